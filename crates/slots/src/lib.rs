@@ -1,1 +1,241 @@
-//! Skeleton.
+//! A fixed table whose keys carry a generation.
+//!
+//! Owned by one thread and never shared. A key that has been freed, or was never given out, finds
+//! nothing: the caller decides whether that is a bug of ours (`expect`) or a peer's lie (an error).
+//! The table allocates when it is made and when it is told to grow, at no other time.
+#![forbid(unsafe_code)]
+
+/// Names one use of one slot: index in the low 32 bits, generation in the high ones.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Key(u64);
+
+impl Key {
+    /// The key whose wire form is `raw`, as [`Key::raw`] gave it. Any value is allowed here; a false
+    /// one just finds nothing.
+    pub const fn from_raw(raw: u64) -> Self {
+        Self(raw)
+    }
+
+    /// The key as one integer, for a command id or a `user_data` field.
+    pub const fn raw(self) -> u64 {
+        self.0
+    }
+
+    /// Which slot it names, below the table's capacity for a key that the table gave out.
+    pub const fn index(self) -> u32 {
+        self.0 as u32
+    }
+
+    const fn new(index: u32, generation: u32) -> Self {
+        Self((generation as u64) << 32 | index as u64)
+    }
+
+    const fn generation(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+}
+
+#[derive(Debug)]
+enum State<T> {
+    Free { next: u32 },
+    Used(T),
+}
+
+#[derive(Debug)]
+struct Slot<T> {
+    generation: u32,
+    state: State<T>,
+}
+
+/// Marks the end of the free list.
+const NONE: u32 = u32::MAX;
+
+/// A table of up to `capacity` values, each found by the [`Key`] that inserting it gave.
+#[derive(Debug)]
+pub struct Slots<T> {
+    slots: Box<[Slot<T>]>,
+    free: u32,
+    len: u32,
+}
+
+impl<T> Slots<T> {
+    /// An empty table.
+    ///
+    /// # Panics
+    /// If `capacity` is 2³²−1 or more.
+    pub fn new(capacity: u32) -> Self {
+        let mut table = Self { slots: Box::default(), free: NONE, len: 0 };
+        table.grow(capacity);
+        table
+    }
+
+    /// Makes room for `more` values. Keys keep their meaning.
+    ///
+    /// # Panics
+    /// If the capacity would reach 2³²−1.
+    pub fn grow(&mut self, more: u32) {
+        let old = self.capacity();
+        let new = old.checked_add(more).filter(|&n| n < NONE).expect("a slot's index is a u32");
+        let free = self.free;
+        let mut slots = std::mem::take(&mut self.slots).into_vec();
+        slots.extend((old..new).map(|i| Slot {
+            generation: 0,
+            state: State::Free { next: if i + 1 < new { i + 1 } else { free } },
+        }));
+        self.slots = slots.into_boxed_slice();
+        self.free = if more == 0 { free } else { old };
+    }
+
+    /// How many values it can hold.
+    pub fn capacity(&self) -> u32 {
+        self.slots.len() as u32
+    }
+
+    /// How many values it holds.
+    pub const fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// Whether it holds none.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether the next insertion would be refused.
+    pub const fn is_full(&self) -> bool {
+        self.free == NONE
+    }
+
+    /// Stores `value`.
+    ///
+    /// # Errors
+    /// A full table gives the value back.
+    pub fn insert(&mut self, value: T) -> Result<Key, T> {
+        let index = self.free;
+        let Some(slot) = self.slots.get_mut(index as usize) else {
+            return Err(value);
+        };
+        let State::Free { next } = slot.state else { unreachable!("the free list names used slot {index}") };
+        self.free = next;
+        slot.state = State::Used(value);
+        self.len += 1;
+        Ok(Key::new(index, slot.generation))
+    }
+
+    /// The value of `key`, if it is still there.
+    pub fn get(&self, key: Key) -> Option<&T> {
+        match self.slots.get(key.index() as usize) {
+            Some(Slot { generation, state: State::Used(value) }) if *generation == key.generation() => {
+                Some(value)
+            }
+            _ => None,
+        }
+    }
+
+    /// The value of `key`, to change, if it is still there.
+    pub fn get_mut(&mut self, key: Key) -> Option<&mut T> {
+        match self.slots.get_mut(key.index() as usize) {
+            Some(Slot { generation, state: State::Used(value) }) if *generation == key.generation() => {
+                Some(value)
+            }
+            _ => None,
+        }
+    }
+
+    /// Takes the value of `key` out; the key finds nothing from then on.
+    pub fn remove(&mut self, key: Key) -> Option<T> {
+        let slot = self.slots.get_mut(key.index() as usize)?;
+        if slot.generation != key.generation() || matches!(slot.state, State::Free { .. }) {
+            return None;
+        }
+        let free = State::Free { next: self.free };
+        let State::Used(value) = std::mem::replace(&mut slot.state, free) else {
+            unreachable!("checked above")
+        };
+        slot.generation = slot.generation.wrapping_add(1);
+        self.free = key.index();
+        self.len -= 1;
+        Some(value)
+    }
+
+    /// Every key and its value, by index.
+    pub fn iter(&self) -> impl Iterator<Item = (Key, &T)> {
+        self.slots.iter().zip(0..).filter_map(|(slot, i)| match &slot.state {
+            State::Used(value) => Some((Key::new(i, slot.generation), value)),
+            State::Free { .. } => None,
+        })
+    }
+
+    /// Every key and its value, to change, by index.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (Key, &mut T)> {
+        self.slots.iter_mut().zip(0..).filter_map(|(slot, i)| match &mut slot.state {
+            State::Used(value) => Some((Key::new(i, slot.generation), value)),
+            State::Free { .. } => None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+
+    #[test]
+    fn a_freed_key_finds_nothing() {
+        let mut t = Slots::new(1);
+        let a = t.insert('a').unwrap();
+        assert_eq!(t.insert('b'), Err('b'));
+        assert_eq!(t.remove(a), Some('a'));
+        let b = t.insert('b').unwrap();
+        assert_eq!((a.index(), b.index()), (0, 0));
+        assert_eq!((t.get(a), t.remove(a), t.get(b)), (None, None, Some(&'b')));
+        assert_eq!(t.get(Key::from_raw(b.raw())), Some(&'b'));
+    }
+
+    #[test]
+    fn keys_never_given_out_find_nothing() {
+        let mut t = Slots::new(4);
+        t.insert(1).unwrap();
+        for raw in [1, 4, 1 << 32, u64::MAX, u64::from(u32::MAX)] {
+            assert_eq!(t.get(Key::from_raw(raw)), None);
+            assert_eq!(t.get_mut(Key::from_raw(raw)), None);
+            assert_eq!(t.remove(Key::from_raw(raw)), None);
+        }
+        assert!(Slots::<()>::new(0).is_full());
+    }
+
+    #[test]
+    fn growing_keeps_keys() {
+        let mut t = Slots::new(1);
+        let a = t.insert('a').unwrap();
+        t.grow(2);
+        let b = t.insert('b').unwrap();
+        t.grow(0);
+        assert_eq!((t.get(a), t.get(b), t.capacity(), t.len()), (Some(&'a'), Some(&'b'), 3, 2));
+        t.insert('c').unwrap();
+        assert!(t.is_full());
+    }
+
+    #[test]
+    fn agrees_with_a_map() {
+        let (mut t, mut model) = (Slots::new(8), HashMap::new());
+        let mut dead = Vec::new();
+        let mut x = 1u64;
+        for step in 0..10_000 {
+            x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            if x >> 63 == 0 {
+                match t.insert(step) {
+                    Ok(key) => assert_eq!(model.insert(key, step), None),
+                    Err(_) => assert_eq!(model.len(), 8),
+                }
+            } else if let Some(key) = model.keys().nth((x >> 33) as usize % model.len().max(1)).copied() {
+                assert_eq!(t.remove(key), model.remove(&key));
+                dead.push(key);
+            }
+            assert_eq!(t.len() as usize, model.len());
+            assert_eq!(t.iter().count(), model.len());
+            assert!(model.iter().all(|(k, v)| t.get(*k) == Some(v)));
+            assert!(dead.iter().rev().take(20).all(|k| t.get(*k).is_none()));
+        }
+    }
+}
