@@ -1,0 +1,101 @@
+//! A contiguous piece of guest memory with bounds-checked, atomic access: a part of a virtqueue.
+//! Used in reactor context.
+
+use crate::{Mapping, copy};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+use zerocopy::{FromBytes, IntoBytes, KnownLayout};
+
+/// `len` bytes of one mapping, which it keeps mapped.
+///
+/// Every access is checked against the length: an index out of range is our bug, and panics; indices that
+/// a guest gives are masked or checked by the caller first.
+#[derive(Clone, Debug)]
+pub struct GuestArea {
+    base: NonNull<u8>,
+    len: usize,
+    mapping: Arc<Mapping>,
+}
+
+// SAFETY: it points into its mapping, which is `Send` and `Sync`, and access is by copies and atomics.
+unsafe impl Send for GuestArea {}
+
+impl GuestArea {
+    /// `len` bytes from `offset` of `mapping`; `None` if they are not all inside.
+    pub fn new(mapping: &Arc<Mapping>, offset: u64, len: u64) -> Option<Self> {
+        let end = offset.checked_add(len)?;
+        if end > mapping.len() {
+            return None;
+        }
+        // SAFETY: `offset` is within the mapping, or one past its end.
+        let base = unsafe { mapping.base().add(offset as usize) };
+        Some(Self { base, len: len as usize, mapping: Arc::clone(mapping) })
+    }
+
+    /// Bytes in it.
+    pub const fn len(&self) -> u64 {
+        self.len as u64
+    }
+
+    /// Whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether the memory behind it was lost; see [`Mapping::is_poisoned`].
+    pub fn is_poisoned(&self) -> bool {
+        self.mapping.is_poisoned()
+    }
+
+    /// Copies a value out, once.
+    pub fn read<T: FromBytes + KnownLayout>(&self, offset: usize) -> T {
+        let src = self.at(offset, size_of::<T>());
+        let mut value = std::mem::MaybeUninit::<T>::uninit();
+        // SAFETY: `at` checked the source; the destination is a `T` of ours.
+        unsafe { copy::from_shared(value.as_mut_ptr().cast(), src, size_of::<T>()) };
+        // SAFETY: all bytes were written, and `FromBytes` says that any bytes make a `T`.
+        unsafe { value.assume_init() }
+    }
+
+    /// Copies a value in.
+    pub fn write<T: IntoBytes + zerocopy::Immutable>(&self, offset: usize, value: &T) {
+        let dst = self.at(offset, size_of::<T>());
+        // SAFETY: `at` checked the destination; the source is a `T` of ours.
+        unsafe { copy::to_shared(dst, value.as_bytes().as_ptr(), size_of::<T>()) };
+    }
+
+    /// Loads a little-endian 16-bit integer.
+    ///
+    /// # Panics
+    /// If `offset` is out of bounds or the address is odd.
+    pub fn load_u16(&self, offset: usize, order: Ordering) -> u16 {
+        u16::from_le(self.atomic_u16(offset).load(order))
+    }
+
+    /// Stores a little-endian 16-bit integer.
+    ///
+    /// # Panics
+    /// As [`GuestArea::load_u16`].
+    pub fn store_u16(&self, offset: usize, value: u16, order: Ordering) {
+        self.atomic_u16(offset).store(value.to_le(), order);
+    }
+
+    /// Asks the processor for the line at `offset`.
+    pub fn prefetch(&self, offset: usize) {
+        copy::prefetch(self.base.as_ptr().wrapping_add(offset), 1);
+    }
+
+    fn atomic_u16(&self, offset: usize) -> &AtomicU16 {
+        let ptr = self.at(offset, 2).cast::<u16>();
+        assert!(ptr.is_aligned(), "16-bit ring fields lie on even addresses");
+        // SAFETY: in bounds and aligned; the guest may change it at any time, as an atomic allows.
+        unsafe { AtomicU16::from_ptr(ptr) }
+    }
+
+    fn at(&self, offset: usize, len: usize) -> *mut u8 {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "{offset}+{len} of {}", self.len);
+        // SAFETY: checked above.
+        unsafe { self.base.add(offset) }.as_ptr()
+    }
+}

@@ -1,0 +1,109 @@
+//! Aligned memory of our own that can be lent to a request. Any context.
+
+use crate::{Seg, Sgl, copy};
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ptr::NonNull;
+
+/// Zeroed at first, readable and writable while it is not lent.
+#[derive(Debug)]
+pub struct Buffer {
+    base: NonNull<u8>,
+    layout: Layout,
+    /// Boxed, so that an [`Sgl`] of it stays valid when the buffer moves.
+    seg: Option<Box<Seg>>,
+    lent: bool,
+}
+
+// SAFETY: it owns its memory.
+unsafe impl Send for Buffer {}
+
+impl Buffer {
+    /// `len` bytes at a multiple of `align`.
+    ///
+    /// # Panics
+    /// If `len` is 0 or above 2³²−1, or `align` is not a power of two.
+    pub fn new(len: usize, align: usize) -> Self {
+        assert!(len > 0 && u32::try_from(len).is_ok(), "a buffer of {len} bytes");
+        let layout = Layout::from_size_align(len, align).expect("the alignment is a power of two");
+        // SAFETY: the layout is not of size 0.
+        let base = unsafe { alloc_zeroed(layout) };
+        let Some(base) = NonNull::new(base) else { handle_alloc_error(layout) };
+        let seg = Some(Box::new(Seg::new(base.as_ptr(), len)));
+        Self { base, layout, seg, lent: false }
+    }
+
+    /// A buffer with the bytes of `data`, page aligned.
+    pub fn from_slice(data: &[u8]) -> Self {
+        let mut buffer = Self::new(data.len(), crate::PAGE as usize);
+        buffer.write(0, data);
+        buffer
+    }
+
+    /// Bytes in it.
+    pub const fn len(&self) -> usize {
+        self.layout.size()
+    }
+
+    /// Never: it has at least one byte.
+    pub const fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Lends the whole buffer to a request. Until [`Buffer::reclaim`] it can be neither read nor written, and
+    /// dropping it leaks its memory.
+    ///
+    /// # Panics
+    /// If it is lent already.
+    pub fn lend(&mut self) -> Sgl {
+        self.assert_ours();
+        self.lent = true;
+        let seg = self.seg.as_deref().expect("present until dropped");
+        // SAFETY: the segment is boxed, and both it and the memory are leaked rather than freed while lent.
+        unsafe { Sgl::new(std::slice::from_ref(seg), self.layout.size() as u32) }
+    }
+
+    /// Ends the loan: the request has completed.
+    pub fn reclaim(&mut self) {
+        assert!(self.lent, "the buffer is not lent");
+        self.lent = false;
+    }
+
+    /// Its bytes.
+    ///
+    /// # Panics
+    /// If it is lent.
+    pub fn bytes(&self) -> &[u8] {
+        self.assert_ours();
+        // SAFETY: it is ours, initialized, and nobody else writes to it, for it is not lent.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.layout.size()) }
+    }
+
+    /// Copies `data` to `offset`.
+    ///
+    /// # Panics
+    /// If it is lent, or too short.
+    pub fn write(&mut self, offset: usize, data: &[u8]) {
+        self.assert_ours();
+        let end = offset.checked_add(data.len());
+        assert!(end.is_some_and(|end| end <= self.len()), "{offset}+{} of {}", data.len(), self.len());
+        // SAFETY: checked to be in bounds.
+        let dst = unsafe { self.base.add(offset) };
+        // SAFETY: `dst` has room, as checked, and is not `data`, which is borrowed beside `&mut self`.
+        unsafe { copy::to_shared(dst.as_ptr(), data.as_ptr(), data.len()) };
+    }
+
+    fn assert_ours(&self) {
+        assert!(!self.lent, "the buffer is lent to a request");
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if self.lent {
+            std::mem::forget(self.seg.take());
+            return;
+        }
+        // SAFETY: allocated with this layout in `new`, and not lent.
+        unsafe { dealloc(self.base.as_ptr(), self.layout) };
+    }
+}

@@ -1,0 +1,126 @@
+//! What happens when a peer truncates the memory file that it shared with us.
+//!
+//! Touching a page beyond a file's end raises SIGBUS. The handler finds which watched mapping the address
+//! belongs to, maps anonymous memory over all of it and marks it poisoned: the access goes on, and the session that
+//! gave the memory is ended by its owner at the next look. Any other SIGBUS is as fatal as ever.
+//!
+//! The handler may run on any thread at any instruction, so it reads only atomics and makes one system call.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+
+/// One watched range. Entries are reused and never freed: the handler may be reading any of them.
+#[derive(Default)]
+struct Entry {
+    taken: AtomicBool,
+    /// 0 while the entry is free or being filled.
+    base: AtomicUsize,
+    len: AtomicUsize,
+    poisoned: AtomicBool,
+    next: AtomicPtr<Entry>,
+}
+
+static ENTRIES: AtomicPtr<Entry> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Keeps a range watched until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Guard(&'static Entry);
+
+impl std::fmt::Debug for Entry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Entry").field("base", &self.base).field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+impl Guard {
+    pub(crate) fn is_poisoned(&self) -> bool {
+        self.0.poisoned.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.0.base.store(0, Ordering::Release);
+        self.0.taken.store(false, Ordering::Release);
+    }
+}
+
+fn entries() -> impl Iterator<Item = &'static Entry> {
+    let mut next = ENTRIES.load(Ordering::Acquire);
+    std::iter::from_fn(move || {
+        // SAFETY: the list holds only leaked boxes, so a pointer in it is null or valid for ever.
+        let entry: &'static Entry = unsafe { next.as_ref() }?;
+        next = entry.next.load(Ordering::Acquire);
+        Some(entry)
+    })
+}
+
+/// Watches `len` bytes from `base`, which must be a mapping of the caller's for as long as the guard lives.
+pub(crate) fn watch(base: usize, len: usize) -> Guard {
+    let take =
+        |e: &Entry| e.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
+    let entry = entries().find(|e| take(e)).unwrap_or_else(add_entry);
+    entry.poisoned.store(false, Ordering::Relaxed);
+    entry.len.store(len, Ordering::Relaxed);
+    entry.base.store(base, Ordering::Release);
+    Guard(entry)
+}
+
+fn add_entry() -> &'static Entry {
+    let entry: &'static mut Entry = Box::leak(Box::default());
+    entry.taken = AtomicBool::new(true);
+    let entry: &'static Entry = entry;
+    let mut head = ENTRIES.load(Ordering::Relaxed);
+    loop {
+        entry.next.store(head, Ordering::Relaxed);
+        let new = std::ptr::from_ref(entry).cast_mut();
+        match ENTRIES.compare_exchange_weak(head, new, Ordering::Release, Ordering::Relaxed) {
+            Ok(_) => return entry,
+            Err(now) => head = now,
+        }
+    }
+}
+
+/// Installs the handler for this process. Once is enough; more is harmless.
+///
+/// # Panics
+/// If the kernel refuses, which it does for no valid signal.
+pub fn install() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: all zeroes is a valid `sigaction`: no flags, an empty mask, the default handler.
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        action.sa_sigaction = on_sigbus as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+        // SAFETY: `on_sigbus` has the signature that SA_SIGINFO asks for, and is async-signal-safe.
+        let result = unsafe { libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut()) };
+        assert_eq!(result, 0, "sigaction(SIGBUS)");
+    });
+}
+
+extern "C" fn on_sigbus(_signal: c_int, info: *mut libc::siginfo_t, _context: *mut c_void) {
+    // SAFETY: the kernel passes a valid siginfo to a handler installed with SA_SIGINFO, and for SIGBUS it
+    // carries an address.
+    let address = unsafe { (*info).si_addr() } as usize;
+    let hit = entries().find(|e| {
+        let base = e.base.load(Ordering::Acquire);
+        base != 0 && address.wrapping_sub(base) < e.len.load(Ordering::Relaxed)
+    });
+    if !hit.is_some_and(replace) {
+        // SAFETY: restoring the default action is always allowed; the access is then tried again, and kills us.
+        unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
+    }
+}
+
+/// Maps anonymous memory over the entry's range; whether that worked.
+fn replace(entry: &Entry) -> bool {
+    let (base, len) = (entry.base.load(Ordering::Relaxed), entry.len.load(Ordering::Relaxed));
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
+    let prot = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: the range is a live mapping of this process (the guard's promise) which only copies and
+    // atomics reach, so other contents under it break nothing.
+    let mapped = unsafe { libc::mmap(base as *mut c_void, len, prot, flags, -1, 0) };
+    entry.poisoned.store(true, Ordering::Release);
+    mapped != libc::MAP_FAILED
+}

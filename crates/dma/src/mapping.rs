@@ -1,0 +1,144 @@
+//! Memory that this process mapped. Made and dropped in control context; used from any.
+
+use crate::fault;
+use rustix::fs::FileType;
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+
+/// Why memory cannot be mapped.
+#[derive(Debug, thiserror::Error)]
+pub enum MapError {
+    /// The file is not one whose pages are always in reach (see [`Mapping::shared`]).
+    #[error("guest memory must be a memfd, or a file on tmpfs or hugetlbfs (this is {0})")]
+    NotMemory(&'static str),
+    /// The file ends before the range does.
+    #[error("the memory file has {size} bytes, but bytes {offset}..{end} of it were announced")]
+    TooShort {
+        /// Bytes in the file.
+        size: u64,
+        /// First byte announced.
+        offset: u64,
+        /// First byte after those announced.
+        end: u64,
+    },
+    /// The range is empty, wraps, or does not start on a page.
+    #[error("not a range of whole pages: offset {offset:#x}, length {len:#x}")]
+    BadRange {
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// The kernel refused.
+    #[error("cannot map memory: {0}")]
+    Os(#[from] rustix::io::Errno),
+}
+
+/// Mapped memory, readable and writable, until it is dropped.
+#[derive(Debug)]
+pub struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+    fault: Option<fault::Guard>,
+}
+
+// SAFETY: the memory belongs to the process, not to a thread, and is reached only through copies and
+// atomics; `munmap` may be called from any thread.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Zeroed memory of our own, `len` bytes rounded up to whole pages. Pages cost nothing until they
+    /// are written.
+    ///
+    /// # Errors
+    /// [`MapError::BadRange`] for none at all; [`MapError::Os`].
+    pub fn anonymous(len: u64) -> Result<Self, MapError> {
+        let rounded = len.checked_next_multiple_of(crate::PAGE).filter(|&n| n > 0);
+        let len = rounded.ok_or(MapError::BadRange { offset: 0, len })? as usize;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new mapping, at an address that the kernel chooses, changes no memory of ours.
+        let base = unsafe { mmap_anonymous(std::ptr::null_mut(), len, Self::PROT, flags)? };
+        Ok(Self::new(base, len, None))
+    }
+
+    /// `len` bytes from `offset` of a peer's memory file, shared with that peer.
+    ///
+    /// Only memfd, tmpfs and hugetlbfs are taken: a page of another file system's file (FUSE above all)
+    /// may take as long as its server likes, and would hold a core in a page fault. A file that is
+    /// truncated later is caught by the fault handler: see [`Mapping::is_poisoned`].
+    ///
+    /// # Errors
+    /// As [`MapError`] says.
+    pub fn shared(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<Self, MapError> {
+        let bad = MapError::BadRange { offset, len };
+        let Some(end) = offset.checked_add(len).filter(|_| len > 0) else { return Err(bad) };
+        let (Ok(size), true) = (usize::try_from(len), offset.is_multiple_of(crate::PAGE)) else {
+            return Err(bad);
+        };
+        let file_len = check_file(fd)?;
+        if end > file_len {
+            return Err(MapError::TooShort { size: file_len, offset, end });
+        }
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        // SAFETY: a new mapping, at an address that the kernel chooses, changes no memory of ours.
+        let base = unsafe { mmap(std::ptr::null_mut(), size, Self::PROT, flags, fd, offset)? };
+        let fault = fault::watch(base as usize, size);
+        Ok(Self::new(base, size, Some(fault)))
+    }
+
+    const PROT: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
+
+    fn new(base: *mut std::ffi::c_void, len: usize, fault: Option<fault::Guard>) -> Self {
+        let base = NonNull::new(base.cast()).expect("the kernel maps nothing at address 0");
+        Self { base, len, fault }
+    }
+
+    /// Its first byte.
+    pub const fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Bytes in it.
+    pub const fn len(&self) -> u64 {
+        self.len as u64
+    }
+
+    /// Never: a mapping has at least one page.
+    pub const fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Whether the file behind it was truncated and an access has hit the hole. The memory is readable and
+    /// writable still, but its contents are lost and no longer shared: end the session that gave it.
+    pub fn is_poisoned(&self) -> bool {
+        self.fault.as_ref().is_some_and(fault::Guard::is_poisoned)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        self.fault = None;
+        // SAFETY: `base` and `len` are a mapping that only this value owns, and by the crate's invariant no
+        // request uses it any more.
+        let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
+        unmapped.expect("a mapping of ours can be unmapped");
+    }
+}
+
+/// The file's length, if pages of it are always in reach.
+fn check_file(fd: BorrowedFd<'_>) -> Result<u64, MapError> {
+    // Linux's include/uapi/linux/magic.h. A memfd is a file of tmpfs, or of hugetlbfs with MFD_HUGETLB.
+    const TMPFS_MAGIC: i64 = 0x0102_1994;
+    const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
+    let stat = rustix::fs::fstat(fd)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Err(MapError::NotMemory("not a regular file"));
+    }
+    match rustix::fs::fstatfs(fd)?.f_type {
+        TMPFS_MAGIC | HUGETLBFS_MAGIC => Ok(stat.st_size.cast_unsigned()),
+        _ => Err(MapError::NotMemory("a file of another file system")),
+    }
+}

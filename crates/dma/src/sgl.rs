@@ -1,0 +1,211 @@
+//! Scatter lists: where a request's data lies. Used in reactor context, and by the threads that do a
+//! reactor's blocking calls.
+
+use crate::{Mapping, copy};
+
+/// One contiguous piece of memory. Laid out as the kernel's `struct iovec`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Seg {
+    base: *mut u8,
+    len: usize,
+}
+
+const _: () = assert!(size_of::<Seg>() == size_of::<libc::iovec>());
+const _: () = assert!(align_of::<Seg>() == align_of::<libc::iovec>());
+
+impl Seg {
+    pub(crate) const fn new(base: *mut u8, len: usize) -> Self {
+        Self { base, len }
+    }
+
+    /// Its first byte.
+    pub const fn base(&self) -> *mut u8 {
+        self.base
+    }
+
+    /// Bytes in it.
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has none.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+/// A view of `len` bytes of a list of segments, starting `skip` bytes into it.
+///
+/// It borrows without a lifetime: see the crate's invariant. A view of no bytes is always valid.
+#[derive(Clone, Copy, Debug)]
+pub struct Sgl {
+    segs: *const Seg,
+    count: u32,
+    skip: u32,
+    len: u32,
+}
+
+// SAFETY: the segments name memory of the process, which the request's owner keeps in place until the
+// request completes, whichever thread works on it; access to it is by copies only.
+unsafe impl Send for Sgl {}
+
+impl Sgl {
+    /// A view of nothing, for requests without data.
+    pub const EMPTY: Self = Self { segs: std::ptr::null(), count: 0, skip: 0, len: 0 };
+
+    /// A view of all of `segs`, whose lengths sum up to `len`.
+    ///
+    /// # Safety
+    /// `segs`, and the memory that they name, stay in place until the request that carries the view
+    /// completes.
+    pub(crate) unsafe fn new(segs: &[Seg], len: u32) -> Self {
+        debug_assert_eq!(segs.iter().map(Seg::len).sum::<usize>(), len as usize);
+        Self { segs: segs.as_ptr(), count: segs.len() as u32, skip: 0, len }
+    }
+
+    /// Bytes in the view.
+    pub const fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// `len` bytes of it from `offset`, without those segments in front that are not needed.
+    ///
+    /// # Panics
+    /// If it is shorter than that.
+    #[must_use]
+    pub fn slice(&self, offset: u32, len: u32) -> Self {
+        let end = offset.checked_add(len).expect("a slice's end is a u32");
+        assert!(end <= self.len, "slice {offset}+{len} of {} bytes", self.len);
+        if len == 0 {
+            return Self::EMPTY;
+        }
+        let mut skip = (self.skip + offset) as usize;
+        let mut first = 0;
+        let all = self.all();
+        while skip >= all[first].len() {
+            skip -= all[first].len();
+            first += 1;
+        }
+        Self { segs: all[first..].as_ptr(), count: self.count - first as u32, skip: skip as u32, len }
+    }
+
+    /// The pieces of the view, in order; none is empty.
+    pub fn pieces(&self) -> impl Iterator<Item = Seg> + use<> {
+        let (all, mut i, mut skip, mut left) = (*self, 0, self.skip as usize, self.len as usize);
+        std::iter::from_fn(move || {
+            while left > 0 {
+                let seg = all.all()[i];
+                i += 1;
+                let len = (seg.len - skip.min(seg.len)).min(left);
+                let base = seg.base.wrapping_add(skip);
+                skip = 0;
+                left -= len;
+                if len > 0 {
+                    return Some(Seg { base, len });
+                }
+            }
+            None
+        })
+    }
+
+    /// The view as one piece, if it is one.
+    pub fn as_single(&self) -> Option<Seg> {
+        let first = self.pieces().next()?;
+        (first.len == self.len as usize).then_some(first)
+    }
+
+    /// Whether every piece starts at, and has a length of, a multiple of `align` (a power of two).
+    pub fn is_aligned(&self, align: usize) -> bool {
+        self.pieces().all(|s| (s.base as usize | s.len) & (align - 1) == 0)
+    }
+
+    /// Copies the view's bytes from `offset` on into `dst`.
+    ///
+    /// # Panics
+    /// If the view ends before `dst` does.
+    pub fn read(&self, offset: u32, dst: &mut [u8]) {
+        let mut at = 0;
+        for seg in self.slice(offset, dst.len() as u32).pieces() {
+            // SAFETY: by the crate's invariant the piece is mapped; `dst` has room, as the pieces sum up to its
+            // length, and is ours alone.
+            unsafe { copy::from_shared(dst[at..].as_mut_ptr(), seg.base, seg.len) };
+            at += seg.len;
+        }
+    }
+
+    /// Copies `src` over the view's bytes from `offset` on.
+    ///
+    /// # Panics
+    /// If the view ends before `src` does.
+    pub fn write(&self, offset: u32, src: &[u8]) {
+        let mut at = 0;
+        for seg in self.slice(offset, src.len() as u32).pieces() {
+            // SAFETY: by the crate's invariant the piece is mapped; `src` has as many bytes from `at` on.
+            unsafe { copy::to_shared(seg.base, src[at..].as_ptr(), seg.len) };
+            at += seg.len;
+        }
+    }
+
+    /// Copies bytes of `store` from `offset` on over the whole view: a read from a disk in memory.
+    ///
+    /// # Panics
+    /// If `store` ends before the view does.
+    pub fn load_from(&self, store: &Mapping, offset: u64) {
+        let mut src = store_at(store, offset, self.len);
+        for seg in self.pieces() {
+            // SAFETY: by the crate's invariant the piece is mapped; `store_at` checked the source. A guest's memory and
+            // a store's are different mappings.
+            unsafe { copy::to_shared(seg.base, src, seg.len) };
+            src = src.wrapping_add(seg.len);
+        }
+    }
+
+    /// Copies the whole view over bytes of `store` from `offset` on: a write to a disk in memory.
+    ///
+    /// # Panics
+    /// If `store` ends before the view does.
+    pub fn store_to(&self, store: &Mapping, offset: u64) {
+        let mut dst = store_at(store, offset, self.len);
+        for seg in self.pieces() {
+            // SAFETY: as in `load_from`, the other way.
+            unsafe { copy::from_shared(dst, seg.base, seg.len) };
+            dst = dst.wrapping_add(seg.len);
+        }
+    }
+
+    /// Sets every byte of the view to `byte`.
+    pub fn fill(&self, byte: u8) {
+        for seg in self.pieces() {
+            // SAFETY: by the crate's invariant the piece is mapped.
+            unsafe { copy::fill(seg.base, byte, seg.len) };
+        }
+    }
+
+    /// Asks the processor for the cache lines that a copy out of the view would read first.
+    pub fn prefetch(&self) {
+        if let Some(seg) = self.pieces().next() {
+            copy::prefetch(seg.base, seg.len);
+        }
+    }
+
+    fn all(&self) -> &[Seg] {
+        if self.count == 0 {
+            return &[];
+        }
+        // SAFETY: `Sgl::new`'s caller keeps the list in place until the request completes.
+        unsafe { std::slice::from_raw_parts(self.segs, self.count as usize) }
+    }
+}
+
+/// Where `len` bytes from `offset` of `store` lie.
+fn store_at(store: &Mapping, offset: u64, len: u32) -> *mut u8 {
+    let end = offset.checked_add(len.into());
+    assert!(end.is_some_and(|end| end <= store.len()), "{offset}+{len} of {}", store.len());
+    store.base().as_ptr().wrapping_add(offset as usize)
+}

@@ -1,0 +1,310 @@
+//! A guest's memory, epoch by epoch, and the scatter lists of the requests that use it.
+//!
+//! The control thread makes a [`MemTable`]; each queue's [`SgTable`] takes it over in reactor context. A table never
+//! changes: when the guest's memory does, a new table takes its place, which shares the regions that stayed.
+//! A region is unmapped when the last table that holds it goes, and a table goes when the last request that used
+//! it has completed.
+
+use crate::{GuestArea, Mapping, Seg, Sgl, copy};
+use smallvec::SmallVec;
+use std::sync::Arc;
+use zerocopy::{FromBytes, KnownLayout};
+
+/// A piece of guest memory: `len` bytes at guest-physical `guest_addr`, which the front-end process sees at
+/// `user_addr` and we from `offset` of `mapping` on.
+#[derive(Clone, Debug)]
+pub struct Region {
+    /// Guest-physical address: what descriptors hold.
+    pub guest_addr: u64,
+    /// Address in the front-end's process: what ring addresses are given in.
+    pub user_addr: u64,
+    /// Bytes.
+    pub len: u64,
+    /// The first byte's place in `mapping`.
+    pub offset: u64,
+    /// Where it is mapped here.
+    pub mapping: Arc<Mapping>,
+}
+
+impl Region {
+    /// Where the piece of `len` bytes from `at`, counted from the start of the region, lies.
+    fn piece(&self, at: u64, len: u32) -> *mut u8 {
+        debug_assert!(at + u64::from(len) <= self.len);
+        self.mapping.base().as_ptr().wrapping_add((self.offset + at) as usize)
+    }
+}
+
+/// Why regions make no table.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum TableError {
+    /// A region is empty, wraps around the address space, or lies outside of its mapping.
+    #[error("memory region at {0:#x} is empty, wraps, or exceeds its file")]
+    BadRegion(u64),
+    /// Two regions share addresses.
+    #[error("memory regions at {0:#x} and {1:#x} overlap")]
+    Overlap(u64, u64),
+}
+
+/// A guest address, or a length from it, that is in no region.
+#[derive(Debug, thiserror::Error, PartialEq, Eq, Clone, Copy)]
+#[error("guest memory has no {len} bytes at {addr:#x}")]
+pub struct BadAddress {
+    /// Guest-physical address.
+    pub addr: u64,
+    /// Bytes.
+    pub len: u32,
+}
+
+/// All regions of a guest at one time, sorted by guest address.
+#[derive(Debug, Default)]
+pub struct MemTable {
+    regions: Box<[Region]>,
+}
+
+impl MemTable {
+    /// Checks and sorts `regions`.
+    ///
+    /// # Errors
+    /// [`TableError`].
+    pub fn new(mut regions: Vec<Region>) -> Result<Self, TableError> {
+        for r in &regions {
+            let guest_end = r.guest_addr.checked_add(r.len);
+            let user_end = r.user_addr.checked_add(r.len);
+            let in_map = r.offset.checked_add(r.len).is_some_and(|end| end <= r.mapping.len());
+            if r.len == 0 || guest_end.is_none() || user_end.is_none() || !in_map {
+                return Err(TableError::BadRegion(r.guest_addr));
+            }
+        }
+        regions.sort_by_key(|r| r.guest_addr);
+        for pair in regions.windows(2) {
+            if pair[0].guest_addr + pair[0].len > pair[1].guest_addr {
+                return Err(TableError::Overlap(pair[0].guest_addr, pair[1].guest_addr));
+            }
+        }
+        Ok(Self { regions: regions.into() })
+    }
+
+    /// Its regions, by guest address.
+    pub fn regions(&self) -> &[Region] {
+        &self.regions
+    }
+
+    /// Whether a region's memory was lost; see [`Mapping::is_poisoned`].
+    pub fn is_poisoned(&self) -> bool {
+        self.regions.iter().any(|r| r.mapping.is_poisoned())
+    }
+
+    /// `len` bytes at `user_addr` of the front-end's process, if they lie in one region.
+    pub fn area_at_user(&self, user_addr: u64, len: u64) -> Option<GuestArea> {
+        let region = self.regions.iter().find(|r| user_addr.wrapping_sub(r.user_addr) < r.len)?;
+        Self::area_in(region, user_addr - region.user_addr, len)
+    }
+
+    /// `len` bytes at guest-physical `guest_addr`, if they lie in one region.
+    pub fn area_at_guest(&self, guest_addr: u64, len: u64) -> Option<GuestArea> {
+        let region = &self.regions[self.find(guest_addr)?];
+        Self::area_in(region, guest_addr - region.guest_addr, len)
+    }
+
+    fn area_in(region: &Region, at: u64, len: u64) -> Option<GuestArea> {
+        if at.checked_add(len)? > region.len {
+            return None;
+        }
+        GuestArea::new(&region.mapping, region.offset + at, len)
+    }
+
+    fn find(&self, addr: u64) -> Option<usize> {
+        let i = self.regions.partition_point(|r| r.guest_addr <= addr).checked_sub(1)?;
+        (addr - self.regions[i].guest_addr < self.regions[i].len).then_some(i)
+    }
+
+    /// Copies `out.len()` bytes from a guest address, crossing from region to region where they adjoin.
+    ///
+    /// # Errors
+    /// [`BadAddress`]; some of `out` may have been written.
+    pub fn read_bytes(&self, addr: u64, out: &mut [u8]) -> Result<(), BadAddress> {
+        let mut at = 0;
+        self.for_each_piece(addr, out.len() as u32, |base, len| {
+            // SAFETY: the piece lies in a region of ours, which is mapped; `out` has room for all pieces.
+            unsafe { copy::from_shared(out[at..].as_mut_ptr(), base, len) };
+            at += len;
+        })
+    }
+
+    /// Copies a value from a guest address, once.
+    ///
+    /// # Errors
+    /// [`BadAddress`].
+    pub fn read<T: FromBytes + KnownLayout + zerocopy::IntoBytes>(&self, addr: u64) -> Result<T, BadAddress> {
+        let mut value = T::new_zeroed();
+        self.read_bytes(addr, value.as_mut_bytes())?;
+        Ok(value)
+    }
+
+    /// Copies bytes to a guest address.
+    ///
+    /// # Errors
+    /// [`BadAddress`]; some may have been written.
+    pub fn write_bytes(&self, addr: u64, data: &[u8]) -> Result<(), BadAddress> {
+        let mut at = 0;
+        self.for_each_piece(addr, data.len() as u32, |base, len| {
+            // SAFETY: the piece lies in a region of ours, which is mapped; `data` has as many bytes from `at` on.
+            unsafe { copy::to_shared(base, data[at..].as_ptr(), len) };
+            at += len;
+        })
+    }
+
+    /// Asks the processor for the line at a guest address, if there is one.
+    pub fn prefetch(&self, addr: u64) {
+        if let Some(i) = self.find(addr) {
+            let region = &self.regions[i];
+            copy::prefetch(region.piece(addr - region.guest_addr, 0), 1);
+        }
+    }
+
+    fn for_each_piece(
+        &self,
+        addr: u64,
+        len: u32,
+        mut each: impl FnMut(*mut u8, usize),
+    ) -> Result<(), BadAddress> {
+        let bad = BadAddress { addr, len };
+        let (mut at, mut left) = (addr, u64::from(len));
+        while left > 0 {
+            let region = &self.regions[self.find(at).ok_or(bad)?];
+            let skip = at - region.guest_addr;
+            let n = left.min(region.len - skip);
+            each(region.piece(skip, n as u32), n as usize);
+            left -= n;
+            at = if left == 0 { at } else { at.checked_add(n).ok_or(bad)? };
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct Epoch {
+    table: Arc<MemTable>,
+    users: u32,
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    segs: SmallVec<[Seg; 4]>,
+    len: u32,
+    /// Serial number of the epoch that its addresses were looked up in, while it is in use.
+    epoch: Option<u32>,
+}
+
+/// The scatter lists of one queue's requests, one per slot, over the guest's memory as it changes.
+///
+/// A slot's list is filled by [`SgTable::push`] after [`SgTable::begin`], lent out by [`SgTable::sgl`], and given back by
+/// [`SgTable::end`] when the request has completed. While any slot is in use, the memory that it names stays mapped.
+#[derive(Debug)]
+pub struct SgTable {
+    slots: Box<[Slot]>,
+    epochs: SmallVec<[Epoch; 1]>,
+    /// Serial number of `epochs[0]`.
+    first_epoch: u32,
+}
+
+impl SgTable {
+    /// A table of `slots` empty lists over `memory`.
+    pub fn new(slots: u16, memory: Arc<MemTable>) -> Self {
+        let slots = std::iter::repeat_with(Slot::default).take(slots.into()).collect();
+        let epochs = smallvec::smallvec![Epoch { table: memory, users: 0 }];
+        Self { slots, epochs, first_epoch: 0 }
+    }
+
+    /// The guest's memory as requests to come see it.
+    pub fn memory(&self) -> &MemTable {
+        &self.epochs.last().expect("never empty").table
+    }
+
+    /// Requests to come see `memory`; those in flight keep what they see.
+    pub fn set_memory(&mut self, memory: Arc<MemTable>) {
+        self.epochs.push(Epoch { table: memory, users: 0 });
+        self.retire();
+    }
+
+    /// Whether requests in flight still use a table that has been replaced.
+    pub fn has_old_users(&self) -> bool {
+        self.epochs.len() > 1
+    }
+
+    /// How many slots are in use.
+    pub fn in_use(&self) -> u32 {
+        self.epochs.iter().map(|e| e.users).sum()
+    }
+
+    /// Takes `slot` into use with an empty list.
+    ///
+    /// # Panics
+    /// If it is in use.
+    pub fn begin(&mut self, slot: u16) {
+        let current = self.first_epoch.wrapping_add(self.epochs.len() as u32 - 1);
+        self.epochs.last_mut().expect("never empty").users += 1;
+        let slot = &mut self.slots[usize::from(slot)];
+        assert!(slot.epoch.is_none(), "the slot is in use");
+        slot.epoch = Some(current);
+        slot.segs.clear();
+        slot.len = 0;
+    }
+
+    /// Adds `len` bytes at a guest address to the list of `slot`.
+    ///
+    /// # Errors
+    /// [`BadAddress`], also if the list would come to 4 GiB.
+    ///
+    /// # Panics
+    /// If the slot is not in use.
+    pub fn push(&mut self, slot: u16, addr: u64, len: u32) -> Result<(), BadAddress> {
+        let slot = &mut self.slots[usize::from(slot)];
+        let epoch = slot.epoch.expect("the slot is in use").wrapping_sub(self.first_epoch);
+        let total = slot.len.checked_add(len).ok_or(BadAddress { addr, len })?;
+        let table = &self.epochs[epoch as usize].table;
+        table.for_each_piece(addr, len, |base, n| slot.segs.push(Seg::new(base, n)))?;
+        slot.len = total;
+        Ok(())
+    }
+
+    /// The list of `slot`, for the request that it is about.
+    ///
+    /// # Panics
+    /// If the slot is not in use.
+    pub fn sgl(&self, slot: u16) -> Sgl {
+        let slot = &self.slots[usize::from(slot)];
+        assert!(slot.epoch.is_some(), "the slot is not in use");
+        // SAFETY: the list does not change until `end`, which the owner calls on completion; the memory stays
+        // mapped by the slot's epoch; both are leaked if this table is dropped before.
+        unsafe { Sgl::new(&slot.segs, slot.len) }
+    }
+
+    /// Gives `slot` back: its request has completed.
+    ///
+    /// # Panics
+    /// If it is not in use.
+    pub fn end(&mut self, slot: u16) {
+        let epoch = self.slots[usize::from(slot)].epoch.take().expect("the slot is in use");
+        self.epochs[epoch.wrapping_sub(self.first_epoch) as usize].users -= 1;
+        if self.epochs.len() > 1 {
+            self.retire();
+        }
+    }
+
+    fn retire(&mut self) {
+        while self.epochs.len() > 1 && self.epochs[0].users == 0 {
+            self.epochs.remove(0);
+            self.first_epoch = self.first_epoch.wrapping_add(1);
+        }
+    }
+}
+
+impl Drop for SgTable {
+    fn drop(&mut self) {
+        if self.in_use() > 0 {
+            std::mem::forget(std::mem::take(&mut self.slots));
+            std::mem::forget(std::mem::take(&mut self.epochs));
+        }
+    }
+}
