@@ -1,0 +1,381 @@
+//! One io_uring, shared by everything on one reactor.
+//!
+//! Operations are queued by the methods named after them, and go to the kernel together, in one `io_uring_enter`, by
+//! [`Ring::submit`] or [`Ring::wait`]. Each completes once (a poll: many times) with the [`Tag`] it was given.
+//!
+//! **Invariant.** A request's scatter list stays in place until its completion is reaped; this is the invariant of
+//! [`aryk_dma::Sgl`], which whoever queues a read or a write upholds by not completing the request before.
+
+use aryk_dma::{Seg, Sgl};
+use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue, types};
+use rustix::io::Errno;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+/// Comes back with a completion: which client of the ring, and which of its operations.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Tag {
+    /// Whose operation it is.
+    pub client: u16,
+    /// The client's own number for it, below 2⁴⁸.
+    pub token: u64,
+}
+
+impl Tag {
+    /// Tells the ring's own operations (cancellations), whose completions nobody waits for.
+    const NOBODY: u64 = u64::MAX;
+
+    fn raw(self) -> u64 {
+        assert!(self.token < 1 << 48, "a token has 48 bits");
+        u64::from(self.client) << 48 | self.token
+    }
+
+    const fn from_raw(raw: u64) -> Self {
+        Self { client: (raw >> 48) as u16, token: raw & ((1 << 48) - 1) }
+    }
+}
+
+/// What the kernel says of an operation.
+#[derive(Clone, Copy, Debug)]
+pub struct Completion {
+    /// The operation's tag.
+    pub tag: Tag,
+    /// Bytes, poll events, or the like; a negated errno if it failed.
+    pub result: i32,
+    /// Whether the same operation completes again.
+    pub more: bool,
+}
+
+/// How durable [`Ring::fsync`] makes a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fsync {
+    /// Its data, and what metadata is needed to read it.
+    Data,
+    /// All of it.
+    All,
+}
+
+/// The ring. See the file's head.
+pub struct Ring {
+    ring: IoUring,
+    /// Vectors of operations that are queued and not yet submitted. The kernel copies them on submission, so the
+    /// arena is reused from its start then. Never grown while in use: entries point into it.
+    vectors: Vec<Seg>,
+    /// Operations whose last completion is still to come, polls included.
+    in_flight: u32,
+}
+
+impl std::fmt::Debug for Ring {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ring").field("in_flight", &self.in_flight).finish_non_exhaustive()
+    }
+}
+
+/// The kernel's limit for one vector (`UIO_MAXIOV`).
+const VECTOR_MAX: usize = 1024;
+
+impl Ring {
+    /// A ring with room for `entries` unsubmitted operations. It must be used by the thread that makes it.
+    ///
+    /// # Errors
+    /// The kernel's: `EPERM` or `ENOSYS` where io_uring is forbidden.
+    pub fn new(entries: u32) -> io::Result<Self> {
+        let ring = IoUring::builder()
+            .setup_cqsize(entries * 4)
+            .setup_single_issuer()
+            .setup_coop_taskrun()
+            .setup_submit_all()
+            .build(entries)?;
+        let has = ring.params();
+        if !(has.is_feature_nodrop() && has.is_feature_submit_stable() && has.is_feature_ext_arg()) {
+            return Err(io::Error::from(io::ErrorKind::Unsupported));
+        }
+        Ok(Self { ring, vectors: Vec::with_capacity(4 * VECTOR_MAX), in_flight: 0 })
+    }
+
+    /// Operations whose last completion is still to come, polls included.
+    pub const fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+
+    /// Queues a read of `fd` at `offset` into `sgl`.
+    ///
+    /// # Errors
+    /// As [`Ring::push`](Self::submit) has them; then nothing is queued.
+    ///
+    /// # Panics
+    /// If `sgl` has more than 1024 pieces.
+    pub fn read(&mut self, tag: Tag, fd: BorrowedFd<'_>, sgl: &Sgl, offset: u64) -> io::Result<()> {
+        let fd = types::Fd(fd.as_raw_fd());
+        let entry = match sgl.as_single() {
+            Some(seg) => opcode::Read::new(fd, seg.base(), seg.len() as u32).offset(offset).build(),
+            None => {
+                let (vector, count) = self.vector(sgl)?;
+                opcode::Readv::new(fd, vector, count).offset(offset).build()
+            }
+        };
+        self.push(tag, entry)
+    }
+
+    /// Queues a write of `sgl` to `fd` at `offset`, durable on completion if `dsync`.
+    ///
+    /// # Errors
+    /// As [`Ring::read`].
+    ///
+    /// # Panics
+    /// As [`Ring::read`].
+    pub fn write(
+        &mut self,
+        tag: Tag,
+        fd: BorrowedFd<'_>,
+        sgl: &Sgl,
+        offset: u64,
+        dsync: bool,
+    ) -> io::Result<()> {
+        let fd = types::Fd(fd.as_raw_fd());
+        let flags = if dsync { libc::RWF_DSYNC } else { 0 };
+        let entry = match sgl.as_single() {
+            Some(seg) => {
+                opcode::Write::new(fd, seg.base(), seg.len() as u32).offset(offset).rw_flags(flags).build()
+            }
+            None => {
+                let (vector, count) = self.vector(sgl)?;
+                opcode::Writev::new(fd, vector, count).offset(offset).rw_flags(flags).build()
+            }
+        };
+        self.push(tag, entry)
+    }
+
+    /// Queues a flush of `fd` to its storage.
+    ///
+    /// # Errors
+    /// As [`Ring::read`].
+    pub fn fsync(&mut self, tag: Tag, fd: BorrowedFd<'_>, what: Fsync) -> io::Result<()> {
+        let flags = match what {
+            Fsync::Data => types::FsyncFlags::DATASYNC,
+            Fsync::All => types::FsyncFlags::empty(),
+        };
+        self.push(tag, opcode::Fsync::new(types::Fd(fd.as_raw_fd())).flags(flags).build())
+    }
+
+    /// Queues a `fallocate(2)` with `mode`, over `len` bytes from `offset`.
+    ///
+    /// # Errors
+    /// As [`Ring::read`].
+    pub fn fallocate(
+        &mut self,
+        tag: Tag,
+        fd: BorrowedFd<'_>,
+        mode: i32,
+        offset: u64,
+        len: u64,
+    ) -> io::Result<()> {
+        let fd = types::Fd(fd.as_raw_fd());
+        self.push(tag, opcode::Fallocate::new(fd, len).offset(offset).mode(mode).build())
+    }
+
+    /// Queues a lasting poll: it completes, with more to come, each time that `fd` becomes readable.
+    ///
+    /// # Errors
+    /// As [`Ring::read`].
+    pub fn poll_readable(&mut self, tag: Tag, fd: BorrowedFd<'_>) -> io::Result<()> {
+        let fd = types::Fd(fd.as_raw_fd());
+        self.push(tag, opcode::PollAdd::new(fd, libc::POLLIN as u32).multi(true).build())
+    }
+
+    /// Queues a request to cancel the operation with `tag`, which completes in any case.
+    ///
+    /// # Errors
+    /// As [`Ring::read`].
+    pub fn cancel(&mut self, tag: Tag) -> io::Result<()> {
+        self.push_raw(opcode::AsyncCancel::new(tag.raw()).build().user_data(Tag::NOBODY))
+    }
+
+    /// Hands all that is queued to the kernel. No system call if that is nothing.
+    ///
+    /// # Errors
+    /// What `io_uring_enter` says. `EBUSY` and `EAGAIN`, which ask to reap first, are no errors: what is queued stays queued.
+    pub fn submit(&mut self) -> io::Result<()> {
+        if self.ring.submission().is_empty() {
+            return Ok(());
+        }
+        let result = self.ring.submit();
+        self.submitted(result)
+    }
+
+    /// Hands all that is queued to the kernel and sleeps until there is a completion or `timeout` has passed; for ever
+    /// if there is none.
+    ///
+    /// # Errors
+    /// As [`Ring::submit`].
+    pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        let spec = timeout.map(types::Timespec::from);
+        let mut args = types::SubmitArgs::new();
+        if let Some(spec) = &spec {
+            args = args.timespec(spec);
+        }
+        let result = self.ring.submitter().submit_with_args(1, &args);
+        self.submitted(result)
+    }
+
+    /// Takes up to `budget` completions. No system call, but for one when the kernel has some that did not fit.
+    pub fn reap(&mut self, budget: u32, mut each: impl FnMut(Completion)) -> u32 {
+        self.flush_overflow();
+        let mut count = 0;
+        let mut queue = self.ring.completion();
+        while count < budget {
+            let Some(entry) = queue.next() else { break };
+            count += 1;
+            let more = cqueue::more(entry.flags());
+            if entry.user_data() == Tag::NOBODY {
+                continue;
+            }
+            self.in_flight -= u32::from(!more);
+            each(Completion { tag: Tag::from_raw(entry.user_data()), result: entry.result(), more });
+        }
+        count
+    }
+
+    /// Whether a completion is there to be reaped.
+    pub fn has_completions(&mut self) -> bool {
+        !self.ring.completion().is_empty()
+    }
+
+    /// With COOP_TASKRUN, and after an overflow, completions appear only when the kernel is entered; it says so by
+    /// flags in shared memory.
+    fn flush_overflow(&mut self) {
+        let queue = self.ring.submission();
+        if !(queue.cq_overflow() || queue.taskrun()) {
+            return;
+        }
+        drop(queue);
+        // SAFETY: no argument is passed, so there is none to be wrong.
+        let entered = unsafe { self.ring.submitter().enter::<()>(0, 0, EnterFlags::GETEVENTS.bits(), None) };
+        debug_assert!(entered.is_ok(), "{entered:?}");
+    }
+
+    /// Copies the pieces of `sgl` to the arena; where they lie there, until the next submission.
+    fn vector(&mut self, sgl: &Sgl) -> io::Result<(*const libc::iovec, u32)> {
+        let pieces = sgl.pieces();
+        if self.vectors.len() + VECTOR_MAX > self.vectors.capacity() {
+            self.submit()?;
+            if !self.vectors.is_empty() {
+                return Err(Errno::AGAIN.into());
+            }
+        }
+        let start = self.vectors.len();
+        self.vectors.extend(pieces.take(VECTOR_MAX + 1));
+        let count = self.vectors.len() - start;
+        assert!(count <= VECTOR_MAX, "the block layer splits at {VECTOR_MAX} pieces");
+        Ok((self.vectors[start..].as_ptr().cast(), count as u32))
+    }
+
+    fn push(&mut self, tag: Tag, entry: squeue::Entry) -> io::Result<()> {
+        self.push_raw(entry.user_data(tag.raw()))?;
+        self.in_flight += 1;
+        Ok(())
+    }
+
+    fn push_raw(&mut self, entry: squeue::Entry) -> io::Result<()> {
+        if self.ring.submission().is_full() {
+            self.submit()?;
+        }
+        // SAFETY: descriptors are the kernel's to check; the memory that the entry names stays in place: vectors until
+        // submission by `vector`, data until completion by the file's invariant.
+        let pushed = unsafe { self.ring.submission().push(&entry) };
+        pushed.map_err(|_| Errno::AGAIN.into())
+    }
+
+    fn submitted(&mut self, result: io::Result<usize>) -> io::Result<()> {
+        let result = match result {
+            Ok(_) => Ok(()),
+            Err(e) => match Errno::from_io_error(&e) {
+                Some(Errno::AGAIN | Errno::BUSY | Errno::INTR | Errno::TIME) => Ok(()),
+                _ => Err(e),
+            },
+        };
+        if self.ring.submission().is_empty() {
+            self.vectors.clear();
+        }
+        result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use aryk_dma::Buffer;
+    use rustix::event::{EventfdFlags, eventfd};
+    use std::io::Write;
+    use std::os::fd::AsFd;
+
+    fn tag(token: u64) -> Tag {
+        Tag { client: 3, token }
+    }
+
+    fn reap_one(ring: &mut Ring) -> Completion {
+        let mut got = None;
+        while got.is_none() {
+            ring.wait(None).unwrap();
+            ring.reap(1, |c| got = Some(c));
+        }
+        got.unwrap()
+    }
+
+    #[test]
+    fn writes_come_back() {
+        let file = tempfile::tempfile().unwrap();
+        let mut ring = Ring::new(4).unwrap();
+        let mut out = Buffer::from_slice(b"0123456789");
+        let sgl = out.lend();
+        ring.write(tag(1), file.as_fd(), &sgl.slice(2, 4), 100, true).unwrap();
+        let done = reap_one(&mut ring);
+        assert_eq!((done.tag, done.result, done.more), (tag(1), 4, false));
+        let mut back = Buffer::new(4, 512);
+        ring.read(tag((1 << 48) - 1), file.as_fd(), &back.lend(), 100).unwrap();
+        assert_eq!(reap_one(&mut ring).result, 4);
+        back.reclaim();
+        assert_eq!((back.bytes(), ring.in_flight()), (&b"2345"[..], 0));
+        out.reclaim();
+    }
+
+    #[test]
+    fn more_than_fits_is_submitted_early() {
+        let file = tempfile::tempfile().unwrap();
+        let mut ring = Ring::new(4).unwrap();
+        for i in 0..100 {
+            ring.fsync(tag(i), file.as_fd(), Fsync::Data).unwrap();
+        }
+        let mut seen = std::collections::BTreeSet::new();
+        while seen.len() < 100 {
+            ring.wait(None).unwrap();
+            ring.reap(7, |c| assert!(seen.insert(c.tag.token)));
+        }
+        assert_eq!(ring.in_flight(), 0);
+    }
+
+    #[test]
+    fn a_poll_fires_at_each_kick_until_cancelled() {
+        let fd = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let mut ring = Ring::new(4).unwrap();
+        ring.poll_readable(tag(9), fd.as_fd()).unwrap();
+        ring.submit().unwrap();
+        let mut file = std::fs::File::from(fd.try_clone().unwrap());
+        for _ in 0..3 {
+            file.write_all(&1u64.to_ne_bytes()).unwrap();
+            let event = reap_one(&mut ring);
+            assert!(event.more && event.result > 0);
+        }
+        ring.cancel(tag(9)).unwrap();
+        let last = reap_one(&mut ring);
+        assert_eq!((last.more, last.result), (false, -libc::ECANCELED));
+    }
+
+    #[test]
+    fn waiting_ends_at_the_timeout() {
+        let mut ring = Ring::new(4).unwrap();
+        ring.wait(Some(Duration::from_millis(1))).unwrap();
+        assert!(!ring.has_completions());
+    }
+}
