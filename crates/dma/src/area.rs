@@ -43,12 +43,18 @@ impl GuestArea {
         self.len == 0
     }
 
+    /// Whether it starts at a multiple of `align`, a power of two.
+    pub fn is_aligned(&self, align: usize) -> bool {
+        self.base.as_ptr() as usize & (align - 1) == 0
+    }
+
     /// Whether the memory behind it was lost; see [`Mapping::is_poisoned`].
     pub fn is_poisoned(&self) -> bool {
         self.mapping.is_poisoned()
     }
 
     /// Copies a value out, once.
+    #[inline]
     pub fn read<T: FromBytes + KnownLayout>(&self, offset: usize) -> T {
         let src = self.at(offset, size_of::<T>());
         let mut value = std::mem::MaybeUninit::<T>::uninit();
@@ -59,6 +65,7 @@ impl GuestArea {
     }
 
     /// Copies a value in.
+    #[inline]
     pub fn write<T: IntoBytes + zerocopy::Immutable>(&self, offset: usize, value: &T) {
         let dst = self.at(offset, size_of::<T>());
         // SAFETY: `at` checked the destination; the source is a `T` of ours.
@@ -69,6 +76,7 @@ impl GuestArea {
     ///
     /// # Panics
     /// If `offset` is out of bounds or the address is odd.
+    #[inline]
     pub fn load_u16(&self, offset: usize, order: Ordering) -> u16 {
         u16::from_le(self.atomic_u16(offset).load(order))
     }
@@ -77,15 +85,18 @@ impl GuestArea {
     ///
     /// # Panics
     /// As [`GuestArea::load_u16`].
+    #[inline]
     pub fn store_u16(&self, offset: usize, value: u16, order: Ordering) {
         self.atomic_u16(offset).store(value.to_le(), order);
     }
 
     /// Asks the processor for the line at `offset`.
+    #[inline]
     pub fn prefetch(&self, offset: usize) {
         copy::prefetch(self.base.as_ptr().wrapping_add(offset), 1);
     }
 
+    #[inline]
     fn atomic_u16(&self, offset: usize) -> &AtomicU16 {
         let ptr = self.at(offset, 2).cast::<u16>();
         assert!(ptr.is_aligned(), "16-bit ring fields lie on even addresses");
@@ -93,6 +104,7 @@ impl GuestArea {
         unsafe { AtomicU16::from_ptr(ptr) }
     }
 
+    #[inline]
     fn at(&self, offset: usize, len: usize) -> *mut u8 {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "{offset}+{len} of {}", self.len);
         // SAFETY: checked above.

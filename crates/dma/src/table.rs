@@ -8,7 +8,7 @@
 use crate::{GuestArea, Mapping, Seg, Sgl, copy};
 use smallvec::SmallVec;
 use std::sync::Arc;
-use zerocopy::{FromBytes, KnownLayout};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// A piece of guest memory: `len` bytes at guest-physical `guest_addr`, which the front-end process sees at
 /// `user_addr` and we from `offset` of `mapping` on.
@@ -135,7 +135,7 @@ impl MemTable {
     ///
     /// # Errors
     /// [`BadAddress`].
-    pub fn read<T: FromBytes + KnownLayout + zerocopy::IntoBytes>(&self, addr: u64) -> Result<T, BadAddress> {
+    pub fn read<T: FromBytes + KnownLayout + IntoBytes>(&self, addr: u64) -> Result<T, BadAddress> {
         let mut value = T::new_zeroed();
         self.read_bytes(addr, value.as_mut_bytes())?;
         Ok(value)
@@ -152,6 +152,22 @@ impl MemTable {
             unsafe { copy::to_shared(base, data[at..].as_ptr(), len) };
             at += len;
         })
+    }
+
+    /// Copies a value to a guest address.
+    ///
+    /// # Errors
+    /// [`BadAddress`]; some of it may have been written.
+    pub fn write<T: IntoBytes + Immutable>(&self, addr: u64, value: &T) -> Result<(), BadAddress> {
+        self.write_bytes(addr, value.as_bytes())
+    }
+
+    /// Asks the processor for the line at a guest address, to write to it, if there is one.
+    pub fn prefetch_write(&self, addr: u64) {
+        if let Some(i) = self.find(addr) {
+            let region = &self.regions[i];
+            copy::prefetch_write(region.piece(addr - region.guest_addr, 0));
+        }
     }
 
     /// Asks the processor for the line at a guest address, if there is one.
