@@ -1,1 +1,22 @@
-//! Skeleton.
+//! virtio virtqueues, device side, in a guest's memory (virtio 1.2 and 1.3, section 2.7).
+//!
+//! - [`SplitQueue`]: a split ring: takes descriptor chains, gives used elements, and decides who wakes whom.
+//! - [`Chain`]: the buffers of one request, as copied and checked out of the guest's descriptors.
+//!
+//! All is used in reactor context by the queue's one owner; nothing here blocks, locks, or allocates after a queue and
+//! its scratch [`Chain`] were made.
+//!
+//! **Invariant.** What a guest can change is read once, then checked, and only the copy is used. Whatever it
+//! writes gives an error here, never a panic: a [`ChainError`] condemns one request, a [`QueueError`] the queue.
+//!
+//! Device types know requests; this crate knows buffers only. Packed rings (section 2.8) will be a second queue
+//! type beside [`SplitQueue`] that fills the same [`Chain`].
+#![forbid(unsafe_code)]
+
+mod chain;
+mod error;
+mod split;
+
+pub use chain::{CHAIN_MAX, Chain, Piece};
+pub use error::{ChainError, ConfigError, PopError, QueueError};
+pub use split::{SIZE_MAX, SplitConfig, SplitQueue, avail_len, desc_len, used_idx, used_len};

@@ -1,0 +1,94 @@
+//! What can be wrong with a queue or with what a guest put into it. Any context.
+
+/// Why a queue cannot be made as it was announced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// The number of descriptors is not a power of two from 1 to 32,768.
+    #[error("a split queue of {0} descriptors: not a power of two up to 32768")]
+    Size(u16),
+    /// An area is shorter than the queue's size asks for.
+    #[error("the {part} has {len} bytes, but needs {needed}")]
+    TooShort {
+        /// Which area.
+        part: &'static str,
+        /// Bytes in it.
+        len: u64,
+        /// Bytes needed.
+        needed: u64,
+    },
+    /// An area's address is not a multiple of what section 2.7 asks for.
+    #[error("the {part} is not aligned to {align} bytes")]
+    Unaligned {
+        /// Which area.
+        part: &'static str,
+        /// Bytes.
+        align: usize,
+    },
+}
+
+/// Why a chain was refused. The queue goes on; give the head back with a length of 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ChainError {
+    /// A `next` field names a descriptor beyond the table's end.
+    #[error("descriptor index {0} is out of range")]
+    Index(u16),
+    /// The chain runs in a circle, or has more descriptors than it may.
+    #[error("the descriptor chain loops or is too long")]
+    TooLong,
+    /// A buffer of no bytes.
+    #[error("a descriptor of length 0")]
+    Empty,
+    /// A buffer for the device to read, after one for it to write.
+    #[error("a device-readable descriptor follows a device-writable one")]
+    Order,
+    /// An indirect descriptor, though the feature was not negotiated.
+    #[error("an indirect descriptor, which was not negotiated")]
+    IndirectNotNegotiated,
+    /// An indirect descriptor inside of an indirect table.
+    #[error("an indirect table inside of another")]
+    IndirectNested,
+    /// An indirect descriptor that says that there is a next one.
+    #[error("an indirect descriptor with the NEXT flag")]
+    IndirectNext,
+    /// An indirect table of no descriptors, of too many, or of a fraction of one.
+    #[error("an indirect table of {0} bytes")]
+    IndirectLength(u32),
+    /// An indirect table that is not in the guest's memory.
+    #[error("the indirect table at {0:#x} is not in guest memory")]
+    IndirectAddress(u64),
+}
+
+/// Why a queue can go no further: stop it, and report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum QueueError {
+    /// The available index moved by more than the queue's size.
+    #[error("the available index jumped from {from} to {to}")]
+    IndexJump {
+        /// The last index that made sense.
+        from: u16,
+        /// What the guest wrote.
+        to: u16,
+    },
+    /// The available ring names a descriptor beyond the table's end.
+    #[error("the available ring holds head {0}, which is out of range")]
+    HeadIndex(u16),
+    /// The available ring names a chain that has not been given back.
+    #[error("the available ring holds head {0}, which is in flight")]
+    HeadInFlight(u16),
+}
+
+/// Why a chain could not be taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PopError {
+    /// A malformed chain. It counts as taken: its head must be given back, with a length of 0.
+    #[error("chain {head}: {error}")]
+    Chain {
+        /// The chain's first descriptor, its name in the used ring.
+        head: u16,
+        /// What is wrong with it.
+        error: ChainError,
+    },
+    /// The queue is broken: nothing more will come out of it.
+    #[error(transparent)]
+    Queue(#[from] QueueError),
+}

@@ -1,0 +1,407 @@
+//! Split virtqueues (section 2.7). Used in reactor context by the queue's one owner.
+//!
+//! The descriptor table and the available ring belong to the driver, the used ring to the device. Indices count
+//! entries since the start, modulo 2¹⁶; an entry's place is its index modulo the queue's size.
+
+use crate::chain::{CHAIN_MAX, Chain, Piece};
+use crate::error::{ChainError, ConfigError, PopError, QueueError};
+use aryk_dma::{GuestArea, MemTable};
+use std::sync::atomic::{Ordering, fence};
+use virtio_bindings::bindings::virtio_ring::{
+    VRING_AVAIL_F_NO_INTERRUPT, VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE,
+    VRING_USED_F_NO_NOTIFY,
+};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Descriptors in the largest split queue.
+pub const SIZE_MAX: u16 = 32_768;
+
+const NEXT: u16 = VRING_DESC_F_NEXT as u16;
+const WRITE: u16 = VRING_DESC_F_WRITE as u16;
+const INDIRECT: u16 = VRING_DESC_F_INDIRECT as u16;
+
+/// Where both rings' `flags` lie; `idx` and the entries follow.
+const FLAGS: usize = 0;
+const IDX: usize = 2;
+const RING: usize = 4;
+
+/// A descriptor (section 2.7.5).
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+struct Desc {
+    addr: u64,
+    len: u32,
+    flags: u16,
+    next: u16,
+}
+
+/// An element of the used ring (section 2.7.8).
+#[derive(IntoBytes, Immutable)]
+#[repr(C)]
+struct UsedElem {
+    id: u32,
+    len: u32,
+}
+
+const DESC_LEN: usize = size_of::<Desc>();
+const USED_ELEM_LEN: usize = size_of::<UsedElem>();
+const _: () = assert!(DESC_LEN == 16 && USED_ELEM_LEN == 8);
+const _: () = assert!(cfg!(target_endian = "little"), "ring fields are little-endian");
+
+/// Bytes of the descriptor table of a queue of `size` descriptors.
+pub const fn desc_len(size: u16) -> u64 {
+    DESC_LEN as u64 * size as u64
+}
+
+/// Bytes of the available ring; with EVENT_IDX it ends in `used_event`.
+pub const fn avail_len(size: u16, event_idx: bool) -> u64 {
+    RING as u64 + 2 * size as u64 + 2 * event_idx as u64
+}
+
+/// Bytes of the used ring; with EVENT_IDX it ends in `avail_event`.
+pub const fn used_len(size: u16, event_idx: bool) -> u64 {
+    RING as u64 + USED_ELEM_LEN as u64 * size as u64 + 2 * event_idx as u64
+}
+
+/// The index that a used ring shows: where a device that takes a queue over goes on.
+///
+/// # Panics
+/// If the area is shorter than 4 bytes or unaligned.
+pub fn used_idx(used: &GuestArea) -> u16 {
+    used.load_u16(IDX, Ordering::Relaxed)
+}
+
+/// What a queue is made of.
+#[derive(Debug)]
+pub struct SplitConfig {
+    /// Descriptors in the table and entries in each ring: a power of two.
+    pub size: u16,
+    /// The descriptor table: [`desc_len`] bytes, aligned to 16.
+    pub desc: GuestArea,
+    /// The available ring: [`avail_len`] bytes, aligned to 2.
+    pub avail: GuestArea,
+    /// The used ring: [`used_len`] bytes, aligned to 4.
+    pub used: GuestArea,
+    /// Whether VIRTIO_F_EVENT_IDX was negotiated.
+    pub event_idx: bool,
+    /// Whether VIRTIO_F_INDIRECT_DESC was negotiated.
+    pub indirect: bool,
+    /// Index of the next chain to take.
+    pub next_avail: u16,
+    /// Index of the next used element to give; [`used_idx`] of a running queue's.
+    pub next_used: u16,
+}
+
+impl SplitConfig {
+    fn check(&self) -> Result<(), ConfigError> {
+        let size = self.size;
+        if !size.is_power_of_two() || size > SIZE_MAX {
+            return Err(ConfigError::Size(size));
+        }
+        let parts = [
+            ("descriptor table", &self.desc, desc_len(size), 16),
+            ("available ring", &self.avail, avail_len(size, self.event_idx), 2),
+            ("used ring", &self.used, used_len(size, self.event_idx), 4),
+        ];
+        for (part, area, needed, align) in parts {
+            if area.len() < needed {
+                return Err(ConfigError::TooShort { part, len: area.len(), needed });
+            }
+            if !area.is_aligned(align) {
+                return Err(ConfigError::Unaligned { part, align });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The device's side of a split queue.
+///
+/// ```text
+/// loop:  pop … pop   push_used … push_used   publish → call the guest?
+/// idle:  enable_kicks → more already?  … kick …  disable_kicks
+/// ```
+#[derive(Debug)]
+pub struct SplitQueue {
+    config: SplitConfig,
+    /// `size - 1`: an index's place in a ring.
+    mask: u16,
+    /// The driver's available index as last read.
+    avail_idx: u16,
+    /// The used index as last published. `None` at first: the driver may wait for a call that a predecessor owed it.
+    published: Option<u16>,
+    /// One bit per descriptor: whether it is the head of a chain that was taken and not given back.
+    in_flight: Box<[u64]>,
+    broken: Option<QueueError>,
+}
+
+impl SplitQueue {
+    /// A queue over areas of a guest's memory. Nothing is written to them yet.
+    ///
+    /// # Errors
+    /// [`ConfigError`].
+    pub fn new(config: SplitConfig) -> Result<Self, ConfigError> {
+        config.check()?;
+        let words = usize::from(config.size).div_ceil(64);
+        Ok(Self {
+            mask: config.size - 1,
+            avail_idx: config.next_avail,
+            published: None,
+            in_flight: vec![0; words].into(),
+            broken: None,
+            config,
+        })
+    }
+
+    /// Descriptors in the table.
+    pub const fn size(&self) -> u16 {
+        self.config.size
+    }
+
+    /// Index of the next chain to take: what GET_VRING_BASE answers once all taken chains are given back.
+    pub const fn next_avail(&self) -> u16 {
+        self.config.next_avail
+    }
+
+    /// Index of the next used element, which may be ahead of what was published.
+    pub const fn next_used(&self) -> u16 {
+        self.config.next_used
+    }
+
+    /// Chains that were taken and not given back.
+    pub fn in_flight(&self) -> u32 {
+        self.in_flight.iter().map(|word| word.count_ones()).sum()
+    }
+
+    /// What broke the queue, if something did.
+    pub const fn broken(&self) -> Option<QueueError> {
+        self.broken
+    }
+
+    /// Whether memory of the rings was lost; see [`aryk_dma::Mapping::is_poisoned`].
+    pub fn is_poisoned(&self) -> bool {
+        [&self.config.desc, &self.config.avail, &self.config.used].iter().any(|area| area.is_poisoned())
+    }
+
+    /// How many chains can be popped. Looks at the guest's index only when all that it showed before were taken.
+    ///
+    /// # Errors
+    /// [`QueueError`] if the queue is broken.
+    #[inline]
+    pub fn available(&mut self) -> Result<u16, QueueError> {
+        let known = self.avail_idx.wrapping_sub(self.config.next_avail);
+        if known > 0 { Ok(known) } else { self.refresh() }
+    }
+
+    /// Reads the guest's index.
+    #[inline]
+    fn refresh(&mut self) -> Result<u16, QueueError> {
+        if let Some(error) = self.broken {
+            return Err(error);
+        }
+        // Acquire: the entries, descriptors and buffers up to this index were written before it.
+        let idx = self.config.avail.load_u16(IDX, Ordering::Acquire);
+        let new = idx.wrapping_sub(self.config.next_avail);
+        if new > self.config.size {
+            return Err(self.break_down(QueueError::IndexJump { from: self.avail_idx, to: idx }));
+        }
+        self.avail_idx = idx;
+        Ok(new)
+    }
+
+    #[cold]
+    fn break_down(&mut self, error: QueueError) -> QueueError {
+        self.avail_idx = self.config.next_avail;
+        self.broken = Some(error);
+        error
+    }
+
+    /// Takes the next chain, if there is one: its head, which names it until [`SplitQueue::push_used`], and its buffers in
+    /// `chain`. `memory` is where indirect tables lie.
+    ///
+    /// # Errors
+    /// [`PopError`]. After [`PopError::Chain`] the head is taken as well, and `chain` is undefined.
+    ///
+    /// # Panics
+    /// If `chain` was made for smaller queues.
+    #[inline]
+    pub fn pop(&mut self, memory: &MemTable, chain: &mut Chain) -> Result<Option<u16>, PopError> {
+        if self.available()? == 0 {
+            return Ok(None);
+        }
+        let place = usize::from(self.config.next_avail & self.mask);
+        let head = self.config.avail.load_u16(RING + 2 * place, Ordering::Relaxed);
+        if head >= self.config.size {
+            return Err(self.break_down(QueueError::HeadIndex(head)).into());
+        }
+        let (word, bit) = (usize::from(head) / 64, 1 << (head % 64));
+        if self.in_flight[word] & bit != 0 {
+            return Err(self.break_down(QueueError::HeadInFlight(head)).into());
+        }
+        self.in_flight[word] |= bit;
+        self.config.next_avail = self.config.next_avail.wrapping_add(1);
+        match self.walk(head, memory, chain) {
+            Ok(()) => Ok(Some(head)),
+            Err(error) => Err(PopError::Chain { head, error }),
+        }
+    }
+
+    /// Descriptors in the longest chain, in the table and an indirect one together.
+    #[inline]
+    fn chain_max(&self) -> u16 {
+        self.config.size.max(CHAIN_MAX)
+    }
+
+    /// Collects the chain that starts at `head`, which is in range.
+    #[inline]
+    fn walk(&self, head: u16, memory: &MemTable, chain: &mut Chain) -> Result<(), ChainError> {
+        chain.clear(self.chain_max());
+        let mut index = head;
+        for _ in 0..self.config.size {
+            let desc: Desc = self.config.desc.read(DESC_LEN * usize::from(index));
+            if desc.flags & INDIRECT != 0 {
+                return self.walk_indirect(desc, memory, chain);
+            }
+            match take(desc, chain)? {
+                None => return Ok(()),
+                Some(next) if next >= self.config.size => return Err(ChainError::Index(next)),
+                Some(next) => index = next,
+            }
+        }
+        Err(ChainError::TooLong)
+    }
+
+    /// Goes on in the table that `table` refers to (section 2.7.5.3).
+    #[inline]
+    fn walk_indirect(&self, table: Desc, memory: &MemTable, chain: &mut Chain) -> Result<(), ChainError> {
+        if !self.config.indirect {
+            return Err(ChainError::IndirectNotNegotiated);
+        }
+        if table.flags & NEXT != 0 {
+            return Err(ChainError::IndirectNext);
+        }
+        let bad_length = ChainError::IndirectLength(table.len);
+        let count = u16::try_from(table.len / DESC_LEN as u32).map_err(|_| bad_length)?;
+        if !table.len.is_multiple_of(DESC_LEN as u32) || count == 0 || count > self.chain_max() {
+            return Err(bad_length);
+        }
+        let mut index = 0;
+        for _ in 0..count.min(self.chain_max() - chain.count()) {
+            let at = DESC_LEN as u64 * u64::from(index);
+            let desc = table.addr.checked_add(at).and_then(|addr| memory.read::<Desc>(addr).ok());
+            let desc = desc.ok_or(ChainError::IndirectAddress(table.addr))?;
+            if desc.flags & INDIRECT != 0 {
+                return Err(ChainError::IndirectNested);
+            }
+            match take(desc, chain)? {
+                None => return Ok(()),
+                Some(next) if next >= count => return Err(ChainError::Index(next)),
+                Some(next) => index = next,
+            }
+        }
+        Err(ChainError::TooLong)
+    }
+
+    /// Gives a chain back: the device wrote `len` bytes from the start of its writable part. The driver sees it after
+    /// [`SplitQueue::publish`].
+    ///
+    /// # Panics
+    /// If no chain with this head is in flight.
+    #[inline]
+    pub fn push_used(&mut self, head: u16, len: u32) {
+        let (word, bit) = (usize::from(head) / 64, 1 << (head % 64));
+        assert!(self.in_flight[word] & bit != 0, "chain {head} is not in flight");
+        self.in_flight[word] &= !bit;
+        let place = usize::from(self.config.next_used & self.mask);
+        self.config.used.write(RING + USED_ELEM_LEN * place, &UsedElem { id: head.into(), len });
+        self.config.next_used = self.config.next_used.wrapping_add(1);
+    }
+
+    /// Shows the driver all chains given back so far; whether it wants to be called (interrupted) for them.
+    /// Always after the first time, for what a predecessor may have owed.
+    #[inline]
+    #[must_use = "a driver that is not called waits for ever"]
+    pub fn publish(&mut self) -> bool {
+        let new = self.config.next_used;
+        let old = self.published.replace(new);
+        if old == Some(new) {
+            return false;
+        }
+        // Release: the elements, and the data written before, are there when the index is.
+        self.config.used.store_u16(IDX, new, Ordering::Release);
+        // The driver turns calls on, then reads the index again; we write the index, then read whether calls are on.
+        fence(Ordering::SeqCst);
+        if !self.config.event_idx {
+            let flags = self.config.avail.load_u16(FLAGS, Ordering::Relaxed);
+            return flags & VRING_AVAIL_F_NO_INTERRUPT as u16 == 0;
+        }
+        let used_event = avail_len(self.config.size, false) as usize;
+        let event = self.config.avail.load_u16(used_event, Ordering::Relaxed);
+        old.is_none_or(|old| passed(event, old, new))
+    }
+
+    /// Asks the driver to kick (notify) when it adds a chain, and looks again: whether there are chains already, for
+    /// which no kick may come.
+    #[inline]
+    #[must_use = "no kick may come for chains that are there already"]
+    pub fn enable_kicks(&mut self) -> bool {
+        if self.config.event_idx {
+            let avail_event = used_len(self.config.size, false) as usize;
+            self.config.used.store_u16(avail_event, self.config.next_avail, Ordering::Relaxed);
+        } else {
+            self.config.used.store_u16(FLAGS, 0, Ordering::Relaxed);
+        }
+        // The driver writes the index, then reads whether kicks are on; we turn them on, then read the index.
+        fence(Ordering::SeqCst);
+        self.config.avail.load_u16(IDX, Ordering::Relaxed) != self.config.next_avail
+    }
+
+    /// Asks the driver not to kick, while the queue is polled. With EVENT_IDX there is nothing to write: the index at
+    /// which the driver kicks stays behind.
+    #[inline]
+    pub fn disable_kicks(&mut self) {
+        if !self.config.event_idx {
+            self.config.used.store_u16(FLAGS, VRING_USED_F_NO_NOTIFY as u16, Ordering::Relaxed);
+        }
+    }
+
+    /// Asks the processor for the next chain's first buffer, to write to it: the header of a block request, next to which
+    /// drivers keep the status byte. Worth it while something else remains to be done. Only a hint, and does nothing if
+    /// no chain is known to be available.
+    #[inline]
+    pub fn prefetch(&self, memory: &MemTable) {
+        if self.avail_idx == self.config.next_avail {
+            return;
+        }
+        let place = usize::from(self.config.next_avail & self.mask);
+        let head = self.config.avail.load_u16(RING + 2 * place, Ordering::Relaxed);
+        let desc: Desc = self.config.desc.read(DESC_LEN * usize::from(head & self.mask));
+        if desc.flags & INDIRECT != 0 {
+            memory.prefetch(desc.addr);
+        } else {
+            memory.prefetch_write(desc.addr);
+        }
+    }
+}
+
+/// Adds a direct descriptor's buffer to `chain`: the index of the next descriptor, if there is one.
+#[inline]
+fn take(desc: Desc, chain: &mut Chain) -> Result<Option<u16>, ChainError> {
+    let writable = desc.flags & WRITE != 0;
+    if desc.len == 0 {
+        return Err(ChainError::Empty);
+    }
+    if !writable && !chain.writable().is_empty() {
+        return Err(ChainError::Order);
+    }
+    chain.push(Piece { addr: desc.addr, len: desc.len }, writable);
+    Ok((desc.flags & NEXT != 0).then_some(desc.next))
+}
+
+/// Whether the event at index `event` happened when the index went from `old` to `new` (section 2.7.10).
+const fn passed(event: u16, old: u16, new: u16) -> bool {
+    new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
+}
+
+#[cfg(test)]
+mod tests;

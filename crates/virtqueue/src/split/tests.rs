@@ -1,0 +1,241 @@
+//! The queue against a naive driver, and against a naive device written from the specification's text.
+
+mod driver;
+
+use super::{SplitConfig, SplitQueue, avail_len, desc_len, used_idx, used_len};
+use crate::{CHAIN_MAX, Chain, ChainError, ConfigError, Piece, PopError, QueueError};
+use driver::{Desc, Guest, INDIRECT, NEXT, WRITE};
+
+fn chain_of(guest: &Guest, queue: &mut SplitQueue) -> (u16, Vec<Piece>, Vec<Piece>) {
+    let mut chain = Chain::new(queue.size());
+    let head = queue.pop(&guest.memory, &mut chain).unwrap().expect("a chain is available");
+    (head, chain.readable().to_vec(), chain.writable().to_vec())
+}
+
+fn error_of(guest: &Guest, queue: &mut SplitQueue) -> PopError {
+    queue.pop(&guest.memory, &mut Chain::new(queue.size())).unwrap_err()
+}
+
+#[test]
+fn a_block_request_goes_round() {
+    let guest = Guest::new(8);
+    let mut queue = guest.queue(false);
+    let mut chain = Chain::new(8);
+    assert_eq!(queue.pop(&guest.memory, &mut chain), Ok(None));
+
+    guest.set_desc(3, Desc { addr: 0x1000, len: 16, flags: NEXT, next: 5 });
+    guest.set_desc(5, Desc { addr: 0x2000, len: 4096, flags: NEXT | WRITE, next: 1 });
+    guest.set_desc(1, Desc { addr: 0x3000, len: 1, flags: WRITE, next: 99 });
+    guest.memory.write_bytes(guest.base + 0x1000, b"0123456789abcdef").unwrap();
+    guest.offer(3);
+    assert_eq!(queue.available(), Ok(1));
+    assert_eq!(queue.pop(&guest.memory, &mut chain), Ok(Some(3)));
+    assert_eq!((chain.readable_len(), chain.writable_len(), queue.in_flight()), (16, 4097, 1));
+    assert_eq!(chain.take_header::<[u8; 16]>(&guest.memory), Ok(Some(*b"0123456789abcdef")));
+    assert_eq!(chain.take_last_writable(), Some(guest.base + 0x3000));
+    assert_eq!((chain.readable(), chain.writable()), (&[][..], &[guest.piece(0x2000, 4096)][..]));
+
+    queue.push_used(3, 4097);
+    assert_eq!(guest.used_idx(), 0, "not before it is published");
+    assert!(queue.publish());
+    assert_eq!((guest.used_idx(), guest.used(0)), (1, (3, 4097)));
+    assert!(!queue.publish(), "nothing new");
+    assert_eq!((queue.next_avail(), queue.next_used(), queue.in_flight()), (1, 1, 0));
+    assert_eq!(queue.pop(&guest.memory, &mut chain), Ok(None));
+}
+
+#[test]
+fn header_and_status_may_be_split_in_any_way() {
+    let guest = Guest::new(8);
+    let mut queue = guest.queue(false);
+    let mut chain = Chain::new(8);
+    guest.memory.write_bytes(guest.base + 0x1000, b"0123456789abcdefDATA").unwrap();
+    guest.set_desc(0, Desc { addr: 0x1000, len: 3, flags: NEXT, next: 1 });
+    guest.set_desc(1, Desc { addr: 0x1003, len: 17, flags: NEXT, next: 2 });
+    guest.set_desc(2, Desc { addr: 0x2000, len: 513, flags: WRITE, next: 0 });
+    guest.offer(0);
+    queue.pop(&guest.memory, &mut chain).unwrap();
+    assert_eq!(chain.take_header::<[u8; 16]>(&guest.memory), Ok(Some(*b"0123456789abcdef")));
+    assert_eq!(chain.take_last_writable(), Some(guest.base + 0x2200));
+    assert_eq!(chain.readable(), [guest.piece(0x1010, 4)]);
+    assert_eq!(chain.writable(), [guest.piece(0x2000, 512)]);
+    assert_eq!(chain.take_header::<[u8; 16]>(&guest.memory), Ok(None), "only 4 bytes are left");
+}
+
+#[test]
+fn a_chain_may_end_in_an_indirect_table() {
+    let guest = Guest::new(4);
+    let mut queue = guest.queue(false);
+    let table = [
+        Desc { addr: 0x2000, len: 4096, flags: NEXT | WRITE, next: 2 },
+        Desc { addr: 0x9999, len: 0, flags: INDIRECT, next: 77 },
+        Desc { addr: 0x3000, len: 1, flags: WRITE, next: 0 },
+    ];
+    guest.set_table(0x5000, &table);
+    guest.set_desc(2, Desc { addr: 0x1000, len: 16, flags: NEXT, next: 0 });
+    guest.set_desc(0, Desc { addr: 0x5000, len: 48, flags: INDIRECT | WRITE, next: 0 });
+    guest.offer(2);
+    let (head, readable, writable) = chain_of(&guest, &mut queue);
+    assert_eq!((head, readable), (2, vec![guest.piece(0x1000, 16)]));
+    assert_eq!(writable, [guest.piece(0x2000, 4096), guest.piece(0x3000, 1)]);
+}
+
+#[test]
+fn malformed_chains_condemn_themselves_only() {
+    let ok = Desc { addr: 0x1000, len: 16, flags: 0, next: 0 };
+    let table = |len| Desc { addr: 0x5000, len, flags: INDIRECT, next: 0 };
+    let nested = [Desc { flags: INDIRECT, ..ok }];
+    let far = [Desc { flags: NEXT, next: 1, ..ok }];
+    let outside = u64::MAX - Guest::BASE - 0x20;
+    let cases: [(&[Desc], &[Desc], ChainError); 12] = [
+        (&[Desc { flags: NEXT, next: 8, ..ok }], &[], ChainError::Index(8)),
+        (&[Desc { flags: NEXT, next: 0, ..ok }], &[], ChainError::TooLong),
+        (&[Desc { len: 0, ..ok }], &[], ChainError::Empty),
+        (&[Desc { flags: NEXT | WRITE, next: 1, ..ok }, ok], &[], ChainError::Order),
+        (&[Desc { flags: INDIRECT | NEXT, len: 16, ..ok }], &[], ChainError::IndirectNext),
+        (&[table(0)], &[], ChainError::IndirectLength(0)),
+        (&[table(17)], &[ok], ChainError::IndirectLength(17)),
+        (&[table(16 * (u32::from(CHAIN_MAX) + 1))], &[], ChainError::IndirectLength(16 * 1025)),
+        (&[table(0xffff_fff0)], &[], ChainError::IndirectLength(0xffff_fff0)),
+        (&[table(16)], &nested, ChainError::IndirectNested),
+        (&[table(16)], &far, ChainError::Index(1)),
+        (&[Desc { addr: outside, ..table(16) }], &[], ChainError::IndirectAddress(Guest::BASE + outside)),
+    ];
+    for (descs, table, error) in cases {
+        let guest = Guest::new(8);
+        let mut queue = guest.queue(false);
+        guest.set_table(0x5000, table);
+        descs.iter().enumerate().for_each(|(i, d)| guest.set_desc(i as u16, *d));
+        guest.set_desc(7, ok);
+        guest.offer(0);
+        guest.offer(7);
+        assert_eq!(error_of(&guest, &mut queue), PopError::Chain { head: 0, error });
+        queue.push_used(0, 0);
+        assert!(queue.publish());
+        assert_eq!(chain_of(&guest, &mut queue).0, 7, "the queue goes on");
+    }
+}
+
+#[test]
+fn indirect_tables_must_be_negotiated() {
+    let guest = Guest::new(8);
+    let mut queue = SplitQueue::new(SplitConfig { indirect: false, ..guest.config(false) }).unwrap();
+    guest.set_desc(0, Desc { addr: 0x5000, len: 16, flags: INDIRECT, next: 0 });
+    guest.offer(0);
+    let error = ChainError::IndirectNotNegotiated;
+    assert_eq!(error_of(&guest, &mut queue), PopError::Chain { head: 0, error });
+}
+
+#[test]
+fn what_has_no_name_breaks_the_queue() {
+    let jump = QueueError::IndexJump { from: 0, to: 9 };
+    let cases = [(8, 1, QueueError::HeadIndex(8)), (0, 2, QueueError::HeadInFlight(0)), (0, 9, jump)];
+    for (head, idx, error) in cases {
+        let guest = Guest::new(8);
+        let mut queue = guest.queue(false);
+        guest.set_desc(0, Desc { addr: 0x1000, len: 16, flags: 0, next: 0 });
+        (0..8).for_each(|place| guest.set_avail(place, head));
+        guest.set_avail_idx(idx);
+        if idx == 2 {
+            chain_of(&guest, &mut queue);
+        }
+        assert_eq!(error_of(&guest, &mut queue), error.into());
+        guest.set_avail_idx(0);
+        assert_eq!((queue.available(), queue.broken()), (Err(error), Some(error)), "for ever");
+    }
+}
+
+#[test]
+fn an_announcement_is_checked() {
+    let guest = Guest::new(8);
+    let part = |offset, len| guest.area(offset, len);
+    let bad = |change: &dyn Fn(&mut SplitConfig)| {
+        let mut config = guest.config(true);
+        change(&mut config);
+        SplitQueue::new(config).unwrap_err()
+    };
+    for size in [0, 3, 6, 32_769, u16::MAX] {
+        assert_eq!(bad(&|c| c.size = size), ConfigError::Size(size));
+    }
+    let short = |part, len, needed| ConfigError::TooShort { part, len, needed };
+    assert_eq!(bad(&|c| c.desc = part(0, 127)), short("descriptor table", 127, 128));
+    assert_eq!(bad(&|c| c.avail = part(0, 20)), short("available ring", 20, 22));
+    assert_eq!(bad(&|c| c.used = part(0, 68)), short("used ring", 68, 70));
+    let unaligned = |part, align| ConfigError::Unaligned { part, align };
+    assert_eq!(bad(&|c| c.desc = part(8, 128)), unaligned("descriptor table", 16));
+    assert_eq!(bad(&|c| c.avail = part(1, 22)), unaligned("available ring", 2));
+    assert_eq!(bad(&|c| c.used = part(2, 70)), unaligned("used ring", 4));
+    assert_eq!((desc_len(8), avail_len(8, false), used_len(8, false)), (128, 20, 68));
+}
+
+#[test]
+fn calls_and_kicks_by_flags() {
+    let guest = Guest::new(8);
+    let mut queue = guest.queue(false);
+    guest.set_desc(0, Desc { addr: 0x1000, len: 16, flags: 0, next: 0 });
+    guest.set_avail_flags(1);
+    for calls in [0, 1, 0] {
+        guest.set_avail_flags(calls);
+        guest.offer(0);
+        chain_of(&guest, &mut queue);
+        queue.push_used(0, 0);
+        assert_eq!(queue.publish(), calls == 0);
+    }
+    queue.disable_kicks();
+    assert_eq!(guest.used_flags(), 1);
+    assert!(!queue.enable_kicks());
+    assert_eq!(guest.used_flags(), 0);
+    guest.offer(0);
+    assert!(queue.enable_kicks(), "it came before kicks were on");
+}
+
+#[test]
+fn calls_and_kicks_by_event_index() {
+    let guest = Guest::new(8);
+    let mut queue = guest.queue(true);
+    guest.set_desc(0, Desc { addr: 0x1000, len: 16, flags: 0, next: 0 });
+    guest.set_avail_flags(1);
+    // The driver wants to be called when used elements 3 and 5 are there; the first time it is called anyway.
+    for (used_event, called) in [(3, true), (3, false), (3, false), (3, true), (5, false), (5, true)] {
+        guest.set_used_event(used_event);
+        guest.offer(0);
+        chain_of(&guest, &mut queue);
+        queue.push_used(0, 0);
+        assert_eq!(queue.publish(), called);
+    }
+    assert!(!queue.enable_kicks());
+    assert_eq!(guest.avail_event(), 6);
+    queue.disable_kicks();
+    assert_eq!(guest.used_flags(), 0, "flags mean nothing here");
+    guest.offer(0);
+    assert!(queue.enable_kicks());
+}
+
+#[test]
+fn a_queue_goes_on_where_another_stopped() {
+    let guest = Guest::starting_at(8, 65_533);
+    guest.set_desc(0, Desc { addr: 0x1000, len: 16, flags: 0, next: 0 });
+    let mut queue = guest.queue(true);
+    for _ in 0..2 {
+        guest.set_used_event(guest.used_idx());
+        guest.offer(0);
+        chain_of(&guest, &mut queue);
+        queue.push_used(0, 0);
+        assert!(queue.publish());
+    }
+    let config = SplitConfig {
+        next_avail: queue.next_avail(),
+        next_used: used_idx(&guest.config(true).used),
+        ..guest.config(true)
+    };
+    let mut successor = SplitQueue::new(config).unwrap();
+    guest.set_used_event(30_000);
+    assert!(successor.publish(), "called once, for what the predecessor owed");
+    for _ in 0..3 {
+        guest.offer(0);
+        chain_of(&guest, &mut successor);
+        successor.push_used(0, 0);
+        assert!(!successor.publish());
+    }
+    assert_eq!((guest.used_idx(), successor.next_avail()), (2, 2));
+}
