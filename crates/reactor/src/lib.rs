@@ -1,1 +1,49 @@
-//! Skeleton.
+//! Reactors: what runs on a core, in which order, and when it sleeps.
+//!
+//! A **reactor** is one OS thread, on one core, in a loop of turns ([`Reactor::turn`]). On it live:
+//! - **roots** ([`Root`]): each owns the top of a tree of channels, and is polled only when it was *woken*, or while it is
+//!   *promoted* (its front-end's queue is being polled);
+//! - **drivers** ([`Driver`]): what the channels of a reactor share, reaped and flushed once a turn;
+//! - **pollers**: functions that run every turn, or at a period;
+//! - **tasks**: futures, for what is long or rare.
+//!
+//! Roots, pollers and tasks belong to a **thread**: a name, a set of cores and an account of busy time.
+//!
+//! All of that belongs to the reactor's OS thread alone; nothing is locked. Others reach it by messages, through its
+//! [`Handle`]: closures that run on it, between turns' work. Its state, seen from inside, is [`Cx`].
+//!
+//! Time, and with it every decision of a turn, comes from a [`Clock`] that is passed in, so that a test can run reactors
+//! step by step in virtual time.
+#![forbid(unsafe_code)]
+
+mod clock;
+mod cores;
+mod cx;
+mod executor;
+mod group;
+mod handle;
+mod mailbox;
+mod reactor;
+mod ring_clients;
+mod root;
+mod sleep;
+mod thread;
+mod timers;
+mod trace;
+mod wait;
+mod watchdog;
+
+pub use clock::{Clock, Nanos};
+pub use cores::{CoreSet, ParseCoreSetError};
+pub use cx::Cx;
+pub use executor::Local;
+pub use group::{Options, Reactors, StartError};
+pub use handle::{Gone, Handle, ReactorStats, RootRef};
+pub use reactor::Reactor;
+pub use ring_clients::RingClient;
+pub use root::{Armed, Driver, PollerId, Root, RootId};
+pub use sleep::SleepPolicy;
+pub use thread::{ThreadId, ThreadStats};
+pub use timers::TimerId;
+pub use trace::{Layer, Point, Record, TraceReader};
+pub use wait::{Engine, WatchId};

@@ -158,6 +158,14 @@ impl<T> Slots<T> {
         Some(value)
     }
 
+    /// The key and the value in slot `index`, if there is one.
+    pub fn at_index(&self, index: u32) -> Option<(Key, &T)> {
+        match self.slots.get(index as usize)? {
+            Slot { generation, state: State::Used(value) } => Some((Key::new(index, *generation), value)),
+            _ => None,
+        }
+    }
+
     /// Every key and its value, by index.
     pub fn iter(&self) -> impl Iterator<Item = (Key, &T)> {
         self.slots.iter().zip(0..).filter_map(|(slot, i)| match &slot.state {

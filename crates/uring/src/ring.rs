@@ -85,6 +85,7 @@ impl Ring {
             .setup_cqsize(entries * 4)
             .setup_single_issuer()
             .setup_coop_taskrun()
+            .setup_taskrun_flag()
             .setup_submit_all()
             .build(entries)?;
         let has = ring.params();

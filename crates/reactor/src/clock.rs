@@ -1,0 +1,47 @@
+//! Where time comes from. Any context.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Nanoseconds since a moment that does not matter.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+pub struct Nanos(pub u64);
+
+impl Nanos {
+    /// This long after `self`; at the end of time if that would be later.
+    #[must_use]
+    pub const fn after(self, d: Duration) -> Self {
+        let nanos = d.as_nanos();
+        let nanos = if nanos > u64::MAX as u128 { u64::MAX } else { nanos as u64 };
+        Self(self.0.saturating_add(nanos))
+    }
+
+    /// How long after `earlier` this is; nothing if it is not.
+    pub const fn since(self, earlier: Self) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+}
+
+/// The source of a reactor's time.
+#[derive(Clone, Debug, Default)]
+pub enum Clock {
+    /// The system's monotonic clock.
+    #[default]
+    Monotonic,
+    /// Stands still until a test moves it.
+    Virtual(Arc<AtomicU64>),
+}
+
+impl Clock {
+    /// The time now.
+    pub fn now(&self) -> Nanos {
+        match self {
+            Self::Monotonic => {
+                let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+                Nanos(t.tv_sec.cast_unsigned() * 1_000_000_000 + t.tv_nsec.cast_unsigned())
+            }
+            Self::Virtual(nanos) => Nanos(nanos.load(Ordering::Relaxed)),
+        }
+    }
+}

@@ -1,0 +1,381 @@
+//! A reactor as what runs on it sees it. Reactor context.
+
+use crate::executor::Local;
+use crate::handle::{Handle, Message, RootRef, lock};
+use crate::ring_clients::{RingClient, RingClients};
+use crate::thread::{Thread, ThreadId, ThreadStats};
+use crate::timers::{TimerId, Timers};
+use crate::trace::{Layer, Point, Record, Trace};
+use crate::wait::{Engine, Waiter, WatchId};
+use crate::{Clock, CoreSet, Driver, Nanos, PollerId, Root, RootId};
+use aryk_slots::Slots;
+use aryk_uring::{Completion, Ring, Signaller};
+use std::any::{Any, TypeId};
+use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::rc::Rc;
+use std::time::Duration;
+
+pub(crate) struct RootEntry {
+    pub root: Rc<RefCell<dyn Root>>,
+    pub any: Rc<dyn Any>,
+    pub thread: ThreadId,
+    pub woken: bool,
+    pub promoted: bool,
+    /// When it last had work while promoted.
+    pub last_work: Nanos,
+}
+
+/// A poller's function; whether there was work.
+type PollFn = Box<dyn FnMut(&mut Cx) -> bool>;
+
+pub(crate) struct Poller {
+    pub thread: ThreadId,
+    /// `None`: every turn.
+    pub period: Option<Duration>,
+    /// Taken out while it runs.
+    pub run: Option<PollFn>,
+}
+
+pub(crate) enum Timed {
+    Wake(RootId),
+    Poll(PollerId),
+    Call(Box<dyn FnOnce(&mut Cx)>),
+}
+
+/// The state of a reactor: what a root, a channel, a poller or a message has at hand while it runs.
+pub struct Cx {
+    pub(crate) now: Nanos,
+    pub(crate) clock: Clock,
+    pub(crate) handle: Handle,
+    pub(crate) roots: Slots<RootEntry>,
+    pub(crate) woken: VecDeque<RootId>,
+    pub(crate) kicked: Vec<RootId>,
+    pub(crate) promoted: Vec<RootId>,
+    pub(crate) drivers: Vec<Rc<RefCell<dyn Driver>>>,
+    pub(crate) pollers: Slots<Poller>,
+    pub(crate) active_pollers: Vec<PollerId>,
+    pub(crate) timers: Timers<Timed>,
+    pub(crate) threads: Slots<Thread>,
+    pub(crate) waiter: Waiter,
+    pub(crate) clients: RingClients,
+    pub(crate) signaller: Signaller,
+    pub(crate) local: Local,
+    pub(crate) trace: Trace,
+    pub(crate) outgoing: VecDeque<(Handle, Message)>,
+    pub(crate) awake_until: Nanos,
+    pub(crate) stopping: bool,
+    locals: HashMap<TypeId, Rc<dyn Any>>,
+}
+
+impl fmt::Debug for Cx {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cx").field("handle", &self.handle).field("now", &self.now).finish_non_exhaustive()
+    }
+}
+
+/// Inserts into a table that grows.
+fn insert<T>(slots: &mut Slots<T>, value: T) -> aryk_slots::Key {
+    if slots.is_full() {
+        slots.grow(slots.capacity().max(8));
+    }
+    let Ok(key) = slots.insert(value) else { unreachable!("it has room") };
+    key
+}
+
+impl Cx {
+    pub(crate) fn new(handle: Handle, clock: Clock, engine: Engine, trace: Trace) -> io::Result<Self> {
+        let mut waiter = Waiter::new(engine)?;
+        waiter.watch(handle.0.wake_fd.try_clone()?, None)?;
+        Ok(Self {
+            now: clock.now(),
+            clock,
+            local: Local::new(handle.clone()),
+            handle,
+            roots: Slots::new(16),
+            woken: VecDeque::new(),
+            kicked: Vec::new(),
+            promoted: Vec::new(),
+            drivers: Vec::new(),
+            pollers: Slots::new(8),
+            active_pollers: Vec::new(),
+            timers: Timers::new(),
+            threads: Slots::new(8),
+            waiter,
+            clients: RingClients::default(),
+            signaller: Signaller::new(),
+            trace,
+            outgoing: VecDeque::new(),
+            awake_until: Nanos(0),
+            stopping: false,
+            locals: HashMap::new(),
+        })
+    }
+
+    /// The time, as of the last step of this turn that asked the clock.
+    #[inline]
+    pub const fn now(&self) -> Nanos {
+        self.now
+    }
+
+    /// Asks the clock. For what measures a request: [`Cx::now`] is enough for everything else.
+    #[inline]
+    pub fn refresh_now(&mut self) -> Nanos {
+        self.now = self.clock.now();
+        self.now
+    }
+
+    /// Reaches this reactor from others.
+    pub const fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// What tasks use of this reactor.
+    pub const fn local(&self) -> &Local {
+        &self.local
+    }
+
+    /// The reactor's own value of type `T`, made when first asked for.
+    pub fn local_state<T: Default + 'static>(&mut self) -> Rc<T> {
+        let state = self.locals.entry(TypeId::of::<T>()).or_insert_with(|| Rc::new(T::default()));
+        Rc::downcast(Rc::clone(state)).unwrap_or_else(|_| unreachable!("stored under its own type"))
+    }
+
+    /// Makes a thread.
+    pub fn add_thread(&mut self, name: impl Into<String>, cores: CoreSet) -> ThreadId {
+        let thread = Thread { name: name.into(), cores, busy: Duration::ZERO, members: 0 };
+        ThreadId(insert(&mut self.threads, thread))
+    }
+
+    /// Ends a thread.
+    ///
+    /// # Panics
+    /// If roots or pollers still belong to it.
+    pub fn remove_thread(&mut self, id: ThreadId) {
+        let thread = self.threads.remove(id.0).expect("a thread of this reactor");
+        assert_eq!(thread.members, 0, "thread {} still has members", thread.name);
+    }
+
+    /// What the threads of this reactor have done.
+    pub fn thread_stats(&self) -> Vec<ThreadStats> {
+        let core = u64::from(self.handle.core());
+        let stats = |(key, t): (aryk_slots::Key, &Thread)| ThreadStats {
+            name: t.name.clone(),
+            id: core << 32 | u64::from(key.index()),
+            cores: t.cores.clone(),
+            busy: t.busy,
+            members: t.members,
+        };
+        self.threads.iter().map(stats).collect()
+    }
+
+    fn joined(&mut self, thread: ThreadId, by: i64) {
+        let thread = self.threads.get_mut(thread.0).expect("a thread of this reactor");
+        thread.members = thread.members.strict_add_signed(by as i32);
+        let members = &self.handle.0.account.members;
+        let now = members.load(std::sync::atomic::Ordering::Relaxed).strict_add_signed(by);
+        members.store(now, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    /// Adds the root that `make` builds of the id it will have. It is polled when it is woken; see also [`Cx::kick`].
+    pub fn add_root<T: Root>(
+        &mut self,
+        thread: ThreadId,
+        name: &str,
+        make: impl FnOnce(RootId, &mut Self) -> T,
+    ) -> RootRef<T> {
+        let placeholder: Rc<RefCell<dyn Root>> = Rc::new(RefCell::new(NoRoot));
+        let entry = RootEntry {
+            root: placeholder,
+            any: Rc::new(()),
+            thread,
+            woken: false,
+            promoted: false,
+            last_work: self.now,
+        };
+        let id = RootId(insert(&mut self.roots, entry));
+        self.joined(thread, 1);
+        let root = Rc::new(RefCell::new(make(id, self)));
+        let entry = self.roots.get_mut(id.0).expect("just inserted");
+        entry.any = root.clone();
+        entry.root = root;
+        lock(&self.handle.0.names).insert(running_root(id), format!("root {name}"));
+        RootRef::new(self.handle.clone(), id)
+    }
+
+    /// Takes a root out. It is dropped when it is no longer running.
+    pub fn remove_root(&mut self, id: RootId) {
+        let entry = self.roots.remove(id.0).expect("a root of this reactor");
+        self.joined(entry.thread, -1);
+        lock(&self.handle.0.names).remove(&running_root(id));
+    }
+
+    /// The root `id`, if it is here and of this type.
+    pub fn root<T: Root>(&self, id: RootId) -> Option<Rc<RefCell<T>>> {
+        let any = Rc::clone(&self.roots.get(id.0)?.any);
+        any.downcast().ok()
+    }
+
+    /// Has `root` polled, in this turn or the next. A root that is gone is passed over.
+    #[inline]
+    pub fn wake(&mut self, root: RootId) {
+        if let Some(entry) = self.roots.get_mut(root.0)
+            && !entry.woken
+        {
+            entry.woken = true;
+            self.woken.push_back(root);
+        }
+    }
+
+    /// The root has just looked at everything that a pending [`Cx::wake`] was about.
+    #[inline]
+    pub fn clear_wake(&mut self, root: RootId) {
+        // Its place in the queue is passed over when its turn comes.
+        if let Some(entry) = self.roots.get_mut(root.0) {
+            entry.woken = false;
+        }
+    }
+
+    /// Promotes `root`: it is polled every turn until it has been without work for a while.
+    pub fn kick(&mut self, root: RootId) {
+        self.kicked.push(root);
+    }
+
+    /// Keeps the reactor from sleeping until then: somebody rests for microseconds only.
+    #[inline]
+    pub fn stay_awake_until(&mut self, at: Nanos) {
+        self.awake_until = self.awake_until.max(at);
+    }
+
+    /// Wakes `root` at a time.
+    pub fn wake_at(&mut self, root: RootId, at: Nanos) -> TimerId {
+        self.timers.set(at, Timed::Wake(root))
+    }
+
+    /// Runs `f` at a time.
+    pub fn call_at(&mut self, at: Nanos, f: impl FnOnce(&mut Self) + 'static) -> TimerId {
+        self.timers.set(at, Timed::Call(Box::new(f)))
+    }
+
+    /// Cancels a timer; whether it was still to come.
+    pub fn cancel_timer(&mut self, id: TimerId) -> bool {
+        self.timers.cancel(id).is_some()
+    }
+
+    /// Adds a driver, which is reaped and flushed every turn.
+    pub fn add_driver(&mut self, driver: Rc<RefCell<dyn Driver>>) {
+        self.drivers.push(driver);
+    }
+
+    /// Takes a driver out.
+    pub fn remove_driver(&mut self, driver: &Rc<RefCell<dyn Driver>>) {
+        self.drivers.retain(|d| !Rc::ptr_eq(d, driver));
+    }
+
+    /// Adds a poller that runs every turn, which keeps the reactor from sleeping, or at each `period`. It says whether it had
+    /// work.
+    pub fn add_poller(
+        &mut self,
+        thread: ThreadId,
+        name: &str,
+        period: Option<Duration>,
+        run: impl FnMut(&mut Self) -> bool + 'static,
+    ) -> PollerId {
+        let poller = Poller { thread, period, run: Some(Box::new(run)) };
+        let id = PollerId(insert(&mut self.pollers, poller));
+        self.joined(thread, 1);
+        match period {
+            None => self.active_pollers.push(id),
+            Some(period) => drop(self.timers.set(self.now.after(period), Timed::Poll(id))),
+        }
+        lock(&self.handle.0.names).insert(running_poller(id), format!("poller {name}"));
+        id
+    }
+
+    /// Takes a poller out.
+    pub fn remove_poller(&mut self, id: PollerId) {
+        let poller = self.pollers.remove(id.0).expect("a poller of this reactor");
+        self.active_pollers.retain(|&p| p != id);
+        self.joined(poller.thread, -1);
+        lock(&self.handle.0.names).remove(&running_poller(id));
+    }
+
+    /// Kicks `root` each time that `fd` becomes readable. The descriptor itself is never read.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn watch(&mut self, fd: OwnedFd, root: RootId) -> io::Result<WatchId> {
+        self.waiter.watch(fd, Some(root))
+    }
+
+    /// Ends a watch, and gives its descriptor back.
+    pub fn unwatch(&mut self, id: WatchId) -> Option<OwnedFd> {
+        self.waiter.unwatch(id)
+    }
+
+    /// Signals an eventfd at the end of the turn, until when the caller keeps it open.
+    #[inline]
+    pub fn signal(&mut self, fd: BorrowedFd<'_>) {
+        self.signaller.signal(fd);
+    }
+
+    /// Which kernel interface this reactor uses.
+    pub fn engine(&self) -> Engine {
+        self.waiter.engine()
+    }
+
+    /// The reactor's ring, unless it runs on epoll.
+    #[inline]
+    pub fn ring(&mut self) -> Option<&mut Ring> {
+        self.waiter.ring()
+    }
+
+    /// Becomes a client of the ring: `root` is woken when completions have come.
+    pub fn open_ring_client(&mut self, root: RootId) -> RingClient {
+        self.clients.open(root)
+    }
+
+    /// Leaves the ring.
+    pub fn close_ring_client(&mut self, client: RingClient) {
+        self.clients.close(client);
+    }
+
+    /// Takes the completions that have come for `client`.
+    #[inline]
+    pub fn take_ring_completions(&mut self, client: RingClient, into: &mut Vec<Completion>) {
+        self.clients.take(client, into);
+    }
+
+    /// Sends `f` to run on another reactor. If that one's mailbox is full, it goes in a later turn, in order.
+    pub fn post(&mut self, to: &Handle, f: impl FnOnce(&mut Self) + Send + 'static) {
+        self.outgoing.push_back((to.clone(), Box::new(f)));
+    }
+
+    /// Writes a trace record.
+    #[inline]
+    pub fn trace(&mut self, layer: Layer, point: Point, object: u16, tag: u32) {
+        self.trace.record(Record { at: self.now, layer, point, object, tag });
+    }
+}
+
+/// Stands in for a root while it is being made.
+struct NoRoot;
+
+impl Root for NoRoot {
+    fn poll(&mut self, _: &mut Cx) -> bool {
+        false
+    }
+}
+
+/// What [`crate::handle::Account::running`] says while a root is polled.
+pub(crate) const fn running_root(id: RootId) -> u64 {
+    1 << 56 | id.0.index() as u64
+}
+
+/// The same of a poller.
+pub(crate) const fn running_poller(id: PollerId) -> u64 {
+    2 << 56 | id.0.index() as u64
+}

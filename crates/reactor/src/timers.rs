@@ -1,0 +1,84 @@
+//! What is to happen at a time. Reactor context.
+
+use crate::Nanos;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+
+/// Names a timer on its reactor.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct TimerId(u64);
+
+/// Timers by deadline; what is due together comes in the order it was set.
+#[derive(Debug)]
+pub(crate) struct Timers<T> {
+    heap: BinaryHeap<Reverse<(Nanos, TimerId)>>,
+    /// What each does. Absent: cancelled, and the heap's entry is passed over.
+    targets: HashMap<TimerId, T>,
+    next: u64,
+}
+
+impl<T> Timers<T> {
+    pub fn new() -> Self {
+        Self { heap: BinaryHeap::new(), targets: HashMap::new(), next: 0 }
+    }
+
+    pub fn set(&mut self, at: Nanos, target: T) -> TimerId {
+        let id = TimerId(self.next);
+        self.next += 1;
+        self.heap.push(Reverse((at, id)));
+        self.targets.insert(id, target);
+        id
+    }
+
+    pub fn cancel(&mut self, id: TimerId) -> Option<T> {
+        let target = self.targets.remove(&id);
+        self.drop_cancelled();
+        target
+    }
+
+    /// The earliest deadline.
+    pub fn next(&self) -> Option<Nanos> {
+        self.heap.peek().map(|Reverse((at, _))| *at)
+    }
+
+    /// Takes one that is due at `now`.
+    pub fn pop(&mut self, now: Nanos) -> Option<T> {
+        if self.next()? > now {
+            return None;
+        }
+        let Reverse((_, id)) = self.heap.pop()?;
+        let target = self.targets.remove(&id);
+        self.drop_cancelled();
+        target
+    }
+
+    /// Keeps the heap's top one that is not cancelled, so that `next` wakes nobody for nothing.
+    fn drop_cancelled(&mut self) {
+        while let Some(Reverse((_, id))) = self.heap.peek() {
+            if self.targets.contains_key(id) {
+                break;
+            }
+            self.heap.pop();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn due_timers_come_in_order_and_cancelled_ones_never() {
+        let mut t = Timers::new();
+        let late = t.set(Nanos(30), "late");
+        let gone = t.set(Nanos(10), "gone");
+        t.set(Nanos(20), "first");
+        t.set(Nanos(20), "second");
+        assert_eq!(t.cancel(gone), Some("gone"));
+        assert_eq!((t.next(), t.pop(Nanos(19))), (Some(Nanos(20)), None));
+        assert_eq!((t.pop(Nanos(20)), t.pop(Nanos(25))), (Some("first"), Some("second")));
+        assert_eq!(t.cancel(late), Some("late"));
+        assert_eq!((t.next(), t.pop(Nanos(u64::MAX))), (None, None));
+        assert_eq!(t.cancel(late), None);
+    }
+}
