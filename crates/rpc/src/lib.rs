@@ -1,1 +1,17 @@
-//! Skeleton.
+//! The control plane's front door: JSON-RPC 2.0 on a UNIX socket, compatible with SPDK's in method names,
+//! parameters, result shapes and error codes.
+//!
+//! [`wire`] turns bytes into calls, [`Methods`] finds the handler, [`server`] does the I/O; [`methods`]
+//! holds the handlers, which work on a [`Control`]. All of it runs in control context: one ordinary thread with a
+//! tokio `LocalSet`, never a reactor. Reactors are reached by messages, and a handler that awaits one holds up
+//! nobody else.
+#![forbid(unsafe_code)]
+
+mod connection;
+mod dispatch;
+mod error;
+pub mod server;
+pub mod wire;
+
+pub use dispatch::{Methods, NoParams, Outcome, Phase};
+pub use error::{Error, WireError};

@@ -1,0 +1,189 @@
+//! One client's connection. Control context, one task each.
+//!
+//! Everything about it is bounded: the requests in flight, the bytes that wait to be sent, the request that is
+//! being received. A client that does not read its replies stops being read from, and delays nobody else.
+//!
+//! Requests start in the order in which they came, and each has a head start of [`HEAD_START`] before the next
+//! one: a client that pipelines "create this", "attach that" gets what it means, while a request that waits for
+//! something slow does not hold up those behind it.
+
+use crate::wire::{self, Decoder, Message};
+use crate::{Error, Methods};
+use std::collections::VecDeque;
+use std::io;
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::net::UnixStream;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep_until};
+
+/// Requests of one connection that run at a time. A batch is one.
+const IN_FLIGHT_MAX: usize = 32;
+/// No request is started, and nothing read, while more than this waits to be sent.
+const UNSENT_MAX: usize = 1 << 20;
+/// Bytes read at a time.
+const READ_LEN: usize = 64 << 10;
+/// How long a request may delay the next one of its connection.
+const HEAD_START: Duration = Duration::from_millis(50);
+/// What is read, and thrown away, of a stream that broke the rules, so that its owner sees an orderly end.
+const DISCARD_MAX: usize = 1 << 20;
+
+/// A reply, and the number of the request that it belongs to.
+type Finished = (u64, Option<Vec<u8>>);
+
+/// Serves one client until it leaves, or `stop` turns true and all it asked for is answered.
+pub(crate) async fn serve<C: 'static>(
+    stream: UnixStream,
+    methods: Rc<Methods<C>>,
+    mut stop: watch::Receiver<bool>,
+) {
+    let (finished_tx, mut finished) = mpsc::unbounded_channel();
+    let mut connection = Connection {
+        stream,
+        methods,
+        decoder: Decoder::default(),
+        unsent: VecDeque::new(),
+        in_flight: 0,
+        started: 0,
+        ahead: None,
+        input: Input::Open,
+        finished_tx,
+    };
+    let mut piece = vec![0; READ_LEN];
+    loop {
+        let is_starved = connection.start_requests();
+        if connection.is_done() {
+            break connection.discard(&mut piece);
+        }
+        let ahead = connection.ahead.map_or_else(Instant::now, |(_, until)| until);
+        let step = tokio::select! {
+            Some((number, reply)) = finished.recv() => { connection.finish(number, reply); Ok(()) }
+            ready = connection.stream.writable(), if !connection.unsent.is_empty() => ready.and_then(|()| connection.send()),
+            ready = connection.stream.readable(), if is_starved => ready.and_then(|()| connection.receive(&mut piece)),
+            () = sleep_until(ahead), if connection.ahead.is_some() => { connection.ahead = None; Ok(()) }
+            _ = stop.wait_for(|stop| *stop), if connection.input == Input::Open => { connection.input = Input::Ended; Ok(()) }
+        };
+        if let Err(error) = step {
+            tracing::debug!(%error, "RPC client is gone");
+            break;
+        }
+    }
+}
+
+/// What is still to come from the client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Input {
+    Open,
+    /// It has sent all that it will send, or we listen no more.
+    Ended,
+}
+
+struct Connection<C> {
+    stream: UnixStream,
+    methods: Rc<Methods<C>>,
+    decoder: Decoder,
+    unsent: VecDeque<u8>,
+    in_flight: usize,
+    /// Requests started so far: the number of the last one.
+    started: u64,
+    /// The request that has a head start, and until when.
+    ahead: Option<(u64, Instant)>,
+    input: Input,
+    /// Unbounded, yet it never holds more than the requests in flight.
+    finished_tx: mpsc::UnboundedSender<Finished>,
+}
+
+impl<C: 'static> Connection<C> {
+    /// Starts what was received as far as the bounds allow; tells whether more bytes are wanted.
+    fn start_requests(&mut self) -> bool {
+        while self.may_start() {
+            match self.decoder.next_message() {
+                Ok(Some(message)) => self.start(message),
+                Ok(None) if self.input == Input::Open => return true,
+                Ok(None) => {
+                    if let Err(error) = self.decoder.finish() {
+                        self.reject(error);
+                    }
+                    return false;
+                }
+                Err(error) => self.reject(error),
+            }
+        }
+        false
+    }
+
+    fn may_start(&self) -> bool {
+        self.in_flight < IN_FLIGHT_MAX && self.unsent.len() <= UNSENT_MAX && self.ahead.is_none()
+    }
+
+    fn start(&mut self, message: Message) {
+        self.in_flight += 1;
+        self.started += 1;
+        self.ahead = Some((self.started, Instant::now() + HEAD_START));
+        let (number, finished) = (self.started, self.finished_tx.clone());
+        let methods = Rc::clone(&self.methods);
+        tokio::task::spawn_local(async move {
+            let reply = methods.answer(message).await;
+            // A receiver that is gone is a client that is gone.
+            let _ = finished.send((number, reply));
+        });
+    }
+
+    fn finish(&mut self, number: u64, reply: Option<Vec<u8>>) {
+        self.in_flight -= 1;
+        if self.ahead.is_some_and(|(ahead, _)| ahead == number) {
+            self.ahead = None;
+        }
+        if let Some(reply) = reply {
+            self.queue(reply);
+        }
+    }
+
+    fn queue(&mut self, reply: Vec<u8>) {
+        self.unsent.extend(reply);
+        self.unsent.push_back(b'\n');
+    }
+
+    /// Answers bytes that are no request, and listens no more.
+    fn reject(&mut self, error: Error) {
+        tracing::info!(%error, "RPC client sent what is no request");
+        self.queue(wire::response(None, &Err(error)));
+        self.decoder = Decoder::default();
+        self.input = Input::Ended;
+    }
+
+    fn is_done(&self) -> bool {
+        self.input == Input::Ended && self.in_flight == 0 && self.unsent.is_empty()
+    }
+
+    fn send(&mut self) -> io::Result<()> {
+        match self.stream.try_write(self.unsent.as_slices().0) {
+            Ok(sent) => {
+                self.unsent.drain(..sent);
+                Ok(())
+            }
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(()),
+            Err(e) => Err(e),
+        }
+    }
+
+    fn receive(&mut self, piece: &mut [u8]) -> io::Result<()> {
+        match self.stream.try_read(piece) {
+            Ok(0) => self.input = Input::Ended,
+            Ok(len) => self.decoder.push(&piece[..len]),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+            Err(e) => return Err(e),
+        }
+        Ok(())
+    }
+
+    /// Closing a socket with unread bytes would reset it, and the client might lose its last reply.
+    fn discard(&self, piece: &mut [u8]) {
+        let mut left = DISCARD_MAX;
+        while let Ok(len @ 1..) = self.stream.try_read(piece)
+            && len < left
+        {
+            left -= len;
+        }
+    }
+}

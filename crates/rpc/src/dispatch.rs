@@ -1,0 +1,141 @@
+//! From a call to its handler and back. Control context.
+//!
+//! A handler is an `async fn` from a typed request to a typed reply. It is never cancelled: once it runs, it
+//! runs to its end, whether or not its client still listens.
+
+use crate::Error;
+use crate::wire::{self, Call, Message, Rejected};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::rc::Rc;
+
+/// A handler's result, as JSON.
+pub type Outcome = Result<Box<RawValue>, Error>;
+
+type Running = Pin<Box<dyn Future<Output = Outcome>>>;
+type Handler<C> = Box<dyn Fn(Rc<C>, Option<Box<RawValue>>) -> Running>;
+
+/// The parameters of a method that takes none.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NoParams {}
+
+/// When a method may be called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// Only before start-up is complete.
+    StartUp,
+    /// Only after it.
+    RunTime,
+    /// Always.
+    Any,
+}
+
+/// All methods there are, and the context that they work on.
+pub struct Methods<C> {
+    table: BTreeMap<&'static str, (Phase, Handler<C>)>,
+    context: Rc<C>,
+    has_started: Box<dyn Fn(&C) -> bool>,
+}
+
+impl<C> std::fmt::Debug for Methods<C> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_set().entries(self.table.keys()).finish()
+    }
+}
+
+impl<C: 'static> Methods<C> {
+    /// An empty table over `context`; `has_started` tells the phase.
+    pub fn new(context: Rc<C>, has_started: impl Fn(&C) -> bool + 'static) -> Self {
+        Self { table: BTreeMap::new(), context, has_started: Box::new(has_started) }
+    }
+
+    /// Adds a method.
+    ///
+    /// # Panics
+    /// If there is one of that name.
+    pub fn add<P, R, F>(&mut self, name: &'static str, phase: Phase, handler: F)
+    where
+        P: DeserializeOwned + 'static,
+        R: Serialize,
+        F: AsyncFn(&C, P) -> Result<R, Error> + 'static,
+    {
+        let handler = Rc::new(handler);
+        let erased: Handler<C> = Box::new(move |context, params| {
+            let handler = Rc::clone(&handler);
+            Box::pin(async move {
+                let params = parse(params.as_deref())?;
+                let reply = handler(&context, params).await?;
+                serde_json::value::to_raw_value(&reply).map_err(|e| Error::Internal(e.to_string()))
+            })
+        });
+        assert!(self.table.insert(name, (phase, erased)).is_none(), "two methods '{name}'");
+    }
+
+    /// The methods' names and when each may be called, sorted.
+    pub fn names(&self) -> Vec<(&'static str, Phase)> {
+        self.table.iter().map(|(name, (phase, _))| (*name, *phase)).collect()
+    }
+
+    /// Answers a message: the bytes to send, if any. Needs a tokio `LocalSet`.
+    pub async fn answer(&self, message: Message) -> Option<Vec<u8>> {
+        match message {
+            Message::One(call) => self.respond(call).await,
+            Message::Batch(calls) => {
+                let mut responses = Vec::new();
+                for call in calls {
+                    responses.extend(self.respond(call).await);
+                }
+                wire::to_batch(&responses)
+            }
+        }
+    }
+
+    async fn respond(&self, call: Result<Call, Rejected>) -> Option<Vec<u8>> {
+        match call {
+            Err(Rejected { id, error }) => Some(wire::response(id.as_ref(), &Err(error))),
+            Ok(Call { id, method, params }) => {
+                let outcome = self.call(&method, params).await;
+                if let Err(error) = &outcome {
+                    tracing::info!(method, %error, "request failed");
+                }
+                id.map(|id| wire::response(Some(&id), &outcome))
+            }
+        }
+    }
+
+    /// Calls one method. Needs a tokio `LocalSet`.
+    ///
+    /// # Errors
+    /// The handler's, or that there is no such method, that it may not be called now, or that its parameters are
+    /// wrong.
+    pub async fn call(&self, method: &str, params: Option<Box<RawValue>>) -> Outcome {
+        let (phase, handler) = self.table.get(method).ok_or(Error::MethodNotFound)?;
+        match (phase, (self.has_started)(&self.context)) {
+            (Phase::StartUp, true) => {
+                Err(Error::State("only before start-up: start the daemon with --wait-for-rpc".into()))
+            }
+            (Phase::RunTime, false) => Err(Error::State("call framework_start_init first".into())),
+            (Phase::Any | Phase::RunTime, true) | (Phase::Any | Phase::StartUp, false) => {
+                // As a task of its own it goes on if we are dropped, and takes nobody along if it panics.
+                let running = tokio::task::spawn_local(handler(Rc::clone(&self.context), params));
+                running.await.unwrap_or_else(|panic| {
+                    tracing::error!(method, %panic, "a request handler failed");
+                    Err(Error::Internal("the request's handler failed; see the daemon's log".into()))
+                })
+            }
+        }
+    }
+}
+
+/// Typed parameters; none are as good as `{}`.
+fn parse<P: DeserializeOwned>(params: Option<&RawValue>) -> Result<P, Error> {
+    let text = params.map_or("{}", RawValue::get);
+    serde_json::from_str(text).map_err(|e| Error::InvalidParams(e.to_string()))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,142 @@
+//! What a method can fail with, and how that looks on the wire. Control context.
+//!
+//! Clients branch on the numbers and, some of them, on the very texts `File exists` and `No such device`. So
+//! `message` is always the bare text that belongs to the code, and whatever else a person wants to know goes to
+//! `data`.
+
+use rustix::io::Errno;
+use serde::Serialize;
+
+/// The failure of a request.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// The bytes are no JSON, or exceed a limit. The connection ends after it.
+    #[error("Parse error: {0}")]
+    Parse(String),
+    /// JSON, but no request.
+    #[error("Invalid request: {0}")]
+    InvalidRequest(String),
+    /// There is no such method.
+    #[error("Method not found")]
+    MethodNotFound,
+    /// A parameter is missing, unknown, of the wrong type or out of its domain.
+    #[error("Invalid parameters: {0}")]
+    InvalidParams(String),
+    /// A bug, or something that has no better name.
+    #[error("Internal error: {0}")]
+    Internal(String),
+    /// The method cannot be called in the present state: before start-up, or only before it.
+    #[error("Method may not be called now: {0}")]
+    State(String),
+    /// What the system or a device said.
+    #[error("{}: {detail}", strerror(*.errno))]
+    Errno {
+        /// Which.
+        errno: Errno,
+        /// For people: what was tried, on which object.
+        detail: String,
+    },
+}
+
+impl Error {
+    /// A system error with its circumstances.
+    pub fn errno(errno: Errno, detail: impl Into<String>) -> Self {
+        Self::Errno { errno, detail: detail.into() }
+    }
+
+    /// There is no object of that name.
+    pub fn no_device(what: &str, name: &str) -> Self {
+        Self::errno(Errno::NODEV, format!("there is no {what} '{name}'"))
+    }
+
+    /// The code on the wire.
+    pub fn code(&self) -> i32 {
+        match self {
+            Self::Parse(_) => -32700,
+            Self::InvalidRequest(_) => -32600,
+            Self::MethodNotFound => -32601,
+            Self::InvalidParams(_) => -32602,
+            Self::Internal(_) => -32603,
+            Self::State(_) => -1,
+            Self::Errno { errno, .. } => -errno.raw_os_error(),
+        }
+    }
+
+    /// The text that belongs to the code.
+    pub fn message(&self) -> String {
+        match self {
+            Self::Parse(_) => "Parse error".into(),
+            Self::InvalidRequest(_) => "Invalid request".into(),
+            Self::MethodNotFound => "Method not found".into(),
+            Self::InvalidParams(_) => "Invalid parameters".into(),
+            Self::Internal(_) => "Internal error".into(),
+            Self::State(_) => "Method may not be called now".into(),
+            Self::Errno { errno, .. } => strerror(*errno),
+        }
+    }
+
+    fn detail(&self) -> Option<&str> {
+        match self {
+            Self::MethodNotFound => None,
+            Self::Parse(detail)
+            | Self::InvalidRequest(detail)
+            | Self::InvalidParams(detail)
+            | Self::Internal(detail)
+            | Self::State(detail)
+            | Self::Errno { detail, .. } => Some(detail),
+        }
+    }
+
+    /// The `error` member of a response.
+    pub fn to_wire(&self) -> WireError<'_> {
+        WireError { code: self.code(), message: self.message(), data: self.detail() }
+    }
+}
+
+/// The `error` member of a response: JSON-RPC 2.0, section 5.1.
+#[derive(Debug, Serialize)]
+pub struct WireError<'a> {
+    code: i32,
+    message: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    data: Option<&'a str>,
+}
+
+/// The C library's text for `errno`, as SPDK's clients know it.
+fn strerror(errno: Errno) -> String {
+    let text = std::io::Error::from(errno).to_string();
+    match text.rfind(" (os error ") {
+        Some(end) => text[..end].to_owned(),
+        None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_match_these_texts() {
+        let known = [
+            (Errno::EXIST, -17, "File exists"),
+            (Errno::NODEV, -19, "No such device"),
+            (Errno::BUSY, -16, "Device or resource busy"),
+            (Errno::NOENT, -2, "No such file or directory"),
+            (Errno::INVAL, -22, "Invalid argument"),
+            (Errno::NOMEM, -12, "Cannot allocate memory"),
+        ];
+        for (errno, code, message) in known {
+            let error = Error::errno(errno, "detail");
+            assert_eq!((error.code(), error.message().as_str()), (code, message));
+        }
+    }
+
+    #[test]
+    fn detail_goes_to_data_alone() {
+        let error = Error::errno(Errno::EXIST, "a disk 'vm1' exists");
+        let wire = serde_json::to_string(&error.to_wire()).unwrap();
+        assert_eq!(wire, r#"{"code":-17,"message":"File exists","data":"a disk 'vm1' exists"}"#);
+        let wire = serde_json::to_string(&Error::MethodNotFound.to_wire()).unwrap();
+        assert_eq!(wire, r#"{"code":-32601,"message":"Method not found"}"#);
+    }
+}

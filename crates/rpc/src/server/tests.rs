@@ -1,0 +1,269 @@
+//! Raw sockets against a server with methods of the tests' own.
+
+use super::*;
+use crate::{Error, NoParams, Phase};
+use serde_json::{Value, json};
+use std::cell::Cell;
+use std::os::unix::fs::PermissionsExt;
+use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What the handlers did.
+#[derive(Default)]
+struct Seen {
+    finished: Cell<u32>,
+}
+
+fn methods() -> Rc<Methods<Seen>> {
+    let mut methods = Methods::new(Rc::new(Seen::default()), |_| true);
+    methods.add("echo", Phase::Any, async |seen: &Seen, p: Value| {
+        seen.finished.set(seen.finished.get() + 1);
+        Ok(p)
+    });
+    methods.add("slow", Phase::Any, async |seen: &Seen, _: NoParams| {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        seen.finished.set(seen.finished.get() + 1);
+        Ok("slow")
+    });
+    methods.add("brief", Phase::Any, async |seen: &Seen, _: NoParams| {
+        tokio::task::yield_now().await;
+        seen.finished.set(seen.finished.get() + 1);
+        Ok(seen.finished.get())
+    });
+    methods.add("big", Phase::Any, async |_: &Seen, _: NoParams| Ok("x".repeat(1 << 20)));
+    methods.add("panic", Phase::Any, async |_: &Seen, _: NoParams| -> Result<(), Error> {
+        panic!("on purpose")
+    });
+    methods.add("seen", Phase::Any, async |seen: &Seen, _: NoParams| Ok(seen.finished.get()));
+    Rc::new(methods)
+}
+
+/// Runs `test` against a server, then stops it and checks that it goes in time.
+fn with_server<F: AsyncFnOnce(&Path)>(test: F) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    tokio::task::LocalSet::new().block_on(&runtime, async {
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join("rpc.sock");
+        let server = Server::bind(&path, 0o600).unwrap();
+        let (stop, stopped) = watch::channel(false);
+        let running = tokio::task::spawn_local(server.serve(methods(), stopped));
+        timeout(PATIENCE, test(&path)).await.expect("the test ends in time");
+        stop.send(true).unwrap();
+        timeout(PATIENCE, running).await.expect("the server ends in time").unwrap();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left behind");
+    });
+}
+
+/// Sends `bytes`, closes that half, and reads all replies to the end.
+async fn talk(path: &Path, bytes: &[u8]) -> Vec<Value> {
+    let mut stream = UnixStream::connect(path).await.unwrap();
+    stream.write_all(bytes).await.unwrap();
+    stream.shutdown().await.unwrap();
+    let mut text = Vec::new();
+    stream.read_to_end(&mut text).await.unwrap();
+    serde_json::Deserializer::from_slice(&text).into_iter().map(Result::unwrap).collect()
+}
+
+fn request(method: &str, id: u32) -> String {
+    json!({"jsonrpc": "2.0", "method": method, "id": id}).to_string()
+}
+
+async fn read_reply(stream: &mut UnixStream) -> Value {
+    let mut text = Vec::new();
+    loop {
+        text.push(stream.read_u8().await.unwrap());
+        if text.ends_with(b"\n") {
+            return serde_json::from_slice(&text).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_half_closed_client_gets_all_its_replies() {
+    with_server(async |path| {
+        let requests = format!("{}{}\t{}", request("slow", 1), request("echo", 2), request("nothing", 3));
+        let mut replies = talk(path, requests.as_bytes()).await;
+        replies.sort_by_key(|r| r["id"].as_u64());
+        assert_eq!(replies.len(), 3);
+        assert_eq!(replies[0]["result"], "slow");
+        assert_eq!(replies[1]["result"], json!({}));
+        assert_eq!(replies[2]["error"]["code"], -32601);
+    });
+}
+
+#[test]
+fn a_slow_request_does_not_hold_up_the_next() {
+    with_server(async |path| {
+        let replies = talk(path, format!("{}{}", request("slow", 1), request("echo", 2)).as_bytes()).await;
+        let ids: Vec<_> = replies.iter().map(|r| r["id"].as_u64().unwrap()).collect();
+        assert_eq!(ids, [2, 1]);
+    });
+}
+
+#[test]
+fn brief_requests_run_in_order() {
+    with_server(async |path| {
+        let requests: String = (1..=200).map(|id| request("brief", id)).collect();
+        let replies = talk(path, requests.as_bytes()).await;
+        assert_eq!(replies.len(), 200);
+        for reply in replies {
+            assert_eq!(reply["id"], reply["result"]);
+        }
+    });
+}
+
+#[test]
+fn no_request_gets_an_error_and_the_end() {
+    with_server(async |path| {
+        let mut bytes = format!("{} GET / HTTP/1.1\r\n", request("echo", 1)).into_bytes();
+        bytes.resize(300_000, b'z');
+        let mut stream = UnixStream::connect(path).await.unwrap();
+        // The server may have closed before all of it is written.
+        let _ = stream.write_all(&bytes).await;
+        assert_eq!(read_reply(&mut stream).await["id"], 1);
+        let reply = read_reply(&mut stream).await;
+        assert_eq!((&reply["id"], &reply["error"]["code"]), (&Value::Null, &json!(-32700)));
+        let end = stream.read_u8().await.unwrap_err().kind();
+        assert!(matches!(end, io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset), "{end}");
+        let replies = talk(path, b"{\"method\":").await;
+        assert_eq!(replies[0]["error"]["code"], -32700);
+        assert!(talk(path, b" \n").await.is_empty());
+    });
+}
+
+#[test]
+fn a_client_that_does_not_read_is_not_read_from() {
+    with_server(async |path| {
+        let mut deaf = UnixStream::connect(path).await.unwrap();
+        let bigs: String = (0..20_000).map(|id| request("big", id)).collect();
+        let pushed = timeout(Duration::from_millis(500), deaf.write_all(bigs.as_bytes())).await;
+        assert!(pushed.is_err(), "the server took 1.2 MB of requests for 20 GB of replies");
+        assert_eq!(talk(path, request("echo", 1).as_bytes()).await[0]["id"], 1);
+        let mut lines = BufReader::new(deaf).lines();
+        for _ in 0..40 {
+            let reply: Value = serde_json::from_str(&lines.next_line().await.unwrap().unwrap()).unwrap();
+            assert_eq!(reply["result"].as_str().unwrap().len(), 1 << 20);
+        }
+    });
+}
+
+#[test]
+fn a_client_gone_in_mid_reply_harms_nobody() {
+    with_server(async |path| {
+        for _ in 0..20 {
+            let mut rude = UnixStream::connect(path).await.unwrap();
+            rude.write_all((request("big", 1) + &request("slow", 2)).as_bytes()).await.unwrap();
+            assert_eq!(rude.read_u8().await.unwrap(), b'{');
+        }
+        assert_eq!(talk(path, request("echo", 1).as_bytes()).await[0]["id"], 1);
+        tokio::time::sleep(Duration::from_millis(600)).await;
+        let seen = &talk(path, request("seen", 1).as_bytes()).await[0]["result"];
+        assert_eq!(seen, 21, "requests run to their end, client or not");
+    });
+}
+
+#[test]
+fn many_clients_in_small_pieces() {
+    with_server(async |path| {
+        let mut clients = JoinSet::new();
+        for client in 0..100 {
+            let path = path.to_owned();
+            clients.spawn_local(async move {
+                let mut stream = UnixStream::connect(&path).await.unwrap();
+                for byte in request("echo", client).bytes() {
+                    stream.write_u8(byte).await.unwrap();
+                    tokio::task::yield_now().await;
+                }
+                assert_eq!(read_reply(&mut stream).await["id"], client);
+            });
+        }
+        assert_eq!(clients.join_all().await.len(), 100);
+    });
+}
+
+#[test]
+fn a_handler_that_panics_is_answered() {
+    with_server(async |path| {
+        let replies = talk(path, (request("panic", 1) + &request("echo", 2)).as_bytes()).await;
+        assert_eq!(replies[0]["error"]["code"], -32603);
+        assert_eq!(replies[0]["id"], 1);
+        assert_eq!(replies[1]["id"], 2);
+    });
+}
+
+#[test]
+fn stopping_answers_what_was_asked() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    tokio::task::LocalSet::new().block_on(&runtime, async {
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join("rpc.sock");
+        let (stop, stopped) = watch::channel(false);
+        let server = Server::bind(&path, 0o600).unwrap();
+        let running = tokio::task::spawn_local(server.serve(methods(), stopped));
+        let mut stream = UnixStream::connect(&path).await.unwrap();
+        stream.write_all(request("slow", 1).as_bytes()).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        stop.send(true).unwrap();
+        assert_eq!(read_reply(&mut stream).await["result"], "slow");
+        timeout(PATIENCE, running).await.unwrap().unwrap();
+    });
+}
+
+/// Binding needs a runtime, for tokio registers the socket.
+fn in_runtime(test: impl FnOnce(&Path)) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let _guard = runtime.enter();
+    let dir = TempDir::new().unwrap();
+    test(dir.path());
+}
+
+#[test]
+fn a_live_socket_is_refused_and_a_stale_one_replaced() {
+    in_runtime(|dir| {
+        let path = dir.join("s");
+        let first = Server::bind(&path, 0o600).unwrap();
+        assert!(matches!(Server::bind(&path, 0o600), Err(BindError::InUse(_))));
+        drop(first);
+        assert!(!path.exists());
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        let _second = Server::bind(&path, 0o600).unwrap();
+    });
+}
+
+#[test]
+fn a_server_without_a_lock_is_refused_too() {
+    in_runtime(|dir| {
+        let path = dir.join("s");
+        let _other = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        assert!(matches!(Server::bind(&path, 0o600), Err(BindError::InUse(_))));
+        assert!(path.exists());
+    });
+}
+
+#[test]
+fn what_is_no_socket_is_left_alone() {
+    in_runtime(|dir| {
+        let path = dir.join("s");
+        fs::write(&path, "precious").unwrap();
+        assert!(matches!(Server::bind(&path, 0o600), Err(BindError::NotASocket(_))));
+        assert_eq!(fs::read(&path).unwrap(), b"precious");
+        let nowhere = Server::bind(&dir.join("no/s"), 0o600);
+        assert!(matches!(nowhere, Err(BindError::System { .. })));
+    });
+}
+
+#[test]
+fn the_mode_is_as_asked() {
+    in_runtime(|dir| {
+        for mode in [0o600, 0o660, 0o777] {
+            let server = Server::bind(&dir.join("s"), mode).unwrap();
+            let meta = fs::symlink_metadata(dir.join("s")).unwrap();
+            assert_eq!(meta.permissions().mode() & 0o777, mode);
+            drop(server);
+        }
+    });
+}
