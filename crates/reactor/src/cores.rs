@@ -16,9 +16,9 @@ pub struct ParseCoreSetError(String);
 const CORE_MAX: u16 = 1023;
 
 impl CoreSet {
-    /// The cores that this process may run on.
+    /// The cores that this process may run on: those of its first thread, as reactors' threads are pinned.
     pub fn allowed() -> Self {
-        let set = rustix::thread::sched_getaffinity(None).unwrap_or_default();
+        let set = rustix::thread::sched_getaffinity(Some(rustix::process::getpid())).unwrap_or_default();
         (0..=CORE_MAX).filter(|&c| set.is_set(c.into())).collect()
     }
 

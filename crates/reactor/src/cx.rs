@@ -1,5 +1,6 @@
 //! A reactor as what runs on it sees it. Reactor context.
 
+use crate::blocking::Blocking;
 use crate::executor::Local;
 use crate::handle::{Handle, Message, RootRef, lock};
 use crate::ring_clients::{RingClient, RingClients};
@@ -9,7 +10,7 @@ use crate::trace::{Layer, Point, Record, Trace};
 use crate::wait::{Engine, Waiter, WatchId};
 use crate::{Clock, CoreSet, Driver, Nanos, PollerId, Root, RootId};
 use aryk_slots::Slots;
-use aryk_uring::{Completion, Ring, Signaller};
+use aryk_uring::{Completion, Ring, Signaller, Tag};
 use std::any::{Any, TypeId};
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
@@ -63,6 +64,7 @@ pub struct Cx {
     pub(crate) waiter: Waiter,
     pub(crate) clients: RingClients,
     pub(crate) signaller: Signaller,
+    pub(crate) blocking: Blocking,
     pub(crate) local: Local,
     pub(crate) trace: Trace,
     pub(crate) outgoing: VecDeque<(Handle, Message)>,
@@ -87,7 +89,13 @@ fn insert<T>(slots: &mut Slots<T>, value: T) -> aryk_slots::Key {
 }
 
 impl Cx {
-    pub(crate) fn new(handle: Handle, clock: Clock, engine: Engine, trace: Trace) -> io::Result<Self> {
+    pub(crate) fn new(
+        handle: Handle,
+        clock: Clock,
+        engine: Engine,
+        trace: Trace,
+        blocking: Blocking,
+    ) -> io::Result<Self> {
         let mut waiter = Waiter::new(engine)?;
         waiter.watch(handle.0.wake_fd.try_clone()?, None)?;
         Ok(Self {
@@ -107,6 +115,7 @@ impl Cx {
             waiter,
             clients: RingClients::default(),
             signaller: Signaller::new(),
+            blocking,
             trace,
             outgoing: VecDeque::new(),
             awake_until: Nanos(0),
@@ -181,12 +190,15 @@ impl Cx {
     }
 
     /// Adds the root that `make` builds of the id it will have. It is polled when it is woken; see also [`Cx::kick`].
-    pub fn add_root<T: Root>(
+    ///
+    /// # Errors
+    /// What `make` gives; then nothing is added.
+    pub fn add_root<T: Root, E>(
         &mut self,
         thread: ThreadId,
         name: &str,
-        make: impl FnOnce(RootId, &mut Self) -> T,
-    ) -> RootRef<T> {
+        make: impl FnOnce(RootId, &mut Self) -> Result<T, E>,
+    ) -> Result<RootRef<T>, E> {
         let placeholder: Rc<RefCell<dyn Root>> = Rc::new(RefCell::new(NoRoot));
         let entry = RootEntry {
             root: placeholder,
@@ -198,12 +210,14 @@ impl Cx {
         };
         let id = RootId(insert(&mut self.roots, entry));
         self.joined(thread, 1);
-        let root = Rc::new(RefCell::new(make(id, self)));
+        let made = make(id, self);
+        let root = made.inspect_err(|_| self.remove_root(id))?;
+        let root = Rc::new(RefCell::new(root));
         let entry = self.roots.get_mut(id.0).expect("just inserted");
         entry.any = root.clone();
         entry.root = root;
         lock(&self.handle.0.names).insert(running_root(id), format!("root {name}"));
-        RootRef::new(self.handle.clone(), id)
+        Ok(RootRef::new(self.handle.clone(), id))
     }
 
     /// Takes a root out. It is dropped when it is no longer running.
@@ -347,6 +361,12 @@ impl Cx {
     #[inline]
     pub fn take_ring_completions(&mut self, client: RingClient, into: &mut Vec<Completion>) {
         self.clients.take(client, into);
+    }
+
+    /// Has `call` made on a thread where it may block; its result (a byte count, or a negated errno) comes as a completion of
+    /// `tag`, whose client is a [`RingClient`]'s, on either engine.
+    pub fn submit_blocking(&mut self, tag: Tag, call: Box<dyn FnOnce() -> i32 + Send>) {
+        self.blocking.submit(&self.handle, tag, call);
     }
 
     /// Sends `f` to run on another reactor. If that one's mailbox is full, it goes in a later turn, in order.

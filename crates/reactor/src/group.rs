@@ -1,5 +1,7 @@
 //! The reactors of a process: starting them on their cores, choosing among them, stopping them. Control context.
 
+use crate::blocking::Blocking;
+use crate::reactor::BLOCKING_THREADS;
 use crate::{Clock, CoreSet, Engine, Handle, Reactor, SleepPolicy, watchdog};
 use std::io;
 use std::sync::mpsc;
@@ -74,9 +76,10 @@ impl Reactors {
             tracing::warn!(asked = %options.cores, used = %cores, "this process may not use all cores asked for");
         }
         let mut reactors = Self { handles: Vec::new(), threads: Vec::new(), watchdog: None };
+        let blocking = Blocking::new(BLOCKING_THREADS);
         for core in cores.iter() {
             let (handle, thread) =
-                start_one(core, options).map_err(|error| StartError::Os { core, error })?;
+                start_one(core, options, blocking.clone()).map_err(|error| StartError::Os { core, error })?;
             reactors.handles.push(handle);
             reactors.threads.push(thread);
         }
@@ -102,11 +105,12 @@ impl Reactors {
     }
 }
 
-fn start_one(core: u16, options: &Options) -> io::Result<(Handle, JoinHandle<()>)> {
+fn start_one(core: u16, options: &Options, blocking: Blocking) -> io::Result<(Handle, JoinHandle<()>)> {
     let (policy, engine) = (options.policy, options.engine);
     let (started, result) = mpsc::channel();
     let body = move || {
-        let made = pin(core).and_then(|()| Reactor::new(core, policy, engine, Clock::Monotonic));
+        let made =
+            pin(core).and_then(|()| Reactor::sharing(core, policy, engine, Clock::Monotonic, blocking));
         match made {
             Ok(reactor) => {
                 // The starter waits for this.

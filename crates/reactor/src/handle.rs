@@ -3,6 +3,7 @@
 use crate::mailbox::Mailbox;
 use crate::trace::TraceReader;
 use crate::{Cx, Root, RootId};
+use aryk_uring::Completion;
 use async_task::Runnable;
 use futures_channel::oneshot;
 use rustix::event::{EventfdFlags, eventfd};
@@ -35,6 +36,9 @@ pub(crate) struct Shared {
     /// Tasks that can go on.
     runnable: Mutex<Vec<Runnable>>,
     has_runnable: AtomicBool,
+    /// Results of blocking calls.
+    completed: Mutex<Vec<Completion>>,
+    has_completed: AtomicBool,
     /// Senders that found the mailbox full.
     waiting: Mutex<Vec<Waker>>,
     has_waiting: AtomicBool,
@@ -103,6 +107,8 @@ impl Handle {
             wake_fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             runnable: Mutex::default(),
             has_runnable: AtomicBool::new(false),
+            completed: Mutex::default(),
+            has_completed: AtomicBool::new(false),
             waiting: Mutex::default(),
             has_waiting: AtomicBool::new(false),
             closed: AtomicBool::new(false),
@@ -219,6 +225,28 @@ impl Handle {
 
     pub(crate) fn has_runnable(&self) -> bool {
         self.0.has_runnable.load(Ordering::Acquire)
+    }
+
+    /// A blocking call has ended.
+    pub(crate) fn complete_blocking(&self, completion: Completion) {
+        lock(&self.0.completed).push(completion);
+        self.0.has_completed.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    pub(crate) fn take_completed(&self, into: &mut Vec<Completion>) -> u32 {
+        if !self.0.has_completed.load(Ordering::Relaxed) {
+            return 0;
+        }
+        self.0.has_completed.store(false, Ordering::Relaxed);
+        let mut completed = lock(&self.0.completed);
+        let count = completed.len() as u32;
+        into.append(&mut completed);
+        count
+    }
+
+    pub(crate) fn has_completed(&self) -> bool {
+        self.0.has_completed.load(Ordering::Acquire)
     }
 
     /// Lets senders that wait for room try again.

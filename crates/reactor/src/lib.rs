@@ -16,6 +16,7 @@
 //! step by step in virtual time.
 #![forbid(unsafe_code)]
 
+mod blocking;
 mod clock;
 mod cores;
 mod cx;

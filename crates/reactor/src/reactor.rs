@@ -1,5 +1,6 @@
 //! The loop: a turn's order, budgets and account, and the way to sleep. Reactor context.
 
+use crate::blocking::Blocking;
 use crate::cx::{Cx, Timed, running_poller, running_root};
 use crate::handle::Handle;
 use crate::sleep::{SPIN_MAX, SleepPolicy, Spin};
@@ -20,6 +21,9 @@ const WOKEN_ROOTS: usize = 256;
 const TIMERS: usize = 256;
 const TASKS: usize = 16;
 const CALLS: usize = 64;
+
+/// Threads for blocking calls, of a reactor by itself or of a process's all.
+pub(crate) const BLOCKING_THREADS: usize = 4;
 
 /// A promoted root that has been without work for this long is parked, though the reactor is busy with others.
 const PARK_AFTER: Duration = SPIN_MAX;
@@ -46,9 +50,20 @@ impl Reactor {
     /// # Errors
     /// The kernel's, if it refuses what the engine needs.
     pub fn new(core: u16, policy: SleepPolicy, engine: Engine, clock: Clock) -> io::Result<Self> {
+        Self::sharing(core, policy, engine, clock, Blocking::new(BLOCKING_THREADS))
+    }
+
+    /// As [`Reactor::new`], with a pool for blocking calls that others use too.
+    pub(crate) fn sharing(
+        core: u16,
+        policy: SleepPolicy,
+        engine: Engine,
+        clock: Clock,
+        blocking: Blocking,
+    ) -> io::Result<Self> {
         let trace = Trace::new();
         let handle = Handle::new(core, trace.reader())?;
-        let cx = Cx::new(handle, clock, engine, trace)?;
+        let cx = Cx::new(handle, clock, engine, trace, blocking)?;
         Ok(Self {
             spin: Spin::new(policy, cx.now()),
             cx,
@@ -72,9 +87,14 @@ impl Reactor {
     /// Turns and sleeps until it is told to stop.
     pub fn run(mut self) {
         while !self.cx.stopping {
-            if !self.turn() {
-                self.rest();
-            }
+            self.step();
+        }
+    }
+
+    /// One turn, and what follows one without work: a moment's wait, or sleep.
+    pub fn step(&mut self) {
+        if !self.turn() {
+            self.rest();
         }
     }
 
@@ -121,6 +141,7 @@ impl Reactor {
 
     fn reap(&mut self) -> bool {
         let mut count = self.cx.waiter.reap(&mut self.completions);
+        count += self.cx.handle.take_completed(&mut self.completions);
         for completion in self.completions.drain(..) {
             let root = self.cx.clients.deliver(completion);
             self.cx.wake(root);
@@ -344,7 +365,7 @@ impl Reactor {
         let handle = self.cx.handle.clone();
         let mailbox = &handle.0.mailbox;
         mailbox.about_to_sleep();
-        if mailbox.is_empty() && !handle.has_runnable() {
+        if mailbox.is_empty() && !handle.has_runnable() && !handle.has_completed() {
             let start = self.cx.refresh_now();
             let timeout = self.cx.timers.next().map(|at| at.since(start));
             if let Err(e) = self.cx.waiter.wait(timeout) {

@@ -4,6 +4,7 @@
 //! completion means is the caller's. Reactor context.
 #![deny(unsafe_op_in_unsafe_fn)]
 
+pub mod blocking;
 mod ring;
 mod signal;
 

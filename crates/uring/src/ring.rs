@@ -73,7 +73,7 @@ impl std::fmt::Debug for Ring {
 }
 
 /// The kernel's limit for one vector (`UIO_MAXIOV`).
-const VECTOR_MAX: usize = 1024;
+pub(crate) const VECTOR_MAX: usize = 1024;
 
 impl Ring {
     /// A ring with room for `entries` unsubmitted operations. It must be used by the thread that makes it.

@@ -1,0 +1,224 @@
+//! Threads for calls that block: files, where io_uring is forbidden. Submitted to in reactor context; the calls run on the
+//! pool's threads.
+//!
+//! A call's result comes back to the reactor as a completion of its ring, so that a module treats both alike. The threads
+//! start when they are first needed, and end when the last reactor that shares them has.
+
+use crate::handle::lock;
+use crate::{CoreSet, Handle};
+use aryk_uring::{Completion, Tag};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+
+/// What a reactor has done elsewhere: its result is a completion's.
+pub(crate) type BlockingCall = Box<dyn FnOnce() -> i32 + Send>;
+
+struct Job {
+    tag: Tag,
+    call: BlockingCall,
+    to: Handle,
+}
+
+#[derive(Default)]
+struct Load {
+    threads: usize,
+    /// Calls submitted and not yet completed.
+    unfinished: usize,
+}
+
+struct Pool {
+    jobs: Mutex<Receiver<Job>>,
+    threads_max: usize,
+    load: Mutex<Load>,
+}
+
+/// A reactor's way to the pool, which ends with the last of these.
+#[derive(Clone)]
+pub(crate) struct Blocking {
+    sender: Sender<Job>,
+    pool: Arc<Pool>,
+}
+
+impl Blocking {
+    /// A pool of up to `threads_max` threads, at least one.
+    pub fn new(threads_max: usize) -> Self {
+        let (sender, receiver) = channel();
+        let pool =
+            Pool { jobs: Mutex::new(receiver), threads_max: threads_max.max(1), load: Mutex::default() };
+        Self { sender, pool: Arc::new(pool) }
+    }
+
+    /// Has `call` made, and its result given to `to` as the completion of `tag`.
+    pub fn submit(&self, to: &Handle, tag: Tag, call: BlockingCall) {
+        if self.admit() {
+            // It is received: the receiver is dropped after this sender.
+            let _ = self.sender.send(Job { tag, call, to: to.clone() });
+        } else {
+            let result = -rustix::io::Errno::AGAIN.raw_os_error();
+            to.complete_blocking(Completion { tag, result, more: false });
+        }
+    }
+
+    /// Counts one more call, and starts one more thread if that makes more calls than threads; whether there is any thread
+    /// for it.
+    fn admit(&self) -> bool {
+        let mut load = lock(&self.pool.load);
+        load.unfinished += 1;
+        if load.unfinished > load.threads && load.threads < self.pool.threads_max {
+            let pool = Arc::clone(&self.pool);
+            let body = move || {
+                leave_core();
+                pool.work();
+            };
+            match std::thread::Builder::new().name(format!("blocking_{}", load.threads)).spawn(body) {
+                Ok(_) => load.threads += 1,
+                Err(error) => tracing::warn!(%error, "cannot start a thread for blocking calls"),
+            }
+        }
+        let any = load.threads > 0;
+        load.unfinished -= usize::from(!any);
+        any
+    }
+}
+
+/// A thread inherits the core of the reactor that started it, where it would be in the way.
+fn leave_core() {
+    let mut cores = rustix::thread::CpuSet::new();
+    CoreSet::allowed().iter().for_each(|core| cores.set(core.into()));
+    // If that is refused, it is only slower.
+    let _ = rustix::thread::sched_setaffinity(None, &cores);
+}
+
+impl Pool {
+    fn work(&self) {
+        // Of idle threads, one waits for a job and the others for the lock.
+        while let Some(job) = self.next_job() {
+            let result = catch_unwind(AssertUnwindSafe(job.call));
+            let result = result.unwrap_or(-rustix::io::Errno::IO.raw_os_error());
+            lock(&self.load).unfinished -= 1;
+            job.to.complete_blocking(Completion { tag: job.tag, result, more: false });
+        }
+    }
+
+    fn next_job(&self) -> Option<Job> {
+        lock(&self.jobs).recv().ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Clock, Cx, Engine, Reactor, RingClient, Root, RootId, SleepPolicy};
+    use std::collections::BTreeMap;
+    use std::sync::{Barrier, mpsc};
+
+    struct Collector {
+        client: RingClient,
+        got: Vec<Completion>,
+    }
+
+    impl Root for Collector {
+        fn poll(&mut self, cx: &mut Cx) -> bool {
+            let before = self.got.len();
+            cx.take_ring_completions(self.client, &mut self.got);
+            self.got.len() > before
+        }
+    }
+
+    fn with_collector(engine: Engine, test: impl FnOnce(&mut Reactor, RootId, RingClient)) {
+        let mut reactor = Reactor::new(0, SleepPolicy::Adaptive, engine, Clock::Monotonic).unwrap();
+        let cx = reactor.cx();
+        let thread = cx.add_thread("t", CoreSet::allowed());
+        let root = cx.add_root(thread, "collector", |id, cx| Collector {
+            client: cx.open_ring_client(id),
+            got: Vec::new(),
+        });
+        let client = cx.root::<Collector>(root.id()).unwrap().borrow().client;
+        test(&mut reactor, root.id(), client);
+    }
+
+    fn results(reactor: &mut Reactor, root: RootId, count: usize) -> BTreeMap<u64, i32> {
+        let collector = reactor.cx().root::<Collector>(root).unwrap();
+        while collector.borrow().got.len() < count {
+            reactor.step();
+        }
+        let results: BTreeMap<_, _> =
+            collector.borrow_mut().got.drain(..).map(|c| (c.tag.token, c.result)).collect();
+        assert_eq!(results.len(), count);
+        results
+    }
+
+    #[test]
+    fn results_wake_the_clients_root_on_both_engines() {
+        for engine in [Engine::IoUring, Engine::Epoll] {
+            with_collector(engine, |reactor, root, client| {
+                let main = std::thread::current().id();
+                for token in 0..100 {
+                    let tag = Tag { client: client.number(), token };
+                    reactor.cx().submit_blocking(
+                        tag,
+                        Box::new(move || {
+                            assert_ne!(std::thread::current().id(), main);
+                            token as i32 - 50
+                        }),
+                    );
+                }
+                let expected: BTreeMap<_, _> = (0..100).map(|t| (t, t as i32 - 50)).collect();
+                assert_eq!(results(reactor, root, 100), expected);
+            });
+        }
+    }
+
+    #[test]
+    fn as_many_as_there_are_threads_run_at_a_time() {
+        with_collector(Engine::Epoll, |reactor, root, client| {
+            let together = Arc::new(Barrier::new(4));
+            for token in 0..8 {
+                let (tag, together) = (Tag { client: client.number(), token }, Arc::clone(&together));
+                reactor.cx().submit_blocking(tag, Box::new(move || i32::from(together.wait().is_leader())));
+            }
+            assert_eq!(results(reactor, root, 8).values().sum::<i32>(), 2);
+            assert_eq!(lock(&reactor.cx().blocking.pool.load).threads, 4);
+        });
+    }
+
+    #[test]
+    fn a_panic_is_an_error_of_its_call_alone() {
+        with_collector(Engine::Epoll, |reactor, root, client| {
+            for token in 0..10 {
+                let tag = Tag { client: client.number(), token };
+                reactor.cx().submit_blocking(
+                    tag,
+                    Box::new(move || {
+                        assert_ne!(token, 3, "on purpose");
+                        7
+                    }),
+                );
+            }
+            let results = results(reactor, root, 10);
+            assert_eq!(results[&3], -rustix::io::Errno::IO.raw_os_error());
+            assert_eq!(results.values().filter(|&&r| r == 7).count(), 9);
+        });
+    }
+
+    #[test]
+    fn threads_end_with_the_last_reactor() {
+        let (alive, ended) = mpsc::channel::<()>();
+        let blocking = Blocking::new(1);
+        let handle =
+            Reactor::new(0, SleepPolicy::Poll, Engine::Epoll, Clock::Monotonic).unwrap().handle().clone();
+        let tag = Tag { client: 1, token: 0 };
+        blocking.clone().submit(
+            &handle,
+            tag,
+            Box::new(move || {
+                std::thread_local!(static ALIVE: std::cell::RefCell<Option<mpsc::Sender<()>>> = const { std::cell::RefCell::new(None) });
+                ALIVE.set(Some(alive));
+                0
+            }),
+        );
+        drop(blocking);
+        assert_eq!(ended.recv(), Err(mpsc::RecvError));
+    }
+}
