@@ -5,7 +5,7 @@ use crate::{Mapping, copy};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
-use zerocopy::{FromBytes, IntoBytes, KnownLayout};
+use zerocopy::{FromBytes, IntoBytes};
 
 /// `len` bytes of one mapping, which it keeps mapped.
 ///
@@ -53,15 +53,12 @@ impl GuestArea {
         self.mapping.is_poisoned()
     }
 
-    /// Copies a value out, once.
+    /// Copies a value out: each byte is read once.
     #[inline]
-    pub fn read<T: FromBytes + KnownLayout>(&self, offset: usize) -> T {
+    pub fn read<T: FromBytes>(&self, offset: usize) -> T {
         let src = self.at(offset, size_of::<T>());
-        let mut value = std::mem::MaybeUninit::<T>::uninit();
-        // SAFETY: `at` checked the source; the destination is a `T` of ours.
-        unsafe { copy::from_shared(value.as_mut_ptr().cast(), src, size_of::<T>()) };
-        // SAFETY: all bytes were written, and `FromBytes` says that any bytes make a `T`.
-        unsafe { value.assume_init() }
+        // SAFETY: `at` checked that the bytes are inside of the mapping.
+        unsafe { copy::read_once(src) }
     }
 
     /// Copies a value in.
@@ -106,8 +103,17 @@ impl GuestArea {
 
     #[inline]
     fn at(&self, offset: usize, len: usize) -> *mut u8 {
-        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "{offset}+{len} of {}", self.len);
+        if offset.checked_add(len).is_none_or(|end| end > self.len) {
+            outside(offset, len, self.len);
+        }
         // SAFETY: checked above.
         unsafe { self.base.add(offset) }.as_ptr()
     }
+}
+
+/// Apart, so that the checks on the hot path are a compare and a branch.
+#[cold]
+#[inline(never)]
+fn outside(offset: usize, len: usize, of: usize) -> ! {
+    panic!("{offset}+{len} is outside of an area of {of} bytes");
 }

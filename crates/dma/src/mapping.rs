@@ -1,6 +1,6 @@
 //! Memory that this process mapped. Made and dropped in control context; used from any.
 
-use crate::fault;
+use crate::{copy, fault};
 use rustix::fs::FileType;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use std::os::fd::BorrowedFd;
@@ -109,6 +109,14 @@ impl Mapping {
     /// Never: a mapping has at least one page.
     pub const fn is_empty(&self) -> bool {
         false
+    }
+
+    /// Asks the processor for the lines that a copy of `len` bytes from `offset` on would read first. Only a hint: worth
+    /// it for the next request while this one is copied.
+    pub fn prefetch(&self, offset: u64, len: u32) {
+        if offset < self.len() {
+            copy::prefetch(self.base.as_ptr().wrapping_add(offset as usize), len as usize);
+        }
     }
 
     /// Whether the file behind it was truncated and an access has hit the hole. The memory is readable and

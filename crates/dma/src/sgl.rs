@@ -3,6 +3,12 @@
 
 use crate::{Mapping, copy};
 
+/// A store of at least so many bytes does not fit into the cache beside all else: data goes past the cache.
+const STREAMED_STORE_MIN: u64 = 32 << 20;
+
+/// Pieces shorter than this are not worth the fence at the end.
+const STREAMED_LEN_MIN: usize = 4096;
+
 /// One contiguous piece of memory. Laid out as the kernel's `struct iovec`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
@@ -72,6 +78,11 @@ impl Sgl {
     /// Whether there are none.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Pieces of the view, or more: segments behind its end count too.
+    pub const fn segments(&self) -> u32 {
+        self.count
     }
 
     /// `len` bytes of it from `offset`, without those segments in front that are not needed.
@@ -172,10 +183,20 @@ impl Sgl {
     /// If `store` ends before the view does.
     pub fn store_to(&self, store: &Mapping, offset: u64) {
         let mut dst = store_at(store, offset, self.len);
+        let large = store.len() >= STREAMED_STORE_MIN;
         for seg in self.pieces() {
             // SAFETY: as in `load_from`, the other way.
-            unsafe { copy::from_shared(dst, seg.base, seg.len) };
+            unsafe {
+                if large && seg.len >= STREAMED_LEN_MIN {
+                    copy::streaming(dst, seg.base, seg.len);
+                } else {
+                    copy::from_shared(dst, seg.base, seg.len);
+                }
+            }
             dst = dst.wrapping_add(seg.len);
+        }
+        if large {
+            copy::settle();
         }
     }
 

@@ -26,14 +26,6 @@ pub struct Region {
     pub mapping: Arc<Mapping>,
 }
 
-impl Region {
-    /// Where the piece of `len` bytes from `at`, counted from the start of the region, lies.
-    fn piece(&self, at: u64, len: u32) -> *mut u8 {
-        debug_assert!(at + u64::from(len) <= self.len);
-        self.mapping.base().as_ptr().wrapping_add((self.offset + at) as usize)
-    }
-}
-
 /// Why regions make no table.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum TableError {
@@ -55,9 +47,38 @@ pub struct BadAddress {
     pub len: u32,
 }
 
+/// What translating an address needs of a region, close together.
+#[derive(Debug)]
+struct Span {
+    guest_addr: u64,
+    len: u64,
+    base: *mut u8,
+}
+
+// SAFETY: it points into the mapping of the region that it stands for, which is `Send` and `Sync` and lives as long.
+unsafe impl Send for Span {}
+// SAFETY: as above.
+unsafe impl Sync for Span {}
+
+impl Span {
+    fn new(region: &Region) -> Self {
+        let base = region.mapping.base().as_ptr().wrapping_add(region.offset as usize);
+        Self { guest_addr: region.guest_addr, len: region.len, base }
+    }
+
+    /// Where a guest address in it lies, and how many bytes follow from there.
+    #[inline]
+    fn locate(&self, addr: u64) -> Option<(*mut u8, u64)> {
+        let at = addr.wrapping_sub(self.guest_addr);
+        (at < self.len).then(|| (self.base.wrapping_add(at as usize), self.len - at))
+    }
+}
+
 /// All regions of a guest at one time, sorted by guest address.
 #[derive(Debug, Default)]
 pub struct MemTable {
+    /// One for each region, in the same order.
+    spans: Box<[Span]>,
     regions: Box<[Region]>,
 }
 
@@ -81,7 +102,7 @@ impl MemTable {
                 return Err(TableError::Overlap(pair[0].guest_addr, pair[1].guest_addr));
             }
         }
-        Ok(Self { regions: regions.into() })
+        Ok(Self { spans: regions.iter().map(Span::new).collect(), regions: regions.into() })
     }
 
     /// Its regions, by guest address.
@@ -102,7 +123,7 @@ impl MemTable {
 
     /// `len` bytes at guest-physical `guest_addr`, if they lie in one region.
     pub fn area_at_guest(&self, guest_addr: u64, len: u64) -> Option<GuestArea> {
-        let region = &self.regions[self.find(guest_addr)?];
+        let region = self.regions.iter().find(|r| guest_addr.wrapping_sub(r.guest_addr) < r.len)?;
         Self::area_in(region, guest_addr - region.guest_addr, len)
     }
 
@@ -113,29 +134,51 @@ impl MemTable {
         GuestArea::new(&region.mapping, region.offset + at, len)
     }
 
-    fn find(&self, addr: u64) -> Option<usize> {
-        let i = self.regions.partition_point(|r| r.guest_addr <= addr).checked_sub(1)?;
-        (addr - self.regions[i].guest_addr < self.regions[i].len).then_some(i)
+    /// Where a guest address lies, and how many bytes of its region follow from there.
+    #[inline]
+    fn locate(&self, addr: u64) -> Option<(*mut u8, u64)> {
+        // Most guests have up to three regions, and use one of them: a scan is predicted well. Those with hot-plugged
+        // memory may have hundreds.
+        const SCANNED_MAX: usize = 8;
+        if self.spans.len() <= SCANNED_MAX {
+            return self.spans.iter().find_map(|span| span.locate(addr));
+        }
+        let i = self.spans.partition_point(|span| span.guest_addr <= addr).checked_sub(1)?;
+        self.spans[i].locate(addr)
+    }
+
+    /// Where `len` bytes lie, if they lie in one region.
+    #[inline]
+    fn locate_all(&self, addr: u64, len: usize) -> Option<*mut u8> {
+        self.locate(addr).and_then(|(base, room)| (len as u64 <= room).then_some(base))
     }
 
     /// Copies `out.len()` bytes from a guest address, crossing from region to region where they adjoin.
     ///
     /// # Errors
     /// [`BadAddress`]; some of `out` may have been written.
+    ///
+    /// # Panics
+    /// If `out` has 4 GiB or more.
     pub fn read_bytes(&self, addr: u64, out: &mut [u8]) -> Result<(), BadAddress> {
         let mut at = 0;
-        self.for_each_piece(addr, out.len() as u32, |base, len| {
+        self.for_each_piece(addr, len_of(out), |base, len| {
             // SAFETY: the piece lies in a region of ours, which is mapped; `out` has room for all pieces.
             unsafe { copy::from_shared(out[at..].as_mut_ptr(), base, len) };
             at += len;
         })
     }
 
-    /// Copies a value from a guest address, once.
+    /// Copies a value from a guest address: each byte is read once.
     ///
     /// # Errors
     /// [`BadAddress`].
+    #[inline]
     pub fn read<T: FromBytes + KnownLayout + IntoBytes>(&self, addr: u64) -> Result<T, BadAddress> {
+        if let Some(src) = self.locate_all(addr, size_of::<T>()) {
+            // SAFETY: the bytes lie in a region of ours, which is mapped.
+            return Ok(unsafe { copy::read_once(src) });
+        }
         let mut value = T::new_zeroed();
         self.read_bytes(addr, value.as_mut_bytes())?;
         Ok(value)
@@ -145,9 +188,12 @@ impl MemTable {
     ///
     /// # Errors
     /// [`BadAddress`]; some may have been written.
+    ///
+    /// # Panics
+    /// If `data` has 4 GiB or more.
     pub fn write_bytes(&self, addr: u64, data: &[u8]) -> Result<(), BadAddress> {
         let mut at = 0;
-        self.for_each_piece(addr, data.len() as u32, |base, len| {
+        self.for_each_piece(addr, len_of(data), |base, len| {
             // SAFETY: the piece lies in a region of ours, which is mapped; `data` has as many bytes from `at` on.
             unsafe { copy::to_shared(base, data[at..].as_ptr(), len) };
             at += len;
@@ -158,26 +204,34 @@ impl MemTable {
     ///
     /// # Errors
     /// [`BadAddress`]; some of it may have been written.
+    #[inline]
     pub fn write<T: IntoBytes + Immutable>(&self, addr: u64, value: &T) -> Result<(), BadAddress> {
-        self.write_bytes(addr, value.as_bytes())
-    }
-
-    /// Asks the processor for the line at a guest address, to write to it, if there is one.
-    pub fn prefetch_write(&self, addr: u64) {
-        if let Some(i) = self.find(addr) {
-            let region = &self.regions[i];
-            copy::prefetch_write(region.piece(addr - region.guest_addr, 0));
+        let bytes = value.as_bytes();
+        if let Some(dst) = self.locate_all(addr, size_of::<T>()) {
+            // SAFETY: the bytes lie in a region of ours, which is mapped; `bytes` has as many.
+            unsafe { copy::to_shared(dst, bytes.as_ptr(), size_of::<T>()) };
+            return Ok(());
         }
+        self.write_bytes(addr, bytes)
     }
 
     /// Asks the processor for the line at a guest address, if there is one.
+    #[inline]
     pub fn prefetch(&self, addr: u64) {
-        if let Some(i) = self.find(addr) {
-            let region = &self.regions[i];
-            copy::prefetch(region.piece(addr - region.guest_addr, 0), 1);
+        if let Some((base, _)) = self.locate(addr) {
+            copy::prefetch(base, 1);
         }
     }
 
+    /// Asks the processor for the line at a guest address, to write to it, if there is one.
+    #[inline]
+    pub fn prefetch_write(&self, addr: u64) {
+        if let Some((base, _)) = self.locate(addr) {
+            copy::prefetch_write(base);
+        }
+    }
+
+    #[inline]
     fn for_each_piece(
         &self,
         addr: u64,
@@ -187,15 +241,18 @@ impl MemTable {
         let bad = BadAddress { addr, len };
         let (mut at, mut left) = (addr, u64::from(len));
         while left > 0 {
-            let region = &self.regions[self.find(at).ok_or(bad)?];
-            let skip = at - region.guest_addr;
-            let n = left.min(region.len - skip);
-            each(region.piece(skip, n as u32), n as usize);
+            let (base, room) = self.locate(at).ok_or(bad)?;
+            let n = left.min(room);
+            each(base, n as usize);
             left -= n;
             at = if left == 0 { at } else { at.checked_add(n).ok_or(bad)? };
         }
         Ok(())
     }
+}
+
+fn len_of(bytes: &[u8]) -> u32 {
+    u32::try_from(bytes.len()).expect("copies are shorter than 4 GiB")
 }
 
 #[derive(Debug)]
@@ -233,8 +290,19 @@ impl SgTable {
     }
 
     /// The guest's memory as requests to come see it.
+    #[inline]
     pub fn memory(&self) -> &MemTable {
         &self.epochs.last().expect("never empty").table
+    }
+
+    /// The guest's memory as the request in `slot` sees it: where its header and status lie.
+    ///
+    /// # Panics
+    /// If the slot is not in use.
+    #[inline]
+    pub fn memory_of(&self, slot: u16) -> &MemTable {
+        let epoch = self.slots[usize::from(slot)].epoch.expect("the slot is in use");
+        &self.epochs[epoch.wrapping_sub(self.first_epoch) as usize].table
     }
 
     /// Requests to come see `memory`; those in flight keep what they see.
@@ -257,6 +325,7 @@ impl SgTable {
     ///
     /// # Panics
     /// If it is in use.
+    #[inline]
     pub fn begin(&mut self, slot: u16) {
         let current = self.first_epoch.wrapping_add(self.epochs.len() as u32 - 1);
         self.epochs.last_mut().expect("never empty").users += 1;
@@ -274,6 +343,7 @@ impl SgTable {
     ///
     /// # Panics
     /// If the slot is not in use.
+    #[inline]
     pub fn push(&mut self, slot: u16, addr: u64, len: u32) -> Result<(), BadAddress> {
         let slot = &mut self.slots[usize::from(slot)];
         let epoch = slot.epoch.expect("the slot is in use").wrapping_sub(self.first_epoch);
@@ -288,6 +358,7 @@ impl SgTable {
     ///
     /// # Panics
     /// If the slot is not in use.
+    #[inline]
     pub fn sgl(&self, slot: u16) -> Sgl {
         let slot = &self.slots[usize::from(slot)];
         assert!(slot.epoch.is_some(), "the slot is not in use");
@@ -300,6 +371,7 @@ impl SgTable {
     ///
     /// # Panics
     /// If it is not in use.
+    #[inline]
     pub fn end(&mut self, slot: u16) {
         let epoch = self.slots[usize::from(slot)].epoch.take().expect("the slot is in use");
         self.epochs[epoch.wrapping_sub(self.first_epoch) as usize].users -= 1;

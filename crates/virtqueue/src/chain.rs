@@ -120,6 +120,12 @@ impl Chain {
         (self.start, self.split, self.end) = (0, 0, 0);
     }
 
+    /// Whether there is something for the device to write.
+    #[inline]
+    pub(crate) const fn has_writable(&self) -> bool {
+        self.end > self.split
+    }
+
     /// Descriptors in it.
     #[inline]
     pub(crate) const fn count(&self) -> u16 {

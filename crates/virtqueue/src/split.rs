@@ -272,7 +272,7 @@ impl SplitQueue {
     }
 
     /// Goes on in the table that `table` refers to (section 2.7.5.3).
-    #[inline]
+    #[inline(never)]
     fn walk_indirect(&self, table: Desc, memory: &MemTable, chain: &mut Chain) -> Result<(), ChainError> {
         if !self.config.indirect {
             return Err(ChainError::IndirectNotNegotiated);
@@ -391,7 +391,7 @@ fn take(desc: Desc, chain: &mut Chain) -> Result<Option<u16>, ChainError> {
     if desc.len == 0 {
         return Err(ChainError::Empty);
     }
-    if !writable && !chain.writable().is_empty() {
+    if !writable && chain.has_writable() {
         return Err(ChainError::Order);
     }
     chain.push(Piece { addr: desc.addr, len: desc.len }, writable);
