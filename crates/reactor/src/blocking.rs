@@ -110,7 +110,9 @@ impl Pool {
 mod tests {
     use super::*;
     use crate::{Clock, Cx, Engine, Reactor, RingClient, Root, RootId, SleepPolicy};
+    use std::cell::RefCell;
     use std::collections::BTreeMap;
+    use std::convert::Infallible;
     use std::sync::{Barrier, mpsc};
 
     struct Collector {
@@ -130,10 +132,10 @@ mod tests {
         let mut reactor = Reactor::new(0, SleepPolicy::Adaptive, engine, Clock::Monotonic).unwrap();
         let cx = reactor.cx();
         let thread = cx.add_thread("t", CoreSet::allowed());
-        let root = cx.add_root(thread, "collector", |id, cx| Collector {
-            client: cx.open_ring_client(id),
-            got: Vec::new(),
+        let root = cx.add_root(thread, "collector", |id, cx| {
+            Ok::<_, Infallible>(Collector { client: cx.open_ring_client(id), got: Vec::new() })
         });
+        let Ok(root) = root;
         let client = cx.root::<Collector>(root.id()).unwrap().borrow().client;
         test(&mut reactor, root.id(), client);
     }
@@ -202,22 +204,21 @@ mod tests {
         });
     }
 
+    thread_local! {
+        /// Dropped when its thread ends.
+        static ALIVE: RefCell<Option<mpsc::Sender<()>>> = const { RefCell::new(None) };
+    }
+
     #[test]
     fn threads_end_with_the_last_reactor() {
-        let (alive, ended) = mpsc::channel::<()>();
+        let (alive, ended) = mpsc::channel();
         let blocking = Blocking::new(1);
-        let handle =
-            Reactor::new(0, SleepPolicy::Poll, Engine::Epoll, Clock::Monotonic).unwrap().handle().clone();
-        let tag = Tag { client: 1, token: 0 };
-        blocking.clone().submit(
-            &handle,
-            tag,
-            Box::new(move || {
-                std::thread_local!(static ALIVE: std::cell::RefCell<Option<mpsc::Sender<()>>> = const { std::cell::RefCell::new(None) });
-                ALIVE.set(Some(alive));
-                0
-            }),
-        );
+        let reactor = Reactor::new(0, SleepPolicy::Poll, Engine::Epoll, Clock::Monotonic).unwrap();
+        let call = move || {
+            ALIVE.set(Some(alive));
+            0
+        };
+        blocking.clone().submit(reactor.handle(), Tag { client: 1, token: 0 }, Box::new(call));
         drop(blocking);
         assert_eq!(ended.recv(), Err(mpsc::RecvError));
     }
