@@ -1,1 +1,40 @@
-//! Skeleton.
+//! The block layer: what a disk is, who has it open, and how requests reach it.
+//!
+//! Two faces:
+//! - what callers hold: a [`Descriptor`] (a disk that is open) and its [`BdevChannel`]s, one for each reactor and use. A channel
+//!   checks, queues, splits and counts requests, so that
+//! - what modules implement, [`Device`] and [`Channel`], sees only requests that are valid, within its limits and its depth.
+//!
+//! | context | what runs in it |
+//! | --- | --- |
+//! | control | [`Registry`], opening, removing, resizing, resetting, reading statistics |
+//! | reactor | channels: private to their opener, on one reactor, never locked |
+//!
+//! **A request's life.** [`BdevChannel::submit`] checks it and takes a slot for it; the slot's key is the tag of what goes to the module, in as
+//! many pieces as the module's limits ask for. While the module's depth is used up, requests wait in the channel's one FIFO. [`BdevChannel::poll`]
+//! brings completions back, each exactly once. No layer below refuses a request or queues it again.
+//!
+//! **Removal while requests run is ordinary**: new ones fail with [`Status::Removed`], running ones complete, every opener is told by an [`Event`],
+//! and the disk goes when the last has closed it.
+#![forbid(unsafe_code)]
+
+mod async_channel;
+mod bdev;
+mod bdev_channel;
+mod cell;
+mod channel;
+mod device;
+mod histogram;
+mod io;
+mod registry;
+mod stats;
+
+pub use async_channel::AsyncChannel;
+pub use bdev::{Bdev, Descriptor, Event, Identity};
+pub use bdev_channel::BdevChannel;
+pub use channel::Channel;
+pub use device::{Device, Geometry, Limits, OpenError, Outbox};
+pub use histogram::Histogram;
+pub use io::{Completion, Io, Op, OpSet, Status, Tag};
+pub use registry::{Access, Error, Registry};
+pub use stats::{OpStats, Stats};

@@ -1,0 +1,150 @@
+//! A channel as futures see it: for sequences that are long or rare. Reactor context.
+
+use crate::{BdevChannel, Completion, Descriptor, Io, Op, OpenError, Status, Tag};
+use aryk_dma::{Buffer, Sgl};
+use aryk_reactor::{Cx, Local, Root, RootId, ThreadId};
+use aryk_slots::{Key, Slots};
+use futures_channel::oneshot;
+use std::cell::RefCell;
+use std::fmt;
+use std::rc::Rc;
+
+/// A request of a task. It keeps the buffer, also when the task stops waiting.
+struct Waiting {
+    buffer: Option<Buffer>,
+    done: oneshot::Sender<(Status, Option<Buffer>)>,
+}
+
+struct Queue {
+    channel: BdevChannel,
+    waiting: Slots<Waiting>,
+    completions: Vec<Completion>,
+    closing: bool,
+    id: RootId,
+}
+
+/// Requests of tasks in flight at one time; more grow the table.
+const WAITING: u32 = 16;
+
+impl Root for Queue {
+    fn poll(&mut self, cx: &mut Cx) -> bool {
+        self.channel.poll(cx, &mut self.completions);
+        let worked = !self.completions.is_empty();
+        for completion in self.completions.drain(..) {
+            let waiting = self.waiting.remove(Key::from_raw(completion.tag.0)).expect("completed once");
+            let buffer = waiting.buffer.map(|mut b| {
+                b.reclaim();
+                b
+            });
+            // A task that has stopped waiting does not want it.
+            let _ = waiting.done.send((completion.status, buffer));
+        }
+        if self.closing && self.channel.in_flight() == 0 {
+            self.closing = false;
+            let id = self.id;
+            cx.local().defer(move |cx| cx.remove_root(id));
+        }
+        worked
+    }
+}
+
+/// Reads and writes that own their buffers.
+pub struct AsyncChannel {
+    local: Local,
+    queue: Rc<RefCell<Queue>>,
+}
+
+impl fmt::Debug for AsyncChannel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.queue.borrow().channel.fmt(f)
+    }
+}
+
+impl AsyncChannel {
+    /// A channel of the disk for the calling reactor, on `thread`.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn open(descriptor: &Descriptor, thread: ThreadId, cx: &mut Cx) -> Result<Self, OpenError> {
+        let name = format!("tasks of {}", descriptor.bdev().name());
+        let root = cx.add_root(thread, &name, |id, cx| {
+            let channel = descriptor.open_channel(id, cx)?;
+            let waiting = Slots::new(WAITING);
+            Ok(Queue { channel, waiting, completions: Vec::new(), closing: false, id })
+        })?;
+        let queue = cx.root(root.id()).expect("just added");
+        Ok(Self { local: cx.local().clone(), queue })
+    }
+
+    /// Reads `blocks` blocks from `lba` into `buffer`, which has as many bytes.
+    ///
+    /// # Errors
+    /// Any status but [`Status::Ok`].
+    pub async fn read(&self, lba: u64, blocks: u64, buffer: Buffer) -> Result<Buffer, Status> {
+        let buffer = self.request(Op::Read, lba, blocks, Some(buffer)).await?;
+        Ok(buffer.expect("it comes back"))
+    }
+
+    /// Writes `blocks` blocks from `lba`, out of `buffer`, which has as many bytes.
+    ///
+    /// # Errors
+    /// Any status but [`Status::Ok`].
+    pub async fn write(&self, lba: u64, blocks: u64, buffer: Buffer) -> Result<Buffer, Status> {
+        let buffer = self.request(Op::Write, lba, blocks, Some(buffer)).await?;
+        Ok(buffer.expect("it comes back"))
+    }
+
+    /// A request without data: a flush (of no blocks), an unmap, or a write-zeroes.
+    ///
+    /// # Errors
+    /// Any status but [`Status::Ok`].
+    pub async fn command(&self, op: Op, lba: u64, blocks: u64) -> Result<(), Status> {
+        self.request(op, lba, blocks, None).await.map(drop)
+    }
+
+    async fn request(
+        &self,
+        op: Op,
+        lba: u64,
+        blocks: u64,
+        buffer: Option<Buffer>,
+    ) -> Result<Option<Buffer>, Status> {
+        let (done, completed) = oneshot::channel();
+        let queue = Rc::clone(&self.queue);
+        self.local.defer(move |cx| queue.borrow_mut().submit(op, lba, blocks, buffer, done, cx));
+        let (status, buffer) = completed.await.map_err(|_| Status::Removed)?;
+        if status.is_ok() { Ok(buffer) } else { Err(status) }
+    }
+}
+
+impl Queue {
+    fn submit(
+        &mut self,
+        op: Op,
+        lba: u64,
+        blocks: u64,
+        mut buffer: Option<Buffer>,
+        done: oneshot::Sender<(Status, Option<Buffer>)>,
+        cx: &mut Cx,
+    ) {
+        if self.waiting.is_full() {
+            self.waiting.grow(self.waiting.capacity());
+        }
+        let data = buffer.as_mut().map_or(Sgl::EMPTY, Buffer::lend);
+        let Ok(key) = self.waiting.insert(Waiting { buffer, done }) else { unreachable!("it has room") };
+        self.channel.submit(Io { tag: Tag(key.raw()), op, fua: false, lba, blocks, data }, cx);
+        cx.wake(self.id);
+    }
+}
+
+impl Drop for AsyncChannel {
+    /// Closes the channel once what is in flight has completed.
+    fn drop(&mut self) {
+        let queue = Rc::clone(&self.queue);
+        self.local.defer(move |cx| {
+            let mut queue = queue.borrow_mut();
+            queue.closing = true;
+            cx.wake(queue.id);
+        });
+    }
+}

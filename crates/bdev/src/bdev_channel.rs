@@ -1,0 +1,393 @@
+//! The channel as its opener holds it: checks, credits, the one FIFO, splitting, statistics. Reactor context.
+//!
+//! A request lives in a slot from [`BdevChannel::submit`] until its completion is handed out. It goes to the module in as many pieces as the
+//! module's limits ask for, each of which carries the slot's key as its tag. Pieces go out in order while there are credits; a request with
+//! pieces left to go stands in the FIFO.
+
+use crate::cell::{Cells, ChannelCell, Command};
+use crate::{Bdev, Channel, Completion, Descriptor, Io, Limits, Op, OpSet, OpenError, Status, Tag};
+use aryk_dma::{Buffer, PAGE, Sgl};
+use aryk_reactor::{Cx, Handle, Layer, Nanos, Point, RootId};
+use aryk_slots::{Key, Slots};
+use futures_channel::oneshot;
+use std::collections::VecDeque;
+use std::fmt;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// A request in flight. `lba`, `blocks` and `data` are what has not gone to the module yet.
+struct Pending {
+    tag: Tag,
+    op: Op,
+    fua: bool,
+    lba: u64,
+    blocks: u64,
+    data: Sgl,
+    bytes: u64,
+    /// Whether a piece is still to go, be it an empty one, as of a flush.
+    to_go: bool,
+    /// Pieces that the module has.
+    pieces: u32,
+    status: Status,
+    started: Nanos,
+}
+
+enum State {
+    Running,
+    /// Aborting what the module has, then telling.
+    Freezing(oneshot::Sender<()>),
+    Frozen,
+}
+
+/// Zeroes to write where a module has no write-zeroes.
+struct Zeroes {
+    buffer: Buffer,
+    sgl: Sgl,
+}
+
+/// A disk's channel, private to whoever opened it. See the file's head.
+pub struct BdevChannel {
+    inner: Box<dyn Channel>,
+    descriptor: Descriptor,
+    root: RootId,
+    reactor: Handle,
+    cell: Rc<ChannelCell>,
+    limits: Limits,
+    ops: OpSet,
+    block_size: u32,
+    writable: bool,
+    state: State,
+    credits: u32,
+    pending: Slots<Pending>,
+    waiting: VecDeque<Key>,
+    ready: Vec<Completion>,
+    from_module: Vec<Completion>,
+    zeroes: Option<Zeroes>,
+}
+
+impl fmt::Debug for BdevChannel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut s = f.debug_struct("BdevChannel");
+        s.field("bdev", self.descriptor.bdev()).field("in_flight", &self.in_flight()).finish_non_exhaustive()
+    }
+}
+
+/// Bytes of zeroes to write at one time where a module has no write-zeroes.
+const ZEROES: usize = 64 * 1024;
+
+impl BdevChannel {
+    pub(crate) fn open(descriptor: Descriptor, root: RootId, cx: &mut Cx) -> Result<Self, OpenError> {
+        let bdev = Arc::clone(descriptor.bdev());
+        if bdev.is_removing() {
+            return Err(OpenError::Removed);
+        }
+        let device = bdev.device();
+        let limits = device.limits();
+        assert!(limits.depth > 0 && limits.transfer_blocks > 0 && limits.segments > 0, "{limits:?}");
+        Ok(Self {
+            inner: device.open_channel(root, cx)?,
+            cell: Cells::open(&bdev, root, cx),
+            root,
+            reactor: cx.handle().clone(),
+            limits,
+            ops: device.ops(),
+            block_size: device.geometry().block_size,
+            writable: descriptor.is_writable(),
+            state: State::Running,
+            credits: limits.depth,
+            pending: Slots::new(limits.depth.min(64)),
+            waiting: VecDeque::new(),
+            ready: Vec::new(),
+            from_module: Vec::new(),
+            zeroes: None,
+            descriptor,
+        })
+    }
+
+    /// The disk.
+    pub fn bdev(&self) -> &Arc<Bdev> {
+        self.descriptor.bdev()
+    }
+
+    /// Requests that have been submitted and whose completions have not been handed out.
+    pub fn in_flight(&self) -> u32 {
+        self.pending.len() + self.ready.len() as u32
+    }
+
+    /// Starts a request, which completes exactly once, in a later [`BdevChannel::poll`]. Its data stays in place until then.
+    #[inline]
+    pub fn submit(&mut self, io: Io, cx: &mut Cx) {
+        cx.trace(Layer::Bdev, Point::Submit, self.bdev().serial() as u16, io.tag.0 as u32);
+        if let Err(status) = self.check(&io) {
+            self.cell.stats.borrow_mut().record(io.op, 0, status, 0);
+            self.ready.push(Completion { tag: io.tag, status });
+            cx.wake(self.root);
+            return;
+        }
+        let pending = Pending {
+            tag: io.tag,
+            op: io.op,
+            fua: io.fua,
+            lba: io.lba,
+            blocks: io.blocks,
+            data: io.data,
+            bytes: io.blocks * u64::from(self.block_size),
+            to_go: true,
+            pieces: 0,
+            status: Status::Ok,
+            started: cx.now(),
+        };
+        if self.pending.is_full() {
+            self.pending.grow(self.pending.capacity());
+        }
+        let Ok(key) = self.pending.insert(pending) else { unreachable!("it has room") };
+        if !self.waiting.is_empty() || !self.advance(key, cx) {
+            self.waiting.push_back(key);
+        }
+    }
+
+    /// Says that nobody wants the requests with this tag any more. They still complete.
+    pub fn abort(&mut self, tag: Tag, cx: &mut Cx) {
+        let keys: Vec<_> = self.pending.iter().filter(|(_, p)| p.tag == tag).map(|(key, _)| key).collect();
+        for key in keys {
+            self.abort_one(key, cx);
+        }
+    }
+
+    /// Says that nobody wants any request any more. They still complete.
+    pub fn abort_all(&mut self, cx: &mut Cx) {
+        let keys: Vec<_> = self.pending.iter().map(|(key, _)| key).collect();
+        for key in keys {
+            self.abort_one(key, cx);
+        }
+    }
+
+    /// Adds what has completed to `out`, and sends on what has waited.
+    #[inline]
+    pub fn poll(&mut self, cx: &mut Cx, out: &mut Vec<Completion>) {
+        if let Some(command) = self.cell.take_command() {
+            self.obey(command, cx);
+        }
+        self.inner.poll(cx, &mut self.from_module);
+        let mut from_module = std::mem::take(&mut self.from_module);
+        for completion in from_module.drain(..) {
+            self.piece_completed(completion, cx);
+        }
+        self.from_module = from_module;
+        self.advance_waiting(cx);
+        if matches!(self.state, State::Freezing(_)) {
+            self.look_frozen();
+        }
+        out.append(&mut self.ready);
+    }
+
+    fn check(&self, io: &Io) -> Result<(), Status> {
+        let bdev = self.descriptor.bdev();
+        if bdev.is_removing() {
+            return Err(Status::Removed);
+        }
+        if io.op.is_change() && !self.writable {
+            return Err(Status::ReadOnly);
+        }
+        if io.op == Op::Flush {
+            return if io.blocks == 0 && io.data.is_empty() { Ok(()) } else { Err(Status::Invalid) };
+        }
+        if !self.ops.contains(io.op) && io.op != Op::WriteZeroes {
+            return Err(Status::Unsupported);
+        }
+        if io.blocks == 0 {
+            return Err(Status::Invalid);
+        }
+        if io.lba.checked_add(io.blocks).is_none_or(|end| end > bdev.blocks()) {
+            return Err(Status::OutOfRange);
+        }
+        let bytes = if io.op.has_data() { u128::from(io.blocks) * u128::from(self.block_size) } else { 0 };
+        if u128::from(io.data.len()) == bytes { Ok(()) } else { Err(Status::Invalid) }
+    }
+
+    /// Sends pieces of a request to the module while there are credits; whether none is left to go.
+    #[inline]
+    fn advance(&mut self, key: Key, cx: &mut Cx) -> bool {
+        if !matches!(self.state, State::Running) {
+            return false;
+        }
+        while self.pending.get(key).is_some_and(|p| p.to_go) {
+            if self.credits == 0 {
+                return false;
+            }
+            match self.next_piece(key) {
+                Some(io) => {
+                    self.credits -= 1;
+                    self.inner.submit(io, cx);
+                }
+                None => self.fail(key, Status::Invalid, cx),
+            }
+        }
+        true
+    }
+
+    fn advance_waiting(&mut self, cx: &mut Cx) {
+        while let Some(&key) = self.waiting.front() {
+            if !self.advance(key, cx) {
+                break;
+            }
+            self.waiting.pop_front();
+        }
+        let mut stats = self.cell.stats.borrow_mut();
+        stats.in_flight = self.pending.len().into();
+        stats.waiting = self.waiting.len() as u64;
+    }
+
+    /// Cuts the next piece off a request. `None` if its segments are so small that no whole block of it fits the module's limit.
+    #[inline]
+    fn next_piece(&mut self, key: Key) -> Option<Io> {
+        let p = self.pending.get_mut(key).expect("the caller looked");
+        let emulated = p.op == Op::WriteZeroes && !self.ops.contains(Op::WriteZeroes);
+        let (op, blocks) = match p.op {
+            Op::Read | Op::Write => (p.op, piece_blocks(p, &self.limits, self.block_size)?),
+            Op::Flush => (Op::Flush, 0),
+            Op::Unmap => (Op::Unmap, p.blocks.min(self.limits.unmap_blocks)),
+            Op::WriteZeroes if emulated => {
+                (Op::Write, p.blocks.min(zero_blocks(p.lba, &self.limits, self.block_size)))
+            }
+            Op::WriteZeroes => (Op::WriteZeroes, p.blocks.min(self.limits.write_zeroes_blocks)),
+        };
+        let data = if emulated {
+            let zeroes = self.zeroes.get_or_insert_with(Zeroes::new);
+            zeroes.sgl.slice(0, blocks as u32 * self.block_size)
+        } else if blocks == p.blocks {
+            p.data
+        } else if p.op.has_data() {
+            let bytes = blocks as u32 * self.block_size;
+            let piece = p.data.slice(0, bytes);
+            p.data = p.data.slice(bytes, p.data.len() - bytes);
+            piece
+        } else {
+            Sgl::EMPTY
+        };
+        let io = Io { tag: Tag(key.raw()), op, fua: p.fua, lba: p.lba, blocks, data };
+        p.lba += blocks;
+        p.blocks -= blocks;
+        p.to_go = p.blocks > 0;
+        p.pieces += 1;
+        Some(io)
+    }
+
+    #[inline]
+    fn piece_completed(&mut self, completion: Completion, cx: &mut Cx) {
+        let key = Key::from_raw(completion.tag.0);
+        self.credits += 1;
+        let p = self.pending.get_mut(key).expect("a module completes what it was given, once");
+        p.pieces -= 1;
+        p.status = p.status.or(completion.status);
+        if !p.status.is_ok() {
+            p.to_go = false;
+        }
+        if p.pieces == 0 && !p.to_go {
+            self.complete(key, cx);
+        }
+    }
+
+    #[inline]
+    fn complete(&mut self, key: Key, cx: &mut Cx) {
+        let p = self.pending.remove(key).expect("the caller looked");
+        let latency = cx.now().since(p.started).as_nanos() as u64;
+        self.cell.stats.borrow_mut().record(p.op, p.bytes, p.status, latency);
+        cx.trace(Layer::Bdev, Point::Complete, self.bdev().serial() as u16, p.tag.0 as u32);
+        self.ready.push(Completion { tag: p.tag, status: p.status });
+    }
+
+    /// Gives up what is left of a request; it completes now, or with its last piece.
+    fn fail(&mut self, key: Key, status: Status, cx: &mut Cx) {
+        let p = self.pending.get_mut(key).expect("the caller looked");
+        p.to_go = false;
+        p.status = p.status.or(status);
+        if p.pieces == 0 {
+            self.complete(key, cx);
+            cx.wake(self.root);
+        }
+    }
+
+    fn abort_one(&mut self, key: Key, cx: &mut Cx) {
+        let Some(p) = self.pending.get(key) else { return };
+        let (to_go, pieces) = (p.to_go, p.pieces);
+        if to_go {
+            self.fail(key, Status::Aborted, cx);
+        }
+        if pieces > 0 {
+            self.inner.abort(Tag(key.raw()), cx);
+        }
+    }
+
+    fn obey(&mut self, command: Command, cx: &mut Cx) {
+        match command {
+            Command::Freeze(done) => {
+                self.state = State::Freezing(done);
+                let at_module = self.pending.iter().filter(|(_, p)| p.pieces > 0);
+                let keys: Vec<_> = at_module.map(|(key, _)| key).collect();
+                keys.into_iter().for_each(|key| self.abort_one(key, cx));
+            }
+            Command::Thaw => self.state = State::Running,
+        }
+    }
+
+    fn look_frozen(&mut self) {
+        if self.credits == self.limits.depth
+            && let State::Freezing(done) = std::mem::replace(&mut self.state, State::Frozen)
+        {
+            // Whoever asked may have gone; then the thaw is on its way all the same.
+            let _ = done.send(());
+        }
+    }
+}
+
+impl Zeroes {
+    fn new() -> Self {
+        let mut buffer = Buffer::new(ZEROES, PAGE as usize);
+        let sgl = buffer.lend();
+        Self { buffer, sgl }
+    }
+}
+
+/// How many blocks of what is left of a read or write go into the next piece.
+#[inline]
+fn piece_blocks(p: &Pending, limits: &Limits, block_size: u32) -> Option<u64> {
+    let mut blocks = p.blocks.min(limits.transfer_blocks.into());
+    if limits.boundary_blocks > 0 {
+        blocks = blocks.min(to_boundary(p.lba, limits.boundary_blocks));
+    }
+    if p.data.segments() <= limits.segments {
+        return Some(blocks);
+    }
+    let fits = p.data.pieces().take(limits.segments as usize).map(|s| s.len() as u64).sum::<u64>();
+    blocks = blocks.min(fits / u64::from(block_size));
+    (blocks > 0).then_some(blocks)
+}
+
+/// How many blocks of zeroes to write at `lba` at one time.
+fn zero_blocks(lba: u64, limits: &Limits, block_size: u32) -> u64 {
+    let blocks = (ZEROES as u64 / u64::from(block_size)).min(limits.transfer_blocks.into());
+    match limits.boundary_blocks {
+        0 => blocks,
+        boundary => blocks.min(to_boundary(lba, boundary)),
+    }
+}
+
+fn to_boundary(lba: u64, boundary: u32) -> u64 {
+    u64::from(boundary) - lba % u64::from(boundary)
+}
+
+impl Drop for BdevChannel {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        assert_eq!(self.in_flight(), 0, "{} is closed with requests in flight", self.bdev().name());
+        if let Some(zeroes) = &mut self.zeroes {
+            zeroes.buffer.reclaim();
+        }
+        let mut stats = self.cell.stats.take();
+        (stats.in_flight, stats.waiting) = (0, 0);
+        self.bdev().channel_closed(&self.reactor, &stats);
+    }
+}

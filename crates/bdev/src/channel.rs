@@ -1,0 +1,18 @@
+//! The trait at the heart of the data path. Reactor context.
+
+use crate::{Completion, Io, Tag};
+use aryk_reactor::Cx;
+
+/// One opener's way to a device, on one reactor.
+pub trait Channel {
+    /// Starts a request. It is never refused, for the caller holds a credit: [`crate::Limits::depth`] requests may be in flight. It completes
+    /// exactly once, in a later [`Channel::poll`]; until then whoever owns its data keeps that in place.
+    fn submit(&mut self, io: Io, cx: &mut Cx);
+
+    /// A hint that nobody wants the requests with this tag any more. They still complete, with [`crate::Status::Aborted`] or as they would have. A device
+    /// that holds requests for as long as it likes must heed it.
+    fn abort(&mut self, tag: Tag, cx: &mut Cx);
+
+    /// Adds what has completed to `out`. Called after the channel's root was woken.
+    fn poll(&mut self, cx: &mut Cx, out: &mut Vec<Completion>);
+}

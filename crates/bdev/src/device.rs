@@ -1,0 +1,135 @@
+//! What a bdev module implements. Control context; channels are opened in reactor context.
+
+use crate::{Bdev, Channel, Completion, OpSet, Status, Tag};
+use aryk_reactor::{Cx, RootId};
+use std::sync::Arc;
+
+/// The shape of a disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Geometry {
+    /// Bytes in a block, the unit of requests: a power of two from 512 on.
+    pub block_size: u32,
+    /// Bytes in a block of the store below: requests aligned to these cost no read-modify-write.
+    pub physical_block_size: u32,
+    /// Blocks on the disk.
+    pub blocks: u64,
+    /// Blocks in a stripe or the like, for front-ends to tell guests of; 0 for none.
+    pub optimal_io_blocks: u32,
+}
+
+impl Geometry {
+    /// A disk without any structure.
+    pub const fn plain(block_size: u32, blocks: u64) -> Self {
+        Self { block_size, physical_block_size: block_size, blocks, optimal_io_blocks: 0 }
+    }
+}
+
+/// What a device can take. The block layer splits and queues, so that it never sees more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Requests in flight on one channel.
+    pub depth: u32,
+    /// Blocks in one read or write.
+    pub transfer_blocks: u32,
+    /// Pieces of memory in one read or write.
+    pub segments: u32,
+    /// Blocks in one unmap.
+    pub unmap_blocks: u64,
+    /// Blocks in one write-zeroes.
+    pub write_zeroes_blocks: u64,
+    /// No read or write crosses a multiple of this many blocks; 0 for none.
+    pub boundary_blocks: u32,
+}
+
+impl Default for Limits {
+    /// 256 requests in flight, otherwise none.
+    fn default() -> Self {
+        Self {
+            depth: 256,
+            transfer_blocks: u32::MAX,
+            segments: u32::MAX,
+            unmap_blocks: u64::MAX,
+            write_zeroes_blocks: u64::MAX,
+            boundary_blocks: 0,
+        }
+    }
+}
+
+/// Why a channel cannot be opened.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OpenError {
+    /// The device is being removed.
+    #[error("the disk is being removed")]
+    Removed,
+    /// Something that the channel needs is not to be had.
+    #[error("{0}")]
+    Unavailable(String),
+}
+
+/// A disk, as its module makes it.
+pub trait Device: Send + Sync + 'static {
+    /// What kind of disk it is, for people.
+    fn product(&self) -> &'static str;
+
+    /// Its shape. Only the number of blocks may change, and only as [`crate::Registry::resized`] is told.
+    fn geometry(&self) -> Geometry;
+
+    /// What its channels can take. Never changes.
+    fn limits(&self) -> Limits;
+
+    /// What its channels can do. Never changes. A write-zeroes that is missing is made of writes by the block layer.
+    fn ops(&self) -> OpSet;
+
+    /// Whether it cannot be written.
+    fn is_read_only(&self) -> bool {
+        false
+    }
+
+    /// The disks that it is made of. They are not removed while it is there, and it goes with them.
+    fn bases(&self) -> Vec<Arc<Bdev>> {
+        Vec::new()
+    }
+
+    /// One of the disks that it is made of has another size now. Returns its own new number of blocks, if that changed.
+    fn base_resized(&self) -> Option<u64> {
+        None
+    }
+
+    /// A channel for the calling reactor. What completes on it wakes `root`.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    fn open_channel(&self, root: RootId, cx: &mut Cx) -> Result<Box<dyn Channel>, OpenError>;
+}
+
+/// Completions that wait for a channel's next poll.
+#[derive(Debug)]
+pub struct Outbox {
+    root: RootId,
+    ready: Vec<Completion>,
+}
+
+impl Outbox {
+    /// An empty one, which wakes `root`.
+    pub const fn new(root: RootId) -> Self {
+        Self { root, ready: Vec::new() }
+    }
+
+    /// The root that it wakes.
+    pub const fn root(&self) -> RootId {
+        self.root
+    }
+
+    /// Adds a completion.
+    #[inline]
+    pub fn push(&mut self, tag: Tag, status: Status, cx: &mut Cx) {
+        self.ready.push(Completion { tag, status });
+        cx.wake(self.root);
+    }
+
+    /// Moves all completions to `out`.
+    #[inline]
+    pub fn take(&mut self, out: &mut Vec<Completion>) {
+        out.append(&mut self.ready);
+    }
+}

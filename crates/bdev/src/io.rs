@@ -1,0 +1,151 @@
+//! A request, its completion, and their parts. Reactor context.
+
+use aryk_dma::Sgl;
+
+/// What the submitter calls a request by; it comes back with the completion, and means nothing to anyone else.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Tag(pub u64);
+
+/// What a request asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
+pub enum Op {
+    /// Blocks into memory.
+    Read,
+    /// Memory into blocks.
+    Write,
+    /// Makes every write that has completed durable.
+    Flush,
+    /// Gives blocks back to the store: what they read as afterwards is zeroes, or what they held.
+    Unmap,
+    /// Makes blocks read as zeroes.
+    WriteZeroes,
+}
+
+impl Op {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Read, Self::Write, Self::Flush, Self::Unmap, Self::WriteZeroes];
+
+    /// Whether it carries data.
+    pub const fn has_data(self) -> bool {
+        matches!(self, Self::Read | Self::Write)
+    }
+
+    /// Whether it changes the disk.
+    pub const fn is_change(self) -> bool {
+        matches!(self, Self::Write | Self::Unmap | Self::WriteZeroes)
+    }
+
+    /// Its name, as RPC has it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Flush => "flush",
+            Self::Unmap => "unmap",
+            Self::WriteZeroes => "write_zeroes",
+        }
+    }
+}
+
+/// A set of operations.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OpSet(u8);
+
+impl OpSet {
+    /// Every operation.
+    pub const ALL: Self = Self::of(&Op::ALL);
+
+    /// These operations.
+    pub const fn of(ops: &[Op]) -> Self {
+        let mut bits = 0;
+        let mut i = 0;
+        while i < ops.len() {
+            bits |= 1 << ops[i] as u8;
+            i += 1;
+        }
+        Self(bits)
+    }
+
+    /// Whether `op` is among them.
+    pub const fn contains(self, op: Op) -> bool {
+        self.0 >> op as u8 & 1 == 1
+    }
+
+    /// These, and `op`.
+    #[must_use]
+    pub const fn with(self, op: Op) -> Self {
+        Self(self.0 | 1 << op as u8)
+    }
+
+    /// These without `op`.
+    #[must_use]
+    pub const fn without(self, op: Op) -> Self {
+        Self(self.0 & !(1 << op as u8))
+    }
+}
+
+/// A request. Moved by value, down to whoever carries it out.
+#[derive(Debug)]
+pub struct Io {
+    /// The submitter's.
+    pub tag: Tag,
+    /// What is asked for.
+    pub op: Op,
+    /// The write is durable when it completes.
+    pub fua: bool,
+    /// The first block.
+    pub lba: u64,
+    /// How many blocks; a flush has none.
+    pub blocks: u64,
+    /// Where the data lies: as many bytes as the blocks have for a read or write, none otherwise.
+    pub data: Sgl,
+}
+
+const _: () = assert!(size_of::<Io>() <= 64, "a request fits a cache line");
+
+/// How a request ended.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
+pub enum Status {
+    /// It was done.
+    Ok,
+    /// Something about it is wrong: no blocks, or data of another length than the blocks.
+    Invalid,
+    /// It reaches beyond the disk's end.
+    OutOfRange,
+    /// The disk does not do this.
+    Unsupported,
+    /// The disk, or this opening of it, is read-only.
+    ReadOnly,
+    /// The store is full.
+    NoSpace,
+    /// The store failed.
+    Medium,
+    /// It was aborted, by its submitter or by a reset.
+    Aborted,
+    /// The disk has been removed.
+    Removed,
+}
+
+impl Status {
+    /// Whether it was done.
+    pub const fn is_ok(self) -> bool {
+        matches!(self, Self::Ok)
+    }
+
+    /// The first failure of the two.
+    #[must_use]
+    pub const fn or(self, other: Self) -> Self {
+        if self.is_ok() { other } else { self }
+    }
+}
+
+/// The end of a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Completion {
+    /// The request's.
+    pub tag: Tag,
+    /// How it ended.
+    pub status: Status,
+}

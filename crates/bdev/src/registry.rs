@@ -1,0 +1,194 @@
+//! All disks of the process. Control context: any thread, but no reactor's.
+
+use crate::bdev::{Claim, Listener, lock};
+use crate::{Bdev, Descriptor, Device, Event, Identity};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+/// Why a disk cannot be registered, found, opened or removed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// A disk has that name, alias or UUID already.
+    #[error("a disk named `{0}` exists already")]
+    Exists(String),
+    /// No disk has that name.
+    #[error("there is no disk named `{0}`")]
+    NotFound(String),
+    /// Someone's claim forbids it.
+    #[error("`{name}` is in use by {owner}")]
+    Claimed {
+        /// The disk.
+        name: String,
+        /// Who has it.
+        owner: String,
+    },
+    /// The disk is being removed, or reset.
+    #[error("`{0}` is being removed or reset")]
+    Busy(String),
+    /// A disk cannot have this shape.
+    #[error("a block size of {0} is not a power of two from 512 on")]
+    BlockSize(u32),
+}
+
+/// How a disk is opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    /// To read only.
+    Read,
+    /// To write too, as others may.
+    Shared,
+    /// As the one writer.
+    Exclusive,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    /// In the order of their making.
+    disks: Vec<Arc<Bdev>>,
+    /// By name, alias and UUID.
+    names: HashMap<String, Arc<Bdev>>,
+    serials: u64,
+}
+
+/// The disks of a process, by name.
+#[derive(Debug, Default)]
+pub struct Registry(Mutex<Inner>);
+
+fn names(identity: &Identity) -> Vec<String> {
+    let mut names = vec![identity.name.clone(), identity.uuid.to_string()];
+    names.extend(identity.aliases.iter().cloned());
+    names
+}
+
+impl Registry {
+    /// An empty one.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a disk.
+    ///
+    /// # Errors
+    /// [`Error::Exists`], [`Error::BlockSize`].
+    pub fn register(&self, identity: Identity, device: Arc<dyn Device>) -> Result<Arc<Bdev>, Error> {
+        let block_size = device.geometry().block_size;
+        if !block_size.is_power_of_two() || block_size < 512 {
+            return Err(Error::BlockSize(block_size));
+        }
+        let mut inner = lock(&self.0);
+        let names = names(&identity);
+        if let Some(taken) = names.iter().find(|n| inner.names.contains_key(*n)) {
+            return Err(Error::Exists(taken.clone()));
+        }
+        inner.serials += 1;
+        let bdev = Arc::new(Bdev::new(inner.serials, identity, device));
+        inner.names.extend(names.into_iter().map(|n| (n, Arc::clone(&bdev))));
+        inner.disks.push(Arc::clone(&bdev));
+        Ok(bdev)
+    }
+
+    /// The disk with this name, alias or UUID.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    pub fn find(&self, name: &str) -> Result<Arc<Bdev>, Error> {
+        let inner = lock(&self.0);
+        let by_uuid = || {
+            inner
+                .names
+                .get(&name.to_ascii_lowercase())
+                .filter(|b| b.identity().uuid.to_string() == name.to_ascii_lowercase())
+        };
+        let found = inner.names.get(name).or_else(by_uuid);
+        found.cloned().ok_or_else(|| Error::NotFound(name.to_owned()))
+    }
+
+    /// All disks, in the order of their making.
+    pub fn list(&self) -> Vec<Arc<Bdev>> {
+        lock(&self.0).disks.clone()
+    }
+
+    /// Opens a disk for `owner`, who is told by `listener` what happens to it.
+    ///
+    /// `listener` runs in control context, and must do no more than pass the news on.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Claimed`], [`Error::Busy`] while it is being removed.
+    pub fn open(
+        &self,
+        name: &str,
+        access: Access,
+        owner: &str,
+        listener: impl Fn(Event) + Send + Sync + 'static,
+    ) -> Result<Descriptor, Error> {
+        let bdev = self.find(name)?;
+        // Under the lock, so that a removal either sees this opener or is seen here.
+        let _inner = lock(&self.0);
+        if bdev.is_removing() {
+            return Err(Error::Busy(bdev.name().to_owned()));
+        }
+        let claim = match access {
+            Access::Read => Claim::None,
+            Access::Shared => Claim::Shared,
+            Access::Exclusive => Claim::Exclusive,
+        };
+        let listener: Listener = Arc::new(listener);
+        let clash = |owner| Error::Claimed { name: bdev.name().to_owned(), owner };
+        bdev.open(claim, owner, listener).map_err(clash)
+    }
+
+    /// Removes a disk, and first those that are made of it: new requests fail, running ones complete, openers are told, and when the last has
+    /// closed it, it is gone.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Busy`] if that is under way already.
+    pub async fn remove(&self, name: &str) -> Result<(), Error> {
+        let bdev = self.find(name)?;
+        let mut doomed = vec![bdev];
+        let mut next = 0;
+        while let Some(base) = doomed.get(next).cloned() {
+            doomed.extend(self.made_of(&base));
+            next += 1;
+        }
+        // Those that are made of others come later in the list, and go first.
+        for bdev in doomed.into_iter().rev() {
+            self.remove_one(bdev).await?;
+        }
+        Ok(())
+    }
+
+    fn made_of(&self, base: &Arc<Bdev>) -> Vec<Arc<Bdev>> {
+        let is_on = |b: &Arc<Bdev>| b.device().bases().iter().any(|x| Arc::ptr_eq(x, base));
+        self.list().into_iter().filter(is_on).collect()
+    }
+
+    async fn remove_one(&self, bdev: Arc<Bdev>) -> Result<(), Error> {
+        let began = {
+            let _inner = lock(&self.0);
+            bdev.begin_removal()
+        };
+        if !began {
+            return Err(Error::Busy(bdev.name().to_owned()));
+        }
+        bdev.closed_by_all().await;
+        let mut inner = lock(&self.0);
+        inner.disks.retain(|b| !Arc::ptr_eq(b, &bdev));
+        inner.names.retain(|_, b| !Arc::ptr_eq(b, &bdev));
+        Ok(())
+    }
+
+    /// The module says that its disk has another size: openers are told, and disks made of it follow.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    pub fn resized(&self, name: &str, blocks: u64) -> Result<(), Error> {
+        let bdev = self.find(name)?;
+        bdev.set_blocks(blocks);
+        for above in self.made_of(&bdev) {
+            if let Some(blocks) = above.device().base_resized() {
+                self.resized(above.name(), blocks)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,82 @@
+//! What a channel counts. Written in reactor context by its owner; merged wherever it is read.
+
+use crate::{Histogram, Op, Status};
+
+/// Counts of one kind of operation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OpStats {
+    /// Requests that completed without failure.
+    pub ops: u64,
+    /// Bytes that they were about.
+    pub bytes: u64,
+    /// Requests that failed.
+    pub errors: u64,
+    /// The sum of all latencies, in nanoseconds.
+    pub latency_ns: u64,
+    /// The longest latency, in nanoseconds.
+    pub latency_ns_max: u64,
+    /// The shortest latency, in nanoseconds; `None` before the first.
+    pub latency_ns_min: Option<u64>,
+    /// All latencies, in nanoseconds.
+    pub latencies: Histogram,
+}
+
+impl OpStats {
+    fn record(&mut self, bytes: u64, status: Status, latency_ns: u64) {
+        if status.is_ok() {
+            self.ops += 1;
+            self.bytes += bytes;
+        } else {
+            self.errors += 1;
+        }
+        self.latency_ns += latency_ns;
+        self.latency_ns_max = self.latency_ns_max.max(latency_ns);
+        self.latency_ns_min = Some(self.latency_ns_min.map_or(latency_ns, |min| min.min(latency_ns)));
+        self.latencies.record(latency_ns);
+    }
+
+    fn merge(&mut self, other: &Self) {
+        self.ops += other.ops;
+        self.bytes += other.bytes;
+        self.errors += other.errors;
+        self.latency_ns += other.latency_ns;
+        self.latency_ns_max = self.latency_ns_max.max(other.latency_ns_max);
+        self.latency_ns_min = self.latency_ns_min.into_iter().chain(other.latency_ns_min).min();
+        self.latencies.merge(&other.latencies);
+    }
+}
+
+/// Counts of all operations.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    ops: [OpStats; Op::ALL.len()],
+    /// Requests that have been submitted and not yet completed, at the time of reading.
+    pub in_flight: u64,
+    /// Those of them that wait in the block layer.
+    pub waiting: u64,
+}
+
+impl Stats {
+    /// The counts of `op`.
+    pub const fn op(&self, op: Op) -> &OpStats {
+        &self.ops[op as usize]
+    }
+
+    /// Sets all counts to zero; what is in flight stays.
+    pub(crate) fn clear(&mut self) {
+        self.ops = Default::default();
+    }
+
+    #[inline]
+    pub(crate) fn record(&mut self, op: Op, bytes: u64, status: Status, latency_ns: u64) {
+        self.ops[op as usize].record(bytes, status, latency_ns);
+    }
+
+    pub(crate) fn merge(&mut self, other: &Self) {
+        for (mine, theirs) in self.ops.iter_mut().zip(&other.ops) {
+            mine.merge(theirs);
+        }
+        self.in_flight += other.in_flight;
+        self.waiting += other.waiting;
+    }
+}
