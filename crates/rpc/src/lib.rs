@@ -7,11 +7,16 @@
 //! nobody else.
 #![forbid(unsafe_code)]
 
+pub mod config;
 mod connection;
+pub mod control;
 mod dispatch;
 mod error;
+pub mod methods;
+pub mod params;
 pub mod server;
 pub mod wire;
 
+pub use control::Control;
 pub use dispatch::{Methods, NoParams, Outcome, Phase};
 pub use error::{Error, WireError};

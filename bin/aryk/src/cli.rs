@@ -1,0 +1,210 @@
+//! The arguments.
+
+use crate::size::Size;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+use std::path::PathBuf;
+use std::time::Duration;
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  done
+  1  the daemon refused, or something failed
+  2  the command line is wrong
+  3  no daemon answers at the socket
+
+Sizes are powers of 1024: 20G is 20 GiB.";
+
+/// Disks for virtual machines, served by arykd.
+#[derive(Debug, Parser)]
+#[command(name = "aryk", version, max_term_width = 80, after_help = EXIT_CODES)]
+pub struct Cli {
+    /// The daemon's RPC socket
+    #[arg(short, long, global = true, env = "ARYK_SOCKET", default_value = "/var/tmp/spdk.sock")]
+    pub socket: PathBuf,
+
+    /// Print JSON
+    #[arg(long, global = true)]
+    pub json: bool,
+
+    /// Seconds to wait for the daemon's answer
+    #[arg(long, global = true, default_value = "30", value_parser = seconds)]
+    pub timeout: Duration,
+
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Make, list and remove disks
+    #[command(subcommand)]
+    Disk(DiskCommand),
+    /// Offer a disk to a virtual machine
+    Attach(AttachArgs),
+    /// Take a disk back from its virtual machine
+    Detach {
+        /// The controller, or the disk
+        name: String,
+    },
+    /// List the controllers, through which virtual machines reach disks
+    #[command(subcommand)]
+    Controller(ControllerCommand),
+    /// Show how the daemon is
+    Status,
+    /// List the reactors, the threads that carry the I/O
+    #[command(subcommand)]
+    Reactor(ReactorCommand),
+    /// Call any JSON-RPC method
+    Rpc {
+        /// Its name; rpc_get_methods lists them
+        method: String,
+        /// Its parameters as a JSON object; '-' reads them from the standard input
+        params: Option<String>,
+    },
+    /// Print a script that completes aryk's commands in a shell
+    Completions {
+        /// Which shell
+        shell: Shell,
+    },
+}
+
+/// Commands about disks.
+#[derive(Debug, Subcommand)]
+pub enum DiskCommand {
+    /// Make a disk
+    Create(CreateArgs),
+    /// List all disks
+    List,
+    /// Show all about one disk
+    Show {
+        /// Its name, alias or uuid
+        name: String,
+    },
+    /// Remove a disk; its file stays
+    Remove {
+        /// Its name, alias or uuid
+        name: String,
+    },
+    /// Show what disks have done
+    Stat {
+        /// Only this one
+        name: Option<String>,
+    },
+}
+
+/// Arguments of `disk create`.
+#[derive(Debug, Args)]
+pub struct CreateArgs {
+    /// The new disk's name
+    pub name: String,
+    #[command(flatten)]
+    pub kind: KindArgs,
+    /// How large: 20G, 512M. A file that does not exist is made sparse, of this size
+    #[arg(long, required_if_eq_any([("memory", "true"), ("null", "true")]))]
+    pub size: Option<Size>,
+    /// Bytes of a block: 512 or 4096
+    #[arg(long, value_name = "BYTES")]
+    pub block_size: Option<u32>,
+    /// Refuse all writes
+    #[arg(long, conflicts_with_all = ["memory", "null"])]
+    pub readonly: bool,
+    /// When the file's file system is full: fail the write, or hold it and try again
+    #[arg(long, value_enum, conflicts_with_all = ["memory", "null"])]
+    pub enospc: Option<Enospc>,
+    /// Its uuid, instead of a random one
+    #[arg(long)]
+    pub uuid: Option<String>,
+}
+
+/// Where a disk's data lives.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub struct KindArgs {
+    /// Keep the data in this file or block device
+    #[arg(long, value_name = "PATH")]
+    pub file: Option<PathBuf>,
+    /// Keep the data in memory: gone when the daemon ends
+    #[arg(long)]
+    pub memory: bool,
+    /// Keep nothing: for measuring
+    #[arg(long)]
+    pub null: bool,
+}
+
+/// What a full file system does to a write.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum Enospc {
+    Error,
+    Hold,
+}
+
+impl Enospc {
+    /// As the daemon calls it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Hold => "hold",
+        }
+    }
+}
+
+/// Arguments of `attach`.
+#[derive(Debug, Args)]
+pub struct AttachArgs {
+    /// The disk
+    pub disk: String,
+    /// The controller's name, and its socket's [default: the disk's name]
+    #[arg(long, value_name = "NAME")]
+    pub controller: Option<String>,
+    /// Queues, which can use as many cores [default: as many as reactors]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub queues: Option<u16>,
+    /// Cores that may serve it: 0x3 or [0,2-3] [default: all]
+    #[arg(long, value_name = "CORES")]
+    pub cpumask: Option<String>,
+    /// Let the machine read only
+    #[arg(long)]
+    pub readonly: bool,
+    /// The socket's permissions
+    #[arg(long, value_name = "OCTAL", value_parser = mode)]
+    pub socket_mode: Option<u32>,
+    /// The socket's owner: a user's name or number
+    #[arg(long, value_name = "USER")]
+    pub socket_owner: Option<String>,
+    /// The socket's group: a name or number
+    #[arg(long, value_name = "GROUP")]
+    pub socket_group: Option<String>,
+}
+
+/// Commands about controllers.
+#[derive(Debug, Subcommand)]
+pub enum ControllerCommand {
+    /// List all controllers
+    List,
+}
+
+/// Commands about reactors.
+#[derive(Debug, Subcommand)]
+pub enum ReactorCommand {
+    /// List all reactors
+    List,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    match text.parse::<u32>() {
+        Ok(seconds @ 1..) => Ok(Duration::from_secs(seconds.into())),
+        _ => Err("a whole number of seconds, at least 1".into()),
+    }
+}
+
+fn mode(text: &str) -> Result<u32, String> {
+    match u32::from_str_radix(text, 8) {
+        Ok(mode @ ..=0o777) => Ok(mode),
+        _ => Err("octal digits, such as 660".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

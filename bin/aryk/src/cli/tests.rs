@@ -1,0 +1,79 @@
+//! Command lines, right and wrong.
+
+use super::*;
+use clap::CommandFactory;
+use clap::error::ErrorKind;
+
+fn parse(line: &str) -> Result<Cli, clap::Error> {
+    Cli::try_parse_from(line.split(' '))
+}
+
+#[test]
+fn the_grammar_is_sound() {
+    Cli::command().debug_assert();
+}
+
+#[test]
+fn commands_as_the_guide_has_them() {
+    for line in [
+        "aryk disk create vm1 --file vm1.img --size 20G",
+        "aryk disk create m --memory --size 1G --block-size 4096",
+        "aryk disk create n --null --size 1G",
+        "aryk disk create f --file /dev/sdb --readonly --enospc hold",
+        "aryk disk list --json",
+        "aryk --json disk show vm1",
+        "aryk disk remove vm1",
+        "aryk disk stat",
+        "aryk disk stat vm1",
+        "aryk attach vm1",
+        "aryk attach vm1 --queues 4 --cpumask [0,2-3] --readonly --controller c --socket-mode 660 --socket-group kvm",
+        "aryk detach vm1",
+        "aryk controller list",
+        "aryk reactor list",
+        "aryk status -s /tmp/x.sock --timeout 5",
+        "aryk rpc spdk_get_version",
+        "aryk rpc bdev_get_bdevs {}",
+        "aryk completions bash",
+    ] {
+        parse(line).unwrap_or_else(|e| panic!("{line}: {e}"));
+    }
+}
+
+#[test]
+fn wrong_command_lines() {
+    let wrong = [
+        ("aryk disk create vm1", ErrorKind::MissingRequiredArgument),
+        ("aryk disk create vm1 --memory", ErrorKind::MissingRequiredArgument),
+        ("aryk disk create vm1 --null", ErrorKind::MissingRequiredArgument),
+        ("aryk disk create vm1 --memory --null --size 1G", ErrorKind::ArgumentConflict),
+        ("aryk disk create vm1 --memory --size 1G --readonly", ErrorKind::ArgumentConflict),
+        ("aryk disk create vm1 --file x --size 1GB", ErrorKind::ValueValidation),
+        ("aryk attach vm1 --queues 0", ErrorKind::ValueValidation),
+        ("aryk attach vm1 --socket-mode 999", ErrorKind::ValueValidation),
+        ("aryk status --timeout 0", ErrorKind::ValueValidation),
+        ("aryk frobnicate", ErrorKind::InvalidSubcommand),
+    ];
+    for (line, kind) in wrong {
+        assert_eq!(parse(line).expect_err(line).kind(), kind, "{line}");
+    }
+}
+
+#[test]
+fn values_arrive() {
+    let cli = parse("aryk -s /s attach d --socket-mode 0660 --queues 2 --timeout 7").unwrap();
+    assert_eq!((cli.socket, cli.timeout), (PathBuf::from("/s"), Duration::from_secs(7)));
+    let Command::Attach(args) = cli.command else { panic!() };
+    assert_eq!((args.socket_mode, args.queues), (Some(0o660), Some(2)));
+}
+
+#[test]
+fn help_fits_80_columns() {
+    let mut command = Cli::command();
+    command.build();
+    let mut all = vec![command];
+    while let Some(mut command) = all.pop() {
+        let help = command.render_long_help().to_string();
+        assert!(help.lines().all(|line| line.chars().count() <= 80), "{help}");
+        all.extend(command.get_subcommands().cloned());
+    }
+}

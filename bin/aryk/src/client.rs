@@ -1,0 +1,69 @@
+//! A blocking JSON-RPC client on a UNIX socket.
+
+use crate::error::Error;
+use serde_json::{Value, json};
+use std::io::{self, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+/// A connection to the daemon.
+pub struct Client {
+    stream: BufReader<UnixStream>,
+    last_id: u64,
+}
+
+impl Client {
+    /// Connects to the daemon at `path`, whose answers may take as long as `timeout`.
+    pub fn connect(path: &Path, timeout: Duration) -> Result<Self, Error> {
+        let stream = UnixStream::connect(path).map_err(|e| match e.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Error::NoDaemon(path.to_owned()),
+            _ => Error::Socket { path: path.to_owned(), source: e },
+        })?;
+        stream.set_read_timeout(Some(timeout))?;
+        stream.set_write_timeout(Some(timeout))?;
+        Ok(Self { stream: BufReader::new(stream), last_id: 0 })
+    }
+
+    /// Calls a method, and gives its result.
+    pub fn call(&mut self, method: &str, params: Value) -> Result<Value, Error> {
+        self.last_id += 1;
+        let request = json!({"jsonrpc": "2.0", "id": self.last_id, "method": method, "params": params});
+        self.stream.get_mut().write_all(request.to_string().as_bytes()).map_err(broken)?;
+        let mut replies = serde_json::Deserializer::from_reader(&mut self.stream).into_iter::<Value>();
+        let mut reply = match replies.next() {
+            Some(Ok(reply)) => reply,
+            Some(Err(e)) if e.is_io() => return Err(broken(e.into())),
+            Some(Err(e)) => return Err(Error::Protocol(format!("sent what is no JSON: {e}"))),
+            None => return Err(Error::Protocol("closed the connection".into())),
+        };
+        if let Some(error) = reply.get("error") {
+            return Err(refused(error));
+        }
+        if reply["id"] != self.last_id {
+            return Err(Error::Protocol(format!("answered something else: {reply}")));
+        }
+        Ok(reply["result"].take())
+    }
+}
+
+fn broken(e: io::Error) -> Error {
+    match e.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            Error::Protocol("did not answer in time; --timeout sets how long to wait".into())
+        }
+        _ => Error::Protocol(format!("closed the connection: {e}")),
+    }
+}
+
+fn refused(error: &Value) -> Error {
+    let text = |member: &str| error[member].as_str().map(str::to_owned);
+    Error::Refused {
+        code: error["code"].as_i64().unwrap_or_default(),
+        message: text("message").unwrap_or_default(),
+        detail: text("data"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

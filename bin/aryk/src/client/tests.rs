@@ -1,0 +1,50 @@
+//! The client against a daemon that answers anything.
+
+use super::*;
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+
+/// What a call gives when the daemon answers `bytes`.
+fn answered(bytes: &[u8]) -> Result<Value, Error> {
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    ours.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    let mut client = Client { stream: BufReader::new(ours), last_id: 0 };
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut request = [0; 4096];
+            let len = theirs.read(&mut request).unwrap();
+            let request: Value = serde_json::from_slice(&request[..len]).unwrap();
+            assert_eq!(request["method"], "m");
+            theirs.write_all(bytes).unwrap();
+            if bytes.is_empty() {
+                std::thread::park_timeout(Duration::from_millis(300));
+            }
+        });
+        client.call("m", json!({}))
+    })
+}
+
+#[test]
+fn results_and_errors() {
+    assert_eq!(answered(br#"{"jsonrpc":"2.0","id":1,"result":[7]}"#).unwrap(), json!([7]));
+    let error = answered(br#"{"id":1,"error":{"code":-17,"message":"File exists","data":"disk 'a'"}}"#);
+    let error = error.unwrap_err();
+    assert_eq!(error.to_string(), "File exists: disk 'a'");
+    assert!(error.hint().unwrap().contains("another name"));
+    assert_eq!(error.exit_code(), 1);
+}
+
+#[test]
+fn nonsense_and_silence() {
+    for bytes in [&b"nonsense"[..], br#"{"id":2,"result":1}"#, b"{\"id\":1,", b""] {
+        let error = answered(bytes).unwrap_err();
+        assert!(matches!(error, Error::Protocol(_)), "{error}");
+    }
+}
+
+#[test]
+fn nobody_there() {
+    let Err(error) = Client::connect(Path::new("/nonexistent/s"), Duration::from_secs(1)) else { panic!() };
+    assert_eq!(error.exit_code(), 3);
+    assert!(error.hint().unwrap().contains("arykd"));
+}

@@ -1,0 +1,78 @@
+//! `aryk status`, `reactor …` and `rpc`
+
+use super::{elements, number, text};
+use crate::client::Client;
+use crate::error::Error;
+use crate::output::Output;
+use serde_json::{Value, json};
+use std::io;
+
+pub fn status(client: &mut Client, out: &Output) -> Result<(), Error> {
+    let version = client.call("spdk_get_version", json!({}))?;
+    let reactors = client.call("framework_get_reactors", json!({}))?;
+    let disks = client.call("bdev_get_bdevs", json!({}))?;
+    let controllers = client.call("vhost_get_controllers", json!({}))?;
+    let connected = elements(&controllers).iter().filter(|c| !elements(&c["sessions"]).is_empty()).count();
+    let cores: Vec<_> = elements(&reactors["reactors"]).iter().map(|r| r["lcore"].to_string()).collect();
+    let status = json!({
+        "version": version["version"],
+        "pid": reactors["pid"],
+        "cores": elements(&reactors["reactors"]).iter().map(|r| r["lcore"].clone()).collect::<Vec<_>>(),
+        "disks": elements(&disks).len(),
+        "controllers": elements(&controllers).len(),
+        "connected": connected,
+    });
+    out.print(&status, || {
+        out.list([
+            ("daemon", format!("{}, process {}", text(&version, "version"), reactors["pid"])),
+            ("cores", cores.join(" ")),
+            ("disks", elements(&disks).len().to_string()),
+            ("controllers", format!("{}, {connected} connected", elements(&controllers).len())),
+        ])
+    })
+}
+
+pub fn reactors(client: &mut Client, out: &Output) -> Result<(), Error> {
+    let reactors = client.call("framework_get_reactors", json!({}))?;
+    out.print(&reactors, || {
+        let row = |r: &Value| {
+            let (busy, idle, sleeping) = (number(r, "busy"), number(r, "idle"), number(r, "sleeping"));
+            let all = u128::from(busy) + u128::from(idle);
+            let percent = |part: u64| format!("{}%", u128::from(part) * 100 / all.max(1));
+            vec![
+                r["lcore"].to_string(),
+                r["tid"].to_string(),
+                percent(busy),
+                percent(idle.saturating_sub(sleeping)),
+                percent(sleeping),
+                elements(&r["lw_threads"]).len().to_string(),
+            ]
+        };
+        let columns = [
+            ("CORE", true),
+            ("TID", true),
+            ("BUSY", true),
+            ("POLLING", true),
+            ("ASLEEP", true),
+            ("THREADS", true),
+        ];
+        out.table(&columns, elements(&reactors["reactors"]).iter().map(row))
+    })
+}
+
+pub fn rpc(method: &str, params: Option<&str>, client: &mut Client, out: &Output) -> Result<(), Error> {
+    let params = match params {
+        None => json!({}),
+        Some("-") => parse(&io::read_to_string(io::stdin())?)?,
+        Some(text) => parse(text)?,
+    };
+    let result = client.call(method, params)?;
+    out.print(&result, || match &result {
+        Value::String(text) => text.clone(),
+        other => format!("{other:#}"),
+    })
+}
+
+fn parse(text: &str) -> Result<Value, Error> {
+    serde_json::from_str(text).map_err(|e| Error::Usage(format!("the parameters are no JSON: {e}")))
+}

@@ -1,0 +1,189 @@
+//! `aryk disk …`
+
+use super::{elements, number, object, text};
+use crate::cli::{CreateArgs, DiskCommand};
+use crate::client::Client;
+use crate::error::Error;
+use crate::output::Output;
+use crate::size::Size;
+use serde_json::{Value, json};
+
+const BLOCK_SIZE: u32 = 512;
+
+/// What kind of disk a product name stands for, and what removes it.
+const KINDS: [(&str, &str, &str); 6] = [
+    ("AIO disk", "file", "bdev_uring_delete"),
+    ("Malloc disk", "memory", "bdev_malloc_delete"),
+    ("Null disk", "null", "bdev_null_delete"),
+    ("passthru", "passthru", "bdev_passthru_delete"),
+    ("delay", "delay", "bdev_delay_delete"),
+    ("Error Injection Disk", "error", "bdev_error_delete"),
+];
+
+pub fn run(command: &DiskCommand, client: &mut Client, out: &Output) -> Result<(), Error> {
+    match command {
+        DiskCommand::Create(args) => create(args, client, out),
+        DiskCommand::List => list(client, out),
+        DiskCommand::Show { name } => show(name, client, out),
+        DiskCommand::Remove { name } => remove(name, client, out),
+        DiskCommand::Stat { name } => stat(name.as_deref(), client, out),
+    }
+}
+
+fn create(args: &CreateArgs, client: &mut Client, out: &Output) -> Result<(), Error> {
+    let (method, params) = create_call(args)?;
+    client.call(method, params)?;
+    let disk = find(client, &args.name)?;
+    let size = size(&disk);
+    let name = &args.name;
+    out.print(&disk, || {
+        format!("Disk '{name}' of {size} is ready. Offer it to a machine: aryk attach {name}")
+    })
+}
+
+/// The call that makes the disk that is asked for.
+fn create_call(args: &CreateArgs) -> Result<(&'static str, Value), Error> {
+    let name = Some(json!(args.name));
+    let uuid = args.uuid.as_ref().map(|uuid| json!(uuid));
+    if let Some(file) = &args.kind.file {
+        // The daemon's working directory is another one.
+        let path = std::path::absolute(file)?;
+        let path = path.to_str().ok_or_else(|| Error::Usage("the file's name is not UTF-8".into()))?;
+        let params = object([
+            ("name", name),
+            ("filename", Some(json!(path))),
+            ("block_size", args.block_size.map(|bytes| json!(bytes))),
+            ("size", args.size.map(|size| json!(size.0))),
+            ("readonly", args.readonly.then_some(json!(true))),
+            ("enospc", args.enospc.map(|what| json!(what.name()))),
+            ("uuid", uuid),
+        ]);
+        return Ok(("bdev_uring_create", params));
+    }
+    let block_size = args.block_size.unwrap_or(BLOCK_SIZE);
+    let Size(bytes) = args.size.ok_or_else(|| Error::Usage("--size is missing".into()))?;
+    if block_size == 0 || !bytes.is_multiple_of(block_size.into()) {
+        return Err(Error::Usage(format!("--size must be a multiple of --block-size, {block_size}")));
+    }
+    let params = object([
+        ("name", name),
+        ("block_size", Some(json!(block_size))),
+        ("num_blocks", Some(json!(bytes / u64::from(block_size)))),
+        ("uuid", uuid),
+    ]);
+    let method = if args.kind.memory { "bdev_malloc_create" } else { "bdev_null_create" };
+    Ok((method, params))
+}
+
+fn find(client: &mut Client, name: &str) -> Result<Value, Error> {
+    let mut disks = client.call("bdev_get_bdevs", json!({"name": name}))?;
+    Ok(disks[0].take())
+}
+
+fn size(disk: &Value) -> Size {
+    Size(number(disk, "block_size").saturating_mul(number(disk, "num_blocks")))
+}
+
+fn kind(disk: &Value) -> &str {
+    let product = text(disk, "product_name");
+    KINDS.iter().find(|(name, ..)| *name == product).map_or(product, |(_, kind, _)| kind)
+}
+
+fn list(client: &mut Client, out: &Output) -> Result<(), Error> {
+    let disks = client.call("bdev_get_bdevs", json!({}))?;
+    out.print(&disks, || {
+        if elements(&disks).is_empty() {
+            return "There are no disks. Make one: aryk disk create NAME --file PATH --size 20G".into();
+        }
+        let row = |disk: &Value| {
+            let is_claimed = disk["claimed"].as_bool().unwrap_or_default();
+            vec![
+                text(disk, "name").to_owned(),
+                kind(disk).to_owned(),
+                size(disk).to_string(),
+                number(disk, "block_size").to_string(),
+                if is_claimed { "yes" } else { "no" }.to_owned(),
+            ]
+        };
+        let columns = [("NAME", false), ("KIND", false), ("SIZE", true), ("BLOCK", true), ("IN USE", false)];
+        out.table(&columns, elements(&disks).iter().map(row))
+    })
+}
+
+fn show(name: &str, client: &mut Client, out: &Output) -> Result<(), Error> {
+    let disk = find(client, name)?;
+    out.print(&disk, || {
+        let can = |(what, can): (&String, &Value)| can.as_bool()?.then(|| what.clone());
+        let operations = disk["supported_io_types"].as_object().into_iter().flatten().filter_map(can);
+        let aliases = elements(&disk["aliases"]).iter().filter_map(Value::as_str);
+        let specific = disk["driver_specific"].as_object().into_iter().flatten().map(|(_, v)| v.to_string());
+        out.list([
+            ("name", text(&disk, "name").to_owned()),
+            ("aliases", aliases.collect::<Vec<_>>().join(" ")),
+            ("uuid", text(&disk, "uuid").to_owned()),
+            ("kind", kind(&disk).to_owned()),
+            ("size", size(&disk).to_string()),
+            ("blocks", format!("{} of {} bytes", number(&disk, "num_blocks"), number(&disk, "block_size"))),
+            ("in use", disk["claimed"].to_string()),
+            ("operations", operations.collect::<Vec<_>>().join(" ")),
+            ("details", specific.collect::<Vec<_>>().join(" ")),
+        ])
+    })
+}
+
+fn remove(name: &str, client: &mut Client, out: &Output) -> Result<(), Error> {
+    let disk = find(client, name)?;
+    let product = text(&disk, "product_name");
+    let delete = KINDS.iter().find(|(known, ..)| *known == product).map(|(.., delete)| *delete);
+    let delete =
+        delete.ok_or_else(|| Error::Usage(format!("aryk does not know how to remove a {product}")))?;
+    let name = text(&disk, "name");
+    let result = client.call(delete, json!({"name": name}))?;
+    out.print(&result, || format!("Disk '{name}' is gone."))
+}
+
+fn stat(name: Option<&str>, client: &mut Client, out: &Output) -> Result<(), Error> {
+    let names = name.map(|name| json!([name]));
+    let stats = client.call("bdev_get_iostat", object([("names", names)]))?;
+    out.print(&stats, || {
+        let tick_rate = number(&stats, "tick_rate").max(1);
+        let row = |disk: &Value| {
+            let mean = |ticks: &str, ops: &str| match number(disk, ops) {
+                0 => "-".to_owned(),
+                ops => latency(number(disk, ticks) / ops, tick_rate),
+            };
+            vec![
+                text(disk, "name").to_owned(),
+                number(disk, "num_read_ops").to_string(),
+                Size(number(disk, "bytes_read")).to_string(),
+                mean("read_latency_ticks", "num_read_ops"),
+                number(disk, "num_write_ops").to_string(),
+                Size(number(disk, "bytes_written")).to_string(),
+                mean("write_latency_ticks", "num_write_ops"),
+            ]
+        };
+        let columns = [
+            ("NAME", false),
+            ("READS", true),
+            ("BYTES", true),
+            ("MEAN", true),
+            ("WRITES", true),
+            ("BYTES", true),
+            ("MEAN", true),
+        ];
+        out.table(&columns, elements(&stats["bdevs"]).iter().map(row))
+    })
+}
+
+/// A time as people read it.
+fn latency(ticks: u64, tick_rate: u64) -> String {
+    let ns = u128::from(ticks) * 1_000_000_000 / u128::from(tick_rate);
+    match ns {
+        0..10_000 => format!("{ns}ns"),
+        10_000..10_000_000 => format!("{}us", ns / 1_000),
+        10_000_000.. => format!("{}ms", ns / 1_000_000),
+    }
+}
+
+#[cfg(test)]
+mod tests;

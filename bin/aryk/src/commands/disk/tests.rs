@@ -1,0 +1,41 @@
+//! The calls that `disk create` makes.
+
+use super::*;
+use crate::cli::{Cli, Command};
+use clap::Parser;
+
+fn call(line: &str) -> Result<(&'static str, Value), Error> {
+    let cli = Cli::try_parse_from(line.split(' ')).unwrap();
+    let Command::Disk(DiskCommand::Create(args)) = cli.command else { panic!("{line}") };
+    create_call(&args)
+}
+
+#[test]
+fn files() {
+    let (method, params) = call("aryk disk create d --file /a/b.img --size 20G").unwrap();
+    assert_eq!(method, "bdev_uring_create");
+    assert_eq!(params, json!({"name": "d", "filename": "/a/b.img", "size": 20_u64 << 30}));
+    let (_, params) =
+        call("aryk disk create d --file b --readonly --enospc hold --block-size 4096 --uuid u").unwrap();
+    assert!(params["filename"].as_str().unwrap().starts_with('/'));
+    assert_eq!((&params["readonly"], &params["enospc"]), (&json!(true), &json!("hold")));
+    assert_eq!((&params["block_size"], &params["uuid"]), (&json!(4096), &json!("u")));
+}
+
+#[test]
+fn memory_and_null() {
+    let (method, params) = call("aryk disk create d --memory --size 1M").unwrap();
+    assert_eq!(method, "bdev_malloc_create");
+    assert_eq!(params, json!({"name": "d", "block_size": 512, "num_blocks": 2048}));
+    let (method, params) = call("aryk disk create d --null --size 1M --block-size 4096").unwrap();
+    assert_eq!((method, &params["num_blocks"]), ("bdev_null_create", &json!(256)));
+    assert!(call("aryk disk create d --null --size 1000").is_err());
+    assert!(call("aryk disk create d --null --size 1M --block-size 0").is_err());
+}
+
+#[test]
+fn latencies() {
+    assert_eq!(latency(1500, 1_000_000_000), "1500ns");
+    assert_eq!(latency(24_000, 2_400_000_000), "10us");
+    assert_eq!(latency(50_000_000, 1_000_000_000), "50ms");
+}

@@ -1,0 +1,79 @@
+//! What goes wrong, and what to do about it.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why a command failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Nobody listens.
+    #[error("no daemon answers at {}", .0.display())]
+    NoDaemon(PathBuf),
+    /// Somebody might listen, but not to us.
+    #[error("cannot open {}: {source}", .path.display())]
+    Socket {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The connection broke, or what came makes no sense.
+    #[error("the daemon {0}")]
+    Protocol(String),
+    /// The daemon's answer is an error.
+    #[error("{}", with_detail(message, detail.as_deref()))]
+    Refused {
+        /// JSON-RPC's, or a negated errno.
+        code: i64,
+        /// Its text.
+        message: String,
+        /// What the daemon adds for people.
+        detail: Option<String>,
+    },
+    /// The command line, beyond what its grammar says.
+    #[error("{0}")]
+    Usage(String),
+    /// Our own input or output.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+fn with_detail(message: &str, detail: Option<&str>) -> String {
+    match detail {
+        Some(detail) if !detail.is_empty() => format!("{message}: {detail}"),
+        _ => message.to_owned(),
+    }
+}
+
+impl Error {
+    /// What a person may try next.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::NoDaemon(_) => {
+                Some("Start one with 'arykd', or name its socket with --socket or ARYK_SOCKET.")
+            }
+            Self::Socket { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
+                Some("Only the user who runs the daemon may use its socket: be that user.")
+            }
+            Self::Refused { code: -17, .. } => Some("Choose another name, or remove that one first."),
+            Self::Refused { code: -19, .. } => {
+                Some("'aryk disk list' and 'aryk controller list' show what there is.")
+            }
+            Self::Refused { code: -16, .. } => Some("'aryk controller list' shows who uses it."),
+            Self::Refused { code: -32601, .. } => Some("'aryk rpc rpc_get_methods' lists the methods."),
+            Self::Refused { .. } | Self::Socket { .. } | Self::Protocol(_) | Self::Usage(_) | Self::Io(_) => {
+                None
+            }
+        }
+    }
+
+    /// The process's exit code; see `aryk --help`.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::NoDaemon(_) | Self::Socket { .. } => 3,
+            Self::Usage(_) => 2,
+            Self::Io(e) if e.kind() == io::ErrorKind::BrokenPipe => 0,
+            Self::Refused { .. } | Self::Protocol(_) | Self::Io(_) => 1,
+        }
+    }
+}

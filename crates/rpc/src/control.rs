@@ -1,0 +1,70 @@
+//! What the methods work on: the daemon, seen from its control thread. Control context.
+
+use crate::config::Config;
+use crate::methods::log::PrintLevel;
+use aryk_reactor::Reactors;
+use std::cell::Cell;
+use std::rc::Rc;
+use tokio::sync::watch;
+
+/// The daemon.
+pub struct Control {
+    /// Where I/O runs.
+    pub reactors: Rc<Reactors>,
+    /// What was configured.
+    pub config: Config,
+    /// Whether start-up is complete.
+    started: watch::Sender<bool>,
+    level: Cell<PrintLevel>,
+    apply_level: Box<dyn Fn(PrintLevel)>,
+}
+
+impl std::fmt::Debug for Control {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Control").field("reactors", &self.reactors).finish_non_exhaustive()
+    }
+}
+
+impl Control {
+    /// A daemon that runs on `reactors` and waits for start-up. `apply_level` sets what its log tells.
+    pub fn new(
+        reactors: Rc<Reactors>,
+        level: PrintLevel,
+        apply_level: impl Fn(PrintLevel) + 'static,
+    ) -> Self {
+        Self {
+            reactors,
+            config: Config::default(),
+            started: watch::Sender::new(false),
+            level: Cell::new(level),
+            apply_level: Box::new(apply_level),
+        }
+    }
+
+    /// Completes start-up.
+    pub fn start(&self) {
+        self.started.send_replace(true);
+    }
+
+    /// Whether start-up is complete.
+    pub fn has_started(&self) -> bool {
+        *self.started.borrow()
+    }
+
+    /// Waits until start-up is complete.
+    pub async fn until_started(&self) {
+        // The sender lives as long as we are borrowed.
+        let _ = self.started.subscribe().wait_for(|started| *started).await;
+    }
+
+    /// What the log tells.
+    pub fn print_level(&self) -> PrintLevel {
+        self.level.get()
+    }
+
+    /// Changes what the log tells.
+    pub fn set_print_level(&self, level: PrintLevel) {
+        self.level.set(level);
+        (self.apply_level)(level);
+    }
+}

@@ -1,0 +1,212 @@
+//! `framework_*`, `thread_*`, `spdk_*` and `save_config`: the daemon as a whole. Control context.
+
+use super::{Control, Error, Methods, NoParams, Phase};
+use crate::config::{Call, Subsystem};
+use aryk_reactor::{Gone, Handle, ThreadStats};
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// Our ticks are nanoseconds.
+pub const TICK_RATE: u64 = 1_000_000_000;
+
+pub(super) fn register(methods: &mut Methods<Control>) {
+    methods.add("spdk_get_version", Phase::Any, get_version);
+    methods.add("framework_start_init", Phase::StartUp, start_init);
+    methods.add("framework_wait_init", Phase::Any, wait_init);
+    methods.add("framework_get_reactors", Phase::RunTime, get_reactors);
+    methods.add("thread_get_stats", Phase::RunTime, get_thread_stats);
+    methods.add("framework_get_subsystems", Phase::RunTime, get_subsystems);
+    methods.add("framework_get_config", Phase::RunTime, get_config);
+    methods.add("save_config", Phase::RunTime, save_config);
+}
+
+/// Result of `spdk_get_version`.
+#[derive(Debug, Serialize)]
+struct Version {
+    version: String,
+    fields: VersionFields,
+}
+
+#[derive(Debug, Serialize)]
+struct VersionFields {
+    major: u32,
+    minor: u32,
+    patch: u32,
+    suffix: &'static str,
+}
+
+async fn get_version(_: &Control, _: NoParams) -> Result<Version, Error> {
+    let number = |text: &str| text.parse().expect("cargo's versions are numbers");
+    Ok(Version {
+        version: concat!("Aryk v", env!("CARGO_PKG_VERSION")).into(),
+        fields: VersionFields {
+            major: number(env!("CARGO_PKG_VERSION_MAJOR")),
+            minor: number(env!("CARGO_PKG_VERSION_MINOR")),
+            patch: number(env!("CARGO_PKG_VERSION_PATCH")),
+            suffix: env!("CARGO_PKG_VERSION_PRE"),
+        },
+    })
+}
+
+async fn start_init(control: &Control, _: NoParams) -> Result<bool, Error> {
+    control.start();
+    Ok(true)
+}
+
+async fn wait_init(control: &Control, _: NoParams) -> Result<bool, Error> {
+    control.until_started().await;
+    Ok(true)
+}
+
+/// Result of `framework_get_reactors`. Times in ticks.
+#[derive(Debug, Serialize)]
+struct Reactors {
+    tick_rate: u64,
+    pid: u32,
+    reactors: Vec<Reactor>,
+}
+
+#[derive(Debug, Serialize)]
+struct Reactor {
+    lcore: u16,
+    tid: i32,
+    busy: u64,
+    /// Time without work, awake or asleep.
+    idle: u64,
+    /// Ours: the part of `idle` that was spent asleep.
+    sleeping: u64,
+    in_interrupt: bool,
+    lw_threads: Vec<LwThread>,
+}
+
+#[derive(Debug, Serialize)]
+struct LwThread {
+    name: String,
+    id: u64,
+    cpumask: String,
+    /// Busy time.
+    elapsed: u64,
+}
+
+async fn get_reactors(control: &Control, _: NoParams) -> Result<Reactors, Error> {
+    let mut reactors = Vec::new();
+    for handle in control.reactors.handles() {
+        let stats = handle.stats();
+        let (tid, threads) = ask(handle, |cx| (rustix::thread::gettid(), cx.thread_stats())).await?;
+        reactors.push(Reactor {
+            lcore: handle.core(),
+            tid: tid.as_raw_nonzero().get(),
+            busy: ticks(stats.busy),
+            idle: ticks(stats.idle + stats.sleeping),
+            sleeping: ticks(stats.sleeping),
+            in_interrupt: !stats.sleeping.is_zero(),
+            lw_threads: threads.into_iter().map(LwThread::from).collect(),
+        });
+    }
+    Ok(Reactors { tick_rate: TICK_RATE, pid: std::process::id(), reactors })
+}
+
+impl From<ThreadStats> for LwThread {
+    fn from(stats: ThreadStats) -> Self {
+        Self { name: stats.name, id: stats.id, cpumask: stats.cores.to_string(), elapsed: ticks(stats.busy) }
+    }
+}
+
+/// Result of `thread_get_stats`. Times in ticks.
+#[derive(Debug, Serialize)]
+struct Threads {
+    tick_rate: u64,
+    threads: Vec<Thread>,
+}
+
+#[derive(Debug, Serialize)]
+struct Thread {
+    name: String,
+    id: u64,
+    cpumask: String,
+    busy: u64,
+    /// What its reactor had left: time is not idle for one thread more than for another.
+    idle: u64,
+    in_interrupt: bool,
+    active_pollers_count: u32,
+    timed_pollers_count: u32,
+    paused_pollers_count: u32,
+}
+
+async fn get_thread_stats(control: &Control, _: NoParams) -> Result<Threads, Error> {
+    let mut threads = Vec::new();
+    for handle in control.reactors.handles() {
+        let reactor = handle.stats();
+        for stats in ask(handle, |cx| cx.thread_stats()).await? {
+            threads.push(Thread {
+                name: stats.name,
+                id: stats.id,
+                cpumask: stats.cores.to_string(),
+                busy: ticks(stats.busy),
+                idle: ticks(reactor.idle + reactor.sleeping),
+                in_interrupt: !reactor.sleeping.is_zero(),
+                active_pollers_count: stats.members,
+                timed_pollers_count: 0,
+                paused_pollers_count: 0,
+            });
+        }
+    }
+    Ok(Threads { tick_rate: TICK_RATE, threads })
+}
+
+/// Asks a reactor.
+async fn ask<R: Send + 'static>(
+    handle: &Handle,
+    question: impl FnOnce(&mut aryk_reactor::Cx) -> R + Send + 'static,
+) -> Result<R, Error> {
+    let gone = |Gone| Error::State(format!("the reactor on core {} has stopped", handle.core()));
+    handle.call(question).await.map_err(gone)
+}
+
+fn ticks(time: Duration) -> u64 {
+    time.as_nanos().try_into().unwrap_or(u64::MAX)
+}
+
+/// One of the results of `framework_get_subsystems`.
+#[derive(Debug, Serialize)]
+struct SubsystemInfo {
+    subsystem: &'static str,
+    depends_on: &'static [&'static str],
+}
+
+async fn get_subsystems(_: &Control, _: NoParams) -> Result<Vec<SubsystemInfo>, Error> {
+    let info = |s: Subsystem| SubsystemInfo { subsystem: s.name(), depends_on: s.depends_on() };
+    Ok(Subsystem::ALL.map(info).into())
+}
+
+/// Parameters of `framework_get_config`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GetConfig {
+    name: String,
+    #[serde(default, rename = "with_batches")]
+    _with_batches: bool,
+}
+
+async fn get_config(control: &Control, p: GetConfig) -> Result<Vec<Call>, Error> {
+    let subsystem = Subsystem::ALL.into_iter().find(|s| s.name() == p.name);
+    let unknown = || Error::InvalidParams(format!("there is no subsystem '{}'", p.name));
+    Ok(control.config.calls(subsystem.ok_or_else(unknown)?))
+}
+
+/// Result of `save_config`.
+#[derive(Debug, Serialize)]
+struct SavedConfig {
+    subsystems: Vec<SavedSubsystem>,
+}
+
+#[derive(Debug, Serialize)]
+struct SavedSubsystem {
+    subsystem: &'static str,
+    config: Vec<Call>,
+}
+
+async fn save_config(control: &Control, _: NoParams) -> Result<SavedConfig, Error> {
+    let save = |s: Subsystem| SavedSubsystem { subsystem: s.name(), config: control.config.calls(s) };
+    Ok(SavedConfig { subsystems: Subsystem::ALL.map(save).into() })
+}

@@ -1,0 +1,49 @@
+//! `log_*`: what the daemon's log tells. Control context.
+
+use super::{Control, Error, Methods, NoParams, Phase};
+use serde::{Deserialize, Serialize};
+
+/// SPDK's levels. `NOTICE` is what a daemon tells by default.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+#[expect(missing_docs, reason = "the names say it all")]
+pub enum PrintLevel {
+    Error,
+    Warning,
+    Notice,
+    Info,
+    Debug,
+}
+
+impl From<PrintLevel> for tracing::Level {
+    fn from(level: PrintLevel) -> Self {
+        match level {
+            PrintLevel::Error => Self::ERROR,
+            PrintLevel::Warning => Self::WARN,
+            PrintLevel::Notice => Self::INFO,
+            PrintLevel::Info => Self::DEBUG,
+            PrintLevel::Debug => Self::TRACE,
+        }
+    }
+}
+
+pub(super) fn register(methods: &mut Methods<Control>) {
+    methods.add("log_get_print_level", Phase::Any, get_print_level);
+    methods.add("log_set_print_level", Phase::Any, set_print_level);
+}
+
+async fn get_print_level(control: &Control, _: NoParams) -> Result<PrintLevel, Error> {
+    Ok(control.print_level())
+}
+
+/// Parameters of `log_set_print_level`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SetPrintLevel {
+    level: PrintLevel,
+}
+
+async fn set_print_level(control: &Control, p: SetPrintLevel) -> Result<bool, Error> {
+    control.set_print_level(p.level);
+    Ok(true)
+}
