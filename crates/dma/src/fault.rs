@@ -8,7 +8,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::sync::Once;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 /// One watched range. Entries are reused and never freed: the handler may be reading any of them.
 #[derive(Default)]
@@ -22,6 +22,16 @@ struct Entry {
 }
 
 static ENTRIES: AtomicPtr<Entry> = AtomicPtr::new(std::ptr::null_mut());
+
+/// How often memory has been replaced.
+static FAULTS: AtomicU64 = AtomicU64::new(0);
+
+/// How often, in this process, an access has hit a hole in a peer's memory file. Whoever sees it change asks its own mappings
+/// whether they are poisoned.
+#[inline]
+pub fn faults() -> u64 {
+    FAULTS.load(Ordering::Relaxed)
+}
 
 /// Keeps a range watched until it is dropped.
 #[derive(Debug)]
@@ -122,5 +132,6 @@ fn replace(entry: &Entry) -> bool {
     // atomics reach, so other contents under it break nothing.
     let mapped = unsafe { libc::mmap(base as *mut c_void, len, prot, flags, -1, 0) };
     entry.poisoned.store(true, Ordering::Release);
+    FAULTS.fetch_add(1, Ordering::Release);
     mapped != libc::MAP_FAILED
 }

@@ -24,7 +24,7 @@ mod table;
 
 pub use area::GuestArea;
 pub use buffer::Buffer;
-pub use fault::install as install_fault_handler;
+pub use fault::{faults, install as install_fault_handler};
 pub use mapping::{MapError, Mapping};
 pub use sgl::{Seg, Sgl};
 pub use table::{BadAddress, MemTable, Region, SgTable, TableError};

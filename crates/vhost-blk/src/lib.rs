@@ -1,1 +1,8 @@
-//! Skeleton.
+//! vhost-user-blk: a disk of the block layer as a guest's virtio block device (virtio 1.2, section 5.2).
+#![forbid(unsafe_code)]
+
+mod config;
+mod queue;
+mod request;
+
+pub use queue::{Errors, Trouble};

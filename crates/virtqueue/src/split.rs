@@ -183,6 +183,17 @@ impl SplitQueue {
         [&self.config.desc, &self.config.avail, &self.config.used].iter().any(|area| area.is_poisoned())
     }
 
+    /// The guest's memory has changed, and the same rings lie here in it now.
+    ///
+    /// # Errors
+    /// [`ConfigError`]; then nothing has changed.
+    pub fn set_areas(&mut self, desc: GuestArea, avail: GuestArea, used: GuestArea) -> Result<(), ConfigError> {
+        let config = SplitConfig { desc, avail, used, ..self.config };
+        config.check()?;
+        self.config = config;
+        Ok(())
+    }
+
     /// How many chains can be popped. Looks at the guest's index only when all that it showed before were taken.
     ///
     /// # Errors

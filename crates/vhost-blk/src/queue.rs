@@ -1,0 +1,341 @@
+//! One virtqueue of one disk, on its reactor: from the guest's ring to the disk's channel and back. Reactor context.
+//!
+//! A request is named by the head of its descriptor chain, all the way: it is the slot of its scatter list, the tag of its [`aryk_bdev::Io`], and the
+//! id of its used element. The ring sees to it that no head is in flight twice.
+
+use crate::request::{Answer, Disk, Parsed, Unanswerable, write_status};
+use aryk_bdev::{BdevChannel, Completion};
+use aryk_dma::{GuestArea, MemTable, SgTable};
+use aryk_reactor::{Armed, Cx, Layer, Point, Root, RootId, WatchId};
+use aryk_virtqueue::{Chain, ConfigError, PopError, QueueError, SplitQueue};
+use futures_channel::oneshot;
+use std::cell::RefCell;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Requests taken from the ring in one poll.
+const BATCH: u32 = 64;
+
+/// What a guest did wrong, counted over all queues of a controller. Read anywhere.
+#[derive(Debug, Default)]
+pub struct Errors {
+    /// Descriptor chains that make no request; they were given back empty.
+    pub bad_chains: AtomicU64,
+    /// Requests without a place for their status.
+    pub unanswerable: AtomicU64,
+    /// Rings that contradict themselves; each ended its queue.
+    pub broken_queues: AtomicU64,
+}
+
+/// Why a queue wants its session to end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Trouble {
+    /// The ring contradicts itself.
+    #[error("queue {0} is broken: {1}")]
+    Broken(u16, QueueError),
+    /// The memory behind the guest was truncated.
+    #[error("the front-end truncated the guest's memory")]
+    MemoryLost,
+}
+
+/// How a queue says that it is in trouble. Called in reactor context, once: it only passes the word on.
+pub(crate) type Alarm = Box<dyn Fn(Trouble) + Send>;
+
+/// The parts of a queue that is to start.
+pub(crate) struct Parts {
+    pub index: u16,
+    pub name: String,
+    pub ring: SplitQueue,
+    pub memory: Arc<MemTable>,
+    pub disk: Disk,
+    pub call: Option<OwnedFd>,
+    pub kick: Option<OwnedFd>,
+    pub errors: Arc<Errors>,
+    pub alarm: Alarm,
+    pub enabled: bool,
+}
+
+/// The queue. A root of its reactor from start to stop.
+pub(crate) struct Queue {
+    id: RootId,
+    index: u16,
+    ring: SplitQueue,
+    sgs: SgTable,
+    disk: Disk,
+    /// `None` when the disk has been removed: requests fail.
+    channel: Option<BdevChannel>,
+    /// Bytes that each request in flight writes to its guest, status included, by head.
+    written: Box<[u32]>,
+    completions: Vec<Completion>,
+    call: Option<OwnedFd>,
+    watch: Option<WatchId>,
+    enabled: bool,
+    closing_channel: bool,
+    stopping: Option<oneshot::Sender<u16>>,
+    /// Who waits for requests that still use memory of an earlier table.
+    old_memory_waiters: Vec<oneshot::Sender<()>>,
+    alarmed: bool,
+    alarm: Alarm,
+    errors: Arc<Errors>,
+    faults_seen: u64,
+    trace_id: u16,
+}
+
+/// Scratch that all queues of a reactor share.
+struct Scratch(RefCell<Chain>);
+
+impl Default for Scratch {
+    fn default() -> Self {
+        Self(RefCell::new(Chain::new(aryk_virtqueue::SIZE_MAX)))
+    }
+}
+
+impl Queue {
+    /// A queue on the calling reactor, already kicked: there may be requests that came before.
+    pub fn start(
+        id: RootId,
+        parts: Parts,
+        channel: Option<BdevChannel>,
+        cx: &mut Cx,
+    ) -> std::io::Result<Self> {
+        let watch = parts.kick.map(|fd| cx.watch(fd, id)).transpose()?;
+        let size = parts.ring.size();
+        cx.kick(id);
+        // A guest that waits for a predecessor's call is not to wait for ever.
+        if let Some(call) = &parts.call {
+            cx.signal(call.as_fd());
+        }
+        Ok(Self {
+            id,
+            index: parts.index,
+            sgs: SgTable::new(size, parts.memory),
+            ring: parts.ring,
+            disk: parts.disk,
+            channel,
+            written: vec![0; size.into()].into(),
+            completions: Vec::with_capacity(size.into()),
+            call: parts.call,
+            watch,
+            enabled: parts.enabled,
+            closing_channel: false,
+            stopping: None,
+            old_memory_waiters: Vec::new(),
+            alarmed: false,
+            alarm: parts.alarm,
+            errors: parts.errors,
+            faults_seen: aryk_dma::faults(),
+            trace_id: parts.index,
+        })
+    }
+
+    /// Takes requests no more; when the last has completed, the queue is gone and its next available index known.
+    pub fn stop(&mut self, cx: &mut Cx) -> oneshot::Receiver<u16> {
+        let (sender, receiver) = oneshot::channel();
+        self.stopping = Some(sender);
+        cx.wake(self.id);
+        receiver
+    }
+
+    /// Lets the guest's requests wait, or go.
+    pub fn set_enabled(&mut self, enabled: bool, cx: &mut Cx) {
+        self.enabled = enabled;
+        cx.kick(self.id);
+    }
+
+    /// Has another descriptor to call the guest by. What it may have missed on the old one is made good.
+    pub fn set_call(&mut self, call: Option<OwnedFd>, cx: &mut Cx) {
+        self.call = call;
+        if let Some(call) = &self.call {
+            cx.signal(call.as_fd());
+        }
+    }
+
+    /// Has another descriptor to be kicked by.
+    pub fn set_kick(&mut self, kick: Option<OwnedFd>, cx: &mut Cx) -> std::io::Result<()> {
+        if let Some(old) = self.watch.take() {
+            cx.unwatch(old);
+        }
+        self.watch = kick.map(|fd| cx.watch(fd, self.id)).transpose()?;
+        cx.kick(self.id);
+        Ok(())
+    }
+
+    /// The guest's memory has changed, and the ring lies here in it. Done when no request uses the old one any more.
+    pub fn set_memory(
+        &mut self,
+        memory: Arc<MemTable>,
+        [desc, avail, used]: [GuestArea; 3],
+        cx: &mut Cx,
+    ) -> Result<oneshot::Receiver<()>, ConfigError> {
+        self.ring.set_areas(desc, avail, used)?;
+        self.sgs.set_memory(memory);
+        let (sender, receiver) = oneshot::channel();
+        self.old_memory_waiters.push(sender);
+        cx.wake(self.id);
+        Ok(receiver)
+    }
+
+    /// The disk is being removed: what runs completes, the rest fails.
+    pub fn lose_disk(&mut self, cx: &mut Cx) {
+        self.closing_channel = true;
+        cx.wake(self.id);
+    }
+
+    /// Takes new requests off the ring and starts them; whether there were any.
+    fn take_requests(&mut self, cx: &mut Cx) -> bool {
+        if !self.enabled || self.stopping.is_some() || self.alarmed {
+            return false;
+        }
+        let scratch = cx.local_state::<Scratch>();
+        let mut chain = scratch.0.borrow_mut();
+        let mut worked = false;
+        for _ in 0..BATCH {
+            match self.ring.pop(self.sgs.memory(), &mut chain) {
+                Ok(Some(head)) => self.start_request(head, &mut chain, cx),
+                Ok(None) => break,
+                Err(PopError::Chain { head, .. }) => {
+                    self.errors.bad_chains.fetch_add(1, Ordering::Relaxed);
+                    self.ring.push_used(head, 0);
+                }
+                Err(PopError::Queue(error)) => {
+                    self.errors.broken_queues.fetch_add(1, Ordering::Relaxed);
+                    self.raise(Trouble::Broken(self.index, error));
+                    break;
+                }
+            }
+            worked = true;
+            self.ring.prefetch(self.sgs.memory());
+        }
+        worked
+    }
+
+    #[inline]
+    fn start_request(&mut self, head: u16, chain: &mut Chain, cx: &mut Cx) {
+        match self.disk.parse(chain, head, &mut self.sgs) {
+            Ok(Parsed::Submit(io)) => {
+                self.written[usize::from(head)] =
+                    1 + if io.op == aryk_bdev::Op::Read { io.data.len() } else { 0 };
+                cx.trace(Layer::Frontend, Point::Submit, self.trace_id, head.into());
+                match &mut self.channel {
+                    Some(channel) if !self.closing_channel => channel.submit(io, cx),
+                    _ => self.finish(head, Answer::IoError),
+                }
+            }
+            Ok(Parsed::Answer { answer, written }) => {
+                self.written[usize::from(head)] = 1 + written;
+                self.finish(head, answer);
+            }
+            Err(Unanswerable) => {
+                self.errors.unanswerable.fetch_add(1, Ordering::Relaxed);
+                self.sgs.end(head);
+                self.ring.push_used(head, 0);
+            }
+        }
+    }
+
+    #[inline]
+    fn finish(&mut self, head: u16, answer: Answer) {
+        write_status(self.sgs.sgl(head), answer);
+        self.sgs.end(head);
+        let written = if answer == Answer::Ok { self.written[usize::from(head)] } else { 1 };
+        self.ring.push_used(head, written);
+    }
+
+    /// Gives back what the disk has completed; whether there was any.
+    fn take_completions(&mut self, cx: &mut Cx) -> bool {
+        let Some(channel) = &mut self.channel else { return false };
+        let mut completions = std::mem::take(&mut self.completions);
+        channel.poll(cx, &mut completions);
+        // All that a pending wake-up was about has been looked at.
+        cx.clear_wake(self.id);
+        let worked = !completions.is_empty();
+        for Completion { tag, status } in completions.drain(..) {
+            let head = tag.0 as u16;
+            cx.trace(Layer::Frontend, Point::Complete, self.trace_id, head.into());
+            self.finish(head, status.into());
+        }
+        self.completions = completions;
+        worked
+    }
+
+    /// Shows the guest what was given back.
+    fn publish(&mut self, cx: &mut Cx) {
+        if self.ring.publish()
+            && let Some(call) = &self.call
+        {
+            cx.signal(call.as_fd());
+        }
+    }
+
+    fn raise(&mut self, trouble: Trouble) {
+        if !std::mem::replace(&mut self.alarmed, true) {
+            (self.alarm)(trouble);
+        }
+    }
+
+    /// A page fault somewhere has hit a hole in somebody's memory file: was it in ours?
+    #[cold]
+    fn look_for_lost_memory(&mut self, faults: u64) {
+        self.faults_seen = faults;
+        if self.sgs.memory().is_poisoned() || self.ring.is_poisoned() {
+            self.raise(Trouble::MemoryLost);
+        }
+    }
+
+    /// What waits for requests to complete: stopping, leaving the disk, memory that is to go.
+    fn settle(&mut self, cx: &mut Cx) {
+        if !self.old_memory_waiters.is_empty() && !self.sgs.has_old_users() {
+            for waiter in self.old_memory_waiters.drain(..) {
+                // Whoever has stopped waiting does not want to know.
+                let _ = waiter.send(());
+            }
+        }
+        if self.sgs.in_use() > 0 {
+            return;
+        }
+        if (self.closing_channel || self.stopping.is_some())
+            && let Some(channel) = self.channel.take()
+        {
+            drop(channel);
+        }
+        if let Some(stopped) = self.stopping.take() {
+            if let Some(watch) = self.watch.take() {
+                cx.unwatch(watch);
+            }
+            cx.remove_root(self.id);
+            let _ = stopped.send(self.ring.next_avail());
+        }
+    }
+
+    const fn must_settle(&self) -> bool {
+        self.stopping.is_some() || self.closing_channel || !self.old_memory_waiters.is_empty()
+    }
+}
+
+impl Root for Queue {
+    fn poll(&mut self, cx: &mut Cx) -> bool {
+        let mut worked = self.take_requests(cx);
+        worked |= self.take_completions(cx);
+        if worked {
+            self.publish(cx);
+            let faults = aryk_dma::faults();
+            if faults != self.faults_seen {
+                self.look_for_lost_memory(faults);
+            }
+        }
+        if self.must_settle() {
+            self.settle(cx);
+        }
+        worked
+    }
+
+    fn promoted(&mut self, _: &mut Cx) {
+        self.ring.disable_kicks();
+    }
+
+    fn park(&mut self, _: &mut Cx) -> Armed {
+        let takes = self.enabled && self.stopping.is_none() && !self.alarmed;
+        if self.ring.enable_kicks() && takes { Armed::Busy } else { Armed::Yes }
+    }
+}

@@ -1,0 +1,203 @@
+//! Block requests as a guest writes them (virtio 1.2, section 5.2.6), and their way into the block layer. Reactor context.
+
+use aryk_bdev::{Io, Op, Status, Tag};
+use aryk_dma::{BadAddress, MemTable, SgTable, Sgl};
+use aryk_virtqueue::{Chain, Piece};
+use virtio_bindings::bindings::virtio_blk::{
+    VIRTIO_BLK_ID_BYTES, VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD,
+    VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
+    VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP,
+};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Bytes in a sector, virtio's unit whatever the disk's block is.
+pub(crate) const SECTOR: u64 = 512;
+
+/// What a request begins with.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+struct Header {
+    kind: u32,
+    reserved: u32,
+    sector: u64,
+}
+
+/// The range of a discard or write-zeroes. One to a request, as the configuration space says.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+struct Range {
+    sector: u64,
+    sectors: u32,
+    flags: u32,
+}
+
+/// How a request's status byte is to read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(crate) enum Answer {
+    Ok = VIRTIO_BLK_S_OK as u8,
+    IoError = VIRTIO_BLK_S_IOERR as u8,
+    Unsupported = VIRTIO_BLK_S_UNSUPP as u8,
+}
+
+impl From<Status> for Answer {
+    fn from(status: Status) -> Self {
+        match status {
+            Status::Ok => Self::Ok,
+            Status::Unsupported => Self::Unsupported,
+            _ => Self::IoError,
+        }
+    }
+}
+
+/// What becomes of a request.
+#[derive(Debug)]
+pub(crate) enum Parsed {
+    /// It goes to the disk.
+    Submit(Io),
+    /// It is answered at once, after `written` bytes of data.
+    Answer { answer: Answer, written: u32 },
+}
+
+/// A request that has no place for its status, or one that is not in memory: there is nothing to answer to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Unanswerable;
+
+/// What the requests of a queue have in common.
+#[derive(Clone, Debug)]
+pub(crate) struct Disk {
+    /// Bytes in a block of the disk below: a power of two from 512 on.
+    pub block_size: u32,
+    /// What GET_ID gives, padded with zeroes.
+    pub id: [u8; VIRTIO_BLK_ID_BYTES as usize],
+    /// Writes are durable on completion, for this guest will never flush.
+    pub write_through: bool,
+}
+
+impl Disk {
+    /// Reads the request in `chain` and takes `slot` of `sgs` for it: its data, then its status byte. The caller ends the slot.
+    ///
+    /// # Errors
+    /// [`Unanswerable`]; the slot is in use then too.
+    #[inline]
+    pub fn parse(&self, chain: &mut Chain, slot: u16, sgs: &mut SgTable) -> Result<Parsed, Unanswerable> {
+        let status = chain.take_last_writable();
+        let header = chain.take_header::<Header>(sgs.memory());
+        sgs.begin(slot);
+        let status = status.ok_or(Unanswerable)?;
+        let parsed = match header {
+            Ok(Some(header)) => self.parse_kind(header, chain, slot, sgs).unwrap_or(Parsed::FAILED),
+            Ok(None) | Err(BadAddress { .. }) => Parsed::FAILED,
+        };
+        sgs.push(slot, status, 1).map_err(|_| Unanswerable)?;
+        Ok(match parsed {
+            Parsed::Submit(io) => Parsed::Submit(Io { data: data_of(sgs.sgl(slot), io.op), ..io }),
+            answer => answer,
+        })
+    }
+
+    #[inline]
+    fn parse_kind(
+        &self,
+        header: Header,
+        chain: &Chain,
+        slot: u16,
+        sgs: &mut SgTable,
+    ) -> Result<Parsed, BadAddress> {
+        match header.kind {
+            VIRTIO_BLK_T_IN => self.transfer(Op::Read, header.sector, chain.writable(), slot, sgs),
+            VIRTIO_BLK_T_OUT => self.transfer(Op::Write, header.sector, chain.readable(), slot, sgs),
+            VIRTIO_BLK_T_FLUSH => Ok(Parsed::Submit(request(slot, Op::Flush, 0, 0))),
+            VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES => {
+                self.range(header.kind, chain, slot, sgs.memory())
+            }
+            VIRTIO_BLK_T_GET_ID => self.get_id(chain, sgs.memory()),
+            _ => Ok(Parsed::Answer { answer: Answer::Unsupported, written: 0 }),
+        }
+    }
+
+    #[inline]
+    fn transfer(
+        &self,
+        op: Op,
+        sector: u64,
+        pieces: &[Piece],
+        slot: u16,
+        sgs: &mut SgTable,
+    ) -> Result<Parsed, BadAddress> {
+        let mut bytes = 0;
+        for piece in pieces {
+            sgs.push(slot, piece.addr, piece.len)?;
+            // It is part of a list whose length is a u32, or `push` had failed.
+            bytes += u64::from(piece.len);
+        }
+        let Some((lba, blocks)) = self.blocks(sector, bytes) else { return Ok(Parsed::FAILED) };
+        Ok(Parsed::Submit(Io { fua: self.write_through, ..request(slot, op, lba, blocks) }))
+    }
+
+    /// A range of sectors in blocks, if it is whole blocks.
+    #[inline]
+    fn blocks(&self, sector: u64, bytes: u64) -> Option<(u64, u64)> {
+        let start = sector.checked_mul(SECTOR)?;
+        let shift = self.block_size.trailing_zeros();
+        let aligned = (start | bytes) & (u64::from(self.block_size) - 1) == 0;
+        aligned.then_some((start >> shift, bytes >> shift))
+    }
+
+    fn range(&self, kind: u32, chain: &Chain, slot: u16, memory: &MemTable) -> Result<Parsed, BadAddress> {
+        let unsupported = Parsed::Answer { answer: Answer::Unsupported, written: 0 };
+        if chain.readable_len() != size_of::<Range>() as u64 {
+            return Ok(unsupported);
+        }
+        let mut bytes = [0; size_of::<Range>()];
+        let mut at = 0;
+        for piece in chain.readable() {
+            memory.read_bytes(piece.addr, &mut bytes[at..at + piece.len as usize])?;
+            at += piece.len as usize;
+        }
+        let range = Range::read_from_bytes(&bytes).expect("as many bytes");
+        let (op, allowed) = match kind {
+            VIRTIO_BLK_T_DISCARD => (Op::Unmap, 0),
+            _ => (Op::WriteZeroes, VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP),
+        };
+        // Section 5.2.6.2: unknown flags, and unmap in a discard, are answered by UNSUPP.
+        if range.flags & !allowed != 0 {
+            return Ok(unsupported);
+        }
+        let Some((lba, blocks)) = self.blocks(range.sector, u64::from(range.sectors) * SECTOR) else {
+            return Ok(Parsed::FAILED);
+        };
+        Ok(Parsed::Submit(Io { fua: self.write_through, ..request(slot, op, lba, blocks) }))
+    }
+
+    fn get_id(&self, chain: &Chain, memory: &MemTable) -> Result<Parsed, BadAddress> {
+        let mut id = &self.id[..];
+        for piece in chain.writable() {
+            let (now, later) = id.split_at(id.len().min(piece.len as usize));
+            memory.write_bytes(piece.addr, now)?;
+            id = later;
+        }
+        Ok(Parsed::Answer { answer: Answer::Ok, written: (self.id.len() - id.len()) as u32 })
+    }
+}
+
+impl Parsed {
+    const FAILED: Self = Self::Answer { answer: Answer::IoError, written: 0 };
+}
+
+#[inline]
+fn request(slot: u16, op: Op, lba: u64, blocks: u64) -> Io {
+    Io { tag: Tag(slot.into()), op, fua: false, lba, blocks, data: Sgl::EMPTY }
+}
+
+/// A slot's list without the status byte at its end.
+#[inline]
+fn data_of(all: Sgl, op: Op) -> Sgl {
+    if op.has_data() { all.slice(0, all.len() - 1) } else { Sgl::EMPTY }
+}
+
+/// Writes a slot's status byte, the last of its list.
+#[inline]
+pub(crate) fn write_status(all: Sgl, answer: Answer) {
+    all.write(all.len() - 1, &[answer as u8]);
+}
