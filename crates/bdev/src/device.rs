@@ -2,6 +2,7 @@
 
 use crate::{Bdev, Channel, Completion, OpSet, Status, Tag};
 use aryk_reactor::{Cx, RootId};
+use std::any::Any;
 use std::sync::Arc;
 
 /// The shape of a disk.
@@ -66,8 +67,8 @@ pub enum OpenError {
     Unavailable(String),
 }
 
-/// A disk, as its module makes it.
-pub trait Device: Send + Sync + 'static {
+/// A disk, as its module makes it; `Any`, so that the module finds what is its own.
+pub trait Device: Any + Send + Sync {
     /// What kind of disk it is, for people.
     fn product(&self) -> &'static str;
 

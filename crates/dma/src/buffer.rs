@@ -78,6 +78,16 @@ impl Buffer {
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.layout.size()) }
     }
 
+    /// Its bytes, to change.
+    ///
+    /// # Panics
+    /// If it is lent.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        self.assert_ours();
+        // SAFETY: as in `bytes`, and it is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.layout.size()) }
+    }
+
     /// Copies `data` to `offset`.
     ///
     /// # Panics
