@@ -1,2 +1,73 @@
-//! Skeleton.
-fn main() {}
+//! `arykd`: wiring only. Starts the reactors and the control thread, which is this one, and ends them in order.
+
+mod cli;
+mod log;
+mod start;
+
+use anyhow::Context;
+use aryk_reactor::{Options, Reactors};
+use aryk_rpc::server::Server;
+use aryk_rpc::{Control, methods};
+use clap::Parser;
+use cli::Cli;
+use std::process::ExitCode;
+use std::rc::Rc;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tokio::task::LocalSet;
+
+fn main() -> ExitCode {
+    match run(&Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("arykd: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: &Cli) -> anyhow::Result<()> {
+    let set_level = log::start(cli.log);
+    start::raise_descriptor_limit();
+    let vhost_dir = start::vhost_dir(cli.vhost_dir.as_deref())?;
+    let defaults = Options::default();
+    let options = Options {
+        cores: cli.cores.clone().unwrap_or(defaults.cores.clone()),
+        policy: cli.sleep_policy,
+        engine: cli.io_engine,
+        ..defaults
+    };
+    let reactors = Rc::new(Reactors::start(&options)?);
+    let control = Rc::new(Control::new(reactors, cli.log, set_level));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    LocalSet::new().block_on(&runtime, serve(cli, &options, &vhost_dir, control))
+}
+
+/// Serves clients until a signal comes, then gives back everything that was made.
+async fn serve(
+    cli: &Cli,
+    options: &Options,
+    vhost_dir: &std::path::Path,
+    control: Rc<Control>,
+) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let server = Server::bind(&cli.rpc_socket, 0o600)
+        .with_context(|| "cannot serve RPC; -r names another socket".to_owned())?;
+    let (stop, stopped) = watch::channel(false);
+    let serving =
+        tokio::task::spawn_local(server.serve(Rc::new(methods::table(Rc::clone(&control))), stopped));
+    if !cli.wait_for_rpc {
+        control.start();
+    }
+    start::tell(cli, options, vhost_dir, &control).await;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    tracing::info!("ending: requests that run are finished first");
+    stop.send_replace(true);
+    serving.await?;
+    control.close().await;
+    Ok(())
+}

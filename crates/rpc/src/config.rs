@@ -60,10 +60,11 @@ pub struct Config {
 }
 
 impl Config {
-    /// Notes the call that made `object`.
+    /// Notes the call that made `object`, in place of what made another of that name.
     pub fn made(&self, subsystem: Subsystem, object: &str, method: &'static str, params: &impl Serialize) {
         let params = serde_json::to_value(params).expect("parameters came as JSON");
         let note = Note { subsystem, object: object.to_owned(), call: Call { method, params } };
+        self.removed(subsystem, object);
         self.notes.borrow_mut().push(note);
     }
 
@@ -78,6 +79,11 @@ impl Config {
     /// Forgets `object`.
     pub fn removed(&self, subsystem: Subsystem, object: &str) {
         self.notes.borrow_mut().retain(|n| n.subsystem != subsystem || n.object != object);
+    }
+
+    /// Forgets all objects of `subsystem` but those that `exists` knows.
+    pub fn retain(&self, subsystem: Subsystem, exists: impl Fn(&str) -> bool) {
+        self.notes.borrow_mut().retain(|n| n.subsystem != subsystem || exists(&n.object));
     }
 
     /// The calls that make all objects of `subsystem`.

@@ -1,5 +1,6 @@
 //! What the methods work on: the daemon, seen from its control thread. Control context.
 
+use crate::Disks;
 use crate::config::Config;
 use crate::methods::log::PrintLevel;
 use aryk_reactor::Reactors;
@@ -11,6 +12,8 @@ use tokio::sync::watch;
 pub struct Control {
     /// Where I/O runs.
     pub reactors: Rc<Reactors>,
+    /// The disks.
+    pub disks: Disks,
     /// What was configured.
     pub config: Config,
     /// Whether start-up is complete.
@@ -34,6 +37,7 @@ impl Control {
     ) -> Self {
         Self {
             reactors,
+            disks: Disks::default(),
             config: Config::default(),
             started: watch::Sender::new(false),
             level: Cell::new(level),
@@ -55,6 +59,11 @@ impl Control {
     pub async fn until_started(&self) {
         // The sender lives as long as we are borrowed.
         let _ = self.started.subscribe().wait_for(|started| *started).await;
+    }
+
+    /// Gives back all that was made: no request runs afterwards.
+    pub async fn close(&self) {
+        self.disks.close().await;
     }
 
     /// What the log tells.

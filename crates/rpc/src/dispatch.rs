@@ -100,7 +100,7 @@ impl<C: 'static> Methods<C> {
             Ok(Call { id, method, params }) => {
                 let outcome = self.call(&method, params).await;
                 if let Err(error) = &outcome {
-                    tracing::info!(method, %error, "request failed");
+                    tracing::debug!(method, %error, "request failed");
                 }
                 id.map(|id| wire::response(Some(&id), &outcome))
             }

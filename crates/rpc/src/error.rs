@@ -49,6 +49,11 @@ impl Error {
         Self::errno(Errno::NODEV, format!("there is no {what} '{name}'"))
     }
 
+    /// A parameter whose value is of the right type, and wrong.
+    pub fn invalid(detail: impl Into<String>) -> Self {
+        Self::errno(Errno::INVAL, detail)
+    }
+
     /// The code on the wire.
     pub fn code(&self) -> i32 {
         match self {
@@ -90,6 +95,19 @@ impl Error {
     /// The `error` member of a response.
     pub fn to_wire(&self) -> WireError<'_> {
         WireError { code: self.code(), message: self.message(), data: self.detail() }
+    }
+}
+
+impl From<aryk_bdev::Error> for Error {
+    fn from(error: aryk_bdev::Error) -> Self {
+        use aryk_bdev::Error as Bdev;
+        let errno = match error {
+            Bdev::Exists(_) => Errno::EXIST,
+            Bdev::NotFound(_) => Errno::NODEV,
+            Bdev::Claimed { .. } | Bdev::Busy(_) => Errno::BUSY,
+            Bdev::BlockSize(_) => Errno::INVAL,
+        };
+        Self::errno(errno, error.to_string())
     }
 }
 

@@ -10,6 +10,7 @@
 pub mod config;
 mod connection;
 pub mod control;
+mod disks;
 mod dispatch;
 mod error;
 pub mod methods;
@@ -18,5 +19,6 @@ pub mod server;
 pub mod wire;
 
 pub use control::Control;
+pub use disks::Disks;
 pub use dispatch::{Methods, NoParams, Outcome, Phase};
 pub use error::{Error, WireError};

@@ -3,6 +3,7 @@
 //! The types are what the wire says; nothing else parses or prints JSON. Where SPDK has a method, its parameters and
 //! result are SPDK's; parameters and members of ours are marked so.
 
+mod bdev;
 pub mod framework;
 pub mod log;
 
@@ -14,6 +15,7 @@ use std::rc::Rc;
 /// All methods over `control`.
 pub fn table(control: Rc<Control>) -> Methods<Control> {
     let mut methods = Methods::new(control, Control::has_started);
+    bdev::register(&mut methods);
     framework::register(&mut methods);
     log::register(&mut methods);
     let mut names = methods.names();

@@ -3,6 +3,7 @@
 use super::{Control, Error, Methods, NoParams, Phase};
 use crate::config::{Call, Subsystem};
 use aryk_reactor::{Gone, Handle, ThreadStats};
+use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ pub const TICK_RATE: u64 = 1_000_000_000;
 
 pub(super) fn register(methods: &mut Methods<Control>) {
     methods.add("spdk_get_version", Phase::Any, get_version);
+    methods.add("spdk_kill_instance", Phase::Any, kill_instance);
     methods.add("framework_start_init", Phase::StartUp, start_init);
     methods.add("framework_wait_init", Phase::Any, wait_init);
     methods.add("framework_get_reactors", Phase::RunTime, get_reactors);
@@ -46,6 +48,42 @@ async fn get_version(_: &Control, _: NoParams) -> Result<Version, Error> {
             suffix: env!("CARGO_PKG_VERSION_PRE"),
         },
     })
+}
+
+/// Parameters of `spdk_kill_instance`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct KillInstance {
+    sig_name: KillSignal,
+}
+
+#[derive(Debug, Deserialize)]
+enum KillSignal {
+    #[serde(rename = "SIGINT")]
+    Int,
+    #[serde(rename = "SIGTERM")]
+    Term,
+    #[serde(rename = "SIGQUIT")]
+    Quit,
+    #[serde(rename = "SIGHUP")]
+    Hup,
+    #[serde(rename = "SIGKILL")]
+    Kill,
+    #[serde(rename = "SIGUSR1")]
+    Usr1,
+}
+
+async fn kill_instance(_: &Control, p: KillInstance) -> Result<bool, Error> {
+    let signal = match p.sig_name {
+        KillSignal::Int => Signal::INT,
+        KillSignal::Term => Signal::TERM,
+        KillSignal::Quit => Signal::QUIT,
+        KillSignal::Hup => Signal::HUP,
+        KillSignal::Kill => Signal::KILL,
+        KillSignal::Usr1 => Signal::USR1,
+    };
+    let sent = rustix::process::kill_process(rustix::process::getpid(), signal);
+    sent.map(|()| true).map_err(|errno| Error::errno(errno, "cannot signal ourselves"))
 }
 
 async fn start_init(control: &Control, _: NoParams) -> Result<bool, Error> {

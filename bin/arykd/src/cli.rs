@@ -1,0 +1,76 @@
+//! The arguments.
+
+use aryk_reactor::{CoreSet, Engine, SleepPolicy};
+use aryk_rpc::methods::log::PrintLevel;
+use clap::Parser;
+use std::path::PathBuf;
+
+/// Carries the I/O of virtual machines' disks.
+///
+/// Needs no root, no hugepages and no configuration file: disks are made, and offered to machines, with the command 'aryk'. SIGTERM and
+/// SIGINT end it in order.
+#[derive(Debug, Parser)]
+#[command(name = "arykd", version, max_term_width = 80)]
+pub struct Cli {
+    /// Cores to run on, one reactor each: 0x3 or [0,2-3] [default: the first one allowed]
+    #[arg(short = 'm', long = "cpumask", value_name = "CORES")]
+    pub cores: Option<CoreSet>,
+
+    /// The RPC socket
+    #[arg(short = 'r', long = "rpc-socket", value_name = "PATH", default_value = "/var/tmp/spdk.sock")]
+    pub rpc_socket: PathBuf,
+
+    /// Directory of the controllers' sockets [default: aryk in $XDG_RUNTIME_DIR, or /run/aryk]
+    #[arg(short = 'S', long = "vhost-dir", value_name = "DIR")]
+    pub vhost_dir: Option<PathBuf>,
+
+    /// What a core does without work: poll, adaptive (sleep when there is none) or interrupt
+    #[arg(long, value_name = "POLICY", default_value = "adaptive")]
+    pub sleep_policy: SleepPolicy,
+
+    /// The kernel interface: auto, io_uring, or epoll where io_uring is forbidden
+    #[arg(long, value_name = "ENGINE", default_value = "auto")]
+    pub io_engine: Engine,
+
+    /// What the log tells: error, warning, notice, info or debug
+    #[arg(short = 'L', long = "log", value_name = "LEVEL", default_value = "notice", value_parser = level)]
+    pub log: PrintLevel,
+
+    /// Wait for the RPC framework_start_init before taking any other
+    #[arg(long)]
+    pub wait_for_rpc: bool,
+}
+
+fn level(text: &str) -> Result<PrintLevel, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "error" => Ok(PrintLevel::Error),
+        "warning" => Ok(PrintLevel::Warning),
+        "notice" => Ok(PrintLevel::Notice),
+        "info" => Ok(PrintLevel::Info),
+        "debug" => Ok(PrintLevel::Debug),
+        _ => Err("error, warning, notice, info or debug".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_grammar_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn flags_as_spdk_has_them() {
+        let line = "arykd -m [0,2-3] -r /tmp/r.sock -S /tmp/v --sleep-policy poll --io-engine epoll -L debug";
+        let cli = Cli::try_parse_from(line.split(' ')).unwrap();
+        assert_eq!(cli.cores.unwrap().to_string(), "0xd");
+        assert_eq!(cli.sleep_policy, SleepPolicy::Poll);
+        assert_eq!((cli.io_engine, cli.log), (Engine::Epoll, PrintLevel::Debug));
+        for wrong in ["-m 0", "-m x", "--sleep-policy never", "--io-engine aio", "-L loud"] {
+            assert!(Cli::try_parse_from(format!("arykd {wrong}").split(' ')).is_err(), "{wrong}");
+        }
+    }
+}

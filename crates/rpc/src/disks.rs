@@ -1,0 +1,110 @@
+//! The registry's disks, and what only the control plane knows about them. Control context.
+
+use crate::Error;
+use aryk_bdev::{Bdev, Device, Identity, Registry};
+use serde_json::Value;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+/// The disks that were made by RPC.
+#[derive(Debug)]
+pub struct Disks {
+    /// All disks.
+    pub registry: Arc<Registry>,
+    made: RefCell<HashMap<String, Made>>,
+    /// Sent to whenever there is a new one.
+    grown: watch::Sender<()>,
+}
+
+/// What a method made.
+#[derive(Debug)]
+struct Made {
+    module: &'static str,
+    details: Value,
+}
+
+impl Default for Disks {
+    fn default() -> Self {
+        Self { registry: Arc::default(), made: RefCell::default(), grown: watch::Sender::new(()) }
+    }
+}
+
+impl Disks {
+    /// Registers a disk that `module` has made; `details` is what `bdev_get_bdevs` says about it beyond what all disks have.
+    ///
+    /// # Errors
+    /// `EEXIST`, `EINVAL`.
+    pub fn add(
+        &self,
+        identity: Identity,
+        device: Arc<dyn Device>,
+        module: &'static str,
+        details: Value,
+    ) -> Result<Arc<Bdev>, Error> {
+        let bdev = self.registry.register(identity, device)?;
+        self.made.borrow_mut().insert(bdev.name().to_owned(), Made { module, details });
+        self.grown.send_replace(());
+        Ok(bdev)
+    }
+
+    /// The disk of that name, alias or uuid, if `module` has made it.
+    ///
+    /// # Errors
+    /// `ENODEV`.
+    pub fn find_made_by(&self, module: &'static str, name: &str) -> Result<Arc<Bdev>, Error> {
+        let bdev = self.find(name)?;
+        match self.made.borrow().get(bdev.name()) {
+            Some(made) if made.module == module => Ok(bdev),
+            Some(_) | None => Err(Error::no_device(&format!("{module} disk"), name)),
+        }
+    }
+
+    /// Removes a disk that `module` has made, and those that are made of it, when all who have it open have closed it.
+    ///
+    /// # Errors
+    /// `ENODEV`, `EBUSY`.
+    pub async fn remove(&self, module: &'static str, name: &str) -> Result<(), Error> {
+        let bdev = self.find_made_by(module, name)?;
+        let removed = self.registry.remove(bdev.name()).await;
+        self.made.borrow_mut().retain(|name, _| self.registry.find(name).is_ok());
+        Ok(removed?)
+    }
+
+    /// Removes all disks, as far as their openers let it.
+    pub async fn close(&self) {
+        for bdev in self.registry.list().into_iter().rev() {
+            // One that is gone by now was made of another that went.
+            let _ = self.registry.remove(bdev.name()).await;
+        }
+    }
+
+    /// The disk of that name, alias or uuid.
+    pub(crate) fn find(&self, name: &str) -> Result<Arc<Bdev>, Error> {
+        Ok(self.registry.find(name)?)
+    }
+
+    /// The same, or the wait for it, if it comes in time.
+    pub(crate) async fn find_within(&self, name: &str, wait: Duration) -> Result<Arc<Bdev>, Error> {
+        let mut grown = self.grown.subscribe();
+        let comes = async {
+            loop {
+                if let Ok(bdev) = self.find(name) {
+                    return bdev;
+                }
+                // The sender lives as long as we are borrowed.
+                let _ = grown.changed().await;
+            }
+        };
+        timeout(wait, comes).await.or_else(|_| self.find(name))
+    }
+
+    /// What its module made of a disk, and how it is described.
+    pub(crate) fn details(&self, bdev: &Bdev) -> Value {
+        let made = self.made.borrow();
+        made.get(bdev.name()).map_or_else(|| Value::Object(serde_json::Map::new()), |m| m.details.clone())
+    }
+}

@@ -1,0 +1,333 @@
+//! `bdev_get_*`, `bdev_reset*`: disks of all kinds. Control context.
+
+use super::framework::TICK_RATE;
+use super::{Control, Error, Methods, Phase};
+use crate::params::Count;
+use aryk_bdev::{Bdev, Op, OpStats, Stats};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::sync::Arc;
+use std::time::Duration;
+use uuid::Uuid;
+
+pub(super) fn register(methods: &mut Methods<Control>) {
+    methods.add("bdev_get_bdevs", Phase::RunTime, get_bdevs);
+    methods.add("bdev_get_iostat", Phase::RunTime, get_iostat);
+    methods.add("bdev_reset_iostat", Phase::RunTime, reset_iostat);
+    methods.add("bdev_reset", Phase::RunTime, reset);
+    methods.add("bdev_wait_for_examine", Phase::RunTime, async |_: &Control, _: super::NoParams| Ok(true));
+}
+
+/// Parameters of `bdev_get_bdevs`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GetBdevs {
+    name: Option<String>,
+    /// Milliseconds to wait for the disk to appear.
+    #[serde(default)]
+    timeout: Count,
+}
+
+/// One of the results of `bdev_get_bdevs`.
+#[derive(Debug, Serialize)]
+struct Description {
+    name: String,
+    aliases: Vec<String>,
+    product_name: &'static str,
+    block_size: u32,
+    num_blocks: u64,
+    uuid: Uuid,
+    /// Blocks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    optimal_io_boundary: Option<u32>,
+    /// Ours: bytes of a block of the store below.
+    physical_block_size: u32,
+    /// Ours.
+    readonly: bool,
+    assigned_rate_limits: RateLimits,
+    claimed: bool,
+    /// Ours: by whom.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    claimed_by: Option<String>,
+    zoned: bool,
+    supported_io_types: IoTypes,
+    memory_domains: [(); 0],
+    driver_specific: Value,
+}
+
+/// No limits.
+#[derive(Debug, Default, Serialize)]
+struct RateLimits {
+    rw_ios_per_sec: u64,
+    rw_mbytes_per_sec: u64,
+    r_mbytes_per_sec: u64,
+    w_mbytes_per_sec: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct IoTypes {
+    read: bool,
+    write: bool,
+    unmap: bool,
+    flush: bool,
+    reset: bool,
+    nvme_admin: bool,
+    nvme_io: bool,
+    nvme_io_md: bool,
+    write_zeroes: bool,
+    zcopy: bool,
+    get_zone_info: bool,
+    zone_management: bool,
+    zone_append: bool,
+    compare: bool,
+    compare_and_write: bool,
+    abort: bool,
+    seek_hole: bool,
+    seek_data: bool,
+    copy: bool,
+    nvme_iov_md: bool,
+}
+
+impl IoTypes {
+    fn of(bdev: &Bdev) -> Self {
+        let device = bdev.device();
+        let can = |op: Op| device.ops().contains(op) && !(op.is_change() && device.is_read_only());
+        Self {
+            read: can(Op::Read),
+            write: can(Op::Write),
+            unmap: can(Op::Unmap),
+            flush: can(Op::Flush),
+            reset: true,
+            nvme_admin: false,
+            nvme_io: false,
+            nvme_io_md: false,
+            // The block layer makes it of writes where the device lacks it.
+            write_zeroes: can(Op::WriteZeroes) || can(Op::Write),
+            zcopy: false,
+            get_zone_info: false,
+            zone_management: false,
+            zone_append: false,
+            compare: false,
+            compare_and_write: false,
+            abort: true,
+            seek_hole: false,
+            seek_data: false,
+            copy: false,
+            nvme_iov_md: false,
+        }
+    }
+}
+
+fn describe(control: &Control, bdev: &Bdev) -> Description {
+    let (identity, geometry) = (bdev.identity(), bdev.geometry());
+    let claimed_by = bdev.claimed_by();
+    Description {
+        name: identity.name.clone(),
+        aliases: identity.aliases.clone(),
+        product_name: bdev.device().product(),
+        block_size: geometry.block_size,
+        num_blocks: geometry.blocks,
+        uuid: identity.uuid,
+        optimal_io_boundary: (geometry.optimal_io_blocks > 0).then_some(geometry.optimal_io_blocks),
+        physical_block_size: geometry.physical_block_size,
+        readonly: bdev.device().is_read_only(),
+        assigned_rate_limits: RateLimits::default(),
+        claimed: claimed_by.is_some(),
+        claimed_by,
+        zoned: false,
+        supported_io_types: IoTypes::of(bdev),
+        memory_domains: [],
+        driver_specific: control.disks.details(bdev),
+    }
+}
+
+async fn get_bdevs(control: &Control, p: GetBdevs) -> Result<Vec<Description>, Error> {
+    let Some(name) = p.name else {
+        return Ok(control.disks.registry.list().iter().map(|bdev| describe(control, bdev)).collect());
+    };
+    let bdev = control.disks.find_within(&name, Duration::from_millis(p.timeout.0)).await?;
+    Ok(vec![describe(control, &bdev)])
+}
+
+/// Parameters of `bdev_get_iostat`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GetIostat {
+    names: Option<Vec<String>>,
+    /// What `names` was once.
+    name: Option<String>,
+    #[serde(default)]
+    per_channel: bool,
+    #[serde(default = "ResetMode::none")]
+    reset_mode: ResetMode,
+}
+
+/// Which counts are set to zero.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum ResetMode {
+    All,
+    None,
+}
+
+impl ResetMode {
+    const fn all() -> Self {
+        Self::All
+    }
+
+    const fn none() -> Self {
+        Self::None
+    }
+}
+
+/// Result of `bdev_get_iostat`. Times in ticks.
+#[derive(Debug, Serialize)]
+struct Iostat {
+    tick_rate: u64,
+    ticks: u64,
+    bdevs: Vec<BdevStat>,
+}
+
+#[derive(Debug, Serialize)]
+struct BdevStat {
+    name: String,
+    bytes_read: u64,
+    num_read_ops: u64,
+    bytes_written: u64,
+    num_write_ops: u64,
+    bytes_unmapped: u64,
+    num_unmap_ops: u64,
+    bytes_copied: u64,
+    num_copy_ops: u64,
+    read_latency_ticks: u64,
+    max_read_latency_ticks: u64,
+    min_read_latency_ticks: u64,
+    write_latency_ticks: u64,
+    max_write_latency_ticks: u64,
+    min_write_latency_ticks: u64,
+    unmap_latency_ticks: u64,
+    max_unmap_latency_ticks: u64,
+    min_unmap_latency_ticks: u64,
+    copy_latency_ticks: u64,
+    max_copy_latency_ticks: u64,
+    min_copy_latency_ticks: u64,
+    queue_depth: u64,
+    /// Ours, as all that follow: requests that wait in the block layer, part of `queue_depth`.
+    queue_waiting: u64,
+    num_flush_ops: u64,
+    flush_latency_ticks: u64,
+    num_write_zeroes_ops: u64,
+    bytes_zeroed: u64,
+    num_read_errors: u64,
+    num_write_errors: u64,
+    num_flush_errors: u64,
+    num_unmap_errors: u64,
+    num_write_zeroes_errors: u64,
+    p50_read_latency_ticks: u64,
+    p99_read_latency_ticks: u64,
+    p50_write_latency_ticks: u64,
+    p99_write_latency_ticks: u64,
+}
+
+impl BdevStat {
+    fn new(name: String, stats: &Stats) -> Self {
+        let [read, write, flush] = [Op::Read, Op::Write, Op::Flush].map(|op| stats.op(op));
+        let [unmap, zeroes] = [Op::Unmap, Op::WriteZeroes].map(|op| stats.op(op));
+        let min = |op: &OpStats| op.latency_ns_min.unwrap_or_default();
+        Self {
+            name,
+            bytes_read: read.bytes,
+            num_read_ops: read.ops,
+            bytes_written: write.bytes,
+            num_write_ops: write.ops,
+            bytes_unmapped: unmap.bytes,
+            num_unmap_ops: unmap.ops,
+            bytes_copied: 0,
+            num_copy_ops: 0,
+            read_latency_ticks: read.latency_ns,
+            max_read_latency_ticks: read.latency_ns_max,
+            min_read_latency_ticks: min(read),
+            write_latency_ticks: write.latency_ns,
+            max_write_latency_ticks: write.latency_ns_max,
+            min_write_latency_ticks: min(write),
+            unmap_latency_ticks: unmap.latency_ns,
+            max_unmap_latency_ticks: unmap.latency_ns_max,
+            min_unmap_latency_ticks: min(unmap),
+            copy_latency_ticks: 0,
+            max_copy_latency_ticks: 0,
+            min_copy_latency_ticks: 0,
+            queue_depth: stats.in_flight,
+            queue_waiting: stats.waiting,
+            num_flush_ops: flush.ops,
+            flush_latency_ticks: flush.latency_ns,
+            num_write_zeroes_ops: zeroes.ops,
+            bytes_zeroed: zeroes.bytes,
+            num_read_errors: read.errors,
+            num_write_errors: write.errors,
+            num_flush_errors: flush.errors,
+            num_unmap_errors: unmap.errors,
+            num_write_zeroes_errors: zeroes.errors,
+            p50_read_latency_ticks: read.latencies.quantile(0.5),
+            p99_read_latency_ticks: read.latencies.quantile(0.99),
+            p50_write_latency_ticks: write.latencies.quantile(0.5),
+            p99_write_latency_ticks: write.latencies.quantile(0.99),
+        }
+    }
+}
+
+async fn get_iostat(control: &Control, p: GetIostat) -> Result<Iostat, Error> {
+    if p.per_channel {
+        return Err(Error::errno(Errno::OPNOTSUPP, "statistics are kept per disk"));
+    }
+    let names: Vec<String> = p.names.into_iter().flatten().chain(p.name).collect();
+    let bdevs: Vec<Arc<Bdev>> = match names.as_slice() {
+        [] => control.disks.registry.list(),
+        names => names.iter().map(|name| control.disks.find(name)).collect::<Result<_, _>>()?,
+    };
+    let mut stats = Vec::new();
+    for bdev in bdevs {
+        stats.push(BdevStat::new(bdev.name().to_owned(), &bdev.stats().await));
+        if p.reset_mode == ResetMode::All {
+            bdev.clear_stats().await;
+        }
+    }
+    Ok(Iostat { tick_rate: TICK_RATE, ticks: aryk_reactor::Clock::Monotonic.now().0, bdevs: stats })
+}
+
+/// Parameters of `bdev_reset_iostat`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ResetIostat {
+    name: Option<String>,
+    #[serde(default = "ResetMode::all")]
+    mode: ResetMode,
+}
+
+async fn reset_iostat(control: &Control, p: ResetIostat) -> Result<bool, Error> {
+    let bdevs = match &p.name {
+        Some(name) => vec![control.disks.find(name)?],
+        None => control.disks.registry.list(),
+    };
+    if p.mode == ResetMode::All {
+        for bdev in bdevs {
+            bdev.clear_stats().await;
+        }
+    }
+    Ok(true)
+}
+
+/// Parameters of `bdev_reset`, a method of ours.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Reset {
+    name: String,
+}
+
+/// Aborts the requests that the disk's device holds, and goes on with those that came after.
+async fn reset(control: &Control, p: Reset) -> Result<bool, Error> {
+    match control.disks.find(&p.name)?.reset().await {
+        true => Ok(true),
+        false => Err(Error::errno(Errno::BUSY, format!("'{}' is being reset already", p.name))),
+    }
+}
