@@ -4,6 +4,7 @@ use crate::cell::{Cells, ChannelCell, Command};
 use crate::{BdevChannel, Device, Geometry, OpenError, Stats};
 use aryk_reactor::{Cx, Handle, RootId};
 use futures_channel::oneshot;
+use std::any::Any;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -123,6 +124,12 @@ impl Bdev {
     /// What its module made of it.
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.device
+    }
+
+    /// Its device, if that is a `T`: how a module finds its own again.
+    pub fn device_as<T: Device>(&self) -> Option<&T> {
+        let any: &dyn Any = &*self.device;
+        any.downcast_ref()
     }
 
     /// Its shape now.

@@ -96,6 +96,10 @@ pub trait Device: Any + Send + Sync {
         None
     }
 
+    /// It has been removed, and nobody has it open: lets go of the disks that it is made of ([`crate::Base::close`]), though someone may still hold
+    /// a reference to it.
+    fn removed(&self) {}
+
     /// A channel for the calling reactor. What completes on it wakes `root`.
     ///
     /// # Errors

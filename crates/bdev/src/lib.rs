@@ -19,6 +19,7 @@
 #![forbid(unsafe_code)]
 
 mod async_channel;
+mod base;
 mod bdev;
 mod bdev_channel;
 mod cell;
@@ -30,6 +31,7 @@ mod registry;
 mod stats;
 
 pub use async_channel::AsyncChannel;
+pub use base::Base;
 pub use bdev::{Bdev, Descriptor, Event, Identity};
 pub use bdev_channel::BdevChannel;
 pub use channel::Channel;

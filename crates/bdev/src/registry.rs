@@ -174,6 +174,8 @@ impl Registry {
         let mut inner = lock(&self.0);
         inner.disks.retain(|b| !Arc::ptr_eq(b, &bdev));
         inner.names.retain(|_, b| !Arc::ptr_eq(b, &bdev));
+        drop(inner);
+        bdev.device().removed();
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 
 use crate::{copy, fault};
 use rustix::fs::FileType;
-use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
@@ -111,6 +111,39 @@ impl Mapping {
         false
     }
 
+    /// Makes `len` bytes from `offset` zeroes, and gives whole pages of them back to the kernel. Only of memory of our own.
+    ///
+    /// # Panics
+    /// If they are not all inside, or the memory is a peer's.
+    pub fn zero(&self, offset: u64, len: u64) {
+        assert!(self.fault.is_none(), "a file's pages are not zeroed by being given back");
+        let end = offset.checked_add(len).filter(|&end| end <= self.len());
+        let end = end.unwrap_or_else(|| panic!("{offset}+{len} of {}", self.len()));
+        let pages_start = offset.next_multiple_of(crate::PAGE);
+        let pages_end = end / crate::PAGE * crate::PAGE;
+        if pages_start >= pages_end {
+            self.fill_zero(offset, end);
+            return;
+        }
+        self.fill_zero(offset, pages_start);
+        let base = self.base.as_ptr().wrapping_add(pages_start as usize);
+        // SAFETY: the range is inside of this mapping, which nobody has references into; it is private and anonymous, so that
+        // the kernel gives zeroes from now on.
+        let given =
+            unsafe { madvise(base.cast(), (pages_end - pages_start) as usize, Advice::LinuxDontNeed) };
+        if given.is_err() {
+            // Locked pages cannot be given back.
+            self.fill_zero(pages_start, pages_end);
+        }
+        self.fill_zero(pages_end, end);
+    }
+
+    fn fill_zero(&self, start: u64, end: u64) {
+        let base = self.base.as_ptr().wrapping_add(start as usize);
+        // SAFETY: the caller checked that the range is inside of the mapping.
+        unsafe { copy::fill(base, 0, (end - start) as usize) };
+    }
+
     /// Asks the processor for the lines that a copy of `len` bytes from `offset` on would read first. Only a hint: worth
     /// it for the next request while this one is copied.
     pub fn prefetch(&self, offset: u64, len: u32) {
@@ -148,5 +181,37 @@ fn check_file(fd: BorrowedFd<'_>) -> Result<u64, MapError> {
     match rustix::fs::fstatfs(fd)?.f_type {
         TMPFS_MAGIC | HUGETLBFS_MAGIC => Ok(stat.st_size.cast_unsigned()),
         _ => Err(MapError::NotMemory("a file of another file system")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Buffer, PAGE};
+
+    #[test]
+    fn zeroing_clears_exactly_its_range_and_gives_pages_back() {
+        let mapping = Mapping::anonymous(4 * PAGE).unwrap();
+        let mut buffer = Buffer::from_slice(&[0xa5; 4 * PAGE as usize]);
+        for (offset, len) in
+            [(0, 4 * PAGE), (1, 1), (10, PAGE), (PAGE - 1, 2), (100, 3 * PAGE), (PAGE, PAGE), (7, 0)]
+        {
+            buffer.write(0, &[0xa5; 4 * PAGE as usize]);
+            buffer.lend().store_to(&mapping, 0);
+            mapping.zero(offset, len);
+            buffer.reclaim();
+            buffer.lend().load_from(&mapping, 0);
+            buffer.reclaim();
+            for (at, &byte) in (0..).zip(buffer.bytes()) {
+                let inside = at >= offset && at < offset + len;
+                assert_eq!(byte, if inside { 0 } else { 0xa5 }, "byte {at} after {offset}+{len}");
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "4096+4096 of 4096")]
+    fn zeroing_outside_is_refused() {
+        Mapping::anonymous(PAGE).unwrap().zero(PAGE, PAGE);
     }
 }

@@ -1,1 +1,164 @@
-//! Skeleton.
+//! A disk in memory, zeroes at first, gone with the process. Control context; its channels in reactor context.
+//!
+//! A request is carried out when its channel is polled, so that a poll's work is bounded however much was submitted. Pages that
+//! were never written, or were unmapped or zeroed since, cost no memory.
+#![forbid(unsafe_code)]
+
+use aryk_bdev::{
+    Bdev, Channel, Completion, Device, Geometry, Identity, Io, Limits, Op, OpSet, OpenError, Registry,
+    Status, Tag,
+};
+use aryk_dma::{MapError, Mapping};
+use aryk_reactor::{Cx, RootId};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Bytes that one poll copies, and the most in one read or write: about 100 µs.
+const COPY_MAX: u64 = 1 << 20;
+
+/// How much cheaper a byte is to give back than to copy.
+const DISCARD_DISCOUNT: u64 = 4;
+
+/// What it is to be.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// By what it is found.
+    pub identity: Identity,
+    /// Bytes in a block.
+    pub block_size: u32,
+    /// Bytes in a block of the store that it plays: `block_size`, or a larger power of two.
+    pub physical_block_size: u32,
+    /// Blocks.
+    pub blocks: u64,
+    /// Blocks in a stripe, for front-ends to tell guests of; 0 for none.
+    pub optimal_io_blocks: u32,
+}
+
+/// Why it cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Its name is taken, or it cannot have that shape.
+    #[error(transparent)]
+    Registry(#[from] aryk_bdev::Error),
+    /// There is no memory of that size.
+    #[error("a disk of {blocks} blocks of {block_size} bytes: {error}")]
+    Memory {
+        /// Blocks.
+        blocks: u64,
+        /// Bytes in a block.
+        block_size: u32,
+        /// What the kernel says.
+        error: MapError,
+    },
+}
+
+/// Makes one.
+///
+/// # Errors
+/// [`Error`].
+pub fn create(registry: &Registry, config: Config) -> Result<Arc<Bdev>, Error> {
+    let Config { identity, block_size, physical_block_size, blocks, optimal_io_blocks } = config;
+    let len = blocks.saturating_mul(block_size.into());
+    let memory = |error| Error::Memory { blocks, block_size, error };
+    let store = Arc::new(Mapping::anonymous(len).map_err(memory)?);
+    let geometry = Geometry { block_size, physical_block_size, blocks, optimal_io_blocks };
+    Ok(registry.register(identity, Arc::new(Malloc { geometry, store }))?)
+}
+
+struct Malloc {
+    geometry: Geometry,
+    store: Arc<Mapping>,
+}
+
+impl Device for Malloc {
+    fn product(&self) -> &'static str {
+        "Malloc disk"
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn limits(&self) -> Limits {
+        let copied = (COPY_MAX / u64::from(self.geometry.block_size)).max(1);
+        let discarded = copied * DISCARD_DISCOUNT;
+        Limits {
+            transfer_blocks: copied as u32,
+            unmap_blocks: discarded,
+            write_zeroes_blocks: discarded,
+            ..Limits::default()
+        }
+    }
+
+    fn ops(&self) -> OpSet {
+        OpSet::ALL
+    }
+
+    fn open_channel(&self, root: RootId, _: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
+        let (store, block_size) = (Arc::clone(&self.store), self.geometry.block_size.into());
+        Ok(Box::new(MallocChannel { root, store, block_size, submitted: VecDeque::new() }))
+    }
+}
+
+struct MallocChannel {
+    root: RootId,
+    store: Arc<Mapping>,
+    block_size: u64,
+    submitted: VecDeque<Io>,
+}
+
+impl Channel for MallocChannel {
+    #[inline]
+    fn submit(&mut self, io: Io, cx: &mut Cx) {
+        self.submitted.push_back(io);
+        cx.wake(self.root);
+    }
+
+    fn abort(&mut self, _: Tag, _: &mut Cx) {}
+
+    fn poll(&mut self, cx: &mut Cx, out: &mut Vec<Completion>) {
+        let mut budget = COPY_MAX;
+        while let Some(io) = self.submitted.pop_front() {
+            if let Some(next) = self.submitted.front() {
+                self.prefetch(next);
+            }
+            let cost = self.carry_out(&io);
+            out.push(Completion { tag: io.tag, status: Status::Ok });
+            if cost >= budget {
+                break;
+            }
+            budget -= cost;
+        }
+        if !self.submitted.is_empty() {
+            cx.wake(self.root);
+        }
+    }
+}
+
+impl MallocChannel {
+    /// Has the memory that a request copies from be fetched while the one before it is copied.
+    #[inline]
+    fn prefetch(&self, io: &Io) {
+        match io.op {
+            Op::Read => self.store.prefetch(io.lba * self.block_size, io.data.len()),
+            Op::Write => io.data.prefetch(),
+            Op::Flush | Op::Unmap | Op::WriteZeroes => {}
+        }
+    }
+
+    /// What it cost, in bytes copied.
+    #[inline]
+    fn carry_out(&self, io: &Io) -> u64 {
+        let (offset, len) = (io.lba * self.block_size, io.blocks * self.block_size);
+        match io.op {
+            Op::Read => io.data.load_from(&self.store, offset),
+            Op::Write => io.data.store_to(&self.store, offset),
+            Op::Flush => {}
+            Op::Unmap | Op::WriteZeroes => {
+                self.store.zero(offset, len);
+                return len / DISCARD_DISCOUNT;
+            }
+        }
+        len
+    }
+}
