@@ -187,7 +187,12 @@ impl SplitQueue {
     ///
     /// # Errors
     /// [`ConfigError`]; then nothing has changed.
-    pub fn set_areas(&mut self, desc: GuestArea, avail: GuestArea, used: GuestArea) -> Result<(), ConfigError> {
+    pub fn set_areas(
+        &mut self,
+        desc: GuestArea,
+        avail: GuestArea,
+        used: GuestArea,
+    ) -> Result<(), ConfigError> {
         let config = SplitConfig { desc, avail, used, ..self.config };
         config.check()?;
         self.config = config;

@@ -1,9 +1,13 @@
 //! The queue against a naive driver, and against a naive device written from the specification's text.
 
+mod concurrency;
 mod driver;
+mod naive;
+mod properties;
 
 use super::{SplitConfig, SplitQueue, avail_len, desc_len, used_idx, used_len};
 use crate::{CHAIN_MAX, Chain, ChainError, ConfigError, Piece, PopError, QueueError};
+use aryk_dma::{MemTable, Region};
 use driver::{Desc, Guest, INDIRECT, NEXT, WRITE};
 
 fn chain_of(guest: &Guest, queue: &mut SplitQueue) -> (u16, Vec<Piece>, Vec<Piece>) {
@@ -238,4 +242,59 @@ fn a_queue_goes_on_where_another_stopped() {
         assert!(!successor.publish());
     }
     assert_eq!((guest.used_idx(), successor.next_avail()), (2, 2));
+}
+
+#[test]
+fn chains_may_be_long() {
+    let guest = Guest::new(4096);
+    let mut queue = guest.queue(false);
+    let desc = |i, last| Desc {
+        addr: 64 * u64::from(i),
+        len: 1,
+        flags: if i < last { NEXT } else { 0 },
+        next: i + 1,
+    };
+    (0..4096).for_each(|i| guest.set_desc(i, desc(i, 4095)));
+    guest.offer(0);
+    assert_eq!(chain_of(&guest, &mut queue).1.len(), 4096, "as long as the queue's table");
+
+    let guest = Guest::new(2);
+    let mut queue = guest.queue(false);
+    let table: Vec<_> = (0..CHAIN_MAX).map(|i| desc(i, CHAIN_MAX - 1)).collect();
+    guest.set_table(0x5000, &table);
+    guest.set_desc(0, Desc { addr: 0x5000, len: 16 * u32::from(CHAIN_MAX), flags: INDIRECT, next: 0 });
+    guest.offer(0);
+    assert_eq!(chain_of(&guest, &mut queue).1.len(), CHAIN_MAX.into(), "longer than the queue's table");
+    queue.push_used(0, 0);
+    guest.set_desc(1, Desc { addr: 0x1000, len: 1, flags: NEXT, next: 0 });
+    guest.offer(1);
+    assert_eq!(error_of(&guest, &mut queue), PopError::Chain { head: 1, error: ChainError::TooLong });
+}
+
+#[test]
+fn an_indirect_table_does_not_wrap_around_the_address_space() {
+    let guest = Guest::new(8);
+    let mut queue = guest.queue(false);
+    // Memory at the last and at the first guest-physical addresses.
+    let region = |guest_addr| Region { guest_addr, len: 4096, ..guest.memory.regions()[0].clone() };
+    let memory = MemTable::new(vec![region(0), region(0_u64.wrapping_sub(4097))]).unwrap();
+    let table = 0_u64.wrapping_sub(17);
+    let first = [Desc { addr: 0, len: 1, flags: NEXT, next: 1 }; 2];
+    guest.set_table(4080, &first);
+    guest.set_desc(0, Desc { addr: table.wrapping_sub(guest.base), len: 32, flags: INDIRECT, next: 0 });
+    guest.offer(0);
+    let error = PopError::Chain { head: 0, error: ChainError::IndirectAddress(table) };
+    assert_eq!(queue.pop(&memory, &mut Chain::new(8)), Err(error));
+}
+
+#[test]
+#[should_panic(expected = "chain 3 is not in flight")]
+fn a_chain_is_given_back_once() {
+    let guest = Guest::new(8);
+    let mut queue = guest.queue(false);
+    guest.set_desc(3, Desc { addr: 0x1000, len: 16, flags: 0, next: 0 });
+    guest.offer(3);
+    chain_of(&guest, &mut queue);
+    queue.push_used(3, 0);
+    queue.push_used(3, 0);
 }

@@ -4,7 +4,7 @@ use super::super::{SplitConfig, SplitQueue, avail_len, desc_len, used_len};
 use crate::Piece;
 use aryk_dma::{GuestArea, Mapping, MemTable, Region};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Release};
 
 pub(super) const NEXT: u16 = 1;
 pub(super) const WRITE: u16 = 2;
@@ -19,18 +19,21 @@ pub(super) struct Desc {
     pub next: u16,
 }
 
+#[derive(Clone)]
 pub(super) struct Guest {
     pub size: u16,
     pub base: u64,
     pub memory: Arc<MemTable>,
     mapping: Arc<Mapping>,
+    /// All of its memory.
+    whole: GuestArea,
     start: u16,
 }
 
 impl Guest {
     /// Where its memory starts for the guest.
     pub const BASE: u64 = 0x4000_0000;
-    const LEN: u64 = 16 << 20;
+    pub const LEN: u64 = 16 << 20;
     /// The last 4 MiB hold the queue: a descriptor table, an available and a used ring.
     const DESC: u64 = 12 << 20;
     const AVAIL: u64 = 13 << 20;
@@ -51,9 +54,10 @@ impl Guest {
             mapping: Arc::clone(&mapping),
         };
         let memory = Arc::new(MemTable::new(vec![region]).unwrap());
-        let guest = Self { size, base: Self::BASE, memory, mapping, start };
+        let whole = GuestArea::new(&mapping, 0, Self::LEN).unwrap();
+        let guest = Self { size, base: Self::BASE, memory, mapping, whole, start };
         guest.set_avail_idx(start);
-        guest.area(Self::USED, 4).store_u16(2, start, Relaxed);
+        guest.whole.store_u16(Self::USED as usize + 2, start, Release);
         guest
     }
 
@@ -82,12 +86,28 @@ impl Guest {
         Piece { addr: self.base.wrapping_add(addr), len }
     }
 
+    pub fn read_u64(&self, at: u64) -> u64 {
+        self.whole.read(at as usize)
+    }
+
+    pub fn write_u64(&self, at: u64, value: u64) {
+        self.whole.write(at as usize, &value);
+    }
+
+    fn load(&self, part: u64, offset: u64) -> u16 {
+        self.whole.load_u16((part + offset) as usize, Acquire)
+    }
+
+    fn store(&self, part: u64, offset: u64, value: u16) {
+        self.whole.store_u16((part + offset) as usize, value, Release);
+    }
+
     fn write_desc(&self, at: u64, desc: Desc) {
-        let area = self.area(at, 16);
-        area.write(0, &self.base.wrapping_add(desc.addr));
-        area.write(8, &desc.len);
-        area.write(12, &desc.flags);
-        area.write(14, &desc.next);
+        let at = at as usize;
+        self.whole.write(at, &self.base.wrapping_add(desc.addr));
+        self.whole.write(at + 8, &desc.len);
+        self.whole.write(at + 12, &desc.flags);
+        self.whole.write(at + 14, &desc.next);
     }
 
     pub fn set_desc(&self, index: u16, desc: Desc) {
@@ -101,16 +121,30 @@ impl Guest {
         }
     }
 
+    pub fn desc_bytes(&self, index: u16) -> [u8; 16] {
+        self.whole.read(Self::DESC as usize + 16 * usize::from(index))
+    }
+
+    /// What lies at a guest-physical address, which may be larger than any.
+    pub fn memory_bytes(&self, addr: u128) -> Option<[u8; 16]> {
+        let at = addr.checked_sub(Self::BASE.into()).filter(|at| at + 16 <= Self::LEN.into())?;
+        Some(self.whole.read(at as usize))
+    }
+
+    pub fn avail(&self, place: u16) -> u16 {
+        self.load(Self::AVAIL, 4 + 2 * u64::from(place))
+    }
+
     pub fn set_avail(&self, place: u16, head: u16) {
-        self.area(Self::AVAIL + 4 + 2 * u64::from(place), 2).store_u16(0, head, Relaxed);
+        self.store(Self::AVAIL, 4 + 2 * u64::from(place), head);
     }
 
     pub fn avail_idx(&self) -> u16 {
-        self.area(Self::AVAIL, 4).load_u16(2, Relaxed)
+        self.load(Self::AVAIL, 2)
     }
 
     pub fn set_avail_idx(&self, idx: u16) {
-        self.area(Self::AVAIL, 4).store_u16(2, idx, Release);
+        self.store(Self::AVAIL, 2, idx);
     }
 
     /// Adds a chain to the available ring, and shows it.
@@ -121,28 +155,28 @@ impl Guest {
     }
 
     pub fn set_avail_flags(&self, flags: u16) {
-        self.area(Self::AVAIL, 4).store_u16(0, flags, Relaxed);
+        self.store(Self::AVAIL, 0, flags);
     }
 
     pub fn set_used_event(&self, idx: u16) {
-        self.area(Self::AVAIL + 4 + 2 * u64::from(self.size), 2).store_u16(0, idx, Relaxed);
+        self.store(Self::AVAIL, 4 + 2 * u64::from(self.size), idx);
     }
 
     pub fn used_idx(&self) -> u16 {
-        self.area(Self::USED, 4).load_u16(2, Acquire)
+        self.load(Self::USED, 2)
     }
 
     pub fn used_flags(&self) -> u16 {
-        self.area(Self::USED, 4).load_u16(0, Relaxed)
+        self.load(Self::USED, 0)
     }
 
     /// The used element at a place in the ring: id and length.
     pub fn used(&self, place: u16) -> (u32, u32) {
-        let area = self.area(Self::USED + 4 + 8 * u64::from(place), 8);
-        (area.read(0), area.read(4))
+        let at = Self::USED as usize + 4 + 8 * usize::from(place);
+        (self.whole.read(at), self.whole.read(at + 4))
     }
 
     pub fn avail_event(&self) -> u16 {
-        self.area(Self::USED + 4 + 8 * u64::from(self.size), 2).load_u16(0, Relaxed)
+        self.load(Self::USED, 4 + 8 * u64::from(self.size))
     }
 }
