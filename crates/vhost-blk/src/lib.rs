@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod config;
+mod pace;
 mod queue;
 mod request;
 

@@ -3,6 +3,7 @@
 //! A request is named by the head of its descriptor chain, all the way: it is the slot of its scatter list, the tag of its [`aryk_bdev::Io`], and the
 //! id of its used element. The ring sees to it that no head is in flight twice.
 
+use crate::pace::Pace;
 use crate::request::{Answer, Disk, Parsed, Unanswerable, write_status};
 use aryk_bdev::{BdevChannel, Completion};
 use aryk_dma::{GuestArea, MemTable, SgTable};
@@ -71,6 +72,7 @@ pub(crate) struct Queue {
     call: Option<OwnedFd>,
     watch: Option<WatchId>,
     enabled: bool,
+    pace: Pace,
     closing_channel: bool,
     stopping: Option<oneshot::Sender<u16>>,
     /// Who waits for requests that still use memory of an earlier table.
@@ -118,6 +120,7 @@ impl Queue {
             call: parts.call,
             watch,
             enabled: parts.enabled,
+            pace: Pace::new(cx.now()),
             closing_channel: false,
             stopping: None,
             old_memory_waiters: Vec::new(),
@@ -184,13 +187,18 @@ impl Queue {
 
     /// Takes new requests off the ring and starts them; whether there were any.
     fn take_requests(&mut self, cx: &mut Cx) -> bool {
-        if !self.enabled || self.stopping.is_some() || self.alarmed {
+        if !self.takes_requests() {
+            return false;
+        }
+        let now = cx.now();
+        if now < self.pace.next_look() {
+            cx.stay_awake_until(self.pace.next_look());
             return false;
         }
         let scratch = cx.local_state::<Scratch>();
         let mut chain = scratch.0.borrow_mut();
-        let mut worked = false;
-        for _ in 0..BATCH {
+        let mut taken = 0;
+        while taken < BATCH {
             match self.ring.pop(self.sgs.memory(), &mut chain) {
                 Ok(Some(head)) => self.start_request(head, &mut chain, cx),
                 Ok(None) => break,
@@ -204,10 +212,17 @@ impl Queue {
                     break;
                 }
             }
-            worked = true;
+            taken += 1;
             self.ring.prefetch(self.sgs.memory());
         }
-        worked
+        if taken > 0 {
+            self.pace.found(now, taken);
+        }
+        taken > 0
+    }
+
+    const fn takes_requests(&self) -> bool {
+        self.enabled && self.stopping.is_none() && !self.alarmed
     }
 
     #[inline]
@@ -335,7 +350,6 @@ impl Root for Queue {
     }
 
     fn park(&mut self, _: &mut Cx) -> Armed {
-        let takes = self.enabled && self.stopping.is_none() && !self.alarmed;
-        if self.ring.enable_kicks() && takes { Armed::Busy } else { Armed::Yes }
+        if self.ring.enable_kicks() && self.takes_requests() { Armed::Busy } else { Armed::Yes }
     }
 }
