@@ -34,7 +34,13 @@ pub enum Clock {
 }
 
 impl Clock {
+    /// Whether it stands still unless it is moved: then nothing may wait for it.
+    pub const fn is_virtual(&self) -> bool {
+        matches!(self, Self::Virtual(_))
+    }
+
     /// The time now.
+    #[inline]
     pub fn now(&self) -> Nanos {
         match self {
             Self::Monotonic => {

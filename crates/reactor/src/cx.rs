@@ -1,8 +1,10 @@
 //! A reactor as what runs on it sees it. Reactor context.
 
+use crate::account::Running;
 use crate::blocking::Blocking;
 use crate::executor::Local;
-use crate::handle::{Handle, Message, RootRef, lock};
+use crate::handle::{Handle, RootRef, lock};
+use crate::outgoing::Outgoing;
 use crate::ring_clients::{RingClient, RingClients};
 use crate::thread::{Thread, ThreadId, ThreadStats};
 use crate::timers::{TimerId, Timers};
@@ -24,10 +26,19 @@ pub(crate) struct RootEntry {
     pub root: Rc<RefCell<dyn Root>>,
     pub any: Rc<dyn Any>,
     pub thread: ThreadId,
+    /// It is to be polled.
     pub woken: bool,
+    /// It stands in the queue of woken roots; not always woken any more.
+    pub queued: bool,
     pub promoted: bool,
     /// When it last had work while promoted.
     pub last_work: Nanos,
+}
+
+#[derive(Clone)]
+pub(crate) struct DriverEntry {
+    pub driver: Rc<RefCell<dyn Driver>>,
+    pub number: u32,
 }
 
 /// A poller's function; whether there was work.
@@ -55,10 +66,11 @@ pub struct Cx {
     pub(crate) roots: Slots<RootEntry>,
     pub(crate) woken: VecDeque<RootId>,
     pub(crate) kicked: Vec<RootId>,
-    pub(crate) promoted: Vec<RootId>,
-    pub(crate) drivers: Vec<Rc<RefCell<dyn Driver>>>,
+    pub(crate) promoted: VecDeque<RootId>,
+    pub(crate) drivers: Vec<DriverEntry>,
+    next_driver: u32,
     pub(crate) pollers: Slots<Poller>,
-    pub(crate) active_pollers: Vec<PollerId>,
+    pub(crate) active_pollers: VecDeque<PollerId>,
     pub(crate) timers: Timers<Timed>,
     pub(crate) threads: Slots<Thread>,
     pub(crate) waiter: Waiter,
@@ -67,7 +79,7 @@ pub struct Cx {
     pub(crate) blocking: Blocking,
     pub(crate) local: Local,
     pub(crate) trace: Trace,
-    pub(crate) outgoing: VecDeque<(Handle, Message)>,
+    pub(crate) outgoing: Outgoing,
     pub(crate) awake_until: Nanos,
     pub(crate) stopping: bool,
     locals: HashMap<TypeId, Rc<dyn Any>>,
@@ -106,10 +118,11 @@ impl Cx {
             roots: Slots::new(16),
             woken: VecDeque::new(),
             kicked: Vec::new(),
-            promoted: Vec::new(),
+            promoted: VecDeque::new(),
             drivers: Vec::new(),
+            next_driver: 0,
             pollers: Slots::new(8),
-            active_pollers: Vec::new(),
+            active_pollers: VecDeque::new(),
             timers: Timers::new(),
             threads: Slots::new(8),
             waiter,
@@ -117,7 +130,7 @@ impl Cx {
             signaller: Signaller::new(),
             blocking,
             trace,
-            outgoing: VecDeque::new(),
+            outgoing: Outgoing::default(),
             awake_until: Nanos(0),
             stopping: false,
             locals: HashMap::new(),
@@ -184,9 +197,7 @@ impl Cx {
     fn joined(&mut self, thread: ThreadId, by: i64) {
         let thread = self.threads.get_mut(thread.0).expect("a thread of this reactor");
         thread.members = thread.members.strict_add_signed(by as i32);
-        let members = &self.handle.0.account.members;
-        let now = members.load(std::sync::atomic::Ordering::Relaxed).strict_add_signed(by);
-        members.store(now, std::sync::atomic::Ordering::Relaxed);
+        self.handle.0.account.add_members(by);
     }
 
     /// Adds the root that `make` builds of the id it will have. It is polled when it is woken; see also [`Cx::kick`].
@@ -205,6 +216,7 @@ impl Cx {
             any: Rc::new(()),
             thread,
             woken: false,
+            queued: false,
             promoted: false,
             last_work: self.now,
         };
@@ -216,7 +228,7 @@ impl Cx {
         let entry = self.roots.get_mut(id.0).expect("just inserted");
         entry.any = root.clone();
         entry.root = root;
-        lock(&self.handle.0.names).insert(running_root(id), format!("root {name}"));
+        lock(&self.handle.0.names).insert(Running::root(id.0.index()), format!("root {name}"));
         Ok(RootRef::new(self.handle.clone(), id))
     }
 
@@ -224,7 +236,7 @@ impl Cx {
     pub fn remove_root(&mut self, id: RootId) {
         let entry = self.roots.remove(id.0).expect("a root of this reactor");
         self.joined(entry.thread, -1);
-        lock(&self.handle.0.names).remove(&running_root(id));
+        lock(&self.handle.0.names).remove(&Running::root(id.0.index()));
     }
 
     /// The root `id`, if it is here and of this type.
@@ -237,9 +249,9 @@ impl Cx {
     #[inline]
     pub fn wake(&mut self, root: RootId) {
         if let Some(entry) = self.roots.get_mut(root.0)
-            && !entry.woken
+            && !std::mem::replace(&mut entry.woken, true)
+            && !std::mem::replace(&mut entry.queued, true)
         {
-            entry.woken = true;
             self.woken.push_back(root);
         }
     }
@@ -281,15 +293,21 @@ impl Cx {
 
     /// Adds a driver, which is reaped and flushed every turn.
     pub fn add_driver(&mut self, driver: Rc<RefCell<dyn Driver>>) {
-        self.drivers.push(driver);
+        let number = self.next_driver;
+        self.next_driver += 1;
+        lock(&self.handle.0.names)
+            .insert(Running::driver(number), format!("driver {}", driver.borrow().name()));
+        self.drivers.push(DriverEntry { driver, number });
     }
 
     /// Takes a driver out.
     pub fn remove_driver(&mut self, driver: &Rc<RefCell<dyn Driver>>) {
-        self.drivers.retain(|d| !Rc::ptr_eq(d, driver));
+        let Some(at) = self.drivers.iter().position(|d| Rc::ptr_eq(&d.driver, driver)) else { return };
+        let entry = self.drivers.remove(at);
+        lock(&self.handle.0.names).remove(&Running::driver(entry.number));
     }
 
-    /// Adds a poller that runs every turn, which keeps the reactor from sleeping, or at each `period`. It says whether it had
+    /// Adds a poller that runs at each `period`, or every turn, which keeps the reactor from sleeping. It says whether it had
     /// work.
     pub fn add_poller(
         &mut self,
@@ -298,23 +316,23 @@ impl Cx {
         period: Option<Duration>,
         run: impl FnMut(&mut Self) -> bool + 'static,
     ) -> PollerId {
+        let period = period.filter(|p| !p.is_zero());
         let poller = Poller { thread, period, run: Some(Box::new(run)) };
         let id = PollerId(insert(&mut self.pollers, poller));
         self.joined(thread, 1);
         match period {
-            None => self.active_pollers.push(id),
+            None => self.active_pollers.push_back(id),
             Some(period) => drop(self.timers.set(self.now.after(period), Timed::Poll(id))),
         }
-        lock(&self.handle.0.names).insert(running_poller(id), format!("poller {name}"));
+        lock(&self.handle.0.names).insert(Running::poller(id.0.index()), format!("poller {name}"));
         id
     }
 
     /// Takes a poller out.
     pub fn remove_poller(&mut self, id: PollerId) {
         let poller = self.pollers.remove(id.0).expect("a poller of this reactor");
-        self.active_pollers.retain(|&p| p != id);
         self.joined(poller.thread, -1);
-        lock(&self.handle.0.names).remove(&running_poller(id));
+        lock(&self.handle.0.names).remove(&Running::poller(id.0.index()));
     }
 
     /// Kicks `root` each time that `fd` becomes readable. The descriptor itself is never read.
@@ -369,15 +387,25 @@ impl Cx {
         self.blocking.submit(&self.handle, tag, call);
     }
 
-    /// Sends `f` to run on another reactor. If that one's mailbox is full, it goes in a later turn, in order.
+    /// Sends `f` to run on another reactor, at the end of this turn, or when that one has room: in order, and holding up
+    /// nothing. If that one has ended, `f` is dropped.
     pub fn post(&mut self, to: &Handle, f: impl FnOnce(&mut Self) + Send + 'static) {
-        self.outgoing.push_back((to.clone(), Box::new(f)));
+        self.outgoing.push(to, Box::new(f));
     }
 
     /// Writes a trace record.
     #[inline]
     pub fn trace(&mut self, layer: Layer, point: Point, object: u16, tag: u32) {
         self.trace.record(Record { at: self.now, layer, point, object, tag });
+    }
+
+    /// Says, for who reads the trace, what its records of `layer` and `object` are of; `None` when that is gone.
+    pub fn name_object(&mut self, layer: Layer, object: u16, name: Option<&str>) {
+        let mut objects = lock(&self.handle.0.objects);
+        match name {
+            Some(name) => drop(objects.insert((layer, object), name.to_owned())),
+            None => drop(objects.remove(&(layer, object))),
+        }
     }
 }
 
@@ -388,14 +416,4 @@ impl Root for NoRoot {
     fn poll(&mut self, _: &mut Cx) -> bool {
         false
     }
-}
-
-/// What [`crate::handle::Account::running`] says while a root is polled.
-pub(crate) const fn running_root(id: RootId) -> u64 {
-    1 << 56 | id.0.index() as u64
-}
-
-/// The same of a poller.
-pub(crate) const fn running_poller(id: PollerId) -> u64 {
-    2 << 56 | id.0.index() as u64
 }

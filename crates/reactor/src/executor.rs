@@ -1,22 +1,34 @@
 //! Futures on a reactor: for what is long or rare. Reactor context.
+//!
+//! A task belongs to its reactor: it is polled, and its future dropped, on that thread alone. All that are left when the
+//! reactor ends are dropped then.
 
-use crate::{Cx, Handle};
-use async_task::Task;
+use crate::{Cx, Handle, TimerId};
+use aryk_slots::{Key, Slots};
+use async_task::{Runnable, Task};
 use futures_channel::oneshot;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::fmt;
 use std::future::Future;
 use std::rc::Rc;
+use std::task::Waker;
 use std::time::Duration;
 
 type Call = Box<dyn FnOnce(&mut Cx)>;
+
+struct State {
+    calls: RefCell<VecDeque<Call>>,
+    /// Every task that has not ended.
+    tasks: RefCell<Slots<Option<Waker>>>,
+    ended: Cell<bool>,
+}
 
 /// What a reactor's tasks use of it. Cheap to clone; it stays on its reactor.
 #[derive(Clone)]
 pub struct Local {
     handle: Handle,
-    calls: Rc<RefCell<VecDeque<Call>>>,
+    state: Rc<State>,
 }
 
 impl fmt::Debug for Local {
@@ -25,49 +37,122 @@ impl fmt::Debug for Local {
     }
 }
 
+/// Part of a task's future: takes the task out of the list when that is dropped.
+struct Listed {
+    state: Rc<State>,
+    key: Key,
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        let waker = self.state.tasks.borrow_mut().remove(self.key);
+        // Not while the list is borrowed.
+        drop(waker);
+    }
+}
+
+/// A timer whose task no longer waits for it does not fire.
+struct Alarm {
+    local: Local,
+    timer: Option<TimerId>,
+}
+
+impl Drop for Alarm {
+    fn drop(&mut self) {
+        if let Some(timer) = self.timer {
+            self.local.defer(move |cx| {
+                cx.cancel_timer(timer);
+            });
+        }
+    }
+}
+
 impl Local {
     pub(crate) fn new(handle: Handle) -> Self {
-        Self { handle, calls: Rc::default() }
+        let tasks = RefCell::new(Slots::new(16));
+        let state = State { calls: RefCell::default(), tasks, ended: Cell::new(false) };
+        Self { handle, state: Rc::new(state) }
     }
 
     /// Starts a task. Dropping what is returned cancels it, unless it is detached.
     pub fn spawn<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> Task<T> {
+        let key = self.list();
+        let listed = Listed { state: Rc::clone(&self.state), key };
+        let future = async move {
+            let _listed = listed;
+            future.await
+        };
         let handle = self.handle.clone();
         let (runnable, task) = async_task::spawn_local(future, move |runnable| handle.schedule(runnable));
+        if let Some(waker) = self.state.tasks.borrow_mut().get_mut(key) {
+            *waker = Some(runnable.waker());
+        }
         runnable.schedule();
         task
+    }
+
+    fn list(&self) -> Key {
+        let mut tasks = self.state.tasks.borrow_mut();
+        if tasks.is_full() {
+            let more = tasks.capacity();
+            tasks.grow(more);
+        }
+        let Ok(key) = tasks.insert(None) else { unreachable!("it has room") };
+        key
     }
 
     /// Runs `f` with the reactor at hand, in this turn or the next.
     pub async fn with<R: 'static>(&self, f: impl FnOnce(&mut Cx) -> R + 'static) -> R {
         let (sender, receiver) = oneshot::channel();
         self.defer(move |cx| drop(sender.send(f(cx))));
-        receiver.await.expect("the reactor runs all its calls before its tasks end")
+        receiver.await.expect("the reactor's tasks end before its calls")
     }
 
     /// As [`Local::with`], for what has no result and is not waited for.
     pub fn defer(&self, f: impl FnOnce(&mut Cx) + 'static) {
-        self.calls.borrow_mut().push_back(Box::new(f));
+        // What is dropped after the end may still call; keeping the calls would keep this state, by way of itself.
+        if !self.state.ended.get() {
+            self.state.calls.borrow_mut().push_back(Box::new(f));
+        }
     }
 
     /// Waits for `duration` to pass.
     pub async fn sleep(&self, duration: Duration) {
         let (sender, receiver) = oneshot::channel::<()>();
-        self.defer(move |cx| {
+        let set = move |cx: &mut Cx| {
             let at = cx.now().after(duration);
             cx.call_at(at, move |_| {
                 let _ = sender.send(());
-            });
-        });
+            })
+        };
+        let mut alarm = Alarm { local: self.clone(), timer: Some(self.with(set).await) };
         // The timer is dropped unfired only with the reactor.
         let _ = receiver.await;
+        alarm.timer = None;
     }
 
     pub(crate) fn pop_call(&self) -> Option<Call> {
-        self.calls.borrow_mut().pop_front()
+        self.state.calls.borrow_mut().pop_front()
     }
 
     pub(crate) fn has_calls(&self) -> bool {
-        !self.calls.borrow().is_empty()
+        !self.state.calls.borrow().is_empty()
+    }
+
+    /// Drops the futures of all tasks, and the calls that were to come. For the reactor's end.
+    pub(crate) fn end(&self) {
+        let mut runnable: Vec<Runnable> = Vec::new();
+        loop {
+            let wakers: Vec<_> = self.state.tasks.borrow().iter().filter_map(|(_, w)| w.clone()).collect();
+            wakers.into_iter().for_each(Waker::wake);
+            self.handle.take_runnable(&mut runnable);
+            if runnable.is_empty() {
+                break;
+            }
+            // Dropping one may wake, or even start, others.
+            runnable.clear();
+        }
+        self.state.ended.set(true);
+        while self.pop_call().is_some() {}
     }
 }

@@ -1,6 +1,8 @@
 //! The reactors of a process: starting them on their cores, choosing among them, stopping them. Control context.
 
 use crate::blocking::Blocking;
+use crate::handle::Message;
+use crate::mailbox::Refused;
 use crate::reactor::BLOCKING_THREADS;
 use crate::{Clock, CoreSet, Engine, Handle, Reactor, SleepPolicy, watchdog};
 use std::io;
@@ -134,8 +136,8 @@ fn pin(core: u16) -> io::Result<()> {
 impl Drop for Reactors {
     fn drop(&mut self) {
         for handle in &self.handles {
-            let mut stop: crate::handle::Message = Box::new(|cx| cx.stopping = true);
-            while let (Err(again), false) = (handle.try_send(stop), handle.is_closed()) {
+            let mut stop: Message = Box::new(|cx| cx.stopping = true);
+            while let Err(Refused::Full(again)) = handle.try_send(stop) {
                 stop = again;
                 std::thread::yield_now();
             }

@@ -1,8 +1,9 @@
 //! How others reach a reactor: messages. Any context.
 
-use crate::mailbox::Mailbox;
-use crate::trace::TraceReader;
-use crate::{Cx, Root, RootId};
+use crate::account::{Account, Running};
+use crate::mailbox::{Mailbox, Refused, Taken};
+use crate::trace::{Layer, TraceReader};
+use crate::{Clock, Cx, ReactorStats, Root, RootId};
 use aryk_uring::Completion;
 use async_task::Runnable;
 use futures_channel::oneshot;
@@ -11,10 +12,8 @@ use std::collections::HashMap;
 use std::fmt;
 use std::marker::PhantomData;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::task::{Poll, Waker};
-use std::time::Duration;
+use std::task::{Poll, Wake, Waker};
 
 /// What a reactor is asked to do.
 pub(crate) type Message = Box<dyn FnOnce(&mut Cx) + Send>;
@@ -33,47 +32,37 @@ pub(crate) struct Shared {
     pub mailbox: Mailbox<Message>,
     /// Wakes a sleeping reactor.
     pub wake_fd: OwnedFd,
-    /// Tasks that can go on.
-    runnable: Mutex<Vec<Runnable>>,
-    has_runnable: AtomicBool,
+    /// Tasks that can go on; `None` when the reactor has ended.
+    runnable: Mutex<Option<Vec<Runnable>>>,
     /// Results of blocking calls.
     completed: Mutex<Vec<Completion>>,
-    has_completed: AtomicBool,
-    /// Senders that found the mailbox full.
-    waiting: Mutex<Vec<Waker>>,
-    has_waiting: AtomicBool,
-    /// Set when the reactor has ended: what is sent from now on is dropped.
-    closed: AtomicBool,
     pub account: Account,
+    pub clock: Clock,
     pub trace: TraceReader,
-    /// Names of what runs, for the watchdog, by the number in [`Account::running`].
-    pub names: Mutex<HashMap<u64, String>>,
+    /// Names of what runs, for the watchdog.
+    pub names: Mutex<HashMap<Running, String>>,
+    /// Names of what trace records are of.
+    pub objects: Mutex<HashMap<(Layer, u16), String>>,
 }
 
-/// Where a reactor's time goes. Written by the reactor once a turn.
-#[derive(Default, Debug)]
-pub(crate) struct Account {
-    pub turns: AtomicU64,
-    pub busy_ns: AtomicU64,
-    pub idle_ns: AtomicU64,
-    pub sleeping_ns: AtomicU64,
-    /// What runs now: a number of [`Shared::names`]; 0 for nothing.
-    pub running: AtomicU64,
-    /// Roots and pollers on it.
-    pub members: AtomicU64,
+/// Something that the reactor asked to be told of may be: it looks at all of it.
+impl Wake for Shared {
+    fn wake(self: Arc<Self>) {
+        Self::wake_by_ref(&self);
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.act_on(self.mailbox.notify());
+    }
 }
 
-/// Where a reactor's time went since its start.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct ReactorStats {
-    /// Turns that it made.
-    pub turns: u64,
-    /// Time of turns with work in them.
-    pub busy: Duration,
-    /// Time of turns without.
-    pub idle: Duration,
-    /// Time asleep.
-    pub sleeping: Duration,
+impl Shared {
+    fn act_on(&self, taken: Taken) {
+        if taken == Taken::MustWake {
+            // It cannot fail but by a saturated counter, and then the reactor is being woken anyway.
+            let _ = rustix::io::write(&self.wake_fd, &1u64.to_ne_bytes());
+        }
+    }
 }
 
 /// Reaches one reactor from any thread. Cheap to clone.
@@ -100,21 +89,18 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Handle {
-    pub(crate) fn new(core: u16, trace: TraceReader) -> std::io::Result<Self> {
+    pub(crate) fn new(core: u16, clock: Clock, trace: TraceReader) -> std::io::Result<Self> {
         Ok(Self(Arc::new(Shared {
             core,
             mailbox: Mailbox::new(MAILBOX),
             wake_fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
-            runnable: Mutex::default(),
-            has_runnable: AtomicBool::new(false),
+            runnable: Mutex::new(Some(Vec::new())),
             completed: Mutex::default(),
-            has_completed: AtomicBool::new(false),
-            waiting: Mutex::default(),
-            has_waiting: AtomicBool::new(false),
-            closed: AtomicBool::new(false),
             account: Account::default(),
+            clock,
             trace,
             names: Mutex::default(),
+            objects: Mutex::default(),
         })))
     }
 
@@ -125,19 +111,12 @@ impl Handle {
 
     /// Where its time went.
     pub fn stats(&self) -> ReactorStats {
-        let a = &self.0.account;
-        let time = |t: &AtomicU64| Duration::from_nanos(t.load(Ordering::Relaxed));
-        ReactorStats {
-            turns: a.turns.load(Ordering::Relaxed),
-            busy: time(&a.busy_ns),
-            idle: time(&a.idle_ns),
-            sleeping: time(&a.sleeping_ns),
-        }
+        self.0.account.read(&self.0.clock)
     }
 
     /// Roots and pollers on it.
     pub fn members(&self) -> u64 {
-        self.0.account.members.load(Ordering::Relaxed)
+        self.0.account.members()
     }
 
     /// Its trace.
@@ -145,9 +124,9 @@ impl Handle {
         self.0.trace.clone()
     }
 
-    /// What was registered under a trace record's object number or the like.
-    pub fn name_of(&self, number: u64) -> Option<String> {
-        lock(&self.0.names).get(&number).cloned()
+    /// The name that [`Cx::name_object`] gave to what trace records of `layer` and `object` are of.
+    pub fn name_of(&self, layer: Layer, object: u16) -> Option<String> {
+        lock(&self.0.objects).get(&(layer, object)).cloned()
     }
 
     /// Runs `f` on the reactor, and gives its result. Waits while the reactor's mailbox is full.
@@ -176,15 +155,11 @@ impl Handle {
     pub(crate) async fn send(&self, message: Message) -> Result<(), Gone> {
         let mut message = Some(message);
         std::future::poll_fn(|cx| {
-            let Some(unsent) = message.take() else { return Poll::Ready(Ok(())) };
-            // Registered before the attempt, so that room made after it is not missed.
-            let Err(unsent) = self.try_send(unsent) else { return Poll::Ready(Ok(())) };
-            lock(&self.0.waiting).push(cx.waker().clone());
-            self.0.has_waiting.store(true, Ordering::SeqCst);
-            match self.try_send(unsent) {
+            let unsent = message.take().expect("not polled after it was ready");
+            match self.send_or_wait(unsent, cx.waker()) {
                 Ok(()) => Poll::Ready(Ok(())),
-                Err(_) if self.0.closed.load(Ordering::Acquire) => Poll::Ready(Err(Gone)),
-                Err(unsent) => {
+                Err(Refused::Closed(_)) => Poll::Ready(Err(Gone)),
+                Err(Refused::Full(unsent)) => {
                     message = Some(unsent);
                     Poll::Pending
                 }
@@ -193,93 +168,54 @@ impl Handle {
         .await
     }
 
-    pub(crate) fn try_send(&self, message: Message) -> Result<(), Message> {
-        if self.0.closed.load(Ordering::Acquire) {
-            return Err(message);
-        }
-        self.0.mailbox.push(message)?;
-        if self.0.closed.load(Ordering::SeqCst) {
-            self.drain();
-        }
-        self.wake();
-        Ok(())
+    pub(crate) fn try_send(&self, message: Message) -> Result<(), Refused<Message>> {
+        self.0.mailbox.push(message).map(|taken| self.0.act_on(taken))
+    }
+
+    /// Sends `message`; if there is no room, `waker` is woken when there may be.
+    pub(crate) fn send_or_wait(&self, message: Message, waker: &Waker) -> Result<(), Refused<Message>> {
+        self.0.mailbox.push_or_wait(message, waker).map(|taken| self.0.act_on(taken))
     }
 
     /// A task of the reactor can go on.
     pub(crate) fn schedule(&self, runnable: Runnable) {
-        if self.0.closed.load(Ordering::Acquire) {
+        match &mut *lock(&self.0.runnable) {
+            Some(list) => list.push(runnable),
             // Its future belongs to a thread that is no more, and may not be dropped by another.
-            std::mem::forget(runnable);
-            return;
+            None => return std::mem::forget(runnable),
         }
-        lock(&self.0.runnable).push(runnable);
-        self.0.has_runnable.store(true, Ordering::Release);
-        self.wake();
+        self.0.act_on(self.0.mailbox.notify());
     }
 
     pub(crate) fn take_runnable(&self, into: &mut Vec<Runnable>) {
-        if self.0.has_runnable.swap(false, Ordering::Acquire) {
-            into.append(&mut lock(&self.0.runnable));
+        if let Some(list) = &mut *lock(&self.0.runnable) {
+            into.append(list);
         }
-    }
-
-    pub(crate) fn has_runnable(&self) -> bool {
-        self.0.has_runnable.load(Ordering::Acquire)
     }
 
     /// A blocking call has ended.
     pub(crate) fn complete_blocking(&self, completion: Completion) {
         lock(&self.0.completed).push(completion);
-        self.0.has_completed.store(true, Ordering::Release);
-        self.wake();
+        self.0.act_on(self.0.mailbox.notify());
     }
 
-    pub(crate) fn take_completed(&self, into: &mut Vec<Completion>) -> u32 {
-        if !self.0.has_completed.load(Ordering::Relaxed) {
-            return 0;
-        }
-        self.0.has_completed.store(false, Ordering::Relaxed);
-        let mut completed = lock(&self.0.completed);
-        let count = completed.len() as u32;
-        into.append(&mut completed);
-        count
+    pub(crate) fn take_completed(&self, into: &mut Vec<Completion>) {
+        into.append(&mut lock(&self.0.completed));
     }
 
-    pub(crate) fn has_completed(&self) -> bool {
-        self.0.has_completed.load(Ordering::Acquire)
-    }
-
-    /// Lets senders that wait for room try again.
-    pub(crate) fn made_room(&self) {
-        if self.0.has_waiting.swap(false, Ordering::SeqCst) {
-            let waiting = std::mem::take(&mut *lock(&self.0.waiting));
-            waiting.into_iter().for_each(Waker::wake);
-        }
+    /// A waker of the reactor itself.
+    pub(crate) fn waker(&self) -> Waker {
+        Waker::from(Arc::clone(&self.0))
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.0.closed.load(Ordering::Acquire)
+        self.0.mailbox.is_closed()
     }
 
-    pub(crate) fn close(&self) {
-        self.0.closed.store(true, Ordering::SeqCst);
-        self.drain();
-        drop(std::mem::take(&mut *lock(&self.0.runnable)));
-        self.made_room();
-    }
-
-    /// Drops messages that nobody will run, whose senders then see that the reactor is gone.
-    fn drain(&self) {
-        // The lock makes those who drain one receiver.
-        let _one = lock(&self.0.runnable);
-        while self.0.mailbox.pop().is_some() {}
-    }
-
-    fn wake(&self) {
-        if self.0.mailbox.must_wake() {
-            // It cannot fail but by a saturated counter, and then the reactor is being woken anyway.
-            let _ = rustix::io::write(&self.0.wake_fd, &1u64.to_ne_bytes());
-        }
+    /// The reactor ends: what is sent from now on is refused. Gives those of its tasks that could go on.
+    pub(crate) fn close(&self) -> Vec<Runnable> {
+        self.0.mailbox.close();
+        lock(&self.0.runnable).take().unwrap_or_default()
     }
 }
 

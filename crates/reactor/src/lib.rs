@@ -16,6 +16,7 @@
 //! step by step in virtual time.
 #![forbid(unsafe_code)]
 
+mod account;
 mod blocking;
 mod clock;
 mod cores;
@@ -24,23 +25,26 @@ mod executor;
 mod group;
 mod handle;
 mod mailbox;
+mod outgoing;
 mod reactor;
 mod ring_clients;
 mod root;
 mod sleep;
+mod sync;
 mod thread;
 mod timers;
 mod trace;
 mod wait;
 mod watchdog;
 
+pub use account::ReactorStats;
 pub use clock::{Clock, Nanos};
 pub use cores::{CoreSet, ParseCoreSetError};
 pub use cx::Cx;
 pub use executor::Local;
 pub use group::{Options, Reactors, StartError};
-pub use handle::{Gone, Handle, ReactorStats, RootRef};
-pub use reactor::Reactor;
+pub use handle::{Gone, Handle, RootRef};
+pub use reactor::{Reactor, Step};
 pub use ring_clients::RingClient;
 pub use root::{Armed, Driver, PollerId, Root, RootId};
 pub use sleep::SleepPolicy;

@@ -1,23 +1,39 @@
-//! The message ring of a reactor and the hand-shake of its sleep. Senders in any context, the receiver in the reactor's.
+//! The message ring of a reactor and the hand-shakes around it: sleep, back-pressure, the end. Senders in any context, the
+//! receiver in the reactor's.
 //!
 //! The ring is a bounded queue of many producers and one consumer, after Vyukov: each cell's sequence number tells whose
 //! turn it is. A cell's contents are behind a mutex only to say in safe Rust what the sequence number already ensures: it is
 //! never contended, and so never waits.
 //!
-//! **No wake-up is lost.** A sender pushes, fences, then reads `sleeping`. The receiver sets `sleeping`, fences, then looks at
-//! the ring again. Whichever fence comes second sees the other's store.
+//! Three hand-shakes, all of one form: each side stores, fences, then loads what the other stores; whichever fence comes
+//! second sees the other's store.
+//! - **No wake-up is lost.** A sender adds a message, fences, reads `sleeping`. The receiver sets `sleeping`, fences, looks
+//!   at the ring.
+//! - **No sender waits beside a free cell.** A sender that found no room leaves its waker, sets `has_waiting`, fences,
+//!   tries again. The receiver frees cells, fences, reads `has_waiting`.
+//! - **No message stays after the end.** A sender adds a message, fences, reads `closed`. The receiver sets `closed`,
+//!   fences, drops what is there.
 
-use crate::mailbox::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, fence};
+use crate::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, fence};
+use std::task::Waker;
 
-#[cfg(loom)]
-mod sync {
-    pub use loom::sync::Mutex;
-    pub use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+/// Why a message was not taken, with the message.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Refused<T> {
+    /// There is no room now.
+    Full(T),
+    /// The receiver has ended.
+    Closed(T),
 }
-#[cfg(not(loom))]
-mod sync {
-    pub use std::sync::Mutex;
-    pub use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+
+/// What the sender has to do after its message was taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+pub enum Taken {
+    /// Nothing: the receiver is awake.
+    Awake,
+    /// Wake the receiver: it sleeps, and nobody else will wake it.
+    MustWake,
 }
 
 #[derive(Debug)]
@@ -35,6 +51,14 @@ pub struct Mailbox<T> {
     /// Written by the receiver alone.
     tail: AtomicUsize,
     sleeping: AtomicBool,
+    /// Something besides messages is there for the receiver.
+    attention: AtomicBool,
+    closed: AtomicBool,
+    /// Senders that found no room.
+    waiting: Mutex<Vec<Waker>>,
+    has_waiting: AtomicBool,
+    /// Makes one receiver of those who drop messages after the end.
+    draining: Mutex<()>,
 }
 
 impl<T> Mailbox<T> {
@@ -47,18 +71,140 @@ impl<T> Mailbox<T> {
             head: AtomicUsize::new(0),
             tail: AtomicUsize::new(0),
             sleeping: AtomicBool::new(false),
+            attention: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+            waiting: Mutex::new(Vec::new()),
+            has_waiting: AtomicBool::new(false),
+            draining: Mutex::new(()),
         }
+    }
+
+    /// Adds a message.
+    ///
+    /// # Errors
+    /// [`Refused`], with the message.
+    pub fn push(&self, value: T) -> Result<Taken, Refused<T>> {
+        if self.is_closed() {
+            return Err(Refused::Closed(value));
+        }
+        self.enqueue(value).map_err(Refused::Full)?;
+        let taken = self.after_store();
+        if self.closed.load(Ordering::Relaxed) {
+            self.drain();
+        }
+        Ok(taken)
+    }
+
+    /// Adds a message, or has `waker` woken when there may be room or the receiver has ended.
+    ///
+    /// # Errors
+    /// [`Refused`], with the message; if it is [`Refused::Full`], the waker will be woken.
+    pub fn push_or_wait(&self, value: T, waker: &Waker) -> Result<Taken, Refused<T>> {
+        let value = match self.push(value) {
+            Err(Refused::Full(value)) => value,
+            done => return done,
+        };
+        {
+            let mut waiting = self.waiting.lock().expect("no one panics holding it");
+            // `close` takes the wakers after it has set this.
+            if self.is_closed() {
+                return Err(Refused::Closed(value));
+            }
+            waiting.push(waker.clone());
+        }
+        self.has_waiting.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        self.push(value)
+    }
+
+    /// After a store of any kind that the receiver is to see by [`Mailbox::take_attention`].
+    pub fn notify(&self) -> Taken {
+        self.attention.store(true, Ordering::Release);
+        self.after_store()
+    }
+
+    fn after_store(&self) -> Taken {
+        fence(Ordering::SeqCst);
+        if self.sleeping.load(Ordering::Relaxed) && self.sleeping.swap(false, Ordering::Relaxed) {
+            Taken::MustWake
+        } else {
+            Taken::Awake
+        }
+    }
+
+    /// Takes the oldest message. For the receiver only.
+    pub fn pop(&self) -> Option<T> {
+        let position = self.tail.load(Ordering::Relaxed);
+        let cell = self.cell(position);
+        let filled = position.wrapping_add(1);
+        if cell.sequence.load(Ordering::Acquire) != filled {
+            return None;
+        }
+        let value = cell.value.lock().expect("no one panics holding it").take();
+        assert!(value.is_some(), "there is one receiver");
+        self.tail.store(filled, Ordering::Relaxed);
+        cell.sequence.store(position.wrapping_add(self.cells.len()), Ordering::Release);
+        value
+    }
+
+    /// After pops: lets senders that wait for room try again. For the receiver only.
+    pub fn made_room(&self) {
+        fence(Ordering::SeqCst);
+        if self.has_waiting.load(Ordering::Relaxed) {
+            // Cleared before the list is taken, so that who joins the list later sets it again.
+            self.has_waiting.store(false, Ordering::Relaxed);
+            self.wake_waiting();
+        }
+    }
+
+    /// Whether there was a [`Mailbox::notify`] since the last call. For the receiver only.
+    pub fn take_attention(&self) -> bool {
+        let any = self.attention.load(Ordering::Acquire);
+        if any {
+            // Cleared before its causes are looked at. A notifier's store after this one is seen next time; one before
+            // it was of a cause that is there already.
+            self.attention.swap(false, Ordering::Acquire);
+        }
+        any
+    }
+
+    /// Whether there is anything for the receiver. For the receiver only.
+    pub fn is_idle(&self) -> bool {
+        let position = self.tail.load(Ordering::Relaxed);
+        let filled = self.cell(position).sequence.load(Ordering::Acquire) == position.wrapping_add(1);
+        !filled && !self.attention.load(Ordering::Acquire)
+    }
+
+    /// The receiver is about to sleep; it must ask [`Mailbox::is_idle`] once more, and then sleep or call
+    /// [`Mailbox::awake`].
+    pub fn about_to_sleep(&self) {
+        self.sleeping.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// The receiver does not sleep, or no longer.
+    pub fn awake(&self) {
+        self.sleeping.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether the receiver has ended.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// The receiver ends, and pops no more: drops what is there and what comes.
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        fence(Ordering::SeqCst);
+        self.drain();
+        self.wake_waiting();
     }
 
     fn cell(&self, position: usize) -> &Cell<T> {
         &self.cells[position & (self.cells.len() - 1)]
     }
 
-    /// Adds a message.
-    ///
-    /// # Errors
-    /// A full mailbox gives it back.
-    pub fn push(&self, value: T) -> Result<(), T> {
+    fn enqueue(&self, value: T) -> Result<(), T> {
         let mut position = self.head.load(Ordering::Relaxed);
         loop {
             let cell = self.cell(position);
@@ -81,42 +227,20 @@ impl<T> Mailbox<T> {
         }
     }
 
-    /// Takes the oldest message. For the receiver only.
-    pub fn pop(&self) -> Option<T> {
-        let position = self.tail.load(Ordering::Relaxed);
-        let cell = self.cell(position);
-        let filled = position.wrapping_add(1);
-        if cell.sequence.load(Ordering::Acquire) != filled {
-            return None;
+    /// Drops messages that nobody will take. A sender that is still at work on its cell hides those behind it; it drains
+    /// when it is done.
+    fn drain(&self) {
+        let mut dropped = Vec::new();
+        {
+            let _one = self.draining.lock().expect("no one panics holding it");
+            dropped.extend(std::iter::from_fn(|| self.pop()));
         }
-        let value = cell.value.lock().expect("no one panics holding it").take();
-        assert!(value.is_some(), "there is one receiver");
-        self.tail.store(filled, Ordering::Relaxed);
-        cell.sequence.store(position.wrapping_add(self.cells.len()), Ordering::Release);
-        value
+        // Outside of the lock: a message's drop may wake whatever waits for its answer.
+        drop(dropped);
     }
 
-    /// Whether there is no message. For the receiver only.
-    pub fn is_empty(&self) -> bool {
-        let position = self.tail.load(Ordering::Relaxed);
-        self.cell(position).sequence.load(Ordering::Acquire) != position.wrapping_add(1)
-    }
-
-    /// After a push, or any other store that the receiver must see: whether the receiver sleeps and this caller is the one to
-    /// wake it.
-    pub fn must_wake(&self) -> bool {
-        fence(Ordering::SeqCst);
-        self.sleeping.load(Ordering::Relaxed) && self.sleeping.swap(false, Ordering::Relaxed)
-    }
-
-    /// The receiver is about to sleep; it must look for work once more, and then sleep or call [`Mailbox::awake`].
-    pub fn about_to_sleep(&self) {
-        self.sleeping.store(true, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-    }
-
-    /// The receiver does not sleep, or no longer.
-    pub fn awake(&self) {
-        self.sleeping.store(false, Ordering::Relaxed);
+    fn wake_waiting(&self) {
+        let waiting = std::mem::take(&mut *self.waiting.lock().expect("no one panics holding it"));
+        waiting.into_iter().for_each(Waker::wake);
     }
 }

@@ -1,9 +1,13 @@
 //! The loop: a turn's order, budgets and account, and the way to sleep. Reactor context.
+//!
+//! Every kind of work has a budget in each turn and is served in the order in which it came, or round robin: none starves
+//! another, and none of a kind its fellows.
 
+use crate::account::Running;
 use crate::blocking::Blocking;
-use crate::cx::{Cx, Timed, running_poller, running_root};
+use crate::cx::{Cx, Timed};
 use crate::handle::Handle;
-use crate::sleep::{SPIN_MAX, SleepPolicy, Spin};
+use crate::sleep::{SleepPolicy, Spin};
 use crate::trace::Trace;
 use crate::wait::Engine;
 use crate::{Armed, Clock, Nanos, PollerId, RootId, ThreadId};
@@ -11,12 +15,13 @@ use aryk_uring::Completion;
 use async_task::Runnable;
 use std::io;
 use std::rc::Rc;
-use std::sync::atomic::Ordering;
+use std::task::Waker;
 use std::time::Duration;
 
-/// How much of each kind of work a turn does at most, so that none starves another.
+/// How much of each kind of work a turn does at most.
 const MESSAGES: usize = 64;
 const DRIVER_COMPLETIONS: u32 = 128;
+const PROMOTED_ROOTS: usize = 256;
 const WOKEN_ROOTS: usize = 256;
 const TIMERS: usize = 256;
 const TASKS: usize = 16;
@@ -25,17 +30,39 @@ const CALLS: usize = 64;
 /// Threads for blocking calls, of a reactor by itself or of a process's all.
 pub(crate) const BLOCKING_THREADS: usize = 4;
 
-/// A promoted root that has been without work for this long is parked, though the reactor is busy with others.
-const PARK_AFTER: Duration = SPIN_MAX;
-
-/// One reactor. [`Reactor::run`] is its whole life; a test may call [`Reactor::turn`] by itself instead.
+/// One reactor. [`Reactor::run`] is its whole life; a test may call [`Reactor::step`] or [`Reactor::turn`] by itself instead.
 pub struct Reactor {
     cx: Cx,
     spin: Spin,
+    /// It slept since the last turn with work.
     slept: bool,
+    /// The last turn had work.
+    worked: bool,
+    /// Up to when the reactor's time is in its account.
+    settled: Nanos,
+    owed: Owed,
     completions: Vec<Completion>,
-    scratch: Vec<RootId>,
     runnable: Vec<Runnable>,
+    waker: Waker,
+}
+
+/// Time that a thread has worked and that is not yet in its account. One look at the clock serves a whole turn that only one
+/// thread worked in.
+struct Owed {
+    thread: Option<ThreadId>,
+    since: Nanos,
+}
+
+/// What a step of a reactor was.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// A turn with work.
+    Worked,
+    /// A turn without, after which it polls on.
+    Polled,
+    /// A turn without, after which it slept, until something woke it or the timer at this time. In virtual time nothing
+    /// waits: then it is who moves the time that makes the sleep last.
+    Slept(Option<Nanos>),
 }
 
 impl std::fmt::Debug for Reactor {
@@ -62,15 +89,19 @@ impl Reactor {
         blocking: Blocking,
     ) -> io::Result<Self> {
         let trace = Trace::new();
-        let handle = Handle::new(core, trace.reader())?;
+        let handle = Handle::new(core, clock.clone(), trace.reader())?;
+        let waker = handle.waker();
         let cx = Cx::new(handle, clock, engine, trace, blocking)?;
         Ok(Self {
             spin: Spin::new(policy, cx.now()),
-            cx,
             slept: false,
+            worked: false,
+            settled: cx.now(),
+            owed: Owed { thread: None, since: cx.now() },
             completions: Vec::new(),
-            scratch: Vec::new(),
             runnable: Vec::new(),
+            waker,
+            cx,
         })
     }
 
@@ -91,16 +122,21 @@ impl Reactor {
         }
     }
 
-    /// One turn, and what follows one without work: a moment's wait, or sleep.
-    pub fn step(&mut self) {
-        if !self.turn() {
-            self.rest();
+    /// One turn, and what follows one without work: the next, or sleep.
+    pub fn step(&mut self) -> Step {
+        if self.turn() {
+            return Step::Worked;
         }
+        if self.spin.is_over(self.cx.now) && self.is_quiet() && self.arm() {
+            return self.sleep();
+        }
+        std::hint::spin_loop();
+        Step::Polled
     }
 
     /// One turn; whether there was any work in it.
     pub fn turn(&mut self) -> bool {
-        let start = self.cx.refresh_now();
+        let start = self.begin();
         let mut worked = self.messages();
         worked |= self.reap();
         worked |= self.promoted_roots();
@@ -112,60 +148,72 @@ impl Reactor {
         if worked {
             self.spin.worked(start, std::mem::take(&mut self.slept));
         }
-        self.account(start, worked);
+        self.worked = worked;
         worked
     }
 
-    fn account(&mut self, start: Nanos, worked: bool) {
-        let took = self.cx.refresh_now().since(start).as_nanos() as u64;
-        let account = &self.cx.handle.0.account;
-        let time = if worked { &account.busy_ns } else { &account.idle_ns };
-        // The reactor is the only writer.
-        time.store(time.load(Ordering::Relaxed) + took, Ordering::Relaxed);
-        account.turns.store(account.turns.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        account.running.store(0, Ordering::Relaxed);
+    /// Looks at the clock, which ends the last turn's time too.
+    fn begin(&mut self) -> Nanos {
+        let now = self.cx.refresh_now();
+        self.cx.handle.0.account.begin_turn(now, now.since(self.settled), self.worked);
+        self.settled = now;
+        self.pay(now);
+        if self.worked {
+            self.spin.ended(now);
+        }
+        if self.cx.handle.0.mailbox.take_attention() {
+            self.cx.handle.take_runnable(&mut self.runnable);
+            self.cx.handle.take_completed(&mut self.completions);
+            self.cx.outgoing.retry();
+        }
+        now
     }
 
     fn messages(&mut self) -> bool {
         let mut count = 0;
         while count < MESSAGES {
             let Some(message) = self.cx.handle.0.mailbox.pop() else { break };
+            self.run_as(Running::MESSAGES);
             message(&mut self.cx);
             count += 1;
         }
         if count > 0 {
-            self.cx.handle.made_room();
+            self.cx.handle.0.mailbox.made_room();
+            // What follows is somebody's; this was nobody's.
+            let now = self.cx.refresh_now();
+            self.pay(now);
         }
         count > 0
     }
 
     fn reap(&mut self) -> bool {
-        let mut count = self.cx.waiter.reap(&mut self.completions);
-        count += self.cx.handle.take_completed(&mut self.completions);
+        self.run_as(Running::KERNEL);
+        let mut count = self.completions.len() as u32;
+        count += self.cx.waiter.reap(&mut self.completions, !self.worked);
         for completion in self.completions.drain(..) {
             let root = self.cx.clients.deliver(completion);
             self.cx.wake(root);
         }
         for i in 0..self.cx.drivers.len() {
-            let driver = Rc::clone(&self.cx.drivers[i]);
-            count += driver.borrow_mut().reap(DRIVER_COMPLETIONS, &mut self.cx);
+            // One of them may have taken others out.
+            let Some(entry) = self.cx.drivers.get(i).cloned() else { break };
+            self.run_as(Running::driver(entry.number));
+            count += entry.driver.borrow_mut().reap(DRIVER_COMPLETIONS, &mut self.cx);
         }
         count > 0
     }
 
     fn promoted_roots(&mut self) -> bool {
         self.promote_kicked();
-        let mut roots = std::mem::take(&mut self.scratch);
-        roots.extend_from_slice(&self.cx.promoted);
         let mut worked = false;
-        for id in roots.drain(..) {
-            if self.poll_root(id) {
-                worked = true;
-            } else if self.is_long_without_work(id) && self.park(id) {
-                self.cx.promoted.retain(|&r| r != id);
+        for _ in 0..self.cx.promoted.len().min(PROMOTED_ROOTS) {
+            let Some(id) = self.cx.promoted.pop_front() else { break };
+            let had_work = self.poll_root(id);
+            worked |= had_work;
+            if had_work || !(self.is_long_without_work(id) && self.park(id)) {
+                self.cx.promoted.push_back(id);
             }
         }
-        self.scratch = roots;
         worked
     }
 
@@ -179,7 +227,7 @@ impl Reactor {
                 continue;
             }
             let root = Rc::clone(&entry.root);
-            self.cx.promoted.push(id);
+            self.cx.promoted.push_back(id);
             root.borrow_mut().promoted(&mut self.cx);
         }
         // A root that was being promoted may have kicked another.
@@ -189,17 +237,14 @@ impl Reactor {
 
     fn is_long_without_work(&self, id: RootId) -> bool {
         let Some(entry) = self.cx.roots.get(id.0) else { return true };
-        match self.spin.policy() {
-            SleepPolicy::Poll => false,
-            SleepPolicy::Interrupt => true,
-            SleepPolicy::Adaptive => self.cx.now.since(entry.last_work) >= PARK_AFTER,
-        }
+        self.cx.now.since(entry.last_work) >= self.spin.park_after()
     }
 
     /// Turns a promoted root's wake-ups on; whether it can be left alone.
     fn park(&mut self, id: RootId) -> bool {
         let Some(entry) = self.cx.roots.get(id.0) else { return true };
         let root = Rc::clone(&entry.root);
+        self.run_as(Running::root(id.0.index()));
         if root.borrow_mut().park(&mut self.cx) == Armed::Busy {
             root.borrow_mut().promoted(&mut self.cx);
             return false;
@@ -214,7 +259,9 @@ impl Reactor {
         let mut worked = false;
         for _ in 0..self.cx.woken.len().min(WOKEN_ROOTS) {
             let Some(id) = self.cx.woken.pop_front() else { break };
-            if self.cx.roots.get(id.0).is_some_and(|e| e.woken) {
+            let Some(entry) = self.cx.roots.get_mut(id.0) else { continue };
+            entry.queued = false;
+            if entry.woken {
                 worked |= self.poll_root(id);
             }
         }
@@ -225,33 +272,26 @@ impl Reactor {
         let Some(entry) = self.cx.roots.get_mut(id.0) else { return false };
         entry.woken = false;
         let (root, thread) = (Rc::clone(&entry.root), entry.thread);
-        self.cx.handle.0.account.running.store(running_root(id), Ordering::Relaxed);
-        let start = self.cx.now;
+        self.make_way_for(Some(thread));
+        self.run_as(Running::root(id.0.index()));
         let worked = root.borrow_mut().poll(&mut self.cx);
         if worked {
-            let now = self.charge(thread, start);
+            self.owe(thread);
             if let Some(entry) = self.cx.roots.get_mut(id.0) {
-                entry.last_work = now;
+                entry.last_work = self.cx.now;
             }
         }
         worked
     }
 
-    /// Adds the time since `start` to a thread's account.
-    fn charge(&mut self, thread: ThreadId, start: Nanos) -> Nanos {
-        let now = self.cx.refresh_now();
-        if let Some(thread) = self.cx.threads.get_mut(thread.0) {
-            thread.busy += now.since(start);
-        }
-        now
-    }
-
     fn pollers(&mut self) -> bool {
         let mut worked = false;
-        for i in (0..self.cx.active_pollers.len()).rev() {
-            // One of them may have taken others out.
-            let Some(&id) = self.cx.active_pollers.get(i) else { continue };
+        for _ in 0..self.cx.active_pollers.len() {
+            let Some(id) = self.cx.active_pollers.pop_front() else { break };
             worked |= self.run_poller(id);
+            if self.cx.pollers.get(id.0).is_some() {
+                self.cx.active_pollers.push_back(id);
+            }
         }
         worked
     }
@@ -260,11 +300,11 @@ impl Reactor {
         let Some(poller) = self.cx.pollers.get_mut(id.0) else { return false };
         let thread = poller.thread;
         let Some(mut run) = poller.run.take() else { return false };
-        self.cx.handle.0.account.running.store(running_poller(id), Ordering::Relaxed);
-        let start = self.cx.now;
+        self.make_way_for(Some(thread));
+        self.run_as(Running::poller(id.0.index()));
         let worked = run(&mut self.cx);
         if worked {
-            self.charge(thread, start);
+            self.owe(thread);
         }
         if let Some(poller) = self.cx.pollers.get_mut(id.0) {
             poller.run = Some(run);
@@ -277,12 +317,19 @@ impl Reactor {
         let mut worked = false;
         for _ in 0..TIMERS {
             let Some(timed) = self.cx.timers.pop(now) else { break };
-            worked = true;
+            self.make_way_for(None);
+            self.run_as(Running::TIMERS);
             match timed {
-                Timed::Wake(root) => self.cx.wake(root),
-                Timed::Call(f) => f(&mut self.cx),
+                Timed::Wake(root) => {
+                    worked = true;
+                    self.cx.wake(root);
+                }
+                Timed::Call(f) => {
+                    worked = true;
+                    f(&mut self.cx);
+                }
                 Timed::Poll(id) => {
-                    self.run_poller(id);
+                    worked |= self.run_poller(id);
                     if let Some(period) = self.cx.pollers.get(id.0).and_then(|p| p.period) {
                         self.cx.timers.set(now.after(period), Timed::Poll(id));
                     }
@@ -294,14 +341,19 @@ impl Reactor {
 
     fn calls_and_tasks(&mut self) -> bool {
         let mut worked = false;
-        self.cx.handle.take_runnable(&mut self.runnable);
-        for runnable in self.runnable.drain(..self.runnable.len().min(TASKS)) {
+        if !self.runnable.is_empty() {
             worked = true;
-            runnable.run();
+            self.make_way_for(None);
+            self.run_as(Running::TASKS);
+            for runnable in self.runnable.drain(..self.runnable.len().min(TASKS)) {
+                runnable.run();
+            }
         }
         for _ in 0..CALLS {
             let Some(call) = self.cx.local.pop_call() else { break };
             worked = true;
+            self.make_way_for(None);
+            self.run_as(Running::TASKS);
             call(&mut self.cx);
         }
         worked
@@ -309,30 +361,17 @@ impl Reactor {
 
     fn flush(&mut self) {
         for i in 0..self.cx.drivers.len() {
-            let driver = Rc::clone(&self.cx.drivers[i]);
-            driver.borrow_mut().flush(&mut self.cx);
+            let Some(entry) = self.cx.drivers.get(i).cloned() else { break };
+            self.run_as(Running::driver(entry.number));
+            entry.driver.borrow_mut().flush(&mut self.cx);
         }
+        self.run_as(Running::KERNEL);
         if let Err(e) = self.cx.waiter.submit() {
             panic!("io_uring refuses to go on: {e}");
         }
+        self.run_as(Running::SIGNALS);
         self.cx.signaller.flush();
-        for _ in 0..self.cx.outgoing.len() {
-            let Some((to, message)) = self.cx.outgoing.pop_front() else { break };
-            if let Err(message) = to.try_send(message) {
-                // In order: what is for others waits too, which is rare and short.
-                self.cx.outgoing.push_front((to, message));
-                break;
-            }
-        }
-    }
-
-    /// There was nothing to do in this turn: polls on for a while, or sleeps.
-    fn rest(&mut self) {
-        if self.spin.is_over(self.cx.now) && self.is_quiet() && self.arm() {
-            self.sleep();
-        } else {
-            std::hint::spin_loop();
-        }
+        self.cx.outgoing.flush(&self.waker);
     }
 
     /// Whether nothing is known that must be done without being woken.
@@ -341,7 +380,8 @@ impl Reactor {
         cx.active_pollers.is_empty()
             && cx.woken.is_empty()
             && cx.kicked.is_empty()
-            && cx.outgoing.is_empty()
+            && cx.outgoing.is_quiet()
+            && cx.waiter.is_quiet()
             && cx.awake_until <= cx.now
             && self.runnable.is_empty()
             && !cx.local.has_calls()
@@ -349,34 +389,76 @@ impl Reactor {
 
     /// Turns every wake-up on; whether there was nothing after that.
     fn arm(&mut self) -> bool {
-        for id in std::mem::take(&mut self.cx.promoted) {
+        while let Some(id) = self.cx.promoted.pop_front() {
             if !self.park(id) {
-                self.cx.promoted.push(id);
+                self.cx.promoted.push_back(id);
+                return false;
             }
         }
-        let drivers = self.cx.drivers.clone();
-        let armed = drivers.iter().all(|d| d.borrow_mut().arm(&mut self.cx) == Armed::Yes);
+        for i in 0..self.cx.drivers.len() {
+            let Some(entry) = self.cx.drivers.get(i).cloned() else { break };
+            self.run_as(Running::driver(entry.number));
+            if entry.driver.borrow_mut().arm(&mut self.cx) == Armed::Busy {
+                return false;
+            }
+        }
         // Parking and arming may have queued something.
         self.flush();
-        armed && self.cx.promoted.is_empty() && self.is_quiet()
+        self.cx.promoted.is_empty() && self.is_quiet()
     }
 
-    fn sleep(&mut self) {
-        let handle = self.cx.handle.clone();
-        let mailbox = &handle.0.mailbox;
-        mailbox.about_to_sleep();
-        if mailbox.is_empty() && !handle.has_runnable() && !handle.has_completed() {
-            let start = self.cx.refresh_now();
-            let timeout = self.cx.timers.next().map(|at| at.since(start));
-            if let Err(e) = self.cx.waiter.wait(timeout) {
-                panic!("the kernel refuses to let a reactor sleep: {e}");
-            }
-            let slept = self.cx.refresh_now().since(start).as_nanos() as u64;
-            let account = &handle.0.account.sleeping_ns;
-            account.store(account.load(Ordering::Relaxed) + slept, Ordering::Relaxed);
-            self.slept = true;
+    fn sleep(&mut self) -> Step {
+        let shared = &self.cx.handle.0;
+        shared.mailbox.about_to_sleep();
+        if !shared.mailbox.is_idle() {
+            shared.mailbox.awake();
+            return Step::Polled;
         }
-        mailbox.awake();
+        let until = self.cx.timers.next();
+        let start = self.cx.clock.now();
+        shared.account.settle(start.since(self.settled), false);
+        shared.account.fall_asleep(start);
+        let timeout = match until {
+            _ if self.cx.clock.is_virtual() => Some(Duration::ZERO),
+            until => until.map(|at| at.since(start)),
+        };
+        if let Err(e) = self.cx.waiter.wait(timeout) {
+            panic!("the kernel refuses to let a reactor sleep: {e}");
+        }
+        shared.mailbox.awake();
+        let now = self.cx.clock.now();
+        shared.account.wake_up(now.since(start));
+        self.cx.now = now;
+        self.settled = now;
+        self.slept = true;
+        Step::Slept(until)
+    }
+
+    #[inline]
+    fn run_as(&self, what: Running) {
+        self.cx.handle.0.account.run(what);
+    }
+
+    /// `thread` has worked since the last look at the clock, or is among those who have.
+    fn owe(&mut self, thread: ThreadId) {
+        self.owed.thread = Some(thread);
+    }
+
+    /// Before something of `thread`, or of none, runs: what another has worked goes to its account.
+    fn make_way_for(&mut self, thread: Option<ThreadId>) {
+        if self.owed.thread.is_some() && self.owed.thread != thread {
+            let now = self.cx.refresh_now();
+            self.pay(now);
+        }
+    }
+
+    fn pay(&mut self, now: Nanos) {
+        if let Some(thread) = self.owed.thread.take()
+            && let Some(thread) = self.cx.threads.get_mut(thread.0)
+        {
+            thread.busy += now.since(self.owed.since);
+        }
+        self.owed.since = now;
     }
 }
 
@@ -384,6 +466,7 @@ impl Drop for Reactor {
     fn drop(&mut self) {
         // Tasks end here, on their own thread.
         self.runnable.clear();
-        self.cx.handle.close();
+        self.cx.local.end();
+        drop(self.cx.handle.close());
     }
 }

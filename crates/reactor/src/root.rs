@@ -47,4 +47,9 @@ pub trait Driver: 'static {
 
     /// Turns its wake-ups on, fences, and looks again.
     fn arm(&mut self, cx: &mut Cx) -> Armed;
+
+    /// What it is called where a stuck reactor is told of.
+    fn name(&self) -> String {
+        std::any::type_name::<Self>().to_owned()
+    }
 }

@@ -38,9 +38,15 @@ impl FromStr for SleepPolicy {
 }
 
 /// The longest time to poll for before sleeping, and the longest gap that polling may bridge.
-pub(crate) const SPIN_MAX: Duration = Duration::from_micros(200);
+const SPIN_MAX: Duration = Duration::from_micros(200);
 /// The first step of a window that grows.
 const SPIN_START: Duration = Duration::from_micros(10);
+
+/// A promoted root without work for this long is parked, though the reactor polls on.
+const PARK_AFTER: Duration = SPIN_MAX;
+/// The same where polling is what is wanted: long enough to spare nearly every kick, and not for ever, as a turn's cost is
+/// to follow the disks in use.
+const PARK_AFTER_POLL: Duration = Duration::from_millis(10);
 
 /// The window of polling before sleep, as KVM's halt polling adapts its own: a gap that a longer window would have bridged
 /// doubles it; a gap that none could have bridged ends polling until the gaps are short again.
@@ -48,6 +54,7 @@ const SPIN_START: Duration = Duration::from_micros(10);
 pub(crate) struct Spin {
     policy: SleepPolicy,
     window: Duration,
+    /// When the last turn with work ended.
     last_work: Nanos,
 }
 
@@ -56,8 +63,13 @@ impl Spin {
         Self { policy, window: Duration::ZERO, last_work: now }
     }
 
-    pub const fn policy(&self) -> SleepPolicy {
-        self.policy
+    /// How long a promoted root may be without work before it is parked.
+    pub const fn park_after(&self) -> Duration {
+        match self.policy {
+            SleepPolicy::Poll => PARK_AFTER_POLL,
+            SleepPolicy::Adaptive => PARK_AFTER,
+            SleepPolicy::Interrupt => Duration::ZERO,
+        }
     }
 
     /// There was work in the turn that began at `now`. `slept`: the first since a sleep.
@@ -67,6 +79,11 @@ impl Spin {
             self.window =
                 if gap > SPIN_MAX { Duration::ZERO } else { (self.window * 2).clamp(SPIN_START, SPIN_MAX) };
         }
+        self.last_work = now;
+    }
+
+    /// A turn with work has ended.
+    pub const fn ended(&mut self, now: Nanos) {
         self.last_work = now;
     }
 

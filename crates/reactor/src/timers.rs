@@ -17,6 +17,9 @@ pub(crate) struct Timers<T> {
     next: u64,
 }
 
+/// Cancelled timers that may stay in the heap, besides as many as there are others.
+const HEAP_SLACK: usize = 64;
+
 impl<T> Timers<T> {
     pub fn new() -> Self {
         Self { heap: BinaryHeap::new(), targets: HashMap::new(), next: 0 }
@@ -25,6 +28,9 @@ impl<T> Timers<T> {
     pub fn set(&mut self, at: Nanos, target: T) -> TimerId {
         let id = TimerId(self.next);
         self.next += 1;
+        if self.heap.len() > 2 * self.targets.len() + HEAP_SLACK {
+            self.heap.retain(|Reverse((_, id))| self.targets.contains_key(id));
+        }
         self.heap.push(Reverse((at, id)));
         self.targets.insert(id, target);
         id
@@ -80,5 +86,17 @@ mod tests {
         assert_eq!(t.cancel(late), Some("late"));
         assert_eq!((t.next(), t.pop(Nanos(u64::MAX))), (None, None));
         assert_eq!(t.cancel(late), None);
+    }
+
+    #[test]
+    fn cancelled_timers_take_no_room() {
+        let mut t = Timers::new();
+        t.set(Nanos(1), 0);
+        for i in 0..100_000 {
+            let id = t.set(Nanos(1_000_000 + i), i);
+            assert_eq!(t.cancel(id), Some(i));
+        }
+        assert!(t.heap.len() <= 2 * (HEAP_SLACK + 2), "{}", t.heap.len());
+        assert_eq!((t.pop(Nanos(u64::MAX)), t.next()), (Some(0), None));
     }
 }

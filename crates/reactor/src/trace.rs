@@ -1,14 +1,17 @@
 //! The trace ring: the last submissions and completions in each layer, with their times.
 //!
 //! One per reactor. The reactor writes with plain stores and never waits; anyone may read at any time, and drops what was
-//! overwritten meanwhile. It stays on: a record is two stores.
+//! overwritten meanwhile. It stays on: a record is three stores.
+//!
+//! **No record is torn.** The writer counts a record after it wrote it, and fences before it writes the next: a reader that
+//! saw any of the next one's words, and fences, also sees the count that tells it so.
 
 use crate::Nanos;
+use crate::sync::{AtomicU64, Ordering, fence};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Where in the stack something happened.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Layer {
     /// A front-end's queue.
@@ -19,6 +22,17 @@ pub enum Layer {
     Module = 2,
 }
 
+impl Layer {
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Frontend => "front-end",
+            Self::Bdev => "bdev",
+            Self::Module => "module",
+        }
+    }
+}
+
 /// What happened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
@@ -27,6 +41,16 @@ pub enum Point {
     Submit = 0,
     /// Its completion was handed up.
     Complete = 1,
+}
+
+impl Point {
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Submit => "submit",
+            Self::Complete => "complete",
+        }
+    }
 }
 
 /// One event.
@@ -45,14 +69,17 @@ pub struct Record {
 }
 
 /// Records kept for each reactor.
+#[cfg(not(loom))]
 const RECORDS: usize = 4096;
+#[cfg(loom)]
+const RECORDS: usize = 2;
 
-/// time in the low 56 bits of the first word (two years), layer and point above; object and tag in the second; and the
-/// position that it was written at, in the high 16 bits of the second, to tell a torn record.
+/// Time in the low 56 bits of a record's first word (two years), layer and point above; object and tag in the second.
 #[derive(Debug)]
 struct Ring {
+    /// Records written since the start.
     written: AtomicU64,
-    words: Box<[[AtomicU64; 2]]>,
+    words: Box<[[AtomicU64; 2]; RECORDS]>,
 }
 
 /// The writing end. The reactor's.
@@ -70,7 +97,8 @@ const TIME_MASK: u64 = (1 << 56) - 1;
 
 impl Trace {
     pub fn new() -> Self {
-        let words = (0..RECORDS).map(|_| [AtomicU64::new(0), AtomicU64::new(0)]).collect();
+        let words: Box<[_]> = (0..RECORDS).map(|_| [AtomicU64::new(0), AtomicU64::new(0)]).collect();
+        let words = words.try_into().expect("it was made of that length");
         Self { ring: Arc::new(Ring { written: AtomicU64::new(0), words }), written: 0 }
     }
 
@@ -82,16 +110,16 @@ impl Trace {
     pub fn record(&mut self, r: Record) {
         let [first, second] = &self.ring.words[self.written as usize % RECORDS];
         let what = (r.layer as u64) << 1 | r.point as u64;
+        fence(Ordering::Release);
         first.store(r.at.0 & TIME_MASK | what << 56, Ordering::Relaxed);
-        let lap = self.written / RECORDS as u64;
-        second.store(u64::from(r.tag) | u64::from(r.object) << 32 | lap << 48, Ordering::Relaxed);
+        second.store(u64::from(r.tag) | u64::from(r.object) << 32, Ordering::Relaxed);
         self.written += 1;
         self.ring.written.store(self.written, Ordering::Release);
     }
 }
 
 impl TraceReader {
-    /// The latest records, oldest first. One that was being overwritten is left out.
+    /// The latest records, oldest first, without any that was being overwritten: at most one less than there is room for.
     pub fn read(&self) -> Vec<Record> {
         let end = self.0.written.load(Ordering::Acquire);
         let start = end.saturating_sub(RECORDS as u64);
@@ -106,9 +134,9 @@ impl TraceReader {
 
     fn record(&self, position: u64) -> Option<Record> {
         let [first, second] = &self.0.words[position as usize % RECORDS];
-        let (a, b) = (first.load(Ordering::Acquire), second.load(Ordering::Acquire));
-        let lap = (position / RECORDS as u64) & 0xffff;
-        if b >> 48 != lap || first.load(Ordering::Relaxed) != a {
+        let (a, b) = (first.load(Ordering::Relaxed), second.load(Ordering::Relaxed));
+        fence(Ordering::Acquire);
+        if self.0.written.load(Ordering::Relaxed) >= position + RECORDS as u64 {
             return None;
         }
         let layer = match a >> 57 {
@@ -140,7 +168,7 @@ mod tests {
         assert_eq!(trace.reader().read(), [record(0), record(1), record(2)]);
         let n = 3 * RECORDS as u64 + 7;
         (3..n).for_each(|i| trace.record(record(i)));
-        let expected: Vec<_> = (n - RECORDS as u64..n).map(record).collect();
+        let expected: Vec<_> = (n + 1 - RECORDS as u64..n).map(record).collect();
         assert_eq!(trace.reader().read(), expected);
         assert_eq!(trace.reader().last(), expected.last().copied());
     }

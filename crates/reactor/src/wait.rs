@@ -4,6 +4,7 @@ use crate::RootId;
 use aryk_slots::{Key, Slots};
 use aryk_uring::{Completion, Ring, Tag};
 use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::str::FromStr;
@@ -47,7 +48,14 @@ struct Watch {
 
 enum Kernel {
     Uring(Box<Ring>),
-    Epoll { epoll: OwnedFd, events: Vec<epoll::Event> },
+    Epoll { epoll: OwnedFd, events: Vec<epoll::Event>, skipped: u32 },
+}
+
+/// What the ring had no room for, and is tried again.
+#[derive(Clone, Copy)]
+enum Undone {
+    Start(Key),
+    Cancel(Tag),
 }
 
 /// Completions taken from the ring at one time.
@@ -56,6 +64,8 @@ const REAP_BUDGET: u32 = 256;
 const RING_ENTRIES: u32 = 512;
 /// Events taken from epoll at one time.
 const EPOLL_EVENTS: usize = 64;
+/// A busy reactor asks epoll, which costs a system call, once in so many turns.
+const EPOLL_TURNS: u32 = 8;
 /// The ring's client that watches descriptors; [`crate::RingClient`]s follow.
 const WATCHER: u16 = 0;
 
@@ -64,23 +74,17 @@ pub(crate) struct Waiter {
     watches: Slots<Watch>,
     /// Roots whose descriptors became readable.
     fired: Vec<RootId>,
+    undone: Vec<Undone>,
 }
 
 impl Waiter {
     pub fn new(engine: Engine) -> io::Result<Self> {
-        let uring = match engine {
-            Engine::Epoll => Err(io::Error::from(io::ErrorKind::Unsupported)),
-            Engine::Auto | Engine::IoUring => Ring::new(RING_ENTRIES),
+        let kernel = match engine {
+            Engine::Epoll => Kernel::epoll()?,
+            Engine::IoUring => Kernel::Uring(Box::new(Ring::new(RING_ENTRIES)?)),
+            Engine::Auto => Kernel::auto(Ring::new(RING_ENTRIES))?,
         };
-        let kernel = match uring {
-            Ok(ring) => Kernel::Uring(Box::new(ring)),
-            Err(e) if engine == Engine::IoUring => return Err(e),
-            Err(_) => Kernel::Epoll {
-                epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
-                events: Vec::with_capacity(EPOLL_EVENTS),
-            },
-        };
-        Ok(Self { kernel, watches: Slots::new(16), fired: Vec::new() })
+        Ok(Self { kernel, watches: Slots::new(16), fired: Vec::new(), undone: Vec::new() })
     }
 
     pub fn engine(&self) -> Engine {
@@ -122,11 +126,7 @@ impl Waiter {
     pub fn unwatch(&mut self, id: WatchId) -> Option<OwnedFd> {
         let watch = self.watches.remove(id.0)?;
         match &mut self.kernel {
-            // The poll holds the file until it is cancelled. If that cannot be queued now, the ring is broken, and its
-            // next submission will say so.
-            Kernel::Uring(ring) => {
-                let _ = ring.cancel(tag(id.0));
-            }
+            Kernel::Uring(_) => self.attempt(Undone::Cancel(tag(id.0))),
             Kernel::Epoll { epoll, .. } => {
                 let _ = epoll::delete(epoll, &watch.fd);
             }
@@ -134,40 +134,51 @@ impl Waiter {
         Some(watch.fd)
     }
 
-    /// Takes what the kernel has for us without entering it, but in `completions` what is for the ring's clients.
-    pub fn reap(&mut self, completions: &mut Vec<Completion>) -> u32 {
-        let Kernel::Uring(ring) = &mut self.kernel else { return self.reap_epoll(Some(Duration::ZERO)) };
-        let mut restart = false;
-        let (watches, fired) = (&self.watches, &mut self.fired);
-        let count = ring.reap(REAP_BUDGET, |c| {
+    /// Queues it, now or when there is room.
+    fn attempt(&mut self, what: Undone) {
+        let result = match what {
+            Undone::Start(key) if self.watches.get(key).is_some() => self.start(key),
+            Undone::Start(_) => Ok(()),
+            Undone::Cancel(tag) => self.ring().map_or(Ok(()), |ring| ring.cancel(tag)),
+        };
+        if result.is_err() {
+            self.undone.push(what);
+        }
+    }
+
+    /// Takes what the kernel has for us without waiting, but in `completions` what is for the ring's clients. `idle`: there
+    /// was nothing else to do lately.
+    pub fn reap(&mut self, completions: &mut Vec<Completion>, idle: bool) -> u32 {
+        let ring = match &mut self.kernel {
+            Kernel::Uring(ring) => ring,
+            Kernel::Epoll { skipped, .. } if !idle && *skipped < EPOLL_TURNS => {
+                *skipped += 1;
+                return 0;
+            }
+            Kernel::Epoll { .. } => return self.reap_epoll(Some(Duration::ZERO)),
+        };
+        let (watches, fired, undone) = (&self.watches, &mut self.fired, &mut self.undone);
+        ring.reap(REAP_BUDGET, |c| {
             if c.tag.client != WATCHER {
                 return completions.push(c);
             }
             let Some((key, watch)) = find(watches, c.tag) else { return };
-            restart |= !c.more && c.result != -libc_ecanceled();
-            debug_assert!(watches.get(key).is_some());
             fired.extend(watch.root);
-        });
-        if restart {
-            self.restart_all();
-        }
-        count
-    }
-
-    /// The kernel ends a lasting poll when its completions overflow. That is rare, and a second poll of the same
-    /// descriptor harmless: it is one more wake-up.
-    fn restart_all(&mut self) {
-        let keys: Vec<_> = self.watches.iter().map(|(key, _)| key).collect();
-        for key in keys {
-            if let Kernel::Uring(ring) = &mut self.kernel {
-                let _ = ring.cancel(tag(key));
+            if c.more {
+                return;
             }
-            let _ = self.start(key);
-        }
+            // The kernel ends a lasting poll when its completions overflow; and when it fails, which a file that is
+            // checked before it is watched does not: its root is told, and no more.
+            match Errno::from_raw_os_error(-c.result.min(0)) {
+                _ if c.result >= 0 => undone.push(Undone::Start(key)),
+                error => tracing::warn!(%error, "a watched descriptor cannot be polled"),
+            }
+        })
     }
 
     fn reap_epoll(&mut self, timeout: Option<Duration>) -> u32 {
-        let Kernel::Epoll { epoll, events } = &mut self.kernel else { unreachable!("the caller looked") };
+        let Kernel::Epoll { epoll, events, skipped } = &mut self.kernel else { unreachable!("looked at") };
+        *skipped = 0;
         events.clear();
         let timeout =
             timeout.map(|t| Timespec::try_from(t).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 }));
@@ -184,8 +195,16 @@ impl Waiter {
         into.append(&mut self.fired);
     }
 
+    /// Whether nothing is to be done but to wait.
+    pub const fn is_quiet(&self) -> bool {
+        self.undone.is_empty() && self.fired.is_empty()
+    }
+
     /// Hands queued operations to the kernel.
     pub fn submit(&mut self) -> io::Result<()> {
+        for what in std::mem::take(&mut self.undone) {
+            self.attempt(what);
+        }
         self.ring().map_or(Ok(()), Ring::submit)
     }
 
@@ -201,8 +220,26 @@ impl Waiter {
     }
 }
 
-const fn libc_ecanceled() -> i32 {
-    rustix::io::Errno::CANCELED.raw_os_error()
+impl Kernel {
+    fn epoll() -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        Ok(Self::Epoll { epoll, events: Vec::with_capacity(EPOLL_EVENTS), skipped: 0 })
+    }
+
+    /// The ring if there is one.
+    fn auto(ring: io::Result<Ring>) -> io::Result<Self> {
+        match ring {
+            Ok(ring) => Ok(Self::Uring(Box::new(ring))),
+            Err(error) => {
+                tracing::warn!(
+                    %error,
+                    "io_uring is not to be had: epoll and threads take its place, which is slower. \
+                     Look at kernel.io_uring_disabled, and at the seccomp filter of the container"
+                );
+                Self::epoll()
+            }
+        }
+    }
 }
 
 /// A key as a ring's token: the index, and as much of the generation as fits.

@@ -1,40 +1,57 @@
 //! Tells when a reactor's turn takes too long, and what is at fault. A thread of its own.
 
 use crate::handle::{Handle, lock};
-use std::sync::atomic::Ordering;
+use crate::{Clock, Nanos};
+use std::fmt;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
-/// What was seen of one reactor.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-struct Seen {
-    turns: u64,
-    sleeping: Duration,
-    told: bool,
-}
-
 /// Looks at `handles` every half of `limit`, until `stop` is closed.
 pub(crate) fn run(handles: &[Handle], limit: Duration, stop: &Receiver<()>) {
-    let mut seen = vec![Seen::default(); handles.len()];
+    // Of each, the turn that was told of last.
+    let mut told = vec![None; handles.len()];
     while stop.recv_timeout(limit / 2) == Err(RecvTimeoutError::Timeout) {
-        for (handle, seen) in handles.iter().zip(&mut seen) {
-            check(handle, seen);
+        let now = Clock::Monotonic.now();
+        for (handle, told) in handles.iter().zip(&mut told) {
+            if let Some(stuck) = Stuck::look(handle, now, limit)
+                && *told != Some(stuck.began)
+            {
+                *told = Some(stuck.began);
+                let for_ms = stuck.took.as_millis() as u64;
+                tracing::warn!(core = handle.core(), for_ms, "a reactor is stuck in {stuck}");
+            }
         }
     }
 }
 
-/// A reactor is stuck if something of it is running, and has been since the last look.
-fn check(handle: &Handle, seen: &mut Seen) {
-    let turns = handle.0.account.turns.load(Ordering::Relaxed);
-    let running = handle.0.account.running.load(Ordering::Relaxed);
-    if turns != seen.turns || running == 0 {
-        *seen = Seen { turns, ..Seen::default() };
-        return;
+/// A turn that takes too long.
+struct Stuck<'a> {
+    handle: &'a Handle,
+    began: Nanos,
+    took: Duration,
+}
+
+impl<'a> Stuck<'a> {
+    fn look(handle: &'a Handle, now: Nanos, limit: Duration) -> Option<Self> {
+        let began = handle.0.account.turn_began()?;
+        let took = now.since(began);
+        (took > limit).then_some(Self { handle, began, took })
     }
-    if !std::mem::replace(&mut seen.told, true) {
-        let name = lock(&handle.0.names).get(&running).cloned();
-        let name = name.unwrap_or_else(|| "something unnamed".to_owned());
-        let last = handle.0.trace.last();
-        tracing::warn!(core = handle.core(), what = name, ?last, "a reactor's turn takes too long");
+}
+
+/// What runs, and the last that the trace has of this turn: in which layer, and of what.
+impl fmt::Display for Stuck<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let running = self.handle.0.account.running();
+        match lock(&self.handle.0.names).get(&running) {
+            Some(name) => f.write_str(name)?,
+            None => f.write_str(running.kind())?,
+        }
+        let Some(last) = self.handle.0.trace.last().filter(|r| r.at >= self.began) else { return Ok(()) };
+        write!(f, ", after {} in {}", last.point.name(), last.layer.name())?;
+        match self.handle.name_of(last.layer, last.object) {
+            Some(name) => write!(f, " of {name}"),
+            None => write!(f, " of object {}", last.object),
+        }
     }
 }

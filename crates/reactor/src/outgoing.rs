@@ -1,0 +1,71 @@
+//! Messages from this reactor to others. Reactor context.
+//!
+//! Each goes when the turn ends. Those for a reactor that has no room wait, in order, and hold up nobody else's; that
+//! reactor wakes this one when it has room.
+
+use crate::handle::{Handle, Message};
+use crate::mailbox::Refused;
+use std::collections::VecDeque;
+use std::task::Waker;
+
+struct Destination {
+    to: Handle,
+    messages: VecDeque<Message>,
+    /// It had no room, and will say when it may have.
+    waits: bool,
+}
+
+/// What is to be sent, by destination: there are about as many as cores.
+#[derive(Default)]
+pub(crate) struct Outgoing {
+    destinations: Vec<Destination>,
+    /// Whether there is any message whose destination was not yet tried.
+    untried: bool,
+}
+
+impl Outgoing {
+    pub fn push(&mut self, to: &Handle, message: Message) {
+        self.untried = true;
+        if let Some(found) = self.destinations.iter_mut().find(|d| d.to == *to) {
+            return found.messages.push_back(message);
+        }
+        let messages = VecDeque::from([message]);
+        self.destinations.push(Destination { to: to.clone(), messages, waits: false });
+    }
+
+    /// Whether all that is here waits for others.
+    pub const fn is_quiet(&self) -> bool {
+        !self.untried
+    }
+
+    /// A destination may have room.
+    pub fn retry(&mut self) {
+        for destination in &mut self.destinations {
+            destination.waits = false;
+            self.untried |= !destination.messages.is_empty();
+        }
+    }
+
+    /// Sends what there is room for; `waker` is woken when there may be more.
+    pub fn flush(&mut self, waker: &Waker) {
+        if !std::mem::take(&mut self.untried) {
+            return;
+        }
+        for destination in self.destinations.iter_mut().filter(|d| !d.waits) {
+            while let Some(message) = destination.messages.pop_front() {
+                match destination.to.send_or_wait(message, waker) {
+                    Ok(()) => {}
+                    Err(Refused::Full(message)) => {
+                        destination.messages.push_front(message);
+                        destination.waits = true;
+                        break;
+                    }
+                    // Nobody is there to run it.
+                    Err(Refused::Closed(message)) => drop(message),
+                }
+            }
+        }
+        // What a stopped reactor is named in may go.
+        self.destinations.retain(|d| !d.to.is_closed());
+    }
+}
