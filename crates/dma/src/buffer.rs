@@ -117,3 +117,6 @@ impl Drop for Buffer {
         unsafe { dealloc(self.base.as_ptr(), self.layout) };
     }
 }
+
+#[cfg(test)]
+mod tests;

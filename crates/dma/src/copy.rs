@@ -143,3 +143,43 @@ pub(crate) fn prefetch_write(dst: *const u8) {
     // every x86-64 processor has this instruction; those without it (before 2006) take it as a NOP.
     unsafe { asm!("prefetchw [{}]", in(reg) dst, options(nostack, preserves_flags, readonly)) };
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn streaming_copies_all_bytes_at_any_alignment() {
+        let src: Vec<u8> = (0..1000_u32).map(|i| (i * 7 + i / 256) as u8).collect();
+        for (dst_at, src_at) in [(0, 0), (1, 0), (0, 1), (63, 3), (31, 64), (16, 16)] {
+            for len in (0..200).chain([255, 256, 257, 640, 900]) {
+                let mut dst = vec![0xee_u8; 1100];
+                // SAFETY: both vectors are long enough for the largest offset and length.
+                unsafe { streaming(dst[dst_at..].as_mut_ptr(), src[src_at..].as_ptr(), len) };
+                settle();
+                assert_eq!(dst[dst_at..dst_at + len], src[src_at..src_at + len]);
+                assert!(dst[..dst_at].iter().chain(&dst[dst_at + len..]).all(|byte| *byte == 0xee));
+            }
+        }
+    }
+
+    fn reads<const N: usize>() {
+        let bytes: Vec<u8> = (1..=64).collect();
+        for at in 0..16 {
+            // SAFETY: `bytes` holds as many bytes from there on.
+            let value: [u8; N] = unsafe { read_once(bytes[at..].as_ptr()) };
+            assert_eq!(value, bytes[at..at + N]);
+        }
+    }
+
+    #[test]
+    fn values_of_any_size_are_read() {
+        reads::<0>();
+        reads::<1>();
+        reads::<7>();
+        reads::<8>();
+        reads::<13>();
+        reads::<16>();
+        reads::<40>();
+    }
+}

@@ -135,3 +135,6 @@ fn replace(entry: &Entry) -> bool {
     FAULTS.fetch_add(1, Ordering::Release);
     mapped != libc::MAP_FAILED
 }
+
+#[cfg(test)]
+mod tests;

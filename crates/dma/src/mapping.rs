@@ -3,6 +3,7 @@
 use crate::{copy, fault};
 use rustix::fs::FileType;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+use std::ffi::c_void;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
@@ -22,7 +23,7 @@ pub enum MapError {
         /// First byte after those announced.
         end: u64,
     },
-    /// The range is empty, wraps, or does not start on a page.
+    /// The range is empty, wraps, or does not start on a page of 4 KiB.
     #[error("not a range of whole pages: offset {offset:#x}, length {len:#x}")]
     BadRange {
         /// First byte.
@@ -40,6 +41,8 @@ pub enum MapError {
 pub struct Mapping {
     base: NonNull<u8>,
     len: usize,
+    /// All that was mapped: whole pages of the file's own size, which may be huge.
+    pages: (*mut c_void, usize),
     fault: Option<fault::Guard>,
 }
 
@@ -61,7 +64,7 @@ impl Mapping {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a new mapping, at an address that the kernel chooses, changes no memory of ours.
         let base = unsafe { mmap_anonymous(std::ptr::null_mut(), len, Self::PROT, flags)? };
-        Ok(Self::new(base, len, None))
+        Ok(Self::new((base, len), 0, len, None))
     }
 
     /// `len` bytes from `offset` of a peer's memory file, shared with that peer.
@@ -75,25 +78,31 @@ impl Mapping {
     pub fn shared(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<Self, MapError> {
         let bad = MapError::BadRange { offset, len };
         let Some(end) = offset.checked_add(len).filter(|_| len > 0) else { return Err(bad) };
-        let (Ok(size), true) = (usize::try_from(len), offset.is_multiple_of(crate::PAGE)) else {
+        if !offset.is_multiple_of(crate::PAGE) {
             return Err(bad);
-        };
-        let file_len = check_file(fd)?;
+        }
+        let (file_len, page) = check_file(fd)?;
         if end > file_len {
             return Err(MapError::TooShort { size: file_len, offset, end });
         }
+        // Front-ends announce ranges of hugetlbfs files that begin and end within a huge page (the PC's holes below
+        // 1 MiB), but only whole ones can be mapped and unmapped.
+        let skip = offset % page;
+        let all =
+            (skip + len).checked_next_multiple_of(page).and_then(|n| usize::try_from(n).ok()).ok_or(bad)?;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: a new mapping, at an address that the kernel chooses, changes no memory of ours.
-        let base = unsafe { mmap(std::ptr::null_mut(), size, Self::PROT, flags, fd, offset)? };
-        let fault = fault::watch(base as usize, size);
-        Ok(Self::new(base, size, Some(fault)))
+        let base = unsafe { mmap(std::ptr::null_mut(), all, Self::PROT, flags, fd, offset - skip)? };
+        let fault = fault::watch(base as usize, all);
+        Ok(Self::new((base, all), skip as usize, len as usize, Some(fault)))
     }
 
     const PROT: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
-    fn new(base: *mut std::ffi::c_void, len: usize, fault: Option<fault::Guard>) -> Self {
-        let base = NonNull::new(base.cast()).expect("the kernel maps nothing at address 0");
-        Self { base, len, fault }
+    fn new(pages: (*mut c_void, usize), skip: usize, len: usize, fault: Option<fault::Guard>) -> Self {
+        let base = pages.0.cast::<u8>().wrapping_add(skip);
+        let base = NonNull::new(base).expect("the kernel maps nothing at address 0");
+        Self { base, len, pages, fault }
     }
 
     /// Its first byte.
@@ -162,15 +171,15 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         self.fault = None;
-        // SAFETY: `base` and `len` are a mapping that only this value owns, and by the crate's invariant no
-        // request uses it any more.
-        let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
+        // SAFETY: these pages are a mapping that only this value owns, and by the crate's invariant no request uses it
+        // any more.
+        let unmapped = unsafe { munmap(self.pages.0, self.pages.1) };
         unmapped.expect("a mapping of ours can be unmapped");
     }
 }
 
-/// The file's length, if pages of it are always in reach.
-fn check_file(fd: BorrowedFd<'_>) -> Result<u64, MapError> {
+/// The file's length and the size of its pages, if these are always in reach.
+fn check_file(fd: BorrowedFd<'_>) -> Result<(u64, u64), MapError> {
     // Linux's include/uapi/linux/magic.h. A memfd is a file of tmpfs, or of hugetlbfs with MFD_HUGETLB.
     const TMPFS_MAGIC: i64 = 0x0102_1994;
     const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
@@ -178,40 +187,14 @@ fn check_file(fd: BorrowedFd<'_>) -> Result<u64, MapError> {
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Err(MapError::NotMemory("not a regular file"));
     }
-    match rustix::fs::fstatfs(fd)?.f_type {
-        TMPFS_MAGIC | HUGETLBFS_MAGIC => Ok(stat.st_size.cast_unsigned()),
-        _ => Err(MapError::NotMemory("a file of another file system")),
-    }
+    let statfs = rustix::fs::fstatfs(fd)?;
+    let page = match statfs.f_type {
+        TMPFS_MAGIC => crate::PAGE,
+        HUGETLBFS_MAGIC => statfs.f_bsize.cast_unsigned(),
+        _ => return Err(MapError::NotMemory("a file of another file system")),
+    };
+    Ok((stat.st_size.cast_unsigned(), page))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{Buffer, PAGE};
-
-    #[test]
-    fn zeroing_clears_exactly_its_range_and_gives_pages_back() {
-        let mapping = Mapping::anonymous(4 * PAGE).unwrap();
-        let mut buffer = Buffer::from_slice(&[0xa5; 4 * PAGE as usize]);
-        for (offset, len) in
-            [(0, 4 * PAGE), (1, 1), (10, PAGE), (PAGE - 1, 2), (100, 3 * PAGE), (PAGE, PAGE), (7, 0)]
-        {
-            buffer.write(0, &[0xa5; 4 * PAGE as usize]);
-            buffer.lend().store_to(&mapping, 0);
-            mapping.zero(offset, len);
-            buffer.reclaim();
-            buffer.lend().load_from(&mapping, 0);
-            buffer.reclaim();
-            for (at, &byte) in (0..).zip(buffer.bytes()) {
-                let inside = at >= offset && at < offset + len;
-                assert_eq!(byte, if inside { 0 } else { 0xa5 }, "byte {at} after {offset}+{len}");
-            }
-        }
-    }
-
-    #[test]
-    #[should_panic(expected = "4096+4096 of 4096")]
-    fn zeroing_outside_is_refused() {
-        Mapping::anonymous(PAGE).unwrap().zero(PAGE, PAGE);
-    }
-}
+mod tests;

@@ -230,3 +230,6 @@ fn store_at(store: &Mapping, offset: u64, len: u32) -> *mut u8 {
     assert!(end.is_some_and(|end| end <= store.len()), "{offset}+{len} of {}", store.len());
     store.base().as_ptr().wrapping_add(offset as usize)
 }
+
+#[cfg(test)]
+mod tests;

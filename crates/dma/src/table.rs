@@ -396,3 +396,6 @@ impl Drop for SgTable {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,110 @@
+//! A peer truncates its memory: real SIGBUS, in this process.
+
+use super::{faults, install};
+use crate::{GuestArea, Mapping, MemTable, Region};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
+use std::sync::Arc;
+
+const LEN: u64 = 64 << 10;
+
+fn shared() -> (OwnedFd, Arc<Mapping>) {
+    let fd = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&fd, LEN).unwrap();
+    let mapping = Mapping::shared(fd.as_fd(), 0, LEN).unwrap();
+    (fd, Arc::new(mapping))
+}
+
+fn area(mapping: &Arc<Mapping>) -> GuestArea {
+    GuestArea::new(mapping, 0, LEN).unwrap()
+}
+
+#[test]
+fn a_truncated_file_poisons_its_mapping_only() {
+    install();
+    install();
+    let before = faults();
+    let (theirs, mapping) = shared();
+    let (_others, other) = shared();
+    area(&mapping).write(100, &7_u64);
+    area(&other).write(100, &8_u64);
+    ftruncate(&theirs, 0).unwrap();
+    assert!(!mapping.is_poisoned(), "nothing was touched");
+
+    assert_eq!(area(&mapping).read::<u64>(8192), 0, "the access goes on");
+    assert!(mapping.is_poisoned() && area(&mapping).is_poisoned());
+    assert!(faults() > before);
+    area(&mapping).write(8192, &9_u64);
+    area(&mapping).write(LEN as usize - 8, &10_u64);
+    assert_eq!((area(&mapping).read(8192), area(&mapping).read(LEN as usize - 8)), (9_u64, 10_u64));
+    assert!(!other.is_poisoned());
+    assert_eq!(area(&other).read::<u64>(100), 8);
+
+    // What the place in the list is used for next is not poisoned.
+    drop(mapping);
+    let (_fd, next) = shared();
+    assert!(!next.is_poisoned());
+}
+
+#[test]
+fn a_write_into_the_hole_goes_on_too() {
+    install();
+    let (fd, mapping) = shared();
+    let region = Region { guest_addr: 0, user_addr: 0, len: LEN, offset: 0, mapping: Arc::clone(&mapping) };
+    let table = MemTable::new(vec![region]).unwrap();
+    ftruncate(&fd, 4096).unwrap();
+    assert!(table.write_bytes(0, &[1; 4096]).is_ok() && !table.is_poisoned());
+    // From the last page that is there into the first that is not.
+    let data: Vec<u8> = (0..8192_u32).map(|i| i as u8).collect();
+    table.write_bytes(0, &data).unwrap();
+    assert!(table.is_poisoned());
+    let mut back = [0; 4096];
+    table.read_bytes(4096, &mut back).unwrap();
+    assert_eq!(back, data[4096..], "what was stored from the fault on is there");
+}
+
+#[test]
+fn many_truncations_on_many_threads() {
+    install();
+    std::thread::scope(|scope| {
+        for thread in 0..4_u64 {
+            scope.spawn(move || {
+                for round in 0..50 {
+                    let (fd, mapping) = shared();
+                    let (_fd, sound) = shared();
+                    area(&sound).write(0, &(thread << 32 | round));
+                    ftruncate(&fd, 0).unwrap();
+                    area(&mapping).write(4096 * (round % 16) as usize, &round);
+                    assert!(mapping.is_poisoned() && !sound.is_poisoned());
+                    assert_eq!(area(&sound).read::<u64>(0), thread << 32 | round);
+                }
+            });
+        }
+    });
+}
+
+/// In a process of its own, which is this test again.
+#[test]
+fn any_other_fault_is_fatal() {
+    const CHILD: &str = "ARYK_DMA_TEST_FAULTS";
+    if std::env::var_os(CHILD).is_some() {
+        install();
+        let fd = memfd_create("ours", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&fd, 4096).unwrap();
+        let (prot, flags) = (rustix::mm::ProtFlags::READ, rustix::mm::MapFlags::SHARED);
+        // SAFETY: a new mapping changes no memory of ours.
+        let page = unsafe { rustix::mm::mmap(std::ptr::null_mut(), 4096, prot, flags, &fd, 0) }.unwrap();
+        ftruncate(&fd, 0).unwrap();
+        // SAFETY: it is mapped; the kernel ends the process, for nothing watches it.
+        unsafe { page.cast::<u8>().read_volatile() };
+        unreachable!("the page is gone");
+    }
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "fault::tests::any_other_fault_is_fatal"])
+        .env(CHILD, "1")
+        .output()
+        .unwrap();
+    assert_eq!(child.status.signal(), Some(libc::SIGBUS), "{child:?}");
+}

@@ -1,0 +1,148 @@
+//! Which files are taken, which bytes are seen, and when memory goes.
+
+use super::{MapError, Mapping};
+use crate::{Buffer, PAGE};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+fn memfd(len: u64) -> File {
+    let fd = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&fd, len).unwrap();
+    File::from(fd)
+}
+
+fn bytes(mapping: &Mapping, at: usize, len: usize) -> Vec<u8> {
+    assert!((at + len) as u64 <= mapping.len());
+    // SAFETY: inside of the mapping, to which nothing else writes.
+    unsafe { std::slice::from_raw_parts(mapping.base().as_ptr().add(at), len) }.to_vec()
+}
+
+fn is_mapped(address: usize) -> bool {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().any(|line| {
+        let (start, end) = line.split(' ').next().unwrap().split_once('-').unwrap();
+        let hex = |text| usize::from_str_radix(text, 16).unwrap();
+        (hex(start)..hex(end)).contains(&address)
+    })
+}
+
+#[test]
+fn a_peer_and_we_see_the_same_bytes() {
+    let mut file = memfd(16 << 10);
+    file.seek(SeekFrom::Start(4096)).unwrap();
+    file.write_all(b"theirs").unwrap();
+    let mapping = Mapping::shared(file.as_fd(), 4096, 5000).unwrap();
+    assert_eq!((mapping.len(), bytes(&mapping, 0, 6)), (5000, b"theirs".to_vec()));
+    // SAFETY: the last four bytes of the mapping.
+    unsafe { mapping.base().as_ptr().add(4996).cast::<[u8; 4]>().write(*b"ours") };
+    file.seek(SeekFrom::Start(4096 + 4996)).unwrap();
+    let mut ours = [0; 4];
+    file.read_exact(&mut ours).unwrap();
+    assert_eq!(&ours, b"ours");
+}
+
+#[test]
+fn memory_goes_with_its_mapping() {
+    let file = memfd(8192);
+    let makers: [&dyn Fn() -> Mapping; 2] =
+        [&|| Mapping::shared(file.as_fd(), 0, 8192).unwrap(), &|| Mapping::anonymous(8192).unwrap()];
+    for make in makers {
+        let goes = |_| {
+            let mapping = make();
+            let base = mapping.base().as_ptr() as usize;
+            assert!(is_mapped(base) && is_mapped(base + 8191));
+            drop(mapping);
+            !is_mapped(base)
+        };
+        // Another test's thread may be given the address at once, but hardly every time.
+        assert!((0..50).any(goes));
+    }
+}
+
+#[test]
+fn anonymous_memory_is_zeroed_whole_pages() {
+    let mapping = Mapping::anonymous(1).unwrap();
+    assert_eq!((mapping.len(), bytes(&mapping, 0, 4096)), (4096, vec![0; 4096]));
+    assert!(!mapping.is_poisoned());
+    assert!(matches!(Mapping::anonymous(0), Err(MapError::BadRange { .. })));
+    assert!(matches!(Mapping::anonymous(u64::MAX), Err(MapError::BadRange { .. })));
+    assert!(matches!(Mapping::anonymous(1 << 60), Err(MapError::Os(_))));
+}
+
+#[test]
+fn a_range_must_be_of_pages_inside_of_the_file() {
+    let file = memfd(8192);
+    let map = |offset, len| Mapping::shared(file.as_fd(), offset, len).unwrap_err();
+    for (offset, len) in [(0, 0), (1, 4096), (4095, 1), (4096, u64::MAX), (u64::MAX - 4095, 4096)] {
+        assert!(matches!(map(offset, len), MapError::BadRange { .. }), "{offset:#x}, {len:#x}");
+    }
+    for (offset, len) in [(0, 8193), (4096, 4097), (8192, 1), (1 << 62, 4096)] {
+        assert!(matches!(map(offset, len), MapError::TooShort { size: 8192, .. }), "{offset:#x}, {len:#x}");
+    }
+}
+
+#[test]
+fn only_memory_files_are_taken() {
+    let (pipe, _writer) = rustix::pipe::pipe().unwrap();
+    let not_memory: [(OwnedFd, &str); 4] = [
+        (pipe, "not a regular file"),
+        (File::open("/dev/zero").unwrap().into(), "not a regular file"),
+        (File::open("/").unwrap().into(), "not a regular file"),
+        (File::open("/proc/self/status").unwrap().into(), "a file of another file system"),
+    ];
+    for (fd, why) in not_memory {
+        let Err(MapError::NotMemory(said)) = Mapping::shared(fd.as_fd(), 0, 4096) else { panic!("{why}") };
+        assert_eq!(said, why);
+    }
+}
+
+#[test]
+fn memory_that_we_may_not_write_is_refused() {
+    let file = memfd(4096);
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let read_only = File::open(path).unwrap();
+    assert!(matches!(Mapping::shared(read_only.as_fd(), 0, 4096), Err(MapError::Os(_))));
+}
+
+/// A guest's memory in huge pages comes as ranges that begin and end anywhere. No huge page is needed to map them.
+#[test]
+fn ranges_of_huge_pages_may_begin_and_end_within_one() {
+    let Ok(fd) = memfd_create("guest", MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB) else {
+        eprintln!("this kernel has no hugetlbfs");
+        return;
+    };
+    ftruncate(&fd, 4 << 20).unwrap();
+    for (offset, len) in [(0, 0xa_0000), (0xc_0000, 0x14_0000), (0xc_0000, 4096), (2 << 20, 2 << 20)] {
+        let mapping = Mapping::shared(fd.as_fd(), offset, len).unwrap();
+        assert_eq!(mapping.len(), len);
+        assert_eq!(mapping.base().as_ptr() as u64 % (2 << 20), offset % (2 << 20));
+    }
+}
+
+#[test]
+fn zeroing_clears_exactly_its_range_and_gives_pages_back() {
+    let mapping = Mapping::anonymous(4 * PAGE).unwrap();
+    let mut buffer = Buffer::from_slice(&[0xa5; 4 * PAGE as usize]);
+    for (offset, len) in
+        [(0, 4 * PAGE), (1, 1), (10, PAGE), (PAGE - 1, 2), (100, 3 * PAGE), (PAGE, PAGE), (7, 0)]
+    {
+        buffer.write(0, &[0xa5; 4 * PAGE as usize]);
+        buffer.lend().store_to(&mapping, 0);
+        mapping.zero(offset, len);
+        buffer.reclaim();
+        buffer.lend().load_from(&mapping, 0);
+        buffer.reclaim();
+        for (at, &byte) in (0..).zip(buffer.bytes()) {
+            let inside = at >= offset && at < offset + len;
+            assert_eq!(byte, if inside { 0 } else { 0xa5 }, "byte {at} after {offset}+{len}");
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "4096+4096 of 4096")]
+fn zeroing_outside_is_refused() {
+    Mapping::anonymous(PAGE).unwrap().zero(PAGE, PAGE);
+}

@@ -1,0 +1,170 @@
+//! Scatter lists against the same bytes in one array.
+
+use super::{STREAMED_STORE_MIN, Seg, Sgl};
+use crate::Mapping;
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::Index;
+use std::sync::OnceLock;
+
+/// Memory with a list of pieces in it, apart from each other, and what they hold, as one array.
+struct Scattered {
+    memory: Vec<u8>,
+    segs: Vec<Seg>,
+    places: Vec<std::ops::Range<usize>>,
+}
+
+impl Scattered {
+    /// Pieces of some lengths, each after a gap.
+    fn new(pieces: &[(usize, usize)]) -> Self {
+        let total: usize = pieces.iter().map(|(gap, len)| gap + len).sum();
+        let mut memory: Vec<u8> = (0..total).map(|i| (i * 31 + i / 251) as u8).collect();
+        let base = memory.as_mut_ptr();
+        let (mut segs, mut places, mut at) = (Vec::new(), Vec::new(), 0);
+        for (gap, len) in pieces {
+            at += gap;
+            segs.push(Seg::new(base.wrapping_add(at), *len));
+            places.push(at..at + len);
+            at += len;
+        }
+        Self { memory, segs, places }
+    }
+
+    fn sgl(&self) -> Sgl {
+        let len: usize = self.segs.iter().map(Seg::len).sum();
+        // SAFETY: the list and its memory live as long as `self`, which outlives the view in these tests.
+        unsafe { Sgl::new(&self.segs, len as u32) }
+    }
+
+    fn gathered(&self) -> Vec<u8> {
+        self.places.iter().flat_map(|place| self.memory[place.clone()].to_vec()).collect()
+    }
+
+    /// The bytes in the gaps.
+    fn others(&self) -> Vec<u8> {
+        let inside = |i| self.places.iter().any(|place| place.contains(&i));
+        (0..self.memory.len()).filter(|i| !inside(*i)).map(|i| self.memory[i]).collect()
+    }
+}
+
+/// Mostly pieces of a few bytes; now and then one that is large enough to be copied past the cache.
+fn pieces() -> impl Strategy<Value = Vec<(usize, usize)>> {
+    let len = prop_oneof![10 => 1..100_usize, 1 => 4000..20_000_usize];
+    vec((0..70_usize, len), 1..9)
+}
+
+/// A part of `len` bytes.
+fn part(of: usize, (from, to): (Index, Index)) -> std::ops::Range<usize> {
+    let (a, b) = (from.index(of + 1), to.index(of + 1));
+    a.min(b)..a.max(b)
+}
+
+/// A disk in memory, small or so large that writes pass by the cache.
+fn store(large: bool) -> &'static Mapping {
+    static STORES: [OnceLock<Mapping>; 2] = [OnceLock::new(), OnceLock::new()];
+    let len = if large { STREAMED_STORE_MIN } else { 1 << 20 };
+    STORES[usize::from(large)].get_or_init(|| Mapping::anonymous(len).unwrap())
+}
+
+proptest! {
+    #[test]
+    fn views_show_what_the_array_shows(pieces in pieces(), cut: (Index, Index), again: (Index, Index)) {
+        let scattered = Scattered::new(&pieces);
+        let all = scattered.gathered();
+        prop_assert_eq!(scattered.sgl().len() as usize, all.len());
+        let first = part(all.len(), cut);
+        let second = part(first.len(), again);
+        let view = scattered.sgl().slice(first.start as u32, first.len() as u32);
+        let view = view.slice(second.start as u32, second.len() as u32);
+        let model = &all[first][second];
+        prop_assert_eq!(view.len() as usize, model.len());
+        prop_assert_eq!(view.is_empty(), model.is_empty());
+        let mut seen = vec![0; model.len()];
+        view.read(0, &mut seen);
+        prop_assert_eq!(&seen, model);
+        prop_assert!(view.pieces().all(|piece| !piece.is_empty()));
+        prop_assert_eq!(view.pieces().map(|piece| piece.len()).sum::<usize>(), model.len());
+        prop_assert_eq!(view.as_single(), view.pieces().next().filter(|_| view.pieces().count() == 1));
+    }
+
+    #[test]
+    fn writes_change_the_view_and_nothing_else(
+        pieces in pieces(), cut: (Index, Index), at: (Index, Index), byte: u8, fill: bool,
+    ) {
+        let scattered = Scattered::new(&pieces);
+        let (mut model, others) = (scattered.gathered(), scattered.others());
+        let range = part(model.len(), cut);
+        let view = scattered.sgl().slice(range.start as u32, range.len() as u32);
+        if fill {
+            view.fill(byte);
+            model[range].fill(byte);
+        } else {
+            let inner = part(range.len(), at);
+            let data: Vec<u8> = (0..inner.len()).map(|i| byte.wrapping_add(i as u8)).collect();
+            view.write(inner.start as u32, &data);
+            model[range][inner].copy_from_slice(&data);
+        }
+        prop_assert_eq!(scattered.gathered(), model);
+        prop_assert_eq!(scattered.others(), others);
+    }
+
+    #[test]
+    fn a_store_takes_and_gives_the_view(pieces in pieces(), cut: (Index, Index), at in 1..90_000_u64, large: bool) {
+        let (source, target) = (Scattered::new(&pieces), Scattered::new(&pieces));
+        let all = source.gathered();
+        let range = part(all.len(), cut);
+        let slice = |scattered: &Scattered| scattered.sgl().slice(range.start as u32, range.len() as u32);
+        let around = |at: u64| {
+            let byte = Seg::new(store(large).base().as_ptr().wrapping_add(at as usize), 1);
+            // SAFETY: a byte of a mapping that lives for ever.
+            unsafe { byte.base().read() }
+        };
+        let end = at + range.len() as u64;
+        let beside = (around(at - 1), around(end));
+        slice(&source).store_to(store(large), at);
+        prop_assert_eq!((around(at - 1), around(end)), beside);
+        target.sgl().fill(0);
+        let others = target.others();
+        slice(&target).load_from(store(large), at);
+        let mut model = vec![0; all.len()];
+        model[range.clone()].copy_from_slice(&all[range.clone()]);
+        prop_assert_eq!(target.gathered(), model);
+        prop_assert_eq!(target.others(), others);
+    }
+
+    #[test]
+    fn alignment_is_that_of_every_piece(pieces in vec((0..3_usize, 1..4_usize), 1..5), shift in 0..4_u32) {
+        let pieces: Vec<_> = pieces.into_iter().map(|(gap, len)| (gap * 4, len * 8)).collect();
+        let align = 1_usize << shift;
+        let scattered = Scattered::new(&pieces);
+        let base = scattered.memory.as_ptr() as usize;
+        let aligned = |place: &std::ops::Range<usize>| {
+            (base + place.start).is_multiple_of(align) && place.len().is_multiple_of(align)
+        };
+        prop_assert_eq!(scattered.sgl().is_aligned(align), scattered.places.iter().all(aligned));
+    }
+}
+
+#[test]
+fn nothing_is_a_view_too() {
+    assert_eq!((Sgl::EMPTY.len(), Sgl::EMPTY.pieces().count()), (0, 0));
+    assert!(Sgl::EMPTY.is_empty() && Sgl::EMPTY.is_aligned(4096) && Sgl::EMPTY.as_single().is_none());
+    Sgl::EMPTY.fill(1);
+    Sgl::EMPTY.read(0, &mut []);
+    Sgl::EMPTY.prefetch();
+    assert!(Sgl::EMPTY.slice(0, 0).is_empty());
+}
+
+#[test]
+#[should_panic(expected = "slice 5+6 of 10 bytes")]
+fn a_slice_beyond_the_end_is_our_bug() {
+    let scattered = Scattered::new(&[(0, 10)]);
+    let _view = scattered.sgl().slice(5, 6);
+}
+
+#[test]
+#[should_panic(expected = "1048570+7 of 1048576")]
+fn a_store_is_not_written_beyond_its_end() {
+    let scattered = Scattered::new(&[(0, 7)]);
+    scattered.sgl().store_to(store(false), (1 << 20) - 6);
+}

@@ -1,0 +1,289 @@
+//! Translation against the same memory in one array, and how long memory stays.
+
+use super::{BadAddress, MemTable, Region, SgTable, TableError};
+use crate::Mapping;
+use proptest::collection::vec;
+use proptest::prelude::*;
+use std::sync::{Arc, Weak};
+
+const PAGE: u64 = crate::PAGE;
+/// How far the front-end's addresses are from the guest's.
+const USER: u64 = 0x7f00_0000_0000;
+
+fn region(guest_addr: u64, len: u64) -> Region {
+    let mapping = Arc::new(Mapping::anonymous(len + PAGE).unwrap());
+    Region { guest_addr, user_addr: guest_addr.wrapping_add(USER), len, offset: PAGE / 2, mapping }
+}
+
+fn table(regions: &[Region]) -> Arc<MemTable> {
+    Arc::new(MemTable::new(regions.to_vec()).unwrap())
+}
+
+fn error(regions: &[Region]) -> TableError {
+    MemTable::new(regions.to_vec()).unwrap_err()
+}
+
+#[test]
+fn regions_are_checked() {
+    let sound = region(PAGE, 2 * PAGE);
+    let bad = |change: &dyn Fn(&mut Region)| {
+        let mut region = sound.clone();
+        change(&mut region);
+        error(&[region])
+    };
+    assert_eq!(bad(&|r| r.len = 0), TableError::BadRegion(PAGE));
+    assert_eq!(bad(&|r| r.len = 3 * PAGE), TableError::BadRegion(PAGE));
+    assert_eq!(bad(&|r| r.len = u64::MAX), TableError::BadRegion(PAGE));
+    assert_eq!(bad(&|r| r.offset = PAGE + 1), TableError::BadRegion(PAGE));
+    assert_eq!(bad(&|r| r.offset = u64::MAX), TableError::BadRegion(PAGE));
+    assert_eq!(bad(&|r| r.user_addr = u64::MAX - PAGE), TableError::BadRegion(PAGE));
+    let wrapping = u64::MAX - PAGE;
+    assert_eq!(bad(&|r| r.guest_addr = wrapping), TableError::BadRegion(wrapping));
+
+    let overlap = TableError::Overlap(PAGE, 3 * PAGE - 1);
+    assert_eq!(error(&[region(3 * PAGE - 1, PAGE), sound.clone()]), overlap);
+    assert_eq!(error(&[sound.clone(), sound.clone()]), TableError::Overlap(PAGE, PAGE));
+    let adjoining = table(&[region(3 * PAGE, PAGE), sound]);
+    assert_eq!(adjoining.regions().iter().map(|r| r.guest_addr).collect::<Vec<_>>(), [PAGE, 3 * PAGE]);
+    assert_eq!(MemTable::default().read::<u8>(0), Err(BadAddress { addr: 0, len: 1 }));
+}
+
+#[test]
+fn areas_lie_in_one_region() {
+    let table = table(&[region(PAGE, PAGE), region(2 * PAGE, PAGE)]);
+    table.write(2 * PAGE + 8, &0x1234_u16).unwrap();
+    for area in [table.area_at_guest(2 * PAGE, PAGE), table.area_at_user(USER + 2 * PAGE, PAGE)] {
+        let area = area.unwrap();
+        assert_eq!((area.len(), area.read::<u16>(8)), (PAGE, 0x1234));
+        assert!(area.is_aligned(2048) && !area.is_aligned(4096), "the mapping's offset is half a page");
+    }
+    for (at, len) in
+        [(PAGE, PAGE + 1), (2 * PAGE - 1, 2), (0, 1), (3 * PAGE, 0), (PAGE, u64::MAX), (u64::MAX, 1)]
+    {
+        assert!(table.area_at_guest(at, len).is_none(), "{at:#x}+{len:#x}");
+        assert!(table.area_at_user(at.wrapping_add(USER), len).is_none(), "{at:#x}+{len:#x}");
+    }
+}
+
+#[test]
+#[should_panic(expected = "4095+2 is outside of an area of 4096 bytes")]
+fn an_access_outside_of_an_area_is_our_bug() {
+    table(&[region(0, PAGE)]).area_at_guest(0, PAGE).unwrap().read::<u16>(4095);
+}
+
+#[test]
+#[should_panic(expected = "even addresses")]
+fn ring_fields_are_aligned() {
+    let area = table(&[region(0, PAGE)]).area_at_guest(0, PAGE).unwrap();
+    area.store_u16(1, 0, std::sync::atomic::Ordering::Relaxed);
+}
+
+/// A guest's memory as regions with gaps, and as an array of what each address holds, if anything.
+struct Model {
+    table: Arc<MemTable>,
+    bytes: Vec<Option<u8>>,
+}
+
+impl Model {
+    const START: u64 = 0x1000;
+
+    fn new(layout: &[(u8, u8)]) -> Self {
+        let mut at = Self::START;
+        let (mut regions, mut bytes) = (Vec::new(), Vec::new());
+        for (gap, len) in layout {
+            at += u64::from(*gap);
+            bytes.extend(vec![None; (*gap).into()]);
+            regions.push(region(at, (*len).into()));
+            bytes.extend(vec![Some(0); (*len).into()]);
+            at += u64::from(*len);
+        }
+        regions.reverse();
+        Self { table: table(&regions), bytes }
+    }
+
+    /// What is at `addr` and after it, if all of it is there.
+    fn bytes(&mut self, addr: u64, len: usize) -> Option<&mut [Option<u8>]> {
+        let at = usize::try_from(addr.wrapping_sub(Self::START)).ok()?;
+        self.bytes.get_mut(at..at.checked_add(len)?).filter(|bytes| bytes.iter().all(Option::is_some))
+    }
+}
+
+proptest! {
+    /// Regions of up to 40 bytes, half of which adjoin; few, so that they are scanned, or many.
+    #[test]
+    fn guest_memory_is_an_array_with_holes(
+        layout in vec((prop_oneof![Just(0), 0..9_u8], 1..40_u8), 1..20),
+        accesses in vec((0..500_u64, 1..60_usize, any::<u8>()), 1..40),
+    ) {
+        let mut model = Model::new(&layout);
+        let table = Arc::clone(&model.table);
+        for (at, len, byte) in accesses {
+            let addr = Model::START - 2 + at;
+            let data: Vec<u8> = (0..len).map(|i| byte.wrapping_add(i as u8)).collect();
+            let bad = BadAddress { addr, len: len as u32 };
+            let expected = model.bytes(addr, len).map(|bytes| bytes.iter().flatten().copied().collect::<Vec<_>>());
+            let mut seen = vec![0; len];
+            let read = table.read_bytes(addr, &mut seen);
+            prop_assert_eq!(read.map(|()| seen), expected.clone().ok_or(bad));
+            let mut sg = SgTable::new(1, Arc::clone(&table));
+            sg.begin(0);
+            prop_assert_eq!(sg.push(0, addr, len as u32), expected.as_ref().map(drop).ok_or(bad));
+            if let Some(bytes) = model.bytes(addr, len) {
+                bytes.iter_mut().zip(&data).for_each(|(byte, new)| *byte = Some(*new));
+                table.write_bytes(addr, &data).unwrap();
+                let mut seen = vec![0; len];
+                sg.sgl(0).read(0, &mut seen);
+                prop_assert_eq!(seen, data);
+            }
+            sg.end(0);
+        }
+    }
+
+    /// Values take a short way where they lie in one region.
+    #[test]
+    fn values_are_bytes(layout in vec((Just(0), 1..40_u8), 1..20), at in 0..200_u64, value: [u8; 12]) {
+        let mut model = Model::new(&layout);
+        let addr = Model::START + at;
+        let fits = model.bytes(addr, 12).is_some();
+        prop_assert_eq!(model.table.write(addr, &value).is_ok(), fits);
+        let expected = fits.then_some(value).ok_or(BadAddress { addr, len: 12 });
+        prop_assert_eq!(model.table.read::<[u8; 12]>(addr), expected);
+        model.table.prefetch(addr);
+        model.table.prefetch_write(addr);
+    }
+}
+
+#[test]
+fn the_last_address_can_be_used() {
+    let at = u64::MAX - PAGE;
+    let mut last = region(at, PAGE);
+    last.user_addr = 0;
+    let table = table(&[last]);
+    table.write(u64::MAX - 8, &7_u64).unwrap();
+    assert_eq!(table.read(u64::MAX - 8), Ok(7_u64));
+    assert!(table.read::<u64>(u64::MAX - 7).is_err());
+    assert!(table.read::<u64>(u64::MAX).is_err());
+}
+
+/// A region and a handle that tells whether it is still mapped.
+fn watched(guest_addr: u64) -> (Region, Weak<Mapping>) {
+    let region = region(guest_addr, PAGE);
+    let watch = Arc::downgrade(&region.mapping);
+    (region, watch)
+}
+
+fn is_there(watch: &Weak<Mapping>) -> bool {
+    watch.strong_count() > 0
+}
+
+#[test]
+fn a_removed_region_stays_until_its_last_user_has_completed() {
+    let ((kept, kept_watch), (removed, watch)) = (watched(0), watched(PAGE));
+    let mut sg = SgTable::new(4, table(&[kept.clone(), removed]));
+    for slot in [0, 1] {
+        sg.begin(slot);
+        sg.push(slot, PAGE - 4, 8).unwrap();
+        assert_eq!(sg.sgl(slot).pieces().count(), 2);
+    }
+    sg.set_memory(table(&[kept]));
+    assert!(is_there(&watch) && sg.has_old_users());
+    // Requests to come see the new table, those in flight the old one.
+    sg.begin(2);
+    assert!(sg.push(2, PAGE, 1).is_err() && sg.push(2, 0, 1).is_ok());
+    assert!(sg.memory().read::<u8>(PAGE).is_err());
+    assert!(sg.memory_of(1).read::<u8>(PAGE).is_ok() && sg.memory_of(2).read::<u8>(PAGE).is_err());
+    sg.sgl(1).fill(7);
+    sg.end(0);
+    assert!(is_there(&watch), "one is still at work");
+    let mut seen = [0; 8];
+    sg.sgl(1).read(0, &mut seen);
+    assert_eq!(seen, [7; 8]);
+    sg.end(1);
+    assert!(!is_there(&watch) && !sg.has_old_users() && is_there(&kept_watch));
+    assert_eq!(sg.in_use(), 1);
+    sg.end(2);
+    drop(sg);
+    assert!(!is_there(&kept_watch));
+}
+
+#[test]
+fn epochs_end_in_order_whatever_completes_first() {
+    let all: Vec<_> = (0..4).map(|i| watched(i * PAGE)).collect();
+    let mut sg = SgTable::new(4, table(&[all[0].0.clone()]));
+    let watches: Vec<_> = all.iter().map(|(_, watch)| watch.clone()).collect();
+    for (slot, (region, _)) in all.into_iter().enumerate() {
+        if slot > 0 {
+            sg.set_memory(table(&[region]));
+        }
+        sg.begin(slot as u16);
+        sg.push(slot as u16, slot as u64 * PAGE, 8).unwrap();
+    }
+    let there = || watches.iter().map(is_there).collect::<Vec<_>>();
+    sg.end(1);
+    assert_eq!(there(), [true; 4], "an older one is in use");
+    sg.end(0);
+    assert_eq!(there(), [false, false, true, true]);
+    sg.end(3);
+    assert_eq!(there(), [false, false, true, true], "the newest stays for requests to come");
+    sg.end(2);
+    assert_eq!(there(), [false, false, false, true]);
+    sg.begin(2);
+    sg.push(2, 3 * PAGE, 8).unwrap();
+    sg.sgl(2).fill(1);
+    sg.end(2);
+}
+
+#[test]
+fn a_table_nobody_used_goes_at_once() {
+    let (region, watch) = watched(0);
+    let mut sg = SgTable::new(1, table(&[region]));
+    sg.set_memory(Arc::default());
+    assert!(!is_there(&watch) && !sg.has_old_users());
+}
+
+#[test]
+fn what_is_in_flight_when_its_table_is_dropped_leaks() {
+    let (region, watch) = watched(0);
+    let mut sg = SgTable::new(2, table(&[region]));
+    // More pieces than fit into a slot: its list lies elsewhere, and must stay as well.
+    sg.begin(1);
+    (0..20).for_each(|i| sg.push(1, 100 * i, 10).unwrap());
+    let sgl = sg.sgl(1);
+    drop(sg);
+    assert!(is_there(&watch));
+    let data: Vec<u8> = (0..200).collect();
+    sgl.write(0, &data);
+    let mut seen = [0; 200];
+    sgl.read(0, &mut seen);
+    assert_eq!(&seen[..], data);
+}
+
+#[test]
+fn a_list_has_less_than_4_gib() {
+    let mapping = Arc::new(Mapping::anonymous(2 << 30).unwrap());
+    let region = Region { guest_addr: 0, user_addr: 0, len: 2 << 30, offset: 0, mapping };
+    let mut sg = SgTable::new(1, table(&[region]));
+    sg.begin(0);
+    assert_eq!(sg.push(0, 0, 2 << 30), Ok(()));
+    assert_eq!(sg.push(0, 0, 2 << 30), Err(BadAddress { addr: 0, len: 2 << 30 }));
+    assert_eq!(sg.push(0, 0, (2 << 30) - 1), Ok(()));
+    assert_eq!(sg.sgl(0).len(), u32::MAX);
+    sg.end(0);
+}
+
+#[test]
+#[should_panic(expected = "the slot is in use")]
+fn a_slot_is_begun_once() {
+    let mut sg = SgTable::new(1, Arc::default());
+    sg.begin(0);
+    sg.begin(0);
+}
+
+#[test]
+#[should_panic(expected = "the slot is in use")]
+fn a_slot_is_ended_once() {
+    let mut sg = SgTable::new(1, Arc::default());
+    sg.begin(0);
+    sg.end(0);
+    sg.end(0);
+}
