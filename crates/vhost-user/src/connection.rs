@@ -1,0 +1,173 @@
+//! One connection: whole messages with their file descriptors in, replies out. Control context; nothing here blocks.
+//!
+//! **Invariant.** A file descriptor that a front-end sent is asked only questions that the kernel answers from memory
+//! (what [`kind_of`] does), until it is known to be of a kind that cannot block. One of any other kind may block even in
+//! `close` (a file of a FUSE server that does not answer, a lingering TCP socket), so it is closed by
+//! [`Connection::close`] on a thread of its own.
+
+use crate::Error;
+use crate::message::{Decoder, FDS_MAX, FdKind, Message, Request};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, SocketType,
+};
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+use tokio::io::Interest;
+use tokio::net::UnixStream;
+use tokio::time::{Instant, timeout, timeout_at};
+
+/// How long the rest of a message may take once its first byte is here, and a reply until it is taken.
+/// A busy front-end may be slow; one that stops half way has failed.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+pub(crate) struct Connection {
+    stream: UnixStream,
+    decoder: Decoder,
+    /// Those that came with the bytes of the unfinished message.
+    fds: Vec<OwnedFd>,
+    /// Those that cannot be closed here.
+    strange: Vec<OwnedFd>,
+    /// By when the unfinished message must be whole.
+    deadline: Option<Instant>,
+}
+
+impl Connection {
+    pub(crate) fn new(stream: UnixStream) -> Self {
+        Self { stream, decoder: Decoder::default(), fds: Vec::new(), strange: Vec::new(), deadline: None }
+    }
+
+    /// The next message, and its file descriptors, which are as many and of the kind that it asks for. `None` at the
+    /// end. Cancelling the future loses nothing.
+    pub(crate) async fn next(&mut self) -> Result<Option<(Message, Vec<OwnedFd>)>, Error> {
+        loop {
+            let received = match self.deadline {
+                None => self.receive().await,
+                Some(deadline) => match timeout_at(deadline, self.receive()).await {
+                    Ok(received) => received,
+                    Err(_) => return Err(Error::HalfMessage(self.decoder.pending(), "nothing more in time")),
+                },
+            };
+            let n = match received {
+                Ok(n) => n.ok_or(Error::FdsLost)?,
+                // A front-end that is killed with unread replies in its socket resets the connection.
+                Err(e) if e.kind() == io::ErrorKind::ConnectionReset => 0,
+                Err(e) => return Err(e.into()),
+            };
+            if n == 0 {
+                return match self.decoder.pending() {
+                    0 => Ok(None),
+                    n => Err(Error::HalfMessage(n, "hung up")),
+                };
+            }
+            if let Some(message) = self.decoder.filled(n)? {
+                self.deadline = None;
+                let fds = self.take_fds(&message)?;
+                return Ok(Some((message, fds)));
+            }
+            self.deadline.get_or_insert_with(|| Instant::now() + PATIENCE);
+        }
+    }
+
+    /// Sends a reply.
+    pub(crate) async fn send(&mut self, reply: &[u8]) -> Result<(), Error> {
+        let Self { stream, .. } = self;
+        let all = async {
+            let mut rest = reply;
+            while !rest.is_empty() {
+                let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+                let n = stream
+                    .async_io(Interest::WRITABLE, || Ok(rustix::net::send(&*stream, rest, flags)?))
+                    .await?;
+                rest = &rest[n..];
+            }
+            Ok(())
+        };
+        timeout(PATIENCE, all).await.map_err(|_| Error::NotReading)?
+    }
+
+    /// Keeps an fd until the end of the connection, to be closed where closing may block.
+    pub(crate) fn close_later(&mut self, fd: OwnedFd) {
+        self.strange.push(fd);
+    }
+
+    /// Ends the connection. Waits for the front-end's own fds to be closed, however long they take: while they do,
+    /// they hold up this controller's next front-end, and nobody else.
+    pub(crate) async fn close(self) {
+        let closing = tokio::task::spawn_blocking(move || drop(self));
+        closing.await.expect("closing does not panic");
+    }
+
+    async fn receive(&mut self) -> io::Result<Option<usize>> {
+        let Self { stream, decoder, fds, .. } = self;
+        stream.async_io(Interest::READABLE, || receive(stream.as_fd(), decoder.space(), fds)).await
+    }
+
+    fn take_fds(&mut self, message: &Message) -> Result<Vec<OwnedFd>, Error> {
+        let fds = std::mem::take(&mut self.fds);
+        let (count, want) = message.request.fds();
+        let wrong = fds.iter().find(|fd| kind_of(fd.as_fd()) != Some(want));
+        let error = match wrong {
+            _ if !count.contains(&fds.len()) => wrong_count(message, fds.len()),
+            None => return Ok(fds),
+            Some(fd) => wrong_kind(message, want, fd.as_fd()),
+        };
+        self.strange.extend(fds);
+        Err(error)
+    }
+}
+
+fn wrong_count(message: &Message, got: usize) -> Error {
+    let code = message.code;
+    match &message.request {
+        Request::SetMemTable(regions) if got < regions.len() => Error::MemoryNotShared(code),
+        Request::AddMemReg(_) if got == 0 => Error::MemoryNotShared(code),
+        _ => Error::WrongFdCount { code, got },
+    }
+}
+
+fn wrong_kind(message: &Message, want: FdKind, fd: BorrowedFd<'_>) -> Error {
+    let (code, got) = (message.code, name_of(fd));
+    match want {
+        FdKind::Memory => Error::NotMemory { code, got },
+        FdKind::Event | FdKind::Socket => Error::WrongFdKind { code, want, got },
+    }
+}
+
+/// One `recvmsg`: bytes into `space`, file descriptors to `fds`. `None` if some of those were lost.
+fn receive(socket: BorrowedFd<'_>, space: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<Option<usize>> {
+    let mut control = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut control);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let got = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(space)], &mut control, flags)?;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    let lost = got.flags.contains(ReturnFlags::CTRUNC) || fds.len() > FDS_MAX;
+    Ok((!lost).then_some(got.bytes))
+}
+
+/// What a file descriptor is, found out without asking any file system or peer.
+pub(crate) fn kind_of(fd: BorrowedFd<'_>) -> Option<FdKind> {
+    // Only files of tmpfs (of which memfds are) and hugetlbfs have seals, if only the seal against sealing.
+    if rustix::fs::fcntl_get_seals(fd).is_ok() {
+        return Some(FdKind::Memory);
+    }
+    if name_of(fd) == "anon_inode:[eventfd]" {
+        return Some(FdKind::Event);
+    }
+    let domain = rustix::net::sockopt::socket_domain(fd);
+    let stream = rustix::net::sockopt::socket_type(fd);
+    (domain == Ok(AddressFamily::UNIX) && stream == Ok(SocketType::STREAM)).then_some(FdKind::Socket)
+}
+
+/// The kernel's name of an open file, such as `/dev/null`, `/memfd:ram (deleted)` or `anon_inode:[eventfd]`.
+fn name_of(fd: BorrowedFd<'_>) -> String {
+    match rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new()) {
+        Ok(name) => name.to_string_lossy().into_owned(),
+        Err(e) => format!("a file without a name ({e})"),
+    }
+}

@@ -1,0 +1,173 @@
+//! What a device type implements to be served over vhost-user, and what it may ask of its session.
+//!
+//! Control context: all of [`Device`] is called on the thread that serves the session, one call at a time
+//! for one device. [`SessionHandle`] may be used from any thread.
+
+use aryk_dma::{GuestArea, MemTable};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::sync::Notify;
+
+/// Any error of a device. Its text reaches the log.
+pub type DeviceError = Box<dyn std::error::Error + Send + Sync>;
+
+/// The three parts of a split ring, checked to lie in guest memory with the lengths and alignments of
+/// virtio 1.2, section 2.7.
+#[derive(Clone, Debug)]
+pub struct Rings {
+    /// The descriptor table: 16 bytes per descriptor.
+    pub desc: GuestArea,
+    /// The available ring, with `used_event` if VIRTIO_F_EVENT_IDX was negotiated.
+    pub avail: GuestArea,
+    /// The used ring, with `avail_event` if VIRTIO_F_EVENT_IDX was negotiated.
+    pub used: GuestArea,
+}
+
+/// An eventfd of the front-end. Its description is shared with the front-end: a write may block if the
+/// front-end wants it to, so it must never be written to with a plain `write`.
+pub type EventFd = Arc<OwnedFd>;
+
+/// All that a device needs to run one queue.
+#[derive(Clone, Debug)]
+pub struct QueueSetup {
+    /// Descriptors in the table and entries in each ring: a power of two up to 32,768.
+    pub size: u16,
+    /// Index of the first available entry to take.
+    pub base: u16,
+    /// Negotiated features, transport and device, without VHOST_USER_F_PROTOCOL_FEATURES.
+    pub features: u64,
+    /// Where the rings lie.
+    pub rings: Rings,
+    /// The guest's memory.
+    pub memory: Arc<MemTable>,
+    /// Readable when the guest has made buffers available. `None`: the queue is to be polled. A kick may
+    /// have been missed before the start: look at the ring once.
+    pub kick: Option<EventFd>,
+    /// Written to when the guest is to be told of used buffers. `None`: the guest polls.
+    pub call: Option<EventFd>,
+    /// Written to when the queue is broken.
+    pub err: Option<EventFd>,
+}
+
+/// A new epoch of the guest's memory, while queues run.
+#[derive(Clone, Debug)]
+pub struct MemoryChange {
+    /// The new table; regions that stayed have the mappings that they had.
+    pub memory: Arc<MemTable>,
+    /// Each running queue, by index, and where its rings lie now.
+    pub rings: Vec<(u16, Rings)>,
+}
+
+/// A virtio device, as its session sees it.
+///
+/// A queue runs between [`Device::start_queue`] and [`Device::stop_queue`]; the session calls the one
+/// when the front-end has started *and* enabled it, with all that it needs to run, and the other
+/// when that ends or the front-end is gone. A queue whose setup changes is stopped and started again.
+/// The futures need not be `Send`: a session never leaves its thread. One session exists at a time.
+#[expect(async_fn_in_trait, reason = "sessions live on one thread; their futures are never sent")]
+pub trait Device: 'static {
+    /// Features of the device type. Those of rings and transport are the session's.
+    fn features(&self) -> u64;
+
+    /// Queues that a front-end may use, 1 to 256.
+    fn num_queues(&self) -> u16;
+
+    /// The device's configuration space, as it is now, at most [`crate::CONFIG_MAX`] bytes.
+    fn config(&self) -> Vec<u8>;
+
+    /// The driver writes `data` at `offset` of the configuration space.
+    ///
+    /// # Errors
+    /// If any of these bytes cannot be written, or the value is wrong.
+    fn set_config(&self, offset: u32, data: &[u8]) -> Result<(), DeviceError> {
+        let _ = (offset, data);
+        Err("the configuration space is read-only".into())
+    }
+
+    /// A front-end has connected; `session` is the way to speak to it.
+    fn connected(&self, session: SessionHandle) {
+        let _ = session;
+    }
+
+    /// The front-end is gone. All queues have been stopped.
+    fn disconnected(&self) {}
+
+    /// Starts a queue that does not run. It is treated as kicked, and its guest is signalled once: a kick or a call
+    /// may have been lost while it did not run.
+    ///
+    /// # Errors
+    /// If it cannot run; it stays stopped.
+    async fn start_queue(&self, index: u16, setup: QueueSetup) -> Result<(), DeviceError>;
+
+    /// Stops a running queue: takes no more from it, and waits until all that it took has been given back as used.
+    /// Returns the index of the next available entry, where another back-end, or a later start, goes on.
+    async fn stop_queue(&self, index: u16) -> u16;
+
+    /// Makes all running queues see a new memory table. Returns when each of them does; requests that are in
+    /// flight keep the old one. The session itself waits until nobody holds a removed region.
+    async fn set_memory(&self, change: MemoryChange);
+
+    /// Replaces the call fd of a running queue. The guest is signalled once on the new one.
+    async fn set_call(&self, index: u16, call: Option<EventFd>);
+
+    /// Replaces the error fd of a running queue.
+    async fn set_err(&self, index: u16, err: Option<EventFd>);
+}
+
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// The device can no longer serve this front-end.
+    Failed(String),
+    /// The controller is being removed.
+    Stop,
+    /// The configuration space has changed.
+    ConfigChanged,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    wake: Notify,
+    config_changed: AtomicBool,
+    end: Mutex<Option<Event>>,
+}
+
+/// A session, as its device sees it. Any thread may use it; after the session's end it does nothing.
+#[derive(Clone, Debug, Default)]
+pub struct SessionHandle(Arc<Shared>);
+
+impl SessionHandle {
+    /// Ends the session, because its front-end has done something that makes going on impossible, such as
+    /// truncating its memory. The first reason counts. Queues are stopped as after a disconnect.
+    pub fn end(&self, reason: impl Into<String>) {
+        self.end_with(Event::Failed(reason.into()));
+    }
+
+    /// Tells the front-end, if it can be told, that the configuration space has changed.
+    pub fn config_changed(&self) {
+        self.0.config_changed.store(true, Ordering::Release);
+        self.0.wake.notify_one();
+    }
+
+    pub(crate) fn stop(&self) {
+        self.end_with(Event::Stop);
+    }
+
+    fn end_with(&self, event: Event) {
+        self.0.end.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(event);
+        self.0.wake.notify_one();
+    }
+
+    /// The next thing asked of the session. Cancelling the future loses nothing.
+    pub(crate) async fn event(&self) -> Event {
+        loop {
+            if let Some(end) = self.0.end.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                return end;
+            }
+            if self.0.config_changed.swap(false, Ordering::Acquire) {
+                return Event::ConfigChanged;
+            }
+            self.0.wake.notified().await;
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! Why a session ends or a request is refused, and why a socket cannot be listened on. Control context.
+
+use crate::device::DeviceError;
+use crate::message::{Code, FdKind};
+use aryk_dma::{MapError, TableError};
+use std::io;
+use std::path::PathBuf;
+
+/// What to tell operators whose guest memory does not reach us.
+pub(crate) const SHARE: &str = "guest memory must be shared with the back end, \
+     e.g. `-object memory-backend-memfd,share=on,…` in QEMU, `shared=on` in Cloud Hypervisor";
+
+/// What a front-end did wrong, or what failed on its behalf.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The connection failed.
+    #[error("connection: {0}")]
+    Io(#[from] io::Error),
+    /// The rest of a message did not come.
+    #[error("the front-end sent {0} bytes of a message and then {1}")]
+    HalfMessage(usize, &'static str),
+    /// The front-end does not read its replies.
+    #[error("the front-end takes no replies")]
+    NotReading,
+    /// Not a request of protocol version 1.
+    #[error("{code}: flags {flags:#x} are not those of a version 1 request")]
+    BadVersion {
+        /// Which request.
+        code: Code,
+        /// The header's flags.
+        flags: u32,
+    },
+    /// A payload longer than any message's.
+    #[error("{code}: a payload of {size} bytes")]
+    TooLong {
+        /// Which request.
+        code: Code,
+        /// Bytes.
+        size: u32,
+    },
+    /// A payload of another length than the request's.
+    #[error("{code}: a payload of {size} bytes does not fit this request")]
+    BadSize {
+        /// Which request.
+        code: Code,
+        /// Bytes.
+        size: usize,
+    },
+    /// A payload that makes no sense.
+    #[error("{code}: {what}")]
+    BadPayload {
+        /// Which request.
+        code: Code,
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// A request that is unknown here.
+    #[error("{0}: not a request that this back end knows")]
+    UnknownRequest(Code),
+    /// A request of a protocol feature that is not offered.
+    #[error("{0}: the protocol feature was not negotiated")]
+    NotNegotiated(Code),
+    /// More file descriptors than a message may have, or than this process may open.
+    #[error("file descriptors of a message were lost: more than 8, or our own limit was reached")]
+    FdsLost,
+    /// Another number of file descriptors than the request's.
+    #[error("{code}: {got} file descriptors came with it")]
+    WrongFdCount {
+        /// Which request.
+        code: Code,
+        /// How many came.
+        got: usize,
+    },
+    /// Fewer memory files than regions.
+    #[error("{0}: memory regions came without their files; {SHARE}")]
+    MemoryNotShared(Code),
+    /// A file descriptor of another kind.
+    #[error("{code}: expected {want}, got {got}")]
+    WrongFdKind {
+        /// Which request.
+        code: Code,
+        /// What it should be.
+        want: FdKind,
+        /// What it is, as the kernel names it.
+        got: String,
+    },
+    /// Guest memory that is not a memory file.
+    #[error("{code}: guest memory is in {got}, which is not memory (memfd, tmpfs or hugetlbfs); {SHARE}")]
+    NotMemory {
+        /// Which request.
+        code: Code,
+        /// What it is, as the kernel names it.
+        got: String,
+    },
+    /// Features that were not offered.
+    #[error("{code}: bits {bits:#x} were not offered")]
+    UnknownFeatures {
+        /// Which request.
+        code: Code,
+        /// Those that were not.
+        bits: u64,
+    },
+    /// No such queue.
+    #[error("{code}: queue {index} of a device with {queues}")]
+    BadQueue {
+        /// Which request.
+        code: Code,
+        /// Queue asked for.
+        index: u32,
+        /// Queues that there are.
+        queues: usize,
+    },
+    /// A memory region cannot be mapped.
+    #[error("memory region at guest address {guest_addr:#x}: {source}")]
+    Map {
+        /// Where it was to be.
+        guest_addr: u64,
+        /// Why not.
+        source: MapError,
+    },
+    /// A memory region's addresses are not page by page those of its file.
+    #[error("memory region at guest address {0:#x}: addresses and file offset differ within a page")]
+    Misaligned(u64),
+    /// Memory regions make no table.
+    #[error("{0}")]
+    Table(#[from] TableError),
+    /// More memory regions than slots.
+    #[error("more than {0} memory regions")]
+    TooManyRegions(usize),
+    /// A memory region that is not there cannot be removed.
+    #[error("there is no memory region at guest address {0:#x} to remove")]
+    NoSuchRegion(u64),
+    /// The device refused.
+    #[error("{code}: {source}")]
+    Device {
+        /// Which request.
+        code: Code,
+        /// Why.
+        source: DeviceError,
+    },
+    /// The device ended the session.
+    #[error("{0}")]
+    Ended(String),
+}
+
+/// What to count an error as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Class {
+    Connection,
+    Protocol,
+    Fds,
+    Memory,
+    Device,
+}
+
+impl Error {
+    pub(crate) fn class(&self) -> Class {
+        match self {
+            Self::Io(_) | Self::HalfMessage(..) | Self::NotReading => Class::Connection,
+            Self::BadVersion { .. }
+            | Self::TooLong { .. }
+            | Self::BadSize { .. }
+            | Self::BadPayload { .. }
+            | Self::UnknownRequest(_)
+            | Self::NotNegotiated(_)
+            | Self::UnknownFeatures { .. }
+            | Self::BadQueue { .. } => Class::Protocol,
+            Self::FdsLost | Self::WrongFdCount { .. } | Self::WrongFdKind { .. } => Class::Fds,
+            Self::MemoryNotShared(_)
+            | Self::NotMemory { .. }
+            | Self::Map { .. }
+            | Self::Misaligned(_)
+            | Self::Table(_)
+            | Self::TooManyRegions(_)
+            | Self::NoSuchRegion(_) => Class::Memory,
+            Self::Device { .. } | Self::Ended(_) => Class::Device,
+        }
+    }
+}
+
+/// Why a socket cannot be listened on.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// The path is longer than a socket's address.
+    #[error("{path}: a socket's path has at most {max} bytes")]
+    PathTooLong {
+        /// Where.
+        path: PathBuf,
+        /// Bytes allowed.
+        max: usize,
+    },
+    /// Someone listens there.
+    #[error("{0}: another process listens on this socket")]
+    InUse(PathBuf),
+    /// There is something else.
+    #[error("{0}: exists and is not a socket")]
+    NotASocket(PathBuf),
+    /// Its owner, group or mode cannot be set.
+    #[error("{path}: cannot set the socket's {what}: {source}")]
+    Rights {
+        /// Where.
+        path: PathBuf,
+        /// Which of them.
+        what: &'static str,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The kernel refused.
+    #[error("{path}: cannot {action}: {source}")]
+    Os {
+        /// Where.
+        path: PathBuf,
+        /// What was tried.
+        action: &'static str,
+        /// Why not.
+        source: io::Error,
+    },
+}

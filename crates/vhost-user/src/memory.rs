@@ -1,0 +1,149 @@
+//! A guest's memory as its front-end announces it: regions come and go, each change makes a new epoch.
+//! Control context.
+//!
+//! A region that is announced again, the same in all respects, keeps its mapping; only what was removed goes.
+//! Descriptors here are known to be memory files ([`crate::connection`]), whose questions the kernel answers from
+//! memory. "Memory access" and "Memory regions description" of the specification.
+
+use crate::Error;
+use crate::message::RegionDesc;
+use aryk_dma::{MapError, Mapping, MemTable, PAGE, Region};
+use rustix::fs::{fstat, fstatfs};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Memory slots offered: what the kernel's vhost and KVM had on x86, which front-ends are made for.
+pub(crate) const SLOTS_MAX: usize = 509;
+
+/// Identity of a file, while it is open or mapped.
+type FileId = (u64, u64);
+
+#[derive(Clone, Debug)]
+struct Slot {
+    desc: RegionDesc,
+    file: FileId,
+    mapping: Arc<Mapping>,
+    /// The region's first byte in the mapping, which starts on a page.
+    offset: u64,
+}
+
+/// Mappings that a change has removed from the current table. Queues and requests may still hold them.
+#[must_use = "they are to be retired"]
+#[derive(Debug, Default)]
+pub(crate) struct Removed(Vec<Arc<Mapping>>);
+
+#[derive(Debug, Default)]
+pub(crate) struct GuestMemory {
+    slots: Vec<Slot>,
+    table: Arc<MemTable>,
+}
+
+impl GuestMemory {
+    /// The current epoch.
+    pub(crate) fn table(&self) -> Arc<MemTable> {
+        Arc::clone(&self.table)
+    }
+
+    /// Replaces all regions. On an error nothing has changed.
+    pub(crate) fn set(&mut self, descs: &[RegionDesc], fds: &[OwnedFd]) -> Result<Removed, Error> {
+        let slots = descs.iter().zip(fds).map(|(desc, fd)| self.slot(*desc, fd.as_fd()));
+        let slots = slots.collect::<Result<Vec<_>, _>>()?;
+        self.replace(slots)
+    }
+
+    /// Adds a region. On an error nothing has changed.
+    pub(crate) fn add(&mut self, desc: RegionDesc, fd: &OwnedFd) -> Result<Removed, Error> {
+        if self.slots.len() == SLOTS_MAX {
+            return Err(Error::TooManyRegions(SLOTS_MAX));
+        }
+        let mut slots = self.slots.clone();
+        slots.push(self.slot(desc, fd.as_fd())?);
+        self.replace(slots)
+    }
+
+    /// Removes the region of `desc`'s addresses and size.
+    pub(crate) fn remove(&mut self, desc: &RegionDesc) -> Result<Removed, Error> {
+        let is_it = |s: &Slot| {
+            (s.desc.guest_addr, s.desc.user_addr, s.desc.size) == (desc.guest_addr, desc.user_addr, desc.size)
+        };
+        let at = self.slots.iter().position(is_it).ok_or(Error::NoSuchRegion(desc.guest_addr))?;
+        let mut slots = self.slots.clone();
+        slots.remove(at);
+        self.replace(slots)
+    }
+
+    /// Removes everything.
+    pub(crate) fn clear(&mut self) -> Removed {
+        self.replace(Vec::new()).expect("no regions make a table")
+    }
+
+    fn replace(&mut self, slots: Vec<Slot>) -> Result<Removed, Error> {
+        let regions = slots.iter().map(|s| Region {
+            guest_addr: s.desc.guest_addr,
+            user_addr: s.desc.user_addr,
+            len: s.desc.size,
+            offset: s.offset,
+            mapping: Arc::clone(&s.mapping),
+        });
+        self.table = Arc::new(MemTable::new(regions.collect())?);
+        let mut old = std::mem::replace(&mut self.slots, slots);
+        old.retain(|o| !self.slots.iter().any(|s| Arc::ptr_eq(&s.mapping, &o.mapping)));
+        Ok(Removed(old.into_iter().map(|s| s.mapping).collect()))
+    }
+
+    /// A slot for the region: the one that there is, or a new one.
+    fn slot(&self, desc: RegionDesc, fd: BorrowedFd<'_>) -> Result<Slot, Error> {
+        let guest_addr = desc.guest_addr;
+        let os = |e: rustix::io::Errno| Error::Map { guest_addr, source: e.into() };
+        let stat = fstat(fd).map_err(os)?;
+        let file = (stat.st_dev, stat.st_ino);
+        if let Some(same) = self.slots.iter().find(|s| s.desc == desc && s.file == file) {
+            return Ok(same.clone());
+        }
+        // Else a ring that is aligned in the front-end's view would not be in ours.
+        let base = desc.mmap_offset % PAGE;
+        if desc.user_addr % PAGE != base || desc.guest_addr % PAGE != base {
+            return Err(Error::Misaligned(guest_addr));
+        }
+        let map = |source| Error::Map { guest_addr, source };
+        let bad = || map(MapError::BadRange { offset: desc.mmap_offset, len: desc.size });
+        let page = page_size(fd).map_err(os)?;
+        let end = desc.mmap_offset.checked_add(desc.size).filter(|_| desc.size > 0).ok_or_else(bad)?;
+        // Huge pages can be mapped as a whole only; a small page's rest is the kernel's care.
+        let end = if page > PAGE { end.checked_next_multiple_of(page).ok_or_else(bad)? } else { end };
+        let start = desc.mmap_offset - desc.mmap_offset % page;
+        let mapping = Mapping::shared(fd, start, end - start).map_err(map)?;
+        Ok(Slot { desc, file, mapping: Arc::new(mapping), offset: desc.mmap_offset - start })
+    }
+}
+
+/// The size of the pages that the file is made of.
+fn page_size(fd: BorrowedFd<'_>) -> rustix::io::Result<u64> {
+    const HUGETLBFS_MAGIC: i64 = 0x9584_58f6; // Linux's include/uapi/linux/magic.h
+    let stat = fstatfs(fd)?;
+    Ok(if stat.f_type == HUGETLBFS_MAGIC { stat.f_bsize.cast_unsigned() } else { PAGE })
+}
+
+impl Removed {
+    /// Waits until no queue and no request holds any of them, and unmaps them, off this thread: unmapping
+    /// much memory takes its time.
+    pub(crate) async fn retire(mut self) {
+        /// What a request takes at least, so that most waits are short, and what a look costs is nothing.
+        const LOOK_EVERY: Duration = Duration::from_millis(1);
+        const COMPLAIN_AFTER: u32 = 5_000;
+        if self.0.is_empty() {
+            return;
+        }
+        let mut looks = 0_u32;
+        while self.0.iter_mut().any(|mapping| Arc::get_mut(mapping).is_none()) {
+            if looks == COMPLAIN_AFTER {
+                tracing::warn!("removed guest memory has been in use by requests for 5 s: the disk is slow");
+            }
+            looks = looks.saturating_add(1);
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        let unmapping = tokio::task::spawn_blocking(move || drop(self));
+        unmapping.await.expect("unmapping does not panic");
+    }
+}

@@ -1,0 +1,410 @@
+//! The protocol's messages: header, payloads, and which file descriptors come with which request.
+//!
+//! Pure: bytes in, [`Message`]s out, and replies as bytes. Any context. What a front-end sent gives an error, never
+//! a panic. Layouts and numbers: "Vhost-user Protocol", sections "Message Specification", "Front-end message
+//! types" and "Back-end message types". All integers are in native byte order.
+
+use crate::Error;
+use std::fmt;
+use std::ops::RangeInclusive;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Bytes of the longest payload taken. The longest that is of use, a configuration space, has 268.
+pub const PAYLOAD_MAX: usize = 4096;
+/// File descriptors of one message at most: as many as a memory table has regions.
+pub const FDS_MAX: usize = 8;
+/// Bytes of a configuration space at most.
+pub const CONFIG_MAX: usize = 256;
+
+const VERSION: u32 = 1;
+const VERSION_MASK: u32 = 3;
+const REPLY: u32 = 1 << 2;
+const NEED_REPLY: u32 = 1 << 3;
+const HEADER_LEN: usize = size_of::<Header>();
+
+/// What a request or reply is about. Any number can be one; its text is the specification's name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Code(pub u32);
+
+/// The one request whose reply has no room for a failure.
+pub(crate) const GET_VRING_BASE: Code = Code(11);
+
+/// The front-end's requests by number, without their common prefix.
+const NAMES: [&str; 41] = [
+    "NONE",
+    "GET_FEATURES",
+    "SET_FEATURES",
+    "SET_OWNER",
+    "RESET_OWNER",
+    "SET_MEM_TABLE",
+    "SET_LOG_BASE",
+    "SET_LOG_FD",
+    "SET_VRING_NUM",
+    "SET_VRING_ADDR",
+    "SET_VRING_BASE",
+    "GET_VRING_BASE",
+    "SET_VRING_KICK",
+    "SET_VRING_CALL",
+    "SET_VRING_ERR",
+    "GET_PROTOCOL_FEATURES",
+    "SET_PROTOCOL_FEATURES",
+    "GET_QUEUE_NUM",
+    "SET_VRING_ENABLE",
+    "SEND_RARP",
+    "NET_SET_MTU",
+    "SET_BACKEND_REQ_FD",
+    "IOTLB_MSG",
+    "SET_VRING_ENDIAN",
+    "GET_CONFIG",
+    "SET_CONFIG",
+    "CREATE_CRYPTO_SESSION",
+    "CLOSE_CRYPTO_SESSION",
+    "POSTCOPY_ADVISE",
+    "POSTCOPY_LISTEN",
+    "POSTCOPY_END",
+    "GET_INFLIGHT_FD",
+    "SET_INFLIGHT_FD",
+    "GPU_SET_SOCKET",
+    "RESET_DEVICE",
+    "VRING_KICK",
+    "GET_MAX_MEM_SLOTS",
+    "ADD_MEM_REG",
+    "REM_MEM_REG",
+    "SET_STATUS",
+    "GET_STATUS",
+];
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match NAMES.get(self.0 as usize) {
+            Some(name) => f.write_str(name),
+            None => write!(f, "request {}", self.0),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Header {
+    request: u32,
+    flags: u32,
+    size: u32,
+}
+
+/// "A vring state description".
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct VringState {
+    /// Which queue.
+    pub index: u32,
+    /// A size, an index into the available ring, or a flag.
+    pub num: u32,
+}
+
+/// "A vring address description".
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct VringAddr {
+    /// Which queue.
+    pub index: u32,
+    /// Bit 0: writes to the used ring are to be logged.
+    pub flags: u32,
+    /// The descriptor table, as an address of the front-end's process; as the other two.
+    pub desc: u64,
+    /// The used ring.
+    pub used: u64,
+    /// The available ring.
+    pub avail: u64,
+    /// Guest address that writes to the used ring are logged at.
+    pub log: u64,
+}
+
+/// A region of "Memory regions description" and "Single memory region description".
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct RegionDesc {
+    /// Guest-physical address.
+    pub guest_addr: u64,
+    /// Bytes.
+    pub size: u64,
+    /// Address in the front-end's process.
+    pub user_addr: u64,
+    /// The region's first byte in its file.
+    pub mmap_offset: u64,
+}
+
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct ConfigHeader {
+    offset: u32,
+    size: u32,
+    flags: u32,
+}
+
+/// The payload of SET_VRING_KICK, CALL and ERR.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VringFd {
+    /// Which queue: bits 0–7.
+    pub index: u8,
+    /// Whether an fd comes with the message: not bit 8.
+    pub has_fd: bool,
+}
+
+/// What file descriptors of a message must be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FdKind {
+    /// An eventfd.
+    Event,
+    /// A memory file: memfd, tmpfs or hugetlbfs.
+    Memory,
+    /// A UNIX stream socket.
+    Socket,
+}
+
+impl fmt::Display for FdKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Event => "an eventfd",
+            Self::Memory => "a memory file (memfd, tmpfs or hugetlbfs)",
+            Self::Socket => "a UNIX stream socket",
+        })
+    }
+}
+
+/// A request of the front-end; the names are the specification's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "each is the specification's message of that name")]
+pub enum Request {
+    GetFeatures,
+    SetFeatures(u64),
+    SetOwner,
+    ResetOwner,
+    SetMemTable(Vec<RegionDesc>),
+    SetVringNum(VringState),
+    SetVringAddr(VringAddr),
+    SetVringBase(VringState),
+    GetVringBase(VringState),
+    SetVringKick(VringFd),
+    SetVringCall(VringFd),
+    SetVringErr(VringFd),
+    GetProtocolFeatures,
+    SetProtocolFeatures(u64),
+    GetQueueNum,
+    SetVringEnable(VringState),
+    SetBackendReqFd,
+    GetConfig {
+        offset: u32,
+        size: u32,
+        flags: u32,
+    },
+    SetConfig {
+        offset: u32,
+        flags: u32,
+        data: Vec<u8>,
+    },
+    GetMaxMemSlots,
+    AddMemReg(RegionDesc),
+    RemMemReg(RegionDesc),
+    /// Known to the specification, but never negotiated here: dirty logging, in-flight tracking, status, reset.
+    NotNegotiated(Code),
+}
+
+/// A request and how it is to be answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// Its number.
+    pub code: Code,
+    /// Whether bit NEED_REPLY is set.
+    pub need_reply: bool,
+    /// The request.
+    pub request: Request,
+}
+
+impl Request {
+    /// Reads the payload of the request numbered `code`.
+    ///
+    /// # Errors
+    /// [`Error::BadSize`], [`Error::BadPayload`], [`Error::UnknownRequest`].
+    pub fn parse(code: Code, payload: &[u8]) -> Result<Self, Error> {
+        let request = match code.0 {
+            1 => empty(payload, Self::GetFeatures),
+            2 => exact(payload).map(Self::SetFeatures),
+            3 => empty(payload, Self::SetOwner),
+            4 => empty(payload, Self::ResetOwner),
+            5 => mem_table(code, payload)?,
+            8 => exact(payload).map(Self::SetVringNum),
+            9 => exact(payload).map(Self::SetVringAddr),
+            10 => exact(payload).map(Self::SetVringBase),
+            11 => exact(payload).map(Self::GetVringBase),
+            12 => exact(payload).map(vring_fd).map(Self::SetVringKick),
+            13 => exact(payload).map(vring_fd).map(Self::SetVringCall),
+            14 => exact(payload).map(vring_fd).map(Self::SetVringErr),
+            15 => empty(payload, Self::GetProtocolFeatures),
+            16 => exact(payload).map(Self::SetProtocolFeatures),
+            17 => empty(payload, Self::GetQueueNum),
+            18 => exact(payload).map(Self::SetVringEnable),
+            21 => empty(payload, Self::SetBackendReqFd),
+            24 | 25 => config(code, payload)?,
+            36 => empty(payload, Self::GetMaxMemSlots),
+            37 => single_region(payload).map(Self::AddMemReg),
+            38 => single_region(payload).map(Self::RemMemReg),
+            6 | 7 | 31 | 32 | 34 | 39 | 40 => Some(Self::NotNegotiated(code)),
+            _ => return Err(Error::UnknownRequest(code)),
+        };
+        request.ok_or(Error::BadSize { code, size: payload.len() })
+    }
+
+    /// How many file descriptors come with it, and of which kind.
+    pub fn fds(&self) -> (RangeInclusive<usize>, FdKind) {
+        match self {
+            Self::SetVringKick(v) | Self::SetVringCall(v) | Self::SetVringErr(v) => {
+                let n = usize::from(v.has_fd);
+                (n..=n, FdKind::Event)
+            }
+            Self::SetMemTable(regions) => (regions.len()..=regions.len(), FdKind::Memory),
+            Self::AddMemReg(_) => (1..=1, FdKind::Memory),
+            // "VHOST_USER_REM_MEM_REG": some front-ends send one, which is to be closed.
+            Self::RemMemReg(_) => (0..=1, FdKind::Memory),
+            Self::SetBackendReqFd => (1..=1, FdKind::Socket),
+            Self::NotNegotiated(Code(7)) => (0..=1, FdKind::Event),
+            Self::NotNegotiated(_) => (0..=1, FdKind::Memory),
+            _ => (0..=0, FdKind::Event),
+        }
+    }
+}
+
+fn empty(payload: &[u8], request: Request) -> Option<Request> {
+    payload.is_empty().then_some(request)
+}
+
+fn exact<T: FromBytes>(payload: &[u8]) -> Option<T> {
+    T::read_from_bytes(payload).ok()
+}
+
+fn vring_fd(bits: u64) -> VringFd {
+    VringFd { index: bits as u8, has_fd: bits & (1 << 8) == 0 }
+}
+
+/// "Memory regions description": a count, padding, and room for 8 regions, of which the unused may be left out.
+fn mem_table(code: Code, payload: &[u8]) -> Result<Option<Request>, Error> {
+    let Ok(([count, _padding], mut rest)) = <[u32; 2]>::read_from_prefix(payload) else {
+        return Ok(None);
+    };
+    if count as usize > FDS_MAX {
+        return Err(Error::BadPayload { code, what: "more than 8 memory regions" });
+    }
+    if rest.len() > FDS_MAX * size_of::<RegionDesc>() {
+        return Ok(None);
+    }
+    let mut regions = Vec::with_capacity(count as usize);
+    for _ in 0..count {
+        let Ok((region, tail)) = RegionDesc::read_from_prefix(rest) else { return Ok(None) };
+        regions.push(region);
+        rest = tail;
+    }
+    Ok(Some(Request::SetMemTable(regions)))
+}
+
+/// "Single memory region description": 64 bits of padding, then the region.
+fn single_region(payload: &[u8]) -> Option<RegionDesc> {
+    exact(payload.get(8..)?)
+}
+
+/// "Virtio device config space".
+fn config(code: Code, payload: &[u8]) -> Result<Option<Request>, Error> {
+    let Ok((header, data)) = ConfigHeader::read_from_prefix(payload) else { return Ok(None) };
+    let ConfigHeader { offset, size, flags } = header;
+    if u64::from(offset) + u64::from(size) > CONFIG_MAX as u64 {
+        return Err(Error::BadPayload { code, what: "a configuration space of over 256 bytes" });
+    }
+    if code.0 == 24 {
+        // Front-ends send room for the answer along, or do not; its contents mean nothing.
+        return Ok(Some(Request::GetConfig { offset, size, flags }));
+    }
+    let data = data.get(..size as usize);
+    Ok(data.map(|data| Request::SetConfig { offset, flags, data: data.to_vec() }))
+}
+
+/// The bytes of a reply.
+pub fn reply(code: Code, payload: &[u8]) -> Vec<u8> {
+    encode(code, VERSION | REPLY, payload)
+}
+
+/// A reply of one integer: a value, or 0 for success and another for failure.
+pub fn reply_u64(code: Code, value: u64) -> Vec<u8> {
+    reply(code, value.as_bytes())
+}
+
+/// The reply to GET_CONFIG: the request's header again, and the bytes.
+pub fn reply_config(offset: u32, flags: u32, data: &[u8]) -> Vec<u8> {
+    let header = ConfigHeader { offset, size: data.len() as u32, flags };
+    reply(Code(24), &[header.as_bytes(), data].concat())
+}
+
+/// The back-end's own request CONFIG_CHANGE_MSG, for the channel that SET_BACKEND_REQ_FD gave. No reply is asked for.
+pub fn config_change() -> Vec<u8> {
+    encode(Code(2), VERSION, &[])
+}
+
+fn encode(code: Code, flags: u32, payload: &[u8]) -> Vec<u8> {
+    let header = Header { request: code.0, flags, size: payload.len() as u32 };
+    [header.as_bytes(), payload].concat()
+}
+
+/// Cuts a byte stream into messages, never asking for a byte of the next one: file descriptors belong to the
+/// message whose bytes they came with. After an error it is of no more use.
+#[derive(Debug)]
+pub struct Decoder {
+    buf: Box<[u8]>,
+    have: usize,
+    /// Bytes of the current message, as far as is known.
+    want: usize,
+}
+
+impl Default for Decoder {
+    fn default() -> Self {
+        Self { buf: vec![0; HEADER_LEN + PAYLOAD_MAX].into(), have: 0, want: HEADER_LEN }
+    }
+}
+
+impl Decoder {
+    /// Where the next bytes go; never empty.
+    pub fn space(&mut self) -> &mut [u8] {
+        &mut self.buf[self.have..self.want]
+    }
+
+    /// Bytes of an unfinished message.
+    pub const fn pending(&self) -> usize {
+        self.have
+    }
+
+    /// Takes `n` bytes that were put into [`Decoder::space`]; gives the message that they complete.
+    ///
+    /// # Errors
+    /// As [`Request::parse`]; [`Error::BadVersion`], [`Error::TooLong`].
+    ///
+    /// # Panics
+    /// If `n` is more than the space had.
+    pub fn filled(&mut self, n: usize) -> Result<Option<Message>, Error> {
+        assert!(n <= self.want - self.have, "{n} bytes in a space of {}", self.want - self.have);
+        self.have += n;
+        if self.have < HEADER_LEN {
+            return Ok(None);
+        }
+        let header = Header::read_from_bytes(&self.buf[..HEADER_LEN]).expect("its length is the header's");
+        let code = Code(header.request);
+        if header.flags & (VERSION_MASK | REPLY) != VERSION {
+            return Err(Error::BadVersion { code, flags: header.flags });
+        }
+        if header.size as usize > PAYLOAD_MAX {
+            return Err(Error::TooLong { code, size: header.size });
+        }
+        self.want = HEADER_LEN + header.size as usize;
+        if self.have < self.want {
+            return Ok(None);
+        }
+        let request = Request::parse(code, &self.buf[HEADER_LEN..self.want])?;
+        (self.have, self.want) = (0, HEADER_LEN);
+        Ok(Some(Message { code, need_reply: header.flags & NEED_REPLY != 0, request }))
+    }
+}

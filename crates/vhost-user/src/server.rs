@@ -1,0 +1,170 @@
+//! A controller in server mode: a listening socket, and one front-end after the other. Control context.
+//!
+//! A front-end that connects while another is being served waits: a restarted QEMU may be back before the end of its
+//! predecessor has been noticed, and then goes on at once. One that waits for longer is an operator's mistake, and is
+//! logged as that. What comes after it waits in the socket's backlog.
+
+use crate::device::{Device, SessionHandle};
+use crate::listener::Listener;
+use crate::session::serve_front_end;
+use crate::stats::{Snapshot, Stats};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tracing::Instrument;
+
+/// How long a second front-end may wait before that is worth a warning.
+const RECONNECT_GRACE: Duration = Duration::from_secs(2);
+/// After a failed `accept`, which is for want of file descriptors or memory.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
+
+#[derive(Debug, Default)]
+struct Shared {
+    stats: Stats,
+    current: Mutex<Option<SessionHandle>>,
+}
+
+/// A controller that is being served. Dropping it stops it in the background.
+#[derive(Debug)]
+pub struct Server {
+    shared: Arc<Shared>,
+    path: PathBuf,
+    stop: watch::Sender<bool>,
+    task: JoinHandle<()>,
+}
+
+impl Server {
+    /// Serves `device` to the front-ends that connect to `listener`. `name` is what the log calls it.
+    ///
+    /// # Errors
+    /// If the socket cannot be watched.
+    ///
+    /// # Panics
+    /// Outside of a [`tokio::task::LocalSet`].
+    pub fn start<D: Device>(name: &str, listener: Listener, device: Rc<D>) -> io::Result<Self> {
+        let shared = Arc::new(Shared::default());
+        let (stop, stopped) = watch::channel(false);
+        let path = listener.path().to_owned();
+        let accept = Accept { socket: listener.watched()?, _listener: listener, stop: stopped };
+        let span = tracing::info_span!("vhost-user", controller = name);
+        let task = accept.run(device, Arc::clone(&shared)).instrument(span);
+        Ok(Self { shared, path, stop, task: tokio::task::spawn_local(task) })
+    }
+
+    /// Its socket.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What its sessions have come to.
+    pub fn stats(&self) -> Snapshot {
+        self.shared.stats.snapshot()
+    }
+
+    /// Tells the front-end, if there is one, that the configuration space has changed.
+    pub fn config_changed(&self) {
+        if let Some(session) = self.shared.current() {
+            session.config_changed();
+        }
+    }
+
+    /// Stops serving: disconnects the front-end, stops its queues, and removes the socket.
+    pub async fn stop(self) {
+        self.stop.send_replace(true);
+        if let Err(error) = self.task.await
+            && let Ok(panic) = error.try_into_panic()
+        {
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
+
+impl Shared {
+    fn current(&self) -> Option<SessionHandle> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set_current(&self, session: Option<SessionHandle>) {
+        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = session;
+    }
+}
+
+struct Accept {
+    socket: UnixListener,
+    /// Keeps the socket's file.
+    _listener: Listener,
+    stop: watch::Receiver<bool>,
+}
+
+impl Accept {
+    async fn run<D: Device>(mut self, device: Rc<D>, shared: Arc<Shared>) {
+        let mut waiting = None;
+        loop {
+            let stream = match waiting.take() {
+                Some(stream) => stream,
+                None => tokio::select! {
+                    stream = accept(&self.socket) => stream,
+                    _ = self.stop.changed() => return,
+                },
+            };
+            let session = SessionHandle::default();
+            shared.set_current(Some(session.clone()));
+            let serving = async {
+                // How it ended has been logged and counted.
+                let _ = serve_front_end(stream, &*device, session.clone(), &shared.stats).await;
+            };
+            let stopped = self.until_done(serving, &session, &mut waiting).await;
+            shared.set_current(None);
+            if stopped {
+                return;
+            }
+        }
+    }
+
+    /// Sees a session through to its end; takes the next front-end in, if one comes. Whether we are to stop.
+    async fn until_done(
+        &mut self,
+        serving: impl Future<Output = ()>,
+        session: &SessionHandle,
+        waiting: &mut Option<UnixStream>,
+    ) -> bool {
+        let mut stopping = false;
+        let grace = tokio::time::sleep(RECONNECT_GRACE);
+        tokio::pin!(serving, grace);
+        let mut warned = false;
+        loop {
+            tokio::select! {
+                () = &mut serving => return stopping,
+                _ = self.stop.changed(), if !stopping => {
+                    stopping = true;
+                    session.stop();
+                }
+                stream = accept(&self.socket), if waiting.is_none() => {
+                    *waiting = Some(stream);
+                    grace.as_mut().reset(tokio::time::Instant::now() + RECONNECT_GRACE);
+                }
+                () = &mut grace, if waiting.is_some() && !warned => {
+                    warned = true;
+                    tracing::warn!("a second front-end has connected; it waits until the first disconnects");
+                }
+            }
+        }
+    }
+}
+
+async fn accept(socket: &UnixListener) -> UnixStream {
+    loop {
+        match socket.accept().await {
+            Ok((stream, _)) => return stream,
+            Err(error) => {
+                tracing::warn!("cannot accept a connection: {error}");
+                tokio::time::sleep(ACCEPT_AGAIN).await;
+            }
+        }
+    }
+}

@@ -1,0 +1,438 @@
+//! One front-end's session: its requests, in order, become calls of the device. Control context.
+//!
+//! The session owns what a front-end has announced (features, memory, each queue's [`Vring`]) and keeps the device in step:
+//! a queue runs in the device when its front-end has started and enabled it and all that it needs is known. So messages
+//! may come in any order, and any of them again while queues run.
+//!
+//! **Invariants.** A failed request changes nothing or leaves queues stopped. However a session ends, all its queues
+//! have been stopped, then the device is told. Other sessions are never waited for, nor kept waiting: after each message
+//! the others have their turn.
+
+use crate::connection::Connection;
+use crate::device::{Device, Event, EventFd, MemoryChange, QueueSetup, SessionHandle};
+use crate::error::SHARE;
+use crate::memory::{GuestMemory, Removed, SLOTS_MAX};
+use crate::message::{self, CONFIG_MAX, Code, Message, Request, VringFd, VringState};
+use crate::vring::{Kick, Vring};
+use crate::{Error, Stats};
+use rustix::net::SendFlags;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use tokio::net::UnixStream;
+
+/// VHOST_USER_F_PROTOCOL_FEATURES: the bit that announces protocol features; no driver ever sees it.
+pub(crate) const F_PROTOCOL_FEATURES: u64 = 1 << 30;
+/// VIRTIO_RING_F_INDIRECT_DESC.
+pub const F_INDIRECT_DESC: u64 = 1 << 28;
+/// VIRTIO_RING_F_EVENT_IDX.
+pub const F_EVENT_IDX: u64 = 1 << 29;
+/// VIRTIO_F_VERSION_1.
+pub const F_VERSION_1: u64 = 1 << 32;
+
+/// Offered for every device: what the rings themselves can do.
+const TRANSPORT_FEATURES: u64 = F_VERSION_1 | F_INDIRECT_DESC | F_EVENT_IDX | F_PROTOCOL_FEATURES;
+
+/// "Protocol features", of the specification.
+pub(crate) mod protocol {
+    pub(crate) const MQ: u64 = 1 << 0;
+    pub(crate) const REPLY_ACK: u64 = 1 << 3;
+    pub(crate) const BACKEND_REQ: u64 = 1 << 5;
+    pub(crate) const CONFIG: u64 = 1 << 9;
+    pub(crate) const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
+    pub(crate) const OFFERED: u64 = MQ | REPLY_ACK | BACKEND_REQ | CONFIG | CONFIGURE_MEM_SLOTS;
+}
+
+/// How a session ended that did not fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The front-end hung up between two messages.
+    FrontEndLeft,
+    /// [`crate::Server::stop`] was called.
+    Stopped,
+}
+
+/// Serves one front-end until it leaves, fails, or is to be stopped; then `device` is ready for the next.
+///
+/// `session` must be new; it is what `device` gets to speak to this front-end.
+///
+/// # Errors
+/// Why the session failed. It has been logged and counted.
+///
+/// # Panics
+/// If the device has no queues, or more than 256, or too long a configuration space.
+pub async fn serve_front_end<D: Device>(
+    stream: UnixStream,
+    device: &D,
+    session: SessionHandle,
+    stats: &Stats,
+) -> Result<End, Error> {
+    let queues = device.num_queues();
+    assert!((1..=256).contains(&queues), "{queues} queues");
+    let vrings = std::iter::repeat_with(Vring::default).take(queues.into()).collect();
+    let mut front_end = Session {
+        device,
+        connection: Connection::new(stream),
+        features: None,
+        protocol: 0,
+        memory: GuestMemory::default(),
+        vrings,
+        backend_channel: None,
+    };
+    stats.began();
+    tracing::info!("front-end connected");
+    device.connected(session.clone());
+    let end = front_end.run(&session, stats).await;
+    front_end.finish().await;
+    device.disconnected();
+    stats.ended(end.as_ref().err());
+    match &end {
+        Ok(End::FrontEndLeft) => tracing::info!("front-end disconnected"),
+        Ok(End::Stopped) => tracing::info!("front-end disconnected by us"),
+        Err(error) => tracing::warn!("front-end disconnected by us: {error}"),
+    }
+    end
+}
+
+struct Session<'d, D> {
+    device: &'d D,
+    connection: Connection,
+    /// Those acknowledged by SET_FEATURES, as they came. No queue runs before.
+    features: Option<u64>,
+    /// Protocol features acknowledged.
+    protocol: u64,
+    memory: GuestMemory,
+    vrings: Vec<Vring>,
+    /// Where our own requests go.
+    backend_channel: Option<OwnedFd>,
+}
+
+impl<D: Device> Session<'_, D> {
+    async fn run(&mut self, session: &SessionHandle, stats: &Stats) -> Result<End, Error> {
+        loop {
+            let (message, fds) = tokio::select! {
+                biased;
+                event = session.event() => match event {
+                    Event::Failed(reason) => return Err(Error::Ended(reason)),
+                    Event::Stop => return Ok(End::Stopped),
+                    Event::ConfigChanged => { self.tell_config_change(); continue }
+                },
+                next = self.connection.next() => match next? {
+                    Some(next) => next,
+                    None => return Ok(End::FrontEndLeft),
+                },
+            };
+            stats.message();
+            tracing::trace!(?message, fds = fds.len(), "request");
+            let (code, need_reply) = (message.code, message.need_reply);
+            let reply = match self.handle(message, fds).await {
+                Ok(Some(reply)) => Some(reply),
+                Ok(None) if self.acks(need_reply) => Some(message::reply_u64(code, 0)),
+                Ok(None) => None,
+                Err(error) if self.acks(need_reply) && !has_reply(code) => {
+                    tracing::warn!("request refused: {error}");
+                    stats.refused(&error);
+                    Some(message::reply_u64(code, 1))
+                }
+                Err(error) => return Err(error),
+            };
+            if let Some(reply) = reply {
+                self.connection.send(&reply).await?;
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// "VHOST_USER_PROTOCOL_F_REPLY_ACK".
+    fn acks(&self, need_reply: bool) -> bool {
+        need_reply && self.protocol & protocol::REPLY_ACK != 0
+    }
+
+    /// Stops all queues, lets go of the memory, and hangs up.
+    async fn finish(mut self) {
+        for index in 0..self.vrings.len() {
+            self.halt(index).await;
+        }
+        self.memory.clear().retire().await;
+        if let Some(channel) = self.backend_channel.take() {
+            self.connection.close_later(channel);
+        }
+        self.connection.close().await;
+    }
+
+    /// Carries a request out. Gives the reply of those that always have one.
+    async fn handle(&mut self, message: Message, mut fds: Vec<OwnedFd>) -> Result<Option<Vec<u8>>, Error> {
+        let code = message.code;
+        let value = match message.request {
+            Request::GetFeatures => self.offered(),
+            Request::GetProtocolFeatures => protocol::OFFERED,
+            Request::GetQueueNum => self.vrings.len() as u64,
+            Request::GetMaxMemSlots => SLOTS_MAX as u64,
+            Request::GetConfig { offset, size, flags } => {
+                return Ok(Some(message::reply_config(offset, flags, &self.config(offset, size))));
+            }
+            Request::GetVringBase(state) => return Ok(Some(self.get_vring_base(code, state).await?)),
+            other => {
+                self.apply(code, other, &mut fds).await?;
+                return Ok(None);
+            }
+        };
+        Ok(Some(message::reply_u64(code, value)))
+    }
+
+    /// Carries out a request that has no reply of its own.
+    async fn apply(&mut self, code: Code, request: Request, fds: &mut Vec<OwnedFd>) -> Result<(), Error> {
+        match request {
+            Request::SetFeatures(bits) => self.set_features(code, bits).await,
+            Request::SetProtocolFeatures(bits) => {
+                self.protocol = check_offered(code, bits, protocol::OFFERED)?;
+                Ok(())
+            }
+            Request::SetConfig { offset, flags, data } => self.set_config(code, offset, flags, &data),
+            Request::SetMemTable(regions) => {
+                let removed = self.memory.set(&regions, fds)?;
+                self.memory_changed(code, removed).await
+            }
+            Request::AddMemReg(region) => {
+                let removed = self.memory.add(region, &fds[0])?;
+                self.memory_changed(code, removed).await
+            }
+            Request::RemMemReg(region) => {
+                let removed = self.memory.remove(&region)?;
+                self.memory_changed(code, removed).await
+            }
+            Request::SetBackendReqFd => {
+                if let Some(old) = std::mem::replace(&mut self.backend_channel, fds.pop()) {
+                    self.connection.close_later(old);
+                }
+                Ok(())
+            }
+            Request::ResetOwner => {
+                // Deprecated; the specification leaves us to disable all rings.
+                for index in 0..self.vrings.len() {
+                    self.halt(index).await;
+                    self.vrings[index].kick = Kick::Stopped;
+                }
+                Ok(())
+            }
+            Request::NotNegotiated(code) => Err(Error::NotNegotiated(code)),
+            // SET_OWNER begins a session, which the connection has done.
+            Request::SetOwner
+            | Request::GetFeatures
+            | Request::GetProtocolFeatures
+            | Request::GetQueueNum
+            | Request::GetMaxMemSlots
+            | Request::GetConfig { .. }
+            | Request::GetVringBase(_) => Ok(()),
+            vring => self.set_vring(code, vring, fds.pop().map(Arc::new)).await,
+        }
+    }
+
+    /// Carries out one of the SET_VRING requests.
+    async fn set_vring(&mut self, code: Code, request: Request, fd: Option<EventFd>) -> Result<(), Error> {
+        match request {
+            Request::SetVringNum(VringState { index, num }) => {
+                let index = self.index(code, index)?;
+                let size = Vring::check_size(code, num)?;
+                if self.vrings[index].size != size {
+                    self.halt(index).await;
+                    self.vrings[index].size = size;
+                }
+                self.settle(code, index).await
+            }
+            Request::SetVringAddr(addr) => {
+                let index = self.index(code, addr.index)?;
+                let addr = Vring::check_addr(code, &addr)?;
+                if self.vrings[index].addr != Some(addr) {
+                    self.halt(index).await;
+                    self.vrings[index].addr = Some(addr);
+                }
+                self.settle(code, index).await
+            }
+            Request::SetVringBase(VringState { index, num }) => {
+                let index = self.index(code, index)?;
+                let what = "an index into the available ring has 16 bits";
+                let base = u16::try_from(num).map_err(|_| Error::BadPayload { code, what })?;
+                self.halt(index).await;
+                self.vrings[index].base = base;
+                self.settle(code, index).await
+            }
+            Request::SetVringEnable(VringState { index, num }) => {
+                let index = self.index(code, index)?;
+                self.vrings[index].enabled = Some(num != 0);
+                if num == 0 {
+                    self.halt(index).await;
+                }
+                self.settle(code, index).await
+            }
+            Request::SetVringKick(VringFd { index, .. }) => {
+                let index = self.index(code, index.into())?;
+                self.halt(index).await;
+                self.vrings[index].kick = fd.map_or(Kick::Poll, Kick::Fd);
+                self.settle(code, index).await
+            }
+            Request::SetVringCall(VringFd { index, .. }) => {
+                let index = self.index(code, index.into())?;
+                self.vrings[index].call.clone_from(&fd);
+                if self.vrings[index].running {
+                    self.device.set_call(index as u16, fd).await;
+                }
+                Ok(())
+            }
+            Request::SetVringErr(VringFd { index, .. }) => {
+                let index = self.index(code, index.into())?;
+                self.vrings[index].err.clone_from(&fd);
+                if self.vrings[index].running {
+                    self.device.set_err(index as u16, fd).await;
+                }
+                Ok(())
+            }
+            other => unreachable!("{other:?} is no SET_VRING request"),
+        }
+    }
+
+    fn index(&self, code: Code, index: u32) -> Result<usize, Error> {
+        let queues = self.vrings.len();
+        let found = usize::try_from(index).ok().filter(|&i| i < queues);
+        found.ok_or(Error::BadQueue { code, index, queues })
+    }
+
+    fn offered(&self) -> u64 {
+        self.device.features() | TRANSPORT_FEATURES
+    }
+
+    async fn set_features(&mut self, code: Code, bits: u64) -> Result<(), Error> {
+        let bits = check_offered(code, bits, self.offered())?;
+        let changed = self.features != Some(bits);
+        self.features = Some(bits);
+        for index in 0..self.vrings.len() {
+            if changed {
+                self.halt(index).await;
+            }
+            self.settle(code, index).await?;
+        }
+        Ok(())
+    }
+
+    /// `size` bytes of the configuration space from `offset`. Front-ends may know of fields that the device does
+    /// not; they are zero.
+    fn config(&self, offset: u32, size: u32) -> Vec<u8> {
+        let mut config = self.device.config();
+        assert!(config.len() <= CONFIG_MAX, "a configuration space of {} bytes", config.len());
+        config.resize(CONFIG_MAX, 0);
+        config[offset as usize..][..size as usize].to_vec()
+    }
+
+    fn set_config(&self, code: Code, offset: u32, flags: u32, data: &[u8]) -> Result<(), Error> {
+        if flags != 0 {
+            let what = "the configuration space is not one to be migrated to us";
+            return Err(Error::BadPayload { code, what });
+        }
+        self.device.set_config(offset, data).map_err(|source| Error::Device { code, source })
+    }
+
+    async fn get_vring_base(&mut self, code: Code, state: VringState) -> Result<Vec<u8>, Error> {
+        let index = self.index(code, state.index)?;
+        self.halt(index).await;
+        self.vrings[index].kick = Kick::Stopped;
+        let num = self.vrings[index].base.into();
+        Ok(message::reply(code, zerocopy::IntoBytes::as_bytes(&VringState { index: state.index, num })))
+    }
+
+    /// Stops a queue if it runs.
+    async fn halt(&mut self, index: usize) {
+        if self.vrings[index].running {
+            self.vrings[index].base = self.device.stop_queue(index as u16).await;
+            self.vrings[index].running = false;
+            tracing::debug!(queue = index, next = self.vrings[index].base, "queue stopped");
+        }
+    }
+
+    /// Starts a queue if it is to run, can, and does not.
+    async fn settle(&mut self, code: Code, index: usize) -> Result<(), Error> {
+        let Some(features) = self.features else { return Ok(()) };
+        let vring = &self.vrings[index];
+        if vring.running || !vring.is_wanted(features) {
+            return Ok(());
+        }
+        let memory = self.memory.table();
+        let Some(rings) = vring.rings(features, &memory) else {
+            tracing::warn!(
+                queue = index,
+                "queue waits: its rings are in none of the {} memory regions announced; {SHARE}",
+                memory.regions().len()
+            );
+            return Ok(());
+        };
+        let setup = QueueSetup {
+            size: vring.size,
+            base: vring.base,
+            features: features & !F_PROTOCOL_FEATURES,
+            rings,
+            memory,
+            kick: vring.kick.fd(),
+            call: vring.call.clone(),
+            err: vring.err.clone(),
+        };
+        tracing::debug!(queue = index, size = setup.size, base = setup.base, "queue starts");
+        let started = self.device.start_queue(index as u16, setup).await;
+        started.map_err(|source| Error::Device { code, source })?;
+        self.vrings[index].running = true;
+        Ok(())
+    }
+
+    /// Brings the device in step with a new memory table. Queues whose rings are gone wait until they are back:
+    /// front-ends remove a region and add it again to change its size.
+    async fn memory_changed(&mut self, code: Code, removed: Removed) -> Result<(), Error> {
+        let memory = self.memory.table();
+        let features = self.features.unwrap_or(0);
+        let mut rings = Vec::new();
+        for index in 0..self.vrings.len() {
+            let vring = &self.vrings[index];
+            if !vring.running {
+                continue;
+            }
+            match vring.rings(features, &memory) {
+                Some(found) => rings.push((index as u16, found)),
+                None => self.halt(index).await,
+            }
+        }
+        if !rings.is_empty() {
+            self.device.set_memory(MemoryChange { memory, rings }).await;
+        }
+        removed.retire().await;
+        for index in 0..self.vrings.len() {
+            self.settle(code, index).await?;
+        }
+        Ok(())
+    }
+
+    /// "VHOST_USER_BACKEND_CONFIG_CHANGE_MSG".
+    fn tell_config_change(&mut self) {
+        if self.protocol & protocol::CONFIG == 0 {
+            return;
+        }
+        let Some(channel) = &self.backend_channel else { return };
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        match rustix::net::send(channel, &message::config_change(), flags) {
+            // A full channel is full of such messages: the front-end will see the change at the next that it reads.
+            Ok(_) | Err(rustix::io::Errno::AGAIN) => {}
+            Err(error) => {
+                tracing::warn!("cannot tell the front-end that the configuration has changed: {error}");
+                let channel = self.backend_channel.take();
+                self.connection.close_later(channel.expect("looked at above"));
+            }
+        }
+    }
+}
+
+fn check_offered(code: Code, bits: u64, offered: u64) -> Result<u64, Error> {
+    match bits & !offered {
+        0 => Ok(bits),
+        bits => Err(Error::UnknownFeatures { code, bits }),
+    }
+}
+
+/// Whether a request is always answered, so that a failure has no place in the reply.
+fn has_reply(code: Code) -> bool {
+    code == message::GET_VRING_BASE
+}

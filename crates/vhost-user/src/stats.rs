@@ -1,0 +1,102 @@
+//! What the sessions of a controller have come to. Counted in control context, read from any.
+
+use crate::Error;
+use crate::error::Class;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+
+/// Counters of one controller's sessions since it was made, and whether there is one now.
+#[derive(Debug, Default)]
+pub struct Stats {
+    connected: AtomicBool,
+    sessions: AtomicU64,
+    messages: AtomicU64,
+    refused: AtomicU64,
+    failed: AtomicU64,
+    connection_errors: AtomicU64,
+    protocol_errors: AtomicU64,
+    fd_errors: AtomicU64,
+    memory_errors: AtomicU64,
+    device_errors: AtomicU64,
+    last_error: Mutex<Option<String>>,
+}
+
+/// The values of [`Stats`] at one time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Whether a front-end is connected now.
+    pub connected: bool,
+    /// Front-ends that have connected.
+    pub sessions: u64,
+    /// Whole messages taken from them.
+    pub messages: u64,
+    /// Requests answered with a failure, after which the session went on.
+    pub refused: u64,
+    /// Sessions that ended otherwise than by the front-end's hanging up between two messages, or by our own will.
+    pub failed: u64,
+    /// Errors (each a refusal or a session's end) of the connection: half messages, replies not taken.
+    pub connection_errors: u64,
+    /// Errors in messages.
+    pub protocol_errors: u64,
+    /// Errors in the number or kind of file descriptors.
+    pub fd_errors: u64,
+    /// Errors in guest memory and its tables.
+    pub memory_errors: u64,
+    /// Errors that the device has found.
+    pub device_errors: u64,
+    /// The last of them.
+    pub last_error: Option<String>,
+}
+
+impl Stats {
+    /// The values now.
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot {
+            connected: self.connected.load(Relaxed),
+            sessions: self.sessions.load(Relaxed),
+            messages: self.messages.load(Relaxed),
+            refused: self.refused.load(Relaxed),
+            failed: self.failed.load(Relaxed),
+            connection_errors: self.connection_errors.load(Relaxed),
+            protocol_errors: self.protocol_errors.load(Relaxed),
+            fd_errors: self.fd_errors.load(Relaxed),
+            memory_errors: self.memory_errors.load(Relaxed),
+            device_errors: self.device_errors.load(Relaxed),
+            last_error: self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+        }
+    }
+
+    pub(crate) fn began(&self) {
+        self.sessions.fetch_add(1, Relaxed);
+        self.connected.store(true, Relaxed);
+    }
+
+    pub(crate) fn message(&self) {
+        self.messages.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn refused(&self, error: &Error) {
+        self.refused.fetch_add(1, Relaxed);
+        self.error(error);
+    }
+
+    pub(crate) fn ended(&self, error: Option<&Error>) {
+        self.connected.store(false, Relaxed);
+        if let Some(error) = error {
+            self.failed.fetch_add(1, Relaxed);
+            self.error(error);
+        }
+    }
+
+    fn error(&self, error: &Error) {
+        let counter = match error.class() {
+            Class::Connection => &self.connection_errors,
+            Class::Protocol => &self.protocol_errors,
+            Class::Fds => &self.fd_errors,
+            Class::Memory => &self.memory_errors,
+            Class::Device => &self.device_errors,
+        };
+        counter.fetch_add(1, Relaxed);
+        *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
+    }
+}
