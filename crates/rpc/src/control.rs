@@ -1,9 +1,12 @@
 //! What the methods work on: the daemon, seen from its control thread. Control context.
 
-use crate::Disks;
-use crate::config::Config;
+use crate::config::{Config, Subsystem};
 use crate::methods::log::PrintLevel;
+use crate::{Disks, Error};
+use aryk_bdev::Bdev;
 use aryk_reactor::Reactors;
+use serde::Serialize;
+use serde_json::Value;
 use std::cell::Cell;
 use std::rc::Rc;
 use tokio::sync::watch;
@@ -59,6 +62,26 @@ impl Control {
     pub async fn until_started(&self) {
         // The sender lives as long as we are borrowed.
         let _ = self.started.subscribe().wait_for(|started| *started).await;
+    }
+
+    /// Notes a disk that `module` has just made, and the call that makes it again. Returns its name, the methods' result.
+    pub(crate) fn made_disk(
+        &self,
+        bdev: &Bdev,
+        module: &'static str,
+        details: Value,
+        (method, params): (&'static str, &impl Serialize),
+    ) -> String {
+        self.disks.made(bdev, module, details);
+        self.config.made(Subsystem::Bdev, bdev.name(), method, params);
+        bdev.name().to_owned()
+    }
+
+    /// Removes a disk that `module` has made, and those that are made of it.
+    pub(crate) async fn remove_disk(&self, module: &'static str, name: &str) -> Result<bool, Error> {
+        let removed = self.disks.remove(module, name).await;
+        self.config.retain(Subsystem::Bdev, |name| self.disks.find(name).is_ok());
+        removed.map(|()| true)
     }
 
     /// Gives back all that was made: no request runs afterwards.

@@ -1,7 +1,7 @@
 //! The registry's disks, and what only the control plane knows about them. Control context.
 
 use crate::Error;
-use aryk_bdev::{Bdev, Device, Identity, Registry};
+use aryk_bdev::{Bdev, Registry};
 use serde_json::Value;
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -34,21 +34,11 @@ impl Default for Disks {
 }
 
 impl Disks {
-    /// Registers a disk that `module` has made; `details` is what `bdev_get_bdevs` says about it beyond what all disks have.
-    ///
-    /// # Errors
-    /// `EEXIST`, `EINVAL`.
-    pub fn add(
-        &self,
-        identity: Identity,
-        device: Arc<dyn Device>,
-        module: &'static str,
-        details: Value,
-    ) -> Result<Arc<Bdev>, Error> {
-        let bdev = self.registry.register(identity, device)?;
+    /// Notes which module has made a disk that is registered; `details` is what `bdev_get_bdevs` says about it beyond what all
+    /// disks have.
+    pub fn made(&self, bdev: &Bdev, module: &'static str, details: Value) {
         self.made.borrow_mut().insert(bdev.name().to_owned(), Made { module, details });
         self.grown.send_replace(());
-        Ok(bdev)
     }
 
     /// The disk of that name, alias or uuid, if `module` has made it.
@@ -100,6 +90,13 @@ impl Disks {
             }
         };
         timeout(wait, comes).await.or_else(|_| self.find(name))
+    }
+
+    /// Changes what is said about a disk under `part`.
+    pub(crate) fn set_detail(&self, bdev: &Bdev, part: &str, member: &str, value: impl Into<Value>) {
+        if let Some(made) = self.made.borrow_mut().get_mut(bdev.name()) {
+            made.details[part][member] = value.into();
+        }
     }
 
     /// What its module made of a disk, and how it is described.

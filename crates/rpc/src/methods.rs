@@ -4,20 +4,33 @@
 //! result are SPDK's; parameters and members of ours are marked so.
 
 mod bdev;
+mod delay;
+mod error;
 pub mod framework;
 pub mod log;
+mod malloc;
+mod null;
+mod passthru;
 
 use crate::dispatch::{Methods, NoParams, Phase};
+use crate::params::Count;
 use crate::{Control, Error};
+use aryk_bdev::Identity;
 use serde::Deserialize;
 use std::rc::Rc;
+use uuid::Uuid;
 
 /// All methods over `control`.
 pub fn table(control: Rc<Control>) -> Methods<Control> {
     let mut methods = Methods::new(control, Control::has_started);
     bdev::register(&mut methods);
+    delay::register(&mut methods);
+    error::register(&mut methods);
     framework::register(&mut methods);
     log::register(&mut methods);
+    malloc::register(&mut methods);
+    null::register(&mut methods);
+    passthru::register(&mut methods);
     let mut names = methods.names();
     names.push(("rpc_get_methods", Phase::Any));
     names.sort_unstable_by_key(|(name, _)| *name);
@@ -25,6 +38,50 @@ pub fn table(control: Rc<Control>) -> Methods<Control> {
         Ok(get_methods(&names, p.current.then(|| control.has_started())))
     });
     methods
+}
+
+/// Parameters of the methods that name one disk: `bdev_*_delete` and others.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Name {
+    name: String,
+}
+
+/// A new disk's name and uuid, which is random if none is given.
+fn identity(name: &str, uuid: Option<Uuid>) -> Result<Identity, Error> {
+    if name.is_empty() {
+        return Err(Error::invalid("a disk's name is not empty"));
+    }
+    let mut identity = Identity::named(name);
+    identity.uuid = uuid.unwrap_or(identity.uuid);
+    Ok(identity)
+}
+
+/// A disk has blocks.
+fn check_blocks(blocks: Count) -> Result<u64, Error> {
+    match blocks.0 {
+        0 => Err(Error::invalid("a disk has at least one block")),
+        blocks => Ok(blocks),
+    }
+}
+
+/// The block size of the store that a disk plays: its own, unless a larger one is asked for.
+fn physical_block_size(asked: Option<u32>, block_size: u32) -> Result<u32, Error> {
+    match asked {
+        None => Ok(block_size),
+        Some(bytes) if bytes.is_power_of_two() && bytes >= block_size => Ok(bytes),
+        Some(bytes) => Err(Error::invalid(format!(
+            "a physical block size of {bytes} is not {block_size} times a power of two"
+        ))),
+    }
+}
+
+/// Metadata beside the blocks is what some ask for with zeroes, meaning none; nobody gets any.
+fn refuse_metadata(md_size: u32, dif_type: u32) -> Result<(), Error> {
+    match (md_size, dif_type) {
+        (0, 0) => Ok(()),
+        _ => Err(Error::invalid("metadata and protection information are not supported")),
+    }
 }
 
 /// Parameters of `rpc_get_methods`.

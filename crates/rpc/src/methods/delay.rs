@@ -1,0 +1,95 @@
+//! `bdev_delay_*`: disks that are other disks, later. Control context.
+
+use super::{Control, Count, Error, Methods, Name, Phase};
+use crate::config::Subsystem;
+use aryk_bdev_delay as module;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use uuid::Uuid;
+
+const MODULE: &str = "delay";
+
+pub(super) fn register(methods: &mut Methods<Control>) {
+    methods.add("bdev_delay_create", Phase::RunTime, create);
+    methods.add("bdev_delay_delete", Phase::RunTime, delete);
+    methods.add("bdev_delay_update_latency", Phase::RunTime, update_latency);
+}
+
+/// Parameters of `bdev_delay_create`. Latencies in microseconds.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Create {
+    name: String,
+    base_bdev_name: String,
+    avg_read_latency: Count,
+    p99_read_latency: Count,
+    avg_write_latency: Count,
+    p99_write_latency: Count,
+    uuid: Option<Uuid>,
+}
+
+async fn create(control: &Control, mut p: Create) -> Result<String, Error> {
+    let identity = super::identity(&p.name, p.uuid)?;
+    p.uuid = Some(identity.uuid);
+    let config = module::Config {
+        identity,
+        base: p.base_bdev_name.clone(),
+        avg_read_us: p.avg_read_latency.0,
+        p99_read_us: p.p99_read_latency.0,
+        avg_write_us: p.avg_write_latency.0,
+        p99_write_us: p.p99_write_latency.0,
+    };
+    let bdev = module::create(&control.disks.registry, config)?;
+    let details = json!({"delay": {
+        "name": p.name,
+        "base_bdev_name": p.base_bdev_name,
+        "avg_read_latency": p.avg_read_latency,
+        "p99_read_latency": p.p99_read_latency,
+        "avg_write_latency": p.avg_write_latency,
+        "p99_write_latency": p.p99_write_latency,
+    }});
+    Ok(control.made_disk(&bdev, MODULE, details, ("bdev_delay_create", &p)))
+}
+
+async fn delete(control: &Control, p: Name) -> Result<bool, Error> {
+    control.remove_disk(MODULE, &p.name).await
+}
+
+/// Parameters of `bdev_delay_update_latency`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct UpdateLatency {
+    delay_bdev_name: String,
+    latency_type: LatencyType,
+    latency_us: Count,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum LatencyType {
+    AvgRead,
+    P99Read,
+    AvgWrite,
+    P99Write,
+}
+
+impl LatencyType {
+    /// The module's name for it, and the parameter that sets it.
+    const fn kind(self) -> (module::Kind, &'static str) {
+        match self {
+            Self::AvgRead => (module::Kind::AvgRead, "avg_read_latency"),
+            Self::P99Read => (module::Kind::P99Read, "p99_read_latency"),
+            Self::AvgWrite => (module::Kind::AvgWrite, "avg_write_latency"),
+            Self::P99Write => (module::Kind::P99Write, "p99_write_latency"),
+        }
+    }
+}
+
+async fn update_latency(control: &Control, p: UpdateLatency) -> Result<bool, Error> {
+    let bdev = control.disks.find_made_by(MODULE, &p.delay_bdev_name)?;
+    let (kind, param) = p.latency_type.kind();
+    module::set_latency(&control.disks.registry, bdev.name(), kind, p.latency_us.0)?;
+    control.config.changed(Subsystem::Bdev, bdev.name(), param, p.latency_us.0);
+    control.disks.set_detail(&bdev, MODULE, param, p.latency_us.0);
+    Ok(true)
+}

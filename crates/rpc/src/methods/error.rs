@@ -1,0 +1,118 @@
+//! `bdev_error_*`: disks that fail when they are told to. Control context.
+
+use super::{Control, Error, Methods, Name, Phase};
+use aryk_bdev::{Op, OpSet};
+use aryk_bdev_error as module;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use uuid::Uuid;
+
+const MODULE: &str = "error";
+
+pub(super) fn register(methods: &mut Methods<Control>) {
+    methods.add("bdev_error_create", Phase::RunTime, create);
+    methods.add("bdev_error_delete", Phase::RunTime, delete);
+    methods.add("bdev_error_inject_error", Phase::RunTime, inject_error);
+}
+
+/// Parameters of `bdev_error_create`.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Create {
+    base_name: String,
+    uuid: Option<Uuid>,
+}
+
+/// Makes a disk named as its base with `EE_` before it.
+async fn create(control: &Control, mut p: Create) -> Result<bool, Error> {
+    let name = format!("EE_{}", control.disks.find(&p.base_name)?.name());
+    let identity = super::identity(&name, p.uuid)?;
+    p.uuid = Some(identity.uuid);
+    let config = module::Config { identity, base: p.base_name.clone() };
+    let bdev = module::create(&control.disks.registry, config)?;
+    let details = json!({"error_disk": {"base_bdev": p.base_name}});
+    control.made_disk(&bdev, MODULE, details, ("bdev_error_create", &p));
+    Ok(true)
+}
+
+async fn delete(control: &Control, p: Name) -> Result<bool, Error> {
+    control.remove_disk(MODULE, &p.name).await
+}
+
+/// Parameters of `bdev_error_inject_error`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct InjectError {
+    name: String,
+    io_type: IoType,
+    error_type: ErrorType,
+    /// Requests that it befalls.
+    #[serde(default = "one")]
+    num: u32,
+    /// Only when so many others are in flight.
+    #[serde(default)]
+    queue_depth: u32,
+    #[serde(default)]
+    corrupt_offset: u64,
+    #[serde(default)]
+    corrupt_value: u8,
+}
+
+const fn one() -> u32 {
+    1
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum IoType {
+    Clear,
+    Read,
+    Write,
+    Unmap,
+    Flush,
+    All,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum ErrorType {
+    Failure,
+    Pending,
+    CorruptData,
+    Nomem,
+}
+
+async fn inject_error(control: &Control, p: InjectError) -> Result<bool, Error> {
+    let bdev = control.disks.find_made_by(MODULE, &p.name)?;
+    let ops = match p.io_type {
+        IoType::Clear => {
+            module::clear(&control.disks.registry, bdev.name())?;
+            return Ok(true);
+        }
+        IoType::Read => OpSet::of(&[Op::Read]),
+        IoType::Write => OpSet::of(&[Op::Write]),
+        IoType::Unmap => OpSet::of(&[Op::Unmap]),
+        IoType::Flush => OpSet::of(&[Op::Flush]),
+        IoType::All => OpSet::ALL,
+    };
+    let fault = match p.error_type {
+        ErrorType::Failure => module::Fault::Failure,
+        ErrorType::Pending => module::Fault::Pending,
+        ErrorType::Nomem => module::Fault::NoMem,
+        ErrorType::CorruptData => {
+            module::Fault::CorruptData { offset: p.corrupt_offset, value: p.corrupt_value }
+        }
+    };
+    let injection = module::Injection { fault, ops, count: p.num, queue_depth: p.queue_depth };
+    module::inject(&control.disks.registry, bdev.name(), injection)?;
+    Ok(true)
+}
+
+impl From<module::Error> for Error {
+    fn from(error: module::Error) -> Self {
+        match error {
+            module::Error::Registry(error) => error.into(),
+            error @ module::Error::CorruptsNothing => Self::invalid(error.to_string()),
+        }
+    }
+}

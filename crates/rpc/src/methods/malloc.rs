@@ -1,0 +1,69 @@
+//! `bdev_malloc_*`: disks in memory. Control context.
+
+use super::{Control, Count, Error, Methods, Name, Phase};
+use aryk_bdev_malloc as module;
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use uuid::Uuid;
+
+const MODULE: &str = "malloc";
+
+pub(super) fn register(methods: &mut Methods<Control>) {
+    methods.add("bdev_malloc_create", Phase::RunTime, create);
+    methods.add("bdev_malloc_delete", Phase::RunTime, delete);
+}
+
+/// Parameters of `bdev_malloc_create`.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Create {
+    /// By default the first of `Malloc0`, `Malloc1`, … that is free.
+    name: Option<String>,
+    block_size: u32,
+    num_blocks: Count,
+    uuid: Option<Uuid>,
+    /// Blocks.
+    #[serde(default)]
+    optimal_io_boundary: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    physical_block_size: Option<u32>,
+    #[serde(default, skip_serializing)]
+    md_size: u32,
+    #[serde(default, skip_serializing)]
+    dif_type: u32,
+}
+
+async fn create(control: &Control, mut p: Create) -> Result<String, Error> {
+    super::refuse_metadata(p.md_size, p.dif_type)?;
+    let name = p.name.take().unwrap_or_else(|| free_name(control));
+    let identity = super::identity(&name, p.uuid)?;
+    (p.name, p.uuid) = (Some(name), Some(identity.uuid));
+    let config = module::Config {
+        identity,
+        block_size: p.block_size,
+        physical_block_size: super::physical_block_size(p.physical_block_size, p.block_size)?,
+        blocks: super::check_blocks(p.num_blocks)?,
+        optimal_io_blocks: p.optimal_io_boundary,
+    };
+    let bdev = module::create(&control.disks.registry, config)?;
+    Ok(control.made_disk(&bdev, MODULE, json!({}), ("bdev_malloc_create", &p)))
+}
+
+fn free_name(control: &Control) -> String {
+    let mut names = (0_u32..).map(|n| format!("Malloc{n}"));
+    names.find(|name| control.disks.find(name).is_err()).expect("there are fewer disks than numbers")
+}
+
+async fn delete(control: &Control, p: Name) -> Result<bool, Error> {
+    control.remove_disk(MODULE, &p.name).await
+}
+
+impl From<module::Error> for Error {
+    fn from(error: module::Error) -> Self {
+        match error {
+            module::Error::Registry(error) => error.into(),
+            error @ module::Error::Memory { .. } => Self::errno(Errno::NOMEM, error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! `bdev_null_*`: disks that keep nothing. Control context.
+
+use super::{Control, Count, Error, Methods, Name, Phase};
+use crate::config::Subsystem;
+use aryk_bdev_null as module;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use uuid::Uuid;
+
+const MODULE: &str = "null";
+
+pub(super) fn register(methods: &mut Methods<Control>) {
+    methods.add("bdev_null_create", Phase::RunTime, create);
+    methods.add("bdev_null_delete", Phase::RunTime, delete);
+    methods.add("bdev_null_resize", Phase::RunTime, resize);
+}
+
+/// Parameters of `bdev_null_create`.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Create {
+    name: String,
+    block_size: u32,
+    num_blocks: Count,
+    uuid: Option<Uuid>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    physical_block_size: Option<u32>,
+    #[serde(default, skip_serializing)]
+    md_size: u32,
+    #[serde(default, skip_serializing)]
+    dif_type: u32,
+}
+
+async fn create(control: &Control, mut p: Create) -> Result<String, Error> {
+    super::refuse_metadata(p.md_size, p.dif_type)?;
+    let identity = super::identity(&p.name, p.uuid)?;
+    p.uuid = Some(identity.uuid);
+    let config = module::Config {
+        identity,
+        block_size: p.block_size,
+        physical_block_size: super::physical_block_size(p.physical_block_size, p.block_size)?,
+        blocks: super::check_blocks(p.num_blocks)?,
+    };
+    let bdev = module::create(&control.disks.registry, config)?;
+    Ok(control.made_disk(&bdev, MODULE, json!({}), ("bdev_null_create", &p)))
+}
+
+async fn delete(control: &Control, p: Name) -> Result<bool, Error> {
+    control.remove_disk(MODULE, &p.name).await
+}
+
+/// Parameters of `bdev_null_resize`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Resize {
+    name: String,
+    /// MiB.
+    new_size: Count,
+}
+
+async fn resize(control: &Control, p: Resize) -> Result<bool, Error> {
+    let bdev = control.disks.find_made_by(MODULE, &p.name)?;
+    let bytes = p.new_size.0.checked_mul(1 << 20).ok_or_else(|| Error::invalid("the size is too large"))?;
+    let blocks = super::check_blocks(Count(bytes / u64::from(bdev.geometry().block_size)))?;
+    module::resize(&control.disks.registry, bdev.name(), blocks)?;
+    control.config.changed(Subsystem::Bdev, bdev.name(), "num_blocks", blocks);
+    Ok(true)
+}
