@@ -2,8 +2,11 @@
 #![forbid(unsafe_code)]
 
 mod config;
+mod controller;
+mod controllers;
 mod pace;
 mod queue;
 mod request;
 
+pub use controllers::{Controllers, Error, Info, Options, QUEUES, QUEUES_MAX};
 pub use queue::{Errors, Trouble};

@@ -6,8 +6,9 @@
 use crate::pace::Pace;
 use crate::request::{Answer, Disk, Parsed, Unanswerable, write_status};
 use aryk_bdev::{BdevChannel, Completion};
-use aryk_dma::{GuestArea, MemTable, SgTable};
-use aryk_reactor::{Armed, Cx, Layer, Point, Root, RootId, WatchId};
+use aryk_dma::{MemTable, SgTable};
+use aryk_reactor::{Armed, Cx, Layer, Point, Root, RootId, ThreadId, WatchId};
+use aryk_vhost_user::{EventFd, Rings};
 use aryk_virtqueue::{Chain, ConfigError, PopError, QueueError, SplitQueue};
 use futures_channel::oneshot;
 use std::cell::RefCell;
@@ -35,6 +36,9 @@ pub enum Trouble {
     /// The ring contradicts itself.
     #[error("queue {0} is broken: {1}")]
     Broken(u16, QueueError),
+    /// The ring does not lie in the guest's new memory as a ring must.
+    #[error("queue {0} cannot move to the new memory: {1}")]
+    Moved(u16, ConfigError),
     /// The memory behind the guest was truncated.
     #[error("the front-end truncated the guest's memory")]
     MemoryLost,
@@ -46,20 +50,21 @@ pub(crate) type Alarm = Box<dyn Fn(Trouble) + Send>;
 /// The parts of a queue that is to start.
 pub(crate) struct Parts {
     pub index: u16,
-    pub name: String,
+    pub thread: ThreadId,
     pub ring: SplitQueue,
     pub memory: Arc<MemTable>,
     pub disk: Disk,
-    pub call: Option<OwnedFd>,
+    pub call: Option<EventFd>,
+    /// `None`: the guest does not kick, the ring is to be polled.
     pub kick: Option<OwnedFd>,
     pub errors: Arc<Errors>,
     pub alarm: Alarm,
-    pub enabled: bool,
 }
 
 /// The queue. A root of its reactor from start to stop.
 pub(crate) struct Queue {
     id: RootId,
+    thread: ThreadId,
     index: u16,
     ring: SplitQueue,
     sgs: SgTable,
@@ -69,14 +74,11 @@ pub(crate) struct Queue {
     /// Bytes that each request in flight writes to its guest, status included, by head.
     written: Box<[u32]>,
     completions: Vec<Completion>,
-    call: Option<OwnedFd>,
+    call: Option<EventFd>,
     watch: Option<WatchId>,
-    enabled: bool,
     pace: Pace,
     closing_channel: bool,
     stopping: Option<oneshot::Sender<u16>>,
-    /// Who waits for requests that still use memory of an earlier table.
-    old_memory_waiters: Vec<oneshot::Sender<()>>,
     alarmed: bool,
     alarm: Alarm,
     errors: Arc<Errors>,
@@ -110,6 +112,7 @@ impl Queue {
         }
         Ok(Self {
             id,
+            thread: parts.thread,
             index: parts.index,
             sgs: SgTable::new(size, parts.memory),
             ring: parts.ring,
@@ -119,11 +122,9 @@ impl Queue {
             completions: Vec::with_capacity(size.into()),
             call: parts.call,
             watch,
-            enabled: parts.enabled,
             pace: Pace::new(cx.now()),
             closing_channel: false,
             stopping: None,
-            old_memory_waiters: Vec::new(),
             alarmed: false,
             alarm: parts.alarm,
             errors: parts.errors,
@@ -140,43 +141,19 @@ impl Queue {
         receiver
     }
 
-    /// Lets the guest's requests wait, or go.
-    pub fn set_enabled(&mut self, enabled: bool, cx: &mut Cx) {
-        self.enabled = enabled;
-        cx.kick(self.id);
-    }
-
     /// Has another descriptor to call the guest by. What it may have missed on the old one is made good.
-    pub fn set_call(&mut self, call: Option<OwnedFd>, cx: &mut Cx) {
+    pub fn set_call(&mut self, call: Option<EventFd>, cx: &mut Cx) {
         self.call = call;
         if let Some(call) = &self.call {
             cx.signal(call.as_fd());
         }
     }
 
-    /// Has another descriptor to be kicked by.
-    pub fn set_kick(&mut self, kick: Option<OwnedFd>, cx: &mut Cx) -> std::io::Result<()> {
-        if let Some(old) = self.watch.take() {
-            cx.unwatch(old);
-        }
-        self.watch = kick.map(|fd| cx.watch(fd, self.id)).transpose()?;
-        cx.kick(self.id);
-        Ok(())
-    }
-
-    /// The guest's memory has changed, and the ring lies here in it. Done when no request uses the old one any more.
-    pub fn set_memory(
-        &mut self,
-        memory: Arc<MemTable>,
-        [desc, avail, used]: [GuestArea; 3],
-        cx: &mut Cx,
-    ) -> Result<oneshot::Receiver<()>, ConfigError> {
-        self.ring.set_areas(desc, avail, used)?;
+    /// The guest's memory has changed, and the ring lies here in it. Requests in flight keep the memory that they have.
+    pub fn set_memory(&mut self, memory: Arc<MemTable>, rings: Rings) -> Result<(), ConfigError> {
+        self.ring.set_areas(rings.desc, rings.avail, rings.used)?;
         self.sgs.set_memory(memory);
-        let (sender, receiver) = oneshot::channel();
-        self.old_memory_waiters.push(sender);
-        cx.wake(self.id);
-        Ok(receiver)
+        Ok(())
     }
 
     /// The disk is being removed: what runs completes, the rest fails.
@@ -222,7 +199,7 @@ impl Queue {
     }
 
     const fn takes_requests(&self) -> bool {
-        self.enabled && self.stopping.is_none() && !self.alarmed
+        self.stopping.is_none() && !self.alarmed
     }
 
     #[inline]
@@ -298,14 +275,8 @@ impl Queue {
         }
     }
 
-    /// What waits for requests to complete: stopping, leaving the disk, memory that is to go.
+    /// What waits for requests to complete: stopping, and leaving the disk.
     fn settle(&mut self, cx: &mut Cx) {
-        if !self.old_memory_waiters.is_empty() && !self.sgs.has_old_users() {
-            for waiter in self.old_memory_waiters.drain(..) {
-                // Whoever has stopped waiting does not want to know.
-                let _ = waiter.send(());
-            }
-        }
         if self.sgs.in_use() > 0 {
             return;
         }
@@ -319,12 +290,13 @@ impl Queue {
                 cx.unwatch(watch);
             }
             cx.remove_root(self.id);
+            cx.remove_thread(self.thread);
             let _ = stopped.send(self.ring.next_avail());
         }
     }
 
     const fn must_settle(&self) -> bool {
-        self.stopping.is_some() || self.closing_channel || !self.old_memory_waiters.is_empty()
+        self.stopping.is_some() || self.closing_channel
     }
 }
 
@@ -350,6 +322,11 @@ impl Root for Queue {
     }
 
     fn park(&mut self, _: &mut Cx) -> Armed {
-        if self.ring.enable_kicks() && self.takes_requests() { Armed::Busy } else { Armed::Yes }
+        let polled_for_ever = self.watch.is_none();
+        if self.takes_requests() && (self.ring.enable_kicks() || polled_for_ever) {
+            Armed::Busy
+        } else {
+            Armed::Yes
+        }
     }
 }
