@@ -339,7 +339,7 @@ impl SgTable {
     /// Adds `len` bytes at a guest address to the list of `slot`.
     ///
     /// # Errors
-    /// [`BadAddress`], also if the list would come to 4 GiB.
+    /// [`BadAddress`], also if the list would come to 4 GiB; then nothing was added.
     ///
     /// # Panics
     /// If the slot is not in use.
@@ -349,7 +349,12 @@ impl SgTable {
         let epoch = slot.epoch.expect("the slot is in use").wrapping_sub(self.first_epoch);
         let total = slot.len.checked_add(len).ok_or(BadAddress { addr, len })?;
         let table = &self.epochs[epoch as usize].table;
-        table.for_each_piece(addr, len, |base, n| slot.segs.push(Seg::new(base, n)))?;
+        let before = slot.segs.len();
+        if let Err(bad) = table.for_each_piece(addr, len, |base, n| slot.segs.push(Seg::new(base, n))) {
+            // The first pieces may have been there.
+            slot.segs.truncate(before);
+            return Err(bad);
+        }
         slot.len = total;
         Ok(())
     }

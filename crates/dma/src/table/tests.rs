@@ -128,6 +128,8 @@ proptest! {
             let mut sg = SgTable::new(1, Arc::clone(&table));
             sg.begin(0);
             prop_assert_eq!(sg.push(0, addr, len as u32), expected.as_ref().map(drop).ok_or(bad));
+            let listed = sg.sgl(0).pieces().map(|piece| piece.len()).sum::<usize>();
+            prop_assert_eq!(listed, if expected.is_some() { len } else { 0 });
             if let Some(bytes) = model.bytes(addr, len) {
                 bytes.iter_mut().zip(&data).for_each(|(byte, new)| *byte = Some(*new));
                 table.write_bytes(addr, &data).unwrap();
@@ -268,6 +270,18 @@ fn a_list_has_less_than_4_gib() {
     assert_eq!(sg.push(0, 0, 2 << 30), Err(BadAddress { addr: 0, len: 2 << 30 }));
     assert_eq!(sg.push(0, 0, (2 << 30) - 1), Ok(()));
     assert_eq!(sg.sgl(0).len(), u32::MAX);
+    sg.end(0);
+}
+
+#[test]
+fn what_is_only_partly_there_is_not_listed_at_all() {
+    let mut sg = SgTable::new(1, table(&[region(0, PAGE), region(PAGE, PAGE)]));
+    sg.begin(0);
+    sg.push(0, 8, 8).unwrap();
+    assert!(sg.push(0, PAGE - 8, 2 * PAGE).is_err(), "two of three regions are there");
+    sg.push(0, 100, 1).unwrap();
+    sg.sgl(0).write(8, b"s");
+    assert_eq!((sg.sgl(0).len(), sg.memory().read(100)), (9, Ok(*b"s")));
     sg.end(0);
 }
 
