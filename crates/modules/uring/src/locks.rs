@@ -1,0 +1,133 @@
+//! Who may have a file open: locks that QEMU's tools understand, and that outlive a process until its last request has ended. Control context.
+//!
+//! **The scheme is QEMU's** (`docs/interop` and `block/file-posix.c` there): for each thing that an opener does with an image there is a byte from 100
+//! on, and for each that it does not suffer others to do one from 200 on. An opener takes read locks on its bytes, then looks whether anyone else holds
+//! the opposite ones. Two that open at the same time may both give up; that both go on cannot happen.
+//!
+//! **It is a fence too.** The locks belong to the open file description, which every request in flight holds: those of a process that was killed end
+//! with the last of its requests, not before. So there is no lock besides.
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, fcntl};
+use std::fmt;
+use std::fs;
+use std::os::fd::AsFd;
+
+/// A permission of QEMU's, by its bit number.
+#[derive(Clone, Copy)]
+enum Permission {
+    ConsistentRead = 0,
+    Write = 1,
+    WriteUnchanged = 2,
+    Resize = 3,
+}
+
+use Permission::{ConsistentRead, Resize, Write, WriteUnchanged};
+
+/// Where the bytes of permissions in use begin, and those of permissions that others are refused.
+const USED: i64 = 100;
+const REFUSED: i64 = 200;
+
+/// Who else has a file locked.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Holder {
+    /// This process.
+    Ourselves,
+    /// Another one.
+    Process {
+        /// Its number.
+        pid: u32,
+        /// Its name.
+        name: String,
+    },
+    /// One that we are not allowed to see, or one that has ended and whose last requests are still being carried out.
+    Unknown,
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ourselves => f.write_str("another disk of this process"),
+            Self::Process { pid, name } => write!(f, "`{name}` (process {pid})"),
+            Self::Unknown => f.write_str(
+                "a process that cannot be seen from here, or the last requests of one that has ended",
+            ),
+        }
+    }
+}
+
+/// Why a file cannot be locked.
+#[derive(Debug)]
+pub(crate) enum LockError {
+    /// Someone else has it.
+    Held,
+    /// This file system has no locks, or the kernel refuses for some other reason.
+    Os(Errno),
+}
+
+/// Locks `file` for reading, which others may do too, or for writing.
+pub(crate) fn lock(file: impl AsFd, writes: bool) -> Result<(), LockError> {
+    let (used, refused): (&[_], &[_]) = if writes {
+        (&[ConsistentRead, Write, WriteUnchanged, Resize], &[Write, WriteUnchanged, Resize])
+    } else {
+        (&[ConsistentRead], &[Write, Resize])
+    };
+    let mine = used.iter().map(|&p| USED + p as i64).chain(refused.iter().map(|&p| REFUSED + p as i64));
+    for byte in mine {
+        set(&file, libc::F_RDLCK, byte, 1).map_err(LockError::Os)?;
+    }
+    let theirs = used.iter().map(|&p| REFUSED + p as i64).chain(refused.iter().map(|&p| USED + p as i64));
+    for byte in theirs {
+        if is_held(&file, byte).map_err(LockError::Os)? {
+            set(&file, libc::F_UNLCK, USED, REFUSED).map_err(LockError::Os)?;
+            return Err(LockError::Held);
+        }
+    }
+    Ok(())
+}
+
+fn range(kind: i32, start: i64, len: i64) -> libc::flock {
+    libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: start,
+        l_len: len,
+        l_pid: 0,
+    }
+}
+
+fn set(file: impl AsFd, kind: i32, start: i64, len: i64) -> Result<(), Errno> {
+    fcntl(file, FcntlArg::F_OFD_SETLK(&range(kind, start, len))).map(drop)
+}
+
+/// Whether another description holds a lock on `byte`.
+fn is_held(file: impl AsFd, byte: i64) -> Result<bool, Errno> {
+    let mut asked = range(libc::F_WRLCK, byte, 1);
+    fcntl(file, FcntlArg::F_OFD_GETLK(&mut asked))?;
+    Ok(i32::from(asked.l_type) != libc::F_UNLCK)
+}
+
+/// Who holds a lock on the file `inode` of `device`. The kernel does not tell, so all processes that we may look into are asked.
+pub(crate) fn holder(device: u64, inode: u64) -> Holder {
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let file = format!(" {major:02x}:{minor:02x}:{inode} ");
+    let Ok(processes) = fs::read_dir("/proc") else { return Holder::Unknown };
+    let pids = processes.flatten().filter_map(|p| p.file_name().to_str()?.parse::<u32>().ok());
+    for pid in pids {
+        if locks(pid, &file) {
+            if pid == std::process::id() {
+                return Holder::Ourselves;
+            }
+            let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            return Holder::Process { pid, name: name.trim_end().to_owned() };
+        }
+    }
+    Holder::Unknown
+}
+
+/// Whether one of the descriptors of `pid` holds a lock on `file`.
+fn locks(pid: u32, file: &str) -> bool {
+    let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fdinfo")) else { return false };
+    let infos = descriptors.flatten().filter_map(|d| fs::read_to_string(d.path()).ok());
+    infos.into_iter().any(|info| info.lines().any(|l| l.starts_with("lock:") && l.contains(file)))
+}

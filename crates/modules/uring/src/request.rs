@@ -1,0 +1,429 @@
+//! One request on its way through the kernel: what to ask next, and what an answer means. Reactor context.
+//!
+//! A request is carried out from its first byte to its last, `at` being how far it has come, in as many steps as it takes: nearly always one, straight
+//! between its memory and the file. What is left of it after a step is looked at anew, so that short transfers, bounced chunks and
+//! blocks at its edges need no plan.
+//!
+//! This decides, and copies; it starts nothing and keeps no list. The channel does that.
+
+use crate::OnFull;
+use crate::store::{Call, Kind, Store};
+use aryk_bdev::{Io, Op, Status, Tag};
+use aryk_dma::{Buffer, Sgl};
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Bytes in a bounce buffer, unless the store's blocks are larger. Longer requests go through it in chunks.
+const BOUNCE: usize = 128 * 1024;
+
+/// Bounce buffers kept when they are not in use.
+const KEPT: usize = 32;
+
+/// When a request that found the store full is tried again, at first and at last.
+const FULL_DELAY_MIN: Duration = Duration::from_millis(100);
+const FULL_DELAY_MAX: Duration = Duration::from_secs(1);
+
+/// When a request is tried again for which the kernel lacked something.
+pub(crate) const AGAIN_DELAY: Duration = Duration::from_millis(1);
+
+/// Bounce buffers of a channel. Made when first needed.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    free: Vec<Buffer>,
+    len: usize,
+    align: usize,
+}
+
+impl Pool {
+    pub fn new(store: &Store) -> Self {
+        let len = BOUNCE.max(store.alignment.offset as usize);
+        Self { free: Vec::new(), len, align: (store.alignment.memory as usize).max(aryk_dma::PAGE as usize) }
+    }
+
+    fn take(&mut self) -> Buffer {
+        self.free.pop().unwrap_or_else(|| Buffer::new(self.len, self.align))
+    }
+
+    fn give(&mut self, buffer: Buffer) {
+        if self.free.len() < KEPT {
+            self.free.push(buffer);
+        }
+    }
+}
+
+/// What to do with a request now.
+#[derive(Debug)]
+pub(crate) enum Next {
+    /// Ask the kernel.
+    Start(Call),
+    /// It is over.
+    Done(Status),
+    /// Start over after this time.
+    Later(Duration),
+}
+
+/// What the kernel is doing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Step {
+    /// Moving data between the request's memory and the file.
+    Straight,
+    /// Moving a chunk between the bounce buffer and the file.
+    Bounced,
+    /// Reading the block at an edge, to change a part of it.
+    EdgeRead,
+    /// Writing it back.
+    EdgeWrite,
+    /// Making a hole, or zeroes.
+    Allocate,
+    /// Making all durable.
+    Sync,
+}
+
+/// A request. See the file's head.
+#[derive(Debug)]
+pub(crate) struct Request {
+    pub tag: Tag,
+    pub op: Op,
+    /// Nobody wants it any more: it is not to be held.
+    pub abandoned: bool,
+    /// It is held because the store is full.
+    pub held: bool,
+    fua: bool,
+    /// Must go through a bounce buffer, though it does not look like it.
+    unfit: bool,
+    step: Step,
+    /// Its place in the file.
+    bytes: Range<u64>,
+    at: u64,
+    data: Sgl,
+    /// A sync is still to come at the end.
+    sync: bool,
+    delay: Duration,
+    /// The current step: where in the file, how many bytes, and how many of them are done.
+    from: u64,
+    len: u64,
+    done: u64,
+    bounce: Option<Bounce>,
+}
+
+#[derive(Debug)]
+struct Bounce {
+    buffer: Buffer,
+    /// While lent to the kernel.
+    view: Option<Sgl>,
+}
+
+const fn floor(n: u64, align: u64) -> u64 {
+    n & !(align - 1)
+}
+
+const fn ceil(n: u64, align: u64) -> u64 {
+    floor(n + align - 1, align)
+}
+
+impl Request {
+    pub fn new(io: &Io, store: &Store) -> Self {
+        let start = io.lba * u64::from(store.block_size);
+        let mut bytes = start..start + io.blocks * u64::from(store.block_size);
+        if io.op == Op::Unmap {
+            // Blocks of the store that are not its alone keep what they hold.
+            let align = store.alignment.offset.into();
+            let (start, end) = (ceil(bytes.start, align), floor(bytes.end, align));
+            bytes = start..end.max(start);
+        }
+        let mut new = Self {
+            tag: io.tag,
+            op: io.op,
+            abandoned: false,
+            held: false,
+            fua: io.fua,
+            unfit: false,
+            step: Step::Sync,
+            at: 0,
+            bytes,
+            data: io.data,
+            sync: false,
+            delay: FULL_DELAY_MIN,
+            from: 0,
+            len: 0,
+            done: 0,
+            bounce: None,
+        };
+        new.restart();
+        new
+    }
+
+    /// From the beginning. What was done already is done again, which changes nothing.
+    fn restart(&mut self) {
+        self.at = self.bytes.start;
+        self.sync = match self.op {
+            Op::Flush => true,
+            Op::WriteZeroes | Op::Unmap => self.fua,
+            Op::Read | Op::Write => false,
+        };
+    }
+
+    /// The range of the store that it changes, and whether it must be alone there: it reads blocks first.
+    pub fn claim(&self, store: &Store) -> (Range<u64>, bool) {
+        let align = store.alignment.offset.into();
+        let whole = floor(self.bytes.start, align)..ceil(self.bytes.end, align);
+        let alone = whole != self.bytes;
+        (whole, alone)
+    }
+
+    /// What to ask for, `at` being how far it has come.
+    #[inline]
+    pub fn next(&mut self, store: &Store, pool: &mut Pool) -> Next {
+        if self.at == self.bytes.end {
+            return self.last(pool);
+        }
+        let align = u64::from(store.alignment.offset);
+        let reads = self.op == Op::Read;
+        if !reads && (!self.at.is_multiple_of(align) || self.bytes.end - self.at < align) {
+            return self.edge(align, store, pool);
+        }
+        let end = if reads { self.bytes.end } else { floor(self.bytes.end, align) };
+        match self.op {
+            Op::Read | Op::Write if self.is_fit(end, store) => {
+                self.step(Step::Straight, self.at, end - self.at);
+            }
+            Op::Unmap if store.unmaps.load(Ordering::Relaxed) => {
+                self.step(Step::Allocate, self.at, end - self.at);
+            }
+            Op::WriteZeroes if store.zeroes.load(Ordering::Relaxed) => {
+                self.step(Step::Allocate, self.at, end - self.at);
+            }
+            // Unmapping is a favour that the store does not do.
+            Op::Unmap => {
+                self.at = self.bytes.end;
+                return self.last(pool);
+            }
+            Op::Read | Op::Write | Op::WriteZeroes => self.bounce_chunk(end, align, pool),
+            Op::Flush => unreachable!("a flush has no bytes"),
+        }
+        Next::Start(self.call(store))
+    }
+
+    /// All its bytes are done.
+    fn last(&mut self, pool: &mut Pool) -> Next {
+        if let Some(bounce) = self.bounce.take() {
+            pool.give(bounce.buffer);
+        }
+        if std::mem::take(&mut self.sync) {
+            self.step(Step::Sync, self.at, 0);
+            return Next::Start(Call::Sync);
+        }
+        Next::Done(Status::Ok)
+    }
+
+    /// Whether what is left up to `end` can go straight between the request's memory and the file.
+    #[inline]
+    fn is_fit(&self, end: u64, store: &Store) -> bool {
+        let (memory, offset) = (store.alignment.memory as usize, u64::from(store.alignment.offset));
+        if offset == 1 {
+            return true;
+        }
+        let fits = |p: aryk_dma::Seg| {
+            (p.base() as usize).is_multiple_of(memory) && (p.len() as u64).is_multiple_of(offset)
+        };
+        !self.unfit
+            && self.at.is_multiple_of(offset)
+            && end.is_multiple_of(offset)
+            && self.memory(self.at..end).pieces().all(fits)
+    }
+
+    fn step(&mut self, step: Step, from: u64, len: u64) {
+        (self.step, self.from, self.len, self.done) = (step, from, len, 0);
+    }
+
+    /// The request's memory of `bytes` of the file.
+    #[inline]
+    fn memory(&self, bytes: Range<u64>) -> Sgl {
+        if bytes == self.bytes {
+            return self.data;
+        }
+        self.data.slice((bytes.start - self.bytes.start) as u32, (bytes.end - bytes.start) as u32)
+    }
+
+    /// Begins with the block at `at`, of which only a part is to change.
+    fn edge(&mut self, align: u64, store: &Store, pool: &mut Pool) -> Next {
+        self.step(Step::EdgeRead, floor(self.at, align), align);
+        self.buffer(pool).lend();
+        Next::Start(self.call(store))
+    }
+
+    /// Begins with as much as the bounce buffer takes.
+    fn bounce_chunk(&mut self, end: u64, align: u64, pool: &mut Pool) {
+        let from = floor(self.at, align);
+        let len = (ceil(end, align) - from).min(pool.len as u64);
+        self.step(Step::Bounced, from, len);
+        let (op, at) = (self.op, self.at);
+        let data = if op == Op::Write { self.memory(at..at + len) } else { Sgl::EMPTY };
+        let bounce = self.buffer(pool);
+        match op {
+            Op::Write => data.read(0, &mut bounce.buffer.bytes_mut()[..len as usize]),
+            Op::WriteZeroes => bounce.buffer.bytes_mut()[..len as usize].fill(0),
+            Op::Read | Op::Flush | Op::Unmap => {}
+        }
+        bounce.lend();
+    }
+
+    fn buffer(&mut self, pool: &mut Pool) -> &mut Bounce {
+        self.bounce.get_or_insert_with(|| Bounce { buffer: pool.take(), view: None })
+    }
+
+    /// What to ask for in this step, from where it has come.
+    #[inline]
+    fn call(&self, store: &Store) -> Call {
+        let offset = self.from + self.done;
+        let buffered = || {
+            let view = self.bounce.as_ref().and_then(|b| b.view).expect("lent for this step");
+            view.slice(self.done as u32, (self.len - self.done) as u32)
+        };
+        let (data, writes) = match self.step {
+            Step::Sync => return Call::Sync,
+            Step::Allocate => return Call::Allocate { mode: self.mode(store), offset, len: self.len },
+            Step::Straight => (self.memory(offset..self.from + self.len), self.op == Op::Write),
+            Step::Bounced => (buffered(), self.op != Op::Read),
+            Step::EdgeRead => (buffered(), false),
+            Step::EdgeWrite => (buffered(), true),
+        };
+        if writes { Call::Write { data, offset, dsync: self.fua } } else { Call::Read { data, offset } }
+    }
+
+    /// How to `fallocate(2)`. A hole in a file reads as zeroes; on a block device, only a range of zeroes is sure to.
+    fn mode(&self, store: &Store) -> i32 {
+        match (store.kind, self.op) {
+            (Kind::BlockDevice, Op::WriteZeroes) => libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE,
+            _ => libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+        }
+    }
+
+    /// The kernel has answered.
+    #[inline]
+    pub fn answered(&mut self, result: i32, store: &Store, pool: &mut Pool) -> Next {
+        if result < 0 {
+            return self.failed(-result, store, pool);
+        }
+        match self.step {
+            Step::Sync => {}
+            Step::Allocate => self.at = self.from + self.len,
+            Step::Straight | Step::Bounced | Step::EdgeRead | Step::EdgeWrite => {
+                let (before, done) = (self.done, self.done + result as u64);
+                self.done = done;
+                if done < self.len {
+                    return self.short(before, store, pool);
+                }
+                if self.moved() {
+                    return Next::Start(self.call(store));
+                }
+            }
+        }
+        self.next(store, pool)
+    }
+
+    /// A step has moved some of its data only, `before` being how far it was already.
+    #[cold]
+    fn short(&mut self, before: u64, store: &Store, pool: &mut Pool) -> Next {
+        // Direct I/O goes on at a multiple of the alignment only.
+        self.done = floor(self.done, store.alignment.offset.into());
+        if self.done > before {
+            return Next::Start(self.call(store));
+        }
+        // The file has been cut off below us.
+        self.over(libc::EIO, store, pool)
+    }
+
+    /// A step has moved all its data; whether another one follows it at the same place.
+    fn moved(&mut self) -> bool {
+        let end = (self.from + self.len).min(self.bytes.end);
+        if let Some(bounce) = &mut self.bounce {
+            bounce.reclaim();
+        }
+        let part = (self.at - self.from) as usize..(end - self.from) as usize;
+        match (self.step, self.op) {
+            (Step::Bounced, Op::Read) => {
+                let bounce = self.bounce.as_ref().expect("used by this step");
+                self.memory(self.at..end).write(0, &bounce.buffer.bytes()[part]);
+            }
+            (Step::EdgeRead, op) => {
+                let data = if op == Op::Write { self.memory(self.at..end) } else { Sgl::EMPTY };
+                let bounce = self.bounce.as_mut().expect("used by this step");
+                let changed = &mut bounce.buffer.bytes_mut()[part];
+                if op == Op::Write {
+                    data.read(0, changed)
+                } else {
+                    changed.fill(0)
+                }
+                bounce.lend();
+                (self.step, self.done) = (Step::EdgeWrite, 0);
+                return true;
+            }
+            _ => {}
+        }
+        self.at = end;
+        false
+    }
+
+    #[cold]
+    fn failed(&mut self, errno: i32, store: &Store, pool: &mut Pool) -> Next {
+        match (errno, self.step) {
+            (libc::EINTR, _) => Next::Start(self.call(store)),
+            (libc::EAGAIN, _) => self.later(AGAIN_DELAY, pool),
+            // Stricter than it told.
+            (libc::EINVAL, Step::Straight) if store.alignment.offset > 1 && !self.unfit => {
+                self.unfit = true;
+                self.next(store, pool)
+            }
+            (libc::EOPNOTSUPP | libc::ENOSYS, Step::Allocate) => {
+                let does = if self.op == Op::Unmap { &store.unmaps } else { &store.zeroes };
+                does.store(false, Ordering::Relaxed);
+                self.next(store, pool)
+            }
+            (libc::ENOSPC | libc::EDQUOT, _) if store.on_full == OnFull::Hold => {
+                let delay = self.delay;
+                self.delay = (delay * 2).min(FULL_DELAY_MAX);
+                if !std::mem::replace(&mut self.held, true) {
+                    store.hold();
+                }
+                self.later(delay, pool)
+            }
+            _ => self.over(errno, store, pool),
+        }
+    }
+
+    pub fn later(&mut self, delay: Duration, pool: &mut Pool) -> Next {
+        self.put_buffer_back(pool);
+        self.restart();
+        Next::Later(delay)
+    }
+
+    fn over(&mut self, errno: i32, store: &Store, pool: &mut Pool) -> Next {
+        self.put_buffer_back(pool);
+        if let libc::ENOSPC | libc::EDQUOT = errno {
+            return Next::Done(Status::NoSpace);
+        }
+        store.failed(errno, self.op.name());
+        Next::Done(Status::Medium)
+    }
+
+    fn put_buffer_back(&mut self, pool: &mut Pool) {
+        if let Some(mut bounce) = self.bounce.take() {
+            bounce.reclaim();
+            pool.give(bounce.buffer);
+        }
+    }
+}
+
+impl Bounce {
+    fn lend(&mut self) {
+        self.view = Some(self.buffer.lend());
+    }
+
+    fn reclaim(&mut self) {
+        if self.view.take().is_some() {
+            self.buffer.reclaim();
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! A file or block device that holds a disk: what channels of all reactors share of it. Any context.
+
+use crate::channel::FileChannel;
+use crate::ranges::Ranges;
+use crate::{OnFull, Stats};
+use aryk_bdev::{Bdev, Channel, Device, Geometry, Limits, OpSet, OpenError};
+use aryk_dma::Sgl;
+use aryk_reactor::{Cx, RootId};
+use aryk_uring::{Fsync, Tag, blocking};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+/// To multiples of what requests to the kernel must be aligned; 1 where it does not matter. Powers of two.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Alignment {
+    /// Addresses of pieces of memory.
+    pub memory: u32,
+    /// Offsets in the file, and lengths.
+    pub offset: u32,
+}
+
+impl Alignment {
+    /// The page cache takes anything.
+    pub const NONE: Self = Self { memory: 1, offset: 1 };
+}
+
+/// What holds a disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    File,
+    BlockDevice,
+}
+
+#[derive(Debug)]
+pub(crate) struct Store {
+    pub file: OwnedFd,
+    pub path: PathBuf,
+    pub kind: Kind,
+    pub block_size: u32,
+    pub physical_block_size: u32,
+    pub alignment: Alignment,
+    pub read_only: bool,
+    pub on_full: OnFull,
+    pub blocks: AtomicU64,
+    /// Present if a write of one block may have to read first.
+    pub ranges: Option<Ranges>,
+    /// Whether the store has not yet refused to give blocks back, and to make zeroes by itself.
+    pub unmaps: AtomicBool,
+    pub zeroes: AtomicBool,
+    pub counts: Counts,
+    /// The disk, once it is registered.
+    pub bdev: OnceLock<Weak<Bdev>>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    /// Requests that are held because the store is full.
+    held: AtomicU64,
+    /// Requests that have ever been.
+    held_total: AtomicU64,
+    /// The failure that was last told of.
+    told: AtomicI32,
+}
+
+/// Requests in flight on one channel: as many as the largest virtqueue in use has, and more than an SSD needs to be busy.
+pub(crate) const DEPTH: u32 = 256;
+
+/// Bytes in one read or write: as many as the kernel puts into one `bio`; more it would split too, and our pieces go side by side.
+const TRANSFER: u32 = 1 << 20;
+
+/// Bytes in one unmap or write-zeroes. They keep other requests to the same file waiting, so they are not to take long.
+const ALLOCATE: u64 = 256 << 20;
+
+/// Pieces of memory in one request (`UIO_MAXIOV`).
+const SEGMENTS: u32 = 1024;
+
+/// What the kernel is asked to do.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Call {
+    Read { data: Sgl, offset: u64 },
+    Write { data: Sgl, offset: u64, dsync: bool },
+    Sync,
+    Allocate { mode: i32, offset: u64, len: u64 },
+}
+
+impl Store {
+    /// Asks the kernel, whose answer is a completion of `tag`.
+    ///
+    /// # Errors
+    /// The ring has no room now.
+    #[inline]
+    pub fn start(self: &Arc<Self>, tag: Tag, call: Call, cx: &mut Cx) -> io::Result<()> {
+        let file = self.file.as_fd();
+        let Some(ring) = cx.ring() else {
+            let store = Arc::clone(self);
+            cx.submit_blocking(tag, Box::new(move || store.call(call)));
+            return Ok(());
+        };
+        match call {
+            Call::Read { data, offset } => ring.read(tag, file, &data, offset),
+            Call::Write { data, offset, dsync } => ring.write(tag, file, &data, offset, dsync),
+            Call::Sync => ring.fsync(tag, file, Fsync::Data),
+            Call::Allocate { mode, offset, len } => ring.fallocate(tag, file, mode, offset, len),
+        }
+    }
+
+    /// Does it by itself. Blocks.
+    fn call(&self, call: Call) -> i32 {
+        let file = self.file.as_fd();
+        match call {
+            Call::Read { data, offset } => blocking::read(file, &data, offset),
+            Call::Write { data, offset, dsync } => blocking::write(file, &data, offset, dsync),
+            Call::Sync => blocking::fsync(file, Fsync::Data),
+            Call::Allocate { mode, offset, len } => blocking::fallocate(file, mode, offset, len),
+        }
+    }
+
+    /// Whether the disk is being removed.
+    pub fn is_removing(&self) -> bool {
+        self.bdev.get().and_then(Weak::upgrade).is_some_and(|b| b.is_removing())
+    }
+
+    /// A request has found the store full, and is held.
+    pub fn hold(&self) {
+        self.counts.held_total.fetch_add(1, Ordering::Relaxed);
+        if self.counts.held.fetch_add(1, Ordering::Relaxed) == 0 {
+            tracing::warn!(path = %self.path.display(), "the store is full: writes are held until there is room");
+        }
+    }
+
+    /// A request that was held is no longer.
+    pub fn unhold(&self) {
+        if self.counts.held.fetch_sub(1, Ordering::Relaxed) == 1 {
+            tracing::info!(path = %self.path.display(), "no write is held any more");
+        }
+    }
+
+    /// The store has failed. Told of once for each kind of failure in a row, so that a broken disk does not fill the log.
+    pub fn failed(&self, errno: i32, call: &'static str) {
+        if self.counts.told.swap(errno, Ordering::Relaxed) != errno {
+            let error = io::Error::from_raw_os_error(errno);
+            tracing::warn!(path = %self.path.display(), %error, call, "the store has failed a request");
+        }
+    }
+
+    pub fn stats(&self) -> Stats {
+        Stats {
+            held: self.counts.held.load(Ordering::Relaxed),
+            held_total: self.counts.held_total.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// The device that the block layer has.
+#[derive(Debug)]
+pub(crate) struct FileDevice(pub Arc<Store>);
+
+impl Device for FileDevice {
+    fn product(&self) -> &'static str {
+        match self.0.kind {
+            Kind::File => "file",
+            Kind::BlockDevice => "block device",
+        }
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            block_size: self.0.block_size,
+            physical_block_size: self.0.physical_block_size,
+            blocks: self.0.blocks.load(Ordering::Relaxed),
+            optimal_io_blocks: 0,
+        }
+    }
+
+    fn limits(&self) -> Limits {
+        let block_size = self.0.block_size;
+        let allocate = ALLOCATE / u64::from(block_size);
+        Limits {
+            depth: DEPTH,
+            transfer_blocks: (TRANSFER / block_size).max(1),
+            segments: SEGMENTS,
+            unmap_blocks: allocate,
+            write_zeroes_blocks: allocate,
+            boundary_blocks: 0,
+        }
+    }
+
+    fn ops(&self) -> OpSet {
+        OpSet::ALL
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.0.read_only
+    }
+
+    fn open_channel(&self, root: RootId, cx: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
+        Ok(Box::new(FileChannel::new(&self.0, root, cx)))
+    }
+}

@@ -1,0 +1,69 @@
+//! What is written is read, through every path that data takes.
+
+use super::harness::{Bench, MIB, directory, disk_directory, pattern, sparse};
+use crate::store::Alignment;
+use crate::{Config, Direct};
+use aryk_bdev::{Op, Status};
+use aryk_reactor::Engine;
+use std::fs;
+
+const STRICT: Alignment = Alignment { memory: 4096, offset: 4096 };
+
+/// Each store, and each engine.
+fn on_all_stores(test: impl Fn(&mut Bench)) {
+    let on = |below: &str, alignment, direct, engine| {
+        let dir = directory(below);
+        let config = Config { direct, ..sparse(dir.path(), 8 * MIB) };
+        test(&mut Bench::new(config, alignment, engine));
+    };
+    let disk = env!("CARGO_MANIFEST_DIR");
+    on(disk, None, Direct::Auto, Engine::IoUring);
+    on(disk, None, Direct::Auto, Engine::Epoll);
+    on(disk, None, Direct::Never, Engine::IoUring);
+    on(disk, Some(STRICT), Direct::Auto, Engine::IoUring);
+    on(disk, Some(STRICT), Direct::Auto, Engine::Epoll);
+    on("/dev/shm", None, Direct::Auto, Engine::IoUring);
+}
+
+#[test]
+fn what_is_written_is_read() {
+    on_all_stores(|bench| {
+        for (lba, blocks, skew) in
+            [(0, 8, 0), (8, 1, 0), (17, 3, 512), (100, 1, 1), (1000, 2048, 0), (5001, 1111, 3)]
+        {
+            let data = pattern(blocks * 512, lba);
+            assert_eq!(bench.write_skewed(lba, &data, skew, lba % 2 == 1), Status::Ok);
+            assert_eq!(bench.command(Op::Flush, 0, 0), Status::Ok);
+            assert!(bench.read_skewed(lba, blocks as u64, skew) == data, "{lba} {blocks} {skew}");
+            assert!(bench.read(lba, blocks as u64) == data);
+            let file = fs::read(bench.path()).unwrap();
+            assert!(file[lba as usize * 512..][..data.len()] == data);
+        }
+    });
+}
+
+#[test]
+fn direct_io_is_used_where_it_is_to_be_had() {
+    let dir = disk_directory();
+    let bench = Bench::new(sparse(dir.path(), MIB), None, Engine::IoUring);
+    assert!(bench.store().alignment.offset >= 512, "the root disk takes direct I/O");
+}
+
+#[test]
+fn a_neighbours_part_of_a_block_stays() {
+    on_all_stores(|bench| {
+        let mut model = pattern(64 * 512, 1);
+        assert_eq!(bench.write(0, &model), Status::Ok);
+        for (lba, blocks) in [(1, 1), (7, 2), (8, 1), (15, 17), (3, 21), (40, 24)] {
+            let data = pattern(blocks * 512, 77 + lba);
+            model[lba as usize * 512..][..data.len()].copy_from_slice(&data);
+            assert_eq!(bench.write(lba, &data), Status::Ok);
+            assert!(bench.read(0, 64) == model, "{lba} {blocks}");
+        }
+        for (lba, blocks) in [(2, 1), (9, 3), (20, 30)] {
+            model[lba as usize * 512..][..blocks * 512].fill(0);
+            assert_eq!(bench.command(Op::WriteZeroes, lba, blocks as u64), Status::Ok);
+            assert!(bench.read(0, 64) == model, "{lba} {blocks}");
+        }
+    });
+}

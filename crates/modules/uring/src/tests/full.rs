@@ -1,0 +1,115 @@
+//! A store without room: a small tmpfs. Needs root.
+
+use super::harness::{Bench, MIB, pattern, sparse};
+use crate::{Config, OnFull, Stats, stats};
+use aryk_bdev::{Op, Status, Tag};
+use aryk_dma::Buffer;
+use aryk_reactor::Engine;
+use std::path::Path;
+use std::process::Command;
+
+/// A tmpfs of one MiB; unmounted when dropped.
+struct Small(tempfile::TempDir);
+
+impl Small {
+    fn mount() -> Option<Self> {
+        let dir = tempfile::tempdir().unwrap();
+        let mounted =
+            Command::new("mount").args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"]).arg(dir.path()).output();
+        if mounted.is_ok_and(|o| o.status.success()) {
+            return Some(Self(dir));
+        }
+        eprintln!("skipped: mounting a tmpfs takes root");
+        None
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        assert!(Command::new("umount").arg("-l").arg(self.path()).status().unwrap().success());
+    }
+}
+
+fn bench(dir: &Small, on_full: OnFull, engine: Engine) -> Bench {
+    Bench::new(Config { on_full, ..sparse(dir.path(), 4 * MIB) }, None, engine)
+}
+
+#[test]
+fn a_full_store_fails_writes() {
+    let Some(dir) = Small::mount() else { return };
+    for engine in [Engine::IoUring, Engine::Epoll] {
+        let mut bench = bench(&dir, OnFull::Error, engine);
+        assert_eq!(bench.write(0, &pattern(MIB as usize * 3 / 4, 1)), Status::Ok);
+        assert_eq!(bench.write(4096, &pattern(MIB as usize / 2, 2)), Status::NoSpace);
+        // What has its place can still be written.
+        assert_eq!(bench.write(0, &pattern(4096, 3)), Status::Ok);
+        assert_eq!(bench.command(Op::Unmap, 0, 2048), Status::Ok);
+        assert_eq!(bench.write(4096, &pattern(MIB as usize / 2, 2)), Status::Ok);
+        std::fs::remove_file(bench.path()).unwrap();
+    }
+}
+
+/// A write of 512 KiB that finds no room.
+struct Held {
+    tag: Tag,
+    buffer: Buffer,
+    data: Vec<u8>,
+}
+
+fn hold(bench: &mut Bench) -> Held {
+    assert_eq!(bench.write(0, &pattern(MIB as usize * 3 / 4, 1)), Status::Ok);
+    let data = pattern(MIB as usize / 2, 2);
+    let mut buffer = Buffer::from_slice(&data);
+    let tag = bench.submit(Op::Write, 4096, 1024, buffer.lend(), true);
+    while stats(&bench.bdev()).unwrap().held == 0 {
+        bench.step();
+    }
+    Held { tag, buffer, data }
+}
+
+#[test]
+fn a_held_write_goes_on_when_there_is_room() {
+    let Some(dir) = Small::mount() else { return };
+    for engine in [Engine::IoUring, Engine::Epoll] {
+        let mut bench = bench(&dir, OnFull::Hold, engine);
+        let mut held = hold(&mut bench);
+        // Others are not kept waiting.
+        assert!(bench.read(0, 8) == pattern(4096, 1));
+        assert_eq!(bench.command(Op::Unmap, 0, 2048), Status::Ok);
+        assert_eq!(bench.wait(held.tag), Status::Ok);
+        assert!(bench.read(4096, 1024) == held.data);
+        held.buffer.reclaim();
+        assert_eq!(stats(&bench.bdev()), Some(Stats { held: 0, held_total: 1 }));
+        std::fs::remove_file(bench.path()).unwrap();
+    }
+}
+
+#[test]
+fn a_held_write_is_aborted_at_once() {
+    let Some(dir) = Small::mount() else { return };
+    let mut bench = bench(&dir, OnFull::Hold, Engine::IoUring);
+    let mut held = hold(&mut bench);
+    bench.abort(held.tag);
+    assert_eq!(bench.wait(held.tag), Status::Aborted);
+    held.buffer.reclaim();
+    assert_eq!(stats(&bench.bdev()), Some(Stats { held: 0, held_total: 1 }));
+}
+
+#[test]
+fn a_held_write_ends_when_the_disk_is_removed() {
+    let Some(dir) = Small::mount() else { return };
+    let mut bench = bench(&dir, OnFull::Hold, Engine::IoUring);
+    let mut held = hold(&mut bench);
+    let registry = std::sync::Arc::clone(&bench.registry);
+    let mut removal = std::pin::pin!(registry.remove("d"));
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    assert!(removal.as_mut().poll(&mut context).is_pending());
+    assert_eq!(bench.wait(held.tag), Status::Removed);
+    held.buffer.reclaim();
+    drop(bench);
+    assert!(removal.as_mut().poll(&mut context).is_ready());
+}

@@ -1,0 +1,172 @@
+//! A disk with one channel, on a reactor that a test steps.
+
+use crate::store::{Alignment, Store};
+use crate::{Config, create_aligned, store_of};
+use aryk_bdev::{Access, Bdev, BdevChannel, Completion, Io, Op, Registry, Status, Tag};
+use aryk_dma::{Buffer, Sgl};
+use aryk_reactor::{Clock, CoreSet, Cx, Engine, Reactor, Root, RootRef, SleepPolicy};
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+
+pub const MIB: u64 = 1 << 20;
+
+pub struct Opener {
+    pub channel: BdevChannel,
+    pub done: Vec<Completion>,
+}
+
+impl Root for Opener {
+    fn poll(&mut self, cx: &mut Cx) -> bool {
+        let before = self.done.len();
+        self.channel.poll(cx, &mut self.done);
+        self.done.len() > before
+    }
+}
+
+/// One channel of a disk.
+pub struct Bench {
+    reactor: Reactor,
+    opener: RootRef<Opener>,
+    pub registry: Arc<Registry>,
+    next: u64,
+}
+
+/// A place for files of a test, gone with it. `below` is on the file system to be tested.
+pub fn directory(below: &str) -> tempfile::TempDir {
+    tempfile::tempdir_in(below).unwrap()
+}
+
+/// On the root disk, in the build's directory.
+pub fn disk_directory() -> tempfile::TempDir {
+    directory(env!("CARGO_MANIFEST_DIR"))
+}
+
+pub fn sparse(dir: &Path, size: u64) -> Config {
+    Config { size: Some(size), ..Config::new("d", dir.join("image")) }
+}
+
+impl Bench {
+    pub fn new(config: Config, alignment: Option<Alignment>, engine: Engine) -> Self {
+        let registry = Arc::new(Registry::new());
+        create_aligned(&registry, config, alignment).unwrap();
+        Self::on(&registry, engine)
+    }
+
+    /// A channel of the disk `d`.
+    pub fn on(registry: &Arc<Registry>, engine: Engine) -> Self {
+        let descriptor = registry.open("d", Access::Shared, "test", |_| {}).unwrap();
+        let mut reactor = Reactor::new(0, SleepPolicy::Adaptive, engine, Clock::Monotonic).unwrap();
+        let cx = reactor.cx();
+        let thread = cx.add_thread("test", CoreSet::allowed());
+        let opener = cx
+            .add_root(thread, "opener", |id, cx| {
+                Ok::<_, aryk_bdev::OpenError>(Opener {
+                    channel: descriptor.open_channel(id, cx)?,
+                    done: Vec::new(),
+                })
+            })
+            .unwrap();
+        Self { reactor, opener, registry: Arc::clone(registry), next: 0 }
+    }
+
+    pub fn bdev(&self) -> Arc<Bdev> {
+        self.registry.find("d").unwrap()
+    }
+
+    pub fn store(&self) -> Arc<Store> {
+        Arc::clone(store_of(&self.bdev()).unwrap())
+    }
+
+    pub fn path(&self) -> PathBuf {
+        self.store().path.clone()
+    }
+
+    pub fn submit(&mut self, op: Op, lba: u64, blocks: u64, data: Sgl, fua: bool) -> Tag {
+        self.next += 1;
+        let tag = Tag(self.next);
+        let cx = self.reactor.cx();
+        let opener = cx.root::<Opener>(self.opener.id()).unwrap();
+        opener.borrow_mut().channel.submit(Io { tag, op, fua, lba, blocks, data }, cx);
+        cx.wake(self.opener.id());
+        tag
+    }
+
+    pub fn opener(&mut self) -> Rc<RefCell<Opener>> {
+        self.reactor.cx().root(self.opener.id()).unwrap()
+    }
+
+    pub fn abort(&mut self, tag: Tag) {
+        let opener = self.opener();
+        opener.borrow_mut().channel.abort(tag, self.reactor.cx());
+    }
+
+    /// Steps until the request has completed.
+    pub fn wait(&mut self, tag: Tag) -> Status {
+        let opener = self.opener();
+        loop {
+            let mut this = opener.borrow_mut();
+            if let Some(i) = this.done.iter().position(|c| c.tag == tag) {
+                return this.done.swap_remove(i).status;
+            }
+            drop(this);
+            self.reactor.step();
+        }
+    }
+
+    pub fn step(&mut self) {
+        self.reactor.step();
+    }
+
+    pub fn command(&mut self, op: Op, lba: u64, blocks: u64) -> Status {
+        let tag = self.submit(op, lba, blocks, Sgl::EMPTY, false);
+        self.wait(tag)
+    }
+
+    /// Writes `data`, which lies `skew` bytes past an aligned address.
+    pub fn write_skewed(&mut self, lba: u64, data: &[u8], skew: usize, fua: bool) -> Status {
+        let mut buffer = Buffer::new(data.len() + skew, 4096);
+        buffer.write(skew, data);
+        let view = buffer.lend().slice(skew as u32, data.len() as u32);
+        let block_size = u64::from(self.bdev().geometry().block_size);
+        let tag = self.submit(Op::Write, lba, data.len() as u64 / block_size, view, fua);
+        let status = self.wait(tag);
+        buffer.reclaim();
+        status
+    }
+
+    pub fn write(&mut self, lba: u64, data: &[u8]) -> Status {
+        self.write_skewed(lba, data, 0, false)
+    }
+
+    pub fn read_skewed(&mut self, lba: u64, blocks: u64, skew: usize) -> Vec<u8> {
+        let len = (blocks * u64::from(self.bdev().geometry().block_size)) as usize;
+        let mut buffer = Buffer::new(len + skew, 4096);
+        let view = buffer.lend().slice(skew as u32, len as u32);
+        let tag = self.submit(Op::Read, lba, blocks, view, false);
+        assert_eq!(self.wait(tag), Status::Ok);
+        buffer.reclaim();
+        buffer.bytes()[skew..].to_vec()
+    }
+
+    pub fn read(&mut self, lba: u64, blocks: u64) -> Vec<u8> {
+        self.read_skewed(lba, blocks, 0)
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.reactor.cx().remove_root(self.opener.id());
+            // The channel leaves the ring.
+            self.reactor.turn();
+        }
+    }
+}
+
+/// Bytes that tell where they belong.
+pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    let word = |i: u64| (i ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
+    (0..len as u64).map(|i| word(i / 8)[i as usize % 8]).collect()
+}
