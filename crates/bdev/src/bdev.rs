@@ -6,8 +6,10 @@ use aryk_reactor::{Cx, Handle, RootId};
 use futures_channel::oneshot;
 use std::any::Any;
 use std::fmt;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 use uuid::Uuid;
 
 /// By what a disk is found.
@@ -71,14 +73,25 @@ pub struct Bdev {
     identity: Identity,
     device: Arc<dyn Device>,
     blocks: AtomicU64,
+    /// Whether someone is removing it, or what it is made of: nobody may open it any more.
+    doomed: AtomicBool,
+    /// Whether that has come to it: new requests fail.
     removing: AtomicBool,
     resetting: AtomicBool,
     openers: Mutex<Openers>,
-    /// Reactors with channels of it, and how many each has.
-    reactors: Mutex<Vec<(Handle, usize)>>,
-    /// What channels that are closed have counted.
-    closed: Mutex<Stats>,
+    places: Arc<Mutex<Vec<Place>>>,
 }
+
+/// A reactor that has, or had, channels of a disk.
+struct Place {
+    reactor: Handle,
+    channels: usize,
+    /// What those that are closed have counted. Written on that reactor only.
+    closed: Stats,
+}
+
+/// How long requests in flight have to complete when a disk is removed, before they are aborted.
+const REMOVAL_GRACE: Duration = Duration::from_secs(10);
 
 impl fmt::Debug for Bdev {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -98,11 +111,11 @@ impl Bdev {
             identity,
             blocks: AtomicU64::new(device.geometry().blocks),
             device,
+            doomed: AtomicBool::new(false),
             removing: AtomicBool::new(false),
             resetting: AtomicBool::new(false),
             openers: Mutex::default(),
-            reactors: Mutex::default(),
-            closed: Mutex::default(),
+            places: Arc::default(),
         }
     }
 
@@ -155,13 +168,31 @@ impl Bdev {
         openers.list.iter().find(|o| o.claim != Claim::None).map(|o| o.owner.clone())
     }
 
-    /// Marks it as being removed, and tells its openers; `false` if it already was.
-    pub(crate) fn begin_removal(&self) -> bool {
-        let first = !self.removing.swap(true, Ordering::Relaxed);
-        if first {
-            self.tell(Event::Removed);
+    /// Whether it, or what it is made of, is being removed.
+    pub(crate) fn is_doomed(&self) -> bool {
+        self.doomed.load(Ordering::Relaxed)
+    }
+
+    /// Sets whether someone is removing it. Under the registry's lock, so that it is in order with opening.
+    pub(crate) fn set_doomed(&self, doomed: bool) {
+        self.doomed.store(doomed, Ordering::Relaxed);
+    }
+
+    /// Fails new requests, tells the openers, and aborts what is still in flight after [`REMOVAL_GRACE`].
+    pub(crate) async fn begin_removal(&self) {
+        if self.removing.swap(true, Ordering::Relaxed) {
+            return;
         }
-        first
+        self.tell(Event::Removed);
+        let abort_late = |cell: &Rc<ChannelCell>, cx: &mut Cx| {
+            let (cell, at) = (Rc::downgrade(cell), cx.now().after(REMOVAL_GRACE));
+            cx.call_at(at, move |cx| {
+                if let Some(cell) = cell.upgrade() {
+                    cell.command(Command::Abort, cx);
+                }
+            });
+        };
+        self.for_each_channel(abort_late).await;
     }
 
     pub(crate) fn set_blocks(&self, blocks: u64) {
@@ -223,63 +254,102 @@ impl Bdev {
     }
 
     pub(crate) fn channel_opened(&self, on: &Handle) {
-        let mut reactors = lock(&self.reactors);
-        match reactors.iter_mut().find(|(h, _)| h == on) {
-            Some((_, count)) => *count += 1,
-            None => reactors.push((on.clone(), 1)),
+        let mut places = lock(&self.places);
+        match places.iter_mut().find(|p| p.reactor == *on) {
+            Some(place) => place.channels += 1,
+            None => places.push(Place { reactor: on.clone(), channels: 1, closed: Stats::default() }),
         }
     }
 
     pub(crate) fn channel_closed(&self, on: &Handle, stats: &Stats) {
-        let mut reactors = lock(&self.reactors);
-        if let Some((_, count)) = reactors.iter_mut().find(|(h, _)| h == on) {
-            *count -= 1;
+        let mut places = lock(&self.places);
+        let place = places.iter_mut().find(|p| p.reactor == *on).expect("the channel was opened there");
+        place.channels -= 1;
+        place.closed.merge(stats);
+    }
+
+    /// Runs `f` on each reactor that has channels of this disk, with their cells.
+    async fn on_each_reactor<R, F>(&self, f: F) -> Vec<R>
+    where
+        R: Send + 'static,
+        F: Fn(&[Rc<ChannelCell>], &mut Cx) -> R + Clone + Send + 'static,
+    {
+        let used = |p: &&Place| p.channels > 0;
+        let reactors: Vec<_> = lock(&self.places).iter().filter(used).map(|p| p.reactor.clone()).collect();
+        let mut all = Vec::new();
+        for reactor in reactors {
+            let (serial, f) = (self.serial, f.clone());
+            // If the reactor is gone, so are its channels.
+            all.extend(reactor.call(move |cx| f(&Cells::of(serial, cx), cx)).await);
         }
-        reactors.retain(|(_, count)| *count > 0);
-        drop(reactors);
-        lock(&self.closed).merge(stats);
+        all
     }
 
     /// Runs `f` for each channel of this disk, on its reactor, and gathers what it gives. Goes only to reactors that have some.
     pub(crate) async fn for_each_channel<R, F>(&self, f: F) -> Vec<R>
     where
         R: Send + 'static,
-        F: Fn(&ChannelCell, &mut Cx) -> R + Clone + Send + 'static,
+        F: Fn(&Rc<ChannelCell>, &mut Cx) -> R + Clone + Send + 'static,
     {
-        let handles: Vec<_> = lock(&self.reactors).iter().map(|(h, _)| h.clone()).collect();
-        let mut all = Vec::new();
-        for handle in handles {
-            let (serial, f) = (self.serial, f.clone());
-            let on_reactor = move |cx: &mut Cx| -> Vec<R> {
-                Cells::of(serial, cx).iter().map(|cell| f(cell, cx)).collect()
-            };
-            // If the reactor is gone, so are its channels.
-            all.extend(handle.call(on_reactor).await.into_iter().flatten());
-        }
-        all
+        let each = move |cells: &[Rc<ChannelCell>], cx: &mut Cx| -> Vec<R> {
+            cells.iter().map(|cell| f(cell, cx)).collect()
+        };
+        self.on_each_reactor(each).await.into_iter().flatten().collect()
     }
 
     /// What all its channels, also those that are closed, have counted.
     pub async fn stats(&self) -> Stats {
-        let open = self.for_each_channel(|cell, _| cell.stats.borrow().clone()).await;
-        let mut sum = lock(&self.closed).clone();
-        open.iter().for_each(|stats| sum.merge(stats));
+        let places = Arc::clone(&self.places);
+        // On its reactor no channel closes meanwhile, and none is counted twice or not at all.
+        let of_reactor = move |cells: &[Rc<ChannelCell>], cx: &mut Cx| {
+            let mut sum = closed_on(&places, cx.handle());
+            cells.iter().for_each(|cell| sum.merge(&cell.stats.borrow()));
+            (cx.handle().clone(), sum)
+        };
+        let asked = self.on_each_reactor(of_reactor).await;
+        let mut sum = Stats::default();
+        asked.iter().for_each(|(_, stats)| sum.merge(stats));
+        let was_asked = |p: &&Place| asked.iter().any(|(reactor, _)| *reactor == p.reactor);
+        lock(&self.places).iter().filter(|p| !was_asked(p)).for_each(|p| sum.merge(&p.closed));
         sum
     }
 
     /// Sets all counts to zero.
     pub async fn clear_stats(&self) {
-        *lock(&self.closed) = Stats::default();
+        lock(&self.places).iter_mut().for_each(|p| p.closed = Stats::default());
         self.for_each_channel(|cell, _| cell.stats.borrow_mut().clear()).await;
     }
 
     /// Aborts every request that the device has, waits for them to complete, and goes on. Requests that come meanwhile wait. `false` if a reset is
     /// under way already.
-    pub async fn reset(&self) -> bool {
+    pub async fn reset(self: &Arc<Self>) -> bool {
         if self.resetting.swap(true, Ordering::Acquire) {
             return false;
         }
-        let freeze = |cell: &ChannelCell, cx: &mut Cx| {
+        let resetting = Resetting(Arc::clone(self));
+        let Some(reactor) = lock(&self.places).iter().find(|p| p.channels > 0).map(|p| p.reactor.clone())
+        else {
+            return true;
+        };
+        // A task of a reactor goes on to its end though the caller stops waiting, and would leave channels frozen.
+        let start = move |cx: &mut Cx| {
+            let (done, wait) = oneshot::channel::<()>();
+            let task = async move {
+                resetting.0.freeze_and_thaw().await;
+                drop((resetting, done));
+            };
+            cx.local().spawn(task).detach();
+            wait
+        };
+        if let Ok(wait) = reactor.call(start).await {
+            // The sender is dropped at the end.
+            let _ = wait.await;
+        }
+        true
+    }
+
+    async fn freeze_and_thaw(&self) {
+        let freeze = |cell: &Rc<ChannelCell>, cx: &mut Cx| {
             let (sender, receiver) = oneshot::channel();
             cell.command(Command::Freeze(sender), cx);
             receiver
@@ -289,9 +359,20 @@ impl Bdev {
             let _ = frozen.await;
         }
         self.for_each_channel(|cell, cx| cell.command(Command::Thaw, cx)).await;
-        self.resetting.store(false, Ordering::Release);
-        true
     }
+}
+
+/// Stands for a reset that is under way.
+struct Resetting(Arc<Bdev>);
+
+impl Drop for Resetting {
+    fn drop(&mut self) {
+        self.0.resetting.store(false, Ordering::Release);
+    }
+}
+
+fn closed_on(places: &Mutex<Vec<Place>>, reactor: &Handle) -> Stats {
+    lock(places).iter().find(|p| p.reactor == *reactor).map(|p| p.closed.clone()).unwrap_or_default()
 }
 
 struct Opening {

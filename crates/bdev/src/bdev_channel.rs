@@ -1,7 +1,7 @@
 //! The channel as its opener holds it: checks, credits, the one FIFO, splitting, statistics. Reactor context.
 //!
 //! A request lives in a slot from [`BdevChannel::submit`] until its completion is handed out. It goes to the module in as many pieces as the
-//! module's limits ask for, each of which carries the slot's key as its tag. Pieces go out in order while there are credits; a request with
+//! module's limits ask for, each of which carries the slot's key as its tag. A request's pieces go out in order while there are credits; one with
 //! pieces left to go stands in the FIFO.
 
 use crate::cell::{Cells, ChannelCell, Command};
@@ -51,10 +51,16 @@ pub struct BdevChannel {
     descriptor: Descriptor,
     root: RootId,
     reactor: Handle,
+    cells: Rc<Cells>,
     cell: Rc<ChannelCell>,
     limits: Limits,
+    /// What the module does.
     ops: OpSet,
+    /// What can be asked for.
+    offered: OpSet,
     block_size: u32,
+    /// Blocks of zeroes to write at one time.
+    zero_blocks: u32,
     writable: bool,
     state: State,
     credits: u32,
@@ -72,8 +78,8 @@ impl fmt::Debug for BdevChannel {
     }
 }
 
-/// Bytes of zeroes to write at one time where a module has no write-zeroes.
-const ZEROES: usize = 64 * 1024;
+/// Bytes of zeroes to write at one time where a module has no write-zeroes, unless one block has more.
+const ZEROES: u32 = 64 * 1024;
 
 impl BdevChannel {
     pub(crate) fn open(descriptor: Descriptor, root: RootId, cx: &mut Cx) -> Result<Self, OpenError> {
@@ -84,13 +90,20 @@ impl BdevChannel {
         let device = bdev.device();
         let limits = device.limits();
         assert!(limits.depth > 0 && limits.transfer_blocks > 0 && limits.segments > 0, "{limits:?}");
+        assert!(limits.unmap_blocks > 0 && limits.write_zeroes_blocks > 0, "{limits:?}");
+        let ops = device.ops();
+        let inner = device.open_channel(root, cx)?;
+        let (cells, cell) = Cells::open(&bdev, root, cx);
         Ok(Self {
-            inner: device.open_channel(root, cx)?,
-            cell: Cells::open(&bdev, root, cx),
+            inner,
+            cells,
+            cell,
             root,
             reactor: cx.handle().clone(),
             limits,
-            ops: device.ops(),
+            offered: if ops.contains(Op::Write) { ops.with(Op::WriteZeroes) } else { ops },
+            ops,
+            zero_blocks: (ZEROES / device.geometry().block_size).max(1),
             block_size: device.geometry().block_size,
             writable: descriptor.is_writable(),
             state: State::Running,
@@ -141,7 +154,7 @@ impl BdevChannel {
             self.pending.grow(self.pending.capacity());
         }
         let Ok(key) = self.pending.insert(pending) else { unreachable!("it has room") };
-        if !self.waiting.is_empty() || !self.advance(key, cx) {
+        if !self.waiting.is_empty() || self.advance(key, cx) {
             self.waiting.push_back(key);
         }
     }
@@ -165,8 +178,8 @@ impl BdevChannel {
     /// Adds what has completed to `out`, and sends on what has waited.
     #[inline]
     pub fn poll(&mut self, cx: &mut Cx, out: &mut Vec<Completion>) {
-        if let Some(command) = self.cell.take_command() {
-            self.obey(command, cx);
+        if self.cell.has_command() {
+            self.obey(cx);
         }
         self.inner.poll(cx, &mut self.from_module);
         let mut from_module = std::mem::take(&mut self.from_module);
@@ -189,11 +202,11 @@ impl BdevChannel {
         if io.op.is_change() && !self.writable {
             return Err(Status::ReadOnly);
         }
+        if !self.offered.contains(io.op) {
+            return Err(Status::Unsupported);
+        }
         if io.op == Op::Flush {
             return if io.blocks == 0 && io.data.is_empty() { Ok(()) } else { Err(Status::Invalid) };
-        }
-        if !self.ops.contains(io.op) && io.op != Op::WriteZeroes {
-            return Err(Status::Unsupported);
         }
         if io.blocks == 0 {
             return Err(Status::Invalid);
@@ -205,42 +218,51 @@ impl BdevChannel {
         if u128::from(io.data.len()) == bytes { Ok(()) } else { Err(Status::Invalid) }
     }
 
-    /// Sends pieces of a request to the module while there are credits; whether none is left to go.
+    /// Sends pieces of a request to the module while there are credits; whether more are to go.
     #[inline]
     fn advance(&mut self, key: Key, cx: &mut Cx) -> bool {
-        if !matches!(self.state, State::Running) {
-            return false;
+        let mut more = true;
+        while more && self.credits > 0 && matches!(self.state, State::Running) {
+            more = self.send_piece(key, cx);
         }
-        while self.pending.get(key).is_some_and(|p| p.to_go) {
-            if self.credits == 0 {
-                return false;
-            }
-            match self.next_piece(key) {
-                Some(io) => {
-                    self.credits -= 1;
-                    self.inner.submit(io, cx);
-                }
-                None => self.fail(key, Status::Invalid, cx),
-            }
-        }
-        true
+        more
     }
 
+    /// Gives each request that waits a piece in turn while there are credits: one of many pieces does not hold up those behind it.
     fn advance_waiting(&mut self, cx: &mut Cx) {
-        while let Some(&key) = self.waiting.front() {
-            if !self.advance(key, cx) {
-                break;
+        while self.credits > 0 && matches!(self.state, State::Running) {
+            let Some(key) = self.waiting.pop_front() else { break };
+            if self.send_piece(key, cx) {
+                self.waiting.push_back(key);
             }
-            self.waiting.pop_front();
         }
         let mut stats = self.cell.stats.borrow_mut();
         stats.in_flight = self.pending.len().into();
         stats.waiting = self.waiting.len() as u64;
     }
 
-    /// Cuts the next piece off a request. `None` if its segments are so small that no whole block of it fits the module's limit.
+    /// Sends the next piece of a request, for which there is a credit; whether more are to go. One that has failed or was aborted meanwhile has none.
     #[inline]
-    fn next_piece(&mut self, key: Key) -> Option<Io> {
+    fn send_piece(&mut self, key: Key, cx: &mut Cx) -> bool {
+        if !self.pending.get(key).is_some_and(|p| p.to_go) {
+            return false;
+        }
+        match self.next_piece(key) {
+            Some((io, more)) => {
+                self.credits -= 1;
+                self.inner.submit(io, cx);
+                more
+            }
+            None => {
+                self.fail(key, Status::Invalid, cx);
+                false
+            }
+        }
+    }
+
+    /// Cuts the next piece off a request, and says whether more are to go. `None` if its segments are so small that no whole block of it fits the module's limit.
+    #[inline]
+    fn next_piece(&mut self, key: Key) -> Option<(Io, bool)> {
         let p = self.pending.get_mut(key).expect("the caller looked");
         let emulated = p.op == Op::WriteZeroes && !self.ops.contains(Op::WriteZeroes);
         let (op, blocks) = match p.op {
@@ -248,12 +270,13 @@ impl BdevChannel {
             Op::Flush => (Op::Flush, 0),
             Op::Unmap => (Op::Unmap, p.blocks.min(self.limits.unmap_blocks)),
             Op::WriteZeroes if emulated => {
-                (Op::Write, p.blocks.min(zero_blocks(p.lba, &self.limits, self.block_size)))
+                (Op::Write, p.blocks.min(zero_blocks(p.lba, &self.limits, self.zero_blocks).into()))
             }
             Op::WriteZeroes => (Op::WriteZeroes, p.blocks.min(self.limits.write_zeroes_blocks)),
         };
         let data = if emulated {
-            let zeroes = self.zeroes.get_or_insert_with(Zeroes::new);
+            let bytes = self.zero_blocks as usize * self.block_size as usize;
+            let zeroes = self.zeroes.get_or_insert_with(|| Zeroes::new(bytes));
             zeroes.sgl.slice(0, blocks as u32 * self.block_size)
         } else if blocks == p.blocks {
             p.data
@@ -270,7 +293,7 @@ impl BdevChannel {
         p.blocks -= blocks;
         p.to_go = p.blocks > 0;
         p.pieces += 1;
-        Some(io)
+        Some((io, p.to_go))
     }
 
     #[inline]
@@ -319,15 +342,18 @@ impl BdevChannel {
         }
     }
 
-    fn obey(&mut self, command: Command, cx: &mut Cx) {
-        match command {
-            Command::Freeze(done) => {
-                self.state = State::Freezing(done);
-                let at_module = self.pending.iter().filter(|(_, p)| p.pieces > 0);
-                let keys: Vec<_> = at_module.map(|(key, _)| key).collect();
-                keys.into_iter().for_each(|key| self.abort_one(key, cx));
+    fn obey(&mut self, cx: &mut Cx) {
+        while let Some(command) = self.cell.take_command() {
+            match command {
+                Command::Freeze(done) => {
+                    self.state = State::Freezing(done);
+                    let at_module = self.pending.iter().filter(|(_, p)| p.pieces > 0);
+                    let keys: Vec<_> = at_module.map(|(key, _)| key).collect();
+                    keys.into_iter().for_each(|key| self.abort_one(key, cx));
+                }
+                Command::Thaw => self.state = State::Running,
+                Command::Abort => self.abort_all(cx),
             }
-            Command::Thaw => self.state = State::Running,
         }
     }
 
@@ -342,8 +368,8 @@ impl BdevChannel {
 }
 
 impl Zeroes {
-    fn new() -> Self {
-        let mut buffer = Buffer::new(ZEROES, PAGE as usize);
+    fn new(bytes: usize) -> Self {
+        let mut buffer = Buffer::new(bytes, PAGE as usize);
         let sgl = buffer.lend();
         Self { buffer, sgl }
     }
@@ -364,12 +390,12 @@ fn piece_blocks(p: &Pending, limits: &Limits, block_size: u32) -> Option<u64> {
     (blocks > 0).then_some(blocks)
 }
 
-/// How many blocks of zeroes to write at `lba` at one time.
-fn zero_blocks(lba: u64, limits: &Limits, block_size: u32) -> u64 {
-    let blocks = (ZEROES as u64 / u64::from(block_size)).min(limits.transfer_blocks.into());
+/// How many blocks of zeroes, at most `max`, to write at `lba` at one time.
+fn zero_blocks(lba: u64, limits: &Limits, max: u32) -> u32 {
+    let blocks = max.min(limits.transfer_blocks);
     match limits.boundary_blocks {
         0 => blocks,
-        boundary => blocks.min(to_boundary(lba, boundary)),
+        boundary => blocks.min(to_boundary(lba, boundary) as u32),
     }
 }
 
@@ -386,6 +412,7 @@ impl Drop for BdevChannel {
         if let Some(zeroes) = &mut self.zeroes {
             zeroes.buffer.reclaim();
         }
+        self.cells.close(self.bdev().serial(), &self.cell);
         let mut stats = self.cell.stats.take();
         (stats.in_flight, stats.waiting) = (0, 0);
         self.bdev().channel_closed(&self.reactor, &stats);

@@ -7,8 +7,8 @@ use crate::{Bdev, Stats};
 use aryk_reactor::{Cx, RootId};
 use futures_channel::oneshot;
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
-use std::rc::{Rc, Weak};
+use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
 
 /// What a channel is told.
 #[derive(Debug)]
@@ -17,58 +17,70 @@ pub(crate) enum Command {
     Freeze(oneshot::Sender<()>),
     /// Go on.
     Thaw,
+    /// Abort all requests.
+    Abort,
 }
 
 #[derive(Debug)]
 pub(crate) struct ChannelCell {
     pub root: RootId,
     pub stats: RefCell<Stats>,
-    command: RefCell<Option<Command>>,
+    commands: RefCell<VecDeque<Command>>,
     has_command: Cell<bool>,
 }
 
 impl ChannelCell {
     pub fn command(&self, command: Command, cx: &mut Cx) {
-        *self.command.borrow_mut() = Some(command);
+        self.commands.borrow_mut().push_back(command);
         self.has_command.set(true);
         cx.wake(self.root);
     }
 
     #[inline]
+    pub fn has_command(&self) -> bool {
+        self.has_command.get()
+    }
+
     pub fn take_command(&self) -> Option<Command> {
-        if self.has_command.replace(false) { self.command.borrow_mut().take() } else { None }
+        let command = self.commands.borrow_mut().pop_front();
+        self.has_command.set(command.is_some());
+        command
     }
 }
 
 /// The cells of all channels on a reactor, by disk.
 #[derive(Debug, Default)]
-pub(crate) struct Cells(RefCell<HashMap<u64, Vec<Weak<ChannelCell>>>>);
+pub(crate) struct Cells(RefCell<HashMap<u64, Vec<Rc<ChannelCell>>>>);
 
 impl Cells {
     /// Makes the cell of a new channel of `bdev` on this reactor.
-    pub fn open(bdev: &Bdev, root: RootId, cx: &mut Cx) -> Rc<ChannelCell> {
+    pub fn open(bdev: &Bdev, root: RootId, cx: &mut Cx) -> (Rc<Self>, Rc<ChannelCell>) {
         let cell = Rc::new(ChannelCell {
             root,
             stats: RefCell::default(),
-            command: RefCell::default(),
+            commands: RefCell::default(),
             has_command: Cell::new(false),
         });
         let cells = cx.local_state::<Self>();
-        cells.0.borrow_mut().entry(bdev.serial()).or_default().push(Rc::downgrade(&cell));
+        cells.0.borrow_mut().entry(bdev.serial()).or_default().push(Rc::clone(&cell));
         bdev.channel_opened(cx.handle());
-        cell
+        (cells, cell)
     }
 
-    /// The cells of the disk `serial`. Forgets those that are gone.
-    pub fn of(serial: u64, cx: &mut Cx) -> Vec<Rc<ChannelCell>> {
-        let cells = cx.local_state::<Self>();
-        let mut all = cells.0.borrow_mut();
-        let Some(list) = all.get_mut(&serial) else { return Vec::new() };
-        let live: Vec<_> = list.iter().filter_map(Weak::upgrade).collect();
-        list.retain(|cell| cell.strong_count() > 0);
+    /// Forgets the cell of a channel that is being closed.
+    pub fn close(&self, serial: u64, cell: &Rc<ChannelCell>) {
+        let mut all = self.0.borrow_mut();
+        let list = all.get_mut(&serial).expect("a cell is there until it is closed");
+        list.retain(|c| !Rc::ptr_eq(c, cell));
         if list.is_empty() {
             all.remove(&serial);
         }
-        live
+    }
+
+    /// The cells of the disk `serial`.
+    pub fn of(serial: u64, cx: &mut Cx) -> Vec<Rc<ChannelCell>> {
+        let cells = cx.local_state::<Self>();
+        let all = cells.0.borrow();
+        all.get(&serial).cloned().unwrap_or_default()
     }
 }

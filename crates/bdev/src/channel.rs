@@ -6,7 +6,8 @@ use aryk_reactor::Cx;
 /// One opener's way to a device, on one reactor.
 pub trait Channel {
     /// Starts a request. It is never refused, for the caller holds a credit: [`crate::Limits::depth`] requests may be in flight. It completes
-    /// exactly once, in a later [`Channel::poll`]; until then whoever owns its data keeps that in place.
+    /// exactly once, in a later [`Channel::poll`]; until then whoever owns its data keeps that in place. Its tag may be that of others in flight: the
+    /// pieces of one request share theirs.
     fn submit(&mut self, io: Io, cx: &mut Cx);
 
     /// A hint that nobody wants the requests with this tag any more. They still complete, with [`crate::Status::Aborted`] or as they would have. A device

@@ -22,8 +22,8 @@ pub enum Error {
         /// Who has it.
         owner: String,
     },
-    /// The disk is being removed, or reset.
-    #[error("`{0}` is being removed or reset")]
+    /// The disk is being removed.
+    #[error("`{0}` is being removed")]
     Busy(String),
     /// A disk cannot have this shape.
     #[error("a block size of {0} is not a power of two from 512 on")]
@@ -54,6 +54,35 @@ struct Inner {
 #[derive(Debug, Default)]
 pub struct Registry(Mutex<Inner>);
 
+impl Inner {
+    fn made_of(&self, base: &Arc<Bdev>) -> Vec<Arc<Bdev>> {
+        let is_on = |b: &&Arc<Bdev>| b.device().bases().iter().any(|x| Arc::ptr_eq(x, base));
+        self.disks.iter().filter(is_on).cloned().collect()
+    }
+
+    /// Adds a disk to `order`, after those that are made of it.
+    fn find_doomed(&self, bdev: &Arc<Bdev>, order: &mut Vec<Arc<Bdev>>) {
+        if bdev.is_doomed() || order.iter().any(|b| Arc::ptr_eq(b, bdev)) {
+            return;
+        }
+        self.made_of(bdev).iter().for_each(|above| self.find_doomed(above, order));
+        order.push(Arc::clone(bdev));
+    }
+}
+
+/// Disks that are being removed, the next one last.
+struct Doomed<'a> {
+    registry: &'a Registry,
+    left: Vec<Arc<Bdev>>,
+}
+
+impl Drop for Doomed<'_> {
+    fn drop(&mut self) {
+        let _inner = lock(&self.registry.0);
+        self.left.iter().for_each(|b| b.set_doomed(false));
+    }
+}
+
 fn names(identity: &Identity) -> Vec<String> {
     let mut names = vec![identity.name.clone(), identity.uuid.to_string()];
     names.extend(identity.aliases.iter().cloned());
@@ -69,7 +98,7 @@ impl Registry {
     /// Adds a disk.
     ///
     /// # Errors
-    /// [`Error::Exists`], [`Error::BlockSize`].
+    /// [`Error::Exists`], [`Error::BlockSize`]; [`Error::Busy`] if a disk that it is made of is being removed.
     pub fn register(&self, identity: Identity, device: Arc<dyn Device>) -> Result<Arc<Bdev>, Error> {
         let block_size = device.geometry().block_size;
         if !block_size.is_power_of_two() || block_size < 512 {
@@ -79,6 +108,9 @@ impl Registry {
         let names = names(&identity);
         if let Some(taken) = names.iter().find(|n| inner.names.contains_key(*n)) {
             return Err(Error::Exists(taken.clone()));
+        }
+        if let Some(base) = device.bases().iter().find(|b| b.is_doomed()) {
+            return Err(Error::Busy(base.name().to_owned()));
         }
         inner.serials += 1;
         let bdev = Arc::new(Bdev::new(inner.serials, identity, device));
@@ -124,7 +156,7 @@ impl Registry {
         let bdev = self.find(name)?;
         // Under the lock, so that a removal either sees this opener or is seen here.
         let _inner = lock(&self.0);
-        if bdev.is_removing() {
+        if bdev.is_doomed() {
             return Err(Error::Busy(bdev.name().to_owned()));
         }
         let claim = match access {
@@ -138,45 +170,42 @@ impl Registry {
     }
 
     /// Removes a disk, and first those that are made of it: new requests fail, running ones complete, openers are told, and when the last has
-    /// closed it, it is gone.
+    /// closed it, it is gone. What is still in flight after ten seconds is aborted.
+    ///
+    /// A caller that stops waiting leaves a disk that fails requests; it may be removed again.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Busy`] if that is under way already.
     pub async fn remove(&self, name: &str) -> Result<(), Error> {
-        let bdev = self.find(name)?;
-        let mut doomed = vec![bdev];
-        let mut next = 0;
-        while let Some(base) = doomed.get(next).cloned() {
-            doomed.extend(self.made_of(&base));
-            next += 1;
-        }
-        // Those that are made of others come later in the list, and go first.
-        for bdev in doomed.into_iter().rev() {
-            self.remove_one(bdev).await?;
+        let mut doomed = self.doom(name)?;
+        while let Some(bdev) = doomed.left.last() {
+            bdev.begin_removal().await;
+            bdev.closed_by_all().await;
+            self.forget(bdev);
+            bdev.device().removed();
+            doomed.left.pop();
         }
         Ok(())
     }
 
-    fn made_of(&self, base: &Arc<Bdev>) -> Vec<Arc<Bdev>> {
-        let is_on = |b: &Arc<Bdev>| b.device().bases().iter().any(|x| Arc::ptr_eq(x, base));
-        self.list().into_iter().filter(is_on).collect()
-    }
-
-    async fn remove_one(&self, bdev: Arc<Bdev>) -> Result<(), Error> {
-        let began = {
-            let _inner = lock(&self.0);
-            bdev.begin_removal()
-        };
-        if !began {
+    /// Has a disk and all those that are made of it opened no more. Those that someone else is removing already are left to them.
+    fn doom(&self, name: &str) -> Result<Doomed<'_>, Error> {
+        let bdev = self.find(name)?;
+        let inner = lock(&self.0);
+        if bdev.is_doomed() {
             return Err(Error::Busy(bdev.name().to_owned()));
         }
-        bdev.closed_by_all().await;
+        let mut left = Vec::new();
+        inner.find_doomed(&bdev, &mut left);
+        left.reverse();
+        left.iter().for_each(|b| b.set_doomed(true));
+        Ok(Doomed { registry: self, left })
+    }
+
+    fn forget(&self, bdev: &Arc<Bdev>) {
         let mut inner = lock(&self.0);
-        inner.disks.retain(|b| !Arc::ptr_eq(b, &bdev));
-        inner.names.retain(|_, b| !Arc::ptr_eq(b, &bdev));
-        drop(inner);
-        bdev.device().removed();
-        Ok(())
+        inner.disks.retain(|b| !Arc::ptr_eq(b, bdev));
+        inner.names.retain(|_, b| !Arc::ptr_eq(b, bdev));
     }
 
     /// The module says that its disk has another size: openers are told, and disks made of it follow.
@@ -186,7 +215,8 @@ impl Registry {
     pub fn resized(&self, name: &str, blocks: u64) -> Result<(), Error> {
         let bdev = self.find(name)?;
         bdev.set_blocks(blocks);
-        for above in self.made_of(&bdev) {
+        let above = lock(&self.0).made_of(&bdev);
+        for above in above {
             if let Some(blocks) = above.device().base_resized() {
                 self.resized(above.name(), blocks)?;
             }

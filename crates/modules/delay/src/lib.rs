@@ -154,13 +154,14 @@ impl Channel for DelayChannel {
 
     /// One that the base has completed is released at once, and says so.
     fn abort(&mut self, tag: Tag, cx: &mut Cx) {
-        let Some((key, request)) = self.requests.iter_mut().find(|(_, r)| r.tag == tag) else { return };
-        request.latency = Duration::ZERO;
-        if request.status.is_none() {
-            self.base.abort(Tag(key.raw()), cx);
-        } else {
-            self.held.push(Reverse((cx.now(), key.raw())));
-            cx.wake(self.root);
+        for (key, request) in self.requests.iter_mut().filter(|(_, r)| r.tag == tag) {
+            request.latency = Duration::ZERO;
+            if request.status.is_none() {
+                self.base.abort(Tag(key.raw()), cx);
+            } else {
+                self.held.push(Reverse((cx.now(), key.raw())));
+                cx.wake(self.root);
+            }
         }
     }
 

@@ -4,100 +4,110 @@ use crate::{Fault, Injected};
 use aryk_bdev::{BdevChannel, Channel, Completion, Io, Op, Outbox, Status, Tag};
 use aryk_dma::{Buffer, PAGE, Sgl};
 use aryk_reactor::{Cx, RootId};
+use aryk_slots::{Key, Slots};
 use std::sync::Arc;
 
-/// A request that the base has, and whose data is or will be wrong.
-struct Corrupted {
+/// A request in flight. The base knows it by its key, for several may have one tag.
+struct Request {
     tag: Tag,
-    how: How,
+    fault: Befallen,
 }
 
-enum How {
+enum Befallen {
+    Nothing,
+    /// The base never sees it.
+    Held,
     /// What is read is changed once it is there.
-    Read { data: Sgl, offset: u32, value: u8 },
+    CorruptRead {
+        data: Sgl,
+        offset: u32,
+        value: u8,
+    },
     /// A changed copy is written, for the data itself is the submitter's.
-    Write(Buffer),
+    CorruptWrite(Buffer),
 }
 
 pub(crate) struct ErrorChannel {
     base: BdevChannel,
     injected: Arc<Injected>,
     outbox: Outbox,
-    held: Vec<Tag>,
-    corrupted: Vec<Corrupted>,
+    requests: Slots<Request>,
     from_base: Vec<Completion>,
 }
 
 impl ErrorChannel {
-    pub fn new(base: BdevChannel, injected: Arc<Injected>, root: RootId) -> Self {
-        let (held, corrupted) = (Vec::new(), Vec::new());
-        Self { base, injected, outbox: Outbox::new(root), held, corrupted, from_base: Vec::new() }
+    pub fn new(base: BdevChannel, injected: Arc<Injected>, root: RootId, depth: u32) -> Self {
+        let requests = Slots::new(depth);
+        Self { base, injected, outbox: Outbox::new(root), requests, from_base: Vec::new() }
     }
 
-    /// Sends a request to the base with one wrong byte, or that byte to be made wrong.
-    fn corrupt(&mut self, mut io: Io, offset: u64, value: u8, cx: &mut Cx) {
-        if let Some(offset) = u32::try_from(offset).ok().filter(|&offset| offset < io.data.len()) {
-            let how = if io.op == Op::Read {
-                How::Read { data: io.data, offset, value }
-            } else {
-                let mut copy = Buffer::new(io.data.len() as usize, PAGE as usize);
-                let lent = copy.lend();
-                copy_over(io.data, lent);
-                flip(lent, offset, value);
-                io.data = lent;
-                How::Write(copy)
-            };
-            self.corrupted.push(Corrupted { tag: io.tag, how });
-        }
-        self.base.submit(io, cx);
-    }
-
-    fn completed(&mut self, completion: Completion) {
-        let Some(i) = self.corrupted.iter().position(|c| c.tag == completion.tag) else { return };
-        match self.corrupted.swap_remove(i).how {
-            How::Read { data, offset, value } if completion.status.is_ok() => flip(data, offset, value),
-            How::Read { .. } => {}
-            How::Write(mut copy) => copy.reclaim(),
-        }
+    fn add(&mut self, tag: Tag, fault: Befallen) -> Tag {
+        let Ok(key) = self.requests.insert(Request { tag, fault }) else {
+            unreachable!("there are as many as the depth")
+        };
+        Tag(key.raw())
     }
 }
 
 impl Channel for ErrorChannel {
-    #[inline]
-    fn submit(&mut self, io: Io, cx: &mut Cx) {
-        let in_flight = self.base.in_flight() + self.held.len() as u32;
-        match self.injected.take(io.op, in_flight) {
-            None => self.base.submit(io, cx),
-            Some(Fault::Failure) => self.outbox.push(io.tag, Status::Medium, cx),
-            Some(Fault::NoMem) => self.outbox.push(io.tag, Status::NoSpace, cx),
-            Some(Fault::Pending) => self.held.push(io.tag),
-            Some(Fault::CorruptData { offset, value }) => self.corrupt(io, offset, value, cx),
-        }
+    fn submit(&mut self, mut io: Io, cx: &mut Cx) {
+        let fault = match self.injected.take(io.op, self.requests.len()) {
+            Some(Fault::Failure) => return self.outbox.push(io.tag, Status::Medium, cx),
+            Some(Fault::NoMem) => return self.outbox.push(io.tag, Status::NoSpace, cx),
+            Some(Fault::Pending) => {
+                self.add(io.tag, Befallen::Held);
+                return;
+            }
+            Some(Fault::CorruptData { offset, value }) => corrupt(&mut io, offset, value),
+            None => Befallen::Nothing,
+        };
+        io.tag = self.add(io.tag, fault);
+        self.base.submit(io, cx);
     }
 
     fn abort(&mut self, tag: Tag, cx: &mut Cx) {
-        match self.held.iter().position(|&held| held == tag) {
-            Some(i) => {
-                self.held.remove(i);
+        let with_tag: Vec<_> =
+            self.requests.iter().filter(|(_, r)| r.tag == tag).map(|(key, _)| key).collect();
+        for key in with_tag {
+            if self.requests.get(key).is_some_and(|r| matches!(r.fault, Befallen::Held)) {
+                self.requests.remove(key);
                 self.outbox.push(tag, Status::Aborted, cx);
+            } else {
+                self.base.abort(Tag(key.raw()), cx);
             }
-            None => self.base.abort(tag, cx),
         }
     }
 
-    #[inline]
     fn poll(&mut self, cx: &mut Cx, out: &mut Vec<Completion>) {
         self.outbox.take(out);
-        if self.corrupted.is_empty() {
-            self.base.poll(cx, out);
-            return;
+        self.base.poll(cx, &mut self.from_base);
+        for Completion { tag, status } in self.from_base.drain(..) {
+            let request = self.requests.remove(Key::from_raw(tag.0)).expect("completed once");
+            match request.fault {
+                Befallen::CorruptRead { data, offset, value } if status.is_ok() => flip(data, offset, value),
+                Befallen::CorruptWrite(mut copy) => copy.reclaim(),
+                Befallen::CorruptRead { .. } | Befallen::Nothing => {}
+                Befallen::Held => unreachable!("the base never saw it"),
+            }
+            out.push(Completion { tag: request.tag, status });
         }
-        let mut from_base = std::mem::take(&mut self.from_base);
-        self.base.poll(cx, &mut from_base);
-        from_base.iter().for_each(|&completion| self.completed(completion));
-        out.append(&mut from_base);
-        self.from_base = from_base;
     }
+}
+
+/// Has one byte of a read be made wrong when it is there, or of a copy of what is to be written.
+fn corrupt(io: &mut Io, offset: u64, value: u8) -> Befallen {
+    let Some(offset) = u32::try_from(offset).ok().filter(|&offset| offset < io.data.len()) else {
+        return Befallen::Nothing;
+    };
+    if io.op == Op::Read {
+        return Befallen::CorruptRead { data: io.data, offset, value };
+    }
+    let mut copy = Buffer::new(io.data.len() as usize, PAGE as usize);
+    let lent = copy.lend();
+    copy_over(io.data, lent);
+    flip(lent, offset, value);
+    io.data = lent;
+    Befallen::CorruptWrite(copy)
 }
 
 fn flip(data: Sgl, offset: u32, value: u8) {

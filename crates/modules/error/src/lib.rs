@@ -177,6 +177,6 @@ impl Device for ErrorDevice {
 
     fn open_channel(&self, root: RootId, cx: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
         let base = self.base.open_channel(root, cx)?;
-        Ok(Box::new(ErrorChannel::new(base, Arc::clone(&self.injected), root)))
+        Ok(Box::new(ErrorChannel::new(base, Arc::clone(&self.injected), root, self.limits().depth)))
     }
 }
