@@ -1,0 +1,42 @@
+# What every script in the guest can call.
+
+# The block device behind the N-th disk of the machine: disks sit in PCI slots 0x10, 0x11, ...
+disk() {
+    slot=$(printf '/0000:00:%02x.0/' $((16 + $1)))
+    for block in /sys/block/vd*; do
+        case $(readlink -f "$block") in *"$slot"*) echo "/dev/${block##*/}" && return ;; esac
+    done
+    echo "no block device at $slot" >&2
+    return 1
+}
+
+# The virtio device (virtioN) of the N-th disk, bound to a driver or not.
+virtio_of() {
+    path=$(printf '/sys/bus/pci/devices/0000:00:%02x.0/virtio*' $((16 + $1)))
+    set -- $path
+    echo "${1##*/}"
+}
+
+# Hands a file to the host under a name.
+publish() {
+    printf '\naryk-file %s\n' "$1"
+    cat "$2"
+    printf '\naryk-end %s\n' "$1"
+}
+
+# Runs fio with the given options on direct I/O, and publishes its report under a name.
+measure() {
+    report=$1
+    shift
+    fio --name="$report" --direct=1 --ioengine=io_uring --eta=never --output-format=json \
+        --output=/tmp/fio "$@" || { cat /tmp/fio >&2; return 1; }
+    publish "$report" /tmp/fio
+}
+
+# Waits until the host has sent the word.
+await() {
+    while read -r heard; do
+        [ "$heard" = "$1" ] && return
+    done
+    return 1
+}

@@ -1,0 +1,198 @@
+//! The guest's image: Debian's cloud kernel as an ELF file, a small initrd, and a disk with larger tools.
+//!
+//! It is assembled once, without root, from Debian's packages and this host's programs, and kept under
+//! `target/guest`, named after the kernel's version and a hash of the recipe. Nothing here depends on a
+//! disk under test. Needs the network on a miss only.
+
+use std::collections::BTreeSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::{cpio, kernel};
+
+/// The package whose dependency names the current kernel.
+const KERNEL_META_PACKAGE: &str = "linux-image-cloud-amd64";
+/// What the initrd loads, in order; their dependencies are found.
+const MODULES: &[&str] = &["virtio_pci", "virtio_blk", "crc32c_intel"];
+/// This host's programs that the guest has beside busybox's, with the libraries that they load.
+const TOOLS: &[&str] = &["fio", "mkfs.ext4", "e2fsck", "blkdiscard"];
+/// Counted up when the way of assembling changes without its inputs changing.
+const RECIPE: u32 = 1;
+const INIT: &str = include_str!("init.sh");
+const HELPERS: &str = include_str!("helpers.sh");
+
+/// Where the three parts of an assembled image are.
+#[derive(Clone, Debug)]
+pub struct Image {
+    /// The uncompressed kernel.
+    pub vmlinux: PathBuf,
+    /// The initial file system; a second archive with the script follows it at boot.
+    pub initrd: PathBuf,
+    /// An ext4 image that the guest mounts read-only at `/usr`.
+    pub tools: PathBuf,
+    /// The kernel package, e.g. `linux-image-6.1.0-56-cloud-amd64`.
+    pub kernel: String,
+}
+
+impl Image {
+    /// Finds the image under `cache`, or assembles it there.
+    ///
+    /// # Errors
+    /// A program that it needs is missing, or a package can be neither found nor fetched.
+    pub fn prepare(cache: &Path) -> Result<Self> {
+        let recipe = recipe_hash()?;
+        let kernel = match newest_kernel() {
+            Ok(kernel) => kernel,
+            Err(error) => return cached(cache, recipe).ok_or(error),
+        };
+        let home = cache.join(format!("{kernel}-{recipe:016x}"));
+        if !home.exists() {
+            std::fs::create_dir_all(cache)?;
+            let work = tempfile::tempdir_in(cache)?;
+            assemble(&kernel, work.path())
+                .with_context(|| format!("assembling the guest's image from {kernel}"))?;
+            // Another process may have been faster; its image is as good.
+            if let Err(error) = std::fs::rename(work.path(), &home) {
+                ensure!(home.exists(), "keeping the guest's image: {error}");
+            }
+        }
+        Ok(Self::at(&home, kernel))
+    }
+
+    fn at(home: &Path, kernel: String) -> Self {
+        let part = |name| home.join(name);
+        Self { vmlinux: part("vmlinux"), initrd: part("initrd.cpio"), tools: part("tools.img"), kernel }
+    }
+}
+
+/// Everything but the kernel that decides what an image holds.
+fn recipe_hash() -> Result<u64> {
+    let mut hasher = DefaultHasher::new();
+    (RECIPE, INIT, HELPERS, MODULES, TOOLS).hash(&mut hasher);
+    for tool in TOOLS {
+        let metadata = std::fs::metadata(program(tool)?)?;
+        (metadata.len(), metadata.modified()?).hash(&mut hasher);
+    }
+    Ok(hasher.finish())
+}
+
+/// An image of this recipe with whatever kernel, for when apt cannot tell the current one.
+fn cached(cache: &Path, recipe: u64) -> Option<Image> {
+    let suffix = format!("-{recipe:016x}");
+    std::fs::read_dir(cache).ok()?.filter_map(Result::ok).find_map(|entry| {
+        let kernel = entry.file_name().to_str()?.strip_suffix(&suffix)?.to_owned();
+        Some(Image::at(&entry.path(), kernel))
+    })
+}
+
+fn newest_kernel() -> Result<String> {
+    let listing = output(Command::new("apt-cache").args(["depends", KERNEL_META_PACKAGE]))?;
+    let depends = listing.lines().find_map(|line| line.trim().strip_prefix("Depends: "));
+    depends.map(str::to_owned).with_context(|| {
+        format!("apt does not know {KERNEL_META_PACKAGE}: is this Debian, and has `apt-get update` run?")
+    })
+}
+
+fn assemble(kernel: &str, home: &Path) -> Result<()> {
+    let packages = home.join("packages");
+    let root = home.join("root");
+    fetch(&[kernel, "busybox-static"], &packages, &root)?;
+    let version = kernel.trim_start_matches("linux-image-");
+    let image = Image::at(home, kernel.to_owned());
+    kernel::extract(&root.join(format!("boot/vmlinuz-{version}")), &image.vmlinux)?;
+    std::fs::write(&image.initrd, initrd(&root, &root.join("lib/modules").join(version))?)?;
+    tools_disk(&home.join("tools"), &image.tools)?;
+    for scratch in [packages, root, home.join("tools")] {
+        std::fs::remove_dir_all(scratch)?;
+    }
+    Ok(())
+}
+
+/// Downloads Debian packages and unpacks them side by side.
+fn fetch(names: &[&str], packages: &Path, root: &Path) -> Result<()> {
+    std::fs::create_dir_all(packages)?;
+    run(Command::new("apt-get").args(["-qq", "download"]).args(names).current_dir(packages))
+        .context("fetching packages (stale lists? `apt-get update` as root)")?;
+    for package in std::fs::read_dir(packages)? {
+        run(Command::new("dpkg-deb").arg("-x").arg(package?.path()).arg(root))?;
+    }
+    Ok(())
+}
+
+fn initrd(root: &Path, modules: &Path) -> Result<Vec<u8>> {
+    let mut archive = cpio::Archive::default();
+    archive.directory("bin");
+    archive.file("bin/busybox", 0o755, &std::fs::read(root.join("bin/busybox"))?);
+    archive.directory("modules");
+    let mut order = String::new();
+    for module in kernel::modules(modules, MODULES)? {
+        let name = module.file_stem().and_then(|stem| stem.to_str()).context("a module without a name")?;
+        archive.file(&format!("modules/{name}.ko"), 0o644, &std::fs::read(&module)?);
+        order.push_str(name);
+        order.push('\n');
+    }
+    archive.file("modules/order", 0o644, order.as_bytes());
+    archive.file("init", 0o755, INIT.as_bytes());
+    archive.file("helpers", 0o644, HELPERS.as_bytes());
+    Ok(archive.finish())
+}
+
+/// The archive that carries `script` into the guest, to be put after the initrd's.
+pub(crate) fn script_archive(script: &str) -> Vec<u8> {
+    let mut archive = cpio::Archive::default();
+    archive.file("script", 0o644, script.as_bytes());
+    archive.finish()
+}
+
+/// Copies the tools and their libraries into `tree` (which becomes the guest's /usr), and makes it a disk.
+fn tools_disk(tree: &Path, disk: &Path) -> Result<()> {
+    let mut files = BTreeSet::new();
+    for tool in TOOLS {
+        let path = program(tool)?;
+        files.extend(libraries(&path)?);
+        files.insert(path);
+    }
+    let mut bytes = 0;
+    for file in files {
+        // Debian's /bin and /lib are links into /usr: one tree holds what either name means.
+        let inside = file.strip_prefix("/usr").or_else(|_| file.strip_prefix("/"))?;
+        let target = tree.join(inside);
+        std::fs::create_dir_all(target.parent().context("a file at the root")?)?;
+        bytes += std::fs::copy(&file, target)?;
+    }
+    let megabytes = bytes / (1 << 20) * 5 / 4 + 16;
+    run(Command::new(program("mkfs.ext4")?)
+        .args(["-q", "-F", "-O", "^has_journal", "-m", "0", "-d"])
+        .args([tree, disk])
+        .arg(format!("{megabytes}M")))
+}
+
+fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
+    let listing = output(Command::new("ldd").arg(program))?;
+    Ok(listing.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from).collect())
+}
+
+/// Finds a program the way root's shell would, though we may not be root.
+fn program(name: &str) -> Result<PathBuf> {
+    let path = std::env::var("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin".into(), "/sbin".into()])
+        .map(|directory| directory.join(name))
+        .find(|candidate| candidate.is_file())
+        .with_context(|| format!("{name} is not installed"))
+}
+
+fn output(command: &mut Command) -> Result<String> {
+    let output = command.output().with_context(|| format!("running {command:?}"))?;
+    if !output.status.success() {
+        bail!("{command:?}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+fn run(command: &mut Command) -> Result<()> {
+    output(command).map(drop)
+}

@@ -1,0 +1,28 @@
+//! A real Linux guest in QEMU, and the tests that need one.
+//!
+//! | module      | owns                                                                     |
+//! | ----------- | ------------------------------------------------------------------------ |
+//! | [`image`]   | the guest's kernel, initrd and tools disk, assembled once from Debian's packages |
+//! | [`machine`] | one running guest: boot, talk, pause, kill                               |
+//! | [`process`] | child processes that cannot outlive us                                   |
+//! | [`daemon`]  | `arykd` under test, driven by `aryk` as an operator would                |
+//! | [`fio`]     | what fio measured in the guest                                           |
+//! | [`cases`]   | the tests themselves                                                     |
+//!
+//! Runs in ordinary processes on ordinary threads; wall time is what it waits for. A guest boots in
+//! about two seconds under TCG: the uncompressed kernel is entered through PVH, the initrd holds only
+//! busybox and a few modules, and everything larger is read on demand from a disk.
+#![forbid(unsafe_code)]
+#![expect(clippy::disallowed_methods, reason = "it waits for other processes, in wall time")]
+
+mod cpio;
+pub mod fio;
+pub mod image;
+mod kernel;
+pub mod machine;
+pub mod peer;
+pub mod process;
+
+pub use image::Image;
+pub use machine::{Disk, Guest, Link, Machine};
+pub use process::Process;

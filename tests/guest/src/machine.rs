@@ -1,0 +1,288 @@
+//! One guest: boots an [`Image`] with disks under test, runs a shell script in it, and reports.
+//!
+//! The script runs as root under `sh -eu` with the functions of `helpers.sh`. Its standard output comes to
+//! the host line by line ([`Guest::wait_line`], [`Report`]), its standard input is what [`Guest::send`]
+//! sent; its stderr and the kernel's messages go to `console.log`. The guest powers off when it ends.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdin, ChildStdout};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::image::{Image, script_archive};
+use crate::process::{Process, Signal, Stdin, TICK, check_interrupt, tail};
+
+/// The PCI slot of the first disk under test; `helpers.sh` knows it too.
+const FIRST_DISK_SLOT: usize = 0x10;
+/// Each disk has a slot of its own on the root bus.
+const DISKS_MAX: usize = 8;
+
+/// How QEMU and the back end find each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Link {
+    /// QEMU connects, once.
+    Client,
+    /// QEMU connects, and again each second after losing the back end.
+    Reconnect,
+    /// QEMU listens, and the back end connects whenever it likes.
+    Server,
+}
+
+/// A vhost-user-blk disk of the guest.
+#[derive(Clone, Debug)]
+pub struct Disk {
+    /// The socket between QEMU and the back end.
+    pub socket: PathBuf,
+    /// Virtqueues; the guest's driver uses no more than the machine has CPUs.
+    pub queues: u16,
+    /// Who connects to whom.
+    pub link: Link,
+    /// Further properties of `vhost-user-blk-pci`, e.g. `queue-size=256`.
+    pub properties: String,
+}
+
+impl Disk {
+    /// A disk with `queues` queues, whose back end listens at `socket`.
+    #[must_use]
+    pub fn new(socket: &Path, queues: u16) -> Self {
+        Self { socket: socket.to_owned(), queues, link: Link::Client, properties: String::new() }
+    }
+}
+
+/// The hardware of a guest.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    /// Virtual CPUs.
+    pub cpus: u16,
+    /// Memory, shared with the back ends, MiB.
+    pub memory_mib: u32,
+    /// Disks under test, in PCI order.
+    pub disks: Vec<Disk>,
+    /// Whether a reboot boots again; otherwise it ends QEMU.
+    pub reboots: bool,
+}
+
+impl Machine {
+    /// A guest with these disks and a CPU for each queue of the widest, but at least two.
+    #[must_use]
+    pub fn with_disks(disks: Vec<Disk>) -> Self {
+        let widest = disks.iter().map(|disk| disk.queues).max().unwrap_or(0);
+        Self { cpus: widest.max(2), memory_mib: 256, disks, reboots: false }
+    }
+
+    fn arguments(&self, image: &Image, initrd: &Path, console: &Path) -> Vec<String> {
+        let memory = self.memory_mib;
+        let mut words: Vec<String> = [
+            // The plainest CPU boots fastest under TCG; fio wants the crc32 instruction.
+            "-nodefaults -display none -accel tcg,thread=multi -cpu qemu64,+ssse3,+sse4.1,+sse4.2",
+            "-chardev stdio,id=script,signal=off",
+        ]
+        .iter()
+        .flat_map(|line| line.split_whitespace().map(str::to_owned))
+        .collect();
+        let mut option = |name: &str, value: String| words.extend([name.to_owned(), value]);
+        option("-M", "q35,memory-backend=mem0".to_owned());
+        option("-smp", self.cpus.to_string());
+        option("-m", format!("{memory}M"));
+        option("-object", format!("memory-backend-memfd,id=mem0,size={memory}M,share=on"));
+        option("-kernel", image.vmlinux.display().to_string());
+        option("-initrd", initrd.display().to_string());
+        let append = "console=ttyS0 panic=-1 quiet nokaslr mitigations=off";
+        option("-append", append.to_owned());
+        option("-serial", format!("file:{}", console.display()));
+        option("-serial", "chardev:script".to_owned());
+        let tools = image.tools.display();
+        option("-drive", format!("file={tools},if=none,id=tools,format=raw,readonly=on,cache=unsafe"));
+        option("-device", "virtio-blk-pci,drive=tools,serial=aryk-tools,addr=0x8".to_owned());
+        for (index, disk) in self.disks.iter().enumerate() {
+            let link = match disk.link {
+                Link::Client => "",
+                Link::Reconnect => ",reconnect=1",
+                Link::Server => ",server=on,wait=off",
+            };
+            option("-chardev", format!("socket,id=c{index},path={}{link}", disk.socket.display()));
+            let (queues, slot) = (disk.queues, FIRST_DISK_SLOT + index);
+            let comma = if disk.properties.is_empty() { "" } else { "," };
+            let properties = &disk.properties;
+            option(
+                "-device",
+                format!(
+                    "vhost-user-blk-pci,chardev=c{index},num-queues={queues},addr={slot:#x}{comma}{properties}"
+                ),
+            );
+        }
+        if !self.reboots {
+            words.push("-no-reboot".to_owned());
+        }
+        words
+    }
+}
+
+/// A running guest; killed when dropped.
+#[derive(Debug)]
+pub struct Guest {
+    qemu: Process,
+    to_script: ChildStdin,
+    from_script: Receiver<String>,
+    console: PathBuf,
+    report: Report,
+    started: Instant,
+}
+
+/// What a finished script told the host.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// Its standard output, but for published files.
+    pub lines: Vec<String>,
+    /// The files that it published, by name.
+    pub files: BTreeMap<String, String>,
+    /// From QEMU's start to its end.
+    pub elapsed: Duration,
+}
+
+impl Guest {
+    /// Starts `machine` with `script` in it. `directory` receives logs and the script's archive, and must
+    /// not be shared with another running guest.
+    ///
+    /// # Errors
+    /// QEMU cannot be started. (What QEMU itself refuses is found by the first wait.)
+    pub fn boot(image: &Image, machine: &Machine, script: &str, directory: &Path) -> Result<Self> {
+        ensure!(machine.disks.len() <= DISKS_MAX, "a guest has at most {DISKS_MAX} disks");
+        let initrd = directory.join("initrd");
+        let mut archive = std::fs::read(&image.initrd)?;
+        archive.extend_from_slice(&script_archive(script));
+        std::fs::write(&initrd, archive)?;
+        let console = directory.join("console.log");
+        let arguments = machine.arguments(image, &initrd, &console);
+        let log = directory.join("qemu.log");
+        let qemu_program = Path::new("qemu-system-x86_64");
+        let started = Instant::now();
+        let mut qemu = Process::spawn(qemu_program, &arguments, Stdin::Piped, &log)?;
+        let (to_script, output) = qemu.take_pipes().context("QEMU was spawned with pipes")?;
+        let report = Report::default();
+        let from_script = lines(output);
+        Ok(Self { qemu, to_script, from_script, console, report, started })
+    }
+
+    /// Waits for a line that starts with `prefix` and returns it; earlier lines go to the report.
+    ///
+    /// # Errors
+    /// The script or QEMU ended, `timeout` passed, or the process was interrupted.
+    pub fn wait_line(&mut self, prefix: &str, timeout: Duration) -> Result<String> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            let line = self.next_line(deadline).with_context(|| format!("waiting for {prefix:?}"))?;
+            if line.starts_with(prefix) {
+                self.report.lines.push(line.clone());
+                return Ok(line);
+            }
+            if let Some(status) = line.strip_prefix("aryk-done ") {
+                bail!("the script ended ({status}) before {prefix:?}\n{}", self.last_words());
+            }
+            self.take(line, deadline)?;
+        }
+    }
+
+    /// Waits until the script has ended well and the guest has powered off.
+    ///
+    /// # Errors
+    /// The script failed, QEMU ended early, `timeout` passed, or the process was interrupted.
+    pub fn finish(mut self, timeout: Duration) -> Result<Report> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            let line = self.next_line(deadline).context("waiting for the script's end")?;
+            match line.strip_prefix("aryk-done ") {
+                Some("0") => break,
+                Some(status) => bail!("the script failed with {status}\n{}", self.last_words()),
+                None => self.take(line, deadline)?,
+            }
+        }
+        let status = self.qemu.wait(deadline.saturating_duration_since(Instant::now()))?;
+        ensure!(status.success(), "QEMU ended with {status}\n{}", self.last_words());
+        self.report.elapsed = self.started.elapsed();
+        Ok(std::mem::take(&mut self.report))
+    }
+
+    /// Sends the script a line.
+    ///
+    /// # Errors
+    /// QEMU has ended.
+    pub fn send(&mut self, line: &str) -> Result<()> {
+        writeln!(self.to_script, "{line}").context("writing to the guest")
+    }
+
+    /// Sends QEMU a signal: `STOP` and `CONT` freeze and thaw the whole machine.
+    ///
+    /// # Errors
+    /// QEMU has ended.
+    pub fn signal(&mut self, signal: Signal) -> Result<()> {
+        self.qemu.signal(signal)
+    }
+
+    /// Kills QEMU, as a crash would.
+    pub fn kill(mut self) {
+        self.qemu.kill();
+    }
+
+    /// Files a line of output away; a published file's lines are collected up to its end.
+    fn take(&mut self, line: String, deadline: Instant) -> Result<()> {
+        let Some(name) = line.strip_prefix("aryk-file ") else {
+            if !line.is_empty() {
+                self.report.lines.push(line);
+            }
+            return Ok(());
+        };
+        let end = format!("aryk-end {name}");
+        let mut text = String::new();
+        loop {
+            let line = self.next_line(deadline).with_context(|| format!("reading {name} from the guest"))?;
+            if line == end {
+                self.report.files.insert(name.to_owned(), text);
+                return Ok(());
+            }
+            text.push_str(&line);
+            text.push('\n');
+        }
+    }
+
+    fn next_line(&mut self, deadline: Instant) -> Result<String> {
+        loop {
+            check_interrupt()?;
+            match self.from_script.recv_timeout(TICK) {
+                Ok(line) => return Ok(line),
+                Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => {}
+                Err(RecvTimeoutError::Timeout) => bail!("out of time\n{}", self.last_words()),
+                Err(RecvTimeoutError::Disconnected) => {
+                    bail!("QEMU ended before the script\n{}", self.last_words())
+                }
+            }
+        }
+    }
+
+    fn last_words(&self) -> String {
+        let said = self.report.lines.join("\n");
+        let console = tail(&self.console, 30);
+        format!("script: {said}\nconsole: {console}\nqemu: {}", self.qemu.last_words())
+    }
+}
+
+/// Reads the script's output on a thread of its own, which ends with QEMU.
+fn lines(output: ChildStdout) -> Receiver<String> {
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || {
+        let mut reader = BufReader::new(output);
+        let mut bytes = Vec::new();
+        while reader.read_until(b'\n', &mut bytes).is_ok_and(|read| read > 0) {
+            let line = String::from_utf8_lossy(&bytes).trim_end_matches(['\r', '\n']).to_owned();
+            if sender.send(line).is_err() {
+                return;
+            }
+            bytes.clear();
+        }
+    });
+    receiver
+}
