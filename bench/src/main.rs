@@ -1,2 +1,158 @@
-//! Skeleton.
-fn main() {}
+//! `cargo xtask bench`: measures `arykd` and `qemu-storage-daemon` under one front-end from outside the project.
+//!
+//! - [`frontend`]: the polled front-end, on a core of its own; [`workload`]: what it asks for.
+//! - [`backend`], [`process`], [`rpc`], [`fio`]: what is measured, on the other core.
+//! - [`ceiling`]: what the front-end can do at all; [`closed`], [`open`], [`idle`]: the measurements.
+//! - [`report`], [`machine`]: medians, records, tables, and what they depend on.
+//!
+//! A tool: it runs on its main thread, waits, and reads the wall clock. It never measures two back ends at a time: those
+//! not measured hold still by SIGSTOP.
+#![deny(unsafe_code)]
+#![expect(clippy::disallowed_methods, reason = "a benchmark measures wall time, and waits")]
+
+mod backend;
+mod ceiling;
+mod closed;
+mod fio;
+mod frontend;
+mod idle;
+mod machine;
+mod open;
+mod process;
+mod report;
+mod rpc;
+mod settings;
+mod target;
+mod workload;
+
+use anyhow::{Context, Result};
+use backend::Policy;
+use ceiling::Ceilings;
+use clap::Parser;
+use report::Report;
+use rustix::thread::{CpuSet, sched_setaffinity};
+use settings::Settings;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Where the tables of a whole run go.
+const RESULTS: &str = "docs/bench/results.md";
+
+/// Measures arykd and its peers.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask bench")]
+struct Args {
+    /// Rather quick than exact: a whole run takes less than a minute.
+    #[arg(long)]
+    quick: bool,
+    /// Only cases whose name contains this, as in "null", "memory/randread-4k/qd32", "open/10k", "idle", "ceiling".
+    #[arg(long, value_name = "PART")]
+    case: Vec<String>,
+    /// Runs of each measurement, on each side in turn [default: 5, or 1 with --quick].
+    #[arg(long, value_name = "N")]
+    runs: Option<usize>,
+    /// Seconds of each run [default: 3, or 0.15 with --quick].
+    #[arg(long, value_name = "S")]
+    seconds: Option<f64>,
+    /// Sleep policy of arykd in closed loops.
+    #[arg(long, value_enum, default_value = "adaptive")]
+    policy: Policy,
+    /// Queues of the front-end.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    queues: usize,
+    /// Writes all results as a JSON list.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Writes the tables as a page [default: docs/bench/results.md, if everything was measured, and not quickly].
+    #[arg(long, value_name = "FILE")]
+    markdown: Option<PathBuf>,
+    /// The date to put on the page [default: the system's].
+    #[arg(long)]
+    date: Option<String>,
+    /// The arykd to measure [default: this workspace's, built for release].
+    #[arg(long, value_name = "FILE")]
+    arykd: Option<PathBuf>,
+    /// Where files on a disk go.
+    #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
+    dir: PathBuf,
+}
+
+impl Args {
+    fn settings(&self) -> Result<Settings> {
+        let (runs, seconds, idle) = if self.quick { (1, 0.15, 2.0) } else { (5, 3.0, 10.0) };
+        let span = Duration::from_secs_f64(self.seconds.unwrap_or(seconds));
+        let temporary = |dir: &std::path::Path| {
+            tempfile::Builder::new()
+                .prefix("aryk-bench-")
+                .tempdir_in(dir)
+                .with_context(|| format!("making a directory in {}", dir.display()))
+        };
+        Ok(Settings {
+            runs: self.runs.unwrap_or(runs).max(1),
+            span,
+            warm_up: span / 5,
+            idle: Duration::from_secs_f64(idle),
+            quick: self.quick,
+            cases: self.case.clone(),
+            policy: self.policy,
+            queues: self.queues.max(1),
+            arykd: self.arykd.clone().map_or_else(backend::build_arykd, Ok)?,
+            sockets: temporary(&std::env::temp_dir())?,
+            files: temporary(&self.dir)?,
+            memory: temporary("/dev/shm".as_ref())?,
+        })
+    }
+
+    /// Where to write the tables, if anywhere.
+    fn page(&self) -> Option<PathBuf> {
+        let whole = self.case.is_empty() && !self.quick;
+        self.markdown.clone().or_else(|| whole.then(|| RESULTS.into()))
+    }
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    let settings = args.settings()?;
+    pin(process::FRONT_END_CORE)?;
+    frontend::watch();
+    let start = Instant::now();
+    let mut report = Report::default();
+    let ceilings = Ceilings::measure(&settings, &mut report)?;
+    for case in closed::CASES {
+        closed::measure(&settings, case, &ceilings, &mut report)?;
+    }
+    open::measure(&settings, &mut report)?;
+    idle::measure(&settings, &mut report)?;
+    println!("measured in {:.0} s", start.elapsed().as_secs_f64());
+    if let Some(file) = &args.json {
+        report.write_json(file)?;
+    }
+    if let Some(file) = args.page() {
+        report.write_markdown(&file, &preface(&args, &settings, &report))?;
+    }
+    Ok(())
+}
+
+/// The head of the page: what it is, how it was made, and where.
+fn preface(args: &Args, settings: &Settings, report: &Report) -> String {
+    let commands: Vec<String> =
+        report.commands.iter().map(|command| settings.without_paths(command)).collect();
+    format!(
+        "# Measurements\n\nWritten by `cargo xtask bench`: {} runs of {:?} of each measurement, in turns. Front-end: \
+         crate `blkio`, polled, {} queue(s), on core {}; back ends on core {}.\n\n{}\nCommands:\n\n```text\n{}\n```\n",
+        settings.runs,
+        settings.span,
+        settings.queues,
+        process::FRONT_END_CORE,
+        process::BACK_END_CORE,
+        machine::describe(args.date.as_deref()),
+        commands.join("\n"),
+    )
+}
+
+/// Keeps the calling thread on a core.
+fn pin(core: usize) -> Result<()> {
+    let mut cores = CpuSet::new();
+    cores.set(core);
+    sched_setaffinity(None, &cores).with_context(|| format!("core {core} is not there: two are needed"))
+}

@@ -1,0 +1,160 @@
+//! The back ends that are compared: `arykd`, and `qemu-storage-daemon` as its peer.
+
+use crate::process::{BACK_END_CORE, Process};
+use crate::rpc::Rpc;
+use anyhow::{Context, Result};
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What a disk keeps its data in.
+#[derive(Clone, Debug)]
+pub enum Store {
+    /// Nothing: reads return what they find, writes go nowhere.
+    Null {
+        /// Bytes.
+        size: u64,
+    },
+    /// Memory: of `arykd` itself; of a file in /dev/shm for its peer.
+    Memory {
+        /// Bytes.
+        size: u64,
+        /// The peer's file.
+        peer: PathBuf,
+    },
+    /// A regular file on a disk, used without the page cache. Each has its own, as both lock theirs.
+    File {
+        /// Ours.
+        path: PathBuf,
+        /// The peer's.
+        peer: PathBuf,
+    },
+}
+
+/// When `arykd` sleeps: its `--sleep-policy`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Policy {
+    /// Never.
+    Poll,
+    /// When there has been nothing to do for a while.
+    Adaptive,
+    /// As soon as there is nothing to do.
+    Interrupt,
+}
+
+impl Policy {
+    /// As the command line has it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Poll => "poll",
+            Self::Adaptive => "adaptive",
+            Self::Interrupt => "interrupt",
+        }
+    }
+}
+
+/// A back end with one disk to connect to.
+#[derive(Debug)]
+pub struct BackEnd {
+    /// The daemon.
+    pub process: Process,
+    /// The disk's vhost-user socket.
+    pub socket: PathBuf,
+    /// Its RPC, if it has one.
+    pub rpc: Option<Rpc>,
+}
+
+impl BackEnd {
+    /// The time that its reactors have worked so far, in ns, if it tells.
+    pub fn busy(&mut self) -> Result<Option<f64>> {
+        self.rpc.as_mut().map(Rpc::busy).transpose()
+    }
+}
+
+/// Starts `arykd` with one core, without a disk; its sockets come to lie in `dir`, which is made.
+pub fn arykd(program: &Path, policy: Policy, dir: &Path) -> Result<(Process, Rpc)> {
+    std::fs::create_dir_all(dir)?;
+    let rpc = dir.join("rpc.sock");
+    let mask = format!("{:#x}", 1 << BACK_END_CORE);
+    let args = [
+        "-m".as_ref(),
+        mask.as_ref(),
+        "-r".as_ref(),
+        rpc.as_os_str(),
+        "-S".as_ref(),
+        dir.as_os_str(),
+        "--sleep-policy".as_ref(),
+        policy.name().as_ref(),
+    ];
+    let mut process = Process::start("arykd", program, &args)?;
+    process.wait_for(&rpc)?;
+    Ok((process, Rpc::connect(&rpc)?))
+}
+
+/// `arykd` with one disk over `store`.
+pub fn aryk(program: &Path, policy: Policy, store: &Store, dir: &Path) -> Result<BackEnd> {
+    let (mut process, mut rpc) = arykd(program, policy, dir)?;
+    match store {
+        Store::Null { size } => {
+            rpc.call("bdev_null_create", json!({"name": "d0", "num_blocks": size / 512, "block_size": 512}))
+        }
+        Store::Memory { size, .. } => {
+            rpc.call("bdev_malloc_create", json!({"name": "d0", "num_blocks": size / 512, "block_size": 512}))
+        }
+        Store::File { path, .. } => {
+            rpc.call("bdev_uring_create", json!({"name": "d0", "filename": path, "block_size": 512}))
+        }
+    }?;
+    let controller = json!({"ctrlr": "d0", "dev_name": "d0"});
+    rpc.call("vhost_create_blk_controller", controller)?;
+    let socket = dir.join("d0");
+    process.wait_for(&socket)?;
+    Ok(BackEnd { process, socket, rpc: Some(rpc) })
+}
+
+/// `qemu-storage-daemon` with one disk over `store`, whose file it uses through `aio` (`threads` is its default), and
+/// with an I/O thread, which polls for a while before it sleeps.
+pub fn peer(store: &Store, aio: &str, dir: &Path) -> Result<BackEnd> {
+    std::fs::create_dir_all(dir)?;
+    let socket = dir.join("d0");
+    let blockdev = match store {
+        Store::Null { size } => format!("driver=null-co,node-name=d0,size={size},read-zeroes=off"),
+        Store::Memory { peer, .. } => {
+            format!("driver=file,node-name=d0,filename={},aio={aio}", peer.display())
+        }
+        Store::File { peer, .. } => {
+            let name = peer.display();
+            format!("driver=file,node-name=d0,filename={name},aio={aio},cache.direct=on")
+        }
+    };
+    let export = format!(
+        "type=vhost-user-blk,id=e0,node-name=d0,addr.type=unix,addr.path={},writable=on,iothread=t0",
+        socket.display()
+    );
+    let core = BACK_END_CORE.to_string();
+    let args = [
+        "-c",
+        &core,
+        "qemu-storage-daemon",
+        "--object",
+        "iothread,id=t0",
+        "--blockdev",
+        &blockdev,
+        "--export",
+        &export,
+    ];
+    let mut process = Process::start("qemu-storage-daemon", Path::new("taskset"), &args)?;
+    process.wait_for(&socket)?;
+    Ok(BackEnd { process, socket, rpc: None })
+}
+
+/// Builds `arykd` as it is delivered, and says where it is: beside this program.
+pub fn build_arykd() -> Result<PathBuf> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let status = Command::new(cargo)
+        .args(["build", "--quiet", "--release", "--package", "arykd"])
+        .status()
+        .context("running cargo")?;
+    anyhow::ensure!(status.success(), "arykd cannot be built");
+    Ok(std::env::current_exe()?.with_file_name("arykd"))
+}

@@ -1,0 +1,256 @@
+//! The front-end: crate `blkio`'s polled vhost-user-blk driver on the calling thread. It is no part of the project, so
+//! that every back end meets the same stranger.
+//!
+//! Runs on the main thread, which is pinned to the front-end's core. All requests share one region of memory; request
+//! slot `i` owns its `i`th block. A queue's requests are those slots that are `i` modulo the number of queues.
+
+use crate::workload::{Random, Workload};
+use anyhow::{Context, Result, ensure};
+use blkio::{Blkio, Blkioq, Completion, ReqFlags};
+use hdrhistogram::Histogram;
+use std::mem::MaybeUninit;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Descriptors in each queue: three for each of up to 170 requests.
+const QUEUE_SIZE: i32 = 512;
+/// Requests that a front-end can have in flight.
+pub const SLOTS: usize = 128;
+/// Room for one request.
+const SLOT_LEN: usize = 128 << 10;
+/// Turns of the closed loop between two looks at the clock.
+const TURNS_PER_LOOK: u32 = 64;
+/// A request that takes longer than this is lost.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Whether requests are in flight, and a count that moves while they come back: for [`watch`].
+static RUNNING: AtomicBool = AtomicBool::new(false);
+static PROGRESS: AtomicU64 = AtomicU64::new(0);
+
+/// What a closed loop saw.
+#[derive(Clone, Copy, Debug)]
+pub struct Closed {
+    /// Requests completed.
+    pub requests: u64,
+    /// From the first submission to the last completion.
+    pub elapsed: Duration,
+}
+
+impl Closed {
+    /// Requests per second.
+    pub fn rate(&self) -> f64 {
+        self.requests as f64 / self.elapsed.as_secs_f64()
+    }
+}
+
+/// What an open loop saw.
+#[derive(Debug)]
+pub struct Open {
+    /// Requests completed.
+    pub requests: u64,
+    /// From the time that each request should have been sent, in ns.
+    pub latency: Histogram<u64>,
+}
+
+/// A connection to a back end, with its queues and memory.
+pub struct FrontEnd {
+    // Dropped before the driver, whose memory they use.
+    queues: Vec<Blkioq>,
+    _driver: Blkio,
+    memory: usize,
+    capacity: u64,
+    random: Random,
+    completions: Vec<MaybeUninit<Completion>>,
+}
+
+impl FrontEnd {
+    /// Connects to the vhost-user socket of a disk.
+    pub fn connect(socket: &Path, queues: usize) -> Result<Self> {
+        let connect = || -> blkio::Result<Self> {
+            let mut driver = Blkio::new("virtio-blk-vhost-user")?;
+            driver.set_str("path", &socket.to_string_lossy())?;
+            driver.connect()?;
+            driver.set_i32("num-queues", 0)?;
+            driver.set_i32("num-poll-queues", queues as i32)?;
+            driver.set_i32("queue-size", QUEUE_SIZE)?;
+            let capacity = driver.get_u64("capacity")?;
+            let queues = driver.start()?.poll_queues;
+            let region = driver.alloc_mem_region(SLOTS * SLOT_LEN)?;
+            driver.map_mem_region(&region)?;
+            fill(region.addr, region.len);
+            let completions = std::iter::repeat_with(MaybeUninit::uninit).take(SLOTS).collect();
+            let random = Random::new(capacity ^ 0x9E37_79B9_7F4A_7C15);
+            Ok(Self { queues, _driver: driver, memory: region.addr, capacity, random, completions })
+        };
+        connect().with_context(|| format!("connecting to {}", socket.display()))
+    }
+
+    /// Writes the whole disk once.
+    pub fn fill_disk(&mut self) -> Result<()> {
+        let writes = Workload::sequential(100, SLOT_LEN as u32, 8);
+        let blocks = self.capacity / SLOT_LEN as u64;
+        self.run(&writes, |done, _| done < blocks).map(drop)
+    }
+
+    /// Keeps `workload.depth` requests in flight for `span`.
+    pub fn closed(&mut self, workload: &Workload, span: Duration) -> Result<Closed> {
+        self.run(workload, |_, elapsed| elapsed < span)
+    }
+
+    /// Keeps `workload.depth` requests in flight while `go_on(completed, elapsed)`, then waits for those in flight.
+    fn run(&mut self, workload: &Workload, go_on: impl Fn(u64, Duration) -> bool) -> Result<Closed> {
+        let start = Instant::now();
+        let mut cursor = Cursor::new(workload, self.capacity);
+        let mut left = workload.depth;
+        for slot in 0..workload.depth {
+            self.submit(&mut cursor, slot);
+        }
+        let (mut requests, mut turns, mut going) = (0, 0, true);
+        // One queue can be waited for in blkio, which is the tightest loop; several cannot.
+        let wait = usize::from(self.queues.len() == 1);
+        RUNNING.store(true, Ordering::Relaxed);
+        while left > 0 {
+            for queue in 0..self.queues.len() {
+                let count = self.queues[queue].do_io(&mut self.completions, wait, None, None)?;
+                for i in 0..count {
+                    let slot = self.completed(i)?;
+                    if going {
+                        self.submit(&mut cursor, slot);
+                    } else {
+                        left -= 1;
+                    }
+                }
+                requests += count as u64;
+                if wait == 1 && left == 0 {
+                    break;
+                }
+            }
+            turns += 1;
+            if turns % TURNS_PER_LOOK == 0 {
+                PROGRESS.store(requests, Ordering::Relaxed);
+                going = going && go_on(requests, start.elapsed());
+            }
+        }
+        RUNNING.store(false, Ordering::Relaxed);
+        Ok(Closed { requests, elapsed: start.elapsed() })
+    }
+
+    /// Sends requests on a Poisson schedule of `rate` a second for `span`, late rather than never; a request's latency
+    /// counts from when the schedule wanted it.
+    pub fn open(&mut self, workload: &Workload, rate: f64, span: Duration) -> Result<Open> {
+        let mut cursor = Cursor::new(workload, self.capacity);
+        let mut latency = Histogram::new_with_bounds(1, 60_000_000_000, 3)?;
+        let mut free: Vec<usize> = (0..workload.depth).collect();
+        let mut intended = vec![Duration::ZERO; workload.depth];
+        let start = Instant::now();
+        let mut due = self.gap(rate);
+        RUNNING.store(true, Ordering::Relaxed);
+        while due < span || free.len() < workload.depth {
+            let now = start.elapsed();
+            while due <= now.min(span) {
+                let Some(slot) = free.pop() else { break };
+                intended[slot] = due;
+                self.submit(&mut cursor, slot);
+                due += self.gap(rate);
+            }
+            for queue in 0..self.queues.len() {
+                let count = self.queues[queue].do_io(&mut self.completions, 0, None, None)?;
+                if count == 0 {
+                    continue;
+                }
+                let heard = start.elapsed();
+                for i in 0..count {
+                    let slot = self.completed(i)?;
+                    latency.saturating_record((heard - intended[slot]).as_nanos() as u64);
+                    free.push(slot);
+                }
+            }
+            PROGRESS.store(latency.len(), Ordering::Relaxed);
+        }
+        RUNNING.store(false, Ordering::Relaxed);
+        Ok(Open { requests: latency.len(), latency })
+    }
+
+    /// The time to the next request of a Poisson process.
+    fn gap(&mut self, rate: f64) -> Duration {
+        Duration::from_secs_f64(-(1.0 - self.random.unit()).ln() / rate)
+    }
+
+    fn submit(&mut self, cursor: &mut Cursor, slot: usize) {
+        let start = cursor.next(&mut self.random);
+        let address = self.memory + slot * SLOT_LEN;
+        let count = self.queues.len();
+        let queue = &mut self.queues[slot % count];
+        let len = cursor.block as usize;
+        if self.random.percent() < cursor.write_percent {
+            queue.write(start, address as *const u8, len, slot, ReqFlags::empty());
+        } else {
+            queue.read(start, address as *mut u8, len, slot, ReqFlags::empty());
+        }
+    }
+
+    /// The slot of the last `do_io`'s completion `i`.
+    #[expect(unsafe_code, reason = "blkio gives completions in uninitialized memory")]
+    fn completed(&self, i: usize) -> Result<usize> {
+        // SAFETY: `do_io` returned more than `i`, having written as many completions.
+        let completion = unsafe { self.completions[i].assume_init_ref() };
+        ensure!(completion.ret == 0, "a request failed with error {}", -completion.ret);
+        Ok(completion.user_data)
+    }
+}
+
+/// Where a workload's next request lies.
+struct Cursor {
+    block: u64,
+    blocks: u64,
+    write_percent: u32,
+    sequential: Option<u64>,
+}
+
+impl Cursor {
+    fn new(workload: &Workload, capacity: u64) -> Self {
+        let block = u64::from(workload.block);
+        let sequential = workload.sequential.then_some(0);
+        Self { block, blocks: capacity / block, write_percent: workload.write_percent, sequential }
+    }
+
+    fn next(&mut self, random: &mut Random) -> u64 {
+        let at = match &mut self.sequential {
+            None => random.below(self.blocks),
+            Some(next) => {
+                let at = *next;
+                *next = (at + 1) % self.blocks;
+                at
+            }
+        };
+        at * self.block
+    }
+}
+
+/// Writes every byte of a region, so that its pages are there, and are different.
+#[expect(unsafe_code, reason = "blkio gives its memory as an address")]
+fn fill(address: usize, len: usize) {
+    for (i, offset) in (0..len).step_by(8).enumerate() {
+        let word = (i as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        // SAFETY: blkio has just mapped the region for us, page-aligned, and nobody else knows it.
+        unsafe { std::ptr::with_exposed_provenance_mut::<u64>(address + offset).write(word) };
+    }
+}
+
+/// Ends the process when requests do not come back: the closed loop waits inside of `blkio`, which does not look at the
+/// time.
+pub fn watch() {
+    std::thread::spawn(|| {
+        let mut seen = None;
+        loop {
+            std::thread::sleep(PATIENCE);
+            let now = PROGRESS.load(Ordering::Relaxed);
+            if RUNNING.load(Ordering::Relaxed) && seen == Some(now) {
+                eprintln!("the front-end has waited for a completion for {PATIENCE:?}: giving up");
+                std::process::exit(1);
+            }
+            seen = Some(now);
+        }
+    });
+}

@@ -1,0 +1,105 @@
+//! Open loops: requests come on a Poisson schedule, whether the back end keeps up or not. What a request costs in
+//! processor time when there are few, and how long it takes: the price of sleeping.
+
+use crate::backend::{self, BackEnd, Policy};
+use crate::frontend::FrontEnd;
+use crate::process::Process;
+use crate::report::{Record, Report, Runs, Section, cell, number};
+use crate::settings::{Settings, null};
+use crate::workload::Workload;
+use anyhow::Result;
+
+/// Requests per second, and their name.
+const RATES: [(f64, &str); 3] = [(1e3, "1k"), (1e4, "10k"), (1e5, "100k")];
+
+/// 4 KiB reads; as many in flight as the schedule wants.
+pub const WORKLOAD: Workload = Workload::random(0, 4 << 10, 128);
+
+/// What is measured of each side.
+#[derive(Clone, Debug, Default)]
+pub struct Figures {
+    /// Processor time of the whole process per request, in µs.
+    pub cpu: Runs,
+    /// Median latency, in µs.
+    pub p50: Runs,
+    /// The 99th percentile, in µs.
+    pub p99: Runs,
+}
+
+impl Figures {
+    /// Adds a run of a back end that holds still before and after.
+    pub fn run(&mut self, settings: &Settings, back_end: &BackEnd, rate: f64) -> Result<()> {
+        back_end.process.resume()?;
+        let mut front_end = FrontEnd::connect(&back_end.socket, settings.queues)?;
+        front_end.open(&WORKLOAD, rate, settings.warm_up)?;
+        let before = back_end.process.cpu()?;
+        let open = front_end.open(&WORKLOAD, rate, settings.span)?;
+        let cpu = back_end.process.cpu()? - before;
+        drop(front_end);
+        back_end.process.pause()?;
+        self.cpu.push(cpu.as_secs_f64() * 1e6 / open.requests as f64);
+        self.p50.push(open.latency.value_at_quantile(0.5) as f64 / 1e3);
+        self.p99.push(open.latency.value_at_quantile(0.99) as f64 / 1e3);
+        Ok(())
+    }
+
+    fn named(&self) -> [(&'static str, &Runs); 3] {
+        [("processor time per request", &self.cpu), ("latency p50", &self.p50), ("latency p99", &self.p99)]
+    }
+}
+
+/// `arykd` with a null disk, once for each policy, holding still.
+pub fn aryks(settings: &Settings, name: &str, policies: &[Policy]) -> Result<Vec<BackEnd>> {
+    let start = |policy: &Policy| {
+        let dir = settings.sockets.path().join(format!("{name}-{}", policy.name()));
+        let aryk = backend::aryk(&settings.arykd, *policy, &null(), &dir)?;
+        aryk.process.pause()?;
+        Ok(aryk)
+    };
+    policies.iter().map(start).collect()
+}
+
+/// Measures the curves that were asked for.
+pub fn measure(settings: &Settings, report: &mut Report) -> Result<()> {
+    let wanted: Vec<_> =
+        RATES.into_iter().filter(|(_, name)| settings.wants(&format!("open/{name}"))).collect();
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    let policies = [Policy::Adaptive, Policy::Poll];
+    let aryks = aryks(settings, "open", &policies)?;
+    let peer = backend::peer(&null(), "threads", &settings.sockets.path().join("open-peer"))?;
+    peer.process.pause()?;
+    aryks.iter().map(|aryk| &aryk.process).chain([&peer.process]).for_each(|process: &Process| {
+        report.command(&process.command);
+    });
+    let columns = ["requests/s", "back end", "processor µs per request", "p50 µs", "p99 µs"];
+    let mut section = Section::new("Open loop: null", INTRO, columns.map(str::to_owned).to_vec());
+    for (rate, name) in wanted {
+        let mut ours = vec![Figures::default(); aryks.len()];
+        let mut theirs = Figures::default();
+        for _ in 0..settings.runs {
+            for (aryk, figures) in aryks.iter().zip(&mut ours) {
+                figures.run(settings, aryk, rate)?;
+            }
+            theirs.run(settings, &peer, rate)?;
+        }
+        for (policy, figures) in policies.iter().zip(&ours) {
+            let case = format!("open/{name}/{}", policy.name());
+            for ((metric, ours), (_, theirs)) in figures.named().into_iter().zip(theirs.named()) {
+                report.records.push(Record::new(&case, metric, "µs", ours, theirs));
+            }
+        }
+        let names = policies.map(|policy| format!("arykd, {}", policy.name()));
+        let sides = names.into_iter().chain(["qemu-storage-daemon".to_owned()]);
+        for (side, figures) in sides.zip(ours.iter().chain([&theirs])) {
+            let cells = figures.named().map(|(_, runs)| cell(runs, number));
+            section.row([name.to_owned(), side].into_iter().chain(cells).collect());
+        }
+    }
+    report.section(section);
+    Ok(())
+}
+
+const INTRO: &str = "4 KiB random reads on a Poisson schedule. Processor time is that of all threads of the back end's \
+    process, kernel included; latency counts from when the schedule wanted the request sent, in a front-end that polls.";

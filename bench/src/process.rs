@@ -1,0 +1,91 @@
+//! Back-end processes: pinned to the back end's core, measured, and gone when the bench is.
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use std::ffi::OsStr;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// The core that back ends work on.
+pub const BACK_END_CORE: usize = 0;
+/// The core that the front-end works on.
+pub const FRONT_END_CORE: usize = 1;
+
+/// How long a back end may take until it listens.
+const START_PATIENCE: Duration = Duration::from_secs(10);
+
+/// A child process; dropping it ends it.
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+    name: &'static str,
+    /// The command, as a shell would take it.
+    pub command: String,
+}
+
+impl Process {
+    /// Starts `program`. The kernel ends it when we end, however that comes.
+    pub fn start<A: AsRef<OsStr>>(name: &'static str, program: &Path, args: &[A]) -> Result<Self> {
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "--"]).arg(program).args(args);
+        let shown = args.iter().fold(program.display().to_string(), |all, arg| {
+            format!("{all} {}", arg.as_ref().to_string_lossy())
+        });
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .with_context(|| format!("starting {shown}"))?;
+        Ok(Self { child, name, command: shown })
+    }
+
+    /// Waits until the process has made `socket`.
+    pub fn wait_for(&mut self, socket: &Path) -> Result<()> {
+        let start = Instant::now();
+        while !socket.exists() {
+            if let Some(status) = self.child.try_wait()? {
+                bail!("{} ended with {status}: {}", self.name, self.command);
+            }
+            ensure!(start.elapsed() < START_PATIENCE, "{} does not make {}", self.name, socket.display());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
+    }
+
+    /// Holds the process, so that it cannot disturb what else is measured.
+    pub fn pause(&self) -> Result<()> {
+        self.signal(Signal::STOP)
+    }
+
+    /// Lets it go on.
+    pub fn resume(&self) -> Result<()> {
+        self.signal(Signal::CONT)
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        let pid = Pid::from_raw(self.child.id().cast_signed()).context("a child has a pid")?;
+        kill_process(pid, signal).with_context(|| format!("signalling {}", self.name))
+    }
+
+    /// Processor time of all its threads so far.
+    pub fn cpu(&self) -> Result<Duration> {
+        let mut total = 0;
+        let tasks = format!("/proc/{}/task", self.child.id());
+        for task in std::fs::read_dir(&tasks).with_context(|| format!("{} has ended", self.name))? {
+            // A thread that ends in between has no file.
+            let stat = std::fs::read_to_string(task?.path().join("schedstat")).unwrap_or_default();
+            let time = stat.split_whitespace().next().and_then(|ns| ns.parse::<u64>().ok());
+            total += time.unwrap_or(0);
+        }
+        Ok(Duration::from_nanos(total))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have ended by itself, or hold still.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

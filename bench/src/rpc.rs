@@ -1,0 +1,54 @@
+//! A client of `arykd`'s JSON-RPC, one call at a time.
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+/// How long a call may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A connection.
+#[derive(Debug)]
+pub struct Rpc {
+    stream: UnixStream,
+    calls: u64,
+}
+
+impl Rpc {
+    /// Connects to the daemon's socket.
+    pub fn connect(socket: &Path) -> Result<Self> {
+        let connect = || {
+            let stream = UnixStream::connect(socket)?;
+            stream.set_read_timeout(Some(PATIENCE))?;
+            std::io::Result::Ok(stream)
+        };
+        let stream = connect().with_context(|| format!("connecting to {}", socket.display()))?;
+        Ok(Self { stream, calls: 0 })
+    }
+
+    /// Calls `method`.
+    pub fn call(&mut self, method: &str, params: Value) -> Result<Value> {
+        self.calls += 1;
+        let call = json!({"jsonrpc": "2.0", "id": self.calls, "method": method, "params": params});
+        self.stream.write_all(call.to_string().as_bytes())?;
+        let mut replies = serde_json::Deserializer::from_reader(&self.stream);
+        let mut reply = Value::deserialize(&mut replies).with_context(|| format!("no reply to {method}"))?;
+        if let Some(error) = reply.get("error") {
+            bail!("{method}: {error}");
+        }
+        Ok(reply["result"].take())
+    }
+
+    /// The time that all reactors have worked so far, in ns.
+    pub fn busy(&mut self) -> Result<f64> {
+        let all = self.call("framework_get_reactors", json!({}))?;
+        let rate = all["tick_rate"].as_f64().context("framework_get_reactors gives tick_rate")?;
+        let reactors = all["reactors"].as_array().context("framework_get_reactors lists reactors")?;
+        let busy: Option<f64> = reactors.iter().map(|reactor| reactor["busy"].as_f64()).sum();
+        Ok(busy.context("each reactor has a busy time")? * 1e9 / rate)
+    }
+}

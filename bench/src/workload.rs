@@ -1,0 +1,86 @@
+//! What is asked of a disk: sizes, directions, depths; and the randomness of it.
+
+/// A stream of requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Workload {
+    /// Share of writes, in percent; the rest are reads.
+    pub write_percent: u32,
+    /// Bytes in a request.
+    pub block: u32,
+    /// Requests in flight; in an open loop, at most.
+    pub depth: usize,
+    /// One after another through the disk, else uniformly at random.
+    pub sequential: bool,
+}
+
+impl Workload {
+    /// At random places.
+    pub const fn random(write_percent: u32, block: u32, depth: usize) -> Self {
+        Self { write_percent, block, depth, sequential: false }
+    }
+
+    /// One after another.
+    pub const fn sequential(write_percent: u32, block: u32, depth: usize) -> Self {
+        Self { write_percent, block, depth, sequential: true }
+    }
+
+    /// As in `randread-4k/qd32`.
+    pub fn name(&self) -> String {
+        format!("{}-{}k/qd{}", self.rw(), self.block >> 10, self.depth)
+    }
+
+    /// fio's name for the direction and order.
+    pub const fn rw(&self) -> &'static str {
+        match (self.sequential, self.write_percent) {
+            (false, 0) => "randread",
+            (false, 100) => "randwrite",
+            (false, _) => "randrw",
+            (true, 0) => "read",
+            (true, 100) => "write",
+            (true, _) => "rw",
+        }
+    }
+}
+
+/// All closed-loop workloads.
+pub fn all() -> Vec<Workload> {
+    let mut all = Vec::new();
+    for write_percent in [0, 100, 30] {
+        all.extend([1, 32, 128].map(|depth| Workload::random(write_percent, 4 << 10, depth)));
+    }
+    all.extend([0, 100].map(|write_percent| Workload::sequential(write_percent, 128 << 10, 8)));
+    all
+}
+
+/// A small generator (xorshift64*): the same requests in every run.
+#[derive(Debug)]
+pub struct Random(u64);
+
+impl Random {
+    /// A generator that starts from `seed`, which is not 0.
+    pub const fn new(seed: u64) -> Self {
+        Self(seed | 1)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
+    }
+
+    /// Uniformly from `0..limit`.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        ((u128::from(self.next()) * u128::from(limit)) >> 64) as u64
+    }
+
+    /// Uniformly from `0..100`.
+    pub fn percent(&mut self) -> u32 {
+        self.below(100) as u32
+    }
+
+    /// Uniformly from `0.0..1.0`.
+    pub fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+}
