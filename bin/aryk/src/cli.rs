@@ -158,7 +158,7 @@ pub struct AttachArgs {
     /// The controller's name, and its socket's [default: the disk's name]
     #[arg(long, value_name = "NAME")]
     pub controller: Option<String>,
-    /// Queues, which can use as many cores [default: as many as reactors]
+    /// Queues [default: one for each of the machine's processors, up to 128]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub queues: Option<u16>,
     /// Cores that may serve it: 0x3 or [0,2-3] [default: all]

@@ -38,7 +38,7 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
         ..defaults
     };
     let reactors = Rc::new(Reactors::start(&options)?);
-    let control = Rc::new(Control::new(reactors, cli.log, set_level));
+    let control = Rc::new(Control::new(reactors, &vhost_dir, cli.log, set_level));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     LocalSet::new().block_on(&runtime, serve(cli, &options, &vhost_dir, control))
 }
@@ -68,6 +68,9 @@ async fn serve(
     tracing::info!("ending: requests that run are finished first");
     stop.send_replace(true);
     serving.await?;
-    control.close().await;
-    Ok(())
+    tokio::select! {
+        () = control.close() => Ok(()),
+        _ = terminate.recv() => anyhow::bail!("ended by a second signal, with requests still running"),
+        _ = interrupt.recv() => anyhow::bail!("ended by a second signal, with requests still running"),
+    }
 }

@@ -5,10 +5,13 @@ use crate::methods::log::PrintLevel;
 use crate::{Disks, Error};
 use aryk_bdev::Bdev;
 use aryk_reactor::Reactors;
+use aryk_vhost_blk::Controllers;
 use serde::Serialize;
 use serde_json::Value;
 use std::cell::Cell;
+use std::path::Path;
 use std::rc::Rc;
+use std::sync::Arc;
 use tokio::sync::watch;
 
 /// The daemon.
@@ -17,6 +20,8 @@ pub struct Control {
     pub reactors: Rc<Reactors>,
     /// The disks.
     pub disks: Disks,
+    /// Through which machines reach them.
+    pub controllers: Controllers,
     /// What was configured.
     pub config: Config,
     /// Whether start-up is complete.
@@ -32,15 +37,20 @@ impl std::fmt::Debug for Control {
 }
 
 impl Control {
-    /// A daemon that runs on `reactors` and waits for start-up. `apply_level` sets what its log tells.
+    /// A daemon that runs on `reactors`, has its controllers' sockets in `vhost_dir`, and waits for start-up. `apply_level`
+    /// sets what its log tells.
     pub fn new(
         reactors: Rc<Reactors>,
+        vhost_dir: &Path,
         level: PrintLevel,
         apply_level: impl Fn(PrintLevel) + 'static,
     ) -> Self {
+        let disks = Disks::default();
+        let registry = Arc::clone(&disks.registry);
         Self {
+            controllers: Controllers::new(vhost_dir, registry, Rc::clone(&reactors)),
             reactors,
-            disks: Disks::default(),
+            disks,
             config: Config::default(),
             started: watch::Sender::new(false),
             level: Cell::new(level),
@@ -86,6 +96,7 @@ impl Control {
 
     /// Gives back all that was made: no request runs afterwards.
     pub async fn close(&self) {
+        self.controllers.delete_all().await;
         self.disks.close().await;
     }
 

@@ -11,6 +11,8 @@ pub mod log;
 mod malloc;
 mod null;
 mod passthru;
+mod uring;
+mod vhost;
 
 use crate::dispatch::{Methods, NoParams, Phase};
 use crate::params::Count;
@@ -31,6 +33,8 @@ pub fn table(control: Rc<Control>) -> Methods<Control> {
     malloc::register(&mut methods);
     null::register(&mut methods);
     passthru::register(&mut methods);
+    uring::register(&mut methods);
+    vhost::register(&mut methods);
     let mut names = methods.names();
     names.push(("rpc_get_methods", Phase::Any));
     names.sort_unstable_by_key(|(name, _)| *name);

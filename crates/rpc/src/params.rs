@@ -1,6 +1,8 @@
 //! Parameter types that several methods share. Control context.
 
 use aryk_reactor::CoreSet;
+use nix::unistd::{Group, User};
+use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 
@@ -36,13 +38,88 @@ pub struct CpuMask(pub CoreSet);
 impl<'de> Deserialize<'de> for CpuMask {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let text = String::deserialize(from)?;
-        text.parse().map(Self).map_err(serde::de::Error::custom)
+        text.parse().map(Self).map_err(D::Error::custom)
     }
 }
 
 impl Serialize for CpuMask {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         to.collect_str(&self.0)
+    }
+}
+
+/// Permissions, in octal digits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SocketMode(pub u32);
+
+impl<'de> Deserialize<'de> for SocketMode {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(from)?;
+        match u32::from_str_radix(&text, 8) {
+            Ok(mode @ ..=0o777) => Ok(Self(mode)),
+            Ok(_) | Err(_) => {
+                Err(D::Error::custom(format!("`{text}` is no mode: give octal digits, as 660")))
+            }
+        }
+    }
+}
+
+impl Serialize for SocketMode {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(&format_args!("{:o}", self.0))
+    }
+}
+
+/// A user, by name or number.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct SocketOwner {
+    text: String,
+    /// The user's number.
+    #[serde(skip)]
+    pub id: u32,
+}
+
+impl<'de> Deserialize<'de> for SocketOwner {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let by_name = |name: &str| Ok(User::from_name(name)?.map(|user| user.uid.as_raw()));
+        let (text, id) = principal(from, "user", by_name)?;
+        Ok(Self { text, id })
+    }
+}
+
+/// A group, by name or number.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct SocketGroup {
+    text: String,
+    /// The group's number.
+    #[serde(skip)]
+    pub id: u32,
+}
+
+impl<'de> Deserialize<'de> for SocketGroup {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let by_name = |name: &str| Ok(Group::from_name(name)?.map(|group| group.gid.as_raw()));
+        let (text, id) = principal(from, "group", by_name)?;
+        Ok(Self { text, id })
+    }
+}
+
+/// What was written, and the number that it stands for.
+fn principal<'de, D: Deserializer<'de>>(
+    from: D,
+    what: &str,
+    by_name: impl FnOnce(&str) -> nix::Result<Option<u32>>,
+) -> Result<(String, u32), D::Error> {
+    let text = String::deserialize(from)?;
+    if let Ok(id) = text.parse() {
+        return Ok((text, id));
+    }
+    match by_name(&text) {
+        Ok(Some(id)) => Ok((text, id)),
+        Ok(None) => Err(D::Error::custom(format!("there is no {what} `{text}`"))),
+        Err(error) => Err(D::Error::custom(format!("cannot look {what} `{text}` up: {error}"))),
     }
 }
 
@@ -66,5 +143,18 @@ mod tests {
         assert_eq!(serde_json::to_string(&mask).unwrap(), "\"0xd\"");
         assert!(serde_json::from_str::<CpuMask>("\"many\"").is_err());
         assert!(serde_json::from_str::<CpuMask>("3").is_err());
+    }
+
+    #[test]
+    fn rights() {
+        let mode: SocketMode = serde_json::from_str("\"0660\"").unwrap();
+        assert_eq!((mode.0, serde_json::to_string(&mode).unwrap()), (0o660, "\"660\"".into()));
+        for text in ["\"999\"", "\"7777\"", "\"rw\"", "660"] {
+            assert!(serde_json::from_str::<SocketMode>(text).is_err(), "{text}");
+        }
+        let owner: SocketOwner = serde_json::from_str("\"root\"").unwrap();
+        assert_eq!((owner.id, serde_json::to_string(&owner).unwrap()), (0, "\"root\"".into()));
+        assert_eq!(serde_json::from_str::<SocketGroup>("\"7\"").unwrap().id, 7);
+        assert!(serde_json::from_str::<SocketGroup>("\"no such group\"").is_err());
     }
 }

@@ -8,5 +8,6 @@ mod pace;
 mod queue;
 mod request;
 
+pub use aryk_vhost_user::{ListenError, SocketOptions};
 pub use controllers::{Controllers, Error, Info, Options, QUEUES, QUEUES_MAX};
 pub use queue::{Errors, Trouble};

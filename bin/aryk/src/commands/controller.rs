@@ -22,7 +22,7 @@ pub fn attach(args: &AttachArgs, client: &mut Client, out: &Output) -> Result<()
     client.call("vhost_create_blk_controller", params)?;
     let mut controllers = client.call("vhost_get_controllers", json!({"name": name}))?;
     let mut controller = controllers[0].take();
-    let qemu = qemu_arguments(text(&controller, "socket"), &controller["num_queues"]);
+    let qemu = qemu_arguments(text(&controller, "socket"), args.queues);
     controller["qemu"] = json!(qemu);
     out.print(&controller, || {
         let lines: Vec<_> = qemu.chunks(2).map(|pair| format!("    {} {}", pair[0], quoted(&pair[1]))).collect();
@@ -36,7 +36,9 @@ pub fn attach(args: &AttachArgs, client: &mut Client, out: &Output) -> Result<()
 }
 
 /// What makes QEMU use the socket. The memory must be shared, or the daemon cannot reach it.
-fn qemu_arguments(socket: &str, queues: &Value) -> Vec<String> {
+/// Of itself it takes a queue for each of the machine's processors.
+fn qemu_arguments(socket: &str, queues: Option<u16>) -> Vec<String> {
+    let queues = queues.map(|n| format!(",num-queues={n}")).unwrap_or_default();
     // QEMU's own escape.
     let socket = socket.replace(',', ",,");
     let arguments = [
@@ -49,7 +51,7 @@ fn qemu_arguments(socket: &str, queues: &Value) -> Vec<String> {
         "-chardev",
         &format!("socket,id=aryk0,path={socket}"),
         "-device",
-        &format!("vhost-user-blk-pci,chardev=aryk0,num-queues={queues}"),
+        &format!("vhost-user-blk-pci,chardev=aryk0{queues}"),
     ];
     arguments.map(str::to_owned).into()
 }
@@ -127,7 +129,7 @@ mod tests {
 
     #[test]
     fn qemu_gets_the_path_whatever_it_holds() {
-        let arguments = qemu_arguments("/tmp/a,b c", &json!(4));
+        let arguments = qemu_arguments("/tmp/a,b c", Some(4));
         assert!(arguments.contains(&"socket,id=aryk0,path=/tmp/a,,b c".to_owned()));
         assert!(arguments.contains(&"vhost-user-blk-pci,chardev=aryk0,num-queues=4".to_owned()));
         assert_eq!(quoted("path=/tmp/a,,b c'd"), r"'path=/tmp/a,,b c'\''d'");

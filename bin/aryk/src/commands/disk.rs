@@ -11,8 +11,9 @@ use serde_json::{Value, json};
 const BLOCK_SIZE: u32 = 512;
 
 /// What kind of disk a product name stands for, and what removes it.
-const KINDS: [(&str, &str, &str); 6] = [
-    ("AIO disk", "file", "bdev_uring_delete"),
+const KINDS: [(&str, &str, &str); 7] = [
+    ("file", "file", "bdev_uring_delete"),
+    ("block device", "device", "bdev_uring_delete"),
     ("Malloc disk", "memory", "bdev_malloc_delete"),
     ("Null disk", "null", "bdev_null_delete"),
     ("passthru", "passthru", "bdev_passthru_delete"),

@@ -1,0 +1,144 @@
+//! A daemon in a directory of its own, and its clients.
+
+use serde_json::{Value, json};
+use std::io::{BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+use tempfile::TempDir;
+
+const ARYKD: &str = env!("CARGO_BIN_EXE_arykd");
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A running daemon; killed when dropped.
+pub struct Daemon {
+    dir: TempDir,
+    flags: Vec<String>,
+    process: Child,
+}
+
+impl Daemon {
+    /// Starts one on one core, and waits until it answers.
+    pub fn start(flags: &[&str]) -> Self {
+        let dir = TempDir::new().unwrap();
+        let flags: Vec<String> = flags.iter().map(|&flag| flag.to_owned()).collect();
+        let process = spawn(dir.path(), &flags);
+        let daemon = Self { dir, flags, process };
+        daemon.wait_until_ready();
+        daemon
+    }
+
+    fn wait_until_ready(&self) {
+        for _ in 0..PATIENCE.as_millis() / 10 {
+            if UnixStream::connect(self.socket()).is_ok() {
+                return;
+            }
+            std::thread::park_timeout(Duration::from_millis(10));
+        }
+        panic!("arykd does not come up");
+    }
+
+    /// Its directory.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join("rpc.sock")
+    }
+
+    /// Runs another daemon on the same socket, to its end.
+    pub fn run_another(&self) -> Output {
+        command(self.dir.path(), &self.flags).output().unwrap()
+    }
+
+    /// SIGKILL, and a successor.
+    pub fn kill_and_restart(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+        self.process = spawn(self.dir.path(), &self.flags);
+        self.wait_until_ready();
+    }
+
+    /// SIGTERM; what it printed.
+    pub fn end(mut self) -> String {
+        self.call("spdk_kill_instance", json!({"sig_name": "SIGTERM"})).unwrap();
+        assert!(self.process.wait().unwrap().success());
+        let left: Vec<_> = std::fs::read_dir(self.dir()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(left, ["vhost"], "only the directory of sockets stays");
+        let mut said = String::new();
+        self.process.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+        said
+    }
+
+    /// Calls a method: its result, or its error.
+    pub fn call(&self, method: &str, params: Value) -> Result<Value, Value> {
+        let mut stream = UnixStream::connect(self.socket()).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let request = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
+        stream.write_all(request.to_string().as_bytes()).unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut reply: Value = serde_json::from_reader(BufReader::new(stream)).unwrap();
+        assert_eq!(reply["id"], 1);
+        match reply.get("error") {
+            Some(error) => Err(error.clone()),
+            None => Ok(reply["result"].take()),
+        }
+    }
+
+    /// Runs `aryk`: what it printed, or its exit code and its complaint.
+    pub fn aryk(&self, args: &[&str]) -> Result<String, (i32, String)> {
+        let output = Command::new(aryk())
+            .args(args)
+            .env("ARYK_SOCKET", self.socket())
+            .current_dir(self.dir())
+            .output();
+        let output = output.unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        match output.status.code().unwrap() {
+            0 => Ok(text(output.stdout)),
+            code => Err((code, text(output.stderr))),
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// An error's code.
+#[track_caller]
+pub fn code(reply: Result<Value, Value>) -> i64 {
+    reply.unwrap_err()["code"].as_i64().unwrap()
+}
+
+fn command(dir: &Path, flags: &[String]) -> Command {
+    let mut command = Command::new(ARYKD);
+    command.arg("-r").arg(dir.join("rpc.sock")).arg("-S").arg(dir.join("vhost")).args(flags);
+    command
+}
+
+fn spawn(dir: &Path, flags: &[String]) -> Child {
+    command(dir, flags).stdout(Stdio::piped()).spawn().unwrap()
+}
+
+/// The command line's program, built beside the daemon's.
+fn aryk() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let dir = Path::new(ARYKD).parent().unwrap();
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "--package", "aryk", "--target-dir"]).arg(dir.parent().unwrap());
+        if dir.ends_with("release") {
+            cargo.arg("--release");
+        }
+        assert!(cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status().unwrap().success());
+        dir.join("aryk")
+    })
+}

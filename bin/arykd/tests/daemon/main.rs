@@ -1,0 +1,226 @@
+//! The real `arykd`, talked to over its socket and by the real `aryk`.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod harness;
+
+use harness::{Daemon, code};
+use serde_json::{Value, json};
+
+#[test]
+fn it_starts_says_so_and_ends() {
+    let daemon = Daemon::start(&[]);
+    let version = daemon.call("spdk_get_version", json!({})).unwrap();
+    assert!(version["version"].as_str().unwrap().starts_with("Aryk v"));
+    assert_eq!(version["fields"]["major"], 0);
+    let said = daemon.end();
+    assert!(said.contains("is ready"), "{said}");
+    assert!(said.lines().all(|line| line.chars().count() <= 80), "{said}");
+}
+
+#[test]
+fn a_second_daemon_is_refused() {
+    let daemon = Daemon::start(&[]);
+    let second = daemon.run_another();
+    assert!(!second.status.success());
+    assert!(String::from_utf8_lossy(&second.stderr).contains("another daemon serves"), "{second:?}");
+    daemon.call("spdk_get_version", json!({})).unwrap();
+}
+
+#[test]
+fn a_killed_daemon_is_succeeded() {
+    let mut daemon = Daemon::start(&[]);
+    daemon.call("bdev_null_create", json!({"name": "n", "block_size": 512, "num_blocks": 8})).unwrap();
+    daemon.kill_and_restart();
+    assert_eq!(daemon.call("bdev_get_bdevs", json!({})).unwrap(), json!([]));
+}
+
+#[test]
+fn start_up_waits_when_told() {
+    let daemon = Daemon::start(&["--wait-for-rpc"]);
+    assert_eq!(code(daemon.call("bdev_get_bdevs", json!({}))), -1);
+    let current = daemon.call("rpc_get_methods", json!({"current": true})).unwrap();
+    assert!(!current.as_array().unwrap().contains(&json!("bdev_get_bdevs")));
+    assert_eq!(daemon.call("framework_start_init", json!({})).unwrap(), json!(true));
+    assert_eq!(daemon.call("framework_wait_init", json!({})).unwrap(), json!(true));
+    assert_eq!(daemon.call("bdev_get_bdevs", json!({})).unwrap(), json!([]));
+    assert_eq!(code(daemon.call("framework_start_init", json!({}))), -1);
+}
+
+#[test]
+fn disks_come_and_go() {
+    let daemon = Daemon::start(&[]);
+    let null = json!({"name": "диск", "block_size": 512, "num_blocks": 2048, "uuid": "2b6601ba-eada-44fb-9a83-a20eb9eb9e90"});
+    assert_eq!(daemon.call("bdev_null_create", null.clone()).unwrap(), "диск");
+    assert_eq!(code(daemon.call("bdev_null_create", null)), -17);
+    let malloc = json!({"block_size": 4096, "num_blocks": "16", "optimal_io_boundary": 8});
+    assert_eq!(daemon.call("bdev_malloc_create", malloc.clone()).unwrap(), "Malloc0");
+    assert_eq!(daemon.call("bdev_malloc_create", malloc).unwrap(), "Malloc1");
+    let passthru = json!({"name": "p", "base_bdev_name": "2B6601BA-EADA-44FB-9A83-A20EB9EB9E90"});
+    assert_eq!(daemon.call("bdev_passthru_create", passthru).unwrap(), "p");
+    let all = daemon.call("bdev_get_bdevs", json!(null)).unwrap();
+    let names: Vec<_> = all.as_array().unwrap().iter().map(|b| b["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["диск", "Malloc0", "Malloc1", "p"]);
+    assert_eq!((&all[0]["claimed"], &all[1]["claimed"]), (&json!(true), &json!(false)));
+    assert_eq!(all[1]["supported_io_types"]["unmap"], true);
+    daemon.call("bdev_null_resize", json!({"name": "диск", "new_size": 2})).unwrap();
+    assert_eq!(daemon.call("bdev_get_bdevs", json!({"name": "p"})).unwrap()[0]["num_blocks"], 4096);
+    assert_eq!(code(daemon.call("bdev_malloc_delete", json!({"name": "p"}))), -19);
+    daemon.call("bdev_null_delete", json!({"name": "диск"})).unwrap();
+    assert_eq!(code(daemon.call("bdev_get_bdevs", json!({"name": "p"}))), -19);
+    assert_eq!(daemon.call("bdev_get_bdevs", json!({})).unwrap().as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn disks_that_delay_and_fail() {
+    let daemon = Daemon::start(&[]);
+    daemon.call("bdev_null_create", json!({"name": "n", "block_size": 512, "num_blocks": 8})).unwrap();
+    let delay = json!({"name": "d", "base_bdev_name": "n", "avg_read_latency": "15", "p99_read_latency": 50,
+        "avg_write_latency": 40, "p99_write_latency": "110"});
+    assert_eq!(daemon.call("bdev_delay_create", delay).unwrap(), "d");
+    let update = json!({"delay_bdev_name": "d", "latency_type": "avg_read", "latency_us": "100"});
+    assert_eq!(daemon.call("bdev_delay_update_latency", update).unwrap(), json!(true));
+    let described = &daemon.call("bdev_get_bdevs", json!({"name": "d"})).unwrap()[0];
+    assert_eq!(described["driver_specific"]["delay"]["avg_read_latency"], 100);
+    let saved = &daemon.call("framework_get_config", json!({"name": "bdev"})).unwrap()[1];
+    assert_eq!(
+        (&saved["method"], &saved["params"]["avg_read_latency"]),
+        (&json!("bdev_delay_create"), &json!(100))
+    );
+    assert_eq!(daemon.call("bdev_error_create", json!({"base_name": "d"})).unwrap(), json!(true));
+    let inject = |io_type: &str, error_type: &str| {
+        daemon.call(
+            "bdev_error_inject_error",
+            json!({"name": "EE_d", "io_type": io_type, "error_type": error_type, "num": 1}),
+        )
+    };
+    assert_eq!(inject("write", "pending").unwrap(), json!(true));
+    assert_eq!(inject("clear", "failure").unwrap(), json!(true));
+    assert_eq!(code(inject("write", "corrupt_data")), -22);
+    assert_eq!(code(inject("write", "explosion")), -32602);
+    daemon.call("bdev_error_delete", json!({"name": "EE_d"})).unwrap();
+    daemon.call("bdev_delay_delete", json!({"name": "d"})).unwrap();
+    assert_eq!(
+        code(daemon.call(
+            "bdev_delay_update_latency",
+            json!({"delay_bdev_name": "n", "latency_type": "avg_read", "latency_us": 1})
+        )),
+        -19
+    );
+}
+
+#[test]
+fn wrong_parameters_are_told_apart() {
+    let daemon = Daemon::start(&[]);
+    for params in [
+        json!({"name": "n", "block_size": 512}),
+        json!({"name": "n", "block_size": 512, "num_blocks": 1, "colour": "red"}),
+        json!({"name": "n", "block_size": "big", "num_blocks": 1}),
+        json!({"name": "n", "block_size": 512, "num_blocks": 1, "uuid": "x"}),
+        json!(["n", 512, 1]),
+    ] {
+        assert_eq!(code(daemon.call("bdev_null_create", params.clone())), -32602, "{params}");
+    }
+    for params in [
+        json!({"name": "", "block_size": 512, "num_blocks": 1}),
+        json!({"name": "n", "block_size": 500, "num_blocks": 1}),
+        json!({"name": "n", "block_size": 512, "num_blocks": 0}),
+        json!({"name": "n", "block_size": 512, "num_blocks": 1, "md_size": 8}),
+        json!({"name": "n", "block_size": 4096, "num_blocks": 1, "physical_block_size": 512}),
+    ] {
+        assert_eq!(code(daemon.call("bdev_null_create", params.clone())), -22, "{params}");
+    }
+    let huge = json!({"name": "m", "block_size": 4096, "num_blocks": u64::MAX});
+    assert_eq!(code(daemon.call("bdev_malloc_create", huge)), -12);
+}
+
+#[test]
+fn a_disk_can_be_waited_for() {
+    let daemon = Daemon::start(&[]);
+    assert_eq!(code(daemon.call("bdev_get_bdevs", json!({"name": "n", "timeout": 50}))), -19);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| daemon.call("bdev_get_bdevs", json!({"name": "n", "timeout": 20_000})));
+        daemon.call("bdev_null_create", json!({"name": "n", "block_size": 512, "num_blocks": 8})).unwrap();
+        assert_eq!(waiting.join().unwrap().unwrap()[0]["num_blocks"], 8);
+    });
+}
+
+#[test]
+fn the_configuration_is_the_calls_that_made_it() {
+    let daemon = Daemon::start(&[]);
+    daemon.call("bdev_malloc_create", json!({"block_size": 512, "num_blocks": 64})).unwrap();
+    daemon.call("bdev_passthru_create", json!({"name": "p", "base_bdev_name": "Malloc0"})).unwrap();
+    let saved = daemon.call("save_config", json!({})).unwrap();
+    let config = saved["subsystems"][0]["config"].as_array().unwrap().clone();
+    assert_eq!((&saved["subsystems"][0]["subsystem"], config.len()), (&json!("bdev"), 2));
+    let before = daemon.call("bdev_get_bdevs", json!({})).unwrap();
+    daemon.call("bdev_malloc_delete", json!({"name": "Malloc0"})).unwrap();
+    assert_eq!(daemon.call("framework_get_config", json!({"name": "bdev"})).unwrap(), json!([]));
+    for call in config {
+        daemon.call(call["method"].as_str().unwrap(), call["params"].clone()).unwrap();
+    }
+    assert_eq!(daemon.call("bdev_get_bdevs", json!({})).unwrap(), before);
+}
+
+#[test]
+fn statistics_of_idle_disks_are_zeroes() {
+    let daemon = Daemon::start(&[]);
+    daemon.call("bdev_null_create", json!({"name": "n", "block_size": 512, "num_blocks": 8})).unwrap();
+    let stat = daemon.call("bdev_get_iostat", json!({"names": ["n"], "per_channel": false})).unwrap();
+    assert_eq!(stat["tick_rate"], 1_000_000_000);
+    assert_eq!((&stat["bdevs"][0]["name"], &stat["bdevs"][0]["num_read_ops"]), (&json!("n"), &json!(0)));
+    assert_eq!(code(daemon.call("bdev_get_iostat", json!({"names": ["x"]}))), -19);
+    daemon.call("bdev_reset_iostat", json!({})).unwrap();
+    daemon.call("bdev_reset", json!({"name": "n"})).unwrap();
+}
+
+#[test]
+fn the_log_level_is_set() {
+    let daemon = Daemon::start(&["-L", "warning"]);
+    assert_eq!(daemon.call("log_get_print_level", json!({})).unwrap(), "WARNING");
+    daemon.call("log_set_print_level", json!({"level": "DEBUG"})).unwrap();
+    assert_eq!(daemon.call("log_get_print_level", json!({})).unwrap(), "DEBUG");
+    assert_eq!(code(daemon.call("log_set_print_level", json!({"level": "LOUD"}))), -32602);
+}
+
+#[test]
+fn the_command_line_in_json() {
+    let daemon = Daemon::start(&[]);
+    let json = |args: &[&str]| -> Value { serde_json::from_str(&daemon.aryk(args).unwrap()).unwrap() };
+    let made = json(&["--json", "disk", "create", "m", "--memory", "--size", "1M"]);
+    assert_eq!((&made["num_blocks"], &made["product_name"]), (&json!(2048), &json!("Malloc disk")));
+    assert_eq!(json(&["disk", "list", "--json"])[0]["name"], "m");
+    assert_eq!(json(&["disk", "stat", "m", "--json"])["bdevs"][0]["name"], "m");
+    let status = json(&["status", "--json"]);
+    assert_eq!((&status["disks"], &status["controllers"]), (&json!(1), &json!(0)));
+    assert_eq!(json(&["reactor", "list", "--json"])["reactors"].as_array().unwrap().len(), 1);
+    assert_eq!(json(&["rpc", "bdev_get_bdevs", r#"{"name":"m"}"#])[0]["name"], "m");
+}
+
+#[test]
+fn the_command_line_for_people() {
+    let daemon = Daemon::start(&[]);
+    daemon.aryk(&["disk", "create", "磁盘", "--null", "--size", "20G"]).unwrap();
+    let list = daemon.aryk(&["disk", "list"]).unwrap();
+    assert!(list.contains("磁盘") && list.contains("null") && list.contains("20G"), "{list}");
+    for args in [&["status"][..], &["disk", "show", "磁盘"], &["disk", "stat"], &["reactor", "list"]] {
+        let text = daemon.aryk(args).unwrap();
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    }
+    assert!(daemon.aryk(&["disk", "remove", "磁盘"]).unwrap().contains("is gone"));
+    assert!(daemon.aryk(&["disk", "list"]).unwrap().contains("There are no disks"));
+    assert!(daemon.aryk(&["completions", "bash"]).unwrap().contains("complete"));
+}
+
+#[test]
+fn exit_codes() {
+    let daemon = Daemon::start(&[]);
+    let refused = daemon.aryk(&["disk", "show", "nothing"]).unwrap_err();
+    assert_eq!(refused.0, 1);
+    assert!(refused.1.contains("No such device") && refused.1.contains("aryk disk list"), "{}", refused.1);
+    assert_eq!(daemon.aryk(&["disk", "create", "x"]).unwrap_err().0, 2);
+    assert_eq!(daemon.aryk(&["rpc", "spdk_get_version", "{"]).unwrap_err().0, 2);
+    let nobody = daemon.aryk(&["-s", "/nonexistent/sock", "status"]).unwrap_err();
+    assert_eq!(nobody.0, 3);
+    assert!(nobody.1.contains("Start one with 'arykd'"), "{}", nobody.1);
+}

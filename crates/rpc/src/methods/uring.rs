@@ -1,0 +1,165 @@
+//! `bdev_uring_*` and `bdev_aio_*`: disks in files and block devices. One module of ours serves both families. Control context.
+
+use super::{Control, Count, Error, Methods, Name, Phase};
+use crate::config::Subsystem;
+use aryk_bdev::{Bdev, Registry};
+use aryk_bdev_uring as module;
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use std::path::PathBuf;
+use std::sync::Arc;
+use uuid::Uuid;
+
+const MODULE: &str = "uring";
+
+pub(super) fn register(methods: &mut Methods<Control>) {
+    methods.add("bdev_uring_create", Phase::RunTime, create_uring);
+    methods.add("bdev_uring_delete", Phase::RunTime, delete);
+    methods.add("bdev_uring_rescan", Phase::RunTime, rescan);
+    methods.add("bdev_uring_resize", Phase::RunTime, resize);
+    methods.add("bdev_aio_create", Phase::RunTime, create_aio);
+    methods.add("bdev_aio_delete", Phase::RunTime, delete);
+    methods.add("bdev_aio_rescan", Phase::RunTime, rescan);
+}
+
+/// Parameters of `bdev_uring_create` and `bdev_aio_create`.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Create {
+    name: String,
+    filename: PathBuf,
+    /// By default 512 for a file, and what it says of itself for a block device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    block_size: Option<u32>,
+    uuid: Option<Uuid>,
+    #[serde(default)]
+    readonly: bool,
+    /// Ours: bytes of the sparse file that is created if there is none, or an empty one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    size: Option<Count>,
+    /// Ours: what becomes of writes when the store is full.
+    #[serde(default)]
+    enospc: Enospc,
+    /// Holes are always punched where the file system can.
+    #[serde(default, rename = "fallocate", skip_serializing)]
+    _fallocate: bool,
+    /// Nothing here ever waits for the device.
+    #[serde(default, rename = "nowait", skip_serializing)]
+    _nowait: bool,
+}
+
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Enospc {
+    #[default]
+    Error,
+    Hold,
+}
+
+async fn create_uring(control: &Control, p: Create) -> Result<String, Error> {
+    let details = json!({"uring": {"filename": p.filename}});
+    create(control, p, "bdev_uring_create", details).await
+}
+
+async fn create_aio(control: &Control, p: Create) -> Result<String, Error> {
+    let details = json!({"aio": {
+        "filename": p.filename,
+        "block_size_override": p.block_size.is_some(),
+        "readonly": p.readonly,
+        "fallocate": true,
+    }});
+    create(control, p, "bdev_aio_create", details).await
+}
+
+async fn create(
+    control: &Control,
+    mut p: Create,
+    method: &'static str,
+    details: serde_json::Value,
+) -> Result<String, Error> {
+    if p.name.is_empty() || p.filename.as_os_str().is_empty() {
+        return Err(Error::invalid("a disk's name and its file's are not empty"));
+    }
+    let config = module::Config {
+        uuid: p.uuid,
+        block_size: p.block_size,
+        read_only: p.readonly,
+        size: p.size.map(|bytes| bytes.0),
+        on_full: match p.enospc {
+            Enospc::Error => module::OnFull::Error,
+            Enospc::Hold => module::OnFull::Hold,
+        },
+        ..module::Config::new(&p.name, &p.filename)
+    };
+    let bdev = blocking(control, move |registry| module::create(registry, config)).await?;
+    p.uuid = Some(bdev.identity().uuid);
+    Ok(control.made_disk(&bdev, MODULE, details, (method, &p)))
+}
+
+/// Runs what may wait for a file system, apart from all others.
+async fn blocking<R: Send + 'static>(
+    control: &Control,
+    f: impl FnOnce(&Registry) -> Result<R, module::Error> + Send + 'static,
+) -> Result<R, Error> {
+    let registry = Arc::clone(&control.disks.registry);
+    let done = tokio::task::spawn_blocking(move || f(&registry)).await;
+    Ok(done.map_err(|e| Error::Internal(e.to_string()))??)
+}
+
+async fn delete(control: &Control, p: Name) -> Result<bool, Error> {
+    control.remove_disk(MODULE, &p.name).await
+}
+
+async fn rescan(control: &Control, p: Name) -> Result<bool, Error> {
+    let bdev = control.disks.find_made_by(MODULE, &p.name)?;
+    set_size(control, &bdev, module::Size::Rescan).await.map(|_| true)
+}
+
+/// Parameters of `bdev_uring_resize`, a method of ours.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Resize {
+    name: String,
+    /// Bytes.
+    size: Count,
+    /// Cut off what lies behind, if it is smaller than it was.
+    #[serde(default)]
+    shrink: bool,
+}
+
+async fn resize(control: &Control, p: Resize) -> Result<bool, Error> {
+    let bdev = control.disks.find_made_by(MODULE, &p.name)?;
+    super::check_blocks(p.size)?;
+    let size = if p.shrink { module::Size::Exactly(p.size.0) } else { module::Size::GrowTo(p.size.0) };
+    let bytes = set_size(control, &bdev, size).await?;
+    control.config.changed(Subsystem::Bdev, bdev.name(), "size", bytes);
+    Ok(true)
+}
+
+async fn set_size(control: &Control, bdev: &Arc<Bdev>, size: module::Size) -> Result<u64, Error> {
+    let name = bdev.name().to_owned();
+    blocking(control, move |registry| module::resize(registry, &name, size)).await
+}
+
+impl From<module::Error> for Error {
+    fn from(error: module::Error) -> Self {
+        use module::Error as Uring;
+        let errno = match &error {
+            Uring::Bdev(error) => return error.clone().into(),
+            Uring::Missing(_) => Errno::NOENT,
+            Uring::Directory(_) => Errno::ISDIR,
+            Uring::Permission { .. } => Errno::ACCESS,
+            Uring::Locked { .. } | Uring::InUse(_) => Errno::BUSY,
+            Uring::NotOurs(_) => Errno::NODEV,
+            Uring::Empty(_)
+            | Uring::NotAFile(_)
+            | Uring::BlockSize(_)
+            | Uring::NotAMultiple { .. }
+            | Uring::Shrinks { .. }
+            | Uring::FixedSize(_) => Errno::INVAL,
+            Uring::Os { error, .. } => Errno::from_io_error(error).unwrap_or(Errno::IO),
+        };
+        Self::errno(errno, error.to_string())
+    }
+}

@@ -1,0 +1,239 @@
+//! `vhost_*`: the controllers through which virtual machines reach disks. Control context.
+
+use super::{Control, Error, Methods, NoParams, Phase};
+use crate::config::Subsystem;
+use crate::params::{CpuMask, SocketGroup, SocketMode, SocketOwner};
+use aryk_reactor::{CoreSet, Handle};
+use aryk_vhost_blk as vhost;
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+pub(super) fn register(methods: &mut Methods<Control>) {
+    methods.add("vhost_create_blk_controller", Phase::RunTime, create_blk_controller);
+    methods.add("vhost_delete_controller", Phase::RunTime, delete_controller);
+    methods.add("vhost_get_controllers", Phase::RunTime, get_controllers);
+    methods.add("virtio_blk_get_transports", Phase::RunTime, get_transports);
+}
+
+/// The one way by which machines reach controllers.
+const TRANSPORT: &str = "vhost_user_blk";
+
+/// Parameters of `vhost_create_blk_controller`.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CreateBlkController {
+    ctrlr: String,
+    dev_name: String,
+    #[serde(default)]
+    readonly: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cpumask: Option<CpuMask>,
+    #[serde(default, skip_serializing)]
+    transport: Option<String>,
+    #[serde(default, skip_serializing)]
+    packed_ring: bool,
+    /// Ours: the most queues that a machine can have.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    num_queues: Option<u16>,
+    /// Ours.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    socket_owner: Option<SocketOwner>,
+    /// Ours.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    socket_group: Option<SocketGroup>,
+    /// Ours: permissions in octal digits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    socket_mode: Option<SocketMode>,
+}
+
+async fn create_blk_controller(control: &Control, p: CreateBlkController) -> Result<bool, Error> {
+    if let Some(transport) = p.transport.as_ref().filter(|t| *t != TRANSPORT) {
+        return Err(Error::invalid(format!("there is no transport '{transport}', only {TRANSPORT}")));
+    }
+    if p.packed_ring {
+        return Err(Error::invalid("packed rings are not supported"));
+    }
+    control.controllers.create(vhost::Options {
+        name: p.ctrlr.clone(),
+        disk: p.dev_name.clone(),
+        read_only: p.readonly,
+        cores: p.cpumask.as_ref().map(|mask| mask.0.clone()),
+        queues: p.num_queues.unwrap_or(vhost::QUEUES),
+        socket: vhost::SocketOptions {
+            owner: p.socket_owner.as_ref().map(|owner| owner.id),
+            group: p.socket_group.as_ref().map(|group| group.id),
+            mode: p.socket_mode.map(|mode| mode.0),
+        },
+    })?;
+    control.config.made(Subsystem::VhostBlk, &p.ctrlr, "vhost_create_blk_controller", &p);
+    Ok(true)
+}
+
+/// Parameters of `vhost_delete_controller`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DeleteController {
+    ctrlr: String,
+}
+
+async fn delete_controller(control: &Control, p: DeleteController) -> Result<bool, Error> {
+    let deleted = control.controllers.delete(&p.ctrlr).await;
+    // Another of that name may have been made while its end was waited for.
+    let names: Vec<_> = control.controllers.list().into_iter().map(|info| info.name).collect();
+    control.config.retain(Subsystem::VhostBlk, |name| names.iter().any(|n| n == name));
+    Ok(deleted.map(|()| true)?)
+}
+
+/// Parameters of `vhost_get_controllers`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GetControllers {
+    name: Option<String>,
+}
+
+/// One of the results of `vhost_get_controllers`.
+#[derive(Debug, Serialize)]
+struct Controller {
+    ctrlr: String,
+    cpumask: String,
+    delay_base_us: u32,
+    iops_threshold: u32,
+    socket: PathBuf,
+    /// Ours.
+    num_queues: u16,
+    sessions: Vec<Session>,
+    backend_specific: BackendSpecific,
+    /// Ours.
+    statistics: Statistics,
+}
+
+/// A front-end that is connected.
+#[derive(Debug, Serialize)]
+struct Session {
+    vid: u64,
+    id: u64,
+    name: String,
+    started: bool,
+    max_queues: usize,
+    /// Ours.
+    queues: Vec<Queue>,
+}
+
+#[derive(Debug, Serialize)]
+struct Queue {
+    index: u16,
+    lcore: u16,
+}
+
+#[derive(Debug, Serialize)]
+struct BackendSpecific {
+    block: Block,
+}
+
+#[derive(Debug, Serialize)]
+struct Block {
+    readonly: bool,
+    /// `null` when the disk has been removed.
+    bdev: Option<String>,
+    transport: &'static str,
+}
+
+/// What has happened at the socket since the controller was made.
+#[derive(Debug, Serialize)]
+struct Statistics {
+    sessions: u64,
+    failed_sessions: u64,
+    messages: u64,
+    refused_messages: u64,
+    connection_errors: u64,
+    protocol_errors: u64,
+    fd_errors: u64,
+    memory_errors: u64,
+    device_errors: u64,
+    last_error: Option<String>,
+    bad_chains: u64,
+    unanswerable_requests: u64,
+    broken_queues: u64,
+}
+
+impl Controller {
+    fn new(info: vhost::Info, all_cores: &CoreSet) -> Self {
+        let sessions = info.sessions.connected.then(|| Session {
+            vid: info.sessions.sessions,
+            id: info.sessions.sessions,
+            name: format!("{}s{}", info.name, info.sessions.sessions),
+            started: !info.running.is_empty(),
+            max_queues: info.running.len(),
+            queues: info.running.iter().map(|&(index, lcore)| Queue { index, lcore }).collect(),
+        });
+        Self {
+            cpumask: info.cores.as_ref().unwrap_or(all_cores).to_string(),
+            delay_base_us: 0,
+            iops_threshold: 0,
+            socket: info.socket,
+            num_queues: info.queues,
+            sessions: sessions.into_iter().collect(),
+            backend_specific: BackendSpecific {
+                block: Block { readonly: info.read_only, bdev: info.disk, transport: TRANSPORT },
+            },
+            statistics: Statistics {
+                sessions: info.sessions.sessions,
+                failed_sessions: info.sessions.failed,
+                messages: info.sessions.messages,
+                refused_messages: info.sessions.refused,
+                connection_errors: info.sessions.connection_errors,
+                protocol_errors: info.sessions.protocol_errors,
+                fd_errors: info.sessions.fd_errors,
+                memory_errors: info.sessions.memory_errors,
+                device_errors: info.sessions.device_errors,
+                last_error: info.sessions.last_error,
+                bad_chains: info.bad_chains,
+                unanswerable_requests: info.unanswerable,
+                broken_queues: info.broken_queues,
+            },
+            ctrlr: info.name,
+        }
+    }
+}
+
+async fn get_controllers(control: &Control, p: GetControllers) -> Result<Vec<Controller>, Error> {
+    let all_cores: CoreSet = control.reactors.handles().iter().map(Handle::core).collect();
+    let mut infos = control.controllers.list();
+    if let Some(name) = &p.name {
+        infos.retain(|info| info.name == *name);
+        if infos.is_empty() {
+            return Err(Error::no_device("controller", name));
+        }
+    }
+    Ok(infos.into_iter().map(|info| Controller::new(info, &all_cores)).collect())
+}
+
+/// One of the results of `virtio_blk_get_transports`.
+#[derive(Debug, Serialize)]
+struct Transport {
+    name: &'static str,
+}
+
+async fn get_transports(_: &Control, _: NoParams) -> Result<Vec<Transport>, Error> {
+    Ok(vec![Transport { name: TRANSPORT }])
+}
+
+impl From<vhost::Error> for Error {
+    fn from(error: vhost::Error) -> Self {
+        use vhost::{Error as Vhost, ListenError};
+        let of = |e: &std::io::Error| Errno::from_io_error(e).unwrap_or(Errno::IO);
+        let errno = match &error {
+            Vhost::Disk(error) => return error.clone().into(),
+            Vhost::Exists(_) => Errno::EXIST,
+            Vhost::NotFound(_) => Errno::NODEV,
+            Vhost::Name(_) | Vhost::Queues(_) | Vhost::Cores(_) => Errno::INVAL,
+            Vhost::Os(error) => of(error),
+            Vhost::Listen(ListenError::PathTooLong { .. }) => Errno::NAMETOOLONG,
+            Vhost::Listen(ListenError::InUse(_)) => Errno::ADDRINUSE,
+            Vhost::Listen(ListenError::NotASocket(_)) => Errno::NOTSOCK,
+            Vhost::Listen(ListenError::Rights { source, .. } | ListenError::Os { source, .. }) => of(source),
+        };
+        Self::errno(errno, error.to_string())
+    }
+}
