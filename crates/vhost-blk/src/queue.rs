@@ -238,9 +238,9 @@ impl Queue {
     fn take_completions(&mut self, cx: &mut Cx) -> bool {
         let Some(channel) = &mut self.channel else { return false };
         let mut completions = std::mem::take(&mut self.completions);
-        channel.poll(cx, &mut completions);
-        // All that a pending wake-up was about has been looked at.
+        // All that a pending wake-up is about is looked at now; what the poll itself sends on may wake us again.
         cx.clear_wake(self.id);
+        channel.poll(cx, &mut completions);
         let worked = !completions.is_empty();
         for Completion { tag, status } in completions.drain(..) {
             let head = tag.0 as u16;
