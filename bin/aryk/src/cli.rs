@@ -87,6 +87,13 @@ pub enum DiskCommand {
         /// Its name, alias or uuid
         name: String,
     },
+    /// Make a disk in a file larger; its machine is told
+    Resize {
+        /// Its name, alias or uuid
+        name: String,
+        /// The new size: 40G
+        size: Size,
+    },
     /// Show what disks have done
     Stat {
         /// Only this one

@@ -23,6 +23,7 @@ fn commands_as_the_guide_has_them() {
         "aryk disk list --json",
         "aryk --json disk show vm1",
         "aryk disk remove vm1",
+        "aryk disk resize vm1 40G",
         "aryk disk stat",
         "aryk disk stat vm1",
         "aryk attach vm1",

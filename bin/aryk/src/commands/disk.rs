@@ -27,6 +27,7 @@ pub fn run(command: &DiskCommand, client: &mut Client, out: &Output) -> Result<(
         DiskCommand::List => list(client, out),
         DiskCommand::Show { name } => show(name, client, out),
         DiskCommand::Remove { name } => remove(name, client, out),
+        DiskCommand::Resize { name, size } => resize(name, *size, client, out),
         DiskCommand::Stat { name } => stat(name.as_deref(), client, out),
     }
 }
@@ -141,6 +142,13 @@ fn remove(name: &str, client: &mut Client, out: &Output) -> Result<(), Error> {
     let name = text(&disk, "name");
     let result = client.call(delete, json!({"name": name}))?;
     out.print(&result, || format!("Disk '{name}' is gone."))
+}
+
+fn resize(name: &str, size: Size, client: &mut Client, out: &Output) -> Result<(), Error> {
+    let disk = find(client, name)?;
+    let name = text(&disk, "name");
+    let result = client.call("bdev_uring_resize", json!({"name": name, "size": size.0}))?;
+    out.print(&result, || format!("Disk '{name}' has {size} now."))
 }
 
 fn stat(name: Option<&str>, client: &mut Client, out: &Output) -> Result<(), Error> {

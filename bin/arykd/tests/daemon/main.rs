@@ -6,6 +6,7 @@ mod harness;
 
 use harness::{Daemon, code};
 use serde_json::{Value, json};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 
 #[test]
 fn it_starts_says_so_and_ends() {
@@ -223,4 +224,98 @@ fn exit_codes() {
     let nobody = daemon.aryk(&["-s", "/nonexistent/sock", "status"]).unwrap_err();
     assert_eq!(nobody.0, 3);
     assert!(nobody.1.contains("Start one with 'arykd'"), "{}", nobody.1);
+}
+
+#[test]
+fn a_first_disk_in_two_commands() {
+    let daemon = Daemon::start(&[]);
+    let made = daemon.aryk(&["disk", "create", "vm1", "--file", "vm1.img", "--size", "20G"]).unwrap();
+    assert!(made.contains("20G") && made.contains("aryk attach vm1"), "{made}");
+    let file = daemon.dir().join("vm1.img").metadata().unwrap();
+    assert_eq!(file.len(), 20 << 30);
+    assert!(file.blocks() < 1 << 12, "the file is sparse");
+    let attached = daemon.aryk(&["attach", "vm1"]).unwrap();
+    let socket = daemon.dir().join("vhost/vm1");
+    assert!(attached.contains(&format!("path={}", socket.display())), "{attached}");
+    assert!(attached.contains("share=on"), "{attached}");
+    assert!(socket.metadata().unwrap().file_type().is_socket());
+    let list = daemon.aryk(&["controller", "list"]).unwrap();
+    assert!(list.contains("vm1") && list.contains("waiting"), "{list}");
+    assert!(daemon.aryk(&["detach", "vm1"]).unwrap().contains("is gone"));
+    assert!(!socket.exists());
+    assert_eq!(daemon.aryk(&["detach", "vm1"]).unwrap_err().0, 1);
+    daemon.aryk(&["disk", "remove", "vm1"]).unwrap();
+    assert_eq!(daemon.dir().join("vm1.img").metadata().unwrap().len(), 20 << 30);
+}
+
+#[test]
+fn files_that_make_no_disk() {
+    let daemon = Daemon::start(&[]);
+    let path = |name: &str| daemon.dir().join(name).to_str().unwrap().to_owned();
+    let create = |name: &str, file: String| {
+        daemon.call("bdev_aio_create", json!({"name": name, "filename": file, "block_size": 512}))
+    };
+    std::fs::write(path("file"), [7; 8192]).unwrap();
+    assert_eq!(code(create("d", path("nothing"))), -2);
+    assert_eq!(code(create("d", path("."))), -21);
+    assert_eq!(create("d", path("file")).unwrap(), "d");
+    assert_eq!(code(create("d", path("file"))), -17);
+    assert_eq!(code(create("e", path("file"))), -16);
+    let disk = &daemon.call("bdev_get_bdevs", json!({"name": "d"})).unwrap()[0];
+    assert_eq!(
+        (&disk["num_blocks"], &disk["driver_specific"]["aio"]["filename"]),
+        (&json!(16), &json!(path("file")))
+    );
+    std::fs::File::options().write(true).open(path("file")).unwrap().set_len(16384).unwrap();
+    daemon.call("bdev_aio_rescan", json!({"name": "d"})).unwrap();
+    assert_eq!(daemon.call("bdev_get_bdevs", json!({"name": "d"})).unwrap()[0]["num_blocks"], 32);
+    daemon.aryk(&["disk", "resize", "d", "1M"]).unwrap();
+    assert_eq!(daemon.call("bdev_get_bdevs", json!({"name": "d"})).unwrap()[0]["num_blocks"], 2048);
+    assert_eq!(daemon.aryk(&["disk", "resize", "d", "4K"]).unwrap_err().0, 1);
+    daemon.call("bdev_uring_delete", json!({"name": "d"})).unwrap();
+    let other = json!({"name": "new", "filename": path("new"), "size": "1048576", "enospc": "hold", "readonly": false});
+    daemon.call("bdev_uring_create", other).unwrap();
+    daemon.call("bdev_uring_delete", json!({"name": "new"})).unwrap();
+}
+
+#[test]
+fn controllers_come_and_go() {
+    let daemon = Daemon::start(&[]);
+    daemon.call("bdev_null_create", json!({"name": "n", "block_size": 512, "num_blocks": 8})).unwrap();
+    let create = |params: Value| daemon.call("vhost_create_blk_controller", params);
+    let whole = json!({"ctrlr": "диск 1", "dev_name": "n", "readonly": true, "cpumask": "[0]", "transport": "vhost_user_blk",
+        "packed_ring": false, "num_queues": 2, "socket_mode": "620", "socket_owner": "0", "socket_group": "0"});
+    assert_eq!(create(whole.clone()).unwrap(), json!(true));
+    assert_eq!(code(create(whole)), -17);
+    assert_eq!(code(create(json!({"ctrlr": "c", "dev_name": "x"}))), -19);
+    for wrong in [
+        json!({"ctrlr": "../c", "dev_name": "n"}),
+        json!({"ctrlr": "", "dev_name": "n"}),
+        json!({"ctrlr": "c", "dev_name": "n", "num_queues": 0}),
+        json!({"ctrlr": "c", "dev_name": "n", "cpumask": "0x8000"}),
+        json!({"ctrlr": "c", "dev_name": "n", "transport": "vfio_user_blk"}),
+        json!({"ctrlr": "c", "dev_name": "n", "packed_ring": true}),
+    ] {
+        assert_eq!(code(create(wrong.clone())), -22, "{wrong}");
+    }
+    assert_eq!(code(create(json!({"ctrlr": "c", "dev_name": "n", "cpumask": "all"}))), -32602);
+    let controller = &daemon.call("vhost_get_controllers", json!({"name": "диск 1"})).unwrap()[0];
+    assert_eq!(
+        controller["backend_specific"]["block"],
+        json!({"readonly": true, "bdev": "n", "transport": "vhost_user_blk"})
+    );
+    assert_eq!((&controller["cpumask"], &controller["sessions"]), (&json!("0x1"), &json!([])));
+    let mode = daemon.dir().join("vhost/диск 1").metadata().unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o620);
+    let saved = daemon.call("framework_get_config", json!({"name": "vhost_blk"})).unwrap();
+    assert_eq!(
+        (&saved[0]["params"]["socket_mode"], &saved[0]["params"]["cpumask"]),
+        (&json!("620"), &json!("0x1"))
+    );
+    daemon.call("bdev_null_delete", json!({"name": "n"})).unwrap();
+    let orphan = &daemon.call("vhost_get_controllers", json!({})).unwrap()[0];
+    assert_eq!(orphan["backend_specific"]["block"]["bdev"], Value::Null);
+    daemon.call("vhost_delete_controller", json!({"ctrlr": "диск 1"})).unwrap();
+    assert_eq!(code(daemon.call("vhost_delete_controller", json!({"ctrlr": "диск 1"}))), -19);
+    daemon.end();
 }
