@@ -303,7 +303,7 @@ impl Bdev {
         // On its reactor no channel closes meanwhile, and none is counted twice or not at all.
         let of_reactor = move |cells: &[Rc<ChannelCell>], cx: &mut Cx| {
             let mut sum = closed_on(&places, cx.handle());
-            cells.iter().for_each(|cell| sum.merge(&cell.stats.borrow()));
+            cells.iter().for_each(|cell| sum.merge(&cell.read_stats()));
             (cx.handle().clone(), sum)
         };
         let asked = self.on_each_reactor(of_reactor).await;
@@ -317,7 +317,7 @@ impl Bdev {
     /// Sets all counts to zero.
     pub async fn clear_stats(&self) {
         lock(&self.places).iter_mut().for_each(|p| p.closed = Stats::default());
-        self.for_each_channel(|cell, _| cell.stats.borrow_mut().clear()).await;
+        self.for_each_channel(|cell, _| drop(cell.stats.take())).await;
     }
 
     /// Aborts every request that the device has, waits for them to complete, and goes on. Requests that come meanwhile wait. `false` if a reset is

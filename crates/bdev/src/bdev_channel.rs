@@ -157,6 +157,7 @@ impl BdevChannel {
         if !self.waiting.is_empty() || self.advance(key, cx) {
             self.waiting.push_back(key);
         }
+        self.cell.set_depths(self.pending.len(), self.waiting.len() as u32);
     }
 
     /// Says that nobody wants the requests with this tag any more. They still complete.
@@ -191,6 +192,7 @@ impl BdevChannel {
         if matches!(self.state, State::Freezing(_)) {
             self.look_frozen();
         }
+        self.cell.set_depths(self.pending.len(), self.waiting.len() as u32);
         out.append(&mut self.ready);
     }
 
@@ -236,9 +238,6 @@ impl BdevChannel {
                 self.waiting.push_back(key);
             }
         }
-        let mut stats = self.cell.stats.borrow_mut();
-        stats.in_flight = self.pending.len().into();
-        stats.waiting = self.waiting.len() as u64;
     }
 
     /// Sends the next piece of a request, for which there is a credit; whether more are to go. One that has failed or was aborted meanwhile has none.
@@ -413,8 +412,7 @@ impl Drop for BdevChannel {
             zeroes.buffer.reclaim();
         }
         self.cells.close(self.bdev().serial(), &self.cell);
-        let mut stats = self.cell.stats.take();
-        (stats.in_flight, stats.waiting) = (0, 0);
+        let stats = self.cell.stats.take();
         self.bdev().channel_closed(&self.reactor, &stats);
     }
 }

@@ -24,7 +24,10 @@ pub(crate) enum Command {
 #[derive(Debug)]
 pub(crate) struct ChannelCell {
     pub root: RootId,
+    /// But for the depths, which are beside.
     pub stats: RefCell<Stats>,
+    /// Requests in flight, and those of them that wait.
+    depths: Cell<(u32, u32)>,
     commands: RefCell<VecDeque<Command>>,
     has_command: Cell<bool>,
 }
@@ -34,6 +37,19 @@ impl ChannelCell {
         self.commands.borrow_mut().push_back(command);
         self.has_command.set(true);
         cx.wake(self.root);
+    }
+
+    #[inline]
+    pub fn set_depths(&self, in_flight: u32, waiting: u32) {
+        self.depths.set((in_flight, waiting));
+    }
+
+    /// What has been counted, and the depths now.
+    pub fn read_stats(&self) -> Stats {
+        let (in_flight, waiting) = self.depths.get();
+        let mut stats = self.stats.borrow().clone();
+        (stats.in_flight, stats.waiting) = (in_flight.into(), waiting.into());
+        stats
     }
 
     #[inline]
@@ -58,6 +74,7 @@ impl Cells {
         let cell = Rc::new(ChannelCell {
             root,
             stats: RefCell::default(),
+            depths: Cell::default(),
             commands: RefCell::default(),
             has_command: Cell::new(false),
         });

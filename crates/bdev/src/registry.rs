@@ -224,3 +224,6 @@ impl Registry {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -62,11 +62,6 @@ impl Stats {
         &self.ops[op as usize]
     }
 
-    /// Sets all counts to zero; what is in flight stays.
-    pub(crate) fn clear(&mut self) {
-        self.ops = Default::default();
-    }
-
     #[inline]
     pub(crate) fn record(&mut self, op: Op, bytes: u64, status: Status, latency_ns: u64) {
         self.ops[op as usize].record(bytes, status, latency_ns);

@@ -1,0 +1,387 @@
+//! A reactor that a check steps by itself, and openers on it.
+
+use crate::data::Shape;
+use aryk_bdev::{Access, BdevChannel, Completion, Descriptor, Event, Io, Op, Registry, Status, Tag};
+use aryk_dma::{Mapping, MemTable, Region, SgTable, Sgl};
+use aryk_reactor::{Clock, CoreSet, Cx, Engine, Reactor, Root, RootId, SleepPolicy, ThreadId};
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::future::Future;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+
+/// Turns in which nothing happens before a check gives up; each lets other threads run first.
+const IDLE_TURNS_MAX: u32 = 20_000_000;
+
+/// One reactor on the calling thread.
+#[derive(Debug)]
+pub struct Bench {
+    reactor: Reactor,
+    thread: ThreadId,
+}
+
+impl Bench {
+    /// One by the system's clock.
+    ///
+    /// # Panics
+    /// If the kernel refuses what a reactor needs.
+    pub fn new() -> Self {
+        Self::at(Clock::Monotonic)
+    }
+
+    /// One by another clock.
+    ///
+    /// # Panics
+    /// As [`Bench::new`].
+    pub fn at(clock: Clock) -> Self {
+        let mut reactor = Reactor::new(0, SleepPolicy::Poll, Engine::Auto, clock).expect("a reactor starts");
+        let thread = reactor.cx().add_thread("bench", CoreSet::from_iter([0]));
+        Self { reactor, thread }
+    }
+
+    /// The reactor's state.
+    pub const fn cx(&mut self) -> &mut Cx {
+        self.reactor.cx()
+    }
+
+    /// The thread of all that is on it.
+    pub const fn thread(&self) -> ThreadId {
+        self.thread
+    }
+
+    /// One turn.
+    pub fn turn(&mut self) -> bool {
+        self.reactor.turn()
+    }
+
+    /// Turns until `is_done`.
+    ///
+    /// # Panics
+    /// If that takes forever.
+    pub fn until(&mut self, what: &str, mut is_done: impl FnMut() -> bool) {
+        let mut idle = 0;
+        while !is_done() {
+            if self.turn() {
+                continue;
+            }
+            idle += 1;
+            assert!(idle < IDLE_TURNS_MAX, "waited in vain for {what}");
+            std::thread::yield_now();
+        }
+    }
+
+    /// Turns until `future` is ready.
+    ///
+    /// # Panics
+    /// As [`Bench::until`].
+    pub fn wait<T>(&mut self, what: &str, future: impl Future<Output = T>) -> T {
+        let mut future = pin!(future);
+        let mut result = None;
+        let mut poll = || match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(value) => {
+                result = Some(value);
+                true
+            }
+            Poll::Pending => false,
+        };
+        self.until(what, &mut poll);
+        result.expect("it was ready")
+    }
+
+    /// Opens a disk, with a channel, and memory for `requests` requests of up to `bytes` bytes.
+    ///
+    /// # Panics
+    /// If it cannot be opened.
+    pub fn open(
+        &mut self,
+        registry: &Registry,
+        name: &str,
+        access: Access,
+        requests: u16,
+        bytes: u32,
+    ) -> Opener {
+        let events = Arc::new(Mutex::new(Vec::new()));
+        let told = Arc::clone(&events);
+        let listener = move |event| told.lock().expect("no one panics holding it").push(event);
+        let descriptor = registry.open(name, access, "the bench", listener).expect("the disk can be opened");
+        let block_size = descriptor.bdev().geometry().block_size;
+        let memory = GuestMemory::new(requests, Shape::room(bytes));
+        let root = self.cx_root(&descriptor);
+        Opener {
+            root,
+            events,
+            descriptor: Some(descriptor),
+            memory,
+            block_size,
+            next: 0,
+            sent: HashMap::new(),
+        }
+    }
+
+    fn cx_root(&mut self, descriptor: &Descriptor) -> Rc<RefCell<Queue>> {
+        let thread = self.thread;
+        let made = self.cx().add_root(thread, "opener", |id, cx| {
+            let channel = descriptor.open_channel(id, cx)?;
+            Ok::<_, aryk_bdev::OpenError>(Queue { id, channel, scratch: Vec::new(), completed: Vec::new() })
+        });
+        let id = made.expect("a channel can be opened").id();
+        self.cx().root(id).expect("just added")
+    }
+}
+
+impl Default for Bench {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// What of an opener the reactor polls.
+struct Queue {
+    id: RootId,
+    channel: BdevChannel,
+    scratch: Vec<Completion>,
+    completed: Vec<Completion>,
+}
+
+impl Root for Queue {
+    fn poll(&mut self, cx: &mut Cx) -> bool {
+        self.channel.poll(cx, &mut self.scratch);
+        let worked = !self.scratch.is_empty();
+        self.completed.append(&mut self.scratch);
+        worked
+    }
+}
+
+/// A guest's memory, with room for each request.
+struct GuestMemory {
+    table: Arc<MemTable>,
+    lists: SgTable,
+    free: Vec<u16>,
+    room: u64,
+}
+
+/// What memory outside of segments holds.
+const CANARY: u8 = 0xee;
+
+impl GuestMemory {
+    fn new(requests: u16, room: u32) -> Self {
+        let room = u64::from(room).next_multiple_of(4096);
+        let mapping = Arc::new(Mapping::anonymous(room * u64::from(requests)).expect("there is memory"));
+        let len = mapping.len();
+        let region = Region { guest_addr: 0, user_addr: 0, len, offset: 0, mapping };
+        let table = Arc::new(MemTable::new(vec![region]).expect("one region is a table"));
+        let lists = SgTable::new(requests, Arc::clone(&table));
+        Self { table, lists, free: (0..requests).rev().collect(), room }
+    }
+
+    fn write(&self, slot: u16, segments: &[(u32, u32)], bytes: &[u8]) {
+        let mut left = bytes;
+        for &(offset, len) in segments {
+            let (now, rest) = left.split_at(len as usize);
+            self.table.write_bytes(self.addr(slot, offset), now).expect("in the slot's room");
+            left = rest;
+        }
+    }
+
+    fn read(&self, slot: u16, segments: &[(u32, u32)]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for &(offset, len) in segments {
+            let start = bytes.len();
+            bytes.resize(start + len as usize, 0);
+            self.table.read_bytes(self.addr(slot, offset), &mut bytes[start..]).expect("in the slot's room");
+        }
+        bytes
+    }
+
+    /// The bytes around each segment, one before and one behind.
+    fn around(segments: &[(u32, u32)]) -> impl Iterator<Item = u32> + '_ {
+        segments.iter().flat_map(|&(offset, len)| [offset.checked_sub(1), Some(offset + len)]).flatten()
+    }
+
+    fn addr(&self, slot: u16, offset: u32) -> u64 {
+        u64::from(slot) * self.room + u64::from(offset)
+    }
+}
+
+/// What became of a request.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Outcome {
+    /// Its number.
+    pub id: u64,
+    /// How it ended.
+    pub status: Status,
+    /// What its memory holds: of a read, what was read.
+    pub data: Vec<u8>,
+}
+
+/// A request that an opener has submitted.
+struct Sent {
+    slot: Option<u16>,
+    segments: Vec<(u32, u32)>,
+    op: Op,
+}
+
+/// A disk that is open on a [`Bench`]. Numbers its requests, and panics if one completes that it did not submit, or twice.
+pub struct Opener {
+    root: Rc<RefCell<Queue>>,
+    events: Arc<Mutex<Vec<Event>>>,
+    /// Gone once it has let go of the disk, whose channel may still be open.
+    descriptor: Option<Descriptor>,
+    memory: GuestMemory,
+    block_size: u32,
+    next: u64,
+    sent: HashMap<u64, Sent>,
+}
+
+impl std::fmt::Debug for Opener {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.root.borrow().channel.fmt(f)
+    }
+}
+
+impl Opener {
+    /// Submits a read.
+    pub fn read(&mut self, lba: u64, blocks: u64, shape: Shape, bench: &mut Bench) -> u64 {
+        let bytes = blocks as u32 * self.block_size;
+        self.with_data(Op::Read, lba, blocks, shape, &vec![0xdd; bytes as usize], bench)
+    }
+
+    /// Submits a write of `data`.
+    pub fn write(&mut self, lba: u64, data: &[u8], shape: Shape, bench: &mut Bench) -> u64 {
+        let blocks = data.len() as u64 / u64::from(self.block_size);
+        self.with_data(Op::Write, lba, blocks, shape, data, bench)
+    }
+
+    /// Submits a request without data.
+    pub fn command(&mut self, op: Op, lba: u64, blocks: u64, bench: &mut Bench) -> u64 {
+        let sent = Sent { slot: None, segments: Vec::new(), op };
+        self.submit(sent, Io { tag: Tag(0), op, fua: false, lba, blocks, data: Sgl::EMPTY }, bench)
+    }
+
+    /// Submits a request with this data, whatever number of blocks it speaks of.
+    ///
+    /// # Panics
+    /// If more requests are in flight than there is memory for.
+    pub fn with_data(
+        &mut self,
+        op: Op,
+        lba: u64,
+        blocks: u64,
+        shape: Shape,
+        data: &[u8],
+        bench: &mut Bench,
+    ) -> u64 {
+        let segments = shape.segments(data.len() as u32, self.block_size);
+        let slot = self.memory.free.pop().expect("no more requests than announced");
+        for around in GuestMemory::around(&segments) {
+            self.memory.write(slot, &[(around, 1)], &[CANARY]);
+        }
+        self.memory.write(slot, &segments, data);
+        self.memory.lists.begin(slot);
+        for &(offset, len) in &segments {
+            let addr = self.memory.addr(slot, offset);
+            self.memory.lists.push(slot, addr, len).expect("in the slot's room");
+        }
+        let data = self.memory.lists.sgl(slot);
+        let sent = Sent { slot: Some(slot), segments, op };
+        self.submit(sent, Io { tag: Tag(0), op, fua: false, lba, blocks, data }, bench)
+    }
+
+    fn submit(&mut self, sent: Sent, io: Io, bench: &mut Bench) -> u64 {
+        let id = self.next;
+        self.next += 1;
+        self.sent.insert(id, sent);
+        self.root.borrow_mut().channel.submit(Io { tag: Tag(id), ..io }, bench.cx());
+        id
+    }
+
+    /// Aborts a request.
+    pub fn abort(&mut self, id: u64, bench: &mut Bench) {
+        self.root.borrow_mut().channel.abort(Tag(id), bench.cx());
+    }
+
+    /// Aborts all requests.
+    pub fn abort_all(&mut self, bench: &mut Bench) {
+        self.root.borrow_mut().channel.abort_all(bench.cx());
+    }
+
+    /// What has completed since the last look, in order.
+    ///
+    /// # Panics
+    /// If something completed that was not in flight, or memory outside of a request's segments was written.
+    pub fn completed(&mut self) -> Vec<Outcome> {
+        let completed = std::mem::take(&mut self.root.borrow_mut().completed);
+        completed.into_iter().map(|c| self.outcome(c)).collect()
+    }
+
+    fn outcome(&mut self, completion: Completion) -> Outcome {
+        let id = completion.tag.0;
+        let sent = self.sent.remove(&id).expect("what completes was in flight");
+        let mut data = Vec::new();
+        if let Some(slot) = sent.slot {
+            self.memory.lists.end(slot);
+            data = self.memory.read(slot, &sent.segments);
+            for around in GuestMemory::around(&sent.segments) {
+                let inside = sent.segments.iter().any(|&(at, len)| around >= at && around < at + len);
+                let byte = self.memory.read(slot, &[(around, 1)]);
+                assert!(inside || byte == [CANARY], "{:?} wrote outside of its segments", sent.op);
+            }
+            self.memory.free.push(slot);
+        }
+        Outcome { id, status: completion.status, data }
+    }
+
+    /// Waits until all requests have completed.
+    ///
+    /// # Panics
+    /// As [`Opener::completed`], and if it takes forever.
+    pub fn drain(&mut self, bench: &mut Bench) -> Vec<Outcome> {
+        let mut outcomes = Vec::new();
+        let root = Rc::clone(&self.root);
+        while !self.sent.is_empty() {
+            bench.until("a request to complete", || !root.borrow().completed.is_empty());
+            outcomes.extend(self.completed());
+        }
+        outcomes
+    }
+
+    /// Waits for the one request that is in flight.
+    ///
+    /// # Panics
+    /// If there is not exactly one, or as [`Opener::drain`].
+    pub fn finish(&mut self, bench: &mut Bench) -> Outcome {
+        let mut outcomes = self.drain(bench);
+        assert_eq!(outcomes.len(), 1, "{outcomes:?}");
+        outcomes.remove(0)
+    }
+
+    /// Requests in flight.
+    pub fn in_flight(&self) -> usize {
+        self.sent.len()
+    }
+
+    /// What it was told.
+    ///
+    /// # Panics
+    /// Not unless a listener has.
+    pub fn events(&self) -> Vec<Event> {
+        self.events.lock().expect("no one panics holding it").clone()
+    }
+
+    /// Lets go of the disk, though its channel is still open.
+    pub fn drop_descriptor(&mut self) {
+        self.descriptor = None;
+    }
+
+    /// Closes its channel, and the disk.
+    ///
+    /// # Panics
+    /// If requests are in flight.
+    pub fn close(self, bench: &mut Bench) {
+        assert_eq!(self.in_flight(), 0, "requests are in flight");
+        let id = self.root.borrow().id;
+        bench.cx().remove_root(id);
+    }
+}

@@ -1,0 +1,16 @@
+//! What every disk must do. Each check panics where one does not.
+
+mod lifecycle;
+mod limits;
+mod requests;
+mod sequences;
+mod threads;
+
+pub use lifecycle::{
+    abort_under_load, claims, read_only_opening, removal_under_load, removal_waits_for_channels,
+    reset_under_load, resizing, statistics_add_up,
+};
+pub use limits::{more_in_flight_than_the_depth, tight_limits};
+pub use requests::{bounds_and_bad_requests, every_operation_at_every_alignment};
+pub use sequences::any_sequence;
+pub use threads::several_threads;

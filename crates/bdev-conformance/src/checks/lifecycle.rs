@@ -1,0 +1,272 @@
+//! Opening, claims, aborts, resets, removal, resizing, statistics.
+
+use crate::{Bench, Features, Fixture, Opener, Outcome, Shape, contents};
+use aryk_bdev::{Access, Error, Event, Op, Status};
+
+/// Requests that these checks keep in flight.
+const LOAD: u64 = 300;
+
+/// Opens the disk, and puts writes and reads in flight.
+fn under_load(fixture: &impl Fixture, bench: &mut Bench) -> Opener {
+    let block_size = block_size(fixture);
+    let mut disk =
+        bench.open(fixture.registry(), fixture.name(), Access::Exclusive, 2 * LOAD as u16, block_size);
+    load(&mut disk, block_size, bench);
+    disk
+}
+
+fn load(disk: &mut Opener, block_size: u32, bench: &mut Bench) {
+    for lba in 0..LOAD {
+        if lba % 2 == 0 {
+            disk.write(lba, &contents(lba + 1, lba, 1, block_size), Shape::Odd, bench);
+        } else {
+            disk.read(lba, 1, Shape::Single, bench);
+        }
+    }
+}
+
+fn block_size(fixture: &impl Fixture) -> u32 {
+    fixture.registry().find(fixture.name()).expect("it is registered").geometry().block_size
+}
+
+/// All have completed, done or with `failure`.
+fn assert_each(outcomes: &[Outcome], failure: Status) {
+    for outcome in outcomes {
+        assert!(outcome.status.is_ok() || outcome.status == failure, "{:?}", outcome.status);
+    }
+}
+
+/// The disk works: what is written is read.
+fn assert_works(disk: &mut Opener, fixture: &impl Fixture, bench: &mut Bench) {
+    let data = contents(77, 9, 3, block_size(fixture));
+    // Three blocks take the memory of three requests of one.
+    disk.with_data(Op::Write, 9, 1, Shape::Single, &data[..data.len() / 3], bench);
+    assert_eq!(disk.finish(bench).status, Status::Ok);
+    disk.read(9, 1, Shape::Odd, bench);
+    let outcome = disk.finish(bench);
+    assert_eq!(outcome.status, Status::Ok);
+    let Features { data: has_data, .. } = fixture.features();
+    assert!(!has_data || outcome.data == data[..data.len() / 3]);
+}
+
+/// Aborts of one request, of some that wait, of one that is not there, and of all: each completes once, done or aborted.
+///
+/// # Panics
+/// If the disk fails it.
+pub fn abort_under_load<F: Fixture>(make: &impl Fn() -> F) {
+    let fixture = make();
+    let mut bench = Bench::new();
+    let mut disk = under_load(&fixture, &mut bench);
+    for id in [0, 1, LOAD - 1, LOAD / 2, LOAD - 1, 12_345] {
+        disk.abort(id, &mut bench);
+    }
+    let outcomes = disk.drain(&mut bench);
+    assert_eq!(outcomes.len() as u64, LOAD);
+    assert_each(&outcomes, Status::Aborted);
+    load(&mut disk, block_size(&fixture), &mut bench);
+    bench.turn();
+    disk.abort_all(&mut bench);
+    assert_each(&disk.drain(&mut bench), Status::Aborted);
+    assert_works(&mut disk, &fixture, &mut bench);
+    disk.close(&mut bench);
+}
+
+/// A reset with requests in flight and more to come: each completes once, done or aborted, and the disk goes on.
+///
+/// # Panics
+/// If the disk fails it.
+pub fn reset_under_load<F: Fixture>(make: &impl Fn() -> F) {
+    let fixture = make();
+    let mut bench = Bench::new();
+    let mut disk = under_load(&fixture, &mut bench);
+    let bdev = fixture.registry().find(fixture.name()).expect("it is registered");
+    for _ in 0..3 {
+        let did = bench.wait("a reset", bdev.reset());
+        assert!(did, "no other reset is under way");
+        let outcomes = disk.drain(&mut bench);
+        assert_eq!(outcomes.len() as u64, LOAD);
+        assert_each(&outcomes, Status::Aborted);
+        load(&mut disk, block_size(&fixture), &mut bench);
+    }
+    // One whose caller does not wait for it leaves nothing frozen.
+    {
+        let mut reset = std::pin::pin!(bdev.reset());
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        let _ = reset.as_mut().poll(&mut context);
+    }
+    assert_each(&disk.drain(&mut bench), Status::Aborted);
+    assert_works(&mut disk, &fixture, &mut bench);
+    disk.close(&mut bench);
+}
+
+/// Removal with requests in flight: they complete, new ones are refused, the opener is told, and the disk goes when it is closed.
+///
+/// # Panics
+/// If the disk fails it.
+pub fn removal_under_load<F: Fixture>(make: &impl Fn() -> F) {
+    let fixture = make();
+    let mut bench = Bench::new();
+    let mut disk = under_load(&fixture, &mut bench);
+    let bdev = fixture.registry().find(fixture.name()).expect("it is registered");
+    let registry = fixture.registry();
+    let mut removal = std::pin::pin!(registry.remove(fixture.name()));
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    assert!(removal.as_mut().poll(&mut context).is_pending(), "it is open");
+    assert!(bdev.is_removing());
+    assert_eq!(disk.events(), [Event::Removed]);
+    let outcomes = disk.drain(&mut bench);
+    assert_eq!(outcomes.len() as u64, LOAD);
+    assert!(outcomes.iter().all(|o| o.status.is_ok()), "requests in flight complete");
+    disk.read(0, 1, Shape::Single, &mut bench);
+    assert_eq!(disk.finish(&mut bench).status, Status::Removed);
+    let again = registry.open(fixture.name(), Access::Read, "another", |_| ());
+    assert!(matches!(again, Err(Error::Busy(_))));
+    assert!(removal.as_mut().poll(&mut context).is_pending(), "it is still open");
+    disk.close(&mut bench);
+    assert_eq!(bench.wait("the removal", removal), Ok(()));
+    assert!(matches!(registry.find(fixture.name()), Err(Error::NotFound(_))));
+}
+
+/// Removal of a disk whose opener has let go of it, but has a channel open, waits for that.
+///
+/// # Panics
+/// If the disk fails it.
+pub fn removal_waits_for_channels<F: Fixture>(make: &impl Fn() -> F) {
+    let fixture = make();
+    let mut bench = Bench::new();
+    let mut disk = under_load(&fixture, &mut bench);
+    disk.drop_descriptor();
+    let mut removal = std::pin::pin!(fixture.registry().remove(fixture.name()));
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    for _ in 0..100 {
+        assert!(removal.as_mut().poll(&mut context).is_pending(), "a channel is open");
+        bench.turn();
+    }
+    assert_eq!(disk.drain(&mut bench).len() as u64, LOAD);
+    assert!(removal.as_mut().poll(&mut context).is_pending(), "a channel is open");
+    disk.close(&mut bench);
+    assert_eq!(bench.wait("the removal", removal), Ok(()));
+}
+
+/// One writer, or several: claims exclude each other as they should, and end with their openers.
+///
+/// # Panics
+/// If the disk fails it.
+pub fn claims<F: Fixture>(make: &impl Fn() -> F) {
+    let fixture = make();
+    let open = |access, owner: &str| fixture.registry().open(fixture.name(), access, owner, |_| ());
+    let refused = |access, by: &str| match open(access, "refused") {
+        Err(Error::Claimed { owner, .. }) => assert_eq!(owner, by),
+        other => panic!("{access:?} gives {other:?}"),
+    };
+    let exclusive = open(Access::Exclusive, "one").expect("nobody has it");
+    refused(Access::Exclusive, "one");
+    refused(Access::Shared, "one");
+    let reader = open(Access::Read, "reader").expect("readers are always let in");
+    assert!(exclusive.is_writable() && !reader.is_writable());
+    drop(exclusive);
+    let shared =
+        [open(Access::Shared, "two"), open(Access::Shared, "three")].map(|s| s.expect("writers may share"));
+    refused(Access::Exclusive, "two");
+    drop(shared);
+    assert!(open(Access::Exclusive, "four").is_ok());
+}
+
+/// Who opened the disk to read cannot change it.
+///
+/// # Panics
+/// If the disk fails it.
+pub fn read_only_opening<F: Fixture>(make: &impl Fn() -> F) {
+    let fixture = make();
+    let mut bench = Bench::new();
+    let block_size = block_size(&fixture);
+    let mut writer = bench.open(fixture.registry(), fixture.name(), Access::Exclusive, 1, block_size);
+    let data = contents(5, 2, 1, block_size);
+    writer.write(2, &data, Shape::Single, &mut bench);
+    assert_eq!(writer.finish(&mut bench).status, Status::Ok);
+    let mut reader = bench.open(fixture.registry(), fixture.name(), Access::Read, 1, block_size);
+    reader.with_data(Op::Write, 2, 1, Shape::Single, &vec![0; block_size as usize], &mut bench);
+    assert_eq!(reader.finish(&mut bench).status, Status::ReadOnly);
+    for op in [Op::Unmap, Op::WriteZeroes] {
+        reader.command(op, 2, 1, &mut bench);
+        assert_eq!(reader.finish(&mut bench).status, Status::ReadOnly);
+    }
+    reader.read(2, 1, Shape::Single, &mut bench);
+    let outcome = reader.finish(&mut bench);
+    assert_eq!(outcome.status, Status::Ok);
+    assert!(!fixture.features().data || outcome.data == data);
+    reader.close(&mut bench);
+    writer.close(&mut bench);
+}
+
+/// Where the store can be given another size: openers are told, and the new bounds hold.
+///
+/// # Panics
+/// If the disk fails it.
+pub fn resizing<F: Fixture>(make: &impl Fn() -> F) {
+    let fixture = make();
+    let bdev = fixture.registry().find(fixture.name()).expect("it is registered");
+    let mut bench = Bench::new();
+    let block_size = block_size(&fixture);
+    let mut disk = bench.open(fixture.registry(), fixture.name(), Access::Exclusive, 1, block_size);
+    let old = bdev.blocks();
+    let mut told = Vec::new();
+    for (blocks, then) in [(old + 64, Status::Ok), (old, Status::OutOfRange)] {
+        if !fixture.resize(blocks) {
+            break;
+        }
+        told.push(Event::Resized { blocks });
+        assert_eq!((bdev.blocks(), bdev.geometry().blocks), (blocks, blocks));
+        disk.read(old, 1, Shape::Single, &mut bench);
+        assert_eq!(disk.finish(&mut bench).status, then);
+    }
+    assert_eq!(disk.events(), told);
+    disk.close(&mut bench);
+}
+
+/// Counts of operations, bytes, failures and latencies are right, over two channels, and stay when these are closed.
+///
+/// # Panics
+/// If the disk fails it.
+pub fn statistics_add_up<F: Fixture>(make: &impl Fn() -> F) {
+    let fixture = make();
+    let bdev = fixture.registry().find(fixture.name()).expect("it is registered");
+    let mut bench = Bench::new();
+    let block_size = block_size(&fixture);
+    for round in 1..=2 {
+        let mut a = bench.open(fixture.registry(), fixture.name(), Access::Shared, 40, block_size);
+        let mut b = bench.open(fixture.registry(), fixture.name(), Access::Shared, 40, block_size);
+        for i in 0..20 {
+            a.write(i, &contents(1, i, 1, block_size), Shape::Single, &mut bench);
+            b.read(i, 1, Shape::Single, &mut bench);
+            b.read(u64::MAX, 1, Shape::Single, &mut bench);
+        }
+        a.drain(&mut bench);
+        b.drain(&mut bench);
+        for closed in [false, true] {
+            let stats = bench.wait("statistics", bdev.stats());
+            let (reads, writes) = (stats.op(Op::Read), stats.op(Op::Write));
+            let bytes = 20 * round * u64::from(block_size);
+            assert_eq!((writes.ops, writes.bytes, writes.errors), (20 * round, bytes, 0), "closed: {closed}");
+            assert_eq!((reads.ops, reads.bytes, reads.errors), (20 * round, bytes, 20 * round));
+            assert_eq!((reads.latencies.total(), writes.latencies.total()), (40 * round, 20 * round));
+            assert!(writes.latency_ns >= writes.latency_ns_max);
+            assert!(writes.latency_ns_min.is_some_and(|min| min <= writes.latency_ns_max));
+            assert_eq!((stats.in_flight, stats.waiting), (0, 0));
+            if !closed {
+                (a, b) = reopen(a, b, &fixture, &mut bench);
+            }
+        }
+        a.close(&mut bench);
+        b.close(&mut bench);
+    }
+    bench.wait("clearing", bdev.clear_stats());
+    assert_eq!(bench.wait("statistics", bdev.stats()), aryk_bdev::Stats::default());
+}
+
+fn reopen(a: Opener, b: Opener, fixture: &impl Fixture, bench: &mut Bench) -> (Opener, Opener) {
+    a.close(bench);
+    b.close(bench);
+    let mut open = || bench.open(fixture.registry(), fixture.name(), Access::Shared, 40, block_size(fixture));
+    (open(), open())
+}

@@ -1,0 +1,162 @@
+//! Several reactors at once.
+
+use crate::{Fixture, contents, fill};
+use aryk_bdev::{Access, AsyncChannel, Bdev, Descriptor, Op, Status};
+use aryk_dma::Buffer;
+use aryk_reactor::{CoreSet, Handle, Options, Reactors};
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+
+/// Channels on each reactor, and writes of each.
+const CHANNELS: u64 = 2;
+const WRITES: u64 = 100;
+/// Blocks of each write.
+const BLOCKS: u64 = 4;
+/// Blocks that all of them share.
+const SHARED: u64 = 16;
+
+struct Unpark(std::thread::Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Waits for `future` on the calling thread.
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut future = pin!(future);
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(value) => return value,
+            Poll::Pending => std::thread::park(),
+        }
+    }
+}
+
+/// Channels on all cores, each with blocks of its own, and some blocks of all: each holds in the end what one of its writers wrote. Meanwhile the disk is
+/// reset, its statistics are read, and in the end they add up.
+///
+/// # Panics
+/// If the disk fails it.
+pub fn several_threads<F: Fixture>(make: &impl Fn() -> F) {
+    let fixture = make();
+    let bdev = fixture.registry().find(fixture.name()).expect("it is registered");
+    let options = Options { cores: CoreSet::allowed(), ..Options::default() };
+    let reactors = Reactors::start(&options).expect("reactors start");
+    let descriptor = fixture.registry().open(fixture.name(), Access::Exclusive, "threads", |_| ());
+    let descriptor = descriptor.expect("nobody has it");
+    let mut writers = Vec::new();
+    for (handle, writer) in reactors.handles().iter().cycle().zip(0..2 * CHANNELS) {
+        writers.push(block_on(start(handle, &descriptor, writer)));
+    }
+    let (all, mut seen) = (2 * CHANNELS * (2 * WRITES + 1), 0);
+    for _ in 0..20 {
+        let now = block_on(bdev.stats()).op(Op::Write).ops;
+        assert!(now >= seen && now <= all, "{now} writes of {all}, after {seen}");
+        seen = now;
+        assert!(block_on(bdev.reset()));
+    }
+    let mut failed = 0;
+    for writer in writers {
+        failed += block_on(writer).expect("a writer ends");
+    }
+    let verified = block_on(verify(&reactors.handles()[0], &descriptor, fixture.features().data));
+    assert_eq!(verified, Ok(()));
+    let stats = block_on(bdev.stats());
+    let writes = stats.op(Op::Write);
+    assert_eq!(writes.errors, failed);
+    assert_eq!(writes.ops, all);
+    drop(descriptor);
+    assert_eq!(block_on(fixture.registry().remove(fixture.name())), Ok(()));
+}
+
+type Ended = futures_channel::oneshot::Receiver<u64>;
+
+/// Starts a writer; it ends with the number of its writes that a reset aborted, all of which it did again.
+async fn start(handle: &Handle, descriptor: &Descriptor, writer: u64) -> Ended {
+    let descriptor = descriptor.clone();
+    let (ended, wait) = futures_channel::oneshot::channel();
+    let on_reactor = move |cx: &mut aryk_reactor::Cx| {
+        let thread = cx.add_thread(format!("writer {writer}"), CoreSet::allowed());
+        let channel = AsyncChannel::open(&descriptor, thread, cx).expect("a channel can be opened");
+        let task = async move {
+            let failed = write(&channel, descriptor.bdev(), writer).await;
+            drop((channel, descriptor));
+            let _ = ended.send(failed);
+        };
+        cx.local().spawn(task).detach();
+    };
+    handle.call(on_reactor).await.expect("the reactor runs");
+    wait
+}
+
+/// Where a writer's own blocks are.
+const fn own(writer: u64) -> u64 {
+    SHARED + writer * BLOCKS
+}
+
+async fn write(channel: &AsyncChannel, bdev: &Bdev, writer: u64) -> u64 {
+    let block_size = bdev.geometry().block_size;
+    let mut failed = 0;
+    for i in 0..WRITES {
+        let shared = (i * 7 + writer) % (SHARED - BLOCKS + 1);
+        let seed = writer + 1;
+        failed += write_once(channel, shared, seed, block_size).await;
+        failed += write_once(channel, own(writer), seed + i * 100, block_size).await;
+    }
+    failed + write_once(channel, own(writer), writer + 1, block_size).await
+}
+
+/// Writes until it is done; how often that was aborted.
+async fn write_once(channel: &AsyncChannel, lba: u64, seed: u64, block_size: u32) -> u64 {
+    let mut aborted = 0;
+    loop {
+        let data = Buffer::from_slice(&contents(seed, lba, BLOCKS, block_size));
+        match channel.write(lba, BLOCKS, data).await {
+            Ok(_) => return aborted,
+            Err(status) => assert_eq!(status, Status::Aborted),
+        }
+        aborted += 1;
+    }
+}
+
+/// Reads all blocks; what is wrong with them.
+async fn verify(handle: &Handle, descriptor: &Descriptor, has_data: bool) -> Result<(), String> {
+    let descriptor = descriptor.clone();
+    let (ended, wait) = futures_channel::oneshot::channel();
+    let on_reactor = move |cx: &mut aryk_reactor::Cx| {
+        let thread = cx.add_thread("reader", CoreSet::allowed());
+        let channel = AsyncChannel::open(&descriptor, thread, cx).expect("a channel can be opened");
+        let block_size = descriptor.bdev().geometry().block_size;
+        let task = async move {
+            let blocks = own(2 * CHANNELS);
+            let buffer = Buffer::new((blocks * u64::from(block_size)) as usize, 4096);
+            let buffer = channel.read(0, blocks, buffer).await.expect("the disk can be read");
+            drop((channel, descriptor));
+            let _ = ended.send(if has_data { look(buffer.bytes(), block_size) } else { Ok(()) });
+        };
+        cx.local().spawn(task).detach();
+    };
+    handle.call(on_reactor).await.expect("the reactor runs");
+    wait.await.expect("the reader ends")
+}
+
+fn look(bytes: &[u8], block_size: u32) -> Result<(), String> {
+    for (block, lba) in bytes.chunks_exact(block_size as usize).zip(0..) {
+        let writers =
+            if lba < SHARED { 0..2 * CHANNELS } else { (lba - SHARED) / BLOCKS..(lba - SHARED) / BLOCKS + 1 };
+        let mut expected = vec![0; block.len()];
+        let mut is = |seed: u64| {
+            fill(seed, lba, &mut expected);
+            block == expected
+        };
+        if !writers.clone().any(|w| is(w + 1)) {
+            return Err(format!("block {lba} holds what none of {writers:?} wrote"));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,152 @@
+//! A disk that is another device behind tighter limits, and notes whatever the block layer lets through to it.
+
+use aryk_bdev::{Bdev, Channel, Completion, Device, Geometry, Io, Limits, Op, OpSet, OpenError, Tag};
+use aryk_reactor::{Cx, RootId};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// A request as the device saw it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Seen {
+    /// What was asked for.
+    pub op: Op,
+    /// The first block.
+    pub lba: u64,
+    /// How many.
+    pub blocks: u64,
+    /// In how many pieces of memory.
+    pub pieces: u32,
+}
+
+/// What went through a probe.
+#[derive(Debug, Default)]
+pub struct Log {
+    /// Every request.
+    pub seen: Vec<Seen>,
+    /// The most that were in flight on one channel.
+    pub in_flight_max: u32,
+}
+
+/// See the file's head.
+pub struct Probe {
+    device: Arc<dyn Device>,
+    limits: Limits,
+    ops: OpSet,
+    log: Arc<Mutex<Log>>,
+}
+
+impl Probe {
+    /// `device`, of which the block layer is told these limits and operations.
+    pub fn new(device: Arc<dyn Device>, limits: Limits, ops: OpSet) -> Self {
+        Self { device, limits, ops, log: Arc::default() }
+    }
+
+    /// What went through it, now and later.
+    pub fn log(&self) -> Arc<Mutex<Log>> {
+        Arc::clone(&self.log)
+    }
+}
+
+impl std::fmt::Debug for Probe {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Probe").field("limits", &self.limits).finish_non_exhaustive()
+    }
+}
+
+impl Device for Probe {
+    fn product(&self) -> &'static str {
+        "probe"
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.device.geometry()
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn ops(&self) -> OpSet {
+        self.ops
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.device.is_read_only()
+    }
+
+    fn bases(&self) -> Vec<Arc<Bdev>> {
+        self.device.bases()
+    }
+
+    fn base_resized(&self) -> Option<u64> {
+        self.device.base_resized()
+    }
+
+    fn open_channel(&self, root: RootId, cx: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
+        let inner = self.device.open_channel(root, cx)?;
+        let (limits, ops, log) = (self.limits, self.ops, Arc::clone(&self.log));
+        Ok(Box::new(ProbeChannel { inner, limits, ops, log, in_flight: 0 }))
+    }
+}
+
+struct ProbeChannel {
+    inner: Box<dyn Channel>,
+    limits: Limits,
+    ops: OpSet,
+    log: Arc<Mutex<Log>>,
+    in_flight: u32,
+}
+
+impl ProbeChannel {
+    fn log(&self) -> MutexGuard<'_, Log> {
+        self.log.lock().expect("no one panics holding it")
+    }
+
+    fn check(&self, io: &Io) {
+        let limits = &self.limits;
+        assert!(self.ops.contains(io.op), "the device does not do {io:?}");
+        let max = match io.op {
+            Op::Read | Op::Write => limits.transfer_blocks.into(),
+            Op::Unmap => limits.unmap_blocks,
+            Op::WriteZeroes => limits.write_zeroes_blocks,
+            Op::Flush => 0,
+        };
+        assert!(
+            io.blocks <= max && (io.blocks > 0 || io.op == Op::Flush),
+            "{io:?} is not within {max} blocks"
+        );
+        if !io.op.has_data() {
+            assert!(io.data.is_empty(), "{io:?} has data");
+            return;
+        }
+        assert!(io.data.pieces().count() <= limits.segments as usize, "{io:?} has too many segments");
+        let boundary = u64::from(limits.boundary_blocks);
+        let crosses = boundary > 0 && io.lba / boundary != (io.lba + io.blocks - 1) / boundary;
+        assert!(!crosses, "{io:?} crosses a multiple of {boundary}");
+    }
+}
+
+impl Channel for ProbeChannel {
+    fn submit(&mut self, io: Io, cx: &mut Cx) {
+        self.check(&io);
+        self.in_flight += 1;
+        assert!(self.in_flight <= self.limits.depth, "{} requests are in flight", self.in_flight);
+        let in_flight = self.in_flight;
+        let pieces = io.data.pieces().count() as u32;
+        {
+            let mut log = self.log();
+            log.seen.push(Seen { op: io.op, lba: io.lba, blocks: io.blocks, pieces });
+            log.in_flight_max = log.in_flight_max.max(in_flight);
+        }
+        self.inner.submit(io, cx);
+    }
+
+    fn abort(&mut self, tag: Tag, cx: &mut Cx) {
+        self.inner.abort(tag, cx);
+    }
+
+    fn poll(&mut self, cx: &mut Cx, out: &mut Vec<Completion>) {
+        let before = out.len();
+        self.inner.poll(cx, out);
+        self.in_flight -= (out.len() - before) as u32;
+    }
+}

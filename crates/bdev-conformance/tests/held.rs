@@ -1,0 +1,227 @@
+//! Requests that do not end by themselves: who ends them, and what becomes of their memory.
+
+use aryk_bdev::{Access, AsyncChannel, Identity, Op, OpSet, Registry, Status};
+use aryk_bdev_conformance::{Bench, Shape, contents};
+use aryk_bdev_error::{Fault, Injection};
+use aryk_dma::Buffer;
+use aryk_reactor::{Clock, CoreSet, Options, Reactors};
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+const BLOCKS: u64 = 1024;
+
+/// `disk` on `base`, in memory.
+fn registry() -> Registry {
+    let registry = Registry::new();
+    let malloc = aryk_bdev_malloc::Config {
+        identity: Identity::named("base"),
+        block_size: 512,
+        physical_block_size: 512,
+        blocks: BLOCKS,
+        optimal_io_blocks: 0,
+    };
+    aryk_bdev_malloc::create(&registry, malloc).expect("it can be made");
+    let error = aryk_bdev_error::Config { identity: Identity::named("disk"), base: "base".to_owned() };
+    aryk_bdev_error::create(&registry, error).expect("it can be made");
+    registry
+}
+
+fn inject(registry: &Registry, fault: Fault, ops: &[Op], count: u32) {
+    let injection = Injection { fault, ops: OpSet::of(ops), count, queue_depth: 0 };
+    aryk_bdev_error::inject(registry, "disk", injection).expect("the disk is there");
+}
+
+fn turn(bench: &mut Bench, times: u32) {
+    for _ in 0..times {
+        bench.turn();
+    }
+}
+
+fn is_pending(future: std::pin::Pin<&mut impl Future>) -> bool {
+    future.poll(&mut Context::from_waker(Waker::noop())).is_pending()
+}
+
+#[test]
+fn a_reset_ends_what_is_held_and_keeps_what_waits() {
+    let registry = registry();
+    let bdev = registry.find("disk").unwrap();
+    let mut bench = Bench::new();
+    let mut disk = bench.open(&registry, "disk", Access::Exclusive, 300, 512);
+    inject(&registry, Fault::Pending, &[Op::Write], 256);
+    // As many as the depth, all held, and one behind them.
+    for lba in 0..256 {
+        disk.write(lba, &contents(1, lba, 1, 512), Shape::Single, &mut bench);
+    }
+    let behind = disk.write(7, &contents(2, 7, 1, 512), Shape::Single, &mut bench);
+    turn(&mut bench, 50);
+    assert_eq!(disk.completed(), []);
+    let stats = bench.wait("statistics", bdev.stats());
+    assert_eq!((stats.in_flight, stats.waiting), (257, 1));
+    assert!(bench.wait("a reset", bdev.reset()));
+    let outcomes = disk.drain(&mut bench);
+    assert_eq!(outcomes.len(), 257);
+    for outcome in outcomes {
+        assert_eq!(outcome.status, if outcome.id == behind { Status::Ok } else { Status::Aborted });
+    }
+    disk.read(7, 1, Shape::Single, &mut bench);
+    assert_eq!(disk.finish(&mut bench).data, contents(2, 7, 1, 512));
+    disk.close(&mut bench);
+}
+
+#[test]
+fn an_abort_ends_one_that_is_held_and_one_that_waits() {
+    let registry = registry();
+    let mut bench = Bench::new();
+    let mut disk = bench.open(&registry, "disk", Access::Exclusive, 300, 512);
+    inject(&registry, Fault::Pending, &[Op::Read], 256);
+    let held: Vec<_> = (0..256).map(|lba| disk.read(lba, 1, Shape::Single, &mut bench)).collect();
+    let waiting = [300, 301].map(|lba| disk.read(lba, 1, Shape::Single, &mut bench));
+    disk.abort(waiting[0], &mut bench);
+    bench.turn();
+    let ended = |outcomes: Vec<aryk_bdev_conformance::Outcome>| -> Vec<_> {
+        outcomes.into_iter().map(|o| (o.id, o.status)).collect()
+    };
+    assert_eq!(ended(disk.completed()), [(waiting[0], Status::Aborted)]);
+    disk.abort(held[9], &mut bench);
+    turn(&mut bench, 3);
+    assert_eq!(ended(disk.completed()), [(held[9], Status::Aborted), (waiting[1], Status::Ok)]);
+    disk.abort_all(&mut bench);
+    assert_eq!(disk.drain(&mut bench).len(), 255);
+    disk.close(&mut bench);
+}
+
+#[test]
+fn removal_aborts_what_is_held_after_a_while() {
+    let registry = registry();
+    let nanos = Arc::new(AtomicU64::new(1));
+    let mut bench = Bench::at(Clock::Virtual(Arc::clone(&nanos)));
+    let mut disk = bench.open(&registry, "disk", Access::Exclusive, 4, 512);
+    inject(&registry, Fault::Pending, &[Op::Write], 1);
+    disk.write(0, &contents(1, 0, 1, 512), Shape::Single, &mut bench);
+    let mut removal = pin!(registry.remove("base"));
+    let pass = |bench: &mut Bench, time: Duration| {
+        nanos.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
+        turn(bench, 20);
+    };
+    assert!(is_pending(removal.as_mut()));
+    pass(&mut bench, Duration::ZERO);
+    assert!(is_pending(removal.as_mut()));
+    pass(&mut bench, Duration::from_secs(9));
+    assert_eq!(disk.completed(), []);
+    pass(&mut bench, Duration::from_secs(2));
+    assert_eq!(disk.finish(&mut bench).status, Status::Aborted);
+    disk.close(&mut bench);
+    assert_eq!(bench.wait("the removal", removal), Ok(()));
+    assert!(registry.list().is_empty());
+}
+
+#[test]
+fn removal_during_a_reset_ends_both() {
+    let registry = registry();
+    let bdev = registry.find("disk").unwrap();
+    let mut bench = Bench::new();
+    let mut disk = bench.open(&registry, "disk", Access::Exclusive, 300, 512);
+    inject(&registry, Fault::Pending, &[Op::Write], 256);
+    for lba in 0..260 {
+        disk.write(lba, &contents(1, lba, 1, 512), Shape::Single, &mut bench);
+    }
+    let mut reset = pin!(bdev.reset());
+    assert!(is_pending(reset.as_mut()));
+    bench.turn();
+    let mut removal = pin!(registry.remove("disk"));
+    assert!(is_pending(removal.as_mut()));
+    let late = disk.read(0, 1, Shape::Single, &mut bench);
+    assert!(bench.wait("the reset", reset));
+    let outcomes = disk.drain(&mut bench);
+    assert_eq!(outcomes.len(), 261);
+    for outcome in outcomes {
+        let expected = match outcome.id {
+            0..256 => Status::Aborted,
+            id if id == late => Status::Removed,
+            _ => Status::Ok,
+        };
+        assert_eq!(outcome.status, expected, "{}", outcome.id);
+    }
+    disk.close(&mut bench);
+    assert_eq!(bench.wait("the removal", removal), Ok(()));
+}
+
+#[test]
+fn the_buffer_of_a_task_that_gave_up_is_kept_until_its_request_ends() {
+    let registry = registry();
+    let bdev = registry.find("disk").unwrap();
+    let mut bench = Bench::new();
+    let descriptor = registry.open("disk", Access::Exclusive, "tasks", |_| ()).unwrap();
+    let thread = bench.thread();
+    let channel = AsyncChannel::open(&descriptor, thread, bench.cx()).unwrap();
+    let data = contents(3, 0, 8, 512);
+    bench.wait("a write", channel.write(0, 8, Buffer::from_slice(&data))).unwrap();
+    inject(&registry, Fault::Pending, &[Op::Read], 1);
+    {
+        let mut given_up = pin!(channel.read(0, 8, Buffer::new(4096, 4096)));
+        assert!(is_pending(given_up.as_mut()));
+        turn(&mut bench, 5);
+        assert!(is_pending(given_up.as_mut()));
+    }
+    // Its channel works on, stays open while the request is held, though the task's end of it is dropped, and closes then.
+    let read = bench.wait("a read", channel.read(0, 8, Buffer::new(4096, 4096))).unwrap();
+    assert_eq!(read.bytes(), data);
+    let failed = bench.wait("a read", channel.read(BLOCKS, 8, Buffer::new(4096, 4096)));
+    assert_eq!(failed.unwrap_err(), Status::OutOfRange);
+    bench.wait("a flush", channel.command(Op::Flush, 0, 0)).unwrap();
+    drop((channel, descriptor));
+    let mut removal = pin!(registry.remove("disk"));
+    for _ in 0..20 {
+        assert!(is_pending(removal.as_mut()), "a request is held");
+        bench.turn();
+    }
+    assert!(bench.wait("a reset", bdev.reset()));
+    assert_eq!(bench.wait("the removal", removal), Ok(()));
+}
+
+#[test]
+fn a_reset_waits_for_all_reactors() {
+    let registry = registry();
+    let bdev = registry.find("disk").unwrap();
+    let options = Options { cores: CoreSet::allowed(), ..Options::default() };
+    let reactors = Reactors::start(&options).unwrap();
+    inject(&registry, Fault::Pending, &[Op::Write], u32::MAX);
+    let descriptor = registry.open("disk", Access::Exclusive, "tasks", |_| ()).unwrap();
+    let ended = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let tasks = 2 * reactors.handles().len();
+    for (handle, i) in reactors.handles().iter().cycle().zip(0..tasks as u64) {
+        let (descriptor, ended) = (descriptor.clone(), Arc::clone(&ended));
+        block_on(handle.call(move |cx| {
+            let thread = cx.add_thread("task", CoreSet::allowed());
+            let channel = AsyncChannel::open(&descriptor, thread, cx).unwrap();
+            let task = async move {
+                let status = channel.write(i, 1, Buffer::new(512, 512)).await.map(drop);
+                ended.lock().unwrap().push(status);
+            };
+            cx.local().spawn(task).detach();
+        }))
+        .unwrap();
+    }
+    // Each has submitted by the time that it counts one in flight.
+    while block_on(bdev.stats()).in_flight < tasks as u64 {
+        std::thread::yield_now();
+    }
+    assert!(block_on(bdev.reset()));
+    drop(descriptor);
+    assert_eq!(block_on(registry.remove("disk")), Ok(()));
+    assert_eq!(*ended.lock().unwrap(), vec![Err(Status::Aborted); tasks]);
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let mut future = pin!(future);
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            std::task::Poll::Ready(value) => return value,
+            std::task::Poll::Pending => std::thread::yield_now(),
+        }
+    }
+}

@@ -1,0 +1,278 @@
+use super::*;
+use crate::{Base, Channel, Geometry, Limits, OpSet, OpenError};
+use aryk_reactor::{Cx, RootId};
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
+use uuid::Uuid;
+
+/// A disk without channels.
+#[derive(Default)]
+struct Disk {
+    bases: Vec<Base>,
+    /// Blocks that it has less than its first base.
+    overhead: u64,
+    block_size: u32,
+    resized: AtomicU64,
+}
+
+impl Disk {
+    fn plain() -> Arc<Self> {
+        Arc::new(Self { block_size: 512, ..Self::default() })
+    }
+}
+
+impl Device for Disk {
+    fn product(&self) -> &'static str {
+        "test"
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry::plain(self.block_size, 100)
+    }
+
+    fn limits(&self) -> Limits {
+        Limits::default()
+    }
+
+    fn ops(&self) -> OpSet {
+        OpSet::ALL
+    }
+
+    fn bases(&self) -> Vec<Arc<Bdev>> {
+        self.bases.iter().map(|b| Arc::clone(b.bdev())).collect()
+    }
+
+    fn base_resized(&self) -> Option<u64> {
+        self.resized.fetch_add(1, Ordering::Relaxed);
+        Some(self.bases[0].bdev().blocks() - self.overhead)
+    }
+
+    fn removed(&self) {
+        self.bases.iter().for_each(Base::close);
+    }
+
+    fn open_channel(&self, _: RootId, _: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
+        Err(OpenError::Unavailable("no channels here".to_owned()))
+    }
+}
+
+fn add(registry: &Registry, name: &str) -> Arc<Bdev> {
+    registry.register(Identity::named(name), Disk::plain()).unwrap()
+}
+
+/// A disk made of others.
+fn add_on(registry: &Registry, name: &str, bases: &[&str]) -> Result<Arc<Bdev>, Error> {
+    let open = |base: &&str| Base::open(registry, base, name);
+    let bases = bases.iter().map(open).collect::<Result<_, _>>()?;
+    let disk = Disk { bases, overhead: 1, block_size: 512, ..Disk::default() };
+    registry.register(Identity::named(name), Arc::new(disk))
+}
+
+fn poll<T>(future: Pin<&mut impl Future<Output = T>>) -> Poll<T> {
+    future.poll(&mut Context::from_waker(Waker::noop()))
+}
+
+fn now<T>(future: impl Future<Output = T>) -> T {
+    match poll(pin!(future)) {
+        Poll::Ready(value) => value,
+        Poll::Pending => panic!("it waits"),
+    }
+}
+
+fn names_in(registry: &Registry) -> Vec<String> {
+    registry.list().iter().map(|b| b.name().to_owned()).collect()
+}
+
+#[test]
+fn found_by_name_alias_and_uuid_and_by_nothing_else() {
+    let registry = Registry::new();
+    let uuid = Uuid::from_u128(0xabcd_ef01_2345_6789_abcd_ef01_2345_6789);
+    let identity = Identity { name: "Disk".into(), aliases: vec!["lvs/Alias".into()], uuid };
+    let bdev = registry.register(identity, Disk::plain()).unwrap();
+    let uuid = uuid.to_string();
+    for name in ["Disk", "lvs/Alias", &uuid, &uuid.to_uppercase()] {
+        assert!(Arc::ptr_eq(&registry.find(name).unwrap(), &bdev), "{name}");
+    }
+    for name in ["disk", "DISK", "lvs/alias", "Alias", "", &uuid.replace('-', "")] {
+        assert_eq!(registry.find(name).unwrap_err(), Error::NotFound(name.to_owned()));
+    }
+}
+
+#[test]
+fn no_name_is_given_twice() {
+    let registry = Registry::new();
+    let identity = Identity { name: "a".into(), aliases: vec!["x".into()], uuid: Uuid::from_u128(1) };
+    registry.register(identity, Disk::plain()).unwrap();
+    let taken = [
+        Identity::named("a"),
+        Identity::named("x"),
+        Identity { aliases: vec!["a".into()], ..Identity::named("b") },
+        Identity { aliases: vec!["y".into(), "x".into()], ..Identity::named("b") },
+        Identity { uuid: Uuid::from_u128(1), ..Identity::named("b") },
+        Identity::named(Uuid::from_u128(1).to_string()),
+    ];
+    for identity in taken {
+        assert!(matches!(registry.register(identity, Disk::plain()), Err(Error::Exists(_))));
+    }
+    assert_eq!(names_in(&registry), ["a"], "what was refused leaves nothing behind");
+    assert!(registry.register(Identity::named("b"), Disk::plain()).is_ok());
+}
+
+#[test]
+fn odd_block_sizes_are_refused() {
+    let registry = Registry::new();
+    for block_size in [0, 1, 256, 513, 520, 4095] {
+        let disk = Disk { block_size, ..Disk::default() };
+        let refused = registry.register(Identity::named("d"), Arc::new(disk));
+        assert_eq!(refused.unwrap_err(), Error::BlockSize(block_size));
+    }
+}
+
+#[test]
+fn removal_waits_for_every_opener_and_is_busy_meanwhile() {
+    let registry = Registry::new();
+    let bdev = add(&registry, "d");
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let open = |who: &'static str| {
+        let told = Arc::clone(&told);
+        registry.open("d", Access::Shared, who, move |event| lock(&told).push((who, event))).unwrap()
+    };
+    let (a, b) = (open("a"), open("b"));
+    let of_b = b.clone();
+    let mut removal = pin!(registry.remove("d"));
+    assert!(poll(removal.as_mut()).is_pending());
+    assert_eq!(*lock(&told), [("a", Event::Removed), ("b", Event::Removed)]);
+    assert!(bdev.is_removing());
+    let busy = Error::Busy("d".to_owned());
+    assert_eq!(registry.open("d", Access::Read, "c", |_| ()).unwrap_err(), busy);
+    assert_eq!(now(registry.remove("d")), Err(busy));
+    drop((a, b));
+    assert!(poll(removal.as_mut()).is_pending(), "a clone is open");
+    drop(of_b);
+    assert_eq!(poll(removal), Poll::Ready(Ok(())));
+    assert_eq!(lock(&told).len(), 2);
+    assert_eq!(now(registry.remove("d")), Err(Error::NotFound("d".to_owned())));
+    // Its name is free, though someone still refers to it.
+    add(&registry, "d");
+}
+
+#[test]
+fn a_removal_that_is_abandoned_can_be_taken_up_again() {
+    let registry = Registry::new();
+    add(&registry, "base");
+    let above = add_on(&registry, "above", &["base"]).unwrap();
+    let opener = registry.open("above", Access::Read, "opener", |_| ()).unwrap();
+    assert!(poll(pin!(registry.remove("base"))).is_pending());
+    assert!(above.is_removing(), "what it had begun is not undone");
+    drop(opener);
+    assert_eq!(now(registry.remove("base")), Ok(()));
+    assert_eq!(names_in(&registry), [""; 0]);
+}
+
+#[test]
+fn what_is_made_of_a_disk_goes_first_and_once() {
+    let registry = Registry::new();
+    add(&registry, "x");
+    add(&registry, "y");
+    add_on(&registry, "on_x", &["x"]).unwrap();
+    let top = add_on(&registry, "top", &["on_x", "y"]).unwrap();
+    let above = add_on(&registry, "above", &["top"]).unwrap();
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let told_above = Arc::clone(&told);
+    let opener =
+        registry.open("above", Access::Exclusive, "opener", move |e| lock(&told_above).push(e)).unwrap();
+    let mut removal = pin!(registry.remove("x"));
+    assert!(poll(removal.as_mut()).is_pending());
+    assert!(above.is_removing() && !top.is_removing(), "what runs above completes first");
+    for doomed in ["x", "on_x", "top", "above"] {
+        assert_eq!(
+            registry.open(doomed, Access::Read, "late", |_| ()).unwrap_err(),
+            Error::Busy(doomed.into())
+        );
+    }
+    drop(opener);
+    assert_eq!(poll(removal), Poll::Ready(Ok(())));
+    assert_eq!(names_in(&registry), ["y"]);
+    assert_eq!(
+        registry.find("y").unwrap().claimed_by(),
+        None,
+        "it was let go of, though `top` is still referred to"
+    );
+    assert_eq!(*lock(&told), [Event::Removed]);
+}
+
+#[test]
+fn a_base_waits_for_someone_elses_removal_of_what_is_on_it() {
+    let registry = Registry::new();
+    add(&registry, "base");
+    drop(add_on(&registry, "above", &["base"]).unwrap());
+    let opener = registry.open("above", Access::Read, "opener", |_| ()).unwrap();
+    let mut above = pin!(registry.remove("above"));
+    assert!(poll(above.as_mut()).is_pending());
+    let mut base = pin!(registry.remove("base"));
+    assert!(poll(base.as_mut()).is_pending());
+    drop(opener);
+    assert!(poll(base.as_mut()).is_pending(), "`above` is not gone yet");
+    assert_eq!(poll(above), Poll::Ready(Ok(())));
+    assert_eq!(poll(base), Poll::Ready(Ok(())));
+}
+
+#[test]
+fn nothing_is_made_of_a_disk_that_is_being_removed() {
+    let registry = Registry::new();
+    add(&registry, "base");
+    // Its maker has opened the base, and registers only after the removal has begun.
+    let base = Base::open(&registry, "base", "late").unwrap();
+    let mut removal = pin!(registry.remove("base"));
+    assert!(poll(removal.as_mut()).is_pending());
+    let disk = Disk { bases: vec![base], block_size: 512, ..Disk::default() };
+    let refused = registry.register(Identity::named("late"), Arc::new(disk));
+    assert_eq!(refused.unwrap_err(), Error::Busy("base".to_owned()));
+    assert_eq!(poll(removal), Poll::Ready(Ok(())));
+    assert_eq!(add_on(&registry, "later", &["base"]).unwrap_err(), Error::NotFound("base".to_owned()));
+}
+
+#[test]
+fn making_a_disk_claims_its_base() {
+    let registry = Registry::new();
+    add(&registry, "base");
+    let above = add_on(&registry, "above", &["base"]).unwrap();
+    assert_eq!(registry.find("base").unwrap().claimed_by().as_deref(), Some("above"));
+    let claimed = Error::Claimed { name: "base".to_owned(), owner: "above".to_owned() };
+    assert_eq!(add_on(&registry, "other", &["base"]).unwrap_err(), claimed);
+    // A failure lets go of what was opened.
+    add(&registry, "free");
+    assert!(matches!(add_on(&registry, "above", &["free"]), Err(Error::Exists(_))));
+    assert!(matches!(add_on(&registry, "x", &["free", "base"]), Err(Error::Claimed { .. })));
+    assert_eq!(registry.find("free").unwrap().claimed_by(), None);
+    assert_eq!(now(registry.remove("above")), Ok(()));
+    assert_eq!(registry.find("base").unwrap().claimed_by(), None);
+    drop(above);
+}
+
+#[test]
+fn resizing_reaches_openers_and_all_disks_above_once() {
+    let registry = Registry::new();
+    add(&registry, "base");
+    let mid = add_on(&registry, "mid", &["base"]).unwrap();
+    let top = add_on(&registry, "top", &["mid"]).unwrap();
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let told_top = Arc::clone(&told);
+    let _opener = registry.open("top", Access::Read, "opener", move |e| lock(&told_top).push(e)).unwrap();
+    registry.resized("base", 200).unwrap();
+    registry.resized("base", 200).unwrap();
+    assert_eq!((mid.blocks(), top.blocks(), top.geometry().blocks), (199, 198, 198));
+    assert_eq!(*lock(&told), [Event::Resized { blocks: 198 }]);
+    assert_eq!(registry.resized("nothing", 1), Err(Error::NotFound("nothing".to_owned())));
+}
+
+#[test]
+fn a_disk_without_channels_is_reset_and_counted_at_once() {
+    let registry = Registry::new();
+    let bdev = add(&registry, "d");
+    assert!(now(bdev.reset()) && now(bdev.reset()));
+    assert_eq!(now(bdev.stats()), crate::Stats::default());
+    assert!(bdev.device_as::<Disk>().is_some_and(|d| d.block_size == 512));
+}
