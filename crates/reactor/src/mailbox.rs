@@ -125,7 +125,7 @@ impl<T> Mailbox<T> {
 
     fn after_store(&self) -> Taken {
         fence(Ordering::SeqCst);
-        if self.sleeping.load(Ordering::Relaxed) && self.sleeping.swap(false, Ordering::Relaxed) {
+        if self.sleeping.load(Ordering::Relaxed) && self.sleeping.swap(false, Ordering::AcqRel) {
             Taken::MustWake
         } else {
             Taken::Awake
@@ -178,13 +178,15 @@ impl<T> Mailbox<T> {
     /// The receiver is about to sleep; it must ask [`Mailbox::is_idle`] once more, and then sleep or call
     /// [`Mailbox::awake`].
     pub fn about_to_sleep(&self) {
-        self.sleeping.store(true, Ordering::Relaxed);
+        // Swaps here and in `awake`: all changes stand in one order with those of senders, who may still be at an earlier
+        // sleep's.
+        self.sleeping.swap(true, Ordering::AcqRel);
         fence(Ordering::SeqCst);
     }
 
     /// The receiver does not sleep, or no longer.
     pub fn awake(&self) {
-        self.sleeping.store(false, Ordering::Relaxed);
+        self.sleeping.swap(false, Ordering::AcqRel);
     }
 
     /// Whether the receiver has ended.

@@ -149,7 +149,7 @@ impl TraceReader {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

@@ -4,7 +4,6 @@ use crate::RootId;
 use aryk_slots::{Key, Slots};
 use aryk_uring::{Completion, Ring, Tag};
 use rustix::event::{Timespec, epoll};
-use rustix::io::Errno;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::str::FromStr;
@@ -169,9 +168,11 @@ impl Waiter {
             }
             // The kernel ends a lasting poll when its completions overflow; and when it fails, which a file that is
             // checked before it is watched does not: its root is told, and no more.
-            match Errno::from_raw_os_error(-c.result.min(0)) {
-                _ if c.result >= 0 => undone.push(Undone::Start(key)),
-                error => tracing::warn!(%error, "a watched descriptor cannot be polled"),
+            if c.result >= 0 {
+                undone.push(Undone::Start(key));
+            } else {
+                let error = io::Error::from_raw_os_error(-c.result);
+                tracing::warn!(%error, "a watched descriptor cannot be polled");
             }
         })
     }

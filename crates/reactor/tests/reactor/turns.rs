@@ -1,0 +1,410 @@
+//! A reactor turn by turn, in virtual time, on both engines.
+
+use crate::support::{ENGINES, Log, Scripted, Time, add, kick, reactor, scripted, settle, take};
+use aryk_reactor::{Armed, CoreSet, Cx, Driver, Nanos, Root, RootId, SleepPolicy, Step};
+use rustix::event::{EventfdFlags, eventfd};
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+const fn micros(n: u64) -> Duration {
+    Duration::from_micros(n)
+}
+
+struct LoggedDriver(Log);
+
+impl Driver for LoggedDriver {
+    fn reap(&mut self, _: u32, _: &mut Cx) -> u32 {
+        self.0.borrow_mut().push("driver reaped".into());
+        0
+    }
+
+    fn flush(&mut self, _: &mut Cx) {
+        self.0.borrow_mut().push("driver flushed".into());
+    }
+
+    fn arm(&mut self, _: &mut Cx) -> Armed {
+        self.0.borrow_mut().push("driver armed".into());
+        Armed::Yes
+    }
+}
+
+#[test]
+fn a_turns_order() {
+    for engine in ENGINES {
+        let (time, log) = (Time::default(), Log::default());
+        let (mut reactor, thread) = reactor(SleepPolicy::Interrupt, engine, &time);
+        let say = |text: &'static str| {
+            let log = Rc::clone(&log);
+            move || log.borrow_mut().push(text.into())
+        };
+        let cx = reactor.cx();
+        cx.add_driver(Rc::new(RefCell::new(LoggedDriver(Rc::clone(&log)))));
+        let promoted = scripted(cx, thread, &log, "promoted", |_| false);
+        let woken = scripted(cx, thread, &log, "woken", |_| false);
+        let poller = say("poller ran");
+        cx.add_poller(thread, "p", None, move |_| {
+            poller();
+            false
+        });
+        let (timer, task) = (say("timer fired"), say("task ran"));
+        cx.call_at(Nanos(0), move |_| timer());
+        cx.local().spawn(async move { task() }).detach();
+        cx.wake(woken.id());
+        cx.kick(promoted.id());
+        reactor.turn();
+        let expected = [
+            "driver reaped",
+            "promoted promoted",
+            "promoted polled",
+            "promoted parked",
+            "woken polled",
+            "poller ran",
+            "timer fired",
+            "task ran",
+            "driver flushed",
+        ];
+        assert_eq!(take(&log), expected, "{engine:?}");
+    }
+}
+
+/// Counts its polls, and has work until told otherwise.
+struct Counter {
+    polls: u64,
+    busy: bool,
+}
+
+impl Root for Counter {
+    fn poll(&mut self, _: &mut Cx) -> bool {
+        self.polls += 1;
+        self.busy
+    }
+}
+
+#[test]
+fn promoted_roots_take_turns() {
+    for engine in ENGINES {
+        let (mut reactor, thread) = reactor(SleepPolicy::Adaptive, engine, &Time::default());
+        let roots: Vec<_> =
+            (0..600).map(|_| add(reactor.cx(), thread, |_| Counter { polls: 0, busy: true })).collect();
+        roots.iter().for_each(|r| reactor.cx().kick(r.id()));
+        (0..100).for_each(|_| assert!(reactor.turn()));
+        let polls = |i: usize, cx: &mut Cx| cx.root::<Counter>(roots[i].id()).unwrap().borrow().polls;
+        let all: Vec<_> = (0..600).map(|i| polls(i, reactor.cx())).collect();
+        let (min, max) = (all.iter().min().unwrap(), all.iter().max().unwrap());
+        assert!(*min > 0 && max - min <= 1, "{min}..{max}");
+    }
+}
+
+#[test]
+fn woken_roots_are_polled_once_in_order_and_within_the_budget() {
+    for engine in ENGINES {
+        let (mut reactor, thread) = reactor(SleepPolicy::Adaptive, engine, &Time::default());
+        let order = Rc::new(RefCell::new(Vec::new()));
+        let roots: Vec<_> = (0..1000)
+            .map(|i| {
+                let order = Rc::clone(&order);
+                scripted(reactor.cx(), thread, &Log::default(), "r", move |_| {
+                    order.borrow_mut().push(i);
+                    true
+                })
+            })
+            .collect();
+        for _ in 0..3 {
+            roots.iter().for_each(|r| reactor.cx().wake(r.id()));
+        }
+        let mut turns = 0;
+        while reactor.turn() {
+            turns += 1;
+            assert!(order.borrow().len() <= turns * 256);
+        }
+        assert_eq!(*order.borrow(), (0..1000).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn a_wake_that_was_cleared_is_none_and_takes_no_room() {
+    let (mut reactor, thread) = reactor(SleepPolicy::Interrupt, ENGINES[0], &Time::default());
+    let log = Log::default();
+    let root = scripted(reactor.cx(), thread, &log, "r", |_| false);
+    let before = format!("{:?}", reactor.cx());
+    for _ in 0..10_000 {
+        reactor.cx().wake(root.id());
+        reactor.cx().clear_wake(root.id());
+    }
+    reactor.cx().wake(root.id());
+    assert!(!reactor.turn());
+    assert_eq!(take(&log), ["r polled"]);
+    assert_eq!(format!("{:?}", reactor.cx()), before);
+    reactor.cx().wake(root.id());
+    reactor.cx().clear_wake(root.id());
+    reactor.turn();
+    assert!(take(&log).is_empty());
+}
+
+fn forever(cx: &mut Cx, say: impl Fn() + Clone + 'static) {
+    say();
+    let at = cx.now();
+    cx.call_at(at, move |cx| forever(cx, say));
+}
+
+async fn endless(say: impl Fn()) {
+    loop {
+        say();
+        let mut yielded = false;
+        let once = |cx: &mut Context<'_>| {
+            cx.waker().wake_by_ref();
+            if std::mem::replace(&mut yielded, true) { Poll::Ready(()) } else { Poll::Pending }
+        };
+        std::future::poll_fn(once).await;
+    }
+}
+
+#[test]
+fn nothing_starves() {
+    for engine in ENGINES {
+        let time = Time::default();
+        let (mut reactor, thread) = reactor(SleepPolicy::Adaptive, engine, &time);
+        let counts: Rc<RefCell<HashMap<&str, u32>>> = Rc::default();
+        let count = |what: &'static str| {
+            let counts = Rc::clone(&counts);
+            move || *counts.borrow_mut().entry(what).or_default() += 1
+        };
+        // Each of these has endless work.
+        let (promoted, woken) = (count("promoted"), count("woken"));
+        let cx = reactor.cx();
+        let root = scripted(cx, thread, &Log::default(), "p", move |_| {
+            promoted();
+            true
+        });
+        cx.kick(root.id());
+        for _ in 0..2000 {
+            let woken = woken.clone();
+            let wake_again = Rc::new(Cell::new(None::<RootId>));
+            let own = Rc::clone(&wake_again);
+            let root = scripted(cx, thread, &Log::default(), "w", move |cx| {
+                woken();
+                cx.wake(own.get().expect("set below"));
+                true
+            });
+            wake_again.set(Some(root.id()));
+            cx.wake(root.id());
+        }
+        (0..1000).for_each(|_| forever(cx, count("timer")));
+        for _ in 0..100 {
+            cx.local().spawn(endless(count("task"))).detach();
+        }
+        let handle = reactor.handle().clone();
+        let messages = Arc::new(AtomicU32::new(0));
+        counts.borrow_mut().clear();
+        for _ in 0..100 {
+            for _ in 0..100 {
+                let messages = Arc::clone(&messages);
+                reactor.cx().post(&handle, move |_| {
+                    messages.fetch_add(1, Relaxed);
+                });
+            }
+            assert!(reactor.turn());
+        }
+        let counts = counts.borrow();
+        assert_eq!(messages.load(Relaxed), 64 * 99, "{engine:?}");
+        assert_eq!((counts["promoted"], counts["woken"]), (100, 256 * 100));
+        assert_eq!((counts["timer"], counts["task"]), (256 * 100, 16 * 99 + 16));
+    }
+}
+
+#[test]
+fn a_kick_promotes_and_idleness_parks() {
+    for (policy, patience) in
+        [(SleepPolicy::Interrupt, 0), (SleepPolicy::Adaptive, 200), (SleepPolicy::Poll, 10_000)]
+    {
+        for engine in ENGINES {
+            let (time, log) = (Time::default(), Log::default());
+            let (mut reactor, thread) = reactor(policy, engine, &time);
+            let root = scripted(reactor.cx(), thread, &log, "q", |_| false);
+            let fd = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+            reactor.cx().watch(fd.try_clone().unwrap(), root.id()).unwrap();
+            // What keeps the reactor from sleeping does not keep the root promoted.
+            reactor.cx().add_poller(thread, "busy", None, |_| true);
+            (0..20).for_each(|_| assert!(reactor.turn()));
+            assert!(take(&log).is_empty());
+            for _ in 0..3 {
+                kick(&fd);
+                let until = time.nanos() + patience * 1000;
+                while take_one(&log).is_none_or(|e| e != "q promoted") {
+                    reactor.turn();
+                }
+                while time.nanos() < until {
+                    assert_eq!(take(&log), ["q polled"], "{policy:?} at {} of {until}", time.nanos());
+                    time.pass(micros(patience / 2));
+                    reactor.turn();
+                }
+                assert_eq!(take(&log), ["q polled", "q parked"]);
+                (0..20).for_each(|_| assert!(reactor.turn()));
+                assert!(take(&log).is_empty());
+            }
+        }
+    }
+}
+
+fn take_one(log: &Log) -> Option<String> {
+    let mut log = log.borrow_mut();
+    (!log.is_empty()).then(|| log.remove(0))
+}
+
+#[test]
+fn a_root_that_found_something_while_parking_stays() {
+    for engine in ENGINES {
+        let log = Log::default();
+        let (mut reactor, thread) = reactor(SleepPolicy::Interrupt, engine, &Time::default());
+        let root = scripted(reactor.cx(), thread, &log, "q", |_| false);
+        let entry = reactor.cx().root::<Scripted>(root.id()).unwrap();
+        entry.borrow_mut().parks = Armed::Busy;
+        reactor.cx().kick(root.id());
+        assert_eq!(reactor.step(), Step::Polled);
+        take(&log);
+        assert_eq!(reactor.step(), Step::Polled);
+        // Once in its turn, and once more on the way to sleep.
+        let each = ["q parked", "q promoted"];
+        assert_eq!(take(&log), [&["q polled"], &each[..], &each[..]].concat());
+        entry.borrow_mut().parks = Armed::Yes;
+        assert_eq!(reactor.step(), Step::Slept(None));
+        assert_eq!(take(&log), ["q polled", "q parked"]);
+    }
+}
+
+#[test]
+fn sleep_by_policy() {
+    for engine in ENGINES {
+        let time = Time::default();
+        let (mut poll, _) = reactor(SleepPolicy::Poll, engine, &time);
+        let (mut interrupt, _) = reactor(SleepPolicy::Interrupt, engine, &time);
+        let (mut adaptive, _) = reactor(SleepPolicy::Adaptive, engine, &time);
+        (0..100).for_each(|_| {
+            time.pass(Duration::from_secs(1));
+            assert_eq!(poll.step(), Step::Polled);
+            assert_eq!(interrupt.step(), Step::Slept(None));
+        });
+        // Work every 100 µs: after a while it is waited for awake; after a pause of 1 ms, asleep again.
+        settle(&mut adaptive);
+        let mut slept = Vec::new();
+        for _ in 0..20 {
+            let at = Nanos(time.nanos()).after(micros(100));
+            adaptive.cx().call_at(at, |_| ());
+            let mut did_sleep = false;
+            loop {
+                match adaptive.step() {
+                    Step::Worked => break,
+                    Step::Polled => time.pass(micros(1)),
+                    Step::Slept(until) => {
+                        did_sleep = true;
+                        time.set(until.unwrap().0);
+                    }
+                }
+            }
+            slept.push(did_sleep);
+        }
+        assert!(slept[..3].iter().all(|&s| s) && slept[8..].iter().all(|&s| !s), "{slept:?}");
+        let at = Nanos(time.nanos()).after(micros(1000));
+        adaptive.cx().call_at(at, |_| ());
+        let mut polled = 0;
+        while adaptive.step() == Step::Polled {
+            polled += 1;
+            time.pass(micros(1));
+        }
+        assert!((100..=201).contains(&polled), "{polled}");
+        time.set(at.0);
+        assert_eq!(adaptive.step(), Step::Worked);
+        assert_eq!(adaptive.step(), Step::Slept(None));
+    }
+}
+
+#[test]
+fn what_keeps_it_awake() {
+    for engine in ENGINES {
+        let time = Time::default();
+        let (mut reactor, thread) = reactor(SleepPolicy::Interrupt, engine, &time);
+        settle(&mut reactor);
+        let at = Nanos(time.nanos()).after(micros(10));
+        reactor.cx().stay_awake_until(at);
+        assert_eq!(reactor.step(), Step::Polled);
+        time.set(at.0);
+        assert_eq!(reactor.step(), Step::Slept(None));
+        let poller = reactor.cx().add_poller(thread, "p", None, |_| false);
+        assert_eq!(reactor.step(), Step::Polled);
+        reactor.cx().remove_poller(poller);
+        settle(&mut reactor);
+        let timed = reactor.cx().add_poller(thread, "t", Some(micros(5)), |_| false);
+        assert_eq!(reactor.step(), Step::Slept(Some(at.after(micros(5)))));
+        time.set(at.after(micros(5)).0);
+        // A poller that finds nothing is no work: it sleeps at once.
+        assert_eq!(reactor.step(), Step::Slept(Some(at.after(micros(10)))));
+        reactor.cx().remove_poller(timed);
+        let late = reactor.cx().call_at(at.after(micros(7)), |_| ());
+        assert!(reactor.cx().cancel_timer(late));
+    }
+}
+
+#[test]
+fn pollers_may_remove_each_other() {
+    let (mut reactor, thread) = reactor(SleepPolicy::Poll, ENGINES[0], &Time::default());
+    let log = Log::default();
+    let victim = Rc::new(Cell::new(None));
+    for name in ["a", "b", "c", "d"] {
+        let (log, victim) = (Rc::clone(&log), Rc::clone(&victim));
+        let id = reactor.cx().add_poller(thread, name, None, {
+            let victim = Rc::clone(&victim);
+            move |cx| {
+                log.borrow_mut().push(name.to_owned());
+                if name == "b"
+                    && let Some(id) = victim.take()
+                {
+                    cx.remove_poller(id);
+                }
+                false
+            }
+        });
+        if name == "c" {
+            victim.set(Some(id));
+        }
+    }
+    reactor.turn();
+    assert_eq!(take(&log), ["a", "b", "d"]);
+    reactor.turn();
+    assert_eq!(take(&log), ["a", "b", "d"]);
+}
+
+#[test]
+fn time_is_charged_to_who_worked() {
+    let time = Time::default();
+    let (mut reactor, first) = reactor(SleepPolicy::Interrupt, ENGINES[0], &time);
+    let cx = reactor.cx();
+    let second = cx.add_thread("second", CoreSet::allowed());
+    let worker = |cx: &mut Cx, thread, took: u64, worked: bool| {
+        let time = time.clone();
+        scripted(cx, thread, &Log::default(), "r", move |_| {
+            time.pass(micros(took));
+            worked
+        })
+    };
+    let roots = [worker(cx, first, 3, true), worker(cx, first, 4, true), worker(cx, second, 10, true)];
+    let idle = worker(cx, second, 100, false);
+    roots.iter().for_each(|r| cx.wake(r.id()));
+    assert!(reactor.turn());
+    reactor.cx().wake(idle.id());
+    assert!(!reactor.turn());
+    time.pass(micros(1000));
+    reactor.turn();
+    let busy: Vec<_> = reactor.cx().thread_stats().iter().map(|t| t.busy).collect();
+    assert_eq!(busy, [micros(7), micros(10)]);
+    let stats = reactor.handle().stats();
+    assert_eq!((stats.busy, stats.idle), (micros(17), micros(1100)));
+    assert_eq!(stats.turns, 3);
+    settle(&mut reactor);
+    assert_eq!(reactor.cx().thread_stats()[0].members, 2);
+    assert_eq!(reactor.handle().members(), 4);
+}
