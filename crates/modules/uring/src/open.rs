@@ -118,6 +118,7 @@ fn open_existing(config: &Config, forced: Option<Alignment>) -> Result<Store, Er
         ranges: (block_size < alignment.offset).then(Ranges::default),
         unmaps: AtomicBool::new(true),
         zeroes: AtomicBool::new(true),
+        lost: AtomicBool::new(false),
         counts: Counts::default(),
         bdev: OnceLock::new(),
     })
@@ -165,21 +166,30 @@ fn try_open_locked(path: &Path, kind: Kind, read_only: bool) -> Result<OwnedFd, 
         flags |= OFlags::EXCL;
     }
     let file = match rustix::fs::open(path, flags, Mode::empty()) {
-        Err(Errno::BUSY) => return Err(Error::InUse(path.to_owned())),
+        Err(Errno::BUSY) => return Err(in_use(path)),
         file => file.map_err(os("open", path))?,
     };
     match locks::lock(&file, !read_only) {
         Ok(()) => Ok(file),
-        Err(LockError::Held) => {
-            let stat = rustix::fs::fstat(&file).map_err(os("measure", path))?;
-            let holder = locks::holder(stat.st_dev, stat.st_ino);
-            Err(Error::Locked { path: path.to_owned(), holder })
-        }
+        Err(LockError::Held) => Err(Error::Locked { path: path.to_owned(), holder: holder(path) }),
         Err(LockError::Os(errno)) => {
             let path = path.display();
             tracing::warn!(%path, %errno, "no locks here: nothing keeps another process from writing to it");
             Ok(file)
         }
+    }
+}
+
+/// Who has locked what is at `path`.
+fn holder(path: &Path) -> Holder {
+    rustix::fs::stat(path).map_or(Holder::Unknown, |stat| locks::holder(stat.st_dev, stat.st_ino))
+}
+
+/// The block device has an exclusive opener.
+fn in_use(path: &Path) -> Error {
+    match holder(path) {
+        Holder::Unknown => Error::InUse(path.to_owned()),
+        holder => Error::Locked { path: path.to_owned(), holder },
     }
 }
 

@@ -176,7 +176,7 @@ impl Request {
     #[inline]
     pub fn next(&mut self, store: &Store, pool: &mut Pool) -> Next {
         if self.at == self.bytes.end {
-            return self.last(pool);
+            return self.last(store, pool);
         }
         let align = u64::from(store.alignment.offset);
         let reads = self.op == Op::Read;
@@ -197,7 +197,7 @@ impl Request {
             // Unmapping is a favour that the store does not do.
             Op::Unmap => {
                 self.at = self.bytes.end;
-                return self.last(pool);
+                return self.last(store, pool);
             }
             Op::Read | Op::Write | Op::WriteZeroes => self.bounce_chunk(end, align, pool),
             Op::Flush => unreachable!("a flush has no bytes"),
@@ -206,11 +206,14 @@ impl Request {
     }
 
     /// All its bytes are done.
-    fn last(&mut self, pool: &mut Pool) -> Next {
+    fn last(&mut self, store: &Store, pool: &mut Pool) -> Next {
         if let Some(bounce) = self.bounce.take() {
             pool.give(bounce.buffer);
         }
         if std::mem::take(&mut self.sync) {
+            if store.lost.load(Ordering::Relaxed) {
+                return Next::Done(Status::Medium);
+            }
             self.step(Step::Sync, self.at, 0);
             return Next::Start(Call::Sync);
         }
@@ -380,6 +383,11 @@ impl Request {
                 let does = if self.op == Op::Unmap { &store.unmaps } else { &store.zeroes };
                 does.store(false, Ordering::Relaxed);
                 self.next(store, pool)
+            }
+            (_, Step::Sync) => {
+                let cached = store.alignment.offset == 1;
+                store.lost.fetch_or(cached, Ordering::Relaxed);
+                self.over(errno, store, pool)
             }
             (libc::ENOSPC | libc::EDQUOT, _) if store.on_full == OnFull::Hold => {
                 let delay = self.delay;

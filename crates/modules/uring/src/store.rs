@@ -50,6 +50,8 @@ pub(crate) struct Store {
     /// Whether the store has not yet refused to give blocks back, and to make zeroes by itself.
     pub unmaps: AtomicBool,
     pub zeroes: AtomicBool,
+    /// What was written has been lost on its way from the page cache. The kernel tells that once only; it stays true.
+    pub lost: AtomicBool,
     pub counts: Counts,
     /// The disk, once it is registered.
     pub bdev: OnceLock<Weak<Bdev>>,

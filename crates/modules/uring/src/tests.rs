@@ -1,5 +1,9 @@
 //! Tests of the module: a disk in each kind of store, on both engines.
 
+mod contention;
 mod data;
 mod full;
 mod harness;
+mod locks;
+mod shape;
+mod steps;

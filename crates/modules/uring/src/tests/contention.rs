@@ -1,0 +1,126 @@
+//! A disk of 512-byte blocks on a store of 4 KiB ones, changed from two reactors at the same time: what was acknowledged stays.
+
+use super::harness::{MIB, disk_directory, pattern, sparse};
+use crate::create_aligned;
+use crate::store::Alignment;
+use aryk_bdev::{Access, AsyncChannel, Descriptor, Op, Registry, Status};
+use aryk_dma::Buffer;
+use aryk_reactor::{CoreSet, Engine, Options, Reactors};
+use std::future::Future;
+use std::sync::{Arc, mpsc};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let mut future = std::pin::pin!(future);
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(value) => return value,
+            Poll::Pending => std::thread::park(),
+        }
+    }
+}
+
+/// What a task does, again and again, and then checks.
+#[derive(Clone, Copy, Debug)]
+struct Work {
+    op: Op,
+    lba: u64,
+    blocks: u64,
+    /// Blocks from `lba` on that nobody else changes.
+    mine: usize,
+}
+
+const ROUNDS: u64 = 150;
+
+async fn work(channel: AsyncChannel, work: Work) -> Result<(), String> {
+    let Work { op, lba, blocks, mine } = work;
+    let failed = |status: Status| format!("{work:?}: {status:?}");
+    for round in 0..ROUNDS {
+        let data = if op == Op::WriteZeroes {
+            channel.command(op, lba, blocks).await.map_err(failed)?;
+            vec![0; blocks as usize * 512]
+        } else {
+            let data = pattern(blocks as usize * 512, lba << 32 | round);
+            channel.write(lba, blocks, Buffer::from_slice(&data)).await.map_err(failed)?;
+            data
+        };
+        let back = channel.read(lba, blocks, Buffer::new(data.len(), 4096)).await.map_err(failed)?;
+        if back.bytes()[..mine * 512] != data[..mine * 512] {
+            return Err(format!("{work:?} in round {round} was undone"));
+        }
+    }
+    Ok(())
+}
+
+/// Runs all of `works`, on each reactor every other one.
+fn run(engine: Engine, works: &[Work]) {
+    let dir = disk_directory();
+    let registry = Registry::new();
+    let strict = Alignment { memory: 4096, offset: 4096 };
+    create_aligned(&registry, sparse(dir.path(), MIB), Some(strict)).unwrap();
+    let descriptor = registry.open("d", Access::Shared, "test", |_| {}).unwrap();
+    let options = Options { cores: CoreSet::allowed(), engine, ..Options::default() };
+    let reactors = Reactors::start(&options).unwrap();
+    if reactors.handles().len() < 2 {
+        eprintln!("only one core: the reactors' contention is not tested");
+    }
+    let (ended, results) = mpsc::channel();
+    for (i, &work) in works.iter().enumerate() {
+        let handle = &reactors.handles()[i % reactors.handles().len()];
+        block_on(start(handle, descriptor.clone(), work, ended.clone()));
+    }
+    drop(ended);
+    let results: Vec<_> = results.iter().collect();
+    assert_eq!(results, vec![Ok(()); works.len()]);
+    drop(descriptor);
+    block_on(registry.remove("d")).unwrap();
+}
+
+async fn start(
+    handle: &aryk_reactor::Handle,
+    descriptor: Descriptor,
+    what: Work,
+    ended: mpsc::Sender<Result<(), String>>,
+) {
+    let on_reactor = move |cx: &mut aryk_reactor::Cx| {
+        let thread = cx.add_thread("test", CoreSet::allowed());
+        let channel = AsyncChannel::open(&descriptor, thread, cx).unwrap();
+        let task = async move { ended.send(work(channel, what).await).unwrap() };
+        cx.local().spawn(task).detach();
+    };
+    handle.call(on_reactor).await.unwrap();
+}
+
+const ENGINES: [Engine; 2] = [Engine::IoUring, Engine::Epoll];
+
+#[test]
+fn neighbours_in_a_block_do_not_undo_each_other() {
+    let works: Vec<_> = (0..8).map(|lba| Work { op: Op::Write, lba, blocks: 1, mine: 1 }).collect();
+    ENGINES.iter().for_each(|&engine| run(engine, &works));
+}
+
+#[test]
+fn writes_across_blocks_do_not_undo_each_other() {
+    let works: Vec<_> =
+        (0..6).map(|i| Work { op: Op::Write, lba: 5 + 11 * i, blocks: 11, mine: 11 }).collect();
+    ENGINES.iter().for_each(|&engine| run(engine, &works));
+}
+
+#[test]
+fn a_part_does_not_undo_the_whole() {
+    for (engine, op) in [(ENGINES[0], Op::Write), (ENGINES[1], Op::Write), (ENGINES[0], Op::WriteZeroes)] {
+        let whole = Work { op, lba: 16, blocks: 8, mine: 6 };
+        let part = |lba| Work { op: Op::Write, lba, blocks: 1, mine: 0 };
+        run(engine, &[whole, part(22), part(23), part(23)]);
+    }
+}

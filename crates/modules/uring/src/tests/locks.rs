@@ -1,0 +1,152 @@
+//! Who is kept from a file: QEMU's tools, other processes, and other disks of ours.
+
+use super::harness::{Bench, MIB, disk_directory, sparse};
+use crate::{Config, Error, Holder, create};
+use aryk_bdev::Registry;
+use aryk_reactor::Engine;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+fn read_only(path: &Path) -> Config {
+    Config { read_only: true, ..Config::new("r", path) }
+}
+
+fn refused_by(config: Config) -> Holder {
+    match create(&Registry::new(), config) {
+        Err(Error::Locked { holder, .. }) => holder,
+        other => panic!("should be locked: {other:?}"),
+    }
+}
+
+/// Runs one of QEMU's tools; `None` if there is none here.
+fn qemu(tool: &str, args: &[&str], path: &Path) -> Option<Output> {
+    let output = Command::new(tool).args(args).arg(path).output().ok();
+    if output.is_none() {
+        eprintln!("skipped: no {tool} here");
+    }
+    output
+}
+
+#[track_caller]
+fn assert_refused(output: &Output) {
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(error.contains("lock") && error.contains("Is another process using the image"), "{error}");
+}
+
+#[track_caller]
+fn assert_works(output: &Output) {
+    let all = format!("{output:?}");
+    assert!(output.status.success() && output.stderr.is_empty(), "{all}");
+}
+
+#[test]
+fn qemus_tools_keep_off_a_disk_that_is_written() {
+    let dir = disk_directory();
+    let bench = Bench::new(sparse(dir.path(), MIB), None, Engine::IoUring);
+    let path = bench.path();
+    let write = ["-f", "raw", "-c", "write 0 4k"];
+    let Some(refused) = qemu("qemu-io", &write, &path) else { return };
+    assert_refused(&refused);
+    let grow = ["resize", "-f", "raw", path.to_str().unwrap()];
+    let Some(refused) = qemu("qemu-img", &grow, Path::new("2M")) else { return };
+    assert_refused(&refused);
+    // A raw image's readers put up with its being written, under QEMU too.
+    assert_works(&qemu("qemu-img", &["info", "-f", "raw"], &path).unwrap());
+    drop(bench);
+    assert_works(&qemu("qemu-io", &write, &path).unwrap());
+    assert_works(&qemu("qemu-img", &grow, Path::new("2M")).unwrap());
+}
+
+#[test]
+fn qemus_tools_may_read_a_disk_that_is_read() {
+    let dir = disk_directory();
+    let path = dir.path().join("image");
+    std::fs::File::create(&path).unwrap().set_len(MIB).unwrap();
+    let registry = Registry::new();
+    create(&registry, read_only(&path)).unwrap();
+    let Some(read) = qemu("qemu-io", &["-f", "raw", "-r", "-c", "read 0 4k"], &path) else { return };
+    assert_works(&read);
+    assert_refused(&qemu("qemu-io", &["-f", "raw", "-c", "write 0 4k"], &path).unwrap());
+}
+
+#[test]
+fn we_keep_off_an_image_that_qemu_writes() {
+    let dir = disk_directory();
+    let path = dir.path().join("image");
+    std::fs::File::create(&path).unwrap().set_len(MIB).unwrap();
+    let qemu = Command::new("qemu-io").args(["-f", "raw", "-c", "sleep 60000"]).arg(&path).spawn();
+    let Ok(qemu) = qemu else { return eprintln!("skipped: no qemu-io here") };
+    let qemu = Killed(qemu);
+    let meta = std::fs::metadata(&path).unwrap();
+    while crate::locks::holder(meta.dev(), meta.ino()) == Holder::Unknown {
+        std::thread::yield_now();
+    }
+    let holder = Holder::Process { pid: qemu.0.id(), name: "qemu-io".into() };
+    assert_eq!(refused_by(Config::new("w", &path)), holder);
+    assert_eq!(refused_by(read_only(&path)), holder);
+}
+
+#[test]
+fn readers_share_and_a_writer_is_alone() {
+    let dir = disk_directory();
+    let path = dir.path().join("image");
+    std::fs::File::create(&path).unwrap().set_len(MIB).unwrap();
+    let (first, second) = (Registry::new(), Registry::new());
+    create(&first, read_only(&path)).unwrap();
+    create(&second, read_only(&path)).unwrap();
+    assert_eq!(refused_by(Config::new("w", &path)), Holder::Ourselves);
+    drop((first, second));
+    let registry = Registry::new();
+    create(&registry, Config::new("w", &path)).unwrap();
+    assert_eq!(refused_by(Config::new("w", &path)), Holder::Ourselves);
+    assert_eq!(refused_by(read_only(&path)), Holder::Ourselves);
+}
+
+/// Ends with the test.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+const IMAGE: &str = "ARYK_TEST_IMAGE";
+
+#[test]
+#[ignore = "run as another process by `another_process_is_kept_off_until_it_has_ended`"]
+fn hold_an_image() {
+    let registry = Registry::new();
+    create(&registry, Config::new("d", std::env::var(IMAGE).unwrap())).unwrap();
+    println!("opened");
+    // Until it is killed.
+    std::io::stdin().read_line(&mut String::new()).unwrap();
+}
+
+#[test]
+fn another_process_is_kept_off_until_it_has_ended() {
+    let dir = disk_directory();
+    let path = dir.path().join("image");
+    std::fs::File::create(&path).unwrap().set_len(MIB).unwrap();
+    let other = Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "--nocapture", "tests::locks::hold_an_image"])
+        .env(IMAGE, &path)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut other = Killed(other);
+    let lines = BufReader::new(other.0.stdout.take().unwrap()).lines();
+    assert!(lines.map_while(Result::ok).any(|l| l.contains("opened")));
+    let Holder::Process { pid, .. } = refused_by(Config::new("w", &path)) else { panic!("not seen") };
+    assert_eq!(pid, other.0.id());
+    other.0.kill().unwrap();
+    // No wait for its end: the lock is, if need be, waited for.
+    create(&Registry::new(), Config::new("w", &path)).unwrap();
+    // So that the pipe is open up to here.
+    drop(other.0.stdin.as_mut().map(Write::flush));
+}

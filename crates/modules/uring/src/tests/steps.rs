@@ -1,0 +1,153 @@
+//! One request's steps, with the test in the kernel's place.
+
+use super::harness::{MIB, disk_directory, sparse};
+use crate::request::{Next, Pool, Request};
+use crate::store::{Alignment, Call, Store};
+use crate::{Config, Direct, OnFull};
+use aryk_bdev::{Io, Op, Status, Tag};
+use aryk_dma::{Buffer, Sgl};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+const SECTOR: Alignment = Alignment { memory: 512, offset: 512 };
+
+struct Rig {
+    store: Store,
+    pool: Pool,
+    request: Request,
+    /// What the request does first.
+    first: Next,
+    buffer: Buffer,
+}
+
+fn rig(op: Op, alignment: Alignment, change: impl FnOnce(&mut Config)) -> Rig {
+    let dir = disk_directory();
+    let mut config = sparse(dir.path(), MIB);
+    change(&mut config);
+    let store = crate::open::open(&config, Some(alignment)).unwrap();
+    let mut pool = Pool::new(&store);
+    let mut buffer = Buffer::new(8192, 4096);
+    let data = if op.has_data() { buffer.lend() } else { Sgl::EMPTY };
+    let blocks = if op == Op::Flush { 0 } else { 16 };
+    let io = Io { tag: Tag(1), op, fua: false, lba: 8, blocks, data };
+    let mut request = Request::new(&io, &store);
+    let first = request.next(&store, &mut pool);
+    Rig { store, pool, request, first, buffer }
+}
+
+impl Rig {
+    fn answer(&mut self, result: i32) -> Next {
+        self.request.answered(result, &self.store, &mut self.pool)
+    }
+}
+
+/// Offset and length of the transfer that is asked for.
+fn transfer(next: &Next) -> (u64, u32) {
+    match next {
+        Next::Start(Call::Read { data, offset } | Call::Write { data, offset, .. }) => (*offset, data.len()),
+        other => panic!("a transfer, not {other:?}"),
+    }
+}
+
+fn status(next: &Next) -> Status {
+    match next {
+        Next::Done(status) => *status,
+        other => panic!("the end, not {other:?}"),
+    }
+}
+
+#[test]
+fn short_transfers_are_continued() {
+    for op in [Op::Read, Op::Write] {
+        let mut rig = rig(op, SECTOR, |_| {});
+        assert_eq!(transfer(&rig.first), (4096, 8192));
+        // From a multiple of the alignment on.
+        assert_eq!(transfer(&rig.answer(1500)), (4096 + 1024, 8192 - 1024));
+        assert_eq!(transfer(&rig.answer(-libc::EINTR)), (4096 + 1024, 8192 - 1024));
+        assert_eq!(transfer(&rig.answer(4096)), (4096 + 5120, 8192 - 5120));
+        assert_eq!(status(&rig.answer(8192 - 5120)), Status::Ok);
+        rig.buffer.reclaim();
+    }
+}
+
+#[test]
+fn a_file_that_was_cut_off_is_a_failure() {
+    let mut rig = rig(Op::Read, SECTOR, |_| {});
+    assert_eq!(transfer(&rig.answer(4096)), (8192, 4096));
+    assert_eq!(status(&rig.answer(100)), Status::Medium);
+    rig.buffer.reclaim();
+}
+
+#[test]
+fn errors_say_what_they_are() {
+    for (errno, expected) in
+        [(libc::EIO, Status::Medium), (libc::ENOSPC, Status::NoSpace), (libc::EDQUOT, Status::NoSpace)]
+    {
+        let mut rig = rig(Op::Write, SECTOR, |_| {});
+        assert_eq!(status(&rig.answer(-errno)), expected);
+        rig.buffer.reclaim();
+    }
+}
+
+#[test]
+fn what_may_succeed_later_starts_over_later() {
+    let mut rig = rig(Op::Write, SECTOR, |c| c.on_full = OnFull::Hold);
+    let delays: Vec<_> = [libc::EAGAIN, libc::ENOSPC, libc::ENOSPC, libc::ENOSPC, libc::ENOSPC, libc::ENOSPC]
+        .into_iter()
+        .map(|errno| {
+            assert_eq!(transfer(&rig.answer(4096)), (8192, 4096));
+            let Next::Later(delay) = rig.answer(-errno) else { panic!("{errno} is not for ever") };
+            assert_eq!(transfer(&rig.request.next(&rig.store, &mut rig.pool)), (4096, 8192));
+            delay.as_millis()
+        })
+        .collect();
+    assert_eq!(delays, [1, 100, 200, 400, 800, 1000]);
+    assert_eq!(rig.store.stats().held_total, 1);
+    rig.buffer.reclaim();
+}
+
+#[test]
+fn a_store_that_is_stricter_than_it_told_gets_bounced_data() {
+    let mut rig = rig(Op::Write, SECTOR, |_| {});
+    let Next::Start(Call::Write { data, .. }) = rig.first else { panic!("{:?}", rig.first) };
+    let straight = data.as_single().unwrap().base();
+    let Next::Start(Call::Write { data, offset, .. }) = rig.answer(-libc::EINVAL) else {
+        panic!("not bounced")
+    };
+    assert_eq!((offset, data.len()), (4096, 8192));
+    assert_ne!(data.as_single().unwrap().base(), straight);
+    // But only once.
+    assert_eq!(status(&rig.answer(-libc::EINVAL)), Status::Medium);
+    rig.buffer.reclaim();
+}
+
+#[test]
+fn what_a_store_cannot_allocate_is_written_or_left() {
+    let mut zeroes = rig(Op::WriteZeroes, SECTOR, |_| {});
+    assert!(matches!(zeroes.first, Next::Start(Call::Allocate { offset: 4096, len: 8192, .. })));
+    assert_eq!(transfer(&zeroes.answer(-libc::EOPNOTSUPP)), (4096, 8192));
+    assert_eq!(status(&zeroes.answer(8192)), Status::Ok);
+    let mut unmap = rig(Op::Unmap, SECTOR, |_| {});
+    assert_eq!(status(&unmap.answer(-libc::EOPNOTSUPP)), Status::Ok);
+}
+
+#[test]
+fn a_lost_page_cache_stays_lost() {
+    let cached = |c: &mut Config| c.direct = Direct::Never;
+    for (alignment, lost) in [(Alignment::NONE, true), (SECTOR, false)] {
+        let mut rig = rig(Op::Flush, alignment, cached);
+        assert!(matches!(rig.first, Next::Start(Call::Sync)));
+        assert_eq!(status(&rig.answer(-libc::EIO)), Status::Medium);
+        assert_eq!(rig.store.lost.load(Ordering::Relaxed), lost);
+        let io = Io { tag: Tag(2), op: Op::Flush, fua: false, lba: 0, blocks: 0, data: Sgl::EMPTY };
+        let next = Request::new(&io, &rig.store).next(&rig.store, &mut rig.pool);
+        assert_eq!(matches!(next, Next::Done(Status::Medium)), lost);
+    }
+}
+
+#[test]
+fn again_is_soon() {
+    let mut rig = rig(Op::Flush, SECTOR, |_| {});
+    assert!(matches!(rig.answer(-libc::EAGAIN), Next::Later(delay) if delay == Duration::from_millis(1)));
+    assert!(matches!(rig.request.next(&rig.store, &mut rig.pool), Next::Start(Call::Sync)));
+}
