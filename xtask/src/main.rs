@@ -1,2 +1,66 @@
-//! Skeleton.
-fn main() {}
+//! The project's commands, as `cargo xtask …`: everything that a person or CI does here but plain `cargo build`.
+//!
+//! Each command is a module; what they share is where things are ([`workspace`]) and what must be installed
+//! ([`install`]). A tool on an ordinary thread: it runs other programs and waits for them.
+#![forbid(unsafe_code)]
+
+mod bench;
+mod check;
+mod demo;
+mod fuzz;
+mod install;
+mod test;
+mod workspace;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+/// The project's commands.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", max_term_width = 80)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Boot a Linux guest on a disk that arykd serves, and show what happens
+    Demo,
+    /// Run all tests: units, models, fuzzers, guests, the documentation's commands
+    Test(test::Args),
+    /// Check format, lints, dependency edges, licences and house rules
+    Check,
+    /// Fuzz what reads hostile bytes
+    Fuzz(fuzz::Args),
+    /// Measure arykd and its peers; `bench -- --help` lists what it takes
+    Bench(bench::Args),
+    /// Install what the commands need (as root), or say what is missing
+    Install,
+}
+
+fn main() -> Result<()> {
+    let cli = Cli::parse();
+    interrupt_on_signals()?;
+    match cli.command {
+        Command::Demo => demo::run(),
+        Command::Test(args) => test::run(&args),
+        Command::Check => check::run(),
+        Command::Fuzz(args) => fuzz::run(&args),
+        Command::Bench(args) => bench::run(&args),
+        Command::Install => install::ensure(install::ALL),
+    }
+}
+
+/// Lets Ctrl-C and its kin unwind through whatever runs, so that nothing is left running.
+fn interrupt_on_signals() -> Result<()> {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+    std::thread::spawn(move || {
+        for _ in signals.forever() {
+            aryk_guest_tests::process::interrupt();
+        }
+    });
+    Ok(())
+}

@@ -15,14 +15,18 @@
 #![forbid(unsafe_code)]
 #![expect(clippy::disallowed_methods, reason = "it waits for other processes, in wall time")]
 
+pub mod cases;
 mod cpio;
+pub mod daemon;
 pub mod fio;
 pub mod image;
 mod kernel;
 pub mod machine;
+mod pairwise;
 pub mod peer;
 pub mod process;
 
+pub use daemon::Daemon;
 pub use image::Image;
 pub use machine::{Disk, Guest, Link, Machine};
 pub use process::Process;

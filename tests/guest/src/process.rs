@@ -25,7 +25,10 @@ pub fn interrupt() {
 }
 
 /// Fails if [`interrupt`] was called.
-pub(crate) fn check_interrupt() -> Result<()> {
+///
+/// # Errors
+/// "interrupted".
+pub fn check_interrupt() -> Result<()> {
     if INTERRUPTED.load(Ordering::Relaxed) {
         bail!("interrupted");
     }

@@ -1,0 +1,142 @@
+//! What happens to a guest while it writes: crash, reboot, a driver that lets go, a long silence. Whatever it
+//! was told is stored must be there afterwards.
+//!
+//! Records of 4 KiB go to the first half of the disk, each reported to the host after the disk acknowledged
+//! it; meanwhile fio keeps the second half busy, so that there is always I/O in flight.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use super::{Case, PATIENCE, Site};
+use crate::process::Signal;
+use crate::{Disk, Machine};
+
+/// Functions of the scripts here.
+const RECORDS: &str = "
+    d=$(disk 0)
+    record() { yes \"record $1\" | head -c 4096; }
+    # Stores records $1 to $2, saying so after each.
+    store() {
+        i=$1
+        while [ $i -le $2 ]; do
+            record $i | dd of=$d bs=4k seek=$i iflag=fullblock oflag=direct 2>/dev/null
+            echo stored $i
+            i=$((i + 1))
+        done
+    }
+    # Fails unless records $1 to $2 are there.
+    check() {
+        i=$1
+        while [ $i -le $2 ]; do
+            record $i >/tmp/record
+            dd if=$d bs=4k skip=$i count=1 iflag=direct 2>/dev/null | cmp -s - /tmp/record ||
+                { echo lost record $i; return 1; }
+            i=$((i + 1))
+        done
+    }
+    load() {
+        fio --name=load --filename=$d --direct=1 --ioengine=io_uring --eta=never --rw=randwrite --bs=4k \\
+            --iodepth=16 --offset=128M --size=64M --time_based --runtime=100 >/dev/null 2>&1 &
+        # Until it does load.
+        until grep -q . /sys/block/${d##*/}/inflight && [ $(awk '{print $2}' /sys/block/${d##*/}/inflight) -gt 0 ]; do
+            sleep 0.05
+        done
+    }
+";
+
+pub(super) fn cases() -> Vec<Case> {
+    vec![
+        Case::new("life/killed-under-load,1q", |site| killed(site, 1)),
+        Case::new("life/killed-under-load,4q", |site| killed(site, 4)),
+        Case::new("life/reboot-under-load", rebooted),
+        Case::new("life/driver-rebound-under-load", rebound),
+        Case::new("life/frozen-neighbour", frozen_neighbour),
+    ]
+}
+
+/// QEMU dies with I/O in flight and another takes its place, three times.
+fn killed(site: &Site<'_>, queues: u16) -> Result<()> {
+    let (mut daemon, machine) = site.one_disk(queues)?;
+    let mut last = 0;
+    for round in 0..3 {
+        let script = format!("{RECORDS}\ncheck 1 {last}\necho intact\nload\nstore {} 10000\n", last + 1);
+        let mut guest = site.boot(&machine, &script)?;
+        guest.wait_line("intact", PATIENCE).with_context(|| format!("round {round}, records 1 to {last}"))?;
+        last += 25;
+        guest.wait_line(&format!("stored {last}"), PATIENCE)?;
+        guest.kill();
+        daemon.alive()?;
+    }
+    let script = format!("{RECORDS}\ncheck 1 {last}\n");
+    site.boot(&machine, &script)?.finish(PATIENCE)?;
+    daemon.stop()
+}
+
+/// The machine is reset with I/O in flight, and its driver starts anew; the count of boots is on the disk.
+fn rebooted(site: &Site<'_>) -> Result<()> {
+    let (daemon, mut machine) = site.one_disk(4)?;
+    machine.reboots = true;
+    let script = format!(
+        "{RECORDS}
+        boots=$(dd if=$d bs=4k count=1 iflag=direct 2>/dev/null | tr -d '\\0')
+        boots=${{boots:-0}}
+        check 1 $((boots * 20))
+        echo boot $boots
+        if [ $boots -lt 2 ]; then
+            load
+            store $((boots * 20 + 1)) $((boots * 20 + 20))
+            {{ echo $((boots + 1)); cat /dev/zero; }} | head -c 4096 |
+                dd of=$d bs=4k count=1 iflag=fullblock oflag=direct 2>/dev/null
+            reboot -f
+        fi
+        "
+    );
+    let report = site.boot(&machine, &script)?.finish(PATIENCE)?;
+    let boots: Vec<_> = report.lines.iter().filter(|line| line.starts_with("boot ")).collect();
+    ensure!(boots == ["boot 0", "boot 1", "boot 2"], "{boots:?}");
+    daemon.stop()
+}
+
+/// The driver lets the device go under load and takes it again.
+fn rebound(site: &Site<'_>) -> Result<()> {
+    let (daemon, machine) = site.one_disk(4)?;
+    let script = format!(
+        "{RECORDS}
+        for round in 0 1 2; do
+            load
+            store $((round * 10 + 1)) $((round * 10 + 10))
+            device=$(virtio_of 0)
+            echo $device >/sys/bus/virtio/drivers/virtio_blk/unbind
+            wait || true
+            echo $device >/sys/bus/virtio/drivers/virtio_blk/bind
+            d=$(disk 0)
+            check 1 $((round * 10 + 10))
+        done
+        "
+    );
+    site.boot(&machine, &script)?.finish(PATIENCE)?;
+    daemon.stop()
+}
+
+/// A guest that stands still with I/O in flight holds up nobody else on its core, and goes on unharmed.
+fn frozen_neighbour(site: &Site<'_>) -> Result<()> {
+    let (daemon, machine) = site.one_disk(1)?;
+    site.file_disk(&daemon, "disk1", "64M")?;
+    let neighbour = Machine::with_disks(vec![Disk::new(&daemon.attach("disk1", &[])?, 1)]);
+    let script = format!("{RECORDS}\nload\nstore 1 10\necho ready\nawait go\nstore 11 20\ncheck 1 20\n");
+    let mut frozen = site.boot(&machine, &script)?;
+    frozen.wait_line("ready", PATIENCE)?;
+    frozen.signal(Signal::STOP)?;
+    let verify =
+        "measure v --filename=$(disk 0) --rw=randwrite --bs=4k --iodepth=8 --size=8M --verify=crc32c";
+    site.boot(&neighbour, verify)?.finish(PATIENCE)?;
+    // The control thread is as free as the reactors.
+    let asked = Instant::now();
+    daemon.aryk(&["status"])?;
+    ensure!(asked.elapsed() < Duration::from_secs(2), "status took {:?}", asked.elapsed());
+    frozen.signal(Signal::CONT)?;
+    frozen.send("go")?;
+    frozen.finish(PATIENCE)?;
+    daemon.stop()
+}

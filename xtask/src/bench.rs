@@ -1,0 +1,24 @@
+//! `cargo xtask bench`: hands over to the crate in `bench/`.
+
+use anyhow::Result;
+
+use crate::{install, workspace};
+
+/// What the benchmark takes is its own affair.
+#[derive(Debug, clap::Args)]
+#[command(disable_help_flag = true)]
+pub(crate) struct Args {
+    /// Arguments of the benchmark
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<String>,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    install::ensure(&[install::QEMU_STORAGE_DAEMON, install::FIO])?;
+    let mut cargo = workspace::cargo();
+    cargo.args(["build", "--release", "-p", "arykd"]);
+    workspace::run(&mut cargo)?;
+    let mut cargo = workspace::cargo();
+    cargo.args(["run", "--release", "-p", "aryk-bench", "--"]).args(&args.arguments);
+    workspace::run(&mut cargo)
+}

@@ -1,0 +1,75 @@
+//! `cargo xtask check`: what review should not have to say.
+//!
+//! Each check gives a list of findings; all run, and all findings are printed.
+
+mod edges;
+mod files;
+mod licences;
+
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+use serde_json::Value;
+
+use crate::workspace;
+
+/// The workspaces of this repository; the second is built with other flags.
+const MANIFESTS: [&str; 2] = ["Cargo.toml", "fuzz/Cargo.toml"];
+
+/// A name and what finds its violations.
+type Check = (&'static str, fn() -> Result<Vec<String>>);
+
+const CHECKS: [Check; 6] = [
+    ("format", format),
+    ("dependency edges", || edges::check(&members()?)),
+    ("unsafe code", || files::check_unsafe(&members()?)),
+    ("files", files::check_files),
+    ("licences", licences::check),
+    ("clippy", clippy),
+];
+
+#[expect(clippy::disallowed_methods, reason = "a person wants to know what is slow")]
+pub(crate) fn run() -> Result<()> {
+    let mut failed = Vec::new();
+    for (name, check) in CHECKS {
+        let started = Instant::now();
+        let findings = check().unwrap_or_else(|error| vec![format!("{error:#}")]);
+        let seconds = started.elapsed().as_secs_f32();
+        let verdict = if findings.is_empty() { "ok" } else { "FAILED" };
+        println!("{name} ... {verdict} ({seconds:.1} s)");
+        for finding in &findings {
+            println!("  {finding}");
+        }
+        if !findings.is_empty() {
+            failed.push(name);
+        }
+    }
+    if !failed.is_empty() {
+        bail!("failed: {}", failed.join(", "));
+    }
+    Ok(())
+}
+
+fn format() -> Result<Vec<String>> {
+    for manifest in MANIFESTS {
+        workspace::run(workspace::cargo().args(["fmt", "--all", "--check", "--manifest-path", manifest]))?;
+    }
+    Ok(Vec::new())
+}
+
+/// Missing documentation is among the warnings that are denied here.
+fn clippy() -> Result<Vec<String>> {
+    let mut cargo = workspace::cargo();
+    cargo.args(["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]);
+    workspace::run(&mut cargo)?;
+    Ok(Vec::new())
+}
+
+/// The packages of the main workspace, as cargo describes them.
+fn members() -> Result<Vec<Value>> {
+    let mut metadata = workspace::metadata("Cargo.toml", &["--no-deps"])?;
+    match metadata["packages"].take() {
+        Value::Array(packages) => Ok(packages),
+        other => bail!("cargo metadata gives {other} for packages"),
+    }
+}

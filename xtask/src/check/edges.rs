@@ -1,0 +1,157 @@
+//! Who may know whom: the design's dependency edges, by layer.
+//!
+//! Only what is linked into the product counts; tests (`dev-dependencies`) may know what they like.
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::workspace;
+
+/// A crate's place in the house.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Layer {
+    /// Memory and tables: `dma`, `slots`.
+    Ground,
+    /// Device drivers.
+    Device,
+    Reactor,
+    Bdev,
+    /// The suite that modules pass.
+    Conformance,
+    /// Bdev modules: `crates/modules/*`.
+    Module,
+    /// What front-ends are made of: rings and protocols.
+    Transport,
+    FrontEnd,
+    Rpc,
+    /// The programs: `bin/*`.
+    Program,
+    /// What builds, tests and measures.
+    Tool,
+}
+
+use Layer::{Bdev, Conformance, Device, FrontEnd, Ground, Module, Program, Reactor, Rpc, Tool, Transport};
+
+impl Layer {
+    /// The layer of the crate at `path`, relative to the root. A new crate must be given its place here.
+    fn of(path: &str) -> Option<Self> {
+        Some(match path {
+            "crates/dma" | "crates/slots" => Ground,
+            "crates/uring" => Device,
+            "crates/reactor" => Reactor,
+            "crates/bdev" => Bdev,
+            "crates/bdev-conformance" => Conformance,
+            "crates/virtqueue" | "crates/vhost-user" => Transport,
+            "crates/vhost-blk" => FrontEnd,
+            "crates/rpc" => Rpc,
+            "xtask" | "bench" => Tool,
+            _ if path.starts_with("crates/modules/") => Module,
+            _ if path.starts_with("bin/") => Program,
+            _ if path.starts_with("tests/") => Tool,
+            _ => return None,
+        })
+    }
+
+    /// The layers whose crates this layer's may depend on. Where its own is not listed, siblings are strangers.
+    const fn may_know(self) -> &'static [Self] {
+        match self {
+            Ground => &[Ground],
+            Device => &[Ground],
+            Reactor => &[Ground, Device],
+            Bdev => &[Ground, Reactor],
+            Conformance => &[Ground, Reactor, Bdev],
+            Module => &[Ground, Device, Reactor, Bdev],
+            Transport => &[Ground, Reactor, Transport],
+            FrontEnd => &[Ground, Reactor, Bdev, Transport],
+            Rpc => &[Ground, Device, Reactor, Bdev, Module, Transport, FrontEnd],
+            Program => &[Ground, Device, Reactor, Bdev, Module, Transport, FrontEnd, Rpc],
+            Tool => &[Ground, Device, Reactor, Bdev, Conformance, Module, Transport, FrontEnd, Rpc, Tool],
+        }
+    }
+}
+
+/// Libraries that belong to some layers only, and why.
+const RESERVED: &[(&str, &[Layer], &str)] = &[
+    ("anyhow", &[Program, Tool], "libraries have errors that callers can tell apart"),
+    ("serde_json", &[Rpc, Program, Tool], "no JSON enters what I/O passes through"),
+    ("clap", &[Program, Tool], "only programs have arguments"),
+];
+
+/// Names that say nothing about what is inside.
+const VAGUE: &[&str] = &["util", "utils", "common", "base", "helpers", "misc"];
+
+pub(super) fn check(packages: &[Value]) -> Result<Vec<String>> {
+    let mut findings = Vec::new();
+    for package in packages {
+        let path = path_of(package["manifest_path"].as_str().context("a package without a manifest")?)?;
+        let Some(layer) = Layer::of(&path) else {
+            findings.push(format!("{path}: has no layer (xtask/src/check/edges.rs)"));
+            continue;
+        };
+        if path.split(['/', '-']).any(|word| VAGUE.contains(&word)) {
+            findings.push(format!("{path}: a name that says nothing"));
+        }
+        let dependencies = package["dependencies"].as_array().context("a package without dependencies")?;
+        for dependency in dependencies.iter().filter(|dependency| dependency["kind"] != "dev") {
+            findings.extend(check_edge(&path, layer, dependency)?);
+        }
+    }
+    Ok(findings)
+}
+
+fn check_edge(path: &str, layer: Layer, dependency: &Value) -> Result<Option<String>> {
+    let name = dependency["name"].as_str().context("a dependency without a name")?;
+    if let Some(directory) = dependency["path"].as_str() {
+        let target = path_of(&format!("{directory}/Cargo.toml"))?;
+        let allowed = Layer::of(&target).is_some_and(|target| layer.may_know().contains(&target));
+        return Ok((!allowed).then(|| format!("{path} ({layer:?}) must not know {target}")));
+    }
+    let reserved = RESERVED.iter().find(|(library, layers, _)| *library == name && !layers.contains(&layer));
+    Ok(reserved.map(|(_, _, reason)| format!("{path} ({layer:?}) must not use {name}: {reason}")))
+}
+
+/// A package's directory, relative to the root, from the path of its manifest.
+fn path_of(manifest: &str) -> Result<String> {
+    let inside =
+        manifest.strip_prefix(&format!("{}/", workspace::root().display())).context(manifest.to_owned())?;
+    Ok(inside.trim_end_matches("Cargo.toml").trim_end_matches('/').to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn package(path: &str, dependencies: &[Value]) -> Value {
+        let manifest = workspace::root().join(path).join("Cargo.toml");
+        json!({"manifest_path": manifest, "dependencies": dependencies})
+    }
+
+    fn on(path: &str, kind: Option<&str>) -> Value {
+        json!({"name": "x", "kind": kind, "path": workspace::root().join(path)})
+    }
+
+    fn findings(path: &str, dependencies: &[Value]) -> usize {
+        check(&[package(path, dependencies)]).unwrap().len()
+    }
+
+    #[test]
+    fn modules_know_bdev_but_neither_each_other_nor_front_ends() {
+        let module = "crates/modules/null";
+        assert_eq!(findings(module, &[on("crates/bdev", None), on("crates/uring", None)]), 0);
+        assert_eq!(findings(module, &[on("crates/modules/malloc", None)]), 1);
+        assert_eq!(findings(module, &[on("crates/vhost-blk", None)]), 1);
+        assert_eq!(findings(module, &[on("crates/modules/malloc", Some("dev"))]), 0);
+        assert_eq!(findings("crates/vhost-blk", &[on(module, None)]), 1);
+        assert_eq!(findings("crates/rpc", &[on(module, None)]), 0);
+    }
+
+    #[test]
+    fn strange_crates_and_reserved_libraries_are_found() {
+        assert_eq!(findings("crates/elsewhere", &[]), 1);
+        assert_eq!(findings("crates/modules/io-util", &[]), 1);
+        let json = json!({"name": "serde_json", "kind": null, "path": null});
+        assert_eq!(findings("crates/modules/null", std::slice::from_ref(&json)), 1);
+        assert_eq!(findings("crates/rpc", &[json]), 0);
+    }
+}

@@ -1,0 +1,146 @@
+//! `cargo xtask demo`: a virtual machine's disk, end to end, in front of your eyes.
+//!
+//! Everything it starts is a child that is killed when this function returns, however it returns, and lives
+//! in a temporary directory.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use aryk_guest_tests::fio::{self, Measured};
+use aryk_guest_tests::{Daemon, Disk, Guest, Image, Machine};
+use comfy_table::{CellAlignment, Table, presets};
+
+use crate::{install, workspace};
+
+/// The guest takes ten to twenty seconds; on a busy machine several times that.
+const PATIENCE: Duration = Duration::from_secs(180);
+const QUEUES: u16 = 2;
+
+/// The jobs, what they are, and their fio options beyond the verified area.
+const JOBS: &[(&str, &str, &str)] = &[
+    (
+        "write4k",
+        "4 KiB random write, QD 32, verified",
+        "--rw=randwrite --bs=4k --iodepth=32 --size=32M @VERIFY@",
+    ),
+    (
+        "write1m",
+        "1 MiB sequential write, QD 4, verified",
+        "--rw=write --bs=1M --iodepth=4 --size=64M @VERIFY@",
+    ),
+    (
+        "read1",
+        "4 KiB random read, QD 1",
+        "--rw=randread --bs=4k --iodepth=1 --size=64M --runtime=3 --time_based",
+    ),
+    (
+        "read32",
+        "4 KiB random read, QD 32",
+        "--rw=randread --bs=4k --iodepth=32 --size=64M --runtime=3 --time_based",
+    ),
+];
+
+/// Lines that start with `-` are for the reader.
+const FILES: &str = r"
+    read -r up idle </proc/uptime
+    echo - Linux $(uname -r) is up after $up s and sees $(disk 0): $(cat /sys/block/$(basename $(disk 0))/size) sectors, $(ls /sys/block/$(basename $(disk 0))/mq | wc -l) queues
+    mkfs.ext4 -q $(disk 0)
+    mount -t ext4 $(disk 0) /mnt
+    echo - made and mounted an ext4 file system
+    cp -r /usr/bin /usr/sbin /usr/lib /mnt/
+    (cd /usr && find bin sbin lib -type f | xargs sha256sum) >/tmp/sums
+    sync
+    umount /mnt
+    echo 3 >/proc/sys/vm/drop_caches
+    mount -t ext4 $(disk 0) /mnt
+    (cd /mnt && sha256sum -c /tmp/sums) >/tmp/checked
+    echo - copied $(wc -l </tmp/checked) files, $(du -sm /mnt | cut -f1) MiB, dropped all caches, mounted again: all checksums are right
+    umount /mnt
+    e2fsck -fn $(disk 0) >/dev/null 2>&1
+    echo - the file system is clean
+";
+
+pub(crate) fn run() -> Result<()> {
+    install::ensure(install::GUEST)?;
+    println!("Building arykd and aryk.");
+    let bin = workspace::build_programs()?;
+    println!("Preparing the guest (once: it is kept in target/guest).");
+    let image = Image::prepare(&workspace::target()?.join("guest"))?;
+    let directory = tempfile::Builder::new().prefix("aryk-demo-").tempdir()?;
+    let daemon = serve(&bin, directory.path())?;
+    let result = boot(&daemon, &image, directory.path())
+        .with_context(|| format!("arykd said:\n{}", daemon.last_words()));
+    println!("\n{}", result?);
+    println!("{}", daemon.aryk(&["disk", "stat", "demo"])?.trim_end());
+    daemon.stop()?;
+    drop(directory);
+    println!("\nEverything that ran has ended, and its files are gone.");
+    Ok(())
+}
+
+/// Two commands make a disk that a machine can use.
+fn serve(bin: &Path, directory: &Path) -> Result<Daemon> {
+    println!("\n$ arykd -r {0}/rpc.sock -S {0}/vhost", directory.display());
+    let daemon = Daemon::start(bin, directory, &[])?;
+    let file = directory.join("demo.img").display().to_string();
+    println!("$ aryk disk create demo --file {file} --size 1G");
+    daemon.aryk(&["disk", "create", "demo", "--file", &file, "--size", "1G"])?;
+    println!("$ aryk attach demo");
+    Ok(daemon)
+}
+
+/// Boots the guest, tells what it tells, and returns the table.
+fn boot(daemon: &Daemon, image: &Image, directory: &Path) -> Result<Table> {
+    let socket = daemon.attach("demo", &[])?;
+    println!("\nA guest boots from {} with its disk at {}.", image.kernel, socket.display());
+    let machine = Machine::with_disks(vec![Disk::new(&socket, QUEUES)]);
+    let mut guest = Guest::boot(image, &machine, &script(), directory)?;
+    loop {
+        let line = guest.wait_line("-", PATIENCE)?;
+        if line == "-- done" {
+            break;
+        }
+        println!("  {line}");
+    }
+    let report = guest.finish(PATIENCE)?;
+    println!("  - powered off {:.1} s after power-on", report.elapsed.as_secs_f32());
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+    table.set_header(["in the guest", "requests", "IOPS", "MiB/s", "mean µs", "p50 µs", "p99 µs"]);
+    for (name, title, _) in JOBS {
+        let json = report.files.get(*name).with_context(|| format!("no report of {name}"))?;
+        let job = fio::parse(json)?.pop().context("fio ran no job")?;
+        let measured = job.write.or(job.read).context("fio's job did nothing")?;
+        table.add_row(row(title, &measured));
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    Ok(table)
+}
+
+fn script() -> String {
+    let mut script = FILES.to_owned();
+    for (name, title, options) in JOBS {
+        let options = options.replace("@VERIFY@", "--verify=crc32c --verify_fatal=1");
+        script.push_str(&format!(
+            "    measure {name} --filename=$(disk 0) {options}\n    echo - fio: {title}\n"
+        ));
+    }
+    script.push_str("    echo -- done\n");
+    script
+}
+
+fn row(title: &str, measured: &Measured) -> [String; 7] {
+    let us = |ns: f64| format!("{:.0}", ns / 1000.0);
+    [
+        title.to_owned(),
+        measured.ios.to_string(),
+        format!("{:.0}", measured.iops),
+        format!("{:.0}", measured.bytes_per_second / f64::from(1 << 20)),
+        us(measured.latency_ns_mean),
+        format!("{}", measured.latency_ns_p50 / 1000),
+        format!("{}", measured.latency_ns_p99 / 1000),
+    ]
+}

@@ -1,0 +1,116 @@
+//! `cargo xtask test`: everything, from units to guests, and one line that adds it up.
+//!
+//! Stages run one after the other and all to the end, whatever fails; what a stage cannot count for itself
+//! (a build that breaks) counts as one failure.
+
+mod docs;
+mod guests;
+mod suites;
+
+use anyhow::{Result, bail};
+use std::time::Instant;
+
+use crate::{fuzz, install};
+
+/// Seconds of each fuzzer.
+const FUZZ_SECONDS: u32 = 20;
+
+/// What to run.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The long matrices too
+    #[arg(long)]
+    all: bool,
+    /// Only these stages
+    #[arg(long, value_enum, value_name = "STAGE")]
+    only: Vec<Stage>,
+    /// Only guest tests whose name contains this
+    #[arg(long, value_name = "PART")]
+    guest: Option<String>,
+    /// Seconds for each fuzzer
+    #[arg(long, default_value_t = FUZZ_SECONDS)]
+    fuzz_seconds: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Stage {
+    /// `cargo test`
+    Unit,
+    /// Models of what threads may do to each other
+    Loom,
+    /// Fuzzers, a while each
+    Fuzz,
+    /// Linux guests on arykd's disks
+    Guest,
+    /// The commands in the documentation
+    Docs,
+}
+
+const STAGES: [Stage; 5] = [Stage::Unit, Stage::Loom, Stage::Fuzz, Stage::Guest, Stage::Docs];
+
+/// How many tests ended how.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tally {
+    pub(crate) passed: u32,
+    pub(crate) failed: u32,
+    pub(crate) skipped: u32,
+}
+
+impl Tally {
+    /// Counts one test and says how it ended.
+    pub(crate) fn count(&mut self, name: &str, result: Result<()>) {
+        match result {
+            Ok(()) => {
+                self.passed += 1;
+                println!("{name} ... ok");
+            }
+            Err(error) => {
+                self.failed += 1;
+                println!("{name} ... FAILED\n{error:#}\n");
+            }
+        }
+    }
+
+    fn add(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+    }
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    install::ensure(install::ALL)?;
+    let mut tally = Tally::default();
+    for stage in STAGES {
+        if args.only.is_empty() || args.only.contains(&stage) {
+            tally.add(run_stage(stage, args));
+            aryk_guest_tests::process::check_interrupt()?;
+        }
+    }
+    println!("\n{} passed, {} failed, {} skipped", tally.passed, tally.failed, tally.skipped);
+    if tally.failed > 0 {
+        bail!("{} failed", tally.failed);
+    }
+    Ok(())
+}
+
+#[expect(clippy::disallowed_methods, reason = "a person wants to know how long it took")]
+fn run_stage(stage: Stage, args: &Args) -> Tally {
+    println!("\n── {stage:?}");
+    let started = Instant::now();
+    let result = match stage {
+        Stage::Unit => suites::workspace(),
+        Stage::Loom => suites::loom(),
+        Stage::Fuzz => fuzz::run_all(args.fuzz_seconds),
+        Stage::Guest => guests::run(args.all, args.guest.as_deref().unwrap_or_default()),
+        Stage::Docs => docs::run(),
+    };
+    let tally = result.unwrap_or_else(|error| {
+        println!("{stage:?} stopped: {error:#}");
+        Tally { failed: 1, ..Tally::default() }
+    });
+    let Tally { passed, failed, skipped } = tally;
+    let seconds = started.elapsed().as_secs();
+    println!("── {stage:?}: {passed} passed, {failed} failed, {skipped} skipped in {seconds} s");
+    tally
+}
