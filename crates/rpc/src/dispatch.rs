@@ -5,12 +5,16 @@
 
 use crate::Error;
 use crate::wire::{self, Call, Message, Rejected};
+use rustix::io::Errno;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::rc::Rc;
+
+/// Bytes of a batch's reply from which on its calls are refused: a small request must not ask for any amount of memory.
+const BATCH_REPLY_MAX: usize = 8 << 20;
 
 /// A handler's result, as JSON.
 pub type Outcome = Result<Box<RawValue>, Error>;
@@ -85,9 +89,18 @@ impl<C: 'static> Methods<C> {
         match message {
             Message::One(call) => self.respond(call).await,
             Message::Batch(calls) => {
-                let mut responses = Vec::new();
+                let (mut responses, mut len) = (Vec::new(), 0);
                 for call in calls {
-                    responses.extend(self.respond(call).await);
+                    let response = match call {
+                        Ok(Call { id: Some(id), .. }) if len > BATCH_REPLY_MAX => {
+                            let full =
+                                format!("the replies before it have more than {BATCH_REPLY_MAX} bytes");
+                            Some(wire::response(Some(&id), &Err(Error::errno(Errno::NOBUFS, full))))
+                        }
+                        call => self.respond(call).await,
+                    };
+                    len += response.as_ref().map_or(0, Vec::len);
+                    responses.extend(response);
                 }
                 wire::to_batch(&responses)
             }

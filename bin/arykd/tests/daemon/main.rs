@@ -20,6 +20,21 @@ fn it_starts_says_so_and_ends() {
 }
 
 #[test]
+fn every_policy_on_every_engine() {
+    for policy in ["poll", "adaptive", "interrupt"] {
+        for engine in ["auto", "epoll"] {
+            let daemon = Daemon::start(&["--sleep-policy", policy, "--io-engine", engine]);
+            daemon.aryk(&["disk", "create", "d", "--file", "d.img", "--size", "1M"]).unwrap();
+            daemon.aryk(&["attach", "d"]).unwrap();
+            assert!(daemon.aryk(&["status"]).unwrap().contains("1, 0 connected"));
+            std::fs::remove_file(daemon.dir().join("d.img")).unwrap();
+            let said = daemon.end();
+            assert_eq!(said.contains("epoll"), engine == "epoll", "{said}");
+        }
+    }
+}
+
+#[test]
 fn a_second_daemon_is_refused() {
     let daemon = Daemon::start(&[]);
     let second = daemon.run_another();

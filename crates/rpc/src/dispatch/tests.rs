@@ -19,6 +19,7 @@ fn table(has_started: bool) -> Methods<Cell<u32>> {
         Ok(sum.get())
     });
     methods.add("early", Phase::StartUp, async |_: &_, _: NoParams| Ok(true));
+    methods.add("big", Phase::Any, async |_: &_, _: NoParams| Ok("x".repeat(5 << 20)));
     methods.add("always", Phase::Any, async |_: &_, _: NoParams| Ok(true));
     methods
 }
@@ -72,6 +73,17 @@ fn a_batch_is_answered_by_an_array_in_order() {
     assert_eq!((&reply[0]["result"], &reply[2]["result"]), (&1.into(), &3.into()));
     assert_eq!(reply[1]["error"]["code"], -32600);
     assert_eq!(ask(&methods, r#"[{"method":"always"}]"#), None);
+}
+
+#[test]
+fn a_batch_cannot_ask_for_any_amount_of_memory() {
+    let batch = format!("[{}]", vec![r#"{"method":"big","id":1}"#; 100].join(","));
+    let reply = ask(&table(true), &batch).unwrap();
+    assert!(reply.len() < 12 << 20);
+    let reply: Vec<serde_json::Value> = serde_json::from_str(&reply).unwrap();
+    assert_eq!(reply.len(), 100);
+    assert!(reply[..2].iter().all(|r| r["result"].is_string()));
+    assert!(reply[2..].iter().all(|r| r["error"]["code"] == -105));
 }
 
 #[test]
