@@ -128,7 +128,7 @@ fn page_size(fd: BorrowedFd<'_>) -> rustix::io::Result<u64> {
 impl Removed {
     /// Waits until no queue and no request holds any of them, and unmaps them, off this thread: unmapping
     /// much memory takes its time.
-    pub(crate) async fn retire(mut self) {
+    pub(crate) async fn retire(self) {
         /// What a request takes at least, so that most waits are short, and what a look costs is nothing.
         const LOOK_EVERY: Duration = Duration::from_millis(1);
         const COMPLAIN_AFTER: u32 = 5_000;
@@ -136,7 +136,7 @@ impl Removed {
             return;
         }
         let mut looks = 0_u32;
-        while self.0.iter_mut().any(|mapping| Arc::get_mut(mapping).is_none()) {
+        while self.0.iter().any(|mapping| Arc::strong_count(mapping) > 1) {
             if looks == COMPLAIN_AFTER {
                 tracing::warn!("removed guest memory has been in use by requests for 5 s: the disk is slow");
             }

@@ -187,7 +187,10 @@ impl<D: Device> Session<'_, D> {
                 self.protocol = check_offered(code, bits, protocol::OFFERED)?;
                 Ok(())
             }
-            Request::SetConfig { offset, flags, data } => self.set_config(code, offset, flags, &data),
+            Request::SetConfig { offset, data } => {
+                let written = self.device.set_config(offset, &data);
+                written.map_err(|source| Error::Device { code, source })
+            }
             Request::SetMemTable(regions) => {
                 let removed = self.memory.set(&regions, fds)?;
                 self.memory_changed(code, removed).await
@@ -320,14 +323,6 @@ impl<D: Device> Session<'_, D> {
         assert!(config.len() <= CONFIG_MAX, "a configuration space of {} bytes", config.len());
         config.resize(CONFIG_MAX, 0);
         config[offset as usize..][..size as usize].to_vec()
-    }
-
-    fn set_config(&self, code: Code, offset: u32, flags: u32, data: &[u8]) -> Result<(), Error> {
-        if flags != 0 {
-            let what = "the configuration space is not one to be migrated to us";
-            return Err(Error::BadPayload { code, what });
-        }
-        self.device.set_config(offset, data).map_err(|source| Error::Device { code, source })
     }
 
     async fn get_vring_base(&mut self, code: Code, state: VringState) -> Result<Vec<u8>, Error> {

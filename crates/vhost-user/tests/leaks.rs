@@ -1,0 +1,70 @@
+//! Nothing that a front-end gave outlives its session: file descriptors and mappings are counted before and after.
+//! A binary of its own, with one test, for they are counted for the whole process.
+
+#[path = "session/device.rs"]
+#[expect(dead_code, reason = "shared with the tests of sessions, which use more of it")]
+mod device;
+#[path = "session/peer.rs"]
+#[expect(dead_code, reason = "as above")]
+mod peer;
+
+use aryk_vhost_user::{SessionHandle, Stats, serve_front_end};
+use peer::{FrontEnd, Guest, code, eventfd, message};
+use std::os::fd::AsFd;
+
+/// Open file descriptors, and mappings of guest memory.
+fn count() -> (usize, usize) {
+    let fds = std::fs::read_dir("/proc/self/fd").expect("/proc/self/fd").count();
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("/proc/self/maps");
+    (fds, maps.lines().filter(|line| line.contains("memfd:guest")).count())
+}
+
+/// A life that leaves its fds everywhere that they can be, ended in one of several ways.
+async fn live(end: usize) {
+    let (fe, stream) = FrontEnd::pair();
+    let device = device::Mock::default();
+    let stats = Stats::default();
+    let session = serve_front_end(stream, &device, SessionHandle::default(), &stats);
+    let front_end = async {
+        let (guest, other) = (Guest::new(), Guest::at(0x1000_0000));
+        fe.with_queue(&guest).await;
+        fe.send(code::ADD_MEM_REG, &other.single_region(), &[other.memory.as_fd()]);
+        fe.send(code::SET_VRING_ERR, &bytes![0_u64], &[eventfd().as_fd()]);
+        fe.send(code::SET_VRING_CALL, &bytes![3_u64], &[eventfd().as_fd()]);
+        let (_channel, theirs) = FrontEnd::pair();
+        fe.send(code::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]);
+        fe.send(code::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]);
+        fe.send(code::REM_MEM_REG, &other.single_region(), &[other.memory.as_fd()]);
+        fe.sync().await;
+        assert!(count().1 > 0, "guest memory is mapped");
+        let memory = guest.memory.as_fd();
+        match end {
+            0 => {}
+            1 => fe.send(code::SET_VRING_KICK, &bytes![0_u64], &[memory]),
+            2 => fe.send(code::SET_VRING_KICK, &bytes![0_u64], &[memory; 8]),
+            3 => fe.send(code::SET_VRING_KICK, &bytes![0_u64], &[memory; 20]),
+            4 => fe.send(code::SET_MEM_TABLE, &guest.mem_table(), &[theirs.as_fd()]),
+            // Half a message with an fd; and messages that are never looked at, with theirs.
+            5 => fe.send_raw(&message(code::SET_VRING_CALL, 1, &[0; 8])[..15], &[memory]),
+            _ => {
+                fe.send(99, &[], &[memory]);
+                fe.send(code::SET_VRING_CALL, &[0; 8], &[memory]);
+            }
+        }
+        drop(fe);
+    };
+    let (ended, ()) = tokio::join!(session, front_end);
+    assert_eq!(ended.is_ok(), end == 0, "{end}: {ended:?}");
+}
+
+#[test]
+fn nothing_leaks() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime");
+    runtime.block_on(live(0));
+    let before = count();
+    assert_eq!(before.1, 0, "all guest memory is unmapped");
+    for round in 0..70 {
+        runtime.block_on(live(round % 7));
+    }
+    assert_eq!(count(), before);
+}

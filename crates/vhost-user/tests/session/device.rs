@@ -1,0 +1,132 @@
+//! A device that holds its session to the promises of [`Device`]. It "serves" a queue when that is stopped, by giving as used
+//! all that was made available.
+
+use aryk_vhost_user::{Device, DeviceError, EventFd, MemoryChange, QueueSetup, SessionHandle};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+use tokio::sync::Notify;
+
+/// What it was told, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Told {
+    Start(u16),
+    Stop(u16),
+    Memory(usize),
+    CallFd(u16, bool),
+    ErrFd(u16, bool),
+}
+
+#[derive(Default)]
+pub struct Mock {
+    pub calls: RefCell<Vec<Told>>,
+    pub running: RefCell<BTreeMap<u16, QueueSetup>>,
+    pub session: RefCell<Option<SessionHandle>>,
+    /// While there is one, a queue stops only after it was notified.
+    pub slow_stop: RefCell<Option<Rc<Notify>>>,
+    pub refuse_start: Cell<bool>,
+    pub config: RefCell<Vec<u8>>,
+}
+
+impl Mock {
+    pub fn take_calls(&self) -> Vec<Told> {
+        self.calls.take()
+    }
+}
+
+fn served(queue: &QueueSetup) -> u16 {
+    let idx = queue.rings.avail.load_u16(2, Ordering::Acquire);
+    queue.rings.used.store_u16(2, idx, Ordering::Release);
+    idx
+}
+
+fn check(queue: &QueueSetup) {
+    let size = u64::from(queue.size);
+    assert!(queue.size.is_power_of_two());
+    assert_eq!(queue.rings.desc.len(), 16 * size);
+    let event = if queue.features & aryk_vhost_user::F_EVENT_IDX != 0 { 2 } else { 0 };
+    assert_eq!(queue.rings.avail.len(), 4 + 2 * size + event);
+    assert_eq!(queue.rings.used.len(), 4 + 8 * size + event);
+    assert!(queue.rings.desc.is_aligned(16), "descriptor table");
+    assert!(queue.rings.avail.is_aligned(2) && queue.rings.used.is_aligned(4), "rings");
+    assert_eq!(queue.features & (1 << 30), 0);
+}
+
+impl Device for Mock {
+    fn features(&self) -> u64 {
+        0b110
+    }
+
+    fn num_queues(&self) -> u16 {
+        4
+    }
+
+    fn config(&self) -> Vec<u8> {
+        self.config.borrow().clone()
+    }
+
+    fn set_config(&self, offset: u32, data: &[u8]) -> Result<(), DeviceError> {
+        let mut config = self.config.borrow_mut();
+        let end = offset as usize + data.len();
+        config.get_mut(offset as usize..end).ok_or("no such field")?.copy_from_slice(data);
+        Ok(())
+    }
+
+    fn connected(&self, session: SessionHandle) {
+        let old = self.session.replace(Some(session));
+        assert!(old.is_none(), "two sessions at once");
+    }
+
+    fn disconnected(&self) {
+        assert!(self.running.borrow().is_empty(), "disconnected with queues running");
+        assert!(self.session.take().is_some());
+    }
+
+    async fn start_queue(&self, index: u16, setup: QueueSetup) -> Result<(), DeviceError> {
+        tokio::task::yield_now().await;
+        if self.refuse_start.get() {
+            return Err("no room".into());
+        }
+        check(&setup);
+        let old = self.running.borrow_mut().insert(index, setup);
+        assert!(old.is_none(), "queue {index} was started twice");
+        self.calls.borrow_mut().push(Told::Start(index));
+        Ok(())
+    }
+
+    async fn stop_queue(&self, index: u16) -> u16 {
+        let gate = self.slow_stop.borrow().clone();
+        match gate {
+            Some(gate) => gate.notified().await,
+            None => tokio::task::yield_now().await,
+        }
+        let queue = self.running.borrow_mut().remove(&index).expect("a queue that runs");
+        self.calls.borrow_mut().push(Told::Stop(index));
+        served(&queue)
+    }
+
+    async fn set_memory(&self, change: MemoryChange) {
+        tokio::task::yield_now().await;
+        let mut running = self.running.borrow_mut();
+        let told = change.rings.iter().map(|(index, _)| *index);
+        assert!(told.eq(running.keys().copied()), "each running queue is told");
+        for (index, rings) in change.rings {
+            let queue = running.get_mut(&index).expect("looked at above");
+            queue.rings = rings;
+            queue.memory = change.memory.clone();
+            check(queue);
+        }
+        self.calls.borrow_mut().push(Told::Memory(change.memory.regions().len()));
+    }
+
+    async fn set_call(&self, index: u16, call: Option<EventFd>) {
+        self.calls.borrow_mut().push(Told::CallFd(index, call.is_some()));
+        self.running.borrow_mut().get_mut(&index).expect("it runs").call = call;
+    }
+
+    async fn set_err(&self, index: u16, err: Option<EventFd>) {
+        self.calls.borrow_mut().push(Told::ErrFd(index, err.is_some()));
+        self.running.borrow_mut().get_mut(&index).expect("it runs").err = err;
+    }
+}
