@@ -2,8 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod front_end;
 mod harness;
 
+use front_end::FrontEnd;
 use harness::{Daemon, code};
 use serde_json::{Value, json};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
@@ -332,5 +334,55 @@ fn controllers_come_and_go() {
     assert_eq!(orphan["backend_specific"]["block"]["bdev"], Value::Null);
     daemon.call("vhost_delete_controller", json!({"ctrlr": "диск 1"})).unwrap();
     assert_eq!(code(daemon.call("vhost_delete_controller", json!({"ctrlr": "диск 1"}))), -19);
+    daemon.end();
+}
+
+#[test]
+fn data_outlives_sessions_controllers_and_daemons() {
+    let mut daemon = Daemon::start(&["-m", "0x3"]);
+    let socket = daemon.dir().join("vhost/d");
+    let data: Vec<u8> = (0..65_536_u32).map(|i| (i / 7) as u8).collect();
+    daemon.aryk(&["disk", "create", "d", "--file", "d.img", "--size", "4M"]).unwrap();
+    daemon.aryk(&["attach", "d"]).unwrap();
+    let mut machine = FrontEnd::connect(&socket);
+    assert_eq!(machine.capacity(), 4 << 20);
+    machine.write(512 * 3, &data).unwrap();
+    machine.flush().unwrap();
+    let list = daemon.aryk(&["controller", "list"]).unwrap();
+    assert!(list.contains("connected"), "{list}");
+    drop(machine);
+    assert_eq!(FrontEnd::connect(&socket).read(512 * 3, data.len()).unwrap(), data);
+    let stat = &daemon.call("bdev_get_iostat", json!({"names": ["d"]})).unwrap()["bdevs"][0];
+    assert_eq!((&stat["num_write_ops"], &stat["bytes_written"]), (&json!(1), &json!(65_536)));
+    assert_eq!((&stat["num_read_ops"], &stat["num_flush_ops"]), (&json!(1), &json!(1)));
+    assert!(stat["read_latency_ticks"].as_u64().unwrap() > 0);
+    daemon.kill_and_restart();
+    daemon.aryk(&["disk", "create", "d", "--file", "d.img"]).unwrap();
+    daemon.aryk(&["attach", "d", "--readonly", "--cpumask", "[1]", "--queues", "1"]).unwrap();
+    assert!(FrontEnd::open(&socket, false).is_err(), "it is read-only");
+    let mut machine = FrontEnd::open(&socket, true).unwrap();
+    assert_eq!(machine.read(512 * 3, data.len()).unwrap(), data);
+    let controller = &daemon.call("vhost_get_controllers", json!({})).unwrap()[0];
+    assert_eq!(controller["sessions"][0]["queues"], json!([{"index": 0, "lcore": 1}]));
+}
+
+#[test]
+fn a_disk_fails_and_goes_under_its_machine() {
+    let daemon = Daemon::start(&[]);
+    let socket = daemon.dir().join("vhost/EE_d");
+    daemon.aryk(&["disk", "create", "d", "--memory", "--size", "1M"]).unwrap();
+    daemon.call("bdev_error_create", json!({"base_name": "d"})).unwrap();
+    daemon.aryk(&["attach", "EE_d"]).unwrap();
+    let mut machine = FrontEnd::connect(&socket);
+    machine.write(0, &[7; 4096]).unwrap();
+    let fail = json!({"name": "EE_d", "io_type": "read", "error_type": "failure", "num": 1});
+    daemon.call("bdev_error_inject_error", fail).unwrap();
+    machine.read(0, 4096).unwrap_err();
+    assert_eq!(machine.read(0, 4096).unwrap(), [7; 4096]);
+    daemon.aryk(&["disk", "remove", "d"]).unwrap();
+    machine.read(0, 4096).unwrap_err();
+    machine.write(0, &[7; 4096]).unwrap_err();
+    assert_eq!(daemon.call("bdev_get_bdevs", json!({})).unwrap(), json!([]));
+    daemon.aryk(&["detach", "EE_d"]).unwrap();
     daemon.end();
 }
