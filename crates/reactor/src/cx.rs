@@ -110,6 +110,13 @@ impl Cx {
     ) -> io::Result<Self> {
         let mut waiter = Waiter::new(engine)?;
         waiter.watch(handle.0.wake_fd.try_clone()?, None)?;
+        let signaller = Signaller::new();
+        if !signaller.is_bounded() {
+            tracing::warn!(
+                "kernel AIO is not to be had: a hostile guest can stall this reactor when it is signalled. \
+                 Look at fs.aio-max-nr, and at the seccomp filter of the container"
+            );
+        }
         Ok(Self {
             now: clock.now(),
             clock,
@@ -127,7 +134,7 @@ impl Cx {
             threads: Slots::new(8),
             waiter,
             clients: RingClients::default(),
-            signaller: Signaller::new(),
+            signaller,
             blocking,
             trace,
             outgoing: Outgoing::default(),

@@ -99,11 +99,15 @@ impl Reactors {
         &self.handles
     }
 
-    /// The one with the fewest roots and pollers among those on `cores`, or among all if there is none.
+    /// The one with the fewest roots and pollers among those on `cores`; or, which it says, among all if none is there.
     pub fn least_loaded(&self, cores: Option<&CoreSet>) -> &Handle {
         let fits = |h: &&Handle| cores.is_none_or(|c| c.contains(h.core()));
         let least = self.handles.iter().filter(fits).min_by_key(|h| h.members());
-        least.unwrap_or(&self.handles[0])
+        least.unwrap_or_else(|| {
+            let asked = cores.map(tracing::field::display);
+            tracing::warn!(asked, "no reactor runs on the cores asked for: any will do");
+            self.least_loaded(None)
+        })
     }
 }
 

@@ -253,3 +253,38 @@ fn find(watches: &Slots<Watch>, t: Tag) -> Option<(Key, &Watch)> {
     let index = t.token as u32;
     watches.at_index(index).filter(|(key, _)| tag(*key) == t)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Arc, Mutex};
+
+    #[test]
+    fn without_a_ring_auto_takes_epoll_and_says_so() {
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        let (kept, forbidden) = (Arc::clone(&lines), io::Error::from(io::ErrorKind::PermissionDenied));
+        let writer = move || Kept(Arc::clone(&kept));
+        let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(writer).finish();
+        let kernel = tracing::subscriber::with_default(subscriber, || Kernel::auto(Err(forbidden)));
+        assert!(matches!(kernel, Ok(Kernel::Epoll { .. })));
+        let text = String::from_utf8(lines.lock().unwrap().clone()).unwrap();
+        assert!(text.contains("WARN") && text.contains("io_uring is not to be had"), "{text}");
+        assert!(matches!(Kernel::auto(Ring::new(4)), Ok(Kernel::Uring(_))));
+        assert_eq!(Waiter::new("epoll".parse().unwrap()).unwrap().engine(), Engine::Epoll);
+        assert_eq!(Waiter::new("auto".parse().unwrap()).unwrap().engine(), Engine::IoUring);
+        assert!("kqueue".parse::<Engine>().is_err());
+    }
+
+    struct Kept(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Kept {
+        fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend(text);
+            Ok(text.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+}
