@@ -48,7 +48,11 @@ struct Zeroes {
 /// A disk's channel, private to whoever opened it. See the file's head.
 pub struct BdevChannel {
     inner: Box<dyn Channel>,
-    descriptor: Descriptor,
+    /// Keeps the disk open.
+    _descriptor: Descriptor,
+    bdev: Arc<Bdev>,
+    /// The disk's number, for the trace.
+    serial: u16,
     root: RootId,
     reactor: Handle,
     cells: Rc<Cells>,
@@ -67,14 +71,13 @@ pub struct BdevChannel {
     pending: Slots<Pending>,
     waiting: VecDeque<Key>,
     ready: Vec<Completion>,
-    from_module: Vec<Completion>,
     zeroes: Option<Zeroes>,
 }
 
 impl fmt::Debug for BdevChannel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut s = f.debug_struct("BdevChannel");
-        s.field("bdev", self.descriptor.bdev()).field("in_flight", &self.in_flight()).finish_non_exhaustive()
+        s.field("bdev", &self.bdev).field("in_flight", &self.in_flight()).finish_non_exhaustive()
     }
 }
 
@@ -111,15 +114,16 @@ impl BdevChannel {
             pending: Slots::new(limits.depth.min(64)),
             waiting: VecDeque::new(),
             ready: Vec::new(),
-            from_module: Vec::new(),
             zeroes: None,
-            descriptor,
+            serial: bdev.serial() as u16,
+            bdev,
+            _descriptor: descriptor,
         })
     }
 
     /// The disk.
     pub fn bdev(&self) -> &Arc<Bdev> {
-        self.descriptor.bdev()
+        &self.bdev
     }
 
     /// Requests that have been submitted and whose completions have not been handed out.
@@ -130,13 +134,15 @@ impl BdevChannel {
     /// Starts a request, which completes exactly once, in a later [`BdevChannel::poll`]. Its data stays in place until then.
     #[inline]
     pub fn submit(&mut self, io: Io, cx: &mut Cx) {
-        cx.trace(Layer::Bdev, Point::Submit, self.bdev().serial() as u16, io.tag.0 as u32);
+        cx.trace(Layer::Bdev, Point::Submit, self.serial, io.tag.0 as u32);
         if let Err(status) = self.check(&io) {
-            self.cell.stats.borrow_mut().record(io.op, 0, status, 0);
-            self.ready.push(Completion { tag: io.tag, status });
-            cx.wake(self.root);
+            self.refuse(&io, status, cx);
             return;
         }
+        let at_once = self.credits > 0
+            && self.waiting.is_empty()
+            && matches!(self.state, State::Running)
+            && self.is_one_piece(&io);
         let pending = Pending {
             tag: io.tag,
             op: io.op,
@@ -145,8 +151,8 @@ impl BdevChannel {
             blocks: io.blocks,
             data: io.data,
             bytes: io.blocks * u64::from(self.block_size),
-            to_go: true,
-            pieces: 0,
+            to_go: !at_once,
+            pieces: at_once.into(),
             status: Status::Ok,
             started: cx.now(),
         };
@@ -154,10 +160,37 @@ impl BdevChannel {
             self.pending.grow(self.pending.capacity());
         }
         let Ok(key) = self.pending.insert(pending) else { unreachable!("it has room") };
-        if !self.waiting.is_empty() || self.advance(key, cx) {
+        if at_once {
+            self.credits -= 1;
+            self.inner.submit(Io { tag: Tag(key.raw()), ..io }, cx);
+        } else if !self.waiting.is_empty() || self.advance(key, cx) {
             self.waiting.push_back(key);
         }
         self.cell.set_depths(self.pending.len(), self.waiting.len() as u32);
+    }
+
+    #[cold]
+    fn refuse(&mut self, io: &Io, status: Status, cx: &mut Cx) {
+        self.cell.stats.borrow_mut().record(io.op, 0, status, 0);
+        self.ready.push(Completion { tag: io.tag, status });
+        cx.wake(self.root);
+    }
+
+    /// Whether a request can go to the module as it is.
+    #[inline]
+    fn is_one_piece(&self, io: &Io) -> bool {
+        let limits = &self.limits;
+        match io.op {
+            Op::Read | Op::Write => {
+                io.blocks <= limits.transfer_blocks.into()
+                    && io.data.segments() <= limits.segments
+                    && (limits.boundary_blocks == 0
+                        || io.blocks <= to_boundary(io.lba, limits.boundary_blocks))
+            }
+            Op::Flush => true,
+            Op::Unmap => io.blocks <= limits.unmap_blocks,
+            Op::WriteZeroes => self.ops.contains(Op::WriteZeroes) && io.blocks <= limits.write_zeroes_blocks,
+        }
     }
 
     /// Says that nobody wants the requests with this tag any more. They still complete.
@@ -182,22 +215,32 @@ impl BdevChannel {
         if self.cell.has_command() {
             self.obey(cx);
         }
-        self.inner.poll(cx, &mut self.from_module);
-        let mut from_module = std::mem::take(&mut self.from_module);
-        for completion in from_module.drain(..) {
-            self.piece_completed(completion, cx);
+        // What the module adds becomes what the opener gets, in place.
+        let start = out.len();
+        let mut end = start;
+        self.inner.poll(cx, out);
+        for i in start..out.len() {
+            if let Some(completed) = self.piece_completed(out[i], cx) {
+                out[end] = completed;
+                end += 1;
+            }
         }
-        self.from_module = from_module;
-        self.advance_waiting(cx);
+        out.truncate(end);
+        if !self.waiting.is_empty() {
+            self.advance_waiting(cx);
+        }
         if matches!(self.state, State::Freezing(_)) {
             self.look_frozen();
         }
         self.cell.set_depths(self.pending.len(), self.waiting.len() as u32);
-        out.append(&mut self.ready);
+        if !self.ready.is_empty() {
+            out.append(&mut self.ready);
+        }
     }
 
+    #[inline]
     fn check(&self, io: &Io) -> Result<(), Status> {
-        let bdev = self.descriptor.bdev();
+        let bdev = &self.bdev;
         if bdev.is_removing() {
             return Err(Status::Removed);
         }
@@ -295,28 +338,26 @@ impl BdevChannel {
         Some((io, p.to_go))
     }
 
+    /// The request's completion, if that was all of it.
     #[inline]
-    fn piece_completed(&mut self, completion: Completion, cx: &mut Cx) {
+    fn piece_completed(&mut self, completion: Completion, cx: &mut Cx) -> Option<Completion> {
         let key = Key::from_raw(completion.tag.0);
         self.credits += 1;
         let p = self.pending.get_mut(key).expect("a module completes what it was given, once");
         p.pieces -= 1;
         p.status = p.status.or(completion.status);
-        if !p.status.is_ok() {
-            p.to_go = false;
-        }
-        if p.pieces == 0 && !p.to_go {
-            self.complete(key, cx);
-        }
+        p.to_go &= p.status.is_ok();
+        (p.pieces == 0 && !p.to_go).then(|| self.complete(key, cx))
     }
 
     #[inline]
-    fn complete(&mut self, key: Key, cx: &mut Cx) {
-        let p = self.pending.remove(key).expect("the caller looked");
-        let latency = cx.now().since(p.started).as_nanos() as u64;
-        self.cell.stats.borrow_mut().record(p.op, p.bytes, p.status, latency);
-        cx.trace(Layer::Bdev, Point::Complete, self.bdev().serial() as u16, p.tag.0 as u32);
-        self.ready.push(Completion { tag: p.tag, status: p.status });
+    fn complete(&mut self, key: Key, cx: &mut Cx) -> Completion {
+        let Pending { tag, op, bytes, status, started, .. } =
+            self.pending.remove(key).expect("the caller looked");
+        let latency = cx.now().since(started).as_nanos() as u64;
+        self.cell.stats.borrow_mut().record(op, bytes, status, latency);
+        cx.trace(Layer::Bdev, Point::Complete, self.serial, tag.0 as u32);
+        Completion { tag, status }
     }
 
     /// Gives up what is left of a request; it completes now, or with its last piece.
@@ -325,7 +366,8 @@ impl BdevChannel {
         p.to_go = false;
         p.status = p.status.or(status);
         if p.pieces == 0 {
-            self.complete(key, cx);
+            let completion = self.complete(key, cx);
+            self.ready.push(completion);
             cx.wake(self.root);
         }
     }
