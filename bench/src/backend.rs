@@ -85,6 +85,8 @@ pub fn arykd(program: &Path, policy: Policy, dir: &Path) -> Result<(Process, Rpc
         dir.as_os_str(),
         "--sleep-policy".as_ref(),
         policy.name().as_ref(),
+        "-L".as_ref(),
+        "warning".as_ref(),
     ];
     let mut process = Process::start("arykd", program, &args)?;
     process.wait_for(&rpc)?;

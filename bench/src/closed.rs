@@ -91,7 +91,7 @@ pub fn measure(settings: &Settings, case: &str, ceilings: &Ceilings, report: &mu
     aryk.process.pause()?;
     let mut columns = vec!["workload".to_owned(), "arykd".to_owned()];
     for peer in &peers {
-        columns.extend([peer.name().to_owned(), format!("ratio to {}", peer.name())]);
+        columns.extend([peer.name().to_owned(), "ratio".to_owned()]);
         match peer {
             Peer::Daemon(_, daemon) => {
                 report.command(&daemon.process.command);
@@ -124,7 +124,10 @@ fn peers(settings: &Settings, case: &str, store: &Store) -> Result<Vec<Peer>> {
         Store::Null { .. } => vec![daemon("qemu-storage-daemon", "threads")?],
         // Its default, and what is faster.
         Store::Memory { .. } => {
-            vec![daemon("qemu-storage-daemon", "threads")?, daemon("the same, io_uring", "io_uring")?]
+            vec![
+                daemon("qemu-storage-daemon", "threads")?,
+                daemon("qemu-storage-daemon, io_uring", "io_uring")?,
+            ]
         }
         Store::File { path, .. } => vec![daemon("qemu-storage-daemon", "io_uring")?, Peer::Fio(path.clone())],
     })

@@ -3,6 +3,7 @@
 //! - [`frontend`]: the polled front-end, on a core of its own; [`workload`]: what it asks for.
 //! - [`backend`], [`process`], [`rpc`], [`fio`]: what is measured, on the other core.
 //! - [`ceiling`]: what the front-end can do at all; [`closed`], [`open`], [`idle`]: the measurements.
+//! - [`instructions`], [`stack`]: the path within one process, counted instead of timed.
 //! - [`report`], [`machine`]: medians, records, tables, and what they depend on.
 //!
 //! A tool: it runs on its main thread, waits, and reads the wall clock. It never measures two back ends at a time: those
@@ -16,12 +17,14 @@ mod closed;
 mod fio;
 mod frontend;
 mod idle;
+mod instructions;
 mod machine;
 mod open;
 mod process;
 mod report;
 mod rpc;
 mod settings;
+mod stack;
 mod target;
 mod workload;
 
@@ -30,7 +33,6 @@ use backend::Policy;
 use ceiling::Ceilings;
 use clap::Parser;
 use report::Report;
-use rustix::thread::{CpuSet, sched_setaffinity};
 use settings::Settings;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -42,6 +44,8 @@ const RESULTS: &str = "docs/bench/results.md";
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask bench")]
 struct Args {
+    #[command(subcommand)]
+    command: Option<Subcommand>,
     /// Rather quick than exact: a whole run takes less than a minute.
     #[arg(long)]
     quick: bool,
@@ -75,6 +79,22 @@ struct Args {
     /// Where files on a disk go.
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     dir: PathBuf,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Subcommand {
+    /// Counts the instructions of a request within one process, by valgrind.
+    Instructions {
+        /// Fails if a request takes over 5% more than recorded.
+        #[arg(long)]
+        check: bool,
+        /// Records what it takes now.
+        #[arg(long, conflicts_with = "check")]
+        record: bool,
+    },
+    /// What is counted.
+    #[command(hide = true)]
+    Stack { case: String, batches: u32 },
 }
 
 impl Args {
@@ -112,8 +132,17 @@ impl Args {
 
 fn main() -> Result<()> {
     let args = Args::parse();
+    match &args.command {
+        None => measure(&args),
+        Some(Subcommand::Instructions { check, record }) => instructions::instructions(*check, *record),
+        Some(Subcommand::Stack { case, batches }) => stack::run(case, *batches),
+    }
+}
+
+/// Measures all that was asked for.
+fn measure(args: &Args) -> Result<()> {
     let settings = args.settings()?;
-    pin(process::FRONT_END_CORE)?;
+    process::pin(process::FRONT_END_CORE)?;
     frontend::watch();
     let start = Instant::now();
     let mut report = Report::default();
@@ -128,7 +157,7 @@ fn main() -> Result<()> {
         report.write_json(file)?;
     }
     if let Some(file) = args.page() {
-        report.write_markdown(&file, &preface(&args, &settings, &report))?;
+        report.write_markdown(&file, &preface(args, &settings, &report))?;
     }
     Ok(())
 }
@@ -148,11 +177,4 @@ fn preface(args: &Args, settings: &Settings, report: &Report) -> String {
         machine::describe(args.date.as_deref()),
         commands.join("\n"),
     )
-}
-
-/// Keeps the calling thread on a core.
-fn pin(core: usize) -> Result<()> {
-    let mut cores = CpuSet::new();
-    cores.set(core);
-    sched_setaffinity(None, &cores).with_context(|| format!("core {core} is not there: two are needed"))
 }

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::ffi::OsStr;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -14,6 +15,25 @@ pub const FRONT_END_CORE: usize = 1;
 
 /// How long a back end may take until it listens.
 const START_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Keeps the calling thread on a core.
+pub fn pin(core: usize) -> Result<()> {
+    let mut cores = CpuSet::new();
+    cores.set(core);
+    sched_setaffinity(None, &cores).with_context(|| format!("core {core} is not there: two are needed"))
+}
+
+/// Calls `f` where the calling thread, and what it starts, may run on both cores.
+fn unpinned<T>(f: impl FnOnce() -> T) -> Result<T> {
+    let before = sched_getaffinity(None)?;
+    let mut both = CpuSet::new();
+    both.set(BACK_END_CORE);
+    both.set(FRONT_END_CORE);
+    sched_setaffinity(None, &both)?;
+    let value = f();
+    sched_setaffinity(None, &before)?;
+    Ok(value)
+}
 
 /// A child process; dropping it ends it.
 #[derive(Debug)]
@@ -32,11 +52,8 @@ impl Process {
         let shown = args.iter().fold(program.display().to_string(), |all, arg| {
             format!("{all} {}", arg.as_ref().to_string_lossy())
         });
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .spawn()
-            .with_context(|| format!("starting {shown}"))?;
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        let child = unpinned(|| command.spawn())?.with_context(|| format!("starting {shown}"))?;
         Ok(Self { child, name, command: shown })
     }
 

@@ -3,7 +3,7 @@
 //!
 //! Sessions run on a control thread; each queue has a thread that polls, all on the back end's core.
 
-use crate::process::BACK_END_CORE;
+use crate::process::{self, BACK_END_CORE};
 use anyhow::{Context, Result};
 use aryk_vhost_user::{
     Device, DeviceError, EventFd, F_EVENT_IDX, F_INDIRECT_DESC, Listener, MemoryChange, QueueSetup, Server,
@@ -60,7 +60,7 @@ impl Target {
 
 /// The control thread.
 fn serve(disk: Disk, listener: Listener, up: &mpsc::Sender<std::io::Result<()>>) {
-    let pinned = crate::pin(BACK_END_CORE).map_err(std::io::Error::other);
+    let pinned = process::pin(BACK_END_CORE).map_err(std::io::Error::other);
     let runtime = pinned.and_then(|()| tokio::runtime::Builder::new_current_thread().enable_all().build());
     let run = runtime.map(|runtime| {
         let local = tokio::task::LocalSet::new();
@@ -111,7 +111,7 @@ impl Poller {
 
 /// Answers requests until `stop`. The front-end polls, so it is never called.
 fn answer(mut queue: SplitQueue, setup: &QueueSetup, stop: &AtomicBool, rest: &AtomicU64) -> u16 {
-    crate::pin(BACK_END_CORE).expect("the control thread could be pinned to this core");
+    process::pin(BACK_END_CORE).expect("the control thread could be pinned to this core");
     let mut chain = Chain::new(setup.size);
     queue.disable_kicks();
     while !stop.load(Ordering::Relaxed) {

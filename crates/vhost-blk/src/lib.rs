@@ -10,4 +10,5 @@ mod request;
 
 pub use aryk_vhost_user::{ListenError, SocketOptions};
 pub use controllers::{Controllers, Error, Info, Options, QUEUES, QUEUES_MAX};
-pub use queue::{Errors, Trouble};
+pub use queue::{Alarm, Errors, Parts, Queue, Trouble};
+pub use request::Disk;

@@ -45,24 +45,32 @@ pub enum Trouble {
 }
 
 /// How a queue says that it is in trouble. Called in reactor context, once: it only passes the word on.
-pub(crate) type Alarm = Box<dyn Fn(Trouble) + Send>;
+pub type Alarm = Box<dyn Fn(Trouble) + Send>;
 
 /// The parts of a queue that is to start.
-pub(crate) struct Parts {
+pub struct Parts {
+    /// Its place among the controller's queues.
     pub index: u16,
+    /// Whose time its work is.
     pub thread: ThreadId,
+    /// The guest's ring.
     pub ring: SplitQueue,
+    /// The guest's memory.
     pub memory: Arc<MemTable>,
+    /// How requests are to be read.
     pub disk: Disk,
+    /// What the guest is called by; `None`: it polls.
     pub call: Option<EventFd>,
     /// `None`: the guest does not kick, the ring is to be polled.
     pub kick: Option<OwnedFd>,
+    /// Where the guest's mistakes are counted.
     pub errors: Arc<Errors>,
+    /// Who hears of trouble.
     pub alarm: Alarm,
 }
 
 /// The queue. A root of its reactor from start to stop.
-pub(crate) struct Queue {
+pub struct Queue {
     id: RootId,
     thread: ThreadId,
     index: u16,

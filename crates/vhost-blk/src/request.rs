@@ -65,7 +65,7 @@ pub(crate) struct Unanswerable;
 
 /// What the requests of a queue have in common.
 #[derive(Clone, Debug)]
-pub(crate) struct Disk {
+pub struct Disk {
     /// Bytes in a block of the disk below: a power of two from 512 on.
     pub block_size: u32,
     /// What GET_ID gives, padded with zeroes.
@@ -80,7 +80,12 @@ impl Disk {
     /// # Errors
     /// [`Unanswerable`]; the slot is in use then too.
     #[inline]
-    pub fn parse(&self, chain: &mut Chain, slot: u16, sgs: &mut SgTable) -> Result<Parsed, Unanswerable> {
+    pub(crate) fn parse(
+        &self,
+        chain: &mut Chain,
+        slot: u16,
+        sgs: &mut SgTable,
+    ) -> Result<Parsed, Unanswerable> {
         let status = chain.take_last_writable();
         let header = chain.take_header::<Header>(sgs.memory());
         sgs.begin(slot);

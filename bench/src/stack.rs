@@ -1,0 +1,230 @@
+//! The whole path of a request within one process and one thread: a guest's ring, vhost-blk's queue, the block layer and a
+//! module, turned by a reactor in virtual time. Nothing waits and nothing is random, so that the instructions of a request
+//! can be counted.
+
+use anyhow::{Context, Result, bail, ensure};
+use aryk_bdev::{Access, Bdev, Identity, Registry};
+use aryk_dma::{GuestArea, Mapping, MemTable, Region};
+use aryk_reactor::{Clock, CoreSet, Engine, Nanos, Reactor, SleepPolicy};
+use aryk_vhost_blk::{Disk, Errors, Parts, Queue};
+use aryk_virtqueue::{SplitConfig, SplitQueue, avail_len, desc_len, used_idx, used_len};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Descriptors in the queue.
+const SIZE: u16 = 256;
+/// Where all is in the guest's memory.
+const GUEST: u64 = 0x1_0000_0000;
+const MEMORY_LEN: u64 = 16 << 20;
+const AVAIL: u64 = 64 << 10;
+const USED: u64 = 128 << 10;
+const HEADERS: u64 = 1 << 20;
+const DATA: u64 = 2 << 20;
+/// Bytes of a request's data.
+const BLOCK: u64 = 4096;
+/// Bytes of the disk.
+const DISK: u64 = 64 << 20;
+/// Descriptor flags (virtio 1.2, section 2.7.5).
+const NEXT: u16 = 1;
+const WRITE: u16 = 2;
+/// VIRTIO_BLK_T_IN and VIRTIO_BLK_T_OUT (section 5.2.6).
+const IN: u32 = 0;
+const OUT: u32 = 1;
+/// How far time moves in a turn.
+const TURN: Duration = Duration::from_micros(1);
+/// Turns without an answer before something is wrong.
+const TURNS_MAX: u32 = 1_000;
+
+/// What is counted: a module, a direction, a depth.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    /// As in the file of records.
+    pub name: &'static str,
+    memory: bool,
+    write: bool,
+    depth: u16,
+}
+
+impl Case {
+    /// Requests in flight.
+    pub const fn depth(&self) -> u32 {
+        self.depth as u32
+    }
+}
+
+/// All of them.
+pub const CASES: [Case; 5] = [
+    Case { name: "null/read-4k/qd1", memory: false, write: false, depth: 1 },
+    Case { name: "null/read-4k/qd32", memory: false, write: false, depth: 32 },
+    Case { name: "memory/read-4k/qd1", memory: true, write: false, depth: 1 },
+    Case { name: "memory/read-4k/qd32", memory: true, write: false, depth: 32 },
+    Case { name: "memory/write-4k/qd32", memory: true, write: true, depth: 32 },
+];
+
+/// Carries out `batches` times as many requests as are in flight at a time.
+pub fn run(case: &str, batches: u32) -> Result<()> {
+    let case = CASES.into_iter().find(|known| known.name == case).context("no such case")?;
+    let mut guest = Guest::new(case)?;
+    let now = Arc::new(AtomicU64::new(0));
+    let clock = Clock::Virtual(Arc::clone(&now));
+    let mut reactor = Reactor::new(0, SleepPolicy::Poll, Engine::Auto, clock)?;
+    start_queue(&mut reactor, case, &guest)?;
+    for _ in 0..batches {
+        guest.offer();
+        let mut turns = 0;
+        while !guest.is_answered() {
+            now.store(Nanos(now.load(Ordering::Relaxed)).after(TURN).0, Ordering::Relaxed);
+            reactor.turn();
+            turns += 1;
+            ensure!(turns < TURNS_MAX, "requests do not come back");
+        }
+    }
+    guest.check()
+}
+
+fn disk(registry: &Registry, memory: bool) -> Result<Arc<Bdev>> {
+    let identity = Identity::named("d0");
+    let (block_size, physical_block_size, blocks) = (512, 512, DISK / 512);
+    Ok(if memory {
+        let optimal_io_blocks = 0;
+        let config =
+            aryk_bdev_malloc::Config { identity, block_size, physical_block_size, blocks, optimal_io_blocks };
+        aryk_bdev_malloc::create(registry, config)?
+    } else {
+        let config = aryk_bdev_null::Config { identity, block_size, physical_block_size, blocks };
+        aryk_bdev_null::create(registry, config)?
+    })
+}
+
+fn start_queue(reactor: &mut Reactor, case: Case, guest: &Guest) -> Result<()> {
+    let registry = Registry::new();
+    let bdev = disk(&registry, case.memory)?;
+    let disk = registry.open(bdev.name(), Access::Exclusive, "bench", |_| {})?;
+    let cx = reactor.cx();
+    let thread = cx.add_thread("bench", CoreSet::from_iter([0]));
+    let parts = Parts {
+        index: 0,
+        thread,
+        ring: guest.ring()?,
+        memory: Arc::clone(&guest.memory),
+        disk: Disk { block_size: 512, id: [0; 20], write_through: false },
+        call: None,
+        kick: None,
+        errors: Arc::new(Errors::default()),
+        alarm: Box::new(|trouble| panic!("{trouble}")),
+    };
+    cx.add_root(thread, "bench", |id, cx| {
+        let channel = disk.open_channel(id, cx)?;
+        anyhow::Ok(Queue::start(id, parts, Some(channel), cx)?)
+    })?;
+    Ok(())
+}
+
+/// The guest's side: its memory, and as much of a driver as it takes to send the same requests again and again.
+struct Guest {
+    memory: Arc<MemTable>,
+    desc: GuestArea,
+    avail: GuestArea,
+    used: GuestArea,
+    depth: u16,
+    /// Requests offered so far.
+    offered: u16,
+}
+
+impl Guest {
+    fn new(case: Case) -> Result<Self> {
+        let mapping = Arc::new(Mapping::anonymous(MEMORY_LEN)?);
+        let region = Region { guest_addr: GUEST, user_addr: GUEST, len: MEMORY_LEN, offset: 0, mapping };
+        let memory = Arc::new(MemTable::new(vec![region])?);
+        let area = |at, len| memory.area_at_guest(GUEST + at, len).context("the queue is in guest memory");
+        let guest = Self {
+            desc: area(0, desc_len(SIZE))?,
+            avail: area(AVAIL, avail_len(SIZE, true))?,
+            used: area(USED, used_len(SIZE, true))?,
+            memory: Arc::clone(&memory),
+            depth: case.depth,
+            offered: 0,
+        };
+        for request in 0..u64::from(case.depth) {
+            guest.lay_out(request, case.write)?;
+        }
+        Ok(guest)
+    }
+
+    /// Writes a request's header and descriptors: header, data, and the status beside the header.
+    fn lay_out(&self, request: u64, write: bool) -> Result<()> {
+        let header = GUEST + HEADERS + 64 * request;
+        let kind = if write { OUT } else { IN };
+        self.memory.write(header, &kind)?;
+        // Far apart, as a random guest's would be.
+        let sector = request * 977 * (BLOCK / 512) % (DISK / 512);
+        self.memory.write(header + 8, &sector)?;
+        let direction = if write { 0 } else { WRITE };
+        let chain = [
+            (header, 16, NEXT),
+            (GUEST + DATA + BLOCK * request, BLOCK as u32, NEXT | direction),
+            (header + 16, 1, WRITE),
+        ];
+        for (i, (addr, len, flags)) in (0_u16..).zip(chain) {
+            let index = 3 * request as u16 + i;
+            let at = GUEST + 16 * u64::from(index);
+            self.memory.write(at, &addr)?;
+            self.memory.write(at + 8, &len)?;
+            self.memory.write(at + 12, &flags)?;
+            self.memory.write(at + 14, &(index + 1))?;
+        }
+        Ok(())
+    }
+
+    fn ring(&self) -> Result<SplitQueue> {
+        Ok(SplitQueue::new(SplitConfig {
+            size: SIZE,
+            desc: self.desc.clone(),
+            avail: self.avail.clone(),
+            used: self.used.clone(),
+            event_idx: true,
+            indirect: false,
+            next_avail: 0,
+            next_used: 0,
+        })?)
+    }
+
+    /// Makes all requests available once more. They were all answered.
+    fn offer(&mut self) {
+        for request in 0..self.depth {
+            let place = usize::from(self.offered.wrapping_add(request) % SIZE);
+            self.avail.store_u16(4 + 2 * place, 3 * request, Ordering::Relaxed);
+        }
+        self.offered = self.offered.wrapping_add(self.depth);
+        self.avail.store_u16(2, self.offered, Ordering::Release);
+    }
+
+    fn is_answered(&self) -> bool {
+        used_idx(&self.used) == self.offered
+    }
+
+    /// All of the last requests went well.
+    fn check(&self) -> Result<()> {
+        for request in 0..u64::from(self.depth) {
+            let status: u8 = self.memory.read(GUEST + HEADERS + 64 * request + 16)?;
+            if status != 0 {
+                bail!("request {request} has status {status}");
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{CASES, run};
+
+    #[test]
+    fn every_case_runs() {
+        for case in CASES {
+            run(case.name, 100).unwrap_or_else(|error| panic!("{}: {error:#}", case.name));
+        }
+        assert!(run("none/such", 1).is_err());
+    }
+}
