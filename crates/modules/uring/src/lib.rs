@@ -103,20 +103,24 @@ impl Config {
 /// # Errors
 /// [`Error`].
 pub fn create(registry: &Registry, config: Config) -> Result<Arc<Bdev>, Error> {
-    create_aligned(registry, config, None)
+    create_forced(registry, config, Forced::default())
 }
 
-/// As [`create`]; tests may ask for a stricter alignment than the store's.
-fn create_aligned(
-    registry: &Registry,
-    config: Config,
+/// What tests ask for, on stores that would not.
+#[derive(Clone, Copy, Default, Debug)]
+struct Forced {
+    /// In place of the store's.
     alignment: Option<Alignment>,
-) -> Result<Arc<Bdev>, Error> {
+    /// Threads in place of the ring.
+    blocking: bool,
+}
+
+fn create_forced(registry: &Registry, config: Config, forced: Forced) -> Result<Arc<Bdev>, Error> {
     // Before a file is created for it.
     if registry.find(&config.name).is_ok() {
         return Err(aryk_bdev::Error::Exists(config.name).into());
     }
-    let store = Arc::new(open::open(&config, alignment)?);
+    let store = Arc::new(open::open(&config, forced)?);
     let Config { name, aliases, uuid, .. } = config;
     let identity = Identity { name, aliases, uuid: uuid.unwrap_or_else(Uuid::new_v4) };
     let bdev = registry.register(identity, Arc::new(FileDevice(Arc::clone(&store))))?;

@@ -3,7 +3,7 @@
 use crate::locks::{self, Holder, LockError};
 use crate::ranges::Ranges;
 use crate::store::{Alignment, Counts, Kind, Store};
-use crate::{Config, Direct, Error};
+use crate::{Config, Direct, Error, Forced};
 use aryk_dma::{Buffer, PAGE};
 use aryk_uring::blocking;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
@@ -38,7 +38,7 @@ fn os(action: &'static str, path: &Path) -> impl Fn(Errno) -> Error {
 }
 
 /// Opens what `config` names, creates it if it is to be, locks it, and finds out what it is like.
-pub(crate) fn open(config: &Config, forced: Option<Alignment>) -> Result<Store, Error> {
+pub(crate) fn open(config: &Config, forced: Forced) -> Result<Store, Error> {
     if let Some(size) = config.block_size
         && !(size.is_power_of_two() && (512..=65_536).contains(&size))
     {
@@ -80,7 +80,7 @@ fn create(path: &Path) -> Result<(), Error> {
     rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map(drop).map_err(os("create", path))
 }
 
-fn open_existing(config: &Config, forced: Option<Alignment>) -> Result<Store, Error> {
+fn open_existing(config: &Config, forced: Forced) -> Result<Store, Error> {
     let path = &config.path;
     let kind = kind_of(path)?.ok_or_else(|| Error::Missing(path.clone()))?;
     let file = open_locked(path, kind, config.read_only)?;
@@ -96,10 +96,10 @@ fn open_existing(config: &Config, forced: Option<Alignment>) -> Result<Store, Er
         (None, Kind::BlockDevice) => rustix::fs::ioctl_blksszget(&file).map_err(os("measure", path))?,
     };
     check_multiple(path, size, block_size.into())?;
-    let alignment = match (forced, config.direct) {
-        (Some(forced), _) => {
+    let alignment = match (forced.alignment, config.direct) {
+        (Some(alignment), _) => {
             find_alignment(&file, kind, size);
-            forced
+            alignment
         }
         (None, Direct::Auto) => find_alignment(&file, kind, size),
         (None, Direct::Never) => Alignment::NONE,
@@ -112,6 +112,7 @@ fn open_existing(config: &Config, forced: Option<Alignment>) -> Result<Store, Er
         kind,
         block_size,
         alignment,
+        blocking: forced.blocking,
         read_only: config.read_only,
         on_full: config.on_full,
         blocks: AtomicU64::new(size / u64::from(block_size)),

@@ -42,6 +42,8 @@ pub(crate) struct Store {
     pub block_size: u32,
     pub physical_block_size: u32,
     pub alignment: Alignment,
+    /// Goes by threads, though there is a ring.
+    pub blocking: bool,
     pub read_only: bool,
     pub on_full: OnFull,
     pub blocks: AtomicU64,
@@ -96,7 +98,7 @@ impl Store {
     #[inline]
     pub fn start(self: &Arc<Self>, tag: Tag, call: Call, cx: &mut Cx) -> io::Result<()> {
         let file = self.file.as_fd();
-        let Some(ring) = cx.ring() else {
+        let Some(ring) = cx.ring().filter(|_| !self.blocking) else {
             let store = Arc::clone(self);
             cx.submit_blocking(tag, Box::new(move || store.call(call)));
             return Ok(());

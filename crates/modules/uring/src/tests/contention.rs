@@ -1,8 +1,7 @@
 //! A disk of 512-byte blocks on a store of 4 KiB ones, changed from two reactors at the same time: what was acknowledged stays.
 
-use super::harness::{MIB, disk_directory, pattern, sparse};
-use crate::create_aligned;
-use crate::store::Alignment;
+use super::harness::{MIB, STRICT, disk_directory, pattern, sparse};
+use crate::{Forced, create_forced};
 use aryk_bdev::{Access, AsyncChannel, Descriptor, Op, Registry, Status};
 use aryk_dma::Buffer;
 use aryk_reactor::{CoreSet, Engine, Options, Reactors};
@@ -66,8 +65,8 @@ async fn work(channel: AsyncChannel, work: Work) -> Result<(), String> {
 fn run(engine: Engine, works: &[Work]) {
     let dir = disk_directory();
     let registry = Registry::new();
-    let strict = Alignment { memory: 4096, offset: 4096 };
-    create_aligned(&registry, sparse(dir.path(), MIB), Some(strict)).unwrap();
+    let strict = Forced { alignment: Some(STRICT), blocking: false };
+    create_forced(&registry, sparse(dir.path(), MIB), strict).unwrap();
     let descriptor = registry.open("d", Access::Shared, "test", |_| {}).unwrap();
     let options = Options { cores: CoreSet::allowed(), engine, ..Options::default() };
     let reactors = Reactors::start(&options).unwrap();

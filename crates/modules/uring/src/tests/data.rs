@@ -1,28 +1,26 @@
 //! What is written is read, through every path that data takes.
 
-use super::harness::{Bench, MIB, directory, disk_directory, pattern, sparse};
-use crate::store::Alignment;
+use super::harness::{Bench, MIB, STRICT, directory, disk, pattern, sparse};
 use crate::{Config, Direct};
 use aryk_bdev::{Op, Status};
 use aryk_reactor::Engine;
 use std::fs;
-
-const STRICT: Alignment = Alignment { memory: 4096, offset: 4096 };
+use std::path::Path;
 
 /// Each store, and each engine.
 fn on_all_stores(test: impl Fn(&mut Bench)) {
-    let on = |below: &str, alignment, direct, engine| {
+    let on = |below: &Path, alignment, direct, engine| {
         let dir = directory(below);
         let config = Config { direct, ..sparse(dir.path(), 8 * MIB) };
         test(&mut Bench::new(config, alignment, engine));
     };
-    let disk = env!("CARGO_MANIFEST_DIR");
+    let disk = &disk();
     on(disk, None, Direct::Auto, Engine::IoUring);
     on(disk, None, Direct::Auto, Engine::Epoll);
     on(disk, None, Direct::Never, Engine::IoUring);
     on(disk, Some(STRICT), Direct::Auto, Engine::IoUring);
     on(disk, Some(STRICT), Direct::Auto, Engine::Epoll);
-    on("/dev/shm", None, Direct::Auto, Engine::IoUring);
+    on(Path::new("/dev/shm"), None, Direct::Auto, Engine::IoUring);
 }
 
 #[test]
@@ -40,13 +38,6 @@ fn what_is_written_is_read() {
             assert!(file[lba as usize * 512..][..data.len()] == data);
         }
     });
-}
-
-#[test]
-fn direct_io_is_used_where_it_is_to_be_had() {
-    let dir = disk_directory();
-    let bench = Bench::new(sparse(dir.path(), MIB), None, Engine::IoUring);
-    assert!(bench.store().alignment.offset >= 512, "the root disk takes direct I/O");
 }
 
 #[test]

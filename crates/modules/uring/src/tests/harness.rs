@@ -1,7 +1,7 @@
 //! A disk with one channel, on a reactor that a test steps.
 
 use crate::store::{Alignment, Store};
-use crate::{Config, create_aligned, store_of};
+use crate::{Config, Forced, create_forced, store_of};
 use aryk_bdev::{Access, Bdev, BdevChannel, Completion, Io, Op, Registry, Status, Tag};
 use aryk_dma::{Buffer, Sgl};
 use aryk_reactor::{Clock, CoreSet, Cx, Engine, Reactor, Root, RootRef, SleepPolicy};
@@ -9,6 +9,9 @@ use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
+
+/// A store of 4 KiB blocks.
+pub const STRICT: Alignment = Alignment { memory: 4096, offset: 4096 };
 
 pub const MIB: u64 = 1 << 20;
 
@@ -34,13 +37,17 @@ pub struct Bench {
 }
 
 /// A place for files of a test, gone with it. `below` is on the file system to be tested.
-pub fn directory(below: &str) -> tempfile::TempDir {
+pub fn directory(below: impl AsRef<Path>) -> tempfile::TempDir {
     tempfile::tempdir_in(below).unwrap()
 }
 
-/// On the root disk, in the build's directory.
+/// Where there is a disk below, and no tmpfs as `/tmp` may be: beside the test itself.
+pub fn disk() -> PathBuf {
+    std::env::current_exe().unwrap().parent().unwrap().to_owned()
+}
+
 pub fn disk_directory() -> tempfile::TempDir {
-    directory(env!("CARGO_MANIFEST_DIR"))
+    directory(disk())
 }
 
 pub fn sparse(dir: &Path, size: u64) -> Config {
@@ -50,7 +57,7 @@ pub fn sparse(dir: &Path, size: u64) -> Config {
 impl Bench {
     pub fn new(config: Config, alignment: Option<Alignment>, engine: Engine) -> Self {
         let registry = Arc::new(Registry::new());
-        create_aligned(&registry, config, alignment).unwrap();
+        create_forced(&registry, config, Forced { alignment, blocking: false }).unwrap();
         Self::on(&registry, engine)
     }
 

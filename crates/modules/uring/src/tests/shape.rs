@@ -1,6 +1,6 @@
 //! What files become disks, of which shape, and how that changes.
 
-use super::harness::{Bench, MIB, directory, disk_directory, pattern, sparse};
+use super::harness::{Bench, MIB, directory, disk, disk_directory, pattern, sparse};
 use crate::{Config, Direct, Error, Size, create, resize};
 use aryk_bdev::{Access, Event, Op, Registry, Status};
 use aryk_reactor::Engine;
@@ -93,7 +93,7 @@ fn allocated(path: &Path) -> u64 {
 
 #[test]
 fn unmapped_and_zeroed_blocks_take_no_room() {
-    for below in [env!("CARGO_MANIFEST_DIR"), "/dev/shm"] {
+    for below in [disk(), "/dev/shm".into()] {
         let dir = directory(below);
         let mut bench = Bench::new(sparse(dir.path(), 4 * MIB), None, Engine::IoUring);
         let path = bench.path();

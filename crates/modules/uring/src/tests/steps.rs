@@ -3,7 +3,7 @@
 use super::harness::{MIB, disk_directory, sparse};
 use crate::request::{Next, Pool, Request};
 use crate::store::{Alignment, Call, Store};
-use crate::{Config, Direct, OnFull};
+use crate::{Config, Direct, Forced, OnFull};
 use aryk_bdev::{Io, Op, Status, Tag};
 use aryk_dma::{Buffer, Sgl};
 use std::sync::atomic::Ordering;
@@ -24,7 +24,7 @@ fn rig(op: Op, alignment: Alignment, change: impl FnOnce(&mut Config)) -> Rig {
     let dir = disk_directory();
     let mut config = sparse(dir.path(), MIB);
     change(&mut config);
-    let store = crate::open::open(&config, Some(alignment)).unwrap();
+    let store = crate::open::open(&config, Forced { alignment: Some(alignment), blocking: false }).unwrap();
     let mut pool = Pool::new(&store);
     let mut buffer = Buffer::new(8192, 4096);
     let data = if op.has_data() { buffer.lend() } else { Sgl::EMPTY };

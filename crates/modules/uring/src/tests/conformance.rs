@@ -1,0 +1,72 @@
+//! The suite, on each kind of file.
+
+use super::harness::{MIB, STRICT, directory, disk, sparse};
+use crate::{Config, Direct, Forced, Size, create_forced, resize};
+use aryk_bdev::Registry;
+use aryk_bdev_conformance::{Features, Fixture, conformance};
+use std::path::Path;
+
+pub struct OnFile {
+    registry: Registry,
+    block_size: u64,
+    unmap_zeroes: bool,
+    /// Goes last.
+    _dir: tempfile::TempDir,
+}
+
+impl Fixture for OnFile {
+    fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    fn name(&self) -> &'static str {
+        "d"
+    }
+
+    fn features(&self) -> Features {
+        Features { data: true, unmap_zeroes: self.unmap_zeroes }
+    }
+
+    fn resize(&self, blocks: u64) -> bool {
+        resize(&self.registry, "d", Size::Exactly(blocks * self.block_size)).is_ok()
+    }
+}
+
+fn on(below: impl AsRef<Path>, forced: Forced, change: impl FnOnce(&mut Config)) -> OnFile {
+    let dir = directory(below);
+    let mut config = sparse(dir.path(), 16 * MIB);
+    change(&mut config);
+    let registry = Registry::new();
+    let bdev = create_forced(&registry, config, forced).unwrap();
+    // A part of a block of the store is not unmapped.
+    let unmap_zeroes = forced.alignment.is_none();
+    OnFile { registry, block_size: bdev.geometry().block_size.into(), unmap_zeroes, _dir: dir }
+}
+
+const PLAIN: Forced = Forced { alignment: None, blocking: false };
+
+mod direct {
+    super::conformance!(|| super::on(super::disk(), super::PLAIN, |_| {}));
+}
+
+mod direct_4k {
+    super::conformance!(|| super::on(super::disk(), super::PLAIN, |c| c.block_size = Some(4096)));
+}
+
+mod cached {
+    super::conformance!(|| super::on(super::disk(), super::PLAIN, |c| c.direct = super::Direct::Never));
+}
+
+mod tmpfs {
+    super::conformance!(|| super::on("/dev/shm", super::PLAIN, |_| {}));
+}
+
+mod threads {
+    const BLOCKING: super::Forced = super::Forced { blocking: true, ..super::PLAIN };
+    super::conformance!(|| super::on(super::disk(), BLOCKING, |_| {}));
+}
+
+mod parts_of_blocks {
+    const PARTS: super::Forced = super::Forced { alignment: Some(super::STRICT), ..super::PLAIN };
+    super::conformance!(|| super::on(super::disk(), PARTS, |_| {}));
+}
