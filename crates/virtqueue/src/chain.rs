@@ -77,7 +77,8 @@ impl Chain {
         match self.readable().first() {
             Some(&Piece { addr, len }) if len as usize == size_of::<T>() => {
                 self.start += 1;
-                memory.read(addr).map(Some)
+                // Drivers keep the status byte in the header's line.
+                memory.read_before_write(addr).map(Some)
             }
             _ => self.gather_header(memory),
         }

@@ -150,6 +150,7 @@ proptest! {
         prop_assert_eq!(model.table.write(addr, &value).is_ok(), fits);
         let expected = fits.then_some(value).ok_or(BadAddress { addr, len: 12 });
         prop_assert_eq!(model.table.read::<[u8; 12]>(addr), expected);
+        prop_assert_eq!(model.table.read_before_write::<[u8; 12]>(addr), expected);
         model.table.prefetch(addr);
         model.table.prefetch_write(addr);
     }
@@ -209,7 +210,7 @@ fn a_removed_region_stays_until_its_last_user_has_completed() {
 }
 
 #[test]
-fn epochs_end_in_order_whatever_completes_first() {
+fn each_epoch_ends_with_its_own_users() {
     let all: Vec<_> = (0..4).map(|i| watched(i * PAGE)).collect();
     let mut sg = SgTable::new(4, table(&[all[0].0.clone()]));
     let watches: Vec<_> = all.iter().map(|(_, watch)| watch.clone()).collect();
@@ -222,13 +223,15 @@ fn epochs_end_in_order_whatever_completes_first() {
     }
     let there = || watches.iter().map(is_there).collect::<Vec<_>>();
     sg.end(1);
-    assert_eq!(there(), [true; 4], "an older one is in use");
+    assert_eq!((there(), sg.in_use()), (vec![true, false, true, true], 3));
     sg.end(0);
-    assert_eq!(there(), [false, false, true, true]);
+    assert_eq!((there(), sg.in_use()), (vec![false, false, true, true], 2));
     sg.end(3);
-    assert_eq!(there(), [false, false, true, true], "the newest stays for requests to come");
+    assert_eq!((there(), sg.has_old_users()), (vec![false, false, true, true], true));
+    sg.push(2, 2 * PAGE, 8).unwrap();
+    sg.sgl(2).fill(1);
     sg.end(2);
-    assert_eq!(there(), [false, false, false, true]);
+    assert_eq!((there(), sg.has_old_users()), (vec![false, false, false, true], false));
     sg.begin(2);
     sg.push(2, 3 * PAGE, 8).unwrap();
     sg.sgl(2).fill(1);
