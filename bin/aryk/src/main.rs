@@ -2,6 +2,7 @@
 //!
 //! Each command is one or a few JSON-RPC calls to `arykd`, and a few lines about what they gave. With `--json` it prints
 //! JSON instead. What it needs of the daemon is in the calls: it knows nothing that another client could not.
+#![forbid(unsafe_code)]
 
 mod cli;
 mod client;

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 /// Carries the I/O of virtual machines' disks.
 ///
 /// Needs no root, no hugepages and no configuration file: disks are made, and offered to machines, with the command 'aryk'. SIGTERM and
-/// SIGINT end it in order.
+/// SIGINT end it when the requests that run are done; a second one ends it at once, with exit code 3.
 #[derive(Debug, Parser)]
 #[command(name = "arykd", version, max_term_width = 80)]
 pub struct Cli {

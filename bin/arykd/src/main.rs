@@ -1,4 +1,5 @@
 //! `arykd`: wiring only. Starts the reactors and the control thread, which is this one, and ends them in order.
+#![forbid(unsafe_code)]
 
 mod cli;
 mod log;
@@ -15,6 +16,9 @@ use std::rc::Rc;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::LocalSet;
+
+/// The exit code of a daemon that did not wait for requests that ran.
+const EXIT_UNFINISHED: i32 = 3;
 
 fn main() -> ExitCode {
     match run(&Cli::parse()) {
@@ -52,11 +56,9 @@ async fn serve(
 ) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let server = Server::bind(&cli.rpc_socket, 0o600)
-        .with_context(|| "cannot serve RPC; -r names another socket".to_owned())?;
+    let server = Server::bind(&cli.rpc_socket, 0o600).context("cannot serve RPC; -r names another socket")?;
     let (stop, stopped) = watch::channel(false);
-    let serving =
-        tokio::task::spawn_local(server.serve(Rc::new(methods::table(Rc::clone(&control))), stopped));
+    let serving = tokio::task::spawn_local(server.serve(methods::table(Rc::clone(&control)), stopped));
     if !cli.wait_for_rpc {
         control.start();
     }
@@ -69,8 +71,11 @@ async fn serve(
     stop.send_replace(true);
     serving.await?;
     tokio::select! {
-        () = control.close() => Ok(()),
-        _ = terminate.recv() => anyhow::bail!("ended by a second signal, with requests still running"),
-        _ = interrupt.recv() => anyhow::bail!("ended by a second signal, with requests still running"),
+        () = control.close() => return Ok(()),
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
     }
+    eprintln!("arykd: ended by a second signal, with requests still running");
+    // Whatever they write to must not be freed: nothing is dropped.
+    std::process::exit(EXIT_UNFINISHED)
 }

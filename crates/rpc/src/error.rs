@@ -49,6 +49,21 @@ impl Error {
         Self::errno(Errno::NODEV, format!("there is no {what} '{name}'"))
     }
 
+    /// The same error, whose detail says where it happened.
+    #[must_use]
+    pub fn at(self, place: &str) -> Self {
+        let at = |detail: String| format!("{place}: {detail}");
+        match self {
+            Self::MethodNotFound => Self::InvalidParams(at("there is no such method".into())),
+            Self::Parse(detail) => Self::Parse(at(detail)),
+            Self::InvalidRequest(detail) => Self::InvalidRequest(at(detail)),
+            Self::InvalidParams(detail) => Self::InvalidParams(at(detail)),
+            Self::Internal(detail) => Self::Internal(at(detail)),
+            Self::State(detail) => Self::State(at(detail)),
+            Self::Errno { errno, detail } => Self::Errno { errno, detail: at(detail) },
+        }
+    }
+
     /// A parameter whose value is of the right type, and wrong.
     pub fn invalid(detail: impl Into<String>) -> Self {
         Self::errno(Errno::INVAL, detail)

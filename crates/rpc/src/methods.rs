@@ -11,6 +11,7 @@ pub mod log;
 mod malloc;
 mod null;
 mod passthru;
+mod table;
 mod uring;
 mod vhost;
 
@@ -23,25 +24,22 @@ use std::rc::Rc;
 use uuid::Uuid;
 
 /// All methods over `control`.
-pub fn table(control: Rc<Control>) -> Methods<Control> {
-    let mut methods = Methods::new(control, Control::has_started);
-    bdev::register(&mut methods);
-    delay::register(&mut methods);
-    error::register(&mut methods);
-    framework::register(&mut methods);
-    log::register(&mut methods);
-    malloc::register(&mut methods);
-    null::register(&mut methods);
-    passthru::register(&mut methods);
-    uring::register(&mut methods);
-    vhost::register(&mut methods);
-    let mut names = methods.names();
-    names.push(("rpc_get_methods", Phase::Any));
-    names.sort_unstable_by_key(|(name, _)| *name);
-    methods.add("rpc_get_methods", Phase::Any, async move |control: &Control, p: GetMethods| {
-        Ok(get_methods(&names, p.current.then(|| control.has_started())))
-    });
-    methods
+pub fn table(control: Rc<Control>) -> Rc<Methods<Control>> {
+    Rc::new_cyclic(|table| {
+        let mut methods = Methods::new(control, Control::has_started);
+        bdev::register(&mut methods);
+        delay::register(&mut methods);
+        error::register(&mut methods);
+        framework::register(&mut methods);
+        log::register(&mut methods);
+        malloc::register(&mut methods);
+        null::register(&mut methods);
+        passthru::register(&mut methods);
+        uring::register(&mut methods);
+        vhost::register(&mut methods);
+        table::register(&mut methods, table);
+        methods
+    })
 }
 
 /// Parameters of the methods that name one disk: `bdev_*_delete` and others.
@@ -86,25 +84,4 @@ fn refuse_metadata(md_size: u32, dif_type: u32) -> Result<(), Error> {
         (0, 0) => Ok(()),
         _ => Err(Error::invalid("metadata and protection information are not supported")),
     }
-}
-
-/// Parameters of `rpc_get_methods`.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct GetMethods {
-    /// Only those that may be called now.
-    #[serde(default)]
-    current: bool,
-    /// Also deprecated names, of which there are none.
-    #[serde(default, rename = "include_aliases")]
-    _include_aliases: bool,
-}
-
-fn get_methods(names: &[(&'static str, Phase)], has_started: Option<bool>) -> Vec<&'static str> {
-    let fits = |phase| match (phase, has_started) {
-        (Phase::Any, _) | (_, None) => true,
-        (Phase::RunTime, Some(started)) => started,
-        (Phase::StartUp, Some(started)) => !started,
-    };
-    names.iter().filter(|(_, phase)| fits(*phase)).map(|(name, _)| *name).collect()
 }

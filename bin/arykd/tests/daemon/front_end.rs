@@ -60,6 +60,12 @@ impl FrontEnd {
         Ok(data)
     }
 
+    /// Starts a read, and does not wait for it.
+    pub fn start_read(&mut self, start: u64, len: usize) {
+        self.queue.read(start, self.address as *mut u8, len, 0, ReqFlags::empty());
+        assert_eq!(self.queue.do_io(&mut [], 0, None, None).unwrap(), 0);
+    }
+
     /// Makes durable what was written.
     pub fn flush(&mut self) -> Result<(), i32> {
         self.queue.flush(0, ReqFlags::empty());

@@ -73,6 +73,19 @@ impl Daemon {
         said
     }
 
+    /// Sends a signal; its exit code, if it has ended within `patience`.
+    pub fn signal_and_wait(&mut self, name: &str, patience: Duration) -> Option<i32> {
+        let pid = self.process.id().to_string();
+        assert!(Command::new("kill").args(["-s", name, &pid]).status().unwrap().success());
+        for _ in 0..patience.as_millis() / 10 {
+            if let Some(status) = self.process.try_wait().unwrap() {
+                return status.code();
+            }
+            std::thread::park_timeout(Duration::from_millis(10));
+        }
+        None
+    }
+
     /// Calls a method: its result, or its error.
     pub fn call(&self, method: &str, params: Value) -> Result<Value, Value> {
         let mut stream = UnixStream::connect(self.socket()).unwrap();

@@ -9,6 +9,7 @@ use front_end::FrontEnd;
 use harness::{Daemon, code};
 use serde_json::{Value, json};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::time::Duration;
 
 #[test]
 fn it_starts_says_so_and_ends() {
@@ -178,6 +179,14 @@ fn the_configuration_is_the_calls_that_made_it() {
         daemon.call(call["method"].as_str().unwrap(), call["params"].clone()).unwrap();
     }
     assert_eq!(daemon.call("bdev_get_bdevs", json!({})).unwrap(), before);
+    daemon.call("bdev_malloc_delete", json!({"name": "Malloc0"})).unwrap();
+    assert_eq!(daemon.call("load_config", saved.clone()).unwrap(), json!(true));
+    assert_eq!(daemon.call("bdev_get_bdevs", json!({})).unwrap(), before);
+    let again = daemon.call("load_config", saved).unwrap_err();
+    assert_eq!((&again["code"], &again["message"]), (&json!(-17), &json!("File exists")));
+    assert!(again["data"].as_str().unwrap().starts_with("bdev_malloc_create of subsystem 'bdev'"), "{again}");
+    let unknown = json!({"subsystems": [{"subsystem": "scsi", "config": null}, {"subsystem": "x", "config": [{"method": "y"}]}]});
+    assert_eq!(code(daemon.call("load_config", unknown)), -32602);
 }
 
 #[test]
@@ -385,4 +394,18 @@ fn a_disk_fails_and_goes_under_its_machine() {
     assert_eq!(daemon.call("bdev_get_bdevs", json!({})).unwrap(), json!([]));
     daemon.aryk(&["detach", "EE_d"]).unwrap();
     daemon.end();
+}
+
+#[test]
+fn a_disk_that_never_answers_does_not_keep_the_daemon() {
+    let mut daemon = Daemon::start(&[]);
+    daemon.aryk(&["disk", "create", "d", "--null", "--size", "1M"]).unwrap();
+    daemon.call("bdev_error_create", json!({"base_name": "d"})).unwrap();
+    daemon.aryk(&["attach", "EE_d"]).unwrap();
+    let mut machine = FrontEnd::connect(&daemon.dir().join("vhost/EE_d"));
+    let hold = json!({"name": "EE_d", "io_type": "read", "error_type": "pending", "num": 1});
+    daemon.call("bdev_error_inject_error", hold).unwrap();
+    machine.start_read(0, 4096);
+    assert_eq!(daemon.signal_and_wait("TERM", Duration::from_secs(1)), None, "it drains first");
+    assert_eq!(daemon.signal_and_wait("TERM", Duration::from_secs(10)), Some(3), "told twice, it ends");
 }

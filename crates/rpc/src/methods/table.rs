@@ -1,0 +1,79 @@
+//! `rpc_get_methods` and `load_config`: the methods about methods. Control context.
+
+use super::{Control, Error, Methods, Phase};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use std::rc::{Rc, Weak};
+
+pub(super) fn register(methods: &mut Methods<Control>, table: &Weak<Methods<Control>>) {
+    let of =
+        |table: &Weak<Methods<Control>>| table.upgrade().expect("a method runs while its table is there");
+    let all = Weak::clone(table);
+    methods.add("rpc_get_methods", Phase::Any, async move |control: &Control, p: GetMethods| {
+        Ok(get_methods(&upgrade(&all)?, p.current.then(|| control.has_started())))
+    });
+    let all = Weak::clone(table);
+    methods.add("load_config", Phase::RunTime, async move |_: &Control, p: LoadConfig| {
+        load_config(&upgrade(&all)?, p).await
+    });
+}
+
+/// The table does not outlive the server; a call that was just started may.
+fn upgrade(table: &Weak<Methods<Control>>) -> Result<Rc<Methods<Control>>, Error> {
+    table.upgrade().ok_or_else(|| Error::State("the daemon is ending".into()))
+}
+
+/// Parameters of `rpc_get_methods`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GetMethods {
+    /// Only those that may be called now.
+    #[serde(default)]
+    current: bool,
+    /// Also deprecated names, of which there are none.
+    #[serde(default, rename = "include_aliases")]
+    _include_aliases: bool,
+}
+
+fn get_methods(methods: &Methods<Control>, has_started: Option<bool>) -> Vec<&'static str> {
+    let fits = |phase| match (phase, has_started) {
+        (Phase::Any, _) | (_, None) => true,
+        (Phase::RunTime, Some(started)) => started,
+        (Phase::StartUp, Some(started)) => !started,
+    };
+    methods.names().into_iter().filter(|(_, phase)| fits(*phase)).map(|(name, _)| name).collect()
+}
+
+/// Parameters of `load_config`: what `save_config` gives.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LoadConfig {
+    subsystems: Vec<LoadSubsystem>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LoadSubsystem {
+    #[serde(rename = "subsystem")]
+    name: String,
+    /// SPDK has `null` for a subsystem without any.
+    config: Option<Vec<LoadCall>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LoadCall {
+    method: String,
+    params: Option<Box<RawValue>>,
+}
+
+/// Makes all calls in their order, up to the first that fails: what was made before it stays.
+async fn load_config(methods: &Rc<Methods<Control>>, p: LoadConfig) -> Result<bool, Error> {
+    for subsystem in p.subsystems {
+        for call in subsystem.config.into_iter().flatten() {
+            let place = format!("{} of subsystem '{}'", call.method, subsystem.name);
+            methods.call(&call.method, call.params).await.map_err(|error| error.at(&place))?;
+        }
+    }
+    Ok(true)
+}
