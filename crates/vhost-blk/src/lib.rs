@@ -4,6 +4,8 @@
 mod config;
 mod controller;
 mod controllers;
+#[cfg(any(test, fuzzing))]
+pub mod guest;
 mod pace;
 mod queue;
 mod request;

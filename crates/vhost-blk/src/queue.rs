@@ -338,3 +338,6 @@ impl Root for Queue {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,154 @@
+//! A guest's side of a queue, for tests and fuzzers: memory, a ring in it, and a disk behind, on a reactor that is stepped.
+
+use crate::queue::{Errors, Parts, Queue, Trouble};
+use crate::request::Disk;
+use aryk_bdev::{Access, Device, Registry};
+use aryk_dma::{GuestArea, Mapping, MemTable, Region};
+use aryk_reactor::{Clock, CoreSet, Engine, Reactor, RootRef, SleepPolicy};
+use aryk_virtqueue::{SplitConfig, SplitQueue, avail_len, desc_len, used_len};
+use std::convert::Infallible;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+
+/// Bytes of guest memory.
+pub const MEMORY: u64 = 256 * 1024;
+/// Entries in the ring.
+pub const SIZE: u16 = 16;
+/// Where the ring's parts lie, at guest addresses that are also offsets.
+pub const DESC: u64 = 0;
+/// The available ring.
+pub const AVAIL: u64 = 0x1000;
+/// The used ring.
+pub const USED: u64 = 0x2000;
+/// From where on memory is free for requests.
+pub const FREE: u64 = 0x3000;
+
+/// The guest, its disk, and the reactor between them.
+pub struct Guest {
+    /// All of its memory.
+    pub memory: GuestArea,
+    /// What it did wrong.
+    pub errors: Arc<Errors>,
+    /// Why its queue gave up, if it did.
+    pub trouble: Arc<Mutex<Option<Trouble>>>,
+    pub(crate) queue: RootRef<Queue>,
+    reactor: Reactor,
+    next_avail: u16,
+    next_used: u16,
+}
+
+impl std::fmt::Debug for Guest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Guest").field("errors", &self.errors).finish_non_exhaustive()
+    }
+}
+
+impl Guest {
+    /// A guest of `device`, which flushes if `flushes`.
+    pub fn new(device: Arc<dyn Device>, flushes: bool) -> Self {
+        let registry = Registry::new();
+        let identity = aryk_bdev::Identity::named("disk");
+        registry.register(identity, device).expect("the first disk");
+        let descriptor = registry.open("disk", Access::Shared, "test", |_| ()).expect("a disk of ours");
+        let mapping = Arc::new(Mapping::anonymous(MEMORY).expect("memory"));
+        let region = Region { guest_addr: 0, user_addr: 0, len: MEMORY, offset: 0, mapping };
+        let memory = Arc::new(MemTable::new(vec![region]).expect("one region"));
+        let area = |at, len| memory.area_at_guest(at, len).expect("inside");
+        let ring = SplitQueue::new(SplitConfig {
+            size: SIZE,
+            desc: area(DESC, desc_len(SIZE)),
+            avail: area(AVAIL, avail_len(SIZE, false)),
+            used: area(USED, used_len(SIZE, false)),
+            event_idx: false,
+            indirect: true,
+            next_avail: 0,
+            next_used: 0,
+        });
+        let whole = area(0, MEMORY);
+        let (errors, trouble) = (Arc::<Errors>::default(), Arc::<Mutex<Option<Trouble>>>::default());
+        let said = Arc::clone(&trouble);
+        let mut reactor =
+            Reactor::new(0, SleepPolicy::Poll, Engine::Epoll, Clock::Monotonic).expect("a reactor");
+        let cx = reactor.cx();
+        let thread = cx.add_thread("queue", CoreSet::default());
+        let parts = Parts {
+            index: 0,
+            thread,
+            ring: ring.expect("a sound ring"),
+            memory,
+            disk: Disk {
+                block_size: descriptor.bdev().geometry().block_size,
+                id: *b"a disk of the tests\0",
+                write_through: !flushes,
+            },
+            call: None,
+            kick: None,
+            errors: Arc::clone(&errors),
+            alarm: Box::new(move |t| *said.lock().expect("not poisoned") = Some(t)),
+        };
+        let queue = cx.add_root(thread, "queue", |id, cx| {
+            let channel = descriptor.open_channel(id, cx).expect("a channel");
+            Ok::<_, Infallible>(Queue::start(id, parts, Some(channel), cx).expect("nothing to watch"))
+        });
+        let Ok(queue) = queue;
+        Self { memory: whole, errors, trouble, queue, reactor, next_avail: 0, next_used: 0 }
+    }
+
+    /// Writes a descriptor.
+    pub fn describe(&self, index: u16, addr: u64, len: u32, flags: u16, next: u16) {
+        let at = DESC as usize + 16 * usize::from(index);
+        self.memory.write(at, &addr);
+        self.memory.write(at + 8, &len);
+        self.memory.write(at + 12, &flags);
+        self.memory.write(at + 14, &next);
+    }
+
+    /// Makes the chain at `head` available.
+    pub fn offer(&mut self, head: u16) {
+        let place = usize::from(self.next_avail % SIZE);
+        self.memory.store_u16(AVAIL as usize + 4 + 2 * place, head, Ordering::Relaxed);
+        self.next_avail = self.next_avail.wrapping_add(1);
+        self.memory.store_u16(AVAIL as usize + 2, self.next_avail, Ordering::Release);
+    }
+
+    /// A turn of the reactor.
+    pub fn turn(&mut self) {
+        self.reactor.turn();
+    }
+
+    /// The next chain that came back, and what its device said to have written, if there is one.
+    pub fn used(&mut self) -> Option<(u32, u32)> {
+        if self.memory.load_u16(USED as usize + 2, Ordering::Acquire) == self.next_used {
+            return None;
+        }
+        let at = USED as usize + 4 + 8 * usize::from(self.next_used % SIZE);
+        self.next_used = self.next_used.wrapping_add(1);
+        Some((self.memory.read(at), self.memory.read(at + 4)))
+    }
+
+    /// Turns until a chain comes back.
+    pub fn wait(&mut self) -> (u32, u32) {
+        for _ in 0..1_000_000 {
+            self.turn();
+            if let Some(used) = self.used() {
+                return used;
+            }
+        }
+        panic!("nothing came back: {:?}", self.trouble);
+    }
+
+    /// Stops the queue; the index of the chain that would be next.
+    pub fn stop(mut self) -> u16 {
+        let (queue, cx) = (self.queue.id(), self.reactor.cx());
+        let queue = cx.root::<Queue>(queue).expect("it runs until it is stopped");
+        let mut stopped = queue.borrow_mut().stop(cx);
+        drop(queue);
+        for _ in 0..1_000_000 {
+            self.turn();
+            if let Ok(Some(base)) = stopped.try_recv() {
+                return base;
+            }
+        }
+        panic!("it does not stop");
+    }
+}

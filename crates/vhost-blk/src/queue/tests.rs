@@ -1,0 +1,282 @@
+//! Requests from a guest's ring to a disk in memory and back.
+
+use crate::guest::{AVAIL, FREE, Guest, MEMORY, SIZE};
+use crate::queue::Trouble;
+use aryk_bdev::{
+    Access, Channel, Completion, Device, Geometry, Io, Limits, Op, OpSet, OpenError, Outbox, Registry,
+    Status, Tag,
+};
+use aryk_reactor::{Cx, RootId};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use virtio_bindings::bindings::virtio_blk::*;
+
+const NEXT: u16 = 1;
+const WRITE: u16 = 2;
+const HEADER: u64 = FREE;
+const STATUS: u64 = FREE + 0x100;
+const DATA: u64 = FREE + 0x1000;
+/// Sectors of the disk.
+const SECTORS: u64 = 64;
+
+/// A disk in memory that remembers what it was asked.
+struct Probe {
+    block_size: u32,
+    store: Arc<Mutex<Vec<u8>>>,
+    asked: Arc<Mutex<Vec<(Op, bool, u64, u64)>>>,
+}
+
+struct ProbeChannel {
+    block_size: u64,
+    store: Arc<Mutex<Vec<u8>>>,
+    asked: Arc<Mutex<Vec<(Op, bool, u64, u64)>>>,
+    outbox: Outbox,
+}
+
+impl Device for Probe {
+    fn product(&self) -> &'static str {
+        "probe"
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry::plain(self.block_size, SECTORS * 512 / u64::from(self.block_size))
+    }
+
+    fn limits(&self) -> Limits {
+        Limits { depth: 2, ..Limits::default() }
+    }
+
+    fn ops(&self) -> OpSet {
+        OpSet::ALL
+    }
+
+    fn open_channel(&self, root: RootId, _: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
+        Ok(Box::new(ProbeChannel {
+            block_size: self.block_size.into(),
+            store: Arc::clone(&self.store),
+            asked: Arc::clone(&self.asked),
+            outbox: Outbox::new(root),
+        }))
+    }
+}
+
+impl Channel for ProbeChannel {
+    fn submit(&mut self, io: Io, cx: &mut Cx) {
+        self.asked.lock().unwrap().push((io.op, io.fua, io.lba, io.blocks));
+        let mut store = self.store.lock().unwrap();
+        let start = (io.lba * self.block_size) as usize;
+        let range = start..start + (io.blocks * self.block_size) as usize;
+        match io.op {
+            Op::Read => io.data.write(0, &store[range]),
+            Op::Write => io.data.read(0, &mut store[range]),
+            Op::WriteZeroes | Op::Unmap => store[range].fill(0),
+            _ => {}
+        }
+        self.outbox.push(io.tag, Status::Ok, cx);
+    }
+
+    fn abort(&mut self, _: Tag, _: &mut Cx) {}
+
+    fn poll(&mut self, _: &mut Cx, out: &mut Vec<Completion>) {
+        self.outbox.take(out);
+    }
+}
+
+/// A guest of a probe, the probe's store, and what it was asked.
+struct Bench {
+    guest: Guest,
+    store: Arc<Mutex<Vec<u8>>>,
+    asked: Arc<Mutex<Vec<(Op, bool, u64, u64)>>>,
+}
+
+impl Bench {
+    fn new(block_size: u32, flushes: bool) -> Self {
+        let content = (0..SECTORS * 512).map(|i| (i / 512 + i % 251) as u8).collect();
+        let (store, asked) = (Arc::new(Mutex::new(content)), Arc::default());
+        let probe = Probe { block_size, store: Arc::clone(&store), asked: Arc::clone(&asked) };
+        Self { guest: Guest::new(Arc::new(probe), flushes), store, asked }
+    }
+
+    fn header(&self, kind: u32, sector: u64) {
+        self.guest.memory.write(HEADER as usize, &kind);
+        self.guest.memory.write(HEADER as usize + 8, &sector);
+        self.guest.memory.write(STATUS as usize, &0xffu8);
+    }
+
+    fn status(&self) -> u32 {
+        self.guest.memory.read::<u8>(STATUS as usize).into()
+    }
+
+    /// A request of header, `data` (address, length, flags) and status; its status, and how much came back as written.
+    fn request(&mut self, kind: u32, sector: u64, data: &[(u64, u32, u16)]) -> (u32, u32) {
+        self.header(kind, sector);
+        self.guest.describe(0, HEADER, 16, NEXT, 1);
+        for (i, &(addr, len, flags)) in data.iter().enumerate() {
+            self.guest.describe(i as u16 + 1, addr, len, NEXT | flags, i as u16 + 2);
+        }
+        self.guest.describe(data.len() as u16 + 1, STATUS, 1, WRITE, 0);
+        self.guest.offer(0);
+        let (head, written) = self.guest.wait();
+        assert_eq!(head, 0);
+        (self.status(), written)
+    }
+}
+
+#[test]
+fn reads_and_writes_of_any_shape() {
+    let mut b = Bench::new(512, true);
+    let (status, written) = b.request(VIRTIO_BLK_T_IN, 3, &[(DATA, 1000, WRITE), (DATA + 5000, 24, WRITE)]);
+    assert_eq!((status, written), (VIRTIO_BLK_S_OK, 1025));
+    let expected = b.store.lock().unwrap()[1536..2560].to_vec();
+    let read = |at: u64| b.guest.memory.read::<u8>(at as usize);
+    let got: Vec<u8> =
+        (0..1000).map(|i| read(DATA + i)).chain((0..24).map(|i| read(DATA + 5000 + i))).collect();
+    assert_eq!(got, expected);
+    let (status, written) = b.request(VIRTIO_BLK_T_OUT, 60, &[(DATA, 512, 0), (DATA + 512, 512, 0)]);
+    assert_eq!((status, written), (VIRTIO_BLK_S_OK, 1));
+    assert_eq!(b.store.lock().unwrap()[60 * 512..][..1000], expected[..1000]);
+    assert_eq!(*b.asked.lock().unwrap(), [(Op::Read, false, 3, 2), (Op::Write, false, 60, 2)]);
+    assert_eq!(b.guest.stop(), 2);
+}
+
+#[test]
+fn a_header_and_status_in_pieces_beside_data() {
+    let mut b = Bench::new(512, true);
+    b.header(VIRTIO_BLK_T_IN, 1);
+    // The header in three pieces; data and status in one.
+    b.guest.describe(5, HEADER, 3, NEXT, 6);
+    b.guest.describe(6, HEADER + 3, 9, NEXT, 7);
+    b.guest.describe(7, HEADER + 12, 4, NEXT, 8);
+    b.guest.describe(8, DATA, 513, WRITE, 0);
+    b.guest.offer(5);
+    assert_eq!(b.guest.wait(), (5, 513));
+    let last = b.guest.memory.read::<u8>(DATA as usize + 512);
+    assert_eq!(u32::from(last), VIRTIO_BLK_S_OK);
+    assert_eq!(b.guest.memory.read::<u8>(DATA as usize), b.store.lock().unwrap()[512]);
+}
+
+#[test]
+fn without_flush_every_write_is_durable() {
+    for (flushes, fua) in [(true, false), (false, true)] {
+        let mut b = Bench::new(512, flushes);
+        assert_eq!(b.request(VIRTIO_BLK_T_OUT, 0, &[(DATA, 512, 0)]).0, VIRTIO_BLK_S_OK);
+        assert_eq!(b.request(VIRTIO_BLK_T_FLUSH, 0, &[]).0, VIRTIO_BLK_S_OK);
+        assert_eq!(*b.asked.lock().unwrap(), [(Op::Write, fua, 0, 1), (Op::Flush, false, 0, 0)]);
+    }
+}
+
+#[test]
+fn ranges_are_discarded_and_zeroed() {
+    let mut b = Bench::new(512, true);
+    let range = |b: &Bench, sector: u64, sectors: u32, flags: u32| {
+        b.guest.memory.write(DATA as usize, &sector);
+        b.guest.memory.write(DATA as usize + 8, &sectors);
+        b.guest.memory.write(DATA as usize + 12, &flags);
+    };
+    range(&b, 4, 3, 0);
+    assert_eq!(b.request(VIRTIO_BLK_T_DISCARD, 0, &[(DATA, 16, 0)]).0, VIRTIO_BLK_S_OK);
+    range(&b, 9, 1, VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP);
+    // Its 16 bytes in two pieces.
+    let pieces = [(DATA, 7, 0), (DATA + 7, 9, 0)];
+    assert_eq!(b.request(VIRTIO_BLK_T_WRITE_ZEROES, 0, &pieces).0, VIRTIO_BLK_S_OK);
+    assert_eq!(*b.asked.lock().unwrap(), [(Op::Unmap, false, 4, 3), (Op::WriteZeroes, false, 9, 1)]);
+    for (kind, flags) in [(VIRTIO_BLK_T_DISCARD, 1), (VIRTIO_BLK_T_WRITE_ZEROES, 2)] {
+        range(&b, 4, 3, flags);
+        assert_eq!(b.request(kind, 0, &[(DATA, 16, 0)]).0, VIRTIO_BLK_S_UNSUPP);
+    }
+    range(&b, SECTORS - 1, 2, 0);
+    assert_eq!(b.request(VIRTIO_BLK_T_DISCARD, 0, &[(DATA, 16, 0)]).0, VIRTIO_BLK_S_IOERR);
+    assert_eq!(b.request(VIRTIO_BLK_T_DISCARD, 0, &[(DATA, 32, 0)]).0, VIRTIO_BLK_S_UNSUPP);
+}
+
+#[test]
+fn the_id_is_given_as_far_as_there_is_room() {
+    let mut b = Bench::new(512, true);
+    let (status, written) = b.request(VIRTIO_BLK_T_GET_ID, 0, &[(DATA, 20, WRITE)]);
+    assert_eq!((status, written), (VIRTIO_BLK_S_OK, 21));
+    assert_eq!(b.guest.memory.read::<[u8; 20]>(DATA as usize), *b"a disk of the tests\0");
+    let (status, written) =
+        b.request(VIRTIO_BLK_T_GET_ID, 0, &[(DATA + 100, 2, WRITE), (DATA + 200, 3, WRITE)]);
+    assert_eq!((status, written), (VIRTIO_BLK_S_OK, 6));
+    assert_eq!(b.guest.memory.read::<[u8; 3]>(DATA as usize + 200), *b"dis");
+}
+
+#[test]
+fn what_cannot_be_done_is_answered() {
+    let mut b = Bench::new(4096, true);
+    let cases: [(u32, u64, &[(u64, u32, u16)], u32); 8] = [
+        (99, 0, &[], VIRTIO_BLK_S_UNSUPP),
+        (VIRTIO_BLK_T_IN, SECTORS, &[(DATA, 4096, WRITE)], VIRTIO_BLK_S_IOERR),
+        (VIRTIO_BLK_T_IN, u64::MAX, &[(DATA, 4096, WRITE)], VIRTIO_BLK_S_IOERR),
+        (VIRTIO_BLK_T_IN, 1, &[(DATA, 4096, WRITE)], VIRTIO_BLK_S_IOERR),
+        (VIRTIO_BLK_T_IN, 0, &[(DATA, 512, WRITE)], VIRTIO_BLK_S_IOERR),
+        (VIRTIO_BLK_T_IN, 0, &[], VIRTIO_BLK_S_IOERR),
+        (VIRTIO_BLK_T_OUT, 0, &[(MEMORY - 10, 4096, 0)], VIRTIO_BLK_S_IOERR),
+        (VIRTIO_BLK_T_OUT, 0, &[(u64::MAX - 10, 4096, 0)], VIRTIO_BLK_S_IOERR),
+    ];
+    for (i, (kind, sector, data, expected)) in cases.into_iter().enumerate() {
+        assert_eq!(b.request(kind, sector, data), (expected, 1), "case {i}");
+    }
+    assert!(b.asked.lock().unwrap().is_empty());
+    // And it goes on.
+    assert_eq!(b.request(VIRTIO_BLK_T_IN, 8, &[(DATA, 4096, WRITE)]), (VIRTIO_BLK_S_OK, 4097));
+}
+
+#[test]
+fn chains_without_an_answer_come_back_empty() {
+    let mut b = Bench::new(512, true);
+    // Nothing to write the status to; a status outside of memory; a loop.
+    b.guest.describe(0, HEADER, 16, 0, 0);
+    b.guest.describe(1, HEADER, 16, NEXT, 2);
+    b.guest.describe(2, MEMORY, 1, WRITE, 0);
+    b.guest.describe(3, HEADER, 16, NEXT, 3);
+    for head in [0, 1, 3] {
+        b.guest.offer(head);
+        assert_eq!(b.guest.wait(), (head.into(), 0));
+    }
+    let errors = &b.guest.errors;
+    assert_eq!(errors.unanswerable.load(Ordering::Relaxed), 2);
+    assert_eq!(errors.bad_chains.load(Ordering::Relaxed), 1);
+    assert_eq!(b.request(VIRTIO_BLK_T_IN, 0, &[(DATA, 512, WRITE)]).0, VIRTIO_BLK_S_OK);
+}
+
+#[test]
+fn a_ring_that_contradicts_itself_ends_the_session() {
+    let mut b = Bench::new(512, true);
+    b.guest.memory.store_u16(AVAIL as usize + 2, SIZE + 1, Ordering::Release);
+    for _ in 0..100 {
+        b.guest.turn();
+    }
+    assert!(matches!(*b.guest.trouble.lock().unwrap(), Some(Trouble::Broken(0, _))));
+    assert_eq!(b.guest.errors.broken_queues.load(Ordering::Relaxed), 1);
+    assert_eq!(b.guest.stop(), 0);
+}
+
+#[test]
+fn more_than_the_disk_takes_at_once_waits_its_turn() {
+    let mut b = Bench::new(512, true);
+    for head in 0..4u16 {
+        let at = HEADER + u64::from(head) * 64;
+        b.guest.memory.write(at as usize, &VIRTIO_BLK_T_IN);
+        b.guest.memory.write(at as usize + 8, &u64::from(head));
+        b.guest.describe(head * 3, at, 16, NEXT, head * 3 + 1);
+        b.guest.describe(head * 3 + 1, DATA + u64::from(head) * 512, 512, NEXT | WRITE, head * 3 + 2);
+        b.guest.describe(head * 3 + 2, at + 32, 1, WRITE, 0);
+        b.guest.offer(head * 3);
+    }
+    let mut heads: Vec<_> = (0..4).map(|_| b.guest.wait().0).collect();
+    heads.sort_unstable();
+    assert_eq!(heads, [0, 3, 6, 9]);
+    assert_eq!(b.guest.memory.read::<u8>(DATA as usize + 3 * 512), b.store.lock().unwrap()[3 * 512]);
+}
+
+#[test]
+fn a_read_only_opening_refuses_writes() {
+    let registry = Registry::new();
+    let probe = Probe { block_size: 512, store: Arc::default(), asked: Arc::default() };
+    registry.register(aryk_bdev::Identity::named("d"), Arc::new(probe)).unwrap();
+    let disk = registry.open("d", Access::Read, "test", |_| ()).unwrap();
+    let features = crate::config::features(disk.bdev(), true);
+    assert_ne!(features & 1 << VIRTIO_BLK_F_RO, 0);
+    assert_eq!(features & (1 << VIRTIO_BLK_F_DISCARD | 1 << VIRTIO_BLK_F_WRITE_ZEROES), 0);
+}
