@@ -1,3 +1,5 @@
+//! The registry with disks that have no channels: names, claims, removal, resizing and disks made of disks.
+
 use super::*;
 use crate::{Base, Channel, Geometry, Limits, OpSet, OpenError};
 use aryk_reactor::{Cx, RootId};
