@@ -13,6 +13,7 @@ use aryk_virtqueue::{Chain, ConfigError, PopError, QueueError, SplitQueue};
 use futures_channel::oneshot;
 use std::cell::RefCell;
 use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -82,6 +83,7 @@ pub struct Queue {
     /// Bytes that each request in flight writes to its guest, status included, by head.
     written: Box<[u32]>,
     completions: Vec<Completion>,
+    scratch: Rc<Scratch>,
     call: Option<EventFd>,
     watch: Option<WatchId>,
     pace: Pace,
@@ -128,6 +130,7 @@ impl Queue {
             channel,
             written: vec![0; size.into()].into(),
             completions: Vec::with_capacity(size.into()),
+            scratch: cx.local_state::<Scratch>(),
             call: parts.call,
             watch,
             pace: Pace::new(cx.now()),
@@ -180,7 +183,7 @@ impl Queue {
             cx.stay_awake_until(self.pace.next_look());
             return false;
         }
-        let scratch = cx.local_state::<Scratch>();
+        let scratch = Rc::clone(&self.scratch);
         let mut chain = scratch.0.borrow_mut();
         let mut taken = 0;
         while taken < BATCH {

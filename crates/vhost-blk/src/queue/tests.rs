@@ -19,17 +19,22 @@ const DATA: u64 = FREE + 0x1000;
 /// Sectors of the disk.
 const SECTORS: u64 = 64;
 
+/// Operation, durability, first block and number of blocks of each request, shared.
+type Asked = Arc<Mutex<Vec<(Op, bool, u64, u64)>>>;
+/// A data descriptor: address, length, flags.
+type Data = (u64, u32, u16);
+
 /// A disk in memory that remembers what it was asked.
 struct Probe {
     block_size: u32,
     store: Arc<Mutex<Vec<u8>>>,
-    asked: Arc<Mutex<Vec<(Op, bool, u64, u64)>>>,
+    asked: Asked,
 }
 
 struct ProbeChannel {
     block_size: u64,
     store: Arc<Mutex<Vec<u8>>>,
-    asked: Arc<Mutex<Vec<(Op, bool, u64, u64)>>>,
+    asked: Asked,
     outbox: Outbox,
 }
 
@@ -86,7 +91,7 @@ impl Channel for ProbeChannel {
 struct Bench {
     guest: Guest,
     store: Arc<Mutex<Vec<u8>>>,
-    asked: Arc<Mutex<Vec<(Op, bool, u64, u64)>>>,
+    asked: Asked,
 }
 
 impl Bench {
@@ -107,8 +112,8 @@ impl Bench {
         self.guest.memory.read::<u8>(STATUS as usize).into()
     }
 
-    /// A request of header, `data` (address, length, flags) and status; its status, and how much came back as written.
-    fn request(&mut self, kind: u32, sector: u64, data: &[(u64, u32, u16)]) -> (u32, u32) {
+    /// A request of header, `data` and status; its status, and how much came back as written.
+    fn request(&mut self, kind: u32, sector: u64, data: &[Data]) -> (u32, u32) {
         self.header(kind, sector);
         self.guest.describe(0, HEADER, 16, NEXT, 1);
         for (i, &(addr, len, flags)) in data.iter().enumerate() {
@@ -204,7 +209,7 @@ fn the_id_is_given_as_far_as_there_is_room() {
 #[test]
 fn what_cannot_be_done_is_answered() {
     let mut b = Bench::new(4096, true);
-    let cases: [(u32, u64, &[(u64, u32, u16)], u32); 8] = [
+    let cases: [(u32, u64, &[Data], u32); 8] = [
         (99, 0, &[], VIRTIO_BLK_S_UNSUPP),
         (VIRTIO_BLK_T_IN, SECTORS, &[(DATA, 4096, WRITE)], VIRTIO_BLK_S_IOERR),
         (VIRTIO_BLK_T_IN, u64::MAX, &[(DATA, 4096, WRITE)], VIRTIO_BLK_S_IOERR),
