@@ -1,0 +1,250 @@
+//! A vhost-user session with a hostile front-end: any messages in any order, with file descriptors of every kind, some of them
+//! truncated while they are mapped. The device checks what it is told and touches the memory that it is given.
+//!
+//! The input is a list of steps: a byte for the request, one for its shape, then what the shape needs.
+#![no_main]
+
+use aryk_dma::install_fault_handler;
+use aryk_vhost_user::{
+    Device, DeviceError, EventFd, MemoryChange, QueueSetup, Rings, SessionHandle, Stats, serve_front_end,
+};
+use libfuzzer_sys::arbitrary::{Result, Unstructured};
+use libfuzzer_sys::fuzz_target;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering;
+use tokio::net::UnixStream;
+use tokio::runtime::Runtime;
+
+const QUEUES: u16 = 3;
+/// Bytes in each memory file.
+const FILE: u64 = 0x1_0000;
+/// Where the front-end says that its memory is.
+const USER: u64 = 0x7f00_0000_0000;
+
+#[derive(Default)]
+struct Checker {
+    running: RefCell<BTreeMap<u16, QueueSetup>>,
+    session: RefCell<Option<SessionHandle>>,
+}
+
+/// Reads and writes each ring from end to end.
+fn touch(rings: &Rings) {
+    for area in [&rings.desc, &rings.avail, &rings.used] {
+        let last = (area.len() - 2) as usize;
+        area.store_u16(last, area.load_u16(0, Ordering::Acquire), Ordering::Release);
+    }
+    assert!(rings.desc.is_aligned(16) && rings.avail.is_aligned(2) && rings.used.is_aligned(4));
+}
+
+impl Checker {
+    fn touch_all(&self) {
+        for queue in self.running.borrow().values() {
+            touch(&queue.rings);
+            if queue.memory.is_poisoned() {
+                let session = self.session.borrow();
+                session.as_ref().expect("connected").end("guest memory was truncated");
+            }
+        }
+    }
+}
+
+impl Device for Checker {
+    fn features(&self) -> u64 {
+        0xff
+    }
+
+    fn num_queues(&self) -> u16 {
+        QUEUES
+    }
+
+    fn config(&self) -> Vec<u8> {
+        vec![1; 60]
+    }
+
+    fn connected(&self, session: SessionHandle) {
+        assert!(self.session.replace(Some(session)).is_none());
+    }
+
+    fn disconnected(&self) {
+        assert!(self.running.borrow().is_empty() && self.session.take().is_some());
+    }
+
+    async fn start_queue(&self, index: u16, setup: QueueSetup) -> std::result::Result<(), DeviceError> {
+        assert!(index < QUEUES && setup.size.is_power_of_two());
+        assert!(self.running.borrow_mut().insert(index, setup).is_none());
+        self.touch_all();
+        Ok(())
+    }
+
+    async fn stop_queue(&self, index: u16) -> u16 {
+        self.touch_all();
+        self.running.borrow_mut().remove(&index).expect("it runs").base
+    }
+
+    async fn set_memory(&self, change: MemoryChange) {
+        let mut running = self.running.borrow_mut();
+        assert!(change.rings.iter().map(|(index, _)| index).eq(running.keys()));
+        for (index, rings) in change.rings {
+            let queue = running.get_mut(&index).expect("it runs");
+            (queue.rings, queue.memory) = (rings, change.memory.clone());
+        }
+        drop(running);
+        self.touch_all();
+    }
+
+    async fn set_call(&self, index: u16, call: Option<EventFd>) {
+        self.running.borrow_mut().get_mut(&index).expect("it runs").call = call;
+    }
+
+    async fn set_err(&self, index: u16, err: Option<EventFd>) {
+        self.running.borrow_mut().get_mut(&index).expect("it runs").err = err;
+    }
+}
+
+/// One of each kind of file that a front-end might send.
+struct Files(Vec<OwnedFd>);
+
+impl Files {
+    fn new() -> Self {
+        let memfd = |len| {
+            let fd = memfd_create("guest", MemfdFlags::CLOEXEC).expect("a memfd");
+            ftruncate(&fd, len).expect("a memfd has any length");
+            fd
+        };
+        let event = || eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd");
+        let null = std::fs::File::open("/dev/null").expect("/dev/null");
+        let socket = std::os::unix::net::UnixStream::pair().expect("a socket pair").0;
+        Self(vec![memfd(FILE), event(), memfd(FILE), event(), memfd(100), null.into(), socket.into()])
+    }
+
+    fn get(&self, index: u8) -> BorrowedFd<'_> {
+        self.0[usize::from(index) % self.0.len()].as_fd()
+    }
+}
+
+fn integers(values: &[u64]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_ne_bytes()).collect()
+}
+
+fn pair(index: u32, num: u32) -> Vec<u8> {
+    [index.to_ne_bytes(), num.to_ne_bytes()].concat()
+}
+
+/// A memory region, most often one that can be mapped.
+fn region(u: &mut Unstructured<'_>) -> Result<Vec<u8>> {
+    let (at, shape): (u8, u8) = (u.arbitrary()?, u.arbitrary()?);
+    let at = u64::from(at % 8) * FILE;
+    Ok(match shape % 8 {
+        0 => integers(&[u.arbitrary()?, u.arbitrary()?, u.arbitrary()?, u.arbitrary()?]),
+        1 => integers(&[at, FILE / 2 + u64::from(shape), USER + at, FILE / 2]),
+        2 => integers(&[at + 8, FILE / 2, USER + at + 8, 8]),
+        _ => integers(&[at, FILE, USER + at, 0]),
+    })
+}
+
+/// A request, its payload, and its file descriptors by number: sound as a rule, anything now and then.
+fn request(u: &mut Unstructured<'_>) -> Result<(u32, Vec<u8>, Vec<u8>)> {
+    let (code, shape): (u8, u8) = (u.arbitrary()?, u.arbitrary()?);
+    let index = u32::from(shape % 4);
+    if shape >= 0xf8 {
+        let payload = u.arbitrary::<Vec<u8>>()?;
+        return Ok((code.into(), payload, u.arbitrary()?));
+    }
+    let (memory, event) = (vec![shape & 2], vec![shape & 2 | 1]);
+    Ok(match code % 20 {
+        0 => (2, integers(&[1 << 32 | u64::from(shape & 7) << 28]), vec![]),
+        1 => (16, integers(&[0x8229]), vec![]),
+        2 => {
+            let regions = u64::from(shape % 3);
+            let mut payload = integers(&[regions]);
+            for _ in 0..regions {
+                payload.extend(region(u)?);
+            }
+            (5, payload, memory.repeat(regions as usize))
+        }
+        3 => (8, pair(index, 1 << (shape % 17)), vec![]),
+        4 => (10, pair(index, shape.into()), vec![]),
+        5 | 6 => {
+            let (page, skew) = (u64::from(u.arbitrary::<u8>()?), u64::from(shape >> 7));
+            let at = USER + page * 4096;
+            let addresses = [at, at + 2048 + skew, at + 1024, 0];
+            (9, [pair(index, 0), integers(&addresses)].concat(), vec![])
+        }
+        7 | 8 => (12, integers(&[index.into()]), event),
+        9 => (12, integers(&[u64::from(index) | 0x100]), vec![]),
+        10 => (13, integers(&[index.into()]), event),
+        11 => (14, integers(&[index.into()]), event),
+        12 => (18, pair(index, u32::from(shape & 16 == 0)), vec![]),
+        13 => (11, pair(index, 0), vec![]),
+        14 | 15 => (37, [integers(&[0]), region(u)?].concat(), memory),
+        16 => (38, [integers(&[0]), region(u)?].concat(), vec![]),
+        17 => (24, [pair(index, shape.into()), vec![0; 4]].concat(), vec![]),
+        18 => (21, vec![], vec![6]),
+        _ => (u32::from(shape % 42), vec![], vec![]),
+    })
+}
+
+fn send(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(32))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
+    }
+    // It may be full, or closed at the other end.
+    let _ = sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+}
+
+async fn front_end(u: &mut Unstructured<'_>, stream: UnixStream) -> Result<()> {
+    let files = Files::new();
+    while !u.is_empty() {
+        let shape = u.arbitrary::<u8>()?;
+        if shape == 0xff {
+            // Whatever is mapped of it from here on is a hole.
+            ftruncate(files.get(0), 0).expect("a memfd can be truncated");
+            continue;
+        }
+        let (code, payload, fds) = request(u)?;
+        let flags = if shape & 1 == 0 { 1 } else { 9 };
+        let header = [code, flags, payload.len() as u32].map(u32::to_ne_bytes).concat();
+        let bytes = [header, payload].concat();
+        let fds: Vec<_> = fds.iter().take(32).map(|i| files.get(*i)).collect();
+        // Sometimes in two pieces.
+        let cut = if shape & 0x30 == 0x30 { usize::from(shape & 15) } else { 0 };
+        let (first, second) = bytes.split_at(cut.min(bytes.len()));
+        if !first.is_empty() {
+            send(&stream, first, &[]);
+            tokio::task::yield_now().await;
+        }
+        send(&stream, second, &fds);
+        tokio::task::yield_now().await;
+        let _ = stream.try_read(&mut [0; 1024]);
+    }
+    Ok(())
+}
+
+thread_local! {
+    static RUNTIME: Runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+}
+
+fuzz_target!(
+    init: install_fault_handler(),
+    |data: &[u8]| {
+        let mut u = Unstructured::new(data);
+        RUNTIME.with(|runtime| runtime.block_on(async {
+            let (ours, theirs) = UnixStream::pair().expect("a socket pair");
+            let (device, stats) = (Checker::default(), Stats::default());
+            let session = serve_front_end(theirs, &device, SessionHandle::default(), &stats);
+            let (ended, _ended_early) = tokio::join!(session, front_end(&mut u, ours));
+            let counted = stats.snapshot();
+            assert_eq!(counted.failed, u64::from(ended.is_err()), "{counted:?}");
+            assert!(!counted.connected);
+        }));
+    }
+);
