@@ -97,6 +97,7 @@ impl BdevChannel {
         let ops = device.ops();
         let inner = device.open_channel(root, cx)?;
         let (cells, cell) = Cells::open(&bdev, root, cx);
+        cx.name_object(Layer::Bdev, bdev.serial() as u16, Some(bdev.name()));
         Ok(Self {
             inner,
             cells,

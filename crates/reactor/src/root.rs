@@ -7,6 +7,13 @@ use aryk_slots::Key;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct RootId(pub(crate) Key);
 
+impl RootId {
+    /// A number for trace records, which no other root of the reactor has at the time (up to 65,536 of them).
+    pub const fn trace_number(self) -> u16 {
+        self.0.index() as u16
+    }
+}
+
 /// Names a poller on its reactor.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct PollerId(pub(crate) Key);

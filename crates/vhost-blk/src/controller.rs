@@ -139,6 +139,7 @@ impl Controller {
             let thread = cx.add_thread(name.clone(), cores);
             let parts = Parts {
                 index,
+                name,
                 thread,
                 ring,
                 memory: setup.memory,
@@ -148,7 +149,7 @@ impl Controller {
                 errors,
                 alarm,
             };
-            start_on(cx, &name, parts, disk.as_ref()).inspect_err(|_| cx.remove_thread(thread))
+            start_on(cx, parts, disk.as_ref()).inspect_err(|_| cx.remove_thread(thread))
         };
         handle.call(start).await?
     }
@@ -176,14 +177,9 @@ impl Controller {
     }
 }
 
-fn start_on(
-    cx: &mut Cx,
-    name: &str,
-    parts: Parts,
-    disk: Option<&Descriptor>,
-) -> Result<RootRef<Queue>, StartError> {
-    let thread: ThreadId = parts.thread;
-    cx.add_root(thread, name, |id, cx| {
+fn start_on(cx: &mut Cx, parts: Parts, disk: Option<&Descriptor>) -> Result<RootRef<Queue>, StartError> {
+    let (thread, name): (ThreadId, _) = (parts.thread, parts.name.clone());
+    cx.add_root(thread, &name, |id, cx| {
         let channel = match disk.map(|d| d.open_channel(id, cx)) {
             // A disk that is just being removed is one that is gone.
             None | Some(Err(OpenError::Removed)) => None,

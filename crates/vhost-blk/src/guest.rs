@@ -73,6 +73,7 @@ impl Guest {
         let thread = cx.add_thread("queue", CoreSet::default());
         let parts = Parts {
             index: 0,
+            name: "queue".to_owned(),
             thread,
             ring: ring.expect("a sound ring"),
             memory,

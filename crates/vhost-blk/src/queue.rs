@@ -93,7 +93,6 @@ pub struct Queue {
     alarm: Alarm,
     errors: Arc<Errors>,
     faults_seen: u64,
-    trace_id: u16,
 }
 
 /// Scratch that all queues of a reactor share.
@@ -115,6 +114,7 @@ impl Queue {
     ) -> std::io::Result<Self> {
         let watch = parts.kick.map(|fd| cx.watch(fd, id)).transpose()?;
         let size = parts.ring.size();
+        cx.name_object(Layer::Frontend, id.trace_number(), Some(&parts.name));
         cx.kick(id);
         // A guest that waits for a predecessor's call is not to wait for ever.
         if let Some(call) = &parts.call {
@@ -140,7 +140,6 @@ impl Queue {
             alarm: parts.alarm,
             errors: parts.errors,
             faults_seen: aryk_dma::faults(),
-            trace_id: parts.index,
         })
     }
 
@@ -219,7 +218,7 @@ impl Queue {
             Ok(Parsed::Submit(io)) => {
                 self.written[usize::from(head)] =
                     1 + if io.op == aryk_bdev::Op::Read { io.data.len() } else { 0 };
-                cx.trace(Layer::Frontend, Point::Submit, self.trace_id, head.into());
+                cx.trace(Layer::Frontend, Point::Submit, self.id.trace_number(), head.into());
                 match &mut self.channel {
                     Some(channel) if !self.closing_channel => channel.submit(io, cx),
                     _ => self.finish(head, Answer::IoError),
@@ -255,7 +254,7 @@ impl Queue {
         let worked = !completions.is_empty();
         for Completion { tag, status } in completions.drain(..) {
             let head = tag.0 as u16;
-            cx.trace(Layer::Frontend, Point::Complete, self.trace_id, head.into());
+            cx.trace(Layer::Frontend, Point::Complete, self.id.trace_number(), head.into());
             self.finish(head, status.into());
         }
         self.completions = completions;
@@ -300,6 +299,7 @@ impl Queue {
             if let Some(watch) = self.watch.take() {
                 cx.unwatch(watch);
             }
+            cx.name_object(Layer::Frontend, self.id.trace_number(), None);
             cx.remove_root(self.id);
             cx.remove_thread(self.thread);
             let _ = stopped.send(self.ring.next_avail());
