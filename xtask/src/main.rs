@@ -12,6 +12,8 @@ mod install;
 mod test;
 mod workspace;
 
+use std::process::ExitCode;
+
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
@@ -40,10 +42,19 @@ enum Command {
     Install,
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
     let cli = Cli::parse();
-    interrupt_on_signals()?;
-    match cli.command {
+    match interrupt_on_signals().and_then(|()| run(cli.command)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> Result<()> {
+    match command {
         Command::Demo => demo::run(),
         Command::Test(args) => test::run(&args),
         Command::Check => check::run(),

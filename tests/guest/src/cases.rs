@@ -13,7 +13,7 @@ use crate::process::tail;
 use crate::{Daemon, Disk, Guest, Image, Machine};
 
 /// Long enough for any script here on a busy machine; a hang is found in the end.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(240);
 
 /// What all cases share.
 #[derive(Clone, Debug)]

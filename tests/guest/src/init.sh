@@ -14,7 +14,8 @@ for block in /sys/block/vd*; do
 done
 ln -s usr/lib /lib
 ln -s usr/lib64 /lib64
-export PATH=/bin:/usr/bin:/usr/sbin
+# The real tools first, busybox's where there is none.
+export PATH=/usr/bin:/usr/sbin:/bin
 stty -F /dev/ttyS1 raw -echo
 sh -eu -c '. /helpers; . /script' </dev/ttyS1 >/dev/ttyS1
 echo "aryk-done $?" >/dev/ttyS1

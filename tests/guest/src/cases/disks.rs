@@ -13,6 +13,7 @@ pub(super) fn cases() -> Vec<Case> {
         Case::new("disks/read-only", read_only),
         Case::new("disks/discard", discard),
         Case::new("disks/several", several),
+        Case::new("disks/resized", resized),
     ]
 }
 
@@ -115,5 +116,24 @@ fn several(site: &Site<'_>) -> Result<()> {
         wait $p0; wait $p1; wait $p2
     ";
     site.boot(&Machine::with_disks(disks), script)?.finish(PATIENCE)?;
+    daemon.stop()
+}
+
+/// A disk that grows while it is in use: the guest is told, and can use what was added.
+fn resized(site: &Site<'_>) -> Result<()> {
+    let (daemon, machine) = site.one_disk(2)?;
+    let script = "
+        d=$(disk 0)
+        size=/sys/block/${d##*/}/size
+        echo before $(cat $size)
+        while [ $(cat $size) = 524288 ]; do sleep 0.05; done
+        echo after $(cat $size)
+        measure new --filename=$d --rw=randwrite --bs=4k --iodepth=8 --offset=256M --size=4M --verify=crc32c
+    ";
+    let mut guest = site.boot(&machine, script)?;
+    guest.wait_line("before 524288", PATIENCE)?;
+    daemon.aryk(&["disk", "resize", "disk0", "512M"])?;
+    guest.wait_line("after 1048576", PATIENCE)?;
+    guest.finish(PATIENCE)?;
     daemon.stop()
 }

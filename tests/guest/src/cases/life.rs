@@ -108,6 +108,7 @@ fn rebound(site: &Site<'_>) -> Result<()> {
             store $((round * 10 + 1)) $((round * 10 + 10))
             device=$(virtio_of 0)
             echo $device >/sys/bus/virtio/drivers/virtio_blk/unbind
+            killall fio 2>/dev/null || true
             wait || true
             echo $device >/sys/bus/virtio/drivers/virtio_blk/bind
             d=$(disk 0)
