@@ -50,6 +50,8 @@ pub type Alarm = Box<dyn Fn(Trouble) + Send>;
 
 /// The parts of a queue that is to start.
 pub struct Parts {
+    /// For the watchdog and the trace.
+    pub name: String,
     /// Its place among the controller's queues.
     pub index: u16,
     /// Whose time its work is.
