@@ -104,6 +104,7 @@ fn start_queue(reactor: &mut Reactor, case: Case, guest: &Guest) -> Result<()> {
     let cx = reactor.cx();
     let thread = cx.add_thread("bench", CoreSet::from_iter([0]));
     let parts = Parts {
+        name: "guest.q0".to_owned(),
         index: 0,
         thread,
         ring: guest.ring()?,
