@@ -13,7 +13,7 @@ use anyhow::Result;
 use std::time::Duration;
 
 /// What rests are tried, in µs, where there is more than one request in flight.
-const RESTS: [u64; 4] = [0, 2, 5, 10];
+const RESTS: [u64; 5] = [0, 2, 5, 10, 20];
 const QUICK_RESTS: [u64; 2] = [0, 5];
 
 /// The most that the front-end has been seen to do.
@@ -64,6 +64,13 @@ impl Ceilings {
         }
         report.section(section);
         Ok(Self(all))
+    }
+
+    /// A back end, whatever it is, has been seen to get this many requests per second out of the front-end.
+    pub fn seen(&mut self, workload: &Workload, rate: f64) {
+        if let Some((_, most)) = self.0.iter_mut().find(|(known, _)| known == workload) {
+            *most = most.max(rate);
+        }
     }
 
     /// Requests per second, if the workload was measured.

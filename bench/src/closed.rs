@@ -74,7 +74,7 @@ pub fn wanted(settings: &Settings, case: &str) -> Vec<Workload> {
 }
 
 /// Measures all that was asked for on one kind of store.
-pub fn measure(settings: &Settings, case: &str, ceilings: &Ceilings, report: &mut Report) -> Result<()> {
+pub fn measure(settings: &Settings, case: &str, ceilings: &mut Ceilings, report: &mut Report) -> Result<()> {
     let workloads = wanted(settings, case);
     if workloads.is_empty() {
         return Ok(());
@@ -140,7 +140,7 @@ fn compare(
     workload: &Workload,
     aryk: &mut BackEnd,
     peers: &mut [Peer],
-    ceilings: &Ceilings,
+    ceilings: &mut Ceilings,
     report: &mut Report,
 ) -> Result<Vec<String>> {
     let (mut ours, mut busy) = (Runs::default(), Runs::default());
@@ -156,6 +156,8 @@ fn compare(
     let name = format!("{case}/{}", workload.name());
     let (unit, factor, shown) = units(workload);
     let show = |rate: f64| number(rate * shown);
+    let fastest = theirs.iter().chain([&ours]).filter_map(Runs::spread).map(|[_, most]| most);
+    fastest.for_each(|rate| ceilings.seen(workload, rate));
     let ceiling = ceilings.of(workload);
     let bound = ceiling.zip(ours.median()).is_some_and(|(most, ours)| most < 1.3 * ours);
     let mut row = vec![workload.name(), cell(&ours, show)];

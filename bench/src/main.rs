@@ -145,25 +145,30 @@ fn measure(args: &Args) -> Result<()> {
     process::pin(process::FRONT_END_CORE)?;
     frontend::watch();
     let start = Instant::now();
+    let before = machine::round_trip();
     let mut report = Report::default();
-    let ceilings = Ceilings::measure(&settings, &mut report)?;
+    let mut ceilings = Ceilings::measure(&settings, &mut report)?;
     for case in closed::CASES {
-        closed::measure(&settings, case, &ceilings, &mut report)?;
+        closed::measure(&settings, case, &mut ceilings, &mut report)?;
     }
     open::measure(&settings, &mut report)?;
     idle::measure(&settings, &mut report)?;
-    println!("measured in {:.0} s", start.elapsed().as_secs_f64());
+    let round_trips = [before, machine::round_trip()];
+    println!(
+        "measured in {:.0} s; a cache line's round trip: {round_trips:?}",
+        start.elapsed().as_secs_f64()
+    );
     if let Some(file) = &args.json {
         report.write_json(file)?;
     }
     if let Some(file) = args.page() {
-        report.write_markdown(&file, &preface(args, &settings, &report))?;
+        report.write_markdown(&file, &preface(args, &settings, &report, round_trips))?;
     }
     Ok(())
 }
 
 /// The head of the page: what it is, how it was made, and where.
-fn preface(args: &Args, settings: &Settings, report: &Report) -> String {
+fn preface(args: &Args, settings: &Settings, report: &Report, round_trips: [Duration; 2]) -> String {
     let commands: Vec<String> =
         report.commands.iter().map(|command| settings.without_paths(command)).collect();
     format!(
@@ -174,7 +179,7 @@ fn preface(args: &Args, settings: &Settings, report: &Report) -> String {
         settings.queues,
         process::FRONT_END_CORE,
         process::BACK_END_CORE,
-        machine::describe(args.date.as_deref()),
+        machine::describe(args.date.as_deref(), round_trips),
         commands.join("\n"),
     )
 }
