@@ -6,15 +6,15 @@ use serde_json::value::RawValue;
 use std::rc::{Rc, Weak};
 
 pub(super) fn register(methods: &mut Methods<Control>, table: &Weak<Methods<Control>>) {
-    let of =
-        |table: &Weak<Methods<Control>>| table.upgrade().expect("a method runs while its table is there");
     let all = Weak::clone(table);
     methods.add("rpc_get_methods", Phase::Any, async move |control: &Control, p: GetMethods| {
-        Ok(get_methods(&upgrade(&all)?, p.current.then(|| control.has_started())))
+        let methods = upgrade(&all)?;
+        Ok(get_methods(&methods, p.current.then(|| control.has_started())))
     });
     let all = Weak::clone(table);
     methods.add("load_config", Phase::RunTime, async move |_: &Control, p: LoadConfig| {
-        load_config(&upgrade(&all)?, p).await
+        let methods = upgrade(&all)?;
+        load_config(&methods, p).await
     });
 }
 
@@ -68,7 +68,7 @@ struct LoadCall {
 }
 
 /// Makes all calls in their order, up to the first that fails: what was made before it stays.
-async fn load_config(methods: &Rc<Methods<Control>>, p: LoadConfig) -> Result<bool, Error> {
+async fn load_config(methods: &Methods<Control>, p: LoadConfig) -> Result<bool, Error> {
     for subsystem in p.subsystems {
         for call in subsystem.config.into_iter().flatten() {
             let place = format!("{} of subsystem '{}'", call.method, subsystem.name);
