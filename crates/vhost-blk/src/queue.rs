@@ -187,6 +187,9 @@ impl Queue {
         let scratch = Rc::clone(&self.scratch);
         let mut chain = scratch.0.borrow_mut();
         let mut taken = 0;
+        if self.ring.available().is_ok() {
+            self.ring.prefetch_first(self.sgs.memory());
+        }
         while taken < BATCH {
             match self.ring.pop(self.sgs.memory(), &mut chain) {
                 Ok(Some(head)) => self.start_request(head, &mut chain, cx),
@@ -202,7 +205,7 @@ impl Queue {
                 }
             }
             taken += 1;
-            self.ring.prefetch(self.sgs.memory());
+            self.ring.prefetch_next(self.sgs.memory());
         }
         if taken > 0 {
             self.pace.found(now, taken);

@@ -20,6 +20,10 @@ const NEXT: u16 = VRING_DESC_F_NEXT as u16;
 const WRITE: u16 = VRING_DESC_F_WRITE as u16;
 const INDIRECT: u16 = VRING_DESC_F_INDIRECT as u16;
 
+/// How many chains ahead of the next its first descriptor, and its first buffer, are asked for.
+const DESCS_AHEAD: u16 = 8;
+const BUFFERS_AHEAD: u16 = 4;
+
 /// Where both rings' `flags` lie; `idx` and the entries follow.
 const FLAGS: usize = 0;
 const IDX: usize = 2;
@@ -381,22 +385,56 @@ impl SplitQueue {
         }
     }
 
-    /// Asks the processor for the next chain's first buffer, to write to it: the header of a block request, next to which
-    /// drivers keep the status byte. Worth it while something else remains to be done. Only a hint, and does nothing if
-    /// no chain is known to be available.
+    /// Asks the processor for what taking the first known chains will touch: to be called before a burst of
+    /// [`SplitQueue::pop`], each followed by [`SplitQueue::prefetch_next`]. Only hints.
     #[inline]
-    pub fn prefetch(&self, memory: &MemTable) {
-        if self.avail_idx == self.config.next_avail {
+    pub fn prefetch_first(&self, memory: &MemTable) {
+        let known = self.avail_idx.wrapping_sub(self.config.next_avail);
+        // Nothing else could be done meanwhile.
+        if known < 2 {
             return;
         }
-        let place = usize::from(self.config.next_avail & self.mask);
-        let head = self.config.avail.load_u16(RING + 2 * place, Ordering::Relaxed);
-        let desc: Desc = self.config.desc.read(DESC_LEN * usize::from(head & self.mask));
+        (0..known.min(DESCS_AHEAD)).for_each(|ahead| self.prefetch_desc(ahead));
+        (0..known.min(BUFFERS_AHEAD)).for_each(|ahead| self.prefetch_buffer(ahead, memory));
+    }
+
+    /// Asks the processor for what taking later chains will touch. Each line comes from the driver's core, which takes longer
+    /// than a request does; so they are asked for some requests ahead: first a chain's descriptor, then, when that is
+    /// there, the buffer that it names.
+    #[inline]
+    pub fn prefetch_next(&self, memory: &MemTable) {
+        let known = self.avail_idx.wrapping_sub(self.config.next_avail);
+        if known >= DESCS_AHEAD {
+            self.prefetch_desc(DESCS_AHEAD - 1);
+        }
+        if known >= BUFFERS_AHEAD {
+            self.prefetch_buffer(BUFFERS_AHEAD - 1, memory);
+        }
+    }
+
+    /// Asks for the first descriptor of the chain `ahead` places after the next.
+    #[inline]
+    fn prefetch_desc(&self, ahead: u16) {
+        self.config.desc.prefetch(DESC_LEN * usize::from(self.head(ahead)));
+    }
+
+    /// Asks for the first buffer of the chain `ahead` places after the next, to write to it: the header of a block request,
+    /// next to which drivers keep the status byte.
+    #[inline]
+    fn prefetch_buffer(&self, ahead: u16, memory: &MemTable) {
+        let desc: Desc = self.config.desc.read(DESC_LEN * usize::from(self.head(ahead)));
         if desc.flags & INDIRECT != 0 {
             memory.prefetch(desc.addr);
         } else {
             memory.prefetch_write(desc.addr);
         }
+    }
+
+    /// The head of the chain `ahead` places after the next; some descriptor's index, if the driver wrote nonsense.
+    #[inline]
+    fn head(&self, ahead: u16) -> u16 {
+        let place = usize::from(self.config.next_avail.wrapping_add(ahead) & self.mask);
+        self.config.avail.load_u16(RING + 2 * place, Ordering::Relaxed) & self.mask
     }
 }
 
