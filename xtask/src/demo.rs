@@ -106,7 +106,7 @@ fn boot(daemon: &Daemon, image: &Image, directory: &Path) -> Result<Table> {
     let report = guest.finish(PATIENCE)?;
     println!("  - powered off {:.1} s after power-on", report.elapsed.as_secs_f32());
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+    table.load_preset(presets::UTF8_FULL_CONDENSED);
     table.set_header(["in the guest", "requests", "IOPS", "MiB/s", "mean µs", "p50 µs", "p99 µs"]);
     for (name, title, _) in JOBS {
         let json = report.files.get(*name).with_context(|| format!("no report of {name}"))?;

@@ -79,10 +79,10 @@ fn discard(site: &Site<'_>) -> Result<()> {
         fill() { yes full | dd of=$d bs=64k count=256 iflag=fullblock oflag=direct 2>/dev/null; }
         empty() { [ $(dd if=$d bs=64k skip=$1 count=$2 iflag=direct 2>/dev/null | tr -d '\\0' | wc -c) = 0 ]; }
         fill; echo filled; await go
-        blkdiscard -o 1M -l 14M $d
+        /usr/sbin/blkdiscard -o 1M -l 14M $d
         empty 16 224; if empty 0 16; then exit 1; fi; if empty 240 16; then exit 1; fi
         echo discarded; await go
-        fill; blkdiscard -z -o 1M -l 14M $d
+        fill; /usr/sbin/blkdiscard -z -o 1M -l 14M $d
         empty 16 224; if empty 0 16; then exit 1; fi
     ";
     let mut guest = site.boot(&machine, script)?;
