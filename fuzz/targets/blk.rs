@@ -3,8 +3,8 @@
 //! Whatever it does, nothing panics, every chain that it offers comes back at most once, and the queue can be stopped.
 #![no_main]
 
-use aryk_bdev_malloc::Config;
 use aryk_bdev::{Identity, Registry};
+use aryk_bdev_malloc::Config;
 use aryk_vhost_blk::guest::{Guest, MEMORY, SIZE};
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
@@ -18,10 +18,22 @@ fn step(guest: &mut Guest, u: &mut Unstructured<'_>) -> Result<()> {
     match u.int_in_range(0..=7)? {
         0 | 1 => guest.offer(u.int_in_range(0..=SIZE)?),
         2 => guest.turn(),
-        3 => guest.describe(u.int_in_range(0..=SIZE - 1)?, u.arbitrary()?, u.arbitrary()?, u.arbitrary()?, u.arbitrary()?),
+        3 => guest.describe(
+            u.int_in_range(0..=SIZE - 1)?,
+            u.arbitrary()?,
+            u.arbitrary()?,
+            u.arbitrary()?,
+            u.arbitrary()?,
+        ),
         4 => {
             let (addr, len) = (u.int_in_range(0..=BUSY)?, u.int_in_range(0..=2048)?);
-            guest.describe(u.int_in_range(0..=SIZE - 1)?, addr, len, u.int_in_range(0..=7)?, u.int_in_range(0..=SIZE)?);
+            guest.describe(
+                u.int_in_range(0..=SIZE - 1)?,
+                addr,
+                len,
+                u.int_in_range(0..=7)?,
+                u.int_in_range(0..=SIZE)?,
+            );
         }
         5 => guest.memory.write(u.int_in_range(0..=BUSY)? as usize, &u.arbitrary::<u64>()?),
         // A header that means something.
