@@ -46,11 +46,16 @@ impl std::fmt::Debug for Guest {
 impl Guest {
     /// A guest of `device`, which flushes if `flushes`.
     pub fn new(device: Arc<dyn Device>, flushes: bool) -> Self {
+        Self::with_memory(device, flushes, Mapping::anonymous(MEMORY).expect("memory"))
+    }
+
+    /// The same with memory of the caller's, of [`MEMORY`] bytes.
+    pub fn with_memory(device: Arc<dyn Device>, flushes: bool, mapping: Mapping) -> Self {
         let registry = Registry::new();
         let identity = aryk_bdev::Identity::named("disk");
         registry.register(identity, device).expect("the first disk");
         let descriptor = registry.open("disk", Access::Shared, "test", |_| ()).expect("a disk of ours");
-        let mapping = Arc::new(Mapping::anonymous(MEMORY).expect("memory"));
+        let mapping = Arc::new(mapping);
         let region = Region { guest_addr: 0, user_addr: 0, len: MEMORY, offset: 0, mapping };
         let memory = Arc::new(MemTable::new(vec![region]).expect("one region"));
         let area = |at, len| memory.area_at_guest(at, len).expect("inside");

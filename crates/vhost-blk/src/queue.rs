@@ -322,10 +322,10 @@ impl Root for Queue {
         worked |= self.take_completions(cx);
         if worked {
             self.publish(cx);
-            let faults = aryk_dma::faults();
-            if faults != self.faults_seen {
-                self.look_for_lost_memory(faults);
-            }
+        }
+        let faults = aryk_dma::faults();
+        if faults != self.faults_seen {
+            self.look_for_lost_memory(faults);
         }
         if self.must_settle() {
             self.settle(cx);

@@ -6,7 +6,10 @@ use aryk_bdev::{
     Access, Channel, Completion, Device, Geometry, Io, Limits, Op, OpSet, OpenError, Outbox, Registry,
     Status, Tag,
 };
+use aryk_dma::Mapping;
 use aryk_reactor::{Cx, RootId};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use virtio_bindings::bindings::virtio_blk::*;
@@ -255,6 +258,27 @@ fn a_ring_that_contradicts_itself_ends_the_session() {
     assert!(matches!(*b.guest.trouble.lock().unwrap(), Some(Trouble::Broken(0, _))));
     assert_eq!(b.guest.errors.broken_queues.load(Ordering::Relaxed), 1);
     assert_eq!(b.guest.stop(), 0);
+}
+
+#[test]
+fn memory_that_is_truncated_ends_the_session_and_no_other() {
+    aryk_dma::install_fault_handler();
+    let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, MEMORY).unwrap();
+    let mut other = Bench::new(512, true);
+    let probe = Probe { block_size: 512, store: Arc::clone(&other.store), asked: Arc::default() };
+    let mapping = Mapping::shared(file.as_fd(), 0, MEMORY).unwrap();
+    let mut guest = Guest::with_memory(Arc::new(probe), true, mapping);
+    guest.turn();
+    assert_eq!(*guest.trouble.lock().unwrap(), None);
+    ftruncate(&file, 0).unwrap();
+    for _ in 0..10 {
+        guest.turn();
+    }
+    assert_eq!(*guest.trouble.lock().unwrap(), Some(Trouble::MemoryLost));
+    guest.stop();
+    assert_eq!(other.request(VIRTIO_BLK_T_IN, 0, &[(DATA, 512, WRITE)]).0, VIRTIO_BLK_S_OK);
+    assert_eq!(*other.guest.trouble.lock().unwrap(), None);
 }
 
 #[test]
