@@ -9,16 +9,19 @@ use crate::report::{Record, Report, Runs, Section, number};
 use crate::settings::Settings;
 use crate::target::Target;
 use crate::workload::{self, Workload};
-use anyhow::Result;
+use anyhow::{Context, Result};
 use std::time::Duration;
 
 /// What rests are tried, in µs, where there is more than one request in flight.
 const RESTS: [u64; 5] = [0, 2, 5, 10, 20];
 const QUICK_RESTS: [u64; 2] = [0, 5];
 
-/// The most that the front-end has been seen to do.
+/// The target, and what rest serves the front-end best.
 #[derive(Debug, Default)]
-pub struct Ceilings(Vec<(Workload, f64)>);
+pub struct Ceilings {
+    target: Option<Target>,
+    rests: Vec<(Workload, Duration)>,
+}
 
 impl Ceilings {
     /// Finds the ceilings of all workloads that are about to be measured.
@@ -34,7 +37,7 @@ impl Ceilings {
         let target = Target::start(settings.sockets.path().join("ceiling"), settings.queues)?;
         let columns = ["workload", "thousand requests per second", "rest after a burst, µs"];
         let mut section = Section::new("The front-end's ceiling", INTRO, columns.map(str::to_owned).to_vec());
-        let mut all = Vec::new();
+        let mut served_best = Vec::new();
         for workload in workloads {
             let rests: &[u64] = match (workload.depth, settings.quick) {
                 (1, _) => &[0],
@@ -43,10 +46,7 @@ impl Ceilings {
             };
             let mut best = (0.0, 0);
             for &rest in rests {
-                target.rest_after_bursts(Duration::from_micros(rest));
-                let mut front_end = FrontEnd::connect(target.socket(), settings.queues)?;
-                front_end.closed(&workload, settings.warm_up)?;
-                let rate = front_end.closed(&workload, settings.span / 2)?.rate();
+                let rate = run(settings, &target, &workload, Duration::from_micros(rest))?;
                 best = if rate > best.0 { (rate, rest) } else { best };
             }
             section.row(vec![workload.name(), number(best.0 / 1e3), best.1.to_string()]);
@@ -60,23 +60,27 @@ impl Ceilings {
                 &Runs::default(),
                 &runs,
             ));
-            all.push((workload, best.0));
+            served_best.push((workload, Duration::from_micros(best.1)));
         }
         report.section(section);
-        Ok(Self(all))
+        Ok(Self { target: Some(target), rests: served_best })
     }
 
-    /// A back end, whatever it is, has been seen to get this many requests per second out of the front-end.
-    pub fn seen(&mut self, workload: &Workload, rate: f64) {
-        if let Some((_, most)) = self.0.iter_mut().find(|(known, _)| known == workload) {
-            *most = most.max(rate);
-        }
+    /// What the front-end does now, in requests per second, with the rest that served it best.
+    pub fn again(&self, settings: &Settings, workload: &Workload) -> Result<f64> {
+        let target = self.target.as_ref().context("no ceiling was measured")?;
+        let (_, rest) =
+            self.rests.iter().find(|(known, _)| known == workload).context("an unknown workload")?;
+        run(settings, target, workload, *rest)
     }
+}
 
-    /// Requests per second, if the workload was measured.
-    pub fn of(&self, workload: &Workload) -> Option<f64> {
-        self.0.iter().find(|(known, _)| known == workload).map(|&(_, rate)| rate)
-    }
+/// What the front-end gets from the target, in requests per second.
+fn run(settings: &Settings, target: &Target, workload: &Workload, rest: Duration) -> Result<f64> {
+    target.rest_after_bursts(rest);
+    let mut front_end = FrontEnd::connect(target.socket(), settings.queues, *workload)?;
+    front_end.closed(settings.warm_up)?;
+    Ok(front_end.closed(settings.span / 2)?.rate())
 }
 
 const INTRO: &str = "Against a polled target in the bench's own process that takes requests and gives them back, without \

@@ -6,6 +6,7 @@ use crate::ceiling::Ceilings;
 use crate::fio;
 use crate::frontend::FrontEnd;
 use crate::report::{Record, Report, Runs, Section, cell, number};
+use crate::rounds;
 use crate::settings::Settings;
 use crate::workload::{self, Workload};
 use anyhow::Result;
@@ -74,7 +75,7 @@ pub fn wanted(settings: &Settings, case: &str) -> Vec<Workload> {
 }
 
 /// Measures all that was asked for on one kind of store.
-pub fn measure(settings: &Settings, case: &str, ceilings: &mut Ceilings, report: &mut Report) -> Result<()> {
+pub fn measure(settings: &Settings, case: &str, ceilings: &Ceilings, report: &mut Report) -> Result<()> {
     let workloads = wanted(settings, case);
     if workloads.is_empty() {
         return Ok(());
@@ -84,7 +85,7 @@ pub fn measure(settings: &Settings, case: &str, ceilings: &mut Ceilings, report:
     let mut aryk =
         backend::aryk(&settings.arykd, settings.policy, &store, &dir.join(format!("aryk-{case}")))?;
     if matches!(store, Store::Memory { .. }) {
-        FrontEnd::connect(&aryk.socket, 1)?.fill_disk()?;
+        FrontEnd::fill(&aryk.socket)?;
     }
     let mut peers = peers(settings, case, &store)?;
     report.command(&aryk.process.command);
@@ -102,7 +103,7 @@ pub fn measure(settings: &Settings, case: &str, ceilings: &mut Ceilings, report:
             }
         }
     }
-    columns.extend(["busy ns per request", "front-end's ceiling"].map(str::to_owned));
+    columns.extend(["busy ns per request", "front-end's ceiling", "core to core, ns"].map(str::to_owned));
     let mut section = Section::new(&format!("Closed loop: {case}"), INTRO, columns);
     for workload in &workloads {
         let row = compare(settings, case, workload, &mut aryk, &mut peers, ceilings, report)?;
@@ -113,7 +114,9 @@ pub fn measure(settings: &Settings, case: &str, ceilings: &mut Ceilings, report:
 }
 
 const INTRO: &str = "Thousand requests per second (128 KiB: GB/s), as median (least–greatest). A ratio counts where the \
-    front-end can do at least 1.3 times the result; elsewhere the front-end is what was measured.";
+    front-end can do at least 1.3 times the result; elsewhere the front-end is what was measured. \
+    All rounds of a row were made while a cache line took about as long from core to core and back as the last column \
+    says.";
 
 fn peers(settings: &Settings, case: &str, store: &Store) -> Result<Vec<Peer>> {
     let daemon = |name, aio| {
@@ -140,45 +143,60 @@ fn compare(
     workload: &Workload,
     aryk: &mut BackEnd,
     peers: &mut [Peer],
-    ceilings: &mut Ceilings,
+    ceilings: &Ceilings,
     report: &mut Report,
 ) -> Result<Vec<String>> {
-    let (mut ours, mut busy) = (Runs::default(), Runs::default());
-    let mut theirs = vec![Runs::default(); peers.len()];
-    for _ in 0..settings.runs {
-        let done = run(settings, aryk, workload)?;
-        ours.push(done.rate);
-        done.busy.into_iter().for_each(|ns| busy.push(ns));
-        for (peer, runs) in peers.iter_mut().zip(&mut theirs) {
-            runs.push(peer.run(settings, workload)?);
-        }
-    }
+    let rounds = rounds::alike(settings.runs, || round(settings, workload, aryk, peers, ceilings))?;
+    let runs = |of: &dyn Fn(&Round) -> Option<f64>| rounds.each.iter().filter_map(of).collect::<Runs>();
+    let (ours, busy) = (runs(&|round| Some(round.ours.rate)), runs(&|round| round.ours.busy));
     let name = format!("{case}/{}", workload.name());
     let (unit, factor, shown) = units(workload);
     let show = |rate: f64| number(rate * shown);
-    let fastest = theirs.iter().chain([&ours]).filter_map(Runs::spread).map(|[_, most]| most);
-    fastest.for_each(|rate| ceilings.seen(workload, rate));
-    let ceiling = ceilings.of(workload);
-    let bound = ceiling.zip(ours.median()).is_some_and(|(most, ours)| most < 1.3 * ours);
+    // What any back end has got out of the front-end, it can do.
+    let fastest =
+        |round: &Round| round.peers.iter().copied().fold(round.ceiling.max(round.ours.rate), f64::max);
+    let ceiling = rounds.each.iter().map(fastest).fold(0.0, f64::max);
+    let bound = ours.median().is_some_and(|ours| ceiling < 1.3 * ours);
     let mut row = vec![workload.name(), cell(&ours, show)];
-    for (i, (peer, runs)) in peers.iter().zip(&theirs).enumerate() {
+    for (i, peer) in peers.iter().enumerate() {
+        let theirs = runs(&|round| round.peers.get(i).copied());
         let metric = format!("throughput, peer {}", peer.name());
-        let mut record = Record::new(&name, &metric, unit, &ours.scaled(factor), &runs.scaled(factor));
+        let mut record = Record::new(&name, &metric, unit, &ours.scaled(factor), &theirs.scaled(factor));
         if bound {
             record.ratio = None;
         }
         let aim = aims(case, workload).get(i).map_or(String::new(), |aim| format!(" (aim {aim})"));
         let ratio = record.ratio.map_or("front-end bound".to_owned(), number);
-        row.extend([cell(runs, show), ratio + &aim]);
+        row.extend([cell(&theirs, show), ratio + &aim]);
         report.records.push(record);
     }
     let aim = busy_aim(case, workload);
     let cell = cell(&busy, number) + &aim.map_or(String::new(), |aim| format!(" (aim {aim})"));
-    row.extend([cell, ceiling.map_or("–".to_owned(), show)]);
+    row.extend([cell, show(ceiling), rounds.round_trip.as_nanos().to_string()]);
     if aim.is_some() {
         report.records.push(Record::new(&name, "busy time per request", "ns", &busy, &Runs::default()));
     }
     Ok(row)
+}
+
+/// What all sides did one after the other.
+struct Round {
+    ours: Run,
+    peers: Vec<f64>,
+    /// What the front-end did without a disk.
+    ceiling: f64,
+}
+
+fn round(
+    settings: &Settings,
+    workload: &Workload,
+    aryk: &mut BackEnd,
+    peers: &mut [Peer],
+    ceilings: &Ceilings,
+) -> Result<Round> {
+    let ours = run(settings, aryk, workload)?;
+    let peers = peers.iter_mut().map(|peer| peer.run(settings, workload)).collect::<Result<_>>()?;
+    Ok(Round { ours, peers, ceiling: ceilings.again(settings, workload)? })
 }
 
 /// The unit of a workload's throughput; how many of it a request is, and how many of what the table shows.
@@ -193,10 +211,10 @@ const fn units(workload: &Workload) -> (&'static str, f64, f64) {
 /// One run against one daemon; it holds still before and after.
 fn run(settings: &Settings, back_end: &mut BackEnd, workload: &Workload) -> Result<Run> {
     back_end.process.resume()?;
-    let mut front_end = FrontEnd::connect(&back_end.socket, settings.queues)?;
-    front_end.closed(workload, settings.warm_up)?;
+    let mut front_end = FrontEnd::connect(&back_end.socket, settings.queues, *workload)?;
+    front_end.closed(settings.warm_up)?;
     let before = back_end.busy()?;
-    let closed = front_end.closed(workload, settings.span)?;
+    let closed = front_end.closed(settings.span)?;
     let after = back_end.busy()?;
     drop(front_end);
     back_end.process.pause()?;

@@ -15,10 +15,8 @@ use std::time::{Duration, Instant};
 
 /// Descriptors in each queue: three for each of up to 170 requests.
 const QUEUE_SIZE: i32 = 512;
-/// Requests that a front-end can have in flight.
-pub const SLOTS: usize = 128;
-/// Room for one request.
-const SLOT_LEN: usize = 128 << 10;
+/// Bytes in a request that fills a disk.
+const FILL_LEN: u32 = 128 << 10;
 /// Turns of the closed loop between two looks at the clock.
 const TURNS_PER_LOOK: u32 = 64;
 /// A request that takes longer than this is lost.
@@ -59,14 +57,15 @@ pub struct FrontEnd {
     queues: Vec<Blkioq>,
     _driver: Blkio,
     memory: usize,
+    workload: Workload,
     capacity: u64,
     random: Random,
     completions: Vec<MaybeUninit<Completion>>,
 }
 
 impl FrontEnd {
-    /// Connects to the vhost-user socket of a disk.
-    pub fn connect(socket: &Path, queues: usize) -> Result<Self> {
+    /// Connects to the vhost-user socket of a disk, with memory for one workload.
+    pub fn connect(socket: &Path, queues: usize, workload: Workload) -> Result<Self> {
         let connect = || -> blkio::Result<Self> {
             let mut driver = Blkio::new("virtio-blk-vhost-user")?;
             driver.set_str("path", &socket.to_string_lossy())?;
@@ -76,32 +75,33 @@ impl FrontEnd {
             driver.set_i32("queue-size", QUEUE_SIZE)?;
             let capacity = driver.get_u64("capacity")?;
             let queues = driver.start()?.poll_queues;
-            let region = driver.alloc_mem_region(SLOTS * SLOT_LEN)?;
+            let region = driver.alloc_mem_region(workload.depth * workload.block as usize)?;
             driver.map_mem_region(&region)?;
             fill(region.addr, region.len);
-            let completions = std::iter::repeat_with(MaybeUninit::uninit).take(SLOTS).collect();
+            let completions = std::iter::repeat_with(MaybeUninit::uninit).take(workload.depth).collect();
             let random = Random::new(capacity ^ 0x9E37_79B9_7F4A_7C15);
-            Ok(Self { queues, _driver: driver, memory: region.addr, capacity, random, completions })
+            Ok(Self { queues, _driver: driver, memory: region.addr, workload, capacity, random, completions })
         };
         connect().with_context(|| format!("connecting to {}", socket.display()))
     }
 
-    /// Writes the whole disk once.
-    pub fn fill_disk(&mut self) -> Result<()> {
-        let writes = Workload::sequential(100, SLOT_LEN as u32, 8);
-        let blocks = self.capacity / SLOT_LEN as u64;
-        self.run(&writes, |done, _| done < blocks).map(drop)
+    /// Writes the whole of a disk once.
+    pub fn fill(socket: &Path) -> Result<()> {
+        let mut front_end = Self::connect(socket, 1, Workload::sequential(100, FILL_LEN, 8))?;
+        let blocks = front_end.capacity / u64::from(FILL_LEN);
+        front_end.run(|done, _| done < blocks).map(drop)
     }
 
-    /// Keeps `workload.depth` requests in flight for `span`.
-    pub fn closed(&mut self, workload: &Workload, span: Duration) -> Result<Closed> {
-        self.run(workload, |_, elapsed| elapsed < span)
+    /// Keeps the workload's depth of requests in flight for `span`.
+    pub fn closed(&mut self, span: Duration) -> Result<Closed> {
+        self.run(|_, elapsed| elapsed < span)
     }
 
-    /// Keeps `workload.depth` requests in flight while `go_on(completed, elapsed)`, then waits for those in flight.
-    fn run(&mut self, workload: &Workload, go_on: impl Fn(u64, Duration) -> bool) -> Result<Closed> {
+    /// Keeps requests in flight while `go_on(completed, elapsed)`, then waits for those in flight.
+    fn run(&mut self, go_on: impl Fn(u64, Duration) -> bool) -> Result<Closed> {
         let start = Instant::now();
-        let mut cursor = Cursor::new(workload, self.capacity);
+        let workload = self.workload;
+        let mut cursor = Cursor::new(&workload, self.capacity);
         let mut left = workload.depth;
         for slot in 0..workload.depth {
             self.submit(&mut cursor, slot);
@@ -138,8 +138,9 @@ impl FrontEnd {
 
     /// Sends requests on a Poisson schedule of `rate` a second for `span`, late rather than never; a request's latency
     /// counts from when the schedule wanted it.
-    pub fn open(&mut self, workload: &Workload, rate: f64, span: Duration) -> Result<Open> {
-        let mut cursor = Cursor::new(workload, self.capacity);
+    pub fn open(&mut self, rate: f64, span: Duration) -> Result<Open> {
+        let workload = self.workload;
+        let mut cursor = Cursor::new(&workload, self.capacity);
         let mut latency = Histogram::new_with_bounds(1, 60_000_000_000, 3)?;
         let mut free: Vec<usize> = (0..workload.depth).collect();
         let mut intended = vec![Duration::ZERO; workload.depth];
@@ -179,7 +180,7 @@ impl FrontEnd {
 
     fn submit(&mut self, cursor: &mut Cursor, slot: usize) {
         let start = cursor.next(&mut self.random);
-        let address = self.memory + slot * SLOT_LEN;
+        let address = self.memory + slot * cursor.block as usize;
         let count = self.queues.len();
         let queue = &mut self.queues[slot % count];
         let len = cursor.block as usize;

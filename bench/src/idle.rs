@@ -61,8 +61,8 @@ fn idle(settings: &Settings, report: &mut Report) -> Result<()> {
 
 /// The idle processor time of a back end whose disk has just been used, and is attached.
 fn attached(settings: &Settings, back_end: &BackEnd) -> Result<Runs> {
-    let mut front_end = FrontEnd::connect(&back_end.socket, 1)?;
-    front_end.closed(&open::WORKLOAD, settings.warm_up)?;
+    let mut front_end = FrontEnd::connect(&back_end.socket, 1, open::WORKLOAD)?;
+    front_end.closed(settings.warm_up)?;
     watch(settings, &back_end.process)
 }
 

@@ -1,11 +1,8 @@
 //! What a result depends on besides the code: the machine, the kernel, versions, the date.
 
-use crate::process::{self, BACK_END_CORE};
 use std::fmt::Write;
 use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Lines of a list for the head of a report. What cannot be found out is left out.
 /// `round_trips` were measured before and after.
@@ -29,42 +26,6 @@ pub fn describe(date: Option<&str>, round_trips: [Duration; 2]) -> String {
         }
         list
     })
-}
-
-/// How long a cache line takes from the calling thread's core to the back ends' and back, at best. A virtual machine's two
-/// cores may be far from each other now and close a minute later, and what they share is faster by as much.
-pub fn round_trip() -> Duration {
-    const ROUNDS: u32 = 1_000;
-    const BATCHES: u32 = 50;
-    let line = Arc::new(AtomicU32::new(0));
-    let theirs = Arc::clone(&line);
-    // Whoever sees the other's number answers with the next: ours are odd.
-    let answering = std::thread::spawn(move || {
-        let pinned = process::pin(BACK_END_CORE);
-        for number in (1..2 * ROUNDS * BATCHES).step_by(2) {
-            while theirs.load(Ordering::Acquire) != number {
-                std::hint::spin_loop();
-            }
-            theirs.store(number + 1, Ordering::Release);
-        }
-        pinned
-    });
-    let mut best = Duration::MAX;
-    let mut number = 0;
-    for _ in 0..BATCHES {
-        let start = Instant::now();
-        for _ in 0..ROUNDS {
-            line.store(number + 1, Ordering::Release);
-            number += 2;
-            while line.load(Ordering::Acquire) != number {
-                std::hint::spin_loop();
-            }
-        }
-        best = best.min(start.elapsed() / ROUNDS);
-    }
-    let pinned = answering.join().expect("it only counts");
-    pinned.expect("the bench's own thread could be pinned");
-    best
 }
 
 /// The first line that a command prints.

@@ -2,7 +2,8 @@
 //!
 //! - [`frontend`]: the polled front-end, on a core of its own; [`workload`]: what it asks for.
 //! - [`backend`], [`process`], [`rpc`], [`fio`]: what is measured, on the other core.
-//! - [`ceiling`]: what the front-end can do at all; [`closed`], [`open`], [`idle`]: the measurements.
+//! - [`ceiling`], [`target`]: what the front-end can do at all; [`closed`], [`open`], [`idle`]: the measurements, [`rounds`]
+//!   of which are repeated until they can be compared.
 //! - [`instructions`], [`stack`]: the path within one process, counted instead of timed.
 //! - [`report`], [`machine`]: medians, records, tables, and what they depend on.
 //!
@@ -22,6 +23,7 @@ mod machine;
 mod open;
 mod process;
 mod report;
+mod rounds;
 mod rpc;
 mod settings;
 mod stack;
@@ -55,7 +57,7 @@ struct Args {
     /// Runs of each measurement, on each side in turn [default: 5, or 1 with --quick].
     #[arg(long, value_name = "N")]
     runs: Option<usize>,
-    /// Seconds of each run [default: 3, or 0.15 with --quick].
+    /// Seconds of each run [default: 3, or 0.1 with --quick].
     #[arg(long, value_name = "S")]
     seconds: Option<f64>,
     /// Sleep policy of arykd in closed loops.
@@ -99,7 +101,7 @@ enum Subcommand {
 
 impl Args {
     fn settings(&self) -> Result<Settings> {
-        let (runs, seconds, idle) = if self.quick { (1, 0.15, 2.0) } else { (5, 3.0, 10.0) };
+        let (runs, seconds, idle) = if self.quick { (1, 0.1, 2.0) } else { (5, 3.0, 10.0) };
         let span = Duration::from_secs_f64(self.seconds.unwrap_or(seconds));
         let temporary = |dir: &std::path::Path| {
             tempfile::Builder::new()
@@ -145,15 +147,15 @@ fn measure(args: &Args) -> Result<()> {
     process::pin(process::FRONT_END_CORE)?;
     frontend::watch();
     let start = Instant::now();
-    let before = machine::round_trip();
+    let before = rounds::round_trip();
     let mut report = Report::default();
-    let mut ceilings = Ceilings::measure(&settings, &mut report)?;
+    let ceilings = Ceilings::measure(&settings, &mut report)?;
     for case in closed::CASES {
-        closed::measure(&settings, case, &mut ceilings, &mut report)?;
+        closed::measure(&settings, case, &ceilings, &mut report)?;
     }
     open::measure(&settings, &mut report)?;
     idle::measure(&settings, &mut report)?;
-    let round_trips = [before, machine::round_trip()];
+    let round_trips = [before, rounds::round_trip()];
     println!(
         "measured in {:.0} s; a cache line's round trip: {round_trips:?}",
         start.elapsed().as_secs_f64()

@@ -30,10 +30,10 @@ impl Figures {
     /// Adds a run of a back end that holds still before and after.
     pub fn run(&mut self, settings: &Settings, back_end: &BackEnd, rate: f64) -> Result<()> {
         back_end.process.resume()?;
-        let mut front_end = FrontEnd::connect(&back_end.socket, settings.queues)?;
-        front_end.open(&WORKLOAD, rate, settings.warm_up)?;
+        let mut front_end = FrontEnd::connect(&back_end.socket, settings.queues, WORKLOAD)?;
+        front_end.open(rate, settings.warm_up)?;
         let before = back_end.process.cpu()?;
-        let open = front_end.open(&WORKLOAD, rate, settings.span)?;
+        let open = front_end.open(rate, settings.span)?;
         let cpu = back_end.process.cpu()? - before;
         drop(front_end);
         back_end.process.pause()?;

@@ -9,6 +9,12 @@ use std::path::Path;
 #[derive(Clone, Debug, Default)]
 pub struct Runs(Vec<f64>);
 
+impl FromIterator<f64> for Runs {
+    fn from_iter<I: IntoIterator<Item = f64>>(runs: I) -> Self {
+        Self(runs.into_iter().collect())
+    }
+}
+
 impl Runs {
     /// Adds a run.
     pub fn push(&mut self, value: f64) {
@@ -217,9 +223,7 @@ mod tests {
     use super::{Record, Runs, Section, cell, number};
 
     fn runs(values: &[f64]) -> Runs {
-        let mut runs = Runs::default();
-        values.iter().for_each(|&value| runs.push(value));
-        runs
+        values.iter().copied().collect()
     }
 
     #[test]
