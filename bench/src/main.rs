@@ -57,7 +57,7 @@ struct Args {
     /// Runs of each measurement, on each side in turn [default: 5, or 1 with --quick].
     #[arg(long, value_name = "N")]
     runs: Option<usize>,
-    /// Seconds of each run [default: 3, or 0.1 with --quick].
+    /// Seconds of each run [default: 2, or 0.1 with --quick].
     #[arg(long, value_name = "S")]
     seconds: Option<f64>,
     /// Sleep policy of arykd in closed loops.
@@ -101,7 +101,7 @@ enum Subcommand {
 
 impl Args {
     fn settings(&self) -> Result<Settings> {
-        let (runs, seconds, idle) = if self.quick { (1, 0.1, 2.0) } else { (5, 3.0, 10.0) };
+        let (runs, seconds, idle) = if self.quick { (1, 0.1, 2.0) } else { (5, 2.0, 10.0) };
         let span = Duration::from_secs_f64(self.seconds.unwrap_or(seconds));
         let temporary = |dir: &std::path::Path| {
             tempfile::Builder::new()
