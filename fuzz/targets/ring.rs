@@ -98,7 +98,8 @@ impl Device {
                 let more = self.queue.enable_kicks();
                 assert_eq!(more, self.avail.load_u16(2, Ordering::Relaxed) != self.queue.next_avail());
                 self.queue.disable_kicks();
-                self.queue.prefetch(self.sg.memory());
+                self.queue.prefetch_first(self.sg.memory());
+                self.queue.prefetch_next(self.sg.memory());
             }
             _ => self.sg.set_memory(memory(1 + usize::from(u.arbitrary::<bool>()?))),
         }

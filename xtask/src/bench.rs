@@ -14,7 +14,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    install::ensure(&[install::QEMU_STORAGE_DAEMON, install::FIO])?;
+    install::ensure(&[install::QEMU_STORAGE_DAEMON, install::FIO, install::VALGRIND])?;
     let mut cargo = workspace::cargo();
     cargo.args(["build", "--release", "-p", "arykd"]);
     workspace::run(&mut cargo)?;

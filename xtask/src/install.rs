@@ -31,11 +31,13 @@ const LZ4: Need = need("lz4", "lz4");
 const SETPRIV: Need = need("setpriv", "util-linux");
 /// What links libFuzzer.
 pub(crate) const CXX: Need = need("c++", "g++");
+/// What counts instructions.
+pub(crate) const VALGRIND: Need = need("valgrind", "valgrind");
 
 /// What a guest needs.
 pub(crate) const GUEST: &[Need] = &[QEMU, FIO, MKFS, LZ4, SETPRIV];
 /// What all commands need.
-pub(crate) const ALL: &[Need] = &[QEMU, QEMU_STORAGE_DAEMON, FIO, MKFS, LZ4, SETPRIV, CXX];
+pub(crate) const ALL: &[Need] = &[QEMU, QEMU_STORAGE_DAEMON, FIO, MKFS, LZ4, SETPRIV, CXX, VALGRIND];
 
 /// Installs the packages of all programs in `needs` that are missing.
 pub(crate) fn ensure(needs: &[Need]) -> Result<()> {

@@ -38,6 +38,8 @@ enum Stage {
     Unit,
     /// Models of what threads may do to each other
     Loom,
+    /// Instructions of a request, against those recorded
+    Instructions,
     /// Fuzzers, a while each
     Fuzz,
     /// Linux guests on arykd's disks
@@ -46,7 +48,8 @@ enum Stage {
     Docs,
 }
 
-const STAGES: [Stage; 5] = [Stage::Unit, Stage::Loom, Stage::Fuzz, Stage::Guest, Stage::Docs];
+const STAGES: [Stage; 6] =
+    [Stage::Unit, Stage::Loom, Stage::Instructions, Stage::Fuzz, Stage::Guest, Stage::Docs];
 
 /// How many tests ended how.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -101,6 +104,7 @@ fn run_stage(stage: Stage, args: &Args) -> Tally {
     let result = match stage {
         Stage::Unit => suites::workspace(),
         Stage::Loom => suites::loom(),
+        Stage::Instructions => suites::instructions(),
         Stage::Fuzz => fuzz::run_all(args.fuzz_seconds),
         Stage::Guest => guests::run(args.all, args.guest.as_deref().unwrap_or_default()),
         Stage::Docs => docs::run(),

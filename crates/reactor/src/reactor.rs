@@ -159,7 +159,7 @@ impl Reactor {
         self.settled = now;
         self.pay(now);
         if self.worked {
-            self.spin.ended(now);
+            self.spin.ended(now, self.cx.waiter.is_owed());
         }
         if self.cx.handle.0.mailbox.take_attention() {
             self.cx.handle.take_runnable(&mut self.runnable);

@@ -100,6 +100,14 @@ impl Waiter {
         }
     }
 
+    /// Whether the ring has operations in flight besides the watches' polls.
+    pub fn is_owed(&self) -> bool {
+        match &self.kernel {
+            Kernel::Uring(ring) => ring.in_flight() > self.watches.len(),
+            Kernel::Epoll { .. } => false,
+        }
+    }
+
     /// Reports `root` as fired each time that `fd` becomes readable.
     pub fn watch(&mut self, fd: OwnedFd, root: Option<RootId>) -> io::Result<WatchId> {
         if self.watches.is_full() {

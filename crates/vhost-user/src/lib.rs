@@ -10,7 +10,7 @@
 //! - [`SessionHandle`]: how a device, from any thread, ends a session or announces a changed configuration.
 //! - [`message`]: the codec; pure.
 //!
-//! ```ignore
+//! ```text
 //! let listener = Listener::bind("/run/aryk/vm1.sock", SocketOptions::default())?;
 //! let server = Server::start("vm1", listener, Rc::new(device))?;   // on a LocalSet
 //! …

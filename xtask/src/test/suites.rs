@@ -41,6 +41,15 @@ pub(crate) fn loom() -> Result<Tally> {
     Ok(tally)
 }
 
+/// Whether a request costs as many instructions as was recorded, or fewer. One test.
+pub(crate) fn instructions() -> Result<Tally> {
+    let mut cargo = workspace::cargo();
+    cargo.args(["run", "--release", "-p", "aryk-bench", "--", "instructions", "--check"]);
+    let mut tally = Tally::default();
+    tally.count("instructions of a request", workspace::run(&mut cargo));
+    Ok(tally)
+}
+
 /// Runs `cargo test`, passes on what it prints, and adds up its results.
 fn summed(cargo: &mut Command) -> Result<Tally> {
     let mut child = cargo.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("running cargo")?;
