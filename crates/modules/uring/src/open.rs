@@ -23,8 +23,10 @@ const BLOCK_SIZE: u32 = 512;
 /// Largest block of a file system that is told to guests as the physical one. Some network file systems tell their transfer size instead.
 const PHYSICAL_MAX: u64 = 4096;
 
-/// How long to wait for the last requests of a process that has ended, and for a disk of ours that is just being removed.
+/// How long to wait for the last requests of a process that has ended, for one that may have been killed just now and is still to be seen, and for a
+/// disk of ours that is just being removed.
 const PATIENCE: Duration = Duration::from_secs(5);
+const SEEN_PATIENCE: Duration = Duration::from_secs(1);
 const OWN_PATIENCE: Duration = Duration::from_millis(250);
 const PATIENCE_STEP: Duration = Duration::from_millis(50);
 
@@ -141,7 +143,7 @@ fn open_locked(path: &Path, kind: Kind, read_only: bool) -> Result<OwnedFd, Erro
             result => return result,
         };
         let patience = match &error {
-            Error::Locked { holder: Holder::Process { .. }, .. } => Duration::ZERO,
+            Error::Locked { holder: Holder::Process { .. }, .. } => SEEN_PATIENCE,
             Error::Locked { holder: Holder::Ourselves, .. } => OWN_PATIENCE,
             _ => PATIENCE,
         };
