@@ -3,6 +3,7 @@
 use super::BATCH_LEN_MAX;
 use crate::Error;
 use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 use serde_json::value::RawValue;
 
 /// A request's `id`, as it was written: it is only ever given back.
@@ -99,6 +100,10 @@ impl Call {
             None => None,
             Some(text) if text.starts_with(['{', '[', 't', 'f']) => {
                 return Err(reject(None, "'id' is a string, a number or null"));
+            }
+            // It goes back as it came: what the client could not read (a number beyond all range, half a surrogate pair) does not.
+            Some(text) if serde_json::from_str::<Value>(text).is_err() => {
+                return Err(reject(None, "'id' is no number or string that can be told back"));
             }
             Some(_) => members.id.map(|raw| Id(raw.to_owned())),
         };
