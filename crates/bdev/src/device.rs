@@ -1,6 +1,6 @@
 //! What a bdev module implements. Control context; channels are opened in reactor context.
 
-use crate::{Bdev, Channel, Completion, OpSet, Status, Tag};
+use crate::{Base, Bdev, Channel, Completion, OpSet, Status, Tag};
 use aryk_reactor::{Cx, RootId};
 use std::any::Any;
 use std::sync::Arc;
@@ -105,6 +105,60 @@ pub trait Device: Any + Send + Sync {
     /// # Errors
     /// [`OpenError`].
     fn open_channel(&self, root: RootId, cx: &mut Cx) -> Result<Box<dyn Channel>, OpenError>;
+}
+
+/// A disk on top of another that changes nothing but what its channels do: its shape, limits and operations are those of its base, whose size it
+/// follows.
+pub trait Decorator: Send + Sync + 'static {
+    /// What kind of disk it is, for people.
+    fn product(&self) -> &'static str;
+
+    /// The disk below.
+    fn base(&self) -> &Base;
+
+    /// A channel for the calling reactor, as [`Device::open_channel`].
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    fn open_channel(&self, root: RootId, cx: &mut Cx) -> Result<Box<dyn Channel>, OpenError>;
+}
+
+impl<D: Decorator> Device for D {
+    fn product(&self) -> &'static str {
+        Decorator::product(self)
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.base().bdev().geometry()
+    }
+
+    fn limits(&self) -> Limits {
+        self.base().bdev().device().limits()
+    }
+
+    fn ops(&self) -> OpSet {
+        self.base().bdev().device().ops()
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.base().bdev().device().is_read_only()
+    }
+
+    fn bases(&self) -> Vec<Arc<Bdev>> {
+        vec![Arc::clone(self.base().bdev())]
+    }
+
+    fn base_resized(&self) -> Option<u64> {
+        Some(self.base().bdev().blocks())
+    }
+
+    fn removed(&self) {
+        self.base().close();
+    }
+
+    fn open_channel(&self, root: RootId, cx: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
+        Decorator::open_channel(self, root, cx)
+    }
 }
 
 /// Completions that wait for a channel's next poll.

@@ -35,7 +35,7 @@ pub use base::Base;
 pub use bdev::{Bdev, Descriptor, Event, Identity};
 pub use bdev_channel::BdevChannel;
 pub use channel::Channel;
-pub use device::{Device, Geometry, Limits, OpenError, Outbox};
+pub use device::{Decorator, Device, Geometry, Limits, OpenError, Outbox};
 pub use histogram::Histogram;
 pub use io::{Completion, Io, Op, OpSet, Status, Tag};
 pub use registry::{Access, Error, Registry};

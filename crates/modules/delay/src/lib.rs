@@ -5,8 +5,8 @@
 #![forbid(unsafe_code)]
 
 use aryk_bdev::{
-    Base, Bdev, BdevChannel, Channel, Completion, Device, Error, Geometry, Identity, Io, Limits, Op, OpSet,
-    OpenError, Registry, Status, Tag,
+    Base, Bdev, BdevChannel, Channel, Completion, Decorator, Device, Error, Identity, Io, Op, OpenError,
+    Registry, Status, Tag,
 };
 use aryk_reactor::{Cx, Nanos, RootId, TimerId};
 use aryk_slots::{Key, Slots};
@@ -76,37 +76,13 @@ struct Delay {
     latencies: Arc<Latencies>,
 }
 
-impl Device for Delay {
+impl Decorator for Delay {
     fn product(&self) -> &'static str {
         "delay"
     }
 
-    fn geometry(&self) -> Geometry {
-        self.base.bdev().geometry()
-    }
-
-    fn limits(&self) -> Limits {
-        self.base.bdev().device().limits()
-    }
-
-    fn ops(&self) -> OpSet {
-        self.base.bdev().device().ops()
-    }
-
-    fn is_read_only(&self) -> bool {
-        self.base.bdev().device().is_read_only()
-    }
-
-    fn bases(&self) -> Vec<Arc<Bdev>> {
-        vec![Arc::clone(self.base.bdev())]
-    }
-
-    fn base_resized(&self) -> Option<u64> {
-        Some(self.base.bdev().blocks())
-    }
-
-    fn removed(&self) {
-        self.base.close();
+    fn base(&self) -> &Base {
+        &self.base
     }
 
     fn open_channel(&self, root: RootId, cx: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {

@@ -4,7 +4,7 @@
 
 mod channel;
 
-use aryk_bdev::{Base, Bdev, Channel, Device, Geometry, Identity, Limits, Op, OpSet, OpenError, Registry};
+use aryk_bdev::{Base, Bdev, Channel, Decorator, Device, Identity, Op, OpSet, OpenError, Registry};
 use aryk_reactor::{Cx, RootId};
 use channel::ErrorChannel;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -142,37 +142,13 @@ struct ErrorDevice {
     injected: Arc<Injected>,
 }
 
-impl Device for ErrorDevice {
+impl Decorator for ErrorDevice {
     fn product(&self) -> &'static str {
         "Error Injection Disk"
     }
 
-    fn geometry(&self) -> Geometry {
-        self.base.bdev().geometry()
-    }
-
-    fn limits(&self) -> Limits {
-        self.base.bdev().device().limits()
-    }
-
-    fn ops(&self) -> OpSet {
-        self.base.bdev().device().ops()
-    }
-
-    fn is_read_only(&self) -> bool {
-        self.base.bdev().device().is_read_only()
-    }
-
-    fn bases(&self) -> Vec<Arc<Bdev>> {
-        vec![Arc::clone(self.base.bdev())]
-    }
-
-    fn base_resized(&self) -> Option<u64> {
-        Some(self.base.bdev().blocks())
-    }
-
-    fn removed(&self) {
-        self.base.close();
+    fn base(&self) -> &Base {
+        &self.base
     }
 
     fn open_channel(&self, root: RootId, cx: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {

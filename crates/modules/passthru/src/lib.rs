@@ -2,8 +2,7 @@
 #![forbid(unsafe_code)]
 
 use aryk_bdev::{
-    Base, Bdev, BdevChannel, Channel, Completion, Device, Error, Geometry, Identity, Io, Limits, OpSet,
-    OpenError, Registry, Tag,
+    Base, Bdev, BdevChannel, Channel, Completion, Decorator, Error, Identity, Io, OpenError, Registry, Tag,
 };
 use aryk_reactor::{Cx, RootId};
 use std::sync::Arc;
@@ -28,37 +27,13 @@ pub fn create(registry: &Registry, config: Config) -> Result<Arc<Bdev>, Error> {
 
 struct Passthru(Base);
 
-impl Device for Passthru {
+impl Decorator for Passthru {
     fn product(&self) -> &'static str {
         "passthru"
     }
 
-    fn geometry(&self) -> Geometry {
-        self.0.bdev().geometry()
-    }
-
-    fn limits(&self) -> Limits {
-        self.0.bdev().device().limits()
-    }
-
-    fn ops(&self) -> OpSet {
-        self.0.bdev().device().ops()
-    }
-
-    fn is_read_only(&self) -> bool {
-        self.0.bdev().device().is_read_only()
-    }
-
-    fn bases(&self) -> Vec<Arc<Bdev>> {
-        vec![Arc::clone(self.0.bdev())]
-    }
-
-    fn base_resized(&self) -> Option<u64> {
-        Some(self.0.bdev().blocks())
-    }
-
-    fn removed(&self) {
-        self.0.close();
+    fn base(&self) -> &Base {
+        &self.0
     }
 
     fn open_channel(&self, root: RootId, cx: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
