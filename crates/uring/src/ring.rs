@@ -111,6 +111,11 @@ impl Ring {
         self.in_flight
     }
 
+    /// Operations that are queued and not yet in the kernel's hands.
+    pub fn unsubmitted(&mut self) -> usize {
+        self.ring.submission().len()
+    }
+
     /// Queues a read of `fd` at `offset` into `sgl`.
     ///
     /// # Errors

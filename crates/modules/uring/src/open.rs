@@ -106,6 +106,7 @@ fn open_existing(config: &Config, forced: Forced) -> Result<Store, Error> {
         (None, Direct::Auto) => find_alignment(&file, kind, size),
         (None, Direct::Never) => Alignment::NONE,
     };
+    let has_device = alignment != Alignment::NONE && !is_in_memory(&file);
     tracing::debug!(path = %path.display(), size, block_size, ?alignment, "opened");
     Ok(Store {
         physical_block_size: physical_block_size(&file, kind, path)?.max(block_size).max(alignment.offset),
@@ -114,6 +115,7 @@ fn open_existing(config: &Config, forced: Forced) -> Result<Store, Error> {
         kind,
         block_size,
         alignment,
+        has_device,
         blocking: forced.blocking,
         read_only: config.read_only,
         on_full: config.on_full,
@@ -125,6 +127,11 @@ fn open_existing(config: &Config, forced: Forced) -> Result<Store, Error> {
         counts: Counts::default(),
         bdev: OnceLock::new(),
     })
+}
+
+/// Whether the file lies on a tmpfs, which takes direct I/O (Linux 6.6) and has no device.
+fn is_in_memory(file: &OwnedFd) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|fs| fs.f_type == libc::TMPFS_MAGIC)
 }
 
 pub(crate) fn check_multiple(path: &Path, size: u64, unit: u64) -> Result<(), Error> {

@@ -42,6 +42,8 @@ pub(crate) struct Store {
     pub block_size: u32,
     pub physical_block_size: u32,
     pub alignment: Alignment,
+    /// Requests wait for a device behind the kernel, instead of being answered within the system call.
+    pub has_device: bool,
     /// Goes by threads, though there is a ring.
     pub blocking: bool,
     pub read_only: bool,
@@ -81,6 +83,10 @@ const ALLOCATE: u64 = 256 << 20;
 /// Pieces of memory in one request (`UIO_MAXIOV`).
 const SEGMENTS: u32 = 1024;
 
+/// Requests that are handed to the kernel together, at most. It starts none of a batch before it has looked at all of it, at 3 µs each, and a disk with
+/// one queue that has just answered everything has nothing to do meanwhile: 32 at a time gave 0.83 of what four at a time give.
+const BATCH: usize = 4;
+
 /// What the kernel is asked to do.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Call {
@@ -104,11 +110,16 @@ impl Store {
             return Ok(());
         };
         match call {
-            Call::Read { data, offset } => ring.read(tag, file, &data, offset),
-            Call::Write { data, offset, dsync } => ring.write(tag, file, &data, offset, dsync),
-            Call::Sync => ring.fsync(tag, file, Fsync::Data),
-            Call::Allocate { mode, offset, len } => ring.fallocate(tag, file, mode, offset, len),
+            Call::Read { data, offset } => ring.read(tag, file, &data, offset)?,
+            Call::Write { data, offset, dsync } => ring.write(tag, file, &data, offset, dsync)?,
+            Call::Sync => ring.fsync(tag, file, Fsync::Data)?,
+            Call::Allocate { mode, offset, len } => ring.fallocate(tag, file, mode, offset, len)?,
         }
+        if self.has_device && ring.unsubmitted() >= BATCH {
+            // It is queued, whatever this says; the end of the turn hears it too.
+            let _ = ring.submit();
+        }
+        Ok(())
     }
 
     /// Does it by itself. Blocks.
