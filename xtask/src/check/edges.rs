@@ -36,7 +36,7 @@ impl Layer {
     /// The layer of the crate at `path`, relative to the root. A new crate must be given its place here.
     fn of(path: &str) -> Option<Self> {
         Some(match path {
-            "crates/dma" | "crates/slots" => Ground,
+            "crates/crash-point" | "crates/dma" | "crates/slots" => Ground,
             "crates/uring" => Device,
             "crates/reactor" => Reactor,
             "crates/bdev" => Bdev,
