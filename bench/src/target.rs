@@ -89,12 +89,12 @@ impl Poller {
         let queue = SplitQueue::new(SplitConfig {
             size: setup.size,
             desc: setup.rings.desc.clone(),
-            avail: setup.rings.avail.clone(),
-            next_used: aryk_virtqueue::used_idx(&setup.rings.used),
-            used: setup.rings.used.clone(),
+            avail: setup.rings.driver.clone(),
+            next_used: aryk_virtqueue::used_idx(&setup.rings.device),
+            used: setup.rings.device.clone(),
             event_idx: setup.features & F_EVENT_IDX != 0,
             indirect: setup.features & F_INDIRECT_DESC != 0,
-            next_avail: setup.base,
+            next_avail: setup.base as u16,
         })?;
         let (seen, rest, ours) = (Arc::clone(&stop), Arc::clone(rest), setup.clone());
         let thread = std::thread::spawn(move || answer(queue, &ours, &seen, &rest));
@@ -105,7 +105,7 @@ impl Poller {
     fn stop(self) -> QueueSetup {
         self.stop.store(true, Ordering::Relaxed);
         let base = self.thread.join().expect("a queue's thread does not panic");
-        QueueSetup { base, ..self.setup }
+        QueueSetup { base: base.into(), ..self.setup }
     }
 }
 
@@ -180,7 +180,7 @@ impl Device for Disk {
         Ok(self.start(index, setup)?)
     }
 
-    async fn stop_queue(&self, index: u16) -> u16 {
+    async fn stop_queue(&self, index: u16) -> u32 {
         self.take(index).map_or(0, |poller| poller.stop().base)
     }
 

@@ -36,11 +36,11 @@ struct Checker {
 
 /// Reads and writes each ring from end to end.
 fn touch(rings: &Rings) {
-    for area in [&rings.desc, &rings.avail, &rings.used] {
+    for area in [&rings.desc, &rings.driver, &rings.device] {
         let last = (area.len() - 2) as usize;
         area.store_u16(last, area.load_u16(0, Ordering::Acquire), Ordering::Release);
     }
-    assert!(rings.desc.is_aligned(16) && rings.avail.is_aligned(2) && rings.used.is_aligned(4));
+    assert!(rings.desc.is_aligned(16) && rings.driver.is_aligned(2) && rings.device.is_aligned(4));
 }
 
 impl Checker {
@@ -83,7 +83,7 @@ impl Device for Checker {
         Ok(())
     }
 
-    async fn stop_queue(&self, index: u16) -> u16 {
+    async fn stop_queue(&self, index: u16) -> u32 {
         self.touch_all();
         self.running.borrow_mut().remove(&index).expect("it runs").base
     }

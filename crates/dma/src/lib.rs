@@ -8,6 +8,7 @@
 //! - [`GuestArea`]: a checked, contiguous piece of it, such as one part of a virtqueue.
 //! - [`Sgl`]: a scatter list of a request; [`SgTable`] owns those of a front-end's requests.
 //! - [`Buffer`]: aligned memory of our own, lent to a request.
+//! - [`DirtyLog`]: which pages of a guest that migrates were written to.
 //!
 //! **Invariant.** An [`Sgl`] may be used from the submission of a request until its completion, and
 //! not after. Whoever lends the memory ([`SgTable`], [`Buffer`]) keeps it mapped for that time, even
@@ -17,6 +18,7 @@
 mod area;
 mod buffer;
 mod copy;
+mod dirty;
 mod fault;
 mod mapping;
 mod sgl;
@@ -24,6 +26,7 @@ mod table;
 
 pub use area::GuestArea;
 pub use buffer::Buffer;
+pub use dirty::DirtyLog;
 pub use fault::{faults, install as install_fault_handler};
 pub use mapping::{MapError, Mapping};
 pub use sgl::{Seg, Sgl};

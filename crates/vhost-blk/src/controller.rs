@@ -122,13 +122,13 @@ impl Controller {
         let handle = self.reactors.least_loaded(self.settings.cores.as_ref()).clone();
         let ring = SplitQueue::new(SplitConfig {
             size: setup.size,
-            next_used: aryk_virtqueue::used_idx(&setup.rings.used),
+            next_used: aryk_virtqueue::used_idx(&setup.rings.device),
             desc: setup.rings.desc,
-            avail: setup.rings.avail,
-            used: setup.rings.used,
+            avail: setup.rings.driver,
+            used: setup.rings.device,
             event_idx: setup.features & F_EVENT_IDX != 0,
             indirect: setup.features & F_INDIRECT_DESC != 0,
-            next_avail: setup.base,
+            next_avail: setup.base as u16,
         })?;
         let kick = setup.kick.map(|fd| fd.try_clone()).transpose()?;
         let disk = self.disk.borrow().clone();
@@ -216,10 +216,10 @@ impl Device for Controller {
         Ok(())
     }
 
-    async fn stop_queue(&self, index: u16) -> u16 {
+    async fn stop_queue(&self, index: u16) -> u32 {
         let queue = self.queue(index).expect("the session stops queues that run");
         let base = match queue.call(Queue::stop).await {
-            Ok(stopped) => stopped.await.unwrap_or(0),
+            Ok(stopped) => stopped.await.unwrap_or(0).into(),
             // The daemon is ending, and nobody will go on from that base.
             Err(Gone) => 0,
         };

@@ -163,7 +163,7 @@ impl Queue {
 
     /// The guest's memory has changed, and the ring lies here in it. Requests in flight keep the memory that they have.
     pub fn set_memory(&mut self, memory: Arc<MemTable>, rings: Rings) -> Result<(), ConfigError> {
-        self.ring.set_areas(rings.desc, rings.avail, rings.used)?;
+        self.ring.set_areas(rings.desc, rings.driver, rings.device)?;
         self.sgs.set_memory(memory);
         Ok(())
     }

@@ -3,7 +3,7 @@
 //! Control context: all of [`Device`] is called on the thread that serves the session, one call at a time
 //! for one device. [`SessionHandle`] may be used from any thread.
 
-use aryk_dma::{GuestArea, MemTable};
+use aryk_dma::{DirtyLog, GuestArea, MemTable};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,16 +12,37 @@ use tokio::sync::Notify;
 /// Any error of a device. Its text reaches the log.
 pub type DeviceError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The three parts of a split ring, checked to lie in guest memory with the lengths and alignments of
-/// virtio 1.2, section 2.7.
+/// The three parts of a ring, checked to lie in guest memory with the lengths and alignments of virtio 1.2, sections 2.7
+/// (split) and 2.8 (packed, if VIRTIO_F_RING_PACKED was negotiated).
 #[derive(Clone, Debug)]
 pub struct Rings {
-    /// The descriptor table: 16 bytes per descriptor.
+    /// The descriptors: 16 bytes each. Split: the table; packed: the ring.
     pub desc: GuestArea,
-    /// The available ring, with `used_event` if VIRTIO_F_EVENT_IDX was negotiated.
-    pub avail: GuestArea,
-    /// The used ring, with `avail_event` if VIRTIO_F_EVENT_IDX was negotiated.
-    pub used: GuestArea,
+    /// What the driver writes. Split: the available ring, with `used_event` if VIRTIO_F_EVENT_IDX was negotiated. Packed: the
+    /// driver's event suppression, 4 bytes.
+    pub driver: GuestArea,
+    /// What the device writes. Split: the used ring, with `avail_event` if VIRTIO_F_EVENT_IDX was negotiated. Packed: the
+    /// device's event suppression, 4 bytes.
+    pub device: GuestArea,
+}
+
+/// Where a queue marks what it writes, while its guest migrates.
+#[derive(Clone, Debug)]
+pub struct QueueLog {
+    /// For all that its requests write to guest memory, each marked after it was written.
+    pub log: Arc<DirtyLog>,
+    /// Guest addresses and lengths of what the device writes of the ring itself.
+    pub(crate) ring: [(u64, u64); 2],
+}
+
+impl QueueLog {
+    /// Marks the ring. To be called after each publication of used buffers and each change of event suppression, for both
+    /// are writes. Marks all of it: rings have few pages.
+    pub fn mark_ring(&self) {
+        for (addr, len) in self.ring {
+            self.log.mark(addr, len);
+        }
+    }
 }
 
 /// An eventfd of the front-end. Its description is shared with the front-end: a write may block if the
@@ -31,10 +52,11 @@ pub type EventFd = Arc<OwnedFd>;
 /// All that a device needs to run one queue.
 #[derive(Clone, Debug)]
 pub struct QueueSetup {
-    /// Descriptors in the table and entries in each ring: a power of two up to 32,768.
+    /// Descriptors: up to 32,768; of a split ring a power of two.
     pub size: u16,
-    /// Index of the first available entry to take.
-    pub base: u16,
+    /// Where to go on. Split: the index of the next available entry, in 16 bits. Packed: bits 0–14 the next available
+    /// descriptor, bit 15 its wrap counter, bits 16–30 the next used, bit 31 its wrap counter.
+    pub base: u32,
     /// Negotiated features, transport and device, without VHOST_USER_F_PROTOCOL_FEATURES.
     pub features: u64,
     /// Where the rings lie.
@@ -48,6 +70,11 @@ pub struct QueueSetup {
     pub call: Option<EventFd>,
     /// Written to when the queue is broken.
     pub err: Option<EventFd>,
+    /// The queue's part of the region that the front-end keeps over our restarts ("Inflight I/O tracking"), of
+    /// `aryk_virtqueue::inflight_len` bytes. Its contents are anybody's guess.
+    pub inflight: Option<GuestArea>,
+    /// Set while the guest migrates.
+    pub log: Option<QueueLog>,
 }
 
 /// A new epoch of the guest's memory, while queues run.
@@ -69,6 +96,11 @@ pub struct MemoryChange {
 pub trait Device: 'static {
     /// Features of the device type. Those of rings and transport are the session's.
     fn features(&self) -> u64;
+
+    /// Whether its queues can be packed rings: if so, VIRTIO_F_RING_PACKED is offered.
+    fn packed(&self) -> bool {
+        false
+    }
 
     /// Queues that a front-end may use, 1 to 256.
     fn num_queues(&self) -> u16;
@@ -101,8 +133,8 @@ pub trait Device: 'static {
     async fn start_queue(&self, index: u16, setup: QueueSetup) -> Result<(), DeviceError>;
 
     /// Stops a running queue: takes no more from it, and waits until all that it took has been given back as used.
-    /// Returns the index of the next available entry, where another back-end, or a later start, goes on.
-    async fn stop_queue(&self, index: u16) -> u16;
+    /// Returns where another back-end, or a later start, goes on, as [`QueueSetup::base`] has it.
+    async fn stop_queue(&self, index: u16) -> u32;
 
     /// Makes all running queues see a new memory table. Returns when each of them does; requests that are in
     /// flight keep the old one. The session itself waits until nobody holds a removed region.

@@ -36,10 +36,10 @@ mod session;
 mod stats;
 mod vring;
 
-pub use device::{Device, DeviceError, EventFd, MemoryChange, QueueSetup, Rings, SessionHandle};
+pub use device::{Device, DeviceError, EventFd, MemoryChange, QueueLog, QueueSetup, Rings, SessionHandle};
 pub use error::{Error, ListenError};
 pub use listener::{Listener, SocketOptions};
 pub use message::CONFIG_MAX;
 pub use server::Server;
-pub use session::{End, F_EVENT_IDX, F_INDIRECT_DESC, F_VERSION_1, serve_front_end};
+pub use session::{End, F_EVENT_IDX, F_INDIRECT_DESC, F_RING_PACKED, F_VERSION_1, serve_front_end};
 pub use stats::{Snapshot, Stats};

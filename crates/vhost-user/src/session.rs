@@ -29,6 +29,9 @@ pub const F_EVENT_IDX: u64 = 1 << 29;
 /// VIRTIO_F_VERSION_1.
 pub const F_VERSION_1: u64 = 1 << 32;
 
+/// VIRTIO_F_RING_PACKED.
+pub const F_RING_PACKED: u64 = 1 << 34;
+
 /// Offered for every device: what the rings themselves can do.
 const TRANSPORT_FEATURES: u64 = F_VERSION_1 | F_INDIRECT_DESC | F_EVENT_IDX | F_PROTOCOL_FEATURES;
 
@@ -256,7 +259,7 @@ impl<D: Device> Session<'_, D> {
                 let what = "an index into the available ring has 16 bits";
                 let base = u16::try_from(num).map_err(|_| Error::BadPayload { code, what })?;
                 self.halt(index).await;
-                self.vrings[index].base = base;
+                self.vrings[index].base = base.into();
                 self.settle(code, index).await
             }
             Request::SetVringEnable(VringState { index, num }) => {
@@ -300,7 +303,8 @@ impl<D: Device> Session<'_, D> {
     }
 
     fn offered(&self) -> u64 {
-        self.device.features() | TRANSPORT_FEATURES
+        let packed = if self.device.packed() { F_RING_PACKED } else { 0 };
+        self.device.features() | TRANSPORT_FEATURES | packed
     }
 
     async fn set_features(&mut self, code: Code, bits: u64) -> Result<(), Error> {
@@ -329,7 +333,7 @@ impl<D: Device> Session<'_, D> {
         let index = self.index(code, state.index)?;
         self.halt(index).await;
         self.vrings[index].kick = Kick::Stopped;
-        let num = self.vrings[index].base.into();
+        let num = self.vrings[index].base;
         Ok(message::reply(code, zerocopy::IntoBytes::as_bytes(&VringState { index: state.index, num })))
     }
 
@@ -367,6 +371,8 @@ impl<D: Device> Session<'_, D> {
             kick: vring.kick.fd(),
             call: vring.call.clone(),
             err: vring.err.clone(),
+            inflight: None,
+            log: None,
         };
         tracing::debug!(queue = index, size = setup.size, base = setup.base, "queue starts");
         let started = self.device.start_queue(index as u16, setup).await;

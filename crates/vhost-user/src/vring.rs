@@ -39,8 +39,8 @@ pub(crate) struct RingAddrs {
 pub(crate) struct Vring {
     /// Descriptors; 0 until it is told.
     pub(crate) size: u16,
-    /// Index of the next available entry, when it does not run.
-    pub(crate) base: u16,
+    /// Where it goes on, when it does not run; see [`crate::QueueSetup::base`].
+    pub(crate) base: u32,
     pub(crate) addr: Option<RingAddrs>,
     pub(crate) kick: Kick,
     pub(crate) call: Option<EventFd>,
@@ -85,8 +85,8 @@ impl Vring {
         let event = if features & F_EVENT_IDX != 0 { 2 } else { 0 };
         Some(Rings {
             desc: memory.area_at_user(addr.desc, 16 * size)?,
-            avail: memory.area_at_user(addr.avail, 4 + 2 * size + event)?,
-            used: memory.area_at_user(addr.used, 4 + 8 * size + event)?,
+            driver: memory.area_at_user(addr.avail, 4 + 2 * size + event)?,
+            device: memory.area_at_user(addr.used, 4 + 8 * size + event)?,
         })
     }
 }

@@ -35,10 +35,10 @@ impl Mock {
     }
 }
 
-fn served(queue: &QueueSetup) -> u16 {
-    let idx = queue.rings.avail.load_u16(2, Ordering::Acquire);
-    queue.rings.used.store_u16(2, idx, Ordering::Release);
-    idx
+fn served(queue: &QueueSetup) -> u32 {
+    let idx = queue.rings.driver.load_u16(2, Ordering::Acquire);
+    queue.rings.device.store_u16(2, idx, Ordering::Release);
+    idx.into()
 }
 
 fn check(queue: &QueueSetup) {
@@ -46,10 +46,10 @@ fn check(queue: &QueueSetup) {
     assert!(queue.size.is_power_of_two());
     assert_eq!(queue.rings.desc.len(), 16 * size);
     let event = if queue.features & aryk_vhost_user::F_EVENT_IDX != 0 { 2 } else { 0 };
-    assert_eq!(queue.rings.avail.len(), 4 + 2 * size + event);
-    assert_eq!(queue.rings.used.len(), 4 + 8 * size + event);
+    assert_eq!(queue.rings.driver.len(), 4 + 2 * size + event);
+    assert_eq!(queue.rings.device.len(), 4 + 8 * size + event);
     assert!(queue.rings.desc.is_aligned(16), "descriptor table");
-    assert!(queue.rings.avail.is_aligned(2) && queue.rings.used.is_aligned(4), "rings");
+    assert!(queue.rings.driver.is_aligned(2) && queue.rings.device.is_aligned(4), "rings");
     assert_eq!(queue.features & (1 << 30), 0);
 }
 
@@ -95,7 +95,7 @@ impl Device for Mock {
         Ok(())
     }
 
-    async fn stop_queue(&self, index: u16) -> u16 {
+    async fn stop_queue(&self, index: u16) -> u32 {
         let gate = self.slow_stop.borrow().clone();
         match gate {
             Some(gate) => gate.notified().await,

@@ -88,14 +88,14 @@ fn a_front_end_that_comes_back_at_once_is_served() {
     on_local_set(async {
         let Controller { server, device, _dir } = controller();
         let guest = Guest::new();
-        for round in 1..=20_u16 {
+        for round in 1..=20 {
             let fe = FrontEnd::connect(server.path()).await;
             fe.negotiate().await;
             fe.send(code::SET_MEM_TABLE, &guest.mem_table(), &[guest.memory.as_fd()]);
             fe.describe_queue(&guest, 0, u32::from(guest.used_idx(0)));
             fe.start_queue(0);
             fe.sync().await;
-            assert_eq!(device.running.borrow()[&0].base, round - 1);
+            assert_eq!(device.running.borrow()[&0].base, u32::from(round) - 1);
             guest.set_avail_idx(0, round);
             // Gone without a word; the next connects before that has been seen.
         }

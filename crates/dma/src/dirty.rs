@@ -1,0 +1,156 @@
+//! The dirty log of a guest that migrates: a bit for each page of guest memory, set by us, read and cleared by its front-end.
+//! Made in control context, marked in reactor context.
+
+use crate::{MapError, Mapping, PAGE};
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+/// Pages whose bits lie in one byte.
+const PAGES_PER_BYTE: u64 = 8;
+
+/// A log shared with a front-end. "Migration" of the vhost-user specification: bit `n % 8` of byte `n / 8` stands for the
+/// 4 KiB from guest address `n * 4096`.
+///
+/// The front-end may change it, and truncate its file, at any time: nothing is ever read from it.
+#[derive(Debug)]
+pub struct DirtyLog {
+    mapping: Mapping,
+    /// Pages marked in vain: beyond the log's end.
+    beyond: AtomicU64,
+}
+
+impl DirtyLog {
+    /// Maps `len` bytes from `offset` of the front-end's memory file.
+    ///
+    /// # Errors
+    /// As [`Mapping::shared`].
+    pub fn map(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<Self, MapError> {
+        Ok(Self { mapping: Mapping::shared(fd, offset, len)?, beyond: AtomicU64::new(0) })
+    }
+
+    /// Whether there is a bit for each of `len` bytes of guest memory from address 0 on.
+    pub fn covers(&self, len: u64) -> bool {
+        len.div_ceil(PAGE).div_ceil(PAGES_PER_BYTE) <= self.mapping.len()
+    }
+
+    /// Marks the pages of `len` bytes at `guest_addr` as written to. Call it after the write: a mark that the front-end takes
+    /// away before the bytes are there would be lost. What lies beyond the log's end is counted, and nothing else.
+    pub fn mark(&self, guest_addr: u64, len: u64) {
+        if len == 0 {
+            return;
+        }
+        let pages = self.mapping.len().saturating_mul(PAGES_PER_BYTE);
+        let (first, last) = (guest_addr / PAGE, guest_addr.saturating_add(len - 1) / PAGE);
+        let end = (last + 1).min(pages);
+        if last >= pages {
+            self.beyond.fetch_add(last + 1 - first.max(pages), Ordering::Relaxed);
+        }
+        let mut page = first;
+        while page < end {
+            let until = end.min((page / PAGES_PER_BYTE + 1) * PAGES_PER_BYTE);
+            let (from, count) = (page % PAGES_PER_BYTE, until - page);
+            // `count` is 1 to 8.
+            let mask = (u8::MAX >> (PAGES_PER_BYTE - count)) << from;
+            self.byte(page / PAGES_PER_BYTE).fetch_or(mask, Ordering::Release);
+            page = until;
+        }
+    }
+
+    /// Pages marked that have no bit in the log.
+    pub fn beyond(&self) -> u64 {
+        self.beyond.load(Ordering::Relaxed)
+    }
+
+    /// Whether its file was truncated; see [`Mapping::is_poisoned`].
+    pub fn is_poisoned(&self) -> bool {
+        self.mapping.is_poisoned()
+    }
+
+    fn byte(&self, at: u64) -> &AtomicU8 {
+        assert!(at < self.mapping.len(), "byte {at} of a log of {}", self.mapping.len());
+        let ptr = self.mapping.base().as_ptr().wrapping_add(at as usize);
+        // SAFETY: inside of the mapping, which lives as long as `self`; the front-end may change it at any time, as an
+        // atomic allows.
+        unsafe { AtomicU8::from_ptr(ptr) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use std::os::fd::{AsFd, OwnedFd};
+
+    fn file(len: u64) -> OwnedFd {
+        let fd = memfd_create("log", MemfdFlags::CLOEXEC).expect("memfd");
+        ftruncate(&fd, len).expect("ftruncate");
+        fd
+    }
+
+    fn contents(fd: &OwnedFd, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        assert_eq!(rustix::io::pread(fd, &mut bytes, 0).expect("pread"), len);
+        bytes
+    }
+
+    /// Bit by bit, as the specification has it.
+    fn expected(marks: &[(u64, u64)], len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        for page in 0..len as u64 * 8 {
+            let (start, end) = (page * 4096, page * 4096 + 4096);
+            if marks.iter().any(|&(at, n)| n > 0 && at < end && at.saturating_add(n) > start) {
+                bytes[(page / 8) as usize] |= 1 << (page % 8);
+            }
+        }
+        bytes
+    }
+
+    #[test]
+    fn pages_are_marked_and_no_others() {
+        let sets: [&[(u64, u64)]; 6] = [
+            &[(0, 1)],
+            &[(4095, 2), (7 * 4096, 4096), (40960, 0)],
+            &[(8 * 4096 - 1, 1), (8 * 4096, 8 * 4096)],
+            &[(3 * 4096 + 5, 100 * 4096)],
+            &[(511 * 8 * 4096, 8 * 4096)],
+            &[(0, 4096 * 8 * 512), (u64::MAX, 1), (u64::MAX - 3, 100)],
+        ];
+        for marks in sets {
+            let fd = file(512);
+            let log = DirtyLog::map(fd.as_fd(), 0, 512).expect("a log");
+            for &(at, len) in marks {
+                log.mark(at, len);
+            }
+            assert_eq!(contents(&fd, 512), expected(marks, 512), "{marks:?}");
+        }
+    }
+
+    #[test]
+    fn what_lies_beyond_is_counted() {
+        let fd = file(4096 + 1);
+        let log = DirtyLog::map(fd.as_fd(), 4096, 1).expect("a log of 8 pages");
+        assert!(log.covers(8 * 4096) && !log.covers(8 * 4096 + 1) && log.covers(0));
+        log.mark(7 * 4096, 3 * 4096);
+        assert_eq!(log.beyond(), 2);
+        log.mark(1 << 40, 1);
+        log.mark(u64::MAX, u64::MAX);
+        assert_eq!(log.beyond(), 4);
+        let bytes = contents(&fd, 4097);
+        assert!(bytes[..4096].iter().all(|&b| b == 0) && bytes[4096] == 0x80);
+        // What is there already stays, and a file that is gone harms nobody.
+        log.mark(0, 1);
+        assert_eq!(contents(&fd, 4097)[4096], 0x81);
+        crate::install_fault_handler();
+        ftruncate(&fd, 0).expect("ftruncate");
+        log.mark(0, 8 * 4096);
+        assert!(log.is_poisoned());
+    }
+
+    #[test]
+    fn hostile_sizes() {
+        let fd = file(4096);
+        for (offset, len) in [(0, 0), (0, 4097), (1, 8), (4096, 1), (u64::MAX - 4095, 4096), (0, u64::MAX)] {
+            assert!(DirtyLog::map(fd.as_fd(), offset, len).is_err(), "{offset}+{len}");
+        }
+    }
+}
