@@ -132,7 +132,7 @@ fn peers(settings: &Settings, case: &str, store: &Store) -> Result<Vec<Peer>> {
                 daemon("qemu-storage-daemon, io_uring", "io_uring")?,
             ]
         }
-        Store::File { path, .. } => vec![daemon("qemu-storage-daemon", "io_uring")?, Peer::Fio(path.clone())],
+        Store::File { path } => vec![daemon("qemu-storage-daemon", "io_uring")?, Peer::Fio(path.clone())],
     })
 }
 

@@ -62,10 +62,7 @@ impl Settings {
         Ok(match case {
             "null" => null(),
             "memory" => Store::Memory { size, peer: filled(self.memory.path(), "peer", size)? },
-            _ => {
-                let path = filled(self.files.path(), "aryk", size)?;
-                Store::File { path, peer: filled(self.files.path(), "peer", size)? }
-            }
+            _ => Store::File { path: filled(self.files.path(), "disk", size)? },
         })
     }
 }
