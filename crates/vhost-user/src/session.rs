@@ -9,16 +9,17 @@
 //! the others have their turn.
 
 use crate::connection::Connection;
-use crate::device::{Device, Event, EventFd, MemoryChange, QueueSetup, SessionHandle};
-use crate::error::SHARE;
-use crate::memory::{GuestMemory, Removed, SLOTS_MAX};
-use crate::message::{self, CONFIG_MAX, Code, Message, Request, VringFd, VringState};
-use crate::vring::{Kick, Vring};
+use crate::device::{Device, Event, SessionHandle};
+use crate::memory::{GuestMemory, SLOTS_MAX};
+use crate::message::{self, CONFIG_MAX, Code, Message, Request};
+use crate::vring::{Kick, Vring, is_packed};
 use crate::{Error, Stats};
 use rustix::net::SendFlags;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use tokio::net::UnixStream;
+
+mod queues;
 
 /// VHOST_USER_F_PROTOCOL_FEATURES: the bit that announces protocol features; no driver ever sees it.
 pub(crate) const F_PROTOCOL_FEATURES: u64 = 1 << 30;
@@ -233,75 +234,6 @@ impl<D: Device> Session<'_, D> {
         }
     }
 
-    /// Carries out one of the SET_VRING requests.
-    async fn set_vring(&mut self, code: Code, request: Request, fd: Option<EventFd>) -> Result<(), Error> {
-        match request {
-            Request::SetVringNum(VringState { index, num }) => {
-                let index = self.index(code, index)?;
-                let size = Vring::check_size(code, num)?;
-                if self.vrings[index].size != size {
-                    self.halt(index).await;
-                    self.vrings[index].size = size;
-                }
-                self.settle(code, index).await
-            }
-            Request::SetVringAddr(addr) => {
-                let index = self.index(code, addr.index)?;
-                let addr = Vring::check_addr(code, &addr)?;
-                if self.vrings[index].addr != Some(addr) {
-                    self.halt(index).await;
-                    self.vrings[index].addr = Some(addr);
-                }
-                self.settle(code, index).await
-            }
-            Request::SetVringBase(VringState { index, num }) => {
-                let index = self.index(code, index)?;
-                let what = "an index into the available ring has 16 bits";
-                let base = u16::try_from(num).map_err(|_| Error::BadPayload { code, what })?;
-                self.halt(index).await;
-                self.vrings[index].base = base.into();
-                self.settle(code, index).await
-            }
-            Request::SetVringEnable(VringState { index, num }) => {
-                let index = self.index(code, index)?;
-                self.vrings[index].enabled = Some(num != 0);
-                if num == 0 {
-                    self.halt(index).await;
-                }
-                self.settle(code, index).await
-            }
-            Request::SetVringKick(VringFd { index, .. }) => {
-                let index = self.index(code, index.into())?;
-                self.halt(index).await;
-                self.vrings[index].kick = fd.map_or(Kick::Poll, Kick::Fd);
-                self.settle(code, index).await
-            }
-            Request::SetVringCall(VringFd { index, .. }) => {
-                let index = self.index(code, index.into())?;
-                self.vrings[index].call.clone_from(&fd);
-                if self.vrings[index].running {
-                    self.device.set_call(index as u16, fd).await;
-                }
-                Ok(())
-            }
-            Request::SetVringErr(VringFd { index, .. }) => {
-                let index = self.index(code, index.into())?;
-                self.vrings[index].err.clone_from(&fd);
-                if self.vrings[index].running {
-                    self.device.set_err(index as u16, fd).await;
-                }
-                Ok(())
-            }
-            other => unreachable!("{other:?} is no SET_VRING request"),
-        }
-    }
-
-    fn index(&self, code: Code, index: u32) -> Result<usize, Error> {
-        let queues = self.vrings.len();
-        let found = usize::try_from(index).ok().filter(|&i| i < queues);
-        found.ok_or(Error::BadQueue { code, index, queues })
-    }
-
     fn offered(&self) -> u64 {
         let packed = if self.device.packed() { F_RING_PACKED } else { 0 };
         self.device.features() | TRANSPORT_FEATURES | packed
@@ -309,11 +241,14 @@ impl<D: Device> Session<'_, D> {
 
     async fn set_features(&mut self, code: Code, bits: u64) -> Result<(), Error> {
         let bits = check_offered(code, bits, self.offered())?;
-        let changed = self.features != Some(bits);
-        self.features = Some(bits);
+        let before = self.features.replace(bits);
         for index in 0..self.vrings.len() {
-            if changed {
+            if before != Some(bits) {
                 self.halt(index).await;
+            }
+            if before.is_some_and(|before| is_packed(before) != is_packed(bits)) {
+                // It says where a ring of the other format would go on.
+                self.vrings[index].base = None;
             }
             self.settle(code, index).await?;
         }
@@ -327,84 +262,6 @@ impl<D: Device> Session<'_, D> {
         assert!(config.len() <= CONFIG_MAX, "a configuration space of {} bytes", config.len());
         config.resize(CONFIG_MAX, 0);
         config[offset as usize..][..size as usize].to_vec()
-    }
-
-    async fn get_vring_base(&mut self, code: Code, state: VringState) -> Result<Vec<u8>, Error> {
-        let index = self.index(code, state.index)?;
-        self.halt(index).await;
-        self.vrings[index].kick = Kick::Stopped;
-        let num = self.vrings[index].base;
-        Ok(message::reply(code, zerocopy::IntoBytes::as_bytes(&VringState { index: state.index, num })))
-    }
-
-    /// Stops a queue if it runs.
-    async fn halt(&mut self, index: usize) {
-        if self.vrings[index].running {
-            self.vrings[index].base = self.device.stop_queue(index as u16).await;
-            self.vrings[index].running = false;
-            tracing::debug!(queue = index, next = self.vrings[index].base, "queue stopped");
-        }
-    }
-
-    /// Starts a queue if it is to run, can, and does not.
-    async fn settle(&mut self, code: Code, index: usize) -> Result<(), Error> {
-        let Some(features) = self.features else { return Ok(()) };
-        let vring = &self.vrings[index];
-        if vring.running || !vring.is_wanted(features) {
-            return Ok(());
-        }
-        let memory = self.memory.table();
-        let Some(rings) = vring.rings(features, &memory) else {
-            tracing::warn!(
-                queue = index,
-                "queue waits: its rings are in none of the {} memory regions announced; {SHARE}",
-                memory.regions().len()
-            );
-            return Ok(());
-        };
-        let setup = QueueSetup {
-            size: vring.size,
-            base: vring.base,
-            features: features & !F_PROTOCOL_FEATURES,
-            rings,
-            memory,
-            kick: vring.kick.fd(),
-            call: vring.call.clone(),
-            err: vring.err.clone(),
-            inflight: None,
-            log: None,
-        };
-        tracing::debug!(queue = index, size = setup.size, base = setup.base, "queue starts");
-        let started = self.device.start_queue(index as u16, setup).await;
-        started.map_err(|source| Error::Device { code, source })?;
-        self.vrings[index].running = true;
-        Ok(())
-    }
-
-    /// Brings the device in step with a new memory table. Queues whose rings are gone wait until they are back:
-    /// front-ends remove a region and add it again to change its size.
-    async fn memory_changed(&mut self, code: Code, removed: Removed) -> Result<(), Error> {
-        let memory = self.memory.table();
-        let features = self.features.unwrap_or(0);
-        let mut rings = Vec::new();
-        for index in 0..self.vrings.len() {
-            let vring = &self.vrings[index];
-            if !vring.running {
-                continue;
-            }
-            match vring.rings(features, &memory) {
-                Some(found) => rings.push((index as u16, found)),
-                None => self.halt(index).await,
-            }
-        }
-        if !rings.is_empty() {
-            self.device.set_memory(MemoryChange { memory, rings }).await;
-        }
-        removed.retire().await;
-        for index in 0..self.vrings.len() {
-            self.settle(code, index).await?;
-        }
-        Ok(())
     }
 
     /// "VHOST_USER_BACKEND_CONFIG_CHANGE_MSG".

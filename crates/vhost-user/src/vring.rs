@@ -3,7 +3,7 @@
 use crate::Error;
 use crate::device::{EventFd, Rings};
 use crate::message::{Code, VringAddr};
-use crate::session::{F_EVENT_IDX, F_PROTOCOL_FEATURES};
+use crate::session::{F_EVENT_IDX, F_PROTOCOL_FEATURES, F_RING_PACKED};
 use aryk_dma::MemTable;
 
 /// Whether a queue is started, and how the guest says that it has made buffers available. "Ring states".
@@ -27,7 +27,15 @@ impl Kick {
     }
 }
 
-/// Where the parts of a ring lie, in the front-end's addresses.
+/// Bytes of a packed ring's `struct pvirtq_event_suppress` (virtio 1.2, section 2.8.14).
+const EVENT_SUPPRESSION_LEN: u64 = 4;
+
+const WRONG_SIZE: &str = "a queue's size is 1 to 32768, of a split ring a power of two";
+const NOT_ALIGNED: &str = "a ring is not aligned";
+const WRONG_BASE: &str = "an index into the available ring has 16 bits";
+
+/// Where the parts of a ring lie, in the front-end's addresses: `avail` and `used` of a packed ring are the driver's and the
+/// device's event suppression.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RingAddrs {
     desc: u64,
@@ -35,12 +43,19 @@ pub(crate) struct RingAddrs {
     used: u64,
 }
 
+impl RingAddrs {
+    fn is_aligned(self, packed: bool) -> bool {
+        let driver = if packed { 4 } else { 2 };
+        self.desc.is_multiple_of(16) && self.avail.is_multiple_of(driver) && self.used.is_multiple_of(4)
+    }
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Vring {
     /// Descriptors; 0 until it is told.
     pub(crate) size: u16,
-    /// Where it goes on, when it does not run; see [`crate::QueueSetup::base`].
-    pub(crate) base: u32,
+    /// Where it goes on, when it does not run; see [`crate::QueueSetup::base`]. `None` until it is told or has run.
+    pub(crate) base: Option<u32>,
     pub(crate) addr: Option<RingAddrs>,
     pub(crate) kick: Kick,
     pub(crate) call: Option<EventFd>,
@@ -52,23 +67,62 @@ pub(crate) struct Vring {
 }
 
 impl Vring {
-    /// SET_VRING_NUM: a power of two up to 32,768 (virtio 1.2, section 2.7).
-    pub(crate) fn check_size(code: Code, num: u32) -> Result<u16, Error> {
-        let size = u16::try_from(num).ok().filter(|n| n.is_power_of_two());
-        size.ok_or(Error::BadPayload { code, what: "a queue's size is a power of two up to 32768" })
+    /// SET_VRING_NUM: up to 32,768, of a split ring a power of two (virtio 1.2, sections 2.7 and 2.8).
+    ///
+    /// Whether rings are split or packed may not be known yet: then [`Vring::check`] finds the rest. So of the others.
+    pub(crate) fn check_size(code: Code, features: Option<u64>, num: u32) -> Result<u16, Error> {
+        const SIZE_MAX: u16 = 32_768;
+        let size = u16::try_from(num).ok().filter(|n| (1..=SIZE_MAX).contains(n));
+        let split = features.is_some_and(|features| !is_packed(features));
+        let size = size.filter(|n| !split || n.is_power_of_two());
+        size.ok_or(Error::BadPayload { code, what: WRONG_SIZE })
     }
 
-    /// SET_VRING_ADDR: aligned as virtio 1.2, section 2.7, asks. Memory is mapped so that what is aligned in the
+    /// SET_VRING_ADDR: aligned as virtio 1.2, sections 2.7 and 2.8.10, asks. Memory is mapped so that what is aligned in the
     /// front-end is aligned here.
-    pub(crate) fn check_addr(code: Code, addr: &VringAddr) -> Result<RingAddrs, Error> {
+    pub(crate) fn check_addr(
+        code: Code,
+        features: Option<u64>,
+        addr: &VringAddr,
+    ) -> Result<RingAddrs, Error> {
         let VringAddr { desc, avail, used, .. } = *addr;
-        if !desc.is_multiple_of(16) || !avail.is_multiple_of(2) || !used.is_multiple_of(4) {
-            return Err(Error::BadPayload { code, what: "a ring is not aligned" });
+        let addrs = RingAddrs { desc, avail, used };
+        if !addrs.is_aligned(features.is_some_and(is_packed)) {
+            return Err(Error::BadPayload { code, what: NOT_ALIGNED });
         }
         if addr.flags != 0 {
             return Err(Error::BadPayload { code, what: "logging of a ring was not negotiated" });
         }
-        Ok(RingAddrs { desc, avail, used })
+        Ok(addrs)
+    }
+
+    /// SET_VRING_BASE: 16 bits for a split ring, 32 for a packed one.
+    pub(crate) fn check_base(code: Code, features: Option<u64>, base: u32) -> Result<(), Error> {
+        let split = features.is_some_and(|features| !is_packed(features));
+        if split && base > u16::MAX.into() {
+            return Err(Error::BadPayload { code, what: WRONG_BASE });
+        }
+        Ok(())
+    }
+
+    /// What could not be checked before the features were known.
+    pub(crate) fn check(&self, code: Code, features: u64) -> Result<(), Error> {
+        let packed = is_packed(features);
+        let error = |what| Err(Error::BadPayload { code, what });
+        if !packed && !self.size.is_power_of_two() {
+            return error(WRONG_SIZE);
+        }
+        if self.addr.is_some_and(|addrs| !addrs.is_aligned(packed)) {
+            return error(NOT_ALIGNED);
+        }
+        Self::check_base(code, Some(features), self.base(features))
+    }
+
+    /// Where it goes on.
+    pub(crate) fn base(&self, features: u64) -> u32 {
+        /// Both indices 0, and both wrap counters 1 (virtio 1.2, section 2.8.1).
+        const PACKED_START: u32 = 0x8000_8000;
+        self.base.unwrap_or(if is_packed(features) { PACKED_START } else { 0 })
     }
 
     /// Whether the front-end has said all that is needed to run it, and wants it to run.
@@ -82,11 +136,21 @@ impl Vring {
     pub(crate) fn rings(&self, features: u64, memory: &MemTable) -> Option<Rings> {
         let addr = self.addr?;
         let size = u64::from(self.size);
-        let event = if features & F_EVENT_IDX != 0 { 2 } else { 0 };
+        let (driver, device) = if is_packed(features) {
+            (EVENT_SUPPRESSION_LEN, EVENT_SUPPRESSION_LEN)
+        } else {
+            let event = if features & F_EVENT_IDX != 0 { 2 } else { 0 };
+            (4 + 2 * size + event, 4 + 8 * size + event)
+        };
         Some(Rings {
             desc: memory.area_at_user(addr.desc, 16 * size)?,
-            driver: memory.area_at_user(addr.avail, 4 + 2 * size + event)?,
-            device: memory.area_at_user(addr.used, 4 + 8 * size + event)?,
+            driver: memory.area_at_user(addr.avail, driver)?,
+            device: memory.area_at_user(addr.used, device)?,
         })
     }
+}
+
+/// Whether queues with these features are packed rings.
+pub(crate) const fn is_packed(features: u64) -> bool {
+    features & F_RING_PACKED != 0
 }

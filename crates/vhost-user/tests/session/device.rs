@@ -26,6 +26,7 @@ pub struct Mock {
     /// While there is one, a queue stops only after it was notified.
     pub slow_stop: RefCell<Option<Rc<Notify>>>,
     pub refuse_start: Cell<bool>,
+    pub packed: Cell<bool>,
     pub config: RefCell<Vec<u8>>,
 }
 
@@ -36,26 +37,45 @@ impl Mock {
 }
 
 fn served(queue: &QueueSetup) -> u32 {
+    if is_packed(queue) {
+        // As if three descriptors had been made available and used.
+        return queue.base + 0x3_0003;
+    }
     let idx = queue.rings.driver.load_u16(2, Ordering::Acquire);
     queue.rings.device.store_u16(2, idx, Ordering::Release);
     idx.into()
 }
 
+fn is_packed(queue: &QueueSetup) -> bool {
+    queue.features & aryk_vhost_user::F_RING_PACKED != 0
+}
+
 fn check(queue: &QueueSetup) {
     let size = u64::from(queue.size);
-    assert!(queue.size.is_power_of_two());
-    assert_eq!(queue.rings.desc.len(), 16 * size);
-    let event = if queue.features & aryk_vhost_user::F_EVENT_IDX != 0 { 2 } else { 0 };
-    assert_eq!(queue.rings.driver.len(), 4 + 2 * size + event);
-    assert_eq!(queue.rings.device.len(), 4 + 8 * size + event);
-    assert!(queue.rings.desc.is_aligned(16), "descriptor table");
-    assert!(queue.rings.driver.is_aligned(2) && queue.rings.device.is_aligned(4), "rings");
+    let rings = &queue.rings;
+    assert_eq!(rings.desc.len(), 16 * size);
+    assert!(rings.desc.is_aligned(16), "descriptors");
+    if is_packed(queue) {
+        assert!((1..=32768).contains(&size));
+        assert_eq!((rings.driver.len(), rings.device.len()), (4, 4));
+        assert!(rings.driver.is_aligned(4) && rings.device.is_aligned(4), "event suppression");
+    } else {
+        assert!(queue.size.is_power_of_two() && queue.base <= 0xffff);
+        let event = if queue.features & aryk_vhost_user::F_EVENT_IDX != 0 { 2 } else { 0 };
+        assert_eq!(rings.driver.len(), 4 + 2 * size + event);
+        assert_eq!(rings.device.len(), 4 + 8 * size + event);
+        assert!(rings.driver.is_aligned(2) && rings.device.is_aligned(4), "rings");
+    }
     assert_eq!(queue.features & (1 << 30), 0);
 }
 
 impl Device for Mock {
     fn features(&self) -> u64 {
         0b110
+    }
+
+    fn packed(&self) -> bool {
+        self.packed.get()
     }
 
     fn num_queues(&self) -> u16 {

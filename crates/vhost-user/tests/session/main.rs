@@ -5,6 +5,7 @@ mod fds;
 mod foreign;
 mod memory;
 mod order;
+mod packed;
 mod peer;
 mod random;
 mod server;

@@ -1,0 +1,164 @@
+//! A session's queues: which of them the device is to run, and with what. Control context.
+
+use super::{F_PROTOCOL_FEATURES, Session};
+use crate::Error;
+use crate::device::{Device, EventFd, MemoryChange, QueueSetup};
+use crate::error::SHARE;
+use crate::memory::Removed;
+use crate::message::{self, Code, Request, VringFd, VringState};
+use crate::vring::{Kick, Vring};
+
+impl<D: Device> Session<'_, D> {
+    /// Carries out one of the SET_VRING requests.
+    pub(super) async fn set_vring(
+        &mut self,
+        code: Code,
+        request: Request,
+        fd: Option<EventFd>,
+    ) -> Result<(), Error> {
+        match request {
+            Request::SetVringNum(VringState { index, num }) => {
+                let index = self.index(code, index)?;
+                let size = Vring::check_size(code, self.features, num)?;
+                if self.vrings[index].size != size {
+                    self.halt(index).await;
+                    self.vrings[index].size = size;
+                }
+                self.settle(code, index).await
+            }
+            Request::SetVringAddr(addr) => {
+                let index = self.index(code, addr.index)?;
+                let addr = Vring::check_addr(code, self.features, &addr)?;
+                if self.vrings[index].addr != Some(addr) {
+                    self.halt(index).await;
+                    self.vrings[index].addr = Some(addr);
+                }
+                self.settle(code, index).await
+            }
+            Request::SetVringBase(VringState { index, num }) => {
+                let index = self.index(code, index)?;
+                Vring::check_base(code, self.features, num)?;
+                self.halt(index).await;
+                self.vrings[index].base = Some(num);
+                self.settle(code, index).await
+            }
+            Request::SetVringEnable(VringState { index, num }) => {
+                let index = self.index(code, index)?;
+                self.vrings[index].enabled = Some(num != 0);
+                if num == 0 {
+                    self.halt(index).await;
+                }
+                self.settle(code, index).await
+            }
+            Request::SetVringKick(VringFd { index, .. }) => {
+                let index = self.index(code, index.into())?;
+                self.halt(index).await;
+                self.vrings[index].kick = fd.map_or(Kick::Poll, Kick::Fd);
+                self.settle(code, index).await
+            }
+            Request::SetVringCall(VringFd { index, .. }) => {
+                let index = self.index(code, index.into())?;
+                self.vrings[index].call.clone_from(&fd);
+                if self.vrings[index].running {
+                    self.device.set_call(index as u16, fd).await;
+                }
+                Ok(())
+            }
+            Request::SetVringErr(VringFd { index, .. }) => {
+                let index = self.index(code, index.into())?;
+                self.vrings[index].err.clone_from(&fd);
+                if self.vrings[index].running {
+                    self.device.set_err(index as u16, fd).await;
+                }
+                Ok(())
+            }
+            other => unreachable!("{other:?} is no SET_VRING request"),
+        }
+    }
+
+    fn index(&self, code: Code, index: u32) -> Result<usize, Error> {
+        let queues = self.vrings.len();
+        let found = usize::try_from(index).ok().filter(|&i| i < queues);
+        found.ok_or(Error::BadQueue { code, index, queues })
+    }
+
+    pub(super) async fn get_vring_base(&mut self, code: Code, state: VringState) -> Result<Vec<u8>, Error> {
+        let index = self.index(code, state.index)?;
+        self.halt(index).await;
+        self.vrings[index].kick = Kick::Stopped;
+        let num = self.vrings[index].base(self.features.unwrap_or(0));
+        Ok(message::reply(code, zerocopy::IntoBytes::as_bytes(&VringState { index: state.index, num })))
+    }
+
+    /// Stops a queue if it runs.
+    pub(super) async fn halt(&mut self, index: usize) {
+        if self.vrings[index].running {
+            let base = self.device.stop_queue(index as u16).await;
+            self.vrings[index].base = Some(base);
+            self.vrings[index].running = false;
+            tracing::debug!(queue = index, base, "queue stopped");
+        }
+    }
+
+    /// Starts a queue if it is to run, can, and does not.
+    pub(super) async fn settle(&mut self, code: Code, index: usize) -> Result<(), Error> {
+        let Some(features) = self.features else { return Ok(()) };
+        let vring = &self.vrings[index];
+        if vring.running || !vring.is_wanted(features) {
+            return Ok(());
+        }
+        vring.check(code, features)?;
+        let memory = self.memory.table();
+        let Some(rings) = vring.rings(features, &memory) else {
+            tracing::warn!(
+                queue = index,
+                "queue waits: its rings are in none of the {} memory regions announced; {SHARE}",
+                memory.regions().len()
+            );
+            return Ok(());
+        };
+        let setup = QueueSetup {
+            size: vring.size,
+            base: vring.base(features),
+            features: features & !F_PROTOCOL_FEATURES,
+            rings,
+            memory,
+            kick: vring.kick.fd(),
+            call: vring.call.clone(),
+            err: vring.err.clone(),
+            inflight: None,
+            log: None,
+        };
+        tracing::debug!(queue = index, size = setup.size, base = setup.base, "queue starts");
+        let started = self.device.start_queue(index as u16, setup).await;
+        started.map_err(|source| Error::Device { code, source })?;
+        self.vrings[index].running = true;
+        Ok(())
+    }
+
+    /// Brings the device in step with a new memory table. Queues whose rings are gone wait until they are back:
+    /// front-ends remove a region and add it again to change its size.
+    pub(super) async fn memory_changed(&mut self, code: Code, removed: Removed) -> Result<(), Error> {
+        let memory = self.memory.table();
+        let features = self.features.unwrap_or(0);
+        let mut rings = Vec::new();
+        for index in 0..self.vrings.len() {
+            let vring = &self.vrings[index];
+            if !vring.running {
+                continue;
+            }
+            match vring.rings(features, &memory) {
+                Some(found) => rings.push((index as u16, found)),
+                None => self.halt(index).await,
+            }
+        }
+        if !rings.is_empty() {
+            self.device.set_memory(MemoryChange { memory, rings }).await;
+        }
+        removed.retire().await;
+        for index in 0..self.vrings.len() {
+            self.settle(code, index).await?;
+        }
+        Ok(())
+    }
+}
