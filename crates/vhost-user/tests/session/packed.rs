@@ -99,14 +99,27 @@ fn what_was_said_before_the_features_is_checked_with_them() {
         };
         assert!(error(VERSION_1 | F_PROTOCOL_FEATURES).await.contains("a queue's size is"));
         assert!(error(PACKED).await.contains("a ring is not aligned"));
-        fe.send(code::SET_VRING_ADDR, &bytes![0_u32, 0_u32, at, at + 2048, at + 1028, 0_u64], &[]);
-        fe.sync().await;
-        assert_eq!(session.device.running.borrow()[&0].base, 0x8001_8001);
+        let good = bytes![0_u32, 0_u32, at, at + 2048, at + 1028, 0_u64];
+        assert!(fe.try_send(code::SET_VRING_ADDR, &good, &[]).await);
+        let base = session.device.running.borrow()[&0].base;
+        assert_eq!(base, 0x8000_8000, "what was told was a split ring's for a while");
         fe.get_base(0).await;
         let bad = bytes![0_u32, 0_u32, at, at + 2048, at + 1026, 0_u64];
         assert!(!fe.try_send(code::SET_VRING_ADDR, &bad, &[]).await, "now it is known");
         for size in [0_u32, 32769, 65536, u32::MAX] {
             assert!(!fe.try_send(code::SET_VRING_NUM, &bytes![0_u32, size], &[]).await, "{size}");
         }
+    });
+}
+
+#[test]
+fn a_base_may_come_before_the_features() {
+    on_local_set(async {
+        let (guest, (fe, session)) = (Guest::new(), start_packed());
+        fe.send(code::SET_VRING_BASE, &bytes![0_u32, 0x8001_8001_u32], &[]);
+        describe(&fe, &guest, 8).await;
+        fe.start_queue(0);
+        fe.sync().await;
+        assert_eq!(session.device.running.borrow()[&0].base, 0x8001_8001);
     });
 }
