@@ -8,9 +8,10 @@
 use crate::Error;
 use crate::message::{Decoder, FDS_MAX, FdKind, Message, Request};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketType,
 };
-use std::io::{self, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -70,17 +71,16 @@ impl Connection {
         }
     }
 
-    /// Sends a reply.
-    pub(crate) async fn send(&mut self, reply: &[u8]) -> Result<(), Error> {
+    /// Sends a reply, and a file descriptor with it.
+    pub(crate) async fn send(&mut self, reply: &[u8], fd: Option<BorrowedFd<'_>>) -> Result<(), Error> {
         let Self { stream, .. } = self;
         let all = async {
-            let mut rest = reply;
+            let (mut rest, mut fd) = (reply, fd);
             while !rest.is_empty() {
-                let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-                let n = stream
-                    .async_io(Interest::WRITABLE, || Ok(rustix::net::send(&*stream, rest, flags)?))
-                    .await?;
-                rest = &rest[n..];
+                let sent = stream.async_io(Interest::WRITABLE, || send(stream.as_fd(), rest, fd));
+                rest = &rest[sent.await?..];
+                // It went with the first byte.
+                fd = None;
             }
             Ok(())
         };
@@ -148,6 +148,18 @@ fn receive(socket: BorrowedFd<'_>, space: &mut [u8], fds: &mut Vec<OwnedFd>) -> 
     }
     let lost = got.flags.contains(ReturnFlags::CTRUNC) || fds.len() > FDS_MAX;
     Ok((!lost).then_some(got.bytes))
+}
+
+/// One `sendmsg`: as many of the bytes as there is room for.
+fn send(socket: BorrowedFd<'_>, bytes: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if let Some(fd) = &fd {
+        let pushed = control.push(SendAncillaryMessage::ScmRights(std::slice::from_ref(fd)));
+        assert!(pushed, "there is room for one");
+    }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    Ok(rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags)?)
 }
 
 /// What a file descriptor is, found out without asking any file system or peer.

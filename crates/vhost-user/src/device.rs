@@ -102,6 +102,11 @@ pub trait Device: 'static {
         false
     }
 
+    /// Whether its queues keep track of their requests in [`QueueSetup::inflight`]: if so, INFLIGHT_SHMFD is offered.
+    fn tracks_inflight(&self) -> bool {
+        false
+    }
+
     /// Queues that a front-end may use, 1 to 256.
     fn num_queues(&self) -> u16;
 

@@ -130,6 +130,24 @@ pub enum Error {
     /// A memory region that is not there cannot be removed.
     #[error("there is no memory region at guest address {0:#x} to remove")]
     NoSuchRegion(u64),
+    /// The in-flight region cannot be made or mapped.
+    #[error("{code}: in-flight region: {source}")]
+    Inflight {
+        /// Which request.
+        code: Code,
+        /// Why not.
+        source: MapError,
+    },
+    /// An in-flight region without room for its queues.
+    #[error("{code}: an in-flight region of {got} bytes, but its queues need {needed}")]
+    InflightTooSmall {
+        /// Which request.
+        code: Code,
+        /// Bytes that it has.
+        got: u64,
+        /// Bytes needed.
+        needed: u64,
+    },
     /// The device refused.
     #[error("{code}: {source}")]
     Device {
@@ -172,6 +190,8 @@ impl Error {
             | Self::Misaligned(_)
             | Self::Table(_)
             | Self::TooManyRegions(_)
+            | Self::Inflight { .. }
+            | Self::InflightTooSmall { .. }
             | Self::NoSuchRegion(_) => Class::Memory,
             Self::Device { .. } | Self::Ended(_) => Class::Device,
         }

@@ -22,12 +22,13 @@
 //! answers the front-end only when removed memory is in use no more.
 //!
 //! Offered: VIRTIO_F_VERSION_1, indirect descriptors, EVENT_IDX, and the protocol features MQ, REPLY_ACK, CONFIG,
-//! CONFIGURE_MEM_SLOTS and BACKEND_REQ. Not yet: in-flight tracking, STATUS, RESET_DEVICE, dirty logging, client mode.
+//! CONFIGURE_MEM_SLOTS, BACKEND_REQ, RESET_DEVICE and STATUS; packed rings and INFLIGHT_SHMFD if the device can.
 #![forbid(unsafe_code)]
 
 mod connection;
 mod device;
 mod error;
+mod inflight;
 mod listener;
 mod memory;
 pub mod message;

@@ -17,7 +17,7 @@ use std::time::Duration;
 pub(crate) const SLOTS_MAX: usize = 509;
 
 /// Identity of a file, while it is open or mapped.
-type FileId = (u64, u64);
+pub(crate) type FileId = (u64, u64);
 
 #[derive(Clone, Debug)]
 struct Slot {

@@ -7,7 +7,7 @@
 use crate::Error;
 use std::fmt;
 use std::ops::RangeInclusive;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 /// Bytes of the longest payload taken. The longest that is of use, a configuration space, has 268.
 pub const PAYLOAD_MAX: usize = 4096;
@@ -26,8 +26,8 @@ const HEADER_LEN: usize = size_of::<Header>();
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Code(pub u32);
 
-/// The one request whose reply has no room for a failure.
-pub(crate) const GET_VRING_BASE: Code = Code(11);
+/// Requests whose replies have no room for a failure.
+pub(crate) const ALWAYS_ANSWERED: [Code; 3] = [Code(11), Code(31), Code(40)];
 
 /// The front-end's requests by number, without their common prefix.
 const NAMES: [&str; 41] = [
@@ -133,6 +133,32 @@ pub struct RegionDesc {
     pub mmap_offset: u64,
 }
 
+/// "Log description".
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct LogDesc {
+    /// Bytes of the log.
+    pub size: u64,
+    /// Its first byte in the file.
+    pub offset: u64,
+}
+
+/// "Inflight description".
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct InflightDesc {
+    /// Bytes of the region.
+    pub size: u64,
+    /// Its first byte in the file.
+    pub offset: u64,
+    /// Queues that have a part of it.
+    pub num_queues: u16,
+    /// Descriptors of each queue.
+    pub queue_size: u16,
+    /// Front-ends send these bytes, as a C compiler lays the structure out, or do not.
+    pub padding: [u8; 4],
+}
+
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct ConfigHeader {
@@ -204,8 +230,17 @@ pub enum Request {
     GetMaxMemSlots,
     AddMemReg(RegionDesc),
     RemMemReg(RegionDesc),
-    /// Known to the specification, but never negotiated here: dirty logging, in-flight tracking, status, reset.
-    NotNegotiated(Code),
+    SetLogBase(LogDesc),
+    SetLogFd,
+    GetInflightFd {
+        desc: InflightDesc,
+        /// Whether it came with the structure's padding, and is to be answered with it.
+        padded: bool,
+    },
+    SetInflightFd(InflightDesc),
+    ResetDevice,
+    SetStatus(u64),
+    GetStatus,
 }
 
 /// A request and how it is to be answered.
@@ -231,6 +266,8 @@ impl Request {
             3 => empty(payload, Self::SetOwner),
             4 => empty(payload, Self::ResetOwner),
             5 => mem_table(code, payload)?,
+            6 => exact(payload).map(Self::SetLogBase),
+            7 => empty(payload, Self::SetLogFd),
             8 => exact(payload).map(Self::SetVringNum),
             9 => exact(payload).map(Self::SetVringAddr),
             10 => exact(payload).map(Self::SetVringBase),
@@ -244,10 +281,16 @@ impl Request {
             18 => exact(payload).map(Self::SetVringEnable),
             21 => empty(payload, Self::SetBackendReqFd),
             24 | 25 => config(code, payload)?,
+            31 => {
+                inflight(payload).map(|desc| Self::GetInflightFd { desc, padded: payload.len() > UNPADDED })
+            }
+            32 => inflight(payload).map(Self::SetInflightFd),
+            34 => empty(payload, Self::ResetDevice),
             36 => empty(payload, Self::GetMaxMemSlots),
             37 => single_region(payload).map(Self::AddMemReg),
             38 => single_region(payload).map(Self::RemMemReg),
-            6 | 7 | 31 | 32 | 34 | 39 | 40 => Some(Self::NotNegotiated(code)),
+            39 => exact(payload).map(Self::SetStatus),
+            40 => empty(payload, Self::GetStatus),
             _ => return Err(Error::UnknownRequest(code)),
         };
         request.ok_or(Error::BadSize { code, size: payload.len() })
@@ -265,8 +308,8 @@ impl Request {
             // "VHOST_USER_REM_MEM_REG": some front-ends send one, which is to be closed.
             Self::RemMemReg(_) => (0..=1, FdKind::Memory),
             Self::SetBackendReqFd => (1..=1, FdKind::Socket),
-            Self::NotNegotiated(Code(7)) => (0..=1, FdKind::Event),
-            Self::NotNegotiated(_) => (0..=1, FdKind::Memory),
+            Self::SetLogBase(_) | Self::SetInflightFd(_) => (1..=1, FdKind::Memory),
+            Self::SetLogFd => (0..=1, FdKind::Event),
             _ => (0..=0, FdKind::Event),
         }
     }
@@ -309,6 +352,18 @@ fn single_region(payload: &[u8]) -> Option<RegionDesc> {
     exact(payload.get(8..)?)
 }
 
+/// Bytes of [`InflightDesc`] without its padding.
+const UNPADDED: usize = size_of::<InflightDesc>() - 4;
+
+/// "Inflight description", with the structure's padding or without it.
+fn inflight(payload: &[u8]) -> Option<InflightDesc> {
+    let mut desc = InflightDesc::new_zeroed();
+    let known = payload.len() == UNPADDED || payload.len() == size_of::<InflightDesc>();
+    desc.as_mut_bytes().get_mut(..payload.len()).filter(|_| known)?.copy_from_slice(payload);
+    desc.padding = [0; 4];
+    Some(desc)
+}
+
 /// "Virtio device config space".
 fn config(code: Code, payload: &[u8]) -> Result<Option<Request>, Error> {
     let Ok((header, data)) = ConfigHeader::read_from_prefix(payload) else { return Ok(None) };
@@ -340,6 +395,12 @@ pub fn reply_u64(code: Code, value: u64) -> Vec<u8> {
 pub fn reply_config(offset: u32, flags: u32, data: &[u8]) -> Vec<u8> {
     let header = ConfigHeader { offset, size: data.len() as u32, flags };
     reply(Code(24), &[header.as_bytes(), data].concat())
+}
+
+/// The reply to GET_INFLIGHT_FD, laid out as the request was.
+pub fn reply_inflight(desc: &InflightDesc, padded: bool) -> Vec<u8> {
+    let bytes = desc.as_bytes();
+    reply(Code(31), if padded { bytes } else { &bytes[..UNPADDED] })
 }
 
 /// The back-end's own request CONFIG_CHANGE_MSG, for the channel that SET_BACKEND_REQ_FD gave. No reply is asked for.

@@ -10,12 +10,13 @@
 
 use crate::connection::Connection;
 use crate::device::{Device, Event, SessionHandle};
+use crate::inflight::Inflight;
 use crate::memory::{GuestMemory, SLOTS_MAX};
 use crate::message::{self, CONFIG_MAX, Code, Message, Request};
 use crate::vring::{Kick, Vring, is_packed};
 use crate::{Error, Stats};
 use rustix::net::SendFlags;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use tokio::net::UnixStream;
 
@@ -39,11 +40,37 @@ const TRANSPORT_FEATURES: u64 = F_VERSION_1 | F_INDIRECT_DESC | F_EVENT_IDX | F_
 /// "Protocol features", of the specification.
 pub(crate) mod protocol {
     pub(crate) const MQ: u64 = 1 << 0;
+    pub(crate) const LOG_SHMFD: u64 = 1 << 1;
     pub(crate) const REPLY_ACK: u64 = 1 << 3;
     pub(crate) const BACKEND_REQ: u64 = 1 << 5;
     pub(crate) const CONFIG: u64 = 1 << 9;
     pub(crate) const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
-    pub(crate) const OFFERED: u64 = MQ | REPLY_ACK | BACKEND_REQ | CONFIG | CONFIGURE_MEM_SLOTS;
+    pub(crate) const INFLIGHT_SHMFD: u64 = 1 << 12;
+    pub(crate) const RESET_DEVICE: u64 = 1 << 13;
+    pub(crate) const STATUS: u64 = 1 << 16;
+    /// Offered for every device.
+    pub(crate) const ALWAYS: u64 =
+        MQ | REPLY_ACK | BACKEND_REQ | CONFIG | CONFIGURE_MEM_SLOTS | RESET_DEVICE | STATUS;
+}
+
+/// The protocol feature without which a request makes no sense.
+fn needed_feature(request: &Request) -> u64 {
+    match request {
+        Request::SetLogBase(_) | Request::SetLogFd => protocol::LOG_SHMFD,
+        Request::GetInflightFd { .. } | Request::SetInflightFd(_) => protocol::INFLIGHT_SHMFD,
+        Request::ResetDevice => protocol::RESET_DEVICE,
+        Request::SetStatus(_) | Request::GetStatus => protocol::STATUS,
+        _ => 0,
+    }
+}
+
+/// A reply, and a file descriptor that goes with it.
+struct Reply(Vec<u8>, Option<OwnedFd>);
+
+impl From<Vec<u8>> for Reply {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self(bytes, None)
+    }
 }
 
 /// How a session ended that did not fail.
@@ -80,6 +107,8 @@ pub async fn serve_front_end<D: Device>(
         protocol: 0,
         memory: GuestMemory::default(),
         vrings,
+        inflight: None,
+        status: 0,
         backend_channel: None,
     };
     stats.began();
@@ -106,6 +135,9 @@ struct Session<'d, D> {
     protocol: u64,
     memory: GuestMemory,
     vrings: Vec<Vring>,
+    inflight: Option<Inflight>,
+    /// The virtio device status (virtio 1.2, section 2.1), as the front-end has said it.
+    status: u8,
     /// Where our own requests go.
     backend_channel: Option<OwnedFd>,
 }
@@ -130,17 +162,17 @@ impl<D: Device> Session<'_, D> {
             let (code, need_reply) = (message.code, message.need_reply);
             let reply = match self.handle(message, fds).await {
                 Ok(Some(reply)) => Some(reply),
-                Ok(None) if self.acks(need_reply) => Some(message::reply_u64(code, 0)),
+                Ok(None) if self.acks(need_reply) => Some(message::reply_u64(code, 0).into()),
                 Ok(None) => None,
                 Err(error) if self.acks(need_reply) && !has_reply(code) => {
                     tracing::warn!("request refused: {error}");
                     stats.refused(&error);
-                    Some(message::reply_u64(code, 1))
+                    Some(message::reply_u64(code, 1).into())
                 }
                 Err(error) => return Err(error),
             };
-            if let Some(reply) = reply {
-                self.connection.send(&reply).await?;
+            if let Some(Reply(bytes, fd)) = reply {
+                self.connection.send(&bytes, fd.as_ref().map(AsFd::as_fd)).await?;
             }
             tokio::task::yield_now().await;
         }
@@ -164,23 +196,31 @@ impl<D: Device> Session<'_, D> {
     }
 
     /// Carries a request out. Gives the reply of those that always have one.
-    async fn handle(&mut self, message: Message, mut fds: Vec<OwnedFd>) -> Result<Option<Vec<u8>>, Error> {
+    async fn handle(&mut self, message: Message, mut fds: Vec<OwnedFd>) -> Result<Option<Reply>, Error> {
         let code = message.code;
+        if needed_feature(&message.request) & !self.protocol != 0 {
+            return Err(Error::NotNegotiated(code));
+        }
         let value = match message.request {
             Request::GetFeatures => self.offered(),
-            Request::GetProtocolFeatures => protocol::OFFERED,
+            Request::GetProtocolFeatures => self.offered_protocol(),
             Request::GetQueueNum => self.vrings.len() as u64,
             Request::GetMaxMemSlots => SLOTS_MAX as u64,
+            Request::GetStatus => self.status.into(),
             Request::GetConfig { offset, size, flags } => {
-                return Ok(Some(message::reply_config(offset, flags, &self.config(offset, size))));
+                return Ok(Some(message::reply_config(offset, flags, &self.config(offset, size)).into()));
             }
-            Request::GetVringBase(state) => return Ok(Some(self.get_vring_base(code, state).await?)),
+            Request::GetVringBase(state) => return Ok(Some(self.get_vring_base(code, state).await?.into())),
+            Request::GetInflightFd { desc, padded } => {
+                let (fd, desc) = Inflight::create(code, &desc, self.is_packed(), self.vrings.len())?;
+                return Ok(Some(Reply(message::reply_inflight(&desc, padded), Some(fd))));
+            }
             other => {
                 self.apply(code, other, &mut fds).await?;
                 return Ok(None);
             }
         };
-        Ok(Some(message::reply_u64(code, value)))
+        Ok(Some(message::reply_u64(code, value).into()))
     }
 
     /// Carries out a request that has no reply of its own.
@@ -188,7 +228,7 @@ impl<D: Device> Session<'_, D> {
         match request {
             Request::SetFeatures(bits) => self.set_features(code, bits).await,
             Request::SetProtocolFeatures(bits) => {
-                self.protocol = check_offered(code, bits, protocol::OFFERED)?;
+                self.protocol = check_offered(code, bits, self.offered_protocol())?;
                 Ok(())
             }
             Request::SetConfig { offset, data } => {
@@ -221,9 +261,26 @@ impl<D: Device> Session<'_, D> {
                 }
                 Ok(())
             }
-            Request::NotNegotiated(code) => Err(Error::NotNegotiated(code)),
+            Request::SetInflightFd(desc) => {
+                let (packed, queues) = (self.is_packed(), self.vrings.len());
+                self.set_inflight(code, Inflight::map(code, desc, packed, queues, &fds[0])?).await
+            }
+            Request::ResetDevice => {
+                self.reset().await;
+                Ok(())
+            }
+            Request::SetStatus(status) => {
+                let what = "a device status has 8 bits";
+                self.status = u8::try_from(status).map_err(|_| Error::BadPayload { code, what })?;
+                if status == 0 {
+                    self.reset().await;
+                }
+                Ok(())
+            }
             // SET_OWNER begins a session, which the connection has done.
             Request::SetOwner
+            | Request::GetStatus
+            | Request::GetInflightFd { .. }
             | Request::GetFeatures
             | Request::GetProtocolFeatures
             | Request::GetQueueNum
@@ -237,6 +294,16 @@ impl<D: Device> Session<'_, D> {
     fn offered(&self) -> u64 {
         let packed = if self.device.packed() { F_RING_PACKED } else { 0 };
         self.device.features() | TRANSPORT_FEATURES | packed
+    }
+
+    fn offered_protocol(&self) -> u64 {
+        let inflight = if self.device.tracks_inflight() { protocol::INFLIGHT_SHMFD } else { 0 };
+        protocol::ALWAYS | inflight
+    }
+
+    /// Whether rings are packed. Until that is known they are not.
+    fn is_packed(&self) -> bool {
+        self.features.is_some_and(is_packed)
     }
 
     async fn set_features(&mut self, code: Code, bits: u64) -> Result<(), Error> {
@@ -292,5 +359,5 @@ fn check_offered(code: Code, bits: u64, offered: u64) -> Result<u64, Error> {
 
 /// Whether a request is always answered, so that a failure has no place in the reply.
 fn has_reply(code: Code) -> bool {
-    code == message::GET_VRING_BASE
+    message::ALWAYS_ANSWERED.contains(&code)
 }

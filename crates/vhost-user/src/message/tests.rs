@@ -120,6 +120,36 @@ fn configuration_space() {
 }
 
 #[test]
+fn in_flight_regions_with_and_without_padding() {
+    #[rustfmt::skip]
+    let bytes = [0, 0x10, 0, 0, 0, 0, 0, 0,  0, 0x20, 0, 0, 0, 0, 0, 0,  4, 0,  0, 1];
+    let desc = InflightDesc { size: 0x1000, offset: 0x2000, num_queues: 4, queue_size: 256, padding: [0; 4] };
+    let padded = [&bytes[..], &[0xee; 4]].concat();
+    assert_eq!(one(&raw(31, 1, &bytes)).request, Request::GetInflightFd { desc, padded: false });
+    assert_eq!(one(&raw(31, 1, &padded)).request, Request::GetInflightFd { desc, padded: true });
+    assert_eq!(one(&raw(32, 1, &bytes)).request, Request::SetInflightFd(desc));
+    assert_eq!(one(&raw(32, 1, &padded)).request.fds(), (1..=1, FdKind::Memory));
+    for len in [0, 16, 19, 21, 23, 25] {
+        let error = decode(&raw(32, 1, &[0; 25][..len])).expect_err("length");
+        assert!(matches!(error, Error::BadSize { .. }), "{len}: {error}");
+    }
+    assert_eq!(reply_inflight(&desc, false), raw(31, 5, &bytes));
+    assert_eq!(reply_inflight(&desc, true), raw(31, 5, &[&bytes[..], &[0; 4]].concat()));
+}
+
+#[test]
+fn logs_status_and_reset() {
+    let log = Request::SetLogBase(LogDesc { size: 0x100, offset: 0x200 });
+    assert_eq!(one(&raw(6, 1, &[0, 1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0])).request, log);
+    assert_eq!(log.fds(), (1..=1, FdKind::Memory));
+    assert!(matches!(decode(&raw(6, 1, &[0; 8])), Err(Error::BadSize { .. })), "an address, for the kernel");
+    assert_eq!(one(&raw(7, 1, &[])).request, Request::SetLogFd);
+    assert_eq!(one(&raw(34, 1, &[])).request, Request::ResetDevice);
+    assert_eq!(one(&raw(39, 1, &[15, 0, 0, 0, 0, 0, 0, 0])).request, Request::SetStatus(15));
+    assert_eq!(one(&raw(40, 1, &[])).request, Request::GetStatus);
+}
+
+#[test]
 fn replies() {
     assert_eq!(reply_u64(Code(1), 0x0102), raw(1, 5, &[2, 1, 0, 0, 0, 0, 0, 0]));
     let config = [4, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 9, 8, 7];

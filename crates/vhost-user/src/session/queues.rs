@@ -4,9 +4,11 @@ use super::{F_PROTOCOL_FEATURES, Session};
 use crate::Error;
 use crate::device::{Device, EventFd, MemoryChange, QueueSetup};
 use crate::error::SHARE;
+use crate::inflight::Inflight;
 use crate::memory::Removed;
 use crate::message::{self, Code, Request, VringFd, VringState};
-use crate::vring::{Kick, Vring};
+use crate::vring::{Kick, Vring, is_packed};
+use aryk_dma::GuestArea;
 
 impl<D: Device> Session<'_, D> {
     /// Carries out one of the SET_VRING requests.
@@ -90,6 +92,37 @@ impl<D: Device> Session<'_, D> {
         Ok(message::reply(code, zerocopy::IntoBytes::as_bytes(&VringState { index: state.index, num })))
     }
 
+    /// Another in-flight region, or the same again.
+    pub(super) async fn set_inflight(&mut self, code: Code, inflight: Inflight) -> Result<(), Error> {
+        if !self.inflight.as_ref().is_some_and(|ours| ours.is_same(&inflight)) {
+            for index in 0..self.vrings.len() {
+                self.halt(index).await;
+            }
+            self.inflight = Some(inflight);
+        }
+        for index in 0..self.vrings.len() {
+            self.settle(code, index).await?;
+        }
+        Ok(())
+    }
+
+    fn inflight_part(&self, code: Code, index: usize, features: u64) -> Result<Option<GuestArea>, Error> {
+        let Some(region) = &self.inflight else { return Ok(None) };
+        region.part(code, index, self.vrings[index].size, is_packed(features))
+    }
+
+    /// "VHOST_USER_RESET_DEVICE", and a device status of 0: all queues are as in the beginning. Their calls stay, for
+    /// front-ends say those once; so does what is the session's: features and memory.
+    pub(super) async fn reset(&mut self) {
+        for index in 0..self.vrings.len() {
+            self.halt(index).await;
+            let Vring { call, err, .. } = std::mem::take(&mut self.vrings[index]);
+            self.vrings[index] = Vring { call, err, ..Vring::default() };
+        }
+        self.inflight = None;
+        self.status = 0;
+    }
+
     /// Stops a queue if it runs.
     pub(super) async fn halt(&mut self, index: usize) {
         if self.vrings[index].running {
@@ -126,7 +159,7 @@ impl<D: Device> Session<'_, D> {
             kick: vring.kick.fd(),
             call: vring.call.clone(),
             err: vring.err.clone(),
-            inflight: None,
+            inflight: self.inflight_part(code, index, features)?,
             log: None,
         };
         tracing::debug!(queue = index, size = setup.size, base = setup.base, "queue starts");

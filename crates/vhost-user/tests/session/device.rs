@@ -27,6 +27,7 @@ pub struct Mock {
     pub slow_stop: RefCell<Option<Rc<Notify>>>,
     pub refuse_start: Cell<bool>,
     pub packed: Cell<bool>,
+    pub tracks_inflight: Cell<bool>,
     pub config: RefCell<Vec<u8>>,
 }
 
@@ -76,6 +77,10 @@ impl Device for Mock {
 
     fn packed(&self) -> bool {
         self.packed.get()
+    }
+
+    fn tracks_inflight(&self) -> bool {
+        self.tracks_inflight.get()
     }
 
     fn num_queues(&self) -> u16 {

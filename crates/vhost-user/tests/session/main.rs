@@ -3,11 +3,13 @@
 mod device;
 mod fds;
 mod foreign;
+mod inflight;
 mod memory;
 mod order;
 mod packed;
 mod peer;
 mod random;
+mod reset;
 mod server;
 
 use aryk_vhost_user::{End, Error, SessionHandle, Stats, serve_front_end};

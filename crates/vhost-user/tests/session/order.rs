@@ -15,7 +15,8 @@ fn negotiation() {
         let transport = VERSION_1 | F_PROTOCOL_FEATURES | F_INDIRECT_DESC | F_EVENT_IDX;
         assert_eq!(fe.ask(code::GET_FEATURES).await, transport | 0b110);
         let protocol = fe.ask(code::GET_PROTOCOL_FEATURES).await;
-        assert_eq!(protocol, 1 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 15);
+        assert_eq!(protocol, 1 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 13 | 1 << 15 | 1 << 16);
+        let protocol = protocol & !(1 << 16);
         fe.send(code::SET_PROTOCOL_FEATURES, &bytes![protocol], &[]);
         assert_eq!(fe.ask(code::GET_QUEUE_NUM).await, 4);
         assert_eq!(fe.ask(code::GET_MAX_MEM_SLOTS).await, 509);

@@ -1,8 +1,11 @@
 //! A front-end in the hands of the test, and a guest's memory.
 
 use rustix::fs::MemfdFlags;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
-use std::io::IoSlice;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
+};
+use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -29,9 +32,14 @@ pub mod code {
     pub const SET_BACKEND_REQ_FD: u32 = 21;
     pub const GET_CONFIG: u32 = 24;
     pub const SET_CONFIG: u32 = 25;
+    pub const GET_INFLIGHT_FD: u32 = 31;
+    pub const SET_INFLIGHT_FD: u32 = 32;
+    pub const RESET_DEVICE: u32 = 34;
     pub const GET_MAX_MEM_SLOTS: u32 = 36;
     pub const ADD_MEM_REG: u32 = 37;
     pub const REM_MEM_REG: u32 = 38;
+    pub const SET_STATUS: u32 = 39;
+    pub const GET_STATUS: u32 = 40;
 }
 
 pub const F_PROTOCOL_FEATURES: u64 = 1 << 30;
@@ -99,6 +107,26 @@ impl FrontEnd {
         let field = |i: usize| u32::from_ne_bytes(header[i..i + 4].try_into().expect("4 bytes"));
         assert_eq!((field(0), field(4)), (code, 5), "request and flags of the reply");
         self.read(field(8) as usize).await.expect("a payload")
+    }
+
+    /// The payload of the next reply, which must be to `code`, and the fd that comes with it.
+    pub async fn reply_with_fd(&self, code: u32) -> (Vec<u8>, OwnedFd) {
+        let mut header = [0; 12];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        let receive = || {
+            let mut parts = [IoSliceMut::new(&mut header)];
+            Ok(rustix::net::recvmsg(&self.stream, &mut parts, &mut control, flags)?)
+        };
+        let got = self.stream.async_io(tokio::io::Interest::READABLE, receive).await.expect("recvmsg");
+        let field = |i: usize| u32::from_ne_bytes(header[i..i + 4].try_into().expect("4 bytes"));
+        assert_eq!((got.bytes, field(0), field(4)), (12, code, 5), "request and flags of the reply");
+        let fd = control.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+            _ => None,
+        });
+        (self.read(field(8) as usize).await.expect("a payload"), fd.expect("an fd"))
     }
 
     /// A request with a reply of one integer.

@@ -1,0 +1,109 @@
+//! The region in which queues keep track of their requests, over our restarts: made by us, kept by the front-end, given
+//! back to whoever comes after us. "Inflight I/O tracking" of the specification. Control context.
+//!
+//! Here only where each queue's part lies. What is in it is the virtqueue's business: anybody may have written it.
+
+use crate::Error;
+use crate::memory::FileId;
+use crate::message::{Code, InflightDesc};
+use aryk_dma::{GuestArea, MapError, Mapping};
+use rustix::fs::{MemfdFlags, SealFlags};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+/// Bytes of one queue's part.
+pub(crate) fn queue_len(packed: bool, size: u16) -> u64 {
+    // The structures of the specification: a head, and one entry per descriptor.
+    let (head, entry) = if packed { (32, 32) } else { (16, 16) };
+    (head + entry * u64::from(size)).next_multiple_of(64)
+}
+
+/// A region that the front-end has given.
+#[derive(Debug)]
+pub(crate) struct Inflight {
+    mapping: Arc<Mapping>,
+    file: FileId,
+    desc: InflightDesc,
+}
+
+impl Inflight {
+    /// GET_INFLIGHT_FD: a region, all zeroes, whose size nobody can change.
+    pub(crate) fn create(
+        code: Code,
+        wanted: &InflightDesc,
+        packed: bool,
+        queues: usize,
+    ) -> Result<(OwnedFd, InflightDesc), Error> {
+        let size = region_len(code, wanted, packed, queues)?;
+        let os = |e: rustix::io::Errno| Error::Inflight { code, source: e.into() };
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create("aryk-inflight", flags).map_err(os)?;
+        rustix::fs::ftruncate(&file, size).map_err(os)?;
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&file, seals).map_err(os)?;
+        Ok((file, InflightDesc { size, offset: 0, ..*wanted }))
+    }
+
+    /// SET_INFLIGHT_FD.
+    pub(crate) fn map(
+        code: Code,
+        desc: InflightDesc,
+        packed: bool,
+        queues: usize,
+        fd: &OwnedFd,
+    ) -> Result<Self, Error> {
+        let needed = region_len(code, &desc, packed, queues)?;
+        if desc.size < needed {
+            return Err(Error::InflightTooSmall { code, got: desc.size, needed });
+        }
+        // The other format's region would be the larger one, and a driver may change its mind.
+        let len = desc.size.min(region_len(code, &desc, true, queues)?);
+        let map = |source| Error::Inflight { code, source };
+        let stat = rustix::fs::fstat(fd).map_err(|e| map(MapError::Os(e)))?;
+        let mapping = Mapping::shared(fd.as_fd(), desc.offset, len).map_err(map)?;
+        Ok(Self { mapping: Arc::new(mapping), file: (stat.st_dev, stat.st_ino), desc })
+    }
+
+    /// Whether it is the same region of the same file.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        (self.file, self.desc) == (other.file, other.desc)
+    }
+
+    /// The part of queue `index`, of `size` descriptors. `None` for a queue that the region is not for.
+    pub(crate) fn part(
+        &self,
+        code: Code,
+        index: usize,
+        size: u16,
+        packed: bool,
+    ) -> Result<Option<GuestArea>, Error> {
+        if index >= self.desc.num_queues.into() {
+            return Ok(None);
+        }
+        if size > self.desc.queue_size {
+            return Err(Error::BadPayload {
+                code,
+                what: "a queue is larger than its part of the in-flight region",
+            });
+        }
+        let each = queue_len(packed, self.desc.queue_size);
+        let needed = each * u64::from(self.desc.num_queues);
+        if needed > self.mapping.len() {
+            return Err(Error::InflightTooSmall { code, got: self.mapping.len(), needed });
+        }
+        let part = GuestArea::new(&self.mapping, index as u64 * each, queue_len(packed, size));
+        Ok(Some(part.expect("the part of one of its queues lies in it")))
+    }
+}
+
+/// Bytes that a region has for what it is said to hold.
+fn region_len(code: Code, desc: &InflightDesc, packed: bool, queues: usize) -> Result<u64, Error> {
+    let bad = |what| Err(Error::BadPayload { code, what });
+    if desc.num_queues == 0 || usize::from(desc.num_queues) > queues {
+        return bad("an in-flight region for no queues, or more than there are");
+    }
+    if desc.queue_size == 0 || desc.queue_size > 32_768 || !packed && !desc.queue_size.is_power_of_two() {
+        return bad("an in-flight region for queues of no possible size");
+    }
+    Ok(u64::from(desc.num_queues) * queue_len(packed, desc.queue_size))
+}

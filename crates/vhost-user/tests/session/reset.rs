@@ -1,0 +1,72 @@
+//! Device status, and resets by it and without it.
+
+use crate::device::Told;
+use crate::peer::{FrontEnd, Guest, code};
+use crate::{bytes, on_local_set, start};
+
+#[test]
+fn a_status_is_kept_and_zero_resets() {
+    on_local_set(async {
+        let (guest, (fe, session)) = (Guest::new(), start());
+        fe.with_queue(&guest).await;
+        assert_eq!(fe.ask(code::GET_STATUS).await, 0);
+        for status in [1_u64, 3, 11, 15] {
+            assert!(fe.try_send(code::SET_STATUS, &bytes![status], &[]).await);
+            assert_eq!(fe.ask(code::GET_STATUS).await, status);
+        }
+        assert!(!fe.try_send(code::SET_STATUS, &bytes![0x100_u64], &[]).await, "more than 8 bits");
+        assert_eq!(session.device.take_calls(), [Told::Start(0)]);
+        assert!(fe.try_send(code::SET_STATUS, &bytes![0_u64], &[]).await);
+        assert_eq!(fe.ask(code::GET_STATUS).await, 0);
+        assert_eq!(session.device.take_calls(), [Told::Stop(0)]);
+    });
+}
+
+/// After a reset a queue needs all to be said again but features, memory and calls.
+async fn begins_anew(fe: &FrontEnd, guest: &Guest, session: &crate::Running) {
+    assert_eq!(session.device.take_calls(), [Told::Start(0), Told::Stop(0)]);
+    fe.start_queue(0);
+    fe.sync().await;
+    assert_eq!(session.device.take_calls(), [], "its rings are forgotten");
+    assert_eq!(fe.get_base(0).await, 0, "and its base");
+    fe.send(code::SET_VRING_NUM, &bytes![0_u32, 8_u32], &[]);
+    fe.send(code::SET_VRING_ADDR, &guest.ring_addr(0), &[]);
+    fe.start_queue(0);
+    fe.sync().await;
+    assert_eq!(session.device.take_calls(), [Told::Start(0)]);
+    assert!(session.device.running.borrow()[&0].call.is_some(), "calls stay");
+}
+
+#[test]
+fn resets() {
+    on_local_set(async {
+        for (code, payload) in [(code::RESET_DEVICE, vec![]), (code::SET_STATUS, bytes![0_u64])] {
+            let (guest, (fe, session)) = (Guest::new(), start());
+            fe.with_queue(&guest).await;
+            guest.set_avail_idx(0, 7);
+            assert!(fe.try_send(code, &payload, &[]).await);
+            assert_eq!(guest.used_idx(0), 7, "what was taken was served");
+            begins_anew(&fe, &guest, &session).await;
+            assert!(fe.try_send(code, &payload, &[]).await);
+            assert!(fe.try_send(code, &payload, &[]).await, "again");
+            drop(fe);
+            session.end().await.expect("no error");
+        }
+    });
+}
+
+#[test]
+fn without_their_protocol_features_they_are_refused() {
+    on_local_set(async {
+        let (fe, session) = start();
+        fe.send(code::SET_PROTOCOL_FEATURES, &bytes![8_u64], &[]);
+        assert!(!fe.try_send(code::RESET_DEVICE, &[], &[]).await);
+        assert!(!fe.try_send(code::SET_STATUS, &bytes![0_u64], &[]).await);
+        let error = session.stats.snapshot().last_error.expect("one");
+        assert_eq!(error, "SET_STATUS: the protocol feature was not negotiated");
+        // Its reply has no room for a failure.
+        fe.send(code::GET_STATUS, &[], &[]);
+        assert!(session.error().await.starts_with("GET_STATUS"));
+        fe.closed().await;
+    });
+}
