@@ -1,11 +1,16 @@
 //! What every disk must do. Each check panics where one does not.
 
+mod compounds;
+mod exclusion;
 mod lifecycle;
 mod limits;
 mod requests;
 mod sequences;
 mod threads;
+mod wait;
 
+pub use compounds::{compare_and_write, compares, compounds_under_aborts_and_resets, copies};
+pub use exclusion::{compare_and_write_is_atomic, held_off_by_nobody_forever};
 pub use lifecycle::{
     abort_under_load, claims, read_only_opening, removal_under_load, removal_waits_for_channels,
     reset_under_load, resizing, statistics_add_up,

@@ -69,6 +69,12 @@ macro_rules! conformance {
             statistics_add_up
             any_sequence
             several_threads
+            compares
+            compare_and_write
+            copies
+            compounds_under_aborts_and_resets
+            compare_and_write_is_atomic
+            held_off_by_nobody_forever
         );
     };
     ($make:expr, $($check:ident)*) => {

@@ -108,7 +108,7 @@ impl ProbeChannel {
             Op::Read | Op::Write => limits.transfer_blocks.into(),
             Op::Unmap => limits.unmap_blocks,
             Op::WriteZeroes => limits.write_zeroes_blocks,
-            Op::Flush => 0,
+            _ => 0,
         };
         assert!(
             io.blocks <= max && (io.blocks > 0 || io.op == Op::Flush),

@@ -81,7 +81,7 @@ impl AsyncChannel {
     /// # Errors
     /// Any status but [`Status::Ok`].
     pub async fn read(&self, lba: u64, blocks: u64, buffer: Buffer) -> Result<Buffer, Status> {
-        let buffer = self.request(Op::Read, lba, blocks, Some(buffer)).await?;
+        let buffer = self.request(Op::Read, (lba, 0), blocks, Some(buffer)).await?;
         Ok(buffer.expect("it comes back"))
     }
 
@@ -90,8 +90,34 @@ impl AsyncChannel {
     /// # Errors
     /// Any status but [`Status::Ok`].
     pub async fn write(&self, lba: u64, blocks: u64, buffer: Buffer) -> Result<Buffer, Status> {
-        let buffer = self.request(Op::Write, lba, blocks, Some(buffer)).await?;
+        let buffer = self.request(Op::Write, (lba, 0), blocks, Some(buffer)).await?;
         Ok(buffer.expect("it comes back"))
+    }
+
+    /// Compares `blocks` blocks from `lba` with `buffer`, which has as many bytes.
+    ///
+    /// # Errors
+    /// [`Status::Miscompare`] if they differ; any other but [`Status::Ok`].
+    pub async fn compare(&self, lba: u64, blocks: u64, buffer: Buffer) -> Result<Buffer, Status> {
+        let buffer = self.request(Op::Compare, (lba, 0), blocks, Some(buffer)).await?;
+        Ok(buffer.expect("it comes back"))
+    }
+
+    /// Writes the second half of `buffer` to `blocks` blocks from `lba` if these hold its first half. It has twice as many bytes as they.
+    ///
+    /// # Errors
+    /// As [`AsyncChannel::compare`].
+    pub async fn compare_and_write(&self, lba: u64, blocks: u64, buffer: Buffer) -> Result<Buffer, Status> {
+        let buffer = self.request(Op::CompareAndWrite, (lba, 0), blocks, Some(buffer)).await?;
+        Ok(buffer.expect("it comes back"))
+    }
+
+    /// Copies `blocks` blocks from `source` to `lba`.
+    ///
+    /// # Errors
+    /// Any status but [`Status::Ok`].
+    pub async fn copy(&self, source: u64, lba: u64, blocks: u64) -> Result<(), Status> {
+        self.request(Op::Copy, (lba, source), blocks, None).await.map(drop)
     }
 
     /// A request without data: a flush (of no blocks), an unmap, or a write-zeroes.
@@ -99,19 +125,19 @@ impl AsyncChannel {
     /// # Errors
     /// Any status but [`Status::Ok`].
     pub async fn command(&self, op: Op, lba: u64, blocks: u64) -> Result<(), Status> {
-        self.request(op, lba, blocks, None).await.map(drop)
+        self.request(op, (lba, 0), blocks, None).await.map(drop)
     }
 
     async fn request(
         &self,
         op: Op,
-        lba: u64,
+        place: (u64, u64),
         blocks: u64,
         buffer: Option<Buffer>,
     ) -> Result<Option<Buffer>, Status> {
         let (done, completed) = oneshot::channel();
         let queue = Rc::clone(&self.queue);
-        self.local.defer(move |cx| queue.borrow_mut().submit(op, lba, blocks, buffer, done, cx));
+        self.local.defer(move |cx| queue.borrow_mut().submit(op, place, blocks, buffer, done, cx));
         let (status, buffer) = completed.await.map_err(|_| Status::Removed)?;
         if status.is_ok() { Ok(buffer) } else { Err(status) }
     }
@@ -121,7 +147,7 @@ impl Queue {
     fn submit(
         &mut self,
         op: Op,
-        lba: u64,
+        (lba, source): (u64, u64),
         blocks: u64,
         mut buffer: Option<Buffer>,
         done: oneshot::Sender<(Status, Option<Buffer>)>,
@@ -132,7 +158,7 @@ impl Queue {
         }
         let data = buffer.as_mut().map_or(Sgl::EMPTY, Buffer::lend);
         let Ok(key) = self.waiting.insert(Waiting { buffer, done }) else { unreachable!("it has room") };
-        self.channel.submit(Io { tag: Tag(key.raw()), op, fua: false, lba, blocks, data }, cx);
+        self.channel.submit(Io { tag: Tag(key.raw()), op, fua: false, lba, blocks, source, data }, cx);
         cx.wake(self.id);
     }
 }

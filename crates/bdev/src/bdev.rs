@@ -1,6 +1,7 @@
 //! A disk, and its being open. Control context, but for what channels ask of it.
 
 use crate::cell::{Cells, ChannelCell, Command};
+use crate::ranges::Ranges;
 use crate::{BdevChannel, Device, Geometry, OpenError, Stats};
 use aryk_reactor::{Cx, Handle, RootId};
 use futures_channel::oneshot;
@@ -80,6 +81,7 @@ pub struct Bdev {
     resetting: AtomicBool,
     openers: Mutex<Openers>,
     places: Arc<Mutex<Vec<Place>>>,
+    ranges: Ranges,
 }
 
 /// A reactor that has, or had, channels of a disk.
@@ -116,6 +118,7 @@ impl Bdev {
             resetting: AtomicBool::new(false),
             openers: Mutex::default(),
             places: Arc::default(),
+            ranges: Ranges::default(),
         }
     }
 
@@ -132,6 +135,11 @@ impl Bdev {
     /// Its number, unique in this process.
     pub(crate) fn serial(&self) -> u64 {
         self.serial
+    }
+
+    /// Blocks that compound requests have to themselves.
+    pub(crate) fn ranges(&self) -> &Ranges {
+        &self.ranges
     }
 
     /// What its module made of it.

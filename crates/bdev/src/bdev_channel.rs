@@ -3,12 +3,19 @@
 //! A request lives in a slot from [`BdevChannel::submit`] until its completion is handed out. It goes to the module in as many pieces as the
 //! module's limits ask for, each of which carries the slot's key as its tag. A request's pieces go out in order while there are credits; one with
 //! pieces left to go stands in the FIFO.
+//!
+//! Rarer things are beside: requests made of reads and writes (`compound`), and what they hold off (`fence`).
+
+mod compound;
+mod fence;
 
 use crate::cell::{Cells, ChannelCell, Command};
 use crate::{Bdev, Channel, Completion, Descriptor, Io, Limits, Op, OpSet, OpenError, Status, Tag};
 use aryk_dma::{Buffer, PAGE, Sgl};
 use aryk_reactor::{Cx, Handle, Layer, Nanos, Point, RootId};
 use aryk_slots::{Key, Slots};
+use compound::Compounds;
+use fence::Fences;
 use futures_channel::oneshot;
 use std::collections::VecDeque;
 use std::fmt;
@@ -18,6 +25,9 @@ use std::sync::Arc;
 /// A request in flight. `lba`, `blocks` and `data` are what has not gone to the module yet.
 struct Pending {
     tag: Tag,
+    /// What was asked for.
+    asked: Op,
+    /// What the module is to do: that, or a step on the way to it.
     op: Op,
     fua: bool,
     lba: u64,
@@ -72,6 +82,8 @@ pub struct BdevChannel {
     waiting: VecDeque<Key>,
     ready: Vec<Completion>,
     zeroes: Option<Zeroes>,
+    fences: Fences,
+    compounds: Compounds,
 }
 
 impl fmt::Debug for BdevChannel {
@@ -105,7 +117,7 @@ impl BdevChannel {
             root,
             reactor: cx.handle().clone(),
             limits,
-            offered: if ops.contains(Op::Write) { ops.with(Op::WriteZeroes) } else { ops },
+            offered: offered(ops),
             ops,
             zero_blocks: (ZEROES / device.geometry().block_size).max(1),
             block_size: device.geometry().block_size,
@@ -116,6 +128,8 @@ impl BdevChannel {
             waiting: VecDeque::new(),
             ready: Vec::new(),
             zeroes: None,
+            fences: Fences::standing(bdev.ranges().fences()),
+            compounds: Compounds::default(),
             serial: bdev.serial() as u16,
             bdev,
             _descriptor: descriptor,
@@ -143,9 +157,11 @@ impl BdevChannel {
         let at_once = self.credits > 0
             && self.waiting.is_empty()
             && matches!(self.state, State::Running)
-            && self.is_one_piece(&io);
+            && self.is_one_piece(&io)
+            && (self.fences.is_empty() || !self.fences.hold_off(&io));
         let pending = Pending {
             tag: io.tag,
+            asked: io.op,
             op: io.op,
             fua: io.fua,
             lba: io.lba,
@@ -164,10 +180,27 @@ impl BdevChannel {
         if at_once {
             self.credits -= 1;
             self.inner.submit(Io { tag: Tag(key.raw()), ..io }, cx);
-        } else if !self.waiting.is_empty() || self.advance(key, cx) {
+        } else if io.op.is_compound() {
+            self.begin_compound(key, &io, cx);
+        } else if !self.fences.is_empty() && self.fences.hold_off(&io) {
+            self.fences.add_held(key);
+        } else {
+            self.enqueue(key, cx);
+        }
+        self.publish_depths();
+    }
+
+    /// Sends what it can of a request to the module, and puts it into the FIFO with what is left.
+    #[inline]
+    fn enqueue(&mut self, key: Key, cx: &mut Cx) {
+        if !self.waiting.is_empty() || self.advance(key, cx) {
             self.waiting.push_back(key);
         }
-        self.cell.set_depths(self.pending.len(), self.waiting.len() as u32);
+    }
+
+    #[inline]
+    fn publish_depths(&self) {
+        self.cell.set_depths(self.pending.len(), self.waiting.len() as u32 + self.fences.held());
     }
 
     #[cold]
@@ -191,6 +224,7 @@ impl BdevChannel {
             Op::Flush => true,
             Op::Unmap => io.blocks <= limits.unmap_blocks,
             Op::WriteZeroes => self.ops.contains(Op::WriteZeroes) && io.blocks <= limits.write_zeroes_blocks,
+            Op::Compare | Op::CompareAndWrite | Op::Copy => false,
         }
     }
 
@@ -233,7 +267,10 @@ impl BdevChannel {
         if matches!(self.state, State::Freezing(_)) {
             self.look_frozen();
         }
-        self.cell.set_depths(self.pending.len(), self.waiting.len() as u32);
+        if !self.fences.is_empty() {
+            self.look_before_fences();
+        }
+        self.publish_depths();
         if !self.ready.is_empty() {
             out.append(&mut self.ready);
         }
@@ -259,6 +296,9 @@ impl BdevChannel {
         }
         if io.lba.checked_add(io.blocks).is_none_or(|end| end > bdev.blocks()) {
             return Err(Status::OutOfRange);
+        }
+        if io.op.is_compound() {
+            return self.check_compound(io);
         }
         let bytes = if io.op.has_data() { u128::from(io.blocks) * u128::from(self.block_size) } else { 0 };
         if u128::from(io.data.len()) == bytes { Ok(()) } else { Err(Status::Invalid) }
@@ -316,6 +356,7 @@ impl BdevChannel {
                 (Op::Write, p.blocks.min(zero_blocks(p.lba, &self.limits, self.zero_blocks).into()))
             }
             Op::WriteZeroes => (Op::WriteZeroes, p.blocks.min(self.limits.write_zeroes_blocks)),
+            Op::Compare | Op::CompareAndWrite | Op::Copy => unreachable!("its steps are reads and writes"),
         };
         let data = if emulated {
             let bytes = self.zero_blocks as usize * self.block_size as usize;
@@ -331,7 +372,7 @@ impl BdevChannel {
         } else {
             Sgl::EMPTY
         };
-        let io = Io { tag: Tag(key.raw()), op, fua: p.fua, lba: p.lba, blocks, data };
+        let io = Io { tag: Tag(key.raw()), op, fua: p.fua, lba: p.lba, blocks, source: 0, data };
         p.lba += blocks;
         p.blocks -= blocks;
         p.to_go = p.blocks > 0;
@@ -348,15 +389,21 @@ impl BdevChannel {
         p.pieces -= 1;
         p.status = p.status.or(completion.status);
         p.to_go &= p.status.is_ok();
-        (p.pieces == 0 && !p.to_go).then(|| self.complete(key, cx))
+        if p.pieces > 0 || p.to_go {
+            None
+        } else if p.asked.is_compound() {
+            self.stepped(key, cx)
+        } else {
+            Some(self.complete(key, cx))
+        }
     }
 
     #[inline]
     fn complete(&mut self, key: Key, cx: &mut Cx) -> Completion {
-        let Pending { tag, op, bytes, status, started, .. } =
+        let Pending { tag, asked, bytes, status, started, .. } =
             self.pending.remove(key).expect("the caller looked");
         let latency = cx.now().since(started).as_nanos() as u64;
-        self.cell.stats.borrow_mut().record(op, bytes, status, latency);
+        self.cell.stats.borrow_mut().record(asked, bytes, status, latency);
         cx.trace(Layer::Bdev, Point::Complete, self.serial, tag.0 as u32);
         Completion { tag, status }
     }
@@ -367,7 +414,9 @@ impl BdevChannel {
         p.to_go = false;
         p.status = p.status.or(status);
         if p.pieces == 0 {
-            let completion = self.complete(key, cx);
+            self.fences.forget(key);
+            let is_compound = p.asked.is_compound();
+            let completion = if is_compound { self.end_compound(key, cx) } else { self.complete(key, cx) };
             self.ready.push(completion);
             cx.wake(self.root);
         }
@@ -376,7 +425,11 @@ impl BdevChannel {
     fn abort_one(&mut self, key: Key, cx: &mut Cx) {
         let Some(p) = self.pending.get(key) else { return };
         let (to_go, pieces) = (p.to_go, p.pieces);
-        if to_go {
+        if p.asked.is_compound() {
+            self.abort_compound(key);
+        }
+        // A compound request that waits for its blocks or a buffer has nothing to go and nothing at the module.
+        if to_go || pieces == 0 {
             self.fail(key, Status::Aborted, cx);
         }
         if pieces > 0 {
@@ -395,6 +448,9 @@ impl BdevChannel {
                 }
                 Command::Thaw => self.state = State::Running,
                 Command::Abort => self.abort_all(cx),
+                Command::Fence { id, extent, quiet } => self.put_up_fence(id, extent, quiet),
+                Command::Unfence(id) => self.take_down_fence(id, cx),
+                Command::Granted { key, lock } => self.granted(key, lock, cx),
             }
         }
     }
@@ -415,6 +471,21 @@ impl Zeroes {
         let sgl = buffer.lend();
         Self { buffer, sgl }
     }
+}
+
+/// What can be asked for where a module does `ops`.
+fn offered(ops: OpSet) -> OpSet {
+    let mut all = ops;
+    if ops.contains(Op::Write) {
+        all = all.with(Op::WriteZeroes);
+    }
+    if ops.contains(Op::Read) {
+        all = all.with(Op::Compare);
+    }
+    if ops.contains(Op::Read) && ops.contains(Op::Write) {
+        all = all.with(Op::CompareAndWrite).with(Op::Copy);
+    }
+    all
 }
 
 /// How many blocks of what is left of a read or write go into the next piece.

@@ -3,8 +3,10 @@
 //! A channel is its opener's alone. Whoever wants something of all channels of a disk goes to each reactor that has some
 //! ([`crate::Bdev::for_each_channel`]), finds their cells there, and leaves a command, which the channel heeds at its next poll.
 
+use crate::ranges::{Extent, RangeLock};
 use crate::{Bdev, Stats};
 use aryk_reactor::{Cx, RootId};
+use aryk_slots::Key;
 use futures_channel::oneshot;
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
@@ -19,6 +21,12 @@ pub(crate) enum Command {
     Thaw,
     /// Abort all requests.
     Abort,
+    /// Hold off changes of some blocks, and say when those before have completed.
+    Fence { id: u64, extent: Extent, quiet: oneshot::Sender<()> },
+    /// That is over.
+    Unfence(u64),
+    /// A compound request has its blocks to itself.
+    Granted { key: Key, lock: RangeLock },
 }
 
 #[derive(Debug)]

@@ -78,7 +78,8 @@ pub trait Device: Any + Send + Sync {
     /// What its channels can take. Never changes.
     fn limits(&self) -> Limits;
 
-    /// What its channels can do. Never changes. A write-zeroes that is missing is made of writes by the block layer.
+    /// What its channels can do. Never changes. Compound ones, and a write-zeroes that is missing, are made of others by
+    /// the block layer.
     fn ops(&self) -> OpSet;
 
     /// Whether it cannot be written.

@@ -20,20 +20,42 @@ pub enum Op {
     Unmap,
     /// Makes blocks read as zeroes.
     WriteZeroes,
+    /// Compares blocks with memory.
+    Compare,
+    /// Compares blocks with the first half of the memory, and if they are the same, writes the second half: no change of these blocks, through
+    /// whichever channel, comes between.
+    CompareAndWrite,
+    /// Copies blocks to other blocks of the disk, which hold in the end what the first held at the beginning, also if the two overlap.
+    Copy,
 }
 
 impl Op {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Read, Self::Write, Self::Flush, Self::Unmap, Self::WriteZeroes];
+    pub const ALL: [Self; 8] = [
+        Self::Read,
+        Self::Write,
+        Self::Flush,
+        Self::Unmap,
+        Self::WriteZeroes,
+        Self::Compare,
+        Self::CompareAndWrite,
+        Self::Copy,
+    ];
 
     /// Whether it carries data.
     pub const fn has_data(self) -> bool {
-        matches!(self, Self::Read | Self::Write)
+        matches!(self, Self::Read | Self::Write | Self::Compare | Self::CompareAndWrite)
     }
 
     /// Whether it changes the disk.
     pub const fn is_change(self) -> bool {
-        matches!(self, Self::Write | Self::Unmap | Self::WriteZeroes)
+        matches!(self, Self::Write | Self::Unmap | Self::WriteZeroes | Self::CompareAndWrite | Self::Copy)
+    }
+
+    /// Whether the block layer makes it of reads and writes. Modules never see it.
+    #[inline]
+    pub const fn is_compound(self) -> bool {
+        self as u8 >= Self::Compare as u8
     }
 
     /// Its name, as RPC has it.
@@ -44,6 +66,9 @@ impl Op {
             Self::Flush => "flush",
             Self::Unmap => "unmap",
             Self::WriteZeroes => "write_zeroes",
+            Self::Compare => "compare",
+            Self::CompareAndWrite => "compare_and_write",
+            Self::Copy => "copy",
         }
     }
 }
@@ -55,6 +80,9 @@ pub struct OpSet(u8);
 impl OpSet {
     /// Every operation.
     pub const ALL: Self = Self::of(&Op::ALL);
+
+    /// Every operation that a module can do; the block layer makes the others of these.
+    pub const PLAIN: Self = Self::of(&[Op::Read, Op::Write, Op::Flush, Op::Unmap, Op::WriteZeroes]);
 
     /// These operations.
     pub const fn of(ops: &[Op]) -> Self {
@@ -98,7 +126,10 @@ pub struct Io {
     pub lba: u64,
     /// How many blocks; a flush has none.
     pub blocks: u64,
-    /// Where the data lies: as many bytes as the blocks have for a read or write, none otherwise.
+    /// The first of the blocks that a copy reads; 0 for all else.
+    pub source: u64,
+    /// Where the data lies: as many bytes as the blocks have for a read, a write or a compare, twice as many for a compare-and-write, none
+    /// otherwise.
     pub data: Sgl,
 }
 
@@ -126,6 +157,8 @@ pub enum Status {
     Aborted,
     /// The disk has been removed.
     Removed,
+    /// The blocks hold other data than they were compared with.
+    Miscompare,
 }
 
 impl Status {

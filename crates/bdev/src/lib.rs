@@ -27,6 +27,7 @@ mod channel;
 mod device;
 mod histogram;
 mod io;
+mod ranges;
 mod registry;
 mod stats;
 

@@ -3,6 +3,7 @@
 use crate::bdev::{Claim, Listener, lock};
 use crate::{Bdev, Descriptor, Device, Event, Identity};
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// Why a disk cannot be registered, found, opened or removed.
@@ -41,13 +42,15 @@ pub enum Access {
     Exclusive,
 }
 
+/// What the next disk is called by its channels' cells: a reactor may have disks of several registries.
+static SERIALS: AtomicU64 = AtomicU64::new(1);
+
 #[derive(Debug, Default)]
 struct Inner {
     /// In the order of their making.
     disks: Vec<Arc<Bdev>>,
     /// By name, alias and UUID.
     names: HashMap<String, Arc<Bdev>>,
-    serials: u64,
 }
 
 /// The disks of a process, by name.
@@ -112,8 +115,8 @@ impl Registry {
         if let Some(base) = device.bases().iter().find(|b| b.is_doomed()) {
             return Err(Error::Busy(base.name().to_owned()));
         }
-        inner.serials += 1;
-        let bdev = Arc::new(Bdev::new(inner.serials, identity, device));
+        let serial = SERIALS.fetch_add(1, Ordering::Relaxed);
+        let bdev = Arc::new(Bdev::new(serial, identity, device));
         inner.names.extend(names.into_iter().map(|n| (n, Arc::clone(&bdev))));
         inner.disks.push(Arc::clone(&bdev));
         Ok(bdev)

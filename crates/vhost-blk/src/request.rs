@@ -192,7 +192,7 @@ impl Parsed {
 
 #[inline]
 fn request(slot: u16, op: Op, lba: u64, blocks: u64) -> Io {
-    Io { tag: Tag(slot.into()), op, fua: false, lba, blocks, data: Sgl::EMPTY }
+    Io { tag: Tag(slot.into()), op, fua: false, lba, blocks, source: 0, data: Sgl::EMPTY }
 }
 
 /// A slot's list without the status byte at its end.

@@ -174,7 +174,7 @@ impl Run {
             Op::Read => disk.read(lba, blocks, shape, bench),
             Op::Write => disk.write(lba, &contents(self.seed, lba, blocks, self.block_size), shape, bench),
             Op::Flush => disk.command(op, 0, 0, bench),
-            Op::Unmap | Op::WriteZeroes => disk.command(op, lba, blocks, bench),
+            _ => disk.command(op, lba, blocks, bench),
         };
         self.in_flight.insert(self.last, Sent { op, lba, blocks, seed: self.seed });
     }
@@ -202,7 +202,7 @@ impl Run {
                 (Op::Unmap, true) if self.features.unmap_zeroes => self.model.holds(lba, 0),
                 (Op::WriteZeroes, false) | (Op::Unmap, _) => self.model.may_hold_also(lba, 0),
                 (Op::Read, true) if self.features.data => self.was_read(lba, i, outcome),
-                (Op::Read | Op::Flush, _) => {}
+                _ => {}
             }
         }
     }

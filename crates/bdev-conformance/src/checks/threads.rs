@@ -1,13 +1,10 @@
 //! Several reactors at once.
 
+use super::wait::block_on;
 use crate::{Fixture, contents, fill};
 use aryk_bdev::{Access, AsyncChannel, Bdev, Descriptor, Op, Status};
 use aryk_dma::Buffer;
 use aryk_reactor::{CoreSet, Handle, Options, Reactors};
-use std::future::Future;
-use std::pin::pin;
-use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
 
 /// Channels on each reactor, and writes of each.
 const CHANNELS: u64 = 2;
@@ -16,26 +13,6 @@ const WRITES: u64 = 100;
 const BLOCKS: u64 = 4;
 /// Blocks that all of them share.
 const SHARED: u64 = 16;
-
-struct Unpark(std::thread::Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
-/// Waits for `future` on the calling thread.
-fn block_on<T>(future: impl Future<Output = T>) -> T {
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    let mut future = pin!(future);
-    loop {
-        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(value) => return value,
-            Poll::Pending => std::thread::park(),
-        }
-    }
-}
 
 /// Channels on all cores, each with blocks of its own, and some blocks of all: each holds in the end what one of its writers wrote. Meanwhile the disk is
 /// reset, its statistics are read, and in the end they add up.

@@ -166,7 +166,7 @@ impl DelayChannel {
         let (count, avg, p99) = match op {
             Op::Read => (&mut self.reads, Kind::AvgRead, Kind::P99Read),
             Op::Write => (&mut self.writes, Kind::AvgWrite, Kind::P99Write),
-            Op::Flush | Op::Unmap | Op::WriteZeroes => return Duration::ZERO,
+            _ => return Duration::ZERO,
         };
         *count += 1;
         let kind = if count.is_multiple_of(100) { p99 } else { avg };

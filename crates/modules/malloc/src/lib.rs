@@ -91,7 +91,7 @@ impl Device for Malloc {
     }
 
     fn ops(&self) -> OpSet {
-        OpSet::ALL
+        OpSet::PLAIN
     }
 
     fn open_channel(&self, root: RootId, _: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
@@ -142,7 +142,7 @@ impl MallocChannel {
         match io.op {
             Op::Read => self.store.prefetch(io.lba * self.block_size, io.data.len()),
             Op::Write => io.data.prefetch(),
-            Op::Flush | Op::Unmap | Op::WriteZeroes => {}
+            _ => {}
         }
     }
 
@@ -157,6 +157,9 @@ impl MallocChannel {
             Op::Unmap | Op::WriteZeroes => {
                 self.store.zero(offset, len);
                 return len / DISCARD_DISCOUNT;
+            }
+            Op::Compare | Op::CompareAndWrite | Op::Copy => {
+                unreachable!("the block layer makes it of others")
             }
         }
         len

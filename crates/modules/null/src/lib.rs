@@ -66,7 +66,7 @@ impl Device for Null {
     }
 
     fn ops(&self) -> OpSet {
-        OpSet::ALL
+        OpSet::PLAIN
     }
 
     fn open_channel(&self, root: RootId, _: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {

@@ -160,7 +160,7 @@ impl Request {
         self.sync = match self.op {
             Op::Flush => true,
             Op::WriteZeroes | Op::Unmap => self.fua,
-            Op::Read | Op::Write => false,
+            _ => false,
         };
     }
 
@@ -201,6 +201,9 @@ impl Request {
             }
             Op::Read | Op::Write | Op::WriteZeroes => self.bounce_chunk(end, align, pool),
             Op::Flush => unreachable!("a flush has no bytes"),
+            Op::Compare | Op::CompareAndWrite | Op::Copy => {
+                unreachable!("the block layer makes it of others")
+            }
         }
         Next::Start(self.call(store))
     }
@@ -267,7 +270,7 @@ impl Request {
         match op {
             Op::Write => data.read(0, &mut bounce.buffer.bytes_mut()[..len as usize]),
             Op::WriteZeroes => bounce.buffer.bytes_mut()[..len as usize].fill(0),
-            Op::Read | Op::Flush | Op::Unmap => {}
+            _ => {}
         }
         bounce.lend();
     }

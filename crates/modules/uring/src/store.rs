@@ -204,7 +204,7 @@ impl Device for FileDevice {
     }
 
     fn ops(&self) -> OpSet {
-        OpSet::ALL
+        OpSet::PLAIN
     }
 
     fn is_read_only(&self) -> bool {

@@ -95,7 +95,7 @@ impl Bench {
         let tag = Tag(self.next);
         let cx = self.reactor.cx();
         let opener = cx.root::<Opener>(self.opener.id()).unwrap();
-        opener.borrow_mut().channel.submit(Io { tag, op, fua, lba, blocks, data }, cx);
+        opener.borrow_mut().channel.submit(Io { tag, op, fua, lba, blocks, source: 0, data }, cx);
         cx.wake(self.opener.id());
         tag
     }

@@ -29,7 +29,7 @@ fn rig(op: Op, alignment: Alignment, change: impl FnOnce(&mut Config)) -> Rig {
     let mut buffer = Buffer::new(8192, 4096);
     let data = if op.has_data() { buffer.lend() } else { Sgl::EMPTY };
     let blocks = if op == Op::Flush { 0 } else { 16 };
-    let io = Io { tag: Tag(1), op, fua: false, lba: 8, blocks, data };
+    let io = Io { tag: Tag(1), op, fua: false, lba: 8, blocks, source: 0, data };
     let mut request = Request::new(&io, &store);
     let first = request.next(&store, &mut pool);
     Rig { store, pool, request, first, buffer }
@@ -139,7 +139,8 @@ fn a_lost_page_cache_stays_lost() {
         assert!(matches!(rig.first, Next::Start(Call::Sync)));
         assert_eq!(status(&rig.answer(-libc::EIO)), Status::Medium);
         assert_eq!(rig.store.lost.load(Ordering::Relaxed), lost);
-        let io = Io { tag: Tag(2), op: Op::Flush, fua: false, lba: 0, blocks: 0, data: Sgl::EMPTY };
+        let io =
+            Io { tag: Tag(2), op: Op::Flush, fua: false, lba: 0, blocks: 0, source: 0, data: Sgl::EMPTY };
         let next = Request::new(&io, &rig.store).next(&rig.store, &mut rig.pool);
         assert_eq!(matches!(next, Next::Done(Status::Medium)), lost);
     }

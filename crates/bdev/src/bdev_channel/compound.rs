@@ -1,0 +1,283 @@
+//! Requests that are made of reads and writes: compare, compare-and-write, copy. Reactor context.
+//!
+//! One goes through its blocks in chunks of a bounce buffer: reads, and compares or writes. Its key, and its place among the channel's requests, stay the
+//! same; in each step its [`Pending`] is the read or write that is under way. Those that write have their blocks to themselves meanwhile
+//! ([`crate::ranges`]).
+//!
+//! The buffers are a channel's own, made when it sees its first such request; whoever finds none waits for one.
+
+use super::{BdevChannel, Pending};
+use crate::cell::Command;
+use crate::ranges::{self, Extent, RangeLock};
+use crate::{Completion, Io, Op, Status};
+use aryk_dma::{Buffer, PAGE, Sgl};
+use aryk_reactor::Cx;
+use aryk_slots::Key;
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Bytes in a bounce buffer, unless one block has more.
+const BUFFER: u32 = 64 * 1024;
+
+/// Buffers of a channel: so many compound requests move data at one time.
+const BUFFERS: usize = 4;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Step {
+    /// Waits for its blocks, or for a buffer.
+    Waiting,
+    Reading,
+    Writing,
+}
+
+struct Compound {
+    key: Key,
+    op: Op,
+    fua: bool,
+    step: Step,
+    lba: u64,
+    source: u64,
+    blocks: u64,
+    data: Sgl,
+    /// Blocks of it that are compared or copied.
+    done: u64,
+    /// Blocks in the chunk that is under way.
+    chunk: u64,
+    buffer: Option<Buffer>,
+    /// The buffer is the module's.
+    is_lent: bool,
+    /// Nobody wants it any more: no further chunk is begun.
+    is_aborted: bool,
+    lock: Option<RangeLock>,
+}
+
+impl Compound {
+    /// The blocks that nobody else is to change meanwhile.
+    fn extent(&self) -> Extent {
+        let of = |lba| lba..lba + self.blocks;
+        Extent([of(self.lba), if self.op == Op::Copy { of(self.source) } else { 0..0 }])
+    }
+
+    /// Where in it the chunk under way lies. A copy to behind its source goes from its end to its beginning, so that it reads no block that it
+    /// has written.
+    const fn offset(&self) -> u64 {
+        if matches!(self.op, Op::Copy) && self.lba > self.source {
+            self.blocks - self.done - self.chunk
+        } else {
+            self.done
+        }
+    }
+
+    /// The memory of the chunk under way, for the module.
+    fn lend(&mut self, block_size: u32) -> Sgl {
+        self.is_lent = true;
+        self.buffer.as_mut().expect("it has one").lend().slice(0, self.chunk as u32 * block_size)
+    }
+
+    /// The module is done with it.
+    fn reclaim(&mut self) {
+        if std::mem::take(&mut self.is_lent) {
+            self.buffer.as_mut().expect("it has one").reclaim();
+        }
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Compounds {
+    running: Vec<Compound>,
+    free: Vec<Buffer>,
+    /// Who waits for a buffer.
+    waiting: VecDeque<Key>,
+    has_buffers: bool,
+}
+
+impl Compounds {
+    fn find(&mut self, key: Key) -> &mut Compound {
+        self.running.iter_mut().find(|c| c.key == key).expect("it runs until it ends")
+    }
+
+    fn make_buffers(&mut self, bytes: u32) {
+        if !std::mem::replace(&mut self.has_buffers, true) {
+            self.free.extend((0..BUFFERS).map(|_| Buffer::new(bytes as usize, PAGE as usize)));
+        }
+    }
+}
+
+/// Whether `data` begins with `bytes`.
+fn is_same(data: Sgl, bytes: &[u8]) -> bool {
+    let mut piece = [0; PAGE as usize];
+    bytes.chunks(piece.len()).zip((0..).step_by(PAGE as usize)).all(|(theirs, at)| {
+        let ours = &mut piece[..theirs.len()];
+        data.read(at, ours);
+        ours == theirs
+    })
+}
+
+impl BdevChannel {
+    /// Whether a compound request can be carried out.
+    #[cold]
+    pub(super) fn check_compound(&self, io: &Io) -> Result<(), Status> {
+        let bytes = u128::from(io.blocks) * u128::from(self.block_size);
+        let data = match io.op {
+            Op::Compare => bytes,
+            Op::CompareAndWrite => 2 * bytes,
+            _ => 0,
+        };
+        let end = io.source.checked_add(io.blocks);
+        match end {
+            Some(end) if end <= self.bdev.blocks() || io.op != Op::Copy => {}
+            _ => return Err(Status::OutOfRange),
+        }
+        if u128::from(io.data.len()) == data { Ok(()) } else { Err(Status::Invalid) }
+    }
+
+    /// Starts a compound request that has been checked and has its place.
+    #[cold]
+    pub(super) fn begin_compound(&mut self, key: Key, io: &Io, cx: &mut Cx) {
+        self.pending.get_mut(key).expect("just inserted").to_go = false;
+        let &Io { op, fua, lba, source, blocks, data, .. } = io;
+        let (step, done, chunk) = (Step::Waiting, 0, 0);
+        let compound = Compound {
+            key,
+            op,
+            fua,
+            step,
+            lba,
+            source,
+            blocks,
+            data,
+            done,
+            chunk,
+            buffer: None,
+            is_lent: false,
+            is_aborted: false,
+            lock: None,
+        };
+        let extent = compound.extent();
+        self.compounds.running.push(compound);
+        if op == Op::Compare {
+            return self.take_buffer(key, cx);
+        }
+        let (cell, local) = (Rc::downgrade(&self.cell), cx.local().clone());
+        let grant = move |lock| {
+            local.defer(move |cx| {
+                // If the channel is closed, or the request has ended, the lock is dropped.
+                if let Some(cell) = cell.upgrade() {
+                    cell.command(Command::Granted { key, lock }, cx);
+                }
+            });
+        };
+        cx.local().spawn(ranges::hold(Arc::clone(&self.bdev), extent, grant)).detach();
+    }
+
+    /// Has a compound request end after the chunk that the module has.
+    pub(super) fn abort_compound(&mut self, key: Key) {
+        self.compounds.find(key).is_aborted = true;
+    }
+
+    /// The blocks of a request are its own, unless it has been aborted meanwhile.
+    pub(super) fn granted(&mut self, key: Key, lock: RangeLock, cx: &mut Cx) {
+        if self.pending.get(key).is_some() {
+            self.compounds.find(key).lock = Some(lock);
+            self.take_buffer(key, cx);
+        }
+    }
+
+    fn take_buffer(&mut self, key: Key, cx: &mut Cx) {
+        self.compounds.make_buffers(BUFFER.max(self.block_size));
+        match self.compounds.free.pop() {
+            Some(buffer) => {
+                self.compounds.find(key).buffer = Some(buffer);
+                self.next_chunk(key, cx);
+            }
+            None => self.compounds.waiting.push_back(key),
+        }
+    }
+
+    /// Reads the next chunk.
+    fn next_chunk(&mut self, key: Key, cx: &mut Cx) {
+        let block_size = self.block_size;
+        let c = self.compounds.find(key);
+        c.chunk = (c.blocks - c.done).min((BUFFER / block_size).max(1).into());
+        c.step = Step::Reading;
+        let from = if c.op == Op::Copy { c.source } else { c.lba };
+        let lba = from + c.offset();
+        let data = c.lend(block_size);
+        self.step(key, Op::Read, false, lba, data, cx);
+    }
+
+    /// Sends a read or write of a compound request.
+    fn step(&mut self, key: Key, op: Op, fua: bool, lba: u64, data: Sgl, cx: &mut Cx) {
+        let blocks = u64::from(data.len() / self.block_size);
+        let p = self.pending.get_mut(key).expect("it runs until it ends");
+        *p = Pending { op, fua, lba, blocks, data, to_go: true, ..*p };
+        self.enqueue(key, cx);
+    }
+
+    /// A step of a compound request has ended. Its completion, if that was all.
+    #[cold]
+    pub(super) fn stepped(&mut self, key: Key, cx: &mut Cx) -> Option<Completion> {
+        let p = self.pending.get_mut(key).expect("the caller looked");
+        let c = self.compounds.find(key);
+        c.reclaim();
+        if !p.status.is_ok() {
+            return Some(self.end_compound(key, cx));
+        }
+        match c.step {
+            Step::Waiting => unreachable!("nothing of it is under way"),
+            Step::Reading if c.op == Op::Copy => {
+                c.step = Step::Writing;
+                let (fua, lba) = (c.fua, c.lba + c.offset());
+                let data = c.lend(self.block_size);
+                self.step(key, Op::Write, fua, lba, data, cx);
+                return None;
+            }
+            Step::Reading => {
+                let bytes = c.chunk as u32 * self.block_size;
+                let expected = c.data.slice(c.done as u32 * self.block_size, bytes);
+                let buffer = c.buffer.as_ref().expect("it has one");
+                if !is_same(expected, &buffer.bytes()[..bytes as usize]) {
+                    p.status = Status::Miscompare;
+                    return Some(self.end_compound(key, cx));
+                }
+            }
+            // All of a compare-and-write is written at one time.
+            Step::Writing if c.op == Op::CompareAndWrite => return Some(self.end_compound(key, cx)),
+            Step::Writing => {}
+        }
+        c.done += c.chunk;
+        if c.is_aborted && c.done < c.blocks {
+            p.status = Status::Aborted;
+            return Some(self.end_compound(key, cx));
+        }
+        if c.done < c.blocks {
+            self.next_chunk(key, cx);
+        } else if c.op == Op::CompareAndWrite {
+            c.step = Step::Writing;
+            let (fua, lba, half) = (c.fua, c.lba, c.data.len() / 2);
+            let data = c.data.slice(half, half);
+            self.step(key, Op::Write, fua, lba, data, cx);
+        } else {
+            return Some(self.end_compound(key, cx));
+        }
+        None
+    }
+
+    /// Ends a compound request of which the module has nothing.
+    pub(super) fn end_compound(&mut self, key: Key, cx: &mut Cx) -> Completion {
+        let compounds = &mut self.compounds;
+        let index = compounds.running.iter().position(|c| c.key == key).expect("it ends once");
+        let mut compound = compounds.running.swap_remove(index);
+        compound.reclaim();
+        compounds.waiting.retain(|&k| k != key);
+        let next = compound.buffer.and_then(|buffer| {
+            compounds.free.push(buffer);
+            compounds.waiting.pop_front()
+        });
+        if let Some(next) = next {
+            self.take_buffer(next, cx);
+        }
+        self.complete(key, cx)
+    }
+}

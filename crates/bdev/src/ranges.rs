@@ -1,0 +1,175 @@
+//! Which blocks of a disk a compound request has to itself: no channel, on whichever reactor, changes them meanwhile.
+//!
+//! Whoever wants blocks stands in the disk's table, in the order of arrival, behind a lock that is held for one look through it. When nobody
+//! before it has any of its blocks, it goes to all channels of the disk by message: each puts up a *fence*, which holds off changes to
+//! come, and says when those before have completed. In the end the fences go the same way, and only then the next in the table
+//! has its turn, so that what the fences held off is not overtaken for ever.
+//!
+//! A channel that is opened meanwhile finds the fences that stand in the table. It is counted among the disk's channels before it looks, and the
+//! table says that fences stand before the channels are gone to, so that it is not missed.
+//!
+//! Context: the table any; [`hold`] a task of the reactor whose channel asks.
+
+use crate::Bdev;
+use crate::bdev::lock;
+use crate::cell::{ChannelCell, Command};
+use aryk_reactor::Cx;
+use futures_channel::oneshot;
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+
+/// Blocks that a compound request reads or writes: one range, or two.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Extent(pub [Range<u64>; 2]);
+
+impl Extent {
+    /// Whether some of `blocks` are among them.
+    pub fn touches(&self, blocks: &Range<u64>) -> bool {
+        self.0.iter().any(|r| r.start < blocks.end && blocks.start < r.end)
+    }
+}
+
+/// Blocks that are someone's, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct RangeLock {
+    _released: oneshot::Sender<()>,
+}
+
+#[derive(Debug)]
+struct Claim {
+    id: u64,
+    extent: Extent,
+    /// Fences of it stand, or are being put up.
+    is_fenced: bool,
+    /// Present while others are in its way.
+    turn: Option<oneshot::Sender<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Claims {
+    next: u64,
+    /// In the order of arrival.
+    list: Vec<Claim>,
+}
+
+/// A disk's table.
+#[derive(Debug, Default)]
+pub(crate) struct Ranges(Mutex<Claims>);
+
+impl Ranges {
+    /// Puts a claim into the table. What is received, if there is something, is its turn.
+    fn claim(&self, extent: &Extent) -> (u64, Option<oneshot::Receiver<()>>) {
+        let mut claims = lock(&self.0);
+        let id = claims.next;
+        claims.next += 1;
+        let must_wait = claims.list.iter().any(|earlier| clash(&earlier.extent, extent));
+        let (turn, wait) = must_wait.then(oneshot::channel).unzip();
+        claims.list.push(Claim { id, extent: extent.clone(), is_fenced: false, turn });
+        (id, wait)
+    }
+
+    fn set_fenced(&self, id: u64, is_fenced: bool) {
+        let mut claims = lock(&self.0);
+        let claim = claims.list.iter_mut().find(|c| c.id == id).expect("a claim is there until its end");
+        claim.is_fenced = is_fenced;
+    }
+
+    /// Takes a claim out, and gives those their turn that only it was in the way of.
+    fn release(&self, id: u64) {
+        let mut claims = lock(&self.0);
+        claims.list.retain(|c| c.id != id);
+        for i in 0..claims.list.len() {
+            let (earlier, rest) = claims.list.split_at_mut(i);
+            let claim = &mut rest[0];
+            if !earlier.iter().any(|e| clash(&e.extent, &claim.extent))
+                && let Some(turn) = claim.turn.take()
+            {
+                // Its task ends early only with its reactor.
+                let _ = turn.send(());
+            }
+        }
+    }
+
+    /// The fences that stand.
+    pub fn fences(&self) -> Vec<(u64, Extent)> {
+        let claims = lock(&self.0);
+        claims.list.iter().filter(|c| c.is_fenced).map(|c| (c.id, c.extent.clone())).collect()
+    }
+}
+
+fn clash(a: &Extent, b: &Extent) -> bool {
+    b.0.iter().any(|range| a.touches(range))
+}
+
+/// A claim that stands in the table, until this is dropped: also by a reactor that ends before its task.
+struct Standing {
+    bdev: Arc<Bdev>,
+    id: u64,
+}
+
+impl Drop for Standing {
+    fn drop(&mut self) {
+        self.bdev.ranges().release(self.id);
+    }
+}
+
+/// Waits until the blocks of `extent` are the caller's, says so by `grant`, and waits until the lock that this is given is dropped.
+pub(crate) async fn hold(bdev: Arc<Bdev>, extent: Extent, grant: impl FnOnce(RangeLock)) {
+    let (id, turn) = bdev.ranges().claim(&extent);
+    let standing = Standing { bdev, id };
+    let bdev = &standing.bdev;
+    if let Some(turn) = turn {
+        // The sender is kept until it is used.
+        let _ = turn.await;
+    }
+    bdev.ranges().set_fenced(id, true);
+    let put_up = move |cell: &Rc<ChannelCell>, cx: &mut Cx| {
+        let (quiet, is_quiet) = oneshot::channel();
+        cell.command(Command::Fence { id, extent: extent.clone(), quiet }, cx);
+        is_quiet
+    };
+    for is_quiet in bdev.for_each_channel(put_up).await {
+        // A channel that was closed meanwhile has nothing in flight.
+        let _ = is_quiet.await;
+    }
+    let (sender, released) = oneshot::channel();
+    grant(RangeLock { _released: sender });
+    // It is dropped, not sent.
+    let _ = released.await;
+    bdev.ranges().set_fenced(id, false);
+    bdev.for_each_channel(move |cell, cx| cell.command(Command::Unfence(id), cx)).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn extent(range: Range<u64>) -> Extent {
+        Extent([range, 0..0])
+    }
+
+    #[test]
+    fn claims_have_their_turns_in_order() {
+        let ranges = Ranges::default();
+        let (a, turn) = ranges.claim(&extent(0..10));
+        assert!(turn.is_none());
+        assert!(ranges.claim(&extent(10..20)).1.is_none(), "they do not overlap");
+        let (b, Some(mut b_turn)) = ranges.claim(&Extent([5..6, 30..40])) else { panic!("a is in the way") };
+        let (c, Some(mut c_turn)) = ranges.claim(&extent(39..41)) else { panic!("b is in the way") };
+        ranges.release(a);
+        assert_eq!((b_turn.try_recv(), c_turn.try_recv()), (Ok(Some(())), Ok(None)));
+        ranges.release(b);
+        assert_eq!(c_turn.try_recv(), Ok(Some(())));
+        assert_eq!(ranges.fences(), []);
+        ranges.set_fenced(c, true);
+        assert_eq!(ranges.fences(), [(c, extent(39..41))]);
+    }
+
+    #[test]
+    fn an_empty_range_touches_nothing() {
+        assert!(!extent(3..7).touches(&(7..9)) && !extent(3..7).touches(&(0..3)));
+        assert!(extent(3..7).touches(&(6..9)) && extent(3..7).touches(&(4..5)));
+        assert!(!extent(3..7).touches(&(0..0)));
+    }
+}
