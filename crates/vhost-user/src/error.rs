@@ -1,4 +1,4 @@
-//! Why a session ends or a request is refused, and why a socket cannot be listened on. Control context.
+//! Why a session ends or a request is refused, and why a socket cannot be used. Control context.
 
 use crate::device::DeviceError;
 use crate::message::{Code, FdKind};
@@ -198,7 +198,7 @@ impl Error {
     }
 }
 
-/// Why a socket cannot be listened on.
+/// Why a socket cannot be listened on, or connected to.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     /// The path is longer than a socket's address.

@@ -6,6 +6,7 @@
 //!
 //! - [`Device`]: what a device type implements. It gets checked [`QueueSetup`]s and never sees a message.
 //! - [`Listener`] and [`Server`]: a controller's socket, and its front-ends one after the other.
+//! - [`Client`]: the other way round: it connects to the front-end's socket whenever there is one.
 //! - [`serve_front_end`]: one front-end on a connected socket, whoever connected it.
 //! - [`SessionHandle`]: how a device, from any thread, ends a session or announces a changed configuration.
 //! - [`message`]: the codec; pure.
@@ -25,6 +26,7 @@
 //! CONFIGURE_MEM_SLOTS, BACKEND_REQ, RESET_DEVICE and STATUS; packed rings and INFLIGHT_SHMFD if the device can.
 #![forbid(unsafe_code)]
 
+mod client;
 mod connection;
 mod device;
 mod error;
@@ -32,11 +34,14 @@ mod inflight;
 mod listener;
 mod memory;
 pub mod message;
+mod presence;
 mod server;
+mod service;
 mod session;
 mod stats;
 mod vring;
 
+pub use client::Client;
 pub use device::{Device, DeviceError, EventFd, MemoryChange, QueueLog, QueueSetup, Rings, SessionHandle};
 pub use error::{Error, ListenError};
 pub use listener::{Listener, SocketOptions};

@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 /// What `sun_path` holds, with its final zero.
-const PATH_MAX: usize = 107;
+pub(crate) const PATH_MAX: usize = 107;
 
 /// Who may connect. What is not given is as the process' user and umask make it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -89,7 +89,8 @@ impl Drop for Listener {
     }
 }
 
-fn new_socket() -> rustix::io::Result<OwnedFd> {
+/// A stream socket that never waits.
+pub(crate) fn new_socket() -> rustix::io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
 }

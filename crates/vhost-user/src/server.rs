@@ -6,37 +6,24 @@
 
 use crate::device::{Device, SessionHandle};
 use crate::listener::Listener;
-use crate::session::serve_front_end;
-use crate::stats::{Snapshot, Stats};
+use crate::service::{Service, Shared};
+use crate::stats::Snapshot;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
-use tracing::Instrument;
 
 /// How long a second front-end may wait before that is worth a warning.
 const RECONNECT_GRACE: Duration = Duration::from_secs(2);
 /// After a failed `accept`, which is for want of file descriptors or memory.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
 
-#[derive(Debug, Default)]
-struct Shared {
-    stats: Stats,
-    current: Mutex<Option<SessionHandle>>,
-}
-
 /// A controller that is being served. Dropping it stops it in the background.
 #[derive(Debug)]
-pub struct Server {
-    shared: Arc<Shared>,
-    path: PathBuf,
-    stop: watch::Sender<bool>,
-    task: JoinHandle<()>,
-}
+pub struct Server(Service);
 
 impl Server {
     /// Serves `device` to the front-ends that connect to `listener`. `name` is what the log calls it.
@@ -47,50 +34,31 @@ impl Server {
     /// # Panics
     /// Outside of a [`tokio::task::LocalSet`].
     pub fn start<D: Device>(name: &str, listener: Listener, device: Rc<D>) -> io::Result<Self> {
-        let shared = Arc::new(Shared::default());
-        let (stop, stopped) = watch::channel(false);
         let path = listener.path().to_owned();
-        let accept = Accept { socket: listener.watched()?, _listener: listener, stop: stopped };
-        let span = tracing::info_span!("vhost-user", controller = name);
-        let task = accept.run(device, Arc::clone(&shared)).instrument(span);
-        Ok(Self { shared, path, stop, task: tokio::task::spawn_local(task) })
+        let socket = listener.watched()?;
+        Ok(Self(Service::start(name, &path, |shared, stop| {
+            Accept { socket, _listener: listener, stop }.run(device, shared)
+        })))
     }
 
     /// Its socket.
     pub fn path(&self) -> &Path {
-        &self.path
+        self.0.path()
     }
 
     /// What its sessions have come to.
     pub fn stats(&self) -> Snapshot {
-        self.shared.stats.snapshot()
+        self.0.stats()
     }
 
     /// Tells the front-end, if there is one, that the configuration space has changed.
     pub fn config_changed(&self) {
-        if let Some(session) = self.shared.current() {
-            session.config_changed();
-        }
+        self.0.config_changed();
     }
 
     /// Stops serving: disconnects the front-end, stops its queues, and removes the socket.
     pub async fn stop(self) {
-        self.stop.send_replace(true);
-        if let Err(error) = self.task.await
-            && let Ok(panic) = error.try_into_panic()
-        {
-            std::panic::resume_unwind(panic);
-        }
-    }
-}
-
-impl Shared {
-    fn current(&self) -> Option<SessionHandle> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn set_current(&self, session: Option<SessionHandle>) {
-        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = session;
+        self.0.stop().await;
     }
 }
 
@@ -113,13 +81,8 @@ impl Accept {
                 },
             };
             let session = SessionHandle::default();
-            shared.set_current(Some(session.clone()));
-            let serving = async {
-                // How it ended has been logged and counted.
-                let _ = serve_front_end(stream, &*device, session.clone(), &shared.stats).await;
-            };
+            let serving = shared.serve(stream, &*device, &session);
             let stopped = self.until_done(serving, &session, &mut waiting).await;
-            shared.set_current(None);
             if stopped {
                 return;
             }

@@ -44,7 +44,7 @@ pub struct Snapshot {
     pub memory_errors: u64,
     /// Errors that the device has found.
     pub device_errors: u64,
-    /// The last of them.
+    /// The last of them, or why a front-end's socket cannot be connected to.
     pub last_error: Option<String>,
 }
 
@@ -86,6 +86,11 @@ impl Stats {
             self.failed.fetch_add(1, Relaxed);
             self.error(error);
         }
+    }
+
+    /// A front-end cannot be reached, for want of an operator's doing.
+    pub(crate) fn not_connected(&self, why: &str) {
+        *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(why.to_owned());
     }
 
     fn error(&self, error: &Error) {

@@ -75,6 +75,11 @@ impl FrontEnd {
         Self { stream: UnixStream::connect(path).await.expect("connect") }
     }
 
+    /// A front-end on a socket that it has accepted.
+    pub fn accepted(stream: UnixStream) -> Self {
+        Self { stream }
+    }
+
     /// Sends a request that asks for no reply.
     pub fn send(&self, code: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
         self.send_raw(&message(code, 1, payload), fds);
