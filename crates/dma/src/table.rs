@@ -5,7 +5,7 @@
 //! A region is unmapped when the last table that holds it goes, and a table goes when the last request that used
 //! it has completed.
 
-use crate::{GuestArea, Mapping, Seg, Sgl, copy};
+use crate::{DirtyLog, GuestArea, Mapping, Seg, Sgl, copy};
 use smallvec::SmallVec;
 use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -125,6 +125,20 @@ impl MemTable {
     pub fn area_at_guest(&self, guest_addr: u64, len: u64) -> Option<GuestArea> {
         let region = self.regions.iter().find(|r| guest_addr.wrapping_sub(r.guest_addr) < r.len)?;
         Self::area_in(region, guest_addr - region.guest_addr, len)
+    }
+
+    /// The guest-physical address of a place in the front-end's process.
+    pub fn guest_addr_at_user(&self, user_addr: u64) -> Option<u64> {
+        let region = self.regions.iter().find(|r| user_addr.wrapping_sub(r.user_addr) < r.len)?;
+        Some(region.guest_addr + (user_addr - region.user_addr))
+    }
+
+    /// The guest-physical address of a piece that was looked up in this table; `None` for any other memory.
+    pub fn guest_addr_of(&self, seg: &Seg) -> Option<u64> {
+        self.spans.iter().find_map(|span| {
+            let at = (seg.base() as usize).wrapping_sub(span.base as usize) as u64;
+            (at < span.len).then(|| span.guest_addr + at)
+        })
     }
 
     fn area_in(region: &Region, at: u64, len: u64) -> Option<GuestArea> {
@@ -389,6 +403,18 @@ impl SgTable {
         // SAFETY: the list does not change until `end`, which the owner calls on completion; the memory stays
         // mapped by the slot's epoch; both are leaked if this table is dropped before.
         unsafe { Sgl::new(&slot.segs, slot.len) }
+    }
+
+    /// Marks all memory of the list of `slot`, which its request has written to.
+    ///
+    /// # Panics
+    /// If the slot is not in use.
+    pub fn mark_dirty(&self, slot: u16, log: &DirtyLog) {
+        let table = self.memory_of(slot);
+        for seg in &self.slots[usize::from(slot)].segs {
+            let addr = table.guest_addr_of(seg).expect("it was looked up in the slot's table");
+            log.mark(addr, seg.len() as u64);
+        }
     }
 
     /// Gives `slot` back: its request has completed.

@@ -35,6 +35,13 @@ pub struct QueueLog {
     pub(crate) ring: [(u64, u64); 2],
 }
 
+impl PartialEq for QueueLog {
+    /// Whether the same is to be marked in the same log.
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.log, &other.log) && self.ring == other.ring
+    }
+}
+
 impl QueueLog {
     /// Marks the ring. To be called after each publication of used buffers and each change of event suppression, for both
     /// are writes. Marks all of it: rings have few pages.
@@ -107,6 +114,12 @@ pub trait Device: 'static {
         false
     }
 
+    /// Whether its queues mark what they write in [`QueueSetup::log`]: if so, VHOST_F_LOG_ALL is offered, without which
+    /// guests cannot migrate.
+    fn logs_writes(&self) -> bool {
+        false
+    }
+
     /// Queues that a front-end may use, 1 to 256.
     fn num_queues(&self) -> u16;
 
@@ -150,6 +163,13 @@ pub trait Device: 'static {
 
     /// Replaces the error fd of a running queue.
     async fn set_err(&self, index: u16, err: Option<EventFd>);
+
+    /// A running queue is to mark what it writes, from now on, in another log or no more. When the future is ready the old log
+    /// is not written to any more, and all that is completed from then on is in the new one. Called only if
+    /// [`Device::logs_writes`].
+    async fn set_log(&self, index: u16, log: Option<QueueLog>) {
+        let _ = (index, log);
+    }
 }
 
 #[derive(Debug)]

@@ -148,6 +148,24 @@ pub enum Error {
         /// Bytes needed.
         needed: u64,
     },
+    /// The dirty log cannot be mapped.
+    #[error("{code}: dirty log: {source}")]
+    Log {
+        /// Which request.
+        code: Code,
+        /// Why not.
+        source: MapError,
+    },
+    /// A dirty log without bits for all guest memory.
+    #[error("{code}: a dirty log of {got} bytes has no bits for guest memory up to {end:#x}")]
+    LogTooSmall {
+        /// Which request.
+        code: Code,
+        /// Bytes that it has.
+        got: u64,
+        /// End of the guest's memory.
+        end: u64,
+    },
     /// The device refused.
     #[error("{code}: {source}")]
     Device {
@@ -192,6 +210,8 @@ impl Error {
             | Self::TooManyRegions(_)
             | Self::Inflight { .. }
             | Self::InflightTooSmall { .. }
+            | Self::Log { .. }
+            | Self::LogTooSmall { .. }
             | Self::NoSuchRegion(_) => Class::Memory,
             Self::Device { .. } | Self::Ended(_) => Class::Device,
         }

@@ -23,7 +23,8 @@
 //! answers the front-end only when removed memory is in use no more.
 //!
 //! Offered: VIRTIO_F_VERSION_1, indirect descriptors, EVENT_IDX, and the protocol features MQ, REPLY_ACK, CONFIG,
-//! CONFIGURE_MEM_SLOTS, BACKEND_REQ, RESET_DEVICE and STATUS; packed rings and INFLIGHT_SHMFD if the device can.
+//! CONFIGURE_MEM_SLOTS, BACKEND_REQ, RESET_DEVICE and STATUS; packed rings, INFLIGHT_SHMFD, and dirty logging
+//! (LOG_ALL, LOG_SHMFD) if the device can.
 #![forbid(unsafe_code)]
 
 mod client;

@@ -15,6 +15,7 @@ use crate::memory::{GuestMemory, SLOTS_MAX};
 use crate::message::{self, CONFIG_MAX, Code, Message, Request};
 use crate::vring::{Kick, Vring, is_packed};
 use crate::{Error, Stats};
+use aryk_dma::DirtyLog;
 use rustix::net::SendFlags;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -31,6 +32,8 @@ pub const F_EVENT_IDX: u64 = 1 << 29;
 /// VIRTIO_F_VERSION_1.
 pub const F_VERSION_1: u64 = 1 << 32;
 
+/// VHOST_F_LOG_ALL: what is written to guest memory is logged. No driver ever sees it.
+const F_LOG_ALL: u64 = 1 << 26;
 /// VIRTIO_F_RING_PACKED.
 pub const F_RING_PACKED: u64 = 1 << 34;
 
@@ -108,6 +111,7 @@ pub async fn serve_front_end<D: Device>(
         memory: GuestMemory::default(),
         vrings,
         inflight: None,
+        log: None,
         status: 0,
         backend_channel: None,
     };
@@ -136,6 +140,8 @@ struct Session<'d, D> {
     memory: GuestMemory,
     vrings: Vec<Vring>,
     inflight: Option<Inflight>,
+    /// Where writes are logged while F_LOG_ALL is set.
+    log: Option<Arc<DirtyLog>>,
     /// The virtio device status (virtio 1.2, section 2.1), as the front-end has said it.
     status: u8,
     /// Where our own requests go.
@@ -211,6 +217,10 @@ impl<D: Device> Session<'_, D> {
                 return Ok(Some(message::reply_config(offset, flags, &self.config(offset, size)).into()));
             }
             Request::GetVringBase(state) => return Ok(Some(self.get_vring_base(code, state).await?.into())),
+            Request::SetLogBase(desc) => {
+                self.set_log(code, desc, &fds[0]).await?;
+                0
+            }
             Request::GetInflightFd { desc, padded } => {
                 let (fd, desc) = Inflight::create(code, &desc, self.is_packed(), self.vrings.len())?;
                 return Ok(Some(Reply(message::reply_inflight(&desc, padded), Some(fd))));
@@ -277,8 +287,11 @@ impl<D: Device> Session<'_, D> {
                 }
                 Ok(())
             }
-            // SET_OWNER begins a session, which the connection has done.
+            // SET_OWNER begins a session, which the connection has done. SET_LOG_FD's eventfd would tell the front-end
+            // of new marks; none is known to listen.
             Request::SetOwner
+            | Request::SetLogFd
+            | Request::SetLogBase(_)
             | Request::GetStatus
             | Request::GetInflightFd { .. }
             | Request::GetFeatures
@@ -293,12 +306,14 @@ impl<D: Device> Session<'_, D> {
 
     fn offered(&self) -> u64 {
         let packed = if self.device.packed() { F_RING_PACKED } else { 0 };
-        self.device.features() | TRANSPORT_FEATURES | packed
+        let log = if self.device.logs_writes() { F_LOG_ALL } else { 0 };
+        self.device.features() | TRANSPORT_FEATURES | packed | log
     }
 
     fn offered_protocol(&self) -> u64 {
         let inflight = if self.device.tracks_inflight() { protocol::INFLIGHT_SHMFD } else { 0 };
-        protocol::ALWAYS | inflight
+        let log = if self.device.logs_writes() { protocol::LOG_SHMFD } else { 0 };
+        protocol::ALWAYS | inflight | log
     }
 
     /// Whether rings are packed. Until that is known they are not.
@@ -310,7 +325,9 @@ impl<D: Device> Session<'_, D> {
         let bits = check_offered(code, bits, self.offered())?;
         let before = self.features.replace(bits);
         for index in 0..self.vrings.len() {
-            if before != Some(bits) {
+            // A migration begins and ends while queues run.
+            let logging_only = before.is_some_and(|before| (before ^ bits) & !F_LOG_ALL == 0);
+            if !logging_only {
                 self.halt(index).await;
             }
             if before.is_some_and(|before| is_packed(before) != is_packed(bits)) {
@@ -318,6 +335,7 @@ impl<D: Device> Session<'_, D> {
                 self.vrings[index].base = None;
             }
             self.settle(code, index).await?;
+            self.relog(index).await;
         }
         Ok(())
     }

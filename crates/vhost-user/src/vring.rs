@@ -1,7 +1,7 @@
 //! A queue as its front-end has described it, piece by piece. Control context.
 
 use crate::Error;
-use crate::device::{EventFd, Rings};
+use crate::device::{EventFd, QueueLog, Rings};
 use crate::message::{Code, VringAddr};
 use crate::session::{F_EVENT_IDX, F_PROTOCOL_FEATURES, F_RING_PACKED};
 use aryk_dma::MemTable;
@@ -57,6 +57,10 @@ pub(crate) struct Vring {
     /// Where it goes on, when it does not run; see [`crate::QueueSetup::base`]. `None` until it is told or has run.
     pub(crate) base: Option<u32>,
     pub(crate) addr: Option<RingAddrs>,
+    /// Guest address of the used ring, if writes to it are to be logged.
+    pub(crate) log_addr: Option<u64>,
+    /// The log that the device has for it, while it runs.
+    pub(crate) log: Option<QueueLog>,
     pub(crate) kick: Kick,
     pub(crate) call: Option<EventFd>,
     pub(crate) err: Option<EventFd>,
@@ -90,10 +94,23 @@ impl Vring {
         if !addrs.is_aligned(features.is_some_and(is_packed)) {
             return Err(Error::BadPayload { code, what: NOT_ALIGNED });
         }
-        if addr.flags != 0 {
-            return Err(Error::BadPayload { code, what: "logging of a ring was not negotiated" });
-        }
         Ok(addrs)
+    }
+
+    /// SET_VRING_ADDR: where writes to the used ring are logged, if they are to be.
+    pub(crate) fn check_log(code: Code, offered: bool, addr: &VringAddr) -> Result<Option<u64>, Error> {
+        /// VHOST_VRING_F_LOG.
+        const LOG: u32 = 1;
+        let error = |what| Err(Error::BadPayload { code, what });
+        match addr.flags {
+            0 => Ok(None),
+            LOG if !offered => error("logging of a ring was not negotiated"),
+            LOG if !addr.log.is_multiple_of(4) => {
+                error("the address that a ring is logged at is not aligned")
+            }
+            LOG => Ok(Some(addr.log)),
+            _ => error("unknown flags of a ring"),
+        }
     }
 
     /// SET_VRING_BASE: 16 bits for a split ring, 32 for a packed one.
@@ -132,22 +149,51 @@ impl Vring {
         enabled && !matches!(self.kick, Kick::Stopped) && self.size > 0 && self.addr.is_some()
     }
 
+    /// Guest addresses and lengths of what the device writes of the ring itself, as far as that is to be logged.
+    pub(crate) fn logged_ring(&self, features: u64, memory: &MemTable) -> [(u64, u64); 2] {
+        const NONE: (u64, u64) = (0, 0);
+        let Some(log_addr) = self.log_addr else { return [NONE; 2] };
+        let device = (log_addr, self.device_len(features));
+        // A packed ring's descriptors are written, too; of their guest address the front-end says nothing.
+        let desc = self.addr.filter(|_| is_packed(features));
+        let desc = desc.and_then(|addr| memory.guest_addr_at_user(addr.desc));
+        [device, desc.map_or(NONE, |addr| (addr, self.desc_len()))]
+    }
+
+    fn desc_len(&self) -> u64 {
+        16 * u64::from(self.size)
+    }
+
+    fn driver_len(&self, features: u64) -> u64 {
+        if is_packed(features) {
+            EVENT_SUPPRESSION_LEN
+        } else {
+            4 + 2 * u64::from(self.size) + event_len(features)
+        }
+    }
+
+    fn device_len(&self, features: u64) -> u64 {
+        if is_packed(features) {
+            EVENT_SUPPRESSION_LEN
+        } else {
+            4 + 8 * u64::from(self.size) + event_len(features)
+        }
+    }
+
     /// The rings in `memory`, if they are there.
     pub(crate) fn rings(&self, features: u64, memory: &MemTable) -> Option<Rings> {
         let addr = self.addr?;
-        let size = u64::from(self.size);
-        let (driver, device) = if is_packed(features) {
-            (EVENT_SUPPRESSION_LEN, EVENT_SUPPRESSION_LEN)
-        } else {
-            let event = if features & F_EVENT_IDX != 0 { 2 } else { 0 };
-            (4 + 2 * size + event, 4 + 8 * size + event)
-        };
         Some(Rings {
-            desc: memory.area_at_user(addr.desc, 16 * size)?,
-            driver: memory.area_at_user(addr.avail, driver)?,
-            device: memory.area_at_user(addr.used, device)?,
+            desc: memory.area_at_user(addr.desc, self.desc_len())?,
+            driver: memory.area_at_user(addr.avail, self.driver_len(features))?,
+            device: memory.area_at_user(addr.used, self.device_len(features))?,
         })
     }
+}
+
+/// Bytes of `used_event` and of `avail_event` in split rings.
+const fn event_len(features: u64) -> u64 {
+    if features & F_EVENT_IDX != 0 { 2 } else { 0 }
 }
 
 /// Whether queues with these features are packed rings.

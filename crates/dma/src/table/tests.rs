@@ -304,3 +304,43 @@ fn a_slot_is_ended_once() {
     sg.end(0);
     sg.end(0);
 }
+
+#[test]
+fn pieces_know_where_they_came_from() {
+    use crate::{DirtyLog, Seg};
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use std::os::fd::AsFd;
+    // Adjoining for the guest, and apart here; and one further up.
+    let before = table(&[region(PAGE, PAGE), region(2 * PAGE, 2 * PAGE), region(40 * PAGE, PAGE)]);
+    assert_eq!(before.guest_addr_at_user(USER + 2 * PAGE + 5), Some(2 * PAGE + 5));
+    assert_eq!(before.guest_addr_at_user(USER + 4 * PAGE), None);
+    assert_eq!(before.guest_addr_at_user(0), None);
+    for region in before.regions() {
+        let base = region.mapping.base().as_ptr().wrapping_add(region.offset as usize);
+        for at in [0, 7, region.len - 1] {
+            let seg = Seg::new(base.wrapping_add(at as usize), 1);
+            assert_eq!(before.guest_addr_of(&seg), Some(region.guest_addr + at));
+        }
+        assert_eq!(before.guest_addr_of(&Seg::new(base.wrapping_sub(1), 1)), None);
+    }
+    let mut sgs = SgTable::new(2, before);
+    for slot in [0, 1] {
+        sgs.begin(slot);
+    }
+    sgs.push(0, 2 * PAGE - 1, 2).unwrap();
+    sgs.push(0, 40 * PAGE, 1).unwrap();
+    // The table goes; the slot keeps it.
+    sgs.set_memory(table(&[region(0, PAGE)]));
+    let file = memfd_create("log", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, PAGE).unwrap();
+    let log = DirtyLog::map(file.as_fd(), 0, PAGE).unwrap();
+    sgs.mark_dirty(1, &log);
+    sgs.mark_dirty(0, &log);
+    let mut bits = [0; 6];
+    rustix::io::pread(&file, &mut bits, 0).unwrap();
+    assert_eq!(bits, [0b110, 0, 0, 0, 0, 1]);
+    assert_eq!(log.beyond(), 0);
+    for slot in [0, 1] {
+        sgs.end(slot);
+    }
+}

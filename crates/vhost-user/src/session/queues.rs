@@ -1,14 +1,16 @@
 //! A session's queues: which of them the device is to run, and with what. Control context.
 
-use super::{F_PROTOCOL_FEATURES, Session};
+use super::{F_LOG_ALL, F_PROTOCOL_FEATURES, Session};
 use crate::Error;
-use crate::device::{Device, EventFd, MemoryChange, QueueSetup};
+use crate::device::{Device, EventFd, MemoryChange, QueueLog, QueueSetup};
 use crate::error::SHARE;
 use crate::inflight::Inflight;
 use crate::memory::Removed;
-use crate::message::{self, Code, Request, VringFd, VringState};
+use crate::message::{self, Code, LogDesc, Request, VringFd, VringState};
 use crate::vring::{Kick, Vring, is_packed};
-use aryk_dma::GuestArea;
+use aryk_dma::{DirtyLog, GuestArea};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 impl<D: Device> Session<'_, D> {
     /// Carries out one of the SET_VRING requests.
@@ -30,12 +32,16 @@ impl<D: Device> Session<'_, D> {
             }
             Request::SetVringAddr(addr) => {
                 let index = self.index(code, addr.index)?;
+                let log_addr = Vring::check_log(code, self.device.logs_writes(), &addr)?;
                 let addr = Vring::check_addr(code, self.features, &addr)?;
                 if self.vrings[index].addr != Some(addr) {
                     self.halt(index).await;
                     self.vrings[index].addr = Some(addr);
                 }
-                self.settle(code, index).await
+                self.vrings[index].log_addr = log_addr;
+                self.settle(code, index).await?;
+                self.relog(index).await;
+                Ok(())
             }
             Request::SetVringBase(VringState { index, num }) => {
                 let index = self.index(code, index)?;
@@ -111,6 +117,43 @@ impl<D: Device> Session<'_, D> {
         region.part(code, index, self.vrings[index].size, is_packed(features))
     }
 
+    /// SET_LOG_BASE. Answered when no queue marks the old log any more.
+    pub(super) async fn set_log(&mut self, code: Code, desc: LogDesc, fd: &OwnedFd) -> Result<(), Error> {
+        let log = DirtyLog::map(fd.as_fd(), desc.offset, desc.size);
+        let log = log.map_err(|source| Error::Log { code, source })?;
+        let end = self.memory_end();
+        if !log.covers(end) {
+            return Err(Error::LogTooSmall { code, got: desc.size, end });
+        }
+        self.log = Some(Arc::new(log));
+        for index in 0..self.vrings.len() {
+            self.relog(index).await;
+        }
+        Ok(())
+    }
+
+    /// The first guest address after all memory.
+    fn memory_end(&self) -> u64 {
+        self.memory.table().regions().last().map_or(0, |region| region.guest_addr + region.len)
+    }
+
+    /// What a queue is to mark its writes in.
+    fn queue_log(&self, index: usize) -> Option<QueueLog> {
+        let features = self.features.filter(|features| features & F_LOG_ALL != 0)?;
+        let log = Arc::clone(self.log.as_ref()?);
+        let ring = self.vrings[index].logged_ring(features, &self.memory.table());
+        Some(QueueLog { log, ring })
+    }
+
+    /// Tells the device of a running queue whose log is another than it was.
+    pub(super) async fn relog(&mut self, index: usize) {
+        let log = self.queue_log(index);
+        if self.vrings[index].running && self.vrings[index].log != log {
+            self.vrings[index].log.clone_from(&log);
+            self.device.set_log(index as u16, log).await;
+        }
+    }
+
     /// "VHOST_USER_RESET_DEVICE", and a device status of 0: all queues are as in the beginning. Their calls stay, for
     /// front-ends say those once; so does what is the session's: features and memory.
     pub(super) async fn reset(&mut self) {
@@ -129,6 +172,7 @@ impl<D: Device> Session<'_, D> {
             let base = self.device.stop_queue(index as u16).await;
             self.vrings[index].base = Some(base);
             self.vrings[index].running = false;
+            self.vrings[index].log = None;
             tracing::debug!(queue = index, base, "queue stopped");
         }
     }
@@ -153,19 +197,21 @@ impl<D: Device> Session<'_, D> {
         let setup = QueueSetup {
             size: vring.size,
             base: vring.base(features),
-            features: features & !F_PROTOCOL_FEATURES,
+            features: features & !(F_PROTOCOL_FEATURES | F_LOG_ALL),
             rings,
             memory,
             kick: vring.kick.fd(),
             call: vring.call.clone(),
             err: vring.err.clone(),
             inflight: self.inflight_part(code, index, features)?,
-            log: None,
+            log: self.queue_log(index),
         };
         tracing::debug!(queue = index, size = setup.size, base = setup.base, "queue starts");
+        let log = setup.log.clone();
         let started = self.device.start_queue(index as u16, setup).await;
         started.map_err(|source| Error::Device { code, source })?;
         self.vrings[index].running = true;
+        self.vrings[index].log = log;
         Ok(())
     }
 
@@ -189,8 +235,15 @@ impl<D: Device> Session<'_, D> {
             self.device.set_memory(MemoryChange { memory, rings }).await;
         }
         removed.retire().await;
+        let end = self.memory_end();
+        if features & F_LOG_ALL != 0 && self.log.as_ref().is_some_and(|log| !log.covers(end)) {
+            tracing::warn!(
+                "the dirty log has no bits for guest memory up to {end:#x}: its migration may fail"
+            );
+        }
         for index in 0..self.vrings.len() {
             self.settle(code, index).await?;
+            self.relog(index).await;
         }
         Ok(())
     }

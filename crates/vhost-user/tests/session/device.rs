@@ -1,7 +1,7 @@
 //! A device that holds its session to the promises of [`Device`]. It "serves" a queue when that is stopped, by giving as used
 //! all that was made available.
 
-use aryk_vhost_user::{Device, DeviceError, EventFd, MemoryChange, QueueSetup, SessionHandle};
+use aryk_vhost_user::{Device, DeviceError, EventFd, MemoryChange, QueueLog, QueueSetup, SessionHandle};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -16,6 +16,7 @@ pub enum Told {
     Memory(usize),
     CallFd(u16, bool),
     ErrFd(u16, bool),
+    Log(u16, bool),
 }
 
 #[derive(Default)]
@@ -28,6 +29,7 @@ pub struct Mock {
     pub refuse_start: Cell<bool>,
     pub packed: Cell<bool>,
     pub tracks_inflight: Cell<bool>,
+    pub logs_writes: Cell<bool>,
     pub config: RefCell<Vec<u8>>,
 }
 
@@ -38,6 +40,9 @@ impl Mock {
 }
 
 fn served(queue: &QueueSetup) -> u32 {
+    if let Some(log) = &queue.log {
+        log.mark_ring();
+    }
     if is_packed(queue) {
         // As if three descriptors had been made available and used.
         return queue.base + 0x3_0003;
@@ -81,6 +86,10 @@ impl Device for Mock {
 
     fn tracks_inflight(&self) -> bool {
         self.tracks_inflight.get()
+    }
+
+    fn logs_writes(&self) -> bool {
+        self.logs_writes.get()
     }
 
     fn num_queues(&self) -> u16 {
@@ -153,5 +162,11 @@ impl Device for Mock {
     async fn set_err(&self, index: u16, err: Option<EventFd>) {
         self.calls.borrow_mut().push(Told::ErrFd(index, err.is_some()));
         self.running.borrow_mut().get_mut(&index).expect("it runs").err = err;
+    }
+
+    async fn set_log(&self, index: u16, log: Option<QueueLog>) {
+        tokio::task::yield_now().await;
+        self.calls.borrow_mut().push(Told::Log(index, log.is_some()));
+        self.running.borrow_mut().get_mut(&index).expect("it runs").log = log;
     }
 }

@@ -184,9 +184,9 @@ fn another_front_end_may_send_fds_that_nobody_wants() {
         let (payload, fds) = (guest.single_region(), [guest.memory.as_fd()]);
         assert!(fe.try_send(code::ADD_MEM_REG, &payload, &fds).await);
         assert!(fe.try_send(code::REM_MEM_REG, &payload, &fds).await, "with an fd");
-        assert!(!fe.try_send(6, &bytes![0_u64, 0_u64], &fds).await, "SET_LOG_BASE");
-        assert!(!fe.try_send(7, &[], &[eventfd().as_fd()]).await, "SET_LOG_FD");
-        assert!(!fe.try_send(32, &[0; 24], &fds).await, "SET_INFLIGHT_FD");
+        assert!(!fe.try_send(code::SET_LOG_BASE, &bytes![0_u64, 0_u64], &fds).await, "not negotiated");
+        assert!(!fe.try_send(code::SET_LOG_FD, &[], &[eventfd().as_fd()]).await, "nor this");
+        assert!(!fe.try_send(code::SET_INFLIGHT_FD, &[0; 24], &fds).await, "nor this");
         drop(fe);
         session.end().await.expect("no error");
     });

@@ -2,6 +2,7 @@
 
 mod client;
 mod device;
+mod dirty;
 mod fds;
 mod foreign;
 mod inflight;
