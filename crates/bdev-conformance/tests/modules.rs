@@ -2,6 +2,9 @@
 
 use aryk_bdev::{Identity, Registry};
 use aryk_bdev_conformance::{Features, Fixture, conformance};
+use std::future::Future;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
 
 struct Stack {
     registry: Registry,
@@ -21,6 +24,14 @@ impl Fixture for Stack {
 
     fn resize(&self, blocks: u64) -> bool {
         self.null.is_some_and(|name| aryk_bdev_null::resize(&self.registry, name, blocks).is_ok())
+    }
+}
+
+/// What a future gives that has nothing to wait for.
+fn now<T>(future: impl Future<Output = T>) -> T {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(value) => value,
+        Poll::Pending => panic!("it waits"),
     }
 }
 
@@ -71,6 +82,15 @@ impl Stack {
         self
     }
 
+    /// The last of three parts of the disk.
+    fn split(self, base: &str) -> Self {
+        let config = aryk_bdev_split::Config { base: base.to_owned(), count: 3, bytes: None };
+        let parts = now(aryk_bdev_split::create(&self.registry, config)).expect("it can be cut");
+        assert_eq!(parts.len(), 3);
+        // They do not grow with it.
+        Self { null: None, ..self }
+    }
+
     fn error(self, base: &str, name: &str) -> Self {
         let config = aryk_bdev_error::Config { identity: Identity::named(name), base: base.to_owned() };
         aryk_bdev_error::create(&self.registry, config).expect("it can be made");
@@ -106,6 +126,16 @@ mod delay {
 mod error {
     use super::*;
     conformance!(|| Stack::malloc("base", 512).error("base", "disk"));
+}
+
+mod split {
+    use super::*;
+    conformance!(|| Stack::malloc("base", 512).split("base").passthru("basep2", "disk"));
+}
+
+mod split_of_null {
+    use super::*;
+    conformance!(|| Stack::null("base").split("base").passthru("basep0", "disk"));
 }
 
 mod three_on_malloc {

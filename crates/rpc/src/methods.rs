@@ -11,6 +11,7 @@ pub mod log;
 mod malloc;
 mod null;
 mod passthru;
+mod split;
 mod table;
 mod uring;
 mod vhost;
@@ -35,6 +36,7 @@ pub fn table(control: Rc<Control>) -> Rc<Methods<Control>> {
         malloc::register(&mut methods);
         null::register(&mut methods);
         passthru::register(&mut methods);
+        split::register(&mut methods);
         uring::register(&mut methods);
         vhost::register(&mut methods);
         table::register(&mut methods, table);

@@ -1,0 +1,77 @@
+//! `bdev_split_*`: disks that are parts of another. Control context.
+
+use super::{Control, Count, Error, Methods, Phase};
+use crate::config::Subsystem;
+use aryk_bdev_split as module;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+const MODULE: &str = "split";
+
+pub(super) fn register(methods: &mut Methods<Control>) {
+    methods.add("bdev_split_create", Phase::RunTime, create);
+    methods.add("bdev_split_delete", Phase::RunTime, delete);
+}
+
+/// Parameters of `bdev_split_create`.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Create {
+    base_bdev: String,
+    split_count: u32,
+    /// MiB in each part; by default, or if it is 0, as many as there is room for.
+    #[serde(default)]
+    split_size_mb: Count,
+}
+
+async fn create(control: &Control, mut p: Create) -> Result<Vec<String>, Error> {
+    let base = control.disks.find(&p.base_bdev)?;
+    base.name().clone_into(&mut p.base_bdev);
+    let mib = Some(p.split_size_mb.0).filter(|&mib| mib > 0);
+    let bytes =
+        mib.map(|mib| mib.checked_mul(1 << 20).ok_or_else(|| Error::invalid("the size is too large")));
+    let config =
+        module::Config { base: p.base_bdev.clone(), count: p.split_count, bytes: bytes.transpose()? };
+    let parts = module::create(&control.disks.registry, config).await?;
+    let mut names = Vec::new();
+    for part in &parts {
+        let offset = module::offset_in(part, &base).expect("it is a part of it");
+        control.disks.made(
+            part,
+            MODULE,
+            json!({"split": {"base_bdev": base.name(), "offset_blocks": offset}}),
+        );
+        names.push(part.name().to_owned());
+    }
+    // One call makes all: it is noted with the first, which goes with the others.
+    control.config.made(Subsystem::Bdev, &names[0], "bdev_split_create", &p);
+    Ok(names)
+}
+
+/// Parameters of `bdev_split_delete`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Delete {
+    base_bdev: String,
+}
+
+async fn delete(control: &Control, p: Delete) -> Result<bool, Error> {
+    let base = control.disks.find(&p.base_bdev)?;
+    let parts = module::parts(&control.disks.registry, &base);
+    if parts.is_empty() {
+        return Err(Error::no_device("split disk", &p.base_bdev));
+    }
+    for part in parts {
+        control.remove_disk(MODULE, part.name()).await?;
+    }
+    Ok(true)
+}
+
+impl From<module::Error> for Error {
+    fn from(error: module::Error) -> Self {
+        match error {
+            module::Error::Registry(error) => error.into(),
+            error @ module::Error::Size { .. } => Self::invalid(error.to_string()),
+        }
+    }
+}
