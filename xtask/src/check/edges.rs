@@ -10,7 +10,7 @@ use crate::workspace;
 /// A crate's place in the house.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layer {
-    /// Memory and tables: `dma`, `slots`.
+    /// Memory, tables and stores: `dma`, `slots`, `state`.
     Ground,
     /// Device drivers.
     Device,
@@ -36,7 +36,7 @@ impl Layer {
     /// The layer of the crate at `path`, relative to the root. A new crate must be given its place here.
     fn of(path: &str) -> Option<Self> {
         Some(match path {
-            "crates/crash-point" | "crates/dma" | "crates/slots" => Ground,
+            "crates/crash-point" | "crates/dma" | "crates/slots" | "crates/state" => Ground,
             "crates/uring" => Device,
             "crates/reactor" => Reactor,
             "crates/bdev" => Bdev,
