@@ -7,6 +7,7 @@
 
 use crate::Error;
 use crate::message::{Decoder, FDS_MAX, FdKind, Message, Request};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketType,
@@ -85,6 +86,32 @@ impl Connection {
             Ok(())
         };
         timeout(PATIENCE, all).await.map_err(|_| Error::NotReading)?
+    }
+
+    /// Waits for `work`, however long it takes; says so if the front-end hangs up meanwhile.
+    pub(crate) async fn heard_during<T>(&self, what: &str, work: impl Future<Output = T>) -> T {
+        tokio::pin!(work);
+        tokio::select! {
+            biased;
+            done = &mut work => return done,
+            () = self.hung_up() => tracing::warn!("the front-end hung up while {what}; that goes on"),
+        }
+        work.await
+    }
+
+    /// Waits until the front-end has hung up. Its messages stay where they are, so that readiness says nothing: it is looked
+    /// at now and then.
+    async fn hung_up(&self) {
+        const LOOK_EVERY: Duration = Duration::from_millis(100);
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            let mut fds = [PollFd::new(&self.stream, PollFlags::RDHUP)];
+            let polled = rustix::event::poll(&mut fds, Some(&Timespec::default()));
+            let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+            if polled.is_ok() && fds[0].revents().intersects(gone) {
+                return;
+            }
+        }
     }
 
     /// Keeps an fd until the end of the connection, to be closed where closing may block.

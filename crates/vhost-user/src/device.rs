@@ -164,6 +164,10 @@ pub trait Device: 'static {
     /// Replaces the error fd of a running queue.
     async fn set_err(&self, index: u16, err: Option<EventFd>);
 
+    /// Memory that was removed has been in use by requests for a second, and the front-end waits for it: what holds it is to be
+    /// given up, as far as that can be done. Called once for each removal.
+    fn revoke_memory(&self) {}
+
     /// A running queue is to mark what it writes, from now on, in another log or no more. When the future is ready the old log
     /// is not written to any more, and all that is completed from then on is in the new one. Called only if
     /// [`Device::logs_writes`].

@@ -39,6 +39,7 @@ mod presence;
 mod server;
 mod service;
 mod session;
+mod sharing;
 mod stats;
 mod vring;
 

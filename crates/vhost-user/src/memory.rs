@@ -12,6 +12,7 @@ use rustix::fs::{fstat, fstatfs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::time::Instant;
 
 /// Memory slots offered: what the kernel's vhost and KVM had on x86, which front-ends are made for.
 pub(crate) const SLOTS_MAX: usize = 509;
@@ -43,6 +44,11 @@ impl GuestMemory {
     /// The current epoch.
     pub(crate) fn table(&self) -> Arc<MemTable> {
         Arc::clone(&self.table)
+    }
+
+    /// The files that it lies in.
+    pub(crate) fn files(&self) -> impl Iterator<Item = FileId> {
+        self.slots.iter().map(|slot| slot.file)
     }
 
     /// Replaces all regions. On an error nothing has changed.
@@ -127,20 +133,25 @@ fn page_size(fd: BorrowedFd<'_>) -> rustix::io::Result<u64> {
 
 impl Removed {
     /// Waits until no queue and no request holds any of them, and unmaps them, off this thread: unmapping
-    /// much memory takes its time.
-    pub(crate) async fn retire(self) {
+    /// much memory takes its time. If requests keep them for long, calls `revoke`.
+    pub(crate) async fn retire(self, revoke: impl FnOnce()) {
         /// What a request takes at least, so that most waits are short, and what a look costs is nothing.
         const LOOK_EVERY: Duration = Duration::from_millis(1);
-        const COMPLAIN_AFTER: u32 = 5_000;
+        const GRACE: Duration = Duration::from_secs(1);
         if self.0.is_empty() {
             return;
         }
-        let mut looks = 0_u32;
+        let began = Instant::now();
+        let mut revoke = Some(revoke);
         while self.0.iter().any(|mapping| Arc::strong_count(mapping) > 1) {
-            if looks == COMPLAIN_AFTER {
-                tracing::warn!("removed guest memory has been in use by requests for 5 s: the disk is slow");
+            if began.elapsed() >= GRACE
+                && let Some(revoke) = revoke.take()
+            {
+                tracing::warn!(
+                    "removed guest memory has been in use by requests for a second: the disk is slow"
+                );
+                revoke();
             }
-            looks = looks.saturating_add(1);
             tokio::time::sleep(LOOK_EVERY).await;
         }
         let unmapping = tokio::task::spawn_blocking(move || drop(self));

@@ -10,9 +10,11 @@
 
 use crate::connection::Connection;
 use crate::device::{Device, Event, SessionHandle};
+use crate::error::SHARE;
 use crate::inflight::Inflight;
 use crate::memory::{GuestMemory, SLOTS_MAX};
 use crate::message::{self, CONFIG_MAX, Code, Message, Request};
+use crate::sharing::Sharing;
 use crate::vring::{Kick, Vring, is_packed};
 use crate::{Error, Stats};
 use aryk_dma::DirtyLog;
@@ -105,7 +107,10 @@ pub async fn serve_front_end<D: Device>(
     let vrings = std::iter::repeat_with(Vring::default).take(queues.into()).collect();
     let mut front_end = Session {
         device,
+        stats,
+        sharing: Sharing::of(&stream),
         connection: Connection::new(stream),
+        left: false,
         features: None,
         protocol: 0,
         memory: GuestMemory::default(),
@@ -118,7 +123,7 @@ pub async fn serve_front_end<D: Device>(
     stats.began();
     tracing::info!("front-end connected");
     device.connected(session.clone());
-    let end = front_end.run(&session, stats).await;
+    let end = front_end.run(&session).await;
     front_end.finish().await;
     device.disconnected();
     stats.ended(end.as_ref().err());
@@ -132,7 +137,11 @@ pub async fn serve_front_end<D: Device>(
 
 struct Session<'d, D> {
     device: &'d D,
+    stats: &'d Stats,
     connection: Connection,
+    /// Whether nobody is there any more who might hang up.
+    left: bool,
+    sharing: Sharing,
     /// Those acknowledged by SET_FEATURES, as they came. No queue runs before.
     features: Option<u64>,
     /// Protocol features acknowledged.
@@ -149,7 +158,7 @@ struct Session<'d, D> {
 }
 
 impl<D: Device> Session<'_, D> {
-    async fn run(&mut self, session: &SessionHandle, stats: &Stats) -> Result<End, Error> {
+    async fn run(&mut self, session: &SessionHandle) -> Result<End, Error> {
         loop {
             let (message, fds) = tokio::select! {
                 biased;
@@ -162,8 +171,13 @@ impl<D: Device> Session<'_, D> {
                     Some(next) => next,
                     None => return Ok(End::FrontEndLeft),
                 },
+                () = self.sharing.found_private() => {
+                    tracing::warn!("the front-end has mapped its memory file privately, so that nothing of it reaches us; {SHARE}");
+                    self.stats.memory_private();
+                    continue;
+                }
             };
-            stats.message();
+            self.stats.message();
             tracing::trace!(?message, fds = fds.len(), "request");
             let (code, need_reply) = (message.code, message.need_reply);
             let reply = match self.handle(message, fds).await {
@@ -172,7 +186,7 @@ impl<D: Device> Session<'_, D> {
                 Ok(None) => None,
                 Err(error) if self.acks(need_reply) && !has_reply(code) => {
                     tracing::warn!("request refused: {error}");
-                    stats.refused(&error);
+                    self.stats.refused(&error);
                     Some(message::reply_u64(code, 1).into())
                 }
                 Err(error) => return Err(error),
@@ -184,6 +198,11 @@ impl<D: Device> Session<'_, D> {
         }
     }
 
+    /// Waits for the device, while the front-end may hang up.
+    async fn wait<T>(&self, what: &str, work: impl Future<Output = T>) -> T {
+        if self.left { work.await } else { self.connection.heard_during(what, work).await }
+    }
+
     /// "VHOST_USER_PROTOCOL_F_REPLY_ACK".
     fn acks(&self, need_reply: bool) -> bool {
         need_reply && self.protocol & protocol::REPLY_ACK != 0
@@ -191,10 +210,11 @@ impl<D: Device> Session<'_, D> {
 
     /// Stops all queues, lets go of the memory, and hangs up.
     async fn finish(mut self) {
+        self.left = true;
         for index in 0..self.vrings.len() {
             self.halt(index).await;
         }
-        self.memory.clear().retire().await;
+        self.memory.clear().retire(|| self.device.revoke_memory()).await;
         if let Some(channel) = self.backend_channel.take() {
             self.connection.close_later(channel);
         }

@@ -18,6 +18,8 @@ pub struct Stats {
     fd_errors: AtomicU64,
     memory_errors: AtomicU64,
     device_errors: AtomicU64,
+    rings_outside: AtomicU64,
+    memory_private: AtomicU64,
     last_error: Mutex<Option<String>>,
 }
 
@@ -44,6 +46,10 @@ pub struct Snapshot {
     pub memory_errors: u64,
     /// Errors that the device has found.
     pub device_errors: u64,
+    /// Times that a queue had to wait because its rings lay in none of the memory regions.
+    pub rings_outside: u64,
+    /// Sessions whose front-end had mapped guest memory privately, so that it could not reach us.
+    pub memory_private: u64,
     /// The last of them, or why a front-end's socket cannot be connected to.
     pub last_error: Option<String>,
 }
@@ -62,6 +68,8 @@ impl Stats {
             fd_errors: self.fd_errors.load(Relaxed),
             memory_errors: self.memory_errors.load(Relaxed),
             device_errors: self.device_errors.load(Relaxed),
+            rings_outside: self.rings_outside.load(Relaxed),
+            memory_private: self.memory_private.load(Relaxed),
             last_error: self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         }
     }
@@ -73,6 +81,14 @@ impl Stats {
 
     pub(crate) fn message(&self) {
         self.messages.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn rings_outside(&self) {
+        self.rings_outside.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn memory_private(&self) {
+        self.memory_private.fetch_add(1, Relaxed);
     }
 
     pub(crate) fn refused(&self, error: &Error) {

@@ -169,7 +169,7 @@ impl<D: Device> Session<'_, D> {
     /// Stops a queue if it runs.
     pub(super) async fn halt(&mut self, index: usize) {
         if self.vrings[index].running {
-            let base = self.device.stop_queue(index as u16).await;
+            let base = self.wait("a queue stops", self.device.stop_queue(index as u16)).await;
             self.vrings[index].base = Some(base);
             self.vrings[index].running = false;
             self.vrings[index].log = None;
@@ -185,6 +185,7 @@ impl<D: Device> Session<'_, D> {
             return Ok(());
         }
         vring.check(code, features)?;
+        self.sharing.look(self.memory.files());
         let memory = self.memory.table();
         let Some(rings) = vring.rings(features, &memory) else {
             tracing::warn!(
@@ -192,6 +193,7 @@ impl<D: Device> Session<'_, D> {
                 "queue waits: its rings are in none of the {} memory regions announced; {SHARE}",
                 memory.regions().len()
             );
+            self.stats.rings_outside();
             return Ok(());
         };
         let setup = QueueSetup {
@@ -234,7 +236,9 @@ impl<D: Device> Session<'_, D> {
         if !rings.is_empty() {
             self.device.set_memory(MemoryChange { memory, rings }).await;
         }
-        removed.retire().await;
+        self.sharing.look(self.memory.files());
+        let retired = removed.retire(|| self.device.revoke_memory());
+        self.wait("removed memory is in use", retired).await;
         let end = self.memory_end();
         if features & F_LOG_ALL != 0 && self.log.as_ref().is_some_and(|log| !log.covers(end)) {
             tracing::warn!(

@@ -27,6 +27,8 @@ pub struct Mock {
     /// While there is one, a queue stops only after it was notified.
     pub slow_stop: RefCell<Option<Rc<Notify>>>,
     pub refuse_start: Cell<bool>,
+    /// How often it was asked to give up removed memory.
+    pub revoked: Cell<u32>,
     pub packed: Cell<bool>,
     pub tracks_inflight: Cell<bool>,
     pub logs_writes: Cell<bool>,
@@ -162,6 +164,10 @@ impl Device for Mock {
     async fn set_err(&self, index: u16, err: Option<EventFd>) {
         self.calls.borrow_mut().push(Told::ErrFd(index, err.is_some()));
         self.running.borrow_mut().get_mut(&index).expect("it runs").err = err;
+    }
+
+    fn revoke_memory(&self) {
+        self.revoked.set(self.revoked.get() + 1);
     }
 
     async fn set_log(&self, index: u16, log: Option<QueueLog>) {

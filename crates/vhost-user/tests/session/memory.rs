@@ -56,8 +56,15 @@ fn removed_memory_waits_for_its_users() {
             () = &mut answered => panic!("answered while a request used the memory"),
             () = tokio::time::sleep(std::time::Duration::from_millis(30)) => {}
         }
+        assert_eq!(session.device.revoked.get(), 0, "requests are given some time");
+        tokio::select! {
+            () = &mut answered => panic!("answered while a request used the memory"),
+            () = tokio::time::sleep(std::time::Duration::from_millis(1500)) => {}
+        }
+        assert_eq!(session.device.revoked.get(), 1, "but not for ever");
         drop(in_flight);
         answered.await;
+        assert_eq!(session.device.revoked.get(), 1);
     });
 }
 
@@ -69,6 +76,7 @@ fn rings_whose_memory_goes_wait_until_it_is_back() {
         guest.set_avail_idx(0, 3);
         assert!(fe.try_send(code::REM_MEM_REG, &guest.single_region(), &[]).await);
         assert!(session.device.running.borrow().is_empty());
+        assert_eq!(session.stats.snapshot().rings_outside, 1);
         assert!(fe.try_send(code::ADD_MEM_REG, &guest.single_region(), &[guest.memory.as_fd()]).await);
         assert_eq!(session.device.running.borrow()[&0].base, 3);
         assert_eq!(session.device.take_calls(), [Told::Start(0), Told::Stop(0), Told::Start(0)]);

@@ -256,6 +256,29 @@ fn a_slow_stop_delays_its_own_session_only() {
 }
 
 #[test]
+fn a_front_end_may_leave_while_a_queue_stops() {
+    on_local_set(async {
+        let (guest, (fe, session)) = (Guest::new(), start());
+        let gate = Rc::new(Notify::new());
+        fe.with_queue(&guest).await;
+        session.device.slow_stop.replace(Some(Rc::clone(&gate)));
+        guest.set_avail_idx(0, 2);
+        fe.send(code::GET_VRING_BASE, &bytes![0_u32, 0_u32], &[]);
+        // More than the session has read yet, so that there is something in its socket when the front-end hangs up.
+        fe.send(code::GET_FEATURES, &[], &[]);
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        drop(fe);
+        tokio::time::sleep(std::time::Duration::from_millis(250)).await;
+        assert!(session.device.running.borrow().contains_key(&0), "still stopping");
+        assert!(session.stats.snapshot().connected);
+        gate.notify_one();
+        // Its reply finds nobody.
+        assert!(session.error().await.starts_with("connection: "));
+        assert_eq!(guest.used_idx(0), 2, "what was taken was served");
+    });
+}
+
+#[test]
 fn the_device_ends_a_session_or_announces_a_change() {
     on_local_set(async {
         let (guest, (fe, session)) = (Guest::new(), start());
