@@ -75,6 +75,7 @@ macro_rules! conformance {
             compounds_under_aborts_and_resets
             compare_and_write_is_atomic
             held_off_by_nobody_forever
+            deadlines
         );
     };
     ($make:expr, $($check:ident)*) => {

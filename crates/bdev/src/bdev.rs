@@ -2,7 +2,7 @@
 
 use crate::cell::{Cells, ChannelCell, Command};
 use crate::ranges::Ranges;
-use crate::{BdevChannel, Device, Geometry, OpenError, Stats};
+use crate::{BdevChannel, Deadline, Device, Geometry, OpenError, Stats};
 use aryk_reactor::{Cx, Handle, RootId};
 use futures_channel::oneshot;
 use std::any::Any;
@@ -82,6 +82,7 @@ pub struct Bdev {
     openers: Mutex<Openers>,
     places: Arc<Mutex<Vec<Place>>>,
     ranges: Ranges,
+    deadline: Mutex<Option<Deadline>>,
 }
 
 /// A reactor that has, or had, channels of a disk.
@@ -119,6 +120,7 @@ impl Bdev {
             openers: Mutex::default(),
             places: Arc::default(),
             ranges: Ranges::default(),
+            deadline: Mutex::default(),
         }
     }
 
@@ -326,6 +328,18 @@ impl Bdev {
     pub async fn clear_stats(&self) {
         lock(&self.places).iter_mut().for_each(|p| p.closed = Stats::default());
         self.for_each_channel(|cell, _| drop(cell.stats.take())).await;
+    }
+
+    /// How long its requests may take, if that is limited.
+    pub fn deadline(&self) -> Option<Deadline> {
+        *lock(&self.deadline)
+    }
+
+    /// Limits how long its requests may take, those in flight too, or ends that.
+    pub async fn set_deadline(&self, deadline: Option<Deadline>) {
+        // First for channels to come: one that is opened between has it from there.
+        *lock(&self.deadline) = deadline;
+        self.for_each_channel(move |cell, cx| cell.command(Command::SetDeadline(deadline), cx)).await;
     }
 
     /// Aborts every request that the device has, waits for them to complete, and goes on. Requests that come meanwhile wait. `false` if a reset is

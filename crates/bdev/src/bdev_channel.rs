@@ -4,9 +4,11 @@
 //! module's limits ask for, each of which carries the slot's key as its tag. A request's pieces go out in order while there are credits; one with
 //! pieces left to go stands in the FIFO.
 //!
-//! Rarer things are beside: requests made of reads and writes (`compound`), and what they hold off (`fence`).
+//! Rarer things are beside: requests made of reads and writes (`compound`), what they hold off (`fence`), and how long requests may take
+//! (`deadline`).
 
 mod compound;
+mod deadline;
 mod fence;
 
 use crate::cell::{Cells, ChannelCell, Command};
@@ -15,6 +17,7 @@ use aryk_dma::{Buffer, PAGE, Sgl};
 use aryk_reactor::{Cx, Handle, Layer, Nanos, Point, RootId};
 use aryk_slots::{Key, Slots};
 use compound::Compounds;
+use deadline::Watch;
 use fence::Fences;
 use futures_channel::oneshot;
 use std::collections::VecDeque;
@@ -84,6 +87,7 @@ pub struct BdevChannel {
     zeroes: Option<Zeroes>,
     fences: Fences,
     compounds: Compounds,
+    watch: Watch,
 }
 
 impl fmt::Debug for BdevChannel {
@@ -130,6 +134,7 @@ impl BdevChannel {
             zeroes: None,
             fences: Fences::standing(bdev.ranges().fences()),
             compounds: Compounds::default(),
+            watch: Watch::new(bdev.deadline()),
             serial: bdev.serial() as u16,
             bdev,
             _descriptor: descriptor,
@@ -186,6 +191,9 @@ impl BdevChannel {
             self.fences.add_held(key);
         } else {
             self.enqueue(key, cx);
+        }
+        if self.watch.must_begin() {
+            self.watch_oldest(cx);
         }
         self.publish_depths();
     }
@@ -451,6 +459,8 @@ impl BdevChannel {
                 Command::Fence { id, extent, quiet } => self.put_up_fence(id, extent, quiet),
                 Command::Unfence(id) => self.take_down_fence(id, cx),
                 Command::Granted { key, lock } => self.granted(key, lock, cx),
+                Command::SetDeadline(deadline) => self.set_deadline(deadline, cx),
+                Command::LookAtDeadlines => self.look_at_deadlines(cx),
             }
         }
     }

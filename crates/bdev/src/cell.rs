@@ -4,7 +4,7 @@
 //! ([`crate::Bdev::for_each_channel`]), finds their cells there, and leaves a command, which the channel heeds at its next poll.
 
 use crate::ranges::{Extent, RangeLock};
-use crate::{Bdev, Stats};
+use crate::{Bdev, Deadline, Stats};
 use aryk_reactor::{Cx, RootId};
 use aryk_slots::Key;
 use futures_channel::oneshot;
@@ -27,6 +27,10 @@ pub(crate) enum Command {
     Unfence(u64),
     /// A compound request has its blocks to itself.
     Granted { key: Key, lock: RangeLock },
+    /// How long requests may take.
+    SetDeadline(Option<Deadline>),
+    /// Some may be late now.
+    LookAtDeadlines,
 }
 
 #[derive(Debug)]

@@ -50,6 +50,8 @@ impl OpStats {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     ops: [OpStats; Op::ALL.len()],
+    /// Requests that were found to be over the disk's deadline, whatever became of them.
+    pub overdue: u64,
     /// Requests that have been submitted and not yet completed, at the time of reading.
     pub in_flight: u64,
     /// Those of them that wait in the block layer.
@@ -71,6 +73,7 @@ impl Stats {
         for (mine, theirs) in self.ops.iter_mut().zip(&other.ops) {
             mine.merge(theirs);
         }
+        self.overdue += other.overdue;
         self.in_flight += other.in_flight;
         self.waiting += other.waiting;
     }

@@ -1,7 +1,8 @@
 //! Opening, claims, aborts, resets, removal, resizing, statistics.
 
 use crate::{Bench, Features, Fixture, Opener, Outcome, Shape, contents};
-use aryk_bdev::{Access, Error, Event, Op, Status};
+use aryk_bdev::{Access, Deadline, Error, Event, OnDeadline, Op, Status};
+use std::time::Duration;
 
 /// Requests that these checks keep in flight.
 const LOAD: u64 = 300;
@@ -95,6 +96,39 @@ pub fn reset_under_load<F: Fixture>(make: &impl Fn() -> F) {
         let _ = reset.as_mut().poll(&mut context);
     }
     assert_each(&disk.drain(&mut bench), Status::Aborted);
+    assert_works(&mut disk, &fixture, &mut bench);
+    disk.close(&mut bench);
+}
+
+/// A deadline that all requests meet, and one that few do, set and ended under load: each completes once, late ones are counted, and the disk
+/// goes on.
+///
+/// # Panics
+/// If the disk fails it.
+pub fn deadlines<F: Fixture>(make: &impl Fn() -> F) {
+    let fixture = make();
+    let mut bench = Bench::new();
+    let bdev = fixture.registry().find(fixture.name()).expect("it is registered");
+    let ample = Deadline { after: Duration::from_secs(3600), action: OnDeadline::Abort };
+    bench.wait("a deadline", bdev.set_deadline(Some(ample)));
+    let mut disk = under_load(&fixture, &mut bench);
+    assert!(disk.drain(&mut bench).iter().all(|o| o.status.is_ok()));
+    for action in [OnDeadline::Report, OnDeadline::Abort, OnDeadline::Reset] {
+        load(&mut disk, block_size(&fixture), &mut bench);
+        let short = Some(Deadline { after: Duration::from_nanos(1), action });
+        bench.wait("a deadline", bdev.set_deadline(short));
+        let outcomes = disk.drain(&mut bench);
+        assert_eq!(outcomes.len() as u64, LOAD);
+        match action {
+            OnDeadline::Report => assert!(outcomes.iter().all(|o| o.status.is_ok())),
+            OnDeadline::Abort | OnDeadline::Reset => assert_each(&outcomes, Status::Aborted),
+        }
+        bench.wait("no deadline", bdev.set_deadline(None));
+    }
+    // A reset that a deadline asked for may still be under way.
+    while !bench.wait("a reset", bdev.reset()) {
+        bench.turn();
+    }
     assert_works(&mut disk, &fixture, &mut bench);
     disk.close(&mut bench);
 }
