@@ -1,0 +1,75 @@
+//! What `docs/rpc-compat.md` says: rows `| method | yes or no | note |`.
+//!
+//! A note may say, checked, "Not taken: `a`, `b`." of parameters, "Not taken values: `"x"`." of what they may be, and "Not given: `c`." of
+//! members of the result.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/rpc-compat.md");
+
+pub struct Document {
+    text: String,
+    pub rows: BTreeMap<String, Row>,
+    /// Methods that SPDK does not have.
+    pub ours: BTreeSet<String>,
+}
+
+pub struct Row {
+    pub is_answered: bool,
+    pub note: String,
+    pub not_taken: BTreeSet<String>,
+    /// As JSON.
+    pub not_taken_values: BTreeSet<String>,
+    pub not_given: BTreeSet<String>,
+}
+
+impl Document {
+    pub fn read() -> Self {
+        let text = std::fs::read_to_string(PATH).unwrap();
+        let (mut rows, mut ours) = (BTreeMap::new(), BTreeSet::new());
+        for line in text.lines().filter(|line| line.starts_with("| `")) {
+            let cells: Vec<_> = line.trim_matches('|').split('|').map(str::trim).collect();
+            let method = cells[0].trim_matches('`').to_owned();
+            match *cells.as_slice() {
+                [_, answered @ ("yes" | "no"), note] => {
+                    let row = Row {
+                        is_answered: answered == "yes",
+                        note: note.to_owned(),
+                        not_taken: names_after("Not taken: ", note),
+                        not_taken_values: names_after("Not taken values: ", note),
+                        not_given: names_after("Not given: ", note),
+                    };
+                    assert!(rows.insert(method, row).is_none(), "twice: {line}");
+                }
+                [_, "ours", _] => assert!(ours.insert(method), "twice: {line}"),
+                _ => panic!("not a row: {line}"),
+            }
+        }
+        Self { text, rows, ours }
+    }
+
+    pub fn row(&self, method: &str) -> &Row {
+        self.rows.get(method).unwrap_or_else(|| panic!("the document does not speak of {method}"))
+    }
+
+    /// The counts that it gives, of all methods and of each section's.
+    pub fn check_counts(&self, answered: usize, all: usize) {
+        let told = format!("**{answered} of {all}**");
+        assert!(self.text.contains(&told), "the document should say {told}");
+        for section in self.text.split("\n## ").skip(1) {
+            let title = section.lines().next().unwrap_or_default();
+            let count = |cell: &str| section.lines().filter(|line| line.contains(cell)).count();
+            let (yes, no) = (count("` | yes |"), count("` | no |"));
+            let told = format!(": {yes} of {}", yes + no);
+            assert!(yes + no == 0 || title.ends_with(&told), "'{title}' should end with '{told}'");
+        }
+    }
+}
+
+/// The names in backquotes after `label`, up to the next full stop.
+fn names_after(label: &str, note: &str) -> BTreeSet<String> {
+    let Some((_, list)) = note.split_once(label) else { return BTreeSet::new() };
+    // Names may have full stops in them, and then no space after.
+    let list = list.split(". ").next().unwrap_or_default();
+    list.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+}

@@ -1,0 +1,204 @@
+//! Every method of SPDK's is answered as SPDK answers it, or `docs/rpc-compat.md` says why not, and in what it differs.
+//!
+//! `data/spdk-methods.json` has the facts: each method's parameters, types and result. All parameters are tried one by
+//! one, without carrying the method out; then `scenario` carries out each method and compares its result.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod document;
+mod facts;
+mod scenario;
+
+use aryk_reactor::{Options, Reactors};
+use aryk_rpc::methods::log::PrintLevel;
+use aryk_rpc::{Control, Error, Methods, methods};
+use document::Document;
+use facts::{Facts, Param, Seen};
+use serde_json::value::RawValue;
+use serde_json::{Map, Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// No method has a parameter of this name.
+const STRANGER: &str = "no such parameter";
+
+/// A daemon without a socket, before its start-up.
+struct Daemon {
+    dir: tempfile::TempDir,
+    reactors: Rc<Reactors>,
+    methods: Rc<Methods<Control>>,
+}
+
+impl Daemon {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let reactors = Rc::new(Reactors::start(&Options::default()).unwrap());
+        let control = Control::new(Rc::clone(&reactors), dir.path(), PrintLevel::Notice, |_| {});
+        Self { dir, reactors, methods: methods::table(Rc::new(control)) }
+    }
+
+    fn names(&self) -> BTreeSet<&'static str> {
+        self.methods.names().into_iter().map(|(name, _)| name).collect()
+    }
+
+    async fn call(&self, method: &str, params: &Value) -> Result<Value, Error> {
+        self.call_with(method, &params.to_string()).await
+    }
+
+    async fn call_with(&self, method: &str, params: &str) -> Result<Value, Error> {
+        let params = RawValue::from_string(params.to_owned()).unwrap();
+        let reply = self.methods.call(method, Some(params)).await?;
+        Ok(serde_json::from_str(reply.get()).unwrap())
+    }
+
+    /// What is wrong with `params`, which are wrong.
+    async fn complaint(&self, method: &str, params: &str) -> String {
+        match self.call_with(method, params).await {
+            Err(Error::InvalidParams(detail)) => detail,
+            other => panic!("{method} {params}: {other:?}"),
+        }
+    }
+
+    /// The names of the parameters that `method` takes.
+    async fn taken(&self, method: &str) -> BTreeSet<String> {
+        let detail = self.complaint(method, &format!("{{\"{STRANGER}\":0}}")).await;
+        let (_, names) = detail
+            .split_once(&format!("unknown field `{STRANGER}`, "))
+            .unwrap_or_else(|| panic!("{method}: {detail}"));
+        names.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+    }
+}
+
+fn in_daemon(test: impl AsyncFnOnce(&Daemon)) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let local = tokio::task::LocalSet::new();
+    local.block_on(&runtime, async { test(&Daemon::new()).await });
+}
+
+#[test]
+fn the_document_speaks_of_each_method() {
+    let (facts, document) = (Facts::read(), Document::read());
+    in_daemon(async |daemon| {
+        let names = daemon.names();
+        let known: BTreeSet<_> = facts.names().collect();
+        let listed: BTreeSet<_> = document.rows.keys().map(String::as_str).collect();
+        assert_eq!(listed.difference(&known).count(), 0, "of no interest: {:?}", listed.difference(&known));
+        for method in known {
+            let row = document.row(method);
+            assert_eq!(row.is_answered, names.contains(method), "{method}");
+            assert!(row.is_answered || !row.note.is_empty(), "{method} is not answered for no reason");
+        }
+        let answered = document.rows.values().filter(|row| row.is_answered).count();
+        document.check_counts(answered, facts.names().count());
+        let ours: BTreeSet<_> = names.into_iter().filter(|name| !document.rows.contains_key(*name)).collect();
+        assert_eq!(document.ours, ours.into_iter().map(str::to_owned).collect(), "methods that are ours");
+    });
+}
+
+#[test]
+fn parameters_are_taken_and_strangers_refused() {
+    let (facts, document) = (Facts::read(), Document::read());
+    in_daemon(async |daemon| {
+        let mut check = ParamCheck { daemon, facts: &facts, document: &document, wrong: Vec::new() };
+        check.method("framework_start_init").await;
+        daemon.call("framework_start_init", &json!({})).await.unwrap();
+        let names = daemon.names();
+        for method in facts.names().filter(|m| names.contains(m) && *m != "framework_start_init") {
+            check.method(method).await;
+        }
+        assert!(check.wrong.is_empty(), "{}", check.wrong.join("\n"));
+    });
+}
+
+/// Gathers what is wrong with methods' parameters.
+struct ParamCheck<'a> {
+    daemon: &'a Daemon,
+    facts: &'a Facts,
+    document: &'a Document,
+    wrong: Vec<String>,
+}
+
+impl ParamCheck<'_> {
+    async fn method(&mut self, method: &str) {
+        let (taken, params) = (self.daemon.taken(method).await, self.facts.params(method));
+        let missing = params.iter().map(|p| &p.name).filter(|name| !taken.contains(*name));
+        let missing: BTreeSet<String> = missing.cloned().collect();
+        let told = &self.document.row(method).not_taken;
+        self.check(missing == *told, || format!("{method}: not taken are {missing:?}, told are {told:?}"));
+        for param in params.iter().filter(|p| taken.contains(&p.name)) {
+            self.values(method, param).await;
+        }
+        for absent in params.iter().filter(|p| p.is_required) {
+            let others = params.iter().filter(|p| p.is_required && p.name != absent.name);
+            let call: Map<_, _> = others.map(|p| (p.name.clone(), p.samples(self.facts).remove(0))).collect();
+            let detail = self.daemon.complaint(method, &Value::Object(call).to_string()).await;
+            let missing = format!("missing field `{}`", absent.name);
+            self.check(detail.contains(&missing), || format!("{method}: {detail}, not {missing}"));
+        }
+    }
+
+    /// Whatever is wrong with a value is told before the stranger after it.
+    async fn values(&mut self, method: &str, param: &Param) {
+        let right = param.samples(self.facts).into_iter().map(|value| (value, true));
+        for (value, is_right) in right.chain([(param.wrong_sample(), false)]) {
+            let call = format!("{{\"{}\":{value},\"{STRANGER}\":0}}", param.name);
+            let detail = self.daemon.complaint(method, &call).await;
+            let as_told = self.document.row(method).not_taken_values.contains(&value.to_string());
+            self.check(detail.contains(STRANGER) == (is_right && !as_told), || {
+                format!("{method}: {} as {value}: {detail}", param.name)
+            });
+        }
+    }
+
+    fn check(&mut self, is_right: bool, otherwise: impl FnOnce() -> String) {
+        if !is_right {
+            self.wrong.push(otherwise());
+        }
+    }
+}
+
+#[test]
+fn results_have_their_shape() {
+    let (facts, document) = (Facts::read(), Document::read());
+    in_daemon(async |daemon| {
+        let seen = carry_out(daemon, &facts).await;
+        let (names, mut wrong) = (daemon.names(), Vec::new());
+        for method in facts.names().filter(|method| names.contains(method)) {
+            let told = &document.row(method).not_given;
+            match (facts.result(method), seen.get(method)) {
+                (None, _) => {}
+                (_, None) => wrong.push(format!("{method} is not in the scenario")),
+                (Some(shape), Some(seen)) => {
+                    let missing = seen.missing(method, shape);
+                    if missing != *told {
+                        wrong.push(format!("{method}: not given are {missing:?}, told are {told:?}"));
+                    }
+                }
+            }
+        }
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    });
+}
+
+/// Carries out the scenario: what was seen of each result.
+async fn carry_out(daemon: &Daemon, facts: &Facts) -> BTreeMap<&'static str, Seen> {
+    let mut seen: BTreeMap<_, Seen> = BTreeMap::new();
+    // Threads come with machines, of which there is none.
+    let reactor = &daemon.reactors.handles()[0];
+    let core = reactor.core();
+    reactor.call(move |cx| cx.add_thread("a machine's", [core].into_iter().collect())).await.unwrap();
+    // The daemon signals its own process, which is ours.
+    let mut signals = signal(SignalKind::user_defined1()).unwrap();
+    for step in scenario::steps(daemon.dir.path()) {
+        let result = match daemon.call(step.method, &step.params).await {
+            Ok(result) => result,
+            Err(error) => panic!("{} {}: {error}", step.method, step.params),
+        };
+        if let Some(shape) = facts.result(step.method) {
+            seen.entry(step.method).or_default().note(step.method, shape, &result);
+        }
+    }
+    assert!(signals.recv().await.is_some());
+    seen
+}

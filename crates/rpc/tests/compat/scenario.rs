@@ -1,0 +1,71 @@
+//! Calls of all methods, in an order in which each succeeds.
+
+use serde_json::{Value, json};
+use std::path::Path;
+
+pub struct Step {
+    pub method: &'static str,
+    pub params: Value,
+}
+
+/// The calls. `dir` is an empty directory.
+pub fn steps(dir: &Path) -> Vec<Step> {
+    let mut steps = Vec::new();
+    let mut call = |method, params| steps.push(Step { method, params });
+    std::fs::write(dir.join("a.img"), [0; 8192]).unwrap();
+    std::fs::write(dir.join("u.img"), [0; 8192]).unwrap();
+    let disk = |name: &str| json!({"name": name});
+    call("framework_start_init", json!({}));
+    call("framework_wait_init", json!({}));
+    call("spdk_get_version", json!({}));
+    call("rpc_get_methods", json!({}));
+    call("framework_get_subsystems", json!({}));
+    call("log_get_print_level", json!({}));
+    call("log_set_print_level", json!({"level": "NOTICE"}));
+
+    call("bdev_malloc_create", json!({"name": "m", "block_size": 512, "num_blocks": 64}));
+    call("bdev_malloc_create", json!({"block_size": 512, "num_blocks": 64}));
+    call("bdev_null_create", json!({"name": "n", "block_size": 512, "num_blocks": 64}));
+    call("bdev_null_resize", json!({"name": "n", "new_size": 1}));
+    call("bdev_aio_create", json!({"name": "a", "filename": dir.join("a.img")}));
+    call("bdev_aio_rescan", disk("a"));
+    call("bdev_uring_create", json!({"name": "u", "filename": dir.join("u.img")}));
+    call("bdev_uring_rescan", disk("u"));
+    call("bdev_passthru_create", json!({"name": "p", "base_bdev_name": "m"}));
+    call("bdev_error_create", json!({"base_name": "a"}));
+    call("bdev_error_inject_error", json!({"name": "EE_a", "io_type": "clear", "error_type": "failure"}));
+    let delay = json!({"name": "d", "base_bdev_name": "u", "avg_read_latency": 1, "p99_read_latency": 1,
+        "avg_write_latency": 1, "p99_write_latency": 1});
+    call("bdev_delay_create", delay);
+    let latency = json!({"delay_bdev_name": "d", "latency_type": "avg_read", "latency_us": 2});
+    call("bdev_delay_update_latency", latency);
+    call("bdev_malloc_create", json!({"name": "whole", "block_size": 512, "num_blocks": 64}));
+    call("bdev_split_create", json!({"base_bdev": "whole", "split_count": 2}));
+    call("bdev_wait_for_examine", json!({}));
+    call("bdev_get_bdevs", json!({}));
+    call("bdev_get_iostat", json!({}));
+    call("bdev_reset_iostat", json!({}));
+
+    call("virtio_blk_get_transports", json!({}));
+    call("vhost_create_blk_controller", json!({"ctrlr": "c", "dev_name": "n"}));
+    call("vhost_get_controllers", json!({}));
+    call("framework_get_reactors", json!({}));
+    call("thread_get_stats", json!({}));
+    call("framework_get_config", json!({"name": "bdev"}));
+    call("vhost_delete_controller", json!({"ctrlr": "c"}));
+
+    call("bdev_split_delete", json!({"base_bdev": "whole"}));
+    for (method, name) in [
+        ("bdev_delay_delete", "d"),
+        ("bdev_error_delete", "EE_a"),
+        ("bdev_passthru_delete", "p"),
+        ("bdev_uring_delete", "u"),
+        ("bdev_aio_delete", "a"),
+        ("bdev_null_delete", "n"),
+        ("bdev_malloc_delete", "m"),
+    ] {
+        call(method, disk(name));
+    }
+    call("spdk_kill_instance", json!({"sig_name": "SIGUSR1"}));
+    steps
+}
