@@ -9,7 +9,7 @@ use std::time::Duration;
 const EXIT_CODES: &str = "\
 Exit codes:
   0  done
-  1  the daemon refused, or something failed
+  1  the daemon refused, something failed, or doctor found something missing
   2  the command line is wrong
   3  no daemon answers at the socket
 
@@ -56,6 +56,8 @@ pub enum Command {
     /// List the reactors, the threads that carry the I/O
     #[command(subcommand)]
     Reactor(ReactorCommand),
+    /// Look at what this host has, what it lacks, and say how to mend it
+    Doctor,
     /// Call any JSON-RPC method
     Rpc {
         /// Its name; rpc_get_methods lists them
@@ -174,6 +176,9 @@ pub struct AttachArgs {
     /// Let the machine read only
     #[arg(long)]
     pub readonly: bool,
+    /// Connect to this socket, at which QEMU listens, instead of listening: the machine can start before, and outlives, the daemon
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["socket_mode", "socket_owner", "socket_group"])]
+    pub connect: Option<PathBuf>,
     /// The socket's permissions
     #[arg(long, value_name = "OCTAL", value_parser = mode)]
     pub socket_mode: Option<u32>,

@@ -33,6 +33,9 @@ pub enum Error {
     /// The command line, beyond what its grammar says.
     #[error("{0}")]
     Usage(String),
+    /// `aryk doctor` found so many things missing.
+    #[error("{} missing that arykd cannot do without", if *.0 == 1 { "one thing is".into() } else { format!("{} things are", .0) })]
+    Unhealthy(usize),
     /// Our own input or output.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -61,6 +64,7 @@ impl Error {
             }
             Self::Refused { code: -16, .. } => Some("'aryk controller list' shows who uses it."),
             Self::Refused { code: -32601, .. } => Some("'aryk rpc rpc_get_methods' lists the methods."),
+            Self::Unhealthy(_) => Some("The lines that begin with 'do:' say how to bring them about."),
             Self::Refused { .. } | Self::Socket { .. } | Self::Protocol(_) | Self::Usage(_) | Self::Io(_) => {
                 None
             }
@@ -73,7 +77,7 @@ impl Error {
             Self::NoDaemon(_) | Self::Socket { .. } => 3,
             Self::Usage(_) => 2,
             Self::Io(e) if e.kind() == io::ErrorKind::BrokenPipe => 0,
-            Self::Refused { .. } | Self::Protocol(_) | Self::Io(_) => 1,
+            Self::Refused { .. } | Self::Protocol(_) | Self::Unhealthy(_) | Self::Io(_) => 1,
         }
     }
 }

@@ -7,6 +7,7 @@
 mod cli;
 mod client;
 mod commands;
+mod doctor;
 mod error;
 mod output;
 mod size;
@@ -34,8 +35,10 @@ fn main() -> ExitCode {
 
 fn run(cli: &Cli) -> Result<(), Error> {
     let out = Output::new(cli.json);
-    if let Command::Completions { shell } = cli.command {
-        return out.completions(shell);
+    match cli.command {
+        Command::Completions { shell } => return out.completions(shell),
+        Command::Doctor => return doctor::run(cli, &out),
+        _ => {}
     }
     let mut client = Client::connect(&cli.socket, cli.timeout)?;
     match &cli.command {
@@ -48,6 +51,6 @@ fn run(cli: &Cli) -> Result<(), Error> {
         Command::Rpc { method, params } => {
             commands::daemon::rpc(method, params.as_deref(), &mut client, &out)
         }
-        Command::Completions { .. } => unreachable!("handled above"),
+        Command::Completions { .. } | Command::Doctor => unreachable!("handled above"),
     }
 }

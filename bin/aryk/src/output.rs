@@ -4,7 +4,7 @@ use crate::cli::Cli;
 use crate::error::Error;
 use clap::CommandFactory;
 use clap_complete::Shell;
-use comfy_table::{Attribute, Cell, CellAlignment, ContentArrangement, Table, presets};
+use comfy_table::{Attribute, Cell, CellAlignment, Color, ContentArrangement, Table, presets};
 use serde_json::Value;
 use std::io::{self, IsTerminal, Write};
 
@@ -14,6 +14,15 @@ const WIDTH: u16 = 80;
 pub struct Output {
     pub json: bool,
     is_styled: bool,
+}
+
+/// The colour of a row's first cell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tone {
+    Plain,
+    Good,
+    Warning,
+    Bad,
 }
 
 /// A column's heading, and whether it holds numbers.
@@ -26,6 +35,12 @@ impl Output {
         Self { json, is_styled }
     }
 
+    /// For people, without colours.
+    #[cfg(test)]
+    pub const fn plain() -> Self {
+        Self { json: false, is_styled: false }
+    }
+
     /// Prints `value` if JSON is wanted, or else what `human` makes.
     pub fn print(&self, value: &Value, human: impl FnOnce() -> String) -> Result<(), Error> {
         let text = if self.json { format!("{value:#}") } else { human() };
@@ -35,10 +50,27 @@ impl Output {
 
     /// Rows under headings.
     pub fn table(&self, columns: &[Column], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+        self.toned_table(columns, rows.into_iter().map(|row| (Tone::Plain, row)))
+    }
+
+    /// Rows under headings, each with a colour for its first cell.
+    pub fn toned_table(
+        &self,
+        columns: &[Column],
+        rows: impl IntoIterator<Item = (Tone, Vec<String>)>,
+    ) -> String {
         let mut table = self.bare_table();
         table.set_header(columns.iter().map(|(heading, _)| self.heading(heading)));
-        for row in rows {
-            table.add_row(row.iter().map(|cell| printable(cell)));
+        for (tone, row) in rows {
+            let mut cells: Vec<_> = row.iter().map(|cell| Cell::new(printable(cell))).collect();
+            if let Some(color) = tone.color() {
+                cells = cells
+                    .into_iter()
+                    .enumerate()
+                    .map(|(i, c)| if i == 0 { c.fg(color) } else { c })
+                    .collect();
+            }
+            table.add_row(cells);
         }
         for (column, (_, is_number)) in table.column_iter_mut().zip(columns) {
             let alignment = if *is_number { CellAlignment::Right } else { CellAlignment::Left };
@@ -82,6 +114,17 @@ impl Output {
     }
 }
 
+impl Tone {
+    const fn color(self) -> Option<Color> {
+        match self {
+            Self::Plain => None,
+            Self::Good => Some(Color::Green),
+            Self::Warning => Some(Color::Yellow),
+            Self::Bad => Some(Color::Red),
+        }
+    }
+}
+
 /// Lines without the blanks that a table has at its edges.
 fn trimmed(table: &Table) -> String {
     let lines = table.lines().map(|line| line.strip_prefix(' ').unwrap_or(&line).trim_end().to_owned());
@@ -101,10 +144,6 @@ fn printable(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn plain() -> Output {
-        Output { json: false, is_styled: false }
-    }
-
     #[test]
     fn tables_fit_80_columns() {
         let long = "x".repeat(200);
@@ -113,7 +152,7 @@ mod tests {
             vec![long, "1000".into()],
             vec!["磁盘\u{1b}[31m".into(), "2".into()],
         ];
-        let text = plain().table(&[("NAME", false), ("SIZE", true)], rows);
+        let text = Output::plain().table(&[("NAME", false), ("SIZE", true)], rows);
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
         assert!(text.starts_with("NAME"), "{text}");
         assert!(!text.contains('\u{1b}'), "{text}");

@@ -35,6 +35,7 @@ fn commands_as_the_guide_has_them() {
         "aryk rpc spdk_get_version",
         "aryk rpc bdev_get_bdevs {}",
         "aryk completions bash",
+        "aryk doctor --json",
     ] {
         parse(line).unwrap_or_else(|e| panic!("{line}: {e}"));
     }

@@ -9,12 +9,15 @@ use serde_json::{Value, json};
 
 pub fn attach(args: &AttachArgs, client: &mut Client, out: &Output) -> Result<(), Error> {
     let name = args.controller.as_ref().unwrap_or(&args.disk);
+    // The daemon's working directory is another one.
+    let connect = args.connect.as_ref().map(std::path::absolute).transpose()?;
     let params = object([
         ("ctrlr", Some(json!(name))),
         ("dev_name", Some(json!(args.disk))),
         ("readonly", args.readonly.then_some(json!(true))),
         ("cpumask", args.cpumask.as_ref().map(|cores| json!(cores))),
         ("num_queues", args.queues.map(|n| json!(n))),
+        ("connect", connect.as_ref().map(|path| json!(path))),
         ("socket_mode", args.socket_mode.map(|mode| json!(format!("{mode:o}")))),
         ("socket_owner", args.socket_owner.as_ref().map(|user| json!(user))),
         ("socket_group", args.socket_group.as_ref().map(|group| json!(group))),
@@ -22,7 +25,7 @@ pub fn attach(args: &AttachArgs, client: &mut Client, out: &Output) -> Result<()
     client.call("vhost_create_blk_controller", params)?;
     let mut controllers = client.call("vhost_get_controllers", json!({"name": name}))?;
     let mut controller = controllers[0].take();
-    let qemu = qemu_arguments(text(&controller, "socket"), args.queues);
+    let qemu = qemu_arguments(text(&controller, "socket"), connect.is_some(), args.queues);
     controller["qemu"] = json!(qemu);
     out.print(&controller, || {
         let lines: Vec<_> = qemu.chunks(2).map(|pair| format!("    {} {}", pair[0], quoted(&pair[1]))).collect();
@@ -36,11 +39,12 @@ pub fn attach(args: &AttachArgs, client: &mut Client, out: &Output) -> Result<()
 }
 
 /// What makes QEMU use the socket. The memory must be shared, or the daemon cannot reach it.
-/// Of itself it takes a queue for each of the machine's processors.
-fn qemu_arguments(socket: &str, queues: Option<u16>) -> Vec<String> {
+/// Of itself it takes a queue for each of the machine's processors. Either way the machine goes on after the daemon was started anew.
+fn qemu_arguments(socket: &str, qemu_listens: bool, queues: Option<u16>) -> Vec<String> {
     let queues = queues.map(|n| format!(",num-queues={n}")).unwrap_or_default();
     // QEMU's own escape.
     let socket = socket.replace(',', ",,");
+    let link = if qemu_listens { "server=on,wait=off" } else { "reconnect=1" };
     let arguments = [
         "-object",
         "memory-backend-memfd,id=mem0,size=1G,share=on",
@@ -49,7 +53,7 @@ fn qemu_arguments(socket: &str, queues: Option<u16>) -> Vec<String> {
         "-m",
         "1G",
         "-chardev",
-        &format!("socket,id=aryk0,path={socket}"),
+        &format!("socket,id=aryk0,path={socket},{link}"),
         "-device",
         &format!("vhost-user-blk-pci,chardev=aryk0{queues}"),
     ];
@@ -129,8 +133,10 @@ mod tests {
 
     #[test]
     fn qemu_gets_the_path_whatever_it_holds() {
-        let arguments = qemu_arguments("/tmp/a,b c", Some(4));
-        assert!(arguments.contains(&"socket,id=aryk0,path=/tmp/a,,b c".to_owned()));
+        let arguments = qemu_arguments("/tmp/a,b c", false, Some(4));
+        assert!(arguments.contains(&"socket,id=aryk0,path=/tmp/a,,b c,reconnect=1".to_owned()));
+        let arguments_of_client = qemu_arguments("/tmp/a", true, None);
+        assert!(arguments_of_client.contains(&"socket,id=aryk0,path=/tmp/a,server=on,wait=off".to_owned()));
         assert!(arguments.contains(&"vhost-user-blk-pci,chardev=aryk0,num-queues=4".to_owned()));
         assert_eq!(quoted("path=/tmp/a,,b c'd"), r"'path=/tmp/a,,b c'\''d'");
         assert_eq!(quoted("path=/run/a"), "path=/run/a");

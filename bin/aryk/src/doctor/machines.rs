@@ -1,0 +1,93 @@
+//! What virtual machines need: KVM, QEMU, VFIO.
+
+use super::{Check, State};
+use rustix::fs::{Access, access};
+use std::io;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// From here on QEMU takes a queue for each of a machine's processors.
+const QEMU_WITH_QUEUES: (u32, u32) = (5, 2);
+
+pub fn kvm() -> Check {
+    kvm_of(access("/dev/kvm", Access::READ_OK | Access::WRITE_OK).map_err(io::Error::from))
+}
+
+pub(super) fn kvm_of(usable: io::Result<()>) -> Check {
+    let brings = "machines at the processor's speed instead of emulated";
+    match usable {
+        Ok(()) => Check::ok("KVM", "/dev/kvm may be opened"),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            let fix = "modprobe kvm_intel (or kvm_amd); the firmware must allow virtualization";
+            Check::lacks("KVM", State::Option, "there is no /dev/kvm", brings, fix)
+        }
+        Err(e) => {
+            let fix = "sudo usermod -aG kvm $USER, and log in again";
+            Check::lacks("KVM", State::Option, format!("/dev/kvm: {e}"), brings, fix)
+        }
+    }
+}
+
+pub fn qemu() -> Check {
+    let program = format!("qemu-system-{}", std::env::consts::ARCH);
+    qemu_of(&program, first_line(&program))
+}
+
+pub(super) fn qemu_of(program: &str, said: Option<String>) -> Check {
+    let brings = "running machines; other vhost-user-blk front-ends serve as well";
+    let Some(said) = said else {
+        let package = if cfg!(target_arch = "aarch64") { "qemu-system-arm" } else { "qemu-system-x86" };
+        let fix = format!("apt-get install {package}");
+        return Check::lacks("QEMU", State::Option, format!("no {program} in PATH"), brings, fix);
+    };
+    let version = said.split("version ").nth(1).and_then(super::kernel::version);
+    match version {
+        Some(old) if old < QEMU_WITH_QUEUES => Check::lacks(
+            "QEMU",
+            State::Option,
+            said,
+            "a queue for each processor by itself",
+            "give QEMU num-queues=N, or use QEMU 5.2 or newer",
+        ),
+        _ => Check::ok("QEMU", said),
+    }
+}
+
+pub fn qemu_img() -> Check {
+    match first_line("qemu-img") {
+        Some(said) => Check::ok("qemu-img", said),
+        None => Check::lacks(
+            "qemu-img",
+            State::Option,
+            "not in PATH",
+            "importing qcow2 and other images: aryk disk create --from",
+            "apt-get install qemu-utils",
+        ),
+    }
+}
+
+/// What a program answers to `--version`.
+fn first_line(program: &str) -> Option<String> {
+    let output = Command::new(program).arg("--version").stdin(Stdio::null()).output().ok()?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    output.status.success().then(|| said.lines().next().unwrap_or_default().to_owned())
+}
+
+pub fn vfio() -> Check {
+    let groups = std::fs::read_dir("/sys/kernel/iommu_groups").map_or(0, Iterator::count);
+    vfio_of(Path::new("/dev/vfio/vfio").exists(), groups)
+}
+
+pub(super) fn vfio_of(has_device: bool, groups: usize) -> Check {
+    let brings = "giving PCI devices to machines; no disk of today needs it";
+    match (has_device, groups) {
+        (true, 1..) => Check::ok("VFIO", format!("there, with {groups} IOMMU groups")),
+        (_, 0) => {
+            let fix = "boot with intel_iommu=on (or amd_iommu=on)";
+            Check::lacks("VFIO", State::Option, "no IOMMU in use", brings, fix)
+        }
+        (false, _) => {
+            Check::lacks("VFIO", State::Option, "there is no /dev/vfio/vfio", brings, "modprobe vfio-pci")
+        }
+    }
+}

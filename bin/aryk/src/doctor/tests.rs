@@ -1,0 +1,81 @@
+//! The checks on hosts that are not this one.
+
+use super::*;
+use std::io;
+
+fn denied<T>() -> io::Result<T> {
+    Err(io::ErrorKind::PermissionDenied.into())
+}
+
+#[track_caller]
+fn expect(check: &Check, state: State, found: &str, fix: &str) {
+    assert_eq!(check.state, state, "{check:?}");
+    assert!(check.found.contains(found), "{check:?}");
+    assert!(check.fix.as_deref().unwrap_or_default().contains(fix), "{check:?}");
+    assert_eq!(check.brings.is_some(), state != State::Ok, "{check:?}");
+}
+
+#[test]
+fn io_uring() {
+    use kernel::io_uring_of as of;
+    expect(&of(Ok(()), Some(0), "6.1"), State::Ok, "works, Linux 6.1", "");
+    expect(&of(Ok(()), None, "5.15"), State::Ok, "works", "");
+    expect(&of(Ok(()), Some(1), "6.6"), State::Worse, "this user only", "io_uring_disabled=0");
+    expect(&of(denied(), Some(2), "6.6"), State::Worse, "io_uring_disabled = 2", "sysctl");
+    expect(&of(denied(), Some(0), "6.6"), State::Worse, "seccomp", "allow io_uring_setup");
+    expect(&of(Err(io::ErrorKind::Unsupported.into()), None, "5.4"), State::Worse, "not in this", "CONFIG");
+}
+
+#[test]
+fn aio_memlock_hugepages() {
+    expect(&kernel::aio_of(true, Some(3), Some(65536)), State::Ok, "3 of fs.aio-max-nr = 65536", "");
+    expect(&kernel::aio_of(false, Some(65536), Some(65536)), State::Worse, "", "fs.aio-max-nr=1048576");
+    expect(&kernel::aio_of(false, None, Some(1 << 20)), State::Worse, "?", "fs.aio-max-nr=2097152");
+    expect(&kernel::memlock_of(None, None), State::Ok, "no limit", "");
+    expect(&kernel::memlock_of(Some(65536), Some((5, 10))), State::Worse, "64K", "ulimit -l");
+    expect(&kernel::memlock_of(Some(65536), Some((6, 1))), State::Ok, "64K", "");
+    assert_eq!(kernel::version("6.18.44-fc"), Some((6, 18)));
+    assert_eq!(kernel::version("strange"), None);
+    let some = "HugePages_Total:     64\nHugePages_Free:      60\nHugepagesize:       2048 kB\n";
+    expect(&kernel::hugepages_of(some), State::Ok, "60 of 64 free, of 2M each", "");
+    expect(&kernel::hugepages_of(""), State::Option, "none", "nr_hugepages");
+}
+
+#[test]
+fn limits_and_cores() {
+    expect(&host::open_files_of(None), State::Ok, "no limit", "");
+    expect(&host::open_files_of(Some(24_000)), State::Ok, "about 1000 machines", "");
+    expect(&host::open_files_of(Some(1024)), State::Worse, "about 42", "ulimit -n");
+    expect(&host::open_files_of(Some(100)), State::Missing, "100", "LimitNOFILE");
+    let max = Some("max 100000");
+    expect(&host::cores_of(&[0, 1, 2, 3, 6], "0-7", max), State::Ok, "0-3,6 of those online, 0-7", "");
+    expect(&host::cores_of(&[5], "0-7", None), State::Option, "5 of", "AllowedCPUs");
+    expect(&host::cores_of(&[0, 1], "0-1", Some("50000 100000\n")), State::Worse, "50%", "cpu.max");
+    expect(&host::cores_of(&[0, 1], "0-1", Some("300000 100000\n")), State::Ok, "0-1", "");
+}
+
+#[test]
+fn machines() {
+    expect(&machines::kvm_of(Ok(())), State::Ok, "/dev/kvm", "");
+    expect(&machines::kvm_of(denied()), State::Option, "denied", "usermod -aG kvm");
+    expect(&machines::kvm_of(Err(io::ErrorKind::NotFound.into())), State::Option, "no /dev/kvm", "modprobe");
+    let said = |version: &str| Some(format!("QEMU emulator version {version} (Debian)"));
+    expect(&machines::qemu_of("q", said("7.2.22")), State::Ok, "7.2.22", "");
+    expect(&machines::qemu_of("q", said("4.2.1")), State::Option, "4.2.1", "num-queues");
+    expect(&machines::qemu_of("q", None), State::Option, "no q in PATH", "apt-get install qemu-system");
+    expect(&machines::vfio_of(true, 12), State::Ok, "12", "");
+    expect(&machines::vfio_of(true, 0), State::Option, "no IOMMU", "iommu=on");
+    expect(&machines::vfio_of(false, 3), State::Option, "/dev/vfio", "modprobe");
+}
+
+#[test]
+fn the_report_fits_80_columns() {
+    let checks = [
+        Check::ok("daemon", "x".repeat(100)),
+        kernel::io_uring_of(denied(), Some(0), "6.6"),
+        host::open_files_of(Some(1)),
+    ];
+    let text = text(&checks, &Output::plain());
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    assert!(text.contains("MISSING") && !text.contains("Nothing necessary"), "{text}");
+}

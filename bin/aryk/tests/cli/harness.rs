@@ -1,0 +1,118 @@
+//! A daemon in a directory of its own, and `aryk` beside it.
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+use tempfile::TempDir;
+
+const ARYK: &str = env!("CARGO_BIN_EXE_aryk");
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A running daemon; killed when dropped.
+pub struct Daemon {
+    dir: TempDir,
+    process: Child,
+}
+
+/// What a command did.
+#[derive(Debug)]
+pub struct Outcome {
+    pub code: i32,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Daemon {
+    /// Starts one on one core, and waits until it answers.
+    pub fn start() -> Self {
+        let dir = TempDir::new().unwrap();
+        let mut command = Command::new(arykd());
+        command.arg("-r").arg(dir.path().join("rpc.sock")).arg("-S").arg(dir.path().join("vhost"));
+        let process = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let daemon = Self { dir, process };
+        for _ in 0..PATIENCE.as_millis() / 10 {
+            if daemon.run(&["status"]).code == 0 {
+                return daemon;
+            }
+            std::thread::park_timeout(Duration::from_millis(10));
+        }
+        panic!("arykd does not come up");
+    }
+
+    /// Its directory, in which commands are run.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// `aryk` with these arguments, to be run.
+    pub fn aryk(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(ARYK);
+        command.args(args).env("ARYK_SOCKET", self.dir().join("rpc.sock")).current_dir(self.dir());
+        command.stdin(Stdio::null());
+        command
+    }
+
+    /// Runs `aryk`.
+    pub fn run(&self, args: &[&str]) -> Outcome {
+        outcome(&mut self.aryk(args))
+    }
+
+    /// Runs `aryk`, which succeeds: what it printed.
+    #[track_caller]
+    pub fn ok(&self, args: &[&str]) -> String {
+        let outcome = self.run(args);
+        assert_eq!(outcome.code, 0, "{args:?}: {outcome:?}");
+        outcome.stdout
+    }
+
+    /// Runs `aryk --json`, which succeeds.
+    #[track_caller]
+    pub fn json(&self, args: &[&str]) -> Value {
+        let text = self.ok(&[&["--json"], args].concat());
+        serde_json::from_str(&text).unwrap()
+    }
+
+    /// Runs `aryk`, which fails: its exit code, and its complaint.
+    #[track_caller]
+    pub fn fails(&self, args: &[&str]) -> (i32, String) {
+        let outcome = self.run(args);
+        assert_ne!(outcome.code, 0, "{args:?}: {outcome:?}");
+        (outcome.code, outcome.stderr)
+    }
+}
+
+/// Runs a command to its end.
+pub fn outcome(command: &mut Command) -> Outcome {
+    let output = command.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Outcome {
+        code: output.status.code().unwrap_or(-1),
+        stdout: text(output.stdout),
+        stderr: text(output.stderr),
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// The daemon's program, built beside the command line's.
+fn arykd() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let dir = Path::new(ARYK).parent().unwrap();
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "--package", "arykd", "--target-dir"]).arg(dir.parent().unwrap());
+        if dir.ends_with("release") {
+            cargo.arg("--release");
+        }
+        assert!(cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status().unwrap().success());
+        dir.join("arykd")
+    })
+}

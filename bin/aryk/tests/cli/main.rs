@@ -1,0 +1,6 @@
+//! The real `aryk` against the real `arykd`.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod doctor;
+mod harness;
