@@ -1,0 +1,86 @@
+//! What the test writes into a sector, and how it knows it again. Test tool, any thread.
+//!
+//! Every sector carries its own number and that of its write; the rest of it follows from the two, so that a sector that is torn, or in
+//! the wrong place, is none that was ever written.
+
+use std::fmt;
+
+use crate::random::mix;
+
+/// Bytes in a sector: the unit of all checks, whatever the disk's block is.
+pub const SECTOR: usize = 512;
+
+/// What a sector holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// What write number `0` put there.
+    Written(u64),
+    /// Nothing but zeroes.
+    Zero,
+    /// Something that no request wrote there.
+    Foreign {
+        /// Which sector it says it is.
+        sector: u64,
+        /// Which write it says it is.
+        seq: u64,
+        /// Byte from which on it is not what these two say.
+        differs_at: usize,
+    },
+}
+
+impl fmt::Display for Content {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Written(seq) => write!(f, "write {seq}"),
+            Self::Zero => f.write_str("zeroes"),
+            Self::Foreign { sector, seq, differs_at } => {
+                write!(f, "sector {sector} of write {seq}, other bytes from {differs_at} on")
+            }
+        }
+    }
+}
+
+/// The bytes of `sector` as write `seq` leaves them.
+#[must_use]
+pub fn fill(sector: u64, seq: u64) -> [u8; SECTOR] {
+    let mut bytes = [0; SECTOR];
+    bytes[..8].copy_from_slice(&sector.to_le_bytes());
+    bytes[8..16].copy_from_slice(&seq.to_le_bytes());
+    let mut word = mix(seq.wrapping_mul(0x1_0001).wrapping_add(mix(sector + 1)));
+    for place in bytes[16..].chunks_exact_mut(8) {
+        place.copy_from_slice(&word.to_le_bytes());
+        word = word.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+    }
+    bytes
+}
+
+/// What bytes read from `sector` are.
+#[must_use]
+pub fn identify(sector: u64, bytes: &[u8; SECTOR]) -> Content {
+    if bytes.iter().all(|&b| b == 0) {
+        return Content::Zero;
+    }
+    let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
+    let (says, seq) = (word(0), word(8));
+    let expected = fill(says, seq);
+    match bytes.iter().zip(&expected).position(|(a, b)| a != b) {
+        None if says == sector => Content::Written(seq),
+        differs => Content::Foreign { sector: says, seq, differs_at: differs.unwrap_or(SECTOR) },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sectors_are_known_again_and_others_are_not() {
+        let bytes = fill(7, 3);
+        assert_eq!(identify(7, &bytes), Content::Written(3));
+        assert_eq!(identify(8, &bytes), Content::Foreign { sector: 7, seq: 3, differs_at: SECTOR });
+        let mut torn = bytes;
+        torn[256..].copy_from_slice(&fill(7, 4)[256..]);
+        assert_eq!(identify(7, &torn), Content::Foreign { sector: 7, seq: 3, differs_at: 256 });
+        assert_eq!(identify(7, &[0; SECTOR]), Content::Zero);
+    }
+}

@@ -1,0 +1,97 @@
+//! Which request comes next. Test tool, the front-end's thread.
+
+use std::ops::Range;
+
+use crate::content::SECTOR;
+use crate::memory::DATA_MAX;
+use crate::random::Random;
+use crate::shape::Shape;
+
+/// Sectors of the area under load: small, so that requests meet.
+pub const SECTORS: u64 = 4096;
+/// Sectors of the part of it that most requests go to.
+const HOT: u64 = 192;
+
+/// What to ask of the disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wish {
+    /// Sectors to read.
+    Read(Range<u64>),
+    /// Sectors to write.
+    Write(Range<u64>),
+    /// Sectors to fill with zeroes; whether they may be unmapped.
+    WriteZeroes(Range<u64>, bool),
+    /// Sectors to discard.
+    Discard(Range<u64>),
+    /// All that completed shall be durable.
+    Flush,
+}
+
+/// Draws the next request.
+pub fn draw(random: &mut Random, shape: &Shape) -> Wish {
+    match random.below(100) {
+        0..=46 => Wish::Read(range(random, shape)),
+        47..=92 => Wish::Write(range(random, shape)),
+        93..=95 => Wish::Flush,
+        96..=97 => {
+            let unmap = random.chance(50);
+            Wish::WriteZeroes(range(random, shape), unmap)
+        }
+        _ => Wish::Discard(range(random, shape)),
+    }
+}
+
+/// 1 to 8 pieces of 4 KiB; anywhere that the disk's block allows.
+fn range(random: &mut Random, shape: &Shape) -> Range<u64> {
+    let block = u64::from(shape.block_size) / SECTOR as u64;
+    let most = DATA_MAX / SECTOR as u64;
+    let len = if random.chance(70) {
+        8 * (1 + random.below(most / 8))
+    } else {
+        block * (1 + random.below(most / block))
+    };
+    let area = if random.chance(75) { HOT } else { SECTORS };
+    let start = random.below((area - len) / block + 1) * block;
+    start..start + len
+}
+
+/// Cuts `bytes` of data into 1 to 4 parts.
+pub fn cut(random: &mut Random, bytes: u32) -> Vec<u32> {
+    let mut parts = vec![bytes];
+    for _ in 0..random.below(4) {
+        let last = parts.pop().expect("one at least");
+        let sectors = u64::from(last) / SECTOR as u64;
+        if sectors < 2 {
+            parts.push(last);
+            break;
+        }
+        let first = (1 + random.below(sectors - 1)) as u32 * SECTOR as u32;
+        parts.extend([first, last - first]);
+    }
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ring::Format;
+    use crate::shape::Mode;
+
+    #[test]
+    fn requests_are_whole_blocks_inside_of_the_area() {
+        let mut random = Random::new(1, 0);
+        let shape = Shape::draw(&mut random, &[Mode::Server], &[Format::Split]);
+        for block_size in [512, 4096] {
+            let shape = Shape { block_size, ..shape.clone() };
+            for _ in 0..10_000 {
+                let range = range(&mut random, &shape);
+                assert!(range.start < range.end && range.end <= SECTORS, "{range:?}");
+                assert!((range.start * 512).is_multiple_of(block_size.into()), "{range:?}");
+                assert!((range.end * 512).is_multiple_of(block_size.into()), "{range:?}");
+            }
+        }
+        let parts = cut(&mut random, 32 << 10);
+        assert_eq!(parts.iter().sum::<u32>(), 32 << 10);
+        assert!(parts.iter().all(|part| *part > 0 && part.is_multiple_of(512)));
+    }
+}

@@ -1,0 +1,75 @@
+//! What one life of a front-end is like: drawn from the seed, or pinned by a person. Test tool, any thread.
+
+use serde::Serialize;
+
+use crate::random::Random;
+use crate::ring::Format;
+
+/// Who connects to whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// arykd listens, the front-end connects.
+    Server,
+    /// The front-end listens, arykd connects.
+    Client,
+}
+
+/// The front-end and the disk of one life.
+#[derive(Clone, Debug, Serialize)]
+pub struct Shape {
+    /// Who connects.
+    pub mode: Mode,
+    /// Of all its rings.
+    pub format: Format,
+    /// How many.
+    pub queues: u16,
+    /// Descriptors of each.
+    pub size: u16,
+    /// Requests in flight in each at most.
+    pub depth: u16,
+    /// Whether chains are in tables of their own.
+    pub indirect: bool,
+    /// Whether notifications are asked for by index.
+    pub event_idx: bool,
+    /// Bytes of the disk's block.
+    pub block_size: u32,
+    /// Whether memory is announced region by region.
+    pub memory_slots: bool,
+}
+
+impl Shape {
+    /// What `random` makes of the choice.
+    #[must_use]
+    pub fn draw(random: &mut Random, modes: &[Mode], formats: &[Format]) -> Self {
+        let size = *random.pick(&[64, 128, 256]);
+        Self {
+            mode: *random.pick(modes),
+            format: *random.pick(formats),
+            queues: 1 + random.below(4) as u16,
+            size,
+            depth: (*random.pick(&[1, 8, 32, 128])).min(size),
+            indirect: random.chance(50),
+            event_idx: random.chance(50),
+            block_size: *random.pick(&[512, 4096]),
+            memory_slots: random.chance(30),
+        }
+    }
+
+    /// In a few words.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        format!(
+            "{:?} {:?} queues={} size={} depth={} indirect={} event_idx={} block={}",
+            self.mode,
+            self.format,
+            self.queues,
+            self.size,
+            self.depth,
+            self.indirect,
+            self.event_idx,
+            self.block_size
+        )
+        .to_lowercase()
+    }
+}
