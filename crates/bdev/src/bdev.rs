@@ -2,7 +2,8 @@
 
 use crate::cell::{Cells, ChannelCell, Command};
 use crate::ranges::Ranges;
-use crate::{BdevChannel, Deadline, Device, Geometry, OpenError, Stats};
+use crate::sampling::Sampling;
+use crate::{BdevChannel, Deadline, Device, Geometry, Histogram, OpenError, Recording, Stats};
 use aryk_reactor::{Cx, Handle, RootId};
 use futures_channel::oneshot;
 use std::any::Any;
@@ -83,6 +84,8 @@ pub struct Bdev {
     places: Arc<Mutex<Vec<Place>>>,
     ranges: Ranges,
     deadline: Mutex<Option<Deadline>>,
+    sampling: Sampling,
+    recording: Mutex<Option<(Recording, Histogram)>>,
 }
 
 /// A reactor that has, or had, channels of a disk.
@@ -121,6 +124,8 @@ impl Bdev {
             places: Arc::default(),
             ranges: Ranges::default(),
             deadline: Mutex::default(),
+            sampling: Sampling::default(),
+            recording: Mutex::default(),
         }
     }
 
@@ -142,6 +147,10 @@ impl Bdev {
     /// Blocks that compound requests have to themselves.
     pub(crate) fn ranges(&self) -> &Ranges {
         &self.ranges
+    }
+
+    pub(crate) fn sampling(&self) -> &Sampling {
+        &self.sampling
     }
 
     /// What its module made of it.
@@ -328,6 +337,24 @@ impl Bdev {
     pub async fn clear_stats(&self) {
         lock(&self.places).iter_mut().for_each(|p| p.closed = Stats::default());
         self.for_each_channel(|cell, _| drop(cell.stats.take())).await;
+        if let Some((_, before)) = &mut *lock(&self.recording) {
+            *before = Histogram::default();
+        }
+    }
+
+    /// Has latencies from now on be told by [`Bdev::recorded`], from nothing, or ends that.
+    pub async fn record_latencies(&self, recording: Option<Recording>) {
+        let before = match recording {
+            Some(Recording { op, .. }) => self.stats().await.latencies(op),
+            None => Histogram::default(),
+        };
+        *lock(&self.recording) = recording.map(|recording| (recording, before));
+    }
+
+    /// The latencies since [`Bdev::record_latencies`], in nanoseconds.
+    pub async fn recorded(&self) -> Option<(Recording, Histogram)> {
+        let (recording, before) = lock(&self.recording).clone()?;
+        Some((recording, self.stats().await.latencies(recording.op).since(&before)))
     }
 
     /// How long its requests may take, if that is limited.

@@ -213,7 +213,7 @@ impl BdevChannel {
 
     #[cold]
     fn refuse(&mut self, io: &Io, status: Status, cx: &mut Cx) {
-        self.cell.stats.borrow_mut().record(io.op, 0, status, 0);
+        self.cell.stats.borrow_mut().refuse(io.op);
         self.ready.push(Completion { tag: io.tag, status });
         cx.wake(self.root);
     }

@@ -56,6 +56,11 @@ impl ChannelCell {
         self.depths.set((in_flight, waiting));
     }
 
+    /// Requests in flight.
+    pub fn in_flight(&self) -> u32 {
+        self.depths.get().0
+    }
+
     /// What has been counted, and the depths now.
     pub fn read_stats(&self) -> Stats {
         let (in_flight, waiting) = self.depths.get();

@@ -1,21 +1,37 @@
 //! Latencies in log-linear buckets: eight to each power of two, so that a value is known to one part in eight. Any context.
 
+use crate::Op;
+
 /// Buckets to each power of two, and its logarithm.
 const SUB: u64 = 8;
 const SUB_BITS: u32 = SUB.trailing_zeros();
-/// The last bucket takes everything from about 34 s on.
-const BUCKETS: usize = 33 * SUB as usize;
+/// The last bucket takes everything from about 128 s on.
+const BUCKETS: usize = 35 * SUB as usize;
 
 /// Counts of values, by size.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct Histogram {
-    counts: Box<[u32; BUCKETS]>,
+    /// Made with the first value: of most disks, most operations are never used.
+    counts: Option<Box<[u64; BUCKETS]>>,
 }
 
-impl Default for Histogram {
-    fn default() -> Self {
-        Self { counts: Box::new([0; BUCKETS]) }
+impl PartialEq for Histogram {
+    fn eq(&self, other: &Self) -> bool {
+        self.counts() == other.counts()
     }
+}
+
+impl Eq for Histogram {}
+
+/// That latencies are told apart from those before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Recording {
+    /// Of this operation, or of all.
+    pub op: Option<Op>,
+    /// The shortest latency that is told from shorter ones, in nanoseconds.
+    pub min_ns: u64,
+    /// The longest that is told from longer ones.
+    pub max_ns: u64,
 }
 
 const fn index(value: u64) -> usize {
@@ -33,32 +49,61 @@ const fn lower(index: usize) -> u64 {
     if octave == 0 { sub } else { (SUB + sub) << (octave - 1) }
 }
 
+static ZEROES: [u64; BUCKETS] = [0; BUCKETS];
+
+#[cold]
+fn empty() -> Box<[u64; BUCKETS]> {
+    Box::new([0; BUCKETS])
+}
+
 impl Histogram {
+    /// Counts to each octave.
+    pub const PER_OCTAVE: usize = SUB as usize;
+
     /// Counts one value.
     #[inline]
     pub fn record(&mut self, value: u64) {
-        let count = &mut self.counts[index(value)];
-        *count = count.saturating_add(1);
+        self.counts.get_or_insert_with(empty)[index(value)] += 1;
     }
 
     /// Adds the counts of `other`.
     pub fn merge(&mut self, other: &Self) {
-        for (mine, theirs) in self.counts.iter_mut().zip(other.counts.iter()) {
-            *mine = mine.saturating_add(*theirs);
-        }
+        let Some(theirs) = &other.counts else { return };
+        let mine = self.counts.get_or_insert_with(empty);
+        mine.iter_mut().zip(theirs.iter()).for_each(|(mine, theirs)| *mine += theirs);
+    }
+
+    /// What came after `before`, an earlier state of it.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Self {
+        let mut since = empty();
+        let counts = self.counts().iter().zip(before.counts());
+        since.iter_mut().zip(counts).for_each(|(s, (now, before))| *s = now.saturating_sub(*before));
+        Self { counts: Some(since) }
+    }
+
+    /// All counts, [`Histogram::PER_OCTAVE`] to each octave. The first octave is that of the values below that number; each further
+    /// begins where the one before ends, at a power of two.
+    pub fn counts(&self) -> &[u64] {
+        self.counts.as_deref().map_or(&ZEROES, |counts| counts)
+    }
+
+    /// The octave of a value.
+    pub const fn octave(value: u64) -> usize {
+        index(value) / SUB as usize
     }
 
     /// How many values there are.
     pub fn total(&self) -> u64 {
-        self.counts.iter().map(|&c| u64::from(c)).sum()
+        self.counts().iter().sum()
     }
 
     /// The value that `quantile` (0 to 1) of all values do not exceed, to the bucket's precision; 0 if there are none.
     pub fn quantile(&self, quantile: f64) -> u64 {
         let wanted = ((self.total() as f64 * quantile).ceil() as u64).max(1);
         let mut seen = 0;
-        for (i, &count) in self.counts.iter().enumerate() {
-            seen += u64::from(count);
+        for (i, &count) in self.counts().iter().enumerate() {
+            seen += count;
             if seen >= wanted {
                 return lower(i + 1) - 1;
             }
@@ -68,8 +113,8 @@ impl Histogram {
 
     /// Each bucket that is not empty: its smallest value, the next one's, and the count.
     pub fn buckets(&self) -> impl Iterator<Item = (u64, u64, u64)> + '_ {
-        let used = self.counts.iter().enumerate().filter(|(_, c)| **c > 0);
-        used.map(|(i, &count)| (lower(i), lower(i + 1), u64::from(count)))
+        let used = self.counts().iter().enumerate().filter(|(_, c)| **c > 0);
+        used.map(|(i, &count)| (lower(i), lower(i + 1), count))
     }
 }
 
@@ -97,6 +142,7 @@ mod tests {
             let got = twice.quantile(q);
             assert!(got >= exact && got <= exact + exact / 8, "{q}: {got}");
         }
+        assert_eq!((twice.since(&h), h.since(&h)), (h.clone(), Histogram::default()));
         assert_eq!((twice.total(), twice.buckets().map(|b| b.2).sum::<u64>()), (2000, 2000));
     }
 }

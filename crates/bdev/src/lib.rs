@@ -30,6 +30,7 @@ mod histogram;
 mod io;
 mod ranges;
 mod registry;
+mod sampling;
 mod stats;
 
 pub use async_channel::AsyncChannel;
@@ -39,7 +40,8 @@ pub use bdev_channel::BdevChannel;
 pub use channel::Channel;
 pub use deadline::{Deadline, OnDeadline};
 pub use device::{Decorator, Device, Geometry, Limits, OpenError, Outbox};
-pub use histogram::Histogram;
+pub use histogram::{Histogram, Recording};
 pub use io::{Completion, Io, Op, OpSet, Status, Tag};
 pub use registry::{Access, Error, Registry};
+pub use sampling::QueueDepth;
 pub use stats::{OpStats, Stats};

@@ -9,7 +9,7 @@ pub struct OpStats {
     pub ops: u64,
     /// Bytes that they were about.
     pub bytes: u64,
-    /// Requests that failed.
+    /// Requests that failed. Those that failed before they began have no latency.
     pub errors: u64,
     /// The sum of all latencies, in nanoseconds.
     pub latency_ns: u64,
@@ -62,6 +62,19 @@ impl Stats {
     /// The counts of `op`.
     pub const fn op(&self, op: Op) -> &OpStats {
         &self.ops[op as usize]
+    }
+
+    /// The latencies of `op`, or of all operations.
+    pub fn latencies(&self, op: Option<Op>) -> Histogram {
+        let mut sum = Histogram::default();
+        let wanted = Op::ALL.into_iter().filter(|&o| op.is_none_or(|op| op == o));
+        wanted.for_each(|op| sum.merge(&self.op(op).latencies));
+        sum
+    }
+
+    /// Counts a request that failed before it began.
+    pub(crate) fn refuse(&mut self, op: Op) {
+        self.ops[op as usize].errors += 1;
     }
 
     #[inline]
