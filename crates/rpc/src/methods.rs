@@ -10,9 +10,12 @@ pub mod framework;
 pub mod log;
 mod malloc;
 mod null;
+mod options;
 mod passthru;
+mod scheduler;
 mod split;
 mod table;
+mod trace;
 mod uring;
 mod vhost;
 
@@ -35,8 +38,11 @@ pub fn table(control: Rc<Control>) -> Rc<Methods<Control>> {
         log::register(&mut methods);
         malloc::register(&mut methods);
         null::register(&mut methods);
+        options::register(&mut methods);
         passthru::register(&mut methods);
+        scheduler::register(&mut methods);
         split::register(&mut methods);
+        trace::register(&mut methods);
         uring::register(&mut methods);
         vhost::register(&mut methods);
         table::register(&mut methods, table);

@@ -193,7 +193,7 @@ async fn get_thread_stats(control: &Control, _: NoParams) -> Result<Threads, Err
 }
 
 /// Asks a reactor.
-async fn ask<R: Send + 'static>(
+pub(super) async fn ask<R: Send + 'static>(
     handle: &Handle,
     question: impl FnOnce(&mut aryk_reactor::Cx) -> R + Send + 'static,
 ) -> Result<R, Error> {

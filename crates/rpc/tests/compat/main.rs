@@ -202,3 +202,30 @@ async fn carry_out(daemon: &Daemon, facts: &Facts) -> BTreeMap<&'static str, See
     assert!(signals.recv().await.is_some());
     seen
 }
+
+#[test]
+fn values_that_mean_nothing_here_are_refused() {
+    in_daemon(async |daemon| {
+        daemon.call("framework_start_init", &json!({})).await.unwrap();
+        for (method, params, code) in [
+            ("framework_set_scheduler", json!({"name": "dynamic"}), -22),
+            ("trace_enable_tpoint_group", json!({"name": "nvmf_tcp"}), -22),
+            ("trace_set_tpoint_mask", json!({"name": "bdev", "tpoint_mask": 4}), -22),
+            ("bdev_examine", json!({"name": "nothing"}), -19),
+        ] {
+            assert_eq!(daemon.call(method, &params).await.unwrap_err().code(), code, "{method}");
+        }
+    });
+}
+
+#[test]
+fn context_switches_are_watched_while_asked_for() {
+    in_daemon(async |daemon| {
+        daemon.call("framework_start_init", &json!({})).await.unwrap();
+        let calls = [(json!({}), false), (json!({"enabled": true}), true), (json!({"enabled": true}), true)];
+        for (params, enabled) in calls.into_iter().chain([(json!({"enabled": false}), false)]) {
+            let told = daemon.call("framework_monitor_context_switch", &params).await.unwrap();
+            assert_eq!(told, json!({"enabled": enabled}), "{params}");
+        }
+    });
+}

@@ -19,10 +19,21 @@ pub fn steps(dir: &Path) -> Vec<Step> {
     call("framework_wait_init", json!({}));
     call("spdk_get_version", json!({}));
     call("rpc_get_methods", json!({}));
+    call("framework_set_scheduler", json!({"name": "static"}));
+    call("framework_get_scheduler", json!({}));
+    call("framework_monitor_context_switch", json!({"enabled": true}));
+    call("framework_monitor_context_switch", json!({}));
+    call("iobuf_set_options", json!({"small_pool_count": 8192}));
+    call("iobuf_get_stats", json!({}));
+    call("accel_set_options", json!({}));
+    call("trace_enable_tpoint_group", json!({"name": "bdev"}));
+    call("trace_set_tpoint_mask", json!({"name": "bdev", "tpoint_mask": 3}));
+    call("trace_get_tpoint_group_mask", json!({}));
     call("framework_get_subsystems", json!({}));
     call("log_get_print_level", json!({}));
     call("log_set_print_level", json!({"level": "NOTICE"}));
 
+    call("bdev_set_options", json!({"bdev_auto_examine": false}));
     call("bdev_malloc_create", json!({"name": "m", "block_size": 512, "num_blocks": 64}));
     call("bdev_malloc_create", json!({"block_size": 512, "num_blocks": 64}));
     call("bdev_null_create", json!({"name": "n", "block_size": 512, "num_blocks": 64}));
@@ -41,6 +52,7 @@ pub fn steps(dir: &Path) -> Vec<Step> {
     call("bdev_delay_update_latency", latency);
     call("bdev_malloc_create", json!({"name": "whole", "block_size": 512, "num_blocks": 64}));
     call("bdev_split_create", json!({"base_bdev": "whole", "split_count": 2}));
+    call("bdev_examine", disk("n"));
     call("bdev_wait_for_examine", json!({}));
     call("bdev_get_bdevs", json!({}));
     call("bdev_get_iostat", json!({}));

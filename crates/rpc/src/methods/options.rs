@@ -1,0 +1,85 @@
+//! `*_set_options` and `iobuf_*`: the sizes of pools that SPDK has and Aryk has not. Control context.
+//!
+//! Clients and saved configurations set them before anything else, and go on only if that succeeds. The parameters are
+//! checked, and do nothing: memory comes from the system as it is needed, so there is nothing to size.
+
+use super::{Control, Count, Error, Methods, NoParams, Phase};
+use serde::{Deserialize, Serialize};
+
+pub(super) fn register(methods: &mut Methods<Control>) {
+    methods.add("bdev_set_options", Phase::Any, async |_: &Control, _: BdevOptions| Ok(true));
+    methods.add("accel_set_options", Phase::Any, async |_: &Control, _: AccelOptions| Ok(true));
+    methods.add("iobuf_set_options", Phase::Any, async |_: &Control, _: IobufOptions| Ok(true));
+    methods.add("iobuf_get_stats", Phase::RunTime, get_iobuf_stats);
+    methods.add("bdev_examine", Phase::RunTime, examine);
+}
+
+/// Parameters of `bdev_set_options`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "they are checked and do nothing")]
+struct BdevOptions {
+    bdev_io_pool_size: Option<u32>,
+    bdev_io_cache_size: Option<u32>,
+    bdev_auto_examine: Option<bool>,
+    iobuf_small_cache_size: Option<u32>,
+    iobuf_large_cache_size: Option<u32>,
+}
+
+/// Parameters of `accel_set_options`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "they are checked and do nothing")]
+struct AccelOptions {
+    small_cache_size: Option<u32>,
+    large_cache_size: Option<u32>,
+    task_count: Option<u32>,
+    sequence_count: Option<u32>,
+    buf_count: Option<u32>,
+}
+
+/// Parameters of `iobuf_set_options`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "they are checked and do nothing")]
+struct IobufOptions {
+    small_pool_count: Option<Count>,
+    large_pool_count: Option<Count>,
+    small_bufsize: Option<u32>,
+    large_bufsize: Option<u32>,
+    enable_numa: Option<bool>,
+}
+
+/// One of the results of `iobuf_get_stats`.
+#[derive(Debug, Serialize)]
+struct IobufStats {
+    module: &'static str,
+    small_pool: PoolStats,
+    large_pool: PoolStats,
+}
+
+/// How often a buffer came from where.
+#[derive(Debug, Default, Serialize)]
+struct PoolStats {
+    cache: u64,
+    main: u64,
+    /// Requests that had to wait for one: what clients watch, and none ever does.
+    retry: u64,
+}
+
+async fn get_iobuf_stats(_: &Control, _: NoParams) -> Result<Vec<IobufStats>, Error> {
+    let (small_pool, large_pool) = (PoolStats::default(), PoolStats::default());
+    Ok(vec![IobufStats { module: "bdev", small_pool, large_pool }])
+}
+
+/// Parameters of `bdev_examine`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Examine {
+    name: String,
+}
+
+/// No module looks for its own on disks that others made: one that is there is examined.
+async fn examine(control: &Control, p: Examine) -> Result<bool, Error> {
+    control.disks.find(&p.name).map(|_| true)
+}

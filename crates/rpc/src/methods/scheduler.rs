@@ -1,0 +1,152 @@
+//! `framework_*_scheduler` and `framework_monitor_context_switch`: who runs where, and undisturbed or not. Control context.
+
+use super::framework::ask;
+use super::{Control, Count, Error, Methods, NoParams, Phase};
+use aryk_reactor::Reactors;
+use serde::{Deserialize, Serialize};
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::task::AbortHandle;
+
+/// SPDK's name for what there is: threads stay where they were made.
+const SCHEDULER: &str = "static";
+/// How often reactors' context switches are looked at.
+const WATCH_PERIOD: Duration = Duration::from_secs(1);
+
+pub(super) fn register(methods: &mut Methods<Control>) {
+    methods.add("framework_get_scheduler", Phase::RunTime, get_scheduler);
+    methods.add("framework_set_scheduler", Phase::Any, set_scheduler);
+    let watch = Rc::new(RefCell::new(None));
+    methods.add("framework_monitor_context_switch", Phase::RunTime, async move |control: &Control, p| {
+        monitor_context_switch(control, &watch, p).await
+    });
+}
+
+/// Result of `framework_get_scheduler`.
+#[derive(Debug, Serialize)]
+struct Scheduler {
+    scheduler_name: &'static str,
+    /// Ticks between two decisions, of which there are none.
+    scheduler_period: u64,
+    scheduling_core: u16,
+    isolated_core_mask: &'static str,
+}
+
+async fn get_scheduler(control: &Control, _: NoParams) -> Result<Scheduler, Error> {
+    Ok(Scheduler {
+        scheduler_name: SCHEDULER,
+        scheduler_period: 0,
+        scheduling_core: control.reactors.handles()[0].core(),
+        isolated_core_mask: "0x0",
+    })
+}
+
+/// Parameters of `framework_set_scheduler`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SetScheduler {
+    name: String,
+    /// Microseconds.
+    #[serde(rename = "period")]
+    _period: Option<Count>,
+    #[serde(rename = "load_limit")]
+    _load_limit: Option<u8>,
+    #[serde(rename = "core_limit")]
+    _core_limit: Option<u8>,
+    #[serde(rename = "core_busy")]
+    _core_busy: Option<u8>,
+    #[serde(rename = "mappings")]
+    _mappings: Option<String>,
+}
+
+async fn set_scheduler(_: &Control, p: SetScheduler) -> Result<bool, Error> {
+    match p.name == SCHEDULER {
+        true => Ok(true),
+        false => Err(Error::invalid(format!("there is no scheduler '{}', only {SCHEDULER}", p.name))),
+    }
+}
+
+/// Parameters of `framework_monitor_context_switch`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MonitorContextSwitch {
+    /// By default it stays as it is.
+    enabled: Option<bool>,
+}
+
+/// Result of `framework_monitor_context_switch`.
+#[derive(Debug, Serialize)]
+struct Monitored {
+    enabled: bool,
+}
+
+/// While it is enabled, the log tells when the kernel takes a core away from its reactor.
+async fn monitor_context_switch(
+    control: &Control,
+    watch: &RefCell<Option<AbortHandle>>,
+    p: MonitorContextSwitch,
+) -> Result<Monitored, Error> {
+    match p.enabled {
+        Some(true) if watch.borrow().is_none() => {
+            let threads = reactor_threads(&control.reactors).await?;
+            let task = tokio::task::spawn_local(watch_switches(threads));
+            if let Some(other) = watch.replace(Some(task.abort_handle())) {
+                other.abort();
+            }
+        }
+        Some(false) => {
+            if let Some(task) = watch.take() {
+                task.abort();
+            }
+        }
+        Some(true) | None => {}
+    }
+    Ok(Monitored { enabled: watch.borrow().is_some() })
+}
+
+/// A reactor's core and its thread's number.
+type CoreThread = (u16, i32);
+
+async fn reactor_threads(reactors: &Reactors) -> Result<Vec<CoreThread>, Error> {
+    let mut threads = Vec::new();
+    for handle in reactors.handles() {
+        let tid = ask(handle, |_| rustix::thread::gettid()).await?;
+        threads.push((handle.core(), tid.as_raw_nonzero().get()));
+    }
+    Ok(threads)
+}
+
+async fn watch_switches(threads: Vec<CoreThread>) {
+    let count = |&(_, tid): &CoreThread| switches(tid).unwrap_or_default();
+    let mut before: Vec<_> = threads.iter().map(count).collect();
+    loop {
+        tokio::time::sleep(WATCH_PERIOD).await;
+        let now: Vec<_> = threads.iter().map(count).collect();
+        for ((core, _), (before, now)) in threads.iter().zip(before.iter().zip(&now)) {
+            if now > before {
+                tracing::info!(core, times = now - before, "the kernel took the core from its reactor");
+            }
+        }
+        before = now;
+    }
+}
+
+/// How often the kernel took the processor from a thread of ours that wanted to run on.
+fn switches(tid: i32) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/self/task/{tid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("nonvoluntary_ctxt_switches:"))?;
+    line.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_tells_of_switches() {
+        let tid = rustix::thread::gettid().as_raw_nonzero().get();
+        assert!(switches(tid).is_some());
+        assert_eq!(switches(1 << 30), None);
+    }
+}

@@ -1,0 +1,98 @@
+//! `trace_*`: the trace of requests, as SPDK's clients ask for it. Control context.
+//!
+//! Our trace is always on, in each layer: what SPDK calls a group of trace points is a layer, and its points are a
+//! request's way down and its completion's way up.
+
+use super::{Control, Error, Methods, NoParams, Phase};
+use aryk_reactor::{Layer, Point};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+const LAYERS: [Layer; 3] = [Layer::Frontend, Layer::Bdev, Layer::Module];
+const POINTS: [Point; 2] = [Point::Submit, Point::Complete];
+
+pub(super) fn register(methods: &mut Methods<Control>) {
+    methods.add("trace_get_tpoint_group_mask", Phase::Any, get_groups);
+    methods.add("trace_enable_tpoint_group", Phase::Any, enable_group);
+    methods.add("trace_set_tpoint_mask", Phase::Any, set_mask);
+}
+
+/// Result of `trace_get_tpoint_group_mask`.
+#[derive(Debug, Serialize)]
+struct Groups {
+    tpoint_group_mask: String,
+    #[serde(flatten)]
+    groups: BTreeMap<&'static str, Group>,
+}
+
+#[derive(Debug, Serialize)]
+struct Group {
+    enabled: bool,
+    /// Its bit.
+    mask: String,
+    /// Those of its points that are on.
+    tpoint_mask: String,
+    tpoints: [TracePoint; POINTS.len()],
+}
+
+#[derive(Debug, Serialize)]
+struct TracePoint {
+    name: &'static str,
+    id: u8,
+    enabled: bool,
+}
+
+async fn get_groups(_: &Control, _: NoParams) -> Result<Groups, Error> {
+    let group = |layer: Layer| Group {
+        enabled: true,
+        mask: format!("{:#x}", bit(layer)),
+        tpoint_mask: format!("{:#x}", (1 << POINTS.len()) - 1),
+        tpoints: POINTS.map(|point| TracePoint { name: point.name(), id: point as u8, enabled: true }),
+    };
+    let all: u64 = LAYERS.map(bit).iter().sum();
+    Ok(Groups {
+        tpoint_group_mask: format!("{all:#x}"),
+        groups: LAYERS.map(|layer| (layer.name(), group(layer))).into(),
+    })
+}
+
+const fn bit(layer: Layer) -> u64 {
+    1 << layer as u8
+}
+
+/// Parameters of `trace_enable_tpoint_group`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EnableGroup {
+    name: String,
+}
+
+async fn enable_group(_: &Control, p: EnableGroup) -> Result<bool, Error> {
+    check_group(&p.name).map(|()| true)
+}
+
+/// Parameters of `trace_set_tpoint_mask`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SetMask {
+    name: String,
+    tpoint_mask: u64,
+}
+
+async fn set_mask(_: &Control, p: SetMask) -> Result<bool, Error> {
+    check_group(&p.name)?;
+    match p.tpoint_mask >> POINTS.len() {
+        0 => Ok(true),
+        _ => Err(Error::invalid(format!("'{}' has {} trace points", p.name, POINTS.len()))),
+    }
+}
+
+/// What is to be enabled is there, and on.
+fn check_group(name: &str) -> Result<(), Error> {
+    if name == "all" || LAYERS.iter().any(|layer| layer.name() == name) {
+        return Ok(());
+    }
+    let names = LAYERS.map(Layer::name).join(", ");
+    Err(Error::errno(Errno::INVAL, format!("there is no group of trace points '{name}', only {names}")))
+}
