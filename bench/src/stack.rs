@@ -7,7 +7,7 @@ use aryk_bdev::{Access, Bdev, Identity, Registry};
 use aryk_dma::{GuestArea, Mapping, MemTable, Region};
 use aryk_reactor::{Clock, CoreSet, Engine, Nanos, Reactor, SleepPolicy};
 use aryk_vhost_blk::{Disk, Errors, Parts, Queue};
-use aryk_virtqueue::{SplitConfig, SplitQueue, avail_len, desc_len, used_idx, used_len};
+use aryk_virtqueue::{Config, Format, Virtqueue, avail_len, desc_len, used_idx, used_len};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -108,6 +108,8 @@ fn start_queue(reactor: &mut Reactor, case: Case, guest: &Guest) -> Result<()> {
         index: 0,
         thread,
         ring: guest.ring()?,
+        keeps_in_flight: false,
+        log: None,
         memory: Arc::clone(&guest.memory),
         disk: Disk { block_size: 512, id: [0; 20], write_through: false },
         call: None,
@@ -178,16 +180,17 @@ impl Guest {
         Ok(())
     }
 
-    fn ring(&self) -> Result<SplitQueue> {
-        Ok(SplitQueue::new(SplitConfig {
+    fn ring(&self) -> Result<Virtqueue> {
+        Ok(Virtqueue::new(Config {
+            format: Format::Split,
             size: SIZE,
             desc: self.desc.clone(),
-            avail: self.avail.clone(),
-            used: self.used.clone(),
+            driver: self.avail.clone(),
+            device: self.used.clone(),
             event_idx: true,
             indirect: false,
-            next_avail: 0,
-            next_used: 0,
+            base: 0,
+            inflight: None,
         })?)
     }
 

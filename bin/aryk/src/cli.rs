@@ -9,7 +9,7 @@ use std::time::Duration;
 const EXIT_CODES: &str = "\
 Exit codes:
   0  done
-  1  the daemon refused, something failed, or doctor found something missing
+  1  the daemon refused, or something failed
   2  the command line is wrong
   3  no daemon answers at the socket
 
@@ -56,8 +56,6 @@ pub enum Command {
     /// List the reactors, the threads that carry the I/O
     #[command(subcommand)]
     Reactor(ReactorCommand),
-    /// Look at what this host has, what it lacks, and say how to mend it
-    Doctor,
     /// Call any JSON-RPC method
     Rpc {
         /// Its name; rpc_get_methods lists them

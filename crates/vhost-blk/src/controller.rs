@@ -8,9 +8,10 @@ use crate::request::Disk;
 use aryk_bdev::{Descriptor, Event, OpenError};
 use aryk_reactor::{CoreSet, Cx, Gone, Reactors, RootRef, ThreadId};
 use aryk_vhost_user::{
-    Device, DeviceError, EventFd, F_EVENT_IDX, F_INDIRECT_DESC, MemoryChange, QueueSetup, SessionHandle,
+    Device, DeviceError, EventFd, F_EVENT_IDX, F_INDIRECT_DESC, MemoryChange, QueueLog, QueueSetup,
+    SessionHandle,
 };
-use aryk_virtqueue::{SplitConfig, SplitQueue};
+use aryk_virtqueue::{Config, Format, Virtqueue};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -120,15 +121,18 @@ impl Controller {
     async fn start(&self, index: u16, setup: QueueSetup) -> Result<RootRef<Queue>, StartError> {
         let name = format!("{}.q{index}", self.settings.name);
         let handle = self.reactors.least_loaded(self.settings.cores.as_ref()).clone();
-        let ring = SplitQueue::new(SplitConfig {
+        let keeps_in_flight = setup.inflight.is_some();
+        let has = |feature| setup.features & feature != 0;
+        let ring = Virtqueue::new(Config {
+            format: Format::Split,
             size: setup.size,
-            next_used: aryk_virtqueue::used_idx(&setup.rings.device),
             desc: setup.rings.desc,
-            avail: setup.rings.driver,
-            used: setup.rings.device,
-            event_idx: setup.features & F_EVENT_IDX != 0,
-            indirect: setup.features & F_INDIRECT_DESC != 0,
-            next_avail: setup.base as u16,
+            driver: setup.rings.driver,
+            device: setup.rings.device,
+            event_idx: has(F_EVENT_IDX),
+            indirect: has(F_INDIRECT_DESC),
+            base: setup.base,
+            inflight: setup.inflight,
         })?;
         let kick = setup.kick.map(|fd| fd.try_clone()).transpose()?;
         let disk = self.disk.borrow().clone();
@@ -142,6 +146,8 @@ impl Controller {
                 name,
                 thread,
                 ring,
+                keeps_in_flight,
+                log: setup.log,
                 memory: setup.memory,
                 disk: requests,
                 call: setup.call,
@@ -194,6 +200,10 @@ impl Device for Controller {
         self.features
     }
 
+    fn logs_writes(&self) -> bool {
+        true
+    }
+
     fn num_queues(&self) -> u16 {
         self.settings.queues
     }
@@ -219,7 +229,7 @@ impl Device for Controller {
     async fn stop_queue(&self, index: u16) -> u32 {
         let queue = self.queue(index).expect("the session stops queues that run");
         let base = match queue.call(Queue::stop).await {
-            Ok(stopped) => stopped.await.unwrap_or(0).into(),
+            Ok(stopped) => stopped.await.unwrap_or(0),
             // The daemon is ending, and nobody will go on from that base.
             Err(Gone) => 0,
         };
@@ -235,6 +245,12 @@ impl Device for Controller {
 
     async fn set_err(&self, _index: u16, _err: Option<EventFd>) {
         // A queue in trouble ends its session, which tells the front-end more.
+    }
+
+    async fn set_log(&self, index: u16, log: Option<QueueLog>) {
+        if let Some(queue) = self.queue(index) {
+            let _ = queue.call(move |q, _| q.set_log(log)).await;
+        }
     }
 
     async fn set_memory(&self, change: MemoryChange) {

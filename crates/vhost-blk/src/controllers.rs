@@ -3,7 +3,7 @@
 use crate::controller::{Controller, Settings};
 use aryk_bdev::{Access, Error as BdevError, Event, Registry};
 use aryk_reactor::{CoreSet, Reactors};
-use aryk_vhost_user::{ListenError, Listener, Server, Snapshot, SocketOptions};
+use aryk_vhost_user::{Client, ListenError, Listener, Server, Snapshot, SocketOptions};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -26,8 +26,17 @@ pub struct Options {
     pub cores: Option<CoreSet>,
     /// Queues that a guest can have: 1 to 256.
     pub queues: u16,
-    /// Rights of its socket.
-    pub socket: SocketOptions,
+    /// How it and its machine find each other.
+    pub link: Link,
+}
+
+/// Who connects to whom.
+#[derive(Clone, Debug)]
+pub enum Link {
+    /// The machine, to a socket of the controller's name with these rights.
+    Listen(SocketOptions),
+    /// The controller, to the machine's socket.
+    Connect(PathBuf),
 }
 
 /// Queues that a guest can have if nothing is said.
@@ -73,8 +82,10 @@ pub struct Info {
     pub disk: Option<String>,
     /// Whether the guest may only read.
     pub read_only: bool,
-    /// Its socket.
+    /// Its socket, or its machine's.
     pub socket: PathBuf,
+    /// Whether it is its machine's.
+    pub connects: bool,
     /// The cores that it was restricted to.
     pub cores: Option<CoreSet>,
     /// Queues that a guest can have.
@@ -91,9 +102,38 @@ pub struct Info {
     pub broken_queues: u64,
 }
 
+/// The controller's end of its [`Link`].
+enum Endpoint {
+    Server(Server),
+    Client(Client),
+}
+
+impl Endpoint {
+    fn path(&self) -> &Path {
+        match self {
+            Self::Server(server) => server.path(),
+            Self::Client(client) => client.path(),
+        }
+    }
+
+    fn stats(&self) -> Snapshot {
+        match self {
+            Self::Server(server) => server.stats(),
+            Self::Client(client) => client.stats(),
+        }
+    }
+
+    async fn stop(self) {
+        match self {
+            Self::Server(server) => server.stop().await,
+            Self::Client(client) => client.stop().await,
+        }
+    }
+}
+
 struct Entry {
     controller: Rc<Controller>,
-    server: Server,
+    endpoint: Endpoint,
     /// Passes news of the disk on.
     events: JoinHandle<()>,
 }
@@ -146,8 +186,6 @@ impl Controllers {
         };
         let owner = format!("vhost controller {name}");
         let disk = self.registry.open(&options.disk, access, &owner, tell)?;
-        let path = self.directory.join(&name);
-        let listener = Listener::bind(&path, options.socket)?;
         let settings = Settings {
             name: name.clone(),
             read_only: options.read_only,
@@ -155,9 +193,16 @@ impl Controllers {
             queues: options.queues,
         };
         let controller = Rc::new(Controller::new(settings, disk, Rc::clone(&self.reactors)));
-        let server = Server::start(&name, listener, Rc::clone(&controller))?;
+        let endpoint = match options.link {
+            Link::Listen(rights) => {
+                let listener = Listener::bind(self.directory.join(&name), rights)?;
+                Endpoint::Server(Server::start(&name, listener, Rc::clone(&controller))?)
+            }
+            Link::Connect(path) => Endpoint::Client(Client::start(&name, path, Rc::clone(&controller))?),
+        };
+        let path = endpoint.path().to_owned();
         let events = tokio::task::spawn_local(pass_on(arriving, Rc::clone(&controller)));
-        self.entries.borrow_mut().insert(name, Entry { controller, server, events });
+        self.entries.borrow_mut().insert(name, Entry { controller, endpoint, events });
         Ok(path)
     }
 
@@ -168,7 +213,7 @@ impl Controllers {
     pub async fn delete(&self, name: &str) -> Result<(), Error> {
         let entry = self.entries.borrow_mut().remove(name);
         let entry = entry.ok_or_else(|| Error::NotFound(name.to_owned()))?;
-        entry.server.stop().await;
+        entry.endpoint.stop().await;
         entry.events.abort();
         Ok(())
     }
@@ -177,7 +222,7 @@ impl Controllers {
     pub async fn delete_all(&self) {
         let entries = std::mem::take(&mut *self.entries.borrow_mut());
         for entry in entries.into_values() {
-            entry.server.stop().await;
+            entry.endpoint.stop().await;
             entry.events.abort();
         }
     }
@@ -202,11 +247,12 @@ impl Entry {
             name: settings.name.clone(),
             disk: self.controller.disk_name(),
             read_only: settings.read_only,
-            socket: self.server.path().to_owned(),
+            socket: self.endpoint.path().to_owned(),
+            connects: matches!(self.endpoint, Endpoint::Client(_)),
             cores: settings.cores.clone(),
             queues: settings.queues,
             running: self.controller.running(),
-            sessions: self.server.stats(),
+            sessions: self.endpoint.stats(),
             bad_chains: errors.bad_chains.load(Ordering::Relaxed),
             unanswerable: errors.unanswerable.load(Ordering::Relaxed),
             broken_queues: errors.broken_queues.load(Ordering::Relaxed),

@@ -5,7 +5,7 @@ use crate::request::Disk;
 use aryk_bdev::{Access, Device, Registry};
 use aryk_dma::{GuestArea, Mapping, MemTable, Region};
 use aryk_reactor::{Clock, CoreSet, Engine, Reactor, RootRef, SleepPolicy};
-use aryk_virtqueue::{SplitConfig, SplitQueue, avail_len, desc_len, used_len};
+use aryk_virtqueue::{Config, Format, Virtqueue, avail_len, desc_len, used_len};
 use std::convert::Infallible;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -59,15 +59,16 @@ impl Guest {
         let region = Region { guest_addr: 0, user_addr: 0, len: MEMORY, offset: 0, mapping };
         let memory = Arc::new(MemTable::new(vec![region]).expect("one region"));
         let area = |at, len| memory.area_at_guest(at, len).expect("inside");
-        let ring = SplitQueue::new(SplitConfig {
+        let ring = Virtqueue::new(Config {
+            format: Format::Split,
             size: SIZE,
             desc: area(DESC, desc_len(SIZE)),
-            avail: area(AVAIL, avail_len(SIZE, false)),
-            used: area(USED, used_len(SIZE, false)),
+            driver: area(AVAIL, avail_len(SIZE, false)),
+            device: area(USED, used_len(SIZE, false)),
             event_idx: false,
             indirect: true,
-            next_avail: 0,
-            next_used: 0,
+            base: 0,
+            inflight: None,
         });
         let whole = area(0, MEMORY);
         let (errors, trouble) = (Arc::<Errors>::default(), Arc::<Mutex<Option<Trouble>>>::default());
@@ -81,6 +82,8 @@ impl Guest {
             name: "queue".to_owned(),
             thread,
             ring: ring.expect("a sound ring"),
+            keeps_in_flight: false,
+            log: None,
             memory,
             disk: Disk {
                 block_size: descriptor.bdev().geometry().block_size,
@@ -144,7 +147,7 @@ impl Guest {
     }
 
     /// Stops the queue; the index of the chain that would be next.
-    pub fn stop(mut self) -> u16 {
+    pub fn stop(mut self) -> u32 {
         let (queue, cx) = (self.queue.id(), self.reactor.cx());
         let queue = cx.root::<Queue>(queue).expect("it runs until it is stopped");
         let mut stopped = queue.borrow_mut().stop(cx);

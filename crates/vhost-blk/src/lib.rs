@@ -11,6 +11,6 @@ mod queue;
 mod request;
 
 pub use aryk_vhost_user::{ListenError, SocketOptions};
-pub use controllers::{Controllers, Error, Info, Options, QUEUES, QUEUES_MAX};
+pub use controllers::{Controllers, Error, Info, Link, Options, QUEUES, QUEUES_MAX};
 pub use queue::{Alarm, Errors, Parts, Queue, Trouble};
 pub use request::Disk;

@@ -5,20 +5,26 @@
 
 use crate::pace::Pace;
 use crate::request::{Answer, Disk, Parsed, Unanswerable, write_status};
-use aryk_bdev::{BdevChannel, Completion};
+use aryk_bdev::{BdevChannel, Completion, Status};
+use aryk_crash_point::{Step, step};
 use aryk_dma::{MemTable, SgTable};
 use aryk_reactor::{Armed, Cx, Layer, Point, Root, RootId, ThreadId, WatchId};
-use aryk_vhost_user::{EventFd, Rings};
-use aryk_virtqueue::{Chain, ConfigError, PopError, QueueError, SplitQueue};
+use aryk_vhost_user::{EventFd, QueueLog, Rings};
+use aryk_virtqueue::{Chain, ConfigError, PopError, QueueError, Virtqueue};
 use futures_channel::oneshot;
 use std::cell::RefCell;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// Requests taken from the ring in one poll.
 const BATCH: u32 = 64;
+
+/// How long requests have to complete once their queue is to stop. Then they are aborted, for the front-end, and with it the guest, stands still
+/// while it waits for the queue's end.
+const STOP_GRACE: Duration = Duration::from_secs(2);
 
 /// What a guest did wrong, counted over all queues of a controller. Read anywhere.
 #[derive(Debug, Default)]
@@ -57,7 +63,11 @@ pub struct Parts {
     /// Whose time its work is.
     pub thread: ThreadId,
     /// The guest's ring.
-    pub ring: SplitQueue,
+    pub ring: Virtqueue,
+    /// Whether what is in flight outlives the queue: an in-flight region knows of it.
+    pub keeps_in_flight: bool,
+    /// Where it is noted what is written to the guest's memory, while the guest migrates.
+    pub log: Option<QueueLog>,
     /// The guest's memory.
     pub memory: Arc<MemTable>,
     /// How requests are to be read.
@@ -77,7 +87,9 @@ pub struct Queue {
     id: RootId,
     thread: ThreadId,
     index: u16,
-    ring: SplitQueue,
+    ring: Virtqueue,
+    keeps_in_flight: bool,
+    log: Option<QueueLog>,
     sgs: SgTable,
     disk: Disk,
     /// `None` when the disk has been removed: requests fail.
@@ -90,7 +102,9 @@ pub struct Queue {
     watch: Option<WatchId>,
     pace: Pace,
     closing_channel: bool,
-    stopping: Option<oneshot::Sender<u16>>,
+    stopping: Option<oneshot::Sender<u32>>,
+    /// Requests are being aborted so that it can stop.
+    giving_up: bool,
     alarmed: bool,
     alarm: Alarm,
     errors: Arc<Errors>,
@@ -118,6 +132,7 @@ impl Queue {
         let size = parts.ring.size();
         cx.name_object(Layer::Frontend, id.trace_number(), Some(&parts.name));
         cx.kick(id);
+        step(Step::Started);
         // A guest that waits for a predecessor's call is not to wait for ever.
         if let Some(call) = &parts.call {
             cx.signal(call.as_fd());
@@ -128,6 +143,8 @@ impl Queue {
             index: parts.index,
             sgs: SgTable::new(size, parts.memory),
             ring: parts.ring,
+            keeps_in_flight: parts.keeps_in_flight,
+            log: parts.log,
             disk: parts.disk,
             channel,
             written: vec![0; size.into()].into(),
@@ -138,6 +155,7 @@ impl Queue {
             pace: Pace::new(cx.now()),
             closing_channel: false,
             stopping: None,
+            giving_up: false,
             alarmed: false,
             alarm: parts.alarm,
             errors: parts.errors,
@@ -145,12 +163,31 @@ impl Queue {
         })
     }
 
-    /// Takes requests no more; when the last has completed, the queue is gone and its next available index known.
-    pub fn stop(&mut self, cx: &mut Cx) -> oneshot::Receiver<u16> {
+    /// Takes requests no more; when the last has completed, the queue is gone and its base known: where a successor goes on. A disk that does not
+    /// complete them within [`STOP_GRACE`] is asked to give them up; those that it does then stay in flight for the successor, if an in-flight region
+    /// knows of them, and fail otherwise.
+    pub fn stop(&mut self, cx: &mut Cx) -> oneshot::Receiver<u32> {
         let (sender, receiver) = oneshot::channel();
         self.stopping = Some(sender);
         cx.wake(self.id);
+        let id = self.id;
+        cx.call_at(cx.now().after(STOP_GRACE), move |cx| {
+            if let Some(queue) = cx.root::<Self>(id) {
+                let mut queue = queue.borrow_mut();
+                queue.giving_up = queue.keeps_in_flight;
+                queue.abort_all(cx);
+            }
+        });
         receiver
+    }
+
+    /// Asks the disk to give up what it has not completed.
+    pub fn abort_all(&mut self, cx: &mut Cx) {
+        let requests = self.sgs.in_use();
+        if let Some(channel) = self.channel.as_mut().filter(|_| requests > 0) {
+            tracing::warn!(queue = self.index, requests, "the disk is slow: requests are aborted");
+            channel.abort_all(cx);
+        }
     }
 
     /// Has another descriptor to call the guest by. What it may have missed on the old one is made good.
@@ -159,6 +196,13 @@ impl Queue {
         if let Some(call) = &self.call {
             cx.signal(call.as_fd());
         }
+    }
+
+    /// From now on what is written to the guest's memory is noted there, or nowhere.
+    pub fn set_log(&mut self, log: Option<QueueLog>) {
+        self.log = log;
+        // Something may have been written that nobody has noted.
+        self.log_ring();
     }
 
     /// The guest's memory has changed, and the ring lies here in it. Requests in flight keep the memory that they have.
@@ -228,8 +272,12 @@ impl Queue {
                     Some(channel) if !self.closing_channel => channel.submit(io, cx),
                     _ => self.finish(head, Answer::IoError),
                 }
+                step(Step::Submitted);
             }
             Ok(Parsed::Answer { answer, written }) => {
+                if let Some(log) = &self.log {
+                    chain.writable().iter().for_each(|piece| log.log.mark(piece.addr, piece.len.into()));
+                }
                 self.written[usize::from(head)] = 1 + written;
                 self.finish(head, answer);
             }
@@ -244,6 +292,10 @@ impl Queue {
     #[inline]
     fn finish(&mut self, head: u16, answer: Answer) {
         write_status(self.sgs.sgl(head), answer);
+        step(Step::Answered);
+        if let Some(log) = &self.log {
+            self.sgs.mark_dirty(head, &log.log);
+        }
         self.sgs.end(head);
         let written = if answer == Answer::Ok { self.written[usize::from(head)] } else { 1 };
         self.ring.push_used(head, written);
@@ -260,6 +312,11 @@ impl Queue {
         for Completion { tag, status } in completions.drain(..) {
             let head = tag.0 as u16;
             cx.trace(Layer::Frontend, Point::Complete, self.id.trace_number(), head.into());
+            if status == Status::Aborted && self.giving_up {
+                self.sgs.end(head);
+                continue;
+            }
+            step(Step::Completed);
             self.finish(head, status.into());
         }
         self.completions = completions;
@@ -268,10 +325,18 @@ impl Queue {
 
     /// Shows the guest what was given back.
     fn publish(&mut self, cx: &mut Cx) {
-        if self.ring.publish()
-            && let Some(call) = &self.call
-        {
+        let call_wanted = self.ring.publish();
+        self.log_ring();
+        if let Some(call) = self.call.as_ref().filter(|_| call_wanted) {
             cx.signal(call.as_fd());
+        }
+    }
+
+    /// Notes that the ring was written to.
+    #[inline]
+    fn log_ring(&self) {
+        if let Some(log) = &self.log {
+            log.mark_ring();
         }
     }
 
@@ -307,7 +372,7 @@ impl Queue {
             cx.name_object(Layer::Frontend, self.id.trace_number(), None);
             cx.remove_root(self.id);
             cx.remove_thread(self.thread);
-            let _ = stopped.send(self.ring.next_avail());
+            let _ = stopped.send(self.ring.base());
         }
     }
 
@@ -335,15 +400,14 @@ impl Root for Queue {
 
     fn promoted(&mut self, _: &mut Cx) {
         self.ring.disable_kicks();
+        self.log_ring();
     }
 
     fn park(&mut self, _: &mut Cx) -> Armed {
         let polled_for_ever = self.watch.is_none();
-        if self.takes_requests() && (self.ring.enable_kicks() || polled_for_ever) {
-            Armed::Busy
-        } else {
-            Armed::Yes
-        }
+        let stays = self.takes_requests() && (self.ring.enable_kicks() || polled_for_ever);
+        self.log_ring();
+        if stays { Armed::Busy } else { Armed::Yes }
     }
 }
 

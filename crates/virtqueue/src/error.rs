@@ -24,6 +24,44 @@ pub enum ConfigError {
         /// Bytes.
         align: usize,
     },
+    /// What the in-flight region says cannot be.
+    #[error("the in-flight region is of no use: {0}")]
+    Inflight(#[from] InflightError),
+}
+
+/// What is wrong with what an in-flight region says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InflightError {
+    /// It is of another version.
+    #[error("its version is {0}")]
+    Version(u16),
+    /// It was made for another queue.
+    #[error("it was made for {region} descriptors, and the queue has {queue}")]
+    Size {
+        /// What it says.
+        region: u16,
+        /// What the queue has.
+        queue: u16,
+    },
+    /// A descriptor is neither in flight nor not.
+    #[error("descriptor {head}'s state is {value}")]
+    State {
+        /// Which.
+        head: u16,
+        /// What it says.
+        value: u8,
+    },
+    /// It knows of another used index than one that this ring had lately.
+    #[error("its used index is {region}, the ring's {ring}")]
+    UsedIndex {
+        /// What it says.
+        region: u16,
+        /// What the ring says.
+        ring: u16,
+    },
+    /// It names a descriptor beyond the table's end.
+    #[error("it names descriptor {0}")]
+    Head(u16),
 }
 
 /// Why a chain was refused. The queue goes on; give the head back with a length of 0.

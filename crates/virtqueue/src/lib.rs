@@ -15,8 +15,10 @@
 
 mod chain;
 mod error;
+mod queue;
 mod split;
 
 pub use chain::{CHAIN_MAX, Chain, Piece};
-pub use error::{ChainError, ConfigError, PopError, QueueError};
+pub use error::{ChainError, ConfigError, InflightError, PopError, QueueError};
+pub use queue::{Config, Format, Virtqueue, inflight_len};
 pub use split::{SIZE_MAX, SplitConfig, SplitQueue, avail_len, desc_len, used_idx, used_len};

@@ -5,6 +5,7 @@
 
 use crate::chain::{CHAIN_MAX, Chain, Piece};
 use crate::error::{ChainError, ConfigError, PopError, QueueError};
+use aryk_crash_point::{Step, step};
 use aryk_dma::{GuestArea, MemTable};
 use std::sync::atomic::{Ordering, fence};
 use virtio_bindings::bindings::virtio_ring::{
@@ -12,6 +13,10 @@ use virtio_bindings::bindings::virtio_ring::{
     VRING_USED_F_NO_NOTIFY,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+pub(crate) mod inflight;
+
+use inflight::Inflight;
 
 /// Descriptors in the largest split queue.
 pub const SIZE_MAX: u16 = 32_768;
@@ -136,6 +141,10 @@ pub struct SplitQueue {
     published: Option<u16>,
     /// One bit per descriptor: whether it is the head of a chain that was taken and not given back.
     in_flight: Box<[u64]>,
+    /// The same for a successor, if the front-end keeps it.
+    kept: Option<Inflight>,
+    /// Chains that a predecessor left in flight, last first.
+    replay: Vec<u16>,
     broken: Option<QueueError>,
 }
 
@@ -152,9 +161,30 @@ impl SplitQueue {
             avail_idx: config.next_avail,
             published: None,
             in_flight: vec![0; words].into(),
+            kept: None,
+            replay: Vec::new(),
             broken: None,
             config,
         })
+    }
+
+    /// The same, with a region that knows what is in flight when the process is gone. Where a predecessor has left chains in flight, these come first, and
+    /// where to go on follows from them: `next_avail` counts only if the region is new.
+    ///
+    /// # Errors
+    /// [`ConfigError`].
+    pub fn with_inflight(config: SplitConfig, region: GuestArea) -> Result<Self, ConfigError> {
+        let mut queue = Self::new(config)?;
+        let config = &mut queue.config;
+        let (kept, mut heads) = Inflight::attach(region, config.size, config.next_used)?;
+        heads.reverse();
+        if !kept.is_new() {
+            config.next_avail = config.next_used.wrapping_add(heads.len() as u16);
+            queue.avail_idx = config.next_avail;
+        }
+        queue.kept = Some(kept);
+        queue.replay = heads;
+        Ok(queue)
     }
 
     /// Descriptors in the table.
@@ -185,6 +215,7 @@ impl SplitQueue {
     /// Whether memory of the rings was lost; see [`aryk_dma::Mapping::is_poisoned`].
     pub fn is_poisoned(&self) -> bool {
         [&self.config.desc, &self.config.avail, &self.config.used].iter().any(|area| area.is_poisoned())
+            || self.kept.as_ref().is_some_and(Inflight::is_poisoned)
     }
 
     /// The guest's memory has changed, and the same rings lie here in it now.
@@ -246,9 +277,13 @@ impl SplitQueue {
     /// If `chain` was made for smaller queues.
     #[inline]
     pub fn pop(&mut self, memory: &MemTable, chain: &mut Chain) -> Result<Option<u16>, PopError> {
+        if !self.replay.is_empty() {
+            return self.pop_replay(memory, chain);
+        }
         if self.available()? == 0 {
             return Ok(None);
         }
+        step(Step::Found);
         let place = usize::from(self.config.next_avail & self.mask);
         let head = self.config.avail.load_u16(RING + 2 * place, Ordering::Relaxed);
         if head >= self.config.size {
@@ -260,10 +295,27 @@ impl SplitQueue {
         }
         self.in_flight[word] |= bit;
         self.config.next_avail = self.config.next_avail.wrapping_add(1);
+        if let Some(kept) = &mut self.kept {
+            kept.begin(head);
+            step(Step::Marked);
+        }
+        self.walk_from(head, memory, chain)
+    }
+
+    #[inline]
+    fn walk_from(&self, head: u16, memory: &MemTable, chain: &mut Chain) -> Result<Option<u16>, PopError> {
         match self.walk(head, memory, chain) {
             Ok(()) => Ok(Some(head)),
             Err(error) => Err(PopError::Chain { head, error }),
         }
+    }
+
+    /// Takes the next chain that a predecessor left in flight: its heads are distinct and in range.
+    #[cold]
+    fn pop_replay(&mut self, memory: &MemTable, chain: &mut Chain) -> Result<Option<u16>, PopError> {
+        let Some(head) = self.replay.pop() else { return Ok(None) };
+        self.in_flight[usize::from(head) / 64] |= 1 << (head % 64);
+        self.walk_from(head, memory, chain)
     }
 
     /// Descriptors in the longest chain, in the table and an indirect one together.
@@ -335,6 +387,10 @@ impl SplitQueue {
         let place = usize::from(self.config.next_used & self.mask);
         self.config.used.write(RING + USED_ELEM_LEN * place, &UsedElem { id: head.into(), len });
         self.config.next_used = self.config.next_used.wrapping_add(1);
+        if let Some(kept) = &mut self.kept {
+            kept.end(head);
+            step(Step::Used);
+        }
     }
 
     /// Shows the driver all chains given back so far; whether it wants to be called (interrupted) for them.
@@ -349,6 +405,10 @@ impl SplitQueue {
         }
         // Release: the elements, and the data written before, are there when the index is.
         self.config.used.store_u16(IDX, new, Ordering::Release);
+        if let Some(kept) = &mut self.kept {
+            step(Step::Published);
+            kept.published(new);
+        }
         // The driver turns calls on, then reads the index again; we write the index, then read whether calls are on.
         fence(Ordering::SeqCst);
         if !self.config.event_idx {
@@ -374,6 +434,7 @@ impl SplitQueue {
         // The driver writes the index, then reads whether kicks are on; we turn them on, then read the index.
         fence(Ordering::SeqCst);
         self.config.avail.load_u16(IDX, Ordering::Relaxed) != self.config.next_avail
+            || !self.replay.is_empty()
     }
 
     /// Asks the driver not to kick, while the queue is polled. With EVENT_IDX there is nothing to write: the index at

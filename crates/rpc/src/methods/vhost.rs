@@ -36,6 +36,9 @@ struct CreateBlkController {
     /// Ours: the most queues that a machine can have.
     #[serde(skip_serializing_if = "Option::is_none")]
     num_queues: Option<u16>,
+    /// Ours: the machine's socket, which to connect to instead of listening.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    connect: Option<PathBuf>,
     /// Ours.
     #[serde(skip_serializing_if = "Option::is_none")]
     socket_owner: Option<SocketOwner>,
@@ -54,17 +57,21 @@ async fn create_blk_controller(control: &Control, p: CreateBlkController) -> Res
     if p.packed_ring {
         return Err(Error::invalid("packed rings are not supported"));
     }
+    let rights = vhost::SocketOptions {
+        owner: p.socket_owner.as_ref().map(|owner| owner.id),
+        group: p.socket_group.as_ref().map(|group| group.id),
+        mode: p.socket_mode.map(|mode| mode.0),
+    };
+    if p.connect.is_some() && rights != vhost::SocketOptions::default() {
+        return Err(Error::invalid("a socket that is connected to has its owner's rights already"));
+    }
     control.controllers.create(vhost::Options {
         name: p.ctrlr.clone(),
         disk: p.dev_name.clone(),
         read_only: p.readonly,
         cores: p.cpumask.as_ref().map(|mask| mask.0.clone()),
         queues: p.num_queues.unwrap_or(vhost::QUEUES),
-        socket: vhost::SocketOptions {
-            owner: p.socket_owner.as_ref().map(|owner| owner.id),
-            group: p.socket_group.as_ref().map(|group| group.id),
-            mode: p.socket_mode.map(|mode| mode.0),
-        },
+        link: p.connect.clone().map_or(vhost::Link::Listen(rights), vhost::Link::Connect),
     })?;
     control.config.made(Subsystem::VhostBlk, &p.ctrlr, "vhost_create_blk_controller", &p);
     Ok(true)
@@ -102,6 +109,8 @@ struct Controller {
     socket: PathBuf,
     /// Ours.
     num_queues: u16,
+    /// Ours: whether the socket is the machine's.
+    connects: bool,
     sessions: Vec<Session>,
     backend_specific: BackendSpecific,
     /// Ours.
@@ -173,6 +182,7 @@ impl Controller {
             iops_threshold: 0,
             socket: info.socket,
             num_queues: info.queues,
+            connects: info.connects,
             sessions: sessions.into_iter().collect(),
             backend_specific: BackendSpecific {
                 block: Block { readonly: info.read_only, bdev: info.disk, transport: TRANSPORT },

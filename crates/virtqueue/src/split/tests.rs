@@ -2,6 +2,7 @@
 
 mod concurrency;
 mod driver;
+mod inflight;
 mod naive;
 mod properties;
 
