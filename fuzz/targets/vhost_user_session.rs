@@ -4,9 +4,10 @@
 //! The input is a list of steps: a byte for the request, one for its shape, then what the shape needs.
 #![no_main]
 
-use aryk_dma::install_fault_handler;
+use aryk_dma::{GuestArea, install_fault_handler};
 use aryk_vhost_user::{
-    Device, DeviceError, EventFd, MemoryChange, QueueSetup, Rings, SessionHandle, Stats, serve_front_end,
+    Device, DeviceError, EventFd, F_RING_PACKED, MemoryChange, QueueLog, QueueSetup, SessionHandle, Stats,
+    serve_front_end,
 };
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
@@ -34,20 +35,37 @@ struct Checker {
     session: RefCell<Option<SessionHandle>>,
 }
 
-/// Reads and writes each ring from end to end.
-fn touch(rings: &Rings) {
-    for area in [&rings.desc, &rings.driver, &rings.device] {
+/// Reads and writes all that a queue is given, from end to end.
+fn touch(queue: &QueueSetup) {
+    let rings = &queue.rings;
+    for area in [&rings.desc, &rings.driver, &rings.device].into_iter().chain(&queue.inflight) {
         let last = (area.len() - 2) as usize;
         area.store_u16(last, area.load_u16(0, Ordering::Acquire), Ordering::Release);
     }
-    assert!(rings.desc.is_aligned(16) && rings.driver.is_aligned(2) && rings.device.is_aligned(4));
+    let packed = queue.features & F_RING_PACKED != 0;
+    let driver = if packed { 4 } else { 2 };
+    assert!(rings.desc.is_aligned(16) && rings.driver.is_aligned(driver) && rings.device.is_aligned(4));
+    assert!(packed || queue.size.is_power_of_two() && queue.base <= 0xffff);
+    assert!((1..=32768).contains(&queue.size) && rings.desc.len() == 16 * u64::from(queue.size));
+    assert_eq!(queue.features & (1 << 26 | 1 << 30), 0, "these are the session's");
+    if let Some(log) = &queue.log {
+        log.mark_ring();
+        log.log.mark(USER, u64::from(queue.size));
+        log.log.mark(queue.base.into(), FILE);
+    }
+}
+
+fn is_poisoned(queue: &QueueSetup) -> bool {
+    queue.memory.is_poisoned()
+        || queue.inflight.as_ref().is_some_and(GuestArea::is_poisoned)
+        || queue.log.as_ref().is_some_and(|log| log.log.is_poisoned())
 }
 
 impl Checker {
     fn touch_all(&self) {
         for queue in self.running.borrow().values() {
-            touch(&queue.rings);
-            if queue.memory.is_poisoned() {
+            touch(queue);
+            if is_poisoned(queue) {
                 let session = self.session.borrow();
                 session.as_ref().expect("connected").end("guest memory was truncated");
             }
@@ -58,6 +76,18 @@ impl Checker {
 impl Device for Checker {
     fn features(&self) -> u64 {
         0xff
+    }
+
+    fn packed(&self) -> bool {
+        true
+    }
+
+    fn tracks_inflight(&self) -> bool {
+        true
+    }
+
+    fn logs_writes(&self) -> bool {
+        true
     }
 
     fn num_queues(&self) -> u16 {
@@ -77,7 +107,7 @@ impl Device for Checker {
     }
 
     async fn start_queue(&self, index: u16, setup: QueueSetup) -> std::result::Result<(), DeviceError> {
-        assert!(index < QUEUES && setup.size.is_power_of_two());
+        assert!(index < QUEUES);
         assert!(self.running.borrow_mut().insert(index, setup).is_none());
         self.touch_all();
         Ok(())
@@ -105,6 +135,11 @@ impl Device for Checker {
 
     async fn set_err(&self, index: u16, err: Option<EventFd>) {
         self.running.borrow_mut().get_mut(&index).expect("it runs").err = err;
+    }
+
+    async fn set_log(&self, index: u16, log: Option<QueueLog>) {
+        self.running.borrow_mut().get_mut(&index).expect("it runs").log = log;
+        self.touch_all();
     }
 }
 
@@ -158,9 +193,12 @@ fn request(u: &mut Unstructured<'_>) -> Result<(u32, Vec<u8>, Vec<u8>)> {
         return Ok((code.into(), payload, u.arbitrary()?));
     }
     let (memory, event) = (vec![shape & 2], vec![shape & 2 | 1]);
-    Ok(match code % 20 {
-        0 => (2, integers(&[1 << 32 | u64::from(shape & 7) << 28]), vec![]),
-        1 => (16, integers(&[0x8229]), vec![]),
+    Ok(match code % 32 {
+        0 => {
+            let (packed, log) = (u64::from(shape >> 3 & 1), u64::from(shape >> 4 & 1));
+            (2, integers(&[1 << 32 | u64::from(shape & 7) << 28 | packed << 34 | log << 26]), vec![])
+        }
+        1 => (16, integers(&[0x1_b22b]), vec![]),
         2 => {
             let regions = u64::from(shape % 3);
             let mut payload = integers(&[regions]);
@@ -187,8 +225,50 @@ fn request(u: &mut Unstructured<'_>) -> Result<(u32, Vec<u8>, Vec<u8>)> {
         16 => (38, [integers(&[0]), region(u)?].concat(), vec![]),
         17 => (24, [pair(index, shape.into()), vec![0; 4]].concat(), vec![]),
         18 => (21, vec![], vec![6]),
-        _ => (u32::from(shape % 42), vec![], vec![]),
+        19 => (u32::from(shape % 42), vec![], vec![]),
+        other => return later_request(other, shape, u),
     })
+}
+
+/// The requests of in-flight tracking, dirty logs, status and reset, and packed rings' own values.
+fn later_request(code: u8, shape: u8, u: &mut Unstructured<'_>) -> Result<(u32, Vec<u8>, Vec<u8>)> {
+    let index = u32::from(shape % 4);
+    let memory = vec![shape & 2];
+    Ok(match code {
+        20 => (31, inflight(shape, u)?, vec![]),
+        21 | 22 => (32, inflight(shape, u)?, memory),
+        23 => {
+            let (size, offset) = (u64::from(u.arbitrary::<u16>()?), u64::from(shape >> 4) * 4096);
+            (6, integers(&[size, offset]), memory)
+        }
+        24 => {
+            // A ring that is logged, anywhere or at a page.
+            let at = USER + u64::from(u.arbitrary::<u8>()?) * 4096;
+            let log = if shape >= 0x80 { u.arbitrary()? } else { u64::from(shape) * 4096 };
+            let flags = u32::from(shape & 0x60 != 0x60);
+            (9, [pair(index, flags), integers(&[at, at + 2048, at + 1024, log])].concat(), vec![])
+        }
+        25 => (7, vec![], if shape & 1 == 0 { vec![1] } else { vec![] }),
+        26 => (34, vec![], vec![]),
+        27 => (39, integers(&[u64::from(shape)]), vec![]),
+        28 => (40, vec![], vec![]),
+        29 => (8, pair(index, u32::from(u.arbitrary::<u16>()?)), vec![]),
+        _ => (10, pair(index, u.arbitrary()?), vec![]),
+    })
+}
+
+/// An in-flight region, most often one that can be mapped.
+fn inflight(shape: u8, u: &mut Unstructured<'_>) -> Result<Vec<u8>> {
+    let (queues, size) = (u16::from(shape % 4), 1_u16 << (shape >> 4));
+    let (bytes, offset) = match shape >> 2 & 3 {
+        0 => (u.arbitrary()?, u.arbitrary()?),
+        1 => (FILE / 2, FILE / 2),
+        _ => (FILE, 0),
+    };
+    let mut payload = integers(&[bytes, offset]);
+    payload.extend([queues.to_ne_bytes(), size.to_ne_bytes()].concat());
+    payload.extend([0; 4].iter().filter(|_| shape & 1 == 0));
+    Ok(payload)
 }
 
 fn send(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
