@@ -32,6 +32,16 @@ struct Create {
     md_size: u32,
     #[serde(default, skip_serializing)]
     dif_type: u32,
+    /// How metadata would be laid out that there is not.
+    #[serde(default, rename = "md_interleave", skip_serializing)]
+    _md_interleave: bool,
+    #[serde(default, rename = "dif_is_head_of_md", skip_serializing)]
+    _dif_is_head_of_md: bool,
+    #[serde(default, rename = "dif_pi_format", skip_serializing)]
+    _dif_pi_format: u32,
+    /// The kernel places memory.
+    #[serde(default, rename = "numa_id", skip_serializing)]
+    _numa_id: i32,
 }
 
 async fn create(control: &Control, mut p: Create) -> Result<String, Error> {

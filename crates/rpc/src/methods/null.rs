@@ -29,6 +29,22 @@ struct Create {
     md_size: u32,
     #[serde(default, skip_serializing)]
     dif_type: u32,
+    /// How metadata would be laid out that there is not.
+    #[serde(default, rename = "dif_is_head_of_md", skip_serializing)]
+    _dif_is_head_of_md: bool,
+    #[serde(default, rename = "dif_pi_format", skip_serializing)]
+    _dif_pi_format: u32,
+    /// What is written in which pieces is all the same to this disk.
+    #[serde(default, rename = "preferred_write_granularity", skip_serializing)]
+    _preferred_write_granularity: u32,
+    #[serde(default, rename = "preferred_write_alignment", skip_serializing)]
+    _preferred_write_alignment: u32,
+    #[serde(default, rename = "optimal_write_size", skip_serializing)]
+    _optimal_write_size: u32,
+    #[serde(default, rename = "preferred_unmap_granularity", skip_serializing)]
+    _preferred_unmap_granularity: u32,
+    #[serde(default, rename = "preferred_unmap_alignment", skip_serializing)]
+    _preferred_unmap_alignment: u32,
 }
 
 async fn create(control: &Control, mut p: Create) -> Result<String, Error> {

@@ -212,6 +212,8 @@ fn values_that_mean_nothing_here_are_refused() {
             ("trace_enable_tpoint_group", json!({"name": "nvmf_tcp"}), -22),
             ("trace_set_tpoint_mask", json!({"name": "bdev", "tpoint_mask": 4}), -22),
             ("bdev_examine", json!({"name": "nothing"}), -19),
+            ("bdev_null_create", json!({"name": "n", "block_size": 512, "num_blocks": 8, "md_size": 8}), -22),
+            ("bdev_malloc_create", json!({"block_size": 512, "num_blocks": 8, "dif_type": 1}), -22),
         ] {
             assert_eq!(daemon.call(method, &params).await.unwrap_err().code(), code, "{method}");
         }
