@@ -8,6 +8,7 @@
 mod document;
 mod facts;
 mod scenario;
+mod wire;
 
 use aryk_reactor::{Options, Reactors};
 use aryk_rpc::methods::log::PrintLevel;
