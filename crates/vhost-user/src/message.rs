@@ -397,6 +397,12 @@ pub fn reply_config(offset: u32, flags: u32, data: &[u8]) -> Vec<u8> {
     reply(Code(24), &[header.as_bytes(), data].concat())
 }
 
+/// The reply to SET_LOG_BASE: the request's payload again. The specification does not say what it is; the `vhost` crate's front-ends
+/// want this, and QEMU takes anything.
+pub fn reply_log(desc: &LogDesc) -> Vec<u8> {
+    reply(Code(6), desc.as_bytes())
+}
+
 /// The reply to GET_INFLIGHT_FD, laid out as the request was.
 pub fn reply_inflight(desc: &InflightDesc, padded: bool) -> Vec<u8> {
     let bytes = desc.as_bytes();

@@ -239,7 +239,7 @@ impl<D: Device> Session<'_, D> {
             Request::GetVringBase(state) => return Ok(Some(self.get_vring_base(code, state).await?.into())),
             Request::SetLogBase(desc) => {
                 self.set_log(code, desc, &fds[0]).await?;
-                0
+                return Ok(Some(message::reply_log(&desc).into()));
             }
             Request::GetInflightFd { desc, padded } => {
                 let (fd, desc) = Inflight::create(code, &desc, self.is_packed(), self.vrings.len())?;

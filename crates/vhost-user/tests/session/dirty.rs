@@ -28,8 +28,9 @@ fn logged_ring(guest: &Guest, index: u32) -> Vec<u8> {
 
 /// SET_LOG_BASE, answered whether a reply was asked for or not.
 async fn set_log(fe: &FrontEnd, log: &OwnedFd) {
-    fe.send(code::SET_LOG_BASE, &bytes![LOG_LEN, 0_u64], &[log.as_fd()]);
-    assert_eq!(fe.reply_u64(code::SET_LOG_BASE).await, 0);
+    let desc = bytes![LOG_LEN, 0_u64];
+    fe.send(code::SET_LOG_BASE, &desc, &[log.as_fd()]);
+    assert_eq!(fe.reply(code::SET_LOG_BASE).await, desc);
 }
 
 /// The pages whose bits are set.
@@ -140,7 +141,8 @@ fn hostile_logs() {
             let error = session.stats.snapshot().last_error.expect("one");
             assert!(error.contains(expected), "{error}");
         }
-        assert!(fe.try_send(code::SET_LOG_BASE, &bytes![34_u64, 4096_u64], &[file.as_fd()]).await);
+        fe.send(code::SET_LOG_BASE, &bytes![34_u64, 4096_u64], &[file.as_fd()]);
+        assert_eq!(fe.reply(code::SET_LOG_BASE).await, bytes![34_u64, 4096_u64]);
         assert_eq!(session.device.take_calls(), [Told::Start(0), Told::Log(0, true)]);
         // Rings: misaligned, of unknown flags, and beyond the log, which is marked nowhere.
         let user = guest.user_addr;

@@ -2,16 +2,34 @@
 
 use crate::device::{Mock, Told};
 use crate::on_local_set;
-use crate::peer::{Guest, RING_SPACE, SIZE};
+use crate::peer::{Guest, RING_SPACE, SIZE, memfd};
 use aryk_vhost_user::{End, SessionHandle, Stats, serve_front_end};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
-use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserProtocolFeatures};
+use vhost::vhost_user::message::{
+    VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight, VhostUserProtocolFeatures,
+};
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
-use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
+use vhost::{VhostBackend, VhostUserDirtyLogRegion, VhostUserMemoryRegionInfo, VringConfigData};
 use vmm_sys_util::eventfd::EventFd;
 
 const QUEUES: usize = 4;
+
+/// Has an in-flight region made, and gives it back.
+fn take_inflight(fe: &mut Frontend) {
+    let wanted = VhostUserInflight::new(0, 0, QUEUES as u16, SIZE as u16);
+    let (inflight, file) = fe.get_inflight_fd(&wanted).expect("an in-flight region");
+    assert_eq!(inflight.mmap_size, QUEUES as u64 * 192);
+    fe.set_inflight_fd(&inflight, file.as_raw_fd()).expect("the region again");
+}
+
+/// What a migration begins with.
+fn begin_log(fe: &mut Frontend) {
+    let log = memfd(4096);
+    let region = VhostUserDirtyLogRegion { mmap_size: 4096, mmap_offset: 0, mmap_handle: log.as_raw_fd() };
+    fe.set_log_base(0, Some(region)).expect("a dirty log");
+    fe.set_log_fd(EventFd::new(0).expect("eventfd").as_raw_fd()).expect("an fd of the log's");
+}
 
 /// A guest's whole life, as a virtual machine monitor lives it.
 fn front_end(stream: UnixStream) {
@@ -23,7 +41,10 @@ fn front_end(stream: UnixStream) {
     let wanted = VhostUserProtocolFeatures::MQ
         | VhostUserProtocolFeatures::REPLY_ACK
         | VhostUserProtocolFeatures::CONFIG
-        | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS;
+        | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
+        | VhostUserProtocolFeatures::INFLIGHT_SHMFD
+        | VhostUserProtocolFeatures::LOG_SHMFD
+        | VhostUserProtocolFeatures::RESET_DEVICE;
     assert!(protocol.contains(wanted));
     fe.set_protocol_features(wanted).expect("protocol features");
     fe.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
@@ -51,6 +72,7 @@ fn front_end(stream: UnixStream) {
         mmap_handle: other.memory.as_raw_fd(),
     };
     fe.add_mem_region(&second).expect("more memory");
+    take_inflight(&mut fe);
     for index in 0..QUEUES {
         let at = guest.user_addr + index as u64 * RING_SPACE;
         let config = VringConfigData {
@@ -72,11 +94,13 @@ fn front_end(stream: UnixStream) {
         guest.set_avail_idx(index as u32, 10 + index as u16);
     }
     fe.remove_mem_region(&second).expect("less memory");
+    begin_log(&mut fe);
     for index in 0..QUEUES {
         fe.set_vring_enable(index, false).expect("disable");
         assert_eq!(fe.get_vring_base(index).expect("base"), 10 + index as u32);
         assert_eq!(guest.used_idx(index as u32), 10 + index as u16);
     }
+    fe.reset_device().expect("a reset");
     fe.set_features(1 << 63).expect_err("a feature that was not offered");
 }
 
@@ -88,6 +112,8 @@ fn the_vhost_crate() {
         let peer = std::thread::spawn(move || front_end(theirs));
         let (device, stats) = (Mock::default(), Stats::default());
         *device.config.borrow_mut() = (1..=16).collect();
+        device.tracks_inflight.set(true);
+        device.logs_writes.set(true);
         let stream = tokio::net::UnixStream::from_std(ours).expect("a watched socket");
         let end = serve_front_end(stream, &device, SessionHandle::default(), &stats).await;
         peer.join().expect("the front-end's asserts hold");
