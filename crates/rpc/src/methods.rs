@@ -10,6 +10,7 @@ pub mod framework;
 pub mod log;
 mod malloc;
 mod null;
+mod observe;
 mod options;
 mod passthru;
 mod scheduler;
@@ -38,6 +39,7 @@ pub fn table(control: Rc<Control>) -> Rc<Methods<Control>> {
         log::register(&mut methods);
         malloc::register(&mut methods);
         null::register(&mut methods);
+        observe::register(&mut methods);
         options::register(&mut methods);
         passthru::register(&mut methods);
         scheduler::register(&mut methods);

@@ -1,9 +1,10 @@
 //! `bdev_get_*`, `bdev_reset*`: disks of all kinds. Control context.
 
 use super::framework::TICK_RATE;
+use super::observe::Action;
 use super::{Control, Error, Methods, Phase};
 use crate::params::Count;
-use aryk_bdev::{Bdev, Op, OpStats, Stats};
+use aryk_bdev::{Bdev, Op, OpStats, QueueDepth, Stats};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -46,6 +47,11 @@ struct Description {
     /// Ours.
     readonly: bool,
     assigned_rate_limits: RateLimits,
+    /// Ours, as the next: milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    io_timeout_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    io_timeout_action: Option<Action>,
     claimed: bool,
     /// Ours: by whom.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -102,18 +108,18 @@ impl IoTypes {
             nvme_admin: false,
             nvme_io: false,
             nvme_io_md: false,
-            // The block layer makes it of writes where the device lacks it.
+            // The block layer makes it of writes where the device lacks it, and the compound ones of reads and writes.
             write_zeroes: can(Op::WriteZeroes) || can(Op::Write),
             zcopy: false,
             get_zone_info: false,
             zone_management: false,
             zone_append: false,
-            compare: false,
-            compare_and_write: false,
+            compare: can(Op::Read),
+            compare_and_write: can(Op::Read) && can(Op::Write),
             abort: true,
             seek_hole: false,
             seek_data: false,
-            copy: false,
+            copy: can(Op::Read) && can(Op::Write),
             nvme_iov_md: false,
         }
     }
@@ -121,7 +127,7 @@ impl IoTypes {
 
 fn describe(control: &Control, bdev: &Bdev) -> Description {
     let (identity, geometry) = (bdev.identity(), bdev.geometry());
-    let claimed_by = bdev.claimed_by();
+    let (claimed_by, deadline) = (bdev.claimed_by(), bdev.deadline());
     Description {
         name: identity.name.clone(),
         aliases: identity.aliases.clone(),
@@ -133,6 +139,8 @@ fn describe(control: &Control, bdev: &Bdev) -> Description {
         physical_block_size: geometry.physical_block_size,
         readonly: bdev.device().is_read_only(),
         assigned_rate_limits: RateLimits::default(),
+        io_timeout_ms: deadline.map(|d| d.after.as_millis() as u64),
+        io_timeout_action: deadline.map(|d| d.action.into()),
         claimed: claimed_by.is_some(),
         claimed_by,
         zoned: false,
@@ -212,6 +220,8 @@ struct BdevStat {
     copy_latency_ticks: u64,
     max_copy_latency_ticks: u64,
     min_copy_latency_ticks: u64,
+    #[serde(flatten)]
+    sampled: Option<Sampled>,
     queue_depth: u64,
     /// Ours, as all that follow: requests that wait in the block layer, part of `queue_depth`.
     queue_waiting: u64,
@@ -224,16 +234,43 @@ struct BdevStat {
     num_flush_errors: u64,
     num_unmap_errors: u64,
     num_write_zeroes_errors: u64,
+    num_copy_errors: u64,
+    num_compare_ops: u64,
+    bytes_compared: u64,
+    num_compare_errors: u64,
+    num_compare_and_write_ops: u64,
+    num_compare_and_write_errors: u64,
+    /// Requests that were over the disk's deadline.
+    num_overdue: u64,
     p50_read_latency_ticks: u64,
     p99_read_latency_ticks: u64,
     p50_write_latency_ticks: u64,
     p99_write_latency_ticks: u64,
 }
 
+/// Of a disk whose queue depth is sampled. Times in microseconds.
+#[derive(Debug, Serialize)]
+struct Sampled {
+    queue_depth_polling_period: u64,
+    io_time: u64,
+    weighted_io_time: u64,
+}
+
+impl Sampled {
+    const fn new(sampled: &QueueDepth) -> Self {
+        Self {
+            queue_depth_polling_period: sampled.period.as_micros() as u64,
+            io_time: sampled.busy.as_micros() as u64,
+            weighted_io_time: sampled.weighted.as_micros() as u64,
+        }
+    }
+}
+
 impl BdevStat {
-    fn new(name: String, stats: &Stats) -> Self {
+    fn new(name: String, stats: &Stats, sampled: Option<QueueDepth>) -> Self {
         let [read, write, flush] = [Op::Read, Op::Write, Op::Flush].map(|op| stats.op(op));
-        let [unmap, zeroes] = [Op::Unmap, Op::WriteZeroes].map(|op| stats.op(op));
+        let [unmap, zeroes, copy] = [Op::Unmap, Op::WriteZeroes, Op::Copy].map(|op| stats.op(op));
+        let [compare, swap] = [Op::Compare, Op::CompareAndWrite].map(|op| stats.op(op));
         let min = |op: &OpStats| op.latency_ns_min.unwrap_or_default();
         Self {
             name,
@@ -243,8 +280,8 @@ impl BdevStat {
             num_write_ops: write.ops,
             bytes_unmapped: unmap.bytes,
             num_unmap_ops: unmap.ops,
-            bytes_copied: 0,
-            num_copy_ops: 0,
+            bytes_copied: copy.bytes,
+            num_copy_ops: copy.ops,
             read_latency_ticks: read.latency_ns,
             max_read_latency_ticks: read.latency_ns_max,
             min_read_latency_ticks: min(read),
@@ -254,10 +291,11 @@ impl BdevStat {
             unmap_latency_ticks: unmap.latency_ns,
             max_unmap_latency_ticks: unmap.latency_ns_max,
             min_unmap_latency_ticks: min(unmap),
-            copy_latency_ticks: 0,
-            max_copy_latency_ticks: 0,
-            min_copy_latency_ticks: 0,
-            queue_depth: stats.in_flight,
+            copy_latency_ticks: copy.latency_ns,
+            max_copy_latency_ticks: copy.latency_ns_max,
+            min_copy_latency_ticks: min(copy),
+            queue_depth: sampled.map_or(stats.in_flight, |s| s.depth),
+            sampled: sampled.as_ref().map(Sampled::new),
             queue_waiting: stats.waiting,
             num_flush_ops: flush.ops,
             flush_latency_ticks: flush.latency_ns,
@@ -268,6 +306,13 @@ impl BdevStat {
             num_flush_errors: flush.errors,
             num_unmap_errors: unmap.errors,
             num_write_zeroes_errors: zeroes.errors,
+            num_copy_errors: copy.errors,
+            num_compare_ops: compare.ops,
+            bytes_compared: compare.bytes,
+            num_compare_errors: compare.errors,
+            num_compare_and_write_ops: swap.ops,
+            num_compare_and_write_errors: swap.errors,
+            num_overdue: stats.overdue,
             p50_read_latency_ticks: read.latencies.quantile(0.5),
             p99_read_latency_ticks: read.latencies.quantile(0.99),
             p50_write_latency_ticks: write.latencies.quantile(0.5),
@@ -287,7 +332,7 @@ async fn get_iostat(control: &Control, p: GetIostat) -> Result<Iostat, Error> {
     };
     let mut stats = Vec::new();
     for bdev in bdevs {
-        stats.push(BdevStat::new(bdev.name().to_owned(), &bdev.stats().await));
+        stats.push(BdevStat::new(bdev.name().to_owned(), &bdev.stats().await, bdev.queue_depth()));
         if p.reset_mode == ResetMode::All {
             bdev.clear_stats().await;
         }

@@ -55,6 +55,12 @@ pub fn steps(dir: &Path) -> Vec<Step> {
     call("bdev_examine", disk("n"));
     call("bdev_wait_for_examine", json!({}));
     call("bdev_get_bdevs", json!({}));
+    for name in ["m", "Malloc0", "n", "a", "u", "p", "EE_a", "d", "whole", "wholep0", "wholep1"] {
+        call("bdev_set_qd_sampling_period", json!({"name": name, "period": 1000}));
+    }
+    call("bdev_enable_histogram", json!({"name": "n", "enable": true}));
+    call("bdev_get_histogram", disk("n"));
+    call("bdev_set_io_timeout", json!({"name": "n", "timeout_ms": 1000}));
     call("bdev_get_iostat", json!({}));
     call("bdev_reset_iostat", json!({}));
 

@@ -1,0 +1,94 @@
+//! What the block layer does for disks of all kinds, by RPC.
+
+use crate::harness::{Daemon, code};
+use serde_json::json;
+use std::time::{Duration, Instant};
+
+fn null(daemon: &Daemon, name: &str, blocks: u64) {
+    daemon.call("bdev_null_create", json!({"name": name, "block_size": 512, "num_blocks": blocks})).unwrap();
+}
+
+#[test]
+fn disks_that_are_parts() {
+    let daemon = Daemon::start(&[]);
+    null(&daemon, "n", 8192);
+    let parts = daemon.call("bdev_split_create", json!({"base_bdev": "n", "split_count": 4})).unwrap();
+    assert_eq!(parts, json!(["np0", "np1", "np2", "np3"]));
+    let part = &daemon.call("bdev_get_bdevs", json!({"name": "np3"})).unwrap()[0];
+    assert_eq!((&part["product_name"], &part["num_blocks"]), (&json!("Split Disk"), &json!(2048)));
+    assert_eq!(part["driver_specific"], json!({"split": {"base_bdev": "n", "offset_blocks": 6144}}));
+    let again = daemon.call("bdev_split_create", json!({"base_bdev": "n", "split_count": 1}));
+    assert!(again.is_err(), "the disk is claimed");
+    let saved = daemon.call("framework_get_config", json!({"name": "bdev"})).unwrap();
+    let expected = json!({"base_bdev": "n", "split_count": 4, "split_size_mb": 0});
+    assert_eq!(saved.as_array().unwrap().len(), 2);
+    assert_eq!((&saved[1]["method"], &saved[1]["params"]), (&json!("bdev_split_create"), &expected));
+    assert_eq!(daemon.call("bdev_split_delete", json!({"base_bdev": "n"})).unwrap(), json!(true));
+    assert_eq!(code(daemon.call("bdev_split_delete", json!({"base_bdev": "n"}))), -19);
+    assert_eq!(
+        daemon.call("framework_get_config", json!({"name": "bdev"})).unwrap().as_array().unwrap().len(),
+        1
+    );
+    let sized = json!({"base_bdev": "n", "split_count": 9, "split_size_mb": 2});
+    assert_eq!(daemon.call("bdev_split_create", sized).unwrap(), json!(["np0", "np1"]));
+    daemon.call("bdev_split_delete", json!({"base_bdev": "n"})).unwrap();
+    for (count, mb) in [(0, 0), (1, 100), (8193, 0)] {
+        let wrong = json!({"base_bdev": "n", "split_count": count, "split_size_mb": mb});
+        assert_eq!(code(daemon.call("bdev_split_create", wrong)), -22);
+    }
+    assert_eq!(code(daemon.call("bdev_split_create", json!({"base_bdev": "x", "split_count": 1}))), -19);
+}
+
+#[test]
+fn disks_that_are_watched() {
+    let daemon = Daemon::start(&[]);
+    null(&daemon, "n", 8192);
+    let stat = || daemon.call("bdev_get_iostat", json!({"names": ["n"]})).unwrap()["bdevs"][0].clone();
+    assert!(stat().get("queue_depth_polling_period").is_none());
+    daemon.call("bdev_set_qd_sampling_period", json!({"name": "n", "period": 500})).unwrap();
+    let now = stat();
+    assert_eq!(
+        [&now["queue_depth_polling_period"], &now["queue_depth"], &now["io_time"], &now["weighted_io_time"]],
+        [&json!(500), &json!(0), &json!(0), &json!(0)]
+    );
+    daemon.call("bdev_set_qd_sampling_period", json!({"name": "n", "period": 0})).unwrap();
+    assert!(stat().get("io_time").is_none());
+
+    assert_eq!(code(daemon.call("bdev_get_histogram", json!({"name": "n"}))), -14);
+    let enable = |params: serde_json::Value| daemon.call("bdev_enable_histogram", params);
+    enable(json!({"name": "n", "enable": true, "opc": "read", "granularity": 7, "min_nsec": 1000})).unwrap();
+    let histogram = daemon.call("bdev_get_histogram", json!({"name": "n"})).unwrap();
+    assert_eq!(
+        [&histogram["granularity"], &histogram["min_range"], &histogram["max_range"], &histogram["tsc_rate"]],
+        [&json!(3), &json!(7), &json!(34), &json!(1_000_000_000)]
+    );
+    // Eight bytes each, of eight buckets in an octave, in four characters for each three.
+    assert_eq!(histogram["histogram"].as_str().unwrap().len(), (28_usize * 8 * 8).div_ceil(3) * 4);
+    assert_eq!(code(enable(json!({"name": "n", "enable": true, "opc": "sing"}))), -22);
+    assert_eq!(code(enable(json!({"name": "n", "enable": true, "min_nsec": 9, "max_nsec": 9}))), -22);
+    enable(json!({"name": "n", "enable": false})).unwrap();
+    assert_eq!(code(daemon.call("bdev_get_histogram", json!({"name": "n"}))), -14);
+
+    let disk = || daemon.call("bdev_get_bdevs", json!({"name": "n"})).unwrap()[0].clone();
+    assert_eq!(disk()["supported_io_types"]["compare_and_write"], true);
+    let limit = json!({"name": "n", "timeout_ms": 1500, "action": "abort"});
+    daemon.call("bdev_set_io_timeout", limit).unwrap();
+    assert_eq!((&disk()["io_timeout_ms"], &disk()["io_timeout_action"]), (&json!(1500), &json!("abort")));
+    let wrong = json!({"name": "n", "timeout_ms": 1500, "action": "hope"});
+    assert_eq!(code(daemon.call("bdev_set_io_timeout", wrong)), -32602);
+    daemon.call("bdev_set_io_timeout", json!({"name": "n", "timeout_ms": 0})).unwrap();
+    assert!(disk().get("io_timeout_ms").is_none());
+}
+
+#[test]
+fn sampling_many_disks_does_not_keep_the_daemon_from_ending() {
+    let daemon = Daemon::start(&[]);
+    for i in 0..20 {
+        null(&daemon, &format!("n{i}"), 8);
+        daemon.call("bdev_set_qd_sampling_period", json!({"name": format!("n{i}"), "period": 20})).unwrap();
+    }
+    let start = Instant::now();
+    daemon.call("bdev_null_delete", json!({"name": "n3"})).unwrap();
+    daemon.end();
+    assert!(start.elapsed() < Duration::from_secs(5));
+}

@@ -1,0 +1,183 @@
+//! `bdev_set_qd_sampling_period`, `bdev_enable_histogram`, `bdev_get_histogram`, `bdev_set_io_timeout`: what disks are watched for.
+//! Control context.
+
+use super::framework::TICK_RATE;
+use super::{Control, Count, Error, Methods, Name, Phase};
+use aryk_bdev::{Deadline, Histogram, OnDeadline, Op, Recording};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+pub(super) fn register(methods: &mut Methods<Control>) {
+    methods.add("bdev_set_qd_sampling_period", Phase::RunTime, set_qd_sampling_period);
+    methods.add("bdev_enable_histogram", Phase::RunTime, enable_histogram);
+    methods.add("bdev_get_histogram", Phase::RunTime, get_histogram);
+    methods.add("bdev_set_io_timeout", Phase::RunTime, set_io_timeout);
+}
+
+/// Parameters of `bdev_set_qd_sampling_period`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SetQdSamplingPeriod {
+    name: String,
+    /// Microseconds; 0 ends it.
+    period: Count,
+}
+
+async fn set_qd_sampling_period(control: &Control, p: SetQdSamplingPeriod) -> Result<bool, Error> {
+    let bdev = control.disks.find(&p.name)?;
+    let period = Some(Duration::from_micros(p.period.0)).filter(|p| !p.is_zero());
+    let sampled = bdev.sample_queue_depth(period, control.reactors.least_loaded(None)).await;
+    sampled.map(|()| true).map_err(|gone| Error::errno(Errno::SHUTDOWN, gone.to_string()))
+}
+
+/// Parameters of `bdev_enable_histogram`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EnableHistogram {
+    name: String,
+    enable: bool,
+    /// Of all operations, if none is named.
+    opc: Option<String>,
+    /// Taken and not heeded: `bdev_get_histogram` tells the one there is.
+    #[serde(default, rename = "granularity")]
+    _granularity: Option<u8>,
+    min_nsec: Option<Count>,
+    max_nsec: Option<Count>,
+}
+
+async fn enable_histogram(control: &Control, p: EnableHistogram) -> Result<bool, Error> {
+    let bdev = control.disks.find(&p.name)?;
+    let op = p.opc.map(|opc| {
+        let named = Op::ALL.into_iter().find(|op| op.name() == opc);
+        named.ok_or_else(|| Error::invalid(format!("there is no operation `{opc}`")))
+    });
+    let recording = Recording {
+        op: op.transpose()?,
+        min_ns: p.min_nsec.map_or(1000, |n| n.0),
+        max_ns: p.max_nsec.map_or(120_000_000_000, |n| n.0),
+    };
+    if recording.min_ns >= recording.max_ns {
+        return Err(Error::invalid("min_nsec is not below max_nsec"));
+    }
+    bdev.record_latencies(p.enable.then_some(recording)).await;
+    Ok(true)
+}
+
+/// Result of `bdev_get_histogram`.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct EncodedHistogram {
+    /// The counts of all buckets from the first octave to the last, each of eight bytes, the lowest first, in base64.
+    histogram: String,
+    /// The binary logarithm of the buckets in an octave.
+    granularity: u32,
+    /// The first octave: its first bucket has what is below it too.
+    min_range: u32,
+    /// The last octave: its last bucket has what is above it too.
+    max_range: u32,
+    tsc_rate: u64,
+}
+
+impl EncodedHistogram {
+    fn new(recording: &Recording, histogram: &Histogram) -> Self {
+        let per_octave = Histogram::PER_OCTAVE;
+        let first = Histogram::octave(recording.min_ns);
+        let last = Histogram::octave(recording.max_ns - 1).max(first);
+        let counts = histogram.counts();
+        let mut told = counts[first * per_octave..(last + 1) * per_octave].to_vec();
+        let (below, above) = (&counts[..first * per_octave], &counts[(last + 1) * per_octave..]);
+        *told.first_mut().expect("an octave has buckets") += below.iter().sum::<u64>();
+        *told.last_mut().expect("an octave has buckets") += above.iter().sum::<u64>();
+        let bytes: Vec<u8> = told.iter().flat_map(|count| count.to_le_bytes()).collect();
+        Self {
+            histogram: BASE64.encode(bytes),
+            granularity: per_octave.ilog2(),
+            min_range: first as u32,
+            max_range: last as u32,
+            tsc_rate: TICK_RATE,
+        }
+    }
+}
+
+async fn get_histogram(control: &Control, p: Name) -> Result<EncodedHistogram, Error> {
+    match control.disks.find(&p.name)?.recorded().await {
+        Some((recording, histogram)) => Ok(EncodedHistogram::new(&recording, &histogram)),
+        None => Err(Error::errno(Errno::FAULT, format!("no histogram of '{}' is enabled", p.name))),
+    }
+}
+
+/// Parameters of `bdev_set_io_timeout`, a method of ours.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SetIoTimeout {
+    name: String,
+    /// Milliseconds; 0 for no limit.
+    timeout_ms: Count,
+    #[serde(default)]
+    action: Action,
+}
+
+/// What becomes of a request that takes longer.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Action {
+    #[default]
+    Report,
+    Abort,
+    Reset,
+}
+
+impl From<OnDeadline> for Action {
+    fn from(action: OnDeadline) -> Self {
+        match action {
+            OnDeadline::Report => Self::Report,
+            OnDeadline::Abort => Self::Abort,
+            OnDeadline::Reset => Self::Reset,
+        }
+    }
+}
+
+async fn set_io_timeout(control: &Control, p: SetIoTimeout) -> Result<bool, Error> {
+    let bdev = control.disks.find(&p.name)?;
+    let action = match p.action {
+        Action::Report => OnDeadline::Report,
+        Action::Abort => OnDeadline::Abort,
+        Action::Reset => OnDeadline::Reset,
+    };
+    let after = Duration::from_millis(p.timeout_ms.0);
+    bdev.set_deadline((!after.is_zero()).then_some(Deadline { after, action })).await;
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_histogram_has_all_values_within_its_octaves() {
+        let mut histogram = Histogram::default();
+        // Buckets of one value each, then of two from 16 on.
+        [1, 9, 20, 21, 40, 1 << 40].into_iter().for_each(|v| histogram.record(v));
+        let decode = |min_ns, max_ns| {
+            let recording = Recording { op: None, min_ns, max_ns };
+            let encoded = EncodedHistogram::new(&recording, &histogram);
+            let bytes = BASE64.decode(&encoded.histogram).unwrap();
+            let counts: Vec<_> =
+                bytes.chunks_exact(8).map(|c| u64::from_le_bytes(c.try_into().unwrap())).collect();
+            assert_eq!((encoded.granularity, encoded.tsc_rate), (3, 1_000_000_000));
+            let ranges = (encoded.min_range, encoded.max_range);
+            assert_eq!(counts.len() as u32, 8 * (ranges.1 - ranges.0 + 1));
+            assert_eq!(counts.iter().sum::<u64>(), 6);
+            (ranges, counts)
+        };
+        let (ranges, counts) = decode(8, 32);
+        assert_eq!(ranges, (1, 2));
+        // 8 and below, 9, …; 16 and 17, 18 and 19, 20 and 21, …, 30 and above.
+        assert_eq!(counts, [1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 2]);
+        let (ranges, counts) = decode(0, u64::MAX);
+        assert_eq!((ranges, counts[1], counts[9], counts[18], counts[26]), ((0, 34), 1, 1, 2, 1));
+        assert_eq!(counts.last(), Some(&1));
+    }
+}
