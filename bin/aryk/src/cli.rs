@@ -3,14 +3,15 @@
 use crate::size::Size;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
 
 const EXIT_CODES: &str = "\
 Exit codes:
   0  done
-  1  the daemon refused, or something failed
-  2  the command line is wrong
+  1  the daemon refused, something failed, or doctor found something missing
+  2  the command line is wrong; of 'apply --plan': there is something to do
   3  no daemon answers at the socket
 
 Sizes are powers of 1024: 20G is 20 GiB.";
@@ -51,11 +52,17 @@ pub enum Command {
     /// List the controllers, through which virtual machines reach disks
     #[command(subcommand)]
     Controller(ControllerCommand),
+    /// Make disks and controllers as a file describes them
+    Apply(ApplyArgs),
+    /// Write a file that describes all disks and controllers, for 'apply'
+    Export,
     /// Show how the daemon is
     Status,
     /// List the reactors, the threads that carry the I/O
     #[command(subcommand)]
     Reactor(ReactorCommand),
+    /// Look at what this host has, what it lacks, and say how to mend it
+    Doctor,
     /// Call any JSON-RPC method
     Rpc {
         /// Its name; rpc_get_methods lists them
@@ -120,6 +127,10 @@ pub struct CreateArgs {
     /// When the file's file system is full: fail the write, or hold it and try again
     #[arg(long, value_enum, conflicts_with_all = ["memory", "null"])]
     pub enospc: Option<Enospc>,
+    /// Keep others from the file: always, or only while a machine is connected, so that two daemons can have it and a
+    /// machine be moved between them
+    #[arg(long, value_enum, conflicts_with_all = ["memory", "null"])]
+    pub lock: Option<Lock>,
     /// Its uuid, instead of a random one
     #[arg(long)]
     pub uuid: Option<String>,
@@ -140,8 +151,27 @@ pub struct KindArgs {
     pub null: bool,
 }
 
+/// For how long others are kept from a disk's file.
+#[derive(Debug, Clone, Copy, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Lock {
+    Always,
+    InUse,
+}
+
+impl Lock {
+    /// As the daemon calls it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Always => "always",
+            Self::InUse => "in_use",
+        }
+    }
+}
+
 /// What a full file system does to a write.
-#[derive(Debug, Clone, Copy, ValueEnum)]
+#[derive(Debug, Clone, Copy, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Enospc {
     Error,
     Hold,
@@ -186,6 +216,22 @@ pub struct AttachArgs {
     /// The socket's group: a name or number
     #[arg(long, value_name = "GROUP")]
     pub socket_group: Option<String>,
+}
+
+/// Arguments of `apply`.
+#[derive(Debug, Args)]
+pub struct ApplyArgs {
+    /// A TOML or JSON file, as 'export' writes it, or SPDK's JSON; '-' is the standard input
+    pub file: PathBuf,
+    /// Only show what would be done; exit with 2 if that is anything
+    #[arg(long)]
+    pub plan: bool,
+    /// Remove disks and controllers that are not in the file; files stay
+    #[arg(long)]
+    pub prune: bool,
+    /// Make anew what cannot be changed in place: machines lose it for a moment, disks in memory lose their data
+    #[arg(long)]
+    pub replace: bool,
 }
 
 /// Commands about controllers.

@@ -7,22 +7,22 @@ pub mod disk;
 use serde_json::{Map, Value};
 
 /// A JSON object of those members that have a value.
-fn object<const N: usize>(members: [(&str, Option<Value>); N]) -> Value {
+pub fn object<const N: usize>(members: [(&str, Option<Value>); N]) -> Value {
     let present = members.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
     Value::Object(present.collect::<Map<_, _>>())
 }
 
 /// The elements of a JSON array; of anything else, none.
-fn elements(value: &Value) -> &[Value] {
+pub fn elements(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
 /// A string member; empty if there is none.
-fn text<'a>(value: &'a Value, member: &str) -> &'a str {
+pub fn text<'a>(value: &'a Value, member: &str) -> &'a str {
     value[member].as_str().unwrap_or_default()
 }
 
 /// A number member; 0 if there is none.
-fn number(value: &Value, member: &str) -> u64 {
+pub fn number(value: &Value, member: &str) -> u64 {
     value[member].as_u64().unwrap_or_default()
 }

@@ -36,6 +36,20 @@ pub enum Error {
     /// `aryk doctor` found so many things missing.
     #[error("{} missing that arykd cannot do without", if *.0 == 1 { "one thing is".into() } else { format!("{} things are", .0) })]
     Unhealthy(usize),
+    /// A file of ours that says what cannot be done.
+    #[error("{0}")]
+    File(String),
+    /// What takes disks away from machines, and was not asked for.
+    #[error("this takes away from its machine, and makes anew:\n  {0}")]
+    Replaces(String),
+    /// One of several steps failed.
+    #[error("{step}: {source}")]
+    Step {
+        /// Which.
+        step: String,
+        /// Why.
+        source: Box<Error>,
+    },
     /// Our own input or output.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -65,9 +79,16 @@ impl Error {
             Self::Refused { code: -16, .. } => Some("'aryk controller list' shows who uses it."),
             Self::Refused { code: -32601, .. } => Some("'aryk rpc rpc_get_methods' lists the methods."),
             Self::Unhealthy(_) => Some("The lines that begin with 'do:' say how to bring them about."),
-            Self::Refused { .. } | Self::Socket { .. } | Self::Protocol(_) | Self::Usage(_) | Self::Io(_) => {
-                None
+            Self::Replaces(_) => {
+                Some("Add --replace if that is wanted; --plan shows all that would be done.")
             }
+            Self::Step { .. } => Some("What was done stays. When that is mended, run the same again."),
+            Self::Refused { .. }
+            | Self::File(_)
+            | Self::Socket { .. }
+            | Self::Protocol(_)
+            | Self::Usage(_)
+            | Self::Io(_) => None,
         }
     }
 
@@ -77,7 +98,13 @@ impl Error {
             Self::NoDaemon(_) | Self::Socket { .. } => 3,
             Self::Usage(_) => 2,
             Self::Io(e) if e.kind() == io::ErrorKind::BrokenPipe => 0,
-            Self::Refused { .. } | Self::Protocol(_) | Self::Unhealthy(_) | Self::Io(_) => 1,
+            Self::Step { source, .. } => source.exit_code(),
+            Self::Refused { .. }
+            | Self::Protocol(_)
+            | Self::Unhealthy(_)
+            | Self::File(_)
+            | Self::Replaces(_)
+            | Self::Io(_) => 1,
         }
     }
 }

@@ -4,6 +4,7 @@
 //! JSON instead. What it needs of the daemon is in the calls: it knows nothing that another client could not.
 #![forbid(unsafe_code)]
 
+mod apply;
 mod cli;
 mod client;
 mod commands;
@@ -22,7 +23,7 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let cli = Cli::parse();
     match run(&cli) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("aryk: {error}");
             if let Some(hint) = error.hint() {
@@ -33,15 +34,17 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(cli: &Cli) -> Result<(), Error> {
+fn run(cli: &Cli) -> Result<ExitCode, Error> {
     let out = Output::new(cli.json);
     match cli.command {
-        Command::Completions { shell } => return out.completions(shell),
-        Command::Doctor => return doctor::run(cli, &out),
+        Command::Completions { shell } => return out.completions(shell).map(|()| ExitCode::SUCCESS),
+        Command::Doctor => return doctor::run(cli, &out).map(|()| ExitCode::SUCCESS),
         _ => {}
     }
     let mut client = Client::connect(&cli.socket, cli.timeout)?;
-    match &cli.command {
+    let done = match &cli.command {
+        Command::Apply(args) => return apply::apply(args, &mut client, &out),
+        Command::Export => apply::export(&mut client, &out),
         Command::Disk(command) => commands::disk::run(command, &mut client, &out),
         Command::Attach(args) => commands::controller::attach(args, &mut client, &out),
         Command::Detach { name } => commands::controller::detach(name, &mut client, &out),
@@ -52,5 +55,6 @@ fn run(cli: &Cli) -> Result<(), Error> {
             commands::daemon::rpc(method, params.as_deref(), &mut client, &out)
         }
         Command::Completions { .. } | Command::Doctor => unreachable!("handled above"),
-    }
+    };
+    done.map(|()| ExitCode::SUCCESS)
 }

@@ -48,6 +48,13 @@ impl Output {
         Ok(())
     }
 
+    /// Prints lines.
+    #[expect(clippy::unused_self, reason = "what is printed is printed here")]
+    pub fn say(&self, text: &str) -> Result<(), Error> {
+        writeln!(io::stdout().lock(), "{text}")?;
+        Ok(())
+    }
+
     /// Rows under headings.
     pub fn table(&self, columns: &[Column], rows: impl IntoIterator<Item = Vec<String>>) -> String {
         self.toned_table(columns, rows.into_iter().map(|row| (Tone::Plain, row)))

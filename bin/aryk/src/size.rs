@@ -1,5 +1,7 @@
 //! Sizes as people write them: powers of 1024.
 
+use serde::de::{Deserializer, Error, Unexpected, Visitor};
+use serde::{Deserialize, Serialize, Serializer};
 use std::fmt;
 use std::str::FromStr;
 
@@ -44,6 +46,41 @@ impl fmt::Display for Size {
     }
 }
 
+impl Serialize for Size {
+    /// Without loss: in a unit only if it is a whole number of them.
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let is_whole = |shift: &u32| self.0 > 0 && self.0.trailing_zeros() >= *shift;
+        match UNITS.iter().find(|(_, shift)| is_whole(shift)) {
+            Some((unit, shift)) => to.collect_str(&format_args!("{}{unit}", self.0 >> shift)),
+            None => to.serialize_u64(self.0),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Size {
+    /// Text as people write it, or a number of bytes.
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Sizes;
+        impl Visitor<'_> for Sizes {
+            type Value = Size;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a size such as \"20G\", or a number of bytes")
+            }
+            fn visit_u64<E: Error>(self, bytes: u64) -> Result<Size, E> {
+                Ok(Size(bytes))
+            }
+            fn visit_i64<E: Error>(self, bytes: i64) -> Result<Size, E> {
+                let negative = |_| E::invalid_value(Unexpected::Signed(bytes), &self);
+                bytes.try_into().map(Size).map_err(negative)
+            }
+            fn visit_str<E: Error>(self, text: &str) -> Result<Size, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+        from.deserialize_any(Sizes)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -76,7 +113,23 @@ mod tests {
         }
     }
 
+    #[test]
+    fn in_files() {
+        for (text, bytes) in [("\"20G\"", 20 << 30), ("512", 512), ("\"1536\"", 1536)] {
+            assert_eq!(serde_json::from_str::<Size>(text).unwrap(), Size(bytes), "{text}");
+        }
+        for text in ["-1", "\"much\"", "1.5", "null"] {
+            assert!(serde_json::from_str::<Size>(text).is_err(), "{text}");
+        }
+    }
+
     proptest! {
+        #[test]
+        fn files_keep_every_byte(bytes: u64) {
+            let text = serde_json::to_string(&Size(bytes)).unwrap();
+            prop_assert_eq!(serde_json::from_str::<Size>(&text).unwrap(), Size(bytes));
+        }
+
         #[test]
         fn whole_sizes_survive(number in 1_u64..1024, unit in 0_usize..5) {
             let text = format!("{number}{}", UNITS[unit].0);

@@ -36,6 +36,9 @@ fn commands_as_the_guide_has_them() {
         "aryk rpc bdev_get_bdevs {}",
         "aryk completions bash",
         "aryk doctor --json",
+        "aryk apply all.toml --plan",
+        "aryk apply - --prune --replace",
+        "aryk export --json",
     ] {
         parse(line).unwrap_or_else(|e| panic!("{line}: {e}"));
     }

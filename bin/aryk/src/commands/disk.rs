@@ -44,7 +44,7 @@ fn create(args: &CreateArgs, client: &mut Client, out: &Output) -> Result<(), Er
 }
 
 /// The call that makes the disk that is asked for.
-fn create_call(args: &CreateArgs) -> Result<(&'static str, Value), Error> {
+pub fn create_call(args: &CreateArgs) -> Result<(&'static str, Value), Error> {
     let name = Some(json!(args.name));
     let uuid = args.uuid.as_ref().map(|uuid| json!(uuid));
     if let Some(file) = &args.kind.file {
@@ -58,6 +58,7 @@ fn create_call(args: &CreateArgs) -> Result<(&'static str, Value), Error> {
             ("size", args.size.map(|size| json!(size.0))),
             ("readonly", args.readonly.then_some(json!(true))),
             ("enospc", args.enospc.map(|what| json!(what.name()))),
+            ("lock", args.lock.map(|what| json!(what.name()))),
             ("uuid", uuid),
         ]);
         return Ok(("bdev_uring_create", params));

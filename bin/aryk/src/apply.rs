@@ -1,0 +1,146 @@
+//! `aryk apply` and `aryk export`: all disks and controllers, in a file.
+//!
+//! What is there is asked of the daemon each time, and nothing is kept in between.
+
+mod call;
+mod document;
+mod plan;
+
+use crate::cli::ApplyArgs;
+use crate::client::Client;
+use crate::commands::{elements, number, text};
+use crate::error::Error;
+use crate::output::Output;
+use call::{Call, Kind};
+use plan::{Action, Existing, Plan, Step, plan};
+use serde_json::{Value, json};
+use std::io;
+use std::path::Path;
+use std::process::ExitCode;
+
+/// What `--plan` ends with if there is something to do.
+const SOMETHING_TO_DO: u8 = 2;
+
+/// Calls of SPDK's files that only wait.
+const WAITS: [&str; 1] = ["bdev_wait_for_examine"];
+
+pub fn apply(args: &ApplyArgs, client: &mut Client, out: &Output) -> Result<ExitCode, Error> {
+    let wanted = read(&args.file)?;
+    let (wanted, skipped) = known(wanted, client)?;
+    for method in &skipped {
+        eprintln!("aryk: this daemon has no method {method}: left out");
+    }
+    let (existing, settings) = look(client)?;
+    let plan = plan(&wanted, &existing, &settings, args.prune);
+    refuse(&plan, args)?;
+    let report =
+        json!({"steps": plan.steps, "replaces": plan.replaces, "skipped": skipped, "applied": !args.plan});
+    if plan.steps.is_empty() {
+        out.print(&report, || "Nothing to do: all is as the file says.".into())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if args.plan {
+        let lines: Vec<_> =
+            plan.steps.iter().map(line).chain(plan.replaces.iter().map(|r| format!("! {r}"))).collect();
+        out.print(&report, || format!("{}\n\n{} to do.", lines.join("\n"), plan.steps.len()))?;
+        return Ok(ExitCode::from(SOMETHING_TO_DO));
+    }
+    for step in &plan.steps {
+        let done = client.call(&step.call.method, Value::Object(step.call.params.clone()));
+        done.map_err(|source| Error::Step { step: line(step), source: Box::new(source) })?;
+        if !out.json {
+            out.say(&line(step))?;
+        }
+    }
+    out.print(&report, || format!("\nDone: {}.", plan.steps.len()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Writes what there is.
+pub fn export(client: &mut Client, out: &Output) -> Result<(), Error> {
+    let (existing, settings) = look(client)?;
+    let calls: Vec<Call> = settings.into_iter().chain(existing.iter().map(|e| e.call.clone())).collect();
+    let bytes = |name: &str| existing.iter().find(|e| e.kind == Kind::Disk && e.name == name)?.bytes;
+    let text = document::write(&calls, bytes, out.json).map_err(Error::File)?;
+    out.say(text.trim_end())
+}
+
+fn read(file: &Path) -> Result<Vec<Call>, Error> {
+    let is_stdin = file == Path::new("-");
+    let text = if is_stdin { io::read_to_string(io::stdin()) } else { std::fs::read_to_string(file) };
+    let text = text.map_err(|e| Error::File(format!("cannot read {}: {e}", file.display())))?;
+    let absolute = std::path::absolute(file)?;
+    let dir = match absolute.parent() {
+        Some(dir) if !is_stdin => dir.to_owned(),
+        _ => std::env::current_dir()?,
+    };
+    document::parse(&text, &dir).map_err(|e| Error::File(format!("{}: {e}", file.display())))
+}
+
+/// Those calls that the daemon has, and the methods of the others.
+fn known(wanted: Vec<Call>, client: &mut Client) -> Result<(Vec<Call>, Vec<String>), Error> {
+    let methods = client.call("rpc_get_methods", json!({}))?;
+    let has = |call: &Call| elements(&methods).iter().any(|method| *method == call.method);
+    let all = wanted.into_iter().filter(|call| !WAITS.contains(&call.method.as_str()));
+    let (known, unknown): (Vec<_>, Vec<_>) = all.partition(has);
+    let mut skipped: Vec<String> = unknown.into_iter().map(|call| call.method).collect();
+    skipped.dedup();
+    Ok((known, skipped))
+}
+
+/// The objects that there are, in the order in which they were made, and the settings.
+fn look(client: &mut Client) -> Result<(Vec<Existing>, Vec<Call>), Error> {
+    let mut config = client.call("save_config", json!({}))?;
+    let disks = client.call("bdev_get_bdevs", json!({}))?;
+    let controllers = client.call("vhost_get_controllers", json!({}))?;
+    let (mut existing, mut settings) = (Vec::new(), Vec::new());
+    for subsystem in config["subsystems"].as_array_mut().into_iter().flatten() {
+        for value in subsystem["config"].as_array_mut().into_iter().flatten() {
+            let strange =
+                |e: serde_json::Error| Error::Protocol(format!("saves a strange configuration: {e}"));
+            let call: Call = serde_json::from_value(value.take()).map_err(strange)?;
+            let Some(name) = call.name() else {
+                settings.push(call);
+                continue;
+            };
+            let kind = call.kind();
+            let is_it = |found: &&Value, member: &str| text(found, member) == name;
+            let (bytes, is_orphan) = match kind {
+                Kind::Controller => {
+                    let Some(found) = elements(&controllers).iter().find(|c| is_it(c, "ctrlr")) else {
+                        continue;
+                    };
+                    (None, found["backend_specific"]["block"]["bdev"].is_null())
+                }
+                _ => {
+                    let Some(found) = elements(&disks).iter().find(|d| is_it(d, "name")) else { continue };
+                    (Some(number(found, "block_size").saturating_mul(number(found, "num_blocks"))), false)
+                }
+            };
+            existing.push(Existing { kind, name, call, bytes, is_orphan });
+        }
+    }
+    Ok((existing, settings))
+}
+
+fn refuse(plan: &Plan, args: &ApplyArgs) -> Result<(), Error> {
+    if !plan.conflicts.is_empty() {
+        return Err(Error::File(plan.conflicts.join("\n      ")));
+    }
+    if !plan.replaces.is_empty() && !args.replace && !args.plan {
+        return Err(Error::Replaces(plan.replaces.join("\n  ")));
+    }
+    Ok(())
+}
+
+fn line(step: &Step) -> String {
+    let sign = match step.action {
+        Action::Create => '+',
+        Action::Remove => '-',
+        Action::Grow | Action::Set => '~',
+    };
+    format!("{sign} {} {}  ({})", step.kind.name(), step.name, step.why)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,225 @@
+//! The file of `aryk apply`: TOML or JSON of disks and controllers, or SPDK's JSON configuration.
+
+use super::call::{CONTROLLER, Call};
+use crate::cli::{CreateArgs, Enospc, KindArgs, Lock};
+use crate::commands::disk::create_call;
+use crate::commands::object;
+use crate::error::Error;
+use crate::size::Size;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+/// All that there is to be.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Document {
+    #[serde(default, rename = "disk", skip_serializing_if = "Vec::is_empty")]
+    disks: Vec<Disk>,
+    #[serde(default, rename = "controller", skip_serializing_if = "Vec::is_empty")]
+    controllers: Vec<Controller>,
+    /// Calls of the daemon, for what has no words of its own.
+    #[serde(default, rename = "call", skip_serializing_if = "Vec::is_empty")]
+    calls: Vec<Call>,
+}
+
+/// The options of `aryk disk create`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Disk {
+    name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    file: Option<PathBuf>,
+    #[serde(default, skip_serializing_if = "is_false")]
+    memory: bool,
+    #[serde(default, skip_serializing_if = "is_false")]
+    null: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    size: Option<Size>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    block_size: Option<u32>,
+    #[serde(default, skip_serializing_if = "is_false")]
+    readonly: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    enospc: Option<Enospc>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lock: Option<Lock>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    uuid: Option<String>,
+}
+
+/// The options of `aryk attach`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Controller {
+    disk: String,
+    /// By default the disk's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    queues: Option<u16>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cpumask: Option<String>,
+    #[serde(default, skip_serializing_if = "is_false")]
+    readonly: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    connect: Option<PathBuf>,
+    /// Octal digits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    socket_mode: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    socket_owner: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    socket_group: Option<String>,
+}
+
+/// SPDK's configuration file.
+#[derive(Debug, Deserialize)]
+struct Spdk {
+    subsystems: Vec<Subsystem>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Subsystem {
+    config: Option<Vec<Call>>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+const fn is_false(flag: &bool) -> bool {
+    !*flag
+}
+
+/// The calls that make what `text` describes; its relative paths are those of `dir`.
+pub fn parse(text: &str, dir: &Path) -> Result<Vec<Call>, String> {
+    let is_json = text.trim_start().starts_with('{');
+    if is_json {
+        let value: Value = serde_json::from_str(text).map_err(|e| e.to_string())?;
+        if value.get("subsystems").is_some() {
+            let spdk: Spdk = serde_json::from_value(value).map_err(|e| e.to_string())?;
+            return Ok(spdk.subsystems.into_iter().filter_map(|s| s.config).flatten().collect());
+        }
+    }
+    let document: Document = match is_json {
+        true => serde_json::from_str(text).map_err(|e| e.to_string())?,
+        false => toml::from_str(text).map_err(|e| e.to_string().trim_end().to_owned())?,
+    };
+    document.into_calls(dir)
+}
+
+impl Document {
+    fn into_calls(self, dir: &Path) -> Result<Vec<Call>, String> {
+        let mut calls = Vec::new();
+        for disk in self.disks {
+            let name = disk.name.clone();
+            calls.push(disk.into_call(dir).map_err(|e| format!("disk '{name}': {e}"))?);
+        }
+        calls.extend(self.calls);
+        calls.extend(self.controllers.into_iter().map(|controller| controller.into_call(dir)));
+        Ok(calls)
+    }
+}
+
+impl Disk {
+    fn into_call(self, dir: &Path) -> Result<Call, String> {
+        if usize::from(self.file.is_some()) + usize::from(self.memory) + usize::from(self.null) != 1 {
+            return Err("give it one of: file = \"PATH\", memory = true, null = true".into());
+        }
+        if self.file.is_none() && (self.readonly || self.enospc.is_some() || self.lock.is_some()) {
+            return Err("readonly, enospc and lock are for files".into());
+        }
+        if self.file.is_none() && self.size.is_none() {
+            return Err("size is missing, such as size = \"20G\"".into());
+        }
+        let args = CreateArgs {
+            name: self.name,
+            kind: KindArgs {
+                file: self.file.map(|file| dir.join(file)),
+                memory: self.memory,
+                null: self.null,
+            },
+            size: self.size,
+            block_size: self.block_size,
+            readonly: self.readonly,
+            enospc: self.enospc,
+            lock: self.lock,
+            uuid: self.uuid,
+        };
+        let (method, params) = create_call(&args).map_err(|e: Error| e.to_string())?;
+        Ok(Call::new(method, params))
+    }
+
+    /// What makes the same as `call`, as far as there are words for it.
+    fn of(call: &Call, bytes: Option<u64>) -> Option<Self> {
+        let kind = |method: &str| call.method == method;
+        Some(Self {
+            name: call.name()?,
+            file: call.text("filename").filter(|_| kind("bdev_uring_create")).map(PathBuf::from),
+            memory: kind("bdev_malloc_create"),
+            null: kind("bdev_null_create"),
+            size: bytes.or_else(|| call.size()).map(Size),
+            block_size: call.params.get("block_size").and_then(Value::as_u64).and_then(|n| n.try_into().ok()),
+            readonly: call.params.get("readonly").and_then(Value::as_bool).unwrap_or_default(),
+            enospc: (call.text("enospc") == Some("hold")).then_some(Enospc::Hold),
+            lock: (call.text("lock") == Some(Lock::InUse.name())).then_some(Lock::InUse),
+            uuid: call.text("uuid").map(str::to_owned),
+        })
+    }
+}
+
+impl Controller {
+    fn into_call(self, dir: &Path) -> Call {
+        let params = object([
+            ("ctrlr", Some(json!(self.name.as_ref().unwrap_or(&self.disk)))),
+            ("dev_name", Some(json!(self.disk))),
+            ("readonly", self.readonly.then_some(json!(true))),
+            ("cpumask", self.cpumask.map(|cores| json!(cores))),
+            ("num_queues", self.queues.map(|n| json!(n))),
+            ("connect", self.connect.map(|path| json!(dir.join(path)))),
+            ("socket_mode", self.socket_mode.map(|mode| json!(mode))),
+            ("socket_owner", self.socket_owner.map(|user| json!(user))),
+            ("socket_group", self.socket_group.map(|group| json!(group))),
+        ]);
+        Call::new(CONTROLLER, params)
+    }
+
+    /// What makes the same as `call`.
+    fn of(call: &Call) -> Option<Self> {
+        if call.method != CONTROLLER {
+            return None;
+        }
+        let text = |param: &str| call.text(param).map(str::to_owned);
+        let disk = text("dev_name")?;
+        Some(Self {
+            name: call.name().filter(|name| *name != disk),
+            disk,
+            queues: call.params.get("num_queues").and_then(Value::as_u64).and_then(|n| n.try_into().ok()),
+            cpumask: text("cpumask"),
+            readonly: call.params.get("readonly").and_then(Value::as_bool).unwrap_or_default(),
+            connect: text("connect").map(PathBuf::from),
+            socket_mode: text("socket_mode"),
+            socket_owner: text("socket_owner"),
+            socket_group: text("socket_group"),
+        })
+    }
+}
+
+/// A file that makes what `calls` made; `bytes` gives the disks' sizes.
+pub fn write(calls: &[Call], bytes: impl Fn(&str) -> Option<u64>, as_json: bool) -> Result<String, String> {
+    let mut document = Document::default();
+    let root = Path::new("/");
+    for call in calls {
+        let size = call.name().filter(|_| call.can_grow()).and_then(|name| bytes(&name));
+        let disk = Disk::of(call, size)
+            .filter(|disk| disk.clone().into_call(root).is_ok_and(|words| words.is_same(call)));
+        let controller = Controller::of(call).filter(|c| c.clone().into_call(root).is_same(call));
+        match (disk, controller) {
+            (Some(disk), _) => document.disks.push(disk),
+            (None, Some(controller)) => document.controllers.push(controller),
+            (None, None) => document.calls.push(call.without_nulls()),
+        }
+    }
+    match as_json {
+        true => serde_json::to_string_pretty(&document).map_err(|e| e.to_string()),
+        false => toml::to_string(&document).map_err(|e| e.to_string()),
+    }
+}

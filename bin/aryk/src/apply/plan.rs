@@ -1,0 +1,191 @@
+//! The difference between what is there and what is to be, as steps in an order that works.
+//!
+//! Each step leaves something that the next run recognizes: whoever is interrupted runs the same again.
+
+use super::call::{Call, Kind};
+use crate::size::Size;
+use serde::Serialize;
+use std::collections::BTreeSet;
+
+/// A disk or controller that is there.
+#[derive(Debug, Clone)]
+pub struct Existing {
+    pub kind: Kind,
+    pub name: String,
+    /// What made it.
+    pub call: Call,
+    /// The disk's bytes.
+    pub bytes: Option<u64>,
+    /// A controller whose disk is gone.
+    pub is_orphan: bool,
+}
+
+/// What is done to an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Action {
+    Create,
+    Remove,
+    Grow,
+    /// A setting is made; it has no name to know it by.
+    Set,
+}
+
+/// One thing to do.
+#[derive(Debug, Clone, Serialize)]
+pub struct Step {
+    pub action: Action,
+    pub kind: Kind,
+    pub name: String,
+    /// Why, or with what.
+    pub why: String,
+    /// What is called.
+    #[serde(skip)]
+    pub call: Call,
+}
+
+/// All that is to be done.
+#[derive(Debug, Default)]
+pub struct Plan {
+    pub steps: Vec<Step>,
+    /// Why it must not be done without `--replace`.
+    pub replaces: Vec<String>,
+    /// Why it cannot be done at all.
+    pub conflicts: Vec<String>,
+}
+
+/// Identifies an object.
+type Key = (Kind, String);
+
+fn key(call: &Call) -> Option<Key> {
+    Some((call.kind(), call.name()?))
+}
+
+/// The steps that make of `existing`, all that was made and all settings, what `wanted` describes.
+pub fn plan(wanted: &[Call], existing: &[Existing], settings: &[Call], prune: bool) -> Plan {
+    let mut plan = Plan::default();
+    let wanted = plan.in_order(wanted);
+    let removed = plan.removed(&wanted, existing, prune);
+    let is_removed = |e: &&Existing| removed.contains(&(e.kind, e.name.clone()));
+    // Controllers first, and what is above before what is below: made later, it comes first.
+    let mut removals: Vec<&Existing> = existing.iter().filter(is_removed).rev().collect();
+    removals.sort_by_key(|e| e.kind != Kind::Controller);
+    for old in removals {
+        let is_wanted = wanted.iter().any(|call| key(call) == Some((old.kind, old.name.clone())));
+        let why = if is_wanted { "to be made anew" } else { "not in the file" };
+        plan.remove(old, why);
+    }
+    for call in wanted {
+        let old = key(&call).and_then(|k| existing.iter().find(|e| e.kind == k.0 && e.name == k.1));
+        match (old, key(&call)) {
+            (None, None) => plan.set(call, settings),
+            (Some(old), Some(k)) if !removed.contains(&k) => plan.grow(&call, old),
+            (_, Some((kind, name))) => {
+                let why = call.summary();
+                plan.steps.push(Step { action: Action::Create, kind, name, why, call });
+            }
+            (Some(_), None) => unreachable!("found by its key"),
+        }
+    }
+    plan
+}
+
+impl Plan {
+    /// Each after what it needs; in the file's order otherwise.
+    fn in_order(&mut self, wanted: &[Call]) -> Vec<Call> {
+        let mut waiting: Vec<Call> = Vec::new();
+        let mut names = BTreeSet::new();
+        for call in wanted {
+            if call.kind() != Kind::Setting && call.name().is_none() {
+                self.conflicts.push(format!("a {} of the file has no name", call.kind().name()));
+            } else if key(call).is_some_and(|k| !names.insert(k)) {
+                let name = call.name().unwrap_or_default();
+                self.conflicts.push(format!("{} '{name}' is in the file twice", call.kind().name()));
+            } else {
+                waiting.push(call.clone());
+            }
+        }
+        let mut ordered: Vec<Call> = Vec::new();
+        while !waiting.is_empty() {
+            let is_waited_for = |call: &Call| {
+                let base = |other: &Call| other.kind() == Kind::Disk && other.is_called(call.base());
+                waiting.iter().any(base)
+            };
+            let Some(next) = waiting.iter().position(|call| !is_waited_for(call)) else {
+                let names: Vec<_> = waiting.iter().filter_map(Call::name).collect();
+                self.conflicts.push(format!("these disks are built on each other: {}", names.join(", ")));
+                return ordered;
+            };
+            ordered.push(waiting.remove(next));
+        }
+        ordered
+    }
+
+    /// What must go: what is pruned, what is made anew, and what is built on that.
+    fn removed(&mut self, wanted: &[Call], existing: &[Existing], prune: bool) -> BTreeSet<Key> {
+        let mut removed = BTreeSet::new();
+        for old in existing {
+            let old_key = (old.kind, old.name.clone());
+            let call = wanted.iter().find(|call| key(call).as_ref() == Some(&old_key));
+            let base = existing.iter().find(|e| e.kind == Kind::Disk && e.call.is_called(old.call.base()));
+            let base_goes = base.filter(|base| removed.contains(&(base.kind, base.name.clone())));
+            let what = format!("{} '{}'", old.kind.name(), old.name);
+            match call {
+                None if prune => _ = removed.insert(old_key),
+                None => {
+                    if let Some(base) = base_goes {
+                        let base = &base.name;
+                        self.conflicts.push(format!("{what} is on disk '{base}', but not in the file"));
+                    }
+                }
+                Some(call) => {
+                    let mut differences = call.differences(&old.call);
+                    if let Some(base) = base_goes {
+                        differences.push(format!("disk '{}' below it is made anew", base.name));
+                    }
+                    if differences.is_empty() && !old.is_orphan {
+                        continue;
+                    }
+                    if !old.is_orphan {
+                        let loss = if old.call.keeps_data() { "" } else { "; its data is lost" };
+                        self.replaces.push(format!("{what}: {}{loss}", differences.join(", ")));
+                    }
+                    removed.insert(old_key);
+                }
+            }
+        }
+        removed
+    }
+
+    fn remove(&mut self, old: &Existing, why: &str) {
+        let Some((method, params)) = old.call.undo() else { return };
+        let (kind, name) = (old.kind, old.name.clone());
+        let call = Call::new(method, params);
+        self.steps.push(Step { action: Action::Remove, kind, name, why: why.to_owned(), call });
+    }
+
+    /// Makes a disk larger that is there already, if it is to be.
+    fn grow(&mut self, call: &Call, old: &Existing) {
+        let (Some(is), Some(to)) = (old.bytes, call.size()) else { return };
+        if !call.can_grow() || is == to {
+            return;
+        }
+        let name = old.name.clone();
+        if to < is {
+            let (is, to) = (Size(is), Size(to));
+            self.conflicts.push(format!("disk '{name}' has {is}, and would lose data at {to}"));
+            return;
+        }
+        let why = format!("from {} to {}", Size(is), Size(to));
+        let resize = Call::new("bdev_uring_resize", serde_json::json!({"name": name, "size": to}));
+        self.steps.push(Step { action: Action::Grow, kind: Kind::Disk, name, why, call: resize });
+    }
+
+    fn set(&mut self, call: Call, settings: &[Call]) {
+        if !settings.contains(&call) {
+            let name = call.method.clone();
+            let why = call.summary();
+            self.steps.push(Step { action: Action::Set, kind: Kind::Setting, name, why, call });
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! Files read, differences found, steps in order.
+
+use super::*;
+use proptest::prelude::*;
+
+fn parse(text: &str) -> Result<Vec<Call>, String> {
+    document::parse(text, Path::new("/d"))
+}
+
+fn made(call: &Call, bytes: Option<u64>) -> Existing {
+    let (kind, name) = (call.kind(), call.name().unwrap());
+    Existing { kind, name, call: call.clone(), bytes, is_orphan: false }
+}
+
+/// All that `calls` make.
+fn all(calls: &[Call]) -> Vec<Existing> {
+    calls.iter().map(|call| made(call, call.size())).collect()
+}
+
+fn lines(plan: &Plan) -> Vec<String> {
+    let line = |s: &Step| format!("{:?} {} {}", s.action, s.kind.name(), s.name).to_lowercase();
+    plan.steps.iter().map(line).collect()
+}
+
+const FILE: &str = r#"
+    [[controller]]
+    disk = "a"
+    queues = 2
+    cpumask = "[0,1]"
+
+    [[disk]]
+    name = "a"
+    file = "a.img"
+    size = "20G"
+    enospc = "hold"
+
+    [[disk]]
+    name = "m"
+    memory = true
+    size = "1M"
+
+    [[call]]
+    method = "bdev_passthru_create"
+    params = { name = "p", base_bdev_name = "m" }
+"#;
+
+#[test]
+fn files_become_calls() {
+    let calls = parse(FILE).unwrap();
+    let uring = json!({"name": "a", "filename": "/d/a.img", "size": 20_u64 << 30, "enospc": "hold"});
+    assert_eq!(calls[0], Call::new("bdev_uring_create", uring));
+    assert_eq!(calls[1].size(), Some(1 << 20));
+    assert_eq!(calls[2].base(), Some("m"));
+    let controller = json!({"ctrlr": "a", "dev_name": "a", "num_queues": 2, "cpumask": "[0,1]"});
+    assert_eq!(calls[3], Call::new("vhost_create_blk_controller", controller));
+    let same = r#"{"disk": [{"name": "n", "null": true, "size": 4096}]}"#;
+    assert_eq!(parse(same).unwrap()[0].name().unwrap(), "n");
+}
+
+#[test]
+fn spdk_files_are_read() {
+    let text = r#"{"subsystems": [
+        {"subsystem": "keyring", "config": null},
+        {"subsystem": "bdev", "config": [
+            {"method": "bdev_set_options", "params": {"bdev_io_pool_size": 65535}},
+            {"method": "bdev_malloc_create", "params": {"name": "M", "num_blocks": "8", "block_size": 512}},
+            {"method": "bdev_wait_for_examine"}]}]}"#;
+    let calls = parse(text).unwrap();
+    assert_eq!(calls.len(), 3);
+    assert_eq!((calls[0].kind(), calls[1].kind()), (Kind::Setting, Kind::Disk));
+    assert_eq!(calls[1].size(), Some(4096));
+}
+
+#[test]
+fn errors_say_where_and_what() {
+    let wrong = [
+        ("[[disk]]\nname = \"a\"", "disk 'a': give it one of"),
+        ("[[disk]]\nname = \"a\"\nnull = true", "size is missing"),
+        ("[[disk]]\nname = \"a\"\nnull = true\nsize = \"1GB\"", "a number with K, M, G"),
+        ("[[disk]]\nname = \"a\"\nnull = true\nsize = \"1G\"\nreadonly = true", "are for files"),
+        ("[[disk]]\nname = \"a\"\nfiel = \"x\"", "line 3"),
+        ("[[disks]]\nname = \"a\"", "unknown field"),
+        ("{\"disk\": 3}", "invalid type"),
+        ("{", "line 1"),
+    ];
+    for (text, what) in wrong {
+        let error = parse(text).unwrap_err();
+        assert!(error.contains(what), "{text}: {error}");
+    }
+}
+
+#[test]
+fn nothing_is_done_twice() {
+    let calls = parse(FILE).unwrap();
+    let first = plan(&calls, &[], &[], false);
+    assert_eq!(lines(&first), ["create disk a", "create disk m", "create disk p", "create controller a"]);
+    let second = plan(&calls, &all(&calls), &[], true);
+    assert!(second.steps.is_empty() && second.replaces.is_empty(), "{second:?}");
+}
+
+#[test]
+fn the_daemon_writes_things_its_own_way() {
+    let one = |method: &str, params: Value| Call::new(method, params);
+    let wanted = json!({"ctrlr": "c", "dev_name": "d", "cpumask": "[0,2-3]", "transport": "vhost_user_blk"});
+    let saved = json!({"ctrlr": "c", "dev_name": "d", "readonly": false, "cpumask": "0xd"});
+    assert!(one(call::CONTROLLER, wanted).is_same(&one(call::CONTROLLER, saved)));
+    let wanted = json!({"name": "n", "num_blocks": "8", "block_size": 512, "md_size": 0, "uuid": "AB"});
+    let saved = json!({"name": "n", "num_blocks": 8, "block_size": 512, "uuid": "ab"});
+    assert!(one("bdev_null_create", wanted.clone()).is_same(&one("bdev_null_create", saved)));
+    let other = json!({"name": "n", "num_blocks": 9, "block_size": 512});
+    let differences = one("bdev_null_create", wanted).differences(&one("bdev_null_create", other));
+    assert_eq!(differences, ["num_blocks: 9 to be 8", "uuid: unset to be ab"]);
+    let readonly = one("bdev_uring_create", json!({"name": "f", "filename": "/f", "readonly": true}));
+    let unsaid = one("bdev_uring_create", json!({"name": "f", "filename": "/f"}));
+    assert_eq!(unsaid.differences(&readonly), ["readonly: true to be unset"]);
+}
+
+#[test]
+fn sizes_grow_in_place_and_never_shrink() {
+    let calls = parse(FILE).unwrap();
+    let mut existing = all(&calls);
+    existing[0].bytes = Some(10 << 30);
+    let grown = plan(&calls, &existing, &[], false);
+    assert_eq!(lines(&grown), ["grow disk a"]);
+    assert_eq!(grown.steps[0].call.params["size"], 20_u64 << 30);
+    existing[0].bytes = Some(30 << 30);
+    let shrunk = plan(&calls, &existing, &[], false);
+    assert!(shrunk.conflicts[0].contains("would lose data"), "{shrunk:?}");
+}
+
+#[test]
+fn what_is_made_anew_takes_along_what_is_above() {
+    let calls = parse(FILE).unwrap();
+    let mut changed = calls.clone();
+    changed[1].params["num_blocks"] = json!(4096);
+    let plan = plan(&changed, &all(&calls), &[], false);
+    assert_eq!(lines(&plan), ["remove disk p", "remove disk m", "create disk m", "create disk p"]);
+    assert!(plan.replaces[0].contains("its data is lost"), "{plan:?}");
+}
+
+#[test]
+fn what_is_not_in_the_file_stays_unless_pruned() {
+    let calls = parse(FILE).unwrap();
+    let (wanted, existing) = (&calls[1..2], all(&calls));
+    assert!(plan(wanted, &existing, &[], false).steps.is_empty());
+    let pruned = plan(wanted, &existing, &[], true);
+    assert_eq!(lines(&pruned), ["remove controller a", "remove disk p", "remove disk a"]);
+    assert!(pruned.replaces.is_empty());
+    let mut changed = calls[1].clone();
+    changed.params["num_blocks"] = json!(1);
+    let in_use = plan(&[changed], &existing, &[], false);
+    assert!(in_use.conflicts[0].contains("'p' is on disk 'm'"), "{in_use:?}");
+}
+
+#[test]
+fn orphans_are_made_anew_without_asking() {
+    let calls = parse(FILE).unwrap();
+    let mut existing = all(&calls[3..]);
+    existing[0].is_orphan = true;
+    let plan = plan(&calls, &existing, &[], false);
+    assert_eq!(lines(&plan)[0], "remove controller a");
+    assert_eq!(lines(&plan).last().unwrap(), "create controller a");
+    assert!(plan.replaces.is_empty());
+}
+
+#[test]
+fn settings_and_nonsense() {
+    let options = Call::new("bdev_set_options", json!({"x": 1}));
+    assert_eq!(
+        lines(&plan(std::slice::from_ref(&options), &[], &[], true)),
+        ["set setting bdev_set_options"]
+    );
+    assert!(plan(std::slice::from_ref(&options), &[], std::slice::from_ref(&options), true).steps.is_empty());
+    let null = Call::new("bdev_null_create", json!({"name": "n"}));
+    assert!(plan(&[null.clone(), null], &[], &[], false).conflicts[0].contains("twice"));
+    let nameless = Call::new("bdev_malloc_create", json!({}));
+    assert!(plan(&[nameless], &[], &[], false).conflicts[0].contains("no name"));
+    let on = |name: &str, base: &str| {
+        Call::new("bdev_passthru_create", json!({"name": name, "base_bdev_name": base}))
+    };
+    let circle = plan(&[on("a", "b"), on("b", "a")], &[], &[], false);
+    assert!(circle.conflicts[0].contains("on each other: a, b"), "{circle:?}");
+}
+
+#[test]
+fn what_is_written_is_read_as_the_same() {
+    let mut calls = parse(FILE).unwrap();
+    let odd =
+        json!({"name": "o", "num_blocks": 8, "block_size": 512, "optimal_io_boundary": 4, "uuid": null});
+    calls.push(Call::new("bdev_malloc_create", odd));
+    for as_json in [false, true] {
+        let text = document::write(&calls, |_| Some(20 << 30), as_json).unwrap();
+        assert!(text.contains("20G") && text.contains("optimal_io_boundary"), "{text}");
+        let plan = plan(&parse(&text).unwrap(), &all(&calls), &[], true);
+        assert!(plan.steps.is_empty() && plan.conflicts.is_empty(), "{plan:?}\n{text}");
+    }
+}
+
+proptest! {
+    /// Whatever was done of a plan, the plan of what is left leads to the same end.
+    #[test]
+    fn an_interrupted_plan_is_finished(present in 0_usize..16, wanted in 0_usize..16, done: prop::sample::Index) {
+        let calls = parse(FILE).unwrap();
+        let pick = |bits: usize| -> Vec<Call> {
+            // What is built on something comes with it.
+            let bits = bits | usize::from(bits & 4 > 0) << 1 | usize::from(bits & 8 > 0);
+            calls.iter().enumerate().filter(|(i, _)| bits >> i & 1 > 0).map(|(_, c)| c.clone()).collect()
+        };
+        let (mut there, wanted) = (all(&pick(present)), pick(wanted));
+        let first = plan(&wanted, &there, &[], true);
+        carry_out(&first.steps[..done.index(first.steps.len() + 1)], &mut there);
+        carry_out(&plan(&wanted, &there, &[], true).steps, &mut there);
+        let names = |calls: Vec<String>| calls.into_iter().collect::<std::collections::BTreeSet<_>>();
+        let ends = there.iter().map(|e| format!("{:?} {}", e.kind, e.name)).collect();
+        let asked = wanted.iter().map(|c| format!("{:?} {}", c.kind(), c.name().unwrap())).collect();
+        prop_assert_eq!(names(ends), names(asked));
+    }
+}
+
+/// What the daemon would have, which refuses what has no base.
+fn carry_out(steps: &[Step], there: &mut Vec<Existing>) {
+    for step in steps {
+        match step.action {
+            Action::Create => {
+                let base = step.call.base();
+                assert!(base.is_none() || there.iter().any(|e| e.call.is_called(base)), "{step:?}");
+                there.push(made(&step.call, step.call.size()));
+            }
+            Action::Remove => there.retain(|e| (e.kind, &e.name) != (step.kind, &step.name)),
+            Action::Grow | Action::Set => panic!("{step:?}"),
+        }
+    }
+}
