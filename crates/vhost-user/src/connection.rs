@@ -72,18 +72,26 @@ impl Connection {
         }
     }
 
-    /// Sends a reply, and a file descriptor with it.
-    pub(crate) async fn send(&mut self, reply: &[u8], fd: Option<BorrowedFd<'_>>) -> Result<(), Error> {
+    /// Sends a reply, and a file descriptor with it. `false` if the front-end has hung up meanwhile.
+    pub(crate) async fn send(&mut self, reply: &[u8], fd: Option<BorrowedFd<'_>>) -> Result<bool, Error> {
         let Self { stream, .. } = self;
         let all = async {
             let (mut rest, mut fd) = (reply, fd);
             while !rest.is_empty() {
                 let sent = stream.async_io(Interest::WRITABLE, || send(stream.as_fd(), rest, fd));
-                rest = &rest[sent.await?..];
+                match sent.await {
+                    Ok(n) => rest = &rest[n..],
+                    Err(e)
+                        if matches!(e.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) =>
+                    {
+                        return Ok(false);
+                    }
+                    Err(e) => return Err(e.into()),
+                }
                 // It went with the first byte.
                 fd = None;
             }
-            Ok(())
+            Ok(true)
         };
         timeout(PATIENCE, all).await.map_err(|_| Error::NotReading)?
     }

@@ -81,7 +81,7 @@ impl From<Vec<u8>> for Reply {
 /// How a session ended that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The front-end hung up between two messages.
+    /// The front-end hung up between two messages, or while it was being answered.
     FrontEndLeft,
     /// [`crate::Server::stop`] was called.
     Stopped,
@@ -191,8 +191,10 @@ impl<D: Device> Session<'_, D> {
                 }
                 Err(error) => return Err(error),
             };
-            if let Some(Reply(bytes, fd)) = reply {
-                self.connection.send(&bytes, fd.as_ref().map(AsFd::as_fd)).await?;
+            if let Some(Reply(bytes, fd)) = reply
+                && !self.connection.send(&bytes, fd.as_ref().map(AsFd::as_fd)).await?
+            {
+                return Ok(End::FrontEndLeft);
             }
             tokio::task::yield_now().await;
         }

@@ -29,7 +29,7 @@ async fn accept(listener: &UnixListener) -> (FrontEnd, Duration) {
 }
 
 /// Soon enough for a watch, on a busy machine; no timer of the client's is so fast after a while.
-const SOON: Duration = Duration::from_millis(400);
+const SOON: Duration = Duration::from_millis(800);
 
 #[test]
 fn a_socket_that_is_there_and_one_that_comes() {
@@ -202,7 +202,7 @@ fn a_front_end_that_hangs_up_at_once_is_not_hammered() {
         };
         let _ = timeout(Duration::from_millis(1000), flood).await;
         // 0, 5, 10, 20, … 640 ms.
-        assert!((5..=10).contains(&client.stats().sessions), "{}", client.stats().sessions);
+        assert!((4..=10).contains(&client.stats().sessions), "{}", client.stats().sessions);
         client.stop().await;
     });
 }
