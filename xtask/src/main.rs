@@ -6,6 +6,7 @@
 
 mod bench;
 mod check;
+mod crash;
 mod demo;
 mod fuzz;
 mod install;
@@ -38,6 +39,8 @@ enum Command {
     Fuzz(fuzz::Args),
     /// Measure arykd and its peers; `bench -- --help` lists what it takes
     Bench(bench::Args),
+    /// Kill arykd under load, and check all that a front-end reads; `crash -- --help` lists what it takes
+    Crash(crash::Args),
     /// Install what the commands need (as root), or say what is missing
     Install,
 }
@@ -60,6 +63,7 @@ fn run(command: Command) -> Result<()> {
         Command::Check => check::run(),
         Command::Fuzz(args) => fuzz::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Crash(args) => crash::run(&args),
         Command::Install => install::ensure(install::ALL),
     }
 }

@@ -10,7 +10,7 @@ mod suites;
 use anyhow::{Result, bail};
 use std::time::Instant;
 
-use crate::{fuzz, install};
+use crate::{crash, fuzz, install};
 
 /// Seconds of each fuzzer.
 const FUZZ_SECONDS: u32 = 20;
@@ -42,14 +42,16 @@ enum Stage {
     Instructions,
     /// Fuzzers, a while each
     Fuzz,
+    /// `arykd` killed under load
+    Crash,
     /// Linux guests on arykd's disks
     Guest,
     /// The commands in the documentation
     Docs,
 }
 
-const STAGES: [Stage; 6] =
-    [Stage::Unit, Stage::Loom, Stage::Instructions, Stage::Fuzz, Stage::Guest, Stage::Docs];
+const STAGES: [Stage; 7] =
+    [Stage::Unit, Stage::Loom, Stage::Instructions, Stage::Fuzz, Stage::Crash, Stage::Guest, Stage::Docs];
 
 /// How many tests ended how.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -97,6 +99,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
+/// The crash test, as one test.
+fn crashes(long: bool) -> Result<Tally> {
+    let mut tally = Tally::default();
+    tally.count("crashes under load", crash::check(long));
+    Ok(tally)
+}
+
 #[expect(clippy::disallowed_methods, reason = "a person wants to know how long it took")]
 fn run_stage(stage: Stage, args: &Args) -> Tally {
     println!("\n── {stage:?}");
@@ -106,6 +115,7 @@ fn run_stage(stage: Stage, args: &Args) -> Tally {
         Stage::Loom => suites::loom(),
         Stage::Instructions => suites::instructions(),
         Stage::Fuzz => fuzz::run_all(args.fuzz_seconds),
+        Stage::Crash => crashes(args.all),
         Stage::Guest => guests::run(args.all, args.guest.as_deref().unwrap_or_default()),
         Stage::Docs => docs::run(),
     };

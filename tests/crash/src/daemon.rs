@@ -1,11 +1,14 @@
 //! `arykd` with one disk and one controller. Test tool, the front-end's thread.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use aryk_guest_tests::process::{Process, Signal, Stdin};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::content::{self, SECTOR};
 use crate::load::SECTORS;
@@ -68,27 +71,67 @@ impl Place {
 #[derive(Debug)]
 pub struct Daemon {
     process: Process,
+    setup: Option<JoinHandle<Result<()>>>,
+    given_up: Arc<AtomicBool>,
 }
 
 impl Daemon {
-    /// Starts it, with its disk and controller.
+    /// Starts it, and has its disk and controller made meanwhile; `step`, as `popped:7`, is where it is to kill itself.
     ///
     /// # Errors
-    /// It does not start, or refuses.
-    pub fn start(place: &Place, shape: &Shape) -> Result<Self> {
+    /// It cannot be started.
+    pub fn spawn(place: &Place, shape: &Shape, step: Option<&str>) -> Result<Self> {
         let path = |path: PathBuf| path.display().to_string();
-        let arguments =
-            ["-r".to_owned(), path(place.rpc()), "-S".to_owned(), path(place.directory.join("vhost"))];
+        let mut arguments = vec![path(place.arykd.clone()), "-r".into(), path(place.rpc()), "-S".into()];
+        arguments.push(path(place.directory.join("vhost")));
+        arguments.splice(0..0, step.map(|step| format!("ARYK_CRASH_STEP={step}")));
         let log = place.directory.join("arykd.log");
-        let process = Process::spawn(&place.arykd, &arguments, Stdin::Null, &log)?;
-        let disk = json!({"name": "disk", "filename": place.image, "block_size": shape.block_size});
-        rpc::call(&place.rpc(), "bdev_uring_create", &disk)?;
-        let mut controller = json!({"ctrlr": CONTROLLER, "dev_name": "disk", "num_queues": shape.queues});
-        if shape.mode == Mode::Client {
-            controller["connect"] = json!(place.meeting_point(Mode::Client));
+        let process = Process::spawn(Path::new("/usr/bin/env"), &arguments, Stdin::Null, &log)?;
+        let given_up = Arc::new(AtomicBool::new(false));
+        let (rpc, calls, until) = (place.rpc(), calls(place, shape), Arc::clone(&given_up));
+        let setup = std::thread::spawn(move || {
+            calls.iter().try_for_each(|(method, params)| rpc::call(&rpc, method, params, &until).map(drop))
+        });
+        Ok(Self { process, setup: Some(setup), given_up })
+    }
+
+    /// Whether it has ended, by itself or by [`Daemon::kill`].
+    ///
+    /// # Errors
+    /// It could not be set up.
+    pub fn has_ended(&mut self) -> Result<bool> {
+        if self.process.exited()?.is_some() {
+            return Ok(true);
         }
-        rpc::call(&place.rpc(), "vhost_create_blk_controller", &controller)?;
-        Ok(Self { process })
+        if let Some(setup) = self.setup.take_if(|setup| setup.is_finished()) {
+            let outcome = setup.join().expect("a thread of ours does not panic");
+            // It may have died under the last call.
+            if outcome.is_err() && !self.dies_soon()? {
+                outcome?;
+            }
+        }
+        Ok(false)
+    }
+
+    fn dies_soon(&mut self) -> Result<bool> {
+        std::thread::sleep(Duration::from_millis(50));
+        Ok(self.process.exited()?.is_some())
+    }
+
+    /// Kills it, as a crash would, and returns at once.
+    ///
+    /// # Errors
+    /// It has ended before.
+    pub fn kill(&mut self) -> Result<()> {
+        self.process.signal(Signal::KILL)
+    }
+
+    /// Returns once it is gone, and nothing of ours speaks to it.
+    pub fn bury(&mut self) {
+        self.process.kill();
+        self.given_up.store(true, Ordering::Relaxed);
+        // Its calls must not reach the next one.
+        let _ = self.setup.take().map(JoinHandle::join);
     }
 
     /// Ends it as an operator does.
@@ -96,15 +139,25 @@ impl Daemon {
     /// # Errors
     /// It has ended before, or does not end with success.
     pub fn stop(mut self) -> Result<()> {
-        self.process.signal(Signal::TERM).with_context(|| self.last_words())?;
+        self.process.signal(Signal::TERM)?;
         let status = self.process.wait(DRAIN)?;
-        ensure!(status.success(), "arykd ended with {status}\n{}", self.last_words());
+        ensure!(status.success(), "arykd ended with {status}");
         Ok(())
     }
+}
 
-    /// What it logged last.
-    #[must_use]
-    pub fn last_words(&self) -> String {
-        self.process.last_words()
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.bury();
     }
+}
+
+/// What makes the disk and the controller.
+fn calls(place: &Place, shape: &Shape) -> Vec<(&'static str, Value)> {
+    let disk = json!({"name": "disk", "filename": place.image, "block_size": shape.block_size});
+    let mut controller = json!({"ctrlr": CONTROLLER, "dev_name": "disk", "num_queues": shape.queues});
+    if shape.mode == Mode::Client {
+        controller["connect"] = json!(place.meeting_point(Mode::Client));
+    }
+    vec![("bdev_uring_create", disk), ("vhost_create_blk_controller", controller)]
 }

@@ -2,7 +2,7 @@
 //!
 //! [`front_end`] is the guest and its front-end, with [`ring`]s, [`session`]s and [`memory`]; [`checker`] knows which values a read may
 //! see, [`content`] what sectors look like, [`load`] which request comes next. [`life`] is one front-end from start to end, with the
-//! [`daemon`]s that it meets. A test tool: it measures time, sleeps and starts processes. One thread; `unsafe` is left to `aryk-dma`.
+//! [`daemon`]s that it meets; [`report`] adds them up. A test tool: it measures time, sleeps and starts processes. One thread; `unsafe` is left to `aryk-dma`.
 #![forbid(unsafe_code)]
 #![expect(clippy::disallowed_methods, reason = "it waits for other processes, in wall time")]
 
@@ -14,6 +14,7 @@ pub mod life;
 pub mod load;
 pub mod memory;
 pub mod random;
+pub mod report;
 pub mod ring;
 pub mod rpc;
 pub mod session;

@@ -1,15 +1,84 @@
-//! One life of a front-end: its load, its back-end's deaths, and what is left in the end. Test tool, one thread.
+//! One life of a front-end: its load, its back-ends' deaths, and what is left in the end. Test tool, one thread.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use aryk_crash_point::Step;
 use serde::Serialize;
 
 use crate::daemon::{Daemon, Place};
 use crate::front_end::{Counts, FrontEnd, Kind, Violation, violation};
 use crate::random::Random;
 use crate::shape::Shape;
+
+/// How long a daemon may work without reaching its step, before it is killed anyway.
+const STEP_PATIENCE: Duration = Duration::from_secs(2);
+/// A kill comes within this time of a restart, or of the first completion after it.
+const DELAY_MAX: Duration = Duration::from_millis(80);
+
+/// Lines of the daemons' log that are kept of a life in which something was wrong.
+const LOG_LINES: usize = 25;
+
+/// When a daemon is killed.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Plan {
+    /// By us, some time after its first completion.
+    Later {
+        /// How long.
+        us: u64,
+    },
+    /// By us, some time after it was started: in its recovery, or before.
+    Early {
+        /// How long.
+        us: u64,
+    },
+    /// By itself, at a step.
+    Step {
+        /// Its name.
+        step: &'static str,
+        /// At which time.
+        time: u64,
+    },
+}
+
+impl Plan {
+    /// For crash number `crash` of a run: every other one is at a step, and these take turns.
+    fn draw(random: &mut Random, crash: u64, shape: &Shape) -> Self {
+        if crash % 2 == 1 {
+            let step = Step::ALL[(crash / 2) as usize % Step::ALL.len()];
+            let most = match step {
+                Step::Recovered | Step::Started => shape.queues.into(),
+                Step::Found | Step::Marked | Step::Submitted | Step::Completed | Step::Answered => 1000,
+                _ => 150,
+            };
+            return Self::Step { step: step.name(), time: 1 + random.below(most) };
+        }
+        let us = random.below(DELAY_MAX.as_micros() as u64);
+        if random.chance(25) { Self::Early { us } } else { Self::Later { us } }
+    }
+
+    fn step(&self) -> Option<String> {
+        match self {
+            Self::Step { step, time } => Some(format!("{step}:{time}")),
+            _ => None,
+        }
+    }
+}
+
+/// One crash.
+#[derive(Clone, Debug, Serialize)]
+pub struct Crash {
+    /// When it was to be.
+    pub plan: Plan,
+    /// Whether the step was reached, or the time came.
+    pub reached: bool,
+    /// Requests that were outstanding.
+    pub outstanding: usize,
+    /// From the death until the next daemon's first completion, in microseconds; none if that was killed before it had one.
+    pub gap_us: Option<u64>,
+}
 
 /// What one life was like.
 #[derive(Clone, Debug, Serialize)]
@@ -22,9 +91,11 @@ pub struct Record {
     pub counts: Counts,
     /// The longest time between two completions without any event, in microseconds.
     pub control_us: u64,
+    /// What happened to its daemons.
+    pub crashes: Vec<Crash>,
     /// What was wrong.
     pub violation: Option<Violation>,
-    /// The daemon's last words, where something was wrong.
+    /// The daemons' log, where something was wrong.
     pub log: Option<String>,
 }
 
@@ -35,53 +106,168 @@ pub struct Settings<'a> {
     pub arykd: &'a Path,
     /// Where disks are made.
     pub disks: &'a Path,
+    /// Where everything that is drawn comes from.
+    pub seed: u64,
     /// How long the load runs undisturbed.
     pub control: Duration,
 }
 
-/// Lives life number `life` of `seed`.
+/// Lives life number `life`, with crashes of these numbers.
 ///
 /// # Errors
 /// The test itself cannot go on; violations are in the record.
-pub fn live(settings: Settings<'_>, seed: u64, life: u64, shape: &Shape) -> Result<Record> {
+pub fn live(
+    settings: Settings<'_>,
+    life: u64,
+    shape: &Shape,
+    crashes: std::ops::Range<u64>,
+) -> Result<Record> {
     let sockets = tempfile::tempdir()?;
     let disks = tempfile::tempdir_in(settings.disks)?;
     let place = Place::new(sockets.path(), disks.path(), settings.arykd)?;
-    let random = Random::new(seed, life << 8);
-    let mut front_end = FrontEnd::new(shape, random, &place.meeting_point(shape.mode))?;
-    let daemon = Daemon::start(&place, shape)?;
+    let random = |stream| Random::new(settings.seed, life << 8 | stream);
+    let front_end = FrontEnd::new(shape, random(1), &place.meeting_point(shape.mode))?;
+    let mut plans: Vec<_> = crashes.map(|crash| Plan::draw(&mut random(2 + crash), crash, shape)).collect();
+    plans.reverse();
+    let daemon = Daemon::spawn(&place, shape, None)?;
+    let mut running = Life {
+        place: &place,
+        shape,
+        front_end,
+        daemon,
+        started: Instant::now(),
+        last: None,
+        crashes: Vec::new(),
+    };
+    let mut control = Duration::ZERO;
+    let outcome = running.through(settings.control, &mut control, plans);
     let mut record = Record {
         life,
         shape: shape.clone(),
-        counts: Counts::default(),
-        control_us: 0,
+        counts: running.front_end.counts,
+        control_us: control.as_micros() as u64,
+        crashes: std::mem::take(&mut running.crashes),
         violation: None,
         log: None,
     };
-    let outcome = through(&mut front_end, settings, &mut record).and_then(|()| {
-        daemon.stop().map_err(|error| violation(Kind::Session, format!("{error:#}")))?;
-        let bytes = place.image().map_err(|error| violation(Kind::File, format!("{error:#}")))?;
-        front_end.check_file(&bytes)
-    });
-    record.counts = front_end.counts;
+    let outcome = outcome.and_then(|()| running.end());
     if let Err(violation) = outcome {
         record.violation = Some(violation);
-        record.log = std::fs::read_to_string(sockets.path().join("arykd.log")).ok();
+        record.log = Some(last_words(sockets.path()));
     }
     Ok(record)
 }
 
-fn through(front_end: &mut FrontEnd, settings: Settings<'_>, record: &mut Record) -> Result<(), Violation> {
-    // The first requests wait for the first session.
-    while front_end.first_of_session.is_none() {
-        front_end.turn(true)?;
+/// The end of what the daemons said.
+fn last_words(directory: &Path) -> String {
+    let log = std::fs::read_to_string(directory.join("arykd.log")).unwrap_or_default();
+    let lines: Vec<_> = log.lines().collect();
+    lines[lines.len().saturating_sub(LOG_LINES)..].join("\n")
+}
+
+struct Life<'a> {
+    place: &'a Place,
+    shape: &'a Shape,
+    front_end: FrontEnd,
+    daemon: Daemon,
+    /// When the daemon was.
+    started: Instant,
+    /// When the one before died, and how many sessions there had been.
+    last: Option<(Instant, u64)>,
+    crashes: Vec<Crash>,
+}
+
+impl Life<'_> {
+    /// Through the load and all crashes, and back to rest. `plans` are taken from the end.
+    fn through(
+        &mut self,
+        control: Duration,
+        longest_gap: &mut Duration,
+        mut plans: Vec<Plan>,
+    ) -> Result<(), Violation> {
+        self.until(|life| life.front_end.first_of_session.is_some())?;
+        self.front_end.longest_gap = Duration::ZERO;
+        let started = Instant::now();
+        self.until(|_| started.elapsed() > control)?;
+        *longest_gap = self.front_end.longest_gap;
+        while let Some(plan) = plans.pop() {
+            let next = plans.last().and_then(Plan::step);
+            self.crash(plan, next.as_deref())?;
+        }
+        self.until(Self::is_served)?;
+        self.note_gap();
+        self.front_end.drain()?;
+        self.front_end.read_back()
     }
-    front_end.longest_gap = Duration::ZERO;
-    let started = Instant::now();
-    while started.elapsed() < settings.control {
-        front_end.turn(true)?;
+
+    /// Runs the load until something has come true, or the daemon has ended; whether it has come true.
+    fn until(&mut self, mut condition: impl FnMut(&Self) -> bool) -> Result<bool, Violation> {
+        loop {
+            if condition(self) {
+                return Ok(true);
+            }
+            self.front_end.turn(true)?;
+            if self.daemon.has_ended().map_err(broken)? {
+                return Ok(false);
+            }
+        }
     }
-    record.control_us = front_end.longest_gap.as_micros() as u64;
-    front_end.drain()?;
-    front_end.read_back()
+
+    /// Whether the daemon that runs now has completed something.
+    fn is_served(&self) -> bool {
+        let sessions = self.last.map_or(0, |(_, sessions)| sessions);
+        self.front_end.counts.sessions > sessions && self.front_end.first_of_session.is_some()
+    }
+
+    /// For how long it has done so.
+    fn served(&self) -> Duration {
+        let first = self.front_end.first_of_session.filter(|_| self.is_served());
+        first.map_or(Duration::ZERO, |first| first.elapsed())
+    }
+
+    /// Waits for the daemon's time and sees it die; starts the next, which is to die at `step`.
+    fn crash(&mut self, plan: Plan, step: Option<&str>) -> Result<(), Violation> {
+        let alive = match plan {
+            Plan::Early { us } => self.until(|life| life.started.elapsed() >= Duration::from_micros(us))?,
+            Plan::Later { us } => {
+                self.until(|life| life.is_served() && life.served() >= Duration::from_micros(us))?
+            }
+            Plan::Step { .. } => self.until(|life| life.served() >= STEP_PATIENCE)?,
+        };
+        let by_itself = matches!(plan, Plan::Step { .. });
+        if !alive && !by_itself {
+            return Err(violation(Kind::Session, "arykd ended without being killed".to_owned()));
+        }
+        if alive {
+            self.daemon.kill().map_err(broken)?;
+        }
+        let died = Instant::now();
+        self.note_gap();
+        self.last = Some((died, self.front_end.counts.sessions));
+        let outstanding = self.front_end.running();
+        self.crashes.push(Crash { plan, reached: alive != by_itself, outstanding, gap_us: None });
+        self.daemon.bury();
+        self.daemon = Daemon::spawn(self.place, self.shape, step).map_err(broken)?;
+        self.started = Instant::now();
+        Ok(())
+    }
+
+    /// How long it took from the last crash until the first completion after it, if that has come.
+    fn note_gap(&mut self) {
+        let Some(first) = self.front_end.first_of_session.filter(|_| self.is_served()) else { return };
+        if let (Some((died, _)), Some(crash)) = (self.last, self.crashes.last_mut()) {
+            crash.gap_us = Some((first - died).as_micros() as u64);
+        }
+    }
+
+    /// Nothing runs any more: what is in the file?
+    fn end(mut self) -> Result<(), Violation> {
+        self.daemon.stop().map_err(broken)?;
+        let bytes = self.place.image().map_err(|error| violation(Kind::File, format!("{error:#}")))?;
+        self.front_end.check_file(&bytes)
+    }
+}
+
+fn broken(error: anyhow::Error) -> Violation {
+    violation(Kind::Session, format!("{error:#}"))
 }

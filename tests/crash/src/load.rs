@@ -80,7 +80,7 @@ mod tests {
     #[test]
     fn requests_are_whole_blocks_inside_of_the_area() {
         let mut random = Random::new(1, 0);
-        let shape = Shape::draw(&mut random, &[Mode::Server], &[Format::Split]);
+        let shape = Shape::draw(&mut random, 0, &[Mode::Server], &[Format::Split]);
         for block_size in [512, 4096] {
             let shape = Shape { block_size, ..shape.clone() };
             for _ in 0..10_000 {

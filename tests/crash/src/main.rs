@@ -5,35 +5,55 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
 use aryk_crash_tests::life::{self, Settings};
 use aryk_crash_tests::random::Random;
+use aryk_crash_tests::report::Report;
 use aryk_crash_tests::ring::Format;
 use aryk_crash_tests::shape::{Mode, Shape};
 use clap::Parser;
 
+/// Crashes of one life. Even, so that its first is by our hand: the daemon of the control has no step to die at.
+const CRASHES: u64 = 10;
+/// How long a life runs undisturbed.
+const CONTROL: Duration = Duration::from_millis(300);
+
 /// Kills arykd under load, and checks everything that a front-end reads.
 #[derive(Debug, Parser)]
-#[command(name = "crash", bin_name = "cargo xtask crash --", max_term_width = 80)]
+#[command(name = "crash", bin_name = "cargo xtask crash", max_term_width = 80)]
 struct Cli {
     /// The daemon
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", hide = true)]
     arykd: PathBuf,
+    /// Crashes; 0 runs each kind of front-end undisturbed
+    #[arg(long, default_value_t = 50)]
+    rounds: u64,
+    /// What requests, front-ends and delays are drawn from
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Only this life of the run that seed and rounds describe
+    #[arg(long)]
+    life: Option<u64>,
+    /// Only front-ends that connect so
+    #[arg(long, value_enum)]
+    mode: Vec<Mode>,
+    /// Only rings of this format
+    #[arg(long, value_enum)]
+    format: Vec<Format>,
     /// Where disks are made: on a real file system
     #[arg(long, value_name = "DIR", default_value = ".")]
     disks: PathBuf,
-    /// What is drawn: requests, shapes, delays
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    /// Lives of front-ends
-    #[arg(long, default_value_t = 5)]
-    lives: u64,
+    /// Write everything to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write a page to this file
+    #[arg(long, value_name = "FILE")]
+    markdown: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
     match run(&Cli::parse()) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
+        Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
@@ -41,15 +61,42 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(cli: &Cli) -> Result<bool> {
-    let settings = Settings { arykd: &cli.arykd, disks: &cli.disks, control: Duration::from_millis(300) };
-    let mut clean = true;
-    for life in 0..cli.lives {
-        let shape = Shape::draw(&mut Random::new(cli.seed, life), &[Mode::Server], &[Format::Split]);
-        println!("life {life}: {}", shape.summary());
-        let record = life::live(settings, cli.seed, life, &shape)?;
-        println!("  {}", serde_json::to_string(&record)?);
-        clean &= record.violation.is_none();
+fn run(cli: &Cli) -> Result<()> {
+    let settings = Settings { arykd: &cli.arykd, disks: &cli.disks, seed: cli.seed, control: CONTROL };
+    let or_all =
+        |some: &[Mode]| if some.is_empty() { vec![Mode::Server, Mode::Client] } else { some.to_vec() };
+    let modes = or_all(&cli.mode);
+    let formats =
+        if cli.format.is_empty() { vec![Format::Split, Format::Packed] } else { cli.format.clone() };
+    let lives = cli.rounds.div_ceil(CRASHES).max(5);
+    let mut records = Vec::new();
+    for life in 0..lives {
+        let crashes = (life * CRASHES).min(cli.rounds)..((life + 1) * CRASHES).min(cli.rounds);
+        if cli.life.is_some_and(|only| only != life) || (crashes.is_empty() && cli.rounds > 0) {
+            continue;
+        }
+        let shape = Shape::draw(&mut Random::new(cli.seed, life << 8), life, &modes, &formats);
+        println!("life {life}: {}, {} crashes", shape.summary(), crashes.end - crashes.start);
+        let record = life::live(settings, life, &shape, crashes)?;
+        if let Some(violation) = &record.violation {
+            println!("VIOLATION: {violation}\n{}", record.log.as_deref().unwrap_or_default());
+            println!("again: cargo xtask crash --seed {} --rounds {} --life {life}", cli.seed, cli.rounds);
+        }
+        records.push(record);
     }
-    Ok(clean)
+    let report = Report::new(cli.seed, records);
+    if let Some(path) = &cli.json {
+        std::fs::write(path, serde_json::to_vec_pretty(&report)?)
+            .with_context(|| path.display().to_string())?;
+    }
+    if let Some(path) = &cli.markdown {
+        std::fs::write(path, report.markdown()).with_context(|| path.display().to_string())?;
+    }
+    for (name, gaps) in &report.gaps {
+        let [p50, p99, max] = [gaps.p50_us, gaps.p99_us, gaps.max_us].map(|us| us as f64 / 1000.0);
+        println!("{name}: {} gaps, p50 {p50:.1} ms, p99 {p99:.1} ms, max {max:.1} ms", gaps.count);
+    }
+    println!("{}", report.summary());
+    ensure!(report.violations == 0, "{} violations", report.violations);
+    Ok(())
 }

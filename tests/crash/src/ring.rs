@@ -17,7 +17,7 @@ const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 
 /// How a ring is laid out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Format {
     /// Descriptor table, available and used ring.

@@ -2,6 +2,7 @@
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -9,12 +10,12 @@ use serde_json::{Value, json};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Calls `method` and returns its result; waits for the daemon's socket first.
+/// Calls `method` and returns its result; waits for the daemon's socket first, unless that is `given_up`.
 ///
 /// # Errors
 /// The daemon does not answer, or refuses.
-pub fn call(socket: &Path, method: &str, params: &Value) -> Result<Value> {
-    let mut stream = connect(socket)?;
+pub fn call(socket: &Path, method: &str, params: &Value, given_up: &AtomicBool) -> Result<Value> {
+    let mut stream = connect(socket, given_up)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     let request = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
     serde_json::to_writer(&mut stream, &request).with_context(|| method.to_owned())?;
@@ -26,12 +27,14 @@ pub fn call(socket: &Path, method: &str, params: &Value) -> Result<Value> {
     Ok(answer["result"].clone())
 }
 
-fn connect(socket: &Path) -> Result<UnixStream> {
+fn connect(socket: &Path, given_up: &AtomicBool) -> Result<UnixStream> {
     let started = Instant::now();
     loop {
         match UnixStream::connect(socket) {
             Ok(stream) => return Ok(stream),
-            Err(error) if started.elapsed() > PATIENCE => return Err(error).context("the RPC socket"),
+            Err(error) if started.elapsed() > PATIENCE || given_up.load(Ordering::Relaxed) => {
+                return Err(error).context("the RPC socket");
+            }
             Err(_) => std::thread::sleep(Duration::from_millis(1)),
         }
     }

@@ -72,7 +72,7 @@ pub fn establish(
     ensure!(offered & features == features, "features {features:#x} wanted, {offered:#x} offered");
     let offered = wire.ask_u64(code::GET_PROTOCOL_FEATURES)?;
     let chosen = offered & wanted_protocol(shape);
-    let needed = protocol::MQ | protocol::CONFIG | protocol::REPLY_ACK;
+    let needed = protocol::MQ | protocol::CONFIG | protocol::REPLY_ACK | protocol::INFLIGHT_SHMFD;
     ensure!(chosen & needed == needed, "protocol features {offered:#x} offered");
     wire.tell(code::SET_PROTOCOL_FEATURES, &payload![chosen], &[])?;
     wire.acknowledged = true;
@@ -80,15 +80,14 @@ pub fn establish(
     ensure!(most >= shape.queues.into(), "{} queues wanted, {most} offered", shape.queues);
     wire.tell(code::SET_OWNER, &[], &[])?;
     check_config(&wire, shape, capacity)?;
-    if chosen & protocol::INFLIGHT_SHMFD != 0 {
-        let region = match inflight.take() {
-            Some(region) => region,
-            None => ask_for_inflight(&wire, shape)?,
-        };
-        let region = inflight.insert(region);
-        wire.tell(code::SET_INFLIGHT_FD, &region.description, &[region.fd.as_fd()])?;
-    }
+    // The format of rings is known from here on, and with it that of the region.
     wire.tell(code::SET_FEATURES, &payload![features], &[])?;
+    let region = match inflight.take() {
+        Some(region) => region,
+        None => ask_for_inflight(&wire, shape)?,
+    };
+    let region = inflight.insert(region);
+    wire.tell(code::SET_INFLIGHT_FD, &region.description, &[region.fd.as_fd()])?;
     announce_memory(&wire, memory, chosen & protocol::CONFIGURE_MEM_SLOTS != 0)?;
     for (index, queue) in (0..).zip(queues) {
         start_queue(&wire, shape, index, queue)?;

@@ -39,13 +39,17 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// What `random` makes of the choice.
+    /// That of life number `life`: ways to connect and formats take turns, and `random` says the rest.
+    ///
+    /// # Panics
+    /// If there is nothing to choose from.
     #[must_use]
-    pub fn draw(random: &mut Random, modes: &[Mode], formats: &[Format]) -> Self {
+    pub fn draw(random: &mut Random, life: u64, modes: &[Mode], formats: &[Format]) -> Self {
+        let turn = |n: usize| life as usize % n;
         let size = *random.pick(&[64, 128, 256]);
         Self {
-            mode: *random.pick(modes),
-            format: *random.pick(formats),
+            mode: modes[turn(modes.len())],
+            format: formats[turn(modes.len() * formats.len()) / modes.len()],
             queues: 1 + random.below(4) as u16,
             size,
             depth: (*random.pick(&[1, 8, 32, 128])).min(size),

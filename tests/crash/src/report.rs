@@ -1,0 +1,218 @@
+//! What a run says: as JSON, and as a page. Test tool, one thread.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use serde::Serialize;
+
+use crate::life::{Plan, Record};
+
+/// A run.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// What everything was drawn from.
+    pub seed: u64,
+    /// Crashes.
+    pub rounds: usize,
+    /// Lives in which something was wrong.
+    pub violations: usize,
+    /// Requests that were completed.
+    pub requests: u64,
+    /// Sectors that were compared.
+    pub sectors_checked: u64,
+    /// Deaths by the step at which they were to be, and how many of them were there.
+    pub steps: BTreeMap<&'static str, Reached>,
+    /// Gaps by who connects, of kills by us.
+    pub gaps: BTreeMap<String, Gaps>,
+    /// The longest time between two completions without any event, by who connects.
+    pub control: BTreeMap<String, Gaps>,
+    /// One front-end each.
+    pub lives: Vec<Record>,
+}
+
+/// How often a step was to be reached, and was.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Reached {
+    /// Planned.
+    pub planned: u32,
+    /// Died there.
+    pub reached: u32,
+}
+
+/// A distribution, in microseconds.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Gaps {
+    /// How many.
+    pub count: usize,
+    /// Half are not above.
+    pub p50_us: u64,
+    /// 99 of 100 are not above.
+    pub p99_us: u64,
+    /// The longest.
+    pub max_us: u64,
+    /// All of them, in order of size.
+    #[serde(skip)]
+    sorted: Vec<u64>,
+}
+
+impl Gaps {
+    fn new(mut values: Vec<u64>) -> Self {
+        values.sort_unstable();
+        let at = |percent: usize| {
+            let rank = (values.len() * percent).div_ceil(100).max(1);
+            values.get(rank - 1).copied().unwrap_or_default()
+        };
+        Self { count: values.len(), p50_us: at(50), p99_us: at(99), max_us: at(100), sorted: values }
+    }
+}
+
+/// A backlog of at most so many requests is small.
+const SMALL: usize = 32;
+
+impl Report {
+    /// Adds up what lives were like.
+    #[must_use]
+    pub fn new(seed: u64, lives: Vec<Record>) -> Self {
+        let mut steps: BTreeMap<_, Reached> = BTreeMap::new();
+        let (mut gaps, mut control) = (BTreeMap::<_, Vec<u64>>::new(), BTreeMap::<_, Vec<u64>>::new());
+        for life in &lives {
+            let mode = format!("{:?}", life.shape.mode).to_lowercase();
+            control.entry(mode.clone()).or_default().push(life.control_us);
+            for crash in &life.crashes {
+                if let Plan::Step { step, .. } = crash.plan {
+                    let reached = steps.entry(step).or_default();
+                    reached.planned += 1;
+                    reached.reached += u32::from(crash.reached);
+                } else if let Some(gap) = crash.gap_us {
+                    let backlog = if crash.outstanding <= SMALL { "at most 32" } else { "more than 32" };
+                    gaps.entry(format!("{mode}, {backlog} in flight")).or_default().push(gap);
+                }
+            }
+        }
+        let summed =
+            |gaps: BTreeMap<String, Vec<u64>>| gaps.into_iter().map(|(k, v)| (k, Gaps::new(v))).collect();
+        Self {
+            seed,
+            rounds: lives.iter().map(|life| life.crashes.len()).sum(),
+            violations: lives.iter().filter(|life| life.violation.is_some()).count(),
+            requests: lives.iter().map(|life| life.counts.requests).sum(),
+            sectors_checked: lives.iter().map(|life| life.counts.sectors_checked).sum(),
+            steps,
+            gaps: summed(gaps),
+            control: summed(control),
+            lives,
+        }
+    }
+
+    /// One line.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        format!(
+            "{} crashes in {} lives, seed {}: {} requests, {} sectors compared, {} violations",
+            self.rounds,
+            self.lives.len(),
+            self.seed,
+            self.requests,
+            self.sectors_checked,
+            self.violations
+        )
+    }
+
+    /// A page.
+    #[must_use]
+    pub fn markdown(&self) -> String {
+        let mut page = format!("# Crash test\n\n{}.\n", self.summary());
+        self.write_page(&mut page).expect("a string takes all");
+        page
+    }
+
+    fn write_page(&self, page: &mut String) -> std::fmt::Result {
+        writeln!(page, "\n## Gaps\n")?;
+        writeln!(page, "From `kill -9` until the front-end sees the next daemon's first completion, in ms.")?;
+        writeln!(
+            page,
+            "The control is the longest time between two completions without a kill, per life.\n"
+        )?;
+        writeln!(page, "| | kills | p50 | p99 | max |\n| --- | ---: | ---: | ---: | ---: |")?;
+        for (name, gaps) in self.gaps.iter().map(|(n, g)| (n.clone(), g)) {
+            write_row(page, &name, gaps)?;
+        }
+        for (mode, gaps) in &self.control {
+            write_row(page, &format!("control, {mode}"), gaps)?;
+        }
+        for (name, gaps) in &self.gaps {
+            writeln!(page, "\n{name}:\n\n```text")?;
+            write_histogram(page, gaps)?;
+            writeln!(page, "```")?;
+        }
+        writeln!(page, "\n## Steps\n\nDeaths at labelled steps of a request or a queue.\n")?;
+        writeln!(page, "| step | planned | reached |\n| --- | ---: | ---: |")?;
+        for (step, reached) in &self.steps {
+            writeln!(page, "| {step} | {} | {} |", reached.planned, reached.reached)?;
+        }
+        writeln!(
+            page,
+            "\n## Front-ends\n\n| shape | lives | crashes | requests |\n| --- | ---: | ---: | ---: |"
+        )?;
+        for (shape, [lives, crashes, requests]) in self.shapes() {
+            writeln!(page, "| {shape} | {lives} | {crashes} | {requests} |")?;
+        }
+        Ok(())
+    }
+
+    /// Lives, crashes and requests by the main traits of a shape.
+    fn shapes(&self) -> BTreeMap<String, [u64; 3]> {
+        let mut shapes: BTreeMap<String, [u64; 3]> = BTreeMap::new();
+        for life in &self.lives {
+            let shape = &life.shape;
+            let indirect = if shape.indirect { ", indirect" } else { "" };
+            let event = if shape.event_idx { ", event index" } else { "" };
+            let name = format!("{:?} {:?}{indirect}{event}", shape.mode, shape.format).to_lowercase();
+            let counts = [1, life.crashes.len() as u64, life.counts.requests];
+            let sums = shapes.entry(name).or_default();
+            for (sum, count) in sums.iter_mut().zip(counts) {
+                *sum += count;
+            }
+        }
+        shapes
+    }
+}
+
+fn write_row(page: &mut String, name: &str, gaps: &Gaps) -> std::fmt::Result {
+    let ms = |us: u64| format!("{:.1}", us as f64 / 1000.0);
+    let [p50, p99, max] = [gaps.p50_us, gaps.p99_us, gaps.max_us].map(ms);
+    writeln!(page, "| {name} | {} | {p50} | {p99} | {max} |", gaps.count)
+}
+
+/// Bars of equal width in time, the longest as long as the page is wide.
+fn write_histogram(page: &mut String, gaps: &Gaps) -> std::fmt::Result {
+    const BARS: u64 = 20;
+    const WIDTH: usize = 60;
+    let width_us = (gaps.max_us / BARS + 1).next_multiple_of(1000);
+    let mut counts = vec![0_usize; (gaps.max_us / width_us + 1) as usize];
+    for gap in &gaps.sorted {
+        counts[(gap / width_us) as usize] += 1;
+    }
+    let most = counts.iter().copied().max().unwrap_or(1).max(1);
+    for (i, count) in (1..).zip(counts) {
+        let bar = "#".repeat((count * WIDTH).div_ceil(most));
+        writeln!(page, "< {:>5} ms {count:>5} {bar}", i * width_us / 1000)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_values_that_were_seen() {
+        let gaps = Gaps::new((1..=200).rev().collect());
+        assert_eq!((gaps.count, gaps.p50_us, gaps.p99_us, gaps.max_us), (200, 100, 198, 200));
+        assert_eq!(Gaps::new(Vec::new()), Gaps::default());
+        let mut page = String::new();
+        write_histogram(&mut page, &Gaps::new(vec![500, 1500, 1600, 30_000])).unwrap();
+        let counts: Vec<_> = page.lines().filter_map(|line| line.split_whitespace().nth(3)).collect();
+        assert_eq!((counts.len(), counts[0], counts[15]), (16, "3", "1"), "{page}");
+    }
+}
