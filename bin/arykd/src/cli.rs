@@ -24,6 +24,10 @@ pub struct Cli {
     #[arg(short = 'S', long = "vhost-dir", value_name = "DIR")]
     pub vhost_dir: Option<PathBuf>,
 
+    /// Directory in which what is configured is kept, so that it is there again after a restart [default: it is not kept]
+    #[arg(long, value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
+
     /// What a core does without work: poll, adaptive (sleep when there is none) or interrupt
     #[arg(long, value_name = "POLICY", default_value = "adaptive")]
     pub sleep_policy: SleepPolicy,

@@ -8,7 +8,8 @@ mod start;
 use anyhow::Context;
 use aryk_reactor::{Options, Reactors};
 use aryk_rpc::server::Server;
-use aryk_rpc::{Control, methods};
+use aryk_rpc::{Control, methods, restore};
+use aryk_state::Store;
 use clap::Parser;
 use cli::Cli;
 use std::process::ExitCode;
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
 fn run(cli: &Cli) -> anyhow::Result<()> {
     let set_level = log::start(cli.log);
     start::raise_descriptor_limit();
+    let state = cli.state_dir.as_deref().map(Store::open).transpose()?;
     let vhost_dir = start::vhost_dir(cli.vhost_dir.as_deref())?;
     let defaults = Options::default();
     let options = Options {
@@ -43,6 +45,9 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
     };
     let reactors = Rc::new(Reactors::start(&options)?);
     let control = Rc::new(Control::new(reactors, &vhost_dir, cli.log, set_level));
+    if let Some((store, records)) = state {
+        control.config.keep_in(store, records)?;
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     LocalSet::new().block_on(&runtime, serve(cli, &options, &vhost_dir, control))
 }
@@ -57,12 +62,14 @@ async fn serve(
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let server = Server::bind(&cli.rpc_socket, 0o600).context("cannot serve RPC; -r names another socket")?;
+    let methods = methods::table(Rc::clone(&control));
+    let restored = restore::restore(&control, &methods).await;
     let (stop, stopped) = watch::channel(false);
-    let serving = tokio::task::spawn_local(server.serve(methods::table(Rc::clone(&control)), stopped));
+    let serving = tokio::task::spawn_local(server.serve(methods, stopped));
     if !cli.wait_for_rpc {
         control.start();
     }
-    start::tell(cli, options, vhost_dir, &control).await;
+    start::tell(cli, options, vhost_dir, &control, restored).await;
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}

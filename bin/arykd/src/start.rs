@@ -4,6 +4,7 @@ use crate::cli::Cli;
 use anyhow::Context;
 use aryk_reactor::{CoreSet, Engine, Options, SleepPolicy};
 use aryk_rpc::Control;
+use aryk_rpc::restore::Restored;
 use rustix::process::{Resource, Rlimit, getrlimit, getuid, setrlimit};
 use std::fs::DirBuilder;
 use std::io;
@@ -39,7 +40,7 @@ pub fn vhost_dir(asked: Option<&Path>) -> anyhow::Result<PathBuf> {
 }
 
 /// Says, in a few lines, what it runs on.
-pub async fn tell(cli: &Cli, options: &Options, vhost_dir: &Path, control: &Control) {
+pub async fn tell(cli: &Cli, options: &Options, vhost_dir: &Path, control: &Control, restored: Restored) {
     let used: CoreSet = control.reactors.handles().iter().map(aryk_reactor::Handle::core).collect();
     let cores = used.iter().map(|core| core.to_string()).collect::<Vec<_>>().join(" ");
     let asked = match used == options.cores {
@@ -59,6 +60,7 @@ pub async fn tell(cli: &Cli, options: &Options, vhost_dir: &Path, control: &Cont
     println!("  kernel    {}", if engine == Engine::Epoll { "epoll" } else { "io_uring" });
     println!("  RPC       {}", cli.rpc_socket.display());
     println!("  machines  {}/", vhost_dir.display());
+    println!("  state     {}", state(cli, restored));
     if cli.wait_for_rpc {
         println!("  waits for the RPC framework_start_init");
     }
@@ -66,6 +68,20 @@ pub async fn tell(cli: &Cli, options: &Options, vhost_dir: &Path, control: &Cont
         tracing::warn!(
             "THE KERNEL FORBIDS io_uring: files are served by a pool of threads, several times slower. See sysctl kernel.io_uring_disabled, or the container's seccomp profile"
         );
+    }
+}
+
+/// Where what is configured is kept, and what of it is there.
+fn state(cli: &Cli, Restored { made, absent }: Restored) -> String {
+    match &cli.state_dir {
+        None => "not kept: a restart forgets all disks; --state-dir keeps them".into(),
+        Some(dir) => {
+            let missing = match absent {
+                0 => String::new(),
+                absent => format!(", {absent} not (yet) there: see the log"),
+            };
+            format!("{}/, {made} restored{missing}", dir.display())
+        }
     }
 }
 

@@ -2,22 +2,31 @@
 //!
 //! Every method that makes or changes an object notes it here, and whoever removes the object removes the note. The
 //! notes stand in the order in which they were made, so that a disk comes before what is built on it.
+//!
+//! With a state store, every change of a note is sent to it at once, in the order of the changes. Notes that were read from it and whose objects are not
+//! there (yet) are *absent*: they stay in the store, under the same key, until the object is made again or removed.
 
-use serde::Serialize;
+use crate::journal;
+use aryk_state::{Record, Store};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::cell::RefCell;
+use std::borrow::Cow;
+use std::cell::{Cell, OnceCell, RefCell};
 
 /// The part of the daemon that an object belongs to: SPDK's name for it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Subsystem {
     /// Disks.
     Bdev,
     /// Controllers of virtual machines.
     VhostBlk,
+    /// Settings of the daemon as a whole, each by the name of what it sets. SPDK saves none.
+    Daemon,
 }
 
 impl Subsystem {
-    /// All of them, each after those that it depends on.
+    /// All that have objects, each after those that it depends on.
     pub const ALL: [Self; 2] = [Self::Bdev, Self::VhostBlk];
 
     /// Its name on the wire.
@@ -25,71 +34,183 @@ impl Subsystem {
         match self {
             Self::Bdev => "bdev",
             Self::VhostBlk => "vhost_blk",
+            Self::Daemon => "daemon",
         }
     }
 
     /// What it needs.
     pub const fn depends_on(self) -> &'static [&'static str] {
         match self {
-            Self::Bdev => &[],
+            Self::Bdev | Self::Daemon => &[],
             Self::VhostBlk => &["bdev"],
         }
     }
 }
 
 /// A call that makes an object.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Call {
     /// The method.
-    pub method: &'static str,
+    pub method: Cow<'static, str>,
     /// Its parameters.
     pub params: Value,
 }
 
-#[derive(Debug)]
+/// What is noted, and stored.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Note {
     subsystem: Subsystem,
     object: String,
+    #[serde(flatten)]
     call: Call,
+}
+
+/// A record of the state store that is no note of ours.
+#[derive(Debug, thiserror::Error)]
+#[error("record {key} of the state store is not understood, and nothing was changed: {source}")]
+pub struct NotANote {
+    key: u64,
+    source: serde_json::Error,
 }
 
 /// All notes.
 #[derive(Debug, Default)]
 pub struct Config {
-    notes: RefCell<Vec<Note>>,
+    /// By key, ascending.
+    notes: RefCell<Vec<(u64, Note)>>,
+    /// Those whose objects are not there. By key, ascending.
+    absent: RefCell<Vec<(u64, Note)>>,
+    /// The key of the last note.
+    last_key: Cell<u64>,
+    store: OnceCell<Store>,
 }
 
 impl Config {
+    /// Keeps all notes in `store` from now on, which holds `records`: their objects are absent.
+    ///
+    /// # Errors
+    /// [`NotANote`].
+    ///
+    /// # Panics
+    /// If there is a store already.
+    pub fn keep_in(&self, store: Store, records: Vec<Record>) -> Result<(), NotANote> {
+        let mut absent = Vec::new();
+        for Record { key, content } in records {
+            let note = serde_json::from_slice(&content).map_err(|source| NotANote { key, source })?;
+            self.last_key.set(key.max(self.last_key.get()));
+            absent.push((key, note));
+        }
+        self.absent.replace(absent);
+        self.store.set(store).expect("set once");
+        Ok(())
+    }
+
+    /// The calls that make the absent objects, and their keys.
+    pub fn absent(&self) -> Vec<(u64, Call)> {
+        self.absent.borrow().iter().map(|(key, note)| (*key, note.call.clone())).collect()
+    }
+
+    /// Whether the object with that key is absent.
+    pub fn is_absent(&self, key: u64) -> bool {
+        self.absent.borrow().iter().any(|(k, _)| *k == key)
+    }
+
+    /// What the absent object with that key is, for people.
+    pub fn describe(&self, key: u64) -> String {
+        let absent = self.absent.borrow();
+        let note = absent.iter().find(|(k, _)| *k == key);
+        note.map_or_else(String::new, |(_, note)| {
+            let what = match note.subsystem {
+                Subsystem::Bdev => "disk",
+                Subsystem::VhostBlk => "controller",
+                Subsystem::Daemon => "setting",
+            };
+            format!("{what} '{}'", note.object)
+        })
+    }
+
+    /// Forgets the absent object of that name; tells whether there was one.
+    pub fn forget_absent(&self, subsystem: Subsystem, object: &str) -> bool {
+        let taken = self.take_absent(subsystem, object);
+        if let Some((key, _)) = &taken {
+            self.write(*key, None);
+        }
+        taken.is_some()
+    }
+
+    fn take_absent(&self, subsystem: Subsystem, object: &str) -> Option<(u64, Note)> {
+        let mut absent = self.absent.borrow_mut();
+        let at = absent.iter().position(|(_, n)| n.subsystem == subsystem && n.object == object)?;
+        Some(absent.remove(at))
+    }
+
     /// Notes the call that made `object`, in place of what made another of that name.
     pub fn made(&self, subsystem: Subsystem, object: &str, method: &'static str, params: &impl Serialize) {
+        if subsystem == Subsystem::VhostBlk {
+            journal::made(subsystem, object);
+        }
         let params = serde_json::to_value(params).expect("parameters came as JSON");
-        let note = Note { subsystem, object: object.to_owned(), call: Call { method, params } };
-        self.removed(subsystem, object);
-        self.notes.borrow_mut().push(note);
+        let note =
+            Note { subsystem, object: object.to_owned(), call: Call { method: method.into(), params } };
+        let before = self.take_absent(subsystem, object).or_else(|| self.take(subsystem, object));
+        let key = before.as_ref().map_or_else(|| self.last_key.get() + 1, |(key, _)| *key);
+        self.last_key.set(key.max(self.last_key.get()));
+        if before.is_none_or(|(_, before)| before != note) {
+            self.write(key, Some(&note));
+        }
+        let mut notes = self.notes.borrow_mut();
+        let place = notes.partition_point(|(k, _)| *k < key);
+        notes.insert(place, (key, note));
+    }
+
+    fn take(&self, subsystem: Subsystem, object: &str) -> Option<(u64, Note)> {
+        let mut notes = self.notes.borrow_mut();
+        let at = notes.iter().position(|(_, n)| n.subsystem == subsystem && n.object == object)?;
+        Some(notes.remove(at))
     }
 
     /// Changes a parameter of the call that made `object`.
     pub fn changed(&self, subsystem: Subsystem, object: &str, param: &str, value: impl Into<Value>) {
         let mut notes = self.notes.borrow_mut();
-        if let Some(note) = notes.iter_mut().find(|n| n.subsystem == subsystem && n.object == object) {
+        let of_it = |(_, note): &&mut (u64, Note)| note.subsystem == subsystem && note.object == object;
+        if let Some((key, note)) = notes.iter_mut().find(of_it) {
             note.call.params[param] = value.into();
+            self.write(*key, Some(note));
         }
     }
 
     /// Forgets `object`.
     pub fn removed(&self, subsystem: Subsystem, object: &str) {
-        self.notes.borrow_mut().retain(|n| n.subsystem != subsystem || n.object != object);
+        self.remove_if(|n| n.subsystem == subsystem && n.object == object);
     }
 
     /// Forgets all objects of `subsystem` but those that `exists` knows.
     pub fn retain(&self, subsystem: Subsystem, exists: impl Fn(&str) -> bool) {
-        self.notes.borrow_mut().retain(|n| n.subsystem != subsystem || exists(&n.object));
+        self.remove_if(|n| n.subsystem == subsystem && !exists(&n.object));
+    }
+
+    fn remove_if(&self, goes: impl Fn(&Note) -> bool) {
+        self.notes.borrow_mut().retain(|(key, note)| {
+            let stays = !goes(note);
+            if !stays {
+                self.write(*key, None);
+            }
+            stays
+        });
     }
 
     /// The calls that make all objects of `subsystem`.
     pub fn calls(&self, subsystem: Subsystem) -> Vec<Call> {
         let notes = self.notes.borrow();
-        notes.iter().filter(|n| n.subsystem == subsystem).map(|n| n.call.clone()).collect()
+        notes.iter().filter(|(_, n)| n.subsystem == subsystem).map(|(_, n)| n.call.clone()).collect()
+    }
+
+    /// Sends a note to the store, or its end.
+    fn write(&self, key: u64, note: Option<&Note>) {
+        if let Some(store) = self.store.get() {
+            let content = note.map(|note| serde_json::to_vec(note).expect("it is made of JSON"));
+            journal::wrote(store.write(key, content));
+        }
     }
 }
 
@@ -111,5 +232,38 @@ mod tests {
         assert_eq!(bdevs[0].params, json!({"name": "a", "num_blocks": 2}));
         config.removed(Subsystem::Bdev, "a");
         assert_eq!(config.calls(Subsystem::VhostBlk).len(), 1);
+    }
+
+    #[test]
+    fn absent_objects_keep_their_place() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let open = || {
+            let config = Config::default();
+            let (store, records) = Store::open(dir.path()).unwrap();
+            config.keep_in(store, records).unwrap();
+            config
+        };
+        let config = open();
+        for name in ["a", "b", "c"] {
+            config.made(Subsystem::Bdev, name, "bdev_null_create", &json!({"name": name}));
+        }
+        config.made(Subsystem::Daemon, "log_level", "log_set_print_level", &json!({"level": "INFO"}));
+        config.changed(Subsystem::Bdev, "b", "num_blocks", 7);
+        drop(config);
+        let config = open();
+        assert_eq!(config.absent().len(), 4);
+        assert_eq!(config.describe(2), "disk 'b'");
+        config.made(Subsystem::Bdev, "c", "bdev_null_create", &json!({"name": "c"}));
+        config.made(Subsystem::Bdev, "a", "bdev_null_create", &json!({"name": "a"}));
+        config.made(Subsystem::Bdev, "d", "bdev_null_create", &json!({"name": "d"}));
+        assert!(config.forget_absent(Subsystem::Daemon, "log_level"));
+        assert!(!config.forget_absent(Subsystem::Bdev, "a"));
+        drop(config);
+        let names: Vec<_> = open().absent().into_iter().map(|(key, call)| (key, call.params)).collect();
+        let b = json!({"name": "b", "num_blocks": 7});
+        assert_eq!(
+            names,
+            [(1, json!({"name": "a"})), (2, b), (3, json!({"name": "c"})), (5, json!({"name": "d"}))]
+        );
     }
 }

@@ -28,8 +28,17 @@ const HEAD_START: Duration = Duration::from_millis(50);
 /// What is read, and thrown away, of a stream that broke the rules, so that its owner sees an orderly end.
 const DISCARD_MAX: usize = 1 << 20;
 
-/// A reply, and the number of the request that it belongs to.
-type Finished = (u64, Option<Vec<u8>>);
+/// What a request has come to.
+#[derive(Debug)]
+enum Step {
+    /// It has done its work, and waits for the state store at most.
+    Ran,
+    /// Its reply.
+    Answered(Option<Vec<u8>>),
+}
+
+/// A step, and the number of the request that it belongs to.
+type Finished = (u64, Step);
 
 /// Serves one client until it leaves, or `stop` turns true and all it asked for is answered.
 pub(crate) async fn serve<C: 'static>(
@@ -57,7 +66,14 @@ pub(crate) async fn serve<C: 'static>(
         }
         let ahead = connection.ahead.map_or_else(Instant::now, |(_, until)| until);
         let step = tokio::select! {
-            Some((number, reply)) = finished.recv() => { connection.finish(number, reply); Ok(()) }
+            Some((number, step)) = finished.recv() => {
+                connection.finish(number, step);
+                // Replies that are ready go out before what is started next.
+                while let Ok((number, step)) = finished.try_recv() {
+                    connection.finish(number, step);
+                }
+                Ok(())
+            }
             ready = connection.stream.writable(), if !connection.unsent.is_empty() => ready.and_then(|()| connection.send()),
             ready = connection.stream.readable(), if is_starved => ready.and_then(|()| connection.receive(&mut piece)),
             () = sleep_until(ahead), if connection.ahead.is_some() => { connection.ahead = None; Ok(()) }
@@ -89,7 +105,7 @@ struct Connection<C> {
     /// The request that has a head start, and until when.
     ahead: Option<(u64, Instant)>,
     input: Input,
-    /// Unbounded, yet it never holds more than the requests in flight.
+    /// Unbounded, yet it never holds more than two steps of each request in flight.
     finished_tx: mpsc::UnboundedSender<Finished>,
 }
 
@@ -123,19 +139,22 @@ impl<C: 'static> Connection<C> {
         let (number, finished) = (self.started, self.finished_tx.clone());
         let methods = Rc::clone(&self.methods);
         tokio::task::spawn_local(async move {
-            let reply = methods.answer(message).await;
             // A receiver that is gone is a client that is gone.
-            let _ = finished.send((number, reply));
+            let tell = |step| drop(finished.send((number, step)));
+            let reply = methods.answer_telling(message, || tell(Step::Ran)).await;
+            tell(Step::Answered(reply));
         });
     }
 
-    fn finish(&mut self, number: u64, reply: Option<Vec<u8>>) {
-        self.in_flight -= 1;
+    fn finish(&mut self, number: u64, step: Step) {
         if self.ahead.is_some_and(|(ahead, _)| ahead == number) {
             self.ahead = None;
         }
-        if let Some(reply) = reply {
-            self.queue(reply);
+        if let Step::Answered(reply) = step {
+            self.in_flight -= 1;
+            if let Some(reply) = reply {
+                self.queue(reply);
+            }
         }
     }
 

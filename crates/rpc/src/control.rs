@@ -1,11 +1,14 @@
 //! What the methods work on: the daemon, seen from its control thread. Control context.
 
 use crate::config::{Config, Subsystem};
+use crate::journal::Done;
 use crate::methods::log::PrintLevel;
-use crate::{Disks, Error};
+use crate::{Disks, Error, Outcome};
 use aryk_bdev::Bdev;
 use aryk_reactor::Reactors;
+use aryk_state::WriteError;
 use aryk_vhost_blk::Controllers;
+use rustix::io::Errno;
 use serde::Serialize;
 use serde_json::Value;
 use std::cell::Cell;
@@ -89,9 +92,49 @@ impl Control {
 
     /// Removes a disk that `module` has made, and those that are made of it.
     pub(crate) async fn remove_disk(&self, module: &'static str, name: &str) -> Result<bool, Error> {
+        if self.disks.find(name).is_err() && self.config.forget_absent(Subsystem::Bdev, name) {
+            return Ok(true);
+        }
         let removed = self.disks.remove(module, name).await;
-        self.config.retain(Subsystem::Bdev, |name| self.disks.find(name).is_ok());
+        self.forget_removed_disks();
         removed.map(|()| true)
+    }
+
+    fn forget_removed_disks(&self) {
+        self.config.retain(Subsystem::Bdev, |name| self.disks.find(name).is_ok());
+    }
+
+    /// Waits until what a call has done is in the state store. If it cannot be, what the call made is undone.
+    pub(crate) async fn settle(&self, outcome: Outcome, mut done: Done) -> Outcome {
+        let Err(error) = done.written().await else { return outcome };
+        let errno = error.as_ref().and_then(WriteError::errno).map_or(Errno::IO, Errno::from_raw_os_error);
+        let why = error.map_or_else(|| "the state store's writer is gone".into(), |e| e.to_string());
+        if done.made.is_empty() {
+            let detail = format!("it was done, but may come back after a restart, or be forgotten: {why}");
+            return outcome.and(Err(Error::errno(errno, detail)));
+        }
+        for (subsystem, name) in done.made.into_iter().rev() {
+            if let Err(error) = self.unmake(subsystem, &name).await {
+                tracing::error!(%error, name, "what could not be stored could not be undone");
+            }
+        }
+        outcome.and(Err(Error::errno(errno, format!("nothing was made: {why}"))))
+    }
+
+    async fn unmake(&self, subsystem: Subsystem, name: &str) -> Result<(), Error> {
+        match subsystem {
+            Subsystem::Bdev => {
+                let undone = self.disks.unmake(name).await;
+                self.forget_removed_disks();
+                undone
+            }
+            Subsystem::VhostBlk => {
+                let undone = self.controllers.delete(name).await;
+                self.config.removed(subsystem, name);
+                Ok(undone?)
+            }
+            Subsystem::Daemon => Ok(()),
+        }
     }
 
     /// Gives back all that was made: no request runs afterwards.

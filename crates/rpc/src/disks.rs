@@ -1,6 +1,7 @@
 //! The registry's disks, and what only the control plane knows about them. Control context.
 
-use crate::Error;
+use crate::config::Subsystem;
+use crate::{Error, journal};
 use aryk_bdev::{Bdev, Registry};
 use serde_json::Value;
 use std::cell::RefCell;
@@ -37,6 +38,7 @@ impl Disks {
     /// Notes which module has made a disk that is registered; `details` is what `bdev_get_bdevs` says about it beyond what all
     /// disks have.
     pub fn made(&self, bdev: &Bdev, module: &'static str, details: Value) {
+        journal::made(Subsystem::Bdev, bdev.name());
         self.made.borrow_mut().insert(bdev.name().to_owned(), Made { module, details });
         self.grown.send_replace(());
     }
@@ -59,7 +61,12 @@ impl Disks {
     /// `ENODEV`, `EBUSY`.
     pub async fn remove(&self, module: &'static str, name: &str) -> Result<(), Error> {
         let bdev = self.find_made_by(module, name)?;
-        let removed = self.registry.remove(bdev.name()).await;
+        self.unmake(bdev.name()).await
+    }
+
+    /// The same for a disk of any module, by its name.
+    pub(crate) async fn unmake(&self, name: &str) -> Result<(), Error> {
+        let removed = self.registry.remove(name).await;
         self.made.borrow_mut().retain(|name, _| self.registry.find(name).is_ok());
         Ok(removed?)
     }

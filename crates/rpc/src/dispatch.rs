@@ -4,6 +4,7 @@
 //! runs to its end, whether or not its client still listens.
 
 use crate::Error;
+use crate::journal::{self, Caller, Done};
 use crate::wire::{self, Call, Message, Rejected};
 use rustix::io::Errno;
 use serde::de::DeserializeOwned;
@@ -20,6 +21,8 @@ const BATCH_REPLY_MAX: usize = 8 << 20;
 pub type Outcome = Result<Box<RawValue>, Error>;
 
 type Running = Pin<Box<dyn Future<Output = Outcome>>>;
+/// Sees to what a call has done: waits until it is written, or undoes it.
+type Settle<C> = Box<dyn Fn(Rc<C>, Outcome, Done) -> Running>;
 type Handler<C> = Box<dyn Fn(Rc<C>, Option<Box<RawValue>>) -> Running>;
 
 /// The parameters of a method that takes none.
@@ -43,6 +46,7 @@ pub struct Methods<C> {
     table: BTreeMap<&'static str, (Phase, Handler<C>)>,
     context: Rc<C>,
     has_started: Box<dyn Fn(&C) -> bool>,
+    settle: Settle<C>,
 }
 
 impl<C> std::fmt::Debug for Methods<C> {
@@ -54,7 +58,26 @@ impl<C> std::fmt::Debug for Methods<C> {
 impl<C: 'static> Methods<C> {
     /// An empty table over `context`; `has_started` tells the phase.
     pub fn new(context: Rc<C>, has_started: impl Fn(&C) -> bool + 'static) -> Self {
-        Self { table: BTreeMap::new(), context, has_started: Box::new(has_started) }
+        Self {
+            table: BTreeMap::new(),
+            context,
+            has_started: Box::new(has_started),
+            settle: Box::new(|_, outcome, _| Box::pin(std::future::ready(outcome))),
+        }
+    }
+
+    /// Has `settle` see to what each call has done, before it is answered.
+    #[must_use]
+    pub fn settled_by<F>(mut self, settle: F) -> Self
+    where
+        F: AsyncFn(&C, Outcome, Done) -> Outcome + 'static,
+    {
+        let settle = Rc::new(settle);
+        self.settle = Box::new(move |context, outcome, done| {
+            let settle = Rc::clone(&settle);
+            Box::pin(async move { settle(&context, outcome, done).await })
+        });
+        self
     }
 
     /// Adds a method.
@@ -86,8 +109,13 @@ impl<C: 'static> Methods<C> {
 
     /// Answers a message: the bytes to send, if any. Needs a tokio `LocalSet`.
     pub async fn answer(&self, message: Message) -> Option<Vec<u8>> {
+        self.answer_telling(message, || {}).await
+    }
+
+    /// The same; `ran` is told when nothing but the state store is waited for. It is not told of a batch.
+    pub(crate) async fn answer_telling(&self, message: Message, ran: impl FnOnce()) -> Option<Vec<u8>> {
         match message {
-            Message::One(call) => self.respond(call).await,
+            Message::One(call) => self.respond(call, ran).await,
             Message::Batch(calls) => {
                 let (mut responses, mut len) = (Vec::new(), 0);
                 for call in calls {
@@ -97,7 +125,7 @@ impl<C: 'static> Methods<C> {
                                 format!("the replies before it have more than {BATCH_REPLY_MAX} bytes");
                             Some(wire::response(Some(&id), &Err(Error::errno(Errno::NOBUFS, full))))
                         }
-                        call => self.respond(call).await,
+                        call => self.respond(call, || {}).await,
                     };
                     len += response.as_ref().map_or(0, Vec::len);
                     responses.extend(response);
@@ -107,11 +135,11 @@ impl<C: 'static> Methods<C> {
         }
     }
 
-    async fn respond(&self, call: Result<Call, Rejected>) -> Option<Vec<u8>> {
+    async fn respond(&self, call: Result<Call, Rejected>, ran: impl FnOnce()) -> Option<Vec<u8>> {
         match call {
             Err(Rejected { id, error }) => Some(wire::response(id.as_ref(), &Err(error))),
             Ok(Call { id, method, params }) => {
-                let outcome = self.call(&method, params).await;
+                let outcome = self.call_telling(&method, params, ran).await;
                 if let Err(error) = &outcome {
                     tracing::debug!(method, %error, "request failed");
                 }
@@ -126,21 +154,42 @@ impl<C: 'static> Methods<C> {
     /// The handler's, or that there is no such method, that it may not be called now, or that its parameters are
     /// wrong.
     pub async fn call(&self, method: &str, params: Option<Box<RawValue>>) -> Outcome {
-        let (phase, handler) = self.table.get(method).ok_or(Error::MethodNotFound)?;
+        self.call_telling(method, params, || {}).await
+    }
+
+    async fn call_telling(&self, method: &str, params: Option<Box<RawValue>>, ran: impl FnOnce()) -> Outcome {
+        let (phase, _) = self.table.get(method).ok_or(Error::MethodNotFound)?;
         match (phase, (self.has_started)(&self.context)) {
             (Phase::StartUp, true) => {
                 Err(Error::State("only before start-up: start the daemon with --wait-for-rpc".into()))
             }
             (Phase::RunTime, false) => Err(Error::State("call framework_start_init first".into())),
             (Phase::Any | Phase::RunTime, true) | (Phase::Any | Phase::StartUp, false) => {
-                // As a task of its own it goes on if we are dropped, and takes nobody along if it panics.
-                let running = tokio::task::spawn_local(handler(Rc::clone(&self.context), params));
-                running.await.unwrap_or_else(|panic| {
-                    tracing::error!(method, %panic, "a request handler failed");
-                    Err(Error::Internal("the request's handler failed; see the daemon's log".into()))
-                })
+                let (outcome, done) = self.run(method, params, Caller::Client).await?;
+                ran();
+                (self.settle)(Rc::clone(&self.context), outcome, done).await
             }
         }
+    }
+
+    /// Calls one method, in any phase, to have again what it made once. Needs a tokio `LocalSet`.
+    pub(crate) async fn restore(&self, method: &str, params: Box<RawValue>) -> Outcome {
+        self.run(method, Some(params), Caller::Restore).await?.0
+    }
+
+    /// Runs a handler. As a task of its own it goes on if we are dropped, and takes nobody along if it panics.
+    async fn run(
+        &self,
+        method: &str,
+        params: Option<Box<RawValue>>,
+        caller: Caller,
+    ) -> Result<(Outcome, Done), Error> {
+        let (_, handler) = self.table.get(method).ok_or(Error::MethodNotFound)?;
+        let handler = handler(Rc::clone(&self.context), params);
+        tokio::task::spawn_local(journal::watch(caller, handler)).await.map_err(|panic| {
+            tracing::error!(method, %panic, "a request handler failed");
+            Error::Internal("the request's handler failed; see the daemon's log".into())
+        })
     }
 }
 

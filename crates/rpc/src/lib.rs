@@ -13,8 +13,10 @@ pub mod control;
 mod disks;
 mod dispatch;
 mod error;
+pub mod journal;
 pub mod methods;
 pub mod params;
+pub mod restore;
 pub mod server;
 pub mod wire;
 

@@ -31,7 +31,8 @@ use uuid::Uuid;
 /// All methods over `control`.
 pub fn table(control: Rc<Control>) -> Rc<Methods<Control>> {
     Rc::new_cyclic(|table| {
-        let mut methods = Methods::new(control, Control::has_started);
+        let mut methods = Methods::new(control, Control::has_started)
+            .settled_by(async |control: &Control, outcome, done| control.settle(outcome, done).await);
         bdev::register(&mut methods);
         delay::register(&mut methods);
         error::register(&mut methods);

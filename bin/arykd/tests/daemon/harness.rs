@@ -22,8 +22,13 @@ pub struct Daemon {
 impl Daemon {
     /// Starts one on one core, and waits until it answers.
     pub fn start(flags: &[&str]) -> Self {
-        let dir = TempDir::new().unwrap();
-        let flags: Vec<String> = flags.iter().map(|&flag| flag.to_owned()).collect();
+        Self::start_in(TempDir::new().unwrap(), flags)
+    }
+
+    /// The same in a directory; `DIR` in a flag stands for it.
+    pub fn start_in(dir: TempDir, flags: &[&str]) -> Self {
+        let path = dir.path().to_str().unwrap();
+        let flags: Vec<String> = flags.iter().map(|flag| flag.replace("DIR", path)).collect();
         let process = spawn(dir.path(), &flags);
         let daemon = Self { dir, flags, process };
         daemon.wait_until_ready();
@@ -56,8 +61,18 @@ impl Daemon {
 
     /// SIGKILL, and a successor.
     pub fn kill_and_restart(&mut self) {
+        self.kill();
+        self.restart();
+    }
+
+    /// SIGKILL.
+    pub fn kill(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
+    }
+
+    /// A successor of one that was killed.
+    pub fn restart(&mut self) {
         self.process = spawn(self.dir.path(), &self.flags);
         self.wait_until_ready();
     }
@@ -86,10 +101,21 @@ impl Daemon {
         None
     }
 
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// A connection to it.
+    pub fn connect(&self) -> UnixStream {
+        let stream = UnixStream::connect(self.socket()).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream
+    }
+
     /// Calls a method: its result, or its error.
     pub fn call(&self, method: &str, params: Value) -> Result<Value, Value> {
-        let mut stream = UnixStream::connect(self.socket()).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut stream = self.connect();
         let request = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
         stream.write_all(request.to_string().as_bytes()).unwrap();
         stream.shutdown(std::net::Shutdown::Write).unwrap();
@@ -135,6 +161,12 @@ fn command(dir: &Path, flags: &[String]) -> Command {
     let mut command = Command::new(ARYKD);
     command.arg("-r").arg(dir.join("rpc.sock")).arg("-S").arg(dir.join("vhost")).args(flags);
     command
+}
+
+/// Runs a daemon to its end.
+pub fn run_in(dir: &Path, flags: &[&str]) -> Output {
+    let flags: Vec<_> = flags.iter().map(|&flag| flag.to_owned()).collect();
+    command(dir, &flags).output().unwrap()
 }
 
 fn spawn(dir: &Path, flags: &[String]) -> Child {

@@ -5,6 +5,7 @@
 mod block_layer;
 mod front_end;
 mod harness;
+mod state;
 
 use front_end::FrontEnd;
 use harness::{Daemon, code};

@@ -223,6 +223,7 @@ impl Channel for FileChannel {
 impl Drop for FileChannel {
     fn drop(&mut self) {
         if self.entries.is_empty() {
+            self.store.leave();
             let client = self.client;
             self.local.defer(move |cx| cx.close_ring_client(client));
         } else {

@@ -58,6 +58,17 @@ pub enum Direct {
     Never,
 }
 
+/// For how long the file is kept from others.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Lock {
+    /// For as long as the disk is there.
+    #[default]
+    Always,
+    /// From its first channel to its last, so that two daemons can have the file, and the machine that is moved from one to the other settles who uses it.
+    /// A block device is then kept from those only who look at locks, as we and QEMU do.
+    InUse,
+}
+
 /// A disk to be made.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -79,6 +90,10 @@ pub struct Config {
     pub on_full: OnFull,
     /// Whether the page cache is passed by.
     pub direct: Direct,
+    /// For how long the file is kept from others.
+    pub lock: Lock,
+    /// Whether to wait, for seconds, for the lock of one who is about to leave. If not, [`Error::Locked`] comes at once.
+    pub waits: bool,
 }
 
 impl Config {
@@ -94,6 +109,8 @@ impl Config {
             size: None,
             on_full: OnFull::default(),
             direct: Direct::default(),
+            lock: Lock::default(),
+            waits: true,
         }
     }
 }

@@ -12,6 +12,7 @@ use nix::fcntl::{FcntlArg, fcntl};
 use std::fmt;
 use std::fs;
 use std::os::fd::AsFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A permission of QEMU's, by its bit number.
 #[derive(Clone, Copy)]
@@ -79,11 +80,48 @@ pub(crate) fn lock(file: impl AsFd, writes: bool) -> Result<(), LockError> {
     let theirs = used.iter().map(|&p| REFUSED + p as i64).chain(refused.iter().map(|&p| USED + p as i64));
     for byte in theirs {
         if is_held(&file, byte).map_err(LockError::Os)? {
-            set(&file, libc::F_UNLCK, USED, REFUSED).map_err(LockError::Os)?;
+            unlock(&file).map_err(LockError::Os)?;
             return Err(LockError::Held);
         }
     }
     Ok(())
+}
+
+/// Gives up all locks of `file`.
+pub(crate) fn unlock(file: impl AsFd) -> Result<(), Errno> {
+    set(file, libc::F_UNLCK, USED, REFUSED)
+}
+
+/// How often a file is in use whose lock is held only as long as it is.
+#[derive(Debug, Default)]
+pub(crate) struct Uses(Mutex<u32>);
+
+impl Uses {
+    /// One more: the first takes the lock, unless someone else has it.
+    pub fn enter(&self, file: impl AsFd, writes: bool) -> Result<(), LockError> {
+        let mut uses = self.count();
+        if *uses == 0 {
+            lock(file, writes)?;
+        }
+        *uses += 1;
+        Ok(())
+    }
+
+    /// One less: the last gives the lock up. Nothing is in flight any more that was started since [`Self::enter`].
+    pub fn leave(&self, file: impl AsFd) {
+        let mut uses = self.count();
+        *uses -= 1;
+        if *uses == 0
+            && let Err(errno) = unlock(file)
+        {
+            tracing::error!(%errno, "a lock cannot be given up");
+        }
+    }
+
+    fn count(&self) -> MutexGuard<'_, u32> {
+        // Nothing panics while it is locked; whoever waits waits for a few system calls, when a disk's use begins or ends.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 fn range(kind: i32, start: i64, len: i64) -> libc::flock {

@@ -1,9 +1,9 @@
 //! Finding, creating and measuring what holds a disk. Control context; blocks.
 
-use crate::locks::{self, Holder, LockError};
+use crate::locks::{self, Holder, LockError, Uses};
 use crate::ranges::Ranges;
 use crate::store::{Alignment, Counts, Kind, Store};
-use crate::{Config, Direct, Error, Forced};
+use crate::{Config, Direct, Error, Forced, Lock};
 use aryk_dma::{Buffer, PAGE};
 use aryk_uring::blocking;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
@@ -25,10 +25,10 @@ const PHYSICAL_MAX: u64 = 4096;
 
 /// How long to wait for the last requests of a process that has ended, for one that may have been killed just now and is still to be seen, and for a
 /// disk of ours that is just being removed.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(30);
 const SEEN_PATIENCE: Duration = Duration::from_secs(1);
 const OWN_PATIENCE: Duration = Duration::from_millis(250);
-const PATIENCE_STEP: Duration = Duration::from_millis(50);
+const PATIENCE_STEP: Duration = Duration::from_millis(10);
 
 fn os(action: &'static str, path: &Path) -> impl Fn(Errno) -> Error {
     move |errno| match errno {
@@ -85,7 +85,7 @@ fn create(path: &Path) -> Result<(), Error> {
 fn open_existing(config: &Config, forced: Forced) -> Result<Store, Error> {
     let path = &config.path;
     let kind = kind_of(path)?.ok_or_else(|| Error::Missing(path.clone()))?;
-    let file = open_locked(path, kind, config.read_only)?;
+    let file = open_locked(config, kind)?;
     let mut size = size_of(&file, path)?;
     if size == 0 {
         let wanted = config.size.filter(|_| kind == Kind::File && !config.read_only);
@@ -108,6 +108,9 @@ fn open_existing(config: &Config, forced: Forced) -> Result<Store, Error> {
     };
     let has_device = alignment != Alignment::NONE && !is_in_memory(&file);
     tracing::debug!(path = %path.display(), size, block_size, ?alignment, "opened");
+    if config.lock == Lock::InUse {
+        locks::unlock(&file).map_err(|errno| os("unlock", path)(Errno::from_raw_os_error(errno as i32)))?;
+    }
     Ok(Store {
         physical_block_size: physical_block_size(&file, kind, path)?.max(block_size).max(alignment.offset),
         file,
@@ -125,6 +128,7 @@ fn open_existing(config: &Config, forced: Forced) -> Result<Store, Error> {
         zeroes: AtomicBool::new(true),
         lost: AtomicBool::new(false),
         counts: Counts::default(),
+        uses: (config.lock == Lock::InUse).then(Uses::default),
         bdev: OnceLock::new(),
     })
 }
@@ -142,11 +146,11 @@ pub(crate) fn check_multiple(path: &Path, size: u64, unit: u64) -> Result<(), Er
 }
 
 /// Opens and locks. Waits a while for one who is just about to leave.
-fn open_locked(path: &Path, kind: Kind, read_only: bool) -> Result<OwnedFd, Error> {
+fn open_locked(config: &Config, kind: Kind) -> Result<OwnedFd, Error> {
     let mut waited = Duration::ZERO;
     loop {
-        let error = match try_open_locked(path, kind, read_only) {
-            Err(error @ (Error::Locked { .. } | Error::InUse(_))) => error,
+        let error = match try_open_locked(config, kind) {
+            Err(error @ (Error::Locked { .. } | Error::InUse(_))) if config.waits => error,
             result => return result,
         };
         let patience = match &error {
@@ -170,9 +174,10 @@ fn pause() {
     std::thread::sleep(PATIENCE_STEP);
 }
 
-fn try_open_locked(path: &Path, kind: Kind, read_only: bool) -> Result<OwnedFd, Error> {
-    let mut flags = OFlags::CLOEXEC | if read_only { OFlags::RDONLY } else { OFlags::RDWR };
-    if kind == Kind::BlockDevice && !read_only {
+fn try_open_locked(config: &Config, kind: Kind) -> Result<OwnedFd, Error> {
+    let Config { path, read_only, lock, .. } = config;
+    let mut flags = OFlags::CLOEXEC | if *read_only { OFlags::RDONLY } else { OFlags::RDWR };
+    if kind == Kind::BlockDevice && !read_only && *lock == Lock::Always {
         flags |= OFlags::EXCL;
     }
     let file = match rustix::fs::open(path, flags, Mode::empty()) {
@@ -181,7 +186,9 @@ fn try_open_locked(path: &Path, kind: Kind, read_only: bool) -> Result<OwnedFd, 
     };
     match locks::lock(&file, !read_only) {
         Ok(()) => Ok(file),
-        Err(LockError::Held) => Err(Error::Locked { path: path.to_owned(), holder: holder(path) }),
+        // Another has it now; that it has a size is all that is asked of it until we may.
+        Err(LockError::Held) if *lock == Lock::InUse && size_of(&file, path)? > 0 => Ok(file),
+        Err(LockError::Held) => Err(Error::Locked { path: path.clone(), holder: holder(path) }),
         Err(LockError::Os(errno)) => {
             let path = path.display();
             tracing::warn!(%path, %errno, "no locks here: nothing keeps another process from writing to it");
@@ -191,7 +198,7 @@ fn try_open_locked(path: &Path, kind: Kind, read_only: bool) -> Result<OwnedFd, 
 }
 
 /// Who has locked what is at `path`.
-fn holder(path: &Path) -> Holder {
+pub(crate) fn holder(path: &Path) -> Holder {
     rustix::fs::stat(path).map_or(Holder::Unknown, |stat| locks::holder(stat.st_dev, stat.st_ino))
 }
 

@@ -1,7 +1,8 @@
 //! Another size for a disk. Control context; blocks.
 
-use crate::open::{check_multiple, set_size, size_of};
-use crate::store::Kind;
+use crate::locks::LockError;
+use crate::open::{check_multiple, holder, set_size, size_of};
+use crate::store::{Kind, Store};
 use crate::{Error, store_of};
 use aryk_bdev::Registry;
 use std::sync::atomic::Ordering;
@@ -44,16 +45,30 @@ pub fn resize(registry: &Registry, name: &str, size: Size) -> Result<u64, Error>
         return Err(Error::FixedSize(name.to_owned()));
     }
     check_multiple(path, new, unit)?;
-    if new < now {
-        if matches!(size, Size::GrowTo(_)) {
-            return Err(Error::Shrinks { name: name.to_owned(), from: now, to: new });
-        }
-        // First no more requests to what is cut off, then the cut.
-        publish(new)?;
-        set_size(&store.file, path, new)?;
-    } else {
-        set_size(&store.file, path, new)?;
-        publish(new)?;
+    if new < now && matches!(size, Size::GrowTo(_)) {
+        return Err(Error::Shrinks { name: name.to_owned(), from: now, to: new });
     }
-    Ok(new)
+    // Whoever has it locked has looked at its size.
+    store.enter().map_err(|error| refused(store, error))?;
+    let set = || {
+        if new < now {
+            // First no more requests to what is cut off, then the cut.
+            publish(new)?;
+            set_size(&store.file, path, new)
+        } else {
+            set_size(&store.file, path, new)?;
+            Ok(publish(new)?)
+        }
+    };
+    let result = set();
+    store.leave();
+    result.map(|()| new)
+}
+
+fn refused(store: &Store, error: LockError) -> Error {
+    let path = store.path.clone();
+    match error {
+        LockError::Held => Error::Locked { holder: holder(&path), path },
+        LockError::Os(errno) => Error::Os { action: "lock", path, error: errno.into() },
+    }
 }

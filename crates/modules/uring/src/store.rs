@@ -1,6 +1,7 @@
 //! A file or block device that holds a disk: what channels of all reactors share of it. Any context.
 
 use crate::channel::FileChannel;
+use crate::locks::{LockError, Uses};
 use crate::ranges::Ranges;
 use crate::{OnFull, Stats};
 use aryk_bdev::{Bdev, Channel, Device, Geometry, Limits, OpSet, OpenError};
@@ -57,6 +58,8 @@ pub(crate) struct Store {
     /// What was written has been lost on its way from the page cache. The kernel tells that once only; it stays true.
     pub lost: AtomicBool,
     pub counts: Counts,
+    /// Present if the file is locked only while a channel is open.
+    pub uses: Option<Uses>,
     /// The disk, once it is registered.
     pub bdev: OnceLock<Weak<Bdev>>,
 }
@@ -97,6 +100,20 @@ pub(crate) enum Call {
 }
 
 impl Store {
+    /// Has the file for itself until [`Self::leave`], if it has not anyway.
+    ///
+    /// # Errors
+    /// Someone else has it.
+    pub fn enter(&self) -> Result<(), LockError> {
+        self.uses.as_ref().map_or(Ok(()), |uses| uses.enter(&self.file, !self.read_only))
+    }
+
+    pub fn leave(&self) {
+        if let Some(uses) = &self.uses {
+            uses.leave(&self.file);
+        }
+    }
+
     /// Asks the kernel, whose answer is a completion of `tag`.
     ///
     /// # Errors
@@ -212,6 +229,13 @@ impl Device for FileDevice {
     }
 
     fn open_channel(&self, root: RootId, cx: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
+        self.0.enter().map_err(|error| {
+            let path = self.0.path.display();
+            OpenError::Unavailable(match error {
+                LockError::Held => format!("`{path}` is in use elsewhere: it is locked"),
+                LockError::Os(errno) => format!("`{path}` cannot be locked: {errno}"),
+            })
+        })?;
         Ok(Box::new(FileChannel::new(&self.0, root, cx)))
     }
 }

@@ -1,6 +1,7 @@
 //! `log_*`: what the daemon's log tells. Control context.
 
 use super::{Control, Error, Methods, NoParams, Phase};
+use crate::config::Subsystem;
 use serde::{Deserialize, Serialize};
 
 /// SPDK's levels. `NOTICE` is what a daemon tells by default.
@@ -37,7 +38,7 @@ async fn get_print_level(control: &Control, _: NoParams) -> Result<PrintLevel, E
 }
 
 /// Parameters of `log_set_print_level`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SetPrintLevel {
     level: PrintLevel,
@@ -45,5 +46,6 @@ struct SetPrintLevel {
 
 async fn set_print_level(control: &Control, p: SetPrintLevel) -> Result<bool, Error> {
     control.set_print_level(p.level);
+    control.config.made(Subsystem::Daemon, "log_level", "log_set_print_level", &p);
     Ok(true)
 }

@@ -2,6 +2,7 @@
 
 use super::{Control, Count, Error, Methods, Name, Phase};
 use crate::config::Subsystem;
+use crate::journal;
 use aryk_bdev::{Bdev, Registry};
 use aryk_bdev_uring as module;
 use rustix::io::Errno;
@@ -41,6 +42,9 @@ struct Create {
     /// Ours: what becomes of writes when the store is full.
     #[serde(default)]
     enospc: Enospc,
+    /// Ours: for how long the file is kept from others.
+    #[serde(default)]
+    lock: Lock,
     /// Holes are always punched where the file system can.
     #[serde(default, rename = "fallocate", skip_serializing)]
     _fallocate: bool,
@@ -55,6 +59,14 @@ enum Enospc {
     #[default]
     Error,
     Hold,
+}
+
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Lock {
+    #[default]
+    Always,
+    InUse,
 }
 
 async fn create_uring(control: &Control, p: Create) -> Result<String, Error> {
@@ -85,11 +97,18 @@ async fn create(
         uuid: p.uuid,
         block_size: p.block_size,
         read_only: p.readonly,
-        size: p.size.map(|bytes| bytes.0),
+        // A file that was there before the restart is missing, not new: its data would be zeroes.
+        size: p.size.map(|bytes| bytes.0).filter(|_| !journal::is_restore()),
         on_full: match p.enospc {
             Enospc::Error => module::OnFull::Error,
             Enospc::Hold => module::OnFull::Hold,
         },
+        lock: match p.lock {
+            Lock::Always => module::Lock::Always,
+            Lock::InUse => module::Lock::InUse,
+        },
+        // After a restart, others need not wait: this one is tried again.
+        waits: !journal::is_restore(),
         ..module::Config::new(&p.name, &p.filename)
     };
     let bdev = blocking(control, move |registry| module::create(registry, config)).await?;

@@ -1,0 +1,249 @@
+//! What is configured is there again: after kill -9, with disks that are gone, on a store that is full or damaged.
+
+use crate::harness::{Daemon, code};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+const KEPT: &[&str] = &["--state-dir", "DIR/state"];
+
+#[expect(clippy::disallowed_methods, reason = "how long a real daemon takes is what is tested")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+fn null(name: &str) -> Value {
+    json!({"name": name, "block_size": 512, "num_blocks": 2048})
+}
+
+/// All that clients can see of what is configured.
+fn seen(daemon: &Daemon) -> [Value; 4] {
+    let sessions = |mut all: Value| {
+        all.as_array_mut().unwrap().iter_mut().for_each(|c| c["statistics"] = Value::Null);
+        all
+    };
+    [
+        daemon.call("bdev_get_bdevs", json!({})).unwrap(),
+        sessions(daemon.call("vhost_get_controllers", json!({})).unwrap()),
+        daemon.call("save_config", json!({})).unwrap(),
+        daemon.call("log_get_print_level", json!({})).unwrap(),
+    ]
+}
+
+#[test]
+fn what_was_configured_is_there_again() {
+    let mut daemon = Daemon::start(KEPT);
+    let file = daemon.dir().join("image");
+    let disk = json!({"name": "f", "filename": file, "size": 1 << 20, "lock": "in_use"});
+    daemon.call("bdev_uring_create", disk).unwrap();
+    daemon.call("bdev_null_create", null("n")).unwrap();
+    daemon.call("bdev_null_create", null("gone")).unwrap();
+    let delay = json!({"name": "d", "base_bdev_name": "n", "avg_read_latency": 1, "p99_read_latency": 1,
+        "avg_write_latency": 1, "p99_write_latency": 1});
+    daemon.call("bdev_delay_create", delay).unwrap();
+    daemon.call("vhost_create_blk_controller", json!({"ctrlr": "c", "dev_name": "f"})).unwrap();
+    daemon.call("vhost_create_blk_controller", json!({"ctrlr": "other", "dev_name": "d"})).unwrap();
+    daemon.call("bdev_null_delete", json!({"name": "gone"})).unwrap();
+    daemon.call("vhost_delete_controller", json!({"ctrlr": "other"})).unwrap();
+    let slower = json!({"delay_bdev_name": "d", "latency_type": "avg_read", "latency_us": 9});
+    daemon.call("bdev_delay_update_latency", slower).unwrap();
+    daemon.call("bdev_uring_resize", json!({"name": "f", "size": 2 << 20})).unwrap();
+    daemon.call("bdev_null_resize", json!({"name": "n", "new_size": 3})).unwrap();
+    daemon.call("log_set_print_level", json!({"level": "WARNING"})).unwrap();
+    let before = seen(&daemon);
+    for _ in 0..2 {
+        daemon.kill_and_restart();
+        assert_eq!(seen(&daemon), before);
+    }
+    assert_eq!(code(daemon.call("bdev_null_create", null("n"))), -17);
+    daemon.call("bdev_null_delete", json!({"name": "n"})).unwrap();
+    daemon.kill_and_restart();
+    let names: Vec<Value> =
+        seen(&daemon)[0].as_array().unwrap().iter().map(|disk| disk["name"].clone()).collect();
+    assert_eq!(names, ["f"], "the delay disk went with its base");
+}
+
+/// Waits until a disk of that name is there.
+fn wait_for(daemon: &Daemon, name: &str) {
+    daemon.call("bdev_get_bdevs", json!({"name": name, "timeout": 20_000})).unwrap();
+}
+
+#[test]
+fn what_cannot_be_made_now_is_made_later_or_forgotten() {
+    let mut daemon = Daemon::start(KEPT);
+    let file = daemon.dir().join("image");
+    let disk = json!({"name": "f", "filename": file, "size": 1 << 20});
+    daemon.call("bdev_uring_create", disk).unwrap();
+    let lost =
+        json!({"name": "lost", "filename": daemon.dir().join("lost"), "size": 1 << 20, "readonly": false});
+    daemon.call("bdev_uring_create", lost).unwrap();
+    daemon.call("bdev_null_create", null("n")).unwrap();
+    daemon.call("bdev_passthru_create", json!({"name": "p", "base_bdev_name": "f"})).unwrap();
+    daemon.call("vhost_create_blk_controller", json!({"ctrlr": "c", "dev_name": "p"})).unwrap();
+    let before = seen(&daemon);
+    let away = daemon.dir().join("away");
+    for name in ["image", "lost"] {
+        let path = daemon.dir().join(name);
+        std::fs::rename(&path, away.with_extension(name)).unwrap();
+    }
+    daemon.kill_and_restart();
+    assert_eq!(seen(&daemon)[0].as_array().unwrap().len(), 1, "the null disk");
+    // It is in the store all the same.
+    daemon.kill_and_restart();
+    assert!(!file.exists(), "a lost disk is not replaced by an empty one");
+    std::fs::rename(away.with_extension("image"), &file).unwrap();
+    wait_for(&daemon, "p");
+    assert_eq!(daemon.call("bdev_uring_delete", json!({"name": "lost"})), Ok(json!(true)));
+    assert_eq!(code(daemon.call("bdev_uring_delete", json!({"name": "lost"}))), -19);
+    let deadline = now() + Duration::from_secs(20);
+    while daemon.call("vhost_get_controllers", json!({"name": "c"})).is_err() {
+        assert!(now() < deadline);
+    }
+    let now = seen(&daemon);
+    assert_eq!(now[1], before[1]);
+    daemon.kill_and_restart();
+    assert_eq!(seen(&daemon)[0].as_array().unwrap().len(), 3, "f, n, p");
+}
+
+#[test]
+fn a_locked_disk_is_waited_for_in_the_background() {
+    let mut daemon = Daemon::start(KEPT);
+    let file = daemon.dir().join("image");
+    daemon.call("bdev_uring_create", json!({"name": "f", "filename": file, "size": 1 << 20})).unwrap();
+    daemon.call("bdev_passthru_create", json!({"name": "p", "base_bdev_name": "f"})).unwrap();
+    daemon.kill();
+    let mut other = Daemon::start(&[]);
+    other.call("bdev_uring_create", json!({"name": "f", "filename": file})).unwrap();
+    let started = now();
+    daemon.restart();
+    assert!(
+        started.elapsed() < Duration::from_secs(4),
+        "the lock is not waited for: {:?}",
+        started.elapsed()
+    );
+    assert_eq!(seen(&daemon)[0], json!([]));
+    other.kill();
+    wait_for(&daemon, "p");
+}
+
+#[test]
+fn pipelined_calls_share_commits() {
+    let mut daemon = Daemon::start(KEPT);
+    const DISKS: usize = 3000;
+    let mut stream = daemon.connect();
+    let replies = BufReader::new(stream.try_clone().unwrap());
+    let started = now();
+    let writer = std::thread::spawn(move || {
+        for n in 0..DISKS {
+            let params = null(&format!("n{n}"));
+            let call = json!({"jsonrpc": "2.0", "id": n, "method": "bdev_null_create", "params": params});
+            stream.write_all(call.to_string().as_bytes()).unwrap();
+        }
+        stream
+    });
+    for line in replies.lines().take(DISKS) {
+        let reply: Value = serde_json::from_str(&line.unwrap()).unwrap();
+        assert!(reply.get("error").is_none(), "{reply}");
+    }
+    let took = started.elapsed();
+    drop(writer.join().unwrap());
+    eprintln!("{DISKS} disks in {took:?}");
+    assert!(took < Duration::from_secs(6), "{took:?}");
+    daemon.kill_and_restart();
+    assert_eq!(seen(&daemon)[0].as_array().unwrap().len(), DISKS);
+}
+
+#[test]
+fn one_daemon_for_a_directory() {
+    let daemon = Daemon::start(KEPT);
+    let state = daemon.dir().join("state");
+    let other = TempDir::new().unwrap();
+    let output = crate::harness::run_in(other.path(), &["--state-dir", state.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("another daemon") && said.contains(&daemon.pid().to_string()), "{said}");
+}
+
+#[test]
+fn a_damaged_store_is_refused() {
+    let mut daemon = Daemon::start(KEPT);
+    daemon.call("bdev_null_create", null("n")).unwrap();
+    daemon.kill();
+    let store = daemon.dir().join("state/state.redb");
+    let mut bytes = std::fs::read(&store).unwrap();
+    bytes.truncate(5000);
+    std::fs::write(&store, &bytes).unwrap();
+    let output = daemon.run_another();
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("is damaged") && said.contains("mv "), "{said}");
+    assert!(!said.contains("panicked"), "{said}");
+    assert_eq!(std::fs::read(&store).unwrap(), bytes);
+}
+
+/// A small file system at a path; unmounted when dropped.
+struct Small(PathBuf);
+
+impl Small {
+    fn mount(at: &Path) -> Option<Self> {
+        std::fs::create_dir(at).unwrap();
+        let mut mount = Command::new("mount");
+        let mounted = mount.args(["-t", "tmpfs", "-o", "size=2m", "tmpfs"]).arg(at).output();
+        match mounted {
+            Ok(output) if output.status.success() => Some(Self(at.to_owned())),
+            _ => {
+                eprintln!("skipped: no file system can be mounted here");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        // One that is busy goes when it is not.
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn what_cannot_be_stored_is_not_made() {
+    let dir = TempDir::new().unwrap();
+    let Some(small) = Small::mount(&dir.path().join("state")) else { return };
+    let mut daemon = Daemon::start_in(dir, KEPT);
+    daemon.call("bdev_null_create", null("before")).unwrap();
+    daemon.call("bdev_null_create", null("goes")).unwrap();
+    let mut fill = std::fs::File::create(small.0.join("fill")).unwrap();
+    while fill.write(&[1; 4096]).is_ok_and(|len| len > 0) {}
+    let mut made = 0;
+    let error = loop {
+        let name = format!("{:0>9}{}", made, "x".repeat(4000));
+        match daemon.call("bdev_null_create", null(&name)) {
+            Ok(_) => made += 1,
+            Err(error) => break error,
+        }
+        assert!(made < 1000);
+    };
+    assert_eq!(error["code"], -28, "{error}");
+    assert!(error["data"].as_str().unwrap().starts_with("nothing was made: cannot write to"), "{error}");
+    let before = seen(&daemon);
+    assert_eq!(before[0].as_array().unwrap().len(), 2 + made);
+    let error = daemon.call("bdev_null_delete", json!({"name": "goes"}));
+    drop(fill);
+    std::fs::remove_file(small.0.join("fill")).unwrap();
+    // With the next change the store learns what it missed.
+    daemon.call("bdev_null_create", null("after")).unwrap();
+    let before = seen(&daemon);
+    assert_eq!(before[0].as_array().unwrap().len(), 2 + made, "{error:?}");
+    daemon.kill_and_restart();
+    assert_eq!(seen(&daemon), before);
+}
+
+#[test]
+fn the_banner_says_what_is_kept() {
+    let said = Daemon::start(&[]).end();
+    assert!(said.contains("state     not kept"), "{said}");
+}
