@@ -9,25 +9,28 @@ mod device;
 mod peer;
 
 use aryk_vhost_user::{SessionHandle, Stats, serve_front_end};
-use peer::{FrontEnd, Guest, code, eventfd, message};
+use peer::{FrontEnd, Guest, code, eventfd, memfd, message};
 use std::os::fd::AsFd;
 
-/// Open file descriptors, and mappings of guest memory.
+/// Open file descriptors, and mappings of what front-ends gave.
 fn count() -> (usize, usize) {
     let fds = std::fs::read_dir("/proc/self/fd").expect("/proc/self/fd").count();
     let maps = std::fs::read_to_string("/proc/self/maps").expect("/proc/self/maps");
-    (fds, maps.lines().filter(|line| line.contains("memfd:guest")).count())
+    (fds, maps.lines().filter(|line| line.contains("memfd:")).count())
 }
 
 /// A life that leaves its fds everywhere that they can be, ended in one of several ways.
 async fn live(end: usize) {
     let (fe, stream) = FrontEnd::pair();
     let device = device::Mock::default();
+    device.tracks_inflight.set(true);
+    device.logs_writes.set(true);
     let stats = Stats::default();
     let session = serve_front_end(stream, &device, SessionHandle::default(), &stats);
     let front_end = async {
         let (guest, other) = (Guest::new(), Guest::at(0x1000_0000));
         fe.with_queue(&guest).await;
+        recover_and_log(&fe).await;
         fe.send(code::ADD_MEM_REG, &other.single_region(), &[other.memory.as_fd()]);
         fe.send(code::SET_VRING_ERR, &bytes![0_u64], &[eventfd().as_fd()]);
         fe.send(code::SET_VRING_CALL, &bytes![3_u64], &[eventfd().as_fd()]);
@@ -55,6 +58,19 @@ async fn live(end: usize) {
     };
     let (ended, ()) = tokio::join!(session, front_end);
     assert_eq!(ended.is_ok(), end == 0, "{end}: {ended:?}");
+}
+
+/// An in-flight region and a dirty log, each of them twice.
+async fn recover_and_log(fe: &FrontEnd) {
+    for _ in 0..2 {
+        fe.send(code::GET_INFLIGHT_FD, &bytes![0_u64, 0_u64, 4_u16, 8_u16], &[]);
+        let (region, fd) = fe.reply_with_fd(code::GET_INFLIGHT_FD).await;
+        fe.send(code::SET_INFLIGHT_FD, &region, &[fd.as_fd()]);
+        let log = memfd(4096);
+        fe.send(code::SET_LOG_BASE, &bytes![4096_u64, 0_u64], &[log.as_fd()]);
+        fe.reply(code::SET_LOG_BASE).await;
+    }
+    fe.send(code::SET_LOG_FD, &[], &[eventfd().as_fd()]);
 }
 
 #[test]
