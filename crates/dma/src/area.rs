@@ -4,7 +4,7 @@
 use crate::{Mapping, copy};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// `len` bytes of one mapping, which it keeps mapped.
@@ -85,6 +85,32 @@ impl GuestArea {
     #[inline]
     pub fn store_u16(&self, offset: usize, value: u16, order: Ordering) {
         self.atomic_u16(offset).store(value.to_le(), order);
+    }
+
+    /// Loads a little-endian 64-bit integer, all of it at one time.
+    ///
+    /// # Panics
+    /// If `offset` is out of bounds or the address is no multiple of 8.
+    #[inline]
+    pub fn load_u64(&self, offset: usize) -> u64 {
+        u64::from_le(self.atomic_u64(offset).load(Ordering::Acquire))
+    }
+
+    /// Stores a little-endian 64-bit integer, all of it at one time.
+    ///
+    /// # Panics
+    /// As [`GuestArea::load_u64`].
+    #[inline]
+    pub fn store_u64(&self, offset: usize, value: u64) {
+        self.atomic_u64(offset).store(value.to_le(), Ordering::Release);
+    }
+
+    #[inline]
+    fn atomic_u64(&self, offset: usize) -> &AtomicU64 {
+        let ptr = self.at(offset, 8).cast::<u64>();
+        assert!(ptr.is_aligned(), "64-bit fields lie on multiples of 8");
+        // SAFETY: in bounds and aligned; others may change it at any time, as an atomic allows.
+        unsafe { AtomicU64::from_ptr(ptr) }
     }
 
     /// Asks the processor for the line at `offset`.

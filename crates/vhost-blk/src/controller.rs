@@ -8,7 +8,7 @@ use crate::request::Disk;
 use aryk_bdev::{Descriptor, Event, OpenError};
 use aryk_reactor::{CoreSet, Cx, Gone, Reactors, RootRef, ThreadId};
 use aryk_vhost_user::{
-    Device, DeviceError, EventFd, F_EVENT_IDX, F_INDIRECT_DESC, MemoryChange, QueueLog, QueueSetup,
+    Device, DeviceError, EventFd, F_EVENT_IDX, F_INDIRECT_DESC, F_RING_PACKED, MemoryChange, QueueLog, QueueSetup,
     SessionHandle,
 };
 use aryk_virtqueue::{Config, Format, Virtqueue};
@@ -124,7 +124,7 @@ impl Controller {
         let keeps_in_flight = setup.inflight.is_some();
         let has = |feature| setup.features & feature != 0;
         let ring = Virtqueue::new(Config {
-            format: Format::Split,
+            format: if has(F_RING_PACKED) { Format::Packed } else { Format::Split },
             size: setup.size,
             desc: setup.rings.desc,
             driver: setup.rings.driver,
@@ -198,6 +198,10 @@ fn start_on(cx: &mut Cx, parts: Parts, disk: Option<&Descriptor>) -> Result<Root
 impl Device for Controller {
     fn features(&self) -> u64 {
         self.features
+    }
+
+    fn packed(&self) -> bool {
+        true
     }
 
     fn logs_writes(&self) -> bool {

@@ -2,6 +2,7 @@
 //!
 //! A chain says where buffers are, as the guest claims; whether there is memory is found out when they are used.
 
+use crate::ChainError;
 use aryk_dma::{BadAddress, MemTable};
 use zerocopy::{FromBytes, IntoBytes, KnownLayout};
 
@@ -123,7 +124,7 @@ impl Chain {
 
     /// Whether there is something for the device to write.
     #[inline]
-    pub(crate) const fn has_writable(&self) -> bool {
+    const fn has_writable(&self) -> bool {
         self.end > self.split
     }
 
@@ -133,9 +134,22 @@ impl Chain {
         self.end as u16
     }
 
+    /// Adds a descriptor's buffer, if that makes sense.
+    #[inline]
+    pub(crate) fn add(&mut self, piece: Piece, writable: bool) -> Result<(), ChainError> {
+        if piece.len == 0 {
+            return Err(ChainError::Empty);
+        }
+        if !writable && self.has_writable() {
+            return Err(ChainError::Order);
+        }
+        self.push(piece, writable);
+        Ok(())
+    }
+
     /// Adds a buffer. Readable ones come before writable ones.
     #[inline]
-    pub(crate) fn push(&mut self, piece: Piece, writable: bool) {
+    fn push(&mut self, piece: Piece, writable: bool) {
         debug_assert!(writable || self.split == self.end);
         self.pieces[self.end] = piece;
         self.end += 1;

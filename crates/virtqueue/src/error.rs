@@ -6,6 +6,12 @@ pub enum ConfigError {
     /// The number of descriptors is not a power of two from 1 to 32,768.
     #[error("a split queue of {0} descriptors: not a power of two up to 32768")]
     Size(u16),
+    /// A packed queue has 1 to 32,768 descriptors.
+    #[error("a packed queue of {0} descriptors: not 1 to 32768")]
+    PackedSize(u16),
+    /// A packed queue cannot go on there.
+    #[error("a packed queue of this size cannot go on at {0:#x}")]
+    Base(u32),
     /// An area is shorter than the queue's size asks for.
     #[error("the {part} has {len} bytes, but needs {needed}")]
     TooShort {
@@ -16,7 +22,7 @@ pub enum ConfigError {
         /// Bytes needed.
         needed: u64,
     },
-    /// An area's address is not a multiple of what section 2.7 asks for.
+    /// An area's address is not a multiple of what section 2.7 or 2.8 asks for.
     #[error("the {part} is not aligned to {align} bytes")]
     Unaligned {
         /// Which area.
@@ -62,6 +68,9 @@ pub enum InflightError {
     /// It names a descriptor beyond the table's end.
     #[error("it names descriptor {0}")]
     Head(u16),
+    /// Descriptors that it says to be a chain in flight are none.
+    #[error("the descriptors from {0} on are no chain")]
+    Chain(u16),
 }
 
 /// Why a chain was refused. The queue goes on; give the head back with a length of 0.
@@ -107,12 +116,15 @@ pub enum QueueError {
         /// What the guest wrote.
         to: u16,
     },
-    /// The available ring names a descriptor beyond the table's end.
-    #[error("the available ring holds head {0}, which is out of range")]
+    /// The available ring names a descriptor, or a packed ring a buffer id, beyond the table's end.
+    #[error("the ring names chain {0}, which is out of range")]
     HeadIndex(u16),
-    /// The available ring names a chain that has not been given back.
-    #[error("the available ring holds head {0}, which is in flight")]
+    /// The ring names a chain that has not been given back.
+    #[error("the ring names chain {0}, which is in flight")]
     HeadInFlight(u16),
+    /// More descriptors of a packed ring were made available than it has.
+    #[error("more descriptors are available than the ring has")]
+    Overrun,
 }
 
 /// Why a chain could not be taken.

@@ -1,7 +1,9 @@
 //! A queue of either format, as device types see it. Made in control context, used in reactor context by its one owner.
 
-use crate::split::inflight;
-use crate::{Chain, ConfigError, PopError, QueueError, SplitConfig, SplitQueue, used_idx, used_len};
+use crate::{
+    Chain, ConfigError, PackedConfig, PackedQueue, PopError, QueueError, SplitConfig, SplitQueue, packed,
+    split, used_idx, used_len,
+};
 use aryk_dma::{GuestArea, MemTable};
 
 /// How a ring is laid out.
@@ -9,6 +11,8 @@ use aryk_dma::{GuestArea, MemTable};
 pub enum Format {
     /// Section 2.7.
     Split,
+    /// Section 2.8.
+    Packed,
 }
 
 /// What a queue is made of.
@@ -20,15 +24,16 @@ pub struct Config {
     pub size: u16,
     /// The descriptors.
     pub desc: GuestArea,
-    /// What the driver writes: the available ring.
+    /// What the driver writes: the available ring, or its event suppression.
     pub driver: GuestArea,
-    /// What the device writes: the used ring.
+    /// What the device writes: the used ring, or its event suppression.
     pub device: GuestArea,
     /// Whether VIRTIO_F_EVENT_IDX was negotiated.
     pub event_idx: bool,
     /// Whether VIRTIO_F_INDIRECT_DESC was negotiated.
     pub indirect: bool,
-    /// Where to go on, as GET_VRING_BASE said and SET_VRING_BASE says: the index of the next available entry.
+    /// Where to go on, as GET_VRING_BASE said and SET_VRING_BASE says. Split: the index of the next available entry. Packed: as
+    /// [`PackedConfig::base`].
     pub base: u32,
     /// Where what is in flight is known over restarts: [`inflight_len`] bytes. What it knows comes before `base`.
     pub inflight: Option<GuestArea>,
@@ -38,7 +43,8 @@ pub struct Config {
 pub const fn inflight_len(format: Format, size: u16) -> u64 {
     // Its neighbour's part starts on a cache line of its own.
     match format {
-        Format::Split => inflight::len(size).next_multiple_of(64),
+        Format::Split => split::inflight::len(size).next_multiple_of(64),
+        Format::Packed => packed::inflight::len(size).next_multiple_of(64),
     }
 }
 
@@ -47,6 +53,8 @@ pub const fn inflight_len(format: Format, size: u16) -> u64 {
 pub enum Virtqueue {
     /// A split one.
     Split(SplitQueue),
+    /// A packed one.
+    Packed(PackedQueue),
 }
 
 /// The same for every format.
@@ -54,6 +62,7 @@ macro_rules! each {
     ($self:ident, $queue:ident => $what:expr) => {
         match $self {
             Self::Split($queue) => $what,
+            Self::Packed($queue) => $what,
         }
     };
 }
@@ -86,6 +95,13 @@ impl Virtqueue {
                     None => SplitQueue::new(split)?,
                 }))
             }
+            Format::Packed => {
+                let packed = PackedConfig { size, desc, driver, device, event_idx, indirect, base };
+                Ok(Self::Packed(match inflight {
+                    Some(region) => PackedQueue::with_inflight(packed, region)?,
+                    None => PackedQueue::new(packed)?,
+                }))
+            }
         }
     }
 
@@ -98,6 +114,7 @@ impl Virtqueue {
     pub const fn base(&self) -> u32 {
         match self {
             Self::Split(queue) => queue.next_avail() as u32,
+            Self::Packed(queue) => queue.base(),
         }
     }
 

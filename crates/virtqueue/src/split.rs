@@ -502,14 +502,7 @@ impl SplitQueue {
 /// Adds a direct descriptor's buffer to `chain`: the index of the next descriptor, if there is one.
 #[inline]
 fn take(desc: Desc, chain: &mut Chain) -> Result<Option<u16>, ChainError> {
-    let writable = desc.flags & WRITE != 0;
-    if desc.len == 0 {
-        return Err(ChainError::Empty);
-    }
-    if !writable && chain.has_writable() {
-        return Err(ChainError::Order);
-    }
-    chain.push(Piece { addr: desc.addr, len: desc.len }, writable);
+    chain.add(Piece { addr: desc.addr, len: desc.len }, desc.flags & WRITE != 0)?;
     Ok((desc.flags & NEXT != 0).then_some(desc.next))
 }
 

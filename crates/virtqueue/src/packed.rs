@@ -1,0 +1,570 @@
+//! Packed virtqueues (section 2.8). Used in reactor context by the queue's one owner.
+//!
+//! Driver and device share one ring of descriptors. A descriptor is the driver's or the device's according to two bits in its flags, which change
+//! their meaning each time around: each side has a wrap counter. The device writes what it gives back over descriptors that it has taken, in the order in which it
+//! gives back, and skips as many as the chain had.
+
+use crate::chain::{CHAIN_MAX, Chain, Piece};
+use crate::error::{ChainError, ConfigError, PopError, QueueError};
+use crate::split::SIZE_MAX;
+use aryk_crash_point::{Step, step};
+use aryk_dma::{GuestArea, MemTable};
+use inflight::Inflight;
+use std::sync::atomic::{Ordering, fence};
+use virtio_bindings::bindings::virtio_ring::{
+    VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE, VRING_PACKED_DESC_F_AVAIL,
+    VRING_PACKED_DESC_F_USED, VRING_PACKED_EVENT_F_WRAP_CTR, VRING_PACKED_EVENT_FLAG_DESC,
+    VRING_PACKED_EVENT_FLAG_DISABLE, VRING_PACKED_EVENT_FLAG_ENABLE,
+};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+pub(crate) mod inflight;
+
+const NEXT: u16 = VRING_DESC_F_NEXT as u16;
+const WRITE: u16 = VRING_DESC_F_WRITE as u16;
+const INDIRECT: u16 = VRING_DESC_F_INDIRECT as u16;
+const AVAIL: u16 = 1 << VRING_PACKED_DESC_F_AVAIL;
+const USED: u16 = 1 << VRING_PACKED_DESC_F_USED;
+const EVENT_ENABLE: u16 = VRING_PACKED_EVENT_FLAG_ENABLE as u16;
+const EVENT_DISABLE: u16 = VRING_PACKED_EVENT_FLAG_DISABLE as u16;
+const EVENT_DESC: u16 = VRING_PACKED_EVENT_FLAG_DESC as u16;
+
+/// A descriptor (section 2.8.13).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+struct Desc {
+    addr: u64,
+    len: u32,
+    id: u16,
+    flags: u16,
+}
+
+const DESC_LEN: usize = size_of::<Desc>();
+const _: () = assert!(DESC_LEN == 16);
+/// Offsets in a descriptor.
+const LEN: usize = 8;
+const ID: usize = 12;
+const FLAGS: usize = 14;
+
+/// Bytes of an event suppression structure (section 2.8.14), and offsets in it.
+pub const EVENT_LEN: u64 = 4;
+const EVENT_OFF_WRAP: usize = 0;
+const EVENT_FLAGS: usize = 2;
+
+/// How many descriptors ahead of the next its buffer is asked for.
+const BUFFERS_AHEAD: u16 = 3;
+
+/// A place in the ring, and how often it was come around to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Cursor {
+    index: u16,
+    wrap: bool,
+}
+
+impl Cursor {
+    /// As GET_VRING_BASE has it, in 16 bits.
+    const fn from_bits(bits: u16) -> Self {
+        Self {
+            index: bits & !(1 << VRING_PACKED_EVENT_F_WRAP_CTR),
+            wrap: bits >> VRING_PACKED_EVENT_F_WRAP_CTR == 1,
+        }
+    }
+
+    const fn bits(self) -> u16 {
+        self.index | (self.wrap as u16) << VRING_PACKED_EVENT_F_WRAP_CTR
+    }
+
+    /// `count` descriptors on, at most once around.
+    #[inline]
+    const fn after(self, count: u16, size: u16) -> Self {
+        let index = self.index as u32 + count as u32;
+        if index >= size as u32 {
+            Self { index: (index - size as u32) as u16, wrap: !self.wrap }
+        } else {
+            Self { index: index as u16, wrap: self.wrap }
+        }
+    }
+
+    /// Whether a descriptor here with these flags is one that the driver has made available.
+    #[inline]
+    const fn is_avail(self, flags: u16) -> bool {
+        (flags & AVAIL != 0) == self.wrap && (flags & USED != 0) != self.wrap
+    }
+
+    /// Whether it is one that the device has given back.
+    #[inline]
+    const fn is_used(self, flags: u16) -> bool {
+        (flags & AVAIL != 0) == self.wrap && (flags & USED != 0) == self.wrap
+    }
+
+    /// The flags of one that is given back here.
+    #[inline]
+    const fn used(self, len: u32) -> u16 {
+        let written = if len > 0 { WRITE } else { 0 };
+        if self.wrap { AVAIL | USED | written } else { written }
+    }
+}
+
+/// What a packed queue is made of.
+#[derive(Debug)]
+pub struct PackedConfig {
+    /// Descriptors in the ring: up to [`SIZE_MAX`].
+    pub size: u16,
+    /// The ring: 16 bytes a descriptor, aligned to 16.
+    pub desc: GuestArea,
+    /// The driver's event suppression: [`EVENT_LEN`] bytes, aligned to 4.
+    pub driver: GuestArea,
+    /// The device's.
+    pub device: GuestArea,
+    /// Whether VIRTIO_F_EVENT_IDX was negotiated.
+    pub event_idx: bool,
+    /// Whether VIRTIO_F_INDIRECT_DESC was negotiated.
+    pub indirect: bool,
+    /// Bits 0–14: the next descriptor to take; bit 15: its wrap counter; bits 16–30 and 31: the same of the next to give back.
+    pub base: u32,
+}
+
+impl PackedConfig {
+    fn check(&self) -> Result<(), ConfigError> {
+        let size = self.size;
+        if size == 0 || size > SIZE_MAX {
+            return Err(ConfigError::PackedSize(size));
+        }
+        let parts = [
+            ("descriptor ring", &self.desc, DESC_LEN as u64 * u64::from(size), 16),
+            ("driver's event suppression", &self.driver, EVENT_LEN, 4),
+            ("device's event suppression", &self.device, EVENT_LEN, 4),
+        ];
+        for (part, area, needed, align) in parts {
+            if area.len() < needed {
+                return Err(ConfigError::TooShort { part, len: area.len(), needed });
+            }
+            if !area.is_aligned(align) {
+                return Err(ConfigError::Unaligned { part, align });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What has been written to the ring, and is not visible yet.
+#[derive(Clone, Copy, Debug)]
+struct Given {
+    at: Cursor,
+    flags: u16,
+}
+
+/// The device's side of a packed queue. As [`SplitQueue`](crate::SplitQueue), but that a chain's name is its buffer id.
+#[derive(Debug)]
+pub struct PackedQueue {
+    config: PackedConfig,
+    next_avail: Cursor,
+    next_used: Cursor,
+    /// Descriptors taken and not given back.
+    taken: u16,
+    /// Descriptors of each chain in flight, by id; 0: not in flight.
+    counts: Box<[u16]>,
+    /// Given back since the last publication, in order.
+    given: Vec<Given>,
+    /// Where that began, in descriptors before [`PackedQueue::next_used`].
+    unpublished: u16,
+    /// Whether anything was published: the driver may wait for a call that a predecessor owed it.
+    has_published: bool,
+    /// A call that a publication within [`PackedQueue::pop`] found wanted.
+    owes_call: bool,
+    kept: Option<Inflight>,
+    broken: Option<QueueError>,
+}
+
+impl PackedQueue {
+    /// A queue over areas of a guest's memory. Nothing is written to them yet.
+    ///
+    /// # Errors
+    /// [`ConfigError`].
+    pub fn new(config: PackedConfig) -> Result<Self, ConfigError> {
+        config.check()?;
+        let (avail, used) =
+            (Cursor::from_bits(config.base as u16), Cursor::from_bits((config.base >> 16) as u16));
+        if avail.index >= config.size || used.index >= config.size {
+            return Err(ConfigError::Base(config.base));
+        }
+        let taken = distance(used, avail, config.size).ok_or(ConfigError::Base(config.base))?;
+        Ok(Self {
+            next_avail: avail,
+            next_used: used,
+            taken,
+            counts: vec![0; config.size.into()].into(),
+            given: Vec::with_capacity(config.size.into()),
+            unpublished: 0,
+            has_published: false,
+            owes_call: false,
+            kept: None,
+            broken: None,
+            config,
+        })
+    }
+
+    /// The same, with a region that knows what is in flight when the process is gone. Where a predecessor has used it, it says where to go on, and what is in flight
+    /// there comes first; `base` counts only if the region is new.
+    ///
+    /// # Errors
+    /// [`ConfigError`].
+    pub fn with_inflight(config: PackedConfig, region: GuestArea) -> Result<Self, ConfigError> {
+        let mut queue = Self::new(config)?;
+        let kept = Inflight::attach(region, queue.config.size, queue.next_used, &queue.config.desc)?;
+        if let Some((used, taken)) = kept.recovered() {
+            (queue.next_used, queue.taken) = (used, taken);
+            queue.next_avail = used.after(taken, queue.config.size);
+        }
+        queue.kept = Some(kept);
+        Ok(queue)
+    }
+
+    /// Descriptors in the ring.
+    pub const fn size(&self) -> u16 {
+        self.config.size
+    }
+
+    /// Where a successor goes on, as [`PackedConfig::base`] has it.
+    pub const fn base(&self) -> u32 {
+        self.next_avail.bits() as u32 | (self.next_used.bits() as u32) << 16
+    }
+
+    /// Chains that were taken and not given back.
+    pub fn in_flight(&self) -> u32 {
+        self.counts.iter().filter(|count| **count > 0).count() as u32
+    }
+
+    /// What broke the queue, if something did.
+    pub const fn broken(&self) -> Option<QueueError> {
+        self.broken
+    }
+
+    /// Whether memory of the ring was lost; see [`aryk_dma::Mapping::is_poisoned`].
+    pub fn is_poisoned(&self) -> bool {
+        [&self.config.desc, &self.config.driver, &self.config.device].iter().any(|area| area.is_poisoned())
+            || self.kept.as_ref().is_some_and(Inflight::is_poisoned)
+    }
+
+    /// The guest's memory has changed, and the same ring lies here in it now.
+    ///
+    /// # Errors
+    /// [`ConfigError`]; then nothing has changed.
+    pub fn set_areas(
+        &mut self,
+        desc: GuestArea,
+        driver: GuestArea,
+        device: GuestArea,
+    ) -> Result<(), ConfigError> {
+        let config = PackedConfig { desc, driver, device, ..self.config };
+        config.check()?;
+        self.config = config;
+        Ok(())
+    }
+
+    /// 1 if a chain can be popped, else 0: how many there are is not known before they are looked at.
+    ///
+    /// # Errors
+    /// [`QueueError`] if the queue is broken.
+    #[inline]
+    pub fn available(&mut self) -> Result<u16, QueueError> {
+        match self.broken {
+            Some(error) => Err(error),
+            None => Ok(self.is_available().into()),
+        }
+    }
+
+    #[inline]
+    fn is_available(&self) -> bool {
+        // Acquire: the chain's other descriptors and buffers were written before.
+        let flags = self.config.desc.load_u16(self.at(self.next_avail) + FLAGS, Ordering::Acquire);
+        self.next_avail.is_avail(flags)
+    }
+
+    /// Where a descriptor lies in the ring.
+    #[inline]
+    const fn at(&self, cursor: Cursor) -> usize {
+        DESC_LEN * cursor.index as usize
+    }
+
+    #[cold]
+    fn break_down(&mut self, error: QueueError) -> PopError {
+        self.broken = Some(error);
+        error.into()
+    }
+
+    /// Takes the next chain, if there is one: the id that names it until [`PackedQueue::push_used`], and its buffers in `chain`.
+    /// `memory` is where indirect tables lie.
+    ///
+    /// # Errors
+    /// [`PopError`]. After [`PopError::Chain`] the chain is taken as well, and `chain` is undefined.
+    ///
+    /// # Panics
+    /// If `chain` was made for smaller queues.
+    #[inline]
+    pub fn pop(&mut self, memory: &MemTable, chain: &mut Chain) -> Result<Option<u16>, PopError> {
+        if let Some(error) = self.broken {
+            return Err(error.into());
+        }
+        if let Some(kept) = &mut self.kept {
+            if let Some(replay) = kept.next_replay() {
+                return self.take_replay(&replay, memory, chain);
+            }
+            // The region has one free list, which what was given back must have joined before anything is taken from it.
+            if !self.given.is_empty() && self.is_available() {
+                self.owes_call |= self.publish_given();
+            }
+        }
+        if !self.is_available() {
+            return Ok(None);
+        }
+        step(Step::Found);
+        self.take(memory, chain)
+    }
+
+    /// Takes the chain at `next_avail`.
+    #[inline]
+    fn take(&mut self, memory: &MemTable, chain: &mut Chain) -> Result<Option<u16>, PopError> {
+        chain.clear(self.rules().chain_max);
+        let (mut cursor, mut count, mut sound) = (self.next_avail, 0, Ok(()));
+        let id = loop {
+            if self.taken + count == self.config.size {
+                return Err(self.break_down(QueueError::Overrun));
+            }
+            let desc: Desc = self.config.desc.read(self.at(cursor));
+            let is_last = desc.flags & NEXT == 0;
+            if let Some(kept) = &mut self.kept {
+                kept.note(&desc, count == 0);
+            }
+            count += 1;
+            cursor = cursor.after(1, self.config.size);
+            // A chain that is none is followed to its end all the same, where its name is.
+            sound = sound.and_then(|()| add(&desc, self.rules(), memory, chain));
+            if is_last {
+                break desc.id;
+            }
+        };
+        if id >= self.config.size {
+            return Err(self.break_down(QueueError::HeadIndex(id)));
+        }
+        if self.counts[usize::from(id)] != 0 {
+            return Err(self.break_down(QueueError::HeadInFlight(id)));
+        }
+        self.counts[usize::from(id)] = count;
+        self.taken += count;
+        self.next_avail = cursor;
+        if let Some(kept) = &mut self.kept {
+            kept.begin(id);
+            step(Step::Marked);
+        }
+        sound.map(|()| Some(id)).map_err(|error| PopError::Chain { head: id, error })
+    }
+
+    /// Takes a chain that a predecessor left in flight. Its ids were checked, its descriptors are still the guest's.
+    #[cold]
+    fn take_replay(
+        &mut self,
+        replay: &inflight::Replay,
+        memory: &MemTable,
+        chain: &mut Chain,
+    ) -> Result<Option<u16>, PopError> {
+        chain.clear(self.rules().chain_max);
+        self.counts[usize::from(replay.id)] = replay.descs.len() as u16;
+        let rules = self.rules();
+        let sound = replay.descs.iter().try_for_each(|desc| add(desc, rules, memory, chain));
+        sound.map(|()| Some(replay.id)).map_err(|error| PopError::Chain { head: replay.id, error })
+    }
+
+    #[inline]
+    fn rules(&self) -> Rules {
+        Rules { indirect: self.config.indirect, chain_max: self.config.size.max(CHAIN_MAX) }
+    }
+
+    /// Gives a chain back: the device wrote `len` bytes from the start of its writable part. The driver sees it after
+    /// [`PackedQueue::publish`].
+    ///
+    /// # Panics
+    /// If no chain with this id is in flight.
+    #[inline]
+    pub fn push_used(&mut self, id: u16, len: u32) {
+        let count = std::mem::take(&mut self.counts[usize::from(id)]);
+        assert!(count > 0, "chain {id} is not in flight");
+        let (at, place) = (self.next_used, self.at(self.next_used));
+        self.config.desc.write(place + LEN, &len);
+        self.config.desc.write(place + ID, &id);
+        self.given.push(Given { at, flags: at.used(len) });
+        self.next_used = at.after(count, self.config.size);
+        self.unpublished += count;
+        self.taken -= count;
+        if let Some(kept) = &mut self.kept {
+            kept.end(id);
+            step(Step::Used);
+        }
+    }
+
+    /// Shows the driver all chains given back so far; whether it wants to be called (interrupted) for them.
+    /// Always after the first time, for what a predecessor may have owed.
+    #[inline]
+    #[must_use = "a driver that is not called waits for ever"]
+    pub fn publish(&mut self) -> bool {
+        let owed = std::mem::take(&mut self.owes_call) | !std::mem::replace(&mut self.has_published, true);
+        if self.given.is_empty() {
+            return owed;
+        }
+        self.publish_given() | owed
+    }
+
+    fn publish_given(&mut self) -> bool {
+        match &mut self.kept {
+            None => {
+                // The driver looks at them in order, so it sees none before the first. Release: what is written before is there.
+                for given in self.given.iter().rev() {
+                    let place = DESC_LEN * usize::from(given.at.index) + FLAGS;
+                    self.config.desc.store_u16(place, given.flags, Ordering::Release);
+                }
+            }
+            Some(kept) => {
+                kept.publishing(self.next_used);
+                // In order, so that a successor finds how far we came: none behind one that is not visible looks as if it were.
+                for given in &self.given {
+                    let place = DESC_LEN * usize::from(given.at.index) + FLAGS;
+                    self.config.desc.store_u16(place, given.flags, Ordering::Release);
+                    step(Step::Published);
+                }
+                kept.published();
+            }
+        }
+        self.given.clear();
+        let count = std::mem::take(&mut self.unpublished);
+        // The driver turns calls on, then looks at the ring again; we write to the ring, then look whether calls are on.
+        fence(Ordering::SeqCst);
+        self.wants_call(count)
+    }
+
+    /// Whether the driver wants to be called for the `count` descriptors before the next used.
+    #[inline]
+    fn wants_call(&self, count: u16) -> bool {
+        match self.config.driver.load_u16(EVENT_FLAGS, Ordering::Relaxed) {
+            EVENT_DISABLE => false,
+            EVENT_DESC if self.config.event_idx => {
+                let event = Cursor::from_bits(self.config.driver.load_u16(EVENT_OFF_WRAP, Ordering::Relaxed));
+                let (size, new) = (i32::from(self.config.size), i32::from(self.next_used.index));
+                let round = if event.wrap == self.next_used.wrap { 0 } else { size };
+                let event = i32::from(event.index) - round;
+                (new - i32::from(count)..new).contains(&event)
+            }
+            _ => true,
+        }
+    }
+
+    /// Asks the driver to kick (notify) when it adds a chain, and looks again: whether there are chains already, for
+    /// which no kick may come.
+    #[inline]
+    #[must_use = "no kick may come for chains that are there already"]
+    pub fn enable_kicks(&mut self) -> bool {
+        let flags = if self.config.event_idx {
+            self.config.device.store_u16(EVENT_OFF_WRAP, self.next_avail.bits(), Ordering::Relaxed);
+            EVENT_DESC
+        } else {
+            EVENT_ENABLE
+        };
+        // Release: flags that ask for an event come after the event.
+        self.config.device.store_u16(EVENT_FLAGS, flags, Ordering::Release);
+        // The driver writes a descriptor, then reads whether kicks are on; we turn them on, then read the descriptor.
+        fence(Ordering::SeqCst);
+        self.is_available() || self.kept.as_ref().is_some_and(Inflight::has_replays)
+    }
+
+    /// Asks the driver not to kick, while the queue is polled.
+    #[inline]
+    pub fn disable_kicks(&mut self) {
+        self.config.device.store_u16(EVENT_FLAGS, EVENT_DISABLE, Ordering::Relaxed);
+    }
+
+    /// Asks the processor for what taking the next chains will touch. Only a hint.
+    #[inline]
+    pub fn prefetch_first(&self, memory: &MemTable) {
+        (1..BUFFERS_AHEAD).for_each(|ahead| self.prefetch_buffer(ahead, memory));
+    }
+
+    /// The same, between one [`PackedQueue::pop`] and the next.
+    #[inline]
+    pub fn prefetch_next(&self, memory: &MemTable) {
+        self.prefetch_buffer(BUFFERS_AHEAD, memory);
+    }
+
+    /// Asks for the buffer of the descriptor `ahead` places after the next, if it is an available one.
+    #[inline]
+    fn prefetch_buffer(&self, ahead: u16, memory: &MemTable) {
+        if ahead >= self.config.size {
+            return;
+        }
+        let cursor = self.next_avail.after(ahead, self.config.size);
+        let desc: Desc = self.config.desc.read(self.at(cursor));
+        if !cursor.is_avail(desc.flags) {
+            return;
+        }
+        if desc.flags & INDIRECT != 0 {
+            memory.prefetch(desc.addr);
+        } else {
+            memory.prefetch_write(desc.addr);
+        }
+    }
+}
+
+/// Descriptors from `from` to `to`, which is at most once around ahead.
+const fn distance(from: Cursor, to: Cursor, size: u16) -> Option<u16> {
+    if from.wrap == to.wrap {
+        to.index.checked_sub(from.index)
+    } else {
+        // Once around and a bit: `to` is not past `from`.
+        if to.index <= from.index { Some(to.index + (size - from.index)) } else { None }
+    }
+}
+
+/// What a chain may be.
+#[derive(Clone, Copy, Debug)]
+struct Rules {
+    /// Whether indirect tables were negotiated.
+    indirect: bool,
+    /// Descriptors in the longest chain, in the ring and an indirect table together.
+    chain_max: u16,
+}
+
+/// Adds a ring descriptor's buffer, or those of the table that it names, to `chain`.
+#[inline]
+fn add(desc: &Desc, rules: Rules, memory: &MemTable, chain: &mut Chain) -> Result<(), ChainError> {
+    if desc.flags & INDIRECT != 0 {
+        return add_table(desc, rules, memory, chain);
+    }
+    chain.add(Piece { addr: desc.addr, len: desc.len }, desc.flags & WRITE != 0)
+}
+
+/// Section 2.8.7: a table's descriptors follow one another; of their flags only WRITE means something.
+#[inline(never)]
+fn add_table(table: &Desc, rules: Rules, memory: &MemTable, chain: &mut Chain) -> Result<(), ChainError> {
+    if !rules.indirect {
+        return Err(ChainError::IndirectNotNegotiated);
+    }
+    if table.flags & NEXT != 0 {
+        return Err(ChainError::IndirectNext);
+    }
+    let count = table.len / DESC_LEN as u32;
+    let room = rules.chain_max - chain.count();
+    if !table.len.is_multiple_of(DESC_LEN as u32) || count == 0 || count > room.into() {
+        return Err(ChainError::IndirectLength(table.len));
+    }
+    for index in 0..u64::from(count) {
+        let addr = table.addr.checked_add(DESC_LEN as u64 * index);
+        let desc = addr.and_then(|addr| memory.read::<Desc>(addr).ok());
+        let desc = desc.ok_or(ChainError::IndirectAddress(table.addr))?;
+        if desc.flags & INDIRECT != 0 {
+            return Err(ChainError::IndirectNested);
+        }
+        chain.add(Piece { addr: desc.addr, len: desc.len }, desc.flags & WRITE != 0)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,364 @@
+//! What of a packed queue is in flight, in memory that outlives the process ("Inflight I/O tracking" of the vhost-user
+//! specification). Used in reactor context by the queue; made in control context.
+//!
+//! What the device gives back overwrites descriptors that other chains may still need, so the region has a copy of each: entries, as many as the
+//! ring has descriptors, each free or in one chain. The free ones are a list, at whose head a chain's entries are taken and given back.
+//!
+//! - A chain is in flight when its first entry is marked so, which is done last: the marks are what a successor goes by.
+//! - A batch is given back in steps: its chains join the free list; the used position is noted beside the old one, in one store; the ring's descriptors become
+//!   visible, one after the other; the marks go; the old position follows. A successor that finds two positions walks the list back to where it began, and the ring
+//!   itself says how many of the batch the driver can see. The others are in flight as before.
+//!
+//! The order of the stores is what it relies on: the kernel completes a killed process's stores in program order, which the fences keep.
+//!
+//! **Invariant.** The region is shared with the front-end: it is read once, at the start, and checked; what is needed again later is kept here.
+
+use super::{Cursor, DESC_LEN, Desc, FLAGS, NEXT as HAS_NEXT};
+use crate::error::{ConfigError, InflightError};
+use aryk_crash_point::{Step, step};
+use aryk_dma::GuestArea;
+use std::collections::VecDeque;
+use std::sync::atomic::{Ordering, compiler_fence};
+
+/// The only version there is.
+const VERSION: u16 = 1;
+
+/// Offsets in the head; entries follow.
+const FEATURES: usize = 0;
+const VERSION_AT: usize = 8;
+const DESC_NUM: usize = 10;
+const FREE_HEAD: usize = 12;
+const OLD_FREE_HEAD: usize = 14;
+/// Used index (16 bits), old used index (16), used wrap counter (8), old used wrap counter (8): one word, so that they change together.
+const USED: usize = 16;
+const ENTRIES: usize = 32;
+
+/// Bytes of an entry, and offsets in it.
+const ENTRY_LEN: usize = 32;
+const INFLIGHT: usize = 0;
+const NEXT: usize = 2;
+const LAST: usize = 4;
+const NUM: usize = 6;
+const COUNTER: usize = 8;
+const DESC_ID: usize = 16;
+const DESC_FLAGS: usize = 18;
+const DESC_LENGTH: usize = 20;
+const DESC_ADDR: usize = 24;
+
+/// Bytes of a queue's part, without padding.
+pub(crate) const fn len(size: u16) -> u64 {
+    (ENTRIES + ENTRY_LEN * size as usize) as u64
+}
+
+const fn entry(index: u16) -> usize {
+    ENTRIES + ENTRY_LEN * index as usize
+}
+
+/// A chain that a predecessor left in flight.
+#[derive(Clone, Debug)]
+pub(super) struct Replay {
+    counter: u64,
+    entries: Entries,
+    pub id: u16,
+    pub descs: Vec<Desc>,
+}
+
+/// The entries of a chain: the first, and the last.
+#[derive(Clone, Copy, Debug, Default)]
+struct Entries {
+    first: u16,
+    last: u16,
+}
+
+#[derive(Debug)]
+pub(super) struct Inflight {
+    area: GuestArea,
+    size: u16,
+    /// The next chain's place in the order of arrival.
+    counter: u64,
+    /// What follows each entry in its chain, or in the list of free ones; `size` at the end of that.
+    next: Box<[u16]>,
+    free_head: u16,
+    /// The chain that is being taken, and how many entries it has.
+    taking: Entries,
+    count: u16,
+    /// The entries of each chain in flight, by buffer id.
+    chains: Box<[Entries]>,
+    /// First entries of what was given back since the last publication.
+    batch: Vec<u16>,
+    /// Where the driver sees that the device has come to.
+    used: Cursor,
+    replays: VecDeque<Replay>,
+    is_new: bool,
+}
+
+impl Inflight {
+    /// Takes a region over, or makes a new one of zeroes, for a queue that gives back at `used` next. `ring` is the descriptor ring.
+    pub fn attach(area: GuestArea, size: u16, used: Cursor, ring: &GuestArea) -> Result<Self, ConfigError> {
+        let needed = len(size);
+        if area.len() < needed {
+            return Err(ConfigError::TooShort { part: "in-flight region", len: area.len(), needed });
+        }
+        if !area.is_aligned(8) {
+            return Err(ConfigError::Unaligned { part: "in-flight region", align: 8 });
+        }
+        let version = area.read::<u16>(VERSION_AT);
+        let mut inflight = Self {
+            area,
+            size,
+            counter: 0,
+            next: vec![size; size.into()].into(),
+            free_head: size,
+            taking: Entries::default(),
+            count: 0,
+            chains: vec![Entries::default(); size.into()].into(),
+            batch: Vec::with_capacity(size.into()),
+            used,
+            replays: VecDeque::new(),
+            is_new: version == 0,
+        };
+        match version {
+            0 => inflight.initialise(),
+            VERSION => inflight.recover(ring)?,
+            version => return Err(InflightError::Version(version).into()),
+        }
+        Ok(inflight)
+    }
+
+    fn initialise(&mut self) {
+        self.area.write(FEATURES, &0_u64);
+        self.area.write(DESC_NUM, &self.size);
+        self.note_used(self.used, self.used);
+        self.free_all_but(&vec![false; self.size.into()]);
+        compiler_fence(Ordering::SeqCst);
+        self.area.write(VERSION_AT, &VERSION);
+    }
+
+    fn recover(&mut self, ring: &GuestArea) -> Result<(), InflightError> {
+        let desc_num = self.area.read::<u16>(DESC_NUM);
+        if desc_num != self.size {
+            return Err(InflightError::Size { region: desc_num, queue: self.size });
+        }
+        let [idx_lo, idx_hi, old_lo, old_hi, wrap, old_wrap, ..] = self.area.load_u64(USED).to_le_bytes();
+        let new = self.cursor(u16::from_le_bytes([idx_lo, idx_hi]), wrap)?;
+        let old = self.cursor(u16::from_le_bytes([old_lo, old_hi]), old_wrap)?;
+        self.used = if new == old { old } else { self.settle_batch(old, new, ring)? };
+        compiler_fence(Ordering::SeqCst);
+        self.note_used(self.used, self.used);
+        step(Step::Recovered);
+        self.collect()
+    }
+
+    fn cursor(&self, index: u16, wrap: u8) -> Result<Cursor, InflightError> {
+        if index < self.size {
+            Ok(Cursor { index, wrap: wrap != 0 })
+        } else {
+            Err(InflightError::Head(index))
+        }
+    }
+
+    /// Notes how far the device has come, and how far the driver is known to see it.
+    fn note_used(&self, new: Cursor, old: Cursor) {
+        let ([a, b], [c, d]) = (new.index.to_le_bytes(), old.index.to_le_bytes());
+        self.area.store_u64(USED, u64::from_le_bytes([a, b, c, d, new.wrap.into(), old.wrap.into(), 0, 0]));
+    }
+
+    /// Of a batch that was being given back, the chains that the driver can see are in flight no more. How far it can see.
+    fn settle_batch(&self, old: Cursor, new: Cursor, ring: &GuestArea) -> Result<Cursor, InflightError> {
+        let (mut head, end) = (self.area.read::<u16>(FREE_HEAD), self.area.read::<u16>(OLD_FREE_HEAD));
+        if head == end {
+            // All is done but this.
+            return Ok(new);
+        }
+        let mut batch = Vec::new();
+        while head != end {
+            let (last, num) =
+                (self.area.read::<u16>(self.at(head, LAST)?), self.area.read::<u16>(self.at(head, NUM)?));
+            if num == 0 || num > self.size || batch.len() == usize::from(self.size) {
+                return Err(InflightError::Chain(head));
+            }
+            batch.push((head, num));
+            head = self.area.read(self.at(last, NEXT)?);
+        }
+        let mut used = old;
+        for (head, num) in batch.into_iter().rev() {
+            let flags = ring.load_u16(DESC_LEN * usize::from(used.index) + FLAGS, Ordering::Acquire);
+            if !used.is_used(flags) {
+                break;
+            }
+            self.area.write(self.at(head, INFLIGHT)?, &0_u8);
+            used = used.after(num, self.size);
+        }
+        Ok(used)
+    }
+
+    /// Where a part of an entry lies.
+    fn at(&self, index: u16, part: usize) -> Result<usize, InflightError> {
+        if index < self.size { Ok(entry(index) + part) } else { Err(InflightError::Head(index)) }
+    }
+
+    /// Finds the chains in flight; what is in none of them is free.
+    fn collect(&mut self) -> Result<(), InflightError> {
+        let (mut taken, mut ids) = (vec![false; self.size.into()], vec![false; self.size.into()]);
+        let mut replays = Vec::new();
+        for first in 0..self.size {
+            match self.area.read::<u8>(self.at(first, INFLIGHT)?) {
+                0 => {}
+                1 => {
+                    let replay = self.chain(first, &mut taken)?;
+                    if std::mem::replace(&mut ids[usize::from(replay.id)], true) {
+                        return Err(InflightError::Chain(first));
+                    }
+                    replays.push(replay);
+                }
+                value => return Err(InflightError::State { head: first, value }),
+            }
+        }
+        replays.sort_unstable_by_key(|replay| replay.counter);
+        self.counter = replays.last().map_or(0, |replay| replay.counter.wrapping_add(1));
+        self.free_all_but(&taken);
+        self.replays = replays.into();
+        Ok(())
+    }
+
+    /// The chain whose first entry this is. Its entries are marked in `taken`, where none of them may be already.
+    fn chain(&mut self, first: u16, taken: &mut [bool]) -> Result<Replay, InflightError> {
+        let broken = InflightError::Chain(first);
+        let num = self.area.read::<u16>(self.at(first, NUM)?);
+        let (mut descs, mut index, mut last) = (Vec::new(), first, first);
+        for _ in 0..num {
+            if std::mem::replace(taken.get_mut(usize::from(index)).ok_or(broken)?, true) {
+                return Err(broken);
+            }
+            descs.push(self.desc(index));
+            (last, index) = (index, self.area.read(entry(index) + NEXT));
+            // Read once; what follows the last means nothing.
+            self.next[usize::from(last)] = index;
+        }
+        let id = descs.last().ok_or(broken)?.id;
+        let goes_on = descs.iter().map(|desc| desc.flags & HAS_NEXT != 0);
+        let is_whole = goes_on.rev().enumerate().all(|(behind, goes_on)| goes_on == (behind > 0));
+        if !is_whole || id >= self.size || self.area.read::<u16>(self.at(first, LAST)?) != last {
+            return Err(broken);
+        }
+        let counter = self.area.read(self.at(first, COUNTER)?);
+        Ok(Replay { counter, entries: Entries { first, last }, id, descs })
+    }
+
+    /// The copy in an entry.
+    fn desc(&self, index: u16) -> Desc {
+        let at = entry(index);
+        Desc {
+            addr: self.area.read(at + DESC_ADDR),
+            len: self.area.read(at + DESC_LENGTH),
+            id: self.area.read(at + DESC_ID),
+            flags: self.area.read(at + DESC_FLAGS),
+        }
+    }
+
+    /// Makes the list of free entries anew.
+    fn free_all_but(&mut self, taken: &[bool]) {
+        self.free_head = self.size;
+        for index in (0..self.size).rev().filter(|&index| !taken[usize::from(index)]) {
+            self.next[usize::from(index)] = self.free_head;
+            self.area.write(entry(index) + NEXT, &self.free_head);
+            self.free_head = index;
+        }
+        self.area.write(FREE_HEAD, &self.free_head);
+        self.area.write(OLD_FREE_HEAD, &self.free_head);
+    }
+
+    /// The next chain that a predecessor left in flight.
+    #[inline]
+    pub fn next_replay(&mut self) -> Option<Replay> {
+        let replay = self.replays.pop_front()?;
+        self.chains[usize::from(replay.id)] = replay.entries;
+        Some(replay)
+    }
+
+    /// Whether there are such chains.
+    pub fn has_replays(&self) -> bool {
+        !self.replays.is_empty()
+    }
+
+    /// Where a predecessor has given back up to, if there was one, and the descriptors that it left in flight.
+    pub fn recovered(&self) -> Option<(Cursor, u16)> {
+        let descs = self.replays.iter().map(|replay| replay.descs.len()).sum::<usize>();
+        (!self.is_new).then_some((self.used, descs as u16))
+    }
+
+    /// Copies the next descriptor of a chain that is being taken. There is a free entry as long as the ring has a descriptor that was not taken.
+    #[inline]
+    pub fn note(&mut self, desc: &Desc, is_first: bool) {
+        let index = self.free_head;
+        assert!(index < self.size, "a free entry for each descriptor");
+        let at = entry(index);
+        self.area.write(at + DESC_ADDR, &desc.addr);
+        self.area.write(at + DESC_LENGTH, &desc.len);
+        self.area.write(at + DESC_ID, &desc.id);
+        self.area.write(at + DESC_FLAGS, &desc.flags);
+        if is_first {
+            self.taking.first = index;
+            self.count = 0;
+        }
+        self.taking.last = index;
+        self.count += 1;
+        self.free_head = self.next[usize::from(index)];
+    }
+
+    /// The chain whose descriptors were copied has been taken.
+    #[inline]
+    pub fn begin(&mut self, id: u16) {
+        let at = entry(self.taking.first);
+        self.area.write(at + LAST, &self.taking.last);
+        self.area.write(at + NUM, &self.count);
+        self.area.write(at + COUNTER, &self.counter);
+        self.counter = self.counter.wrapping_add(1);
+        compiler_fence(Ordering::SeqCst);
+        self.area.write(at + INFLIGHT, &1_u8);
+        compiler_fence(Ordering::SeqCst);
+        self.area.write(FREE_HEAD, &self.free_head);
+        self.area.write(OLD_FREE_HEAD, &self.free_head);
+        self.chains[usize::from(id)] = self.taking;
+    }
+
+    /// A chain has been given back; the driver does not see it yet.
+    #[inline]
+    pub fn end(&mut self, id: u16) {
+        let Entries { first, last } = self.chains[usize::from(id)];
+        self.next[usize::from(last)] = self.free_head;
+        self.area.write(entry(last) + NEXT, &self.free_head);
+        compiler_fence(Ordering::SeqCst);
+        self.free_head = first;
+        self.area.write(FREE_HEAD, &first);
+        self.batch.push(first);
+    }
+
+    /// The batch is about to become visible: the device has come to `used`.
+    #[inline]
+    pub fn publishing(&mut self, used: Cursor) {
+        compiler_fence(Ordering::SeqCst);
+        self.note_used(used, self.used);
+        self.used = used;
+        compiler_fence(Ordering::SeqCst);
+    }
+
+    /// The batch is visible.
+    #[inline]
+    pub fn published(&mut self) {
+        compiler_fence(Ordering::SeqCst);
+        for first in self.batch.drain(..) {
+            self.area.write(entry(first) + INFLIGHT, &0_u8);
+            step(Step::Clearing);
+        }
+        compiler_fence(Ordering::SeqCst);
+        step(Step::Cleared);
+        self.area.write(OLD_FREE_HEAD, &self.free_head);
+        compiler_fence(Ordering::SeqCst);
+        self.note_used(self.used, self.used);
+    }
+
+    pub fn is_poisoned(&self) -> bool {
+        self.area.is_poisoned()
+    }
+}

@@ -1,0 +1,310 @@
+//! The queue against a naive driver, through crashes and without.
+
+mod driver;
+
+use super::{EVENT_DESC, EVENT_DISABLE, EVENT_ENABLE, INDIRECT, NEXT, PackedConfig, PackedQueue, WRITE};
+use crate::{Chain, ChainError, ConfigError, InflightError, PopError, QueueError};
+use driver::{BUFFERS, Driver, TABLES};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+
+/// Descriptors: address, length, flags.
+type Descs = [(u64, u32, u16)];
+
+fn pop(driver: &Driver, queue: &mut PackedQueue) -> Option<(u16, Vec<u64>)> {
+    let mut chain = Chain::new(queue.size());
+    let id = queue.pop(&driver.memory, &mut chain).unwrap()?;
+    Some((id, chain.readable().iter().chain(chain.writable()).map(|piece| piece.addr).collect()))
+}
+
+fn error(driver: &Driver, queue: &mut PackedQueue) -> PopError {
+    queue.pop(&driver.memory, &mut Chain::new(queue.size())).unwrap_err()
+}
+
+#[test]
+fn chains_go_round_out_of_order() {
+    let mut driver = Driver::new(5);
+    let mut queue = driver.queue(false);
+    assert_eq!(pop(&driver, &mut queue), None);
+    for round in 0..20 {
+        let (long, short) = (driver.add(3), driver.add(1));
+        assert_eq!(queue.available(), Ok(1));
+        let (first, pieces) = pop(&driver, &mut queue).unwrap();
+        assert_eq!((first, pieces.len()), (long, 3));
+        assert_eq!(pop(&driver, &mut queue).unwrap().0, short);
+        assert_eq!((pop(&driver, &mut queue), queue.in_flight()), (None, 2));
+        queue.push_used(short, 7);
+        queue.push_used(long, 0);
+        assert_eq!(driver.take_used(), None, "not before it is published");
+        assert!(queue.publish());
+        assert_eq!((driver.take_used(), driver.take_used()), (Some((short, 7)), Some((long, 0))), "{round}");
+        assert!(!queue.publish(), "nothing new");
+    }
+}
+
+#[test]
+fn a_successor_goes_on_at_the_base() {
+    let mut driver = Driver::new(3);
+    for _ in 0..10 {
+        let mut queue = driver.queue(false);
+        let id = driver.add(2);
+        assert_eq!(pop(&driver, &mut queue).unwrap().0, id);
+        queue.push_used(id, 1);
+        let _ = queue.publish();
+        assert_eq!(driver.take_used(), Some((id, 1)));
+        driver.base = queue.base();
+    }
+}
+
+#[test]
+fn an_indirect_table_is_one_descriptor() {
+    let mut driver = Driver::new(2);
+    let mut queue = driver.queue(false);
+    driver.table(0, &[(BUFFERS, 16, 0), (BUFFERS + 64, 512, WRITE), (BUFFERS + 1024, 1, WRITE)]);
+    let id = driver.offer(&[(TABLES, 48, INDIRECT)]);
+    let mut chain = Chain::new(2);
+    assert_eq!(queue.pop(&driver.memory, &mut chain), Ok(Some(id)));
+    assert_eq!((chain.readable_len(), chain.writable_len()), (16, 513));
+    queue.push_used(id, 1);
+    let _ = queue.publish();
+    assert_eq!(driver.take_used(), Some((id, 1)));
+}
+
+#[test]
+fn chains_that_are_none_are_refused_by_name() {
+    let cases: [(&Descs, ChainError); 6] = [
+        (&[(BUFFERS, 0, 0)], ChainError::Empty),
+        (&[(BUFFERS, 1, WRITE), (BUFFERS, 1, 0)], ChainError::Order),
+        (&[(TABLES, 24, INDIRECT)], ChainError::IndirectLength(24)),
+        (&[(TABLES, 0, INDIRECT)], ChainError::IndirectLength(0)),
+        (&[(TABLES, 16 << 20, INDIRECT)], ChainError::IndirectLength(16 << 20)),
+        (&[(u64::MAX - 8, 32, INDIRECT)], ChainError::IndirectAddress(u64::MAX - 8)),
+    ];
+    let mut driver = Driver::new(4);
+    let mut queue = driver.queue(false);
+    for (descs, expected) in cases {
+        let id = driver.offer(descs);
+        assert_eq!(error(&driver, &mut queue), PopError::Chain { head: id, error: expected });
+        queue.push_used(id, 0);
+        let _ = queue.publish();
+        assert_eq!(driver.take_used(), Some((id, 0)));
+    }
+}
+
+#[test]
+fn nonsense_breaks_the_queue() {
+    let mut driver = Driver::new(4);
+    let mut queue = driver.queue(false);
+    driver.offer_as(4, &[(BUFFERS, 1, 0)]);
+    assert_eq!(error(&driver, &mut queue), QueueError::HeadIndex(4).into());
+    assert!(queue.available().is_err() && queue.broken().is_some());
+
+    let mut driver = Driver::new(4);
+    let mut queue = driver.queue(false);
+    driver.offer_as(1, &[(BUFFERS, 1, 0)]);
+    driver.offer_as(1, &[(BUFFERS, 1, 0)]);
+    assert_eq!(pop(&driver, &mut queue).unwrap().0, 1);
+    assert_eq!(error(&driver, &mut queue), QueueError::HeadInFlight(1).into());
+
+    let mut driver = Driver::new(4);
+    let mut queue = driver.queue(false);
+    driver.offer_as(1, &[(BUFFERS, 1, NEXT); 5]);
+    assert_eq!(error(&driver, &mut queue), QueueError::Overrun.into());
+
+    let bad = |base| PackedQueue::new(PackedConfig { base, ..Driver::new(4).config(false) }).unwrap_err();
+    for base in [4, 4 << 16, 0x8000_0001, 0x0000_8002] {
+        assert_eq!(bad(base), ConfigError::Base(base));
+    }
+}
+
+#[test]
+fn calls_and_kicks_as_asked_for() {
+    let mut driver = Driver::new(4);
+    let mut queue = driver.queue(true);
+    assert!(queue.publish(), "what a predecessor may have owed");
+    let give = |queue: &mut PackedQueue, driver: &mut Driver| {
+        let id = driver.add(1);
+        pop(driver, queue).unwrap();
+        queue.push_used(id, 0);
+        let called = queue.publish();
+        driver.take_used().unwrap();
+        called
+    };
+    driver.ask_for_calls(EVENT_ENABLE, 0);
+    assert!(give(&mut queue, &mut driver));
+    driver.ask_for_calls(EVENT_DISABLE, 0);
+    assert!(!give(&mut queue, &mut driver));
+    // At 2, where the next goes, at 3, and once around at 1.
+    driver.ask_for_calls(EVENT_DESC, 2 | 1 << 15);
+    assert!(give(&mut queue, &mut driver));
+    driver.ask_for_calls(EVENT_DESC, 1);
+    assert_eq!([(); 3].map(|()| give(&mut queue, &mut driver)), [false, false, true]);
+
+    assert!(!queue.enable_kicks());
+    assert_eq!(driver.kicks_asked_for(), (EVENT_DESC, 2));
+    queue.disable_kicks();
+    assert_eq!(driver.kicks_asked_for().0, EVENT_DISABLE);
+    driver.add(1);
+    assert!(queue.enable_kicks());
+}
+
+/// What happens next.
+#[derive(Clone, Copy, Debug)]
+enum Act {
+    /// The driver adds a chain of so many descriptors.
+    Add(u16),
+    Pop,
+    /// The device gives the n-th chain in flight back.
+    Give(usize),
+    Publish,
+    /// The device dies, and another takes its place.
+    Crash,
+    /// The device dies while it publishes, after so many stores.
+    CrashWithin(usize),
+}
+
+fn acts() -> impl Strategy<Value = Vec<Act>> {
+    let act = prop_oneof![
+        4 => (1u16..4).prop_map(Act::Add),
+        4 => Just(Act::Pop),
+        4 => (0usize..8).prop_map(Act::Give),
+        3 => Just(Act::Publish),
+        1 => Just(Act::Crash),
+        1 => (0usize..12).prop_map(Act::CrashWithin),
+    ];
+    prop::collection::vec(act, 1..120)
+}
+
+/// Publishes as [`PackedQueue::publish`] does, but only the first `stores` of its steps.
+fn publish_in_part(queue: &mut PackedQueue, stores: usize) {
+    let Some(kept) = queue.kept.as_mut().filter(|_| !queue.given.is_empty()) else { return };
+    let mut left = 0..stores;
+    let mut next = || left.next().is_some();
+    if !next() {
+        return;
+    }
+    kept.publishing(queue.next_used);
+    for given in &queue.given {
+        if !next() {
+            return;
+        }
+        queue.config.desc.store_u16(
+            16 * usize::from(given.at.index) + 14,
+            given.flags,
+            std::sync::atomic::Ordering::Release,
+        );
+    }
+    if next() {
+        kept.published();
+    }
+}
+
+/// A driver, its device, and what must come of them.
+struct World {
+    driver: Driver,
+    queue: PackedQueue,
+    /// Descriptors of each chain that the driver waits for.
+    waited: BTreeMap<u16, u16>,
+    /// Ids that the device has, in order.
+    taken: Vec<u16>,
+}
+
+impl World {
+    fn new(size: u16) -> Self {
+        let driver = Driver::new(size);
+        let queue = driver.successor().unwrap();
+        Self { driver, queue, waited: BTreeMap::new(), taken: Vec::new() }
+    }
+
+    fn act(&mut self, act: Act) {
+        match act {
+            Act::Add(count) if self.driver.has_room(count) => {
+                let id = self.driver.add(count);
+                self.waited.insert(id, count);
+            }
+            Act::Pop => {
+                if let Some((id, pieces)) = pop(&self.driver, &mut self.queue) {
+                    assert_eq!(pieces.len(), usize::from(self.waited[&id]), "the chain as it was made");
+                    assert!(!self.taken.contains(&id));
+                    self.taken.push(id);
+                }
+            }
+            Act::Give(n) if n < self.taken.len() => {
+                let id = self.taken.remove(n);
+                self.queue.push_used(id, id.into());
+            }
+            Act::Publish => {
+                let _ = self.queue.publish();
+            }
+            Act::Crash => self.crash(),
+            Act::CrashWithin(stores) => {
+                publish_in_part(&mut self.queue, stores);
+                self.crash();
+            }
+            Act::Add(_) | Act::Give(_) => {}
+        }
+        while let Some((id, len)) = self.driver.take_used() {
+            assert_eq!(len, id.into());
+            assert!(self.waited.remove(&id).is_some(), "{id} was answered twice");
+        }
+    }
+
+    fn crash(&mut self) {
+        self.queue = self.driver.successor().unwrap();
+        self.taken.clear();
+    }
+}
+
+proptest! {
+    #[test]
+    fn each_chain_is_answered_once_through_any_crashes(size in 1u16..9, acts in acts()) {
+        let mut world = World::new(size);
+        acts.into_iter().for_each(|act| world.act(act));
+        // And in the end all are.
+        for _ in 0..64 {
+            world.act(Act::Pop);
+            world.act(Act::Give(0));
+            world.act(Act::Publish);
+        }
+        prop_assert!(world.waited.is_empty(), "{:?}", world.waited);
+        prop_assert_eq!(world.queue.in_flight(), 0);
+    }
+
+    #[test]
+    fn any_region_gives_an_error_or_a_queue_that_ends(
+        content in prop::collection::vec(prop_oneof![6 => Just(0u8), 2 => Just(1u8), 2 => 2u8..5, 1 => any::<u8>()], 32 * 5),
+    ) {
+        let driver = Driver::new(4);
+        content.iter().enumerate().for_each(|(at, byte)| driver.region.write(at, byte));
+        driver.region.write(8, &1u16);
+        driver.region.write(10, &4u16);
+        if let Ok(mut queue) = driver.successor() {
+            let mut chain = Chain::new(4);
+            for _ in 0..16 {
+                match queue.pop(&driver.memory, &mut chain) {
+                    Ok(Some(id)) | Err(PopError::Chain { head: id, .. }) => queue.push_used(id, 0),
+                    Ok(None) | Err(PopError::Queue(_)) => break,
+                }
+            }
+            let _ = queue.publish();
+        }
+    }
+}
+
+#[test]
+fn a_region_of_another_kind_is_refused() {
+    let driver = Driver::new(4);
+    drop(driver.successor().unwrap());
+    let refused = |at: usize, value: u16, expected: InflightError| {
+        let before: u16 = driver.region.read(at);
+        driver.region.write(at, &value);
+        assert_eq!(driver.successor().unwrap_err(), ConfigError::Inflight(expected));
+        driver.region.write(at, &before);
+    };
+    refused(8, 2, InflightError::Version(2));
+    refused(10, 8, InflightError::Size { region: 8, queue: 4 });
+    refused(16, 4, InflightError::Head(4));
+    refused(32, 1, InflightError::Chain(0));
+    refused(64, 3, InflightError::State { head: 1, value: 3 });
+    assert!(driver.successor().is_ok());
+}
