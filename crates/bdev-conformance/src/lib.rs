@@ -66,6 +66,7 @@ macro_rules! conformance {
             removal_under_load
             removal_waits_for_channels
             resizing
+            resizing_under_load
             statistics_add_up
             any_sequence
             several_threads

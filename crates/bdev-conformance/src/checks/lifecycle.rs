@@ -258,6 +258,44 @@ pub fn resizing<F: Fixture>(make: &impl Fn() -> F) {
     disk.close(&mut bench);
 }
 
+/// Where the store can be given another size, it can be with requests in flight, and in the FIFO, on what stays: all of them are done, what is new can be
+/// used at once, and what has gone is refused.
+///
+/// # Panics
+/// If the disk fails it.
+pub fn resizing_under_load<F: Fixture>(make: &impl Fn() -> F) {
+    let fixture = make();
+    let bdev = fixture.registry().find(fixture.name()).expect("it is registered");
+    let mut bench = Bench::new();
+    let mut disk = under_load(&fixture, &mut bench);
+    let (old, block_size) = (bdev.blocks(), block_size(&fixture));
+    for round in 0..4 {
+        if !fixture.resize(old + 64) {
+            break;
+        }
+        let data = contents(round + 1, old + 63, 1, block_size);
+        let new = disk.write(old + 63, &data, Shape::Odd, &mut bench);
+        let outcomes = disk.drain(&mut bench);
+        assert!(outcomes.iter().all(|o| o.status.is_ok()));
+        assert!(outcomes.iter().any(|o| o.id == new));
+        load(&mut disk, block_size, &mut bench);
+        disk.copy(old + 63, 2 * LOAD, 1, &mut bench);
+        assert!(disk.drain(&mut bench).iter().all(|o| o.status.is_ok()));
+        load(&mut disk, block_size, &mut bench);
+        assert!(fixture.resize(old));
+        let gone = disk.read(old, 1, Shape::Single, &mut bench);
+        for outcome in disk.drain(&mut bench) {
+            let expected = if outcome.id == gone { Status::OutOfRange } else { Status::Ok };
+            assert_eq!(outcome.status, expected);
+        }
+        disk.read(2 * LOAD, 1, Shape::Single, &mut bench);
+        assert!(disk.finish(&mut bench).data == data || !fixture.features().data);
+        load(&mut disk, block_size, &mut bench);
+    }
+    disk.drain(&mut bench);
+    disk.close(&mut bench);
+}
+
 /// Counts of operations, bytes, failures and latencies are right, over two channels, and stay when these are closed.
 ///
 /// # Panics
