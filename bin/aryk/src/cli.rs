@@ -1,6 +1,7 @@
 //! The arguments.
 
 use crate::size::Size;
+use crate::watch::Watch;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use serde::{Deserialize, Serialize};
@@ -36,6 +37,19 @@ pub struct Cli {
     pub command: Command,
 }
 
+impl Cli {
+    /// How often to show it again.
+    pub const fn watch(&self) -> Option<Duration> {
+        match self.command {
+            Command::Disk(DiskCommand::List(watch) | DiskCommand::Stat { watch, .. })
+            | Command::Controller(ControllerCommand::List(watch))
+            | Command::Reactor(ReactorCommand::List(watch))
+            | Command::Status(watch) => watch.every,
+            _ => None,
+        }
+    }
+}
+
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
@@ -57,7 +71,7 @@ pub enum Command {
     /// Write a file that describes all disks and controllers, for 'apply'
     Export,
     /// Show how the daemon is
-    Status,
+    Status(Watch),
     /// List the reactors, the threads that carry the I/O
     #[command(subcommand)]
     Reactor(ReactorCommand),
@@ -69,6 +83,12 @@ pub enum Command {
         method: String,
         /// Its parameters as a JSON object; '-' reads them from the standard input
         params: Option<String>,
+    },
+    /// Write man pages into a directory
+    #[command(hide = true)]
+    Man {
+        /// Where to
+        dir: PathBuf,
     },
     /// Print a script that completes aryk's commands in a shell
     Completions {
@@ -83,7 +103,7 @@ pub enum DiskCommand {
     /// Make a disk
     Create(CreateArgs),
     /// List all disks
-    List,
+    List(Watch),
     /// Show all about one disk
     Show {
         /// Its name, alias or uuid
@@ -101,10 +121,12 @@ pub enum DiskCommand {
         /// The new size: 40G
         size: Size,
     },
-    /// Show what disks have done
+    /// Show what disks have done; with --watch, what they do per second
     Stat {
         /// Only this one
         name: Option<String>,
+        #[command(flatten)]
+        watch: Watch,
     },
 }
 
@@ -238,14 +260,14 @@ pub struct ApplyArgs {
 #[derive(Debug, Subcommand)]
 pub enum ControllerCommand {
     /// List all controllers
-    List,
+    List(Watch),
 }
 
 /// Commands about reactors.
 #[derive(Debug, Subcommand)]
 pub enum ReactorCommand {
     /// List all reactors
-    List,
+    List(Watch),
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

@@ -3,6 +3,7 @@
 pub mod controller;
 pub mod daemon;
 pub mod disk;
+pub mod stat;
 
 use serde_json::{Map, Value};
 

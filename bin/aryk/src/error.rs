@@ -97,7 +97,6 @@ impl Error {
         match self {
             Self::NoDaemon(_) | Self::Socket { .. } => 3,
             Self::Usage(_) => 2,
-            Self::Io(e) if e.kind() == io::ErrorKind::BrokenPipe => 0,
             Self::Step { source, .. } => source.exit_code(),
             Self::Refused { .. }
             | Self::Protocol(_)

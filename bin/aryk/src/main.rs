@@ -12,18 +12,22 @@ mod doctor;
 mod error;
 mod output;
 mod size;
+mod watch;
 
 use clap::Parser;
-use cli::{Cli, Command};
+use cli::{Cli, Command, ControllerCommand, DiskCommand, ReactorCommand};
 use client::Client;
 use error::Error;
 use output::Output;
+use std::io;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
     match run(&cli) {
         Ok(code) => code,
+        // Whoever read us has seen enough.
+        Err(Error::Io(e)) if e.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("aryk: {error}");
             if let Some(hint) = error.hint() {
@@ -35,26 +39,39 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli) -> Result<ExitCode, Error> {
-    let out = Output::new(cli.json);
-    match cli.command {
-        Command::Completions { shell } => return out.completions(shell).map(|()| ExitCode::SUCCESS),
-        Command::Doctor => return doctor::run(cli, &out).map(|()| ExitCode::SUCCESS),
-        _ => {}
-    }
-    let mut client = Client::connect(&cli.socket, cli.timeout)?;
+    let out = Output::new(cli.json, cli.watch().is_some());
     let done = match &cli.command {
-        Command::Apply(args) => return apply::apply(args, &mut client, &out),
-        Command::Export => apply::export(&mut client, &out),
-        Command::Disk(command) => commands::disk::run(command, &mut client, &out),
-        Command::Attach(args) => commands::controller::attach(args, &mut client, &out),
-        Command::Detach { name } => commands::controller::detach(name, &mut client, &out),
-        Command::Controller(cli::ControllerCommand::List) => commands::controller::list(&mut client, &out),
-        Command::Status => commands::daemon::status(&mut client, &out),
-        Command::Reactor(cli::ReactorCommand::List) => commands::daemon::reactors(&mut client, &out),
-        Command::Rpc { method, params } => {
-            commands::daemon::rpc(method, params.as_deref(), &mut client, &out)
+        Command::Completions { shell } => out.completions(*shell),
+        Command::Man { dir } => out.man_pages(dir),
+        Command::Doctor => doctor::run(cli, &out),
+        _ => return ask(cli, &out),
+    };
+    done.map(|()| ExitCode::SUCCESS)
+}
+
+/// The commands that need the daemon.
+fn ask(cli: &Cli, out: &Output) -> Result<ExitCode, Error> {
+    let client = &mut Client::connect(&cli.socket, cli.timeout)?;
+    let done = match &cli.command {
+        Command::Apply(args) => return apply::apply(args, client, out),
+        Command::Export => apply::export(client, out),
+        Command::Disk(command @ DiskCommand::List(watch)) => {
+            watch::repeat(watch.every, || commands::disk::run(command, client, out))
         }
-        Command::Completions { .. } | Command::Doctor => unreachable!("handled above"),
+        Command::Disk(command) => commands::disk::run(command, client, out),
+        Command::Attach(args) => commands::controller::attach(args, client, out),
+        Command::Detach { name } => commands::controller::detach(name, client, out),
+        Command::Controller(ControllerCommand::List(watch)) => {
+            watch::repeat(watch.every, || commands::controller::list(client, out))
+        }
+        Command::Status(watch) => watch::repeat(watch.every, || commands::daemon::status(client, out)),
+        Command::Reactor(ReactorCommand::List(watch)) => {
+            watch::repeat(watch.every, || commands::daemon::reactors(client, out))
+        }
+        Command::Rpc { method, params } => commands::daemon::rpc(method, params.as_deref(), client, out),
+        Command::Completions { .. } | Command::Man { .. } | Command::Doctor => {
+            unreachable!("done without the daemon")
+        }
     };
     done.map(|()| ExitCode::SUCCESS)
 }

@@ -2,11 +2,13 @@
 
 use crate::cli::Cli;
 use crate::error::Error;
+use crate::watch;
 use clap::CommandFactory;
 use clap_complete::Shell;
 use comfy_table::{Attribute, Cell, CellAlignment, Color, ContentArrangement, Table, presets};
 use serde_json::Value;
 use std::io::{self, IsTerminal, Write};
+use std::path::Path;
 
 const WIDTH: u16 = 80;
 
@@ -14,6 +16,18 @@ const WIDTH: u16 = 80;
 pub struct Output {
     pub json: bool,
     is_styled: bool,
+    repeats: Repeats,
+}
+
+/// What becomes of what was printed before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Repeats {
+    /// There is nothing.
+    No,
+    /// It stays.
+    Below,
+    /// It is drawn over.
+    InPlace,
 }
 
 /// The colour of a row's first cell.
@@ -29,22 +43,39 @@ pub enum Tone {
 pub type Column = (&'static str, bool);
 
 impl Output {
-    /// The standard output; colours only on a terminal.
-    pub fn new(json: bool) -> Self {
-        let is_styled = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-        Self { json, is_styled }
+    /// The standard output, once or again and again; colours only on a terminal.
+    pub fn new(json: bool, repeats: bool) -> Self {
+        let is_terminal = io::stdout().is_terminal();
+        let is_styled = is_terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        let repeats = match (repeats, is_terminal && !json) {
+            (false, _) => Repeats::No,
+            (true, false) => Repeats::Below,
+            (true, true) => Repeats::InPlace,
+        };
+        Self { json, is_styled, repeats }
     }
 
     /// For people, without colours.
     #[cfg(test)]
     pub const fn plain() -> Self {
-        Self { json: false, is_styled: false }
+        Self { json: false, is_styled: false, repeats: Repeats::No }
     }
 
-    /// Prints `value` if JSON is wanted, or else what `human` makes.
+    /// Prints `value` if JSON is wanted, or else what `human` makes. What repeats has a line for each JSON, and
+    /// an empty line after each table.
     pub fn print(&self, value: &Value, human: impl FnOnce() -> String) -> Result<(), Error> {
-        let text = if self.json { format!("{value:#}") } else { human() };
-        writeln!(io::stdout().lock(), "{}", text.trim_end())?;
+        let mut stdout = io::stdout().lock();
+        match (self.json, self.repeats) {
+            (true, Repeats::No) => writeln!(stdout, "{value:#}")?,
+            (true, _) => writeln!(stdout, "{value}")?,
+            (false, Repeats::No) => writeln!(stdout, "{}", human().trim_end())?,
+            (false, Repeats::Below) => writeln!(stdout, "{}\n", human().trim_end())?,
+            (false, Repeats::InPlace) => {
+                let rows = rustix::termios::tcgetwinsize(&stdout).map_or(24, |size| size.ws_row.max(4));
+                write!(stdout, "{}", watch::frame(human().trim_end(), rows.into()))?;
+            }
+        }
+        stdout.flush()?;
         Ok(())
     }
 
@@ -119,6 +150,14 @@ impl Output {
         io::stdout().lock().write_all(&script)?;
         Ok(())
     }
+
+    /// Writes a man page for each command.
+    #[expect(clippy::unused_self, reason = "what is written is written here")]
+    pub fn man_pages(&self, dir: &Path) -> Result<(), Error> {
+        std::fs::create_dir_all(dir)?;
+        clap_mangen::generate_to(Cli::command(), dir)?;
+        Ok(())
+    }
 }
 
 impl Tone {
@@ -167,7 +206,7 @@ mod tests {
 
     #[test]
     fn styles_are_for_terminals() {
-        let styled = Output { json: false, is_styled: true };
+        let styled = Output { is_styled: true, ..Output::plain() };
         assert!(styled.table(&[("NAME", false)], [vec!["a".into()]]).contains('\u{1b}'));
     }
 }

@@ -36,6 +36,10 @@ fn commands_as_the_guide_has_them() {
         "aryk rpc bdev_get_bdevs {}",
         "aryk completions bash",
         "aryk doctor --json",
+        "aryk disk stat --watch vm1",
+        "aryk disk list --watch=0.5 --json",
+        "aryk status --watch",
+        "aryk man /tmp",
         "aryk apply all.toml --plan",
         "aryk apply - --prune --replace",
         "aryk export --json",
@@ -56,6 +60,8 @@ fn wrong_command_lines() {
         ("aryk attach vm1 --queues 0", ErrorKind::ValueValidation),
         ("aryk attach vm1 --socket-mode 999", ErrorKind::ValueValidation),
         ("aryk status --timeout 0", ErrorKind::ValueValidation),
+        ("aryk disk stat --watch=0", ErrorKind::ValueValidation),
+        ("aryk disk stat --watch=fast", ErrorKind::ValueValidation),
         ("aryk frobnicate", ErrorKind::InvalidSubcommand),
     ];
     for (line, kind) in wrong {

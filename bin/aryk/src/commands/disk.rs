@@ -10,6 +10,9 @@ use serde_json::{Value, json};
 
 const BLOCK_SIZE: u32 = 512;
 
+/// What is said of no disks.
+pub const NONE: &str = "There are no disks. Make one: aryk disk create NAME --file PATH --size 20G";
+
 /// What kind of disk a product name stands for, and what removes it.
 const KINDS: [(&str, &str, &str); 7] = [
     ("file", "file", "bdev_uring_delete"),
@@ -24,11 +27,11 @@ const KINDS: [(&str, &str, &str); 7] = [
 pub fn run(command: &DiskCommand, client: &mut Client, out: &Output) -> Result<(), Error> {
     match command {
         DiskCommand::Create(args) => create(args, client, out),
-        DiskCommand::List => list(client, out),
+        DiskCommand::List(_) => list(client, out),
         DiskCommand::Show { name } => show(name, client, out),
         DiskCommand::Remove { name } => remove(name, client, out),
         DiskCommand::Resize { name, size } => resize(name, *size, client, out),
-        DiskCommand::Stat { name } => stat(name.as_deref(), client, out),
+        DiskCommand::Stat { name, watch } => super::stat::stat(name.as_deref(), watch.every, client, out),
     }
 }
 
@@ -96,7 +99,7 @@ fn list(client: &mut Client, out: &Output) -> Result<(), Error> {
     let disks = client.call("bdev_get_bdevs", json!({}))?;
     out.print(&disks, || {
         if elements(&disks).is_empty() {
-            return "There are no disks. Make one: aryk disk create NAME --file PATH --size 20G".into();
+            return NONE.into();
         }
         let row = |disk: &Value| {
             let is_claimed = disk["claimed"].as_bool().unwrap_or_default();
@@ -150,49 +153,6 @@ fn resize(name: &str, size: Size, client: &mut Client, out: &Output) -> Result<(
     let name = text(&disk, "name");
     let result = client.call("bdev_uring_resize", json!({"name": name, "size": size.0}))?;
     out.print(&result, || format!("Disk '{name}' has {size} now."))
-}
-
-fn stat(name: Option<&str>, client: &mut Client, out: &Output) -> Result<(), Error> {
-    let names = name.map(|name| json!([name]));
-    let stats = client.call("bdev_get_iostat", object([("names", names)]))?;
-    out.print(&stats, || {
-        let tick_rate = number(&stats, "tick_rate").max(1);
-        let row = |disk: &Value| {
-            let mean = |ticks: &str, ops: &str| match number(disk, ops) {
-                0 => "-".to_owned(),
-                ops => latency(number(disk, ticks) / ops, tick_rate),
-            };
-            vec![
-                text(disk, "name").to_owned(),
-                number(disk, "num_read_ops").to_string(),
-                Size(number(disk, "bytes_read")).to_string(),
-                mean("read_latency_ticks", "num_read_ops"),
-                number(disk, "num_write_ops").to_string(),
-                Size(number(disk, "bytes_written")).to_string(),
-                mean("write_latency_ticks", "num_write_ops"),
-            ]
-        };
-        let columns = [
-            ("NAME", false),
-            ("READS", true),
-            ("BYTES", true),
-            ("MEAN", true),
-            ("WRITES", true),
-            ("BYTES", true),
-            ("MEAN", true),
-        ];
-        out.table(&columns, elements(&stats["bdevs"]).iter().map(row))
-    })
-}
-
-/// A time as people read it.
-fn latency(ticks: u64, tick_rate: u64) -> String {
-    let ns = u128::from(ticks) * 1_000_000_000 / u128::from(tick_rate);
-    match ns {
-        0..10_000 => format!("{ns}ns"),
-        10_000..10_000_000 => format!("{}us", ns / 1_000),
-        10_000_000.. => format!("{}ms", ns / 1_000_000),
-    }
 }
 
 #[cfg(test)]

@@ -5,3 +5,4 @@
 mod apply;
 mod doctor;
 mod harness;
+mod watch;

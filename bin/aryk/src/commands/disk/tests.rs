@@ -32,10 +32,3 @@ fn memory_and_null() {
     assert!(call("aryk disk create d --null --size 1000").is_err());
     assert!(call("aryk disk create d --null --size 1M --block-size 0").is_err());
 }
-
-#[test]
-fn latencies() {
-    assert_eq!(latency(1500, 1_000_000_000), "1500ns");
-    assert_eq!(latency(24_000, 2_400_000_000), "10us");
-    assert_eq!(latency(50_000_000, 1_000_000_000), "50ms");
-}

@@ -1,0 +1,70 @@
+//! `--watch`: the same again and again, redrawn in place on a terminal.
+
+use crate::error::Error;
+use clap::Args;
+use std::time::Duration;
+
+/// The option of commands that show how things are.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct Watch {
+    /// Show it again every second, or every so many
+    #[arg(
+        long = "watch",
+        value_name = "SECONDS",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "1",
+        value_parser = seconds
+    )]
+    pub every: Option<Duration>,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().filter(|seconds| (0.1..=86_400.0).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "seconds, from 0.1 to 86400".to_owned())
+}
+
+/// Does it once, or for ever.
+pub fn repeat(every: Option<Duration>, mut once: impl FnMut() -> Result<(), Error>) -> Result<(), Error> {
+    once()?;
+    let Some(every) = every else { return Ok(()) };
+    loop {
+        wait(every);
+        once()?;
+    }
+}
+
+/// Until the next time.
+#[expect(clippy::disallowed_methods, reason = "a command line may wait; nobody waits for it")]
+pub fn wait(every: Duration) {
+    std::thread::sleep(every);
+}
+
+/// What draws `text` over what was there, on a terminal of `rows`.
+pub fn frame(text: &str, rows: usize) -> String {
+    let all = text.trim_end().lines().count();
+    let shown = if all < rows { all } else { rows.saturating_sub(2) };
+    let mut frame = String::from("\x1b[H");
+    for line in text.lines().take(shown) {
+        frame.push_str(line);
+        frame.push_str("\x1b[K\n");
+    }
+    if shown < all {
+        frame.push_str(&format!("and {} more lines\x1b[K\n", all - shown));
+    }
+    frame.push_str("\x1b[J");
+    frame
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_fit_the_terminal() {
+        let text = "a\nb\nc\nd";
+        assert_eq!(frame(text, 24), "\x1b[Ha\x1b[K\nb\x1b[K\nc\x1b[K\nd\x1b[K\n\x1b[J");
+        let short = frame(text, 4);
+        assert!(short.contains("b\x1b[K\nand 2 more lines") && !short.contains('c'), "{short:?}");
+    }
+}
