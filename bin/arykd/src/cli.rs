@@ -28,6 +28,10 @@ pub struct Cli {
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
 
+    /// Run the daemon as a child, and start it again at once whenever it dies
+    #[arg(long, requires = "state_dir")]
+    pub supervise: bool,
+
     /// What a core does without work: poll, adaptive (sleep when there is none) or interrupt
     #[arg(long, value_name = "POLICY", default_value = "adaptive")]
     pub sleep_policy: SleepPolicy,

@@ -4,6 +4,7 @@
 mod cli;
 mod log;
 mod start;
+mod supervise;
 
 use anyhow::Context;
 use aryk_reactor::{Options, Reactors};
@@ -22,8 +23,14 @@ use tokio::task::LocalSet;
 const EXIT_UNFINISHED: i32 = 3;
 
 fn main() -> ExitCode {
-    match run(&Cli::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
+    let cli = Cli::parse();
+    let ended = if cli.supervise {
+        supervise::run(&cli)
+    } else {
+        supervise::follow().and_then(|()| run(&cli)).map(|()| ExitCode::SUCCESS)
+    };
+    match ended {
+        Ok(code) => code,
         Err(error) => {
             eprintln!("arykd: {error:#}");
             ExitCode::FAILURE

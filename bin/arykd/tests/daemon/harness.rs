@@ -35,9 +35,10 @@ impl Daemon {
         daemon
     }
 
-    fn wait_until_ready(&self) {
+    /// Waits until it answers.
+    pub fn wait_until_ready(&self) {
         for _ in 0..PATIENCE.as_millis() / 10 {
-            if UnixStream::connect(self.socket()).is_ok() {
+            if self.try_connect().is_some() {
                 return;
             }
             std::thread::park_timeout(Duration::from_millis(10));
@@ -92,6 +93,11 @@ impl Daemon {
     pub fn signal_and_wait(&mut self, name: &str, patience: Duration) -> Option<i32> {
         let pid = self.process.id().to_string();
         assert!(Command::new("kill").args(["-s", name, &pid]).status().unwrap().success());
+        self.wait(patience)
+    }
+
+    /// Its exit code, if it ends within `patience`.
+    pub fn wait(&mut self, patience: Duration) -> Option<i32> {
         for _ in 0..patience.as_millis() / 10 {
             if let Some(status) = self.process.try_wait().unwrap() {
                 return status.code();
@@ -106,6 +112,11 @@ impl Daemon {
         self.process.id()
     }
 
+    /// A connection, if somebody listens.
+    pub fn try_connect(&self) -> Option<UnixStream> {
+        UnixStream::connect(self.socket()).ok()
+    }
+
     /// A connection to it.
     pub fn connect(&self) -> UnixStream {
         let stream = UnixStream::connect(self.socket()).unwrap();
@@ -115,16 +126,22 @@ impl Daemon {
 
     /// Calls a method: its result, or its error.
     pub fn call(&self, method: &str, params: Value) -> Result<Value, Value> {
-        let mut stream = self.connect();
+        self.try_call(method, params).expect("the daemon answers")
+    }
+
+    /// The same; `None` if no daemon answers.
+    pub fn try_call(&self, method: &str, params: Value) -> Option<Result<Value, Value>> {
+        let mut stream = self.try_connect()?;
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let request = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
-        stream.write_all(request.to_string().as_bytes()).unwrap();
-        stream.shutdown(std::net::Shutdown::Write).unwrap();
-        let mut reply: Value = serde_json::from_reader(BufReader::new(stream)).unwrap();
+        stream.write_all(request.to_string().as_bytes()).ok()?;
+        stream.shutdown(std::net::Shutdown::Write).ok()?;
+        let mut reply: Value = serde_json::from_reader(BufReader::new(stream)).ok()?;
         assert_eq!(reply["id"], 1);
-        match reply.get("error") {
+        Some(match reply.get("error") {
             Some(error) => Err(error.clone()),
             None => Ok(reply["result"].take()),
-        }
+        })
     }
 
     /// Runs `aryk`: what it printed, or its exit code and its complaint.

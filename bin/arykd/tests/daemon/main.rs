@@ -6,6 +6,7 @@ mod block_layer;
 mod front_end;
 mod harness;
 mod state;
+mod supervise;
 
 use front_end::FrontEnd;
 use harness::{Daemon, code};

@@ -1,0 +1,99 @@
+//! A supervisor: what it starts again, what it passes on, and what becomes of its daemon without it.
+
+use crate::harness::{Daemon, run_in};
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use serde_json::json;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+const SUPERVISED: &[&str] = &["--supervise", "--state-dir", "DIR/state"];
+
+/// How long may pass between a daemon's death and its successor's first reply: generous, as test machines are busy. A free one takes 20 ms.
+const GAP_MAX: Duration = Duration::from_secs(1);
+
+#[expect(clippy::disallowed_methods, reason = "how long a real daemon takes is what is tested")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+fn daemon_of(supervisor: &Daemon) -> Pid {
+    try_daemon_of(supervisor).expect("the daemon answers")
+}
+
+fn try_daemon_of(supervisor: &Daemon) -> Option<Pid> {
+    let reactors = supervisor.try_call("framework_get_reactors", json!({}))?.unwrap();
+    Pid::from_raw(i32::try_from(reactors["pid"].as_i64().unwrap()).unwrap())
+}
+
+/// Kills the daemon; how long nobody answered.
+fn kill(supervisor: &Daemon, daemon: Pid) -> Duration {
+    let started = now();
+    kill_process(daemon, Signal::KILL).unwrap();
+    loop {
+        if try_daemon_of(supervisor).is_some_and(|successor| successor != daemon) {
+            return started.elapsed();
+        }
+        assert!(started.elapsed() < Duration::from_secs(30));
+        std::thread::park_timeout(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_daemon_that_is_killed_is_succeeded_at_once() {
+    let mut supervisor = Daemon::start(SUPERVISED);
+    supervisor.call("bdev_null_create", json!({"name": "n", "block_size": 512, "num_blocks": 8})).unwrap();
+    let mut gaps = Vec::new();
+    for _ in 0..3 {
+        let daemon = daemon_of(&supervisor);
+        assert_ne!(daemon.as_raw_nonzero().get().unsigned_abs(), supervisor.pid());
+        gaps.push(kill(&supervisor, daemon));
+        assert_eq!(supervisor.call("bdev_get_bdevs", json!({})).unwrap()[0]["name"], "n");
+    }
+    gaps.sort();
+    eprintln!("from kill -9 to the first reply: {gaps:?}");
+    assert!(gaps[0] < GAP_MAX, "{gaps:?}");
+    let daemon = daemon_of(&supervisor);
+    assert_eq!(supervisor.signal_and_wait("TERM", Duration::from_secs(20)), Some(0));
+    assert!(test_kill_process(daemon).is_err(), "it has ended before");
+}
+
+#[test]
+fn a_clean_end_is_the_end() {
+    let mut supervisor = Daemon::start(SUPERVISED);
+    supervisor.call("spdk_kill_instance", json!({"sig_name": "SIGTERM"})).unwrap();
+    assert_eq!(supervisor.wait(Duration::from_secs(20)), Some(0));
+}
+
+#[test]
+fn a_daemon_does_not_outlive_its_supervisor() {
+    let mut supervisor = Daemon::start(SUPERVISED);
+    let daemon = daemon_of(&supervisor);
+    supervisor.kill();
+    let started = now();
+    while test_kill_process(daemon).is_ok() {
+        assert!(started.elapsed() < Duration::from_secs(20), "it goes on alone");
+        std::thread::park_timeout(Duration::from_millis(5));
+    }
+    supervisor.restart();
+    kill(&supervisor, daemon_of(&supervisor));
+}
+
+#[test]
+fn a_daemon_that_cannot_start_is_tried_again() {
+    let mut supervisor = Daemon::start(SUPERVISED);
+    let store = supervisor.dir().join("state/state.redb");
+    let whole = std::fs::read(&store).unwrap();
+    std::fs::write(&store, "damaged").unwrap();
+    kill_process(daemon_of(&supervisor), Signal::KILL).unwrap();
+    assert_eq!(supervisor.wait(Duration::from_millis(300)), None, "it does not give up");
+    std::fs::write(&store, whole).unwrap();
+    supervisor.wait_until_ready();
+    assert_eq!(supervisor.signal_and_wait("INT", Duration::from_secs(20)), Some(0));
+}
+
+#[test]
+fn it_needs_a_state() {
+    let output = run_in(TempDir::new().unwrap().path(), &["--supervise"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8(output.stderr).unwrap().contains("--state-dir"));
+}
