@@ -7,15 +7,14 @@ use crate::Error;
 use crate::memory::FileId;
 use crate::message::{Code, InflightDesc};
 use aryk_dma::{GuestArea, MapError, Mapping};
+use aryk_virtqueue::{Format, inflight_len};
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 /// Bytes of one queue's part.
-pub(crate) fn queue_len(packed: bool, size: u16) -> u64 {
-    // The structures of the specification: a head, and one entry per descriptor.
-    let (head, entry) = if packed { (32, 32) } else { (16, 16) };
-    (head + entry * u64::from(size)).next_multiple_of(64)
+fn queue_len(packed: bool, size: u16) -> u64 {
+    inflight_len(if packed { Format::Packed } else { Format::Split }, size)
 }
 
 /// A region that the front-end has given.
