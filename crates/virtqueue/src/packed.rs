@@ -293,6 +293,15 @@ impl PackedQueue {
         error.into()
     }
 
+    /// The same, when descriptors of a chain have been looked at.
+    #[cold]
+    fn give_up(&mut self, error: QueueError) -> PopError {
+        if let Some(kept) = &mut self.kept {
+            kept.forget();
+        }
+        self.break_down(error)
+    }
+
     /// Takes the next chain, if there is one: the id that names it until [`PackedQueue::push_used`], and its buffers in `chain`.
     /// `memory` is where indirect tables lie.
     ///
@@ -326,10 +335,13 @@ impl PackedQueue {
     #[inline]
     fn take(&mut self, memory: &MemTable, chain: &mut Chain) -> Result<Option<u16>, PopError> {
         chain.clear(self.rules().chain_max);
+        if self.taken == self.config.size {
+            return Err(self.break_down(QueueError::Overrun));
+        }
         let (mut cursor, mut count, mut sound) = (self.next_avail, 0, Ok(()));
         let id = loop {
             if self.taken + count == self.config.size {
-                return Err(self.break_down(QueueError::Overrun));
+                return Err(self.give_up(QueueError::Overrun));
             }
             let desc: Desc = self.config.desc.read(self.at(cursor));
             let is_last = desc.flags & NEXT == 0;
@@ -345,10 +357,10 @@ impl PackedQueue {
             }
         };
         if id >= self.config.size {
-            return Err(self.break_down(QueueError::HeadIndex(id)));
+            return Err(self.give_up(QueueError::HeadIndex(id)));
         }
         if self.counts[usize::from(id)] != 0 {
-            return Err(self.break_down(QueueError::HeadInFlight(id)));
+            return Err(self.give_up(QueueError::HeadInFlight(id)));
         }
         self.counts[usize::from(id)] = count;
         self.taken += count;

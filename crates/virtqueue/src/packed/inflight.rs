@@ -183,7 +183,8 @@ impl Inflight {
         let mut used = old;
         for (head, num) in batch.into_iter().rev() {
             let flags = ring.load_u16(DESC_LEN * usize::from(used.index) + FLAGS, Ordering::Acquire);
-            if !used.is_used(flags) {
+            // As the driver made it. It is not asked whether it is a used one: a driver that saw it may have used the place again since.
+            if used.is_avail(flags) {
                 break;
             }
             self.area.write(self.at(head, INFLIGHT)?, &0_u8);
@@ -304,6 +305,12 @@ impl Inflight {
         self.taking.last = index;
         self.count += 1;
         self.free_head = self.next[usize::from(index)];
+    }
+
+    /// What was copied is no chain that can be taken.
+    #[cold]
+    pub fn forget(&mut self) {
+        self.free_head = self.taking.first;
     }
 
     /// The chain whose descriptors were copied has been taken.

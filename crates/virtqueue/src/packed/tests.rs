@@ -4,6 +4,7 @@ mod driver;
 
 use super::{EVENT_DESC, EVENT_DISABLE, EVENT_ENABLE, INDIRECT, NEXT, PackedConfig, PackedQueue, WRITE};
 use crate::{Chain, ChainError, ConfigError, InflightError, PopError, QueueError};
+use aryk_dma::GuestArea;
 use driver::{BUFFERS, Driver, TABLES};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -157,10 +158,15 @@ enum Act {
     /// The device gives the n-th chain in flight back.
     Give(usize),
     Publish,
-    /// The device dies, and another takes its place.
-    Crash,
+    /// The device dies; the driver goes on, and may fill the ring, before another takes its place.
+    Crash {
+        refill: bool,
+    },
     /// The device dies while it publishes, after so many stores.
-    CrashWithin(usize),
+    CrashWithin {
+        stores: usize,
+        refill: bool,
+    },
 }
 
 fn acts() -> impl Strategy<Value = Vec<Act>> {
@@ -169,14 +175,14 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
         4 => Just(Act::Pop),
         4 => (0usize..8).prop_map(Act::Give),
         3 => Just(Act::Publish),
-        1 => Just(Act::Crash),
-        1 => (0usize..12).prop_map(Act::CrashWithin),
+        1 => any::<bool>().prop_map(|refill| Act::Crash { refill }),
+        1 => (0usize..24, any::<bool>()).prop_map(|(stores, refill)| Act::CrashWithin { stores, refill }),
     ];
     prop::collection::vec(act, 1..120)
 }
 
-/// Publishes as [`PackedQueue::publish`] does, but only the first `stores` of its steps.
-fn publish_in_part(queue: &mut PackedQueue, stores: usize) {
+/// Publishes as [`PackedQueue::publish`] does, but only the first `stores` of its steps. `region` is the in-flight region.
+fn publish_in_part(queue: &mut PackedQueue, region: &GuestArea, stores: usize) {
     let Some(kept) = queue.kept.as_mut().filter(|_| !queue.given.is_empty()) else { return };
     let mut left = 0..stores;
     let mut next = || left.next().is_some();
@@ -194,8 +200,16 @@ fn publish_in_part(queue: &mut PackedQueue, stores: usize) {
             std::sync::atomic::Ordering::Release,
         );
     }
-    if next() {
-        kept.published();
+    let bytes = || (0..region.len() as usize).map(|at| region.read::<u8>(at)).collect::<Vec<_>>();
+    let before = bytes();
+    kept.published();
+    let after = bytes();
+    // The marks went one by one, then the old end of the free list, then the old position.
+    let marks = (32..after.len()).filter(|&at| before[at] != after[at]).map(|at| at..at + 1);
+    for range in marks.chain([14..16, 16..24]) {
+        if !next() {
+            range.for_each(|at| region.write(at, &before[at]));
+        }
     }
 }
 
@@ -218,10 +232,7 @@ impl World {
 
     fn act(&mut self, act: Act) {
         match act {
-            Act::Add(count) if self.driver.has_room(count) => {
-                let id = self.driver.add(count);
-                self.waited.insert(id, count);
-            }
+            Act::Add(count) if self.driver.has_room(count) => self.add(count),
             Act::Pop => {
                 if let Some((id, pieces)) = pop(&self.driver, &mut self.queue) {
                     assert_eq!(pieces.len(), usize::from(self.waited[&id]), "the chain as it was made");
@@ -236,20 +247,33 @@ impl World {
             Act::Publish => {
                 let _ = self.queue.publish();
             }
-            Act::Crash => self.crash(),
-            Act::CrashWithin(stores) => {
-                publish_in_part(&mut self.queue, stores);
-                self.crash();
+            Act::Crash { refill } => self.crash(refill),
+            Act::CrashWithin { stores, refill } => {
+                publish_in_part(&mut self.queue, &self.driver.region, stores);
+                self.crash(refill);
             }
             Act::Add(_) | Act::Give(_) => {}
         }
+        self.take_used();
+    }
+
+    fn add(&mut self, count: u16) {
+        let id = self.driver.add(count);
+        self.waited.insert(id, count);
+    }
+
+    fn take_used(&mut self) {
         while let Some((id, len)) = self.driver.take_used() {
             assert_eq!(len, id.into());
             assert!(self.waited.remove(&id).is_some(), "{id} was answered twice");
         }
     }
 
-    fn crash(&mut self) {
+    fn crash(&mut self, refill: bool) {
+        self.take_used();
+        while refill && self.driver.has_room(1) {
+            self.add(1);
+        }
         self.queue = self.driver.successor().unwrap();
         self.taken.clear();
     }
