@@ -91,12 +91,6 @@ impl Cursor {
         (flags & AVAIL != 0) == self.wrap && (flags & USED != 0) != self.wrap
     }
 
-    /// Whether it is one that the device has given back.
-    #[inline]
-    const fn is_used(self, flags: u16) -> bool {
-        (flags & AVAIL != 0) == self.wrap && (flags & USED != 0) == self.wrap
-    }
-
     /// The flags of one that is given back here.
     #[inline]
     const fn used(self, len: u32) -> u16 {

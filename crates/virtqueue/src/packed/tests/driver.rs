@@ -125,7 +125,8 @@ impl Driver {
     pub fn take_used(&mut self) -> Option<(u16, u32)> {
         let at = 16 * usize::from(self.used.index);
         let flags = self.ring.load_u16(at + 14, Acquire);
-        if !self.used.is_used(flags) {
+        let wrap = self.used.wrap;
+        if (flags & AVAIL != 0) != wrap || (flags & USED != 0) != wrap {
             return None;
         }
         let (id, len) = (self.ring.read::<u16>(at + 12), self.ring.read(at + 8));
