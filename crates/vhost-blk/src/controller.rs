@@ -204,6 +204,10 @@ impl Device for Controller {
         true
     }
 
+    fn tracks_inflight(&self) -> bool {
+        true
+    }
+
     fn logs_writes(&self) -> bool {
         true
     }
