@@ -1,14 +1,12 @@
 //! `arykd` with one disk and one controller. Test tool, the front-end's thread.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use aryk_guest_tests::process::{Process, Signal, Stdin};
-use serde_json::{Value, json};
+use rustix::process::{Pid, kill_process};
+use serde_json::json;
 
 use crate::content::{self, SECTOR};
 use crate::load::SECTORS;
@@ -67,71 +65,77 @@ impl Place {
     }
 }
 
-/// A running daemon; killed when dropped.
+/// A running daemon, or one after the other with a supervisor; killed when dropped.
 #[derive(Debug)]
 pub struct Daemon {
     process: Process,
-    setup: Option<JoinHandle<Result<()>>>,
-    given_up: Arc<AtomicBool>,
+    supervised: bool,
 }
 
 impl Daemon {
-    /// Starts it, and has its disk and controller made meanwhile; `step`, as `popped:7`, is where it is to kill itself.
+    /// Starts the first of a life, and has its disk and controller made.
+    ///
+    /// # Errors
+    /// It cannot be started, or refuses.
+    pub fn first(place: &Place, shape: &Shape) -> Result<Self> {
+        let daemon = Self::spawn(place, None, shape.supervised)?;
+        let disk = json!({"name": "disk", "filename": place.image, "block_size": shape.block_size});
+        rpc::call(&place.rpc(), "bdev_uring_create", &disk)?;
+        let mut controller = json!({"ctrlr": CONTROLLER, "dev_name": "disk", "num_queues": shape.queues});
+        if shape.mode == Mode::Client {
+            controller["connect"] = json!(place.meeting_point(Mode::Client));
+        }
+        rpc::call(&place.rpc(), "vhost_create_blk_controller", &controller)?;
+        Ok(daemon)
+    }
+
+    /// Starts one that knows from its predecessors what there is; `step`, as `used:7`, is where it is to kill itself.
     ///
     /// # Errors
     /// It cannot be started.
-    pub fn spawn(place: &Place, shape: &Shape, step: Option<&str>) -> Result<Self> {
+    pub fn spawn(place: &Place, step: Option<&str>, supervised: bool) -> Result<Self> {
         let path = |path: PathBuf| path.display().to_string();
         let mut arguments = vec![path(place.arykd.clone()), "-r".into(), path(place.rpc()), "-S".into()];
-        arguments.push(path(place.directory.join("vhost")));
+        arguments.extend([path(place.directory.join("vhost")), "--state-dir".into()]);
+        arguments.push(path(place.directory.join("state")));
+        arguments.extend(supervised.then(|| "--supervise".into()));
         arguments.splice(0..0, step.map(|step| format!("ARYK_CRASH_STEP={step}")));
         let log = place.directory.join("arykd.log");
         let process = Process::spawn(Path::new("/usr/bin/env"), &arguments, Stdin::Null, &log)?;
-        let given_up = Arc::new(AtomicBool::new(false));
-        let (rpc, calls, until) = (place.rpc(), calls(place, shape), Arc::clone(&given_up));
-        let setup = std::thread::spawn(move || {
-            calls.iter().try_for_each(|(method, params)| rpc::call(&rpc, method, params, &until).map(drop))
-        });
-        Ok(Self { process, setup: Some(setup), given_up })
+        Ok(Self { process, supervised })
     }
 
     /// Whether it has ended, by itself or by [`Daemon::kill`].
     ///
     /// # Errors
-    /// It could not be set up.
+    /// Those of `waitpid`.
     pub fn has_ended(&mut self) -> Result<bool> {
-        if self.process.exited()?.is_some() {
-            return Ok(true);
-        }
-        if let Some(setup) = self.setup.take_if(|setup| setup.is_finished()) {
-            let outcome = setup.join().expect("a thread of ours does not panic");
-            // It may have died under the last call.
-            if outcome.is_err() && !self.dies_soon()? {
-                outcome?;
-            }
-        }
-        Ok(false)
-    }
-
-    fn dies_soon(&mut self) -> Result<bool> {
-        std::thread::sleep(Duration::from_millis(50));
         Ok(self.process.exited()?.is_some())
     }
 
-    /// Kills it, as a crash would, and returns at once.
+    /// Kills it, as a crash would, and returns at once. A supervisor stays.
     ///
     /// # Errors
     /// It has ended before.
     pub fn kill(&mut self) -> Result<()> {
-        self.process.signal(Signal::KILL)
+        if !self.supervised {
+            return self.process.signal(Signal::KILL);
+        }
+        let supervisor = self.process.pid();
+        let children = std::fs::read_to_string(format!("/proc/{supervisor}/task/{supervisor}/children"))?;
+        let child = children.split_whitespace().next().and_then(|pid| Pid::from_raw(pid.parse().ok()?));
+        Ok(kill_process(child.context("the supervisor has no daemon")?, Signal::KILL)?)
     }
 
-    /// Returns once it is gone, and nothing of ours speaks to it.
+    /// Whether another one comes by itself.
+    #[must_use]
+    pub const fn is_supervised(&self) -> bool {
+        self.supervised
+    }
+
+    /// Returns once it is gone.
     pub fn bury(&mut self) {
         self.process.kill();
-        self.given_up.store(true, Ordering::Relaxed);
-        // Its calls must not reach the next one.
-        let _ = self.setup.take().map(JoinHandle::join);
     }
 
     /// Ends it as an operator does.
@@ -144,20 +148,4 @@ impl Daemon {
         ensure!(status.success(), "arykd ended with {status}");
         Ok(())
     }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        self.bury();
-    }
-}
-
-/// What makes the disk and the controller.
-fn calls(place: &Place, shape: &Shape) -> Vec<(&'static str, Value)> {
-    let disk = json!({"name": "disk", "filename": place.image, "block_size": shape.block_size});
-    let mut controller = json!({"ctrlr": CONTROLLER, "dev_name": "disk", "num_queues": shape.queues});
-    if shape.mode == Mode::Client {
-        controller["connect"] = json!(place.meeting_point(Mode::Client));
-    }
-    vec![("bdev_uring_create", disk), ("vhost_create_blk_controller", controller)]
 }

@@ -17,6 +17,8 @@ const STEP_PATIENCE: Duration = Duration::from_secs(2);
 /// A kill comes within this time of a restart, or of the first completion after it.
 const DELAY_MAX: Duration = Duration::from_millis(80);
 
+/// A supervisor lets a daemon wait that takes the place of one that lived for less than a second.
+const LIVED: Duration = Duration::from_secs(1);
 /// Lines of the daemons' log that are kept of a life in which something was wrong.
 const LOG_LINES: usize = 25;
 
@@ -46,6 +48,9 @@ pub enum Plan {
 impl Plan {
     /// For crash number `crash` of a run: every other one is at a step, and these take turns.
     fn draw(random: &mut Random, crash: u64, shape: &Shape) -> Self {
+        if shape.supervised {
+            return Self::Later { us: (LIVED.as_micros() as u64) + random.below(100_000) };
+        }
         if crash % 2 == 1 {
             let step = Step::ALL[(crash / 2) as usize % Step::ALL.len()];
             let most = match step {
@@ -129,16 +134,9 @@ pub fn live(
     let front_end = FrontEnd::new(shape, random(1), &place.meeting_point(shape.mode))?;
     let mut plans: Vec<_> = crashes.map(|crash| Plan::draw(&mut random(2 + crash), crash, shape)).collect();
     plans.reverse();
-    let daemon = Daemon::spawn(&place, shape, None)?;
-    let mut running = Life {
-        place: &place,
-        shape,
-        front_end,
-        daemon,
-        started: Instant::now(),
-        last: None,
-        crashes: Vec::new(),
-    };
+    let daemon = Daemon::first(&place, shape)?;
+    let mut running =
+        Life { place: &place, front_end, daemon, started: Instant::now(), last: None, crashes: Vec::new() };
     let mut control = Duration::ZERO;
     let outcome = running.through(settings.control, &mut control, plans);
     let mut record = Record {
@@ -167,7 +165,6 @@ fn last_words(directory: &Path) -> String {
 
 struct Life<'a> {
     place: &'a Place,
-    shape: &'a Shape,
     front_end: FrontEnd,
     daemon: Daemon,
     /// When the daemon was.
@@ -246,8 +243,10 @@ impl Life<'_> {
         self.last = Some((died, self.front_end.counts.sessions));
         let outstanding = self.front_end.running();
         self.crashes.push(Crash { plan, reached: alive != by_itself, outstanding, gap_us: None });
-        self.daemon.bury();
-        self.daemon = Daemon::spawn(self.place, self.shape, step).map_err(broken)?;
+        if !self.daemon.is_supervised() {
+            self.daemon.bury();
+            self.daemon = Daemon::spawn(self.place, step, false).map_err(broken)?;
+        }
         self.started = Instant::now();
         Ok(())
     }

@@ -85,7 +85,8 @@ impl Report {
                     reached.reached += u32::from(crash.reached);
                 } else if let Some(gap) = crash.gap_us {
                     let backlog = if crash.outstanding <= SMALL { "at most 32" } else { "more than 32" };
-                    gaps.entry(format!("{mode}, {backlog} in flight")).or_default().push(gap);
+                    let by = if life.shape.supervised { "by the supervisor" } else { "by the test" };
+                    gaps.entry(format!("{mode}, restarted {by}, {backlog} in flight")).or_default().push(gap);
                 }
             }
         }

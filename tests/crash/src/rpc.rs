@@ -1,8 +1,7 @@
-//! JSON-RPC calls to a daemon that may be starting, or dying. Test tool, any thread.
+//! JSON-RPC calls to a daemon that may be starting. Test tool, any thread.
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -10,12 +9,12 @@ use serde_json::{Value, json};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Calls `method` and returns its result; waits for the daemon's socket first, unless that is `given_up`.
+/// Calls `method` and returns its result; waits for the daemon's socket first.
 ///
 /// # Errors
 /// The daemon does not answer, or refuses.
-pub fn call(socket: &Path, method: &str, params: &Value, given_up: &AtomicBool) -> Result<Value> {
-    let mut stream = connect(socket, given_up)?;
+pub fn call(socket: &Path, method: &str, params: &Value) -> Result<Value> {
+    let mut stream = connect(socket)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     let request = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
     serde_json::to_writer(&mut stream, &request).with_context(|| method.to_owned())?;
@@ -27,12 +26,12 @@ pub fn call(socket: &Path, method: &str, params: &Value, given_up: &AtomicBool) 
     Ok(answer["result"].clone())
 }
 
-fn connect(socket: &Path, given_up: &AtomicBool) -> Result<UnixStream> {
+fn connect(socket: &Path) -> Result<UnixStream> {
     let started = Instant::now();
     loop {
         match UnixStream::connect(socket) {
             Ok(stream) => return Ok(stream),
-            Err(error) if started.elapsed() > PATIENCE || given_up.load(Ordering::Relaxed) => {
+            Err(error) if started.elapsed() > PATIENCE => {
                 return Err(error).context("the RPC socket");
             }
             Err(_) => std::thread::sleep(Duration::from_millis(1)),

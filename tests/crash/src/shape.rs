@@ -15,11 +15,16 @@ pub enum Mode {
     Client,
 }
 
+/// One of so many lives has a supervisor: these take longer, for it lets daemons that die young wait.
+const SUPERVISED: u64 = 5;
+
 /// The front-end and the disk of one life.
 #[derive(Clone, Debug, Serialize)]
 pub struct Shape {
     /// Who connects.
     pub mode: Mode,
+    /// Whether `arykd --supervise` restarts the daemon; otherwise the test does.
+    pub supervised: bool,
     /// Of all its rings.
     pub format: Format,
     /// How many.
@@ -49,6 +54,7 @@ impl Shape {
         let size = *random.pick(&[64, 128, 256]);
         Self {
             mode: modes[turn(modes.len())],
+            supervised: life % SUPERVISED == SUPERVISED - 1,
             format: formats[turn(modes.len() * formats.len()) / modes.len()],
             queues: 1 + random.below(4) as u16,
             size,
@@ -64,8 +70,9 @@ impl Shape {
     #[must_use]
     pub fn summary(&self) -> String {
         format!(
-            "{:?} {:?} queues={} size={} depth={} indirect={} event_idx={} block={}",
+            "{:?} supervised={} {:?} queues={} size={} depth={} indirect={} event_idx={} block={}",
             self.mode,
+            self.supervised,
             self.format,
             self.queues,
             self.size,
