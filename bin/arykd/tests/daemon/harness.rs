@@ -9,7 +9,8 @@ use std::sync::OnceLock;
 use std::time::Duration;
 use tempfile::TempDir;
 
-const ARYKD: &str = env!("CARGO_BIN_EXE_arykd");
+/// The program.
+pub const ARYKD: &str = env!("CARGO_BIN_EXE_arykd");
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A running daemon; killed when dropped.

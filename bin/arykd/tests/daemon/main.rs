@@ -7,6 +7,7 @@ mod front_end;
 mod harness;
 mod state;
 mod supervise;
+mod unit;
 
 use front_end::FrontEnd;
 use harness::{Daemon, code};
@@ -323,7 +324,6 @@ fn controllers_come_and_go() {
         json!({"ctrlr": "c", "dev_name": "n", "num_queues": 0}),
         json!({"ctrlr": "c", "dev_name": "n", "cpumask": "0x8000"}),
         json!({"ctrlr": "c", "dev_name": "n", "transport": "vfio_user_blk"}),
-        json!({"ctrlr": "c", "dev_name": "n", "packed_ring": true}),
     ] {
         assert_eq!(code(create(wrong.clone())), -22, "{wrong}");
     }

@@ -63,19 +63,22 @@ impl Bench {
 
     /// A channel of the disk `d`.
     pub fn on(registry: &Arc<Registry>, engine: Engine) -> Self {
+        Self::try_on(registry, engine).unwrap()
+    }
+
+    /// The same, if it can be opened.
+    pub fn try_on(registry: &Arc<Registry>, engine: Engine) -> Result<Self, aryk_bdev::OpenError> {
         let descriptor = registry.open("d", Access::Shared, "test", |_| {}).unwrap();
         let mut reactor = Reactor::new(0, SleepPolicy::Adaptive, engine, Clock::Monotonic).unwrap();
         let cx = reactor.cx();
         let thread = cx.add_thread("test", CoreSet::allowed());
-        let opener = cx
-            .add_root(thread, "opener", |id, cx| {
-                Ok::<_, aryk_bdev::OpenError>(Opener {
-                    channel: descriptor.open_channel(id, cx)?,
-                    done: Vec::new(),
-                })
+        let opener = cx.add_root(thread, "opener", |id, cx| {
+            Ok::<_, aryk_bdev::OpenError>(Opener {
+                channel: descriptor.open_channel(id, cx)?,
+                done: Vec::new(),
             })
-            .unwrap();
-        Self { reactor, opener, registry: Arc::clone(registry), next: 0 }
+        })?;
+        Ok(Self { reactor, opener, registry: Arc::clone(registry), next: 0 })
     }
 
     pub fn bdev(&self) -> Arc<Bdev> {

@@ -1,13 +1,14 @@
 //! Who is kept from a file: QEMU's tools, other processes, and other disks of ours.
 
 use super::harness::{Bench, MIB, disk_directory, sparse};
-use crate::{Config, Error, Holder, create};
-use aryk_bdev::Registry;
+use crate::{Config, Error, Holder, Lock, Size, create, resize};
+use aryk_bdev::{Registry, Status};
 use aryk_reactor::Engine;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
 
 fn read_only(path: &Path) -> Config {
     Config { read_only: true, ..Config::new("r", path) }
@@ -150,4 +151,31 @@ fn another_process_is_kept_off_until_it_has_ended() {
     create(&Registry::new(), Config::new("w", &path)).unwrap();
     // So that the pipe is open up to here.
     drop(other.0.stdin.as_mut().map(Write::flush));
+}
+
+#[test]
+fn a_disk_may_be_locked_only_while_it_is_used() {
+    let dir = disk_directory();
+    let shared = |name: &str| Config { name: name.into(), lock: Lock::InUse, ..sparse(dir.path(), MIB) };
+    let (ours, theirs) = (Arc::new(Registry::new()), Arc::new(Registry::new()));
+    create(&ours, shared("d")).unwrap();
+    create(&theirs, shared("d")).unwrap();
+    let mut first = Bench::on(&ours, Engine::IoUring);
+    let second = Bench::on(&ours, Engine::IoUring);
+    assert_eq!(first.write(0, &[7; 4096]), Status::Ok);
+    // One that comes while it is in use may have it, but not use it.
+    create(&Registry::new(), shared("late")).unwrap();
+    assert_eq!(refused_by(Config { waits: false, ..sparse(dir.path(), MIB) }), Holder::Ourselves);
+    let refused = Bench::try_on(&theirs, Engine::IoUring).err();
+    let why = refused.map(|error| error.to_string());
+    assert!(why.is_some_and(|why| why.contains("in use elsewhere")));
+    assert!(matches!(resize(&theirs, "d", Size::GrowTo(2 * MIB)), Err(Error::Locked { .. })));
+    drop(first);
+    assert!(Bench::try_on(&theirs, Engine::IoUring).is_err(), "it has another channel");
+    drop(second);
+    let mut moved = Bench::on(&theirs, Engine::IoUring);
+    assert_eq!(moved.read(0, 8), [7; 4096]);
+    assert!(Bench::try_on(&ours, Engine::IoUring).is_err());
+    drop(moved);
+    create(&Registry::new(), Config { waits: false, ..sparse(dir.path(), MIB) }).unwrap();
 }
