@@ -66,6 +66,13 @@ impl Gaps {
     }
 }
 
+/// What a page begins with.
+const INTRODUCTION: &str = "\
+Written by `cargo xtask crash --markdown FILE`. A front-end keeps its queues full of reads and overlapping writes of a small area, and
+checks all that it reads, while `arykd` is killed under it: by hand, some time after it began to answer or while it recovers, and by
+itself at every labelled step of a request. With a supervisor it lives for a second before, for one that dies young waits.
+";
+
 /// A backlog of at most so many requests is small.
 const SMALL: usize = 32;
 
@@ -122,7 +129,7 @@ impl Report {
     /// A page.
     #[must_use]
     pub fn markdown(&self) -> String {
-        let mut page = format!("# Crash test\n\n{}.\n", self.summary());
+        let mut page = format!("# Crash test\n\n{INTRODUCTION}\n{}.\n", self.summary());
         self.write_page(&mut page).expect("a string takes all");
         page
     }
