@@ -1,13 +1,14 @@
-//! A hostile driver's split queue: any bytes in guest memory, rings and all, changed between the steps of a device like
-//! virtio-blk, which also loses and regains part of the memory.
+//! A hostile driver's queue, split or packed: any bytes in guest memory, rings and all, changed between the steps of a device like
+//! virtio-blk, which also loses and regains part of the memory, dies, and is succeeded by one that finds an in-flight region
+//! of any bytes.
 //!
-//! Whatever the guest does, a head is in flight once, chains are within their limits and in order, scatter lists are as
-//! long as their pieces, and a broken queue stays broken. The first byte chooses size and features, then come steps.
+//! Whatever the guest does, a chain is in flight once, chains are within their limits and in order, scatter lists are as
+//! long as their pieces, and a broken queue stays broken. The first byte chooses format, size and features, then come steps.
 #![no_main]
 
 use aryk_dma::{GuestArea, Mapping, MemTable, Region, SgTable};
 use aryk_virtqueue::{
-    CHAIN_MAX, Chain, PopError, SplitConfig, SplitQueue, avail_len, desc_len, used_idx, used_len,
+    CHAIN_MAX, Chain, Config, ConfigError, Format, PopError, Virtqueue, inflight_len, used_idx,
 };
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
@@ -17,31 +18,66 @@ use std::sync::atomic::Ordering;
 /// Two adjoining regions of guest memory, at an address that one byte more would not fit into a descriptor's low half.
 const BASE: u64 = 0xffff_0000;
 const REGION: u64 = 16 << 10;
-/// Where the driver put the queue's parts.
+/// Where the driver put the queue's parts, each with more room than it needs.
 const DESC: u64 = 0;
-const AVAIL: u64 = 0x1000;
-const USED: u64 = 0x1800;
+const DRIVER: u64 = 0x1000;
+const DEVICE: u64 = 0x1800;
+const PART: u64 = 0x800;
+/// Flags of a packed ring's descriptors.
+const AVAIL: u16 = 1 << 7;
+const USED: u16 = 1 << 15;
+/// The in-flight region, of which a queue has as much as it needs.
+const INFLIGHT_LEN: u64 = 8 << 10;
 /// The disk.
 const DISK: u64 = 64 << 10;
 
 thread_local! {
     static MAPPINGS: [Arc<Mapping>; 2] =
         [(); 2].map(|()| Arc::new(Mapping::anonymous(REGION).expect("16 KiB of memory")));
+    static INFLIGHT: Arc<Mapping> = Arc::new(Mapping::anonymous(INFLIGHT_LEN).expect("8 KiB of memory"));
     static STORE: Mapping = Mapping::anonymous(DISK).expect("64 KiB of memory");
 }
 
 struct Device {
     memory: Arc<MemTable>,
-    queue: SplitQueue,
+    choice: Choice,
+    queue: Virtqueue,
     chain: Chain,
     sg: SgTable,
     /// What was taken and not given back, and where its status byte lies.
     in_flight: Vec<(u16, Option<u64>)>,
     /// Whether something was given back since the last time that was shown.
     has_given: bool,
-    avail: GuestArea,
-    used: GuestArea,
+    desc: GuestArea,
+    driver: GuestArea,
+    device: GuestArea,
+    /// Where the driver of a packed ring goes on, and its wrap counter.
+    next: (u16, bool),
+    inflight: Option<GuestArea>,
+}
+
+/// What the first byte says.
+#[derive(Clone, Copy)]
+struct Choice {
+    format: Format,
     size: u16,
+    event_idx: bool,
+    indirect: bool,
+    base: u32,
+    inflight: bool,
+}
+
+impl From<u8> for Choice {
+    fn from(byte: u8) -> Self {
+        let format = if byte & 64 == 0 { Format::Split } else { Format::Packed };
+        let base = match (format, byte & 32 != 0) {
+            (Format::Packed, _) => 0x8000_8000,
+            (Format::Split, true) => u32::from(u16::MAX - 1),
+            (Format::Split, false) => 0,
+        };
+        let (event_idx, indirect) = (byte & 8 != 0, byte & 16 != 0);
+        Self { format, size: 1 << (byte & 7), event_idx, indirect, base, inflight: byte & 128 != 0 }
+    }
 }
 
 fn memory(regions: usize) -> Arc<MemTable> {
@@ -55,35 +91,62 @@ fn memory(regions: usize) -> Arc<MemTable> {
     Arc::new(MemTable::new((0..regions).map(region).collect()).expect("two sound regions"))
 }
 
+fn queue(
+    choice: Choice,
+    [desc, driver, device]: [&GuestArea; 3],
+    inflight: Option<&GuestArea>,
+    base: u32,
+) -> std::result::Result<Virtqueue, ConfigError> {
+    Virtqueue::new(Config {
+        format: choice.format,
+        size: choice.size,
+        desc: desc.clone(),
+        driver: driver.clone(),
+        device: device.clone(),
+        event_idx: choice.event_idx,
+        indirect: choice.indirect,
+        base,
+        inflight: inflight.cloned(),
+    })
+}
+
 impl Device {
-    fn new(choice: u8) -> Self {
+    fn new(choice: Choice) -> Self {
         let memory = memory(2);
         memory.write_bytes(BASE, &[0; 2 * REGION as usize]).expect("all of it is there");
-        let size = 1 << (choice & 7);
-        let (event_idx, indirect) = (choice & 8 != 0, choice & 16 != 0);
-        let start = if choice & 32 != 0 { u16::MAX - 1 } else { 0 };
-        let area = |at, len| memory.area_at_guest(BASE + at, len).expect("in the first region");
-        let (avail, used) = (area(AVAIL, avail_len(size, true)), area(USED, used_len(size, true)));
-        avail.store_u16(2, start, Ordering::Relaxed);
-        used.store_u16(2, start, Ordering::Relaxed);
-        let config = SplitConfig {
-            size,
-            desc: area(DESC, desc_len(size)),
-            avail: avail.clone(),
-            used: used.clone(),
-            event_idx,
-            indirect,
-            next_avail: start,
-            next_used: used_idx(&used),
-        };
-        let queue = SplitQueue::new(config).expect("a sound queue");
-        let sg = SgTable::new(size, Arc::clone(&memory));
-        let chain = Chain::new(size);
-        Self { memory, queue, chain, sg, in_flight: Vec::new(), has_given: false, avail, used, size }
+        let area = |at| memory.area_at_guest(BASE + at, PART).expect("in the first region");
+        let (desc, driver, device) = (area(DESC), area(DRIVER), area(DEVICE));
+        if choice.format == Format::Split {
+            driver.store_u16(2, choice.base as u16, Ordering::Relaxed);
+            device.store_u16(2, choice.base as u16, Ordering::Relaxed);
+        }
+        let inflight = choice.inflight.then(|| {
+            let len = inflight_len(choice.format, choice.size);
+            let area = INFLIGHT.with(|mapping| GuestArea::new(mapping, 0, len)).expect("room for it");
+            (0..len as usize / 8).for_each(|word| area.write(8 * word, &0_u64));
+            area
+        });
+        let queue =
+            queue(choice, [&desc, &driver, &device], inflight.as_ref(), choice.base).expect("a sound queue");
+        let sg = SgTable::new(choice.size, Arc::clone(&memory));
+        Self {
+            memory,
+            choice,
+            queue,
+            chain: Chain::new(choice.size),
+            sg,
+            in_flight: Vec::new(),
+            has_given: false,
+            desc,
+            driver,
+            device,
+            next: (0, true),
+            inflight,
+        }
     }
 
     fn step(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
-        match u.arbitrary::<u8>()? % 10 {
+        match u.arbitrary::<u8>()? % 12 {
             0 | 1 => {
                 let (at, len) = (u.arbitrary::<u16>()?, u.arbitrary::<u8>()? % 48);
                 let bytes = u.bytes(len.into())?;
@@ -96,11 +159,15 @@ impl Device {
             7 => self.publish(),
             8 => {
                 let more = self.queue.enable_kicks();
-                assert_eq!(more, self.avail.load_u16(2, Ordering::Relaxed) != self.queue.next_avail());
+                if let (Virtqueue::Split(queue), None) = (&self.queue, &self.inflight) {
+                    assert_eq!(more, self.driver.load_u16(2, Ordering::Relaxed) != queue.next_avail());
+                }
                 self.queue.disable_kicks();
                 self.queue.prefetch_first(self.sg.memory());
                 self.queue.prefetch_next(self.sg.memory());
             }
+            10 => self.scribble(u)?,
+            11 => return self.crash(),
             _ => self.sg.set_memory(memory(1 + usize::from(u.arbitrary::<bool>()?))),
         }
         assert_eq!(self.queue.in_flight() as usize, self.in_flight.len());
@@ -108,11 +175,43 @@ impl Device {
         Ok(())
     }
 
-    /// What a driver does to add a chain.
-    fn offer(&self, head: u8) {
-        let idx = self.avail.load_u16(2, Ordering::Relaxed);
-        self.avail.store_u16(4 + 2 * usize::from(idx % self.size), head.into(), Ordering::Relaxed);
-        self.avail.store_u16(2, idx.wrapping_add(1), Ordering::Release);
+    /// What a driver does to add a chain; of a packed ring, one descriptor, whose other fields are as they are.
+    fn offer(&mut self, head: u8) {
+        let size = self.choice.size;
+        if self.choice.format == Format::Split {
+            let idx = self.driver.load_u16(2, Ordering::Relaxed);
+            self.driver.store_u16(4 + 2 * usize::from(idx % size), head.into(), Ordering::Relaxed);
+            self.driver.store_u16(2, idx.wrapping_add(1), Ordering::Release);
+            return;
+        }
+        let (index, wrap) = self.next;
+        let at = 16 * usize::from(index);
+        let other = self.desc.load_u16(at + 14, Ordering::Relaxed) & !(AVAIL | USED);
+        self.desc.store_u16(at + 12, u16::from(head), Ordering::Relaxed);
+        self.desc.store_u16(at + 14, other | if wrap { AVAIL } else { USED }, Ordering::Release);
+        self.next = if index + 1 == size { (0, !wrap) } else { (index + 1, wrap) };
+    }
+
+    /// The front-end writes to the in-flight region.
+    fn scribble(&self, u: &mut Unstructured<'_>) -> Result<()> {
+        let Some(region) = &self.inflight else { return Ok(()) };
+        let (at, len) = (u.arbitrary::<u16>()?, u.arbitrary::<u8>()? % 24);
+        for (i, byte) in u.bytes(len.into())?.iter().enumerate() {
+            region.write((usize::from(at) + i) % region.len() as usize, byte);
+        }
+        Ok(())
+    }
+
+    /// Another device takes this one's place, if what it finds makes sense.
+    fn crash(&mut self) -> Result<()> {
+        self.in_flight.drain(..).for_each(|(id, _)| self.sg.end(id));
+        self.has_given = false;
+        let areas = [&self.desc, &self.driver, &self.device];
+        match queue(self.choice, areas, self.inflight.as_ref(), self.queue.base()) {
+            Ok(successor) => self.queue = successor,
+            Err(_) => return Err(libfuzzer_sys::arbitrary::Error::IncorrectFormat),
+        }
+        Ok(())
     }
 
     fn pop(&mut self) {
@@ -121,7 +220,7 @@ impl Device {
             Ok(None) => assert_eq!(self.queue.available(), Ok(0)),
             Ok(Some(head)) => {
                 let pieces = self.chain.readable().iter().chain(self.chain.writable());
-                assert!(pieces.clone().count() <= usize::from(self.size.max(CHAIN_MAX)));
+                assert!(pieces.clone().count() <= usize::from(self.choice.size.max(CHAIN_MAX)));
                 assert!(pieces.clone().count() > 0 && pieces.clone().all(|piece| piece.len > 0));
                 self.took(head);
                 self.start(head);
@@ -140,7 +239,7 @@ impl Device {
     }
 
     fn took(&mut self, head: u16) {
-        assert!(head < self.size && self.in_flight.iter().all(|(other, _)| *other != head));
+        assert!(head < self.choice.size && self.in_flight.iter().all(|(other, _)| *other != head));
         self.in_flight.push((head, None));
     }
 
@@ -194,7 +293,9 @@ impl Device {
         let _called = self.queue.publish();
         // Else the index is the driver's to scribble on.
         if std::mem::take(&mut self.has_given) {
-            assert_eq!(used_idx(&self.used), self.queue.next_used());
+            if let Virtqueue::Split(queue) = &self.queue {
+                assert_eq!(used_idx(&self.device), queue.next_used());
+            }
         }
         assert!(!self.queue.publish(), "nothing is new");
     }
@@ -202,8 +303,8 @@ impl Device {
 
 fuzz_target!(|data: &[u8]| {
     let mut u = Unstructured::new(data);
-    let Ok(choice) = u.arbitrary() else { return };
-    let mut device = Device::new(choice);
+    let Ok(choice) = u.arbitrary::<u8>() else { return };
+    let mut device = Device::new(choice.into());
     while !u.is_empty() && device.step(&mut u).is_ok() {}
     while !device.in_flight.is_empty() {
         device.give_back(0);

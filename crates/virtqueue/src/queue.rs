@@ -123,6 +123,11 @@ impl Virtqueue {
         each!(self, queue => queue.in_flight())
     }
 
+    /// As [`SplitQueue::broken`].
+    pub const fn broken(&self) -> Option<QueueError> {
+        each!(self, queue => queue.broken())
+    }
+
     /// As [`SplitQueue::is_poisoned`].
     pub fn is_poisoned(&self) -> bool {
         each!(self, queue => queue.is_poisoned())
