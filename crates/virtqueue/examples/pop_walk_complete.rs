@@ -6,7 +6,7 @@
 #![expect(clippy::disallowed_methods, reason = "a benchmark measures wall time")]
 
 use aryk_dma::{GuestArea, Mapping, MemTable, Region, SgTable};
-use aryk_virtqueue::{Chain, SplitConfig, SplitQueue, avail_len, desc_len, used_len};
+use aryk_virtqueue::{Chain, Config, Format, Virtqueue, avail_len, desc_len, used_len};
 use std::error::Error;
 use std::hint::black_box;
 use std::sync::Arc;
@@ -25,19 +25,25 @@ const DATA: u64 = 4 * MIB;
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
+const PACKED_AVAIL: u16 = 1 << 7;
+const PACKED_USED: u16 = 1 << 15;
 
 struct Bench {
     memory: Arc<MemTable>,
     desc: GuestArea,
     avail: GuestArea,
-    used: GuestArea,
-    queue: SplitQueue,
+    format: Format,
+    indirect: bool,
+    /// The driver's: chains offered (split), or its place in the ring and wrap counter (packed).
+    next: u16,
+    wrap: bool,
+    queue: Virtqueue,
     sg: SgTable,
     chain: Chain,
 }
 
 impl Bench {
-    fn new(indirect: bool, regions: u64) -> Result<Self, Box<dyn Error>> {
+    fn new(format: Format, indirect: bool, regions: u64) -> Result<Self, Box<dyn Error>> {
         let mapping = Arc::new(Mapping::anonymous(MEMORY_LEN)?);
         let region = |i| Region {
             guest_addr: GUEST - i * MEMORY_LEN,
@@ -51,19 +57,21 @@ impl Bench {
         let desc = area(0, desc_len(SIZE))?;
         let avail = area(64 << 10, avail_len(SIZE, true))?;
         let used = area(128 << 10, used_len(SIZE, true))?;
-        let config = SplitConfig {
+        let config = Config {
+            format,
             size: SIZE,
             desc: desc.clone(),
-            avail: avail.clone(),
-            used: used.clone(),
+            driver: avail.clone(),
+            device: used,
             event_idx: true,
             indirect: true,
-            next_avail: 0,
-            next_used: 0,
+            base: if format == Format::Packed { 0x8000_8000 } else { 0 },
+            inflight: None,
         };
         let sg = SgTable::new(SIZE, Arc::clone(&memory));
-        let queue = SplitQueue::new(config)?;
-        let bench = Self { memory, desc, avail, used, queue, sg, chain: Chain::new(SIZE) };
+        let queue = Virtqueue::new(config)?;
+        let chain = Chain::new(SIZE);
+        let bench = Self { memory, desc, avail, format, indirect, next: 0, wrap: true, queue, sg, chain };
         bench.lay_out(indirect)?;
         Ok(bench)
     }
@@ -84,7 +92,7 @@ impl Bench {
                 let next = if indirect { i } else { head as usize + i } + 1;
                 self.write_desc(at, addr, len, flags, next as u16)?;
             }
-            if indirect {
+            if indirect && self.format == Format::Split {
                 self.write_desc(16 * head, GUEST + table, 48, INDIRECT, 0)?;
             }
         }
@@ -95,16 +103,55 @@ impl Bench {
     fn write_desc(&self, at: u64, addr: u64, len: u32, flags: u16, next: u16) -> Result<(), Box<dyn Error>> {
         self.memory.write(GUEST + at, &addr)?;
         self.memory.write(GUEST + at + 8, &len)?;
-        self.memory.write(GUEST + at + 12, &flags)?;
-        Ok(self.memory.write(GUEST + at + 14, &next)?)
+        let (third, fourth) = match self.format {
+            Format::Split => (flags, next),
+            Format::Packed => (0, flags),
+        };
+        self.memory.write(GUEST + at + 12, &third)?;
+        Ok(self.memory.write(GUEST + at + 14, &fourth)?)
     }
 
-    fn offer(&self, idx: u16) {
+    fn offer(&mut self) {
+        match self.format {
+            Format::Split => self.offer_split(),
+            Format::Packed => self.offer_packed(),
+        }
+    }
+
+    /// Chains of the same buffers as the split ring's; the device overwrites descriptors, so they are written anew.
+    fn offer_packed(&mut self) {
+        for request in 0..BATCH {
+            let header = GUEST + HEADERS + 64 * u64::from(request);
+            let table = GUEST + TABLES + 64 * u64::from(request);
+            let direct = [
+                (header, 16, NEXT),
+                (GUEST + DATA + 4096 * u64::from(request), 4096, NEXT | WRITE),
+                (header + 16, 1, WRITE),
+            ];
+            let descs = if self.indirect { &[(table, 48, INDIRECT)][..] } else { &direct[..] };
+            for &(addr, len, flags) in descs {
+                let at = 16 * usize::from(self.next);
+                self.desc.write::<u64>(at, &addr);
+                self.desc.write::<u32>(at + 8, &len);
+                self.desc.write(at + 12, &request);
+                let side = if self.wrap { PACKED_AVAIL } else { PACKED_USED };
+                self.desc.store_u16(at + 14, flags | side, Ordering::Release);
+                self.next = (self.next + 1) % SIZE;
+                self.wrap ^= self.next == 0;
+            }
+        }
+        // The driver wants no call: event suppression DISABLE.
+        self.avail.store_u16(2, 1, Ordering::Relaxed);
+    }
+
+    fn offer_split(&mut self) {
+        let idx = self.next;
         for request in 0..BATCH {
             let place = usize::from(idx.wrapping_add(request) % SIZE);
             self.avail.store_u16(4 + 2 * place, 3 * request, Ordering::Relaxed);
         }
         let idx = idx.wrapping_add(BATCH);
+        self.next = idx;
         // The driver wants one call, at the end of each batch.
         self.avail.store_u16(4 + 2 * usize::from(SIZE), idx.wrapping_sub(1), Ordering::Relaxed);
         self.avail.store_u16(2, idx, Ordering::Release);
@@ -151,27 +198,34 @@ impl Bench {
         for _ in 0..20 {
             let mut taken = Duration::ZERO;
             for _ in 0..TURNS {
-                self.offer(self.queue.next_avail());
+                self.offer();
                 let start = Instant::now();
                 black_box(turn(self));
                 taken += start.elapsed();
             }
             best = best.min(taken);
         }
-        assert_eq!(aryk_virtqueue::used_idx(&self.used), self.queue.next_avail(), "all came back");
+        let base = self.queue.base();
+        let expected = match self.format {
+            Format::Split => u32::from(self.next),
+            Format::Packed => 0x1_0001 * (u32::from(self.next) | u32::from(self.wrap) << 15),
+        };
+        assert_eq!((base, self.queue.in_flight()), (expected, 0), "all were taken and came back");
         best.as_secs_f64() * 1e9 / f64::from(TURNS) / f64::from(BATCH)
     }
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("ns per request             rings only   with header, status, scatter list");
-    for (name, indirect, regions) in [
-        ("direct, 1 region", false, 1),
-        ("indirect, 1 region", true, 1),
-        ("direct, 3 regions", false, 3),
-        ("indirect, 3 regions", true, 3),
+    for (name, format, indirect, regions) in [
+        ("direct, 1 region", Format::Split, false, 1),
+        ("indirect, 1 region", Format::Split, true, 1),
+        ("direct, 3 regions", Format::Split, false, 3),
+        ("indirect, 3 regions", Format::Split, true, 3),
+        ("packed, direct, 1 region", Format::Packed, false, 1),
+        ("packed, indirect, 1 region", Format::Packed, true, 1),
     ] {
-        let mut bench = Bench::new(indirect, regions)?;
+        let mut bench = Bench::new(format, indirect, regions)?;
         let rings = bench.measure(Bench::rings_only);
         let whole = bench.measure(Bench::whole);
         println!("{name:<26} {rings:10.1}   {whole:10.1}");
