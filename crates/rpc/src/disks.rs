@@ -1,6 +1,7 @@
 //! The registry's disks, and what only the control plane knows about them. Control context.
 
 use crate::config::Subsystem;
+use crate::methods::notify::{Events, Kind};
 use crate::{Error, journal};
 use aryk_bdev::{Bdev, Registry};
 use serde_json::Value;
@@ -19,6 +20,8 @@ pub struct Disks {
     made: RefCell<HashMap<String, Made>>,
     /// Sent to whenever there is a new one.
     grown: watch::Sender<()>,
+    /// What became of them.
+    pub(crate) events: Events,
 }
 
 /// What a method made.
@@ -30,7 +33,12 @@ struct Made {
 
 impl Default for Disks {
     fn default() -> Self {
-        Self { registry: Arc::default(), made: RefCell::default(), grown: watch::Sender::new(()) }
+        Self {
+            registry: Arc::default(),
+            made: RefCell::default(),
+            grown: watch::Sender::new(()),
+            events: Events::default(),
+        }
     }
 }
 
@@ -40,6 +48,7 @@ impl Disks {
     pub fn made(&self, bdev: &Bdev, module: &'static str, details: Value) {
         journal::made(Subsystem::Bdev, bdev.name());
         self.made.borrow_mut().insert(bdev.name().to_owned(), Made { module, details });
+        self.events.note(Kind::Register, bdev.name());
         self.grown.send_replace(());
     }
 
@@ -67,7 +76,13 @@ impl Disks {
     /// The same for a disk of any module, by its name.
     pub(crate) async fn unmake(&self, name: &str) -> Result<(), Error> {
         let removed = self.registry.remove(name).await;
-        self.made.borrow_mut().retain(|name, _| self.registry.find(name).is_ok());
+        self.made.borrow_mut().retain(|name, _| {
+            let is_there = self.registry.find(name).is_ok();
+            if !is_there {
+                self.events.note(Kind::Unregister, name);
+            }
+            is_there
+        });
         Ok(removed?)
     }
 

@@ -9,6 +9,7 @@ mod error;
 pub mod framework;
 pub mod log;
 mod malloc;
+pub(crate) mod notify;
 mod null;
 mod observe;
 mod options;
@@ -40,6 +41,7 @@ pub fn table(control: Rc<Control>) -> Rc<Methods<Control>> {
         log::register(&mut methods);
         malloc::register(&mut methods);
         null::register(&mut methods);
+        notify::register(&mut methods);
         observe::register(&mut methods);
         options::register(&mut methods);
         passthru::register(&mut methods);

@@ -232,3 +232,29 @@ fn context_switches_are_watched_while_asked_for() {
         }
     });
 }
+
+#[test]
+fn disks_that_come_and_go_are_told_of() {
+    in_daemon(async |daemon| {
+        daemon.call("framework_start_init", &json!({})).await.unwrap();
+        let base = json!({"name": "base", "block_size": 512, "num_blocks": 8});
+        daemon.call("bdev_null_create", &base).await.unwrap();
+        let top = json!({"name": "top", "base_bdev_name": "base"});
+        daemon.call("bdev_passthru_create", &top).await.unwrap();
+        assert!(daemon.call("bdev_null_create", &base).await.is_err(), "one that is not made is not told of");
+        daemon.call("bdev_null_delete", &json!({"name": "base"})).await.unwrap();
+        let told = daemon.call("notify_get_notifications", &json!({"id": 0, "max": 10})).await.unwrap();
+        let event = |id, kind, ctx| json!({"id": id, "type": kind, "ctx": ctx});
+        let made = [event(0, "bdev_register", "base"), event(1, "bdev_register", "top")];
+        assert_eq!(told.as_array().unwrap()[..2], made);
+        let mut gone: Vec<_> =
+            told.as_array().unwrap()[2..].iter().map(|e| (&e["type"], &e["ctx"])).collect();
+        gone.sort_by_key(|(_, name)| name.to_string());
+        assert_eq!(
+            gone,
+            [(&json!("bdev_unregister"), &json!("base")), (&json!("bdev_unregister"), &json!("top"))]
+        );
+        let later = daemon.call("notify_get_notifications", &json!({"id": 3})).await.unwrap();
+        assert_eq!(later.as_array().unwrap().len(), 1);
+    });
+}

@@ -84,6 +84,8 @@ pub fn steps(dir: &Path) -> Vec<Step> {
     ] {
         call(method, disk(name));
     }
+    call("notify_get_types", json!({}));
+    call("notify_get_notifications", json!({}));
     call("spdk_kill_instance", json!({"sig_name": "SIGUSR1"}));
     steps
 }

@@ -1,0 +1,104 @@
+//! `notify_*`: what became of the disks, for those who ask again and again. Control context.
+//!
+//! Events have numbers that go up by one. The last [`KEPT`] are kept, so a client that sees the number jump knows that it
+//! has missed some, and looks at all disks.
+
+use super::{Control, Count, Error, Methods, NoParams, Phase};
+use serde::{Deserialize, Serialize};
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+
+/// Events that can be asked for.
+const KEPT: usize = 1024;
+
+/// What happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub(crate) enum Kind {
+    #[serde(rename = "bdev_register")]
+    Register,
+    #[serde(rename = "bdev_unregister")]
+    Unregister,
+}
+
+/// One of the results of `notify_get_notifications`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct Event {
+    #[serde(rename = "type")]
+    kind: Kind,
+    /// The disk.
+    ctx: String,
+    id: u64,
+}
+
+/// The latest events.
+#[derive(Debug, Default)]
+pub(crate) struct Events {
+    ring: RefCell<VecDeque<Event>>,
+    next: Cell<u64>,
+}
+
+impl Events {
+    /// Notes one about `disk`.
+    pub(crate) fn note(&self, kind: Kind, disk: &str) {
+        let mut ring = self.ring.borrow_mut();
+        if ring.len() == KEPT {
+            ring.pop_front();
+        }
+        ring.push_back(Event { kind, ctx: disk.to_owned(), id: self.next.replace(self.next.get() + 1) });
+    }
+
+    /// Up to `max` of those from `id` on.
+    fn since(&self, id: u64, max: usize) -> Vec<Event> {
+        let ring = self.ring.borrow();
+        let later = ring.iter().skip_while(|event| event.id < id);
+        later.take(max).cloned().collect()
+    }
+}
+
+pub(super) fn register(methods: &mut Methods<Control>) {
+    methods.add("notify_get_types", Phase::Any, get_types);
+    methods.add("notify_get_notifications", Phase::RunTime, get_notifications);
+}
+
+async fn get_types(_: &Control, _: NoParams) -> Result<[Kind; 2], Error> {
+    Ok([Kind::Register, Kind::Unregister])
+}
+
+/// Parameters of `notify_get_notifications`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GetNotifications {
+    /// The first that is wanted: one more than the last that was seen.
+    #[serde(default)]
+    id: Count,
+    /// By default all.
+    max: Option<Count>,
+}
+
+async fn get_notifications(control: &Control, p: GetNotifications) -> Result<Vec<Event>, Error> {
+    let max = p.max.map_or(KEPT, |max| usize::try_from(max.0).unwrap_or(KEPT));
+    Ok(control.disks.events.since(p.id.0, max))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ids(events: &[Event]) -> Vec<u64> {
+        events.iter().map(|event| event.id).collect()
+    }
+
+    #[test]
+    fn events_are_numbered_and_the_oldest_forgotten() {
+        let events = Events::default();
+        assert_eq!(events.since(0, KEPT), []);
+        for _ in 0..3 {
+            events.note(Kind::Register, "d");
+        }
+        assert_eq!(ids(&events.since(0, KEPT)), [0, 1, 2]);
+        assert_eq!((ids(&events.since(1, 1)), ids(&events.since(3, KEPT))), (vec![1], vec![]));
+        (3..KEPT as u64 + 7).for_each(|_| events.note(Kind::Unregister, "d"));
+        let all = events.since(0, usize::MAX);
+        assert_eq!((all.len(), all[0].id, all[KEPT - 1].id), (KEPT, 7, KEPT as u64 + 6));
+    }
+}
