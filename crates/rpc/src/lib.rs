@@ -13,6 +13,7 @@ pub mod control;
 mod disks;
 mod dispatch;
 mod error;
+pub mod http;
 pub mod journal;
 pub mod methods;
 pub mod params;

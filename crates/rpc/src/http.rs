@@ -1,0 +1,258 @@
+//! The same JSON-RPC by HTTP POST with Basic authentication (RFC 9110, RFC 7617), for clients that speak no UNIX sockets.
+//! Control context.
+//!
+//! One request of HTTP carries one of JSON-RPC, or one batch, to any path. Errors of JSON-RPC come with the status 200,
+//! as clients of SPDK's proxy expect; other statuses are about HTTP alone. There is no encryption: whoever sees the
+//! bytes has the password, so it listens where nobody does, or behind something that encrypts.
+
+use crate::wire::{self, Decoder, Message, REQUEST_LEN_MAX};
+use crate::{Error, Methods};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{ALLOW, AUTHORIZATION, CONTENT_TYPE, WWW_AUTHENTICATE};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+/// Clients that may be connected at a time; others wait to be accepted.
+const CONNECTIONS_MAX: usize = 64;
+/// How long a client may take to send a request's head, and to send its body.
+const REQUEST_TIME: Duration = Duration::from_secs(30);
+/// What a wrong password costs.
+const REFUSAL_DELAY: Duration = Duration::from_millis(500);
+/// How long clients have to read their last replies when the daemon ends.
+const FAREWELL: Duration = Duration::from_secs(1);
+/// The pause after an accept that failed for want of descriptors or memory.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// Who may call methods: lines `user:password`.
+pub struct Passwords(Vec<String>);
+
+impl std::fmt::Debug for Passwords {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} passwords", self.0.len())
+    }
+}
+
+/// Why passwords cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum PasswordsError {
+    /// The system's refusal.
+    #[error("cannot read {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Others than its owner may read the file.
+    #[error("others can read {0}: take their rights away with chmod 600")]
+    Exposed(PathBuf),
+    /// A line without a user or a password.
+    #[error("{path}, line {line}: not of the form user:password")]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// Which, from 1.
+        line: usize,
+    },
+    /// Nobody could call anything.
+    #[error("{0} has no line user:password")]
+    Empty(PathBuf),
+}
+
+impl Passwords {
+    /// Reads a file that its owner alone may read. Empty lines, and those that begin with `#`, say nothing.
+    ///
+    /// # Errors
+    /// [`PasswordsError`].
+    pub fn read(path: &Path) -> Result<Self, PasswordsError> {
+        let failed = |source| PasswordsError::Read { path: path.to_owned(), source };
+        if std::fs::metadata(path).map_err(failed)?.permissions().mode() & 0o077 != 0 {
+            return Err(PasswordsError::Exposed(path.to_owned()));
+        }
+        let text = std::fs::read_to_string(path).map_err(failed)?;
+        let mut all = Vec::new();
+        for (index, line) in text.lines().enumerate().filter(|(_, l)| !l.is_empty() && !l.starts_with('#')) {
+            match line.split_once(':') {
+                Some((user, password)) if !user.is_empty() && !password.is_empty() => {
+                    all.push(line.to_owned());
+                }
+                _ => return Err(PasswordsError::Line { path: path.to_owned(), line: index + 1 }),
+            }
+        }
+        match all.is_empty() {
+            true => Err(PasswordsError::Empty(path.to_owned())),
+            false => Ok(Self(all)),
+        }
+    }
+
+    /// Whether a request's `Authorization` is by one of them: RFC 7617, section 2.
+    fn admit(&self, header: Option<&[u8]>) -> bool {
+        let given = header.and_then(|header| {
+            let (scheme, credentials) = header.split_at_checked("Basic ".len())?;
+            let credentials = credentials.trim_ascii();
+            scheme.eq_ignore_ascii_case(b"Basic ").then(|| BASE64.decode(credentials).ok())?
+        });
+        // All are compared to their ends: how long it takes tells nothing of what they are.
+        let is_one = |given: &[u8]| self.0.iter().fold(false, |any, one| any | same(one.as_bytes(), given));
+        given.is_some_and(|given| is_one(&given))
+    }
+}
+
+/// Equality in a time that the lengths alone tell of.
+fn same(a: &[u8], b: &[u8]) -> bool {
+    let differences = a.iter().zip(b).fold(0, |all, (a, b)| all | std::hint::black_box(a ^ b));
+    a.len() == b.len() && differences == 0
+}
+
+/// A bound address.
+#[derive(Debug)]
+pub struct HttpServer {
+    listener: TcpListener,
+    passwords: Rc<Passwords>,
+}
+
+impl HttpServer {
+    /// Listens at `address`. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// The system's refusal.
+    pub async fn bind(address: SocketAddr, passwords: Passwords) -> io::Result<Self> {
+        Ok(Self { listener: TcpListener::bind(address).await?, passwords: Rc::new(passwords) })
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// The system's refusal.
+    pub fn address(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Serves clients until `stop` turns true, or its sender is gone; then answers what was asked, and returns. Needs
+    /// a tokio `LocalSet`.
+    pub async fn serve<C: 'static>(self, methods: Rc<Methods<C>>, mut stop: watch::Receiver<bool>) {
+        let mut clients = JoinSet::new();
+        let stop_clients = stop.clone();
+        loop {
+            tokio::select! {
+                accepted = self.listener.accept(), if clients.len() < CONNECTIONS_MAX => match accepted {
+                    Ok((stream, _)) => {
+                        let shared = (Rc::clone(&methods), Rc::clone(&self.passwords));
+                        clients.spawn_local(serve_client(stream, shared, stop_clients.clone()));
+                    }
+                    Err(error) => {
+                        tracing::warn!(%error, "cannot accept an RPC client");
+                        tokio::time::sleep(ACCEPT_RETRY).await;
+                    }
+                },
+                Some(_) = clients.join_next() => {}
+                _ = stop.wait_for(|stop| *stop) => break,
+            }
+        }
+        let _ = tokio::time::timeout(FAREWELL, clients.join_all()).await;
+    }
+}
+
+type Shared<C> = (Rc<Methods<C>>, Rc<Passwords>);
+type Reply = Response<Full<Bytes>>;
+
+async fn serve_client<C: 'static>(stream: TcpStream, shared: Shared<C>, mut stop: watch::Receiver<bool>) {
+    let service = service_fn(|request| {
+        let (methods, passwords) = (Rc::clone(&shared.0), Rc::clone(&shared.1));
+        async move { Ok::<_, Infallible>(respond(request, &methods, &passwords).await) }
+    });
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(REQUEST_TIME).half_close(true);
+    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        _ = stop.wait_for(|stop| *stop) => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, "RPC client by HTTP is gone");
+    }
+}
+
+async fn respond<C: 'static>(
+    request: Request<Incoming>,
+    methods: &Methods<C>,
+    passwords: &Passwords,
+) -> Reply {
+    if !passwords.admit(request.headers().get(AUTHORIZATION).map(|header| header.as_bytes())) {
+        tracing::info!("an RPC client by HTTP has no password, or a wrong one");
+        tokio::time::sleep(REFUSAL_DELAY).await;
+        let mut reply = plain(StatusCode::UNAUTHORIZED, "a user and a password are needed\n");
+        let challenge = r#"Basic realm="Aryk", charset="UTF-8""#.parse().expect("it is ASCII");
+        reply.headers_mut().insert(WWW_AUTHENTICATE, challenge);
+        return reply;
+    }
+    if request.method() != Method::POST {
+        let mut reply = plain(StatusCode::METHOD_NOT_ALLOWED, "JSON-RPC is by POST\n");
+        reply.headers_mut().insert(ALLOW, "POST".parse().expect("it is ASCII"));
+        return reply;
+    }
+    let body = Limited::new(request.into_body(), REQUEST_LEN_MAX).collect();
+    let body = match tokio::time::timeout(REQUEST_TIME, body).await {
+        Ok(Ok(body)) => body.to_bytes(),
+        Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => {
+            return plain(StatusCode::PAYLOAD_TOO_LARGE, "the request is too long\n");
+        }
+        Ok(Err(_)) => return plain(StatusCode::BAD_REQUEST, "the request ends early\n"),
+        Err(_) => return plain(StatusCode::REQUEST_TIMEOUT, "the request does not come\n"),
+    };
+    let reply = match decode(&body) {
+        Ok(message) => methods.answer(message).await,
+        Err(error) => Some(wire::response(None, &Err(error))),
+    };
+    match reply {
+        Some(json) => {
+            let mut reply = Response::new(Full::from(json));
+            reply.headers_mut().insert(CONTENT_TYPE, "application/json".parse().expect("it is ASCII"));
+            reply
+        }
+        // Notifications are not answered.
+        None => plain(StatusCode::NO_CONTENT, ""),
+    }
+}
+
+fn plain(status: StatusCode, text: &'static str) -> Reply {
+    let mut reply = Response::new(Full::from(text));
+    *reply.status_mut() = status;
+    reply
+}
+
+/// The one request of a body.
+fn decode(body: &[u8]) -> Result<Message, Error> {
+    let mut decoder = Decoder::default();
+    decoder.push(body);
+    let first = decoder.next_message()?;
+    let more = decoder.next_message()?;
+    decoder.finish()?;
+    match (first, more) {
+        (Some(message), None) => Ok(message),
+        (None, _) => Err(Error::Parse("the body is empty".into())),
+        (Some(_), Some(_)) => Err(Error::InvalidRequest("a body has one request, or one batch".into())),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,156 @@
+//! Raw requests against a server with a method of the tests' own.
+
+use super::*;
+use crate::{NoParams, Phase};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+/// `spdk:a:b`: a password may have colons.
+const KEY: &str = "Authorization: Basic c3BkazphOmI=\r\n";
+
+fn write(dir: &TempDir, text: &str, mode: u32) -> PathBuf {
+    let path = dir.path().join("passwords");
+    std::fs::write(&path, text).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+    path
+}
+
+/// Runs `test` against a server, then stops it and sees to the client that `test` left, if it did.
+fn with_server<T>(test: impl AsyncFnOnce(SocketAddr) -> T, then: impl AsyncFnOnce(T)) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    tokio::task::LocalSet::new().block_on(&runtime, async {
+        let dir = TempDir::new().unwrap();
+        let passwords = Passwords::read(&write(&dir, "# who\n\nother:x\nspdk:a:b\n", 0o600)).unwrap();
+        let mut methods = Methods::new(Rc::new(()), |()| true);
+        methods.add("echo", Phase::Any, async |(): &(), p: Value| Ok(p));
+        methods.add("slow", Phase::Any, async |(): &(), _: NoParams| {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            Ok("slow")
+        });
+        let server = HttpServer::bind("127.0.0.1:0".parse().unwrap(), passwords).await.unwrap();
+        let address = server.address().unwrap();
+        let (stop, stopped) = watch::channel(false);
+        let serving = tokio::task::spawn_local(server.serve(Rc::new(methods), stopped));
+        let left = test(address).await;
+        stop.send_replace(true);
+        tokio::time::timeout(FAREWELL * 5, serving).await.unwrap().unwrap();
+        then(left).await;
+    });
+}
+
+async fn nobody((): ()) {}
+
+/// Sends a request and reads to the end: the status, the head and the body.
+async fn ask(address: SocketAddr, head: &str, body: &[u8]) -> (u16, String, String) {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let length = body.len();
+    let head = format!("{head}Host: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n");
+    stream.write_all(head.as_bytes()).await.unwrap();
+    // It may have been refused before all of it is written.
+    let _ = stream.write_all(body).await;
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).await.unwrap();
+    let (head, body) = reply.split_once("\r\n\r\n").unwrap();
+    (head[9..12].parse().unwrap(), head.to_ascii_lowercase(), body.to_owned())
+}
+
+async fn post(address: SocketAddr, body: &str) -> (u16, Value) {
+    let head = format!("POST /any/path HTTP/1.1\r\n{KEY}");
+    let (status, head, body) = ask(address, &head, body.as_bytes()).await;
+    assert!(status != 200 || head.contains("content-type: application/json"), "{head}");
+    (status, serde_json::from_str(&body).unwrap_or_default())
+}
+
+#[test]
+fn one_request_or_one_batch() {
+    with_server(
+        async |address| {
+            let (status, reply) =
+                post(address, "{\"method\":\"echo\",\"id\":7,\"params\":{\"a\":[\"диск\"]}}\n").await;
+            assert_eq!((status, reply), (200, json!({"jsonrpc": "2.0", "id": 7, "result": {"a": ["диск"]}})));
+            let (_, reply) = post(address, r#"[{"method":"echo","id":1},{"method":"no","id":2}]"#).await;
+            assert_eq!((&reply[0]["result"], &reply[1]["error"]["code"]), (&json!({}), &json!(-32601)));
+            assert_eq!(post(address, r#"{"method":"echo"}"#).await.0, 204);
+            for (body, code) in [
+                ("", -32700),
+                ("{", -32700),
+                ("{\"id\":1}", -32600),
+                (r#"{"method":"echo","id":1}[]"#, -32600),
+            ] {
+                let (status, reply) = post(address, body).await;
+                assert_eq!((status, &reply["error"]["code"]), (200, &json!(code)), "{body}");
+            }
+        },
+        nobody,
+    );
+}
+
+#[test]
+fn strangers_are_refused() {
+    with_server(
+        async |address| {
+            // None, another scheme, no base64, a wrong password, one that begins as the right one.
+            let keys =
+                ["", "Bearer c3BkazphOmI=", "Basic !", "Basic c3Bkazp4", "Basic c3BkazphOg==", "Basic"];
+            let refused = keys.map(|key| async move {
+                let key = if key.is_empty() { String::new() } else { format!("Authorization: {key}\r\n") };
+                let request = format!("POST / HTTP/1.1\r\n{key}");
+                let (status, head, body) = ask(address, &request, br#"{"method":"echo","id":1}"#).await;
+                assert_eq!(status, 401, "{key}");
+                assert!(
+                    head.contains("www-authenticate: basic realm=") && !body.contains("result"),
+                    "{head}"
+                );
+            });
+            for refused in refused {
+                refused.await;
+            }
+            let lower = "POST / HTTP/1.1\r\nauthorization: basic  c3BkazphOmI=\r\n";
+            assert_eq!(ask(address, lower, br#"{"method":"echo","id":1}"#).await.0, 200);
+        },
+        nobody,
+    );
+}
+
+#[test]
+fn what_is_no_call() {
+    with_server(
+        async |address| {
+            let (status, head, _) = ask(address, &format!("GET / HTTP/1.1\r\n{KEY}"), b"").await;
+            assert_eq!(status, 405);
+            assert!(head.contains("allow: post"), "{head}");
+            let long = vec![b' '; REQUEST_LEN_MAX + 1];
+            assert_eq!(ask(address, &format!("POST / HTTP/1.1\r\n{KEY}"), &long).await.0, 413);
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            stream.write_all(b"{\"method\":\"echo\"}\r\n\r\n").await.unwrap();
+            let mut reply = String::new();
+            stream.read_to_string(&mut reply).await.unwrap();
+            assert!(reply.is_empty() || reply.starts_with("HTTP/1.1 400"), "{reply}");
+        },
+        nobody,
+    );
+}
+
+#[test]
+fn stopping_answers_what_was_asked() {
+    let test = async |address| {
+        let client = tokio::task::spawn_local(post(address, r#"{"method":"slow","id":1}"#));
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        client
+    };
+    with_server(test, async |client| assert_eq!(client.await.unwrap().1["result"], "slow"));
+}
+
+#[test]
+fn files_of_passwords() {
+    let dir = TempDir::new().unwrap();
+    let read = |text, mode| Passwords::read(&write(&dir, text, mode));
+    assert!(matches!(read("a:b\n", 0o640), Err(PasswordsError::Exposed(_))));
+    assert!(matches!(read("# nobody\n\n", 0o600), Err(PasswordsError::Empty(_))));
+    for text in ["a:b\nab\n", "a:b\n:b\n", "a:b\na:\n"] {
+        assert!(matches!(read(text, 0o600), Err(PasswordsError::Line { line: 2, .. })), "{text}");
+    }
+    assert!(matches!(Passwords::read(&dir.path().join("no")), Err(PasswordsError::Read { .. })));
+    assert_eq!(format!("{:?}", read("a:b\nc:d", 0o600).unwrap()), "2 passwords");
+}
