@@ -137,9 +137,9 @@ fn stopping_answers_what_was_asked() {
     let test = async |address| {
         let client = tokio::task::spawn_local(post(address, r#"{"method":"slow","id":1}"#));
         tokio::time::sleep(Duration::from_millis(100)).await;
-        client
+        (client,)
     };
-    with_server(test, async |client| assert_eq!(client.await.unwrap().1["result"], "slow"));
+    with_server(test, async |(client,)| assert_eq!(client.await.unwrap().1["result"], "slow"));
 }
 
 #[test]

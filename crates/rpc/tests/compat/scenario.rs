@@ -12,9 +12,18 @@ pub struct Step {
 pub fn steps(dir: &Path) -> Vec<Step> {
     let mut steps = Vec::new();
     let mut call = |method, params| steps.push(Step { method, params });
-    std::fs::write(dir.join("a.img"), [0; 8192]).unwrap();
-    std::fs::write(dir.join("u.img"), [0; 8192]).unwrap();
-    let disk = |name: &str| json!({"name": name});
+    start(&mut call);
+    make_disks(dir, &mut call);
+    watch_disks(&mut call);
+    end(&mut call);
+    steps
+}
+
+fn disk(name: &str) -> Value {
+    json!({"name": name})
+}
+
+fn start(call: &mut impl FnMut(&'static str, Value)) {
     call("framework_start_init", json!({}));
     call("framework_wait_init", json!({}));
     call("spdk_get_version", json!({}));
@@ -32,7 +41,11 @@ pub fn steps(dir: &Path) -> Vec<Step> {
     call("framework_get_subsystems", json!({}));
     call("log_get_print_level", json!({}));
     call("log_set_print_level", json!({"level": "NOTICE"}));
+}
 
+fn make_disks(dir: &Path, call: &mut impl FnMut(&'static str, Value)) {
+    std::fs::write(dir.join("a.img"), [0; 8192]).unwrap();
+    std::fs::write(dir.join("u.img"), [0; 8192]).unwrap();
     call("bdev_set_options", json!({"bdev_auto_examine": false}));
     call("bdev_malloc_create", json!({"name": "m", "block_size": 512, "num_blocks": 64}));
     call("bdev_malloc_create", json!({"block_size": 512, "num_blocks": 64}));
@@ -52,6 +65,9 @@ pub fn steps(dir: &Path) -> Vec<Step> {
     call("bdev_delay_update_latency", latency);
     call("bdev_malloc_create", json!({"name": "whole", "block_size": 512, "num_blocks": 64}));
     call("bdev_split_create", json!({"base_bdev": "whole", "split_count": 2}));
+}
+
+fn watch_disks(call: &mut impl FnMut(&'static str, Value)) {
     call("bdev_examine", disk("n"));
     call("bdev_wait_for_examine", json!({}));
     call("bdev_get_bdevs", json!({}));
@@ -70,8 +86,10 @@ pub fn steps(dir: &Path) -> Vec<Step> {
     call("framework_get_reactors", json!({}));
     call("thread_get_stats", json!({}));
     call("framework_get_config", json!({"name": "bdev"}));
-    call("vhost_delete_controller", json!({"ctrlr": "c"}));
+}
 
+fn end(call: &mut impl FnMut(&'static str, Value)) {
+    call("vhost_delete_controller", json!({"ctrlr": "c"}));
     call("bdev_split_delete", json!({"base_bdev": "whole"}));
     for (method, name) in [
         ("bdev_delay_delete", "d"),
@@ -87,5 +105,4 @@ pub fn steps(dir: &Path) -> Vec<Step> {
     call("notify_get_types", json!({}));
     call("notify_get_notifications", json!({}));
     call("spdk_kill_instance", json!({"sig_name": "SIGUSR1"}));
-    steps
 }
