@@ -3,6 +3,7 @@
 use aryk_reactor::{CoreSet, Engine, SleepPolicy};
 use aryk_rpc::methods::log::PrintLevel;
 use clap::Parser;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 /// Carries the I/O of virtual machines' disks.
@@ -19,6 +20,14 @@ pub struct Cli {
     /// The RPC socket
     #[arg(short = 'r', long = "rpc-socket", value_name = "PATH", default_value = "/var/tmp/spdk.sock")]
     pub rpc_socket: PathBuf,
+
+    /// Serve RPC by HTTP POST too, to those who know a password, without encryption: 127.0.0.1:8000
+    #[arg(long, value_name = "ADDRESS", requires = "rpc_http_auth")]
+    pub rpc_http: Option<SocketAddr>,
+
+    /// File of lines user:password that may call by HTTP, readable by its owner alone
+    #[arg(long, value_name = "FILE", requires = "rpc_http")]
+    pub rpc_http_auth: Option<PathBuf>,
 
     /// Directory of the controllers' sockets [default: aryk in $XDG_RUNTIME_DIR, or /run/aryk]
     #[arg(short = 'S', long = "vhost-dir", value_name = "DIR")]
@@ -77,7 +86,15 @@ mod tests {
         assert_eq!(cli.cores.unwrap().to_string(), "0xd");
         assert_eq!(cli.sleep_policy, SleepPolicy::Poll);
         assert_eq!((cli.io_engine, cli.log), (Engine::Epoll, PrintLevel::Debug));
-        for wrong in ["-m 0", "-m x", "--sleep-policy never", "--io-engine aio", "-L loud"] {
+        for wrong in [
+            "-m 0",
+            "-m x",
+            "--sleep-policy never",
+            "--io-engine aio",
+            "-L loud",
+            "--rpc-http 127.0.0.1:1",
+            "--rpc-http-auth x",
+        ] {
             assert!(Cli::try_parse_from(format!("arykd {wrong}").split(' ')).is_err(), "{wrong}");
         }
     }

@@ -8,6 +8,7 @@ mod supervise;
 
 use anyhow::Context;
 use aryk_reactor::{Options, Reactors};
+use aryk_rpc::http::{HttpServer, Passwords};
 use aryk_rpc::server::Server;
 use aryk_rpc::{Control, methods, restore};
 use aryk_state::Store;
@@ -69,9 +70,12 @@ async fn serve(
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let server = Server::bind(&cli.rpc_socket, 0o600).context("cannot serve RPC; -r names another socket")?;
+    let http = http_server(cli).await?;
     let methods = methods::table(Rc::clone(&control));
     let restored = restore::restore(&control, &methods).await;
     let (stop, stopped) = watch::channel(false);
+    let serving_http = http.map(|http| http.serve(Rc::clone(&methods), stopped.clone()));
+    let serving_http = serving_http.map(tokio::task::spawn_local);
     let serving = tokio::task::spawn_local(server.serve(methods, stopped));
     if !cli.wait_for_rpc {
         control.start();
@@ -84,6 +88,9 @@ async fn serve(
     tracing::info!("ending: requests that run are finished first");
     stop.send_replace(true);
     serving.await?;
+    if let Some(serving_http) = serving_http {
+        serving_http.await?;
+    }
     tokio::select! {
         () = control.close() => return Ok(()),
         _ = terminate.recv() => {}
@@ -92,4 +99,16 @@ async fn serve(
     eprintln!("arykd: ended by a second signal, with requests still running");
     // Whatever they write to must not be freed: nothing is dropped.
     std::process::exit(EXIT_UNFINISHED)
+}
+
+/// The door for those who call by HTTP, if one is asked for.
+async fn http_server(cli: &Cli) -> anyhow::Result<Option<HttpServer>> {
+    let (Some(address), Some(file)) = (cli.rpc_http, &cli.rpc_http_auth) else { return Ok(None) };
+    let passwords = Passwords::read(file)?;
+    let server = HttpServer::bind(address, passwords).await;
+    let server = server.with_context(|| format!("cannot serve RPC by HTTP at {address}"))?;
+    if !address.ip().is_loopback() {
+        tracing::warn!(%address, "RPC by HTTP is not encrypted: whoever sees it has the password");
+    }
+    Ok(Some(server))
 }

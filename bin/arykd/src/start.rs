@@ -59,6 +59,9 @@ pub async fn tell(cli: &Cli, options: &Options, vhost_dir: &Path, control: &Cont
     println!("  idle      {idle}");
     println!("  kernel    {}", if engine == Engine::Epoll { "epoll" } else { "io_uring" });
     println!("  RPC       {}", cli.rpc_socket.display());
+    if let Some(address) = cli.rpc_http {
+        println!("  RPC       http://{address}/, with a password");
+    }
     println!("  machines  {}/", vhost_dir.display());
     println!("  state     {}", state(cli, restored));
     if cli.wait_for_rpc {
