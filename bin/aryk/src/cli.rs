@@ -137,6 +137,12 @@ pub struct CreateArgs {
     pub name: String,
     #[command(flatten)]
     pub kind: KindArgs,
+    /// Make the file, a new one, of this raw or qcow2 image; it is sparse
+    #[arg(long, value_name = "IMAGE", conflicts_with_all = ["memory", "null", "readonly"])]
+    pub from: Option<PathBuf>,
+    /// The image's format, as qemu-img calls it [default: what it begins with]. Name it for images that you do not trust
+    #[arg(long, value_name = "FORMAT", requires = "from")]
+    pub from_format: Option<String>,
     /// How large: 20G, 512M. A file that does not exist is made sparse, of this size
     #[arg(long, required_if_eq_any([("memory", "true"), ("null", "true")]))]
     pub size: Option<Size>,

@@ -50,6 +50,14 @@ pub enum Error {
         /// Why.
         source: Box<Error>,
     },
+    /// An image became a file, and the file no disk.
+    #[error("{step}: {source}")]
+    Imported {
+        /// Which.
+        step: String,
+        /// Why.
+        source: Box<Error>,
+    },
     /// Our own input or output.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -82,6 +90,7 @@ impl Error {
             Self::Replaces(_) => {
                 Some("Add --replace if that is wanted; --plan shows all that would be done.")
             }
+            Self::Imported { .. } => Some("When that is mended, make the disk of the file, without --from."),
             Self::Step { .. } => Some("What was done stays. When that is mended, run the same again."),
             Self::Refused { .. }
             | Self::File(_)
@@ -97,7 +106,7 @@ impl Error {
         match self {
             Self::NoDaemon(_) | Self::Socket { .. } => 3,
             Self::Usage(_) => 2,
-            Self::Step { source, .. } => source.exit_code(),
+            Self::Step { source, .. } | Self::Imported { source, .. } => source.exit_code(),
             Self::Refused { .. }
             | Self::Protocol(_)
             | Self::Unhealthy(_)

@@ -10,6 +10,7 @@ mod client;
 mod commands;
 mod doctor;
 mod error;
+mod import;
 mod output;
 mod size;
 mod watch;

@@ -12,6 +12,9 @@ use std::path::Path;
 
 const WIDTH: u16 = 80;
 
+/// Blanks before and after each cell.
+const PADDING: (u16, u16) = (0, 2);
+
 /// Where and how to print.
 pub struct Output {
     pub json: bool,
@@ -113,6 +116,7 @@ impl Output {
         for (column, (_, is_number)) in table.column_iter_mut().zip(columns) {
             let alignment = if *is_number { CellAlignment::Right } else { CellAlignment::Left };
             column.set_cell_alignment(alignment);
+            column.set_padding(PADDING);
         }
         trimmed(&table)
     }
@@ -123,6 +127,7 @@ impl Output {
         for (name, value) in pairs {
             table.add_row([self.heading(name), Cell::new(printable(&value))]);
         }
+        table.column_iter_mut().for_each(|column| _ = column.set_padding(PADDING));
         trimmed(&table)
     }
 
@@ -171,9 +176,9 @@ impl Tone {
     }
 }
 
-/// Lines without the blanks that a table has at its edges.
+/// Lines without the blanks that a table has at its right edge.
 fn trimmed(table: &Table) -> String {
-    let lines = table.lines().map(|line| line.strip_prefix(' ').unwrap_or(&line).trim_end().to_owned());
+    let lines = table.lines().map(|line| line.trim_end().to_owned());
     lines.collect::<Vec<_>>().join("\n")
 }
 

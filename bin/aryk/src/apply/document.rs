@@ -137,6 +137,8 @@ impl Disk {
                 memory: self.memory,
                 null: self.null,
             },
+            from: None,
+            from_format: None,
             size: self.size,
             block_size: self.block_size,
             readonly: self.readonly,

@@ -4,9 +4,11 @@ use super::{elements, number, object, text};
 use crate::cli::{CreateArgs, DiskCommand};
 use crate::client::Client;
 use crate::error::Error;
+use crate::import::Import;
 use crate::output::Output;
 use crate::size::Size;
 use serde_json::{Value, json};
+use std::path::Path;
 
 const BLOCK_SIZE: u32 = 512;
 
@@ -36,14 +38,47 @@ pub fn run(command: &DiskCommand, client: &mut Client, out: &Output) -> Result<(
 }
 
 fn create(args: &CreateArgs, client: &mut Client, out: &Output) -> Result<(), Error> {
-    let (method, params) = create_call(args)?;
-    client.call(method, params)?;
+    let (method, mut params) = create_call(args)?;
+    if let (Some(source), Some(file)) = (&args.from, &args.kind.file) {
+        refuse_existing(&args.name, client)?;
+        import(source, file, args, out)?;
+        // It has its size.
+        params["size"] = Value::Null;
+        let step = format!("{} is imported, but is no disk yet", file.display());
+        client.call(method, params).map_err(|source| Error::Imported { step, source: Box::new(source) })?;
+    } else {
+        client.call(method, params)?;
+    }
     let disk = find(client, &args.name)?;
     let size = size(&disk);
     let name = &args.name;
     out.print(&disk, || {
         format!("Disk '{name}' of {size} is ready. Offer it to a machine: aryk attach {name}")
     })
+}
+
+/// Before an hour is spent on a copy.
+fn refuse_existing(name: &str, client: &mut Client) -> Result<(), Error> {
+    match find(client, name) {
+        Ok(_) => {
+            let detail = Some(format!("there is a disk '{name}' already"));
+            Err(Error::Refused { code: -17, message: "File exists".into(), detail })
+        }
+        Err(Error::Refused { .. }) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+fn import(source: &Path, file: &Path, args: &CreateArgs, out: &Output) -> Result<u64, Error> {
+    let import = Import {
+        source,
+        format: args.from_format.as_deref(),
+        target: file,
+        size: args.size.map(|size| size.0),
+        block_size: args.block_size.unwrap_or(BLOCK_SIZE),
+        quiet: out.json,
+    };
+    import.run()
 }
 
 /// The call that makes the disk that is asked for.

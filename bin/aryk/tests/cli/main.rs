@@ -5,4 +5,5 @@
 mod apply;
 mod doctor;
 mod harness;
+mod import;
 mod watch;

@@ -1,0 +1,180 @@
+//! `aryk disk create --from`: a disk's file, made of an image.
+//!
+//! The file comes into being under another name beside its own, and is given its own when all of it is on disk: whoever is
+//! interrupted leaves no half disk, and the next import begins anew. Raw images are copied here; all others go
+//! through `qemu-img`.
+
+mod copy;
+mod qemu_img;
+
+use crate::error::Error;
+use crate::size::Size;
+use indicatif::{ProgressBar, ProgressStyle};
+use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
+use rustix::io::Errno;
+use std::ffi::OsString;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// How images of each format begin.
+const MAGIC: [(&[u8], &str); 5] = [
+    (b"QFI\xfb", "qcow2"),
+    (b"QED\0", "qed"),
+    (b"KDMV", "vmdk"),
+    (b"# Disk DescriptorFile", "vmdk"),
+    (b"vhdxfile", "vhdx"),
+];
+
+/// What is to be imported.
+pub struct Import<'a> {
+    pub source: &'a Path,
+    /// What `qemu-img` calls it; by default what the image begins with.
+    pub format: Option<&'a str>,
+    pub target: &'a Path,
+    /// Bytes of the disk, not less than the image's.
+    pub size: Option<u64>,
+    /// The disk's size is a multiple of it.
+    pub block_size: u32,
+    /// Whether nobody looks.
+    pub quiet: bool,
+}
+
+impl Import<'_> {
+    /// Makes the target; its bytes.
+    pub fn run(&self) -> Result<u64, Error> {
+        if self.target.symlink_metadata().is_ok() {
+            let file = self.target.display();
+            return Err(failed(format!(
+                "{file} exists already. Name a new file, or leave --from out to use it as it is."
+            )));
+        }
+        let mut source = open_source(self.source)?;
+        let detected = detect(&mut source).map_err(|e| at("read", self.source, &e))?;
+        let format = self.format.unwrap_or(detected);
+        let bytes = match format {
+            "raw" => source.seek(SeekFrom::End(0)).map_err(|e| at("read", self.source, &e))?,
+            _ => qemu_img::virtual_size(self.source, format)?,
+        };
+        let size = self.size_for(bytes)?;
+        let draft = Draft::new(self.target)?;
+        let bar = self.progress(bytes);
+        match format {
+            "raw" => copy::sparse(&source, &draft.file, bytes, &mut |done| bar.set_position(done))
+                .map_err(|e| at("copy", self.source, &e))?,
+            _ => qemu_img::convert(self.source, format, &draft.path, &mut |share| {
+                bar.set_position((bytes as f64 * share) as u64);
+            })?,
+        }
+        bar.finish_and_clear();
+        draft.finish(self.target, size)?;
+        Ok(size)
+    }
+
+    /// The disk's bytes, if the image has `bytes`.
+    fn size_for(&self, bytes: u64) -> Result<u64, Error> {
+        let block = u64::from(self.block_size.max(1));
+        match self.size {
+            Some(size) if size < bytes => {
+                Err(failed(format!("--size {} is less than the image's {}.", Size(size), Size(bytes))))
+            }
+            Some(size) => Ok(size),
+            None if bytes == 0 => Err(failed(format!("{} is empty.", self.source.display()))),
+            None => Ok(bytes.next_multiple_of(block)),
+        }
+    }
+
+    fn progress(&self, bytes: u64) -> ProgressBar {
+        if self.quiet {
+            return ProgressBar::hidden();
+        }
+        let style = "{bar:40} {percent:>3}%  {binary_bytes} of {binary_total_bytes}, {eta} left";
+        let style = ProgressStyle::with_template(style).expect("the template is right");
+        // Only on a terminal.
+        ProgressBar::new(bytes).with_style(style)
+    }
+}
+
+/// The file until it is complete; removed if it never is.
+struct Draft {
+    file: File,
+    path: PathBuf,
+    is_finished: bool,
+}
+
+impl Draft {
+    fn new(target: &Path) -> Result<Self, Error> {
+        let name =
+            target.file_name().ok_or_else(|| failed(format!("{} names no file.", target.display())))?;
+        let mut hidden = OsString::from(".");
+        hidden.push(name);
+        hidden.push(".importing");
+        let path = target.with_file_name(hidden);
+        let options = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+        let file = options.map_err(|e| at("make", target, &e))?;
+        let busy = || failed(format!("another import makes {}. Wait for it.", target.display()));
+        flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|_| busy())?;
+        // Another may have finished between our opening it and our locking it: then it is a disk now.
+        let is_ours = |at: std::fs::Metadata| Some(at.ino()) == file.metadata().ok().map(|f| f.ino());
+        if !path.symlink_metadata().is_ok_and(is_ours) {
+            return Err(busy());
+        }
+        file.set_len(0)?;
+        Ok(Self { file, path, is_finished: false })
+    }
+
+    /// Makes it the target, when it is safely stored.
+    fn finish(mut self, target: &Path, size: u64) -> Result<(), Error> {
+        let store = || {
+            self.file.set_len(size)?;
+            self.file.sync_all()?;
+            match renameat_with(CWD, &self.path, CWD, target, RenameFlags::NOREPLACE) {
+                // Some file systems cannot.
+                Err(Errno::INVAL | Errno::NOSYS) => std::fs::hard_link(&self.path, target),
+                renamed => Ok(renamed?),
+            }?;
+            let dir = target.parent().filter(|dir| !dir.as_os_str().is_empty());
+            File::open(dir.unwrap_or(Path::new(".")))?.sync_all()
+        };
+        store().map_err(|e| at("make", target, &e))?;
+        self.is_finished = !self.path.exists();
+        Ok(())
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        if !self.is_finished {
+            // What failed before is what is reported.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn open_source(source: &Path) -> Result<File, Error> {
+    let file = File::open(source).map_err(|e| at("open", source, &e))?;
+    let kind = file.metadata()?.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        return Err(failed(format!("{} is no image: give a file or a block device.", source.display())));
+    }
+    Ok(file)
+}
+
+fn detect(source: &mut File) -> io::Result<&'static str> {
+    let mut head = Vec::new();
+    source.take(64).read_to_end(&mut head)?;
+    let known = MAGIC.iter().find(|(magic, _)| head.starts_with(magic));
+    Ok(known.map_or("raw", |(_, format)| format))
+}
+
+fn failed(text: String) -> Error {
+    Error::File(text)
+}
+
+fn at(what: &str, path: &Path, e: &io::Error) -> Error {
+    failed(format!("cannot {what} {}: {e}", path.display()))
+}
+
+#[cfg(test)]
+mod tests;

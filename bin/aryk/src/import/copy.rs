@@ -1,0 +1,50 @@
+//! Copying a file without its holes.
+
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::Errno;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+/// Read at once.
+const CHUNK: u64 = 1 << 20;
+
+/// Left out if all of it is zero.
+const PIECE: usize = 64 << 10;
+
+/// Copies the first `bytes` of `from` to `to`, which is empty; what is zero becomes a hole. Tells `progress` how far it is.
+pub fn sparse(from: &File, to: &File, bytes: u64, progress: &mut dyn FnMut(u64)) -> io::Result<()> {
+    let mut buffer = vec![0; CHUNK as usize];
+    let mut at = 0;
+    while at < bytes {
+        let Some((start, end)) = next_data(from, at, bytes)? else { break };
+        at = start;
+        while at < end {
+            // Pieces lie where the file system's blocks do.
+            let len = (end - at).min(CHUNK - at % CHUNK);
+            let chunk = &mut buffer[..len as usize];
+            from.read_exact_at(chunk, at)?;
+            for (piece, offset) in chunk.chunks(PIECE).zip((at..).step_by(PIECE)) {
+                if piece.iter().any(|&byte| byte != 0) {
+                    to.write_all_at(piece, offset)?;
+                }
+            }
+            at += len;
+            progress(at);
+        }
+    }
+    progress(bytes);
+    Ok(())
+}
+
+/// Where the next data begin and end. What cannot tell, such as a block device, is data everywhere.
+fn next_data(file: &File, at: u64, bytes: u64) -> io::Result<Option<(u64, u64)>> {
+    let start = match seek(file, SeekFrom::Data(at)) {
+        Ok(start) => start.min(bytes),
+        Err(Errno::NXIO) => return Ok(None),
+        Err(Errno::INVAL | Errno::NOTSUP) => return Ok(Some((at, bytes))),
+        Err(e) => return Err(e.into()),
+    };
+    let end = seek(file, SeekFrom::Hole(start)).unwrap_or(bytes).min(bytes);
+    Ok((start < end).then_some((start, end)))
+}

@@ -1,0 +1,75 @@
+//! `qemu-img`, which reads all formats.
+
+use crate::error::Error;
+use serde_json::Value;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+const PROGRAM: &str = "qemu-img";
+
+/// The bytes of the disk in the image.
+pub fn virtual_size(source: &Path, format: &str) -> Result<u64, Error> {
+    let mut info = command(&["info", "--output=json", "-f", format], &[source])?;
+    let output = info.stdin(Stdio::null()).output().map_err(|e| not_run(format, &e))?;
+    if !output.status.success() {
+        return Err(complaint(&String::from_utf8_lossy(&output.stderr)));
+    }
+    let info: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    let size = info["virtual-size"].as_u64();
+    size.ok_or_else(|| complaint("does not say how large the image is"))
+}
+
+/// Writes the image's data, and no holes, to `target`, which is overwritten. Tells `progress` which part is done.
+pub fn convert(
+    source: &Path,
+    format: &str,
+    target: &Path,
+    progress: &mut dyn FnMut(f64),
+) -> Result<(), Error> {
+    let mut command = command(&["convert", "-p", "-f", format, "-O", "raw"], &[source, target])?;
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(|e| not_run(format, &e))?;
+    // Each is written over the last: `    (12.50/100%)` and a carriage return.
+    for word in BufReader::new(child.stdout.take().expect("it is piped")).split(b'\r') {
+        let share = word.ok().and_then(|word| share(&String::from_utf8_lossy(&word)));
+        share.into_iter().for_each(&mut *progress);
+    }
+    let mut said = String::new();
+    // What it says only explains its exit code.
+    let _ = child.stderr.take().expect("it is piped").read_to_string(&mut said);
+    match child.wait()?.success() {
+        true => Ok(()),
+        false => Err(complaint(&said)),
+    }
+}
+
+/// Absolute paths are never options, nor URLs.
+fn command(args: &[&str], paths: &[&Path]) -> Result<Command, Error> {
+    let mut command = Command::new(PROGRAM);
+    command.args(args);
+    for path in paths {
+        command.arg(std::path::absolute(path)?);
+    }
+    Ok(command)
+}
+
+pub(super) fn share(word: &str) -> Option<f64> {
+    let percent: f64 = word.trim().strip_prefix('(')?.split('/').next()?.parse().ok()?;
+    Some((percent / 100.0).clamp(0.0, 1.0))
+}
+
+fn not_run(format: &str, e: &io::Error) -> Error {
+    Error::File(match e.kind() {
+        io::ErrorKind::NotFound => format!(
+            "a {format} image is read by {PROGRAM}, which is not installed. Install it: apt-get install qemu-utils"
+        ),
+        _ => format!("cannot run {PROGRAM}: {e}"),
+    })
+}
+
+fn complaint(said: &str) -> Error {
+    let said = said.trim();
+    let said = said.strip_prefix("qemu-img: ").unwrap_or(said);
+    Error::File(format!("{PROGRAM}: {}", if said.is_empty() { "failed, and does not say why" } else { said }))
+}
