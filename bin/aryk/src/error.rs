@@ -85,19 +85,23 @@ impl Error {
                 Some("'aryk disk list' and 'aryk controller list' show what there is.")
             }
             Self::Refused { code: -16, .. } => Some("'aryk controller list' shows who uses it."),
+            Self::Refused { code: -2, .. } => Some("To make a new file, say how large: --size 20G."),
+            Self::Refused { code: -13, .. } => Some(
+                "The user who runs the daemon must be allowed to use it: see 'ls -l', and 'ps -C arykd'.",
+            ),
+            Self::Refused { code: -28, .. } => Some("'df' shows which file system is full."),
+            Self::Refused { code: -32602, .. } => Some("--help shows what it takes."),
             Self::Refused { code: -32601, .. } => Some("'aryk rpc rpc_get_methods' lists the methods."),
             Self::Unhealthy(_) => Some("The lines that begin with 'do:' say how to bring them about."),
             Self::Replaces(_) => {
                 Some("Add --replace if that is wanted; --plan shows all that would be done.")
             }
             Self::Imported { .. } => Some("When that is mended, make the disk of the file, without --from."),
+            Self::Protocol(_) => {
+                Some("'aryk doctor' tells whether it is Aryk's daemon, and whether it is well.")
+            }
             Self::Step { .. } => Some("What was done stays. When that is mended, run the same again."),
-            Self::Refused { .. }
-            | Self::File(_)
-            | Self::Socket { .. }
-            | Self::Protocol(_)
-            | Self::Usage(_)
-            | Self::Io(_) => None,
+            Self::Refused { .. } | Self::File(_) | Self::Socket { .. } | Self::Usage(_) | Self::Io(_) => None,
         }
     }
 
