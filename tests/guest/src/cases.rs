@@ -3,6 +3,7 @@
 mod disks;
 mod life;
 mod matrix;
+mod recovery;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -63,6 +64,7 @@ pub fn list(long: bool) -> Vec<Case> {
     let mut cases = matrix::cases(long);
     cases.extend(disks::cases());
     cases.extend(life::cases());
+    cases.extend(recovery::cases(long));
     cases
 }
 

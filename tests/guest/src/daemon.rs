@@ -80,6 +80,11 @@ impl Daemon {
         Ok(PathBuf::from(socket))
     }
 
+    /// Kills it, as a crash would, and returns once it is gone.
+    pub fn kill(mut self) {
+        self.process.kill();
+    }
+
     /// Fails if the daemon has ended.
     ///
     /// # Errors

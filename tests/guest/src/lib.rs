@@ -5,6 +5,7 @@
 //! | [`image`]   | the guest's kernel, initrd and tools disk, assembled once from Debian's packages |
 //! | [`machine`] | one running guest: boot, talk, pause, kill                               |
 //! | [`process`] | child processes that cannot outlive us                                   |
+//! | `qmp`       | a running QEMU's monitor                                                 |
 //! | [`daemon`]  | `arykd` under test, driven by `aryk` as an operator would                |
 //! | [`fio`]     | what fio measured in the guest                                           |
 //! | [`cases`]   | the tests themselves                                                     |
@@ -25,6 +26,7 @@ pub mod machine;
 mod pairwise;
 pub mod peer;
 pub mod process;
+mod qmp;
 
 pub use daemon::Daemon;
 pub use image::Image;

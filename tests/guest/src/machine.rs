@@ -12,9 +12,11 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use serde_json::json;
 
 use crate::image::{Image, script_archive};
-use crate::process::{Process, Signal, Stdin, TICK, check_interrupt, tail};
+use crate::process::{Process, Signal, Stdin, TICK, check_interrupt, tail, wait_until};
+use crate::qmp::Qmp;
 
 /// The PCI slot of the first disk under test; `helpers.sh` knows it too.
 const FIRST_DISK_SLOT: usize = 0x10;
@@ -64,6 +66,8 @@ pub struct Machine {
     pub disks: Vec<Disk>,
     /// Whether a reboot boots again; otherwise it ends QEMU.
     pub reboots: bool,
+    /// The socket at which it waits for another machine, alike, to move in, instead of booting.
+    pub incoming: Option<PathBuf>,
 }
 
 impl Machine {
@@ -71,10 +75,10 @@ impl Machine {
     #[must_use]
     pub fn with_disks(disks: Vec<Disk>) -> Self {
         let widest = disks.iter().map(|disk| disk.queues).max().unwrap_or(0);
-        Self { cpus: widest.max(2), memory_mib: 256, disks, reboots: false }
+        Self { cpus: widest.max(2), memory_mib: 256, disks, reboots: false, incoming: None }
     }
 
-    fn arguments(&self, image: &Image, initrd: &Path, console: &Path) -> Vec<String> {
+    fn arguments(&self, image: &Image, initrd: &Path, console: &Path, monitor: &Path) -> Vec<String> {
         let memory = self.memory_mib;
         let mut words: Vec<String> = [
             // The plainest CPU boots fastest under TCG; fio wants the crc32 instruction.
@@ -96,6 +100,10 @@ impl Machine {
         option("-append", append.to_owned());
         option("-serial", format!("file:{}", console.display()));
         option("-serial", "chardev:script".to_owned());
+        option("-qmp", format!("unix:{},server=on,wait=off", monitor.display()));
+        if let Some(socket) = &self.incoming {
+            option("-incoming", format!("unix:{}", socket.display()));
+        }
         let tools = image.tools.display();
         option("-drive", format!("file={tools},if=none,id=tools,format=raw,readonly=on,cache=unsafe"));
         option("-device", "virtio-blk-pci,drive=tools,serial=aryk-tools,addr=0x8".to_owned());
@@ -130,6 +138,7 @@ pub struct Guest {
     to_script: ChildStdin,
     from_script: Receiver<String>,
     console: PathBuf,
+    monitor: PathBuf,
     report: Report,
     started: Instant,
 }
@@ -158,7 +167,8 @@ impl Guest {
         archive.extend_from_slice(&script_archive(script));
         std::fs::write(&initrd, archive)?;
         let console = directory.join("console.log");
-        let arguments = machine.arguments(image, &initrd, &console);
+        let monitor = directory.join("qmp.sock");
+        let arguments = machine.arguments(image, &initrd, &console, &monitor);
         let log = directory.join("qemu.log");
         let qemu_program = Path::new("qemu-system-x86_64");
         let started = Instant::now();
@@ -166,7 +176,7 @@ impl Guest {
         let (to_script, output) = qemu.take_pipes().context("QEMU was spawned with pipes")?;
         let report = Report::default();
         let from_script = lines(output);
-        Ok(Self { qemu, to_script, from_script, console, report, started })
+        Ok(Self { qemu, to_script, from_script, console, monitor, report, started })
     }
 
     /// Waits for a line that starts with `prefix` and returns it; earlier lines go to the report.
@@ -222,6 +232,23 @@ impl Guest {
     /// QEMU has ended.
     pub fn signal(&mut self, signal: Signal) -> Result<()> {
         self.qemu.signal(signal)
+    }
+
+    /// Moves the running machine to the QEMU that waits for it at `socket` ([`Machine::incoming`]); this one stands still from then on.
+    ///
+    /// # Errors
+    /// The move fails, or takes longer than a minute.
+    pub fn migrate(&mut self, socket: &Path) -> Result<()> {
+        let mut qmp = Qmp::connect(&self.monitor)?;
+        qmp.call("migrate", &json!({"uri": format!("unix:{}", socket.display())}))?;
+        wait_until("the machine to move", Duration::from_secs(60), || {
+            let info = qmp.call("query-migrate", &json!({}))?;
+            match info["status"].as_str() {
+                Some("completed") => Ok(Some(())),
+                Some("failed") => bail!("the machine stays: {}\n{}", info["error-desc"], self.last_words()),
+                _ => Ok(None),
+            }
+        })
     }
 
     /// Kills QEMU, as a crash would.

@@ -87,6 +87,7 @@ fn sampling_many_disks_does_not_keep_the_daemon_from_ending() {
         null(&daemon, &format!("n{i}"), 8);
         daemon.call("bdev_set_qd_sampling_period", json!({"name": format!("n{i}"), "period": 20})).unwrap();
     }
+    #[expect(clippy::disallowed_methods, reason = "the patience of the test")]
     let start = Instant::now();
     daemon.call("bdev_null_delete", json!({"name": "n3"})).unwrap();
     daemon.end();

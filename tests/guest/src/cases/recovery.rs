@@ -1,0 +1,118 @@
+//! `arykd` dies, and its guest goes on; a guest moves to another QEMU, and another `arykd`.
+//!
+//! fio writes and verifies all the while, pass after pass, so that whatever is lost, late or done twice to other data is found.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::{Case, PATIENCE, Site};
+use crate::{Daemon, Disk, Guest, Link, Machine};
+
+/// Passes of fio until the host says that it is enough, told of one by one.
+const PASSES: &str = "
+    d=$(disk 0)
+    exec 3<&0
+    (await enough && touch /tmp/enough) <&3 &
+    n=0
+    until [ -e /tmp/enough ]; do
+        fio --name=pass --filename=$d --direct=1 --ioengine=io_uring --eta=never --rw=randwrite --bs=4k --iodepth=16 \\
+            --thread --numjobs=@JOBS@ --offset_increment=16M --size=3M --randseed=$n --verify=crc32c --verify_fatal=1 \\
+            >/tmp/pass 2>&1 || { cat /tmp/pass >&2; exit 1; }
+        n=$((n + 1))
+        echo pass $n
+    done
+    [ $(dmesg | grep -c 'I/O error') = 0 ]
+";
+
+/// Crashes of `arykd` in one guest's life.
+const ROUNDS: u32 = 3;
+/// The same in the long form.
+const ROUNDS_LONG: u32 = 20;
+
+pub(super) fn cases(long: bool) -> Vec<Case> {
+    let rounds = if long { ROUNDS_LONG } else { ROUNDS };
+    let mut cases = Vec::new();
+    for (link, name) in [(Link::Reconnect, "reconnect"), (Link::Server, "server")] {
+        for (queues, ring) in [(1, "split"), (4, "split"), (4, "packed")] {
+            let name = format!("recovery/{name},{queues}q,{ring}");
+            cases.push(Case::new(name, move |site| killed(site, link, queues, ring, rounds)));
+        }
+    }
+    cases.push(Case::new("recovery/migration", migrated));
+    cases
+}
+
+fn script(queues: u16) -> String {
+    PASSES.replace("@JOBS@", &queues.to_string())
+}
+
+fn daemon(site: &Site<'_>) -> Result<Daemon> {
+    let state = site.path("state").display().to_string();
+    site.daemon(&["-m", "0x3", "--state-dir", &state])
+}
+
+/// The daemon is killed under load, and started again with nothing but its state, time after time.
+fn killed(site: &Site<'_>, link: Link, queues: u16, ring: &str, rounds: u32) -> Result<()> {
+    let mut arykd = daemon(site)?;
+    site.file_disk(&arykd, "disk0", "64M")?;
+    let socket = match link {
+        Link::Server => {
+            let socket = site.path("qemu.sock");
+            arykd.attach("disk0", &["--connect", &socket.display().to_string()])?;
+            socket
+        }
+        Link::Client | Link::Reconnect => arykd.attach("disk0", &[])?,
+    };
+    let on = if ring == "packed" { "on" } else { "off" };
+    let properties = format!("packed={on}");
+    let machine = Machine::with_disks(vec![Disk { link, properties, ..Disk::new(&socket, queues) }]);
+    let mut guest = site.boot(&machine, &script(queues))?;
+    for round in 0..rounds {
+        guest.wait_line("pass", PATIENCE).with_context(|| format!("after {round} crashes"))?;
+        // At another point of a pass each time.
+        std::thread::sleep(Duration::from_millis(u64::from(round * 137 % 800)));
+        arykd.kill();
+        arykd = daemon(site)?;
+    }
+    finish(guest)?;
+    arykd.stop()
+}
+
+/// One whole pass more, and the end.
+fn finish(mut guest: Guest) -> Result<()> {
+    for _ in 0..2 {
+        guest.wait_line("pass", PATIENCE)?;
+    }
+    guest.send("enough")?;
+    guest.finish(PATIENCE).map(drop)
+}
+
+/// A machine moves between two QEMUs with a daemon each, on one file.
+fn migrated(site: &Site<'_>) -> Result<()> {
+    let image = site.path("disk0.img");
+    let there = tempfile::tempdir_in(site.directory)?;
+    let [from, to] = [site.directory, there.path()].map(|directory| side(site, directory, &image));
+    let ((from, socket), (to, to_socket)) = (from?, to?);
+    let mut guest = site.boot(&Machine::with_disks(vec![Disk::new(&socket, 2)]), &script(2))?;
+    guest.wait_line("pass", PATIENCE)?;
+    let meeting = site.path("meeting.sock");
+    let incoming = Some(meeting.clone());
+    let machine = Machine { incoming, ..Machine::with_disks(vec![Disk::new(&to_socket, 2)]) };
+    let moved = site.boot(&machine, &script(2))?;
+    guest.migrate(&meeting)?;
+    finish(moved)?;
+    guest.kill();
+    from.stop()?;
+    to.stop()
+}
+
+/// A daemon in `directory` that offers `image`, and its socket.
+fn side(site: &Site<'_>, directory: &Path, image: &Path) -> Result<(Daemon, std::path::PathBuf)> {
+    let daemon = Daemon::start(&site.lab.bin, directory, &[])?;
+    let image = image.display().to_string();
+    daemon.aryk(&["disk", "create", "disk0", "--file", &image, "--size", "64M", "--lock", "in-use"])?;
+    let socket = daemon.attach("disk0", &[])?;
+    Ok((daemon, socket))
+}
