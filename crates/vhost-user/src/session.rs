@@ -355,6 +355,7 @@ impl<D: Device> Session<'_, D> {
             if before.is_some_and(|before| is_packed(before) != is_packed(bits)) {
                 // It says where a ring of the other format would go on.
                 self.vrings[index].base = None;
+                self.vrings[index].stopped_at = None;
             }
             self.settle(code, index).await?;
             self.relog(index).await;

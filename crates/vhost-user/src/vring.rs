@@ -56,6 +56,9 @@ pub(crate) struct Vring {
     pub(crate) size: u16,
     /// Where it goes on, when it does not run; see [`crate::QueueSetup::base`]. `None` until it is told or has run.
     pub(crate) base: Option<u32>,
+    /// Where it stopped, if it was reset since and `base` is forgotten. QEMU 7.2 sets the device's status to 0 before it asks
+    /// GET_VRING_BASE of each queue, and hands what it learns to the QEMU that a machine moves to.
+    pub(crate) stopped_at: Option<u32>,
     pub(crate) addr: Option<RingAddrs>,
     /// Guest address of the used ring, if writes to it are to be logged.
     pub(crate) log_addr: Option<u64>,

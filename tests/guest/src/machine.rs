@@ -239,6 +239,7 @@ impl Guest {
     /// # Errors
     /// The move fails, or takes longer than a minute.
     pub fn migrate(&mut self, socket: &Path) -> Result<()> {
+        wait_until("the QEMU to move to", Duration::from_secs(20), || Ok(socket.exists().then_some(())))?;
         let mut qmp = Qmp::connect(&self.monitor)?;
         qmp.call("migrate", &json!({"uri": format!("unix:{}", socket.display())}))?;
         wait_until("the machine to move", Duration::from_secs(60), || {

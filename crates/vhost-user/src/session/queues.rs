@@ -94,7 +94,11 @@ impl<D: Device> Session<'_, D> {
         let index = self.index(code, state.index)?;
         self.halt(index).await;
         self.vrings[index].kick = Kick::Stopped;
-        let num = self.vrings[index].base(self.features.unwrap_or(0));
+        let vring = &self.vrings[index];
+        let num = match (vring.base, vring.stopped_at) {
+            (None, Some(stopped_at)) => stopped_at,
+            _ => vring.base(self.features.unwrap_or(0)),
+        };
         Ok(message::reply(code, zerocopy::IntoBytes::as_bytes(&VringState { index: state.index, num })))
     }
 
@@ -155,12 +159,12 @@ impl<D: Device> Session<'_, D> {
     }
 
     /// "VHOST_USER_RESET_DEVICE", and a device status of 0: all queues are as in the beginning. Their calls stay, for
-    /// front-ends say those once; so does what is the session's: features and memory.
+    /// front-ends say those once; so does what is the session's: features and memory. Where they stopped may still be asked.
     pub(super) async fn reset(&mut self) {
         for index in 0..self.vrings.len() {
             self.halt(index).await;
-            let Vring { call, err, .. } = std::mem::take(&mut self.vrings[index]);
-            self.vrings[index] = Vring { call, err, ..Vring::default() };
+            let Vring { call, err, base, stopped_at, .. } = std::mem::take(&mut self.vrings[index]);
+            self.vrings[index] = Vring { call, err, stopped_at: base.or(stopped_at), ..Vring::default() };
         }
         self.inflight = None;
         self.status = 0;
