@@ -34,7 +34,9 @@ pub(crate) fn check(long: bool) -> Result<()> {
 fn command() -> Result<Command> {
     let target: PathBuf = workspace::target()?.join("crash");
     let mut build = workspace::cargo();
-    build.args(["build", "--release", "-p", "arykd", "--features", "crash-points", "--target-dir"]).arg(&target);
+    build
+        .args(["build", "--release", "-p", "arykd", "--features", "crash-points", "--target-dir"])
+        .arg(&target);
     workspace::run(&mut build)?;
     let mut test = workspace::cargo();
     test.args(["run", "--release", "-p", "aryk-crash-tests", "--", "--arykd"]);

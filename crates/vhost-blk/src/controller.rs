@@ -8,8 +8,8 @@ use crate::request::Disk;
 use aryk_bdev::{Descriptor, Event, OpenError};
 use aryk_reactor::{CoreSet, Cx, Gone, Reactors, RootRef, ThreadId};
 use aryk_vhost_user::{
-    Device, DeviceError, EventFd, F_EVENT_IDX, F_INDIRECT_DESC, F_RING_PACKED, MemoryChange, QueueLog, QueueSetup,
-    SessionHandle,
+    Device, DeviceError, EventFd, F_EVENT_IDX, F_INDIRECT_DESC, F_RING_PACKED, MemoryChange, QueueLog,
+    QueueSetup, SessionHandle,
 };
 use aryk_virtqueue::{Config, Format, Virtqueue};
 use std::cell::RefCell;
