@@ -5,7 +5,7 @@
 #![no_main]
 
 use aryk_rpc::wire::Decoder;
-use aryk_rpc::{Methods, NoParams, Phase};
+use aryk_rpc::{Methods, NoParams, Phase, Table};
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 use std::rc::Rc;
@@ -18,11 +18,11 @@ thread_local! {
 }
 
 fn methods() -> Methods<()> {
-    let mut methods = Methods::new(Rc::new(()), |()| true);
-    methods.add("e", Phase::Any, async |_: &(), params: Value| Ok(params));
-    methods.add("n", Phase::Any, async |_: &(), _: NoParams| Ok(true));
-    methods.add("s", Phase::StartUp, async |_: &(), _: NoParams| Ok(true));
-    methods
+    let mut table = Table::default();
+    table.add("e", Phase::Any, "", async |_: &(), params: Value| Ok(params));
+    table.add("n", Phase::Any, "", async |_: &(), _: NoParams| Ok(true));
+    table.add("s", Phase::StartUp, "", async |_: &(), _: NoParams| Ok(true));
+    Methods::new(Rc::new(()), table, |()| true)
 }
 
 /// All that is sent back.

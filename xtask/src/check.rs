@@ -11,7 +11,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use serde_json::Value;
 
-use crate::workspace;
+use crate::{generate, workspace};
 
 /// The workspaces of this repository; the second is built with other flags.
 const MANIFESTS: [&str; 2] = ["Cargo.toml", "fuzz/Cargo.toml"];
@@ -19,12 +19,13 @@ const MANIFESTS: [&str; 2] = ["Cargo.toml", "fuzz/Cargo.toml"];
 /// A name and what finds its violations.
 type Check = (&'static str, fn() -> Result<Vec<String>>);
 
-const CHECKS: [Check; 6] = [
+const CHECKS: [Check; 7] = [
     ("format", format),
     ("dependency edges", || edges::check(&members()?)),
     ("unsafe code", || files::check_unsafe(&members()?)),
     ("files", files::check_files),
     ("licences", licences::check),
+    ("generated files", generate::stale),
     ("clippy", clippy),
 ];
 

@@ -9,6 +9,7 @@ mod check;
 mod crash;
 mod demo;
 mod fuzz;
+mod generate;
 mod install;
 mod test;
 mod workspace;
@@ -41,6 +42,8 @@ enum Command {
     Bench(bench::Args),
     /// Kill arykd under load, and check all that a front-end reads; `crash -- --help` lists what it takes
     Crash(crash::Args),
+    /// Make the RPC reference and the clients anew from the types of the methods
+    Generate,
     /// Install what the commands need (as root), or say what is missing
     Install,
 }
@@ -64,6 +67,7 @@ fn run(command: Command) -> Result<()> {
         Command::Fuzz(args) => fuzz::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Crash(args) => crash::run(&args),
+        Command::Generate => generate::run(),
         Command::Install => install::ensure(install::ALL),
     }
 }

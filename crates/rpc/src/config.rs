@@ -8,8 +8,9 @@
 
 use crate::journal;
 use aryk_state::{Record, Store};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::borrow::Cow;
 use std::cell::{Cell, OnceCell, RefCell};
 
@@ -48,11 +49,12 @@ impl Subsystem {
 }
 
 /// A call that makes an object.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Call {
     /// The method.
     pub method: Cow<'static, str>,
     /// Its parameters.
+    #[schemars(with = "Map<String, Value>")]
     pub params: Value,
 }
 

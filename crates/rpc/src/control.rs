@@ -2,6 +2,7 @@
 
 use crate::config::{Config, Subsystem};
 use crate::journal::Done;
+use crate::methods::details::Details;
 use crate::methods::log::PrintLevel;
 use crate::{Disks, Error, Outcome};
 use aryk_bdev::Bdev;
@@ -10,7 +11,6 @@ use aryk_state::WriteError;
 use aryk_vhost_blk::Controllers;
 use rustix::io::Errno;
 use serde::Serialize;
-use serde_json::Value;
 use std::cell::Cell;
 use std::path::Path;
 use std::rc::Rc;
@@ -82,7 +82,7 @@ impl Control {
         &self,
         bdev: &Bdev,
         module: &'static str,
-        details: Value,
+        details: Details,
         (method, params): (&'static str, &impl Serialize),
     ) -> String {
         self.disks.made(bdev, module, details);

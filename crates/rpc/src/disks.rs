@@ -1,10 +1,10 @@
 //! The registry's disks, and what only the control plane knows about them. Control context.
 
 use crate::config::Subsystem;
+use crate::methods::details::Details;
 use crate::methods::notify::{Events, Kind};
 use crate::{Error, journal};
 use aryk_bdev::{Bdev, Registry};
-use serde_json::Value;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub struct Disks {
 #[derive(Debug)]
 struct Made {
     module: &'static str,
-    details: Value,
+    details: Details,
 }
 
 impl Default for Disks {
@@ -45,7 +45,7 @@ impl Default for Disks {
 impl Disks {
     /// Notes which module has made a disk that is registered; `details` is what `bdev_get_bdevs` says about it beyond what all
     /// disks have.
-    pub fn made(&self, bdev: &Bdev, module: &'static str, details: Value) {
+    pub(crate) fn made(&self, bdev: &Bdev, module: &'static str, details: Details) {
         journal::made(Subsystem::Bdev, bdev.name());
         self.made.borrow_mut().insert(bdev.name().to_owned(), Made { module, details });
         self.events.note(Kind::Register, bdev.name());
@@ -114,16 +114,16 @@ impl Disks {
         timeout(wait, comes).await.or_else(|_| self.find(name))
     }
 
-    /// Changes what is said about a disk under `part`.
-    pub(crate) fn set_detail(&self, bdev: &Bdev, part: &str, member: &str, value: impl Into<Value>) {
+    /// Changes what is said about a disk.
+    pub(crate) fn change_details(&self, bdev: &Bdev, change: impl FnOnce(&mut Details)) {
         if let Some(made) = self.made.borrow_mut().get_mut(bdev.name()) {
-            made.details[part][member] = value.into();
+            change(&mut made.details);
         }
     }
 
     /// What its module made of a disk, and how it is described.
-    pub(crate) fn details(&self, bdev: &Bdev) -> Value {
+    pub(crate) fn details(&self, bdev: &Bdev) -> Details {
         let made = self.made.borrow();
-        made.get(bdev.name()).map_or_else(|| Value::Object(serde_json::Map::new()), |m| m.details.clone())
+        made.get(bdev.name()).map_or_else(Details::default, |made| made.details.clone())
     }
 }

@@ -1,16 +1,16 @@
 //! From a call to its handler and back. Control context.
 //!
-//! A handler is an `async fn` from a typed request to a typed reply. It is never cancelled: once it runs, it
+//! A call finds its handler in a [`Table`]. A handler is never cancelled: once it runs, it
 //! runs to its end, whether or not its client still listens.
 
 use crate::Error;
 use crate::journal::{self, Caller, Done};
 use crate::wire::{self, Call, Message, Rejected};
+use crate::{Phase, Table};
 use rustix::io::Errno;
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use schemars::JsonSchema;
+use serde::Deserialize;
 use serde_json::value::RawValue;
-use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::rc::Rc;
 
@@ -20,30 +20,18 @@ const BATCH_REPLY_MAX: usize = 8 << 20;
 /// A handler's result, as JSON.
 pub type Outcome = Result<Box<RawValue>, Error>;
 
-type Running = Pin<Box<dyn Future<Output = Outcome>>>;
+pub(crate) type Running = Pin<Box<dyn Future<Output = Outcome>>>;
 /// Sees to what a call has done: waits until it is written, or undoes it.
 type Settle<C> = Box<dyn Fn(Rc<C>, Outcome, Done) -> Running>;
-type Handler<C> = Box<dyn Fn(Rc<C>, Option<Box<RawValue>>) -> Running>;
 
 /// The parameters of a method that takes none.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NoParams {}
 
-/// When a method may be called.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Phase {
-    /// Only before start-up is complete.
-    StartUp,
-    /// Only after it.
-    RunTime,
-    /// Always.
-    Any,
-}
-
 /// All methods there are, and the context that they work on.
 pub struct Methods<C> {
-    table: BTreeMap<&'static str, (Phase, Handler<C>)>,
+    table: Table<C>,
     context: Rc<C>,
     has_started: Box<dyn Fn(&C) -> bool>,
     settle: Settle<C>,
@@ -51,15 +39,15 @@ pub struct Methods<C> {
 
 impl<C> std::fmt::Debug for Methods<C> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_set().entries(self.table.keys()).finish()
+        f.debug_struct("Methods").field("table", &self.table).finish_non_exhaustive()
     }
 }
 
 impl<C: 'static> Methods<C> {
-    /// An empty table over `context`; `has_started` tells the phase.
-    pub fn new(context: Rc<C>, has_started: impl Fn(&C) -> bool + 'static) -> Self {
+    /// The methods of `table` over `context`; `has_started` tells the phase.
+    pub fn new(context: Rc<C>, table: Table<C>, has_started: impl Fn(&C) -> bool + 'static) -> Self {
         Self {
-            table: BTreeMap::new(),
+            table,
             context,
             has_started: Box::new(has_started),
             settle: Box::new(|_, outcome, _| Box::pin(std::future::ready(outcome))),
@@ -80,31 +68,9 @@ impl<C: 'static> Methods<C> {
         self
     }
 
-    /// Adds a method.
-    ///
-    /// # Panics
-    /// If there is one of that name.
-    pub fn add<P, R, F>(&mut self, name: &'static str, phase: Phase, handler: F)
-    where
-        P: DeserializeOwned + 'static,
-        R: Serialize,
-        F: AsyncFn(&C, P) -> Result<R, Error> + 'static,
-    {
-        let handler = Rc::new(handler);
-        let erased: Handler<C> = Box::new(move |context, params| {
-            let handler = Rc::clone(&handler);
-            Box::pin(async move {
-                let params = parse(params.as_deref())?;
-                let reply = handler(&context, params).await?;
-                serde_json::value::to_raw_value(&reply).map_err(|e| Error::Internal(e.to_string()))
-            })
-        });
-        assert!(self.table.insert(name, (phase, erased)).is_none(), "two methods '{name}'");
-    }
-
     /// The methods' names and when each may be called, sorted.
     pub fn names(&self) -> Vec<(&'static str, Phase)> {
-        self.table.iter().map(|(name, (phase, _))| (*name, *phase)).collect()
+        self.table.entries().map(|(name, entry)| (name, entry.phase)).collect()
     }
 
     /// Answers a message: the bytes to send, if any. Needs a tokio `LocalSet`.
@@ -158,7 +124,7 @@ impl<C: 'static> Methods<C> {
     }
 
     async fn call_telling(&self, method: &str, params: Option<Box<RawValue>>, ran: impl FnOnce()) -> Outcome {
-        let (phase, _) = self.table.get(method).ok_or(Error::MethodNotFound)?;
+        let phase = self.table.find(method)?.phase;
         match (phase, (self.has_started)(&self.context)) {
             (Phase::StartUp, true) => {
                 Err(Error::State("only before start-up: start the daemon with --wait-for-rpc".into()))
@@ -184,19 +150,13 @@ impl<C: 'static> Methods<C> {
         params: Option<Box<RawValue>>,
         caller: Caller,
     ) -> Result<(Outcome, Done), Error> {
-        let (_, handler) = self.table.get(method).ok_or(Error::MethodNotFound)?;
-        let handler = handler(Rc::clone(&self.context), params);
+        let entry = self.table.find(method)?;
+        let handler = entry.call(Rc::clone(&self.context), params);
         tokio::task::spawn_local(journal::watch(caller, handler)).await.map_err(|panic| {
             tracing::error!(method, %panic, "a request handler failed");
             Error::Internal("the request's handler failed; see the daemon's log".into())
         })
     }
-}
-
-/// Typed parameters; none are as good as `{}`.
-fn parse<P: DeserializeOwned>(params: Option<&RawValue>) -> Result<P, Error> {
-    let text = params.map_or("{}", RawValue::get);
-    serde_json::from_str(text).map_err(|e| Error::InvalidParams(e.to_string()))
 }
 
 #[cfg(test)]

@@ -16,12 +16,15 @@ mod error;
 pub mod http;
 pub mod journal;
 pub mod methods;
+pub mod openrpc;
 pub mod params;
 pub mod restore;
 pub mod server;
+mod table;
 pub mod wire;
 
 pub use control::Control;
 pub use disks::Disks;
-pub use dispatch::{Methods, NoParams, Outcome, Phase};
+pub use dispatch::{Methods, NoParams, Outcome};
 pub use error::{Error, WireError};
+pub use table::{Phase, Table};

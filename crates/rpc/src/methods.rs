@@ -5,6 +5,7 @@
 
 mod bdev;
 mod delay;
+pub(crate) mod details;
 mod error;
 pub mod framework;
 pub mod log;
@@ -21,44 +22,51 @@ mod trace;
 mod uring;
 mod vhost;
 
-use crate::dispatch::{Methods, NoParams, Phase};
+use crate::dispatch::{Methods, NoParams};
 use crate::params::Count;
-use crate::{Control, Error};
+use crate::{Control, Error, Phase, Table};
 use aryk_bdev::Identity;
+use schemars::JsonSchema;
 use serde::Deserialize;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use uuid::Uuid;
 
-/// All methods over `control`.
+/// All methods, over `control`.
 pub fn table(control: Rc<Control>) -> Rc<Methods<Control>> {
-    Rc::new_cyclic(|table| {
-        let mut methods = Methods::new(control, Control::has_started)
-            .settled_by(async |control: &Control, outcome, done| control.settle(outcome, done).await);
-        bdev::register(&mut methods);
-        delay::register(&mut methods);
-        error::register(&mut methods);
-        framework::register(&mut methods);
-        log::register(&mut methods);
-        malloc::register(&mut methods);
-        null::register(&mut methods);
-        notify::register(&mut methods);
-        observe::register(&mut methods);
-        options::register(&mut methods);
-        passthru::register(&mut methods);
-        scheduler::register(&mut methods);
-        split::register(&mut methods);
-        trace::register(&mut methods);
-        uring::register(&mut methods);
-        vhost::register(&mut methods);
-        table::register(&mut methods, table);
-        methods
+    Rc::new_cyclic(|this| {
+        Methods::new(control, all(this), Control::has_started)
+            .settled_by(async |control: &Control, outcome, done| control.settle(outcome, done).await)
     })
 }
 
+/// The methods; `this` is what they will be called through, for those that call others.
+pub(crate) fn all(this: &Weak<Methods<Control>>) -> Table<Control> {
+    let mut table = Table::default();
+    bdev::register(&mut table);
+    delay::register(&mut table);
+    error::register(&mut table);
+    framework::register(&mut table);
+    log::register(&mut table);
+    malloc::register(&mut table);
+    null::register(&mut table);
+    notify::register(&mut table);
+    observe::register(&mut table);
+    options::register(&mut table);
+    passthru::register(&mut table);
+    scheduler::register(&mut table);
+    split::register(&mut table);
+    trace::register(&mut table);
+    uring::register(&mut table);
+    vhost::register(&mut table);
+    table::register(&mut table, this);
+    table
+}
+
 /// Parameters of the methods that name one disk: `bdev_*_delete` and others.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Name {
+    /// Name, alias or uuid.
     name: String,
 }
 

@@ -2,8 +2,10 @@
 
 use aryk_reactor::CoreSet;
 use nix::unistd::{Group, User};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::borrow::Cow;
 use std::fmt;
 
 /// A number, which some clients write as a string.
@@ -28,6 +30,23 @@ impl<'de> Deserialize<'de> for Count {
             }
         }
         from.deserialize_any(Visitor)
+    }
+}
+
+impl JsonSchema for Count {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "Count".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        if generator.contract().is_serialize() {
+            return u64::json_schema(generator);
+        }
+        json_schema!({"type": ["integer", "string"], "format": "uint64", "minimum": 0, "pattern": "^[0-9]+$"})
     }
 }
 
@@ -122,6 +141,30 @@ fn principal<'de, D: Deserializer<'de>>(
         Err(error) => Err(D::Error::custom(format!("cannot look {what} `{text}` up: {error}"))),
     }
 }
+
+/// The type is a text on the wire.
+macro_rules! is_text {
+    ($type:ty, $description:literal) => {
+        impl JsonSchema for $type {
+            fn inline_schema() -> bool {
+                true
+            }
+
+            fn schema_name() -> Cow<'static, str> {
+                stringify!($type).into()
+            }
+
+            fn json_schema(_: &mut SchemaGenerator) -> Schema {
+                json_schema!({"type": "string", "description": $description})
+            }
+        }
+    };
+}
+
+is_text!(CpuMask, "A set of cores: a mask as `0x3`, or a list as `[0,2-3]`.");
+is_text!(SocketMode, "Permissions, in octal digits.");
+is_text!(SocketOwner, "A user, by name or number.");
+is_text!(SocketGroup, "A group, by name or number.");
 
 #[cfg(test)]
 mod tests {

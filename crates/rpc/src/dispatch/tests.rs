@@ -4,7 +4,7 @@ use super::*;
 use crate::wire::Decoder;
 use std::cell::Cell;
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Add {
     a: u32,
@@ -13,15 +13,15 @@ struct Add {
 }
 
 fn table(has_started: bool) -> Methods<Cell<u32>> {
-    let mut methods = Methods::new(Rc::new(Cell::new(0)), move |_| has_started);
-    methods.add("add", Phase::RunTime, async |sum: &Cell<u32>, p: Add| {
+    let mut table = Table::default();
+    table.add("add", Phase::RunTime, "", async |sum: &Cell<u32>, p: Add| {
         sum.set(sum.get() + p.a + p.b);
         Ok(sum.get())
     });
-    methods.add("early", Phase::StartUp, async |_: &_, _: NoParams| Ok(true));
-    methods.add("big", Phase::Any, async |_: &_, _: NoParams| Ok("x".repeat(5 << 20)));
-    methods.add("always", Phase::Any, async |_: &_, _: NoParams| Ok(true));
-    methods
+    table.add("early", Phase::StartUp, "", async |_: &_, _: NoParams| Ok(true));
+    table.add("big", Phase::Any, "", async |_: &_, _: NoParams| Ok("x".repeat(5 << 20)));
+    table.add("always", Phase::Any, "", async |_: &_, _: NoParams| Ok(true));
+    Methods::new(Rc::new(Cell::new(0)), table, move |_| has_started)
 }
 
 fn ask(methods: &Methods<Cell<u32>>, request: &str) -> Option<String> {

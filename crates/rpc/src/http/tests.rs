@@ -1,7 +1,7 @@
 //! Raw requests against a server with a method of the tests' own.
 
 use super::*;
-use crate::{NoParams, Phase};
+use crate::{NoParams, Phase, Table};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -22,12 +22,13 @@ fn with_server<T>(test: impl AsyncFnOnce(SocketAddr) -> T, then: impl AsyncFnOnc
     tokio::task::LocalSet::new().block_on(&runtime, async {
         let dir = TempDir::new().unwrap();
         let passwords = Passwords::read(&write(&dir, "# who\n\nother:x\nspdk:a:b\n", 0o600)).unwrap();
-        let mut methods = Methods::new(Rc::new(()), |()| true);
-        methods.add("echo", Phase::Any, async |(): &(), p: Value| Ok(p));
-        methods.add("slow", Phase::Any, async |(): &(), _: NoParams| {
+        let mut table = Table::default();
+        table.add("echo", Phase::Any, "", async |(): &(), p: Value| Ok(p));
+        table.add("slow", Phase::Any, "", async |(): &(), _: NoParams| {
             tokio::time::sleep(Duration::from_millis(300)).await;
             Ok("slow")
         });
+        let methods = Methods::new(Rc::new(()), table, |()| true);
         let server = HttpServer::bind("127.0.0.1:0".parse().unwrap(), passwords).await.unwrap();
         let address = server.address().unwrap();
         let (stop, stopped) = watch::channel(false);

@@ -1,27 +1,49 @@
 //! `bdev_get_*`, `bdev_reset*`: disks of all kinds. Control context.
 
+use super::details::Details;
 use super::framework::TICK_RATE;
 use super::observe::Action;
-use super::{Control, Error, Methods, Phase};
+use super::{Control, Error, Phase, Table};
 use crate::params::Count;
 use aryk_bdev::{Bdev, Op, OpStats, QueueDepth, Stats};
 use rustix::io::Errno;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
 use uuid::Uuid;
 
-pub(super) fn register(methods: &mut Methods<Control>) {
-    methods.add("bdev_get_bdevs", Phase::RunTime, get_bdevs);
-    methods.add("bdev_get_iostat", Phase::RunTime, get_iostat);
-    methods.add("bdev_reset_iostat", Phase::RunTime, reset_iostat);
-    methods.add("bdev_reset", Phase::RunTime, reset);
-    methods.add("bdev_wait_for_examine", Phase::RunTime, async |_: &Control, _: super::NoParams| Ok(true));
+pub(super) fn register(table: &mut Table<Control>) {
+    table.add("bdev_get_bdevs", Phase::RunTime, "The disks, or one of them.", get_bdevs);
+    table.add(
+        "bdev_get_iostat",
+        Phase::RunTime,
+        "What disks have done: operations, bytes, latencies, errors.",
+        get_iostat,
+    );
+    table.add(
+        "bdev_reset_iostat",
+        Phase::RunTime,
+        "Sets the statistics of a disk, or of all, to zero.",
+        reset_iostat,
+    );
+    table.add(
+        "bdev_reset",
+        Phase::RunTime,
+        "Aborts the requests that the disk's device holds, and goes on with those that came after.",
+        reset,
+    );
+    table.add(
+        "bdev_wait_for_examine",
+        Phase::RunTime,
+        "Waits until new disks are examined, which they are at once.",
+        async |_: &Control, _: super::NoParams| Ok(true),
+    );
 }
 
 /// Parameters of `bdev_get_bdevs`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct GetBdevs {
     name: Option<String>,
@@ -31,7 +53,8 @@ struct GetBdevs {
 }
 
 /// One of the results of `bdev_get_bdevs`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Bdev")]
 struct Description {
     name: String,
     aliases: Vec<String>,
@@ -58,12 +81,13 @@ struct Description {
     claimed_by: Option<String>,
     zoned: bool,
     supported_io_types: IoTypes,
+    #[schemars(with = "Vec<Value>")]
     memory_domains: [(); 0],
-    driver_specific: Value,
+    driver_specific: Details,
 }
 
 /// No limits.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, JsonSchema)]
 struct RateLimits {
     rw_ios_per_sec: u64,
     rw_mbytes_per_sec: u64,
@@ -71,7 +95,7 @@ struct RateLimits {
     w_mbytes_per_sec: u64,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct IoTypes {
     read: bool,
     write: bool,
@@ -159,7 +183,7 @@ async fn get_bdevs(control: &Control, p: GetBdevs) -> Result<Vec<Description>, E
 }
 
 /// Parameters of `bdev_get_iostat`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct GetIostat {
     names: Option<Vec<String>>,
@@ -172,7 +196,7 @@ struct GetIostat {
 }
 
 /// Which counts are set to zero.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum ResetMode {
     All,
@@ -190,14 +214,15 @@ impl ResetMode {
 }
 
 /// Result of `bdev_get_iostat`. Times in ticks.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Iostat {
     tick_rate: u64,
     ticks: u64,
     bdevs: Vec<BdevStat>,
 }
 
-#[derive(Debug, Serialize)]
+/// The statistics of a disk. Times in ticks; those that only a disk has whose queue depth is sampled, in microseconds.
+#[derive(Debug, Serialize, JsonSchema)]
 struct BdevStat {
     name: String,
     bytes_read: u64,
@@ -249,7 +274,7 @@ struct BdevStat {
 }
 
 /// Of a disk whose queue depth is sampled. Times in microseconds.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Sampled {
     queue_depth_polling_period: u64,
     io_time: u64,
@@ -341,7 +366,7 @@ async fn get_iostat(control: &Control, p: GetIostat) -> Result<Iostat, Error> {
 }
 
 /// Parameters of `bdev_reset_iostat`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct ResetIostat {
     name: Option<String>,
@@ -363,7 +388,7 @@ async fn reset_iostat(control: &Control, p: ResetIostat) -> Result<bool, Error> 
 }
 
 /// Parameters of `bdev_reset`, a method of ours.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Reset {
     name: String,

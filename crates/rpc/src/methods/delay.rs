@@ -1,22 +1,28 @@
 //! `bdev_delay_*`: disks that are other disks, later. Control context.
 
-use super::{Control, Count, Error, Methods, Name, Phase};
+use super::details::{Delay, Details};
+use super::{Control, Count, Error, Name, Phase, Table};
 use crate::config::Subsystem;
 use aryk_bdev_delay as module;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 use uuid::Uuid;
 
 const MODULE: &str = "delay";
 
-pub(super) fn register(methods: &mut Methods<Control>) {
-    methods.add("bdev_delay_create", Phase::RunTime, create);
-    methods.add("bdev_delay_delete", Phase::RunTime, delete);
-    methods.add("bdev_delay_update_latency", Phase::RunTime, update_latency);
+pub(super) fn register(table: &mut Table<Control>) {
+    table.add("bdev_delay_create", Phase::RunTime, "Makes a disk that is another, later.", create);
+    table.add("bdev_delay_delete", Phase::RunTime, "Removes such a disk.", delete);
+    table.add(
+        "bdev_delay_update_latency",
+        Phase::RunTime,
+        "Changes one latency of such a disk.",
+        update_latency,
+    );
 }
 
 /// Parameters of `bdev_delay_create`. Latencies in microseconds.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Create {
     name: String,
@@ -40,14 +46,15 @@ async fn create(control: &Control, mut p: Create) -> Result<String, Error> {
         p99_write_us: p.p99_write_latency.0,
     };
     let bdev = module::create(&control.disks.registry, config)?;
-    let details = json!({"delay": {
-        "name": p.name,
-        "base_bdev_name": p.base_bdev_name,
-        "avg_read_latency": p.avg_read_latency,
-        "p99_read_latency": p.p99_read_latency,
-        "avg_write_latency": p.avg_write_latency,
-        "p99_write_latency": p.p99_write_latency,
-    }});
+    let delay = Delay {
+        avg_read_latency: p.avg_read_latency,
+        avg_write_latency: p.avg_write_latency,
+        base_bdev_name: p.base_bdev_name.clone(),
+        name: p.name.clone(),
+        p99_read_latency: p.p99_read_latency,
+        p99_write_latency: p.p99_write_latency,
+    };
+    let details = Details { delay: Some(delay), ..Details::default() };
     Ok(control.made_disk(&bdev, MODULE, details, ("bdev_delay_create", &p)))
 }
 
@@ -56,7 +63,7 @@ async fn delete(control: &Control, p: Name) -> Result<bool, Error> {
 }
 
 /// Parameters of `bdev_delay_update_latency`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct UpdateLatency {
     delay_bdev_name: String,
@@ -64,7 +71,7 @@ struct UpdateLatency {
     latency_us: Count,
 }
 
-#[derive(Debug, Clone, Copy, Deserialize)]
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum LatencyType {
     AvgRead,
@@ -83,6 +90,15 @@ impl LatencyType {
             Self::P99Write => (module::Kind::P99Write, "p99_write_latency"),
         }
     }
+
+    const fn told_in(self, delay: &mut Delay) -> &mut Count {
+        match self {
+            Self::AvgRead => &mut delay.avg_read_latency,
+            Self::P99Read => &mut delay.p99_read_latency,
+            Self::AvgWrite => &mut delay.avg_write_latency,
+            Self::P99Write => &mut delay.p99_write_latency,
+        }
+    }
 }
 
 async fn update_latency(control: &Control, p: UpdateLatency) -> Result<bool, Error> {
@@ -90,6 +106,10 @@ async fn update_latency(control: &Control, p: UpdateLatency) -> Result<bool, Err
     let (kind, param) = p.latency_type.kind();
     module::set_latency(&control.disks.registry, bdev.name(), kind, p.latency_us.0)?;
     control.config.changed(Subsystem::Bdev, bdev.name(), param, p.latency_us.0);
-    control.disks.set_detail(&bdev, MODULE, param, p.latency_us.0);
+    control.disks.change_details(&bdev, |details| {
+        if let Some(delay) = &mut details.delay {
+            *p.latency_type.told_in(delay) = p.latency_us;
+        }
+    });
     Ok(true)
 }

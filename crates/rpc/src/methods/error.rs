@@ -1,22 +1,33 @@
 //! `bdev_error_*`: disks that fail when they are told to. Control context.
 
-use super::{Control, Error, Methods, Name, Phase};
+use super::details::{Details, ErrorDisk};
+use super::{Control, Error, Name, Phase, Table};
 use aryk_bdev::{Op, OpSet};
 use aryk_bdev_error as module;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 use uuid::Uuid;
 
 const MODULE: &str = "error";
 
-pub(super) fn register(methods: &mut Methods<Control>) {
-    methods.add("bdev_error_create", Phase::RunTime, create);
-    methods.add("bdev_error_delete", Phase::RunTime, delete);
-    methods.add("bdev_error_inject_error", Phase::RunTime, inject_error);
+pub(super) fn register(table: &mut Table<Control>) {
+    table.add(
+        "bdev_error_create",
+        Phase::RunTime,
+        "Makes a disk that is another, named as that with `EE_` before it, and fails when it is told to.",
+        create,
+    );
+    table.add("bdev_error_delete", Phase::RunTime, "Removes such a disk.", delete);
+    table.add(
+        "bdev_error_inject_error",
+        Phase::RunTime,
+        "Tells such a disk which requests are to fail, and how.",
+        inject_error,
+    );
 }
 
 /// Parameters of `bdev_error_create`.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Create {
     base_name: String,
@@ -30,7 +41,8 @@ async fn create(control: &Control, mut p: Create) -> Result<bool, Error> {
     p.uuid = Some(identity.uuid);
     let config = module::Config { identity, base: p.base_name.clone() };
     let bdev = module::create(&control.disks.registry, config)?;
-    let details = json!({"error_disk": {"base_bdev": p.base_name}});
+    let details =
+        Details { error_disk: Some(ErrorDisk { base_bdev: p.base_name.clone() }), ..Details::default() };
     control.made_disk(&bdev, MODULE, details, ("bdev_error_create", &p));
     Ok(true)
 }
@@ -40,7 +52,7 @@ async fn delete(control: &Control, p: Name) -> Result<bool, Error> {
 }
 
 /// Parameters of `bdev_error_inject_error`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct InjectError {
     name: String,
@@ -62,7 +74,7 @@ const fn one() -> u32 {
     1
 }
 
-#[derive(Debug, Clone, Copy, Deserialize)]
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum IoType {
     Clear,
@@ -73,7 +85,7 @@ enum IoType {
     All,
 }
 
-#[derive(Debug, Clone, Copy, Deserialize)]
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum ErrorType {
     Failure,

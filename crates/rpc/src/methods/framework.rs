@@ -1,35 +1,71 @@
 //! `framework_*`, `thread_*`, `spdk_*` and `save_config`: the daemon as a whole. Control context.
 
-use super::{Control, Error, Methods, NoParams, Phase};
+use super::{Control, Error, NoParams, Phase, Table};
 use crate::config::{Call, Subsystem};
 use aryk_reactor::{Gone, Handle, ThreadStats};
 use rustix::process::Signal;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// Our ticks are nanoseconds.
 pub const TICK_RATE: u64 = 1_000_000_000;
 
-pub(super) fn register(methods: &mut Methods<Control>) {
-    methods.add("spdk_get_version", Phase::Any, get_version);
-    methods.add("spdk_kill_instance", Phase::Any, kill_instance);
-    methods.add("framework_start_init", Phase::StartUp, start_init);
-    methods.add("framework_wait_init", Phase::Any, wait_init);
-    methods.add("framework_get_reactors", Phase::RunTime, get_reactors);
-    methods.add("thread_get_stats", Phase::RunTime, get_thread_stats);
-    methods.add("framework_get_subsystems", Phase::RunTime, get_subsystems);
-    methods.add("framework_get_config", Phase::RunTime, get_config);
-    methods.add("save_config", Phase::RunTime, save_config);
+pub(super) fn register(table: &mut Table<Control>) {
+    table.add("spdk_get_version", Phase::Any, "The version of the daemon.", get_version);
+    table.add(
+        "spdk_kill_instance",
+        Phase::Any,
+        "Sends a signal to the daemon: SIGTERM ends it in good order.",
+        kill_instance,
+    );
+    table.add(
+        "framework_start_init",
+        Phase::StartUp,
+        "Completes start-up, where the daemon waits for it (`--wait-for-rpc`).",
+        start_init,
+    );
+    table.add("framework_wait_init", Phase::Any, "Waits until start-up is complete.", wait_init);
+    table.add(
+        "framework_get_reactors",
+        Phase::RunTime,
+        "The reactors: where they run, and how busy they are.",
+        get_reactors,
+    );
+    table.add(
+        "thread_get_stats",
+        Phase::RunTime,
+        "The threads on all reactors, and how busy they are.",
+        get_thread_stats,
+    );
+    table.add(
+        "framework_get_subsystems",
+        Phase::RunTime,
+        "The parts of the daemon that have a configuration, each after those that it depends on.",
+        get_subsystems,
+    );
+    table.add(
+        "framework_get_config",
+        Phase::RunTime,
+        "The calls that configure one subsystem as it is now.",
+        get_config,
+    );
+    table.add(
+        "save_config",
+        Phase::RunTime,
+        "The calls that configure the daemon as it is now, for `load_config` or a file.",
+        save_config,
+    );
 }
 
 /// Result of `spdk_get_version`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Version {
     version: String,
     fields: VersionFields,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct VersionFields {
     major: u32,
     minor: u32,
@@ -51,13 +87,14 @@ async fn get_version(_: &Control, _: NoParams) -> Result<Version, Error> {
 }
 
 /// Parameters of `spdk_kill_instance`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct KillInstance {
     sig_name: KillSignal,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "Signal")]
 enum KillSignal {
     #[serde(rename = "SIGINT")]
     Int,
@@ -97,14 +134,14 @@ async fn wait_init(control: &Control, _: NoParams) -> Result<bool, Error> {
 }
 
 /// Result of `framework_get_reactors`. Times in ticks.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Reactors {
     tick_rate: u64,
     pid: u32,
     reactors: Vec<Reactor>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Reactor {
     lcore: u16,
     tid: i32,
@@ -117,7 +154,7 @@ struct Reactor {
     lw_threads: Vec<LwThread>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct LwThread {
     name: String,
     id: u64,
@@ -151,13 +188,13 @@ impl From<ThreadStats> for LwThread {
 }
 
 /// Result of `thread_get_stats`. Times in ticks.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Threads {
     tick_rate: u64,
     threads: Vec<Thread>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Thread {
     name: String,
     id: u64,
@@ -206,7 +243,7 @@ fn ticks(time: Duration) -> u64 {
 }
 
 /// One of the results of `framework_get_subsystems`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct SubsystemInfo {
     subsystem: &'static str,
     depends_on: &'static [&'static str],
@@ -218,7 +255,7 @@ async fn get_subsystems(_: &Control, _: NoParams) -> Result<Vec<SubsystemInfo>, 
 }
 
 /// Parameters of `framework_get_config`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct GetConfig {
     name: String,
@@ -233,12 +270,12 @@ async fn get_config(control: &Control, p: GetConfig) -> Result<Vec<Call>, Error>
 }
 
 /// Result of `save_config`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct SavedConfig {
     subsystems: Vec<SavedSubsystem>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct SavedSubsystem {
     subsystem: &'static str,
     config: Vec<Call>,

@@ -1,11 +1,12 @@
 //! `log_*`: what the daemon's log tells. Control context.
 
-use super::{Control, Error, Methods, NoParams, Phase};
+use super::{Control, Error, NoParams, Phase, Table};
 use crate::config::Subsystem;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// SPDK's levels. `NOTICE` is what a daemon tells by default.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "UPPERCASE")]
 #[expect(missing_docs, reason = "the names say it all")]
 pub enum PrintLevel {
@@ -28,9 +29,9 @@ impl From<PrintLevel> for tracing::Level {
     }
 }
 
-pub(super) fn register(methods: &mut Methods<Control>) {
-    methods.add("log_get_print_level", Phase::Any, get_print_level);
-    methods.add("log_set_print_level", Phase::Any, set_print_level);
+pub(super) fn register(table: &mut Table<Control>) {
+    table.add("log_get_print_level", Phase::Any, "What the log tells.", get_print_level);
+    table.add("log_set_print_level", Phase::Any, "Changes what the log tells.", set_print_level);
 }
 
 async fn get_print_level(control: &Control, _: NoParams) -> Result<PrintLevel, Error> {
@@ -38,7 +39,7 @@ async fn get_print_level(control: &Control, _: NoParams) -> Result<PrintLevel, E
 }
 
 /// Parameters of `log_set_print_level`.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct SetPrintLevel {
     level: PrintLevel,

@@ -1,21 +1,22 @@
 //! `bdev_malloc_*`: disks in memory. Control context.
 
-use super::{Control, Count, Error, Methods, Name, Phase};
+use super::details::Details;
+use super::{Control, Count, Error, Name, Phase, Table};
 use aryk_bdev_malloc as module;
 use rustix::io::Errno;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 use uuid::Uuid;
 
 const MODULE: &str = "malloc";
 
-pub(super) fn register(methods: &mut Methods<Control>) {
-    methods.add("bdev_malloc_create", Phase::RunTime, create);
-    methods.add("bdev_malloc_delete", Phase::RunTime, delete);
+pub(super) fn register(table: &mut Table<Control>) {
+    table.add("bdev_malloc_create", Phase::RunTime, "Makes a disk in memory.", create);
+    table.add("bdev_malloc_delete", Phase::RunTime, "Removes such a disk.", delete);
 }
 
 /// Parameters of `bdev_malloc_create`.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Create {
     /// By default the first of `Malloc0`, `Malloc1`, … that is free.
@@ -57,7 +58,7 @@ async fn create(control: &Control, mut p: Create) -> Result<String, Error> {
         optimal_io_blocks: p.optimal_io_boundary,
     };
     let bdev = module::create(&control.disks.registry, config)?;
-    Ok(control.made_disk(&bdev, MODULE, json!({}), ("bdev_malloc_create", &p)))
+    Ok(control.made_disk(&bdev, MODULE, Details::default(), ("bdev_malloc_create", &p)))
 }
 
 fn free_name(control: &Control) -> String {

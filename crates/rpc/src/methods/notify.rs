@@ -3,7 +3,8 @@
 //! Events have numbers that go up by one. The last [`KEPT`] are kept, so a client that sees the number jump knows that it
 //! has missed some, and looks at all disks.
 
-use super::{Control, Count, Error, Methods, NoParams, Phase};
+use super::{Control, Count, Error, NoParams, Phase, Table};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -12,7 +13,8 @@ use std::collections::VecDeque;
 const KEPT: usize = 1024;
 
 /// What happened.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "EventType")]
 pub(crate) enum Kind {
     #[serde(rename = "bdev_register")]
     Register,
@@ -21,7 +23,7 @@ pub(crate) enum Kind {
 }
 
 /// One of the results of `notify_get_notifications`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 struct Event {
     #[serde(rename = "type")]
     kind: Kind,
@@ -55,9 +57,14 @@ impl Events {
     }
 }
 
-pub(super) fn register(methods: &mut Methods<Control>) {
-    methods.add("notify_get_types", Phase::Any, get_types);
-    methods.add("notify_get_notifications", Phase::RunTime, get_notifications);
+pub(super) fn register(table: &mut Table<Control>) {
+    table.add("notify_get_types", Phase::Any, "The types of events that there are.", get_types);
+    table.add(
+        "notify_get_notifications",
+        Phase::RunTime,
+        "What became of the disks: the latest events, oldest first.",
+        get_notifications,
+    );
 }
 
 async fn get_types(_: &Control, _: NoParams) -> Result<[Kind; 2], Error> {
@@ -65,7 +72,7 @@ async fn get_types(_: &Control, _: NoParams) -> Result<[Kind; 2], Error> {
 }
 
 /// Parameters of `notify_get_notifications`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct GetNotifications {
     /// The first that is wanted: one more than the last that was seen.

@@ -1,22 +1,23 @@
 //! `bdev_null_*`: disks that keep nothing. Control context.
 
-use super::{Control, Count, Error, Methods, Name, Phase};
+use super::details::Details;
+use super::{Control, Count, Error, Name, Phase, Table};
 use crate::config::Subsystem;
 use aryk_bdev_null as module;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 use uuid::Uuid;
 
 const MODULE: &str = "null";
 
-pub(super) fn register(methods: &mut Methods<Control>) {
-    methods.add("bdev_null_create", Phase::RunTime, create);
-    methods.add("bdev_null_delete", Phase::RunTime, delete);
-    methods.add("bdev_null_resize", Phase::RunTime, resize);
+pub(super) fn register(table: &mut Table<Control>) {
+    table.add("bdev_null_create", Phase::RunTime, "Makes a disk that keeps nothing.", create);
+    table.add("bdev_null_delete", Phase::RunTime, "Removes such a disk.", delete);
+    table.add("bdev_null_resize", Phase::RunTime, "Gives such a disk another size.", resize);
 }
 
 /// Parameters of `bdev_null_create`.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Create {
     name: String,
@@ -58,7 +59,7 @@ async fn create(control: &Control, mut p: Create) -> Result<String, Error> {
         blocks: super::check_blocks(p.num_blocks)?,
     };
     let bdev = module::create(&control.disks.registry, config)?;
-    Ok(control.made_disk(&bdev, MODULE, json!({}), ("bdev_null_create", &p)))
+    Ok(control.made_disk(&bdev, MODULE, Details::default(), ("bdev_null_create", &p)))
 }
 
 async fn delete(control: &Control, p: Name) -> Result<bool, Error> {
@@ -66,7 +67,7 @@ async fn delete(control: &Control, p: Name) -> Result<bool, Error> {
 }
 
 /// Parameters of `bdev_null_resize`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Resize {
     name: String,

@@ -2,23 +2,44 @@
 //! Control context.
 
 use super::framework::TICK_RATE;
-use super::{Control, Count, Error, Methods, Name, Phase};
+use super::{Control, Count, Error, Name, Phase, Table};
 use aryk_bdev::{Deadline, Histogram, OnDeadline, Op, Recording};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use rustix::io::Errno;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-pub(super) fn register(methods: &mut Methods<Control>) {
-    methods.add("bdev_set_qd_sampling_period", Phase::RunTime, set_qd_sampling_period);
-    methods.add("bdev_enable_histogram", Phase::RunTime, enable_histogram);
-    methods.add("bdev_get_histogram", Phase::RunTime, get_histogram);
-    methods.add("bdev_set_io_timeout", Phase::RunTime, set_io_timeout);
+pub(super) fn register(table: &mut Table<Control>) {
+    table.add(
+        "bdev_set_qd_sampling_period",
+        Phase::RunTime,
+        "Has a disk's queue depth sampled, for `bdev_get_iostat`.",
+        set_qd_sampling_period,
+    );
+    table.add(
+        "bdev_enable_histogram",
+        Phase::RunTime,
+        "Has the latencies of a disk recorded, or no longer.",
+        enable_histogram,
+    );
+    table.add(
+        "bdev_get_histogram",
+        Phase::RunTime,
+        "The latencies of a disk since they are recorded.",
+        get_histogram,
+    );
+    table.add(
+        "bdev_set_io_timeout",
+        Phase::RunTime,
+        "Sets how long requests of a disk may take, and what becomes of those that take longer.",
+        set_io_timeout,
+    );
 }
 
 /// Parameters of `bdev_set_qd_sampling_period`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct SetQdSamplingPeriod {
     name: String,
@@ -34,7 +55,7 @@ async fn set_qd_sampling_period(control: &Control, p: SetQdSamplingPeriod) -> Re
 }
 
 /// Parameters of `bdev_enable_histogram`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct EnableHistogram {
     name: String,
@@ -67,7 +88,8 @@ async fn enable_histogram(control: &Control, p: EnableHistogram) -> Result<bool,
 }
 
 /// Result of `bdev_get_histogram`.
-#[derive(Debug, PartialEq, Eq, Serialize)]
+#[derive(Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "Histogram")]
 struct EncodedHistogram {
     /// The counts of all buckets from the first octave to the last, each of eight bytes, the lowest first, in base64.
     histogram: String,
@@ -109,7 +131,7 @@ async fn get_histogram(control: &Control, p: Name) -> Result<EncodedHistogram, E
 }
 
 /// Parameters of `bdev_set_io_timeout`, a method of ours.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct SetIoTimeout {
     name: String,
@@ -120,8 +142,9 @@ struct SetIoTimeout {
 }
 
 /// What becomes of a request that takes longer.
-#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
+#[schemars(rename = "TimeoutAction")]
 pub(super) enum Action {
     #[default]
     Report,

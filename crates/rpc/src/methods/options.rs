@@ -3,19 +3,45 @@
 //! Clients and saved configurations set them before anything else, and go on only if that succeeds. The parameters are
 //! checked, and do nothing: memory comes from the system as it is needed, so there is nothing to size.
 
-use super::{Control, Count, Error, Methods, NoParams, Phase};
+use super::{Control, Count, Error, NoParams, Phase, Table};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub(super) fn register(methods: &mut Methods<Control>) {
-    methods.add("bdev_set_options", Phase::Any, async |_: &Control, _: BdevOptions| Ok(true));
-    methods.add("accel_set_options", Phase::Any, async |_: &Control, _: AccelOptions| Ok(true));
-    methods.add("iobuf_set_options", Phase::Any, async |_: &Control, _: IobufOptions| Ok(true));
-    methods.add("iobuf_get_stats", Phase::RunTime, get_iobuf_stats);
-    methods.add("bdev_examine", Phase::RunTime, examine);
+pub(super) fn register(table: &mut Table<Control>) {
+    table.add(
+        "bdev_set_options",
+        Phase::Any,
+        "Checks its parameters, and does nothing: there are no pools to size.",
+        async |_: &Control, _: BdevOptions| Ok(true),
+    );
+    table.add(
+        "accel_set_options",
+        Phase::Any,
+        "Checks its parameters, and does nothing: there are no pools to size.",
+        async |_: &Control, _: AccelOptions| Ok(true),
+    );
+    table.add(
+        "iobuf_set_options",
+        Phase::Any,
+        "Checks its parameters, and does nothing: there are no pools to size.",
+        async |_: &Control, _: IobufOptions| Ok(true),
+    );
+    table.add(
+        "iobuf_get_stats",
+        Phase::RunTime,
+        "How often a buffer was waited for: never, as there are no pools.",
+        get_iobuf_stats,
+    );
+    table.add(
+        "bdev_examine",
+        Phase::RunTime,
+        "Tells whether a disk is there: one that is there is examined.",
+        examine,
+    );
 }
 
 /// Parameters of `bdev_set_options`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[expect(dead_code, reason = "they are checked and do nothing")]
 struct BdevOptions {
@@ -27,7 +53,7 @@ struct BdevOptions {
 }
 
 /// Parameters of `accel_set_options`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[expect(dead_code, reason = "they are checked and do nothing")]
 struct AccelOptions {
@@ -39,7 +65,7 @@ struct AccelOptions {
 }
 
 /// Parameters of `iobuf_set_options`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[expect(dead_code, reason = "they are checked and do nothing")]
 struct IobufOptions {
@@ -51,7 +77,7 @@ struct IobufOptions {
 }
 
 /// One of the results of `iobuf_get_stats`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct IobufStats {
     module: &'static str,
     small_pool: PoolStats,
@@ -59,7 +85,7 @@ struct IobufStats {
 }
 
 /// How often a buffer came from where.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, JsonSchema)]
 struct PoolStats {
     cache: u64,
     main: u64,
@@ -73,7 +99,7 @@ async fn get_iobuf_stats(_: &Control, _: NoParams) -> Result<Vec<IobufStats>, Er
 }
 
 /// Parameters of `bdev_examine`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Examine {
     name: String,

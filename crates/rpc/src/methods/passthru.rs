@@ -1,20 +1,21 @@
 //! `bdev_passthru_*`: disks that are other disks. Control context.
 
-use super::{Control, Error, Methods, Name, Phase};
+use super::details::{Details, Passthru};
+use super::{Control, Error, Name, Phase, Table};
 use aryk_bdev_passthru as module;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 use uuid::Uuid;
 
 const MODULE: &str = "passthru";
 
-pub(super) fn register(methods: &mut Methods<Control>) {
-    methods.add("bdev_passthru_create", Phase::RunTime, create);
-    methods.add("bdev_passthru_delete", Phase::RunTime, delete);
+pub(super) fn register(table: &mut Table<Control>) {
+    table.add("bdev_passthru_create", Phase::RunTime, "Makes a disk that is another disk.", create);
+    table.add("bdev_passthru_delete", Phase::RunTime, "Removes such a disk.", delete);
 }
 
 /// Parameters of `bdev_passthru_create`.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Create {
     name: String,
@@ -27,7 +28,10 @@ async fn create(control: &Control, mut p: Create) -> Result<String, Error> {
     p.uuid = Some(identity.uuid);
     let config = module::Config { identity, base: p.base_bdev_name.clone() };
     let bdev = module::create(&control.disks.registry, config)?;
-    let details = json!({"passthru": {"name": p.name, "base_bdev_name": p.base_bdev_name}});
+    let details = Details {
+        passthru: Some(Passthru { base_bdev_name: p.base_bdev_name.clone(), name: p.name.clone() }),
+        ..Details::default()
+    };
     Ok(control.made_disk(&bdev, MODULE, details, ("bdev_passthru_create", &p)))
 }
 

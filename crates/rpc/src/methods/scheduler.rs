@@ -1,8 +1,9 @@
 //! `framework_*_scheduler` and `framework_monitor_context_switch`: who runs where, and undisturbed or not. Control context.
 
 use super::framework::ask;
-use super::{Control, Count, Error, Methods, NoParams, Phase};
+use super::{Control, Count, Error, NoParams, Phase, Table};
 use aryk_reactor::Reactors;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -14,17 +15,30 @@ const SCHEDULER: &str = "static";
 /// How often reactors' context switches are looked at.
 const WATCH_PERIOD: Duration = Duration::from_secs(1);
 
-pub(super) fn register(methods: &mut Methods<Control>) {
-    methods.add("framework_get_scheduler", Phase::RunTime, get_scheduler);
-    methods.add("framework_set_scheduler", Phase::Any, set_scheduler);
+pub(super) fn register(table: &mut Table<Control>) {
+    table.add(
+        "framework_get_scheduler",
+        Phase::RunTime,
+        "The scheduler: there is one, `static`.",
+        get_scheduler,
+    );
+    table.add(
+        "framework_set_scheduler",
+        Phase::Any,
+        "Chooses the scheduler: there is one, `static`.",
+        set_scheduler,
+    );
     let watch = Rc::new(RefCell::new(None));
-    methods.add("framework_monitor_context_switch", Phase::RunTime, async move |control: &Control, p| {
-        monitor_context_switch(control, &watch, p).await
-    });
+    table.add(
+        "framework_monitor_context_switch",
+        Phase::RunTime,
+        "Has the log tell when the kernel takes a core away from its reactor, and tells whether it does.",
+        async move |control: &Control, p| monitor_context_switch(control, &watch, p).await,
+    );
 }
 
 /// Result of `framework_get_scheduler`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Scheduler {
     scheduler_name: &'static str,
     /// Ticks between two decisions, of which there are none.
@@ -43,7 +57,7 @@ async fn get_scheduler(control: &Control, _: NoParams) -> Result<Scheduler, Erro
 }
 
 /// Parameters of `framework_set_scheduler`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct SetScheduler {
     name: String,
@@ -68,7 +82,7 @@ async fn set_scheduler(_: &Control, p: SetScheduler) -> Result<bool, Error> {
 }
 
 /// Parameters of `framework_monitor_context_switch`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct MonitorContextSwitch {
     /// By default it stays as it is.
@@ -76,7 +90,8 @@ struct MonitorContextSwitch {
 }
 
 /// Result of `framework_monitor_context_switch`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "ContextSwitchMonitor")]
 struct Monitored {
     enabled: bool,
 }

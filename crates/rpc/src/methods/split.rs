@@ -1,20 +1,21 @@
 //! `bdev_split_*`: disks that are parts of another. Control context.
 
-use super::{Control, Count, Error, Methods, Phase};
+use super::details::{Details, Split};
+use super::{Control, Count, Error, Phase, Table};
 use crate::config::Subsystem;
 use aryk_bdev_split as module;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 
 const MODULE: &str = "split";
 
-pub(super) fn register(methods: &mut Methods<Control>) {
-    methods.add("bdev_split_create", Phase::RunTime, create);
-    methods.add("bdev_split_delete", Phase::RunTime, delete);
+pub(super) fn register(table: &mut Table<Control>) {
+    table.add("bdev_split_create", Phase::RunTime, "Makes disks that are parts of another.", create);
+    table.add("bdev_split_delete", Phase::RunTime, "Removes all parts of a disk.", delete);
 }
 
 /// Parameters of `bdev_split_create`.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Create {
     base_bdev: String,
@@ -36,11 +37,8 @@ async fn create(control: &Control, mut p: Create) -> Result<Vec<String>, Error> 
     let mut names = Vec::new();
     for part in &parts {
         let offset = module::offset_in(part, &base).expect("it is a part of it");
-        control.disks.made(
-            part,
-            MODULE,
-            json!({"split": {"base_bdev": base.name(), "offset_blocks": offset}}),
-        );
+        let split = Split { base_bdev: base.name().to_owned(), offset_blocks: offset };
+        control.disks.made(part, MODULE, Details { split: Some(split), ..Details::default() });
         names.push(part.name().to_owned());
     }
     // One call makes all: it is noted with the first, which goes with the others.
@@ -49,7 +47,7 @@ async fn create(control: &Control, mut p: Create) -> Result<Vec<String>, Error> 
 }
 
 /// Parameters of `bdev_split_delete`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Delete {
     base_bdev: String,

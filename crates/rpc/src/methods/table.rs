@@ -1,18 +1,25 @@
 //! `rpc_get_methods` and `load_config`: the methods about methods. Control context.
 
-use super::{Control, Error, Methods, Phase};
+use super::{Control, Error, Methods, Phase, Table};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use serde_json::{Map, Value};
 use std::rc::{Rc, Weak};
 
-pub(super) fn register(methods: &mut Methods<Control>, table: &Weak<Methods<Control>>) {
-    let all = Weak::clone(table);
-    methods.add("rpc_get_methods", Phase::Any, async move |control: &Control, p: GetMethods| {
-        let methods = upgrade(&all)?;
-        Ok(get_methods(&methods, p.current.then(|| control.has_started())))
-    });
-    let all = Weak::clone(table);
-    methods.add("load_config", Phase::RunTime, async move |_: &Control, p: LoadConfig| {
+pub(super) fn register(table: &mut Table<Control>, this: &Weak<Methods<Control>>) {
+    let all = Weak::clone(this);
+    table.add(
+        "rpc_get_methods",
+        Phase::Any,
+        "The names of all methods.",
+        async move |control: &Control, p: GetMethods| {
+            let methods = upgrade(&all)?;
+            Ok(get_methods(&methods, p.current.then(|| control.has_started())))
+        },
+    );
+    let all = Weak::clone(this);
+    table.add("load_config", Phase::RunTime, "Makes the calls that `save_config` gave, in their order, up to the first that fails: what was made before it stays.", async move |_: &Control, p: LoadConfig| {
         let methods = upgrade(&all)?;
         load_config(&methods, p).await
     });
@@ -24,7 +31,7 @@ fn upgrade(table: &Weak<Methods<Control>>) -> Result<Rc<Methods<Control>>, Error
 }
 
 /// Parameters of `rpc_get_methods`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct GetMethods {
     /// Only those that may be called now.
@@ -45,13 +52,13 @@ fn get_methods(methods: &Methods<Control>, has_started: Option<bool>) -> Vec<&'s
 }
 
 /// Parameters of `load_config`: what `save_config` gives.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct LoadConfig {
     subsystems: Vec<LoadSubsystem>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct LoadSubsystem {
     #[serde(rename = "subsystem")]
@@ -60,10 +67,11 @@ struct LoadSubsystem {
     config: Option<Vec<LoadCall>>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct LoadCall {
     method: String,
+    #[schemars(with = "Option<Map<String, Value>>")]
     params: Option<Box<RawValue>>,
 }
 

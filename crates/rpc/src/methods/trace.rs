@@ -3,30 +3,44 @@
 //! Our trace is always on, in each layer: what SPDK calls a group of trace points is a layer, and its points are a
 //! request's way down and its completion's way up.
 
-use super::{Control, Error, Methods, NoParams, Phase};
+use super::{Control, Error, NoParams, Phase, Table};
 use aryk_reactor::{Layer, Point};
 use rustix::io::Errno;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 
 const LAYERS: [Layer; 3] = [Layer::Frontend, Layer::Bdev, Layer::Module];
 const POINTS: [Point; 2] = [Point::Submit, Point::Complete];
 
-pub(super) fn register(methods: &mut Methods<Control>) {
-    methods.add("trace_get_tpoint_group_mask", Phase::Any, get_groups);
-    methods.add("trace_enable_tpoint_group", Phase::Any, enable_group);
-    methods.add("trace_set_tpoint_mask", Phase::Any, set_mask);
+pub(super) fn register(table: &mut Table<Control>) {
+    table.add(
+        "trace_get_tpoint_group_mask",
+        Phase::Any,
+        "The groups of trace points: the layers that a request passes.",
+        get_groups,
+    );
+    table.add(
+        "trace_enable_tpoint_group",
+        Phase::Any,
+        "Without effect: the trace is always on.",
+        enable_group,
+    );
+    table.add("trace_set_tpoint_mask", Phase::Any, "Without effect: the trace is always on.", set_mask);
 }
 
 /// Result of `trace_get_tpoint_group_mask`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "TraceGroups")]
 struct Groups {
     tpoint_group_mask: String,
-    #[serde(flatten)]
-    groups: BTreeMap<&'static str, Group>,
+    bdev: Group,
+    #[serde(rename = "front-end")]
+    front_end: Group,
+    module: Group,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "TraceGroup")]
 struct Group {
     enabled: bool,
     /// Its bit.
@@ -36,7 +50,7 @@ struct Group {
     tpoints: [TracePoint; POINTS.len()],
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct TracePoint {
     name: &'static str,
     id: u8,
@@ -53,7 +67,9 @@ async fn get_groups(_: &Control, _: NoParams) -> Result<Groups, Error> {
     let all: u64 = LAYERS.map(bit).iter().sum();
     Ok(Groups {
         tpoint_group_mask: format!("{all:#x}"),
-        groups: LAYERS.map(|layer| (layer.name(), group(layer))).into(),
+        bdev: group(Layer::Bdev),
+        front_end: group(Layer::Frontend),
+        module: group(Layer::Module),
     })
 }
 
@@ -62,7 +78,7 @@ const fn bit(layer: Layer) -> u64 {
 }
 
 /// Parameters of `trace_enable_tpoint_group`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct EnableGroup {
     name: String,
@@ -73,7 +89,7 @@ async fn enable_group(_: &Control, p: EnableGroup) -> Result<bool, Error> {
 }
 
 /// Parameters of `trace_set_tpoint_mask`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct SetMask {
     name: String,

@@ -1,31 +1,47 @@
 //! `bdev_uring_*` and `bdev_aio_*`: disks in files and block devices. One module of ours serves both families. Control context.
 
-use super::{Control, Count, Error, Methods, Name, Phase};
+use super::details::{Aio, Details, Uring};
+use super::{Control, Count, Error, Name, Phase, Table};
 use crate::config::Subsystem;
 use crate::journal;
 use aryk_bdev::{Bdev, Registry};
 use aryk_bdev_uring as module;
 use rustix::io::Errno;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 use std::path::PathBuf;
 use std::sync::Arc;
 use uuid::Uuid;
 
 const MODULE: &str = "uring";
 
-pub(super) fn register(methods: &mut Methods<Control>) {
-    methods.add("bdev_uring_create", Phase::RunTime, create_uring);
-    methods.add("bdev_uring_delete", Phase::RunTime, delete);
-    methods.add("bdev_uring_rescan", Phase::RunTime, rescan);
-    methods.add("bdev_uring_resize", Phase::RunTime, resize);
-    methods.add("bdev_aio_create", Phase::RunTime, create_aio);
-    methods.add("bdev_aio_delete", Phase::RunTime, delete);
-    methods.add("bdev_aio_rescan", Phase::RunTime, rescan);
+pub(super) fn register(table: &mut Table<Control>) {
+    table.add("bdev_uring_create", Phase::RunTime, "Makes a disk in a file or block device.", create_uring);
+    table.add("bdev_uring_delete", Phase::RunTime, "Removes such a disk; its file stays.", delete);
+    table.add(
+        "bdev_uring_rescan",
+        Phase::RunTime,
+        "Has a disk take on the size that its file has now.",
+        rescan,
+    );
+    table.add("bdev_uring_resize", Phase::RunTime, "Changes the size of a disk and its file.", resize);
+    table.add(
+        "bdev_aio_create",
+        Phase::RunTime,
+        "Makes a disk in a file or block device: the same as `bdev_uring_create`.",
+        create_aio,
+    );
+    table.add("bdev_aio_delete", Phase::RunTime, "Removes such a disk; its file stays.", delete);
+    table.add(
+        "bdev_aio_rescan",
+        Phase::RunTime,
+        "Has a disk take on the size that its file has now.",
+        rescan,
+    );
 }
 
 /// Parameters of `bdev_uring_create` and `bdev_aio_create`.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Create {
     name: String,
@@ -53,7 +69,7 @@ struct Create {
     _nowait: bool,
 }
 
-#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum Enospc {
     #[default]
@@ -61,8 +77,9 @@ enum Enospc {
     Hold,
 }
 
-#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
+#[schemars(rename = "FileLock")]
 enum Lock {
     #[default]
     Always,
@@ -70,17 +87,18 @@ enum Lock {
 }
 
 async fn create_uring(control: &Control, p: Create) -> Result<String, Error> {
-    let details = json!({"uring": {"filename": p.filename}});
+    let details = Details { uring: Some(Uring { filename: p.filename.clone() }), ..Details::default() };
     create(control, p, "bdev_uring_create", details).await
 }
 
 async fn create_aio(control: &Control, p: Create) -> Result<String, Error> {
-    let details = json!({"aio": {
-        "filename": p.filename,
-        "block_size_override": p.block_size.is_some(),
-        "readonly": p.readonly,
-        "fallocate": true,
-    }});
+    let aio = Aio {
+        block_size_override: p.block_size.is_some(),
+        fallocate: true,
+        filename: p.filename.clone(),
+        readonly: p.readonly,
+    };
+    let details = Details { aio: Some(aio), ..Details::default() };
     create(control, p, "bdev_aio_create", details).await
 }
 
@@ -88,7 +106,7 @@ async fn create(
     control: &Control,
     mut p: Create,
     method: &'static str,
-    details: serde_json::Value,
+    details: Details,
 ) -> Result<String, Error> {
     if p.name.is_empty() || p.filename.as_os_str().is_empty() {
         return Err(Error::invalid("a disk's name and its file's are not empty"));
@@ -136,7 +154,7 @@ async fn rescan(control: &Control, p: Name) -> Result<bool, Error> {
 }
 
 /// Parameters of `bdev_uring_resize`, a method of ours.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Resize {
     name: String,

@@ -1,26 +1,37 @@
 //! `vhost_*`: the controllers through which virtual machines reach disks. Control context.
 
-use super::{Control, Error, Methods, NoParams, Phase};
+use super::{Control, Error, NoParams, Phase, Table};
 use crate::config::Subsystem;
 use crate::params::{CpuMask, SocketGroup, SocketMode, SocketOwner};
 use aryk_reactor::{CoreSet, Handle};
 use aryk_vhost_blk as vhost;
 use rustix::io::Errno;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-pub(super) fn register(methods: &mut Methods<Control>) {
-    methods.add("vhost_create_blk_controller", Phase::RunTime, create_blk_controller);
-    methods.add("vhost_delete_controller", Phase::RunTime, delete_controller);
-    methods.add("vhost_get_controllers", Phase::RunTime, get_controllers);
-    methods.add("virtio_blk_get_transports", Phase::RunTime, get_transports);
+pub(super) fn register(table: &mut Table<Control>) {
+    table.add(
+        "vhost_create_blk_controller",
+        Phase::RunTime,
+        "Makes a controller: a socket through which a virtual machine reaches a disk.",
+        create_blk_controller,
+    );
+    table.add("vhost_delete_controller", Phase::RunTime, "Removes a controller.", delete_controller);
+    table.add("vhost_get_controllers", Phase::RunTime, "The controllers, or one of them.", get_controllers);
+    table.add(
+        "virtio_blk_get_transports",
+        Phase::RunTime,
+        "The ways by which machines reach controllers.",
+        get_transports,
+    );
 }
 
 /// The one way by which machines reach controllers.
 const TRANSPORT: &str = "vhost_user_blk";
 
 /// Parameters of `vhost_create_blk_controller`.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct CreateBlkController {
     ctrlr: String,
@@ -76,7 +87,7 @@ async fn create_blk_controller(control: &Control, p: CreateBlkController) -> Res
 }
 
 /// Parameters of `vhost_delete_controller`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct DeleteController {
     ctrlr: String,
@@ -91,14 +102,15 @@ async fn delete_controller(control: &Control, p: DeleteController) -> Result<boo
 }
 
 /// Parameters of `vhost_get_controllers`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct GetControllers {
     name: Option<String>,
 }
 
 /// One of the results of `vhost_get_controllers`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "VhostController")]
 struct Controller {
     ctrlr: String,
     cpumask: String,
@@ -116,7 +128,8 @@ struct Controller {
 }
 
 /// A front-end that is connected.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "VhostSession")]
 struct Session {
     vid: u64,
     id: u64,
@@ -127,18 +140,21 @@ struct Session {
     queues: Vec<Queue>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "VhostQueue")]
 struct Queue {
     index: u16,
     lcore: u16,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "VhostBackend")]
 struct BackendSpecific {
     block: Block,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "VhostBlock")]
 struct Block {
     readonly: bool,
     /// `null` when the disk has been removed.
@@ -147,7 +163,8 @@ struct Block {
 }
 
 /// What has happened at the socket since the controller was made.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "VhostStatistics")]
 struct Statistics {
     sessions: u64,
     failed_sessions: u64,
@@ -218,7 +235,8 @@ async fn get_controllers(control: &Control, p: GetControllers) -> Result<Vec<Con
 }
 
 /// One of the results of `virtio_blk_get_transports`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "VirtioBlkTransport")]
 struct Transport {
     name: &'static str,
 }

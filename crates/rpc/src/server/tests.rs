@@ -1,7 +1,7 @@
 //! Raw sockets against a server with methods of the tests' own.
 
 use super::*;
-use crate::{Error, NoParams, Phase};
+use crate::{Error, NoParams, Phase, Table};
 use serde_json::{Value, json};
 use std::cell::Cell;
 use std::os::unix::fs::PermissionsExt;
@@ -19,27 +19,27 @@ struct Seen {
 }
 
 fn methods() -> Rc<Methods<Seen>> {
-    let mut methods = Methods::new(Rc::new(Seen::default()), |_| true);
-    methods.add("echo", Phase::Any, async |seen: &Seen, p: Value| {
+    let mut table = Table::default();
+    table.add("echo", Phase::Any, "", async |seen: &Seen, p: Value| {
         seen.finished.set(seen.finished.get() + 1);
         Ok(p)
     });
-    methods.add("slow", Phase::Any, async |seen: &Seen, _: NoParams| {
+    table.add("slow", Phase::Any, "", async |seen: &Seen, _: NoParams| {
         tokio::time::sleep(Duration::from_millis(300)).await;
         seen.finished.set(seen.finished.get() + 1);
         Ok("slow")
     });
-    methods.add("brief", Phase::Any, async |seen: &Seen, _: NoParams| {
+    table.add("brief", Phase::Any, "", async |seen: &Seen, _: NoParams| {
         tokio::task::yield_now().await;
         seen.finished.set(seen.finished.get() + 1);
         Ok(seen.finished.get())
     });
-    methods.add("big", Phase::Any, async |_: &Seen, _: NoParams| Ok("x".repeat(1 << 20)));
-    methods.add("panic", Phase::Any, async |_: &Seen, _: NoParams| -> Result<(), Error> {
+    table.add("big", Phase::Any, "", async |_: &Seen, _: NoParams| Ok("x".repeat(1 << 20)));
+    table.add("panic", Phase::Any, "", async |_: &Seen, _: NoParams| -> Result<(), Error> {
         panic!("on purpose")
     });
-    methods.add("seen", Phase::Any, async |seen: &Seen, _: NoParams| Ok(seen.finished.get()));
-    Rc::new(methods)
+    table.add("seen", Phase::Any, "", async |seen: &Seen, _: NoParams| Ok(seen.finished.get()));
+    Rc::new(Methods::new(Rc::new(Seen::default()), table, |_| true))
 }
 
 /// Runs `test` against a server, then stops it and checks that it goes in time.

@@ -8,6 +8,7 @@
 mod document;
 mod facts;
 mod scenario;
+mod schema;
 mod wire;
 
 use aryk_reactor::{Options, Reactors};
@@ -191,11 +192,13 @@ async fn carry_out(daemon: &Daemon, facts: &Facts) -> BTreeMap<&'static str, See
     reactor.call(move |cx| cx.add_thread("a machine's", [core].into_iter().collect())).await.unwrap();
     // The daemon signals its own process, which is ours.
     let mut signals = signal(SignalKind::user_defined1()).unwrap();
+    let schemas = schema::Schemas::new();
     for step in scenario::steps(daemon.dir.path()) {
         let result = match daemon.call(step.method, &step.params).await {
             Ok(result) => result,
             Err(error) => panic!("{} {}: {error}", step.method, step.params),
         };
+        schemas.check_call(step.method, &step.params, &result);
         if let Some(shape) = facts.result(step.method) {
             seen.entry(step.method).or_default().note(step.method, shape, &result);
         }

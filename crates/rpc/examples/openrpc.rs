@@ -1,0 +1,6 @@
+//! Prints the document of all methods. `cargo xtask generate` makes the reference and the clients of it.
+#![forbid(unsafe_code)]
+
+fn main() {
+    println!("{:#}", aryk_rpc::openrpc::document());
+}

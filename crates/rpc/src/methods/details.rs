@@ -1,0 +1,79 @@
+//! `driver_specific` of `bdev_get_bdevs`: what a module's disks have beyond what all disks have. Control context.
+
+use crate::params::Count;
+use schemars::JsonSchema;
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// What a disk's module says of it: one member at most, of the module's name.
+#[derive(Debug, Clone, Default, Serialize, JsonSchema)]
+#[schemars(rename = "DriverSpecific")]
+pub(crate) struct Details {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub aio: Option<Aio>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub delay: Option<Delay>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error_disk: Option<ErrorDisk>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub passthru: Option<Passthru>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub split: Option<Split>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uring: Option<Uring>,
+}
+
+/// Of a disk that `bdev_aio_create` made.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "AioDetails")]
+pub(crate) struct Aio {
+    /// Whether its block size was given.
+    pub block_size_override: bool,
+    /// Whether holes are punched.
+    pub fallocate: bool,
+    pub filename: PathBuf,
+    pub readonly: bool,
+}
+
+/// Of a disk that `bdev_delay_create` made. Latencies in microseconds.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "DelayDetails")]
+pub(crate) struct Delay {
+    pub avg_read_latency: Count,
+    pub avg_write_latency: Count,
+    pub base_bdev_name: String,
+    pub name: String,
+    pub p99_read_latency: Count,
+    pub p99_write_latency: Count,
+}
+
+/// Of a disk that `bdev_error_create` made.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "ErrorDetails")]
+pub(crate) struct ErrorDisk {
+    pub base_bdev: String,
+}
+
+/// Of a disk that `bdev_passthru_create` made.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "PassthruDetails")]
+pub(crate) struct Passthru {
+    pub base_bdev_name: String,
+    pub name: String,
+}
+
+/// Of a disk that `bdev_split_create` made.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "SplitDetails")]
+pub(crate) struct Split {
+    pub base_bdev: String,
+    /// Where it begins in that disk.
+    pub offset_blocks: u64,
+}
+
+/// Of a disk that `bdev_uring_create` made.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "UringDetails")]
+pub(crate) struct Uring {
+    pub filename: PathBuf,
+}

@@ -1,0 +1,118 @@
+//! The methods by their names: what each is for, what it takes and gives, and its handler. Control context.
+//!
+//! A handler is an `async fn` from a typed request to a typed reply. The same two types parse and print JSON and make the
+//! schemas of the document ([`crate::openrpc`]), so these cannot differ.
+
+use crate::Error;
+use crate::dispatch::Running;
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+type Handler<C> = Box<dyn Fn(Rc<C>, Option<Box<RawValue>>) -> Running>;
+
+/// When a method may be called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// Only before start-up is complete.
+    StartUp,
+    /// Only after it.
+    RunTime,
+    /// Always.
+    Any,
+}
+
+/// The methods by their names, each over a context that comes with the call.
+pub struct Table<C> {
+    entries: BTreeMap<&'static str, Entry<C>>,
+}
+
+/// A method.
+pub struct Entry<C> {
+    /// When it may be called.
+    pub phase: Phase,
+    /// What it does, in a sentence.
+    pub summary: &'static str,
+    /// The schema of its parameters, an object.
+    pub params: fn(&mut SchemaGenerator) -> Schema,
+    /// The schema of its result.
+    pub result: fn(&mut SchemaGenerator) -> Schema,
+    handler: Handler<C>,
+}
+
+impl<C> std::fmt::Debug for Table<C> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_set().entries(self.entries.keys()).finish()
+    }
+}
+
+impl<C> std::fmt::Debug for Entry<C> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Entry").field("phase", &self.phase).finish_non_exhaustive()
+    }
+}
+
+impl<C> Default for Table<C> {
+    fn default() -> Self {
+        Self { entries: BTreeMap::new() }
+    }
+}
+
+impl<C: 'static> Table<C> {
+    /// Adds a method.
+    ///
+    /// # Panics
+    /// If there is one of that name.
+    pub fn add<P, R, F>(&mut self, name: &'static str, phase: Phase, summary: &'static str, handler: F)
+    where
+        P: DeserializeOwned + JsonSchema + 'static,
+        R: Serialize + JsonSchema,
+        F: AsyncFn(&C, P) -> Result<R, Error> + 'static,
+    {
+        let handler = Rc::new(handler);
+        let erased: Handler<C> = Box::new(move |context, params| {
+            let handler = Rc::clone(&handler);
+            Box::pin(async move {
+                let params = parse(params.as_deref())?;
+                let reply = handler(&context, params).await?;
+                serde_json::value::to_raw_value(&reply).map_err(|e| Error::Internal(e.to_string()))
+            })
+        });
+        let entry = Entry { phase, summary, params: P::json_schema, result: schema_of::<R>, handler: erased };
+        assert!(self.entries.insert(name, entry).is_none(), "two methods '{name}'");
+    }
+
+    /// All, sorted by name.
+    pub fn entries(&self) -> impl Iterator<Item = (&'static str, &Entry<C>)> {
+        self.entries.iter().map(|(name, entry)| (*name, entry))
+    }
+
+    /// The one of that name.
+    ///
+    /// # Errors
+    /// [`Error::MethodNotFound`].
+    pub fn find(&self, name: &str) -> Result<&Entry<C>, Error> {
+        self.entries.get(name).ok_or(Error::MethodNotFound)
+    }
+}
+
+impl<C> Entry<C> {
+    /// Starts a call.
+    pub(crate) fn call(&self, context: Rc<C>, params: Option<Box<RawValue>>) -> Running {
+        (self.handler)(context, params)
+    }
+}
+
+/// By reference, where the type has a name of its own.
+fn schema_of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
+    generator.subschema_for::<T>()
+}
+
+/// Typed parameters; none are as good as `{}`.
+fn parse<P: DeserializeOwned>(params: Option<&RawValue>) -> Result<P, Error> {
+    let text = params.map_or("{}", RawValue::get);
+    serde_json::from_str(text).map_err(|e| Error::InvalidParams(e.to_string()))
+}

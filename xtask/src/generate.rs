@@ -1,0 +1,48 @@
+//! `cargo xtask generate`: what is made of the RPC methods' types: the document, the reference, the clients.
+//!
+//! The document is OpenRPC, and comes from the daemon's own types (`aryk_rpc::openrpc`). All else is made of the document. What is
+//! generated is kept in the repository, for those who take a client from there; `cargo xtask check` finds what is stale.
+
+use anyhow::{Context, Result, bail};
+
+use crate::workspace;
+
+/// Writes all that is generated.
+pub(crate) fn run() -> Result<()> {
+    for (path, content) in files()? {
+        let file = workspace::root().join(path);
+        if std::fs::read_to_string(&file).is_ok_and(|before| before == content) {
+            continue;
+        }
+        std::fs::create_dir_all(file.parent().context("a file is in a directory")?)?;
+        std::fs::write(&file, content).with_context(|| path.to_owned())?;
+        println!("{path}");
+    }
+    Ok(())
+}
+
+/// What is not as it would be generated now.
+pub(crate) fn stale() -> Result<Vec<String>> {
+    let is_stale = |(path, content): &(&str, String)| {
+        std::fs::read_to_string(workspace::root().join(path)).ok().as_ref() != Some(content)
+    };
+    let stale = files()?.into_iter().filter(is_stale);
+    Ok(stale.map(|(path, _)| format!("{path}: stale; run `cargo xtask generate`")).collect())
+}
+
+/// Each file, relative to the root.
+fn files() -> Result<Vec<(&'static str, String)>> {
+    let document = document()?;
+    Ok(vec![("docs/rpc/openrpc.json", document)])
+}
+
+fn document() -> Result<String> {
+    let output = workspace::cargo()
+        .args(["run", "--quiet", "--package", "aryk-rpc", "--example", "openrpc"])
+        .output()
+        .context("running cargo")?;
+    if !output.status.success() {
+        bail!("the document cannot be made: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(String::from_utf8(output.stdout)?)
+}
