@@ -1,5 +1,6 @@
 //! The arguments.
 
+use crate::bench::BenchArgs;
 use crate::size::Size;
 use crate::watch::Watch;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -75,6 +76,8 @@ pub enum Command {
     /// List the reactors, the threads that carry the I/O
     #[command(subcommand)]
     Reactor(ReactorCommand),
+    /// Measure a disk through its vhost-user socket, as a virtual machine would use it
+    Bench(BenchArgs),
     /// Look at what this host has, what it lacks, and say how to mend it
     Doctor,
     /// Call any JSON-RPC method

@@ -58,6 +58,23 @@ pub enum Error {
         /// Why.
         source: Box<Error>,
     },
+    /// A back end that `aryk bench` met.
+    #[error(transparent)]
+    BackEnd(#[from] aryk_front_end::Error),
+    /// A back end ended under load.
+    #[error("the back end has hung up, with {0} requests in flight")]
+    Gone(u64),
+    /// A back end does not answer requests.
+    #[error("the back end has answered none of {in_flight} requests for {patience:?}")]
+    Unanswered {
+        /// How many wait.
+        in_flight: u64,
+        /// How long they did.
+        patience: std::time::Duration,
+    },
+    /// A disk gave other data than was written to it.
+    #[error("the disk does not hold what was written to it: {0}")]
+    Mismatch(#[from] crate::bench::Mismatch),
     /// Our own input or output.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -100,15 +117,31 @@ impl Error {
             Self::Protocol(_) => {
                 Some("'aryk doctor' tells whether it is Aryk's daemon, and whether it is well.")
             }
+            Self::BackEnd(aryk_front_end::Error::Connect { .. }) => Some(
+                "Name a vhost-user socket: of arykd's, 'aryk attach DISK' prints them, and 'aryk controller list' lists them.",
+            ),
+            Self::BackEnd(aryk_front_end::Error::Silent(_)) => {
+                Some("A back end serves one at a time: is a virtual machine connected?")
+            }
+            Self::Unanswered { .. } => Some("--timeout says how many seconds to wait."),
             Self::Step { .. } => Some("What was done stays. When that is mended, run the same again."),
-            Self::Refused { .. } | Self::File(_) | Self::Socket { .. } | Self::Usage(_) | Self::Io(_) => None,
+            Self::Refused { .. }
+            | Self::File(_)
+            | Self::Socket { .. }
+            | Self::Usage(_)
+            | Self::BackEnd(_)
+            | Self::Gone(_)
+            | Self::Mismatch(_)
+            | Self::Io(_) => None,
         }
     }
 
     /// The process's exit code; see `aryk --help`.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::NoDaemon(_) | Self::Socket { .. } => 3,
+            Self::NoDaemon(_)
+            | Self::Socket { .. }
+            | Self::BackEnd(aryk_front_end::Error::Connect { .. }) => 3,
             Self::Usage(_) => 2,
             Self::Step { source, .. } | Self::Imported { source, .. } => source.exit_code(),
             Self::Refused { .. }
@@ -116,6 +149,10 @@ impl Error {
             | Self::Unhealthy(_)
             | Self::File(_)
             | Self::Replaces(_)
+            | Self::BackEnd(_)
+            | Self::Gone(_)
+            | Self::Unanswered { .. }
+            | Self::Mismatch(_)
             | Self::Io(_) => 1,
         }
     }

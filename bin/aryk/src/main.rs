@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod apply;
+mod bench;
 mod cli;
 mod client;
 mod commands;
@@ -45,6 +46,7 @@ fn run(cli: &Cli) -> Result<ExitCode, Error> {
         Command::Completions { shell } => out.completions(*shell),
         Command::Man { dir } => out.man_pages(dir),
         Command::Doctor => doctor::run(cli, &out),
+        Command::Bench(args) => bench::run(args, cli.timeout, &out),
         _ => return ask(cli, &out),
     };
     done.map(|()| ExitCode::SUCCESS)
@@ -70,7 +72,7 @@ fn ask(cli: &Cli, out: &Output) -> Result<ExitCode, Error> {
             watch::repeat(watch.every, || commands::daemon::reactors(client, out))
         }
         Command::Rpc { method, params } => commands::daemon::rpc(method, params.as_deref(), client, out),
-        Command::Completions { .. } | Command::Man { .. } | Command::Doctor => {
+        Command::Completions { .. } | Command::Man { .. } | Command::Doctor | Command::Bench(_) => {
             unreachable!("done without the daemon")
         }
     };

@@ -69,6 +69,26 @@ impl GuestArea {
         unsafe { copy::to_shared(dst, value.as_bytes().as_ptr(), size_of::<T>()) };
     }
 
+    /// Copies bytes out.
+    ///
+    /// # Panics
+    /// If they are not all inside.
+    pub fn read_bytes(&self, offset: usize, out: &mut [u8]) {
+        let src = self.at(offset, out.len());
+        // SAFETY: `at` checked the source; the destination is ours.
+        unsafe { copy::from_shared(out.as_mut_ptr(), src, out.len()) };
+    }
+
+    /// Copies bytes in.
+    ///
+    /// # Panics
+    /// As [`GuestArea::read_bytes`].
+    pub fn write_bytes(&self, offset: usize, data: &[u8]) {
+        let dst = self.at(offset, data.len());
+        // SAFETY: `at` checked the destination; the source is ours.
+        unsafe { copy::to_shared(dst, data.as_ptr(), data.len()) };
+    }
+
     /// Loads a little-endian 16-bit integer.
     ///
     /// # Panics

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use aryk_front_end::{Announced, Piece, Ring, Session};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::checker::{Change, Checker, Read, Write};
@@ -19,10 +20,8 @@ use crate::content::{self, SECTOR};
 use crate::load::{self, SECTORS, Wish};
 use crate::memory::{Memory, Slot};
 use crate::random::Random;
-use crate::ring::{Piece, Ring};
-use crate::session::{self, Announced, Inflight};
+use crate::session::{self, Inflight};
 use crate::shape::{Mode, Shape};
-use crate::wire::Wire;
 
 /// The longest that a request may take, restarts apart.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -124,7 +123,7 @@ pub struct FrontEnd {
     inflight: Option<Inflight>,
     path: PathBuf,
     listener: Option<UnixListener>,
-    wire: Option<Wire>,
+    session: Option<Session>,
     /// When the socket was looked at last.
     looked: Instant,
     depth: u64,
@@ -152,7 +151,10 @@ impl FrontEnd {
         let mut queues = Vec::new();
         for index in 0..shape.queues {
             let at = memory.ring(index);
-            let ring = Ring::new(shape.format, &memory, at, shape.size, shape.event_idx, &mut random);
+            let mut ring = Ring::new(shape.ring(), memory.guest(), at);
+            let mut order: Vec<u16> = (0..shape.size).collect();
+            random.shuffle(&mut order);
+            ring.set_order(&order);
             let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
             let outstanding = (0..shape.depth).map(|_| None).collect();
             let free = (0..shape.depth).collect();
@@ -177,7 +179,7 @@ impl FrontEnd {
             inflight: None,
             path: path.to_owned(),
             listener,
-            wire: None,
+            session: None,
             looked: now,
             met: now,
             refusal: None,
@@ -203,7 +205,7 @@ impl FrontEnd {
     /// Whether a back-end is connected, as far as is known.
     #[must_use]
     pub const fn connected(&self) -> bool {
-        self.wire.is_some()
+        self.session.is_some()
     }
 
     /// One turn: meets, reaps, submits if it is to, and waits for a moment if there was nothing to do.
@@ -226,10 +228,10 @@ impl FrontEnd {
             return Ok(());
         }
         self.looked = Instant::now();
-        if self.wire.as_ref().is_some_and(has_ended) {
-            self.wire = None;
+        if self.session.as_ref().is_some_and(|session| session.wire().has_ended()) {
+            self.session = None;
         }
-        if self.wire.is_none() {
+        if self.session.is_none() {
             // What the last one has completed is its own.
             self.reap()?;
             if let Some(stream) = self.meet() {
@@ -258,11 +260,18 @@ impl FrontEnd {
         let announced: Vec<_> = self
             .queues
             .iter()
-            .map(|queue| Announced { ring: &queue.ring, kick: queue.kick.as_fd(), call: queue.call.as_fd() })
+            .zip(0..)
+            .map(|(queue, index)| Announced {
+                index,
+                size: self.shape.size,
+                ring: &queue.ring,
+                kick: queue.kick.as_fd(),
+                call: queue.call.as_fd(),
+            })
             .collect();
         match session::establish(stream, &self.shape, SECTORS, &self.memory, &announced, &mut self.inflight) {
-            Ok(wire) => {
-                self.wire = Some(wire);
+            Ok(session) => {
+                self.session = Some(session);
                 self.met = Instant::now();
                 self.first_of_session = None;
                 self.counts.sessions += 1;
@@ -292,7 +301,7 @@ impl FrontEnd {
             let now = Instant::now();
             self.longest_gap = self.longest_gap.max(now - self.last_completion);
             self.last_completion = now;
-            if self.wire.is_some() {
+            if self.session.is_some() {
                 self.first_of_session.get_or_insert(now);
             }
         }
@@ -400,7 +409,7 @@ impl FrontEnd {
 
     /// Waits for a call, or for the back-end to come or go.
     fn wait(&mut self) -> Result<(), Violation> {
-        for queue in &self.queues {
+        for queue in &mut self.queues {
             let mut count = [0; 8];
             // Nothing there is as good.
             let _ = rustix::io::read(&queue.call, &mut count);
@@ -427,7 +436,7 @@ impl FrontEnd {
     fn poll(&self, timeout: Duration) -> Result<bool, Violation> {
         let mut fds: Vec<_> =
             self.queues.iter().map(|queue| PollFd::new(&queue.call, PollFlags::IN)).collect();
-        let hang_up = self.wire.as_ref().map(Wire::fd);
+        let hang_up = self.session.as_ref().map(|session| session.wire().fd());
         fds.extend(hang_up.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
         let timeout =
             Timespec { tv_sec: timeout.as_secs().cast_signed(), tv_nsec: timeout.subsec_nanos().into() };
@@ -484,14 +493,6 @@ impl FrontEnd {
 
 pub(crate) const fn violation(kind: Kind, detail: String) -> Violation {
     Violation { kind, detail }
-}
-
-/// Whether the peer has hung up.
-fn has_ended(wire: &Wire) -> bool {
-    let fd = wire.fd();
-    let mut fds = [PollFd::new(&fd, PollFlags::IN)];
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    poll(&mut fds, Some(&now)).is_ok_and(|n| n > 0)
 }
 
 fn sectors_len(sectors: &Range<u64>) -> u32 {

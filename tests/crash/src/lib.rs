@@ -1,6 +1,6 @@
 //! A crash test: a guest of our own keeps its queues full while `arykd` is killed under it, and checks everything that it reads.
 //!
-//! [`front_end`] is the guest and its front-end, with [`ring`]s, [`session`]s and [`memory`]; [`checker`] knows which values a read may
+//! [`front_end`] is the guest and its front-end, with [`session`]s and [`memory`], made of `aryk-front-end`'s parts; [`checker`] knows which values a read may
 //! see, [`content`] what sectors look like, [`load`] which request comes next. [`life`] is one front-end from start to end, with the
 //! [`daemon`]s that it meets; [`report`] adds them up. A test tool: it measures time, sleeps and starts processes. One thread; `unsafe` is left to `aryk-dma`.
 #![forbid(unsafe_code)]
@@ -15,8 +15,6 @@ pub mod load;
 pub mod memory;
 pub mod random;
 pub mod report;
-pub mod ring;
 pub mod rpc;
 pub mod session;
 pub mod shape;
-pub mod wire;

@@ -74,7 +74,7 @@ pub fn cut(random: &mut Random, bytes: u32) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ring::Format;
+    use crate::shape::Format;
     use crate::shape::Mode;
 
     #[test]

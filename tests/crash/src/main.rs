@@ -9,8 +9,7 @@ use anyhow::{Context, Result, ensure};
 use aryk_crash_tests::life::{self, Settings};
 use aryk_crash_tests::random::Random;
 use aryk_crash_tests::report::Report;
-use aryk_crash_tests::ring::Format;
-use aryk_crash_tests::shape::{Mode, Shape};
+use aryk_crash_tests::shape::{Format, Mode, Shape};
 use clap::Parser;
 
 /// Crashes of one life. Even, so that its first is by our hand: the daemon of the control has no step to die at.

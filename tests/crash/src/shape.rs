@@ -1,9 +1,9 @@
 //! What one life of a front-end is like: drawn from the seed, or pinned by a person. Test tool, any thread.
 
+use aryk_front_end::{Format as Layout, Shape as RingShape};
 use serde::Serialize;
 
 use crate::random::Random;
-use crate::ring::Format;
 
 /// Who connects to whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, clap::ValueEnum)]
@@ -13,6 +13,16 @@ pub enum Mode {
     Server,
     /// The front-end listens, arykd connects.
     Client,
+}
+
+/// How rings are laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Format {
+    /// Descriptor table, available and used ring.
+    Split,
+    /// One ring of descriptors.
+    Packed,
 }
 
 /// One of so many lives has a supervisor: these take longer, for it lets daemons that die young wait.
@@ -64,6 +74,16 @@ impl Shape {
             block_size: *random.pick(&[512, 4096]),
             memory_slots: random.chance(30),
         }
+    }
+
+    /// That of each of its rings.
+    #[must_use]
+    pub const fn ring(&self) -> RingShape {
+        let format = match self.format {
+            Format::Split => Layout::Split,
+            Format::Packed => Layout::Packed,
+        };
+        RingShape { format, size: self.size, event_idx: self.event_idx }
     }
 
     /// In a few words.

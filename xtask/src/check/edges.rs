@@ -41,7 +41,7 @@ impl Layer {
             "crates/reactor" => Reactor,
             "crates/bdev" => Bdev,
             "crates/bdev-conformance" => Conformance,
-            "crates/virtqueue" | "crates/vhost-user" => Transport,
+            "crates/front-end" | "crates/virtqueue" | "crates/vhost-user" => Transport,
             "crates/vhost-blk" => FrontEnd,
             "crates/rpc" => Rpc,
             "xtask" | "bench" => Tool,

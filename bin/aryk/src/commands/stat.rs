@@ -129,7 +129,7 @@ fn nanoseconds(ticks: u64, tick_rate: u64) -> u128 {
 }
 
 /// A time as people read it.
-fn latency(ns: u128) -> String {
+pub fn latency(ns: u128) -> String {
     match ns {
         0..10_000 => format!("{ns}ns"),
         10_000..10_000_000 => format!("{}us", ns / 1_000),

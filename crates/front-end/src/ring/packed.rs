@@ -1,11 +1,12 @@
-//! A packed ring.
+//! A packed ring. See [`super::Ring`].
 
+use super::{
+    APART, INDIRECT, NEXT, NotOutstanding, Parts, Piece, Shape, direction, indirect, passed, write_addr,
+    write_desc,
+};
+use aryk_dma::GuestArea;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::fence;
-
-use aryk_dma::GuestArea;
-
-use super::{INDIRECT, NEXT, NotOutstanding, Parts, Piece, direction, passed, write_addr, write_desc};
 
 const AVAIL: u16 = 1 << 7;
 const USED: u16 = 1 << 15;
@@ -47,6 +48,8 @@ pub struct Packed {
     event_idx: bool,
     /// By buffer id, which is the slot: how many descriptors its chain has.
     outstanding: Vec<Option<u16>>,
+    /// By slot: the descriptors of a chain that was prepared, and whether they are one of a table.
+    prepared: Vec<(Vec<Piece>, bool)>,
     free: usize,
     next_avail: Position,
     next_used: Position,
@@ -54,15 +57,22 @@ pub struct Packed {
     shown: u16,
 }
 
+/// Where a ring's parts lie that begins at `at`.
+pub(super) fn parts(at: u64, size: u16) -> Parts {
+    let driver = (at + 16 * u64::from(size)).next_multiple_of(APART);
+    Parts { desc: at, driver, device: driver + APART }
+}
+
 impl Packed {
-    pub(super) fn new(area: GuestArea, at: u64, size: u16, event_idx: bool) -> Self {
-        let driver = at + 16 * u64::from(size);
+    pub(super) fn new(area: GuestArea, at: u64, shape: Shape) -> Self {
+        let Shape { size, event_idx, .. } = shape;
         Self {
             area,
-            parts: Parts { desc: at, driver, device: driver + 4 },
+            parts: parts(at, size),
             size,
             event_idx,
             outstanding: vec![None; size.into()],
+            prepared: vec![(Vec::new(), false); size.into()],
             free: size.into(),
             next_avail: Position::START,
             next_used: Position::START,
@@ -79,33 +89,71 @@ impl Packed {
     }
 
     pub(super) fn add(&mut self, slot: u16, pieces: &[Piece], table: Option<u64>) {
+        match table {
+            Some(table) => {
+                self.write_table(table, pieces);
+                self.show_chain(slot, &[indirect(table, pieces)], true);
+            }
+            None => self.show_chain(slot, pieces, false),
+        }
+    }
+
+    pub(super) fn prepare(&mut self, slot: u16, pieces: &[Piece], table: Option<u64>) {
+        let all = [table.map_or(Piece { at: 0, len: 0, write: false }, |table| indirect(table, pieces))];
+        let chain = if let Some(table) = table {
+            self.write_table(table, pieces);
+            &all[..]
+        } else {
+            pieces
+        };
+        let (prepared, is_table) = &mut self.prepared[usize::from(slot)];
+        if prepared.is_empty() {
+            prepared.extend_from_slice(chain);
+        } else {
+            prepared.copy_from_slice(chain);
+        }
+        *is_table = table.is_some();
+    }
+
+    #[inline]
+    pub(super) fn offer(&mut self, slot: u16) {
+        // Out for the time being, for the ring is changed meanwhile.
+        let (chain, is_table) = std::mem::take(&mut self.prepared[usize::from(slot)]);
+        assert!(!chain.is_empty(), "slot {slot} was not prepared");
+        self.show_chain(slot, &chain, is_table);
+        self.prepared[usize::from(slot)] = (chain, is_table);
+    }
+
+    fn write_table(&self, table: u64, pieces: &[Piece]) {
+        for (i, piece) in pieces.iter().enumerate() {
+            write_desc(&self.area, table + 16 * i as u64, *piece, [0, direction(piece)]);
+        }
+    }
+
+    #[inline]
+    fn show_chain(&mut self, slot: u16, chain: &[Piece], is_table: bool) {
         assert!(self.outstanding[usize::from(slot)].is_none(), "a free slot is outstanding");
+        let count = chain.len() as u16;
+        assert!(chain.len() <= self.free, "there is no room");
         let head = self.next_avail;
-        let count = if let Some(table) = table {
-            for (i, piece) in pieces.iter().enumerate() {
-                write_desc(&self.area, table + 16 * i as u64, *piece, [0, direction(piece)]);
-            }
-            let all = Piece { at: table, len: 16 * pieces.len() as u32, write: false };
-            self.write(head, all, slot, INDIRECT, false);
-            1
-        } else {
-            let mut at = head;
-            for (i, piece) in pieces.iter().enumerate() {
-                let next = if i + 1 < pieces.len() { NEXT } else { 0 };
-                // The device must not see the chain before all of it is there: its head comes last.
-                self.write(at, *piece, slot, direction(piece) | next, i > 0);
-                at.advance(1, self.size);
-            }
-            pieces.len() as u16
+        let flags = |i: usize| {
+            let next = if i + 1 < chain.len() { NEXT } else { 0 };
+            direction(&chain[i]) | next | if is_table { INDIRECT } else { 0 }
         };
-        let flags = if table.is_some() {
-            INDIRECT
-        } else {
-            direction(&pieces[0]) | if pieces.len() > 1 { NEXT } else { 0 }
-        };
-        self.show(head, flags);
-        self.next_avail.advance(count, self.size);
-        self.free -= usize::from(count);
+        let mut at = head;
+        for (i, piece) in chain.iter().enumerate() {
+            let desc = self.desc(at.index);
+            write_addr(&self.area, desc as u64, *piece);
+            self.area.store_u16(desc + 12, slot, Relaxed);
+            // The device must not see the chain before all of it is there: its head comes last.
+            if i > 0 {
+                self.show(at, flags(i));
+            }
+            at.advance(1, self.size);
+        }
+        self.show(head, flags(0));
+        self.next_avail = at;
+        self.free -= chain.len();
         self.shown += count;
         self.outstanding[usize::from(slot)] = Some(count);
     }
@@ -114,21 +162,14 @@ impl Packed {
         self.parts.desc as usize + 16 * usize::from(index)
     }
 
-    fn write(&self, at: Position, piece: Piece, id: u16, flags: u16, show: bool) {
-        let desc = self.desc(at.index);
-        write_addr(&self.area, desc as u64, piece);
-        self.area.store_u16(desc + 12, id, Relaxed);
-        if show {
-            self.show(at, flags);
-        }
-    }
-
     /// Makes the descriptor at a place available.
+    #[inline]
     fn show(&self, at: Position, flags: u16) {
         let bits = if at.wrap { AVAIL } else { USED };
         self.area.store_u16(self.desc(at.index) + 14, flags | bits, Release);
     }
 
+    #[inline]
     pub(super) fn publish(&mut self) -> bool {
         let added = std::mem::take(&mut self.shown);
         if added == 0 {
@@ -154,6 +195,7 @@ impl Packed {
         (flags & AVAIL != 0) == wrap && (flags & USED != 0) == wrap
     }
 
+    #[inline]
     pub(super) fn take(&mut self) -> Result<Option<(u16, u32)>, NotOutstanding> {
         if !self.is_ready() {
             return Ok(None);
@@ -177,6 +219,10 @@ impl Packed {
             self.area.store_u16(at + 2, ENABLE, Release);
         }
         fence(SeqCst);
+    }
+
+    pub(super) fn disarm(&self) {
+        self.area.store_u16(self.parts.driver as usize + 2, DISABLE, Release);
     }
 
     /// Where completions were taken up to, as both of the device's positions: it finds the rest by the in-flight region.

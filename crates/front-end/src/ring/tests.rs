@@ -2,9 +2,8 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::{Format, NotOutstanding, Piece, Ring};
-use crate::memory::Memory;
-use crate::random::Random;
+use super::{Format, NotOutstanding, Piece, Ring, Shape};
+use crate::Memory;
 
 const SIZE: u16 = 8;
 
@@ -17,8 +16,8 @@ struct Rig {
 
 impl Rig {
     fn new(format: Format, event_idx: bool) -> Self {
-        let memory = Memory::new(1, SIZE).unwrap();
-        let ring = Ring::new(format, &memory, 0, SIZE, event_idx, &mut Random::new(1, 1));
+        let memory = Memory::new(64 << 10).unwrap();
+        let ring = Ring::new(Shape { format, size: SIZE, event_idx }, &memory, 0);
         Self { memory, ring, used: (0, true) }
     }
 
@@ -149,4 +148,55 @@ fn a_position_after_the_end_has_the_other_wrap_counter() {
     rig.ring.arm();
     let driver = rig.ring.parts().driver;
     assert_eq!((rig.load(driver), rig.load(driver + 2)), (1, 2));
+}
+
+#[test]
+fn prepared_chains_go_round_as_they_are() {
+    for (format, table) in [Format::Split, Format::Packed]
+        .into_iter()
+        .zip([None, Some(32 << 10)])
+        .chain([(Format::Split, Some(32 << 10)), (Format::Packed, None)])
+    {
+        let mut rig = Rig::new(format, false);
+        let pieces = [false, true].map(|write| Piece { at: 4096, len: 512, write });
+        let used = if table.is_some() { 1 } else { 2 };
+        for slot in [3, 1] {
+            rig.ring.prepare(slot, &pieces, table);
+        }
+        let mut position = 0;
+        for round in 0..50_u16 {
+            let slot = if round % 2 == 0 { 3 } else { 1 };
+            rig.ring.prepare(slot, &pieces, table);
+            rig.ring.offer(slot);
+            assert!(rig.ring.publish());
+            let id = rig.available(if format == Format::Split { round } else { position + used - 1 });
+            rig.complete(id, used, 7);
+            assert_eq!(rig.ring.take(), Ok(Some((slot, 7))), "{format:?} {table:?} {round}");
+            assert_eq!(rig.ring.take(), Ok(None));
+            position = (position + used) % SIZE;
+        }
+        // Split rings keep the descriptors.
+        let kept = if format == Format::Split { 2 * usize::from(used) } else { 0 };
+        assert_eq!(rig.ring.room(), usize::from(SIZE) - kept);
+    }
+}
+
+#[test]
+fn polled_rings_ask_for_no_calls() {
+    let mut rig = Rig::new(Format::Split, true);
+    rig.ring.disarm();
+    let event = rig.ring.parts().driver + 4 + 2 * u64::from(SIZE);
+    for round in 0..40_000_u16 {
+        let event = rig.load(event);
+        assert_ne!(event, round, "the event index is reached");
+        rig.add(0, 1);
+        let id = rig.available(round);
+        rig.complete(id, 1, 1);
+        assert!(matches!(rig.ring.take(), Ok(Some(_))));
+    }
+    rig.ring.arm();
+    assert_eq!(rig.load(event), 40_000);
+    let mut rig = Rig::new(Format::Packed, true);
+    rig.ring.disarm();
+    assert_eq!(rig.load(rig.ring.parts().driver + 2), 1);
 }

@@ -1,0 +1,29 @@
+//! Cores: where this process may run.
+
+use crate::error::Error;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// Keeps the calling thread on a core.
+pub fn pin(core: usize) -> Result<(), Error> {
+    let mut cores = CpuSet::new();
+    if core < CpuSet::MAX_CPU {
+        cores.set(core);
+    }
+    sched_setaffinity(None, &cores)
+        .map_err(|_| Error::Usage(format!("core {core} is not one that this process may run on")))
+}
+
+/// Two cores: the first is `wanted`, if something is.
+pub fn two(wanted: Option<u32>) -> Result<(usize, usize), Error> {
+    let allowed = allowed()?;
+    let first = wanted.map(|core| core as usize).or_else(|| allowed.first().copied());
+    let second = allowed.into_iter().find(|core| Some(*core) != first);
+    let too_few = || Error::Usage("--ceiling needs two cores, and here is one".into());
+    first.zip(second).ok_or_else(too_few)
+}
+
+/// The cores that this process may run on.
+fn allowed() -> Result<Vec<usize>, Error> {
+    let cores = sched_getaffinity(None).map_err(|e| Error::Io(e.into()))?;
+    Ok((0..CpuSet::MAX_CPU).filter(|core| cores.is_set(*core)).collect())
+}

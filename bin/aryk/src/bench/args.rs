@@ -1,0 +1,192 @@
+//! The arguments of `aryk bench`.
+
+use crate::size::Size;
+use aryk_front_end::Format;
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+const EXAMPLES: &str = "\
+Examples:
+  aryk bench vm1.sock                             random reads of 4K, 32 in flight
+  aryk bench vm1.sock --rw read --bs 128k --qd 8  one after another
+  aryk bench vm1.sock --rate 10k --time 1m        10,000 a second, come what may
+  aryk bench vm1.sock --rw mix:70 --destroy       70% reads, 30% writes
+  aryk bench vm1.sock --rw write --area 256M --requests 64k --verify --destroy
+                                                  write, and read it all back
+  aryk bench --ceiling --qd 128                   how fast this front-end can be";
+
+/// Arguments of `bench`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct BenchArgs {
+    /// The disk's vhost-user socket; nobody else may be connected
+    #[arg(value_name = "SOCKET", required_unless_present = "ceiling")]
+    pub target: Option<PathBuf>,
+    /// What to do: randread, randwrite, read, write (one after another), or mix:70 (70% reads, at random)
+    #[arg(long, default_value = "randread")]
+    pub rw: Mix,
+    /// Bytes of a request
+    #[arg(long, value_name = "SIZE", default_value = "4k")]
+    pub bs: Size,
+    /// Requests in flight, in each queue; with --rate, at most
+    #[arg(long, value_name = "N", default_value = "32", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub qd: u16,
+    /// Queues
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub queues: u16,
+    /// How long: 10s, 500ms, 2m [default: 10s]
+    #[arg(long, value_name = "TIME", value_parser = time, conflicts_with = "requests")]
+    pub time: Option<Duration>,
+    /// How many requests instead: 100k
+    #[arg(long, value_name = "N", value_parser = count)]
+    pub requests: Option<u64>,
+    /// Requests a second: 10k. They come at random times, whether the disk keeps up or not; latency counts from when
+    /// each was due
+    #[arg(long, value_name = "N", value_parser = count)]
+    pub rate: Option<u64>,
+    /// Mark what is written, and check what is read. Without writes, what an earlier run with --verify wrote is checked
+    #[arg(long)]
+    pub verify: bool,
+    /// Yes, overwrite what is on the disk
+    #[arg(long)]
+    pub destroy: bool,
+    /// How the queues are laid out
+    #[arg(long, value_enum, default_value = "split")]
+    pub ring: Layout,
+    /// The core to stay on; the disk's is better another
+    #[arg(long, value_name = "N")]
+    pub cpu: Option<u32>,
+    /// Also measure, on another core, how fast this front-end can be with nothing behind it
+    #[arg(long, conflicts_with_all = ["rate", "verify"])]
+    pub ceiling: bool,
+    /// How much of the disk is used, from its beginning [default: all; with --verify, 1G]
+    #[arg(long, value_name = "SIZE")]
+    pub area: Option<Size>,
+}
+
+/// Which requests, and in which order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mix {
+    /// At random places.
+    pub is_random: bool,
+    /// How many of 100 are reads.
+    pub reads: u8,
+}
+
+impl Mix {
+    /// Whether any are writes.
+    pub const fn writes(self) -> bool {
+        self.reads < 100
+    }
+}
+
+impl FromStr for Mix {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (is_random, reads) = match text {
+            "randread" => (true, Some(100)),
+            "randwrite" => (true, Some(0)),
+            "read" => (false, Some(100)),
+            "write" => (false, Some(0)),
+            _ => {
+                let share = text.strip_prefix("mix:").map(|share| share.strip_suffix('%').unwrap_or(share));
+                (true, share.and_then(|share| share.parse().ok()).filter(|share| *share <= 100))
+            }
+        };
+        let reads = reads.ok_or("randread, randwrite, read, write, or mix:70 for 70% reads")?;
+        Ok(Self { is_random, reads })
+    }
+}
+
+impl fmt::Display for Mix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.is_random, self.reads) {
+            (true, 100) => f.write_str("randread"),
+            (true, 0) => f.write_str("randwrite"),
+            (true, reads) => write!(f, "mix:{reads}"),
+            (false, 100) => f.write_str("read"),
+            (false, _) => f.write_str("write"),
+        }
+    }
+}
+
+/// How a ring is laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Layout {
+    /// What every back end has
+    Split,
+    /// Newer, one ring for all
+    Packed,
+}
+
+impl From<Layout> for Format {
+    fn from(layout: Layout) -> Self {
+        match layout {
+            Layout::Split => Self::Split,
+            Layout::Packed => Self::Packed,
+        }
+    }
+}
+
+/// A number, with powers of 1000 as people write them.
+fn count(text: &str) -> Result<u64, String> {
+    let wrong = || "a whole number above 0, with k or M (powers of 1000), such as 10k".to_owned();
+    let (number, unit) = match text.trim().strip_suffix(['k', 'K']) {
+        Some(number) => (number, 1_000),
+        None => text.trim().strip_suffix(['m', 'M']).map_or((text, 1), |number| (number, 1_000_000)),
+    };
+    let number: u64 = number.parse().map_err(|_| wrong())?;
+    number.checked_mul(unit).filter(|&n| n > 0).ok_or_else(wrong)
+}
+
+/// A time, in seconds if nothing is said.
+fn time(text: &str) -> Result<Duration, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match &text[digits.len()..] {
+        "ms" => Some(1),
+        "s" | "" => Some(1_000),
+        "m" => Some(60_000),
+        "h" => Some(3_600_000),
+        _ => None,
+    };
+    let millis = unit.and_then(|unit: u64| digits.parse::<u32>().ok()?.checked_mul(unit as u32));
+    let wrong = || "a whole number above 0 with ms, s, m or h, such as 10s".to_owned();
+    millis.filter(|&n| n > 0).map(|n| Duration::from_millis(n.into())).ok_or_else(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_people_write_them() {
+        assert_eq!(count("10k"), Ok(10_000));
+        assert_eq!(count("3M"), Ok(3_000_000));
+        assert_eq!(time("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(time("2m"), Ok(Duration::from_secs(120)));
+        assert_eq!(time("7"), Ok(Duration::from_secs(7)));
+        for wrong in ["", "0", "k", "1.5k", "-1", "99999999999999999999k"] {
+            assert!(count(wrong).is_err(), "{wrong}");
+        }
+        for wrong in ["", "0s", "s", "1d", "1 s", "99999999h", "µs"] {
+            assert!(time(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn mixes_are_written_as_they_are_read() {
+        for text in ["randread", "randwrite", "read", "write", "mix:70", "mix:1"] {
+            assert_eq!(text.parse::<Mix>().map(|mix| mix.to_string()), Ok(text.to_owned()));
+        }
+        assert_eq!("mix:30%".parse(), Ok(Mix { is_random: true, reads: 30 }));
+        for wrong in ["", "mix", "mix:", "mix:101", "mix:-1", "rw"] {
+            assert!(wrong.parse::<Mix>().is_err(), "{wrong}");
+        }
+    }
+}

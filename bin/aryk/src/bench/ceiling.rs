@@ -1,0 +1,123 @@
+//! How fast this front-end can be at all: the same loop against a thread of our own that answers at once, and does nothing.
+//!
+//! A result that comes close to it says little about the back end. The thread rests after each burst for a while, as a back end does
+//! that works; which rest serves the loop best is found by trying.
+
+use super::args::BenchArgs;
+use super::load::{Load, Pace, Progress};
+use super::rig::Rig;
+use super::workload::Source;
+use super::{affinity, blocks_of};
+use crate::error::Error;
+use aryk_dma::{GuestArea, MemTable};
+use aryk_front_end::{Format, Memory, Shape, feature};
+use aryk_virtqueue::{Chain, Config, Virtqueue};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+/// What rests are tried, in ns, where there is more than one request in flight.
+const RESTS: [u64; 5] = [0, 1_000, 2_000, 5_000, 10_000];
+/// How long each is tried.
+const SPAN: Duration = Duration::from_millis(200);
+/// Bytes of the disk that is not there, unless --area says.
+const DISK: u64 = 1 << 40;
+
+/// Requests a second, where the loop has the first of two cores.
+pub fn measure(args: &BenchArgs, patience: Duration, cores: (usize, usize)) -> Result<f64, Error> {
+    affinity::pin(cores.0)?;
+    let rests = if args.qd == 1 { &RESTS[..1] } else { &RESTS };
+    let mut best = 0.0_f64;
+    for rest in rests {
+        best = best.max(with_rest(args, patience, cores.1, *rest)?);
+    }
+    Ok(best)
+}
+
+fn with_rest(args: &BenchArgs, patience: Duration, core: usize, rest: u64) -> Result<f64, Error> {
+    let features = feature::INDIRECT | feature::EVENT_IDX;
+    let mut rig = Rig::bare(args, features)?;
+    let memory = rig.memory.table().expect("one region is a table");
+    let queues = rig.queues.iter().map(|queue| device(&rig.memory, rig.layout.shape, queue.announced().ring));
+    let queues: Vec<_> = queues.collect();
+    let stop = AtomicBool::new(false);
+    let (up, is_up) = mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let pinned = affinity::pin(core);
+            // The other end waits for it.
+            let _ = up.send(pinned);
+            answer(queues, &memory, &stop, Duration::from_nanos(rest));
+        });
+        let mut run = || {
+            is_up.recv().unwrap_or(Ok(()))?;
+            let time = SPAN.as_nanos() as u64;
+            let pace = Pace { time, requests: u64::MAX, rate: None, patience };
+            let source = Source::new(args.rw, blocks_of(args, DISK), 1);
+            Load::new(&mut rig, source, pace, &Progress::default()).run()
+        };
+        let measured = run();
+        stop.store(true, Ordering::Relaxed);
+        Ok(measured?.rate())
+    })
+}
+
+/// The device's side of a ring.
+fn device(memory: &Memory, shape: Shape, ring: &aryk_front_end::Ring) -> Virtqueue {
+    let parts = ring.parts();
+    let table = memory.table().expect("one region is a table");
+    let area = |at: u64, len: u64| -> GuestArea {
+        table.area_at_guest(Memory::guest_addr(at), len).expect("the ring lies in the memory")
+    };
+    let size = shape.size;
+    let (format, desc, driver, device) = match shape.format {
+        Format::Split => (
+            aryk_virtqueue::Format::Split,
+            aryk_virtqueue::desc_len(size),
+            aryk_virtqueue::avail_len(size, shape.event_idx),
+            aryk_virtqueue::used_len(size, shape.event_idx),
+        ),
+        Format::Packed => (aryk_virtqueue::Format::Packed, aryk_virtqueue::desc_len(size), 4, 4),
+    };
+    let config = Config {
+        format,
+        size,
+        desc: area(parts.desc, desc),
+        driver: area(parts.driver, driver),
+        device: area(parts.device, device),
+        event_idx: shape.event_idx,
+        indirect: true,
+        base: ring.base(),
+        inflight: None,
+    };
+    Virtqueue::new(config).expect("the ring is one")
+}
+
+/// Answers all requests well, until told to stop.
+#[expect(clippy::disallowed_methods, reason = "a benchmark measures wall time")]
+fn answer(mut queues: Vec<Virtqueue>, memory: &MemTable, stop: &AtomicBool, rest: Duration) {
+    let mut chains: Vec<_> = queues.iter().map(|queue| Chain::new(queue.size())).collect();
+    queues.iter_mut().for_each(Virtqueue::disable_kicks);
+    while !stop.load(Ordering::Relaxed) {
+        let mut count = 0;
+        for (queue, chain) in queues.iter_mut().zip(&mut chains) {
+            while let Ok(Some(head)) = queue.pop(memory, chain) {
+                let len = chain.writable_len() as u32;
+                if let Some(status) = chain.take_last_writable() {
+                    memory.write(status, &0_u8).expect("our own addresses are in our memory");
+                }
+                queue.push_used(head, len);
+                count += 1;
+            }
+            // Nobody wants to be called.
+            let _ = queue.publish();
+        }
+        if count > 1 && !rest.is_zero() {
+            let start = Instant::now();
+            while start.elapsed() < rest {
+                std::hint::spin_loop();
+            }
+        }
+        std::hint::spin_loop();
+    }
+}

@@ -1,0 +1,116 @@
+//! Block devices (virtio 1.2, section 5.2).
+
+use crate::{Builder, Error, Operation, Piece, Place, Request, Trouble};
+use aryk_dma::GuestArea;
+
+/// Feature bits (section 5.2.3).
+pub mod feature {
+    /// It can be read only.
+    pub const RO: u64 = 1 << 5;
+    /// The size of blocks is known.
+    pub const BLK_SIZE: u64 = 1 << 6;
+    /// It has a cache that is flushed on request.
+    pub const FLUSH: u64 = 1 << 9;
+    /// Several queues.
+    pub const MQ: u64 = 1 << 12;
+    /// Blocks can be discarded.
+    pub const DISCARD: u64 = 1 << 13;
+    /// Blocks can be made zeroes.
+    pub const WRITE_ZEROES: u64 = 1 << 14;
+}
+
+/// Bytes of `struct virtio_blk_config` that every back-end has (section 5.2.4).
+pub const CONFIG_LEN: usize = 60;
+/// Bytes of a sector, in which all is addressed.
+pub const SECTOR: u64 = 512;
+
+/// Request types (section 5.2.6).
+const IN: u32 = 0;
+const OUT: u32 = 1;
+
+/// A request's parts, beside each other on one line.
+const HEADER_LEN: u32 = 16;
+const STATUS_AT: u64 = 16;
+/// No device answers so.
+const UNANSWERED: u8 = 0xff;
+
+/// What a device says about itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Sectors.
+    pub capacity: u64,
+    /// Bytes of a block.
+    pub block_size: u32,
+}
+
+impl Config {
+    /// Reads the configuration space, as `features` say what of it counts.
+    ///
+    /// # Errors
+    /// It is too short, or says what cannot be.
+    pub fn parse(bytes: &[u8], features: u64) -> Result<Self, Error> {
+        let wrong = |what: String| Error::Reply { request: Request::GET_CONFIG, what };
+        let field = |at: usize| {
+            let bytes: [u8; 4] = bytes.get(at..at + 4)?.try_into().ok()?;
+            Some(u32::from_le_bytes(bytes))
+        };
+        let [Some(low), Some(high), Some(block_size)] = [field(0), field(4), field(20)] else {
+            return Err(wrong(format!("a configuration of {} bytes", bytes.len())));
+        };
+        let block_size = if features & feature::BLK_SIZE == 0 { SECTOR as u32 } else { block_size };
+        if !block_size.is_power_of_two() || u64::from(block_size) < SECTOR {
+            return Err(wrong(format!("blocks of {block_size} bytes")));
+        }
+        let capacity = u64::from(low) | u64::from(high) << 32;
+        if capacity.checked_mul(SECTOR).is_none() {
+            return Err(wrong(format!("a disk of {capacity} sectors")));
+        }
+        Ok(Self { capacity, block_size })
+    }
+}
+
+/// Requests of block devices.
+#[derive(Clone, Copy, Debug)]
+pub struct Requests;
+
+impl Builder for Requests {
+    const SPACE: u64 = 64;
+
+    fn pieces(&self, operation: Operation, place: Place) -> [Piece; 3] {
+        [
+            Piece { at: place.head, len: HEADER_LEN, write: false },
+            Piece { at: place.data, len: place.len, write: operation == Operation::Read },
+            Piece { at: place.head + STATUS_AT, len: 1, write: true },
+        ]
+    }
+
+    #[inline]
+    fn set_up(&self, memory: &GuestArea, operation: Operation, place: Place, offset: u64) {
+        let kind = if operation == Operation::Read { IN } else { OUT };
+        let header = [u64::from(kind), offset / SECTOR].map(u64::to_le);
+        memory.write(place.head as usize, &header);
+        memory.write((place.head + STATUS_AT) as usize, &UNANSWERED);
+    }
+
+    #[inline]
+    fn check(
+        &self,
+        memory: &GuestArea,
+        operation: Operation,
+        place: Place,
+        written: u32,
+    ) -> Result<(), Trouble> {
+        let status: u8 = memory.read((place.head + STATUS_AT) as usize);
+        match status {
+            0 => {}
+            1 => return Err(Trouble::Failed("an I/O error")),
+            2 => return Err(Trouble::Failed("'unsupported'")),
+            other => return Err(Trouble::Nonsense(other)),
+        }
+        let expected = place.len + 1;
+        if operation == Operation::Read && written != expected {
+            return Err(Trouble::Length { written, expected });
+        }
+        Ok(())
+    }
+}
