@@ -3,6 +3,9 @@
 //! The document is OpenRPC, and comes from the daemon's own types (`aryk_rpc::openrpc`). All else is made of the document. What is
 //! generated is kept in the repository, for those who take a client from there; `cargo xtask check` finds what is stale.
 
+mod model;
+mod reference;
+
 use anyhow::{Context, Result, bail};
 
 use crate::workspace;
@@ -33,7 +36,10 @@ pub(crate) fn stale() -> Result<Vec<String>> {
 /// Each file, relative to the root.
 fn files() -> Result<Vec<(&'static str, String)>> {
     let document = document()?;
-    Ok(vec![("docs/rpc/openrpc.json", document)])
+    let api = model::Api::read(&document)?;
+    let mut files = vec![("docs/rpc/openrpc.json", document)];
+    files.extend(reference::files(&api));
+    Ok(files)
 }
 
 fn document() -> Result<String> {

@@ -37,11 +37,11 @@ pub(crate) fn run() -> Result<Tally> {
     Ok(tally)
 }
 
-/// The markdown pages at the root and under `docs/`.
+/// The markdown pages at the root, in `docs/` and in `docs/rpc/`.
 fn pages() -> Result<Vec<PathBuf>> {
     let mut pages = Vec::new();
-    for directory in [workspace::root().to_owned(), workspace::root().join("docs")] {
-        for entry in std::fs::read_dir(directory)? {
+    for directory in ["", "docs", "docs/rpc"] {
+        for entry in std::fs::read_dir(workspace::root().join(directory))? {
             let path = entry?.path();
             if path.extension().is_some_and(|extension| extension == "md") {
                 pages.push(path);

@@ -275,8 +275,9 @@ struct SavedConfig {
     subsystems: Vec<SavedSubsystem>,
 }
 
+/// The calls that configure a subsystem.
 #[derive(Debug, Serialize, JsonSchema)]
-struct SavedSubsystem {
+pub(super) struct SavedSubsystem {
     subsystem: &'static str,
     config: Vec<Call>,
 }

@@ -1,10 +1,10 @@
 //! `rpc_get_methods` and `load_config`: the methods about methods. Control context.
 
+use super::framework::SavedSubsystem;
 use super::{Control, Error, Methods, Phase, Table};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use serde_json::{Map, Value};
 use std::rc::{Rc, Weak};
 
 pub(super) fn register(table: &mut Table<Control>, this: &Weak<Methods<Control>>) {
@@ -55,10 +55,11 @@ fn get_methods(methods: &Methods<Control>, has_started: Option<bool>) -> Vec<&'s
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct LoadConfig {
+    #[schemars(with = "Vec<SavedSubsystem>")]
     subsystems: Vec<LoadSubsystem>,
 }
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LoadSubsystem {
     #[serde(rename = "subsystem")]
@@ -67,11 +68,10 @@ struct LoadSubsystem {
     config: Option<Vec<LoadCall>>,
 }
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LoadCall {
     method: String,
-    #[schemars(with = "Option<Map<String, Value>>")]
     params: Option<Box<RawValue>>,
 }
 

@@ -1,0 +1,234 @@
+//! The document, read: methods, their parameters and results, and the types that these are made of.
+//!
+//! The document is ours, so what is not understood is an error, not left out.
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Map, Value};
+
+/// All that is generated from.
+#[derive(Debug)]
+pub(super) struct Api {
+    /// By name.
+    pub(super) methods: Vec<Method>,
+    /// By name.
+    pub(super) types: Vec<Type>,
+}
+
+#[derive(Debug)]
+pub(super) struct Method {
+    pub(super) name: String,
+    pub(super) summary: String,
+    pub(super) phase: Phase,
+    /// The required ones first.
+    pub(super) params: Vec<Field>,
+    pub(super) result: Kind,
+}
+
+/// When a method may be called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    StartUp,
+    RunTime,
+    Any,
+}
+
+/// A type with a name.
+#[derive(Debug)]
+pub(super) struct Type {
+    pub(super) name: String,
+    pub(super) description: Option<String>,
+    pub(super) shape: Shape,
+}
+
+#[derive(Debug)]
+pub(super) enum Shape {
+    /// The required ones first.
+    Struct(Vec<Field>),
+    /// One of these words.
+    Enum(Vec<String>),
+}
+
+/// A parameter, or a member of an object.
+#[derive(Debug)]
+pub(super) struct Field {
+    pub(super) name: String,
+    pub(super) description: Option<String>,
+    pub(super) kind: Kind,
+    pub(super) is_required: bool,
+    pub(super) is_nullable: bool,
+    /// What it is if it is not given, as JSON.
+    pub(super) default: Option<Value>,
+}
+
+/// What a value is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Bool,
+    /// Its width as the document says it: `uint32`.
+    Int(String),
+    Text,
+    List(Box<Self>),
+    /// A type by its name.
+    Named(String),
+    /// An object of any members.
+    Object,
+    /// Anything.
+    Any,
+}
+
+impl Api {
+    pub(super) fn read(document: &str) -> Result<Self> {
+        let document: Value = serde_json::from_str(document)?;
+        let methods = document["methods"].as_array().context("no methods")?;
+        let types = document["components"]["schemas"].as_object().context("no schemas")?;
+        let read = |(name, schema): (&String, &Value)| Type::read(name, schema).context(name.clone());
+        Ok(Self {
+            methods: methods.iter().map(Method::read).collect::<Result<_>>()?,
+            types: types.iter().map(read).collect::<Result<_>>()?,
+        })
+    }
+
+    /// The type of that name.
+    pub(super) fn find(&self, name: &str) -> Option<&Type> {
+        self.types.iter().find(|known| known.name == name)
+    }
+}
+
+impl Method {
+    fn read(method: &Value) -> Result<Self> {
+        let name = text(&method["name"])?;
+        let params = method["params"].as_array().context(name.clone())?;
+        let param = |param: &Value| {
+            let name = text(&param["name"])?;
+            let mut field = Field::read(&name, &param["schema"], param["required"] == true)?;
+            field.description = optional_text(&param["description"]).or(field.description);
+            Ok(field)
+        };
+        Ok(Self {
+            summary: text(&method["summary"])?,
+            phase: match method["x-phase"].as_str() {
+                Some("start-up") => Phase::StartUp,
+                Some("run-time") => Phase::RunTime,
+                Some("any") => Phase::Any,
+                other => bail!("{name}: the phase {other:?}"),
+            },
+            params: params.iter().map(param).collect::<Result<_>>().context(name.clone())?,
+            result: Kind::read(&method["result"]["schema"]).context(name.clone())?.0,
+            name,
+        })
+    }
+}
+
+impl Type {
+    fn read(name: &str, schema: &Value) -> Result<Self> {
+        let shape = match (schema["enum"].as_array(), schema["properties"].as_object()) {
+            (Some(words), None) => Shape::Enum(words.iter().map(text).collect::<Result<_>>()?),
+            (None, Some(members)) => Shape::Struct(members_of(schema, members)?),
+            _ => bail!("neither an object nor words: {schema}"),
+        };
+        Ok(Self { name: name.to_owned(), description: optional_text(&schema["description"]), shape })
+    }
+}
+
+/// The members in the document's order: the required ones as they are listed, then the others by name.
+fn members_of(schema: &Value, members: &Map<String, Value>) -> Result<Vec<Field>> {
+    let required = schema["required"].as_array().map_or(&[][..], Vec::as_slice);
+    let place = |name: &str| required.iter().position(|required| required == name);
+    let mut members: Vec<_> = members.iter().collect();
+    members.sort_by_key(|(name, _)| place(name).unwrap_or(required.len()));
+    members.into_iter().map(|(name, schema)| Field::read(name, schema, place(name).is_some())).collect()
+}
+
+impl Field {
+    fn read(name: &str, schema: &Value, is_required: bool) -> Result<Self> {
+        let (kind, is_nullable) = Kind::read(schema).context(name.to_owned())?;
+        Ok(Self {
+            name: name.to_owned(),
+            description: optional_text(&schema["description"]),
+            kind,
+            is_required,
+            is_nullable,
+            default: schema.get("default").filter(|default| !default.is_null()).cloned(),
+        })
+    }
+}
+
+impl Kind {
+    /// What a schema admits, and whether `null` is among it.
+    fn read(schema: &Value) -> Result<(Self, bool)> {
+        if *schema == true {
+            return Ok((Self::Any, false));
+        }
+        if let Some(reference) = schema["$ref"].as_str() {
+            let name = reference.strip_prefix("#/components/schemas/").context("a reference elsewhere")?;
+            return Ok((Self::Named(name.to_owned()), false));
+        }
+        if let Some([one]) = schema["allOf"].as_array().map(Vec::as_slice) {
+            return Self::read(one);
+        }
+        if let Some(choice) = schema["anyOf"].as_array() {
+            let [one, null] = choice.as_slice() else { bail!("a choice: {schema}") };
+            ensure!(null["type"] == "null", "a choice: {schema}");
+            return Ok((Self::read(one)?.0, true));
+        }
+        let types: Vec<_> = match &schema["type"] {
+            Value::Array(types) => types.iter().filter_map(Value::as_str).collect(),
+            one => one.as_str().into_iter().collect(),
+        };
+        // A number that may come as text too is a number.
+        let kind = match types.first() {
+            Some(&"boolean") => Self::Bool,
+            Some(&"integer") => Self::Int(text(&schema["format"])?),
+            Some(&"string") => Self::Text,
+            Some(&"array") => Self::List(Box::new(Self::read(&schema["items"])?.0)),
+            Some(&"object") if schema["additionalProperties"] == true => Self::Object,
+            _ => bail!("not understood: {schema}"),
+        };
+        Ok((kind, types.contains(&"null")))
+    }
+}
+
+fn text(value: &Value) -> Result<String> {
+    value.as_str().map(str::to_owned).with_context(|| format!("{value} is no text"))
+}
+
+/// A description in one line.
+fn optional_text(value: &Value) -> Option<String> {
+    value.as_str().map(|text| text.split_whitespace().collect::<Vec<_>>().join(" "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn schemas_become_kinds() {
+        let named = || Kind::Named("T".into());
+        let reference = json!({"$ref": "#/components/schemas/T"});
+        for (schema, kind) in [
+            (json!(true), (Kind::Any, false)),
+            (json!({"type": ["boolean", "null"]}), (Kind::Bool, true)),
+            (json!({"type": ["integer", "string"], "format": "uint64"}), (Kind::Int("uint64".into()), false)),
+            (reference.clone(), (named(), false)),
+            (json!({"anyOf": [reference.clone(), {"type": "null"}]}), (named(), true)),
+            (json!({"allOf": [reference.clone()], "description": "x"}), (named(), false)),
+            (json!({"type": "array", "items": reference}), (Kind::List(Box::new(named())), false)),
+        ] {
+            assert_eq!(Kind::read(&schema).unwrap(), kind, "{schema}");
+        }
+        assert!(Kind::read(&json!({"type": "number"})).is_err());
+    }
+
+    #[test]
+    fn required_members_keep_their_order() {
+        let schema = json!({
+            "type": "object",
+            "properties": {"a": true, "b": true, "c": true},
+            "required": ["c", "b"],
+        });
+        let Shape::Struct(fields) = Type::read("T", &schema).unwrap().shape else { panic!("an object") };
+        let names: Vec<_> = fields.iter().map(|field| (field.name.as_str(), field.is_required)).collect();
+        assert_eq!(names, [("c", true), ("b", true), ("a", false)]);
+    }
+}
