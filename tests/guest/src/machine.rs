@@ -135,6 +135,30 @@ impl Machine {
     }
 }
 
+/// A machine on its way to another QEMU.
+#[derive(Debug)]
+pub struct Move(Qmp);
+
+impl Move {
+    /// Has it arrive as fast as can be; the QEMU that it leaves stands still from then on.
+    ///
+    /// # Errors
+    /// It arrived before this was asked, so that nothing was tested on the way; the move fails, or takes longer than a minute.
+    pub fn end(mut self) -> Result<()> {
+        let status = self.0.call("query-migrate", &json!({}))?["status"].clone();
+        ensure!(status == "active", "the machine was to be on its way, and is {status}");
+        self.0.call("migrate-set-parameters", &json!({"max-bandwidth": 1_u64 << 40}))?;
+        wait_until("the machine to move", Duration::from_secs(60), || {
+            let info = self.0.call("query-migrate", &json!({}))?;
+            match info["status"].as_str() {
+                Some("completed") => Ok(Some(())),
+                Some("failed") => bail!("the machine stays: {}", info["error-desc"]),
+                _ => Ok(None),
+            }
+        })
+    }
+}
+
 /// A running guest; killed when dropped.
 #[derive(Debug)]
 pub struct Guest {
@@ -238,22 +262,16 @@ impl Guest {
         self.qemu.signal(signal)
     }
 
-    /// Moves the running machine to the QEMU that waits for it at `socket` ([`Machine::incoming`]); this one stands still from then on.
+    /// Begins to move the running machine to the QEMU that waits for it at `socket` ([`Machine::incoming`]), at `rate` bytes per second.
     ///
     /// # Errors
-    /// The move fails, or takes longer than a minute.
-    pub fn migrate(&mut self, socket: &Path) -> Result<()> {
+    /// There is no such QEMU, or this one refuses.
+    pub fn begin_move(&self, socket: &Path, rate: u64) -> Result<Move> {
         wait_until("the QEMU to move to", Duration::from_secs(20), || Ok(socket.exists().then_some(())))?;
         let mut qmp = Qmp::connect(&self.monitor)?;
+        qmp.call("migrate-set-parameters", &json!({"max-bandwidth": rate}))?;
         qmp.call("migrate", &json!({"uri": format!("unix:{}", socket.display())}))?;
-        wait_until("the machine to move", Duration::from_secs(60), || {
-            let info = qmp.call("query-migrate", &json!({}))?;
-            match info["status"].as_str() {
-                Some("completed") => Ok(Some(())),
-                Some("failed") => bail!("the machine stays: {}\n{}", info["error-desc"], self.last_words()),
-                _ => Ok(None),
-            }
-        })
+        Ok(Move(qmp))
     }
 
     /// Kills QEMU, as a crash would.

@@ -14,7 +14,7 @@ use crate::{Daemon, Disk, Guest, Link, Machine};
 const PASSES: &str = "
     d=$(disk 0)
     exec 3<&0
-    (await enough && touch /tmp/enough) <&3 &
+    (@HEAR@; touch /tmp/enough) <&3 &
     n=0
     until [ -e /tmp/enough ]; do
         fio --name=pass --filename=$d --direct=1 --ioengine=io_uring --eta=never --rw=randwrite --bs=4k --iodepth=16 \\
@@ -23,8 +23,21 @@ const PASSES: &str = "
         n=$((n + 1))
         echo pass $n
     done
-    [ $(dmesg | grep -c 'I/O error') = 0 ]
+    [ $(dmesg | grep -c 'I/O error') = 0 ] && [ ! -e /tmp/stale ]
 ";
+
+/// Before and beside [`PASSES`]: a part of the disk that fio leaves alone is read into the page cache while the machine moves, so that the disk writes
+/// memory that has moved already; and is looked at there after the move. A block device that nobody has open has no cache.
+const FILL: &str = "
+    exec 4<$(disk 0)
+    part() { dd if=$(disk 0) bs=1M skip=64 count=32 2>/dev/null; }
+    dd if=/dev/urandom of=$(disk 0) bs=1M seek=64 count=32 oflag=direct 2>/dev/null
+    before=$(part | md5sum)
+    echo 3 >/proc/sys/vm/drop_caches
+";
+const LOOK: &str = "await read; part >/dev/null; echo cached; await enough; [ \"$(part | md5sum)\" = \"$before\" ] || touch /tmp/stale";
+/// Bytes per second at which the machine moves until then: its 100 MB and more take seconds.
+const SLOWLY: u64 = 16 << 20;
 
 /// Crashes of `arykd` in one guest's life.
 const ROUNDS: u32 = 3;
@@ -44,8 +57,9 @@ pub(super) fn cases(long: bool) -> Vec<Case> {
     cases
 }
 
-fn script(queues: u16) -> String {
-    PASSES.replace("@JOBS@", &queues.to_string())
+/// `hear` listens to the host, and ends when it is enough.
+fn script(queues: u16, hear: &str) -> String {
+    PASSES.replace("@JOBS@", &queues.to_string()).replace("@HEAR@", hear)
 }
 
 fn daemon(site: &Site<'_>) -> Result<Daemon> {
@@ -68,7 +82,7 @@ fn killed(site: &Site<'_>, link: Link, queues: u16, ring: &str, rounds: u32) -> 
     let on = if ring == "packed" { "on" } else { "off" };
     let properties = format!("packed={on}");
     let machine = Machine::with_disks(vec![Disk { link, properties, ..Disk::new(&socket, queues) }]);
-    let mut guest = site.boot(&machine, &script(queues))?;
+    let mut guest = site.boot(&machine, &script(queues, "await enough"))?;
     for round in 0..rounds {
         guest.wait_line("pass", PATIENCE).with_context(|| format!("after {round} crashes"))?;
         // At another point of a pass each time.
@@ -95,13 +109,17 @@ fn migrated(site: &Site<'_>) -> Result<()> {
     let there = tempfile::tempdir_in(site.directory)?;
     let [from, to] = [site.directory, there.path()].map(|directory| side(site, directory, &image));
     let ((from, socket), (to, to_socket)) = (from?, to?);
-    let mut guest = site.boot(&Machine::with_disks(vec![Disk::new(&socket, 2)]), &script(2))?;
+    let script = format!("{FILL}{}", script(2, LOOK));
+    let mut guest = site.boot(&Machine::with_disks(vec![Disk::new(&socket, 2)]), &script)?;
     guest.wait_line("pass", PATIENCE)?;
     let meeting = site.path("meeting.sock");
     let incoming = Some(meeting.clone());
     let machine = Machine { incoming, ..Machine::with_disks(vec![Disk::new(&to_socket, 2)]) };
-    let moved = site.boot(&machine, &script(2))?;
-    guest.migrate(&meeting)?;
+    let moved = site.boot(&machine, &script)?;
+    let on_its_way = guest.begin_move(&meeting, SLOWLY)?;
+    guest.send("read")?;
+    guest.wait_line("cached", PATIENCE)?;
+    on_its_way.end()?;
     finish(moved)?;
     guest.kill();
     from.stop()?;
@@ -112,7 +130,7 @@ fn migrated(site: &Site<'_>) -> Result<()> {
 fn side(site: &Site<'_>, directory: &Path, image: &Path) -> Result<(Daemon, std::path::PathBuf)> {
     let daemon = Daemon::start(&site.lab.bin, directory, &[])?;
     let image = image.display().to_string();
-    daemon.aryk(&["disk", "create", "disk0", "--file", &image, "--size", "64M", "--lock", "in-use"])?;
+    daemon.aryk(&["disk", "create", "disk0", "--file", &image, "--size", "96M", "--lock", "in-use"])?;
     let socket = daemon.attach("disk0", &[])?;
     Ok((daemon, socket))
 }
