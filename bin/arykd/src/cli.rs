@@ -1,5 +1,6 @@
 //! The arguments.
 
+use crate::log::Format;
 use aryk_reactor::{CoreSet, Engine, SleepPolicy};
 use aryk_rpc::methods::log::PrintLevel;
 use clap::Parser;
@@ -21,6 +22,10 @@ pub struct Cli {
     #[arg(short = 'r', long = "rpc-socket", value_name = "PATH", default_value = "/var/tmp/spdk.sock")]
     pub rpc_socket: PathBuf,
 
+    /// Rights of the RPC socket, octal: whoever may write to it rules the daemon; 660 lets the daemon's group
+    #[arg(long, value_name = "MODE", default_value = "600", value_parser = mode)]
+    pub rpc_socket_mode: u32,
+
     /// Serve RPC by HTTP POST too, to those who know a password, without encryption: 127.0.0.1:8000
     #[arg(long, value_name = "ADDRESS", requires = "rpc_http_auth")]
     pub rpc_http: Option<SocketAddr>,
@@ -36,6 +41,10 @@ pub struct Cli {
     /// Directory in which what is configured is kept, so that it is there again after a restart [default: it is not kept]
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
+
+    /// Open disks beneath this directory only; repeat it for more, or name a block device. Sockets and state stay where they are [default: anywhere]
+    #[arg(long, value_name = "DIR")]
+    pub allow_dir: Vec<PathBuf>,
 
     /// Run the daemon as a child, and start it again at once whenever it dies
     #[arg(long, requires = "state_dir")]
@@ -53,6 +62,10 @@ pub struct Cli {
     #[arg(short = 'L', long = "log", value_name = "LEVEL", default_value = "notice", value_parser = level)]
     pub log: PrintLevel,
 
+    /// How the log is written: text, json (an object a line) or journal (priorities as journald reads them) [default: journal under systemd, else text]
+    #[arg(long, value_name = "FORMAT")]
+    pub log_format: Option<Format>,
+
     /// Wait for the RPC framework_start_init before taking any other
     #[arg(long)]
     pub wait_for_rpc: bool,
@@ -66,6 +79,13 @@ fn level(text: &str) -> Result<PrintLevel, String> {
         "info" => Ok(PrintLevel::Info),
         "debug" => Ok(PrintLevel::Debug),
         _ => Err("error, warning, notice, info or debug".into()),
+    }
+}
+
+fn mode(text: &str) -> Result<u32, String> {
+    match u32::from_str_radix(text, 8) {
+        Ok(mode) if mode <= 0o777 => Ok(mode),
+        Ok(_) | Err(_) => Err("octal digits, as 660".into()),
     }
 }
 
@@ -92,6 +112,9 @@ mod tests {
             "--sleep-policy never",
             "--io-engine aio",
             "-L loud",
+            "--log-format xml",
+            "--rpc-socket-mode 888",
+            "--rpc-socket-mode 7777",
             "--rpc-http 127.0.0.1:1",
             "--rpc-http-auth x",
         ] {

@@ -3,6 +3,7 @@
 
 mod cli;
 mod log;
+mod sandbox;
 mod start;
 mod supervise;
 
@@ -14,6 +15,8 @@ use aryk_rpc::{Control, methods, restore};
 use aryk_state::Store;
 use clap::Parser;
 use cli::Cli;
+use log::Format;
+use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::rc::Rc;
 use tokio::signal::unix::{SignalKind, signal};
@@ -40,10 +43,13 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli) -> anyhow::Result<()> {
-    let set_level = log::start(cli.log);
+    let set_level = log::start(cli.log, Format::choose(cli.log_format));
     start::raise_descriptor_limit();
-    let state = cli.state_dir.as_deref().map(Store::open).transpose()?;
     let vhost_dir = start::vhost_dir(cli.vhost_dir.as_deref())?;
+    let passwords = cli.rpc_http_auth.as_deref().map(Passwords::read).transpose()?;
+    // Before the first thread, and after what is read once only.
+    sandbox::confine(cli, &vhost_dir)?;
+    let state = cli.state_dir.as_deref().map(Store::open).transpose()?;
     let defaults = Options::default();
     let options = Options {
         cores: cli.cores.clone().unwrap_or(defaults.cores.clone()),
@@ -57,7 +63,7 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
         control.config.keep_in(store, records)?;
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    LocalSet::new().block_on(&runtime, serve(cli, &options, &vhost_dir, control))
+    LocalSet::new().block_on(&runtime, serve(cli, &options, &vhost_dir, passwords, control))
 }
 
 /// Serves clients until a signal comes, then gives back everything that was made.
@@ -65,12 +71,14 @@ async fn serve(
     cli: &Cli,
     options: &Options,
     vhost_dir: &std::path::Path,
+    passwords: Option<Passwords>,
     control: Rc<Control>,
 ) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let server = Server::bind(&cli.rpc_socket, 0o600).context("cannot serve RPC; -r names another socket")?;
-    let http = http_server(cli).await?;
+    let server = Server::bind(&cli.rpc_socket, cli.rpc_socket_mode)
+        .context("cannot serve RPC; -r names another socket")?;
+    let http = http_server(cli.rpc_http, passwords).await?;
     let methods = methods::table(Rc::clone(&control));
     let restored = restore::restore(&control, &methods).await;
     let (stop, stopped) = watch::channel(false);
@@ -102,9 +110,11 @@ async fn serve(
 }
 
 /// The door for those who call by HTTP, if one is asked for.
-async fn http_server(cli: &Cli) -> anyhow::Result<Option<HttpServer>> {
-    let (Some(address), Some(file)) = (cli.rpc_http, &cli.rpc_http_auth) else { return Ok(None) };
-    let passwords = Passwords::read(file)?;
+async fn http_server(
+    address: Option<SocketAddr>,
+    passwords: Option<Passwords>,
+) -> anyhow::Result<Option<HttpServer>> {
+    let (Some(address), Some(passwords)) = (address, passwords) else { return Ok(None) };
     let server = HttpServer::bind(address, passwords).await;
     let server = server.with_context(|| format!("cannot serve RPC by HTTP at {address}"))?;
     if !address.ip().is_loopback() {

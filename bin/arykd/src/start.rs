@@ -1,6 +1,7 @@
 //! What is settled, and said, when the daemon starts.
 
 use crate::cli::Cli;
+use crate::log::Format;
 use anyhow::Context;
 use aryk_reactor::{CoreSet, Engine, Options, SleepPolicy};
 use aryk_rpc::Control;
@@ -54,18 +55,29 @@ pub async fn tell(cli: &Cli, options: &Options, vhost_dir: &Path, control: &Cont
     };
     let first = &control.reactors.handles()[0];
     let engine = first.call(|cx| cx.engine()).await.unwrap_or_default();
-    println!("Aryk {} is ready.", env!("CARGO_PKG_VERSION"));
-    println!("  cores     {cores}{asked}");
-    println!("  idle      {idle}");
-    println!("  kernel    {}", if engine == Engine::Epoll { "epoll" } else { "io_uring" });
-    println!("  RPC       {}", cli.rpc_socket.display());
-    if let Some(address) = cli.rpc_http {
-        println!("  RPC       http://{address}/, with a password");
-    }
-    println!("  machines  {}/", vhost_dir.display());
-    println!("  state     {}", state(cli, restored));
-    if cli.wait_for_rpc {
-        println!("  waits for the RPC framework_start_init");
+    let kernel = if engine == Engine::Epoll { "epoll" } else { "io_uring" };
+    let version = env!("CARGO_PKG_VERSION");
+    if cli.log_format == Some(Format::Json) {
+        let (rpc, machines) = (cli.rpc_socket.display(), vhost_dir.display());
+        let state = state(cli, restored);
+        tracing::info!(version, cores, idle, kernel, %rpc, %machines, state, "ready");
+    } else {
+        println!("Aryk {version} is ready.");
+        println!("  cores     {cores}{asked}");
+        println!("  idle      {idle}");
+        println!("  kernel    {kernel}");
+        println!("  RPC       {}", cli.rpc_socket.display());
+        if let Some(address) = cli.rpc_http {
+            println!("  RPC       http://{address}/, with a password");
+        }
+        println!("  machines  {}/", vhost_dir.display());
+        println!("  state     {}", state(cli, restored));
+        for dir in &cli.allow_dir {
+            println!("  disks     {} only", dir.display());
+        }
+        if cli.wait_for_rpc {
+            println!("  waits for the RPC framework_start_init");
+        }
     }
     if engine == Engine::Epoll && cli.io_engine != Engine::Epoll {
         tracing::warn!(

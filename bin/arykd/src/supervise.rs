@@ -5,6 +5,7 @@
 //! kernel for SIGTERM in that case, finishes what runs and ends, and whoever starts a supervisor again starts from an orderly state.
 
 use crate::cli::Cli;
+use crate::log::Format;
 use anyhow::Context;
 use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
@@ -43,7 +44,7 @@ pub fn follow() -> anyhow::Result<()> {
 /// The system does not let us.
 pub fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
     // Its handle would change the level, which is the daemon's affair.
-    drop(crate::log::start(cli.log));
+    drop(crate::log::start(cli.log, Format::choose(cli.log_format)));
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGCHLD])?;
     let (sender, events) = channel();
     let forward = move || signals.forever().try_for_each(|signal| sender.send(signal));

@@ -5,6 +5,8 @@
 mod block_layer;
 mod front_end;
 mod harness;
+mod log;
+mod sandbox;
 mod state;
 mod supervise;
 mod unit;

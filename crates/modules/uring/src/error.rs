@@ -2,7 +2,35 @@
 
 use crate::Holder;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+/// Where disks may be. A process confines all of itself, and once, so this is the process's too.
+static ALLOWED: OnceLock<Vec<PathBuf>> = OnceLock::new();
+
+/// Notes that the process has confined itself to `directories`, which are canonical: errors say so from now on. Further calls do nothing.
+pub fn note_allowed(directories: Vec<PathBuf>) {
+    let _ = ALLOWED.set(directories);
+}
+
+/// Why the system does not let us `action` the file at `path`.
+pub(crate) fn refused(action: &'static str, path: &Path) -> Error {
+    let path = path.to_owned();
+    match ALLOWED.get() {
+        Some(allowed) if is_outside(allowed, &path) => {
+            let names: Vec<_> = allowed.iter().map(|dir| dir.display().to_string()).collect();
+            Error::Outside { path, allowed: names.join(", ") }
+        }
+        _ => Error::Permission { action, path, user: rustix::process::geteuid().as_raw() },
+    }
+}
+
+/// What does not exist yet is where its directory is.
+fn is_outside(allowed: &[PathBuf], path: &Path) -> bool {
+    let parent = || path.parent().and_then(|parent| parent.canonicalize().ok());
+    let place = path.canonicalize().ok().or_else(parent);
+    place.is_none_or(|place| !allowed.iter().any(|dir| place.starts_with(dir)))
+}
 
 /// Why a disk cannot be made or resized.
 #[derive(Debug, thiserror::Error)]
@@ -28,6 +56,16 @@ pub enum Error {
         path: PathBuf,
         /// Who we are.
         user: u32,
+    },
+    /// The process has confined itself to other directories.
+    #[error(
+        "`{path}` is not in a directory that disks may be in: {allowed}; to allow another, start arykd with --allow-dir"
+    )]
+    Outside {
+        /// The file.
+        path: PathBuf,
+        /// Where disks may be.
+        allowed: String,
     },
     /// Someone else has it.
     #[error("`{path}` is locked by {holder}")]

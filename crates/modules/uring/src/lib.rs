@@ -27,7 +27,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 
-pub use error::Error;
+pub use error::{Error, note_allowed};
 pub use locks::Holder;
 pub use resize::{Size, resize};
 

@@ -32,9 +32,7 @@ const PATIENCE_STEP: Duration = Duration::from_millis(10);
 
 fn os(action: &'static str, path: &Path) -> impl Fn(Errno) -> Error {
     move |errno| match errno {
-        Errno::ACCESS | Errno::PERM => {
-            Error::Permission { action, path: path.to_owned(), user: rustix::process::geteuid().as_raw() }
-        }
+        Errno::ACCESS | Errno::PERM => crate::error::refused(action, path),
         _ => Error::Os { action, path: path.to_owned(), error: errno.into() },
     }
 }

@@ -186,7 +186,7 @@ impl From<module::Error> for Error {
             Uring::Bdev(error) => return error.clone().into(),
             Uring::Missing(_) => Errno::NOENT,
             Uring::Directory(_) => Errno::ISDIR,
-            Uring::Permission { .. } => Errno::ACCESS,
+            Uring::Permission { .. } | Uring::Outside { .. } => Errno::ACCESS,
             Uring::Locked { .. } | Uring::InUse(_) => Errno::BUSY,
             Uring::NotOurs(_) => Errno::NODEV,
             Uring::Empty(_)

@@ -1,0 +1,83 @@
+//! `--allow-dir`: the daemon takes from itself, by Landlock, the right to open files anywhere else.
+//!
+//! Runs before the first thread is started: a thread inherits what its maker is confined to, and nothing else confines it. What is given up cannot be
+//! had back, so everything that is opened later has its rule here: disks, sockets, state, and what the C library reads to find users by name.
+
+use crate::cli::Cli;
+use anyhow::{Context, bail};
+use landlock::{
+    ABI, Access, AccessFs, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,
+    RulesetCreated, RulesetCreatedAttr, RulesetStatus,
+};
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+/// What the kernel is asked to refuse; an older one refuses less of it, and is taken as it is.
+const NEWEST: ABI = ABI::V5;
+
+/// Read while it runs: who holds a lock, the machines' processes, the threads' cores, and users and groups by name.
+const READ: &[&str] =
+    &["/proc", "/sys", "/usr", "/lib", "/lib64", "/etc/passwd", "/etc/group", "/etc/nsswitch.conf"];
+
+/// Opened while it runs, though they keep nothing.
+const DEVICES: &[&str] = &["/dev/null", "/dev/zero"];
+
+/// Confines the process to the directories that `cli` allows, if it names any.
+///
+/// # Errors
+/// A directory is not there, or the kernel has no Landlock.
+pub fn confine(cli: &Cli, vhost_dir: &Path) -> anyhow::Result<()> {
+    if cli.allow_dir.is_empty() {
+        return Ok(());
+    }
+    let all = AccessFs::from_all(NEWEST);
+    let mut rules = Ruleset::default()
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(all)
+        .and_then(|rules| rules.create())
+        .context("Landlock refuses the rules")?;
+    let mut allowed = Vec::new();
+    for dir in &cli.allow_dir {
+        rules = allow(rules, dir, all).with_context(|| format!("--allow-dir {}", dir.display()))?;
+        allowed.push(dir.canonicalize()?);
+    }
+    for dir in own_directories(cli, vhost_dir)? {
+        rules = allow(rules, &dir, all).with_context(|| dir.display().to_string())?;
+    }
+    let everywhere = READ.iter().map(|path| (path, AccessFs::from_read(NEWEST)));
+    let everywhere =
+        everywhere.chain(DEVICES.iter().map(|path| (path, AccessFs::ReadFile | AccessFs::WriteFile)));
+    for (path, access) in everywhere {
+        let path = Path::new(path);
+        if path.exists() {
+            rules = allow(rules, path, access).with_context(|| path.display().to_string())?;
+        }
+    }
+    let status = rules.restrict_self().context("Landlock refuses")?;
+    if status.ruleset == RulesetStatus::NotEnforced {
+        bail!(
+            "this kernel has no Landlock, so --allow-dir cannot be kept: it needs Linux 5.13 with `landlock` among the security modules (lsm=…); without --allow-dir the daemon runs"
+        );
+    }
+    aryk_bdev_uring::note_allowed(allowed);
+    Ok(())
+}
+
+/// Where sockets and state are made.
+fn own_directories(cli: &Cli, vhost_dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let socket = std::path::absolute(&cli.rpc_socket)?;
+    let socket_dir = socket.parent().context("the RPC socket needs a directory")?;
+    if let Some(dir) = &cli.state_dir {
+        // The store would make it; a rule needs it now.
+        DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    }
+    let own = [socket_dir, vhost_dir].into_iter().chain(cli.state_dir.as_deref());
+    Ok(own.map(Path::to_owned).collect())
+}
+
+/// Adds the rule that `access` is allowed beneath `path`, or of it if it is a file.
+fn allow(rules: RulesetCreated, path: &Path, access: BitFlags<AccessFs>) -> anyhow::Result<RulesetCreated> {
+    let access = if path.is_dir() { access } else { access & AccessFs::from_file(NEWEST) };
+    Ok(rules.add_rule(PathBeneath::new(PathFd::new(path)?, access))?)
+}
