@@ -4,6 +4,7 @@
 //! generated is kept in the repository, for those who take a client from there; `cargo xtask check` finds what is stale.
 
 mod model;
+mod python;
 mod reference;
 
 use anyhow::{Context, Result, bail};
@@ -39,6 +40,7 @@ fn files() -> Result<Vec<(&'static str, String)>> {
     let api = model::Api::read(&document)?;
     let mut files = vec![("docs/rpc/openrpc.json", document)];
     files.extend(reference::files(&api));
+    files.extend(python::files(&api)?);
     Ok(files)
 }
 

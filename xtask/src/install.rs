@@ -34,10 +34,15 @@ pub(crate) const CXX: Need = need("c++", "g++");
 /// What counts instructions.
 pub(crate) const VALGRIND: Need = need("valgrind", "valgrind");
 
+/// What the Python client runs on, and what checks its types.
+const PYTHON: Need = need("python3", "python3");
+const MYPY: Need = need("mypy", "mypy");
+
 /// What a guest needs.
 pub(crate) const GUEST: &[Need] = &[QEMU, FIO, MKFS, LZ4, SETPRIV];
 /// What all commands need.
-pub(crate) const ALL: &[Need] = &[QEMU, QEMU_STORAGE_DAEMON, FIO, MKFS, LZ4, SETPRIV, CXX, VALGRIND];
+pub(crate) const ALL: &[Need] =
+    &[QEMU, QEMU_STORAGE_DAEMON, FIO, MKFS, LZ4, SETPRIV, CXX, VALGRIND, PYTHON, MYPY];
 
 /// Installs the packages of all programs in `needs` that are missing.
 pub(crate) fn ensure(needs: &[Need]) -> Result<()> {

@@ -3,6 +3,7 @@
 //! Stages run one after the other and all to the end, whatever fails; what a stage cannot count for itself
 //! (a build that breaks) counts as one failure.
 
+mod clients;
 mod docs;
 mod guests;
 mod suites;
@@ -46,12 +47,22 @@ enum Stage {
     Crash,
     /// Linux guests on arykd's disks
     Guest,
+    /// The Python and Go clients, against arykd
+    Clients,
     /// The commands in the documentation
     Docs,
 }
 
-const STAGES: [Stage; 7] =
-    [Stage::Unit, Stage::Loom, Stage::Instructions, Stage::Fuzz, Stage::Crash, Stage::Guest, Stage::Docs];
+const STAGES: [Stage; 8] = [
+    Stage::Unit,
+    Stage::Loom,
+    Stage::Instructions,
+    Stage::Fuzz,
+    Stage::Crash,
+    Stage::Guest,
+    Stage::Clients,
+    Stage::Docs,
+];
 
 /// How many tests ended how.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -117,6 +128,7 @@ fn run_stage(stage: Stage, args: &Args) -> Tally {
         Stage::Fuzz => fuzz::run_all(args.fuzz_seconds),
         Stage::Crash => crashes(args.all),
         Stage::Guest => guests::run(args.all, args.guest.as_deref().unwrap_or_default()),
+        Stage::Clients => clients::run(),
         Stage::Docs => docs::run(),
     };
     let tally = result.unwrap_or_else(|error| {

@@ -8,6 +8,8 @@ use serde_json::{Map, Value};
 /// All that is generated from.
 #[derive(Debug)]
 pub(super) struct Api {
+    /// The daemon's, and the clients'.
+    pub(super) version: String,
     /// By name.
     pub(super) methods: Vec<Method>,
     /// By name.
@@ -83,6 +85,7 @@ impl Api {
         let types = document["components"]["schemas"].as_object().context("no schemas")?;
         let read = |(name, schema): (&String, &Value)| Type::read(name, schema).context(name.clone());
         Ok(Self {
+            version: text(&document["info"]["version"])?,
             methods: methods.iter().map(Method::read).collect::<Result<_>>()?,
             types: types.iter().map(read).collect::<Result<_>>()?,
         })

@@ -12,11 +12,11 @@ const MODULE: &str = "delay";
 
 pub(super) fn register(table: &mut Table<Control>) {
     table.add("bdev_delay_create", Phase::RunTime, "Makes a disk that is another, later.", create);
-    table.add("bdev_delay_delete", Phase::RunTime, "Removes such a disk.", delete);
+    table.add("bdev_delay_delete", Phase::RunTime, "Removes a disk that `bdev_delay_create` made.", delete);
     table.add(
         "bdev_delay_update_latency",
         Phase::RunTime,
-        "Changes one latency of such a disk.",
+        "Changes one latency of a disk that `bdev_delay_create` made.",
         update_latency,
     );
 }

@@ -17,11 +17,11 @@ pub(super) fn register(table: &mut Table<Control>) {
         "Makes a disk that is another, named as that with `EE_` before it, and fails when it is told to.",
         create,
     );
-    table.add("bdev_error_delete", Phase::RunTime, "Removes such a disk.", delete);
+    table.add("bdev_error_delete", Phase::RunTime, "Removes a disk that `bdev_error_create` made.", delete);
     table.add(
         "bdev_error_inject_error",
         Phase::RunTime,
-        "Tells such a disk which requests are to fail, and how.",
+        "Tells a disk that `bdev_error_create` made which requests are to fail, and how.",
         inject_error,
     );
 }

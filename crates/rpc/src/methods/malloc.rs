@@ -12,7 +12,7 @@ const MODULE: &str = "malloc";
 
 pub(super) fn register(table: &mut Table<Control>) {
     table.add("bdev_malloc_create", Phase::RunTime, "Makes a disk in memory.", create);
-    table.add("bdev_malloc_delete", Phase::RunTime, "Removes such a disk.", delete);
+    table.add("bdev_malloc_delete", Phase::RunTime, "Removes a disk that `bdev_malloc_create` made.", delete);
 }
 
 /// Parameters of `bdev_malloc_create`.

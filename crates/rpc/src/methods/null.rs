@@ -12,8 +12,13 @@ const MODULE: &str = "null";
 
 pub(super) fn register(table: &mut Table<Control>) {
     table.add("bdev_null_create", Phase::RunTime, "Makes a disk that keeps nothing.", create);
-    table.add("bdev_null_delete", Phase::RunTime, "Removes such a disk.", delete);
-    table.add("bdev_null_resize", Phase::RunTime, "Gives such a disk another size.", resize);
+    table.add("bdev_null_delete", Phase::RunTime, "Removes a disk that `bdev_null_create` made.", delete);
+    table.add(
+        "bdev_null_resize",
+        Phase::RunTime,
+        "Gives a disk that `bdev_null_create` made another size.",
+        resize,
+    );
 }
 
 /// Parameters of `bdev_null_create`.

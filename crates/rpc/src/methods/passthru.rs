@@ -11,7 +11,12 @@ const MODULE: &str = "passthru";
 
 pub(super) fn register(table: &mut Table<Control>) {
     table.add("bdev_passthru_create", Phase::RunTime, "Makes a disk that is another disk.", create);
-    table.add("bdev_passthru_delete", Phase::RunTime, "Removes such a disk.", delete);
+    table.add(
+        "bdev_passthru_delete",
+        Phase::RunTime,
+        "Removes a disk that `bdev_passthru_create` made.",
+        delete,
+    );
 }
 
 /// Parameters of `bdev_passthru_create`.

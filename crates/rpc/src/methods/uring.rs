@@ -17,7 +17,12 @@ const MODULE: &str = "uring";
 
 pub(super) fn register(table: &mut Table<Control>) {
     table.add("bdev_uring_create", Phase::RunTime, "Makes a disk in a file or block device.", create_uring);
-    table.add("bdev_uring_delete", Phase::RunTime, "Removes such a disk; its file stays.", delete);
+    table.add(
+        "bdev_uring_delete",
+        Phase::RunTime,
+        "Removes a disk that `bdev_uring_create` made; its file stays.",
+        delete,
+    );
     table.add(
         "bdev_uring_rescan",
         Phase::RunTime,
@@ -31,7 +36,12 @@ pub(super) fn register(table: &mut Table<Control>) {
         "Makes a disk in a file or block device: the same as `bdev_uring_create`.",
         create_aio,
     );
-    table.add("bdev_aio_delete", Phase::RunTime, "Removes such a disk; its file stays.", delete);
+    table.add(
+        "bdev_aio_delete",
+        Phase::RunTime,
+        "Removes a disk that `bdev_aio_create` made; its file stays.",
+        delete,
+    );
     table.add(
         "bdev_aio_rescan",
         Phase::RunTime,

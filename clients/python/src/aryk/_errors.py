@@ -1,0 +1,69 @@
+"""What can go wrong."""
+
+from __future__ import annotations
+
+import errno as _errno
+from typing import Any, Mapping
+
+#: Codes of JSON-RPC, and the daemon's for a method that may not be called now: they are no errnos.
+_WRONG_STATE = -1
+_LAST_ERRNO = 4095
+
+
+class ArykError(Exception):
+    """Any failure of a call."""
+
+
+class ConnectionLost(ArykError, ConnectionError):
+    """The daemon cannot be reached, or went away before it answered: whether the call was carried out is not known."""
+
+
+class TimedOut(ArykError, TimeoutError):
+    """The daemon did not answer in time: it may still carry the call out."""
+
+
+class HttpError(ArykError):
+    """An answer of HTTP that is no answer of the daemon's: a wrong password is 401."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(f"HTTP {status}: {reason}")
+        self.status = status
+
+
+class RpcError(ArykError):
+    """The daemon's error."""
+
+    #: The number: a negated errno, or one of JSON-RPC's.
+    code: int
+    #: The text that belongs to the code.
+    message: str
+    #: What was wrong with what.
+    data: Any
+
+    def __init__(self, method: str, error: Mapping[str, Any]) -> None:
+        self.method = method
+        self.code = int(error.get("code", 0))
+        self.message = str(error.get("message", ""))
+        self.data = error.get("data")
+        detail = self.message if self.data is None else f"{self.message}: {self.data}"
+        super().__init__(f"{method}: {detail} ({self.code})")
+
+    @property
+    def errno(self) -> int | None:
+        """The system's number, such as `errno.EEXIST`; None if the code is another."""
+        return -self.code if -_LAST_ERRNO <= self.code < _WRONG_STATE else None
+
+    @property
+    def is_existing(self) -> bool:
+        """Whether there is something of that name already."""
+        return self.errno == _errno.EEXIST
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether there is nothing of that name."""
+        return self.errno == _errno.ENODEV
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether somebody else has it."""
+        return self.errno == _errno.EBUSY

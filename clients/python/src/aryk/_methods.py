@@ -1,0 +1,2189 @@
+"""The methods. Made by `cargo xtask generate`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Mapping, Sequence
+
+from . import types
+
+
+def _given(**params: Any) -> dict[str, Any]:
+    """The parameters that are not None."""
+    return {name: value for name, value in params.items() if value is not None}
+
+
+class Methods(ABC):
+    """All methods, each to be waited for."""
+
+    @abstractmethod
+    def call(self, method: str, params: Mapping[str, Any] | None = None) -> Any:
+        """Calls any method by its name."""
+
+    def accel_set_options(
+        self,
+        *,
+        buf_count: int | None = None,
+        large_cache_size: int | None = None,
+        sequence_count: int | None = None,
+        small_cache_size: int | None = None,
+        task_count: int | None = None,
+    ) -> bool:
+        """Checks its parameters, and does nothing: there are no pools to size."""
+        result: bool = self.call(
+            "accel_set_options",
+            _given(
+                buf_count=buf_count,
+                large_cache_size=large_cache_size,
+                sequence_count=sequence_count,
+                small_cache_size=small_cache_size,
+                task_count=task_count,
+            ),
+        )
+        return result
+
+    def bdev_aio_create(
+        self,
+        *,
+        name: str,
+        filename: str,
+        block_size: int | None = None,
+        enospc: types.Enospc | None = None,
+        fallocate: bool | None = None,
+        lock: types.FileLock | None = None,
+        nowait: bool | None = None,
+        readonly: bool | None = None,
+        size: int | None = None,
+        uuid: str | None = None,
+    ) -> str:
+        """Makes a disk in a file or block device: the same as `bdev_uring_create`.
+
+        Parameters:
+            block_size: By default 512 for a file, and what it says of itself for a block device.
+            enospc: Ours: what becomes of writes when the store is full.
+            fallocate: Holes are always punched where the file system can.
+            lock: Ours: for how long the file is kept from others.
+            nowait: Nothing here ever waits for the device.
+            size: Ours: bytes of the sparse file that is created if there is none, or an empty one.
+        """
+        result: str = self.call(
+            "bdev_aio_create",
+            _given(
+                name=name,
+                filename=filename,
+                block_size=block_size,
+                enospc=enospc,
+                fallocate=fallocate,
+                lock=lock,
+                nowait=nowait,
+                readonly=readonly,
+                size=size,
+                uuid=uuid,
+            ),
+        )
+        return result
+
+    def bdev_aio_delete(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Removes a disk that `bdev_aio_create` made; its file stays.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
+        result: bool = self.call(
+            "bdev_aio_delete",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    def bdev_aio_rescan(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Has a disk take on the size that its file has now.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
+        result: bool = self.call(
+            "bdev_aio_rescan",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    def bdev_delay_create(
+        self,
+        *,
+        name: str,
+        base_bdev_name: str,
+        avg_read_latency: int,
+        p99_read_latency: int,
+        avg_write_latency: int,
+        p99_write_latency: int,
+        uuid: str | None = None,
+    ) -> str:
+        """Makes a disk that is another, later."""
+        result: str = self.call(
+            "bdev_delay_create",
+            _given(
+                name=name,
+                base_bdev_name=base_bdev_name,
+                avg_read_latency=avg_read_latency,
+                p99_read_latency=p99_read_latency,
+                avg_write_latency=avg_write_latency,
+                p99_write_latency=p99_write_latency,
+                uuid=uuid,
+            ),
+        )
+        return result
+
+    def bdev_delay_delete(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Removes a disk that `bdev_delay_create` made.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
+        result: bool = self.call(
+            "bdev_delay_delete",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    def bdev_delay_update_latency(
+        self,
+        *,
+        delay_bdev_name: str,
+        latency_type: types.LatencyType,
+        latency_us: int,
+    ) -> bool:
+        """Changes one latency of a disk that `bdev_delay_create` made."""
+        result: bool = self.call(
+            "bdev_delay_update_latency",
+            _given(
+                delay_bdev_name=delay_bdev_name,
+                latency_type=latency_type,
+                latency_us=latency_us,
+            ),
+        )
+        return result
+
+    def bdev_enable_histogram(
+        self,
+        *,
+        name: str,
+        enable: bool,
+        granularity: int | None = None,
+        max_nsec: int | None = None,
+        min_nsec: int | None = None,
+        opc: str | None = None,
+    ) -> bool:
+        """Has the latencies of a disk recorded, or no longer.
+
+        Parameters:
+            granularity: Taken and not heeded: `bdev_get_histogram` tells the one there is.
+            opc: Of all operations, if none is named.
+        """
+        result: bool = self.call(
+            "bdev_enable_histogram",
+            _given(
+                name=name,
+                enable=enable,
+                granularity=granularity,
+                max_nsec=max_nsec,
+                min_nsec=min_nsec,
+                opc=opc,
+            ),
+        )
+        return result
+
+    def bdev_error_create(
+        self,
+        *,
+        base_name: str,
+        uuid: str | None = None,
+    ) -> bool:
+        """Makes a disk that is another, named as that with `EE_` before it, and fails when it is told to."""
+        result: bool = self.call(
+            "bdev_error_create",
+            _given(
+                base_name=base_name,
+                uuid=uuid,
+            ),
+        )
+        return result
+
+    def bdev_error_delete(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Removes a disk that `bdev_error_create` made.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
+        result: bool = self.call(
+            "bdev_error_delete",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    def bdev_error_inject_error(
+        self,
+        *,
+        name: str,
+        io_type: types.IoType,
+        error_type: types.ErrorType,
+        corrupt_offset: int | None = None,
+        corrupt_value: int | None = None,
+        num: int | None = None,
+        queue_depth: int | None = None,
+    ) -> bool:
+        """Tells a disk that `bdev_error_create` made which requests are to fail, and how.
+
+        Parameters:
+            num: Requests that it befalls.
+            queue_depth: Only when so many others are in flight.
+        """
+        result: bool = self.call(
+            "bdev_error_inject_error",
+            _given(
+                name=name,
+                io_type=io_type,
+                error_type=error_type,
+                corrupt_offset=corrupt_offset,
+                corrupt_value=corrupt_value,
+                num=num,
+                queue_depth=queue_depth,
+            ),
+        )
+        return result
+
+    def bdev_examine(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Tells whether a disk is there: one that is there is examined."""
+        result: bool = self.call(
+            "bdev_examine",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    def bdev_get_bdevs(
+        self,
+        *,
+        name: str | None = None,
+        timeout: int | None = None,
+    ) -> list[types.Bdev]:
+        """The disks, or one of them.
+
+        Parameters:
+            timeout: Milliseconds to wait for the disk to appear.
+        """
+        result: list[types.Bdev] = self.call(
+            "bdev_get_bdevs",
+            _given(
+                name=name,
+                timeout=timeout,
+            ),
+        )
+        return result
+
+    def bdev_get_histogram(
+        self,
+        *,
+        name: str,
+    ) -> types.Histogram:
+        """The latencies of a disk since they are recorded.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
+        result: types.Histogram = self.call(
+            "bdev_get_histogram",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    def bdev_get_iostat(
+        self,
+        *,
+        name: str | None = None,
+        names: Sequence[str] | None = None,
+        per_channel: bool | None = None,
+        reset_mode: types.ResetMode | None = None,
+    ) -> types.Iostat:
+        """What disks have done: operations, bytes, latencies, errors.
+
+        Parameters:
+            name: What `names` was once.
+        """
+        result: types.Iostat = self.call(
+            "bdev_get_iostat",
+            _given(
+                name=name,
+                names=names,
+                per_channel=per_channel,
+                reset_mode=reset_mode,
+            ),
+        )
+        return result
+
+    def bdev_malloc_create(
+        self,
+        *,
+        block_size: int,
+        num_blocks: int,
+        dif_is_head_of_md: bool | None = None,
+        dif_pi_format: int | None = None,
+        dif_type: int | None = None,
+        md_interleave: bool | None = None,
+        md_size: int | None = None,
+        name: str | None = None,
+        numa_id: int | None = None,
+        optimal_io_boundary: int | None = None,
+        physical_block_size: int | None = None,
+        uuid: str | None = None,
+    ) -> str:
+        """Makes a disk in memory.
+
+        Parameters:
+            md_interleave: How metadata would be laid out that there is not.
+            name: By default the first of `Malloc0`, `Malloc1`, … that is free.
+            numa_id: The kernel places memory.
+            optimal_io_boundary: Blocks.
+        """
+        result: str = self.call(
+            "bdev_malloc_create",
+            _given(
+                block_size=block_size,
+                num_blocks=num_blocks,
+                dif_is_head_of_md=dif_is_head_of_md,
+                dif_pi_format=dif_pi_format,
+                dif_type=dif_type,
+                md_interleave=md_interleave,
+                md_size=md_size,
+                name=name,
+                numa_id=numa_id,
+                optimal_io_boundary=optimal_io_boundary,
+                physical_block_size=physical_block_size,
+                uuid=uuid,
+            ),
+        )
+        return result
+
+    def bdev_malloc_delete(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Removes a disk that `bdev_malloc_create` made.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
+        result: bool = self.call(
+            "bdev_malloc_delete",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    def bdev_null_create(
+        self,
+        *,
+        name: str,
+        block_size: int,
+        num_blocks: int,
+        dif_is_head_of_md: bool | None = None,
+        dif_pi_format: int | None = None,
+        dif_type: int | None = None,
+        md_size: int | None = None,
+        optimal_write_size: int | None = None,
+        physical_block_size: int | None = None,
+        preferred_unmap_alignment: int | None = None,
+        preferred_unmap_granularity: int | None = None,
+        preferred_write_alignment: int | None = None,
+        preferred_write_granularity: int | None = None,
+        uuid: str | None = None,
+    ) -> str:
+        """Makes a disk that keeps nothing.
+
+        Parameters:
+            dif_is_head_of_md: How metadata would be laid out that there is not.
+            preferred_write_granularity: What is written in which pieces is all the same to this disk.
+        """
+        result: str = self.call(
+            "bdev_null_create",
+            _given(
+                name=name,
+                block_size=block_size,
+                num_blocks=num_blocks,
+                dif_is_head_of_md=dif_is_head_of_md,
+                dif_pi_format=dif_pi_format,
+                dif_type=dif_type,
+                md_size=md_size,
+                optimal_write_size=optimal_write_size,
+                physical_block_size=physical_block_size,
+                preferred_unmap_alignment=preferred_unmap_alignment,
+                preferred_unmap_granularity=preferred_unmap_granularity,
+                preferred_write_alignment=preferred_write_alignment,
+                preferred_write_granularity=preferred_write_granularity,
+                uuid=uuid,
+            ),
+        )
+        return result
+
+    def bdev_null_delete(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Removes a disk that `bdev_null_create` made.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
+        result: bool = self.call(
+            "bdev_null_delete",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    def bdev_null_resize(
+        self,
+        *,
+        name: str,
+        new_size: int,
+    ) -> bool:
+        """Gives a disk that `bdev_null_create` made another size.
+
+        Parameters:
+            new_size: MiB.
+        """
+        result: bool = self.call(
+            "bdev_null_resize",
+            _given(
+                name=name,
+                new_size=new_size,
+            ),
+        )
+        return result
+
+    def bdev_passthru_create(
+        self,
+        *,
+        name: str,
+        base_bdev_name: str,
+        uuid: str | None = None,
+    ) -> str:
+        """Makes a disk that is another disk."""
+        result: str = self.call(
+            "bdev_passthru_create",
+            _given(
+                name=name,
+                base_bdev_name=base_bdev_name,
+                uuid=uuid,
+            ),
+        )
+        return result
+
+    def bdev_passthru_delete(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Removes a disk that `bdev_passthru_create` made.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
+        result: bool = self.call(
+            "bdev_passthru_delete",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    def bdev_reset(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Aborts the requests that the disk's device holds, and goes on with those that came after."""
+        result: bool = self.call(
+            "bdev_reset",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    def bdev_reset_iostat(
+        self,
+        *,
+        mode: types.ResetMode | None = None,
+        name: str | None = None,
+    ) -> bool:
+        """Sets the statistics of a disk, or of all, to zero."""
+        result: bool = self.call(
+            "bdev_reset_iostat",
+            _given(
+                mode=mode,
+                name=name,
+            ),
+        )
+        return result
+
+    def bdev_set_io_timeout(
+        self,
+        *,
+        name: str,
+        timeout_ms: int,
+        action: types.TimeoutAction | None = None,
+    ) -> bool:
+        """Sets how long requests of a disk may take, and what becomes of those that take longer.
+
+        Parameters:
+            timeout_ms: Milliseconds; 0 for no limit.
+        """
+        result: bool = self.call(
+            "bdev_set_io_timeout",
+            _given(
+                name=name,
+                timeout_ms=timeout_ms,
+                action=action,
+            ),
+        )
+        return result
+
+    def bdev_set_options(
+        self,
+        *,
+        bdev_auto_examine: bool | None = None,
+        bdev_io_cache_size: int | None = None,
+        bdev_io_pool_size: int | None = None,
+        iobuf_large_cache_size: int | None = None,
+        iobuf_small_cache_size: int | None = None,
+    ) -> bool:
+        """Checks its parameters, and does nothing: there are no pools to size."""
+        result: bool = self.call(
+            "bdev_set_options",
+            _given(
+                bdev_auto_examine=bdev_auto_examine,
+                bdev_io_cache_size=bdev_io_cache_size,
+                bdev_io_pool_size=bdev_io_pool_size,
+                iobuf_large_cache_size=iobuf_large_cache_size,
+                iobuf_small_cache_size=iobuf_small_cache_size,
+            ),
+        )
+        return result
+
+    def bdev_set_qd_sampling_period(
+        self,
+        *,
+        name: str,
+        period: int,
+    ) -> bool:
+        """Has a disk's queue depth sampled, for `bdev_get_iostat`.
+
+        Parameters:
+            period: Microseconds; 0 ends it.
+        """
+        result: bool = self.call(
+            "bdev_set_qd_sampling_period",
+            _given(
+                name=name,
+                period=period,
+            ),
+        )
+        return result
+
+    def bdev_split_create(
+        self,
+        *,
+        base_bdev: str,
+        split_count: int,
+        split_size_mb: int | None = None,
+    ) -> list[str]:
+        """Makes disks that are parts of another.
+
+        Parameters:
+            split_size_mb: MiB in each part; by default, or if it is 0, as many as there is room for.
+        """
+        result: list[str] = self.call(
+            "bdev_split_create",
+            _given(
+                base_bdev=base_bdev,
+                split_count=split_count,
+                split_size_mb=split_size_mb,
+            ),
+        )
+        return result
+
+    def bdev_split_delete(
+        self,
+        *,
+        base_bdev: str,
+    ) -> bool:
+        """Removes all parts of a disk."""
+        result: bool = self.call(
+            "bdev_split_delete",
+            _given(
+                base_bdev=base_bdev,
+            ),
+        )
+        return result
+
+    def bdev_uring_create(
+        self,
+        *,
+        name: str,
+        filename: str,
+        block_size: int | None = None,
+        enospc: types.Enospc | None = None,
+        fallocate: bool | None = None,
+        lock: types.FileLock | None = None,
+        nowait: bool | None = None,
+        readonly: bool | None = None,
+        size: int | None = None,
+        uuid: str | None = None,
+    ) -> str:
+        """Makes a disk in a file or block device.
+
+        Parameters:
+            block_size: By default 512 for a file, and what it says of itself for a block device.
+            enospc: Ours: what becomes of writes when the store is full.
+            fallocate: Holes are always punched where the file system can.
+            lock: Ours: for how long the file is kept from others.
+            nowait: Nothing here ever waits for the device.
+            size: Ours: bytes of the sparse file that is created if there is none, or an empty one.
+        """
+        result: str = self.call(
+            "bdev_uring_create",
+            _given(
+                name=name,
+                filename=filename,
+                block_size=block_size,
+                enospc=enospc,
+                fallocate=fallocate,
+                lock=lock,
+                nowait=nowait,
+                readonly=readonly,
+                size=size,
+                uuid=uuid,
+            ),
+        )
+        return result
+
+    def bdev_uring_delete(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Removes a disk that `bdev_uring_create` made; its file stays.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
+        result: bool = self.call(
+            "bdev_uring_delete",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    def bdev_uring_rescan(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Has a disk take on the size that its file has now.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
+        result: bool = self.call(
+            "bdev_uring_rescan",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    def bdev_uring_resize(
+        self,
+        *,
+        name: str,
+        size: int,
+        shrink: bool | None = None,
+    ) -> bool:
+        """Changes the size of a disk and its file.
+
+        Parameters:
+            size: Bytes.
+            shrink: Cut off what lies behind, if it is smaller than it was.
+        """
+        result: bool = self.call(
+            "bdev_uring_resize",
+            _given(
+                name=name,
+                size=size,
+                shrink=shrink,
+            ),
+        )
+        return result
+
+    def bdev_wait_for_examine(self) -> bool:
+        """Waits until new disks are examined, which they are at once."""
+        result: bool = self.call("bdev_wait_for_examine")
+        return result
+
+    def framework_get_config(
+        self,
+        *,
+        name: str,
+        with_batches: bool | None = None,
+    ) -> list[types.Call]:
+        """The calls that configure one subsystem as it is now."""
+        result: list[types.Call] = self.call(
+            "framework_get_config",
+            _given(
+                name=name,
+                with_batches=with_batches,
+            ),
+        )
+        return result
+
+    def framework_get_reactors(self) -> types.Reactors:
+        """The reactors: where they run, and how busy they are."""
+        result: types.Reactors = self.call("framework_get_reactors")
+        return result
+
+    def framework_get_scheduler(self) -> types.Scheduler:
+        """The scheduler: there is one, `static`."""
+        result: types.Scheduler = self.call("framework_get_scheduler")
+        return result
+
+    def framework_get_subsystems(self) -> list[types.SubsystemInfo]:
+        """The parts of the daemon that have a configuration, each after those that it depends on."""
+        result: list[types.SubsystemInfo] = self.call("framework_get_subsystems")
+        return result
+
+    def framework_monitor_context_switch(
+        self,
+        *,
+        enabled: bool | None = None,
+    ) -> types.ContextSwitchMonitor:
+        """Has the log tell when the kernel takes a core away from its reactor, and tells whether it does.
+
+        Parameters:
+            enabled: By default it stays as it is.
+        """
+        result: types.ContextSwitchMonitor = self.call(
+            "framework_monitor_context_switch",
+            _given(
+                enabled=enabled,
+            ),
+        )
+        return result
+
+    def framework_set_scheduler(
+        self,
+        *,
+        name: str,
+        core_busy: int | None = None,
+        core_limit: int | None = None,
+        load_limit: int | None = None,
+        mappings: str | None = None,
+        period: int | None = None,
+    ) -> bool:
+        """Chooses the scheduler: there is one, `static`.
+
+        Parameters:
+            period: Microseconds.
+        """
+        result: bool = self.call(
+            "framework_set_scheduler",
+            _given(
+                name=name,
+                core_busy=core_busy,
+                core_limit=core_limit,
+                load_limit=load_limit,
+                mappings=mappings,
+                period=period,
+            ),
+        )
+        return result
+
+    def framework_start_init(self) -> bool:
+        """Completes start-up, where the daemon waits for it (`--wait-for-rpc`)."""
+        result: bool = self.call("framework_start_init")
+        return result
+
+    def framework_wait_init(self) -> bool:
+        """Waits until start-up is complete."""
+        result: bool = self.call("framework_wait_init")
+        return result
+
+    def iobuf_get_stats(self) -> list[types.IobufStats]:
+        """How often a buffer was waited for: never, as there are no pools."""
+        result: list[types.IobufStats] = self.call("iobuf_get_stats")
+        return result
+
+    def iobuf_set_options(
+        self,
+        *,
+        enable_numa: bool | None = None,
+        large_bufsize: int | None = None,
+        large_pool_count: int | None = None,
+        small_bufsize: int | None = None,
+        small_pool_count: int | None = None,
+    ) -> bool:
+        """Checks its parameters, and does nothing: there are no pools to size."""
+        result: bool = self.call(
+            "iobuf_set_options",
+            _given(
+                enable_numa=enable_numa,
+                large_bufsize=large_bufsize,
+                large_pool_count=large_pool_count,
+                small_bufsize=small_bufsize,
+                small_pool_count=small_pool_count,
+            ),
+        )
+        return result
+
+    def load_config(
+        self,
+        *,
+        subsystems: Sequence[types.SavedSubsystem],
+    ) -> bool:
+        """Makes the calls that `save_config` gave, in their order, up to the first that fails: what was made before it stays."""
+        result: bool = self.call(
+            "load_config",
+            _given(
+                subsystems=subsystems,
+            ),
+        )
+        return result
+
+    def log_get_print_level(self) -> types.PrintLevel:
+        """What the log tells."""
+        result: types.PrintLevel = self.call("log_get_print_level")
+        return result
+
+    def log_set_print_level(
+        self,
+        *,
+        level: types.PrintLevel,
+    ) -> bool:
+        """Changes what the log tells."""
+        result: bool = self.call(
+            "log_set_print_level",
+            _given(
+                level=level,
+            ),
+        )
+        return result
+
+    def notify_get_notifications(
+        self,
+        *,
+        id: int | None = None,
+        max: int | None = None,
+    ) -> list[types.Event]:
+        """What became of the disks: the latest events, oldest first.
+
+        Parameters:
+            id: The first that is wanted: one more than the last that was seen.
+            max: By default all.
+        """
+        result: list[types.Event] = self.call(
+            "notify_get_notifications",
+            _given(
+                id=id,
+                max=max,
+            ),
+        )
+        return result
+
+    def notify_get_types(self) -> list[types.EventType]:
+        """The types of events that there are."""
+        result: list[types.EventType] = self.call("notify_get_types")
+        return result
+
+    def rpc_get_methods(
+        self,
+        *,
+        current: bool | None = None,
+        include_aliases: bool | None = None,
+    ) -> list[str]:
+        """The names of all methods.
+
+        Parameters:
+            current: Only those that may be called now.
+            include_aliases: Also deprecated names, of which there are none.
+        """
+        result: list[str] = self.call(
+            "rpc_get_methods",
+            _given(
+                current=current,
+                include_aliases=include_aliases,
+            ),
+        )
+        return result
+
+    def save_config(self) -> types.SavedConfig:
+        """The calls that configure the daemon as it is now, for `load_config` or a file."""
+        result: types.SavedConfig = self.call("save_config")
+        return result
+
+    def spdk_get_version(self) -> types.Version:
+        """The version of the daemon."""
+        result: types.Version = self.call("spdk_get_version")
+        return result
+
+    def spdk_kill_instance(
+        self,
+        *,
+        sig_name: types.Signal,
+    ) -> bool:
+        """Sends a signal to the daemon: SIGTERM ends it in good order."""
+        result: bool = self.call(
+            "spdk_kill_instance",
+            _given(
+                sig_name=sig_name,
+            ),
+        )
+        return result
+
+    def thread_get_stats(self) -> types.Threads:
+        """The threads on all reactors, and how busy they are."""
+        result: types.Threads = self.call("thread_get_stats")
+        return result
+
+    def trace_enable_tpoint_group(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Without effect: the trace is always on."""
+        result: bool = self.call(
+            "trace_enable_tpoint_group",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    def trace_get_tpoint_group_mask(self) -> types.TraceGroups:
+        """The groups of trace points: the layers that a request passes."""
+        result: types.TraceGroups = self.call("trace_get_tpoint_group_mask")
+        return result
+
+    def trace_set_tpoint_mask(
+        self,
+        *,
+        name: str,
+        tpoint_mask: int,
+    ) -> bool:
+        """Without effect: the trace is always on."""
+        result: bool = self.call(
+            "trace_set_tpoint_mask",
+            _given(
+                name=name,
+                tpoint_mask=tpoint_mask,
+            ),
+        )
+        return result
+
+    def vhost_create_blk_controller(
+        self,
+        *,
+        ctrlr: str,
+        dev_name: str,
+        connect: str | None = None,
+        cpumask: str | None = None,
+        num_queues: int | None = None,
+        packed_ring: bool | None = None,
+        readonly: bool | None = None,
+        socket_group: str | None = None,
+        socket_mode: str | None = None,
+        socket_owner: str | None = None,
+        transport: str | None = None,
+    ) -> bool:
+        """Makes a controller: a socket through which a virtual machine reaches a disk.
+
+        Parameters:
+            connect: Ours: the machine's socket, which to connect to instead of listening.
+            cpumask: A set of cores: a mask as `0x3`, or a list as `[0,2-3]`.
+            num_queues: Ours: the most queues that a machine can have.
+            socket_group: Ours.
+            socket_mode: Ours: permissions in octal digits.
+            socket_owner: Ours.
+        """
+        result: bool = self.call(
+            "vhost_create_blk_controller",
+            _given(
+                ctrlr=ctrlr,
+                dev_name=dev_name,
+                connect=connect,
+                cpumask=cpumask,
+                num_queues=num_queues,
+                packed_ring=packed_ring,
+                readonly=readonly,
+                socket_group=socket_group,
+                socket_mode=socket_mode,
+                socket_owner=socket_owner,
+                transport=transport,
+            ),
+        )
+        return result
+
+    def vhost_delete_controller(
+        self,
+        *,
+        ctrlr: str,
+    ) -> bool:
+        """Removes a controller."""
+        result: bool = self.call(
+            "vhost_delete_controller",
+            _given(
+                ctrlr=ctrlr,
+            ),
+        )
+        return result
+
+    def vhost_get_controllers(
+        self,
+        *,
+        name: str | None = None,
+    ) -> list[types.VhostController]:
+        """The controllers, or one of them."""
+        result: list[types.VhostController] = self.call(
+            "vhost_get_controllers",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    def virtio_blk_get_transports(self) -> list[types.VirtioBlkTransport]:
+        """The ways by which machines reach controllers."""
+        result: list[types.VirtioBlkTransport] = self.call("virtio_blk_get_transports")
+        return result
+
+
+class AsyncMethods(ABC):
+    """All methods, each to be awaited."""
+
+    @abstractmethod
+    async def call(self, method: str, params: Mapping[str, Any] | None = None) -> Any:
+        """Calls any method by its name."""
+
+    async def accel_set_options(
+        self,
+        *,
+        buf_count: int | None = None,
+        large_cache_size: int | None = None,
+        sequence_count: int | None = None,
+        small_cache_size: int | None = None,
+        task_count: int | None = None,
+    ) -> bool:
+        """Checks its parameters, and does nothing: there are no pools to size."""
+        result: bool = await self.call(
+            "accel_set_options",
+            _given(
+                buf_count=buf_count,
+                large_cache_size=large_cache_size,
+                sequence_count=sequence_count,
+                small_cache_size=small_cache_size,
+                task_count=task_count,
+            ),
+        )
+        return result
+
+    async def bdev_aio_create(
+        self,
+        *,
+        name: str,
+        filename: str,
+        block_size: int | None = None,
+        enospc: types.Enospc | None = None,
+        fallocate: bool | None = None,
+        lock: types.FileLock | None = None,
+        nowait: bool | None = None,
+        readonly: bool | None = None,
+        size: int | None = None,
+        uuid: str | None = None,
+    ) -> str:
+        """Makes a disk in a file or block device: the same as `bdev_uring_create`.
+
+        Parameters:
+            block_size: By default 512 for a file, and what it says of itself for a block device.
+            enospc: Ours: what becomes of writes when the store is full.
+            fallocate: Holes are always punched where the file system can.
+            lock: Ours: for how long the file is kept from others.
+            nowait: Nothing here ever waits for the device.
+            size: Ours: bytes of the sparse file that is created if there is none, or an empty one.
+        """
+        result: str = await self.call(
+            "bdev_aio_create",
+            _given(
+                name=name,
+                filename=filename,
+                block_size=block_size,
+                enospc=enospc,
+                fallocate=fallocate,
+                lock=lock,
+                nowait=nowait,
+                readonly=readonly,
+                size=size,
+                uuid=uuid,
+            ),
+        )
+        return result
+
+    async def bdev_aio_delete(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Removes a disk that `bdev_aio_create` made; its file stays.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
+        result: bool = await self.call(
+            "bdev_aio_delete",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    async def bdev_aio_rescan(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Has a disk take on the size that its file has now.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
+        result: bool = await self.call(
+            "bdev_aio_rescan",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    async def bdev_delay_create(
+        self,
+        *,
+        name: str,
+        base_bdev_name: str,
+        avg_read_latency: int,
+        p99_read_latency: int,
+        avg_write_latency: int,
+        p99_write_latency: int,
+        uuid: str | None = None,
+    ) -> str:
+        """Makes a disk that is another, later."""
+        result: str = await self.call(
+            "bdev_delay_create",
+            _given(
+                name=name,
+                base_bdev_name=base_bdev_name,
+                avg_read_latency=avg_read_latency,
+                p99_read_latency=p99_read_latency,
+                avg_write_latency=avg_write_latency,
+                p99_write_latency=p99_write_latency,
+                uuid=uuid,
+            ),
+        )
+        return result
+
+    async def bdev_delay_delete(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Removes a disk that `bdev_delay_create` made.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
+        result: bool = await self.call(
+            "bdev_delay_delete",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    async def bdev_delay_update_latency(
+        self,
+        *,
+        delay_bdev_name: str,
+        latency_type: types.LatencyType,
+        latency_us: int,
+    ) -> bool:
+        """Changes one latency of a disk that `bdev_delay_create` made."""
+        result: bool = await self.call(
+            "bdev_delay_update_latency",
+            _given(
+                delay_bdev_name=delay_bdev_name,
+                latency_type=latency_type,
+                latency_us=latency_us,
+            ),
+        )
+        return result
+
+    async def bdev_enable_histogram(
+        self,
+        *,
+        name: str,
+        enable: bool,
+        granularity: int | None = None,
+        max_nsec: int | None = None,
+        min_nsec: int | None = None,
+        opc: str | None = None,
+    ) -> bool:
+        """Has the latencies of a disk recorded, or no longer.
+
+        Parameters:
+            granularity: Taken and not heeded: `bdev_get_histogram` tells the one there is.
+            opc: Of all operations, if none is named.
+        """
+        result: bool = await self.call(
+            "bdev_enable_histogram",
+            _given(
+                name=name,
+                enable=enable,
+                granularity=granularity,
+                max_nsec=max_nsec,
+                min_nsec=min_nsec,
+                opc=opc,
+            ),
+        )
+        return result
+
+    async def bdev_error_create(
+        self,
+        *,
+        base_name: str,
+        uuid: str | None = None,
+    ) -> bool:
+        """Makes a disk that is another, named as that with `EE_` before it, and fails when it is told to."""
+        result: bool = await self.call(
+            "bdev_error_create",
+            _given(
+                base_name=base_name,
+                uuid=uuid,
+            ),
+        )
+        return result
+
+    async def bdev_error_delete(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Removes a disk that `bdev_error_create` made.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
+        result: bool = await self.call(
+            "bdev_error_delete",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    async def bdev_error_inject_error(
+        self,
+        *,
+        name: str,
+        io_type: types.IoType,
+        error_type: types.ErrorType,
+        corrupt_offset: int | None = None,
+        corrupt_value: int | None = None,
+        num: int | None = None,
+        queue_depth: int | None = None,
+    ) -> bool:
+        """Tells a disk that `bdev_error_create` made which requests are to fail, and how.
+
+        Parameters:
+            num: Requests that it befalls.
+            queue_depth: Only when so many others are in flight.
+        """
+        result: bool = await self.call(
+            "bdev_error_inject_error",
+            _given(
+                name=name,
+                io_type=io_type,
+                error_type=error_type,
+                corrupt_offset=corrupt_offset,
+                corrupt_value=corrupt_value,
+                num=num,
+                queue_depth=queue_depth,
+            ),
+        )
+        return result
+
+    async def bdev_examine(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Tells whether a disk is there: one that is there is examined."""
+        result: bool = await self.call(
+            "bdev_examine",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    async def bdev_get_bdevs(
+        self,
+        *,
+        name: str | None = None,
+        timeout: int | None = None,
+    ) -> list[types.Bdev]:
+        """The disks, or one of them.
+
+        Parameters:
+            timeout: Milliseconds to wait for the disk to appear.
+        """
+        result: list[types.Bdev] = await self.call(
+            "bdev_get_bdevs",
+            _given(
+                name=name,
+                timeout=timeout,
+            ),
+        )
+        return result
+
+    async def bdev_get_histogram(
+        self,
+        *,
+        name: str,
+    ) -> types.Histogram:
+        """The latencies of a disk since they are recorded.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
+        result: types.Histogram = await self.call(
+            "bdev_get_histogram",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    async def bdev_get_iostat(
+        self,
+        *,
+        name: str | None = None,
+        names: Sequence[str] | None = None,
+        per_channel: bool | None = None,
+        reset_mode: types.ResetMode | None = None,
+    ) -> types.Iostat:
+        """What disks have done: operations, bytes, latencies, errors.
+
+        Parameters:
+            name: What `names` was once.
+        """
+        result: types.Iostat = await self.call(
+            "bdev_get_iostat",
+            _given(
+                name=name,
+                names=names,
+                per_channel=per_channel,
+                reset_mode=reset_mode,
+            ),
+        )
+        return result
+
+    async def bdev_malloc_create(
+        self,
+        *,
+        block_size: int,
+        num_blocks: int,
+        dif_is_head_of_md: bool | None = None,
+        dif_pi_format: int | None = None,
+        dif_type: int | None = None,
+        md_interleave: bool | None = None,
+        md_size: int | None = None,
+        name: str | None = None,
+        numa_id: int | None = None,
+        optimal_io_boundary: int | None = None,
+        physical_block_size: int | None = None,
+        uuid: str | None = None,
+    ) -> str:
+        """Makes a disk in memory.
+
+        Parameters:
+            md_interleave: How metadata would be laid out that there is not.
+            name: By default the first of `Malloc0`, `Malloc1`, … that is free.
+            numa_id: The kernel places memory.
+            optimal_io_boundary: Blocks.
+        """
+        result: str = await self.call(
+            "bdev_malloc_create",
+            _given(
+                block_size=block_size,
+                num_blocks=num_blocks,
+                dif_is_head_of_md=dif_is_head_of_md,
+                dif_pi_format=dif_pi_format,
+                dif_type=dif_type,
+                md_interleave=md_interleave,
+                md_size=md_size,
+                name=name,
+                numa_id=numa_id,
+                optimal_io_boundary=optimal_io_boundary,
+                physical_block_size=physical_block_size,
+                uuid=uuid,
+            ),
+        )
+        return result
+
+    async def bdev_malloc_delete(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Removes a disk that `bdev_malloc_create` made.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
+        result: bool = await self.call(
+            "bdev_malloc_delete",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    async def bdev_null_create(
+        self,
+        *,
+        name: str,
+        block_size: int,
+        num_blocks: int,
+        dif_is_head_of_md: bool | None = None,
+        dif_pi_format: int | None = None,
+        dif_type: int | None = None,
+        md_size: int | None = None,
+        optimal_write_size: int | None = None,
+        physical_block_size: int | None = None,
+        preferred_unmap_alignment: int | None = None,
+        preferred_unmap_granularity: int | None = None,
+        preferred_write_alignment: int | None = None,
+        preferred_write_granularity: int | None = None,
+        uuid: str | None = None,
+    ) -> str:
+        """Makes a disk that keeps nothing.
+
+        Parameters:
+            dif_is_head_of_md: How metadata would be laid out that there is not.
+            preferred_write_granularity: What is written in which pieces is all the same to this disk.
+        """
+        result: str = await self.call(
+            "bdev_null_create",
+            _given(
+                name=name,
+                block_size=block_size,
+                num_blocks=num_blocks,
+                dif_is_head_of_md=dif_is_head_of_md,
+                dif_pi_format=dif_pi_format,
+                dif_type=dif_type,
+                md_size=md_size,
+                optimal_write_size=optimal_write_size,
+                physical_block_size=physical_block_size,
+                preferred_unmap_alignment=preferred_unmap_alignment,
+                preferred_unmap_granularity=preferred_unmap_granularity,
+                preferred_write_alignment=preferred_write_alignment,
+                preferred_write_granularity=preferred_write_granularity,
+                uuid=uuid,
+            ),
+        )
+        return result
+
+    async def bdev_null_delete(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Removes a disk that `bdev_null_create` made.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
+        result: bool = await self.call(
+            "bdev_null_delete",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    async def bdev_null_resize(
+        self,
+        *,
+        name: str,
+        new_size: int,
+    ) -> bool:
+        """Gives a disk that `bdev_null_create` made another size.
+
+        Parameters:
+            new_size: MiB.
+        """
+        result: bool = await self.call(
+            "bdev_null_resize",
+            _given(
+                name=name,
+                new_size=new_size,
+            ),
+        )
+        return result
+
+    async def bdev_passthru_create(
+        self,
+        *,
+        name: str,
+        base_bdev_name: str,
+        uuid: str | None = None,
+    ) -> str:
+        """Makes a disk that is another disk."""
+        result: str = await self.call(
+            "bdev_passthru_create",
+            _given(
+                name=name,
+                base_bdev_name=base_bdev_name,
+                uuid=uuid,
+            ),
+        )
+        return result
+
+    async def bdev_passthru_delete(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Removes a disk that `bdev_passthru_create` made.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
+        result: bool = await self.call(
+            "bdev_passthru_delete",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    async def bdev_reset(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Aborts the requests that the disk's device holds, and goes on with those that came after."""
+        result: bool = await self.call(
+            "bdev_reset",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    async def bdev_reset_iostat(
+        self,
+        *,
+        mode: types.ResetMode | None = None,
+        name: str | None = None,
+    ) -> bool:
+        """Sets the statistics of a disk, or of all, to zero."""
+        result: bool = await self.call(
+            "bdev_reset_iostat",
+            _given(
+                mode=mode,
+                name=name,
+            ),
+        )
+        return result
+
+    async def bdev_set_io_timeout(
+        self,
+        *,
+        name: str,
+        timeout_ms: int,
+        action: types.TimeoutAction | None = None,
+    ) -> bool:
+        """Sets how long requests of a disk may take, and what becomes of those that take longer.
+
+        Parameters:
+            timeout_ms: Milliseconds; 0 for no limit.
+        """
+        result: bool = await self.call(
+            "bdev_set_io_timeout",
+            _given(
+                name=name,
+                timeout_ms=timeout_ms,
+                action=action,
+            ),
+        )
+        return result
+
+    async def bdev_set_options(
+        self,
+        *,
+        bdev_auto_examine: bool | None = None,
+        bdev_io_cache_size: int | None = None,
+        bdev_io_pool_size: int | None = None,
+        iobuf_large_cache_size: int | None = None,
+        iobuf_small_cache_size: int | None = None,
+    ) -> bool:
+        """Checks its parameters, and does nothing: there are no pools to size."""
+        result: bool = await self.call(
+            "bdev_set_options",
+            _given(
+                bdev_auto_examine=bdev_auto_examine,
+                bdev_io_cache_size=bdev_io_cache_size,
+                bdev_io_pool_size=bdev_io_pool_size,
+                iobuf_large_cache_size=iobuf_large_cache_size,
+                iobuf_small_cache_size=iobuf_small_cache_size,
+            ),
+        )
+        return result
+
+    async def bdev_set_qd_sampling_period(
+        self,
+        *,
+        name: str,
+        period: int,
+    ) -> bool:
+        """Has a disk's queue depth sampled, for `bdev_get_iostat`.
+
+        Parameters:
+            period: Microseconds; 0 ends it.
+        """
+        result: bool = await self.call(
+            "bdev_set_qd_sampling_period",
+            _given(
+                name=name,
+                period=period,
+            ),
+        )
+        return result
+
+    async def bdev_split_create(
+        self,
+        *,
+        base_bdev: str,
+        split_count: int,
+        split_size_mb: int | None = None,
+    ) -> list[str]:
+        """Makes disks that are parts of another.
+
+        Parameters:
+            split_size_mb: MiB in each part; by default, or if it is 0, as many as there is room for.
+        """
+        result: list[str] = await self.call(
+            "bdev_split_create",
+            _given(
+                base_bdev=base_bdev,
+                split_count=split_count,
+                split_size_mb=split_size_mb,
+            ),
+        )
+        return result
+
+    async def bdev_split_delete(
+        self,
+        *,
+        base_bdev: str,
+    ) -> bool:
+        """Removes all parts of a disk."""
+        result: bool = await self.call(
+            "bdev_split_delete",
+            _given(
+                base_bdev=base_bdev,
+            ),
+        )
+        return result
+
+    async def bdev_uring_create(
+        self,
+        *,
+        name: str,
+        filename: str,
+        block_size: int | None = None,
+        enospc: types.Enospc | None = None,
+        fallocate: bool | None = None,
+        lock: types.FileLock | None = None,
+        nowait: bool | None = None,
+        readonly: bool | None = None,
+        size: int | None = None,
+        uuid: str | None = None,
+    ) -> str:
+        """Makes a disk in a file or block device.
+
+        Parameters:
+            block_size: By default 512 for a file, and what it says of itself for a block device.
+            enospc: Ours: what becomes of writes when the store is full.
+            fallocate: Holes are always punched where the file system can.
+            lock: Ours: for how long the file is kept from others.
+            nowait: Nothing here ever waits for the device.
+            size: Ours: bytes of the sparse file that is created if there is none, or an empty one.
+        """
+        result: str = await self.call(
+            "bdev_uring_create",
+            _given(
+                name=name,
+                filename=filename,
+                block_size=block_size,
+                enospc=enospc,
+                fallocate=fallocate,
+                lock=lock,
+                nowait=nowait,
+                readonly=readonly,
+                size=size,
+                uuid=uuid,
+            ),
+        )
+        return result
+
+    async def bdev_uring_delete(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Removes a disk that `bdev_uring_create` made; its file stays.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
+        result: bool = await self.call(
+            "bdev_uring_delete",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    async def bdev_uring_rescan(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Has a disk take on the size that its file has now.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
+        result: bool = await self.call(
+            "bdev_uring_rescan",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    async def bdev_uring_resize(
+        self,
+        *,
+        name: str,
+        size: int,
+        shrink: bool | None = None,
+    ) -> bool:
+        """Changes the size of a disk and its file.
+
+        Parameters:
+            size: Bytes.
+            shrink: Cut off what lies behind, if it is smaller than it was.
+        """
+        result: bool = await self.call(
+            "bdev_uring_resize",
+            _given(
+                name=name,
+                size=size,
+                shrink=shrink,
+            ),
+        )
+        return result
+
+    async def bdev_wait_for_examine(self) -> bool:
+        """Waits until new disks are examined, which they are at once."""
+        result: bool = await self.call("bdev_wait_for_examine")
+        return result
+
+    async def framework_get_config(
+        self,
+        *,
+        name: str,
+        with_batches: bool | None = None,
+    ) -> list[types.Call]:
+        """The calls that configure one subsystem as it is now."""
+        result: list[types.Call] = await self.call(
+            "framework_get_config",
+            _given(
+                name=name,
+                with_batches=with_batches,
+            ),
+        )
+        return result
+
+    async def framework_get_reactors(self) -> types.Reactors:
+        """The reactors: where they run, and how busy they are."""
+        result: types.Reactors = await self.call("framework_get_reactors")
+        return result
+
+    async def framework_get_scheduler(self) -> types.Scheduler:
+        """The scheduler: there is one, `static`."""
+        result: types.Scheduler = await self.call("framework_get_scheduler")
+        return result
+
+    async def framework_get_subsystems(self) -> list[types.SubsystemInfo]:
+        """The parts of the daemon that have a configuration, each after those that it depends on."""
+        result: list[types.SubsystemInfo] = await self.call("framework_get_subsystems")
+        return result
+
+    async def framework_monitor_context_switch(
+        self,
+        *,
+        enabled: bool | None = None,
+    ) -> types.ContextSwitchMonitor:
+        """Has the log tell when the kernel takes a core away from its reactor, and tells whether it does.
+
+        Parameters:
+            enabled: By default it stays as it is.
+        """
+        result: types.ContextSwitchMonitor = await self.call(
+            "framework_monitor_context_switch",
+            _given(
+                enabled=enabled,
+            ),
+        )
+        return result
+
+    async def framework_set_scheduler(
+        self,
+        *,
+        name: str,
+        core_busy: int | None = None,
+        core_limit: int | None = None,
+        load_limit: int | None = None,
+        mappings: str | None = None,
+        period: int | None = None,
+    ) -> bool:
+        """Chooses the scheduler: there is one, `static`.
+
+        Parameters:
+            period: Microseconds.
+        """
+        result: bool = await self.call(
+            "framework_set_scheduler",
+            _given(
+                name=name,
+                core_busy=core_busy,
+                core_limit=core_limit,
+                load_limit=load_limit,
+                mappings=mappings,
+                period=period,
+            ),
+        )
+        return result
+
+    async def framework_start_init(self) -> bool:
+        """Completes start-up, where the daemon waits for it (`--wait-for-rpc`)."""
+        result: bool = await self.call("framework_start_init")
+        return result
+
+    async def framework_wait_init(self) -> bool:
+        """Waits until start-up is complete."""
+        result: bool = await self.call("framework_wait_init")
+        return result
+
+    async def iobuf_get_stats(self) -> list[types.IobufStats]:
+        """How often a buffer was waited for: never, as there are no pools."""
+        result: list[types.IobufStats] = await self.call("iobuf_get_stats")
+        return result
+
+    async def iobuf_set_options(
+        self,
+        *,
+        enable_numa: bool | None = None,
+        large_bufsize: int | None = None,
+        large_pool_count: int | None = None,
+        small_bufsize: int | None = None,
+        small_pool_count: int | None = None,
+    ) -> bool:
+        """Checks its parameters, and does nothing: there are no pools to size."""
+        result: bool = await self.call(
+            "iobuf_set_options",
+            _given(
+                enable_numa=enable_numa,
+                large_bufsize=large_bufsize,
+                large_pool_count=large_pool_count,
+                small_bufsize=small_bufsize,
+                small_pool_count=small_pool_count,
+            ),
+        )
+        return result
+
+    async def load_config(
+        self,
+        *,
+        subsystems: Sequence[types.SavedSubsystem],
+    ) -> bool:
+        """Makes the calls that `save_config` gave, in their order, up to the first that fails: what was made before it stays."""
+        result: bool = await self.call(
+            "load_config",
+            _given(
+                subsystems=subsystems,
+            ),
+        )
+        return result
+
+    async def log_get_print_level(self) -> types.PrintLevel:
+        """What the log tells."""
+        result: types.PrintLevel = await self.call("log_get_print_level")
+        return result
+
+    async def log_set_print_level(
+        self,
+        *,
+        level: types.PrintLevel,
+    ) -> bool:
+        """Changes what the log tells."""
+        result: bool = await self.call(
+            "log_set_print_level",
+            _given(
+                level=level,
+            ),
+        )
+        return result
+
+    async def notify_get_notifications(
+        self,
+        *,
+        id: int | None = None,
+        max: int | None = None,
+    ) -> list[types.Event]:
+        """What became of the disks: the latest events, oldest first.
+
+        Parameters:
+            id: The first that is wanted: one more than the last that was seen.
+            max: By default all.
+        """
+        result: list[types.Event] = await self.call(
+            "notify_get_notifications",
+            _given(
+                id=id,
+                max=max,
+            ),
+        )
+        return result
+
+    async def notify_get_types(self) -> list[types.EventType]:
+        """The types of events that there are."""
+        result: list[types.EventType] = await self.call("notify_get_types")
+        return result
+
+    async def rpc_get_methods(
+        self,
+        *,
+        current: bool | None = None,
+        include_aliases: bool | None = None,
+    ) -> list[str]:
+        """The names of all methods.
+
+        Parameters:
+            current: Only those that may be called now.
+            include_aliases: Also deprecated names, of which there are none.
+        """
+        result: list[str] = await self.call(
+            "rpc_get_methods",
+            _given(
+                current=current,
+                include_aliases=include_aliases,
+            ),
+        )
+        return result
+
+    async def save_config(self) -> types.SavedConfig:
+        """The calls that configure the daemon as it is now, for `load_config` or a file."""
+        result: types.SavedConfig = await self.call("save_config")
+        return result
+
+    async def spdk_get_version(self) -> types.Version:
+        """The version of the daemon."""
+        result: types.Version = await self.call("spdk_get_version")
+        return result
+
+    async def spdk_kill_instance(
+        self,
+        *,
+        sig_name: types.Signal,
+    ) -> bool:
+        """Sends a signal to the daemon: SIGTERM ends it in good order."""
+        result: bool = await self.call(
+            "spdk_kill_instance",
+            _given(
+                sig_name=sig_name,
+            ),
+        )
+        return result
+
+    async def thread_get_stats(self) -> types.Threads:
+        """The threads on all reactors, and how busy they are."""
+        result: types.Threads = await self.call("thread_get_stats")
+        return result
+
+    async def trace_enable_tpoint_group(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Without effect: the trace is always on."""
+        result: bool = await self.call(
+            "trace_enable_tpoint_group",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    async def trace_get_tpoint_group_mask(self) -> types.TraceGroups:
+        """The groups of trace points: the layers that a request passes."""
+        result: types.TraceGroups = await self.call("trace_get_tpoint_group_mask")
+        return result
+
+    async def trace_set_tpoint_mask(
+        self,
+        *,
+        name: str,
+        tpoint_mask: int,
+    ) -> bool:
+        """Without effect: the trace is always on."""
+        result: bool = await self.call(
+            "trace_set_tpoint_mask",
+            _given(
+                name=name,
+                tpoint_mask=tpoint_mask,
+            ),
+        )
+        return result
+
+    async def vhost_create_blk_controller(
+        self,
+        *,
+        ctrlr: str,
+        dev_name: str,
+        connect: str | None = None,
+        cpumask: str | None = None,
+        num_queues: int | None = None,
+        packed_ring: bool | None = None,
+        readonly: bool | None = None,
+        socket_group: str | None = None,
+        socket_mode: str | None = None,
+        socket_owner: str | None = None,
+        transport: str | None = None,
+    ) -> bool:
+        """Makes a controller: a socket through which a virtual machine reaches a disk.
+
+        Parameters:
+            connect: Ours: the machine's socket, which to connect to instead of listening.
+            cpumask: A set of cores: a mask as `0x3`, or a list as `[0,2-3]`.
+            num_queues: Ours: the most queues that a machine can have.
+            socket_group: Ours.
+            socket_mode: Ours: permissions in octal digits.
+            socket_owner: Ours.
+        """
+        result: bool = await self.call(
+            "vhost_create_blk_controller",
+            _given(
+                ctrlr=ctrlr,
+                dev_name=dev_name,
+                connect=connect,
+                cpumask=cpumask,
+                num_queues=num_queues,
+                packed_ring=packed_ring,
+                readonly=readonly,
+                socket_group=socket_group,
+                socket_mode=socket_mode,
+                socket_owner=socket_owner,
+                transport=transport,
+            ),
+        )
+        return result
+
+    async def vhost_delete_controller(
+        self,
+        *,
+        ctrlr: str,
+    ) -> bool:
+        """Removes a controller."""
+        result: bool = await self.call(
+            "vhost_delete_controller",
+            _given(
+                ctrlr=ctrlr,
+            ),
+        )
+        return result
+
+    async def vhost_get_controllers(
+        self,
+        *,
+        name: str | None = None,
+    ) -> list[types.VhostController]:
+        """The controllers, or one of them."""
+        result: list[types.VhostController] = await self.call(
+            "vhost_get_controllers",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    async def virtio_blk_get_transports(self) -> list[types.VirtioBlkTransport]:
+        """The ways by which machines reach controllers."""
+        result: list[types.VirtioBlkTransport] = await self.call("virtio_blk_get_transports")
+        return result

@@ -1,0 +1,3 @@
+"""Made by `cargo xtask generate`."""
+
+VERSION = "0.1.0"
