@@ -140,14 +140,15 @@ impl Machine {
 pub struct Move(Qmp);
 
 impl Move {
-    /// Has it arrive as fast as can be; the QEMU that it leaves stands still from then on.
+    /// Has it arrive; the QEMU that it leaves stands still from then on.
     ///
     /// # Errors
     /// It arrived before this was asked, so that nothing was tested on the way; the move fails, or takes longer than a minute.
     pub fn end(mut self) -> Result<()> {
         let status = self.0.call("query-migrate", &json!({}))?["status"].clone();
         ensure!(status == "active", "the machine was to be on its way, and is {status}");
-        self.0.call("migrate-set-parameters", &json!({"max-bandwidth": 1_u64 << 40}))?;
+        self.0
+            .call("migrate-set-parameters", &json!({"downtime-limit": 2000, "max-bandwidth": 1_u64 << 40}))?;
         wait_until("the machine to move", Duration::from_secs(60), || {
             let info = self.0.call("query-migrate", &json!({}))?;
             match info["status"].as_str() {
@@ -262,15 +263,22 @@ impl Guest {
         self.qemu.signal(signal)
     }
 
-    /// Begins to move the running machine to the QEMU that waits for it at `socket` ([`Machine::incoming`]), at `rate` bytes per second.
+    /// Begins to move the running machine to the QEMU that waits for it at `socket` ([`Machine::incoming`]). Returns when all of its memory has
+    /// gone there once. What it writes from then on goes again, and again, until [`Move::end`].
     ///
     /// # Errors
-    /// There is no such QEMU, or this one refuses.
-    pub fn begin_move(&self, socket: &Path, rate: u64) -> Result<Move> {
+    /// There is no such QEMU, this one refuses, or it takes longer than a minute.
+    pub fn begin_move(&self, socket: &Path) -> Result<Move> {
         wait_until("the QEMU to move to", Duration::from_secs(20), || Ok(socket.exists().then_some(())))?;
         let mut qmp = Qmp::connect(&self.monitor)?;
-        qmp.call("migrate-set-parameters", &json!({"max-bandwidth": rate}))?;
+        // So short, in milliseconds, that a machine that does anything never arrives.
+        qmp.call("migrate-set-parameters", &json!({"downtime-limit": 1, "max-bandwidth": 64 << 20}))?;
         qmp.call("migrate", &json!({"uri": format!("unix:{}", socket.display())}))?;
+        wait_until("the machine's memory to go", Duration::from_secs(60), || {
+            let info = qmp.call("query-migrate", &json!({}))?;
+            let passes_begun = info["ram"]["dirty-sync-count"].as_u64().unwrap_or(0);
+            Ok((passes_begun >= 2).then_some(()))
+        })?;
         Ok(Move(qmp))
     }
 

@@ -26,7 +26,7 @@ const PASSES: &str = "
     [ $(dmesg | grep -c 'I/O error') = 0 ] && [ ! -e /tmp/stale ]
 ";
 
-/// Before and beside [`PASSES`]: a part of the disk that fio leaves alone is read into the page cache while the machine moves, so that the disk writes
+/// Before and beside [`PASSES`]: a part of the disk that fio leaves alone is read into the page cache while the machine moves, so that we write
 /// memory that has moved already; and is looked at there after the move. A block device that nobody has open has no cache.
 const FILL: &str = "
     exec 4<$(disk 0)
@@ -36,8 +36,6 @@ const FILL: &str = "
     echo 3 >/proc/sys/vm/drop_caches
 ";
 const LOOK: &str = "await read; part >/dev/null; echo cached; await enough; [ \"$(part | md5sum)\" = \"$before\" ] || touch /tmp/stale";
-/// Bytes per second at which the machine moves until then: its 100 MB and more take seconds.
-const SLOWLY: u64 = 16 << 20;
 
 /// Crashes of `arykd` in one guest's life.
 const ROUNDS: u32 = 3;
@@ -116,7 +114,7 @@ fn migrated(site: &Site<'_>) -> Result<()> {
     let incoming = Some(meeting.clone());
     let machine = Machine { incoming, ..Machine::with_disks(vec![Disk::new(&to_socket, 2)]) };
     let moved = site.boot(&machine, &script)?;
-    let on_its_way = guest.begin_move(&meeting, SLOWLY)?;
+    let on_its_way = guest.begin_move(&meeting)?;
     guest.send("read")?;
     guest.wait_line("cached", PATIENCE)?;
     on_its_way.end()?;
