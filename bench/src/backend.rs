@@ -70,12 +70,12 @@ impl BackEnd {
     }
 }
 
-/// Starts `arykd` with one core, without a disk; its sockets come to lie in `dir`, which is made.
-pub fn arykd(program: &Path, policy: Policy, dir: &Path) -> Result<(Process, Rpc)> {
+/// Starts `arykd` with one core, without a disk; its sockets come to lie in `dir`, which is made. What is configured is kept in `state`, if that is a directory.
+pub fn arykd(program: &Path, policy: Policy, dir: &Path, state: Option<&Path>) -> Result<(Process, Rpc)> {
     std::fs::create_dir_all(dir)?;
     let rpc = dir.join("rpc.sock");
     let mask = format!("{:#x}", 1 << BACK_END_CORE);
-    let args = [
+    let mut args = vec![
         "-m".as_ref(),
         mask.as_ref(),
         "-r".as_ref(),
@@ -87,6 +87,9 @@ pub fn arykd(program: &Path, policy: Policy, dir: &Path) -> Result<(Process, Rpc
         "-L".as_ref(),
         "warning".as_ref(),
     ];
+    if let Some(state) = state {
+        args.extend(["--state-dir".as_ref(), state.as_os_str()]);
+    }
     let mut process = Process::start("arykd", program, &args)?;
     process.wait_for(&rpc)?;
     Ok((process, Rpc::connect(&rpc)?))
@@ -94,7 +97,7 @@ pub fn arykd(program: &Path, policy: Policy, dir: &Path) -> Result<(Process, Rpc
 
 /// `arykd` with one disk over `store`.
 pub fn aryk(program: &Path, policy: Policy, store: &Store, dir: &Path) -> Result<BackEnd> {
-    let (mut process, mut rpc) = arykd(program, policy, dir)?;
+    let (mut process, mut rpc) = arykd(program, policy, dir, None)?;
     match store {
         Store::Null { size } => {
             rpc.call("bdev_null_create", json!({"name": "d0", "num_blocks": size / 512, "block_size": 512}))

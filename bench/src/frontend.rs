@@ -173,6 +173,43 @@ impl FrontEnd {
         Ok(Open { requests: latency.len(), latency })
     }
 
+    /// The same, but asleep while nothing is in flight, and timed from the submission, unless a slot had to be waited for: for a core that is shared.
+    pub fn paced(&mut self, rate: f64, span: Duration) -> Result<Open> {
+        let workload = self.workload;
+        let mut cursor = Cursor::new(&workload, self.capacity);
+        let mut latency = Histogram::new_with_bounds(1, 60_000_000_000, 3)?;
+        let mut free: Vec<usize> = (0..workload.depth).collect();
+        let mut sent = vec![Duration::ZERO; workload.depth];
+        let start = Instant::now();
+        let (mut due, mut behind) = (self.gap(rate), false);
+        while due < span || free.len() < workload.depth {
+            let now = start.elapsed();
+            if free.len() == workload.depth && now < due {
+                std::thread::sleep(due - now);
+                continue;
+            }
+            if due <= now && due < span {
+                if let Some(slot) = free.pop() {
+                    sent[slot] = if behind { due } else { now };
+                    self.submit(&mut cursor, slot);
+                    due += self.gap(rate);
+                } else {
+                    behind = true;
+                }
+            } else {
+                behind = false;
+            }
+            let count = self.queues[0].do_io(&mut self.completions, 0, None, None)?;
+            let heard = start.elapsed();
+            for i in 0..count {
+                let slot = self.completed(i)?;
+                latency.saturating_record((heard - sent[slot]).as_nanos() as u64);
+                free.push(slot);
+            }
+        }
+        Ok(Open { requests: latency.len(), latency })
+    }
+
     /// The time to the next request of a Poisson process.
     fn gap(&mut self, rate: f64) -> Duration {
         Duration::from_secs_f64(-(1.0 - self.random.unit()).ln() / rate)

@@ -46,7 +46,8 @@ fn idle(settings: &Settings, report: &mut Report) -> Result<()> {
         add("idle/attached-1", "1 attached disk", &ours, &theirs);
     }
     if settings.wants("idle/created-1000") {
-        let (process, mut rpc) = backend::arykd(&settings.arykd, Policy::Adaptive, &dir.join("idle-1000"))?;
+        let (process, mut rpc) =
+            backend::arykd(&settings.arykd, Policy::Adaptive, &dir.join("idle-1000"), None)?;
         for i in 0..DISKS {
             let name = format!("d{i}");
             rpc.call("bdev_null_create", json!({"name": name, "num_blocks": 1 << 21, "block_size": 512}))?;

@@ -4,6 +4,7 @@
 //! - [`backend`], [`process`], [`rpc`], [`fio`]: what is measured, on the other core.
 //! - [`ceiling`], [`target`]: what the front-end can do at all; [`closed`], [`open`], [`idle`]: the measurements, [`rounds`]
 //!   of which are repeated until they can be compared.
+//! - [`calls`]: the control plane, and what I/O notices of it.
 //! - [`instructions`], [`stack`]: the path within one process, counted instead of timed.
 //! - [`report`], [`machine`]: medians, records, tables, and what they depend on.
 //!
@@ -13,6 +14,7 @@
 #![expect(clippy::disallowed_methods, reason = "a benchmark measures wall time, and waits")]
 
 mod backend;
+mod calls;
 mod ceiling;
 mod closed;
 mod fio;
@@ -41,6 +43,8 @@ use std::time::{Duration, Instant};
 
 /// Where the tables of a whole run go.
 const RESULTS: &str = "docs/bench/results.md";
+/// Where those of `rpc` go.
+const RPC_RESULTS: &str = "docs/bench/rpc.md";
 
 /// Measures arykd and its peers.
 #[derive(Debug, Parser)]
@@ -49,16 +53,16 @@ struct Args {
     #[command(subcommand)]
     command: Option<Subcommand>,
     /// Rather quick than exact: a whole run takes less than a minute.
-    #[arg(long)]
+    #[arg(long, global = true)]
     quick: bool,
     /// Only cases whose name contains this, as in "null", "memory/randread-4k/qd32", "open/10k", "idle", "ceiling".
     #[arg(long, value_name = "PART")]
     case: Vec<String>,
     /// Runs of each measurement, on each side in turn [default: 5, or 1 with --quick].
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", global = true)]
     runs: Option<usize>,
     /// Seconds of each run [default: 2, or 0.1 with --quick].
-    #[arg(long, value_name = "S")]
+    #[arg(long, value_name = "S", global = true)]
     seconds: Option<f64>,
     /// Sleep policy of arykd in closed loops.
     #[arg(long, value_enum, default_value = "adaptive")]
@@ -67,19 +71,19 @@ struct Args {
     #[arg(long, value_name = "N", default_value_t = 1)]
     queues: usize,
     /// Writes all results as a JSON list.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", global = true)]
     json: Option<PathBuf>,
     /// Writes the tables as a page [default: docs/bench/results.md, if everything was measured, and not quickly].
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", global = true)]
     markdown: Option<PathBuf>,
     /// The date to put on the page [default: the system's].
-    #[arg(long)]
+    #[arg(long, global = true)]
     date: Option<String>,
     /// The arykd to measure [default: this workspace's, built for release].
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", global = true)]
     arykd: Option<PathBuf>,
     /// Where files on a disk go.
-    #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
+    #[arg(long, value_name = "DIR", default_value = "/var/tmp", global = true)]
     dir: PathBuf,
 }
 
@@ -94,6 +98,8 @@ enum Subcommand {
         #[arg(long, conflicts_with = "check")]
         record: bool,
     },
+    /// Measures calls of the daemon's RPC, and what I/O notices of them.
+    Rpc,
     /// What is counted.
     #[command(hide = true)]
     Stack { case: String, batches: u32 },
@@ -128,33 +134,37 @@ impl Args {
     /// Where to write the tables, if anywhere.
     fn page(&self) -> Option<PathBuf> {
         let whole = self.case.is_empty() && !self.quick;
-        self.markdown.clone().or_else(|| whole.then(|| RESULTS.into()))
+        let page = if matches!(self.command, Some(Subcommand::Rpc)) { RPC_RESULTS } else { RESULTS };
+        self.markdown.clone().or_else(|| whole.then(|| page.into()))
     }
 }
 
 fn main() -> Result<()> {
     let args = Args::parse();
     match &args.command {
-        None => measure(&args),
+        None => measure(&args, |settings, report| {
+            let ceilings = Ceilings::measure(settings, report)?;
+            for case in closed::CASES {
+                closed::measure(settings, case, &ceilings, report)?;
+            }
+            open::measure(settings, report)?;
+            idle::measure(settings, report)
+        }),
+        Some(Subcommand::Rpc) => measure(&args, calls::measure),
         Some(Subcommand::Instructions { check, record }) => instructions::instructions(*check, *record),
         Some(Subcommand::Stack { case, batches }) => stack::run(case, *batches),
     }
 }
 
 /// Measures all that was asked for.
-fn measure(args: &Args) -> Result<()> {
+fn measure(args: &Args, what: impl FnOnce(&Settings, &mut Report) -> Result<()>) -> Result<()> {
     let settings = args.settings()?;
     process::pin(process::FRONT_END_CORE)?;
     frontend::watch();
     let start = Instant::now();
     let before = rounds::round_trip();
     let mut report = Report::default();
-    let ceilings = Ceilings::measure(&settings, &mut report)?;
-    for case in closed::CASES {
-        closed::measure(&settings, case, &ceilings, &mut report)?;
-    }
-    open::measure(&settings, &mut report)?;
-    idle::measure(&settings, &mut report)?;
+    what(&settings, &mut report)?;
     let round_trips = [before, rounds::round_trip()];
     println!(
         "measured in {:.0} s; a cache line's round trip: {round_trips:?}",

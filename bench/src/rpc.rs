@@ -3,13 +3,15 @@
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a call may take.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a daemon may take from making its socket to listening.
+const START_PATIENCE: Duration = Duration::from_secs(2);
 
 /// A connection.
 #[derive(Debug)]
@@ -22,7 +24,18 @@ impl Rpc {
     /// Connects to the daemon's socket.
     pub fn connect(socket: &Path) -> Result<Self> {
         let connect = || {
-            let stream = UnixStream::connect(socket)?;
+            let start = Instant::now();
+            let stream = loop {
+                match UnixStream::connect(socket) {
+                    // It is bound, and does not listen yet.
+                    Err(e)
+                        if e.kind() == ErrorKind::ConnectionRefused && start.elapsed() < START_PATIENCE =>
+                    {
+                        std::thread::yield_now();
+                    }
+                    connected => break connected?,
+                }
+            };
             stream.set_read_timeout(Some(PATIENCE))?;
             std::io::Result::Ok(stream)
         };

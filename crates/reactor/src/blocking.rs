@@ -30,6 +30,8 @@ struct Load {
 struct Pool {
     jobs: Mutex<Receiver<Job>>,
     threads_max: usize,
+    /// Where they run.
+    cores: CoreSet,
     load: Mutex<Load>,
 }
 
@@ -41,11 +43,15 @@ pub(crate) struct Blocking {
 }
 
 impl Blocking {
-    /// A pool of up to `threads_max` threads, at least one.
+    /// A pool of up to `threads_max` threads, at least one, on the cores that the process may use now.
     pub fn new(threads_max: usize) -> Self {
         let (sender, receiver) = channel();
-        let pool =
-            Pool { jobs: Mutex::new(receiver), threads_max: threads_max.max(1), load: Mutex::default() };
+        let pool = Pool {
+            jobs: Mutex::new(receiver),
+            threads_max: threads_max.max(1),
+            cores: CoreSet::allowed(),
+            load: Mutex::default(),
+        };
         Self { sender, pool: Arc::new(pool) }
     }
 
@@ -68,7 +74,7 @@ impl Blocking {
         if load.unfinished > load.threads && load.threads < self.pool.threads_max {
             let pool = Arc::clone(&self.pool);
             let body = move || {
-                leave_core();
+                leave_core(&pool.cores);
                 pool.work();
             };
             match std::thread::Builder::new().name(format!("blocking_{}", load.threads)).spawn(body) {
@@ -83,11 +89,11 @@ impl Blocking {
 }
 
 /// A thread inherits the core of the reactor that started it, where it would be in the way.
-fn leave_core() {
-    let mut cores = rustix::thread::CpuSet::new();
-    CoreSet::allowed().iter().for_each(|core| cores.set(core.into()));
+fn leave_core(cores: &CoreSet) {
+    let mut set = rustix::thread::CpuSet::new();
+    cores.iter().for_each(|core| set.set(core.into()));
     // If that is refused, it is only slower.
-    let _ = rustix::thread::sched_setaffinity(None, &cores);
+    let _ = rustix::thread::sched_setaffinity(None, &set);
 }
 
 impl Pool {
