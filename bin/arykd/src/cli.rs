@@ -3,6 +3,7 @@
 use crate::log::Format;
 use aryk_reactor::{CoreSet, Engine, SleepPolicy};
 use aryk_rpc::methods::log::PrintLevel;
+use aryk_rpc::rights::Rule;
 use clap::Parser;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -22,17 +23,34 @@ pub struct Cli {
     #[arg(short = 'r', long = "rpc-socket", value_name = "PATH", default_value = "/var/tmp/spdk.sock")]
     pub rpc_socket: PathBuf,
 
-    /// Rights of the RPC socket, octal: whoever may write to it rules the daemon; 660 lets the daemon's group
-    #[arg(long, value_name = "MODE", default_value = "600", value_parser = mode)]
-    pub rpc_socket_mode: u32,
+    /// Rights of the RPC socket, octal: 660 lets the daemon's group [default: 600, or 666 with --rpc-allow, whose rules then decide]
+    #[arg(long, value_name = "MODE", value_parser = mode)]
+    pub rpc_socket_mode: Option<u32>,
 
-    /// Serve RPC by HTTP POST too, to those who know a password, without encryption: 127.0.0.1:8000
+    /// Group of the RPC socket, by name or number
+    #[arg(long, value_name = "GROUP", value_parser = aryk_rpc::rights::gid)]
+    pub rpc_socket_group: Option<u32>,
+
+    /// Who may call what on the RPC socket: uid:USER=RIGHTS, gid:GROUP=RIGHTS or any=RIGHTS, RIGHTS being full or read-only; the first that fits
+    /// counts, root and the daemon's own user may do everything, and others nothing [default: whoever may open the socket may do everything]
+    #[arg(long, value_name = "RULE")]
+    pub rpc_allow: Vec<Rule>,
+
+    /// Serve RPC by HTTP POST too, to those who know a password: 127.0.0.1:8000
     #[arg(long, value_name = "ADDRESS", requires = "rpc_http_auth")]
     pub rpc_http: Option<SocketAddr>,
 
     /// File of lines user:password that may call by HTTP, readable by its owner alone
     #[arg(long, value_name = "FILE", requires = "rpc_http")]
     pub rpc_http_auth: Option<PathBuf>,
+
+    /// Encrypt RPC by HTTP: the certificate, and those above it, as PEM [default: it is not encrypted]
+    #[arg(long, value_name = "FILE", requires = "rpc_http", requires = "rpc_http_tls_key")]
+    pub rpc_http_tls_cert: Option<PathBuf>,
+
+    /// The certificate's private key as PEM, not readable by everybody
+    #[arg(long, value_name = "FILE", requires = "rpc_http_tls_cert")]
+    pub rpc_http_tls_key: Option<PathBuf>,
 
     /// Directory of the controllers' sockets [default: aryk in $XDG_RUNTIME_DIR, or /run/aryk]
     #[arg(short = 'S', long = "vhost-dir", value_name = "DIR")]
@@ -106,6 +124,12 @@ mod tests {
         assert_eq!(cli.cores.unwrap().to_string(), "0xd");
         assert_eq!(cli.sleep_policy, SleepPolicy::Poll);
         assert_eq!((cli.io_engine, cli.log), (Engine::Epoll, PrintLevel::Debug));
+        let line = "arykd --rpc-socket-mode 660 --rpc-socket-group 0 --rpc-allow uid:1000=full --rpc-allow any=read-only";
+        let cli = Cli::try_parse_from(line.split(' ')).unwrap();
+        assert_eq!(
+            (cli.rpc_socket_mode, cli.rpc_socket_group, cli.rpc_allow.len()),
+            (Some(0o660), Some(0), 2)
+        );
         for wrong in [
             "-m 0",
             "-m x",
@@ -117,6 +141,12 @@ mod tests {
             "--rpc-socket-mode 7777",
             "--rpc-http 127.0.0.1:1",
             "--rpc-http-auth x",
+            "--rpc-http-tls-cert x --rpc-http-tls-key y",
+            "--rpc-http 127.0.0.1:1 --rpc-http-auth x --rpc-http-tls-cert x",
+            "--rpc-http 127.0.0.1:1 --rpc-http-auth x --rpc-http-tls-key x",
+            "--rpc-socket-mode rw",
+            "--rpc-allow uid:0=all",
+            "--rpc-socket-group no-such-group",
         ] {
             assert!(Cli::try_parse_from(format!("arykd {wrong}").split(' ')).is_err(), "{wrong}");
         }

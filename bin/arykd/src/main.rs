@@ -9,8 +9,7 @@ mod supervise;
 
 use anyhow::Context;
 use aryk_reactor::{Options, Reactors};
-use aryk_rpc::http::{HttpServer, Passwords};
-use aryk_rpc::server::Server;
+use aryk_rpc::http::{HttpServer, Passwords, Tls};
 use aryk_rpc::{Control, methods, restore};
 use aryk_state::Store;
 use clap::Parser;
@@ -47,9 +46,12 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
     start::raise_descriptor_limit();
     let vhost_dir = start::vhost_dir(cli.vhost_dir.as_deref())?;
     let passwords = cli.rpc_http_auth.as_deref().map(Passwords::read).transpose()?;
+    let tls = match (&cli.rpc_http_tls_cert, &cli.rpc_http_tls_key) {
+        (Some(certificate), Some(key)) => Some(Tls::read(certificate, key)?),
+        _ => None,
+    };
     // Before the first thread, and after what is read once only.
     sandbox::confine(cli, &vhost_dir)?;
-    let state = cli.state_dir.as_deref().map(Store::open).transpose()?;
     let defaults = Options::default();
     let options = Options {
         cores: cli.cores.clone().unwrap_or(defaults.cores.clone()),
@@ -58,12 +60,15 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
         ..defaults
     };
     let reactors = Rc::new(Reactors::start(&options)?);
+    // From here on, so that the store's thread does as we do.
+    start::leave_cores(&reactors);
+    let state = cli.state_dir.as_deref().map(Store::open).transpose()?;
     let control = Rc::new(Control::new(reactors, &vhost_dir, cli.log, set_level));
     if let Some((store, records)) = state {
         control.config.keep_in(store, records)?;
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    LocalSet::new().block_on(&runtime, serve(cli, &options, &vhost_dir, passwords, control))
+    LocalSet::new().block_on(&runtime, serve(cli, &options, &vhost_dir, (passwords, tls), control))
 }
 
 /// Serves clients until a signal comes, then gives back everything that was made.
@@ -71,14 +76,13 @@ async fn serve(
     cli: &Cli,
     options: &Options,
     vhost_dir: &std::path::Path,
-    passwords: Option<Passwords>,
+    secrets: (Option<Passwords>, Option<Tls>),
     control: Rc<Control>,
 ) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let server = Server::bind(&cli.rpc_socket, cli.rpc_socket_mode)
-        .context("cannot serve RPC; -r names another socket")?;
-    let http = http_server(cli.rpc_http, passwords).await?;
+    let server = start::rpc_server(cli).context("cannot serve RPC; -r names another socket")?;
+    let http = http_server(cli.rpc_http, secrets).await?;
     let methods = methods::table(Rc::clone(&control));
     let restored = restore::restore(&control, &methods).await;
     let (stop, stopped) = watch::channel(false);
@@ -112,11 +116,14 @@ async fn serve(
 /// The door for those who call by HTTP, if one is asked for.
 async fn http_server(
     address: Option<SocketAddr>,
-    passwords: Option<Passwords>,
+    (passwords, tls): (Option<Passwords>, Option<Tls>),
 ) -> anyhow::Result<Option<HttpServer>> {
     let (Some(address), Some(passwords)) = (address, passwords) else { return Ok(None) };
     let server = HttpServer::bind(address, passwords).await;
     let server = server.with_context(|| format!("cannot serve RPC by HTTP at {address}"))?;
+    if let Some(tls) = tls {
+        return Ok(Some(server.encrypted(tls)));
+    }
     if !address.ip().is_loopback() {
         tracing::warn!(%address, "RPC by HTTP is not encrypted: whoever sees it has the password");
     }

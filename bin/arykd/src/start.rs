@@ -3,10 +3,13 @@
 use crate::cli::Cli;
 use crate::log::Format;
 use anyhow::Context;
-use aryk_reactor::{CoreSet, Engine, Options, SleepPolicy};
+use aryk_reactor::{CoreSet, Engine, Handle, Options, Reactors, SleepPolicy};
 use aryk_rpc::Control;
 use aryk_rpc::restore::Restored;
+use aryk_rpc::rights::Rules;
+use aryk_rpc::server::{BindError, Server};
 use rustix::process::{Resource, Rlimit, getrlimit, getuid, setrlimit};
+use rustix::thread::{CpuSet, sched_setaffinity};
 use std::fs::DirBuilder;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -18,6 +21,29 @@ pub fn raise_descriptor_limit() {
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
         tracing::warn!(%error, "cannot raise the limit of open files");
     }
+}
+
+/// Leaves the reactors' cores to them, where there are others: no call, however long, is in the way of I/O then.
+pub fn leave_cores(reactors: &Reactors) {
+    let theirs: CoreSet = reactors.handles().iter().map(Handle::core).collect();
+    let mut others = CpuSet::new();
+    CoreSet::allowed().iter().filter(|&core| !theirs.contains(core)).for_each(|core| others.set(core.into()));
+    if others.count() > 0
+        && let Err(error) = sched_setaffinity(None, &others)
+    {
+        tracing::warn!(%error, "cannot leave the reactors' cores to them");
+    }
+}
+
+/// The RPC socket, with the rights that were asked for.
+pub fn rpc_server(cli: &Cli) -> Result<Server, BindError> {
+    let mode = if cli.rpc_allow.is_empty() { 0o600 } else { 0o666 };
+    let mode = cli.rpc_socket_mode.unwrap_or(mode);
+    let server = Server::bind(&cli.rpc_socket, mode)?;
+    if let Some(group) = cli.rpc_socket_group {
+        server.give_to(group)?;
+    }
+    Ok(server.ruled_by(Rules::new(cli.rpc_allow.clone())))
 }
 
 /// The directory of the controllers' sockets, which is made if it is not there.
@@ -42,7 +68,7 @@ pub fn vhost_dir(asked: Option<&Path>) -> anyhow::Result<PathBuf> {
 
 /// Says, in a few lines, what it runs on.
 pub async fn tell(cli: &Cli, options: &Options, vhost_dir: &Path, control: &Control, restored: Restored) {
-    let used: CoreSet = control.reactors.handles().iter().map(aryk_reactor::Handle::core).collect();
+    let used: CoreSet = control.reactors.handles().iter().map(Handle::core).collect();
     let cores = used.iter().map(|core| core.to_string()).collect::<Vec<_>>().join(" ");
     let asked = match used == options.cores {
         true => String::new(),
@@ -68,7 +94,8 @@ pub async fn tell(cli: &Cli, options: &Options, vhost_dir: &Path, control: &Cont
         println!("  kernel    {kernel}");
         println!("  RPC       {}", cli.rpc_socket.display());
         if let Some(address) = cli.rpc_http {
-            println!("  RPC       http://{address}/, with a password");
+            let scheme = if cli.rpc_http_tls_cert.is_some() { "https" } else { "http" };
+            println!("  RPC       {scheme}://{address}/, with a password");
         }
         println!("  machines  {}/", vhost_dir.display());
         println!("  state     {}", state(cli, restored));

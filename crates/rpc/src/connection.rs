@@ -7,6 +7,7 @@
 //! one: a client that pipelines "create this", "attach that" gets what it means, while a request that waits for
 //! something slow does not hold up those behind it.
 
+use crate::rights::Rights;
 use crate::wire::{self, Decoder, Message};
 use crate::{Error, Methods};
 use std::collections::VecDeque;
@@ -44,12 +45,14 @@ type Finished = (u64, Step);
 pub(crate) async fn serve<C: 'static>(
     stream: UnixStream,
     methods: Rc<Methods<C>>,
+    rights: Rights,
     mut stop: watch::Receiver<bool>,
 ) {
     let (finished_tx, mut finished) = mpsc::unbounded_channel();
     let mut connection = Connection {
         stream,
         methods,
+        rights,
         decoder: Decoder::default(),
         unsent: VecDeque::new(),
         in_flight: 0,
@@ -86,6 +89,14 @@ pub(crate) async fn serve<C: 'static>(
     }
 }
 
+/// Tells one who may call nothing so, and leaves.
+pub(crate) fn refuse(stream: &UnixStream, error: &Error) {
+    let mut reply = wire::response(None, &Err(error.clone()));
+    reply.push(b'\n');
+    // It is the first on this stream, so it fits; a client that is gone needs none.
+    let _ = stream.try_write(&reply);
+}
+
 /// What is still to come from the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Input {
@@ -97,6 +108,7 @@ enum Input {
 struct Connection<C> {
     stream: UnixStream,
     methods: Rc<Methods<C>>,
+    rights: Rights,
     decoder: Decoder,
     unsent: VecDeque<u8>,
     in_flight: usize,
@@ -137,11 +149,11 @@ impl<C: 'static> Connection<C> {
         self.started += 1;
         self.ahead = Some((self.started, Instant::now() + HEAD_START));
         let (number, finished) = (self.started, self.finished_tx.clone());
-        let methods = Rc::clone(&self.methods);
+        let (methods, rights) = (Rc::clone(&self.methods), self.rights);
         tokio::task::spawn_local(async move {
             // A receiver that is gone is a client that is gone.
             let tell = |step| drop(finished.send((number, step)));
-            let reply = methods.answer_telling(message, || tell(Step::Ran)).await;
+            let reply = methods.answer_telling(message, rights, || tell(Step::Ran)).await;
             tell(Step::Answered(reply));
         });
     }

@@ -5,6 +5,7 @@
 
 use crate::Error;
 use crate::journal::{self, Caller, Done};
+use crate::rights::Rights;
 use crate::wire::{self, Call, Message, Rejected};
 use crate::{Phase, Table};
 use rustix::io::Errno;
@@ -68,20 +69,33 @@ impl<C: 'static> Methods<C> {
         self
     }
 
+    /// Whether a method may change anything.
+    ///
+    /// # Errors
+    /// [`Error::MethodNotFound`].
+    pub fn changes(&self, name: &str) -> Result<bool, Error> {
+        self.table.find(name).map(|entry| entry.changes)
+    }
+
     /// The methods' names and when each may be called, sorted.
     pub fn names(&self) -> Vec<(&'static str, Phase)> {
         self.table.entries().map(|(name, entry)| (name, entry.phase)).collect()
     }
 
-    /// Answers a message: the bytes to send, if any. Needs a tokio `LocalSet`.
+    /// Answers a message of one who has full rights: the bytes to send, if any. Needs a tokio `LocalSet`.
     pub async fn answer(&self, message: Message) -> Option<Vec<u8>> {
-        self.answer_telling(message, || {}).await
+        self.answer_telling(message, Rights::Full, || {}).await
     }
 
-    /// The same; `ran` is told when nothing but the state store is waited for. It is not told of a batch.
-    pub(crate) async fn answer_telling(&self, message: Message, ran: impl FnOnce()) -> Option<Vec<u8>> {
+    /// The same with `rights`; `ran` is told when nothing but the state store is waited for. It is not told of a batch.
+    pub(crate) async fn answer_telling(
+        &self,
+        message: Message,
+        rights: Rights,
+        ran: impl FnOnce(),
+    ) -> Option<Vec<u8>> {
         match message {
-            Message::One(call) => self.respond(call, ran).await,
+            Message::One(call) => self.respond(call, rights, ran).await,
             Message::Batch(calls) => {
                 let (mut responses, mut len) = (Vec::new(), 0);
                 for call in calls {
@@ -91,7 +105,7 @@ impl<C: 'static> Methods<C> {
                                 format!("the replies before it have more than {BATCH_REPLY_MAX} bytes");
                             Some(wire::response(Some(&id), &Err(Error::errno(Errno::NOBUFS, full))))
                         }
-                        call => self.respond(call, || {}).await,
+                        call => self.respond(call, rights, || {}).await,
                     };
                     len += response.as_ref().map_or(0, Vec::len);
                     responses.extend(response);
@@ -101,11 +115,16 @@ impl<C: 'static> Methods<C> {
         }
     }
 
-    async fn respond(&self, call: Result<Call, Rejected>, ran: impl FnOnce()) -> Option<Vec<u8>> {
+    async fn respond(
+        &self,
+        call: Result<Call, Rejected>,
+        rights: Rights,
+        ran: impl FnOnce(),
+    ) -> Option<Vec<u8>> {
         match call {
             Err(Rejected { id, error }) => Some(wire::response(id.as_ref(), &Err(error))),
             Ok(Call { id, method, params }) => {
-                let outcome = self.call_telling(&method, params, ran).await;
+                let outcome = self.call_telling(&method, params, rights, ran).await;
                 if let Err(error) = &outcome {
                     tracing::debug!(method, %error, "request failed");
                 }
@@ -114,24 +133,33 @@ impl<C: 'static> Methods<C> {
         }
     }
 
-    /// Calls one method. Needs a tokio `LocalSet`.
+    /// Calls one method, with full rights. Needs a tokio `LocalSet`.
     ///
     /// # Errors
     /// The handler's, or that there is no such method, that it may not be called now, or that its parameters are
     /// wrong.
     pub async fn call(&self, method: &str, params: Option<Box<RawValue>>) -> Outcome {
-        self.call_telling(method, params, || {}).await
+        self.call_telling(method, params, Rights::Full, || {}).await
     }
 
-    async fn call_telling(&self, method: &str, params: Option<Box<RawValue>>, ran: impl FnOnce()) -> Outcome {
-        let phase = self.table.find(method)?.phase;
-        match (phase, (self.has_started)(&self.context)) {
+    async fn call_telling(
+        &self,
+        method: &str,
+        params: Option<Box<RawValue>>,
+        rights: Rights,
+        ran: impl FnOnce(),
+    ) -> Outcome {
+        let entry = self.table.find(method)?;
+        if entry.changes {
+            rights.may_change(method)?;
+        }
+        match (entry.phase, (self.has_started)(&self.context)) {
             (Phase::StartUp, true) => {
                 Err(Error::State("only before start-up: start the daemon with --wait-for-rpc".into()))
             }
             (Phase::RunTime, false) => Err(Error::State("call framework_start_init first".into())),
             (Phase::Any | Phase::RunTime, true) | (Phase::Any | Phase::StartUp, false) => {
-                let (outcome, done) = self.run(method, params, Caller::Client).await?;
+                let (outcome, done) = self.run(method, params, Caller::Client(rights)).await?;
                 ran();
                 (self.settle)(Rc::clone(&self.context), outcome, done).await
             }

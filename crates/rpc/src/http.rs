@@ -2,8 +2,10 @@
 //! Control context.
 //!
 //! One request of HTTP carries one of JSON-RPC, or one batch, to any path. Errors of JSON-RPC come with the status 200,
-//! as clients of SPDK's proxy expect; other statuses are about HTTP alone. There is no encryption: whoever sees the
+//! as clients of SPDK's proxy expect; other statuses are about HTTP alone. Without [`Tls`] there is no encryption: whoever sees the
 //! bytes has the password, so it listens where nobody does, or behind something that encrypts.
+
+mod tls;
 
 use crate::wire::{self, Decoder, Message, REQUEST_LEN_MAX};
 use crate::{Error, Methods};
@@ -24,9 +26,12 @@ use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+
+pub use tls::{Tls, TlsError};
 
 /// Clients that may be connected at a time; others wait to be accepted.
 const CONNECTIONS_MAX: usize = 64;
@@ -125,6 +130,7 @@ fn same(a: &[u8], b: &[u8]) -> bool {
 pub struct HttpServer {
     listener: TcpListener,
     passwords: Rc<Passwords>,
+    tls: Option<Tls>,
 }
 
 impl HttpServer {
@@ -133,7 +139,13 @@ impl HttpServer {
     /// # Errors
     /// The system's refusal.
     pub async fn bind(address: SocketAddr, passwords: Passwords) -> io::Result<Self> {
-        Ok(Self { listener: TcpListener::bind(address).await?, passwords: Rc::new(passwords) })
+        Ok(Self { listener: TcpListener::bind(address).await?, passwords: Rc::new(passwords), tls: None })
+    }
+
+    /// Encrypts what it says and hears; who does not is not served.
+    #[must_use]
+    pub fn encrypted(self, tls: Tls) -> Self {
+        Self { tls: Some(tls), ..self }
     }
 
     /// Where it listens.
@@ -154,7 +166,7 @@ impl HttpServer {
                 accepted = self.listener.accept(), if clients.len() < CONNECTIONS_MAX => match accepted {
                     Ok((stream, _)) => {
                         let shared = (Rc::clone(&methods), Rc::clone(&self.passwords));
-                        clients.spawn_local(serve_client(stream, shared, stop_clients.clone()));
+                        clients.spawn_local(serve_client(stream, self.tls.clone(), shared, stop_clients.clone()));
                     }
                     Err(error) => {
                         tracing::warn!(%error, "cannot accept an RPC client");
@@ -172,7 +184,28 @@ impl HttpServer {
 type Shared<C> = (Rc<Methods<C>>, Rc<Passwords>);
 type Reply = Response<Full<Bytes>>;
 
-async fn serve_client<C: 'static>(stream: TcpStream, shared: Shared<C>, mut stop: watch::Receiver<bool>) {
+async fn serve_client<C: 'static>(
+    stream: TcpStream,
+    tls: Option<Tls>,
+    shared: Shared<C>,
+    mut stop: watch::Receiver<bool>,
+) {
+    let Some(tls) = tls else { return serve_stream(stream, shared, stop).await };
+    let accepted = tokio::select! {
+        accepted = tls.accept(stream) => accepted,
+        _ = stop.wait_for(|stop| *stop) => return,
+    };
+    match accepted {
+        Ok(stream) => serve_stream(stream, shared, stop).await,
+        Err(error) => tracing::info!(%error, "an RPC client by HTTP and we do not agree on TLS"),
+    }
+}
+
+async fn serve_stream<C: 'static>(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    shared: Shared<C>,
+    mut stop: watch::Receiver<bool>,
+) {
     let service = service_fn(|request| {
         let (methods, passwords) = (Rc::clone(&shared.0), Rc::clone(&shared.1));
         async move { Ok::<_, Infallible>(respond(request, &methods, &passwords).await) }

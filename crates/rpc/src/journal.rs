@@ -3,7 +3,9 @@
 //! A call's handler runs within [`watch`], and whatever it makes, and whatever is sent to the store meanwhile, is noted with it: the reply waits for
 //! that and nothing else.
 
+use crate::Error;
 use crate::config::Subsystem;
+use crate::rights::Rights;
 use aryk_state::{WriteError, Written};
 use std::cell::RefCell;
 use std::future::Future;
@@ -11,8 +13,8 @@ use std::future::Future;
 /// Who makes a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Caller {
-    /// A client.
-    Client,
+    /// A client, who may do so much.
+    Client(Rights),
     /// We, to have again what was configured before.
     Restore,
 }
@@ -67,6 +69,17 @@ pub(crate) async fn watch<R>(caller: Caller, handler: impl Future<Output = R>) -
 /// Whether the call that runs is one of ours, to have again what was configured.
 pub(crate) fn is_restore() -> bool {
     CALL.try_with(|call| call.borrow().caller == Caller::Restore).unwrap_or(false)
+}
+
+/// Whether the call that runs may change something: for methods that mostly do not, and sometimes do, `what`.
+///
+/// # Errors
+/// `EACCES`.
+pub(crate) fn may_change(what: &str) -> Result<(), Error> {
+    match CALL.try_with(|call| call.borrow().caller) {
+        Ok(Caller::Client(rights)) => rights.may_change(what),
+        Ok(Caller::Restore) | Err(_) => Ok(()),
+    }
 }
 
 /// The call that runs has made an object.

@@ -19,6 +19,7 @@ pub mod methods;
 pub mod openrpc;
 pub mod params;
 pub mod restore;
+pub mod rights;
 pub mod server;
 mod table;
 pub mod wire;

@@ -59,8 +59,34 @@ pub(crate) fn all(this: &Weak<Methods<Control>>) -> Table<Control> {
     uring::register(&mut table);
     vhost::register(&mut table);
     table::register(&mut table, this);
+    table.change_nothing(&CHANGE_NOTHING);
     table
 }
+
+/// The methods for those who may only read.
+const CHANGE_NOTHING: [&str; 20] = [
+    "bdev_get_bdevs",
+    "bdev_get_histogram",
+    // To zero is to change, which it sees to itself.
+    "bdev_get_iostat",
+    "bdev_wait_for_examine",
+    "framework_get_config",
+    "framework_get_reactors",
+    "framework_get_scheduler",
+    "framework_get_subsystems",
+    "framework_wait_init",
+    "iobuf_get_stats",
+    "log_get_print_level",
+    "notify_get_notifications",
+    "notify_get_types",
+    "rpc_get_methods",
+    "save_config",
+    "spdk_get_version",
+    "thread_get_stats",
+    "trace_get_tpoint_group_mask",
+    "vhost_get_controllers",
+    "virtio_blk_get_transports",
+];
 
 /// Parameters of the methods that name one disk: `bdev_*_delete` and others.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -106,3 +132,6 @@ fn refuse_metadata(md_size: u32, dif_type: u32) -> Result<(), Error> {
         _ => Err(Error::invalid("metadata and protection information are not supported")),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,8 @@
 //! The UNIX socket that clients connect to. Control context.
 
-use crate::{Methods, connection};
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use crate::rights::{Peer, Rights, Rules};
+use crate::{Error, Methods, connection};
+use rustix::fs::{AtFlags, CWD, FlockOperation, Gid, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::os::fd::OwnedFd;
@@ -10,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 use std::{fs, io};
-use tokio::net::UnixListener;
+use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -46,6 +47,7 @@ pub struct Server {
     listener: UnixListener,
     path: PathBuf,
     inode: u64,
+    rules: Rules,
     /// Held for life: what tells a stale socket from a served one, as in SPDK, with which it is shared.
     _lock: OwnedFd,
     lock_path: PathBuf,
@@ -67,7 +69,24 @@ impl Server {
         let listener = listen(path, mode).map_err(|e| system(e.into()))?;
         let inode = fs::symlink_metadata(path).map_err(system)?.ino();
         let listener = UnixListener::from_std(listener.into()).map_err(system)?;
-        Ok(Self { listener, path: path.to_owned(), inode, _lock: lock, lock_path })
+        Ok(Self { listener, path: path.to_owned(), inode, rules: Rules::none(), _lock: lock, lock_path })
+    }
+
+    /// Gives the socket to a group.
+    ///
+    /// # Errors
+    /// [`BindError::System`].
+    pub fn give_to(&self, gid: u32) -> Result<(), BindError> {
+        let gid = Some(Gid::from_raw(gid));
+        rustix::fs::chownat(CWD, &self.path, None, gid, AtFlags::SYMLINK_NOFOLLOW)
+            .map_err(|e| BindError::System { path: self.path.clone(), source: e.into() })
+    }
+
+    /// Lets clients do what `rules` say.
+    #[must_use]
+    pub fn ruled_by(mut self, rules: Rules) -> Self {
+        self.rules = rules;
+        self
     }
 
     /// Serves clients until `stop` turns true, or its sender is gone; then answers what was asked, and returns. Needs
@@ -79,7 +98,10 @@ impl Server {
             tokio::select! {
                 accepted = self.listener.accept(), if clients.len() < CONNECTIONS_MAX => match accepted {
                     Ok((stream, _)) => {
-                        clients.spawn_local(connection::serve(stream, Rc::clone(&methods), stop_clients.clone()));
+                        if let Some(rights) = self.admit(&stream) {
+                            let serving = connection::serve(stream, Rc::clone(&methods), rights, stop_clients.clone());
+                            clients.spawn_local(serving);
+                        }
                     }
                     Err(error) => {
                         tracing::warn!(%error, "cannot accept an RPC client");
@@ -91,6 +113,21 @@ impl Server {
             }
         }
         let _ = tokio::time::timeout(FAREWELL, clients.join_all()).await;
+    }
+
+    /// What a client may do. One who may do nothing is told so.
+    fn admit(&self, stream: &UnixStream) -> Option<Rights> {
+        let peer = stream.peer_cred().map(Peer::from);
+        let unknown =
+            |e: io::Error| Error::errno(Errno::ACCESS, format!("the kernel does not say who calls: {e}"));
+        match peer.map_err(unknown).and_then(|peer| self.rules.rights(peer)) {
+            Ok(rights) => Some(rights),
+            Err(error) => {
+                tracing::info!(%error, "an RPC client is refused");
+                connection::refuse(stream, &error);
+                None
+            }
+        }
     }
 }
 

@@ -34,6 +34,8 @@ pub struct Table<C> {
 pub struct Entry<C> {
     /// When it may be called.
     pub phase: Phase,
+    /// Whether it may change anything: such are not for all callers.
+    pub changes: bool,
     /// What it does, in a sentence.
     pub summary: &'static str,
     /// The schema of its parameters, an object.
@@ -81,8 +83,26 @@ impl<C: 'static> Table<C> {
                 serde_json::value::to_raw_value(&reply).map_err(|e| Error::Internal(e.to_string()))
             })
         });
-        let entry = Entry { phase, summary, params: P::json_schema, result: schema_of::<R>, handler: erased };
+        let entry = Entry {
+            phase,
+            changes: true,
+            summary,
+            params: P::json_schema,
+            result: schema_of::<R>,
+            handler: erased,
+        };
         assert!(self.entries.insert(name, entry).is_none(), "two methods '{name}'");
+    }
+
+    /// Says of these methods that they change nothing, which of all others is taken for granted that they do.
+    ///
+    /// # Panics
+    /// If there is no method of one of the names.
+    pub fn change_nothing(&mut self, names: &[&'static str]) {
+        for name in names {
+            let entry = self.entries.get_mut(name);
+            entry.unwrap_or_else(|| panic!("no method '{name}'")).changes = false;
+        }
     }
 
     /// All, sorted by name.

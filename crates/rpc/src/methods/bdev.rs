@@ -350,6 +350,9 @@ async fn get_iostat(control: &Control, p: GetIostat) -> Result<Iostat, Error> {
     if p.per_channel {
         return Err(Error::errno(Errno::OPNOTSUPP, "statistics are kept per disk"));
     }
+    if p.reset_mode == ResetMode::All {
+        crate::journal::may_change("bdev_get_iostat with reset_mode")?;
+    }
     let names: Vec<String> = p.names.into_iter().flatten().chain(p.name).collect();
     let bdevs: Vec<Arc<Bdev>> = match names.as_slice() {
         [] => control.disks.registry.list(),

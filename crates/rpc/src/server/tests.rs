@@ -267,3 +267,44 @@ fn the_mode_is_as_asked() {
         }
     });
 }
+
+/// What a reader was refused.
+fn code(reply: &Value) -> &Value {
+    &reply["error"]["code"]
+}
+
+#[test]
+fn who_may_only_read_changes_nothing() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    tokio::task::LocalSet::new().block_on(&runtime, async {
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
+        let mut table = Table::default();
+        table.add("look", Phase::Any, "", async |_: &Seen, _: NoParams| Ok(1));
+        table.add("change", Phase::Any, "", async |_: &Seen, _: NoParams| Ok(2));
+        table.add("mostly_look", Phase::Any, "", async |_: &Seen, _: NoParams| {
+            crate::journal::may_change("to look hard").map(|()| 3)
+        });
+        table.change_nothing(&["look", "mostly_look"]);
+        let methods = Methods::new(Rc::new(Seen::default()), table, |_| true);
+        let (stop, stopped) = watch::channel(false);
+        let serving = connection::serve(theirs, Rc::new(methods), Rights::ReadOnly, stopped);
+        let serving = tokio::task::spawn_local(serving);
+        let mut ask = async |text: String| {
+            ours.write_all(text.as_bytes()).await.unwrap();
+            read_reply(&mut ours).await
+        };
+        assert_eq!(ask(request("look", 1)).await["result"], 1);
+        let refused = ask(request("change", 2)).await;
+        assert_eq!(
+            (code(&refused), &refused["error"]["message"]),
+            (&json!(-13), &json!("Permission denied"))
+        );
+        assert!(refused["error"]["data"].as_str().unwrap().starts_with("change changes something"));
+        assert_eq!(code(&ask(request("mostly_look", 3)).await), -13);
+        assert_eq!(code(&ask(request("nothing", 4)).await), -32601);
+        let batch = ask(format!("[{},{}]", request("look", 5), request("change", 6))).await;
+        assert_eq!((&batch[0]["result"], code(&batch[1])), (&json!(1), &json!(-13)));
+        stop.send_replace(true);
+        timeout(PATIENCE, serving).await.unwrap().unwrap();
+    });
+}

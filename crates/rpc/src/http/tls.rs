@@ -1,0 +1,93 @@
+//! TLS 1.2 and 1.3 for RPC by HTTP (RFC 8446), with a certificate from files. Control context.
+
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::{self, ServerConfig};
+use tokio_rustls::server::TlsStream;
+
+/// How long a client may take to agree on how to speak.
+const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
+
+/// What is needed to encrypt.
+#[derive(Clone)]
+pub struct Tls(TlsAcceptor);
+
+impl std::fmt::Debug for Tls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Tls")
+    }
+}
+
+/// Why there can be no TLS.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A file cannot be read, or holds something else.
+    #[error("cannot take {what} from {path}: {source}")]
+    File {
+        /// What was looked for.
+        what: &'static str,
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: pem::Error,
+    },
+    /// Everybody may read the key.
+    #[error("others can read {0}: take their rights away with chmod o=")]
+    Exposed(PathBuf),
+    /// The two files do not belong together, or are of no use.
+    #[error("{certificate} and {key} make no TLS server: {source}")]
+    Unfit {
+        /// The certificate's file.
+        certificate: PathBuf,
+        /// The key's file.
+        key: PathBuf,
+        /// Why.
+        source: rustls::Error,
+    },
+}
+
+impl Tls {
+    /// Reads a chain of certificates, the server's own first, and its private key, both as PEM.
+    ///
+    /// # Errors
+    /// [`TlsError`].
+    pub fn read(certificate: &Path, key: &Path) -> Result<Self, TlsError> {
+        let failed = |what, path: &Path, source| TlsError::File { what, path: path.to_owned(), source };
+        let chain =
+            CertificateDer::pem_file_iter(certificate).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+        let chain = chain.map_err(|e| failed("a certificate", certificate, e))?;
+        let rights =
+            std::fs::metadata(key).map_err(|e| failed("a key", key, pem::Error::Io(e)))?.permissions();
+        if rights.mode() & 0o007 != 0 {
+            return Err(TlsError::Exposed(key.to_owned()));
+        }
+        let secret = PrivateKeyDer::from_pem_file(key).map_err(|e| failed("a private key", key, e))?;
+        let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, secret));
+        let mut config = config.map_err(|source| TlsError::Unfit {
+            certificate: certificate.to_owned(),
+            key: key.to_owned(),
+            source,
+        })?;
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(Self(TlsAcceptor::from(Arc::new(config))))
+    }
+
+    /// Agrees with a client on how to speak, if that takes no longer than [`HANDSHAKE_TIME`].
+    pub(super) async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+        let agreed = tokio::time::timeout(HANDSHAKE_TIME, self.0.accept(stream)).await;
+        agreed.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,17 @@
+//! What is true of all methods.
+
+use super::*;
+use aryk_reactor::{Options, Reactors};
+
+#[test]
+fn those_that_only_read_are_named_so() {
+    let dir = tempfile::TempDir::new().unwrap();
+    let reactors = Rc::new(Reactors::start(&Options::default()).unwrap());
+    let level = log::PrintLevel::Error;
+    let methods = table(Rc::new(Control::new(reactors, dir.path(), level, |_| {})));
+    for (name, _) in methods.names() {
+        let gets = ["_get_", "_wait_", "save_config"].iter().any(|part| name.contains(part));
+        assert_eq!(methods.changes(name), Ok(!gets), "{name}");
+    }
+    assert_eq!(methods.changes("no_such_method"), Err(Error::MethodNotFound));
+}
