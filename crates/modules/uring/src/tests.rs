@@ -4,6 +4,7 @@ mod block_devices;
 mod conformance;
 mod contention;
 mod data;
+mod fence;
 mod full;
 mod harness;
 mod locks;

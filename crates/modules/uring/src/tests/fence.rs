@@ -1,0 +1,175 @@
+//! What a killed process had handed to the kernel lands after its end: seen without the lock, and never with it.
+//!
+//! The store holds the predecessor's writes back until the test lets them go, so that nothing here is left to chance.
+
+use super::harness::{Bench, disk};
+use crate::{Config, create};
+use aryk_bdev::{Op, Registry};
+use aryk_dma::Buffer;
+use aryk_reactor::Engine;
+use aryk_slow_store::{Hold, SlowStore};
+use rustix::fs::{Mode, OFlags};
+use std::os::fd::AsFd;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+/// Writes of the predecessor that are in flight when it dies, of one block each.
+const WRITES: usize = 32;
+const BLOCK: usize = 4096;
+/// From each write to the next: they do not touch, so that none is merged with another.
+const STRIDE: usize = 2 * BLOCK;
+/// What the predecessor writes to each block, and what its successor does.
+const OLD: u8 = 0xaa;
+const NEW: u8 = 0xbb;
+
+/// For what happens soon, or never.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// For what must not happen.
+const WHILE: Duration = Duration::from_millis(300);
+
+/// Where the predecessor finds its disk. Only [`predecessor`] sets it.
+const IMAGE: &str = "ARYK_TEST_FENCE_IMAGE";
+
+/// The predecessor's life; nothing in any process but its own.
+#[test]
+fn a_predecessor_writes_until_it_is_killed() {
+    let Ok(image) = std::env::var(IMAGE) else { return };
+    let registry = std::sync::Arc::new(Registry::new());
+    create(&registry, Config::new("d", image)).unwrap();
+    let mut bench = Bench::on(&registry, Engine::IoUring);
+    let mut buffer = Buffer::new(BLOCK, BLOCK);
+    buffer.write(0, &[OLD; BLOCK]);
+    let data = buffer.lend();
+    let block_size = bench.bdev().geometry().block_size as usize;
+    let mut submit = |n: usize| {
+        bench.submit(Op::Write, (n * STRIDE / block_size) as u64, (BLOCK / block_size) as u64, data, false)
+    };
+    let tags = (0..WRITES).map(&mut submit);
+    let first = tags.collect::<Vec<_>>()[0];
+    panic!("a write has not been held: {:?}", bench.wait(first));
+}
+
+/// A store whose disk is at the path; nothing if there is none of this kind here.
+type Make = fn() -> Option<(SlowStore, Option<Loop>, PathBuf)>;
+
+fn store() -> Option<SlowStore> {
+    let made = SlowStore::new(&disk(), WRITES * STRIDE);
+    made.map_err(|error| eprintln!("skipped: FUSE takes root and a kernel that has it: {error}")).ok()
+}
+
+fn file() -> Option<(SlowStore, Option<Loop>, PathBuf)> {
+    let store = store()?;
+    let path = store.path().to_owned();
+    Some((store, None, path))
+}
+
+/// A loop device on the store.
+struct Loop(PathBuf);
+
+fn block_device() -> Option<(SlowStore, Option<Loop>, PathBuf)> {
+    let store = store()?;
+    let mut losetup = Command::new("losetup");
+    losetup.args(["--find", "--show", "--direct-io=on", "--sector-size", "4096"]).arg(store.path());
+    let made = losetup.output().ok().filter(|made| made.status.success());
+    let Some(made) = made else {
+        eprintln!("skipped: loop devices take root");
+        return None;
+    };
+    let path = PathBuf::from(String::from_utf8(made.stdout).unwrap().trim_end());
+    Some((store, Some(Loop(path.clone())), path))
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        assert!(Command::new("losetup").arg("--detach").arg(&self.0).status().unwrap().success());
+    }
+}
+
+/// Has a predecessor write, and kills it. When this returns it is gone, as far as any supervisor can tell, and none of its writes has landed.
+fn predecessor(store: &SlowStore, path: &Path) {
+    store.hold(Hold::Writes);
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "--nocapture", "tests::fence::a_predecessor_writes_until_it_is_killed"])
+        .env(IMAGE, path)
+        .spawn()
+        .unwrap();
+    assert!(store.await_held(WRITES, PATIENCE), "{} writes of {WRITES} are in flight", store.held());
+    child.kill().unwrap();
+    let status = child.wait().unwrap();
+    assert_eq!(status.signal(), Some(libc::SIGKILL));
+    assert_eq!(store.held(), WRITES);
+    store.pass();
+}
+
+/// The successor's first writes, whoever has the disk locked.
+fn overwrite(path: &Path) {
+    let flags = OFlags::RDWR | OFlags::DIRECT | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty()).unwrap();
+    let mut buffer = Buffer::new(BLOCK, BLOCK);
+    buffer.write(0, &[NEW; BLOCK]);
+    let data = buffer.lend();
+    for n in 0..WRITES {
+        let written = aryk_uring::blocking::write(file.as_fd(), &data, (n * STRIDE) as u64, false);
+        assert_eq!(written, BLOCK as i32);
+    }
+    buffer.reclaim();
+}
+
+fn blocks_of(store: &SlowStore, content: u8) -> usize {
+    (0..WRITES).filter(|n| store.bytes(n * STRIDE, BLOCK) == [content; BLOCK]).count()
+}
+
+fn late_writes_land_without_the_fence(make: Make) {
+    let Some((store, _device, path)) = make() else { return };
+    predecessor(&store, &path);
+    overwrite(&path);
+    assert_eq!(blocks_of(&store, NEW), WRITES);
+    store.let_go();
+    assert_eq!(blocks_of(&store, OLD), WRITES, "the writes of a killed process did not land");
+}
+
+fn no_write_is_late_with_the_fence(make: Make) {
+    let Some((store, _device, path)) = make() else { return };
+    predecessor(&store, &path);
+    let (made, is_made) = mpsc::channel();
+    let successor = thread::spawn({
+        let path = path.clone();
+        move || {
+            // What a daemon does: it makes the disk, and goes on from there.
+            let created = create(&Registry::new(), Config::new("d", &path));
+            made.send(()).unwrap();
+            created.unwrap();
+            overwrite(&path);
+        }
+    });
+    assert!(is_made.recv_timeout(WHILE).is_err(), "the fence has not held");
+    assert_eq!((store.held(), blocks_of(&store, OLD)), (WRITES, 0));
+    store.let_go();
+    is_made.recv_timeout(PATIENCE).expect("the fence ends with the last request");
+    successor.join().unwrap();
+    assert_eq!((store.held(), blocks_of(&store, NEW)), (0, WRITES), "a late write passed the fence");
+}
+
+#[test]
+fn a_killed_process_writes_to_a_file_after_its_end() {
+    late_writes_land_without_the_fence(file);
+}
+
+#[test]
+fn a_successor_waits_for_a_file_until_its_predecessors_last_write() {
+    no_write_is_late_with_the_fence(file);
+}
+
+#[test]
+fn a_killed_process_writes_to_a_block_device_after_its_end() {
+    late_writes_land_without_the_fence(block_device);
+}
+
+#[test]
+fn a_successor_waits_for_a_block_device_until_its_predecessors_last_write() {
+    no_write_is_late_with_the_fence(block_device);
+}
