@@ -3,6 +3,7 @@
 //! The document is OpenRPC, and comes from the daemon's own types (`aryk_rpc::openrpc`). All else is made of the document. What is
 //! generated is kept in the repository, for those who take a client from there; `cargo xtask check` finds what is stale.
 
+mod go;
 mod model;
 mod python;
 mod reference;
@@ -41,6 +42,7 @@ fn files() -> Result<Vec<(&'static str, String)>> {
     let mut files = vec![("docs/rpc/openrpc.json", document)];
     files.extend(reference::files(&api));
     files.extend(python::files(&api)?);
+    files.extend(go::files(&api));
     Ok(files)
 }
 

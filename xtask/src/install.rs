@@ -38,11 +38,14 @@ pub(crate) const VALGRIND: Need = need("valgrind", "valgrind");
 const PYTHON: Need = need("python3", "python3");
 const MYPY: Need = need("mypy", "mypy");
 
+/// What the Go client is built with.
+const GO: Need = need("go", "golang-go");
+
 /// What a guest needs.
 pub(crate) const GUEST: &[Need] = &[QEMU, FIO, MKFS, LZ4, SETPRIV];
 /// What all commands need.
 pub(crate) const ALL: &[Need] =
-    &[QEMU, QEMU_STORAGE_DAEMON, FIO, MKFS, LZ4, SETPRIV, CXX, VALGRIND, PYTHON, MYPY];
+    &[QEMU, QEMU_STORAGE_DAEMON, FIO, MKFS, LZ4, SETPRIV, CXX, VALGRIND, PYTHON, MYPY, GO];
 
 /// Installs the packages of all programs in `needs` that are missing.
 pub(crate) fn ensure(needs: &[Need]) -> Result<()> {

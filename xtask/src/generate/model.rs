@@ -95,6 +95,11 @@ impl Api {
     pub(super) fn find(&self, name: &str) -> Option<&Type> {
         self.types.iter().find(|known| known.name == name)
     }
+
+    /// Whether the type of that name is one of some words.
+    pub(super) fn is_enum(&self, name: &str) -> bool {
+        self.find(name).is_some_and(|known| matches!(known.shape, Shape::Enum(_)))
+    }
 }
 
 impl Method {

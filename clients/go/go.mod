@@ -1,0 +1,3 @@
+module github.com/aryk/aryk/clients/go
+
+go 1.19
