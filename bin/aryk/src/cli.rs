@@ -12,9 +12,10 @@ use std::time::Duration;
 const EXIT_CODES: &str = "\
 Exit codes:
   0  done
-  1  the daemon refused, something failed, or doctor found something missing
+  1  the daemon refused, something failed, doctor found something missing, or
+     bench --verify something wrong
   2  the command line is wrong; of 'apply --plan': there is something to do
-  3  no daemon answers at the socket
+  3  no daemon, or for bench no back end, answers at the socket
 
 Sizes are powers of 1024: 20G is 20 GiB.";
 

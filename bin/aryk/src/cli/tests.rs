@@ -44,6 +44,12 @@ fn commands_as_the_guide_has_them() {
         "aryk apply all.toml --plan",
         "aryk apply - --prune --replace",
         "aryk export --json",
+        "aryk bench vm1.sock",
+        "aryk bench vm1.sock --rw read --bs 128k --qd 8",
+        "aryk bench vm1.sock --rate 10k --time 1m --queues 4 --cpu 1",
+        "aryk bench vm1.sock --rw mix:70 --destroy --ring packed --ceiling",
+        "aryk bench vm1.sock --rw write --area 256M --requests 64k --verify --destroy",
+        "aryk bench --ceiling --qd 128 --json",
     ] {
         parse(line).unwrap_or_else(|e| panic!("{line}: {e}"));
     }
@@ -64,6 +70,12 @@ fn wrong_command_lines() {
         ("aryk disk create vm1 --memory --size 1G --from x", ErrorKind::ArgumentConflict),
         ("aryk disk stat --watch=0", ErrorKind::ValueValidation),
         ("aryk disk stat --watch=fast", ErrorKind::ValueValidation),
+        ("aryk bench", ErrorKind::MissingRequiredArgument),
+        ("aryk bench s --rw wipe", ErrorKind::ValueValidation),
+        ("aryk bench s --qd 0", ErrorKind::ValueValidation),
+        ("aryk bench s --qd 1025", ErrorKind::ValueValidation),
+        ("aryk bench s --time 1s --requests 1", ErrorKind::ArgumentConflict),
+        ("aryk bench s --rate 1k --ceiling", ErrorKind::ArgumentConflict),
         ("aryk frobnicate", ErrorKind::InvalidSubcommand),
     ];
     for (line, kind) in wrong {

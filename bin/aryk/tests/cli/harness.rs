@@ -46,6 +46,12 @@ impl Daemon {
         self.dir.path()
     }
 
+    /// Ends it by force.
+    pub fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+
     /// `aryk` with these arguments, to be run.
     pub fn aryk(&self, args: &[&str]) -> Command {
         let mut command = Command::new(ARYK);

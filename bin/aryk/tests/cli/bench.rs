@@ -1,0 +1,212 @@
+//! `aryk bench`, against `arykd` and against back ends that mean no good.
+
+mod fake;
+
+use crate::harness::Daemon;
+use fake::{Fake, Lie};
+use serde_json::{Value, json};
+use std::time::Instant;
+
+/// A daemon with one disk, which it offers; the disk's socket.
+fn with_disk(kind: &[&str]) -> (Daemon, String) {
+    let daemon = Daemon::start();
+    daemon.ok(&[&["disk", "create", "d"], kind].concat());
+    daemon.ok(&["attach", "d", "--queues", "4"]);
+    let socket = daemon.dir().join("vhost/d").display().to_string();
+    (daemon, socket)
+}
+
+#[test]
+fn every_way_to_ask_a_disk() {
+    let (daemon, socket) = with_disk(&["--memory", "--size", "16M"]);
+    let ways: [&[&str]; 9] = [
+        &[],
+        &["--ring", "packed"],
+        &["--queues", "3", "--qd", "5"],
+        &["--qd", "1"],
+        // Too many for descriptors of their own.
+        &["--qd", "500"],
+        &["--rw", "read", "--bs", "64k"],
+        &["--rw", "mix:70", "--destroy"],
+        &["--rw", "randwrite", "--bs", "512", "--destroy"],
+        &["--rw", "write", "--ring", "packed", "--queues", "2", "--qd", "200", "--destroy"],
+    ];
+    for way in ways {
+        let value = daemon.json(&[&["bench", &socket, "--requests", "5k"], way].concat());
+        assert_eq!(value["requests"], 5_000, "{way:?}: {value}");
+        let count = |side: &str| value[side]["requests"].as_u64().unwrap_or(0);
+        assert_eq!(count("read") + count("write"), 5_000, "{value}");
+        assert_eq!(count("write") > 0, way.contains(&"--destroy"), "{value}");
+        let side = if count("read") > 0 { &value["read"] } else { &value["write"] };
+        let at = |name: &str| side["latency_ns"][name].as_u64().unwrap();
+        assert!(0 < at("min") && at("min") <= at("p50") && at("p50") <= at("p99.9"), "{value}");
+        assert!(at("p99.9") <= at("max") && value["iops"].as_u64().unwrap() > 0, "{value}");
+    }
+    // The daemon counts the same: nothing was left in flight.
+    let stat = daemon.json(&["disk", "stat"]);
+    let ops = |name: &str| stat["bdevs"][0][name].as_u64().unwrap();
+    assert_eq!(ops("num_read_ops") + ops("num_write_ops"), 9 * 5_000, "{stat}");
+    assert_eq!(daemon.json(&["bench", &socket, "--requests", "10"])["disk"]["bytes"], 16 << 20);
+}
+
+#[test]
+fn open_loops_come_at_their_rate() {
+    let (daemon, socket) = with_disk(&["--null", "--size", "1G"]);
+    let value = daemon.json(&["bench", &socket, "--rate", "2k", "--time", "1s"]);
+    let requests = value["requests"].as_u64().unwrap();
+    assert!((1_600..2_400).contains(&requests), "{value}");
+    assert_eq!(value["workload"]["rate"], 2_000);
+}
+
+#[test]
+fn what_is_written_is_found_again() {
+    let (daemon, socket) = with_disk(&["--file", "d.img", "--size", "8M"]);
+    let bench = |more: &[&'static str]| [&["bench", &socket, "--verify"], more].concat();
+    for ring in ["split", "packed"] {
+        let mixed =
+            bench(&["--rw", "mix:50", "--destroy", "--queues", "2", "--requests", "4k", "--ring", ring]);
+        let value = daemon.json(&mixed);
+        assert!(value["verified_blocks"].as_u64().unwrap() > 1_000, "{value}");
+    }
+    daemon.ok(&bench(&["--rw", "write", "--destroy", "--requests", "2048"]));
+    let text = daemon.ok(&bench(&["--rw", "read", "--requests", "2048"]));
+    assert!(text.contains("2048 blocks of 4K verified"), "{text}");
+    // A byte changes behind the disk's back, and a block goes where another belongs.
+    daemon.ok(&["detach", "d"]);
+    let image = daemon.dir().join("d.img");
+    let good = std::fs::read(&image).unwrap();
+    let mut bad = good.clone();
+    bad[40_960 + 1_000] ^= 1;
+    let complaint = |bytes: &[u8]| {
+        std::fs::write(&image, bytes).unwrap();
+        daemon.ok(&["attach", "d"]);
+        let (code, complaint) = daemon.fails(&bench(&["--rw", "read", "--requests", "2048"]));
+        daemon.ok(&["detach", "d"]);
+        assert_eq!(code, 1, "{complaint}");
+        complaint
+    };
+    let flipped = complaint(&bad);
+    assert!(flipped.contains("at offset 40960") && flipped.contains("checksum"), "{flipped}");
+    bad = good;
+    bad.copy_within(8_192..12_288, 4_096);
+    let misplaced = complaint(&bad);
+    assert!(
+        misplaced.contains("at offset 4096") && misplaced.contains("the block of offset 8192"),
+        "{misplaced}"
+    );
+}
+
+#[test]
+fn nothing_is_overwritten_by_accident() {
+    let (daemon, socket) = with_disk(&["--memory", "--size", "1M"]);
+    for rw in ["write", "randwrite", "mix:99"] {
+        let (code, complaint) = daemon.fails(&["bench", &socket, "--rw", rw, "--requests", "1"]);
+        assert!(code == 2 && complaint.contains("add --destroy"), "{complaint}");
+    }
+    let wrong: [(&[&str], &str); 6] = [
+        (&["--bs", "700"], "no multiple of the disk's 512B"),
+        (&["--bs", "0"], "no multiple"),
+        (&["--area", "2M"], "more than the disk's 1M"),
+        (&["--area", "1K"], "0 blocks of 4K are too few"),
+        (&["--verify", "--area", "64K"], "16 blocks of 4K are too few: 33 are needed"),
+        (&["--cpu", "5000"], "core 5000 is not one"),
+    ];
+    for (args, expected) in wrong {
+        let (code, complaint) = daemon.fails(&[&["bench", &socket], args].concat());
+        assert!(code == 2 && complaint.contains(expected), "{args:?}: {complaint}");
+    }
+    let (code, complaint) = daemon.fails(&["bench", "/nowhere", "--requests", "1"]);
+    assert!(code == 3 && complaint.contains("aryk attach"), "{complaint}");
+    assert_eq!(daemon.json(&["disk", "stat"])["bdevs"][0]["num_write_ops"], 0);
+}
+
+#[test]
+fn a_disk_that_may_only_be_read() {
+    let daemon = Daemon::start();
+    daemon.ok(&["disk", "create", "d", "--memory", "--size", "1M"]);
+    daemon.ok(&["attach", "d", "--readonly"]);
+    let socket = daemon.dir().join("vhost/d").display().to_string();
+    let (code, complaint) = daemon.fails(&["bench", &socket, "--rw", "write", "--destroy"]);
+    assert!(code == 2 && complaint.contains("read-only"), "{complaint}");
+    assert_eq!(daemon.json(&["bench", &socket, "--requests", "10"])["disk"]["readonly"], true);
+}
+
+#[test]
+fn its_own_ceiling() {
+    let daemon = Daemon::start();
+    if std::thread::available_parallelism().unwrap().get() < 2 {
+        let (code, complaint) = daemon.fails(&["bench", "--ceiling"]);
+        assert!(code == 2 && complaint.contains("two cores"), "{complaint}");
+        return;
+    }
+    for ring in ["split", "packed"] {
+        let value = daemon.json(&["bench", "--ceiling", "--ring", ring, "--qd", "8"]);
+        assert!(value["ceiling"]["iops"].as_u64().unwrap() > 0, "{value}");
+        assert_eq!((&value["requests"], &value["workload"]["qd"]), (&Value::Null, &json!(8)));
+    }
+}
+
+#[test]
+fn a_daemon_that_dies() {
+    let (mut daemon, socket) = with_disk(&["--null", "--size", "1G"]);
+    let bench = daemon.aryk(&["bench", &socket, "--time", "1m"]).stderr(std::process::Stdio::piped()).spawn();
+    let bench = bench.unwrap();
+    let served = |daemon: &Daemon| daemon.json(&["disk", "stat"])["bdevs"][0]["num_read_ops"] != 0;
+    while !served(&daemon) {
+        std::thread::park_timeout(std::time::Duration::from_millis(5));
+    }
+    daemon.kill();
+    let output = bench.wait_with_output().unwrap();
+    let complaint = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(1) && complaint.contains("hung up, with 32"), "{complaint}");
+}
+
+/// Runs `aryk bench` against a back end that lies: it fails in time, and says why.
+#[expect(clippy::disallowed_methods, reason = "a test measures wall time")]
+fn fails_on(lie: Lie, expected: &str) {
+    let dir = tempfile::TempDir::new().unwrap();
+    Fake::start(&dir.path().join("s"), lie);
+    let start = Instant::now();
+    for ring in ["split", "packed"] {
+        let mut aryk = std::process::Command::new(env!("CARGO_BIN_EXE_aryk"));
+        aryk.args(["bench", "--time", "1m", "--timeout", "1", "--ring", ring]).arg(dir.path().join("s"));
+        let outcome = crate::harness::outcome(&mut aryk);
+        assert_eq!(outcome.code, 1, "{lie:?}: {outcome:?}");
+        assert!(outcome.stderr.contains(expected), "{lie:?}, {ring}: {}", outcome.stderr);
+        assert!(!outcome.stderr.contains("panicked"), "{}", outcome.stderr);
+    }
+    assert!(start.elapsed().as_secs() < 30, "{lie:?}");
+}
+
+#[test]
+fn back_ends_that_hang_up() {
+    for messages in 0..Fake::MESSAGES {
+        fails_on(Lie::HangUpAfter(messages), "hung up");
+    }
+}
+
+#[test]
+fn back_ends_whose_messages_are_wrong() {
+    fails_on(Lie::Silent, "does not answer GET_FEATURES");
+    fails_on(Lie::ShortReply, "reply to GET_FEATURES makes no sense: 3 bytes");
+    fails_on(Lie::LongReply, "reply to GET_FEATURES makes no sense");
+    fails_on(Lie::OtherReply, "reply to GET_FEATURES makes no sense: message 99");
+    fails_on(Lie::HalfReply, "does not answer GET_FEATURES");
+    fails_on(Lie::NoFeatures, "does not offer features");
+    fails_on(Lie::ShortConfig, "reply to GET_CONFIG makes no sense: 8 bytes");
+    fails_on(Lie::Blocks(0), "blocks of 0 bytes");
+    fails_on(Lie::Blocks(700), "blocks of 700 bytes");
+    fails_on(Lie::Capacity(u64::MAX), "a disk of 18446744073709551615 sectors");
+    fails_on(Lie::RefuseMemory, "refuses SET_MEM_TABLE");
+}
+
+#[test]
+fn back_ends_whose_rings_are_wrong() {
+    fails_on(Lie::NoAnswers, "has answered none of 32 requests");
+    fails_on(Lie::Id(0xffff), "id 65535 was completed, which is not outstanding");
+    // Its slot is in use again by then, and nobody has written its status.
+    fails_on(Lie::Twice, "0xff, which means nothing");
+    fails_on(Lie::Status(1), "an I/O error");
+    fails_on(Lie::Status(77), "0x4d, which means nothing");
+    fails_on(Lie::Length(17), "17 bytes written, not 4097");
+}
