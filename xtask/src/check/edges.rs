@@ -22,6 +22,8 @@ enum Layer {
     Module,
     /// What front-ends are made of: rings and protocols.
     Transport,
+    /// Sets of commands over the block layer that several front-ends speak: `scsi`.
+    Commands,
     FrontEnd,
     Rpc,
     /// The programs: `bin/*`.
@@ -30,7 +32,9 @@ enum Layer {
     Tool,
 }
 
-use Layer::{Bdev, Conformance, Device, FrontEnd, Ground, Module, Program, Reactor, Rpc, Tool, Transport};
+use Layer::{
+    Bdev, Commands, Conformance, Device, FrontEnd, Ground, Module, Program, Reactor, Rpc, Tool, Transport,
+};
 
 impl Layer {
     /// The layer of the crate at `path`, relative to the root. A new crate must be given its place here.
@@ -42,7 +46,8 @@ impl Layer {
             "crates/bdev" => Bdev,
             "crates/bdev-conformance" => Conformance,
             "crates/front-end" | "crates/virtqueue" | "crates/vhost-user" => Transport,
-            "crates/vhost-blk" => FrontEnd,
+            "crates/scsi" => Commands,
+            "crates/vhost-blk" | "crates/vhost-scsi" => FrontEnd,
             "crates/rpc" => Rpc,
             "xtask" | "bench" => Tool,
             _ if path.starts_with("crates/modules/") => Module,
@@ -62,10 +67,23 @@ impl Layer {
             Conformance => &[Ground, Reactor, Bdev],
             Module => &[Ground, Device, Reactor, Bdev],
             Transport => &[Ground, Reactor, Transport],
-            FrontEnd => &[Ground, Reactor, Bdev, Transport],
+            Commands => &[Ground, Reactor, Bdev],
+            FrontEnd => &[Ground, Reactor, Bdev, Transport, Commands],
             Rpc => &[Ground, Device, Reactor, Bdev, Module, Transport, FrontEnd],
             Program => &[Ground, Device, Reactor, Bdev, Module, Transport, FrontEnd, Rpc],
-            Tool => &[Ground, Device, Reactor, Bdev, Conformance, Module, Transport, FrontEnd, Rpc, Tool],
+            Tool => &[
+                Ground,
+                Device,
+                Reactor,
+                Bdev,
+                Conformance,
+                Module,
+                Transport,
+                Commands,
+                FrontEnd,
+                Rpc,
+                Tool,
+            ],
         }
     }
 }

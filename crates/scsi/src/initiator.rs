@@ -1,0 +1,150 @@
+//! Initiators of a disk, for tests and fuzzers: each with a nexus and a channel of its own, on a reactor that is stepped.
+
+use crate::{Lun, Nexus, Outcome, Request, UnitChannel};
+use aryk_bdev::{Access, Registry};
+use aryk_dma::{Buffer, Sgl};
+use aryk_reactor::{Armed, Clock, CoreSet, Cx, Engine, Reactor, Root, RootId, SleepPolicy, ThreadId};
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// What owns a channel, and keeps its outcomes.
+struct Owner {
+    channel: Option<UnitChannel>,
+    outcomes: Vec<Outcome>,
+}
+
+impl Root for Owner {
+    fn poll(&mut self, cx: &mut Cx) -> bool {
+        let before = self.outcomes.len();
+        if let Some(channel) = &mut self.channel {
+            channel.poll(cx, &mut self.outcomes);
+        }
+        self.outcomes.len() > before
+    }
+
+    fn park(&mut self, _: &mut Cx) -> Armed {
+        Armed::Yes
+    }
+}
+
+/// The initiators.
+pub struct Initiators {
+    reactor: Reactor,
+    /// The logical unit.
+    pub lun: Arc<Lun>,
+    nexuses: Vec<Arc<Nexus>>,
+    owners: Vec<(RootId, Rc<RefCell<Owner>>)>,
+    thread: ThreadId,
+    tag: u64,
+}
+
+impl std::fmt::Debug for Initiators {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Initiators").field("lun", &self.lun).finish_non_exhaustive()
+    }
+}
+
+impl Initiators {
+    /// So many of the disk `name`, none of which has heard of it.
+    pub fn new(registry: &Registry, name: &str, access: Access, count: u8) -> Self {
+        let disk = registry.open(name, access, "test", |_| ()).expect("a disk of ours");
+        let lun = Lun::new(disk, 0);
+        let mut reactor =
+            Reactor::new(0, SleepPolicy::Poll, Engine::Epoll, Clock::Monotonic).expect("a reactor");
+        let thread = reactor.cx().add_thread("initiators", CoreSet::default());
+        let mut all = Self { reactor, lun, nexuses: Vec::new(), owners: Vec::new(), thread, tag: 0 };
+        (0..count).for_each(|number| all.add(number));
+        all
+    }
+
+    fn add(&mut self, number: u8) {
+        let nexus = self.lun.nexus(&[number]);
+        let cx = self.reactor.cx();
+        let owner = cx.add_root(self.thread, "initiator", |id, cx| {
+            let channel = Some(UnitChannel::open(Arc::clone(&nexus), id, cx)?);
+            Ok::<_, aryk_bdev::OpenError>(Owner { channel, outcomes: Vec::new() })
+        });
+        let id = owner.expect("a channel").id();
+        let owner = cx.root(id).expect("just added");
+        self.owners.push((id, owner));
+        self.nexuses.push(nexus);
+    }
+
+    /// The nexus of an initiator.
+    pub fn nexus(&self, initiator: usize) -> &Arc<Nexus> {
+        &self.nexuses[initiator]
+    }
+
+    /// Starts a command; its tag.
+    pub fn submit(&mut self, initiator: usize, cdb: &[u8], data_out: Sgl, data_in: Sgl) -> u64 {
+        self.tag += 1;
+        let owner = Rc::clone(&self.owners[initiator].1);
+        let request = Request { tag: self.tag, cdb, data_out, data_in };
+        let mut owner = owner.borrow_mut();
+        owner.channel.as_mut().expect("open").submit(&request, self.reactor.cx());
+        self.tag
+    }
+
+    /// Whether sense data is to be sent to an initiator in descriptor format.
+    pub fn wants_descriptors(&self, initiator: usize) -> bool {
+        self.owners[initiator].1.borrow().channel.as_ref().expect("open").wants_descriptors()
+    }
+
+    /// A turn of the reactor.
+    pub fn turn(&mut self) {
+        self.reactor.turn();
+    }
+
+    /// What runs on the reactor besides.
+    pub fn cx(&mut self) -> &mut Cx {
+        self.reactor.cx()
+    }
+
+    /// The outcome of a command, if it is over.
+    pub fn outcome(&mut self, initiator: usize, tag: u64) -> Option<Outcome> {
+        let outcomes = &mut self.owners[initiator].1.borrow_mut().outcomes;
+        let at = outcomes.iter().position(|o| o.tag == tag)?;
+        Some(outcomes.swap_remove(at))
+    }
+
+    /// Turns until a command is over.
+    pub fn wait(&mut self, initiator: usize, tag: u64) -> Outcome {
+        for _ in 0..10_000_000 {
+            self.turn();
+            if let Some(outcome) = self.outcome(initiator, tag) {
+                return outcome;
+            }
+        }
+        panic!("a command does not end");
+    }
+
+    /// A whole command with its data; what came of it, and what was in a list of `room` bytes, whose bytes were all 0xee before.
+    pub fn run(&mut self, initiator: usize, cdb: &[u8], out: &[u8], room: usize) -> (Outcome, Vec<u8>) {
+        let mut data_out = (!out.is_empty()).then(|| Buffer::from_slice(out));
+        let mut data_in = (room > 0).then(|| Buffer::from_slice(&vec![0xee; room]));
+        let lend = |buffer: &mut Option<Buffer>| buffer.as_mut().map_or(Sgl::EMPTY, Buffer::lend);
+        let tag = self.submit(initiator, cdb, lend(&mut data_out), lend(&mut data_in));
+        let outcome = self.wait(initiator, tag);
+        if let Some(buffer) = &mut data_out {
+            buffer.reclaim();
+        }
+        let data = data_in.map(|mut buffer| {
+            buffer.reclaim();
+            buffer.bytes().to_vec()
+        });
+        (outcome, data.unwrap_or_default())
+    }
+}
+
+impl Drop for Initiators {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        for (id, owner) in &self.owners {
+            owner.borrow_mut().channel.take();
+            self.reactor.cx().remove_root(*id);
+        }
+    }
+}

@@ -1,0 +1,416 @@
+//! A logical unit's channel, private to its opener: commands down, outcomes up, as with [`aryk_bdev::BdevChannel`]. Reactor context.
+//!
+//! A command lives in a slot from [`UnitChannel::submit`] until its outcome is handed out; the slot's key is the tag of its requests to the disk. READ
+//! and WRITE are one request each, with the initiator's own memory; they allocate nothing once the table has grown. What takes several requests, such as
+//! UNMAP, sends one after the other (`jobs`); what takes none is answered at the next poll (`answers`).
+
+mod answers;
+mod jobs;
+mod reserve;
+
+pub(crate) use answers::{give, report_luns};
+
+use crate::cdb::{Command, Transfer, decode};
+use crate::cell::{Cells, Command as Order, UnitCell};
+use crate::reservations::Access;
+use crate::{Lun, Nexus, Sense, Status, Which};
+use aryk_bdev::{BdevChannel, Completion, Io, Op, OpenError, Status as BdevStatus, Tag};
+use aryk_dma::Sgl;
+use aryk_reactor::{Cx, Handle, RootId};
+use aryk_slots::{Key as SlotKey, Slots};
+use futures_channel::oneshot;
+use jobs::Job;
+use std::fmt;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// A command. Its memory stays in place until its outcome is handed out.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// The submitter's: it comes back with the outcome.
+    pub tag: u64,
+    /// The command descriptor block, of any length.
+    pub cdb: &'a [u8],
+    /// What the initiator gives.
+    pub data_out: Sgl,
+    /// Where the initiator takes.
+    pub data_in: Sgl,
+}
+
+/// How a command ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Outcome {
+    /// The command's.
+    pub tag: u64,
+    /// Its status.
+    pub status: Status,
+    /// Why, if that is [`Status::CheckCondition`].
+    pub sense: Sense,
+    /// Bytes that were moved, out of the data-out list or into the data-in list.
+    pub moved: u32,
+    /// Bytes that the command would have moved if the list had been long enough; then it did not begin.
+    pub overrun: Option<u64>,
+    /// It was aborted by task management: the initiator of SCSI proper gets no answer.
+    pub aborted: bool,
+}
+
+/// A command in flight.
+struct Task {
+    tag: u64,
+    op: Op,
+    lba: u64,
+    moved: u32,
+    /// How it will have ended.
+    status: BdevStatus,
+    aborted: bool,
+    job: Job,
+}
+
+/// An abortion that somebody waits for.
+struct Abortion {
+    left: Vec<SlotKey>,
+    aborted: u32,
+    done: oneshot::Sender<u32>,
+}
+
+/// The channel. See the file's head.
+pub struct UnitChannel {
+    nexus: Arc<Nexus>,
+    disk: BdevChannel,
+    reactor: Handle,
+    root: RootId,
+    cells: Rc<Cells>,
+    cell: Rc<UnitCell>,
+    tasks: Slots<Task>,
+    ready: Vec<Outcome>,
+    completions: Vec<Completion>,
+    abortions: Vec<Abortion>,
+    /// Bytes in a block, as a power of two.
+    block_shift: u32,
+}
+
+impl fmt::Debug for UnitChannel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut s = f.debug_struct("UnitChannel");
+        s.field("nexus", &self.nexus).field("in_flight", &self.in_flight()).finish_non_exhaustive()
+    }
+}
+
+/// Commands in flight at first; more grow the table.
+const TASKS: u32 = 64;
+
+/// What becomes of a command that goes nowhere.
+type Answer = Result<u32, Failure>;
+
+/// Why a command fails before it begins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Failure {
+    Sense(Sense),
+    Conflict,
+    /// Its list is shorter than the so many bytes that it moves.
+    Overrun(u64),
+}
+
+impl From<Sense> for Failure {
+    fn from(sense: Sense) -> Self {
+        Self::Sense(sense)
+    }
+}
+
+impl UnitChannel {
+    /// A channel for the calling reactor, whose outcomes wake `root`.
+    ///
+    /// # Errors
+    /// As the disk's channel.
+    pub fn open(nexus: Arc<Nexus>, root: RootId, cx: &mut Cx) -> Result<Self, OpenError> {
+        let lun = nexus.lun();
+        let disk = lun.open_disk(root, cx)?;
+        let (cells, cell) = Cells::open(lun.serial(), nexus.number(), root, cx);
+        lun.channel_opened(cx.handle());
+        let block_size = lun.bdev().geometry().block_size;
+        Ok(Self {
+            disk,
+            reactor: cx.handle().clone(),
+            root,
+            cells,
+            cell,
+            tasks: Slots::new(TASKS),
+            ready: Vec::with_capacity(TASKS as usize),
+            completions: Vec::with_capacity(TASKS as usize),
+            abortions: Vec::new(),
+            block_shift: block_size.trailing_zeros(),
+            nexus,
+        })
+    }
+
+    /// The logical unit.
+    pub fn lun(&self) -> &Arc<Lun> {
+        self.nexus.lun()
+    }
+
+    /// Commands that have been submitted and whose outcomes have not been handed out.
+    pub fn in_flight(&self) -> u32 {
+        self.tasks.len() + self.ready.len() as u32
+    }
+
+    /// Whether sense data is to be sent in descriptor format.
+    pub fn wants_descriptors(&self) -> bool {
+        self.lun().mode().descriptors
+    }
+
+    /// Starts a command, whose outcome comes exactly once, in a later [`UnitChannel::poll`].
+    #[inline]
+    pub fn submit(&mut self, request: &Request<'_>, cx: &mut Cx) {
+        let answer = match decode(request.cdb) {
+            Ok(command) => match self.begin(&command, request, cx) {
+                Ok(None) => return,
+                Ok(Some(moved)) => Ok(moved),
+                Err(failure) => Err(failure),
+            },
+            // What happened comes before what is wrong (SAM-5, section 5.14).
+            Err(sense) => Err(Failure::Sense(self.attention().unwrap_or(sense))),
+        };
+        self.answer(request.tag, answer, cx);
+    }
+
+    /// Starts a command; what it has moved if it is over already.
+    #[inline]
+    fn begin(
+        &mut self,
+        command: &Command,
+        request: &Request<'_>,
+        cx: &mut Cx,
+    ) -> Result<Option<u32>, Failure> {
+        if self.nexus.has_pending()
+            && !command.passes_attention()
+            && let Some(sense) = self.attention()
+        {
+            return Err(sense.into());
+        }
+        if !self.lun().admits(self.nexus.number(), access_of(command)) {
+            return Err(Failure::Conflict);
+        }
+        match *command {
+            Command::Read(transfer) => self.transfer(Op::Read, transfer, request.data_in, request.tag, cx),
+            Command::Write(transfer) => self.transfer(Op::Write, transfer, request.data_out, request.tag, cx),
+            _ => self.begin_rare(command, request, cx),
+        }
+    }
+
+    fn attention(&self) -> Option<Sense> {
+        self.nexus.take_attention().map(crate::Attention::sense)
+    }
+
+    /// Moves blocks between the disk and the initiator's memory.
+    #[inline]
+    fn transfer(
+        &mut self,
+        op: Op,
+        t: Transfer,
+        data: Sgl,
+        tag: u64,
+        cx: &mut Cx,
+    ) -> Result<Option<u32>, Failure> {
+        self.check_range(t.lba, t.blocks.into())?;
+        let fua = match op {
+            Op::Read => false,
+            _ => self.check_change()? || t.fua,
+        };
+        let data = self.data_of(data, t.blocks.into(), if op == Op::CompareAndWrite { 2 } else { 1 })?;
+        if t.blocks == 0 {
+            return Ok(Some(0));
+        }
+        let io = Io { tag: Tag(0), op, fua, lba: t.lba, blocks: t.blocks.into(), source: 0, data };
+        self.start(tag, data.len(), Job::One, io, cx);
+        Ok(None)
+    }
+
+    /// The first bytes of a list, as many as `times` these blocks have.
+    #[inline]
+    fn data_of(&self, list: Sgl, blocks: u64, times: u64) -> Result<Sgl, Failure> {
+        let bytes = (blocks << self.block_shift) * times;
+        if bytes > list.len().into() {
+            return Err(Failure::Overrun(bytes));
+        }
+        Ok(if bytes == list.len().into() { list } else { list.slice(0, bytes as u32) })
+    }
+
+    /// Whether blocks are within the disk, of which the first must be even if there are none.
+    #[inline]
+    fn check_range(&self, lba: u64, blocks: u64) -> Result<(), Sense> {
+        let all = self.disk.bdev().blocks();
+        if lba < all && blocks <= all - lba { Ok(()) } else { Err(Sense::OUT_OF_RANGE) }
+    }
+
+    /// Whether the disk may be changed; and if so, whether each change is to be durable at once.
+    #[inline]
+    fn check_change(&self) -> Result<bool, Sense> {
+        let mode = self.lun().mode();
+        if mode.protected || !self.lun().is_writable() {
+            return Err(Sense::WRITE_PROTECTED);
+        }
+        Ok(!mode.write_cache)
+    }
+
+    /// Sends the first request of a command.
+    #[inline]
+    fn start(&mut self, tag: u64, moved: u32, job: Job, io: Io, cx: &mut Cx) {
+        let key = self.insert(Task {
+            tag,
+            op: io.op,
+            lba: io.lba,
+            moved,
+            status: BdevStatus::Ok,
+            aborted: false,
+            job,
+        });
+        self.disk.submit(Io { tag: Tag(key.raw()), ..io }, cx);
+    }
+
+    #[inline]
+    fn insert(&mut self, task: Task) -> SlotKey {
+        if self.tasks.is_full() {
+            self.tasks.grow(self.tasks.capacity());
+        }
+        let Ok(key) = self.tasks.insert(task) else { unreachable!("it has room") };
+        key
+    }
+
+    #[cold]
+    fn answer(&mut self, tag: u64, answer: Answer, cx: &mut Cx) {
+        self.ready.push(Outcome::new(tag, answer));
+        cx.wake(self.root);
+    }
+
+    /// Adds the outcomes of commands that are over to `out`.
+    #[inline]
+    pub fn poll(&mut self, cx: &mut Cx, out: &mut Vec<Outcome>) {
+        if self.cell.has_command() {
+            self.obey(cx);
+        }
+        let mut completions = std::mem::take(&mut self.completions);
+        self.disk.poll(cx, &mut completions);
+        for Completion { tag, status } in completions.drain(..) {
+            let key = SlotKey::from_raw(tag.0);
+            let task = self.tasks.get_mut(key).expect("each request completes once");
+            task.status = task.status.or(status);
+            if matches!(task.job, Job::One) || !self.goes_on(key, cx) {
+                out.push(self.end(key));
+            }
+        }
+        self.completions = completions;
+        if !self.ready.is_empty() {
+            out.append(&mut self.ready);
+        }
+    }
+
+    /// Takes a command that is over out of the table.
+    #[inline]
+    fn end(&mut self, key: SlotKey) -> Outcome {
+        let Task { tag, op, lba, moved, status, aborted, .. } =
+            self.tasks.remove(key).expect("the caller looked");
+        if !self.abortions.is_empty() {
+            self.look_aborted(key);
+        }
+        if status.is_ok() {
+            return Outcome::new(tag, Ok(moved));
+        }
+        if aborted && status == BdevStatus::Aborted {
+            return Outcome { status: Status::TaskAborted, aborted, ..Outcome::new(tag, Ok(0)) };
+        }
+        let sense = Sense::of(status, op);
+        let sense = if status == BdevStatus::Medium { sense.with_lba(lba) } else { sense };
+        Outcome::new(tag, Err(Failure::Sense(sense)))
+    }
+
+    /// Says that nobody wants any command any more. They still have outcomes.
+    pub fn abort_all(&mut self, cx: &mut Cx) {
+        self.disk.abort_all(cx);
+    }
+
+    fn obey(&mut self, cx: &mut Cx) {
+        for order in self.cell.take_commands() {
+            match order {
+                Order::Abort(which, done) => self.abort(&which, done, cx),
+                Order::Over(key) => {
+                    let outcome = self.end(key);
+                    self.ready.push(outcome);
+                }
+            }
+        }
+    }
+
+    /// Aborts commands. Those that wait for such themselves go on: two that abort each other would wait for ever.
+    fn abort(&mut self, which: &Which, done: oneshot::Sender<u32>, cx: &mut Cx) {
+        let is_meant = |task: &Task| which.has(task.tag) && !matches!(task.job, Job::Elsewhere);
+        let left: Vec<_> = self.tasks.iter().filter(|(_, t)| is_meant(t)).map(|(key, _)| key).collect();
+        for key in &left {
+            self.tasks.get_mut(*key).expect("just found").aborted = true;
+            self.disk.abort(Tag(key.raw()), cx);
+        }
+        let aborted = left.len() as u32;
+        self.abortions.push(Abortion { left, aborted, done });
+        self.tell_aborted();
+    }
+
+    #[cold]
+    fn look_aborted(&mut self, key: SlotKey) {
+        self.abortions.iter_mut().for_each(|abortion| abortion.left.retain(|k| *k != key));
+        self.tell_aborted();
+    }
+
+    fn tell_aborted(&mut self) {
+        let over = |abortion: &mut Abortion| abortion.left.is_empty();
+        for Abortion { aborted, done, .. } in self.abortions.extract_if(.., over) {
+            // Whoever asked may have gone.
+            let _ = done.send(aborted);
+        }
+    }
+}
+
+impl Outcome {
+    fn new(tag: u64, answer: Answer) -> Self {
+        let good =
+            Self { tag, status: Status::Good, sense: Sense::NONE, moved: 0, overrun: None, aborted: false };
+        match answer {
+            Ok(moved) => Self { moved, ..good },
+            Err(Failure::Sense(sense)) => Self { status: Status::CheckCondition, sense, ..good },
+            Err(Failure::Conflict) => Self { status: Status::ReservationConflict, ..good },
+            Err(Failure::Overrun(bytes)) => {
+                let sense = Sense::in_cdb(0);
+                Self { status: Status::CheckCondition, sense, overrun: Some(bytes), ..good }
+            }
+        }
+    }
+}
+
+/// What a command does, as reservations see it.
+#[inline]
+const fn access_of(command: &Command) -> Access {
+    match command {
+        Command::Read(_) | Command::Verify { .. } | Command::GetLbaStatus { .. } => Access::Read,
+        Command::Write(_)
+        | Command::CompareAndWrite(_)
+        | Command::WriteSame { .. }
+        | Command::Unmap { .. }
+        | Command::SynchronizeCache { .. }
+        | Command::ModeSense { .. }
+        | Command::ModeSelect { .. }
+        | Command::StartStop { start: false, .. } => Access::Change,
+        _ => Access::None,
+    }
+}
+
+impl Drop for UnitChannel {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        assert_eq!(self.in_flight(), 0, "{:?} is closed with commands in flight", self.lun());
+        self.cells.close(self.lun().serial(), &self.cell);
+        self.lun().channel_closed(&self.reactor);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,272 @@
+//! Commands that are rare: those answered at once, and the beginning of those that take several requests. Reactor context; these may allocate.
+
+use super::jobs::{Job, Loop};
+use super::{Failure, Request, UnitChannel};
+use crate::cdb::{Check, Command, PageControl, Transfer};
+use crate::inquiry::{self, COMPARE_BLOCKS_MAX, UNMAP_RANGES_MAX};
+use crate::{Sense, mode, opcodes};
+use aryk_bdev::{Io, Op, Tag};
+use aryk_dma::Sgl;
+use aryk_reactor::Cx;
+
+type Begun = Result<Option<u32>, Failure>;
+
+impl UnitChannel {
+    #[cold]
+    pub(super) fn begin_rare(&mut self, command: &Command, request: &Request<'_>, cx: &mut Cx) -> Begun {
+        let into = request.data_in;
+        match *command {
+            Command::Read(_) | Command::Write(_) => unreachable!("these are not rare"),
+            Command::TestUnitReady => Ok(Some(0)),
+            Command::RequestSense { descriptors, allocation } => {
+                // Not a failure of this command, but what it is asked for.
+                let sense = self.attention().unwrap_or(Sense::NONE);
+                let (bytes, len) = if descriptors { sense.descriptors() } else { sense.fixed() };
+                Ok(Some(give(&bytes[..len], allocation, into)))
+            }
+            Command::Inquiry { page, allocation } => {
+                let data = page.map_or_else(|| Ok(inquiry::standard()), |p| inquiry::page(self.lun(), p))?;
+                Ok(Some(give(&data, allocation, into)))
+            }
+            Command::ReadCapacity10 => Ok(Some(give(&self.capacity_10(), u32::MAX, into))),
+            Command::ReadCapacity16 { allocation } => Ok(Some(give(&self.capacity_16(), allocation, into))),
+            Command::GetLbaStatus { lba, allocation } => {
+                Ok(Some(give(&self.lba_status(lba)?, allocation, into)))
+            }
+            Command::ModeSense { ten, no_blocks, long, control, page, subpage, allocation } => {
+                let query = mode::Query { ten, no_blocks, long, control, page, subpage };
+                Ok(Some(give(&self.mode_sense(query)?, allocation, into)))
+            }
+            Command::ModeSelect { ten, length } => self.mode_select(ten, length, request.data_out),
+            Command::ReportLuns { select, allocation } => {
+                Ok(Some(give(&report_luns(select, &[self.lun().number()])?, allocation, into)))
+            }
+            Command::ReportOpcodes { which, timeouts, allocation } => {
+                Ok(Some(give(&opcodes::report(which, timeouts)?, allocation, into)))
+            }
+            Command::ReserveIn { action, allocation } => {
+                Ok(Some(give(&self.reserve_in(action)?, allocation, into)))
+            }
+            Command::ReserveOut { action, scope, kind, length } => {
+                self.reserve_out(action, (scope, kind), length, request, cx)
+            }
+            Command::CompareAndWrite(transfer) => self.compare_and_write(transfer, request, cx),
+            Command::WriteSame { lba, blocks, unmap, zeroes } => {
+                self.write_same(lba, blocks, unmap, zeroes, request, cx)
+            }
+            Command::Unmap { length } => self.unmap(length, request, cx),
+            Command::SynchronizeCache { lba, blocks } => {
+                self.check_range(lba, blocks.into())?;
+                self.flush(request.tag, cx)
+            }
+            Command::StartStop { flush: true, .. } => self.flush(request.tag, cx),
+            Command::StartStop { .. } => Ok(Some(0)),
+            Command::Verify { lba, blocks, check } => self.verify(lba, blocks, check, request, cx),
+        }
+    }
+
+    fn capacity_10(&self) -> [u8; 8] {
+        let geometry = self.disk.bdev().geometry();
+        // All ones: look for the rest with READ CAPACITY (16).
+        let last = u32::try_from(geometry.blocks.saturating_sub(1)).unwrap_or(u32::MAX);
+        let mut data = [0; 8];
+        data[..4].copy_from_slice(&last.to_be_bytes());
+        data[4..].copy_from_slice(&geometry.block_size.to_be_bytes());
+        data
+    }
+
+    fn capacity_16(&self) -> [u8; 32] {
+        let geometry = self.disk.bdev().geometry();
+        let physical = (geometry.physical_block_size / geometry.block_size).max(1);
+        let mut data = [0; 32];
+        data[..8].copy_from_slice(&geometry.blocks.saturating_sub(1).to_be_bytes());
+        data[8..12].copy_from_slice(&geometry.block_size.to_be_bytes());
+        data[13] = physical.ilog2() as u8;
+        data[14] = u8::from(self.lun().unmaps()) << 7;
+        data
+    }
+
+    /// One descriptor (SBC-3, section 5.4): all from there on is mapped, for all that is known.
+    fn lba_status(&self, lba: u64) -> Result<[u8; 24], Sense> {
+        self.check_range(lba, 1)?;
+        let blocks = u32::try_from(self.disk.bdev().blocks() - lba).unwrap_or(u32::MAX);
+        let mut data = [0; 24];
+        data[3] = 20;
+        data[8..16].copy_from_slice(&lba.to_be_bytes());
+        data[16..20].copy_from_slice(&blocks.to_be_bytes());
+        Ok(data)
+    }
+
+    fn mode_sense(&self, query: mode::Query) -> Result<Vec<u8>, Sense> {
+        debug_assert!(matches!(
+            query.control,
+            PageControl::Current | PageControl::Default | PageControl::Changeable
+        ));
+        mode::sense(query, self.lun().mode(), mode::Disk::of(self.lun()))
+    }
+
+    fn mode_select(&self, ten: bool, length: u32, data: Sgl) -> Begun {
+        if length > data.len() {
+            return Err(Failure::Overrun(length.into()));
+        }
+        let mut list = [0; mode::LIST_MAX];
+        let list = list.get_mut(..length as usize).ok_or(Sense::LIST_LENGTH)?;
+        data.read(0, list);
+        let mode = mode::select(list, ten, self.lun().mode(), mode::Disk::of(self.lun()))?;
+        self.lun().set_mode(mode, self.nexus.number());
+        Ok(Some(length))
+    }
+
+    fn compare_and_write(&mut self, transfer: Transfer, request: &Request<'_>, cx: &mut Cx) -> Begun {
+        if transfer.blocks > COMPARE_BLOCKS_MAX.into() {
+            return Err(Sense::in_cdb(13).into());
+        }
+        self.transfer(Op::CompareAndWrite, transfer, request.data_out, request.tag, cx)
+    }
+
+    fn flush(&mut self, tag: u64, cx: &mut Cx) -> Begun {
+        if !self.disk.bdev().device().ops().contains(Op::Flush) {
+            // There is no cache.
+            return Ok(Some(0));
+        }
+        let io =
+            Io { tag: Tag(0), op: Op::Flush, fua: false, lba: 0, blocks: 0, source: 0, data: Sgl::EMPTY };
+        self.start(tag, 0, Job::One, io, cx);
+        Ok(None)
+    }
+
+    fn write_same(
+        &mut self,
+        lba: u64,
+        blocks: u64,
+        unmap: bool,
+        zeroes: bool,
+        request: &Request<'_>,
+        cx: &mut Cx,
+    ) -> Begun {
+        // To be of no blocks means to the disk's end (SBC-3, section 5.43).
+        self.check_range(lba, blocks)?;
+        let blocks = if blocks == 0 { self.disk.bdev().blocks() - lba } else { blocks };
+        let fua = self.check_change()?;
+        if blocks > inquiry::range_blocks_max(self.lun()) {
+            return Err(Sense::in_cdb(if request.cdb.len() < 16 { 7 } else { 10 }).into());
+        }
+        if unmap && !self.lun().unmaps() {
+            return Err(Sense::in_cdb_bit(1, 3).into());
+        }
+        if zeroes {
+            self.write_zeroes(request.tag, 0, lba, blocks, fua, cx);
+            return Ok(None);
+        }
+        let block = self.data_of(request.data_out, 1, 1)?;
+        let mut pattern = vec![0; block.len() as usize];
+        block.read(0, &mut pattern);
+        if pattern.iter().all(|byte| *byte == 0) {
+            self.write_zeroes(request.tag, block.len(), lba, blocks, fua, cx);
+        } else {
+            let job = Loop::new(Op::Write, lba, blocks, fua, &pattern);
+            self.start_loop(request.tag, block.len(), job, cx);
+        }
+        Ok(None)
+    }
+
+    /// Blocks that read as zeroes, whether they are given back or not: so what was written by WRITE SAME with UNMAP is read again.
+    fn write_zeroes(&mut self, tag: u64, moved: u32, lba: u64, blocks: u64, fua: bool, cx: &mut Cx) {
+        let op = Op::WriteZeroes;
+        let io = Io { tag: Tag(0), op, fua, lba, blocks, source: 0, data: Sgl::EMPTY };
+        self.start(tag, moved, Job::One, io, cx);
+    }
+
+    fn unmap(&mut self, length: u32, request: &Request<'_>, cx: &mut Cx) -> Begun {
+        if !self.lun().unmaps() {
+            let read_only = !self.lun().is_writable();
+            return Err(if read_only { Sense::WRITE_PROTECTED } else { Sense::OPCODE }.into());
+        }
+        self.check_change()?;
+        let data = request.data_out;
+        match length {
+            0 => return Ok(Some(0)),
+            1..8 => return Err(Sense::LIST_LENGTH.into()),
+            _ if length > data.len() => return Err(Failure::Overrun(length.into())),
+            _ => {}
+        }
+        let mut header = [0; 8];
+        data.read(0, &mut header);
+        let bytes = u32::from(u16::from_be_bytes([header[2], header[3]]));
+        // A descriptor that is not whole is not one (SBC-3, section 5.28.2).
+        let ranges = bytes.min(length - 8) / 16;
+        if ranges > UNMAP_RANGES_MAX {
+            return Err(Sense::in_list(2).into());
+        }
+        let mut sum = 0;
+        for i in 0..ranges {
+            let (lba, blocks) = super::jobs::range(data, i);
+            sum += blocks;
+            // A range of no blocks may lie anywhere.
+            if blocks > 0 {
+                self.check_range(lba, blocks)?;
+            }
+        }
+        if sum > inquiry::range_blocks_max(self.lun()) {
+            return Err(Sense::in_list(2).into());
+        }
+        self.start_unmap(request.tag, length, data, ranges, cx)
+    }
+
+    fn verify(&mut self, lba: u64, blocks: u32, check: Check, request: &Request<'_>, cx: &mut Cx) -> Begun {
+        self.check_range(lba, blocks.into())?;
+        match check {
+            Check::Medium if blocks == 0 => Ok(Some(0)),
+            Check::Medium => {
+                let nothing = vec![0; 1 << self.block_shift];
+                let job = Loop::new(Op::Read, lba, blocks.into(), false, &nothing);
+                self.start_loop(request.tag, 0, job, cx);
+                Ok(None)
+            }
+            Check::Data => {
+                let transfer = Transfer { lba, blocks, fua: false };
+                let data = self.data_of(request.data_out, blocks.into(), 1)?;
+                if blocks == 0 {
+                    return Ok(Some(0));
+                }
+                let Transfer { lba, blocks, .. } = transfer;
+                let op = Op::Compare;
+                let io = Io { tag: Tag(0), op, fua: false, lba, blocks: blocks.into(), source: 0, data };
+                self.start(request.tag, data.len(), Job::One, io, cx);
+                Ok(None)
+            }
+            Check::OneBlock => {
+                let block = self.data_of(request.data_out, u64::from(blocks.min(1)), 1)?;
+                if blocks == 0 {
+                    return Ok(Some(0));
+                }
+                let mut pattern = vec![0; block.len() as usize];
+                block.read(0, &mut pattern);
+                let job = Loop::new(Op::Compare, lba, blocks.into(), false, &pattern);
+                self.start_loop(request.tag, block.len(), job, cx);
+                Ok(None)
+            }
+        }
+    }
+}
+
+/// Copies an answer as far as its initiator has allowed and has room.
+pub(crate) fn give(data: &[u8], allocation: u32, into: Sgl) -> u32 {
+    let len = data.len().min(allocation as usize).min(into.len() as usize);
+    into.write(0, &data[..len]);
+    len as u32
+}
+
+/// The answer to REPORT LUNS (SPC-4, section 6.33).
+pub(crate) fn report_luns(select: u8, luns: &[u16]) -> Result<Vec<u8>, Sense> {
+    // There are no well known logical units, which 1 asks for.
+    let luns = match select {
+        0x00 | 0x02 => luns,
+        0x01 => &[],
+        _ => return Err(Sense::in_cdb(2)),
+    };
+    let mut data = (8 * luns.len() as u32).to_be_bytes().to_vec();
+    data.extend([0; 4]);
+    luns.iter().for_each(|lun| data.extend(crate::target::lun_bytes(*lun)));
+    Ok(data)
+}

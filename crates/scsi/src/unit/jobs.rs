@@ -1,0 +1,135 @@
+//! Commands that take several requests to the disk, one after the other. Reactor context; these may allocate.
+
+use super::{Failure, Task, UnitChannel};
+use aryk_bdev::{Io, Op, Status as BdevStatus, Tag};
+use aryk_dma::{Buffer, PAGE, Sgl};
+use aryk_reactor::Cx;
+use aryk_slots::Key as SlotKey;
+
+/// How a command goes on when a request of it has completed.
+pub(super) enum Job {
+    /// It is over.
+    One,
+    /// With the next of its ranges.
+    Unmap { data: Sgl, next: u32, ranges: u32 },
+    /// With the next blocks.
+    Loop(Box<Loop>),
+    /// It has no request: something else will end it.
+    Elsewhere,
+}
+
+/// Blocks that meet the same bytes, over and over: of WRITE SAME, and of VERIFY.
+pub(super) struct Loop {
+    op: Op,
+    fua: bool,
+    lba: u64,
+    left: u64,
+    /// Blocks in the buffer.
+    step: u64,
+    buffer: Buffer,
+    data: Sgl,
+}
+
+/// Bytes of a loop's buffer, unless a block has more.
+const LOOP_BYTES: usize = 64 * 1024;
+
+impl Loop {
+    /// `block` on each of these blocks, of which there are some.
+    pub fn new(op: Op, lba: u64, blocks: u64, fua: bool, block: &[u8]) -> Self {
+        let step = ((LOOP_BYTES / block.len()).max(1) as u64).min(blocks);
+        let mut buffer = Buffer::new(step as usize * block.len(), PAGE as usize);
+        (0..step as usize).for_each(|i| buffer.write(i * block.len(), block));
+        let data = buffer.lend();
+        Self { op, fua, lba, left: blocks, step, buffer, data }
+    }
+
+    /// The next request, if there is one to come.
+    fn next(&mut self, block_shift: u32) -> Option<Io> {
+        let blocks = self.left.min(self.step);
+        if blocks == 0 {
+            return None;
+        }
+        let data = self.data.slice(0, (blocks << block_shift) as u32);
+        let io = Io { tag: Tag(0), op: self.op, fua: self.fua, lba: self.lba, blocks, source: 0, data };
+        self.lba += blocks;
+        self.left -= blocks;
+        Some(io)
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        // It is dropped between requests only.
+        self.buffer.reclaim();
+    }
+}
+
+/// The range of an UNMAP's descriptor.
+pub(super) fn range(data: Sgl, i: u32) -> (u64, u64) {
+    let mut bytes = [0; 16];
+    data.read(8 + 16 * i, &mut bytes);
+    let [lba @ .., _, _, _, _, _, _, _, _] = bytes;
+    let blocks = u32::from_be_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]);
+    (u64::from_be_bytes(lba), blocks.into())
+}
+
+/// The next range of an UNMAP that has blocks. The initiator may have changed it since it was looked at: the disk checks it again.
+fn next_unmap(data: Sgl, next: &mut u32, ranges: u32) -> Option<Io> {
+    while *next < ranges {
+        let (lba, blocks) = range(data, *next);
+        *next += 1;
+        if blocks > 0 {
+            let op = Op::Unmap;
+            return Some(Io { tag: Tag(0), op, fua: false, lba, blocks, source: 0, data: Sgl::EMPTY });
+        }
+    }
+    None
+}
+
+impl UnitChannel {
+    pub(super) fn start_unmap(
+        &mut self,
+        tag: u64,
+        moved: u32,
+        data: Sgl,
+        ranges: u32,
+        cx: &mut Cx,
+    ) -> Result<Option<u32>, Failure> {
+        let mut next = 0;
+        let Some(io) = next_unmap(data, &mut next, ranges) else { return Ok(Some(moved)) };
+        self.start(tag, moved, Job::Unmap { data, next, ranges }, io, cx);
+        Ok(None)
+    }
+
+    pub(super) fn start_loop(&mut self, tag: u64, moved: u32, mut job: Loop, cx: &mut Cx) {
+        let io = job.next(self.block_shift).expect("it has blocks");
+        self.start(tag, moved, Job::Loop(Box::new(job)), io, cx);
+    }
+
+    /// A command that waits for something that [`crate::cell::Command::Over`] will tell of.
+    pub(super) fn wait_elsewhere(&mut self, tag: u64, moved: u32) -> SlotKey {
+        let (op, status) = (Op::Flush, BdevStatus::Ok);
+        self.insert(Task { tag, op, lba: 0, moved, status, aborted: false, job: Job::Elsewhere })
+    }
+
+    /// Sends the next request of a command, if there is one to come.
+    #[cold]
+    pub(super) fn goes_on(&mut self, key: SlotKey, cx: &mut Cx) -> bool {
+        let task = self.tasks.get_mut(key).expect("the caller looked");
+        if task.status.is_ok() && task.aborted {
+            task.status = BdevStatus::Aborted;
+        }
+        if !task.status.is_ok() {
+            return false;
+        }
+        let io = match &mut task.job {
+            Job::One | Job::Elsewhere => None,
+            Job::Unmap { data, next, ranges } => next_unmap(*data, next, *ranges),
+            Job::Loop(job) => job.next(self.block_shift),
+        };
+        let Some(io) = io else { return false };
+        task.lba = io.lba;
+        self.disk.submit(Io { tag: Tag(key.raw()), ..io }, cx);
+        true
+    }
+}
