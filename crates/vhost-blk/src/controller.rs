@@ -3,15 +3,12 @@
 //! Each queue is a root of its own, on a thread of its own, on the least loaded reactor of the controller's cores: the queues of one disk spread over them.
 
 use crate::config::{self, BlkConfig};
-use crate::queue::{Errors, Parts, Queue, Trouble};
+use crate::queue::{Parts, Queue};
 use crate::request::Disk;
 use aryk_bdev::{Descriptor, Event, OpenError};
 use aryk_reactor::{CoreSet, Cx, Gone, Reactors, RootRef, ThreadId};
-use aryk_vhost_user::{
-    Device, DeviceError, EventFd, F_EVENT_IDX, F_INDIRECT_DESC, F_RING_PACKED, MemoryChange, QueueLog,
-    QueueSetup, SessionHandle,
-};
-use aryk_virtqueue::{Config, Format, Virtqueue};
+use aryk_vhost_device::{Errors, Trouble, virtqueue};
+use aryk_vhost_user::{Device, DeviceError, EventFd, MemoryChange, QueueLog, QueueSetup, SessionHandle};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -122,18 +119,7 @@ impl Controller {
         let name = format!("{}.q{index}", self.settings.name);
         let handle = self.reactors.least_loaded(self.settings.cores.as_ref()).clone();
         let keeps_in_flight = setup.inflight.is_some();
-        let has = |feature| setup.features & feature != 0;
-        let ring = Virtqueue::new(Config {
-            format: if has(F_RING_PACKED) { Format::Packed } else { Format::Split },
-            size: setup.size,
-            desc: setup.rings.desc,
-            driver: setup.rings.driver,
-            device: setup.rings.device,
-            event_idx: has(F_EVENT_IDX),
-            indirect: has(F_INDIRECT_DESC),
-            base: setup.base,
-            inflight: setup.inflight,
-        })?;
+        let ring = virtqueue(&setup)?;
         let kick = setup.kick.map(|fd| fd.try_clone()).transpose()?;
         let disk = self.disk.borrow().clone();
         let requests = self.requests(disk.as_ref(), setup.features);

@@ -3,7 +3,8 @@
 use crate::controller::{Controller, Settings};
 use aryk_bdev::{Access, Error as BdevError, Event, Registry};
 use aryk_reactor::{CoreSet, Reactors};
-use aryk_vhost_user::{Client, ListenError, Listener, Server, Snapshot, SocketOptions};
+use aryk_vhost_device::{Endpoint, EndpointError, Link};
+use aryk_vhost_user::Snapshot;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -28,15 +29,6 @@ pub struct Options {
     pub queues: u16,
     /// How it and its machine find each other.
     pub link: Link,
-}
-
-/// Who connects to whom.
-#[derive(Clone, Debug)]
-pub enum Link {
-    /// The machine, to a socket of the controller's name with these rights.
-    Listen(SocketOptions),
-    /// The controller, to the machine's socket.
-    Connect(PathBuf),
 }
 
 /// Queues that a guest can have if nothing is said.
@@ -65,12 +57,9 @@ pub enum Error {
     /// The disk cannot be opened.
     #[error(transparent)]
     Disk(#[from] BdevError),
-    /// The socket cannot be made.
+    /// It cannot be reached.
     #[error(transparent)]
-    Listen(#[from] ListenError),
-    /// The socket cannot be watched.
-    #[error("cannot serve the socket: {0}")]
-    Os(#[from] std::io::Error),
+    Endpoint(#[from] EndpointError),
 }
 
 /// What there is to know of a controller.
@@ -100,35 +89,6 @@ pub struct Info {
     pub unanswerable: u64,
     /// Rings that contradicted themselves.
     pub broken_queues: u64,
-}
-
-/// The controller's end of its [`Link`].
-enum Endpoint {
-    Server(Server),
-    Client(Client),
-}
-
-impl Endpoint {
-    fn path(&self) -> &Path {
-        match self {
-            Self::Server(server) => server.path(),
-            Self::Client(client) => client.path(),
-        }
-    }
-
-    fn stats(&self) -> Snapshot {
-        match self {
-            Self::Server(server) => server.stats(),
-            Self::Client(client) => client.stats(),
-        }
-    }
-
-    async fn stop(self) {
-        match self {
-            Self::Server(server) => server.stop().await,
-            Self::Client(client) => client.stop().await,
-        }
-    }
 }
 
 struct Entry {
@@ -193,13 +153,7 @@ impl Controllers {
             queues: options.queues,
         };
         let controller = Rc::new(Controller::new(settings, disk, Rc::clone(&self.reactors)));
-        let endpoint = match options.link {
-            Link::Listen(rights) => {
-                let listener = Listener::bind(self.directory.join(&name), rights)?;
-                Endpoint::Server(Server::start(&name, listener, Rc::clone(&controller))?)
-            }
-            Link::Connect(path) => Endpoint::Client(Client::start(&name, path, Rc::clone(&controller))?),
-        };
+        let endpoint = Endpoint::start(&name, options.link, &self.directory, Rc::clone(&controller))?;
         let path = endpoint.path().to_owned();
         let events = tokio::task::spawn_local(pass_on(arriving, Rc::clone(&controller)));
         self.entries.borrow_mut().insert(name, Entry { controller, endpoint, events });
@@ -248,7 +202,7 @@ impl Entry {
             disk: self.controller.disk_name(),
             read_only: settings.read_only,
             socket: self.endpoint.path().to_owned(),
-            connects: matches!(self.endpoint, Endpoint::Client(_)),
+            connects: self.endpoint.connects(),
             cores: settings.cores.clone(),
             queues: settings.queues,
             running: self.controller.running(),

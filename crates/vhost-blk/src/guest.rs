@@ -1,10 +1,11 @@
 //! A guest's side of a queue, for tests and fuzzers: memory, a ring in it, and a disk behind, on a reactor that is stepped.
 
-use crate::queue::{Errors, Parts, Queue, Trouble};
+use crate::queue::{Parts, Queue};
 use crate::request::Disk;
 use aryk_bdev::{Access, Device, Registry};
 use aryk_dma::{GuestArea, Mapping, MemTable, Region};
 use aryk_reactor::{Clock, CoreSet, Engine, Reactor, RootRef, SleepPolicy};
+use aryk_vhost_device::{Errors, Trouble};
 use aryk_virtqueue::{Config, Format, Virtqueue, avail_len, desc_len, used_len};
 use std::convert::Infallible;
 use std::sync::atomic::Ordering;

@@ -6,11 +6,11 @@ mod controller;
 mod controllers;
 #[cfg(any(test, fuzzing))]
 pub mod guest;
-mod pace;
 mod queue;
 mod request;
 
+pub use aryk_vhost_device::{Alarm, EndpointError, Errors, Link, Trouble};
 pub use aryk_vhost_user::{ListenError, SocketOptions};
-pub use controllers::{Controllers, Error, Info, Link, Options, QUEUES, QUEUES_MAX};
-pub use queue::{Alarm, Errors, Parts, Queue, Trouble};
+pub use controllers::{Controllers, Error, Info, Options, QUEUES, QUEUES_MAX};
+pub use queue::{Parts, Queue};
 pub use request::Disk;

@@ -3,20 +3,20 @@
 //! A request is named by the head of its descriptor chain, all the way: it is the slot of its scatter list, the tag of its [`aryk_bdev::Io`], and the
 //! id of its used element. The ring sees to it that no head is in flight twice.
 
-use crate::pace::Pace;
 use crate::request::{Answer, Disk, Parsed, Unanswerable, write_status};
 use aryk_bdev::{BdevChannel, Completion, Status};
 use aryk_crash_point::{Step, step};
 use aryk_dma::{MemTable, SgTable};
 use aryk_reactor::{Armed, Cx, Layer, Point, Root, RootId, ThreadId, WatchId};
+use aryk_vhost_device::{Alarm, Errors, Pace, Trouble};
 use aryk_vhost_user::{EventFd, QueueLog, Rings};
-use aryk_virtqueue::{Chain, ConfigError, PopError, QueueError, Virtqueue};
+use aryk_virtqueue::{Chain, ConfigError, PopError, Virtqueue};
 use futures_channel::oneshot;
 use std::cell::RefCell;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Requests taken from the ring in one poll.
@@ -25,34 +25,6 @@ const BATCH: u32 = 64;
 /// How long requests have to complete once their queue is to stop. Then they are aborted, for the front-end, and with it the guest, stands still
 /// while it waits for the queue's end.
 const STOP_GRACE: Duration = Duration::from_secs(2);
-
-/// What a guest did wrong, counted over all queues of a controller. Read anywhere.
-#[derive(Debug, Default)]
-pub struct Errors {
-    /// Descriptor chains that make no request; they were given back empty.
-    pub bad_chains: AtomicU64,
-    /// Requests without a place for their status.
-    pub unanswerable: AtomicU64,
-    /// Rings that contradict themselves; each ended its queue.
-    pub broken_queues: AtomicU64,
-}
-
-/// Why a queue wants its session to end.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Trouble {
-    /// The ring contradicts itself.
-    #[error("queue {0} is broken: {1}")]
-    Broken(u16, QueueError),
-    /// The ring does not lie in the guest's new memory as a ring must.
-    #[error("queue {0} cannot move to the new memory: {1}")]
-    Moved(u16, ConfigError),
-    /// The memory behind the guest was truncated.
-    #[error("the front-end truncated the guest's memory")]
-    MemoryLost,
-}
-
-/// How a queue says that it is in trouble. Called in reactor context, once: it only passes the word on.
-pub type Alarm = Box<dyn Fn(Trouble) + Send>;
 
 /// The parts of a queue that is to start.
 pub struct Parts {

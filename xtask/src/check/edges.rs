@@ -45,7 +45,9 @@ impl Layer {
             "crates/reactor" => Reactor,
             "crates/bdev" => Bdev,
             "crates/bdev-conformance" => Conformance,
-            "crates/front-end" | "crates/virtqueue" | "crates/vhost-user" => Transport,
+            "crates/front-end" | "crates/virtqueue" | "crates/vhost-device" | "crates/vhost-user" => {
+                Transport
+            }
             "crates/scsi" => Commands,
             "crates/vhost-blk" | "crates/vhost-scsi" => FrontEnd,
             "crates/rpc" => Rpc,

@@ -247,19 +247,26 @@ async fn get_transports(_: &Control, _: NoParams) -> Result<Vec<Transport>, Erro
 
 impl From<vhost::Error> for Error {
     fn from(error: vhost::Error) -> Self {
-        use vhost::{Error as Vhost, ListenError};
-        let of = |e: &std::io::Error| Errno::from_io_error(e).unwrap_or(Errno::IO);
+        use vhost::Error as Vhost;
         let errno = match &error {
             Vhost::Disk(error) => return error.clone().into(),
             Vhost::Exists(_) => Errno::EXIST,
             Vhost::NotFound(_) => Errno::NODEV,
             Vhost::Name(_) | Vhost::Queues(_) | Vhost::Cores(_) => Errno::INVAL,
-            Vhost::Os(error) => of(error),
-            Vhost::Listen(ListenError::PathTooLong { .. }) => Errno::NAMETOOLONG,
-            Vhost::Listen(ListenError::InUse(_)) => Errno::ADDRINUSE,
-            Vhost::Listen(ListenError::NotASocket(_)) => Errno::NOTSOCK,
-            Vhost::Listen(ListenError::Rights { source, .. } | ListenError::Os { source, .. }) => of(source),
+            Vhost::Endpoint(error) => errno_of(error),
         };
         Self::errno(errno, error.to_string())
+    }
+}
+
+fn errno_of(error: &vhost::EndpointError) -> Errno {
+    use vhost::{EndpointError as Endpoint, ListenError};
+    let of = |e: &std::io::Error| Errno::from_io_error(e).unwrap_or(Errno::IO);
+    match error {
+        Endpoint::Os(error) => of(error),
+        Endpoint::Listen(ListenError::PathTooLong { .. }) => Errno::NAMETOOLONG,
+        Endpoint::Listen(ListenError::InUse(_)) => Errno::ADDRINUSE,
+        Endpoint::Listen(ListenError::NotASocket(_)) => Errno::NOTSOCK,
+        Endpoint::Listen(ListenError::Rights { source, .. } | ListenError::Os { source, .. }) => of(source),
     }
 }

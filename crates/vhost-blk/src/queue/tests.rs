@@ -1,13 +1,13 @@
 //! Requests from a guest's ring to a disk in memory and back.
 
 use crate::guest::{AVAIL, FREE, Guest, MEMORY, SIZE};
-use crate::queue::Trouble;
 use aryk_bdev::{
     Access, Channel, Completion, Device, Geometry, Io, Limits, Op, OpSet, OpenError, Outbox, Registry,
     Status, Tag,
 };
 use aryk_dma::Mapping;
 use aryk_reactor::{Cx, RootId};
+use aryk_vhost_device::Trouble;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;

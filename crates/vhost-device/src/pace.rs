@@ -34,7 +34,7 @@ enum Phase {
 
 /// The pace of one queue.
 #[derive(Debug)]
-pub(crate) struct Pace {
+pub struct Pace {
     steps: u32,
     phase: Phase,
     /// Whether the next trial is of a longer rest.
@@ -46,6 +46,7 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
+    /// Of a queue that starts now.
     pub const fn new(now: Nanos) -> Self {
         Self {
             steps: 0,

@@ -1,0 +1,12 @@
+//! What the devices that are served over vhost-user have in common, block or SCSI.
+#![forbid(unsafe_code)]
+
+mod endpoint;
+mod pace;
+mod ring;
+mod trouble;
+
+pub use endpoint::{Endpoint, EndpointError, Link};
+pub use pace::Pace;
+pub use ring::virtqueue;
+pub use trouble::{Alarm, Errors, Trouble};
