@@ -96,10 +96,16 @@ struct Name {
     name: String,
 }
 
+/// Bytes of a disk's name: it is kept in more than one place, in the last events too.
+const NAME_LEN_MAX: usize = 4096;
+
 /// A new disk's name and uuid, which is random if none is given.
 fn identity(name: &str, uuid: Option<Uuid>) -> Result<Identity, Error> {
     if name.is_empty() {
         return Err(Error::invalid("a disk's name is not empty"));
+    }
+    if name.len() > NAME_LEN_MAX {
+        return Err(Error::invalid(format!("a disk's name has at most {NAME_LEN_MAX} bytes")));
     }
     let mut identity = Identity::named(name);
     identity.uuid = uuid.unwrap_or(identity.uuid);

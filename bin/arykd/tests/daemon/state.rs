@@ -185,10 +185,11 @@ fn a_damaged_store_is_refused() {
 }
 
 /// A small file system at a path; unmounted when dropped.
-struct Small(PathBuf);
+pub struct Small(PathBuf);
 
 impl Small {
-    fn mount(at: &Path) -> Option<Self> {
+    /// `None`, and says so, where that cannot be done.
+    pub fn mount(at: &Path) -> Option<Self> {
         std::fs::create_dir(at).unwrap();
         let mut mount = Command::new("mount");
         let mounted = mount.args(["-t", "tmpfs", "-o", "size=2m", "tmpfs"]).arg(at).output();
@@ -199,6 +200,16 @@ impl Small {
                 None
             }
         }
+    }
+}
+
+impl Small {
+    /// Leaves no byte free; the file that is in the way.
+    pub fn fill(&self) -> PathBuf {
+        let path = self.0.join("fill");
+        let mut file = std::fs::File::create(&path).unwrap();
+        while file.write(&[1; 4096]).is_ok_and(|len| len > 0) {}
+        path
     }
 }
 
@@ -216,8 +227,7 @@ fn what_cannot_be_stored_is_not_made() {
     let mut daemon = Daemon::start_in(dir, KEPT);
     daemon.call("bdev_null_create", null("before")).unwrap();
     daemon.call("bdev_null_create", null("goes")).unwrap();
-    let mut fill = std::fs::File::create(small.0.join("fill")).unwrap();
-    while fill.write(&[1; 4096]).is_ok_and(|len| len > 0) {}
+    let fill = small.fill();
     let mut made = 0;
     let error = loop {
         let name = format!("{:0>9}{}", made, "x".repeat(4000));
@@ -232,8 +242,7 @@ fn what_cannot_be_stored_is_not_made() {
     let before = seen(&daemon);
     assert_eq!(before[0].as_array().unwrap().len(), 2 + made);
     let error = daemon.call("bdev_null_delete", json!({"name": "goes"}));
-    drop(fill);
-    std::fs::remove_file(small.0.join("fill")).unwrap();
+    std::fs::remove_file(fill).unwrap();
     // With the next change the store learns what it missed.
     daemon.call("bdev_null_create", null("after")).unwrap();
     let before = seen(&daemon);
