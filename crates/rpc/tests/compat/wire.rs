@@ -15,7 +15,7 @@ struct Recording {
     replies: fn() -> Vec<Value>,
 }
 
-const RECORDINGS: [Recording; 4] = [
+const RECORDINGS: [Recording; 6] = [
     // Indented by blanks, each request alone, as SPDK's own client sends them.
     Recording {
         bytes: concat!(
@@ -88,6 +88,43 @@ const RECORDINGS: [Recording; 4] = [
             "{\"id\":4,\"method\":\"bdev_get_bdevs\"}",
         ),
         replies: || vec![json!([1, []]), json!([[2, "диск"], [3, -19, "No such device"]]), json!([4, []])],
+    },
+    // Batches of other kinds: empty, of what is no request, of notifications alone, which nothing answers, and one after another.
+    Recording {
+        bytes: concat!(
+            "[]\n[1,\"x\",null]\r\n[{\"method\":\"bdev_get_bdevs\"},{\"method\":\"no_such_method\"}]",
+            "[ {\"id\":1,\"method\":\"bdev_get_bdevs\"} ][\t{\"id\":\"2\",\"method\":\"bdev_get_bdevs\",\"params\":[]}\t]",
+            "[[]]",
+        ),
+        replies: || {
+            let no_request = json!([null, -32600, "Invalid request"]);
+            vec![
+                no_request.clone(),
+                json!([no_request, no_request, no_request]),
+                json!([[1, []]]),
+                json!([["2", []]]),
+                json!([no_request]),
+            ]
+        },
+    },
+    // Pipelined calls that need one another, without a byte between them; brackets, quotes and escapes in strings.
+    Recording {
+        bytes: concat!(
+            "{\"id\":1,\"method\":\"bdev_null_create\",\"params\":{\"name\":\"}{][\\\"\\\\\",\"block_size\":512,\"num_blocks\":8}}",
+            "{\"id\":2,\"method\":\"bdev_passthru_create\",\"params\":{\"name\":\"\\u0434\\ud83d\\udcbe\",\"base_bdev_name\":\"}{][\\u0022\\u005c\"}}",
+            "{\"id\":3,\"method\":\"bdev_passthru_delete\",\"params\":{\"name\":\"д💾\"}}",
+            "{\"id\":4,\"method\":\"bdev_null_delete\",\"params\":{\"name\":\"}{][\\\"\\\\\"}}",
+            "{\"id\":5,\"method\":\"bdev_get_bdevs\",\"params\":{  }}",
+        ),
+        replies: || {
+            vec![
+                json!([1, "}{][\"\\"]),
+                json!([2, "д💾"]),
+                json!([3, true]),
+                json!([4, true]),
+                json!([5, []]),
+            ]
+        },
     },
 ];
 
