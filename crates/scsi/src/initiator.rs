@@ -80,7 +80,7 @@ impl Initiators {
     pub fn submit(&mut self, initiator: usize, cdb: &[u8], data_out: Sgl, data_in: Sgl) -> u64 {
         self.tag += 1;
         let owner = Rc::clone(&self.owners[initiator].1);
-        let request = Request { tag: self.tag, cdb, data_out, data_in };
+        let request = Request { tag: self.tag, task: self.tag, cdb, data_out, data_in };
         let mut owner = owner.borrow_mut();
         owner.channel.as_mut().expect("open").submit(&request, self.reactor.cx());
         self.tag

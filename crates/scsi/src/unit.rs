@@ -29,6 +29,8 @@ use std::sync::Arc;
 pub struct Request<'a> {
     /// The submitter's: it comes back with the outcome.
     pub tag: u64,
+    /// The initiator's: task management knows the command by it.
+    pub task: u64,
     /// The command descriptor block, of any length.
     pub cdb: &'a [u8],
     /// What the initiator gives.
@@ -57,6 +59,8 @@ pub struct Outcome {
 /// A command in flight.
 struct Task {
     tag: u64,
+    /// The initiator's tag.
+    name: u64,
     op: Op,
     lba: u64,
     moved: u32,
@@ -191,8 +195,8 @@ impl UnitChannel {
             return Err(Failure::Conflict);
         }
         match *command {
-            Command::Read(transfer) => self.transfer(Op::Read, transfer, request.data_in, request.tag, cx),
-            Command::Write(transfer) => self.transfer(Op::Write, transfer, request.data_out, request.tag, cx),
+            Command::Read(transfer) => self.transfer(Op::Read, transfer, request.data_in, request, cx),
+            Command::Write(transfer) => self.transfer(Op::Write, transfer, request.data_out, request, cx),
             _ => self.begin_rare(command, request, cx),
         }
     }
@@ -208,7 +212,7 @@ impl UnitChannel {
         op: Op,
         t: Transfer,
         data: Sgl,
-        tag: u64,
+        request: &Request<'_>,
         cx: &mut Cx,
     ) -> Result<Option<u32>, Failure> {
         self.check_range(t.lba, t.blocks.into())?;
@@ -221,7 +225,7 @@ impl UnitChannel {
             return Ok(Some(0));
         }
         let io = Io { tag: Tag(0), op, fua, lba: t.lba, blocks: t.blocks.into(), source: 0, data };
-        self.start(tag, data.len(), Job::One, io, cx);
+        self.start(request, data.len(), Job::One, io, cx);
         Ok(None)
     }
 
@@ -254,9 +258,10 @@ impl UnitChannel {
 
     /// Sends the first request of a command.
     #[inline]
-    fn start(&mut self, tag: u64, moved: u32, job: Job, io: Io, cx: &mut Cx) {
+    fn start(&mut self, request: &Request<'_>, moved: u32, job: Job, io: Io, cx: &mut Cx) {
         let key = self.insert(Task {
-            tag,
+            tag: request.tag,
+            name: request.task,
             op: io.op,
             lba: io.lba,
             moved,
@@ -325,6 +330,8 @@ impl UnitChannel {
 
     /// Says that nobody wants any command any more. They still have outcomes.
     pub fn abort_all(&mut self, cx: &mut Cx) {
+        // What has more to do does not begin it.
+        self.tasks.iter_mut().for_each(|(_, task)| task.aborted = true);
         self.disk.abort_all(cx);
     }
 
@@ -342,7 +349,7 @@ impl UnitChannel {
 
     /// Aborts commands. Those that wait for such themselves go on: two that abort each other would wait for ever.
     fn abort(&mut self, which: &Which, done: oneshot::Sender<u32>, cx: &mut Cx) {
-        let is_meant = |task: &Task| which.has(task.tag) && !matches!(task.job, Job::Elsewhere);
+        let is_meant = |task: &Task| which.has(task.name) && !matches!(task.job, Job::Elsewhere);
         let left: Vec<_> = self.tasks.iter().filter(|(_, t)| is_meant(t)).map(|(key, _)| key).collect();
         for key in &left {
             self.tasks.get_mut(*key).expect("just found").aborted = true;

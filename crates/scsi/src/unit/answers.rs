@@ -57,9 +57,9 @@ impl UnitChannel {
             Command::Unmap { length } => self.unmap(length, request, cx),
             Command::SynchronizeCache { lba, blocks } => {
                 self.check_range(lba, blocks.into())?;
-                self.flush(request.tag, cx)
+                self.flush(request, cx)
             }
-            Command::StartStop { flush: true, .. } => self.flush(request.tag, cx),
+            Command::StartStop { flush: true, .. } => self.flush(request, cx),
             Command::StartStop { .. } => Ok(Some(0)),
             Command::Verify { lba, blocks, check } => self.verify(lba, blocks, check, request, cx),
         }
@@ -121,17 +121,17 @@ impl UnitChannel {
         if transfer.blocks > COMPARE_BLOCKS_MAX.into() {
             return Err(Sense::in_cdb(13).into());
         }
-        self.transfer(Op::CompareAndWrite, transfer, request.data_out, request.tag, cx)
+        self.transfer(Op::CompareAndWrite, transfer, request.data_out, request, cx)
     }
 
-    fn flush(&mut self, tag: u64, cx: &mut Cx) -> Begun {
+    fn flush(&mut self, request: &Request<'_>, cx: &mut Cx) -> Begun {
         if !self.disk.bdev().device().ops().contains(Op::Flush) {
             // There is no cache.
             return Ok(Some(0));
         }
         let io =
             Io { tag: Tag(0), op: Op::Flush, fua: false, lba: 0, blocks: 0, source: 0, data: Sgl::EMPTY };
-        self.start(tag, 0, Job::One, io, cx);
+        self.start(request, 0, Job::One, io, cx);
         Ok(None)
     }
 
@@ -155,26 +155,34 @@ impl UnitChannel {
             return Err(Sense::in_cdb_bit(1, 3).into());
         }
         if zeroes {
-            self.write_zeroes(request.tag, 0, lba, blocks, fua, cx);
+            self.write_zeroes(request, 0, lba, blocks, fua, cx);
             return Ok(None);
         }
         let block = self.data_of(request.data_out, 1, 1)?;
         let mut pattern = vec![0; block.len() as usize];
         block.read(0, &mut pattern);
         if pattern.iter().all(|byte| *byte == 0) {
-            self.write_zeroes(request.tag, block.len(), lba, blocks, fua, cx);
+            self.write_zeroes(request, block.len(), lba, blocks, fua, cx);
         } else {
             let job = Loop::new(Op::Write, lba, blocks, fua, &pattern);
-            self.start_loop(request.tag, block.len(), job, cx);
+            self.start_loop(request, block.len(), job, cx);
         }
         Ok(None)
     }
 
     /// Blocks that read as zeroes, whether they are given back or not: so what was written by WRITE SAME with UNMAP is read again.
-    fn write_zeroes(&mut self, tag: u64, moved: u32, lba: u64, blocks: u64, fua: bool, cx: &mut Cx) {
+    fn write_zeroes(
+        &mut self,
+        request: &Request<'_>,
+        moved: u32,
+        lba: u64,
+        blocks: u64,
+        fua: bool,
+        cx: &mut Cx,
+    ) {
         let op = Op::WriteZeroes;
         let io = Io { tag: Tag(0), op, fua, lba, blocks, source: 0, data: Sgl::EMPTY };
-        self.start(tag, moved, Job::One, io, cx);
+        self.start(request, moved, Job::One, io, cx);
     }
 
     fn unmap(&mut self, length: u32, request: &Request<'_>, cx: &mut Cx) -> Begun {
@@ -210,7 +218,7 @@ impl UnitChannel {
         if sum > inquiry::range_blocks_max(self.lun()) {
             return Err(Sense::in_list(2).into());
         }
-        self.start_unmap(request.tag, length, data, ranges, cx)
+        self.start_unmap(request, length, data, ranges, cx)
     }
 
     fn verify(&mut self, lba: u64, blocks: u32, check: Check, request: &Request<'_>, cx: &mut Cx) -> Begun {
@@ -220,7 +228,7 @@ impl UnitChannel {
             Check::Medium => {
                 let nothing = vec![0; 1 << self.block_shift];
                 let job = Loop::new(Op::Read, lba, blocks.into(), false, &nothing);
-                self.start_loop(request.tag, 0, job, cx);
+                self.start_loop(request, 0, job, cx);
                 Ok(None)
             }
             Check::Data => {
@@ -232,7 +240,7 @@ impl UnitChannel {
                 let Transfer { lba, blocks, .. } = transfer;
                 let op = Op::Compare;
                 let io = Io { tag: Tag(0), op, fua: false, lba, blocks: blocks.into(), source: 0, data };
-                self.start(request.tag, data.len(), Job::One, io, cx);
+                self.start(request, data.len(), Job::One, io, cx);
                 Ok(None)
             }
             Check::OneBlock => {
@@ -243,7 +251,7 @@ impl UnitChannel {
                 let mut pattern = vec![0; block.len() as usize];
                 block.read(0, &mut pattern);
                 let job = Loop::new(Op::Compare, lba, blocks.into(), false, &pattern);
-                self.start_loop(request.tag, block.len(), job, cx);
+                self.start_loop(request, block.len(), job, cx);
                 Ok(None)
             }
         }

@@ -1,6 +1,6 @@
 //! Commands that take several requests to the disk, one after the other. Reactor context; these may allocate.
 
-use super::{Failure, Task, UnitChannel};
+use super::{Failure, Request, Task, UnitChannel};
 use aryk_bdev::{Io, Op, Status as BdevStatus, Tag};
 use aryk_dma::{Buffer, PAGE, Sgl};
 use aryk_reactor::Cx;
@@ -89,7 +89,7 @@ fn next_unmap(data: Sgl, next: &mut u32, ranges: u32) -> Option<Io> {
 impl UnitChannel {
     pub(super) fn start_unmap(
         &mut self,
-        tag: u64,
+        request: &Request<'_>,
         moved: u32,
         data: Sgl,
         ranges: u32,
@@ -97,19 +97,20 @@ impl UnitChannel {
     ) -> Result<Option<u32>, Failure> {
         let mut next = 0;
         let Some(io) = next_unmap(data, &mut next, ranges) else { return Ok(Some(moved)) };
-        self.start(tag, moved, Job::Unmap { data, next, ranges }, io, cx);
+        self.start(request, moved, Job::Unmap { data, next, ranges }, io, cx);
         Ok(None)
     }
 
-    pub(super) fn start_loop(&mut self, tag: u64, moved: u32, mut job: Loop, cx: &mut Cx) {
+    pub(super) fn start_loop(&mut self, request: &Request<'_>, moved: u32, mut job: Loop, cx: &mut Cx) {
         let io = job.next(self.block_shift).expect("it has blocks");
-        self.start(tag, moved, Job::Loop(Box::new(job)), io, cx);
+        self.start(request, moved, Job::Loop(Box::new(job)), io, cx);
     }
 
     /// A command that waits for something that [`crate::cell::Command::Over`] will tell of.
-    pub(super) fn wait_elsewhere(&mut self, tag: u64, moved: u32) -> SlotKey {
+    pub(super) fn wait_elsewhere(&mut self, request: &Request<'_>, moved: u32) -> SlotKey {
         let (op, status) = (Op::Flush, BdevStatus::Ok);
-        self.insert(Task { tag, op, lba: 0, moved, status, aborted: false, job: Job::Elsewhere })
+        let Request { tag, task: name, .. } = *request;
+        self.insert(Task { tag, name, op, lba: 0, moved, status, aborted: false, job: Job::Elsewhere })
     }
 
     /// Sends the next request of a command, if there is one to come.

@@ -111,15 +111,15 @@ impl UnitChannel {
         drop(shared);
         if action == action::PREEMPT_AND_ABORT {
             let victims = effects.removed.into_iter().filter(|n| *n != nexus).collect();
-            self.abort_others(victims, request.tag, length, cx);
+            self.abort_others(victims, request, length, cx);
             return Ok(None);
         }
         Ok(Some(length))
     }
 
     /// Aborts all commands of others, and answers when they are over: from then on nothing of theirs reaches the disk.
-    fn abort_others(&mut self, victims: Vec<u32>, tag: u64, moved: u32, cx: &mut Cx) {
-        let key = self.wait_elsewhere(tag, moved);
+    fn abort_others(&mut self, victims: Vec<u32>, request: &Request<'_>, moved: u32, cx: &mut Cx) {
+        let key = self.wait_elsewhere(request, moved);
         let (lun, cell, local) = (Arc::clone(self.lun()), Rc::clone(&self.cell), cx.local().clone());
         let task = async move {
             lun.abort(Which::Nexuses(victims)).await;

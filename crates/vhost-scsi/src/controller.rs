@@ -1,0 +1,371 @@
+//! One vhost-user-scsi controller: eight targets, as the sessions of its socket see them. Control context.
+//!
+//! Queue 0 is for task management, queue 1 for events; all others are for commands, each a root of its own on the least loaded reactor of the
+//! controller's cores. Targets come and go without any help of the guest's: their disk is taken from every queue by message, the guest is told, and
+//! what runs ends aside.
+
+use crate::Error;
+use crate::events::Events;
+use crate::line::Parts;
+use crate::manage::Manager;
+use crate::queue::{Queue, Role};
+use crate::requests::Requests;
+use crate::wire::{self, Config, Event, TARGETS, feature};
+use aryk_bdev::{Descriptor, OpenError};
+use aryk_reactor::{CoreSet, Cx, Gone, Reactors, RootRef};
+use aryk_scsi::{Lun, Nexus};
+use aryk_vhost_device::{Errors, Trouble, virtqueue};
+use aryk_vhost_user::{Device, DeviceError, EventFd, MemoryChange, QueueLog, QueueSetup, SessionHandle};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::{Arc, Weak};
+use tokio::sync::Mutex;
+use zerocopy::IntoBytes;
+
+/// The control queue's index.
+const CONTROL: u16 = 0;
+/// The event queue's.
+const EVENT: u16 = 1;
+/// Queues that are not for commands.
+pub(crate) const FIXED: u16 = 2;
+
+/// How a controller is to serve its targets.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub name: String,
+    /// Reactors for its queues; all if `None`.
+    pub cores: Option<CoreSet>,
+    /// Queues for commands.
+    pub queues: u16,
+}
+
+/// The controller.
+pub(crate) struct Controller {
+    settings: Settings,
+    reactors: Rc<Reactors>,
+    targets: RefCell<[Option<Arc<Nexus>>; TARGETS as usize]>,
+    queues: RefCell<BTreeMap<u16, RootRef<Queue>>>,
+    /// Held while targets change, or a queue learns which there are.
+    changing: Mutex<()>,
+    session: RefCell<Option<SessionHandle>>,
+    errors: Arc<Errors>,
+}
+
+/// Why a queue cannot start.
+#[derive(Debug, thiserror::Error)]
+enum StartError {
+    #[error("cannot open a disk for a queue: {0}")]
+    Open(#[from] OpenError),
+    #[error("cannot watch the queue's kicks: {0}")]
+    Os(#[from] std::io::Error),
+    #[error("the queue is refused: {0}")]
+    Ring(#[from] aryk_virtqueue::ConfigError),
+    #[error("its reactor has stopped")]
+    Gone(#[from] Gone),
+}
+
+/// What becomes a role on the queue's reactor.
+enum Plan {
+    Control([Option<Arc<Nexus>>; TARGETS as usize]),
+    Event(u64),
+    Request([Option<Arc<Nexus>>; TARGETS as usize]),
+}
+
+impl Controller {
+    pub fn new(settings: Settings, reactors: Rc<Reactors>) -> Self {
+        Self {
+            settings,
+            reactors,
+            targets: RefCell::default(),
+            queues: RefCell::default(),
+            changing: Mutex::new(()),
+            session: RefCell::default(),
+            errors: Arc::default(),
+        }
+    }
+
+    pub const fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    pub fn errors(&self) -> &Errors {
+        &self.errors
+    }
+
+    /// The targets that have disks, and the disks' names.
+    pub fn disks(&self) -> Vec<(u8, String)> {
+        let targets = self.targets.borrow();
+        let named = |nexus: &Arc<Nexus>| nexus.lun().bdev().name().to_owned();
+        let all = (0..).zip(targets.iter());
+        all.filter_map(|(target, nexus)| nexus.as_ref().map(|n| (target, named(n)))).collect()
+    }
+
+    /// Queues that run, and the cores that they run on.
+    pub fn running(&self) -> Vec<(u16, u16)> {
+        self.queues.borrow().iter().map(|(&index, q)| (index, q.handle().core())).collect()
+    }
+
+    fn all_queues(&self) -> Vec<(u16, RootRef<Queue>)> {
+        self.queues.borrow().iter().map(|(&index, queue)| (index, queue.clone())).collect()
+    }
+
+    fn queue(&self, index: u16) -> Option<RootRef<Queue>> {
+        self.queues.borrow().get(&index).cloned()
+    }
+
+    /// Whether a target has no disk.
+    pub fn is_free(&self, target: u8) -> bool {
+        self.targets.borrow()[usize::from(target)].is_none()
+    }
+
+    /// Gives a target a disk, and tells the guest. What stands for the target's having this disk.
+    ///
+    /// # Errors
+    /// It has one, or this cannot be opened on a queue's reactor.
+    pub async fn attach(&self, target: u8, disk: Descriptor) -> Result<Weak<Nexus>, Error> {
+        let _changing = self.changing.lock().await;
+        if !self.is_free(target) {
+            return Err(Error::Taken(target));
+        }
+        // One initiator, of a protocol that has no TransportID.
+        let mut transport_id = [0; 24];
+        transport_id[0] = 0x0f;
+        let nexus = Lun::new(disk, 0).nexus(&transport_id);
+        self.targets.borrow_mut()[usize::from(target)] = Some(Arc::clone(&nexus));
+        for (index, queue) in self.all_queues() {
+            let nexus = Arc::clone(&nexus);
+            let told = queue.call(move |queue, cx| match index {
+                CONTROL => {
+                    queue.manager().0.set_target(target, Some(nexus));
+                    Ok(())
+                }
+                EVENT => Ok(()),
+                _ => {
+                    let (requests, line) = queue.requests();
+                    requests.attach(target, nexus, line, cx)
+                }
+            });
+            // A queue that is gone knows of nothing.
+            if let Ok(Err(error)) = told.await {
+                self.take_away(target).await;
+                return Err(error.into());
+            }
+        }
+        self.post(Event::plugged(target)).await;
+        Ok(Arc::downgrade(&nexus))
+    }
+
+    /// Takes a target's disk away, whatever it and the guest do, and tells the guest. Whether it had one; this one, if that is said.
+    pub async fn detach(&self, target: u8, this: Option<&Weak<Nexus>>) -> bool {
+        let _changing = self.changing.lock().await;
+        let had = self.disk_of(target).is_some_and(|nexus| is_same(&nexus, this));
+        if had {
+            self.take_away(target).await;
+            self.post(Event::unplugged(target)).await;
+        }
+        had
+    }
+
+    fn disk_of(&self, target: u8) -> Option<Arc<Nexus>> {
+        self.targets.borrow()[usize::from(target)].clone()
+    }
+
+    async fn take_away(&self, target: u8) {
+        self.targets.borrow_mut()[usize::from(target)].take();
+        for (index, queue) in self.all_queues() {
+            let told = queue.call(move |queue, cx| match index {
+                CONTROL => queue.manager().0.set_target(target, None),
+                EVENT => {}
+                _ => {
+                    let (requests, line) = queue.requests();
+                    requests.detach(target, line, cx);
+                }
+            });
+            let _ = told.await;
+        }
+    }
+
+    /// This disk of a target has another size.
+    pub async fn resized(&self, target: u8, this: &Weak<Nexus>) {
+        let nexus = self.disk_of(target).filter(|nexus| is_same(nexus, Some(this)));
+        if let Some(nexus) = nexus {
+            nexus.lun().resized();
+            self.post(Event::resized(target)).await;
+        }
+    }
+
+    async fn post(&self, event: Event) {
+        if let Some(queue) = self.queue(EVENT) {
+            let told = queue.call(move |queue, cx| queue.post(event, cx));
+            // A guest that is gone finds out when it comes back.
+            let _ = told.await;
+        }
+    }
+
+    async fn start(&self, index: u16, setup: QueueSetup) -> Result<RootRef<Queue>, StartError> {
+        let name = format!("{}.q{index}", self.settings.name);
+        let handle = self.reactors.least_loaded(self.settings.cores.as_ref()).clone();
+        let ring = virtqueue(&setup)?;
+        let kick = setup.kick.map(|fd| fd.try_clone()).transpose()?;
+        let (errors, alarm) = (Arc::clone(&self.errors), self.alarm());
+        let cores = self.settings.cores.clone().unwrap_or_else(|| CoreSet::from_iter([handle.core()]));
+        let targets = self.targets.borrow().clone();
+        let plan = match index {
+            CONTROL => Plan::Control(targets),
+            EVENT => Plan::Event(setup.features),
+            _ => Plan::Request(targets),
+        };
+        let start = move |cx: &mut Cx| -> Result<RootRef<Queue>, StartError> {
+            let thread = cx.add_thread(name.clone(), cores);
+            let parts = Parts {
+                index,
+                name,
+                thread,
+                ring,
+                keeps_in_flight: setup.inflight.is_some(),
+                log: setup.log,
+                memory: setup.memory,
+                call: setup.call,
+                kick,
+                errors,
+                alarm,
+            };
+            start_on(cx, parts, plan).inspect_err(|_| cx.remove_thread(thread))
+        };
+        handle.call(start).await?
+    }
+
+    /// What a queue in trouble calls: its session ends.
+    fn alarm(&self) -> Box<dyn Fn(Trouble) + Send> {
+        let session = self.session.borrow().clone();
+        Box::new(move |trouble| {
+            if let Some(session) = &session {
+                session.end(trouble.to_string());
+            }
+        })
+    }
+}
+
+/// Whether a target's disk is this one, if one is meant. Another may have taken its place.
+fn is_same(nexus: &Arc<Nexus>, this: Option<&Weak<Nexus>>) -> bool {
+    this.is_none_or(|this| std::ptr::eq(this.as_ptr(), Arc::as_ptr(nexus)))
+}
+
+fn start_on(cx: &mut Cx, parts: Parts, plan: Plan) -> Result<RootRef<Queue>, StartError> {
+    let name = parts.name.clone();
+    cx.add_root(parts.thread, &name, |id, cx| {
+        let size = parts.ring.size();
+        let (role, targets) = match plan {
+            Plan::Control(targets) => (Role::Control(Manager::new(targets)), Default::default()),
+            Plan::Event(features) => (Role::Event(Events::new(features)), Default::default()),
+            Plan::Request(targets) => (Role::Request(Requests::new(size)), targets),
+        };
+        let mut queue = Queue::start(id, parts, role, cx)?;
+        for (target, nexus) in (0..).zip(targets) {
+            let Some(nexus) = nexus else { continue };
+            let (requests, line) = queue.requests();
+            match requests.attach(target, nexus, line, cx) {
+                // A disk that is just being removed is one that is gone.
+                Ok(()) | Err(OpenError::Removed) => {}
+                Err(error) => {
+                    queue.abandon(cx);
+                    return Err(error.into());
+                }
+            }
+        }
+        Ok(queue)
+    })
+}
+
+impl Device for Controller {
+    fn features(&self) -> u64 {
+        feature::HOTPLUG | feature::CHANGE
+    }
+
+    fn packed(&self) -> bool {
+        true
+    }
+
+    fn tracks_inflight(&self) -> bool {
+        true
+    }
+
+    fn logs_writes(&self) -> bool {
+        true
+    }
+
+    fn num_queues(&self) -> u16 {
+        FIXED + self.settings.queues
+    }
+
+    fn config(&self) -> Vec<u8> {
+        Config::new(self.settings.queues).as_bytes().to_vec()
+    }
+
+    fn set_config(&self, offset: u32, data: &[u8]) -> Result<(), DeviceError> {
+        if wire::may_write(&Config::new(self.settings.queues), offset, data) {
+            return Ok(());
+        }
+        Err("CDBs have 32 bytes, sense data 96, and nothing else can be written".into())
+    }
+
+    fn connected(&self, session: SessionHandle) {
+        *self.session.borrow_mut() = Some(session);
+    }
+
+    fn disconnected(&self) {
+        self.session.borrow_mut().take();
+    }
+
+    async fn start_queue(&self, index: u16, setup: QueueSetup) -> Result<(), DeviceError> {
+        let _changing = self.changing.lock().await;
+        let queue = self.start(index, setup).await.map_err(|e| DeviceError::from(e.to_string()))?;
+        self.queues.borrow_mut().insert(index, queue);
+        Ok(())
+    }
+
+    async fn stop_queue(&self, index: u16) -> u32 {
+        let queue = self.queue(index).expect("the session stops queues that run");
+        let base = match queue.call(Queue::stop).await {
+            Ok(stopped) => stopped.await.unwrap_or(0),
+            // The daemon is ending, and nobody will go on from that base.
+            Err(Gone) => 0,
+        };
+        self.queues.borrow_mut().remove(&index);
+        base
+    }
+
+    async fn set_call(&self, index: u16, call: Option<EventFd>) {
+        if let Some(queue) = self.queue(index) {
+            let _ = queue.call(move |q, cx| q.set_call(call, cx)).await;
+        }
+    }
+
+    async fn set_err(&self, _index: u16, _err: Option<EventFd>) {
+        // A queue in trouble ends its session, which tells the front-end more.
+    }
+
+    async fn set_log(&self, index: u16, log: Option<QueueLog>) {
+        if let Some(queue) = self.queue(index) {
+            let _ = queue.call(move |q, _| q.set_log(log)).await;
+        }
+    }
+
+    async fn set_memory(&self, change: MemoryChange) {
+        for (index, rings) in change.rings {
+            let Some(queue) = self.queue(index) else { continue };
+            let memory = Arc::clone(&change.memory);
+            let moved = queue.call(move |q, _| q.set_memory(memory, rings)).await;
+            if let Ok(Err(error)) = moved {
+                (self.alarm())(Trouble::Moved(index, error));
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Controller {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Controller").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,18 @@
+//! vhost-user-scsi: disks of the block layer as the targets of a guest's SCSI host (virtio 1.2, section 5.6).
+//!
+//! What commands mean is in `aryk-scsi`; here is how they come from a guest, and how its targets come and go while it runs.
+#![forbid(unsafe_code)]
+
+mod controller;
+mod controllers;
+mod events;
+mod line;
+mod manage;
+mod queue;
+mod requests;
+mod wire;
+
+pub use aryk_vhost_device::{EndpointError, Link};
+pub use aryk_vhost_user::{ListenError, SocketOptions};
+pub use controllers::{Controllers, Error, Info, Options, QUEUES, QUEUES_MAX};
+pub use wire::TARGETS;

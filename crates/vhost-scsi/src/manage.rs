@@ -1,0 +1,133 @@
+//! Task management, on the control queue (virtio 1.2, section 5.6.6.2). Reactor context.
+//!
+//! A function is answered when the commands that it concerns have ended, on whichever reactor; meanwhile the queue goes on.
+
+use crate::line::Line;
+use crate::queue::Queue;
+use crate::wire::{Address, Response, TARGETS, Tmf, control, tmf};
+use aryk_reactor::Cx;
+use aryk_scsi::{Nexus, Which};
+use aryk_virtqueue::Chain;
+use std::sync::Arc;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// A request about asynchronous notifications, behind its type.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C, packed)]
+struct Notifications {
+    address: Address,
+    events: u32,
+}
+
+/// Functions and their targets.
+pub(crate) struct Manager {
+    targets: [Option<Arc<Nexus>>; TARGETS as usize],
+    /// Functions that wait for commands to end: head, and serial number.
+    waiting: Vec<(u16, u64)>,
+    serial: u64,
+}
+
+impl Manager {
+    pub const fn new(targets: [Option<Arc<Nexus>>; TARGETS as usize]) -> Self {
+        Self { targets, waiting: Vec::new(), serial: 0 }
+    }
+
+    /// A target has this disk now, or none.
+    pub fn set_target(&mut self, target: u8, nexus: Option<Arc<Nexus>>) {
+        self.targets[usize::from(target)] = nexus;
+    }
+
+    /// Starts the request in `chain`.
+    pub fn start(&mut self, head: u16, chain: &mut Chain, line: &mut Line, cx: &mut Cx) {
+        let kind = chain.take_header::<u32>(line.sgs.memory());
+        let kind = kind.ok().flatten();
+        let function = match kind {
+            Some(control::TMF) => chain.take_header::<Tmf>(line.sgs.memory()).ok().flatten(),
+            _ => None,
+        };
+        let address = match kind {
+            Some(control::QUERY | control::SUBSCRIBE) => {
+                let body = chain.take_header::<Notifications>(line.sgs.memory());
+                body.ok().flatten().map(|body| body.address)
+            }
+            _ => None,
+        };
+        line.sgs.begin(head);
+        let placed = chain.writable().iter().all(|p| line.sgs.push(head, p.addr, p.len).is_ok());
+        if !placed || chain.writable().is_empty() {
+            line.give_up(head);
+            return;
+        }
+        if let Some(function) = function {
+            self.manage(&function, head, line, cx);
+        } else if let Some(address) = address {
+            // None is offered: the set of those that there are is empty.
+            let known = address.target().is_some_and(|(t, _)| self.targets[usize::from(t)].is_some());
+            let response = if known { Response::Ok } else { Response::BadTarget };
+            answer(head, &[0, 0, 0, 0, response as u8], line);
+        } else {
+            answer(head, &[Response::Failure as u8], line);
+        }
+    }
+
+    fn manage(&mut self, function: &Tmf, head: u16, line: &mut Line, cx: &mut Cx) {
+        let nexus = match function.address.target() {
+            Some((target, unit)) => match &self.targets[usize::from(target)] {
+                Some(nexus) if unit == Some(nexus.lun().number()) => Arc::clone(nexus),
+                Some(_) => return answer(head, &[Response::IncorrectLun as u8], line),
+                None => return answer(head, &[Response::BadTarget as u8], line),
+            },
+            None => return answer(head, &[Response::BadTarget as u8], line),
+        };
+        let number = nexus.number();
+        let which = match function.function {
+            tmf::ABORT_TASK => Some(Which::Nexus(number, Some(function.tag))),
+            tmf::ABORT_TASK_SET | tmf::NEXUS_RESET => Some(Which::Nexus(number, None)),
+            tmf::CLEAR_TASK_SET => Some(Which::All),
+            tmf::UNIT_RESET => None,
+            _ => return answer(head, &[Response::Rejected as u8], line),
+        };
+        self.serial += 1;
+        let (serial, id, local) = (self.serial, line.id, cx.local().clone());
+        self.waiting.push((head, serial));
+        let task = async move {
+            match which {
+                Some(which) => drop(nexus.lun().abort(which).await),
+                None => nexus.lun().reset().await,
+            }
+            local.defer(move |cx| {
+                if let Some(queue) = cx.root::<Queue>(id) {
+                    let mut queue = queue.borrow_mut();
+                    let (manager, line) = queue.manager();
+                    manager.ended(head, serial, line, cx);
+                }
+            });
+        };
+        cx.local().spawn(task).detach();
+    }
+
+    /// A function's commands have ended.
+    fn ended(&mut self, head: u16, serial: u64, line: &mut Line, cx: &mut Cx) {
+        if let Some(at) = self.waiting.iter().position(|waiting| *waiting == (head, serial)) {
+            self.waiting.swap_remove(at);
+            answer(head, &[Response::Ok as u8], line);
+            line.publish(cx);
+            cx.wake(line.id);
+        }
+    }
+
+    /// The queue is to stop: functions that wait fail.
+    pub fn give_up(&mut self, line: &mut Line) {
+        for (head, _) in self.waiting.drain(..) {
+            answer(head, &[Response::Failure as u8], line);
+        }
+    }
+}
+
+/// Answers a request, as far as there is room.
+fn answer(head: u16, bytes: &[u8], line: &mut Line) {
+    let all = line.sgs.sgl(head);
+    let len = bytes.len().min(all.len() as usize);
+    all.write(0, &bytes[..len]);
+    line.give_back(head, len as u32);
+}

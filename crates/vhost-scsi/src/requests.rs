@@ -1,0 +1,238 @@
+//! The commands of one request queue: from the guest's ring to a target's channel and back. Reactor context.
+//!
+//! A command is named by the head of its descriptor chain, all the way: it is the slot of its scatter list, the tag of its [`aryk_scsi::Request`], and
+//! the id of its used element. The guest's own tag is what task management knows it by.
+//!
+//! A disk that is taken away has its channel moved aside: what runs on it ends there, while the target's place may be taken by another.
+
+use crate::line::Line;
+use crate::wire::{ANSWER, Answer, Command, Response, TARGETS};
+use aryk_bdev::OpenError;
+use aryk_crash_point::{Step, step};
+use aryk_dma::Sgl;
+use aryk_reactor::{Cx, Layer, Point};
+use aryk_scsi::{Nexus, Outcome, Request, Sense, UnitChannel, answer_absent};
+use aryk_virtqueue::Chain;
+use std::sync::Arc;
+use std::time::Duration;
+use zerocopy::IntoBytes;
+
+/// How long commands have to complete on a disk that is taken away, before they are aborted.
+const DETACH_GRACE: Duration = Duration::from_secs(2);
+
+/// Lengths of a command in flight.
+#[derive(Clone, Copy, Debug, Default)]
+struct Lengths {
+    data_in: u32,
+    data_out: u32,
+}
+
+/// Commands and their targets.
+pub(crate) struct Requests {
+    /// One for each target.
+    targets: Box<[Option<UnitChannel>]>,
+    /// Disks that were taken away, and have commands still.
+    leaving: Vec<UnitChannel>,
+    /// By head.
+    lengths: Box<[Lengths]>,
+    outcomes: Vec<Outcome>,
+    /// Commands are being aborted so that the queue can stop, and stay in flight.
+    giving_up: bool,
+}
+
+/// A chain that has no place for its answer.
+struct Unanswerable;
+
+impl Requests {
+    pub fn new(size: u16) -> Self {
+        Self {
+            targets: (0..TARGETS).map(|_| None).collect(),
+            leaving: Vec::new(),
+            lengths: vec![Lengths::default(); size.into()].into(),
+            outcomes: Vec::with_capacity(size.into()),
+            giving_up: false,
+        }
+    }
+
+    /// A target has a disk now.
+    ///
+    /// # Errors
+    /// As [`UnitChannel::open`]; then it has none on this queue.
+    pub fn attach(
+        &mut self,
+        target: u8,
+        nexus: Arc<Nexus>,
+        line: &Line,
+        cx: &mut Cx,
+    ) -> Result<(), OpenError> {
+        let place = &mut self.targets[usize::from(target)];
+        assert!(place.is_none(), "target {target} has a disk");
+        *place = Some(UnitChannel::open(nexus, line.id, cx)?);
+        Ok(())
+    }
+
+    /// A target has its disk no more. What comes from now on finds no target; what is received ends when the last command has.
+    pub fn detach(&mut self, target: u8, line: &Line, cx: &mut Cx) {
+        let Some(channel) = self.targets[usize::from(target)].take() else { return };
+        self.leaving.push(channel);
+        let id = line.id;
+        cx.wake(id);
+        cx.call_at(cx.now().after(DETACH_GRACE), move |cx| {
+            if let Some(queue) = cx.root::<crate::queue::Queue>(id) {
+                queue.borrow_mut().requests().0.abort_leaving(cx);
+            }
+        });
+    }
+
+    fn abort_leaving(&mut self, cx: &mut Cx) {
+        self.leaving.iter_mut().for_each(|channel| channel.abort_all(cx));
+    }
+
+    /// Asks the disks to give up what they have not completed.
+    pub fn give_up(&mut self, line: &Line, cx: &mut Cx) {
+        let commands = line.sgs.in_use();
+        if commands > 0 {
+            tracing::warn!(queue = line.index, commands, "a disk is slow: commands are aborted");
+        }
+        self.giving_up = line.keeps_in_flight;
+        self.targets.iter_mut().flatten().for_each(|channel| channel.abort_all(cx));
+        self.abort_leaving(cx);
+    }
+
+    /// Starts the command in `chain`.
+    #[inline]
+    pub fn start(&mut self, head: u16, chain: &mut Chain, line: &mut Line, cx: &mut Cx) {
+        let command = chain.take_header::<Command>(line.sgs.memory());
+        line.sgs.begin(head);
+        let Ok(lengths) = place(head, chain, line) else {
+            line.give_up(head);
+            return;
+        };
+        self.lengths[usize::from(head)] = lengths;
+        let Ok(Some(command)) = command else {
+            self.refuse(head, Response::Failure, line);
+            return;
+        };
+        let Some((target, unit)) = command.address.target() else {
+            self.refuse(head, Response::BadTarget, line);
+            return;
+        };
+        let Some(channel) = &mut self.targets[usize::from(target)] else {
+            self.refuse(head, Response::BadTarget, line);
+            return;
+        };
+        cx.trace(Layer::Frontend, Point::Submit, line.id.trace_number(), head.into());
+        let all = line.sgs.sgl(head);
+        let request = Request {
+            tag: head.into(),
+            task: command.tag,
+            cdb: &command.cdb,
+            data_in: part(all, ANSWER, lengths.data_in),
+            data_out: part(all, ANSWER + lengths.data_in, lengths.data_out),
+        };
+        if unit == Some(channel.lun().number()) {
+            channel.submit(&request, cx);
+            step(Step::Submitted);
+        } else {
+            let outcome = answer_absent(&request, &[channel.lun().number()]);
+            self.finish(&outcome, false, line);
+        }
+    }
+
+    #[cold]
+    fn refuse(&self, head: u16, response: Response, line: &mut Line) {
+        let Lengths { data_in, data_out } = self.lengths[usize::from(head)];
+        let answer = Answer::without_status(response, data_in + data_out);
+        line.sgs.sgl(head).write(0, answer.as_bytes());
+        line.give_back(head, ANSWER);
+    }
+
+    #[inline]
+    fn finish(&self, outcome: &Outcome, descriptors: bool, line: &mut Line) {
+        let head = outcome.tag as u16;
+        let Lengths { data_in, data_out } = self.lengths[usize::from(head)];
+        let answer = Answer::new(outcome, data_in + data_out, descriptors);
+        line.sgs.sgl(head).write(0, answer.as_bytes());
+        step(Step::Answered);
+        line.give_back(head, ANSWER + outcome.moved.min(data_in));
+    }
+
+    /// Gives back what has ended; whether there was any.
+    #[inline]
+    pub fn take_outcomes(&mut self, line: &mut Line, cx: &mut Cx) -> bool {
+        let mut outcomes = std::mem::take(&mut self.outcomes);
+        let mut worked = false;
+        for target in 0..self.targets.len() {
+            let Some(channel) = &mut self.targets[target] else { continue };
+            channel.poll(cx, &mut outcomes);
+            if outcomes.is_empty() {
+                continue;
+            }
+            let descriptors = channel.wants_descriptors();
+            worked = true;
+            for outcome in outcomes.drain(..) {
+                cx.trace(Layer::Frontend, Point::Complete, line.id.trace_number(), outcome.tag as u32);
+                if self.giving_up && (outcome.aborted || outcome.sense == Sense::ABORTED) {
+                    line.sgs.end(outcome.tag as u16);
+                    continue;
+                }
+                step(Step::Completed);
+                self.finish(&outcome, descriptors, line);
+            }
+        }
+        if !self.leaving.is_empty() {
+            worked |= self.take_leaving(&mut outcomes, line, cx);
+        }
+        self.outcomes = outcomes;
+        worked
+    }
+
+    /// The same of disks that were taken away, where what was given up has no target any more.
+    #[cold]
+    fn take_leaving(&mut self, outcomes: &mut Vec<Outcome>, line: &mut Line, cx: &mut Cx) -> bool {
+        for channel in &mut self.leaving {
+            channel.poll(cx, outcomes);
+        }
+        let worked = !outcomes.is_empty();
+        for outcome in outcomes.drain(..) {
+            if outcome.aborted || outcome.sense == Sense::ABORTED {
+                self.refuse(outcome.tag as u16, Response::BadTarget, line);
+            } else {
+                self.finish(&outcome, false, line);
+            }
+        }
+        worked
+    }
+
+    /// Lets go of disks whose last command has ended.
+    #[inline]
+    pub fn settle(&mut self) {
+        if !self.leaving.is_empty() {
+            self.leaving.retain(|channel| channel.in_flight() > 0);
+        }
+    }
+
+    /// Lets go of all of them: nothing runs.
+    pub fn close(&mut self) {
+        self.targets.fill_with(|| None);
+        self.leaving.clear();
+    }
+}
+
+/// Part of a list; nothing at its end is nothing.
+#[inline]
+fn part(all: Sgl, offset: u32, len: u32) -> Sgl {
+    if len == 0 { Sgl::EMPTY } else { all.slice(offset, len) }
+}
+
+/// Fills the list of `head`: the answer's place, where data goes to, where data comes from.
+#[inline]
+fn place(head: u16, chain: &Chain, line: &mut Line) -> Result<Lengths, Unanswerable> {
+    let (writable, readable) = (chain.writable_len(), chain.readable_len());
+    let data_in = writable.checked_sub(ANSWER.into()).ok_or(Unanswerable)?;
+    for piece in chain.writable().iter().chain(chain.readable()) {
+        line.sgs.push(head, piece.addr, piece.len).map_err(|_| Unanswerable)?;
+    }
+    // They are part of a list whose length is a u32, or `push` had failed.
+    Ok(Lengths { data_in: data_in as u32, data_out: readable as u32 })
+}

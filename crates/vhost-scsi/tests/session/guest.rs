@@ -1,0 +1,214 @@
+//! A guest's side of a controller: its session, its queues, and how it asks. It blocks; the controller runs elsewhere.
+
+use aryk_front_end::{Announced, Format, Memory, Piece, Ring, Session, Shape, Wanted, feature, protocol};
+use rustix::event::{EventfdFlags, eventfd};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Descriptors of each queue.
+const SIZE: u16 = 16;
+/// Bytes of memory of each queue's requests: request, answer and data.
+const SPACE: u64 = 1 << 20;
+/// Where in them the answer is, and the data.
+const ANSWER_AT: u64 = 512;
+const DATA_AT: u64 = 4096;
+/// Bytes of an answer.
+pub const ANSWER: usize = 108;
+
+/// Features of SCSI hosts: hot plug, and changes.
+pub const EVENTS: u64 = 1 << 1 | 1 << 2;
+
+/// Queues.
+pub const CONTROL: u16 = 0;
+pub const EVENT: u16 = 1;
+pub const REQUEST: u16 = 2;
+
+struct Lane {
+    ring: Ring,
+    kick: OwnedFd,
+    call: OwnedFd,
+    space: u64,
+}
+
+/// A guest with one queue for commands.
+pub struct Guest {
+    session: Session,
+    memory: Memory,
+    lanes: Vec<Lane>,
+}
+
+/// How a command was answered.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// Bytes that the device says to have written.
+    pub written: u32,
+    pub response: u8,
+    pub status: u8,
+    pub residual: u32,
+    pub sense: Vec<u8>,
+    pub data: Vec<u8>,
+}
+
+impl Answer {
+    /// Key, code and qualifier of sense data in fixed format.
+    pub fn key_and_code(&self) -> (u8, u8, u8) {
+        (self.sense[2] & 0xf, self.sense[12], self.sense[13])
+    }
+}
+
+/// How long anything may take.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+impl Guest {
+    pub fn connect(socket: &Path, format: Format) -> Self {
+        let wanted = Wanted {
+            features: feature::VERSION_1
+                | EVENTS
+                | if format == Format::Packed { feature::PACKED } else { 0 },
+            optional: 0,
+            protocol: protocol::MQ | protocol::REPLY_ACK | protocol::CONFIG,
+            optional_protocol: 0,
+            queues: 3,
+            patience: PATIENCE,
+        };
+        let session = Session::connect(socket, &wanted).expect("a session");
+        let shape = Shape { format, size: SIZE, event_idx: false };
+        let ring_space = shape.space();
+        let memory = Memory::new(3 * (ring_space + SPACE)).expect("memory");
+        let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
+        let lane = |i: u64| Lane {
+            ring: Ring::new(shape, &memory, i * (ring_space + SPACE)),
+            kick: event(),
+            call: event(),
+            space: i * (ring_space + SPACE) + ring_space,
+        };
+        let lanes: Vec<_> = (0..3).map(lane).collect();
+        session.settle().expect("features");
+        session.share(&memory).expect("memory");
+        for (index, lane) in (0..).zip(&lanes) {
+            let (kick, call) = (lane.kick.as_fd(), lane.call.as_fd());
+            session.start(&Announced { index, size: SIZE, ring: &lane.ring, kick, call }).expect("a queue");
+        }
+        session.enable(3).expect("queues");
+        Self { session, memory, lanes }
+    }
+
+    /// The device's configuration space.
+    pub fn config(&self) -> Vec<u8> {
+        self.session.config(36).expect("a configuration")
+    }
+
+    fn put(&self, at: u64, bytes: &[u8]) {
+        bytes.iter().enumerate().for_each(|(i, byte)| self.memory.whole().write(at as usize + i, byte));
+    }
+
+    fn get(&self, at: u64, len: usize) -> Vec<u8> {
+        (0..len).map(|i| self.memory.whole().read(at as usize + i)).collect()
+    }
+
+    /// Offers pieces of a queue's space: offsets into it, lengths, and whether the device writes there.
+    pub fn offer(&mut self, queue: u16, slot: u16, pieces: &[(u64, u32, bool)]) {
+        let lane = &mut self.lanes[usize::from(queue)];
+        let space = lane.space;
+        let place = |&(at, len, write): &(u64, u32, bool)| Piece { at: space + at, len, write };
+        let pieces: Vec<_> = pieces.iter().filter(|p| p.1 > 0).map(place).collect();
+        lane.ring.add(slot, &pieces, None);
+        lane.ring.publish();
+        rustix::io::write(&lane.kick, &1u64.to_ne_bytes()).expect("a kick");
+    }
+
+    /// The next request that came back, if one has within this time.
+    #[expect(clippy::disallowed_methods, reason = "a guest lives in real time")]
+    pub fn take(&mut self, queue: u16, patience: Duration) -> Option<(u16, u32)> {
+        let end = Instant::now() + patience;
+        loop {
+            if let Some(taken) = self.lanes[usize::from(queue)].ring.take().expect("of ours") {
+                return Some(taken);
+            }
+            if Instant::now() > end {
+                return None;
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    }
+
+    /// Writes into a queue's space.
+    pub fn write(&self, queue: u16, at: u64, bytes: &[u8]) {
+        self.put(self.lanes[usize::from(queue)].space + at, bytes);
+    }
+
+    /// Reads from a queue's space.
+    pub fn read(&self, queue: u16, at: u64, len: usize) -> Vec<u8> {
+        self.get(self.lanes[usize::from(queue)].space + at, len)
+    }
+
+    /// Offers a command, as `slot`.
+    pub fn submit(&mut self, slot: u16, address: [u8; 8], cdb: &[u8], out: &[u8], room: u32) {
+        let base = u64::from(slot) * SPACE / u64::from(SIZE);
+        let mut request = [0; 51];
+        request[..8].copy_from_slice(&address);
+        request[8..16].copy_from_slice(&(1000 + u64::from(slot)).to_le_bytes());
+        request[19..19 + cdb.len()].copy_from_slice(cdb);
+        self.write(REQUEST, base, &request);
+        self.write(REQUEST, base + ANSWER_AT, &[0xee; ANSWER]);
+        self.write(REQUEST, base + DATA_AT, out);
+        let data = base + DATA_AT;
+        let pieces = [
+            (base, 51, false),
+            (data, out.len() as u32, false),
+            (base + ANSWER_AT, ANSWER as u32, true),
+            (data, room, true),
+        ];
+        self.offer(REQUEST, slot, &pieces);
+    }
+
+    /// How the command of `slot` was answered, which has come back.
+    pub fn answer(&self, slot: u16, written: u32, room: u32) -> Answer {
+        let base = u64::from(slot) * SPACE / u64::from(SIZE);
+        let answer = self.read(REQUEST, base + ANSWER_AT, ANSWER);
+        let word = |at: usize| u32::from_le_bytes(answer[at..at + 4].try_into().expect("four bytes"));
+        let data = self.read(REQUEST, base + DATA_AT, room as usize);
+        let sense = answer[12..][..word(0) as usize].to_vec();
+        Answer { written, residual: word(4), status: answer[10], response: answer[11], sense, data }
+    }
+
+    /// A whole command.
+    pub fn command(&mut self, address: [u8; 8], cdb: &[u8], out: &[u8], room: u32) -> Answer {
+        self.submit(0, address, cdb, out, room);
+        let (slot, written) = self.take(REQUEST, PATIENCE).expect("an answer");
+        assert_eq!(slot, 0);
+        self.answer(0, written, room)
+    }
+
+    /// A task management function; its response.
+    pub fn manage(&mut self, function: u32, address: [u8; 8], tag: u64) -> u8 {
+        let request =
+            [&0u32.to_le_bytes()[..], &function.to_le_bytes(), &address, &tag.to_le_bytes()].concat();
+        self.write(CONTROL, 0, &request);
+        self.write(CONTROL, 64, &[0xee]);
+        self.offer(CONTROL, 0, &[(0, request.len() as u32, false), (64, 1, true)]);
+        self.take(CONTROL, PATIENCE).expect("a response");
+        self.read(CONTROL, 64, 1)[0]
+    }
+
+    /// Gives the device a buffer for an event.
+    pub fn refill(&mut self, slot: u16) {
+        let at = u64::from(slot) * 64;
+        self.offer(EVENT, slot, &[(at, 16, true)]);
+    }
+
+    /// The next event, if there is one soon: what, the address, and why.
+    pub fn event(&mut self, patience: Duration) -> Option<(u32, [u8; 8], u32)> {
+        let (slot, written) = self.take(EVENT, patience)?;
+        assert_eq!(written, 16);
+        let bytes = self.read(EVENT, u64::from(slot) * 64, 16);
+        let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+        Some((word(0), bytes[4..12].try_into().expect("eight bytes"), word(12)))
+    }
+
+    /// Takes a queue back.
+    pub fn stop(&self, queue: u16) -> u32 {
+        self.session.stop(queue).expect("a base")
+    }
+}

@@ -1,0 +1,378 @@
+//! Controllers as guests find them: over a socket, with rings of both formats, while disks come and go.
+
+mod guest;
+
+use aryk_bdev::{Identity, Op, OpSet, Registry};
+use aryk_bdev_error::{Fault, Injection};
+use aryk_bdev_malloc as malloc;
+use aryk_front_end::Format;
+use aryk_reactor::{CoreSet, Engine, Options as ReactorOptions, Reactors, SleepPolicy};
+use aryk_vhost_scsi::{Controllers, Error, Link, Options, SocketOptions};
+use guest::{EVENT, Guest, REQUEST};
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::oneshot;
+
+const BLOCKS: u64 = 2048;
+/// Long enough for what is to come, and for what is not to come.
+const SOON: Duration = Duration::from_secs(10);
+const NEVER: Duration = Duration::from_millis(100);
+
+/// Unit 0 of a target.
+const fn unit(target: u8) -> [u8; 8] {
+    [1, target, 0x40, 0, 0, 0, 0, 0]
+}
+
+fn cdb_16(opcode: u8, lba: u64, blocks: u32) -> Vec<u8> {
+    [&[opcode, 0][..], &lba.to_be_bytes(), &blocks.to_be_bytes(), &[0, 0]].concat()
+}
+
+/// The daemon's side.
+struct Host {
+    directory: tempfile::TempDir,
+    registry: Arc<Registry>,
+    controllers: Controllers,
+    /// The last to go.
+    _reactors: Rc<Reactors>,
+}
+
+impl Host {
+    /// With disks `m0`, `m1` and so on in memory.
+    fn new(disks: u32) -> Self {
+        aryk_dma::install_fault_handler();
+        let registry = Arc::new(Registry::new());
+        for i in 0..disks {
+            let identity = Identity::named(format!("m{i}"));
+            let (block_size, physical_block_size) = (512, 512);
+            let config = malloc::Config {
+                identity,
+                block_size,
+                physical_block_size,
+                blocks: BLOCKS,
+                optimal_io_blocks: 0,
+            };
+            malloc::create(&registry, config).expect("a host of ours");
+        }
+        let options = ReactorOptions {
+            cores: "0x3".parse::<CoreSet>().expect("a host of ours"),
+            policy: SleepPolicy::Adaptive,
+            engine: Engine::Auto,
+            watchdog: Duration::from_secs(60),
+        };
+        let reactors = Rc::new(Reactors::start(&options).expect("a host of ours"));
+        let directory = tempfile::tempdir().expect("a host of ours");
+        let controllers = Controllers::new(directory.path(), Arc::clone(&registry), Rc::clone(&reactors));
+        Self { directory, registry, controllers, _reactors: reactors }
+    }
+
+    fn create(&self, name: &str, delay: bool) -> Result<(), Error> {
+        let link = Link::Listen(SocketOptions::default());
+        self.controllers.create(Options { name: name.to_owned(), cores: None, queues: 4, link, delay })
+    }
+
+    fn socket(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    async fn guest(&self, name: &str, format: Format) -> Guest {
+        let socket = self.socket(name);
+        apart(move || Guest::connect(&socket, format)).await
+    }
+}
+
+/// Runs what blocks on a thread of its own, as a guest is on one.
+async fn apart<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
+    let (sender, receiver) = oneshot::channel();
+    let thread = std::thread::spawn(move || drop(sender.send(f())));
+    let result = receiver.await;
+    let ended = thread.join();
+    result.unwrap_or_else(|_| std::panic::resume_unwind(ended.expect_err("it has ended without a result")))
+}
+
+/// Runs what a guest does, and gives the guest back.
+async fn with<T: Send + 'static>(
+    mut guest: Guest,
+    f: impl FnOnce(&mut Guest) -> T + Send + 'static,
+) -> (Guest, T) {
+    apart(move || {
+        let result = f(&mut guest);
+        (guest, result)
+    })
+    .await
+}
+
+fn run(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a host of ours");
+    tokio::task::LocalSet::new().block_on(&runtime, test);
+}
+
+/// The unit is new: that is what the first command is told.
+fn greet(guest: &mut Guest, target: u8) {
+    let first = guest.command(unit(target), &[0; 6], &[], 0);
+    assert_eq!((first.response, first.status, first.key_and_code()), (0, 2, (6, 0x29, 0)));
+    assert_eq!(first.written, 108);
+    let second = guest.command(unit(target), &[0; 6], &[], 0);
+    assert_eq!((second.response, second.status, second.sense.len()), (0, 0, 0));
+}
+
+#[test]
+fn commands_go_to_their_targets_in_both_formats() {
+    for format in [Format::Split, Format::Packed] {
+        run(async move {
+            let host = Host::new(2);
+            host.create("vm", false).unwrap();
+            assert_eq!(host.controllers.add_target("vm", Some(0), "m0").await.unwrap(), 0);
+            assert_eq!(host.controllers.add_target("vm", Some(5), "m1").await.unwrap(), 5);
+            let guest = host.guest("vm", format).await;
+            let (guest, ()) = with(guest, |guest| {
+                let config = guest.config();
+                assert_eq!((config[0], config[20], config[24], config[30]), (4, 96, 32, 7));
+                [0, 5].into_iter().for_each(|target| greet(guest, target));
+                let data: Vec<u8> = (0..8192).map(|i| (i / 512 + i % 253) as u8).collect();
+                let write = guest.command(unit(5), &cdb_16(0x8a, 100, 16), &data, 0);
+                assert_eq!((write.response, write.status, write.residual, write.written), (0, 0, 0, 108));
+                let read = guest.command(unit(5), &cdb_16(0x88, 100, 16), &[], 8192);
+                assert_eq!((read.response, read.status, read.written), (0, 0, 108 + 8192));
+                assert_eq!(read.data, data);
+                let other = guest.command(unit(0), &cdb_16(0x88, 100, 16), &[], 8192);
+                assert_eq!(other.data, [0; 8192]);
+                // More room than data; fewer data than blocks.
+                let read = guest.command(unit(5), &cdb_16(0x88, 100, 1), &[], 1000);
+                assert_eq!((read.status, read.residual, read.written), (0, 488, 108 + 512));
+                let short = guest.command(unit(5), &cdb_16(0x8a, 100, 2), &data[..600], 0);
+                assert_eq!((short.response, short.residual), (1, 600));
+                let beyond = guest.command(unit(5), &cdb_16(0x88, BLOCKS, 1), &[], 512);
+                assert_eq!((beyond.response, beyond.status, beyond.key_and_code()), (0, 2, (5, 0x21, 0)));
+                assert_eq!(beyond.residual, 512);
+            })
+            .await;
+            assert_eq!(host.controllers.list()[0].running.len(), 3);
+            apart(move || drop(guest)).await;
+            host.controllers.delete_all().await;
+        });
+    }
+}
+
+#[test]
+fn what_is_not_there_answers_so() {
+    run(async {
+        let host = Host::new(1);
+        host.create("vm", false).unwrap();
+        host.controllers.add_target("vm", None, "m0").await.unwrap();
+        let guest = host.guest("vm", Format::Split).await;
+        let (guest, ()) = with(guest, |guest| {
+            for address in [unit(1), unit(8), [0; 8], [2, 0, 0, 0, 0, 0, 0, 0], [0xc1, 1, 0, 0, 0, 0, 0, 0]] {
+                let answer = guest.command(address, &[0x12, 0, 0, 0, 36, 0], &[], 36);
+                assert_eq!((answer.response, answer.residual), (3, 36), "{address:?}");
+            }
+            let other_unit = [1, 0, 0x40, 1, 0, 0, 0, 0];
+            let inquiry = guest.command(other_unit, &[0x12, 0, 0, 0, 36, 0], &[], 36);
+            assert_eq!((inquiry.response, inquiry.status, inquiry.data[0]), (0, 0, 0x7f));
+            let ready = guest.command(other_unit, &[0; 6], &[], 0);
+            assert_eq!((ready.status, ready.key_and_code()), (2, (5, 0x25, 0)));
+            assert_eq!(guest.manage(5, other_unit, 0), 12);
+            assert_eq!(guest.manage(5, unit(3), 0), 3);
+            assert_eq!(guest.manage(99, unit(0), 0), 11);
+            assert_eq!(guest.manage(0, unit(0), 12345), 0, "what is not there is aborted");
+            // No place for an answer; then it goes on.
+            guest.offer(REQUEST, 3, &[(0, 51, false), (512, 107, true)]);
+            assert_eq!(guest.take(REQUEST, SOON), Some((3, 0)));
+            guest.offer(REQUEST, 3, &[(0, 50, false), (512, 108, true)]);
+            assert_eq!(guest.take(REQUEST, SOON), Some((3, 108)));
+            greet(guest, 0);
+        })
+        .await;
+        assert_eq!(host.controllers.list()[0].unanswerable, 1);
+        drop(guest);
+        host.controllers.delete_all().await;
+    });
+}
+
+#[test]
+fn disks_come_and_go_and_grow() {
+    run(async {
+        let host = Host::new(2);
+        host.create("vm", false).unwrap();
+        let guest = host.guest("vm", Format::Split).await;
+        let (guest, ()) = with(guest, |guest| {
+            (0..4).for_each(|slot| guest.refill(slot));
+            assert_eq!(guest.command(unit(2), &[0; 6], &[], 0).response, 3);
+        })
+        .await;
+        host.controllers.add_target("vm", Some(2), "m0").await.unwrap();
+        assert!(matches!(host.controllers.add_target("vm", Some(2), "m1").await, Err(Error::Taken(2))));
+        let (guest, ()) = with(guest, |guest| {
+            assert_eq!(guest.event(SOON), Some((1, [1, 2, 0, 0, 0, 0, 0, 0], 1)), "rescan");
+            greet(guest, 2);
+        })
+        .await;
+        host.registry.resized("m0", BLOCKS / 2).unwrap();
+        let (guest, ()) = with(guest, |guest| {
+            assert_eq!(guest.event(SOON), Some((3, [1, 2, 0, 0, 0, 0, 0, 0], 0x092a)), "its capacity");
+            let told = guest.command(unit(2), &cdb_16(0x88, 0, 1), &[], 512);
+            assert_eq!((told.status, told.key_and_code()), (2, (6, 0x2a, 9)));
+            let capacity = guest.command(unit(2), &[0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[], 8);
+            assert_eq!(capacity.data[..4], (BLOCKS as u32 / 2 - 1).to_be_bytes());
+        })
+        .await;
+        host.controllers.remove_target("vm", 2).await.unwrap();
+        assert!(matches!(host.controllers.remove_target("vm", 2).await, Err(Error::Empty(2))));
+        let (guest, ()) = with(guest, |guest| {
+            assert_eq!(guest.event(SOON), Some((1, [1, 2, 0, 0, 0, 0, 0, 0], 2)), "removed");
+            assert_eq!(guest.command(unit(2), &[0; 6], &[], 0).response, 3);
+        })
+        .await;
+        // It is another disk's place then, and a disk that is deleted leaves its own.
+        host.controllers.add_target("vm", Some(2), "m1").await.unwrap();
+        host.registry.remove("m1").await.unwrap();
+        let (guest, ()) = with(guest, |guest| {
+            assert_eq!(guest.event(SOON).map(|e| e.2), Some(1));
+            guest.refill(0);
+            assert_eq!(guest.event(SOON).map(|e| e.2), Some(2));
+        })
+        .await;
+        assert_eq!(host.controllers.list()[0].targets, []);
+        drop(guest);
+        host.controllers.delete_all().await;
+    });
+}
+
+#[test]
+fn a_guest_that_does_not_listen_is_told_that_it_has_missed_something() {
+    run(async {
+        let host = Host::new(1);
+        host.create("vm", false).unwrap();
+        let guest = host.guest("vm", Format::Split).await;
+        for _ in 0..20 {
+            host.controllers.add_target("vm", None, "m0").await.unwrap();
+            host.controllers.remove_target("vm", 0).await.unwrap();
+        }
+        let (guest, ()) = with(guest, |guest| {
+            // Too small, which is no place for an event.
+            guest.offer(EVENT, 9, &[(0, 8, true)]);
+            assert_eq!(guest.take(EVENT, SOON), Some((9, 0)));
+            guest.refill(0);
+            let first = guest.event(SOON).expect("the first");
+            assert_eq!((first.0, first.2), (0x8000_0001, 1));
+            for _ in 0..15 {
+                guest.refill(0);
+                assert_eq!(guest.event(SOON).map(|e| e.0), Some(1));
+            }
+            guest.refill(0);
+            assert_eq!(guest.event(NEVER), None);
+        })
+        .await;
+        drop(guest);
+        host.controllers.delete_all().await;
+    });
+}
+
+/// A host whose target 0 is a disk that never reads.
+async fn stuck() -> Host {
+    let host = Host::new(1);
+    let config = aryk_bdev_error::Config { identity: Identity::named("stuck"), base: "m0".to_owned() };
+    aryk_bdev_error::create(&host.registry, config).expect("a disk of ours");
+    let ops = OpSet::of(&[Op::Read]);
+    let never = Injection { fault: Fault::Pending, ops, count: u32::MAX, queue_depth: 0 };
+    aryk_bdev_error::inject(&host.registry, "stuck", never).expect("a disk of ours");
+    host.create("vm", false).expect("a disk of ours");
+    host.controllers.add_target("vm", Some(0), "stuck").await.expect("a disk of ours");
+    host
+}
+
+#[test]
+fn commands_of_a_stuck_disk_can_be_aborted() {
+    run(async {
+        let host = stuck().await;
+        let guest = host.guest("vm", Format::Split).await;
+        let (guest, ()) = with(guest, |guest| {
+            greet(guest, 0);
+            (1..4).for_each(|slot| guest.submit(slot, unit(0), &cdb_16(0x88, 0, 1), &[], 512));
+            assert_eq!(guest.take(REQUEST, NEVER), None);
+            assert_eq!(guest.manage(0, unit(0), 1002), 0);
+            let (slot, written) = guest.take(REQUEST, SOON).expect("the one that was aborted");
+            assert_eq!((slot, guest.answer(slot, written, 0).response), (2, 2));
+            assert_eq!(guest.manage(5, unit(0), 0), 0);
+            let mut slots: Vec<_> =
+                (0..2).map(|_| guest.take(REQUEST, SOON).expect("the others").0).collect();
+            slots.sort_unstable();
+            assert_eq!(slots, [1, 3]);
+            let told = guest.command(unit(0), &[0; 6], &[], 0);
+            assert_eq!(told.key_and_code(), (6, 0x29, 3));
+        })
+        .await;
+        drop(guest);
+        host.controllers.delete_all().await;
+    });
+}
+
+#[test]
+fn a_detach_waits_for_nobody() {
+    run(async {
+        let host = stuck().await;
+        let guest = host.guest("vm", Format::Split).await;
+        let (guest, ()) = with(guest, |guest| {
+            greet(guest, 0);
+            guest.submit(1, unit(0), &cdb_16(0x88, 0, 1), &[], 512);
+            assert_eq!(guest.take(REQUEST, NEVER), None);
+        })
+        .await;
+        let removed =
+            tokio::time::timeout(Duration::from_secs(1), host.controllers.remove_target("vm", 0)).await;
+        removed.expect("at once").unwrap();
+        // Another disk may have the place while the first is not gone.
+        host.controllers.add_target("vm", Some(0), "stuck").await.unwrap();
+        let (guest, ()) = with(guest, |guest| {
+            greet(guest, 0);
+            let (slot, written) = guest.take(REQUEST, SOON).expect("it ends within its time");
+            assert_eq!((slot, guest.answer(slot, written, 0).response), (1, 3));
+        })
+        .await;
+        drop(guest);
+        host.controllers.delete_all().await;
+        let closed = tokio::time::timeout(SOON, host.registry.remove("stuck")).await;
+        closed.expect("nobody has it open").unwrap();
+    });
+}
+
+#[test]
+fn a_queue_stops_though_its_disk_is_stuck() {
+    run(async {
+        let host = stuck().await;
+        let guest = host.guest("vm", Format::Split).await;
+        let (guest, ()) = with(guest, |guest| {
+            greet(guest, 0);
+            guest.submit(1, unit(0), &cdb_16(0x88, 0, 1), &[], 512);
+            assert_eq!(guest.take(REQUEST, NEVER), None);
+            guest.stop(REQUEST);
+            assert_eq!(guest.take(REQUEST, SOON).map(|t| t.0), Some(1));
+        })
+        .await;
+        drop(guest);
+        host.controllers.delete_all().await;
+    });
+}
+
+#[test]
+fn a_delayed_controller_is_reached_when_it_is_started() {
+    run(async {
+        let host = Host::new(1);
+        host.create("vm", true).unwrap();
+        assert!(matches!(host.create("vm", false), Err(Error::Exists(_))));
+        assert!(matches!(host.create("a/b", false), Err(Error::Name(_))));
+        host.controllers.add_target("vm", None, "m0").await.unwrap();
+        assert!(!host.socket("vm").exists() && host.controllers.list()[0].sessions.is_none());
+        host.controllers.start("vm").unwrap();
+        assert!(matches!(host.controllers.start("vm"), Err(Error::Started(_))));
+        assert!(matches!(host.controllers.start("other"), Err(Error::NotFound(_))));
+        assert!(matches!(host.controllers.add_target("vm", Some(8), "m0").await, Err(Error::Target(8))));
+        assert!(matches!(host.controllers.add_target("vm", None, "none").await, Err(Error::Disk(_))));
+        let guest = host.guest("vm", Format::Split).await;
+        let (guest, ()) = with(guest, |guest| greet(guest, 0)).await;
+        drop(guest);
+        host.controllers.delete("vm").await.unwrap();
+        host.registry.remove("m0").await.unwrap();
+    });
+}
