@@ -2,10 +2,18 @@ package aryk_test
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/big"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -33,7 +41,7 @@ type daemon struct {
 	args    []string
 }
 
-func startDaemon(t *testing.T) *daemon {
+func startDaemon(t *testing.T, more ...string) *daemon {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "aryk")
 	check(t, err)
@@ -48,6 +56,7 @@ func startDaemon(t *testing.T) *daemon {
 		"--rpc-socket", socket, "--vhost-dir", filepath.Join(dir, "vhost"),
 		"--rpc-http", address, "--rpc-http-auth", passwords, "--log", "error",
 	}
+	args = append(args, more...)
 	d := &daemon{t: t, socket: socket, url: "http://" + address, args: args}
 	d.start()
 	t.Cleanup(func() {
@@ -300,6 +309,50 @@ func TestHTTP(t *testing.T) {
 	}
 	var lost *aryk.ConnectionError
 	if _, err = aryk.New("http://127.0.0.1:1").SpdkGetVersion(ctx); !errors.As(err, &lost) {
+		t.Fatal(err)
+	}
+}
+
+// certify makes a certificate of this machine's, and gives the files of it and its key, and the client that trusts it.
+func certify(t *testing.T) (string, string, *http.Client) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	check(t, err)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1),
+		NotBefore:    time.Now().Add(-time.Hour),
+		NotAfter:     time.Now().Add(time.Hour),
+		IPAddresses:  []net.IP{net.IPv4(127, 0, 0, 1)},
+	}
+	certificate, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	check(t, err)
+	secret, err := x509.MarshalPKCS8PrivateKey(key)
+	check(t, err)
+	dir := t.TempDir()
+	write := func(name, kind string, content []byte) string {
+		path := filepath.Join(dir, name)
+		text := pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: content})
+		check(t, os.WriteFile(path, text, 0o600))
+		return path
+	}
+	parsed, err := x509.ParseCertificate(certificate)
+	check(t, err)
+	trusted := x509.NewCertPool()
+	trusted.AddCert(parsed)
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: trusted}}}
+	return write("certificate", "CERTIFICATE", certificate), write("key", "PRIVATE KEY", secret), client
+}
+
+func TestEncryptedHTTP(t *testing.T) {
+	certificate, key, trusting := certify(t)
+	daemon, ctx := startDaemon(t, "--rpc-http-tls-cert", certificate, "--rpc-http-tls-key", key), within(t, patience)
+	url, who := strings.Replace(daemon.url, "http:", "https:", 1), aryk.WithBasicAuth("test", password)
+	client := aryk.New(url, who, aryk.WithHTTPClient(trusting))
+	defer client.Close()
+	_, err := client.SpdkGetVersion(ctx)
+	check(t, err)
+	var lost *aryk.ConnectionError
+	if _, err := aryk.New(url, who).SpdkGetVersion(ctx); !errors.As(err, &lost) {
 		t.Fatal(err)
 	}
 }

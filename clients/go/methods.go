@@ -6,11 +6,16 @@ import "context"
 
 // AccelSetOptionsParams are the parameters of accel_set_options.
 type AccelSetOptionsParams struct {
-	BufCount       *uint32 `json:"buf_count,omitempty"`
+	// Not heeded.
+	BufCount *uint32 `json:"buf_count,omitempty"`
+	// Not heeded.
 	LargeCacheSize *uint32 `json:"large_cache_size,omitempty"`
-	SequenceCount  *uint32 `json:"sequence_count,omitempty"`
+	// Not heeded.
+	SequenceCount *uint32 `json:"sequence_count,omitempty"`
+	// Not heeded.
 	SmallCacheSize *uint32 `json:"small_cache_size,omitempty"`
-	TaskCount      *uint32 `json:"task_count,omitempty"`
+	// Not heeded.
+	TaskCount *uint32 `json:"task_count,omitempty"`
 }
 
 // AccelSetOptions calls accel_set_options. Checks its parameters, and does nothing: there are no pools to size.
@@ -20,7 +25,9 @@ func (c *Client) AccelSetOptions(ctx context.Context, params AccelSetOptionsPara
 
 // BdevAioCreateParams are the parameters of bdev_aio_create.
 type BdevAioCreateParams struct {
-	Name     string `json:"name"`
+	// The name that it is to have.
+	Name string `json:"name"`
+	// The file, or block device.
 	Filename string `json:"filename"`
 	// By default 512 for a file, and what it says of itself for a block device.
 	BlockSize *uint32 `json:"block_size,omitempty"`
@@ -31,11 +38,13 @@ type BdevAioCreateParams struct {
 	// Ours: for how long the file is kept from others.
 	Lock FileLock `json:"lock,omitempty"`
 	// Nothing here ever waits for the device.
-	Nowait   bool `json:"nowait,omitempty"`
+	Nowait bool `json:"nowait,omitempty"`
+	// Whether writes are refused.
 	Readonly bool `json:"readonly,omitempty"`
 	// Ours: bytes of the sparse file that is created if there is none, or an empty one.
 	Size *uint64 `json:"size,omitempty"`
-	UUID string  `json:"uuid,omitempty"`
+	// By default a random one.
+	UUID string `json:"uuid,omitempty"`
 }
 
 // BdevAioCreate calls bdev_aio_create. Makes a disk in a file or block device: the same as `bdev_uring_create`.
@@ -67,13 +76,20 @@ func (c *Client) BdevAioRescan(ctx context.Context, params BdevAioRescanParams) 
 
 // BdevDelayCreateParams are the parameters of bdev_delay_create.
 type BdevDelayCreateParams struct {
-	Name            string `json:"name"`
-	BaseBdevName    string `json:"base_bdev_name"`
-	AvgReadLatency  uint64 `json:"avg_read_latency"`
-	P99ReadLatency  uint64 `json:"p99_read_latency"`
+	// The name that it is to have.
+	Name string `json:"name"`
+	// The other disk.
+	BaseBdevName string `json:"base_bdev_name"`
+	// What most reads take longer.
+	AvgReadLatency uint64 `json:"avg_read_latency"`
+	// What one read of a hundred takes longer.
+	P99ReadLatency uint64 `json:"p99_read_latency"`
+	// What most writes take longer.
 	AvgWriteLatency uint64 `json:"avg_write_latency"`
+	// What one write of a hundred takes longer.
 	P99WriteLatency uint64 `json:"p99_write_latency"`
-	UUID            string `json:"uuid,omitempty"`
+	// By default a random one.
+	UUID string `json:"uuid,omitempty"`
 }
 
 // BdevDelayCreate calls bdev_delay_create. Makes a disk that is another, later.
@@ -94,9 +110,12 @@ func (c *Client) BdevDelayDelete(ctx context.Context, params BdevDelayDeletePara
 
 // BdevDelayUpdateLatencyParams are the parameters of bdev_delay_update_latency.
 type BdevDelayUpdateLatencyParams struct {
-	DelayBdevName string      `json:"delay_bdev_name"`
-	LatencyType   LatencyType `json:"latency_type"`
-	LatencyUs     uint64      `json:"latency_us"`
+	// Name, alias or uuid.
+	DelayBdevName string `json:"delay_bdev_name"`
+	// Which.
+	LatencyType LatencyType `json:"latency_type"`
+	// Microseconds.
+	LatencyUs uint64 `json:"latency_us"`
 }
 
 // BdevDelayUpdateLatency calls bdev_delay_update_latency. Changes one latency of a disk that `bdev_delay_create` made.
@@ -106,12 +125,16 @@ func (c *Client) BdevDelayUpdateLatency(ctx context.Context, params BdevDelayUpd
 
 // BdevEnableHistogramParams are the parameters of bdev_enable_histogram.
 type BdevEnableHistogramParams struct {
-	Name   string `json:"name"`
-	Enable bool   `json:"enable"`
+	// Name, alias or uuid.
+	Name string `json:"name"`
+	// Whether they are recorded from now on.
+	Enable bool `json:"enable"`
 	// Taken and not heeded: `bdev_get_histogram` tells the one there is.
-	Granularity *uint8  `json:"granularity,omitempty"`
-	MaxNsec     *uint64 `json:"max_nsec,omitempty"`
-	MinNsec     *uint64 `json:"min_nsec,omitempty"`
+	Granularity *uint8 `json:"granularity,omitempty"`
+	// Nanoseconds above which they are all one; by default two minutes.
+	MaxNsec *uint64 `json:"max_nsec,omitempty"`
+	// Nanoseconds below which they are all one; by default 1000.
+	MinNsec *uint64 `json:"min_nsec,omitempty"`
 	// Of all operations, if none is named.
 	Opc string `json:"opc,omitempty"`
 }
@@ -123,8 +146,10 @@ func (c *Client) BdevEnableHistogram(ctx context.Context, params BdevEnableHisto
 
 // BdevErrorCreateParams are the parameters of bdev_error_create.
 type BdevErrorCreateParams struct {
+	// The other disk.
 	BaseName string `json:"base_name"`
-	UUID     string `json:"uuid,omitempty"`
+	// By default a random one.
+	UUID string `json:"uuid,omitempty"`
 }
 
 // BdevErrorCreate calls bdev_error_create. Makes a disk that is another, named as that with `EE_` before it, and fails when it is told to.
@@ -145,11 +170,16 @@ func (c *Client) BdevErrorDelete(ctx context.Context, params BdevErrorDeletePara
 
 // BdevErrorInjectErrorParams are the parameters of bdev_error_inject_error.
 type BdevErrorInjectErrorParams struct {
-	Name          string    `json:"name"`
-	IoType        IoType    `json:"io_type"`
-	ErrorType     ErrorType `json:"error_type"`
-	CorruptOffset uint64    `json:"corrupt_offset,omitempty"`
-	CorruptValue  uint8     `json:"corrupt_value,omitempty"`
+	// Name, alias or uuid.
+	Name string `json:"name"`
+	// Which requests; `clear` ends all failures.
+	IoType IoType `json:"io_type"`
+	// How they fail.
+	ErrorType ErrorType `json:"error_type"`
+	// With `corrupt_data`: the byte in each request.
+	CorruptOffset uint64 `json:"corrupt_offset,omitempty"`
+	// With `corrupt_data`: what becomes of it.
+	CorruptValue uint8 `json:"corrupt_value,omitempty"`
 	// Requests that it befalls.
 	Num *uint32 `json:"num,omitempty"`
 	// Only when so many others are in flight.
@@ -163,6 +193,7 @@ func (c *Client) BdevErrorInjectError(ctx context.Context, params BdevErrorInjec
 
 // BdevExamineParams are the parameters of bdev_examine.
 type BdevExamineParams struct {
+	// Name, alias or uuid.
 	Name string `json:"name"`
 }
 
@@ -173,6 +204,7 @@ func (c *Client) BdevExamine(ctx context.Context, params BdevExamineParams) (boo
 
 // BdevGetBdevsParams are the parameters of bdev_get_bdevs.
 type BdevGetBdevsParams struct {
+	// Name, alias or uuid of the only one that is wanted.
 	Name string `json:"name,omitempty"`
 	// Milliseconds to wait for the disk to appear.
 	Timeout uint64 `json:"timeout,omitempty"`
@@ -197,10 +229,13 @@ func (c *Client) BdevGetHistogram(ctx context.Context, params BdevGetHistogramPa
 // BdevGetIostatParams are the parameters of bdev_get_iostat.
 type BdevGetIostatParams struct {
 	// What `names` was once.
-	Name       string    `json:"name,omitempty"`
-	Names      []string  `json:"names,omitempty"`
-	PerChannel bool      `json:"per_channel,omitempty"`
-	ResetMode  ResetMode `json:"reset_mode,omitempty"`
+	Name string `json:"name,omitempty"`
+	// Names, aliases or uuids; by default all.
+	Names []string `json:"names,omitempty"`
+	// Must be false: statistics are kept for each disk.
+	PerChannel bool `json:"per_channel,omitempty"`
+	// What is set to zero after it was read; by default nothing.
+	ResetMode ResetMode `json:"reset_mode,omitempty"`
 }
 
 // BdevGetIostat calls bdev_get_iostat. What disks have done: operations, bytes, latencies, errors.
@@ -210,22 +245,30 @@ func (c *Client) BdevGetIostat(ctx context.Context, params BdevGetIostatParams) 
 
 // BdevMallocCreateParams are the parameters of bdev_malloc_create.
 type BdevMallocCreateParams struct {
-	BlockSize     uint32 `json:"block_size"`
-	NumBlocks     uint64 `json:"num_blocks"`
-	DifIsHeadOfMd bool   `json:"dif_is_head_of_md,omitempty"`
-	DifPiFormat   uint32 `json:"dif_pi_format,omitempty"`
-	DifType       uint32 `json:"dif_type,omitempty"`
+	// Bytes.
+	BlockSize uint32 `json:"block_size"`
+	// How many of these.
+	NumBlocks uint64 `json:"num_blocks"`
+	// Not heeded.
+	DifIsHeadOfMd bool `json:"dif_is_head_of_md,omitempty"`
+	// Not heeded.
+	DifPiFormat uint32 `json:"dif_pi_format,omitempty"`
+	// 0, for blocks have no protection information.
+	DifType uint32 `json:"dif_type,omitempty"`
 	// How metadata would be laid out that there is not.
-	MdInterleave bool   `json:"md_interleave,omitempty"`
-	MdSize       uint32 `json:"md_size,omitempty"`
+	MdInterleave bool `json:"md_interleave,omitempty"`
+	// Metadata beside each block: 0, for there is none.
+	MdSize uint32 `json:"md_size,omitempty"`
 	// By default the first of `Malloc0`, `Malloc1`, … that is free.
 	Name string `json:"name,omitempty"`
 	// The kernel places memory.
 	NumaID int32 `json:"numa_id,omitempty"`
 	// Blocks.
-	OptimalIoBoundary uint32  `json:"optimal_io_boundary,omitempty"`
+	OptimalIoBoundary uint32 `json:"optimal_io_boundary,omitempty"`
+	// Bytes of a block of the store that it plays; by default as large as a block.
 	PhysicalBlockSize *uint32 `json:"physical_block_size,omitempty"`
-	UUID              string  `json:"uuid,omitempty"`
+	// By default a random one.
+	UUID string `json:"uuid,omitempty"`
 }
 
 // BdevMallocCreate calls bdev_malloc_create. Makes a disk in memory.
@@ -246,22 +289,34 @@ func (c *Client) BdevMallocDelete(ctx context.Context, params BdevMallocDeletePa
 
 // BdevNullCreateParams are the parameters of bdev_null_create.
 type BdevNullCreateParams struct {
-	Name      string `json:"name"`
+	// The name that it is to have.
+	Name string `json:"name"`
+	// Bytes.
 	BlockSize uint32 `json:"block_size"`
+	// How many of these.
 	NumBlocks uint64 `json:"num_blocks"`
 	// How metadata would be laid out that there is not.
-	DifIsHeadOfMd             bool    `json:"dif_is_head_of_md,omitempty"`
-	DifPiFormat               uint32  `json:"dif_pi_format,omitempty"`
-	DifType                   uint32  `json:"dif_type,omitempty"`
-	MdSize                    uint32  `json:"md_size,omitempty"`
-	OptimalWriteSize          uint32  `json:"optimal_write_size,omitempty"`
-	PhysicalBlockSize         *uint32 `json:"physical_block_size,omitempty"`
-	PreferredUnmapAlignment   uint32  `json:"preferred_unmap_alignment,omitempty"`
-	PreferredUnmapGranularity uint32  `json:"preferred_unmap_granularity,omitempty"`
-	PreferredWriteAlignment   uint32  `json:"preferred_write_alignment,omitempty"`
+	DifIsHeadOfMd bool `json:"dif_is_head_of_md,omitempty"`
+	// Not heeded.
+	DifPiFormat uint32 `json:"dif_pi_format,omitempty"`
+	// 0, for blocks have no protection information.
+	DifType uint32 `json:"dif_type,omitempty"`
+	// Metadata beside each block: 0, for there is none.
+	MdSize uint32 `json:"md_size,omitempty"`
+	// Not heeded.
+	OptimalWriteSize uint32 `json:"optimal_write_size,omitempty"`
+	// Bytes of a block of the store that it plays; by default as large as a block.
+	PhysicalBlockSize *uint32 `json:"physical_block_size,omitempty"`
+	// Not heeded.
+	PreferredUnmapAlignment uint32 `json:"preferred_unmap_alignment,omitempty"`
+	// Not heeded.
+	PreferredUnmapGranularity uint32 `json:"preferred_unmap_granularity,omitempty"`
+	// Not heeded.
+	PreferredWriteAlignment uint32 `json:"preferred_write_alignment,omitempty"`
 	// What is written in which pieces is all the same to this disk.
 	PreferredWriteGranularity uint32 `json:"preferred_write_granularity,omitempty"`
-	UUID                      string `json:"uuid,omitempty"`
+	// By default a random one.
+	UUID string `json:"uuid,omitempty"`
 }
 
 // BdevNullCreate calls bdev_null_create. Makes a disk that keeps nothing.
@@ -282,6 +337,7 @@ func (c *Client) BdevNullDelete(ctx context.Context, params BdevNullDeleteParams
 
 // BdevNullResizeParams are the parameters of bdev_null_resize.
 type BdevNullResizeParams struct {
+	// Name, alias or uuid.
 	Name string `json:"name"`
 	// MiB.
 	NewSize uint64 `json:"new_size"`
@@ -294,9 +350,12 @@ func (c *Client) BdevNullResize(ctx context.Context, params BdevNullResizeParams
 
 // BdevPassthruCreateParams are the parameters of bdev_passthru_create.
 type BdevPassthruCreateParams struct {
-	Name         string `json:"name"`
+	// The name that it is to have.
+	Name string `json:"name"`
+	// The other disk.
 	BaseBdevName string `json:"base_bdev_name"`
-	UUID         string `json:"uuid,omitempty"`
+	// By default a random one.
+	UUID string `json:"uuid,omitempty"`
 }
 
 // BdevPassthruCreate calls bdev_passthru_create. Makes a disk that is another disk.
@@ -317,6 +376,7 @@ func (c *Client) BdevPassthruDelete(ctx context.Context, params BdevPassthruDele
 
 // BdevResetParams are the parameters of bdev_reset.
 type BdevResetParams struct {
+	// Name, alias or uuid.
 	Name string `json:"name"`
 }
 
@@ -327,8 +387,10 @@ func (c *Client) BdevReset(ctx context.Context, params BdevResetParams) (bool, e
 
 // BdevResetIostatParams are the parameters of bdev_reset_iostat.
 type BdevResetIostatParams struct {
+	// By default all counts.
 	Mode ResetMode `json:"mode,omitempty"`
-	Name string    `json:"name,omitempty"`
+	// Name, alias or uuid; by default all disks.
+	Name string `json:"name,omitempty"`
 }
 
 // BdevResetIostat calls bdev_reset_iostat. Sets the statistics of a disk, or of all, to zero.
@@ -338,10 +400,12 @@ func (c *Client) BdevResetIostat(ctx context.Context, params BdevResetIostatPara
 
 // BdevSetIoTimeoutParams are the parameters of bdev_set_io_timeout.
 type BdevSetIoTimeoutParams struct {
+	// Name, alias or uuid.
 	Name string `json:"name"`
 	// Milliseconds; 0 for no limit.
-	TimeoutMs uint64        `json:"timeout_ms"`
-	Action    TimeoutAction `json:"action,omitempty"`
+	TimeoutMs uint64 `json:"timeout_ms"`
+	// What becomes of those that take longer.
+	Action TimeoutAction `json:"action,omitempty"`
 }
 
 // BdevSetIoTimeout calls bdev_set_io_timeout. Sets how long requests of a disk may take, and what becomes of those that take longer.
@@ -351,10 +415,15 @@ func (c *Client) BdevSetIoTimeout(ctx context.Context, params BdevSetIoTimeoutPa
 
 // BdevSetOptionsParams are the parameters of bdev_set_options.
 type BdevSetOptionsParams struct {
-	BdevAutoExamine     *bool   `json:"bdev_auto_examine,omitempty"`
-	BdevIoCacheSize     *uint32 `json:"bdev_io_cache_size,omitempty"`
-	BdevIoPoolSize      *uint32 `json:"bdev_io_pool_size,omitempty"`
+	// Not heeded.
+	BdevAutoExamine *bool `json:"bdev_auto_examine,omitempty"`
+	// Not heeded.
+	BdevIoCacheSize *uint32 `json:"bdev_io_cache_size,omitempty"`
+	// Not heeded.
+	BdevIoPoolSize *uint32 `json:"bdev_io_pool_size,omitempty"`
+	// Not heeded.
 	IobufLargeCacheSize *uint32 `json:"iobuf_large_cache_size,omitempty"`
+	// Not heeded.
 	IobufSmallCacheSize *uint32 `json:"iobuf_small_cache_size,omitempty"`
 }
 
@@ -365,6 +434,7 @@ func (c *Client) BdevSetOptions(ctx context.Context, params BdevSetOptionsParams
 
 // BdevSetQdSamplingPeriodParams are the parameters of bdev_set_qd_sampling_period.
 type BdevSetQdSamplingPeriodParams struct {
+	// Name, alias or uuid.
 	Name string `json:"name"`
 	// Microseconds; 0 ends it.
 	Period uint64 `json:"period"`
@@ -377,7 +447,9 @@ func (c *Client) BdevSetQdSamplingPeriod(ctx context.Context, params BdevSetQdSa
 
 // BdevSplitCreateParams are the parameters of bdev_split_create.
 type BdevSplitCreateParams struct {
-	BaseBdev   string `json:"base_bdev"`
+	// The other disk.
+	BaseBdev string `json:"base_bdev"`
+	// Parts.
 	SplitCount uint32 `json:"split_count"`
 	// MiB in each part; by default, or if it is 0, as many as there is room for.
 	SplitSizeMb uint64 `json:"split_size_mb,omitempty"`
@@ -390,6 +462,7 @@ func (c *Client) BdevSplitCreate(ctx context.Context, params BdevSplitCreatePara
 
 // BdevSplitDeleteParams are the parameters of bdev_split_delete.
 type BdevSplitDeleteParams struct {
+	// The other disk.
 	BaseBdev string `json:"base_bdev"`
 }
 
@@ -400,7 +473,9 @@ func (c *Client) BdevSplitDelete(ctx context.Context, params BdevSplitDeletePara
 
 // BdevUringCreateParams are the parameters of bdev_uring_create.
 type BdevUringCreateParams struct {
-	Name     string `json:"name"`
+	// The name that it is to have.
+	Name string `json:"name"`
+	// The file, or block device.
 	Filename string `json:"filename"`
 	// By default 512 for a file, and what it says of itself for a block device.
 	BlockSize *uint32 `json:"block_size,omitempty"`
@@ -411,11 +486,13 @@ type BdevUringCreateParams struct {
 	// Ours: for how long the file is kept from others.
 	Lock FileLock `json:"lock,omitempty"`
 	// Nothing here ever waits for the device.
-	Nowait   bool `json:"nowait,omitempty"`
+	Nowait bool `json:"nowait,omitempty"`
+	// Whether writes are refused.
 	Readonly bool `json:"readonly,omitempty"`
 	// Ours: bytes of the sparse file that is created if there is none, or an empty one.
 	Size *uint64 `json:"size,omitempty"`
-	UUID string  `json:"uuid,omitempty"`
+	// By default a random one.
+	UUID string `json:"uuid,omitempty"`
 }
 
 // BdevUringCreate calls bdev_uring_create. Makes a disk in a file or block device.
@@ -447,6 +524,7 @@ func (c *Client) BdevUringRescan(ctx context.Context, params BdevUringRescanPara
 
 // BdevUringResizeParams are the parameters of bdev_uring_resize.
 type BdevUringResizeParams struct {
+	// Name, alias or uuid.
 	Name string `json:"name"`
 	// Bytes.
 	Size uint64 `json:"size"`
@@ -466,8 +544,10 @@ func (c *Client) BdevWaitForExamine(ctx context.Context) (bool, error) {
 
 // FrameworkGetConfigParams are the parameters of framework_get_config.
 type FrameworkGetConfigParams struct {
-	Name        string `json:"name"`
-	WithBatches bool   `json:"with_batches,omitempty"`
+	// The subsystem: `bdev` or `vhost_blk`.
+	Name string `json:"name"`
+	// Not heeded.
+	WithBatches bool `json:"with_batches,omitempty"`
 }
 
 // FrameworkGetConfig calls framework_get_config. The calls that configure one subsystem as it is now.
@@ -503,11 +583,16 @@ func (c *Client) FrameworkMonitorContextSwitch(ctx context.Context, params Frame
 
 // FrameworkSetSchedulerParams are the parameters of framework_set_scheduler.
 type FrameworkSetSchedulerParams struct {
-	Name      string `json:"name"`
-	CoreBusy  *uint8 `json:"core_busy,omitempty"`
+	// `static`.
+	Name string `json:"name"`
+	// Not heeded.
+	CoreBusy *uint8 `json:"core_busy,omitempty"`
+	// Not heeded.
 	CoreLimit *uint8 `json:"core_limit,omitempty"`
+	// Not heeded.
 	LoadLimit *uint8 `json:"load_limit,omitempty"`
-	Mappings  string `json:"mappings,omitempty"`
+	// Not heeded.
+	Mappings string `json:"mappings,omitempty"`
 	// Microseconds.
 	Period *uint64 `json:"period,omitempty"`
 }
@@ -534,10 +619,15 @@ func (c *Client) IobufGetStats(ctx context.Context) ([]IobufStats, error) {
 
 // IobufSetOptionsParams are the parameters of iobuf_set_options.
 type IobufSetOptionsParams struct {
-	EnableNuma     *bool   `json:"enable_numa,omitempty"`
-	LargeBufsize   *uint32 `json:"large_bufsize,omitempty"`
+	// Not heeded.
+	EnableNuma *bool `json:"enable_numa,omitempty"`
+	// Not heeded.
+	LargeBufsize *uint32 `json:"large_bufsize,omitempty"`
+	// Not heeded.
 	LargePoolCount *uint64 `json:"large_pool_count,omitempty"`
-	SmallBufsize   *uint32 `json:"small_bufsize,omitempty"`
+	// Not heeded.
+	SmallBufsize *uint32 `json:"small_bufsize,omitempty"`
+	// Not heeded.
 	SmallPoolCount *uint64 `json:"small_pool_count,omitempty"`
 }
 
@@ -548,6 +638,7 @@ func (c *Client) IobufSetOptions(ctx context.Context, params IobufSetOptionsPara
 
 // LoadConfigParams are the parameters of load_config.
 type LoadConfigParams struct {
+	// What `save_config` gave.
 	Subsystems []SavedSubsystem `json:"subsystems"`
 }
 
@@ -563,6 +654,7 @@ func (c *Client) LogGetPrintLevel(ctx context.Context) (PrintLevel, error) {
 
 // LogSetPrintLevelParams are the parameters of log_set_print_level.
 type LogSetPrintLevelParams struct {
+	// From now on; what is more detailed is not told.
 	Level PrintLevel `json:"level"`
 }
 
@@ -614,6 +706,7 @@ func (c *Client) SpdkGetVersion(ctx context.Context) (Version, error) {
 
 // SpdkKillInstanceParams are the parameters of spdk_kill_instance.
 type SpdkKillInstanceParams struct {
+	// Which.
 	SigName Signal `json:"sig_name"`
 }
 
@@ -629,6 +722,7 @@ func (c *Client) ThreadGetStats(ctx context.Context) (Threads, error) {
 
 // TraceEnableTpointGroupParams are the parameters of trace_enable_tpoint_group.
 type TraceEnableTpointGroupParams struct {
+	// The group, or `all`.
 	Name string `json:"name"`
 }
 
@@ -644,7 +738,9 @@ func (c *Client) TraceGetTpointGroupMask(ctx context.Context) (TraceGroups, erro
 
 // TraceSetTpointMaskParams are the parameters of trace_set_tpoint_mask.
 type TraceSetTpointMaskParams struct {
-	Name       string `json:"name"`
+	// The group, or `all`.
+	Name string `json:"name"`
+	// A bit for each point.
 	TpointMask uint64 `json:"tpoint_mask"`
 }
 
@@ -655,23 +751,28 @@ func (c *Client) TraceSetTpointMask(ctx context.Context, params TraceSetTpointMa
 
 // VhostCreateBlkControllerParams are the parameters of vhost_create_blk_controller.
 type VhostCreateBlkControllerParams struct {
-	Ctrlr   string `json:"ctrlr"`
+	// The name that it is to have, and its socket.
+	Ctrlr string `json:"ctrlr"`
+	// The disk: name, alias or uuid.
 	DevName string `json:"dev_name"`
 	// Ours: the machine's socket, which to connect to instead of listening.
 	Connect string `json:"connect,omitempty"`
-	// A set of cores: a mask as `0x3`, or a list as `[0,2-3]`.
+	// The cores to serve it on; by default any.
 	Cpumask string `json:"cpumask,omitempty"`
 	// Ours: the most queues that a machine can have.
-	NumQueues  *uint16 `json:"num_queues,omitempty"`
-	PackedRing bool    `json:"packed_ring,omitempty"`
-	Readonly   bool    `json:"readonly,omitempty"`
+	NumQueues *uint16 `json:"num_queues,omitempty"`
+	// Not heeded: packed rings are always offered, and the machine chooses.
+	PackedRing bool `json:"packed_ring,omitempty"`
+	// Whether the machine may only read.
+	Readonly bool `json:"readonly,omitempty"`
 	// Ours.
 	SocketGroup string `json:"socket_group,omitempty"`
 	// Ours: permissions in octal digits.
 	SocketMode string `json:"socket_mode,omitempty"`
 	// Ours.
 	SocketOwner string `json:"socket_owner,omitempty"`
-	Transport   string `json:"transport,omitempty"`
+	// `vhost_user_blk`, which is the default.
+	Transport string `json:"transport,omitempty"`
 }
 
 // VhostCreateBlkController calls vhost_create_blk_controller. Makes a controller: a socket through which a virtual machine reaches a disk.
@@ -681,6 +782,7 @@ func (c *Client) VhostCreateBlkController(ctx context.Context, params VhostCreat
 
 // VhostDeleteControllerParams are the parameters of vhost_delete_controller.
 type VhostDeleteControllerParams struct {
+	// Its name.
 	Ctrlr string `json:"ctrlr"`
 }
 
@@ -691,6 +793,7 @@ func (c *Client) VhostDeleteController(ctx context.Context, params VhostDeleteCo
 
 // VhostGetControllersParams are the parameters of vhost_get_controllers.
 type VhostGetControllersParams struct {
+	// The only one that is wanted.
 	Name string `json:"name,omitempty"`
 }
 

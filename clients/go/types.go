@@ -10,33 +10,47 @@ type AioDetails struct {
 	// Whether its block size was given.
 	BlockSizeOverride bool `json:"block_size_override"`
 	// Whether holes are punched.
-	Fallocate bool   `json:"fallocate"`
-	Filename  string `json:"filename"`
-	Readonly  bool   `json:"readonly"`
+	Fallocate bool `json:"fallocate"`
+	// The file, or block device.
+	Filename string `json:"filename"`
+	// Whether writes are refused.
+	Readonly bool `json:"readonly"`
 }
 
 // Bdev: One of the results of `bdev_get_bdevs`.
 type Bdev struct {
-	Name        string   `json:"name"`
-	Aliases     []string `json:"aliases"`
-	ProductName string   `json:"product_name"`
-	BlockSize   uint32   `json:"block_size"`
-	NumBlocks   uint64   `json:"num_blocks"`
-	UUID        string   `json:"uuid"`
+	// It identifies the disk, as do the others.
+	Name string `json:"name"`
+	// Other names.
+	Aliases []string `json:"aliases"`
+	// What kind of disk it is.
+	ProductName string `json:"product_name"`
+	// Bytes.
+	BlockSize uint32 `json:"block_size"`
+	// How many of these.
+	NumBlocks uint64 `json:"num_blocks"`
+	UUID      string `json:"uuid"`
 	// Ours: bytes of a block of the store below.
 	PhysicalBlockSize uint32 `json:"physical_block_size"`
 	// Ours.
-	Readonly           bool           `json:"readonly"`
-	AssignedRateLimits RateLimits     `json:"assigned_rate_limits"`
-	Claimed            bool           `json:"claimed"`
-	Zoned              bool           `json:"zoned"`
-	SupportedIoTypes   IoTypes        `json:"supported_io_types"`
-	MemoryDomains      []any          `json:"memory_domains"`
-	DriverSpecific     DriverSpecific `json:"driver_specific"`
+	Readonly bool `json:"readonly"`
+	// 0 for none.
+	AssignedRateLimits RateLimits `json:"assigned_rate_limits"`
+	// Whether somebody has it for himself.
+	Claimed bool `json:"claimed"`
+	// Never.
+	Zoned bool `json:"zoned"`
+	// What it can be asked for.
+	SupportedIoTypes IoTypes `json:"supported_io_types"`
+	// None.
+	MemoryDomains []any `json:"memory_domains"`
+	// What only disks of its kind have.
+	DriverSpecific DriverSpecific `json:"driver_specific"`
 	// Ours: by whom.
-	ClaimedBy       *string        `json:"claimed_by,omitempty"`
+	ClaimedBy *string `json:"claimed_by,omitempty"`
+	// Ours: what becomes of requests that take longer.
 	IoTimeoutAction *TimeoutAction `json:"io_timeout_action,omitempty"`
-	// Ours, as the next: milliseconds.
+	// Ours: milliseconds that a request may take.
 	IoTimeoutMs *uint64 `json:"io_timeout_ms,omitempty"`
 	// Blocks.
 	OptimalIoBoundary *uint32 `json:"optimal_io_boundary,omitempty"`
@@ -104,16 +118,23 @@ type Call struct {
 
 // ContextSwitchMonitor: Result of `framework_monitor_context_switch`.
 type ContextSwitchMonitor struct {
+	// Whether it is on now.
 	Enabled bool `json:"enabled"`
 }
 
 // DelayDetails: Of a disk that `bdev_delay_create` made. Latencies in microseconds.
 type DelayDetails struct {
-	AvgReadLatency  uint64 `json:"avg_read_latency"`
+	// What most reads take longer.
+	AvgReadLatency uint64 `json:"avg_read_latency"`
+	// What most writes take longer.
 	AvgWriteLatency uint64 `json:"avg_write_latency"`
-	BaseBdevName    string `json:"base_bdev_name"`
-	Name            string `json:"name"`
-	P99ReadLatency  uint64 `json:"p99_read_latency"`
+	// The other disk.
+	BaseBdevName string `json:"base_bdev_name"`
+	// Its own name.
+	Name string `json:"name"`
+	// What one read of a hundred takes longer.
+	P99ReadLatency uint64 `json:"p99_read_latency"`
+	// What one write of a hundred takes longer.
 	P99WriteLatency uint64 `json:"p99_write_latency"`
 }
 
@@ -127,7 +148,7 @@ type DriverSpecific struct {
 	Uring     *UringDetails    `json:"uring,omitempty"`
 }
 
-// Enospc: part of what methods take or give.
+// Enospc: What becomes of writes when the store is full.
 type Enospc string
 
 // The values of Enospc.
@@ -138,10 +159,11 @@ const (
 
 // ErrorDetails: Of a disk that `bdev_error_create` made.
 type ErrorDetails struct {
+	// The other disk.
 	BaseBdev string `json:"base_bdev"`
 }
 
-// ErrorType: part of what methods take or give.
+// ErrorType: How requests fail.
 type ErrorType string
 
 // The values of ErrorType.
@@ -154,10 +176,12 @@ const (
 
 // Event: One of the results of `notify_get_notifications`.
 type Event struct {
+	// What happened.
 	Type EventType `json:"type"`
 	// The disk.
 	Ctx string `json:"ctx"`
-	ID  uint64 `json:"id"`
+	// Its number.
+	ID uint64 `json:"id"`
 }
 
 // EventType: What happened.
@@ -169,7 +193,7 @@ const (
 	EventTypeBdevUnregister EventType = "bdev_unregister"
 )
 
-// FileLock: part of what methods take or give.
+// FileLock: For how long a file is kept from others: as long as the disk is there, or from its first channel to its last.
 type FileLock string
 
 // The values of FileLock.
@@ -188,10 +212,11 @@ type Histogram struct {
 	MinRange uint32 `json:"min_range"`
 	// The last octave: its last bucket has what is above it too.
 	MaxRange uint32 `json:"max_range"`
-	TscRate  uint64 `json:"tsc_rate"`
+	// Units of the latencies in a second.
+	TscRate uint64 `json:"tsc_rate"`
 }
 
-// IoType: part of what methods take or give.
+// IoType: Which requests are to fail.
 type IoType string
 
 // The values of IoType.
@@ -204,7 +229,7 @@ const (
 	IoTypeAll   IoType = "all"
 )
 
-// IoTypes: part of what methods take or give.
+// IoTypes: What a disk can be asked for.
 type IoTypes struct {
 	Read            bool `json:"read"`
 	Write           bool `json:"write"`
@@ -230,6 +255,7 @@ type IoTypes struct {
 
 // IobufStats: One of the results of `iobuf_get_stats`.
 type IobufStats struct {
+	// Whose they are.
 	Module    string    `json:"module"`
 	SmallPool PoolStats `json:"small_pool"`
 	LargePool PoolStats `json:"large_pool"`
@@ -237,12 +263,15 @@ type IobufStats struct {
 
 // Iostat: Result of `bdev_get_iostat`. Times in ticks.
 type Iostat struct {
-	TickRate uint64     `json:"tick_rate"`
-	Ticks    uint64     `json:"ticks"`
-	Bdevs    []BdevStat `json:"bdevs"`
+	// Ticks in a second.
+	TickRate uint64 `json:"tick_rate"`
+	// Now.
+	Ticks uint64 `json:"ticks"`
+	// One for each disk.
+	Bdevs []BdevStat `json:"bdevs"`
 }
 
-// LatencyType: part of what methods take or give.
+// LatencyType: One of the latencies.
 type LatencyType string
 
 // The values of LatencyType.
@@ -253,7 +282,7 @@ const (
 	LatencyTypeP99Write LatencyType = "p99_write"
 )
 
-// LwThread: part of what methods take or give.
+// LwThread: What runs on a reactor: the queues of one machine, or the like.
 type LwThread struct {
 	Name    string `json:"name"`
 	ID      uint64 `json:"id"`
@@ -264,14 +293,18 @@ type LwThread struct {
 
 // PassthruDetails: Of a disk that `bdev_passthru_create` made.
 type PassthruDetails struct {
+	// The other disk.
 	BaseBdevName string `json:"base_bdev_name"`
-	Name         string `json:"name"`
+	// Its own name.
+	Name string `json:"name"`
 }
 
 // PoolStats: How often a buffer came from where.
 type PoolStats struct {
+	// From a thread's own.
 	Cache uint64 `json:"cache"`
-	Main  uint64 `json:"main"`
+	// From those of all.
+	Main uint64 `json:"main"`
 	// Requests that had to wait for one: what clients watch, and none ever does.
 	Retry uint64 `json:"retry"`
 }
@@ -296,23 +329,31 @@ type RateLimits struct {
 	WMbytesPerSec  uint64 `json:"w_mbytes_per_sec"`
 }
 
-// Reactor: part of what methods take or give.
+// Reactor: A reactor: a core, in a loop.
 type Reactor struct {
+	// Its core.
 	Lcore uint16 `json:"lcore"`
-	Tid   int32  `json:"tid"`
-	Busy  uint64 `json:"busy"`
+	// Its thread's number.
+	Tid int32 `json:"tid"`
+	// Time with work.
+	Busy uint64 `json:"busy"`
 	// Time without work, awake or asleep.
 	Idle uint64 `json:"idle"`
 	// Ours: the part of `idle` that was spent asleep.
-	Sleeping    uint64     `json:"sleeping"`
-	InInterrupt bool       `json:"in_interrupt"`
-	LwThreads   []LwThread `json:"lw_threads"`
+	Sleeping uint64 `json:"sleeping"`
+	// Whether it has slept.
+	InInterrupt bool `json:"in_interrupt"`
+	// What runs on it.
+	LwThreads []LwThread `json:"lw_threads"`
 }
 
 // Reactors: Result of `framework_get_reactors`. Times in ticks.
 type Reactors struct {
-	TickRate uint64    `json:"tick_rate"`
-	Pid      uint32    `json:"pid"`
+	// Ticks in a second.
+	TickRate uint64 `json:"tick_rate"`
+	// The daemon's process.
+	Pid uint32 `json:"pid"`
+	// One for each core.
 	Reactors []Reactor `json:"reactors"`
 }
 
@@ -327,25 +368,31 @@ const (
 
 // SavedConfig: Result of `save_config`.
 type SavedConfig struct {
+	// In the order in which they are made again.
 	Subsystems []SavedSubsystem `json:"subsystems"`
 }
 
 // SavedSubsystem: The calls that configure a subsystem.
 type SavedSubsystem struct {
+	// Its name.
 	Subsystem string `json:"subsystem"`
-	Config    []Call `json:"config"`
+	// The calls, in their order.
+	Config []Call `json:"config"`
 }
 
 // Scheduler: Result of `framework_get_scheduler`.
 type Scheduler struct {
+	// `static`.
 	SchedulerName string `json:"scheduler_name"`
 	// Ticks between two decisions, of which there are none.
-	SchedulerPeriod  uint64 `json:"scheduler_period"`
-	SchedulingCore   uint16 `json:"scheduling_core"`
+	SchedulerPeriod uint64 `json:"scheduler_period"`
+	// Where it would run.
+	SchedulingCore uint16 `json:"scheduling_core"`
+	// Cores without it.
 	IsolatedCoreMask string `json:"isolated_core_mask"`
 }
 
-// Signal: part of what methods take or give.
+// Signal: A signal.
 type Signal string
 
 // The values of Signal.
@@ -360,6 +407,7 @@ const (
 
 // SplitDetails: Of a disk that `bdev_split_create` made.
 type SplitDetails struct {
+	// The other disk.
 	BaseBdev string `json:"base_bdev"`
 	// Where it begins in that disk.
 	OffsetBlocks uint64 `json:"offset_blocks"`
@@ -367,19 +415,23 @@ type SplitDetails struct {
 
 // SubsystemInfo: One of the results of `framework_get_subsystems`.
 type SubsystemInfo struct {
-	Subsystem string   `json:"subsystem"`
+	// Its name.
+	Subsystem string `json:"subsystem"`
+	// Those that come before it.
 	DependsOn []string `json:"depends_on"`
 }
 
-// Thread: part of what methods take or give.
+// Thread: The same, with all that is counted.
 type Thread struct {
 	Name    string `json:"name"`
 	ID      uint64 `json:"id"`
 	Cpumask string `json:"cpumask"`
-	Busy    uint64 `json:"busy"`
+	// Time with work.
+	Busy uint64 `json:"busy"`
 	// What its reactor had left: time is not idle for one thread more than for another.
-	Idle               uint64 `json:"idle"`
-	InInterrupt        bool   `json:"in_interrupt"`
+	Idle        uint64 `json:"idle"`
+	InInterrupt bool   `json:"in_interrupt"`
+	// What it polls.
 	ActivePollersCount uint32 `json:"active_pollers_count"`
 	TimedPollersCount  uint32 `json:"timed_pollers_count"`
 	PausedPollersCount uint32 `json:"paused_pollers_count"`
@@ -387,8 +439,10 @@ type Thread struct {
 
 // Threads: Result of `thread_get_stats`. Times in ticks.
 type Threads struct {
-	TickRate uint64   `json:"tick_rate"`
-	Threads  []Thread `json:"threads"`
+	// Ticks in a second.
+	TickRate uint64 `json:"tick_rate"`
+	// Of all reactors.
+	Threads []Thread `json:"threads"`
 }
 
 // TimeoutAction: What becomes of a request that takes longer.
@@ -401,14 +455,16 @@ const (
 	TimeoutActionReset  TimeoutAction = "reset"
 )
 
-// TraceGroup: part of what methods take or give.
+// TraceGroup: A layer that requests pass.
 type TraceGroup struct {
+	// Always.
 	Enabled bool `json:"enabled"`
 	// Its bit.
 	Mask string `json:"mask"`
 	// Those of its points that are on.
-	TpointMask string       `json:"tpoint_mask"`
-	Tpoints    []TracePoint `json:"tpoints"`
+	TpointMask string `json:"tpoint_mask"`
+	// Its points.
+	Tpoints []TracePoint `json:"tpoints"`
 }
 
 // TraceGroups: Result of `trace_get_tpoint_group_mask`.
@@ -419,25 +475,29 @@ type TraceGroups struct {
 	Module          TraceGroup `json:"module"`
 }
 
-// TracePoint: part of what methods take or give.
+// TracePoint: A place where the trace is written.
 type TracePoint struct {
-	Name    string `json:"name"`
-	ID      uint8  `json:"id"`
-	Enabled bool   `json:"enabled"`
+	Name string `json:"name"`
+	// Its number within the group.
+	ID      uint8 `json:"id"`
+	Enabled bool  `json:"enabled"`
 }
 
 // UringDetails: Of a disk that `bdev_uring_create` made.
 type UringDetails struct {
+	// The file, or block device.
 	Filename string `json:"filename"`
 }
 
 // Version: Result of `spdk_get_version`.
 type Version struct {
-	Version string        `json:"version"`
-	Fields  VersionFields `json:"fields"`
+	// For people.
+	Version string `json:"version"`
+	// Its parts.
+	Fields VersionFields `json:"fields"`
 }
 
-// VersionFields: part of what methods take or give.
+// VersionFields: The parts of a version.
 type VersionFields struct {
 	Major  uint32 `json:"major"`
 	Minor  uint32 `json:"minor"`
@@ -445,48 +505,64 @@ type VersionFields struct {
 	Suffix string `json:"suffix"`
 }
 
-// VhostBackend: part of what methods take or give.
+// VhostBackend: What only controllers of disks have.
 type VhostBackend struct {
 	Block VhostBlock `json:"block"`
 }
 
-// VhostBlock: part of what methods take or give.
+// VhostBlock: The disk, as the machine sees it.
 type VhostBlock struct {
+	// Whether the machine may only read.
 	Readonly bool `json:"readonly"`
 	// `null` when the disk has been removed.
-	Bdev      *string `json:"bdev"`
-	Transport string  `json:"transport"`
+	Bdev *string `json:"bdev"`
+	// `vhost_user_blk`.
+	Transport string `json:"transport"`
 }
 
 // VhostController: One of the results of `vhost_get_controllers`.
 type VhostController struct {
-	Ctrlr         string `json:"ctrlr"`
-	Cpumask       string `json:"cpumask"`
-	DelayBaseUs   uint32 `json:"delay_base_us"`
+	// Its name.
+	Ctrlr string `json:"ctrlr"`
+	// The cores that it may be served on.
+	Cpumask string `json:"cpumask"`
+	// 0: interrupts are not delayed.
+	DelayBaseUs uint32 `json:"delay_base_us"`
+	// 0: interrupts are not delayed.
 	IopsThreshold uint32 `json:"iops_threshold"`
-	Socket        string `json:"socket"`
+	// The socket's path.
+	Socket string `json:"socket"`
 	// Ours.
 	NumQueues uint16 `json:"num_queues"`
 	// Ours: whether the socket is the machine's.
-	Connects        bool           `json:"connects"`
-	Sessions        []VhostSession `json:"sessions"`
-	BackendSpecific VhostBackend   `json:"backend_specific"`
+	Connects bool `json:"connects"`
+	// The machine, if it is connected.
+	Sessions []VhostSession `json:"sessions"`
+	// What only controllers of disks have.
+	BackendSpecific VhostBackend `json:"backend_specific"`
 	// Ours.
 	Statistics VhostStatistics `json:"statistics"`
 }
 
-// VhostQueue: part of what methods take or give.
+// VhostQueue: A queue of a machine.
 type VhostQueue struct {
+	// Its number.
 	Index uint16 `json:"index"`
+	// The core that serves it.
 	Lcore uint16 `json:"lcore"`
 }
 
 // VhostSession: A front-end that is connected.
 type VhostSession struct {
-	Vid       uint64 `json:"vid"`
-	ID        uint64 `json:"id"`
-	Name      string `json:"name"`
-	Started   bool   `json:"started"`
+	// Counts the connections.
+	Vid uint64 `json:"vid"`
+	// The same.
+	ID uint64 `json:"id"`
+	// For people.
+	Name string `json:"name"`
+	// Whether a queue is served.
+	Started bool `json:"started"`
+	// Queues that are served.
 	MaxQueues uint64 `json:"max_queues"`
 	// Ours.
 	Queues []VhostQueue `json:"queues"`
@@ -494,19 +570,32 @@ type VhostSession struct {
 
 // VhostStatistics: What has happened at the socket since the controller was made.
 type VhostStatistics struct {
-	Sessions             uint64  `json:"sessions"`
-	FailedSessions       uint64  `json:"failed_sessions"`
-	Messages             uint64  `json:"messages"`
-	RefusedMessages      uint64  `json:"refused_messages"`
-	ConnectionErrors     uint64  `json:"connection_errors"`
-	ProtocolErrors       uint64  `json:"protocol_errors"`
-	FdErrors             uint64  `json:"fd_errors"`
-	MemoryErrors         uint64  `json:"memory_errors"`
-	DeviceErrors         uint64  `json:"device_errors"`
-	LastError            *string `json:"last_error"`
-	BadChains            uint64  `json:"bad_chains"`
-	UnanswerableRequests uint64  `json:"unanswerable_requests"`
-	BrokenQueues         uint64  `json:"broken_queues"`
+	// Front-ends that have connected.
+	Sessions uint64 `json:"sessions"`
+	// Those of them that did not end by hanging up.
+	FailedSessions uint64 `json:"failed_sessions"`
+	// From the machine.
+	Messages uint64 `json:"messages"`
+	// Those of them that were answered with a failure, after which the session went on.
+	RefusedMessages uint64 `json:"refused_messages"`
+	// Errors, each a refusal or the end of a session, of the connection.
+	ConnectionErrors uint64 `json:"connection_errors"`
+	// Errors in messages.
+	ProtocolErrors uint64 `json:"protocol_errors"`
+	// Errors in the number or kind of file descriptors.
+	FdErrors uint64 `json:"fd_errors"`
+	// Errors in the machine's memory and its tables.
+	MemoryErrors uint64 `json:"memory_errors"`
+	// Errors that the controller has found.
+	DeviceErrors uint64 `json:"device_errors"`
+	// For people.
+	LastError *string `json:"last_error"`
+	// Descriptor chains that made no request.
+	BadChains uint64 `json:"bad_chains"`
+	// Requests without a place for their status.
+	UnanswerableRequests uint64 `json:"unanswerable_requests"`
+	// Rings that contradicted themselves.
+	BrokenQueues uint64 `json:"broken_queues"`
 }
 
 // VirtioBlkTransport: One of the results of `virtio_blk_get_transports`.

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import errno
 import os
+import shutil
 import socket
+import ssl
 import subprocess
 import tempfile
 import threading
@@ -25,7 +27,7 @@ PATIENCE = 20.0
 class Daemon:
     """arykd, with all that it makes in a directory of its own."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, *more: str) -> None:
         self.socket = os.path.join(directory, "rpc.sock")
         passwords = Path(directory, "passwords")
         passwords.touch(0o600)
@@ -41,6 +43,7 @@ class Daemon:
             "--rpc-http", f"127.0.0.1:{port}",
             "--rpc-http-auth", str(passwords),
             "--log", "error",
+            *more,
         ]  # fmt: skip
         self.start()
 
@@ -199,6 +202,26 @@ class WaitingClient(DaemonCase):
         self.assertEqual(refused.exception.status, 401)
         with self.assertRaises(aryk.ConnectionLost):
             aryk.Client("http://127.0.0.1:1").spdk_get_version()
+
+
+class Encrypted(unittest.TestCase):
+    @unittest.skipUnless(shutil.which("openssl"), "nothing makes a certificate")
+    def test_both_clients_trust_whom_they_are_told_to(self) -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            certificate, key = os.path.join(directory, "certificate"), os.path.join(directory, "key")
+            make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+            make += ["-keyout", key, "-out", certificate, "-subj", "/CN=localhost", "-days", "2"]
+            make += ["-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=critical,CA:FALSE"]
+            subprocess.run(make, check=True, capture_output=True)
+            daemon = Daemon(directory, "--rpc-http-tls-cert", certificate, "--rpc-http-tls-key", key)
+            self.addCleanup(daemon.stop)
+            url, trust = daemon.url.replace("http:", "https:"), ssl.create_default_context(cafile=certificate)
+            with aryk.Client(url, username="test", password=PASSWORD, tls=trust) as client:
+                self.assertIn("version", client.spdk_get_version())
+            awaited = aryk.AsyncClient(url, username="test", password=PASSWORD, tls=trust)
+            self.assertIn("version", asyncio.run(awaited.spdk_get_version()))
+            with self.assertRaises(aryk.ConnectionLost):
+                aryk.Client(url, username="test", password=PASSWORD).spdk_get_version()
 
 
 class AwaitedClient(DaemonCase, unittest.IsolatedAsyncioTestCase):

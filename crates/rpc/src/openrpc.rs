@@ -33,6 +33,8 @@ fn document_of<C: 'static>(table: &Table<C>) -> Value {
             "paramStructure": "by-name",
             "params": params((entry.params)(&mut requests)),
             "result": {"name": "result", "schema": (entry.result)(&mut replies)},
+            // Ours: whether it is refused to those who may only read, and when it may be called.
+            "x-changes": entry.changes,
             "x-phase": match entry.phase {
                 Phase::StartUp => "start-up",
                 Phase::RunTime => "run-time",

@@ -20,6 +20,8 @@ pub(super) struct Api {
 pub(super) struct Method {
     pub(super) name: String,
     pub(super) summary: String,
+    /// Whether it is refused to those who may only read.
+    pub(super) changes: bool,
     pub(super) phase: Phase,
     /// The required ones first.
     pub(super) params: Vec<Field>,
@@ -114,6 +116,7 @@ impl Method {
         };
         Ok(Self {
             summary: text(&method["summary"])?,
+            changes: method["x-changes"].as_bool().with_context(|| name.clone())?,
             phase: match method["x-phase"].as_str() {
                 Some("start-up") => Phase::StartUp,
                 Some("run-time") => Phase::RunTime,

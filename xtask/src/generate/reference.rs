@@ -84,7 +84,8 @@ fn page(api: &Api, area: &'static Area) -> String {
     );
     let mut named = Vec::new();
     for method in area.methods(api) {
-        let _ = write!(text, "\n## {}\n\n{}{}\n", method.name, method.summary, phase(method.phase));
+        let (name, summary) = (&method.name, &method.summary);
+        let _ = write!(text, "\n## {name}\n\n{summary}{}{}\n", phase(method.phase), right(method));
         if !method.params.is_empty() {
             text.push_str("\n| parameter | type | | |\n| --- | --- | --- | --- |\n");
             for param in &method.params {
@@ -114,6 +115,10 @@ const fn phase(phase: Phase) -> &'static str {
         Phase::RunTime => "",
         Phase::Any => " At any time, also before start-up is complete.",
     }
+}
+
+const fn right(method: &Method) -> &'static str {
+    if method.changes { "" } else { " For those who may only read, too." }
 }
 
 /// The types with names that `kinds` are made of, by name.

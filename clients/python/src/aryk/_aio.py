@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from types import TracebackType
 from typing import Any, Mapping
 
@@ -19,7 +20,7 @@ class AsyncClient(AsyncMethods):
 
     `address` is a socket's path or an HTTP server's: `http://host:port`; by HTTP each call has a connection of its own. The
     connection is made by the first call, and made again by the call after one that lost it. `timeout` is what a call may take, in
-    seconds; None is without end. A call that is cancelled or too late may be carried out nevertheless.
+    seconds; None is without end. `tls` says whom to trust where the address is https. A call that is cancelled or too late may be carried out nevertheless.
     """
 
     def __init__(
@@ -29,10 +30,12 @@ class AsyncClient(AsyncMethods):
         timeout: float | None = 60.0,
         username: str | None = None,
         password: str | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         #: Seconds that a call may take.
         self.timeout = timeout
         self._address = Address.parse(address, username, password)
+        self._tls = tls
         self._last_id = 0
         self._connecting: asyncio.Task[_Stream] | None = None
 
@@ -61,7 +64,7 @@ class AsyncClient(AsyncMethods):
         body = request(ident, method, params)
         try:
             if self._address.path is None:
-                response = await asyncio.to_thread(post, self._address, body, self.timeout)
+                response = await asyncio.to_thread(post, self._address, self._tls, body, self.timeout)
             else:
                 asking = self._ask(self._address.path, ident, body)
                 response = await asyncio.wait_for(asking, self.timeout)

@@ -6,6 +6,7 @@ import http.client
 import json
 import selectors
 import socket
+import ssl
 import threading
 import time
 from types import TracebackType
@@ -25,7 +26,7 @@ class Client(Methods):
     """Calls methods, and waits for each reply.
 
     `address` is a socket's path or an HTTP server's: `http://host:port`. The connection is made by the first call, and made again
-    by the call after one that lost it. `timeout` is what a call may take, in seconds; None is without end. Threads may share a
+    by the call after one that lost it. `tls` says whom to trust where the address is https. `timeout` is what a call may take, in seconds; None is without end. Threads may share a
     client: their calls are made one after another.
     """
 
@@ -36,10 +37,12 @@ class Client(Methods):
         timeout: float | None = 60.0,
         username: str | None = None,
         password: str | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         #: Seconds that a call may take.
         self.timeout = timeout
         self._address = Address.parse(address, username, password)
+        self._tls = tls
         self._lock = threading.Lock()
         self._last_id = 0
         self._stream: _Stream | None = None
@@ -100,13 +103,14 @@ class Client(Methods):
     def _post(self, method: str, params: Mapping[str, Any], deadline: float | None) -> Any:
         self._last_id += 1
         body = request(self._last_id, method, params)
-        return outcome(method, post(self._address, body, _left(deadline)))
+        return outcome(method, post(self._address, self._tls, body, _left(deadline)))
 
 
-def post(address: Address, body: bytes, timeout: float | None) -> Any:
+def post(address: Address, tls: ssl.SSLContext | None, body: bytes, timeout: float | None) -> Any:
     """One request by HTTP, on a connection of its own."""
-    kind = http.client.HTTPSConnection if address.is_tls else http.client.HTTPConnection
-    connection = kind(address.host, address.port, timeout=timeout)
+    connection = http.client.HTTPConnection(address.host, address.port, timeout=timeout)
+    if address.is_tls:
+        connection = http.client.HTTPSConnection(address.host, address.port, timeout=timeout, context=tls)
     headers = {"Content-Type": "application/json"}
     if address.authorization is not None:
         headers["Authorization"] = address.authorization

@@ -29,7 +29,15 @@ class Methods(ABC):
         small_cache_size: int | None = None,
         task_count: int | None = None,
     ) -> bool:
-        """Checks its parameters, and does nothing: there are no pools to size."""
+        """Checks its parameters, and does nothing: there are no pools to size.
+
+        Parameters:
+            buf_count: Not heeded.
+            large_cache_size: Not heeded.
+            sequence_count: Not heeded.
+            small_cache_size: Not heeded.
+            task_count: Not heeded.
+        """
         result: bool = self.call(
             "accel_set_options",
             _given(
@@ -59,12 +67,16 @@ class Methods(ABC):
         """Makes a disk in a file or block device: the same as `bdev_uring_create`.
 
         Parameters:
+            name: The name that it is to have.
+            filename: The file, or block device.
             block_size: By default 512 for a file, and what it says of itself for a block device.
             enospc: Ours: what becomes of writes when the store is full.
             fallocate: Holes are always punched where the file system can.
             lock: Ours: for how long the file is kept from others.
             nowait: Nothing here ever waits for the device.
+            readonly: Whether writes are refused.
             size: Ours: bytes of the sparse file that is created if there is none, or an empty one.
+            uuid: By default a random one.
         """
         result: str = self.call(
             "bdev_aio_create",
@@ -130,7 +142,17 @@ class Methods(ABC):
         p99_write_latency: int,
         uuid: str | None = None,
     ) -> str:
-        """Makes a disk that is another, later."""
+        """Makes a disk that is another, later.
+
+        Parameters:
+            name: The name that it is to have.
+            base_bdev_name: The other disk.
+            avg_read_latency: What most reads take longer.
+            p99_read_latency: What one read of a hundred takes longer.
+            avg_write_latency: What most writes take longer.
+            p99_write_latency: What one write of a hundred takes longer.
+            uuid: By default a random one.
+        """
         result: str = self.call(
             "bdev_delay_create",
             _given(
@@ -170,7 +192,13 @@ class Methods(ABC):
         latency_type: types.LatencyType,
         latency_us: int,
     ) -> bool:
-        """Changes one latency of a disk that `bdev_delay_create` made."""
+        """Changes one latency of a disk that `bdev_delay_create` made.
+
+        Parameters:
+            delay_bdev_name: Name, alias or uuid.
+            latency_type: Which.
+            latency_us: Microseconds.
+        """
         result: bool = self.call(
             "bdev_delay_update_latency",
             _given(
@@ -194,7 +222,11 @@ class Methods(ABC):
         """Has the latencies of a disk recorded, or no longer.
 
         Parameters:
+            name: Name, alias or uuid.
+            enable: Whether they are recorded from now on.
             granularity: Taken and not heeded: `bdev_get_histogram` tells the one there is.
+            max_nsec: Nanoseconds above which they are all one; by default two minutes.
+            min_nsec: Nanoseconds below which they are all one; by default 1000.
             opc: Of all operations, if none is named.
         """
         result: bool = self.call(
@@ -216,7 +248,12 @@ class Methods(ABC):
         base_name: str,
         uuid: str | None = None,
     ) -> bool:
-        """Makes a disk that is another, named as that with `EE_` before it, and fails when it is told to."""
+        """Makes a disk that is another, named as that with `EE_` before it, and fails when it is told to.
+
+        Parameters:
+            base_name: The other disk.
+            uuid: By default a random one.
+        """
         result: bool = self.call(
             "bdev_error_create",
             _given(
@@ -258,6 +295,11 @@ class Methods(ABC):
         """Tells a disk that `bdev_error_create` made which requests are to fail, and how.
 
         Parameters:
+            name: Name, alias or uuid.
+            io_type: Which requests; `clear` ends all failures.
+            error_type: How they fail.
+            corrupt_offset: With `corrupt_data`: the byte in each request.
+            corrupt_value: With `corrupt_data`: what becomes of it.
             num: Requests that it befalls.
             queue_depth: Only when so many others are in flight.
         """
@@ -280,7 +322,11 @@ class Methods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Tells whether a disk is there: one that is there is examined."""
+        """Tells whether a disk is there: one that is there is examined.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
         result: bool = self.call(
             "bdev_examine",
             _given(
@@ -298,6 +344,7 @@ class Methods(ABC):
         """The disks, or one of them.
 
         Parameters:
+            name: Name, alias or uuid of the only one that is wanted.
             timeout: Milliseconds to wait for the disk to appear.
         """
         result: list[types.Bdev] = self.call(
@@ -339,6 +386,9 @@ class Methods(ABC):
 
         Parameters:
             name: What `names` was once.
+            names: Names, aliases or uuids; by default all.
+            per_channel: Must be false: statistics are kept for each disk.
+            reset_mode: What is set to zero after it was read; by default nothing.
         """
         result: types.Iostat = self.call(
             "bdev_get_iostat",
@@ -370,10 +420,18 @@ class Methods(ABC):
         """Makes a disk in memory.
 
         Parameters:
+            block_size: Bytes.
+            num_blocks: How many of these.
+            dif_is_head_of_md: Not heeded.
+            dif_pi_format: Not heeded.
+            dif_type: 0, for blocks have no protection information.
             md_interleave: How metadata would be laid out that there is not.
+            md_size: Metadata beside each block: 0, for there is none.
             name: By default the first of `Malloc0`, `Malloc1`, … that is free.
             numa_id: The kernel places memory.
             optimal_io_boundary: Blocks.
+            physical_block_size: Bytes of a block of the store that it plays; by default as large as a block.
+            uuid: By default a random one.
         """
         result: str = self.call(
             "bdev_malloc_create",
@@ -433,8 +491,20 @@ class Methods(ABC):
         """Makes a disk that keeps nothing.
 
         Parameters:
+            name: The name that it is to have.
+            block_size: Bytes.
+            num_blocks: How many of these.
             dif_is_head_of_md: How metadata would be laid out that there is not.
+            dif_pi_format: Not heeded.
+            dif_type: 0, for blocks have no protection information.
+            md_size: Metadata beside each block: 0, for there is none.
+            optimal_write_size: Not heeded.
+            physical_block_size: Bytes of a block of the store that it plays; by default as large as a block.
+            preferred_unmap_alignment: Not heeded.
+            preferred_unmap_granularity: Not heeded.
+            preferred_write_alignment: Not heeded.
             preferred_write_granularity: What is written in which pieces is all the same to this disk.
+            uuid: By default a random one.
         """
         result: str = self.call(
             "bdev_null_create",
@@ -484,6 +554,7 @@ class Methods(ABC):
         """Gives a disk that `bdev_null_create` made another size.
 
         Parameters:
+            name: Name, alias or uuid.
             new_size: MiB.
         """
         result: bool = self.call(
@@ -502,7 +573,13 @@ class Methods(ABC):
         base_bdev_name: str,
         uuid: str | None = None,
     ) -> str:
-        """Makes a disk that is another disk."""
+        """Makes a disk that is another disk.
+
+        Parameters:
+            name: The name that it is to have.
+            base_bdev_name: The other disk.
+            uuid: By default a random one.
+        """
         result: str = self.call(
             "bdev_passthru_create",
             _given(
@@ -536,7 +613,11 @@ class Methods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Aborts the requests that the disk's device holds, and goes on with those that came after."""
+        """Aborts the requests that the disk's device holds, and goes on with those that came after.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
         result: bool = self.call(
             "bdev_reset",
             _given(
@@ -551,7 +632,12 @@ class Methods(ABC):
         mode: types.ResetMode | None = None,
         name: str | None = None,
     ) -> bool:
-        """Sets the statistics of a disk, or of all, to zero."""
+        """Sets the statistics of a disk, or of all, to zero.
+
+        Parameters:
+            mode: By default all counts.
+            name: Name, alias or uuid; by default all disks.
+        """
         result: bool = self.call(
             "bdev_reset_iostat",
             _given(
@@ -571,7 +657,9 @@ class Methods(ABC):
         """Sets how long requests of a disk may take, and what becomes of those that take longer.
 
         Parameters:
+            name: Name, alias or uuid.
             timeout_ms: Milliseconds; 0 for no limit.
+            action: What becomes of those that take longer.
         """
         result: bool = self.call(
             "bdev_set_io_timeout",
@@ -592,7 +680,15 @@ class Methods(ABC):
         iobuf_large_cache_size: int | None = None,
         iobuf_small_cache_size: int | None = None,
     ) -> bool:
-        """Checks its parameters, and does nothing: there are no pools to size."""
+        """Checks its parameters, and does nothing: there are no pools to size.
+
+        Parameters:
+            bdev_auto_examine: Not heeded.
+            bdev_io_cache_size: Not heeded.
+            bdev_io_pool_size: Not heeded.
+            iobuf_large_cache_size: Not heeded.
+            iobuf_small_cache_size: Not heeded.
+        """
         result: bool = self.call(
             "bdev_set_options",
             _given(
@@ -614,6 +710,7 @@ class Methods(ABC):
         """Has a disk's queue depth sampled, for `bdev_get_iostat`.
 
         Parameters:
+            name: Name, alias or uuid.
             period: Microseconds; 0 ends it.
         """
         result: bool = self.call(
@@ -635,6 +732,8 @@ class Methods(ABC):
         """Makes disks that are parts of another.
 
         Parameters:
+            base_bdev: The other disk.
+            split_count: Parts.
             split_size_mb: MiB in each part; by default, or if it is 0, as many as there is room for.
         """
         result: list[str] = self.call(
@@ -652,7 +751,11 @@ class Methods(ABC):
         *,
         base_bdev: str,
     ) -> bool:
-        """Removes all parts of a disk."""
+        """Removes all parts of a disk.
+
+        Parameters:
+            base_bdev: The other disk.
+        """
         result: bool = self.call(
             "bdev_split_delete",
             _given(
@@ -678,12 +781,16 @@ class Methods(ABC):
         """Makes a disk in a file or block device.
 
         Parameters:
+            name: The name that it is to have.
+            filename: The file, or block device.
             block_size: By default 512 for a file, and what it says of itself for a block device.
             enospc: Ours: what becomes of writes when the store is full.
             fallocate: Holes are always punched where the file system can.
             lock: Ours: for how long the file is kept from others.
             nowait: Nothing here ever waits for the device.
+            readonly: Whether writes are refused.
             size: Ours: bytes of the sparse file that is created if there is none, or an empty one.
+            uuid: By default a random one.
         """
         result: str = self.call(
             "bdev_uring_create",
@@ -748,6 +855,7 @@ class Methods(ABC):
         """Changes the size of a disk and its file.
 
         Parameters:
+            name: Name, alias or uuid.
             size: Bytes.
             shrink: Cut off what lies behind, if it is smaller than it was.
         """
@@ -772,7 +880,12 @@ class Methods(ABC):
         name: str,
         with_batches: bool | None = None,
     ) -> list[types.Call]:
-        """The calls that configure one subsystem as it is now."""
+        """The calls that configure one subsystem as it is now.
+
+        Parameters:
+            name: The subsystem: `bdev` or `vhost_blk`.
+            with_batches: Not heeded.
+        """
         result: list[types.Call] = self.call(
             "framework_get_config",
             _given(
@@ -828,6 +941,11 @@ class Methods(ABC):
         """Chooses the scheduler: there is one, `static`.
 
         Parameters:
+            name: `static`.
+            core_busy: Not heeded.
+            core_limit: Not heeded.
+            load_limit: Not heeded.
+            mappings: Not heeded.
             period: Microseconds.
         """
         result: bool = self.call(
@@ -867,7 +985,15 @@ class Methods(ABC):
         small_bufsize: int | None = None,
         small_pool_count: int | None = None,
     ) -> bool:
-        """Checks its parameters, and does nothing: there are no pools to size."""
+        """Checks its parameters, and does nothing: there are no pools to size.
+
+        Parameters:
+            enable_numa: Not heeded.
+            large_bufsize: Not heeded.
+            large_pool_count: Not heeded.
+            small_bufsize: Not heeded.
+            small_pool_count: Not heeded.
+        """
         result: bool = self.call(
             "iobuf_set_options",
             _given(
@@ -885,7 +1011,11 @@ class Methods(ABC):
         *,
         subsystems: Sequence[types.SavedSubsystem],
     ) -> bool:
-        """Makes the calls that `save_config` gave, in their order, up to the first that fails: what was made before it stays."""
+        """Makes the calls that `save_config` gave, in their order, up to the first that fails: what was made before it stays.
+
+        Parameters:
+            subsystems: What `save_config` gave.
+        """
         result: bool = self.call(
             "load_config",
             _given(
@@ -904,7 +1034,11 @@ class Methods(ABC):
         *,
         level: types.PrintLevel,
     ) -> bool:
-        """Changes what the log tells."""
+        """Changes what the log tells.
+
+        Parameters:
+            level: From now on; what is more detailed is not told.
+        """
         result: bool = self.call(
             "log_set_print_level",
             _given(
@@ -975,7 +1109,11 @@ class Methods(ABC):
         *,
         sig_name: types.Signal,
     ) -> bool:
-        """Sends a signal to the daemon: SIGTERM ends it in good order."""
+        """Sends a signal to the daemon: SIGTERM ends it in good order.
+
+        Parameters:
+            sig_name: Which.
+        """
         result: bool = self.call(
             "spdk_kill_instance",
             _given(
@@ -994,7 +1132,11 @@ class Methods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Without effect: the trace is always on."""
+        """Without effect: the trace is always on.
+
+        Parameters:
+            name: The group, or `all`.
+        """
         result: bool = self.call(
             "trace_enable_tpoint_group",
             _given(
@@ -1014,7 +1156,12 @@ class Methods(ABC):
         name: str,
         tpoint_mask: int,
     ) -> bool:
-        """Without effect: the trace is always on."""
+        """Without effect: the trace is always on.
+
+        Parameters:
+            name: The group, or `all`.
+            tpoint_mask: A bit for each point.
+        """
         result: bool = self.call(
             "trace_set_tpoint_mask",
             _given(
@@ -1042,12 +1189,17 @@ class Methods(ABC):
         """Makes a controller: a socket through which a virtual machine reaches a disk.
 
         Parameters:
+            ctrlr: The name that it is to have, and its socket.
+            dev_name: The disk: name, alias or uuid.
             connect: Ours: the machine's socket, which to connect to instead of listening.
-            cpumask: A set of cores: a mask as `0x3`, or a list as `[0,2-3]`.
+            cpumask: The cores to serve it on; by default any.
             num_queues: Ours: the most queues that a machine can have.
+            packed_ring: Not heeded: packed rings are always offered, and the machine chooses.
+            readonly: Whether the machine may only read.
             socket_group: Ours.
             socket_mode: Ours: permissions in octal digits.
             socket_owner: Ours.
+            transport: `vhost_user_blk`, which is the default.
         """
         result: bool = self.call(
             "vhost_create_blk_controller",
@@ -1072,7 +1224,11 @@ class Methods(ABC):
         *,
         ctrlr: str,
     ) -> bool:
-        """Removes a controller."""
+        """Removes a controller.
+
+        Parameters:
+            ctrlr: Its name.
+        """
         result: bool = self.call(
             "vhost_delete_controller",
             _given(
@@ -1086,7 +1242,11 @@ class Methods(ABC):
         *,
         name: str | None = None,
     ) -> list[types.VhostController]:
-        """The controllers, or one of them."""
+        """The controllers, or one of them.
+
+        Parameters:
+            name: The only one that is wanted.
+        """
         result: list[types.VhostController] = self.call(
             "vhost_get_controllers",
             _given(
@@ -1117,7 +1277,15 @@ class AsyncMethods(ABC):
         small_cache_size: int | None = None,
         task_count: int | None = None,
     ) -> bool:
-        """Checks its parameters, and does nothing: there are no pools to size."""
+        """Checks its parameters, and does nothing: there are no pools to size.
+
+        Parameters:
+            buf_count: Not heeded.
+            large_cache_size: Not heeded.
+            sequence_count: Not heeded.
+            small_cache_size: Not heeded.
+            task_count: Not heeded.
+        """
         result: bool = await self.call(
             "accel_set_options",
             _given(
@@ -1147,12 +1315,16 @@ class AsyncMethods(ABC):
         """Makes a disk in a file or block device: the same as `bdev_uring_create`.
 
         Parameters:
+            name: The name that it is to have.
+            filename: The file, or block device.
             block_size: By default 512 for a file, and what it says of itself for a block device.
             enospc: Ours: what becomes of writes when the store is full.
             fallocate: Holes are always punched where the file system can.
             lock: Ours: for how long the file is kept from others.
             nowait: Nothing here ever waits for the device.
+            readonly: Whether writes are refused.
             size: Ours: bytes of the sparse file that is created if there is none, or an empty one.
+            uuid: By default a random one.
         """
         result: str = await self.call(
             "bdev_aio_create",
@@ -1218,7 +1390,17 @@ class AsyncMethods(ABC):
         p99_write_latency: int,
         uuid: str | None = None,
     ) -> str:
-        """Makes a disk that is another, later."""
+        """Makes a disk that is another, later.
+
+        Parameters:
+            name: The name that it is to have.
+            base_bdev_name: The other disk.
+            avg_read_latency: What most reads take longer.
+            p99_read_latency: What one read of a hundred takes longer.
+            avg_write_latency: What most writes take longer.
+            p99_write_latency: What one write of a hundred takes longer.
+            uuid: By default a random one.
+        """
         result: str = await self.call(
             "bdev_delay_create",
             _given(
@@ -1258,7 +1440,13 @@ class AsyncMethods(ABC):
         latency_type: types.LatencyType,
         latency_us: int,
     ) -> bool:
-        """Changes one latency of a disk that `bdev_delay_create` made."""
+        """Changes one latency of a disk that `bdev_delay_create` made.
+
+        Parameters:
+            delay_bdev_name: Name, alias or uuid.
+            latency_type: Which.
+            latency_us: Microseconds.
+        """
         result: bool = await self.call(
             "bdev_delay_update_latency",
             _given(
@@ -1282,7 +1470,11 @@ class AsyncMethods(ABC):
         """Has the latencies of a disk recorded, or no longer.
 
         Parameters:
+            name: Name, alias or uuid.
+            enable: Whether they are recorded from now on.
             granularity: Taken and not heeded: `bdev_get_histogram` tells the one there is.
+            max_nsec: Nanoseconds above which they are all one; by default two minutes.
+            min_nsec: Nanoseconds below which they are all one; by default 1000.
             opc: Of all operations, if none is named.
         """
         result: bool = await self.call(
@@ -1304,7 +1496,12 @@ class AsyncMethods(ABC):
         base_name: str,
         uuid: str | None = None,
     ) -> bool:
-        """Makes a disk that is another, named as that with `EE_` before it, and fails when it is told to."""
+        """Makes a disk that is another, named as that with `EE_` before it, and fails when it is told to.
+
+        Parameters:
+            base_name: The other disk.
+            uuid: By default a random one.
+        """
         result: bool = await self.call(
             "bdev_error_create",
             _given(
@@ -1346,6 +1543,11 @@ class AsyncMethods(ABC):
         """Tells a disk that `bdev_error_create` made which requests are to fail, and how.
 
         Parameters:
+            name: Name, alias or uuid.
+            io_type: Which requests; `clear` ends all failures.
+            error_type: How they fail.
+            corrupt_offset: With `corrupt_data`: the byte in each request.
+            corrupt_value: With `corrupt_data`: what becomes of it.
             num: Requests that it befalls.
             queue_depth: Only when so many others are in flight.
         """
@@ -1368,7 +1570,11 @@ class AsyncMethods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Tells whether a disk is there: one that is there is examined."""
+        """Tells whether a disk is there: one that is there is examined.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
         result: bool = await self.call(
             "bdev_examine",
             _given(
@@ -1386,6 +1592,7 @@ class AsyncMethods(ABC):
         """The disks, or one of them.
 
         Parameters:
+            name: Name, alias or uuid of the only one that is wanted.
             timeout: Milliseconds to wait for the disk to appear.
         """
         result: list[types.Bdev] = await self.call(
@@ -1427,6 +1634,9 @@ class AsyncMethods(ABC):
 
         Parameters:
             name: What `names` was once.
+            names: Names, aliases or uuids; by default all.
+            per_channel: Must be false: statistics are kept for each disk.
+            reset_mode: What is set to zero after it was read; by default nothing.
         """
         result: types.Iostat = await self.call(
             "bdev_get_iostat",
@@ -1458,10 +1668,18 @@ class AsyncMethods(ABC):
         """Makes a disk in memory.
 
         Parameters:
+            block_size: Bytes.
+            num_blocks: How many of these.
+            dif_is_head_of_md: Not heeded.
+            dif_pi_format: Not heeded.
+            dif_type: 0, for blocks have no protection information.
             md_interleave: How metadata would be laid out that there is not.
+            md_size: Metadata beside each block: 0, for there is none.
             name: By default the first of `Malloc0`, `Malloc1`, … that is free.
             numa_id: The kernel places memory.
             optimal_io_boundary: Blocks.
+            physical_block_size: Bytes of a block of the store that it plays; by default as large as a block.
+            uuid: By default a random one.
         """
         result: str = await self.call(
             "bdev_malloc_create",
@@ -1521,8 +1739,20 @@ class AsyncMethods(ABC):
         """Makes a disk that keeps nothing.
 
         Parameters:
+            name: The name that it is to have.
+            block_size: Bytes.
+            num_blocks: How many of these.
             dif_is_head_of_md: How metadata would be laid out that there is not.
+            dif_pi_format: Not heeded.
+            dif_type: 0, for blocks have no protection information.
+            md_size: Metadata beside each block: 0, for there is none.
+            optimal_write_size: Not heeded.
+            physical_block_size: Bytes of a block of the store that it plays; by default as large as a block.
+            preferred_unmap_alignment: Not heeded.
+            preferred_unmap_granularity: Not heeded.
+            preferred_write_alignment: Not heeded.
             preferred_write_granularity: What is written in which pieces is all the same to this disk.
+            uuid: By default a random one.
         """
         result: str = await self.call(
             "bdev_null_create",
@@ -1572,6 +1802,7 @@ class AsyncMethods(ABC):
         """Gives a disk that `bdev_null_create` made another size.
 
         Parameters:
+            name: Name, alias or uuid.
             new_size: MiB.
         """
         result: bool = await self.call(
@@ -1590,7 +1821,13 @@ class AsyncMethods(ABC):
         base_bdev_name: str,
         uuid: str | None = None,
     ) -> str:
-        """Makes a disk that is another disk."""
+        """Makes a disk that is another disk.
+
+        Parameters:
+            name: The name that it is to have.
+            base_bdev_name: The other disk.
+            uuid: By default a random one.
+        """
         result: str = await self.call(
             "bdev_passthru_create",
             _given(
@@ -1624,7 +1861,11 @@ class AsyncMethods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Aborts the requests that the disk's device holds, and goes on with those that came after."""
+        """Aborts the requests that the disk's device holds, and goes on with those that came after.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
         result: bool = await self.call(
             "bdev_reset",
             _given(
@@ -1639,7 +1880,12 @@ class AsyncMethods(ABC):
         mode: types.ResetMode | None = None,
         name: str | None = None,
     ) -> bool:
-        """Sets the statistics of a disk, or of all, to zero."""
+        """Sets the statistics of a disk, or of all, to zero.
+
+        Parameters:
+            mode: By default all counts.
+            name: Name, alias or uuid; by default all disks.
+        """
         result: bool = await self.call(
             "bdev_reset_iostat",
             _given(
@@ -1659,7 +1905,9 @@ class AsyncMethods(ABC):
         """Sets how long requests of a disk may take, and what becomes of those that take longer.
 
         Parameters:
+            name: Name, alias or uuid.
             timeout_ms: Milliseconds; 0 for no limit.
+            action: What becomes of those that take longer.
         """
         result: bool = await self.call(
             "bdev_set_io_timeout",
@@ -1680,7 +1928,15 @@ class AsyncMethods(ABC):
         iobuf_large_cache_size: int | None = None,
         iobuf_small_cache_size: int | None = None,
     ) -> bool:
-        """Checks its parameters, and does nothing: there are no pools to size."""
+        """Checks its parameters, and does nothing: there are no pools to size.
+
+        Parameters:
+            bdev_auto_examine: Not heeded.
+            bdev_io_cache_size: Not heeded.
+            bdev_io_pool_size: Not heeded.
+            iobuf_large_cache_size: Not heeded.
+            iobuf_small_cache_size: Not heeded.
+        """
         result: bool = await self.call(
             "bdev_set_options",
             _given(
@@ -1702,6 +1958,7 @@ class AsyncMethods(ABC):
         """Has a disk's queue depth sampled, for `bdev_get_iostat`.
 
         Parameters:
+            name: Name, alias or uuid.
             period: Microseconds; 0 ends it.
         """
         result: bool = await self.call(
@@ -1723,6 +1980,8 @@ class AsyncMethods(ABC):
         """Makes disks that are parts of another.
 
         Parameters:
+            base_bdev: The other disk.
+            split_count: Parts.
             split_size_mb: MiB in each part; by default, or if it is 0, as many as there is room for.
         """
         result: list[str] = await self.call(
@@ -1740,7 +1999,11 @@ class AsyncMethods(ABC):
         *,
         base_bdev: str,
     ) -> bool:
-        """Removes all parts of a disk."""
+        """Removes all parts of a disk.
+
+        Parameters:
+            base_bdev: The other disk.
+        """
         result: bool = await self.call(
             "bdev_split_delete",
             _given(
@@ -1766,12 +2029,16 @@ class AsyncMethods(ABC):
         """Makes a disk in a file or block device.
 
         Parameters:
+            name: The name that it is to have.
+            filename: The file, or block device.
             block_size: By default 512 for a file, and what it says of itself for a block device.
             enospc: Ours: what becomes of writes when the store is full.
             fallocate: Holes are always punched where the file system can.
             lock: Ours: for how long the file is kept from others.
             nowait: Nothing here ever waits for the device.
+            readonly: Whether writes are refused.
             size: Ours: bytes of the sparse file that is created if there is none, or an empty one.
+            uuid: By default a random one.
         """
         result: str = await self.call(
             "bdev_uring_create",
@@ -1836,6 +2103,7 @@ class AsyncMethods(ABC):
         """Changes the size of a disk and its file.
 
         Parameters:
+            name: Name, alias or uuid.
             size: Bytes.
             shrink: Cut off what lies behind, if it is smaller than it was.
         """
@@ -1860,7 +2128,12 @@ class AsyncMethods(ABC):
         name: str,
         with_batches: bool | None = None,
     ) -> list[types.Call]:
-        """The calls that configure one subsystem as it is now."""
+        """The calls that configure one subsystem as it is now.
+
+        Parameters:
+            name: The subsystem: `bdev` or `vhost_blk`.
+            with_batches: Not heeded.
+        """
         result: list[types.Call] = await self.call(
             "framework_get_config",
             _given(
@@ -1916,6 +2189,11 @@ class AsyncMethods(ABC):
         """Chooses the scheduler: there is one, `static`.
 
         Parameters:
+            name: `static`.
+            core_busy: Not heeded.
+            core_limit: Not heeded.
+            load_limit: Not heeded.
+            mappings: Not heeded.
             period: Microseconds.
         """
         result: bool = await self.call(
@@ -1955,7 +2233,15 @@ class AsyncMethods(ABC):
         small_bufsize: int | None = None,
         small_pool_count: int | None = None,
     ) -> bool:
-        """Checks its parameters, and does nothing: there are no pools to size."""
+        """Checks its parameters, and does nothing: there are no pools to size.
+
+        Parameters:
+            enable_numa: Not heeded.
+            large_bufsize: Not heeded.
+            large_pool_count: Not heeded.
+            small_bufsize: Not heeded.
+            small_pool_count: Not heeded.
+        """
         result: bool = await self.call(
             "iobuf_set_options",
             _given(
@@ -1973,7 +2259,11 @@ class AsyncMethods(ABC):
         *,
         subsystems: Sequence[types.SavedSubsystem],
     ) -> bool:
-        """Makes the calls that `save_config` gave, in their order, up to the first that fails: what was made before it stays."""
+        """Makes the calls that `save_config` gave, in their order, up to the first that fails: what was made before it stays.
+
+        Parameters:
+            subsystems: What `save_config` gave.
+        """
         result: bool = await self.call(
             "load_config",
             _given(
@@ -1992,7 +2282,11 @@ class AsyncMethods(ABC):
         *,
         level: types.PrintLevel,
     ) -> bool:
-        """Changes what the log tells."""
+        """Changes what the log tells.
+
+        Parameters:
+            level: From now on; what is more detailed is not told.
+        """
         result: bool = await self.call(
             "log_set_print_level",
             _given(
@@ -2063,7 +2357,11 @@ class AsyncMethods(ABC):
         *,
         sig_name: types.Signal,
     ) -> bool:
-        """Sends a signal to the daemon: SIGTERM ends it in good order."""
+        """Sends a signal to the daemon: SIGTERM ends it in good order.
+
+        Parameters:
+            sig_name: Which.
+        """
         result: bool = await self.call(
             "spdk_kill_instance",
             _given(
@@ -2082,7 +2380,11 @@ class AsyncMethods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Without effect: the trace is always on."""
+        """Without effect: the trace is always on.
+
+        Parameters:
+            name: The group, or `all`.
+        """
         result: bool = await self.call(
             "trace_enable_tpoint_group",
             _given(
@@ -2102,7 +2404,12 @@ class AsyncMethods(ABC):
         name: str,
         tpoint_mask: int,
     ) -> bool:
-        """Without effect: the trace is always on."""
+        """Without effect: the trace is always on.
+
+        Parameters:
+            name: The group, or `all`.
+            tpoint_mask: A bit for each point.
+        """
         result: bool = await self.call(
             "trace_set_tpoint_mask",
             _given(
@@ -2130,12 +2437,17 @@ class AsyncMethods(ABC):
         """Makes a controller: a socket through which a virtual machine reaches a disk.
 
         Parameters:
+            ctrlr: The name that it is to have, and its socket.
+            dev_name: The disk: name, alias or uuid.
             connect: Ours: the machine's socket, which to connect to instead of listening.
-            cpumask: A set of cores: a mask as `0x3`, or a list as `[0,2-3]`.
+            cpumask: The cores to serve it on; by default any.
             num_queues: Ours: the most queues that a machine can have.
+            packed_ring: Not heeded: packed rings are always offered, and the machine chooses.
+            readonly: Whether the machine may only read.
             socket_group: Ours.
             socket_mode: Ours: permissions in octal digits.
             socket_owner: Ours.
+            transport: `vhost_user_blk`, which is the default.
         """
         result: bool = await self.call(
             "vhost_create_blk_controller",
@@ -2160,7 +2472,11 @@ class AsyncMethods(ABC):
         *,
         ctrlr: str,
     ) -> bool:
-        """Removes a controller."""
+        """Removes a controller.
+
+        Parameters:
+            ctrlr: Its name.
+        """
         result: bool = await self.call(
             "vhost_delete_controller",
             _given(
@@ -2174,7 +2490,11 @@ class AsyncMethods(ABC):
         *,
         name: str | None = None,
     ) -> list[types.VhostController]:
-        """The controllers, or one of them."""
+        """The controllers, or one of them.
+
+        Parameters:
+            name: The only one that is wanted.
+        """
         result: list[types.VhostController] = await self.call(
             "vhost_get_controllers",
             _given(

@@ -7,17 +7,22 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 if TYPE_CHECKING:
     from typing import NotRequired
 
+#: What becomes of writes when the store is full.
 Enospc = Literal["error", "hold"]
 
+#: How requests fail.
 ErrorType = Literal["failure", "pending", "corrupt_data", "nomem"]
 
 #: What happened.
 EventType = Literal["bdev_register", "bdev_unregister"]
 
+#: For how long a file is kept from others: as long as the disk is there, or from its first channel to its last.
 FileLock = Literal["always", "in_use"]
 
+#: Which requests are to fail.
 IoType = Literal["clear", "read", "write", "unmap", "flush", "all"]
 
+#: One of the latencies.
 LatencyType = Literal["avg_read", "p99_read", "avg_write", "p99_write"]
 
 #: SPDK's levels. `NOTICE` is what a daemon tells by default.
@@ -26,6 +31,7 @@ PrintLevel = Literal["ERROR", "WARNING", "NOTICE", "INFO", "DEBUG"]
 #: Which counts are set to zero.
 ResetMode = Literal["all", "none"]
 
+#: A signal.
 Signal = Literal["SIGINT", "SIGTERM", "SIGQUIT", "SIGHUP", "SIGKILL", "SIGUSR1"]
 
 #: What becomes of a request that takes longer.
@@ -39,33 +45,47 @@ class AioDetails(TypedDict):
     block_size_override: bool
     #: Whether holes are punched.
     fallocate: bool
+    #: The file, or block device.
     filename: str
+    #: Whether writes are refused.
     readonly: bool
 
 
 class Bdev(TypedDict):
     """One of the results of `bdev_get_bdevs`."""
 
+    #: It identifies the disk, as do the others.
     name: str
+    #: Other names.
     aliases: list[str]
+    #: What kind of disk it is.
     product_name: str
+    #: Bytes.
     block_size: int
+    #: How many of these.
     num_blocks: int
     uuid: str
     #: Ours: bytes of a block of the store below.
     physical_block_size: int
     #: Ours.
     readonly: bool
+    #: 0 for none.
     assigned_rate_limits: RateLimits
+    #: Whether somebody has it for himself.
     claimed: bool
+    #: Never.
     zoned: bool
+    #: What it can be asked for.
     supported_io_types: IoTypes
+    #: None.
     memory_domains: list[Any]
+    #: What only disks of its kind have.
     driver_specific: DriverSpecific
     #: Ours: by whom.
     claimed_by: NotRequired[str]
+    #: Ours: what becomes of requests that take longer.
     io_timeout_action: NotRequired[TimeoutAction]
-    #: Ours, as the next: milliseconds.
+    #: Ours: milliseconds that a request may take.
     io_timeout_ms: NotRequired[int]
     #: Blocks.
     optimal_io_boundary: NotRequired[int]
@@ -136,17 +156,24 @@ class Call(TypedDict):
 class ContextSwitchMonitor(TypedDict):
     """Result of `framework_monitor_context_switch`."""
 
+    #: Whether it is on now.
     enabled: bool
 
 
 class DelayDetails(TypedDict):
     """Of a disk that `bdev_delay_create` made. Latencies in microseconds."""
 
+    #: What most reads take longer.
     avg_read_latency: int
+    #: What most writes take longer.
     avg_write_latency: int
+    #: The other disk.
     base_bdev_name: str
+    #: Its own name.
     name: str
+    #: What one read of a hundred takes longer.
     p99_read_latency: int
+    #: What one write of a hundred takes longer.
     p99_write_latency: int
 
 
@@ -164,15 +191,18 @@ class DriverSpecific(TypedDict):
 class ErrorDetails(TypedDict):
     """Of a disk that `bdev_error_create` made."""
 
+    #: The other disk.
     base_bdev: str
 
 
 class Event(TypedDict):
     """One of the results of `notify_get_notifications`."""
 
+    #: What happened.
     type: EventType
     #: The disk.
     ctx: str
+    #: Its number.
     id: int
 
 
@@ -187,11 +217,12 @@ class Histogram(TypedDict):
     min_range: int
     #: The last octave: its last bucket has what is above it too.
     max_range: int
+    #: Units of the latencies in a second.
     tsc_rate: int
 
 
 class IoTypes(TypedDict):
-    """Part of a result."""
+    """What a disk can be asked for."""
 
     read: bool
     write: bool
@@ -218,6 +249,7 @@ class IoTypes(TypedDict):
 class IobufStats(TypedDict):
     """One of the results of `iobuf_get_stats`."""
 
+    #: Whose they are.
     module: str
     small_pool: PoolStats
     large_pool: PoolStats
@@ -226,13 +258,16 @@ class IobufStats(TypedDict):
 class Iostat(TypedDict):
     """Result of `bdev_get_iostat`. Times in ticks."""
 
+    #: Ticks in a second.
     tick_rate: int
+    #: Now.
     ticks: int
+    #: One for each disk.
     bdevs: list[BdevStat]
 
 
 class LwThread(TypedDict):
-    """Part of a result."""
+    """What runs on a reactor: the queues of one machine, or the like."""
 
     name: str
     id: int
@@ -244,14 +279,18 @@ class LwThread(TypedDict):
 class PassthruDetails(TypedDict):
     """Of a disk that `bdev_passthru_create` made."""
 
+    #: The other disk.
     base_bdev_name: str
+    #: Its own name.
     name: str
 
 
 class PoolStats(TypedDict):
     """How often a buffer came from where."""
 
+    #: From a thread's own.
     cache: int
+    #: From those of all.
     main: int
     #: Requests that had to wait for one: what clients watch, and none ever does.
     retry: int
@@ -267,53 +306,68 @@ class RateLimits(TypedDict):
 
 
 class Reactor(TypedDict):
-    """Part of a result."""
+    """A reactor: a core, in a loop."""
 
+    #: Its core.
     lcore: int
+    #: Its thread's number.
     tid: int
+    #: Time with work.
     busy: int
     #: Time without work, awake or asleep.
     idle: int
     #: Ours: the part of `idle` that was spent asleep.
     sleeping: int
+    #: Whether it has slept.
     in_interrupt: bool
+    #: What runs on it.
     lw_threads: list[LwThread]
 
 
 class Reactors(TypedDict):
     """Result of `framework_get_reactors`. Times in ticks."""
 
+    #: Ticks in a second.
     tick_rate: int
+    #: The daemon's process.
     pid: int
+    #: One for each core.
     reactors: list[Reactor]
 
 
 class SavedConfig(TypedDict):
     """Result of `save_config`."""
 
+    #: In the order in which they are made again.
     subsystems: list[SavedSubsystem]
 
 
 class SavedSubsystem(TypedDict):
     """The calls that configure a subsystem."""
 
+    #: Its name.
     subsystem: str
+    #: The calls, in their order.
     config: list[Call]
 
 
 class Scheduler(TypedDict):
     """Result of `framework_get_scheduler`."""
 
+    #: `static`.
     scheduler_name: str
     #: Ticks between two decisions, of which there are none.
     scheduler_period: int
+    #: Where it would run.
     scheduling_core: int
+    #: Cores without it.
     isolated_core_mask: str
 
 
 class SplitDetails(TypedDict):
     """Of a disk that `bdev_split_create` made."""
 
+    #: The other disk.
     base_bdev: str
     #: Where it begins in that disk.
     offset_blocks: int
@@ -322,20 +376,24 @@ class SplitDetails(TypedDict):
 class SubsystemInfo(TypedDict):
     """One of the results of `framework_get_subsystems`."""
 
+    #: Its name.
     subsystem: str
+    #: Those that come before it.
     depends_on: list[str]
 
 
 class Thread(TypedDict):
-    """Part of a result."""
+    """The same, with all that is counted."""
 
     name: str
     id: int
     cpumask: str
+    #: Time with work.
     busy: int
     #: What its reactor had left: time is not idle for one thread more than for another.
     idle: int
     in_interrupt: bool
+    #: What it polls.
     active_pollers_count: int
     timed_pollers_count: int
     paused_pollers_count: int
@@ -344,18 +402,22 @@ class Thread(TypedDict):
 class Threads(TypedDict):
     """Result of `thread_get_stats`. Times in ticks."""
 
+    #: Ticks in a second.
     tick_rate: int
+    #: Of all reactors.
     threads: list[Thread]
 
 
 class TraceGroup(TypedDict):
-    """Part of a result."""
+    """A layer that requests pass."""
 
+    #: Always.
     enabled: bool
     #: Its bit.
     mask: str
     #: Those of its points that are on.
     tpoint_mask: str
+    #: Its points.
     tpoints: list[TracePoint]
 
 
@@ -363,9 +425,10 @@ TraceGroups = TypedDict("TraceGroups", {"tpoint_group_mask": "str", "bdev": "Tra
 
 
 class TracePoint(TypedDict):
-    """Part of a result."""
+    """A place where the trace is written."""
 
     name: str
+    #: Its number within the group.
     id: int
     enabled: bool
 
@@ -373,18 +436,21 @@ class TracePoint(TypedDict):
 class UringDetails(TypedDict):
     """Of a disk that `bdev_uring_create` made."""
 
+    #: The file, or block device.
     filename: str
 
 
 class Version(TypedDict):
     """Result of `spdk_get_version`."""
 
+    #: For people.
     version: str
+    #: Its parts.
     fields: VersionFields
 
 
 class VersionFields(TypedDict):
-    """Part of a result."""
+    """The parts of a version."""
 
     major: int
     minor: int
@@ -393,52 +459,68 @@ class VersionFields(TypedDict):
 
 
 class VhostBackend(TypedDict):
-    """Part of a result."""
+    """What only controllers of disks have."""
 
     block: VhostBlock
 
 
 class VhostBlock(TypedDict):
-    """Part of a result."""
+    """The disk, as the machine sees it."""
 
+    #: Whether the machine may only read.
     readonly: bool
     #: `null` when the disk has been removed.
     bdev: str | None
+    #: `vhost_user_blk`.
     transport: str
 
 
 class VhostController(TypedDict):
     """One of the results of `vhost_get_controllers`."""
 
+    #: Its name.
     ctrlr: str
+    #: The cores that it may be served on.
     cpumask: str
+    #: 0: interrupts are not delayed.
     delay_base_us: int
+    #: 0: interrupts are not delayed.
     iops_threshold: int
+    #: The socket's path.
     socket: str
     #: Ours.
     num_queues: int
     #: Ours: whether the socket is the machine's.
     connects: bool
+    #: The machine, if it is connected.
     sessions: list[VhostSession]
+    #: What only controllers of disks have.
     backend_specific: VhostBackend
     #: Ours.
     statistics: VhostStatistics
 
 
 class VhostQueue(TypedDict):
-    """Part of a result."""
+    """A queue of a machine."""
 
+    #: Its number.
     index: int
+    #: The core that serves it.
     lcore: int
 
 
 class VhostSession(TypedDict):
     """A front-end that is connected."""
 
+    #: Counts the connections.
     vid: int
+    #: The same.
     id: int
+    #: For people.
     name: str
+    #: Whether a queue is served.
     started: bool
+    #: Queues that are served.
     max_queues: int
     #: Ours.
     queues: list[VhostQueue]
@@ -447,18 +529,31 @@ class VhostSession(TypedDict):
 class VhostStatistics(TypedDict):
     """What has happened at the socket since the controller was made."""
 
+    #: Front-ends that have connected.
     sessions: int
+    #: Those of them that did not end by hanging up.
     failed_sessions: int
+    #: From the machine.
     messages: int
+    #: Those of them that were answered with a failure, after which the session went on.
     refused_messages: int
+    #: Errors, each a refusal or the end of a session, of the connection.
     connection_errors: int
+    #: Errors in messages.
     protocol_errors: int
+    #: Errors in the number or kind of file descriptors.
     fd_errors: int
+    #: Errors in the machine's memory and its tables.
     memory_errors: int
+    #: Errors that the controller has found.
     device_errors: int
+    #: For people.
     last_error: str | None
+    #: Descriptor chains that made no request.
     bad_chains: int
+    #: Requests without a place for their status.
     unanswerable_requests: int
+    #: Rings that contradicted themselves.
     broken_queues: int
 
 

@@ -46,6 +46,7 @@ pub(super) fn register(table: &mut Table<Control>) {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct GetBdevs {
+    /// Name, alias or uuid of the only one that is wanted.
     name: Option<String>,
     /// Milliseconds to wait for the disk to appear.
     #[serde(default)]
@@ -56,10 +57,15 @@ struct GetBdevs {
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "Bdev")]
 struct Description {
+    /// It identifies the disk, as do the others.
     name: String,
+    /// Other names.
     aliases: Vec<String>,
+    /// What kind of disk it is.
     product_name: &'static str,
+    /// Bytes.
     block_size: u32,
+    /// How many of these.
     num_blocks: u64,
     uuid: Uuid,
     /// Blocks.
@@ -69,20 +75,27 @@ struct Description {
     physical_block_size: u32,
     /// Ours.
     readonly: bool,
+    /// 0 for none.
     assigned_rate_limits: RateLimits,
-    /// Ours, as the next: milliseconds.
+    /// Ours: milliseconds that a request may take.
     #[serde(skip_serializing_if = "Option::is_none")]
     io_timeout_ms: Option<u64>,
+    /// Ours: what becomes of requests that take longer.
     #[serde(skip_serializing_if = "Option::is_none")]
     io_timeout_action: Option<Action>,
+    /// Whether somebody has it for himself.
     claimed: bool,
     /// Ours: by whom.
     #[serde(skip_serializing_if = "Option::is_none")]
     claimed_by: Option<String>,
+    /// Never.
     zoned: bool,
+    /// What it can be asked for.
     supported_io_types: IoTypes,
+    /// None.
     #[schemars(with = "Vec<Value>")]
     memory_domains: [(); 0],
+    /// What only disks of its kind have.
     driver_specific: Details,
 }
 
@@ -95,6 +108,7 @@ struct RateLimits {
     w_mbytes_per_sec: u64,
 }
 
+/// What a disk can be asked for.
 #[derive(Debug, Serialize, JsonSchema)]
 struct IoTypes {
     read: bool,
@@ -186,11 +200,14 @@ async fn get_bdevs(control: &Control, p: GetBdevs) -> Result<Vec<Description>, E
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct GetIostat {
+    /// Names, aliases or uuids; by default all.
     names: Option<Vec<String>>,
     /// What `names` was once.
     name: Option<String>,
+    /// Must be false: statistics are kept for each disk.
     #[serde(default)]
     per_channel: bool,
+    /// What is set to zero after it was read; by default nothing.
     #[serde(default = "ResetMode::none")]
     reset_mode: ResetMode,
 }
@@ -216,8 +233,11 @@ impl ResetMode {
 /// Result of `bdev_get_iostat`. Times in ticks.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Iostat {
+    /// Ticks in a second.
     tick_rate: u64,
+    /// Now.
     ticks: u64,
+    /// One for each disk.
     bdevs: Vec<BdevStat>,
 }
 
@@ -372,7 +392,9 @@ async fn get_iostat(control: &Control, p: GetIostat) -> Result<Iostat, Error> {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct ResetIostat {
+    /// Name, alias or uuid; by default all disks.
     name: Option<String>,
+    /// By default all counts.
     #[serde(default = "ResetMode::all")]
     mode: ResetMode,
 }
@@ -394,6 +416,7 @@ async fn reset_iostat(control: &Control, p: ResetIostat) -> Result<bool, Error> 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Reset {
+    /// Name, alias or uuid.
     name: String,
 }
 

@@ -25,12 +25,19 @@ pub(super) fn register(table: &mut Table<Control>) {
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Create {
+    /// The name that it is to have.
     name: String,
+    /// The other disk.
     base_bdev_name: String,
+    /// What most reads take longer.
     avg_read_latency: Count,
+    /// What one read of a hundred takes longer.
     p99_read_latency: Count,
+    /// What most writes take longer.
     avg_write_latency: Count,
+    /// What one write of a hundred takes longer.
     p99_write_latency: Count,
+    /// By default a random one.
     uuid: Option<Uuid>,
 }
 
@@ -66,11 +73,15 @@ async fn delete(control: &Control, p: Name) -> Result<bool, Error> {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct UpdateLatency {
+    /// Name, alias or uuid.
     delay_bdev_name: String,
+    /// Which.
     latency_type: LatencyType,
+    /// Microseconds.
     latency_us: Count,
 }
 
+/// One of the latencies.
 #[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum LatencyType {

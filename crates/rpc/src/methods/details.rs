@@ -31,7 +31,9 @@ pub(crate) struct Aio {
     pub block_size_override: bool,
     /// Whether holes are punched.
     pub fallocate: bool,
+    /// The file, or block device.
     pub filename: PathBuf,
+    /// Whether writes are refused.
     pub readonly: bool,
 }
 
@@ -39,11 +41,17 @@ pub(crate) struct Aio {
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[schemars(rename = "DelayDetails")]
 pub(crate) struct Delay {
+    /// What most reads take longer.
     pub avg_read_latency: Count,
+    /// What most writes take longer.
     pub avg_write_latency: Count,
+    /// The other disk.
     pub base_bdev_name: String,
+    /// Its own name.
     pub name: String,
+    /// What one read of a hundred takes longer.
     pub p99_read_latency: Count,
+    /// What one write of a hundred takes longer.
     pub p99_write_latency: Count,
 }
 
@@ -51,6 +59,7 @@ pub(crate) struct Delay {
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[schemars(rename = "ErrorDetails")]
 pub(crate) struct ErrorDisk {
+    /// The other disk.
     pub base_bdev: String,
 }
 
@@ -58,7 +67,9 @@ pub(crate) struct ErrorDisk {
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[schemars(rename = "PassthruDetails")]
 pub(crate) struct Passthru {
+    /// The other disk.
     pub base_bdev_name: String,
+    /// Its own name.
     pub name: String,
 }
 
@@ -66,6 +77,7 @@ pub(crate) struct Passthru {
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[schemars(rename = "SplitDetails")]
 pub(crate) struct Split {
+    /// The other disk.
     pub base_bdev: String,
     /// Where it begins in that disk.
     pub offset_blocks: u64,
@@ -75,5 +87,6 @@ pub(crate) struct Split {
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[schemars(rename = "UringDetails")]
 pub(crate) struct Uring {
+    /// The file, or block device.
     pub filename: PathBuf,
 }

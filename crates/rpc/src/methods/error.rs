@@ -30,7 +30,9 @@ pub(super) fn register(table: &mut Table<Control>) {
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Create {
+    /// The other disk.
     base_name: String,
+    /// By default a random one.
     uuid: Option<Uuid>,
 }
 
@@ -55,8 +57,11 @@ async fn delete(control: &Control, p: Name) -> Result<bool, Error> {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct InjectError {
+    /// Name, alias or uuid.
     name: String,
+    /// Which requests; `clear` ends all failures.
     io_type: IoType,
+    /// How they fail.
     error_type: ErrorType,
     /// Requests that it befalls.
     #[serde(default = "one")]
@@ -64,8 +69,10 @@ struct InjectError {
     /// Only when so many others are in flight.
     #[serde(default)]
     queue_depth: u32,
+    /// With `corrupt_data`: the byte in each request.
     #[serde(default)]
     corrupt_offset: u64,
+    /// With `corrupt_data`: what becomes of it.
     #[serde(default)]
     corrupt_value: u8,
 }
@@ -74,6 +81,7 @@ const fn one() -> u32 {
     1
 }
 
+/// Which requests are to fail.
 #[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum IoType {
@@ -85,6 +93,7 @@ enum IoType {
     All,
 }
 
+/// How requests fail.
 #[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum ErrorType {

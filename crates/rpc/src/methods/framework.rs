@@ -61,10 +61,13 @@ pub(super) fn register(table: &mut Table<Control>) {
 /// Result of `spdk_get_version`.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Version {
+    /// For people.
     version: String,
+    /// Its parts.
     fields: VersionFields,
 }
 
+/// The parts of a version.
 #[derive(Debug, Serialize, JsonSchema)]
 struct VersionFields {
     major: u32,
@@ -90,9 +93,11 @@ async fn get_version(_: &Control, _: NoParams) -> Result<Version, Error> {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct KillInstance {
+    /// Which.
     sig_name: KillSignal,
 }
 
+/// A signal.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "Signal")]
 enum KillSignal {
@@ -136,24 +141,34 @@ async fn wait_init(control: &Control, _: NoParams) -> Result<bool, Error> {
 /// Result of `framework_get_reactors`. Times in ticks.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Reactors {
+    /// Ticks in a second.
     tick_rate: u64,
+    /// The daemon's process.
     pid: u32,
+    /// One for each core.
     reactors: Vec<Reactor>,
 }
 
+/// A reactor: a core, in a loop.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Reactor {
+    /// Its core.
     lcore: u16,
+    /// Its thread's number.
     tid: i32,
+    /// Time with work.
     busy: u64,
     /// Time without work, awake or asleep.
     idle: u64,
     /// Ours: the part of `idle` that was spent asleep.
     sleeping: u64,
+    /// Whether it has slept.
     in_interrupt: bool,
+    /// What runs on it.
     lw_threads: Vec<LwThread>,
 }
 
+/// What runs on a reactor: the queues of one machine, or the like.
 #[derive(Debug, Serialize, JsonSchema)]
 struct LwThread {
     name: String,
@@ -190,19 +205,24 @@ impl From<ThreadStats> for LwThread {
 /// Result of `thread_get_stats`. Times in ticks.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Threads {
+    /// Ticks in a second.
     tick_rate: u64,
+    /// Of all reactors.
     threads: Vec<Thread>,
 }
 
+/// The same, with all that is counted.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Thread {
     name: String,
     id: u64,
     cpumask: String,
+    /// Time with work.
     busy: u64,
     /// What its reactor had left: time is not idle for one thread more than for another.
     idle: u64,
     in_interrupt: bool,
+    /// What it polls.
     active_pollers_count: u32,
     timed_pollers_count: u32,
     paused_pollers_count: u32,
@@ -245,7 +265,9 @@ fn ticks(time: Duration) -> u64 {
 /// One of the results of `framework_get_subsystems`.
 #[derive(Debug, Serialize, JsonSchema)]
 struct SubsystemInfo {
+    /// Its name.
     subsystem: &'static str,
+    /// Those that come before it.
     depends_on: &'static [&'static str],
 }
 
@@ -258,7 +280,9 @@ async fn get_subsystems(_: &Control, _: NoParams) -> Result<Vec<SubsystemInfo>, 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct GetConfig {
+    /// The subsystem: `bdev` or `vhost_blk`.
     name: String,
+    /// Not heeded.
     #[serde(default, rename = "with_batches")]
     _with_batches: bool,
 }
@@ -272,13 +296,16 @@ async fn get_config(control: &Control, p: GetConfig) -> Result<Vec<Call>, Error>
 /// Result of `save_config`.
 #[derive(Debug, Serialize, JsonSchema)]
 struct SavedConfig {
+    /// In the order in which they are made again.
     subsystems: Vec<SavedSubsystem>,
 }
 
 /// The calls that configure a subsystem.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct SavedSubsystem {
+    /// Its name.
     subsystem: &'static str,
+    /// The calls, in their order.
     config: Vec<Call>,
 }
 

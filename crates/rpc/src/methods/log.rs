@@ -42,6 +42,7 @@ async fn get_print_level(control: &Control, _: NoParams) -> Result<PrintLevel, E
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct SetPrintLevel {
+    /// From now on; what is more detailed is not told.
     level: PrintLevel,
 }
 

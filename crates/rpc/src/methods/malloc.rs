@@ -21,23 +21,31 @@ pub(super) fn register(table: &mut Table<Control>) {
 struct Create {
     /// By default the first of `Malloc0`, `Malloc1`, … that is free.
     name: Option<String>,
+    /// Bytes.
     block_size: u32,
+    /// How many of these.
     num_blocks: Count,
+    /// By default a random one.
     uuid: Option<Uuid>,
     /// Blocks.
     #[serde(default)]
     optimal_io_boundary: u32,
+    /// Bytes of a block of the store that it plays; by default as large as a block.
     #[serde(skip_serializing_if = "Option::is_none")]
     physical_block_size: Option<u32>,
+    /// Metadata beside each block: 0, for there is none.
     #[serde(default, skip_serializing)]
     md_size: u32,
+    /// 0, for blocks have no protection information.
     #[serde(default, skip_serializing)]
     dif_type: u32,
     /// How metadata would be laid out that there is not.
     #[serde(default, rename = "md_interleave", skip_serializing)]
     _md_interleave: bool,
+    /// Not heeded.
     #[serde(default, rename = "dif_is_head_of_md", skip_serializing)]
     _dif_is_head_of_md: bool,
+    /// Not heeded.
     #[serde(default, rename = "dif_pi_format", skip_serializing)]
     _dif_pi_format: u32,
     /// The kernel places memory.

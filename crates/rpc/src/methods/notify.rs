@@ -25,10 +25,12 @@ pub(crate) enum Kind {
 /// One of the results of `notify_get_notifications`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 struct Event {
+    /// What happened.
     #[serde(rename = "type")]
     kind: Kind,
     /// The disk.
     ctx: String,
+    /// Its number.
     id: u64,
 }
 

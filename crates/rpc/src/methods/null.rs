@@ -25,30 +25,42 @@ pub(super) fn register(table: &mut Table<Control>) {
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Create {
+    /// The name that it is to have.
     name: String,
+    /// Bytes.
     block_size: u32,
+    /// How many of these.
     num_blocks: Count,
+    /// By default a random one.
     uuid: Option<Uuid>,
+    /// Bytes of a block of the store that it plays; by default as large as a block.
     #[serde(skip_serializing_if = "Option::is_none")]
     physical_block_size: Option<u32>,
+    /// Metadata beside each block: 0, for there is none.
     #[serde(default, skip_serializing)]
     md_size: u32,
+    /// 0, for blocks have no protection information.
     #[serde(default, skip_serializing)]
     dif_type: u32,
     /// How metadata would be laid out that there is not.
     #[serde(default, rename = "dif_is_head_of_md", skip_serializing)]
     _dif_is_head_of_md: bool,
+    /// Not heeded.
     #[serde(default, rename = "dif_pi_format", skip_serializing)]
     _dif_pi_format: u32,
     /// What is written in which pieces is all the same to this disk.
     #[serde(default, rename = "preferred_write_granularity", skip_serializing)]
     _preferred_write_granularity: u32,
+    /// Not heeded.
     #[serde(default, rename = "preferred_write_alignment", skip_serializing)]
     _preferred_write_alignment: u32,
+    /// Not heeded.
     #[serde(default, rename = "optimal_write_size", skip_serializing)]
     _optimal_write_size: u32,
+    /// Not heeded.
     #[serde(default, rename = "preferred_unmap_granularity", skip_serializing)]
     _preferred_unmap_granularity: u32,
+    /// Not heeded.
     #[serde(default, rename = "preferred_unmap_alignment", skip_serializing)]
     _preferred_unmap_alignment: u32,
 }
@@ -75,6 +87,7 @@ async fn delete(control: &Control, p: Name) -> Result<bool, Error> {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Resize {
+    /// Name, alias or uuid.
     name: String,
     /// MiB.
     new_size: Count,

@@ -42,6 +42,7 @@ pub(super) fn register(table: &mut Table<Control>) {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct SetQdSamplingPeriod {
+    /// Name, alias or uuid.
     name: String,
     /// Microseconds; 0 ends it.
     period: Count,
@@ -58,14 +59,18 @@ async fn set_qd_sampling_period(control: &Control, p: SetQdSamplingPeriod) -> Re
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct EnableHistogram {
+    /// Name, alias or uuid.
     name: String,
+    /// Whether they are recorded from now on.
     enable: bool,
     /// Of all operations, if none is named.
     opc: Option<String>,
     /// Taken and not heeded: `bdev_get_histogram` tells the one there is.
     #[serde(default, rename = "granularity")]
     _granularity: Option<u8>,
+    /// Nanoseconds below which they are all one; by default 1000.
     min_nsec: Option<Count>,
+    /// Nanoseconds above which they are all one; by default two minutes.
     max_nsec: Option<Count>,
 }
 
@@ -99,6 +104,7 @@ struct EncodedHistogram {
     min_range: u32,
     /// The last octave: its last bucket has what is above it too.
     max_range: u32,
+    /// Units of the latencies in a second.
     tsc_rate: u64,
 }
 
@@ -134,9 +140,11 @@ async fn get_histogram(control: &Control, p: Name) -> Result<EncodedHistogram, E
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct SetIoTimeout {
+    /// Name, alias or uuid.
     name: String,
     /// Milliseconds; 0 for no limit.
     timeout_ms: Count,
+    /// What becomes of those that take longer.
     #[serde(default)]
     action: Action,
 }

@@ -45,10 +45,15 @@ pub(super) fn register(table: &mut Table<Control>) {
 #[serde(deny_unknown_fields)]
 #[expect(dead_code, reason = "they are checked and do nothing")]
 struct BdevOptions {
+    /// Not heeded.
     bdev_io_pool_size: Option<u32>,
+    /// Not heeded.
     bdev_io_cache_size: Option<u32>,
+    /// Not heeded.
     bdev_auto_examine: Option<bool>,
+    /// Not heeded.
     iobuf_small_cache_size: Option<u32>,
+    /// Not heeded.
     iobuf_large_cache_size: Option<u32>,
 }
 
@@ -57,10 +62,15 @@ struct BdevOptions {
 #[serde(deny_unknown_fields)]
 #[expect(dead_code, reason = "they are checked and do nothing")]
 struct AccelOptions {
+    /// Not heeded.
     small_cache_size: Option<u32>,
+    /// Not heeded.
     large_cache_size: Option<u32>,
+    /// Not heeded.
     task_count: Option<u32>,
+    /// Not heeded.
     sequence_count: Option<u32>,
+    /// Not heeded.
     buf_count: Option<u32>,
 }
 
@@ -69,16 +79,22 @@ struct AccelOptions {
 #[serde(deny_unknown_fields)]
 #[expect(dead_code, reason = "they are checked and do nothing")]
 struct IobufOptions {
+    /// Not heeded.
     small_pool_count: Option<Count>,
+    /// Not heeded.
     large_pool_count: Option<Count>,
+    /// Not heeded.
     small_bufsize: Option<u32>,
+    /// Not heeded.
     large_bufsize: Option<u32>,
+    /// Not heeded.
     enable_numa: Option<bool>,
 }
 
 /// One of the results of `iobuf_get_stats`.
 #[derive(Debug, Serialize, JsonSchema)]
 struct IobufStats {
+    /// Whose they are.
     module: &'static str,
     small_pool: PoolStats,
     large_pool: PoolStats,
@@ -87,7 +103,9 @@ struct IobufStats {
 /// How often a buffer came from where.
 #[derive(Debug, Default, Serialize, JsonSchema)]
 struct PoolStats {
+    /// From a thread's own.
     cache: u64,
+    /// From those of all.
     main: u64,
     /// Requests that had to wait for one: what clients watch, and none ever does.
     retry: u64,
@@ -102,6 +120,7 @@ async fn get_iobuf_stats(_: &Control, _: NoParams) -> Result<Vec<IobufStats>, Er
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Examine {
+    /// Name, alias or uuid.
     name: String,
 }
 

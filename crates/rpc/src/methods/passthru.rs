@@ -23,8 +23,11 @@ pub(super) fn register(table: &mut Table<Control>) {
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Create {
+    /// The name that it is to have.
     name: String,
+    /// The other disk.
     base_bdev_name: String,
+    /// By default a random one.
     uuid: Option<Uuid>,
 }
 

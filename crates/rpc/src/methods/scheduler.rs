@@ -40,10 +40,13 @@ pub(super) fn register(table: &mut Table<Control>) {
 /// Result of `framework_get_scheduler`.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Scheduler {
+    /// `static`.
     scheduler_name: &'static str,
     /// Ticks between two decisions, of which there are none.
     scheduler_period: u64,
+    /// Where it would run.
     scheduling_core: u16,
+    /// Cores without it.
     isolated_core_mask: &'static str,
 }
 
@@ -60,16 +63,21 @@ async fn get_scheduler(control: &Control, _: NoParams) -> Result<Scheduler, Erro
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct SetScheduler {
+    /// `static`.
     name: String,
     /// Microseconds.
     #[serde(rename = "period")]
     _period: Option<Count>,
+    /// Not heeded.
     #[serde(rename = "load_limit")]
     _load_limit: Option<u8>,
+    /// Not heeded.
     #[serde(rename = "core_limit")]
     _core_limit: Option<u8>,
+    /// Not heeded.
     #[serde(rename = "core_busy")]
     _core_busy: Option<u8>,
+    /// Not heeded.
     #[serde(rename = "mappings")]
     _mappings: Option<String>,
 }
@@ -93,6 +101,7 @@ struct MonitorContextSwitch {
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "ContextSwitchMonitor")]
 struct Monitored {
+    /// Whether it is on now.
     enabled: bool,
 }
 

@@ -18,7 +18,9 @@ pub(super) fn register(table: &mut Table<Control>) {
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Create {
+    /// The other disk.
     base_bdev: String,
+    /// Parts.
     split_count: u32,
     /// MiB in each part; by default, or if it is 0, as many as there is room for.
     #[serde(default)]
@@ -50,6 +52,7 @@ async fn create(control: &Control, mut p: Create) -> Result<Vec<String>, Error> 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Delete {
+    /// The other disk.
     base_bdev: String,
 }
 

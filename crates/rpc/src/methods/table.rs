@@ -55,6 +55,7 @@ fn get_methods(methods: &Methods<Control>, has_started: Option<bool>) -> Vec<&'s
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct LoadConfig {
+    /// What `save_config` gave.
     #[schemars(with = "Vec<SavedSubsystem>")]
     subsystems: Vec<LoadSubsystem>,
 }

@@ -39,20 +39,25 @@ struct Groups {
     module: Group,
 }
 
+/// A layer that requests pass.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "TraceGroup")]
 struct Group {
+    /// Always.
     enabled: bool,
     /// Its bit.
     mask: String,
     /// Those of its points that are on.
     tpoint_mask: String,
+    /// Its points.
     tpoints: [TracePoint; POINTS.len()],
 }
 
+/// A place where the trace is written.
 #[derive(Debug, Serialize, JsonSchema)]
 struct TracePoint {
     name: &'static str,
+    /// Its number within the group.
     id: u8,
     enabled: bool,
 }
@@ -81,6 +86,7 @@ const fn bit(layer: Layer) -> u64 {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct EnableGroup {
+    /// The group, or `all`.
     name: String,
 }
 
@@ -92,7 +98,9 @@ async fn enable_group(_: &Control, p: EnableGroup) -> Result<bool, Error> {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct SetMask {
+    /// The group, or `all`.
     name: String,
+    /// A bit for each point.
     tpoint_mask: u64,
 }
 

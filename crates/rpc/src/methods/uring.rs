@@ -54,12 +54,16 @@ pub(super) fn register(table: &mut Table<Control>) {
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Create {
+    /// The name that it is to have.
     name: String,
+    /// The file, or block device.
     filename: PathBuf,
     /// By default 512 for a file, and what it says of itself for a block device.
     #[serde(skip_serializing_if = "Option::is_none")]
     block_size: Option<u32>,
+    /// By default a random one.
     uuid: Option<Uuid>,
+    /// Whether writes are refused.
     #[serde(default)]
     readonly: bool,
     /// Ours: bytes of the sparse file that is created if there is none, or an empty one.
@@ -79,6 +83,7 @@ struct Create {
     _nowait: bool,
 }
 
+/// What becomes of writes when the store is full.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum Enospc {
@@ -87,6 +92,7 @@ enum Enospc {
     Hold,
 }
 
+/// For how long a file is kept from others: as long as the disk is there, or from its first channel to its last.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[schemars(rename = "FileLock")]
@@ -167,6 +173,7 @@ async fn rescan(control: &Control, p: Name) -> Result<bool, Error> {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Resize {
+    /// Name, alias or uuid.
     name: String,
     /// Bytes.
     size: Count,

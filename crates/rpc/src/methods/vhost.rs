@@ -34,14 +34,20 @@ const TRANSPORT: &str = "vhost_user_blk";
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct CreateBlkController {
+    /// The name that it is to have, and its socket.
     ctrlr: String,
+    /// The disk: name, alias or uuid.
     dev_name: String,
+    /// Whether the machine may only read.
     #[serde(default)]
     readonly: bool,
+    /// The cores to serve it on; by default any.
     #[serde(skip_serializing_if = "Option::is_none")]
     cpumask: Option<CpuMask>,
+    /// `vhost_user_blk`, which is the default.
     #[serde(default, skip_serializing)]
     transport: Option<String>,
+    /// Not heeded: packed rings are always offered, and the machine chooses.
     #[serde(default, skip_serializing)]
     #[expect(dead_code, reason = "packed rings are offered in any case; the machine chooses")]
     packed_ring: bool,
@@ -90,6 +96,7 @@ async fn create_blk_controller(control: &Control, p: CreateBlkController) -> Res
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct DeleteController {
+    /// Its name.
     ctrlr: String,
 }
 
@@ -105,6 +112,7 @@ async fn delete_controller(control: &Control, p: DeleteController) -> Result<boo
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct GetControllers {
+    /// The only one that is wanted.
     name: Option<String>,
 }
 
@@ -112,16 +120,23 @@ struct GetControllers {
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "VhostController")]
 struct Controller {
+    /// Its name.
     ctrlr: String,
+    /// The cores that it may be served on.
     cpumask: String,
+    /// 0: interrupts are not delayed.
     delay_base_us: u32,
+    /// 0: interrupts are not delayed.
     iops_threshold: u32,
+    /// The socket's path.
     socket: PathBuf,
     /// Ours.
     num_queues: u16,
     /// Ours: whether the socket is the machine's.
     connects: bool,
+    /// The machine, if it is connected.
     sessions: Vec<Session>,
+    /// What only controllers of disks have.
     backend_specific: BackendSpecific,
     /// Ours.
     statistics: Statistics,
@@ -131,34 +146,46 @@ struct Controller {
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "VhostSession")]
 struct Session {
+    /// Counts the connections.
     vid: u64,
+    /// The same.
     id: u64,
+    /// For people.
     name: String,
+    /// Whether a queue is served.
     started: bool,
+    /// Queues that are served.
     max_queues: usize,
     /// Ours.
     queues: Vec<Queue>,
 }
 
+/// A queue of a machine.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "VhostQueue")]
 struct Queue {
+    /// Its number.
     index: u16,
+    /// The core that serves it.
     lcore: u16,
 }
 
+/// What only controllers of disks have.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "VhostBackend")]
 struct BackendSpecific {
     block: Block,
 }
 
+/// The disk, as the machine sees it.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "VhostBlock")]
 struct Block {
+    /// Whether the machine may only read.
     readonly: bool,
     /// `null` when the disk has been removed.
     bdev: Option<String>,
+    /// `vhost_user_blk`.
     transport: &'static str,
 }
 
@@ -166,18 +193,31 @@ struct Block {
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "VhostStatistics")]
 struct Statistics {
+    /// Front-ends that have connected.
     sessions: u64,
+    /// Those of them that did not end by hanging up.
     failed_sessions: u64,
+    /// From the machine.
     messages: u64,
+    /// Those of them that were answered with a failure, after which the session went on.
     refused_messages: u64,
+    /// Errors, each a refusal or the end of a session, of the connection.
     connection_errors: u64,
+    /// Errors in messages.
     protocol_errors: u64,
+    /// Errors in the number or kind of file descriptors.
     fd_errors: u64,
+    /// Errors in the machine's memory and its tables.
     memory_errors: u64,
+    /// Errors that the controller has found.
     device_errors: u64,
+    /// For people.
     last_error: Option<String>,
+    /// Descriptor chains that made no request.
     bad_chains: u64,
+    /// Requests without a place for their status.
     unanswerable_requests: u64,
+    /// Rings that contradicted themselves.
     broken_queues: u64,
 }
 

@@ -22,6 +22,9 @@ fn each_method_is_told_of() {
         let summary = method["summary"].as_str().unwrap();
         assert!(summary.ends_with('.') && summary.len() > 10, "{method}");
         assert!(method["result"]["schema"].is_object(), "{method}");
+        for param in method["params"].as_array().unwrap() {
+            assert!(param["description"].is_string(), "{}: {param}", method["name"]);
+        }
     }
 }
 
@@ -50,7 +53,7 @@ fn parameters_are_described() {
     assert_eq!(
         method["params"],
         json!([
-            {"name": "name", "required": true, "schema": {"type": "string"}},
+            {"name": "name", "required": true, "description": "Name, alias or uuid.", "schema": {"type": "string"}},
             {
                 "name": "size",
                 "required": true,
