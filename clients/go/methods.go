@@ -647,9 +647,24 @@ func (c *Client) LoadConfig(ctx context.Context, params LoadConfigParams) (bool,
 	return call[bool](ctx, c, "load_config", params)
 }
 
+// LogGetLevel calls log_get_level. The same as `log_get_print_level`: there is one log.
+func (c *Client) LogGetLevel(ctx context.Context) (PrintLevel, error) {
+	return call[PrintLevel](ctx, c, "log_get_level", nil)
+}
+
 // LogGetPrintLevel calls log_get_print_level. What the log tells.
 func (c *Client) LogGetPrintLevel(ctx context.Context) (PrintLevel, error) {
 	return call[PrintLevel](ctx, c, "log_get_print_level", nil)
+}
+
+// LogSetLevelParams are the parameters of log_set_level.
+type LogSetLevelParams struct {
+	Level PrintLevel `json:"level"`
+}
+
+// LogSetLevel calls log_set_level. The same as `log_set_print_level`: there is one log.
+func (c *Client) LogSetLevel(ctx context.Context, params LogSetLevelParams) (bool, error) {
+	return call[bool](ctx, c, "log_set_level", params)
 }
 
 // LogSetPrintLevelParams are the parameters of log_set_print_level.

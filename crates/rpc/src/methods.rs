@@ -64,7 +64,7 @@ pub(crate) fn all(this: &Weak<Methods<Control>>) -> Table<Control> {
 }
 
 /// The methods for those who may only read.
-const CHANGE_NOTHING: [&str; 20] = [
+const CHANGE_NOTHING: [&str; 21] = [
     "bdev_get_bdevs",
     "bdev_get_histogram",
     // To zero is to change, which it sees to itself.
@@ -76,6 +76,7 @@ const CHANGE_NOTHING: [&str; 20] = [
     "framework_get_subsystems",
     "framework_wait_init",
     "iobuf_get_stats",
+    "log_get_level",
     "log_get_print_level",
     "notify_get_notifications",
     "notify_get_types",

@@ -1024,9 +1024,28 @@ class Methods(ABC):
         )
         return result
 
+    def log_get_level(self) -> types.PrintLevel:
+        """The same as `log_get_print_level`: there is one log."""
+        result: types.PrintLevel = self.call("log_get_level")
+        return result
+
     def log_get_print_level(self) -> types.PrintLevel:
         """What the log tells."""
         result: types.PrintLevel = self.call("log_get_print_level")
+        return result
+
+    def log_set_level(
+        self,
+        *,
+        level: types.PrintLevel,
+    ) -> bool:
+        """The same as `log_set_print_level`: there is one log."""
+        result: bool = self.call(
+            "log_set_level",
+            _given(
+                level=level,
+            ),
+        )
         return result
 
     def log_set_print_level(
@@ -2272,9 +2291,28 @@ class AsyncMethods(ABC):
         )
         return result
 
+    async def log_get_level(self) -> types.PrintLevel:
+        """The same as `log_get_print_level`: there is one log."""
+        result: types.PrintLevel = await self.call("log_get_level")
+        return result
+
     async def log_get_print_level(self) -> types.PrintLevel:
         """What the log tells."""
         result: types.PrintLevel = await self.call("log_get_print_level")
+        return result
+
+    async def log_set_level(
+        self,
+        *,
+        level: types.PrintLevel,
+    ) -> bool:
+        """The same as `log_set_print_level`: there is one log."""
+        result: bool = await self.call(
+            "log_set_level",
+            _given(
+                level=level,
+            ),
+        )
         return result
 
     async def log_set_print_level(

@@ -32,6 +32,19 @@ impl From<PrintLevel> for tracing::Level {
 pub(super) fn register(table: &mut Table<Control>) {
     table.add("log_get_print_level", Phase::Any, "What the log tells.", get_print_level);
     table.add("log_set_print_level", Phase::Any, "Changes what the log tells.", set_print_level);
+    // SPDK has a level for what is printed and one for what goes to syslog; we have one log, and so one level.
+    table.add(
+        "log_get_level",
+        Phase::Any,
+        "The same as `log_get_print_level`: there is one log.",
+        get_print_level,
+    );
+    table.add(
+        "log_set_level",
+        Phase::Any,
+        "The same as `log_set_print_level`: there is one log.",
+        set_print_level,
+    );
 }
 
 async fn get_print_level(control: &Control, _: NoParams) -> Result<PrintLevel, Error> {

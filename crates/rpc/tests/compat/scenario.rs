@@ -41,6 +41,8 @@ fn start(call: &mut impl FnMut(&'static str, Value)) {
     call("framework_get_subsystems", json!({}));
     call("log_get_print_level", json!({}));
     call("log_set_print_level", json!({"level": "NOTICE"}));
+    call("log_set_level", json!({"level": "NOTICE"}));
+    call("log_get_level", json!({}));
 }
 
 fn make_disks(dir: &Path, call: &mut impl FnMut(&'static str, Value)) {
