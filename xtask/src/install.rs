@@ -41,11 +41,31 @@ const MYPY: Need = need("mypy", "mypy");
 /// What the Go client is built with.
 const GO: Need = need("go", "golang-go");
 
+/// What builds a Debian package.
+const DPKG_SHLIBDEPS: Need = need("dpkg-shlibdeps", "dpkg-dev");
+/// What runs the installed service.
+const SYSTEMD: Need = need("systemd-analyze", "systemd");
+
+/// What the Debian package needs.
+pub(crate) const DEB: &[Need] = &[DPKG_SHLIBDEPS, SYSTEMD];
 /// What a guest needs.
 pub(crate) const GUEST: &[Need] = &[QEMU, FIO, MKFS, LZ4, SETPRIV];
 /// What all commands need.
-pub(crate) const ALL: &[Need] =
-    &[QEMU, QEMU_STORAGE_DAEMON, FIO, MKFS, LZ4, SETPRIV, CXX, VALGRIND, PYTHON, MYPY, GO];
+pub(crate) const ALL: &[Need] = &[
+    QEMU,
+    QEMU_STORAGE_DAEMON,
+    FIO,
+    MKFS,
+    LZ4,
+    SETPRIV,
+    CXX,
+    VALGRIND,
+    PYTHON,
+    MYPY,
+    GO,
+    DPKG_SHLIBDEPS,
+    SYSTEMD,
+];
 
 /// Installs the packages of all programs in `needs` that are missing.
 pub(crate) fn ensure(needs: &[Need]) -> Result<()> {

@@ -7,6 +7,7 @@
 mod bench;
 mod check;
 mod crash;
+mod deb;
 mod demo;
 mod fuzz;
 mod generate;
@@ -44,6 +45,8 @@ enum Command {
     Crash(crash::Args),
     /// Make the RPC reference and the clients anew from the types of the methods
     Generate,
+    /// Build the Debian package
+    Deb(deb::Args),
     /// Install what the commands need (as root), or say what is missing
     Install,
 }
@@ -68,6 +71,7 @@ fn run(command: Command) -> Result<()> {
         Command::Bench(args) => bench::run(&args),
         Command::Crash(args) => crash::run(&args),
         Command::Generate => generate::run(),
+        Command::Deb(args) => deb::run(&args),
         Command::Install => install::ensure(install::ALL),
     }
 }

@@ -6,6 +6,7 @@
 mod clients;
 mod docs;
 mod guests;
+mod package;
 mod suites;
 
 use anyhow::{Result, bail};
@@ -49,11 +50,13 @@ enum Stage {
     Guest,
     /// The Python and Go clients, against arykd
     Clients,
+    /// The Debian package, installed and used
+    Package,
     /// The commands in the documentation
     Docs,
 }
 
-const STAGES: [Stage; 8] = [
+const STAGES: [Stage; 9] = [
     Stage::Unit,
     Stage::Loom,
     Stage::Instructions,
@@ -61,6 +64,7 @@ const STAGES: [Stage; 8] = [
     Stage::Crash,
     Stage::Guest,
     Stage::Clients,
+    Stage::Package,
     Stage::Docs,
 ];
 
@@ -129,6 +133,7 @@ fn run_stage(stage: Stage, args: &Args) -> Tally {
         Stage::Crash => crashes(args.all),
         Stage::Guest => guests::run(args.all, args.guest.as_deref().unwrap_or_default()),
         Stage::Clients => clients::run(),
+        Stage::Package => package::run(),
         Stage::Docs => docs::run(),
     };
     let tally = result.unwrap_or_else(|error| {

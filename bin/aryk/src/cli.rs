@@ -24,7 +24,7 @@ Sizes are powers of 1024: 20G is 20 GiB.";
 #[command(name = "aryk", version, max_term_width = 80, after_help = EXIT_CODES)]
 pub struct Cli {
     /// The daemon's RPC socket
-    #[arg(short, long, global = true, env = "ARYK_SOCKET", default_value = "/var/tmp/spdk.sock")]
+    #[arg(short, long, global = true, env = "ARYK_SOCKET", default_value_os_t = default_socket())]
     pub socket: PathBuf,
 
     /// Print JSON
@@ -50,6 +50,12 @@ impl Cli {
             _ => None,
         }
     }
+}
+
+/// The service's socket where it is installed, and otherwise that of a daemon that was started by hand.
+fn default_socket() -> PathBuf {
+    let service = PathBuf::from("/run/aryk/rpc.sock");
+    if service.exists() { service } else { "/var/tmp/spdk.sock".into() }
 }
 
 /// What to do.

@@ -16,9 +16,10 @@ use std::path::{Path, PathBuf};
 /// What the kernel is asked to refuse; an older one refuses less of it, and is taken as it is.
 const NEWEST: ABI = ABI::V5;
 
-/// Read while it runs: who holds a lock, the machines' processes, the threads' cores, and users and groups by name.
+/// Read while it runs: who holds a lock, the machines' processes, the threads' cores; and users and groups by name, whose files are replaced whenever
+/// they change, so that it takes their directory.
 const READ: &[&str] =
-    &["/proc", "/sys", "/usr", "/lib", "/lib64", "/etc/passwd", "/etc/group", "/etc/nsswitch.conf"];
+    &["/proc", "/sys", "/usr", "/lib", "/lib64", "/etc", "/run/systemd/userdb", "/var/lib/sss"];
 
 /// Opened while it runs, though they keep nothing.
 const DEVICES: &[&str] = &["/dev/null", "/dev/zero"];

@@ -1,0 +1,213 @@
+//! `cargo xtask deb`: the Debian package `aryk`, from the list that `bin/arykd/Cargo.toml` has for cargo-deb.
+//!
+//! dpkg's own tools build it: cargo-deb would be a tool more to install, which takes longer than all the rest. A tool on an ordinary thread.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use crate::{install, workspace};
+
+/// What to build.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Only make what the list names and the repository does not hold, for cargo-deb
+    #[arg(long)]
+    stage_only: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let bin = workspace::build_programs()?;
+    if args.stage_only {
+        return stage(&bin);
+    }
+    println!("{}", build(&bin)?.display());
+    Ok(())
+}
+
+/// Builds the package of the programs in `bin`, and returns where it is.
+pub(crate) fn build(bin: &Path) -> Result<PathBuf> {
+    install::ensure(install::DEB)?;
+    stage(bin)?;
+    let recipe = Recipe::read(bin)?;
+    let tree = tempfile::tempdir()?;
+    let root = tree.path().join("aryk");
+    for asset in &recipe.assets {
+        asset.put(&root)?;
+    }
+    let control = root.join("DEBIAN");
+    fs::create_dir_all(&control)?;
+    for script in ["postinst", "prerm", "postrm"] {
+        copy(&recipe.scripts.join(script), &control.join(script), 0o755)?;
+    }
+    fs::write(control.join("conffiles"), recipe.list("conf-files")?.join("\n") + "\n")?;
+    fs::write(control.join("control"), recipe.control(&root, tree.path())?)?;
+    let package = bin.join("package").join(format!("aryk_{}_{}.deb", recipe.version, recipe.architecture));
+    let mut pack = Command::new("dpkg-deb");
+    pack.args(["--build", "--root-owner-group", "-Zxz"]).arg(&root).arg(&package);
+    output(&mut pack)?;
+    Ok(package)
+}
+
+/// Makes the pages and the completions, beside the programs.
+fn stage(bin: &Path) -> Result<()> {
+    let package = bin.join("package");
+    fs::create_dir_all(package.join("man"))?;
+    let aryk = || Command::new(bin.join("aryk"));
+    output(aryk().arg("man").arg(package.join("man")))?;
+    for shell in ["bash", "zsh", "fish"] {
+        let script = output(aryk().args(["completions", shell]))?;
+        fs::write(package.join(format!("aryk.{shell}")), script)?;
+    }
+    Ok(())
+}
+
+/// What the manifest says.
+struct Recipe {
+    deb: Value,
+    version: String,
+    description: String,
+    architecture: String,
+    scripts: PathBuf,
+    assets: Vec<Asset>,
+}
+
+impl Recipe {
+    fn read(bin: &Path) -> Result<Self> {
+        let metadata = workspace::metadata("bin/arykd/Cargo.toml", &["--no-deps"])?;
+        let packages = metadata["packages"].as_array().context("no packages")?;
+        let arykd = packages.iter().find(|package| package["name"] == "arykd").context("no arykd")?;
+        let deb = arykd["metadata"]["deb"].clone();
+        let home = workspace::root().join("bin/arykd");
+        let architecture = output(Command::new("dpkg").arg("--print-architecture"))?.trim().to_owned();
+        let mut recipe = Self {
+            version: text(&arykd["version"])?,
+            description: "disks of virtual machines, over vhost-user".to_owned(),
+            architecture,
+            scripts: home.join(text(&deb["maintainer-scripts"])?),
+            assets: Vec::new(),
+            deb,
+        };
+        for asset in recipe.deb["assets"].as_array().context("no assets")? {
+            let source = text(&asset[0])?;
+            let source = match source.strip_prefix("target/release/") {
+                Some(built) => bin.join(built),
+                None => home.join(source),
+            };
+            let mode = u32::from_str_radix(&text(&asset[2])?, 8)?;
+            recipe.assets.extend(Asset::find(&source, &text(&asset[1])?, mode)?);
+        }
+        Ok(recipe)
+    }
+
+    fn list(&self, key: &str) -> Result<Vec<String>> {
+        self.deb[key].as_array().with_context(|| format!("no {key}"))?.iter().map(text).collect()
+    }
+
+    /// The package's description, for dpkg. `scratch` is an empty directory but for `root`.
+    fn control(&self, root: &Path, scratch: &Path) -> Result<String> {
+        let field = |key: &str| text(&self.deb[key]);
+        let depends = field("depends")?.replace("$auto", &libraries(root, scratch)?);
+        let long: String = field("extended-description")?.lines().map(|line| format!(" {line}\n")).collect();
+        let size: u64 = self.assets.iter().map(|asset| asset.size.div_ceil(1024)).sum();
+        Ok(format!(
+            "Package: {}\nVersion: {}\nArchitecture: {}\nMaintainer: {}\nInstalled-Size: {size}\nDepends: {depends}\nRecommends: {}\nSection: {}\nPriority: {}\nHomepage: https://github.com/aryk/aryk\nDescription: {}\n{long}",
+            field("name")?,
+            self.version,
+            self.architecture,
+            field("maintainer")?,
+            field("recommends")?,
+            field("section")?,
+            field("priority")?,
+            self.description,
+        ))
+    }
+}
+
+/// A file of the package.
+struct Asset {
+    source: PathBuf,
+    /// Below the root.
+    target: PathBuf,
+    mode: u32,
+    size: u64,
+}
+
+impl Asset {
+    /// The file at `source`, or all in its directory whose names end as its own does after a `*`.
+    fn find(source: &Path, target: &str, mode: u32) -> Result<Vec<Self>> {
+        let name = source.file_name().and_then(|name| name.to_str()).context("an asset without a name")?;
+        let mut sources = Vec::new();
+        if let Some(end) = name.strip_prefix('*') {
+            for entry in fs::read_dir(source.parent().context("an asset without a directory")?)? {
+                let path = entry?.path();
+                if path.is_file() && path.to_string_lossy().ends_with(end) {
+                    sources.push(path);
+                }
+            }
+        } else {
+            sources.push(source.to_owned());
+        }
+        ensure!(!sources.is_empty(), "there is no {}", source.display());
+        let asset = |source: PathBuf| {
+            let size = fs::metadata(&source).with_context(|| source.display().to_string())?.len();
+            let name = source.file_name().context("a file without a name")?;
+            let target = if target.ends_with('/') { Path::new(target).join(name) } else { target.into() };
+            Ok(Self { source, target, mode, size })
+        };
+        sources.into_iter().map(asset).collect()
+    }
+
+    fn put(&self, root: &Path) -> Result<()> {
+        let target = root.join(&self.target);
+        let mut directory = root.to_owned();
+        fs::create_dir_all(target.parent().context("a file at the root")?)?;
+        for part in self.target.parent().context("a file at the root")? {
+            directory.push(part);
+            fs::set_permissions(&directory, fs::Permissions::from_mode(0o755))?;
+        }
+        copy(&self.source, &target, self.mode)?;
+        let is_program = self.target.starts_with("usr/bin");
+        if is_program {
+            output(Command::new("strip").args(["--strip-debug"]).arg(&target))?;
+        }
+        Ok(())
+    }
+}
+
+fn copy(source: &Path, target: &Path, mode: u32) -> Result<()> {
+    fs::copy(source, target).with_context(|| source.display().to_string())?;
+    Ok(fs::set_permissions(target, fs::Permissions::from_mode(mode))?)
+}
+
+/// The packages of the libraries that the programs are linked with.
+fn libraries(root: &Path, scratch: &Path) -> Result<String> {
+    // dpkg-shlibdeps wants to see a source package around it.
+    fs::create_dir_all(scratch.join("debian"))?;
+    fs::write(scratch.join("debian/control"), "Source: aryk\n\nPackage: aryk\nArchitecture: any\n")?;
+    let mut command = Command::new("dpkg-shlibdeps");
+    command
+        .current_dir(scratch)
+        .arg("-O")
+        .args(["arykd", "aryk"].map(|name| root.join("usr/bin").join(name)));
+    let said = output(&mut command)?;
+    let depends = said.lines().find_map(|line| line.strip_prefix("shlibs:Depends="));
+    Ok(depends.with_context(|| format!("dpkg-shlibdeps says {said:?}"))?.to_owned())
+}
+
+fn text(value: &Value) -> Result<String> {
+    Ok(value.as_str().with_context(|| format!("{value} is no text"))?.to_owned())
+}
+
+/// Runs a command to its end; what it printed.
+pub(crate) fn output(command: &mut Command) -> Result<String> {
+    let output = command.output().with_context(|| format!("running {command:?}"))?;
+    if !output.status.success() {
+        bail!("{command:?}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}

@@ -1,0 +1,102 @@
+//! The Debian package: built, installed on a copy of this machine that systemd runs, used, upgraded, removed and purged.
+//!
+//! The copy is an overlay in memory, in namespaces of its own: nothing of what the package, or systemd, does there reaches this machine. It takes root, and is
+//! skipped, aloud, where that or something of the kernel's is missing.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use aryk_guest_tests::process::wait_until;
+
+use super::Tally;
+use crate::{deb, workspace};
+
+const BOOT: &str = include_str!("package/boot.sh");
+const INSIDE: &str = include_str!("package/inside.sh");
+const CLEAN: &str = r#"
+mount -t cgroup2 cgroup2 "$0" && cd "$0"
+for _ in 1 2 3 4 5; do
+    find aryk-package-test -depth -type d -exec rmdir {} + 2>/dev/null && exit
+    sleep 0.2
+done
+"#;
+/// It takes ten seconds.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Tenths of systemd's points: what the unit leaves open. It was 16 when this was written.
+const EXPOSURE_MAX: u32 = 20;
+
+pub(crate) fn run() -> Result<Tally> {
+    let mut tally = Tally::default();
+    let package = deb::build(&workspace::build_programs()?)?;
+    tally.count("package: what is in it", contents(&package));
+    tally.count("package: what its unit leaves open", exposure(&package));
+    match lifetime(&package) {
+        Ok(Some(why)) => {
+            println!("package: installed, used, removed ... SKIPPED: {why}");
+            tally.skipped += 1;
+        }
+        ended => tally.count("package: installed, used, removed", ended.map(drop)),
+    }
+    Ok(tally)
+}
+
+fn contents(package: &Path) -> Result<()> {
+    let listing = deb::output(Command::new("dpkg-deb").arg("-c").arg(package))?;
+    for file in ["/usr/bin/arykd", "/usr/bin/aryk", "/lib/systemd/system/arykd.service", "/man1/aryk.1"] {
+        ensure!(listing.lines().any(|line| line.ends_with(file)), "{file} is not in it:\n{listing}");
+    }
+    ensure!(listing.lines().all(|line| line.contains(" root/root ")), "not root's:\n{listing}");
+    let control = deb::output(Command::new("dpkg-deb").arg("-f").arg(package).arg("Depends"))?;
+    ensure!(control.contains("libc6"), "depends on {control}");
+    Ok(())
+}
+
+fn exposure(package: &Path) -> Result<()> {
+    let tree = tempfile::tempdir()?;
+    deb::output(Command::new("dpkg-deb").arg("-x").arg(package).arg(tree.path()))?;
+    let unit = tree.path().join("lib/systemd/system/arykd.service");
+    let mut analyze = Command::new("systemd-analyze");
+    analyze.args(["security", "--offline=true", "--no-pager"]).arg(format!("--threshold={EXPOSURE_MAX}"));
+    deb::output(analyze.arg(unit)).map(drop)
+}
+
+/// Installs and uses it; why it was not tried, if it was not.
+fn lifetime(package: &Path) -> Result<Option<String>> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(Some("it takes root".to_owned()));
+    }
+    let directory = tempfile::tempdir()?;
+    let path = |name: &str| directory.path().join(name);
+    std::fs::create_dir(path("scratch"))?;
+    std::fs::create_dir(path("result"))?;
+    std::fs::write(path("boot"), BOOT)?;
+    std::fs::write(path("script"), INSIDE)?;
+    let mut machine = Command::new("setpriv")
+        .args(["--pdeathsig", "KILL", "unshare"])
+        .args(["--mount", "--pid", "--fork", "--kill-child", "--ipc", "--uts", "bash"])
+        .args([path("boot"), path("scratch"), package.to_owned(), path("script"), path("result")])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .context("running unshare")?;
+    let read = |name: &str| std::fs::read_to_string(path("result").join(name)).unwrap_or_default();
+    let ended = wait_until("the package's test", PATIENCE, || {
+        let status = read("status").trim().to_owned();
+        Ok((!status.is_empty() || machine.try_wait()?.is_some()).then_some(status))
+    });
+    // With unshare, its child dies, and with that all of its processes.
+    machine.kill()?;
+    machine.wait()?;
+    // Its control groups stay until nobody is in them.
+    let _ = Command::new("unshare").args(["--mount", "sh", "-c", CLEAN]).arg(path("scratch")).status();
+    let skipped = read("skipped");
+    if !skipped.is_empty() {
+        return Ok(Some(skipped.trim().to_owned()));
+    }
+    if ended.as_ref().is_ok_and(|status| status == "0") {
+        return Ok(None);
+    }
+    bail!("{ended:?}\n{}", read("log"))
+}

@@ -1,0 +1,80 @@
+# What an administrator does with the package, as root on a machine that systemd runs. Any command that fails ends it.
+
+said() { "$@" 2>&1 || true; }
+
+# Installed: it runs, as its own user, with no rights.
+# (Containers' images forbid packages to start services.)
+rm -f /usr/sbin/policy-rc.d
+names() { find /usr /lib/systemd /etc -xdev -name '*aryk*' -not -path '*/arykd.service.d*' | sort; }
+useradd --no-create-home keeper
+names >/run/before
+dpkg -i /run/package.deb
+systemctl is-active arykd.service
+systemctl is-enabled arykd.service
+usermod -aG aryk keeper
+pid=$(systemctl show -P MainPID arykd.service)
+[ "$(stat -c %U:%G /proc/$pid)" = aryk:aryk ] || [ "$(ps -o user= -p $pid)" = aryk ]
+grep -q '^CapEff:	0*$' /proc/$pid/status
+grep -q '^NoNewPrivs:	1$' /proc/$pid/status
+grep -q '^Seccomp:	2$' /proc/$pid/status
+for _ in $(seq 100); do [ -S /run/aryk/rpc.sock ] && break; sleep 0.1; done
+[ "$(stat -c %U:%G:%a /run/aryk/rpc.sock)" = aryk:aryk:660 ]
+[ "$(stat -c %U:%G:%a /var/lib/aryk/state)" = aryk:aryk:750 ]
+
+# A member of the group makes a disk, and gives it to a machine; others are refused.
+as() { runuser -u keeper -- "$@"; }
+said runuser -u nobody -- aryk status | grep -qi 'permission denied'
+as aryk status
+as aryk disk create vm1 --file /var/lib/aryk/disks/vm1.img --size 64M
+as aryk attach vm1 --socket-group kvm --socket-mode 660
+[ "$(stat -c %G:%a /run/aryk/vm1)" = kvm:660 ]
+usermod -aG kvm keeper
+# It is what the whole sandbox lets through: memory of another process, io_uring or threads, kernel AIO.
+as aryk bench /run/aryk/vm1 --rw write --verify --destroy --qd 8 --time 1s
+[ "$(cat /proc/sys/kernel/io_uring_disabled 2>/dev/null || echo 0)" != 0 ] || ls -l /proc/$pid/fd | grep -q io_uring
+as aryk disk resize vm1 128M
+
+# Disks are in no other place; another takes both the option and the drop-in.
+said as aryk disk create passwd --file /etc/passwd | grep -q -- --allow-dir
+mkdir -m 777 /srv/more
+echo 'ARYKD_OPTIONS="--allow-dir /var/lib/aryk/disks --allow-dir /srv/more"' >/etc/default/arykd
+systemctl restart arykd.service
+for _ in $(seq 100); do as aryk status >/dev/null 2>&1 && break; sleep 0.1; done
+said as aryk disk create more --file /srv/more/d.img --size 1M | grep -qi 'read-only file system'
+mkdir -p /etc/systemd/system/arykd.service.d
+printf '[Service]\nReadWritePaths=/srv/more\n' >/etc/systemd/system/arykd.service.d/disks.conf
+systemctl daemon-reload
+systemctl restart arykd.service
+for _ in $(seq 100); do as aryk status >/dev/null 2>&1 && break; sleep 0.1; done
+as aryk disk create more --file /srv/more/d.img --size 1M
+as aryk disk remove more
+
+# Killed: another is there, and knows its disk.
+pid=$(systemctl show -P MainPID arykd.service)
+kill -KILL $pid
+for _ in $(seq 100); do as aryk disk show vm1 >/dev/null 2>&1 && break; sleep 0.1; done
+[ "$(systemctl show -P MainPID arykd.service)" != $pid ]
+as aryk bench /run/aryk/vm1 --rw read --qd 8 --time 1s
+
+# What it brings.
+[ -s /usr/share/bash-completion/completions/aryk ]
+[ -s /usr/share/man/man1/aryk-attach.1 ]
+bash -n /usr/share/bash-completion/completions/aryk
+
+# An upgrade leaves the daemon alone, and the administrator's options.
+pid=$(systemctl show -P MainPID arykd.service)
+dpkg -i /run/package.deb
+[ "$(systemctl show -P MainPID arykd.service)" = $pid ]
+grep -q /srv/more /etc/default/arykd
+
+# Removed: it has ended, what was configured stays. Purged: only the disks stay.
+dpkg -r aryk
+said systemctl is-active arykd.service | grep -q inactive
+[ ! -e /usr/bin/arykd ]
+[ -e /var/lib/aryk/state/state.redb ]
+[ -e /etc/default/arykd ]
+dpkg -P aryk
+[ ! -e /etc/default/arykd ]
+[ ! -e /var/lib/aryk/state ]
+[ -s /var/lib/aryk/disks/vm1.img ]
+names | diff /run/before -
