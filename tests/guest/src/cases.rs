@@ -1,5 +1,6 @@
 //! The tests: what a guest does with disks that `arykd` serves, and what happens to either meanwhile.
 
+mod contrib;
 mod disks;
 mod life;
 mod matrix;
@@ -62,6 +63,7 @@ impl Case {
 #[must_use]
 pub fn list(long: bool) -> Vec<Case> {
     let mut cases = matrix::cases(long);
+    cases.extend(contrib::cases());
     cases.extend(disks::cases());
     cases.extend(life::cases());
     cases.extend(recovery::cases(long));

@@ -72,6 +72,8 @@ pub struct Machine {
     pub reboots: bool,
     /// The socket at which it waits for another machine, alike, to move in, instead of booting.
     pub incoming: Option<PathBuf>,
+    /// A script that starts QEMU with the memory, the processors and the one disk it has itself, in place of ours: the script, and the disk's socket.
+    pub example: Option<(PathBuf, PathBuf)>,
 }
 
 impl Machine {
@@ -79,7 +81,7 @@ impl Machine {
     #[must_use]
     pub fn with_disks(disks: Vec<Disk>) -> Self {
         let widest = disks.iter().map(|disk| disk.queues).max().unwrap_or(0);
-        Self { cpus: widest.max(2), memory_mib: 256, disks, reboots: false, incoming: None }
+        Self { cpus: widest.max(2), memory_mib: 256, disks, reboots: false, incoming: None, example: None }
     }
 
     fn arguments(&self, image: &Image, initrd: &Path, console: &Path, monitor: &Path) -> Vec<String> {
@@ -93,10 +95,12 @@ impl Machine {
         .flat_map(|line| line.split_whitespace().map(str::to_owned))
         .collect();
         let mut option = |name: &str, value: String| words.extend([name.to_owned(), value]);
-        option("-M", "q35,memory-backend=mem0".to_owned());
-        option("-smp", self.cpus.to_string());
-        option("-m", format!("{memory}K"));
-        option("-object", format!("memory-backend-memfd,id=mem0,size={memory}K,share=on"));
+        if self.example.is_none() {
+            option("-M", "q35,memory-backend=mem0".to_owned());
+            option("-smp", self.cpus.to_string());
+            option("-m", format!("{memory}K"));
+            option("-object", format!("memory-backend-memfd,id=mem0,size={memory}K,share=on"));
+        }
         option("-kernel", image.vmlinux.display().to_string());
         option("-initrd", initrd.display().to_string());
         // Without no_timer_check a busy host's late timer ticks are taken for a broken timer.
@@ -197,11 +201,15 @@ impl Guest {
         std::fs::write(&initrd, archive)?;
         let console = directory.join("console.log");
         let monitor = directory.join("qmp.sock");
-        let arguments = machine.arguments(image, &initrd, &console, &monitor);
+        let mut arguments = machine.arguments(image, &initrd, &console, &monitor);
         let log = directory.join("qemu.log");
-        let qemu_program = Path::new("qemu-system-x86_64");
+        let mut program = Path::new("qemu-system-x86_64");
+        if let Some((script, socket)) = &machine.example {
+            program = script;
+            arguments.insert(0, socket.display().to_string());
+        }
         let started = Instant::now();
-        let mut qemu = Process::spawn(qemu_program, &arguments, Stdin::Piped, &log)?;
+        let mut qemu = Process::spawn(program, &arguments, Stdin::Piped, &log)?;
         let (to_script, output) = qemu.take_pipes().context("QEMU was spawned with pipes")?;
         let report = Report::default();
         let from_script = lines(output);

@@ -1,0 +1,13 @@
+#!/bin/sh
+# A machine with four processors, and a queue of its disk for each:   queues.sh SOCKET [QEMU OPTIONS…]
+# Linux uses as many queues as it has processors, if there are as many; the daemon spreads them over its cores.
+# packed=on asks for packed rings, which take less of both sides' caches.
+set -eu
+socket=$1
+shift
+exec qemu-system-x86_64 \
+    -machine q35,memory-backend=mem0 -smp 4 \
+    -m 512M -object memory-backend-memfd,id=mem0,size=512M,share=on \
+    -chardev socket,id=aryk0,path="$socket",reconnect=1 \
+    -device vhost-user-blk-pci,chardev=aryk0,num-queues=4,packed=on \
+    "$@"
