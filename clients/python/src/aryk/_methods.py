@@ -1039,11 +1039,7 @@ class Methods(ABC):
         *,
         level: types.PrintLevel,
     ) -> bool:
-        """The same as `log_set_print_level`: there is one log.
-
-        Parameters:
-            level: From now on; what is more detailed is not told.
-        """
+        """The same as `log_set_print_level`: there is one log."""
         result: bool = self.call(
             "log_set_level",
             _given(
@@ -2310,11 +2306,7 @@ class AsyncMethods(ABC):
         *,
         level: types.PrintLevel,
     ) -> bool:
-        """The same as `log_set_print_level`: there is one log.
-
-        Parameters:
-            level: From now on; what is more detailed is not told.
-        """
+        """The same as `log_set_print_level`: there is one log."""
         result: bool = await self.call(
             "log_set_level",
             _given(
