@@ -659,6 +659,7 @@ func (c *Client) LogGetPrintLevel(ctx context.Context) (PrintLevel, error) {
 
 // LogSetLevelParams are the parameters of log_set_level.
 type LogSetLevelParams struct {
+	// From now on; what is more detailed is not told.
 	Level PrintLevel `json:"level"`
 }
 

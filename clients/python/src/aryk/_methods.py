@@ -1039,7 +1039,11 @@ class Methods(ABC):
         *,
         level: types.PrintLevel,
     ) -> bool:
-        """The same as `log_set_print_level`: there is one log."""
+        """The same as `log_set_print_level`: there is one log.
+
+        Parameters:
+            level: From now on; what is more detailed is not told.
+        """
         result: bool = self.call(
             "log_set_level",
             _given(
@@ -2306,7 +2310,11 @@ class AsyncMethods(ABC):
         *,
         level: types.PrintLevel,
     ) -> bool:
-        """The same as `log_set_print_level`: there is one log."""
+        """The same as `log_set_print_level`: there is one log.
+
+        Parameters:
+            level: From now on; what is more detailed is not told.
+        """
         result: bool = await self.call(
             "log_set_level",
             _given(
