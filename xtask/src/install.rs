@@ -45,6 +45,8 @@ const GO: Need = need("go", "golang-go");
 const DPKG_SHLIBDEPS: Need = need("dpkg-shlibdeps", "dpkg-dev");
 /// What runs the installed service.
 const SYSTEMD: Need = need("systemd-analyze", "systemd");
+/// What checks an XML file against a schema.
+const XMLLINT: Need = need("xmllint", "libxml2-utils");
 
 /// What the Debian package needs.
 pub(crate) const DEB: &[Need] = &[DPKG_SHLIBDEPS, SYSTEMD];
@@ -65,6 +67,7 @@ pub(crate) const ALL: &[Need] = &[
     GO,
     DPKG_SHLIBDEPS,
     SYSTEMD,
+    XMLLINT,
 ];
 
 /// Installs the packages of all programs in `needs` that are missing.

@@ -32,6 +32,7 @@ pub(crate) fn run() -> Result<Tally> {
     let package = deb::build(&workspace::build_programs()?)?;
     tally.count("package: what is in it", contents(&package));
     tally.count("package: what its unit leaves open", exposure(&package));
+    tally.count("package: contrib/libvirt", schema());
     match lifetime(&package) {
         Ok(Some(why)) => {
             println!("package: installed, used, removed ... SKIPPED: {why}");
@@ -60,6 +61,19 @@ fn exposure(package: &Path) -> Result<()> {
     let mut analyze = Command::new("systemd-analyze");
     analyze.args(["security", "--offline=true", "--no-pager"]).arg(format!("--threshold={EXPOSURE_MAX}"));
     deb::output(analyze.arg(unit)).map(drop)
+}
+
+/// Whether the example is what libvirt's own schema allows, which is unpacked, not installed.
+fn schema() -> Result<()> {
+    let tree = tempfile::tempdir()?;
+    deb::output(Command::new("apt-get").args(["-qq", "download", "libvirt0"]).current_dir(tree.path()))
+        .context("fetching libvirt's schema (stale lists? `apt-get update` as root)")?;
+    let entry = std::fs::read_dir(tree.path())?.next().context("apt-get fetched nothing")??;
+    deb::output(Command::new("dpkg-deb").arg("-x").arg(entry.path()).arg(tree.path()))?;
+    let schema = tree.path().join("usr/share/libvirt/schemas/domain.rng");
+    let mut lint = Command::new("xmllint");
+    lint.args(["--noout", "--relaxng"]).arg(schema).arg(workspace::root().join("contrib/libvirt/vm1.xml"));
+    deb::output(&mut lint).map(drop)
 }
 
 /// Installs and uses it; why it was not tried, if it was not.
