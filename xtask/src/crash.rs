@@ -1,11 +1,14 @@
-//! `cargo xtask crash`: builds `arykd` with its crash points, and hands over to the crate in `tests/crash/`.
+//! `cargo xtask crash`: builds `arykd` with its crash points, and hands over to the crate in `tests/crash/`; or has guests live through crashes.
 
-use std::path::PathBuf;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
+use aryk_guest_tests::cases;
 
-use crate::workspace;
+use crate::{test, workspace};
 
 /// Crashes in `cargo xtask test`, and in its long form.
 const ROUNDS: u32 = 50;
@@ -15,12 +18,22 @@ const LONG_ROUNDS: u32 = 1000;
 #[derive(Debug, clap::Args)]
 #[command(disable_help_flag = true)]
 pub(crate) struct Args {
+    /// Kill arykd under Linux guests instead, 20 times in each guest's life
+    #[arg(long)]
+    guests: bool,
+    /// Write how the guests fared into this page, in place of what it says of guests
+    #[arg(long, value_name = "FILE", requires = "guests")]
+    page: Option<PathBuf>,
     /// Arguments of the crash test
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
+    if args.guests {
+        ensure!(args.arguments.is_empty(), "guests take no {}", args.arguments[0]);
+        return guests(args.page.as_deref());
+    }
     workspace::run(command()?.args(&args.arguments))
 }
 
@@ -42,4 +55,37 @@ fn command() -> Result<Command> {
     test.args(["run", "--release", "-p", "aryk-crash-tests", "--", "--arykd"]);
     test.arg(target.join("release/arykd")).arg("--disks").arg(&target);
     Ok(test)
+}
+
+/// The heading of what a page says of guests: its last part.
+const GUESTS: &str = "## Guests\n";
+
+/// Guests whose daemon dies, or that move, in the long form.
+#[expect(clippy::disallowed_methods, reason = "a report says how long it took")]
+fn guests(page: Option<&Path>) -> Result<()> {
+    let names =
+        cases::list(true).into_iter().map(|case| case.name).filter(|name| name.starts_with("recovery/"));
+    let mut failed = Vec::new();
+    let mut section = format!(
+        "{GUESTS}\nWritten by `cargo xtask crash --guests --page FILE`. Linux in QEMU writes and verifies with fio, pass after pass, while `arykd` is \
+         killed\n20 times and started again with nothing but its state. QEMU connects again (`reconnect`), or listens (`server`).\n\n\
+         | guest | seconds | |\n| --- | ---: | --- |\n"
+    );
+    for name in names {
+        let started = Instant::now();
+        let passed = test::guests::run(true, &name)?.failed == 0;
+        let (seconds, end) = (started.elapsed().as_secs(), if passed { "no error" } else { "FAILED" });
+        writeln!(section, "| {name} | {seconds} | {end} |")?;
+        if !passed {
+            failed.push(name);
+        }
+    }
+    if let Some(page) = page {
+        let before = std::fs::read_to_string(page).with_context(|| format!("reading {}", page.display()))?;
+        let before = before.split(GUESTS).next().unwrap_or_default().trim_end();
+        std::fs::write(page, format!("{before}\n\n{section}"))
+            .with_context(|| format!("writing {}", page.display()))?;
+    }
+    ensure!(failed.is_empty(), "these guests failed: {}", failed.join(", "));
+    Ok(())
 }

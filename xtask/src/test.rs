@@ -5,7 +5,7 @@
 
 mod clients;
 mod docs;
-mod guests;
+pub(crate) mod guests;
 mod package;
 mod suites;
 

@@ -2,8 +2,8 @@
 //!
 //! The control thread makes a [`MemTable`]; each queue's [`SgTable`] takes it over in reactor context. A table never
 //! changes: when the guest's memory does, a new table takes its place, which shares the regions that stayed.
-//! A region is unmapped when the last table that holds it goes, and a table goes when the last request that used
-//! it has completed.
+//! A region is unmapped when the last table that holds it goes, and a table goes when the last request that needs
+//! it has completed: requests whose memory a change has not touched go over to the new one.
 
 use crate::{DirtyLog, GuestArea, Mapping, Seg, Sgl, copy};
 use smallvec::SmallVec;
@@ -138,6 +138,18 @@ impl MemTable {
         self.spans.iter().find_map(|span| {
             let at = (seg.base() as usize).wrapping_sub(span.base as usize) as u64;
             (at < span.len).then(|| span.guest_addr + at)
+        })
+    }
+
+    /// Whether a piece that was looked up in `other` is in the same place here.
+    fn has_as_in(&self, other: &Self, seg: &Seg) -> bool {
+        let is_in = |span: &Span| (seg.base() as usize).wrapping_sub(span.base as usize) < span.len as usize;
+        let Some(i) = other.spans.iter().position(is_in) else { return false };
+        let was = &other.regions[i];
+        let found = self.regions.binary_search_by_key(&was.guest_addr, |r| r.guest_addr);
+        found.is_ok_and(|i| {
+            let is = &self.regions[i];
+            (is.len, is.offset) == (was.len, was.offset) && Arc::ptr_eq(&is.mapping, &was.mapping)
         })
     }
 
@@ -336,18 +348,38 @@ impl SgTable {
         table_of(&self.current, &self.old, serial)
     }
 
-    /// Requests to come see `memory`; those in flight keep what they see.
+    /// Requests to come see `memory`, and so do those in flight whose memory is all in it. The others keep what they see.
     pub fn set_memory(&mut self, memory: Arc<MemTable>) {
         let serial = self.current.serial.wrapping_add(1);
         let before = std::mem::replace(&mut self.current, Epoch { serial, table: memory, users: 0 });
         if before.users > 0 {
             self.old.push(before);
         }
+        for slot in 0..self.slots.len() {
+            self.go_over(slot);
+        }
     }
 
-    /// Whether requests in flight still use a table that has been replaced.
+    /// Has a request see the current table if all that it names is there as it was, so that it holds up nothing that was removed.
+    fn go_over(&mut self, slot: usize) {
+        let Slot { segs, epoch: Some(serial), .. } = &self.slots[slot] else { return };
+        let (serial, table) = (*serial, table_of(&self.current, &self.old, *serial));
+        if segs.iter().all(|seg| self.current.table.has_as_in(table, seg)) {
+            self.end_old(serial);
+            self.slots[slot].epoch = Some(self.current.serial);
+            self.current.users += 1;
+        }
+    }
+
+    /// Whether requests in flight use memory that has been removed.
     pub fn has_old_users(&self) -> bool {
         !self.old.is_empty()
+    }
+
+    /// The slots of requests in flight that use memory that has been removed.
+    pub fn old_users(&self) -> impl Iterator<Item = u16> {
+        let is_old = |slot: &Slot| slot.epoch.is_some_and(|serial| serial != self.current.serial);
+        (0..).zip(&self.slots).filter(move |(_, slot)| is_old(slot)).map(|(i, _)| i)
     }
 
     /// How many slots are in use.

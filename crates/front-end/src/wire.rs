@@ -59,6 +59,7 @@ requests! {
     GET_INFLIGHT_FD = 31,
     SET_INFLIGHT_FD = 32,
     ADD_MEM_REG = 37,
+    REM_MEM_REG = 38,
 }
 
 const VERSION: u32 = 1;

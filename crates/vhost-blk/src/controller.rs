@@ -247,6 +247,13 @@ impl Device for Controller {
         }
     }
 
+    async fn revoke_memory(&self) {
+        for queue in self.running_queues() {
+            // One that is gone uses no memory.
+            let _ = queue.call(Queue::leave_removed_memory).await;
+        }
+    }
+
     async fn set_memory(&self, change: MemoryChange) {
         for (index, rings) in change.rings {
             let Some(queue) = self.queue(index) else { continue };

@@ -4,7 +4,7 @@
 //! id of its used element. The ring sees to it that no head is in flight twice.
 
 use crate::request::{Answer, Disk, Parsed, Unanswerable, write_status};
-use aryk_bdev::{BdevChannel, Completion, Status};
+use aryk_bdev::{BdevChannel, Completion, Status, Tag};
 use aryk_crash_point::{Step, step};
 use aryk_dma::{MemTable, SgTable};
 use aryk_reactor::{Armed, Cx, Layer, Point, Root, RootId, ThreadId, WatchId};
@@ -177,11 +177,22 @@ impl Queue {
         self.log_ring();
     }
 
-    /// The guest's memory has changed, and the ring lies here in it. Requests in flight keep the memory that they have.
+    /// The guest's memory has changed, and the ring lies here in it. Requests in flight whose memory was removed keep it.
     pub fn set_memory(&mut self, memory: Arc<MemTable>, rings: Rings) -> Result<(), ConfigError> {
         self.ring.set_areas(rings.desc, rings.driver, rings.device)?;
         self.sgs.set_memory(memory);
         Ok(())
+    }
+
+    /// Memory that was removed from the guest is waited for. The disk is asked to give up what uses it; what it does give up fails, for it was the
+    /// guest that took its memory away.
+    pub fn leave_removed_memory(&mut self, cx: &mut Cx) {
+        let heads: Vec<u16> = self.sgs.old_users().collect();
+        if let Some(channel) = self.channel.as_mut().filter(|_| !heads.is_empty()) {
+            let requests = heads.len();
+            tracing::warn!(queue = self.index, requests, "requests that use removed memory are aborted");
+            heads.iter().for_each(|&head| channel.abort(Tag(head.into()), cx));
+        }
     }
 
     /// The disk is being removed: what runs completes, the rest fails.

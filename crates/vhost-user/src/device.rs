@@ -154,8 +154,8 @@ pub trait Device: 'static {
     /// Returns where another back-end, or a later start, goes on, as [`QueueSetup::base`] has it.
     async fn stop_queue(&self, index: u16) -> u32;
 
-    /// Makes all running queues see a new memory table. Returns when each of them does; requests that are in
-    /// flight keep the old one. The session itself waits until nobody holds a removed region.
+    /// Makes all running queues see a new memory table. Returns when each of them does; requests in flight that use
+    /// removed memory keep the old one. The session itself waits until nobody holds a removed region.
     async fn set_memory(&self, change: MemoryChange);
 
     /// Replaces the call fd of a running queue. The guest is signalled once on the new one.
@@ -166,7 +166,7 @@ pub trait Device: 'static {
 
     /// Memory that was removed has been in use by requests for a second, and the front-end waits for it: what holds it is to be
     /// given up, as far as that can be done. Called once for each removal.
-    fn revoke_memory(&self) {}
+    async fn revoke_memory(&self) {}
 
     /// A running queue is to mark what it writes, from now on, in another log or no more. When the future is ready the old log
     /// is not written to any more, and all that is completed from then on is in the new one. Called only if

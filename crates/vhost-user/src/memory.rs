@@ -134,7 +134,7 @@ fn page_size(fd: BorrowedFd<'_>) -> rustix::io::Result<u64> {
 impl Removed {
     /// Waits until no queue and no request holds any of them, and unmaps them, off this thread: unmapping
     /// much memory takes its time. If requests keep them for long, calls `revoke`.
-    pub(crate) async fn retire(self, revoke: impl FnOnce()) {
+    pub(crate) async fn retire(self, revoke: impl AsyncFnOnce()) {
         /// What a request takes at least, so that most waits are short, and what a look costs is nothing.
         const LOOK_EVERY: Duration = Duration::from_millis(1);
         const GRACE: Duration = Duration::from_secs(1);
@@ -150,7 +150,7 @@ impl Removed {
                 tracing::warn!(
                     "removed guest memory has been in use by requests for a second: the disk is slow"
                 );
-                revoke();
+                revoke().await;
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }

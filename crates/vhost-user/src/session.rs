@@ -216,7 +216,7 @@ impl<D: Device> Session<'_, D> {
         for index in 0..self.vrings.len() {
             self.halt(index).await;
         }
-        self.memory.clear().retire(|| self.device.revoke_memory()).await;
+        self.memory.clear().retire(async || self.device.revoke_memory().await).await;
         if let Some(channel) = self.backend_channel.take() {
             self.connection.close_later(channel);
         }

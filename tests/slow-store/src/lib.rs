@@ -107,6 +107,11 @@ impl SlowStore {
         self.shared.lock().held.len()
     }
 
+    /// Has all of the file be `byte`.
+    pub fn fill(&self, byte: u8) {
+        self.shared.lock().bytes.fill(byte);
+    }
+
     /// What has really been written.
     pub fn bytes(&self, offset: usize, len: usize) -> Vec<u8> {
         self.shared.lock().bytes[offset..][..len].to_vec()

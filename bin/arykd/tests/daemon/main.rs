@@ -10,6 +10,7 @@ mod harness;
 mod log;
 mod sandbox;
 mod state;
+mod stuck;
 mod supervise;
 mod unit;
 

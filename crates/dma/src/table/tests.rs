@@ -210,6 +210,35 @@ fn a_removed_region_stays_until_its_last_user_has_completed() {
 }
 
 #[test]
+fn a_removed_region_does_not_wait_for_requests_elsewhere() {
+    let ((kept, _), (other, _), (removed, watch)) = (watched(0), watched(2 * PAGE), watched(PAGE));
+    let mut sg = SgTable::new(4, table(&[kept.clone(), removed.clone()]));
+    for (slot, addr) in [(0, 8), (1, PAGE + 8), (2, PAGE - 4)] {
+        sg.begin(slot);
+        sg.push(slot, addr, 8).unwrap();
+    }
+    sg.set_memory(table(&[kept.clone(), other.clone(), removed]));
+    assert_eq!(sg.old_users().count(), 0, "nothing was removed");
+    sg.set_memory(table(&[kept.clone(), other.clone()]));
+    assert!(sg.old_users().eq([1, 2]));
+    assert!(sg.memory_of(0).read::<u8>(2 * PAGE).is_ok(), "it sees what has come since");
+    // Another mapping at the same address is other memory.
+    let (elsewhere, elsewhere_watch) = watched(0);
+    sg.set_memory(table(&[elsewhere]));
+    assert!(sg.old_users().eq([0, 1, 2]));
+    sg.end(1);
+    assert!(is_there(&watch));
+    sg.end(2);
+    assert!(!is_there(&watch), "whoever is left has never used it");
+    sg.set_memory(table(&[kept]));
+    assert_eq!((sg.old_users().count(), sg.in_use(), is_there(&elsewhere_watch)), (0, 1, false));
+    let log_sees = sg.memory_of(0).guest_addr_of(&sg.sgl(0).pieces().next().unwrap());
+    assert_eq!(log_sees, Some(8));
+    sg.end(0);
+    assert_eq!(sg.in_use(), 0);
+}
+
+#[test]
 fn each_epoch_ends_with_its_own_users() {
     let all: Vec<_> = (0..4).map(|i| watched(i * PAGE)).collect();
     let mut sg = SgTable::new(4, table(&[all[0].0.clone()]));

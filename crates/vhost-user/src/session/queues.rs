@@ -241,7 +241,7 @@ impl<D: Device> Session<'_, D> {
             self.device.set_memory(MemoryChange { memory, rings }).await;
         }
         self.sharing.look(self.memory.files());
-        let retired = removed.retire(|| self.device.revoke_memory());
+        let retired = removed.retire(async || self.device.revoke_memory().await);
         self.wait("removed memory is in use", retired).await;
         let end = self.memory_end();
         if features & F_LOG_ALL != 0 && self.log.as_ref().is_some_and(|log| !log.covers(end)) {

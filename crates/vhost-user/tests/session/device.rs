@@ -166,7 +166,7 @@ impl Device for Mock {
         self.running.borrow_mut().get_mut(&index).expect("it runs").err = err;
     }
 
-    fn revoke_memory(&self) {
+    async fn revoke_memory(&self) {
         self.revoked.set(self.revoked.get() + 1);
     }
 

@@ -1,0 +1,174 @@
+//! A disk does not answer, and its machine takes back memory or its queue: who is kept waiting, and what for.
+
+use super::harness::Daemon;
+use aryk_front_end::{
+    Announced, Format, Memory, Piece, Request, Ring, Session, Shape, Wanted, feature, payload, protocol,
+};
+use aryk_slow_store::{Hold, SlowStore};
+use rustix::event::{EventfdFlags, eventfd};
+use serde_json::json;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// What is answered takes less, on a machine with other work too; what is held up takes more.
+const SOON: Duration = Duration::from_millis(700);
+/// A removal asks the disk after a second, and a stop after two, to give up what it has.
+const REVOKED: Duration = Duration::from_secs(4);
+const PATIENCE: Duration = Duration::from_secs(20);
+
+const LEN: u64 = 64 << 10;
+/// Guest addresses of the memory of the ring, of more memory, and of some that no request uses.
+const MORE: u64 = 0x2000_0000;
+const UNUSED: u64 = 0x3000_0000;
+const SECTOR: u32 = 4096;
+/// Where a request's header lies, and 8 bytes on its status, by slot.
+const HEADS: u64 = 32 << 10;
+const HEAD: u64 = 64;
+
+/// A machine with one queue and three regions of memory.
+struct Machine {
+    session: Session,
+    memory: Memory,
+    more: Memory,
+    ring: Ring,
+    kick: OwnedFd,
+    call: OwnedFd,
+}
+
+impl Machine {
+    fn connect(socket: &Path) -> Self {
+        let wanted = Wanted {
+            features: feature::VERSION_1,
+            optional: 0,
+            protocol: protocol::CONFIGURE_MEM_SLOTS | protocol::REPLY_ACK,
+            optional_protocol: 0,
+            queues: 1,
+            patience: PATIENCE,
+        };
+        let session = Session::connect(socket, &wanted).unwrap();
+        let memory = || Memory::new(LEN).unwrap();
+        let (memory, more, unused) = (memory(), memory(), memory());
+        session.settle().unwrap();
+        session.share(&memory).unwrap();
+        for (other, at) in [(&more, MORE), (&unused, UNUSED)] {
+            session.wire().tell(Request::ADD_MEM_REG, &region(at), &[other.fd()]).unwrap();
+        }
+        let ring = Ring::new(Shape { format: Format::Split, size: 16, event_idx: false }, &memory, 0);
+        let event = || eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let machine = Self { session, memory, more, ring, kick: event(), call: event() };
+        machine.start();
+        machine
+    }
+
+    fn start(&self) {
+        let (kick, call) = (self.kick.as_fd(), self.call.as_fd());
+        self.session.start(&Announced { index: 0, size: 16, ring: &self.ring, kick, call }).unwrap();
+        self.session.enable(1).unwrap();
+    }
+
+    /// Reads a block of the disk to a guest address.
+    fn read(&mut self, slot: u16, block: u64, to: u64) {
+        let head = HEADS + u64::from(slot) * HEAD;
+        self.memory.whole().write(head as usize, &[0_u64, block * u64::from(SECTOR / 512)]);
+        self.memory.whole().write(head as usize + 16, &0xff_u8);
+        let pieces = [
+            Piece { at: head, len: 16, write: false },
+            Piece { at: to - Memory::guest_addr(0), len: SECTOR, write: true },
+            Piece { at: head + 16, len: 1, write: true },
+        ];
+        self.ring.add(slot, &pieces, None);
+        if self.ring.publish() {
+            rustix::io::write(&self.kick, &1_u64.to_ne_bytes()).unwrap();
+        }
+    }
+
+    /// The status of a request.
+    fn status(&self, slot: u16) -> u8 {
+        self.memory.whole().read((HEADS + u64::from(slot) * HEAD + 16) as usize)
+    }
+
+    /// Takes memory back. How long that took.
+    fn remove(&self, at: u64) -> Duration {
+        let began = Instant::now();
+        self.session.wire().tell(Request::REM_MEM_REG, &region(at), &[]).unwrap();
+        began.elapsed()
+    }
+
+    /// Takes the queue back. How long that took.
+    fn stop(&self) -> Duration {
+        let began = Instant::now();
+        self.session.stop(0).unwrap();
+        began.elapsed()
+    }
+}
+
+/// A region's description, as messages have it.
+fn region(at: u64) -> Vec<u8> {
+    payload![0_u64, at, LEN, 0x7000_0000_0000 + at, 0_u64]
+}
+
+/// Lets go of what a store holds after a while, for which somebody is to wait.
+fn let_go_after<T>(store: &SlowStore, wait: Duration, work: impl FnOnce() -> T) -> T {
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            thread::sleep(wait);
+            store.pass();
+            store.let_go();
+        });
+        work()
+    })
+}
+
+#[test]
+fn what_the_kernel_holds_keeps_only_its_own_memory() {
+    let daemon = Daemon::start(&[]);
+    let store = match SlowStore::new(daemon.dir(), 1 << 20) {
+        Ok(store) => store,
+        Err(error) => return eprintln!("skipped: FUSE takes root and a kernel that has it: {error}"),
+    };
+    daemon.aryk(&["disk", "create", "d", "--file", store.path().to_str().unwrap()]).unwrap();
+    daemon.aryk(&["attach", "d"]).unwrap();
+    store.fill(7);
+    let mut machine = Machine::connect(&daemon.dir().join("vhost/d"));
+    store.hold(Hold::All);
+    machine.read(0, 0, Memory::guest_addr(48 << 10));
+    machine.read(1, 1, MORE);
+    assert!(store.await_held(2, PATIENCE));
+    let took = machine.remove(UNUSED);
+    assert!(took < SOON, "memory that nothing uses was waited for: {took:?}");
+    assert_eq!((store.held(), machine.status(0), machine.status(1)), (2, 0xff, 0xff));
+    // The disk is asked to give the read up after a second, and cannot: it goes on to write to the memory.
+    let wait = Duration::from_millis(1500);
+    let took = let_go_after(&store, wait, || machine.remove(MORE));
+    assert!(took >= wait, "memory was given back that the kernel writes to: {took:?}");
+    assert_eq!((machine.more.whole().read::<u8>(0), machine.status(1)), (7, 0));
+    store.hold(Hold::All);
+    machine.read(2, 2, Memory::guest_addr(48 << 10));
+    assert!(store.await_held(1, PATIENCE));
+    let wait = Duration::from_millis(2500);
+    let took = let_go_after(&store, wait, || machine.stop());
+    assert!(took >= wait, "a queue has stopped for whose requests the kernel writes: {took:?}");
+    assert_eq!(machine.status(2), 0);
+}
+
+#[test]
+fn what_a_module_holds_keeps_nobody_waiting_for_long() {
+    let daemon = Daemon::start(&[]);
+    daemon.aryk(&["disk", "create", "d", "--memory", "--size", "1M"]).unwrap();
+    daemon.call("bdev_error_create", json!({"base_name": "d"})).unwrap();
+    daemon.aryk(&["attach", "EE_d"]).unwrap();
+    let hold = json!({"name": "EE_d", "io_type": "read", "error_type": "pending", "num": 3});
+    daemon.call("bdev_error_inject_error", hold).unwrap();
+    let mut machine = Machine::connect(&daemon.dir().join("vhost/EE_d"));
+    machine.read(0, 0, Memory::guest_addr(48 << 10));
+    machine.read(1, 1, MORE);
+    let took = machine.remove(UNUSED);
+    assert!(took < SOON, "memory that nothing uses was waited for: {took:?}");
+    let took = machine.remove(MORE);
+    assert!(took < REVOKED, "a module was asked to give memory up, and did not: {took:?}");
+    assert_eq!((machine.status(0), machine.status(1)), (0xff, 1), "only what used the memory fails");
+    let took = machine.stop();
+    assert!(took < REVOKED, "a module was asked to give requests up, and did not: {took:?}");
+}
