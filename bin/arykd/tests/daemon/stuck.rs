@@ -1,5 +1,7 @@
 //! A disk does not answer, and its machine takes back memory or its queue: who is kept waiting, and what for.
 
+#![expect(clippy::disallowed_methods, reason = "what is tested is how long things take")]
+
 use super::harness::Daemon;
 use aryk_front_end::{
     Announced, Format, Memory, Piece, Request, Ring, Session, Shape, Wanted, feature, payload, protocol,
