@@ -5,6 +5,7 @@
 //! let go.
 //!
 //! Whoever drops the store lets go of all that it holds: nothing can be stuck for good.
+#![forbid(unsafe_code)]
 
 use fuser::{
     BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo,
