@@ -155,11 +155,16 @@ pub fn peer(store: &Store, aio: &str, dir: &Path) -> Result<BackEnd> {
 
 /// Builds `arykd` as it is delivered, and says where it is: beside this program.
 pub fn build_arykd() -> Result<PathBuf> {
+    build_program("arykd")
+}
+
+/// Builds one of the programs as it is delivered.
+pub fn build_program(name: &str) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = Command::new(cargo)
-        .args(["build", "--quiet", "--release", "--package", "arykd"])
+        .args(["build", "--quiet", "--release", "--package", name])
         .status()
         .context("running cargo")?;
-    anyhow::ensure!(status.success(), "arykd cannot be built");
-    Ok(std::env::current_exe()?.with_file_name("arykd"))
+    anyhow::ensure!(status.success(), "{name} cannot be built");
+    Ok(std::env::current_exe()?.with_file_name(name))
 }

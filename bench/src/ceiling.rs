@@ -3,12 +3,12 @@
 //! A result that comes close to this says little about the back end. The answering thread rests after each burst for a
 //! while, as a back end does that works; which rest is best for the front-end is found by trying.
 
-use crate::closed;
 use crate::frontend::FrontEnd;
 use crate::report::{Record, Report, Runs, Section, number};
 use crate::settings::Settings;
 use crate::target::Target;
 use crate::workload::{self, Workload};
+use crate::{closed, frontends};
 use anyhow::{Context, Result};
 use std::time::Duration;
 
@@ -28,6 +28,7 @@ impl Ceilings {
     pub fn measure(settings: &Settings, report: &mut Report) -> Result<Self> {
         let wanted = |workload: &Workload| {
             settings.wants(&format!("ceiling/{}", workload.name()))
+                || frontends::wanted(settings).contains(workload)
                 || closed::CASES.iter().any(|case| closed::wanted(settings, case).contains(workload))
         };
         let workloads: Vec<_> = workload::all().into_iter().filter(wanted).collect();

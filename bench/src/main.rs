@@ -4,6 +4,7 @@
 //! - [`backend`], [`process`], [`rpc`], [`fio`]: what is measured, on the other core.
 //! - [`ceiling`], [`target`]: what the front-end can do at all; [`closed`], [`open`], [`idle`]: the measurements, [`rounds`]
 //!   of which are repeated until they can be compared.
+//! - [`frontends`]: the front-end that `aryk bench` is, against this one.
 //! - [`calls`]: the control plane, and what I/O notices of it.
 //! - [`instructions`], [`stack`]: the path within one process, counted instead of timed.
 //! - [`report`], [`machine`]: medians, records, tables, and what they depend on.
@@ -19,6 +20,7 @@ mod ceiling;
 mod closed;
 mod fio;
 mod frontend;
+mod frontends;
 mod idle;
 mod instructions;
 mod machine;
@@ -55,7 +57,7 @@ struct Args {
     /// Rather quick than exact: a whole run takes less than a minute.
     #[arg(long, global = true)]
     quick: bool,
-    /// Only cases whose name contains this, as in "null", "memory/randread-4k/qd32", "open/10k", "idle", "ceiling".
+    /// Only cases whose name contains this, as in "null", "memory/randread-4k/qd32", "open/10k", "idle", "ceiling", "front-end".
     #[arg(long, value_name = "PART")]
     case: Vec<String>,
     /// Runs of each measurement, on each side in turn [default: 5, or 1 with --quick].
@@ -147,6 +149,7 @@ fn main() -> Result<()> {
             for case in closed::CASES {
                 closed::measure(settings, case, &ceilings, report)?;
             }
+            frontends::measure(settings, &ceilings, report)?;
             open::measure(settings, report)?;
             idle::measure(settings, report)
         }),

@@ -24,7 +24,7 @@ pub fn pin(core: usize) -> Result<()> {
 }
 
 /// Calls `f` where the calling thread, and what it starts, may run on both cores.
-fn unpinned<T>(f: impl FnOnce() -> T) -> Result<T> {
+pub fn unpinned<T>(f: impl FnOnce() -> T) -> Result<T> {
     let before = sched_getaffinity(None)?;
     let mut both = CpuSet::new();
     both.set(BACK_END_CORE);
