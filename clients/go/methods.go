@@ -23,6 +23,17 @@ func (c *Client) AccelSetOptions(ctx context.Context, params AccelSetOptionsPara
 	return call[bool](ctx, c, "accel_set_options", params)
 }
 
+// ArykTraceGetParams are the parameters of aryk_trace_get.
+type ArykTraceGetParams struct {
+	// Records at most, the latest; 256 by default. Each reactor keeps its last 4095.
+	Count *uint32 `json:"count,omitempty"`
+}
+
+// ArykTraceGet calls aryk_trace_get. The last that happened to requests on all reactors, oldest first.
+func (c *Client) ArykTraceGet(ctx context.Context, params ArykTraceGetParams) (Trace, error) {
+	return call[Trace](ctx, c, "aryk_trace_get", params)
+}
+
 // BdevAioCreateParams are the parameters of bdev_aio_create.
 type BdevAioCreateParams struct {
 	// The name that it is to have.

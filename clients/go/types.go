@@ -455,6 +455,12 @@ const (
 	TimeoutActionReset  TimeoutAction = "reset"
 )
 
+// Trace: Result of `aryk_trace_get`.
+type Trace struct {
+	TickRate uint64        `json:"tick_rate"`
+	Records  []TraceRecord `json:"records"`
+}
+
 // TraceGroup: A layer that requests pass.
 type TraceGroup struct {
 	// Always.
@@ -481,6 +487,22 @@ type TracePoint struct {
 	// Its number within the group.
 	ID      uint8 `json:"id"`
 	Enabled bool  `json:"enabled"`
+}
+
+// TraceRecord: Something that happened to a request.
+type TraceRecord struct {
+	// When, in ticks since the daemon began.
+	Ticks uint64 `json:"ticks"`
+	// The reactor's core.
+	Lcore uint16 `json:"lcore"`
+	// Which layer: front-end, bdev or module.
+	Layer string `json:"layer"`
+	// What: submit or complete.
+	Point string `json:"point"`
+	// Which queue or channel: its name, if it has one still, or its number.
+	Object string `json:"object"`
+	// Which request of that queue or channel.
+	Tag uint32 `json:"tag"`
 }
 
 // UringDetails: Of a disk that `bdev_uring_create` made.

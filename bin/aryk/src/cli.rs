@@ -46,6 +46,7 @@ impl Cli {
             Command::Disk(DiskCommand::List(watch) | DiskCommand::Stat { watch, .. })
             | Command::Controller(ControllerCommand::List(watch))
             | Command::Reactor(ReactorCommand::List(watch))
+            | Command::Trace { watch, .. }
             | Command::Status(watch) => watch.every,
             _ => None,
         }
@@ -85,6 +86,17 @@ pub enum Command {
     Reactor(ReactorCommand),
     /// Measure a disk through its vhost-user socket, as a virtual machine would use it
     Bench(BenchArgs),
+    /// Show what happened to requests last, layer by layer
+    Trace {
+        /// How many events
+        #[arg(long, value_name = "N", default_value = "50")]
+        count: u32,
+        /// Only those of queues and disks with this in their name
+        #[arg(long, value_name = "PART")]
+        of: Option<String>,
+        #[command(flatten)]
+        watch: Watch,
+    },
     /// Look at what this host has, what it lacks, and say how to mend it
     Doctor,
     /// Call any JSON-RPC method

@@ -71,6 +71,9 @@ fn ask(cli: &Cli, out: &Output) -> Result<ExitCode, Error> {
         Command::Reactor(ReactorCommand::List(watch)) => {
             watch::repeat(watch.every, || commands::daemon::reactors(client, out))
         }
+        Command::Trace { count, of, watch } => {
+            watch::repeat(watch.every, || commands::trace::trace(*count, of.as_deref(), client, out))
+        }
         Command::Rpc { method, params } => commands::daemon::rpc(method, params.as_deref(), client, out),
         Command::Completions { .. } | Command::Man { .. } | Command::Doctor | Command::Bench(_) => {
             unreachable!("done without the daemon")

@@ -44,6 +44,8 @@ fn commands_as_the_guide_has_them() {
         "aryk apply all.toml --plan",
         "aryk apply - --prune --replace",
         "aryk export --json",
+        "aryk trace",
+        "aryk trace --count 10 --of vm1 --watch",
         "aryk bench vm1.sock",
         "aryk bench vm1.sock --rw read --bs 128k --qd 8",
         "aryk bench vm1.sock --rate 10k --time 1m --queues 4 --cpu 1",

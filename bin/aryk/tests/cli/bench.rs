@@ -50,6 +50,26 @@ fn every_way_to_ask_a_disk() {
 }
 
 #[test]
+fn the_trace_has_what_happened_last() {
+    let (daemon, socket) = with_disk(&["--memory", "--size", "1M"]);
+    assert!(daemon.ok(&["trace"]).contains("Nothing has happened"));
+    daemon.ok(&["bench", &socket, "--requests", "100", "--qd", "1"]);
+    let trace = daemon.json(&["trace", "--count", "40"]);
+    let records = trace["records"].as_array().unwrap();
+    assert_eq!(records.len(), 40, "{trace}");
+    // One request at a time: down through the layers, and up again.
+    let last: Vec<_> = records[36..].iter().map(|r| (r["layer"].as_str(), r["point"].as_str())).collect();
+    let (front_end, bdev) = (Some("front-end"), Some("bdev"));
+    let (submit, complete) = (Some("submit"), Some("complete"));
+    let expected = [(front_end, submit), (bdev, submit), (bdev, complete), (front_end, complete)];
+    assert_eq!(last, expected, "{trace}");
+    assert!(records.is_sorted_by_key(|record| record["ticks"].as_u64()));
+    let all = daemon.ok(&["trace", "--of", "d", "--count", "4"]);
+    assert!(all.lines().count() == 5 && all.contains("submit"), "{all}");
+    assert!(daemon.ok(&["trace", "--of", "nobody"]).contains("Nothing"));
+}
+
+#[test]
 fn open_loops_come_at_their_rate() {
     let (daemon, socket) = with_disk(&["--null", "--size", "1G"]);
     let value = daemon.json(&["bench", &socket, "--rate", "2k", "--time", "1s"]);

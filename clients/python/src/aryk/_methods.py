@@ -50,6 +50,24 @@ class Methods(ABC):
         )
         return result
 
+    def aryk_trace_get(
+        self,
+        *,
+        count: int | None = None,
+    ) -> types.Trace:
+        """The last that happened to requests on all reactors, oldest first.
+
+        Parameters:
+            count: Records at most, the latest; 256 by default. Each reactor keeps its last 4095.
+        """
+        result: types.Trace = self.call(
+            "aryk_trace_get",
+            _given(
+                count=count,
+            ),
+        )
+        return result
+
     def bdev_aio_create(
         self,
         *,
@@ -1317,6 +1335,24 @@ class AsyncMethods(ABC):
                 sequence_count=sequence_count,
                 small_cache_size=small_cache_size,
                 task_count=task_count,
+            ),
+        )
+        return result
+
+    async def aryk_trace_get(
+        self,
+        *,
+        count: int | None = None,
+    ) -> types.Trace:
+        """The last that happened to requests on all reactors, oldest first.
+
+        Parameters:
+            count: Records at most, the latest; 256 by default. Each reactor keeps its last 4095.
+        """
+        result: types.Trace = await self.call(
+            "aryk_trace_get",
+            _given(
+                count=count,
             ),
         )
         return result

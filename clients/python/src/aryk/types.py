@@ -408,6 +408,13 @@ class Threads(TypedDict):
     threads: list[Thread]
 
 
+class Trace(TypedDict):
+    """Result of `aryk_trace_get`."""
+
+    tick_rate: int
+    records: list[TraceRecord]
+
+
 class TraceGroup(TypedDict):
     """A layer that requests pass."""
 
@@ -431,6 +438,23 @@ class TracePoint(TypedDict):
     #: Its number within the group.
     id: int
     enabled: bool
+
+
+class TraceRecord(TypedDict):
+    """Something that happened to a request."""
+
+    #: When, in ticks since the daemon began.
+    ticks: int
+    #: The reactor's core.
+    lcore: int
+    #: Which layer: front-end, bdev or module.
+    layer: str
+    #: What: submit or complete.
+    point: str
+    #: Which queue or channel: its name, if it has one still, or its number.
+    object: str
+    #: Which request of that queue or channel.
+    tag: int
 
 
 class UringDetails(TypedDict):

@@ -1,8 +1,9 @@
-//! `trace_*`: the trace of requests, as SPDK's clients ask for it. Control context.
+//! `trace_*`: the trace of requests, as SPDK's clients ask for it, and `aryk_trace_get`, which gives it. Control context.
 //!
 //! Our trace is always on, in each layer: what SPDK calls a group of trace points is a layer, and its points are a
 //! request's way down and its completion's way up.
 
+use super::framework::TICK_RATE;
 use super::{Control, Error, NoParams, Phase, Table};
 use aryk_reactor::{Layer, Point};
 use rustix::io::Errno;
@@ -11,6 +12,9 @@ use serde::{Deserialize, Serialize};
 
 const LAYERS: [Layer; 3] = [Layer::Frontend, Layer::Bdev, Layer::Module];
 const POINTS: [Point; 2] = [Point::Submit, Point::Complete];
+
+/// Records given where nobody says how many.
+const COUNT: usize = 256;
 
 pub(super) fn register(table: &mut Table<Control>) {
     table.add(
@@ -26,6 +30,12 @@ pub(super) fn register(table: &mut Table<Control>) {
         enable_group,
     );
     table.add("trace_set_tpoint_mask", Phase::Any, "Without effect: the trace is always on.", set_mask);
+    table.add(
+        "aryk_trace_get",
+        Phase::Any,
+        "The last that happened to requests on all reactors, oldest first.",
+        get_records,
+    );
 }
 
 /// Result of `trace_get_tpoint_group_mask`.
@@ -110,6 +120,62 @@ async fn set_mask(_: &Control, p: SetMask) -> Result<bool, Error> {
         0 => Ok(true),
         _ => Err(Error::invalid(format!("'{}' has {} trace points", p.name, POINTS.len()))),
     }
+}
+
+/// Parameters of `aryk_trace_get`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct GetRecords {
+    /// Records at most, the latest; 256 by default. Each reactor keeps its last 4095.
+    count: Option<u32>,
+}
+
+/// Result of `aryk_trace_get`.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Trace")]
+struct Records {
+    tick_rate: u64,
+    records: Vec<TraceRecord>,
+}
+
+/// Something that happened to a request.
+#[derive(Debug, Serialize, JsonSchema)]
+struct TraceRecord {
+    /// When, in ticks since the daemon began.
+    ticks: u64,
+    /// The reactor's core.
+    lcore: u16,
+    /// Which layer: front-end, bdev or module.
+    layer: &'static str,
+    /// What: submit or complete.
+    point: &'static str,
+    /// Which queue or channel: its name, if it has one still, or its number.
+    object: String,
+    /// Which request of that queue or channel.
+    tag: u32,
+}
+
+async fn get_records(control: &Control, p: GetRecords) -> Result<Records, Error> {
+    let handles = control.reactors.handles();
+    let mut records: Vec<_> = handles
+        .iter()
+        .flat_map(|handle| handle.trace().read().into_iter().map(move |record| (handle, record)))
+        .collect();
+    // What happened in the same turn stays in its order.
+    records.sort_by_key(|(_, record)| record.at);
+    let surplus = records.len().saturating_sub(p.count.map_or(COUNT, |count| count as usize));
+    let records = records.split_off(surplus).into_iter().map(|(handle, record)| {
+        let name = handle.name_of(record.layer, record.object);
+        TraceRecord {
+            ticks: record.at.0,
+            lcore: handle.core(),
+            layer: record.layer.name(),
+            point: record.point.name(),
+            object: name.unwrap_or_else(|| record.object.to_string()),
+            tag: record.tag,
+        }
+    });
+    Ok(Records { tick_rate: TICK_RATE, records: records.collect() })
 }
 
 /// What is to be enabled is there, and on.

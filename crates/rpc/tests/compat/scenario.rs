@@ -38,6 +38,8 @@ fn start(call: &mut impl FnMut(&'static str, Value)) {
     call("trace_enable_tpoint_group", json!({"name": "bdev"}));
     call("trace_set_tpoint_mask", json!({"name": "bdev", "tpoint_mask": 3}));
     call("trace_get_tpoint_group_mask", json!({}));
+    call("aryk_trace_get", json!({}));
+    call("aryk_trace_get", json!({"count": 10}));
     call("framework_get_subsystems", json!({}));
     call("log_get_print_level", json!({}));
     call("log_set_print_level", json!({"level": "NOTICE"}));

@@ -1,0 +1,59 @@
+//! `aryk trace`: what happened to requests last.
+
+use super::{elements, number, text};
+use crate::client::Client;
+use crate::error::Error;
+use crate::output::{Column, Output};
+use serde_json::{Value, json};
+
+/// More than the reactors of any host keep.
+const ALL: u32 = u32::MAX;
+
+/// The last `count` events, of all queues and disks or of those with `of` in their name.
+pub fn trace(count: u32, of: Option<&str>, client: &mut Client, out: &Output) -> Result<(), Error> {
+    // What is left out here does not count.
+    let asked = if of.is_some() { ALL } else { count };
+    let mut trace = client.call("aryk_trace_get", json!({"count": asked}))?;
+    if let Some(Value::Array(records)) = trace.get_mut("records") {
+        records.retain(|record| of.is_none_or(|part| text(record, "object").contains(part)));
+        let surplus = records.len().saturating_sub(count as usize);
+        records.drain(..surplus);
+    }
+    out.print(&trace, || table(&trace, out))
+}
+
+fn table(trace: &Value, out: &Output) -> String {
+    let records = elements(&trace["records"]);
+    let Some(first) = records.first() else { return "Nothing has happened yet.".to_owned() };
+    let (start, rate) = (number(first, "ticks"), number(trace, "tick_rate").max(1));
+    let row = |record: &Value| {
+        let ticks = u128::from(number(record, "ticks") - start);
+        vec![
+            format!("{:.3}", (ticks * 1_000_000_000 / u128::from(rate)) as f64 / 1e3),
+            record["lcore"].to_string(),
+            text(record, "layer").to_owned(),
+            text(record, "point").to_owned(),
+            text(record, "object").to_owned(),
+            record["tag"].to_string(),
+        ]
+    };
+    let columns: [Column; 6] =
+        [("US", true), ("CORE", true), ("LAYER", false), ("POINT", false), ("OF", false), ("REQUEST", true)];
+    out.table(&columns, records.iter().map(row))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_count_from_the_first() {
+        let record = |ticks: u64| json!({"ticks": ticks, "lcore": 1, "layer": "bdev", "point": "submit", "object": "d", "tag": 7});
+        let trace = json!({"tick_rate": 1_000_000_000, "records": [record(5_000), record(6_500)]});
+        let text = table(&trace, &Output::plain());
+        let lines: Vec<Vec<_>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(lines[1], ["0.000", "1", "bdev", "submit", "d", "7"]);
+        assert_eq!(lines[2][0], "1.500");
+        assert_eq!(table(&json!({"records": []}), &Output::plain()), "Nothing has happened yet.");
+    }
+}
