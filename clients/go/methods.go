@@ -807,6 +807,29 @@ func (c *Client) VhostCreateBlkController(ctx context.Context, params VhostCreat
 	return call[bool](ctx, c, "vhost_create_blk_controller", params)
 }
 
+// VhostCreateScsiControllerParams are the parameters of vhost_create_scsi_controller.
+type VhostCreateScsiControllerParams struct {
+	Ctrlr string `json:"ctrlr"`
+	// Ours: the machine's socket, which to connect to instead of listening.
+	Connect string `json:"connect,omitempty"`
+	// A set of cores: a mask as `0x3`, or a list as `[0,2-3]`.
+	Cpumask string `json:"cpumask,omitempty"`
+	Delay   bool   `json:"delay,omitempty"`
+	// Ours: the most queues for commands that a machine can have.
+	NumQueues *uint16 `json:"num_queues,omitempty"`
+	// Ours.
+	SocketGroup string `json:"socket_group,omitempty"`
+	// Ours: permissions in octal digits.
+	SocketMode string `json:"socket_mode,omitempty"`
+	// Ours.
+	SocketOwner string `json:"socket_owner,omitempty"`
+}
+
+// VhostCreateScsiController calls vhost_create_scsi_controller. Makes a controller: a socket through which a virtual machine reaches disks that may come and go.
+func (c *Client) VhostCreateScsiController(ctx context.Context, params VhostCreateScsiControllerParams) (bool, error) {
+	return call[bool](ctx, c, "vhost_create_scsi_controller", params)
+}
+
 // VhostDeleteControllerParams are the parameters of vhost_delete_controller.
 type VhostDeleteControllerParams struct {
 	// Its name.
@@ -827,6 +850,40 @@ type VhostGetControllersParams struct {
 // VhostGetControllers calls vhost_get_controllers. The controllers, or one of them.
 func (c *Client) VhostGetControllers(ctx context.Context, params VhostGetControllersParams) ([]VhostController, error) {
 	return call[[]VhostController](ctx, c, "vhost_get_controllers", params)
+}
+
+// VhostScsiControllerAddTargetParams are the parameters of vhost_scsi_controller_add_target.
+type VhostScsiControllerAddTargetParams struct {
+	Ctrlr string `json:"ctrlr"`
+	// 0 to 7, or -1: the first that has no disk.
+	ScsiTargetNum int32  `json:"scsi_target_num"`
+	BdevName      string `json:"bdev_name"`
+}
+
+// VhostScsiControllerAddTarget calls vhost_scsi_controller_add_target. Gives a disk to a controller's target, and tells the machine. The result is the target's number.
+func (c *Client) VhostScsiControllerAddTarget(ctx context.Context, params VhostScsiControllerAddTargetParams) (uint8, error) {
+	return call[uint8](ctx, c, "vhost_scsi_controller_add_target", params)
+}
+
+// VhostScsiControllerRemoveTargetParams are the parameters of vhost_scsi_controller_remove_target.
+type VhostScsiControllerRemoveTargetParams struct {
+	Ctrlr         string `json:"ctrlr"`
+	ScsiTargetNum uint32 `json:"scsi_target_num"`
+}
+
+// VhostScsiControllerRemoveTarget calls vhost_scsi_controller_remove_target. Takes the disk of a controller's target away, whatever the machine does, and tells the machine.
+func (c *Client) VhostScsiControllerRemoveTarget(ctx context.Context, params VhostScsiControllerRemoveTargetParams) (bool, error) {
+	return call[bool](ctx, c, "vhost_scsi_controller_remove_target", params)
+}
+
+// VhostStartScsiControllerParams are the parameters of vhost_start_scsi_controller.
+type VhostStartScsiControllerParams struct {
+	Ctrlr string `json:"ctrlr"`
+}
+
+// VhostStartScsiController calls vhost_start_scsi_controller. Makes the socket of a controller that was made with `delay`.
+func (c *Client) VhostStartScsiController(ctx context.Context, params VhostStartScsiControllerParams) (bool, error) {
+	return call[bool](ctx, c, "vhost_start_scsi_controller", params)
 }
 
 // VirtioBlkGetTransports calls virtio_blk_get_transports. The ways by which machines reach controllers.

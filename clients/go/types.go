@@ -529,7 +529,10 @@ type VersionFields struct {
 
 // VhostBackend: What only controllers of disks have.
 type VhostBackend struct {
-	Block VhostBlock `json:"block"`
+	// Of a controller of one disk.
+	Block *VhostBlock `json:"block,omitempty"`
+	// Of a controller whose disks come and go.
+	Scsi []VhostTarget `json:"scsi,omitempty"`
 }
 
 // VhostBlock: The disk, as the machine sees it.
@@ -564,6 +567,12 @@ type VhostController struct {
 	BackendSpecific VhostBackend `json:"backend_specific"`
 	// Ours.
 	Statistics VhostStatistics `json:"statistics"`
+}
+
+// VhostLun: part of what methods take or give.
+type VhostLun struct {
+	ID       uint16 `json:"id"`
+	BdevName string `json:"bdev_name"`
 }
 
 // VhostQueue: A queue of a machine.
@@ -618,6 +627,14 @@ type VhostStatistics struct {
 	UnanswerableRequests uint64 `json:"unanswerable_requests"`
 	// Rings that contradicted themselves.
 	BrokenQueues uint64 `json:"broken_queues"`
+}
+
+// VhostTarget: A target that has a disk.
+type VhostTarget struct {
+	ScsiDevNum uint8      `json:"scsi_dev_num"`
+	ID         uint8      `json:"id"`
+	TargetName string     `json:"target_name"`
+	Luns       []VhostLun `json:"luns"`
 }
 
 // VirtioBlkTransport: One of the results of `virtio_blk_get_transports`.

@@ -22,19 +22,22 @@ pub enum Subsystem {
     Bdev,
     /// Controllers of virtual machines.
     VhostBlk,
+    /// The same, of those whose disks come and go, and their targets.
+    VhostScsi,
     /// Settings of the daemon as a whole, each by the name of what it sets. SPDK saves none.
     Daemon,
 }
 
 impl Subsystem {
     /// All that have objects, each after those that it depends on.
-    pub const ALL: [Self; 2] = [Self::Bdev, Self::VhostBlk];
+    pub const ALL: [Self; 3] = [Self::Bdev, Self::VhostBlk, Self::VhostScsi];
 
     /// Its name on the wire.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Bdev => "bdev",
             Self::VhostBlk => "vhost_blk",
+            Self::VhostScsi => "vhost_scsi",
             Self::Daemon => "daemon",
         }
     }
@@ -43,7 +46,7 @@ impl Subsystem {
     pub const fn depends_on(self) -> &'static [&'static str] {
         match self {
             Self::Bdev | Self::Daemon => &[],
-            Self::VhostBlk => &["bdev"],
+            Self::VhostBlk | Self::VhostScsi => &["bdev"],
         }
     }
 }
@@ -124,11 +127,24 @@ impl Config {
         note.map_or_else(String::new, |(_, note)| {
             let what = match note.subsystem {
                 Subsystem::Bdev => "disk",
-                Subsystem::VhostBlk => "controller",
+                Subsystem::VhostScsi if note.object.contains('/') => "target",
+                Subsystem::VhostBlk | Subsystem::VhostScsi => "controller",
                 Subsystem::Daemon => "setting",
             };
             format!("{what} '{}'", note.object)
         })
+    }
+
+    /// Whether an object is absent whose name `is_meant`.
+    pub fn has_absent(&self, subsystem: Subsystem, is_meant: impl Fn(&str) -> bool) -> bool {
+        self.absent.borrow().iter().any(|(_, note)| note.subsystem == subsystem && is_meant(&note.object))
+    }
+
+    /// Whether a parameter of the call that made `object` has this value.
+    pub fn has_param(&self, subsystem: Subsystem, object: &str, param: &str, value: &Value) -> bool {
+        let is_it = |note: &Note| note.subsystem == subsystem && note.object == object;
+        let notes = self.notes.borrow();
+        notes.iter().any(|(_, note)| is_it(note) && note.call.params.get(param) == Some(value))
     }
 
     /// Forgets the absent object of that name; tells whether there was one.
@@ -148,7 +164,7 @@ impl Config {
 
     /// Notes the call that made `object`, in place of what made another of that name.
     pub fn made(&self, subsystem: Subsystem, object: &str, method: &'static str, params: &impl Serialize) {
-        if subsystem == Subsystem::VhostBlk {
+        if matches!(subsystem, Subsystem::VhostBlk | Subsystem::VhostScsi) {
             journal::made(subsystem, object);
         }
         let params = serde_json::to_value(params).expect("parameters came as JSON");

@@ -9,6 +9,7 @@ use aryk_bdev::Bdev;
 use aryk_reactor::Reactors;
 use aryk_state::WriteError;
 use aryk_vhost_blk::Controllers;
+use aryk_vhost_scsi::Controllers as ScsiControllers;
 use rustix::io::Errno;
 use serde::Serialize;
 use std::cell::Cell;
@@ -25,6 +26,8 @@ pub struct Control {
     pub disks: Disks,
     /// Through which machines reach them.
     pub controllers: Controllers,
+    /// The same, to disks that may come and go.
+    pub scsi_controllers: ScsiControllers,
     /// What was configured.
     pub config: Config,
     /// Whether start-up is complete.
@@ -51,7 +54,8 @@ impl Control {
         let disks = Disks::default();
         let registry = Arc::clone(&disks.registry);
         Self {
-            controllers: Controllers::new(vhost_dir, registry, Rc::clone(&reactors)),
+            controllers: Controllers::new(vhost_dir, Arc::clone(&registry), Rc::clone(&reactors)),
+            scsi_controllers: ScsiControllers::new(vhost_dir, registry, Rc::clone(&reactors)),
             reactors,
             disks,
             config: Config::default(),
@@ -102,6 +106,8 @@ impl Control {
 
     fn forget_removed_disks(&self) {
         self.config.retain(Subsystem::Bdev, |name| self.disks.find(name).is_ok());
+        // A disk that goes has been taken from its targets.
+        crate::methods::vhost_scsi::forget_gone(self);
     }
 
     /// Waits until what a call has done is in the state store. If it cannot be, what the call made is undone.
@@ -133,6 +139,7 @@ impl Control {
                 self.config.removed(subsystem, name);
                 Ok(undone?)
             }
+            Subsystem::VhostScsi => crate::methods::vhost_scsi::unmake(self, name).await,
             Subsystem::Daemon => Ok(()),
         }
     }
@@ -140,6 +147,7 @@ impl Control {
     /// Gives back all that was made: no request runs afterwards.
     pub async fn close(&self) {
         self.controllers.delete_all().await;
+        self.scsi_controllers.delete_all().await;
         self.disks.close().await;
     }
 

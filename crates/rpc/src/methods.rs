@@ -21,6 +21,7 @@ mod table;
 mod trace;
 mod uring;
 mod vhost;
+pub(crate) mod vhost_scsi;
 
 use crate::dispatch::{Methods, NoParams};
 use crate::params::Count;
@@ -58,6 +59,7 @@ pub(crate) fn all(this: &Weak<Methods<Control>>) -> Table<Control> {
     trace::register(&mut table);
     uring::register(&mut table);
     vhost::register(&mut table);
+    vhost_scsi::register(&mut table);
     table::register(&mut table, this);
     table.change_nothing(&CHANGE_NOTHING);
     table

@@ -104,11 +104,15 @@ pub fn list(client: &mut Client, out: &Output) -> Result<(), Error> {
             return "There are no controllers. Offer a disk to a machine: aryk attach DISK".into();
         }
         let row = |c: &Value| {
-            let block = &c["backend_specific"]["block"];
+            let backend = &c["backend_specific"];
+            let of_targets =
+                elements(&backend["scsi"]).iter().map(|target| text(&target["luns"][0], "bdev_name"));
+            let disks: Vec<_> =
+                backend.get("block").map(|block| text(block, "bdev")).into_iter().chain(of_targets).collect();
             let machines = elements(&c["sessions"]).len();
             vec![
                 text(c, "ctrlr").to_owned(),
-                text(block, "bdev").to_owned(),
+                disks.join(", "),
                 c["num_queues"].to_string(),
                 text(c, "cpumask").to_owned(),
                 if machines > 0 { "connected" } else { "waiting" }.to_owned(),

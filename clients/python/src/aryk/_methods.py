@@ -1260,6 +1260,43 @@ class Methods(ABC):
         )
         return result
 
+    def vhost_create_scsi_controller(
+        self,
+        *,
+        ctrlr: str,
+        connect: str | None = None,
+        cpumask: str | None = None,
+        delay: bool | None = None,
+        num_queues: int | None = None,
+        socket_group: str | None = None,
+        socket_mode: str | None = None,
+        socket_owner: str | None = None,
+    ) -> bool:
+        """Makes a controller: a socket through which a virtual machine reaches disks that may come and go.
+
+        Parameters:
+            connect: Ours: the machine's socket, which to connect to instead of listening.
+            cpumask: A set of cores: a mask as `0x3`, or a list as `[0,2-3]`.
+            num_queues: Ours: the most queues for commands that a machine can have.
+            socket_group: Ours.
+            socket_mode: Ours: permissions in octal digits.
+            socket_owner: Ours.
+        """
+        result: bool = self.call(
+            "vhost_create_scsi_controller",
+            _given(
+                ctrlr=ctrlr,
+                connect=connect,
+                cpumask=cpumask,
+                delay=delay,
+                num_queues=num_queues,
+                socket_group=socket_group,
+                socket_mode=socket_mode,
+                socket_owner=socket_owner,
+            ),
+        )
+        return result
+
     def vhost_delete_controller(
         self,
         *,
@@ -1292,6 +1329,58 @@ class Methods(ABC):
             "vhost_get_controllers",
             _given(
                 name=name,
+            ),
+        )
+        return result
+
+    def vhost_scsi_controller_add_target(
+        self,
+        *,
+        ctrlr: str,
+        scsi_target_num: int,
+        bdev_name: str,
+    ) -> int:
+        """Gives a disk to a controller's target, and tells the machine. The result is the target's number.
+
+        Parameters:
+            scsi_target_num: 0 to 7, or -1: the first that has no disk.
+        """
+        result: int = self.call(
+            "vhost_scsi_controller_add_target",
+            _given(
+                ctrlr=ctrlr,
+                scsi_target_num=scsi_target_num,
+                bdev_name=bdev_name,
+            ),
+        )
+        return result
+
+    def vhost_scsi_controller_remove_target(
+        self,
+        *,
+        ctrlr: str,
+        scsi_target_num: int,
+    ) -> bool:
+        """Takes the disk of a controller's target away, whatever the machine does, and tells the machine."""
+        result: bool = self.call(
+            "vhost_scsi_controller_remove_target",
+            _given(
+                ctrlr=ctrlr,
+                scsi_target_num=scsi_target_num,
+            ),
+        )
+        return result
+
+    def vhost_start_scsi_controller(
+        self,
+        *,
+        ctrlr: str,
+    ) -> bool:
+        """Makes the socket of a controller that was made with `delay`."""
+        result: bool = self.call(
+            "vhost_start_scsi_controller",
+            _given(
+                ctrlr=ctrlr,
             ),
         )
         return result
@@ -2549,6 +2638,43 @@ class AsyncMethods(ABC):
         )
         return result
 
+    async def vhost_create_scsi_controller(
+        self,
+        *,
+        ctrlr: str,
+        connect: str | None = None,
+        cpumask: str | None = None,
+        delay: bool | None = None,
+        num_queues: int | None = None,
+        socket_group: str | None = None,
+        socket_mode: str | None = None,
+        socket_owner: str | None = None,
+    ) -> bool:
+        """Makes a controller: a socket through which a virtual machine reaches disks that may come and go.
+
+        Parameters:
+            connect: Ours: the machine's socket, which to connect to instead of listening.
+            cpumask: A set of cores: a mask as `0x3`, or a list as `[0,2-3]`.
+            num_queues: Ours: the most queues for commands that a machine can have.
+            socket_group: Ours.
+            socket_mode: Ours: permissions in octal digits.
+            socket_owner: Ours.
+        """
+        result: bool = await self.call(
+            "vhost_create_scsi_controller",
+            _given(
+                ctrlr=ctrlr,
+                connect=connect,
+                cpumask=cpumask,
+                delay=delay,
+                num_queues=num_queues,
+                socket_group=socket_group,
+                socket_mode=socket_mode,
+                socket_owner=socket_owner,
+            ),
+        )
+        return result
+
     async def vhost_delete_controller(
         self,
         *,
@@ -2581,6 +2707,58 @@ class AsyncMethods(ABC):
             "vhost_get_controllers",
             _given(
                 name=name,
+            ),
+        )
+        return result
+
+    async def vhost_scsi_controller_add_target(
+        self,
+        *,
+        ctrlr: str,
+        scsi_target_num: int,
+        bdev_name: str,
+    ) -> int:
+        """Gives a disk to a controller's target, and tells the machine. The result is the target's number.
+
+        Parameters:
+            scsi_target_num: 0 to 7, or -1: the first that has no disk.
+        """
+        result: int = await self.call(
+            "vhost_scsi_controller_add_target",
+            _given(
+                ctrlr=ctrlr,
+                scsi_target_num=scsi_target_num,
+                bdev_name=bdev_name,
+            ),
+        )
+        return result
+
+    async def vhost_scsi_controller_remove_target(
+        self,
+        *,
+        ctrlr: str,
+        scsi_target_num: int,
+    ) -> bool:
+        """Takes the disk of a controller's target away, whatever the machine does, and tells the machine."""
+        result: bool = await self.call(
+            "vhost_scsi_controller_remove_target",
+            _given(
+                ctrlr=ctrlr,
+                scsi_target_num=scsi_target_num,
+            ),
+        )
+        return result
+
+    async def vhost_start_scsi_controller(
+        self,
+        *,
+        ctrlr: str,
+    ) -> bool:
+        """Makes the socket of a controller that was made with `delay`."""
+        result: bool = await self.call(
+            "vhost_start_scsi_controller",
+            _given(
+                ctrlr=ctrlr,
             ),
         )
         return result

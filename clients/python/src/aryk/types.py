@@ -485,7 +485,10 @@ class VersionFields(TypedDict):
 class VhostBackend(TypedDict):
     """What only controllers of disks have."""
 
-    block: VhostBlock
+    #: Of a controller of one disk.
+    block: NotRequired[VhostBlock]
+    #: Of a controller whose disks come and go.
+    scsi: NotRequired[list[VhostTarget]]
 
 
 class VhostBlock(TypedDict):
@@ -522,6 +525,13 @@ class VhostController(TypedDict):
     backend_specific: VhostBackend
     #: Ours.
     statistics: VhostStatistics
+
+
+class VhostLun(TypedDict):
+    """Part of a result."""
+
+    id: int
+    bdev_name: str
 
 
 class VhostQueue(TypedDict):
@@ -579,6 +589,15 @@ class VhostStatistics(TypedDict):
     unanswerable_requests: int
     #: Rings that contradicted themselves.
     broken_queues: int
+
+
+class VhostTarget(TypedDict):
+    """A target that has a disk."""
+
+    scsi_dev_num: int
+    id: int
+    target_name: str
+    luns: list[VhostLun]
 
 
 class VirtioBlkTransport(TypedDict):

@@ -1,10 +1,11 @@
 //! `vhost_*`: the controllers through which virtual machines reach disks. Control context.
 
-use super::{Control, Error, NoParams, Phase, Table};
+use super::{Control, Error, NoParams, Phase, Table, vhost_scsi};
 use crate::config::Subsystem;
 use crate::params::{CpuMask, SocketGroup, SocketMode, SocketOwner};
 use aryk_reactor::{CoreSet, Handle};
 use aryk_vhost_blk as vhost;
+use aryk_vhost_user::Snapshot;
 use rustix::io::Errno;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -72,13 +73,10 @@ async fn create_blk_controller(control: &Control, p: CreateBlkController) -> Res
     if let Some(transport) = p.transport.as_ref().filter(|t| *t != TRANSPORT) {
         return Err(Error::invalid(format!("there is no transport '{transport}', only {TRANSPORT}")));
     }
-    let rights = vhost::SocketOptions {
-        owner: p.socket_owner.as_ref().map(|owner| owner.id),
-        group: p.socket_group.as_ref().map(|group| group.id),
-        mode: p.socket_mode.map(|mode| mode.0),
-    };
-    if p.connect.is_some() && rights != vhost::SocketOptions::default() {
-        return Err(Error::invalid("a socket that is connected to has its owner's rights already"));
+    let rights = (p.socket_owner.as_ref(), p.socket_group.as_ref(), p.socket_mode);
+    let link = link(p.connect.as_ref(), rights)?;
+    if taken(control, &p.ctrlr) {
+        return Err(vhost::Error::Exists(p.ctrlr).into());
     }
     control.controllers.create(vhost::Options {
         name: p.ctrlr.clone(),
@@ -86,10 +84,35 @@ async fn create_blk_controller(control: &Control, p: CreateBlkController) -> Res
         read_only: p.readonly,
         cores: p.cpumask.as_ref().map(|mask| mask.0.clone()),
         queues: p.num_queues.unwrap_or(vhost::QUEUES),
-        link: p.connect.clone().map_or(vhost::Link::Listen(rights), vhost::Link::Connect),
+        link,
     })?;
     control.config.made(Subsystem::VhostBlk, &p.ctrlr, "vhost_create_blk_controller", &p);
     Ok(true)
+}
+
+/// Whether there is a controller of that name, of any kind.
+pub(super) fn taken(control: &Control, name: &str) -> bool {
+    control.controllers.list().iter().any(|info| info.name == name)
+        || control.scsi_controllers.list().iter().any(|info| info.name == name)
+}
+
+/// How a controller and its machine find each other: by the machine's socket, or by one of ours with these rights.
+pub(super) fn link(
+    connect: Option<&PathBuf>,
+    (owner, group, mode): (Option<&SocketOwner>, Option<&SocketGroup>, Option<SocketMode>),
+) -> Result<vhost::Link, Error> {
+    let rights = vhost::SocketOptions {
+        owner: owner.map(|owner| owner.id),
+        group: group.map(|group| group.id),
+        mode: mode.map(|mode| mode.0),
+    };
+    match connect {
+        Some(_) if rights != vhost::SocketOptions::default() => {
+            Err(Error::invalid("a socket that is connected to has its owner's rights already"))
+        }
+        Some(path) => Ok(vhost::Link::Connect(path.clone())),
+        None => Ok(vhost::Link::Listen(rights)),
+    }
 }
 
 /// Parameters of `vhost_delete_controller`.
@@ -101,6 +124,12 @@ struct DeleteController {
 }
 
 async fn delete_controller(control: &Control, p: DeleteController) -> Result<bool, Error> {
+    let scsi = control.scsi_controllers.list();
+    if scsi.iter().any(|info| info.name == p.ctrlr) {
+        let deleted = control.scsi_controllers.delete(&p.ctrlr).await;
+        vhost_scsi::forget_gone(control);
+        return Ok(deleted.map(|()| true)?);
+    }
     let deleted = control.controllers.delete(&p.ctrlr).await;
     // Another of that name may have been made while its end was waited for.
     let names: Vec<_> = control.controllers.list().into_iter().map(|info| info.name).collect();
@@ -174,7 +203,40 @@ struct Queue {
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "VhostBackend")]
 struct BackendSpecific {
-    block: Block,
+    /// Of a controller of one disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    block: Option<Block>,
+    /// Of a controller whose disks come and go.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    scsi: Option<Vec<Target>>,
+}
+
+/// A target that has a disk.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "VhostTarget")]
+struct Target {
+    scsi_dev_num: u8,
+    id: u8,
+    target_name: String,
+    luns: Vec<Lun>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "VhostLun")]
+struct Lun {
+    id: u16,
+    bdev_name: String,
+}
+
+impl Target {
+    fn new(number: u8, disk: String) -> Self {
+        Self {
+            scsi_dev_num: number,
+            id: number,
+            target_name: format!("Target {number}"),
+            luns: vec![Lun { id: 0, bdev_name: disk }],
+        }
+    }
 }
 
 /// The disk, as the machine sees it.
@@ -221,16 +283,43 @@ struct Statistics {
     broken_queues: u64,
 }
 
+impl Session {
+    /// The front-end of a controller, if one is connected.
+    fn of(name: &str, sessions: &Snapshot, running: &[(u16, u16)]) -> Option<Self> {
+        sessions.connected.then(|| Self {
+            vid: sessions.sessions,
+            id: sessions.sessions,
+            name: format!("{name}s{}", sessions.sessions),
+            started: !running.is_empty(),
+            max_queues: running.len(),
+            queues: running.iter().map(|&(index, lcore)| Queue { index, lcore }).collect(),
+        })
+    }
+}
+
+impl Statistics {
+    fn new(sessions: Snapshot, [bad_chains, unanswerable_requests, broken_queues]: [u64; 3]) -> Self {
+        Self {
+            sessions: sessions.sessions,
+            failed_sessions: sessions.failed,
+            messages: sessions.messages,
+            refused_messages: sessions.refused,
+            connection_errors: sessions.connection_errors,
+            protocol_errors: sessions.protocol_errors,
+            fd_errors: sessions.fd_errors,
+            memory_errors: sessions.memory_errors,
+            device_errors: sessions.device_errors,
+            last_error: sessions.last_error,
+            bad_chains,
+            unanswerable_requests,
+            broken_queues,
+        }
+    }
+}
+
 impl Controller {
-    fn new(info: vhost::Info, all_cores: &CoreSet) -> Self {
-        let sessions = info.sessions.connected.then(|| Session {
-            vid: info.sessions.sessions,
-            id: info.sessions.sessions,
-            name: format!("{}s{}", info.name, info.sessions.sessions),
-            started: !info.running.is_empty(),
-            max_queues: info.running.len(),
-            queues: info.running.iter().map(|&(index, lcore)| Queue { index, lcore }).collect(),
-        });
+    fn block(info: vhost::Info, all_cores: &CoreSet) -> Self {
+        let block = Block { readonly: info.read_only, bdev: info.disk, transport: TRANSPORT };
         Self {
             cpumask: info.cores.as_ref().unwrap_or(all_cores).to_string(),
             delay_base_us: 0,
@@ -238,25 +327,29 @@ impl Controller {
             socket: info.socket,
             num_queues: info.queues,
             connects: info.connects,
-            sessions: sessions.into_iter().collect(),
-            backend_specific: BackendSpecific {
-                block: Block { readonly: info.read_only, bdev: info.disk, transport: TRANSPORT },
-            },
-            statistics: Statistics {
-                sessions: info.sessions.sessions,
-                failed_sessions: info.sessions.failed,
-                messages: info.sessions.messages,
-                refused_messages: info.sessions.refused,
-                connection_errors: info.sessions.connection_errors,
-                protocol_errors: info.sessions.protocol_errors,
-                fd_errors: info.sessions.fd_errors,
-                memory_errors: info.sessions.memory_errors,
-                device_errors: info.sessions.device_errors,
-                last_error: info.sessions.last_error,
-                bad_chains: info.bad_chains,
-                unanswerable_requests: info.unanswerable,
-                broken_queues: info.broken_queues,
-            },
+            sessions: Session::of(&info.name, &info.sessions, &info.running).into_iter().collect(),
+            backend_specific: BackendSpecific { block: Some(block), scsi: None },
+            statistics: Statistics::new(
+                info.sessions,
+                [info.bad_chains, info.unanswerable, info.broken_queues],
+            ),
+            ctrlr: info.name,
+        }
+    }
+
+    fn scsi(info: aryk_vhost_scsi::Info, all_cores: &CoreSet) -> Self {
+        let targets = info.targets.into_iter().map(|(number, disk)| Target::new(number, disk)).collect();
+        let sessions = info.sessions.unwrap_or_default();
+        Self {
+            cpumask: info.cores.as_ref().unwrap_or(all_cores).to_string(),
+            delay_base_us: 0,
+            iops_threshold: 0,
+            socket: info.socket,
+            num_queues: info.queues,
+            connects: info.connects,
+            sessions: Session::of(&info.name, &sessions, &info.running).into_iter().collect(),
+            backend_specific: BackendSpecific { block: None, scsi: Some(targets) },
+            statistics: Statistics::new(sessions, [info.bad_chains, info.unanswerable, info.broken_queues]),
             ctrlr: info.name,
         }
     }
@@ -264,14 +357,17 @@ impl Controller {
 
 async fn get_controllers(control: &Control, p: GetControllers) -> Result<Vec<Controller>, Error> {
     let all_cores: CoreSet = control.reactors.handles().iter().map(Handle::core).collect();
-    let mut infos = control.controllers.list();
+    let block = control.controllers.list().into_iter().map(|info| Controller::block(info, &all_cores));
+    let scsi = control.scsi_controllers.list().into_iter().map(|info| Controller::scsi(info, &all_cores));
+    let mut all: Vec<_> = block.chain(scsi).collect();
+    all.sort_by(|a, b| a.ctrlr.cmp(&b.ctrlr));
     if let Some(name) = &p.name {
-        infos.retain(|info| info.name == *name);
-        if infos.is_empty() {
+        all.retain(|controller| controller.ctrlr == *name);
+        if all.is_empty() {
             return Err(Error::no_device("controller", name));
         }
     }
-    Ok(infos.into_iter().map(|info| Controller::new(info, &all_cores)).collect())
+    Ok(all)
 }
 
 /// One of the results of `virtio_blk_get_transports`.
@@ -299,7 +395,7 @@ impl From<vhost::Error> for Error {
     }
 }
 
-fn errno_of(error: &vhost::EndpointError) -> Errno {
+pub(super) fn errno_of(error: &vhost::EndpointError) -> Errno {
     use vhost::{EndpointError as Endpoint, ListenError};
     let of = |e: &std::io::Error| Errno::from_io_error(e).unwrap_or(Errno::IO);
     match error {

@@ -87,6 +87,10 @@ fn watch_disks(call: &mut impl FnMut(&'static str, Value)) {
     call("virtio_blk_get_transports", json!({}));
     call("vhost_create_blk_controller", json!({"ctrlr": "c", "dev_name": "n"}));
     call("vhost_get_controllers", json!({}));
+    call("vhost_create_scsi_controller", json!({"ctrlr": "s", "delay": true}));
+    call("vhost_scsi_controller_add_target", json!({"ctrlr": "s", "scsi_target_num": 0, "bdev_name": "n"}));
+    call("vhost_start_scsi_controller", json!({"ctrlr": "s"}));
+    call("vhost_get_controllers", json!({}));
     call("framework_get_reactors", json!({}));
     call("thread_get_stats", json!({}));
     call("framework_get_config", json!({"name": "bdev"}));
@@ -94,6 +98,8 @@ fn watch_disks(call: &mut impl FnMut(&'static str, Value)) {
 
 fn end(call: &mut impl FnMut(&'static str, Value)) {
     call("vhost_delete_controller", json!({"ctrlr": "c"}));
+    call("vhost_scsi_controller_remove_target", json!({"ctrlr": "s", "scsi_target_num": 0}));
+    call("vhost_delete_controller", json!({"ctrlr": "s"}));
     call("bdev_split_delete", json!({"base_bdev": "whole"}));
     for (method, name) in [
         ("bdev_delay_delete", "d"),

@@ -1,0 +1,210 @@
+//! `vhost_*scsi*`: controllers whose disks come and go while their machine runs. Control context.
+//!
+//! A controller and each of its targets have notes of their own. After a restart a controller is reached only when all its targets are there again:
+//! a guest that came back before would find that disks in use had gone.
+
+use super::vhost::{errno_of, link, taken};
+use super::{Control, Error, Phase, Table};
+use crate::config::Subsystem;
+use crate::params::{CpuMask, SocketGroup, SocketMode, SocketOwner};
+use aryk_vhost_scsi as vhost;
+use rustix::io::Errno;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+pub(super) fn register(table: &mut Table<Control>) {
+    table.add(
+        "vhost_create_scsi_controller",
+        Phase::RunTime,
+        "Makes a controller: a socket through which a virtual machine reaches disks that may come and go.",
+        create_scsi_controller,
+    );
+    table.add(
+        "vhost_start_scsi_controller",
+        Phase::RunTime,
+        "Makes the socket of a controller that was made with `delay`.",
+        start_scsi_controller,
+    );
+    table.add(
+        "vhost_scsi_controller_add_target",
+        Phase::RunTime,
+        "Gives a disk to a controller's target, and tells the machine. The result is the target's number.",
+        add_target,
+    );
+    table.add(
+        "vhost_scsi_controller_remove_target",
+        Phase::RunTime,
+        "Takes the disk of a controller's target away, whatever the machine does, and tells the machine.",
+        remove_target,
+    );
+}
+
+const CREATE: &str = "vhost_create_scsi_controller";
+const ADD: &str = "vhost_scsi_controller_add_target";
+
+/// Parameters of `vhost_create_scsi_controller`.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct CreateScsiController {
+    ctrlr: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cpumask: Option<CpuMask>,
+    #[serde(default)]
+    delay: bool,
+    /// Ours: the most queues for commands that a machine can have.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    num_queues: Option<u16>,
+    /// Ours: the machine's socket, which to connect to instead of listening.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    connect: Option<PathBuf>,
+    /// Ours.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    socket_owner: Option<SocketOwner>,
+    /// Ours.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    socket_group: Option<SocketGroup>,
+    /// Ours: permissions in octal digits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    socket_mode: Option<SocketMode>,
+}
+
+async fn create_scsi_controller(control: &Control, p: CreateScsiController) -> Result<bool, Error> {
+    if taken(control, &p.ctrlr) {
+        return Err(vhost::Error::Exists(p.ctrlr).into());
+    }
+    control.scsi_controllers.create(vhost::Options {
+        name: p.ctrlr.clone(),
+        cores: p.cpumask.as_ref().map(|mask| mask.0.clone()),
+        queues: p.num_queues.unwrap_or(vhost::QUEUES),
+        link: link(p.connect.as_ref(), (p.socket_owner.as_ref(), p.socket_group.as_ref(), p.socket_mode))?,
+        delay: true,
+    })?;
+    let delay = p.delay || has_absent_targets(control, &p.ctrlr);
+    if !delay && let Err(error) = control.scsi_controllers.start(&p.ctrlr) {
+        control.scsi_controllers.delete(&p.ctrlr).await?;
+        return Err(error.into());
+    }
+    control.config.made(Subsystem::VhostScsi, &p.ctrlr, CREATE, &p);
+    Ok(true)
+}
+
+/// Parameters of `vhost_start_scsi_controller`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct StartScsiController {
+    ctrlr: String,
+}
+
+async fn start_scsi_controller(control: &Control, p: StartScsiController) -> Result<bool, Error> {
+    control.scsi_controllers.start(&p.ctrlr)?;
+    control.config.changed(Subsystem::VhostScsi, &p.ctrlr, "delay", false);
+    Ok(true)
+}
+
+/// Parameters of `vhost_scsi_controller_add_target`.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct AddTarget {
+    ctrlr: String,
+    /// 0 to 7, or -1: the first that has no disk.
+    scsi_target_num: i32,
+    bdev_name: String,
+}
+
+async fn add_target(control: &Control, p: AddTarget) -> Result<u8, Error> {
+    let wanted = match p.scsi_target_num {
+        -1 => None,
+        number => {
+            Some(u32::try_from(number).map_err(|_| Error::invalid(format!("there is no target {number}")))?)
+        }
+    };
+    let target = control.scsi_controllers.add_target(&p.ctrlr, wanted, &p.bdev_name).await?;
+    let note = AddTarget { scsi_target_num: target.into(), ..p };
+    control.config.made(Subsystem::VhostScsi, &target_object(&note.ctrlr, target), ADD, &note);
+    start_if_whole(control, &note.ctrlr);
+    Ok(target)
+}
+
+/// Parameters of `vhost_scsi_controller_remove_target`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct RemoveTarget {
+    ctrlr: String,
+    scsi_target_num: u32,
+}
+
+async fn remove_target(control: &Control, p: RemoveTarget) -> Result<bool, Error> {
+    let number = u8::try_from(p.scsi_target_num).map_err(|_| vhost::Error::Target(p.scsi_target_num))?;
+    let object = target_object(&p.ctrlr, number);
+    if control.config.forget_absent(Subsystem::VhostScsi, &object) {
+        start_if_whole(control, &p.ctrlr);
+        return Ok(true);
+    }
+    let removed = control.scsi_controllers.remove_target(&p.ctrlr, p.scsi_target_num).await;
+    forget_gone(control);
+    Ok(removed.map(|()| true)?)
+}
+
+/// The name of a target's note. No controller's name has a slash.
+fn target_object(controller: &str, target: u8) -> String {
+    format!("{controller}/{target}")
+}
+
+/// Takes back what a call has made.
+pub(crate) async fn unmake(control: &Control, object: &str) -> Result<(), Error> {
+    let undone = match object.split_once('/') {
+        Some((controller, target)) => {
+            let target = target.parse().expect("a note of ours");
+            control.scsi_controllers.remove_target(controller, target).await
+        }
+        None => control.scsi_controllers.delete(object).await,
+    };
+    forget_gone(control);
+    Ok(undone?)
+}
+
+/// Forgets controllers and targets that are not there any more.
+pub(crate) fn forget_gone(control: &Control) {
+    let infos = control.scsi_controllers.list();
+    let exists = |object: &str| match object.split_once('/') {
+        Some((name, target)) => infos.iter().any(|info| {
+            info.name == name && info.targets.iter().any(|(number, _)| number.to_string() == target)
+        }),
+        None => infos.iter().any(|info| info.name == object),
+    };
+    control.config.retain(Subsystem::VhostScsi, exists);
+}
+
+fn has_absent_targets(control: &Control, controller: &str) -> bool {
+    let is_of_it = |object: &str| object.split_once('/').is_some_and(|(name, _)| name == controller);
+    control.config.has_absent(Subsystem::VhostScsi, is_of_it)
+}
+
+/// Starts a controller that has waited for its targets to be there again.
+fn start_if_whole(control: &Control, controller: &str) {
+    let is_delayed = control.config.has_param(Subsystem::VhostScsi, controller, "delay", &true.into());
+    if is_delayed || has_absent_targets(control, controller) {
+        return;
+    }
+    match control.scsi_controllers.start(controller) {
+        Ok(()) | Err(vhost::Error::Started(_) | vhost::Error::NotFound(_)) => {}
+        Err(error) => tracing::error!(controller, %error, "the controller cannot be started"),
+    }
+}
+
+impl From<vhost::Error> for Error {
+    fn from(error: vhost::Error) -> Self {
+        use vhost::Error as Vhost;
+        let errno = match &error {
+            Vhost::Disk(error) => return error.clone().into(),
+            Vhost::Exists(_) | Vhost::Taken(_) => Errno::EXIST,
+            Vhost::NotFound(_) | Vhost::Empty(_) | Vhost::Open(_) => Errno::NODEV,
+            Vhost::Full(_) => Errno::NOSPC,
+            Vhost::Started(_) => Errno::ALREADY,
+            Vhost::Name(_) | Vhost::Queues(_) | Vhost::Cores(_) | Vhost::Target(_) => Errno::INVAL,
+            Vhost::Endpoint(error) => errno_of(error),
+        };
+        Self::errno(errno, error.to_string())
+    }
+}
