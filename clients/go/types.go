@@ -457,8 +457,10 @@ const (
 
 // Trace: Result of `aryk_trace_get`.
 type Trace struct {
-	TickRate uint64        `json:"tick_rate"`
-	Records  []TraceRecord `json:"records"`
+	// Ticks in a second.
+	TickRate uint64 `json:"tick_rate"`
+	// Oldest first.
+	Records []TraceRecord `json:"records"`
 }
 
 // TraceGroup: A layer that requests pass.

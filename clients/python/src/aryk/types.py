@@ -411,7 +411,9 @@ class Threads(TypedDict):
 class Trace(TypedDict):
     """Result of `aryk_trace_get`."""
 
+    #: Ticks in a second.
     tick_rate: int
+    #: Oldest first.
     records: list[TraceRecord]
 
 

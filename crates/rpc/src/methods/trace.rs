@@ -134,7 +134,9 @@ struct GetRecords {
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "Trace")]
 struct Records {
+    /// Ticks in a second.
     tick_rate: u64,
+    /// Oldest first.
     records: Vec<TraceRecord>,
 }
 
