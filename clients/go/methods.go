@@ -809,19 +809,21 @@ func (c *Client) VhostCreateBlkController(ctx context.Context, params VhostCreat
 
 // VhostCreateScsiControllerParams are the parameters of vhost_create_scsi_controller.
 type VhostCreateScsiControllerParams struct {
+	// Its name, and its socket's.
 	Ctrlr string `json:"ctrlr"`
 	// Ours: the machine's socket, which to connect to instead of listening.
 	Connect string `json:"connect,omitempty"`
-	// A set of cores: a mask as `0x3`, or a list as `[0,2-3]`.
+	// Cores whose reactors may serve its queues; all if not given.
 	Cpumask string `json:"cpumask,omitempty"`
-	Delay   bool   `json:"delay,omitempty"`
+	// Its socket is made by `vhost_start_scsi_controller` only.
+	Delay bool `json:"delay,omitempty"`
 	// Ours: the most queues for commands that a machine can have.
 	NumQueues *uint16 `json:"num_queues,omitempty"`
-	// Ours.
+	// Ours: the socket's group.
 	SocketGroup string `json:"socket_group,omitempty"`
 	// Ours: permissions in octal digits.
 	SocketMode string `json:"socket_mode,omitempty"`
-	// Ours.
+	// Ours: the socket's owner.
 	SocketOwner string `json:"socket_owner,omitempty"`
 }
 
@@ -854,10 +856,12 @@ func (c *Client) VhostGetControllers(ctx context.Context, params VhostGetControl
 
 // VhostScsiControllerAddTargetParams are the parameters of vhost_scsi_controller_add_target.
 type VhostScsiControllerAddTargetParams struct {
+	// The controller.
 	Ctrlr string `json:"ctrlr"`
 	// 0 to 7, or -1: the first that has no disk.
-	ScsiTargetNum int32  `json:"scsi_target_num"`
-	BdevName      string `json:"bdev_name"`
+	ScsiTargetNum int32 `json:"scsi_target_num"`
+	// The disk: its name, alias or uuid.
+	BdevName string `json:"bdev_name"`
 }
 
 // VhostScsiControllerAddTarget calls vhost_scsi_controller_add_target. Gives a disk to a controller's target, and tells the machine. The result is the target's number.
@@ -867,7 +871,9 @@ func (c *Client) VhostScsiControllerAddTarget(ctx context.Context, params VhostS
 
 // VhostScsiControllerRemoveTargetParams are the parameters of vhost_scsi_controller_remove_target.
 type VhostScsiControllerRemoveTargetParams struct {
-	Ctrlr         string `json:"ctrlr"`
+	// The controller.
+	Ctrlr string `json:"ctrlr"`
+	// 0 to 7.
 	ScsiTargetNum uint32 `json:"scsi_target_num"`
 }
 
@@ -878,6 +884,7 @@ func (c *Client) VhostScsiControllerRemoveTarget(ctx context.Context, params Vho
 
 // VhostStartScsiControllerParams are the parameters of vhost_start_scsi_controller.
 type VhostStartScsiControllerParams struct {
+	// Its name.
 	Ctrlr string `json:"ctrlr"`
 }
 

@@ -1275,12 +1275,14 @@ class Methods(ABC):
         """Makes a controller: a socket through which a virtual machine reaches disks that may come and go.
 
         Parameters:
+            ctrlr: Its name, and its socket's.
             connect: Ours: the machine's socket, which to connect to instead of listening.
-            cpumask: A set of cores: a mask as `0x3`, or a list as `[0,2-3]`.
+            cpumask: Cores whose reactors may serve its queues; all if not given.
+            delay: Its socket is made by `vhost_start_scsi_controller` only.
             num_queues: Ours: the most queues for commands that a machine can have.
-            socket_group: Ours.
+            socket_group: Ours: the socket's group.
             socket_mode: Ours: permissions in octal digits.
-            socket_owner: Ours.
+            socket_owner: Ours: the socket's owner.
         """
         result: bool = self.call(
             "vhost_create_scsi_controller",
@@ -1343,7 +1345,9 @@ class Methods(ABC):
         """Gives a disk to a controller's target, and tells the machine. The result is the target's number.
 
         Parameters:
+            ctrlr: The controller.
             scsi_target_num: 0 to 7, or -1: the first that has no disk.
+            bdev_name: The disk: its name, alias or uuid.
         """
         result: int = self.call(
             "vhost_scsi_controller_add_target",
@@ -1361,7 +1365,12 @@ class Methods(ABC):
         ctrlr: str,
         scsi_target_num: int,
     ) -> bool:
-        """Takes the disk of a controller's target away, whatever the machine does, and tells the machine."""
+        """Takes the disk of a controller's target away, whatever the machine does, and tells the machine.
+
+        Parameters:
+            ctrlr: The controller.
+            scsi_target_num: 0 to 7.
+        """
         result: bool = self.call(
             "vhost_scsi_controller_remove_target",
             _given(
@@ -1376,7 +1385,11 @@ class Methods(ABC):
         *,
         ctrlr: str,
     ) -> bool:
-        """Makes the socket of a controller that was made with `delay`."""
+        """Makes the socket of a controller that was made with `delay`.
+
+        Parameters:
+            ctrlr: Its name.
+        """
         result: bool = self.call(
             "vhost_start_scsi_controller",
             _given(
@@ -2653,12 +2666,14 @@ class AsyncMethods(ABC):
         """Makes a controller: a socket through which a virtual machine reaches disks that may come and go.
 
         Parameters:
+            ctrlr: Its name, and its socket's.
             connect: Ours: the machine's socket, which to connect to instead of listening.
-            cpumask: A set of cores: a mask as `0x3`, or a list as `[0,2-3]`.
+            cpumask: Cores whose reactors may serve its queues; all if not given.
+            delay: Its socket is made by `vhost_start_scsi_controller` only.
             num_queues: Ours: the most queues for commands that a machine can have.
-            socket_group: Ours.
+            socket_group: Ours: the socket's group.
             socket_mode: Ours: permissions in octal digits.
-            socket_owner: Ours.
+            socket_owner: Ours: the socket's owner.
         """
         result: bool = await self.call(
             "vhost_create_scsi_controller",
@@ -2721,7 +2736,9 @@ class AsyncMethods(ABC):
         """Gives a disk to a controller's target, and tells the machine. The result is the target's number.
 
         Parameters:
+            ctrlr: The controller.
             scsi_target_num: 0 to 7, or -1: the first that has no disk.
+            bdev_name: The disk: its name, alias or uuid.
         """
         result: int = await self.call(
             "vhost_scsi_controller_add_target",
@@ -2739,7 +2756,12 @@ class AsyncMethods(ABC):
         ctrlr: str,
         scsi_target_num: int,
     ) -> bool:
-        """Takes the disk of a controller's target away, whatever the machine does, and tells the machine."""
+        """Takes the disk of a controller's target away, whatever the machine does, and tells the machine.
+
+        Parameters:
+            ctrlr: The controller.
+            scsi_target_num: 0 to 7.
+        """
         result: bool = await self.call(
             "vhost_scsi_controller_remove_target",
             _given(
@@ -2754,7 +2776,11 @@ class AsyncMethods(ABC):
         *,
         ctrlr: str,
     ) -> bool:
-        """Makes the socket of a controller that was made with `delay`."""
+        """Makes the socket of a controller that was made with `delay`.
+
+        Parameters:
+            ctrlr: Its name.
+        """
         result: bool = await self.call(
             "vhost_start_scsi_controller",
             _given(

@@ -47,9 +47,12 @@ const ADD: &str = "vhost_scsi_controller_add_target";
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct CreateScsiController {
+    /// Its name, and its socket's.
     ctrlr: String,
+    /// Cores whose reactors may serve its queues; all if not given.
     #[serde(skip_serializing_if = "Option::is_none")]
     cpumask: Option<CpuMask>,
+    /// Its socket is made by `vhost_start_scsi_controller` only.
     #[serde(default)]
     delay: bool,
     /// Ours: the most queues for commands that a machine can have.
@@ -58,10 +61,10 @@ struct CreateScsiController {
     /// Ours: the machine's socket, which to connect to instead of listening.
     #[serde(skip_serializing_if = "Option::is_none")]
     connect: Option<PathBuf>,
-    /// Ours.
+    /// Ours: the socket's owner.
     #[serde(skip_serializing_if = "Option::is_none")]
     socket_owner: Option<SocketOwner>,
-    /// Ours.
+    /// Ours: the socket's group.
     #[serde(skip_serializing_if = "Option::is_none")]
     socket_group: Option<SocketGroup>,
     /// Ours: permissions in octal digits.
@@ -93,6 +96,7 @@ async fn create_scsi_controller(control: &Control, p: CreateScsiController) -> R
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct StartScsiController {
+    /// Its name.
     ctrlr: String,
 }
 
@@ -106,9 +110,11 @@ async fn start_scsi_controller(control: &Control, p: StartScsiController) -> Res
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct AddTarget {
+    /// The controller.
     ctrlr: String,
     /// 0 to 7, or -1: the first that has no disk.
     scsi_target_num: i32,
+    /// The disk: its name, alias or uuid.
     bdev_name: String,
 }
 
@@ -130,7 +136,9 @@ async fn add_target(control: &Control, p: AddTarget) -> Result<u8, Error> {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct RemoveTarget {
+    /// The controller.
     ctrlr: String,
+    /// 0 to 7.
     scsi_target_num: u32,
 }
 
