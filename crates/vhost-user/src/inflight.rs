@@ -27,13 +27,15 @@ pub(crate) struct Inflight {
 
 impl Inflight {
     /// GET_INFLIGHT_FD: a region, all zeroes, whose size nobody can change.
+    ///
+    /// Rings are packed as far as is known, and `may_be` so: it has room for them then, for QEMU 7.2's vhost-user-scsi asks before it says which it has.
     pub(crate) fn create(
         code: Code,
         wanted: &InflightDesc,
-        packed: bool,
+        (packed, may_be): (bool, bool),
         queues: usize,
     ) -> Result<(OwnedFd, InflightDesc), Error> {
-        let size = region_len(code, wanted, packed, queues)?;
+        let size = region_len(code, wanted, packed, queues)?.max(region_len(code, wanted, may_be, queues)?);
         let os = |e: rustix::io::Errno| Error::Inflight { code, source: e.into() };
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("aryk-inflight", flags).map_err(os)?;

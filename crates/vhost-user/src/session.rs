@@ -244,7 +244,8 @@ impl<D: Device> Session<'_, D> {
                 return Ok(Some(message::reply_log(&desc).into()));
             }
             Request::GetInflightFd { desc, padded } => {
-                let (fd, desc) = Inflight::create(code, &desc, self.is_packed(), self.vrings.len())?;
+                let packed = (self.is_packed(), self.device.packed());
+                let (fd, desc) = Inflight::create(code, &desc, packed, self.vrings.len())?;
                 return Ok(Some(Reply(message::reply_inflight(&desc, padded), Some(fd))));
             }
             other => {
