@@ -254,6 +254,12 @@ pub struct AttachArgs {
     /// Let the machine read only
     #[arg(long)]
     pub readonly: bool,
+    /// Be a disk of a SCSI controller, which is made if there is none of that name: up to eight come and go while the machine runs
+    #[arg(long, conflicts_with = "readonly")]
+    pub scsi: bool,
+    /// Which of the SCSI controller's eight targets [default: the first that is free]
+    #[arg(long, value_name = "N", requires = "scsi", value_parser = clap::value_parser!(u8).range(..8))]
+    pub target: Option<u8>,
     /// Connect to this socket, at which QEMU listens, instead of listening: the machine can start before, and outlives, the daemon
     #[arg(long, value_name = "PATH", conflicts_with_all = ["socket_mode", "socket_owner", "socket_group"])]
     pub connect: Option<PathBuf>,

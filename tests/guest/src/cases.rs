@@ -5,6 +5,7 @@ mod disks;
 mod life;
 mod matrix;
 mod recovery;
+mod scsi;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -67,6 +68,7 @@ pub fn list(long: bool) -> Vec<Case> {
     cases.extend(disks::cases());
     cases.extend(life::cases());
     cases.extend(recovery::cases(long));
+    cases.extend(scsi::cases(long));
     cases
 }
 

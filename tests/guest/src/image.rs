@@ -16,7 +16,7 @@ use crate::{cpio, kernel};
 /// The package whose dependency names the current kernel.
 const KERNEL_META_PACKAGE: &str = "linux-image-cloud-amd64";
 /// What the initrd loads, in order; their dependencies are found.
-const MODULES: &[&str] = &["virtio_pci", "virtio_blk", "crc32c_intel"];
+const MODULES: &[&str] = &["virtio_pci", "virtio_blk", "virtio_scsi", "sd_mod", "crc32c_intel"];
 /// This host's programs that the guest has beside busybox's, with the libraries that they load.
 const TOOLS: &[&str] = &["fio", "mkfs.ext4", "e2fsck", "blkdiscard"];
 /// Counted up when the way of assembling changes without its inputs changing.

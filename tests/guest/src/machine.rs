@@ -38,16 +38,27 @@ pub enum Link {
     Server,
 }
 
-/// A vhost-user-blk disk of the guest.
+/// What a guest sees of a back end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Front {
+    /// One disk: `vhost-user-blk-pci`.
+    Blk,
+    /// A SCSI controller, whose disks come and go: `vhost-user-scsi-pci`.
+    Scsi,
+}
+
+/// A disk of the guest, or a controller of some.
 #[derive(Clone, Debug)]
 pub struct Disk {
+    /// Which of both.
+    pub front: Front,
     /// The socket between QEMU and the back end.
     pub socket: PathBuf,
     /// Virtqueues; the guest's driver uses no more than the machine has CPUs.
     pub queues: u16,
     /// Who connects to whom.
     pub link: Link,
-    /// Further properties of `vhost-user-blk-pci`, e.g. `queue-size=256`.
+    /// Further properties of QEMU's device, e.g. `queue-size=256`.
     pub properties: String,
 }
 
@@ -55,7 +66,8 @@ impl Disk {
     /// A disk with `queues` queues, whose back end listens at `socket`.
     #[must_use]
     pub fn new(socket: &Path, queues: u16) -> Self {
-        Self { socket: socket.to_owned(), queues, link: Link::Client, properties: String::new() }
+        let (front, link) = (Front::Blk, Link::Client);
+        Self { front, socket: socket.to_owned(), queues, link, properties: String::new() }
     }
 }
 
@@ -125,12 +137,11 @@ impl Machine {
             let (queues, slot) = (disk.queues, FIRST_DISK_SLOT + index);
             let comma = if disk.properties.is_empty() { "" } else { "," };
             let properties = &disk.properties;
-            option(
-                "-device",
-                format!(
-                    "vhost-user-blk-pci,chardev=c{index},num-queues={queues},addr={slot:#x}{comma}{properties}"
-                ),
-            );
+            let device = match disk.front {
+                Front::Blk => format!("vhost-user-blk-pci,num-queues={queues}"),
+                Front::Scsi => format!("vhost-user-scsi-pci,num_queues={queues}"),
+            };
+            option("-device", format!("{device},chardev=c{index},addr={slot:#x}{comma}{properties}"));
         }
         if !self.reboots {
             words.push("-no-reboot".to_owned());
