@@ -32,6 +32,16 @@ pub enum Trouble {
     /// It answered with something that is none of the answers.
     #[error("a request was answered by {0:#x}, which means nothing")]
     Nonsense(u8),
+    /// It answered with sense data.
+    #[error("a command ended with sense key {key:x}h, code {code:02x}h, qualifier {qualifier:02x}h")]
+    Sense {
+        /// Sense key.
+        key: u8,
+        /// Additional sense code.
+        code: u8,
+        /// And its qualifier.
+        qualifier: u8,
+    },
     /// It says that it wrote less, or more, than it had to.
     #[error("a read came back with {written} bytes written, not {expected}")]
     Length {

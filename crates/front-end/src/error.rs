@@ -44,6 +44,9 @@ pub enum Error {
         /// What came.
         source: NotOutstanding,
     },
+    /// A request was not answered in time.
+    #[error("queue {0}: a request is not answered")]
+    Unanswered(u16),
     /// A request failed.
     #[error("queue {queue}: {source}")]
     Request {

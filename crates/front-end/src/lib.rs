@@ -3,7 +3,7 @@
 //! - [`Memory`]: the guest's memory, a memfd.
 //! - [`Ring`]: a virtqueue's driver side, split or packed.
 //! - [`Wire`] and [`Session`]: vhost-user's messages, and their order.
-//! - [`blk`]: requests of a block device; another type of device is another [`Builder`].
+//! - [`blk`] and [`scsi`]: requests of block devices and SCSI hosts, each a [`Builder`].
 //! - [`Queue`]: a ring whose requests are laid out once, and offered again and again: no allocation and at most one
 //!   system call, the kick, for many of them.
 //!
@@ -17,6 +17,7 @@ mod error;
 mod memory;
 mod queue;
 mod ring;
+pub mod scsi;
 mod session;
 mod wire;
 

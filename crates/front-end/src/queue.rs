@@ -2,8 +2,9 @@
 
 use crate::{Announced, Builder, Error, Memory, Operation, Piece, Place, Ring, Shape, Trouble};
 use aryk_dma::GuestArea;
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 /// Bytes of an indirect table of three pieces, on a line of its own.
 const TABLE: u64 = 64;
@@ -117,6 +118,52 @@ impl<B: Builder> Queue<B> {
             kick: self.kick.as_fd(),
             call: self.call.as_fd(),
         }
+    }
+
+    /// How its requests look.
+    pub(crate) const fn builder_mut(&mut self) -> &mut B {
+        &mut self.builder
+    }
+
+    /// The memory.
+    pub(crate) const fn area(&self) -> &GuestArea {
+        &self.area
+    }
+
+    /// What is wrong with a request of this queue.
+    pub(crate) const fn failed(&self, source: Trouble) -> Error {
+        Error::Request { queue: self.index, source }
+    }
+
+    /// One request, laid out as a read, that `set_up` writes; where it lies, once it has come back. Nothing else is in flight.
+    pub(crate) fn round_trip(
+        &mut self,
+        patience: Duration,
+        set_up: impl FnOnce(&GuestArea, Place),
+    ) -> Result<Place, Error> {
+        let queue = self.index;
+        let (last, place) = self.slots[0];
+        if last != Operation::Read {
+            self.slots[0].0 = Operation::Read;
+            self.lay_out(0);
+        }
+        set_up(&self.area, place);
+        self.ring.offer(0);
+        self.ring.arm();
+        self.publish();
+        let patience = Timespec::try_from(patience).map_err(|_| Error::Unanswered(queue))?;
+        while !self.ring.is_ready() {
+            let mut fds = [PollFd::new(&self.call, PollFlags::IN)];
+            let ready = rustix::io::retry_on_intr(|| poll(&mut fds, Some(&patience)));
+            if ready.map_err(Error::os("poll"))? == 0 {
+                return Err(Error::Unanswered(queue));
+            }
+            // What was read is only how often it was called.
+            let _ = rustix::io::read(&self.call, &mut [0; 8]);
+        }
+        self.ring.disarm();
+        self.ring.take().map_err(|source| Error::Ring { queue, source })?;
+        Ok(place)
     }
 
     /// Where a slot's request lies.

@@ -1,0 +1,208 @@
+//! SCSI hosts (virtio 1.2, section 5.6), and a disk behind one (SPC-4, SBC-3).
+
+use crate::{Builder, Error, Operation, Piece, Place, Queue, Trouble};
+use aryk_dma::GuestArea;
+use std::time::Duration;
+
+/// Queues before the first for commands: task management and events.
+pub const FIXED_QUEUES: u16 = 2;
+
+/// Where a request's parts lie, on lines of their own.
+const ANSWER_AT: u64 = 64;
+/// `struct virtio_scsi_req_cmd` with a CDB of 32 bytes (section 5.6.6.1).
+const REQUEST_LEN: u32 = 51;
+/// Its answer, with 96 bytes of sense data.
+const ANSWER_LEN: u32 = 108;
+/// In an answer: the status, the response, and the sense data.
+const STATUS_AT: u64 = ANSWER_AT + 10;
+const SENSE_AT: u64 = ANSWER_AT + 12;
+/// No device answers so.
+const UNANSWERED: u8 = 0xff;
+const CHECK_CONDITION: u8 = 2;
+/// The unit has something to say before it does anything (SPC-4, table 48).
+const UNIT_ATTENTION: u8 = 6;
+/// How often it may have.
+const ATTENTIONS_MAX: u32 = 16;
+
+const READ_16: u8 = 0x88;
+const WRITE_16: u8 = 0x8a;
+const TEST_UNIT_READY: [u8; 6] = [0; 6];
+/// READ CAPACITY (16), of 32 bytes.
+const READ_CAPACITY: [u8; 16] = [0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 32, 0, 0];
+const CAPACITY_LEN: usize = 32;
+/// MODE SENSE (6), of the header and no block descriptors.
+const MODE_SENSE: [u8; 6] = [0x1a, 0x08, 0x3f, 0, 4, 0];
+const MODE_LEN: usize = 4;
+
+/// What a disk says about itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capacity {
+    /// Blocks.
+    pub blocks: u64,
+    /// Bytes of a block.
+    pub block_size: u32,
+    /// It can be read only.
+    pub readonly: bool,
+}
+
+/// Whether a configuration space is a SCSI host's by its sizes (section 5.6.4): 96 bytes of sense data, 32 of a CDB. No block device has blocks so
+/// large.
+#[must_use]
+pub fn is_config(bytes: &[u8]) -> bool {
+    bytes.get(20..28) == Some(&[96, 0, 0, 0, 32, 0, 0, 0])
+}
+
+/// Reads and writes of one disk.
+#[derive(Clone, Copy, Debug)]
+pub struct Requests {
+    target: u8,
+    lun: u16,
+    block_shift: u32,
+}
+
+impl Requests {
+    /// For a target's unit, whose blocks have 512 bytes until [`Queue::look`] knows better.
+    #[must_use]
+    pub const fn new(target: u8, lun: u16) -> Self {
+        Self { target, lun, block_shift: 9 }
+    }
+
+    /// Writes a request: the address, a tag, a simple task's attributes, and the CDB.
+    #[inline]
+    fn write(&self, memory: &GuestArea, place: Place, cdb: &[u8]) {
+        let mut request = [0; 64];
+        let [high, low] = self.lun.to_be_bytes();
+        request[..4].copy_from_slice(&[1, self.target, 0x40 | high, low]);
+        request[8..16].copy_from_slice(&place.head.to_le_bytes());
+        request[19..19 + cdb.len()].copy_from_slice(cdb);
+        memory.write(place.head as usize, &request);
+        memory.write((place.head + STATUS_AT) as usize, &[UNANSWERED; 2]);
+    }
+}
+
+impl Builder for Requests {
+    const SPACE: u64 = 192;
+
+    fn pieces(&self, operation: Operation, place: Place) -> [Piece; 3] {
+        let request = Piece { at: place.head, len: REQUEST_LEN, write: false };
+        let answer = Piece { at: place.head + ANSWER_AT, len: ANSWER_LEN, write: true };
+        let data = Piece { at: place.data, len: place.len, write: operation == Operation::Read };
+        match operation {
+            Operation::Read => [request, answer, data],
+            Operation::Write => [request, data, answer],
+        }
+    }
+
+    #[inline]
+    fn set_up(&self, memory: &GuestArea, operation: Operation, place: Place, offset: u64) {
+        let mut cdb = [0; 16];
+        cdb[0] = if operation == Operation::Read { READ_16 } else { WRITE_16 };
+        cdb[2..10].copy_from_slice(&(offset >> self.block_shift).to_be_bytes());
+        cdb[10..14].copy_from_slice(&(place.len >> self.block_shift).to_be_bytes());
+        self.write(memory, place, &cdb);
+    }
+
+    #[inline]
+    fn check(
+        &self,
+        memory: &GuestArea,
+        operation: Operation,
+        place: Place,
+        written: u32,
+    ) -> Result<(), Trouble> {
+        answered(memory, place)?;
+        let expected = place.len + ANSWER_LEN;
+        if operation == Operation::Read && written != expected {
+            return Err(Trouble::Length { written, expected });
+        }
+        Ok(())
+    }
+}
+
+/// Sees how a command was answered (section 5.6.6.1.1).
+#[inline]
+fn answered(memory: &GuestArea, place: Place) -> Result<(), Trouble> {
+    let [status, response]: [u8; 2] = memory.read((place.head + STATUS_AT) as usize);
+    match (response, status) {
+        (0, 0) => Ok(()),
+        (0, CHECK_CONDITION) => Err(check_condition(memory, place)),
+        (0, 0x08) => Err(Trouble::Failed("BUSY")),
+        (0, 0x18) => Err(Trouble::Failed("RESERVATION CONFLICT")),
+        (0, 0x28) => Err(Trouble::Failed("TASK SET FULL")),
+        (0, 0x40) => Err(Trouble::Failed("TASK ABORTED")),
+        (0, other) => Err(Trouble::Nonsense(other)),
+        (1, _) => Err(Trouble::Failed("'overrun'")),
+        (2, _) => Err(Trouble::Failed("'aborted'")),
+        (3, _) => Err(Trouble::Failed("'bad target'")),
+        (4, _) => Err(Trouble::Failed("'reset'")),
+        (5, _) => Err(Trouble::Failed("'busy'")),
+        (6..=9, _) => Err(Trouble::Failed("'failure'")),
+        (other, _) => Err(Trouble::Nonsense(other)),
+    }
+}
+
+/// Sense data, in fixed format or in that of descriptors (SPC-4, section 4.5).
+#[cold]
+fn check_condition(memory: &GuestArea, place: Place) -> Trouble {
+    let sense: [u8; 14] = memory.read((place.head + SENSE_AT) as usize);
+    let (key, code, qualifier) = match sense[0] & 0x7f {
+        0x72 | 0x73 => (sense[1] & 0xf, sense[2], sense[3]),
+        _ => (sense[2] & 0xf, sense[12], sense[13]),
+    };
+    Trouble::Sense { key, code, qualifier }
+}
+
+impl Queue<Requests> {
+    /// Asks the unit what it is, before anything else. Each answer may take as long as `patience`. Requests have at least 512 bytes of data.
+    ///
+    /// # Errors
+    /// The unit is not there, does not answer, or is no disk.
+    ///
+    /// # Panics
+    /// If requests are in flight, or have too little data.
+    pub fn look(&mut self, patience: Duration) -> Result<Capacity, Error> {
+        self.command(&TEST_UNIT_READY, patience)?;
+        let capacity: [u8; CAPACITY_LEN] = self.answer_of(&READ_CAPACITY, patience)?;
+        let mode: [u8; MODE_LEN] = self.answer_of(&MODE_SENSE, patience)?;
+        let last = u64::from_be_bytes(std::array::from_fn(|i| capacity[i]));
+        let block_size = u32::from_be_bytes(std::array::from_fn(|i| capacity[8 + i]));
+        let blocks = last.checked_add(1);
+        let bytes = blocks.and_then(|blocks| blocks.checked_mul(block_size.into()));
+        let (Some(blocks), Some(_)) = (blocks, bytes) else {
+            return Err(self.failed(Trouble::Failed("a capacity that no disk has")));
+        };
+        if !block_size.is_power_of_two() || block_size < 512 {
+            return Err(self.failed(Trouble::Failed("blocks of a size that is none")));
+        }
+        self.set_block_size(block_size);
+        Ok(Capacity { blocks, block_size, readonly: mode[2] & 0x80 != 0 })
+    }
+
+    /// The disk's blocks have so many bytes, a power of two.
+    pub const fn set_block_size(&mut self, bytes: u32) {
+        self.builder_mut().block_shift = bytes.trailing_zeros();
+    }
+
+    /// A command, and the first bytes of its data.
+    fn answer_of<const N: usize>(&mut self, cdb: &[u8], patience: Duration) -> Result<[u8; N], Error> {
+        let place = self.command(cdb, patience)?;
+        assert!(place.len as usize >= N, "requests of {} bytes", place.len);
+        Ok(self.area().read(place.data as usize))
+    }
+
+    /// A command, over and over while the unit has something else to say.
+    fn command(&mut self, cdb: &[u8], patience: Duration) -> Result<Place, Error> {
+        let requests = *self.builder_mut();
+        let mut attentions = 0;
+        loop {
+            let place = self.round_trip(patience, |memory, place| requests.write(memory, place, cdb))?;
+            match answered(self.area(), place) {
+                Ok(()) => return Ok(place),
+                Err(Trouble::Sense { key: UNIT_ATTENTION, .. }) if attentions < ATTENTIONS_MAX => {
+                    attentions += 1;
+                }
+                Err(trouble) => return Err(self.failed(trouble)),
+            }
+        }
+    }
+}
