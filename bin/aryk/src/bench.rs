@@ -18,6 +18,7 @@ pub use verify::Mismatch;
 use crate::error::Error;
 use crate::output::Output;
 use crate::size::Size;
+use aryk_front_end::{Builder, blk, scsi};
 use indicatif::{ProgressBar, ProgressStyle};
 use load::{Load, Measured, Pace, Progress};
 use report::Report;
@@ -62,17 +63,29 @@ fn measure(target: &Path, args: &BenchArgs, patience: Duration, out: &Output) ->
     std::thread::scope(|scope| {
         // Before this thread is pinned, so that the other is not.
         scope.spawn(|| draw(args, &progress, &is_done, out.json));
-        let outcome = meet(target, args, patience, &progress);
+        let outcome = match args.scsi {
+            Some(_) => meet(Rig::<scsi::Requests>::connect, target, args, patience, &progress),
+            None => meet(Rig::<blk::Requests>::connect, target, args, patience, &progress),
+        };
         is_done.store(true, Ordering::Release);
         outcome
     })
 }
 
-fn meet(target: &Path, args: &BenchArgs, patience: Duration, progress: &Progress) -> Result<Outcome, Error> {
+/// How a disk is reached.
+type Connect<B> = fn(&Path, &BenchArgs, Duration) -> Result<(Rig<B>, Disk), Error>;
+
+fn meet<B: Builder + Copy>(
+    connect: Connect<B>,
+    target: &Path,
+    args: &BenchArgs,
+    patience: Duration,
+    progress: &Progress,
+) -> Result<Outcome, Error> {
     if let Some(core) = args.cpu {
         affinity::pin(core as usize)?;
     }
-    let (mut rig, disk) = Rig::connect(target, args, patience)?;
+    let (mut rig, disk) = connect(target, args, patience)?;
     let blocks = blocks_of(args, disk.bytes);
     let in_flight = u64::from(args.qd) * u64::from(args.queues);
     let least = if args.verify { in_flight + 1 } else { 1 };

@@ -17,6 +17,7 @@ Examples:
   aryk bench vm1.sock --rw mix:70 --destroy       70% reads, 30% writes
   aryk bench vm1.sock --rw write --area 256M --requests 64k --verify --destroy
                                                   write, and read it all back
+  aryk bench vm1.sock --scsi=3                    target 3 of a SCSI host
   aryk bench --ceiling --qd 128                   how fast this front-end can be";
 
 /// Arguments of `bench`.
@@ -26,6 +27,9 @@ pub struct BenchArgs {
     /// The disk's vhost-user socket; nobody else may be connected
     #[arg(value_name = "SOCKET", required_unless_present = "ceiling")]
     pub target: Option<PathBuf>,
+    /// The socket is a SCSI host's: which target, and which unit of it [without: a block device's]
+    #[arg(long, value_name = "TARGET[:LUN]", num_args = 0..=1, require_equals = true, default_missing_value = "0")]
+    pub scsi: Option<Unit>,
     /// What to do: randread, randwrite, read, write (one after another), or mix:70 (70% reads, at random)
     #[arg(long, default_value = "randread")]
     pub rw: Mix,
@@ -66,6 +70,32 @@ pub struct BenchArgs {
     /// How much of the disk is used, from its beginning [default: all; with --verify, 1G]
     #[arg(long, value_name = "SIZE")]
     pub area: Option<Size>,
+}
+
+/// A disk of a SCSI host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unit {
+    /// Its target.
+    pub target: u8,
+    /// Its number there.
+    pub lun: u16,
+}
+
+impl FromStr for Unit {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (target, lun) = text.split_once(':').unwrap_or((text, "0"));
+        let unit = target.parse().ok().zip(lun.parse().ok().filter(|lun| *lun < 1 << 14));
+        let (target, lun) = unit.ok_or("a target, 0 to 255, and perhaps a unit: 3, or 3:0")?;
+        Ok(Self { target, lun })
+    }
+}
+
+impl fmt::Display for Unit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.target, self.lun)
+    }
 }
 
 /// Which requests, and in which order.
@@ -176,6 +206,15 @@ mod tests {
         }
         for wrong in ["", "0s", "s", "1d", "1 s", "99999999h", "µs"] {
             assert!(time(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn units_are_targets_and_luns() {
+        assert_eq!("3".parse(), Ok(Unit { target: 3, lun: 0 }));
+        assert_eq!("255:16383".parse(), Ok(Unit { target: 255, lun: 16_383 }));
+        for wrong in ["", ":", "3:", "256", "-1", "3:16384", "0:0:0"] {
+            assert!(wrong.parse::<Unit>().is_err(), "{wrong}");
         }
     }
 

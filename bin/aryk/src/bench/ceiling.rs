@@ -3,14 +3,14 @@
 //! A result that comes close to it says little about the back end. The thread rests after each burst for a while, as a back end does
 //! that works; which rest serves the loop best is found by trying.
 
-use super::args::BenchArgs;
+use super::args::{BenchArgs, Unit};
 use super::load::{Load, Pace, Progress};
 use super::rig::Rig;
 use super::workload::Source;
 use super::{affinity, blocks_of};
 use crate::error::Error;
 use aryk_dma::{GuestArea, MemTable};
-use aryk_front_end::{Format, Memory, Shape, feature};
+use aryk_front_end::{Builder, Format, Memory, Shape, blk, feature, scsi};
 use aryk_virtqueue::{Chain, Config, Virtqueue};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
@@ -29,14 +29,31 @@ pub fn measure(args: &BenchArgs, patience: Duration, cores: (usize, usize)) -> R
     let rests = if args.qd == 1 { &RESTS[..1] } else { &RESTS };
     let mut best = 0.0_f64;
     for rest in rests {
-        best = best.max(with_rest(args, patience, cores.1, *rest)?);
+        let rate = match args.scsi {
+            Some(Unit { target, lun }) => {
+                let requests = scsi::Requests::new(target, lun);
+                with_rest(requests, answer_command, args, patience, cores.1, *rest)?
+            }
+            None => with_rest(blk::Requests, answer_request, args, patience, cores.1, *rest)?,
+        };
+        best = best.max(rate);
     }
     Ok(best)
 }
 
-fn with_rest(args: &BenchArgs, patience: Duration, core: usize, rest: u64) -> Result<f64, Error> {
+/// Where an answer that all is well is written.
+type Answer = fn(&mut Chain, &MemTable);
+
+fn with_rest<B: Builder + Copy>(
+    builder: B,
+    well: Answer,
+    args: &BenchArgs,
+    patience: Duration,
+    core: usize,
+    rest: u64,
+) -> Result<f64, Error> {
     let features = feature::INDIRECT | feature::EVENT_IDX;
-    let mut rig = Rig::bare(args, features)?;
+    let mut rig = Rig::bare(builder, args, features)?;
     let memory = rig.memory.table().expect("one region is a table");
     let queues = rig.queues.iter().map(|queue| device(&rig.memory, rig.layout.shape, queue.announced().ring));
     let queues: Vec<_> = queues.collect();
@@ -47,7 +64,7 @@ fn with_rest(args: &BenchArgs, patience: Duration, core: usize, rest: u64) -> Re
             let pinned = affinity::pin(core);
             // The other end waits for it.
             let _ = up.send(pinned);
-            answer(queues, &memory, &stop, Duration::from_nanos(rest));
+            answer(queues, well, &memory, &stop, Duration::from_nanos(rest));
         });
         let mut run = || {
             is_up.recv().unwrap_or(Ok(()))?;
@@ -93,9 +110,23 @@ fn device(memory: &Memory, shape: Shape, ring: &aryk_front_end::Ring) -> Virtque
     Virtqueue::new(config).expect("the ring is one")
 }
 
+/// A block device's status is the last byte.
+fn answer_request(chain: &mut Chain, memory: &MemTable) {
+    if let Some(status) = chain.take_last_writable() {
+        memory.write(status, &0_u8).expect("our own addresses are in our memory");
+    }
+}
+
+/// A SCSI host's answer is the first writable piece; its sense data need not be there.
+fn answer_command(chain: &mut Chain, memory: &MemTable) {
+    if let Some(answer) = chain.writable().first() {
+        memory.write(answer.addr, &[0_u8; 12]).expect("our own addresses are in our memory");
+    }
+}
+
 /// Answers all requests well, until told to stop.
 #[expect(clippy::disallowed_methods, reason = "a benchmark measures wall time")]
-fn answer(mut queues: Vec<Virtqueue>, memory: &MemTable, stop: &AtomicBool, rest: Duration) {
+fn answer(mut queues: Vec<Virtqueue>, well: Answer, memory: &MemTable, stop: &AtomicBool, rest: Duration) {
     let mut chains: Vec<_> = queues.iter().map(|queue| Chain::new(queue.size())).collect();
     queues.iter_mut().for_each(Virtqueue::disable_kicks);
     while !stop.load(Ordering::Relaxed) {
@@ -103,9 +134,7 @@ fn answer(mut queues: Vec<Virtqueue>, memory: &MemTable, stop: &AtomicBool, rest
         for (queue, chain) in queues.iter_mut().zip(&mut chains) {
             while let Ok(Some(head)) = queue.pop(memory, chain) {
                 let len = chain.writable_len() as u32;
-                if let Some(status) = chain.take_last_writable() {
-                    memory.write(status, &0_u8).expect("our own addresses are in our memory");
-                }
+                well(chain, memory);
                 queue.push_used(head, len);
                 count += 1;
             }

@@ -5,7 +5,7 @@ use super::rig::Rig;
 use super::verify::Verifier;
 use super::workload::{Random, Source};
 use crate::error::Error;
-use aryk_front_end::{Done, Operation};
+use aryk_front_end::{Builder, Done, Operation};
 use hdrhistogram::Histogram;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -80,8 +80,8 @@ struct Lane {
 }
 
 /// A run; see the module.
-pub struct Load<'a> {
-    rig: &'a mut Rig,
+pub struct Load<'a, B> {
+    rig: &'a mut Rig<B>,
     progress: &'a Progress,
     verifier: Option<&'a mut Verifier>,
     source: Source,
@@ -103,10 +103,10 @@ pub struct Load<'a> {
     looked: u64,
 }
 
-impl<'a> Load<'a> {
+impl<'a, B: Builder + Copy> Load<'a, B> {
     /// A run of what `source` gives. Nothing is in flight in the rig.
     #[expect(clippy::disallowed_methods, reason = "a benchmark measures wall time")]
-    pub fn new(rig: &'a mut Rig, source: Source, pace: Pace, progress: &'a Progress) -> Self {
+    pub fn new(rig: &'a mut Rig<B>, source: Source, pace: Pace, progress: &'a Progress) -> Self {
         let slots = rig.layout.slots;
         let lane =
             || Lane { slots: vec![InFlight::default(); slots.into()], free: (0..slots).rev().collect() };

@@ -28,6 +28,7 @@ impl Report<'_> {
                 "qd": args.qd,
                 "queues": args.queues,
                 "ring": args.ring,
+                "scsi": args.scsi.map(|unit| unit.to_string()),
                 "rate": args.rate,
             },
             "ceiling": self.ceiling.map(|iops| json!({"iops": iops.round() as u64})),

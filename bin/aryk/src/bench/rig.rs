@@ -1,11 +1,12 @@
 //! A guest with its memory and queues, connected to a back end or to nothing.
 
-use super::args::BenchArgs;
+use super::args::{BenchArgs, Unit};
 use super::workload::Random;
 use crate::error::Error;
 use crate::size::Size;
-use aryk_front_end::blk::{self, Config, Requests};
-use aryk_front_end::{Format, Layout, Memory, Queue, Session, Shape, Wanted, feature, protocol};
+use aryk_front_end::blk::{self, Config};
+use aryk_front_end::scsi;
+use aryk_front_end::{Builder, Format, Layout, Memory, Queue, Session, Shape, Wanted, feature, protocol};
 use std::path::Path;
 use std::time::Duration;
 
@@ -18,12 +19,14 @@ const PIECES: u32 = 3;
 const BLOCK_MAX: u64 = 8 << 20;
 
 /// A guest under load.
-pub struct Rig {
+pub struct Rig<B> {
     pub memory: Memory,
-    pub queues: Vec<Queue<Requests>>,
+    pub queues: Vec<Queue<B>>,
     /// Where the layout of all queues comes from.
     pub layout: Layout,
     session: Option<Session>,
+    /// Queues before those under load, of which nothing is asked.
+    idle: Vec<Queue<B>>,
 }
 
 /// The disk, as its back end tells it.
@@ -34,37 +37,81 @@ pub struct Disk {
     pub readonly: bool,
 }
 
-impl Rig {
-    /// Connects to a back end.
+impl Rig<blk::Requests> {
+    /// Connects to a block device.
     pub fn connect(target: &Path, args: &BenchArgs, patience: Duration) -> Result<(Self, Disk), Error> {
-        let session = Session::connect(target, &wanted(args, patience))?;
+        use blk::feature;
+        // Without FLUSH, each write would be durable before it is answered.
+        let optional = feature::BLK_SIZE | feature::FLUSH | feature::RO | feature::MQ;
+        let session = Session::connect(target, &wanted(args, optional, args.queues, patience))?;
         let features = session.features();
-        let config = Config::parse(&session.config(blk::CONFIG_LEN)?, features)?;
+        let config = session.config(blk::CONFIG_LEN)?;
+        if features & optional == 0 && scsi::is_config(&config) {
+            return Err(Error::Usage("this is a SCSI host: add --scsi, or --scsi=TARGET".into()));
+        }
+        let config = Config::parse(&config, features)?;
         let disk = Disk {
             bytes: config.capacity * blk::SECTOR,
             block_size: config.block_size,
-            readonly: features & blk::feature::RO != 0,
+            readonly: features & feature::RO != 0,
         };
         check(args, disk)?;
-        let mut rig = Self::bare(args, features)?;
-        session.settle()?;
-        session.share(&rig.memory)?;
-        rig.queues.iter().try_for_each(|queue| session.start(&queue.announced()))?;
-        session.enable(args.queues)?;
-        rig.session = Some(session);
+        let rig = Self::bare(blk::Requests, args, features)?;
+        Ok((rig.started(session)?, disk))
+    }
+}
+
+impl Rig<scsi::Requests> {
+    /// Connects to a SCSI host, for one of its disks.
+    pub fn connect(target: &Path, args: &BenchArgs, patience: Duration) -> Result<(Self, Disk), Error> {
+        let Unit { target: number, lun } = args.scsi.expect("the caller looked");
+        let queues = args.queues + scsi::FIXED_QUEUES;
+        let session = Session::connect(target, &wanted(args, 0, queues, patience))?;
+        check_size(args, blk::SECTOR)?;
+        let features = session.features();
+        let rig = Self::bare(scsi::Requests::new(number, lun), args, features)?;
+        let mut rig = rig.started(session)?;
+        let capacity = rig.queues[0].look(patience)?;
+        let disk = Disk {
+            bytes: capacity.blocks * u64::from(capacity.block_size),
+            block_size: capacity.block_size,
+            readonly: capacity.readonly,
+        };
+        check(args, disk)?;
+        rig.queues[1..].iter_mut().for_each(|queue| queue.set_block_size(capacity.block_size));
+        // What the answers have left in it is no data.
+        rig.fill();
         Ok((rig, disk))
     }
+}
 
+impl<B: Builder + Copy> Rig<B> {
     /// The same, with nobody at the other end.
-    pub fn bare(args: &BenchArgs, features: u64) -> Result<Self, Error> {
+    pub fn bare(builder: B, args: &BenchArgs, features: u64) -> Result<Self, Error> {
         let layout = layout(args, features)?;
-        let space = layout.space::<Requests>();
-        let memory = Memory::new(space * u64::from(args.queues))?;
-        let queue = |index: u16| Queue::new(Requests, &memory, index, u64::from(index) * space, layout);
+        let idle = if args.scsi.is_some() { scsi::FIXED_QUEUES } else { 0 };
+        let rest = Layout { slots: 0, ..layout };
+        let [space, rest_space] = [layout, rest].map(|layout| layout.space::<B>());
+        let loaded = space * u64::from(args.queues);
+        let memory = Memory::new(loaded + rest_space * u64::from(idle))?;
+        let queue = |i: u16| Queue::new(builder, &memory, idle + i, u64::from(i) * space, layout);
         let queues: Vec<_> = (0..args.queues).map(queue).collect::<Result<_, _>>()?;
-        let rig = Self { queues, memory, layout, session: None };
+        let unused = |i: u16| Queue::new(builder, &memory, i, loaded + u64::from(i) * rest_space, rest);
+        let idle: Vec<_> = (0..idle).map(unused).collect::<Result<_, _>>()?;
+        let rig = Self { queues, memory, layout, session: None, idle };
         rig.fill();
         Ok(rig)
+    }
+
+    /// Hands the queues over.
+    fn started(mut self, session: Session) -> Result<Self, Error> {
+        session.settle()?;
+        session.share(&self.memory)?;
+        let mut all = self.idle.iter().chain(&self.queues);
+        all.try_for_each(|queue| session.start(&queue.announced()))?;
+        session.enable((self.idle.len() + self.queues.len()) as u16)?;
+        self.session = Some(session);
+        Ok(self)
     }
 
     /// Puts something into all data, so that its pages are there, and are no zeroes.
@@ -88,23 +135,21 @@ impl Rig {
     /// Takes the queues back.
     pub fn stop(self) -> Result<(), Error> {
         let Some(session) = &self.session else { return Ok(()) };
-        for index in 0..self.queues.len() {
+        for index in 0..self.idle.len() + self.queues.len() {
             session.stop(index as u16)?;
         }
         Ok(())
     }
 }
 
-fn wanted(args: &BenchArgs, patience: Duration) -> Wanted {
+fn wanted(args: &BenchArgs, optional: u64, queues: u16, patience: Duration) -> Wanted {
     let packed = if Format::from(args.ring) == Format::Packed { feature::PACKED } else { 0 };
-    // Without FLUSH, each write would be durable before it is answered.
-    let optional = blk::feature::BLK_SIZE | blk::feature::FLUSH | blk::feature::RO | blk::feature::MQ;
     Wanted {
         features: feature::VERSION_1 | feature::PROTOCOL | packed,
         optional: optional | feature::INDIRECT | feature::EVENT_IDX,
         protocol: protocol::CONFIG,
         optional_protocol: protocol::MQ | protocol::REPLY_ACK | protocol::CONFIGURE_MEM_SLOTS,
-        queues: args.queues,
+        queues,
         patience,
     }
 }
@@ -112,16 +157,23 @@ fn wanted(args: &BenchArgs, patience: Duration) -> Wanted {
 /// Whether the disk can do what is wanted of it.
 fn check(args: &BenchArgs, disk: Disk) -> Result<(), Error> {
     let usage = |text: String| Err(Error::Usage(text));
-    let Size(bs) = args.bs;
     if args.rw.writes() && disk.readonly {
         return usage("this disk is read-only: only --rw randread and read can be done".into());
     }
-    if bs == 0 || bs % u64::from(disk.block_size) != 0 || bs > BLOCK_MAX {
-        let (block, most) = (Size(disk.block_size.into()), Size(BLOCK_MAX));
-        return usage(format!("--bs {} is no multiple of the disk's {block}, or above {most}", args.bs));
-    }
+    check_size(args, disk.block_size.into())?;
     if let Some(area) = args.area.filter(|area| area.0 > disk.bytes) {
         return usage(format!("--area {area} is more than the disk's {}", Size(disk.bytes)));
+    }
+    Ok(())
+}
+
+/// Whether requests are of whole blocks, and not too large.
+fn check_size(args: &BenchArgs, block_size: u64) -> Result<(), Error> {
+    let Size(bs) = args.bs;
+    if bs == 0 || !bs.is_multiple_of(block_size) || bs > BLOCK_MAX {
+        let (block, most) = (Size(block_size), Size(BLOCK_MAX));
+        let text = format!("--bs {} is no multiple of the disk's {block}, or above {most}", args.bs);
+        return Err(Error::Usage(text));
     }
     Ok(())
 }

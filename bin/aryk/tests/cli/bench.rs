@@ -50,6 +50,41 @@ fn every_way_to_ask_a_disk() {
 }
 
 #[test]
+fn a_disk_of_a_scsi_host() {
+    let daemon = Daemon::start();
+    let socket = daemon.dir().join("vhost/vm").display().to_string();
+    for (disk, target) in [("d", "0"), ("e", "5")] {
+        daemon.ok(&["disk", "create", disk, "--memory", "--size", "16M"]);
+        let attach = ["attach", disk, "--scsi", "--controller", "vm", "--target", target];
+        daemon.ok(&attach);
+    }
+    let ways: [&[&str]; 5] = [
+        &[],
+        &["--ring", "packed", "--queues", "3"],
+        // Too many for descriptors of their own.
+        &["--qd", "500", "--rw", "mix:70", "--destroy", "--bs", "512"],
+        &["--rw", "read", "--bs", "128k", "--rate", "10k"],
+        &["--rw", "mix:50", "--destroy", "--verify", "--queues", "2"],
+    ];
+    for way in ways {
+        let bench = ["bench", &socket, "--scsi=5", "--requests", "5k"];
+        let value = daemon.json(&[&bench, way].concat());
+        assert_eq!(value["requests"], 5_000, "{way:?}: {value}");
+        assert_eq!((&value["workload"]["scsi"], &value["disk"]["bytes"]), (&json!("5:0"), &json!(16 << 20)));
+    }
+    let stat = daemon.json(&["disk", "stat"]);
+    let disks = stat["bdevs"].as_array().unwrap();
+    let of = |name: &str| disks.iter().find(|disk| disk["name"] == name).unwrap();
+    assert!(of("e")["num_read_ops"].as_u64().unwrap() > 15_000, "{stat}");
+    assert_eq!(of("d")["num_write_ops"], 0, "{stat}");
+    let fails = |unit: &str| daemon.fails(&["bench", &socket, unit, "--requests", "1"]);
+    assert!(fails("--scsi=1").1.contains("'bad target'"));
+    assert!(fails("--scsi=5:1").1.contains("sense key 5h, code 25h"));
+    let (code, complaint) = daemon.fails(&["bench", &socket, "--requests", "1"]);
+    assert!(code == 2 && complaint.contains("add --scsi"), "{complaint}");
+}
+
+#[test]
 fn the_trace_has_what_happened_last() {
     let (daemon, socket) = with_disk(&["--memory", "--size", "1M"]);
     assert!(daemon.ok(&["trace"]).contains("Nothing has happened"));
@@ -160,9 +195,11 @@ fn its_own_ceiling() {
         return;
     }
     for ring in ["split", "packed"] {
-        let value = daemon.json(&["bench", "--ceiling", "--ring", ring, "--qd", "8"]);
-        assert!(value["ceiling"]["iops"].as_u64().unwrap() > 0, "{value}");
-        assert_eq!((&value["requests"], &value["workload"]["qd"]), (&Value::Null, &json!(8)));
+        for more in [&[][..], &["--scsi"]] {
+            let value = daemon.json(&[&["bench", "--ceiling", "--ring", ring, "--qd", "8"], more].concat());
+            assert!(value["ceiling"]["iops"].as_u64().unwrap() > 0, "{value}");
+            assert_eq!((&value["requests"], &value["workload"]["qd"]), (&Value::Null, &json!(8)));
+        }
     }
 }
 
