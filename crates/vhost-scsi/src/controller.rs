@@ -5,12 +5,12 @@
 //! what runs ends aside.
 
 use crate::Error;
-use crate::events::Events;
+use crate::events::{Events, News};
 use crate::line::Parts;
 use crate::manage::Manager;
 use crate::queue::{Queue, Role};
 use crate::requests::Requests;
-use crate::wire::{self, Config, Event, TARGETS, feature};
+use crate::wire::{self, Config, TARGETS, feature};
 use aryk_bdev::{Descriptor, OpenError};
 use aryk_reactor::{CoreSet, Cx, Gone, Reactors, RootRef};
 use aryk_scsi::{Lun, Nexus};
@@ -152,7 +152,7 @@ impl Controller {
                 return Err(error.into());
             }
         }
-        self.post(Event::plugged(target)).await;
+        self.post(News::Plugged, target).await;
         Ok(Arc::downgrade(&nexus))
     }
 
@@ -162,7 +162,7 @@ impl Controller {
         let had = self.disk_of(target).is_some_and(|nexus| is_same(&nexus, this));
         if had {
             self.take_away(target).await;
-            self.post(Event::unplugged(target)).await;
+            self.post(News::Unplugged, target).await;
         }
         had
     }
@@ -191,13 +191,13 @@ impl Controller {
         let nexus = self.disk_of(target).filter(|nexus| is_same(nexus, Some(this)));
         if let Some(nexus) = nexus {
             nexus.lun().resized();
-            self.post(Event::resized(target)).await;
+            self.post(News::Resized, target).await;
         }
     }
 
-    async fn post(&self, event: Event) {
+    async fn post(&self, news: News, target: u8) {
         if let Some(queue) = self.queue(EVENT) {
-            let told = queue.call(move |queue, cx| queue.post(event, cx));
+            let told = queue.call(move |queue, cx| queue.post(news, target, cx));
             // A guest that is gone finds out when it comes back.
             let _ = told.await;
         }

@@ -1,10 +1,9 @@
 //! One virtqueue of a controller, on its reactor: a line to the guest, and one of three roles. Reactor context.
 
-use crate::events::Events;
+use crate::events::{Events, News};
 use crate::line::{Line, Parts, Scratch};
 use crate::manage::Manager;
 use crate::requests::Requests;
-use crate::wire::Event;
 use aryk_crash_point::{Step, step};
 use aryk_dma::MemTable;
 use aryk_reactor::{Armed, Cx, Root, RootId};
@@ -95,13 +94,13 @@ impl Queue {
         (manager, &mut self.line)
     }
 
-    /// The guest is to be told.
+    /// The guest is to be told of a target.
     ///
     /// # Panics
     /// If it has another role than that.
-    pub(crate) fn post(&mut self, event: Event, cx: &mut Cx) {
+    pub(crate) fn post(&mut self, news: News, target: u8, cx: &mut Cx) {
         let Role::Event(events) = &mut self.role else { unreachable!("asked of the event queue only") };
-        events.post(event);
+        events.post(news, target);
         cx.wake(self.line.id);
     }
 

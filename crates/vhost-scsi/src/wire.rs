@@ -190,13 +190,7 @@ const _: () = assert!(size_of::<Event>() == 16);
 const TRANSPORT_RESET: u32 = 1;
 const PARAM_CHANGE: u32 = 3;
 
-/// Some events were lost before this one.
-pub(crate) const EVENTS_MISSED: u32 = 0x8000_0000;
-
 impl Event {
-    /// Nothing but what its flag says.
-    pub const NONE: Self = Self { event: 0, address: Address([0; 8]), reason: 0 };
-
     /// The feature without which nobody is told of it.
     pub const fn feature(&self) -> u64 {
         if self.event == PARAM_CHANGE { feature::CHANGE } else { feature::HOTPLUG }
