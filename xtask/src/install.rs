@@ -25,6 +25,8 @@ pub(crate) const QEMU_STORAGE_DAEMON: Need = need("qemu-storage-daemon", "qemu-s
 pub(crate) const FIO: Need = need("fio", "fio");
 /// What makes file systems: the guest's tools disk here, a disk under test there.
 const MKFS: Need = need("mkfs.ext4", "e2fsprogs");
+/// What asks SCSI disks in guests, command by command.
+const SG3: Need = need("sg_inq", "sg3-utils");
 /// What Debian's cloud kernels are compressed with.
 const LZ4: Need = need("lz4", "lz4");
 /// `setpriv` starts children that end with us; `unshare` and `blkdiscard` are from the same package.
@@ -51,13 +53,14 @@ const XMLLINT: Need = need("xmllint", "libxml2-utils");
 /// What the Debian package needs.
 pub(crate) const DEB: &[Need] = &[DPKG_SHLIBDEPS, SYSTEMD];
 /// What a guest needs.
-pub(crate) const GUEST: &[Need] = &[QEMU, FIO, MKFS, LZ4, SETPRIV];
+pub(crate) const GUEST: &[Need] = &[QEMU, FIO, MKFS, SG3, LZ4, SETPRIV];
 /// What all commands need.
 pub(crate) const ALL: &[Need] = &[
     QEMU,
     QEMU_STORAGE_DAEMON,
     FIO,
     MKFS,
+    SG3,
     LZ4,
     SETPRIV,
     CXX,

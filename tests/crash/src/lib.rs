@@ -13,8 +13,9 @@ pub mod front_end;
 pub mod life;
 pub mod load;
 pub mod memory;
-pub mod random;
 pub mod report;
 pub mod rpc;
 pub mod session;
 pub mod shape;
+
+pub use aryk_guest_tests::random;

@@ -16,7 +16,7 @@ use crate::process::tail;
 use crate::{Daemon, Disk, Guest, Image, Machine};
 
 /// Long enough for any script here on a busy machine; a hang is found in the end.
-const PATIENCE: Duration = Duration::from_secs(240);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(240);
 
 /// What all cases share.
 #[derive(Clone, Debug)]
@@ -53,11 +53,18 @@ impl Case {
     /// # Errors
     /// What went wrong, with the daemon's last words.
     pub fn run(&self, lab: &Lab) -> Result<()> {
-        let directory = tempfile::tempdir()?;
-        let site = Site { lab, directory: directory.path() };
-        (self.body)(&site)
-            .with_context(|| format!("arykd said:\n{}", tail(&directory.path().join("arykd.log"), 20)))
+        with_site(lab, |site| (self.body)(site))
     }
+}
+
+/// Does something in an empty directory.
+///
+/// # Errors
+/// What went wrong, with the daemon's last words.
+pub(crate) fn with_site<T>(lab: &Lab, body: impl FnOnce(&Site<'_>) -> Result<T>) -> Result<T> {
+    let directory = tempfile::tempdir()?;
+    let site = Site { lab, directory: directory.path() };
+    body(&site).with_context(|| format!("arykd said:\n{}", tail(&directory.path().join("arykd.log"), 20)))
 }
 
 /// All cases; with `long`, every point of the matrices.
@@ -73,28 +80,32 @@ pub fn list(long: bool) -> Vec<Case> {
 }
 
 /// Where one case runs.
-struct Site<'a> {
+pub(crate) struct Site<'a> {
     lab: &'a Lab,
     directory: &'a Path,
 }
 
 impl Site<'_> {
-    fn daemon(&self, options: &[&str]) -> Result<Daemon> {
+    pub(crate) fn daemon(&self, options: &[&str]) -> Result<Daemon> {
         Daemon::start(&self.lab.bin, self.directory, options)
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) const fn directory(&self) -> &Path {
+        self.directory
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }
 
     /// Creates a disk in a file named after it.
-    fn file_disk(&self, daemon: &Daemon, name: &str, size: &str) -> Result<()> {
+    pub(crate) fn file_disk(&self, daemon: &Daemon, name: &str, size: &str) -> Result<()> {
         let path = self.path(&format!("{name}.img")).display().to_string();
         daemon.aryk(&["disk", "create", name, "--file", &path, "--size", size]).map(drop)
     }
 
     /// Boots a guest with logs in a directory of its own, so that several may run at once.
-    fn boot(&self, machine: &Machine, script: &str) -> Result<Guest> {
+    pub(crate) fn boot(&self, machine: &Machine, script: &str) -> Result<Guest> {
         let logs = tempfile::Builder::new().prefix("guest-").tempdir_in(self.directory)?.keep();
         Guest::boot(&self.lab.image, machine, script, &logs)
     }

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use crate::process::{Process, Signal, Stdin, wait_until};
+use crate::rpc;
 
 /// An orderly end drains running I/O; a laptop's disk may need a while for it.
 const DRAIN: Duration = Duration::from_secs(20);
@@ -67,6 +68,14 @@ impl Daemon {
     pub fn rpc(&self, method: &str, params: &Value) -> Result<Value> {
         let answer = self.aryk(&["--json", "rpc", method, &params.to_string()])?;
         serde_json::from_str(&answer).with_context(|| format!("{method} answered {answer:?}"))
+    }
+
+    /// The same without a program between; and how long the answer took.
+    ///
+    /// # Errors
+    /// The daemon refuses, or does not answer.
+    pub fn call(&self, method: &str, params: &Value) -> Result<(Value, Duration)> {
+        rpc::call(&self.directory.join("rpc.sock"), method, params)
     }
 
     /// Attaches a disk, with further `options`, and returns its controller's socket.

@@ -18,7 +18,30 @@ const KERNEL_META_PACKAGE: &str = "linux-image-cloud-amd64";
 /// What the initrd loads, in order; their dependencies are found.
 const MODULES: &[&str] = &["virtio_pci", "virtio_blk", "virtio_scsi", "sd_mod", "crc32c_intel"];
 /// This host's programs that the guest has beside busybox's, with the libraries that they load.
-const TOOLS: &[&str] = &["fio", "mkfs.ext4", "e2fsck", "blkdiscard"];
+const TOOLS: &[&str] = &[
+    "fio",
+    "mkfs.ext4",
+    "e2fsck",
+    "blkdiscard",
+    "sg_compare_and_write",
+    "sg_get_lba_status",
+    "sg_inq",
+    "sg_luns",
+    "sg_modes",
+    "sg_opcodes",
+    "sg_persist",
+    "sg_raw",
+    "sg_readcap",
+    "sg_requests",
+    "sg_reset",
+    "sg_start",
+    "sg_sync",
+    "sg_turs",
+    "sg_unmap",
+    "sg_verify",
+    "sg_vpd",
+    "sg_write_same",
+];
 /// Counted up when the way of assembling changes without its inputs changing.
 const RECIPE: u32 = 1;
 const INIT: &str = include_str!("init.sh");

@@ -8,6 +8,8 @@
 //! | `qmp`       | a running QEMU's monitor                                                 |
 //! | [`daemon`]  | `arykd` under test, driven by `aryk` as an operator would                |
 //! | [`fio`]     | what fio measured in the guest                                           |
+//! | [`hotplug`] | disks of a SCSI controller that come and go: rounds, odd moments, what the guest sees |
+//! | [`random`]  | randomness that a seed repeats                                           |
 //! | [`cases`]   | the tests themselves                                                     |
 //!
 //! Runs in ordinary processes on ordinary threads; wall time is what it waits for. A guest boots in
@@ -20,6 +22,7 @@ pub mod cases;
 mod cpio;
 pub mod daemon;
 pub mod fio;
+pub mod hotplug;
 pub mod image;
 mod kernel;
 pub mod machine;
@@ -27,6 +30,8 @@ mod pairwise;
 pub mod peer;
 pub mod process;
 mod qmp;
+pub mod random;
+mod rpc;
 
 pub use daemon::Daemon;
 pub use image::Image;

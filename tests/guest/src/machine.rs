@@ -180,7 +180,7 @@ impl Move {
 pub struct Guest {
     qemu: Process,
     to_script: ChildStdin,
-    from_script: Receiver<String>,
+    from_script: Receiver<(Instant, String)>,
     console: PathBuf,
     monitor: PathBuf,
     report: Report,
@@ -301,6 +301,22 @@ impl Guest {
         Ok(Move(qmp))
     }
 
+    /// Has QEMU hold all of the machine's processors: its script stands still, while QEMU itself goes on.
+    ///
+    /// # Errors
+    /// QEMU has ended.
+    pub fn freeze(&self) -> Result<()> {
+        Qmp::connect(&self.monitor)?.call("stop", &json!({})).map(drop)
+    }
+
+    /// Has the processors go on.
+    ///
+    /// # Errors
+    /// QEMU has ended.
+    pub fn thaw(&self) -> Result<()> {
+        Qmp::connect(&self.monitor)?.call("cont", &json!({})).map(drop)
+    }
+
     /// Kills QEMU, as a crash would.
     pub fn kill(mut self) {
         self.qemu.kill();
@@ -328,12 +344,23 @@ impl Guest {
     }
 
     fn next_line(&mut self, deadline: Instant) -> Result<String> {
+        match self.line_within(deadline)? {
+            Some((_, line)) => Ok(line),
+            None => bail!("out of time\n{}", self.last_words()),
+        }
+    }
+
+    /// The script's next line of output, and when it came, if there is one in time.
+    ///
+    /// # Errors
+    /// QEMU ended, or the process was interrupted.
+    pub(crate) fn line_within(&mut self, deadline: Instant) -> Result<Option<(Instant, String)>> {
         loop {
             check_interrupt()?;
             match self.from_script.recv_timeout(TICK) {
-                Ok(line) => return Ok(line),
+                Ok(line) => return Ok(Some(line)),
                 Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => {}
-                Err(RecvTimeoutError::Timeout) => bail!("out of time\n{}", self.last_words()),
+                Err(RecvTimeoutError::Timeout) => return Ok(None),
                 Err(RecvTimeoutError::Disconnected) => {
                     bail!("QEMU ended before the script\n{}", self.last_words())
                 }
@@ -341,7 +368,8 @@ impl Guest {
         }
     }
 
-    fn last_words(&self) -> String {
+    /// What it said last, to explain a failure.
+    pub(crate) fn last_words(&self) -> String {
         let said = self.report.lines.join("\n");
         let console = tail(&self.console, 30);
         format!("script: {said}\nconsole: {console}\nqemu: {}", self.qemu.last_words())
@@ -349,14 +377,14 @@ impl Guest {
 }
 
 /// Reads the script's output on a thread of its own, which ends with QEMU.
-fn lines(output: ChildStdout) -> Receiver<String> {
+fn lines(output: ChildStdout) -> Receiver<(Instant, String)> {
     let (sender, receiver) = channel();
     std::thread::spawn(move || {
         let mut reader = BufReader::new(output);
         let mut bytes = Vec::new();
         while reader.read_until(b'\n', &mut bytes).is_ok_and(|read| read > 0) {
             let line = String::from_utf8_lossy(&bytes).trim_end_matches(['\r', '\n']).to_owned();
-            if sender.send(line).is_err() {
+            if sender.send((Instant::now(), line)).is_err() {
                 return;
             }
             bytes.clear();

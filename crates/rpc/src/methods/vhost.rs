@@ -125,7 +125,15 @@ struct DeleteController {
 
 async fn delete_controller(control: &Control, p: DeleteController) -> Result<bool, Error> {
     let scsi = control.scsi_controllers.list();
-    if scsi.iter().any(|info| info.name == p.ctrlr) {
+    if let Some(info) = scsi.iter().find(|info| info.name == p.ctrlr) {
+        if info.sessions.as_ref().is_some_and(|sessions| sessions.connected) {
+            let why = "a machine is connected to controller";
+            let name = &p.ctrlr;
+            return Err(Error::errno(
+                Errno::BUSY,
+                format!("{why} `{name}`: stop it first; its disks can be taken away one by one"),
+            ));
+        }
         let deleted = control.scsi_controllers.delete(&p.ctrlr).await;
         vhost_scsi::forget_gone(control);
         return Ok(deleted.map(|()| true)?);

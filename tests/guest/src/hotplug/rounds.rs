@@ -1,0 +1,210 @@
+//! Eight disks under load, of which some are taken away in each round, and come back elsewhere. One thread.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+
+use super::agent::{Agent, News, Task};
+use super::bench::{Bench, CONTROLLER, Disk, heard, lost};
+use crate::cases::Site;
+use crate::random::Random;
+
+/// Disks, one for each target.
+const DISKS: u8 = 8;
+/// Disks that are taken away in one round, at most.
+const VICTIMS_MAX: u64 = 3;
+/// Rounds between two looks at what the kernel says.
+const LOOK: u32 = 10;
+
+/// What rounds are drawn from, and how many there are.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Rounds.
+    pub rounds: u32,
+    /// The seed.
+    pub seed: u64,
+    /// Whether the guest's rings are packed.
+    pub packed: bool,
+}
+
+/// What rounds came to.
+#[derive(Clone, Debug, Default)]
+pub struct Rounds {
+    /// Rounds that were run.
+    pub rounds: u32,
+    /// How long all of it took.
+    pub elapsed: Duration,
+    /// From the call that plugs to its answer.
+    pub plug_answered: Vec<Duration>,
+    /// From that call until the guest's kernel says that the disk is there.
+    pub plug_seen: Vec<Duration>,
+    /// From the call that unplugs to its answer.
+    pub unplug_answered: Vec<Duration>,
+    /// From that call until the guest's kernel says that the disk is gone.
+    pub unplug_seen: Vec<Duration>,
+    /// From the call that resizes until the guest's kernel says so.
+    pub resize_seen: Vec<Duration>,
+    /// How loads of disks that were taken away ended, and how many did so.
+    pub errors: BTreeMap<String, u64>,
+    /// What the guest's kernel said of failed commands, and how often.
+    pub kinds: BTreeMap<String, u64>,
+    /// Disks that were taken away while the guest wrote to them as fast as it could; and all.
+    pub under_load: (u64, u64),
+}
+
+struct Run {
+    bench: Bench,
+    agent: Agent,
+    disks: Vec<Disk>,
+    random: Random,
+    record: Rounds,
+}
+
+/// Runs all rounds in one guest.
+///
+/// # Errors
+/// Something was lost, wrong, late, or touched what it should not have.
+pub(crate) fn run(site: &Site<'_>, settings: Settings) -> Result<Rounds> {
+    let begun = Instant::now();
+    let mut run = start(site, settings)?;
+    for round in 0..settings.rounds {
+        run.round(round).with_context(|| format!("round {round} of seed {}", settings.seed))?;
+        if (round + 1) % LOOK == 0 {
+            run.look()?;
+            println!("    {} rounds, {} s", round + 1, begun.elapsed().as_secs());
+        }
+    }
+    run.finish(begun)
+}
+
+fn start(site: &Site<'_>, settings: Settings) -> Result<Run> {
+    let bench = Bench::new(site)?;
+    let packed = if settings.packed { "packed=on" } else { "packed=off" };
+    let mut agent = Agent::boot(site, CONTROLLER, packed)?;
+    let mut disks = Vec::new();
+    let mut record = Rounds { rounds: settings.rounds, ..Rounds::default() };
+    for target in 0..DISKS {
+        let name = format!("disk{target}");
+        let mut disk =
+            if target % 2 == 0 { bench.file_disk(site, &name)? } else { bench.memory_disk(&name)? };
+        let (begun, took) = bench.plug(&mut disk, target)?;
+        record.plug_answered.push(took);
+        record.plug_seen.push(heard(&mut agent, News::Added, target, begun)?);
+        disk.prepare(&mut agent)?;
+        disk.load(&mut agent)?;
+        disks.push(disk);
+    }
+    Ok(Run { bench, agent, disks, random: Random::new(settings.seed, 0), record })
+}
+
+impl Run {
+    /// Some disks go, all of them are looked at, and those come back.
+    fn round(&mut self, round: u32) -> Result<()> {
+        let mut order: Vec<_> = (0..self.disks.len()).collect();
+        self.random.shuffle(&mut order);
+        let (victims, others) = order.split_at(1 + self.random.below(VICTIMS_MAX) as usize);
+        let mut bursts: BTreeMap<usize, Task> = BTreeMap::new();
+        for &victim in victims {
+            let target = self.disks[victim].at()?;
+            if self.random.chance(30) {
+                self.disks[victim].seal(&mut self.agent, (round + 1).into())?;
+            }
+            if self.random.chance(60) {
+                bursts.insert(victim, self.agent.begin(&format!("burst {target}"))?);
+                self.agent.run(&format!("busy {target} 16"))?;
+            }
+        }
+        self.record.under_load.0 += bursts.len() as u64;
+        self.record.under_load.1 += victims.len() as u64;
+        let mut places = self.take_away(victims, &mut bursts)?;
+        if let Some(&other) = others.iter().find(|&&other| self.disks[other].grows)
+            && self.random.chance(30)
+        {
+            self.grow(other)?;
+        }
+        self.random.shuffle(&mut places);
+        self.bring_back(victims, &places)?;
+        for disk in &self.disks {
+            disk.is_well(&mut self.agent)?;
+        }
+        Ok(())
+    }
+
+    /// All at once; the targets that are free then.
+    fn take_away(&mut self, victims: &[usize], bursts: &mut BTreeMap<usize, Task>) -> Result<Vec<u8>> {
+        let mut gone = Vec::new();
+        for &victim in victims {
+            let target = self.disks[victim].at()?;
+            let (begun, took) = self.bench.unplug(&mut self.disks[victim])?;
+            self.record.unplug_answered.push(took);
+            gone.push((target, begun));
+        }
+        for &(target, begun) in &gone {
+            self.record.unplug_seen.push(heard(&mut self.agent, News::Removed, target, begun)?);
+        }
+        for victim in victims {
+            let burst = bursts.remove(victim).map(|burst| lost(&mut self.agent, burst)).transpose()?;
+            let load = self.disks[*victim].lose(&mut self.agent)?;
+            for error in burst.into_iter().chain(load) {
+                *self.record.errors.entry(error).or_default() += 1;
+            }
+        }
+        Ok(gone.into_iter().map(|(target, _)| target).collect())
+    }
+
+    fn bring_back(&mut self, victims: &[usize], places: &[u8]) -> Result<()> {
+        let mut back = Vec::new();
+        for (&victim, &target) in victims.iter().zip(places) {
+            let (begun, took) = self.bench.plug(&mut self.disks[victim], target)?;
+            self.record.plug_answered.push(took);
+            back.push((target, begun));
+        }
+        for (target, begun) in back {
+            self.record.plug_seen.push(heard(&mut self.agent, News::Added, target, begun)?);
+        }
+        for &victim in victims {
+            self.disks[victim].check(&mut self.agent)?;
+            self.disks[victim].load(&mut self.agent)?;
+        }
+        Ok(())
+    }
+
+    /// A disk grows while it is in use.
+    fn grow(&mut self, other: usize) -> Result<()> {
+        let disk = &mut self.disks[other];
+        let begun = self.bench.grow(disk)?;
+        let (at, sectors) = self.agent.hear(News::Resized, disk.at()?)?;
+        ensure!(sectors == disk.mib << 11, "{} has {sectors} sectors for the guest", disk.name);
+        self.record.resize_seen.push(at.saturating_duration_since(begun));
+        Ok(())
+    }
+
+    /// Asks what the kernel has said of failed commands.
+    fn look(&mut self) -> Result<()> {
+        let said = self.agent.run("kinds")?;
+        let words: Vec<_> = said.split_whitespace().collect();
+        for pair in words.chunks_exact(2) {
+            *self.record.kinds.entry(pair[1].replace('_', " ")).or_default() += pair[0].parse::<u64>()?;
+        }
+        Ok(())
+    }
+
+    fn finish(mut self, begun: Instant) -> Result<Rounds> {
+        self.look()?;
+        for disk in &mut self.disks {
+            disk.relieve(&mut self.agent)?;
+            disk.check(&mut self.agent)?;
+        }
+        // As SPDK has it: not while a machine uses it.
+        let params = json!({"ctrlr": CONTROLLER});
+        let refused = self.bench.daemon.call("vhost_delete_controller", &params);
+        let why = refused.err().context("a controller in use could be deleted")?.to_string();
+        ensure!(why.contains("-16"), "{why}");
+        self.agent.finish()?;
+        self.bench.daemon.stop()?;
+        self.record.elapsed = begun.elapsed();
+        Ok(self.record)
+    }
+}
