@@ -106,7 +106,7 @@ fn round(
 }
 
 /// What `aryk bench` says of a workload.
-fn bench(aryk: &Path, workload: &Workload, args: &[&OsStr]) -> Result<Value> {
+pub fn bench(aryk: &Path, workload: &Workload, args: &[&OsStr]) -> Result<Value> {
     let (core, depth) = (FRONT_END_CORE.to_string(), workload.depth.to_string());
     let mut command = Command::new(aryk);
     command.args(["--json", "bench", "--rw", workload.rw(), "--cpu", &core, "--qd", &depth]).args(args);

@@ -5,6 +5,7 @@
 //! - [`ceiling`], [`target`]: what the front-end can do at all; [`closed`], [`open`], [`idle`]: the measurements, [`rounds`]
 //!   of which are repeated until they can be compared.
 //! - [`frontends`]: the front-end that `aryk bench` is, against this one.
+//! - [`scsi`]: SCSI hosts beside block devices, both of `arykd`.
 //! - [`calls`]: the control plane, and what I/O notices of it.
 //! - [`instructions`], [`stack`]: the path within one process, counted instead of timed.
 //! - [`report`], [`machine`]: medians, records, tables, and what they depend on.
@@ -29,6 +30,7 @@ mod process;
 mod report;
 mod rounds;
 mod rpc;
+mod scsi;
 mod settings;
 mod stack;
 mod target;
@@ -47,6 +49,8 @@ use std::time::{Duration, Instant};
 const RESULTS: &str = "docs/bench/results.md";
 /// Where those of `rpc` go.
 const RPC_RESULTS: &str = "docs/bench/rpc.md";
+/// Where those of `scsi` go.
+const SCSI_RESULTS: &str = "docs/bench/scsi.md";
 
 /// Measures arykd and its peers.
 #[derive(Debug, Parser)]
@@ -58,7 +62,7 @@ struct Args {
     #[arg(long, global = true)]
     quick: bool,
     /// Only cases whose name contains this, as in "null", "memory/randread-4k/qd32", "open/10k", "idle", "ceiling", "front-end".
-    #[arg(long, value_name = "PART")]
+    #[arg(long, value_name = "PART", global = true)]
     case: Vec<String>,
     /// Runs of each measurement, on each side in turn [default: 5, or 1 with --quick].
     #[arg(long, value_name = "N", global = true)]
@@ -102,6 +106,8 @@ enum Subcommand {
     },
     /// Measures calls of the daemon's RPC, and what I/O notices of them.
     Rpc,
+    /// Measures disks of a SCSI host beside block devices.
+    Scsi,
     /// What is counted.
     #[command(hide = true)]
     Stack { case: String, batches: u32 },
@@ -136,7 +142,11 @@ impl Args {
     /// Where to write the tables, if anywhere.
     fn page(&self) -> Option<PathBuf> {
         let whole = self.case.is_empty() && !self.quick;
-        let page = if matches!(self.command, Some(Subcommand::Rpc)) { RPC_RESULTS } else { RESULTS };
+        let page = match self.command {
+            Some(Subcommand::Rpc) => RPC_RESULTS,
+            Some(Subcommand::Scsi) => SCSI_RESULTS,
+            _ => RESULTS,
+        };
         self.markdown.clone().or_else(|| whole.then(|| page.into()))
     }
 }
@@ -154,6 +164,7 @@ fn main() -> Result<()> {
             idle::measure(settings, report)
         }),
         Some(Subcommand::Rpc) => measure(&args, calls::measure),
+        Some(Subcommand::Scsi) => measure(&args, scsi::measure),
         Some(Subcommand::Instructions { check, record }) => instructions::instructions(*check, *record),
         Some(Subcommand::Stack { case, batches }) => stack::run(case, *batches),
     }
@@ -186,9 +197,11 @@ fn measure(args: &Args, what: impl FnOnce(&Settings, &mut Report) -> Result<()>)
 fn preface(args: &Args, settings: &Settings, report: &Report, round_trips: [Duration; 2]) -> String {
     let commands: Vec<String> =
         report.commands.iter().map(|command| settings.without_paths(command)).collect();
+    let front_end =
+        if matches!(args.command, Some(Subcommand::Scsi)) { "`aryk bench`" } else { "crate `blkio`" };
     format!(
         "# Measurements\n\nWritten by `cargo xtask bench`: {} runs of {:?} of each measurement, in turns. Front-end: \
-         crate `blkio`, polled, {} queue(s), on core {}; back ends on core {}.\n\n{}\nCommands:\n\n```text\n{}\n```\n",
+         {front_end}, polled, {} queue(s), on core {}; back ends on core {}.\n\n{}\nCommands:\n\n```text\n{}\n```\n",
         settings.runs,
         settings.span,
         settings.queues,

@@ -52,7 +52,7 @@ impl Settings {
     }
 
     /// Bytes in disks that hold something.
-    const fn size(&self) -> u64 {
+    pub const fn size(&self) -> u64 {
         if self.quick { 128 << 20 } else { 1 << 30 }
     }
 
