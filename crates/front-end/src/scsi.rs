@@ -7,6 +7,9 @@ use std::time::Duration;
 /// Queues before the first for commands: task management and events.
 pub const FIXED_QUEUES: u16 = 2;
 
+/// Bytes of `struct virtio_scsi_config` (section 5.6.4).
+pub const CONFIG_LEN: usize = 36;
+
 /// Where a request's parts lie, on lines of their own.
 const ANSWER_AT: u64 = 64;
 /// `struct virtio_scsi_req_cmd` with a CDB of 32 bytes (section 5.6.6.1).

@@ -11,11 +11,11 @@ use serde_json::json;
 use crate::content::{self, SECTOR};
 use crate::load::SECTORS;
 use crate::rpc;
-use crate::shape::{Mode, Shape};
+use crate::shape::{Device, Mode, Shape};
 
 /// An orderly end waits for what runs.
 const DRAIN: Duration = Duration::from_secs(20);
-const CONTROLLER: &str = "blk";
+const CONTROLLER: &str = "guest";
 
 /// Where everything of one life is.
 #[derive(Debug)]
@@ -81,11 +81,24 @@ impl Daemon {
         let daemon = Self::spawn(place, None, shape.supervised)?;
         let disk = json!({"name": "disk", "filename": place.image, "block_size": shape.block_size});
         rpc::call(&place.rpc(), "bdev_uring_create", &disk)?;
-        let mut controller = json!({"ctrlr": CONTROLLER, "dev_name": "disk", "num_queues": shape.queues});
+        let mut controller = json!({"ctrlr": CONTROLLER, "num_queues": shape.queues});
         if shape.mode == Mode::Client {
             controller["connect"] = json!(place.meeting_point(Mode::Client));
         }
-        rpc::call(&place.rpc(), "vhost_create_blk_controller", &controller)?;
+        match shape.device {
+            Device::Blk => {
+                controller["dev_name"] = json!("disk");
+                rpc::call(&place.rpc(), "vhost_create_blk_controller", &controller)?;
+            }
+            Device::Scsi => {
+                controller["delay"] = json!(true);
+                rpc::call(&place.rpc(), "vhost_create_scsi_controller", &controller)?;
+                let target = json!({"ctrlr": CONTROLLER, "scsi_target_num": 0, "bdev_name": "disk"});
+                rpc::call(&place.rpc(), "vhost_scsi_controller_add_target", &target)?;
+                let start = json!({"ctrlr": CONTROLLER});
+                rpc::call(&place.rpc(), "vhost_start_scsi_controller", &start)?;
+            }
+        }
         Ok(daemon)
     }
 

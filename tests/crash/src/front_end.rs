@@ -5,7 +5,6 @@
 
 use std::fmt;
 use std::io::ErrorKind;
-use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -15,11 +14,12 @@ use anyhow::{Context, Result};
 use aryk_front_end::{Announced, Piece, Ring, Session};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use crate::checker::{Change, Checker, Read, Write};
+use crate::checker::Checker;
 use crate::content::{self, SECTOR};
 use crate::load::{self, SECTORS, Wish};
-use crate::memory::{Memory, Slot};
+use crate::memory::Memory;
 use crate::random::Random;
+use crate::requests::{self, Answered, Kept};
 use crate::session::{self, Inflight};
 use crate::shape::{Mode, Shape};
 
@@ -70,15 +70,10 @@ impl fmt::Display for Violation {
 }
 
 #[derive(Debug)]
-enum Kept {
-    Read(Read),
-    Write(Write),
-    Flush,
-}
-
-#[derive(Debug)]
 struct Outstanding {
     kept: Kept,
+    /// For a unit that wants to be asked again.
+    pieces: Vec<Piece>,
     since: Instant,
 }
 
@@ -110,6 +105,8 @@ pub struct Counts {
     pub sessions: u64,
     /// Attempts that a back-end's death cut short.
     pub sessions_cut: u64,
+    /// Requests that a unit wanted to be asked again: once for each back-end at most.
+    pub attentions: u64,
 }
 
 /// See the module.
@@ -147,17 +144,19 @@ impl FrontEnd {
     /// # Errors
     /// The kernel gives no memory, or no socket.
     pub fn new(shape: &Shape, mut random: Random, path: &Path) -> Result<Self> {
-        let memory = Memory::new(shape.queues, shape.depth)?;
+        let count = shape.first_queue() + shape.queues;
+        let memory = Memory::new(count, shape.depth)?;
         let mut queues = Vec::new();
-        for index in 0..shape.queues {
+        for index in 0..count {
             let at = memory.ring(index);
             let mut ring = Ring::new(shape.ring(), memory.guest(), at);
             let mut order: Vec<u16> = (0..shape.size).collect();
             random.shuffle(&mut order);
             ring.set_order(&order);
             let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-            let outstanding = (0..shape.depth).map(|_| None).collect();
-            let free = (0..shape.depth).collect();
+            let depth = if index < shape.first_queue() { 0 } else { shape.depth };
+            let outstanding = (0..depth).map(|_| None).collect();
+            let free = (0..depth).collect();
             queues.push(Queue { ring, outstanding, free, kick: event()?, call: event()? });
         }
         let listener = match shape.mode {
@@ -194,6 +193,11 @@ impl FrontEnd {
     #[must_use]
     pub fn running(&self) -> usize {
         self.queues.iter().map(Queue::running).sum()
+    }
+
+    /// The first of its queues that carries requests.
+    fn first_queue(&self) -> usize {
+        self.shape.first_queue().into()
     }
 
     /// When the oldest outstanding request was submitted.
@@ -311,16 +315,27 @@ impl FrontEnd {
     fn complete(&mut self, index: usize, slot: u16, len: u32) -> Result<(), Violation> {
         let queue = &mut self.queues[index];
         let done = queue.outstanding[usize::from(slot)].take().expect("the ring knows what is outstanding");
-        queue.free.push(slot);
         let place = self.memory.slot(index as u16, slot);
-        let status: u8 = self.memory.whole().read(place.status as usize);
-        let written = match &done.kept {
-            Kept::Read(read) => 1 + sectors_len(&read.sectors()),
-            _ => 1,
-        };
-        if status != 0 || len != written {
-            let what = format!("{:?}: status {status}, {len} bytes written", done.kept);
-            return Err(violation(Kind::Failed, what));
+        match requests::answered(&self.memory, &done.kept, place, len, &self.shape) {
+            Answered::Well => queue.free.push(slot),
+            Answered::Attention
+                if self.counts.attentions < self.counts.sessions + self.counts.sessions_cut =>
+            {
+                self.counts.attentions += 1;
+                requests::unanswer(&self.memory, place);
+                queue.ring.add(slot, &done.pieces, self.shape.indirect.then_some(place.table));
+                queue.outstanding[usize::from(slot)] = Some(done);
+                self.publish(index);
+                return Ok(());
+            }
+            Answered::Attention => {
+                let what = format!("{:?}: one attention more than there were sessions", done.kept);
+                return Err(violation(Kind::Failed, what));
+            }
+            Answered::Badly(said) => {
+                let what = format!("{:?}: answered {said:?}, {len} bytes written", done.kept);
+                return Err(violation(Kind::Failed, what));
+            }
         }
         self.counts.requests += 1;
         match done.kept {
@@ -344,7 +359,7 @@ impl FrontEnd {
     /// Fills the queues up; how many requests that were.
     fn submit_wishes(&mut self) -> u64 {
         let mut submitted = 0;
-        for index in 0..self.queues.len() {
+        for index in self.first_queue()..self.queues.len() {
             while (self.queues[index].running() as u64) < self.depth {
                 let wish = load::draw(&mut self.random, &self.shape);
                 if !self.submit(index, &wish) {
@@ -373,22 +388,16 @@ impl FrontEnd {
         let queue = &mut self.queues[index];
         let Some(&slot) = queue.free.last() else { return false };
         let place = self.memory.slot(index as u16, slot);
-        let (pieces, kept) = {
-            let (header, data) = describe(&mut self.random, wish, place);
-            let status = Piece { at: place.status, len: 1, write: true };
-            let head = Piece { at: place.header, len: 16, write: false };
-            let pieces: Vec<_> = std::iter::once(head).chain(data).chain([status]).collect();
-            let needed = if self.shape.indirect { 1 } else { pieces.len() };
-            if queue.ring.room() < needed {
-                return false;
-            }
-            self.memory.whole().write(place.header as usize, &header);
-            self.memory.whole().write(place.status as usize, &0xff_u8);
-            (pieces, prepare(&self.memory, &mut self.checker, wish, place))
-        };
+        // Header, answer and data.
+        let needed = if self.shape.indirect { 1 } else { load::PARTS_MAX + 2 };
+        if queue.ring.room() < needed {
+            return false;
+        }
+        let (memory, checker) = (&self.memory, &mut self.checker);
+        let (pieces, kept) = requests::prepare(&mut self.random, memory, checker, wish, place, &self.shape);
         queue.free.pop();
-        queue.outstanding[usize::from(slot)] = Some(Outstanding { kept, since: Instant::now() });
         queue.ring.add(slot, &pieces, self.shape.indirect.then_some(place.table));
+        queue.outstanding[usize::from(slot)] = Some(Outstanding { kept, pieces, since: Instant::now() });
         true
     }
 
@@ -463,17 +472,17 @@ impl FrontEnd {
     /// # Errors
     /// A violation.
     pub fn read_back(&mut self) -> Result<(), Violation> {
-        let mut next = 0;
+        let (first, mut next) = (self.first_queue(), 0);
         while next < SECTORS {
             let range = next..next + 8;
-            if self.submit(0, &Wish::Read(range)) {
+            if self.submit(first, &Wish::Read(range)) {
                 next += 8;
             } else {
-                self.publish(0);
+                self.publish(first);
                 self.turn(false)?;
             }
         }
-        self.publish(0);
+        self.publish(first);
         self.drain()
     }
 
@@ -493,66 +502,4 @@ impl FrontEnd {
 
 pub(crate) const fn violation(kind: Kind, detail: String) -> Violation {
     Violation { kind, detail }
-}
-
-fn sectors_len(sectors: &Range<u64>) -> u32 {
-    (sectors.end - sectors.start) as u32 * SECTOR as u32
-}
-
-/// A request's header, and the pieces of its data.
-fn describe(random: &mut Random, wish: &Wish, place: Slot) -> ([u8; 16], Vec<Piece>) {
-    // Section 5.2.6: VIRTIO_BLK_T_IN, OUT, FLUSH, DISCARD, WRITE_ZEROES.
-    let (kind, sector, len, write) = match wish {
-        Wish::Read(sectors) => (0_u32, sectors.start, sectors_len(sectors), true),
-        Wish::Write(sectors) => (1, sectors.start, sectors_len(sectors), false),
-        Wish::Flush => (4, 0, 0, false),
-        Wish::Discard(_) => (11, 0, 0, false),
-        Wish::WriteZeroes(..) => (13, 0, 0, false),
-    };
-    let mut header = [0; 16];
-    header[..4].copy_from_slice(&kind.to_le_bytes());
-    header[8..].copy_from_slice(&sector.to_le_bytes());
-    let mut pieces = Vec::new();
-    if matches!(wish, Wish::Discard(_) | Wish::WriteZeroes(..)) {
-        pieces.push(Piece { at: place.range, len: 16, write: false });
-    }
-    if len > 0 {
-        let mut at = place.data;
-        for len in load::cut(random, len) {
-            pieces.push(Piece { at, len, write });
-            at += u64::from(len);
-        }
-    }
-    (header, pieces)
-}
-
-/// Fills a request's data, and notes what it does.
-fn prepare(memory: &Memory, checker: &mut Checker, wish: &Wish, place: Slot) -> Kept {
-    let mut change = |sectors: &Range<u64>, change, flags: u32| {
-        let mut range = [0; 16];
-        range[..8].copy_from_slice(&sectors.start.to_le_bytes());
-        range[8..12].copy_from_slice(&((sectors.end - sectors.start) as u32).to_le_bytes());
-        range[12..].copy_from_slice(&flags.to_le_bytes());
-        memory.whole().write(place.range as usize, &range);
-        Kept::Write(checker.submit_write(sectors.clone(), change))
-    };
-    match wish {
-        Wish::Flush => Kept::Flush,
-        Wish::Discard(sectors) => change(sectors, Change::Discard, 0),
-        Wish::WriteZeroes(sectors, unmap) => change(sectors, Change::Zeroes, u32::from(*unmap)),
-        Wish::Read(sectors) => {
-            // What an earlier request left there must not pass for an answer.
-            for i in 0..sectors.end - sectors.start {
-                memory.whole().write((place.data + i * SECTOR as u64) as usize, &[0xa5_u8; 16]);
-            }
-            Kept::Read(checker.submit_read(sectors.clone()))
-        }
-        Wish::Write(sectors) => {
-            let write = checker.submit_write(sectors.clone(), Change::Write);
-            for (i, sector) in (0..).zip(sectors.clone()) {
-                memory.set_sector(place.data, i, &content::fill(sector, write.seq()));
-            }
-            Kept::Write(write)
-        }
-    }
 }

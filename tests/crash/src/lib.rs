@@ -1,7 +1,7 @@
 //! A crash test: a guest of our own keeps its queues full while `arykd` is killed under it, and checks everything that it reads.
 //!
 //! [`front_end`] is the guest and its front-end, with [`session`]s and [`memory`], made of `aryk-front-end`'s parts; [`checker`] knows which values a read may
-//! see, [`content`] what sectors look like, [`load`] which request comes next. [`life`] is one front-end from start to end, with the
+//! see, [`content`] what sectors look like, [`load`] which request comes next, [`requests`] how it is put. [`life`] is one front-end from start to end, with the
 //! [`daemon`]s that it meets; [`report`] adds them up. A test tool: it measures time, sleeps and starts processes. One thread; `unsafe` is left to `aryk-dma`.
 #![forbid(unsafe_code)]
 #![expect(clippy::disallowed_methods, reason = "it waits for other processes, in wall time")]
@@ -14,6 +14,7 @@ pub mod life;
 pub mod load;
 pub mod memory;
 pub mod report;
+pub mod requests;
 pub mod rpc;
 pub mod session;
 pub mod shape;

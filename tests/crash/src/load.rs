@@ -55,10 +55,13 @@ fn range(random: &mut Random, shape: &Shape) -> Range<u64> {
     start..start + len
 }
 
-/// Cuts `bytes` of data into 1 to 4 parts.
+/// Parts into which data is cut at most.
+pub const PARTS_MAX: usize = 4;
+
+/// Cuts `bytes` of data into 1 to [`PARTS_MAX`] parts.
 pub fn cut(random: &mut Random, bytes: u32) -> Vec<u32> {
     let mut parts = vec![bytes];
-    for _ in 0..random.below(4) {
+    for _ in 0..random.below(PARTS_MAX as u64) {
         let last = parts.pop().expect("one at least");
         let sectors = u64::from(last) / SECTOR as u64;
         if sectors < 2 {
@@ -80,7 +83,7 @@ mod tests {
     #[test]
     fn requests_are_whole_blocks_inside_of_the_area() {
         let mut random = Random::new(1, 0);
-        let shape = Shape::draw(&mut random, 0, &[Mode::Server], &[Format::Split]);
+        let shape = Shape::draw(&mut random, 0, None, &[Mode::Server], &[Format::Split]);
         for block_size in [512, 4096] {
             let shape = Shape { block_size, ..shape.clone() };
             for _ in 0..10_000 {

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use aryk_crash_tests::life::{self, Settings};
 use aryk_crash_tests::random::Random;
 use aryk_crash_tests::report::Report;
-use aryk_crash_tests::shape::{Format, Mode, Shape};
+use aryk_crash_tests::shape::{Device, Format, Mode, Shape};
 use clap::Parser;
 
 /// Crashes of one life. Even, so that its first is by our hand: the daemon of the control has no step to die at.
@@ -36,6 +36,9 @@ struct Cli {
     /// Only front-ends that connect so
     #[arg(long, value_enum)]
     mode: Vec<Mode>,
+    /// Only disks that are this to the guest
+    #[arg(long, value_enum)]
+    device: Option<Device>,
     /// Only rings of this format
     #[arg(long, value_enum)]
     format: Vec<Format>,
@@ -74,7 +77,7 @@ fn run(cli: &Cli) -> Result<()> {
         if cli.life.is_some_and(|only| only != life) || (crashes.is_empty() && cli.rounds > 0) {
             continue;
         }
-        let shape = Shape::draw(&mut Random::new(cli.seed, life << 8), life, &modes, &formats);
+        let shape = Shape::draw(&mut Random::new(cli.seed, life << 8), life, cli.device, &modes, &formats);
         println!("life {life}: {}, {} crashes", shape.summary(), crashes.end - crashes.start);
         let record = life::live(settings, life, &shape, crashes)?;
         if let Some(violation) = &record.violation {

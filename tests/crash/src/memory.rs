@@ -24,11 +24,11 @@ pub struct Memory {
 /// Where the parts of one request lie, as offsets into the memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Slot {
-    /// 16 bytes: kind and sector.
+    /// 64 bytes: a block device's kind and sector, or a SCSI host's request.
     pub header: u64,
-    /// 16 bytes: the range of a discard or write-zeroes.
+    /// 64 bytes: the range of a discard or write-zeroes.
     pub range: u64,
-    /// One byte.
+    /// 128 bytes: a block device's status, or a SCSI host's answer.
     pub status: u64,
     /// Descriptors, 16 bytes each.
     pub table: u64,
@@ -69,7 +69,7 @@ impl Memory {
     #[must_use]
     pub fn slot(&self, queue: u16, slot: u16) -> Slot {
         let at = self.queues * RING_SPACE + (u64::from(queue) * self.slots + u64::from(slot)) * SLOT_SPACE;
-        Slot { header: at, range: at + 16, status: at + 32, table: at + 64, data: at + SLOT_HEAD }
+        Slot { header: at, range: at + 64, status: at + 128, table: at + 256, data: at + SLOT_HEAD }
     }
 
     /// A sector of a request's data.

@@ -175,7 +175,8 @@ impl Report {
             let shape = &life.shape;
             let indirect = if shape.indirect { ", indirect" } else { "" };
             let event = if shape.event_idx { ", event index" } else { "" };
-            let name = format!("{:?} {:?}{indirect}{event}", shape.mode, shape.format).to_lowercase();
+            let name = format!("{:?} {:?} {:?}{indirect}{event}", shape.device, shape.mode, shape.format)
+                .to_lowercase();
             let counts = [1, life.crashes.len() as u64, life.counts.requests];
             let sums = shapes.entry(name).or_default();
             for (sum, count) in sums.iter_mut().zip(counts) {

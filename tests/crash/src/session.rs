@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use aryk_front_end::blk::{self, Config};
+use aryk_front_end::scsi;
 use aryk_front_end::{Announced, Request, Session, Wanted, feature, payload, protocol};
 
 use crate::memory::Memory;
-use crate::shape::{Format, Shape};
+use crate::shape::{Device, Format, Shape};
 
 /// Longer than any answer may take here, shorter than what a test waits for.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -48,13 +49,16 @@ pub fn establish(
     session.wire().tell(Request::SET_INFLIGHT_FD, &region.description, &[region.fd.as_fd()])?;
     session.share(memory.guest())?;
     queues.iter().try_for_each(|queue| session.start(queue))?;
-    session.enable(shape.queues)?;
+    session.enable(shape.first_queue() + shape.queues)?;
     Ok(session)
 }
 
 fn wanted(shape: &Shape) -> Wanted {
-    let mut features = blk::feature::BLK_SIZE | blk::feature::FLUSH | blk::feature::MQ;
-    features |= blk::feature::DISCARD | blk::feature::WRITE_ZEROES | feature::PROTOCOL | feature::VERSION_1;
+    let mut features = feature::PROTOCOL | feature::VERSION_1;
+    if shape.device == Device::Blk {
+        features |= blk::feature::BLK_SIZE | blk::feature::FLUSH | blk::feature::MQ;
+        features |= blk::feature::DISCARD | blk::feature::WRITE_ZEROES;
+    }
     if shape.indirect {
         features |= feature::INDIRECT;
     }
@@ -66,11 +70,17 @@ fn wanted(shape: &Shape) -> Wanted {
     }
     let protocol = protocol::MQ | protocol::CONFIG | protocol::REPLY_ACK | protocol::INFLIGHT_SHMFD;
     let optional_protocol = if shape.memory_slots { protocol::CONFIGURE_MEM_SLOTS } else { 0 };
-    Wanted { features, optional: 0, protocol, optional_protocol, queues: shape.queues, patience: PATIENCE }
+    let queues = shape.first_queue() + shape.queues;
+    Wanted { features, optional: 0, protocol, optional_protocol, queues, patience: PATIENCE }
 }
 
-/// Whether the configuration space is that of the disk.
+/// Whether the configuration space is that of the disk, or of a SCSI host.
 fn check_config(session: &Session, shape: &Shape, capacity: u64) -> Result<()> {
+    if shape.device == Device::Scsi {
+        let config = session.config(scsi::CONFIG_LEN)?;
+        ensure!(scsi::is_config(&config), "a SCSI host's configuration of {config:?}");
+        return Ok(());
+    }
     let config = Config::parse(&session.config(blk::CONFIG_LEN)?, session.features())?;
     let expected = Config { capacity, block_size: shape.block_size };
     ensure!(config == expected, "a disk of {config:?}, not {expected:?}");
@@ -78,7 +88,7 @@ fn check_config(session: &Session, shape: &Shape, capacity: u64) -> Result<()> {
 }
 
 fn ask_for_inflight(session: &Session, shape: &Shape) -> Result<Inflight> {
-    let request = payload![0_u64, 0_u64, shape.queues, shape.size, 0_u32];
+    let request = payload![0_u64, 0_u64, shape.first_queue() + shape.queues, shape.size, 0_u32];
     let (description, fd) = session.wire().ask(Request::GET_INFLIGHT_FD, &request)?;
     ensure!(description.len() >= 20, "an in-flight region described by {description:?}");
     Ok(Inflight { fd: fd.context("GET_INFLIGHT_FD was answered without a file")?, description })

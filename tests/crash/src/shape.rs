@@ -1,5 +1,6 @@
 //! What one life of a front-end is like: drawn from the seed, or pinned by a person. Test tool, any thread.
 
+use aryk_front_end::scsi::FIXED_QUEUES;
 use aryk_front_end::{Format as Layout, Shape as RingShape};
 use serde::Serialize;
 
@@ -25,19 +26,34 @@ pub enum Format {
     Packed,
 }
 
+/// What the guest's disk is to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Device {
+    /// A block device.
+    Blk,
+    /// The first target of a SCSI host.
+    Scsi,
+}
+
+/// Of five lives two have a SCSI host: of both formats, and of both ways to connect.
+const DEVICES: [Device; 5] = [Device::Blk, Device::Scsi, Device::Scsi, Device::Blk, Device::Blk];
+
 /// One of so many lives has a supervisor: these take longer, for it lets daemons that die young wait.
 const SUPERVISED: u64 = 5;
 
 /// The front-end and the disk of one life.
 #[derive(Clone, Debug, Serialize)]
 pub struct Shape {
+    /// What its disk is to the guest.
+    pub device: Device,
     /// Who connects.
     pub mode: Mode,
     /// Whether `arykd --supervise` restarts the daemon; otherwise the test does.
     pub supervised: bool,
     /// Of all its rings.
     pub format: Format,
-    /// How many.
+    /// How many carry requests.
     pub queues: u16,
     /// Descriptors of each.
     pub size: u16,
@@ -54,15 +70,22 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// That of life number `life`: ways to connect and formats take turns, and `random` says the rest.
+    /// That of life number `life`: devices, unless there is only this one, ways to connect and formats take turns, and `random` says the rest.
     ///
     /// # Panics
     /// If there is nothing to choose from.
     #[must_use]
-    pub fn draw(random: &mut Random, life: u64, modes: &[Mode], formats: &[Format]) -> Self {
+    pub fn draw(
+        random: &mut Random,
+        life: u64,
+        device: Option<Device>,
+        modes: &[Mode],
+        formats: &[Format],
+    ) -> Self {
         let turn = |n: usize| life as usize % n;
         let size = *random.pick(&[64, 128, 256]);
         Self {
+            device: device.unwrap_or(DEVICES[turn(DEVICES.len())]),
             mode: modes[turn(modes.len())],
             supervised: life % SUPERVISED == SUPERVISED - 1,
             format: formats[turn(modes.len() * formats.len()) / modes.len()],
@@ -73,6 +96,15 @@ impl Shape {
             event_idx: random.chance(50),
             block_size: *random.pick(&[512, 4096]),
             memory_slots: random.chance(30),
+        }
+    }
+
+    /// Queues before those that carry requests.
+    #[must_use]
+    pub const fn first_queue(&self) -> u16 {
+        match self.device {
+            Device::Blk => 0,
+            Device::Scsi => FIXED_QUEUES,
         }
     }
 
@@ -90,7 +122,8 @@ impl Shape {
     #[must_use]
     pub fn summary(&self) -> String {
         format!(
-            "{:?} supervised={} {:?} queues={} size={} depth={} indirect={} event_idx={} block={}",
+            "{:?} {:?} supervised={} {:?} queues={} size={} depth={} indirect={} event_idx={} block={}",
+            self.device,
             self.mode,
             self.supervised,
             self.format,
