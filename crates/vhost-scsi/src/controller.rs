@@ -5,7 +5,7 @@
 //! what runs ends aside.
 
 use crate::Error;
-use crate::events::{Events, News};
+use crate::events::{Events, News, Waiting};
 use crate::line::Parts;
 use crate::manage::Manager;
 use crate::queue::{Queue, Role};
@@ -16,7 +16,8 @@ use aryk_reactor::{CoreSet, Cx, Gone, Reactors, RootRef};
 use aryk_scsi::{Lun, Nexus};
 use aryk_vhost_device::{Errors, Trouble, virtqueue};
 use aryk_vhost_user::{Device, DeviceError, EventFd, MemoryChange, QueueLog, QueueSetup, SessionHandle};
-use std::cell::RefCell;
+use aryk_virtqueue::Virtqueue;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
@@ -48,6 +49,8 @@ pub(crate) struct Controller {
     queues: RefCell<BTreeMap<u16, RootRef<Queue>>>,
     /// Held while targets change, or a queue learns which there are.
     changing: Mutex<()>,
+    /// What the guest is to be told when its event queue runs again. `None`: it has not run in this session, and the guest looks for itself first.
+    untold: Cell<Option<Waiting>>,
     session: RefCell<Option<SessionHandle>>,
     errors: Arc<Errors>,
 }
@@ -68,7 +71,7 @@ enum StartError {
 /// What becomes a role on the queue's reactor.
 enum Plan {
     Control([Option<Arc<Nexus>>; TARGETS as usize]),
-    Event(u64),
+    Event(u64, Option<Waiting>),
     Request([Option<Arc<Nexus>>; TARGETS as usize]),
 }
 
@@ -80,6 +83,7 @@ impl Controller {
             targets: RefCell::default(),
             queues: RefCell::default(),
             changing: Mutex::new(()),
+            untold: Cell::default(),
             session: RefCell::default(),
             errors: Arc::default(),
         }
@@ -188,6 +192,7 @@ impl Controller {
 
     /// This disk of a target has another size.
     pub async fn resized(&self, target: u8, this: &Weak<Nexus>) {
+        let _changing = self.changing.lock().await;
         let nexus = self.disk_of(target).filter(|nexus| is_same(nexus, Some(this)));
         if let Some(nexus) = nexus {
             nexus.lun().resized();
@@ -195,11 +200,15 @@ impl Controller {
         }
     }
 
+    /// Under the lock of changes: the event queue neither starts nor is replaced meanwhile.
     async fn post(&self, news: News, target: u8) {
-        if let Some(queue) = self.queue(EVENT) {
-            let told = queue.call(move |queue, cx| queue.post(news, target, cx));
-            // A guest that is gone finds out when it comes back.
-            let _ = told.await;
+        let told = match self.queue(EVENT) {
+            Some(queue) => queue.call(move |queue, cx| queue.post(news, target, cx)).await.unwrap_or(false),
+            None => false,
+        };
+        if let Some(mut untold) = self.untold.get().filter(|_| !told) {
+            untold.add(news, target);
+            self.untold.set(Some(untold));
         }
     }
 
@@ -213,7 +222,7 @@ impl Controller {
         let targets = self.targets.borrow().clone();
         let plan = match index {
             CONTROL => Plan::Control(targets),
-            EVENT => Plan::Event(setup.features),
+            EVENT => Plan::Event(setup.features, self.untold.take()),
             _ => Plan::Request(targets),
         };
         let start = move |cx: &mut Cx| -> Result<RootRef<Queue>, StartError> {
@@ -252,13 +261,25 @@ fn is_same(nexus: &Arc<Nexus>, this: Option<&Weak<Nexus>>) -> bool {
     this.is_none_or(|this| std::ptr::eq(this.as_ptr(), Arc::as_ptr(nexus)))
 }
 
-fn start_on(cx: &mut Cx, parts: Parts, plan: Plan) -> Result<RootRef<Queue>, StartError> {
+/// Whether a ring is as a driver has it that has just begun.
+fn is_unused(ring: &mut Virtqueue) -> bool {
+    /// Where rings begin: split ones at 0, packed ones with both wrap counters set.
+    const BEGINNINGS: [u32; 2] = [0, 0x8000_8000];
+    BEGINNINGS.contains(&ring.base()) && ring.available() == Ok(0)
+}
+
+fn start_on(cx: &mut Cx, mut parts: Parts, plan: Plan) -> Result<RootRef<Queue>, StartError> {
     let name = parts.name.clone();
     cx.add_root(parts.thread, &name, |id, cx| {
         let size = parts.ring.size();
         let (role, targets) = match plan {
             Plan::Control(targets) => (Role::Control(Manager::new(targets)), Default::default()),
-            Plan::Event(features) => (Role::Event(Events::new(features)), Default::default()),
+            Plan::Event(features, untold) => {
+                // A driver that has given us no buffer yet is new, and looks for itself.
+                let is_new = is_unused(&mut parts.ring);
+                let waiting = untold.filter(|_| !is_new).unwrap_or_default();
+                (Role::Event(Events::new(features, waiting)), Default::default())
+            }
             Plan::Request(targets) => (Role::Request(Requests::new(size)), targets),
         };
         let mut queue = Queue::start(id, parts, role, cx)?;
@@ -316,6 +337,7 @@ impl Device for Controller {
 
     fn disconnected(&self) {
         self.session.borrow_mut().take();
+        self.untold.take();
     }
 
     async fn start_queue(&self, index: u16, setup: QueueSetup) -> Result<(), DeviceError> {
@@ -327,8 +349,14 @@ impl Device for Controller {
 
     async fn stop_queue(&self, index: u16) -> u32 {
         let queue = self.queue(index).expect("the session stops queues that run");
-        let base = match queue.call(Queue::stop).await {
-            Ok(stopped) => stopped.await.unwrap_or(0),
+        let stop = |queue: &mut Queue, cx: &mut Cx| (queue.take_waiting(), queue.stop(cx));
+        let base = match queue.call(stop).await {
+            Ok((waiting, stopped)) => {
+                if waiting.is_some() {
+                    self.untold.set(waiting);
+                }
+                stopped.await.unwrap_or(0)
+            }
             // The daemon is ending, and nobody will go on from that base.
             Err(Gone) => 0,
         };

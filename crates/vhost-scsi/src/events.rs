@@ -2,7 +2,8 @@
 //!
 //! Events wait for the guest's buffers. What waits is not a queue but what is to be said of each target: that its disk is gone, that there is one, that it
 //! has another size, in this order. So a guest that does not refill its queue, however long, is told in a few events how things are when it does; none is
-//! ever lost, and none comes that is out of date by then.
+//! ever lost, and none comes that is out of date by then. A queue that stops leaves what waits to its successor: a machine that its monitor stops and lets go
+//! on is not to miss anything.
 
 use crate::line::Line;
 use crate::wire::{Event, TARGETS};
@@ -33,27 +34,14 @@ impl News {
     }
 }
 
-/// Events that wait.
-#[derive(Debug)]
-pub(crate) struct Events {
-    /// What the guest has agreed to hear.
-    features: u64,
-    /// What waits, by target and in the order of [`News::ALL`].
-    waiting: [[bool; 3]; TARGETS as usize],
-}
+/// What waits, by target and in the order of [`News::ALL`].
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Waiting([[bool; 3]; TARGETS as usize]);
 
-impl Events {
-    /// None yet, for a guest that has agreed to these features.
-    pub const fn new(features: u64) -> Self {
-        Self { features, waiting: [[false; 3]; TARGETS as usize] }
-    }
-
-    /// Something is to be said of a target, if the guest wants to hear of such.
-    pub fn post(&mut self, news: News, target: u8) {
-        if self.features & news.of(target).feature() == 0 {
-            return;
-        }
-        let waiting = &mut self.waiting[usize::from(target)];
+impl Waiting {
+    /// Something is to be said of a target.
+    pub fn add(&mut self, news: News, target: u8) {
+        let waiting = &mut self.0[usize::from(target)];
         match news {
             News::Unplugged => *waiting = [true, false, false],
             // A disk's size is what the guest asks for first.
@@ -62,17 +50,47 @@ impl Events {
         }
     }
 
+    fn all(&mut self) -> impl Iterator<Item = (&mut bool, Event)> {
+        let targets = (0..).zip(&mut self.0);
+        targets.flat_map(|(target, waiting)| waiting.iter_mut().zip(News::ALL.map(|news| news.of(target))))
+    }
+}
+
+/// Events that wait.
+#[derive(Debug)]
+pub(crate) struct Events {
+    /// What the guest has agreed to hear.
+    features: u64,
+    waiting: Waiting,
+}
+
+impl Events {
+    /// Those that have waited already, for a guest that has agreed to these features.
+    pub fn new(features: u64, mut waiting: Waiting) -> Self {
+        waiting.all().for_each(|(waits, event)| *waits &= features & event.feature() != 0);
+        Self { features, waiting }
+    }
+
+    /// Something is to be said of a target, if the guest wants to hear of such.
+    pub fn post(&mut self, news: News, target: u8) {
+        if self.features & news.of(target).feature() != 0 {
+            self.waiting.add(news, target);
+        }
+    }
+
+    /// What waits, for the queue's successor.
+    pub fn take_waiting(&mut self) -> Waiting {
+        std::mem::take(&mut self.waiting)
+    }
+
     /// Whether there is something to send.
     pub fn has_some(&self) -> bool {
-        self.waiting.as_flattened().contains(&true)
+        self.waiting.0.as_flattened().contains(&true)
     }
 
     /// The next event, which waits no more.
     fn take(&mut self) -> Option<Event> {
-        let targets = (0..).zip(&mut self.waiting);
-        let mut all = targets
-            .flat_map(|(target, waiting)| waiting.iter_mut().zip(News::ALL.map(|news| news.of(target))));
-        all.find_map(|(waits, event)| std::mem::take(waits).then_some(event))
+        self.waiting.all().find_map(|(waits, event)| std::mem::take(waits).then_some(event))
     }
 
     /// Sends what there are buffers for; whether that was anything.

@@ -1,6 +1,6 @@
 //! One virtqueue of a controller, on its reactor: a line to the guest, and one of three roles. Reactor context.
 
-use crate::events::{Events, News};
+use crate::events::{Events, News, Waiting};
 use crate::line::{Line, Parts, Scratch};
 use crate::manage::Manager;
 use crate::requests::Requests;
@@ -94,14 +94,26 @@ impl Queue {
         (manager, &mut self.line)
     }
 
-    /// The guest is to be told of a target.
+    /// The guest is to be told of a target. Whether this queue will: one that is to stop will not.
     ///
     /// # Panics
     /// If it has another role than that.
-    pub(crate) fn post(&mut self, news: News, target: u8, cx: &mut Cx) {
+    pub(crate) fn post(&mut self, news: News, target: u8, cx: &mut Cx) -> bool {
         let Role::Event(events) = &mut self.role else { unreachable!("asked of the event queue only") };
-        events.post(news, target);
-        cx.wake(self.line.id);
+        let takes = self.stopping.is_none();
+        if takes {
+            events.post(news, target);
+            cx.wake(self.line.id);
+        }
+        takes
+    }
+
+    /// What the guest has not been told, if that is the queue's role.
+    pub(crate) fn take_waiting(&mut self) -> Option<Waiting> {
+        match &mut self.role {
+            Role::Event(events) => Some(events.take_waiting()),
+            Role::Control(_) | Role::Request(_) => None,
+        }
     }
 
     /// It has just been started, but cannot be: lets go of everything but its place on the reactor.

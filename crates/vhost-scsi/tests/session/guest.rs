@@ -207,6 +207,15 @@ impl Guest {
         Some((word(0), bytes[4..12].try_into().expect("eight bytes"), word(12)))
     }
 
+    /// Hands a queue over again that was taken back, to go on where it was.
+    pub fn resume(&self, queue: u16) {
+        let lane = &self.lanes[usize::from(queue)];
+        let (kick, call) = (lane.kick.as_fd(), lane.call.as_fd());
+        let announced = Announced { index: queue, size: SIZE, ring: &lane.ring, kick, call };
+        self.session.start(&announced).expect("a queue");
+        self.session.enable(3).expect("queues");
+    }
+
     /// Takes a queue back.
     pub fn stop(&self, queue: u16) -> u32 {
         self.session.stop(queue).expect("a base")

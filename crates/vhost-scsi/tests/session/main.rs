@@ -282,6 +282,42 @@ fn a_guest_that_does_not_listen_is_told_later_how_things_are() {
     });
 }
 
+/// A monitor that stops a machine takes its queues back; what happens then, the machine is told when it goes on. A driver that begins anew is told nothing.
+#[test]
+fn a_machine_that_was_stopped_is_told_what_has_happened() {
+    for format in [Format::Split, Format::Packed] {
+        run(async move {
+            let host = Host::new(2);
+            host.create("vm", false).unwrap();
+            host.controllers.add_target("vm", Some(2), "m0").await.unwrap();
+            let guest = host.guest("vm", format).await;
+            let (guest, ()) = with(guest, |guest| {
+                guest.stop(EVENT);
+                guest.resume(EVENT);
+                assert_eq!(guest.event(NEVER), None, "it looks for itself when it begins");
+                (0..4).for_each(|slot| guest.refill(slot));
+                guest.stop(EVENT);
+            })
+            .await;
+            host.controllers.remove_target("vm", 2).await.unwrap();
+            host.controllers.add_target("vm", Some(2), "m1").await.unwrap();
+            host.controllers.add_target("vm", Some(6), "m0").await.unwrap();
+            host.registry.resized("m0", BLOCKS / 2).unwrap();
+            host.controllers.remove_target("vm", 6).await.unwrap();
+            let (guest, ()) = with(guest, |guest| {
+                guest.resume(EVENT);
+                for (target, reason) in [(2, 2), (2, 1), (6, 2)] {
+                    assert_eq!(guest.event(SOON), Some((1, [1, target, 0, 0, 0, 0, 0, 0], reason)));
+                }
+                assert_eq!(guest.event(NEVER), None);
+            })
+            .await;
+            drop(guest);
+            host.controllers.delete_all().await;
+        });
+    }
+}
+
 /// A host whose target 0 is a disk that never reads.
 async fn stuck() -> Host {
     let host = Host::new(1);
