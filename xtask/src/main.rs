@@ -11,6 +11,7 @@ mod deb;
 mod demo;
 mod fuzz;
 mod generate;
+mod hotplug;
 mod install;
 mod test;
 mod workspace;
@@ -43,6 +44,8 @@ enum Command {
     Bench(bench::Args),
     /// Kill arykd under load, and check all that a front-end reads; `crash -- --help` lists what it takes
     Crash(crash::Args),
+    /// Plug and unplug disks of a running Linux guest, hundreds of times
+    Hotplug(hotplug::Args),
     /// Make the RPC reference and the clients anew from the types of the methods
     Generate,
     /// Build the Debian package
@@ -70,6 +73,7 @@ fn run(command: Command) -> Result<()> {
         Command::Fuzz(args) => fuzz::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Crash(args) => crash::run(&args),
+        Command::Hotplug(args) => hotplug::run(&args),
         Command::Generate => generate::run(),
         Command::Deb(args) => deb::run(&args),
         Command::Install => install::ensure(install::ALL),

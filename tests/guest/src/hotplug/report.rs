@@ -90,12 +90,6 @@ impl Report {
         sums
     }
 
-    /// Whether nothing went wrong.
-    #[must_use]
-    pub fn is_well(&self) -> bool {
-        self.scenes.iter().all(|scene| scene.failure.is_none())
-    }
-
     /// Everything, for programs; times in milliseconds.
     #[must_use]
     pub fn json(&self) -> Value {
@@ -192,7 +186,6 @@ mod tests {
         let failure = Some("why".to_owned());
         let scene = Scene { name: "stuck", what: "a store", elapsed: Duration::from_secs(7), failure };
         let report = Report { seed: 9, kernel: "k".to_owned(), rounds, scenes: vec![scene] };
-        assert!(!report.is_well());
         assert!(
             report.page().contains("| 5 | 6 |") && report.page().contains("| stuck | a store | 7 | FAILED |")
         );
