@@ -1,6 +1,7 @@
 //! The arguments.
 
 use crate::log::Format;
+use aryk_metrics::Address;
 use aryk_reactor::{CoreSet, Engine, SleepPolicy};
 use aryk_rpc::methods::log::PrintLevel;
 use aryk_rpc::rights::Rule;
@@ -51,6 +52,10 @@ pub struct Cli {
     /// The certificate's private key as PEM, not readable by everybody
     #[arg(long, value_name = "FILE", requires = "rpc_http_tls_cert")]
     pub rpc_http_tls_key: Option<PathBuf>,
+
+    /// Serve metrics (OpenMetrics, for Prometheus), to all who can connect: ADDRESS:PORT, a PORT of 127.0.0.1, or the PATH of a socket [default: not served]
+    #[arg(long, value_name = "WHERE")]
+    pub metrics: Option<Address>,
 
     /// Directory of the controllers' sockets [default: aryk in $XDG_RUNTIME_DIR, or /run/aryk]
     #[arg(short = 'S', long = "vhost-dir", value_name = "DIR")]
@@ -144,6 +149,7 @@ mod tests {
             "--rpc-http-tls-cert x --rpc-http-tls-key y",
             "--rpc-http 127.0.0.1:1 --rpc-http-auth x --rpc-http-tls-cert x",
             "--rpc-http 127.0.0.1:1 --rpc-http-auth x --rpc-http-tls-key x",
+            "--metrics localhost",
             "--rpc-socket-mode rw",
             "--rpc-allow uid:0=all",
             "--rpc-socket-group no-such-group",

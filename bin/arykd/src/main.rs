@@ -8,6 +8,7 @@ mod start;
 mod supervise;
 
 use anyhow::Context;
+use aryk_metrics::Scrapes;
 use aryk_reactor::{Options, Reactors};
 use aryk_rpc::http::{HttpServer, Passwords, Tls};
 use aryk_rpc::{Control, methods, restore};
@@ -83,11 +84,16 @@ async fn serve(
     let mut interrupt = signal(SignalKind::interrupt())?;
     let server = start::rpc_server(cli).context("cannot serve RPC; -r names another socket")?;
     let http = http_server(cli.rpc_http, secrets).await?;
+    let metrics = start::metrics(cli).await?;
     let methods = methods::table(Rc::clone(&control));
     let restored = restore::restore(&control, &methods).await;
     let (stop, stopped) = watch::channel(false);
     let serving_http = http.map(|http| http.serve(Rc::clone(&methods), stopped.clone()));
     let serving_http = serving_http.map(tokio::task::spawn_local);
+    let scrapes = Scrapes::new(Rc::<Control>::clone(&control));
+    let answer = async move |request| scrapes.answer(request).await;
+    let serving_metrics =
+        metrics.map(|metrics| tokio::task::spawn_local(metrics.serve(answer, stopped.clone())));
     let serving = tokio::task::spawn_local(server.serve(methods, stopped));
     if !cli.wait_for_rpc {
         control.start();
@@ -102,6 +108,9 @@ async fn serve(
     serving.await?;
     if let Some(serving_http) = serving_http {
         serving_http.await?;
+    }
+    if let Some(serving_metrics) = serving_metrics {
+        serving_metrics.await?;
     }
     tokio::select! {
         () = control.close() => return Ok(()),

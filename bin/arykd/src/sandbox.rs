@@ -5,6 +5,7 @@
 
 use crate::cli::Cli;
 use anyhow::{Context, bail};
+use aryk_metrics::Address;
 use landlock::{
     ABI, Access, AccessFs, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,
     RulesetCreated, RulesetCreatedAttr, RulesetStatus,
@@ -73,8 +74,14 @@ fn own_directories(cli: &Cli, vhost_dir: &Path) -> anyhow::Result<Vec<PathBuf>> 
         // The store would make it; a rule needs it now.
         DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
     }
-    let own = [socket_dir, vhost_dir].into_iter().chain(cli.state_dir.as_deref());
-    Ok(own.map(Path::to_owned).collect())
+    let mut own: Vec<_> =
+        [socket_dir, vhost_dir].into_iter().chain(cli.state_dir.as_deref()).map(Path::to_owned).collect();
+    if let Some(Address::Unix(path)) = &cli.metrics {
+        own.push(
+            std::path::absolute(path)?.parent().context("the metrics' socket needs a directory")?.into(),
+        );
+    }
+    Ok(own)
 }
 
 /// Adds the rule that `access` is allowed beneath `path`, or of it if it is a file.

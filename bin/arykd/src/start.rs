@@ -3,6 +3,7 @@
 use crate::cli::Cli;
 use crate::log::Format;
 use anyhow::Context;
+use aryk_metrics::Server as MetricsServer;
 use aryk_reactor::{CoreSet, Engine, Handle, Options, Reactors, SleepPolicy};
 use aryk_rpc::Control;
 use aryk_rpc::restore::Restored;
@@ -44,6 +45,19 @@ pub fn rpc_server(cli: &Cli) -> Result<Server, BindError> {
         server.give_to(group)?;
     }
     Ok(server.ruled_by(Rules::new(cli.rpc_allow.clone())))
+}
+
+/// The door for those who read metrics, if one is asked for.
+pub async fn metrics(cli: &Cli) -> anyhow::Result<Option<MetricsServer>> {
+    const MODE: u32 = 0o660;
+    let Some(address) = &cli.metrics else { return Ok(None) };
+    let server = MetricsServer::bind(address, MODE).await.context("cannot serve metrics")?;
+    if let Some(address) = server.address()
+        && !address.ip().is_loopback()
+    {
+        tracing::warn!(%address, "metrics are served to everybody who can reach this address");
+    }
+    Ok(Some(server))
 }
 
 /// The directory of the controllers' sockets, which is made if it is not there.
@@ -96,6 +110,9 @@ pub async fn tell(cli: &Cli, options: &Options, vhost_dir: &Path, control: &Cont
         if let Some(address) = cli.rpc_http {
             let scheme = if cli.rpc_http_tls_cert.is_some() { "https" } else { "http" };
             println!("  RPC       {scheme}://{address}/, with a password");
+        }
+        if let Some(address) = &cli.metrics {
+            println!("  metrics   {address}");
         }
         println!("  machines  {}/", vhost_dir.display());
         println!("  state     {}", state(cli, restored));

@@ -89,11 +89,11 @@ pub struct Bdev {
 }
 
 /// A reactor that has, or had, channels of a disk.
-struct Place {
-    reactor: Handle,
-    channels: usize,
+pub(crate) struct Place {
+    pub reactor: Handle,
+    pub channels: usize,
     /// What those that are closed have counted. Written on that reactor only.
-    closed: Stats,
+    pub closed: Stats,
 }
 
 /// How long requests in flight have to complete when a disk is removed, before they are aborted.
@@ -147,6 +147,11 @@ impl Bdev {
     /// Blocks that compound requests have to themselves.
     pub(crate) fn ranges(&self) -> &Ranges {
         &self.ranges
+    }
+
+    /// Where its channels are, and were.
+    pub(crate) const fn places(&self) -> &Arc<Mutex<Vec<Place>>> {
+        &self.places
     }
 
     pub(crate) fn sampling(&self) -> &Sampling {

@@ -61,6 +61,11 @@ impl ChannelCell {
         self.depths.get().0
     }
 
+    /// Requests in flight, and those of them that wait.
+    pub fn depths(&self) -> (u32, u32) {
+        self.depths.get()
+    }
+
     /// What has been counted, and the depths now.
     pub fn read_stats(&self) -> Stats {
         let (in_flight, waiting) = self.depths.get();
@@ -109,6 +114,11 @@ impl Cells {
         if list.is_empty() {
             all.remove(&serial);
         }
+    }
+
+    /// Runs `f` for each cell of the disk `serial`.
+    pub fn for_each(&self, serial: u64, f: impl FnMut(&Rc<ChannelCell>)) {
+        self.0.borrow().get(&serial).into_iter().flatten().for_each(f);
     }
 
     /// The cells of the disk `serial`.

@@ -23,6 +23,57 @@ impl PartialEq for Histogram {
 
 impl Eq for Histogram {}
 
+/// A histogram in few buckets, for a look at many disks at once. Values below 2 to the power of each of [`Coarse::BOUNDS_LOG2`], and those above.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Coarse([u64; Coarse::BUCKETS]);
+
+impl Coarse {
+    /// The binary logarithms of the buckets' upper bounds in nanoseconds, but for the last one's, which has none: from 4 microseconds to 8 seconds, fine
+    /// where disks' latencies are.
+    pub const BOUNDS_LOG2: [u32; Self::BUCKETS - 1] =
+        [12, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 26, 28, 30, 33];
+    /// Buckets.
+    pub const BUCKETS: usize = 17;
+
+    /// For each octave of a [`Histogram`], the bucket that it belongs to.
+    const OF_OCTAVE: [usize; BUCKETS / SUB as usize] = {
+        let mut of = [0; BUCKETS / SUB as usize];
+        let mut octave = 0;
+        while octave < of.len() {
+            while of[octave] < Self::BOUNDS_LOG2.len()
+                && octave as u32 + SUB_BITS > Self::BOUNDS_LOG2[of[octave]]
+            {
+                of[octave] += 1;
+            }
+            octave += 1;
+        }
+        of
+    };
+
+    /// The counts, by bucket.
+    pub const fn counts(&self) -> &[u64; Self::BUCKETS] {
+        &self.0
+    }
+
+    /// Adds the counts of `other`.
+    pub fn merge(&mut self, other: &Self) {
+        self.0.iter_mut().zip(other.0).for_each(|(mine, theirs)| *mine += theirs);
+    }
+
+    /// Adds the counts of `other`.
+    pub fn merge_fine(&mut self, other: &Histogram) {
+        let Some(counts) = &other.counts else { return };
+        for (octave, &bucket) in counts.chunks_exact(SUB as usize).zip(&Self::OF_OCTAVE) {
+            self.0[bucket] += octave.iter().sum::<u64>();
+        }
+    }
+
+    /// How many values there are.
+    pub fn total(&self) -> u64 {
+        self.0.iter().sum()
+    }
+}
+
 /// That latencies are told apart from those before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Recording {
@@ -129,6 +180,24 @@ mod tests {
             assert_eq!((index(lower(i)), index(lower(i + 1) - 1)), (i, i));
         }
         assert_eq!(index(u64::MAX), BUCKETS - 1);
+    }
+
+    #[test]
+    fn coarse_buckets_end_at_their_bounds() {
+        for (bucket, log2) in Coarse::BOUNDS_LOG2.into_iter().enumerate() {
+            let mut fine = Histogram::default();
+            fine.record((1 << log2) - 1);
+            fine.record(1 << log2);
+            let mut coarse = Coarse::default();
+            coarse.merge_fine(&fine);
+            assert_eq!((coarse.counts()[bucket], coarse.counts()[bucket + 1], coarse.total()), (1, 1, 2));
+        }
+        let mut fine = Histogram::default();
+        (0..64).for_each(|log2| fine.record(1 << log2));
+        let mut coarse = Coarse::default();
+        coarse.merge_fine(&fine);
+        coarse.merge(&coarse.clone());
+        assert_eq!((coarse.counts()[0], coarse.counts()[16], coarse.total()), (24, 62, 128));
     }
 
     #[test]

@@ -6,7 +6,8 @@ use crate::methods::details::Details;
 use crate::methods::log::PrintLevel;
 use crate::{Disks, Error, Outcome};
 use aryk_bdev::Bdev;
-use aryk_reactor::Reactors;
+use aryk_metrics::{Controller, Inventory, Observatory};
+use aryk_reactor::{Handle, Reactors};
 use aryk_state::WriteError;
 use aryk_vhost_blk::Controllers;
 use aryk_vhost_scsi::Controllers as ScsiControllers;
@@ -30,6 +31,8 @@ pub struct Control {
     pub scsi_controllers: ScsiControllers,
     /// What was configured.
     pub config: Config,
+    /// What is told of all that.
+    pub observatory: Observatory,
     /// Whether start-up is complete.
     started: watch::Sender<bool>,
     level: Cell<PrintLevel>,
@@ -59,6 +62,7 @@ impl Control {
             reactors,
             disks,
             config: Config::default(),
+            observatory: Observatory::default(),
             started: watch::Sender::new(false),
             level: Cell::new(level),
             apply_level: Box::new(apply_level),
@@ -161,4 +165,49 @@ impl Control {
         self.level.set(level);
         (self.apply_level)(level);
     }
+}
+
+impl Inventory for Control {
+    fn reactors(&self) -> &[Handle] {
+        self.reactors.handles()
+    }
+
+    fn disks(&self) -> Vec<Arc<Bdev>> {
+        self.disks.registry.list()
+    }
+
+    fn controllers(&self) -> Vec<Controller> {
+        let blk = self.controllers.list().into_iter().map(|info| Controller {
+            name: info.name,
+            kind: "blk",
+            disks: info.disk.into_iter().collect(),
+            connected: info.sessions.connected,
+            queues: info.running.len() as u64,
+            sessions: info.sessions.sessions,
+            failed_sessions: info.sessions.failed,
+            errors: errors(info.bad_chains, info.unanswerable, info.broken_queues),
+        });
+        let scsi = self.scsi_controllers.list().into_iter().map(|info| {
+            let sessions = info.sessions.unwrap_or_default();
+            Controller {
+                name: info.name,
+                kind: "scsi",
+                disks: info.targets.into_iter().map(|(_, disk)| disk).collect(),
+                connected: sessions.connected,
+                queues: info.running.len() as u64,
+                sessions: sessions.sessions,
+                failed_sessions: sessions.failed,
+                errors: errors(info.bad_chains, info.unanswerable, info.broken_queues),
+            }
+        });
+        blk.chain(scsi).collect()
+    }
+
+    fn observatory(&self) -> &Observatory {
+        &self.observatory
+    }
+}
+
+const fn errors(bad_chains: u64, unanswerable: u64, broken_queues: u64) -> [(&'static str, u64); 3] {
+    [("bad_chain", bad_chains), ("unanswerable", unanswerable), ("broken_queue", broken_queues)]
 }

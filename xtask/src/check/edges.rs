@@ -25,6 +25,8 @@ enum Layer {
     /// Sets of commands over the block layer that several front-ends speak: `scsi`.
     Commands,
     FrontEnd,
+    /// What is told of all the others: `metrics`.
+    Metrics,
     Rpc,
     /// The programs: `bin/*`.
     Program,
@@ -33,7 +35,8 @@ enum Layer {
 }
 
 use Layer::{
-    Bdev, Commands, Conformance, Device, FrontEnd, Ground, Module, Program, Reactor, Rpc, Tool, Transport,
+    Bdev, Commands, Conformance, Device, FrontEnd, Ground, Metrics, Module, Program, Reactor, Rpc, Tool,
+    Transport,
 };
 
 impl Layer {
@@ -50,6 +53,7 @@ impl Layer {
             }
             "crates/scsi" => Commands,
             "crates/vhost-blk" | "crates/vhost-scsi" => FrontEnd,
+            "crates/metrics" => Metrics,
             "crates/rpc" => Rpc,
             "xtask" | "bench" => Tool,
             _ if path.starts_with("crates/modules/") => Module,
@@ -71,8 +75,9 @@ impl Layer {
             Transport => &[Ground, Reactor, Transport],
             Commands => &[Ground, Reactor, Bdev],
             FrontEnd => &[Ground, Reactor, Bdev, Transport, Commands],
-            Rpc => &[Ground, Device, Reactor, Bdev, Module, Transport, FrontEnd],
-            Program => &[Ground, Device, Reactor, Bdev, Module, Transport, FrontEnd, Rpc],
+            Metrics => &[Ground, Reactor, Bdev],
+            Rpc => &[Ground, Device, Reactor, Bdev, Module, Transport, FrontEnd, Metrics],
+            Program => &[Ground, Device, Reactor, Bdev, Module, Transport, FrontEnd, Metrics, Rpc],
             Tool => &[
                 Ground,
                 Device,
@@ -83,6 +88,7 @@ impl Layer {
                 Transport,
                 Commands,
                 FrontEnd,
+                Metrics,
                 Rpc,
                 Tool,
             ],
@@ -93,7 +99,7 @@ impl Layer {
 /// Libraries that belong to some layers only, and why.
 const RESERVED: &[(&str, &[Layer], &str)] = &[
     ("anyhow", &[Program, Tool], "libraries have errors that callers can tell apart"),
-    ("serde_json", &[Rpc, Program, Tool], "no JSON enters what I/O passes through"),
+    ("serde_json", &[Metrics, Rpc, Program, Tool], "no JSON enters what I/O passes through"),
     ("clap", &[Program, Tool], "only programs have arguments"),
 ];
 

@@ -8,6 +8,8 @@ mod block_layer;
 mod front_end;
 mod harness;
 mod log;
+mod metrics;
+mod open_metrics;
 mod sandbox;
 mod state;
 mod stuck;

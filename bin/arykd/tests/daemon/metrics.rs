@@ -1,0 +1,132 @@
+//! `--metrics`: what scrapers get, and what they cannot do.
+
+use crate::front_end::FrontEnd;
+use crate::harness::Daemon;
+use crate::open_metrics::Exposition;
+use serde_json::json;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A port that nobody had a moment ago.
+pub fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Asks for `path`; the answer's head and body.
+pub fn get(mut stream: impl Read + Write, path: &str) -> (String, String) {
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    let end = answer.windows(4).position(|w| w == b"\r\n\r\n").expect("a head") + 4;
+    let head = String::from_utf8(answer[..end].to_vec()).unwrap();
+    let body = if head.contains("chunked") { unchunk(&answer[end..]) } else { answer[end..].to_vec() };
+    (head, String::from_utf8(body).unwrap())
+}
+
+/// RFC 9112, section 7.1.
+fn unchunk(mut bytes: &[u8]) -> Vec<u8> {
+    let mut all = Vec::new();
+    loop {
+        let end = bytes.windows(2).position(|w| w == b"\r\n").expect("a chunk's head");
+        let len = usize::from_str_radix(std::str::from_utf8(&bytes[..end]).unwrap(), 16).unwrap();
+        if len == 0 {
+            return all;
+        }
+        let data = end + 2;
+        all.extend(&bytes[data..data + len]);
+        bytes = &bytes[data + len + 2..];
+    }
+}
+
+pub fn connect(port: u16) -> TcpStream {
+    let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+/// A scrape, which is right.
+pub fn scrape(port: u16) -> Exposition {
+    let (head, body) = get(connect(port), "/metrics");
+    assert!(head.starts_with("HTTP/1.1 200") && head.contains("application/openmetrics-text"), "{head}");
+    Exposition::read(&body).unwrap()
+}
+
+#[test]
+fn what_disks_do_is_told() {
+    let port = free_port();
+    let daemon = Daemon::start(&["--metrics", &port.to_string()]);
+    // A name that would be more than one label, and more than one line.
+    let name = "d\",disk=\"\\x\n";
+    for name in [name, "idle"] {
+        let params = json!({"name": name, "block_size": 512, "num_blocks": 2048});
+        daemon.call("bdev_malloc_create", params).unwrap();
+    }
+    daemon.call("vhost_create_blk_controller", json!({"ctrlr": "c", "dev_name": name})).unwrap();
+    let before = scrape(port);
+    assert_eq!(before.value("aryk_disk_ops_total", &[("disk", name), ("op", "read")]), Some(0.0));
+    let mut guest = FrontEnd::connect(&daemon.dir().join("vhost/c"));
+    for _ in 0..7 {
+        guest.read(0, 4096).unwrap();
+    }
+    std::thread::park_timeout(Duration::from_millis(250));
+    let now = scrape(port);
+    let of = |what: &str, disk: &str| now.value(what, &[("disk", disk), ("op", "read")]).unwrap();
+    assert_eq!(of("aryk_disk_ops_total", name), 7.0);
+    assert_eq!(of("aryk_disk_bytes_total", name), 7.0 * 4096.0);
+    assert_eq!(of("aryk_disk_latency_seconds_count", name), 7.0);
+    assert_eq!(of("aryk_disk_ops_total", "idle"), 0.0);
+    assert_eq!(now.value("aryk_controller_connected", &[("controller", "c")]), Some(1.0));
+    assert_eq!(now.value("aryk_controller_disk", &[("controller", "c"), ("disk", name)]), Some(1.0));
+    assert!(now.value("aryk_reactor_seconds_total", &[("state", "busy")]).unwrap() > 0.0);
+    daemon.call("bdev_malloc_delete", json!({"name": "idle"})).unwrap();
+    std::thread::park_timeout(Duration::from_millis(250));
+    assert_eq!(scrape(port).value("aryk_disk_ops_total", &[("disk", "idle")]), None);
+}
+
+#[test]
+fn by_a_socket_too() {
+    let daemon = Daemon::start(&["--metrics", "DIR/metrics.sock"]);
+    let path = daemon.dir().join("metrics.sock");
+    assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o660);
+    let ask = |of: &str| get(UnixStream::connect(&path).unwrap(), of);
+    Exposition::read(&ask("/metrics").1).unwrap();
+    assert!(ask("/nothing").0.starts_with("HTTP/1.1 404"));
+    drop(daemon.end());
+}
+
+#[test]
+#[expect(clippy::disallowed_methods, reason = "how long it takes is what this tests")]
+fn scrapers_that_never_read_are_in_nobodys_way() {
+    let port = free_port();
+    let daemon = Daemon::start(&["--metrics", &port.to_string()]);
+    for i in 0..500 {
+        let params = json!({"name": format!("disk-{i}"), "block_size": 512, "num_blocks": 2048});
+        daemon.call("bdev_null_create", params).unwrap();
+    }
+    // More than may scrape, more than may connect; some ask and do not read, some do not even ask.
+    let mut hung = Vec::new();
+    for i in 0..1100 {
+        let mut stream = connect(port);
+        if i % 100 == 0 {
+            write!(stream, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        } else if i % 100 == 1 {
+            write!(stream, "GET /metrics HTTP/1.1\r\nHo").unwrap();
+        }
+        hung.push(stream);
+    }
+    let start = Instant::now();
+    let (head, _) = get(connect(port), "/");
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+    daemon.call("bdev_get_bdevs", json!({"name": "disk-7"})).unwrap();
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    let memory = std::fs::read_to_string(format!("/proc/{}/statm", daemon.pid())).unwrap();
+    let pages: u64 = memory.split(' ').nth(1).unwrap().parse().unwrap();
+    assert!(pages * 4096 < 200 << 20, "{pages} pages");
+    drop(hung);
+    scrape(port);
+}

@@ -1,0 +1,84 @@
+//! What a disk has counted, in brief: small enough to be had of thousands of disks every second. Any context.
+
+use crate::{Coarse, Op, OpStats, Stats};
+
+/// Counts of one kind of operation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OpSummary {
+    /// Requests that completed without failure.
+    pub ops: u64,
+    /// Bytes that they were about.
+    pub bytes: u64,
+    /// Requests that failed.
+    pub errors: u64,
+    /// The sum of all latencies, in nanoseconds.
+    pub latency_ns: u64,
+    /// The longest latency, in nanoseconds.
+    pub latency_ns_max: u64,
+}
+
+impl OpSummary {
+    fn add(&mut self, stats: &OpStats) {
+        self.ops += stats.ops;
+        self.bytes += stats.bytes;
+        self.errors += stats.errors;
+        self.latency_ns += stats.latency_ns;
+        self.latency_ns_max = self.latency_ns_max.max(stats.latency_ns_max);
+    }
+
+    fn merge(&mut self, other: &Self) {
+        self.ops += other.ops;
+        self.bytes += other.bytes;
+        self.errors += other.errors;
+        self.latency_ns += other.latency_ns;
+        self.latency_ns_max = self.latency_ns_max.max(other.latency_ns_max);
+    }
+}
+
+/// Counts of all operations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    ops: [OpSummary; Op::ALL.len()],
+    /// Latencies of reads.
+    pub reads: Coarse,
+    /// Latencies of writes.
+    pub writes: Coarse,
+    /// Requests that were found to be over the disk's deadline.
+    pub overdue: u64,
+    /// Requests that have been submitted and not yet completed.
+    pub in_flight: u64,
+    /// Those of them that wait in the block layer.
+    pub waiting: u64,
+}
+
+impl Summary {
+    /// The counts of `op`.
+    pub const fn op(&self, op: Op) -> &OpSummary {
+        &self.ops[op as usize]
+    }
+
+    /// The sum of `of` over all operations.
+    pub fn total(&self, of: impl Fn(&OpSummary) -> u64) -> u64 {
+        self.ops.iter().map(of).sum()
+    }
+
+    /// Adds what `stats` has, but for the depths.
+    pub(crate) fn add(&mut self, stats: &Stats) {
+        for (mine, op) in self.ops.iter_mut().zip(Op::ALL) {
+            mine.add(stats.op(op));
+        }
+        self.reads.merge_fine(&stats.op(Op::Read).latencies);
+        self.writes.merge_fine(&stats.op(Op::Write).latencies);
+        self.overdue += stats.overdue;
+    }
+
+    /// Adds what `other` has.
+    pub fn merge(&mut self, other: &Self) {
+        self.ops.iter_mut().zip(&other.ops).for_each(|(mine, theirs)| mine.merge(theirs));
+        self.reads.merge(&other.reads);
+        self.writes.merge(&other.writes);
+        self.overdue += other.overdue;
+        self.in_flight += other.in_flight;
+        self.waiting += other.waiting;
+    }
+}

@@ -1,0 +1,238 @@
+//! What is told, family by family: the names that dashboards and alerts are written against. Any context; pure.
+
+use crate::exposition::{Family, Kind, Text};
+use crate::{Disk, Look};
+use aryk_bdev::{Coarse, Op};
+
+/// A family, and how its samples are had from a look: how many objects have some, and those of one of them.
+pub struct Told {
+    pub family: Family,
+    pub objects: fn(&Look) -> usize,
+    pub tell: fn(&Family, &Look, usize, &mut Text),
+}
+
+const fn counter(name: &'static str, help: &'static str) -> Family {
+    Family { name, kind: Kind::Counter, unit: "", help }
+}
+
+const fn gauge(name: &'static str, help: &'static str) -> Family {
+    Family { name, kind: Kind::Gauge, unit: "", help }
+}
+
+const fn info(name: &'static str, help: &'static str) -> Family {
+    Family { name, kind: Kind::Info, unit: "", help }
+}
+
+const fn of(kind: Kind, unit: &'static str, name: &'static str, help: &'static str) -> Family {
+    Family { name, kind, unit, help }
+}
+
+fn disks(look: &Look) -> usize {
+    look.disks.len()
+}
+
+fn controllers(look: &Look) -> usize {
+    look.controllers.len()
+}
+
+fn reactors(look: &Look) -> usize {
+    look.reactors.len()
+}
+
+const fn one(_: &Look) -> usize {
+    1
+}
+
+/// The operations that are told of a disk: those that every disk does, and what else it has done.
+fn told_ops(disk: &Disk) -> impl Iterator<Item = Op> + '_ {
+    let is_told = |op: &Op| {
+        let counts = disk.counts.op(*op);
+        matches!(op, Op::Read | Op::Write) || counts.ops + counts.errors > 0
+    };
+    Op::ALL.into_iter().filter(is_told)
+}
+
+/// All of them, in their order.
+pub const ALL: &[Told] = &[
+    Told {
+        family: info("aryk_build", "The daemon's version."),
+        objects: one,
+        tell: |f, _, _, t| t.count(f, &[("version", env!("CARGO_PKG_VERSION"))], 1),
+    },
+    Told {
+        family: of(Kind::Gauge, "seconds", "aryk_look_seconds", "How long it took to gather all this."),
+        objects: one,
+        tell: |f, look, _, t| t.seconds(f, &[], look.took.as_nanos() as u64),
+    },
+    Told {
+        family: info("aryk_disk", "What kind of disk it is."),
+        objects: disks,
+        tell: |f, look, i, t| {
+            t.count(f, &[("disk", &look.disks[i].name), ("kind", look.disks[i].product)], 1);
+        },
+    },
+    Told {
+        family: of(Kind::Gauge, "bytes", "aryk_disk_size_bytes", "How large the disk is."),
+        objects: disks,
+        tell: |f, look, i, t| t.count(f, &[("disk", &look.disks[i].name)], look.disks[i].size),
+    },
+    Told {
+        family: counter("aryk_disk_ops", "Requests that completed without failure."),
+        objects: disks,
+        tell: |f, look, i, t| tell_ops(f, &look.disks[i], t, |disk, op| disk.counts.op(op).ops),
+    },
+    Told {
+        family: of(
+            Kind::Counter,
+            "bytes",
+            "aryk_disk_bytes",
+            "Bytes of the requests that completed without failure.",
+        ),
+        objects: disks,
+        tell: |f, look, i, t| tell_ops(f, &look.disks[i], t, |disk, op| disk.counts.op(op).bytes),
+    },
+    Told {
+        family: counter("aryk_disk_errors", "Requests that failed."),
+        objects: disks,
+        tell: |f, look, i, t| tell_ops(f, &look.disks[i], t, |disk, op| disk.counts.op(op).errors),
+    },
+    Told {
+        family: of(
+            Kind::Histogram,
+            "seconds",
+            "aryk_disk_latency_seconds",
+            "How long requests took, from the front-end's handing them down to its having them back.",
+        ),
+        objects: disks,
+        tell: tell_latencies,
+    },
+    Told {
+        family: of(
+            Kind::Gauge,
+            "seconds",
+            "aryk_disk_latency_max_seconds",
+            "The longest that a request took since the counts were set to zero.",
+        ),
+        objects: disks,
+        tell: |f, look, i, t| {
+            let disk = &look.disks[i];
+            for op in [Op::Read, Op::Write] {
+                t.seconds(f, &[("disk", &disk.name), ("op", op.name())], disk.counts.op(op).latency_ns_max);
+            }
+        },
+    },
+    Told {
+        family: gauge("aryk_disk_in_flight", "Requests that are in flight."),
+        objects: disks,
+        tell: |f, look, i, t| t.count(f, &[("disk", &look.disks[i].name)], look.disks[i].counts.in_flight),
+    },
+    Told {
+        family: gauge("aryk_disk_waiting", "Requests in flight that wait in the block layer."),
+        objects: disks,
+        tell: |f, look, i, t| t.count(f, &[("disk", &look.disks[i].name)], look.disks[i].counts.waiting),
+    },
+    Told {
+        family: counter("aryk_disk_overdue", "Requests that took longer than the disk's deadline allows."),
+        objects: disks,
+        tell: |f, look, i, t| t.count(f, &[("disk", &look.disks[i].name)], look.disks[i].counts.overdue),
+    },
+    Told {
+        family: info("aryk_controller", "What kind of controller it is."),
+        objects: controllers,
+        tell: |f, look, i, t| {
+            let controller = &look.controllers[i];
+            t.count(f, &[("controller", &controller.name), ("kind", controller.kind)], 1);
+        },
+    },
+    Told {
+        family: gauge("aryk_controller_disk", "1: through this controller a machine reaches this disk."),
+        objects: controllers,
+        tell: |f, look, i, t| {
+            let controller = &look.controllers[i];
+            for disk in &controller.disks {
+                t.count(f, &[("controller", &controller.name), ("disk", disk)], 1);
+            }
+        },
+    },
+    Told {
+        family: gauge("aryk_controller_connected", "Whether the controller's machine is connected."),
+        objects: controllers,
+        tell: |f, look, i, t| {
+            let controller = &look.controllers[i];
+            t.count(f, &[("controller", &controller.name)], controller.connected.into());
+        },
+    },
+    Told {
+        family: gauge("aryk_controller_queues", "Queues of the machine that are served."),
+        objects: controllers,
+        tell: |f, look, i, t| {
+            t.count(f, &[("controller", &look.controllers[i].name)], look.controllers[i].queues);
+        },
+    },
+    Told {
+        family: counter("aryk_controller_sessions", "Times that a machine has connected."),
+        objects: controllers,
+        tell: |f, look, i, t| {
+            t.count(f, &[("controller", &look.controllers[i].name)], look.controllers[i].sessions);
+        },
+    },
+    Told {
+        family: counter(
+            "aryk_controller_failed_sessions",
+            "Sessions that ended by an error, not by the machine's leaving.",
+        ),
+        objects: controllers,
+        tell: |f, look, i, t| {
+            t.count(f, &[("controller", &look.controllers[i].name)], look.controllers[i].failed_sessions);
+        },
+    },
+    Told {
+        family: counter("aryk_controller_errors", "What the machine did wrong, by kind."),
+        objects: controllers,
+        tell: |f, look, i, t| {
+            let controller = &look.controllers[i];
+            for (kind, count) in controller.errors {
+                t.count(f, &[("controller", &controller.name), ("kind", kind)], count);
+            }
+        },
+    },
+    Told {
+        family: of(Kind::Counter, "seconds", "aryk_reactor_seconds", "Where the reactor's time went."),
+        objects: reactors,
+        tell: |f, look, i, t| {
+            let (core, stats) = (look.reactors[i].core.to_string(), &look.reactors[i].stats);
+            for (state, time) in [("busy", stats.busy), ("idle", stats.idle), ("asleep", stats.sleeping)] {
+                t.seconds(f, &[("core", &core), ("state", state)], time.as_nanos() as u64);
+            }
+        },
+    },
+    Told {
+        family: counter("aryk_reactor_turns", "Turns that the reactor made."),
+        objects: reactors,
+        tell: |f, look, i, t| {
+            t.count(f, &[("core", &look.reactors[i].core.to_string())], look.reactors[i].stats.turns);
+        },
+    },
+    Told {
+        family: gauge("aryk_reactor_members", "Queues and pollers that the reactor serves."),
+        objects: reactors,
+        tell: |f, look, i, t| {
+            t.count(f, &[("core", &look.reactors[i].core.to_string())], look.reactors[i].members);
+        },
+    },
+];
+
+fn tell_ops(family: &Family, disk: &Disk, text: &mut Text, count: impl Fn(&Disk, Op) -> u64) {
+    for op in told_ops(disk) {
+        text.count(family, &[("disk", &disk.name), ("op", op.name())], count(disk, op));
+    }
+}
+
+fn tell_latencies(family: &Family, look: &Look, index: usize, text: &mut Text) {
+    let disk = &look.disks[index];
+    for (op, latencies) in [(Op::Read, &disk.counts.reads), (Op::Write, &disk.counts.writes)] {
+        let labels = [("disk", &*disk.name), ("op", op.name())];
+        let buckets = (&Coarse::BOUNDS_LOG2[..], &latencies.counts()[..]);
+        text.histogram(family, &labels, buckets, disk.counts.op(op).latency_ns);
+    }
+}

@@ -1,0 +1,23 @@
+//! What the daemon has counted, for those who watch it: gathered once for all of them, and told by HTTP.
+//!
+//! | file | what it owns |
+//! | --- | --- |
+//! | `inventory` | what there is to be watched, as the daemon says |
+//! | `observatory` | looks at all of it, shared by those who ask at the same time |
+//! | `exposition`, `families` | the look as OpenMetrics text, piece by piece |
+//! | `server` | HTTP on TCP or a UNIX socket, with bounds on everything that a client can take |
+//!
+//! All of it runs in control context. Reactors are asked as [`aryk_bdev::gather`] does it, a little in each turn.
+#![forbid(unsafe_code)]
+
+mod exposition;
+mod families;
+mod inventory;
+mod observatory;
+mod scrape;
+mod server;
+
+pub use inventory::{Controller, Inventory};
+pub use observatory::{Disk, Look, Observatory, Reactor};
+pub use scrape::Scrapes;
+pub use server::{Address, AddressError, BindError, Server};
