@@ -12,6 +12,8 @@ use std::time::Duration;
 
 /// Feature bits of all devices (virtio 1.2, section 6; vhost-user's own is 30).
 pub mod feature {
+    /// What is written to the memory is noted.
+    pub const LOG_ALL: u64 = 1 << 26;
     /// Chains may be in tables of their own.
     pub const INDIRECT: u64 = 1 << 28;
     /// Notifications are asked for by index.
@@ -28,6 +30,8 @@ pub mod feature {
 pub mod protocol {
     /// Several queues.
     pub const MQ: u64 = 1 << 0;
+    /// A log of what is written is shared as a file.
+    pub const LOG_SHMFD: u64 = 1 << 1;
     /// Messages are acknowledged.
     pub const REPLY_ACK: u64 = 1 << 3;
     /// The configuration space can be read.
@@ -37,6 +41,9 @@ pub mod protocol {
     /// Memory is announced region by region.
     pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
 }
+
+/// VHOST_VRING_F_LOG: writes to the ring are noted.
+const LOGGED: u32 = 1;
 
 /// What is asked of a back-end.
 #[derive(Clone, Copy, Debug)]
@@ -175,14 +182,30 @@ impl Session {
     /// The back-end is gone, or refuses.
     pub fn start(&self, queue: &Announced<'_>) -> Result<(), Error> {
         let index = u32::from(queue.index);
-        let parts = queue.ring.parts();
-        let [desc, used, avail] = [parts.desc, parts.device, parts.driver].map(Memory::user_addr);
         let wire = &self.wire;
         wire.tell(Request::SET_VRING_NUM, &payload![index, u32::from(queue.size)], &[])?;
         wire.tell(Request::SET_VRING_BASE, &payload![index, queue.ring.base()], &[])?;
-        wire.tell(Request::SET_VRING_ADDR, &payload![index, 0_u32, desc, used, avail, 0_u64], &[])?;
+        self.locate(queue, 0)?;
         wire.tell(Request::SET_VRING_KICK, &payload![u64::from(index)], &[queue.kick])?;
         wire.tell(Request::SET_VRING_CALL, &payload![u64::from(index)], &[queue.call])
+    }
+
+    fn locate(&self, queue: &Announced<'_>, flags: u32) -> Result<(), Error> {
+        let parts = queue.ring.parts();
+        let [desc, used, avail] = [parts.desc, parts.device, parts.driver].map(Memory::user_addr);
+        let (index, noted) = (u32::from(queue.index), Memory::guest_addr(parts.device));
+        self.wire.tell(Request::SET_VRING_ADDR, &payload![index, flags, desc, used, avail, noted], &[])
+    }
+
+    /// Has it noted from now on, in a file of `len` bytes with a bit for each page, what is written to the memory and to these queues' rings. They run;
+    /// LOG_SHMFD is negotiated.
+    ///
+    /// # Errors
+    /// The back-end is gone, or refuses.
+    pub fn log(&self, file: BorrowedFd<'_>, len: u64, queues: &[Announced<'_>]) -> Result<(), Error> {
+        self.wire.ask_with(Request::SET_LOG_BASE, &payload![len, 0_u64], &[file])?;
+        self.wire.tell(Request::SET_FEATURES, &payload![self.features | feature::LOG_ALL], &[])?;
+        queues.iter().try_for_each(|queue| self.locate(queue, LOGGED))
     }
 
     /// Lets queues run that were handed over.

@@ -45,6 +45,7 @@ requests! {
     SET_FEATURES = 2,
     SET_OWNER = 3,
     SET_MEM_TABLE = 5,
+    SET_LOG_BASE = 6,
     SET_VRING_NUM = 8,
     SET_VRING_ADDR = 9,
     SET_VRING_BASE = 10,
@@ -136,7 +137,20 @@ impl Wire {
     /// # Errors
     /// The peer is gone.
     pub fn ask(&self, request: Request, payload: &[u8]) -> Result<(Vec<u8>, Option<OwnedFd>), Error> {
-        self.send(request, 0, payload, &[])?;
+        self.ask_with(request, payload, &[])
+    }
+
+    /// As [`Wire::ask`], with file descriptors.
+    ///
+    /// # Errors
+    /// The peer is gone.
+    pub fn ask_with(
+        &self,
+        request: Request,
+        payload: &[u8],
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(Vec<u8>, Option<OwnedFd>), Error> {
+        self.send(request, 0, payload, fds)?;
         self.reply(request)
     }
 

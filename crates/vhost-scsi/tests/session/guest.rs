@@ -2,17 +2,23 @@
 
 use aryk_front_end::{Announced, Format, Memory, Piece, Ring, Session, Shape, Wanted, feature, protocol};
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use std::fs::File;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+/// Bytes of a page.
+const PAGE: u64 = 4096;
 /// Descriptors of each queue.
 const SIZE: u16 = 16;
 /// Bytes of memory of each queue's requests: request, answer and data.
 const SPACE: u64 = 1 << 20;
 /// Where in them the answer is, and the data.
-const ANSWER_AT: u64 = 512;
-const DATA_AT: u64 = 4096;
+pub const ANSWER_AT: u64 = 512;
+pub const DATA_AT: u64 = 4096;
 /// Bytes of an answer.
 pub const ANSWER: usize = 108;
 
@@ -57,6 +63,26 @@ impl Answer {
     }
 }
 
+/// What was written to a guest's memory.
+pub struct Log {
+    file: File,
+}
+
+impl Log {
+    /// Whether all of these pages were noted since they were last asked about; they are not any more.
+    pub fn take(&self, pages: Range<u64>) -> bool {
+        let mut all = true;
+        for page in pages {
+            let mut byte = [0];
+            self.file.read_exact_at(&mut byte, page / 8).expect("it is as long as the memory");
+            all &= byte[0] & 1 << (page % 8) != 0;
+            byte[0] &= !(1 << (page % 8));
+            self.file.write_all_at(&byte, page / 8).expect("it is as long as the memory");
+        }
+        all
+    }
+}
+
 /// How long anything may take.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -67,7 +93,7 @@ impl Guest {
                 | EVENTS
                 | if format == Format::Packed { feature::PACKED } else { 0 },
             optional: 0,
-            protocol: protocol::MQ | protocol::REPLY_ACK | protocol::CONFIG,
+            protocol: protocol::MQ | protocol::REPLY_ACK | protocol::CONFIG | protocol::LOG_SHMFD,
             optional_protocol: 0,
             queues: 3,
             patience: PATIENCE,
@@ -92,6 +118,35 @@ impl Guest {
         }
         session.enable(3).expect("queues");
         Self { session, memory, lanes }
+    }
+
+    /// Has it noted what is written to its memory: a byte for eight pages, from guest address 0 on.
+    pub fn log(&self) -> Log {
+        let [first, len, ..] = self.memory.region();
+        let bytes = (first + len).div_ceil(8 * PAGE).next_multiple_of(PAGE);
+        let file = memfd_create("log", MemfdFlags::CLOEXEC).expect("a log");
+        ftruncate(&file, bytes).expect("a log");
+        let announced: Vec<_> = (0..)
+            .zip(&self.lanes)
+            .map(|(index, lane)| {
+                let (kick, call) = (lane.kick.as_fd(), lane.call.as_fd());
+                Announced { index, size: SIZE, ring: &lane.ring, kick, call }
+            })
+            .collect();
+        self.session.log(file.as_fd(), bytes, &announced).expect("a log");
+        Log { file: file.into() }
+    }
+
+    /// The pages of a queue's space that lie in these bytes of it; or of its ring's part that the device writes.
+    pub fn pages(&self, queue: u16, at: u64, len: u64) -> Range<u64> {
+        let start = Memory::guest_addr(self.lanes[usize::from(queue)].space + at);
+        start / PAGE..(start + len).div_ceil(PAGE)
+    }
+
+    /// The page of the part of a ring that the device writes.
+    pub fn used_page(&self, queue: u16) -> Range<u64> {
+        let at = Memory::guest_addr(self.lanes[usize::from(queue)].ring.parts().device);
+        at / PAGE..at / PAGE + 1
     }
 
     /// The device's configuration space.

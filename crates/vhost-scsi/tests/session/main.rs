@@ -8,7 +8,7 @@ use aryk_bdev_malloc as malloc;
 use aryk_front_end::Format;
 use aryk_reactor::{CoreSet, Engine, Options as ReactorOptions, Reactors, SleepPolicy};
 use aryk_vhost_scsi::{Controllers, Error, Link, Options, SocketOptions};
-use guest::{EVENT, Guest, REQUEST};
+use guest::{ANSWER, ANSWER_AT, CONTROL, DATA_AT, EVENT, Guest, REQUEST};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -424,4 +424,46 @@ fn a_delayed_controller_is_reached_when_it_is_started() {
         host.controllers.delete("vm").await.unwrap();
         host.registry.remove("m0").await.unwrap();
     });
+}
+
+/// Every write to a guest's memory is noted while it migrates: answers, data, responses, events, and the rings.
+#[test]
+fn what_is_written_is_noted() {
+    for format in [Format::Split, Format::Packed] {
+        run(async move {
+            let host = Host::new(1);
+            host.create("vm", false).unwrap();
+            let guest = host.guest("vm", format).await;
+            let (guest, log) = with(guest, |guest| {
+                guest.refill(0);
+                guest.log()
+            })
+            .await;
+            host.controllers.add_target("vm", Some(0), "m0").await.unwrap();
+            let (guest, ()) = with(guest, move |guest| {
+                assert_eq!(guest.event(SOON).map(|e| e.2), Some(1));
+                assert!(log.take(guest.pages(EVENT, 0, 16)) && log.take(guest.used_page(EVENT)));
+                greet(guest, 0);
+                let answer = guest.pages(REQUEST, ANSWER_AT, ANSWER as u64);
+                let data = guest.pages(REQUEST, DATA_AT, 16_384);
+                assert!(log.take(answer.clone()) && log.take(guest.used_page(REQUEST)));
+                assert!(!log.take(data.clone()), "nothing has come yet");
+                let read = guest.command(unit(0), &cdb_16(0x88, 0, 32), &[], 16_384);
+                assert_eq!(read.status, 0);
+                assert!(log.take(answer.clone()) && log.take(data.clone()));
+                assert!(!log.take(guest.pages(REQUEST, DATA_AT + 16_384, 4096)), "this was not written");
+                // An answer from memory of ours, and one of a target that is not there.
+                let inquiry = guest.command(unit(0), &[0x12, 0, 0, 0, 96, 0], &[], 96);
+                assert_eq!((inquiry.status, log.take(data.start..data.start + 1)), (0, true));
+                assert!(log.take(answer.clone()));
+                assert_eq!(guest.command(unit(3), &[0; 6], &[], 0).response, 3);
+                assert!(log.take(answer));
+                assert_eq!(guest.manage(0, unit(0), 1), 0);
+                assert!(log.take(guest.pages(CONTROL, 64, 1)) && log.take(guest.used_page(CONTROL)));
+            })
+            .await;
+            apart(move || drop(guest)).await;
+            host.controllers.delete_all().await;
+        });
+    }
 }
