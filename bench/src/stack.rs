@@ -1,12 +1,14 @@
-//! The whole path of a request within one process and one thread: a guest's ring, vhost-blk's queue, the block layer and a
+//! The whole path of a request within one process and one thread: a guest's ring, a queue of vhost-blk or vhost-scsi, the block layer and a
 //! module, turned by a reactor in virtual time. Nothing waits and nothing is random, so that the instructions of a request
 //! can be counted.
 
 use anyhow::{Context, Result, bail, ensure};
 use aryk_bdev::{Access, Bdev, Identity, Registry};
 use aryk_dma::{GuestArea, Mapping, MemTable, Region};
-use aryk_reactor::{Clock, CoreSet, Engine, Nanos, Reactor, SleepPolicy};
+use aryk_reactor::{Clock, CoreSet, Cx, Engine, Nanos, Reactor, SleepPolicy};
+use aryk_scsi::Lun;
 use aryk_vhost_blk::{Disk, Errors, Parts, Queue};
+use aryk_vhost_scsi::Targets;
 use aryk_virtqueue::{Config, Format, Virtqueue, avail_len, desc_len, used_idx, used_len};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,6 +23,9 @@ const AVAIL: u64 = 64 << 10;
 const USED: u64 = 128 << 10;
 const HEADERS: u64 = 1 << 20;
 const DATA: u64 = 2 << 20;
+/// Bytes of a request without its data, and where in them a SCSI host's answer is.
+const SPACE: u64 = 192;
+const ANSWER_AT: u64 = 64;
 /// Bytes of a request's data.
 const BLOCK: u64 = 4096;
 /// Bytes of the disk.
@@ -36,11 +41,12 @@ const TURN: Duration = Duration::from_micros(1);
 /// Turns without an answer before something is wrong.
 const TURNS_MAX: u32 = 1_000;
 
-/// What is counted: a module, a direction, a depth.
+/// What is counted: a front-end, a module, a direction, a depth.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     /// As in the file of records.
     pub name: &'static str,
+    scsi: bool,
     memory: bool,
     write: bool,
     depth: u16,
@@ -54,12 +60,16 @@ impl Case {
 }
 
 /// All of them.
-pub const CASES: [Case; 5] = [
-    Case { name: "null/read-4k/qd1", memory: false, write: false, depth: 1 },
-    Case { name: "null/read-4k/qd32", memory: false, write: false, depth: 32 },
-    Case { name: "memory/read-4k/qd1", memory: true, write: false, depth: 1 },
-    Case { name: "memory/read-4k/qd32", memory: true, write: false, depth: 32 },
-    Case { name: "memory/write-4k/qd32", memory: true, write: true, depth: 32 },
+pub const CASES: [Case; 9] = [
+    Case { name: "null/read-4k/qd1", scsi: false, memory: false, write: false, depth: 1 },
+    Case { name: "null/read-4k/qd32", scsi: false, memory: false, write: false, depth: 32 },
+    Case { name: "memory/read-4k/qd1", scsi: false, memory: true, write: false, depth: 1 },
+    Case { name: "memory/read-4k/qd32", scsi: false, memory: true, write: false, depth: 32 },
+    Case { name: "memory/write-4k/qd32", scsi: false, memory: true, write: true, depth: 32 },
+    Case { name: "scsi/null/read-4k/qd1", scsi: true, memory: false, write: false, depth: 1 },
+    Case { name: "scsi/null/read-4k/qd32", scsi: true, memory: false, write: false, depth: 32 },
+    Case { name: "scsi/memory/read-4k/qd32", scsi: true, memory: true, write: false, depth: 32 },
+    Case { name: "scsi/memory/write-4k/qd32", scsi: true, memory: true, write: true, depth: 32 },
 ];
 
 /// Carries out `batches` times as many requests as are in flight at a time.
@@ -111,15 +121,23 @@ fn start_queue(reactor: &mut Reactor, case: Case, guest: &Guest) -> Result<()> {
         keeps_in_flight: false,
         log: None,
         memory: Arc::clone(&guest.memory),
-        disk: Disk { block_size: 512, id: [0; 20], write_through: false },
         call: None,
         kick: None,
         errors: Arc::new(Errors::default()),
         alarm: Box::new(|trouble| panic!("{trouble}")),
     };
+    if case.scsi {
+        // Its first command is answered by an attention, and does nothing else.
+        let nexus = Lun::new(disk, 0).nexus(&[0x0f; 24]);
+        let mut targets = Targets::default();
+        targets[0] = Some(nexus);
+        let queue = |id, cx: &mut Cx| aryk_vhost_scsi::Queue::of_commands(id, parts, targets, cx);
+        return Ok(cx.add_root(thread, "bench", queue).map(drop)?);
+    }
+    let description = Disk { block_size: 512, id: [0; 20], write_through: false };
     cx.add_root(thread, "bench", |id, cx| {
         let channel = disk.open_channel(id, cx)?;
-        anyhow::Ok(Queue::start(id, parts, Some(channel), cx)?)
+        anyhow::Ok(Queue::start(id, parts, description, Some(channel), cx)?)
     })?;
     Ok(())
 }
@@ -130,6 +148,7 @@ struct Guest {
     desc: GuestArea,
     avail: GuestArea,
     used: GuestArea,
+    scsi: bool,
     depth: u16,
     /// Requests offered so far.
     offered: u16,
@@ -146,35 +165,43 @@ impl Guest {
             avail: area(AVAIL, avail_len(SIZE, true))?,
             used: area(USED, used_len(SIZE, true))?,
             memory: Arc::clone(&memory),
+            scsi: case.scsi,
             depth: case.depth,
             offered: 0,
         };
         for request in 0..u64::from(case.depth) {
-            guest.lay_out(request, case.write)?;
+            guest.lay_out(request, case)?;
         }
         Ok(guest)
     }
 
-    /// Writes a request's header and descriptors: header, data, and the status beside the header.
-    fn lay_out(&self, request: u64, write: bool) -> Result<()> {
-        let header = GUEST + HEADERS + 64 * request;
-        let kind = if write { OUT } else { IN };
-        self.memory.write(header, &kind)?;
+    /// Writes a request and its descriptors.
+    fn lay_out(&self, request: u64, case: Case) -> Result<()> {
+        let header = GUEST + HEADERS + SPACE * request;
         // Far apart, as a random guest's would be.
         let sector = request * 977 * (BLOCK / 512) % (DISK / 512);
-        self.memory.write(header + 8, &sector)?;
-        let direction = if write { 0 } else { WRITE };
-        let chain = [
-            (header, 16, NEXT),
-            (GUEST + DATA + BLOCK * request, BLOCK as u32, NEXT | direction),
-            (header + 16, 1, WRITE),
-        ];
-        for (i, (addr, len, flags)) in (0_u16..).zip(chain) {
+        let data = (GUEST + DATA + BLOCK * request, BLOCK as u32, if case.write { 0 } else { WRITE });
+        let chain = if case.scsi {
+            // READ and WRITE (16) for target 0, unit 0.
+            let mut command = [0; 51];
+            command[..3].copy_from_slice(&[1, 0, 0x40]);
+            command[19] = if case.write { 0x8a } else { 0x88 };
+            command[21..29].copy_from_slice(&sector.to_be_bytes());
+            command[29..33].copy_from_slice(&(BLOCK as u32 / 512).to_be_bytes());
+            self.memory.write(header, &command)?;
+            let (head, answer) = ((header, 51, 0), (header + ANSWER_AT, 108, WRITE));
+            if case.write { [head, data, answer] } else { [head, answer, data] }
+        } else {
+            self.memory.write(header, &if case.write { OUT } else { IN })?;
+            self.memory.write(header + 8, &sector)?;
+            [(header, 16, 0), data, (header + 16, 1, WRITE)]
+        };
+        for (i, (addr, len, direction)) in (0_u16..).zip(chain) {
             let index = 3 * request as u16 + i;
             let at = GUEST + 16 * u64::from(index);
             self.memory.write(at, &addr)?;
             self.memory.write(at + 8, &len)?;
-            self.memory.write(at + 12, &flags)?;
+            self.memory.write(at + 12, &(direction | if i < 2 { NEXT } else { 0 }))?;
             self.memory.write(at + 14, &(index + 1))?;
         }
         Ok(())
@@ -211,9 +238,12 @@ impl Guest {
     /// All of the last requests went well.
     fn check(&self) -> Result<()> {
         for request in 0..u64::from(self.depth) {
-            let status: u8 = self.memory.read(GUEST + HEADERS + 64 * request + 16)?;
-            if status != 0 {
-                bail!("request {request} has status {status}");
+            let header = GUEST + HEADERS + SPACE * request;
+            // A block device's status, or a SCSI host's status and response.
+            let at = if self.scsi { header + ANSWER_AT + 10 } else { header + 16 };
+            let status: [u8; 2] = self.memory.read(at)?;
+            if status[..1 + usize::from(self.scsi)].iter().any(|byte| *byte != 0) {
+                bail!("request {request} has status {status:?}");
             }
         }
         Ok(())

@@ -3,11 +3,11 @@
 //! Each queue is a root of its own, on a thread of its own, on the least loaded reactor of the controller's cores: the queues of one disk spread over them.
 
 use crate::config::{self, BlkConfig};
-use crate::queue::{Parts, Queue};
+use crate::queue::Queue;
 use crate::request::Disk;
 use aryk_bdev::{Descriptor, Event, OpenError};
 use aryk_reactor::{CoreSet, Cx, Gone, Reactors, RootRef, ThreadId};
-use aryk_vhost_device::{Errors, Trouble, virtqueue};
+use aryk_vhost_device::{Errors, Parts, Trouble, virtqueue};
 use aryk_vhost_user::{Device, DeviceError, EventFd, MemoryChange, QueueLog, QueueSetup, SessionHandle};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -135,13 +135,12 @@ impl Controller {
                 keeps_in_flight,
                 log: setup.log,
                 memory: setup.memory,
-                disk: requests,
                 call: setup.call,
                 kick,
                 errors,
                 alarm,
             };
-            start_on(cx, parts, disk.as_ref()).inspect_err(|_| cx.remove_thread(thread))
+            start_on(cx, parts, requests, disk.as_ref()).inspect_err(|_| cx.remove_thread(thread))
         };
         handle.call(start).await?
     }
@@ -169,7 +168,12 @@ impl Controller {
     }
 }
 
-fn start_on(cx: &mut Cx, parts: Parts, disk: Option<&Descriptor>) -> Result<RootRef<Queue>, StartError> {
+fn start_on(
+    cx: &mut Cx,
+    parts: Parts,
+    requests: Disk,
+    disk: Option<&Descriptor>,
+) -> Result<RootRef<Queue>, StartError> {
     let (thread, name): (ThreadId, _) = (parts.thread, parts.name.clone());
     cx.add_root(thread, &name, |id, cx| {
         let channel = match disk.map(|d| d.open_channel(id, cx)) {
@@ -177,7 +181,7 @@ fn start_on(cx: &mut Cx, parts: Parts, disk: Option<&Descriptor>) -> Result<Root
             None | Some(Err(OpenError::Removed)) => None,
             Some(channel) => Some(channel?),
         };
-        Ok(Queue::start(id, parts, channel, cx)?)
+        Ok(Queue::start(id, parts, requests, channel, cx)?)
     })
 }
 

@@ -1,11 +1,11 @@
 //! A guest's side of a queue, for tests and fuzzers: memory, a ring in it, and a disk behind, on a reactor that is stepped.
 
-use crate::queue::{Parts, Queue};
+use crate::queue::Queue;
 use crate::request::Disk;
 use aryk_bdev::{Access, Device, Registry};
 use aryk_dma::{GuestArea, Mapping, MemTable, Region};
 use aryk_reactor::{Clock, CoreSet, Engine, Reactor, RootRef, SleepPolicy};
-use aryk_vhost_device::{Errors, Trouble};
+use aryk_vhost_device::{Errors, Parts, Trouble};
 use aryk_virtqueue::{Config, Format, Virtqueue, avail_len, desc_len, used_len};
 use std::convert::Infallible;
 use std::sync::atomic::Ordering;
@@ -86,19 +86,19 @@ impl Guest {
             keeps_in_flight: false,
             log: None,
             memory,
-            disk: Disk {
-                block_size: descriptor.bdev().geometry().block_size,
-                id: *b"a disk of the tests\0",
-                write_through: !flushes,
-            },
             call: None,
             kick: None,
             errors: Arc::clone(&errors),
             alarm: Box::new(move |t| *said.lock().expect("not poisoned") = Some(t)),
         };
+        let disk = Disk {
+            block_size: descriptor.bdev().geometry().block_size,
+            id: *b"a disk of the tests\0",
+            write_through: !flushes,
+        };
         let queue = cx.add_root(thread, "queue", |id, cx| {
             let channel = descriptor.open_channel(id, cx).expect("a channel");
-            Ok::<_, Infallible>(Queue::start(id, parts, Some(channel), cx).expect("nothing to watch"))
+            Ok::<_, Infallible>(Queue::start(id, parts, disk, Some(channel), cx).expect("nothing to watch"))
         });
         let Ok(queue) = queue;
         Self { memory: whole, errors, trouble, queue, reactor, next_avail: 0, next_used: 0 }

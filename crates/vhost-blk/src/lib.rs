@@ -9,8 +9,8 @@ pub mod guest;
 mod queue;
 mod request;
 
-pub use aryk_vhost_device::{Alarm, EndpointError, Errors, Link, Trouble};
+pub use aryk_vhost_device::{Alarm, EndpointError, Errors, Link, Parts, Trouble};
 pub use aryk_vhost_user::{ListenError, SocketOptions};
 pub use controllers::{Controllers, Error, Info, Options, QUEUES, QUEUES_MAX};
-pub use queue::{Parts, Queue};
+pub use queue::Queue;
 pub use request::Disk;

@@ -1,14 +1,28 @@
-//! What all queues of a controller have in common: the guest's ring, its memory, and what is called or counted. Reactor context.
+//! What all queues have in common, block or SCSI: the guest's ring, its memory, and what is called or counted. Reactor context.
+//!
+//! A queue is a [`Line`] and what becomes of the chains that it brings. It names a chain by its head, which is also the slot of its scatter list, from
+//! [`Line::take`] to [`Line::give_back`].
 
+use crate::{Alarm, Errors, Pace, Trouble};
 use aryk_dma::{MemTable, SgTable};
-use aryk_reactor::{Cx, Layer, RootId, ThreadId, WatchId};
-use aryk_vhost_device::{Alarm, Errors, Trouble};
+use aryk_reactor::{Armed, Cx, Layer, RootId, ThreadId, WatchId};
 use aryk_vhost_user::{EventFd, QueueLog, Rings};
 use aryk_virtqueue::{Chain, ConfigError, PopError, Virtqueue};
+use futures_channel::oneshot;
 use std::cell::RefCell;
+use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Chains taken from the ring in one poll.
+const BATCH: u32 = 64;
+
+/// How long requests have to complete once their queue is to stop. Then they are aborted, for the front-end, and with it the guest, stands still
+/// while it waits for the queue's end.
+pub const STOP_GRACE: Duration = Duration::from_secs(2);
 
 /// The parts of a queue that is to start.
 pub struct Parts {
@@ -37,24 +51,42 @@ pub struct Parts {
 }
 
 /// The line between a queue and its guest.
-pub(crate) struct Line {
+pub struct Line {
+    /// The queue as a root of its reactor.
     pub id: RootId,
     thread: ThreadId,
+    /// Its place among the controller's queues.
     pub index: u16,
+    /// The guest's ring.
     pub ring: Virtqueue,
+    /// Whether what is in flight outlives the queue.
     pub keeps_in_flight: bool,
     log: Option<QueueLog>,
+    /// What chains in flight move, by head.
     pub sgs: SgTable,
     call: Option<EventFd>,
     watch: Option<WatchId>,
+    pace: Pace,
+    scratch: Rc<Scratch>,
+    stopping: Option<oneshot::Sender<u32>>,
     alarmed: bool,
     alarm: Alarm,
     errors: Arc<Errors>,
     faults_seen: u64,
 }
 
+impl fmt::Debug for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Line").field("index", &self.index).finish_non_exhaustive()
+    }
+}
+
+/// A chain that was none was given back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Skipped;
+
 /// Scratch that all queues of a reactor share.
-pub(crate) struct Scratch(pub RefCell<Chain>);
+struct Scratch(RefCell<Chain>);
 
 impl Default for Scratch {
     fn default() -> Self {
@@ -64,10 +96,14 @@ impl Default for Scratch {
 
 impl Line {
     /// A line on the calling reactor, already kicked: there may be requests that came before.
+    ///
+    /// # Errors
+    /// The kick cannot be watched.
     pub fn new(id: RootId, parts: Parts, cx: &mut Cx) -> std::io::Result<Self> {
         let watch = parts.kick.map(|fd| cx.watch(fd, id)).transpose()?;
         cx.name_object(Layer::Frontend, id.trace_number(), Some(&parts.name));
         cx.kick(id);
+        aryk_crash_point::step(aryk_crash_point::Step::Started);
         // A guest that waits for a predecessor's call is not to wait for ever.
         if let Some(call) = &parts.call {
             cx.signal(call.as_fd());
@@ -82,6 +118,9 @@ impl Line {
             log: parts.log,
             call: parts.call,
             watch,
+            pace: Pace::new(cx.now()),
+            scratch: cx.local_state::<Scratch>(),
+            stopping: None,
             alarmed: false,
             alarm: parts.alarm,
             errors: parts.errors,
@@ -89,21 +128,70 @@ impl Line {
         })
     }
 
-    /// The next chain, into `chain`; those that are none are given back.
+    /// Takes new chains off the ring, of which `start` makes requests; whether there were any.
     #[inline]
-    pub fn pop(&mut self, chain: &mut Chain) -> Option<u16> {
-        loop {
-            match self.ring.pop(self.sgs.memory(), chain) {
-                Ok(head) => return head,
-                Err(PopError::Chain { head, .. }) => {
-                    self.errors.bad_chains.fetch_add(1, Ordering::Relaxed);
-                    self.ring.push_used(head, 0);
-                }
-                Err(PopError::Queue(error)) => {
-                    self.errors.broken_queues.fetch_add(1, Ordering::Relaxed);
-                    self.raise(Trouble::Broken(self.index, error));
-                    return None;
-                }
+    pub fn take(&mut self, cx: &mut Cx, mut start: impl FnMut(&mut Self, u16, &mut Chain, &mut Cx)) -> bool {
+        if !self.takes_requests() {
+            return false;
+        }
+        let now = cx.now();
+        if now < self.pace.next_look() {
+            cx.stay_awake_until(self.pace.next_look());
+            return false;
+        }
+        let scratch = Rc::clone(&self.scratch);
+        let mut chain = scratch.0.borrow_mut();
+        let mut taken = 0;
+        if self.ring.available().is_ok() {
+            self.ring.prefetch_first(self.sgs.memory());
+        }
+        while taken < BATCH {
+            match self.pop(&mut chain) {
+                Ok(Some(head)) => start(self, head, &mut chain, cx),
+                Ok(None) => break,
+                Err(Skipped) => {}
+            }
+            taken += 1;
+            self.ring.prefetch_next(self.sgs.memory());
+        }
+        if taken > 0 {
+            self.pace.found(now, taken);
+        }
+        taken > 0
+    }
+
+    /// Takes the next chain off the ring, if there is one; whether there was.
+    pub fn take_one(&mut self, start: impl FnOnce(&mut Self, u16, &mut Chain)) -> bool {
+        if !self.takes_requests() {
+            return false;
+        }
+        let scratch = Rc::clone(&self.scratch);
+        let mut chain = scratch.0.borrow_mut();
+        match self.pop(&mut chain) {
+            Ok(Some(head)) => start(self, head, &mut chain),
+            Ok(None) => return false,
+            Err(Skipped) => {}
+        }
+        true
+    }
+
+    /// The next chain, into `chain`.
+    ///
+    /// # Errors
+    /// It was none, and is given back.
+    #[inline]
+    fn pop(&mut self, chain: &mut Chain) -> Result<Option<u16>, Skipped> {
+        match self.ring.pop(self.sgs.memory(), chain) {
+            Ok(head) => Ok(head),
+            Err(PopError::Chain { head, .. }) => {
+                self.errors.bad_chains.fetch_add(1, Ordering::Relaxed);
+                self.ring.push_used(head, 0);
+                Err(Skipped)
+            }
+            Err(PopError::Queue(error)) => {
+                self.errors.broken_queues.fetch_add(1, Ordering::Relaxed);
+                self.raise(Trouble::Broken(self.index, error));
+                Ok(None)
             }
         }
     }
@@ -126,7 +214,16 @@ impl Line {
         self.ring.push_used(head, written);
     }
 
+    /// Notes that what a chain lets be written was written; its slot does not know of it.
+    #[inline]
+    pub fn mark_written(&self, chain: &Chain) {
+        if let Some(log) = &self.log {
+            chain.writable().iter().for_each(|piece| log.log.mark(piece.addr, piece.len.into()));
+        }
+    }
+
     /// Shows the guest what was given back.
+    #[inline]
     pub fn publish(&mut self, cx: &mut Cx) {
         let call_wanted = self.ring.publish();
         self.log_ring();
@@ -150,7 +247,10 @@ impl Line {
         self.log_ring();
     }
 
-    /// The guest's memory has changed, and the ring lies here in it. Requests in flight keep the memory that they have.
+    /// The guest's memory has changed, and the ring lies here in it. Requests in flight whose memory was removed keep it.
+    ///
+    /// # Errors
+    /// It does not lie there as a ring must.
     pub fn set_memory(&mut self, memory: Arc<MemTable>, rings: Rings) -> Result<(), ConfigError> {
         self.ring.set_areas(rings.desc, rings.driver, rings.device)?;
         self.sgs.set_memory(memory);
@@ -159,14 +259,28 @@ impl Line {
 
     /// Notes that the ring was written to.
     #[inline]
-    pub fn log_ring(&self) {
+    fn log_ring(&self) {
         if let Some(log) = &self.log {
             log.mark_ring();
         }
     }
 
-    pub const fn is_alarmed(&self) -> bool {
-        self.alarmed
+    /// Whether new chains are looked for.
+    pub const fn takes_requests(&self) -> bool {
+        self.stopping.is_none() && !self.alarmed
+    }
+
+    /// Takes requests no more; what [`Line::leave`] will say.
+    pub fn stop(&mut self, cx: &mut Cx) -> oneshot::Receiver<u32> {
+        let (sender, receiver) = oneshot::channel();
+        self.stopping = Some(sender);
+        cx.wake(self.id);
+        receiver
+    }
+
+    /// Whether it is to stop.
+    pub const fn is_stopping(&self) -> bool {
+        self.stopping.is_some()
     }
 
     fn raise(&mut self, trouble: Trouble) {
@@ -187,17 +301,29 @@ impl Line {
         }
     }
 
-    /// Nobody kicks: it is polled for ever.
-    pub const fn is_polled(&self) -> bool {
-        self.watch.is_none()
+    /// It is polled, and the guest need not kick.
+    pub fn promoted(&mut self) {
+        self.ring.disable_kicks();
+        self.log_ring();
     }
 
-    /// Leaves the reactor; where a successor goes on.
-    pub fn leave(&mut self, cx: &mut Cx) -> u32 {
+    /// It is polled no more, unless chains wait that are `wanted`, or the guest never kicks.
+    pub fn park(&mut self, wanted: bool) -> Armed {
+        let polled_for_ever = self.watch.is_none();
+        let stays = self.takes_requests() && (self.ring.enable_kicks() && wanted || polled_for_ever);
+        self.log_ring();
+        if stays { Armed::Busy } else { Armed::Yes }
+    }
+
+    /// Leaves the reactor, and says where a successor goes on. It is to stop, and nothing runs.
+    pub fn leave(&mut self, cx: &mut Cx) {
         self.forget(cx);
         cx.remove_root(self.id);
         cx.remove_thread(self.thread);
-        self.ring.base()
+        if let Some(stopped) = self.stopping.take() {
+            // The session may have gone.
+            let _ = stopped.send(self.ring.base());
+        }
     }
 
     /// Is kicked no more, and known by no name.

@@ -6,15 +6,13 @@
 
 use crate::Error;
 use crate::events::{Events, News, Waiting};
-use crate::line::Parts;
 use crate::manage::Manager;
-use crate::queue::{Queue, Role};
-use crate::requests::Requests;
-use crate::wire::{self, Config, TARGETS, feature};
+use crate::queue::{Queue, Role, Targets};
+use crate::wire::{self, Config, feature};
 use aryk_bdev::{Descriptor, OpenError};
 use aryk_reactor::{CoreSet, Cx, Gone, Reactors, RootRef};
 use aryk_scsi::{Lun, Nexus};
-use aryk_vhost_device::{Errors, Trouble, virtqueue};
+use aryk_vhost_device::{Errors, Parts, Trouble, virtqueue};
 use aryk_vhost_user::{Device, DeviceError, EventFd, MemoryChange, QueueLog, QueueSetup, SessionHandle};
 use aryk_virtqueue::Virtqueue;
 use std::cell::{Cell, RefCell};
@@ -45,7 +43,7 @@ pub(crate) struct Settings {
 pub(crate) struct Controller {
     settings: Settings,
     reactors: Rc<Reactors>,
-    targets: RefCell<[Option<Arc<Nexus>>; TARGETS as usize]>,
+    targets: RefCell<Targets>,
     queues: RefCell<BTreeMap<u16, RootRef<Queue>>>,
     /// Held while targets change, or a queue learns which there are.
     changing: Mutex<()>,
@@ -57,22 +55,26 @@ pub(crate) struct Controller {
 
 /// Why a queue cannot start.
 #[derive(Debug, thiserror::Error)]
-enum StartError {
+pub enum StartError {
+    /// A target's disk cannot be opened.
     #[error("cannot open a disk for a queue: {0}")]
     Open(#[from] OpenError),
+    /// The kernel refuses.
     #[error("cannot watch the queue's kicks: {0}")]
     Os(#[from] std::io::Error),
+    /// It is none.
     #[error("the queue is refused: {0}")]
     Ring(#[from] aryk_virtqueue::ConfigError),
+    /// Nobody serves it.
     #[error("its reactor has stopped")]
     Gone(#[from] Gone),
 }
 
 /// What becomes a role on the queue's reactor.
 enum Plan {
-    Control([Option<Arc<Nexus>>; TARGETS as usize]),
+    Control(Targets),
     Event(u64, Option<Waiting>),
-    Request([Option<Arc<Nexus>>; TARGETS as usize]),
+    Request(Targets),
 }
 
 impl Controller {
@@ -270,32 +272,15 @@ fn is_unused(ring: &mut Virtqueue) -> bool {
 
 fn start_on(cx: &mut Cx, mut parts: Parts, plan: Plan) -> Result<RootRef<Queue>, StartError> {
     let name = parts.name.clone();
-    cx.add_root(parts.thread, &name, |id, cx| {
-        let size = parts.ring.size();
-        let (role, targets) = match plan {
-            Plan::Control(targets) => (Role::Control(Manager::new(targets)), Default::default()),
-            Plan::Event(features, untold) => {
-                // A driver that has given us no buffer yet is new, and looks for itself.
-                let is_new = is_unused(&mut parts.ring);
-                let waiting = untold.filter(|_| !is_new).unwrap_or_default();
-                (Role::Event(Events::new(features, waiting)), Default::default())
-            }
-            Plan::Request(targets) => (Role::Request(Requests::new(size)), targets),
-        };
-        let mut queue = Queue::start(id, parts, role, cx)?;
-        for (target, nexus) in (0..).zip(targets) {
-            let Some(nexus) = nexus else { continue };
-            let (requests, line) = queue.requests();
-            match requests.attach(target, nexus, line, cx) {
-                // A disk that is just being removed is one that is gone.
-                Ok(()) | Err(OpenError::Removed) => {}
-                Err(error) => {
-                    queue.abandon(cx);
-                    return Err(error.into());
-                }
-            }
+    cx.add_root(parts.thread, &name, |id, cx| match plan {
+        Plan::Control(targets) => Ok(Queue::start(id, parts, Role::Control(Manager::new(targets)), cx)?),
+        Plan::Event(features, untold) => {
+            // A driver that has given us no buffer yet is new, and looks for itself.
+            let is_new = is_unused(&mut parts.ring);
+            let waiting = untold.filter(|_| !is_new).unwrap_or_default();
+            Ok(Queue::start(id, parts, Role::Event(Events::new(features, waiting)), cx)?)
         }
-        Ok(queue)
+        Plan::Request(targets) => Queue::of_commands(id, parts, targets, cx),
     })
 }
 

@@ -5,8 +5,8 @@
 //! ever lost, and none comes that is out of date by then. A queue that stops leaves what waits to its successor: a machine that its monitor stops and lets go
 //! on is not to miss anything.
 
-use crate::line::Line;
 use crate::wire::{Event, TARGETS};
+use aryk_vhost_device::Line;
 use aryk_virtqueue::Chain;
 use zerocopy::IntoBytes;
 
@@ -33,6 +33,9 @@ impl News {
         }
     }
 }
+
+/// Buffers that are taken in one poll.
+const BUFFERS: usize = 64;
 
 /// What waits, by target and in the order of [`News::ALL`].
 #[derive(Clone, Copy, Debug, Default)]
@@ -93,23 +96,29 @@ impl Events {
         self.waiting.all().find_map(|(waits, event)| std::mem::take(waits).then_some(event))
     }
 
-    /// Sends what there are buffers for; whether that was anything.
-    pub fn send(&mut self, line: &mut Line, chain: &mut Chain) -> bool {
+    /// Sends what there are buffers for; whether there were any.
+    pub fn send(&mut self, line: &mut Line) -> bool {
         let mut sent = false;
-        while self.has_some() {
-            let Some(head) = line.pop(chain) else { break };
-            sent = true;
-            line.sgs.begin(head);
-            let fits = chain.writable_len() >= size_of::<Event>() as u64
-                && chain.writable().iter().all(|p| line.sgs.push(head, p.addr, p.len).is_ok());
-            if !fits {
-                line.give_up(head);
-                continue;
+        // A guest may give faster than we take.
+        for _ in 0..BUFFERS {
+            if !self.has_some() || !line.take_one(|line, head, chain| self.put(head, chain, line)) {
+                break;
             }
-            let event = self.take().expect("there is some");
-            line.sgs.sgl(head).write(0, event.as_bytes());
-            line.give_back(head, size_of::<Event>() as u32);
+            sent = true;
         }
         sent
+    }
+
+    fn put(&mut self, head: u16, chain: &Chain, line: &mut Line) {
+        line.sgs.begin(head);
+        let fits = chain.writable_len() >= size_of::<Event>() as u64
+            && chain.writable().iter().all(|p| line.sgs.push(head, p.addr, p.len).is_ok());
+        if !fits {
+            line.give_up(head);
+            return;
+        }
+        let event = self.take().expect("there is some");
+        line.sgs.sgl(head).write(0, event.as_bytes());
+        line.give_back(head, size_of::<Event>() as u32);
     }
 }

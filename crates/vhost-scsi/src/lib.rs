@@ -6,13 +6,14 @@
 mod controller;
 mod controllers;
 mod events;
-mod line;
 mod manage;
 mod queue;
 mod requests;
 mod wire;
 
-pub use aryk_vhost_device::{EndpointError, Link};
+pub use aryk_vhost_device::{Alarm, EndpointError, Errors, Link, Parts, Trouble};
 pub use aryk_vhost_user::{ListenError, SocketOptions};
+pub use controller::StartError;
 pub use controllers::{Controllers, Error, Info, Options, QUEUES, QUEUES_MAX};
+pub use queue::{Queue, Targets};
 pub use wire::TARGETS;

@@ -2,11 +2,11 @@
 //!
 //! A function is answered when the commands that it concerns have ended, on whichever reactor; meanwhile the queue goes on.
 
-use crate::line::Line;
-use crate::queue::Queue;
-use crate::wire::{Address, Response, TARGETS, Tmf, control, tmf};
+use crate::queue::{Queue, Targets};
+use crate::wire::{Address, Response, Tmf, control, tmf};
 use aryk_reactor::Cx;
 use aryk_scsi::{Nexus, Which};
+use aryk_vhost_device::Line;
 use aryk_virtqueue::Chain;
 use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -21,14 +21,14 @@ struct Notifications {
 
 /// Functions and their targets.
 pub(crate) struct Manager {
-    targets: [Option<Arc<Nexus>>; TARGETS as usize],
+    targets: Targets,
     /// Functions that wait for commands to end: head, and serial number.
     waiting: Vec<(u16, u64)>,
     serial: u64,
 }
 
 impl Manager {
-    pub const fn new(targets: [Option<Arc<Nexus>>; TARGETS as usize]) -> Self {
+    pub const fn new(targets: Targets) -> Self {
         Self { targets, waiting: Vec::new(), serial: 0 }
     }
 

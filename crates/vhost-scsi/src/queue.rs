@@ -1,26 +1,22 @@
 //! One virtqueue of a controller, on its reactor: a line to the guest, and one of three roles. Reactor context.
 
+use crate::controller::StartError;
 use crate::events::{Events, News, Waiting};
-use crate::line::{Line, Parts, Scratch};
 use crate::manage::Manager;
 use crate::requests::Requests;
-use aryk_crash_point::{Step, step};
+use crate::wire::TARGETS;
+use aryk_bdev::OpenError;
 use aryk_dma::MemTable;
 use aryk_reactor::{Armed, Cx, Root, RootId};
-use aryk_vhost_device::Pace;
+use aryk_scsi::Nexus;
+use aryk_vhost_device::{Line, Parts, STOP_GRACE};
 use aryk_vhost_user::{EventFd, QueueLog, Rings};
 use aryk_virtqueue::ConfigError;
 use futures_channel::oneshot;
-use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
-/// Chains taken from the ring in one poll.
-const BATCH: u32 = 64;
-
-/// How long requests have to complete once their queue is to stop. Then they are aborted, for the front-end, and with it the guest, stands still
-/// while it waits for the queue's end.
-const STOP_GRACE: Duration = Duration::from_secs(2);
+/// Disks by target.
+pub type Targets = [Option<Arc<Nexus>>; TARGETS as usize];
 
 /// What a queue is for.
 pub(crate) enum Role {
@@ -36,28 +32,41 @@ pub(crate) enum Role {
 pub struct Queue {
     line: Line,
     role: Role,
-    pace: Pace,
-    scratch: Rc<Scratch>,
-    stopping: Option<oneshot::Sender<u32>>,
 }
 
 impl Queue {
+    /// A queue for commands to these targets, on the calling reactor.
+    ///
+    /// # Errors
+    /// A disk cannot be opened, or the kernel refuses.
+    pub fn of_commands(id: RootId, parts: Parts, targets: Targets, cx: &mut Cx) -> Result<Self, StartError> {
+        let requests = Requests::new(parts.ring.size());
+        let mut queue = Self::start(id, parts, Role::Request(requests), cx)?;
+        for (target, nexus) in (0..).zip(targets) {
+            let Some(nexus) = nexus else { continue };
+            let (requests, line) = queue.requests();
+            match requests.attach(target, nexus, line, cx) {
+                // A disk that is just being removed is one that is gone.
+                Ok(()) | Err(OpenError::Removed) => {}
+                Err(error) => {
+                    queue.abandon(cx);
+                    return Err(error.into());
+                }
+            }
+        }
+        Ok(queue)
+    }
+
     /// A queue on the calling reactor.
     pub(crate) fn start(id: RootId, parts: Parts, role: Role, cx: &mut Cx) -> std::io::Result<Self> {
-        let line = Line::new(id, parts, cx)?;
-        step(Step::Started);
-        let (pace, scratch) = (Pace::new(cx.now()), cx.local_state::<Scratch>());
-        Ok(Self { line, role, pace, scratch, stopping: None })
+        Ok(Self { line: Line::new(id, parts, cx)?, role })
     }
 
     /// Takes requests no more; when the last has completed, the queue is gone and its base known: where a successor goes on. A disk that does not
     /// complete them within [`STOP_GRACE`] is asked to give them up; those that it does then stay in flight for the successor, if an in-flight region
     /// knows of them, and fail otherwise.
     pub fn stop(&mut self, cx: &mut Cx) -> oneshot::Receiver<u32> {
-        let (sender, receiver) = oneshot::channel();
-        self.stopping = Some(sender);
-        let id = self.line.id;
-        cx.wake(id);
+        let (receiver, id) = (self.line.stop(cx), self.line.id);
         cx.call_at(cx.now().after(STOP_GRACE), move |cx| {
             if let Some(queue) = cx.root::<Self>(id) {
                 queue.borrow_mut().give_up(cx);
@@ -100,7 +109,7 @@ impl Queue {
     /// If it has another role than that.
     pub(crate) fn post(&mut self, news: News, target: u8, cx: &mut Cx) -> bool {
         let Role::Event(events) = &mut self.role else { unreachable!("asked of the event queue only") };
-        let takes = self.stopping.is_none();
+        let takes = !self.line.is_stopping();
         if takes {
             events.post(news, target);
             cx.wake(self.line.id);
@@ -117,7 +126,7 @@ impl Queue {
     }
 
     /// It has just been started, but cannot be: lets go of everything but its place on the reactor.
-    pub(crate) fn abandon(&mut self, cx: &mut Cx) {
+    fn abandon(&mut self, cx: &mut Cx) {
         if let Role::Request(requests) = &mut self.role {
             requests.close();
         }
@@ -139,46 +148,18 @@ impl Queue {
         self.line.set_memory(memory, rings)
     }
 
-    const fn takes_requests(&self) -> bool {
-        self.stopping.is_none() && !self.line.is_alarmed()
-    }
-
     /// Takes new chains off the ring and starts them; whether there were any.
     fn take_requests(&mut self, cx: &mut Cx) -> bool {
-        if !self.takes_requests() {
-            return false;
-        }
-        if let Role::Event(events) = &mut self.role {
-            let scratch = Rc::clone(&self.scratch);
-            let mut chain = scratch.0.borrow_mut();
-            return events.send(&mut self.line, &mut chain);
-        }
-        let now = cx.now();
-        if now < self.pace.next_look() {
-            cx.stay_awake_until(self.pace.next_look());
-            return false;
-        }
-        let scratch = Rc::clone(&self.scratch);
-        let mut chain = scratch.0.borrow_mut();
-        let mut taken = 0;
-        if self.line.ring.available().is_ok() {
-            self.line.ring.prefetch_first(self.line.sgs.memory());
-        }
-        while taken < BATCH
-            && let Some(head) = self.line.pop(&mut chain)
-        {
-            match &mut self.role {
-                Role::Request(requests) => requests.start(head, &mut chain, &mut self.line, cx),
-                Role::Control(manager) => manager.start(head, &mut chain, &mut self.line, cx),
-                Role::Event(_) => unreachable!("seen above"),
+        let Self { line, role } = self;
+        match role {
+            Role::Request(requests) => {
+                line.take(cx, |line, head, chain, cx| requests.start(head, chain, line, cx))
             }
-            taken += 1;
-            self.line.ring.prefetch_next(self.line.sgs.memory());
+            Role::Control(manager) => {
+                line.take(cx, |line, head, chain, cx| manager.start(head, chain, line, cx))
+            }
+            Role::Event(events) => events.send(line),
         }
-        if taken > 0 {
-            self.pace.found(now, taken);
-        }
-        taken > 0
     }
 
     /// What waits for requests to complete: stopping, and disks that were taken away.
@@ -189,11 +170,11 @@ impl Queue {
         if self.line.sgs.in_use() > 0 {
             return;
         }
-        if let Some(stopped) = self.stopping.take() {
+        if self.line.is_stopping() {
             if let Role::Request(requests) = &mut self.role {
                 requests.close();
             }
-            let _ = stopped.send(self.line.leave(cx));
+            self.line.leave(cx);
         }
     }
 }
@@ -215,16 +196,12 @@ impl Root for Queue {
     }
 
     fn promoted(&mut self, _: &mut Cx) {
-        self.line.ring.disable_kicks();
-        self.line.log_ring();
+        self.line.promoted();
     }
 
     fn park(&mut self, _: &mut Cx) -> Armed {
         // Free buffers for events are nothing to do.
         let waits = matches!(&self.role, Role::Event(events) if !events.has_some());
-        let stays =
-            self.takes_requests() && (self.line.ring.enable_kicks() && !waits || self.line.is_polled());
-        self.line.log_ring();
-        if stays { Armed::Busy } else { Armed::Yes }
+        self.line.park(!waits)
     }
 }

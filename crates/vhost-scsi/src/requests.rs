@@ -5,13 +5,13 @@
 //!
 //! A disk that is taken away has its channel moved aside: what runs on it ends there, while the target's place may be taken by another.
 
-use crate::line::Line;
 use crate::wire::{ANSWER, Answer, Command, Response, TARGETS};
 use aryk_bdev::OpenError;
 use aryk_crash_point::{Step, step};
 use aryk_dma::Sgl;
 use aryk_reactor::{Cx, Layer, Point};
 use aryk_scsi::{Nexus, Outcome, Request, Sense, UnitChannel, answer_absent};
+use aryk_vhost_device::Line;
 use aryk_virtqueue::Chain;
 use std::sync::Arc;
 use std::time::Duration;
