@@ -1,0 +1,278 @@
+//! A reactor's part of a bucket: what it has leased, and the lanes that wait for more. Reactor context.
+//!
+//! **Leases.** While lanes wait, a look at the bucket takes more than the request at hand costs, so that the next ones cost no atomic: no more than what
+//! waits here, and of what may be leased at all this reactor's share of the lanes that wait. When no lane waits any more, the rest goes back.
+//!
+//! **Turns.** The lanes that wait stand in a ring. The first asks until its deficit is used up, and goes to the end; each time that a lane comes to the front,
+//! it is given a quantum. So requests of all sizes are weighed by what they cost.
+//!
+//! **Pace.** Reactors come by at different moments, and the one that happens to come more often would get more. So each keeps a time of its own, which what it
+//! takes moves on by its cost, times all lanes that wait, divided by those that wait here. Ahead of the clock, it leaves what there is to the others, unless
+//! they leave it for [`LEFT_OVER`].
+
+use crate::bucket::{Bucket, LEASES, nanos_up};
+use crate::tariff::FRACTION;
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+
+/// A look at a bucket that is sold out is followed by the next no sooner than this, in nanoseconds: at high rates a slice is taken at a time.
+const GRAIN: u64 = 100_000;
+/// What nobody has taken for so long, in nanoseconds, is anybody's. Well below [`crate::SLACK`], beyond which it is lost.
+const LEFT_OVER: u64 = 250_000;
+/// How far a reactor's pace may be from the clock, in nanoseconds: what it missed before that is forgotten.
+const PACE_SPAN: u64 = 20_000_000;
+/// The request that a lane's quantum pays for, in bytes.
+const QUANTUM: u64 = 4 << 10;
+
+/// How lanes are woken.
+pub trait Wheel {
+    /// Names whoever a lane is of.
+    type Who: Copy;
+    /// Names a wake-up that is to come.
+    type Timer;
+
+    /// Wakes someone now.
+    fn wake(&mut self, who: Self::Who);
+
+    /// Wakes someone at a time in nanoseconds.
+    fn wake_at(&mut self, who: Self::Who, at: u64) -> Self::Timer;
+
+    /// Takes that back, if it is still to come.
+    fn cancel(&mut self, timer: Self::Timer);
+}
+
+struct Standing<W> {
+    lane: u64,
+    who: W,
+    /// What it may still take in this turn, in 2^-16 ns; below zero, what it took too much.
+    deficit: i64,
+}
+
+struct Alarm<T> {
+    lane: u64,
+    at: u64,
+    timer: T,
+}
+
+/// A reactor's part of a bucket. See the file's head.
+pub struct Share<H: Wheel> {
+    bucket: Arc<Bucket>,
+    version: u64,
+    /// What it may spend without asking, in 2^-16 ns.
+    lease: u64,
+    /// How much of it the bucket knows of, in nanoseconds.
+    reserved: u64,
+    /// Its own time; see the file's head.
+    pace: u64,
+    /// There is nothing before this time.
+    not_before: u64,
+    ring: VecDeque<Standing<H::Who>>,
+    alarm: Option<Alarm<H::Timer>>,
+}
+
+impl<H: Wheel> fmt::Debug for Share<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut s = f.debug_struct("Share");
+        s.field("bucket", &self.bucket).field("waiting", &self.ring.len()).finish_non_exhaustive()
+    }
+}
+
+impl<H: Wheel> Share<H> {
+    /// A part of `bucket`, without anything yet.
+    pub fn new(bucket: Arc<Bucket>) -> Self {
+        Self {
+            version: bucket.version(),
+            bucket,
+            lease: 0,
+            reserved: 0,
+            pace: 0,
+            not_before: 0,
+            ring: VecDeque::new(),
+            alarm: None,
+        }
+    }
+
+    /// The bucket.
+    pub const fn bucket(&self) -> &Arc<Bucket> {
+        &self.bucket
+    }
+
+    /// What a request of so many bytes costs here.
+    #[inline]
+    pub(crate) fn cost(&self, bytes: u64) -> u64 {
+        self.bucket.cost().of(bytes)
+    }
+
+    /// Whether `lane` may have something that costs so much now.
+    #[inline]
+    pub(crate) fn may_take(&mut self, lane: u64, cost: u64, now: u64) -> bool {
+        if self.version != self.bucket.version() {
+            self.follow_change();
+        }
+        if self.ring.front().is_some_and(|first| first.lane != lane) {
+            return false;
+        }
+        self.lease >= cost || (self.not_before <= now && self.look(now))
+    }
+
+    #[cold]
+    fn follow_change(&mut self) {
+        self.version = self.bucket.version();
+        self.not_before = 0;
+        self.pace = 0;
+        self.return_lease();
+    }
+
+    /// Whether the bucket has something for this reactor; notes when to look again, if not.
+    fn look(&mut self, now: u64) -> bool {
+        let begin = self.bucket.free_from(now);
+        let others_wait = self.bucket.waiting() > self.ring.len() as u64;
+        let again = if begin > now {
+            begin
+        } else if others_wait && self.pace > now && begin + LEFT_OVER > now {
+            self.pace.min(begin + LEFT_OVER)
+        } else {
+            return true;
+        };
+        self.not_before = again.max(now + GRAIN);
+        false
+    }
+
+    /// Takes what [`Share::may_take`] allowed; `behind`: how many requests of its lane wait behind it. `false` if another reactor was faster.
+    #[inline]
+    pub(crate) fn take(&mut self, cost: u64, behind: u64, now: u64) -> bool {
+        if let Some(rest) = self.lease.checked_sub(cost) {
+            self.lease = rest;
+            return true;
+        }
+        let need = nanos_up(cost - self.lease);
+        let waits_here = behind + (self.ring.len() as u64).saturating_sub(1);
+        let here = self.ring.len().max(1) as u64;
+        let everywhere = self.bucket.waiting().max(here);
+        let extra = if waits_here == 0 {
+            0
+        } else {
+            let room = now.saturating_sub(self.bucket.free_from(now)).saturating_sub(need);
+            nanos_up(cost).saturating_mul(waits_here).min(LEASES * here / everywhere).min(room)
+        };
+        let before = self.reserved;
+        let extra = if extra > 0 || before > 0 { self.bucket.lease(before, 0, extra) } else { 0 };
+        let Ok(taken) = self.bucket.take(need, extra, now) else {
+            self.bucket.lease(extra, before, 0);
+            self.not_before = now + GRAIN;
+            return false;
+        };
+        self.reserved = taken - need;
+        if self.reserved < extra {
+            self.bucket.lease(extra, self.reserved, 0);
+        }
+        self.lease = self.lease + (taken << FRACTION) - cost;
+        let step = (u128::from(taken) * u128::from(everywhere) / u128::from(here)).min(1 << 60) as u64;
+        let span = PACE_SPAN.max(2 * step);
+        self.pace = self.pace.clamp(now.saturating_sub(span), now + span) + step;
+        true
+    }
+
+    /// Another bucket had nothing: this one has its own again.
+    pub(crate) fn give_back(&mut self, cost: u64) {
+        self.lease += cost;
+        self.return_lease();
+    }
+
+    fn return_lease(&mut self) {
+        let whole = self.lease >> FRACTION;
+        if whole > 0 {
+            self.lease -= whole << FRACTION;
+            self.bucket.give_back(whole);
+        }
+        if self.reserved > 0 {
+            self.bucket.lease(self.reserved, 0, 0);
+            self.reserved = 0;
+        }
+    }
+
+    /// A lane waits from now on; it may owe something from before.
+    pub(crate) fn join(&mut self, lane: u64, who: H::Who, debt: i64) {
+        self.bucket.begin_waiting();
+        self.ring.push_back(Standing { lane, who, deficit: debt.min(0) });
+        self.next_turn();
+    }
+
+    /// A lane does not wait any more. Returns what it owes.
+    pub(crate) fn leave(&mut self, lane: u64) -> i64 {
+        let at = self.ring.iter().position(|s| s.lane == lane).expect("it waits here");
+        let left = self.ring.remove(at).expect("just found");
+        self.bucket.end_waiting(1);
+        self.next_turn();
+        left.deficit.min(0)
+    }
+
+    /// The first lane has had something that cost so much.
+    pub(crate) fn served(&mut self, cost: u64) {
+        let first = self.ring.front_mut().expect("it waits here");
+        first.deficit = first.deficit.saturating_sub_unsigned(cost);
+        if first.deficit <= 0 {
+            self.ring.rotate_left(1);
+            self.next_turn();
+        }
+    }
+
+    /// Has a lane at the front that may take something.
+    fn next_turn(&mut self) {
+        if self.ring.front().is_none_or(|first| first.deficit > 0) {
+            return;
+        }
+        let quantum = self.cost(QUANTUM).clamp(1, i64::MAX as u64) as i64;
+        for _ in 0..self.ring.len() {
+            let first = self.ring.front_mut().expect("looked at above");
+            first.deficit = first.deficit.saturating_add(quantum);
+            if first.deficit > 0 {
+                return;
+            }
+            self.ring.rotate_left(1);
+        }
+        // All owe more than a quantum: as many rounds as the least of them needs, at one time.
+        let least = self.ring.iter().map(|s| s.deficit).max().expect("looked at above");
+        let rounds = least.unsigned_abs() / quantum.unsigned_abs() + 1;
+        let gain = i64::try_from(rounds).unwrap_or(i64::MAX).saturating_mul(quantum);
+        self.ring.iter_mut().for_each(|s| s.deficit = s.deficit.saturating_add(gain));
+        let first = self.ring.iter().position(|s| s.deficit > 0).expect("the one that needed least");
+        self.ring.rotate_left(first);
+    }
+
+    /// Sees to it that the first lane is woken when there is something, and that nothing is kept that nobody waits for.
+    pub(crate) fn settle(&mut self, now: u64, wheel: &mut H) {
+        let Some(first) = self.ring.front() else {
+            self.return_lease();
+            if let Some(alarm) = self.alarm.take() {
+                wheel.cancel(alarm.timer);
+            }
+            return;
+        };
+        let (lane, who) = (first.lane, first.who);
+        let is_empty = self.lease >> FRACTION == 0;
+        if self.not_before <= now && is_empty && self.bucket.free_from(now) > now {
+            self.look(now);
+        }
+        let at = self.not_before;
+        if self.alarm.as_ref().is_some_and(|alarm| alarm.lane == lane && alarm.at == at && at > now) {
+            return;
+        }
+        if let Some(alarm) = self.alarm.take() {
+            wheel.cancel(alarm.timer);
+        }
+        if at > now {
+            self.alarm = Some(Alarm { lane, at, timer: wheel.wake_at(who, at) });
+        } else {
+            wheel.wake(who);
+        }
+    }
+}
+
+impl<H: Wheel> Drop for Share<H> {
+    fn drop(&mut self) {
+        self.return_lease();
+        self.bucket.end_waiting(self.ring.len() as u64);
+    }
+}

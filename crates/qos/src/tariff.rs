@@ -1,0 +1,266 @@
+//! What limits say, and what a request costs by them. Any context.
+//!
+//! A request costs time: at 1,000 requests a second, a millisecond. Prices are exact to 2^-32 ns and rounded up, so that a limit is never exceeded.
+
+use std::time::Duration;
+
+/// Fractions of a nanosecond that costs and leases are counted in: 2^16.
+pub(crate) const FRACTION: u32 = 16;
+/// The same of prices.
+const PRICE_FRACTION: u32 = 32;
+/// So that sums of some costs do not overflow.
+const COST_MAX: u64 = u64::MAX >> 1;
+const SECOND: u128 = 1_000_000_000 << PRICE_FRACTION;
+
+/// The most requests a second that can be asked for: more is no limit.
+pub const IOS_MAX: u64 = 1_000_000_000;
+/// The most bytes a second.
+pub const BYTES_MAX: u64 = 1 << 50;
+/// The longest burst.
+pub const BURST_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// The two sizes at which combined limits are met.
+const SMALL: u64 = 4 << 10;
+const LARGE: u64 = 4 << 20;
+
+/// Which way a request's data goes, if it has some; what changes the disk in other ways is a write.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Direction {
+    /// From the disk.
+    Read,
+    /// To it.
+    Write,
+}
+
+/// One of the limits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Kind {
+    /// Requests, or with combined limits requests and bytes.
+    All,
+    /// Reads, likewise.
+    Reads,
+    /// Writes, likewise.
+    Writes,
+    /// Bytes.
+    AllBytes,
+    /// Bytes read.
+    ReadBytes,
+    /// Bytes written.
+    WriteBytes,
+}
+
+impl Kind {
+    /// Whether requests of that direction count.
+    pub const fn counts(self, direction: Direction) -> bool {
+        match self {
+            Self::All | Self::AllBytes => true,
+            Self::Reads | Self::ReadBytes => matches!(direction, Direction::Read),
+            Self::Writes | Self::WriteBytes => matches!(direction, Direction::Write),
+        }
+    }
+}
+
+/// What an operator says. 0 is no limit.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Limits {
+    /// Requests a second.
+    pub ios: u64,
+    /// Reads a second.
+    pub read_ios: u64,
+    /// Writes a second.
+    pub write_ios: u64,
+    /// Bytes a second.
+    pub bytes: u64,
+    /// Bytes read a second.
+    pub read_bytes: u64,
+    /// Bytes written a second.
+    pub write_bytes: u64,
+    /// How much time's worth can be saved up.
+    pub burst: Duration,
+    /// A limit of requests and one of bytes are ends of one scale: a request costs 1/C1 + bytes/C2 seconds, such that requests of 4 KiB
+    /// meet the first, and those of 4 MiB the second.
+    pub combined: bool,
+}
+
+/// Why limits are refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum LimitsError {
+    /// More requests than any disk does.
+    #[error("{0} requests a second are more than {IOS_MAX}, the most that can be set; 0 is no limit")]
+    Ios(u64),
+    /// More bytes than any disk moves.
+    #[error("{0} bytes a second are more than {BYTES_MAX}, the most that can be set; 0 is no limit")]
+    Bytes(u64),
+    /// A burst of more than a day.
+    #[error("a burst of {0:?} is longer than {BURST_MAX:?}")]
+    Burst(Duration),
+    /// Combined limits where the limit of bytes is met before that of requests.
+    #[error(
+        "at {ios} requests of 4 KiB a second there are more bytes than {bytes}: together they cannot both be met"
+    )]
+    FewBytes {
+        /// Requests a second.
+        ios: u64,
+        /// Bytes a second.
+        bytes: u64,
+    },
+    /// Combined limits where the limit of requests is met before that of bytes.
+    #[error(
+        "{ios} requests of 4 MiB a second are fewer bytes than {bytes}: together they cannot both be met"
+    )]
+    FewIos {
+        /// Requests a second.
+        ios: u64,
+        /// Bytes a second.
+        bytes: u64,
+    },
+}
+
+/// What a request costs: so much for itself, and so much for each byte, in 2^-32 ns.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Cost {
+    /// For itself.
+    pub request: u64,
+    /// For each byte.
+    pub byte: u64,
+}
+
+impl Cost {
+    /// What `bytes` cost, in 2^-16 ns, rounded up, and no more than 39 hours.
+    #[inline]
+    pub fn of(self, bytes: u64) -> u64 {
+        let price = u128::from(self.request) + u128::from(self.byte) * u128::from(bytes);
+        let shift = PRICE_FRACTION - FRACTION;
+        let cost = price.saturating_add((1 << shift) - 1) >> shift;
+        u64::try_from(cost).unwrap_or(u64::MAX).min(COST_MAX)
+    }
+
+    const fn per_request(ios: u64) -> Self {
+        Self { request: SECOND.div_ceil(ios as u128) as u64, byte: 0 }
+    }
+
+    const fn per_byte(bytes: u64) -> Self {
+        Self { request: 0, byte: SECOND.div_ceil(bytes as u128) as u64 }
+    }
+
+    /// Solves the two equations: SMALL bytes cost 1/ios, LARGE bytes LARGE/bytes.
+    fn combined(ios: u64, bytes: u64) -> Result<Self, LimitsError> {
+        let small = SECOND.div_ceil(ios.into());
+        let large = (SECOND * u128::from(LARGE)).div_ceil(bytes.into());
+        let byte = large
+            .checked_sub(small)
+            .ok_or(LimitsError::FewIos { ios, bytes })?
+            .div_ceil((LARGE - SMALL).into());
+        let request =
+            small.checked_sub(byte * u128::from(SMALL)).ok_or(LimitsError::FewBytes { ios, bytes })?;
+        Ok(Self { request: request as u64, byte: byte as u64 })
+    }
+}
+
+impl Limits {
+    /// Whether there are none.
+    pub fn is_unlimited(&self) -> bool {
+        [self.ios, self.read_ios, self.write_ios, self.bytes, self.read_bytes, self.write_bytes] == [0; 6]
+    }
+
+    /// The buckets that these limits are.
+    ///
+    /// # Errors
+    /// [`LimitsError`].
+    pub fn costs(&self) -> Result<Vec<(Kind, Cost)>, LimitsError> {
+        if self.burst > BURST_MAX {
+            return Err(LimitsError::Burst(self.burst));
+        }
+        let pairs = [
+            (Kind::All, self.ios, Kind::AllBytes, self.bytes),
+            (Kind::Reads, self.read_ios, Kind::ReadBytes, self.read_bytes),
+            (Kind::Writes, self.write_ios, Kind::WriteBytes, self.write_bytes),
+        ];
+        let mut costs = Vec::new();
+        for (kind, ios, bytes_kind, bytes) in pairs {
+            if ios > IOS_MAX {
+                return Err(LimitsError::Ios(ios));
+            }
+            if bytes > BYTES_MAX {
+                return Err(LimitsError::Bytes(bytes));
+            }
+            if self.combined && ios > 0 && bytes > 0 {
+                costs.push((kind, Cost::combined(ios, bytes)?));
+                continue;
+            }
+            if ios > 0 {
+                costs.push((kind, Cost::per_request(ios)));
+            }
+            if bytes > 0 {
+                costs.push((bytes_kind, Cost::per_byte(bytes)));
+            }
+        }
+        Ok(costs)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn seconds(cost: Cost, bytes: u64) -> f64 {
+        cost.of(bytes) as f64 / (1e9 * 65536.0)
+    }
+
+    #[test]
+    fn each_limit_has_its_price() {
+        let limits = Limits { ios: 1000, read_ios: 10, write_bytes: 1 << 20, ..Limits::default() };
+        let costs = limits.costs().unwrap();
+        let kinds: Vec<_> = costs.iter().map(|(kind, _)| *kind).collect();
+        assert_eq!(kinds, [Kind::All, Kind::Reads, Kind::WriteBytes]);
+        assert_eq!(costs[0].1.of(0), 1_000_000 << FRACTION);
+        assert_eq!(costs[1].1.of(1 << 30), 100_000_000 << FRACTION);
+        assert_eq!(costs[2].1.of(1 << 20), 1_000_000_000 << FRACTION);
+        assert!(Limits::default().is_unlimited() && Limits::default().costs().unwrap().is_empty());
+    }
+
+    #[test]
+    fn combined_limits_are_met_at_both_ends() {
+        for (ios, bytes) in [(3000, 125 << 20), (1000, 4 << 20), (100_000, 10 << 30), (1, 5000)] {
+            let limits = Limits { ios, bytes, combined: true, ..Limits::default() };
+            let [(Kind::All, cost)] = limits.costs().unwrap()[..] else { panic!("one bucket") };
+            for (size, wanted) in [(4096, 1.0 / ios as f64), (4 << 20, 4194304.0 / bytes as f64)] {
+                let is = seconds(cost, size);
+                assert!(is >= wanted * (1.0 - 1e-12) && is < wanted * (1.0 + 1e-6), "{is} {wanted}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let refused = |limits: Limits| limits.costs().unwrap_err();
+        let none = Limits::default();
+        assert_eq!(refused(Limits { ios: u64::MAX, ..none }), LimitsError::Ios(u64::MAX));
+        assert_eq!(refused(Limits { write_bytes: u64::MAX, ..none }), LimitsError::Bytes(u64::MAX));
+        let burst = Duration::MAX;
+        assert_eq!(refused(Limits { burst, ..none }), LimitsError::Burst(burst));
+        let both = |ios, bytes| refused(Limits { ios, bytes, combined: true, ..none });
+        assert_eq!(both(1000, 1 << 20), LimitsError::FewBytes { ios: 1000, bytes: 1 << 20 });
+        assert_eq!(both(10, 1 << 30), LimitsError::FewIos { ios: 10, bytes: 1 << 30 });
+    }
+
+    proptest! {
+        /// No price is lower than the limit's, and none is higher by more than its rounding.
+        #[test]
+        fn prices_are_never_too_low(ios in 1..=IOS_MAX, rate in 1..=BYTES_MAX, bytes in 0..1u64 << 33) {
+            let unit = 1u128 << FRACTION;
+            let of = |limits: Limits| u128::from(limits.costs().unwrap()[0].1.of(bytes));
+            let request = of(Limits { ios, ..Limits::default() });
+            prop_assert!(request * u128::from(ios) >= 1_000_000_000 * unit);
+            prop_assert!((request - 1) * u128::from(ios) < 1_000_000_000 * unit);
+            let moved = of(Limits { bytes: rate, ..Limits::default() });
+            let exact = u128::from(bytes) * 1_000_000_000 * unit;
+            let is_capped = moved == u128::from(COST_MAX);
+            prop_assert!(is_capped || moved * u128::from(rate) >= exact);
+            let slack = u128::from(rate) * (u128::from(bytes >> 16) + 2);
+            prop_assert!(is_capped || moved * u128::from(rate) <= exact + slack);
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! The atomics of a bucket under every order of execution that loom can tell apart.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test -p aryk-qos --release --test loom`
+#![cfg(loom)]
+#![expect(dead_code, reason = "the models need only some of what the files have")]
+
+mod sync {
+    pub use loom::sync::atomic::{AtomicU64, Ordering};
+}
+#[path = "../src/bucket.rs"]
+mod bucket;
+#[path = "../src/tariff.rs"]
+mod tariff;
+
+use bucket::{Bucket, LEASES, SLACK};
+use loom::thread;
+use std::sync::Arc;
+use std::time::Duration;
+use tariff::Cost;
+
+const NOW: u64 = 1_000_000_000;
+
+fn bucket() -> Arc<Bucket> {
+    Arc::new(Bucket::new(Cost { request: 1 << 32, byte: 0 }, Duration::ZERO, 0))
+}
+
+/// What two reactors take together is what there is: no more, and nothing is lost.
+#[test]
+fn nothing_is_sold_twice() {
+    loom::model(|| {
+        let bucket = bucket();
+        let take = |bucket: &Bucket| {
+            let mut taken = 0;
+            for _ in 0..2 {
+                taken += bucket.take(SLACK / 8, SLACK / 4, NOW).unwrap_or(0);
+            }
+            taken
+        };
+        let other = Arc::clone(&bucket);
+        let there = thread::spawn(move || take(&other));
+        let here = take(&bucket);
+        let sum = here + there.join().unwrap();
+        assert_eq!(bucket.free_from(NOW), NOW - SLACK + sum);
+    });
+}
+
+/// Giving back and taking meet: the sum stays.
+#[test]
+fn what_is_given_back_is_there_again() {
+    loom::model(|| {
+        let bucket = bucket();
+        assert_eq!(bucket.take(SLACK / 2, 0, NOW), Ok(SLACK / 2));
+        let other = Arc::clone(&bucket);
+        let there = thread::spawn(move || other.give_back(SLACK / 2));
+        assert_eq!(bucket.take(SLACK / 4, 0, NOW), Ok(SLACK / 4));
+        there.join().unwrap();
+        assert_eq!(bucket.free_from(NOW), NOW - SLACK + SLACK / 4);
+    });
+}
+
+/// Reactors never hold more than may be leased together, whatever they want.
+#[test]
+fn leases_stay_within_their_bound() {
+    loom::model(|| {
+        let bucket = bucket();
+        let other = Arc::clone(&bucket);
+        let want = |bucket: &Bucket| {
+            let first = bucket.lease(0, 0, LEASES * 3 / 4);
+            assert!(bucket.leased() <= LEASES);
+            bucket.lease(first, first / 2, LEASES) + first / 2
+        };
+        let there = thread::spawn(move || want(&other));
+        let here = want(&bucket);
+        let both = here + there.join().unwrap();
+        assert!(both <= LEASES);
+        assert_eq!(bucket.leased(), both);
+    });
+}
+
+/// A change of price while others take loses nothing of what they took.
+#[test]
+fn a_change_meets_a_taker() {
+    loom::model(|| {
+        let bucket = bucket();
+        let other = Arc::clone(&bucket);
+        let there = thread::spawn(move || other.take(4 * SLACK, 0, NOW).is_ok());
+        bucket.set(Cost { request: 2 << 32, byte: 0 }, Duration::ZERO, NOW);
+        assert!(there.join().unwrap());
+        // It has debts of 3 SLACK, or of twice as much if it took before the change.
+        let debt = bucket.free_from(NOW) - NOW;
+        assert!(debt == 3 * SLACK || debt == 6 * SLACK, "{debt}");
+    });
+}

@@ -1,0 +1,254 @@
+//! Accuracy and fairness in virtual time. Everything depends on seeds alone.
+
+mod sim;
+
+use aryk_qos::{Direction, LEASES, Limiter, Limits, SLACK};
+use sim::{Load, MILLI, Random, SECOND, Sim, excess, jain};
+use std::time::Duration;
+
+/// How late reactors are: as they are on a machine that has the cores, in nanoseconds.
+const LATE: u64 = 80_000;
+
+const LOAD: Load = Load { reactor: 0, depth: 32, bytes: 4096, latency: 80_000, direction: Direction::Read };
+
+fn limiter(limits: Limits) -> Limiter {
+    let mut limiter = Limiter::new();
+    limiter.set(limits, SECOND).expect("possible limits");
+    limiter
+}
+
+fn ios(ios: u64) -> Limiter {
+    limiter(Limits { ios, ..Limits::default() })
+}
+
+/// Checks the upper bound: no window has more than its length, the burst, a request of each lane, slack and leases.
+fn check_bound(sim: &Sim, lanes: usize, burst: Duration, cost: f64) {
+    let most = excess(sim.admitted.iter(), |_| cost);
+    let bound = burst.as_nanos() as f64 + lanes as f64 * cost + (SLACK + LEASES) as f64;
+    assert!(most <= bound + 1.0, "{most} > {bound}");
+}
+
+/// What saturating loads on so many reactors get of a limit, over windows of `window`; each must be at least `least`.
+fn saturate(rate: u64, reactors: usize, lanes: usize, window: u64, least: f64) {
+    let disk = ios(rate);
+    let mut sim = Sim::new(rate + lanes as u64, LATE);
+    for lane in 0..lanes {
+        sim.open(&[&disk], Load { reactor: lane % reactors, ..LOAD });
+    }
+    sim.run_for(10 * MILLI);
+    let start = sim.now;
+    let windows = (3 * SECOND / window).min(30);
+    sim.run_for(windows * window);
+    let expected = rate as f64 * window as f64 / SECOND as f64;
+    for i in 0..windows {
+        let count = sim.count(start + i * window, start + (i + 1) * window);
+        let floor = (expected * least).min(expected - 1.0);
+        assert!(count as f64 >= floor.floor(), "{rate}/s, {reactors} reactors, {lanes} lanes: {count}");
+    }
+    check_bound(&sim, lanes, Duration::ZERO, SECOND as f64 / rate as f64);
+}
+
+#[test]
+fn a_saturated_limit_is_met() {
+    for rate in [1000, 6000, 33_333, 100_000] {
+        for (reactors, lanes) in [(1, 1), (1, 3), (2, 2), (2, 5)] {
+            saturate(rate, reactors, lanes, SECOND, 0.99);
+            saturate(rate, reactors, lanes, 100 * MILLI, 0.95);
+        }
+        saturate(rate, 4, 8, SECOND, 0.97);
+        saturate(rate, 4, 8, 100 * MILLI, 0.85);
+    }
+    for rate in [1, 7, 10, 100, 999] {
+        for (reactors, lanes) in [(1, 1), (2, 2)] {
+            saturate(rate, reactors, lanes, SECOND, 0.99);
+        }
+    }
+}
+
+#[test]
+fn bytes_are_met_also_by_requests_larger_than_the_bucket() {
+    for (bytes, reactors) in [(4096, 1), (128 << 10, 2), (4 << 20, 1), (64 << 20, 2)] {
+        let disk = limiter(Limits { read_bytes: 100 << 20, ..Limits::default() });
+        let mut sim = Sim::new(bytes, LATE);
+        for reactor in 0..reactors {
+            sim.open(&[&disk], Load { reactor, bytes, ..LOAD });
+        }
+        sim.run_for(10 * SECOND);
+        let cost = bytes as f64 / (100 << 20) as f64 * SECOND as f64;
+        check_bound(&sim, reactors, Duration::ZERO, cost);
+        let moved = sim.admitted.len() as u64 * bytes;
+        assert!(moved as f64 >= 0.99 * (1000u64 << 20) as f64, "{moved} of {bytes}");
+    }
+}
+
+#[test]
+fn combined_limits_are_met_at_their_ends() {
+    for (bytes, rate) in [(4096, 3000.0), (4 << 20, 125.0 / 4.0)] {
+        let disk = limiter(Limits { ios: 3000, bytes: 125 << 20, combined: true, ..Limits::default() });
+        let mut sim = Sim::new(bytes, LATE);
+        sim.open(&[&disk], Load { bytes, ..LOAD });
+        sim.run_for(10 * SECOND);
+        let expected = 10.0 * rate;
+        let count = sim.admitted.len() as f64;
+        assert!(count >= 0.99 * expected && count <= 1.01 * expected + 2.0, "{bytes}: {count}");
+    }
+}
+
+#[test]
+fn a_burst_is_saved_up_and_no_more() {
+    let burst = Duration::from_secs(2);
+    let disk = limiter(Limits { ios: 1000, burst, ..Limits::default() });
+    let mut sim = Sim::new(1, LATE);
+    sim.run_for(60 * SECOND);
+    let start = sim.now;
+    sim.open(&[&disk], LOAD);
+    sim.run_for(SECOND);
+    let first = sim.count(start - 1, sim.now);
+    assert!((2990..=3010).contains(&first), "{first}");
+    sim.run_for(SECOND);
+    let second = sim.count(start + SECOND, sim.now);
+    assert!((990..=1005).contains(&second), "{second}");
+    check_bound(&sim, 1, burst, MILLI as f64);
+}
+
+#[test]
+fn equal_demanders_of_a_group_get_the_same() {
+    for (rate, per_reactor) in [
+        (6000, vec![4, 4]),
+        (6000, vec![7, 1]),
+        (6000, vec![60, 4]),
+        (50_000, vec![3, 1, 2, 10]),
+        (500, vec![5, 2]),
+    ] {
+        let group = ios(rate);
+        let disks: Vec<Limiter> = (0..per_reactor.iter().sum()).map(|_| ios(rate)).collect();
+        let mut sim = Sim::new(rate, LATE);
+        let reactors = per_reactor.iter().enumerate().flat_map(|(r, &n)| std::iter::repeat_n(r, n));
+        for (reactor, disk) in reactors.zip(&disks) {
+            sim.open(&[disk, &group], Load { reactor, ..LOAD });
+        }
+        sim.run_for(SECOND);
+        let start = sim.now;
+        sim.run_for(5 * SECOND);
+        let counts = sim.counts(start);
+        let total: u64 = counts.iter().sum();
+        assert!(jain(&counts) >= 0.98, "{per_reactor:?}: {} {counts:?}", jain(&counts));
+        assert!(total as f64 >= 0.97 * 5.0 * rate as f64, "{total}");
+        check_bound(&sim, disks.len(), Duration::ZERO, SECOND as f64 / rate as f64);
+    }
+}
+
+#[test]
+fn one_at_a_time_is_not_starved_by_many() {
+    for other in [0, 1] {
+        let group = ios(4000);
+        let mut sim = Sim::new(7, LATE);
+        sim.open(&[&group], Load { depth: 1, ..LOAD });
+        sim.open(&[&group], Load { reactor: other, depth: 128, ..LOAD });
+        sim.open(&[&group], Load { reactor: 1, depth: 128, ..LOAD });
+        sim.run_for(5 * SECOND);
+        let counts = sim.counts(SECOND);
+        assert!(counts[0] >= counts[1] / 2, "{counts:?}");
+        assert!(counts.iter().sum::<u64>() >= 19_800, "{counts:?}");
+    }
+}
+
+#[test]
+fn small_and_large_requests_share_bytes() {
+    let group = limiter(Limits { bytes: 200 << 20, ..Limits::default() });
+    let mut sim = Sim::new(3, LATE);
+    sim.open(&[&group], Load { bytes: 4096, depth: 64, ..LOAD });
+    sim.open(&[&group], Load { bytes: 1 << 20, ..LOAD });
+    sim.open(&[&group], Load { bytes: 64 << 10, reactor: 1, ..LOAD });
+    sim.run_for(5 * SECOND);
+    let counts = sim.counts(SECOND);
+    let moved = [counts[0] * 4096, counts[1] << 20, counts[2] * (64 << 10)];
+    assert!(jain(&moved) >= 0.98, "{moved:?}");
+}
+
+#[test]
+fn levels_hold_each_for_itself() {
+    let parent = ios(5000);
+    let groups = [ios(4000), ios(2000)];
+    let disks = [ios(300), ios(10_000), ios(10_000), ios(10_000)];
+    let mut sim = Sim::new(5, LATE);
+    for (i, disk) in disks.iter().enumerate() {
+        sim.open(&[disk, &groups[i / 2], &parent], Load { reactor: i % 2, ..LOAD });
+    }
+    sim.run_for(SECOND);
+    let start = sim.now;
+    sim.run_for(4 * SECOND);
+    let counts = sim.counts(start);
+    let total: u64 = counts.iter().sum();
+    assert!((19_700..=20_020).contains(&total), "{counts:?}");
+    assert!(counts[0] >= 1150 && counts[0] <= 1204, "{counts:?}");
+    assert!(counts[2] + counts[3] <= 8010, "{counts:?}");
+}
+
+#[test]
+fn readers_go_on_while_writers_wait() {
+    let disk = limiter(Limits { read_ios: 5000, write_ios: 100, ..Limits::default() });
+    let mut sim = Sim::new(5, LATE);
+    sim.open(&[&disk], LOAD);
+    sim.open(&[&disk], Load { direction: Direction::Write, ..LOAD });
+    sim.run_for(4 * SECOND);
+    let counts = sim.counts(SECOND);
+    assert!(counts[0] >= 19_800 && counts[1] >= 396 && counts[1] <= 402, "{counts:?}");
+}
+
+#[test]
+fn changes_take_effect_at_once() {
+    let mut disk = ios(10);
+    let mut sim = Sim::new(5, LATE);
+    sim.open(&[&disk], LOAD);
+    sim.open(&[&disk], Load { reactor: 1, ..LOAD });
+    sim.run_for(SECOND + 5 * MILLI);
+    let mut random = Random::new(11);
+    for rate in [100_000, 20, 5000, 1, 50_000] {
+        disk.set(Limits { ios: rate, ..Limits::default() }, sim.now).unwrap();
+        sim.poke();
+        let start = sim.now;
+        sim.run_for(SECOND + random.below(10 * MILLI));
+        let expected = rate as f64 * (sim.now - start) as f64 / SECOND as f64;
+        let count = sim.count(start, sim.now) as f64;
+        assert!(count >= (0.98 * expected - 2.0) && count <= 1.002 * expected + 3.0, "{rate}: {count}");
+    }
+}
+
+#[test]
+fn a_thousand_changes_let_nothing_slip() {
+    let mut disk = ios(1000);
+    let mut sim = Sim::new(6, LATE);
+    sim.open(&[&disk], LOAD);
+    let start = sim.now;
+    for i in 0..1000 {
+        disk.set(Limits { ios: 1000 + i % 2, ..Limits::default() }, sim.now).unwrap();
+        sim.poke();
+        sim.run_for(3 * MILLI + 1);
+    }
+    let count = sim.count(start, sim.now);
+    assert!((2970..=3010).contains(&count), "{count}");
+}
+
+#[test]
+fn who_leaves_holds_up_nobody() {
+    let (group, other) = (ios(1000), ios(1000));
+    let mut sim = Sim::new(9, LATE);
+    for i in 0..20 {
+        sim.open(&[&group], Load { reactor: i % 2, ..LOAD });
+    }
+    let mut random = Random::new(4);
+    for who in 0..19 {
+        sim.run_for(random.below(20 * MILLI));
+        if who % 2 == 0 { sim.stop(who) } else { sim.move_to(who, &[&other]) }
+    }
+    let start = sim.now;
+    sim.run_for(SECOND);
+    let counts = sim.counts(start);
+    assert!(counts[19] >= 990, "{counts:?}");
+    assert!(counts[..19].iter().sum::<u64>() >= 990, "{counts:?}");
+    let buckets = group.buckets();
+    assert_eq!(buckets[0].1.waiting(), 1);
+    sim.stop(19);
+    assert_eq!((buckets[0].1.waiting(), buckets[0].1.leased()), (0, 0));
+}

@@ -1,0 +1,263 @@
+//! Reactors and openers in virtual time: closed loops over a device of some latency, and reactors that look later than they should.
+
+use aryk_qos::{Bucket, Direction, Lane, Limiter, Path, Share, Wheel};
+use std::cell::RefCell;
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap, HashMap, VecDeque};
+use std::rc::Rc;
+use std::sync::Arc;
+
+pub const SECOND: u64 = 1_000_000_000;
+pub const MILLI: u64 = 1_000_000;
+
+/// Numbers that depend on the seed alone.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(2).wrapping_add(1))
+    }
+
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        if n == 0 { 0 } else { self.0 % n }
+    }
+}
+
+/// What a lane asks of its reactor.
+#[derive(Default)]
+struct Asked {
+    next: u64,
+    now: Vec<usize>,
+    later: Vec<(u64, usize, u64)>,
+    cancelled: BTreeSet<u64>,
+}
+
+#[derive(Clone, Default)]
+pub struct Clockwork(Rc<RefCell<Asked>>);
+
+impl Wheel for Clockwork {
+    type Who = usize;
+    type Timer = u64;
+
+    fn wake(&mut self, who: usize) {
+        self.0.borrow_mut().now.push(who);
+    }
+
+    fn wake_at(&mut self, who: usize, at: u64) -> u64 {
+        let mut asked = self.0.borrow_mut();
+        let timer = asked.next;
+        asked.next += 1;
+        asked.later.push((at, who, timer));
+        timer
+    }
+
+    fn cancel(&mut self, timer: u64) {
+        self.0.borrow_mut().cancelled.insert(timer);
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    Wake { who: usize, timer: Option<u64> },
+    Complete { who: usize },
+}
+
+/// What an opener does all the time.
+#[derive(Clone, Copy)]
+pub struct Load {
+    pub reactor: usize,
+    pub depth: u64,
+    pub bytes: u64,
+    /// Of the device.
+    pub latency: u64,
+    pub direction: Direction,
+}
+
+struct Opener {
+    load: Load,
+    lane: Lane<Clockwork>,
+    queue: VecDeque<u64>,
+    stopped: bool,
+}
+
+/// A request that was let through.
+#[derive(Clone, Copy)]
+pub struct Admitted {
+    pub at: u64,
+    pub who: usize,
+}
+
+pub struct Sim {
+    pub now: u64,
+    pub admitted: Vec<Admitted>,
+    events: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    sequence: u64,
+    wheel: Clockwork,
+    openers: Vec<Opener>,
+    shares: HashMap<(usize, *const Bucket), Rc<RefCell<Share<Clockwork>>>>,
+    random: Random,
+    /// How late a reactor looks at most.
+    lateness: u64,
+}
+
+impl Sim {
+    pub fn new(seed: u64, lateness: u64) -> Self {
+        Self {
+            now: SECOND,
+            admitted: Vec::new(),
+            events: BinaryHeap::new(),
+            sequence: 0,
+            wheel: Clockwork::default(),
+            openers: Vec::new(),
+            shares: HashMap::new(),
+            random: Random::new(seed),
+            lateness,
+        }
+    }
+
+    pub fn path(&mut self, levels: &[&Limiter], reactor: usize, direction: Direction) -> Path<Clockwork> {
+        let buckets = levels.iter().flat_map(|level| level.buckets());
+        let counts = buckets.filter(|(kind, _)| kind.counts(direction));
+        counts
+            .map(|(_, bucket)| {
+                let new = || Rc::new(RefCell::new(Share::new(Arc::clone(bucket))));
+                Rc::clone(self.shares.entry((reactor, Arc::as_ptr(bucket))).or_insert_with(new))
+            })
+            .collect()
+    }
+
+    /// Adds an opener that goes by these levels, and starts its load.
+    pub fn open(&mut self, levels: &[&Limiter], load: Load) -> usize {
+        let who = self.openers.len();
+        let path = self.path(levels, load.reactor, load.direction);
+        let lane = Lane::new(who, path);
+        self.openers.push(Opener { load, lane, queue: VecDeque::new(), stopped: false });
+        for _ in 0..load.depth {
+            self.push(self.now, Event::Complete { who });
+        }
+        who
+    }
+
+    /// Goes by other levels from now on.
+    pub fn move_to(&mut self, who: usize, levels: &[&Limiter]) {
+        let load = self.openers[who].load;
+        let path = self.path(levels, load.reactor, load.direction);
+        let opener = &mut self.openers[who];
+        opener.lane.leave(self.now, &mut self.wheel);
+        opener.lane = Lane::new(who, path);
+        self.serve(who);
+        self.collect();
+    }
+
+    /// Wants nothing any more.
+    pub fn stop(&mut self, who: usize) {
+        let opener = &mut self.openers[who];
+        opener.stopped = true;
+        opener.queue.clear();
+        opener.lane.settle(false, self.now, &mut self.wheel);
+        self.collect();
+    }
+
+    /// Limits have changed: all look anew, as channels do that are told.
+    pub fn poke(&mut self) {
+        for who in 0..self.openers.len() {
+            self.push(self.now, Event::Wake { who, timer: None });
+        }
+    }
+
+    fn push(&mut self, at: u64, event: Event) {
+        self.sequence += 1;
+        self.events.push(Reverse((at, self.sequence, event)));
+    }
+
+    fn collect(&mut self) {
+        let (now, later) = {
+            let mut asked = self.wheel.0.borrow_mut();
+            (std::mem::take(&mut asked.now), std::mem::take(&mut asked.later))
+        };
+        for who in now {
+            // Its reactor's next turn.
+            self.push(self.now + 200, Event::Wake { who, timer: None });
+        }
+        for (at, who, timer) in later {
+            let late = self.random.below(self.lateness + 1);
+            self.push(at.max(self.now) + late, Event::Wake { who, timer: Some(timer) });
+        }
+    }
+
+    /// Sends what may go, as a channel does when it is polled.
+    fn serve(&mut self, who: usize) {
+        let opener = &mut self.openers[who];
+        while let Some(&bytes) = opener.queue.front() {
+            if !opener.lane.ask(bytes, opener.queue.len() as u64 - 1, self.now, &mut self.wheel) {
+                break;
+            }
+            opener.queue.pop_front();
+            self.admitted.push(Admitted { at: self.now, who });
+            self.sequence += 1;
+            let done = self.now + opener.load.latency;
+            self.events.push(Reverse((done, self.sequence, Event::Complete { who })));
+        }
+        opener.lane.settle(!opener.queue.is_empty(), self.now, &mut self.wheel);
+    }
+
+    pub fn run_for(&mut self, span: u64) {
+        let end = self.now + span;
+        while let Some(&Reverse((at, _, event))) = self.events.peek() {
+            if at > end {
+                break;
+            }
+            self.events.pop();
+            self.now = at;
+            match event {
+                Event::Wake { timer: Some(timer), .. }
+                    if self.wheel.0.borrow_mut().cancelled.remove(&timer) => {}
+                Event::Wake { who, .. } => self.serve(who),
+                Event::Complete { who } if self.openers[who].stopped => {}
+                Event::Complete { who } => {
+                    let opener = &mut self.openers[who];
+                    opener.queue.push_back(opener.load.bytes);
+                    // A new request stands behind those that wait, and otherwise asks at once.
+                    if opener.queue.len() == 1 {
+                        self.serve(who);
+                    }
+                }
+            }
+            self.collect();
+        }
+        self.now = end;
+    }
+
+    /// How many requests of each opener were let through since `from`.
+    pub fn counts(&self, from: u64) -> Vec<u64> {
+        let mut counts = vec![0; self.openers.len()];
+        self.admitted.iter().filter(|a| a.at > from).for_each(|a| counts[a.who] += 1);
+        counts
+    }
+
+    pub fn count(&self, from: u64, to: u64) -> u64 {
+        self.admitted.iter().filter(|a| a.at > from && a.at <= to).count() as u64
+    }
+}
+
+/// The most, in nanoseconds of a bucket, that any window had beyond its length.
+pub fn excess<'a>(admitted: impl Iterator<Item = &'a Admitted>, cost: impl Fn(&Admitted) -> f64) -> f64 {
+    let (mut sum, mut lowest, mut most) = (0.0, f64::INFINITY, f64::NEG_INFINITY);
+    for a in admitted {
+        // The window begins at this request, which counts.
+        lowest = f64::min(lowest, sum - a.at as f64);
+        sum += cost(a);
+        most = f64::max(most, sum - a.at as f64 - lowest);
+    }
+    most
+}
+
+/// 1 if all are the same.
+pub fn jain(counts: &[u64]) -> f64 {
+    let (sum, squares) =
+        counts.iter().fold((0.0, 0.0), |(s, q), &c| (s + c as f64, q + (c as f64) * (c as f64)));
+    sum * sum / (counts.len() as f64 * squares)
+}
