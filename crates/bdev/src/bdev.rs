@@ -1,6 +1,7 @@
 //! A disk, and its being open. Control context, but for what channels ask of it.
 
 use crate::cell::{Cells, ChannelCell, Command};
+use crate::qos::DiskQos;
 use crate::ranges::Ranges;
 use crate::sampling::Sampling;
 use crate::{BdevChannel, Deadline, Device, Geometry, Histogram, OpenError, Recording, Stats};
@@ -84,6 +85,7 @@ pub struct Bdev {
     places: Arc<Mutex<Vec<Place>>>,
     ranges: Ranges,
     deadline: Mutex<Option<Deadline>>,
+    qos: Mutex<DiskQos>,
     sampling: Sampling,
     recording: Mutex<Option<(Recording, Histogram)>>,
 }
@@ -124,6 +126,7 @@ impl Bdev {
             places: Arc::default(),
             ranges: Ranges::default(),
             deadline: Mutex::default(),
+            qos: Mutex::default(),
             sampling: Sampling::default(),
             recording: Mutex::default(),
         }
@@ -152,6 +155,10 @@ impl Bdev {
     /// Where its channels are, and were.
     pub(crate) const fn places(&self) -> &Arc<Mutex<Vec<Place>>> {
         &self.places
+    }
+
+    pub(crate) const fn qos(&self) -> &Mutex<DiskQos> {
+        &self.qos
     }
 
     pub(crate) fn sampling(&self) -> &Sampling {
@@ -202,13 +209,14 @@ impl Bdev {
         self.doomed.store(doomed, Ordering::Relaxed);
     }
 
-    /// Fails new requests, tells the openers, and aborts what is still in flight after [`REMOVAL_GRACE`].
+    /// Fails new requests and those that limits hold up, tells the openers, and aborts what is still in flight after [`REMOVAL_GRACE`].
     pub(crate) async fn begin_removal(&self) {
         if self.removing.swap(true, Ordering::Relaxed) {
             return;
         }
         self.tell(Event::Removed);
         let abort_late = |cell: &Rc<ChannelCell>, cx: &mut Cx| {
+            cell.command(Command::FailLimited, cx);
             let (cell, at) = (Rc::downgrade(cell), cx.now().after(REMOVAL_GRACE));
             cx.call_at(at, move |cx| {
                 if let Some(cell) = cell.upgrade() {

@@ -10,6 +10,7 @@
 mod compound;
 mod deadline;
 mod fence;
+mod throttle;
 
 use crate::cell::{Cells, ChannelCell, Command};
 use crate::{Bdev, Channel, Completion, Descriptor, Io, Limits, Op, OpSet, OpenError, Status, Tag};
@@ -24,6 +25,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
+use throttle::Throttle;
 
 /// A request in flight. `lba`, `blocks` and `data` are what has not gone to the module yet.
 struct Pending {
@@ -39,6 +41,8 @@ struct Pending {
     bytes: u64,
     /// Whether a piece is still to go, be it an empty one, as of a flush.
     to_go: bool,
+    /// It waits for the disk's limits to let it go, and nothing of it has begun.
+    is_limited: bool,
     /// Pieces that the module has.
     pieces: u32,
     status: Status,
@@ -88,6 +92,10 @@ pub struct BdevChannel {
     fences: Fences,
     compounds: Compounds,
     watch: Watch,
+    /// Present while the disk is limited.
+    throttle: Option<Box<Throttle>>,
+    /// Requests that it holds.
+    limited: u32,
 }
 
 impl fmt::Debug for BdevChannel {
@@ -135,6 +143,8 @@ impl BdevChannel {
             fences: Fences::standing(bdev.ranges().fences()),
             compounds: Compounds::default(),
             watch: Watch::new(bdev.deadline()),
+            throttle: Throttle::new(&bdev, root, cx),
+            limited: 0,
             serial: bdev.serial() as u16,
             bdev,
             _descriptor: descriptor,
@@ -162,6 +172,7 @@ impl BdevChannel {
         let at_once = self.credits > 0
             && self.waiting.is_empty()
             && matches!(self.state, State::Running)
+            && self.throttle.is_none()
             && self.is_one_piece(&io)
             && (self.fences.is_empty() || !self.fences.hold_off(&io));
         let pending = Pending {
@@ -174,6 +185,7 @@ impl BdevChannel {
             data: io.data,
             bytes: io.blocks * u64::from(self.block_size),
             to_go: !at_once,
+            is_limited: false,
             pieces: at_once.into(),
             status: Status::Ok,
             started: cx.now(),
@@ -185,17 +197,27 @@ impl BdevChannel {
         if at_once {
             self.credits -= 1;
             self.inner.submit(Io { tag: Tag(key.raw()), ..io }, cx);
-        } else if io.op.is_compound() {
-            self.begin_compound(key, &io, cx);
-        } else if !self.fences.is_empty() && self.fences.hold_off(&io) {
-            self.fences.add_held(key);
+        } else if self.throttle.is_some() {
+            self.submit_limited(key, &io, cx);
         } else {
-            self.enqueue(key, cx);
+            self.start(key, &io, cx);
         }
         if self.watch.must_begin() {
             self.watch_oldest(cx);
         }
         self.publish_depths();
+    }
+
+    /// Starts a request that has its place, and that nothing limits.
+    #[inline]
+    fn start(&mut self, key: Key, io: &Io, cx: &mut Cx) {
+        if io.op.is_compound() {
+            self.begin_compound(key, io, cx);
+        } else if !self.fences.is_empty() && self.fences.hold_off(io) {
+            self.fences.add_held(key);
+        } else {
+            self.enqueue(key, cx);
+        }
     }
 
     /// Sends what it can of a request to the module, and puts it into the FIFO with what is left.
@@ -208,7 +230,8 @@ impl BdevChannel {
 
     #[inline]
     fn publish_depths(&self) {
-        self.cell.set_depths(self.pending.len(), self.waiting.len() as u32 + self.fences.held());
+        self.cell
+            .set_depths(self.pending.len(), self.waiting.len() as u32 + self.fences.held() + self.limited);
     }
 
     #[cold]
@@ -269,6 +292,9 @@ impl BdevChannel {
             }
         }
         out.truncate(end);
+        if self.throttle.is_some() {
+            self.advance_limited(cx);
+        }
         if !self.waiting.is_empty() {
             self.advance_waiting(cx);
         }
@@ -423,7 +449,9 @@ impl BdevChannel {
         p.status = p.status.or(status);
         if p.pieces == 0 {
             self.fences.forget(key);
-            let is_compound = p.asked.is_compound();
+            // One that the limits hold has not begun.
+            let is_compound = p.asked.is_compound() && !p.is_limited;
+            self.limited -= u32::from(p.is_limited);
             let completion = if is_compound { self.end_compound(key, cx) } else { self.complete(key, cx) };
             self.ready.push(completion);
             cx.wake(self.root);
@@ -433,7 +461,7 @@ impl BdevChannel {
     fn abort_one(&mut self, key: Key, cx: &mut Cx) {
         let Some(p) = self.pending.get(key) else { return };
         let (to_go, pieces) = (p.to_go, p.pieces);
-        if p.asked.is_compound() {
+        if p.asked.is_compound() && !p.is_limited {
             self.abort_compound(key);
         }
         // A compound request that waits for its blocks or a buffer has nothing to go and nothing at the module.
@@ -450,6 +478,9 @@ impl BdevChannel {
             match command {
                 Command::Freeze(done) => {
                     self.state = State::Freezing(done);
+                    if let Some(throttle) = &mut self.throttle {
+                        throttle.step_aside(cx);
+                    }
                     let at_module = self.pending.iter().filter(|(_, p)| p.pieces > 0);
                     let keys: Vec<_> = at_module.map(|(key, _)| key).collect();
                     keys.into_iter().for_each(|key| self.abort_one(key, cx));
@@ -461,6 +492,8 @@ impl BdevChannel {
                 Command::Granted { key, lock } => self.granted(key, lock, cx),
                 Command::SetDeadline(deadline) => self.set_deadline(deadline, cx),
                 Command::LookAtDeadlines => self.look_at_deadlines(cx),
+                Command::LookAtLimits => self.look_at_limits(cx),
+                Command::FailLimited => self.fail_limited(Status::Removed, cx),
             }
         }
     }
@@ -532,6 +565,7 @@ impl Drop for BdevChannel {
             return;
         }
         assert_eq!(self.in_flight(), 0, "{} is closed with requests in flight", self.bdev().name());
+        assert!(self.throttle.as_ref().is_none_or(|t| t.is_aside()), "others would wait for it");
         if let Some(zeroes) = &mut self.zeroes {
             zeroes.buffer.reclaim();
         }

@@ -31,6 +31,10 @@ pub(crate) enum Command {
     SetDeadline(Option<Deadline>),
     /// Some may be late now.
     LookAtDeadlines,
+    /// The disk's limits are others now.
+    LookAtLimits,
+    /// The disk is being removed: fail what its limits hold.
+    FailLimited,
 }
 
 #[derive(Debug)]

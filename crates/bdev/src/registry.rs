@@ -26,6 +26,34 @@ pub enum Error {
     /// The disk is being removed.
     #[error("`{0}` is being removed")]
     Busy(String),
+    /// A group has that name already.
+    #[error("a QoS group named `{0}` exists already")]
+    GroupExists(String),
+    /// No group has that name.
+    #[error("there is no QoS group named `{0}`")]
+    NoGroup(String),
+    /// The disk is in another group, or in none.
+    #[error("`{disk}` is not in the QoS group `{group}`")]
+    NotInGroup {
+        /// The disk.
+        disk: String,
+        /// The group.
+        group: String,
+    },
+    /// Something is in the group.
+    #[error("the QoS group `{group}` has {by} in it")]
+    GroupInUse {
+        /// The group.
+        group: String,
+        /// What.
+        by: String,
+    },
+    /// The group would be within too many others.
+    #[error("`{0}` would be within more than {max} QoS groups", max = crate::GROUP_DEPTH - 1)]
+    GroupDepth(String),
+    /// Limits cannot be so.
+    #[error(transparent)]
+    Limits(#[from] aryk_qos::LimitsError),
     /// A disk cannot have this shape.
     #[error("a block size of {0} is not a power of two from 512 on")]
     BlockSize(u32),

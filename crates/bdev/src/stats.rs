@@ -1,6 +1,7 @@
 //! What a channel counts. Written in reactor context by its owner; merged wherever it is read.
 
 use crate::{Histogram, Op, Status};
+use std::time::Duration;
 
 /// Counts of one kind of operation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -52,6 +53,10 @@ pub struct Stats {
     ops: [OpStats; Op::ALL.len()],
     /// Requests that were found to be over the disk's deadline, whatever became of them.
     pub overdue: u64,
+    /// Requests that the disk's limits, or its groups', have held up.
+    pub throttled_ios: u64,
+    /// For how long, in nanoseconds, all of them together.
+    pub throttled_ns: u64,
     /// Requests that have been submitted and not yet completed, at the time of reading.
     pub in_flight: u64,
     /// Those of them that wait in the block layer.
@@ -82,11 +87,18 @@ impl Stats {
         self.ops[op as usize].record(bytes, status, latency_ns);
     }
 
+    pub(crate) fn throttled(&mut self, time: Duration) {
+        self.throttled_ios += 1;
+        self.throttled_ns += time.as_nanos() as u64;
+    }
+
     pub(crate) fn merge(&mut self, other: &Self) {
         for (mine, theirs) in self.ops.iter_mut().zip(&other.ops) {
             mine.merge(theirs);
         }
         self.overdue += other.overdue;
+        self.throttled_ios += other.throttled_ios;
+        self.throttled_ns += other.throttled_ns;
         self.in_flight += other.in_flight;
         self.waiting += other.waiting;
     }

@@ -9,32 +9,32 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The buckets that a request goes by, from the disk's to the outermost group's.
-pub type Path<H> = Vec<Rc<RefCell<Share<H>>>>;
+pub type Path<W, T> = Vec<Rc<RefCell<Share<W, T>>>>;
 
 /// What the next lane is called in the rings.
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
 /// An opener's line. See the file's head.
-pub struct Lane<H: Wheel> {
+pub struct Lane<W, T> {
     id: u64,
-    who: H::Who,
-    path: Path<H>,
+    who: W,
+    path: Path<W, T>,
     /// Which bucket it waits for.
     waits_at: Option<usize>,
     /// What it owed which bucket when it ceased to wait.
     debt: (usize, i64),
 }
 
-impl<H: Wheel> fmt::Debug for Lane<H> {
+impl<W, T> fmt::Debug for Lane<W, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut s = f.debug_struct("Lane");
         s.field("id", &self.id).field("waits_at", &self.waits_at).finish_non_exhaustive()
     }
 }
 
-impl<H: Wheel> Lane<H> {
+impl<W: Copy, T> Lane<W, T> {
     /// A lane of `who` that goes by these buckets.
-    pub fn new(who: H::Who, path: Path<H>) -> Self {
+    pub fn new(who: W, path: Path<W, T>) -> Self {
         Self { id: NEXT.fetch_add(1, Ordering::Relaxed), who, path, waits_at: None, debt: (0, 0) }
     }
 
@@ -45,7 +45,13 @@ impl<H: Wheel> Lane<H> {
 
     /// Asks for the first request, of so many bytes; `behind` more wait in the line. [`Lane::settle`] must follow the last of several of these.
     #[inline]
-    pub fn ask(&mut self, bytes: u64, behind: u64, now: u64, wheel: &mut H) -> bool {
+    pub fn ask(
+        &mut self,
+        bytes: u64,
+        behind: u64,
+        now: u64,
+        wheel: &mut impl Wheel<Who = W, Timer = T>,
+    ) -> bool {
         for at in 0..self.path.len() {
             let mut share = self.path[at].borrow_mut();
             let cost = share.cost(bytes);
@@ -78,7 +84,7 @@ impl<H: Wheel> Lane<H> {
     }
 
     /// Waits for that bucket, and for no other.
-    fn wait_at(&mut self, at: usize, now: u64, wheel: &mut H) {
+    fn wait_at(&mut self, at: usize, now: u64, wheel: &mut impl Wheel<Who = W, Timer = T>) {
         if self.waits_at == Some(at) {
             return;
         }
@@ -89,7 +95,7 @@ impl<H: Wheel> Lane<H> {
     }
 
     /// Has asked for all that it wants to for now; `has_more`: requests wait in the line.
-    pub fn settle(&mut self, has_more: bool, now: u64, wheel: &mut H) {
+    pub fn settle(&mut self, has_more: bool, now: u64, wheel: &mut impl Wheel<Who = W, Timer = T>) {
         if !has_more {
             self.leave(now, wheel);
         } else if let Some(at) = self.waits_at {
@@ -98,7 +104,7 @@ impl<H: Wheel> Lane<H> {
     }
 
     /// Waits no more: its requests are gone, or cannot go now for another reason.
-    pub fn leave(&mut self, now: u64, wheel: &mut H) {
+    pub fn leave(&mut self, now: u64, wheel: &mut impl Wheel<Who = W, Timer = T>) {
         if let Some(at) = self.waits_at.take() {
             let mut share = self.path[at].borrow_mut();
             self.debt = (at, share.leave(self.id));

@@ -28,7 +28,7 @@ const QUANTUM: u64 = 4 << 10;
 /// How lanes are woken.
 pub trait Wheel {
     /// Names whoever a lane is of.
-    type Who: Copy;
+    type Who;
     /// Names a wake-up that is to come.
     type Timer;
 
@@ -56,7 +56,7 @@ struct Alarm<T> {
 }
 
 /// A reactor's part of a bucket. See the file's head.
-pub struct Share<H: Wheel> {
+pub struct Share<W, T> {
     bucket: Arc<Bucket>,
     version: u64,
     /// What it may spend without asking, in 2^-16 ns.
@@ -67,18 +67,18 @@ pub struct Share<H: Wheel> {
     pace: u64,
     /// There is nothing before this time.
     not_before: u64,
-    ring: VecDeque<Standing<H::Who>>,
-    alarm: Option<Alarm<H::Timer>>,
+    ring: VecDeque<Standing<W>>,
+    alarm: Option<Alarm<T>>,
 }
 
-impl<H: Wheel> fmt::Debug for Share<H> {
+impl<W, T> fmt::Debug for Share<W, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut s = f.debug_struct("Share");
         s.field("bucket", &self.bucket).field("waiting", &self.ring.len()).finish_non_exhaustive()
     }
 }
 
-impl<H: Wheel> Share<H> {
+impl<W: Copy, T> Share<W, T> {
     /// A part of `bucket`, without anything yet.
     pub fn new(bucket: Arc<Bucket>) -> Self {
         Self {
@@ -180,20 +180,8 @@ impl<H: Wheel> Share<H> {
         self.return_lease();
     }
 
-    fn return_lease(&mut self) {
-        let whole = self.lease >> FRACTION;
-        if whole > 0 {
-            self.lease -= whole << FRACTION;
-            self.bucket.give_back(whole);
-        }
-        if self.reserved > 0 {
-            self.bucket.lease(self.reserved, 0, 0);
-            self.reserved = 0;
-        }
-    }
-
     /// A lane waits from now on; it may owe something from before.
-    pub(crate) fn join(&mut self, lane: u64, who: H::Who, debt: i64) {
+    pub(crate) fn join(&mut self, lane: u64, who: W, debt: i64) {
         self.bucket.begin_waiting();
         self.ring.push_back(Standing { lane, who, deficit: debt.min(0) });
         self.next_turn();
@@ -242,7 +230,7 @@ impl<H: Wheel> Share<H> {
     }
 
     /// Sees to it that the first lane is woken when there is something, and that nothing is kept that nobody waits for.
-    pub(crate) fn settle(&mut self, now: u64, wheel: &mut H) {
+    pub(crate) fn settle(&mut self, now: u64, wheel: &mut impl Wheel<Who = W, Timer = T>) {
         let Some(first) = self.ring.front() else {
             self.return_lease();
             if let Some(alarm) = self.alarm.take() {
@@ -270,7 +258,21 @@ impl<H: Wheel> Share<H> {
     }
 }
 
-impl<H: Wheel> Drop for Share<H> {
+impl<W, T> Share<W, T> {
+    fn return_lease(&mut self) {
+        let whole = self.lease >> FRACTION;
+        if whole > 0 {
+            self.lease -= whole << FRACTION;
+            self.bucket.give_back(whole);
+        }
+        if self.reserved > 0 {
+            self.bucket.lease(self.reserved, 0, 0);
+            self.reserved = 0;
+        }
+    }
+}
+
+impl<W, T> Drop for Share<W, T> {
     fn drop(&mut self) {
         self.return_lease();
         self.bucket.end_waiting(self.ring.len() as u64);

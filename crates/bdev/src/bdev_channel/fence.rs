@@ -79,6 +79,7 @@ impl BdevChannel {
         let block_size = self.block_size;
         let is_before = |(key, p): &(Key, &Pending)| {
             p.asked.is_change()
+                && !p.is_limited
                 && !p.asked.is_compound()
                 && extent.touches(&p.range(block_size))
                 && !self.fences.held.contains(key)

@@ -78,7 +78,7 @@ pub struct Load {
 
 struct Opener {
     load: Load,
-    lane: Lane<Clockwork>,
+    lane: Lane<usize, u64>,
     queue: VecDeque<u64>,
     stopped: bool,
 }
@@ -90,6 +90,9 @@ pub struct Admitted {
     pub who: usize,
 }
 
+/// What a reactor has of a bucket.
+type Part = Rc<RefCell<Share<usize, u64>>>;
+
 pub struct Sim {
     pub now: u64,
     pub admitted: Vec<Admitted>,
@@ -97,7 +100,7 @@ pub struct Sim {
     sequence: u64,
     wheel: Clockwork,
     openers: Vec<Opener>,
-    shares: HashMap<(usize, *const Bucket), Rc<RefCell<Share<Clockwork>>>>,
+    shares: HashMap<(usize, *const Bucket), Part>,
     random: Random,
     /// How late a reactor looks at most.
     lateness: u64,
@@ -118,7 +121,7 @@ impl Sim {
         }
     }
 
-    pub fn path(&mut self, levels: &[&Limiter], reactor: usize, direction: Direction) -> Path<Clockwork> {
+    pub fn path(&mut self, levels: &[&Limiter], reactor: usize, direction: Direction) -> Path<usize, u64> {
         let buckets = levels.iter().flat_map(|level| level.buckets());
         let counts = buckets.filter(|(kind, _)| kind.counts(direction));
         counts

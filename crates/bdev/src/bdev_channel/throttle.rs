@@ -1,0 +1,235 @@
+//! Where the requests of a limited disk wait for their turn, before anything else becomes of them. Reactor context.
+//!
+//! What is counted: each request is one, whatever it does. Reads and compares are reads; all else is a write. Bytes are those that it moves: none for flushes, for
+//! unmaps, and for write-zeroes where the module has them; both ways for what is made of reads and writes and writes in the end.
+//!
+//! A channel has one line, or one for each direction where some bucket counts only one: then reads do not wait behind writes that are out of their limit.
+
+use super::{BdevChannel, Pending, State};
+use crate::{Bdev, Io, Op, Status};
+use aryk_qos::{Bucket, Direction, Lane, Path, Share, Wheel};
+use aryk_reactor::{Cx, Nanos, RootId, TimerId};
+use aryk_slots::Key;
+use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+
+/// A reactor, as who wakes lanes.
+struct Waker<'a>(&'a mut Cx);
+
+impl Wheel for Waker<'_> {
+    type Who = RootId;
+    type Timer = TimerId;
+
+    fn wake(&mut self, who: RootId) {
+        self.0.wake(who);
+    }
+
+    fn wake_at(&mut self, who: RootId, at: u64) -> TimerId {
+        self.0.wake_at(who, Nanos(at))
+    }
+
+    fn cancel(&mut self, timer: TimerId) {
+        self.0.cancel_timer(timer);
+    }
+}
+
+/// A request that waits. The source, of a copy, is not in its [`Pending`].
+#[derive(Clone, Copy)]
+struct Waiting {
+    key: Key,
+    source: u64,
+}
+
+struct Line {
+    lane: Lane<RootId, TimerId>,
+    waiting: VecDeque<Waiting>,
+}
+
+/// The lines of a channel whose disk is limited.
+pub(super) struct Throttle {
+    /// One, or one for reads and one for writes.
+    lines: Vec<Line>,
+}
+
+type Parts = HashMap<*const Bucket, Weak<RefCell<Share<RootId, TimerId>>>>;
+
+/// A reactor's parts of all buckets.
+#[derive(Default)]
+struct Shares(RefCell<Parts>);
+
+impl Shares {
+    fn of(&self, bucket: &Arc<Bucket>) -> Rc<RefCell<Share<RootId, TimerId>>> {
+        let mut all = self.0.borrow_mut();
+        if let Some(share) = all.get(&Arc::as_ptr(bucket)).and_then(Weak::upgrade) {
+            return share;
+        }
+        if all.len() == all.capacity() {
+            all.retain(|_, share| share.strong_count() > 0);
+        }
+        let share = Rc::new(RefCell::new(Share::new(Arc::clone(bucket))));
+        all.insert(Arc::as_ptr(bucket), Rc::downgrade(&share));
+        share
+    }
+}
+
+impl Throttle {
+    /// The lines of a channel of `bdev`; `None` if nothing limits it.
+    pub fn new(bdev: &Bdev, root: RootId, cx: &mut Cx) -> Option<Box<Self>> {
+        let buckets = bdev.buckets();
+        if buckets.is_empty() {
+            return None;
+        }
+        let shares = cx.local_state::<Shares>();
+        let line = |direction| {
+            let counts = buckets.iter().filter(|(kind, _)| kind.counts(direction));
+            let path: Path<RootId, TimerId> = counts.map(|(_, bucket)| shares.of(bucket)).collect();
+            Line { lane: Lane::new(root, path), waiting: VecDeque::new() }
+        };
+        let counts_all = |d| buckets.iter().all(|(kind, _)| kind.counts(d));
+        let is_one = counts_all(Direction::Read) && counts_all(Direction::Write);
+        let mut lines = vec![line(Direction::Read)];
+        if !is_one {
+            lines.push(line(Direction::Write));
+        }
+        Some(Box::new(Self { lines }))
+    }
+
+    fn line(&mut self, direction: Direction) -> &mut Line {
+        let at = if direction == Direction::Write { self.lines.len() - 1 } else { 0 };
+        &mut self.lines[at]
+    }
+
+    /// Whether a new request may go at once. If not, it waits; so it does without asking while the channel is frozen.
+    fn may_go(&mut self, io: &Io, bytes: u64, key: Key, is_frozen: bool, cx: &mut Cx) -> bool {
+        let line = self.line(direction(io.op));
+        let now = cx.now().0;
+        if line.waiting.is_empty() && !is_frozen {
+            let waker = &mut Waker(cx);
+            if line.lane.ask(bytes, 0, now, waker) {
+                return true;
+            }
+            line.lane.settle(true, now, waker);
+        }
+        line.waiting.push_back(Waiting { key, source: io.source });
+        false
+    }
+
+    /// Asks for nothing for now: others are not to wait for it.
+    pub fn step_aside(&mut self, cx: &mut Cx) {
+        let now = cx.now().0;
+        self.lines.iter_mut().for_each(|line| line.lane.leave(now, &mut Waker(cx)));
+    }
+
+    /// Whether nothing of it stands in a ring that others wait in.
+    pub fn is_aside(&self) -> bool {
+        self.lines.iter().all(|line| !line.lane.is_waiting())
+    }
+
+    /// Those that wait, in each line's order.
+    fn into_waiting(self) -> Vec<Waiting> {
+        self.lines.into_iter().flat_map(|line| line.waiting).collect()
+    }
+}
+
+const fn direction(op: Op) -> Direction {
+    match op {
+        Op::Read | Op::Compare => Direction::Read,
+        Op::Write | Op::Flush | Op::Unmap | Op::WriteZeroes | Op::CompareAndWrite | Op::Copy => {
+            Direction::Write
+        }
+    }
+}
+
+impl BdevChannel {
+    /// The bytes that a request is counted with.
+    #[inline]
+    fn counted_bytes(&self, op: Op, bytes: u64) -> u64 {
+        match op {
+            Op::Read | Op::Write | Op::Compare => bytes,
+            Op::CompareAndWrite | Op::Copy => bytes.saturating_mul(2),
+            Op::WriteZeroes if !self.ops.contains(Op::WriteZeroes) => bytes,
+            Op::WriteZeroes | Op::Flush | Op::Unmap => 0,
+        }
+    }
+
+    /// Starts a request of a limited disk, or has it wait.
+    pub(super) fn submit_limited(&mut self, key: Key, io: &Io, cx: &mut Cx) {
+        let p = self.pending.get_mut(key).expect("just inserted");
+        let (op, bytes) = (p.op, p.bytes);
+        let bytes = self.counted_bytes(op, bytes);
+        let is_frozen = !matches!(self.state, State::Running);
+        let throttle = self.throttle.as_mut().expect("the caller looked");
+        if throttle.may_go(io, bytes, key, is_frozen, cx) {
+            self.start(key, io, cx);
+        } else {
+            self.pending.get_mut(key).expect("just inserted").is_limited = true;
+            self.limited += 1;
+        }
+    }
+
+    /// Starts what may go by now.
+    pub(super) fn advance_limited(&mut self, cx: &mut Cx) {
+        if !matches!(self.state, State::Running) {
+            return;
+        }
+        let Some(mut throttle) = self.throttle.take() else { return };
+        let now = cx.now().0;
+        for line in &mut throttle.lines {
+            while let Some(&waiting) = line.waiting.front() {
+                // One that has failed is gone.
+                if let Some(p) = self.pending.get(waiting.key) {
+                    let bytes = self.counted_bytes(p.op, p.bytes);
+                    if !line.lane.ask(bytes, line.waiting.len() as u64 - 1, now, &mut Waker(cx)) {
+                        break;
+                    }
+                    self.start_limited(waiting, cx);
+                }
+                line.waiting.pop_front();
+            }
+            line.lane.settle(!line.waiting.is_empty(), now, &mut Waker(cx));
+        }
+        self.throttle = Some(throttle);
+    }
+
+    /// Starts a request that has waited.
+    fn start_limited(&mut self, waiting: Waiting, cx: &mut Cx) {
+        let p = self.pending.get_mut(waiting.key).expect("the caller looked");
+        p.is_limited = false;
+        self.limited -= 1;
+        self.cell.stats.borrow_mut().throttled(cx.now().since(p.started));
+        let &mut Pending { tag, asked: op, fua, lba, blocks, data, .. } = p;
+        let io = Io { tag, op, fua, lba, blocks, source: waiting.source, data };
+        self.start(waiting.key, &io, cx);
+    }
+
+    /// Goes by the limits that there are now.
+    pub(super) fn look_at_limits(&mut self, cx: &mut Cx) {
+        let mut waiting = Vec::new();
+        if let Some(mut before) = self.throttle.take() {
+            before.step_aside(cx);
+            waiting = before.into_waiting();
+            waiting.retain(|w| self.pending.get(w.key).is_some());
+            // Two lines may become one.
+            waiting.sort_by_key(|w| self.pending.get(w.key).map(|p| p.started));
+        }
+        self.throttle = Throttle::new(&self.bdev, self.root, cx);
+        for w in waiting {
+            match &mut self.throttle {
+                Some(throttle) => {
+                    let op = self.pending.get(w.key).expect("the others are gone").op;
+                    throttle.line(direction(op)).waiting.push_back(w);
+                }
+                None => self.start_limited(w, cx),
+            }
+        }
+    }
+
+    /// Fails what waits for its turn.
+    pub(super) fn fail_limited(&mut self, status: Status, cx: &mut Cx) {
+        let limited = self.pending.iter().filter(|(_, p)| p.is_limited);
+        let keys: Vec<Key> = limited.map(|(key, _)| key).collect();
+        keys.into_iter().for_each(|key| self.fail(key, status, cx));
+    }
+}

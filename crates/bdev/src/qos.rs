@@ -1,0 +1,219 @@
+//! Limits of disks and of groups of disks. Control context, but for what channels ask of it.
+//!
+//! A disk's limits and its group are changed under a short lock, and then its channels are told to look; each takes what it finds then, so that the
+//! last change counts, in whichever order the channels come to know.
+
+use crate::bdev::lock;
+use crate::cell::Command;
+use crate::{Bdev, Error, Registry};
+use aryk_qos::{Bucket, Kind, Limiter, Limits};
+use aryk_reactor::Nanos;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+/// The buckets that a disk's requests go by, from its own to its outermost group's, each with what it counts.
+pub(crate) type Buckets = Vec<(Kind, Arc<Bucket>)>;
+
+/// How many groups may be within each other.
+pub const GROUP_DEPTH: usize = 4;
+
+/// A disk's limits and its place.
+#[derive(Debug, Default)]
+pub(crate) struct DiskQos {
+    limiter: Limiter,
+    group: Option<Arc<QosGroup>>,
+}
+
+/// Disks, and groups of disks, that are limited together.
+pub struct QosGroup {
+    name: String,
+    parent: Option<Arc<Self>>,
+    limiter: Mutex<Limiter>,
+}
+
+impl fmt::Debug for QosGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QosGroup").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl QosGroup {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The group that it is in.
+    pub const fn parent(&self) -> Option<&Arc<Self>> {
+        self.parent.as_ref()
+    }
+
+    /// Its limits.
+    pub fn limits(&self) -> Limits {
+        *lock(&self.limiter).limits()
+    }
+
+    /// It, its parent, and so on.
+    fn outwards(self: &Arc<Self>) -> impl Iterator<Item = &Arc<Self>> {
+        std::iter::successors(Some(self), |group| group.parent.as_ref())
+    }
+}
+
+impl Bdev {
+    /// Its own limits.
+    pub fn qos_limits(&self) -> Limits {
+        *lock(self.qos()).limiter.limits()
+    }
+
+    /// The group that it is limited with.
+    pub fn qos_group(&self) -> Option<Arc<QosGroup>> {
+        lock(self.qos()).group.clone()
+    }
+
+    /// Has other limits from `now` on, requests that wait included.
+    ///
+    /// # Errors
+    /// [`Error::Limits`]; then nothing has changed.
+    pub async fn set_qos_limits(&self, limits: Limits, now: Nanos) -> Result<(), Error> {
+        lock(self.qos()).limiter.set(limits, now.0)?;
+        self.look_at_limits().await;
+        Ok(())
+    }
+
+    pub(crate) fn buckets(&self) -> Buckets {
+        let qos = lock(self.qos());
+        let mut buckets = qos.limiter.buckets().to_vec();
+        for group in qos.group.iter().flat_map(|group| group.outwards()) {
+            buckets.extend(lock(&group.limiter).buckets().iter().cloned());
+        }
+        buckets
+    }
+
+    /// Has its channels look at what limits there are.
+    async fn look_at_limits(&self) {
+        self.for_each_channel(|cell, cx| cell.command(Command::LookAtLimits, cx)).await;
+    }
+}
+
+/// All groups of the process.
+#[derive(Debug, Default)]
+pub struct QosGroups(Mutex<Vec<Arc<QosGroup>>>);
+
+impl QosGroups {
+    /// None yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// All, in the order of their making: each after its parent.
+    pub fn list(&self) -> Vec<Arc<QosGroup>> {
+        lock(&self.0).clone()
+    }
+
+    /// The one of that name.
+    ///
+    /// # Errors
+    /// [`Error::NoGroup`].
+    pub fn find(&self, name: &str) -> Result<Arc<QosGroup>, Error> {
+        find(&lock(&self.0), name)
+    }
+
+    /// Makes a group without limits, within another or by itself.
+    ///
+    /// # Errors
+    /// [`Error::GroupExists`], [`Error::NoGroup`], [`Error::GroupDepth`].
+    pub fn create(&self, name: &str, parent: Option<&str>) -> Result<Arc<QosGroup>, Error> {
+        let mut groups = lock(&self.0);
+        if groups.iter().any(|g| g.name == name) {
+            return Err(Error::GroupExists(name.to_owned()));
+        }
+        let parent = parent.map(|parent| find(&groups, parent)).transpose()?;
+        if parent.as_ref().is_some_and(|parent| parent.outwards().count() >= GROUP_DEPTH) {
+            return Err(Error::GroupDepth(name.to_owned()));
+        }
+        let group = Arc::new(QosGroup { name: name.to_owned(), parent, limiter: Mutex::default() });
+        groups.push(Arc::clone(&group));
+        Ok(group)
+    }
+
+    /// Has a group limited otherwise from `now` on.
+    ///
+    /// # Errors
+    /// [`Error::NoGroup`], [`Error::Limits`].
+    pub async fn set_limits(
+        &self,
+        registry: &Registry,
+        name: &str,
+        limits: Limits,
+        now: Nanos,
+    ) -> Result<(), Error> {
+        let group = self.find(name)?;
+        lock(&group.limiter).set(limits, now.0)?;
+        for bdev in registry.list() {
+            let its = bdev.qos_group();
+            if its.is_some_and(|its| its.outwards().any(|g| Arc::ptr_eq(g, &group))) {
+                bdev.look_at_limits().await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts a disk into a group, from whichever it is in now.
+    ///
+    /// # Errors
+    /// [`Error::NoGroup`], [`Error::NotFound`].
+    pub async fn add(&self, registry: &Registry, name: &str, disk: &str) -> Result<Arc<Bdev>, Error> {
+        let bdev = registry.find(disk)?;
+        {
+            // Under the lock, so that nobody deletes the group meanwhile.
+            let groups = lock(&self.0);
+            let group = find(&groups, name)?;
+            lock(bdev.qos()).group = Some(group);
+        }
+        bdev.look_at_limits().await;
+        Ok(bdev)
+    }
+
+    /// Takes a disk out of a group.
+    ///
+    /// # Errors
+    /// [`Error::NoGroup`], [`Error::NotFound`], [`Error::NotInGroup`].
+    pub async fn remove(&self, registry: &Registry, name: &str, disk: &str) -> Result<Arc<Bdev>, Error> {
+        let group = self.find(name)?;
+        let bdev = registry.find(disk)?;
+        {
+            let mut qos = lock(bdev.qos());
+            if qos.group.as_ref().is_none_or(|g| !Arc::ptr_eq(g, &group)) {
+                let (disk, group) = (bdev.name().to_owned(), name.to_owned());
+                return Err(Error::NotInGroup { disk, group });
+            }
+            qos.group = None;
+        }
+        bdev.look_at_limits().await;
+        Ok(bdev)
+    }
+
+    /// Deletes a group in which nothing is.
+    ///
+    /// # Errors
+    /// [`Error::NoGroup`], [`Error::GroupInUse`].
+    pub fn delete(&self, registry: &Registry, name: &str) -> Result<(), Error> {
+        let mut groups = lock(&self.0);
+        let group = find(&groups, name)?;
+        let in_use = |by: String| Error::GroupInUse { group: name.to_owned(), by };
+        let is_in = |its: Option<&Arc<QosGroup>>| its.is_some_and(|its| Arc::ptr_eq(its, &group));
+        if let Some(child) = groups.iter().find(|g| is_in(g.parent.as_ref())) {
+            return Err(in_use(format!("group '{}'", child.name)));
+        }
+        if let Some(bdev) = registry.list().iter().find(|b| is_in(b.qos_group().as_ref())) {
+            return Err(in_use(format!("disk '{}'", bdev.name())));
+        }
+        groups.retain(|g| !Arc::ptr_eq(g, &group));
+        Ok(())
+    }
+}
+
+fn find(groups: &[Arc<QosGroup>], name: &str) -> Result<Arc<QosGroup>, Error> {
+    let found = groups.iter().find(|g| g.name == name);
+    found.cloned().ok_or_else(|| Error::NoGroup(name.to_owned()))
+}
