@@ -385,6 +385,94 @@ func (c *Client) BdevPassthruDelete(ctx context.Context, params BdevPassthruDele
 	return call[bool](ctx, c, "bdev_passthru_delete", params)
 }
 
+// BdevQosGroupAddBdevParams are the parameters of bdev_qos_group_add_bdev.
+type BdevQosGroupAddBdevParams struct {
+	// The group.
+	Name string `json:"name"`
+	// The disk: its name, alias or uuid.
+	BdevName string `json:"bdev_name"`
+}
+
+// BdevQosGroupAddBdev calls bdev_qos_group_add_bdev. Puts a disk into a group, from whichever it is in.
+func (c *Client) BdevQosGroupAddBdev(ctx context.Context, params BdevQosGroupAddBdevParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_qos_group_add_bdev", params)
+}
+
+// BdevQosGroupCreateParams are the parameters of bdev_qos_group_create.
+type BdevQosGroupCreateParams struct {
+	// Its name.
+	Name string `json:"name"`
+	// The group that it is in; by default none.
+	Parent string `json:"parent,omitempty"`
+}
+
+// BdevQosGroupCreate calls bdev_qos_group_create. Makes a group of disks, which are to be limited together.
+func (c *Client) BdevQosGroupCreate(ctx context.Context, params BdevQosGroupCreateParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_qos_group_create", params)
+}
+
+// BdevQosGroupDeleteParams are the parameters of bdev_qos_group_delete.
+type BdevQosGroupDeleteParams struct {
+	// The group.
+	Name string `json:"name"`
+}
+
+// BdevQosGroupDelete calls bdev_qos_group_delete. Deletes a group in which there is nothing.
+func (c *Client) BdevQosGroupDelete(ctx context.Context, params BdevQosGroupDeleteParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_qos_group_delete", params)
+}
+
+// BdevQosGroupRemoveBdevParams are the parameters of bdev_qos_group_remove_bdev.
+type BdevQosGroupRemoveBdevParams struct {
+	// The group.
+	Name string `json:"name"`
+	// The disk: its name, alias or uuid.
+	BdevName string `json:"bdev_name"`
+}
+
+// BdevQosGroupRemoveBdev calls bdev_qos_group_remove_bdev. Takes a disk out of a group.
+func (c *Client) BdevQosGroupRemoveBdev(ctx context.Context, params BdevQosGroupRemoveBdevParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_qos_group_remove_bdev", params)
+}
+
+// BdevQosGroupSetLimitParams are the parameters of bdev_qos_group_set_limit.
+type BdevQosGroupSetLimitParams struct {
+	// The disk: its name, alias or uuid. Or the group.
+	Name string `json:"name"`
+	// Ours: how many seconds' worth can be saved up while less is done.
+	BurstSeconds *uint64 `json:"burst_seconds,omitempty"`
+	// Ours: a limit of requests and one of mebibytes are one, which requests of 4 KiB and of 4 MiB meet exactly, and others between.
+	Combined *bool `json:"combined,omitempty"`
+	// Ours: reads a second.
+	RIosPerSec *uint64 `json:"r_ios_per_sec,omitempty"`
+	// Mebibytes read a second.
+	RMbytesPerSec *uint64 `json:"r_mbytes_per_sec,omitempty"`
+	// Requests a second.
+	RwIosPerSec *uint64 `json:"rw_ios_per_sec,omitempty"`
+	// Mebibytes a second.
+	RwMbytesPerSec *uint64 `json:"rw_mbytes_per_sec,omitempty"`
+	// Ours: writes, and all else that is no read, a second.
+	WIosPerSec *uint64 `json:"w_ios_per_sec,omitempty"`
+	// Mebibytes written a second.
+	WMbytesPerSec *uint64 `json:"w_mbytes_per_sec,omitempty"`
+}
+
+// BdevQosGroupSetLimit calls bdev_qos_group_set_limit. Limits what all disks of a group, and of the groups in it, do in a second together. What is not given stays as it is; 0 is no limit.
+func (c *Client) BdevQosGroupSetLimit(ctx context.Context, params BdevQosGroupSetLimitParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_qos_group_set_limit", params)
+}
+
+// BdevQosGroupsGetParams are the parameters of bdev_qos_groups_get.
+type BdevQosGroupsGetParams struct {
+	// The only one that is wanted.
+	Name string `json:"name,omitempty"`
+}
+
+// BdevQosGroupsGet calls bdev_qos_groups_get. The groups, or one of them.
+func (c *Client) BdevQosGroupsGet(ctx context.Context, params BdevQosGroupsGetParams) ([]QosGroup, error) {
+	return call[[]QosGroup](ctx, c, "bdev_qos_groups_get", params)
+}
+
 // BdevResetParams are the parameters of bdev_reset.
 type BdevResetParams struct {
 	// Name, alias or uuid.
@@ -454,6 +542,33 @@ type BdevSetQdSamplingPeriodParams struct {
 // BdevSetQdSamplingPeriod calls bdev_set_qd_sampling_period. Has a disk's queue depth sampled, for `bdev_get_iostat`.
 func (c *Client) BdevSetQdSamplingPeriod(ctx context.Context, params BdevSetQdSamplingPeriodParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_set_qd_sampling_period", params)
+}
+
+// BdevSetQosLimitParams are the parameters of bdev_set_qos_limit.
+type BdevSetQosLimitParams struct {
+	// The disk: its name, alias or uuid. Or the group.
+	Name string `json:"name"`
+	// Ours: how many seconds' worth can be saved up while less is done.
+	BurstSeconds *uint64 `json:"burst_seconds,omitempty"`
+	// Ours: a limit of requests and one of mebibytes are one, which requests of 4 KiB and of 4 MiB meet exactly, and others between.
+	Combined *bool `json:"combined,omitempty"`
+	// Ours: reads a second.
+	RIosPerSec *uint64 `json:"r_ios_per_sec,omitempty"`
+	// Mebibytes read a second.
+	RMbytesPerSec *uint64 `json:"r_mbytes_per_sec,omitempty"`
+	// Requests a second.
+	RwIosPerSec *uint64 `json:"rw_ios_per_sec,omitempty"`
+	// Mebibytes a second.
+	RwMbytesPerSec *uint64 `json:"rw_mbytes_per_sec,omitempty"`
+	// Ours: writes, and all else that is no read, a second.
+	WIosPerSec *uint64 `json:"w_ios_per_sec,omitempty"`
+	// Mebibytes written a second.
+	WMbytesPerSec *uint64 `json:"w_mbytes_per_sec,omitempty"`
+}
+
+// BdevSetQosLimit calls bdev_set_qos_limit. Limits what a disk does in a second. What is not given stays as it is; 0 is no limit.
+func (c *Client) BdevSetQosLimit(ctx context.Context, params BdevSetQosLimitParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_set_qos_limit", params)
 }
 
 // BdevSplitCreateParams are the parameters of bdev_split_create.

@@ -54,6 +54,8 @@ type Bdev struct {
 	IoTimeoutMs *uint64 `json:"io_timeout_ms,omitempty"`
 	// Blocks.
 	OptimalIoBoundary *uint32 `json:"optimal_io_boundary,omitempty"`
+	// Ours: the group that it is limited with.
+	QosGroup *string `json:"qos_group,omitempty"`
 }
 
 // BdevStat: The statistics of a disk. Times in ticks; those that only a disk has whose queue depth is sampled, in microseconds.
@@ -98,7 +100,11 @@ type BdevStat struct {
 	NumCompareAndWriteOps    uint64 `json:"num_compare_and_write_ops"`
 	NumCompareAndWriteErrors uint64 `json:"num_compare_and_write_errors"`
 	// Requests that were over the disk's deadline.
-	NumOverdue              uint64  `json:"num_overdue"`
+	NumOverdue uint64 `json:"num_overdue"`
+	// Requests that limits, the disk's or its groups', held up.
+	NumThrottledOps uint64 `json:"num_throttled_ops"`
+	// For how long, all of them together.
+	ThrottledTicks          uint64  `json:"throttled_ticks"`
 	P50ReadLatencyTicks     uint64  `json:"p50_read_latency_ticks"`
 	P99ReadLatencyTicks     uint64  `json:"p99_read_latency_ticks"`
 	P50WriteLatencyTicks    uint64  `json:"p50_write_latency_ticks"`
@@ -321,12 +327,28 @@ const (
 	PrintLevelDebug   PrintLevel = "DEBUG"
 )
 
-// RateLimits: No limits.
+// QosGroup: One of the results of `bdev_qos_groups_get`.
+type QosGroup struct {
+	Name string `json:"name"`
+	// Of all that is in it, together.
+	AssignedRateLimits RateLimits `json:"assigned_rate_limits"`
+	// The disks in it, but for those of groups in it.
+	Bdevs []string `json:"bdevs"`
+	// The group that it is in.
+	Parent *string `json:"parent,omitempty"`
+}
+
+// RateLimits: What a disk or a group may do in a second.
 type RateLimits struct {
 	RwIosPerSec    uint64 `json:"rw_ios_per_sec"`
 	RwMbytesPerSec uint64 `json:"rw_mbytes_per_sec"`
 	RMbytesPerSec  uint64 `json:"r_mbytes_per_sec"`
 	WMbytesPerSec  uint64 `json:"w_mbytes_per_sec"`
+	// Ours, as all that follow.
+	RIosPerSec   uint64 `json:"r_ios_per_sec"`
+	WIosPerSec   uint64 `json:"w_ios_per_sec"`
+	BurstSeconds uint64 `json:"burst_seconds"`
+	Combined     bool   `json:"combined"`
 }
 
 // Reactor: A reactor: a core, in a loop.

@@ -20,6 +20,8 @@ use std::cell::{Cell, OnceCell, RefCell};
 pub enum Subsystem {
     /// Disks.
     Bdev,
+    /// What disks may do, and groups of them. On the wire a part of the disks.
+    Qos,
     /// Controllers of virtual machines.
     VhostBlk,
     /// The same, of those whose disks come and go, and their targets.
@@ -35,7 +37,7 @@ impl Subsystem {
     /// Its name on the wire.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Bdev => "bdev",
+            Self::Bdev | Self::Qos => "bdev",
             Self::VhostBlk => "vhost_blk",
             Self::VhostScsi => "vhost_scsi",
             Self::Daemon => "daemon",
@@ -45,7 +47,7 @@ impl Subsystem {
     /// What it needs.
     pub const fn depends_on(self) -> &'static [&'static str] {
         match self {
-            Self::Bdev | Self::Daemon => &[],
+            Self::Bdev | Self::Qos | Self::Daemon => &[],
             Self::VhostBlk | Self::VhostScsi => &["bdev"],
         }
     }
@@ -127,6 +129,7 @@ impl Config {
         note.map_or_else(String::new, |(_, note)| {
             let what = match note.subsystem {
                 Subsystem::Bdev => "disk",
+                Subsystem::Qos => "QoS of",
                 Subsystem::VhostScsi if note.object.contains('/') => "target",
                 Subsystem::VhostBlk | Subsystem::VhostScsi => "controller",
                 Subsystem::Daemon => "setting",
@@ -217,10 +220,15 @@ impl Config {
         });
     }
 
-    /// The calls that make all objects of `subsystem`.
+    /// The calls that make all objects of `subsystem`; after the disks, what they may do.
     pub fn calls(&self, subsystem: Subsystem) -> Vec<Call> {
         let notes = self.notes.borrow();
-        notes.iter().filter(|(_, n)| n.subsystem == subsystem).map(|(_, n)| n.call.clone()).collect()
+        let of = |s: Subsystem| notes.iter().filter(move |(_, n)| n.subsystem == s);
+        let mut calls: Vec<Call> = of(subsystem).map(|(_, n)| n.call.clone()).collect();
+        if subsystem == Subsystem::Bdev {
+            calls.extend(of(Subsystem::Qos).map(|(_, n)| n.call.clone()));
+        }
+        calls
     }
 
     /// Sends a note to the store, or its end.

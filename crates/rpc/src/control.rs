@@ -101,6 +101,7 @@ impl Control {
     /// Removes a disk that `module` has made, and those that are made of it.
     pub(crate) async fn remove_disk(&self, module: &'static str, name: &str) -> Result<bool, Error> {
         if self.disks.find(name).is_err() && self.config.forget_absent(Subsystem::Bdev, name) {
+            crate::methods::qos::forget_absent(self, name);
             return Ok(true);
         }
         let removed = self.disks.remove(module, name).await;
@@ -110,6 +111,7 @@ impl Control {
 
     fn forget_removed_disks(&self) {
         self.config.retain(Subsystem::Bdev, |name| self.disks.find(name).is_ok());
+        crate::methods::qos::forget_gone(self);
         // A disk that goes has been taken from its targets.
         crate::methods::vhost_scsi::forget_gone(self);
     }
@@ -144,7 +146,7 @@ impl Control {
                 Ok(undone?)
             }
             Subsystem::VhostScsi => crate::methods::vhost_scsi::unmake(self, name).await,
-            Subsystem::Daemon => Ok(()),
+            Subsystem::Qos | Subsystem::Daemon => Ok(()),
         }
     }
 

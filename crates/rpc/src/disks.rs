@@ -4,7 +4,7 @@ use crate::config::Subsystem;
 use crate::methods::details::Details;
 use crate::methods::notify::{Events, Kind};
 use crate::{Error, journal};
-use aryk_bdev::{Bdev, Registry};
+use aryk_bdev::{Bdev, QosGroups, Registry};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,6 +17,8 @@ use tokio::time::timeout;
 pub struct Disks {
     /// All disks.
     pub registry: Arc<Registry>,
+    /// What some of them are limited together in.
+    pub groups: QosGroups,
     made: RefCell<HashMap<String, Made>>,
     /// Sent to whenever there is a new one.
     grown: watch::Sender<()>,
@@ -35,6 +37,7 @@ impl Default for Disks {
     fn default() -> Self {
         Self {
             registry: Arc::default(),
+            groups: QosGroups::default(),
             made: RefCell::default(),
             grown: watch::Sender::new(()),
             events: Events::default(),

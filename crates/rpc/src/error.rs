@@ -117,10 +117,10 @@ impl From<aryk_bdev::Error> for Error {
     fn from(error: aryk_bdev::Error) -> Self {
         use aryk_bdev::Error as Bdev;
         let errno = match error {
-            Bdev::Exists(_) => Errno::EXIST,
-            Bdev::NotFound(_) => Errno::NODEV,
-            Bdev::Claimed { .. } | Bdev::Busy(_) => Errno::BUSY,
-            Bdev::BlockSize(_) => Errno::INVAL,
+            Bdev::Exists(_) | Bdev::GroupExists(_) => Errno::EXIST,
+            Bdev::NotFound(_) | Bdev::NoGroup(_) | Bdev::NotInGroup { .. } => Errno::NODEV,
+            Bdev::Claimed { .. } | Bdev::Busy(_) | Bdev::GroupInUse { .. } => Errno::BUSY,
+            Bdev::BlockSize(_) | Bdev::GroupDepth(_) | Bdev::Limits(_) => Errno::INVAL,
         };
         Self::errno(errno, error.to_string())
     }

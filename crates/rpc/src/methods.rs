@@ -15,6 +15,7 @@ mod null;
 mod observe;
 mod options;
 mod passthru;
+pub(crate) mod qos;
 mod scheduler;
 mod split;
 mod table;
@@ -54,6 +55,7 @@ pub(crate) fn all(this: &Weak<Methods<Control>>) -> Table<Control> {
     observe::register(&mut table);
     options::register(&mut table);
     passthru::register(&mut table);
+    qos::register(&mut table);
     scheduler::register(&mut table);
     split::register(&mut table);
     trace::register(&mut table);
@@ -66,12 +68,13 @@ pub(crate) fn all(this: &Weak<Methods<Control>>) -> Table<Control> {
 }
 
 /// The methods for those who may only read.
-const CHANGE_NOTHING: [&str; 22] = [
+const CHANGE_NOTHING: [&str; 23] = [
     "aryk_trace_get",
     "bdev_get_bdevs",
     "bdev_get_histogram",
     // To zero is to change, which it sees to itself.
     "bdev_get_iostat",
+    "bdev_qos_groups_get",
     "bdev_wait_for_examine",
     "framework_get_config",
     "framework_get_reactors",

@@ -626,6 +626,147 @@ class Methods(ABC):
         )
         return result
 
+    def bdev_qos_group_add_bdev(
+        self,
+        *,
+        name: str,
+        bdev_name: str,
+    ) -> bool:
+        """Puts a disk into a group, from whichever it is in.
+
+        Parameters:
+            name: The group.
+            bdev_name: The disk: its name, alias or uuid.
+        """
+        result: bool = self.call(
+            "bdev_qos_group_add_bdev",
+            _given(
+                name=name,
+                bdev_name=bdev_name,
+            ),
+        )
+        return result
+
+    def bdev_qos_group_create(
+        self,
+        *,
+        name: str,
+        parent: str | None = None,
+    ) -> bool:
+        """Makes a group of disks, which are to be limited together.
+
+        Parameters:
+            name: Its name.
+            parent: The group that it is in; by default none.
+        """
+        result: bool = self.call(
+            "bdev_qos_group_create",
+            _given(
+                name=name,
+                parent=parent,
+            ),
+        )
+        return result
+
+    def bdev_qos_group_delete(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Deletes a group in which there is nothing.
+
+        Parameters:
+            name: The group.
+        """
+        result: bool = self.call(
+            "bdev_qos_group_delete",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    def bdev_qos_group_remove_bdev(
+        self,
+        *,
+        name: str,
+        bdev_name: str,
+    ) -> bool:
+        """Takes a disk out of a group.
+
+        Parameters:
+            name: The group.
+            bdev_name: The disk: its name, alias or uuid.
+        """
+        result: bool = self.call(
+            "bdev_qos_group_remove_bdev",
+            _given(
+                name=name,
+                bdev_name=bdev_name,
+            ),
+        )
+        return result
+
+    def bdev_qos_group_set_limit(
+        self,
+        *,
+        name: str,
+        burst_seconds: int | None = None,
+        combined: bool | None = None,
+        r_ios_per_sec: int | None = None,
+        r_mbytes_per_sec: int | None = None,
+        rw_ios_per_sec: int | None = None,
+        rw_mbytes_per_sec: int | None = None,
+        w_ios_per_sec: int | None = None,
+        w_mbytes_per_sec: int | None = None,
+    ) -> bool:
+        """Limits what all disks of a group, and of the groups in it, do in a second together. What is not given stays as it is; 0 is no limit.
+
+        Parameters:
+            name: The disk: its name, alias or uuid. Or the group.
+            burst_seconds: Ours: how many seconds' worth can be saved up while less is done.
+            combined: Ours: a limit of requests and one of mebibytes are one, which requests of 4 KiB and of 4 MiB meet exactly, and others between.
+            r_ios_per_sec: Ours: reads a second.
+            r_mbytes_per_sec: Mebibytes read a second.
+            rw_ios_per_sec: Requests a second.
+            rw_mbytes_per_sec: Mebibytes a second.
+            w_ios_per_sec: Ours: writes, and all else that is no read, a second.
+            w_mbytes_per_sec: Mebibytes written a second.
+        """
+        result: bool = self.call(
+            "bdev_qos_group_set_limit",
+            _given(
+                name=name,
+                burst_seconds=burst_seconds,
+                combined=combined,
+                r_ios_per_sec=r_ios_per_sec,
+                r_mbytes_per_sec=r_mbytes_per_sec,
+                rw_ios_per_sec=rw_ios_per_sec,
+                rw_mbytes_per_sec=rw_mbytes_per_sec,
+                w_ios_per_sec=w_ios_per_sec,
+                w_mbytes_per_sec=w_mbytes_per_sec,
+            ),
+        )
+        return result
+
+    def bdev_qos_groups_get(
+        self,
+        *,
+        name: str | None = None,
+    ) -> list[types.QosGroup]:
+        """The groups, or one of them.
+
+        Parameters:
+            name: The only one that is wanted.
+        """
+        result: list[types.QosGroup] = self.call(
+            "bdev_qos_groups_get",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
     def bdev_reset(
         self,
         *,
@@ -736,6 +877,48 @@ class Methods(ABC):
             _given(
                 name=name,
                 period=period,
+            ),
+        )
+        return result
+
+    def bdev_set_qos_limit(
+        self,
+        *,
+        name: str,
+        burst_seconds: int | None = None,
+        combined: bool | None = None,
+        r_ios_per_sec: int | None = None,
+        r_mbytes_per_sec: int | None = None,
+        rw_ios_per_sec: int | None = None,
+        rw_mbytes_per_sec: int | None = None,
+        w_ios_per_sec: int | None = None,
+        w_mbytes_per_sec: int | None = None,
+    ) -> bool:
+        """Limits what a disk does in a second. What is not given stays as it is; 0 is no limit.
+
+        Parameters:
+            name: The disk: its name, alias or uuid. Or the group.
+            burst_seconds: Ours: how many seconds' worth can be saved up while less is done.
+            combined: Ours: a limit of requests and one of mebibytes are one, which requests of 4 KiB and of 4 MiB meet exactly, and others between.
+            r_ios_per_sec: Ours: reads a second.
+            r_mbytes_per_sec: Mebibytes read a second.
+            rw_ios_per_sec: Requests a second.
+            rw_mbytes_per_sec: Mebibytes a second.
+            w_ios_per_sec: Ours: writes, and all else that is no read, a second.
+            w_mbytes_per_sec: Mebibytes written a second.
+        """
+        result: bool = self.call(
+            "bdev_set_qos_limit",
+            _given(
+                name=name,
+                burst_seconds=burst_seconds,
+                combined=combined,
+                r_ios_per_sec=r_ios_per_sec,
+                r_mbytes_per_sec=r_mbytes_per_sec,
+                rw_ios_per_sec=rw_ios_per_sec,
+                rw_mbytes_per_sec=rw_mbytes_per_sec,
+                w_ios_per_sec=w_ios_per_sec,
+                w_mbytes_per_sec=w_mbytes_per_sec,
             ),
         )
         return result
@@ -2017,6 +2200,147 @@ class AsyncMethods(ABC):
         )
         return result
 
+    async def bdev_qos_group_add_bdev(
+        self,
+        *,
+        name: str,
+        bdev_name: str,
+    ) -> bool:
+        """Puts a disk into a group, from whichever it is in.
+
+        Parameters:
+            name: The group.
+            bdev_name: The disk: its name, alias or uuid.
+        """
+        result: bool = await self.call(
+            "bdev_qos_group_add_bdev",
+            _given(
+                name=name,
+                bdev_name=bdev_name,
+            ),
+        )
+        return result
+
+    async def bdev_qos_group_create(
+        self,
+        *,
+        name: str,
+        parent: str | None = None,
+    ) -> bool:
+        """Makes a group of disks, which are to be limited together.
+
+        Parameters:
+            name: Its name.
+            parent: The group that it is in; by default none.
+        """
+        result: bool = await self.call(
+            "bdev_qos_group_create",
+            _given(
+                name=name,
+                parent=parent,
+            ),
+        )
+        return result
+
+    async def bdev_qos_group_delete(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Deletes a group in which there is nothing.
+
+        Parameters:
+            name: The group.
+        """
+        result: bool = await self.call(
+            "bdev_qos_group_delete",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    async def bdev_qos_group_remove_bdev(
+        self,
+        *,
+        name: str,
+        bdev_name: str,
+    ) -> bool:
+        """Takes a disk out of a group.
+
+        Parameters:
+            name: The group.
+            bdev_name: The disk: its name, alias or uuid.
+        """
+        result: bool = await self.call(
+            "bdev_qos_group_remove_bdev",
+            _given(
+                name=name,
+                bdev_name=bdev_name,
+            ),
+        )
+        return result
+
+    async def bdev_qos_group_set_limit(
+        self,
+        *,
+        name: str,
+        burst_seconds: int | None = None,
+        combined: bool | None = None,
+        r_ios_per_sec: int | None = None,
+        r_mbytes_per_sec: int | None = None,
+        rw_ios_per_sec: int | None = None,
+        rw_mbytes_per_sec: int | None = None,
+        w_ios_per_sec: int | None = None,
+        w_mbytes_per_sec: int | None = None,
+    ) -> bool:
+        """Limits what all disks of a group, and of the groups in it, do in a second together. What is not given stays as it is; 0 is no limit.
+
+        Parameters:
+            name: The disk: its name, alias or uuid. Or the group.
+            burst_seconds: Ours: how many seconds' worth can be saved up while less is done.
+            combined: Ours: a limit of requests and one of mebibytes are one, which requests of 4 KiB and of 4 MiB meet exactly, and others between.
+            r_ios_per_sec: Ours: reads a second.
+            r_mbytes_per_sec: Mebibytes read a second.
+            rw_ios_per_sec: Requests a second.
+            rw_mbytes_per_sec: Mebibytes a second.
+            w_ios_per_sec: Ours: writes, and all else that is no read, a second.
+            w_mbytes_per_sec: Mebibytes written a second.
+        """
+        result: bool = await self.call(
+            "bdev_qos_group_set_limit",
+            _given(
+                name=name,
+                burst_seconds=burst_seconds,
+                combined=combined,
+                r_ios_per_sec=r_ios_per_sec,
+                r_mbytes_per_sec=r_mbytes_per_sec,
+                rw_ios_per_sec=rw_ios_per_sec,
+                rw_mbytes_per_sec=rw_mbytes_per_sec,
+                w_ios_per_sec=w_ios_per_sec,
+                w_mbytes_per_sec=w_mbytes_per_sec,
+            ),
+        )
+        return result
+
+    async def bdev_qos_groups_get(
+        self,
+        *,
+        name: str | None = None,
+    ) -> list[types.QosGroup]:
+        """The groups, or one of them.
+
+        Parameters:
+            name: The only one that is wanted.
+        """
+        result: list[types.QosGroup] = await self.call(
+            "bdev_qos_groups_get",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
     async def bdev_reset(
         self,
         *,
@@ -2127,6 +2451,48 @@ class AsyncMethods(ABC):
             _given(
                 name=name,
                 period=period,
+            ),
+        )
+        return result
+
+    async def bdev_set_qos_limit(
+        self,
+        *,
+        name: str,
+        burst_seconds: int | None = None,
+        combined: bool | None = None,
+        r_ios_per_sec: int | None = None,
+        r_mbytes_per_sec: int | None = None,
+        rw_ios_per_sec: int | None = None,
+        rw_mbytes_per_sec: int | None = None,
+        w_ios_per_sec: int | None = None,
+        w_mbytes_per_sec: int | None = None,
+    ) -> bool:
+        """Limits what a disk does in a second. What is not given stays as it is; 0 is no limit.
+
+        Parameters:
+            name: The disk: its name, alias or uuid. Or the group.
+            burst_seconds: Ours: how many seconds' worth can be saved up while less is done.
+            combined: Ours: a limit of requests and one of mebibytes are one, which requests of 4 KiB and of 4 MiB meet exactly, and others between.
+            r_ios_per_sec: Ours: reads a second.
+            r_mbytes_per_sec: Mebibytes read a second.
+            rw_ios_per_sec: Requests a second.
+            rw_mbytes_per_sec: Mebibytes a second.
+            w_ios_per_sec: Ours: writes, and all else that is no read, a second.
+            w_mbytes_per_sec: Mebibytes written a second.
+        """
+        result: bool = await self.call(
+            "bdev_set_qos_limit",
+            _given(
+                name=name,
+                burst_seconds=burst_seconds,
+                combined=combined,
+                r_ios_per_sec=r_ios_per_sec,
+                r_mbytes_per_sec=r_mbytes_per_sec,
+                rw_ios_per_sec=rw_ios_per_sec,
+                rw_mbytes_per_sec=rw_mbytes_per_sec,
+                w_ios_per_sec=w_ios_per_sec,
+                w_mbytes_per_sec=w_mbytes_per_sec,
             ),
         )
         return result

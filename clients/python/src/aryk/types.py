@@ -89,6 +89,8 @@ class Bdev(TypedDict):
     io_timeout_ms: NotRequired[int]
     #: Blocks.
     optimal_io_boundary: NotRequired[int]
+    #: Ours: the group that it is limited with.
+    qos_group: NotRequired[str]
 
 
 class BdevStat(TypedDict):
@@ -135,6 +137,10 @@ class BdevStat(TypedDict):
     num_compare_and_write_errors: int
     #: Requests that were over the disk's deadline.
     num_overdue: int
+    #: Requests that limits, the disk's or its groups', held up.
+    num_throttled_ops: int
+    #: For how long, all of them together.
+    throttled_ticks: int
     p50_read_latency_ticks: int
     p99_read_latency_ticks: int
     p50_write_latency_ticks: int
@@ -296,13 +302,30 @@ class PoolStats(TypedDict):
     retry: int
 
 
+class QosGroup(TypedDict):
+    """One of the results of `bdev_qos_groups_get`."""
+
+    name: str
+    #: Of all that is in it, together.
+    assigned_rate_limits: RateLimits
+    #: The disks in it, but for those of groups in it.
+    bdevs: list[str]
+    #: The group that it is in.
+    parent: NotRequired[str]
+
+
 class RateLimits(TypedDict):
-    """No limits."""
+    """What a disk or a group may do in a second."""
 
     rw_ios_per_sec: int
     rw_mbytes_per_sec: int
     r_mbytes_per_sec: int
     w_mbytes_per_sec: int
+    #: Ours, as all that follow.
+    r_ios_per_sec: int
+    w_ios_per_sec: int
+    burst_seconds: int
+    combined: bool
 
 
 class Reactor(TypedDict):

@@ -76,7 +76,10 @@ struct Description {
     /// Ours.
     readonly: bool,
     /// 0 for none.
-    assigned_rate_limits: RateLimits,
+    assigned_rate_limits: super::qos::Limits,
+    /// Ours: the group that it is limited with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    qos_group: Option<String>,
     /// Ours: milliseconds that a request may take.
     #[serde(skip_serializing_if = "Option::is_none")]
     io_timeout_ms: Option<u64>,
@@ -97,15 +100,6 @@ struct Description {
     memory_domains: [(); 0],
     /// What only disks of its kind have.
     driver_specific: Details,
-}
-
-/// No limits.
-#[derive(Debug, Default, Serialize, JsonSchema)]
-struct RateLimits {
-    rw_ios_per_sec: u64,
-    rw_mbytes_per_sec: u64,
-    r_mbytes_per_sec: u64,
-    w_mbytes_per_sec: u64,
 }
 
 /// What a disk can be asked for.
@@ -176,7 +170,8 @@ fn describe(control: &Control, bdev: &Bdev) -> Description {
         optimal_io_boundary: (geometry.optimal_io_blocks > 0).then_some(geometry.optimal_io_blocks),
         physical_block_size: geometry.physical_block_size,
         readonly: bdev.device().is_read_only(),
-        assigned_rate_limits: RateLimits::default(),
+        assigned_rate_limits: bdev.qos_limits().into(),
+        qos_group: bdev.qos_group().map(|group| group.name().to_owned()),
         io_timeout_ms: deadline.map(|d| d.after.as_millis() as u64),
         io_timeout_action: deadline.map(|d| d.action.into()),
         claimed: claimed_by.is_some(),
@@ -287,6 +282,10 @@ struct BdevStat {
     num_compare_and_write_errors: u64,
     /// Requests that were over the disk's deadline.
     num_overdue: u64,
+    /// Requests that limits, the disk's or its groups', held up.
+    num_throttled_ops: u64,
+    /// For how long, all of them together.
+    throttled_ticks: u64,
     p50_read_latency_ticks: u64,
     p99_read_latency_ticks: u64,
     p50_write_latency_ticks: u64,
@@ -358,6 +357,8 @@ impl BdevStat {
             num_compare_and_write_ops: swap.ops,
             num_compare_and_write_errors: swap.errors,
             num_overdue: stats.overdue,
+            num_throttled_ops: stats.throttled_ios,
+            throttled_ticks: stats.throttled_ns,
             p50_read_latency_ticks: read.latencies.quantile(0.5),
             p99_read_latency_ticks: read.latencies.quantile(0.99),
             p50_write_latency_ticks: write.latencies.quantile(0.5),

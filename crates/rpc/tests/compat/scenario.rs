@@ -81,6 +81,7 @@ fn watch_disks(call: &mut impl FnMut(&'static str, Value)) {
     call("bdev_enable_histogram", json!({"name": "n", "enable": true}));
     call("bdev_get_histogram", disk("n"));
     call("bdev_set_io_timeout", json!({"name": "n", "timeout_ms": 1000}));
+    limit_disks(&mut *call);
     call("bdev_get_iostat", json!({}));
     call("bdev_reset_iostat", json!({}));
 
@@ -94,6 +95,22 @@ fn watch_disks(call: &mut impl FnMut(&'static str, Value)) {
     call("framework_get_reactors", json!({}));
     call("thread_get_stats", json!({}));
     call("framework_get_config", json!({"name": "bdev"}));
+}
+
+fn limit_disks(call: &mut impl FnMut(&'static str, Value)) {
+    let limits = json!({"name": "n", "rw_ios_per_sec": 20000, "rw_mbytes_per_sec": 100, "r_mbytes_per_sec": 50,
+        "w_mbytes_per_sec": 50});
+    call("bdev_set_qos_limit", limits);
+    call("bdev_qos_group_create", json!({"name": "vm"}));
+    call("bdev_qos_group_create", json!({"name": "half", "parent": "vm"}));
+    let limits = json!({"name": "vm", "rw_ios_per_sec": 6000, "rw_mbytes_per_sec": 250, "burst_seconds": 2,
+        "combined": true});
+    call("bdev_qos_group_set_limit", limits);
+    call("bdev_qos_group_add_bdev", json!({"name": "half", "bdev_name": "n"}));
+    call("bdev_get_bdevs", disk("n"));
+    call("bdev_qos_groups_get", json!({}));
+    call("bdev_qos_group_remove_bdev", json!({"name": "half", "bdev_name": "n"}));
+    call("bdev_qos_group_delete", json!({"name": "half"}));
 }
 
 fn end(call: &mut impl FnMut(&'static str, Value)) {
