@@ -72,9 +72,20 @@ impl BackEnd {
 
 /// Starts `arykd` with one core, without a disk; its sockets come to lie in `dir`, which is made. What is configured is kept in `state`, if that is a directory.
 pub fn arykd(program: &Path, policy: Policy, dir: &Path, state: Option<&Path>) -> Result<(Process, Rpc)> {
+    arykd_on(program, 1 << BACK_END_CORE, policy, dir, state)
+}
+
+/// The same on other cores, a mask.
+pub fn arykd_on(
+    program: &Path,
+    cores: usize,
+    policy: Policy,
+    dir: &Path,
+    state: Option<&Path>,
+) -> Result<(Process, Rpc)> {
     std::fs::create_dir_all(dir)?;
     let rpc = dir.join("rpc.sock");
-    let mask = format!("{:#x}", 1 << BACK_END_CORE);
+    let mask = format!("{cores:#x}");
     let mut args = vec![
         "-m".as_ref(),
         mask.as_ref(),

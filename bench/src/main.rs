@@ -7,6 +7,7 @@
 //! - [`frontends`]: the front-end that `aryk bench` is, against this one.
 //! - [`scsi`]: SCSI hosts beside block devices, both of `arykd`.
 //! - [`calls`]: the control plane, and what I/O notices of it.
+//! - [`qos`]: limits, their accuracy and their fairness.
 //! - [`instructions`], [`stack`]: the path within one process, counted instead of timed.
 //! - [`report`], [`machine`]: medians, records, tables, and what they depend on.
 //!
@@ -27,6 +28,7 @@ mod instructions;
 mod machine;
 mod open;
 mod process;
+mod qos;
 mod report;
 mod rounds;
 mod rpc;
@@ -51,6 +53,8 @@ const RESULTS: &str = "docs/bench/results.md";
 const RPC_RESULTS: &str = "docs/bench/rpc.md";
 /// Where those of `scsi` go.
 const SCSI_RESULTS: &str = "docs/bench/scsi.md";
+/// Where those of `qos` go.
+const QOS_RESULTS: &str = "docs/bench/qos.md";
 
 /// Measures arykd and its peers.
 #[derive(Debug, Parser)]
@@ -108,6 +112,8 @@ enum Subcommand {
     Rpc,
     /// Measures disks of a SCSI host beside block devices.
     Scsi,
+    /// Measures how exact and how fair limits are.
+    Qos,
     /// What is counted.
     #[command(hide = true)]
     Stack { case: String, batches: u32 },
@@ -145,6 +151,7 @@ impl Args {
         let page = match self.command {
             Some(Subcommand::Rpc) => RPC_RESULTS,
             Some(Subcommand::Scsi) => SCSI_RESULTS,
+            Some(Subcommand::Qos) => QOS_RESULTS,
             _ => RESULTS,
         };
         self.markdown.clone().or_else(|| whole.then(|| page.into()))
@@ -165,6 +172,7 @@ fn main() -> Result<()> {
         }),
         Some(Subcommand::Rpc) => measure(&args, calls::measure),
         Some(Subcommand::Scsi) => measure(&args, scsi::measure),
+        Some(Subcommand::Qos) => measure(&args, qos::measure),
         Some(Subcommand::Instructions { check, record }) => instructions::instructions(*check, *record),
         Some(Subcommand::Stack { case, batches }) => stack::run(case, *batches),
     }

@@ -4,6 +4,7 @@
 
 mod call;
 mod document;
+mod limits;
 mod plan;
 
 use crate::cli::ApplyArgs;

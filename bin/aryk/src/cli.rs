@@ -1,6 +1,7 @@
 //! The arguments.
 
 use crate::bench::BenchArgs;
+use crate::limits::Limits;
 use crate::size::Size;
 use crate::watch::Watch;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -45,6 +46,7 @@ impl Cli {
         match self.command {
             Command::Disk(DiskCommand::List(watch) | DiskCommand::Stat { watch, .. })
             | Command::Controller(ControllerCommand::List(watch))
+            | Command::Qos(QosCommand::List(watch) | QosCommand::Group(GroupCommand::List(watch)))
             | Command::Reactor(ReactorCommand::List(watch))
             | Command::Trace { watch, .. }
             | Command::Status(watch) => watch.every,
@@ -75,6 +77,9 @@ pub enum Command {
     /// List the controllers, through which virtual machines reach disks
     #[command(subcommand)]
     Controller(ControllerCommand),
+    /// Limit what disks do in a second, each by itself or in groups
+    #[command(subcommand)]
+    Qos(QosCommand),
     /// Make disks and controllers as a file describes them
     Apply(ApplyArgs),
     /// Write a file that describes all disks and controllers, for 'apply'
@@ -294,6 +299,68 @@ pub struct ApplyArgs {
 #[derive(Debug, Subcommand)]
 pub enum ControllerCommand {
     /// List all controllers
+    List(Watch),
+}
+
+/// Commands about limits.
+#[derive(Debug, Subcommand)]
+pub enum QosCommand {
+    /// Limit a disk; what is not given stays as it is
+    Set {
+        /// The disk
+        disk: String,
+        #[command(flatten)]
+        limits: Limits,
+    },
+    /// List the disks that are limited
+    List(Watch),
+    /// Limit disks together
+    #[command(subcommand)]
+    Group(GroupCommand),
+}
+
+/// Commands about groups of disks.
+#[derive(Debug, Subcommand)]
+pub enum GroupCommand {
+    /// Make a group
+    Create {
+        /// Its name
+        name: String,
+        /// The group that it is in
+        #[arg(long, value_name = "GROUP")]
+        parent: Option<String>,
+        #[command(flatten)]
+        limits: Limits,
+    },
+    /// Limit a group; what is not given stays as it is
+    Set {
+        /// The group
+        name: String,
+        #[command(flatten)]
+        limits: Limits,
+    },
+    /// Put disks into a group, from whichever they are in
+    Add {
+        /// The group
+        group: String,
+        /// The disks
+        #[arg(required = true, value_name = "DISK")]
+        disks: Vec<String>,
+    },
+    /// Take disks out of a group
+    Remove {
+        /// The group
+        group: String,
+        /// The disks
+        #[arg(required = true, value_name = "DISK")]
+        disks: Vec<String>,
+    },
+    /// Delete a group in which there is nothing
+    Delete {
+        /// The group
+        name: String,
+    },
+    /// List all groups
     List(Watch),
 }
 

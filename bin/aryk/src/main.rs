@@ -12,6 +12,7 @@ mod commands;
 mod doctor;
 mod error;
 mod import;
+mod limits;
 mod output;
 mod size;
 mod watch;
@@ -67,6 +68,7 @@ fn ask(cli: &Cli, out: &Output) -> Result<ExitCode, Error> {
         Command::Controller(ControllerCommand::List(watch)) => {
             watch::repeat(watch.every, || commands::controller::list(client, out))
         }
+        Command::Qos(command) => watch::repeat(cli.watch(), || commands::qos::run(command, client, out)),
         Command::Status(watch) => watch::repeat(watch.every, || commands::daemon::status(client, out)),
         Command::Reactor(ReactorCommand::List(watch)) => {
             watch::repeat(watch.every, || commands::daemon::reactors(client, out))

@@ -141,6 +141,9 @@ impl Call {
 
     /// What it makes, in a few words.
     pub fn summary(&self) -> String {
+        if let Some(summary) = self.setting_summary() {
+            return summary;
+        }
         let what = match self.method.as_str() {
             "bdev_uring_create" | "bdev_aio_create" => self.text("filename").unwrap_or_default().to_owned(),
             "bdev_malloc_create" => "in memory".into(),

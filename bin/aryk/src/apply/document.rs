@@ -1,10 +1,12 @@
 //! The file of `aryk apply`: TOML or JSON of disks and controllers, or SPDK's JSON configuration.
 
 use super::call::{CONTROLLER, Call};
+use super::limits::{self as setting, Setting};
 use crate::cli::{CreateArgs, Enospc, KindArgs, Lock};
 use crate::commands::disk::create_call;
 use crate::commands::object;
 use crate::error::Error;
+use crate::limits::Limits;
 use crate::size::Size;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -14,6 +16,8 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Document {
+    #[serde(default, rename = "group", skip_serializing_if = "Vec::is_empty")]
+    groups: Vec<Group>,
     #[serde(default, rename = "disk", skip_serializing_if = "Vec::is_empty")]
     disks: Vec<Disk>,
     #[serde(default, rename = "controller", skip_serializing_if = "Vec::is_empty")]
@@ -23,7 +27,18 @@ struct Document {
     calls: Vec<Call>,
 }
 
-/// The options of `aryk disk create`.
+/// The options of `aryk qos group create`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Group {
+    name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parent: Option<String>,
+    #[serde(default, skip_serializing_if = "Limits::is_empty")]
+    limits: Limits,
+}
+
+/// The options of `aryk disk create`, and what the disk may do.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Disk {
@@ -46,6 +61,10 @@ struct Disk {
     lock: Option<Lock>,
     #[serde(skip_serializing_if = "Option::is_none")]
     uuid: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    group: Option<String>,
+    #[serde(default, skip_serializing_if = "Limits::is_empty")]
+    limits: Limits,
 }
 
 /// The options of `aryk attach`.
@@ -109,13 +128,48 @@ pub fn parse(text: &str, dir: &Path) -> Result<Vec<Call>, String> {
 impl Document {
     fn into_calls(self, dir: &Path) -> Result<Vec<Call>, String> {
         let mut calls = Vec::new();
+        for group in self.groups {
+            calls.push(setting::create(&group.name, group.parent.as_deref()));
+            if !group.limits.is_empty() {
+                calls.push(setting::limit_group(&group.name, &group.limits));
+            }
+        }
         for disk in self.disks {
             let name = disk.name.clone();
+            let limit = (!disk.limits.is_empty()).then(|| setting::limit(&name, &disk.limits));
+            let add = disk.group.as_ref().map(|group| setting::add(group, &name));
             calls.push(disk.into_call(dir).map_err(|e| format!("disk '{name}': {e}"))?);
+            calls.extend(limit.into_iter().chain(add));
         }
         calls.extend(self.calls);
         calls.extend(self.controllers.into_iter().map(|controller| controller.into_call(dir)));
         Ok(calls)
+    }
+}
+
+impl Document {
+    /// Says in words what a call sets, if there are some for it.
+    fn say(&mut self, call: &Call) -> bool {
+        let Some((setting, name)) = call.setting() else { return false };
+        let limits = Limits::of(&Value::Object(call.params.clone()));
+        let (group, disk) = match setting {
+            Setting::Group => {
+                let parent = call.text("parent").map(str::to_owned);
+                self.groups.push(Group { name: name.to_owned(), parent, limits: Limits::default() });
+                return true;
+            }
+            Setting::GroupLimits => (self.groups.iter_mut().find(|g| g.name == name), None),
+            Setting::Limits | Setting::Place => (None, self.disks.iter_mut().find(|d| d.name == name)),
+        };
+        match (group, disk) {
+            (Some(group), _) => group.limits = limits,
+            (None, Some(disk)) if setting == Setting::Place => {
+                disk.group = call.text("name").map(str::to_owned)
+            }
+            (None, Some(disk)) => disk.limits = limits,
+            (None, None) => return false,
+        }
+        true
     }
 }
 
@@ -164,6 +218,8 @@ impl Disk {
             enospc: (call.text("enospc") == Some("hold")).then_some(Enospc::Hold),
             lock: (call.text("lock") == Some(Lock::InUse.name())).then_some(Lock::InUse),
             uuid: call.text("uuid").map(str::to_owned),
+            group: None,
+            limits: Limits::default(),
         })
     }
 }
@@ -209,7 +265,9 @@ impl Controller {
 pub fn write(calls: &[Call], bytes: impl Fn(&str) -> Option<u64>, as_json: bool) -> Result<String, String> {
     let mut document = Document::default();
     let root = Path::new("/");
-    for call in calls {
+    let (settings, makers): (Vec<&Call>, Vec<&Call>) =
+        calls.iter().partition(|call| call.setting().is_some());
+    for call in makers {
         let size = call.name().filter(|_| call.can_grow()).and_then(|name| bytes(&name));
         let disk = Disk::of(call, size)
             .filter(|disk| disk.clone().into_call(root).is_ok_and(|words| words.is_same(call)));
@@ -218,6 +276,11 @@ pub fn write(calls: &[Call], bytes: impl Fn(&str) -> Option<u64>, as_json: bool)
             (Some(disk), _) => document.disks.push(disk),
             (None, Some(controller)) => document.controllers.push(controller),
             (None, None) => document.calls.push(call.without_nulls()),
+        }
+    }
+    for call in settings {
+        if !document.say(call) {
+            document.calls.push(call.without_nulls());
         }
     }
     match as_json {

@@ -3,6 +3,7 @@
 //! Each step leaves something that the next run recognizes: whoever is interrupted runs the same again.
 
 use super::call::{Call, Kind};
+use super::limits::Setting;
 use crate::size::Size;
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -75,10 +76,10 @@ pub fn plan(wanted: &[Call], existing: &[Existing], settings: &[Call], prune: bo
         let why = if is_wanted { "to be made anew" } else { "not in the file" };
         plan.remove(old, why);
     }
-    for call in wanted {
+    for call in wanted.clone() {
         let old = key(&call).and_then(|k| existing.iter().find(|e| e.kind == k.0 && e.name == k.1));
         match (old, key(&call)) {
-            (None, None) => plan.set(call, settings),
+            (None, None) => plan.set(call, settings, &removed),
             (Some(old), Some(k)) if !removed.contains(&k) => plan.grow(&call, old),
             (_, Some((kind, name))) => {
                 let why = call.summary();
@@ -87,6 +88,7 @@ pub fn plan(wanted: &[Call], existing: &[Existing], settings: &[Call], prune: bo
             (Some(_), None) => unreachable!("found by its key"),
         }
     }
+    plan.unset(&wanted, settings, &removed, prune);
     plan
 }
 
@@ -181,11 +183,46 @@ impl Plan {
         self.steps.push(Step { action: Action::Grow, kind: Kind::Disk, name, why, call: resize });
     }
 
-    fn set(&mut self, call: Call, settings: &[Call]) {
-        if !settings.contains(&call) {
-            let name = call.method.clone();
-            let why = call.summary();
-            self.steps.push(Step { action: Action::Set, kind: Kind::Setting, name, why, call });
+    fn set(&mut self, call: Call, settings: &[Call], removed: &BTreeSet<Key>) {
+        // A disk that is made anew has no limits, whatever the old one had.
+        let is_lost = call.set_disk().is_some_and(|disk| removed.contains(&(Kind::Disk, disk.to_owned())));
+        if !is_lost && settings.iter().any(|setting| setting.sets_same(&call)) {
+            return;
+        }
+        if let Some((Setting::Group, name)) = call.setting()
+            && settings.iter().any(|setting| setting.setting() == call.setting())
+        {
+            self.conflicts.push(format!("group '{name}' is within another group than the file says"));
+            return;
+        }
+        self.push_setting(call);
+    }
+
+    fn push_setting(&mut self, call: Call) {
+        let name = call.method.clone();
+        let why = call.summary();
+        self.steps.push(Step { action: Action::Set, kind: Kind::Setting, name, why, call });
+    }
+
+    /// Takes back limits and places that the file does not have, of disks and groups that it has; with `prune` also groups.
+    fn unset(&mut self, wanted: &[Call], settings: &[Call], removed: &BTreeSet<Key>, prune: bool) {
+        let has = |setting: Setting, name: &str| wanted.iter().any(|w| w.setting() == Some((setting, name)));
+        let is_disk = |name: &str| wanted.iter().any(|w| w.kind() == Kind::Disk && w.is_called(Some(name)));
+        // What is in a group leaves before it goes, and inner groups go before outer ones.
+        let mut latest_first: Vec<&Call> = settings.iter().rev().collect();
+        latest_first.sort_by_key(|call| matches!(call.setting(), Some((Setting::Group, _))));
+        for call in latest_first {
+            let Some((setting, name)) = call.setting() else { continue };
+            let is_kept = match setting {
+                Setting::Group => !prune || has(setting, name),
+                Setting::GroupLimits => has(setting, name) || !has(Setting::Group, name),
+                Setting::Limits | Setting::Place => {
+                    has(setting, name) || !is_disk(name) || removed.contains(&(Kind::Disk, name.to_owned()))
+                }
+            };
+            if let (false, Some(call)) = (is_kept, call.unset()) {
+                self.push_setting(call);
+            }
         }
     }
 }

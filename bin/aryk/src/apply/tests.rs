@@ -231,3 +231,88 @@ fn carry_out(steps: &[Step], there: &mut Vec<Existing>) {
         }
     }
 }
+
+const LIMITED: &str = r#"
+    [[group]]
+    name = "vm1"
+    limits = { iops = "6k" }
+
+    [[group]]
+    name = "inner"
+    parent = "vm1"
+
+    [[disk]]
+    name = "n"
+    null = true
+    size = "1M"
+    group = "inner"
+    limits = { iops = 3000, bandwidth = "125M", burst = "2s", combined = true }
+"#;
+
+/// The disk and the settings that a file makes.
+fn limited(text: &str) -> (Vec<Call>, Vec<Existing>, Vec<Call>) {
+    let calls = parse(text).unwrap();
+    let (settings, disks): (Vec<_>, Vec<_>) = calls.iter().cloned().partition(|c| c.kind() == Kind::Setting);
+    (calls, all(&disks), settings)
+}
+
+#[test]
+fn limits_are_set_once_and_taken_back() {
+    let (calls, disks, settings) = limited(LIMITED);
+    let methods: Vec<_> = calls.iter().map(|call| call.method.as_str()).collect();
+    assert_eq!(
+        methods,
+        [
+            "bdev_qos_group_create",
+            "bdev_qos_group_set_limit",
+            "bdev_qos_group_create",
+            "bdev_null_create",
+            "bdev_set_qos_limit",
+            "bdev_qos_group_add_bdev",
+        ]
+    );
+    assert_eq!(calls[4].params["rw_mbytes_per_sec"], 125);
+    assert_eq!(calls[4].params["w_ios_per_sec"], 0);
+    assert!(plan(&calls, &disks, &settings, true).steps.is_empty());
+    let changed = LIMITED.replace("3000", "4000");
+    assert_eq!(
+        lines(&plan(&limited(&changed).0, &disks, &settings, true)),
+        ["set setting bdev_set_qos_limit"]
+    );
+    let without = "[[disk]]\nname = \"n\"\nnull = true\nsize = \"1M\"";
+    let unset = plan(&limited(without).0, &disks, &settings, true);
+    assert_eq!(
+        lines(&unset),
+        [
+            "set setting bdev_qos_group_remove_bdev",
+            "set setting bdev_set_qos_limit",
+            "set setting bdev_qos_group_delete",
+            "set setting bdev_qos_group_delete",
+        ]
+    );
+    assert_eq!(
+        (unset.steps[2].call.text("name"), unset.steps[3].call.text("name")),
+        (Some("inner"), Some("vm1"))
+    );
+    assert_eq!(unset.steps[1].call.params["rw_ios_per_sec"], 0);
+    // Made anew, a disk has none of what the old one had.
+    let anew = LIMITED.replace("null = true", "memory = true");
+    let anew = lines(&plan(&limited(&anew).0, &disks, &settings, false));
+    let set = ["set setting bdev_set_qos_limit", "set setting bdev_qos_group_add_bdev"];
+    assert_eq!(anew, [["remove disk n", "create disk n"], set].concat());
+    let elsewhere = LIMITED.replace("parent = \"vm1\"", "");
+    assert_eq!(plan(&limited(&elsewhere).0, &disks, &settings, false).conflicts.len(), 1);
+}
+
+#[test]
+fn limits_are_written_as_they_are_read() {
+    let calls = parse(LIMITED).unwrap();
+    for as_json in [false, true] {
+        let text = document::write(&calls, |_| None, as_json).unwrap();
+        assert_eq!(parse(&text).unwrap(), calls, "{text}");
+        assert!(!text.contains("call"), "{text}");
+    }
+    let orphan = limits::add("g", "p");
+    let text = document::write(std::slice::from_ref(&orphan), |_| None, false).unwrap();
+    assert_eq!(parse(&text).unwrap(), [orphan]);
+}

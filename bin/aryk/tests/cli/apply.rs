@@ -4,10 +4,16 @@ use crate::harness::Daemon;
 use serde_json::Value;
 
 const FILE: &str = r#"
+    [[group]]
+    name = "g"
+    limits = { bandwidth = "100M" }
+
     [[disk]]
     name = "vm1"
     file = "vm1.img"
     size = "8M"
+    group = "g"
+    limits = { iops = "3k", burst = "2s" }
 
     [[disk]]
     name = "scratch"
@@ -47,7 +53,7 @@ fn a_file_is_carried_out_once() {
     write(&daemon, FILE);
     let shown = daemon.run(&["apply", "all.toml", "--plan"]);
     assert_eq!(shown.code, 2, "{shown:?}");
-    assert!(shown.stdout.contains("+ disk vm1") && shown.stdout.contains("5 to do."), "{shown:?}");
+    assert!(shown.stdout.contains("+ disk vm1") && shown.stdout.contains("9 to do."), "{shown:?}");
     assert!(names(&daemon).is_empty());
     daemon.ok(&["apply", "all.toml"]);
     assert_eq!(names(&daemon), ["vm1", "scratch", "front", "c2", "vm1"]);

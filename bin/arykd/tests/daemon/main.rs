@@ -10,6 +10,7 @@ mod harness;
 mod log;
 mod metrics;
 mod open_metrics;
+mod qos;
 mod sandbox;
 mod state;
 mod stuck;

@@ -1,0 +1,387 @@
+//! `cargo xtask bench qos`: how exact and how fair limits are, by the real clock, and what they cost those who have none.
+//!
+//! All machines are queues of one polled front-end, the project's own, on one thread. Where there are two reactors, one of them shares its core.
+
+use crate::backend::{self, Policy};
+use crate::process::{BACK_END_CORE, FRONT_END_CORE, Process};
+use crate::report::{Record, Report, Runs, Section, cell, number};
+use crate::rpc::Rpc;
+use crate::settings::Settings;
+use anyhow::{Context, Result, ensure};
+use aryk_front_end::blk::Requests;
+use aryk_front_end::{Format, Layout, Memory, Operation, Queue, Session, Shape, Wanted, feature, protocol};
+use hdrhistogram::Histogram;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Windows in which the lower bound is looked at besides the whole.
+const WINDOW: Duration = Duration::from_millis(100);
+/// With nothing to take, the front-end leaves its core for so long.
+const REST: Duration = Duration::from_micros(50);
+/// Bytes on each disk.
+const DISK: u64 = 1 << 30;
+/// Neighbours that are held up by their limits, beside a disk without.
+const NEIGHBOURS: usize = 1000;
+/// Turns with such neighbours, and without.
+const PAIRS: usize = 11;
+
+/// One machine with one disk, in a closed loop.
+struct Machine {
+    queue: Queue<Requests>,
+    _memory: Memory,
+    _session: Session,
+    depth: u16,
+    len: u32,
+    next: u64,
+    wants: bool,
+    in_flight: u16,
+    started: Vec<Instant>,
+    done: Done,
+}
+
+/// What a machine saw since it was last asked.
+struct Done {
+    requests: u64,
+    windows: Vec<u64>,
+    latency: Histogram<u64>,
+}
+
+impl Done {
+    fn new() -> Self {
+        let latency = Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("the bounds are right");
+        Self { requests: 0, windows: Vec::new(), latency }
+    }
+}
+
+impl Machine {
+    fn connect(socket: &Path, depth: u16, len: u32) -> Result<Self> {
+        let wanted = Wanted {
+            features: feature::VERSION_1 | feature::PROTOCOL,
+            optional: 0,
+            protocol: protocol::CONFIG,
+            optional_protocol: protocol::REPLY_ACK,
+            queues: 1,
+            patience: Duration::from_secs(30),
+        };
+        let session = Session::connect(socket, &wanted)?;
+        let size = (3 * depth).next_power_of_two().max(16);
+        let shape = Shape { format: Format::Split, size, event_idx: false };
+        let layout = Layout { shape, slots: depth, len, indirect: false };
+        let memory = Memory::new(layout.space::<Requests>())?;
+        let queue = Queue::new(Requests, &memory, 0, 0, layout)?;
+        session.settle()?;
+        session.share(&memory)?;
+        session.start(&queue.announced())?;
+        session.enable(1)?;
+        let started = vec![Instant::now(); depth.into()];
+        Ok(Self {
+            queue,
+            _memory: memory,
+            _session: session,
+            depth,
+            len,
+            next: 0,
+            wants: false,
+            in_flight: 0,
+            started,
+            done: Done::new(),
+        })
+    }
+
+    fn submit(&mut self, slot: u16, now: Instant) {
+        let offset = self.next * u64::from(self.len) % DISK;
+        self.next += 1;
+        self.started[usize::from(slot)] = now;
+        self.queue.submit(slot, Operation::Read, offset);
+        self.in_flight += 1;
+    }
+
+    fn begin(&mut self) {
+        self.wants = true;
+        let now = Instant::now();
+        (0..self.depth).for_each(|slot| self.submit(slot, now));
+        self.queue.publish();
+    }
+
+    /// Takes what has come; whether that was something.
+    fn turn(&mut self, start: Instant) -> Result<bool> {
+        let mut worked = false;
+        while let Some(done) = self.queue.take()? {
+            let now = Instant::now();
+            self.in_flight -= 1;
+            self.done.requests += 1;
+            let window = (now.saturating_duration_since(start).as_nanos() / WINDOW.as_nanos()) as usize;
+            if self.done.windows.len() <= window {
+                self.done.windows.resize(window + 1, 0);
+            }
+            self.done.windows[window] += 1;
+            let latency = now.saturating_duration_since(self.started[usize::from(done.slot)]);
+            self.done.latency.saturating_record(latency.as_nanos() as u64);
+            if self.wants {
+                self.submit(done.slot, now);
+            }
+            worked = true;
+        }
+        if worked {
+            self.queue.publish();
+        }
+        Ok(worked)
+    }
+}
+
+/// A daemon, and machines at it.
+struct Rig {
+    process: Process,
+    rpc: Rpc,
+    dir: PathBuf,
+    machines: Vec<Machine>,
+}
+
+impl Rig {
+    fn start(settings: &Settings, name: &str, reactors: usize) -> Result<Self> {
+        let dir = settings.sockets.path().join(name);
+        let cores = if reactors == 1 { 1 << BACK_END_CORE } else { 1 << BACK_END_CORE | 1 << FRONT_END_CORE };
+        let (process, rpc) = backend::arykd_on(&settings.arykd, cores, Policy::Adaptive, &dir, None)?;
+        Ok(Self { process, rpc, dir, machines: Vec::new() })
+    }
+
+    fn add(&mut self, depth: u16, len: u32) -> Result<String> {
+        let name = format!("d{}", self.machines.len());
+        let disk = json!({"name": name, "num_blocks": DISK / 512, "block_size": 512});
+        self.rpc.call("bdev_null_create", disk)?;
+        self.rpc.call("vhost_create_blk_controller", json!({"ctrlr": name, "dev_name": name}))?;
+        self.machines.push(Machine::connect(&self.dir.join(&name), depth, len)?);
+        Ok(name)
+    }
+
+    fn limit(&mut self, name: &str, mut limits: Value) -> Result<()> {
+        limits["name"] = json!(name);
+        self.rpc.call("bdev_set_qos_limit", limits).map(drop)
+    }
+
+    /// Lets all go on for so long, and gives what each saw.
+    fn run(&mut self, span: Duration) -> Result<Vec<Done>> {
+        let start = Instant::now();
+        self.machines.iter_mut().for_each(|m| m.done = Done::new());
+        while start.elapsed() < span {
+            let mut worked = false;
+            for machine in &mut self.machines {
+                worked |= machine.turn(start)?;
+            }
+            if !worked {
+                std::thread::sleep(REST);
+            }
+        }
+        Ok(self.machines.iter_mut().map(|m| std::mem::replace(&mut m.done, Done::new())).collect())
+    }
+
+    fn begin(&mut self) {
+        self.machines.iter_mut().filter(|m| m.in_flight == 0).for_each(Machine::begin);
+    }
+}
+
+/// Measures accuracy, then fairness, then neighbours.
+pub fn measure(settings: &Settings, report: &mut Report) -> Result<()> {
+    accuracy(settings, report)?;
+    fairness(settings, report)?;
+    neighbours(settings, report)
+}
+
+/// A limit, what is asked of it, and what it should come to in requests a second.
+struct Case {
+    name: &'static str,
+    limits: fn() -> Value,
+    len: u32,
+    expected: f64,
+}
+
+const CASES: [Case; 7] = [
+    Case { name: "1000 IOPS", limits: || json!({"rw_ios_per_sec": 1000}), len: 4096, expected: 1000.0 },
+    Case { name: "6000 IOPS", limits: || json!({"rw_ios_per_sec": 6000}), len: 4096, expected: 6000.0 },
+    Case { name: "50000 IOPS", limits: || json!({"rw_ios_per_sec": 50_000}), len: 4096, expected: 5e4 },
+    Case { name: "100 MiB/s", limits: || json!({"rw_mbytes_per_sec": 100}), len: 65_536, expected: 1600.0 },
+    Case { name: "10 IOPS", limits: || json!({"rw_ios_per_sec": 10}), len: 4096, expected: 10.0 },
+    Case { name: "combined, 4 KiB", limits: combined, len: 4096, expected: 3000.0 },
+    Case { name: "combined, 4 MiB", limits: combined, len: 4 << 20, expected: 31.25 },
+];
+
+fn combined() -> Value {
+    json!({"rw_ios_per_sec": 3000, "rw_mbytes_per_sec": 125, "combined": true})
+}
+
+const ACCURACY: &str = "One disk, 16 requests in flight (of 4 MiB: 2), and what it gets of its limit: over the whole of a run, and in its worst \
+     tenth of a second (of those with 100 requests or more in them). *combined* is 3,000 IOPS and 125 MiB/s on one scale.";
+
+fn accuracy(settings: &Settings, report: &mut Report) -> Result<()> {
+    let columns = ["limit", "reactors", "got, % of the limit", "worst 100 ms, %", "aim"];
+    let mut section = Section::new("Accuracy", ACCURACY, columns.map(str::to_owned).to_vec());
+    for reactors in [1, 2] {
+        for case in CASES.iter().filter(|case| settings.wants(case.name)) {
+            let (mut whole, mut worst) = (Runs::default(), Runs::default());
+            for run in 0..settings.runs {
+                let dir = format!("accuracy-{run}");
+                let [all, least] = one_limit(settings, &dir, case, reactors, report)?;
+                whole.push(all * 100.0);
+                least.is_finite().then(|| worst.push(least * 100.0));
+            }
+            for (metric, runs) in [("whole", &whole), ("worst 100 ms", &worst)] {
+                let name = format!("qos/accuracy/{}/{reactors}", case.name);
+                report.records.push(Record::new(&name, metric, "%", runs, &Runs::default()));
+            }
+            let aim = "≥ 99, ≥ 95".to_owned();
+            let (whole, worst) = (cell(&whole, number), cell(&worst, number));
+            section.row(vec![case.name.to_owned(), reactors.to_string(), whole, worst, aim]);
+        }
+    }
+    report.section(section);
+    Ok(())
+}
+
+/// What one disk gets of its limit: in all, and in the worst window.
+fn one_limit(
+    settings: &Settings,
+    dir: &str,
+    case: &Case,
+    reactors: usize,
+    report: &mut Report,
+) -> Result<[f64; 2]> {
+    let mut rig = Rig::start(settings, &format!("{dir}-{reactors}-{}", case.expected), reactors)?;
+    report.command(&rig.process.command);
+    let depth = if case.len > 1 << 20 { 2 } else { 16 };
+    let name = rig.add(depth, case.len)?;
+    rig.limit(&name, (case.limits)())?;
+    rig.begin();
+    rig.run(settings.warm_up.max(Duration::from_millis(200)))?;
+    let start = Instant::now();
+    let done = rig.run(settings.span)?;
+    let spent = start.elapsed().as_secs_f64();
+    let count: u64 = done.iter().map(|d| d.requests).sum();
+    let windows = (settings.span.as_nanos() / WINDOW.as_nanos()) as usize;
+    let in_window = |i: usize| done.iter().filter_map(|d| d.windows.get(i)).sum::<u64>() as f64;
+    let expected = case.expected * WINDOW.as_secs_f64();
+    let least = (0..windows).map(in_window).fold(f64::INFINITY, f64::min) / expected;
+    Ok([count as f64 / spent / case.expected, if expected >= 100.0 { least } else { f64::INFINITY }])
+}
+
+const FAIRNESS: &str =
+    "Disks of one group of 6,000 IOPS, and what each gets. Jain's index is 1 when all get the same.";
+
+fn fairness(settings: &Settings, report: &mut Report) -> Result<()> {
+    let columns = ["disks", "reactors", "the group got, %", "least and most of a disk, IOPS", "Jain's index"];
+    let mut section = Section::new("Fairness", FAIRNESS, columns.map(str::to_owned).to_vec());
+    let equal: &[u16] = &[32; 8];
+    for (name, depths) in [("8 at QD32", equal), ("1 at QD1, 3 at QD128", &[1, 128, 128, 128])] {
+        if !settings.wants(name) {
+            continue;
+        }
+        for reactors in [1, 2] {
+            let mut rig = Rig::start(settings, &format!("fairness-{}-{reactors}", depths.len()), reactors)?;
+            rig.rpc.call("bdev_qos_group_create", json!({"name": "g"}))?;
+            rig.rpc.call("bdev_qos_group_set_limit", json!({"name": "g", "rw_ios_per_sec": 6000}))?;
+            for &depth in depths {
+                let disk = rig.add(depth, 4096)?;
+                rig.rpc.call("bdev_qos_group_add_bdev", json!({"name": "g", "bdev_name": disk}))?;
+            }
+            rig.begin();
+            rig.run(Duration::from_millis(500))?;
+            let (mut got, mut index, mut each) = (Runs::default(), Runs::default(), Runs::default());
+            for _ in 0..settings.runs {
+                let start = Instant::now();
+                let counts: Vec<f64> = rig.run(settings.span)?.iter().map(|d| d.requests as f64).collect();
+                let spent = start.elapsed().as_secs_f64();
+                got.push(counts.iter().sum::<f64>() / spent / 60.0);
+                let squares: f64 = counts.iter().map(|c| c * c).sum();
+                index.push(counts.iter().sum::<f64>().powi(2) / (counts.len() as f64 * squares));
+                counts.iter().for_each(|count| each.push(count / spent));
+            }
+            let [least, most] = each.spread().context("there are disks")?;
+            report.records.push(Record::new(
+                &format!("qos/fairness/{name}/{reactors}"),
+                "Jain's index",
+                "",
+                &index,
+                &Runs::default(),
+            ));
+            let each = format!("{} – {}", number(least), number(most));
+            let cells =
+                [name.to_owned(), reactors.to_string(), cell(&got, number), each, cell(&index, exact)];
+            section.row(cells.to_vec());
+        }
+    }
+    report.section(section);
+    Ok(())
+}
+
+fn exact(value: f64) -> String {
+    format!("{value:.4}")
+}
+
+const BESIDE: &str = "A disk without limits, reading 4 KiB at QD1, while 1,000 others have requests that their limits (1 IOPS each) hold up, and while the same \
+     1,000 want nothing; in turns, medians and their spread.";
+
+/// What an unlimited disk notices of many that are held up.
+fn neighbours(settings: &Settings, report: &mut Report) -> Result<()> {
+    if !settings.wants("neighbours") {
+        return Ok(());
+    }
+    let mut rig = Rig::start(settings, "neighbours", 1)?;
+    rig.add(1, 4096)?;
+    for _ in 0..NEIGHBOURS {
+        rig.add(4, 4096)?;
+    }
+    let (mut held, mut free) = ([Runs::default(), Runs::default()], [Runs::default(), Runs::default()]);
+    let pairs = if settings.quick { 1 } else { PAIRS };
+    for _ in 0..pairs {
+        let limits: fn() -> Value = || json!({"rw_ios_per_sec": 1});
+        for n in 1..=NEIGHBOURS {
+            rig.limit(&format!("d{n}"), limits())?;
+        }
+        rig.begin();
+        rig.run(Duration::from_millis(500))?;
+        alone(&mut rig, settings, &mut held)?;
+        // They want nothing any more, and what waits is let go.
+        rig.machines[1..].iter_mut().for_each(|m| m.wants = false);
+        for n in 1..=NEIGHBOURS {
+            rig.limit(&format!("d{n}"), json!({"rw_ios_per_sec": 0}))?;
+        }
+        rig.run(Duration::from_millis(500))?;
+        ensure!(
+            rig.machines[1..].iter().all(|m| m.in_flight == 0),
+            "requests stay though nothing limits them"
+        );
+        alone(&mut rig, settings, &mut free)?;
+    }
+    let columns = ["of the unlimited disk", "1,000 held up", "1,000 idle", "ratio", "aim"];
+    let mut section = Section::new("Neighbours", BESIDE, columns.map(str::to_owned).to_vec());
+    for (i, (what, aim)) in
+        [("busy time, ns a request", "≤ 1.05"), ("p99, µs", "≤ 1.2")].into_iter().enumerate()
+    {
+        let record = Record::new(&format!("qos/neighbours/{what}"), what, "", &held[i], &free[i]);
+        report.records.push(record);
+        let ratio = held[i].median().zip(free[i].median()).map_or(f64::NAN, |(a, b)| a / b);
+        let cells =
+            [what.to_owned(), cell(&held[i], number), cell(&free[i], number), exact(ratio), aim.to_owned()];
+        section.row(cells.to_vec());
+    }
+    report.section(section);
+    Ok(())
+}
+
+/// The first machine alone is polled: what the reactor works for each of its requests, and the latency.
+fn alone(rig: &mut Rig, settings: &Settings, [busy, p99]: &mut [Runs; 2]) -> Result<()> {
+    let machine_busy = |rig: &mut Rig| -> Result<f64> {
+        let reactors = rig.rpc.call("framework_get_reactors", json!({}))?;
+        reactors["reactors"][0]["busy"].as_f64().context("a reactor says how busy it was")
+    };
+    rig.machines[0].done = Done::new();
+    let (start, before) = (Instant::now(), machine_busy(rig)?);
+    while start.elapsed() < settings.span {
+        rig.machines[0].turn(start)?;
+    }
+    let worked = machine_busy(rig)? - before;
+    let done = std::mem::replace(&mut rig.machines[0].done, Done::new());
+    busy.push(worked / done.requests.max(1) as f64);
+    p99.push(done.latency.value_at_quantile(0.99) as f64 / 1e3);
+    Ok(())
+}

@@ -1,0 +1,100 @@
+//! Calls that set what disks and groups may do: settings that have a subject, so that there is at most one of a kind for each.
+
+use super::call::Call;
+use crate::limits::Limits;
+use serde_json::{Value, json};
+
+/// What is set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Setting {
+    /// There is a group.
+    Group,
+    /// What it may do.
+    GroupLimits,
+    /// What a disk may do.
+    Limits,
+    /// Which group a disk is in.
+    Place,
+}
+
+const CREATE: &str = "bdev_qos_group_create";
+const LIMIT_GROUP: &str = "bdev_qos_group_set_limit";
+const LIMIT: &str = "bdev_set_qos_limit";
+const ADD: &str = "bdev_qos_group_add_bdev";
+
+pub fn create(name: &str, parent: Option<&str>) -> Call {
+    let mut params = json!({"name": name});
+    if let Some(parent) = parent {
+        params["parent"] = json!(parent);
+    }
+    Call::new(CREATE, params)
+}
+
+pub fn limit_group(name: &str, limits: &Limits) -> Call {
+    Call::new(LIMIT_GROUP, limits.complete().params(name))
+}
+
+pub fn limit(disk: &str, limits: &Limits) -> Call {
+    Call::new(LIMIT, limits.complete().params(disk))
+}
+
+pub fn add(group: &str, disk: &str) -> Call {
+    Call::new(ADD, json!({"name": group, "bdev_name": disk}))
+}
+
+impl Call {
+    /// What it sets, and of which disk or group.
+    pub fn setting(&self) -> Option<(Setting, &str)> {
+        let (setting, name) = match self.method.as_str() {
+            CREATE => (Setting::Group, "name"),
+            LIMIT_GROUP => (Setting::GroupLimits, "name"),
+            LIMIT => (Setting::Limits, "name"),
+            ADD => (Setting::Place, "bdev_name"),
+            _ => return None,
+        };
+        Some((setting, self.text(name)?))
+    }
+
+    /// The disk that it sets something of.
+    pub fn set_disk(&self) -> Option<&str> {
+        let (setting, name) = self.setting()?;
+        matches!(setting, Setting::Limits | Setting::Place).then_some(name)
+    }
+
+    /// Whether both set the same.
+    pub fn sets_same(&self, other: &Self) -> bool {
+        let limits = |call: &Self| Limits::of(&Value::Object(call.params.clone()));
+        match (self.setting(), other.setting()) {
+            (Some(a), Some(b)) if a == b && matches!(a.0, Setting::Limits | Setting::GroupLimits) => {
+                limits(self) == limits(other)
+            }
+            _ => self == other,
+        }
+    }
+
+    /// The call that takes it back.
+    pub fn unset(&self) -> Option<Self> {
+        let (setting, name) = self.setting()?;
+        Some(match setting {
+            Setting::Group => Self::new("bdev_qos_group_delete", json!({"name": name})),
+            Setting::GroupLimits => limit_group(name, &Limits::default()),
+            Setting::Limits => limit(name, &Limits::default()),
+            Setting::Place => {
+                let params = Value::Object(self.params.clone());
+                Self::new("bdev_qos_group_remove_bdev", params)
+            }
+        })
+    }
+
+    /// What it sets, in a few words.
+    pub fn setting_summary(&self) -> Option<String> {
+        let (setting, name) = self.setting()?;
+        let limits = Limits::of(&Value::Object(self.params.clone()));
+        Some(match setting {
+            Setting::Group => format!("group {name}"),
+            Setting::GroupLimits => format!("limits of group {name}: {limits}"),
+            Setting::Limits => format!("limits of disk {name}: {limits}"),
+            Setting::Place => format!("disk {name} in group {}", self.text("name").unwrap_or_default()),
+        })
+    }
+}

@@ -1,0 +1,137 @@
+//! `aryk qos …`
+
+use super::{elements, text};
+use crate::cli::{GroupCommand, QosCommand};
+use crate::client::Client;
+use crate::error::Error;
+use crate::limits::Limits;
+use crate::output::Output;
+use serde_json::{Value, json};
+
+pub fn run(command: &QosCommand, client: &mut Client, out: &Output) -> Result<(), Error> {
+    match command {
+        QosCommand::Set { disk, limits } => set(disk, limits, client, out),
+        QosCommand::List(_) => list(client, out),
+        QosCommand::Group(command) => group(command, client, out),
+    }
+}
+
+fn given(limits: &Limits) -> Result<(), Error> {
+    let none = || Error::Usage("no limit is given, such as --iops 3000".into());
+    if limits.is_empty() { Err(none()) } else { Ok(()) }
+}
+
+fn set(disk: &str, limits: &Limits, client: &mut Client, out: &Output) -> Result<(), Error> {
+    given(limits)?;
+    client.call("bdev_set_qos_limit", limits.params(disk))?;
+    let mut disks = client.call("bdev_get_bdevs", json!({"name": disk}))?;
+    let disk = disks[0].take();
+    let limits = Limits::of(&disk["assigned_rate_limits"]);
+    out.print(&disk["assigned_rate_limits"], || format!("Limits of disk '{}': {limits}", text(&disk, "name")))
+}
+
+/// The disks that have limits or a group.
+fn list(client: &mut Client, out: &Output) -> Result<(), Error> {
+    let disks = client.call("bdev_get_bdevs", json!({}))?;
+    let is_limited = |disk: &&Value| {
+        disk["qos_group"].is_string() || !Limits::of(&disk["assigned_rate_limits"]).is_empty()
+    };
+    let limited: Vec<&Value> = elements(&disks).iter().filter(is_limited).collect();
+    let shown = |disk: &&Value| json!({"name": disk["name"], "group": disk["qos_group"], "limits": disk["assigned_rate_limits"]});
+    out.print(&Value::Array(limited.iter().map(shown).collect()), || {
+        if limited.is_empty() {
+            return "No disk is limited. Limit one: aryk qos set NAME --iops 3000".into();
+        }
+        let row = |disk: &&Value| {
+            let limits = Limits::of(&disk["assigned_rate_limits"]).to_string();
+            vec![text(disk, "name").to_owned(), text(disk, "qos_group").to_owned(), limits]
+        };
+        out.table(&[("DISK", false), ("GROUP", false), ("LIMITS", false)], limited.iter().map(row))
+    })
+}
+
+fn group(command: &GroupCommand, client: &mut Client, out: &Output) -> Result<(), Error> {
+    match command {
+        GroupCommand::Create { name, parent, limits } => create(name, parent.as_deref(), limits, client, out),
+        GroupCommand::Set { name, limits } => {
+            given(limits)?;
+            client.call("bdev_qos_group_set_limit", limits.params(name))?;
+            show(name, client, out)
+        }
+        GroupCommand::Add { group, disks } => members("bdev_qos_group_add_bdev", group, disks, client, out),
+        GroupCommand::Remove { group, disks } => {
+            members("bdev_qos_group_remove_bdev", group, disks, client, out)
+        }
+        GroupCommand::Delete { name } => {
+            let result = client.call("bdev_qos_group_delete", json!({"name": name}))?;
+            out.print(&result, || format!("Group '{name}' is gone."))
+        }
+        GroupCommand::List(_) => list_groups(client, out),
+    }
+}
+
+fn create(
+    name: &str,
+    parent: Option<&str>,
+    limits: &Limits,
+    client: &mut Client,
+    out: &Output,
+) -> Result<(), Error> {
+    let mut params = json!({"name": name});
+    if let Some(parent) = parent {
+        params["parent"] = json!(parent);
+    }
+    client.call("bdev_qos_group_create", params)?;
+    if !limits.is_empty() {
+        client.call("bdev_qos_group_set_limit", limits.params(name)).inspect_err(|_| {
+            // That it fails, too, is less than what did.
+            let _ = client.call("bdev_qos_group_delete", json!({"name": name}));
+        })?;
+    }
+    show(name, client, out)
+}
+
+fn members(
+    method: &str,
+    group: &str,
+    disks: &[String],
+    client: &mut Client,
+    out: &Output,
+) -> Result<(), Error> {
+    for disk in disks {
+        client.call(method, json!({"name": group, "bdev_name": disk}))?;
+    }
+    show(group, client, out)
+}
+
+fn show(name: &str, client: &mut Client, out: &Output) -> Result<(), Error> {
+    let mut groups = client.call("bdev_qos_groups_get", json!({"name": name}))?;
+    let group = groups[0].take();
+    out.print(&group, || {
+        let limits = Limits::of(&group["assigned_rate_limits"]);
+        format!("Group '{name}' of {}, limits: {limits}", counted(elements(&group["bdevs"]).len()))
+    })
+}
+
+fn counted(disks: usize) -> String {
+    if disks == 1 { "1 disk".to_owned() } else { format!("{disks} disks") }
+}
+
+fn list_groups(client: &mut Client, out: &Output) -> Result<(), Error> {
+    let groups = client.call("bdev_qos_groups_get", json!({}))?;
+    out.print(&groups, || {
+        if elements(&groups).is_empty() {
+            return "There are no groups. Make one: aryk qos group create NAME --iops 6000".into();
+        }
+        let row = |group: &Value| {
+            vec![
+                text(group, "name").to_owned(),
+                text(group, "parent").to_owned(),
+                elements(&group["bdevs"]).len().to_string(),
+                Limits::of(&group["assigned_rate_limits"]).to_string(),
+            ]
+        };
+        let columns = [("GROUP", false), ("IN", false), ("DISKS", true), ("LIMITS", false)];
+        out.table(&columns, elements(&groups).iter().map(row))
+    })
+}

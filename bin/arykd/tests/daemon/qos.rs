@@ -1,0 +1,218 @@
+//! Limits as machines feel them: obeyed, changed under load, shared by a group, and there again after a restart.
+
+use crate::harness::{Daemon, code};
+use aryk_front_end::blk::Requests;
+use aryk_front_end::{Format, Layout, Memory, Operation, Queue, Session, Shape, Wanted, feature, protocol};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+const DEPTH: u16 = 16;
+
+/// A machine that reads as fast as it may, on a thread of its own.
+struct Reader {
+    count: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Reader {
+    fn start(socket: PathBuf) -> Self {
+        let (count, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let (counted, stopped) = (Arc::clone(&count), Arc::clone(&stop));
+        let thread = std::thread::spawn(move || read(&socket, &counted, &stopped));
+        Self { count, stop, thread: Some(thread) }
+    }
+
+    fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    fn end(mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+fn read(socket: &Path, count: &AtomicU64, stop: &AtomicBool) {
+    let wanted = Wanted {
+        features: feature::VERSION_1 | feature::PROTOCOL,
+        optional: 0,
+        protocol: protocol::CONFIG,
+        optional_protocol: protocol::REPLY_ACK,
+        queues: 1,
+        patience: Duration::from_secs(20),
+    };
+    let session = Session::connect(socket, &wanted).unwrap();
+    let shape = Shape { format: Format::Split, size: 64, event_idx: false };
+    let layout = Layout { shape, slots: DEPTH, len: 4096, indirect: false };
+    let memory = Memory::new(layout.space::<Requests>()).unwrap();
+    let mut queue = Queue::new(Requests, &memory, 0, 0, layout).unwrap();
+    session.settle().unwrap();
+    session.share(&memory).unwrap();
+    session.start(&queue.announced()).unwrap();
+    session.enable(1).unwrap();
+    (0..DEPTH).for_each(|slot| queue.submit(slot, Operation::Read, u64::from(slot) * 4096));
+    queue.publish();
+    let mut in_flight = DEPTH;
+    while in_flight > 0 {
+        let mut worked = false;
+        while let Some(done) = queue.take().unwrap() {
+            count.fetch_add(1, Ordering::Relaxed);
+            in_flight -= 1;
+            if !stop.load(Ordering::Relaxed) {
+                queue.submit(done.slot, Operation::Read, u64::from(done.slot) * 4096);
+                in_flight += 1;
+            }
+            worked = true;
+        }
+        if worked {
+            queue.publish();
+        } else {
+            std::thread::park_timeout(Duration::from_micros(200));
+        }
+    }
+    session.stop(0).unwrap();
+}
+
+/// Requests a second of each, over some time.
+#[expect(clippy::disallowed_methods, reason = "real time is what limits are about")]
+fn rates(readers: &[&Reader], time: Duration) -> Vec<f64> {
+    let (start, before): (_, Vec<u64>) = (Instant::now(), readers.iter().map(|r| r.count()).collect());
+    std::thread::park_timeout(time);
+    let spent = start.elapsed().as_secs_f64();
+    readers.iter().zip(before).map(|(r, before)| (r.count() - before) as f64 / spent).collect()
+}
+
+/// Never more than the limit; much less only if the machine that tests is very busy.
+fn check(rate: f64, limit: f64) {
+    // Half a second has no more than 2 ms and a request beyond it, and what completes late.
+    assert!(rate <= limit * 1.05 + 30.0, "{rate} of {limit}");
+    assert!(rate >= limit * 0.7, "{rate} of {limit}");
+}
+
+fn make(daemon: &Daemon, name: &str) -> PathBuf {
+    daemon.call("bdev_null_create", json!({"name": name, "block_size": 512, "num_blocks": 2048})).unwrap();
+    daemon.call("vhost_create_blk_controller", json!({"ctrlr": name, "dev_name": name})).unwrap();
+    let all = daemon.call("vhost_get_controllers", json!({"name": name})).unwrap();
+    all[0]["socket"].as_str().unwrap().into()
+}
+
+fn limit(daemon: &Daemon, name: &str, ios: u64) {
+    daemon.call("bdev_set_qos_limit", json!({"name": name, "rw_ios_per_sec": ios})).unwrap();
+}
+
+#[test]
+fn limits_hold_change_and_stay() {
+    let mut daemon = Daemon::start(&["--state-dir", "DIR/state"]);
+    let sockets = ["a", "b"].map(|name| make(&daemon, name));
+    limit(&daemon, "a", 2000);
+    let a = Reader::start(sockets[0].clone());
+    let b = Reader::start(sockets[1].clone());
+    let second = Duration::from_secs(1);
+    rates(&[&a, &b], second / 2);
+    let seen = rates(&[&a, &b], second);
+    check(seen[0], 2000.0);
+    assert!(seen[1] > 4000.0, "{seen:?}");
+    // Changed, while requests wait.
+    limit(&daemon, "a", 200);
+    check(rates(&[&a], second)[0], 200.0);
+    limit(&daemon, "a", 0);
+    let free = rates(&[&a], second)[0];
+    assert!(free > 4000.0, "{free}");
+    // Two disks of a group, on whichever reactors.
+    daemon.call("bdev_qos_group_create", json!({"name": "vm"})).unwrap();
+    daemon.call("bdev_qos_group_set_limit", json!({"name": "vm", "rw_ios_per_sec": 3000})).unwrap();
+    for disk in ["a", "b"] {
+        daemon.call("bdev_qos_group_add_bdev", json!({"name": "vm", "bdev_name": disk})).unwrap();
+    }
+    let seen = rates(&[&a, &b], second);
+    check(seen[0] + seen[1], 3000.0);
+    assert!(seen[0] > 900.0 && seen[1] > 900.0, "{seen:?}");
+    assert_eq!(code(daemon.call("bdev_qos_group_delete", json!({"name": "vm"}))), -16);
+    a.end();
+    b.end();
+    limit(&daemon, "a", 1500);
+    let before = all(&daemon);
+    daemon.kill_and_restart();
+    assert_eq!(all(&daemon), before);
+    let readers = sockets.map(Reader::start);
+    rates(&[&readers[0]], second / 2);
+    let seen = rates(&[&readers[0], &readers[1]], second);
+    check(seen[0] + seen[1], 3000.0);
+    let stats = daemon.call("bdev_get_iostat", json!({"name": "a"})).unwrap();
+    assert!(stats["bdevs"][0]["num_throttled_ops"].as_u64().unwrap() > 100, "{stats}");
+    readers.into_iter().for_each(Reader::end);
+}
+
+/// All that is said of limits and groups.
+fn all(daemon: &Daemon) -> [Value; 3] {
+    let call = |method| daemon.call(method, json!({})).unwrap();
+    [call("bdev_get_bdevs"), call("bdev_qos_groups_get"), call("save_config")]
+}
+
+#[test]
+fn a_disk_that_waits_is_deleted_and_forgotten() {
+    let mut daemon = Daemon::start(&["--state-dir", "DIR/state"]);
+    let reader = Reader::start(make(&daemon, "a"));
+    limit(&daemon, "a", 100);
+    daemon.call("bdev_qos_group_create", json!({"name": "vm"})).unwrap();
+    daemon.call("bdev_qos_group_add_bdev", json!({"name": "vm", "bdev_name": "a"})).unwrap();
+    check(rates(&[&reader], Duration::from_secs(1))[0], 100.0);
+    reader.end();
+    daemon.call("vhost_delete_controller", json!({"ctrlr": "a"})).unwrap();
+    daemon.call("bdev_null_delete", json!({"name": "a"})).unwrap();
+    daemon.call("bdev_null_create", json!({"name": "a", "block_size": 512, "num_blocks": 8})).unwrap();
+    daemon.kill_and_restart();
+    let [disks, groups, _] = all(&daemon);
+    assert_eq!(disks[0]["assigned_rate_limits"]["rw_ios_per_sec"], 0);
+    assert_eq!(groups[0]["bdevs"], json!([]));
+    daemon.call("bdev_qos_group_delete", json!({"name": "vm"})).unwrap();
+    daemon.kill_and_restart();
+    assert_eq!(all(&daemon)[1], json!([]));
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let daemon = Daemon::start(&[]);
+    make(&daemon, "a");
+    let refused = |method: &str, params: Value| code(daemon.call(method, params));
+    let limits = |limits: Value| {
+        let mut params = limits;
+        params["name"] = json!("a");
+        refused("bdev_set_qos_limit", params)
+    };
+    assert_eq!(limits(json!({})), -22);
+    assert_eq!(limits(json!({"rw_ios_per_sec": -1})), -32602);
+    assert_eq!(limits(json!({"rw_ios_per_sec": 1_000_000_001})), -22);
+    assert_eq!(limits(json!({"rw_mbytes_per_sec": u64::MAX})), -22);
+    assert_eq!(limits(json!({"burst_seconds": -1})), -32602);
+    assert_eq!(limits(json!({"burst_seconds": 86_401})), -22);
+    assert_eq!(limits(json!({"burst_seconds": u64::MAX})), -22);
+    assert_eq!(limits(json!({"rw_ios_per_sec": 1000, "rw_mbytes_per_sec": 1, "combined": true})), -22);
+    assert_eq!(limits(json!({"rw_ops": 1})), -32602);
+    assert_eq!(refused("bdev_set_qos_limit", json!({"name": "x", "rw_ios_per_sec": 1})), -19);
+    assert_eq!(refused("bdev_qos_group_set_limit", json!({"name": "x", "rw_ios_per_sec": 1})), -19);
+    assert_eq!(refused("bdev_qos_group_create", json!({"name": "g", "parent": "g"})), -19);
+    assert_eq!(refused("bdev_qos_group_create", json!({"name": ""})), -22);
+    daemon.call("bdev_qos_group_create", json!({"name": "g"})).unwrap();
+    assert_eq!(refused("bdev_qos_group_create", json!({"name": "g"})), -17);
+    let member = json!({"name": "g", "bdev_name": "a"});
+    assert_eq!(refused("bdev_qos_group_remove_bdev", member.clone()), -19);
+    assert_eq!(refused("bdev_qos_group_add_bdev", json!({"name": "g", "bdev_name": "x"})), -19);
+    daemon.call("bdev_qos_group_add_bdev", member.clone()).unwrap();
+    assert_eq!(refused("bdev_qos_group_delete", json!({"name": "g"})), -16);
+    daemon.call("bdev_qos_group_remove_bdev", member).unwrap();
+    daemon.call("bdev_qos_group_delete", json!({"name": "g"})).unwrap();
+    let disks = daemon.call("bdev_get_bdevs", json!({})).unwrap();
+    assert_eq!(disks[0]["assigned_rate_limits"]["rw_ios_per_sec"], 0, "nothing was set");
+}
