@@ -79,7 +79,7 @@ sectors() { d=$(lun "$1") && cat "/sys/block/${d##*/}/size"; }
 # What the kernel has said of failed commands since it was asked last, each kind with its number.
 kinds() {
     dmesg -c >/tmp/kinds
-    grep -o -e 'hostbyte=[A-Z_]*' -e 'Sense Key : .*' -e 'Add\. Sense: .*' /tmp/kinds | tr ' ' '_' | sort | uniq -c | sort -rn
+    grep -o -e 'I/O error' -e 'hostbyte=[A-Z_]*' -e 'Sense Key : .*' -e 'Add\. Sense: .*' /tmp/kinds | tr ' ' '_' | sort | uniq -c | sort -rn
 }
 # Has the guest look at target $1 for itself.
 scan() { for host in /sys/class/scsi_host/*; do echo "0 $1 0" >"$host/scan"; done; }

@@ -12,6 +12,7 @@ use crate::{Disk, Machine};
 
 /// Exit codes of sg3-utils, beside 0.
 const ILLEGAL_REQUEST: i32 = 5;
+const UNIT_ATTENTION: i32 = 6;
 const INVALID_OPCODE: i32 = 9;
 const MISCOMPARE: i32 = 14;
 const LBA_OUT_OF_RANGE: i32 = 22;
@@ -61,7 +62,7 @@ const IDENTITY: &[Step] = &[
             "Maximum compare and write length: 128 blocks",
             "Maximum unmap LBA count: 8388608",
             "Maximum unmap block descriptor count: 256",
-            "Maximum write same length: 8388608 blocks",
+            "Maximum write same length: 0x800000 blocks",
         ],
     ),
     step("sg_vpd --page=0xb1 $d", 0, &["Non-rotating medium"]),
@@ -75,7 +76,7 @@ const IDENTITY: &[Step] = &[
             "thin provisioned",
         ],
     ),
-    step("sg_inq --page=0xb7 $d", ILLEGAL_REQUEST, &[]),
+    step("sg_raw -r 96 $d 12 01 b7 00 60 00", ILLEGAL_REQUEST, &["Invalid field in cdb"]),
     step("sg_readcap $d", 0, &["Last LBA=32767", "Logical block length=512 bytes"]),
     step("sg_readcap --16 $d", 0, &["Number of logical blocks=32768", "lbpme=1", "prot_en=0"]),
     step("sg_luns $d", 0, &["Lun list length = 8", "0000000000000000"]),
@@ -83,10 +84,10 @@ const IDENTITY: &[Step] = &[
     step(
         "sg_opcodes $d",
         0,
-        &["Read(10)", "Write(16)", "Compare and write", "Unmap", "Persistent reserve out, Preempt"],
+        &["Read(10)", "Write(16)", "Compare and write", "Unmap", "Persistent reserve out, preempt"],
     ),
     step("sg_opcodes --opcode=0x89 $d", 0, &["Opcode=0x89", "conforming to SCSI standard", "89 18 ff ff"]),
-    step("sg_opcodes --opcode=0xc1 $d", 0, &["not supported"]),
+    step("sg_opcodes --opcode=0xc1 $d", 0, &["NOT supported"]),
     step("sg_modes --all $d", 0, &["Caching", "Control", "Informational exceptions"]),
     step("sg_modes --six --page=8 $d", 0, &["Caching", "00     08 12 04"]),
     step("sg_modes --page=1 $d", ILLEGAL_REQUEST, &[]),
@@ -95,9 +96,9 @@ const IDENTITY: &[Step] = &[
 const CONDITION: &[Step] = &[
     step("sg_turs --num=20 $d", 0, &["Completed 20 Test Unit Ready commands with 0 errors"]),
     step("sg_requests $d", 0, &["No Sense"]),
-    step("sg_reset -N --device $d && dmesg | tail -n 1", 0, &["completed successfully"]),
+    step("sg_reset -N --device $d && dmesg | tail -n 1", 0, &["device reset"]),
+    step("sg_turs $d", UNIT_ATTENTION, &["Unit Attention", "Bus device reset function occurred"]),
     step("sg_turs $d", 0, &[]),
-    step("sg_reset -N --target $d", 0, &["completed successfully"]),
     step("sg_start --stop $d", 0, &[]),
     step("sg_start --start $d", 0, &[]),
     step("sg_sync $d", 0, &[]),
