@@ -1,6 +1,7 @@
 //! `cargo xtask hotplug`: disks of a SCSI controller that come and go under a Linux guest, in the long form. Its short form are the guest tests `scsi/`.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use aryk_guest_tests::cases::Lab;
@@ -14,6 +15,9 @@ pub(crate) struct Args {
     /// Rounds in which disks are taken away and come back; half of them with packed rings
     #[arg(long, default_value_t = 200)]
     rounds: u32,
+    /// Begin no more rounds after so long, in minutes
+    #[arg(long, value_name = "N")]
+    minutes: Option<u64>,
     /// What rounds are drawn from
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -29,7 +33,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     install::ensure(install::GUEST)?;
     let bin = workspace::build_programs()?;
     let image = Image::prepare(&workspace::target()?.join("guest"))?;
-    let report = hotplug::run(&Lab { image, bin }, args.rounds, args.seed)?;
+    let patience = args.minutes.map(|minutes| Duration::from_secs(60 * minutes));
+    let report = hotplug::run(&Lab { image, bin }, args.rounds, args.seed, patience)?;
     let files = [(&args.json, format!("{:#}\n", report.json())), (&args.page, report.page())];
     for (path, text) in files {
         let Some(path) = path else { continue };

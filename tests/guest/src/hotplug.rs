@@ -18,7 +18,7 @@ pub mod rounds;
 pub(crate) mod scenes;
 pub(crate) mod sg;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
@@ -26,16 +26,16 @@ use crate::cases::{Lab, with_site};
 use report::{Report, Scene};
 use rounds::Settings;
 
-/// Runs everything: so many rounds, half of them with rings of either kind, and each scene.
+/// Runs everything: so many rounds, half of them with rings of either kind, or as many as `patience` allows; and each scene.
 ///
 /// # Errors
 /// A round found something wrong. (A scene that did is in the report.)
-pub fn run(lab: &Lab, rounds: u32, seed: u64) -> Result<Report> {
+pub fn run(lab: &Lab, rounds: u32, seed: u64, patience: Option<Duration>) -> Result<Report> {
     let mut all = Vec::new();
     for (packed, rounds) in [(false, rounds.div_ceil(2)), (true, rounds / 2)] {
         let rings = if packed { "packed" } else { "split" };
         println!("{rounds} rounds, {rings} rings, seed {seed}");
-        let settings = Settings { rounds, seed, packed };
+        let settings = Settings { rounds, seed, packed, patience: patience.map(|all| all / 2) };
         let done = with_site(lab, |site| rounds::run(site, settings));
         all.push((rings, done.with_context(|| format!("rounds with {rings} rings"))?));
     }

@@ -15,7 +15,7 @@ pub(super) fn cases(long: bool) -> Vec<Case> {
     let rounds = if long { ROUNDS_LONG } else { ROUNDS };
     let mut cases = Vec::new();
     for (rings, packed) in [("split", false), ("packed", true)] {
-        let settings = Settings { rounds, seed: SEED, packed };
+        let settings = Settings { rounds, seed: SEED, packed, patience: None };
         cases
             .push(Case::new(format!("scsi/plug,{rings}"), move |site| rounds::run(site, settings).map(drop)));
     }

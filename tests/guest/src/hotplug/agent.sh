@@ -66,6 +66,17 @@ stop() { kill -INT "$(cat "/tmp/fio.$1")"; }
 burst() {
     try_fio "$1" --name=burst --rw=randrw --iodepth=32 --bs=4k --offset=6M --size=4M --time_based --runtime=36000
 }
+# Waits until the disk is written to.
+begun() {
+    d=$(lun "$1") || return 1
+    stat=/sys/block/${d##*/}/stat
+    before=$(awk '{print $5}' "$stat")
+    for _ in $(seq 600); do
+        [ "$(awk '{print $5}' "$stat")" = "$before" ] || return 0
+        sleep 0.05
+    done
+    return 1
+}
 # Waits until so many requests are in flight.
 busy() {
     d=$(lun "$1") || return 1

@@ -16,7 +16,7 @@ pub(super) const DEADLINE: Duration = Duration::from_secs(2);
 /// MiB of a disk at first.
 pub(super) const DISK_MIB: u64 = 16;
 /// Requests a second of a disk's load: all of them leave the guest time for what else it is asked.
-const RATE: u32 = 40;
+const RATE: u32 = 20;
 
 /// A daemon with a controller that has no disks.
 pub(super) struct Bench {
@@ -114,12 +114,25 @@ impl Disk {
 
     /// All that the guest has written is there, and of the blocks that it was writing when the disk was taken away, each is whole.
     pub fn check(&self, agent: &mut Agent) -> Result<()> {
+        let begun = self.begin_check(agent)?;
+        self.end_check(begun, agent)
+    }
+
+    /// Begins that; other disks can be looked at meanwhile.
+    pub fn begin_check(&self, agent: &mut Agent) -> Result<[Task; 3]> {
         let target = self.at()?;
-        let sum = agent.run(&format!("sum {target}"))?;
+        let [sum, whole, sectors] =
+            ["sum", "whole", "sectors"].map(|verb| agent.begin(&format!("{verb} {target}")));
+        Ok([sum?, whole?, sectors?])
+    }
+
+    /// Waits for its end.
+    pub fn end_check(&self, [sum, whole, sectors]: [Task; 3], agent: &mut Agent) -> Result<()> {
+        let sum = agent.end(sum)?;
         ensure!(sum == self.sum, "{} has another content: {sum}, not {}", self.name, self.sum);
-        let error = agent.run(&format!("whole {target}"))?;
+        let error = agent.end(whole)?;
         ensure!(error == "0", "{}: a block is not whole: fio's error {error}", self.name);
-        let sectors = agent.run(&format!("sectors {target}"))?;
+        let sectors = agent.end(sectors)?;
         ensure!(sectors == (self.mib << 11).to_string(), "{} has {sectors} sectors", self.name);
         Ok(())
     }
@@ -127,7 +140,7 @@ impl Disk {
     /// The guest begins to write and verify it.
     pub fn load(&mut self, agent: &mut Agent) -> Result<()> {
         self.load = Some(agent.begin(&format!("load {} {RATE}", self.at()?))?);
-        agent.run(&format!("busy {} 1", self.at()?)).map(drop)
+        Ok(())
     }
 
     /// It still does, and has found nothing wrong.
@@ -143,7 +156,9 @@ impl Disk {
     /// It ends well.
     pub fn relieve(&mut self, agent: &mut Agent) -> Result<()> {
         let Some(load) = self.load.take() else { return Ok(()) };
-        agent.run(&format!("stop {}", self.at()?))?;
+        let target = self.at()?;
+        agent.run(&format!("begun {target}"))?;
+        agent.run(&format!("stop {target}"))?;
         let error = agent.end(load)?;
         ensure!(error == "0", "{} has failed: fio's error {error}", self.name);
         Ok(())

@@ -62,7 +62,7 @@ impl Spread {
 const INTRODUCTION: &str = "\
 Written by `cargo xtask hotplug --page FILE`. A Linux guest in QEMU (TCG, two processors) has a `vhost-user-scsi-pci` controller with eight disks of \
 16 MiB, half\nof them in files and half in memory, served by `arykd -m 0x3`. In the guest, fio writes and verifies each of them all the while \
-(crc32c; the rate is held at\n150 reads and 150 writes a second and disk, which leaves the emulated processors time for the rest). In each round one to three disks, \
+(crc32c; the rate is held at\n20 reads and 20 writes a second and disk, which leaves the emulated processors time for the rest). In each round one to three disks, \
 drawn by the seed, are taken away at once; 60% of them\nwhile a second fio writes as fast as it can, with 32 requests in flight. \
 Those two must fail, without having read anything wrong; all others must go on and verify.\nThen the disks are given to each other's targets. The guest must find them, with a part whose sum is known \
 as it was,\nevery 4 KiB block of the rest whole, and the right size. In between, disks in use grow.";

@@ -18,7 +18,7 @@ const VICTIMS_MAX: u64 = 3;
 /// Rounds between two looks at what the kernel says.
 const LOOK: u32 = 10;
 
-/// What rounds are drawn from, and how many there are.
+/// What rounds are drawn from, and how many there are at most.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     /// Rounds.
@@ -27,6 +27,8 @@ pub struct Settings {
     pub seed: u64,
     /// Whether the guest's rings are packed.
     pub packed: bool,
+    /// Begin no more rounds after so long.
+    pub patience: Option<Duration>,
 }
 
 /// What rounds came to.
@@ -70,6 +72,9 @@ pub(crate) fn run(site: &Site<'_>, settings: Settings) -> Result<Rounds> {
     let begun = Instant::now();
     let mut run = start(site, settings)?;
     for round in 0..settings.rounds {
+        if settings.patience.is_some_and(|patience| begun.elapsed() > patience) {
+            break;
+        }
         run.round(round).with_context(|| format!("round {round} of seed {}", settings.seed))?;
         if (round + 1) % LOOK == 0 {
             run.look()?;
@@ -84,7 +89,7 @@ fn start(site: &Site<'_>, settings: Settings) -> Result<Run> {
     let packed = if settings.packed { "packed=on" } else { "packed=off" };
     let mut agent = Agent::boot(site, CONTROLLER, packed)?;
     let mut disks = Vec::new();
-    let mut record = Rounds { rounds: settings.rounds, ..Rounds::default() };
+    let mut record = Rounds::default();
     for target in 0..DISKS {
         let name = format!("disk{target}");
         let mut disk =
@@ -108,13 +113,16 @@ impl Run {
         let mut bursts: BTreeMap<usize, Task> = BTreeMap::new();
         for &victim in victims {
             let target = self.disks[victim].at()?;
+            self.agent.run(&format!("begun {target}"))?;
             if self.random.chance(30) {
                 self.disks[victim].seal(&mut self.agent, (round + 1).into())?;
             }
             if self.random.chance(60) {
                 bursts.insert(victim, self.agent.begin(&format!("burst {target}"))?);
-                self.agent.run(&format!("busy {target} 16"))?;
             }
+        }
+        for victim in bursts.keys() {
+            self.agent.run(&format!("busy {} 16", self.disks[*victim].at()?))?;
         }
         self.record.under_load.0 += bursts.len() as u64;
         self.record.under_load.1 += victims.len() as u64;
@@ -129,6 +137,7 @@ impl Run {
         for disk in &self.disks {
             disk.is_well(&mut self.agent)?;
         }
+        self.record.rounds += 1;
         Ok(())
     }
 
@@ -164,8 +173,10 @@ impl Run {
         for (target, begun) in back {
             self.record.plug_seen.push(heard(&mut self.agent, News::Added, target, begun)?);
         }
-        for &victim in victims {
-            self.disks[victim].check(&mut self.agent)?;
+        let begin = |&victim: &usize| self.disks[victim].begin_check(&mut self.agent);
+        let checks: Vec<_> = victims.iter().map(begin).collect::<Result<_>>()?;
+        for (&victim, check) in victims.iter().zip(checks) {
+            self.disks[victim].end_check(check, &mut self.agent)?;
             self.disks[victim].load(&mut self.agent)?;
         }
         Ok(())

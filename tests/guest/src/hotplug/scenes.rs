@@ -60,6 +60,9 @@ pub(crate) fn frozen(site: &Site<'_>) -> Result<()> {
     let mut comes = bench.memory_disk("comes")?;
     let burst = agent.begin("burst 1")?;
     agent.run("busy 1 16")?;
+    for target in [1, 2] {
+        agent.run(&format!("begun {target}"))?;
+    }
     agent.run("kinds")?;
 
     agent.guest().freeze()?;
@@ -111,6 +114,7 @@ pub(crate) fn deaf(site: &Site<'_>) -> Result<()> {
         disk.load(&mut agent)?;
     }
     let [stays, goes] = &mut disks;
+    agent.run("begun 1")?;
     for _ in 0..STORM {
         bench.unplug(goes)?;
         bench.plug(goes, 1)?;
