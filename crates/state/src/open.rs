@@ -50,7 +50,8 @@ impl Store {
         };
         let database = file::database(&file).map_err(|e| damaged(&path, e.to_string()))?;
         let (changes, received) = channel();
-        let writer = Writer::new(file, database, path, copy);
+        let last = records.iter().map(|record| record.key).max().unwrap_or_default();
+        let writer = Writer::new(file, database, last, (path, copy));
         let thread = std::thread::Builder::new().name("state".into());
         let writer = thread.spawn(move || writer.run(&received)).map_err(os("start a thread for", dir))?;
         Ok((Self { changes: Some(changes), writer: Some(writer), _lock: lock }, records))

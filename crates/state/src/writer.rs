@@ -1,10 +1,11 @@
 //! The thread that writes. It blocks, and nobody but it touches the store.
 //!
-//! What could not be written waits, and is written with the next change: the store follows what its owner says, if late.
+//! What could not be written waits, and is written with the next change: the store follows what its owner says, if late. It waits by key, and what was
+//! made and ended while nothing could be written does not wait at all: however often that is tried, it takes no memory.
 
 use crate::{OpenError, RECORDS, WriteError, checksum, file};
 use futures_channel::oneshot;
-use redb::{Database, WriteTransaction};
+use redb::{Database, ReadableDatabase, WriteTransaction};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -28,27 +29,38 @@ pub(crate) struct Change {
     pub done: oneshot::Sender<Result<(), WriteError>>,
 }
 
+/// What is not written of a record.
+struct Owed {
+    content: Option<Vec<u8>>,
+    /// The store is known to have no record of that key.
+    is_new: bool,
+}
+
 pub(crate) struct Writer {
     file: File,
     /// Absent after a failure, until it is opened again.
     database: Option<Database>,
     path: Arc<PathBuf>,
     copy: PathBuf,
-    /// What could not be written.
-    owed: BTreeMap<u64, Option<Vec<u8>>>,
+    /// What is not written.
+    owed: BTreeMap<u64, Owed>,
+    /// The greatest key of which the store may have a record.
+    last: u64,
     unsynced: u32,
     /// Whether the last sync failed, which is told once.
     sync_failed: bool,
 }
 
 impl Writer {
-    pub fn new(file: File, database: Database, path: PathBuf, copy: PathBuf) -> Self {
+    /// `last` is the greatest key of which the store has a record.
+    pub fn new(file: File, database: Database, last: u64, (path, copy): (PathBuf, PathBuf)) -> Self {
         Self {
             file,
             database: Some(database),
             path: Arc::new(path),
             copy,
             owed: BTreeMap::new(),
+            last,
             // What a predecessor wrote may not be on the disk.
             unsynced: 1,
             sync_failed: false,
@@ -79,7 +91,7 @@ impl Writer {
     fn write(&mut self, first: Change, changes: &Receiver<Change>) {
         let mut done = Vec::new();
         for change in std::iter::once(first).chain(changes.try_iter()) {
-            self.owed.insert(change.key, change.content);
+            self.owe(change.key, change.content);
             done.push(change.done);
         }
         let result = self.commit();
@@ -100,9 +112,22 @@ impl Writer {
         }
     }
 
+    fn owe(&mut self, key: u64, content: Option<Vec<u8>>) {
+        let is_new = self.owed.get(&key).map_or(key > self.last, |owed| owed.is_new);
+        if is_new && content.is_none() {
+            self.owed.remove(&key);
+        } else {
+            self.owed.insert(key, Owed { content, is_new });
+        }
+    }
+
     fn commit(&mut self) -> Result<(), WriteError> {
+        if self.owed.is_empty() {
+            return Ok(());
+        }
+        let path = Arc::clone(&self.path);
         let failed = |error: redb::Error| WriteError {
-            path: Arc::clone(&self.path),
+            path: Arc::clone(&path),
             why: error.to_string().into(),
             errno: match &error {
                 redb::Error::Io(error) => error.raw_os_error(),
@@ -111,18 +136,33 @@ impl Writer {
         };
         let database = match self.database.take() {
             Some(database) => database,
-            None => file::database(&self.file).map_err(|e| failed(e.into()))?,
+            None => {
+                let database = file::database(&self.file).map_err(|e| failed(e.into()))?;
+                self.look(&database).map_err(failed)?;
+                database
+            }
         };
         let result = database.begin_write().map_err(redb::Error::from).and_then(|tx| self.fill(tx));
         self.database = Some(database);
         result.map_err(failed)
     }
 
-    fn fill(&self, transaction: WriteTransaction) -> Result<(), redb::Error> {
+    /// After a failure, which may have left anything of what was to be written: sees what the store has.
+    fn look(&mut self, database: &Database) -> Result<(), redb::Error> {
+        let transaction = database.begin_read()?;
+        let records = transaction.open_table(RECORDS)?;
+        for (&key, owed) in &mut self.owed {
+            owed.is_new = records.get(key)?.is_none();
+        }
+        self.owed.retain(|_, owed| owed.content.is_some() || !owed.is_new);
+        Ok(())
+    }
+
+    fn fill(&mut self, transaction: WriteTransaction) -> Result<(), redb::Error> {
         {
             let mut records = transaction.open_table(RECORDS)?;
-            for (&key, content) in &self.owed {
-                match content {
+            for (&key, owed) in &self.owed {
+                match &owed.content {
                     Some(content) => {
                         let sum = checksum(key, content);
                         let value = [sum.as_slice(), content.as_slice()].concat();
@@ -134,6 +174,9 @@ impl Writer {
                 }
             }
         }
+        // Whether it succeeds or not, the store may have them after this.
+        self.owed.values_mut().for_each(|owed| owed.is_new = false);
+        self.last = self.owed.last_key_value().map_or(0, |(&key, _)| key).max(self.last);
         Ok(transaction.commit()?)
     }
 
@@ -163,4 +206,56 @@ fn copy(from: &Path, to: &Path) -> Result<(), OpenError> {
         path: to.to_owned(),
         source,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::open::path_in;
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+    use std::io::Write;
+    use std::sync::mpsc::channel;
+
+    /// A writer of a store that has the record 1, in a file that can be neither extended nor, if that is asked for, written.
+    fn full(read_only: bool) -> Writer {
+        let dir = tempfile::TempDir::new().unwrap();
+        let (store, _) = crate::Store::open(dir.path()).unwrap();
+        drop(store.write(1, Some(vec![b'a'; 100])));
+        drop(store);
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let mut file = File::from(memfd_create("store", flags).unwrap());
+        file.write_all(&std::fs::read(path_in(dir.path())).unwrap()).unwrap();
+        let database = super::file::database(&file).unwrap();
+        let seals = if read_only { SealFlags::GROW | SealFlags::WRITE } else { SealFlags::GROW };
+        fcntl_add_seals(&file, seals).unwrap();
+        Writer::new(file, database, 1, Default::default())
+    }
+
+    fn change(writer: &mut Writer, key: u64, content: Option<Vec<u8>>) -> Result<(), WriteError> {
+        let (done, mut written) = oneshot::channel();
+        writer.write(Change { key, content, done }, &channel().1);
+        written.try_recv().unwrap().expect("it is over")
+    }
+
+    #[test]
+    fn what_cannot_be_made_and_is_undone_is_not_owed() {
+        for read_only in [false, true] {
+            let mut writer = full(read_only);
+            // More than the file has room for, as each of them is undone by who is told that it failed.
+            let big = vec![b'b'; 8 << 20];
+            for key in 2..60 {
+                change(&mut writer, key, Some(big.clone())).unwrap_err();
+                let _ = change(&mut writer, key, None);
+                assert!(writer.owed.len() <= 1, "{read_only}: {:?}", writer.owed.keys());
+            }
+            // The end of what the store has is owed, once.
+            for _ in 0..3 {
+                assert_eq!(change(&mut writer, 1, None).is_ok(), !read_only);
+            }
+            assert_eq!(
+                writer.owed.keys().copied().collect::<Vec<_>>(),
+                if read_only { vec![1] } else { vec![] }
+            );
+        }
+    }
 }
