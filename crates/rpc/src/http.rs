@@ -27,10 +27,11 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use tls::Handshakes;
 pub use tls::{Tls, TlsError};
 
 /// Clients that may be connected at a time; others wait to be accepted.
@@ -159,19 +160,24 @@ impl HttpServer {
     /// Serves clients until `stop` turns true, or its sender is gone; then answers what was asked, and returns. Needs
     /// a tokio `LocalSet`.
     pub async fn serve<C: 'static>(self, methods: Rc<Methods<C>>, mut stop: watch::Receiver<bool>) {
-        let mut clients = JoinSet::new();
-        let stop_clients = stop.clone();
+        let (mut clients, mut handshakes) = (JoinSet::new(), Handshakes::default());
+        let shared = (methods, self.passwords);
+        let stopped = stop.clone();
         loop {
+            let has_room = clients.len() < CONNECTIONS_MAX;
             tokio::select! {
-                accepted = self.listener.accept(), if clients.len() < CONNECTIONS_MAX => match accepted {
-                    Ok((stream, _)) => {
-                        let shared = (Rc::clone(&methods), Rc::clone(&self.passwords));
-                        clients.spawn_local(serve_client(stream, self.tls.clone(), shared, stop_clients.clone()));
+                accepted = self.listener.accept(), if has_room => match (accepted, &self.tls) {
+                    (Ok((stream, _)), Some(tls)) => handshakes.begin(tls.clone(), stream),
+                    (Ok((stream, _)), None) => {
+                        clients.spawn_local(serve_client(stream, shared.clone(), stopped.clone()));
                     }
-                    Err(error) => {
+                    (Err(error), _) => {
                         tracing::warn!(%error, "cannot accept an RPC client");
                         tokio::time::sleep(ACCEPT_RETRY).await;
                     }
+                },
+                Some(agreed) = handshakes.next(), if has_room => if let Some(stream) = agreed {
+                    clients.spawn_local(serve_client(stream, shared.clone(), stopped.clone()));
                 },
                 Some(_) = clients.join_next() => {}
                 _ = stop.wait_for(|stop| *stop) => break,
@@ -185,23 +191,6 @@ type Shared<C> = (Rc<Methods<C>>, Rc<Passwords>);
 type Reply = Response<Full<Bytes>>;
 
 async fn serve_client<C: 'static>(
-    stream: TcpStream,
-    tls: Option<Tls>,
-    shared: Shared<C>,
-    mut stop: watch::Receiver<bool>,
-) {
-    let Some(tls) = tls else { return serve_stream(stream, shared, stop).await };
-    let accepted = tokio::select! {
-        accepted = tls.accept(stream) => accepted,
-        _ = stop.wait_for(|stop| *stop) => return,
-    };
-    match accepted {
-        Ok(stream) => serve_stream(stream, shared, stop).await,
-        Err(error) => tracing::info!(%error, "an RPC client by HTTP and we do not agree on TLS"),
-    }
-}
-
-async fn serve_stream<C: 'static>(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     shared: Shared<C>,
     mut stop: watch::Receiver<bool>,

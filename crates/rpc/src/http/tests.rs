@@ -5,6 +5,7 @@ use crate::{NoParams, Phase, Table};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 /// `spdk:a:b`: a password may have colons.
 const KEY: &str = "Authorization: Basic c3BkazphOmI=\r\n";

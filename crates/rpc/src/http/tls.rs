@@ -1,11 +1,13 @@
 //! TLS 1.2 and 1.3 for RPC by HTTP (RFC 8446), with a certificate from files. Control context.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpStream;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
@@ -14,7 +16,9 @@ use tokio_rustls::rustls::{self, ServerConfig};
 use tokio_rustls::server::TlsStream;
 
 /// How long a client may take to agree on how to speak.
-const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
+const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
+/// Clients that may be about to agree at a time. One more takes the place of the one that has been at it longest.
+pub(super) const HANDSHAKES_MAX: usize = 64;
 
 /// What is needed to encrypt.
 #[derive(Clone)]
@@ -83,9 +87,44 @@ impl Tls {
     }
 
     /// Agrees with a client on how to speak, if that takes no longer than [`HANDSHAKE_TIME`].
-    pub(super) async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+    async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         let agreed = tokio::time::timeout(HANDSHAKE_TIME, self.0.accept(stream)).await;
         agreed.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+/// Clients that are about to agree. They are none of those that are served: who says nothing is in nobody's way.
+#[derive(Default)]
+pub(super) struct Handshakes {
+    running: JoinSet<io::Result<TlsStream<TcpStream>>>,
+    /// In the order in which they came.
+    order: VecDeque<AbortHandle>,
+}
+
+impl Handshakes {
+    /// Begins one. Needs a tokio `LocalSet`.
+    pub fn begin(&mut self, tls: Tls, stream: TcpStream) {
+        self.order.retain(|handshake| !handshake.is_finished());
+        if self.order.len() >= HANDSHAKES_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            oldest.abort();
+        }
+        let handshake = async move { tls.accept(stream).await };
+        self.order.push_back(self.running.spawn_local(handshake));
+    }
+
+    /// Waits for one that has ended: the client, if they have agreed. `None` if there is none.
+    pub async fn next(&mut self) -> Option<Option<TlsStream<TcpStream>>> {
+        Some(match self.running.join_next().await? {
+            Ok(Ok(stream)) => Some(stream),
+            Ok(Err(error)) => {
+                tracing::info!(%error, "an RPC client by HTTP and we do not agree on TLS");
+                None
+            }
+            // Another took its place.
+            Err(_) => None,
+        })
     }
 }
 

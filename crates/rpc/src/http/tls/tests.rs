@@ -131,6 +131,23 @@ fn a_handshake_that_never_ends_holds_up_nobody() {
 }
 
 #[test]
+fn any_number_of_silent_clients_holds_up_nobody() {
+    with_server(async |address, certificate| {
+        let mut silent = Vec::new();
+        for _ in 0..3 * HANDSHAKES_MAX {
+            silent.push(TcpStream::connect(address).await.unwrap());
+        }
+        let asked = timeout(HANDSHAKE_TIME / 2, ask(address, certificate)).await;
+        assert!(asked.expect("it does not wait for others").contains("200 OK"));
+        // Those that came first have had to go, and the last still have their time.
+        let ended = timeout(HANDSHAKE_TIME / 4, silent[0].read(&mut [0])).await;
+        assert!(ended.is_ok());
+        let last = silent.last_mut().unwrap();
+        assert!(timeout(Duration::from_millis(10), last.read(&mut [0])).await.is_err());
+    });
+}
+
+#[test]
 fn files_that_are_of_no_use() {
     let dir = TempDir::new().unwrap();
     let at = |name: &str| dir.path().join(name);
