@@ -126,7 +126,7 @@ fn run_stage(stage: Stage, args: &Args) -> Tally {
     println!("\n── {stage:?}");
     let started = Instant::now();
     let result = match stage {
-        Stage::Unit => suites::workspace(),
+        Stage::Unit => suites::workspace(args.all),
         Stage::Loom => suites::loom(),
         Stage::Instructions => suites::instructions(),
         Stage::Fuzz => fuzz::run_all(args.fuzz_seconds),

@@ -8,10 +8,16 @@ use anyhow::{Context, Result};
 use super::Tally;
 use crate::workspace;
 
-/// All tests of the workspace. Those that need a guest count as guests' (see [`harness`]).
-pub(crate) fn workspace() -> Result<Tally> {
+/// Random calls of the long form, in the place of ten thousand.
+const RPC_CALLS: &str = "100000";
+
+/// All tests of the workspace, some in their long form if that is asked for. Those that need a guest count as guests' (see [`harness`]).
+pub(crate) fn workspace(long: bool) -> Result<Tally> {
     let mut cargo = workspace::cargo();
     cargo.args(["test", "--workspace", "--no-fail-fast", "--exclude", "aryk-guest-tests"]);
+    if long {
+        cargo.env("ARYK_RPC_CALLS", RPC_CALLS);
+    }
     summed(&mut cargo)
 }
 
