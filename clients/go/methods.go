@@ -4,6 +4,32 @@ package aryk
 
 import "context"
 
+// AccelCryptoKeysGetParams are the parameters of accel_crypto_keys_get.
+type AccelCryptoKeysGetParams struct {
+	// All, if none is named.
+	KeyName string `json:"key_name,omitempty"`
+}
+
+// AccelCryptoKeysGet calls accel_crypto_keys_get. The keys for encryption: none.
+func (c *Client) AccelCryptoKeysGet(ctx context.Context, params AccelCryptoKeysGetParams) ([]map[string]any, error) {
+	return call[[]map[string]any](ctx, c, "accel_crypto_keys_get", params)
+}
+
+// AccelGetModuleInfo calls accel_get_module_info. The engines that compute on data: none.
+func (c *Client) AccelGetModuleInfo(ctx context.Context) ([]map[string]any, error) {
+	return call[[]map[string]any](ctx, c, "accel_get_module_info", nil)
+}
+
+// AccelGetOpcAssignments calls accel_get_opc_assignments. Which engine computes what: none.
+func (c *Client) AccelGetOpcAssignments(ctx context.Context) (map[string]any, error) {
+	return call[map[string]any](ctx, c, "accel_get_opc_assignments", nil)
+}
+
+// AccelGetStats calls accel_get_stats. What engines have computed: nothing.
+func (c *Client) AccelGetStats(ctx context.Context) (AccelStats, error) {
+	return call[AccelStats](ctx, c, "accel_get_stats", nil)
+}
+
 // AccelSetOptionsParams are the parameters of accel_set_options.
 type AccelSetOptionsParams struct {
 	// Not heeded.
@@ -202,6 +228,17 @@ func (c *Client) BdevErrorInjectError(ctx context.Context, params BdevErrorInjec
 	return call[bool](ctx, c, "bdev_error_inject_error", params)
 }
 
+// BdevErrorResumePendingParams are the parameters of bdev_error_resume_pending.
+type BdevErrorResumePendingParams struct {
+	// Name, alias or uuid.
+	Name string `json:"name"`
+}
+
+// BdevErrorResumePending calls bdev_error_resume_pending. Has the requests go on that a disk that `bdev_error_create` made holds, and ends that it holds any.
+func (c *Client) BdevErrorResumePending(ctx context.Context, params BdevErrorResumePendingParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_error_resume_pending", params)
+}
+
 // BdevExamineParams are the parameters of bdev_examine.
 type BdevExamineParams struct {
 	// Name, alias or uuid.
@@ -235,6 +272,19 @@ type BdevGetHistogramParams struct {
 // BdevGetHistogram calls bdev_get_histogram. The latencies of a disk since they are recorded.
 func (c *Client) BdevGetHistogram(ctx context.Context, params BdevGetHistogramParams) (Histogram, error) {
 	return call[Histogram](ctx, c, "bdev_get_histogram", params)
+}
+
+// BdevGetHistogramBordersParams are the parameters of bdev_get_histogram_borders.
+type BdevGetHistogramBordersParams struct {
+	// Name, alias or uuid.
+	Name string `json:"name"`
+	// Microseconds, ascending.
+	Borders []uint64 `json:"borders"`
+}
+
+// BdevGetHistogramBorders calls bdev_get_histogram_borders. How many requests of a disk took no longer than each of some times, since latencies are recorded.
+func (c *Client) BdevGetHistogramBorders(ctx context.Context, params BdevGetHistogramBordersParams) (HistogramBorders, error) {
+	return call[HistogramBorders](ctx, c, "bdev_get_histogram_borders", params)
 }
 
 // BdevGetIostatParams are the parameters of bdev_get_iostat.
@@ -668,6 +718,11 @@ func (c *Client) BdevWaitForExamine(ctx context.Context) (bool, error) {
 	return call[bool](ctx, c, "bdev_wait_for_examine", nil)
 }
 
+// FrameworkDisableCpumaskLocks calls framework_disable_cpumask_locks. Without effect: cores are never locked.
+func (c *Client) FrameworkDisableCpumaskLocks(ctx context.Context) (bool, error) {
+	return call[bool](ctx, c, "framework_disable_cpumask_locks", nil)
+}
+
 // FrameworkGetConfigParams are the parameters of framework_get_config.
 type FrameworkGetConfigParams struct {
 	// The subsystem: `bdev` or `vhost_blk`.
@@ -679,6 +734,16 @@ type FrameworkGetConfigParams struct {
 // FrameworkGetConfig calls framework_get_config. The calls that configure one subsystem as it is now.
 func (c *Client) FrameworkGetConfig(ctx context.Context, params FrameworkGetConfigParams) ([]Call, error) {
 	return call[[]Call](ctx, c, "framework_get_config", params)
+}
+
+// FrameworkGetGovernor calls framework_get_governor. Who sets cores' frequencies: not we.
+func (c *Client) FrameworkGetGovernor(ctx context.Context) (map[string]any, error) {
+	return call[map[string]any](ctx, c, "framework_get_governor", nil)
+}
+
+// FrameworkGetPciDevices calls framework_get_pci_devices. The PCI devices that we drive: none.
+func (c *Client) FrameworkGetPciDevices(ctx context.Context) ([]map[string]any, error) {
+	return call[[]map[string]any](ctx, c, "framework_get_pci_devices", nil)
 }
 
 // FrameworkGetReactors calls framework_get_reactors. The reactors: where they run, and how busy they are.
@@ -762,6 +827,11 @@ func (c *Client) IobufSetOptions(ctx context.Context, params IobufSetOptionsPara
 	return call[bool](ctx, c, "iobuf_set_options", params)
 }
 
+// KeyringGetKeys calls keyring_get_keys. The keys that are kept: none.
+func (c *Client) KeyringGetKeys(ctx context.Context) ([]map[string]any, error) {
+	return call[[]map[string]any](ctx, c, "keyring_get_keys", nil)
+}
+
 // LoadConfigParams are the parameters of load_config.
 type LoadConfigParams struct {
 	// What `save_config` gave.
@@ -773,6 +843,33 @@ func (c *Client) LoadConfig(ctx context.Context, params LoadConfigParams) (bool,
 	return call[bool](ctx, c, "load_config", params)
 }
 
+// LogClearFlagParams are the parameters of log_clear_flag.
+type LogClearFlagParams struct {
+	// One of those that `log_get_flags` gives, or `all`.
+	Flag string `json:"flag"`
+}
+
+// LogClearFlag calls log_clear_flag. Ends what `log_set_flag` began.
+func (c *Client) LogClearFlag(ctx context.Context, params LogClearFlagParams) (bool, error) {
+	return call[bool](ctx, c, "log_clear_flag", params)
+}
+
+// LogEnableTimestampsParams are the parameters of log_enable_timestamps.
+type LogEnableTimestampsParams struct {
+	// From now on.
+	Enabled bool `json:"enabled"`
+}
+
+// LogEnableTimestamps calls log_enable_timestamps. Whether the log's lines for people have their time; what a journal takes never has.
+func (c *Client) LogEnableTimestamps(ctx context.Context, params LogEnableTimestampsParams) (bool, error) {
+	return call[bool](ctx, c, "log_enable_timestamps", params)
+}
+
+// LogGetFlags calls log_get_flags. The parts of the daemon, and of which all is told.
+func (c *Client) LogGetFlags(ctx context.Context) (map[string]any, error) {
+	return call[map[string]any](ctx, c, "log_get_flags", nil)
+}
+
 // LogGetLevel calls log_get_level. The same as `log_get_print_level`: there is one log.
 func (c *Client) LogGetLevel(ctx context.Context) (PrintLevel, error) {
 	return call[PrintLevel](ctx, c, "log_get_level", nil)
@@ -781,6 +878,17 @@ func (c *Client) LogGetLevel(ctx context.Context) (PrintLevel, error) {
 // LogGetPrintLevel calls log_get_print_level. What the log tells.
 func (c *Client) LogGetPrintLevel(ctx context.Context) (PrintLevel, error) {
 	return call[PrintLevel](ctx, c, "log_get_print_level", nil)
+}
+
+// LogSetFlagParams are the parameters of log_set_flag.
+type LogSetFlagParams struct {
+	// One of those that `log_get_flags` gives, or `all`.
+	Flag string `json:"flag"`
+}
+
+// LogSetFlag calls log_set_flag. Has the log tell all of a part of the daemon, whatever the level.
+func (c *Client) LogSetFlag(ctx context.Context, params LogSetFlagParams) (bool, error) {
+	return call[bool](ctx, c, "log_set_flag", params)
 }
 
 // LogSetLevelParams are the parameters of log_set_level.
@@ -841,6 +949,27 @@ func (c *Client) SaveConfig(ctx context.Context) (SavedConfig, error) {
 	return call[SavedConfig](ctx, c, "save_config", nil)
 }
 
+// ScsiGetDevices calls scsi_get_devices. The targets of all controllers that have a disk, as `vhost_get_controllers` numbers and names them.
+func (c *Client) ScsiGetDevices(ctx context.Context) ([]ScsiDevice, error) {
+	return call[[]ScsiDevice](ctx, c, "scsi_get_devices", nil)
+}
+
+// SockGetDefaultImpl calls sock_get_default_impl. Whose sockets are used, where RPC is served by HTTP: the kernel's.
+func (c *Client) SockGetDefaultImpl(ctx context.Context) (SockImpl, error) {
+	return call[SockImpl](ctx, c, "sock_get_default_impl", nil)
+}
+
+// SockSetDefaultImplParams are the parameters of sock_set_default_impl.
+type SockSetDefaultImplParams struct {
+	// `posix`.
+	ImplName string `json:"impl_name"`
+}
+
+// SockSetDefaultImpl calls sock_set_default_impl. Chooses whose sockets are used: there are the kernel's, `posix`.
+func (c *Client) SockSetDefaultImpl(ctx context.Context, params SockSetDefaultImplParams) (bool, error) {
+	return call[bool](ctx, c, "sock_set_default_impl", params)
+}
+
 // SpdkGetVersion calls spdk_get_version. The version of the daemon.
 func (c *Client) SpdkGetVersion(ctx context.Context) (Version, error) {
 	return call[Version](ctx, c, "spdk_get_version", nil)
@@ -857,9 +986,48 @@ func (c *Client) SpdkKillInstance(ctx context.Context, params SpdkKillInstancePa
 	return call[bool](ctx, c, "spdk_kill_instance", params)
 }
 
+// ThreadGetIoChannels calls thread_get_io_channels. The disks that the threads on all reactors have open, each with the number of its channels.
+func (c *Client) ThreadGetIoChannels(ctx context.Context) (IoChannels, error) {
+	return call[IoChannels](ctx, c, "thread_get_io_channels", nil)
+}
+
+// ThreadGetPollers calls thread_get_pollers. What the threads on all reactors poll: queues, and what runs at a period.
+func (c *Client) ThreadGetPollers(ctx context.Context) (Pollers, error) {
+	return call[Pollers](ctx, c, "thread_get_pollers", nil)
+}
+
 // ThreadGetStats calls thread_get_stats. The threads on all reactors, and how busy they are.
 func (c *Client) ThreadGetStats(ctx context.Context) (Threads, error) {
 	return call[Threads](ctx, c, "thread_get_stats", nil)
+}
+
+// TraceClear calls trace_clear. Forgets what has happened to requests until now.
+func (c *Client) TraceClear(ctx context.Context) (bool, error) {
+	return call[bool](ctx, c, "trace_clear", nil)
+}
+
+// TraceClearTpointMaskParams are the parameters of trace_clear_tpoint_mask.
+type TraceClearTpointMaskParams struct {
+	// The group, or `all`.
+	Name string `json:"name"`
+	// A bit for each point.
+	TpointMask uint64 `json:"tpoint_mask"`
+}
+
+// TraceClearTpointMask calls trace_clear_tpoint_mask. Without effect: the trace is always on.
+func (c *Client) TraceClearTpointMask(ctx context.Context, params TraceClearTpointMaskParams) (bool, error) {
+	return call[bool](ctx, c, "trace_clear_tpoint_mask", params)
+}
+
+// TraceDisableTpointGroupParams are the parameters of trace_disable_tpoint_group.
+type TraceDisableTpointGroupParams struct {
+	// The group, or `all`.
+	Name string `json:"name"`
+}
+
+// TraceDisableTpointGroup calls trace_disable_tpoint_group. Without effect: the trace is always on.
+func (c *Client) TraceDisableTpointGroup(ctx context.Context, params TraceDisableTpointGroupParams) (bool, error) {
+	return call[bool](ctx, c, "trace_disable_tpoint_group", params)
 }
 
 // TraceEnableTpointGroupParams are the parameters of trace_enable_tpoint_group.
@@ -889,6 +1057,21 @@ type TraceSetTpointMaskParams struct {
 // TraceSetTpointMask calls trace_set_tpoint_mask. Without effect: the trace is always on.
 func (c *Client) TraceSetTpointMask(ctx context.Context, params TraceSetTpointMaskParams) (bool, error) {
 	return call[bool](ctx, c, "trace_set_tpoint_mask", params)
+}
+
+// VhostControllerSetCoalescingParams are the parameters of vhost_controller_set_coalescing.
+type VhostControllerSetCoalescingParams struct {
+	// The controller.
+	Ctrlr string `json:"ctrlr"`
+	// 0: signals are given when the machine's driver asks for them.
+	DelayBaseUs uint32 `json:"delay_base_us"`
+	// Not heeded.
+	IopsThreshold uint32 `json:"iops_threshold"`
+}
+
+// VhostControllerSetCoalescing calls vhost_controller_set_coalescing. Sets by how much signals to a machine are delayed: not at all, which is all that there is.
+func (c *Client) VhostControllerSetCoalescing(ctx context.Context, params VhostControllerSetCoalescingParams) (bool, error) {
+	return call[bool](ctx, c, "vhost_controller_set_coalescing", params)
 }
 
 // VhostCreateBlkControllerParams are the parameters of vhost_create_blk_controller.

@@ -5,6 +5,16 @@ package aryk
 // APIVersion is that of the daemon whose methods these are.
 const APIVersion = "0.1.0"
 
+// AccelStats: Result of `accel_get_stats`.
+type AccelStats struct {
+	// 0.
+	SequenceExecuted uint64 `json:"sequence_executed"`
+	// 0.
+	SequenceFailed uint64 `json:"sequence_failed"`
+	// Those that were ever carried out: none.
+	Operations []map[string]any `json:"operations"`
+}
+
 // AioDetails: Of a disk that `bdev_aio_create` made.
 type AioDetails struct {
 	// Whether its block size was given.
@@ -222,6 +232,28 @@ type Histogram struct {
 	TscRate uint64 `json:"tsc_rate"`
 }
 
+// HistogramBorders: Result of `bdev_get_histogram_borders`.
+type HistogramBorders struct {
+	// For each border the requests that took no longer, to the precision of the histogram, an eighth; and then all.
+	BordersCount []uint64 `json:"borders_count"`
+}
+
+// IoChannel: A disk that a thread has open.
+type IoChannel struct {
+	// The disk's.
+	Name string `json:"name"`
+	// Channels of it: a queue has one.
+	Ref uint32 `json:"ref"`
+}
+
+// IoChannels: Result of `thread_get_io_channels`.
+type IoChannels struct {
+	// Ticks in a second.
+	TickRate uint64 `json:"tick_rate"`
+	// Of all reactors.
+	Threads []ThreadChannels `json:"threads"`
+}
+
 // IoType: Which requests are to fail.
 type IoType string
 
@@ -303,6 +335,29 @@ type PassthruDetails struct {
 	BaseBdevName string `json:"base_bdev_name"`
 	// Its own name.
 	Name string `json:"name"`
+}
+
+// Poller: A queue, or something else that is polled.
+type Poller struct {
+	Name string `json:"name"`
+	// A number that none other of its reactor has.
+	ID uint64 `json:"id"`
+	// `waiting` or `paused`.
+	State string `json:"state"`
+	// How often it was polled.
+	RunCount uint64 `json:"run_count"`
+	// How often there was work.
+	BusyCount uint64 `json:"busy_count"`
+	// Of a timed one.
+	PeriodTicks *uint64 `json:"period_ticks,omitempty"`
+}
+
+// Pollers: Result of `thread_get_pollers`.
+type Pollers struct {
+	// Ticks in a second.
+	TickRate uint64 `json:"tick_rate"`
+	// Of all reactors.
+	Threads []ThreadPollers `json:"threads"`
 }
 
 // PoolStats: How often a buffer came from where.
@@ -414,6 +469,13 @@ type Scheduler struct {
 	IsolatedCoreMask string `json:"isolated_core_mask"`
 }
 
+// ScsiDevice: One of the results of `scsi_get_devices`.
+type ScsiDevice struct {
+	// The target's, within its controller.
+	ID         uint8  `json:"id"`
+	DeviceName string `json:"device_name"`
+}
+
 // Signal: A signal.
 type Signal string
 
@@ -426,6 +488,12 @@ const (
 	SignalSigkill Signal = "SIGKILL"
 	SignalSigusr1 Signal = "SIGUSR1"
 )
+
+// SockImpl: Result of `sock_get_default_impl`.
+type SockImpl struct {
+	// `posix`.
+	ImplName string `json:"impl_name"`
+}
 
 // SplitDetails: Of a disk that `bdev_split_create` made.
 type SplitDetails struct {
@@ -457,6 +525,24 @@ type Thread struct {
 	ActivePollersCount uint32 `json:"active_pollers_count"`
 	TimedPollersCount  uint32 `json:"timed_pollers_count"`
 	PausedPollersCount uint32 `json:"paused_pollers_count"`
+}
+
+// ThreadChannels: What a thread has open.
+type ThreadChannels struct {
+	Name       string      `json:"name"`
+	IoChannels []IoChannel `json:"io_channels"`
+}
+
+// ThreadPollers: What a thread polls.
+type ThreadPollers struct {
+	Name string `json:"name"`
+	ID   uint64 `json:"id"`
+	// What is polled in every turn of the reactor now.
+	ActivePollers []Poller `json:"active_pollers"`
+	// What runs at a period.
+	TimedPollers []Poller `json:"timed_pollers"`
+	// What is polled when something wakes it: queues without work.
+	PausedPollers []Poller `json:"paused_pollers"`
 }
 
 // Threads: Result of `thread_get_stats`. Times in ticks.

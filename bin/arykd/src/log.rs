@@ -1,12 +1,14 @@
-//! The log: lines on the standard error, in one of three formats, at a level that RPC can change.
+//! The log: lines on the standard error, in one of three formats. What it tells can be changed by RPC.
 
-use aryk_rpc::methods::log::PrintLevel;
+use aryk_rpc::methods::log::{LogSettings, PrintLevel};
 use clap::ValueEnum;
 use std::fmt as std_fmt;
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tracing::{Event, Level, Subscriber};
-use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Full, Writer};
 use tracing_subscriber::fmt::{FmtContext, format};
 use tracing_subscriber::layer::{Layer, SubscriberExt};
@@ -32,10 +34,13 @@ impl Format {
         asked.unwrap_or_else(|| if journal() { Self::Journal } else { Self::Text })
     }
 
-    fn layer(self) -> Box<dyn Layer<Filtered> + Send + Sync> {
+    fn layer(self, timestamps: Arc<AtomicBool>) -> Box<dyn Layer<Filtered> + Send + Sync> {
         let lines = fmt::layer().with_writer(std::io::stderr);
         match self {
-            Self::Text => lines.with_ansi(std::io::stderr().is_terminal()).boxed(),
+            Self::Text => lines
+                .with_ansi(std::io::stderr().is_terminal())
+                .event_format(Timed { with: format(), without: format().without_time(), timestamps })
+                .boxed(),
             Self::Json => lines.json().flatten_event(true).boxed(),
             Self::Journal => lines
                 .with_ansi(false)
@@ -46,12 +51,37 @@ impl Format {
 }
 
 /// What a format's layer is put upon.
-type Filtered = tracing_subscriber::layer::Layered<reload::Layer<LevelFilter, Registry>, Registry>;
+type Filtered = tracing_subscriber::layer::Layered<reload::Layer<Targets, Registry>, Registry>;
 
 /// Whether the standard error is the stream with these numbers of device and inode: it may have been turned elsewhere.
 fn is_stderr(stream: &str) -> bool {
     let Ok(stat) = rustix::fs::fstat(std::io::stderr().as_fd()) else { return false };
     stream == format!("{}:{}", stat.st_dev, stat.st_ino)
+}
+
+/// Lines that have their time or not, as it is asked for.
+struct Timed {
+    with: format::Format,
+    without: format::Format<Full, ()>,
+    timestamps: Arc<AtomicBool>,
+}
+
+impl<S, N> FormatEvent<S, N> for Timed
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> std_fmt::Result {
+        match self.timestamps.load(Ordering::Relaxed) {
+            true => self.with.format_event(context, writer, event),
+            false => self.without.format_event(context, writer, event),
+        }
+    }
 }
 
 /// Lines that begin with `<N>`, as `sd-daemon(3)` has it.
@@ -87,12 +117,20 @@ const fn priority(level: Level) -> u8 {
     }
 }
 
-/// Starts the log; what it gives changes the level.
-pub fn start(level: PrintLevel, format: Format) -> impl Fn(PrintLevel) {
-    let (filter, handle) = reload::Layer::new(LevelFilter::from_level(Level::from(level)));
-    tracing_subscriber::registry().with(filter).with(format.layer()).init();
-    move |level| {
+/// Starts the log; what it gives changes what the log tells.
+pub fn start(level: PrintLevel, format: Format) -> impl Fn(&LogSettings) {
+    let settings = LogSettings::new(level);
+    let (filter, handle) = reload::Layer::new(targets(&settings));
+    let timestamps = Arc::new(AtomicBool::new(settings.timestamps));
+    tracing_subscriber::registry().with(filter).with(format.layer(Arc::clone(&timestamps))).init();
+    move |settings| {
+        timestamps.store(settings.timestamps, Ordering::Relaxed);
         // The subscriber lives as long as the process.
-        let _ = handle.modify(|filter| *filter = LevelFilter::from_level(Level::from(level)));
+        let _ = handle.modify(|filter| *filter = targets(settings));
     }
+}
+
+fn targets(settings: &LogSettings) -> Targets {
+    let targets = Targets::new().with_default(Level::from(settings.level));
+    targets.with_targets(settings.told().map(|target| (target, Level::TRACE)))
 }

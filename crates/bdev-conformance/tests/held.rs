@@ -95,6 +95,28 @@ fn an_abort_ends_one_that_is_held_and_one_that_waits() {
 }
 
 #[test]
+fn what_is_held_goes_on_when_it_is_told_to() {
+    let registry = registry();
+    let mut bench = Bench::new();
+    let mut disk = bench.open(&registry, "disk", Access::Exclusive, 8, 512);
+    inject(&registry, Fault::Pending, &[Op::Write], 256);
+    for lba in 0..4 {
+        disk.write(lba, &contents(1, lba, 1, 512), Shape::Single, &mut bench);
+    }
+    turn(&mut bench, 20);
+    assert_eq!(disk.completed(), []);
+    bench.wait("to go on", aryk_bdev_error::resume(&registry, "disk")).unwrap();
+    let outcomes = disk.drain(&mut bench);
+    assert_eq!(outcomes.iter().map(|o| o.status).collect::<Vec<_>>(), [Status::Ok; 4]);
+    // Nothing is held any more, and nothing was lost.
+    disk.write(4, &contents(1, 4, 1, 512), Shape::Single, &mut bench);
+    assert_eq!(disk.finish(&mut bench).status, Status::Ok);
+    disk.read(0, 5, Shape::Single, &mut bench);
+    assert_eq!(disk.finish(&mut bench).data, contents(1, 0, 5, 512));
+    disk.close(&mut bench);
+}
+
+#[test]
 fn removal_aborts_what_is_held_after_a_while() {
     let registry = registry();
     let nanos = Arc::new(AtomicU64::new(1));

@@ -329,6 +329,11 @@ impl Bdev {
         self.on_each_reactor(each).await.into_iter().flatten().collect()
     }
 
+    /// Has each of its channels polled: its module has something new for them.
+    pub async fn wake_channels(&self) {
+        self.for_each_channel(|cell, cx| cx.wake(cell.root)).await;
+    }
+
     /// What all its channels, also those that are closed, have counted.
     pub async fn stats(&self) -> Stats {
         let places = Arc::clone(&self.places);

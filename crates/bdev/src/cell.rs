@@ -40,6 +40,8 @@ pub(crate) enum Command {
 #[derive(Debug)]
 pub(crate) struct ChannelCell {
     pub root: RootId,
+    /// Its disk's name.
+    name: String,
     /// But for the depths, which are beside.
     pub stats: RefCell<Stats>,
     /// Requests in flight, and those of them that wait.
@@ -99,6 +101,7 @@ impl Cells {
     pub fn open(bdev: &Bdev, root: RootId, cx: &mut Cx) -> (Rc<Self>, Rc<ChannelCell>) {
         let cell = Rc::new(ChannelCell {
             root,
+            name: bdev.name().to_owned(),
             stats: RefCell::default(),
             depths: Cell::default(),
             commands: RefCell::default(),
@@ -131,4 +134,13 @@ impl Cells {
         let all = cells.0.borrow();
         all.get(&serial).cloned().unwrap_or_default()
     }
+}
+
+/// The channels that are open on this reactor: each one's disk by name, and the number of the thread that it belongs to, as
+/// [`aryk_reactor::ThreadStats::id`]. Those of disks that others are made of too.
+pub fn open_channels(cx: &mut Cx) -> Vec<(u64, String)> {
+    let cells = cx.local_state::<Cells>();
+    let cells = cells.0.borrow();
+    let all = cells.values().flatten();
+    all.filter_map(|cell| Some((cx.thread_of(cell.root)?, cell.name.clone()))).collect()
 }

@@ -41,6 +41,7 @@ pub use async_channel::AsyncChannel;
 pub use base::Base;
 pub use bdev::{Bdev, Descriptor, Event, Identity};
 pub use bdev_channel::BdevChannel;
+pub use cell::open_channels;
 pub use channel::Channel;
 pub use deadline::{Deadline, OnDeadline};
 pub use device::{Decorator, Device, Geometry, Limits, OpenError, Outbox};

@@ -27,6 +27,11 @@ impl Running {
         Self(8 << 32 | index as u64)
     }
 
+    /// A number that nothing else on the reactor has at the time.
+    pub const fn number(self) -> u64 {
+        self.0
+    }
+
     /// What has no name of its own.
     pub const fn kind(self) -> &'static str {
         match self.0 >> 32 {

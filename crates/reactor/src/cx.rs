@@ -6,7 +6,7 @@ use crate::executor::Local;
 use crate::handle::{Handle, RootRef, lock};
 use crate::outgoing::Outgoing;
 use crate::ring_clients::{RingClient, RingClients};
-use crate::thread::{Thread, ThreadId, ThreadStats};
+use crate::thread::{Polled, PollerStats, Runs, Thread, ThreadId, ThreadStats};
 use crate::timers::{TimerId, Timers};
 use crate::trace::{Layer, Point, Record, Trace};
 use crate::wait::{Engine, Waiter, WatchId};
@@ -33,6 +33,7 @@ pub(crate) struct RootEntry {
     pub promoted: bool,
     /// When it last had work while promoted.
     pub last_work: Nanos,
+    pub runs: Runs,
 }
 
 #[derive(Clone)]
@@ -50,6 +51,7 @@ pub(crate) struct Poller {
     pub period: Option<Duration>,
     /// Taken out while it runs.
     pub run: Option<PollFn>,
+    pub runs: Runs,
 }
 
 pub(crate) enum Timed {
@@ -188,12 +190,42 @@ impl Cx {
         assert_eq!(thread.members, 0, "thread {} still has members", thread.name);
     }
 
+    /// The number of a thread, as [`ThreadStats::id`].
+    fn thread_number(&self, ThreadId(key): ThreadId) -> u64 {
+        u64::from(self.handle.core()) << 32 | u64::from(key.index())
+    }
+
+    /// The number of the thread that `root` belongs to, as [`ThreadStats::id`].
+    pub fn thread_of(&self, root: RootId) -> Option<u64> {
+        Some(self.thread_number(self.roots.get(root.0)?.thread))
+    }
+
+    /// What is polled on this reactor, and how often it was.
+    pub fn poller_stats(&self) -> Vec<PollerStats> {
+        let names = lock(&self.handle.0.names);
+        let stats = |thread, what: Running, polled, runs| PollerStats {
+            thread: self.thread_number(thread),
+            id: what.number(),
+            name: names.get(&what).cloned().unwrap_or_default(),
+            polled,
+            runs,
+        };
+        let roots = self.roots.iter().map(|(key, root)| {
+            let polled = if root.promoted { Polled::Always } else { Polled::WhenWoken };
+            stats(root.thread, Running::root(key.index()), polled, root.runs)
+        });
+        let pollers = self.pollers.iter().map(|(key, poller)| {
+            let polled = poller.period.map_or(Polled::Always, Polled::Every);
+            stats(poller.thread, Running::poller(key.index()), polled, poller.runs)
+        });
+        roots.chain(pollers).collect()
+    }
+
     /// What the threads of this reactor have done.
     pub fn thread_stats(&self) -> Vec<ThreadStats> {
-        let core = u64::from(self.handle.core());
         let stats = |(key, t): (aryk_slots::Key, &Thread)| ThreadStats {
             name: t.name.clone(),
-            id: core << 32 | u64::from(key.index()),
+            id: self.thread_number(ThreadId(key)),
             cores: t.cores.clone(),
             busy: t.busy,
             members: t.members,
@@ -226,6 +258,7 @@ impl Cx {
             queued: false,
             promoted: false,
             last_work: self.now,
+            runs: Runs::default(),
         };
         let id = RootId(insert(&mut self.roots, entry));
         self.joined(thread, 1);
@@ -324,7 +357,7 @@ impl Cx {
         run: impl FnMut(&mut Self) -> bool + 'static,
     ) -> PollerId {
         let period = period.filter(|p| !p.is_zero());
-        let poller = Poller { thread, period, run: Some(Box::new(run)) };
+        let poller = Poller { thread, period, run: Some(Box::new(run)), runs: Runs::default() };
         let id = PollerId(insert(&mut self.pollers, poller));
         self.joined(thread, 1);
         match period {

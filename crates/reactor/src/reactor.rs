@@ -275,11 +275,14 @@ impl Reactor {
         self.make_way_for(Some(thread));
         self.run_as(Running::root(id.0.index()));
         let worked = root.borrow_mut().poll(&mut self.cx);
-        if worked {
-            self.owe(thread);
-            if let Some(entry) = self.cx.roots.get_mut(id.0) {
+        if let Some(entry) = self.cx.roots.get_mut(id.0) {
+            entry.runs.count(worked);
+            if worked {
                 entry.last_work = self.cx.now;
             }
+        }
+        if worked {
+            self.owe(thread);
         }
         worked
     }
@@ -308,6 +311,7 @@ impl Reactor {
         }
         if let Some(poller) = self.cx.pollers.get_mut(id.0) {
             poller.run = Some(run);
+            poller.runs.count(worked);
         }
         worked
     }

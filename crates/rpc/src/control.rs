@@ -3,17 +3,17 @@
 use crate::config::{Config, Subsystem};
 use crate::journal::Done;
 use crate::methods::details::Details;
-use crate::methods::log::PrintLevel;
+use crate::methods::log::{LogSettings, PrintLevel};
 use crate::{Disks, Error, Outcome};
 use aryk_bdev::Bdev;
 use aryk_metrics::{Controller, Inventory, Observatory};
-use aryk_reactor::{Handle, Reactors};
+use aryk_reactor::{Handle, Nanos, Reactors};
 use aryk_state::WriteError;
 use aryk_vhost_blk::Controllers;
 use aryk_vhost_scsi::Controllers as ScsiControllers;
 use rustix::io::Errno;
 use serde::Serialize;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -35,8 +35,10 @@ pub struct Control {
     pub observatory: Observatory,
     /// Whether start-up is complete.
     started: watch::Sender<bool>,
-    level: Cell<PrintLevel>,
-    apply_level: Box<dyn Fn(PrintLevel)>,
+    log: RefCell<LogSettings>,
+    apply_log: Box<dyn Fn(&LogSettings)>,
+    /// What the trace had until then is not told any more.
+    pub(crate) trace_cleared: Cell<Option<Nanos>>,
 }
 
 impl std::fmt::Debug for Control {
@@ -46,13 +48,13 @@ impl std::fmt::Debug for Control {
 }
 
 impl Control {
-    /// A daemon that runs on `reactors`, has its controllers' sockets in `vhost_dir`, and waits for start-up. `apply_level`
+    /// A daemon that runs on `reactors`, has its controllers' sockets in `vhost_dir`, and waits for start-up. `apply_log`
     /// sets what its log tells.
     pub fn new(
         reactors: Rc<Reactors>,
         vhost_dir: &Path,
         level: PrintLevel,
-        apply_level: impl Fn(PrintLevel) + 'static,
+        apply_log: impl Fn(&LogSettings) + 'static,
     ) -> Self {
         let disks = Disks::default();
         let registry = Arc::clone(&disks.registry);
@@ -64,8 +66,9 @@ impl Control {
             config: Config::default(),
             observatory: Observatory::default(),
             started: watch::Sender::new(false),
-            level: Cell::new(level),
-            apply_level: Box::new(apply_level),
+            log: RefCell::new(LogSettings::new(level)),
+            apply_log: Box::new(apply_log),
+            trace_cleared: Cell::new(None),
         }
     }
 
@@ -158,14 +161,15 @@ impl Control {
     }
 
     /// What the log tells.
-    pub fn print_level(&self) -> PrintLevel {
-        self.level.get()
+    pub fn log_settings(&self) -> LogSettings {
+        self.log.borrow().clone()
     }
 
     /// Changes what the log tells.
-    pub fn set_print_level(&self, level: PrintLevel) {
-        self.level.set(level);
-        (self.apply_level)(level);
+    pub(crate) fn change_log(&self, change: impl FnOnce(&mut LogSettings)) {
+        let mut log = self.log.borrow_mut();
+        change(&mut log);
+        (self.apply_log)(&log);
     }
 }
 

@@ -10,11 +10,13 @@ mod error;
 pub mod framework;
 pub mod log;
 mod malloc;
+mod none;
 pub(crate) mod notify;
 mod null;
 mod observe;
 mod options;
 mod passthru;
+mod pollers;
 pub(crate) mod qos;
 mod scheduler;
 mod split;
@@ -23,6 +25,8 @@ mod trace;
 mod uring;
 mod vhost;
 pub(crate) mod vhost_scsi;
+
+pub(crate) use table::DISCOVER;
 
 use crate::dispatch::{Methods, NoParams};
 use crate::params::Count;
@@ -50,11 +54,13 @@ pub(crate) fn all(this: &Weak<Methods<Control>>) -> Table<Control> {
     framework::register(&mut table);
     log::register(&mut table);
     malloc::register(&mut table);
+    none::register(&mut table);
     null::register(&mut table);
     notify::register(&mut table);
     observe::register(&mut table);
     options::register(&mut table);
     passthru::register(&mut table);
+    pollers::register(&mut table);
     qos::register(&mut table);
     scheduler::register(&mut table);
     split::register(&mut table);
@@ -68,27 +74,41 @@ pub(crate) fn all(this: &Weak<Methods<Control>>) -> Table<Control> {
 }
 
 /// The methods for those who may only read.
-const CHANGE_NOTHING: [&str; 23] = [
+const CHANGE_NOTHING: [&str; 37] = [
+    "accel_crypto_keys_get",
+    "accel_get_module_info",
+    "accel_get_opc_assignments",
+    "accel_get_stats",
     "aryk_trace_get",
     "bdev_get_bdevs",
     "bdev_get_histogram",
+    "bdev_get_histogram_borders",
     // To zero is to change, which it sees to itself.
     "bdev_get_iostat",
     "bdev_qos_groups_get",
     "bdev_wait_for_examine",
     "framework_get_config",
+    "framework_get_governor",
+    "framework_get_pci_devices",
     "framework_get_reactors",
     "framework_get_scheduler",
     "framework_get_subsystems",
     "framework_wait_init",
     "iobuf_get_stats",
+    "keyring_get_keys",
+    "log_get_flags",
     "log_get_level",
     "log_get_print_level",
     "notify_get_notifications",
     "notify_get_types",
+    "rpc.discover",
     "rpc_get_methods",
     "save_config",
+    "scsi_get_devices",
+    "sock_get_default_impl",
     "spdk_get_version",
+    "thread_get_io_channels",
+    "thread_get_pollers",
     "thread_get_stats",
     "trace_get_tpoint_group_mask",
     "vhost_get_controllers",

@@ -26,7 +26,8 @@ fn document_of<C: 'static>(table: &Table<C>) -> Value {
     let mut requests = settings.clone().for_deserialize().into_generator();
     let mut replies = settings.for_serialize().into_generator();
     let mut methods = Vec::new();
-    for (name, entry) in table.entries() {
+    // What asks for the document is none of the service's methods, and its name is no name elsewhere.
+    for (name, entry) in table.entries().filter(|(name, _)| *name != methods::DISCOVER) {
         methods.push(json!({
             "name": name,
             "summary": entry.summary,

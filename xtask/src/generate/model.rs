@@ -192,7 +192,9 @@ impl Kind {
             Some(&"integer") => Self::Int(text(&schema["format"])?),
             Some(&"string") => Self::Text,
             Some(&"array") => Self::List(Box::new(Self::read(&schema["items"])?.0)),
+            // Members of any name: `true`, or what they are like, which is not carried over.
             Some(&"object") if schema["additionalProperties"] == true => Self::Object,
+            Some(&"object") if schema["additionalProperties"].is_object() => Self::Object,
             _ => bail!("not understood: {schema}"),
         };
         Ok((kind, types.contains(&"null")))

@@ -20,6 +20,39 @@ class Methods(ABC):
     def call(self, method: str, params: Mapping[str, Any] | None = None) -> Any:
         """Calls any method by its name."""
 
+    def accel_crypto_keys_get(
+        self,
+        *,
+        key_name: str | None = None,
+    ) -> list[dict[str, Any]]:
+        """The keys for encryption: none.
+
+        Parameters:
+            key_name: All, if none is named.
+        """
+        result: list[dict[str, Any]] = self.call(
+            "accel_crypto_keys_get",
+            _given(
+                key_name=key_name,
+            ),
+        )
+        return result
+
+    def accel_get_module_info(self) -> list[dict[str, Any]]:
+        """The engines that compute on data: none."""
+        result: list[dict[str, Any]] = self.call("accel_get_module_info")
+        return result
+
+    def accel_get_opc_assignments(self) -> dict[str, Any]:
+        """Which engine computes what: none."""
+        result: dict[str, Any] = self.call("accel_get_opc_assignments")
+        return result
+
+    def accel_get_stats(self) -> types.AccelStats:
+        """What engines have computed: nothing."""
+        result: types.AccelStats = self.call("accel_get_stats")
+        return result
+
     def accel_set_options(
         self,
         *,
@@ -335,6 +368,24 @@ class Methods(ABC):
         )
         return result
 
+    def bdev_error_resume_pending(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Has the requests go on that a disk that `bdev_error_create` made holds, and ends that it holds any.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
+        result: bool = self.call(
+            "bdev_error_resume_pending",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
     def bdev_examine(
         self,
         *,
@@ -388,6 +439,27 @@ class Methods(ABC):
             "bdev_get_histogram",
             _given(
                 name=name,
+            ),
+        )
+        return result
+
+    def bdev_get_histogram_borders(
+        self,
+        *,
+        name: str,
+        borders: Sequence[int],
+    ) -> types.HistogramBorders:
+        """How many requests of a disk took no longer than each of some times, since latencies are recorded.
+
+        Parameters:
+            name: Name, alias or uuid.
+            borders: Microseconds, ascending.
+        """
+        result: types.HistogramBorders = self.call(
+            "bdev_get_histogram_borders",
+            _given(
+                name=name,
+                borders=borders,
             ),
         )
         return result
@@ -1075,6 +1147,11 @@ class Methods(ABC):
         result: bool = self.call("bdev_wait_for_examine")
         return result
 
+    def framework_disable_cpumask_locks(self) -> bool:
+        """Without effect: cores are never locked."""
+        result: bool = self.call("framework_disable_cpumask_locks")
+        return result
+
     def framework_get_config(
         self,
         *,
@@ -1094,6 +1171,16 @@ class Methods(ABC):
                 with_batches=with_batches,
             ),
         )
+        return result
+
+    def framework_get_governor(self) -> dict[str, Any]:
+        """Who sets cores' frequencies: not we."""
+        result: dict[str, Any] = self.call("framework_get_governor")
+        return result
+
+    def framework_get_pci_devices(self) -> list[dict[str, Any]]:
+        """The PCI devices that we drive: none."""
+        result: list[dict[str, Any]] = self.call("framework_get_pci_devices")
         return result
 
     def framework_get_reactors(self) -> types.Reactors:
@@ -1207,6 +1294,11 @@ class Methods(ABC):
         )
         return result
 
+    def keyring_get_keys(self) -> list[dict[str, Any]]:
+        """The keys that are kept: none."""
+        result: list[dict[str, Any]] = self.call("keyring_get_keys")
+        return result
+
     def load_config(
         self,
         *,
@@ -1225,6 +1317,47 @@ class Methods(ABC):
         )
         return result
 
+    def log_clear_flag(
+        self,
+        *,
+        flag: str,
+    ) -> bool:
+        """Ends what `log_set_flag` began.
+
+        Parameters:
+            flag: One of those that `log_get_flags` gives, or `all`.
+        """
+        result: bool = self.call(
+            "log_clear_flag",
+            _given(
+                flag=flag,
+            ),
+        )
+        return result
+
+    def log_enable_timestamps(
+        self,
+        *,
+        enabled: bool,
+    ) -> bool:
+        """Whether the log's lines for people have their time; what a journal takes never has.
+
+        Parameters:
+            enabled: From now on.
+        """
+        result: bool = self.call(
+            "log_enable_timestamps",
+            _given(
+                enabled=enabled,
+            ),
+        )
+        return result
+
+    def log_get_flags(self) -> dict[str, Any]:
+        """The parts of the daemon, and of which all is told."""
+        result: dict[str, Any] = self.call("log_get_flags")
+        return result
+
     def log_get_level(self) -> types.PrintLevel:
         """The same as `log_get_print_level`: there is one log."""
         result: types.PrintLevel = self.call("log_get_level")
@@ -1233,6 +1366,24 @@ class Methods(ABC):
     def log_get_print_level(self) -> types.PrintLevel:
         """What the log tells."""
         result: types.PrintLevel = self.call("log_get_print_level")
+        return result
+
+    def log_set_flag(
+        self,
+        *,
+        flag: str,
+    ) -> bool:
+        """Has the log tell all of a part of the daemon, whatever the level.
+
+        Parameters:
+            flag: One of those that `log_get_flags` gives, or `all`.
+        """
+        result: bool = self.call(
+            "log_set_flag",
+            _given(
+                flag=flag,
+            ),
+        )
         return result
 
     def log_set_level(
@@ -1323,6 +1474,34 @@ class Methods(ABC):
         result: types.SavedConfig = self.call("save_config")
         return result
 
+    def scsi_get_devices(self) -> list[types.ScsiDevice]:
+        """The targets of all controllers that have a disk, as `vhost_get_controllers` numbers and names them."""
+        result: list[types.ScsiDevice] = self.call("scsi_get_devices")
+        return result
+
+    def sock_get_default_impl(self) -> types.SockImpl:
+        """Whose sockets are used, where RPC is served by HTTP: the kernel's."""
+        result: types.SockImpl = self.call("sock_get_default_impl")
+        return result
+
+    def sock_set_default_impl(
+        self,
+        *,
+        impl_name: str,
+    ) -> bool:
+        """Chooses whose sockets are used: there are the kernel's, `posix`.
+
+        Parameters:
+            impl_name: `posix`.
+        """
+        result: bool = self.call(
+            "sock_set_default_impl",
+            _given(
+                impl_name=impl_name,
+            ),
+        )
+        return result
+
     def spdk_get_version(self) -> types.Version:
         """The version of the daemon."""
         result: types.Version = self.call("spdk_get_version")
@@ -1346,9 +1525,63 @@ class Methods(ABC):
         )
         return result
 
+    def thread_get_io_channels(self) -> types.IoChannels:
+        """The disks that the threads on all reactors have open, each with the number of its channels."""
+        result: types.IoChannels = self.call("thread_get_io_channels")
+        return result
+
+    def thread_get_pollers(self) -> types.Pollers:
+        """What the threads on all reactors poll: queues, and what runs at a period."""
+        result: types.Pollers = self.call("thread_get_pollers")
+        return result
+
     def thread_get_stats(self) -> types.Threads:
         """The threads on all reactors, and how busy they are."""
         result: types.Threads = self.call("thread_get_stats")
+        return result
+
+    def trace_clear(self) -> bool:
+        """Forgets what has happened to requests until now."""
+        result: bool = self.call("trace_clear")
+        return result
+
+    def trace_clear_tpoint_mask(
+        self,
+        *,
+        name: str,
+        tpoint_mask: int,
+    ) -> bool:
+        """Without effect: the trace is always on.
+
+        Parameters:
+            name: The group, or `all`.
+            tpoint_mask: A bit for each point.
+        """
+        result: bool = self.call(
+            "trace_clear_tpoint_mask",
+            _given(
+                name=name,
+                tpoint_mask=tpoint_mask,
+            ),
+        )
+        return result
+
+    def trace_disable_tpoint_group(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Without effect: the trace is always on.
+
+        Parameters:
+            name: The group, or `all`.
+        """
+        result: bool = self.call(
+            "trace_disable_tpoint_group",
+            _given(
+                name=name,
+            ),
+        )
         return result
 
     def trace_enable_tpoint_group(
@@ -1391,6 +1624,30 @@ class Methods(ABC):
             _given(
                 name=name,
                 tpoint_mask=tpoint_mask,
+            ),
+        )
+        return result
+
+    def vhost_controller_set_coalescing(
+        self,
+        *,
+        ctrlr: str,
+        delay_base_us: int,
+        iops_threshold: int,
+    ) -> bool:
+        """Sets by how much signals to a machine are delayed: not at all, which is all that there is.
+
+        Parameters:
+            ctrlr: The controller.
+            delay_base_us: 0: signals are given when the machine's driver asks for them.
+            iops_threshold: Not heeded.
+        """
+        result: bool = self.call(
+            "vhost_controller_set_coalescing",
+            _given(
+                ctrlr=ctrlr,
+                delay_base_us=delay_base_us,
+                iops_threshold=iops_threshold,
             ),
         )
         return result
@@ -1593,6 +1850,39 @@ class AsyncMethods(ABC):
     @abstractmethod
     async def call(self, method: str, params: Mapping[str, Any] | None = None) -> Any:
         """Calls any method by its name."""
+
+    async def accel_crypto_keys_get(
+        self,
+        *,
+        key_name: str | None = None,
+    ) -> list[dict[str, Any]]:
+        """The keys for encryption: none.
+
+        Parameters:
+            key_name: All, if none is named.
+        """
+        result: list[dict[str, Any]] = await self.call(
+            "accel_crypto_keys_get",
+            _given(
+                key_name=key_name,
+            ),
+        )
+        return result
+
+    async def accel_get_module_info(self) -> list[dict[str, Any]]:
+        """The engines that compute on data: none."""
+        result: list[dict[str, Any]] = await self.call("accel_get_module_info")
+        return result
+
+    async def accel_get_opc_assignments(self) -> dict[str, Any]:
+        """Which engine computes what: none."""
+        result: dict[str, Any] = await self.call("accel_get_opc_assignments")
+        return result
+
+    async def accel_get_stats(self) -> types.AccelStats:
+        """What engines have computed: nothing."""
+        result: types.AccelStats = await self.call("accel_get_stats")
+        return result
 
     async def accel_set_options(
         self,
@@ -1909,6 +2199,24 @@ class AsyncMethods(ABC):
         )
         return result
 
+    async def bdev_error_resume_pending(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Has the requests go on that a disk that `bdev_error_create` made holds, and ends that it holds any.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
+        result: bool = await self.call(
+            "bdev_error_resume_pending",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
     async def bdev_examine(
         self,
         *,
@@ -1962,6 +2270,27 @@ class AsyncMethods(ABC):
             "bdev_get_histogram",
             _given(
                 name=name,
+            ),
+        )
+        return result
+
+    async def bdev_get_histogram_borders(
+        self,
+        *,
+        name: str,
+        borders: Sequence[int],
+    ) -> types.HistogramBorders:
+        """How many requests of a disk took no longer than each of some times, since latencies are recorded.
+
+        Parameters:
+            name: Name, alias or uuid.
+            borders: Microseconds, ascending.
+        """
+        result: types.HistogramBorders = await self.call(
+            "bdev_get_histogram_borders",
+            _given(
+                name=name,
+                borders=borders,
             ),
         )
         return result
@@ -2649,6 +2978,11 @@ class AsyncMethods(ABC):
         result: bool = await self.call("bdev_wait_for_examine")
         return result
 
+    async def framework_disable_cpumask_locks(self) -> bool:
+        """Without effect: cores are never locked."""
+        result: bool = await self.call("framework_disable_cpumask_locks")
+        return result
+
     async def framework_get_config(
         self,
         *,
@@ -2668,6 +3002,16 @@ class AsyncMethods(ABC):
                 with_batches=with_batches,
             ),
         )
+        return result
+
+    async def framework_get_governor(self) -> dict[str, Any]:
+        """Who sets cores' frequencies: not we."""
+        result: dict[str, Any] = await self.call("framework_get_governor")
+        return result
+
+    async def framework_get_pci_devices(self) -> list[dict[str, Any]]:
+        """The PCI devices that we drive: none."""
+        result: list[dict[str, Any]] = await self.call("framework_get_pci_devices")
         return result
 
     async def framework_get_reactors(self) -> types.Reactors:
@@ -2781,6 +3125,11 @@ class AsyncMethods(ABC):
         )
         return result
 
+    async def keyring_get_keys(self) -> list[dict[str, Any]]:
+        """The keys that are kept: none."""
+        result: list[dict[str, Any]] = await self.call("keyring_get_keys")
+        return result
+
     async def load_config(
         self,
         *,
@@ -2799,6 +3148,47 @@ class AsyncMethods(ABC):
         )
         return result
 
+    async def log_clear_flag(
+        self,
+        *,
+        flag: str,
+    ) -> bool:
+        """Ends what `log_set_flag` began.
+
+        Parameters:
+            flag: One of those that `log_get_flags` gives, or `all`.
+        """
+        result: bool = await self.call(
+            "log_clear_flag",
+            _given(
+                flag=flag,
+            ),
+        )
+        return result
+
+    async def log_enable_timestamps(
+        self,
+        *,
+        enabled: bool,
+    ) -> bool:
+        """Whether the log's lines for people have their time; what a journal takes never has.
+
+        Parameters:
+            enabled: From now on.
+        """
+        result: bool = await self.call(
+            "log_enable_timestamps",
+            _given(
+                enabled=enabled,
+            ),
+        )
+        return result
+
+    async def log_get_flags(self) -> dict[str, Any]:
+        """The parts of the daemon, and of which all is told."""
+        result: dict[str, Any] = await self.call("log_get_flags")
+        return result
+
     async def log_get_level(self) -> types.PrintLevel:
         """The same as `log_get_print_level`: there is one log."""
         result: types.PrintLevel = await self.call("log_get_level")
@@ -2807,6 +3197,24 @@ class AsyncMethods(ABC):
     async def log_get_print_level(self) -> types.PrintLevel:
         """What the log tells."""
         result: types.PrintLevel = await self.call("log_get_print_level")
+        return result
+
+    async def log_set_flag(
+        self,
+        *,
+        flag: str,
+    ) -> bool:
+        """Has the log tell all of a part of the daemon, whatever the level.
+
+        Parameters:
+            flag: One of those that `log_get_flags` gives, or `all`.
+        """
+        result: bool = await self.call(
+            "log_set_flag",
+            _given(
+                flag=flag,
+            ),
+        )
         return result
 
     async def log_set_level(
@@ -2897,6 +3305,34 @@ class AsyncMethods(ABC):
         result: types.SavedConfig = await self.call("save_config")
         return result
 
+    async def scsi_get_devices(self) -> list[types.ScsiDevice]:
+        """The targets of all controllers that have a disk, as `vhost_get_controllers` numbers and names them."""
+        result: list[types.ScsiDevice] = await self.call("scsi_get_devices")
+        return result
+
+    async def sock_get_default_impl(self) -> types.SockImpl:
+        """Whose sockets are used, where RPC is served by HTTP: the kernel's."""
+        result: types.SockImpl = await self.call("sock_get_default_impl")
+        return result
+
+    async def sock_set_default_impl(
+        self,
+        *,
+        impl_name: str,
+    ) -> bool:
+        """Chooses whose sockets are used: there are the kernel's, `posix`.
+
+        Parameters:
+            impl_name: `posix`.
+        """
+        result: bool = await self.call(
+            "sock_set_default_impl",
+            _given(
+                impl_name=impl_name,
+            ),
+        )
+        return result
+
     async def spdk_get_version(self) -> types.Version:
         """The version of the daemon."""
         result: types.Version = await self.call("spdk_get_version")
@@ -2920,9 +3356,63 @@ class AsyncMethods(ABC):
         )
         return result
 
+    async def thread_get_io_channels(self) -> types.IoChannels:
+        """The disks that the threads on all reactors have open, each with the number of its channels."""
+        result: types.IoChannels = await self.call("thread_get_io_channels")
+        return result
+
+    async def thread_get_pollers(self) -> types.Pollers:
+        """What the threads on all reactors poll: queues, and what runs at a period."""
+        result: types.Pollers = await self.call("thread_get_pollers")
+        return result
+
     async def thread_get_stats(self) -> types.Threads:
         """The threads on all reactors, and how busy they are."""
         result: types.Threads = await self.call("thread_get_stats")
+        return result
+
+    async def trace_clear(self) -> bool:
+        """Forgets what has happened to requests until now."""
+        result: bool = await self.call("trace_clear")
+        return result
+
+    async def trace_clear_tpoint_mask(
+        self,
+        *,
+        name: str,
+        tpoint_mask: int,
+    ) -> bool:
+        """Without effect: the trace is always on.
+
+        Parameters:
+            name: The group, or `all`.
+            tpoint_mask: A bit for each point.
+        """
+        result: bool = await self.call(
+            "trace_clear_tpoint_mask",
+            _given(
+                name=name,
+                tpoint_mask=tpoint_mask,
+            ),
+        )
+        return result
+
+    async def trace_disable_tpoint_group(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Without effect: the trace is always on.
+
+        Parameters:
+            name: The group, or `all`.
+        """
+        result: bool = await self.call(
+            "trace_disable_tpoint_group",
+            _given(
+                name=name,
+            ),
+        )
         return result
 
     async def trace_enable_tpoint_group(
@@ -2965,6 +3455,30 @@ class AsyncMethods(ABC):
             _given(
                 name=name,
                 tpoint_mask=tpoint_mask,
+            ),
+        )
+        return result
+
+    async def vhost_controller_set_coalescing(
+        self,
+        *,
+        ctrlr: str,
+        delay_base_us: int,
+        iops_threshold: int,
+    ) -> bool:
+        """Sets by how much signals to a machine are delayed: not at all, which is all that there is.
+
+        Parameters:
+            ctrlr: The controller.
+            delay_base_us: 0: signals are given when the machine's driver asks for them.
+            iops_threshold: Not heeded.
+        """
+        result: bool = await self.call(
+            "vhost_controller_set_coalescing",
+            _given(
+                ctrlr=ctrlr,
+                delay_base_us=delay_base_us,
+                iops_threshold=iops_threshold,
             ),
         )
         return result

@@ -38,6 +38,17 @@ Signal = Literal["SIGINT", "SIGTERM", "SIGQUIT", "SIGHUP", "SIGKILL", "SIGUSR1"]
 TimeoutAction = Literal["report", "abort", "reset"]
 
 
+class AccelStats(TypedDict):
+    """Result of `accel_get_stats`."""
+
+    #: 0.
+    sequence_executed: int
+    #: 0.
+    sequence_failed: int
+    #: Those that were ever carried out: none.
+    operations: list[dict[str, Any]]
+
+
 class AioDetails(TypedDict):
     """Of a disk that `bdev_aio_create` made."""
 
@@ -227,6 +238,31 @@ class Histogram(TypedDict):
     tsc_rate: int
 
 
+class HistogramBorders(TypedDict):
+    """Result of `bdev_get_histogram_borders`."""
+
+    #: For each border the requests that took no longer, to the precision of the histogram, an eighth; and then all.
+    borders_count: list[int]
+
+
+class IoChannel(TypedDict):
+    """A disk that a thread has open."""
+
+    #: The disk's.
+    name: str
+    #: Channels of it: a queue has one.
+    ref: int
+
+
+class IoChannels(TypedDict):
+    """Result of `thread_get_io_channels`."""
+
+    #: Ticks in a second.
+    tick_rate: int
+    #: Of all reactors.
+    threads: list[ThreadChannels]
+
+
 class IoTypes(TypedDict):
     """What a disk can be asked for."""
 
@@ -289,6 +325,31 @@ class PassthruDetails(TypedDict):
     base_bdev_name: str
     #: Its own name.
     name: str
+
+
+class Poller(TypedDict):
+    """A queue, or something else that is polled."""
+
+    name: str
+    #: A number that none other of its reactor has.
+    id: int
+    #: `waiting` or `paused`.
+    state: str
+    #: How often it was polled.
+    run_count: int
+    #: How often there was work.
+    busy_count: int
+    #: Of a timed one.
+    period_ticks: NotRequired[int]
+
+
+class Pollers(TypedDict):
+    """Result of `thread_get_pollers`."""
+
+    #: Ticks in a second.
+    tick_rate: int
+    #: Of all reactors.
+    threads: list[ThreadPollers]
 
 
 class PoolStats(TypedDict):
@@ -387,6 +448,21 @@ class Scheduler(TypedDict):
     isolated_core_mask: str
 
 
+class ScsiDevice(TypedDict):
+    """One of the results of `scsi_get_devices`."""
+
+    #: The target's, within its controller.
+    id: int
+    device_name: str
+
+
+class SockImpl(TypedDict):
+    """Result of `sock_get_default_impl`."""
+
+    #: `posix`.
+    impl_name: str
+
+
 class SplitDetails(TypedDict):
     """Of a disk that `bdev_split_create` made."""
 
@@ -420,6 +496,26 @@ class Thread(TypedDict):
     active_pollers_count: int
     timed_pollers_count: int
     paused_pollers_count: int
+
+
+class ThreadChannels(TypedDict):
+    """What a thread has open."""
+
+    name: str
+    io_channels: list[IoChannel]
+
+
+class ThreadPollers(TypedDict):
+    """What a thread polls."""
+
+    name: str
+    id: int
+    #: What is polled in every turn of the reactor now.
+    active_pollers: list[Poller]
+    #: What runs at a period.
+    timed_pollers: list[Poller]
+    #: What is polled when something wakes it: queues without work.
+    paused_pollers: list[Poller]
 
 
 class Threads(TypedDict):

@@ -15,8 +15,8 @@ struct Request {
 
 enum Befallen {
     Nothing,
-    /// The base never sees it.
-    Held,
+    /// The base does not see it, unless it goes on.
+    Held(Io),
     /// What is read is changed once it is there.
     CorruptRead {
         data: Sgl,
@@ -31,14 +31,16 @@ pub(crate) struct ErrorChannel {
     base: BdevChannel,
     injected: Arc<Injected>,
     outbox: Outbox,
+    /// How often held requests were told to go on, when ours last did.
+    resumed: u64,
     requests: Slots<Request>,
     from_base: Vec<Completion>,
 }
 
 impl ErrorChannel {
     pub fn new(base: BdevChannel, injected: Arc<Injected>, root: RootId, depth: u32) -> Self {
-        let requests = Slots::new(depth);
-        Self { base, injected, outbox: Outbox::new(root), requests, from_base: Vec::new() }
+        let (requests, resumed) = (Slots::new(depth), injected.resumed());
+        Self { base, injected, outbox: Outbox::new(root), resumed, requests, from_base: Vec::new() }
     }
 
     fn add(&mut self, tag: Tag, fault: Befallen) -> Tag {
@@ -46,6 +48,18 @@ impl ErrorChannel {
             unreachable!("there are as many as the depth")
         };
         Tag(key.raw())
+    }
+
+    /// Hands on what is held.
+    fn resume(&mut self, cx: &mut Cx) {
+        let is_held = |(key, r): (Key, &Request)| matches!(r.fault, Befallen::Held(_)).then_some(key);
+        let held: Vec<_> = self.requests.iter().filter_map(is_held).collect();
+        for key in held {
+            let Some(request) = self.requests.get_mut(key) else { continue };
+            if let Befallen::Held(io) = std::mem::replace(&mut request.fault, Befallen::Nothing) {
+                self.base.submit(Io { tag: Tag(key.raw()), ..io }, cx);
+            }
+        }
     }
 }
 
@@ -55,7 +69,7 @@ impl Channel for ErrorChannel {
             Some(Fault::Failure) => return self.outbox.push(io.tag, Status::Medium, cx),
             Some(Fault::NoMem) => return self.outbox.push(io.tag, Status::NoSpace, cx),
             Some(Fault::Pending) => {
-                self.add(io.tag, Befallen::Held);
+                self.add(io.tag, Befallen::Held(io));
                 return;
             }
             Some(Fault::CorruptData { offset, value }) => corrupt(&mut io, offset, value),
@@ -69,7 +83,7 @@ impl Channel for ErrorChannel {
         let with_tag: Vec<_> =
             self.requests.iter().filter(|(_, r)| r.tag == tag).map(|(key, _)| key).collect();
         for key in with_tag {
-            if self.requests.get(key).is_some_and(|r| matches!(r.fault, Befallen::Held)) {
+            if self.requests.get(key).is_some_and(|r| matches!(r.fault, Befallen::Held(_))) {
                 self.requests.remove(key);
                 self.outbox.push(tag, Status::Aborted, cx);
             } else {
@@ -80,6 +94,10 @@ impl Channel for ErrorChannel {
 
     fn poll(&mut self, cx: &mut Cx, out: &mut Vec<Completion>) {
         self.outbox.take(out);
+        let resumed = self.injected.resumed();
+        if std::mem::replace(&mut self.resumed, resumed) != resumed {
+            self.resume(cx);
+        }
         self.base.poll(cx, &mut self.from_base);
         for Completion { tag, status } in self.from_base.drain(..) {
             let request = self.requests.remove(Key::from_raw(tag.0)).expect("completed once");
@@ -87,7 +105,7 @@ impl Channel for ErrorChannel {
                 Befallen::CorruptRead { data, offset, value } if status.is_ok() => flip(data, offset, value),
                 Befallen::CorruptWrite(mut copy) => copy.reclaim(),
                 Befallen::CorruptRead { .. } | Befallen::Nothing => {}
-                Befallen::Held => unreachable!("the base never saw it"),
+                Befallen::Held(_) => unreachable!("the base never saw it"),
             }
             out.push(Completion { tag: request.tag, status });
         }

@@ -7,7 +7,7 @@ mod channel;
 use aryk_bdev::{Base, Bdev, Channel, Decorator, Device, Identity, Op, OpSet, OpenError, Registry};
 use aryk_reactor::{Cx, RootId};
 use channel::ErrorChannel;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// What happens to a request.
@@ -17,7 +17,7 @@ pub enum Fault {
     Failure,
     /// It fails with [`aryk_bdev::Status::NoSpace`].
     NoMem,
-    /// It does not end until it is aborted, or the disk is reset.
+    /// It does not go on until it is told to ([`resume`]), and does not end before, unless it is aborted or the disk is reset.
     Pending,
     /// One byte of what is read or written is changed. A request that is shorter is left alone.
     CorruptData {
@@ -94,6 +94,23 @@ pub fn clear(registry: &Registry, name: &str) -> Result<(), Error> {
     on_device(registry, name, |injected| *injected = Table::default())
 }
 
+/// Has requests that are held go on, and holds none any more.
+///
+/// # Errors
+/// [`Error::Registry`].
+pub async fn resume(registry: &Registry, name: &str) -> Result<(), Error> {
+    on_device(registry, name, |injected| {
+        let holds = |injection: &Option<Injection>| injection.is_some_and(|i| i.fault == Fault::Pending);
+        injected.iter_mut().filter(|injection| holds(injection)).for_each(|injection| *injection = None);
+    })?;
+    let bdev = registry.find(name)?;
+    if let Some(device) = bdev.device_as::<ErrorDevice>() {
+        device.injected.resumed.fetch_add(1, Ordering::Release);
+    }
+    bdev.wake_channels().await;
+    Ok(())
+}
+
 fn on_device(registry: &Registry, name: &str, change: impl FnOnce(&mut Table)) -> Result<(), Error> {
     let bdev = registry.find(name)?;
     let not_ours = || aryk_bdev::Error::NotFound(name.to_owned());
@@ -110,12 +127,18 @@ type Table = [Option<Injection>; Op::ALL.len()];
 #[derive(Default)]
 struct Injected {
     any: AtomicBool,
+    /// How often what was held was told to go on.
+    resumed: AtomicU64,
     table: Mutex<Table>,
 }
 
 impl Injected {
     fn lock(&self) -> MutexGuard<'_, Table> {
         self.table.lock().expect("no one panics holding it")
+    }
+
+    fn resumed(&self) -> u64 {
+        self.resumed.load(Ordering::Acquire)
     }
 
     /// What befalls a request that finds `in_flight` others.

@@ -24,6 +24,12 @@ pub(super) fn register(table: &mut Table<Control>) {
         "Tells a disk that `bdev_error_create` made which requests are to fail, and how.",
         inject_error,
     );
+    table.add(
+        "bdev_error_resume_pending",
+        Phase::RunTime,
+        "Has the requests go on that a disk that `bdev_error_create` made holds, and ends that it holds any.",
+        resume_pending,
+    );
 }
 
 /// Parameters of `bdev_error_create`.
@@ -126,6 +132,12 @@ async fn inject_error(control: &Control, p: InjectError) -> Result<bool, Error> 
     };
     let injection = module::Injection { fault, ops, count: p.num, queue_depth: p.queue_depth };
     module::inject(&control.disks.registry, bdev.name(), injection)?;
+    Ok(true)
+}
+
+async fn resume_pending(control: &Control, p: Name) -> Result<bool, Error> {
+    let bdev = control.disks.find_made_by(MODULE, &p.name)?;
+    module::resume(&control.disks.registry, bdev.name()).await?;
     Ok(true)
 }
 

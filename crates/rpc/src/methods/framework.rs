@@ -258,7 +258,7 @@ pub(super) async fn ask<R: Send + 'static>(
     handle.call(question).await.map_err(gone)
 }
 
-fn ticks(time: Duration) -> u64 {
+pub(super) fn ticks(time: Duration) -> u64 {
     time.as_nanos().try_into().unwrap_or(u64::MAX)
 }
 

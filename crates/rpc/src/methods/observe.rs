@@ -1,5 +1,4 @@
-//! `bdev_set_qd_sampling_period`, `bdev_enable_histogram`, `bdev_get_histogram`, `bdev_set_io_timeout`: what disks are watched for.
-//! Control context.
+//! `bdev_set_qd_sampling_period`, `bdev_*_histogram*`, `bdev_set_io_timeout`: what disks are watched for. Control context.
 
 use super::framework::TICK_RATE;
 use super::{Control, Count, Error, Name, Phase, Table};
@@ -29,6 +28,12 @@ pub(super) fn register(table: &mut Table<Control>) {
         Phase::RunTime,
         "The latencies of a disk since they are recorded.",
         get_histogram,
+    );
+    table.add(
+        "bdev_get_histogram_borders",
+        Phase::RunTime,
+        "How many requests of a disk took no longer than each of some times, since latencies are recorded.",
+        get_histogram_borders,
     );
     table.add(
         "bdev_set_io_timeout",
@@ -130,10 +135,56 @@ impl EncodedHistogram {
 }
 
 async fn get_histogram(control: &Control, p: Name) -> Result<EncodedHistogram, Error> {
-    match control.disks.find(&p.name)?.recorded().await {
-        Some((recording, histogram)) => Ok(EncodedHistogram::new(&recording, &histogram)),
-        None => Err(Error::errno(Errno::FAULT, format!("no histogram of '{}' is enabled", p.name))),
+    let (recording, histogram) = recorded(control, &p.name).await?;
+    Ok(EncodedHistogram::new(&recording, &histogram))
+}
+
+async fn recorded(control: &Control, name: &str) -> Result<(Recording, Histogram), Error> {
+    let recorded = control.disks.find(name)?.recorded().await;
+    recorded.ok_or_else(|| Error::errno(Errno::FAULT, format!("no histogram of '{name}' is enabled")))
+}
+
+/// Borders that may be asked for at a time.
+const BORDERS: usize = 1024;
+
+/// Parameters of `bdev_get_histogram_borders`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct GetHistogramBorders {
+    /// Name, alias or uuid.
+    name: String,
+    /// Microseconds, ascending.
+    borders: Vec<Count>,
+}
+
+/// Result of `bdev_get_histogram_borders`.
+#[derive(Debug, Serialize, JsonSchema)]
+struct HistogramBorders {
+    /// For each border the requests that took no longer, to the precision of the histogram, an eighth; and then all.
+    borders_count: Vec<u64>,
+}
+
+async fn get_histogram_borders(control: &Control, p: GetHistogramBorders) -> Result<HistogramBorders, Error> {
+    if p.borders.is_empty() || p.borders.len() > BORDERS || !p.borders.is_sorted_by(|a, b| a.0 < b.0) {
+        return Err(Error::invalid(format!("borders are 1 to {BORDERS} times, each longer than the last")));
     }
+    let (_, histogram) = recorded(control, &p.name).await?;
+    let borders = p.borders.iter().map(|border| border.0.saturating_mul(1000));
+    Ok(HistogramBorders { borders_count: cumulative(&histogram, borders) })
+}
+
+/// How many values are in buckets that are not beyond each border, and in all.
+fn cumulative(histogram: &Histogram, borders: impl Iterator<Item = u64>) -> Vec<u64> {
+    let (mut buckets, mut sum) = (histogram.buckets().peekable(), 0);
+    let below = borders.map(|border| {
+        while let Some((_, _, count)) = buckets.next_if(|(_, end, _)| *end <= border.saturating_add(1)) {
+            sum += count;
+        }
+        sum
+    });
+    let mut counts: Vec<_> = below.collect();
+    counts.push(histogram.total());
+    counts
 }
 
 /// Parameters of `bdev_set_io_timeout`, a method of ours.
@@ -185,6 +236,14 @@ async fn set_io_timeout(control: &Control, p: SetIoTimeout) -> Result<bool, Erro
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn borders_count_what_is_not_beyond_them() {
+        let mut histogram = Histogram::default();
+        [1, 5, 5, 7, 100, 1 << 40].into_iter().for_each(|v| histogram.record(v));
+        assert_eq!(cumulative(&histogram, [0, 1, 5, 6, 200, u64::MAX].into_iter()), [0, 1, 3, 3, 5, 6, 6]);
+        assert_eq!(cumulative(&Histogram::default(), [3].into_iter()), [0, 0]);
+    }
 
     #[test]
     fn a_histogram_has_all_values_within_its_octaves() {

@@ -1,10 +1,13 @@
-//! `rpc_get_methods` and `load_config`: the methods about methods. Control context.
+//! `rpc_get_methods`, `rpc.discover` and `load_config`: the methods about methods. Control context.
 
 use super::framework::SavedSubsystem;
-use super::{Control, Error, Methods, Phase, Table};
+use super::{Control, Error, Methods, NoParams, Phase, Table};
+use crate::openrpc;
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use serde_json::{Map, Value};
+use std::cell::OnceCell;
 use std::rc::{Rc, Weak};
 
 pub(super) fn register(table: &mut Table<Control>, this: &Weak<Methods<Control>>) {
@@ -18,12 +21,28 @@ pub(super) fn register(table: &mut Table<Control>, this: &Weak<Methods<Control>>
             Ok(get_methods(&methods, p.current.then(|| control.has_started())))
         },
     );
+    // It is long to make, and the same every time.
+    let document = OnceCell::new();
+    table.add(
+        DISCOVER,
+        Phase::Any,
+        "The OpenRPC document of all methods, with the schemas of what they take and give.",
+        async move |_: &Control, _: NoParams| Ok(Document(document.get_or_init(openrpc::document).clone())),
+    );
     let all = Weak::clone(this);
     table.add("load_config", Phase::RunTime, "Makes the calls that `save_config` gave, in their order, up to the first that fails: what was made before it stays.", async move |_: &Control, p: LoadConfig| {
         let methods = upgrade(&all)?;
         load_config(&methods, p).await
     });
 }
+
+/// OpenRPC's name for the method that gives the document.
+pub(crate) const DISCOVER: &str = "rpc.discover";
+
+/// Result of `rpc.discover`.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(transparent)]
+struct Document(#[schemars(with = "Map<String, Value>")] Value);
 
 /// The table does not outlive the server; a call that was just started may.
 fn upgrade(table: &Weak<Methods<Control>>) -> Result<Rc<Methods<Control>>, Error> {

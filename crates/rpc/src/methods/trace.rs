@@ -31,6 +31,14 @@ pub(super) fn register(table: &mut Table<Control>) {
     );
     table.add("trace_set_tpoint_mask", Phase::Any, "Without effect: the trace is always on.", set_mask);
     table.add(
+        "trace_disable_tpoint_group",
+        Phase::Any,
+        "Without effect: the trace is always on.",
+        enable_group,
+    );
+    table.add("trace_clear_tpoint_mask", Phase::Any, "Without effect: the trace is always on.", set_mask);
+    table.add("trace_clear", Phase::Any, "Forgets what has happened to requests until now.", clear);
+    table.add(
         "aryk_trace_get",
         Phase::Any,
         "The last that happened to requests on all reactors, oldest first.",
@@ -92,7 +100,7 @@ const fn bit(layer: Layer) -> u64 {
     1 << layer as u8
 }
 
-/// Parameters of `trace_enable_tpoint_group`.
+/// Parameters of `trace_enable_tpoint_group` and `trace_disable_tpoint_group`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct EnableGroup {
@@ -104,7 +112,7 @@ async fn enable_group(_: &Control, p: EnableGroup) -> Result<bool, Error> {
     check_group(&p.name).map(|()| true)
 }
 
-/// Parameters of `trace_set_tpoint_mask`.
+/// Parameters of `trace_set_tpoint_mask` and `trace_clear_tpoint_mask`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct SetMask {
@@ -120,6 +128,14 @@ async fn set_mask(_: &Control, p: SetMask) -> Result<bool, Error> {
         0 => Ok(true),
         _ => Err(Error::invalid(format!("'{}' has {} trace points", p.name, POINTS.len()))),
     }
+}
+
+async fn clear(control: &Control, _: NoParams) -> Result<bool, Error> {
+    let latest = control.reactors.handles().iter().filter_map(|handle| handle.trace().last());
+    if let Some(latest) = latest.map(|record| record.at).max() {
+        control.trace_cleared.set(Some(latest));
+    }
+    Ok(true)
 }
 
 /// Parameters of `aryk_trace_get`.
@@ -163,6 +179,9 @@ async fn get_records(control: &Control, p: GetRecords) -> Result<Records, Error>
         .iter()
         .flat_map(|handle| handle.trace().read().into_iter().map(move |record| (handle, record)))
         .collect();
+    if let Some(cleared) = control.trace_cleared.get() {
+        records.retain(|(_, record)| record.at > cleared);
+    }
     // What happened in the same turn stays in its order.
     records.sort_by_key(|(_, record)| record.at);
     let surplus = records.len().saturating_sub(p.count.map_or(COUNT, |count| count as usize));

@@ -21,6 +21,12 @@ pub(super) fn register(table: &mut Table<Control>) {
     table.add("vhost_delete_controller", Phase::RunTime, "Removes a controller.", delete_controller);
     table.add("vhost_get_controllers", Phase::RunTime, "The controllers, or one of them.", get_controllers);
     table.add(
+        "vhost_controller_set_coalescing",
+        Phase::RunTime,
+        "Sets by how much signals to a machine are delayed: not at all, which is all that there is.",
+        set_coalescing,
+    );
+    table.add(
         "virtio_blk_get_transports",
         Phase::RunTime,
         "The ways by which machines reach controllers.",
@@ -376,6 +382,32 @@ async fn get_controllers(control: &Control, p: GetControllers) -> Result<Vec<Con
         }
     }
     Ok(all)
+}
+
+/// Parameters of `vhost_controller_set_coalescing`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct SetCoalescing {
+    /// The controller.
+    ctrlr: String,
+    /// 0: signals are given when the machine's driver asks for them.
+    delay_base_us: u32,
+    /// Not heeded.
+    #[serde(rename = "iops_threshold")]
+    _iops_threshold: u32,
+}
+
+async fn set_coalescing(control: &Control, p: SetCoalescing) -> Result<bool, Error> {
+    if !taken(control, &p.ctrlr) {
+        return Err(Error::no_device("controller", &p.ctrlr));
+    }
+    match p.delay_base_us {
+        0 => Ok(true),
+        _ => Err(Error::errno(
+            Errno::NOTSUP,
+            "signals are not delayed: the machine's driver says when it wants one",
+        )),
+    }
 }
 
 /// One of the results of `virtio_blk_get_transports`.

@@ -4,7 +4,7 @@
 //! a guest that came back before would find that disks in use had gone.
 
 use super::vhost::{errno_of, link, taken};
-use super::{Control, Error, Phase, Table};
+use super::{Control, Error, NoParams, Phase, Table};
 use crate::config::Subsystem;
 use crate::params::{CpuMask, SocketGroup, SocketMode, SocketOwner};
 use aryk_vhost_scsi as vhost;
@@ -37,6 +37,12 @@ pub(super) fn register(table: &mut Table<Control>) {
         Phase::RunTime,
         "Takes the disk of a controller's target away, whatever the machine does, and tells the machine.",
         remove_target,
+    );
+    table.add(
+        "scsi_get_devices",
+        Phase::RunTime,
+        "The targets of all controllers that have a disk, as `vhost_get_controllers` numbers and names them.",
+        get_devices,
     );
 }
 
@@ -215,4 +221,18 @@ impl From<vhost::Error> for Error {
         };
         Self::errno(errno, error.to_string())
     }
+}
+
+/// One of the results of `scsi_get_devices`.
+#[derive(Debug, Serialize, JsonSchema)]
+struct ScsiDevice {
+    /// The target's, within its controller.
+    id: u8,
+    device_name: String,
+}
+
+async fn get_devices(control: &Control, _: NoParams) -> Result<Vec<ScsiDevice>, Error> {
+    let targets = control.scsi_controllers.list().into_iter().flat_map(|info| info.targets);
+    let device = |(id, _): (u8, String)| ScsiDevice { id, device_name: format!("Target {id}") };
+    Ok(targets.map(device).collect())
 }

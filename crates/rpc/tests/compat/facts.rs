@@ -102,6 +102,11 @@ impl Seen {
         }
     }
 
+    /// Whether nothing was seen but the result itself.
+    pub fn is_empty(&self) -> bool {
+        self.0.len() == 1
+    }
+
     /// What of `shape` was never there, less what may be missing: paths below the result.
     pub fn missing(&self, root: &str, shape: &Value) -> BTreeSet<String> {
         let mut missing = BTreeSet::new();

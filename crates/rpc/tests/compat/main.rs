@@ -11,15 +11,19 @@ mod scenario;
 mod schema;
 mod wire;
 
-use aryk_reactor::{Options, Reactors};
+use aryk_bdev::{Access, AsyncChannel};
+use aryk_reactor::{Cx, Handle, Options, Reactors, Root, ThreadId};
 use aryk_rpc::methods::log::PrintLevel;
 use aryk_rpc::{Control, Error, Methods, methods};
 use document::Document;
 use facts::{Facts, Param, Seen};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
 use std::rc::Rc;
+use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// No method has a parameter of this name.
@@ -29,6 +33,7 @@ const STRANGER: &str = "no such parameter";
 struct Daemon {
     dir: tempfile::TempDir,
     reactors: Rc<Reactors>,
+    control: Rc<Control>,
     methods: Rc<Methods<Control>>,
 }
 
@@ -36,8 +41,8 @@ impl Daemon {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let reactors = Rc::new(Reactors::start(&Options::default()).unwrap());
-        let control = Control::new(Rc::clone(&reactors), dir.path(), PrintLevel::Notice, |_| {});
-        Self { dir, reactors, methods: methods::table(Rc::new(control)) }
+        let control = Rc::new(Control::new(Rc::clone(&reactors), dir.path(), PrintLevel::Notice, |_| {}));
+        Self { dir, reactors, methods: methods::table(Rc::clone(&control)), control }
     }
 
     fn names(&self) -> BTreeSet<&'static str> {
@@ -167,10 +172,16 @@ fn results_have_their_shape() {
         let seen = carry_out(daemon, &facts).await;
         let (names, mut wrong) = (daemon.names(), Vec::new());
         for method in facts.names().filter(|method| names.contains(method)) {
-            let told = &document.row(method).not_given;
+            let row = document.row(method);
+            let told = &row.not_given;
             match (facts.result(method), seen.get(method)) {
                 (None, _) => {}
                 (_, None) => wrong.push(format!("{method} is not in the scenario")),
+                (_, Some(seen)) if row.is_empty() => {
+                    if !seen.is_empty() {
+                        wrong.push(format!("{method} is not empty"));
+                    }
+                }
                 (Some(shape), Some(seen)) => {
                     let missing = seen.missing(method, shape);
                     if missing != *told {
@@ -186,14 +197,21 @@ fn results_have_their_shape() {
 /// Carries out the scenario: what was seen of each result.
 async fn carry_out(daemon: &Daemon, facts: &Facts) -> BTreeMap<&'static str, Seen> {
     let mut seen: BTreeMap<_, Seen> = BTreeMap::new();
-    // Threads come with machines, of which there is none.
     let reactor = &daemon.reactors.handles()[0];
-    let core = reactor.core();
-    reactor.call(move |cx| cx.add_thread("a machine's", [core].into_iter().collect())).await.unwrap();
+    let thread = add_machine(reactor).await;
     // The daemon signals its own process, which is ours.
     let mut signals = signal(SignalKind::user_defined1()).unwrap();
     let schemas = schema::Schemas::new();
     for step in scenario::steps(daemon.dir.path()) {
+        if step.method == "thread_get_io_channels" {
+            let registry = &daemon.control.disks.registry;
+            let disk = registry.open("Malloc0", Access::Shared, "a machine", |_| {}).unwrap();
+            let open = move |cx: &mut Cx| {
+                let channel = AsyncChannel::open(&disk, thread, cx).unwrap();
+                cx.local_state::<Cell<Option<AsyncChannel>>>().set(Some(channel));
+            };
+            reactor.call(open).await.unwrap();
+        }
         let result = match daemon.call(step.method, &step.params).await {
             Ok(result) => result,
             Err(error) => panic!("{} {}: {error}", step.method, step.params),
@@ -207,6 +225,28 @@ async fn carry_out(daemon: &Daemon, facts: &Facts) -> BTreeMap<&'static str, See
     seen
 }
 
+/// Threads come with machines, of which there is none.
+async fn add_machine(reactor: &Handle) -> ThreadId {
+    let core = reactor.core();
+    let add = move |cx: &mut Cx| {
+        let thread = cx.add_thread("a machine's", [core].into_iter().collect());
+        cx.add_root(thread, "queue", |_, _| Ok::<_, Infallible>(Queue)).unwrap();
+        cx.add_poller(thread, "always", None, |_| false);
+        cx.add_poller(thread, "at times", Some(Duration::from_millis(1)), |_| true);
+        thread
+    };
+    reactor.call(add).await.unwrap()
+}
+
+/// One that has no work.
+struct Queue;
+
+impl Root for Queue {
+    fn poll(&mut self, _: &mut Cx) -> bool {
+        false
+    }
+}
+
 #[test]
 fn values_that_mean_nothing_here_are_refused() {
     in_daemon(async |daemon| {
@@ -216,11 +256,43 @@ fn values_that_mean_nothing_here_are_refused() {
             ("trace_enable_tpoint_group", json!({"name": "nvmf_tcp"}), -22),
             ("trace_set_tpoint_mask", json!({"name": "bdev", "tpoint_mask": 4}), -22),
             ("bdev_examine", json!({"name": "nothing"}), -19),
+            ("log_set_flag", json!({"flag": "nvmf"}), -22),
+            ("sock_set_default_impl", json!({"impl_name": "uring"}), -22),
+            ("accel_crypto_keys_get", json!({"key_name": "k"}), -2),
             ("bdev_null_create", json!({"name": "n", "block_size": 512, "num_blocks": 8, "md_size": 8}), -22),
             ("bdev_malloc_create", json!({"block_size": 512, "num_blocks": 8, "dif_type": 1}), -22),
         ] {
             assert_eq!(daemon.call(method, &params).await.unwrap_err().code(), code, "{method}");
         }
+    });
+}
+
+#[test]
+fn the_service_describes_itself() {
+    in_daemon(async |daemon| {
+        let document = daemon.call("rpc.discover", &json!({})).await.unwrap();
+        assert_eq!(document, aryk_rpc::openrpc::document());
+        let told = document["methods"].as_array().unwrap().iter().map(|m| m["name"].as_str().unwrap());
+        let told: BTreeSet<_> = told.chain(["rpc.discover"]).collect();
+        assert_eq!(told, daemon.names());
+    });
+}
+
+#[test]
+fn a_part_of_the_daemon_is_told_of_while_its_flag_is_set() {
+    in_daemon(async |daemon| {
+        let settings = || daemon.control.log_settings();
+        daemon.call("log_set_flag", &json!({"flag": "vhost_user"})).await.unwrap();
+        daemon.call("log_enable_timestamps", &json!({"enabled": false})).await.unwrap();
+        assert_eq!(settings().told().collect::<Vec<_>>(), ["aryk_vhost_user"]);
+        assert!(!settings().timestamps);
+        let flags = daemon.call("log_get_flags", &json!({})).await.unwrap();
+        assert_eq!((&flags["vhost_user"], &flags["bdev"]), (&json!(true), &json!(false)));
+        daemon.call("log_set_flag", &json!({"flag": "all"})).await.unwrap();
+        daemon.call("log_clear_flag", &json!({"flag": "rpc"})).await.unwrap();
+        assert_eq!(settings().told().count(), flags.as_object().unwrap().len() - 1);
+        daemon.call("log_clear_flag", &json!({"flag": "all"})).await.unwrap();
+        assert_eq!(settings().told().count(), 0);
     });
 }
 

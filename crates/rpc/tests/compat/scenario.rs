@@ -37,6 +37,9 @@ fn start(call: &mut impl FnMut(&'static str, Value)) {
     call("accel_set_options", json!({}));
     call("trace_enable_tpoint_group", json!({"name": "bdev"}));
     call("trace_set_tpoint_mask", json!({"name": "bdev", "tpoint_mask": 3}));
+    call("trace_disable_tpoint_group", json!({"name": "bdev"}));
+    call("trace_clear_tpoint_mask", json!({"name": "bdev", "tpoint_mask": 1}));
+    call("trace_clear", json!({}));
     call("trace_get_tpoint_group_mask", json!({}));
     call("aryk_trace_get", json!({}));
     call("aryk_trace_get", json!({"count": 10}));
@@ -45,6 +48,24 @@ fn start(call: &mut impl FnMut(&'static str, Value)) {
     call("log_set_print_level", json!({"level": "NOTICE"}));
     call("log_set_level", json!({"level": "NOTICE"}));
     call("log_get_level", json!({}));
+    call("log_set_flag", json!({"flag": "bdev"}));
+    call("log_get_flags", json!({}));
+    call("log_clear_flag", json!({"flag": "all"}));
+    call("log_enable_timestamps", json!({"enabled": true}));
+    call("sock_get_default_impl", json!({}));
+    call("sock_set_default_impl", json!({"impl_name": "posix"}));
+    call("framework_disable_cpumask_locks", json!({}));
+    for method in [
+        "framework_get_governor",
+        "framework_get_pci_devices",
+        "keyring_get_keys",
+        "accel_get_module_info",
+        "accel_get_opc_assignments",
+        "accel_get_stats",
+        "accel_crypto_keys_get",
+    ] {
+        call(method, json!({}));
+    }
 }
 
 fn make_disks(dir: &Path, call: &mut impl FnMut(&'static str, Value)) {
@@ -62,6 +83,7 @@ fn make_disks(dir: &Path, call: &mut impl FnMut(&'static str, Value)) {
     call("bdev_passthru_create", json!({"name": "p", "base_bdev_name": "m"}));
     call("bdev_error_create", json!({"base_name": "a"}));
     call("bdev_error_inject_error", json!({"name": "EE_a", "io_type": "clear", "error_type": "failure"}));
+    call("bdev_error_resume_pending", disk("EE_a"));
     let delay = json!({"name": "d", "base_bdev_name": "u", "avg_read_latency": 1, "p99_read_latency": 1,
         "avg_write_latency": 1, "p99_write_latency": 1});
     call("bdev_delay_create", delay);
@@ -80,6 +102,7 @@ fn watch_disks(call: &mut impl FnMut(&'static str, Value)) {
     }
     call("bdev_enable_histogram", json!({"name": "n", "enable": true}));
     call("bdev_get_histogram", disk("n"));
+    call("bdev_get_histogram_borders", json!({"name": "n", "borders": [10, 100]}));
     call("bdev_set_io_timeout", json!({"name": "n", "timeout_ms": 1000}));
     limit_disks(&mut *call);
     call("bdev_get_iostat", json!({}));
@@ -91,9 +114,13 @@ fn watch_disks(call: &mut impl FnMut(&'static str, Value)) {
     call("vhost_create_scsi_controller", json!({"ctrlr": "s", "delay": true}));
     call("vhost_scsi_controller_add_target", json!({"ctrlr": "s", "scsi_target_num": 0, "bdev_name": "n"}));
     call("vhost_start_scsi_controller", json!({"ctrlr": "s"}));
+    call("scsi_get_devices", json!({}));
+    call("vhost_controller_set_coalescing", json!({"ctrlr": "c", "delay_base_us": 0, "iops_threshold": 1}));
     call("vhost_get_controllers", json!({}));
     call("framework_get_reactors", json!({}));
     call("thread_get_stats", json!({}));
+    call("thread_get_pollers", json!({}));
+    call("thread_get_io_channels", json!({}));
     call("framework_get_config", json!({"name": "bdev"}));
 }
 

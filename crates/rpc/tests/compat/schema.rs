@@ -85,7 +85,8 @@ impl Schemas {
     ) -> Result<(), String> {
         for (name, member) in members {
             let place = format!("{place}.{name}");
-            match schema["properties"].get(name) {
+            let any = schema.get("additionalProperties").filter(|any| any.is_object());
+            match schema["properties"].get(name).or(any) {
                 Some(schema) => self.fits(&place, member, schema)?,
                 None => return Err(format!("{place} is not described")),
             }
