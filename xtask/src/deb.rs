@@ -59,6 +59,8 @@ fn stage(bin: &Path) -> Result<()> {
     fs::create_dir_all(package.join("man"))?;
     let aryk = || Command::new(bin.join("aryk"));
     output(aryk().arg("man").arg(package.join("man")))?;
+    let page = output(Command::new(bin.join("arykd")).arg("--man-page"))?;
+    fs::write(package.join("arykd.8"), page)?;
     for shell in ["bash", "zsh", "fish"] {
         let script = output(aryk().args(["completions", shell]))?;
         fs::write(package.join(format!("aryk.{shell}")), script)?;

@@ -5,7 +5,8 @@ use aryk_metrics::Address;
 use aryk_reactor::{CoreSet, Engine, SleepPolicy};
 use aryk_rpc::methods::log::PrintLevel;
 use aryk_rpc::rights::Rule;
-use clap::Parser;
+use clap::{CommandFactory, Parser};
+use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -92,6 +93,18 @@ pub struct Cli {
     /// Wait for the RPC framework_start_init before taking any other
     #[arg(long)]
     pub wait_for_rpc: bool,
+
+    /// Print this as a man page, for who makes packages
+    #[arg(long, hide = true, exclusive = true)]
+    pub man_page: bool,
+}
+
+/// The arguments, as a man page of section 8.
+///
+/// # Errors
+/// It cannot be written.
+pub fn write_man_page(to: &mut impl Write) -> io::Result<()> {
+    clap_mangen::Man::new(Cli::command()).section("8").render(to)
 }
 
 fn level(text: &str) -> Result<PrintLevel, String> {
@@ -115,11 +128,22 @@ fn mode(text: &str) -> Result<u32, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_grammar_is_sound() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_page_speaks_of_each_option() {
+        let mut page = Vec::new();
+        write_man_page(&mut page).unwrap();
+        let page = String::from_utf8(page).unwrap().replace("\\-", "-");
+        assert!(page.contains(".TH arykd 8"), "{page}");
+        for arg in Cli::command().get_arguments().filter(|arg| !arg.is_hide_set()) {
+            let long = format!("--{}", arg.get_long().expect("each has a long name"));
+            assert!(page.contains(&long), "{long}");
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 mod cli;
 mod log;
+mod notify;
 mod sandbox;
 mod start;
 mod supervise;
@@ -16,6 +17,7 @@ use aryk_state::Store;
 use clap::Parser;
 use cli::Cli;
 use log::Format;
+use notify::Manager;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::rc::Rc;
@@ -28,10 +30,12 @@ const EXIT_UNFINISHED: i32 = 3;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let ended = if cli.supervise {
+    let ended = if cli.man_page {
+        cli::write_man_page(&mut std::io::stdout().lock()).map(|()| ExitCode::SUCCESS).map_err(Into::into)
+    } else if cli.supervise {
         supervise::run(&cli)
     } else {
-        supervise::follow().and_then(|()| run(&cli)).map(|()| ExitCode::SUCCESS)
+        supervise::follow().and_then(|supervisor| run(&cli, supervisor)).map(|()| ExitCode::SUCCESS)
     };
     match ended {
         Ok(code) => code,
@@ -42,8 +46,9 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(cli: &Cli) -> anyhow::Result<()> {
-    let set_level = log::start(cli.log, Format::choose(cli.log_format));
+fn run(cli: &Cli, supervisor: Option<u32>) -> anyhow::Result<()> {
+    let set_log = log::start(cli.log, Format::choose(cli.log_format));
+    let manager = Manager::find(supervisor);
     start::raise_descriptor_limit();
     let vhost_dir = start::vhost_dir(cli.vhost_dir.as_deref())?;
     let passwords = cli.rpc_http_auth.as_deref().map(Passwords::read).transpose()?;
@@ -64,12 +69,18 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
     // From here on, so that the store's thread does as we do.
     start::leave_cores(&reactors);
     let state = cli.state_dir.as_deref().map(Store::open).transpose()?;
-    let control = Rc::new(Control::new(reactors, &vhost_dir, cli.log, set_level));
+    let control = Rc::new(Control::new(reactors, &vhost_dir, cli.log, set_log));
     if let Some((store, records)) = state {
         control.config.keep_in(store, records)?;
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    LocalSet::new().block_on(&runtime, serve(cli, &options, &vhost_dir, (passwords, tls), control))
+    let serving = async {
+        tokio::select! {
+            ended = serve(cli, &options, &vhost_dir, (passwords, tls), control, &manager) => ended,
+            () = manager.keep_telling() => unreachable!("it is told for as long as we live"),
+        }
+    };
+    LocalSet::new().block_on(&runtime, serving)
 }
 
 /// Serves clients until a signal comes, then gives back everything that was made.
@@ -79,6 +90,7 @@ async fn serve(
     vhost_dir: &std::path::Path,
     secrets: (Option<Passwords>, Option<Tls>),
     control: Rc<Control>,
+    manager: &Manager,
 ) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -99,11 +111,13 @@ async fn serve(
         control.start();
     }
     start::tell(cli, options, vhost_dir, &control, restored).await;
+    manager.ready();
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }
     tracing::info!("ending: requests that run are finished first");
+    manager.ending();
     stop.send_replace(true);
     serving.await?;
     if let Some(serving_http) = serving_http {

@@ -24,18 +24,18 @@ const LIVED: Duration = Duration::from_secs(1);
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// In a daemon that has a supervisor: ends with it.
+/// In a daemon that has a supervisor: ends with it, and returns which process it is.
 ///
 /// # Errors
 /// It is gone already.
-pub fn follow() -> anyhow::Result<()> {
-    let Some(supervisor) = std::env::var(SUPERVISOR).ok().and_then(|pid| pid.parse().ok()) else {
-        return Ok(());
+pub fn follow() -> anyhow::Result<Option<u32>> {
+    let Some(supervisor) = std::env::var(SUPERVISOR).ok().and_then(|pid| pid.parse::<i32>().ok()) else {
+        return Ok(None);
     };
     set_parent_process_death_signal(Some(Signal::TERM)).context("cannot follow the supervisor")?;
     // It may have died before that.
     anyhow::ensure!(getppid() == Pid::from_raw(supervisor), "the supervisor is gone");
-    Ok(())
+    Ok(Some(supervisor.unsigned_abs()))
 }
 
 /// Has a daemon run until it ends by itself, or as it is told to; its exit code.

@@ -45,7 +45,8 @@ pub(crate) fn run() -> Result<Tally> {
 
 fn contents(package: &Path) -> Result<()> {
     let listing = deb::output(Command::new("dpkg-deb").arg("-c").arg(package))?;
-    for file in ["/usr/bin/arykd", "/usr/bin/aryk", "/lib/systemd/system/arykd.service", "/man1/aryk.1"] {
+    let unit = "/lib/systemd/system/arykd.service";
+    for file in ["/usr/bin/arykd", "/usr/bin/aryk", unit, "/man1/aryk.1", "/man8/arykd.8"] {
         ensure!(listing.lines().any(|line| line.ends_with(file)), "{file} is not in it:\n{listing}");
     }
     ensure!(listing.lines().all(|line| line.contains(" root/root ")), "not root's:\n{listing}");

@@ -9,6 +9,7 @@ mod front_end;
 mod harness;
 mod log;
 mod metrics;
+mod notify;
 mod open_metrics;
 mod qos;
 mod sandbox;

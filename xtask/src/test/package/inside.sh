@@ -17,7 +17,7 @@ pid=$(systemctl show -P MainPID arykd.service)
 grep -q '^CapEff:	0*$' /proc/$pid/status
 grep -q '^NoNewPrivs:	1$' /proc/$pid/status
 grep -q '^Seccomp:	2$' /proc/$pid/status
-for _ in $(seq 100); do [ -S /run/aryk/rpc.sock ] && break; sleep 0.1; done
+# It counts as started when it answers: nothing waits for it after this, anywhere below, but for one that was killed.
 [ "$(stat -c %U:%G:%a /run/aryk/rpc.sock)" = aryk:aryk:660 ]
 [ "$(stat -c %U:%G:%a /var/lib/aryk/state)" = aryk:aryk:750 ]
 
@@ -39,13 +39,13 @@ said as aryk disk create passwd --file /etc/passwd | grep -q -- --allow-dir
 mkdir -m 777 /srv/more
 echo 'ARYKD_OPTIONS="--allow-dir /var/lib/aryk/disks --allow-dir /srv/more"' >/etc/default/arykd
 systemctl restart arykd.service
-for _ in $(seq 100); do as aryk status >/dev/null 2>&1 && break; sleep 0.1; done
+as aryk status
 said as aryk disk create more --file /srv/more/d.img --size 1M | grep -qi 'read-only file system'
 mkdir -p /etc/systemd/system/arykd.service.d
 printf '[Service]\nReadWritePaths=/srv/more\n' >/etc/systemd/system/arykd.service.d/disks.conf
 systemctl daemon-reload
 systemctl restart arykd.service
-for _ in $(seq 100); do as aryk status >/dev/null 2>&1 && break; sleep 0.1; done
+as aryk status
 as aryk disk create more --file /srv/more/d.img --size 1M
 as aryk disk remove more
 
@@ -56,9 +56,32 @@ for _ in $(seq 100); do as aryk disk show vm1 >/dev/null 2>&1 && break; sleep 0.
 [ "$(systemctl show -P MainPID arykd.service)" != $pid ]
 as aryk bench /run/aryk/vm1 --rw read --qd 8 --time 1s
 
+# With a supervisor, which is what systemd sees.
+sed -i 's/^ARYKD_OPTIONS="/&--supervise /' /etc/default/arykd
+systemctl restart arykd.service
+as aryk disk show vm1
+pid=$(systemctl show -P MainPID arykd.service)
+child=$(cat /proc/$pid/task/$pid/children)
+kill -KILL $child
+for _ in $(seq 100); do as aryk disk show vm1 >/dev/null 2>&1 && break; sleep 0.1; done
+[ "$(systemctl show -P MainPID arykd.service)" = $pid ]
+
+# A daemon that does not answer is replaced, where that is asked for.
+sed -i 's/--supervise //' /etc/default/arykd
+printf '[Service]\nWatchdogSec=1s\n' >/etc/systemd/system/arykd.service.d/watchdog.conf
+systemctl daemon-reload
+systemctl restart arykd.service
+pid=$(systemctl show -P MainPID arykd.service)
+sleep 2
+[ "$(systemctl show -P MainPID arykd.service)" = $pid ]
+kill -STOP $pid
+for _ in $(seq 100); do as timeout 1 aryk disk show vm1 >/dev/null 2>&1 && break; sleep 0.1; done
+[ "$(systemctl show -P MainPID arykd.service)" != $pid ]
+
 # What it brings.
 [ -s /usr/share/bash-completion/completions/aryk ]
 [ -s /usr/share/man/man1/aryk-attach.1 ]
+[ -s /usr/share/man/man8/arykd.8 ]
 bash -n /usr/share/bash-completion/completions/aryk
 
 # An upgrade leaves the daemon alone, and the administrator's options.
