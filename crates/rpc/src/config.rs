@@ -20,6 +20,8 @@ use std::cell::{Cell, OnceCell, RefCell};
 pub enum Subsystem {
     /// Disks.
     Bdev,
+    /// What disks are watched for, as `bdev_set_io_timeout DISK`. On the wire a part of the disks.
+    Watch,
     /// What disks may do, and groups of them. On the wire a part of the disks.
     Qos,
     /// Controllers of virtual machines.
@@ -37,7 +39,7 @@ impl Subsystem {
     /// Its name on the wire.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Bdev | Self::Qos => "bdev",
+            Self::Bdev | Self::Watch | Self::Qos => "bdev",
             Self::VhostBlk => "vhost_blk",
             Self::VhostScsi => "vhost_scsi",
             Self::Daemon => "daemon",
@@ -47,7 +49,7 @@ impl Subsystem {
     /// What it needs.
     pub const fn depends_on(self) -> &'static [&'static str] {
         match self {
-            Self::Bdev | Self::Qos | Self::Daemon => &[],
+            Self::Bdev | Self::Watch | Self::Qos | Self::Daemon => &[],
             Self::VhostBlk | Self::VhostScsi => &["bdev"],
         }
     }
@@ -129,6 +131,7 @@ impl Config {
         note.map_or_else(String::new, |(_, note)| {
             let what = match note.subsystem {
                 Subsystem::Bdev => "disk",
+                Subsystem::Watch => "call",
                 Subsystem::Qos => "QoS of",
                 Subsystem::VhostScsi if note.object.contains('/') => "target",
                 Subsystem::VhostBlk | Subsystem::VhostScsi => "controller",
@@ -157,6 +160,17 @@ impl Config {
             self.write(*key, None);
         }
         taken.is_some()
+    }
+
+    /// Forgets the absent objects of `subsystem` whose name `is_meant`.
+    pub fn forget_all_absent(&self, subsystem: Subsystem, is_meant: impl Fn(&str) -> bool) {
+        self.absent.borrow_mut().retain(|(key, note)| {
+            let stays = note.subsystem != subsystem || !is_meant(&note.object);
+            if !stays {
+                self.write(*key, None);
+            }
+            stays
+        });
     }
 
     fn take_absent(&self, subsystem: Subsystem, object: &str) -> Option<(u64, Note)> {
@@ -220,13 +234,14 @@ impl Config {
         });
     }
 
-    /// The calls that make all objects of `subsystem`; after the disks, what they may do.
+    /// The calls that make all objects of `subsystem`; after the disks, what they are watched for and may do.
     pub fn calls(&self, subsystem: Subsystem) -> Vec<Call> {
         let notes = self.notes.borrow();
         let of = |s: Subsystem| notes.iter().filter(move |(_, n)| n.subsystem == s);
         let mut calls: Vec<Call> = of(subsystem).map(|(_, n)| n.call.clone()).collect();
         if subsystem == Subsystem::Bdev {
-            calls.extend(of(Subsystem::Qos).map(|(_, n)| n.call.clone()));
+            let settings = of(Subsystem::Watch).chain(of(Subsystem::Qos));
+            calls.extend(settings.map(|(_, n)| n.call.clone()));
         }
         calls
     }

@@ -104,6 +104,7 @@ impl Control {
     /// Removes a disk that `module` has made, and those that are made of it.
     pub(crate) async fn remove_disk(&self, module: &'static str, name: &str) -> Result<bool, Error> {
         if self.disks.find(name).is_err() && self.config.forget_absent(Subsystem::Bdev, name) {
+            crate::methods::observe::forget_absent(self, name);
             crate::methods::qos::forget_absent(self, name);
             return Ok(true);
         }
@@ -114,6 +115,7 @@ impl Control {
 
     fn forget_removed_disks(&self) {
         self.config.retain(Subsystem::Bdev, |name| self.disks.find(name).is_ok());
+        crate::methods::observe::forget_gone(self);
         crate::methods::qos::forget_gone(self);
         // A disk that goes has been taken from its targets.
         crate::methods::vhost_scsi::forget_gone(self);
@@ -149,7 +151,7 @@ impl Control {
                 Ok(undone?)
             }
             Subsystem::VhostScsi => crate::methods::vhost_scsi::unmake(self, name).await,
-            Subsystem::Qos | Subsystem::Daemon => Ok(()),
+            Subsystem::Watch | Subsystem::Qos | Subsystem::Daemon => Ok(()),
         }
     }
 

@@ -13,7 +13,7 @@ mod malloc;
 mod none;
 pub(crate) mod notify;
 mod null;
-mod observe;
+pub(crate) mod observe;
 mod options;
 mod passthru;
 mod pollers;

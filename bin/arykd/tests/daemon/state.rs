@@ -66,6 +66,51 @@ fn what_was_configured_is_there_again() {
     assert_eq!(names, ["f"], "the delay disk went with its base");
 }
 
+#[test]
+fn what_disks_are_watched_for_is_there_again_and_goes_with_them() {
+    let mut daemon = Daemon::start(KEPT);
+    for name in ["a", "b", "c"] {
+        daemon.call("bdev_null_create", null(name)).unwrap();
+        daemon.call("bdev_set_qd_sampling_period", json!({"name": name, "period": 5000})).unwrap();
+        let recorded = json!({"name": name, "enable": true, "opc": "write", "max_nsec": 1 << 30});
+        daemon.call("bdev_enable_histogram", recorded).unwrap();
+        let limit = json!({"name": name, "timeout_ms": 7000, "action": "abort"});
+        daemon.call("bdev_set_io_timeout", limit).unwrap();
+    }
+    // Ended for one; gone with another, whose name is taken anew.
+    daemon.call("bdev_set_qd_sampling_period", json!({"name": "b", "period": 0})).unwrap();
+    daemon.call("bdev_enable_histogram", json!({"name": "b", "enable": false})).unwrap();
+    daemon.call("bdev_set_io_timeout", json!({"name": "b", "timeout_ms": 0})).unwrap();
+    daemon.call("bdev_null_delete", json!({"name": "c"})).unwrap();
+    daemon.call("bdev_null_create", null("c")).unwrap();
+    let watched = |daemon: &Daemon, name: &str| {
+        let stats = &daemon.call("bdev_get_iostat", json!({"name": name})).unwrap()["bdevs"][0];
+        let histogram = daemon.call("bdev_get_histogram", json!({"name": name}));
+        (stats["queue_depth_polling_period"].as_u64().is_some_and(|period| period > 0), histogram.is_ok())
+    };
+    let before = seen(&daemon);
+    let methods = |config: &Value| -> Vec<String> {
+        let calls = config["subsystems"][0]["config"].as_array().unwrap();
+        calls.iter().map(|c| format!("{} {}", c["method"].as_str().unwrap(), c["params"]["name"])).collect()
+    };
+    let saved = methods(&before[2]);
+    for method in ["bdev_set_qd_sampling_period", "bdev_enable_histogram", "bdev_set_io_timeout"] {
+        let of: Vec<_> = saved.iter().filter(|call| call.starts_with(method)).collect();
+        assert_eq!(of, [&format!("{method} \"a\"")], "{saved:?}");
+    }
+    for _ in 0..2 {
+        daemon.kill_and_restart();
+        assert_eq!(seen(&daemon), before);
+        assert_eq!(watched(&daemon, "a"), (true, true));
+        assert_eq!((watched(&daemon, "b"), watched(&daemon, "c")), ((false, false), (false, false)));
+    }
+    // What was saved is what another daemon takes.
+    let other = Daemon::start(&[]);
+    other.call("load_config", before[2].clone()).unwrap();
+    assert_eq!(methods(&seen(&other)[2]), saved);
+    assert_eq!(watched(&other, "a"), (true, true));
+}
+
 /// Waits until a disk of that name is there.
 fn wait_for(daemon: &Daemon, name: &str) {
     daemon.call("bdev_get_bdevs", json!({"name": name, "timeout": 20_000})).unwrap();

@@ -1,7 +1,10 @@
 //! `bdev_set_qd_sampling_period`, `bdev_*_histogram*`, `bdev_set_io_timeout`: what disks are watched for. Control context.
+//!
+//! What is set has a note of its own for each method and disk, and goes with the disk.
 
 use super::framework::TICK_RATE;
 use super::{Control, Count, Error, Name, Phase, Table};
+use crate::config::Subsystem;
 use aryk_bdev::{Deadline, Histogram, OnDeadline, Op, Recording};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -12,13 +15,13 @@ use std::time::Duration;
 
 pub(super) fn register(table: &mut Table<Control>) {
     table.add(
-        "bdev_set_qd_sampling_period",
+        SAMPLE,
         Phase::RunTime,
         "Has a disk's queue depth sampled, for `bdev_get_iostat`.",
         set_qd_sampling_period,
     );
     table.add(
-        "bdev_enable_histogram",
+        RECORD,
         Phase::RunTime,
         "Has the latencies of a disk recorded, or no longer.",
         enable_histogram,
@@ -36,7 +39,7 @@ pub(super) fn register(table: &mut Table<Control>) {
         get_histogram_borders,
     );
     table.add(
-        "bdev_set_io_timeout",
+        LIMIT,
         Phase::RunTime,
         "Sets how long requests of a disk may take, and what becomes of those that take longer.",
         set_io_timeout,
@@ -44,7 +47,7 @@ pub(super) fn register(table: &mut Table<Control>) {
 }
 
 /// Parameters of `bdev_set_qd_sampling_period`.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct SetQdSamplingPeriod {
     /// Name, alias or uuid.
@@ -53,15 +56,49 @@ struct SetQdSamplingPeriod {
     period: Count,
 }
 
-async fn set_qd_sampling_period(control: &Control, p: SetQdSamplingPeriod) -> Result<bool, Error> {
+/// Notes what was set for a disk, or that it is no longer.
+fn note(control: &Control, method: &'static str, disk: &str, set: Option<&impl Serialize>) {
+    let object = format!("{method} {disk}");
+    match set {
+        Some(params) => control.config.made(Subsystem::Watch, &object, method, params),
+        None => {
+            control.config.forget_absent(Subsystem::Watch, &object);
+            control.config.removed(Subsystem::Watch, &object);
+        }
+    }
+}
+
+/// The disk that a note is about: no method has a space in its name.
+fn disk_of(object: &str) -> &str {
+    object.split_once(' ').map_or("", |(_, disk)| disk)
+}
+
+/// What was set for disks that are there no more is forgotten.
+pub(crate) fn forget_gone(control: &Control) {
+    control.config.retain(Subsystem::Watch, |object| control.disks.find(disk_of(object)).is_ok());
+}
+
+/// So is what was set for one that is not there, and is not waited for any more.
+pub(crate) fn forget_absent(control: &Control, disk: &str) {
+    control.config.forget_all_absent(Subsystem::Watch, |object| disk_of(object) == disk);
+}
+
+const SAMPLE: &str = "bdev_set_qd_sampling_period";
+const RECORD: &str = "bdev_enable_histogram";
+const LIMIT: &str = "bdev_set_io_timeout";
+
+async fn set_qd_sampling_period(control: &Control, mut p: SetQdSamplingPeriod) -> Result<bool, Error> {
     let bdev = control.disks.find(&p.name)?;
     let period = Some(Duration::from_micros(p.period.0)).filter(|p| !p.is_zero());
     let sampled = bdev.sample_queue_depth(period, control.reactors.least_loaded(None)).await;
-    sampled.map(|()| true).map_err(|gone| Error::errno(Errno::SHUTDOWN, gone.to_string()))
+    sampled.map_err(|gone| Error::errno(Errno::SHUTDOWN, gone.to_string()))?;
+    p.name = bdev.name().to_owned();
+    note(control, SAMPLE, bdev.name(), period.is_some().then_some(&p));
+    Ok(true)
 }
 
 /// Parameters of `bdev_enable_histogram`.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct EnableHistogram {
     /// Name, alias or uuid.
@@ -69,31 +106,36 @@ struct EnableHistogram {
     /// Whether they are recorded from now on.
     enable: bool,
     /// Of all operations, if none is named.
+    #[serde(skip_serializing_if = "Option::is_none")]
     opc: Option<String>,
     /// Taken and not heeded: `bdev_get_histogram` tells the one there is.
-    #[serde(default, rename = "granularity")]
+    #[serde(default, skip_serializing, rename = "granularity")]
     _granularity: Option<u8>,
     /// Nanoseconds below which they are all one; by default 1000.
+    #[serde(skip_serializing_if = "Option::is_none")]
     min_nsec: Option<Count>,
     /// Nanoseconds above which they are all one; by default two minutes.
+    #[serde(skip_serializing_if = "Option::is_none")]
     max_nsec: Option<Count>,
 }
 
-async fn enable_histogram(control: &Control, p: EnableHistogram) -> Result<bool, Error> {
+async fn enable_histogram(control: &Control, mut p: EnableHistogram) -> Result<bool, Error> {
     let bdev = control.disks.find(&p.name)?;
-    let op = p.opc.map(|opc| {
-        let named = Op::ALL.into_iter().find(|op| op.name() == opc);
+    let op = p.opc.as_ref().map(|opc| {
+        let named = Op::ALL.into_iter().find(|op| op.name() == *opc);
         named.ok_or_else(|| Error::invalid(format!("there is no operation `{opc}`")))
     });
     let recording = Recording {
         op: op.transpose()?,
-        min_ns: p.min_nsec.map_or(1000, |n| n.0),
-        max_ns: p.max_nsec.map_or(120_000_000_000, |n| n.0),
+        min_ns: p.min_nsec.as_ref().map_or(1000, |n| n.0),
+        max_ns: p.max_nsec.as_ref().map_or(120_000_000_000, |n| n.0),
     };
     if recording.min_ns >= recording.max_ns {
         return Err(Error::invalid("min_nsec is not below max_nsec"));
     }
     bdev.record_latencies(p.enable.then_some(recording)).await;
+    p.name = bdev.name().to_owned();
+    note(control, RECORD, bdev.name(), p.enable.then_some(&p));
     Ok(true)
 }
 
@@ -221,7 +263,7 @@ impl From<OnDeadline> for Action {
     }
 }
 
-async fn set_io_timeout(control: &Control, p: SetIoTimeout) -> Result<bool, Error> {
+async fn set_io_timeout(control: &Control, mut p: SetIoTimeout) -> Result<bool, Error> {
     let bdev = control.disks.find(&p.name)?;
     let action = match p.action {
         Action::Report => OnDeadline::Report,
@@ -230,6 +272,8 @@ async fn set_io_timeout(control: &Control, p: SetIoTimeout) -> Result<bool, Erro
     };
     let after = Duration::from_millis(p.timeout_ms.0);
     bdev.set_deadline((!after.is_zero()).then_some(Deadline { after, action })).await;
+    p.name = bdev.name().to_owned();
+    note(control, LIMIT, bdev.name(), (!after.is_zero()).then_some(&p));
     Ok(true)
 }
 
