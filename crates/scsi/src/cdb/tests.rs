@@ -136,3 +136,27 @@ fn fields_of_the_others() {
         Ok(Command::ReserveOut { action: 4, scope: 1, kind: 5, length: 0x0102_0304 })
     );
 }
+
+#[test]
+fn the_short_way_says_what_the_long_one_does() {
+    let mut word = 1_u64;
+    let mut found = 0;
+    for round in 0..20_000_u64 {
+        let cdb: [u8; 32] = std::array::from_fn(|i| {
+            word = word.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            let byte = (word >> 56) as u8;
+            match i {
+                0 => [0x28, 0x2a, 0x88, 0x8a][round as usize % 4],
+                // Few bits, so that it is taken.
+                1 | 9 | 15 if round % 2 == 0 => byte & (0x18 * u8::from(i == 1)),
+                _ => byte,
+            }
+        });
+        let len = if round % 5 == 0 { round as usize % 33 } else { 32 };
+        if let Some(command) = plain(&cdb[..len]) {
+            found += 1;
+            assert_eq!(decode_all(&cdb[..len]), Ok(command), "{cdb:02x?}");
+        }
+    }
+    assert!(found > 5_000, "{found}");
+}
