@@ -389,3 +389,62 @@ proptest! {
         }
     }
 }
+
+/// VPD pages B0, B1 and B2 (SBC-3, section 6.6) of a disk that gives blocks back.
+#[test]
+fn limits_are_those_that_commands_have() {
+    let mut all = initiators(1);
+    let page = |all: &mut Initiators, code| good(all, 0, &[0x12, 1, code, 0, 255, 0], &[], 255);
+    let limits = page(&mut all, 0xb0);
+    let word = |at: usize| u32::from_be_bytes(std::array::from_fn(|i| limits[at + i]));
+    let (compared, ranges) = (limits[5], word(24));
+    assert!(compared > 0 && ranges > 0 && word(20) > 0);
+    let mut cdb = cdb_16(0x89, 0, 0, 0);
+    cdb[13] = compared;
+    good(&mut all, 0, &cdb, &vec![0; 2 * usize::from(compared) * BLOCK], 0);
+    if compared < u8::MAX {
+        cdb[13] = compared + 1;
+        assert_eq!(sense_of(&mut all, 0, &cdb, &vec![0; 1024 * BLOCK]), Sense::in_cdb(13));
+    }
+    let unmap = |count: u32| {
+        let bytes = 16 * count as u16;
+        let list =
+            [&(bytes + 6).to_be_bytes()[..], &bytes.to_be_bytes(), &[0; 4], &vec![0; bytes.into()]].concat();
+        let [high, low] = (bytes + 8).to_be_bytes();
+        ([0x42, 0, 0, 0, 0, 0, 0, high, low, 0], list)
+    };
+    let (cdb, list) = unmap(ranges);
+    good(&mut all, 0, &cdb, &list, 0);
+    let (cdb, list) = unmap(ranges + 1);
+    assert_eq!(sense_of(&mut all, 0, &cdb, &list), Sense::in_list(2));
+    assert_eq!(page(&mut all, 0xb1)[4..6], [0, 1], "it does not rotate");
+    assert_eq!(page(&mut all, 0xb2)[5] & 0xe0, 0xe0, "UNMAP, and WRITE SAME of both lengths");
+}
+
+/// Failures of the store, as a disk tells them (SPC-4, section 4.5.6).
+#[test]
+fn failures_of_the_store_are_told_right() {
+    use aryk_bdev_error::Fault;
+    let registry = disk();
+    let identity = Identity::named("bad");
+    aryk_bdev_error::create(&registry, aryk_bdev_error::Config { identity, base: "disk".to_owned() })
+        .unwrap();
+    let mut all = Initiators::new(&registry, "bad", Access::Shared, 1);
+    sense_of(&mut all, 0, &[0; 6], &[]);
+    let cases = [
+        (Fault::Failure, Op::Read, (0x3, 0x11, 0x00)),
+        (Fault::Failure, Op::Write, (0x3, 0x0c, 0x00)),
+        (Fault::NoMem, Op::Write, (0x7, 0x27, 0x07)),
+    ];
+    for (fault, op, expected) in cases {
+        let injection = Injection { fault, ops: OpSet::of(&[op]), count: 1, queue_depth: 0 };
+        aryk_bdev_error::inject(&registry, "bad", injection).unwrap();
+        let cdb = cdb_16(if op == Op::Read { 0x88 } else { 0x8a }, 0, 77, 1);
+        let sense = sense_of(&mut all, 0, &cdb, &[1; BLOCK]);
+        assert_eq!((sense.key as u8, sense.code.0, sense.code.1), expected, "{fault:?}");
+        assert_eq!(sense.lba, (fault == Fault::Failure).then_some(77));
+        // And the next one goes well.
+        all.run(0, &cdb, &[1; BLOCK], BLOCK);
+        assert_eq!(all.run(0, &cdb, &[1; BLOCK], BLOCK).0.status, Status::Good);
+    }
+}
