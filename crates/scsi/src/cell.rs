@@ -13,6 +13,8 @@ use std::rc::Rc;
 pub(crate) enum Command {
     /// Abort these, and say how many they were when they are over.
     Abort(Which, oneshot::Sender<u32>),
+    /// Say how many there are of these.
+    Count(Which, oneshot::Sender<u32>),
     /// What this command has waited for elsewhere is over.
     Over(Key),
 }

@@ -233,29 +233,39 @@ impl Lun {
 
     /// Aborts commands, and waits until they are over; how many there were. From any thread.
     pub async fn abort(&self, which: Which) -> u32 {
+        self.ask(which, Command::Abort).await
+    }
+
+    /// How many commands there are (QUERY TASK, QUERY TASK SET; SAM-5, sections 7.9 and 7.10). From any thread.
+    pub async fn count(&self, which: Which) -> u32 {
+        self.ask(which, Command::Count).await
+    }
+
+    /// Asks all channels of those whom it concerns, and adds up what they say.
+    async fn ask(&self, which: Which, word: fn(Which, oneshot::Sender<u32>) -> Command) -> u32 {
         let places: Vec<_> = self.shared().places.iter().map(|(handle, _)| handle.clone()).collect();
-        let mut over = Vec::new();
+        let mut answers = Vec::new();
         for place in places {
             let (serial, which) = (self.serial, which.clone());
             let leave_word = move |cx: &mut Cx| -> Vec<_> {
                 let of_nexus = |cell: &Rc<UnitCell>| which.is_of(cell.nexus);
                 let cells: Vec<_> = Cells::of(serial, cx).into_iter().filter(of_nexus).collect();
-                let word = |cell: Rc<UnitCell>| {
+                let ask = |cell: Rc<UnitCell>| {
                     let (sender, receiver) = oneshot::channel();
-                    cell.command(Command::Abort(which.clone(), sender), cx);
+                    cell.command(word(which.clone(), sender), cx);
                     receiver
                 };
-                cells.into_iter().map(word).collect()
+                cells.into_iter().map(ask).collect()
             };
             // If the reactor is gone, so are its channels.
-            over.extend(place.call(leave_word).await.unwrap_or_default());
+            answers.extend(place.call(leave_word).await.unwrap_or_default());
         }
-        let mut aborted = 0;
-        for receiver in over {
+        let mut sum = 0;
+        for receiver in answers {
             // A channel that was closed meanwhile had nothing in flight.
-            aborted += receiver.await.unwrap_or(0);
+            sum += receiver.await.unwrap_or(0);
         }
-        aborted
+        sum
     }
 
     /// LOGICAL UNIT RESET (SAM-5, section 6.3.3): aborts all commands, sets the mode as it was at first, and tells everyone. Persistent reservations

@@ -339,6 +339,11 @@ impl UnitChannel {
         for order in self.cell.take_commands() {
             match order {
                 Order::Abort(which, done) => self.abort(&which, done, cx),
+                Order::Count(which, done) => {
+                    let running = self.tasks.iter().filter(|(_, task)| which.has(task.name)).count();
+                    // Whoever asked may have gone.
+                    let _ = done.send(running as u32);
+                }
                 Order::Over(key) => {
                     let outcome = self.end(key);
                     self.ready.push(outcome);

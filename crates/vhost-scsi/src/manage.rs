@@ -1,15 +1,20 @@
 //! Task management, on the control queue (virtio 1.2, section 5.6.6.2). Reactor context.
 //!
-//! A function is answered when the commands that it concerns have ended, on whichever reactor; meanwhile the queue goes on.
+//! A function is answered when the commands that it concerns have ended, on whichever reactor; meanwhile the queue goes on. One whose commands do not end,
+//! for the kernel or a store holds them, has failed after [`DEADLINE`]: they are still in flight then, and end as aborted when they do.
 
 use crate::queue::{Queue, Targets};
 use crate::wire::{Address, Response, Tmf, control, tmf};
-use aryk_reactor::Cx;
-use aryk_scsi::{Nexus, Which};
+use aryk_reactor::{Cx, RootId};
+use aryk_scsi::{Lun, Nexus, Which};
 use aryk_vhost_device::Line;
 use aryk_virtqueue::Chain;
 use std::sync::Arc;
+use std::time::Duration;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// How long a function may take. Linux waits for its answer without a limit of its own.
+const DEADLINE: Duration = Duration::from_secs(5);
 
 /// A request about asynchronous notifications, behind its type.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable)]
@@ -79,38 +84,36 @@ impl Manager {
             },
             None => return answer(head, &[Response::BadTarget as u8], line),
         };
-        let number = nexus.number();
-        let which = match function.function {
-            tmf::ABORT_TASK => Some(Which::Nexus(number, Some(function.tag))),
-            tmf::ABORT_TASK_SET | tmf::NEXUS_RESET => Some(Which::Nexus(number, None)),
-            tmf::CLEAR_TASK_SET => Some(Which::All),
-            tmf::UNIT_RESET => None,
+        let own = |tag| Which::Nexus(nexus.number(), tag);
+        let work = match function.function {
+            tmf::ABORT_TASK => Work::Abort(own(Some(function.tag))),
+            tmf::ABORT_TASK_SET | tmf::NEXUS_RESET => Work::Abort(own(None)),
+            tmf::CLEAR_TASK_SET => Work::Abort(Which::All),
+            tmf::UNIT_RESET => Work::Reset,
+            tmf::QUERY_TASK => Work::Count(own(Some(function.tag))),
+            tmf::QUERY_TASK_SET => Work::Count(own(None)),
             _ => return answer(head, &[Response::Rejected as u8], line),
         };
-        self.serial += 1;
-        let (serial, id, local) = (self.serial, line.id, cx.local().clone());
-        self.waiting.push((head, serial));
-        let task = async move {
-            match which {
-                Some(which) => drop(nexus.lun().abort(which).await),
-                None => nexus.lun().reset().await,
-            }
-            local.defer(move |cx| {
-                if let Some(queue) = cx.root::<Queue>(id) {
-                    let mut queue = queue.borrow_mut();
-                    let (manager, line) = queue.manager();
-                    manager.ended(head, serial, line, cx);
-                }
-            });
-        };
-        cx.local().spawn(task).detach();
+        self.begin(work, nexus, head, line.id, cx);
     }
 
-    /// A function's commands have ended.
-    fn ended(&mut self, head: u16, serial: u64, line: &mut Line, cx: &mut Cx) {
-        if let Some(at) = self.waiting.iter().position(|waiting| *waiting == (head, serial)) {
+    fn begin(&mut self, work: Work, nexus: Arc<Nexus>, head: u16, id: RootId, cx: &mut Cx) {
+        self.serial += 1;
+        let (serial, local) = (self.serial, cx.local().clone());
+        self.waiting.push((head, serial));
+        let task = async move {
+            let response = work.carry_out(nexus.lun()).await;
+            local.defer(move |cx| end(id, (head, serial), response, cx));
+        };
+        cx.local().spawn(task).detach();
+        cx.call_at(cx.now().after(DEADLINE), move |cx| end(id, (head, serial), Response::Failure, cx));
+    }
+
+    /// A function is over, unless it has been for a while.
+    fn ended(&mut self, function: (u16, u64), response: Response, line: &mut Line, cx: &mut Cx) {
+        if let Some(at) = self.waiting.iter().position(|waiting| *waiting == function) {
             self.waiting.swap_remove(at);
-            answer(head, &[Response::Ok as u8], line);
+            answer(function.0, &[response as u8], line);
             line.publish(cx);
             cx.wake(line.id);
         }
@@ -121,6 +124,37 @@ impl Manager {
         for (head, _) in self.waiting.drain(..) {
             answer(head, &[Response::Failure as u8], line);
         }
+    }
+}
+
+/// What a function does.
+enum Work {
+    Abort(Which),
+    Reset,
+    Count(Which),
+}
+
+impl Work {
+    async fn carry_out(self, lun: &Lun) -> Response {
+        match self {
+            Self::Abort(which) => drop(lun.abort(which).await),
+            Self::Reset => lun.reset().await,
+            Self::Count(which) => {
+                if lun.count(which).await > 0 {
+                    return Response::Succeeded;
+                }
+            }
+        }
+        Response::Ok
+    }
+}
+
+/// A function of the control queue `id` is over, if both are still there.
+fn end(id: RootId, function: (u16, u64), response: Response, cx: &mut Cx) {
+    if let Some(queue) = cx.root::<Queue>(id) {
+        let mut queue = queue.borrow_mut();
+        let (manager, line) = queue.manager();
+        manager.ended(function, response, line, cx);
     }
 }
 

@@ -103,6 +103,8 @@ pub(crate) enum Response {
     Aborted = 2,
     BadTarget = 3,
     Failure = 9,
+    /// Of a query: there is such.
+    Succeeded = 10,
     Rejected = 11,
     IncorrectLun = 12,
 }
@@ -174,6 +176,8 @@ pub(crate) mod tmf {
     pub const CLEAR_TASK_SET: u32 = 3;
     pub const NEXUS_RESET: u32 = 4;
     pub const UNIT_RESET: u32 = 5;
+    pub const QUERY_TASK: u32 = 6;
+    pub const QUERY_TASK_SET: u32 = 7;
 }
 
 /// What a guest is told unasked (section 5.6.6.3).

@@ -87,6 +87,8 @@ impl UnitChannel {
     }
 
     /// One descriptor (SBC-3, section 5.4): all from there on is mapped, for all that is known.
+    /// All blocks are mapped, as far as is known. No module can say otherwise without waiting: a file's holes are found by SEEK_DATA, which is a system
+    /// call that may read from the store, and io_uring has none for it. Saying *mapped* of what is not is always right: it reads as zeroes.
     fn lba_status(&self, lba: u64) -> Result<[u8; 24], Sense> {
         self.check_range(lba, 1)?;
         let blocks = u32::try_from(self.disk.bdev().blocks() - lba).unwrap_or(u32::MAX);

@@ -1,5 +1,6 @@
 //! Controllers as guests find them: over a socket, with rings of both formats, while disks come and go.
 
+mod deaf;
 mod guest;
 
 use aryk_bdev::{Identity, Op, OpSet, Registry};
@@ -340,7 +341,13 @@ fn commands_of_a_stuck_disk_can_be_aborted() {
             greet(guest, 0);
             (1..4).for_each(|slot| guest.submit(slot, unit(0), &cdb_16(0x88, 0, 1), &[], 512));
             assert_eq!(guest.take(REQUEST, NEVER), None);
+            // QUERY TASK and QUERY TASK SET.
+            let query = |guest: &mut Guest| {
+                [guest.manage(6, unit(0), 1002), guest.manage(6, unit(0), 1009), guest.manage(7, unit(0), 0)]
+            };
+            assert_eq!(query(guest), [10, 0, 10]);
             assert_eq!(guest.manage(0, unit(0), 1002), 0);
+            assert_eq!(query(guest), [0, 0, 10]);
             let (slot, written) = guest.take(REQUEST, SOON).expect("the one that was aborted");
             assert_eq!((slot, guest.answer(slot, written, 0).response), (2, 2));
             assert_eq!(guest.manage(5, unit(0), 0), 0);
@@ -348,11 +355,45 @@ fn commands_of_a_stuck_disk_can_be_aborted() {
                 (0..2).map(|_| guest.take(REQUEST, SOON).expect("the others").0).collect();
             slots.sort_unstable();
             assert_eq!(slots, [1, 3]);
+            assert_eq!(query(guest), [0, 0, 0]);
             let told = guest.command(unit(0), &[0; 6], &[], 0);
             assert_eq!(told.key_and_code(), (6, 0x29, 3));
         })
         .await;
         drop(guest);
+        host.controllers.delete_all().await;
+    });
+}
+
+#[test]
+#[expect(clippy::disallowed_methods, reason = "a deadline is of real time")]
+fn an_abortion_is_answered_though_the_store_hangs() {
+    run(async {
+        let host = Host::new(0);
+        let hears = deaf::create(&host.registry, "deaf", BLOCKS);
+        host.create("vm", false).unwrap();
+        host.controllers.add_target("vm", Some(0), "deaf").await.unwrap();
+        let guest = host.guest("vm", Format::Split).await;
+        let (guest, ()) = with(guest, move |guest| {
+            greet(guest, 0);
+            guest.submit(1, unit(0), &cdb_16(0x88, 0, 1), &[], 512);
+            assert_eq!(guest.take(REQUEST, NEVER), None);
+            let begun = std::time::Instant::now();
+            for (function, tag) in [(0, 1001), (5, 0)] {
+                assert_eq!(guest.manage(function, unit(0), tag), 9, "function {function} has failed");
+            }
+            assert!(begun.elapsed() > Duration::from_secs(8), "each had its time");
+            // What was not aborted is there, and ends when it can.
+            assert_eq!(guest.manage(6, unit(0), 1001), 10);
+            assert_eq!(guest.take(REQUEST, NEVER), None);
+            hears.store(true, std::sync::atomic::Ordering::Relaxed);
+            guest.submit(2, unit(0), &cdb_16(0x88, 0, 1), &[], 512);
+            let mut both = [1, 2].map(|_| guest.take(REQUEST, SOON).expect("it hears").0);
+            both.sort_unstable();
+            assert_eq!(both, [1, 2]);
+        })
+        .await;
+        apart(move || drop(guest)).await;
         host.controllers.delete_all().await;
     });
 }
