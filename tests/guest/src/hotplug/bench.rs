@@ -171,16 +171,10 @@ impl Disk {
     }
 }
 
-/// A load of a disk that is gone ends with an error, which is none of verification's; which it is.
+/// A load of a disk that is gone ends with an error; which it is. Linux gives a removed disk no blocks, so that a read of it may end with nothing instead of
+/// failing, and fio then verifies what its buffer held before: EILSEQ. So a load whose errors count is looked at before the disk is taken away.
 pub(super) fn lost(agent: &mut Agent, load: Task) -> Result<String> {
-    const EILSEQ: &str = "84";
     let error = agent.end(load)?;
-    let said = || agent.guest().last_words();
-    ensure!(
-        error != EILSEQ,
-        "the load of a disk that was taken away has read something wrong before\n{}",
-        said()
-    );
     ensure!(error != "0" && !error.is_empty(), "the load of a disk that was taken away has ended well");
     Ok(error)
 }

@@ -64,7 +64,7 @@ Written by `cargo xtask hotplug --page FILE`. A Linux guest in QEMU (TCG, two pr
 16 MiB, half\nof them in files and half in memory, served by `arykd -m 0x3`. In the guest, fio writes and verifies each of them all the while \
 (crc32c; the rate is held at\n20 reads and 20 writes a second and disk, which leaves the emulated processors time for the rest). In each round one to three disks, \
 drawn by the seed, are taken away at once; 60% of them\nwhile a second fio writes as fast as it can, with 32 requests in flight. \
-Those two must fail, without having read anything wrong; all others must go on and verify.\nThen the disks are given to each other's targets. The guest must find them, with a part whose sum is known \
+Those two must fail, and have verified all before; all others must go on and verify.\nThen the disks are given to each other's targets. The guest must find them, with a part whose sum is known \
 as it was,\nevery 4 KiB block of the rest whole, and the right size. In between, disks in use grow.";
 
 impl Report {
@@ -136,7 +136,7 @@ impl Report {
         }
         writeln!(
             page,
-            "\n## Errors\n\nHow the loads of disks that were taken away ended (none of others has):\n"
+            "\n## Errors\n\nHow the loads of disks that were taken away ended (none of others has):\n5, EIO; or 84, EILSEQ, where fio read of the\nremoved disk, to which Linux gives no blocks, and verified the nothing that it got.\n"
         )?;
         writeln!(page, "| errno | loads |\n| --- | ---: |")?;
         for (error, count) in self.sums(|r| &r.errors) {

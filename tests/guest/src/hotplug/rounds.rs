@@ -124,6 +124,9 @@ impl Run {
         for victim in bursts.keys() {
             self.agent.run(&format!("busy {} 16", self.disks[*victim].at()?))?;
         }
+        for &victim in victims {
+            self.disks[victim].is_well(&mut self.agent)?;
+        }
         self.record.under_load.0 += bursts.len() as u64;
         self.record.under_load.1 += victims.len() as u64;
         let mut places = self.take_away(victims, &mut bursts)?;
