@@ -6,6 +6,8 @@
 mod controller;
 mod controllers;
 mod events;
+#[cfg(fuzzing)]
+pub mod guest;
 mod manage;
 mod queue;
 mod requests;

@@ -1,0 +1,172 @@
+//! A guest's side of a SCSI host, for fuzzers: memory, a ring of each kind in it, and two disks behind, on a reactor that is stepped.
+
+use crate::events::{Events, News, Waiting};
+use crate::manage::Manager;
+use crate::queue::{Queue, Role, Targets};
+use aryk_bdev::{Access, Registry};
+use aryk_dma::{GuestArea, Mapping, MemTable, Region};
+use aryk_reactor::{Clock, CoreSet, Cx, Engine, Reactor, RootRef, SleepPolicy};
+use aryk_scsi::{Lun, Nexus};
+use aryk_vhost_device::{Errors, Parts};
+use aryk_virtqueue::{Config, Format, Virtqueue, avail_len, desc_len, used_len};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Bytes of guest memory.
+pub const MEMORY: u64 = 256 * 1024;
+/// Entries in each ring.
+pub const SIZE: u16 = 16;
+/// Queues: task management, events, commands.
+pub const QUEUES: u16 = 3;
+/// From one queue's rings to the next one's, which lie at guest addresses that are also offsets.
+const RINGS: u64 = 0x1000;
+const AVAIL: u64 = 0x400;
+const USED: u64 = 0x800;
+/// From where on memory is free for requests.
+pub const FREE: u64 = RINGS * QUEUES as u64;
+/// Targets that have disks at first, in the order of their disks.
+pub const TARGETS: [u8; 2] = [0, 5];
+
+/// The guest, its disks, and the reactor between them.
+pub struct Guest {
+    /// All of its memory.
+    pub memory: GuestArea,
+    /// What it did wrong.
+    pub errors: Arc<Errors>,
+    queues: Vec<RootRef<Queue>>,
+    nexuses: Vec<Arc<Nexus>>,
+    reactor: Reactor,
+    next_avail: [u16; QUEUES as usize],
+}
+
+impl std::fmt::Debug for Guest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Guest").field("errors", &self.errors).finish_non_exhaustive()
+    }
+}
+
+impl Guest {
+    /// A guest of these disks of a registry.
+    pub fn new(registry: &Registry, disks: [&str; 2]) -> Self {
+        let mapping = Arc::new(Mapping::anonymous(MEMORY).expect("memory"));
+        let region = Region { guest_addr: 0, user_addr: 0, len: MEMORY, offset: 0, mapping };
+        let memory = Arc::new(MemTable::new(vec![region]).expect("one region"));
+        let whole = memory.area_at_guest(0, MEMORY).expect("inside");
+        let open = |name| registry.open(name, Access::Exclusive, "test", |_| ()).expect("a disk of ours");
+        let nexuses: Vec<_> = disks.map(|name| Lun::new(open(name), 0).nexus(&[0x0f; 24])).into();
+        let mut targets = Targets::default();
+        for (target, nexus) in TARGETS.into_iter().zip(&nexuses) {
+            targets[usize::from(target)] = Some(Arc::clone(nexus));
+        }
+        let mut reactor =
+            Reactor::new(0, SleepPolicy::Poll, Engine::Epoll, Clock::Monotonic).expect("a reactor");
+        let errors = Arc::<Errors>::default();
+        let start = |index| start(reactor.cx(), index, &memory, targets.clone(), &errors);
+        let queues = (0..QUEUES).map(start).collect();
+        Self { memory: whole, errors, queues, nexuses, reactor, next_avail: [0; QUEUES as usize] }
+    }
+
+    /// Writes a descriptor.
+    pub fn describe(&self, queue: u16, index: u16, addr: u64, len: u32, flags: u16, next: u16) {
+        let at = (RINGS * u64::from(queue)) as usize + 16 * usize::from(index);
+        self.memory.write(at, &addr);
+        self.memory.write(at + 8, &len);
+        self.memory.write(at + 12, &flags);
+        self.memory.write(at + 14, &next);
+    }
+
+    /// Makes the chain at `head` available.
+    pub fn offer(&mut self, queue: u16, head: u16) {
+        let avail = (RINGS * u64::from(queue) + AVAIL) as usize;
+        let next = &mut self.next_avail[usize::from(queue)];
+        self.memory.store_u16(avail + 4 + 2 * usize::from(*next % SIZE), head, Ordering::Relaxed);
+        *next = next.wrapping_add(1);
+        self.memory.store_u16(avail + 2, *next, Ordering::Release);
+    }
+
+    /// A turn of the reactor.
+    pub fn turn(&mut self) {
+        self.reactor.turn();
+    }
+
+    /// The guest is to be told that a disk has come, gone or changed its size.
+    pub fn post(&mut self, which: usize, target: u8) {
+        let news = [News::Unplugged, News::Plugged, News::Resized][which % 3];
+        self.with(1, |queue, cx| queue.post(news, target, cx));
+    }
+
+    /// Takes the disk of one of [`TARGETS`] away, or gives it back.
+    pub fn plug(&mut self, which: usize, is_there: bool) {
+        let (target, nexus) = (TARGETS[which], is_there.then(|| Arc::clone(&self.nexuses[which])));
+        let told = nexus.clone();
+        self.with(0, |queue, _| queue.manager().0.set_target(target, told));
+        self.with(2, |queue, cx| {
+            let (requests, line) = queue.requests();
+            requests.detach(target, line, cx);
+            if let Some(nexus) = nexus {
+                requests.attach(target, nexus, line, cx).expect("a disk of ours");
+            }
+        });
+    }
+
+    fn with<T>(&mut self, queue: usize, f: impl FnOnce(&mut Queue, &mut Cx) -> T) -> T {
+        let cx = self.reactor.cx();
+        let queue = cx.root::<Queue>(self.queues[queue].id()).expect("it runs until it is stopped");
+        f(&mut queue.borrow_mut(), cx)
+    }
+
+    /// Stops all queues.
+    pub fn stop(mut self) {
+        for index in (0..self.queues.len()).rev() {
+            let mut stopped = self.with(index, Queue::stop);
+            let has_stopped = (0..1_000_000).any(|_| {
+                self.turn();
+                matches!(stopped.try_recv(), Ok(Some(_)))
+            });
+            assert!(has_stopped, "queue {index} does not stop");
+        }
+    }
+}
+
+fn start(
+    cx: &mut Cx,
+    index: u16,
+    memory: &Arc<MemTable>,
+    targets: Targets,
+    errors: &Arc<Errors>,
+) -> RootRef<Queue> {
+    let base = RINGS * u64::from(index);
+    let area = |at, len| memory.area_at_guest(base + at, len).expect("inside");
+    let ring = Virtqueue::new(Config {
+        format: Format::Split,
+        size: SIZE,
+        desc: area(0, desc_len(SIZE)),
+        driver: area(AVAIL, avail_len(SIZE, false)),
+        device: area(USED, used_len(SIZE, false)),
+        event_idx: false,
+        indirect: true,
+        base: 0,
+        inflight: None,
+    });
+    let thread = cx.add_thread("queue", CoreSet::default());
+    let parts = Parts {
+        index,
+        name: "queue".to_owned(),
+        thread,
+        ring: ring.expect("a sound ring"),
+        keeps_in_flight: false,
+        log: None,
+        memory: Arc::clone(memory),
+        call: None,
+        kick: None,
+        errors: Arc::clone(errors),
+        alarm: Box::new(|_| ()),
+    };
+    let queue = cx.add_root(thread, "queue", |id, cx| match index {
+        0 => Ok(Queue::start(id, parts, Role::Control(Manager::new(targets)), cx)?),
+        1 => Ok(Queue::start(id, parts, Role::Event(Events::new(u64::MAX, Waiting::default())), cx)?),
+        _ => Queue::of_commands(id, parts, targets, cx),
+    });
+    let queue: Result<_, crate::StartError> = queue;
+    queue.expect("disks of ours")
+}
