@@ -1,6 +1,6 @@
 //! `aryk bench`: a virtual machine's side of a disk, to measure and check what is behind a vhost-user socket.
 //!
-//! It needs no daemon of ours: any back end will do. [`rig`] is the guest, made of `aryk-front-end`'s parts; [`load`] keeps requests in
+//! It needs no daemon of ours: any back end will do; but [`target`] asks ours for what is called by its name. [`rig`] is the guest, made of `aryk-front-end`'s parts; [`load`] keeps requests in
 //! flight, which [`workload`] chooses; [`verify`] marks and checks what they carry; [`ceiling`] says what this side can do at all.
 
 mod affinity;
@@ -9,6 +9,7 @@ mod ceiling;
 mod load;
 mod report;
 mod rig;
+mod target;
 mod verify;
 mod workload;
 
@@ -37,14 +38,16 @@ const VERIFIED: u64 = 1 << 30;
 const DRAWING: Duration = Duration::from_millis(100);
 
 /// Measures, and says what came of it.
-pub fn run(args: &BenchArgs, patience: Duration, out: &Output) -> Result<(), Error> {
+pub fn run(args: &BenchArgs, daemon: &Path, patience: Duration, out: &Output) -> Result<(), Error> {
     if args.target.is_some() && args.rw.writes() && !args.destroy {
         let text =
             format!("--rw {} overwrites what is on the disk: add --destroy if that is wanted", args.rw);
         return Err(Error::Usage(text));
     }
+    let target =
+        args.target.as_deref().map(|target| target::find(target, args, daemon, patience)).transpose()?;
     let cores = args.ceiling.then(|| affinity::two(args.cpu)).transpose()?;
-    let measured = args.target.as_deref().map(|target| measure(target, args, patience, out)).transpose()?;
+    let measured = target.map(|target| measure(&target, args, patience, out)).transpose()?;
     let ceiling = cores.map(|cores| ceiling::measure(args, patience, cores)).transpose()?;
     let report = Report { args, measured, ceiling };
     out.print(&report.json(), || report.text(out))

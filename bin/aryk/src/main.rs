@@ -47,7 +47,7 @@ fn run(cli: &Cli) -> Result<ExitCode, Error> {
         Command::Completions { shell } => out.completions(*shell),
         Command::Man { dir } => out.man_pages(dir),
         Command::Doctor => doctor::run(cli, &out),
-        Command::Bench(args) => bench::run(args, cli.timeout, &out),
+        Command::Bench(args) => bench::run(args, &cli.socket, cli.timeout, &out),
         _ => return ask(cli, &out),
     };
     done.map(|()| ExitCode::SUCCESS)

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 const EXAMPLES: &str = "\
 Examples:
+  aryk bench vm1                                  a disk or controller by its name
   aryk bench vm1.sock                             random reads of 4K, 32 in flight
   aryk bench vm1.sock --rw read --bs 128k --qd 8  one after another
   aryk bench vm1.sock --rate 10k --time 1m        10,000 a second, come what may
@@ -24,8 +25,8 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct BenchArgs {
-    /// The disk's vhost-user socket; nobody else may be connected
-    #[arg(value_name = "SOCKET", required_unless_present = "ceiling")]
+    /// The disk's vhost-user socket, or what the daemon offers: a controller or a disk, by name. Nobody else may be connected
+    #[arg(value_name = "SOCKET|NAME", required_unless_present = "ceiling")]
     pub target: Option<PathBuf>,
     /// The socket is a SCSI host's: which target, and which unit of it [without: a block device's]
     #[arg(long, value_name = "TARGET[:LUN]", num_args = 0..=1, require_equals = true, default_missing_value = "0")]

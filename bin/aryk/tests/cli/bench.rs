@@ -176,6 +176,32 @@ fn nothing_is_overwritten_by_accident() {
 }
 
 #[test]
+fn what_is_offered_goes_by_its_name() {
+    let daemon = Daemon::start();
+    for disk in ["d", "e"] {
+        daemon.ok(&["disk", "create", disk, "--memory", "--size", "16M"]);
+    }
+    daemon.ok(&["attach", "d", "--controller", "c"]);
+    daemon.ok(&["attach", "e", "--scsi", "--controller", "s", "--target", "3"]);
+    for target in [&["c"][..], &["d"], &["e", "--scsi=3"], &["s", "--scsi=3"]] {
+        let value = daemon.json(&[&["bench", "--requests", "100"], target].concat());
+        assert_eq!(value["requests"], 100, "{target:?}");
+    }
+    daemon.ok(&["attach", "d", "--controller", "again"]);
+    let wrong: [(&[&str], &str); 5] = [
+        (&["d"], "is behind the controllers 'again' and 'c': name one of them"),
+        (&["e"], "is target 3 of the SCSI controller 's': add --scsi=3"),
+        (&["s"], "is a SCSI host: add --scsi=TARGET"),
+        (&["c", "--scsi"], "is no SCSI host"),
+        (&["nothing"], "`aryk controller list`"),
+    ];
+    for (target, expected) in wrong {
+        let (code, complaint) = daemon.fails(&[&["bench", "--requests", "1"], target].concat());
+        assert!(code == 2 && complaint.contains(expected), "{target:?}: {complaint}");
+    }
+}
+
+#[test]
 fn a_disk_that_may_only_be_read() {
     let daemon = Daemon::start();
     daemon.ok(&["disk", "create", "d", "--memory", "--size", "1M"]);

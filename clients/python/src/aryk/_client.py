@@ -70,7 +70,8 @@ class Client(Methods):
     def call_many(self, calls: Iterable[Call]) -> list[Any]:
         """Makes many calls at once, without waiting in between, and gives each one's result or `RpcError`.
 
-        They are started in their order, but may end in another.
+        They are started in their order, but may end in another. By HTTP they are made one by one, each after the last one's
+        answer.
         """
         deadline = None if self.timeout is None else time.monotonic() + self.timeout
         with self._lock:
