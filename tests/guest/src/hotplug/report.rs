@@ -136,7 +136,7 @@ impl Report {
         }
         writeln!(
             page,
-            "\n## Errors\n\nHow the loads of disks that were taken away ended (none of others has):\n5, EIO; or 84, EILSEQ, where fio read of the\nremoved disk, to which Linux gives no blocks, and verified the nothing that it got.\n"
+            "\n## Errors\n\nHow the loads of disks that were taken away ended (none of others has):\n5, EIO; 19, ENODEV; or, as Linux gives\na removed disk no blocks, 28, ENOSPC, for a write of it, and 84, EILSEQ, where fio has verified what a read of it did not give.\n"
         )?;
         writeln!(page, "| errno | loads |\n| --- | ---: |")?;
         for (error, count) in self.sums(|r| &r.errors) {

@@ -71,8 +71,9 @@ struct Run {
 pub(crate) fn run(site: &Site<'_>, settings: Settings) -> Result<Rounds> {
     let begun = Instant::now();
     let mut run = start(site, settings)?;
+    let ready = Instant::now();
     for round in 0..settings.rounds {
-        if settings.patience.is_some_and(|patience| begun.elapsed() > patience) {
+        if settings.patience.is_some_and(|patience| ready.elapsed() > patience) {
             break;
         }
         run.round(round).with_context(|| format!("round {round} of seed {}", settings.seed))?;
