@@ -172,6 +172,10 @@ func TestEveryMethodIsThere(t *testing.T) {
 	names, err := client.RpcGetMethods(ctx, aryk.RpcGetMethodsParams{})
 	check(t, err)
 	for _, name := range names {
+		if name == "rpc.discover" {
+			// What generates this client asks for it; it has no name in Go.
+			continue
+		}
 		function := ""
 		for _, word := range strings.Split(name, "_") {
 			function += strings.ToUpper(word[:1]) + word[1:]
@@ -180,7 +184,7 @@ func TestEveryMethodIsThere(t *testing.T) {
 			t.Errorf("there is no %s for %s", function, name)
 		}
 	}
-	if own := reflect.TypeOf(client).NumMethod() - 2; own != len(names) {
+	if own := reflect.TypeOf(client).NumMethod() - 2; own != len(names)-1 {
 		t.Errorf("%d methods, of which the daemon has %d", own, len(names))
 	}
 	version, err := client.SpdkGetVersion(ctx)

@@ -127,7 +127,8 @@ class WaitingClient(DaemonCase):
     def test_every_method_is_there_and_no_other(self) -> None:
         mine = {name for name in dir(aryk.Client) if not name.startswith("_")}
         mine -= {"call", "call_many", "close"}
-        self.assertEqual(mine, set(self.client.rpc_get_methods()))
+        # What generates this client asks for it; it has no name in Python.
+        self.assertEqual(mine | {"rpc.discover"}, set(self.client.rpc_get_methods()))
         self.assertIn(aryk.__version__, self.client.spdk_get_version()["version"])
 
     def test_configuration_goes_around(self) -> None:

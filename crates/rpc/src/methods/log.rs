@@ -10,10 +10,11 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The flags, each with the target of its part's events: the name of its crate.
-const FLAGS: [(&str, &str); 9] = [
+const FLAGS: [(&str, &str); 10] = [
     ("arykd", "arykd"),
     ("bdev", "aryk_bdev"),
     ("bdev_uring", "aryk_bdev_uring"),
+    ("metrics", "aryk_metrics"),
     ("reactor", "aryk_reactor"),
     ("rpc", "aryk_rpc"),
     ("state", "aryk_state"),
