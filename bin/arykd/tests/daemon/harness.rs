@@ -77,6 +77,8 @@ impl Daemon {
     pub fn restart(&mut self) {
         self.process = spawn(self.dir.path(), &self.flags);
         self.wait_until_ready();
+        // It can be connected to before what was configured is there again; calls are answered after.
+        self.call("spdk_get_version", json!({})).unwrap();
     }
 
     /// SIGTERM; what it printed.
