@@ -49,6 +49,22 @@ func (c *Client) AccelSetOptions(ctx context.Context, params AccelSetOptionsPara
 	return call[bool](ctx, c, "accel_set_options", params)
 }
 
+// ArykLatencyGetParams are the parameters of aryk_latency_get.
+type ArykLatencyGetParams struct {
+	// Name, alias or uuid.
+	Name string `json:"name"`
+}
+
+// ArykLatencyGet calls aryk_latency_get. How long a disk's requests took, layer by layer.
+func (c *Client) ArykLatencyGet(ctx context.Context, params ArykLatencyGetParams) (Latencies, error) {
+	return call[Latencies](ctx, c, "aryk_latency_get", params)
+}
+
+// ArykStatsGet calls aryk_stats_get. What all disks, controllers and reactors have counted, in brief.
+func (c *Client) ArykStatsGet(ctx context.Context) (Counts, error) {
+	return call[Counts](ctx, c, "aryk_stats_get", nil)
+}
+
 // ArykTraceGetParams are the parameters of aryk_trace_get.
 type ArykTraceGetParams struct {
 	// Records at most, the latest; 256 by default. Each reactor keeps its last 4095.
@@ -293,7 +309,7 @@ type BdevGetIostatParams struct {
 	Name string `json:"name,omitempty"`
 	// Names, aliases or uuids; by default all.
 	Names []string `json:"names,omitempty"`
-	// Must be false: statistics are kept for each disk.
+	// Of each open channel of the one disk that is named, instead of the disk.
 	PerChannel bool `json:"per_channel,omitempty"`
 	// What is set to zero after it was read; by default nothing.
 	ResetMode ResetMode `json:"reset_mode,omitempty"`

@@ -132,10 +132,93 @@ type Call struct {
 	Params map[string]any `json:"params"`
 }
 
+// ChannelStat: The statistics of a channel.
+type ChannelStat struct {
+	// The thread that it belongs to, as in `thread_get_stats`.
+	ThreadID             uint64 `json:"thread_id"`
+	Name                 string `json:"name"`
+	BytesRead            uint64 `json:"bytes_read"`
+	NumReadOps           uint64 `json:"num_read_ops"`
+	BytesWritten         uint64 `json:"bytes_written"`
+	NumWriteOps          uint64 `json:"num_write_ops"`
+	BytesUnmapped        uint64 `json:"bytes_unmapped"`
+	NumUnmapOps          uint64 `json:"num_unmap_ops"`
+	BytesCopied          uint64 `json:"bytes_copied"`
+	NumCopyOps           uint64 `json:"num_copy_ops"`
+	ReadLatencyTicks     uint64 `json:"read_latency_ticks"`
+	MaxReadLatencyTicks  uint64 `json:"max_read_latency_ticks"`
+	MinReadLatencyTicks  uint64 `json:"min_read_latency_ticks"`
+	WriteLatencyTicks    uint64 `json:"write_latency_ticks"`
+	MaxWriteLatencyTicks uint64 `json:"max_write_latency_ticks"`
+	MinWriteLatencyTicks uint64 `json:"min_write_latency_ticks"`
+	UnmapLatencyTicks    uint64 `json:"unmap_latency_ticks"`
+	MaxUnmapLatencyTicks uint64 `json:"max_unmap_latency_ticks"`
+	MinUnmapLatencyTicks uint64 `json:"min_unmap_latency_ticks"`
+	CopyLatencyTicks     uint64 `json:"copy_latency_ticks"`
+	MaxCopyLatencyTicks  uint64 `json:"max_copy_latency_ticks"`
+	MinCopyLatencyTicks  uint64 `json:"min_copy_latency_ticks"`
+	QueueDepth           uint64 `json:"queue_depth"`
+	// Ours, as all that follow: requests that wait in the block layer, part of `queue_depth`.
+	QueueWaiting             uint64 `json:"queue_waiting"`
+	NumFlushOps              uint64 `json:"num_flush_ops"`
+	FlushLatencyTicks        uint64 `json:"flush_latency_ticks"`
+	NumWriteZeroesOps        uint64 `json:"num_write_zeroes_ops"`
+	BytesZeroed              uint64 `json:"bytes_zeroed"`
+	NumReadErrors            uint64 `json:"num_read_errors"`
+	NumWriteErrors           uint64 `json:"num_write_errors"`
+	NumFlushErrors           uint64 `json:"num_flush_errors"`
+	NumUnmapErrors           uint64 `json:"num_unmap_errors"`
+	NumWriteZeroesErrors     uint64 `json:"num_write_zeroes_errors"`
+	NumCopyErrors            uint64 `json:"num_copy_errors"`
+	NumCompareOps            uint64 `json:"num_compare_ops"`
+	BytesCompared            uint64 `json:"bytes_compared"`
+	NumCompareErrors         uint64 `json:"num_compare_errors"`
+	NumCompareAndWriteOps    uint64 `json:"num_compare_and_write_ops"`
+	NumCompareAndWriteErrors uint64 `json:"num_compare_and_write_errors"`
+	// Requests that were over the disk's deadline.
+	NumOverdue uint64 `json:"num_overdue"`
+	// Requests that limits, the disk's or its groups', held up.
+	NumThrottledOps uint64 `json:"num_throttled_ops"`
+	// For how long, all of them together.
+	ThrottledTicks          uint64  `json:"throttled_ticks"`
+	P50ReadLatencyTicks     uint64  `json:"p50_read_latency_ticks"`
+	P99ReadLatencyTicks     uint64  `json:"p99_read_latency_ticks"`
+	P50WriteLatencyTicks    uint64  `json:"p50_write_latency_ticks"`
+	P99WriteLatencyTicks    uint64  `json:"p99_write_latency_ticks"`
+	IoTime                  *uint64 `json:"io_time,omitempty"`
+	QueueDepthPollingPeriod *uint64 `json:"queue_depth_polling_period,omitempty"`
+	WeightedIoTime          *uint64 `json:"weighted_io_time,omitempty"`
+}
+
 // ContextSwitchMonitor: Result of `framework_monitor_context_switch`.
 type ContextSwitchMonitor struct {
 	// Whether it is on now.
 	Enabled bool `json:"enabled"`
+}
+
+// ControllerState: A controller.
+type ControllerState struct {
+	Name string `json:"name"`
+	// `blk` or `scsi`.
+	Kind      string   `json:"kind"`
+	Disks     []string `json:"disks"`
+	Connected bool     `json:"connected"`
+	// Queues that are served.
+	Queues uint64 `json:"queues"`
+}
+
+// Counts: Result of `aryk_stats_get`. Times in ticks, added up over all requests.
+type Counts struct {
+	// Ticks in a second.
+	TickRate uint64 `json:"tick_rate"`
+	// Now.
+	Ticks uint64 `json:"ticks"`
+	// By age.
+	Disks []DiskCounts `json:"disks"`
+	// By name.
+	Controllers []ControllerState `json:"controllers"`
+	// By core.
+	Reactors []ReactorCounts `json:"reactors"`
 }
 
 // DelayDetails: Of a disk that `bdev_delay_create` made. Latencies in microseconds.
@@ -152,6 +235,40 @@ type DelayDetails struct {
 	P99ReadLatency uint64 `json:"p99_read_latency"`
 	// What one write of a hundred takes longer.
 	P99WriteLatency uint64 `json:"p99_write_latency"`
+}
+
+// DiskCounts: A disk's.
+type DiskCounts struct {
+	Name string `json:"name"`
+	// What its module calls it.
+	Kind string `json:"kind"`
+	// Bytes.
+	Size       uint64 `json:"size"`
+	ReadOps    uint64 `json:"read_ops"`
+	ReadBytes  uint64 `json:"read_bytes"`
+	WriteOps   uint64 `json:"write_ops"`
+	WriteBytes uint64 `json:"write_bytes"`
+	// Neither reads nor writes.
+	OtherOps uint64 `json:"other_ops"`
+	// Requests that failed.
+	Errors uint64 `json:"errors"`
+	// Requests that were over the disk's deadline.
+	Overdue uint64 `json:"overdue"`
+	// From the front-end's handing them down to its having them back.
+	LatencyTicks uint64 `json:"latency_ticks"`
+	// The part of that in which limits of the disk or its groups held them up.
+	ThrottledTicks uint64 `json:"throttled_ticks"`
+	// The part of that in the block layer's queue.
+	QueueTicks uint64 `json:"queue_ticks"`
+	// The part of that in the module.
+	ModuleTicks uint64 `json:"module_ticks"`
+	// From the completion until the guest has been told.
+	FrontEndTicks uint64 `json:"front_end_ticks"`
+	InFlight      uint64 `json:"in_flight"`
+	// Of those, the ones that wait in the block layer.
+	Waiting uint64 `json:"waiting"`
+	// The most that were in flight lately.
+	InFlightMax uint64 `json:"in_flight_max"`
 }
 
 // DriverSpecific: What a disk's module says of it: one member at most, of the module's name.
@@ -305,8 +422,29 @@ type Iostat struct {
 	TickRate uint64 `json:"tick_rate"`
 	// Now.
 	Ticks uint64 `json:"ticks"`
-	// One for each disk.
+	// One for each disk; none if channels were asked for.
 	Bdevs []BdevStat `json:"bdevs"`
+	// One for each open channel.
+	Channels []ChannelStat `json:"channels,omitempty"`
+	// The disk.
+	Name *string `json:"name,omitempty"`
+}
+
+// Latencies: Result of `aryk_latency_get`.
+type Latencies struct {
+	// The disk.
+	Name string `json:"name"`
+	// Ticks in a second.
+	TickRate uint64 `json:"tick_rate"`
+	// In the order in which a request passes them; the last is `total`.
+	Layers []LayerLatencies `json:"layers"`
+}
+
+// LatencyBucket: Requests that took about the same time.
+type LatencyBucket struct {
+	// They took less, in ticks; and no less than where the bucket before ends.
+	EndTicks uint64 `json:"end_ticks"`
+	Ops      uint64 `json:"ops"`
 }
 
 // LatencyType: One of the latencies.
@@ -319,6 +457,17 @@ const (
 	LatencyTypeAvgWrite LatencyType = "avg_write"
 	LatencyTypeP99Write LatencyType = "p99_write"
 )
+
+// LayerLatencies: Times spent in a layer: `throttle`, `queue`, `module` or `front-end`; or in all of them, `total`.
+type LayerLatencies struct {
+	Layer string `json:"layer"`
+	// Requests; of `throttle` and `queue`, only those that waited there.
+	Ops uint64 `json:"ops"`
+	// All together.
+	LatencyTicks uint64 `json:"latency_ticks"`
+	// Those that are not empty. Those of `total` are from the front-end's handing a request down to its having it back.
+	Buckets []LatencyBucket `json:"buckets"`
+}
 
 // LwThread: What runs on a reactor: the queues of one machine, or the like.
 type LwThread struct {
@@ -422,6 +571,21 @@ type Reactor struct {
 	InInterrupt bool `json:"in_interrupt"`
 	// What runs on it.
 	LwThreads []LwThread `json:"lw_threads"`
+}
+
+// ReactorCounts: A reactor's.
+type ReactorCounts struct {
+	Core uint16 `json:"core"`
+	// Time with work.
+	BusyTicks uint64 `json:"busy_ticks"`
+	// Time awake without work.
+	IdleTicks     uint64 `json:"idle_ticks"`
+	SleepingTicks uint64 `json:"sleeping_ticks"`
+	Turns         uint64 `json:"turns"`
+	// The longest turn lately.
+	LongestTurnTicks uint64 `json:"longest_turn_ticks"`
+	// Queues and pollers on it.
+	Members uint64 `json:"members"`
 }
 
 // Reactors: Result of `framework_get_reactors`. Times in ticks.

@@ -3,6 +3,7 @@
 use crate::bench::BenchArgs;
 use crate::limits::Limits;
 use crate::size::Size;
+use crate::top::TopArgs;
 use crate::watch::Watch;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
@@ -49,6 +50,7 @@ impl Cli {
             | Command::Qos(QosCommand::List(watch) | QosCommand::Group(GroupCommand::List(watch)))
             | Command::Reactor(ReactorCommand::List(watch))
             | Command::Trace { watch, .. }
+            | Command::Latency { watch, .. }
             | Command::Status(watch) => watch.every,
             _ => None,
         }
@@ -91,6 +93,15 @@ pub enum Command {
     Reactor(ReactorCommand),
     /// Measure a disk through its vhost-user socket, as a virtual machine would use it
     Bench(BenchArgs),
+    /// Show what disks, controllers and reactors do, live
+    Top(TopArgs),
+    /// Show where a disk's time goes, layer by layer
+    Latency {
+        /// The disk
+        disk: String,
+        #[command(flatten)]
+        watch: Watch,
+    },
     /// Show what happened to requests last, layer by layer
     Trace {
         /// How many events

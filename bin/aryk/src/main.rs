@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod apply;
+mod bars;
 mod bench;
 mod cli;
 mod client;
@@ -12,9 +13,11 @@ mod commands;
 mod doctor;
 mod error;
 mod import;
+mod latency;
 mod limits;
 mod output;
 mod size;
+mod top;
 mod watch;
 
 use clap::Parser;
@@ -76,6 +79,8 @@ fn ask(cli: &Cli, out: &Output) -> Result<ExitCode, Error> {
         Command::Trace { count, of, watch } => {
             watch::repeat(watch.every, || commands::trace::trace(*count, of.as_deref(), client, out))
         }
+        Command::Top(args) => top::top(args, client, out),
+        Command::Latency { disk, watch } => latency::show(disk, watch.every, client, out),
         Command::Rpc { method, params } => commands::daemon::rpc(method, params.as_deref(), client, out),
         Command::Completions { .. } | Command::Man { .. } | Command::Doctor | Command::Bench(_) => {
             unreachable!("done without the daemon")

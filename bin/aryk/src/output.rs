@@ -58,6 +58,11 @@ impl Output {
         Self { json, is_styled, repeats }
     }
 
+    /// For people, once, without colours: what is shown within something else.
+    pub const fn unstyled() -> Self {
+        Self { json: false, is_styled: false, repeats: Repeats::No }
+    }
+
     /// For people, without colours.
     #[cfg(test)]
     pub const fn plain() -> Self {
@@ -183,7 +188,7 @@ fn trimmed(table: &Table) -> String {
 }
 
 /// Names may hold anything; a terminal must not obey them.
-fn printable(text: &str) -> String {
+pub fn printable(text: &str) -> String {
     let escape = |c: char| match c {
         c if c.is_control() => c.escape_unicode().to_string(),
         c => c.to_string(),

@@ -19,7 +19,8 @@ pub struct Watch {
     pub every: Option<Duration>,
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
+/// A time to wait, in seconds.
+pub fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().filter(|seconds| (0.1..=86_400.0).contains(seconds));
     seconds.map(Duration::from_secs_f64).ok_or_else(|| "seconds, from 0.1 to 86400".to_owned())
 }

@@ -58,6 +58,10 @@ pub struct Cli {
     #[arg(long, value_name = "WHERE")]
     pub metrics: Option<Address>,
 
+    /// Show a web page to browsers of this host, read-only: ADDRESS:PORT, or a PORT of 127.0.0.1 [default: not shown]
+    #[arg(long, value_name = "WHERE", value_parser = loopback)]
+    pub web: Option<Address>,
+
     /// Directory of the controllers' sockets [default: aryk in $XDG_RUNTIME_DIR, or /run/aryk]
     #[arg(short = 'S', long = "vhost-dir", value_name = "DIR")]
     pub vhost_dir: Option<PathBuf>,
@@ -118,6 +122,14 @@ fn level(text: &str) -> Result<PrintLevel, String> {
     }
 }
 
+/// Nobody asks who looks at the page: it is for this host's users alone.
+fn loopback(text: &str) -> Result<Address, String> {
+    match text.parse() {
+        Ok(Address::Tcp(address)) if address.ip().is_loopback() => Ok(Address::Tcp(address)),
+        Ok(_) | Err(_) => Err("a port of this host, as 8080, 127.0.0.1:8080 or [::1]:8080".into()),
+    }
+}
+
 fn mode(text: &str) -> Result<u32, String> {
     match u32::from_str_radix(text, 8) {
         Ok(mode) if mode <= 0o777 => Ok(mode),
@@ -174,6 +186,9 @@ mod tests {
             "--rpc-http 127.0.0.1:1 --rpc-http-auth x --rpc-http-tls-cert x",
             "--rpc-http 127.0.0.1:1 --rpc-http-auth x --rpc-http-tls-key x",
             "--metrics localhost",
+            "--web 10.0.0.1:80",
+            "--web 0.0.0.0:80",
+            "--web /run/web.sock",
             "--rpc-socket-mode rw",
             "--rpc-allow uid:0=all",
             "--rpc-socket-group no-such-group",

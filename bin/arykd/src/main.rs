@@ -9,7 +9,6 @@ mod start;
 mod supervise;
 
 use anyhow::Context;
-use aryk_metrics::Scrapes;
 use aryk_reactor::{Options, Reactors};
 use aryk_rpc::http::{HttpServer, Passwords, Tls};
 use aryk_rpc::{Control, methods, restore};
@@ -97,15 +96,13 @@ async fn serve(
     let server = start::rpc_server(cli).context("cannot serve RPC; -r names another socket")?;
     let http = http_server(cli.rpc_http, secrets).await?;
     let metrics = start::metrics(cli).await?;
+    let web = start::web(cli).await?;
     let methods = methods::table(Rc::clone(&control));
     let restored = restore::restore(&control, &methods).await;
     let (stop, stopped) = watch::channel(false);
     let serving_http = http.map(|http| http.serve(Rc::clone(&methods), stopped.clone()));
     let serving_http = serving_http.map(tokio::task::spawn_local);
-    let scrapes = Scrapes::new(Rc::<Control>::clone(&control));
-    let answer = async move |request| scrapes.answer(request).await;
-    let serving_metrics =
-        metrics.map(|metrics| tokio::task::spawn_local(metrics.serve(answer, stopped.clone())));
+    let watching = start::serve_watchers(metrics, web, &control, &stopped);
     let serving = tokio::task::spawn_local(server.serve(methods, stopped));
     if !cli.wait_for_rpc {
         control.start();
@@ -123,9 +120,7 @@ async fn serve(
     if let Some(serving_http) = serving_http {
         serving_http.await?;
     }
-    if let Some(serving_metrics) = serving_metrics {
-        serving_metrics.await?;
-    }
+    watching.join_all().await;
     tokio::select! {
         () = control.close() => return Ok(()),
         _ = terminate.recv() => {}

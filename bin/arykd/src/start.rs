@@ -3,7 +3,7 @@
 use crate::cli::Cli;
 use crate::log::Format;
 use anyhow::Context;
-use aryk_metrics::Server as MetricsServer;
+use aryk_metrics::{Scrapes, Server as WatchServer, Web};
 use aryk_reactor::{CoreSet, Engine, Handle, Options, Reactors, SleepPolicy};
 use aryk_rpc::Control;
 use aryk_rpc::restore::Restored;
@@ -15,6 +15,9 @@ use std::fs::DirBuilder;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
 
 /// Each disk and each machine costs descriptors: as many as we may have.
 pub fn raise_descriptor_limit() {
@@ -48,16 +51,41 @@ pub fn rpc_server(cli: &Cli) -> Result<Server, BindError> {
 }
 
 /// The door for those who read metrics, if one is asked for.
-pub async fn metrics(cli: &Cli) -> anyhow::Result<Option<MetricsServer>> {
+pub async fn metrics(cli: &Cli) -> anyhow::Result<Option<WatchServer>> {
     const MODE: u32 = 0o660;
     let Some(address) = &cli.metrics else { return Ok(None) };
-    let server = MetricsServer::bind(address, MODE).await.context("cannot serve metrics")?;
+    let server = WatchServer::bind(address, MODE).await.context("cannot serve metrics")?;
     if let Some(address) = server.address()
         && !address.ip().is_loopback()
     {
         tracing::warn!(%address, "metrics are served to everybody who can reach this address");
     }
     Ok(Some(server))
+}
+
+/// The door for browsers, if one is asked for.
+pub async fn web(cli: &Cli) -> anyhow::Result<Option<WatchServer>> {
+    let Some(address) = &cli.web else { return Ok(None) };
+    Ok(Some(WatchServer::bind(address, 0).await.context("cannot show the web page")?))
+}
+
+/// Serves those who watch, until `stop`. Needs a tokio `LocalSet`.
+pub fn serve_watchers(
+    metrics: Option<WatchServer>,
+    web: Option<WatchServer>,
+    control: &Rc<Control>,
+    stop: &watch::Receiver<bool>,
+) -> JoinSet<()> {
+    let mut serving = JoinSet::new();
+    if let Some(metrics) = metrics {
+        let scrapes = Scrapes::new(Rc::<Control>::clone(control));
+        serving.spawn_local(metrics.serve(async move |r| scrapes.answer(r).await, stop.clone()));
+    }
+    if let Some(web) = web {
+        let page = Web::new(Rc::<Control>::clone(control));
+        serving.spawn_local(web.serve(async move |r| page.answer(r).await, stop.clone()));
+    }
+    serving
 }
 
 /// The directory of the controllers' sockets, which is made if it is not there.
@@ -113,6 +141,9 @@ pub async fn tell(cli: &Cli, options: &Options, vhost_dir: &Path, control: &Cont
         }
         if let Some(address) = &cli.metrics {
             println!("  metrics   {address}");
+        }
+        if let Some(address) = &cli.web {
+            println!("  web page  {address}");
         }
         println!("  machines  {}/", vhost_dir.display());
         println!("  state     {}", state(cli, restored));

@@ -351,6 +351,14 @@ impl Bdev {
         sum
     }
 
+    /// What each of its open channels has counted, and the number of the thread that the channel belongs to.
+    pub async fn channel_stats(&self) -> Vec<(u64, Stats)> {
+        let one = |cell: &Rc<ChannelCell>, cx: &mut Cx| {
+            (cx.thread_of(cell.root).unwrap_or_default(), cell.read_stats())
+        };
+        self.for_each_channel(one).await
+    }
+
     /// Sets all counts to zero.
     pub async fn clear_stats(&self) {
         lock(&self.places).iter_mut().for_each(|p| p.closed = Stats::default());

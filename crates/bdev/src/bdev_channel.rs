@@ -47,6 +47,18 @@ struct Pending {
     pieces: u32,
     status: Status,
     started: Nanos,
+    /// How long it waited before its first piece went to the module, in nanoseconds; until then, the part of that which is told already.
+    waited_ns: u64,
+    /// Whether that piece has gone.
+    begun: bool,
+}
+
+/// Completions that the opener has, and of which it is not known yet when the guest was told.
+#[derive(Default)]
+struct Handed {
+    requests: u32,
+    at: Nanos,
+    turn: u64,
 }
 
 enum State {
@@ -96,6 +108,7 @@ pub struct BdevChannel {
     throttle: Option<Box<Throttle>>,
     /// Requests that it holds.
     limited: u32,
+    handed: Handed,
 }
 
 impl fmt::Debug for BdevChannel {
@@ -145,6 +158,7 @@ impl BdevChannel {
             watch: Watch::new(bdev.deadline()),
             throttle: Throttle::new(&bdev, root, cx),
             limited: 0,
+            handed: Handed::default(),
             serial: bdev.serial() as u16,
             bdev,
             _descriptor: descriptor,
@@ -189,6 +203,8 @@ impl BdevChannel {
             pieces: at_once.into(),
             status: Status::Ok,
             started: cx.now(),
+            waited_ns: 0,
+            begun: at_once,
         };
         if self.pending.is_full() {
             self.pending.grow(self.pending.capacity());
@@ -281,6 +297,10 @@ impl BdevChannel {
         if self.cell.has_command() {
             self.obey(cx);
         }
+        if self.handed.requests > 0 && self.handed.turn != cx.turn() {
+            self.account_handed(cx);
+            self.handed.requests = 0;
+        }
         // What the module adds becomes what the opener gets, in place.
         let start = out.len();
         let mut end = start;
@@ -307,6 +327,10 @@ impl BdevChannel {
         self.publish_depths();
         if !self.ready.is_empty() {
             out.append(&mut self.ready);
+        }
+        if out.len() > start {
+            self.handed.requests += (out.len() - start) as u32;
+            (self.handed.at, self.handed.turn) = (cx.now(), cx.turn());
         }
     }
 
@@ -366,6 +390,7 @@ impl BdevChannel {
         }
         match self.next_piece(key) {
             Some((io, more)) => {
+                self.begin(key, cx.now());
                 self.credits -= 1;
                 self.inner.submit(io, cx);
                 more
@@ -374,6 +399,25 @@ impl BdevChannel {
                 self.fail(key, Status::Invalid, cx);
                 false
             }
+        }
+    }
+
+    /// A request that has waited, for something or for nothing, goes to the module.
+    fn begin(&mut self, key: Key, now: Nanos) {
+        let p = self.pending.get_mut(key).expect("the caller looked");
+        if !std::mem::replace(&mut p.begun, true) {
+            let waited_ns = now.since(p.started).as_nanos() as u64;
+            self.cell.stats.borrow_mut().layers.queued(waited_ns - p.waited_ns);
+            p.waited_ns = waited_ns;
+        }
+    }
+
+    /// Of completions that were handed out in an earlier turn, the guest had been told when that ended.
+    #[inline]
+    fn account_handed(&mut self, cx: &Cx) {
+        if let Some(end) = cx.turn_ended(self.handed.turn) {
+            let ns = end.since(self.handed.at).as_nanos() as u64;
+            self.cell.stats.borrow_mut().layers.told(ns, self.handed.requests.into());
         }
     }
 
@@ -434,10 +478,15 @@ impl BdevChannel {
 
     #[inline]
     fn complete(&mut self, key: Key, cx: &mut Cx) -> Completion {
-        let Pending { tag, asked, bytes, status, started, .. } =
+        let Pending { tag, asked, bytes, status, started, waited_ns, .. } =
             self.pending.remove(key).expect("the caller looked");
         let latency = cx.now().since(started).as_nanos() as u64;
-        self.cell.stats.borrow_mut().record(asked, bytes, status, latency);
+        let mut stats = self.cell.stats.borrow_mut();
+        stats.record(asked, bytes, status, latency);
+        if waited_ns > 0 {
+            stats.layers.completed(latency, waited_ns);
+        }
+        drop(stats);
         cx.trace(Layer::Bdev, Point::Complete, self.serial, tag.0 as u32);
         Completion { tag, status }
     }

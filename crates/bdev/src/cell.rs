@@ -46,6 +46,8 @@ pub(crate) struct ChannelCell {
     pub stats: RefCell<Stats>,
     /// Requests in flight, and those of them that wait.
     depths: Cell<(u32, u32)>,
+    /// The most that were in flight since somebody asked.
+    in_flight_max: Cell<u32>,
     commands: RefCell<VecDeque<Command>>,
     has_command: Cell<bool>,
 }
@@ -60,6 +62,14 @@ impl ChannelCell {
     #[inline]
     pub fn set_depths(&self, in_flight: u32, waiting: u32) {
         self.depths.set((in_flight, waiting));
+        if in_flight > self.in_flight_max.get() {
+            self.in_flight_max.set(in_flight);
+        }
+    }
+
+    /// The most requests that were in flight since this was last asked.
+    pub fn take_in_flight_max(&self) -> u32 {
+        self.in_flight_max.replace(self.depths.get().0)
     }
 
     /// Requests in flight.
@@ -104,6 +114,7 @@ impl Cells {
             name: bdev.name().to_owned(),
             stats: RefCell::default(),
             depths: Cell::default(),
+            in_flight_max: Cell::default(),
             commands: RefCell::default(),
             has_command: Cell::new(false),
         });

@@ -91,6 +91,7 @@ fn visit_one(visit: &Visit, cx: &mut Cx) -> Summary {
         let (in_flight, waiting) = cell.depths();
         summary.in_flight += u64::from(in_flight);
         summary.waiting += u64::from(waiting);
+        summary.in_flight_max += u64::from(cell.take_in_flight_max());
     });
     summary
 }

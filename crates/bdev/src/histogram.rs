@@ -68,6 +68,13 @@ impl Coarse {
         }
     }
 
+    /// Takes away the counts of `other`, which were added before.
+    pub(crate) fn remove_fine(&mut self, other: &Histogram) {
+        let mut theirs = Self::default();
+        theirs.merge_fine(other);
+        self.0.iter_mut().zip(theirs.0).for_each(|(mine, theirs)| *mine -= theirs);
+    }
+
     /// How many values there are.
     pub fn total(&self) -> u64 {
         self.0.iter().sum()
@@ -115,6 +122,12 @@ impl Histogram {
     #[inline]
     pub fn record(&mut self, value: u64) {
         self.counts.get_or_insert_with(empty)[index(value)] += 1;
+    }
+
+    /// Counts a value several times.
+    #[inline]
+    pub fn record_times(&mut self, value: u64, times: u64) {
+        self.counts.get_or_insert_with(empty)[index(value)] += times;
     }
 
     /// Adds the counts of `other`.

@@ -1,5 +1,6 @@
 //! What a channel counts. Written in reactor context by its owner; merged wherever it is read.
 
+use crate::layers::Layers;
 use crate::{Histogram, Op, Status};
 use std::time::Duration;
 
@@ -51,6 +52,7 @@ impl OpStats {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     ops: [OpStats; Op::ALL.len()],
+    pub(crate) layers: Layers,
     /// Requests that were found to be over the disk's deadline, whatever became of them.
     pub overdue: u64,
     /// Requests that the disk's limits, or its groups', have held up.
@@ -67,6 +69,11 @@ impl Stats {
     /// The counts of `op`.
     pub const fn op(&self, op: Op) -> &OpStats {
         &self.ops[op as usize]
+    }
+
+    /// The sum of the latencies of all operations, in nanoseconds.
+    pub(crate) fn latency_ns(&self) -> u64 {
+        self.ops.iter().map(|op| op.latency_ns).sum()
     }
 
     /// The latencies of `op`, or of all operations.
@@ -96,6 +103,7 @@ impl Stats {
         for (mine, theirs) in self.ops.iter_mut().zip(&other.ops) {
             mine.merge(theirs);
         }
+        self.layers.merge(&other.layers);
         self.overdue += other.overdue;
         self.throttled_ios += other.throttled_ios;
         self.throttled_ns += other.throttled_ns;

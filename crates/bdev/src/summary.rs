@@ -1,6 +1,6 @@
 //! What a disk has counted, in brief: small enough to be had of thousands of disks every second. Any context.
 
-use crate::{Coarse, Op, OpStats, Stats};
+use crate::{Coarse, Op, OpStats, Stats, TimeLayer};
 
 /// Counts of one kind of operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,6 +49,18 @@ pub struct Summary {
     pub in_flight: u64,
     /// Those of them that wait in the block layer.
     pub waiting: u64,
+    /// The most that were in flight since they were last gathered; of several channels, added.
+    pub in_flight_max: u64,
+    layers: [LayerSummary; TimeLayer::ALL.len()],
+}
+
+/// Times spent in one layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LayerSummary {
+    /// All together, in nanoseconds.
+    pub sum_ns: u64,
+    /// By request.
+    pub times: Coarse,
 }
 
 impl Summary {
@@ -62,6 +74,11 @@ impl Summary {
         self.ops.iter().map(of).sum()
     }
 
+    /// The times spent in `layer`.
+    pub const fn layer(&self, layer: TimeLayer) -> &LayerSummary {
+        &self.layers[layer as usize]
+    }
+
     /// Adds what `stats` has, but for the depths.
     pub(crate) fn add(&mut self, stats: &Stats) {
         for (mine, op) in self.ops.iter_mut().zip(Op::ALL) {
@@ -70,6 +87,16 @@ impl Summary {
         self.reads.merge_fine(&stats.op(Op::Read).latencies);
         self.writes.merge_fine(&stats.op(Op::Write).latencies);
         self.overdue += stats.overdue;
+        let module = &mut self.layers[TimeLayer::Module as usize];
+        module.sum_ns += stats.latency_ns() - stats.layers.waited_ns();
+        stats.layers.add_module(&mut module.times, Op::ALL.map(|op| &stats.op(op).latencies));
+        for layer in TimeLayer::ALL {
+            if let Some(times) = stats.layers.times(layer) {
+                let mine = &mut self.layers[layer as usize];
+                mine.sum_ns += times.sum_ns;
+                mine.times.merge_fine(&times.histogram);
+            }
+        }
     }
 
     /// Adds what `other` has.
@@ -80,5 +107,10 @@ impl Summary {
         self.overdue += other.overdue;
         self.in_flight += other.in_flight;
         self.waiting += other.waiting;
+        self.in_flight_max += other.in_flight_max;
+        for (mine, theirs) in self.layers.iter_mut().zip(&other.layers) {
+            mine.sum_ns += theirs.sum_ns;
+            mine.times.merge(&theirs.times);
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::exposition::{Family, Kind, Text};
 use crate::{Disk, Look};
-use aryk_bdev::{Coarse, Op};
+use aryk_bdev::{Coarse, Op, TimeLayer};
 
 /// A family, and how its samples are had from a look: how many objects have some, and those of one of them.
 pub struct Told {
@@ -122,6 +122,27 @@ pub const ALL: &[Told] = &[
         },
     },
     Told {
+        family: of(
+            Kind::Counter,
+            "seconds",
+            "aryk_disk_layer_seconds",
+            "Where the time of requests went: all of them together, by layer.",
+        ),
+        objects: disks,
+        tell: |f, look, i, t| {
+            let disk = &look.disks[i];
+            for layer in TimeLayer::ALL {
+                let labels = [("disk", &*disk.name), ("layer", layer.name())];
+                t.seconds(f, &labels, disk.counts.layer(layer).sum_ns);
+            }
+        },
+    },
+    Told {
+        family: gauge("aryk_disk_in_flight_max", "The most requests that were in flight, lately."),
+        objects: disks,
+        tell: |f, look, i, t| t.count(f, &[("disk", &look.disks[i].name)], look.disks[i].in_flight_max),
+    },
+    Told {
         family: gauge("aryk_disk_in_flight", "Requests that are in flight."),
         objects: disks,
         tell: |f, look, i, t| t.count(f, &[("disk", &look.disks[i].name)], look.disks[i].counts.in_flight),
@@ -211,6 +232,19 @@ pub const ALL: &[Told] = &[
         objects: reactors,
         tell: |f, look, i, t| {
             t.count(f, &[("core", &look.reactors[i].core.to_string())], look.reactors[i].stats.turns);
+        },
+    },
+    Told {
+        family: of(
+            Kind::Gauge,
+            "seconds",
+            "aryk_reactor_longest_turn_seconds",
+            "The longest that the reactor was at one turn, lately: nothing else on its core ran meanwhile.",
+        ),
+        objects: reactors,
+        tell: |f, look, i, t| {
+            let reactor = &look.reactors[i];
+            t.seconds(f, &[("core", &reactor.core.to_string())], reactor.longest_turn.as_nanos() as u64);
         },
     },
     Told {

@@ -5,6 +5,7 @@
 //! | `inventory` | what there is to be watched, as the daemon says |
 //! | `observatory` | looks at all of it, shared by those who ask at the same time |
 //! | `exposition`, `families` | the look as OpenMetrics text, piece by piece |
+//! | `web`, `live` | the web page, and what happened between two looks |
 //! | `server` | HTTP on TCP or a UNIX socket, with bounds on everything that a client can take |
 //!
 //! All of it runs in control context. Reactors are asked as [`aryk_bdev::gather`] does it, a little in each turn.
@@ -13,11 +14,14 @@
 mod exposition;
 mod families;
 mod inventory;
+mod live;
 mod observatory;
 mod scrape;
 mod server;
+mod web;
 
 pub use inventory::{Controller, Inventory};
 pub use observatory::{Disk, Look, Observatory, Reactor};
 pub use scrape::Scrapes;
 pub use server::{Address, AddressError, BindError, Server};
+pub use web::Web;

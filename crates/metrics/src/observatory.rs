@@ -3,9 +3,11 @@
 //! Who asks while others' look is being taken, or soon after it, gets that one: however many watch, the reactors are asked no more often.
 
 use crate::{Controller, Inventory};
-use aryk_bdev::{Summary, gather};
-use aryk_reactor::{Clock, Nanos, ReactorStats};
+use aryk_bdev::{Bdev, Summary, gather};
+use aryk_reactor::{Clock, Handle, Nanos, ReactorStats};
+use std::collections::HashMap;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Mutex;
 
@@ -35,6 +37,8 @@ pub struct Disk {
     pub size: u64,
     /// What it has counted.
     pub counts: Summary,
+    /// The most requests that were in flight lately: in half a minute at least, in a minute at most.
+    pub in_flight_max: u64,
 }
 
 /// A reactor.
@@ -44,49 +48,122 @@ pub struct Reactor {
     pub core: u16,
     /// Where its time went.
     pub stats: ReactorStats,
+    /// Its longest turn lately.
+    pub longest_turn: Duration,
     /// Roots and pollers on it.
     pub members: u64,
 }
 
 /// Who looks.
 #[derive(Debug, Default)]
-pub struct Observatory {
-    /// The last look. Locked while the next is taken.
-    last: Mutex<Option<Rc<Look>>>,
+pub struct Observatory(Mutex<Seen>);
+
+/// What has been seen. Locked while the next look is taken.
+#[derive(Debug, Default)]
+struct Seen {
+    last: Option<Rc<Look>>,
+    depths: Peaks<u64>,
+    turns: Peaks<Duration>,
 }
 
 impl Observatory {
     /// A look at what is in `inventory`, no older than `age`.
     pub async fn look(&self, inventory: &dyn Inventory, age: Duration) -> Rc<Look> {
-        let mut last = self.last.lock().await;
-        if let Some(look) = last.as_ref().filter(|look| Clock::Monotonic.now().since(look.at) <= age) {
+        let mut seen = self.0.lock().await;
+        if let Some(look) = seen.last.as_ref().filter(|look| Clock::Monotonic.now().since(look.at) <= age) {
             return Rc::clone(look);
         }
-        let look = Rc::new(Look::take(inventory).await);
-        *last = Some(Rc::clone(&look));
+        let look = Rc::new(seen.look(inventory).await);
+        seen.last = Some(Rc::clone(&look));
         look
     }
 }
 
-impl Look {
-    async fn take(inventory: &dyn Inventory) -> Self {
+impl Seen {
+    async fn look(&mut self, inventory: &dyn Inventory) -> Look {
         let start = Clock::Monotonic.now();
+        self.depths.begin(start);
+        self.turns.begin(start);
         let (bdevs, handles) = (inventory.disks(), inventory.reactors());
         let counts = gather(&bdevs, handles).await;
-        let disks = bdevs.iter().zip(counts).map(|(bdev, counts)| {
+        let disk = |(bdev, counts): (&Arc<Bdev>, Summary)| {
             let geometry = bdev.geometry();
             Disk {
                 name: bdev.name().to_owned(),
                 product: bdev.device().product(),
                 size: geometry.blocks * u64::from(geometry.block_size),
+                in_flight_max: self.depths.raise(bdev.name(), counts.in_flight_max),
                 counts,
             }
-        });
-        let reactors =
-            handles.iter().map(|h| Reactor { core: h.core(), stats: h.stats(), members: h.members() });
-        let (disks, reactors) = (disks.collect(), reactors.collect());
+        };
+        let disks = bdevs.iter().zip(counts).map(disk).collect();
+        let reactor = |handle: &Handle| Reactor {
+            core: handle.core(),
+            stats: handle.stats(),
+            longest_turn: self.turns.raise(&handle.core().to_string(), handle.take_longest_turn()),
+            members: handle.members(),
+        };
+        let reactors = handles.iter().map(reactor).collect();
         let controllers = inventory.controllers();
         let at = Clock::Monotonic.now();
-        Self { at, took: at.since(start), disks, controllers, reactors }
+        Look { at, took: at.since(start), disks, controllers, reactors }
+    }
+}
+
+/// For how long a peak is told, at least.
+const LATELY: Duration = Duration::from_secs(30);
+
+/// The peaks of this while and of the one before, by name. What is gone is forgotten with its while.
+#[derive(Debug)]
+struct Peaks<T> {
+    since: Nanos,
+    now: HashMap<String, T>,
+    before: HashMap<String, T>,
+}
+
+impl<T> Default for Peaks<T> {
+    fn default() -> Self {
+        Self { since: Nanos(0), now: HashMap::new(), before: HashMap::new() }
+    }
+}
+
+impl<T: Ord + Copy> Peaks<T> {
+    /// Begins a new while if this one has lasted.
+    fn begin(&mut self, now: Nanos) {
+        if now.since(self.since) >= LATELY {
+            self.since = now;
+            self.before = std::mem::take(&mut self.now);
+        }
+    }
+
+    /// The peak of `name`, of which `value` is the latest.
+    fn raise(&mut self, name: &str, value: T) -> T {
+        let now = match self.now.get_mut(name) {
+            Some(now) => {
+                *now = value.max(*now);
+                *now
+            }
+            None => {
+                self.now.insert(name.to_owned(), value);
+                value
+            }
+        };
+        self.before.get(name).map_or(now, |&before| now.max(before))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn peaks_are_told_for_a_while() {
+        let mut peaks = Peaks::default();
+        let mut at = |second: u64, value: u64| {
+            peaks.begin(Nanos(second * 1_000_000_000));
+            peaks.raise("d", value)
+        };
+        assert_eq!([at(40, 3), at(50, 9), at(60, 1)], [3, 9, 9]);
+        assert_eq!([at(75, 2), at(104, 1), at(106, 1), at(140, 0)], [9, 9, 2, 1]);
     }
 }

@@ -55,6 +55,7 @@ pub(crate) struct Account {
     busy_ns: AtomicU64,
     idle_ns: AtomicU64,
     sleeping_ns: AtomicU64,
+    longest_turn_ns: AtomicU64,
     /// When the running turn began; 0 asleep.
     turn_began: AtomicU64,
     /// When it fell asleep; 0 awake.
@@ -89,7 +90,16 @@ impl Account {
     }
 
     pub fn settle(&self, took: Duration, was_busy: bool) {
-        add(if was_busy { &self.busy_ns } else { &self.idle_ns }, took.as_nanos() as u64);
+        let ns = took.as_nanos() as u64;
+        add(if was_busy { &self.busy_ns } else { &self.idle_ns }, ns);
+        if ns > self.longest_turn_ns.load(Ordering::Relaxed) {
+            self.longest_turn_ns.store(ns, Ordering::Relaxed);
+        }
+    }
+
+    /// The longest turn since this was last asked. One that ends at the same moment may be missed.
+    pub fn take_longest_turn(&self) -> Duration {
+        Duration::from_nanos(self.longest_turn_ns.swap(0, Ordering::Relaxed))
     }
 
     pub fn fall_asleep(&self, now: Nanos) {
@@ -161,6 +171,10 @@ mod tests {
             sleeping: Duration::from_nanos(7),
         };
         assert_eq!(account.read(&clock), expected);
+        account.settle(Duration::from_nanos(2), false);
+        assert_eq!(account.take_longest_turn(), Duration::from_nanos(3));
+        assert_eq!(account.take_longest_turn(), Duration::ZERO);
+        let expected = ReactorStats { idle: Duration::from_nanos(2), ..expected };
         account.wake_up(Duration::from_nanos(7));
         assert_eq!(account.read(&clock), expected);
     }

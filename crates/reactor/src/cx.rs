@@ -60,9 +60,34 @@ pub(crate) enum Timed {
     Call(Box<dyn FnOnce(&mut Cx)>),
 }
 
+/// How many turns' ends are known.
+const TURNS: u64 = 64;
+
+/// When the last turns ended.
+pub(crate) struct Turns {
+    number: u64,
+    ends: [Nanos; TURNS as usize],
+}
+
+impl Default for Turns {
+    fn default() -> Self {
+        Self { number: 0, ends: [Nanos(0); TURNS as usize] }
+    }
+}
+
+impl Turns {
+    /// A turn begins now, when the last one has ended.
+    #[inline]
+    pub fn begin(&mut self, now: Nanos) {
+        self.ends[(self.number % TURNS) as usize] = now;
+        self.number += 1;
+    }
+}
+
 /// The state of a reactor: what a root, a channel, a poller or a message has at hand while it runs.
 pub struct Cx {
     pub(crate) now: Nanos,
+    pub(crate) turns: Turns,
     pub(crate) clock: Clock,
     pub(crate) handle: Handle,
     pub(crate) roots: Slots<RootEntry>,
@@ -121,6 +146,7 @@ impl Cx {
         }
         Ok(Self {
             now: clock.now(),
+            turns: Turns::default(),
             clock,
             local: Local::new(handle.clone()),
             handle,
@@ -157,6 +183,19 @@ impl Cx {
     pub fn refresh_now(&mut self) -> Nanos {
         self.now = self.clock.now();
         self.now
+    }
+
+    /// The number of this turn.
+    #[inline]
+    pub const fn turn(&self) -> u64 {
+        self.turns.number
+    }
+
+    /// When a turn ended, by when its signals had gone out. `None` for this one, and for those that ended long ago.
+    #[inline]
+    pub fn turn_ended(&self, turn: u64) -> Option<Nanos> {
+        let age = self.turns.number.wrapping_sub(turn);
+        (1..=TURNS).contains(&age).then(|| self.turns.ends[(turn % TURNS) as usize])
     }
 
     /// Reaches this reactor from others.

@@ -14,6 +14,7 @@ use std::marker::PhantomData;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Poll, Wake, Waker};
+use std::time::Duration;
 
 /// What a reactor is asked to do.
 pub(crate) type Message = Box<dyn FnOnce(&mut Cx) + Send>;
@@ -112,6 +113,11 @@ impl Handle {
     /// Where its time went.
     pub fn stats(&self) -> ReactorStats {
         self.0.account.read(&self.0.clock)
+    }
+
+    /// Its longest turn since this was last asked: for the one who watches all reactors.
+    pub fn take_longest_turn(&self) -> Duration {
+        self.0.account.take_longest_turn()
     }
 
     /// Roots and pollers on it.

@@ -155,6 +155,7 @@ impl Reactor {
     /// Looks at the clock, which ends the last turn's time too.
     fn begin(&mut self) -> Nanos {
         let now = self.cx.refresh_now();
+        self.cx.turns.begin(now);
         self.cx.handle.0.account.begin_turn(now, now.since(self.settled), self.worked);
         self.settled = now;
         self.pay(now);

@@ -20,6 +20,7 @@ mod pollers;
 pub(crate) mod qos;
 mod scheduler;
 mod split;
+mod stats;
 mod table;
 mod trace;
 mod uring;
@@ -64,6 +65,7 @@ pub(crate) fn all(this: &Weak<Methods<Control>>) -> Table<Control> {
     qos::register(&mut table);
     scheduler::register(&mut table);
     split::register(&mut table);
+    stats::register(&mut table);
     trace::register(&mut table);
     uring::register(&mut table);
     vhost::register(&mut table);
@@ -74,11 +76,13 @@ pub(crate) fn all(this: &Weak<Methods<Control>>) -> Table<Control> {
 }
 
 /// The methods for those who may only read.
-const CHANGE_NOTHING: [&str; 37] = [
+const CHANGE_NOTHING: [&str; 39] = [
     "accel_crypto_keys_get",
     "accel_get_module_info",
     "accel_get_opc_assignments",
     "accel_get_stats",
+    "aryk_latency_get",
+    "aryk_stats_get",
     "aryk_trace_get",
     "bdev_get_bdevs",
     "bdev_get_histogram",

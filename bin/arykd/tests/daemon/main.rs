@@ -5,6 +5,7 @@
 mod abuse;
 mod access;
 mod block_layer;
+mod dashboard;
 mod front_end;
 mod harness;
 mod log;
@@ -17,6 +18,7 @@ mod state;
 mod stuck;
 mod supervise;
 mod unit;
+mod web;
 
 use front_end::FrontEnd;
 use harness::{Daemon, code};

@@ -83,6 +83,29 @@ class Methods(ABC):
         )
         return result
 
+    def aryk_latency_get(
+        self,
+        *,
+        name: str,
+    ) -> types.Latencies:
+        """How long a disk's requests took, layer by layer.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
+        result: types.Latencies = self.call(
+            "aryk_latency_get",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    def aryk_stats_get(self) -> types.Counts:
+        """What all disks, controllers and reactors have counted, in brief."""
+        result: types.Counts = self.call("aryk_stats_get")
+        return result
+
     def aryk_trace_get(
         self,
         *,
@@ -477,7 +500,7 @@ class Methods(ABC):
         Parameters:
             name: What `names` was once.
             names: Names, aliases or uuids; by default all.
-            per_channel: Must be false: statistics are kept for each disk.
+            per_channel: Of each open channel of the one disk that is named, instead of the disk.
             reset_mode: What is set to zero after it was read; by default nothing.
         """
         result: types.Iostat = self.call(
@@ -1914,6 +1937,29 @@ class AsyncMethods(ABC):
         )
         return result
 
+    async def aryk_latency_get(
+        self,
+        *,
+        name: str,
+    ) -> types.Latencies:
+        """How long a disk's requests took, layer by layer.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
+        result: types.Latencies = await self.call(
+            "aryk_latency_get",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    async def aryk_stats_get(self) -> types.Counts:
+        """What all disks, controllers and reactors have counted, in brief."""
+        result: types.Counts = await self.call("aryk_stats_get")
+        return result
+
     async def aryk_trace_get(
         self,
         *,
@@ -2308,7 +2354,7 @@ class AsyncMethods(ABC):
         Parameters:
             name: What `names` was once.
             names: Names, aliases or uuids; by default all.
-            per_channel: Must be false: statistics are kept for each disk.
+            per_channel: Of each open channel of the one disk that is named, instead of the disk.
             reset_mode: What is set to zero after it was read; by default nothing.
         """
         result: types.Iostat = await self.call(

@@ -170,11 +170,97 @@ class Call(TypedDict):
     params: dict[str, Any]
 
 
+class ChannelStat(TypedDict):
+    """The statistics of a channel."""
+
+    #: The thread that it belongs to, as in `thread_get_stats`.
+    thread_id: int
+    name: str
+    bytes_read: int
+    num_read_ops: int
+    bytes_written: int
+    num_write_ops: int
+    bytes_unmapped: int
+    num_unmap_ops: int
+    bytes_copied: int
+    num_copy_ops: int
+    read_latency_ticks: int
+    max_read_latency_ticks: int
+    min_read_latency_ticks: int
+    write_latency_ticks: int
+    max_write_latency_ticks: int
+    min_write_latency_ticks: int
+    unmap_latency_ticks: int
+    max_unmap_latency_ticks: int
+    min_unmap_latency_ticks: int
+    copy_latency_ticks: int
+    max_copy_latency_ticks: int
+    min_copy_latency_ticks: int
+    queue_depth: int
+    #: Ours, as all that follow: requests that wait in the block layer, part of `queue_depth`.
+    queue_waiting: int
+    num_flush_ops: int
+    flush_latency_ticks: int
+    num_write_zeroes_ops: int
+    bytes_zeroed: int
+    num_read_errors: int
+    num_write_errors: int
+    num_flush_errors: int
+    num_unmap_errors: int
+    num_write_zeroes_errors: int
+    num_copy_errors: int
+    num_compare_ops: int
+    bytes_compared: int
+    num_compare_errors: int
+    num_compare_and_write_ops: int
+    num_compare_and_write_errors: int
+    #: Requests that were over the disk's deadline.
+    num_overdue: int
+    #: Requests that limits, the disk's or its groups', held up.
+    num_throttled_ops: int
+    #: For how long, all of them together.
+    throttled_ticks: int
+    p50_read_latency_ticks: int
+    p99_read_latency_ticks: int
+    p50_write_latency_ticks: int
+    p99_write_latency_ticks: int
+    io_time: NotRequired[int]
+    queue_depth_polling_period: NotRequired[int]
+    weighted_io_time: NotRequired[int]
+
+
 class ContextSwitchMonitor(TypedDict):
     """Result of `framework_monitor_context_switch`."""
 
     #: Whether it is on now.
     enabled: bool
+
+
+class ControllerState(TypedDict):
+    """A controller."""
+
+    name: str
+    #: `blk` or `scsi`.
+    kind: str
+    disks: list[str]
+    connected: bool
+    #: Queues that are served.
+    queues: int
+
+
+class Counts(TypedDict):
+    """Result of `aryk_stats_get`. Times in ticks, added up over all requests."""
+
+    #: Ticks in a second.
+    tick_rate: int
+    #: Now.
+    ticks: int
+    #: By age.
+    disks: list[DiskCounts]
+    #: By name.
+    controllers: list[ControllerState]
+    #: By core.
+    reactors: list[ReactorCounts]
 
 
 class DelayDetails(TypedDict):
@@ -192,6 +278,41 @@ class DelayDetails(TypedDict):
     p99_read_latency: int
     #: What one write of a hundred takes longer.
     p99_write_latency: int
+
+
+class DiskCounts(TypedDict):
+    """A disk's."""
+
+    name: str
+    #: What its module calls it.
+    kind: str
+    #: Bytes.
+    size: int
+    read_ops: int
+    read_bytes: int
+    write_ops: int
+    write_bytes: int
+    #: Neither reads nor writes.
+    other_ops: int
+    #: Requests that failed.
+    errors: int
+    #: Requests that were over the disk's deadline.
+    overdue: int
+    #: From the front-end's handing them down to its having them back.
+    latency_ticks: int
+    #: The part of that in which limits of the disk or its groups held them up.
+    throttled_ticks: int
+    #: The part of that in the block layer's queue.
+    queue_ticks: int
+    #: The part of that in the module.
+    module_ticks: int
+    #: From the completion until the guest has been told.
+    front_end_ticks: int
+    in_flight: int
+    #: Of those, the ones that wait in the block layer.
+    waiting: int
+    #: The most that were in flight lately.
+    in_flight_max: int
 
 
 class DriverSpecific(TypedDict):
@@ -304,8 +425,43 @@ class Iostat(TypedDict):
     tick_rate: int
     #: Now.
     ticks: int
-    #: One for each disk.
+    #: One for each disk; none if channels were asked for.
     bdevs: list[BdevStat]
+    #: One for each open channel.
+    channels: NotRequired[list[ChannelStat]]
+    #: The disk.
+    name: NotRequired[str]
+
+
+class Latencies(TypedDict):
+    """Result of `aryk_latency_get`."""
+
+    #: The disk.
+    name: str
+    #: Ticks in a second.
+    tick_rate: int
+    #: In the order in which a request passes them; the last is `total`.
+    layers: list[LayerLatencies]
+
+
+class LatencyBucket(TypedDict):
+    """Requests that took about the same time."""
+
+    #: They took less, in ticks; and no less than where the bucket before ends.
+    end_ticks: int
+    ops: int
+
+
+class LayerLatencies(TypedDict):
+    """Times spent in a layer: `throttle`, `queue`, `module` or `front-end`; or in all of them, `total`."""
+
+    layer: str
+    #: Requests; of `throttle` and `queue`, only those that waited there.
+    ops: int
+    #: All together.
+    latency_ticks: int
+    #: Those that are not empty. Those of `total` are from the front-end's handing a request down to its having it back.
+    buckets: list[LatencyBucket]
 
 
 class LwThread(TypedDict):
@@ -406,6 +562,22 @@ class Reactor(TypedDict):
     in_interrupt: bool
     #: What runs on it.
     lw_threads: list[LwThread]
+
+
+class ReactorCounts(TypedDict):
+    """A reactor's."""
+
+    core: int
+    #: Time with work.
+    busy_ticks: int
+    #: Time awake without work.
+    idle_ticks: int
+    sleeping_ticks: int
+    turns: int
+    #: The longest turn lately.
+    longest_turn_ticks: int
+    #: Queues and pollers on it.
+    members: int
 
 
 class Reactors(TypedDict):

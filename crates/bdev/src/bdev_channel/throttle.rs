@@ -198,7 +198,12 @@ impl BdevChannel {
         let p = self.pending.get_mut(waiting.key).expect("the caller looked");
         p.is_limited = false;
         self.limited -= 1;
-        self.cell.stats.borrow_mut().throttled(cx.now().since(p.started));
+        let held = cx.now().since(p.started);
+        p.waited_ns = held.as_nanos() as u64;
+        let mut stats = self.cell.stats.borrow_mut();
+        stats.throttled(held);
+        stats.layers.throttled(p.waited_ns);
+        drop(stats);
         let &mut Pending { tag, asked: op, fua, lba, blocks, data, .. } = p;
         let io = Io { tag, op, fua, lba, blocks, source: waiting.source, data };
         self.start(waiting.key, &io, cx);

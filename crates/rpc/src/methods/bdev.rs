@@ -6,6 +6,7 @@ use super::observe::Action;
 use super::{Control, Error, Phase, Table};
 use crate::params::Count;
 use aryk_bdev::{Bdev, Op, OpStats, QueueDepth, Stats};
+use aryk_reactor::Clock;
 use rustix::io::Errno;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -199,7 +200,7 @@ struct GetIostat {
     names: Option<Vec<String>>,
     /// What `names` was once.
     name: Option<String>,
-    /// Must be false: statistics are kept for each disk.
+    /// Of each open channel of the one disk that is named, instead of the disk.
     #[serde(default)]
     per_channel: bool,
     /// What is set to zero after it was read; by default nothing.
@@ -232,8 +233,28 @@ struct Iostat {
     tick_rate: u64,
     /// Now.
     ticks: u64,
-    /// One for each disk.
+    /// One for each disk; none if channels were asked for.
     bdevs: Vec<BdevStat>,
+    #[serde(flatten)]
+    per_channel: Option<PerChannel>,
+}
+
+/// The statistics of a disk's channels.
+#[derive(Debug, Serialize, JsonSchema)]
+struct PerChannel {
+    /// The disk.
+    name: String,
+    /// One for each open channel.
+    channels: Vec<ChannelStat>,
+}
+
+/// The statistics of a channel.
+#[derive(Debug, Serialize, JsonSchema)]
+struct ChannelStat {
+    /// The thread that it belongs to, as in `thread_get_stats`.
+    thread_id: u64,
+    #[serde(flatten)]
+    stat: BdevStat,
 }
 
 /// The statistics of a disk. Times in ticks; those that only a disk has whose queue depth is sampled, in microseconds.
@@ -368,9 +389,6 @@ impl BdevStat {
 }
 
 async fn get_iostat(control: &Control, p: GetIostat) -> Result<Iostat, Error> {
-    if p.per_channel {
-        return Err(Error::errno(Errno::OPNOTSUPP, "statistics are kept per disk"));
-    }
     if p.reset_mode == ResetMode::All {
         crate::journal::may_change("bdev_get_iostat with reset_mode")?;
     }
@@ -379,14 +397,39 @@ async fn get_iostat(control: &Control, p: GetIostat) -> Result<Iostat, Error> {
         [] => control.disks.registry.list(),
         names => names.iter().map(|name| control.disks.find(name)).collect::<Result<_, _>>()?,
     };
-    let mut stats = Vec::new();
+    let mut reply = Iostat {
+        tick_rate: TICK_RATE,
+        ticks: Clock::Monotonic.now().0,
+        bdevs: Vec::new(),
+        per_channel: None,
+    };
+    if p.per_channel {
+        let ([bdev], [_]) = (&*bdevs, &*names) else {
+            return Err(Error::errno(Errno::INVAL, "the channels of one disk are told, which must be named"));
+        };
+        reply.per_channel = Some(per_channel(bdev, p.reset_mode).await);
+        return Ok(reply);
+    }
     for bdev in bdevs {
-        stats.push(BdevStat::new(bdev.name().to_owned(), &bdev.stats().await, bdev.queue_depth()));
+        reply.bdevs.push(BdevStat::new(bdev.name().to_owned(), &bdev.stats().await, bdev.queue_depth()));
         if p.reset_mode == ResetMode::All {
             bdev.clear_stats().await;
         }
     }
-    Ok(Iostat { tick_rate: TICK_RATE, ticks: aryk_reactor::Clock::Monotonic.now().0, bdevs: stats })
+    Ok(reply)
+}
+
+async fn per_channel(bdev: &Bdev, reset_mode: ResetMode) -> PerChannel {
+    let name = bdev.name().to_owned();
+    let channel = |(thread_id, stats): (u64, Stats)| ChannelStat {
+        thread_id,
+        stat: BdevStat::new(name.clone(), &stats, None),
+    };
+    let channels = bdev.channel_stats().await.into_iter().map(channel).collect();
+    if reset_mode == ResetMode::All {
+        bdev.clear_stats().await;
+    }
+    PerChannel { name, channels }
 }
 
 /// Parameters of `bdev_reset_iostat`.

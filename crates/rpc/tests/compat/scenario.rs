@@ -106,6 +106,9 @@ fn watch_disks(call: &mut impl FnMut(&'static str, Value)) {
     call("bdev_set_io_timeout", json!({"name": "n", "timeout_ms": 1000}));
     limit_disks(&mut *call);
     call("bdev_get_iostat", json!({}));
+    call("bdev_get_iostat", json!({"names": ["m"], "per_channel": true}));
+    call("aryk_stats_get", json!({}));
+    call("aryk_latency_get", disk("m"));
     call("bdev_reset_iostat", json!({}));
 
     call("virtio_blk_get_transports", json!({}));

@@ -1,0 +1,135 @@
+//! `aryk top`: what disks, controllers and reactors do now, live.
+//!
+//! `reading` is what the daemon says and what happened between two times it said so; `state` is what is shown, and what a key does to it;
+//! `view` draws that. The first three know no terminal.
+
+mod reading;
+mod state;
+mod view;
+
+use crate::client::Client;
+use crate::error::Error;
+use crate::latency::Latencies;
+use crate::output::Output;
+use crate::watch;
+use clap::{Args, ValueEnum};
+use ratatui::crossterm::event::{self, Event};
+use reading::{Rates, Reading};
+use serde_json::json;
+use state::{State, View};
+use std::time::{Duration, Instant};
+
+/// Arguments of `top`.
+#[derive(Debug, Args)]
+pub struct TopArgs {
+    /// Seconds between two looks
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = watch::seconds)]
+    pub every: Duration,
+    /// Print what happened in one such time, and end
+    #[arg(long)]
+    pub once: bool,
+    /// What to show first
+    #[arg(value_enum, default_value = "disks")]
+    pub view: View,
+    /// What to sort by
+    #[arg(long, value_enum, default_value = "ops")]
+    pub sort: Sort,
+    /// Only those with this in their name
+    #[arg(long, value_name = "PART")]
+    pub filter: Option<String>,
+}
+
+/// What rows are sorted by; the largest is first, but for names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Sort {
+    Name,
+    Ops,
+    Bytes,
+    Latency,
+    Waiting,
+    Depth,
+}
+
+impl Sort {
+    const ALL: [Self; 6] = [Self::Name, Self::Ops, Self::Bytes, Self::Latency, Self::Waiting, Self::Depth];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Name => "name",
+            Self::Ops => "ops",
+            Self::Bytes => "bytes",
+            Self::Latency => "latency",
+            Self::Waiting => "waiting",
+            Self::Depth => "depth",
+        }
+    }
+}
+
+fn read(client: &mut Client) -> Result<Reading, Error> {
+    let value = client.call("aryk_stats_get", json!({}))?;
+    serde_json::from_value(value)
+        .map_err(|e| Error::Protocol(format!("answered what this program does not know: {e}")))
+}
+
+/// Shows it until the user has seen enough; or once, where nobody is to press keys.
+pub fn top(args: &TopArgs, client: &mut Client, out: &Output) -> Result<(), Error> {
+    let state = State::new(args.view, args.sort, args.filter.clone().unwrap_or_default());
+    let first = read(client)?;
+    if args.once || out.json {
+        watch::wait(args.every);
+        let rates = Rates::between(&first, &read(client)?);
+        let rows = state.rows(&rates);
+        let json = json!({"seconds": rates.seconds, "per_second": state.json(&rates, &rows)});
+        return out.print(&json, || state.table(&rates, &rows, out));
+    }
+    let mut terminal = ratatui::try_init()?;
+    let ended = live(args.every, state, first, client, &mut terminal);
+    ratatui::try_restore()?;
+    ended
+}
+
+#[expect(clippy::disallowed_methods, reason = "a command line may look at the time")]
+fn live(
+    every: Duration,
+    mut state: State,
+    mut before: Reading,
+    client: &mut Client,
+    terminal: &mut ratatui::DefaultTerminal,
+) -> Result<(), Error> {
+    let mut rates = Rates::between(&before, &before);
+    let mut due = Instant::now() + every;
+    let mut latencies: Option<(Latencies, Latencies)> = None;
+    loop {
+        let shown = latencies.as_ref().map(|(before, now)| now.since(before));
+        terminal.draw(|frame| view::draw(frame, &mut state, &rates, shown.as_ref()))?;
+        if event::poll(due.saturating_duration_since(Instant::now()))? {
+            if let Event::Key(key) = event::read()?
+                && key.is_press()
+                && state.press(key, &rates)
+            {
+                return Ok(());
+            }
+            if state.detail().is_none_or(|name| latencies.as_ref().is_none_or(|(l, _)| l.name != name)) {
+                latencies = first_latencies(&state, client);
+            }
+            continue;
+        }
+        due = Instant::now() + every;
+        if state.is_paused() {
+            continue;
+        }
+        let now = read(client)?;
+        rates = Rates::between(&before, &now);
+        before = now;
+        latencies = match (latencies, state.detail()) {
+            (Some((_, last)), Some(name)) => Latencies::read(name, client).ok().map(|now| (last, now)),
+            _ => None,
+        };
+    }
+}
+
+/// Of the disk that has just been chosen: nothing has happened since yet. One that is gone has none.
+fn first_latencies(state: &State, client: &mut Client) -> Option<(Latencies, Latencies)> {
+    let now = Latencies::read(state.detail()?, client).ok()?;
+    Some((now.clone(), now))
+}

@@ -1,0 +1,380 @@
+//! What is shown, and what a key does to it. Knows no terminal.
+
+use super::Sort;
+use super::reading::{Rate, Rates};
+use crate::commands::stat::latency;
+use crate::output::{Column, Output};
+use crate::size::Size;
+use clap::ValueEnum;
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use serde_json::{Value, json};
+
+/// One of the lists.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum View {
+    Disks,
+    Controllers,
+    Reactors,
+}
+
+impl View {
+    pub const ALL: [Self; 3] = [Self::Disks, Self::Controllers, Self::Reactors];
+
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::Disks => "disks",
+            Self::Controllers => "controllers",
+            Self::Reactors => "reactors",
+        }
+    }
+}
+
+/// What is shown.
+#[derive(Debug)]
+pub struct State {
+    pub view: View,
+    pub sort: Sort,
+    pub reversed: bool,
+    pub filter: String,
+    /// The filter is being typed.
+    pub typing: bool,
+    /// The row that is chosen, and the first that is shown.
+    pub chosen: usize,
+    pub top: usize,
+    /// Rows that fit, as of the last time it was drawn.
+    pub page: usize,
+    /// The controller whose disks alone are shown.
+    pub within: Option<String>,
+    detail: Option<String>,
+    paused: bool,
+    pub help: bool,
+}
+
+/// Headings, and whether they are of numbers.
+pub const DISKS: [Column; 8] = [
+    ("DISK", false),
+    ("READ/s", true),
+    ("WRITE/s", true),
+    ("RD B/s", true),
+    ("WR B/s", true),
+    ("MEAN", true),
+    ("WAIT", true),
+    ("DEPTH", true),
+];
+pub const CONTROLLERS: [Column; 7] = [
+    ("CONTROLLER", false),
+    ("KIND", false),
+    ("MACHINE", false),
+    ("DISKS", true),
+    ("OPS/s", true),
+    ("B/s", true),
+    ("MEAN", true),
+];
+pub const REACTORS: [Column; 7] = [
+    ("CORE", true),
+    ("BUSY", true),
+    ("IDLE", true),
+    ("ASLEEP", true),
+    ("TURNS/s", true),
+    ("LONGEST", true),
+    ("SERVES", true),
+];
+
+fn mean(rate: &Rate) -> String {
+    rate.mean_ns().map_or_else(|| "-".into(), |ns| latency(ns.into()))
+}
+
+impl State {
+    pub const fn new(view: View, sort: Sort, filter: String) -> Self {
+        Self {
+            view,
+            sort,
+            reversed: false,
+            filter,
+            typing: false,
+            chosen: 0,
+            top: 0,
+            page: 10,
+            within: None,
+            detail: None,
+            paused: false,
+            help: false,
+        }
+    }
+
+    /// The disk that is looked at by itself.
+    pub fn detail(&self) -> Option<&str> {
+        self.detail.as_deref()
+    }
+
+    pub const fn is_paused(&self) -> bool {
+        self.paused
+    }
+
+    fn key(&self, rate: &Rate) -> u64 {
+        match self.sort {
+            Sort::Name => 0,
+            Sort::Ops => rate.ops(),
+            Sort::Bytes => rate.bytes(),
+            Sort::Latency => rate.mean_ns().unwrap_or_default(),
+            Sort::Waiting => rate.queue_percent(),
+            Sort::Depth => rate.in_flight,
+        }
+    }
+
+    /// The rows of the view in their order: places in the list of `rates`.
+    pub fn rows(&self, rates: &Rates) -> Vec<usize> {
+        let rate = |i: usize| match self.view {
+            View::Disks => rates.disks.get(i),
+            View::Controllers => rates.controllers.get(i).map(|(_, rate)| rate),
+            View::Reactors => None,
+        };
+        let count = match self.view {
+            View::Disks => rates.disks.len(),
+            View::Controllers => rates.controllers.len(),
+            View::Reactors => return (0..rates.reactors.len()).collect(),
+        };
+        let within = self.within.as_ref().filter(|_| self.view == View::Disks);
+        let within = within.map(|name| rates.controllers.iter().find(|(c, _)| c.name == *name));
+        let fits = |&i: &usize| {
+            let name = rate(i).map_or("", |rate| &rate.name);
+            name.contains(&self.filter)
+                && within.is_none_or(|of| of.is_some_and(|(c, _)| c.disks.iter().any(|d| d == name)))
+        };
+        let mut rows: Vec<_> = (0..count).filter(fits).collect();
+        let order = |a: &usize, b: &usize| {
+            let (Some(a), Some(b)) = (rate(*a), rate(*b)) else { return std::cmp::Ordering::Equal };
+            self.key(b).cmp(&self.key(a)).then_with(|| a.name.cmp(&b.name))
+        };
+        rows.sort_by(order);
+        if self.reversed {
+            rows.reverse();
+        }
+        rows
+    }
+
+    /// The headings of the view.
+    pub const fn columns(&self) -> &'static [Column] {
+        match self.view {
+            View::Disks => &DISKS,
+            View::Controllers => &CONTROLLERS,
+            View::Reactors => &REACTORS,
+        }
+    }
+
+    /// The cells of a row.
+    pub fn cells(&self, rates: &Rates, row: usize) -> Vec<String> {
+        match self.view {
+            View::Disks => {
+                let rate = &rates.disks[row];
+                vec![
+                    rate.name.clone(),
+                    rate.reads.to_string(),
+                    rate.writes.to_string(),
+                    Size(rate.read_bytes).to_string(),
+                    Size(rate.write_bytes).to_string(),
+                    mean(rate),
+                    format!("{}%", rate.queue_percent()),
+                    rate.in_flight.to_string(),
+                ]
+            }
+            View::Controllers => {
+                let (controller, rate) = &rates.controllers[row];
+                vec![
+                    controller.name.clone(),
+                    controller.kind.clone(),
+                    if controller.connected { "connected" } else { "-" }.into(),
+                    controller.disks.len().to_string(),
+                    rate.ops().to_string(),
+                    Size(rate.bytes()).to_string(),
+                    mean(rate),
+                ]
+            }
+            View::Reactors => {
+                let share = &rates.reactors[row];
+                vec![
+                    share.core.to_string(),
+                    format!("{}%", share.busy),
+                    format!("{}%", share.idle),
+                    format!("{}%", share.asleep),
+                    share.turns.to_string(),
+                    latency(share.longest_turn_ns.into()),
+                    share.members.to_string(),
+                ]
+            }
+        }
+    }
+
+    /// The view as a table, for those who look once.
+    pub fn table(&self, rates: &Rates, rows: &[usize], out: &Output) -> String {
+        out.table(self.columns(), rows.iter().map(|&row| self.cells(rates, row)))
+    }
+
+    /// The view as JSON.
+    pub fn json(&self, rates: &Rates, rows: &[usize]) -> Value {
+        let of_rate = |rate: &Rate| {
+            json!({
+                "name": rate.name, "reads": rate.reads, "bytes_read": rate.read_bytes, "writes": rate.writes,
+                "bytes_written": rate.write_bytes, "others": rate.others, "errors": rate.errors,
+                "mean_ns": rate.mean_ns(), "queue_percent": rate.queue_percent(), "in_flight": rate.in_flight,
+                "waiting": rate.waiting,
+            })
+        };
+        let row = |&row: &usize| match self.view {
+            View::Disks => of_rate(&rates.disks[row]),
+            View::Controllers => of_rate(&rates.controllers[row].1),
+            View::Reactors => {
+                let share = &rates.reactors[row];
+                json!({
+                    "core": share.core, "busy_percent": share.busy, "idle_percent": share.idle,
+                    "asleep_percent": share.asleep, "turns": share.turns,
+                    "longest_turn_ns": share.longest_turn_ns, "members": share.members,
+                })
+            }
+        };
+        rows.iter().map(row).collect()
+    }
+
+    /// Does what a key asks for; whether that is to end.
+    pub fn press(&mut self, key: KeyEvent, rates: &Rates) -> bool {
+        if key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('c') {
+            return true;
+        }
+        if self.typing {
+            self.type_filter(key.code);
+            return false;
+        }
+        let last = self.rows(rates).len().saturating_sub(1);
+        match key.code {
+            KeyCode::Char('q') => return true,
+            KeyCode::Char('?' | 'h') => self.help = !self.help,
+            KeyCode::Char('p') => self.paused = !self.paused,
+            KeyCode::Esc => self.back(),
+            KeyCode::Enter => self.drill_down(rates),
+            KeyCode::Tab => self.show(View::ALL[(self.view as usize + 1) % View::ALL.len()]),
+            KeyCode::Char(c @ '1'..='3') => self.show(View::ALL[c as usize - '1' as usize]),
+            KeyCode::Char('s') => self.sort = Sort::ALL[(self.sort as usize + 1) % Sort::ALL.len()],
+            KeyCode::Char('r') => self.reversed = !self.reversed,
+            KeyCode::Char('/') => self.typing = true,
+            KeyCode::Down | KeyCode::Char('j') => self.chosen = (self.chosen + 1).min(last),
+            KeyCode::Up | KeyCode::Char('k') => self.chosen = self.chosen.saturating_sub(1),
+            KeyCode::PageDown => self.chosen = (self.chosen + self.page).min(last),
+            KeyCode::PageUp => self.chosen = self.chosen.saturating_sub(self.page),
+            KeyCode::Home => self.chosen = 0,
+            KeyCode::End => self.chosen = last,
+            _ => {}
+        }
+        false
+    }
+
+    fn type_filter(&mut self, key: KeyCode) {
+        match key {
+            KeyCode::Enter => self.typing = false,
+            KeyCode::Esc => {
+                self.typing = false;
+                self.filter.clear();
+            }
+            KeyCode::Backspace => drop(self.filter.pop()),
+            KeyCode::Char(c) => self.filter.push(c),
+            _ => {}
+        }
+        self.chosen = 0;
+    }
+
+    fn show(&mut self, view: View) {
+        (self.view, self.chosen, self.top) = (view, 0, 0);
+        (self.within, self.detail) = (None, None);
+    }
+
+    /// One step up: what was opened last is closed.
+    fn back(&mut self) {
+        if self.help {
+            self.help = false;
+        } else if self.detail.take().is_some() {
+        } else if self.within.is_some() {
+            self.show(View::Controllers);
+        } else {
+            self.filter.clear();
+        }
+    }
+
+    fn drill_down(&mut self, rates: &Rates) {
+        let Some(&row) = self.rows(rates).get(self.chosen) else { return };
+        match self.view {
+            View::Disks => self.detail = Some(rates.disks[row].name.clone()),
+            View::Controllers => {
+                let name = rates.controllers[row].0.name.clone();
+                self.show(View::Disks);
+                self.within = Some(name);
+            }
+            View::Reactors => {}
+        }
+    }
+
+    /// Moves what is shown so that the chosen row of `count` is in it.
+    pub fn scroll(&mut self, count: usize, page: usize) {
+        self.page = page.max(1);
+        self.chosen = self.chosen.min(count.saturating_sub(1));
+        self.top = self.top.clamp((self.chosen + 1).saturating_sub(self.page), self.chosen);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::reading::tests::reading;
+    use super::*;
+
+    fn press(state: &mut State, rates: &Rates, keys: &str) {
+        for key in keys.chars() {
+            let code = match key {
+                '\n' => KeyCode::Enter,
+                '\t' => KeyCode::Tab,
+                '\u{1b}' => KeyCode::Esc,
+                'v' => KeyCode::Down,
+                c => KeyCode::Char(c),
+            };
+            assert!(!state.press(KeyEvent::from(code), rates));
+        }
+    }
+
+    fn shown(state: &State, rates: &Rates) -> Vec<String> {
+        state.rows(rates).iter().map(|&row| state.cells(rates, row)[0].clone()).collect()
+    }
+
+    #[test]
+    fn keys_sort_filter_and_drill_down() {
+        let disks = [("vm1", 300), ("vm2", 900), ("db", 600)];
+        let zero = disks.map(|(name, _)| (name, 0));
+        let rates = Rates::between(&reading(0, &zero), &reading(1, &disks));
+        let mut state = State::new(View::Disks, Sort::Ops, String::new());
+        assert_eq!(shown(&state, &rates), ["vm2", "db", "vm1"]);
+        press(&mut state, &rates, "r");
+        assert_eq!(shown(&state, &rates), ["vm1", "db", "vm2"]);
+        press(&mut state, &rates, "r/m\n");
+        assert_eq!(shown(&state, &rates), ["vm2", "vm1"]);
+        press(&mut state, &rates, "v\n");
+        assert_eq!(state.detail(), Some("vm1"));
+        press(&mut state, &rates, "\u{1b}\u{1b}");
+        assert_eq!((state.detail(), shown(&state, &rates).len()), (None, 3));
+        press(&mut state, &rates, "sssss");
+        assert_eq!((state.sort, shown(&state, &rates)[0].as_str()), (Sort::Name, "db"));
+        press(&mut state, &rates, "2\n");
+        assert_eq!((state.view, state.within.as_deref()), (View::Disks, Some("host")));
+        press(&mut state, &rates, "\u{1b}\t");
+        assert_eq!((state.view, shown(&state, &rates)), (View::Reactors, vec!["1".to_owned()]));
+        assert!(state.press(KeyEvent::from(KeyCode::Char('q')), &rates));
+    }
+
+    #[test]
+    fn the_chosen_row_is_in_sight() {
+        let mut state = State::new(View::Disks, Sort::Ops, String::new());
+        state.chosen = 50;
+        state.scroll(100, 10);
+        assert_eq!((state.top, state.chosen), (41, 50));
+        state.chosen = 3;
+        state.scroll(100, 10);
+        assert_eq!(state.top, 3);
+        state.scroll(2, 10);
+        assert_eq!((state.top, state.chosen), (1, 1));
+    }
+}

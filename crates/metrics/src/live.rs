@@ -1,0 +1,147 @@
+//! What happened between two looks, per second: the numbers of the web page. Any context; pure.
+
+use crate::{Disk, Look};
+use aryk_bdev::{Coarse, Op, TimeLayer};
+use serde::Serialize;
+use std::collections::HashMap;
+
+/// What disks did per second.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Rate {
+    pub name: String,
+    pub kind: &'static str,
+    pub reads: u64,
+    pub read_bytes: u64,
+    pub writes: u64,
+    pub write_bytes: u64,
+    pub others: u64,
+    pub errors: u64,
+    /// How long a request took on average, in nanoseconds.
+    pub mean_ns: Option<u64>,
+    /// Nanoseconds per second, of all requests together, by layer.
+    pub throttle: u64,
+    pub queue: u64,
+    pub module: u64,
+    pub front_end: u64,
+    pub in_flight: u64,
+    #[serde(skip)]
+    latency_ns: u64,
+}
+
+impl Rate {
+    pub const fn ops(&self) -> u64 {
+        self.reads + self.writes + self.others
+    }
+
+    fn between(before: Option<&Disk>, now: &Disk, seconds: f64) -> Self {
+        let per_second = |of: &dyn Fn(&Disk) -> u64| {
+            let (old, new) = (before.map_or(0, of), of(now));
+            // Counts that were set to zero begin anew.
+            (new.checked_sub(old).unwrap_or(new) as f64 / seconds).round() as u64
+        };
+        let layer = |layer| per_second(&|d| d.counts.layer(layer).sum_ns);
+        let (reads, writes) =
+            (per_second(&|d| d.counts.op(Op::Read).ops), per_second(&|d| d.counts.op(Op::Write).ops));
+        let mut rate = Self {
+            name: now.name.clone(),
+            kind: now.product,
+            reads,
+            read_bytes: per_second(&|d| d.counts.op(Op::Read).bytes),
+            writes,
+            write_bytes: per_second(&|d| d.counts.op(Op::Write).bytes),
+            others: per_second(&|d| d.counts.total(|op| op.ops)).saturating_sub(reads + writes),
+            errors: per_second(&|d| d.counts.total(|op| op.errors)),
+            mean_ns: None,
+            throttle: layer(TimeLayer::Throttle),
+            queue: layer(TimeLayer::Queue),
+            module: layer(TimeLayer::Module),
+            front_end: layer(TimeLayer::FrontEnd),
+            in_flight: now.counts.in_flight,
+            latency_ns: per_second(&|d| d.counts.total(|op| op.latency_ns)),
+        };
+        rate.mean_ns = rate.latency_ns.checked_div(rate.ops());
+        rate
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.reads += other.reads;
+        self.read_bytes += other.read_bytes;
+        self.writes += other.writes;
+        self.write_bytes += other.write_bytes;
+        self.others += other.others;
+        self.errors += other.errors;
+        self.throttle += other.throttle;
+        self.queue += other.queue;
+        self.module += other.module;
+        self.front_end += other.front_end;
+        self.in_flight += other.in_flight;
+        self.latency_ns += other.latency_ns;
+        self.mean_ns = self.latency_ns.checked_div(self.ops());
+    }
+}
+
+/// How a reactor spent its time, in parts of one.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Share {
+    core: u16,
+    busy: f64,
+    idle: f64,
+    asleep: f64,
+    longest_turn_ns: u64,
+    members: u64,
+}
+
+/// What happened between two looks.
+#[derive(Debug)]
+pub struct Rates {
+    pub disks: Vec<Rate>,
+    pub total: Rate,
+    pub reactors: Vec<Share>,
+    /// Requests that ended meanwhile, by latency.
+    pub latencies: [u64; Coarse::BUCKETS],
+    /// Machines that are connected.
+    pub machines: usize,
+}
+
+impl Rates {
+    /// What happened between `before` and `now`.
+    pub fn between(before: &Look, now: &Look) -> Self {
+        let seconds = now.at.since(before.at).as_secs_f64().max(1e-3);
+        let old: HashMap<_, _> = before.disks.iter().map(|disk| (&*disk.name, disk)).collect();
+        let disks: Vec<_> =
+            now.disks.iter().map(|d| Rate::between(old.get(&*d.name).copied(), d, seconds)).collect();
+        let mut total = Rate::default();
+        disks.iter().for_each(|disk| total.add(disk));
+        let (was, is) = (spread(before), spread(now));
+        let reactors = now.reactors.iter().map(|reactor| {
+            let old = before.reactors.iter().find(|r| r.core == reactor.core).map(|r| r.stats);
+            let (old, new) = (old.unwrap_or_default(), reactor.stats);
+            let times = [
+                new.busy.saturating_sub(old.busy),
+                new.idle.saturating_sub(old.idle),
+                new.sleeping.saturating_sub(old.sleeping),
+            ];
+            let all = times.iter().map(|t| t.as_secs_f64()).sum::<f64>().max(1e-9);
+            let [busy, idle, asleep] = times.map(|t| t.as_secs_f64() / all);
+            let longest_turn_ns = reactor.longest_turn.as_nanos() as u64;
+            Share { core: reactor.core, busy, idle, asleep, longest_turn_ns, members: reactor.members }
+        });
+        Self {
+            reactors: reactors.collect(),
+            latencies: std::array::from_fn(|i| is[i].saturating_sub(was[i])),
+            machines: now.controllers.iter().filter(|c| c.connected).count(),
+            disks,
+            total,
+        }
+    }
+}
+
+/// All reads and writes of all disks, by latency.
+fn spread(look: &Look) -> [u64; Coarse::BUCKETS] {
+    let mut sum = Coarse::default();
+    for disk in &look.disks {
+        sum.merge(&disk.counts.reads);
+        sum.merge(&disk.counts.writes);
+    }
+    *sum.counts()
+}

@@ -1,0 +1,247 @@
+//! The web page, and what it asks for once a second. Read-only. Control context.
+//!
+//! The page is three files, embedded. It is for browsers of this host: whoever comes under another name than this host's is refused, for a page of somebody else's
+//! could have brought a browser here under a name of its own. What thousands of disks do is told of the first few only, in the order that is asked for, so that
+//! an answer is bounded; and what one client was told within a second, others get too.
+
+use crate::live::{Rate, Rates};
+use crate::server::{Bytestream, Reply, Request, plain};
+use crate::{Inventory, Look};
+use aryk_bdev::Coarse;
+use hyper::body::Bytes;
+use hyper::header::{self, HeaderValue};
+use hyper::http::uri::Authority;
+use hyper::{Method, Response, StatusCode};
+use serde::Serialize;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::fmt;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// The page's files: path, type, content.
+const FILES: [(&str, &str, &str); 3] = [
+    ("/", "text/html; charset=utf-8", include_str!("../web/index.html")),
+    ("/style.css", "text/css; charset=utf-8", include_str!("../web/style.css")),
+    ("/page.js", "text/javascript; charset=utf-8", include_str!("../web/page.js")),
+];
+/// Nothing comes from elsewhere, goes elsewhere, or is written into the page.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
+                      img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+/// Disks that are told of at a time.
+const DISKS: usize = 100;
+/// How old what is told may be.
+const AGE: Duration = Duration::from_millis(900);
+/// Different answers that are kept for others who ask the same.
+const ANSWERS: usize = 64;
+/// Bytes of a filter.
+const FILTER_MAX: usize = 256;
+
+/// What is told at one time.
+struct Now {
+    look: Rc<Look>,
+    rates: Rates,
+    answers: HashMap<String, Bytes>,
+}
+
+/// Answers browsers.
+pub struct Web {
+    inventory: Rc<dyn Inventory>,
+    now: RefCell<Option<Now>>,
+}
+
+impl fmt::Debug for Web {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Web").finish_non_exhaustive()
+    }
+}
+
+/// `/live.json`.
+#[derive(Serialize)]
+struct Live<'a> {
+    /// Disks that there are, and those whose names fit.
+    all: usize,
+    matching: usize,
+    machines: usize,
+    total: &'a Rate,
+    disks: Vec<&'a Rate>,
+    reactors: &'a [crate::live::Share],
+    bounds_ns: Vec<u64>,
+    latencies: &'a [u64],
+}
+
+/// What a client asks for.
+#[derive(Default)]
+struct Wish {
+    sort: String,
+    filter: String,
+}
+
+impl Web {
+    /// What is in `inventory` is shown.
+    pub fn new(inventory: Rc<dyn Inventory>) -> Self {
+        Self { inventory, now: RefCell::default() }
+    }
+
+    /// Answers a request.
+    pub async fn answer(&self, request: Request) -> Reply {
+        let mut reply = if !is_local(request.headers().get(header::HOST)) {
+            plain(StatusCode::FORBIDDEN, "this page is for this host, by its own names\n")
+        } else if request.method() != Method::GET {
+            plain(StatusCode::METHOD_NOT_ALLOWED, "here one can only look\n")
+        } else if let Some((_, kind, text)) = FILES.iter().find(|file| file.0 == request.uri().path()) {
+            typed(kind, Bytes::from_static(text.as_bytes()))
+        } else if request.uri().path() == "/live.json" {
+            self.live(request.uri().query().unwrap_or_default()).await
+        } else {
+            plain(StatusCode::NOT_FOUND, "there is no such page\n")
+        };
+        for (name, value) in [
+            (header::CONTENT_SECURITY_POLICY, POLICY),
+            (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+            (header::REFERRER_POLICY, "no-referrer"),
+            (header::CACHE_CONTROL, "no-store"),
+        ] {
+            reply.headers_mut().insert(name, HeaderValue::from_static(value));
+        }
+        reply
+    }
+
+    async fn live(&self, query: &str) -> Reply {
+        let Some(wish) = Wish::read(query) else {
+            return plain(StatusCode::BAD_REQUEST, "sort and filter, and no more\n");
+        };
+        let look = self.inventory.observatory().look(&*self.inventory, AGE).await;
+        let mut now = self.now.borrow_mut();
+        if now.as_ref().is_none_or(|now| !Rc::ptr_eq(&now.look, &look)) {
+            let before = now.take().map_or_else(|| Rc::clone(&look), |now| now.look);
+            let rates = Rates::between(&before, &look);
+            *now = Some(Now { look, rates, answers: HashMap::new() });
+        }
+        let now = now.as_mut().expect("just set");
+        if let Some(answer) = now.answers.get(query) {
+            return typed("application/json", answer.clone());
+        }
+        let answer = Bytes::from(wish.answer(&now.rates));
+        if now.answers.len() < ANSWERS {
+            now.answers.insert(query.to_owned(), answer.clone());
+        }
+        typed("application/json", answer)
+    }
+}
+
+impl Wish {
+    /// The parameters of a query; `None` if there are others than ours, or they make no sense.
+    fn read(query: &str) -> Option<Self> {
+        let mut wish = Self::default();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=')?;
+            match name {
+                "sort" => wish.sort = decode(value)?,
+                "filter" => wish.filter = decode(value)?,
+                _ => return None,
+            }
+        }
+        (wish.filter.len() <= FILTER_MAX).then_some(wish)
+    }
+
+    fn answer(&self, rates: &Rates) -> Vec<u8> {
+        let mut disks: Vec<_> = rates.disks.iter().filter(|d| d.name.contains(&self.filter)).collect();
+        let matching = disks.len();
+        let key = |rate: &Rate| match self.sort.as_str() {
+            "name" => 0,
+            "reads" => rate.reads,
+            "writes" => rate.writes,
+            "read_bytes" => rate.read_bytes,
+            "write_bytes" => rate.write_bytes,
+            "mean_ns" => rate.mean_ns.unwrap_or_default(),
+            "in_flight" => rate.in_flight,
+            "errors" => rate.errors,
+            _ => rate.ops(),
+        };
+        disks.sort_by(|a, b| key(b).cmp(&key(a)).then_with(|| a.name.cmp(&b.name)));
+        disks.truncate(DISKS);
+        let live = Live {
+            all: rates.disks.len(),
+            matching,
+            machines: rates.machines,
+            total: &rates.total,
+            disks,
+            reactors: &rates.reactors,
+            bounds_ns: Coarse::BOUNDS_LOG2.iter().map(|log2| 1 << log2).collect(),
+            latencies: &rates.latencies,
+        };
+        serde_json::to_vec(&live).expect("numbers and strings")
+    }
+}
+
+fn typed(kind: &'static str, content: Bytes) -> Reply {
+    let mut reply = Response::new(Bytestream::from(content));
+    reply.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    reply
+}
+
+/// Whether a `Host` header names this host, as loopback.
+fn is_local(host: Option<&HeaderValue>) -> bool {
+    let authority = host.and_then(|host| Authority::try_from(host.as_bytes()).ok());
+    authority.is_some_and(|authority| {
+        let host = authority.host();
+        let address = host.trim_start_matches('[').trim_end_matches(']').parse();
+        host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|a: std::net::IpAddr| a.is_loopback())
+    })
+}
+
+/// A form's value: RFC 3986's percent-encoding, and `+` for a blank.
+fn decode(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, more)) = rest.split_first() {
+        rest = more;
+        bytes.push(match first {
+            b'+' => b' ',
+            b'%' => {
+                let (digits, more) = rest.split_at_checked(2)?;
+                rest = more;
+                u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?
+            }
+            other => other,
+        });
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queries_are_read() {
+        let wish = Wish::read("sort=reads&filter=a%2Bb+%C3%A4%26").unwrap();
+        assert_eq!((&*wish.sort, &*wish.filter), ("reads", "a+b ä&"));
+        assert!(Wish::read("").is_some());
+        for wrong in ["x=1", "filter", "filter=%", "filter=%zz", "filter=%ff", "sort=1&y=2"] {
+            assert!(Wish::read(wrong).is_none(), "{wrong}");
+        }
+        assert!(Wish::read(&format!("filter={}", "a".repeat(300))).is_none());
+    }
+
+    #[test]
+    fn only_names_of_this_host() {
+        let is = |host: &str| is_local(Some(&HeaderValue::from_str(host).unwrap()));
+        assert!(
+            is("localhost") && is("LOCALHOST:80") && is("127.0.0.1:9") && is("[::1]:9") && is("127.9.9.9")
+        );
+        assert!(
+            !is("evil.example:80") && !is("10.0.0.1") && !is("localhost.evil.example") && !is_local(None)
+        );
+    }
+
+    #[test]
+    fn the_page_needs_nobody_else() {
+        let all: String = FILES.iter().map(|file| file.2).collect();
+        assert!(all.len() < 200_000);
+        assert!(!all.contains("https://") && !all.contains("innerHTML") && !all.contains("style=\""));
+        // The one address in it is a name, of SVG's elements.
+        assert_eq!(all.matches("http://").count(), 1);
+    }
+}

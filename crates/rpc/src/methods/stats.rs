@@ -1,0 +1,218 @@
+//! `aryk_stats_get`, `aryk_latency_get`: what `aryk top` and `aryk latency` show. Methods of ours; control context.
+
+use super::framework::TICK_RATE;
+use super::{Control, Error, Name, NoParams, Phase, Table};
+use aryk_bdev::{Histogram, Op, OpSummary, Stats, TimeLayer};
+use aryk_metrics::Look;
+use schemars::JsonSchema;
+use serde::Serialize;
+use std::time::Duration;
+
+/// How old what is told may be: those who ask at the same time share it.
+const AGE: Duration = Duration::from_millis(50);
+
+pub(super) fn register(table: &mut Table<Control>) {
+    table.add(
+        "aryk_stats_get",
+        Phase::Any,
+        "What all disks, controllers and reactors have counted, in brief.",
+        get_stats,
+    );
+    table.add(
+        "aryk_latency_get",
+        Phase::RunTime,
+        "How long a disk's requests took, layer by layer.",
+        get_latencies,
+    );
+}
+
+/// Result of `aryk_stats_get`. Times in ticks, added up over all requests.
+#[derive(Debug, Serialize, JsonSchema)]
+struct Counts {
+    /// Ticks in a second.
+    tick_rate: u64,
+    /// Now.
+    ticks: u64,
+    /// By age.
+    disks: Vec<DiskCounts>,
+    /// By name.
+    controllers: Vec<ControllerState>,
+    /// By core.
+    reactors: Vec<ReactorCounts>,
+}
+
+/// A disk's.
+#[derive(Debug, Serialize, JsonSchema)]
+struct DiskCounts {
+    name: String,
+    /// What its module calls it.
+    kind: &'static str,
+    /// Bytes.
+    size: u64,
+    read_ops: u64,
+    read_bytes: u64,
+    write_ops: u64,
+    write_bytes: u64,
+    /// Neither reads nor writes.
+    other_ops: u64,
+    /// Requests that failed.
+    errors: u64,
+    /// Requests that were over the disk's deadline.
+    overdue: u64,
+    /// From the front-end's handing them down to its having them back.
+    latency_ticks: u64,
+    /// The part of that in which limits of the disk or its groups held them up.
+    throttled_ticks: u64,
+    /// The part of that in the block layer's queue.
+    queue_ticks: u64,
+    /// The part of that in the module.
+    module_ticks: u64,
+    /// From the completion until the guest has been told.
+    front_end_ticks: u64,
+    in_flight: u64,
+    /// Of those, the ones that wait in the block layer.
+    waiting: u64,
+    /// The most that were in flight lately.
+    in_flight_max: u64,
+}
+
+/// A controller.
+#[derive(Debug, Serialize, JsonSchema)]
+struct ControllerState {
+    name: String,
+    /// `blk` or `scsi`.
+    kind: &'static str,
+    disks: Vec<String>,
+    connected: bool,
+    /// Queues that are served.
+    queues: u64,
+}
+
+/// A reactor's.
+#[derive(Debug, Serialize, JsonSchema)]
+struct ReactorCounts {
+    core: u16,
+    /// Time with work.
+    busy_ticks: u64,
+    /// Time awake without work.
+    idle_ticks: u64,
+    sleeping_ticks: u64,
+    turns: u64,
+    /// The longest turn lately.
+    longest_turn_ticks: u64,
+    /// Queues and pollers on it.
+    members: u64,
+}
+
+async fn get_stats(control: &Control, _: NoParams) -> Result<Counts, Error> {
+    Ok(Counts::new(&*control.observatory.look(control, AGE).await))
+}
+
+const fn ticks(time: Duration) -> u64 {
+    time.as_nanos() as u64
+}
+
+impl Counts {
+    fn new(look: &Look) -> Self {
+        let disk = |disk: &aryk_metrics::Disk| {
+            let counts = &disk.counts;
+            let (read, write) = (counts.op(Op::Read), counts.op(Op::Write));
+            let layer = |layer| counts.layer(layer).sum_ns;
+            DiskCounts {
+                name: disk.name.clone(),
+                kind: disk.product,
+                size: disk.size,
+                read_ops: read.ops,
+                read_bytes: read.bytes,
+                write_ops: write.ops,
+                write_bytes: write.bytes,
+                other_ops: counts.total(|op| op.ops) - read.ops - write.ops,
+                errors: counts.total(|op| op.errors),
+                overdue: counts.overdue,
+                latency_ticks: counts.total(|op: &OpSummary| op.latency_ns),
+                throttled_ticks: layer(TimeLayer::Throttle),
+                queue_ticks: layer(TimeLayer::Queue),
+                module_ticks: layer(TimeLayer::Module),
+                front_end_ticks: layer(TimeLayer::FrontEnd),
+                in_flight: counts.in_flight,
+                waiting: counts.waiting,
+                in_flight_max: disk.in_flight_max,
+            }
+        };
+        let controller = |controller: &aryk_metrics::Controller| ControllerState {
+            name: controller.name.clone(),
+            kind: controller.kind,
+            disks: controller.disks.clone(),
+            connected: controller.connected,
+            queues: controller.queues,
+        };
+        let reactor = |reactor: &aryk_metrics::Reactor| ReactorCounts {
+            core: reactor.core,
+            busy_ticks: ticks(reactor.stats.busy),
+            idle_ticks: ticks(reactor.stats.idle),
+            sleeping_ticks: ticks(reactor.stats.sleeping),
+            turns: reactor.stats.turns,
+            longest_turn_ticks: ticks(reactor.longest_turn),
+            members: reactor.members,
+        };
+        Self {
+            tick_rate: TICK_RATE,
+            ticks: look.at.0,
+            disks: look.disks.iter().map(disk).collect(),
+            controllers: look.controllers.iter().map(controller).collect(),
+            reactors: look.reactors.iter().map(reactor).collect(),
+        }
+    }
+}
+
+/// Result of `aryk_latency_get`.
+#[derive(Debug, Serialize, JsonSchema)]
+struct Latencies {
+    /// The disk.
+    name: String,
+    /// Ticks in a second.
+    tick_rate: u64,
+    /// In the order in which a request passes them; the last is `total`.
+    layers: Vec<LayerLatencies>,
+}
+
+/// Times spent in a layer: `throttle`, `queue`, `module` or `front-end`; or in all of them, `total`.
+#[derive(Debug, Serialize, JsonSchema)]
+struct LayerLatencies {
+    layer: &'static str,
+    /// Requests; of `throttle` and `queue`, only those that waited there.
+    ops: u64,
+    /// All together.
+    latency_ticks: u64,
+    /// Those that are not empty. Those of `total` are from the front-end's handing a request down to its having it back.
+    buckets: Vec<Bucket>,
+}
+
+/// Requests that took about the same time.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "LatencyBucket")]
+struct Bucket {
+    /// They took less, in ticks; and no less than where the bucket before ends.
+    end_ticks: u64,
+    ops: u64,
+}
+
+async fn get_latencies(control: &Control, p: Name) -> Result<Latencies, Error> {
+    let bdev = control.disks.find(&p.name)?;
+    let stats = bdev.stats().await;
+    Ok(Latencies { name: bdev.name().to_owned(), tick_rate: TICK_RATE, layers: layers(&stats) })
+}
+
+fn layers(stats: &Stats) -> Vec<LayerLatencies> {
+    let told = |layer, latency_ticks, histogram: &Histogram| LayerLatencies {
+        layer,
+        ops: histogram.total(),
+        latency_ticks,
+        buckets: histogram.buckets().map(|(_, end_ticks, ops)| Bucket { end_ticks, ops }).collect(),
+    };
+    let times = TimeLayer::ALL.map(|layer| (layer.name(), stats.times(layer)));
+    let sum = times.iter().map(|(_, times)| times.sum_ns).sum();
+    let mut all: Vec<_> = times.iter().map(|(name, t)| told(name, t.sum_ns, &t.histogram)).collect();
+    all.push(told("total", sum, &stats.latencies(None)));
+    all
+}
