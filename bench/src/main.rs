@@ -6,6 +6,7 @@
 //!   of which are repeated until they can be compared.
 //! - [`frontends`]: the front-end that `aryk bench` is, against this one.
 //! - [`scsi`]: SCSI hosts beside block devices, both of `arykd`.
+//! - [`scale`]: thousands of disks, and [`fleet`], their front-ends.
 //! - [`calls`]: the control plane, and what I/O notices of it.
 //! - [`qos`]: limits, their accuracy and their fairness.
 //! - [`instructions`], [`stack`]: the path within one process, counted instead of timed.
@@ -21,6 +22,7 @@ mod calls;
 mod ceiling;
 mod closed;
 mod fio;
+mod fleet;
 mod frontend;
 mod frontends;
 mod idle;
@@ -32,6 +34,7 @@ mod qos;
 mod report;
 mod rounds;
 mod rpc;
+mod scale;
 mod scsi;
 mod settings;
 mod stack;
@@ -55,6 +58,8 @@ const RPC_RESULTS: &str = "docs/bench/rpc.md";
 const SCSI_RESULTS: &str = "docs/bench/scsi.md";
 /// Where those of `qos` go.
 const QOS_RESULTS: &str = "docs/bench/qos.md";
+/// Where those of `scale` go.
+const SCALE_RESULTS: &str = "docs/bench/scale.md";
 
 /// Measures arykd and its peers.
 #[derive(Debug, Parser)]
@@ -114,6 +119,8 @@ enum Subcommand {
     Scsi,
     /// Measures how exact and how fair limits are.
     Qos,
+    /// Measures thousands of attached disks, a few of which are used.
+    Scale,
     /// What is counted.
     #[command(hide = true)]
     Stack { case: String, batches: u32 },
@@ -152,6 +159,7 @@ impl Args {
             Some(Subcommand::Rpc) => RPC_RESULTS,
             Some(Subcommand::Scsi) => SCSI_RESULTS,
             Some(Subcommand::Qos) => QOS_RESULTS,
+            Some(Subcommand::Scale) => SCALE_RESULTS,
             _ => RESULTS,
         };
         self.markdown.clone().or_else(|| whole.then(|| page.into()))
@@ -173,6 +181,7 @@ fn main() -> Result<()> {
         Some(Subcommand::Rpc) => measure(&args, calls::measure),
         Some(Subcommand::Scsi) => measure(&args, scsi::measure),
         Some(Subcommand::Qos) => measure(&args, qos::measure),
+        Some(Subcommand::Scale) => measure(&args, scale::measure),
         Some(Subcommand::Instructions { check, record }) => instructions::instructions(*check, *record),
         Some(Subcommand::Stack { case, batches }) => stack::run(case, *batches),
     }
@@ -205,12 +214,15 @@ fn measure(args: &Args, what: impl FnOnce(&Settings, &mut Report) -> Result<()>)
 fn preface(args: &Args, settings: &Settings, report: &Report, round_trips: [Duration; 2]) -> String {
     let commands: Vec<String> =
         report.commands.iter().map(|command| settings.without_paths(command)).collect();
-    let front_end =
-        if matches!(args.command, Some(Subcommand::Scsi)) { "`aryk bench`" } else { "crate `blkio`" };
+    let (command, front_end, runs) = match args.command {
+        Some(Subcommand::Scale) => ("bench scale", "the project's own", scale::PAIRS),
+        Some(Subcommand::Rpc) => ("bench rpc", "crate `blkio`", settings.runs),
+        Some(Subcommand::Scsi) => ("bench scsi", "`aryk bench`", settings.runs),
+        _ => ("bench", "crate `blkio`", settings.runs),
+    };
     format!(
-        "# Measurements\n\nWritten by `cargo xtask bench`: {} runs of {:?} of each measurement, in turns. Front-end: \
+        "# Measurements\n\nWritten by `cargo xtask {command}`: {runs} runs of {:?} of each measurement, in turns. Front-end: \
          {front_end}, polled, {} queue(s), on core {}; back ends on core {}.\n\n{}\nCommands:\n\n```text\n{}\n```\n",
-        settings.runs,
         settings.span,
         settings.queues,
         process::FRONT_END_CORE,

@@ -3,7 +3,8 @@
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-use std::ffi::OsStr;
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -87,15 +88,46 @@ impl Process {
 
     /// Processor time of all its threads so far.
     pub fn cpu(&self) -> Result<Duration> {
-        let mut total = 0;
+        Ok(self.cpu_by_thread()?.into_values().sum())
+    }
+
+    /// Processor time of all its threads since they had `before`; what a thread used that has ended meanwhile is not in it.
+    pub fn cpu_since(&self, before: &BTreeMap<OsString, Duration>) -> Result<Duration> {
+        let now = self.cpu_by_thread()?;
+        let used = |(thread, now): (&OsString, &Duration)| {
+            now.saturating_sub(before.get(thread).copied().unwrap_or_default())
+        };
+        Ok(now.iter().map(used).sum())
+    }
+
+    /// Processor time of each of its threads so far.
+    pub fn cpu_by_thread(&self) -> Result<BTreeMap<OsString, Duration>> {
+        let mut times = BTreeMap::new();
         let tasks = format!("/proc/{}/task", self.child.id());
         for task in std::fs::read_dir(&tasks).with_context(|| format!("{} has ended", self.name))? {
+            let task = task?;
             // A thread that ends in between has no file.
-            let stat = std::fs::read_to_string(task?.path().join("schedstat")).unwrap_or_default();
+            let stat = std::fs::read_to_string(task.path().join("schedstat")).unwrap_or_default();
             let time = stat.split_whitespace().next().and_then(|ns| ns.parse::<u64>().ok());
-            total += time.unwrap_or(0);
+            times.insert(task.file_name(), Duration::from_nanos(time.unwrap_or(0)));
         }
-        Ok(Duration::from_nanos(total))
+        Ok(times)
+    }
+
+    /// Bytes of memory that are its own.
+    pub fn memory(&self) -> Result<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()));
+        let status = status.with_context(|| format!("{} has ended", self.name))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+        let kilobytes =
+            line.and_then(|line| line.trim().strip_suffix(" kB")).context("the kernel tells RssAnon")?;
+        Ok(kilobytes.parse::<u64>()? * 1024)
+    }
+
+    /// Descriptors that it has open.
+    pub fn descriptors(&self) -> Result<usize> {
+        let open = std::fs::read_dir(format!("/proc/{}/fd", self.child.id()));
+        Ok(open.with_context(|| format!("{} has ended", self.name))?.count())
     }
 }
 

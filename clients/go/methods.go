@@ -1017,6 +1017,19 @@ func (c *Client) ThreadGetStats(ctx context.Context) (Threads, error) {
 	return call[Threads](ctx, c, "thread_get_stats", nil)
 }
 
+// ThreadSetCpumaskParams are the parameters of thread_set_cpumask.
+type ThreadSetCpumaskParams struct {
+	// The thread, as `thread_get_stats` gives it.
+	ID uint64 `json:"id"`
+	// Where it may run.
+	Cpumask string `json:"cpumask"`
+}
+
+// ThreadSetCpumask calls thread_set_cpumask. Says on which cores a thread may run, and moves it there while its machine's I/O goes on.
+func (c *Client) ThreadSetCpumask(ctx context.Context, params ThreadSetCpumaskParams) (bool, error) {
+	return call[bool](ctx, c, "thread_set_cpumask", params)
+}
+
 // TraceClear calls trace_clear. Forgets what has happened to requests until now.
 func (c *Client) TraceClear(ctx context.Context) (bool, error) {
 	return call[bool](ctx, c, "trace_clear", nil)

@@ -208,11 +208,20 @@ impl Registry {
     /// # Errors
     /// [`Error::NotFound`], [`Error::Busy`] if that is under way already.
     pub async fn remove(&self, name: &str) -> Result<(), Error> {
+        self.remove_telling(name, |_| {}).await
+    }
+
+    /// The same; `gone` is called with the name of each disk that is gone.
+    ///
+    /// # Errors
+    /// As [`Registry::remove`].
+    pub async fn remove_telling(&self, name: &str, gone: impl Fn(&str)) -> Result<(), Error> {
         let mut doomed = self.doom(name)?;
         while let Some(bdev) = doomed.left.last() {
             bdev.begin_removal().await;
             bdev.closed_by_all().await;
             self.forget(bdev);
+            gone(bdev.name());
             bdev.device().removed();
             doomed.left.pop();
         }
@@ -236,7 +245,7 @@ impl Registry {
     fn forget(&self, bdev: &Arc<Bdev>) {
         let mut inner = lock(&self.0);
         inner.disks.retain(|b| !Arc::ptr_eq(b, bdev));
-        inner.names.retain(|_, b| !Arc::ptr_eq(b, bdev));
+        names(bdev.identity()).iter().for_each(|name| drop(inner.names.remove(name)));
     }
 
     /// The module says that its disk has another size: openers are told, and disks made of it follow.

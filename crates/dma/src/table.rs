@@ -338,6 +338,11 @@ impl SgTable {
         &self.current.table
     }
 
+    /// The same, for another table of lists.
+    pub fn share_memory(&self) -> Arc<MemTable> {
+        Arc::clone(&self.current.table)
+    }
+
     /// The guest's memory as the request in `slot` sees it: where its header and status lie.
     ///
     /// # Panics

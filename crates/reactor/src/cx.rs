@@ -6,7 +6,7 @@ use crate::executor::Local;
 use crate::handle::{Handle, RootRef, lock};
 use crate::outgoing::Outgoing;
 use crate::ring_clients::{RingClient, RingClients};
-use crate::thread::{Polled, PollerStats, Runs, Thread, ThreadId, ThreadStats};
+use crate::thread::{Moving, Polled, PollerStats, Runs, Thread, ThreadId, ThreadStats};
 use crate::timers::{TimerId, Timers};
 use crate::trace::{Layer, Point, Record, Trace};
 use crate::wait::{Engine, Waiter, WatchId};
@@ -216,8 +216,43 @@ impl Cx {
 
     /// Makes a thread.
     pub fn add_thread(&mut self, name: impl Into<String>, cores: CoreSet) -> ThreadId {
-        let thread = Thread { name: name.into(), cores, busy: Duration::ZERO, members: 0 };
-        ThreadId(insert(&mut self.threads, thread))
+        ThreadId(insert(&mut self.threads, Thread::new(name.into(), cores)))
+    }
+
+    /// A thread that comes from another reactor.
+    pub fn adopt_thread(&mut self, thread: Moving) -> ThreadId {
+        ThreadId(insert(&mut self.threads, thread.0))
+    }
+
+    /// Has a thread go to another reactor.
+    ///
+    /// # Panics
+    /// If roots or pollers still belong to it.
+    pub fn release_thread(&mut self, id: ThreadId) -> Moving {
+        let thread = self.threads.remove(id.0).expect("a thread of this reactor");
+        assert_eq!(thread.members, 0, "thread {} still has members", thread.name);
+        Moving(thread)
+    }
+
+    /// The number of a thread of this reactor, by which the whole process knows it.
+    ///
+    /// # Panics
+    /// If it is not here.
+    pub fn thread_number(&self, id: ThreadId) -> u64 {
+        self.threads.get(id.0).expect("a thread of this reactor").number
+    }
+
+    /// The thread of that number, if it is here.
+    pub fn find_thread(&self, number: u64) -> Option<ThreadId> {
+        self.threads.iter().find(|(_, thread)| thread.number == number).map(|(key, _)| ThreadId(key))
+    }
+
+    /// Where a thread may run from now on. It is who moves it that heeds this.
+    ///
+    /// # Panics
+    /// If it is not here.
+    pub fn set_thread_cores(&mut self, id: ThreadId, cores: CoreSet) {
+        self.threads.get_mut(id.0).expect("a thread of this reactor").cores = cores;
     }
 
     /// Ends a thread.
@@ -225,13 +260,7 @@ impl Cx {
     /// # Panics
     /// If roots or pollers still belong to it.
     pub fn remove_thread(&mut self, id: ThreadId) {
-        let thread = self.threads.remove(id.0).expect("a thread of this reactor");
-        assert_eq!(thread.members, 0, "thread {} still has members", thread.name);
-    }
-
-    /// The number of a thread, as [`ThreadStats::id`].
-    fn thread_number(&self, ThreadId(key): ThreadId) -> u64 {
-        u64::from(self.handle.core()) << 32 | u64::from(key.index())
+        drop(self.release_thread(id));
     }
 
     /// The number of the thread that `root` belongs to, as [`ThreadStats::id`].
@@ -262,9 +291,9 @@ impl Cx {
 
     /// What the threads of this reactor have done.
     pub fn thread_stats(&self) -> Vec<ThreadStats> {
-        let stats = |(key, t): (aryk_slots::Key, &Thread)| ThreadStats {
+        let stats = |(_, t): (aryk_slots::Key, &Thread)| ThreadStats {
             name: t.name.clone(),
-            id: self.thread_number(ThreadId(key)),
+            id: t.number,
             cores: t.cores.clone(),
             busy: t.busy,
             members: t.members,
@@ -316,6 +345,16 @@ impl Cx {
         let entry = self.roots.remove(id.0).expect("a root of this reactor");
         self.joined(entry.thread, -1);
         lock(&self.handle.0.names).remove(&Running::root(id.0.index()));
+    }
+
+    /// Takes a root out that is to go on elsewhere; nothing if it is not here, or not of this type. Not from within the root itself.
+    ///
+    /// # Panics
+    /// If it is running.
+    pub fn take_root<T: Root>(&mut self, id: RootId) -> Option<T> {
+        let root = self.root::<T>(id)?;
+        self.remove_root(id);
+        Some(Rc::into_inner(root).expect("a root is not taken while it runs").into_inner())
     }
 
     /// The root `id`, if it is here and of this type.

@@ -48,7 +48,7 @@ pub use reactor::{Reactor, Step};
 pub use ring_clients::RingClient;
 pub use root::{Armed, Driver, PollerId, Root, RootId};
 pub use sleep::SleepPolicy;
-pub use thread::{Polled, PollerStats, Runs, ThreadId, ThreadStats};
+pub use thread::{Moving, Polled, PollerStats, Runs, ThreadId, ThreadStats};
 pub use timers::TimerId;
 pub use trace::{Layer, Point, Record, TraceReader};
 pub use wait::{Engine, WatchId};

@@ -2,14 +2,20 @@
 
 use crate::CoreSet;
 use aryk_slots::Key;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Names a thread on its reactor.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ThreadId(pub(crate) Key);
 
+/// The number of the next thread of the process.
+static NUMBERS: AtomicU64 = AtomicU64::new(1);
+
 #[derive(Debug)]
 pub(crate) struct Thread {
+    /// Unique in the process.
+    pub number: u64,
     pub name: String,
     pub cores: CoreSet,
     pub busy: Duration,
@@ -17,12 +23,35 @@ pub(crate) struct Thread {
     pub members: u32,
 }
 
+impl Thread {
+    pub fn new(name: String, cores: CoreSet) -> Self {
+        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+        Self { number, name, cores, busy: Duration::ZERO, members: 0 }
+    }
+}
+
+/// A thread on its way from one reactor to another: its number, name, cores and time stay what they are. Without members.
+#[derive(Debug)]
+pub struct Moving(pub(crate) Thread);
+
+impl Moving {
+    /// Its number, unique in the process.
+    pub const fn number(&self) -> u64 {
+        self.0.number
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+}
+
 /// What a thread has done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ThreadStats {
     /// Its name.
     pub name: String,
-    /// Its number, unique in the process: the reactor's number in the high half.
+    /// Its number, unique in the process. It keeps it where ever it moves.
     pub id: u64,
     /// Where it may run.
     pub cores: CoreSet,

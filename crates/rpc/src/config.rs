@@ -13,9 +13,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::borrow::Cow;
 use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::BTreeMap;
 
 /// The part of the daemon that an object belongs to: SPDK's name for it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Subsystem {
     /// Disks.
@@ -82,13 +83,44 @@ pub struct NotANote {
     source: serde_json::Error,
 }
 
+/// Notes, each found by its key and by its object.
+#[derive(Debug, Default)]
+struct Notes {
+    notes: BTreeMap<u64, Note>,
+    keys: BTreeMap<(Subsystem, String), u64>,
+}
+
+impl Notes {
+    fn insert(&mut self, key: u64, note: Note) {
+        self.keys.insert((note.subsystem, note.object.clone()), key);
+        self.notes.insert(key, note);
+    }
+
+    fn key(&self, subsystem: Subsystem, object: &str) -> Option<u64> {
+        self.keys.get(&(subsystem, object.to_owned())).copied()
+    }
+
+    fn find(&self, subsystem: Subsystem, object: &str) -> Option<&Note> {
+        self.notes.get(&self.key(subsystem, object)?)
+    }
+
+    fn take(&mut self, subsystem: Subsystem, object: &str) -> Option<(u64, Note)> {
+        let key = self.keys.remove(&(subsystem, object.to_owned()))?;
+        Some((key, self.notes.remove(&key).expect("each key has its note")))
+    }
+
+    fn objects(&self, subsystem: Subsystem) -> impl Iterator<Item = &str> {
+        let from = self.keys.range((subsystem, String::new())..);
+        from.take_while(move |((s, _), _)| *s == subsystem).map(|((_, object), _)| object.as_str())
+    }
+}
+
 /// All notes.
 #[derive(Debug, Default)]
 pub struct Config {
-    /// By key, ascending.
-    notes: RefCell<Vec<(u64, Note)>>,
-    /// Those whose objects are not there. By key, ascending.
-    absent: RefCell<Vec<(u64, Note)>>,
+    notes: RefCell<Notes>,
+    /// Those whose objects are not there.
+    absent: RefCell<Notes>,
     /// The key of the last note.
     last_key: Cell<u64>,
     store: OnceCell<Store>,
@@ -103,11 +135,11 @@ impl Config {
     /// # Panics
     /// If there is a store already.
     pub fn keep_in(&self, store: Store, records: Vec<Record>) -> Result<(), NotANote> {
-        let mut absent = Vec::new();
+        let mut absent = Notes::default();
         for Record { key, content } in records {
             let note = serde_json::from_slice(&content).map_err(|source| NotANote { key, source })?;
             self.last_key.set(key.max(self.last_key.get()));
-            absent.push((key, note));
+            absent.insert(key, note);
         }
         self.absent.replace(absent);
         self.store.set(store).expect("set once");
@@ -116,19 +148,17 @@ impl Config {
 
     /// The calls that make the absent objects, and their keys.
     pub fn absent(&self) -> Vec<(u64, Call)> {
-        self.absent.borrow().iter().map(|(key, note)| (*key, note.call.clone())).collect()
+        self.absent.borrow().notes.iter().map(|(key, note)| (*key, note.call.clone())).collect()
     }
 
     /// Whether the object with that key is absent.
     pub fn is_absent(&self, key: u64) -> bool {
-        self.absent.borrow().iter().any(|(k, _)| *k == key)
+        self.absent.borrow().notes.contains_key(&key)
     }
 
     /// What the absent object with that key is, for people.
     pub fn describe(&self, key: u64) -> String {
-        let absent = self.absent.borrow();
-        let note = absent.iter().find(|(k, _)| *k == key);
-        note.map_or_else(String::new, |(_, note)| {
+        self.absent.borrow().notes.get(&key).map_or_else(String::new, |note| {
             let what = match note.subsystem {
                 Subsystem::Bdev => "disk",
                 Subsystem::Watch => "call",
@@ -143,19 +173,18 @@ impl Config {
 
     /// Whether an object is absent whose name `is_meant`.
     pub fn has_absent(&self, subsystem: Subsystem, is_meant: impl Fn(&str) -> bool) -> bool {
-        self.absent.borrow().iter().any(|(_, note)| note.subsystem == subsystem && is_meant(&note.object))
+        self.absent.borrow().objects(subsystem).any(is_meant)
     }
 
     /// Whether a parameter of the call that made `object` has this value.
     pub fn has_param(&self, subsystem: Subsystem, object: &str, param: &str, value: &Value) -> bool {
-        let is_it = |note: &Note| note.subsystem == subsystem && note.object == object;
         let notes = self.notes.borrow();
-        notes.iter().any(|(_, note)| is_it(note) && note.call.params.get(param) == Some(value))
+        notes.find(subsystem, object).is_some_and(|note| note.call.params.get(param) == Some(value))
     }
 
     /// Forgets the absent object of that name; tells whether there was one.
     pub fn forget_absent(&self, subsystem: Subsystem, object: &str) -> bool {
-        let taken = self.take_absent(subsystem, object);
+        let taken = self.absent.borrow_mut().take(subsystem, object);
         if let Some((key, _)) = &taken {
             self.write(*key, None);
         }
@@ -164,19 +193,13 @@ impl Config {
 
     /// Forgets the absent objects of `subsystem` whose name `is_meant`.
     pub fn forget_all_absent(&self, subsystem: Subsystem, is_meant: impl Fn(&str) -> bool) {
-        self.absent.borrow_mut().retain(|(key, note)| {
-            let stays = note.subsystem != subsystem || !is_meant(&note.object);
-            if !stays {
-                self.write(*key, None);
-            }
-            stays
-        });
-    }
-
-    fn take_absent(&self, subsystem: Subsystem, object: &str) -> Option<(u64, Note)> {
-        let mut absent = self.absent.borrow_mut();
-        let at = absent.iter().position(|(_, n)| n.subsystem == subsystem && n.object == object)?;
-        Some(absent.remove(at))
+        let absent = self.absent.borrow();
+        let meant: Vec<String> =
+            absent.objects(subsystem).filter(|o| is_meant(o)).map(str::to_owned).collect();
+        drop(absent);
+        for object in meant {
+            self.forget_absent(subsystem, &object);
+        }
     }
 
     /// Notes the call that made `object`, in place of what made another of that name.
@@ -187,61 +210,49 @@ impl Config {
         let params = serde_json::to_value(params).expect("parameters came as JSON");
         let note =
             Note { subsystem, object: object.to_owned(), call: Call { method: method.into(), params } };
-        let before = self.take_absent(subsystem, object).or_else(|| self.take(subsystem, object));
+        let mut notes = self.notes.borrow_mut();
+        let before =
+            self.absent.borrow_mut().take(subsystem, object).or_else(|| notes.take(subsystem, object));
         let key = before.as_ref().map_or_else(|| self.last_key.get() + 1, |(key, _)| *key);
         self.last_key.set(key.max(self.last_key.get()));
         if before.is_none_or(|(_, before)| before != note) {
             self.write(key, Some(&note));
         }
-        let mut notes = self.notes.borrow_mut();
-        let place = notes.partition_point(|(k, _)| *k < key);
-        notes.insert(place, (key, note));
-    }
-
-    fn take(&self, subsystem: Subsystem, object: &str) -> Option<(u64, Note)> {
-        let mut notes = self.notes.borrow_mut();
-        let at = notes.iter().position(|(_, n)| n.subsystem == subsystem && n.object == object)?;
-        Some(notes.remove(at))
+        notes.insert(key, note);
     }
 
     /// Changes a parameter of the call that made `object`.
     pub fn changed(&self, subsystem: Subsystem, object: &str, param: &str, value: impl Into<Value>) {
         let mut notes = self.notes.borrow_mut();
-        let of_it = |(_, note): &&mut (u64, Note)| note.subsystem == subsystem && note.object == object;
-        if let Some((key, note)) = notes.iter_mut().find(of_it) {
-            note.call.params[param] = value.into();
-            self.write(*key, Some(note));
-        }
+        let Some(key) = notes.key(subsystem, object) else { return };
+        let note = notes.notes.get_mut(&key).expect("each key has its note");
+        note.call.params[param] = value.into();
+        self.write(key, Some(note));
     }
 
     /// Forgets `object`.
     pub fn removed(&self, subsystem: Subsystem, object: &str) {
-        self.remove_if(|n| n.subsystem == subsystem && n.object == object);
+        if let Some((key, _)) = self.notes.borrow_mut().take(subsystem, object) {
+            self.write(key, None);
+        }
     }
 
-    /// Forgets all objects of `subsystem` but those that `exists` knows.
+    /// Forgets all objects of `subsystem` but those that `exists` knows. Visits all: where it is known what went, [`Config::removed`] is for that.
     pub fn retain(&self, subsystem: Subsystem, exists: impl Fn(&str) -> bool) {
-        self.remove_if(|n| n.subsystem == subsystem && !exists(&n.object));
-    }
-
-    fn remove_if(&self, goes: impl Fn(&Note) -> bool) {
-        self.notes.borrow_mut().retain(|(key, note)| {
-            let stays = !goes(note);
-            if !stays {
-                self.write(*key, None);
-            }
-            stays
-        });
+        let notes = self.notes.borrow();
+        let gone: Vec<String> = notes.objects(subsystem).filter(|o| !exists(o)).map(str::to_owned).collect();
+        drop(notes);
+        gone.iter().for_each(|object| self.removed(subsystem, object));
     }
 
     /// The calls that make all objects of `subsystem`; after the disks, what they are watched for and may do.
     pub fn calls(&self, subsystem: Subsystem) -> Vec<Call> {
         let notes = self.notes.borrow();
-        let of = |s: Subsystem| notes.iter().filter(move |(_, n)| n.subsystem == s);
-        let mut calls: Vec<Call> = of(subsystem).map(|(_, n)| n.call.clone()).collect();
+        let of = |s: Subsystem| notes.notes.values().filter(move |n| n.subsystem == s);
+        let mut calls: Vec<Call> = of(subsystem).map(|n| n.call.clone()).collect();
         if subsystem == Subsystem::Bdev {
             let settings = of(Subsystem::Watch).chain(of(Subsystem::Qos));
-            calls.extend(settings.map(|(_, n)| n.call.clone()));
+            calls.extend(settings.map(|n| n.call.clone()));
         }
         calls
     }

@@ -114,9 +114,11 @@ impl Control {
     }
 
     fn forget_removed_disks(&self) {
-        self.config.retain(Subsystem::Bdev, |name| self.disks.find(name).is_ok());
+        for name in self.disks.take_gone() {
+            self.config.removed(Subsystem::Bdev, &name);
+            crate::methods::qos::forget(self, &name);
+        }
         crate::methods::observe::forget_gone(self);
-        crate::methods::qos::forget_gone(self);
         // A disk that goes has been taken from its targets.
         crate::methods::vhost_scsi::forget_gone(self);
     }

@@ -20,6 +20,8 @@ pub struct Disks {
     /// What some of them are limited together in.
     pub groups: QosGroups,
     made: RefCell<HashMap<String, Made>>,
+    /// Names of disks that are gone, for [`Disks::take_gone`].
+    gone: RefCell<Vec<String>>,
     /// Sent to whenever there is a new one.
     grown: watch::Sender<()>,
     /// What became of them.
@@ -39,6 +41,7 @@ impl Default for Disks {
             registry: Arc::default(),
             groups: QosGroups::default(),
             made: RefCell::default(),
+            gone: RefCell::default(),
             grown: watch::Sender::new(()),
             events: Events::default(),
         }
@@ -78,15 +81,19 @@ impl Disks {
 
     /// The same for a disk of any module, by its name.
     pub(crate) async fn unmake(&self, name: &str) -> Result<(), Error> {
-        let removed = self.registry.remove(name).await;
-        self.made.borrow_mut().retain(|name, _| {
-            let is_there = self.registry.find(name).is_ok();
-            if !is_there {
-                self.events.note(Kind::Unregister, name);
-            }
-            is_there
-        });
-        Ok(removed?)
+        let gone = |name: &str| {
+            self.made.borrow_mut().remove(name);
+            self.events.note(Kind::Unregister, name);
+            self.gone.borrow_mut().push(name.to_owned());
+        };
+        Ok(self.registry.remove_telling(name, gone).await?)
+    }
+
+    /// The names of disks that have gone since they were last asked for, and are not there again.
+    pub(crate) fn take_gone(&self) -> Vec<String> {
+        let mut gone = self.gone.take();
+        gone.retain(|name| self.find(name).is_err());
+        gone
     }
 
     /// Removes all disks, as far as their openers let it.

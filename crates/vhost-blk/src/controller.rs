@@ -3,16 +3,18 @@
 //! Each queue is a root of its own, on a thread of its own, on the least loaded reactor of the controller's cores: the queues of one disk spread over them.
 
 use crate::config::{self, BlkConfig};
+use crate::moving;
 use crate::queue::Queue;
 use crate::request::Disk;
 use aryk_bdev::{Descriptor, Event, OpenError};
-use aryk_reactor::{CoreSet, Cx, Gone, Reactors, RootRef, ThreadId};
-use aryk_vhost_device::{Errors, Parts, Trouble, virtqueue};
+use aryk_reactor::{CoreSet, Cx, Gone, Handle, Reactors, RootRef, ThreadId};
+use aryk_vhost_device::{Errors, MoveError, Moved, Parts, Trouble, virtqueue};
 use aryk_vhost_user::{Device, DeviceError, EventFd, MemoryChange, QueueLog, QueueSetup, SessionHandle};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
+use tokio::sync::Mutex;
 use virtio_bindings::bindings::virtio_blk::{VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_ID_BYTES};
 use zerocopy::IntoBytes;
 
@@ -35,9 +37,19 @@ pub(crate) struct Controller {
     /// `None` when the disk has been removed.
     disk: RefCell<Option<Descriptor>>,
     config: RefCell<BlkConfig>,
-    queues: RefCell<BTreeMap<u16, RootRef<Queue>>>,
+    queues: RefCell<BTreeMap<u16, Running>>,
+    /// Held while a queue moves, or something is asked of queues that may be about to.
+    moving: Mutex<()>,
     session: RefCell<Option<SessionHandle>>,
     errors: Arc<Errors>,
+}
+
+/// A queue that runs.
+#[derive(Clone)]
+struct Running {
+    root: RootRef<Queue>,
+    /// Its thread's number.
+    thread: u64,
 }
 
 /// Why a queue cannot start.
@@ -61,6 +73,7 @@ impl Controller {
             config: RefCell::new(BlkConfig::new(&bdev, settings.queues)),
             disk: RefCell::new(Some(disk)),
             queues: RefCell::default(),
+            moving: Mutex::new(()),
             session: RefCell::default(),
             errors: Arc::default(),
             settings,
@@ -83,7 +96,12 @@ impl Controller {
 
     /// Queues that run, and the cores that they run on.
     pub fn running(&self) -> Vec<(u16, u16)> {
-        self.queues.borrow().iter().map(|(&index, q)| (index, q.handle().core())).collect()
+        self.queues.borrow().iter().map(|(&index, q)| (index, q.root.handle().core())).collect()
+    }
+
+    /// The queue that is the thread of that number.
+    pub fn queue_of(&self, thread: u64) -> Option<u16> {
+        self.queues.borrow().iter().find(|(_, queue)| queue.thread == thread).map(|(&index, _)| index)
     }
 
     /// Something happened to the disk.
@@ -98,6 +116,7 @@ impl Controller {
                 }
             }
             Event::Removed => {
+                let _still = self.moving.lock().await;
                 // A queue that is gone has closed its channel already.
                 for queue in self.running_queues() {
                     let _ = queue.call(Queue::lose_disk).await;
@@ -108,14 +127,14 @@ impl Controller {
     }
 
     fn running_queues(&self) -> Vec<RootRef<Queue>> {
-        self.queues.borrow().values().cloned().collect()
+        self.queues.borrow().values().map(|queue| queue.root.clone()).collect()
     }
 
     fn queue(&self, index: u16) -> Option<RootRef<Queue>> {
-        self.queues.borrow().get(&index).cloned()
+        self.queues.borrow().get(&index).map(|queue| queue.root.clone())
     }
 
-    async fn start(&self, index: u16, setup: QueueSetup) -> Result<RootRef<Queue>, StartError> {
+    async fn start(&self, index: u16, setup: QueueSetup) -> Result<Running, StartError> {
         let name = format!("{}.q{index}", self.settings.name);
         let handle = self.reactors.least_loaded(self.settings.cores.as_ref()).clone();
         let keeps_in_flight = setup.inflight.is_some();
@@ -125,7 +144,7 @@ impl Controller {
         let requests = self.requests(disk.as_ref(), setup.features);
         let (errors, alarm) = (Arc::clone(&self.errors), self.alarm());
         let cores = self.settings.cores.clone().unwrap_or_else(|| CoreSet::from_iter([handle.core()]));
-        let start = move |cx: &mut Cx| -> Result<RootRef<Queue>, StartError> {
+        let start = move |cx: &mut Cx| -> Result<Running, StartError> {
             let thread = cx.add_thread(name.clone(), cores);
             let parts = Parts {
                 index,
@@ -140,9 +159,69 @@ impl Controller {
                 errors,
                 alarm,
             };
-            start_on(cx, parts, requests, disk.as_ref()).inspect_err(|_| cx.remove_thread(thread))
+            let number = cx.thread_number(thread);
+            let started = start_on(cx, parts, requests, disk.as_ref());
+            let root = started.inspect_err(|_| cx.remove_thread(thread))?;
+            Ok(Running { root, thread: number })
         };
         handle.call(start).await?
+    }
+
+    /// Has a queue run on one of `cores` from now on.
+    ///
+    /// # Errors
+    /// [`MoveError`].
+    pub async fn place(&self, index: u16, cores: CoreSet) -> Result<(), MoveError> {
+        let handles = self.reactors.handles();
+        if !handles.iter().any(|handle| cores.contains(handle.core())) {
+            return Err(MoveError::Cores(cores));
+        }
+        let queue = self.queue(index).ok_or(MoveError::Ending)?;
+        if !cores.contains(queue.handle().core()) {
+            self.move_queue(index, self.reactors.least_loaded(Some(&cores)).clone()).await?;
+        }
+        let _still = self.moving.lock().await;
+        let queue = self.queue(index).ok_or(MoveError::Ending)?;
+        queue
+            .call(move |queue, cx| cx.set_thread_cores(queue.line.thread(), cores))
+            .await
+            .map_err(|Gone| MoveError::Ending)
+    }
+
+    /// Moves a queue to another reactor. To be awaited to its end: whoever asks for queues meanwhile waits for that.
+    ///
+    /// # Errors
+    /// [`MoveError`].
+    pub async fn move_queue(&self, index: u16, to: Handle) -> Result<(), MoveError> {
+        let _still = self.moving.lock().await;
+        let queue = self.queue(index).ok_or(MoveError::Ending)?;
+        if *queue.handle() == to {
+            return Ok(());
+        }
+        let disk = self.disk.borrow().clone();
+        let begun = queue.call(move |queue, cx| queue.move_to(to, disk, cx)).await;
+        let ends = begun.ok().flatten().ok_or(MoveError::Ending)?;
+        match ends.await {
+            Ok(Moved::There(root)) => {
+                self.has_moved(index, root);
+                Ok(())
+            }
+            Ok(Moved::Back(root, why)) => {
+                self.has_moved(index, root);
+                Err(MoveError::Open(why))
+            }
+            Ok(Moved::TooSlow) => Err(MoveError::TooSlow),
+            Err(_) => {
+                if let Some(session) = &*self.session.borrow() {
+                    session.end(format!("queue {index} was lost on its way to another core"));
+                }
+                Err(MoveError::Ending)
+            }
+        }
+    }
+
+    fn has_moved(&self, index: u16, root: RootRef<Queue>) {
+        self.queues.borrow_mut().get_mut(&index).expect("queues do not end while they move").root = root;
     }
 
     fn requests(&self, disk: Option<&Descriptor>, features: u64) -> Disk {
@@ -176,11 +255,7 @@ fn start_on(
 ) -> Result<RootRef<Queue>, StartError> {
     let (thread, name): (ThreadId, _) = (parts.thread, parts.name.clone());
     cx.add_root(thread, &name, |id, cx| {
-        let channel = match disk.map(|d| d.open_channel(id, cx)) {
-            // A disk that is just being removed is one that is gone.
-            None | Some(Err(OpenError::Removed)) => None,
-            Some(channel) => Some(channel?),
-        };
+        let channel = moving::open(disk, id, cx)?;
         Ok(Queue::start(id, parts, requests, channel, cx)?)
     })
 }
@@ -225,8 +300,11 @@ impl Device for Controller {
     }
 
     async fn stop_queue(&self, index: u16) -> u32 {
+        let still = self.moving.lock().await;
         let queue = self.queue(index).expect("the session stops queues that run");
-        let base = match queue.call(Queue::stop).await {
+        let stopping = queue.call(Queue::stop).await;
+        drop(still);
+        let base = match stopping {
             Ok(stopped) => stopped.await.unwrap_or(0),
             // The daemon is ending, and nobody will go on from that base.
             Err(Gone) => 0,
@@ -236,6 +314,7 @@ impl Device for Controller {
     }
 
     async fn set_call(&self, index: u16, call: Option<EventFd>) {
+        let _still = self.moving.lock().await;
         if let Some(queue) = self.queue(index) {
             let _ = queue.call(move |q, cx| q.set_call(call, cx)).await;
         }
@@ -246,12 +325,14 @@ impl Device for Controller {
     }
 
     async fn set_log(&self, index: u16, log: Option<QueueLog>) {
+        let _still = self.moving.lock().await;
         if let Some(queue) = self.queue(index) {
             let _ = queue.call(move |q, _| q.set_log(log)).await;
         }
     }
 
     async fn revoke_memory(&self) {
+        let _still = self.moving.lock().await;
         for queue in self.running_queues() {
             // One that is gone uses no memory.
             let _ = queue.call(Queue::leave_removed_memory).await;
@@ -259,6 +340,7 @@ impl Device for Controller {
     }
 
     async fn set_memory(&self, change: MemoryChange) {
+        let _still = self.moving.lock().await;
         for (index, rings) in change.rings {
             let Some(queue) = self.queue(index) else { continue };
             let memory = Arc::clone(&change.memory);

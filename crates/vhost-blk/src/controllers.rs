@@ -2,8 +2,8 @@
 
 use crate::controller::{Controller, Settings};
 use aryk_bdev::{Access, Error as BdevError, Event, Registry};
-use aryk_reactor::{CoreSet, Reactors};
-use aryk_vhost_device::{Endpoint, EndpointError, Link};
+use aryk_reactor::{CoreSet, Handle, Reactors};
+use aryk_vhost_device::{Endpoint, EndpointError, Link, MoveError};
 use aryk_vhost_user::Snapshot;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -160,6 +160,28 @@ impl Controllers {
         Ok(path)
     }
 
+    /// Has the queue that is the thread of that number run on one of `cores` from now on; `None` if there is none.
+    pub async fn place(&self, thread: u64, cores: CoreSet) -> Option<Result<(), MoveError>> {
+        let (controller, queue) = self.find_thread(thread)?;
+        Some(to_the_end(async move { controller.place(queue, cores).await }).await)
+    }
+
+    /// Moves the queue that is the thread of that number to another reactor; `None` if there is none.
+    pub async fn move_to(&self, thread: u64, to: Handle) -> Option<Result<(), MoveError>> {
+        let (controller, queue) = self.find_thread(thread)?;
+        Some(to_the_end(async move { controller.move_queue(queue, to).await }).await)
+    }
+
+    fn find_thread(&self, thread: u64) -> Option<(Rc<Controller>, u16)> {
+        let entries = self.entries.borrow();
+        entries.values().find_map(|e| Some((Rc::clone(&e.controller), e.controller.queue_of(thread)?)))
+    }
+
+    /// Whether there is a controller of that name.
+    pub fn has(&self, name: &str) -> bool {
+        self.entries.borrow().contains_key(name)
+    }
+
     /// Ends a controller: its front-end is disconnected, its requests complete, its socket goes.
     ///
     /// # Errors
@@ -185,6 +207,11 @@ impl Controllers {
     pub fn list(&self) -> Vec<Info> {
         self.entries.borrow().values().map(Entry::info).collect()
     }
+}
+
+/// Has `moving` go on even if nobody waits for it any more.
+async fn to_the_end(moving: impl Future<Output = Result<(), MoveError>> + 'static) -> Result<(), MoveError> {
+    tokio::task::spawn_local(moving).await.unwrap_or(Err(MoveError::Ending))
 }
 
 async fn pass_on(mut arriving: mpsc::UnboundedReceiver<Event>, controller: Rc<Controller>) {

@@ -6,10 +6,11 @@ mod controller;
 mod controllers;
 #[cfg(any(test, fuzzing))]
 pub mod guest;
+mod moving;
 mod queue;
 mod request;
 
-pub use aryk_vhost_device::{Alarm, EndpointError, Errors, Link, Parts, Trouble};
+pub use aryk_vhost_device::{Alarm, EndpointError, Errors, Link, MoveError, Parts, Trouble};
 pub use aryk_vhost_user::{ListenError, SocketOptions};
 pub use controllers::{Controllers, Error, Info, Options, QUEUES, QUEUES_MAX};
 pub use queue::Queue;

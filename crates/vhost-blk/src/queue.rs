@@ -8,7 +8,7 @@ use aryk_bdev::{BdevChannel, Completion, Op, Status, Tag};
 use aryk_crash_point::{Step, step};
 use aryk_dma::MemTable;
 use aryk_reactor::{Armed, Cx, Layer, Point, Root, RootId};
-use aryk_vhost_device::{Line, Parts, STOP_GRACE};
+use aryk_vhost_device::{Line, Move, Parts, STOP_GRACE};
 use aryk_vhost_user::{EventFd, QueueLog, Rings};
 use aryk_virtqueue::{Chain, ConfigError};
 use futures_channel::oneshot;
@@ -16,13 +16,14 @@ use std::sync::Arc;
 
 /// The queue. A root of its reactor from start to stop.
 pub struct Queue {
-    line: Line,
-    requests: Requests,
+    pub(crate) line: Line,
+    pub(crate) requests: Requests,
+    pub(crate) order: Option<Move<Self>>,
 }
 
 /// Requests and their disk.
-struct Requests {
-    disk: Disk,
+pub(crate) struct Requests {
+    pub disk: Disk,
     /// `None` when the disk has been removed: requests fail.
     channel: Option<BdevChannel>,
     /// Bytes that each request in flight writes to its guest, status included, by head.
@@ -51,7 +52,7 @@ impl Queue {
             closing_channel: false,
             giving_up: false,
         };
-        Ok(Self { line: Line::new(id, parts, cx)?, requests })
+        Ok(Self { line: Line::new(id, parts, cx)?, requests, order: None })
     }
 
     /// Takes requests no more; when the last has completed, the queue is gone and its base known: where a successor goes on. A disk that does not
@@ -110,7 +111,7 @@ impl Queue {
         cx.wake(self.line.id);
     }
 
-    /// What waits for requests to complete: stopping, and leaving the disk.
+    /// What waits for requests to complete: stopping, moving, and leaving the disk.
     fn settle(&mut self, cx: &mut Cx) {
         if self.line.sgs.in_use() > 0 {
             return;
@@ -118,7 +119,14 @@ impl Queue {
         drop(self.requests.channel.take());
         if self.line.is_stopping() {
             self.line.leave(cx);
+        } else if let Some(order) = &mut self.order {
+            order.is_quiet(self.line.id, cx);
         }
+    }
+
+    /// Whether its disk is being removed, and it still has a channel.
+    pub(crate) const fn is_losing_disk(&self) -> bool {
+        self.requests.closing_channel && self.requests.channel.is_some()
     }
 }
 
@@ -177,14 +185,14 @@ impl Requests {
 
 impl Root for Queue {
     fn poll(&mut self, cx: &mut Cx) -> bool {
-        let Self { line, requests } = self;
+        let Self { line, requests, .. } = self;
         let mut worked = line.take(cx, |line, head, chain, cx| requests.start(head, chain, line, cx));
         worked |= requests.take_completions(line, cx);
         if worked {
             line.publish(cx);
         }
         line.look_for_lost_memory();
-        if line.is_stopping() || requests.closing_channel {
+        if line.is_leaving() || requests.closing_channel {
             self.settle(cx);
         }
         worked

@@ -3,12 +3,14 @@
 
 mod endpoint;
 mod line;
+mod moving;
 mod pace;
 mod ring;
 mod trouble;
 
 pub use endpoint::{Endpoint, EndpointError, Link};
-pub use line::{Line, Parts, STOP_GRACE};
+pub use line::{Line, MakeParts, Parts, STOP_GRACE};
+pub use moving::{MOVE_PATIENCE, Movable, Move, MoveError, Moved, Stranded};
 pub use pace::Pace;
 pub use ring::virtqueue;
 pub use trouble::{Alarm, Errors, Trouble};

@@ -5,7 +5,7 @@
 
 use crate::{Alarm, Errors, Pace, Trouble};
 use aryk_dma::{MemTable, SgTable};
-use aryk_reactor::{Armed, Cx, Layer, RootId, ThreadId, WatchId};
+use aryk_reactor::{Armed, Cx, Layer, Moving, RootId, ThreadId, WatchId};
 use aryk_vhost_user::{EventFd, QueueLog, Rings};
 use aryk_virtqueue::{Chain, ConfigError, PopError, Virtqueue};
 use futures_channel::oneshot;
@@ -50,6 +50,9 @@ pub struct Parts {
     pub alarm: Alarm,
 }
 
+/// What makes the parts of a queue anew, on a thread.
+pub type MakeParts = Box<dyn FnOnce(ThreadId) -> Parts + Send>;
+
 /// The line between a queue and its guest.
 pub struct Line {
     /// The queue as a root of its reactor.
@@ -68,7 +71,7 @@ pub struct Line {
     watch: Option<WatchId>,
     pace: Pace,
     scratch: Rc<Scratch>,
-    stopping: Option<oneshot::Sender<u32>>,
+    leaving: Option<Leaving>,
     alarmed: bool,
     alarm: Alarm,
     errors: Arc<Errors>,
@@ -79,6 +82,14 @@ impl fmt::Debug for Line {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Line").field("index", &self.index).finish_non_exhaustive()
     }
+}
+
+/// Why a queue takes no more requests.
+enum Leaving {
+    /// It stops.
+    Stop(oneshot::Sender<u32>),
+    /// It goes to another reactor.
+    Move,
 }
 
 /// A chain that was none was given back.
@@ -120,7 +131,7 @@ impl Line {
             watch,
             pace: Pace::new(cx.now()),
             scratch: cx.local_state::<Scratch>(),
-            stopping: None,
+            leaving: None,
             alarmed: false,
             alarm: parts.alarm,
             errors: parts.errors,
@@ -267,20 +278,68 @@ impl Line {
 
     /// Whether new chains are looked for.
     pub const fn takes_requests(&self) -> bool {
-        self.stopping.is_none() && !self.alarmed
+        self.leaving.is_none() && !self.alarmed
     }
 
     /// Takes requests no more; what [`Line::leave`] will say.
     pub fn stop(&mut self, cx: &mut Cx) -> oneshot::Receiver<u32> {
         let (sender, receiver) = oneshot::channel();
-        self.stopping = Some(sender);
+        self.leaving = Some(Leaving::Stop(sender));
         cx.wake(self.id);
         receiver
     }
 
     /// Whether it is to stop.
     pub const fn is_stopping(&self) -> bool {
-        self.stopping.is_some()
+        matches!(self.leaving, Some(Leaving::Stop(_)))
+    }
+
+    /// Whether it is to stop, or to go to another reactor.
+    #[inline]
+    pub const fn is_leaving(&self) -> bool {
+        self.leaving.is_some()
+    }
+
+    /// Takes requests no more, to go to another reactor; whether it will.
+    pub fn begin_move(&mut self) -> bool {
+        let goes = self.takes_requests();
+        if goes {
+            self.leaving = Some(Leaving::Move);
+        }
+        goes
+    }
+
+    /// Takes requests again, for it does not move.
+    pub fn go_on(&mut self, cx: &mut Cx) {
+        self.leaving = None;
+        cx.kick(self.id);
+    }
+
+    /// Its thread.
+    pub const fn thread(&self) -> ThreadId {
+        self.thread
+    }
+
+    /// Leaves the reactor for another, where it is a root no more: its thread, and what makes it anew on that.
+    pub fn pack(mut self, cx: &mut Cx) -> (Moving, MakeParts) {
+        let kick = self.unwatch(cx);
+        let thread = cx.release_thread(self.thread);
+        let (name, memory) = (thread.name().to_owned(), self.sgs.share_memory());
+        let Self { index, ring, keeps_in_flight, log, call, alarm, errors, .. } = self;
+        let parts = move |thread| Parts {
+            name,
+            index,
+            thread,
+            ring,
+            keeps_in_flight,
+            log,
+            memory,
+            call,
+            kick,
+            errors,
+            alarm,
+        };
+        (thread, Box::new(parts))
     }
 
     fn raise(&mut self, trouble: Trouble) {
@@ -320,7 +379,7 @@ impl Line {
         self.forget(cx);
         cx.remove_root(self.id);
         cx.remove_thread(self.thread);
-        if let Some(stopped) = self.stopping.take() {
+        if let Some(Leaving::Stop(stopped)) = self.leaving.take() {
             // The session may have gone.
             let _ = stopped.send(self.ring.base());
         }
@@ -328,9 +387,11 @@ impl Line {
 
     /// Is kicked no more, and known by no name.
     pub fn forget(&mut self, cx: &mut Cx) {
-        if let Some(watch) = self.watch.take() {
-            cx.unwatch(watch);
-        }
+        drop(self.unwatch(cx));
+    }
+
+    fn unwatch(&mut self, cx: &mut Cx) -> Option<OwnedFd> {
         cx.name_object(Layer::Frontend, self.id.trace_number(), None);
+        cx.unwatch(self.watch.take()?)
     }
 }

@@ -10,9 +10,9 @@ use crate::manage::Manager;
 use crate::queue::{Queue, Role, Targets};
 use crate::wire::{self, Config, feature};
 use aryk_bdev::{Descriptor, OpenError};
-use aryk_reactor::{CoreSet, Cx, Gone, Reactors, RootRef};
+use aryk_reactor::{CoreSet, Cx, Gone, Handle, Reactors, RootRef};
 use aryk_scsi::{Lun, Nexus};
-use aryk_vhost_device::{Errors, Parts, Trouble, virtqueue};
+use aryk_vhost_device::{Errors, MoveError, Moved, Parts, Trouble, virtqueue};
 use aryk_vhost_user::{Device, DeviceError, EventFd, MemoryChange, QueueLog, QueueSetup, SessionHandle};
 use aryk_virtqueue::Virtqueue;
 use std::cell::{Cell, RefCell};
@@ -44,13 +44,21 @@ pub(crate) struct Controller {
     settings: Settings,
     reactors: Rc<Reactors>,
     targets: RefCell<Targets>,
-    queues: RefCell<BTreeMap<u16, RootRef<Queue>>>,
-    /// Held while targets change, or a queue learns which there are.
+    queues: RefCell<BTreeMap<u16, Running>>,
+    /// Held while targets change, or a queue learns which there are, moves, or is asked for something.
     changing: Mutex<()>,
     /// What the guest is to be told when its event queue runs again. `None`: it has not run in this session, and the guest looks for itself first.
     untold: Cell<Option<Waiting>>,
     session: RefCell<Option<SessionHandle>>,
     errors: Arc<Errors>,
+}
+
+/// A queue that runs.
+#[derive(Clone)]
+struct Running {
+    root: RootRef<Queue>,
+    /// Its thread's number.
+    thread: u64,
 }
 
 /// Why a queue cannot start.
@@ -109,15 +117,20 @@ impl Controller {
 
     /// Queues that run, and the cores that they run on.
     pub fn running(&self) -> Vec<(u16, u16)> {
-        self.queues.borrow().iter().map(|(&index, q)| (index, q.handle().core())).collect()
+        self.queues.borrow().iter().map(|(&index, q)| (index, q.root.handle().core())).collect()
+    }
+
+    /// The queue that is the thread of that number.
+    pub fn queue_of(&self, thread: u64) -> Option<u16> {
+        self.queues.borrow().iter().find(|(_, queue)| queue.thread == thread).map(|(&index, _)| index)
     }
 
     fn all_queues(&self) -> Vec<(u16, RootRef<Queue>)> {
-        self.queues.borrow().iter().map(|(&index, queue)| (index, queue.clone())).collect()
+        self.queues.borrow().iter().map(|(&index, queue)| (index, queue.root.clone())).collect()
     }
 
     fn queue(&self, index: u16) -> Option<RootRef<Queue>> {
-        self.queues.borrow().get(&index).cloned()
+        self.queues.borrow().get(&index).map(|queue| queue.root.clone())
     }
 
     /// Whether a target has no disk.
@@ -214,7 +227,7 @@ impl Controller {
         }
     }
 
-    async fn start(&self, index: u16, setup: QueueSetup) -> Result<RootRef<Queue>, StartError> {
+    async fn start(&self, index: u16, setup: QueueSetup) -> Result<Running, StartError> {
         let name = format!("{}.q{index}", self.settings.name);
         let handle = self.reactors.least_loaded(self.settings.cores.as_ref()).clone();
         let ring = virtqueue(&setup)?;
@@ -227,7 +240,7 @@ impl Controller {
             EVENT => Plan::Event(setup.features, self.untold.take()),
             _ => Plan::Request(targets),
         };
-        let start = move |cx: &mut Cx| -> Result<RootRef<Queue>, StartError> {
+        let start = move |cx: &mut Cx| -> Result<Running, StartError> {
             let thread = cx.add_thread(name.clone(), cores);
             let parts = Parts {
                 index,
@@ -242,9 +255,66 @@ impl Controller {
                 errors,
                 alarm,
             };
-            start_on(cx, parts, plan).inspect_err(|_| cx.remove_thread(thread))
+            let number = cx.thread_number(thread);
+            let root = start_on(cx, parts, plan).inspect_err(|_| cx.remove_thread(thread))?;
+            Ok(Running { root, thread: number })
         };
         handle.call(start).await?
+    }
+
+    /// Has a queue run on one of `cores` from now on.
+    ///
+    /// # Errors
+    /// [`MoveError`].
+    pub async fn place(&self, index: u16, cores: CoreSet) -> Result<(), MoveError> {
+        let handles = self.reactors.handles();
+        if !handles.iter().any(|handle| cores.contains(handle.core())) {
+            return Err(MoveError::Cores(cores));
+        }
+        let queue = self.queue(index).ok_or(MoveError::Ending)?;
+        if !cores.contains(queue.handle().core()) {
+            self.move_queue(index, self.reactors.least_loaded(Some(&cores)).clone()).await?;
+        }
+        let _changing = self.changing.lock().await;
+        let queue = self.queue(index).ok_or(MoveError::Ending)?;
+        let told = queue.call(move |queue, cx| cx.set_thread_cores(queue.line.thread(), cores)).await;
+        told.map_err(|Gone| MoveError::Ending)
+    }
+
+    /// Moves a queue to another reactor. To be awaited to its end: whoever asks for queues meanwhile waits for that.
+    ///
+    /// # Errors
+    /// [`MoveError`].
+    pub async fn move_queue(&self, index: u16, to: Handle) -> Result<(), MoveError> {
+        let _changing = self.changing.lock().await;
+        let queue = self.queue(index).ok_or(MoveError::Ending)?;
+        if *queue.handle() == to {
+            return Ok(());
+        }
+        let targets = self.targets.borrow().clone();
+        let begun = queue.call(move |queue, cx| queue.move_to(to, targets, cx)).await;
+        let ends = begun.ok().flatten().ok_or(MoveError::Ending)?;
+        match ends.await {
+            Ok(Moved::There(root)) => {
+                self.has_moved(index, root);
+                Ok(())
+            }
+            Ok(Moved::Back(root, why)) => {
+                self.has_moved(index, root);
+                Err(MoveError::Open(why))
+            }
+            Ok(Moved::TooSlow) => Err(MoveError::TooSlow),
+            Err(_) => {
+                if let Some(session) = &*self.session.borrow() {
+                    session.end(format!("queue {index} was lost on its way to another core"));
+                }
+                Err(MoveError::Ending)
+            }
+        }
+    }
+
+    fn has_moved(&self, index: u16, root: RootRef<Queue>) {
+        self.queues.borrow_mut().get_mut(&index).expect("queues do not end while they move").root = root;
     }
 
     /// What a queue in trouble calls: its session ends.
@@ -333,9 +403,12 @@ impl Device for Controller {
     }
 
     async fn stop_queue(&self, index: u16) -> u32 {
+        let changing = self.changing.lock().await;
         let queue = self.queue(index).expect("the session stops queues that run");
         let stop = |queue: &mut Queue, cx: &mut Cx| (queue.take_waiting(), queue.stop(cx));
-        let base = match queue.call(stop).await {
+        let stopping = queue.call(stop).await;
+        drop(changing);
+        let base = match stopping {
             Ok((waiting, stopped)) => {
                 if waiting.is_some() {
                     self.untold.set(waiting);
@@ -350,6 +423,7 @@ impl Device for Controller {
     }
 
     async fn set_call(&self, index: u16, call: Option<EventFd>) {
+        let _changing = self.changing.lock().await;
         if let Some(queue) = self.queue(index) {
             let _ = queue.call(move |q, cx| q.set_call(call, cx)).await;
         }
@@ -360,12 +434,14 @@ impl Device for Controller {
     }
 
     async fn set_log(&self, index: u16, log: Option<QueueLog>) {
+        let _changing = self.changing.lock().await;
         if let Some(queue) = self.queue(index) {
             let _ = queue.call(move |q, _| q.set_log(log)).await;
         }
     }
 
     async fn set_memory(&self, change: MemoryChange) {
+        let _changing = self.changing.lock().await;
         for (index, rings) in change.rings {
             let Some(queue) = self.queue(index) else { continue };
             let memory = Arc::clone(&change.memory);

@@ -3,9 +3,9 @@
 use crate::controller::{Controller, FIXED, Settings};
 use crate::wire::TARGETS;
 use aryk_bdev::{Access, Error as BdevError, Event, OpenError, Registry};
-use aryk_reactor::{CoreSet, Reactors};
+use aryk_reactor::{CoreSet, Handle, Reactors};
 use aryk_scsi::Nexus;
-use aryk_vhost_device::{Endpoint, EndpointError, Link};
+use aryk_vhost_device::{Endpoint, EndpointError, Link, MoveError};
 use aryk_vhost_user::Snapshot;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -220,6 +220,40 @@ impl Controllers {
         Ok(Rc::clone(&entry.controller))
     }
 
+    /// Has the queue that is the thread of that number run on one of `cores` from now on; `None` if there is none.
+    pub async fn place(&self, thread: u64, cores: CoreSet) -> Option<Result<(), MoveError>> {
+        let (controller, queue) = self.find_thread(thread)?;
+        Some(to_the_end(async move { controller.place(queue, cores).await }).await)
+    }
+
+    /// Moves the queue that is the thread of that number to another reactor; `None` if there is none.
+    pub async fn move_to(&self, thread: u64, to: Handle) -> Option<Result<(), MoveError>> {
+        let (controller, queue) = self.find_thread(thread)?;
+        Some(to_the_end(async move { controller.move_queue(queue, to).await }).await)
+    }
+
+    fn find_thread(&self, thread: u64) -> Option<(Rc<Controller>, u16)> {
+        let entries = self.entries.borrow();
+        entries.values().find_map(|e| Some((Rc::clone(&e.controller), e.controller.queue_of(thread)?)))
+    }
+
+    /// Whether there is a controller of that name.
+    pub fn has(&self, name: &str) -> bool {
+        self.entries.borrow().contains_key(name)
+    }
+
+    /// Whether a machine is connected to the controller of that name.
+    pub fn is_connected(&self, name: &str) -> bool {
+        let entries = self.entries.borrow();
+        let endpoint = entries.get(name).and_then(|entry| entry.endpoint.as_ref());
+        endpoint.is_some_and(|endpoint| endpoint.stats().connected)
+    }
+
+    /// Whether that target of a controller has a disk.
+    pub fn has_target(&self, name: &str, target: u8) -> bool {
+        self.entries.borrow().get(name).is_some_and(|entry| !entry.controller.is_free(target))
+    }
+
     /// Ends a controller: its front-end is disconnected, its commands complete, its socket goes.
     ///
     /// # Errors
@@ -242,6 +276,11 @@ impl Controllers {
     pub fn list(&self) -> Vec<Info> {
         self.entries.borrow().values().map(|entry| entry.info(&self.directory)).collect()
     }
+}
+
+/// Has `moving` go on even if nobody waits for it any more.
+async fn to_the_end(moving: impl Future<Output = Result<(), MoveError>> + 'static) -> Result<(), MoveError> {
+    tokio::task::spawn_local(moving).await.unwrap_or(Err(MoveError::Ending))
 }
 
 /// Passes news of a target's disk on, until the target has let go of it.

@@ -9,6 +9,7 @@ mod events;
 #[cfg(fuzzing)]
 pub mod guest;
 mod manage;
+mod moving;
 mod queue;
 mod requests;
 mod wire;

@@ -9,7 +9,7 @@ use aryk_bdev::OpenError;
 use aryk_dma::MemTable;
 use aryk_reactor::{Armed, Cx, Root, RootId};
 use aryk_scsi::Nexus;
-use aryk_vhost_device::{Line, Parts, STOP_GRACE};
+use aryk_vhost_device::{Line, Move, Parts, STOP_GRACE};
 use aryk_vhost_user::{EventFd, QueueLog, Rings};
 use aryk_virtqueue::ConfigError;
 use futures_channel::oneshot;
@@ -30,8 +30,9 @@ pub(crate) enum Role {
 
 /// The queue. A root of its reactor from start to stop.
 pub struct Queue {
-    line: Line,
-    role: Role,
+    pub(crate) line: Line,
+    pub(crate) role: Role,
+    pub(crate) order: Option<Move<Self>>,
 }
 
 impl Queue {
@@ -42,24 +43,33 @@ impl Queue {
     pub fn of_commands(id: RootId, parts: Parts, targets: Targets, cx: &mut Cx) -> Result<Self, StartError> {
         let requests = Requests::new(parts.ring.size());
         let mut queue = Self::start(id, parts, Role::Request(requests), cx)?;
-        for (target, nexus) in (0..).zip(targets) {
-            let Some(nexus) = nexus else { continue };
-            let (requests, line) = queue.requests();
-            match requests.attach(target, nexus, line, cx) {
-                // A disk that is just being removed is one that is gone.
-                Ok(()) | Err(OpenError::Removed) => {}
-                Err(error) => {
-                    queue.abandon(cx);
-                    return Err(error.into());
-                }
-            }
+        if let Err(error) = queue.attach_all(&targets, cx) {
+            queue.abandon(cx);
+            return Err(error.into());
         }
         Ok(queue)
     }
 
+    /// Opens a channel on each disk of a queue for commands.
+    ///
+    /// # Errors
+    /// One of them cannot be opened.
+    pub(crate) fn attach_all(&mut self, targets: &Targets, cx: &mut Cx) -> Result<(), OpenError> {
+        for (target, nexus) in (0..).zip(targets) {
+            let Some(nexus) = nexus else { continue };
+            let (requests, line) = self.requests();
+            match requests.attach(target, Arc::clone(nexus), line, cx) {
+                // A disk that is just being removed is one that is gone.
+                Ok(()) | Err(OpenError::Removed) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
     /// A queue on the calling reactor.
     pub(crate) fn start(id: RootId, parts: Parts, role: Role, cx: &mut Cx) -> std::io::Result<Self> {
-        Ok(Self { line: Line::new(id, parts, cx)?, role })
+        Ok(Self { line: Line::new(id, parts, cx)?, role, order: None })
     }
 
     /// Takes requests no more; when the last has completed, the queue is gone and its base known: where a successor goes on. A disk that does not
@@ -150,7 +160,7 @@ impl Queue {
 
     /// Takes new chains off the ring and starts them; whether there were any.
     fn take_requests(&mut self, cx: &mut Cx) -> bool {
-        let Self { line, role } = self;
+        let Self { line, role, .. } = self;
         match role {
             Role::Request(requests) => {
                 line.take(cx, |line, head, chain, cx| requests.start(head, chain, line, cx))
@@ -162,7 +172,7 @@ impl Queue {
         }
     }
 
-    /// What waits for requests to complete: stopping, and disks that were taken away.
+    /// What waits for requests to complete: stopping, moving, and disks that were taken away.
     fn settle(&mut self, cx: &mut Cx) {
         if let Role::Request(requests) = &mut self.role {
             requests.settle();
@@ -170,11 +180,16 @@ impl Queue {
         if self.line.sgs.in_use() > 0 {
             return;
         }
+        if !self.line.is_leaving() {
+            return;
+        }
+        if let Role::Request(requests) = &mut self.role {
+            requests.close();
+        }
         if self.line.is_stopping() {
-            if let Role::Request(requests) = &mut self.role {
-                requests.close();
-            }
             self.line.leave(cx);
+        } else if let Some(order) = &mut self.order {
+            order.is_quiet(self.line.id, cx);
         }
     }
 }

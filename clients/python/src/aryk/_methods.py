@@ -1563,6 +1563,27 @@ class Methods(ABC):
         result: types.Threads = self.call("thread_get_stats")
         return result
 
+    def thread_set_cpumask(
+        self,
+        *,
+        id: int,
+        cpumask: str,
+    ) -> bool:
+        """Says on which cores a thread may run, and moves it there while its machine's I/O goes on.
+
+        Parameters:
+            id: The thread, as `thread_get_stats` gives it.
+            cpumask: Where it may run.
+        """
+        result: bool = self.call(
+            "thread_set_cpumask",
+            _given(
+                id=id,
+                cpumask=cpumask,
+            ),
+        )
+        return result
+
     def trace_clear(self) -> bool:
         """Forgets what has happened to requests until now."""
         result: bool = self.call("trace_clear")
@@ -3415,6 +3436,27 @@ class AsyncMethods(ABC):
     async def thread_get_stats(self) -> types.Threads:
         """The threads on all reactors, and how busy they are."""
         result: types.Threads = await self.call("thread_get_stats")
+        return result
+
+    async def thread_set_cpumask(
+        self,
+        *,
+        id: int,
+        cpumask: str,
+    ) -> bool:
+        """Says on which cores a thread may run, and moves it there while its machine's I/O goes on.
+
+        Parameters:
+            id: The thread, as `thread_get_stats` gives it.
+            cpumask: Where it may run.
+        """
+        result: bool = await self.call(
+            "thread_set_cpumask",
+            _given(
+                id=id,
+                cpumask=cpumask,
+            ),
+        )
         return result
 
     async def trace_clear(self) -> bool:

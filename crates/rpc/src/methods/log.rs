@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The flags, each with the target of its part's events: the name of its crate.
-const FLAGS: [(&str, &str); 10] = [
+const FLAGS: [(&str, &str); 11] = [
     ("arykd", "arykd"),
     ("bdev", "aryk_bdev"),
     ("bdev_uring", "aryk_bdev_uring"),
@@ -19,6 +19,7 @@ const FLAGS: [(&str, &str); 10] = [
     ("rpc", "aryk_rpc"),
     ("state", "aryk_state"),
     ("vhost_blk", "aryk_vhost_blk"),
+    ("vhost_device", "aryk_vhost_device"),
     ("vhost_scsi", "aryk_vhost_scsi"),
     ("vhost_user", "aryk_vhost_user"),
 ];

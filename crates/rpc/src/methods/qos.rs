@@ -303,13 +303,11 @@ fn object(kind: &str, name: &str) -> String {
     format!("{kind}{name}")
 }
 
-/// Forgets the limits and places of disks that are gone.
-pub(crate) fn forget_gone(control: &Control) {
-    let exists = |object: &str| {
-        let disk = object.strip_prefix(LIMITS).or_else(|| object.strip_prefix(PLACE));
-        disk.is_none_or(|disk| control.disks.find(disk).is_ok())
-    };
-    control.config.retain(Subsystem::Qos, exists);
+/// Forgets the limits and the place of a disk that is gone.
+pub(crate) fn forget(control: &Control, disk: &str) {
+    for kind in [LIMITS, PLACE] {
+        control.config.removed(Subsystem::Qos, &object(kind, disk));
+    }
 }
 
 /// Forgets the limits and the place of a disk that was absent, and will not come.

@@ -2,7 +2,10 @@
 
 use super::framework::ask;
 use super::{Control, Count, Error, NoParams, Phase, Table};
-use aryk_reactor::Reactors;
+use crate::params::CpuMask;
+use aryk_reactor::{CoreSet, Cx, Reactors};
+use aryk_vhost_blk::MoveError;
+use rustix::io::Errno;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
@@ -27,6 +30,12 @@ pub(super) fn register(table: &mut Table<Control>) {
         Phase::Any,
         "Chooses the scheduler: there is one, `static`.",
         set_scheduler,
+    );
+    table.add(
+        "thread_set_cpumask",
+        Phase::RunTime,
+        "Says on which cores a thread may run, and moves it there while its machine's I/O goes on.",
+        set_cpumask,
     );
     let watch = Rc::new(RefCell::new(None));
     table.add(
@@ -86,6 +95,56 @@ async fn set_scheduler(_: &Control, p: SetScheduler) -> Result<bool, Error> {
     match p.name == SCHEDULER {
         true => Ok(true),
         false => Err(Error::invalid(format!("there is no scheduler '{}', only {SCHEDULER}", p.name))),
+    }
+}
+
+/// Parameters of `thread_set_cpumask`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct SetCpumask {
+    /// The thread, as `thread_get_stats` gives it.
+    id: u64,
+    /// Where it may run.
+    cpumask: CpuMask,
+}
+
+async fn set_cpumask(control: &Control, p: SetCpumask) -> Result<bool, Error> {
+    let SetCpumask { id, cpumask: CpuMask(cores) } = p;
+    let placed = match control.controllers.place(id, cores.clone()).await {
+        None => control.scsi_controllers.place(id, cores.clone()).await,
+        placed => placed,
+    };
+    match placed {
+        Some(placed) => placed?,
+        None => confine(control, id, cores).await?,
+    }
+    Ok(true)
+}
+
+/// Says where a thread may run that is no queue, and stays where it is.
+async fn confine(control: &Control, id: u64, cores: CoreSet) -> Result<(), Error> {
+    for handle in control.reactors.handles().iter().filter(|handle| cores.contains(handle.core())) {
+        let cores = cores.clone();
+        let confine = move |cx: &mut Cx| {
+            let thread = cx.find_thread(id);
+            thread.map(|thread| cx.set_thread_cores(thread, cores)).is_some()
+        };
+        if ask(handle, confine).await? {
+            return Ok(());
+        }
+    }
+    Err(Error::invalid(format!("there is no thread {id} that can run there")))
+}
+
+impl From<MoveError> for Error {
+    fn from(error: MoveError) -> Self {
+        let errno = match error {
+            MoveError::Cores(_) => Errno::INVAL,
+            MoveError::TooSlow => Errno::TIMEDOUT,
+            MoveError::Open(_) => Errno::IO,
+            MoveError::Ending => Errno::NODEV,
+        };
+        Self::errno(errno, error.to_string())
     }
 }
 

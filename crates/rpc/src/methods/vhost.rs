@@ -98,8 +98,7 @@ async fn create_blk_controller(control: &Control, p: CreateBlkController) -> Res
 
 /// Whether there is a controller of that name, of any kind.
 pub(super) fn taken(control: &Control, name: &str) -> bool {
-    control.controllers.list().iter().any(|info| info.name == name)
-        || control.scsi_controllers.list().iter().any(|info| info.name == name)
+    control.controllers.has(name) || control.scsi_controllers.has(name)
 }
 
 /// How a controller and its machine find each other: by the machine's socket, or by one of ours with these rights.
@@ -130,9 +129,8 @@ struct DeleteController {
 }
 
 async fn delete_controller(control: &Control, p: DeleteController) -> Result<bool, Error> {
-    let scsi = control.scsi_controllers.list();
-    if let Some(info) = scsi.iter().find(|info| info.name == p.ctrlr) {
-        if info.sessions.as_ref().is_some_and(|sessions| sessions.connected) {
+    if control.scsi_controllers.has(&p.ctrlr) {
+        if control.scsi_controllers.is_connected(&p.ctrlr) {
             let why = "a machine is connected to controller";
             let name = &p.ctrlr;
             return Err(Error::errno(
@@ -146,8 +144,9 @@ async fn delete_controller(control: &Control, p: DeleteController) -> Result<boo
     }
     let deleted = control.controllers.delete(&p.ctrlr).await;
     // Another of that name may have been made while its end was waited for.
-    let names: Vec<_> = control.controllers.list().into_iter().map(|info| info.name).collect();
-    control.config.retain(Subsystem::VhostBlk, |name| names.iter().any(|n| n == name));
+    if !control.controllers.has(&p.ctrlr) {
+        control.config.removed(Subsystem::VhostBlk, &p.ctrlr);
+    }
     Ok(deleted.map(|()| true)?)
 }
 

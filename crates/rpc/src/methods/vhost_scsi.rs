@@ -180,12 +180,10 @@ pub(crate) async fn unmake(control: &Control, object: &str) -> Result<(), Error>
 
 /// Forgets controllers and targets that are not there any more.
 pub(crate) fn forget_gone(control: &Control) {
-    let infos = control.scsi_controllers.list();
+    let controllers = &control.scsi_controllers;
     let exists = |object: &str| match object.split_once('/') {
-        Some((name, target)) => infos.iter().any(|info| {
-            info.name == name && info.targets.iter().any(|(number, _)| number.to_string() == target)
-        }),
-        None => infos.iter().any(|info| info.name == object),
+        Some((name, target)) => controllers.has_target(name, target.parse().expect("a note of ours")),
+        None => controllers.has(object),
     };
     control.config.retain(Subsystem::VhostScsi, exists);
 }

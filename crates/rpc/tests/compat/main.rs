@@ -199,10 +199,11 @@ async fn carry_out(daemon: &Daemon, facts: &Facts) -> BTreeMap<&'static str, See
     let mut seen: BTreeMap<_, Seen> = BTreeMap::new();
     let reactor = &daemon.reactors.handles()[0];
     let thread = add_machine(reactor).await;
+    let number = reactor.call(move |cx| cx.thread_number(thread)).await.unwrap();
     // The daemon signals its own process, which is ours.
     let mut signals = signal(SignalKind::user_defined1()).unwrap();
     let schemas = schema::Schemas::new();
-    for step in scenario::steps(daemon.dir.path()) {
+    for step in scenario::steps(daemon.dir.path(), (number, reactor.core())) {
         if step.method == "thread_get_io_channels" {
             let registry = &daemon.control.disks.registry;
             let disk = registry.open("Malloc0", Access::Shared, "a machine", |_| {}).unwrap();

@@ -9,12 +9,13 @@ pub struct Step {
 }
 
 /// The calls. `dir` is an empty directory.
-pub fn steps(dir: &Path) -> Vec<Step> {
+pub fn steps(dir: &Path, (thread, core): (u64, u16)) -> Vec<Step> {
     let mut steps = Vec::new();
     let mut call = |method, params| steps.push(Step { method, params });
     start(&mut call);
     make_disks(dir, &mut call);
     watch_disks(&mut call);
+    call("thread_set_cpumask", json!({"id": thread, "cpumask": format!("[{core}]")}));
     end(&mut call);
     steps
 }

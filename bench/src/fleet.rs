@@ -1,0 +1,330 @@
+//! Many disks at once, as their machines see them: the project's own front-end, one session for each controller, and one memfd for all
+//! controllers of a machine. One thread, which polls.
+
+use anyhow::{Context, Result, ensure};
+use aryk_front_end::{
+    Builder, Format, Layout, Memory, Operation, Queue, Session, Shape, Wanted, blk, feature, protocol, scsi,
+};
+use serde_json::json;
+use std::path::Path;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use crate::rpc::Rpc;
+
+/// Bytes of a request.
+const LEN: u32 = 4096;
+/// Requests that a loaded disk has in flight.
+pub const DEPTH: u16 = 16;
+/// Descriptors of a ring: three for each request.
+const RING: u16 = 64;
+/// Blocks of a disk, of 512 bytes.
+const BLOCKS: u64 = 2048;
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Turns between two looks at the clock.
+const TURNS_PER_LOOK: u32 = 64;
+
+/// What keeps the data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backing {
+    /// Nothing.
+    Null,
+    /// Memory.
+    Memory,
+}
+
+impl Backing {
+    /// For tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Null => "null",
+            Self::Memory => "memory",
+        }
+    }
+
+    const fn module(self) -> &'static str {
+        match self {
+            Self::Null => "null",
+            Self::Memory => "malloc",
+        }
+    }
+}
+
+/// How many there are of what.
+#[derive(Clone, Copy, Debug)]
+pub struct Numbers {
+    /// Controllers, each with a front-end of its own.
+    pub controllers: usize,
+    /// Disks of each.
+    pub disks: usize,
+    /// Controllers of one machine.
+    pub of_a_machine: usize,
+}
+
+impl Numbers {
+    /// All disks.
+    pub const fn total(self) -> usize {
+        self.controllers * self.disks
+    }
+}
+
+/// A type of controller.
+pub trait Topology {
+    /// Its requests.
+    type Requests: Builder + Copy;
+    /// For tables.
+    const NAME: &'static str;
+    /// Queues before the one for requests.
+    const FIXED: u16;
+    /// All that is to be served.
+    const ALL: Numbers;
+
+    /// What a disk's requests look like.
+    fn requests() -> Self::Requests;
+
+    /// Makes a controller over disks that are there.
+    fn create(rpc: &mut Rpc, controller: usize, disks: usize) -> Result<()>;
+
+    /// Asks a loaded disk what has to be asked first.
+    fn look(queue: &mut Queue<Self::Requests>) -> Result<()>;
+}
+
+/// vhost-user-blk: a controller for each disk.
+#[derive(Debug)]
+pub struct Blk;
+
+impl Topology for Blk {
+    type Requests = blk::Requests;
+    const NAME: &'static str = "blk";
+    const FIXED: u16 = 0;
+    const ALL: Numbers = Numbers { controllers: 3072, disks: 1, of_a_machine: 64 };
+
+    fn requests() -> blk::Requests {
+        blk::Requests
+    }
+
+    fn create(rpc: &mut Rpc, controller: usize, _: usize) -> Result<()> {
+        let params = json!({"ctrlr": name(controller), "dev_name": disk(controller, 0)});
+        rpc.call("vhost_create_blk_controller", params).map(drop)
+    }
+
+    fn look(_: &mut Queue<blk::Requests>) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// vhost-user-scsi: eight targets for each controller.
+#[derive(Debug)]
+pub struct Scsi;
+
+impl Topology for Scsi {
+    type Requests = scsi::Requests;
+    const NAME: &'static str = "scsi";
+    const FIXED: u16 = scsi::FIXED_QUEUES;
+    const ALL: Numbers = Numbers { controllers: 48 * 8, disks: 8, of_a_machine: 8 };
+
+    fn requests() -> scsi::Requests {
+        scsi::Requests::new(0, 0)
+    }
+
+    fn create(rpc: &mut Rpc, controller: usize, disks: usize) -> Result<()> {
+        let ctrlr = name(controller);
+        rpc.call("vhost_create_scsi_controller", json!({"ctrlr": ctrlr}))?;
+        for target in 0..disks {
+            let bdev = disk(controller, target);
+            let params = json!({"ctrlr": ctrlr, "scsi_target_num": target, "bdev_name": bdev});
+            rpc.call("vhost_scsi_controller_add_target", params)?;
+        }
+        Ok(())
+    }
+
+    fn look(queue: &mut Queue<scsi::Requests>) -> Result<()> {
+        queue.look(PATIENCE)?;
+        Ok(())
+    }
+}
+
+fn name(controller: usize) -> String {
+    format!("c{controller}")
+}
+
+fn disk(controller: usize, target: usize) -> String {
+    format!("d{controller}.{target}")
+}
+
+/// Makes all disks and controllers, a call after the other's reply.
+pub fn create<T: Topology>(rpc: &mut Rpc, numbers: Numbers, backing: Backing) -> Result<()> {
+    let method = format!("bdev_{}_create", backing.module());
+    for controller in 0..numbers.controllers {
+        for target in 0..numbers.disks {
+            let name = disk(controller, target);
+            rpc.call(&method, json!({"name": name, "num_blocks": BLOCKS, "block_size": 512}))?;
+        }
+        T::create(rpc, controller, numbers.disks)?;
+    }
+    Ok(())
+}
+
+/// Waits until the daemon knows that nobody is attached.
+pub fn wait_until_detached(rpc: &mut Rpc) -> Result<()> {
+    let start = Instant::now();
+    loop {
+        let all = rpc.call("vhost_get_controllers", json!({}))?;
+        let all = all.as_array().context("vhost_get_controllers lists controllers")?;
+        if all.iter().all(|one| one["sessions"].as_array().is_some_and(Vec::is_empty)) {
+            return Ok(());
+        }
+        ensure!(start.elapsed() < PATIENCE, "front-ends that have gone are still known");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Removes them again.
+pub fn delete(rpc: &mut Rpc, numbers: Numbers, backing: Backing) -> Result<()> {
+    let method = format!("bdev_{}_delete", backing.module());
+    for controller in 0..numbers.controllers {
+        rpc.call("vhost_delete_controller", json!({"ctrlr": name(controller)}))?;
+        for target in 0..numbers.disks {
+            rpc.call(&method, json!({"name": disk(controller, target)}))?;
+        }
+    }
+    let left = rpc.call("bdev_get_bdevs", json!({}))?;
+    ensure!(left.as_array().is_some_and(Vec::is_empty), "all disks were deleted, and some are left");
+    Ok(())
+}
+
+/// A controller's front-end.
+struct Attached<B> {
+    queue: Queue<B>,
+    /// A ring of each type that carries no load.
+    _fixed: Vec<Queue<B>>,
+    session: Session,
+    /// Of its machine.
+    _memory: Rc<Memory>,
+    looked: bool,
+}
+
+/// All front-ends of a daemon. Dropping it closes their sockets.
+pub struct Fleet<T: Topology> {
+    attached: Vec<Attached<T::Requests>>,
+    random: u64,
+}
+
+impl<T: Topology> Fleet<T> {
+    /// Connects to all controllers in `dir`.
+    pub fn attach(dir: &Path, numbers: Numbers) -> Result<Self> {
+        let shape = Shape { format: Format::Split, size: RING, event_idx: true };
+        let layout = Layout { shape, slots: DEPTH, len: LEN, indirect: false };
+        let bare = Layout { slots: 0, ..layout };
+        let [space, bare_space] = [layout, bare].map(|layout| layout.space::<T::Requests>());
+        let each = space + u64::from(T::FIXED) * bare_space;
+        let mut attached = Vec::with_capacity(numbers.controllers);
+        let mut memory = None;
+        for controller in 0..numbers.controllers {
+            let place = controller % numbers.of_a_machine;
+            if place == 0 {
+                memory = Some(Rc::new(Memory::new(each * numbers.of_a_machine as u64)?));
+            }
+            let memory = memory.clone().expect("made for the first");
+            let at = place as u64 * each;
+            let fixed =
+                |i: u16| Queue::new(T::requests(), &memory, i, at + space + u64::from(i) * bare_space, bare);
+            let fixed: Vec<_> = (0..T::FIXED).map(fixed).collect::<Result<_, _>>()?;
+            let queue = Queue::new(T::requests(), &memory, T::FIXED, at, layout)?;
+            let name = name(controller);
+            let session = session::<T>(&dir.join(&name), &memory, &fixed, &queue);
+            let session = session.with_context(|| format!("attaching to {name}"))?;
+            attached.push(Attached { queue, _fixed: fixed, session, _memory: memory, looked: false });
+        }
+        Ok(Self { attached, random: 1 })
+    }
+
+    /// Reads from one disk of each of the first `count` controllers for `span`; how many requests came back, and in what time.
+    pub fn load(&mut self, count: usize, span: Duration) -> Result<(u64, Duration)> {
+        let loaded = &mut self.attached[..count];
+        for disk in loaded.iter_mut().filter(|disk| !disk.looked) {
+            T::look(&mut disk.queue)?;
+            disk.looked = true;
+        }
+        let mut random = self.random;
+        let mut place = move || {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (random >> 33) % (BLOCKS * 512 / u64::from(LEN)) * u64::from(LEN)
+        };
+        let start = Instant::now();
+        for disk in loaded.iter_mut() {
+            (0..DEPTH).for_each(|slot| disk.queue.submit(slot, Operation::Read, place()));
+            disk.queue.publish();
+        }
+        let mut done = 0_u64;
+        while start.elapsed() < span {
+            turns(loaded, &mut place, &mut done, true)?;
+        }
+        let elapsed = start.elapsed();
+        let all = u64::from(DEPTH) * count as u64;
+        let mut drained = 0;
+        while drained < all {
+            turns(loaded, &mut place, &mut drained, false)?;
+            ensure!(start.elapsed() < span + PATIENCE, "requests do not come back");
+        }
+        self.random = self.random.wrapping_add(1);
+        Ok((done, elapsed))
+    }
+
+    /// Whether no daemon has hung up.
+    pub fn are_well(&self) -> bool {
+        self.attached.iter().all(|disk| !disk.session.wire().has_ended())
+    }
+}
+
+/// Takes what comes back, and submits as much again if it `goes_on`.
+fn turns<B: Builder>(
+    loaded: &mut [Attached<B>],
+    place: &mut impl FnMut() -> u64,
+    done: &mut u64,
+    goes_on: bool,
+) -> Result<()> {
+    for _ in 0..TURNS_PER_LOOK {
+        for disk in loaded.iter_mut() {
+            let before = *done;
+            while let Some(request) = disk.queue.take()? {
+                *done += 1;
+                if goes_on {
+                    disk.queue.submit(request.slot, Operation::Read, place());
+                }
+            }
+            if goes_on && *done != before {
+                disk.queue.publish();
+            }
+        }
+    }
+    Ok(())
+}
+
+fn session<T: Topology>(
+    socket: &Path,
+    memory: &Memory,
+    fixed: &[Queue<T::Requests>],
+    queue: &Queue<T::Requests>,
+) -> Result<Session> {
+    let queues = T::FIXED + 1;
+    let session = Session::connect(
+        socket,
+        &Wanted {
+            features: feature::VERSION_1 | feature::PROTOCOL | feature::EVENT_IDX,
+            optional: 0,
+            protocol: protocol::MQ | protocol::REPLY_ACK | protocol::CONFIGURE_MEM_SLOTS,
+            optional_protocol: 0,
+            queues,
+            patience: PATIENCE,
+        },
+    )?;
+    session.settle()?;
+    session.share(memory)?;
+    for queue in fixed.iter().chain([queue]) {
+        session.start(&queue.announced())?;
+    }
+    session.enable(queues)?;
+    Ok(session)
+}
