@@ -406,7 +406,7 @@ impl BdevChannel {
     fn begin(&mut self, key: Key, now: Nanos) {
         let p = self.pending.get_mut(key).expect("the caller looked");
         if !std::mem::replace(&mut p.begun, true) {
-            let waited_ns = now.since(p.started).as_nanos() as u64;
+            let waited_ns = now.ns_since(p.started);
             self.cell.stats.borrow_mut().layers.queued(waited_ns - p.waited_ns);
             p.waited_ns = waited_ns;
         }
@@ -416,7 +416,7 @@ impl BdevChannel {
     #[inline]
     fn account_handed(&mut self, cx: &Cx) {
         if let Some(end) = cx.turn_ended(self.handed.turn) {
-            let ns = end.since(self.handed.at).as_nanos() as u64;
+            let ns = end.ns_since(self.handed.at);
             self.cell.stats.borrow_mut().layers.told(ns, self.handed.requests.into());
         }
     }
@@ -480,7 +480,7 @@ impl BdevChannel {
     fn complete(&mut self, key: Key, cx: &mut Cx) -> Completion {
         let Pending { tag, asked, bytes, status, started, waited_ns, .. } =
             self.pending.remove(key).expect("the caller looked");
-        let latency = cx.now().since(started).as_nanos() as u64;
+        let latency = cx.now().ns_since(started);
         let mut stats = self.cell.stats.borrow_mut();
         stats.record(asked, bytes, status, latency);
         if waited_ns > 0 {

@@ -2,6 +2,7 @@
 //! reactor's blocking calls.
 
 use crate::{Mapping, copy};
+use zerocopy::{Immutable, IntoBytes};
 
 /// A store of at least so many bytes does not fit into the cache beside all else: data goes past the cache.
 const STREAMED_STORE_MIN: u64 = 32 << 20;
@@ -163,6 +164,23 @@ impl Sgl {
         }
     }
 
+    /// Copies a value over the view's first bytes.
+    ///
+    /// # Panics
+    /// If the view is shorter than that.
+    #[inline]
+    pub fn put<T: IntoBytes + Immutable>(&self, value: &T) {
+        let (src, len) = (value.as_bytes(), size_of::<T>());
+        match self.all().first() {
+            Some(first) if self.len as usize >= len && first.len >= self.skip as usize + len => {
+                let dst = first.base.wrapping_add(self.skip as usize);
+                // SAFETY: by the crate's invariant the piece is mapped; it has room, and `src` as many bytes.
+                unsafe { copy::to_shared(dst, src.as_ptr(), len) };
+            }
+            _ => self.write(0, src),
+        }
+    }
+
     /// Copies bytes of `store` from `offset` on over the whole view: a read from a disk in memory.
     ///
     /// # Panics
@@ -215,6 +233,15 @@ impl Sgl {
         }
     }
 
+    /// Asks the processor for the line of the view's first byte, to write to it.
+    #[inline]
+    pub fn prefetch_write(&self) {
+        if let Some(first) = self.all().first() {
+            copy::prefetch_write(first.base.wrapping_add(self.skip as usize));
+        }
+    }
+
+    #[inline]
     fn all(&self) -> &[Seg] {
         if self.count == 0 {
             return &[];

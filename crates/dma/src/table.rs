@@ -313,6 +313,20 @@ struct Slot {
     epoch: Option<u32>,
 }
 
+impl Slot {
+    /// Adds bytes that do not lie in one region.
+    #[cold]
+    fn push_parts(&mut self, table: &MemTable, addr: u64, len: u32) -> Result<(), BadAddress> {
+        let before = self.segs.len();
+        let pushed = table.for_each_piece(addr, len, |base, n| self.segs.push(Seg::new(base, n)));
+        if pushed.is_err() {
+            // The first pieces may have been there.
+            self.segs.truncate(before);
+        }
+        pushed
+    }
+}
+
 /// The scatter lists of one queue's requests, one per slot, over the guest's memory as it changes.
 ///
 /// A slot's list is filled by [`SgTable::push`] after [`SgTable::begin`], lent out by [`SgTable::sgl`], and given back by
@@ -415,18 +429,34 @@ impl SgTable {
     /// If the slot is not in use.
     #[inline]
     pub fn push(&mut self, slot: u16, addr: u64, len: u32) -> Result<(), BadAddress> {
+        self.extend(slot, [(addr, len)]).map(drop)
+    }
+
+    /// Adds pieces to the list of `slot`, each so many bytes at a guest address; the sum of their lengths.
+    ///
+    /// # Errors
+    /// As [`SgTable::push`], of the first piece that cannot be added; those before it were.
+    ///
+    /// # Panics
+    /// If the slot is not in use.
+    #[inline]
+    pub fn extend(
+        &mut self,
+        slot: u16,
+        pieces: impl IntoIterator<Item = (u64, u32)>,
+    ) -> Result<u32, BadAddress> {
         let slot = &mut self.slots[usize::from(slot)];
-        let serial = slot.epoch.expect("the slot is in use");
-        let total = slot.len.checked_add(len).ok_or(BadAddress { addr, len })?;
-        let table = table_of(&self.current, &self.old, serial);
-        let before = slot.segs.len();
-        if let Err(bad) = table.for_each_piece(addr, len, |base, n| slot.segs.push(Seg::new(base, n))) {
-            // The first pieces may have been there.
-            slot.segs.truncate(before);
-            return Err(bad);
+        let table = table_of(&self.current, &self.old, slot.epoch.expect("the slot is in use"));
+        let before = slot.len;
+        for (addr, len) in pieces {
+            let total = slot.len.checked_add(len).ok_or(BadAddress { addr, len })?;
+            match table.locate_all(addr, len as usize) {
+                Some(base) if len > 0 => slot.segs.push(Seg::new(base, len as usize)),
+                _ => slot.push_parts(table, addr, len)?,
+            }
+            slot.len = total;
         }
-        slot.len = total;
-        Ok(())
+        Ok(slot.len - before)
     }
 
     /// The list of `slot`, for the request that it is about.

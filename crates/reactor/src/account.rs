@@ -82,15 +82,14 @@ fn add(to: &AtomicU64, more: u64) {
 }
 
 impl Account {
-    /// A turn begins at `now`; since the last time's settlement `took` has passed.
-    pub fn begin_turn(&self, now: Nanos, took: Duration, was_busy: bool) {
-        self.settle(took, was_busy);
+    /// A turn begins at `now`; since the last time's settlement so many nanoseconds have passed.
+    pub fn begin_turn(&self, now: Nanos, ns: u64, was_busy: bool) {
+        self.settle(ns, was_busy);
         add(&self.turns, 1);
         self.turn_began.store(now.0, Ordering::Relaxed);
     }
 
-    pub fn settle(&self, took: Duration, was_busy: bool) {
-        let ns = took.as_nanos() as u64;
+    pub fn settle(&self, ns: u64, was_busy: bool) {
         add(if was_busy { &self.busy_ns } else { &self.idle_ns }, ns);
         if ns > self.longest_turn_ns.load(Ordering::Relaxed) {
             self.longest_turn_ns.store(ns, Ordering::Relaxed);
@@ -159,7 +158,7 @@ mod tests {
         let time = Arc::new(AtomicU64::new(5));
         let clock = Clock::Virtual(Arc::clone(&time));
         let account = Account::default();
-        account.begin_turn(Nanos(5), Duration::from_nanos(3), true);
+        account.begin_turn(Nanos(5), 3, true);
         assert_eq!(account.turn_began(), Some(Nanos(5)));
         account.fall_asleep(Nanos(5));
         assert_eq!(account.turn_began(), None);
@@ -171,7 +170,7 @@ mod tests {
             sleeping: Duration::from_nanos(7),
         };
         assert_eq!(account.read(&clock), expected);
-        account.settle(Duration::from_nanos(2), false);
+        account.settle(2, false);
         assert_eq!(account.take_longest_turn(), Duration::from_nanos(3));
         assert_eq!(account.take_longest_turn(), Duration::ZERO);
         let expected = ReactorStats { idle: Duration::from_nanos(2), ..expected };

@@ -156,7 +156,7 @@ impl Reactor {
     fn begin(&mut self) -> Nanos {
         let now = self.cx.refresh_now();
         self.cx.turns.begin(now);
-        self.cx.handle.0.account.begin_turn(now, now.since(self.settled), self.worked);
+        self.cx.handle.0.account.begin_turn(now, now.ns_since(self.settled), self.worked);
         self.settled = now;
         self.pay(now);
         if self.worked {
@@ -421,7 +421,7 @@ impl Reactor {
         }
         let until = self.cx.timers.next();
         let start = self.cx.clock.now();
-        shared.account.settle(start.since(self.settled), false);
+        shared.account.settle(start.ns_since(self.settled), false);
         shared.account.fall_asleep(start);
         let timeout = match until {
             _ if self.cx.clock.is_virtual() => Some(Duration::ZERO),

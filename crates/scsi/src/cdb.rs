@@ -4,6 +4,7 @@
 //! field.
 
 use crate::Sense;
+use aryk_bdev::Op;
 
 /// Blocks to move.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -254,33 +255,7 @@ impl Cdb {
 ///
 /// # Errors
 /// What to answer instead.
-#[inline]
 pub fn decode(bytes: &[u8]) -> Result<Command, Sense> {
-    match plain(bytes) {
-        Some(command) => Ok(command),
-        None => decode_all(bytes),
-    }
-}
-
-/// READ and WRITE as they come nearly always: in two of their forms, with no bit set that is looked at more closely.
-#[inline]
-fn plain(bytes: &[u8]) -> Option<Command> {
-    let cdb = bytes.first_chunk::<16>()?;
-    let word = |at: usize| u32::from_be_bytes([cdb[at], cdb[at + 1], cdb[at + 2], cdb[at + 3]]);
-    let (lba, blocks, control) = match cdb[0] {
-        op::READ_16 | op::WRITE_16 => (u64::from(word(2)) << 32 | u64::from(word(6)), word(10), cdb[15]),
-        op::READ_10 | op::WRITE_10 => (word(2).into(), u16::from_be_bytes([cdb[7], cdb[8]]).into(), cdb[9]),
-        _ => return None,
-    };
-    if cdb[1] >> 5 != 0 || control != 0 {
-        return None;
-    }
-    let transfer = Transfer { lba, blocks, fua: cdb[1] & 0x08 != 0 };
-    let is_read = matches!(cdb[0], op::READ_16 | op::READ_10);
-    Some(if is_read { Command::Read(transfer) } else { Command::Write(transfer) })
-}
-
-fn decode_all(bytes: &[u8]) -> Result<Command, Sense> {
     let opcode = *bytes.first().ok_or(Sense::OPCODE)?;
     let len = length(opcode).ok_or(Sense::OPCODE)?;
     let Some(own) = bytes.get(..len) else {
@@ -295,6 +270,24 @@ fn decode_all(bytes: &[u8]) -> Result<Command, Sense> {
     let command = by_opcode(&cdb)?;
     cdb.no_aca(len)?;
     Ok(command)
+}
+
+/// READ and WRITE as they come nearly always: in two of their forms, with no bit set that is looked at more closely. `None` says nothing of what
+/// [`decode`] would.
+#[inline]
+pub(crate) fn plain(bytes: &[u8]) -> Option<(Op, Transfer)> {
+    let cdb = bytes.first_chunk::<16>()?;
+    let word = |at: usize| u32::from_be_bytes([cdb[at], cdb[at + 1], cdb[at + 2], cdb[at + 3]]);
+    let (lba, blocks, control) = match cdb[0] {
+        op::READ_16 | op::WRITE_16 => (u64::from(word(2)) << 32 | u64::from(word(6)), word(10), cdb[15]),
+        op::READ_10 | op::WRITE_10 => (word(2).into(), u16::from_be_bytes([cdb[7], cdb[8]]).into(), cdb[9]),
+        _ => return None,
+    };
+    if cdb[1] >> 5 != 0 || control != 0 {
+        return None;
+    }
+    let is_read = matches!(cdb[0], op::READ_16 | op::READ_10);
+    Some((if is_read { Op::Read } else { Op::Write }, Transfer { lba, blocks, fua: cdb[1] & 0x08 != 0 }))
 }
 
 fn padded(bytes: &[u8]) -> [u8; CDB_MAX] {

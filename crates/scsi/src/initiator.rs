@@ -18,7 +18,9 @@ impl Root for Owner {
     fn poll(&mut self, cx: &mut Cx) -> bool {
         let before = self.outcomes.len();
         if let Some(channel) = &mut self.channel {
-            channel.poll(cx, &mut self.outcomes);
+            let mut good = Vec::new();
+            channel.poll(cx, &mut self.outcomes, |tag, moved, _| good.push(Outcome::good(tag, moved)));
+            self.outcomes.extend(good);
         }
         self.outcomes.len() > before
     }
@@ -82,7 +84,7 @@ impl Initiators {
         let owner = Rc::clone(&self.owners[initiator].1);
         let request = Request { tag: self.tag, task: self.tag, cdb, data_out, data_in };
         let mut owner = owner.borrow_mut();
-        owner.channel.as_mut().expect("open").submit(&request, self.reactor.cx());
+        owner.channel.as_mut().expect("open").submit(request, self.reactor.cx());
         self.tag
     }
 

@@ -290,9 +290,14 @@ impl Lun {
         }
     }
 
+    /// Whether nothing is reserved.
     #[inline]
+    pub(crate) fn is_free(&self) -> bool {
+        !self.reserved.load(Ordering::Acquire)
+    }
+
     pub(crate) fn admits(&self, nexus: u32, access: Access) -> bool {
-        !self.reserved.load(Ordering::Acquire) || self.shared().reservations.allows(nexus, access)
+        self.is_free() || self.shared().reservations.allows(nexus, access)
     }
 
     pub(crate) fn channel_opened(&self, on: &Handle) {

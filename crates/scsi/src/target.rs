@@ -5,13 +5,16 @@ use crate::unit::{give, report_luns};
 use crate::{Outcome, Request, Sense, Status, inquiry};
 
 /// The number in a LUN field, if it is one of a single level: by peripheral device or flat addressing.
+#[inline]
 pub fn lun_number(field: [u8; 8]) -> Option<u16> {
-    let [high, low, rest @ ..] = field;
-    let number = u16::from_be_bytes([high, low]);
-    match (high >> 6, rest) {
+    let field = u64::from_be_bytes(field);
+    let number = (field >> 48) as u16;
+    match number >> 14 {
+        // There are levels below.
+        _ if field << 16 != 0 => None,
         // Peripheral device addressing has a bus number too.
-        (0, [0, 0, 0, 0, 0, 0]) => (number < 0x100).then_some(number),
-        (1, [0, 0, 0, 0, 0, 0]) => Some(number & 0x3fff),
+        0 => (number < 0x100).then_some(number),
+        1 => Some(number & 0x3fff),
         _ => None,
     }
 }
@@ -38,17 +41,9 @@ pub fn answer_absent(request: &Request<'_>, luns: &[u16]) -> Outcome {
         }
         _ => Err(Sense::NO_UNIT),
     };
-    let good = Outcome {
-        tag: request.tag,
-        status: Status::Good,
-        sense: Sense::NONE,
-        moved: 0,
-        overrun: None,
-        aborted: false,
-    };
     match answer {
-        Ok(moved) => Outcome { moved, ..good },
-        Err(sense) => Outcome { status: Status::CheckCondition, sense, ..good },
+        Ok(moved) => Outcome::good(request.tag, moved),
+        Err(sense) => Outcome { status: Status::CheckCondition, sense, ..Outcome::good(request.tag, 0) },
     }
 }
 

@@ -1,7 +1,8 @@
 //! A logical unit's channel, private to its opener: commands down, outcomes up, as with [`aryk_bdev::BdevChannel`]. Reactor context.
 //!
 //! A command lives in a slot from [`UnitChannel::submit`] until its outcome is handed out; the slot's key is the tag of its requests to the disk. READ
-//! and WRITE are one request each, with the initiator's own memory; they allocate nothing once the table has grown. What takes several requests, such as
+//! and WRITE are one request each, with the initiator's own memory; they allocate nothing once the table has grown. Nearly all of them are `plain`, of a unit
+//! where nothing is reserved or to be told, and take a short way in and out. What takes several requests, such as
 //! UNMAP, sends one after the other (`jobs`); what takes none is answered at the next poll (`answers`).
 
 mod answers;
@@ -10,7 +11,7 @@ mod reserve;
 
 pub(crate) use answers::{give, report_luns};
 
-use crate::cdb::{Command, Transfer, decode};
+use crate::cdb::{Command, Transfer, decode, plain};
 use crate::cell::{Cells, Command as Order, UnitCell};
 use crate::reservations::Access;
 use crate::{Lun, Nexus, Sense, Status, Which};
@@ -61,13 +62,14 @@ struct Task {
     tag: u64,
     /// The initiator's tag.
     name: u64,
-    op: Op,
     lba: u64,
     moved: u32,
+    op: Op,
     /// How it will have ended.
     status: BdevStatus,
     aborted: bool,
-    job: Job,
+    /// What there is to it besides one request.
+    job: Option<Box<Job>>,
 }
 
 /// An abortion that somebody waits for.
@@ -103,8 +105,8 @@ impl fmt::Debug for UnitChannel {
 /// Commands in flight at first; more grow the table.
 const TASKS: u32 = 64;
 
-/// What becomes of a command that goes nowhere.
-type Answer = Result<u32, Failure>;
+/// What becomes of a command: `None` if it will go on, otherwise the bytes that it has moved.
+type Begun = Result<Option<u32>, Failure>;
 
 /// Why a command fails before it begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -164,40 +166,44 @@ impl UnitChannel {
 
     /// Starts a command, whose outcome comes exactly once, in a later [`UnitChannel::poll`].
     #[inline]
-    pub fn submit(&mut self, request: &Request<'_>, cx: &mut Cx) {
-        let answer = match decode(request.cdb) {
-            Ok(command) => match self.begin(&command, request, cx) {
-                Ok(None) => return,
-                Ok(Some(moved)) => Ok(moved),
-                Err(failure) => Err(failure),
-            },
-            // What happened comes before what is wrong (SAM-5, section 5.14).
-            Err(sense) => Err(Failure::Sense(self.attention().unwrap_or(sense))),
-        };
-        self.answer(request.tag, answer, cx);
+    pub fn submit(&mut self, request: Request<'_>, cx: &mut Cx) {
+        match plain(request.cdb) {
+            Some((op, transfer)) if self.lun().is_free() && !self.nexus.has_pending() => {
+                let begun = self.transfer(op, transfer, &request, cx);
+                if !matches!(begun, Ok(None)) {
+                    self.answer(request.tag, begun, cx);
+                }
+            }
+            // A copy, for otherwise plain ones would have to lie in memory too.
+            _ => self.submit_any(Request { ..request }, cx),
+        }
+    }
+
+    #[cold]
+    fn submit_any(&mut self, request: Request<'_>, cx: &mut Cx) {
+        let begun = self.begin(&request, cx);
+        if begun != Ok(None) {
+            self.answer(request.tag, begun, cx);
+        }
     }
 
     /// Starts a command; what it has moved if it is over already.
-    #[inline]
-    fn begin(
-        &mut self,
-        command: &Command,
-        request: &Request<'_>,
-        cx: &mut Cx,
-    ) -> Result<Option<u32>, Failure> {
+    fn begin(&mut self, request: &Request<'_>, cx: &mut Cx) -> Begun {
+        // What happened comes before what is wrong (SAM-5, section 5.14).
+        let command = decode(request.cdb).map_err(|sense| self.attention().unwrap_or(sense))?;
         if self.nexus.has_pending()
             && !command.passes_attention()
             && let Some(sense) = self.attention()
         {
             return Err(sense.into());
         }
-        if !self.lun().admits(self.nexus.number(), access_of(command)) {
+        if !self.lun().admits(self.nexus.number(), access_of(&command)) {
             return Err(Failure::Conflict);
         }
-        match *command {
-            Command::Read(transfer) => self.transfer(Op::Read, transfer, request.data_in, request, cx),
-            Command::Write(transfer) => self.transfer(Op::Write, transfer, request.data_out, request, cx),
-            _ => self.begin_rare(command, request, cx),
+        match command {
+            Command::Read(transfer) => self.transfer(Op::Read, transfer, request, cx),
+            Command::Write(transfer) => self.transfer(Op::Write, transfer, request, cx),
+            _ => self.begin_rare(&command, request, cx),
         }
     }
 
@@ -206,26 +212,19 @@ impl UnitChannel {
     }
 
     /// Moves blocks between the disk and the initiator's memory.
-    #[inline]
-    fn transfer(
-        &mut self,
-        op: Op,
-        t: Transfer,
-        data: Sgl,
-        request: &Request<'_>,
-        cx: &mut Cx,
-    ) -> Result<Option<u32>, Failure> {
+    #[inline(always)]
+    fn transfer(&mut self, op: Op, t: Transfer, request: &Request<'_>, cx: &mut Cx) -> Begun {
         self.check_range(t.lba, t.blocks.into())?;
-        let fua = match op {
-            Op::Read => false,
-            _ => self.check_change()? || t.fua,
+        let (fua, data) = match op {
+            Op::Read => (false, request.data_in),
+            _ => (self.check_change()? || t.fua, request.data_out),
         };
         let data = self.data_of(data, t.blocks.into(), if op == Op::CompareAndWrite { 2 } else { 1 })?;
         if t.blocks == 0 {
             return Ok(Some(0));
         }
         let io = Io { tag: Tag(0), op, fua, lba: t.lba, blocks: t.blocks.into(), source: 0, data };
-        self.start(request, data.len(), Job::One, io, cx);
+        self.start(request, data.len(), None, io, cx);
         Ok(None)
     }
 
@@ -258,7 +257,7 @@ impl UnitChannel {
 
     /// Sends the first request of a command.
     #[inline]
-    fn start(&mut self, request: &Request<'_>, moved: u32, job: Job, io: Io, cx: &mut Cx) {
+    fn start(&mut self, request: &Request<'_>, moved: u32, job: Option<Box<Job>>, io: Io, cx: &mut Cx) {
         let key = self.insert(Task {
             tag: request.tag,
             name: request.task,
@@ -282,50 +281,64 @@ impl UnitChannel {
     }
 
     #[cold]
-    fn answer(&mut self, tag: u64, answer: Answer, cx: &mut Cx) {
-        self.ready.push(Outcome::new(tag, answer));
+    fn answer(&mut self, tag: u64, begun: Begun, cx: &mut Cx) {
+        self.ready.push(match begun {
+            Ok(moved) => Outcome::good(tag, moved.expect("the command is over")),
+            Err(failure) => Outcome::failed(tag, failure),
+        });
         cx.wake(self.root);
     }
 
-    /// Adds the outcomes of commands that are over to `out`.
+    /// Gives the tags of commands that have gone well, and how many bytes they have moved, to `good`, and adds the outcomes of the others that are over to
+    /// `rest`. Those that were answered without the disk are among the rest, however they went.
     #[inline]
-    pub fn poll(&mut self, cx: &mut Cx, out: &mut Vec<Outcome>) {
+    pub fn poll(&mut self, cx: &mut Cx, rest: &mut Vec<Outcome>, mut good: impl FnMut(u64, u32, &mut Cx)) {
         if self.cell.has_command() {
             self.obey(cx);
         }
         let mut completions = std::mem::take(&mut self.completions);
         self.disk.poll(cx, &mut completions);
-        for Completion { tag, status } in completions.drain(..) {
+        for &Completion { tag, status } in &completions {
             let key = SlotKey::from_raw(tag.0);
-            let task = self.tasks.get_mut(key).expect("each request completes once");
-            task.status = task.status.or(status);
-            if matches!(task.job, Job::One) || !self.goes_on(key, cx) {
-                out.push(self.end(key));
+            let task = self.tasks.get(key).expect("each request completes once");
+            let (tag, moved) = (task.tag, task.moved);
+            if status.is_ok() && task.job.is_none() && self.abortions.is_empty() {
+                self.tasks.remove(key);
+                good(tag, moved, cx);
+            } else {
+                rest.extend(self.completed(key, status, cx));
             }
         }
+        completions.clear();
         self.completions = completions;
         if !self.ready.is_empty() {
-            out.append(&mut self.ready);
+            rest.append(&mut self.ready);
         }
     }
 
+    /// A request of a command has completed; its outcome, if that was all.
+    #[cold]
+    fn completed(&mut self, key: SlotKey, status: BdevStatus, cx: &mut Cx) -> Option<Outcome> {
+        let task = self.tasks.get_mut(key).expect("the caller looked");
+        task.status = task.status.or(status);
+        let goes_on = task.job.is_some() && self.goes_on(key, cx);
+        (!goes_on).then(|| self.end(key))
+    }
+
     /// Takes a command that is over out of the table.
-    #[inline]
     fn end(&mut self, key: SlotKey) -> Outcome {
         let Task { tag, op, lba, moved, status, aborted, .. } =
             self.tasks.remove(key).expect("the caller looked");
-        if !self.abortions.is_empty() {
-            self.look_aborted(key);
-        }
+        self.look_aborted(key);
         if status.is_ok() {
-            return Outcome::new(tag, Ok(moved));
+            return Outcome::good(tag, moved);
         }
         if aborted && status == BdevStatus::Aborted {
-            return Outcome { status: Status::TaskAborted, aborted, ..Outcome::new(tag, Ok(0)) };
+            return Outcome { status: Status::TaskAborted, aborted, ..Outcome::good(tag, 0) };
         }
         let sense = Sense::of(status, op);
         let sense = if status == BdevStatus::Medium { sense.with_lba(lba) } else { sense };
-        Outcome::new(tag, Err(Failure::Sense(sense)))
+        Outcome::failed(tag, Failure::Sense(sense))
     }
 
     /// Says that nobody wants any command any more. They still have outcomes.
@@ -354,7 +367,8 @@ impl UnitChannel {
 
     /// Aborts commands. Those that wait for such themselves go on: two that abort each other would wait for ever.
     fn abort(&mut self, which: &Which, done: oneshot::Sender<u32>, cx: &mut Cx) {
-        let is_meant = |task: &Task| which.has(task.name) && !matches!(task.job, Job::Elsewhere);
+        let is_meant =
+            |task: &Task| which.has(task.name) && !task.job.as_deref().is_some_and(Job::is_elsewhere);
         let left: Vec<_> = self.tasks.iter().filter(|(_, t)| is_meant(t)).map(|(key, _)| key).collect();
         for key in &left {
             self.tasks.get_mut(*key).expect("just found").aborted = true;
@@ -365,7 +379,6 @@ impl UnitChannel {
         self.tell_aborted();
     }
 
-    #[cold]
     fn look_aborted(&mut self, key: SlotKey) {
         self.abortions.iter_mut().for_each(|abortion| abortion.left.retain(|k| *k != key));
         self.tell_aborted();
@@ -381,14 +394,17 @@ impl UnitChannel {
 }
 
 impl Outcome {
-    fn new(tag: u64, answer: Answer) -> Self {
-        let good =
-            Self { tag, status: Status::Good, sense: Sense::NONE, moved: 0, overrun: None, aborted: false };
-        match answer {
-            Ok(moved) => Self { moved, ..good },
-            Err(Failure::Sense(sense)) => Self { status: Status::CheckCondition, sense, ..good },
-            Err(Failure::Conflict) => Self { status: Status::ReservationConflict, ..good },
-            Err(Failure::Overrun(bytes)) => {
+    /// Of a command that went well.
+    pub const fn good(tag: u64, moved: u32) -> Self {
+        Self { tag, status: Status::Good, sense: Sense::NONE, moved, overrun: None, aborted: false }
+    }
+
+    fn failed(tag: u64, failure: Failure) -> Self {
+        let good = Self::good(tag, 0);
+        match failure {
+            Failure::Sense(sense) => Self { status: Status::CheckCondition, sense, ..good },
+            Failure::Conflict => Self { status: Status::ReservationConflict, ..good },
+            Failure::Overrun(bytes) => {
                 let sense = Sense::in_cdb(0);
                 Self { status: Status::CheckCondition, sense, overrun: Some(bytes), ..good }
             }

@@ -130,13 +130,8 @@ impl Disk {
         slot: u16,
         sgs: &mut SgTable,
     ) -> Result<Parsed, BadAddress> {
-        let mut bytes = 0;
-        for piece in pieces {
-            sgs.push(slot, piece.addr, piece.len)?;
-            // It is part of a list whose length is a u32, or `push` had failed.
-            bytes += u64::from(piece.len);
-        }
-        let Some((lba, blocks)) = self.blocks(sector, bytes) else { return Ok(Parsed::FAILED) };
+        let bytes = sgs.extend(slot, pieces.iter().map(|piece| (piece.addr, piece.len)))?;
+        let Some((lba, blocks)) = self.blocks(sector, bytes.into()) else { return Ok(Parsed::FAILED) };
         Ok(Parsed::Submit(Io { fua: self.write_through, ..request(slot, op, lba, blocks) }))
     }
 

@@ -12,10 +12,9 @@ use aryk_dma::Sgl;
 use aryk_reactor::{Cx, Layer, Point};
 use aryk_scsi::{Nexus, Outcome, Request, Sense, UnitChannel, answer_absent};
 use aryk_vhost_device::Line;
-use aryk_virtqueue::Chain;
+use aryk_virtqueue::{Chain, Piece};
 use std::sync::Arc;
 use std::time::Duration;
-use zerocopy::IntoBytes;
 
 /// How long commands have to complete on a disk that is taken away, before they are aborted.
 const DETACH_GRACE: Duration = Duration::from_secs(2);
@@ -27,10 +26,18 @@ struct Lengths {
     data_out: u32,
 }
 
+impl Lengths {
+    const fn all(self) -> u32 {
+        self.data_in + self.data_out
+    }
+}
+
 /// Commands and their targets.
 pub(crate) struct Requests {
     /// One for each target.
     targets: Box<[Option<UnitChannel>]>,
+    /// Those that have one, by bit.
+    present: u8,
     /// Disks that were taken away, and have commands still.
     leaving: Vec<UnitChannel>,
     /// By head.
@@ -47,6 +54,7 @@ impl Requests {
     pub fn new(size: u16) -> Self {
         Self {
             targets: (0..TARGETS).map(|_| None).collect(),
+            present: 0,
             leaving: Vec::new(),
             lengths: vec![Lengths::default(); size.into()].into(),
             outcomes: Vec::with_capacity(size.into()),
@@ -68,12 +76,14 @@ impl Requests {
         let place = &mut self.targets[usize::from(target)];
         assert!(place.is_none(), "target {target} has a disk");
         *place = Some(UnitChannel::open(nexus, line.id, cx)?);
+        self.present |= 1 << target;
         Ok(())
     }
 
     /// A target has its disk no more. What comes from now on finds no target; what is received ends when the last command has.
     pub fn detach(&mut self, target: u8, line: &Line, cx: &mut Cx) {
         let Some(channel) = self.targets[usize::from(target)].take() else { return };
+        self.present &= !(1 << target);
         self.leaving.push(channel);
         let id = line.id;
         cx.wake(id);
@@ -123,6 +133,8 @@ impl Requests {
         };
         cx.trace(Layer::Frontend, Point::Submit, line.id.trace_number(), head.into());
         let all = line.sgs.sgl(head);
+        // The guest has written there, and when the command is over it is to be here.
+        all.prefetch_write();
         let request = Request {
             tag: head.into(),
             task: command.tag,
@@ -131,53 +143,52 @@ impl Requests {
             data_out: part(all, ANSWER + lengths.data_in, lengths.data_out),
         };
         if unit == Some(channel.lun().number()) {
-            channel.submit(&request, cx);
+            channel.submit(request, cx);
             step(Step::Submitted);
         } else {
-            let outcome = answer_absent(&request, &[channel.lun().number()]);
+            // A copy, for otherwise those of units that are there would have to lie in memory too.
+            let outcome = answer_absent(&Request { ..request }, &[channel.lun().number()]);
             self.finish(&outcome, false, line);
         }
     }
 
     #[cold]
     fn refuse(&self, head: u16, response: Response, line: &mut Line) {
-        let Lengths { data_in, data_out } = self.lengths[usize::from(head)];
-        let answer = Answer::without_status(response, data_in + data_out);
-        line.sgs.sgl(head).write(0, answer.as_bytes());
+        let answer = Answer::without_status(response, self.lengths[usize::from(head)].all());
+        line.sgs.sgl(head).put(&answer);
         line.give_back(head, ANSWER);
     }
 
-    #[inline]
+    /// A command is over.
+    #[cold]
     fn finish(&self, outcome: &Outcome, descriptors: bool, line: &mut Line) {
         let head = outcome.tag as u16;
-        let Lengths { data_in, data_out } = self.lengths[usize::from(head)];
-        let answer = Answer::new(outcome, data_in + data_out, descriptors);
-        line.sgs.sgl(head).write(0, answer.as_bytes());
-        step(Step::Answered);
-        line.give_back(head, ANSWER + outcome.moved.min(data_in));
+        let lengths = self.lengths[usize::from(head)];
+        let answer = Answer::new(outcome, lengths.all(), descriptors);
+        give_back(head, &answer, outcome.moved, lengths, line);
     }
 
     /// Gives back what has ended; whether there was any.
     #[inline]
     pub fn take_outcomes(&mut self, line: &mut Line, cx: &mut Cx) -> bool {
         let mut outcomes = std::mem::take(&mut self.outcomes);
-        let mut worked = false;
-        for target in 0..self.targets.len() {
-            let Some(channel) = &mut self.targets[target] else { continue };
-            channel.poll(cx, &mut outcomes);
-            if outcomes.is_empty() {
-                continue;
-            }
-            let descriptors = channel.wants_descriptors();
-            worked = true;
-            for outcome in outcomes.drain(..) {
-                cx.trace(Layer::Frontend, Point::Complete, line.id.trace_number(), outcome.tag as u32);
-                if self.giving_up && (outcome.aborted || outcome.sense == Sense::ABORTED) {
-                    line.sgs.end(outcome.tag as u16);
-                    continue;
-                }
+        let (mut worked, mut left) = (false, self.present);
+        while left != 0 {
+            let target = left.trailing_zeros() as usize;
+            left &= left - 1;
+            let channel = self.targets[target].as_mut().expect("it is present");
+            channel.poll(cx, &mut outcomes, |tag, moved, cx| {
+                worked = true;
+                let head = tag as u16;
+                cx.trace(Layer::Frontend, Point::Complete, line.id.trace_number(), head.into());
                 step(Step::Completed);
-                self.finish(&outcome, descriptors, line);
+                let lengths = self.lengths[usize::from(head)];
+                give_back(head, &Answer::good(lengths.all() - moved), moved, lengths, line);
+            });
+            if !outcomes.is_empty() {
+                worked = true;
+                let descriptors = channel.wants_descriptors();
+                self.take_rest(&mut outcomes, descriptors, line, cx);
             }
         }
         if !self.leaving.is_empty() {
@@ -187,11 +198,27 @@ impl Requests {
         worked
     }
 
+    /// Gives back what has ended in another way than a plain command that went well.
+    #[cold]
+    fn take_rest(&mut self, outcomes: &mut Vec<Outcome>, descriptors: bool, line: &mut Line, cx: &mut Cx) {
+        for outcome in outcomes.drain(..) {
+            cx.trace(Layer::Frontend, Point::Complete, line.id.trace_number(), outcome.tag as u32);
+            if self.giving_up && (outcome.aborted || outcome.sense == Sense::ABORTED) {
+                line.sgs.end(outcome.tag as u16);
+                continue;
+            }
+            step(Step::Completed);
+            self.finish(&outcome, descriptors, line);
+        }
+    }
+
     /// The same of disks that were taken away, where what was given up has no target any more.
     #[cold]
     fn take_leaving(&mut self, outcomes: &mut Vec<Outcome>, line: &mut Line, cx: &mut Cx) -> bool {
         for channel in &mut self.leaving {
-            channel.poll(cx, outcomes);
+            let mut good = Vec::new();
+            channel.poll(cx, outcomes, |tag, moved, _| good.push(Outcome::good(tag, moved)));
+            outcomes.append(&mut good);
         }
         let worked = !outcomes.is_empty();
         for outcome in outcomes.drain(..) {
@@ -215,8 +242,17 @@ impl Requests {
     /// Lets go of all of them: nothing runs.
     pub fn close(&mut self) {
         self.targets.fill_with(|| None);
+        self.present = 0;
         self.leaving.clear();
     }
+}
+
+/// Gives back a command that has moved so many bytes.
+#[inline]
+fn give_back(head: u16, answer: &Answer, moved: u32, lengths: Lengths, line: &mut Line) {
+    line.sgs.sgl(head).put(answer);
+    step(Step::Answered);
+    line.give_back(head, ANSWER + moved.min(lengths.data_in));
 }
 
 /// Part of a list; nothing at its end is nothing.
@@ -228,11 +264,10 @@ fn part(all: Sgl, offset: u32, len: u32) -> Sgl {
 /// Fills the list of `head`: the answer's place, where data goes to, where data comes from.
 #[inline]
 fn place(head: u16, chain: &Chain, line: &mut Line) -> Result<Lengths, Unanswerable> {
-    let (writable, readable) = (chain.writable_len(), chain.readable_len());
-    let data_in = writable.checked_sub(ANSWER.into()).ok_or(Unanswerable)?;
-    for piece in chain.writable().iter().chain(chain.readable()) {
-        line.sgs.push(head, piece.addr, piece.len).map_err(|_| Unanswerable)?;
-    }
-    // They are part of a list whose length is a u32, or `push` had failed.
-    Ok(Lengths { data_in: data_in as u32, data_out: readable as u32 })
+    let mut push = |pieces: &[Piece]| {
+        line.sgs.extend(head, pieces.iter().map(|p| (p.addr, p.len))).map_err(|_| Unanswerable)
+    };
+    let data_in = push(chain.writable())?.checked_sub(ANSWER).ok_or(Unanswerable)?;
+    let data_out = if chain.readable().is_empty() { 0 } else { push(chain.readable())? };
+    Ok(Lengths { data_in, data_out })
 }

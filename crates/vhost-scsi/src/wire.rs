@@ -74,9 +74,9 @@ impl Address {
 
     /// The target, if there could be such; and the unit in it, if there could be such.
     pub fn target(self) -> Option<(u8, Option<u16>)> {
-        let [1, target, high, low, rest @ ..] = self.0 else { return None };
-        let [a, b, c, d] = rest;
-        (target < TARGETS).then(|| (target, lun_number([high, low, a, b, c, d, 0, 0])))
+        let [first, target, ..] = self.0;
+        let rest = u64::from_be_bytes(self.0) << 16;
+        (first == 1 && target < TARGETS).then(|| (target, lun_number(rest.to_be_bytes())))
     }
 }
 
@@ -130,6 +130,12 @@ impl Answer {
     pub const fn without_status(response: Response, residual: u32) -> Self {
         let response = response as u8;
         Self { sense_len: 0, residual, qualifier: 0, status: 0, response, sense: [0; SENSE] }
+    }
+
+    /// Of a command that went well, of whose data so much was not moved.
+    #[inline]
+    pub const fn good(residual: u32) -> Self {
+        Self::without_status(Response::Ok, residual)
     }
 
     /// Of a command that ended so, of `given` bytes of data.

@@ -133,6 +133,21 @@ proptest! {
     }
 
     #[test]
+    fn a_value_is_put_over_the_first_bytes(pieces in pieces(), cut: (Index, Index), value: [u8; 12]) {
+        let scattered = Scattered::new(&pieces);
+        let (mut model, others) = (scattered.gathered(), scattered.others());
+        let range = part(model.len(), cut);
+        let view = scattered.sgl().slice(range.start as u32, range.len() as u32);
+        view.prefetch_write();
+        if range.len() >= value.len() {
+            view.put(&value);
+            model[range.start..range.start + value.len()].copy_from_slice(&value);
+        }
+        prop_assert_eq!(scattered.gathered(), model);
+        prop_assert_eq!(scattered.others(), others);
+    }
+
+    #[test]
     fn alignment_is_that_of_every_piece(pieces in vec((0..3_usize, 1..4_usize), 1..5), shift in 0..4_u32) {
         let pieces: Vec<_> = pieces.into_iter().map(|(gap, len)| (gap * 4, len * 8)).collect();
         let align = 1_usize << shift;
@@ -152,6 +167,7 @@ fn nothing_is_a_view_too() {
     Sgl::EMPTY.fill(1);
     Sgl::EMPTY.read(0, &mut []);
     Sgl::EMPTY.prefetch();
+    Sgl::EMPTY.prefetch_write();
     assert!(Sgl::EMPTY.slice(0, 0).is_empty());
 }
 
@@ -160,6 +176,13 @@ fn nothing_is_a_view_too() {
 fn a_slice_beyond_the_end_is_our_bug() {
     let scattered = Scattered::new(&[(0, 10)]);
     let _view = scattered.sgl().slice(5, 6);
+}
+
+#[test]
+#[should_panic(expected = "slice 0+8 of 7 bytes")]
+fn a_value_is_not_put_beyond_the_end() {
+    let scattered = Scattered::new(&[(0, 10)]);
+    scattered.sgl().slice(0, 7).put(&0_u64);
 }
 
 #[test]

@@ -1,15 +1,13 @@
 //! Commands that are rare: those answered at once, and the beginning of those that take several requests. Reactor context; these may allocate.
 
-use super::jobs::{Job, Loop};
-use super::{Failure, Request, UnitChannel};
+use super::jobs::Loop;
+use super::{Begun, Failure, Request, UnitChannel};
 use crate::cdb::{Check, Command, PageControl, Transfer};
 use crate::inquiry::{self, COMPARE_BLOCKS_MAX, UNMAP_RANGES_MAX};
 use crate::{Sense, mode, opcodes};
 use aryk_bdev::{Io, Op, Tag};
 use aryk_dma::Sgl;
 use aryk_reactor::Cx;
-
-type Begun = Result<Option<u32>, Failure>;
 
 impl UnitChannel {
     #[cold]
@@ -123,7 +121,7 @@ impl UnitChannel {
         if transfer.blocks > COMPARE_BLOCKS_MAX.into() {
             return Err(Sense::in_cdb(13).into());
         }
-        self.transfer(Op::CompareAndWrite, transfer, request.data_out, request, cx)
+        self.transfer(Op::CompareAndWrite, transfer, request, cx)
     }
 
     fn flush(&mut self, request: &Request<'_>, cx: &mut Cx) -> Begun {
@@ -133,7 +131,7 @@ impl UnitChannel {
         }
         let io =
             Io { tag: Tag(0), op: Op::Flush, fua: false, lba: 0, blocks: 0, source: 0, data: Sgl::EMPTY };
-        self.start(request, 0, Job::One, io, cx);
+        self.start(request, 0, None, io, cx);
         Ok(None)
     }
 
@@ -184,7 +182,7 @@ impl UnitChannel {
     ) {
         let op = Op::WriteZeroes;
         let io = Io { tag: Tag(0), op, fua, lba, blocks, source: 0, data: Sgl::EMPTY };
-        self.start(request, moved, Job::One, io, cx);
+        self.start(request, moved, None, io, cx);
     }
 
     fn unmap(&mut self, length: u32, request: &Request<'_>, cx: &mut Cx) -> Begun {
@@ -242,7 +240,7 @@ impl UnitChannel {
                 let Transfer { lba, blocks, .. } = transfer;
                 let op = Op::Compare;
                 let io = Io { tag: Tag(0), op, fua: false, lba, blocks: blocks.into(), source: 0, data };
-                self.start(request, data.len(), Job::One, io, cx);
+                self.start(request, data.len(), None, io, cx);
                 Ok(None)
             }
             Check::OneBlock => {

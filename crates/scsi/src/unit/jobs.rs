@@ -1,6 +1,6 @@
 //! Commands that take several requests to the disk, one after the other. Reactor context; these may allocate.
 
-use super::{Failure, Request, Task, UnitChannel};
+use super::{Begun, Request, Task, UnitChannel};
 use aryk_bdev::{Io, Op, Status as BdevStatus, Tag};
 use aryk_dma::{Buffer, PAGE, Sgl};
 use aryk_reactor::Cx;
@@ -8,14 +8,19 @@ use aryk_slots::Key as SlotKey;
 
 /// How a command goes on when a request of it has completed.
 pub(super) enum Job {
-    /// It is over.
-    One,
     /// With the next of its ranges.
     Unmap { data: Sgl, next: u32, ranges: u32 },
     /// With the next blocks.
-    Loop(Box<Loop>),
+    Loop(Loop),
     /// It has no request: something else will end it.
     Elsewhere,
+}
+
+impl Job {
+    /// Whether something else will end the command.
+    pub const fn is_elsewhere(&self) -> bool {
+        matches!(self, Self::Elsewhere)
+    }
 }
 
 /// Blocks that meet the same bytes, over and over: of WRITE SAME, and of VERIFY.
@@ -94,23 +99,23 @@ impl UnitChannel {
         data: Sgl,
         ranges: u32,
         cx: &mut Cx,
-    ) -> Result<Option<u32>, Failure> {
+    ) -> Begun {
         let mut next = 0;
         let Some(io) = next_unmap(data, &mut next, ranges) else { return Ok(Some(moved)) };
-        self.start(request, moved, Job::Unmap { data, next, ranges }, io, cx);
+        self.start(request, moved, Some(Box::new(Job::Unmap { data, next, ranges })), io, cx);
         Ok(None)
     }
 
     pub(super) fn start_loop(&mut self, request: &Request<'_>, moved: u32, mut job: Loop, cx: &mut Cx) {
         let io = job.next(self.block_shift).expect("it has blocks");
-        self.start(request, moved, Job::Loop(Box::new(job)), io, cx);
+        self.start(request, moved, Some(Box::new(Job::Loop(job))), io, cx);
     }
 
     /// A command that waits for something that [`crate::cell::Command::Over`] will tell of.
     pub(super) fn wait_elsewhere(&mut self, request: &Request<'_>, moved: u32) -> SlotKey {
         let (op, status) = (Op::Flush, BdevStatus::Ok);
-        let Request { tag, task: name, .. } = *request;
-        self.insert(Task { tag, name, op, lba: 0, moved, status, aborted: false, job: Job::Elsewhere })
+        let (Request { tag, task: name, .. }, job) = (*request, Some(Box::new(Job::Elsewhere)));
+        self.insert(Task { tag, name, op, lba: 0, moved, status, aborted: false, job })
     }
 
     /// Sends the next request of a command, if there is one to come.
@@ -123,10 +128,10 @@ impl UnitChannel {
         if !task.status.is_ok() {
             return false;
         }
-        let io = match &mut task.job {
-            Job::One | Job::Elsewhere => None,
-            Job::Unmap { data, next, ranges } => next_unmap(*data, next, *ranges),
-            Job::Loop(job) => job.next(self.block_shift),
+        let io = match task.job.as_deref_mut() {
+            None | Some(Job::Elsewhere) => None,
+            Some(Job::Unmap { data, next, ranges }) => next_unmap(*data, next, *ranges),
+            Some(Job::Loop(job)) => job.next(self.block_shift),
         };
         let Some(io) = io else { return false };
         task.lba = io.lba;
