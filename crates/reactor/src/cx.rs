@@ -291,6 +291,11 @@ impl Cx {
 
     /// What the threads of this reactor have done.
     pub fn thread_stats(&self) -> Vec<ThreadStats> {
+        self.some_thread_stats(0, usize::MAX)
+    }
+
+    /// The same of at most `most` of them, after the first `skip`: where there are thousands, nobody waits for all of them to be looked at.
+    pub fn some_thread_stats(&self, skip: usize, most: usize) -> Vec<ThreadStats> {
         let stats = |(_, t): (aryk_slots::Key, &Thread)| ThreadStats {
             name: t.name.clone(),
             id: t.number,
@@ -298,7 +303,7 @@ impl Cx {
             busy: t.busy,
             members: t.members,
         };
-        self.threads.iter().map(stats).collect()
+        self.threads.iter().skip(skip).take(most).map(stats).collect()
     }
 
     fn joined(&mut self, thread: ThreadId, by: i64) {

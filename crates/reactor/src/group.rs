@@ -58,6 +58,8 @@ pub enum StartError {
 /// Running reactors. Dropping them stops them.
 #[derive(Debug)]
 pub struct Reactors {
+    /// The cores that this process might use, before any of its threads was pinned.
+    allowed: CoreSet,
     handles: Vec<Handle>,
     threads: Vec<JoinHandle<()>>,
     watchdog: Option<(mpsc::Sender<()>, JoinHandle<()>)>,
@@ -77,7 +79,7 @@ impl Reactors {
         if cores != options.cores {
             tracing::warn!(asked = %options.cores, used = %cores, "this process may not use all cores asked for");
         }
-        let mut reactors = Self { handles: Vec::new(), threads: Vec::new(), watchdog: None };
+        let mut reactors = Self { allowed, handles: Vec::new(), threads: Vec::new(), watchdog: None };
         let blocking = Blocking::new(BLOCKING_THREADS);
         for core in cores.iter() {
             let (handle, thread) =
@@ -92,6 +94,11 @@ impl Reactors {
         let thread = thread.map_err(|error| StartError::Os { core: 0, error })?;
         reactors.watchdog = Some((stop, thread));
         Ok(reactors)
+    }
+
+    /// The cores that this process may use, whether or not there is a reactor on each.
+    pub const fn allowed(&self) -> &CoreSet {
+        &self.allowed
     }
 
     /// All of them, by core.

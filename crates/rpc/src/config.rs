@@ -29,13 +29,15 @@ pub enum Subsystem {
     VhostBlk,
     /// The same, of those whose disks come and go, and their targets.
     VhostScsi,
+    /// Who says which queue runs where.
+    Scheduler,
     /// Settings of the daemon as a whole, each by the name of what it sets. SPDK saves none.
     Daemon,
 }
 
 impl Subsystem {
     /// All that have objects, each after those that it depends on.
-    pub const ALL: [Self; 3] = [Self::Bdev, Self::VhostBlk, Self::VhostScsi];
+    pub const ALL: [Self; 4] = [Self::Bdev, Self::VhostBlk, Self::VhostScsi, Self::Scheduler];
 
     /// Its name on the wire.
     pub const fn name(self) -> &'static str {
@@ -43,6 +45,7 @@ impl Subsystem {
             Self::Bdev | Self::Watch | Self::Qos => "bdev",
             Self::VhostBlk => "vhost_blk",
             Self::VhostScsi => "vhost_scsi",
+            Self::Scheduler => "scheduler",
             Self::Daemon => "daemon",
         }
     }
@@ -50,7 +53,7 @@ impl Subsystem {
     /// What it needs.
     pub const fn depends_on(self) -> &'static [&'static str] {
         match self {
-            Self::Bdev | Self::Watch | Self::Qos | Self::Daemon => &[],
+            Self::Bdev | Self::Watch | Self::Qos | Self::Scheduler | Self::Daemon => &[],
             Self::VhostBlk | Self::VhostScsi => &["bdev"],
         }
     }
@@ -165,7 +168,7 @@ impl Config {
                 Subsystem::Qos => "QoS of",
                 Subsystem::VhostScsi if note.object.contains('/') => "target",
                 Subsystem::VhostBlk | Subsystem::VhostScsi => "controller",
-                Subsystem::Daemon => "setting",
+                Subsystem::Scheduler | Subsystem::Daemon => "setting",
             };
             format!("{what} '{}'", note.object)
         })

@@ -4,6 +4,7 @@ use crate::config::{Config, Subsystem};
 use crate::journal::Done;
 use crate::methods::details::Details;
 use crate::methods::log::{LogSettings, PrintLevel};
+use crate::scheduler::Scheduler;
 use crate::{Disks, Error, Outcome};
 use aryk_bdev::Bdev;
 use aryk_metrics::{Controller, Inventory, Observatory};
@@ -26,9 +27,11 @@ pub struct Control {
     /// The disks.
     pub disks: Disks,
     /// Through which machines reach them.
-    pub controllers: Controllers,
+    pub controllers: Rc<Controllers>,
     /// The same, to disks that may come and go.
-    pub scsi_controllers: ScsiControllers,
+    pub scsi_controllers: Rc<ScsiControllers>,
+    /// Who moves queues between reactors.
+    pub(crate) scheduler: Scheduler,
     /// What was configured.
     pub config: Config,
     /// What is told of all that.
@@ -58,9 +61,13 @@ impl Control {
     ) -> Self {
         let disks = Disks::default();
         let registry = Arc::clone(&disks.registry);
+        let controllers = Controllers::new(vhost_dir, Arc::clone(&registry), Rc::clone(&reactors));
+        let (controllers, scsi_controllers) =
+            (Rc::new(controllers), Rc::new(ScsiControllers::new(vhost_dir, registry, Rc::clone(&reactors))));
         Self {
-            controllers: Controllers::new(vhost_dir, Arc::clone(&registry), Rc::clone(&reactors)),
-            scsi_controllers: ScsiControllers::new(vhost_dir, registry, Rc::clone(&reactors)),
+            scheduler: Scheduler::new(&reactors, &controllers, &scsi_controllers),
+            controllers,
+            scsi_controllers,
             reactors,
             disks,
             config: Config::default(),
@@ -153,12 +160,13 @@ impl Control {
                 Ok(undone?)
             }
             Subsystem::VhostScsi => crate::methods::vhost_scsi::unmake(self, name).await,
-            Subsystem::Watch | Subsystem::Qos | Subsystem::Daemon => Ok(()),
+            Subsystem::Watch | Subsystem::Qos | Subsystem::Scheduler | Subsystem::Daemon => Ok(()),
         }
     }
 
     /// Gives back all that was made: no request runs afterwards.
     pub async fn close(&self) {
+        self.scheduler.stop();
         self.controllers.delete_all().await;
         self.scsi_controllers.delete_all().await;
         self.disks.close().await;

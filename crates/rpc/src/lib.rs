@@ -20,6 +20,7 @@ pub mod openrpc;
 pub mod params;
 pub mod restore;
 pub mod rights;
+mod scheduler;
 pub mod server;
 mod table;
 pub mod wire;

@@ -143,7 +143,7 @@ impl Controller {
         let disk = self.disk.borrow().clone();
         let requests = self.requests(disk.as_ref(), setup.features);
         let (errors, alarm) = (Arc::clone(&self.errors), self.alarm());
-        let cores = self.settings.cores.clone().unwrap_or_else(|| CoreSet::from_iter([handle.core()]));
+        let cores = self.settings.cores.clone().unwrap_or_else(|| self.reactors.allowed().clone());
         let start = move |cx: &mut Cx| -> Result<Running, StartError> {
             let thread = cx.add_thread(name.clone(), cores);
             let parts = Parts {

@@ -233,7 +233,7 @@ impl Controller {
         let ring = virtqueue(&setup)?;
         let kick = setup.kick.map(|fd| fd.try_clone()).transpose()?;
         let (errors, alarm) = (Arc::clone(&self.errors), self.alarm());
-        let cores = self.settings.cores.clone().unwrap_or_else(|| CoreSet::from_iter([handle.core()]));
+        let cores = self.settings.cores.clone().unwrap_or_else(|| self.reactors.allowed().clone());
         let targets = self.targets.borrow().clone();
         let plan = match index {
             CONTROL => Plan::Control(targets),

@@ -16,6 +16,7 @@ mod notify;
 mod open_metrics;
 mod qos;
 mod sandbox;
+mod scheduling;
 mod state;
 mod stuck;
 mod supervise;

@@ -14,7 +14,7 @@ fn moves() -> usize {
 }
 
 /// The threads whose names begin so: their numbers.
-fn threads(daemon: &Daemon, name: &str) -> Vec<u64> {
+pub fn threads(daemon: &Daemon, name: &str) -> Vec<u64> {
     let all = daemon.call("thread_get_stats", json!({})).unwrap();
     let all = all["threads"].as_array().unwrap().iter();
     let ours = all.filter(|thread| thread["name"].as_str().unwrap().starts_with(name));
@@ -22,7 +22,7 @@ fn threads(daemon: &Daemon, name: &str) -> Vec<u64> {
 }
 
 /// The core that a thread is on.
-fn core_of(daemon: &Daemon, id: u64) -> u64 {
+pub fn core_of(daemon: &Daemon, id: u64) -> u64 {
     let all = daemon.call("framework_get_reactors", json!({})).unwrap();
     let is_on = |reactor: &&Value| {
         reactor["lw_threads"].as_array().unwrap().iter().any(|thread| thread["id"].as_u64() == Some(id))
@@ -30,7 +30,8 @@ fn core_of(daemon: &Daemon, id: u64) -> u64 {
     all["reactors"].as_array().unwrap().iter().find(is_on).unwrap()["lcore"].as_u64().unwrap()
 }
 
-fn put(daemon: &Daemon, id: u64, core: u64) -> Result<Value, Value> {
+/// Has a thread run on one core only.
+pub fn put(daemon: &Daemon, id: u64, core: u64) -> Result<Value, Value> {
     daemon.call("thread_set_cpumask", json!({"id": id, "cpumask": format!("{:#x}", 1 << core)}))
 }
 
@@ -38,7 +39,8 @@ fn two_cores() -> Daemon {
     Daemon::start(&["-m", "0x3"])
 }
 
-fn disk(daemon: &Daemon, name: &str) {
+/// A disk of 1 MiB.
+pub fn disk(daemon: &Daemon, name: &str) {
     let params = json!({"name": name, "num_blocks": 2048, "block_size": 512});
     daemon.call("bdev_malloc_create", params).unwrap();
 }

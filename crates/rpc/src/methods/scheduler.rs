@@ -1,8 +1,11 @@
 //! `framework_*_scheduler` and `framework_monitor_context_switch`: who runs where, and undisturbed or not. Control context.
 
-use super::framework::ask;
+use super::framework::{ask, ticks};
 use super::{Control, Count, Error, NoParams, Phase, Table};
+use crate::config::Subsystem;
 use crate::params::CpuMask;
+use crate::scheduler::Kind;
+use crate::scheduler::balance::Limits;
 use aryk_reactor::{CoreSet, Cx, Reactors};
 use aryk_vhost_blk::MoveError;
 use rustix::io::Errno;
@@ -13,8 +16,9 @@ use std::rc::Rc;
 use std::time::Duration;
 use tokio::task::AbortHandle;
 
-/// SPDK's name for what there is: threads stay where they were made.
-const SCHEDULER: &str = "static";
+/// What the call that chose the scheduler is noted for.
+const OBJECT: &str = "scheduler";
+const SET: &str = "framework_set_scheduler";
 /// How often reactors' context switches are looked at.
 const WATCH_PERIOD: Duration = Duration::from_secs(1);
 
@@ -22,13 +26,13 @@ pub(super) fn register(table: &mut Table<Control>) {
     table.add(
         "framework_get_scheduler",
         Phase::RunTime,
-        "The scheduler: there is one, `static`.",
+        "The scheduler, which says which queue runs on which reactor.",
         get_scheduler,
     );
     table.add(
-        "framework_set_scheduler",
+        SET,
         Phase::Any,
-        "Chooses the scheduler: there is one, `static`.",
+        "Chooses the scheduler: with `static` queues stay where they are, with `dynamic` they go where there is time for them, and together on few reactors when idle.",
         set_scheduler,
     );
     table.add(
@@ -49,53 +53,117 @@ pub(super) fn register(table: &mut Table<Control>) {
 /// Result of `framework_get_scheduler`.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Scheduler {
-    /// `static`.
+    /// `static` or `dynamic`.
     scheduler_name: &'static str,
-    /// Ticks between two decisions, of which there are none.
+    /// Ticks between two decisions; `static` has none to make.
     scheduler_period: u64,
-    /// Where it would run.
+    /// Where queues that are nearly idle are gathered first.
     scheduling_core: u16,
     /// Cores without it.
     isolated_core_mask: &'static str,
+    /// Of `dynamic`: a queue that is less busy than that, in percent of a core, is nearly idle.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    load_limit: Option<u8>,
+    /// Of `dynamic`: no core is filled over that, in percent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    core_limit: Option<u8>,
+    /// Of `dynamic`: from a core that is as busy as that, in percent, queues are moved away.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    core_busy: Option<u8>,
+    /// Ours: queues that it has moved since the daemon began.
+    moves: u64,
+    /// Ours: moves that did not come about, as requests took too long.
+    failed_moves: u64,
+}
+
+const fn name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Static => "static",
+        Kind::Dynamic => "dynamic",
+    }
 }
 
 async fn get_scheduler(control: &Control, _: NoParams) -> Result<Scheduler, Error> {
+    let scheduler = &control.scheduler;
+    let (limits, done) = (scheduler.limits(), scheduler.done());
+    let of_dynamic = |percent: u8| (scheduler.kind() == Kind::Dynamic).then_some(percent);
     Ok(Scheduler {
-        scheduler_name: SCHEDULER,
-        scheduler_period: 0,
+        scheduler_name: name(scheduler.kind()),
+        scheduler_period: match scheduler.kind() {
+            Kind::Static => 0,
+            Kind::Dynamic => ticks(scheduler.period()),
+        },
         scheduling_core: control.reactors.handles()[0].core(),
         isolated_core_mask: "0x0",
+        load_limit: of_dynamic(limits.load_limit),
+        core_limit: of_dynamic(limits.core_limit),
+        core_busy: of_dynamic(limits.core_busy),
+        moves: done.moves,
+        failed_moves: done.failures,
     })
 }
 
-/// Parameters of `framework_set_scheduler`.
+/// Parameters of `framework_set_scheduler`. What is not given stays as it is.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct SetScheduler {
-    /// `static`.
+    /// `static` or `dynamic`.
     name: String,
-    /// Microseconds.
-    #[serde(rename = "period")]
-    _period: Option<Count>,
-    /// Not heeded.
-    #[serde(rename = "load_limit")]
-    _load_limit: Option<u8>,
-    /// Not heeded.
-    #[serde(rename = "core_limit")]
-    _core_limit: Option<u8>,
-    /// Not heeded.
-    #[serde(rename = "core_busy")]
-    _core_busy: Option<u8>,
+    /// Microseconds between two decisions: by default 1000000, at least 10000; 0 leaves it as it is.
+    period: Option<Count>,
+    /// A queue that is less busy than that, in percent of a core, is nearly idle: by default 20. Of `dynamic`.
+    load_limit: Option<u8>,
+    /// No core is filled over that, in percent: by default 80. Of `dynamic`.
+    core_limit: Option<u8>,
+    /// From a core that is as busy as that, in percent, queues are moved away: by default 95. Of `dynamic`.
+    core_busy: Option<u8>,
     /// Not heeded.
     #[serde(rename = "mappings")]
     _mappings: Option<String>,
 }
 
-async fn set_scheduler(_: &Control, p: SetScheduler) -> Result<bool, Error> {
-    match p.name == SCHEDULER {
-        true => Ok(true),
-        false => Err(Error::invalid(format!("there is no scheduler '{}', only {SCHEDULER}", p.name))),
+/// The call that chooses a scheduler again.
+#[derive(Serialize)]
+struct SchedulerNote {
+    name: &'static str,
+    period: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    load_limit: Option<u8>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    core_limit: Option<u8>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    core_busy: Option<u8>,
+}
+
+async fn set_scheduler(control: &Control, p: SetScheduler) -> Result<bool, Error> {
+    let kind = [Kind::Static, Kind::Dynamic].into_iter().find(|kind| name(*kind) == p.name);
+    let unknown = || Error::invalid(format!("there is no scheduler '{}', only static and dynamic", p.name));
+    let kind = kind.ok_or_else(unknown)?;
+    let percents = [("load_limit", p.load_limit), ("core_limit", p.core_limit), ("core_busy", p.core_busy)];
+    if let Some((name, value)) = percents.into_iter().find(|(_, value)| value.is_some_and(|v| v > 100)) {
+        let value = value.unwrap_or_default();
+        return Err(Error::invalid(format!("{name} is in percent of a core: 0 to 100, not {value}")));
     }
+    let scheduler = &control.scheduler;
+    let now = scheduler.limits();
+    let limits = Limits {
+        load_limit: p.load_limit.unwrap_or(now.load_limit),
+        core_limit: p.core_limit.unwrap_or(now.core_limit),
+        core_busy: p.core_busy.unwrap_or(now.core_busy),
+    };
+    let period = p.period.filter(|period| period.0 > 0);
+    let period = period.map_or(scheduler.period(), |Count(us)| Duration::from_micros(us));
+    scheduler.set(kind, period, limits);
+    let of_dynamic = |percent: u8| (kind == Kind::Dynamic).then_some(percent);
+    let note = SchedulerNote {
+        name: name(kind),
+        period: scheduler.period().as_micros().try_into().unwrap_or(u64::MAX),
+        load_limit: of_dynamic(limits.load_limit),
+        core_limit: of_dynamic(limits.core_limit),
+        core_busy: of_dynamic(limits.core_busy),
+    };
+    control.config.made(Subsystem::Scheduler, OBJECT, SET, &note);
+    Ok(true)
 }
 
 /// Parameters of `thread_set_cpumask`.

@@ -253,7 +253,8 @@ fn values_that_mean_nothing_here_are_refused() {
     in_daemon(async |daemon| {
         daemon.call("framework_start_init", &json!({})).await.unwrap();
         for (method, params, code) in [
-            ("framework_set_scheduler", json!({"name": "dynamic"}), -22),
+            ("framework_set_scheduler", json!({"name": "gscheduler"}), -22),
+            ("framework_set_scheduler", json!({"name": "dynamic", "core_busy": 101}), -22),
             ("trace_enable_tpoint_group", json!({"name": "nvmf_tcp"}), -22),
             ("trace_set_tpoint_mask", json!({"name": "bdev", "tpoint_mask": 4}), -22),
             ("bdev_examine", json!({"name": "nothing"}), -19),

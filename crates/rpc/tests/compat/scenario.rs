@@ -30,6 +30,9 @@ fn start(call: &mut impl FnMut(&'static str, Value)) {
     call("spdk_get_version", json!({}));
     call("rpc_get_methods", json!({}));
     call("framework_set_scheduler", json!({"name": "static"}));
+    let dynamic =
+        json!({"name": "dynamic", "period": "100000", "load_limit": 10, "core_limit": 70, "core_busy": 90});
+    call("framework_set_scheduler", dynamic);
     call("framework_get_scheduler", json!({}));
     call("framework_monitor_context_switch", json!({"enabled": true}));
     call("framework_monitor_context_switch", json!({}));

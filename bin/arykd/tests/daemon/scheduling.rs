@@ -1,0 +1,101 @@
+//! The dynamic scheduler moves queues under verified I/O: away from a core with much to do, and together when there is little.
+
+#![expect(clippy::disallowed_methods, reason = "a scheduler needs time to see loads")]
+
+use super::harness::{Daemon, code};
+use super::machine::Machine;
+use super::moving::{core_of, disk, put, threads};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const MACHINES: usize = 3;
+
+fn scheduler(daemon: &Daemon) -> Value {
+    daemon.call("framework_get_scheduler", json!({})).unwrap()
+}
+
+/// Waits until what runs on so many cores does.
+fn wait_for_cores(daemon: &Daemon, ids: &[u64], cores: usize) {
+    let begun = Instant::now();
+    let used = || ids.iter().map(|&id| core_of(daemon, id)).collect::<BTreeSet<_>>();
+    while used().len() != cores {
+        assert!(begun.elapsed() < PATIENCE, "on {:?}: {}", used(), scheduler(daemon));
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn load_is_spread_and_gathered_when_it_ends() {
+    let daemon = Daemon::start(&["-m", "0x3"]);
+    let names: Vec<String> = (0..MACHINES).map(|i| format!("c{i}")).collect();
+    let mut machines = Vec::new();
+    for name in &names {
+        disk(&daemon, name);
+        daemon.call("vhost_create_blk_controller", json!({"ctrlr": name, "dev_name": name})).unwrap();
+        machines.push(Machine::blk(&daemon.dir().join("vhost").join(name), 1));
+    }
+    let ids = threads(&daemon, "c");
+    assert_eq!(ids.len(), MACHINES);
+    for &id in &ids {
+        put(&daemon, id, 0).unwrap();
+        daemon.call("thread_set_cpumask", json!({"id": id, "cpumask": "0x3"})).unwrap();
+    }
+    // That little is called overloaded, as machines and reactors share the cores here.
+    let dynamic = json!({"name": "dynamic", "period": 100_000, "core_limit": 10, "core_busy": 15});
+    daemon.call("framework_set_scheduler", dynamic).unwrap();
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let running: Vec<_> = machines.iter_mut().map(|machine| scope.spawn(|| machine.run(&stop))).collect();
+        wait_for_cores(&daemon, &ids, 2);
+        stop.store(true, Ordering::Relaxed);
+        for machine in running {
+            let seen = machine.join().unwrap().unwrap();
+            assert!(seen.checked > 100, "{seen:?}");
+        }
+    });
+    wait_for_cores(&daemon, &ids, 1);
+    let told = scheduler(&daemon);
+    assert!(told["moves"].as_u64().unwrap() >= 2, "{told}");
+    // They still serve.
+    stop.store(false, Ordering::Relaxed);
+    thread::scope(|scope| {
+        let running: Vec<_> = machines.iter_mut().map(|machine| scope.spawn(|| machine.run(&stop))).collect();
+        thread::sleep(Duration::from_millis(500));
+        stop.store(true, Ordering::Relaxed);
+        running.into_iter().for_each(|machine| assert!(machine.join().unwrap().unwrap().checked > 0));
+    });
+    assert!(machines.iter().all(|machine| !machine.has_ended()));
+    drop(machines);
+    daemon.end();
+}
+
+#[test]
+fn the_scheduler_is_the_same_after_a_restart() {
+    let dir = TempDir::new().unwrap();
+    let state = dir.path().join("state");
+    let mut daemon = Daemon::start_in(dir, &["-m", "0x3", "--state-dir", state.to_str().unwrap()]);
+    assert_eq!(scheduler(&daemon)["scheduler_name"], "static");
+    let set = |params: Value| daemon.call("framework_set_scheduler", params);
+    set(json!({"name": "dynamic", "period": 2_000_000, "load_limit": 5, "core_busy": 90})).unwrap();
+    set(json!({"name": "dynamic", "core_limit": 60})).unwrap();
+    assert_eq!(code(set(json!({"name": "governor"}))), -22);
+    assert_eq!(code(set(json!({"name": "dynamic", "load_limit": 200}))), -22);
+    let before = scheduler(&daemon);
+    let settings = ["scheduler_name", "scheduler_period", "load_limit", "core_limit", "core_busy"]
+        .map(|s| before[s].clone());
+    assert_eq!(json!(settings), json!(["dynamic", 2_000_000_000_u64, 5, 60, 90]));
+    let params =
+        json!({"name": "dynamic", "period": 2_000_000, "load_limit": 5, "core_limit": 60, "core_busy": 90});
+    let saved = daemon.call("framework_get_config", json!({"name": "scheduler"})).unwrap();
+    assert_eq!(saved, json!([{"method": "framework_set_scheduler", "params": params}]));
+    daemon.kill_and_restart();
+    assert_eq!(scheduler(&daemon), before);
+    daemon.call("framework_set_scheduler", json!({"name": "static"})).unwrap();
+    daemon.kill_and_restart();
+    assert_eq!(scheduler(&daemon)["scheduler_name"], "static");
+}

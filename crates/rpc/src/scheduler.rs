@@ -1,0 +1,261 @@
+//! The scheduler of queues: which one there is, and the rounds of the dynamic one. Control context.
+//!
+//! In each period it reads what reactors and threads have counted anyway, a little at a time; has [`balance`] decide; and moves queues. Nothing of that is
+//! on the way of a request, but for the moment in which its queue moves.
+
+pub(crate) mod balance;
+
+use aryk_reactor::{CoreSet, Handle, ReactorStats, Reactors, ThreadStats};
+use aryk_vhost_blk::{Controllers, MoveError};
+use aryk_vhost_scsi::Controllers as ScsiControllers;
+use balance::{Balancer, Core, Limits, Load, Move, WHOLE};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+/// Between two rounds, if nothing is said.
+const PERIOD: Duration = Duration::from_secs(1);
+/// Between two rounds at least: shorter ones would measure nothing but chance.
+const PERIOD_MIN: Duration = Duration::from_millis(10);
+/// Threads of a reactor that are looked at in one message.
+const SLICE: usize = 256;
+
+/// The schedulers that there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Queues stay where they were put.
+    Static,
+    /// They go where there is time for them, and together where there is little to do.
+    Dynamic,
+}
+
+/// What a scheduler has done.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Done {
+    /// Queues that it has moved.
+    pub moves: u64,
+    /// Queues that it could not move.
+    pub failures: u64,
+}
+
+/// The scheduler.
+#[derive(Debug)]
+pub(crate) struct Scheduler {
+    world: Rc<World>,
+    kind: Cell<Kind>,
+    period: Cell<Duration>,
+    limits: Cell<Limits>,
+    rounds: RefCell<Option<AbortHandle>>,
+}
+
+/// What it looks at and moves.
+#[derive(Debug)]
+struct World {
+    reactors: Rc<Reactors>,
+    controllers: Rc<Controllers>,
+    scsi_controllers: Rc<ScsiControllers>,
+    done: Cell<Done>,
+}
+
+impl Scheduler {
+    /// The static one.
+    pub fn new(reactors: &Rc<Reactors>, blk: &Rc<Controllers>, scsi: &Rc<ScsiControllers>) -> Self {
+        let world = World {
+            reactors: Rc::clone(reactors),
+            controllers: Rc::clone(blk),
+            scsi_controllers: Rc::clone(scsi),
+            done: Cell::default(),
+        };
+        Self {
+            world: Rc::new(world),
+            kind: Cell::new(Kind::Static),
+            period: Cell::new(PERIOD),
+            limits: Cell::default(),
+            rounds: RefCell::default(),
+        }
+    }
+
+    pub fn kind(&self) -> Kind {
+        self.kind.get()
+    }
+
+    pub fn period(&self) -> Duration {
+        self.period.get()
+    }
+
+    pub fn limits(&self) -> Limits {
+        self.limits.get()
+    }
+
+    pub fn done(&self) -> Done {
+        self.world.done.get()
+    }
+
+    /// Has this one do the work from now on. It begins anew, and what it needs to know of loads it learns in its first period. Needs a tokio `LocalSet`.
+    pub fn set(&self, kind: Kind, period: Duration, limits: Limits) {
+        self.stop();
+        self.kind.set(kind);
+        self.period.set(period.max(PERIOD_MIN));
+        self.limits.set(limits);
+        if kind == Kind::Dynamic {
+            let rounds = Rc::clone(&self.world).go_round(self.period.get(), limits);
+            self.rounds.replace(Some(tokio::task::spawn_local(rounds).abort_handle()));
+        }
+    }
+
+    /// Moves nothing any more. A move that has begun goes on to its end.
+    pub fn stop(&self) {
+        if let Some(rounds) = self.rounds.take() {
+            rounds.abort();
+        }
+    }
+}
+
+impl Drop for Scheduler {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// All that was counted at a time: reactors by core, threads by number.
+#[derive(Default)]
+struct Reading {
+    reactors: BTreeMap<u16, ReactorStats>,
+    threads: BTreeMap<u64, Counted>,
+}
+
+struct Counted {
+    core: u16,
+    busy: Duration,
+    cores: CoreSet,
+}
+
+impl World {
+    async fn go_round(self: Rc<Self>, period: Duration, limits: Limits) {
+        let mut balancer = Balancer::default();
+        let mut before = self.read().await;
+        loop {
+            tokio::time::sleep(period).await;
+            let now = self.read().await;
+            let (cores, loads) = now.since(&before);
+            let moves = balancer.round(limits, &cores, &loads);
+            before = now;
+            // What takes longer is decided anew, by what is so then.
+            let until = Instant::now() + period;
+            for planned in moves {
+                if Instant::now() > until {
+                    break;
+                }
+                self.carry_out(planned, &mut balancer).await;
+            }
+        }
+    }
+
+    async fn carry_out(&self, Move { thread, to }: Move, balancer: &mut Balancer) {
+        let Some(handle) = self.reactors.handles().iter().find(|handle| handle.core() == to).cloned() else {
+            return;
+        };
+        let moved = match self.controllers.move_to(thread, handle.clone()).await {
+            None => self.scsi_controllers.move_to(thread, handle).await,
+            moved => moved,
+        };
+        let mut done = self.done.get();
+        match moved {
+            Some(Ok(())) => {
+                balancer.moved(thread);
+                done.moves += 1;
+                tracing::debug!(thread, to, "the scheduler has moved a queue");
+            }
+            // It has come to its end meanwhile, or is no queue.
+            None | Some(Err(MoveError::Ending)) => balancer.failed(thread),
+            Some(Err(error)) => {
+                balancer.failed(thread);
+                done.failures += 1;
+                tracing::debug!(%error, thread, to, "the scheduler cannot move a queue");
+            }
+        }
+        self.done.set(done);
+    }
+
+    async fn read(&self) -> Reading {
+        let mut reading = Reading::default();
+        for handle in self.reactors.handles() {
+            let core = handle.core();
+            for stats in threads(handle).await {
+                let ThreadStats { id, busy, cores, .. } = stats;
+                // One that moves while this goes on may be met twice.
+                reading.threads.insert(id, Counted { core, busy, cores });
+            }
+            reading.reactors.insert(core, handle.stats());
+        }
+        reading
+    }
+}
+
+/// The threads of a reactor; those of one that has stopped are none.
+async fn threads(handle: &Handle) -> Vec<ThreadStats> {
+    let mut all = Vec::new();
+    loop {
+        let skip = all.len();
+        let Ok(some) = handle.call(move |cx| cx.some_thread_stats(skip, SLICE)).await else { return all };
+        let is_last = some.len() < SLICE;
+        all.extend(some);
+        if is_last {
+            return all;
+        }
+    }
+}
+
+impl Reading {
+    /// How busy everybody was since then. Who has come since then has no load yet.
+    fn since(&self, before: &Self) -> (Vec<Core>, Vec<Load>) {
+        let part = |busy: Duration, of: Duration| {
+            let part = busy.as_nanos() * u128::from(WHOLE) / of.as_nanos().max(1);
+            part.min(u128::from(WHOLE)) as u32
+        };
+        let took = |core: u16| {
+            let zero = ReactorStats::default();
+            let (now, then) = (&self.reactors[&core], before.reactors.get(&core).unwrap_or(&zero));
+            let all = |s: &ReactorStats| s.busy + s.idle + s.sleeping;
+            (now.busy.saturating_sub(then.busy), all(now).saturating_sub(all(then)))
+        };
+        let core = |&number: &u16| {
+            let (busy, all) = took(number);
+            Core { number, busy: part(busy, all) }
+        };
+        let load = |(&thread, now): (&u64, &Counted)| {
+            let busy =
+                before.threads.get(&thread).map_or(Duration::ZERO, |b| now.busy.saturating_sub(b.busy));
+            Load { thread, core: now.core, busy: part(busy, took(now.core).1), cores: now.cores.clone() }
+        };
+        (self.reactors.keys().map(core).collect(), self.threads.iter().map(load).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reading(busy_ms: u64, idle_ms: u64, threads: &[(u64, u64)]) -> Reading {
+        let ms = Duration::from_millis;
+        let stats = ReactorStats { busy: ms(busy_ms), idle: ms(idle_ms), ..ReactorStats::default() };
+        let counted = |&(id, busy): &(u64, u64)| {
+            (id, Counted { core: 3, busy: ms(busy), cores: CoreSet::from_iter([3]) })
+        };
+        Reading { reactors: BTreeMap::from([(3, stats)]), threads: threads.iter().map(counted).collect() }
+    }
+
+    #[test]
+    fn loads_are_what_was_counted_between_two_readings() {
+        let (before, now) = (reading(100, 900, &[(1, 50), (2, 9)]), reading(700, 1300, &[(1, 550), (7, 80)]));
+        let (cores, loads) = now.since(&before);
+        assert_eq!(cores, [Core { number: 3, busy: 600 }]);
+        let busy: Vec<_> = loads.iter().map(|load| (load.thread, load.core, load.busy)).collect();
+        assert_eq!(busy, [(1, 3, 500), (7, 3, 0)], "one that has just come has no load yet");
+        let (cores, _) = before.since(&before);
+        assert_eq!(cores[0].busy, 0, "no time has passed");
+    }
+}
