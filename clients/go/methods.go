@@ -767,7 +767,7 @@ func (c *Client) FrameworkGetReactors(ctx context.Context) (Reactors, error) {
 	return call[Reactors](ctx, c, "framework_get_reactors", nil)
 }
 
-// FrameworkGetScheduler calls framework_get_scheduler. The scheduler: there is one, `static`.
+// FrameworkGetScheduler calls framework_get_scheduler. The scheduler, which says which queue runs on which reactor.
 func (c *Client) FrameworkGetScheduler(ctx context.Context) (Scheduler, error) {
 	return call[Scheduler](ctx, c, "framework_get_scheduler", nil)
 }
@@ -790,21 +790,21 @@ func (c *Client) FrameworkMonitorContextSwitch(ctx context.Context, params Frame
 
 // FrameworkSetSchedulerParams are the parameters of framework_set_scheduler.
 type FrameworkSetSchedulerParams struct {
-	// `static`.
+	// `static` or `dynamic`.
 	Name string `json:"name"`
-	// Not heeded.
+	// From a core that is as busy as that, in percent, queues are moved away: by default 95. Of `dynamic`.
 	CoreBusy *uint8 `json:"core_busy,omitempty"`
-	// Not heeded.
+	// No core is filled over that, in percent: by default 80. Of `dynamic`.
 	CoreLimit *uint8 `json:"core_limit,omitempty"`
-	// Not heeded.
+	// A queue that is less busy than that, in percent of a core, is nearly idle: by default 20. Of `dynamic`.
 	LoadLimit *uint8 `json:"load_limit,omitempty"`
 	// Not heeded.
 	Mappings string `json:"mappings,omitempty"`
-	// Microseconds.
+	// Microseconds between two decisions: by default 1000000, at least 10000; 0 leaves it as it is.
 	Period *uint64 `json:"period,omitempty"`
 }
 
-// FrameworkSetScheduler calls framework_set_scheduler. Chooses the scheduler: there is one, `static`.
+// FrameworkSetScheduler calls framework_set_scheduler. Chooses the scheduler: with `static` queues stay where they are, with `dynamic` they go where there is time for them, and together on few reactors when idle.
 func (c *Client) FrameworkSetScheduler(ctx context.Context, params FrameworkSetSchedulerParams) (bool, error) {
 	return call[bool](ctx, c, "framework_set_scheduler", params)
 }

@@ -623,14 +623,24 @@ type SavedSubsystem struct {
 
 // Scheduler: Result of `framework_get_scheduler`.
 type Scheduler struct {
-	// `static`.
+	// `static` or `dynamic`.
 	SchedulerName string `json:"scheduler_name"`
-	// Ticks between two decisions, of which there are none.
+	// Ticks between two decisions; `static` has none to make.
 	SchedulerPeriod uint64 `json:"scheduler_period"`
-	// Where it would run.
+	// Where queues that are nearly idle are gathered first.
 	SchedulingCore uint16 `json:"scheduling_core"`
 	// Cores without it.
 	IsolatedCoreMask string `json:"isolated_core_mask"`
+	// Ours: queues that it has moved since the daemon began.
+	Moves uint64 `json:"moves"`
+	// Ours: moves that did not come about, as requests took too long.
+	FailedMoves uint64 `json:"failed_moves"`
+	// Of `dynamic`: from a core that is as busy as that, in percent, queues are moved away.
+	CoreBusy *uint8 `json:"core_busy,omitempty"`
+	// Of `dynamic`: no core is filled over that, in percent.
+	CoreLimit *uint8 `json:"core_limit,omitempty"`
+	// Of `dynamic`: a queue that is less busy than that, in percent of a core, is nearly idle.
+	LoadLimit *uint8 `json:"load_limit,omitempty"`
 }
 
 // ScsiDevice: One of the results of `scsi_get_devices`.

@@ -13,7 +13,7 @@ mod target;
 mod verify;
 mod workload;
 
-pub use args::BenchArgs;
+pub use args::{BenchArgs, time};
 pub use verify::Mismatch;
 
 use crate::error::Error;

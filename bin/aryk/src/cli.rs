@@ -49,6 +49,7 @@ impl Cli {
             | Command::Controller(ControllerCommand::List(watch))
             | Command::Qos(QosCommand::List(watch) | QosCommand::Group(GroupCommand::List(watch)))
             | Command::Reactor(ReactorCommand::List(watch))
+            | Command::Scheduler(SchedulerCommand::Show(watch))
             | Command::Trace { watch, .. }
             | Command::Latency { watch, .. }
             | Command::Status(watch) => watch.every,
@@ -91,6 +92,9 @@ pub enum Command {
     /// List the reactors, the threads that carry the I/O
     #[command(subcommand)]
     Reactor(ReactorCommand),
+    /// Choose who says which queue runs on which reactor
+    #[command(subcommand)]
+    Scheduler(SchedulerCommand),
     /// Measure a disk through its vhost-user socket, as a virtual machine would use it
     Bench(BenchArgs),
     /// Show what disks, controllers and reactors do, live
@@ -380,6 +384,40 @@ pub enum GroupCommand {
 pub enum ReactorCommand {
     /// List all reactors
     List(Watch),
+}
+
+/// Commands about the scheduler.
+#[derive(Debug, Subcommand)]
+pub enum SchedulerCommand {
+    /// Show which one there is, and what it has done
+    Show(Watch),
+    /// Choose one; what is not given stays as it is
+    Set {
+        /// 'static': queues stay where they are. 'dynamic': they leave busy reactors, and come together when idle
+        name: SchedulerName,
+        /// Time between two decisions, such as 100ms
+        #[arg(long, value_name = "TIME", value_parser = crate::bench::time)]
+        period: Option<Duration>,
+        /// A queue that is less busy than that is nearly idle
+        #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(..=100))]
+        load_limit: Option<u8>,
+        /// No reactor is filled over that
+        #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(..=100))]
+        core_limit: Option<u8>,
+        /// Queues leave a reactor that is as busy as that
+        #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(..=100))]
+        core_busy: Option<u8>,
+    },
+}
+
+/// The schedulers.
+#[derive(Debug, Clone, Copy, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SchedulerName {
+    /// Queues stay where they are
+    Static,
+    /// They leave busy reactors, and come together when idle
+    Dynamic,
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

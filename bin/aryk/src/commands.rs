@@ -4,6 +4,7 @@ pub mod controller;
 pub mod daemon;
 pub mod disk;
 pub mod qos;
+pub mod scheduler;
 pub mod stat;
 pub mod trace;
 

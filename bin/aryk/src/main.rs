@@ -76,6 +76,9 @@ fn ask(cli: &Cli, out: &Output) -> Result<ExitCode, Error> {
         Command::Reactor(ReactorCommand::List(watch)) => {
             watch::repeat(watch.every, || commands::daemon::reactors(client, out))
         }
+        Command::Scheduler(command) => {
+            watch::repeat(cli.watch(), || commands::scheduler::run(command, client, out))
+        }
         Command::Trace { count, of, watch } => {
             watch::repeat(watch.every, || commands::trace::trace(*count, of.as_deref(), client, out))
         }

@@ -177,7 +177,7 @@ fn count(text: &str) -> Result<u64, String> {
 }
 
 /// A time, in seconds if nothing is said.
-fn time(text: &str) -> Result<Duration, String> {
+pub fn time(text: &str) -> Result<Duration, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match &text[digits.len()..] {
         "ms" => Some(1),

@@ -54,6 +54,9 @@ fn commands_as_the_guide_has_them() {
         "aryk qos group remove vm1 data",
         "aryk qos group delete vm1",
         "aryk qos group list --json",
+        "aryk scheduler show --watch",
+        "aryk scheduler set static",
+        "aryk scheduler set dynamic --period 100ms --load-limit 10 --core-limit 70 --core-busy 90",
         "aryk trace",
         "aryk trace --count 10 --of vm1 --watch",
         "aryk bench vm1.sock",
@@ -92,6 +95,8 @@ fn wrong_command_lines() {
         ("aryk qos set vm1 --bandwidth 100K", ErrorKind::ValueValidation),
         ("aryk qos set vm1 --burst soon", ErrorKind::ValueValidation),
         ("aryk qos group add vm1", ErrorKind::MissingRequiredArgument),
+        ("aryk scheduler set", ErrorKind::MissingRequiredArgument),
+        ("aryk scheduler set dynamic --core-busy 101", ErrorKind::ValueValidation),
         ("aryk frobnicate", ErrorKind::InvalidSubcommand),
     ];
     for (line, kind) in wrong {

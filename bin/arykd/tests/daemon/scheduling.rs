@@ -95,6 +95,9 @@ fn the_scheduler_is_the_same_after_a_restart() {
     assert_eq!(saved, json!([{"method": "framework_set_scheduler", "params": params}]));
     daemon.kill_and_restart();
     assert_eq!(scheduler(&daemon), before);
+    let shown =
+        daemon.aryk(&["scheduler", "set", "dynamic", "--period", "500ms", "--core-limit", "70"]).unwrap();
+    assert!(shown.contains("500ms") && shown.contains("70%") && shown.contains("90%"), "{shown}");
     daemon.call("framework_set_scheduler", json!({"name": "static"})).unwrap();
     daemon.kill_and_restart();
     assert_eq!(scheduler(&daemon)["scheduler_name"], "static");

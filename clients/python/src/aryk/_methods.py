@@ -1212,7 +1212,7 @@ class Methods(ABC):
         return result
 
     def framework_get_scheduler(self) -> types.Scheduler:
-        """The scheduler: there is one, `static`."""
+        """The scheduler, which says which queue runs on which reactor."""
         result: types.Scheduler = self.call("framework_get_scheduler")
         return result
 
@@ -1249,15 +1249,15 @@ class Methods(ABC):
         mappings: str | None = None,
         period: int | None = None,
     ) -> bool:
-        """Chooses the scheduler: there is one, `static`.
+        """Chooses the scheduler: with `static` queues stay where they are, with `dynamic` they go where there is time for them, and together on few reactors when idle.
 
         Parameters:
-            name: `static`.
-            core_busy: Not heeded.
-            core_limit: Not heeded.
-            load_limit: Not heeded.
+            name: `static` or `dynamic`.
+            core_busy: From a core that is as busy as that, in percent, queues are moved away: by default 95. Of `dynamic`.
+            core_limit: No core is filled over that, in percent: by default 80. Of `dynamic`.
+            load_limit: A queue that is less busy than that, in percent of a core, is nearly idle: by default 20. Of `dynamic`.
             mappings: Not heeded.
-            period: Microseconds.
+            period: Microseconds between two decisions: by default 1000000, at least 10000; 0 leaves it as it is.
         """
         result: bool = self.call(
             "framework_set_scheduler",
@@ -3087,7 +3087,7 @@ class AsyncMethods(ABC):
         return result
 
     async def framework_get_scheduler(self) -> types.Scheduler:
-        """The scheduler: there is one, `static`."""
+        """The scheduler, which says which queue runs on which reactor."""
         result: types.Scheduler = await self.call("framework_get_scheduler")
         return result
 
@@ -3124,15 +3124,15 @@ class AsyncMethods(ABC):
         mappings: str | None = None,
         period: int | None = None,
     ) -> bool:
-        """Chooses the scheduler: there is one, `static`.
+        """Chooses the scheduler: with `static` queues stay where they are, with `dynamic` they go where there is time for them, and together on few reactors when idle.
 
         Parameters:
-            name: `static`.
-            core_busy: Not heeded.
-            core_limit: Not heeded.
-            load_limit: Not heeded.
+            name: `static` or `dynamic`.
+            core_busy: From a core that is as busy as that, in percent, queues are moved away: by default 95. Of `dynamic`.
+            core_limit: No core is filled over that, in percent: by default 80. Of `dynamic`.
+            load_limit: A queue that is less busy than that, in percent of a core, is nearly idle: by default 20. Of `dynamic`.
             mappings: Not heeded.
-            period: Microseconds.
+            period: Microseconds between two decisions: by default 1000000, at least 10000; 0 leaves it as it is.
         """
         result: bool = await self.call(
             "framework_set_scheduler",

@@ -610,14 +610,24 @@ class SavedSubsystem(TypedDict):
 class Scheduler(TypedDict):
     """Result of `framework_get_scheduler`."""
 
-    #: `static`.
+    #: `static` or `dynamic`.
     scheduler_name: str
-    #: Ticks between two decisions, of which there are none.
+    #: Ticks between two decisions; `static` has none to make.
     scheduler_period: int
-    #: Where it would run.
+    #: Where queues that are nearly idle are gathered first.
     scheduling_core: int
     #: Cores without it.
     isolated_core_mask: str
+    #: Ours: queues that it has moved since the daemon began.
+    moves: int
+    #: Ours: moves that did not come about, as requests took too long.
+    failed_moves: int
+    #: Of `dynamic`: from a core that is as busy as that, in percent, queues are moved away.
+    core_busy: NotRequired[int]
+    #: Of `dynamic`: no core is filled over that, in percent.
+    core_limit: NotRequired[int]
+    #: Of `dynamic`: a queue that is less busy than that, in percent of a core, is nearly idle.
+    load_limit: NotRequired[int]
 
 
 class ScsiDevice(TypedDict):
