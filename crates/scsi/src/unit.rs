@@ -341,6 +341,14 @@ impl UnitChannel {
         Outcome::failed(tag, Failure::Sense(sense))
     }
 
+    /// Says that nobody wants the command with this tag any more. It still has an outcome.
+    pub fn abort(&mut self, tag: u64, cx: &mut Cx) {
+        if let Some((key, task)) = self.tasks.iter_mut().find(|(_, task)| task.tag == tag) {
+            task.aborted = true;
+            self.disk.abort(Tag(key.raw()), cx);
+        }
+    }
+
     /// Says that nobody wants any command any more. They still have outcomes.
     pub fn abort_all(&mut self, cx: &mut Cx) {
         // What has more to do does not begin it.
@@ -351,7 +359,7 @@ impl UnitChannel {
     fn obey(&mut self, cx: &mut Cx) {
         for order in self.cell.take_commands() {
             match order {
-                Order::Abort(which, done) => self.abort(&which, done, cx),
+                Order::Abort(which, done) => self.abort_these(&which, done, cx),
                 Order::Count(which, done) => {
                     let running = self.tasks.iter().filter(|(_, task)| which.has(task.name)).count();
                     // Whoever asked may have gone.
@@ -366,7 +374,7 @@ impl UnitChannel {
     }
 
     /// Aborts commands. Those that wait for such themselves go on: two that abort each other would wait for ever.
-    fn abort(&mut self, which: &Which, done: oneshot::Sender<u32>, cx: &mut Cx) {
+    fn abort_these(&mut self, which: &Which, done: oneshot::Sender<u32>, cx: &mut Cx) {
         let is_meant =
             |task: &Task| which.has(task.name) && !task.job.as_deref().is_some_and(Job::is_elsewhere);
         let left: Vec<_> = self.tasks.iter().filter(|(_, t)| is_meant(t)).map(|(key, _)| key).collect();

@@ -94,14 +94,11 @@ impl Queue {
         self.line.set_memory(memory, rings)
     }
 
-    /// Memory that was removed from the guest is waited for. The disk is asked to give up what uses it; what it does give up fails, for it was the
-    /// guest that took its memory away.
+    /// As [`Line::leave_removed_memory`].
     pub fn leave_removed_memory(&mut self, cx: &mut Cx) {
-        let heads: Vec<u16> = self.line.sgs.old_users().collect();
-        if let Some(channel) = self.requests.channel.as_mut().filter(|_| !heads.is_empty()) {
-            let requests = heads.len();
-            tracing::warn!(queue = self.line.index, requests, "requests that use removed memory are aborted");
-            heads.iter().for_each(|&head| channel.abort(Tag(head.into()), cx));
+        let Self { line, requests, .. } = self;
+        if let Some(channel) = &mut requests.channel {
+            line.leave_removed_memory(|head| channel.abort(Tag(head.into()), cx));
         }
     }
 

@@ -268,6 +268,16 @@ impl Line {
         Ok(())
     }
 
+    /// Memory that was removed from the guest is waited for: has `abort` ask whoever has them to give up the requests that use it, by head. Those that are given up
+    /// fail, for it was the guest that took its memory away.
+    pub fn leave_removed_memory(&mut self, mut abort: impl FnMut(u16)) {
+        let requests = self.sgs.old_users().count();
+        if requests > 0 {
+            tracing::warn!(queue = self.index, requests, "requests that use removed memory are aborted");
+            self.sgs.old_users().for_each(&mut abort);
+        }
+    }
+
     /// Notes that the ring was written to.
     #[inline]
     fn log_ring(&self) {

@@ -440,6 +440,14 @@ impl Device for Controller {
         }
     }
 
+    async fn revoke_memory(&self) {
+        let _changing = self.changing.lock().await;
+        for (_, queue) in self.all_queues() {
+            // One that is gone uses no memory.
+            let _ = queue.call(Queue::leave_removed_memory).await;
+        }
+    }
+
     async fn set_memory(&self, change: MemoryChange) {
         let _changing = self.changing.lock().await;
         for (index, rings) in change.rings {

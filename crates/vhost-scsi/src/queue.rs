@@ -158,6 +158,14 @@ impl Queue {
         self.line.set_memory(memory, rings)
     }
 
+    /// As [`Line::leave_removed_memory`]. Task management is answered soon, and buffers for events are taken when there are some.
+    pub fn leave_removed_memory(&mut self, cx: &mut Cx) {
+        let Self { line, role, .. } = self;
+        if let Role::Request(requests) = role {
+            line.leave_removed_memory(|head| requests.abort(head, cx));
+        }
+    }
+
     /// Takes new chains off the ring and starts them; whether there were any.
     fn take_requests(&mut self, cx: &mut Cx) -> bool {
         let Self { line, role, .. } = self;

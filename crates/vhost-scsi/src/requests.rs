@@ -98,6 +98,12 @@ impl Requests {
         self.leaving.iter_mut().for_each(|channel| channel.abort_all(cx));
     }
 
+    /// Asks the disk that has the command of `head` to give it up.
+    pub fn abort(&mut self, head: u16, cx: &mut Cx) {
+        let all = self.targets.iter_mut().flatten().chain(&mut self.leaving);
+        all.for_each(|channel| channel.abort(head.into(), cx));
+    }
+
     /// Asks the disks to give up what they have not completed.
     pub fn give_up(&mut self, line: &Line, cx: &mut Cx) {
         let commands = line.sgs.in_use();

@@ -1,6 +1,8 @@
 //! A guest's side of a controller: its session, its queues, and how it asks. It blocks; the controller runs elsewhere.
 
-use aryk_front_end::{Announced, Format, Memory, Piece, Ring, Session, Shape, Wanted, feature, protocol};
+use aryk_front_end::{
+    Announced, Format, Memory, Piece, Request, Ring, Session, Shape, Wanted, feature, payload, protocol,
+};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::fs::File;
@@ -29,6 +31,9 @@ pub const EVENTS: u64 = 1 << 1 | 1 << 2;
 pub const CONTROL: u16 = 0;
 pub const EVENT: u16 = 1;
 pub const REQUEST: u16 = 2;
+
+/// The guest address of more memory than is for the queues.
+const MORE: u64 = 0x2000_0000;
 
 struct Lane {
     ring: Ring,
@@ -200,27 +205,57 @@ impl Guest {
 
     /// Offers a command, as `slot`.
     pub fn submit(&mut self, slot: u16, address: [u8; 8], cdb: &[u8], out: &[u8], room: u32) {
-        let base = u64::from(slot) * SPACE / u64::from(SIZE);
+        let data = Self::base(slot) + DATA_AT;
+        self.write(REQUEST, data, out);
+        self.submit_at(slot, address, cdb, data, [out.len() as u32, room]);
+    }
+
+    /// The same of one that gives its data to more memory, as [`Guest::share`] has it.
+    pub fn submit_to_more(&mut self, slot: u16, address: [u8; 8], cdb: &[u8], room: u32) {
+        let data = MORE - Memory::guest_addr(self.lanes[usize::from(REQUEST)].space);
+        self.submit_at(slot, address, cdb, data, [0, room]);
+    }
+
+    /// Where the space of a slot begins.
+    fn base(slot: u16) -> u64 {
+        u64::from(slot) * SPACE / u64::from(SIZE)
+    }
+
+    fn submit_at(&mut self, slot: u16, address: [u8; 8], cdb: &[u8], data: u64, [out, room]: [u32; 2]) {
+        let base = Self::base(slot);
         let mut request = [0; 51];
         request[..8].copy_from_slice(&address);
         request[8..16].copy_from_slice(&(1000 + u64::from(slot)).to_le_bytes());
         request[19..19 + cdb.len()].copy_from_slice(cdb);
         self.write(REQUEST, base, &request);
         self.write(REQUEST, base + ANSWER_AT, &[0xee; ANSWER]);
-        self.write(REQUEST, base + DATA_AT, out);
-        let data = base + DATA_AT;
         let pieces = [
             (base, 51, false),
-            (data, out.len() as u32, false),
+            (data, out, false),
             (base + ANSWER_AT, ANSWER as u32, true),
             (data, room, true),
         ];
         self.offer(REQUEST, slot, &pieces);
     }
 
+    /// Shares the queues' memory, and more or not. How long that took.
+    #[expect(clippy::disallowed_methods, reason = "a guest lives in real time")]
+    pub fn share(&self, more: Option<&Memory>) -> Duration {
+        let [guest, len, user, offset] = self.memory.region();
+        let (mut regions, mut files) = (payload![guest, len, user, offset], vec![self.memory.fd()]);
+        if let Some(more) = more {
+            regions.extend(payload![MORE, more.region()[1], user + MORE, 0_u64]);
+            files.push(more.fd());
+        }
+        let message = [payload![files.len() as u32, 0_u32], regions].concat();
+        let began = Instant::now();
+        self.session.wire().tell(Request::SET_MEM_TABLE, &message, &files).expect("memory");
+        began.elapsed()
+    }
+
     /// How the command of `slot` was answered, which has come back.
     pub fn answer(&self, slot: u16, written: u32, room: u32) -> Answer {
-        let base = u64::from(slot) * SPACE / u64::from(SIZE);
+        let base = Self::base(slot);
         let answer = self.read(REQUEST, base + ANSWER_AT, ANSWER);
         let word = |at: usize| u32::from_le_bytes(answer[at..at + 4].try_into().expect("four bytes"));
         let data = self.read(REQUEST, base + DATA_AT, room as usize);

@@ -6,7 +6,7 @@ mod guest;
 use aryk_bdev::{Identity, Op, OpSet, Registry};
 use aryk_bdev_error::{Fault, Injection};
 use aryk_bdev_malloc as malloc;
-use aryk_front_end::Format;
+use aryk_front_end::{Format, Memory};
 use aryk_reactor::{CoreSet, Engine, Options as ReactorOptions, Reactors, SleepPolicy};
 use aryk_vhost_scsi::{Controllers, Error, Link, Options, SocketOptions};
 use guest::{ANSWER, ANSWER_AT, CONTROL, DATA_AT, EVENT, Guest, REQUEST};
@@ -20,6 +20,8 @@ const BLOCKS: u64 = 2048;
 /// Long enough for what is to come, and for what is not to come.
 const SOON: Duration = Duration::from_secs(10);
 const NEVER: Duration = Duration::from_millis(100);
+/// After a second of use, memory that was taken away is given up.
+const REVOKED: Duration = Duration::from_secs(4);
 
 /// Unit 0 of a target.
 const fn unit(target: u8) -> [u8; 8] {
@@ -394,6 +396,31 @@ fn an_abortion_is_answered_though_the_store_hangs() {
         })
         .await;
         apart(move || drop(guest)).await;
+        host.controllers.delete_all().await;
+    });
+}
+
+#[test]
+fn memory_that_is_taken_away_is_given_up_by_what_uses_it() {
+    run(async {
+        let host = stuck().await;
+        let guest = host.guest("vm", Format::Split).await;
+        let (guest, ()) = with(guest, |guest| {
+            greet(guest, 0);
+            let more = Memory::new(512).expect("memory");
+            guest.share(Some(&more));
+            guest.submit(1, unit(0), &cdb_16(0x88, 0, 1), &[], 512);
+            guest.submit_to_more(2, unit(0), &cdb_16(0x88, 0, 1), 512);
+            assert_eq!(guest.take(REQUEST, NEVER), None);
+            let took = guest.share(None);
+            assert!(took < REVOKED, "the disk was asked to give memory up, and did not: {took:?}");
+            let (slot, written) = guest.take(REQUEST, SOON).expect("what has used it");
+            let answer = guest.answer(slot, written, 0);
+            assert_eq!((slot, answer.response, answer.residual, written), (2, 2, 512, ANSWER as u32));
+            assert_eq!(guest.take(REQUEST, NEVER), None, "what did not use it goes on");
+        })
+        .await;
+        drop(guest);
         host.controllers.delete_all().await;
     });
 }
