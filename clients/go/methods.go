@@ -49,6 +49,28 @@ func (c *Client) AccelSetOptions(ctx context.Context, params AccelSetOptionsPara
 	return call[bool](ctx, c, "accel_set_options", params)
 }
 
+// ArykCoreAddParams are the parameters of aryk_core_add.
+type ArykCoreAddParams struct {
+	// The core's number.
+	Core uint16 `json:"core"`
+}
+
+// ArykCoreAdd calls aryk_core_add. Starts a reactor on another core, for the queues to come and those that are moved there.
+func (c *Client) ArykCoreAdd(ctx context.Context, params ArykCoreAddParams) (bool, error) {
+	return call[bool](ctx, c, "aryk_core_add", params)
+}
+
+// ArykCoreRemoveParams are the parameters of aryk_core_remove.
+type ArykCoreRemoveParams struct {
+	// The core's number.
+	Core uint16 `json:"core"`
+}
+
+// ArykCoreRemove calls aryk_core_remove. Moves all that is on a core's reactor to the others, while I/O goes on, and ends the reactor.
+func (c *Client) ArykCoreRemove(ctx context.Context, params ArykCoreRemoveParams) (bool, error) {
+	return call[bool](ctx, c, "aryk_core_remove", params)
+}
+
 // ArykLatencyGetParams are the parameters of aryk_latency_get.
 type ArykLatencyGetParams struct {
 	// Name, alias or uuid.

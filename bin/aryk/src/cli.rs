@@ -89,7 +89,7 @@ pub enum Command {
     Export,
     /// Show how the daemon is
     Status(Watch),
-    /// List the reactors, the threads that carry the I/O
+    /// List, add and remove reactors, the threads that carry the I/O
     #[command(subcommand)]
     Reactor(ReactorCommand),
     /// Choose who says which queue runs on which reactor
@@ -384,6 +384,16 @@ pub enum GroupCommand {
 pub enum ReactorCommand {
     /// List all reactors
     List(Watch),
+    /// Start one on another core, until the daemon ends
+    Add {
+        /// The core's number
+        core: u16,
+    },
+    /// End one, when all that it does has been given to the others
+    Remove {
+        /// The core's number
+        core: u16,
+    },
 }
 
 /// Commands about the scheduler.

@@ -76,6 +76,12 @@ fn ask(cli: &Cli, out: &Output) -> Result<ExitCode, Error> {
         Command::Reactor(ReactorCommand::List(watch)) => {
             watch::repeat(watch.every, || commands::daemon::reactors(client, out))
         }
+        Command::Reactor(ReactorCommand::Add { core }) => {
+            commands::daemon::change_cores("aryk_core_add", *core, client, out)
+        }
+        Command::Reactor(ReactorCommand::Remove { core }) => {
+            commands::daemon::change_cores("aryk_core_remove", *core, client, out)
+        }
         Command::Scheduler(command) => {
             watch::repeat(cli.watch(), || commands::scheduler::run(command, client, out))
         }

@@ -10,7 +10,6 @@ use aryk_rpc::restore::Restored;
 use aryk_rpc::rights::Rules;
 use aryk_rpc::server::{BindError, Server};
 use rustix::process::{Resource, Rlimit, getrlimit, getuid, setrlimit};
-use rustix::thread::{CpuSet, sched_setaffinity};
 use std::fs::DirBuilder;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -29,12 +28,7 @@ pub fn raise_descriptor_limit() {
 
 /// Leaves the reactors' cores to them, where there are others: no call, however long, is in the way of I/O then.
 pub fn leave_cores(reactors: &Reactors) {
-    let theirs: CoreSet = reactors.handles().iter().map(Handle::core).collect();
-    let mut others = CpuSet::new();
-    CoreSet::allowed().iter().filter(|&core| !theirs.contains(core)).for_each(|core| others.set(core.into()));
-    if others.count() > 0
-        && let Err(error) = sched_setaffinity(None, &others)
-    {
+    if let Err(error) = reactors.leave_cores() {
         tracing::warn!(%error, "cannot leave the reactors' cores to them");
     }
 }

@@ -287,8 +287,14 @@ impl Bdev {
 
     pub(crate) fn channel_opened(&self, on: &Handle) {
         let mut places = lock(&self.places);
-        match places.iter_mut().find(|p| p.reactor == *on) {
-            Some(place) => place.channels += 1,
+        if let Some(place) = places.iter_mut().find(|p| p.reactor == *on) {
+            place.channels += 1;
+            return;
+        }
+        // The core had a reactor before, which has ended: its channels' counts are the core's.
+        let former = |p: &&mut Place| p.reactor.core() == on.core() && p.reactor.has_ended();
+        match places.iter_mut().find(former) {
+            Some(place) => (place.reactor, place.channels) = (on.clone(), 1),
             None => places.push(Place { reactor: on.clone(), channels: 1, closed: Stats::default() }),
         }
     }

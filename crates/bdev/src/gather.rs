@@ -27,14 +27,23 @@ type Part = (usize, Summary);
 pub async fn gather(disks: &[Arc<Bdev>], reactors: &[Handle]) -> Vec<Summary> {
     let mut asked = Vec::new();
     for reactor in reactors {
-        // If the reactor is gone, so are its channels.
-        asked.extend(ask(reactor, slices(disks, reactor)).await);
+        asked.push((reactor, ask(reactor, slices(disks, reactor)).await));
     }
     let mut all = vec![Summary::default(); disks.len()];
-    for answer in asked {
-        for (index, summary) in answer.await.unwrap_or_default() {
+    let mut answered = Vec::new();
+    for (reactor, answer) in asked {
+        let Some(answer) = answer else { continue };
+        let Ok(parts) = answer.await else { continue };
+        answered.push(reactor);
+        for (index, summary) in parts {
             all[index].merge(&summary);
         }
+    }
+    // If a reactor is gone, so are its channels; what they have counted is not.
+    for (disk, sum) in disks.iter().zip(&mut all) {
+        let places = lock(disk.places());
+        let silent = places.iter().filter(|place| !answered.contains(&&place.reactor));
+        silent.for_each(|place| sum.add(&place.closed));
     }
     all
 }

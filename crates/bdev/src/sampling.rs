@@ -4,7 +4,7 @@
 
 use crate::Bdev;
 use crate::bdev::lock;
-use aryk_reactor::{Cx, Gone, Handle, Local, Nanos};
+use aryk_reactor::{Cx, Gone, Handle, Local, Nanos, Task};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -26,6 +26,8 @@ struct State {
     /// Tells a task that another has taken its place.
     generation: u64,
     now: Option<QueueDepth>,
+    /// Who takes the samples, and where.
+    sampler: Option<(Handle, Task<()>)>,
 }
 
 /// A disk's.
@@ -36,6 +38,7 @@ impl Sampling {
     fn restart(&self, period: Option<Duration>) -> u64 {
         let mut state = lock(&self.0);
         state.generation += 1;
+        state.sampler = None;
         let zero = Duration::ZERO;
         state.now = period.map(|period| QueueDepth { period, depth: 0, busy: zero, weighted: zero });
         state.generation
@@ -75,12 +78,45 @@ impl Bdev {
     ) -> Result<(), Gone> {
         let generation = self.sampling().restart(period);
         let Some(period) = period else { return Ok(()) };
+        self.start_sampling(generation, period, on).await
+    }
+
+    /// Has another reactor do what `from` does of that, which is about to end.
+    ///
+    /// # Errors
+    /// [`Gone`] if that reactor has ended.
+    pub async fn move_sampling(self: &Arc<Self>, from: &Handle, to: &Handle) -> Result<(), Gone> {
+        let (generation, period) = {
+            let mut state = lock(&self.sampling().0);
+            let Some(now) = state.now.filter(|_| state.sampler.as_ref().is_some_and(|(on, _)| on == from))
+            else {
+                return Ok(());
+            };
+            state.generation += 1;
+            state.sampler = None;
+            (state.generation, now.period)
+        };
+        self.start_sampling(generation, period, to).await
+    }
+
+    async fn start_sampling(
+        self: &Arc<Self>,
+        generation: u64,
+        period: Duration,
+        on: &Handle,
+    ) -> Result<(), Gone> {
         let bdev = Arc::downgrade(self);
         let start = move |cx: &mut Cx| {
             let (local, now) = (cx.local().clone(), cx.now());
-            cx.local().spawn(sample(bdev, generation, period, local, now)).detach();
+            cx.local().spawn(sample(bdev, generation, period, local, now))
         };
-        on.cast(start).await
+        let task = on.call(start).await?;
+        let mut state = lock(&self.sampling().0);
+        // If another has been started meanwhile, this one is dropped.
+        if state.generation == generation {
+            state.sampler = Some((on.clone(), task));
+        }
+        Ok(())
     }
 }
 

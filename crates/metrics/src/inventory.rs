@@ -8,7 +8,7 @@ use std::sync::Arc;
 /// Whoever knows what the daemon has.
 pub trait Inventory {
     /// The reactors, by core.
-    fn reactors(&self) -> &[Handle];
+    fn reactors(&self) -> Vec<Handle>;
     /// The disks, by age.
     fn disks(&self) -> Vec<Arc<Bdev>>;
     /// The controllers, by name.

@@ -85,7 +85,7 @@ impl Seen {
         self.depths.begin(start);
         self.turns.begin(start);
         let (bdevs, handles) = (inventory.disks(), inventory.reactors());
-        let counts = gather(&bdevs, handles).await;
+        let counts = gather(&bdevs, &handles).await;
         let disk = |(bdev, counts): (&Arc<Bdev>, Summary)| {
             let geometry = bdev.geometry();
             Disk {

@@ -7,6 +7,7 @@
 use crate::handle::lock;
 use crate::{CoreSet, Handle};
 use aryk_uring::{Completion, Tag};
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -33,6 +34,12 @@ struct Pool {
     /// Where they run.
     cores: CoreSet,
     load: Mutex<Load>,
+}
+
+impl fmt::Debug for Blocking {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Blocking").field("threads_max", &self.pool.threads_max).finish_non_exhaustive()
+    }
 }
 
 /// A reactor's way to the pool, which ends with the last of these.

@@ -268,6 +268,15 @@ impl Cx {
         Some(self.thread_number(self.roots.get(root.0)?.thread))
     }
 
+    /// Whether nothing runs here, and nothing that ran here still has something to do.
+    pub(crate) fn is_deserted(&self) -> bool {
+        self.threads.iter().next().is_none()
+            && self.roots.iter().next().is_none()
+            && self.pollers.iter().next().is_none()
+            && self.outgoing.is_empty()
+            && !self.local.has_tasks()
+    }
+
     /// What is polled on this reactor, and how often it was.
     pub fn poller_stats(&self) -> Vec<PollerStats> {
         let names = lock(&self.handle.0.names);

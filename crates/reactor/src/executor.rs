@@ -135,6 +135,11 @@ impl Local {
         self.state.calls.borrow_mut().pop_front()
     }
 
+    /// Whether there is a task that has not ended, or a call that is to come.
+    pub(crate) fn has_tasks(&self) -> bool {
+        self.has_calls() || self.state.tasks.borrow().iter().next().is_some()
+    }
+
     pub(crate) fn has_calls(&self) -> bool {
         !self.state.calls.borrow().is_empty()
     }

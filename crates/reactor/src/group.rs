@@ -1,12 +1,15 @@
-//! The reactors of a process: starting them on their cores, choosing among them, stopping them. Control context.
+//! The reactors of a process: starting them on their cores, choosing among them, adding and taking them, stopping them. Control context.
+//!
+//! One that is taken ends only when nothing is on it, nothing new comes to it, and nobody is about to bring something there or back: whoever does holds it.
 
 use crate::blocking::Blocking;
-use crate::handle::Message;
+use crate::handle::{Message, lock};
 use crate::mailbox::Refused;
 use crate::reactor::BLOCKING_THREADS;
 use crate::{Clock, CoreSet, Engine, Handle, Reactor, SleepPolicy, watchdog};
 use std::io;
-use std::sync::mpsc;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -55,13 +58,76 @@ pub enum StartError {
     },
 }
 
+/// Why a reactor cannot be added or taken.
+#[derive(Debug, thiserror::Error)]
+pub enum ChangeError {
+    /// The process may not use that core.
+    #[error("this process may not run on core {core}; it may on {allowed}")]
+    Forbidden {
+        /// The core.
+        core: u16,
+        /// Cores of this process.
+        allowed: CoreSet,
+    },
+    /// There is one.
+    #[error("there is a reactor on core {0} already")]
+    Exists(u16),
+    /// There is none.
+    #[error("there is no reactor on core {0}")]
+    NotFound(u16),
+    /// Somebody is about to take it.
+    #[error("the reactor on core {0} is being taken already")]
+    Leaving(u16),
+    /// Somebody has to carry the I/O.
+    #[error("the reactor on core {0} is the last one")]
+    Last(u16),
+    /// The kernel refuses.
+    #[error("cannot start a reactor on core {core}: {error}")]
+    Os {
+        /// Where.
+        core: u16,
+        /// Why.
+        error: io::Error,
+    },
+}
+
+/// A reactor of the group.
+#[derive(Debug)]
+pub(crate) struct Member {
+    pub handle: Handle,
+    thread: Option<JoinHandle<()>>,
+    /// A clone of this for each [`Hold`].
+    holds: Arc<()>,
+    /// Nothing new comes to it.
+    leaving: bool,
+}
+
+/// Members by core; shared with the watchdog.
+pub(crate) type Members = Arc<Mutex<Vec<Member>>>;
+
+/// A reactor that something is being brought to, or taken from, so that it does not end.
+#[derive(Debug, Clone)]
+pub struct Hold {
+    handle: Handle,
+    _count: Arc<()>,
+}
+
+impl Deref for Hold {
+    type Target = Handle;
+
+    fn deref(&self) -> &Handle {
+        &self.handle
+    }
+}
+
 /// Running reactors. Dropping them stops them.
 #[derive(Debug)]
 pub struct Reactors {
     /// The cores that this process might use, before any of its threads was pinned.
     allowed: CoreSet,
-    handles: Vec<Handle>,
-    threads: Vec<JoinHandle<()>>,
+    options: Options,
+    blocking: Blocking,
+    members: Members,
     watchdog: Option<(mpsc::Sender<()>, JoinHandle<()>)>,
 }
 
@@ -79,21 +145,33 @@ impl Reactors {
         if cores != options.cores {
             tracing::warn!(asked = %options.cores, used = %cores, "this process may not use all cores asked for");
         }
-        let mut reactors = Self { allowed, handles: Vec::new(), threads: Vec::new(), watchdog: None };
-        let blocking = Blocking::new(BLOCKING_THREADS);
+        let mut reactors = Self {
+            allowed,
+            options: options.clone(),
+            blocking: Blocking::new(BLOCKING_THREADS),
+            members: Members::default(),
+            watchdog: None,
+        };
         for core in cores.iter() {
-            let (handle, thread) =
-                start_one(core, options, blocking.clone()).map_err(|error| StartError::Os { core, error })?;
-            reactors.handles.push(handle);
-            reactors.threads.push(thread);
+            reactors.start_on(core).map_err(|error| StartError::Os { core, error })?;
         }
         let (stop, stopped) = mpsc::channel();
-        let (handles, limit) = (reactors.handles.clone(), options.watchdog);
-        let watch = move || watchdog::run(&handles, limit, &stopped);
+        let (members, limit) = (Arc::clone(&reactors.members), options.watchdog);
+        let watch = move || watchdog::run(&members, limit, &stopped);
         let thread = std::thread::Builder::new().name("watchdog".to_owned()).spawn(watch);
         let thread = thread.map_err(|error| StartError::Os { core: 0, error })?;
         reactors.watchdog = Some((stop, thread));
         Ok(reactors)
+    }
+
+    fn start_on(&self, core: u16) -> io::Result<Handle> {
+        let (handle, thread) = start_one(core, &self.options, self.blocking.clone())?;
+        let member =
+            Member { handle: handle.clone(), thread: Some(thread), holds: Arc::default(), leaving: false };
+        let mut members = lock(&self.members);
+        members.push(member);
+        members.sort_unstable_by_key(|member| member.handle.core());
+        Ok(handle)
     }
 
     /// The cores that this process may use, whether or not there is a reactor on each.
@@ -102,19 +180,147 @@ impl Reactors {
     }
 
     /// All of them, by core.
-    pub fn handles(&self) -> &[Handle] {
-        &self.handles
+    pub fn handles(&self) -> Vec<Handle> {
+        lock(&self.members).iter().map(|member| member.handle.clone()).collect()
+    }
+
+    /// Those of them that are not about to end.
+    pub fn staying(&self) -> Vec<Handle> {
+        let members = lock(&self.members);
+        members.iter().filter(|member| !member.leaving).map(|member| member.handle.clone()).collect()
+    }
+
+    /// Whether there is a reactor on one of `cores` to which something may be brought.
+    pub fn is_any_on(&self, cores: &CoreSet) -> bool {
+        lock(&self.members).iter().any(|m| !m.leaving && cores.contains(m.handle.core()))
     }
 
     /// The one with the fewest roots and pollers among those on `cores`; or, which it says, among all if none is there.
-    pub fn least_loaded(&self, cores: Option<&CoreSet>) -> &Handle {
-        let fits = |h: &&Handle| cores.is_none_or(|c| c.contains(h.core()));
-        let least = self.handles.iter().filter(fits).min_by_key(|h| h.members());
-        least.unwrap_or_else(|| {
+    pub fn least_loaded(&self, cores: Option<&CoreSet>) -> Hold {
+        let found = self.find_least_loaded(cores);
+        found.unwrap_or_else(|| {
             let asked = cores.map(tracing::field::display);
             tracing::warn!(asked, "no reactor runs on the cores asked for: any will do");
-            self.least_loaded(None)
+            self.find_least_loaded(None).expect("one always stays")
         })
+    }
+
+    fn find_least_loaded(&self, cores: Option<&CoreSet>) -> Option<Hold> {
+        let members = lock(&self.members);
+        let fits = |m: &&Member| !m.leaving && cores.is_none_or(|c| c.contains(m.handle.core()));
+        members.iter().filter(fits).min_by_key(|m| m.handle.members()).map(Member::hold)
+    }
+
+    /// The one on `core`, to bring something there; not if it is about to end.
+    pub fn hold_for_arrival(&self, core: u16) -> Option<Hold> {
+        let members = lock(&self.members);
+        members.iter().find(|m| m.handle.core() == core && !m.leaving).map(Member::hold)
+    }
+
+    /// Keeps a reactor, from which something is being taken, that may come back. `None` if it has ended.
+    pub fn hold(&self, handle: &Handle) -> Option<Hold> {
+        lock(&self.members).iter().find(|member| member.handle == *handle).map(Member::hold)
+    }
+
+    /// Starts another.
+    ///
+    /// # Errors
+    /// [`ChangeError`].
+    pub fn add(&self, core: u16) -> Result<Handle, ChangeError> {
+        if !self.allowed.contains(core) {
+            return Err(ChangeError::Forbidden { core, allowed: self.allowed.clone() });
+        }
+        if lock(&self.members).iter().any(|member| member.handle.core() == core) {
+            return Err(ChangeError::Exists(core));
+        }
+        self.start_on(core).map_err(|error| ChangeError::Os { core, error })
+    }
+
+    /// Has nothing new come to the one on `core`, until [`Reactors::keep`].
+    ///
+    /// # Errors
+    /// [`ChangeError`].
+    pub fn begin_to_leave(&self, core: u16) -> Result<Handle, ChangeError> {
+        let mut members = lock(&self.members);
+        let others = members.iter().filter(|m| m.handle.core() != core && !m.leaving).count();
+        let found = members.iter_mut().find(|m| m.handle.core() == core);
+        let member = found.ok_or(ChangeError::NotFound(core))?;
+        if member.leaving {
+            return Err(ChangeError::Leaving(core));
+        }
+        if others == 0 {
+            return Err(ChangeError::Last(core));
+        }
+        member.leaving = true;
+        Ok(member.handle.clone())
+    }
+
+    /// It does not leave after all.
+    pub fn keep(&self, handle: &Handle) {
+        if let Some(member) = lock(&self.members).iter_mut().find(|member| member.handle == *handle) {
+            member.leaving = false;
+        }
+    }
+
+    /// Ends one that leaves, if there is nothing on it and nobody holds it; whether it ends. Its thread is [`Ending`] then.
+    pub async fn end(&self, handle: &Handle) -> Option<Ending> {
+        if !handle.call(|cx| cx.is_deserted()).await.unwrap_or(true) {
+            return None;
+        }
+        let thread = {
+            let mut members = lock(&self.members);
+            let at = members.iter().position(|member| member.handle == *handle && member.leaving)?;
+            if Arc::strong_count(&members[at].holds) > 1 {
+                return None;
+            }
+            members.remove(at).thread
+        };
+        // Nothing is brought to it from here on. If it has ended, that is what is wanted.
+        let _ = handle.cast(|cx| cx.stopping = true).await;
+        Some(Ending(thread))
+    }
+
+    /// Leaves the reactors' cores to them, where there are others: the calling thread and those that it starts run elsewhere.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn leave_cores(&self) -> io::Result<()> {
+        let theirs: CoreSet = self.handles().iter().map(Handle::core).collect();
+        let mut others = rustix::thread::CpuSet::new();
+        self.allowed.iter().filter(|&core| !theirs.contains(core)).for_each(|core| others.set(core.into()));
+        if others.count() == 0 {
+            self.allowed.iter().for_each(|core| others.set(core.into()));
+        }
+        Ok(rustix::thread::sched_setaffinity(None, &others)?)
+    }
+}
+
+impl Member {
+    fn hold(&self) -> Hold {
+        Hold { handle: self.handle.clone(), _count: Arc::clone(&self.holds) }
+    }
+}
+
+/// The thread of a reactor that ends.
+#[derive(Debug)]
+pub struct Ending(Option<JoinHandle<()>>);
+
+impl Ending {
+    /// Whether it has ended. It takes a turn.
+    pub fn is_over(&self) -> bool {
+        self.0.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        join(self.0.take());
+    }
+}
+
+fn join(thread: Option<JoinHandle<()>>) {
+    if thread.is_some_and(|thread| thread.join().is_err()) {
+        tracing::error!("a reactor ended by a panic");
     }
 }
 
@@ -146,9 +352,10 @@ fn pin(core: u16) -> io::Result<()> {
 
 impl Drop for Reactors {
     fn drop(&mut self) {
-        for handle in &self.handles {
+        let members = std::mem::take(&mut *lock(&self.members));
+        for member in &members {
             let mut stop: Message = Box::new(|cx| cx.stopping = true);
-            while let Err(Refused::Full(again)) = handle.try_send(stop) {
+            while let Err(Refused::Full(again)) = member.handle.try_send(stop) {
                 stop = again;
                 std::thread::yield_now();
             }
@@ -157,10 +364,6 @@ impl Drop for Reactors {
             drop(stop);
             drop(thread.join());
         }
-        for thread in self.threads.drain(..) {
-            if thread.join().is_err() {
-                tracing::error!("a reactor ended by a panic");
-            }
-        }
+        members.into_iter().for_each(|member| join(member.thread));
     }
 }

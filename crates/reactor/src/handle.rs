@@ -214,7 +214,8 @@ impl Handle {
         Waker::from(Arc::clone(&self.0))
     }
 
-    pub(crate) fn is_closed(&self) -> bool {
+    /// Whether it has ended: what is sent to it is refused.
+    pub fn has_ended(&self) -> bool {
         self.0.mailbox.is_closed()
     }
 

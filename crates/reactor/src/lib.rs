@@ -38,11 +38,12 @@ mod wait;
 mod watchdog;
 
 pub use account::ReactorStats;
+pub use async_task::Task;
 pub use clock::{Clock, Nanos};
 pub use cores::{CoreSet, ParseCoreSetError};
 pub use cx::Cx;
 pub use executor::Local;
-pub use group::{Options, Reactors, StartError};
+pub use group::{ChangeError, Ending, Hold, Options, Reactors, StartError};
 pub use handle::{Gone, Handle, RootRef};
 pub use reactor::{Reactor, Step};
 pub use ring_clients::RingClient;

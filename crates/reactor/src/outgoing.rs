@@ -38,6 +38,11 @@ impl Outgoing {
         !self.untried
     }
 
+    /// Whether there is nothing to be sent.
+    pub fn is_empty(&self) -> bool {
+        self.destinations.iter().all(|d| d.messages.is_empty())
+    }
+
     /// A destination may have room.
     pub fn retry(&mut self) {
         for destination in &mut self.destinations {
@@ -66,6 +71,6 @@ impl Outgoing {
             }
         }
         // What a stopped reactor is named in may go.
-        self.destinations.retain(|d| !d.to.is_closed());
+        self.destinations.retain(|d| !d.to.has_ended());
     }
 }

@@ -1,22 +1,24 @@
 //! Tells when a reactor's turn takes too long, and what is at fault. A thread of its own.
 
+use crate::group::Members;
 use crate::handle::{Handle, lock};
 use crate::{Clock, Nanos};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
-/// Looks at `handles` every half of `limit`, until `stop` is closed.
-pub(crate) fn run(handles: &[Handle], limit: Duration, stop: &Receiver<()>) {
-    // Of each, the turn that was told of last.
-    let mut told = vec![None; handles.len()];
+/// Looks at `members` every half of `limit`, until `stop` is closed.
+pub(crate) fn run(members: &Members, limit: Duration, stop: &Receiver<()>) {
+    // By core, the turn that was told of last.
+    let mut told = BTreeMap::new();
     while stop.recv_timeout(limit / 2) == Err(RecvTimeoutError::Timeout) {
         let now = Clock::Monotonic.now();
-        for (handle, told) in handles.iter().zip(&mut told) {
+        let handles: Vec<Handle> = lock(members).iter().map(|member| member.handle.clone()).collect();
+        for handle in &handles {
             if let Some(stuck) = Stuck::look(handle, now, limit)
-                && *told != Some(stuck.began)
+                && told.insert(handle.core(), stuck.began) != Some(stuck.began)
             {
-                *told = Some(stuck.began);
                 let for_ms = stuck.took.as_millis() as u64;
                 tracing::warn!(core = handle.core(), for_ms, "a reactor is stuck in {stuck}");
             }

@@ -186,7 +186,7 @@ impl Control {
 }
 
 impl Inventory for Control {
-    fn reactors(&self) -> &[Handle] {
+    fn reactors(&self) -> Vec<Handle> {
         self.reactors.handles()
     }
 

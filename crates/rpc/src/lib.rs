@@ -10,6 +10,7 @@
 pub mod config;
 mod connection;
 pub mod control;
+mod cores;
 mod disks;
 mod dispatch;
 mod error;

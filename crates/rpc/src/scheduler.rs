@@ -155,11 +155,10 @@ impl World {
     }
 
     async fn carry_out(&self, Move { thread, to }: Move, balancer: &mut Balancer) {
-        let Some(handle) = self.reactors.handles().iter().find(|handle| handle.core() == to).cloned() else {
-            return;
-        };
-        let moved = match self.controllers.move_to(thread, handle.clone()).await {
-            None => self.scsi_controllers.move_to(thread, handle).await,
+        // One that is about to end takes nothing.
+        let Some(there) = self.reactors.hold_for_arrival(to) else { return };
+        let moved = match self.controllers.move_to(thread, there.clone()).await {
+            None => self.scsi_controllers.move_to(thread, there).await,
             moved => moved,
         };
         let mut done = self.done.get();
@@ -182,9 +181,10 @@ impl World {
 
     async fn read(&self) -> Reading {
         let mut reading = Reading::default();
-        for handle in self.reactors.handles() {
+        // One that is about to end is left to who ends it.
+        for handle in self.reactors.staying() {
             let core = handle.core();
-            for stats in threads(handle).await {
+            for stats in threads(&handle).await {
                 let ThreadStats { id, busy, cores, .. } = stats;
                 // One that moves while this goes on may be met twice.
                 reading.threads.insert(id, Counted { core, busy, cores });

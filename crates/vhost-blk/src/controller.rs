@@ -7,7 +7,7 @@ use crate::moving;
 use crate::queue::Queue;
 use crate::request::Disk;
 use aryk_bdev::{Descriptor, Event, OpenError};
-use aryk_reactor::{CoreSet, Cx, Gone, Handle, Reactors, RootRef, ThreadId};
+use aryk_reactor::{CoreSet, Cx, Gone, Handle, Hold, Reactors, RootRef, ThreadId};
 use aryk_vhost_device::{Errors, MoveError, Moved, Parts, Trouble, virtqueue};
 use aryk_vhost_user::{Device, DeviceError, EventFd, MemoryChange, QueueLog, QueueSetup, SessionHandle};
 use std::cell::RefCell;
@@ -136,7 +136,7 @@ impl Controller {
 
     async fn start(&self, index: u16, setup: QueueSetup) -> Result<Running, StartError> {
         let name = format!("{}.q{index}", self.settings.name);
-        let handle = self.reactors.least_loaded(self.settings.cores.as_ref()).clone();
+        let handle = self.reactors.least_loaded(self.settings.cores.as_ref());
         let keeps_in_flight = setup.inflight.is_some();
         let ring = virtqueue(&setup)?;
         let kick = setup.kick.map(|fd| fd.try_clone()).transpose()?;
@@ -172,13 +172,12 @@ impl Controller {
     /// # Errors
     /// [`MoveError`].
     pub async fn place(&self, index: u16, cores: CoreSet) -> Result<(), MoveError> {
-        let handles = self.reactors.handles();
-        if !handles.iter().any(|handle| cores.contains(handle.core())) {
+        if !self.reactors.is_any_on(&cores) {
             return Err(MoveError::Cores(cores));
         }
         let queue = self.queue(index).ok_or(MoveError::Ending)?;
         if !cores.contains(queue.handle().core()) {
-            self.move_queue(index, self.reactors.least_loaded(Some(&cores)).clone()).await?;
+            self.move_queue(index, self.reactors.least_loaded(Some(&cores))).await?;
         }
         let _still = self.moving.lock().await;
         let queue = self.queue(index).ok_or(MoveError::Ending)?;
@@ -192,14 +191,17 @@ impl Controller {
     ///
     /// # Errors
     /// [`MoveError`].
-    pub async fn move_queue(&self, index: u16, to: Handle) -> Result<(), MoveError> {
+    pub async fn move_queue(&self, index: u16, to: Hold) -> Result<(), MoveError> {
         let _still = self.moving.lock().await;
         let queue = self.queue(index).ok_or(MoveError::Ending)?;
-        if *queue.handle() == to {
+        if *queue.handle() == *to {
             return Ok(());
         }
+        // It may come back.
+        let _home = self.reactors.hold(queue.handle()).ok_or(MoveError::Ending)?;
+        let there = Handle::clone(&to);
         let disk = self.disk.borrow().clone();
-        let begun = queue.call(move |queue, cx| queue.move_to(to, disk, cx)).await;
+        let begun = queue.call(move |queue, cx| queue.move_to(there, disk, cx)).await;
         let ends = begun.ok().flatten().ok_or(MoveError::Ending)?;
         match ends.await {
             Ok(Moved::There(root)) => {

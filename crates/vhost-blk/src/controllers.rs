@@ -2,7 +2,7 @@
 
 use crate::controller::{Controller, Settings};
 use aryk_bdev::{Access, Error as BdevError, Event, Registry};
-use aryk_reactor::{CoreSet, Handle, Reactors};
+use aryk_reactor::{CoreSet, Hold, Reactors};
 use aryk_vhost_device::{Endpoint, EndpointError, Link, MoveError};
 use aryk_vhost_user::Snapshot;
 use std::cell::RefCell;
@@ -134,7 +134,7 @@ impl Controllers {
             return Err(Error::Queues(options.queues));
         }
         if let Some(cores) = &options.cores
-            && !self.reactors.handles().iter().any(|h| cores.contains(h.core()))
+            && !self.reactors.is_any_on(cores)
         {
             return Err(Error::Cores(cores.clone()));
         }
@@ -167,7 +167,7 @@ impl Controllers {
     }
 
     /// Moves the queue that is the thread of that number to another reactor; `None` if there is none.
-    pub async fn move_to(&self, thread: u64, to: Handle) -> Option<Result<(), MoveError>> {
+    pub async fn move_to(&self, thread: u64, to: Hold) -> Option<Result<(), MoveError>> {
         let (controller, queue) = self.find_thread(thread)?;
         Some(to_the_end(async move { controller.move_queue(queue, to).await }).await)
     }

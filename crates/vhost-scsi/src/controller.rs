@@ -10,7 +10,7 @@ use crate::manage::Manager;
 use crate::queue::{Queue, Role, Targets};
 use crate::wire::{self, Config, feature};
 use aryk_bdev::{Descriptor, OpenError};
-use aryk_reactor::{CoreSet, Cx, Gone, Handle, Reactors, RootRef};
+use aryk_reactor::{CoreSet, Cx, Gone, Handle, Hold, Reactors, RootRef};
 use aryk_scsi::{Lun, Nexus};
 use aryk_vhost_device::{Errors, MoveError, Moved, Parts, Trouble, virtqueue};
 use aryk_vhost_user::{Device, DeviceError, EventFd, MemoryChange, QueueLog, QueueSetup, SessionHandle};
@@ -229,7 +229,7 @@ impl Controller {
 
     async fn start(&self, index: u16, setup: QueueSetup) -> Result<Running, StartError> {
         let name = format!("{}.q{index}", self.settings.name);
-        let handle = self.reactors.least_loaded(self.settings.cores.as_ref()).clone();
+        let handle = self.reactors.least_loaded(self.settings.cores.as_ref());
         let ring = virtqueue(&setup)?;
         let kick = setup.kick.map(|fd| fd.try_clone()).transpose()?;
         let (errors, alarm) = (Arc::clone(&self.errors), self.alarm());
@@ -267,13 +267,12 @@ impl Controller {
     /// # Errors
     /// [`MoveError`].
     pub async fn place(&self, index: u16, cores: CoreSet) -> Result<(), MoveError> {
-        let handles = self.reactors.handles();
-        if !handles.iter().any(|handle| cores.contains(handle.core())) {
+        if !self.reactors.is_any_on(&cores) {
             return Err(MoveError::Cores(cores));
         }
         let queue = self.queue(index).ok_or(MoveError::Ending)?;
         if !cores.contains(queue.handle().core()) {
-            self.move_queue(index, self.reactors.least_loaded(Some(&cores)).clone()).await?;
+            self.move_queue(index, self.reactors.least_loaded(Some(&cores))).await?;
         }
         let _changing = self.changing.lock().await;
         let queue = self.queue(index).ok_or(MoveError::Ending)?;
@@ -285,14 +284,17 @@ impl Controller {
     ///
     /// # Errors
     /// [`MoveError`].
-    pub async fn move_queue(&self, index: u16, to: Handle) -> Result<(), MoveError> {
+    pub async fn move_queue(&self, index: u16, to: Hold) -> Result<(), MoveError> {
         let _changing = self.changing.lock().await;
         let queue = self.queue(index).ok_or(MoveError::Ending)?;
-        if *queue.handle() == to {
+        if *queue.handle() == *to {
             return Ok(());
         }
+        // It may come back.
+        let _home = self.reactors.hold(queue.handle()).ok_or(MoveError::Ending)?;
+        let there = Handle::clone(&to);
         let targets = self.targets.borrow().clone();
-        let begun = queue.call(move |queue, cx| queue.move_to(to, targets, cx)).await;
+        let begun = queue.call(move |queue, cx| queue.move_to(there, targets, cx)).await;
         let ends = begun.ok().flatten().ok_or(MoveError::Ending)?;
         match ends.await {
             Ok(Moved::There(root)) => {

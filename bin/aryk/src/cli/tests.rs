@@ -31,6 +31,8 @@ fn commands_as_the_guide_has_them() {
         "aryk detach vm1",
         "aryk controller list",
         "aryk reactor list",
+        "aryk reactor add 3",
+        "aryk reactor remove 0",
         "aryk status -s /tmp/x.sock --timeout 5",
         "aryk rpc spdk_get_version",
         "aryk rpc bdev_get_bdevs {}",

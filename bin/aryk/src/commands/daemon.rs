@@ -60,6 +60,12 @@ pub fn reactors(client: &mut Client, out: &Output) -> Result<(), Error> {
     })
 }
 
+/// Has a reactor come or go, and lists those that there are then.
+pub fn change_cores(method: &str, core: u16, client: &mut Client, out: &Output) -> Result<(), Error> {
+    client.call(method, json!({"core": core}))?;
+    reactors(client, out)
+}
+
 pub fn rpc(method: &str, params: Option<&str>, client: &mut Client, out: &Output) -> Result<(), Error> {
     let params = match params {
         None => json!({}),

@@ -5,6 +5,7 @@
 mod abuse;
 mod access;
 mod block_layer;
+mod cores;
 mod dashboard;
 mod front_end;
 mod harness;

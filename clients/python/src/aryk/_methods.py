@@ -83,6 +83,42 @@ class Methods(ABC):
         )
         return result
 
+    def aryk_core_add(
+        self,
+        *,
+        core: int,
+    ) -> bool:
+        """Starts a reactor on another core, for the queues to come and those that are moved there.
+
+        Parameters:
+            core: The core's number.
+        """
+        result: bool = self.call(
+            "aryk_core_add",
+            _given(
+                core=core,
+            ),
+        )
+        return result
+
+    def aryk_core_remove(
+        self,
+        *,
+        core: int,
+    ) -> bool:
+        """Moves all that is on a core's reactor to the others, while I/O goes on, and ends the reactor.
+
+        Parameters:
+            core: The core's number.
+        """
+        result: bool = self.call(
+            "aryk_core_remove",
+            _given(
+                core=core,
+            ),
+        )
+        return result
+
     def aryk_latency_get(
         self,
         *,
@@ -1954,6 +1990,42 @@ class AsyncMethods(ABC):
                 sequence_count=sequence_count,
                 small_cache_size=small_cache_size,
                 task_count=task_count,
+            ),
+        )
+        return result
+
+    async def aryk_core_add(
+        self,
+        *,
+        core: int,
+    ) -> bool:
+        """Starts a reactor on another core, for the queues to come and those that are moved there.
+
+        Parameters:
+            core: The core's number.
+        """
+        result: bool = await self.call(
+            "aryk_core_add",
+            _given(
+                core=core,
+            ),
+        )
+        return result
+
+    async def aryk_core_remove(
+        self,
+        *,
+        core: int,
+    ) -> bool:
+        """Moves all that is on a core's reactor to the others, while I/O goes on, and ends the reactor.
+
+        Parameters:
+            core: The core's number.
+        """
+        result: bool = await self.call(
+            "aryk_core_remove",
+            _given(
+                core=core,
             ),
         )
         return result

@@ -65,7 +65,8 @@ pub fn compare_and_write_is_atomic<F: Fixture>(make: &impl Fn() -> F) {
         let set = async move |channel: &AsyncChannel| {
             channel.write(0, BLOCKS, Buffer::from_slice(&first)).await.map(drop)
         };
-        let handle = |i: u64| &reactors.handles()[i as usize % reactors.handles().len()];
+        let handles = reactors.handles();
+        let handle = |i: u64| &handles[i as usize % handles.len()];
         assert_eq!(block_on(start(handle(round), &descriptor, set)), Ok(Ok(())));
         let both = [&ends[0][..], &second[..]].concat();
         let third = ends[2].clone();

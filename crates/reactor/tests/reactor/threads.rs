@@ -3,7 +3,8 @@
 
 use crate::support::{ENGINES, add, block_on, kick};
 use aryk_reactor::{
-    Armed, CoreSet, Cx, Engine, Gone, Handle, Layer, Options, Point, Reactors, Root, RootRef, SleepPolicy,
+    Armed, ChangeError, CoreSet, Cx, Engine, Gone, Handle, Layer, Options, Point, Reactors, Root, RootRef,
+    SleepPolicy,
 };
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::time::{ClockId, clock_gettime};
@@ -217,7 +218,8 @@ impl Root for Counter {
 fn tasks_wait_for_other_threads() {
     for engine in ENGINES {
         let reactors = start(SleepPolicy::Interrupt, engine);
-        let [first, .., last] = reactors.handles() else { return };
+        let handles = reactors.handles();
+        let [first, .., last] = &handles[..] else { return };
         let peer = last.clone();
         let (done, result) = std::sync::mpsc::channel();
         let begin = move |cx: &mut Cx| {
@@ -375,11 +377,76 @@ fn placement() {
     for i in 0..6 {
         let least = reactors.least_loaded(None);
         assert_eq!(least.members(), i / cores.len() as u64);
-        disk(least);
+        disk(&least);
     }
     let last = CoreSet::from_iter(cores.last().copied());
     assert_eq!(reactors.least_loaded(Some(&last)).core(), *cores.last().unwrap());
     let nowhere = Options { cores: CoreSet::from_iter([1000]), ..Options::default() };
     let error = Reactors::start(&nowhere).unwrap_err().to_string();
     assert!(error.contains("may not run on any of the cores"), "{error}");
+}
+
+/// Waits until a reactor that leaves has ended; how often it could not yet.
+fn end(reactors: &Reactors, handle: &Handle) -> usize {
+    for refused in 0..1000 {
+        if let Some(ending) = block_on(reactors.end(handle)) {
+            while !ending.is_over() {
+                std::thread::yield_now();
+            }
+            return refused;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    panic!("it does not end");
+}
+
+#[test]
+fn reactors_come_and_go() {
+    for engine in ENGINES {
+        let reactors = start(SleepPolicy::Interrupt, engine);
+        let handles = reactors.handles();
+        let [first, .., last] = &handles[..] else { return };
+        let core = last.core();
+        assert!(matches!(reactors.add(core), Err(ChangeError::Exists(_))));
+        assert!(matches!(reactors.add(1001), Err(ChangeError::Forbidden { .. })));
+        assert!(matches!(reactors.begin_to_leave(1001), Err(ChangeError::NotFound(_))));
+        for _ in 0..3 {
+            let leaving = reactors.begin_to_leave(core).unwrap();
+            assert!(matches!(reactors.begin_to_leave(core), Err(ChangeError::Leaving(_))));
+            assert!(reactors.hold_for_arrival(core).is_none());
+            assert!(!reactors.is_any_on(&CoreSet::from_iter([core])));
+            assert_ne!(*reactors.least_loaded(None), leaving);
+            // What is about to come back keeps it.
+            let hold = reactors.hold(&leaving).unwrap();
+            assert!(block_on(reactors.end(&leaving)).is_none());
+            drop(hold);
+            // So does a task, until it has ended.
+            let task = |cx: &mut Cx| {
+                let local = cx.local().clone();
+                cx.local().spawn(async move { local.sleep(Duration::from_millis(5)).await }).detach();
+            };
+            block_on(leaving.call(task)).unwrap();
+            assert!(end(&reactors, &leaving) > 0);
+            assert!(leaving.has_ended());
+            assert_eq!(block_on(leaving.call(|_| ())), Err(Gone));
+            assert_eq!(reactors.handles().len(), handles.len() - 1);
+            assert!(reactors.hold(&leaving).is_none());
+            let new = reactors.add(core).unwrap();
+            assert_ne!(new, leaving);
+            assert_eq!(block_on(new.call(|_| rustix::thread::sched_getcpu())), Ok(core.into()));
+        }
+        // One that something runs on stays, and can be used again.
+        let leaving = reactors.begin_to_leave(first.core()).unwrap();
+        let add = |cx: &mut Cx| cx.add_thread("t", CoreSet::allowed());
+        let thread = block_on(leaving.call(add)).unwrap();
+        assert!(block_on(reactors.end(&leaving)).is_none());
+        reactors.keep(&leaving);
+        assert!(reactors.is_any_on(&CoreSet::from_iter([first.core()])));
+        block_on(leaving.call(move |cx| cx.remove_thread(thread))).unwrap();
+        for core in handles[1..].iter().map(Handle::core) {
+            end(&reactors, &reactors.begin_to_leave(core).unwrap());
+        }
+        assert!(matches!(reactors.begin_to_leave(first.core()), Err(ChangeError::Last(_))));
+        assert_eq!(reactors.handles(), std::slice::from_ref(first));
+    }
 }

@@ -182,7 +182,9 @@ async fn get_reactors(control: &Control, _: NoParams) -> Result<Reactors, Error>
     let mut reactors = Vec::new();
     for handle in control.reactors.handles() {
         let stats = handle.stats();
-        let (tid, threads) = ask(handle, |cx| (rustix::thread::gettid(), cx.thread_stats())).await?;
+        let asked = ask(&handle, |cx| (rustix::thread::gettid(), cx.thread_stats())).await;
+        // One that has just ended has nothing more to tell.
+        let Ok((tid, threads)) = asked else { continue };
         reactors.push(Reactor {
             lcore: handle.core(),
             tid: tid.as_raw_nonzero().get(),
@@ -232,7 +234,8 @@ async fn get_thread_stats(control: &Control, _: NoParams) -> Result<Threads, Err
     let mut threads = Vec::new();
     for handle in control.reactors.handles() {
         let reactor = handle.stats();
-        for stats in ask(handle, |cx| cx.thread_stats()).await? {
+        // One that has just ended has none.
+        for stats in ask(&handle, |cx| cx.thread_stats()).await.unwrap_or_default() {
             threads.push(Thread {
                 name: stats.name,
                 id: stats.id,

@@ -90,7 +90,7 @@ const LIMIT: &str = "bdev_set_io_timeout";
 async fn set_qd_sampling_period(control: &Control, mut p: SetQdSamplingPeriod) -> Result<bool, Error> {
     let bdev = control.disks.find(&p.name)?;
     let period = Some(Duration::from_micros(p.period.0)).filter(|p| !p.is_zero());
-    let sampled = bdev.sample_queue_depth(period, control.reactors.least_loaded(None)).await;
+    let sampled = bdev.sample_queue_depth(period, &control.reactors.least_loaded(None)).await;
     sampled.map_err(|gone| Error::errno(Errno::SHUTDOWN, gone.to_string()))?;
     p.name = bdev.name().to_owned();
     note(control, SAMPLE, bdev.name(), period.is_some().then_some(&p));

@@ -81,7 +81,10 @@ impl Poller {
 async fn get_pollers(control: &Control, _: NoParams) -> Result<Pollers, Error> {
     let mut threads = Vec::new();
     for handle in control.reactors.handles() {
-        let (own, mut polled) = ask(handle, |cx| (cx.thread_stats(), cx.poller_stats())).await?;
+        // One that has just ended has none.
+        let Ok((own, mut polled)) = ask(&handle, |cx| (cx.thread_stats(), cx.poller_stats())).await else {
+            continue;
+        };
         for thread in own {
             let (mine, others): (Vec<_>, _) = polled.into_iter().partition(|p| p.thread == thread.id);
             polled = others;
@@ -135,7 +138,10 @@ struct IoChannel {
 async fn get_io_channels(control: &Control, _: NoParams) -> Result<IoChannels, Error> {
     let mut threads = Vec::new();
     for handle in control.reactors.handles() {
-        let (own, open) = ask(handle, |cx| (cx.thread_stats(), open_channels(cx))).await?;
+        // One that has just ended has none.
+        let Ok((own, open)) = ask(&handle, |cx| (cx.thread_stats(), open_channels(cx))).await else {
+            continue;
+        };
         let mut counts: BTreeMap<u64, BTreeMap<String, u32>> = BTreeMap::new();
         for (thread, disk) in open {
             *counts.entry(thread).or_default().entry(disk).or_default() += 1;

@@ -3,15 +3,17 @@
 use super::framework::{ask, ticks};
 use super::{Control, Count, Error, NoParams, Phase, Table};
 use crate::config::Subsystem;
+use crate::cores;
 use crate::params::CpuMask;
 use crate::scheduler::Kind;
 use crate::scheduler::balance::Limits;
-use aryk_reactor::{CoreSet, Cx, Reactors};
+use aryk_reactor::{ChangeError, CoreSet, Cx, Reactors};
 use aryk_vhost_blk::MoveError;
 use rustix::io::Errno;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 use tokio::task::AbortHandle;
@@ -40,6 +42,18 @@ pub(super) fn register(table: &mut Table<Control>) {
         Phase::RunTime,
         "Says on which cores a thread may run, and moves it there while its machine's I/O goes on.",
         set_cpumask,
+    );
+    table.add(
+        "aryk_core_add",
+        Phase::RunTime,
+        "Starts a reactor on another core, for the queues to come and those that are moved there.",
+        async |control: &Control, p: Core| cores::add(control, p.core).map(|()| true),
+    );
+    table.add(
+        "aryk_core_remove",
+        Phase::RunTime,
+        "Moves all that is on a core's reactor to the others, while I/O goes on, and ends the reactor.",
+        async |control: &Control, p: Core| cores::remove(control, p.core).await.map(|()| true),
     );
     let watch = Rc::new(RefCell::new(None));
     table.add(
@@ -166,6 +180,27 @@ async fn set_scheduler(control: &Control, p: SetScheduler) -> Result<bool, Error
     Ok(true)
 }
 
+/// Parameters of `aryk_core_add` and `aryk_core_remove`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Core {
+    /// The core's number.
+    core: u16,
+}
+
+impl From<ChangeError> for Error {
+    fn from(error: ChangeError) -> Self {
+        let errno = match &error {
+            ChangeError::Forbidden { .. } => Errno::INVAL,
+            ChangeError::Exists(_) => Errno::EXIST,
+            ChangeError::NotFound(_) => Errno::NODEV,
+            ChangeError::Leaving(_) | ChangeError::Last(_) => Errno::BUSY,
+            ChangeError::Os { .. } => Errno::IO,
+        };
+        Self::errno(errno, error.to_string())
+    }
+}
+
 /// Parameters of `thread_set_cpumask`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -240,8 +275,7 @@ async fn monitor_context_switch(
 ) -> Result<Monitored, Error> {
     match p.enabled {
         Some(true) if watch.borrow().is_none() => {
-            let threads = reactor_threads(&control.reactors).await?;
-            let task = tokio::task::spawn_local(watch_switches(threads));
+            let task = tokio::task::spawn_local(watch_switches(Rc::clone(&control.reactors)));
             if let Some(other) = watch.replace(Some(task.abort_handle())) {
                 other.abort();
             }
@@ -256,26 +290,30 @@ async fn monitor_context_switch(
     Ok(Monitored { enabled: watch.borrow().is_some() })
 }
 
-/// A reactor's core and its thread's number.
-type CoreThread = (u16, i32);
+/// By reactor thread: its core, and how often the kernel took it away.
+type Switches = BTreeMap<i32, (u16, u64)>;
 
-async fn reactor_threads(reactors: &Reactors) -> Result<Vec<CoreThread>, Error> {
-    let mut threads = Vec::new();
+async fn all_switches(reactors: &Reactors) -> Switches {
+    let mut all = Switches::new();
     for handle in reactors.handles() {
-        let tid = ask(handle, |_| rustix::thread::gettid()).await?;
-        threads.push((handle.core(), tid.as_raw_nonzero().get()));
+        // One that has just ended runs on no core.
+        let Ok(tid) = ask(&handle, |_| rustix::thread::gettid().as_raw_nonzero().get()).await else {
+            continue;
+        };
+        all.insert(tid, (handle.core(), switches(tid).unwrap_or_default()));
     }
-    Ok(threads)
+    all
 }
 
-async fn watch_switches(threads: Vec<CoreThread>) {
-    let count = |&(_, tid): &CoreThread| switches(tid).unwrap_or_default();
-    let mut before: Vec<_> = threads.iter().map(count).collect();
+async fn watch_switches(reactors: Rc<Reactors>) {
+    let mut before = all_switches(&reactors).await;
     loop {
         tokio::time::sleep(WATCH_PERIOD).await;
-        let now: Vec<_> = threads.iter().map(count).collect();
-        for ((core, _), (before, now)) in threads.iter().zip(before.iter().zip(&now)) {
-            if now > before {
+        let now = all_switches(&reactors).await;
+        for (tid, (core, now)) in &now {
+            if let Some((_, before)) = before.get(tid)
+                && now > before
+            {
                 tracing::info!(core, times = now - before, "the kernel took the core from its reactor");
             }
         }

@@ -131,7 +131,8 @@ async fn set_mask(_: &Control, p: SetMask) -> Result<bool, Error> {
 }
 
 async fn clear(control: &Control, _: NoParams) -> Result<bool, Error> {
-    let latest = control.reactors.handles().iter().filter_map(|handle| handle.trace().last());
+    let handles = control.reactors.handles();
+    let latest = handles.iter().filter_map(|handle| handle.trace().last());
     if let Some(latest) = latest.map(|record| record.at).max() {
         control.trace_cleared.set(Some(latest));
     }

@@ -1,5 +1,6 @@
 //! Calls of all methods, in an order in which each succeeds.
 
+use aryk_reactor::CoreSet;
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -15,6 +16,9 @@ pub fn steps(dir: &Path, (thread, core): (u64, u16)) -> Vec<Step> {
     start(&mut call);
     make_disks(dir, &mut call);
     watch_disks(&mut call);
+    let other = CoreSet::allowed().iter().find(|other| *other != core).expect("a machine with two cores");
+    call("aryk_core_add", json!({"core": other}));
+    call("aryk_core_remove", json!({"core": other}));
     call("thread_set_cpumask", json!({"id": thread, "cpumask": format!("[{core}]")}));
     end(&mut call);
     steps

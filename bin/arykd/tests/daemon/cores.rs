@@ -1,0 +1,128 @@
+//! Reactors come and go under verified I/O.
+
+#![expect(clippy::disallowed_methods, reason = "machines need time to do something in")]
+
+use super::harness::{Daemon, code};
+use super::machine::Machine;
+use super::moving::{core_of, disk, put, threads};
+use serde_json::{Value, json};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+fn change(daemon: &Daemon, what: &str, core: u64) -> Result<Value, Value> {
+    daemon.call(&format!("aryk_core_{what}"), json!({"core": core}))
+}
+
+/// Cores with a reactor.
+fn cores(daemon: &Daemon) -> Vec<u64> {
+    let all = daemon.call("framework_get_reactors", json!({})).unwrap();
+    all["reactors"].as_array().unwrap().iter().map(|reactor| reactor["lcore"].as_u64().unwrap()).collect()
+}
+
+/// Threads of the daemon that are reactors.
+fn reactor_threads(daemon: &Daemon) -> usize {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
+    let name = |task: std::io::Result<std::fs::DirEntry>| {
+        std::fs::read_to_string(task.unwrap().path().join("comm")).unwrap_or_default()
+    };
+    tasks.map(name).filter(|name| name.starts_with("reactor_")).count()
+}
+
+fn operations(daemon: &Daemon, disk: &str) -> u64 {
+    let stats = daemon.call("bdev_get_iostat", json!({"name": disk})).unwrap();
+    let disk = &stats["bdevs"][0];
+    disk["num_read_ops"].as_u64().unwrap() + disk["num_write_ops"].as_u64().unwrap()
+}
+
+/// One core comes, all go there, and the other goes; again and again.
+fn trade_cores(daemon: &Daemon, ids: &[u64]) {
+    let mut before = 0;
+    for round in 0..20_u64 {
+        let (new, old) = ((round + 1) % 2, round % 2);
+        change(daemon, "add", new).unwrap();
+        assert_eq!((cores(daemon), reactor_threads(daemon)), (vec![0, 1], 2));
+        put(daemon, ids[0], new).unwrap();
+        change(daemon, "remove", old).unwrap();
+        assert_eq!((cores(daemon), reactor_threads(daemon)), (vec![new], 1));
+        assert!(ids.iter().all(|&id| core_of(daemon, id) == new));
+        thread::sleep(Duration::from_millis(20));
+        let now = operations(daemon, "b");
+        assert!(now > before, "what was counted on a core that has gone is still told: {now}, {before}");
+        before = now;
+        let told = daemon.call("aryk_stats_get", json!({})).unwrap();
+        let told = told["disks"].as_array().unwrap().iter().find(|disk| disk["name"] == "b").unwrap();
+        let told = told["read_ops"].as_u64().unwrap() + told["write_ops"].as_u64().unwrap();
+        assert!(told >= before, "{told} of {before}");
+    }
+}
+
+#[test]
+fn cores_come_and_go_under_verified_io() {
+    let daemon = Daemon::start(&["-m", "0x1"]);
+    disk(&daemon, "b");
+    disk(&daemon, "s");
+    let controller = json!({"ctrlr": "b", "dev_name": "b", "num_queues": 2});
+    daemon.call("vhost_create_blk_controller", controller).unwrap();
+    daemon.call("vhost_create_scsi_controller", json!({"ctrlr": "s"})).unwrap();
+    let target = json!({"ctrlr": "s", "scsi_target_num": 0, "bdev_name": "s"});
+    daemon.call("vhost_scsi_controller_add_target", target).unwrap();
+    daemon.call("bdev_set_qos_limit", json!({"name": "b", "rw_ios_per_sec": 1_000_000})).unwrap();
+    daemon.call("bdev_set_qd_sampling_period", json!({"name": "b", "period": 1000})).unwrap();
+    let mut blk = Machine::blk(&daemon.dir().join("vhost/b"), 2);
+    let mut scsi = Machine::scsi(&daemon.dir().join("vhost/s"), 1);
+    let ids = [threads(&daemon, "b."), threads(&daemon, "s.")].concat();
+    let stop = AtomicBool::new(false);
+    let seen = thread::scope(|scope| {
+        let running = [scope.spawn(|| blk.run(&stop)), scope.spawn(|| scsi.run(&stop))];
+        let done = catch_unwind(AssertUnwindSafe(|| trade_cores(&daemon, &ids)));
+        stop.store(true, Ordering::Relaxed);
+        let seen = running.map(|machine| machine.join().unwrap().unwrap());
+        done.unwrap_or_else(|panic| resume_unwind(panic));
+        seen
+    });
+    println!("{seen:?}");
+    assert!(seen.iter().all(|seen| seen.checked > 100), "{seen:?}");
+    assert!(!blk.has_ended() && !scsi.has_ended());
+    let disk = daemon.call("bdev_get_iostat", json!({"name": "b"})).unwrap()["bdevs"][0].take();
+    assert!(disk["io_time"].as_u64().unwrap() > 0, "it is still sampled: {disk}");
+    drop((blk, scsi));
+    daemon.end();
+}
+
+#[test]
+fn what_cannot_be_added_or_taken_is_refused() {
+    let daemon = Daemon::start(&["-m", "0x3"]);
+    assert_eq!(code(change(&daemon, "add", 1)), -17);
+    assert_eq!(code(change(&daemon, "add", 1000)), -22);
+    assert_eq!(code(change(&daemon, "remove", 7)), -19);
+    change(&daemon, "remove", 0).unwrap();
+    assert_eq!(code(change(&daemon, "remove", 1)), -16, "somebody has to carry the I/O");
+    assert_eq!(code(change(&daemon, "remove", 0)), -19);
+    let told = daemon.aryk(&["reactor", "add", "0", "--json"]).unwrap();
+    assert_eq!(serde_json::from_str::<Value>(&told).unwrap()["reactors"].as_array().unwrap().len(), 2);
+    // One with a queue that cannot leave in time stays, and takes new ones again.
+    disk(&daemon, "slow");
+    let delay = json!({"base_bdev_name": "slow", "name": "d", "avg_read_latency": 7_000_000, "p99_read_latency": 7_000_000,
+        "avg_write_latency": 7_000_000, "p99_write_latency": 7_000_000});
+    daemon.call("bdev_delay_create", delay).unwrap();
+    daemon.call("vhost_create_blk_controller", json!({"ctrlr": "stuck", "dev_name": "d"})).unwrap();
+    let mut stuck = Machine::blk(&daemon.dir().join("vhost/stuck"), 1);
+    let id = threads(&daemon, "stuck.")[0];
+    put(&daemon, id, 0).unwrap();
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let running = scope.spawn(|| stuck.run(&stop));
+        thread::sleep(Duration::from_millis(100));
+        let refused = change(&daemon, "remove", 0);
+        let left = (cores(&daemon), core_of(&daemon, id));
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!((code(refused), left), (-110, (vec![0, 1], 0)));
+        running.join().unwrap().unwrap();
+    });
+    change(&daemon, "remove", 0).unwrap();
+    assert_eq!(core_of(&daemon, id), 1);
+    drop(stuck);
+    daemon.end();
+}
