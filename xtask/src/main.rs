@@ -6,6 +6,7 @@
 
 mod bench;
 mod check;
+mod churn;
 mod crash;
 mod deb;
 mod demo;
@@ -46,6 +47,8 @@ enum Command {
     Crash(crash::Args),
     /// Plug and unplug disks of a running Linux guest, hundreds of times
     Hotplug(hotplug::Args),
+    /// Make, use and remove disks at random, thousands of times, beside machines that verify theirs
+    Churn(churn::Args),
     /// Make the RPC reference and the clients anew from the types of the methods
     Generate,
     /// Build the Debian package
@@ -74,6 +77,7 @@ fn run(command: Command) -> Result<()> {
         Command::Bench(args) => bench::run(&args),
         Command::Crash(args) => crash::run(&args),
         Command::Hotplug(args) => hotplug::run(&args),
+        Command::Churn(args) => churn::run(&args),
         Command::Generate => generate::run(),
         Command::Deb(args) => deb::run(&args),
         Command::Install => install::ensure(install::ALL),

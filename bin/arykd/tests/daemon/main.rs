@@ -5,6 +5,7 @@
 mod abuse;
 mod access;
 mod block_layer;
+mod churn;
 mod cores;
 mod dashboard;
 mod front_end;

@@ -1,0 +1,410 @@
+//! Disks come and go while others do verified I/O: random calls of four clients, each of whose answers is known beforehand.
+//!
+//! `ARYK_CHURN` says how many calls instead of two hundred, and `ARYK_CHURN_SEED` what they are drawn from; `cargo xtask churn` sets both. A client's names are its own,
+//! so that what it did tells what it must be answered. Afterwards nothing is left of it all: no disk, thread or descriptor, and no memory.
+
+#![expect(clippy::disallowed_methods, reason = "what is told is how long others waited")]
+
+use super::harness::Daemon;
+use super::machine::{Machine, Seen};
+use super::moving::{disk, threads};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::io::{BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+const CLIENTS: usize = 4;
+/// Disks of a client, and groups.
+const DISKS: u64 = 6;
+const GROUPS: u64 = 2;
+const EXISTS: i64 = -17;
+const BUSY: i64 = -16;
+const NO_DEVICE: i64 = -19;
+/// How long a daemon may take to notice that a machine has gone.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn from_environment(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |value| value.parse().unwrap())
+}
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+}
+
+/// What a client knows of one of its disks.
+#[derive(Default)]
+struct Known {
+    exists: bool,
+    /// Its controller is there, with or without it.
+    attached: bool,
+    group: Option<String>,
+    target: bool,
+}
+
+/// A client on a connection of its own.
+struct Client {
+    number: usize,
+    stream: UnixStream,
+    replies: serde_json::StreamDeserializer<'static, serde_json::de::IoRead<BufReader<UnixStream>>, Value>,
+    random: Random,
+    dir: PathBuf,
+    disks: BTreeMap<u64, Known>,
+    groups: BTreeMap<u64, bool>,
+    /// The longest that a call took.
+    slowest: Duration,
+}
+
+impl Client {
+    fn new(daemon: &Daemon, number: usize, seed: u64) -> Self {
+        let stream = daemon.connect();
+        let reader = BufReader::new(stream.try_clone().unwrap());
+        Self {
+            number,
+            stream,
+            replies: serde_json::Deserializer::from_reader(reader).into_iter(),
+            random: Random(seed.wrapping_mul(31).wrapping_add(number as u64)),
+            dir: daemon.dir().to_owned(),
+            disks: (0..DISKS).map(|disk| (disk, Known::default())).collect(),
+            groups: (0..GROUPS).map(|group| (group, false)).collect(),
+            slowest: Duration::ZERO,
+        }
+    }
+
+    /// Calls a method: the error's code, or 0.
+    fn call(&mut self, method: &str, params: Value) -> i64 {
+        let begun = Instant::now();
+        let request = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
+        self.stream.write_all(request.to_string().as_bytes()).unwrap();
+        let reply = self.replies.next().expect("the daemon answers").unwrap();
+        self.slowest = self.slowest.max(begun.elapsed());
+        reply["error"]["code"].as_i64().unwrap_or(0)
+    }
+
+    /// The same; it must be answered so.
+    #[track_caller]
+    fn expect(&mut self, code: i64, method: &str, params: Value) {
+        let said = self.call(method, params.clone());
+        assert_eq!(said, code, "client {}: {method} {params}", self.number);
+    }
+
+    fn disk(&self, disk: u64) -> String {
+        format!("d{}-{disk}", self.number)
+    }
+
+    fn group(&self, group: u64) -> String {
+        format!("g{}-{group}", self.number)
+    }
+
+    /// One random thing.
+    fn act(&mut self) {
+        let index = self.random.below(DISKS);
+        let known = self.disks.remove(&index).unwrap();
+        let known = match self.random.below(20) {
+            0..5 => self.create(index, known),
+            5..8 => self.attach(index, known),
+            8..10 => self.limit(index, known),
+            10..13 => self.regroup(index, known),
+            13..15 => self.plug(index, known),
+            15..17 => self.detach(index, known),
+            17 => self.use_it(index, known),
+            _ => self.delete(index, known),
+        };
+        self.disks.insert(index, known);
+        if self.random.below(10) == 0 {
+            self.change_group();
+        }
+    }
+
+    fn create(&mut self, index: u64, known: Known) -> Known {
+        let name = self.disk(index);
+        let code = if known.exists { EXISTS } else { 0 };
+        let blocks = json!({"name": name, "num_blocks": 2048, "block_size": 512});
+        match self.random.below(4) {
+            0 => self.expect(code, "bdev_null_create", blocks),
+            1 => {
+                let file = self.dir.join(&name);
+                let params = json!({"name": name, "filename": file, "block_size": 512});
+                // One that is there is found before its file is looked at.
+                if !known.exists {
+                    std::fs::File::create(&file).unwrap().set_len(1 << 20).unwrap();
+                }
+                self.expect(code, "bdev_uring_create", params);
+            }
+            _ => self.expect(code, "bdev_malloc_create", blocks),
+        }
+        Known { exists: true, ..known }
+    }
+
+    fn delete(&mut self, index: u64, known: Known) -> Known {
+        let name = self.disk(index);
+        let modules = ["malloc", "null", "uring"];
+        let codes = modules.map(|module| self.call(&format!("bdev_{module}_delete"), json!({"name": name})));
+        let mut expected = codes;
+        expected.sort_unstable();
+        let deleted = [NO_DEVICE, NO_DEVICE, if known.exists { 0 } else { NO_DEVICE }];
+        assert_eq!(expected, deleted, "client {}: delete {name}: {codes:?}", self.number);
+        // The controller stays, without it.
+        Known { exists: false, group: None, target: false, ..known }
+    }
+
+    fn attach(&mut self, index: u64, known: Known) -> Known {
+        let name = self.disk(index);
+        let code = match () {
+            () if known.attached => EXISTS,
+            () if known.exists => 0,
+            () => NO_DEVICE,
+        };
+        self.expect(
+            code,
+            "vhost_create_blk_controller",
+            json!({"ctrlr": name, "dev_name": name, "num_queues": 1}),
+        );
+        Known { attached: known.attached || known.exists, ..known }
+    }
+
+    fn detach(&mut self, index: u64, known: Known) -> Known {
+        let name = self.disk(index);
+        let code = if known.attached { 0 } else { NO_DEVICE };
+        self.expect(code, "vhost_delete_controller", json!({"ctrlr": name}));
+        Known { attached: false, ..known }
+    }
+
+    fn limit(&mut self, index: u64, known: Known) -> Known {
+        let rate = self.random.below(3) * self.random.below(100_000);
+        let params = json!({"name": self.disk(index), "rw_ios_per_sec": rate, "r_mbytes_per_sec": self.random.below(1000)});
+        self.expect(if known.exists { 0 } else { NO_DEVICE }, "bdev_set_qos_limit", params);
+        known
+    }
+
+    fn regroup(&mut self, index: u64, known: Known) -> Known {
+        let group = self.random.below(GROUPS + 1);
+        let (name, there) = match self.groups.get(&group) {
+            Some(&there) => (self.group(group), there),
+            None => ("all".to_owned(), true),
+        };
+        let params = json!({"name": name, "bdev_name": self.disk(index)});
+        if there && known.group.as_ref() == Some(&name) {
+            self.expect(0, "bdev_qos_group_remove_bdev", params);
+            return Known { group: None, ..known };
+        }
+        let code = if there && known.exists { 0 } else { NO_DEVICE };
+        self.expect(code, "bdev_qos_group_add_bdev", params);
+        if code == 0 { Known { group: Some(name), ..known } } else { known }
+    }
+
+    fn change_group(&mut self) {
+        let index = self.random.below(GROUPS);
+        let (name, there) = (self.group(index), self.groups[&index]);
+        let is_used = self.disks.values().any(|known| known.group.as_ref() == Some(&name));
+        if there && self.random.below(2) == 0 {
+            let code = if is_used { BUSY } else { 0 };
+            self.expect(code, "bdev_qos_group_delete", json!({"name": name}));
+            self.groups.insert(index, is_used);
+        } else if there {
+            let rate = 1_000 + self.random.below(100_000);
+            self.expect(0, "bdev_qos_group_set_limit", json!({"name": name, "rw_ios_per_sec": rate}));
+        } else {
+            self.expect(0, "bdev_qos_group_create", json!({"name": name, "parent": "all"}));
+            self.groups.insert(index, true);
+        }
+    }
+
+    /// Plugs it into a SCSI controller whose machine runs, or pulls it out. Each client has a target there.
+    fn plug(&mut self, index: u64, known: Known) -> Known {
+        let target = self.number + 1;
+        let params = json!({"ctrlr": "scsi", "scsi_target_num": target});
+        if known.target {
+            self.expect(0, "vhost_scsi_controller_remove_target", params);
+            return Known { target: false, ..known };
+        }
+        let taken = self.disks.values().any(|other| other.target);
+        let code = match () {
+            () if !known.exists => NO_DEVICE,
+            () if taken => EXISTS,
+            () => 0,
+        };
+        let mut params = params;
+        params["bdev_name"] = json!(self.disk(index));
+        self.expect(code, "vhost_scsi_controller_add_target", params);
+        Known { target: known.exists && !taken, ..known }
+    }
+
+    /// A machine comes, does some I/O, and goes.
+    fn use_it(&mut self, index: u64, known: Known) -> Known {
+        if !(known.attached && known.exists) {
+            return known;
+        }
+        let name = self.disk(index);
+        // Not behind a limit that would take long.
+        self.expect(
+            0,
+            "bdev_set_qos_limit",
+            json!({"name": name, "rw_ios_per_sec": 0, "r_mbytes_per_sec": 0}),
+        );
+        let mut machine = Machine::blk(&self.dir.join("vhost").join(&name), 1);
+        let mut probe = || machine.run(&AtomicBool::new(true));
+        // It may have been made anew, and the controller be one of the disk before: then it has none, which is an error of the machine's alone.
+        drop(probe());
+        drop(machine);
+        let begun = Instant::now();
+        while self.call("vhost_delete_controller", json!({"ctrlr": name})) == BUSY {
+            assert!(begun.elapsed() < PATIENCE, "{name}: nobody notices that its machine has gone");
+            thread::sleep(Duration::from_millis(2));
+        }
+        Known { attached: false, ..known }
+    }
+
+    /// Takes all back.
+    fn clean_up(&mut self) {
+        for index in 0..DISKS {
+            let mut known = self.disks.remove(&index).unwrap();
+            if known.attached {
+                known = self.detach(index, known);
+            }
+            if known.exists {
+                known = self.delete(index, known);
+            }
+            self.disks.insert(index, known);
+        }
+        for (index, there) in std::mem::take(&mut self.groups) {
+            if there {
+                self.expect(0, "bdev_qos_group_delete", json!({"name": self.group(index)}));
+            }
+            self.groups.insert(index, false);
+        }
+    }
+}
+
+/// What there is of a daemon.
+#[derive(Debug, PartialEq, Eq)]
+struct Inventory {
+    descriptors: usize,
+    disks: usize,
+    groups: usize,
+    controllers: usize,
+    threads: usize,
+}
+
+fn inventory(daemon: &Daemon) -> Inventory {
+    let count = |method: &str| daemon.call(method, json!({})).unwrap().as_array().unwrap().len();
+    Inventory {
+        disks: count("bdev_get_bdevs"),
+        groups: count("bdev_qos_groups_get"),
+        controllers: count("vhost_get_controllers"),
+        threads: threads(daemon, "").len(),
+        descriptors: std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap().count(),
+    }
+}
+
+/// The same, when connections that have ended are closed on the other side too: what is expected, or what it stays at.
+fn settled(daemon: &Daemon, expected: Option<&Inventory>) -> Inventory {
+    let mut last = inventory(daemon);
+    for _ in 0..100 {
+        thread::sleep(Duration::from_millis(50));
+        let now = inventory(daemon);
+        if *expected.unwrap_or(&last) == now {
+            return now;
+        }
+        last = now;
+    }
+    last
+}
+
+/// Bytes of memory that no file stands for.
+fn memory(daemon: &Daemon) -> i64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    line.trim().strip_suffix(" kB").unwrap().parse::<i64>().unwrap() * 1024
+}
+
+/// So many calls of all clients; the longest that one took.
+fn churn(daemon: &Daemon, calls: u64, seed: u64) -> Duration {
+    let left = AtomicU64::new(calls);
+    let client = |number: usize| {
+        let mut client = Client::new(daemon, number, seed);
+        while left.try_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok() {
+            client.act();
+        }
+        client.clean_up();
+        client.slowest
+    };
+    thread::scope(|scope| {
+        let clients: Vec<_> = (0..CLIENTS).map(|number| scope.spawn(move || client(number))).collect();
+        clients.into_iter().map(|client| client.join().unwrap()).max().unwrap()
+    })
+}
+
+/// Runs the machines while something else happens; what they saw.
+fn meanwhile<R>(machines: &mut (Blk, Scsi), happens: impl FnOnce() -> R) -> ([Seen; 2], R) {
+    let stop = AtomicBool::new(false);
+    let (blk, scsi) = machines;
+    thread::scope(|scope| {
+        let running = [scope.spawn(|| blk.run(&stop)), scope.spawn(|| scsi.run(&stop))];
+        let done = catch_unwind(AssertUnwindSafe(happens));
+        stop.store(true, Ordering::Relaxed);
+        let seen = running.map(|machine| machine.join().unwrap().unwrap());
+        (seen, done.unwrap_or_else(|panic| resume_unwind(panic)))
+    })
+}
+
+type Blk = Machine<aryk_front_end::blk::Requests>;
+type Scsi = Machine<aryk_front_end::scsi::Requests>;
+
+fn bystanders(daemon: &Daemon) -> (Blk, Scsi) {
+    disk(daemon, "blk");
+    disk(daemon, "scsi");
+    daemon.call("vhost_create_blk_controller", json!({"ctrlr": "blk", "dev_name": "blk"})).unwrap();
+    daemon.call("vhost_create_scsi_controller", json!({"ctrlr": "scsi"})).unwrap();
+    let target = json!({"ctrlr": "scsi", "scsi_target_num": 0, "bdev_name": "scsi"});
+    daemon.call("vhost_scsi_controller_add_target", target).unwrap();
+    daemon.call("bdev_qos_group_create", json!({"name": "all"})).unwrap();
+    let limit = json!({"name": "all", "rw_ios_per_sec": 10_000_000});
+    daemon.call("bdev_qos_group_set_limit", limit).unwrap();
+    daemon.call("bdev_qos_group_add_bdev", json!({"name": "all", "bdev_name": "blk"})).unwrap();
+    let socket = |name: &str| Path::join(daemon.dir(), "vhost").join(name);
+    (Machine::blk(&socket("blk"), 2), Machine::scsi(&socket("scsi"), 1))
+}
+
+#[test]
+fn disks_come_and_go_under_load() {
+    let (calls, seed) = (from_environment("ARYK_CHURN", 200), from_environment("ARYK_CHURN_SEED", 1));
+    let daemon = Daemon::start(&["-m", "0x3"]);
+    let mut machines = bystanders(&daemon);
+    // What grows once, as lists and pools do, has grown after that.
+    let (alone, ()) = meanwhile(&mut machines, || thread::sleep(Duration::from_secs(1)));
+    let warm_up = 200.max(calls / 10);
+    meanwhile(&mut machines, || churn(&daemon, warm_up, seed + 1));
+    let (before, had) = (settled(&daemon, None), memory(&daemon));
+    let (seen, slowest) = meanwhile(&mut machines, || churn(&daemon, calls, seed));
+    let grown = memory(&daemon) - had;
+    assert_eq!(settled(&daemon, Some(&before)), before, "all is as it was");
+    let stall = |seen: [Seen; 2]| seen.map(|seen| seen.longest).into_iter().max().unwrap();
+    println!(
+        "churn: {calls} calls, seed {seed}: longest stall of others {:?}, without calls {:?}; slowest call {slowest:?}; {} KiB more",
+        stall(seen),
+        stall(alone),
+        grown / 1024
+    );
+    assert!(grown < (4 << 20) + calls as i64 * 64, "{grown} bytes more");
+    assert!(seen.iter().all(|seen| seen.checked > 0), "{seen:?}");
+    assert!(!machines.0.has_ended() && !machines.1.has_ended());
+    drop(machines);
+    daemon.call("spdk_get_version", json!({})).unwrap();
+}
