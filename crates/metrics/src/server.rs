@@ -4,23 +4,19 @@
 //! that has been idle longest gives way to who comes.
 
 use crate::scrape::Telling;
+use aryk_unix_listener::{ListenError, Listener, SocketOptions};
 use http_body_util::Full;
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use rustix::fs::Mode;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::cell::Cell;
 use std::convert::Infallible;
 use std::fmt;
-use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::str::FromStr;
@@ -162,12 +158,9 @@ impl fmt::Display for Address {
 /// Why one cannot listen.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    /// Somebody serves there.
-    #[error("another process serves {0}")]
-    InUse(PathBuf),
-    /// A file of another kind has that name.
-    #[error("{0} exists and is no socket")]
-    NotASocket(PathBuf),
+    /// At a UNIX socket.
+    #[error(transparent)]
+    Unix(#[from] ListenError),
     /// The system's refusal.
     #[error("cannot listen at {address}: {source}")]
     System {
@@ -179,30 +172,14 @@ pub enum BindError {
 }
 
 #[derive(Debug)]
-enum Listener {
+enum Door {
     Tcp(TcpListener),
-    Unix { unix: UnixListener, _socket: Socket },
-}
-
-/// A socket's name, which goes when nobody listens any more.
-#[derive(Debug)]
-struct Socket {
-    path: PathBuf,
-    inode: u64,
-}
-
-impl Drop for Socket {
-    fn drop(&mut self) {
-        if fs::symlink_metadata(&self.path).is_ok_and(|meta| meta.ino() == self.inode) {
-            // It may be gone by now.
-            let _ = fs::remove_file(&self.path);
-        }
-    }
+    Unix { watched: UnixListener, _listener: Listener },
 }
 
 /// A bound address.
 #[derive(Debug)]
-pub struct Server(Listener);
+pub struct Server(Door);
 
 impl Server {
     /// Listens at `address`; a UNIX socket has the permissions `mode`. Needs a tokio runtime.
@@ -212,13 +189,11 @@ impl Server {
     pub async fn bind(address: &Address, mode: u32) -> Result<Self, BindError> {
         let system = |source| BindError::System { address: address.clone(), source };
         match address {
-            Address::Tcp(tcp) => Ok(Self(Listener::Tcp(TcpListener::bind(tcp).await.map_err(system)?))),
+            Address::Tcp(tcp) => Ok(Self(Door::Tcp(TcpListener::bind(tcp).await.map_err(system)?))),
             Address::Unix(path) => {
-                remove_stale(path)?;
-                let socket = listen(path, mode).map_err(system)?;
-                let inode = fs::symlink_metadata(path).map_err(system)?.ino();
-                let unix = UnixListener::from_std(socket.into()).map_err(system)?;
-                Ok(Self(Listener::Unix { unix, _socket: Socket { path: path.clone(), inode } }))
+                let listener = Listener::bind(path, SocketOptions::with_mode(mode))?;
+                let watched = listener.socket().and_then(UnixListener::from_std).map_err(system)?;
+                Ok(Self(Door::Unix { watched, _listener: listener }))
             }
         }
     }
@@ -226,8 +201,8 @@ impl Server {
     /// Where it listens, if that is TCP.
     pub fn address(&self) -> Option<SocketAddr> {
         match &self.0 {
-            Listener::Tcp(tcp) => tcp.local_addr().ok(),
-            Listener::Unix { .. } => None,
+            Door::Tcp(tcp) => tcp.local_addr().ok(),
+            Door::Unix { .. } => None,
         }
     }
 
@@ -257,8 +232,8 @@ impl Server {
 
     async fn accept(&self) -> io::Result<Box<dyn Stream>> {
         Ok(match &self.0 {
-            Listener::Tcp(tcp) => Box::new(tcp.accept().await?.0),
-            Listener::Unix { unix, .. } => Box::new(unix.accept().await?.0),
+            Door::Tcp(tcp) => Box::new(tcp.accept().await?.0),
+            Door::Unix { watched, .. } => Box::new(watched.accept().await?.0),
         })
     }
 }
@@ -357,33 +332,4 @@ where
             return;
         }
     }
-}
-
-/// Removes a socket that nobody listens on.
-fn remove_stale(path: &Path) -> Result<(), BindError> {
-    let system = |source| BindError::System { address: Address::Unix(path.to_owned()), source };
-    match fs::symlink_metadata(path) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(e) => return Err(system(e)),
-        Ok(meta) if !meta.file_type().is_socket() => return Err(BindError::NotASocket(path.to_owned())),
-        Ok(_) => {}
-    }
-    match std::os::unix::net::UnixStream::connect(path) {
-        Ok(_) => Err(BindError::InUse(path.to_owned())),
-        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path).map_err(system),
-        Err(e) => Err(system(e)),
-    }
-}
-
-/// A listening socket that never had other permissions than `mode`.
-fn listen(path: &Path, mode: u32) -> io::Result<OwnedFd> {
-    const BACKLOG: i32 = 128;
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    // Linux gives the socket's file the permissions of the descriptor, less the umask.
-    rustix::fs::fchmod(&socket, Mode::from_raw_mode(mode))?;
-    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    rustix::fs::chmod(path, Mode::from_raw_mode(mode))?;
-    rustix::net::listen(&socket, BACKLOG)?;
-    Ok(socket)
 }

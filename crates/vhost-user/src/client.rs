@@ -3,12 +3,11 @@
 //! A socket that is not there costs nothing until it appears ([`crate::presence`]). One that nobody listens on, or that has no
 //! room, is tried again from 5 ms to 1 s apart.
 
-use crate::ListenError;
 use crate::device::{Device, SessionHandle};
-use crate::listener::{PATH_MAX, new_socket};
 use crate::presence::Watching;
 use crate::service::{Service, Shared};
 use crate::stats::Snapshot;
+use aryk_unix_listener::{ListenError, stream_socket};
 use rustix::io::Errno;
 use rustix::net::SocketAddrUnix;
 use std::cell::Cell;
@@ -47,11 +46,8 @@ impl Client {
         device: Rc<D>,
     ) -> Result<Self, ListenError> {
         let path = path.into();
-        if path.as_os_str().len() > PATH_MAX {
-            return Err(ListenError::PathTooLong { path, max: PATH_MAX });
-        }
+        let address = aryk_unix_listener::address(&path)?;
         let failed = |source| ListenError::Os { path: path.clone(), action: "use the path", source };
-        let address = SocketAddrUnix::new(&path).map_err(|e| failed(e.into()))?;
         let absolute = std::path::absolute(&path).map_err(failed)?;
         Ok(Self(Service::start(name, &path, |shared, stop| {
             let dialer = Dialer { address, path: absolute, backoff: Backoff::default(), said: None };
@@ -191,7 +187,7 @@ impl Dialer {
     }
 
     fn dial(&self) -> Result<UnixStream, Errno> {
-        let socket = new_socket()?;
+        let socket = stream_socket()?;
         // Never waits: a full backlog is an error.
         rustix::net::connect(&socket, &self.address)?;
         UnixStream::from_std(socket.into()).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::NOMEM))

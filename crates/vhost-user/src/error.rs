@@ -4,7 +4,6 @@ use crate::device::DeviceError;
 use crate::message::{Code, FdKind};
 use aryk_dma::{MapError, TableError};
 use std::io;
-use std::path::PathBuf;
 
 /// What to tell operators whose guest memory does not reach us.
 pub(crate) const SHARE: &str = "guest memory must be shared with the back end, \
@@ -216,43 +215,4 @@ impl Error {
             Self::Device { .. } | Self::Ended(_) => Class::Device,
         }
     }
-}
-
-/// Why a socket cannot be listened on, or connected to.
-#[derive(Debug, thiserror::Error)]
-pub enum ListenError {
-    /// The path is longer than a socket's address.
-    #[error("{path}: a socket's path has at most {max} bytes")]
-    PathTooLong {
-        /// Where.
-        path: PathBuf,
-        /// Bytes allowed.
-        max: usize,
-    },
-    /// Someone listens there.
-    #[error("{0}: another process listens on this socket")]
-    InUse(PathBuf),
-    /// There is something else.
-    #[error("{0}: exists and is not a socket")]
-    NotASocket(PathBuf),
-    /// Its owner, group or mode cannot be set.
-    #[error("{path}: cannot set the socket's {what}: {source}")]
-    Rights {
-        /// Where.
-        path: PathBuf,
-        /// Which of them.
-        what: &'static str,
-        /// Why not.
-        source: io::Error,
-    },
-    /// The kernel refused.
-    #[error("{path}: cannot {action}: {source}")]
-    Os {
-        /// Where.
-        path: PathBuf,
-        /// What was tried.
-        action: &'static str,
-        /// Why not.
-        source: io::Error,
-    },
 }

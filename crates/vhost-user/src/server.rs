@@ -5,9 +5,9 @@
 //! logged as that. What comes after it waits in the socket's backlog.
 
 use crate::device::{Device, SessionHandle};
-use crate::listener::Listener;
 use crate::service::{Service, Shared};
 use crate::stats::Snapshot;
+use aryk_unix_listener::Listener;
 use std::io;
 use std::path::Path;
 use std::rc::Rc;
@@ -35,7 +35,7 @@ impl Server {
     /// Outside of a [`tokio::task::LocalSet`].
     pub fn start<D: Device>(name: &str, listener: Listener, device: Rc<D>) -> io::Result<Self> {
         let path = listener.path().to_owned();
-        let socket = listener.watched()?;
+        let socket = UnixListener::from_std(listener.socket()?)?;
         Ok(Self(Service::start(name, &path, |shared, stop| {
             Accept { socket, _listener: listener, stop }.run(device, shared)
         })))

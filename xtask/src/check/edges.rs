@@ -10,7 +10,7 @@ use crate::workspace;
 /// A crate's place in the house.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layer {
-    /// Memory, tables, stores and rates: `dma`, `slots`, `state`, `qos`.
+    /// Memory, tables, stores, rates and sockets: `dma`, `slots`, `state`, `qos`, `unix-listener`.
     Ground,
     /// Device drivers.
     Device,
@@ -43,7 +43,12 @@ impl Layer {
     /// The layer of the crate at `path`, relative to the root. A new crate must be given its place here.
     fn of(path: &str) -> Option<Self> {
         Some(match path {
-            "crates/crash-point" | "crates/dma" | "crates/qos" | "crates/slots" | "crates/state" => Ground,
+            "crates/crash-point"
+            | "crates/dma"
+            | "crates/qos"
+            | "crates/slots"
+            | "crates/state"
+            | "crates/unix-listener" => Ground,
             "crates/uring" => Device,
             "crates/reactor" => Reactor,
             "crates/bdev" => Bdev,

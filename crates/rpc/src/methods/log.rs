@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The flags, each with the target of its part's events: the name of its crate.
-const FLAGS: [(&str, &str); 11] = [
+const FLAGS: [(&str, &str); 12] = [
     ("arykd", "arykd"),
     ("bdev", "aryk_bdev"),
     ("bdev_uring", "aryk_bdev_uring"),
@@ -18,6 +18,7 @@ const FLAGS: [(&str, &str); 11] = [
     ("reactor", "aryk_reactor"),
     ("rpc", "aryk_rpc"),
     ("state", "aryk_state"),
+    ("unix_listener", "aryk_unix_listener"),
     ("vhost_blk", "aryk_vhost_blk"),
     ("vhost_device", "aryk_vhost_device"),
     ("vhost_scsi", "aryk_vhost_scsi"),

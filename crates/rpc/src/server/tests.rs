@@ -4,6 +4,7 @@ use super::*;
 use crate::{Error, NoParams, Phase, Table};
 use serde_json::{Value, json};
 use std::cell::Cell;
+use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -11,6 +12,7 @@ use tokio::net::UnixStream;
 use tokio::time::timeout;
 
 const PATIENCE: Duration = Duration::from_secs(20);
+const PRIVATE: SocketOptions = SocketOptions::with_mode(0o600);
 
 /// What the handlers did.
 #[derive(Default)]
@@ -48,7 +50,7 @@ fn with_server<F: AsyncFnOnce(&Path)>(test: F) {
     tokio::task::LocalSet::new().block_on(&runtime, async {
         let dir = TempDir::new().unwrap();
         let path = dir.path().join("rpc.sock");
-        let server = Server::bind(&path, 0o600).unwrap();
+        let server = Server::bind(&path, PRIVATE).unwrap();
         let (stop, stopped) = watch::channel(false);
         let running = tokio::task::spawn_local(server.serve(methods(), stopped));
         timeout(PATIENCE, test(&path)).await.expect("the test ends in time");
@@ -202,7 +204,7 @@ fn stopping_answers_what_was_asked() {
         let dir = TempDir::new().unwrap();
         let path = dir.path().join("rpc.sock");
         let (stop, stopped) = watch::channel(false);
-        let server = Server::bind(&path, 0o600).unwrap();
+        let server = Server::bind(&path, PRIVATE).unwrap();
         let running = tokio::task::spawn_local(server.serve(methods(), stopped));
         let mut stream = UnixStream::connect(&path).await.unwrap();
         stream.write_all(request("slow", 1).as_bytes()).await.unwrap();
@@ -225,12 +227,12 @@ fn in_runtime(test: impl FnOnce(&Path)) {
 fn a_live_socket_is_refused_and_a_stale_one_replaced() {
     in_runtime(|dir| {
         let path = dir.join("s");
-        let first = Server::bind(&path, 0o600).unwrap();
-        assert!(matches!(Server::bind(&path, 0o600), Err(BindError::InUse(_))));
+        let first = Server::bind(&path, PRIVATE).unwrap();
+        assert!(matches!(Server::bind(&path, PRIVATE), Err(ListenError::InUse(_))));
         drop(first);
         assert!(!path.exists());
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-        let _second = Server::bind(&path, 0o600).unwrap();
+        let _second = Server::bind(&path, PRIVATE).unwrap();
     });
 }
 
@@ -239,7 +241,7 @@ fn a_server_without_a_lock_is_refused_too() {
     in_runtime(|dir| {
         let path = dir.join("s");
         let _other = std::os::unix::net::UnixListener::bind(&path).unwrap();
-        assert!(matches!(Server::bind(&path, 0o600), Err(BindError::InUse(_))));
+        assert!(matches!(Server::bind(&path, PRIVATE), Err(ListenError::InUse(_))));
         assert!(path.exists());
     });
 }
@@ -249,10 +251,10 @@ fn what_is_no_socket_is_left_alone() {
     in_runtime(|dir| {
         let path = dir.join("s");
         fs::write(&path, "precious").unwrap();
-        assert!(matches!(Server::bind(&path, 0o600), Err(BindError::NotASocket(_))));
+        assert!(matches!(Server::bind(&path, PRIVATE), Err(ListenError::NotASocket(_))));
         assert_eq!(fs::read(&path).unwrap(), b"precious");
-        let nowhere = Server::bind(&dir.join("no/s"), 0o600);
-        assert!(matches!(nowhere, Err(BindError::System { .. })));
+        let nowhere = Server::bind(&dir.join("no/s"), PRIVATE);
+        assert!(matches!(nowhere, Err(ListenError::Os { .. })));
     });
 }
 
@@ -260,7 +262,7 @@ fn what_is_no_socket_is_left_alone() {
 fn the_mode_is_as_asked() {
     in_runtime(|dir| {
         for mode in [0o600, 0o660, 0o777] {
-            let server = Server::bind(&dir.join("s"), mode).unwrap();
+            let server = Server::bind(&dir.join("s"), SocketOptions::with_mode(mode)).unwrap();
             let meta = fs::symlink_metadata(dir.join("s")).unwrap();
             assert_eq!(meta.permissions().mode() & 0o777, mode);
             drop(server);

@@ -1,7 +1,7 @@
 //! Byte streams as clients send them, whole and in pieces, and what must come back. The methods are the daemon's own.
 
 use crate::Daemon;
-use aryk_rpc::server::Server;
+use aryk_rpc::server::{Server, SocketOptions};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -179,7 +179,7 @@ fn with_socket(test: impl AsyncFnOnce(&Path)) {
     crate::in_daemon(async |daemon: &Daemon| {
         daemon.call("framework_start_init", &json!({})).await.unwrap();
         let path: PathBuf = daemon.dir.path().join("rpc.sock");
-        let server = Server::bind(&path, 0o600).unwrap();
+        let server = Server::bind(&path, SocketOptions::with_mode(0o600)).unwrap();
         let (stop, stopped) = watch::channel(false);
         let serving = tokio::task::spawn_local(server.serve(Rc::clone(&daemon.methods), stopped));
         test(&path).await;

@@ -1,72 +1,12 @@
-//! Sockets and controllers: stale and foreign sockets, rights, reconnects, removal.
+//! Controllers that listen: reconnects, removal.
 
 use crate::device::Mock;
 use crate::on_local_set;
 use crate::peer::{FrontEnd, Guest, code};
-use aryk_vhost_user::{ListenError, Listener, Server, SocketOptions};
+use aryk_vhost_user::{Listener, Server, SocketOptions};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::os::unix::net::UnixListener;
-use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
-
-fn bind(path: &Path) -> Result<Listener, ListenError> {
-    Listener::bind(path, SocketOptions::default())
-}
-
-#[test]
-fn sockets_are_made_replaced_and_removed() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let path = dir.path().join("vm.sock");
-    let first = bind(&path).expect("a new socket");
-    assert!(path.metadata().expect("it is there").file_type().is_socket());
-    let error = bind(&path).expect_err("in use");
-    assert!(matches!(error, ListenError::InUse(_)), "{error}");
-    drop(first);
-    assert!(!path.exists(), "removed");
-    drop(UnixListener::bind(&path).expect("a socket that is left behind"));
-    assert!(path.exists());
-    let second = bind(&path).expect("the stale one is replaced");
-    // Whoever took the place of ours keeps it.
-    std::fs::remove_file(&path).expect("removed by another");
-    let _other = UnixListener::bind(&path).expect("another's");
-    drop(second);
-    assert!(path.exists(), "another's socket stays");
-}
-
-#[test]
-fn what_is_no_socket_stays() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let path = dir.path().join("precious");
-    std::fs::write(&path, "data").expect("written");
-    let error = bind(&path).expect_err("a file");
-    assert!(error.to_string().ends_with("exists and is not a socket"), "{error}");
-    std::os::unix::fs::symlink(dir.path().join("nowhere"), dir.path().join("link")).expect("symlink");
-    assert!(matches!(bind(&dir.path().join("link")), Err(ListenError::NotASocket(_))));
-    assert_eq!(std::fs::read(&path).expect("still there"), b"data");
-    let long = dir.path().join("x".repeat(108));
-    let error = bind(&long).expect_err("too long");
-    assert!(error.to_string().ends_with("has at most 107 bytes"), "{error}");
-    let error = bind(&dir.path().join("no/such/directory")).expect_err("no directory");
-    assert!(error.to_string().contains("No such file"), "{error}");
-}
-
-#[test]
-fn rights() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let path = dir.path().join("vm.sock");
-    let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
-    let options = SocketOptions { owner: Some(uid), group: Some(gid), mode: Some(0o620) };
-    let _listener = Listener::bind(&path, options).expect("a socket");
-    assert_eq!(path.metadata().expect("metadata").permissions().mode() & 0o7777, 0o620);
-    if uid != 0 {
-        let options = SocketOptions { owner: Some(0), ..options };
-        let error = Listener::bind(dir.path().join("root.sock"), options).expect_err("not ours to give");
-        assert!(error.to_string().contains("cannot set the socket's owner or group"), "{error}");
-        assert!(!dir.path().join("root.sock").exists(), "nothing is left");
-    }
-}
 
 /// A controller on a socket of its own.
 struct Controller {
@@ -77,7 +17,8 @@ struct Controller {
 
 fn controller() -> Controller {
     let dir = tempfile::tempdir().expect("a directory");
-    let listener = bind(&dir.path().join("vm.sock")).expect("a socket");
+    let path = dir.path().join("vm.sock");
+    let listener = Listener::bind(path, SocketOptions::default()).expect("a socket");
     let device = Rc::new(Mock::default());
     let server = Server::start("vm", listener, Rc::clone(&device)).expect("served");
     Controller { server, device, _dir: dir }

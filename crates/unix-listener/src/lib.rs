@@ -1,14 +1,27 @@
-//! The socket that front-ends connect to. Control context; binding does not block.
+//! UNIX sockets that are listened on: of controllers, of RPC, of those who watch. Control context; nothing here blocks.
+//!
+//! - [`Listener`]: a socket in the file system, in place of what a dead process left there, never with other rights than were asked for while it can be
+//!   connected to, and removed when it is dropped, unless another has taken its place.
+//! - [`Lock`]: what tells beforehand that somebody serves a socket, so that of two who start at the same time one has it.
+#![forbid(unsafe_code)]
 
-use crate::ListenError;
-use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, Stat, Uid};
+mod lock;
+
+pub use lock::Lock;
+
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, Uid};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-/// What `sun_path` holds, with its final zero.
-pub(crate) const PATH_MAX: usize = 107;
+/// Bytes of a socket's path: what `sun_path` holds, less its final zero.
+pub const PATH_MAX: usize = 107;
+
+/// Those who may wait to be accepted.
+const BACKLOG: i32 = 128;
 
 /// Who may connect. What is not given is as the process' user and umask make it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,10 +34,56 @@ pub struct SocketOptions {
     pub mode: Option<u32>,
 }
 
+impl SocketOptions {
+    /// These permission bits, and nothing else.
+    pub const fn with_mode(mode: u32) -> Self {
+        Self { owner: None, group: None, mode: Some(mode) }
+    }
+}
+
+/// Why a socket cannot be listened on, or connected to.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// The path is longer than a socket's address.
+    #[error("{path}: a socket's path has at most {max} bytes")]
+    PathTooLong {
+        /// Where.
+        path: PathBuf,
+        /// Bytes allowed.
+        max: usize,
+    },
+    /// Someone listens there.
+    #[error("{0}: another process listens on this socket")]
+    InUse(PathBuf),
+    /// There is something else.
+    #[error("{0}: exists and is not a socket")]
+    NotASocket(PathBuf),
+    /// Its owner, group or mode cannot be set.
+    #[error("{path}: cannot set the socket's {what}: {source}")]
+    Rights {
+        /// Where.
+        path: PathBuf,
+        /// Which of them.
+        what: &'static str,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The kernel refused.
+    #[error("{path}: cannot {action}: {source}")]
+    Os {
+        /// Where.
+        path: PathBuf,
+        /// What was tried.
+        action: &'static str,
+        /// Why not.
+        source: io::Error,
+    },
+}
+
 /// A socket that is listened on, until it is dropped: then it is removed.
 #[derive(Debug)]
 pub struct Listener {
-    socket: std::os::unix::net::UnixListener,
+    socket: UnixListener,
     path: PathBuf,
     /// Device and inode of the socket's file.
     file: (u64, u64),
@@ -38,17 +97,20 @@ impl Listener {
     /// As [`ListenError`] says.
     pub fn bind(path: impl Into<PathBuf>, options: SocketOptions) -> Result<Self, ListenError> {
         let path = path.into();
-        if path.as_os_str().len() > PATH_MAX {
-            return Err(ListenError::PathTooLong { path, max: PATH_MAX });
-        }
-        let address = SocketAddrUnix::new(&path).map_err(os(&path, "use the path"))?;
+        let address = address(&path)?;
         remove_stale(&path, &address)?;
-        let socket = new_socket().map_err(os(&path, "make a socket"))?;
+        let socket = stream_socket().map_err(os(&path, "make a socket"))?;
+        if let Some(mode) = options.mode {
+            // Linux gives the socket's file the permissions of the descriptor, less the umask; so the umask has its say later only, which can but
+            // widen.
+            let mode = Mode::from_raw_mode(mode);
+            rustix::fs::fchmod(&socket, mode).map_err(os(&path, "prepare the socket"))?;
+        }
         rustix::net::bind(&socket, &address).map_err(os(&path, "bind"))?;
         let stat = rustix::fs::lstat(&path).map_err(os(&path, "look at the socket"))?;
         let listener = Self { socket: socket.into(), path, file: (stat.st_dev, stat.st_ino) };
         listener.set_rights(options)?;
-        rustix::net::listen(&listener.socket, 16).map_err(os(&listener.path, "listen"))?;
+        rustix::net::listen(&listener.socket, BACKLOG).map_err(os(&listener.path, "listen"))?;
         Ok(listener)
     }
 
@@ -57,9 +119,12 @@ impl Listener {
         &self.path
     }
 
-    /// The socket, to be watched; it goes on listening after `self` is gone, but cannot be found any more.
-    pub(crate) fn watched(&self) -> std::io::Result<tokio::net::UnixListener> {
-        tokio::net::UnixListener::from_std(self.socket.try_clone()?)
+    /// The socket, to be watched: it never waits. It goes on listening after `self` is gone, but cannot be found any more.
+    ///
+    /// # Errors
+    /// There are no descriptors left.
+    pub fn socket(&self) -> io::Result<UnixListener> {
+        self.socket.try_clone()
     }
 
     fn set_rights(&self, options: SocketOptions) -> Result<(), ListenError> {
@@ -89,15 +154,29 @@ impl Drop for Listener {
     }
 }
 
+/// The address of a socket at `path`.
+///
+/// # Errors
+/// [`ListenError::PathTooLong`]; [`ListenError::Os`] for a path that can be none.
+pub fn address(path: &Path) -> Result<SocketAddrUnix, ListenError> {
+    if path.as_os_str().len() > PATH_MAX {
+        return Err(ListenError::PathTooLong { path: path.to_owned(), max: PATH_MAX });
+    }
+    SocketAddrUnix::new(path).map_err(os(path, "use the path"))
+}
+
 /// A stream socket that never waits.
-pub(crate) fn new_socket() -> rustix::io::Result<OwnedFd> {
+///
+/// # Errors
+/// There are no descriptors, or no memory, left.
+pub fn stream_socket() -> rustix::io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
 }
 
 /// Makes `path` free, if what is there is a socket without a listener.
 fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), ListenError> {
-    let stat: Stat = match rustix::fs::lstat(path) {
+    let stat = match rustix::fs::lstat(path) {
         Ok(stat) => stat,
         Err(Errno::NOENT) => return Ok(()),
         Err(e) => return Err(os(path, "look at it")(e)),
@@ -105,7 +184,7 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), ListenError
     if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
         return Err(ListenError::NotASocket(path.into()));
     }
-    let probe = new_socket().map_err(os(path, "make a socket"))?;
+    let probe = stream_socket().map_err(os(path, "make a socket"))?;
     match rustix::net::connect(&probe, address) {
         Err(Errno::CONNREFUSED) => {
             tracing::info!("replacing {}: nobody listens on it", path.display());
@@ -121,3 +200,6 @@ fn os(path: &Path, action: &'static str) -> impl FnOnce(Errno) -> ListenError {
     let path = path.to_owned();
     move |e| ListenError::Os { path, action, source: e.into() }
 }
+
+#[cfg(test)]
+mod tests;
