@@ -30,11 +30,13 @@ pub enum Step {
     Recovered,
     /// A queue has been started, and its guest not signalled.
     Started,
+    /// A queue has left its reactor, and not come to another.
+    Moving,
 }
 
 impl Step {
     /// All of them, in order.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Found,
         Self::Marked,
         Self::Submitted,
@@ -46,6 +48,7 @@ impl Step {
         Self::Cleared,
         Self::Recovered,
         Self::Started,
+        Self::Moving,
     ];
 
     /// Its name in `ARYK_CRASH_STEP`.
@@ -62,6 +65,7 @@ impl Step {
             Self::Cleared => "cleared",
             Self::Recovered => "recovered",
             Self::Started => "started",
+            Self::Moving => "moving",
         }
     }
 }

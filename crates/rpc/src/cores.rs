@@ -5,6 +5,7 @@
 
 use crate::{Control, Error};
 use aryk_reactor::{CoreSet, Handle, Hold};
+use aryk_vhost_blk::MOVE_PATIENCE;
 use rustix::io::Errno;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
@@ -79,8 +80,8 @@ impl Leaving<'_> {
         let mut stays = None;
         for thread in threads {
             let there = self.destination(&thread.cores);
-            let moved = match control.controllers.move_to(thread.id, there.clone()).await {
-                None => control.scsi_controllers.move_to(thread.id, there).await,
+            let moved = match control.controllers.move_to(thread.id, there.clone(), MOVE_PATIENCE).await {
+                None => control.scsi_controllers.move_to(thread.id, there, MOVE_PATIENCE).await,
                 moved => moved,
             };
             if let Some(Err(error)) = moved {

@@ -20,6 +20,8 @@ use tokio::time::Instant;
 const PERIOD: Duration = Duration::from_secs(1);
 /// Between two rounds at least: shorter ones would measure nothing but chance.
 const PERIOD_MIN: Duration = Duration::from_millis(10);
+/// How long a queue waits for what it has in flight. Nobody has asked for the move: it is not to be felt.
+const PATIENCE: Duration = Duration::from_millis(10);
 /// Threads of a reactor that are looked at in one message.
 const SLICE: usize = 256;
 
@@ -157,8 +159,8 @@ impl World {
     async fn carry_out(&self, Move { thread, to }: Move, balancer: &mut Balancer) {
         // One that is about to end takes nothing.
         let Some(there) = self.reactors.hold_for_arrival(to) else { return };
-        let moved = match self.controllers.move_to(thread, there.clone()).await {
-            None => self.scsi_controllers.move_to(thread, there).await,
+        let moved = match self.controllers.move_to(thread, there.clone(), PATIENCE).await {
+            None => self.scsi_controllers.move_to(thread, there, PATIENCE).await,
             moved => moved,
         };
         let mut done = self.done.get();

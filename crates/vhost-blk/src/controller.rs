@@ -8,12 +8,13 @@ use crate::queue::Queue;
 use crate::request::Disk;
 use aryk_bdev::{Descriptor, Event, OpenError};
 use aryk_reactor::{CoreSet, Cx, Gone, Handle, Hold, Reactors, RootRef, ThreadId};
-use aryk_vhost_device::{Errors, MoveError, Moved, Parts, Trouble, virtqueue};
+use aryk_vhost_device::{Errors, MOVE_PATIENCE, MoveError, Moved, Parts, Trouble, virtqueue};
 use aryk_vhost_user::{Device, DeviceError, EventFd, MemoryChange, QueueLog, QueueSetup, SessionHandle};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::Mutex;
 use virtio_bindings::bindings::virtio_blk::{VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_ID_BYTES};
 use zerocopy::IntoBytes;
@@ -177,7 +178,7 @@ impl Controller {
         }
         let queue = self.queue(index).ok_or(MoveError::Ending)?;
         if !cores.contains(queue.handle().core()) {
-            self.move_queue(index, self.reactors.least_loaded(Some(&cores))).await?;
+            self.move_queue(index, self.reactors.least_loaded(Some(&cores)), MOVE_PATIENCE).await?;
         }
         let _still = self.moving.lock().await;
         let queue = self.queue(index).ok_or(MoveError::Ending)?;
@@ -187,11 +188,11 @@ impl Controller {
             .map_err(|Gone| MoveError::Ending)
     }
 
-    /// Moves a queue to another reactor. To be awaited to its end: whoever asks for queues meanwhile waits for that.
+    /// Moves a queue to another reactor, if all that it has in flight completes within `patience`. To be awaited to its end: whoever asks for queues meanwhile waits for that.
     ///
     /// # Errors
     /// [`MoveError`].
-    pub async fn move_queue(&self, index: u16, to: Hold) -> Result<(), MoveError> {
+    pub async fn move_queue(&self, index: u16, to: Hold, patience: Duration) -> Result<(), MoveError> {
         let _still = self.moving.lock().await;
         let queue = self.queue(index).ok_or(MoveError::Ending)?;
         if *queue.handle() == *to {
@@ -201,7 +202,7 @@ impl Controller {
         let _home = self.reactors.hold(queue.handle()).ok_or(MoveError::Ending)?;
         let there = Handle::clone(&to);
         let disk = self.disk.borrow().clone();
-        let begun = queue.call(move |queue, cx| queue.move_to(there, disk, cx)).await;
+        let begun = queue.call(move |queue, cx| queue.move_to((there, disk), patience, cx)).await;
         let ends = begun.ok().flatten().ok_or(MoveError::Ending)?;
         match ends.await {
             Ok(Moved::There(root)) => {

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -166,10 +167,10 @@ impl Controllers {
         Some(to_the_end(async move { controller.place(queue, cores).await }).await)
     }
 
-    /// Moves the queue that is the thread of that number to another reactor; `None` if there is none.
-    pub async fn move_to(&self, thread: u64, to: Hold) -> Option<Result<(), MoveError>> {
+    /// Moves the queue that is the thread of that number to another reactor, if all that it has in flight completes within `patience`; `None` if there is none.
+    pub async fn move_to(&self, thread: u64, to: Hold, patience: Duration) -> Option<Result<(), MoveError>> {
         let (controller, queue) = self.find_thread(thread)?;
-        Some(to_the_end(async move { controller.move_queue(queue, to).await }).await)
+        Some(to_the_end(async move { controller.move_queue(queue, to, patience).await }).await)
     }
 
     fn find_thread(&self, thread: u64) -> Option<(Rc<Controller>, u16)> {

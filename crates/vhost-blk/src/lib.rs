@@ -10,7 +10,7 @@ mod moving;
 mod queue;
 mod request;
 
-pub use aryk_vhost_device::{Alarm, EndpointError, Errors, Link, MoveError, Parts, Trouble};
+pub use aryk_vhost_device::{Alarm, EndpointError, Errors, Link, MOVE_PATIENCE, MoveError, Parts, Trouble};
 pub use aryk_vhost_user::{ListenError, SocketOptions};
 pub use controllers::{Controllers, Error, Info, Options, QUEUES, QUEUES_MAX};
 pub use queue::Queue;

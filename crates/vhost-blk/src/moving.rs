@@ -4,8 +4,9 @@ use crate::queue::Queue;
 use crate::request::Disk;
 use aryk_bdev::{BdevChannel, Descriptor, OpenError};
 use aryk_reactor::{Cx, Handle, Moving, RootId, RootRef};
-use aryk_vhost_device::{MOVE_PATIENCE, MakeParts, Movable, Move, Moved, Parts, Stranded};
+use aryk_vhost_device::{MakeParts, Movable, Move, Moved, Parts, Stranded};
 use futures_channel::oneshot;
+use std::time::Duration;
 
 /// A queue between two reactors.
 pub struct Luggage {
@@ -18,14 +19,14 @@ impl Queue {
     /// Moves to another reactor, on a channel of `disk`. `None` if it is ending.
     pub fn move_to(
         &mut self,
-        to: Handle,
-        disk: Option<Descriptor>,
+        there: (Handle, Option<Descriptor>),
+        patience: Duration,
         cx: &mut Cx,
     ) -> Option<oneshot::Receiver<Moved<Self>>> {
         if self.is_losing_disk() || !self.line.begin_move() {
             return None;
         }
-        let (order, hears) = Move::begin(self.line.id, (to, disk), MOVE_PATIENCE, cx);
+        let (order, hears) = Move::begin(self.line.id, there, patience, cx);
         self.order = Some(order);
         Some(hears)
     }

@@ -10,7 +10,7 @@ use futures_channel::oneshot;
 use std::fmt;
 use std::time::Duration;
 
-/// How long a queue that is to move waits for the requests that it has in flight. Meanwhile its guest waits for the queue.
+/// How long a queue that is to move waits for the requests that it has in flight, if nothing else is said. Meanwhile its guest waits for the queue.
 pub const MOVE_PATIENCE: Duration = Duration::from_millis(100);
 
 /// Why a queue runs where it ran before.
@@ -20,7 +20,7 @@ pub enum MoveError {
     #[error("no reactor runs on any of the cores {0}")]
     Cores(CoreSet),
     /// Requests took too long.
-    #[error("its requests have not completed within {MOVE_PATIENCE:?}: it stays where it is")]
+    #[error("its requests have not completed in time: it stays where it is")]
     TooSlow,
     /// The disk cannot be opened on the other reactor.
     #[error("it cannot run there: {0}")]
@@ -130,6 +130,7 @@ impl<Q: Movable> Move<Q> {
             let Some(mut queue) = cx.take_root::<Q>(id) else { return };
             let order = queue.order().take().expect("a move that is quiet is not cancelled");
             let (home, luggage) = (cx.handle().clone(), queue.pack(cx));
+            aryk_crash_point::step(aryk_crash_point::Step::Moving);
             let Self { to, disks, told, .. } = order;
             cx.post(&to, move |cx| land(luggage, disks, Ok(home), told, cx));
         });

@@ -12,13 +12,14 @@ use crate::wire::{self, Config, feature};
 use aryk_bdev::{Descriptor, OpenError};
 use aryk_reactor::{CoreSet, Cx, Gone, Handle, Hold, Reactors, RootRef};
 use aryk_scsi::{Lun, Nexus};
-use aryk_vhost_device::{Errors, MoveError, Moved, Parts, Trouble, virtqueue};
+use aryk_vhost_device::{Errors, MOVE_PATIENCE, MoveError, Moved, Parts, Trouble, virtqueue};
 use aryk_vhost_user::{Device, DeviceError, EventFd, MemoryChange, QueueLog, QueueSetup, SessionHandle};
 use aryk_virtqueue::Virtqueue;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 use tokio::sync::Mutex;
 use zerocopy::IntoBytes;
 
@@ -272,7 +273,7 @@ impl Controller {
         }
         let queue = self.queue(index).ok_or(MoveError::Ending)?;
         if !cores.contains(queue.handle().core()) {
-            self.move_queue(index, self.reactors.least_loaded(Some(&cores))).await?;
+            self.move_queue(index, self.reactors.least_loaded(Some(&cores)), MOVE_PATIENCE).await?;
         }
         let _changing = self.changing.lock().await;
         let queue = self.queue(index).ok_or(MoveError::Ending)?;
@@ -280,11 +281,11 @@ impl Controller {
         told.map_err(|Gone| MoveError::Ending)
     }
 
-    /// Moves a queue to another reactor. To be awaited to its end: whoever asks for queues meanwhile waits for that.
+    /// Moves a queue to another reactor, if all that it has in flight completes within `patience`. To be awaited to its end: whoever asks for queues meanwhile waits for that.
     ///
     /// # Errors
     /// [`MoveError`].
-    pub async fn move_queue(&self, index: u16, to: Hold) -> Result<(), MoveError> {
+    pub async fn move_queue(&self, index: u16, to: Hold, patience: Duration) -> Result<(), MoveError> {
         let _changing = self.changing.lock().await;
         let queue = self.queue(index).ok_or(MoveError::Ending)?;
         if *queue.handle() == *to {
@@ -294,7 +295,7 @@ impl Controller {
         let _home = self.reactors.hold(queue.handle()).ok_or(MoveError::Ending)?;
         let there = Handle::clone(&to);
         let targets = self.targets.borrow().clone();
-        let begun = queue.call(move |queue, cx| queue.move_to(there, targets, cx)).await;
+        let begun = queue.call(move |queue, cx| queue.move_to((there, targets), patience, cx)).await;
         let ends = begun.ok().flatten().ok_or(MoveError::Ending)?;
         match ends.await {
             Ok(Moved::There(root)) => {

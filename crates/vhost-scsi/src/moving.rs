@@ -5,8 +5,9 @@ use crate::manage::Manager;
 use crate::queue::{Queue, Role, Targets};
 use crate::requests::Requests;
 use aryk_reactor::{Cx, Handle, Moving, RootRef};
-use aryk_vhost_device::{MOVE_PATIENCE, MakeParts, Movable, Move, Moved, Stranded};
+use aryk_vhost_device::{MakeParts, Movable, Move, Moved, Stranded};
 use futures_channel::oneshot;
+use std::time::Duration;
 
 /// What a role takes along: commands have their channels anew.
 pub enum Duty {
@@ -26,14 +27,14 @@ impl Queue {
     /// Moves to another reactor, on channels of `disks`. `None` if it is ending.
     pub(crate) fn move_to(
         &mut self,
-        to: Handle,
-        disks: Targets,
+        there: (Handle, Targets),
+        patience: Duration,
         cx: &mut Cx,
     ) -> Option<oneshot::Receiver<Moved<Self>>> {
         if !self.line.begin_move() {
             return None;
         }
-        let (order, hears) = Move::begin(self.line.id, (to, disks), MOVE_PATIENCE, cx);
+        let (order, hears) = Move::begin(self.line.id, there, patience, cx);
         self.order = Some(order);
         Some(hears)
     }

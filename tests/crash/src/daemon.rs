@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use aryk_crash_point::Step;
 use aryk_guest_tests::process::{Process, Signal, Stdin};
 use rustix::process::{Pid, kill_process};
 use serde_json::json;
@@ -112,9 +113,17 @@ impl Daemon {
         arguments.extend([path(place.directory.join("vhost")), "--state-dir".into()]);
         arguments.push(path(place.directory.join("state")));
         arguments.extend(supervised.then(|| "--supervise".into()));
+        let moves = step.is_some_and(|step| step.starts_with(Step::Moving.name()));
+        if moves {
+            arguments.extend(["-m".into(), "0x3".into()]);
+        }
         arguments.splice(0..0, step.map(|step| format!("ARYK_CRASH_STEP={step}")));
         let log = place.directory.join("arykd.log");
         let process = Process::spawn(Path::new("/usr/bin/env"), &arguments, Stdin::Null, &log)?;
+        if moves {
+            let socket = place.rpc();
+            std::thread::spawn(move || move_queues(&socket));
+        }
         Ok(Self { process, supervised })
     }
 
@@ -161,4 +170,29 @@ impl Daemon {
         ensure!(status.success(), "arykd ended with {status}");
         Ok(())
     }
+}
+
+/// Has all queues of a daemon with two cores move from one to the other, and back, until it is no more. Its successor has one core, and refuses.
+fn move_queues(socket: &Path) {
+    for round in 0_u64.. {
+        let Ok(told) = rpc::call(socket, "thread_get_stats", &json!({})) else { return };
+        let ids: Vec<u64> =
+            told["threads"].as_array().into_iter().flatten().filter_map(|t| t["id"].as_u64()).collect();
+        for id in &ids {
+            let params = json!({"id": id, "cpumask": format!("{:#x}", 1 << (round % 2))});
+            if let Err(error) = rpc::call(socket, "thread_set_cpumask", &params)
+                && !is_passing(&error.to_string())
+            {
+                return;
+            }
+        }
+        if ids.is_empty() {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+/// Whether a queue only did not move this time: its requests took too long, or it has just come to its end.
+fn is_passing(error: &str) -> bool {
+    ["-110", "-19"].iter().any(|code| error.contains(&format!("\"code\":{code},")))
 }

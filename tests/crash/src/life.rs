@@ -55,6 +55,7 @@ impl Plan {
             let step = Step::ALL[(crash / 2) as usize % Step::ALL.len()];
             let most = match step {
                 Step::Recovered | Step::Started => shape.queues.into(),
+                Step::Moving => 50,
                 Step::Found | Step::Marked | Step::Submitted | Step::Completed | Step::Answered => 1000,
                 _ => 150,
             };
