@@ -8,7 +8,7 @@ use aryk_reactor::{CoreSet, Engine, Handle, Options, Reactors, SleepPolicy};
 use aryk_rpc::Control;
 use aryk_rpc::restore::Restored;
 use aryk_rpc::rights::Rules;
-use aryk_rpc::server::{ListenError, Server, SocketOptions};
+use aryk_rpc::server::{BindError, Server, SocketOptions};
 use rustix::process::{Resource, Rlimit, getrlimit, getuid, setrlimit};
 use std::fs::DirBuilder;
 use std::io;
@@ -34,7 +34,7 @@ pub fn leave_cores(reactors: &Reactors) {
 }
 
 /// The RPC socket, with the rights that were asked for.
-pub fn rpc_server(cli: &Cli) -> Result<Server, ListenError> {
+pub fn rpc_server(cli: &Cli) -> Result<Server, BindError> {
     let mode = if cli.rpc_allow.is_empty() { 0o600 } else { 0o666 };
     let mode = cli.rpc_socket_mode.unwrap_or(mode);
     let options = SocketOptions { owner: None, group: cli.rpc_socket_group, mode: Some(mode) };

@@ -5,7 +5,7 @@ use crate::{Error, Methods, connection};
 use aryk_unix_listener::{Listener, Lock};
 use rustix::io::Errno;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
@@ -21,6 +21,26 @@ const FAREWELL: Duration = Duration::from_secs(1);
 /// The pause after an accept that failed for want of descriptors or memory.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
+/// Why a socket could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    /// Somebody serves there.
+    #[error("another daemon serves {0}")]
+    InUse(PathBuf),
+    /// Something else.
+    #[error(transparent)]
+    Listen(ListenError),
+}
+
+impl From<ListenError> for BindError {
+    fn from(error: ListenError) -> Self {
+        match error {
+            ListenError::InUse(path) => Self::InUse(path),
+            other => Self::Listen(other),
+        }
+    }
+}
+
 /// A bound socket. Nobody else can bind it until this is dropped, and the name goes with it.
 #[derive(Debug)]
 pub struct Server {
@@ -35,8 +55,8 @@ impl Server {
     /// Opens `path`, in place of what a dead daemon left there. Needs a tokio runtime.
     ///
     /// # Errors
-    /// [`ListenError`].
-    pub fn bind(path: &Path, options: SocketOptions) -> Result<Self, ListenError> {
+    /// [`BindError`].
+    pub fn bind(path: &Path, options: SocketOptions) -> Result<Self, BindError> {
         let lock = Lock::take(path)?;
         let listener = Listener::bind(path, options)?;
         let watched = listener.socket().and_then(UnixListener::from_std);

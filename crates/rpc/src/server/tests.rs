@@ -228,7 +228,7 @@ fn a_live_socket_is_refused_and_a_stale_one_replaced() {
     in_runtime(|dir| {
         let path = dir.join("s");
         let first = Server::bind(&path, PRIVATE).unwrap();
-        assert!(matches!(Server::bind(&path, PRIVATE), Err(ListenError::InUse(_))));
+        assert!(matches!(Server::bind(&path, PRIVATE), Err(BindError::InUse(_))));
         drop(first);
         assert!(!path.exists());
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
@@ -241,7 +241,7 @@ fn a_server_without_a_lock_is_refused_too() {
     in_runtime(|dir| {
         let path = dir.join("s");
         let _other = std::os::unix::net::UnixListener::bind(&path).unwrap();
-        assert!(matches!(Server::bind(&path, PRIVATE), Err(ListenError::InUse(_))));
+        assert!(matches!(Server::bind(&path, PRIVATE), Err(BindError::InUse(_))));
         assert!(path.exists());
     });
 }
@@ -251,10 +251,10 @@ fn what_is_no_socket_is_left_alone() {
     in_runtime(|dir| {
         let path = dir.join("s");
         fs::write(&path, "precious").unwrap();
-        assert!(matches!(Server::bind(&path, PRIVATE), Err(ListenError::NotASocket(_))));
+        assert!(matches!(Server::bind(&path, PRIVATE), Err(BindError::Listen(ListenError::NotASocket(_)))));
         assert_eq!(fs::read(&path).unwrap(), b"precious");
         let nowhere = Server::bind(&dir.join("no/s"), PRIVATE);
-        assert!(matches!(nowhere, Err(ListenError::Os { .. })));
+        assert!(matches!(nowhere, Err(BindError::Listen(ListenError::Os { .. }))));
     });
 }
 
