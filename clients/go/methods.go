@@ -82,7 +82,7 @@ func (c *Client) ArykLatencyGet(ctx context.Context, params ArykLatencyGetParams
 	return call[Latencies](ctx, c, "aryk_latency_get", params)
 }
 
-// ArykStatsGet calls aryk_stats_get. What all disks, controllers and reactors have counted, in brief.
+// ArykStatsGet calls aryk_stats_get. What all disks, groups, controllers and reactors have counted, in brief.
 func (c *Client) ArykStatsGet(ctx context.Context) (Counts, error) {
 	return call[Counts](ctx, c, "aryk_stats_get", nil)
 }

@@ -215,6 +215,8 @@ type Counts struct {
 	Ticks uint64 `json:"ticks"`
 	// By age.
 	Disks []DiskCounts `json:"disks"`
+	// Each after its parent.
+	Groups []GroupCounts `json:"groups"`
 	// By name.
 	Controllers []ControllerState `json:"controllers"`
 	// By core.
@@ -243,11 +245,13 @@ type DiskCounts struct {
 	// What its module calls it.
 	Kind string `json:"kind"`
 	// Bytes.
-	Size       uint64 `json:"size"`
-	ReadOps    uint64 `json:"read_ops"`
-	ReadBytes  uint64 `json:"read_bytes"`
-	WriteOps   uint64 `json:"write_ops"`
-	WriteBytes uint64 `json:"write_bytes"`
+	Size uint64 `json:"size"`
+	// The group that it is limited with.
+	Group      *string `json:"group"`
+	ReadOps    uint64  `json:"read_ops"`
+	ReadBytes  uint64  `json:"read_bytes"`
+	WriteOps   uint64  `json:"write_ops"`
+	WriteBytes uint64  `json:"write_bytes"`
 	// Neither reads nor writes.
 	OtherOps uint64 `json:"other_ops"`
 	// Requests that failed.
@@ -334,6 +338,39 @@ const (
 	FileLockAlways FileLock = "always"
 	FileLockInUse  FileLock = "in_use"
 )
+
+// GroupCounts: What the disks of a group did while they were its.
+type GroupCounts struct {
+	Name string `json:"name"`
+	// The group that it is in.
+	Parent *string `json:"parent"`
+	// Disks in it, and in the groups in it.
+	Disks      uint64     `json:"disks"`
+	Limits     RateLimits `json:"limits"`
+	ReadOps    uint64     `json:"read_ops"`
+	ReadBytes  uint64     `json:"read_bytes"`
+	WriteOps   uint64     `json:"write_ops"`
+	WriteBytes uint64     `json:"write_bytes"`
+	// Neither reads nor writes.
+	OtherOps uint64 `json:"other_ops"`
+	// Requests that failed.
+	Errors uint64 `json:"errors"`
+	// Requests that were over the disk's deadline.
+	Overdue uint64 `json:"overdue"`
+	// From the front-end's handing them down to its having them back.
+	LatencyTicks uint64 `json:"latency_ticks"`
+	// The part of that in which limits of the disk or its groups held them up.
+	ThrottledTicks uint64 `json:"throttled_ticks"`
+	// The part of that in the block layer's queue.
+	QueueTicks uint64 `json:"queue_ticks"`
+	// The part of that in the module.
+	ModuleTicks uint64 `json:"module_ticks"`
+	// From the completion until the guest has been told.
+	FrontEndTicks uint64 `json:"front_end_ticks"`
+	InFlight      uint64 `json:"in_flight"`
+	// Of those, the ones that wait in the block layer.
+	Waiting uint64 `json:"waiting"`
+}
 
 // Histogram: Result of `bdev_get_histogram`.
 type Histogram struct {

@@ -50,6 +50,9 @@ const SYSTEMD: Need = need("systemd-analyze", "systemd");
 /// What checks an XML file against a schema.
 const XMLLINT: Need = need("xmllint", "libxml2-utils");
 
+/// What the web page is tested in.
+const CHROMIUM: Need = need("chromium", "chromium");
+
 /// What the Debian package needs.
 pub(crate) const DEB: &[Need] = &[DPKG_SHLIBDEPS, SYSTEMD];
 /// What a guest needs.
@@ -71,6 +74,7 @@ pub(crate) const ALL: &[Need] = &[
     DPKG_SHLIBDEPS,
     SYSTEMD,
     XMLLINT,
+    CHROMIUM,
 ];
 
 /// Installs the packages of all programs in `needs` that are missing.

@@ -108,12 +108,11 @@ pub enum Command {
     },
     /// Show what happened to requests last, layer by layer
     Trace {
+        /// The disk; its queues and others with this in their names are shown too [without: all]
+        disk: Option<String>,
         /// How many events
         #[arg(long, value_name = "N", default_value = "50")]
         count: u32,
-        /// Only those of queues and disks with this in their name
-        #[arg(long, value_name = "PART")]
-        of: Option<String>,
         #[command(flatten)]
         watch: Watch,
     },

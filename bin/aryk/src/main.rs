@@ -85,8 +85,8 @@ fn ask(cli: &Cli, out: &Output) -> Result<ExitCode, Error> {
         Command::Scheduler(command) => {
             watch::repeat(cli.watch(), || commands::scheduler::run(command, client, out))
         }
-        Command::Trace { count, of, watch } => {
-            watch::repeat(watch.every, || commands::trace::trace(*count, of.as_deref(), client, out))
+        Command::Trace { disk, count, watch } => {
+            watch::repeat(watch.every, || commands::trace::trace(*count, disk.as_deref(), client, out))
         }
         Command::Top(args) => top::top(args, client, out),
         Command::Latency { disk, watch } => latency::show(disk, watch.every, client, out),

@@ -143,7 +143,7 @@ impl Bdev {
     }
 
     /// Its number, unique in this process.
-    pub(crate) fn serial(&self) -> u64 {
+    pub fn serial(&self) -> u64 {
         self.serial
     }
 

@@ -8,6 +8,7 @@ use crate::cell::Cells;
 use crate::{Bdev, Summary};
 use aryk_reactor::{Cx, Handle, Local};
 use futures_channel::oneshot;
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 /// Channels that a reactor visits in a turn; more only where one disk has more on it.
@@ -20,32 +21,44 @@ struct Visit {
     places: Arc<Mutex<Vec<Place>>>,
 }
 
-/// What a reactor has of a disk.
-type Part = (usize, Summary);
+/// What a reactor has of a disk, whose place in the caller's list comes with it.
+type OfReactor = (usize, Summary);
 
-/// What each of `disks` has counted, in their order.
-pub async fn gather(disks: &[Arc<Bdev>], reactors: &[Handle]) -> Vec<Summary> {
+/// What a disk has counted on a core.
+#[derive(Debug)]
+pub struct Part {
+    /// The disk's place in the caller's list.
+    pub disk: usize,
+    /// The core.
+    pub core: u16,
+    /// What it has counted there.
+    pub counts: Summary,
+}
+
+/// What `disks` have counted, each at most once for each core.
+pub async fn gather(disks: &[Arc<Bdev>], reactors: &[Handle]) -> Vec<Part> {
     let mut asked = Vec::new();
     for reactor in reactors {
         asked.push((reactor, ask(reactor, slices(disks, reactor)).await));
     }
-    let mut all = vec![Summary::default(); disks.len()];
+    let mut parts: HashMap<(usize, u16), Summary> = HashMap::new();
     let mut answered = Vec::new();
     for (reactor, answer) in asked {
         let Some(answer) = answer else { continue };
-        let Ok(parts) = answer.await else { continue };
+        let Ok(of_reactor) = answer.await else { continue };
         answered.push(reactor);
-        for (index, summary) in parts {
-            all[index].merge(&summary);
+        for (disk, counts) in of_reactor {
+            parts.entry((disk, reactor.core())).or_default().merge(&counts);
         }
     }
     // If a reactor is gone, so are its channels; what they have counted is not.
-    for (disk, sum) in disks.iter().zip(&mut all) {
+    for (index, disk) in disks.iter().enumerate() {
         let places = lock(disk.places());
-        let silent = places.iter().filter(|place| !answered.contains(&&place.reactor));
-        silent.for_each(|place| sum.add(&place.closed));
+        for place in places.iter().filter(|place| !answered.contains(&&place.reactor)) {
+            parts.entry((index, place.reactor.core())).or_default().add(&place.closed);
+        }
     }
-    all
+    parts.into_iter().map(|((disk, core), counts)| Part { disk, core, counts }).collect()
 }
 
 /// The disks that have, or had, channels on `reactor`, by what it is to do in one turn.
@@ -66,7 +79,7 @@ fn slices(disks: &[Arc<Bdev>], reactor: &Handle) -> Vec<Vec<Visit>> {
 }
 
 /// Starts a reactor on its slices; its answer is to be waited for.
-async fn ask(reactor: &Handle, slices: Vec<Vec<Visit>>) -> Option<oneshot::Receiver<Vec<Part>>> {
+async fn ask(reactor: &Handle, slices: Vec<Vec<Visit>>) -> Option<oneshot::Receiver<Vec<OfReactor>>> {
     let (sender, receiver) = oneshot::channel();
     let start = move |cx: &mut Cx| {
         let task = visit_all(slices, cx.local().clone(), sender);
@@ -75,7 +88,7 @@ async fn ask(reactor: &Handle, slices: Vec<Vec<Visit>>) -> Option<oneshot::Recei
     reactor.cast(start).await.ok().map(|()| receiver)
 }
 
-async fn visit_all(slices: Vec<Vec<Visit>>, local: Local, sender: oneshot::Sender<Vec<Part>>) {
+async fn visit_all(slices: Vec<Vec<Visit>>, local: Local, sender: oneshot::Sender<Vec<OfReactor>>) {
     let mut parts = Vec::new();
     for slice in slices {
         if sender.is_canceled() {

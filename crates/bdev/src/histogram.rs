@@ -55,6 +55,11 @@ impl Coarse {
         &self.0
     }
 
+    /// What was counted since it was `earlier`.
+    pub fn since(&self, earlier: &Self) -> Self {
+        Self(std::array::from_fn(|i| crate::summary::since(self.0[i], earlier.0[i])))
+    }
+
     /// Adds the counts of `other`.
     pub fn merge(&mut self, other: &Self) {
         self.0.iter_mut().zip(other.0).for_each(|(mine, theirs)| *mine += theirs);

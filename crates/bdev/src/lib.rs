@@ -46,7 +46,7 @@ pub use cell::open_channels;
 pub use channel::Channel;
 pub use deadline::{Deadline, OnDeadline};
 pub use device::{Decorator, Device, Geometry, Limits, OpenError, Outbox};
-pub use gather::gather;
+pub use gather::{Part, gather};
 pub use histogram::{Coarse, Histogram, Recording};
 pub use io::{Completion, Io, Op, OpSet, Status, Tag};
 pub use layers::{TimeLayer, Times};

@@ -89,8 +89,9 @@ impl Stats {
         self.ops[op as usize].errors += 1;
     }
 
+    /// A request has completed: so many bytes, so long after it was submitted.
     #[inline]
-    pub(crate) fn record(&mut self, op: Op, bytes: u64, status: Status, latency_ns: u64) {
+    pub fn record(&mut self, op: Op, bytes: u64, status: Status, latency_ns: u64) {
         self.ops[op as usize].record(bytes, status, latency_ns);
     }
 

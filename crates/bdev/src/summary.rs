@@ -26,12 +26,30 @@ impl OpSummary {
         self.latency_ns_max = self.latency_ns_max.max(stats.latency_ns_max);
     }
 
+    fn since(&self, earlier: &Self) -> Self {
+        Self {
+            ops: since(self.ops, earlier.ops),
+            bytes: since(self.bytes, earlier.bytes),
+            errors: since(self.errors, earlier.errors),
+            latency_ns: since(self.latency_ns, earlier.latency_ns),
+            latency_ns_max: self.latency_ns_max,
+        }
+    }
+
     fn merge(&mut self, other: &Self) {
         self.ops += other.ops;
         self.bytes += other.bytes;
         self.errors += other.errors;
         self.latency_ns += other.latency_ns;
         self.latency_ns_max = self.latency_ns_max.max(other.latency_ns_max);
+    }
+}
+
+/// What a count has grown by; one that was set to zero meanwhile has begun anew.
+pub(crate) const fn since(now: u64, earlier: u64) -> u64 {
+    match now.checked_sub(earlier) {
+        Some(grown) => grown,
+        None => now,
     }
 }
 
@@ -80,7 +98,7 @@ impl Summary {
     }
 
     /// Adds what `stats` has, but for the depths.
-    pub(crate) fn add(&mut self, stats: &Stats) {
+    pub fn add(&mut self, stats: &Stats) {
         for (mine, op) in self.ops.iter_mut().zip(Op::ALL) {
             mine.add(stats.op(op));
         }
@@ -97,6 +115,26 @@ impl Summary {
                 mine.times.merge_fine(&times.histogram);
             }
         }
+    }
+
+    /// What it has counted since it was `earlier`; the depths and the longest latencies are those of now.
+    pub fn since(&self, earlier: &Self) -> Self {
+        Self {
+            ops: std::array::from_fn(|i| self.ops[i].since(&earlier.ops[i])),
+            reads: self.reads.since(&earlier.reads),
+            writes: self.writes.since(&earlier.writes),
+            overdue: since(self.overdue, earlier.overdue),
+            layers: std::array::from_fn(|i| LayerSummary {
+                sum_ns: since(self.layers[i].sum_ns, earlier.layers[i].sum_ns),
+                times: self.layers[i].times.since(&earlier.layers[i].times),
+            }),
+            ..*self
+        }
+    }
+
+    /// Keeps what it has counted, but not how much is in flight.
+    pub const fn forget_depths(&mut self) {
+        (self.in_flight, self.waiting, self.in_flight_max) = (0, 0, 0);
     }
 
     /// Adds what `other` has.

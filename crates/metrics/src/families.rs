@@ -1,8 +1,10 @@
 //! What is told, family by family: the names that dashboards and alerts are written against. Any context; pure.
 
-use crate::exposition::{Family, Kind, Text};
-use crate::{Disk, Look};
-use aryk_bdev::{Coarse, Op, TimeLayer};
+use crate::exposition::{Family, Kind, Label, Text};
+use crate::{Disk, Group, Look, Reactor, Seat};
+use aryk_bdev::{Coarse, Op, RateLimits, TimeLayer};
+
+mod unions;
 
 /// A family, and how its samples are had from a look: how many objects have some, and those of one of them.
 pub struct Told {
@@ -29,6 +31,10 @@ const fn of(kind: Kind, unit: &'static str, name: &'static str, help: &'static s
 
 fn disks(look: &Look) -> usize {
     look.disks.len()
+}
+
+fn groups(look: &Look) -> usize {
+    look.groups.len()
 }
 
 fn controllers(look: &Look) -> usize {
@@ -158,10 +164,49 @@ pub const ALL: &[Told] = &[
         tell: |f, look, i, t| t.count(f, &[("disk", &look.disks[i].name)], look.disks[i].counts.overdue),
     },
     Told {
+        family: gauge("aryk_disk_limit", "What the disk itself may do in a second, by kind of limit."),
+        objects: disks,
+        tell: |f, look, i, t| tell_limits(f, ("disk", &look.disks[i].name), &look.disks[i].limits, t),
+    },
+    Told {
+        family: info("aryk_group", "Disks that are limited together."),
+        objects: groups,
+        tell: |f, look, i, t| {
+            let group = &look.groups[i];
+            let parent = group.parent.as_deref().unwrap_or_default();
+            t.count(f, &[("group", &group.name), ("parent", parent)], 1);
+        },
+    },
+    Told {
+        family: gauge("aryk_group_disks", "Disks in the group, and in the groups in it."),
+        objects: groups,
+        tell: |f, look, i, t| t.count(f, &[("group", &look.groups[i].name)], look.groups[i].disks as u64),
+    },
+    Told {
+        family: gauge("aryk_group_limit", "What its disks may do in a second together, by kind of limit."),
+        objects: groups,
+        tell: |f, look, i, t| tell_limits(f, ("group", &look.groups[i].name), &look.groups[i].limits, t),
+    },
+    Told {
+        family: gauge("aryk_group_disk", "1: this disk is in this group, and not in one within it."),
+        objects: disks,
+        tell: |f, look, i, t| {
+            let disk = &look.disks[i];
+            if let Some(group) = &disk.group {
+                t.count(f, &[("group", group), ("disk", &disk.name)], 1);
+            }
+        },
+    },
+    unions::ops::<Group>("aryk_group_ops"),
+    unions::bytes::<Group>("aryk_group_bytes"),
+    unions::errors::<Group>("aryk_group_request_errors"),
+    unions::latencies::<Group>("aryk_group_latency_seconds"),
+    unions::layers::<Group>("aryk_group_layer_seconds"),
+    Told {
         family: info("aryk_controller", "What kind of controller it is."),
         objects: controllers,
         tell: |f, look, i, t| {
-            let controller = &look.controllers[i];
+            let controller = &look.controllers[i].controller;
             t.count(f, &[("controller", &controller.name), ("kind", controller.kind)], 1);
         },
     },
@@ -169,7 +214,7 @@ pub const ALL: &[Told] = &[
         family: gauge("aryk_controller_disk", "1: through this controller a machine reaches this disk."),
         objects: controllers,
         tell: |f, look, i, t| {
-            let controller = &look.controllers[i];
+            let controller = &look.controllers[i].controller;
             for disk in &controller.disks {
                 t.count(f, &[("controller", &controller.name), ("disk", disk)], 1);
             }
@@ -179,7 +224,7 @@ pub const ALL: &[Told] = &[
         family: gauge("aryk_controller_connected", "Whether the controller's machine is connected."),
         objects: controllers,
         tell: |f, look, i, t| {
-            let controller = &look.controllers[i];
+            let controller = &look.controllers[i].controller;
             t.count(f, &[("controller", &controller.name)], controller.connected.into());
         },
     },
@@ -187,14 +232,22 @@ pub const ALL: &[Told] = &[
         family: gauge("aryk_controller_queues", "Queues of the machine that are served."),
         objects: controllers,
         tell: |f, look, i, t| {
-            t.count(f, &[("controller", &look.controllers[i].name)], look.controllers[i].queues);
+            t.count(
+                f,
+                &[("controller", &look.controllers[i].controller.name)],
+                look.controllers[i].controller.queues,
+            );
         },
     },
     Told {
         family: counter("aryk_controller_sessions", "Times that a machine has connected."),
         objects: controllers,
         tell: |f, look, i, t| {
-            t.count(f, &[("controller", &look.controllers[i].name)], look.controllers[i].sessions);
+            t.count(
+                f,
+                &[("controller", &look.controllers[i].controller.name)],
+                look.controllers[i].controller.sessions,
+            );
         },
     },
     Told {
@@ -204,19 +257,28 @@ pub const ALL: &[Told] = &[
         ),
         objects: controllers,
         tell: |f, look, i, t| {
-            t.count(f, &[("controller", &look.controllers[i].name)], look.controllers[i].failed_sessions);
+            t.count(
+                f,
+                &[("controller", &look.controllers[i].controller.name)],
+                look.controllers[i].controller.failed_sessions,
+            );
         },
     },
     Told {
         family: counter("aryk_controller_errors", "What the machine did wrong, by kind."),
         objects: controllers,
         tell: |f, look, i, t| {
-            let controller = &look.controllers[i];
+            let controller = &look.controllers[i].controller;
             for (kind, count) in controller.errors {
                 t.count(f, &[("controller", &controller.name), ("kind", kind)], count);
             }
         },
     },
+    unions::ops::<Seat>("aryk_controller_ops"),
+    unions::bytes::<Seat>("aryk_controller_bytes"),
+    unions::errors::<Seat>("aryk_controller_request_errors"),
+    unions::latencies::<Seat>("aryk_controller_latency_seconds"),
+    unions::layers::<Seat>("aryk_controller_layer_seconds"),
     Told {
         family: of(Kind::Counter, "seconds", "aryk_reactor_seconds", "Where the reactor's time went."),
         objects: reactors,
@@ -254,7 +316,27 @@ pub const ALL: &[Told] = &[
             t.count(f, &[("core", &look.reactors[i].core.to_string())], look.reactors[i].members);
         },
     },
+    unions::ops::<Reactor>("aryk_reactor_ops"),
+    unions::bytes::<Reactor>("aryk_reactor_bytes"),
+    unions::errors::<Reactor>("aryk_reactor_request_errors"),
+    unions::latencies::<Reactor>("aryk_reactor_latency_seconds"),
+    unions::layers::<Reactor>("aryk_reactor_layer_seconds"),
 ];
+
+/// The limits that are set.
+fn tell_limits(family: &Family, whose: Label<'_>, limits: &RateLimits, text: &mut Text) {
+    let all = [
+        ("ops", limits.ios),
+        ("read_ops", limits.read_ios),
+        ("write_ops", limits.write_ios),
+        ("bytes", limits.bytes),
+        ("read_bytes", limits.read_bytes),
+        ("write_bytes", limits.write_bytes),
+    ];
+    for (of, limit) in all.into_iter().filter(|(_, limit)| *limit > 0) {
+        text.count(family, &[whose, ("of", of)], limit);
+    }
+}
 
 fn tell_ops(family: &Family, disk: &Disk, text: &mut Text, count: impl Fn(&Disk, Op) -> u64) {
     for op in told_ops(disk) {

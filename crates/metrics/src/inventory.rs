@@ -1,7 +1,7 @@
 //! What there is to be watched. Control context.
 
 use crate::Observatory;
-use aryk_bdev::Bdev;
+use aryk_bdev::{Bdev, QosGroup};
 use aryk_reactor::Handle;
 use std::sync::Arc;
 
@@ -11,6 +11,8 @@ pub trait Inventory {
     fn reactors(&self) -> Vec<Handle>;
     /// The disks, by age.
     fn disks(&self) -> Vec<Arc<Bdev>>;
+    /// The groups of disks, each after its parent.
+    fn groups(&self) -> Vec<Arc<QosGroup>>;
     /// The controllers, by name.
     fn controllers(&self) -> Vec<Controller>;
     /// Who looks at all that.

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `inventory` | what there is to be watched, as the daemon says |
 //! | `observatory` | looks at all of it, shared by those who ask at the same time |
+//! | `unions` | what disks did while they belonged to groups, controllers and reactors |
 //! | `exposition`, `families` | the look as OpenMetrics text, piece by piece |
 //! | `web`, `live` | the web page, and what happened between two looks |
 //! | `server` | HTTP on TCP or a UNIX socket, with bounds on everything that a client can take |
@@ -18,10 +19,11 @@ mod live;
 mod observatory;
 mod scrape;
 mod server;
+mod unions;
 mod web;
 
 pub use inventory::{Controller, Inventory};
-pub use observatory::{Disk, Look, Observatory, Reactor};
+pub use observatory::{Disk, Group, Look, Observatory, Reactor, Seat};
 pub use scrape::Scrapes;
 pub use server::{Address, AddressError, BindError, Server};
 pub use web::Web;

@@ -1,15 +1,34 @@
 //! What happened between two looks, per second: the numbers of the web page. Any context; pure.
 
-use crate::{Disk, Look};
-use aryk_bdev::{Coarse, Op, TimeLayer};
+use crate::{Disk, Group, Look};
+use aryk_bdev::{Coarse, Op, Summary, TimeLayer};
 use serde::Serialize;
 use std::collections::HashMap;
+
+/// A disk, and what it did per second.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct DiskRate {
+    pub name: String,
+    pub kind: &'static str,
+    #[serde(flatten)]
+    pub rate: Rate,
+}
+
+/// A group, what its disks did per second together, and the most that they may; 0 is no limit.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct GroupRate {
+    name: String,
+    parent: Option<String>,
+    disks: usize,
+    most_ops: u64,
+    most_bytes: u64,
+    #[serde(flatten)]
+    pub rate: Rate,
+}
 
 /// What disks did per second.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Rate {
-    pub name: String,
-    pub kind: &'static str,
     pub reads: u64,
     pub read_bytes: u64,
     pub writes: u64,
@@ -33,31 +52,25 @@ impl Rate {
         self.reads + self.writes + self.others
     }
 
-    fn between(before: Option<&Disk>, now: &Disk, seconds: f64) -> Self {
-        let per_second = |of: &dyn Fn(&Disk) -> u64| {
-            let (old, new) = (before.map_or(0, of), of(now));
-            // Counts that were set to zero begin anew.
-            (new.checked_sub(old).unwrap_or(new) as f64 / seconds).round() as u64
-        };
-        let layer = |layer| per_second(&|d| d.counts.layer(layer).sum_ns);
-        let (reads, writes) =
-            (per_second(&|d| d.counts.op(Op::Read).ops), per_second(&|d| d.counts.op(Op::Write).ops));
+    fn between(before: Option<&Summary>, now: &Summary, seconds: f64) -> Self {
+        let grown = before.map_or(*now, |before| now.since(before));
+        let per_second = |count: u64| (count as f64 / seconds).round() as u64;
+        let layer = |layer| per_second(grown.layer(layer).sum_ns);
+        let (read, write) = (grown.op(Op::Read), grown.op(Op::Write));
         let mut rate = Self {
-            name: now.name.clone(),
-            kind: now.product,
-            reads,
-            read_bytes: per_second(&|d| d.counts.op(Op::Read).bytes),
-            writes,
-            write_bytes: per_second(&|d| d.counts.op(Op::Write).bytes),
-            others: per_second(&|d| d.counts.total(|op| op.ops)).saturating_sub(reads + writes),
-            errors: per_second(&|d| d.counts.total(|op| op.errors)),
+            reads: per_second(read.ops),
+            read_bytes: per_second(read.bytes),
+            writes: per_second(write.ops),
+            write_bytes: per_second(write.bytes),
+            others: per_second(grown.total(|op| op.ops) - read.ops - write.ops),
+            errors: per_second(grown.total(|op| op.errors)),
             mean_ns: None,
             throttle: layer(TimeLayer::Throttle),
             queue: layer(TimeLayer::Queue),
             module: layer(TimeLayer::Module),
             front_end: layer(TimeLayer::FrontEnd),
-            in_flight: now.counts.in_flight,
-            latency_ns: per_second(&|d| d.counts.total(|op| op.latency_ns)),
+            in_flight: now.in_flight,
+            latency_ns: per_second(grown.total(|op| op.latency_ns)),
         };
         rate.mean_ns = rate.latency_ns.checked_div(rate.ops());
         rate
@@ -94,7 +107,8 @@ pub struct Share {
 /// What happened between two looks.
 #[derive(Debug)]
 pub struct Rates {
-    pub disks: Vec<Rate>,
+    pub disks: Vec<DiskRate>,
+    pub groups: Vec<GroupRate>,
     pub total: Rate,
     pub reactors: Vec<Share>,
     /// Requests that ended meanwhile, by latency.
@@ -107,11 +121,27 @@ impl Rates {
     /// What happened between `before` and `now`.
     pub fn between(before: &Look, now: &Look) -> Self {
         let seconds = now.at.since(before.at).as_secs_f64().max(1e-3);
-        let old: HashMap<_, _> = before.disks.iter().map(|disk| (&*disk.name, disk)).collect();
-        let disks: Vec<_> =
-            now.disks.iter().map(|d| Rate::between(old.get(&*d.name).copied(), d, seconds)).collect();
+        let old: HashMap<_, _> = before.disks.iter().map(|disk| (&*disk.name, &disk.counts)).collect();
+        let disk = |disk: &Disk| DiskRate {
+            name: disk.name.clone(),
+            kind: disk.product,
+            rate: Rate::between(old.get(&*disk.name).copied(), &disk.counts, seconds),
+        };
+        let disks: Vec<_> = now.disks.iter().map(disk).collect();
         let mut total = Rate::default();
-        disks.iter().for_each(|disk| total.add(disk));
+        disks.iter().for_each(|disk| total.add(&disk.rate));
+        let group = |group: &Group| {
+            let old = before.groups.iter().find(|old| old.name == group.name).map(|old| &old.counts);
+            GroupRate {
+                name: group.name.clone(),
+                parent: group.parent.clone(),
+                disks: group.disks,
+                most_ops: group.limits.ios,
+                most_bytes: group.limits.bytes,
+                rate: Rate::between(old, &group.counts, seconds),
+            }
+        };
+        let groups = now.groups.iter().map(group).collect();
         let (was, is) = (spread(before), spread(now));
         let reactors = now.reactors.iter().map(|reactor| {
             let old = before.reactors.iter().find(|r| r.core == reactor.core).map(|r| r.stats);
@@ -129,8 +159,9 @@ impl Rates {
         Self {
             reactors: reactors.collect(),
             latencies: std::array::from_fn(|i| is[i].saturating_sub(was[i])),
-            machines: now.controllers.iter().filter(|c| c.connected).count(),
+            machines: now.controllers.iter().filter(|seat| seat.controller.connected).count(),
             disks,
+            groups,
             total,
         }
     }

@@ -2,10 +2,11 @@
 //!
 //! Who asks while others' look is being taken, or soon after it, gets that one: however many watch, the reactors are asked no more often.
 
+use crate::unions::{Part, Sums, Union};
 use crate::{Controller, Inventory};
-use aryk_bdev::{Bdev, Summary, gather};
+use aryk_bdev::{Bdev, QosGroup, RateLimits, Summary, gather};
 use aryk_reactor::{Clock, Handle, Nanos, ReactorStats};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,8 +21,10 @@ pub struct Look {
     pub took: Duration,
     /// The disks, by age.
     pub disks: Vec<Disk>,
+    /// Groups of disks, each after its parent.
+    pub groups: Vec<Group>,
     /// The controllers, by name.
-    pub controllers: Vec<Controller>,
+    pub controllers: Vec<Seat>,
     /// The reactors, by core.
     pub reactors: Vec<Reactor>,
 }
@@ -35,10 +38,38 @@ pub struct Disk {
     pub product: &'static str,
     /// Bytes.
     pub size: u64,
+    /// The group that it is limited with.
+    pub group: Option<String>,
+    /// Its own limits.
+    pub limits: RateLimits,
     /// What it has counted.
     pub counts: Summary,
     /// The most requests that were in flight lately: in half a minute at least, in a minute at most.
     pub in_flight_max: u64,
+}
+
+/// A group of disks that are limited together.
+#[derive(Debug)]
+pub struct Group {
+    /// Its name.
+    pub name: String,
+    /// The group that it is in.
+    pub parent: Option<String>,
+    /// What its disks may do together.
+    pub limits: RateLimits,
+    /// How many disks are in it, and in the groups in it.
+    pub disks: usize,
+    /// What they did while they were.
+    pub counts: Summary,
+}
+
+/// A controller, and what its disks did while they were its.
+#[derive(Debug)]
+pub struct Seat {
+    /// The controller.
+    pub controller: Controller,
+    /// What its disks did, through whichever controller.
+    pub counts: Summary,
 }
 
 /// A reactor.
@@ -52,6 +83,8 @@ pub struct Reactor {
     pub longest_turn: Duration,
     /// Roots and pollers on it.
     pub members: u64,
+    /// What disks did on it.
+    pub counts: Summary,
 }
 
 /// Who looks.
@@ -64,6 +97,7 @@ struct Seen {
     last: Option<Rc<Look>>,
     depths: Peaks<u64>,
     turns: Peaks<Duration>,
+    sums: Sums,
 }
 
 impl Observatory {
@@ -85,29 +119,85 @@ impl Seen {
         self.depths.begin(start);
         self.turns.begin(start);
         let (bdevs, handles) = (inventory.disks(), inventory.reactors());
-        let counts = gather(&bdevs, &handles).await;
-        let disk = |(bdev, counts): (&Arc<Bdev>, Summary)| {
-            let geometry = bdev.geometry();
-            Disk {
-                name: bdev.name().to_owned(),
-                product: bdev.device().product(),
-                size: geometry.blocks * u64::from(geometry.block_size),
-                in_flight_max: self.depths.raise(bdev.name(), counts.in_flight_max),
-                counts,
+        let (groups, controllers) = (inventory.groups(), inventory.controllers());
+        let parts = gather(&bdevs, &handles).await;
+        let unions = unions(&bdevs, &controllers);
+        let mut counts = vec![Summary::default(); bdevs.len()];
+        let parts = parts.into_iter().map(|part| {
+            counts[part.disk].merge(&part.counts);
+            let (serial, unions) = (bdevs[part.disk].serial(), &unions[part.disk]);
+            Part { serial, core: part.core, counts: part.counts, unions }
+        });
+        let names: HashSet<&str> = groups.iter().map(|g| g.name()).collect();
+        let seats: HashSet<&str> = controllers.iter().map(|c| &*c.name).collect();
+        self.sums.look(parts, |union| match union {
+            Union::Group(name) => names.contains(&**name),
+            Union::Controller(name) => seats.contains(&**name),
+            Union::Reactor(_) => true,
+        });
+        let group = |group: &Arc<QosGroup>| {
+            let union = Union::Group(group.name().to_owned());
+            Group {
+                name: group.name().to_owned(),
+                parent: group.parent().map(|parent| parent.name().to_owned()),
+                limits: group.limits(),
+                disks: unions.iter().filter(|unions| unions.contains(&union)).count(),
+                counts: self.sums.of(&union),
             }
         };
-        let disks = bdevs.iter().zip(counts).map(disk).collect();
-        let reactor = |handle: &Handle| Reactor {
-            core: handle.core(),
-            stats: handle.stats(),
-            longest_turn: self.turns.raise(&handle.core().to_string(), handle.take_longest_turn()),
-            members: handle.members(),
+        let groups = groups.iter().map(group).collect();
+        let disks = bdevs.iter().zip(counts).map(|(bdev, counts)| self.disk(bdev, counts)).collect();
+        let reactors = handles.iter().map(|handle| self.reactor(handle)).collect();
+        let seat = |controller: Controller| {
+            let counts = self.sums.of(&Union::Controller(controller.name.clone()));
+            Seat { controller, counts }
         };
-        let reactors = handles.iter().map(reactor).collect();
-        let controllers = inventory.controllers();
+        let controllers = controllers.into_iter().map(seat).collect();
         let at = Clock::Monotonic.now();
-        Look { at, took: at.since(start), disks, controllers, reactors }
+        Look { at, took: at.since(start), disks, groups, controllers, reactors }
     }
+
+    fn disk(&mut self, bdev: &Bdev, counts: Summary) -> Disk {
+        let geometry = bdev.geometry();
+        Disk {
+            name: bdev.name().to_owned(),
+            product: bdev.device().product(),
+            size: geometry.blocks * u64::from(geometry.block_size),
+            in_flight_max: self.depths.raise(bdev.name(), counts.in_flight_max),
+            group: bdev.qos_group().map(|group| group.name().to_owned()),
+            limits: bdev.qos_limits(),
+            counts,
+        }
+    }
+
+    fn reactor(&mut self, handle: &Handle) -> Reactor {
+        let core = handle.core();
+        Reactor {
+            core,
+            stats: handle.stats(),
+            longest_turn: self.turns.raise(&core.to_string(), handle.take_longest_turn()),
+            members: handle.members(),
+            counts: self.sums.of(&Union::Reactor(core)),
+        }
+    }
+}
+
+/// What each disk belongs to, but for reactors: its group with all that this is in, and its controllers.
+fn unions(bdevs: &[Arc<Bdev>], controllers: &[Controller]) -> Vec<Vec<Union>> {
+    let mut of: HashMap<&str, Vec<Union>> = HashMap::new();
+    for controller in controllers {
+        for disk in &controller.disks {
+            of.entry(disk).or_default().push(Union::Controller(controller.name.clone()));
+        }
+    }
+    let all = |bdev: &Arc<Bdev>| {
+        let mut unions = of.remove(bdev.name()).unwrap_or_default();
+        let group = bdev.qos_group();
+        let outwards = std::iter::successors(group.as_ref(), |group| group.parent());
+        unions.extend(outwards.map(|group| Union::Group(group.name().to_owned())));
+        unions
+    };
+    bdevs.iter().map(all).collect()
 }
 
 /// For how long a peak is told, at least.

@@ -4,7 +4,7 @@
 //! could have brought a browser here under a name of its own. What thousands of disks do is told of the first few only, in the order that is asked for, so that
 //! an answer is bounded; and what one client was told within a second, others get too.
 
-use crate::live::{Rate, Rates};
+use crate::live::{DiskRate, GroupRate, Rate, Rates};
 use crate::server::{Bytestream, Reply, Request, plain};
 use crate::{Inventory, Look};
 use aryk_bdev::Coarse;
@@ -30,6 +30,8 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; c
                       img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 /// Disks that are told of at a time.
 const DISKS: usize = 100;
+/// Groups, the busiest first.
+const GROUPS: usize = 20;
 /// How old what is told may be.
 const AGE: Duration = Duration::from_millis(900);
 /// Different answers that are kept for others who ask the same.
@@ -64,7 +66,10 @@ struct Live<'a> {
     matching: usize,
     machines: usize,
     total: &'a Rate,
-    disks: Vec<&'a Rate>,
+    disks: Vec<&'a DiskRate>,
+    /// Groups that there are, and the busiest of them.
+    all_groups: usize,
+    groups: Vec<&'a GroupRate>,
     reactors: &'a [crate::live::Share],
     bounds_ns: Vec<u64>,
     latencies: &'a [u64],
@@ -159,14 +164,19 @@ impl Wish {
             "errors" => rate.errors,
             _ => rate.ops(),
         };
-        disks.sort_by(|a, b| key(b).cmp(&key(a)).then_with(|| a.name.cmp(&b.name)));
+        disks.sort_by(|a, b| key(&b.rate).cmp(&key(&a.rate)).then_with(|| a.name.cmp(&b.name)));
         disks.truncate(DISKS);
+        let mut groups: Vec<_> = rates.groups.iter().collect();
+        groups.sort_by_key(|group| std::cmp::Reverse(group.rate.ops()));
+        groups.truncate(GROUPS);
         let live = Live {
             all: rates.disks.len(),
             matching,
             machines: rates.machines,
             total: &rates.total,
             disks,
+            all_groups: rates.groups.len(),
+            groups,
             reactors: &rates.reactors,
             bounds_ns: Coarse::BOUNDS_LOG2.iter().map(|log2| 1 << log2).collect(),
             latencies: &rates.latencies,

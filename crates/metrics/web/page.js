@@ -12,6 +12,16 @@ const COLUMNS = [
   ["in_flight", "In flight", (d) => whole(d.in_flight)],
   ["errors", "Errors/s", (d) => whole(d.errors)],
 ];
+const GROUP_COLUMNS = [
+  ["Group", (g) => g.parent === null ? g.name : `${g.parent} › ${g.name}`],
+  ["Disks", (g) => whole(g.disks)],
+  ["Operations/s", (g) => whole(g.reads + g.writes + g.others)],
+  ["of", (g) => most(g.most_ops, whole)],
+  ["Bytes/s", (g) => bytes(g.read_bytes + g.write_bytes)],
+  ["of", (g) => most(g.most_bytes, bytes)],
+  ["Latency", (g) => time(g.mean_ns)],
+  ["Where it goes", layers],
+];
 const HISTORY = 120;
 const SVG = "http://www.w3.org/2000/svg";
 const get = (id) => document.getElementById(id);
@@ -29,6 +39,11 @@ function bytes(n) {
   let unit = 0;
   while (n >= 1024 && unit < units.length - 1) { n /= 1024; unit += 1; }
   return n.toFixed(unit && n < 100 ? 1 : 0) + " " + units[unit];
+}
+
+/** A limit, if there is one. */
+function most(limit, shown) {
+  return limit === 0 ? "–" : shown(limit);
 }
 
 function time(ns) {
@@ -81,6 +96,21 @@ function showReactors(reactors) {
   }));
 }
 
+function showGroups(live) {
+  get("groups-section").hidden = live.all_groups === 0;
+  const rows = live.groups.map((group) => {
+    const row = document.createElement("tr");
+    for (const [, content] of GROUP_COLUMNS) {
+      const cell = document.createElement("td");
+      cell.append(content(group));
+      row.append(cell);
+    }
+    return row;
+  });
+  get("groups").tBodies[0].replaceChildren(...rows);
+  get("groups-shown").textContent = `${live.groups.length} of ${live.all_groups}`;
+}
+
 function showDisks(live) {
   const rows = live.disks.map((disk) => {
     const row = document.createElement("tr");
@@ -131,6 +161,7 @@ function show(live) {
   if (heat.length > HISTORY) heat.shift();
   showHeat(live.bounds_ns);
   showReactors(live.reactors);
+  showGroups(live);
   showDisks(live);
   get("state").textContent = `${count(live.all, "disk")}, ${count(live.machines, "machine")} connected`;
   get("state").className = "";
@@ -159,15 +190,22 @@ async function run() {
   }
 }
 
-for (const [key, title] of COLUMNS) {
+/** A heading that does nothing. */
+function heading(title) {
   const head = document.createElement("th");
   head.scope = "col";
-  if (key === null) {
-    const words = document.createElement("button");
-    words.disabled = true;
-    words.textContent = title;
-    head.append(words);
-  } else {
+  const words = document.createElement("button");
+  words.disabled = true;
+  words.textContent = title;
+  head.append(words);
+  return head;
+}
+
+get("groups").tHead.rows[0].append(...GROUP_COLUMNS.map(([title]) => heading(title)));
+for (const [key, title] of COLUMNS) {
+  const head = key === null ? heading(title) : document.createElement("th");
+  head.scope = "col";
+  if (key !== null) {
     const button = document.createElement("button");
     button.type = "button";
     button.textContent = title;

@@ -6,7 +6,7 @@ use crate::methods::details::Details;
 use crate::methods::log::{LogSettings, PrintLevel};
 use crate::scheduler::Scheduler;
 use crate::{Disks, Error, Outcome};
-use aryk_bdev::Bdev;
+use aryk_bdev::{Bdev, QosGroup};
 use aryk_metrics::{Controller, Inventory, Observatory};
 use aryk_reactor::{Handle, Nanos, Reactors};
 use aryk_state::WriteError;
@@ -192,6 +192,10 @@ impl Inventory for Control {
 
     fn disks(&self) -> Vec<Arc<Bdev>> {
         self.disks.registry.list()
+    }
+
+    fn groups(&self) -> Vec<Arc<QosGroup>> {
+        self.disks.groups.list()
     }
 
     fn controllers(&self) -> Vec<Controller> {

@@ -60,7 +60,7 @@ fn commands_as_the_guide_has_them() {
         "aryk scheduler set static",
         "aryk scheduler set dynamic --period 100ms --load-limit 10 --core-limit 70 --core-busy 90",
         "aryk trace",
-        "aryk trace --count 10 --of vm1 --watch",
+        "aryk trace vm1 --count 10 --watch",
         "aryk bench vm1.sock",
         "aryk bench vm1.sock --rw read --bs 128k --qd 8",
         "aryk bench vm1.sock --rate 10k --time 1m --queues 4 --cpu 1",

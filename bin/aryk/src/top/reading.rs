@@ -1,14 +1,17 @@
 //! What the daemon has counted, as `aryk_stats_get` tells it, and what that makes per second.
 
+use super::state::View;
 use serde::Deserialize;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// All counts at one time. Times in ticks.
 #[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
 pub struct Reading {
     pub tick_rate: u64,
     pub ticks: u64,
     pub disks: Vec<Disk>,
+    pub groups: Vec<Group>,
     pub controllers: Vec<Controller>,
     pub reactors: Vec<Reactor>,
 }
@@ -20,6 +23,35 @@ pub struct Disk {
     pub name: String,
     pub kind: String,
     pub size: u64,
+    pub group: Option<String>,
+    #[serde(flatten)]
+    pub work: Work,
+}
+
+/// A group's.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Group {
+    pub name: String,
+    pub parent: Option<String>,
+    pub disks: u64,
+    pub limits: Limits,
+    #[serde(flatten)]
+    pub work: Work,
+}
+
+/// The limits that are for all operations.
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[serde(default)]
+pub struct Limits {
+    pub rw_ios_per_sec: u64,
+    pub rw_mbytes_per_sec: u64,
+}
+
+/// What a disk, or several, did.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Work {
     pub read_ops: u64,
     pub read_bytes: u64,
     pub write_ops: u64,
@@ -27,6 +59,7 @@ pub struct Disk {
     pub other_ops: u64,
     pub errors: u64,
     pub latency_ticks: u64,
+    pub throttled_ticks: u64,
     pub queue_ticks: u64,
     pub in_flight: u64,
     pub waiting: u64,
@@ -66,9 +99,9 @@ pub struct Rate {
     pub write_bytes: u64,
     pub others: u64,
     pub errors: u64,
-    /// Time of all requests, and the part of it spent in the block layer's queue, in nanoseconds.
+    /// Time of all requests, and the part of it in which they waited, for limits or in the block layer's queue, in nanoseconds.
     pub latency_ns: u64,
-    pub queue_ns: u64,
+    pub wait_ns: u64,
     pub in_flight: u64,
     pub waiting: u64,
 }
@@ -87,11 +120,11 @@ impl Rate {
         self.latency_ns.checked_div(self.ops())
     }
 
-    /// Which part of that, in hundredths, requests waited in the block layer's queue.
-    pub const fn queue_percent(&self) -> u64 {
+    /// Which part of that, in hundredths, requests waited.
+    pub const fn wait_percent(&self) -> u64 {
         match self.latency_ns {
             0 => 0,
-            ns => self.queue_ns.saturating_mul(100) / ns,
+            ns => self.wait_ns.saturating_mul(100) / ns,
         }
     }
 
@@ -103,7 +136,7 @@ impl Rate {
         self.others += other.others;
         self.errors += other.errors;
         self.latency_ns += other.latency_ns;
-        self.queue_ns += other.queue_ns;
+        self.wait_ns += other.wait_ns;
         self.in_flight += other.in_flight;
         self.waiting += other.waiting;
     }
@@ -126,6 +159,9 @@ pub struct Share {
 pub struct Rates {
     pub seconds: f64,
     pub disks: Vec<Rate>,
+    /// Disks that are in groups, and these.
+    places: Vec<(String, String)>,
+    pub groups: Vec<(Group, Rate)>,
     pub controllers: Vec<(Controller, Rate)>,
     pub reactors: Vec<Share>,
     pub total: Rate,
@@ -142,25 +178,32 @@ impl Rates {
             (grown as f64 / seconds).round() as u64
         };
         let nanoseconds = |ticks: u64| (u128::from(ticks) * 1_000_000_000 / u128::from(tick_rate)) as u64;
-        let old: HashMap<_, _> = before.disks.iter().map(|disk| (&*disk.name, disk)).collect();
-        let nothing = Disk::default();
-        let rate = |disk: &Disk| {
-            let old = *old.get(&*disk.name).unwrap_or(&&nothing);
+        let rate = |name: &str, now: &Work, old: Option<&Work>| {
+            let of = |count: fn(&Work) -> u64| per_second(count(now), old.map_or(0, count));
             Rate {
-                name: disk.name.clone(),
-                reads: per_second(disk.read_ops, old.read_ops),
-                read_bytes: per_second(disk.read_bytes, old.read_bytes),
-                writes: per_second(disk.write_ops, old.write_ops),
-                write_bytes: per_second(disk.write_bytes, old.write_bytes),
-                others: per_second(disk.other_ops, old.other_ops),
-                errors: per_second(disk.errors, old.errors),
-                latency_ns: nanoseconds(per_second(disk.latency_ticks, old.latency_ticks)),
-                queue_ns: nanoseconds(per_second(disk.queue_ticks, old.queue_ticks)),
-                in_flight: disk.in_flight,
-                waiting: disk.waiting,
+                name: name.to_owned(),
+                reads: of(|work| work.read_ops),
+                read_bytes: of(|work| work.read_bytes),
+                writes: of(|work| work.write_ops),
+                write_bytes: of(|work| work.write_bytes),
+                others: of(|work| work.other_ops),
+                errors: of(|work| work.errors),
+                latency_ns: nanoseconds(of(|work| work.latency_ticks)),
+                wait_ns: nanoseconds(of(|work| work.throttled_ticks) + of(|work| work.queue_ticks)),
+                in_flight: now.in_flight,
+                waiting: now.waiting,
             }
         };
-        let disks: Vec<_> = now.disks.iter().map(rate).collect();
+        let old: HashMap<_, _> = before.disks.iter().map(|disk| (&*disk.name, &disk.work)).collect();
+        let of_disk = |disk: &Disk| rate(&disk.name, &disk.work, old.get(&*disk.name).copied());
+        let disks: Vec<_> = now.disks.iter().map(of_disk).collect();
+        let places = now.disks.iter().filter_map(|disk| Some((disk.name.clone(), disk.group.clone()?)));
+        let places = places.collect();
+        let of_group = |group: &Group| {
+            let old = before.groups.iter().find(|old| old.name == group.name);
+            (group.clone(), rate(&group.name, &group.work, old.map(|old| &old.work)))
+        };
+        let groups = now.groups.iter().map(of_group).collect();
         let mut total = Rate::default();
         disks.iter().for_each(|disk| total.add(disk));
         let by_name: HashMap<_, _> = disks.iter().map(|disk| (&*disk.name, disk)).collect();
@@ -190,7 +233,26 @@ impl Rates {
             }
         };
         let reactors = now.reactors.iter().map(share).collect();
-        Self { seconds, disks, controllers, reactors, total }
+        Self { seconds, disks, places, groups, controllers, reactors, total }
+    }
+}
+
+impl Rates {
+    /// The names of the disks of a group, with all within it, or of a controller.
+    pub fn disks_of(&self, view: View, name: &str) -> HashSet<&str> {
+        if view == View::Controllers {
+            let controller = self.controllers.iter().find(|(controller, _)| controller.name == name);
+            return controller.into_iter().flat_map(|(c, _)| &c.disks).map(|disk| &**disk).collect();
+        }
+        let mut groups = HashSet::from([name]);
+        for (group, _) in &self.groups {
+            // Each comes after its parent.
+            if group.parent.as_deref().is_some_and(|parent| groups.contains(parent)) {
+                groups.insert(&group.name);
+            }
+        }
+        let is_in = |place: &&(String, String)| groups.contains(&*place.1);
+        self.places.iter().filter(is_in).map(|(disk, _)| &**disk).collect()
     }
 }
 
@@ -203,18 +265,31 @@ pub mod tests {
         let disk = |&(name, reads): &(&str, u64)| Disk {
             name: name.into(),
             kind: "Malloc disk".into(),
-            read_ops: reads,
-            read_bytes: reads * 4096,
-            latency_ticks: reads * 10_000,
-            queue_ticks: reads * 2_500,
-            in_flight: reads % 7,
+            group: (name != "db").then(|| "inner".into()),
+            work: Work {
+                read_ops: reads,
+                read_bytes: reads * 4096,
+                latency_ticks: reads * 10_000,
+                throttled_ticks: reads * 500,
+                queue_ticks: reads * 2_000,
+                in_flight: reads % 7,
+                ..Work::default()
+            },
             ..Disk::default()
+        };
+        let group = |name: &str, parent: Option<&str>| Group {
+            name: name.into(),
+            parent: parent.map(Into::into),
+            disks: 2,
+            limits: Limits { rw_ios_per_sec: 6000, rw_mbytes_per_sec: 0 },
+            work: Work { write_ops: second * 50, latency_ticks: second * 500, ..Work::default() },
         };
         let names = disks.iter().map(|(name, _)| (*name).to_owned()).collect();
         Reading {
             tick_rate: 1_000_000_000,
             ticks: second * 1_000_000_000,
             disks: disks.iter().map(disk).collect(),
+            groups: vec![group("outer", None), group("inner", Some("outer"))],
             controllers: vec![Controller {
                 name: "host".into(),
                 kind: "scsi".into(),
@@ -238,8 +313,10 @@ pub mod tests {
     fn rates_are_of_the_time_between() {
         let rates = Rates::between(&reading(1, &[("a", 100)]), &reading(3, &[("a", 300), ("b", 50)]));
         let (a, b) = (&rates.disks[0], &rates.disks[1]);
-        assert_eq!((a.reads, a.read_bytes, a.mean_ns(), a.queue_percent()), (100, 409_600, Some(10_000), 25));
+        assert_eq!((a.reads, a.read_bytes, a.mean_ns(), a.wait_percent()), (100, 409_600, Some(10_000), 25));
         assert_eq!((b.reads, rates.total.ops(), rates.controllers[0].1.ops()), (25, 125, 125));
+        let (group, rate) = &rates.groups[1];
+        assert_eq!((&*group.name, rate.writes, rate.mean_ns()), ("inner", 50, Some(10)));
         let core = &rates.reactors[0];
         assert_eq!((core.busy, core.idle, core.asleep, core.turns), (25, 50, 25, 1000));
         // Counts that were set to zero begin anew.

@@ -13,16 +13,18 @@ use serde_json::{Value, json};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum View {
     Disks,
+    Groups,
     Controllers,
     Reactors,
 }
 
 impl View {
-    pub const ALL: [Self; 3] = [Self::Disks, Self::Controllers, Self::Reactors];
+    pub const ALL: [Self; 4] = [Self::Disks, Self::Groups, Self::Controllers, Self::Reactors];
 
     pub const fn title(self) -> &'static str {
         match self {
             Self::Disks => "disks",
+            Self::Groups => "groups",
             Self::Controllers => "controllers",
             Self::Reactors => "reactors",
         }
@@ -43,8 +45,8 @@ pub struct State {
     pub top: usize,
     /// Rows that fit, as of the last time it was drawn.
     pub page: usize,
-    /// The controller whose disks alone are shown.
-    pub within: Option<String>,
+    /// The group or the controller whose disks alone are shown, and the view that it is in.
+    pub within: Option<(View, String)>,
     detail: Option<String>,
     paused: bool,
     pub help: bool,
@@ -60,6 +62,16 @@ pub const DISKS: [Column; 8] = [
     ("MEAN", true),
     ("WAIT", true),
     ("DEPTH", true),
+];
+pub const GROUPS: [Column; 8] = [
+    ("GROUP", false),
+    ("DISKS", true),
+    ("OPS/s", true),
+    ("MOST", true),
+    ("B/s", true),
+    ("MOST B", true),
+    ("MEAN", true),
+    ("WAIT", true),
 ];
 pub const CONTROLLERS: [Column; 7] = [
     ("CONTROLLER", false),
@@ -117,7 +129,7 @@ impl State {
             Sort::Ops => rate.ops(),
             Sort::Bytes => rate.bytes(),
             Sort::Latency => rate.mean_ns().unwrap_or_default(),
-            Sort::Waiting => rate.queue_percent(),
+            Sort::Waiting => rate.wait_percent(),
             Sort::Depth => rate.in_flight,
         }
     }
@@ -126,20 +138,21 @@ impl State {
     pub fn rows(&self, rates: &Rates) -> Vec<usize> {
         let rate = |i: usize| match self.view {
             View::Disks => rates.disks.get(i),
+            View::Groups => rates.groups.get(i).map(|(_, rate)| rate),
             View::Controllers => rates.controllers.get(i).map(|(_, rate)| rate),
             View::Reactors => None,
         };
         let count = match self.view {
             View::Disks => rates.disks.len(),
+            View::Groups => rates.groups.len(),
             View::Controllers => rates.controllers.len(),
             View::Reactors => return (0..rates.reactors.len()).collect(),
         };
         let within = self.within.as_ref().filter(|_| self.view == View::Disks);
-        let within = within.map(|name| rates.controllers.iter().find(|(c, _)| c.name == *name));
+        let within = within.map(|(view, name)| rates.disks_of(*view, name));
         let fits = |&i: &usize| {
             let name = rate(i).map_or("", |rate| &rate.name);
-            name.contains(&self.filter)
-                && within.is_none_or(|of| of.is_some_and(|(c, _)| c.disks.iter().any(|d| d == name)))
+            name.contains(&self.filter) && within.as_ref().is_none_or(|disks| disks.contains(name))
         };
         let mut rows: Vec<_> = (0..count).filter(fits).collect();
         let order = |a: &usize, b: &usize| {
@@ -157,6 +170,7 @@ impl State {
     pub const fn columns(&self) -> &'static [Column] {
         match self.view {
             View::Disks => &DISKS,
+            View::Groups => &GROUPS,
             View::Controllers => &CONTROLLERS,
             View::Reactors => &REACTORS,
         }
@@ -174,8 +188,23 @@ impl State {
                     Size(rate.read_bytes).to_string(),
                     Size(rate.write_bytes).to_string(),
                     mean(rate),
-                    format!("{}%", rate.queue_percent()),
+                    format!("{}%", rate.wait_percent()),
                     rate.in_flight.to_string(),
+                ]
+            }
+            View::Groups => {
+                let (group, rate) = &rates.groups[row];
+                let most = |limit: u64, text: String| if limit == 0 { "-".into() } else { text };
+                let (ios, bytes) = (group.limits.rw_ios_per_sec, group.limits.rw_mbytes_per_sec << 20);
+                vec![
+                    group.name.clone(),
+                    group.disks.to_string(),
+                    rate.ops().to_string(),
+                    most(ios, ios.to_string()),
+                    Size(rate.bytes()).to_string(),
+                    most(bytes, Size(bytes).to_string()),
+                    mean(rate),
+                    format!("{}%", rate.wait_percent()),
                 ]
             }
             View::Controllers => {
@@ -216,12 +245,13 @@ impl State {
             json!({
                 "name": rate.name, "reads": rate.reads, "bytes_read": rate.read_bytes, "writes": rate.writes,
                 "bytes_written": rate.write_bytes, "others": rate.others, "errors": rate.errors,
-                "mean_ns": rate.mean_ns(), "queue_percent": rate.queue_percent(), "in_flight": rate.in_flight,
+                "mean_ns": rate.mean_ns(), "wait_percent": rate.wait_percent(), "in_flight": rate.in_flight,
                 "waiting": rate.waiting,
             })
         };
         let row = |&row: &usize| match self.view {
             View::Disks => of_rate(&rates.disks[row]),
+            View::Groups => of_rate(&rates.groups[row].1),
             View::Controllers => of_rate(&rates.controllers[row].1),
             View::Reactors => {
                 let share = &rates.reactors[row];
@@ -252,7 +282,7 @@ impl State {
             KeyCode::Esc => self.back(),
             KeyCode::Enter => self.drill_down(rates),
             KeyCode::Tab => self.show(View::ALL[(self.view as usize + 1) % View::ALL.len()]),
-            KeyCode::Char(c @ '1'..='3') => self.show(View::ALL[c as usize - '1' as usize]),
+            KeyCode::Char(c @ '1'..='4') => self.show(View::ALL[c as usize - '1' as usize]),
             KeyCode::Char('s') => self.sort = Sort::ALL[(self.sort as usize + 1) % Sort::ALL.len()],
             KeyCode::Char('r') => self.reversed = !self.reversed,
             KeyCode::Char('/') => self.typing = true,
@@ -291,8 +321,8 @@ impl State {
         if self.help {
             self.help = false;
         } else if self.detail.take().is_some() {
-        } else if self.within.is_some() {
-            self.show(View::Controllers);
+        } else if let Some((view, _)) = self.within {
+            self.show(view);
         } else {
             self.filter.clear();
         }
@@ -302,13 +332,17 @@ impl State {
         let Some(&row) = self.rows(rates).get(self.chosen) else { return };
         match self.view {
             View::Disks => self.detail = Some(rates.disks[row].name.clone()),
-            View::Controllers => {
-                let name = rates.controllers[row].0.name.clone();
-                self.show(View::Disks);
-                self.within = Some(name);
-            }
+            View::Groups => self.show_within(rates.groups[row].0.name.clone()),
+            View::Controllers => self.show_within(rates.controllers[row].0.name.clone()),
             View::Reactors => {}
         }
+    }
+
+    /// Shows the disks of this view's row of that name.
+    fn show_within(&mut self, name: String) {
+        let view = self.view;
+        self.show(View::Disks);
+        self.within = Some((view, name));
     }
 
     /// Moves what is shown so that the chosen row of `count` is in it.
@@ -358,9 +392,19 @@ mod tests {
         assert_eq!((state.detail(), shown(&state, &rates).len()), (None, 3));
         press(&mut state, &rates, "sssss");
         assert_eq!((state.sort, shown(&state, &rates)[0].as_str()), (Sort::Name, "db"));
-        press(&mut state, &rates, "2\n");
-        assert_eq!((state.view, state.within.as_deref()), (View::Disks, Some("host")));
-        press(&mut state, &rates, "\u{1b}\t");
+        press(&mut state, &rates, "3\n");
+        assert_eq!((state.view, shown(&state, &rates).len()), (View::Disks, 3));
+        assert_eq!(state.within, Some((View::Controllers, "host".into())));
+        press(&mut state, &rates, "2");
+        assert_eq!(shown(&state, &rates), ["inner", "outer"]);
+        assert_eq!(state.cells(&rates, 0)[1..4], ["2", "50", "6000"]);
+        // What is in a group within it is in it.
+        press(&mut state, &rates, "v\n");
+        assert_eq!(shown(&state, &rates), ["vm1", "vm2"]);
+        press(&mut state, &rates, "\u{1b}");
+        assert_eq!(state.view, View::Groups);
+        press(&mut state, &rates, "\t");
+        press(&mut state, &rates, "\t");
         assert_eq!((state.view, shown(&state, &rates)), (View::Reactors, vec!["1".to_owned()]));
         assert!(state.press(KeyEvent::from(KeyCode::Char('q')), &rates));
     }

@@ -14,18 +14,19 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Paragraph, Row, Table};
 
 const HELP: &str = "\
-  Tab, 1 2 3   disks, controllers, reactors
+  Tab, 1 to 4  disks, groups, controllers, reactors
   up, down     choose a row (also j, k, PgUp, PgDn, Home, End)
-  Enter        a disk's latency by layer; a controller's disks
+  Enter        a disk's latency by layer; the disks of a group or a controller
   Esc          back
   /            show only what has this in its name
   s, r         sort by the next column; turn the order round
   p            hold it, go on
   q            end
 
-  MEAN is how long a request took, WAIT the part of it that it waited in the
-  block layer's queue, DEPTH how many are in flight. LONGEST is the longest
-  turn of a reactor lately: nothing else on its core ran meanwhile.";
+  MEAN is how long a request took, WAIT the part of it that it waited, for
+  limits or in the block layer's queue, DEPTH how many are in flight, MOST what
+  limits allow. LONGEST is the longest turn of a reactor lately: nothing else
+  on its core ran meanwhile.";
 
 const QUIET: Style = Style::new().fg(Color::DarkGray);
 const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
@@ -77,7 +78,7 @@ fn views(state: &State) -> Line<'static> {
         let style = if view == state.view { BOLD.add_modifier(Modifier::REVERSED) } else { QUIET };
         spans.push(Span::styled(format!(" {} {} ", i + 1, view.title()), style));
     }
-    if let Some(within) = &state.within {
+    if let Some((_, within)) = &state.within {
         spans.push(Span::raw(format!("  of {}", printable(within))));
     }
     let order = if state.reversed { ", reversed" } else { "" };
@@ -106,8 +107,8 @@ fn width(column: usize, view: View) -> Constraint {
     match (view, column) {
         (View::Reactors, 0) => Constraint::Length(5),
         (_, 0) => Constraint::Min(12),
-        (View::Disks, 6 | 7) => Constraint::Length(6),
-        (View::Disks, _) => Constraint::Length(8),
+        (View::Disks, 6 | 7) | (View::Groups, 1 | 7) => Constraint::Length(6),
+        (View::Disks | View::Groups, _) => Constraint::Length(8),
         (View::Controllers, 1 | 3) => Constraint::Length(5),
         (View::Controllers | View::Reactors, _) => Constraint::Length(9),
     }
@@ -201,7 +202,7 @@ mod tests {
             lines[5].starts_with("vm1") && lines[5].contains("10us") && lines[5].contains("25%"),
             "{text}"
         );
-        for view in [View::Controllers, View::Reactors] {
+        for view in [View::Groups, View::Controllers, View::Reactors] {
             state.view = view;
             let text = screen(&mut state, &rates(), (80, 24));
             let all = state.columns().iter().all(|(name, _)| text.contains(name));

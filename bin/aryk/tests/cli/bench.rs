@@ -99,9 +99,9 @@ fn the_trace_has_what_happened_last() {
     let expected = [(front_end, submit), (bdev, submit), (bdev, complete), (front_end, complete)];
     assert_eq!(last, expected, "{trace}");
     assert!(records.is_sorted_by_key(|record| record["ticks"].as_u64()));
-    let all = daemon.ok(&["trace", "--of", "d", "--count", "4"]);
+    let all = daemon.ok(&["trace", "d", "--count", "4"]);
     assert!(all.lines().count() == 5 && all.contains("submit"), "{all}");
-    assert!(daemon.ok(&["trace", "--of", "nobody"]).contains("Nothing"));
+    assert!(daemon.ok(&["trace", "nobody"]).contains("Nothing"));
 }
 
 #[test]

@@ -96,6 +96,9 @@ fn what_the_dashboard_asks_for_is_there() {
     let disk = json!({"name": "d", "block_size": 512, "num_blocks": 2048});
     daemon.call("bdev_malloc_create", disk).unwrap();
     daemon.call("vhost_create_blk_controller", json!({"ctrlr": "c", "dev_name": "d"})).unwrap();
+    daemon.call("bdev_qos_group_create", json!({"name": "g"})).unwrap();
+    daemon.call("bdev_qos_group_set_limit", json!({"name": "g", "rw_ios_per_sec": 100})).unwrap();
+    daemon.call("vhost_create_scsi_controller", json!({"ctrlr": "s"})).unwrap();
     let live = scrape(port);
     let dashboard = include_str!("../../../../contrib/grafana/aryk.json");
     let mut all = Vec::new();

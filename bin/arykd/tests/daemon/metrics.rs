@@ -89,6 +89,46 @@ fn what_disks_do_is_told() {
 }
 
 #[test]
+fn what_groups_and_reactors_do_is_told() {
+    let port = free_port();
+    let daemon = Daemon::start(&["--metrics", &port.to_string()]);
+    let params = json!({"name": "d", "block_size": 512, "num_blocks": 2048});
+    daemon.call("bdev_malloc_create", params).unwrap();
+    for (name, parent) in [("vm", None), ("root", Some("vm")), ("other", None)] {
+        daemon.call("bdev_qos_group_create", json!({"name": name, "parent": parent})).unwrap();
+    }
+    daemon.call("bdev_qos_group_set_limit", json!({"name": "vm", "rw_ios_per_sec": 20})).unwrap();
+    daemon.call("bdev_qos_group_add_bdev", json!({"name": "root", "bdev_name": "d"})).unwrap();
+    daemon.call("vhost_create_scsi_controller", json!({"ctrlr": "c"})).unwrap();
+    let target = json!({"ctrlr": "c", "scsi_target_num": 0, "bdev_name": "d"});
+    daemon.call("vhost_scsi_controller_add_target", target).unwrap();
+    daemon.call("vhost_create_blk_controller", json!({"ctrlr": "b", "dev_name": "d"})).unwrap();
+    let mut guest = FrontEnd::connect(&daemon.dir().join("vhost/b"));
+    (0..5).for_each(|_| _ = guest.read(0, 4096).unwrap());
+    let now = scrape(port);
+    for union in [("group", "vm"), ("group", "root"), ("controller", "c"), ("core", "0")] {
+        let prefix = if union.0 == "core" { "aryk_reactor" } else { &format!("aryk_{}", union.0) };
+        let of = |what: &str, label| now.value(&format!("{prefix}_{what}"), &[union, label]);
+        assert_eq!(of("ops_total", ("op", "read")), Some(5.0), "{union:?}");
+        assert_eq!(of("latency_seconds_count", ("op", "read")), Some(5.0), "{union:?}");
+        assert_eq!(of("layer_seconds_count", ("layer", "module")), Some(5.0), "{union:?}");
+        assert!(of("layer_seconds_sum", ("layer", "throttle")).unwrap() > 0.1, "{union:?}");
+    }
+    assert_eq!(now.value("aryk_group_ops_total", &[("group", "other"), ("op", "read")]), Some(0.0));
+    assert_eq!(now.value("aryk_controller_ops_total", &[("controller", "b")]), None);
+    assert_eq!(now.value("aryk_group_info", &[("group", "root"), ("parent", "vm")]), Some(1.0));
+    assert_eq!(now.value("aryk_group_limit", &[("group", "vm"), ("of", "ops")]), Some(20.0));
+    assert_eq!(now.value("aryk_group_disk", &[("group", "root"), ("disk", "d")]), Some(1.0));
+    // The group's counts stay when the disk goes.
+    daemon.call("bdev_qos_group_remove_bdev", json!({"name": "root", "bdev_name": "d"})).unwrap();
+    guest.read(0, 4096).unwrap();
+    std::thread::park_timeout(Duration::from_millis(250));
+    let now = scrape(port);
+    assert_eq!(now.value("aryk_group_ops_total", &[("group", "vm"), ("op", "read")]), Some(5.0));
+    assert_eq!(now.value("aryk_reactor_ops_total", &[("core", "0"), ("op", "read")]), Some(6.0));
+}
+
+#[test]
 fn by_a_socket_too() {
     let daemon = Daemon::start(&["--metrics", "DIR/metrics.sock"]);
     let path = daemon.dir().join("metrics.sock");

@@ -138,7 +138,7 @@ class Methods(ABC):
         return result
 
     def aryk_stats_get(self) -> types.Counts:
-        """What all disks, controllers and reactors have counted, in brief."""
+        """What all disks, groups, controllers and reactors have counted, in brief."""
         result: types.Counts = self.call("aryk_stats_get")
         return result
 
@@ -2049,7 +2049,7 @@ class AsyncMethods(ABC):
         return result
 
     async def aryk_stats_get(self) -> types.Counts:
-        """What all disks, controllers and reactors have counted, in brief."""
+        """What all disks, groups, controllers and reactors have counted, in brief."""
         result: types.Counts = await self.call("aryk_stats_get")
         return result
 

@@ -257,6 +257,8 @@ class Counts(TypedDict):
     ticks: int
     #: By age.
     disks: list[DiskCounts]
+    #: Each after its parent.
+    groups: list[GroupCounts]
     #: By name.
     controllers: list[ControllerState]
     #: By core.
@@ -288,6 +290,8 @@ class DiskCounts(TypedDict):
     kind: str
     #: Bytes.
     size: int
+    #: The group that it is limited with.
+    group: str | None
     read_ops: int
     read_bytes: int
     write_ops: int
@@ -342,6 +346,40 @@ class Event(TypedDict):
     ctx: str
     #: Its number.
     id: int
+
+
+class GroupCounts(TypedDict):
+    """What the disks of a group did while they were its."""
+
+    name: str
+    #: The group that it is in.
+    parent: str | None
+    #: Disks in it, and in the groups in it.
+    disks: int
+    limits: RateLimits
+    read_ops: int
+    read_bytes: int
+    write_ops: int
+    write_bytes: int
+    #: Neither reads nor writes.
+    other_ops: int
+    #: Requests that failed.
+    errors: int
+    #: Requests that were over the disk's deadline.
+    overdue: int
+    #: From the front-end's handing them down to its having them back.
+    latency_ticks: int
+    #: The part of that in which limits of the disk or its groups held them up.
+    throttled_ticks: int
+    #: The part of that in the block layer's queue.
+    queue_ticks: int
+    #: The part of that in the module.
+    module_ticks: int
+    #: From the completion until the guest has been told.
+    front_end_ticks: int
+    in_flight: int
+    #: Of those, the ones that wait in the block layer.
+    waiting: int
 
 
 class Histogram(TypedDict):

@@ -1,8 +1,9 @@
 //! `aryk_stats_get`, `aryk_latency_get`: what `aryk top` and `aryk latency` show. Methods of ours; control context.
 
 use super::framework::TICK_RATE;
+use super::qos::Limits;
 use super::{Control, Error, Name, NoParams, Phase, Table};
-use aryk_bdev::{Histogram, Op, OpSummary, Stats, TimeLayer};
+use aryk_bdev::{Histogram, Op, OpSummary, Stats, Summary, TimeLayer};
 use aryk_metrics::Look;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -15,7 +16,7 @@ pub(super) fn register(table: &mut Table<Control>) {
     table.add(
         "aryk_stats_get",
         Phase::Any,
-        "What all disks, controllers and reactors have counted, in brief.",
+        "What all disks, groups, controllers and reactors have counted, in brief.",
         get_stats,
     );
     table.add(
@@ -35,6 +36,8 @@ struct Counts {
     ticks: u64,
     /// By age.
     disks: Vec<DiskCounts>,
+    /// Each after its parent.
+    groups: Vec<GroupCounts>,
     /// By name.
     controllers: Vec<ControllerState>,
     /// By core.
@@ -49,6 +52,30 @@ struct DiskCounts {
     kind: &'static str,
     /// Bytes.
     size: u64,
+    /// The group that it is limited with.
+    group: Option<String>,
+    #[serde(flatten)]
+    work: Work,
+    /// The most that were in flight lately.
+    in_flight_max: u64,
+}
+
+/// What the disks of a group did while they were its.
+#[derive(Debug, Serialize, JsonSchema)]
+struct GroupCounts {
+    name: String,
+    /// The group that it is in.
+    parent: Option<String>,
+    /// Disks in it, and in the groups in it.
+    disks: u64,
+    limits: Limits,
+    #[serde(flatten)]
+    work: Work,
+}
+
+/// What a disk, or several, did.
+#[derive(Debug, Serialize, JsonSchema)]
+struct Work {
     read_ops: u64,
     read_bytes: u64,
     write_ops: u64,
@@ -72,8 +99,29 @@ struct DiskCounts {
     in_flight: u64,
     /// Of those, the ones that wait in the block layer.
     waiting: u64,
-    /// The most that were in flight lately.
-    in_flight_max: u64,
+}
+
+impl Work {
+    fn new(counts: &Summary) -> Self {
+        let (read, write) = (counts.op(Op::Read), counts.op(Op::Write));
+        let layer = |layer| counts.layer(layer).sum_ns;
+        Self {
+            read_ops: read.ops,
+            read_bytes: read.bytes,
+            write_ops: write.ops,
+            write_bytes: write.bytes,
+            other_ops: counts.total(|op| op.ops) - read.ops - write.ops,
+            errors: counts.total(|op| op.errors),
+            overdue: counts.overdue,
+            latency_ticks: counts.total(|op: &OpSummary| op.latency_ns),
+            throttled_ticks: layer(TimeLayer::Throttle),
+            queue_ticks: layer(TimeLayer::Queue),
+            module_ticks: layer(TimeLayer::Module),
+            front_end_ticks: layer(TimeLayer::FrontEnd),
+            in_flight: counts.in_flight,
+            waiting: counts.waiting,
+        }
+    }
 }
 
 /// A controller.
@@ -114,32 +162,22 @@ const fn ticks(time: Duration) -> u64 {
 
 impl Counts {
     fn new(look: &Look) -> Self {
-        let disk = |disk: &aryk_metrics::Disk| {
-            let counts = &disk.counts;
-            let (read, write) = (counts.op(Op::Read), counts.op(Op::Write));
-            let layer = |layer| counts.layer(layer).sum_ns;
-            DiskCounts {
-                name: disk.name.clone(),
-                kind: disk.product,
-                size: disk.size,
-                read_ops: read.ops,
-                read_bytes: read.bytes,
-                write_ops: write.ops,
-                write_bytes: write.bytes,
-                other_ops: counts.total(|op| op.ops) - read.ops - write.ops,
-                errors: counts.total(|op| op.errors),
-                overdue: counts.overdue,
-                latency_ticks: counts.total(|op: &OpSummary| op.latency_ns),
-                throttled_ticks: layer(TimeLayer::Throttle),
-                queue_ticks: layer(TimeLayer::Queue),
-                module_ticks: layer(TimeLayer::Module),
-                front_end_ticks: layer(TimeLayer::FrontEnd),
-                in_flight: counts.in_flight,
-                waiting: counts.waiting,
-                in_flight_max: disk.in_flight_max,
-            }
+        let disk = |disk: &aryk_metrics::Disk| DiskCounts {
+            name: disk.name.clone(),
+            kind: disk.product,
+            size: disk.size,
+            group: disk.group.clone(),
+            work: Work::new(&disk.counts),
+            in_flight_max: disk.in_flight_max,
         };
-        let controller = |controller: &aryk_metrics::Controller| ControllerState {
+        let group = |group: &aryk_metrics::Group| GroupCounts {
+            name: group.name.clone(),
+            parent: group.parent.clone(),
+            disks: group.disks as u64,
+            limits: group.limits.into(),
+            work: Work::new(&group.counts),
+        };
+        let controller = |aryk_metrics::Seat { controller, .. }: &aryk_metrics::Seat| ControllerState {
             name: controller.name.clone(),
             kind: controller.kind,
             disks: controller.disks.clone(),
@@ -159,6 +197,7 @@ impl Counts {
             tick_rate: TICK_RATE,
             ticks: look.at.0,
             disks: look.disks.iter().map(disk).collect(),
+            groups: look.groups.iter().map(group).collect(),
             controllers: look.controllers.iter().map(controller).collect(),
             reactors: look.reactors.iter().map(reactor).collect(),
         }
