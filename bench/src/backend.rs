@@ -52,6 +52,9 @@ impl Policy {
     }
 }
 
+/// The socket of `arykd`'s metrics, in the directory of its others.
+pub const METRICS: &str = "metrics.sock";
+
 /// A back end with one disk to connect to.
 #[derive(Debug)]
 pub struct BackEnd {
@@ -84,7 +87,7 @@ pub fn arykd_on(
     state: Option<&Path>,
 ) -> Result<(Process, Rpc)> {
     std::fs::create_dir_all(dir)?;
-    let rpc = dir.join("rpc.sock");
+    let (rpc, metrics) = (dir.join("rpc.sock"), dir.join(METRICS));
     let mask = format!("{cores:#x}");
     let mut args = vec![
         "-m".as_ref(),
@@ -95,6 +98,8 @@ pub fn arykd_on(
         dir.as_os_str(),
         "--sleep-policy".as_ref(),
         policy.name().as_ref(),
+        "--metrics".as_ref(),
+        metrics.as_os_str(),
         "-L".as_ref(),
         "warning".as_ref(),
     ];

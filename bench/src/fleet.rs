@@ -6,6 +6,7 @@ use aryk_front_end::{
     Builder, Format, Layout, Memory, Operation, Queue, Session, Shape, Wanted, blk, feature, protocol, scsi,
 };
 use serde_json::json;
+use std::collections::HashSet;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -66,6 +67,11 @@ impl Numbers {
     /// All disks.
     pub const fn total(self) -> usize {
         self.controllers * self.disks
+    }
+
+    /// All machines.
+    pub const fn machines(self) -> usize {
+        self.controllers.div_ceil(self.of_a_machine)
     }
 }
 
@@ -143,6 +149,46 @@ impl Topology for Scsi {
         queue.look(PATIENCE)?;
         Ok(())
     }
+}
+
+/// A group for each machine, with its disks in it. Nothing is limited yet.
+pub fn group<T: Topology>(rpc: &mut Rpc, numbers: Numbers) -> Result<()> {
+    for controller in 0..numbers.controllers {
+        let machine = machine(controller / numbers.of_a_machine);
+        if controller % numbers.of_a_machine == 0 {
+            rpc.call("bdev_qos_group_create", json!({"name": machine}))?;
+        }
+        for target in 0..numbers.disks {
+            let bdev = disk(controller, target);
+            rpc.call("bdev_qos_group_add_bdev", json!({"name": machine, "bdev_name": bdev}))?;
+        }
+    }
+    Ok(())
+}
+
+/// Limits each disk and each machine to so many requests a second; 0 is no limit.
+pub fn limit(rpc: &mut Rpc, numbers: Numbers, of_disk: u64, of_machine: u64) -> Result<()> {
+    for controller in 0..numbers.controllers {
+        for target in 0..numbers.disks {
+            let params = json!({"name": disk(controller, target), "rw_ios_per_sec": of_disk});
+            rpc.call("bdev_set_qos_limit", params)?;
+        }
+    }
+    for number in 0..numbers.machines() {
+        let params = json!({"name": machine(number), "rw_ios_per_sec": of_machine});
+        rpc.call("bdev_qos_group_set_limit", params)?;
+    }
+    Ok(())
+}
+
+/// Removes the groups again, out of which all disks are.
+pub fn ungroup(rpc: &mut Rpc, numbers: Numbers) -> Result<()> {
+    (0..numbers.machines())
+        .try_for_each(|number| rpc.call("bdev_qos_group_delete", json!({"name": machine(number)})).map(drop))
+}
+
+fn machine(number: usize) -> String {
+    format!("vm{number}")
 }
 
 fn name(controller: usize) -> String {
@@ -240,9 +286,15 @@ impl<T: Topology> Fleet<T> {
         Ok(Self { attached, random: 1 })
     }
 
-    /// Reads from one disk of each of the first `count` controllers for `span`; how many requests came back, and in what time.
-    pub fn load(&mut self, count: usize, span: Duration) -> Result<(u64, Duration)> {
-        let loaded = &mut self.attached[..count];
+    /// Reads from one disk of each of the controllers `chosen` for `span`; how many requests of each came back, and in what time.
+    pub fn load(
+        &mut self,
+        chosen: impl Iterator<Item = usize>,
+        span: Duration,
+    ) -> Result<(Vec<u64>, Duration)> {
+        let chosen: HashSet<_> = chosen.collect();
+        let all = self.attached.iter_mut().enumerate();
+        let mut loaded: Vec<_> = all.filter_map(|(i, disk)| chosen.contains(&i).then_some(disk)).collect();
         for disk in loaded.iter_mut().filter(|disk| !disk.looked) {
             T::look(&mut disk.queue)?;
             disk.looked = true;
@@ -253,19 +305,19 @@ impl<T: Topology> Fleet<T> {
             (random >> 33) % (BLOCKS * 512 / u64::from(LEN)) * u64::from(LEN)
         };
         let start = Instant::now();
-        for disk in loaded.iter_mut() {
+        for disk in &mut loaded {
             (0..DEPTH).for_each(|slot| disk.queue.submit(slot, Operation::Read, place()));
             disk.queue.publish();
         }
-        let mut done = 0_u64;
+        let mut done = vec![0_u64; loaded.len()];
         while start.elapsed() < span {
-            turns(loaded, &mut place, &mut done, true)?;
+            turns(&mut loaded, &mut place, &mut done, true)?;
         }
         let elapsed = start.elapsed();
-        let all = u64::from(DEPTH) * count as u64;
-        let mut drained = 0;
-        while drained < all {
-            turns(loaded, &mut place, &mut drained, false)?;
+        let all = u64::from(DEPTH) * loaded.len() as u64;
+        let mut drained = vec![0_u64; loaded.len()];
+        while drained.iter().sum::<u64>() < all {
+            turns(&mut loaded, &mut place, &mut drained, false)?;
             ensure!(start.elapsed() < span + PATIENCE, "requests do not come back");
         }
         self.random = self.random.wrapping_add(1);
@@ -278,15 +330,15 @@ impl<T: Topology> Fleet<T> {
     }
 }
 
-/// Takes what comes back, and submits as much again if it `goes_on`.
+/// Takes what comes back, counted by disk, and submits as much again if it `goes_on`.
 fn turns<B: Builder>(
-    loaded: &mut [Attached<B>],
+    loaded: &mut [&mut Attached<B>],
     place: &mut impl FnMut() -> u64,
-    done: &mut u64,
+    done: &mut [u64],
     goes_on: bool,
 ) -> Result<()> {
     for _ in 0..TURNS_PER_LOOK {
-        for disk in loaded.iter_mut() {
+        for (disk, done) in loaded.iter_mut().zip(&mut *done) {
             let before = *done;
             while let Some(request) = disk.queue.take()? {
                 *done += 1;

@@ -5,6 +5,7 @@
 
 use crate::backend::{self, Policy};
 use crate::fleet::{self, Backing, Blk, DEPTH, Fleet, Numbers, Scsi, Topology};
+use crate::limited;
 use crate::process::Process;
 use crate::report::{Record, Report, Runs, Section, cell, number};
 use crate::rpc::Rpc;
@@ -29,8 +30,12 @@ pub fn measure(settings: &Settings, report: &mut Report) -> Result<()> {
     let mut tables = Tables::new(numbers::<Blk>(settings).total());
     topology::<Blk>(settings, report, &mut tables)?;
     topology::<Scsi>(settings, report, &mut tables)?;
+    let mut limited = limited::Tables::new();
+    limited::measure::<Blk>(settings, report, &mut limited)?;
+    limited::measure::<Scsi>(settings, report, &mut limited)?;
     report.section(tables.throughput);
     report.section(tables.cost);
+    limited.tell(report);
     Ok(())
 }
 
@@ -95,7 +100,7 @@ fn topology<T: Topology>(settings: &Settings, report: &mut Report, tables: &mut 
 }
 
 /// Fewer in a quick run.
-const fn numbers<T: Topology>(settings: &Settings) -> Numbers {
+pub const fn numbers<T: Topology>(settings: &Settings) -> Numbers {
     let all = T::ALL;
     if settings.quick { Numbers { controllers: all.controllers / 16, ..all } } else { all }
 }
@@ -141,12 +146,12 @@ impl<T: Topology> Side<T> {
     /// Thousands of requests a second of the disks that are used, and the daemon's processor time for each, in ns. It holds still before and after that.
     fn load(&mut self, settings: &Settings) -> Result<(f64, f64)> {
         self.process.resume()?;
-        self.fleet.load(ACTIVE, settings.warm_up)?;
+        self.fleet.load(0..ACTIVE, settings.warm_up)?;
         let before = self.process.cpu_by_thread()?;
-        let (requests, elapsed) = self.fleet.load(ACTIVE, settings.span)?;
+        let (requests, elapsed) = self.fleet.load(0..ACTIVE, settings.span)?;
         let used = self.process.cpu_since(&before)?;
         self.process.pause()?;
-        let requests = requests as f64;
+        let requests = requests.iter().sum::<u64>() as f64;
         Ok((requests / 1e3 / elapsed.as_secs_f64(), used.as_nanos() as f64 / requests))
     }
 
