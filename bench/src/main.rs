@@ -218,6 +218,7 @@ fn preface(args: &Args, settings: &Settings, report: &Report, round_trips: [Dura
         report.commands.iter().map(|command| settings.without_paths(command)).collect();
     let (command, front_end, runs) = match args.command {
         Some(Subcommand::Scale) => ("bench scale", "the project's own", scale::PAIRS),
+        Some(Subcommand::Qos) => ("bench qos", "the project's own", settings.runs),
         Some(Subcommand::Rpc) => ("bench rpc", "crate `blkio`", settings.runs),
         Some(Subcommand::Scsi) => ("bench scsi", "`aryk bench`", settings.runs),
         _ => ("bench", "crate `blkio`", settings.runs),

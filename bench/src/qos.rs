@@ -221,9 +221,8 @@ fn accuracy(settings: &Settings, report: &mut Report) -> Result<()> {
     for reactors in [1, 2] {
         for case in CASES.iter().filter(|case| settings.wants(case.name)) {
             let (mut whole, mut worst) = (Runs::default(), Runs::default());
-            for run in 0..settings.runs {
-                let dir = format!("accuracy-{run}");
-                let [all, least] = one_limit(settings, &dir, case, reactors, report)?;
+            for _ in 0..settings.runs {
+                let [all, least] = one_limit(settings, case, reactors, report)?;
                 whole.push(all * 100.0);
                 least.is_finite().then(|| worst.push(least * 100.0));
             }
@@ -241,14 +240,8 @@ fn accuracy(settings: &Settings, report: &mut Report) -> Result<()> {
 }
 
 /// What one disk gets of its limit: in all, and in the worst window.
-fn one_limit(
-    settings: &Settings,
-    dir: &str,
-    case: &Case,
-    reactors: usize,
-    report: &mut Report,
-) -> Result<[f64; 2]> {
-    let mut rig = Rig::start(settings, &format!("{dir}-{reactors}-{}", case.expected), reactors)?;
+fn one_limit(settings: &Settings, case: &Case, reactors: usize, report: &mut Report) -> Result<[f64; 2]> {
+    let mut rig = Rig::start(settings, &format!("accuracy-{reactors}"), reactors)?;
     report.command(&rig.process.command);
     // Enough for what the limit lets through in two milliseconds, so that demand does not end while the front-end is held up.
     let depth = match case.expected {

@@ -168,7 +168,11 @@ impl<W: Copy, T> Share<W, T> {
             self.bucket.lease(extra, self.reserved, 0);
         }
         self.lease = self.lease + (taken << FRACTION) - cost;
-        let step = (u128::from(taken) * u128::from(everywhere) / u128::from(here)).min(1 << 60) as u64;
+        let step = if everywhere == here {
+            taken.min(1 << 60)
+        } else {
+            (u128::from(taken) * u128::from(everywhere) / u128::from(here)).min(1 << 60) as u64
+        };
         let span = PACE_SPAN.max(2 * step);
         self.pace = self.pace.clamp(now.saturating_sub(span), now + span) + step;
         true
