@@ -142,6 +142,10 @@ struct Rig {
 impl Rig {
     fn start(settings: &Settings, name: &str, reactors: usize) -> Result<Self> {
         let dir = settings.sockets.path().join(name);
+        if dir.exists() {
+            // Of a daemon before this one: its sockets would be taken for the new one's.
+            std::fs::remove_dir_all(&dir)?;
+        }
         let cores = if reactors == 1 { 1 << BACK_END_CORE } else { 1 << BACK_END_CORE | 1 << FRONT_END_CORE };
         let (process, rpc) = backend::arykd_on(&settings.arykd, cores, Policy::Adaptive, &dir, None)?;
         Ok(Self { process, rpc, dir, machines: Vec::new() })
