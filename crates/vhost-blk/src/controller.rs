@@ -7,15 +7,12 @@ use crate::moving;
 use crate::queue::Queue;
 use crate::request::Disk;
 use aryk_bdev::{Descriptor, Event, OpenError};
-use aryk_reactor::{CoreSet, Cx, Gone, Handle, Hold, Reactors, RootRef, ThreadId};
-use aryk_vhost_device::{Errors, MOVE_PATIENCE, MoveError, Moved, Parts, Trouble, virtqueue};
+use aryk_reactor::{CoreSet, Cx, Gone, Reactors, RootRef, ThreadId};
+use aryk_vhost_device::{Errors, Host, Parts, Queues, Running, Trouble, virtqueue};
 use aryk_vhost_user::{Device, DeviceError, EventFd, MemoryChange, QueueLog, QueueSetup, SessionHandle};
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
-use tokio::sync::Mutex;
 use virtio_bindings::bindings::virtio_blk::{VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_ID_BYTES};
 use zerocopy::IntoBytes;
 
@@ -38,19 +35,9 @@ pub(crate) struct Controller {
     /// `None` when the disk has been removed.
     disk: RefCell<Option<Descriptor>>,
     config: RefCell<BlkConfig>,
-    queues: RefCell<BTreeMap<u16, Running>>,
-    /// Held while a queue moves, or something is asked of queues that may be about to.
-    moving: Mutex<()>,
+    queues: Queues<Queue>,
     session: RefCell<Option<SessionHandle>>,
     errors: Arc<Errors>,
-}
-
-/// A queue that runs.
-#[derive(Clone)]
-struct Running {
-    root: RootRef<Queue>,
-    /// Its thread's number.
-    thread: u64,
 }
 
 /// Why a queue cannot start.
@@ -73,8 +60,7 @@ impl Controller {
             features: config::features(&bdev, settings.read_only || !disk.is_writable()),
             config: RefCell::new(BlkConfig::new(&bdev, settings.queues)),
             disk: RefCell::new(Some(disk)),
-            queues: RefCell::default(),
-            moving: Mutex::new(()),
+            queues: Queues::new(Rc::clone(&reactors)),
             session: RefCell::default(),
             errors: Arc::default(),
             settings,
@@ -95,16 +81,6 @@ impl Controller {
         self.disk.borrow().as_ref().map(|d| d.bdev().name().to_owned())
     }
 
-    /// Queues that run, and the cores that they run on.
-    pub fn running(&self) -> Vec<(u16, u16)> {
-        self.queues.borrow().iter().map(|(&index, q)| (index, q.root.handle().core())).collect()
-    }
-
-    /// The queue that is the thread of that number.
-    pub fn queue_of(&self, thread: u64) -> Option<u16> {
-        self.queues.borrow().iter().find(|(_, queue)| queue.thread == thread).map(|(&index, _)| index)
-    }
-
     /// Something happened to the disk.
     pub async fn disk_event(&self, event: Event) {
         match event {
@@ -117,9 +93,9 @@ impl Controller {
                 }
             }
             Event::Removed => {
-                let _still = self.moving.lock().await;
+                let _still = self.queues.hold_still().await;
                 // A queue that is gone has closed its channel already.
-                for queue in self.running_queues() {
+                for (_, queue) in self.queues.all() {
                     let _ = queue.call(Queue::lose_disk).await;
                 }
                 self.disk.borrow_mut().take();
@@ -127,15 +103,7 @@ impl Controller {
         }
     }
 
-    fn running_queues(&self) -> Vec<RootRef<Queue>> {
-        self.queues.borrow().values().map(|queue| queue.root.clone()).collect()
-    }
-
-    fn queue(&self, index: u16) -> Option<RootRef<Queue>> {
-        self.queues.borrow().get(&index).map(|queue| queue.root.clone())
-    }
-
-    async fn start(&self, index: u16, setup: QueueSetup) -> Result<Running, StartError> {
+    async fn start(&self, index: u16, setup: QueueSetup) -> Result<Running<Queue>, StartError> {
         let name = format!("{}.q{index}", self.settings.name);
         let handle = self.reactors.least_loaded(self.settings.cores.as_ref());
         let keeps_in_flight = setup.inflight.is_some();
@@ -145,7 +113,7 @@ impl Controller {
         let requests = self.requests(disk.as_ref(), setup.features);
         let (errors, alarm) = (Arc::clone(&self.errors), self.alarm());
         let cores = self.settings.cores.clone().unwrap_or_else(|| self.reactors.allowed().clone());
-        let start = move |cx: &mut Cx| -> Result<Running, StartError> {
+        let start = move |cx: &mut Cx| -> Result<Running<Queue>, StartError> {
             let thread = cx.add_thread(name.clone(), cores);
             let parts = Parts {
                 index,
@@ -166,65 +134,6 @@ impl Controller {
             Ok(Running { root, thread: number })
         };
         handle.call(start).await?
-    }
-
-    /// Has a queue run on one of `cores` from now on.
-    ///
-    /// # Errors
-    /// [`MoveError`].
-    pub async fn place(&self, index: u16, cores: CoreSet) -> Result<(), MoveError> {
-        if !self.reactors.is_any_on(&cores) {
-            return Err(MoveError::Cores(cores));
-        }
-        let queue = self.queue(index).ok_or(MoveError::Ending)?;
-        if !cores.contains(queue.handle().core()) {
-            self.move_queue(index, self.reactors.least_loaded(Some(&cores)), MOVE_PATIENCE).await?;
-        }
-        let _still = self.moving.lock().await;
-        let queue = self.queue(index).ok_or(MoveError::Ending)?;
-        queue
-            .call(move |queue, cx| cx.set_thread_cores(queue.line.thread(), cores))
-            .await
-            .map_err(|Gone| MoveError::Ending)
-    }
-
-    /// Moves a queue to another reactor, if all that it has in flight completes within `patience`. To be awaited to its end: whoever asks for queues meanwhile waits for that.
-    ///
-    /// # Errors
-    /// [`MoveError`].
-    pub async fn move_queue(&self, index: u16, to: Hold, patience: Duration) -> Result<(), MoveError> {
-        let _still = self.moving.lock().await;
-        let queue = self.queue(index).ok_or(MoveError::Ending)?;
-        if *queue.handle() == *to {
-            return Ok(());
-        }
-        // It may come back.
-        let _home = self.reactors.hold(queue.handle()).ok_or(MoveError::Ending)?;
-        let there = Handle::clone(&to);
-        let disk = self.disk.borrow().clone();
-        let begun = queue.call(move |queue, cx| queue.move_to((there, disk), patience, cx)).await;
-        let ends = begun.ok().flatten().ok_or(MoveError::Ending)?;
-        match ends.await {
-            Ok(Moved::There(root)) => {
-                self.has_moved(index, root);
-                Ok(())
-            }
-            Ok(Moved::Back(root, why)) => {
-                self.has_moved(index, root);
-                Err(MoveError::Open(why))
-            }
-            Ok(Moved::TooSlow) => Err(MoveError::TooSlow),
-            Err(_) => {
-                if let Some(session) = &*self.session.borrow() {
-                    session.end(format!("queue {index} was lost on its way to another core"));
-                }
-                Err(MoveError::Ending)
-            }
-        }
-    }
-
-    fn has_moved(&self, index: u16, root: RootRef<Queue>) {
-        self.queues.borrow_mut().get_mut(&index).expect("queues do not end while they move").root = root;
     }
 
     fn requests(&self, disk: Option<&Descriptor>, features: u64) -> Disk {
@@ -263,6 +172,24 @@ fn start_on(
     })
 }
 
+impl Host for Controller {
+    type Queue = Queue;
+
+    fn queues(&self) -> &Queues<Queue> {
+        &self.queues
+    }
+
+    fn disks(&self) -> Option<Descriptor> {
+        self.disk.borrow().clone()
+    }
+
+    fn end_session(&self, why: String) {
+        if let Some(session) = &*self.session.borrow() {
+            session.end(why);
+        }
+    }
+}
+
 impl Device for Controller {
     fn features(&self) -> u64 {
         self.features
@@ -298,13 +225,13 @@ impl Device for Controller {
 
     async fn start_queue(&self, index: u16, setup: QueueSetup) -> Result<(), DeviceError> {
         let queue = self.start(index, setup).await.map_err(|e| DeviceError::from(e.to_string()))?;
-        self.queues.borrow_mut().insert(index, queue);
+        self.queues.insert(index, queue);
         Ok(())
     }
 
     async fn stop_queue(&self, index: u16) -> u32 {
-        let still = self.moving.lock().await;
-        let queue = self.queue(index).expect("the session stops queues that run");
+        let still = self.queues.hold_still().await;
+        let queue = self.queues.get(index).expect("the session stops queues that run");
         let stopping = queue.call(Queue::stop).await;
         drop(still);
         let base = match stopping {
@@ -312,13 +239,13 @@ impl Device for Controller {
             // The daemon is ending, and nobody will go on from that base.
             Err(Gone) => 0,
         };
-        self.queues.borrow_mut().remove(&index);
+        self.queues.remove(index);
         base
     }
 
     async fn set_call(&self, index: u16, call: Option<EventFd>) {
-        let _still = self.moving.lock().await;
-        if let Some(queue) = self.queue(index) {
+        let _still = self.queues.hold_still().await;
+        if let Some(queue) = self.queues.get(index) {
             let _ = queue.call(move |q, cx| q.set_call(call, cx)).await;
         }
     }
@@ -328,24 +255,24 @@ impl Device for Controller {
     }
 
     async fn set_log(&self, index: u16, log: Option<QueueLog>) {
-        let _still = self.moving.lock().await;
-        if let Some(queue) = self.queue(index) {
+        let _still = self.queues.hold_still().await;
+        if let Some(queue) = self.queues.get(index) {
             let _ = queue.call(move |q, _| q.set_log(log)).await;
         }
     }
 
     async fn revoke_memory(&self) {
-        let _still = self.moving.lock().await;
-        for queue in self.running_queues() {
+        let _still = self.queues.hold_still().await;
+        for (_, queue) in self.queues.all() {
             // One that is gone uses no memory.
             let _ = queue.call(Queue::leave_removed_memory).await;
         }
     }
 
     async fn set_memory(&self, change: MemoryChange) {
-        let _still = self.moving.lock().await;
+        let _still = self.queues.hold_still().await;
         for (index, rings) in change.rings {
-            let Some(queue) = self.queue(index) else { continue };
+            let Some(queue) = self.queues.get(index) else { continue };
             let memory = Arc::clone(&change.memory);
             let moved = queue.call(move |q, _| q.set_memory(memory, rings)).await;
             if let Ok(Err(error)) = moved {

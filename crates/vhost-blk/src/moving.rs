@@ -3,10 +3,8 @@
 use crate::queue::Queue;
 use crate::request::Disk;
 use aryk_bdev::{BdevChannel, Descriptor, OpenError};
-use aryk_reactor::{Cx, Handle, Moving, RootId, RootRef};
-use aryk_vhost_device::{MakeParts, Movable, Move, Moved, Parts, Stranded};
-use futures_channel::oneshot;
-use std::time::Duration;
+use aryk_reactor::{Cx, Moving, RootId, RootRef};
+use aryk_vhost_device::{Line, MakeParts, Movable, Move, Parts, Stranded};
 
 /// A queue between two reactors.
 pub struct Luggage {
@@ -15,33 +13,20 @@ pub struct Luggage {
     disk: Disk,
 }
 
-impl Queue {
-    /// Moves to another reactor, on a channel of `disk`. `None` if it is ending.
-    pub fn move_to(
-        &mut self,
-        there: (Handle, Option<Descriptor>),
-        patience: Duration,
-        cx: &mut Cx,
-    ) -> Option<oneshot::Receiver<Moved<Self>>> {
-        if self.is_losing_disk() || !self.line.begin_move() {
-            return None;
-        }
-        let (order, hears) = Move::begin(self.line.id, there, patience, cx);
-        self.order = Some(order);
-        Some(hears)
-    }
-}
-
 impl Movable for Queue {
     type Luggage = Luggage;
     type Disks = Option<Descriptor>;
+
+    fn line(&mut self) -> &mut Line {
+        &mut self.line
+    }
 
     fn order(&mut self) -> &mut Option<Move<Self>> {
         &mut self.order
     }
 
-    fn go_on(&mut self, cx: &mut Cx) {
-        self.line.go_on(cx);
+    fn is_free(&self) -> bool {
+        !self.is_losing_disk()
     }
 
     fn pack(self, cx: &mut Cx) -> Luggage {

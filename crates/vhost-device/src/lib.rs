@@ -5,12 +5,14 @@ mod endpoint;
 mod line;
 mod moving;
 mod pace;
+mod queues;
 mod ring;
 mod trouble;
 
 pub use endpoint::{Endpoint, EndpointError, Link};
 pub use line::{Line, MakeParts, Parts, STOP_GRACE};
-pub use moving::{MOVE_PATIENCE, Movable, Move, MoveError, Moved, Stranded};
+pub use moving::{MOVE_PATIENCE, Movable, Move, MoveError, Stranded};
 pub use pace::Pace;
+pub use queues::{Host, Queues, Running, Traveller};
 pub use ring::virtqueue;
 pub use trouble::{Alarm, Errors, Trouble};

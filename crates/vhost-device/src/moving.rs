@@ -5,6 +5,7 @@
 //! daemon that dies there leaves nothing behind but chains that nobody has taken. A disk that does not complete in time cancels the move, and the queue goes
 //! on where it is; other queues notice nothing of all that.
 
+use crate::Line;
 use aryk_reactor::{CoreSet, Cx, Handle, Root, RootId, RootRef, TimerId};
 use futures_channel::oneshot;
 use std::fmt;
@@ -37,11 +38,31 @@ pub trait Movable: Root + Sized {
     /// What its channels are opened on.
     type Disks: Send + 'static;
 
+    /// What it has of its guest.
+    fn line(&mut self) -> &mut Line;
+
     /// Its move, if it has begun one.
     fn order(&mut self) -> &mut Option<Move<Self>>;
 
-    /// Is to be polled again, after a move that was cancelled.
-    fn go_on(&mut self, cx: &mut Cx);
+    /// Whether nothing but its line keeps it from moving.
+    fn is_free(&self) -> bool {
+        true
+    }
+
+    /// Begins to move to another reactor, on channels of those disks, and gives who hears of the end. `None` if it is ending.
+    fn begin_move(
+        &mut self,
+        there: (Handle, Self::Disks),
+        patience: Duration,
+        cx: &mut Cx,
+    ) -> Option<oneshot::Receiver<Moved<Self>>> {
+        if !self.is_free() || !self.line().begin_move() {
+            return None;
+        }
+        let (order, hears) = Move::begin(self.line().id, there, patience, cx);
+        *self.order() = Some(order);
+        Some(hears)
+    }
 
     /// Leaves this reactor, where it is a root no more.
     fn pack(self, cx: &mut Cx) -> Self::Luggage;
@@ -142,7 +163,7 @@ fn cancel<Q: Movable>(queue: &mut Q, cx: &mut Cx) {
     if let Some(given_up) = order.take_if(|order| !order.is_quiet) {
         // Whoever waited may have gone.
         let _ = given_up.told.send(Moved::TooSlow);
-        queue.go_on(cx);
+        queue.line().go_on(cx);
     }
 }
 

@@ -10,17 +10,14 @@ use crate::manage::Manager;
 use crate::queue::{Queue, Role, Targets};
 use crate::wire::{self, Config, feature};
 use aryk_bdev::{Descriptor, OpenError};
-use aryk_reactor::{CoreSet, Cx, Gone, Handle, Hold, Reactors, RootRef};
+use aryk_reactor::{CoreSet, Cx, Gone, Reactors, RootRef};
 use aryk_scsi::{Lun, Nexus};
-use aryk_vhost_device::{Errors, MOVE_PATIENCE, MoveError, Moved, Parts, Trouble, virtqueue};
+use aryk_vhost_device::{Errors, Host, Parts, Queues, Running, Trouble, virtqueue};
 use aryk_vhost_user::{Device, DeviceError, EventFd, MemoryChange, QueueLog, QueueSetup, SessionHandle};
 use aryk_virtqueue::Virtqueue;
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
-use tokio::sync::Mutex;
 use zerocopy::IntoBytes;
 
 /// The control queue's index.
@@ -44,22 +41,13 @@ pub(crate) struct Settings {
 pub(crate) struct Controller {
     settings: Settings,
     reactors: Rc<Reactors>,
+    /// They change only while queues are held still, so that each queue learns of all.
     targets: RefCell<Targets>,
-    queues: RefCell<BTreeMap<u16, Running>>,
-    /// Held while targets change, or a queue learns which there are, moves, or is asked for something.
-    changing: Mutex<()>,
+    queues: Queues<Queue>,
     /// What the guest is to be told when its event queue runs again. `None`: it has not run in this session, and the guest looks for itself first.
     untold: Cell<Option<Waiting>>,
     session: RefCell<Option<SessionHandle>>,
     errors: Arc<Errors>,
-}
-
-/// A queue that runs.
-#[derive(Clone)]
-struct Running {
-    root: RootRef<Queue>,
-    /// Its thread's number.
-    thread: u64,
 }
 
 /// Why a queue cannot start.
@@ -90,10 +78,9 @@ impl Controller {
     pub fn new(settings: Settings, reactors: Rc<Reactors>) -> Self {
         Self {
             settings,
-            reactors,
             targets: RefCell::default(),
-            queues: RefCell::default(),
-            changing: Mutex::new(()),
+            queues: Queues::new(Rc::clone(&reactors)),
+            reactors,
             untold: Cell::default(),
             session: RefCell::default(),
             errors: Arc::default(),
@@ -116,24 +103,6 @@ impl Controller {
         all.filter_map(|(target, nexus)| nexus.as_ref().map(|n| (target, named(n)))).collect()
     }
 
-    /// Queues that run, and the cores that they run on.
-    pub fn running(&self) -> Vec<(u16, u16)> {
-        self.queues.borrow().iter().map(|(&index, q)| (index, q.root.handle().core())).collect()
-    }
-
-    /// The queue that is the thread of that number.
-    pub fn queue_of(&self, thread: u64) -> Option<u16> {
-        self.queues.borrow().iter().find(|(_, queue)| queue.thread == thread).map(|(&index, _)| index)
-    }
-
-    fn all_queues(&self) -> Vec<(u16, RootRef<Queue>)> {
-        self.queues.borrow().iter().map(|(&index, queue)| (index, queue.root.clone())).collect()
-    }
-
-    fn queue(&self, index: u16) -> Option<RootRef<Queue>> {
-        self.queues.borrow().get(&index).map(|queue| queue.root.clone())
-    }
-
     /// Whether a target has no disk.
     pub fn is_free(&self, target: u8) -> bool {
         self.targets.borrow()[usize::from(target)].is_none()
@@ -144,7 +113,7 @@ impl Controller {
     /// # Errors
     /// It has one, or this cannot be opened on a queue's reactor.
     pub async fn attach(&self, target: u8, disk: Descriptor) -> Result<Weak<Nexus>, Error> {
-        let _changing = self.changing.lock().await;
+        let _changing = self.queues.hold_still().await;
         if !self.is_free(target) {
             return Err(Error::Taken(target));
         }
@@ -153,7 +122,7 @@ impl Controller {
         transport_id[0] = 0x0f;
         let nexus = Lun::new(disk, 0).nexus(&transport_id);
         self.targets.borrow_mut()[usize::from(target)] = Some(Arc::clone(&nexus));
-        for (index, queue) in self.all_queues() {
+        for (index, queue) in self.queues.all() {
             let nexus = Arc::clone(&nexus);
             let told = queue.call(move |queue, cx| match index {
                 CONTROL => {
@@ -178,7 +147,7 @@ impl Controller {
 
     /// Takes a target's disk away, whatever it and the guest do, and tells the guest. Whether it had one; this one, if that is said.
     pub async fn detach(&self, target: u8, this: Option<&Weak<Nexus>>) -> bool {
-        let _changing = self.changing.lock().await;
+        let _changing = self.queues.hold_still().await;
         let had = self.disk_of(target).is_some_and(|nexus| is_same(&nexus, this));
         if had {
             self.take_away(target).await;
@@ -193,7 +162,7 @@ impl Controller {
 
     async fn take_away(&self, target: u8) {
         self.targets.borrow_mut()[usize::from(target)].take();
-        for (index, queue) in self.all_queues() {
+        for (index, queue) in self.queues.all() {
             let told = queue.call(move |queue, cx| match index {
                 CONTROL => queue.manager().0.set_target(target, None),
                 EVENT => {}
@@ -208,7 +177,7 @@ impl Controller {
 
     /// This disk of a target has another size.
     pub async fn resized(&self, target: u8, this: &Weak<Nexus>) {
-        let _changing = self.changing.lock().await;
+        let _changing = self.queues.hold_still().await;
         let nexus = self.disk_of(target).filter(|nexus| is_same(nexus, Some(this)));
         if let Some(nexus) = nexus {
             nexus.lun().resized();
@@ -218,7 +187,7 @@ impl Controller {
 
     /// Under the lock of changes: the event queue neither starts nor is replaced meanwhile.
     async fn post(&self, news: News, target: u8) {
-        let told = match self.queue(EVENT) {
+        let told = match self.queues.get(EVENT) {
             Some(queue) => queue.call(move |queue, cx| queue.post(news, target, cx)).await.unwrap_or(false),
             None => false,
         };
@@ -228,7 +197,7 @@ impl Controller {
         }
     }
 
-    async fn start(&self, index: u16, setup: QueueSetup) -> Result<Running, StartError> {
+    async fn start(&self, index: u16, setup: QueueSetup) -> Result<Running<Queue>, StartError> {
         let name = format!("{}.q{index}", self.settings.name);
         let handle = self.reactors.least_loaded(self.settings.cores.as_ref());
         let ring = virtqueue(&setup)?;
@@ -241,7 +210,7 @@ impl Controller {
             EVENT => Plan::Event(setup.features, self.untold.take()),
             _ => Plan::Request(targets),
         };
-        let start = move |cx: &mut Cx| -> Result<Running, StartError> {
+        let start = move |cx: &mut Cx| -> Result<Running<Queue>, StartError> {
             let thread = cx.add_thread(name.clone(), cores);
             let parts = Parts {
                 index,
@@ -261,63 +230,6 @@ impl Controller {
             Ok(Running { root, thread: number })
         };
         handle.call(start).await?
-    }
-
-    /// Has a queue run on one of `cores` from now on.
-    ///
-    /// # Errors
-    /// [`MoveError`].
-    pub async fn place(&self, index: u16, cores: CoreSet) -> Result<(), MoveError> {
-        if !self.reactors.is_any_on(&cores) {
-            return Err(MoveError::Cores(cores));
-        }
-        let queue = self.queue(index).ok_or(MoveError::Ending)?;
-        if !cores.contains(queue.handle().core()) {
-            self.move_queue(index, self.reactors.least_loaded(Some(&cores)), MOVE_PATIENCE).await?;
-        }
-        let _changing = self.changing.lock().await;
-        let queue = self.queue(index).ok_or(MoveError::Ending)?;
-        let told = queue.call(move |queue, cx| cx.set_thread_cores(queue.line.thread(), cores)).await;
-        told.map_err(|Gone| MoveError::Ending)
-    }
-
-    /// Moves a queue to another reactor, if all that it has in flight completes within `patience`. To be awaited to its end: whoever asks for queues meanwhile waits for that.
-    ///
-    /// # Errors
-    /// [`MoveError`].
-    pub async fn move_queue(&self, index: u16, to: Hold, patience: Duration) -> Result<(), MoveError> {
-        let _changing = self.changing.lock().await;
-        let queue = self.queue(index).ok_or(MoveError::Ending)?;
-        if *queue.handle() == *to {
-            return Ok(());
-        }
-        // It may come back.
-        let _home = self.reactors.hold(queue.handle()).ok_or(MoveError::Ending)?;
-        let there = Handle::clone(&to);
-        let targets = self.targets.borrow().clone();
-        let begun = queue.call(move |queue, cx| queue.move_to((there, targets), patience, cx)).await;
-        let ends = begun.ok().flatten().ok_or(MoveError::Ending)?;
-        match ends.await {
-            Ok(Moved::There(root)) => {
-                self.has_moved(index, root);
-                Ok(())
-            }
-            Ok(Moved::Back(root, why)) => {
-                self.has_moved(index, root);
-                Err(MoveError::Open(why))
-            }
-            Ok(Moved::TooSlow) => Err(MoveError::TooSlow),
-            Err(_) => {
-                if let Some(session) = &*self.session.borrow() {
-                    session.end(format!("queue {index} was lost on its way to another core"));
-                }
-                Err(MoveError::Ending)
-            }
-        }
-    }
-
-    fn has_moved(&self, index: u16, root: RootRef<Queue>) {
-        self.queues.borrow_mut().get_mut(&index).expect("queues do not end while they move").root = root;
     }
 
     /// What a queue in trouble calls: its session ends.
@@ -355,6 +267,24 @@ fn start_on(cx: &mut Cx, mut parts: Parts, plan: Plan) -> Result<RootRef<Queue>,
         }
         Plan::Request(targets) => Queue::of_commands(id, parts, targets, cx),
     })
+}
+
+impl Host for Controller {
+    type Queue = Queue;
+
+    fn queues(&self) -> &Queues<Queue> {
+        &self.queues
+    }
+
+    fn disks(&self) -> Targets {
+        self.targets.borrow().clone()
+    }
+
+    fn end_session(&self, why: String) {
+        if let Some(session) = &*self.session.borrow() {
+            session.end(why);
+        }
+    }
 }
 
 impl Device for Controller {
@@ -399,15 +329,15 @@ impl Device for Controller {
     }
 
     async fn start_queue(&self, index: u16, setup: QueueSetup) -> Result<(), DeviceError> {
-        let _changing = self.changing.lock().await;
+        let _changing = self.queues.hold_still().await;
         let queue = self.start(index, setup).await.map_err(|e| DeviceError::from(e.to_string()))?;
-        self.queues.borrow_mut().insert(index, queue);
+        self.queues.insert(index, queue);
         Ok(())
     }
 
     async fn stop_queue(&self, index: u16) -> u32 {
-        let changing = self.changing.lock().await;
-        let queue = self.queue(index).expect("the session stops queues that run");
+        let changing = self.queues.hold_still().await;
+        let queue = self.queues.get(index).expect("the session stops queues that run");
         let stop = |queue: &mut Queue, cx: &mut Cx| (queue.take_waiting(), queue.stop(cx));
         let stopping = queue.call(stop).await;
         drop(changing);
@@ -421,13 +351,13 @@ impl Device for Controller {
             // The daemon is ending, and nobody will go on from that base.
             Err(Gone) => 0,
         };
-        self.queues.borrow_mut().remove(&index);
+        self.queues.remove(index);
         base
     }
 
     async fn set_call(&self, index: u16, call: Option<EventFd>) {
-        let _changing = self.changing.lock().await;
-        if let Some(queue) = self.queue(index) {
+        let _changing = self.queues.hold_still().await;
+        if let Some(queue) = self.queues.get(index) {
             let _ = queue.call(move |q, cx| q.set_call(call, cx)).await;
         }
     }
@@ -437,24 +367,24 @@ impl Device for Controller {
     }
 
     async fn set_log(&self, index: u16, log: Option<QueueLog>) {
-        let _changing = self.changing.lock().await;
-        if let Some(queue) = self.queue(index) {
+        let _changing = self.queues.hold_still().await;
+        if let Some(queue) = self.queues.get(index) {
             let _ = queue.call(move |q, _| q.set_log(log)).await;
         }
     }
 
     async fn revoke_memory(&self) {
-        let _changing = self.changing.lock().await;
-        for (_, queue) in self.all_queues() {
+        let _changing = self.queues.hold_still().await;
+        for (_, queue) in self.queues.all() {
             // One that is gone uses no memory.
             let _ = queue.call(Queue::leave_removed_memory).await;
         }
     }
 
     async fn set_memory(&self, change: MemoryChange) {
-        let _changing = self.changing.lock().await;
+        let _changing = self.queues.hold_still().await;
         for (index, rings) in change.rings {
-            let Some(queue) = self.queue(index) else { continue };
+            let Some(queue) = self.queues.get(index) else { continue };
             let memory = Arc::clone(&change.memory);
             let moved = queue.call(move |q, _| q.set_memory(memory, rings)).await;
             if let Ok(Err(error)) = moved {

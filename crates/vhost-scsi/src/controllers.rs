@@ -5,7 +5,7 @@ use crate::wire::TARGETS;
 use aryk_bdev::{Access, Error as BdevError, Event, OpenError, Registry};
 use aryk_reactor::{CoreSet, Hold, Reactors};
 use aryk_scsi::Nexus;
-use aryk_vhost_device::{Endpoint, EndpointError, Link, MoveError};
+use aryk_vhost_device::{Endpoint, EndpointError, Host, Link, MoveError, Traveller};
 use aryk_vhost_user::Snapshot;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -223,19 +223,17 @@ impl Controllers {
 
     /// Has the queue that is the thread of that number run on one of `cores` from now on; `None` if there is none.
     pub async fn place(&self, thread: u64, cores: CoreSet) -> Option<Result<(), MoveError>> {
-        let (controller, queue) = self.find_thread(thread)?;
-        Some(to_the_end(async move { controller.place(queue, cores).await }).await)
+        Some(self.find_thread(thread)?.place(cores).await)
     }
 
     /// Moves the queue that is the thread of that number to another reactor, if all that it has in flight completes within `patience`; `None` if there is none.
     pub async fn move_to(&self, thread: u64, to: Hold, patience: Duration) -> Option<Result<(), MoveError>> {
-        let (controller, queue) = self.find_thread(thread)?;
-        Some(to_the_end(async move { controller.move_queue(queue, to, patience).await }).await)
+        Some(self.find_thread(thread)?.move_to(to, patience).await)
     }
 
-    fn find_thread(&self, thread: u64) -> Option<(Rc<Controller>, u16)> {
+    fn find_thread(&self, thread: u64) -> Option<Traveller<Controller>> {
         let entries = self.entries.borrow();
-        entries.values().find_map(|e| Some((Rc::clone(&e.controller), e.controller.queue_of(thread)?)))
+        entries.values().find_map(|entry| Traveller::find(&entry.controller, thread))
     }
 
     /// Whether there is a controller of that name.
@@ -277,11 +275,6 @@ impl Controllers {
     pub fn list(&self) -> Vec<Info> {
         self.entries.borrow().values().map(|entry| entry.info(&self.directory)).collect()
     }
-}
-
-/// Has `moving` go on even if nobody waits for it any more.
-async fn to_the_end(moving: impl Future<Output = Result<(), MoveError>> + 'static) -> Result<(), MoveError> {
-    tokio::task::spawn_local(moving).await.unwrap_or(Err(MoveError::Ending))
 }
 
 /// Passes news of a target's disk on, until the target has let go of it.
@@ -328,7 +321,7 @@ impl Entry {
             connects: matches!(self.link, Link::Connect(_)),
             cores: settings.cores.clone(),
             queues: settings.queues,
-            running: self.controller.running(),
+            running: self.controller.queues().cores(),
             sessions: self.endpoint.as_ref().map(Endpoint::stats),
             bad_chains: errors.bad_chains.load(Ordering::Relaxed),
             unanswerable: errors.unanswerable.load(Ordering::Relaxed),

@@ -4,10 +4,8 @@ use crate::events::Events;
 use crate::manage::Manager;
 use crate::queue::{Queue, Role, Targets};
 use crate::requests::Requests;
-use aryk_reactor::{Cx, Handle, Moving, RootRef};
-use aryk_vhost_device::{MakeParts, Movable, Move, Moved, Stranded};
-use futures_channel::oneshot;
-use std::time::Duration;
+use aryk_reactor::{Cx, Moving, RootRef};
+use aryk_vhost_device::{Line, MakeParts, Movable, Move, Stranded};
 
 /// What a role takes along: commands have their channels anew.
 pub enum Duty {
@@ -23,33 +21,16 @@ pub struct Luggage {
     duty: Duty,
 }
 
-impl Queue {
-    /// Moves to another reactor, on channels of `disks`. `None` if it is ending.
-    pub(crate) fn move_to(
-        &mut self,
-        there: (Handle, Targets),
-        patience: Duration,
-        cx: &mut Cx,
-    ) -> Option<oneshot::Receiver<Moved<Self>>> {
-        if !self.line.begin_move() {
-            return None;
-        }
-        let (order, hears) = Move::begin(self.line.id, there, patience, cx);
-        self.order = Some(order);
-        Some(hears)
-    }
-}
-
 impl Movable for Queue {
     type Luggage = Luggage;
     type Disks = Targets;
 
-    fn order(&mut self) -> &mut Option<Move<Self>> {
-        &mut self.order
+    fn line(&mut self) -> &mut Line {
+        &mut self.line
     }
 
-    fn go_on(&mut self, cx: &mut Cx) {
-        self.line.go_on(cx);
+    fn order(&mut self) -> &mut Option<Move<Self>> {
+        &mut self.order
     }
 
     fn pack(self, cx: &mut Cx) -> Luggage {

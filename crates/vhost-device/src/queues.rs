@@ -1,0 +1,180 @@
+//! The queues of a controller that run, and how one of them goes to another reactor. Control context.
+
+use crate::moving::{MOVE_PATIENCE, Movable, MoveError, Moved};
+use aryk_reactor::{CoreSet, Gone, Handle, Hold, Reactors, RootRef};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::sync::{Mutex, MutexGuard};
+
+/// A controller whose queues can move.
+pub trait Host: 'static {
+    /// They.
+    type Queue: Movable;
+
+    /// Those that run.
+    fn queues(&self) -> &Queues<Self::Queue>;
+
+    /// What a queue's channels are to be opened on, now.
+    fn disks(&self) -> <Self::Queue as Movable>::Disks;
+
+    /// Ends its session, for that reason.
+    fn end_session(&self, why: String);
+}
+
+/// The queues of a controller that run.
+pub struct Queues<Q> {
+    running: RefCell<BTreeMap<u16, Running<Q>>>,
+    still: Mutex<()>,
+    reactors: Rc<Reactors>,
+}
+
+/// A queue that runs.
+pub struct Running<Q> {
+    /// It.
+    pub root: RootRef<Q>,
+    /// Its thread's number.
+    pub thread: u64,
+}
+
+impl<Q> fmt::Debug for Queues<Q> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.running.borrow().keys()).finish()
+    }
+}
+
+impl<Q> fmt::Debug for Running<Q> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Running").field("thread", &self.thread).finish_non_exhaustive()
+    }
+}
+
+impl<Q: Movable> Queues<Q> {
+    /// None yet; they run on some of `reactors`.
+    pub const fn new(reactors: Rc<Reactors>) -> Self {
+        Self { running: RefCell::new(BTreeMap::new()), still: Mutex::const_new(()), reactors }
+    }
+
+    /// Waits until none is moving, and has none begin to while this is held: for whoever asks something of queues.
+    pub async fn hold_still(&self) -> MutexGuard<'_, ()> {
+        self.still.lock().await
+    }
+
+    /// One runs from now on.
+    pub fn insert(&self, index: u16, queue: Running<Q>) {
+        self.running.borrow_mut().insert(index, queue);
+    }
+
+    /// One runs no more.
+    pub fn remove(&self, index: u16) {
+        self.running.borrow_mut().remove(&index);
+    }
+
+    /// One of them, if it runs.
+    pub fn get(&self, index: u16) -> Option<RootRef<Q>> {
+        self.running.borrow().get(&index).map(|queue| queue.root.clone())
+    }
+
+    /// All of them, by index.
+    pub fn all(&self) -> Vec<(u16, RootRef<Q>)> {
+        self.running.borrow().iter().map(|(&index, queue)| (index, queue.root.clone())).collect()
+    }
+
+    /// All of them, and the cores that they run on.
+    pub fn cores(&self) -> Vec<(u16, u16)> {
+        self.running.borrow().iter().map(|(&index, queue)| (index, queue.root.handle().core())).collect()
+    }
+
+    fn has_moved(&self, index: u16, root: RootRef<Q>) {
+        self.running.borrow_mut().get_mut(&index).expect("queues do not end while they move").root = root;
+    }
+}
+
+/// A queue that somebody wants elsewhere.
+pub struct Traveller<H> {
+    host: Rc<H>,
+    index: u16,
+}
+
+impl<H> fmt::Debug for Traveller<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Traveller").field("index", &self.index).finish_non_exhaustive()
+    }
+}
+
+impl<H: Host> Traveller<H> {
+    /// The queue of `host` that is the thread of that number, if it has one.
+    pub fn find(host: &Rc<H>, thread: u64) -> Option<Self> {
+        let running = host.queues().running.borrow();
+        let (&index, _) = running.iter().find(|(_, queue)| queue.thread == thread)?;
+        Some(Self { host: Rc::clone(host), index })
+    }
+
+    /// Has it run on one of `cores` from now on.
+    ///
+    /// # Errors
+    /// [`MoveError`].
+    pub async fn place(self, cores: CoreSet) -> Result<(), MoveError> {
+        to_the_end(async move { self.stay_on(cores).await }).await
+    }
+
+    /// Moves it to another reactor, if all that it has in flight completes within `patience`.
+    ///
+    /// # Errors
+    /// [`MoveError`].
+    pub async fn move_to(self, to: Hold, patience: Duration) -> Result<(), MoveError> {
+        to_the_end(async move { self.go(to, patience).await }).await
+    }
+
+    async fn stay_on(&self, cores: CoreSet) -> Result<(), MoveError> {
+        let queues = self.host.queues();
+        if !queues.reactors.is_any_on(&cores) {
+            return Err(MoveError::Cores(cores));
+        }
+        let queue = queues.get(self.index).ok_or(MoveError::Ending)?;
+        if !cores.contains(queue.handle().core()) {
+            self.go(queues.reactors.least_loaded(Some(&cores)), MOVE_PATIENCE).await?;
+        }
+        let _still = queues.hold_still().await;
+        let queue = queues.get(self.index).ok_or(MoveError::Ending)?;
+        let told = queue.call(move |queue, cx| cx.set_thread_cores(queue.line().thread(), cores)).await;
+        told.map_err(|Gone| MoveError::Ending)
+    }
+
+    /// To be awaited to its end: whoever asks for queues meanwhile waits for that.
+    async fn go(&self, to: Hold, patience: Duration) -> Result<(), MoveError> {
+        let queues = self.host.queues();
+        let _still = queues.hold_still().await;
+        let queue = queues.get(self.index).ok_or(MoveError::Ending)?;
+        if *queue.handle() == *to {
+            return Ok(());
+        }
+        // It may come back.
+        let _home = queues.reactors.hold(queue.handle()).ok_or(MoveError::Ending)?;
+        let there = (Handle::clone(&to), self.host.disks());
+        let begun = queue.call(move |queue, cx| queue.begin_move(there, patience, cx)).await;
+        let ends = begun.ok().flatten().ok_or(MoveError::Ending)?;
+        match ends.await {
+            Ok(Moved::There(root)) => {
+                queues.has_moved(self.index, root);
+                Ok(())
+            }
+            Ok(Moved::Back(root, why)) => {
+                queues.has_moved(self.index, root);
+                Err(MoveError::Open(why))
+            }
+            Ok(Moved::TooSlow) => Err(MoveError::TooSlow),
+            Err(_) => {
+                self.host.end_session(format!("queue {} was lost on its way to another core", self.index));
+                Err(MoveError::Ending)
+            }
+        }
+    }
+}
+
+/// Has `moving` go on even if nobody waits for it any more.
+async fn to_the_end(moving: impl Future<Output = Result<(), MoveError>> + 'static) -> Result<(), MoveError> {
+    tokio::task::spawn_local(moving).await.unwrap_or(Err(MoveError::Ending))
+}
