@@ -2,7 +2,7 @@
 
 #![expect(clippy::disallowed_methods, reason = "machines need time to do something in")]
 
-use super::harness::{Daemon, code};
+use super::harness::{Daemon, code, wait_for};
 use super::machine::Machine;
 use super::moving::{core_of, disk, put, threads};
 use serde_json::{Value, json};
@@ -45,12 +45,15 @@ fn trade_cores(daemon: &Daemon, ids: &[u64]) {
         assert_eq!((cores(daemon), reactor_threads(daemon)), (vec![0, 1], 2));
         put(daemon, ids[0], new).unwrap();
         change(daemon, "remove", old).unwrap();
-        assert_eq!((cores(daemon), reactor_threads(daemon)), (vec![new], 1));
+        assert_eq!(cores(daemon), [new]);
+        // The kernel lists a thread for a moment after it has been joined.
+        wait_for("one reactor is left", || reactor_threads(daemon) == 1);
         assert!(ids.iter().all(|&id| core_of(daemon, id) == new));
-        thread::sleep(Duration::from_millis(20));
         let now = operations(daemon, "b");
-        assert!(now > before, "what was counted on a core that has gone is still told: {now}, {before}");
+        assert!(now >= before, "what was counted on a core that has gone is still told: {now}, {before}");
         before = now;
+        // What is told next may be 50 ms old.
+        thread::sleep(Duration::from_millis(60));
         let told = daemon.call("aryk_stats_get", json!({})).unwrap();
         let told = told["disks"].as_array().unwrap().iter().find(|disk| disk["name"] == "b").unwrap();
         let told = told["read_ops"].as_u64().unwrap() + told["write_ops"].as_u64().unwrap();
@@ -114,7 +117,7 @@ fn what_cannot_be_added_or_taken_is_refused() {
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         let running = scope.spawn(|| stuck.run(&stop));
-        thread::sleep(Duration::from_millis(100));
+        daemon.wait_until_busy("d");
         let refused = change(&daemon, "remove", 0);
         let left = (cores(&daemon), core_of(&daemon, id));
         stop.store(true, Ordering::Relaxed);

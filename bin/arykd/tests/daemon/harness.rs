@@ -38,13 +38,14 @@ impl Daemon {
 
     /// Waits until it answers.
     pub fn wait_until_ready(&self) {
-        for _ in 0..PATIENCE.as_millis() / 10 {
-            if self.try_connect().is_some() {
-                return;
-            }
-            std::thread::park_timeout(Duration::from_millis(10));
-        }
-        panic!("arykd does not come up");
+        wait_for("arykd is up", || self.try_connect().is_some());
+    }
+
+    /// Waits until something is in flight on the disk `name`.
+    pub fn wait_until_busy(&self, name: &str) {
+        let is_busy = |disk: &Value| disk["name"] == name && disk["in_flight"] != 0;
+        let told = || self.call("aryk_stats_get", json!({})).unwrap();
+        wait_for("the disk has work", || told()["disks"].as_array().unwrap().iter().any(is_busy));
     }
 
     /// Its directory.
@@ -169,6 +170,18 @@ impl Drop for Daemon {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+/// Waits until what `what` says `is_so`.
+#[track_caller]
+pub fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
+    let is_so = (0..PATIENCE.as_millis() / 10).any(|_| {
+        is_so() || {
+            std::thread::park_timeout(Duration::from_millis(10));
+            false
+        }
+    });
+    assert!(is_so, "not in {PATIENCE:?}: {what}");
 }
 
 /// An error's code.

@@ -425,6 +425,7 @@ fn a_disk_that_never_answers_does_not_keep_the_daemon() {
     let hold = json!({"name": "EE_d", "io_type": "read", "error_type": "pending", "num": 1});
     daemon.call("bdev_error_inject_error", hold).unwrap();
     machine.start_read(0, 4096);
+    daemon.wait_until_busy("EE_d");
     assert_eq!(daemon.signal_and_wait("TERM", Duration::from_secs(1)), None, "it drains first");
     assert_eq!(daemon.signal_and_wait("TERM", Duration::from_secs(10)), Some(3), "told twice, it ends");
 }

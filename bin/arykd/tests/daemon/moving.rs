@@ -112,7 +112,7 @@ fn a_stuck_disk_stays_and_nobody_else_notices() {
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         let running = [scope.spawn(|| stuck.run(&stop)), scope.spawn(|| well.run(&stop))];
-        thread::sleep(Duration::from_millis(100));
+        daemon.wait_until_busy("d");
         for core in [1, 1, 1] {
             let began = Instant::now();
             let refused = put(&daemon, held, core).unwrap_err();
