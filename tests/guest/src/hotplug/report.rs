@@ -136,7 +136,7 @@ impl Report {
         }
         writeln!(
             page,
-            "\n## Errors\n\nHow the loads of disks that were taken away ended (none of others has):\n5, EIO; 19, ENODEV; or, as Linux gives\na removed disk no blocks, 28, ENOSPC, for a write of it, and 84, EILSEQ, where fio has verified what a read of it did not give (so we believe: it was not traced).\n"
+            "\n## Errors\n\nHow the loads of disks that were taken away ended (none of others has):\n5, EIO; 6, ENXIO, or 19, ENODEV; or, as Linux gives\na removed disk no blocks, 28, ENOSPC, for a write of it, and 84, EILSEQ, where fio has verified what a read of it did not give (so we believe: it was not traced).\n"
         )?;
         writeln!(page, "| errno | loads |\n| --- | ---: |")?;
         for (error, count) in self.sums(|r| &r.errors) {
