@@ -2,7 +2,7 @@
 
 use crate::exposition::{Family, Kind, Label, Text};
 use crate::{Disk, Group, Look, Reactor, Seat};
-use aryk_bdev::{Coarse, Op, RateLimits, TimeLayer};
+use aryk_bdev::{Coarse, Op, RateLimits, Summary, TimeLayer};
 
 mod unions;
 
@@ -346,9 +346,13 @@ fn tell_ops(family: &Family, disk: &Disk, text: &mut Text, count: impl Fn(&Disk,
 
 fn tell_latencies(family: &Family, look: &Look, index: usize, text: &mut Text) {
     let disk = &look.disks[index];
-    for (op, latencies) in [(Op::Read, &disk.counts.reads), (Op::Write, &disk.counts.writes)] {
-        let labels = [("disk", &*disk.name), ("op", op.name())];
+    latencies_of(family, ("disk", &disk.name), &disk.counts, text);
+}
+
+/// Latencies of reads and of writes, by operation.
+fn latencies_of(family: &Family, of: Label<'_>, counts: &Summary, text: &mut Text) {
+    for (op, latencies) in [(Op::Read, &counts.reads), (Op::Write, &counts.writes)] {
         let buckets = (&Coarse::BOUNDS_LOG2[..], &latencies.counts()[..]);
-        text.histogram(family, &labels, buckets, disk.counts.op(op).latency_ns);
+        text.histogram(family, &[of, ("op", op.name())], buckets, counts.op(op).latency_ns);
     }
 }

@@ -135,13 +135,15 @@ impl Seen {
             Union::Controller(name) => seats.contains(&**name),
             Union::Reactor(_) => true,
         });
+        let mut sizes: HashMap<&Union, usize> = HashMap::new();
+        unions.iter().flatten().for_each(|union| *sizes.entry(union).or_default() += 1);
         let group = |group: &Arc<QosGroup>| {
             let union = Union::Group(group.name().to_owned());
             Group {
                 name: group.name().to_owned(),
                 parent: group.parent().map(|parent| parent.name().to_owned()),
                 limits: group.limits(),
-                disks: unions.iter().filter(|unions| unions.contains(&union)).count(),
+                disks: sizes.get(&union).copied().unwrap_or_default(),
                 counts: self.sums.of(&union),
             }
         };

@@ -80,10 +80,7 @@ impl Leaving<'_> {
         let mut stays = None;
         for thread in threads {
             let there = self.destination(&thread.cores);
-            let moved = match control.controllers.move_to(thread.id, there.clone(), MOVE_PATIENCE).await {
-                None => control.scsi_controllers.move_to(thread.id, there, MOVE_PATIENCE).await,
-                moved => moved,
-            };
+            let moved = control.scheduler.move_queue(thread.id, there, MOVE_PATIENCE).await;
             if let Some(Err(error)) = moved {
                 stays = Some(format!("{}: {error}", thread.name));
             }

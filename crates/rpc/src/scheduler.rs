@@ -5,7 +5,7 @@
 
 pub(crate) mod balance;
 
-use aryk_reactor::{CoreSet, Handle, ReactorStats, Reactors, ThreadStats};
+use aryk_reactor::{CoreSet, Handle, Hold, ReactorStats, Reactors, ThreadStats};
 use aryk_vhost_blk::{Controllers, MoveError};
 use aryk_vhost_scsi::Controllers as ScsiControllers;
 use balance::{Balancer, Core, Limits, Load, Move, WHOLE};
@@ -108,6 +108,16 @@ impl Scheduler {
         }
     }
 
+    /// Moves the queue, of whichever kind of controller, that is the thread of that number; `None` if there is none.
+    pub async fn move_queue(
+        &self,
+        thread: u64,
+        to: Hold,
+        patience: Duration,
+    ) -> Option<Result<(), MoveError>> {
+        self.world.move_queue(thread, to, patience).await
+    }
+
     /// Moves nothing any more. A move that has begun goes on to its end.
     pub fn stop(&self) {
         if let Some(rounds) = self.rounds.take() {
@@ -159,10 +169,7 @@ impl World {
     async fn carry_out(&self, Move { thread, to }: Move, balancer: &mut Balancer) {
         // One that is about to end takes nothing.
         let Some(there) = self.reactors.hold_for_arrival(to) else { return };
-        let moved = match self.controllers.move_to(thread, there.clone(), PATIENCE).await {
-            None => self.scsi_controllers.move_to(thread, there, PATIENCE).await,
-            moved => moved,
-        };
+        let moved = self.move_queue(thread, there, PATIENCE).await;
         let mut done = self.done.get();
         match moved {
             Some(Ok(())) => {
@@ -179,6 +186,13 @@ impl World {
             }
         }
         self.done.set(done);
+    }
+
+    async fn move_queue(&self, thread: u64, to: Hold, patience: Duration) -> Option<Result<(), MoveError>> {
+        match self.controllers.move_to(thread, to.clone(), patience).await {
+            None => self.scsi_controllers.move_to(thread, to, patience).await,
+            moved => moved,
+        }
     }
 
     async fn read(&self) -> Reading {

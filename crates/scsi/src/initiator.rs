@@ -18,9 +18,7 @@ impl Root for Owner {
     fn poll(&mut self, cx: &mut Cx) -> bool {
         let before = self.outcomes.len();
         if let Some(channel) = &mut self.channel {
-            let mut good = Vec::new();
-            channel.poll(cx, &mut self.outcomes, |tag, moved, _| good.push(Outcome::good(tag, moved)));
-            self.outcomes.extend(good);
+            channel.poll_all(cx, &mut self.outcomes);
         }
         self.outcomes.len() > before
     }

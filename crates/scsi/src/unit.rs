@@ -316,6 +316,13 @@ impl UnitChannel {
         }
     }
 
+    /// Adds the outcomes of all commands that are over to `outcomes`.
+    pub fn poll_all(&mut self, cx: &mut Cx, outcomes: &mut Vec<Outcome>) {
+        let mut good = Vec::new();
+        self.poll(cx, outcomes, |tag, moved, _| good.push(Outcome::good(tag, moved)));
+        outcomes.append(&mut good);
+    }
+
     /// A request of a command has completed; its outcome, if that was all.
     #[cold]
     fn completed(&mut self, key: SlotKey, status: BdevStatus, cx: &mut Cx) -> Option<Outcome> {

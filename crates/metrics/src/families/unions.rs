@@ -1,9 +1,10 @@
 //! Families that groups, controllers and reactors have alike: what their disks did. Any context; pure.
 
-use super::{Told, counter, of};
+use super::{Told, counter, latencies_of, of};
 use crate::exposition::{Family, Kind, Text};
 use crate::{Group, Look, Reactor, Seat};
 use aryk_bdev::{Coarse, Op, OpSummary, Summary, TimeLayer};
+use std::borrow::Cow;
 
 /// What disks belong to.
 pub trait Union: Sized + 'static {
@@ -13,7 +14,7 @@ pub trait Union: Sized + 'static {
     /// All of them.
     fn all(look: &Look) -> &[Self];
     /// Its name.
-    fn name(&self) -> String;
+    fn name(&self) -> Cow<'_, str>;
     /// What its disks did; `None` if that is told of one of them already.
     fn counts(&self) -> Option<&Summary>;
 }
@@ -25,8 +26,8 @@ impl Union for Group {
         &look.groups
     }
 
-    fn name(&self) -> String {
-        self.name.clone()
+    fn name(&self) -> Cow<'_, str> {
+        (&self.name).into()
     }
 
     fn counts(&self) -> Option<&Summary> {
@@ -41,8 +42,8 @@ impl Union for Seat {
         &look.controllers
     }
 
-    fn name(&self) -> String {
-        self.controller.name.clone()
+    fn name(&self) -> Cow<'_, str> {
+        (&self.controller.name).into()
     }
 
     fn counts(&self) -> Option<&Summary> {
@@ -57,8 +58,8 @@ impl Union for Reactor {
         &look.reactors
     }
 
-    fn name(&self) -> String {
-        self.core.to_string()
+    fn name(&self) -> Cow<'_, str> {
+        self.core.to_string().into()
     }
 
     fn counts(&self) -> Option<&Summary> {
@@ -110,31 +111,25 @@ fn tell_ops<U: Union>(
 ) {
     let union = &U::all(look)[index];
     let Some(counts) = union.counts() else { return };
+    let name = union.name();
     for op in [Op::Read, Op::Write] {
-        text.count(family, &[(U::LABEL, &union.name()), ("op", op.name())], count(counts.op(op)));
+        text.count(family, &[(U::LABEL, &name), ("op", op.name())], count(counts.op(op)));
     }
 }
 
 fn tell_latencies<U: Union>(family: &Family, look: &Look, index: usize, text: &mut Text) {
     let union = &U::all(look)[index];
     let Some(counts) = union.counts() else { return };
-    for (op, latencies) in [(Op::Read, &counts.reads), (Op::Write, &counts.writes)] {
-        let buckets = (&Coarse::BOUNDS_LOG2[..], &latencies.counts()[..]);
-        text.histogram(
-            family,
-            &[(U::LABEL, &union.name()), ("op", op.name())],
-            buckets,
-            counts.op(op).latency_ns,
-        );
-    }
+    latencies_of(family, (U::LABEL, &union.name()), counts, text);
 }
 
 fn tell_layers<U: Union>(family: &Family, look: &Look, index: usize, text: &mut Text) {
     let union = &U::all(look)[index];
     let Some(counts) = union.counts() else { return };
+    let name = union.name();
     for layer in TimeLayer::ALL {
         let times = counts.layer(layer);
         let buckets = (&Coarse::BOUNDS_LOG2[..], &times.times.counts()[..]);
-        text.histogram(family, &[(U::LABEL, &union.name()), ("layer", layer.name())], buckets, times.sum_ns);
+        text.histogram(family, &[(U::LABEL, &name), ("layer", layer.name())], buckets, times.sum_ns);
     }
 }
