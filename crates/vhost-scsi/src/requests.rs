@@ -5,7 +5,7 @@
 //!
 //! A disk that is taken away has its channel moved aside: what runs on it ends there, while the target's place may be taken by another.
 
-use crate::wire::{ANSWER, Answer, Command, Response, TARGETS};
+use crate::wire::{ANSWER, Answer, Command, Response, TARGETS, Verdict};
 use aryk_bdev::OpenError;
 use aryk_crash_point::{Step, step};
 use aryk_dma::Sgl;
@@ -15,6 +15,7 @@ use aryk_vhost_device::Line;
 use aryk_virtqueue::{Chain, Piece};
 use std::sync::Arc;
 use std::time::Duration;
+use zerocopy::{Immutable, IntoBytes};
 
 /// How long commands have to complete on a disk that is taken away, before they are aborted.
 const DETACH_GRACE: Duration = Duration::from_secs(2);
@@ -160,7 +161,7 @@ impl Requests {
 
     #[cold]
     fn refuse(&self, head: u16, response: Response, line: &mut Line) {
-        let answer = Answer::without_status(response, self.lengths[usize::from(head)].all());
+        let answer = Verdict::without_status(response, self.lengths[usize::from(head)].all());
         line.sgs.sgl(head).put(&answer);
         line.give_back(head, ANSWER);
     }
@@ -189,7 +190,7 @@ impl Requests {
                 cx.trace(Layer::Frontend, Point::Complete, line.id.trace_number(), head.into());
                 step(Step::Completed);
                 let lengths = self.lengths[usize::from(head)];
-                give_back(head, &Answer::good(lengths.all() - moved), moved, lengths, line);
+                give_back(head, &Verdict::good(lengths.all() - moved), moved, lengths, line);
             });
             if !outcomes.is_empty() {
                 worked = true;
@@ -222,9 +223,7 @@ impl Requests {
     #[cold]
     fn take_leaving(&mut self, outcomes: &mut Vec<Outcome>, line: &mut Line, cx: &mut Cx) -> bool {
         for channel in &mut self.leaving {
-            let mut good = Vec::new();
-            channel.poll(cx, outcomes, |tag, moved, _| good.push(Outcome::good(tag, moved)));
-            outcomes.append(&mut good);
+            channel.poll_all(cx, outcomes);
         }
         let worked = !outcomes.is_empty();
         for outcome in outcomes.drain(..) {
@@ -254,8 +253,17 @@ impl Requests {
 }
 
 /// Gives back a command that has moved so many bytes.
+///
+/// An answer without sense leaves the place for it as it is, two cache lines of the guest's, and the length counts that place all the same: what comes behind it
+/// is data. Linux's driver looks neither there nor at the length.
 #[inline]
-fn give_back(head: u16, answer: &Answer, moved: u32, lengths: Lengths, line: &mut Line) {
+fn give_back(
+    head: u16,
+    answer: &(impl IntoBytes + Immutable),
+    moved: u32,
+    lengths: Lengths,
+    line: &mut Line,
+) {
     line.sgs.sgl(head).put(answer);
     step(Step::Answered);
     line.give_back(head, ANSWER + moved.min(lengths.data_in));

@@ -109,27 +109,34 @@ pub(crate) enum Response {
     IncorrectLun = 12,
 }
 
-/// A command's answer; data follows.
+/// How a command ended. Its sense, if there is some, and data follow.
 #[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
 #[repr(C)]
-pub(crate) struct Answer {
+pub(crate) struct Verdict {
     sense_len: u32,
     residual: u32,
     qualifier: u16,
     status: u8,
     response: u8,
+}
+
+/// A command's answer where it has sense; data follows.
+#[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct Answer {
+    verdict: Verdict,
     sense: [u8; SENSE],
 }
 
-/// Bytes of an answer.
+/// Bytes of an answer, with or without sense.
 pub(crate) const ANSWER: u32 = size_of::<Answer>() as u32;
 const _: () = assert!(ANSWER == 108);
 
-impl Answer {
+impl Verdict {
     /// Of a request that reached no unit.
+    #[inline]
     pub const fn without_status(response: Response, residual: u32) -> Self {
-        let response = response as u8;
-        Self { sense_len: 0, residual, qualifier: 0, status: 0, response, sense: [0; SENSE] }
+        Self { sense_len: 0, residual, qualifier: 0, status: 0, response: response as u8 }
     }
 
     /// Of a command that went well, of whose data so much was not moved.
@@ -137,7 +144,9 @@ impl Answer {
     pub const fn good(residual: u32) -> Self {
         Self::without_status(Response::Ok, residual)
     }
+}
 
+impl Answer {
     /// Of a command that ended so, of `given` bytes of data.
     pub fn new(outcome: &Outcome, given: u32, descriptors: bool) -> Self {
         let response = match outcome {
@@ -145,14 +154,15 @@ impl Answer {
             Outcome { aborted: true, .. } => Response::Aborted,
             _ => Response::Ok,
         };
-        let mut answer = Self::without_status(response, given - outcome.moved);
-        answer.status = outcome.status as u8;
+        let mut verdict = Verdict::without_status(response, given - outcome.moved);
+        verdict.status = outcome.status as u8;
+        let mut sense = [0; SENSE];
         if outcome.status == Status::CheckCondition {
             let (bytes, len) = if descriptors { outcome.sense.descriptors() } else { outcome.sense.fixed() };
-            answer.sense_len = len as u32;
-            answer.sense[..bytes.len()].copy_from_slice(&bytes);
+            verdict.sense_len = len as u32;
+            sense[..bytes.len()].copy_from_slice(&bytes);
         }
-        answer
+        Self { verdict, sense }
     }
 }
 
