@@ -3,8 +3,9 @@
 //! can be counted.
 
 use anyhow::{Context, Result, bail, ensure};
-use aryk_bdev::{Access, Bdev, Identity, Registry};
+use aryk_bdev::{Access, Bdev, Identity, QosGroups, Registry};
 use aryk_dma::{GuestArea, Mapping, MemTable, Region};
+use aryk_qos::{IOS_MAX, Limits};
 use aryk_reactor::{Clock, CoreSet, Cx, Engine, Nanos, Reactor, SleepPolicy};
 use aryk_scsi::Lun;
 use aryk_vhost_blk::{Disk, Errors, Parts, Queue};
@@ -49,6 +50,8 @@ pub struct Case {
     scsi: bool,
     memory: bool,
     write: bool,
+    /// The disk and its group have limits that are not reached.
+    limited: bool,
     depth: u16,
 }
 
@@ -60,16 +63,45 @@ impl Case {
 }
 
 /// All of them.
-pub const CASES: [Case; 9] = [
-    Case { name: "null/read-4k/qd1", scsi: false, memory: false, write: false, depth: 1 },
-    Case { name: "null/read-4k/qd32", scsi: false, memory: false, write: false, depth: 32 },
-    Case { name: "memory/read-4k/qd1", scsi: false, memory: true, write: false, depth: 1 },
-    Case { name: "memory/read-4k/qd32", scsi: false, memory: true, write: false, depth: 32 },
-    Case { name: "memory/write-4k/qd32", scsi: false, memory: true, write: true, depth: 32 },
-    Case { name: "scsi/null/read-4k/qd1", scsi: true, memory: false, write: false, depth: 1 },
-    Case { name: "scsi/null/read-4k/qd32", scsi: true, memory: false, write: false, depth: 32 },
-    Case { name: "scsi/memory/read-4k/qd32", scsi: true, memory: true, write: false, depth: 32 },
-    Case { name: "scsi/memory/write-4k/qd32", scsi: true, memory: true, write: true, depth: 32 },
+pub const CASES: [Case; 10] = [
+    Case {
+        name: "limited/null/read-4k/qd32",
+        scsi: false,
+        memory: false,
+        write: false,
+        limited: true,
+        depth: 32,
+    },
+    Case { name: "null/read-4k/qd1", scsi: false, memory: false, write: false, limited: false, depth: 1 },
+    Case { name: "null/read-4k/qd32", scsi: false, memory: false, write: false, limited: false, depth: 32 },
+    Case { name: "memory/read-4k/qd1", scsi: false, memory: true, write: false, limited: false, depth: 1 },
+    Case { name: "memory/read-4k/qd32", scsi: false, memory: true, write: false, limited: false, depth: 32 },
+    Case { name: "memory/write-4k/qd32", scsi: false, memory: true, write: true, limited: false, depth: 32 },
+    Case { name: "scsi/null/read-4k/qd1", scsi: true, memory: false, write: false, limited: false, depth: 1 },
+    Case {
+        name: "scsi/null/read-4k/qd32",
+        scsi: true,
+        memory: false,
+        write: false,
+        limited: false,
+        depth: 32,
+    },
+    Case {
+        name: "scsi/memory/read-4k/qd32",
+        scsi: true,
+        memory: true,
+        write: false,
+        limited: false,
+        depth: 32,
+    },
+    Case {
+        name: "scsi/memory/write-4k/qd32",
+        scsi: true,
+        memory: true,
+        write: true,
+        limited: false,
+        depth: 32,
+    },
 ];
 
 /// Carries out `batches` times as many requests as are in flight at a time.
@@ -107,9 +139,22 @@ fn disk(registry: &Registry, memory: bool) -> Result<Arc<Bdev>> {
     })
 }
 
+async fn limit(registry: &Registry, bdev: &Bdev) -> Result<()> {
+    let limits = Limits { ios: IOS_MAX, ..Limits::default() };
+    let groups = QosGroups::new();
+    groups.create("g", None)?;
+    groups.set_limits(registry, "g", limits, Nanos(0)).await?;
+    groups.add(registry, "g", bdev.name()).await?;
+    Ok(bdev.set_qos_limits(limits, Nanos(0)).await?)
+}
+
 fn start_queue(reactor: &mut Reactor, case: Case, guest: &Guest) -> Result<()> {
     let registry = Registry::new();
     let bdev = disk(&registry, case.memory)?;
+    if case.limited {
+        let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+        runtime.block_on(limit(&registry, &bdev))?;
+    }
     let disk = registry.open(bdev.name(), Access::Exclusive, "bench", |_| {})?;
     let cx = reactor.cx();
     let thread = cx.add_thread("bench", CoreSet::from_iter([0]));

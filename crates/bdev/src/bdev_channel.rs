@@ -108,6 +108,8 @@ pub struct BdevChannel {
     throttle: Option<Box<Throttle>>,
     /// Requests that it holds.
     limited: u32,
+    /// Whether its lines are to be looked at: they have requests, be it that these have failed meanwhile.
+    holds: bool,
     handed: Handed,
 }
 
@@ -158,6 +160,7 @@ impl BdevChannel {
             watch: Watch::new(bdev.deadline()),
             throttle: Throttle::new(&bdev, root, cx),
             limited: 0,
+            holds: false,
             handed: Handed::default(),
             serial: bdev.serial() as u16,
             bdev,
@@ -183,10 +186,12 @@ impl BdevChannel {
             self.refuse(&io, status, cx);
             return;
         }
+        let bytes = io.blocks * u64::from(self.block_size);
+        let is_limited = self.throttle.is_some() && !self.may_go(&io, bytes, cx);
         let at_once = self.credits > 0
             && self.waiting.is_empty()
             && matches!(self.state, State::Running)
-            && self.throttle.is_none()
+            && !is_limited
             && self.is_one_piece(&io)
             && (self.fences.is_empty() || !self.fences.hold_off(&io));
         let pending = Pending {
@@ -197,9 +202,9 @@ impl BdevChannel {
             lba: io.lba,
             blocks: io.blocks,
             data: io.data,
-            bytes: io.blocks * u64::from(self.block_size),
+            bytes,
             to_go: !at_once,
-            is_limited: false,
+            is_limited,
             pieces: at_once.into(),
             status: Status::Ok,
             started: cx.now(),
@@ -213,8 +218,8 @@ impl BdevChannel {
         if at_once {
             self.credits -= 1;
             self.inner.submit(Io { tag: Tag(key.raw()), ..io }, cx);
-        } else if self.throttle.is_some() {
-            self.submit_limited(key, &io, cx);
+        } else if is_limited {
+            self.hold(key, &io);
         } else {
             self.start(key, &io, cx);
         }
@@ -312,7 +317,7 @@ impl BdevChannel {
             }
         }
         out.truncate(end);
-        if self.throttle.is_some() {
+        if self.holds {
             self.advance_limited(cx);
         }
         if !self.waiting.is_empty() {

@@ -43,8 +43,16 @@ impl<W: Copy, T> Lane<W, T> {
         self.waits_at.is_some()
     }
 
-    /// Asks for the first request, of so many bytes; `behind` more wait in the line. [`Lane::settle`] must follow the last of several of these.
+    /// Pays a request of so many bytes from what is leased of all buckets, if that is enough and nobody waits here. If not, [`Lane::ask`].
     #[inline]
+    pub fn spend(&self, bytes: u64) -> bool {
+        let is_short = |share: &Rc<RefCell<Share<W, T>>>| !share.borrow_mut().spend(bytes);
+        let Some(paid) = self.path.iter().position(is_short) else { return true };
+        self.path[..paid].iter().for_each(|share| share.borrow_mut().take_back(bytes));
+        false
+    }
+
+    /// Asks for the first request, of so many bytes; `behind` more wait in the line. [`Lane::settle`] must follow the last of several of these.
     pub fn ask(
         &mut self,
         bytes: u64,
@@ -52,6 +60,9 @@ impl<W: Copy, T> Lane<W, T> {
         now: u64,
         wheel: &mut impl Wheel<Who = W, Timer = T>,
     ) -> bool {
+        if self.spend(bytes) {
+            return true;
+        }
         for at in 0..self.path.len() {
             let mut share = self.path[at].borrow_mut();
             let cost = share.cost(bytes);

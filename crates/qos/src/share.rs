@@ -1,7 +1,8 @@
 //! A reactor's part of a bucket: what it has leased, and the lanes that wait for more. Reactor context.
 //!
-//! **Leases.** While lanes wait, a look at the bucket takes more than the request at hand costs, so that the next ones cost no atomic: no more than what
-//! waits here, and of what may be leased at all this reactor's share of the lanes that wait. When no lane waits any more, the rest goes back.
+//! **Leases.** A look at the bucket takes more than the request at hand costs, so that the next ones cost no atomic. While lanes wait: no more than what
+//! waits here, and of what may be leased at all this reactor's share of the lanes that wait; when no lane waits any more, the rest goes back. While none waits
+//! anywhere: an [`AHEAD`]th of what there is, which is the less the nearer the limit is, so that a limit that nobody reaches costs next to nothing.
 //!
 //! **Turns.** The lanes that wait stand in a ring. The first asks until its deficit is used up, and goes to the end; each time that a lane comes to the front,
 //! it is given a quantum. So requests of all sizes are weighed by what they cost.
@@ -22,6 +23,8 @@ const GRAIN: u64 = 100_000;
 const LEFT_OVER: u64 = 250_000;
 /// How far a reactor's pace may be from the clock, in nanoseconds: what it missed before that is forgotten.
 const PACE_SPAN: u64 = 20_000_000;
+/// What part of what a bucket has a reactor leases where nobody waits, and what part at most of what may be leased.
+const AHEAD: u64 = 8;
 /// The request that a lane's quantum pays for, in bytes.
 const QUANTUM: u64 = 4 << 10;
 
@@ -59,6 +62,8 @@ struct Alarm<T> {
 pub struct Share<W, T> {
     bucket: Arc<Bucket>,
     version: u64,
+    /// The last request's bytes and cost: most are of one size.
+    last: (u64, u64),
     /// What it may spend without asking, in 2^-16 ns.
     lease: u64,
     /// How much of it the bucket knows of, in nanoseconds.
@@ -83,6 +88,7 @@ impl<W: Copy, T> Share<W, T> {
     pub fn new(bucket: Arc<Bucket>) -> Self {
         Self {
             version: bucket.version(),
+            last: (0, bucket.cost().of(0)),
             bucket,
             lease: 0,
             reserved: 0,
@@ -100,8 +106,27 @@ impl<W: Copy, T> Share<W, T> {
 
     /// What a request of so many bytes costs here.
     #[inline]
-    pub(crate) fn cost(&self, bytes: u64) -> u64 {
-        self.bucket.cost().of(bytes)
+    pub(crate) fn cost(&mut self, bytes: u64) -> u64 {
+        if self.last.0 != bytes {
+            self.last = (bytes, self.bucket.cost().of(bytes));
+        }
+        self.last.1
+    }
+
+    /// Takes what a request of so many bytes costs from the lease; `false` if that is not enough, lanes wait, or the price has changed.
+    #[inline]
+    pub(crate) fn spend(&mut self, bytes: u64) -> bool {
+        let cost = self.cost(bytes);
+        let is_paid = self.lease >= cost && self.ring.is_empty() && self.version == self.bucket.version();
+        if is_paid {
+            self.lease -= cost;
+        }
+        is_paid
+    }
+
+    /// Has back what a request cost that another bucket's lease was not enough for.
+    pub(crate) fn take_back(&mut self, bytes: u64) {
+        self.lease += self.cost(bytes);
     }
 
     /// Whether `lane` may have something that costs so much now.
@@ -119,6 +144,7 @@ impl<W: Copy, T> Share<W, T> {
     #[cold]
     fn follow_change(&mut self) {
         self.version = self.bucket.version();
+        self.last = (0, self.bucket.cost().of(0));
         self.not_before = 0;
         self.pace = 0;
         self.return_lease();
@@ -150,11 +176,14 @@ impl<W: Copy, T> Share<W, T> {
         let waits_here = behind + (self.ring.len() as u64).saturating_sub(1);
         let here = self.ring.len().max(1) as u64;
         let everywhere = self.bucket.waiting().max(here);
-        let extra = if waits_here == 0 {
-            0
-        } else {
-            let room = now.saturating_sub(self.bucket.free_from(now)).saturating_sub(need);
+        let room = now.saturating_sub(self.bucket.free_from(now)).saturating_sub(need);
+        let extra = if waits_here > 0 {
             nanos_up(cost).saturating_mul(waits_here).min(LEASES * here / everywhere).min(room)
+        } else if self.bucket.waiting() == 0 {
+            // Less than another such request would pay for nothing.
+            Some(room.min(LEASES) / AHEAD).filter(|&ahead| ahead >= need).unwrap_or(0)
+        } else {
+            0
         };
         let before = self.reserved;
         let extra = if extra > 0 || before > 0 { self.bucket.lease(before, 0, extra) } else { 0 };
@@ -215,7 +244,7 @@ impl<W: Copy, T> Share<W, T> {
         if self.ring.front().is_none_or(|first| first.deficit > 0) {
             return;
         }
-        let quantum = self.cost(QUANTUM).clamp(1, i64::MAX as u64) as i64;
+        let quantum = self.bucket.cost().of(QUANTUM).clamp(1, i64::MAX as u64) as i64;
         for _ in 0..self.ring.len() {
             let first = self.ring.front_mut().expect("looked at above");
             first.deficit = first.deficit.saturating_add(quantum);

@@ -47,6 +47,19 @@ struct Line {
     waiting: VecDeque<Waiting>,
 }
 
+impl Line {
+    /// Asks for a request with none before it. If it is not let through, it will wait.
+    #[inline(never)]
+    fn ask(&mut self, bytes: u64, cx: &mut Cx) -> bool {
+        let (now, waker) = (cx.now().0, &mut Waker(cx));
+        let may_go = self.lane.ask(bytes, 0, now, waker);
+        if !may_go {
+            self.lane.settle(true, now, waker);
+        }
+        may_go
+    }
+}
+
 /// The lines of a channel whose disk is limited.
 pub(super) struct Throttle {
     /// One, or one for reads and one for writes.
@@ -101,19 +114,16 @@ impl Throttle {
         &mut self.lines[at]
     }
 
-    /// Whether a new request may go at once. If not, it waits; so it does without asking while the channel is frozen.
-    fn may_go(&mut self, io: &Io, bytes: u64, key: Key, is_frozen: bool, cx: &mut Cx) -> bool {
-        let line = self.line(direction(io.op));
-        let now = cx.now().0;
-        if line.waiting.is_empty() && !is_frozen {
-            let waker = &mut Waker(cx);
-            if line.lane.ask(bytes, 0, now, waker) {
-                return true;
-            }
-            line.lane.settle(true, now, waker);
-        }
-        line.waiting.push_back(Waiting { key, source: io.source });
-        false
+    /// Whether a new request may go at once. If not, [`Throttle::hold`] must follow.
+    #[inline]
+    fn may_go(&mut self, direction: Direction, bytes: u64, cx: &mut Cx) -> bool {
+        let line = self.line(direction);
+        line.waiting.is_empty() && (line.lane.spend(bytes) || line.ask(bytes, cx))
+    }
+
+    /// Has a request wait.
+    fn hold(&mut self, direction: Direction, waiting: Waiting) {
+        self.line(direction).waiting.push_back(waiting);
     }
 
     /// Asks for nothing for now: others are not to wait for it.
@@ -154,19 +164,21 @@ impl BdevChannel {
         }
     }
 
-    /// Starts a request of a limited disk, or has it wait.
-    pub(super) fn submit_limited(&mut self, key: Key, io: &Io, cx: &mut Cx) {
-        let p = self.pending.get_mut(key).expect("just inserted");
-        let (op, bytes) = (p.op, p.bytes);
-        let bytes = self.counted_bytes(op, bytes);
-        let is_frozen = !matches!(self.state, State::Running);
+    /// Whether a new request of a limited disk may go at once. If not, [`Self::hold`] must follow; so it does without asking while the channel is frozen.
+    // Not inlined: the path of disks without limits is to stay as short as it is.
+    #[inline(never)]
+    pub(super) fn may_go(&mut self, io: &Io, bytes: u64, cx: &mut Cx) -> bool {
+        let bytes = self.counted_bytes(io.op, bytes);
         let throttle = self.throttle.as_mut().expect("the caller looked");
-        if throttle.may_go(io, bytes, key, is_frozen, cx) {
-            self.start(key, io, cx);
-        } else {
-            self.pending.get_mut(key).expect("just inserted").is_limited = true;
-            self.limited += 1;
-        }
+        matches!(self.state, State::Running) && throttle.may_go(direction(io.op), bytes, cx)
+    }
+
+    /// Has a request wait.
+    pub(super) fn hold(&mut self, key: Key, io: &Io) {
+        let throttle = self.throttle.as_mut().expect("the caller looked");
+        throttle.hold(direction(io.op), Waiting { key, source: io.source });
+        self.limited += 1;
+        self.holds = true;
     }
 
     /// Starts what may go by now.
@@ -190,6 +202,7 @@ impl BdevChannel {
             }
             line.lane.settle(!line.waiting.is_empty(), now, &mut Waker(cx));
         }
+        self.holds = throttle.lines.iter().any(|line| !line.waiting.is_empty());
         self.throttle = Some(throttle);
     }
 
@@ -220,11 +233,12 @@ impl BdevChannel {
             waiting.sort_by_key(|w| self.pending.get(w.key).map(|p| p.started));
         }
         self.throttle = Throttle::new(&self.bdev, self.root, cx);
+        self.holds &= self.throttle.is_some();
         for w in waiting {
             match &mut self.throttle {
                 Some(throttle) => {
                     let op = self.pending.get(w.key).expect("the others are gone").op;
-                    throttle.line(direction(op)).waiting.push_back(w);
+                    throttle.hold(direction(op), w);
                 }
                 None => self.start_limited(w, cx),
             }

@@ -196,6 +196,25 @@ fn readers_go_on_while_writers_wait() {
     assert!(counts[0] >= 19_800 && counts[1] >= 396 && counts[1] <= 402, "{counts:?}");
 }
 
+/// Where nobody waits reactors lease ahead. One that does nothing more keeps that, and the other has its due all the same.
+#[test]
+fn what_is_leased_ahead_is_missed_by_nobody() {
+    let group = ios(100_000);
+    let mut sim = Sim::new(13, LATE);
+    // A quarter of the limit.
+    let loads = [0, 1].map(|reactor| sim.open(&[&group], Load { reactor, depth: 1, ..LOAD }));
+    sim.run_for(SECOND);
+    let leased = group.buckets()[0].1.leased();
+    assert!((10_000..=LEASES / 4).contains(&leased), "{leased}");
+    loads.into_iter().for_each(|who| sim.stop(who));
+    let start = sim.now;
+    sim.open(&[&group], Load { reactor: 1, ..LOAD });
+    sim.run_for(SECOND);
+    let count = sim.count(start, sim.now);
+    assert!(count >= 99_000, "{count}");
+    check_bound(&sim, 3, Duration::ZERO, 10_000.0);
+}
+
 #[test]
 fn changes_take_effect_at_once() {
     let mut disk = ios(10);
