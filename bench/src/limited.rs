@@ -23,7 +23,7 @@ const LOOSE: (u64, u64) = (10_000_000, 100_000_000);
 const RATE: u64 = 6000;
 const OF_A_DISK: u64 = 3000;
 /// Turns with limits, and without.
-const PAIRS: usize = 5;
+const PAIRS: usize = 11;
 /// Scrapes in a second, while they are measured.
 const SCRAPES: u32 = 4;
 
@@ -44,7 +44,7 @@ impl Tables {
             loose: section(
                 "Limits that nobody reaches",
                 "Thousands of 4 KiB random reads a second of eight disks of each machine, 16 in flight each: without any limit, and with one on each disk and \
-                 one on each machine's group, in turns; and what a reactor works for a request.",
+                 one on each machine's group, in turns (the share is of each turn and the one before it); and what a reactor works for a request.",
                 &[
                     "disks",
                     "sleep policy",
@@ -59,7 +59,7 @@ impl Tables {
                 "Machines at their limits",
                 "The same load, where each machine's group is held to 6,000 requests a second and each disk to 3,000: what machines get, in percent of that. `limit` is how \
                  long it took to make the groups, put all disks into them and limit all, by calls one after the other's reply.",
-                &["disks", "sleep policy", "all machines", "least", "most", "limit, s"],
+                &["disks", "sleep policy", "all machines", "least", "most", "reactor busy, %", "limit, s"],
             ),
             looks: section(
                 "Looking at all of it",
@@ -159,9 +159,9 @@ fn loose<T: Topology>(
     }
     let [[none, none_busy], [all, all_busy]] = sides;
     report.records.push(Record::new(case, "limits that nobody reaches", "1000/s", &all, &none));
-    let share = all.median().zip(none.median()).map_or(f64::NAN, |(all, none)| 100.0 * all / none);
-    let [none, all, none_busy, all_busy] = [none, all, none_busy, all_busy].map(|runs| cell(&runs, number));
-    section.row([names.to_vec(), vec![none, all, number(share), none_busy, all_busy]].concat());
+    let share = all.over(&none).scaled(100.0);
+    let cells = [none, all, share, none_busy, all_busy].map(|runs| cell(&runs, number));
+    section.row([&names[..], &cells].concat());
     Ok(())
 }
 
@@ -177,16 +177,17 @@ fn binding<T: Topology>(
     fleet::limit(&mut rig.rpc, rig.numbers, OF_A_DISK, RATE)?;
     let limited = start.elapsed().as_secs_f64() + grouped;
     rig.load(settings.warm_up)?;
-    let (mut all, mut each) = (Runs::default(), Runs::default());
+    let [mut all, mut each, mut busy] = <[Runs; 3]>::default();
     for _ in 0..settings.runs {
-        let (machines, seconds, _) = rig.load(settings.span)?;
+        let (machines, seconds, worked) = rig.load(settings.span)?;
+        busy.push(100.0 * worked / 1e9 / seconds);
         let percent = |requests: f64| 100.0 * requests / seconds / RATE as f64;
         all.push(percent(machines.iter().sum::<f64>() / machines.len() as f64));
         machines.into_iter().for_each(|requests| each.push(percent(requests)));
     }
     report.records.push(Record::new(case, "each machine, of its limit", "%", &each, &Runs::default()));
     let [least, most] = each.spread().unwrap_or([f64::NAN; 2]);
-    let cells = vec![cell(&all, number), number(least), number(most), number(limited)];
+    let cells = vec![cell(&all, number), number(least), number(most), cell(&busy, number), number(limited)];
     section.row([names.to_vec(), cells].concat());
     Ok(())
 }

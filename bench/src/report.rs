@@ -27,6 +27,12 @@ impl Runs {
         Self(self.0.iter().map(|value| value * factor).collect())
     }
 
+    /// How many times the run of `other` at the same turn each run is.
+    #[must_use]
+    pub fn over(&self, other: &Self) -> Self {
+        Self(self.0.iter().zip(&other.0).map(|(one, other)| one / other).collect())
+    }
+
     /// By how much each run is above the run of `other` at the same turn.
     #[must_use]
     pub fn minus(&self, other: &Self) -> Self {
