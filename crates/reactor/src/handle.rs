@@ -193,8 +193,18 @@ impl Handle {
         self.0.act_on(self.0.mailbox.notify());
     }
 
+    /// Those of its tasks that can go on.
     pub(crate) fn take_runnable(&self, into: &mut Vec<Runnable>) {
         if let Some(list) = &mut *lock(&self.0.runnable) {
+            into.append(list);
+        }
+    }
+
+    /// The same in a turn, which waits for nobody: whoever adds one meanwhile notifies it afterwards.
+    pub(crate) fn look_for_runnable(&self, into: &mut Vec<Runnable>) {
+        if let Ok(mut list) = self.0.runnable.try_lock()
+            && let Some(list) = &mut *list
+        {
             into.append(list);
         }
     }
@@ -205,8 +215,11 @@ impl Handle {
         self.0.act_on(self.0.mailbox.notify());
     }
 
-    pub(crate) fn take_completed(&self, into: &mut Vec<Completion>) {
-        into.append(&mut lock(&self.0.completed));
+    /// Blocking calls that have ended; as [`Handle::look_for_runnable`].
+    pub(crate) fn look_for_completed(&self, into: &mut Vec<Completion>) {
+        if let Ok(mut completed) = self.0.completed.try_lock() {
+            into.append(&mut completed);
+        }
     }
 
     /// A waker of the reactor itself.

@@ -163,8 +163,8 @@ impl Reactor {
             self.spin.ended(now, self.cx.waiter.is_owed());
         }
         if self.cx.handle.0.mailbox.take_attention() {
-            self.cx.handle.take_runnable(&mut self.runnable);
-            self.cx.handle.take_completed(&mut self.completions);
+            self.cx.handle.look_for_runnable(&mut self.runnable);
+            self.cx.handle.look_for_completed(&mut self.completions);
             self.cx.outgoing.retry();
         }
         now
