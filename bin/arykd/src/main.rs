@@ -16,6 +16,7 @@ use aryk_state::Store;
 use clap::Parser;
 use cli::Cli;
 use log::Format;
+use mimalloc::MiMalloc;
 use notify::Manager;
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -23,6 +24,11 @@ use std::rc::Rc;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::LocalSet;
+
+/// Messages carry memory from the control thread to reactors and back. glibc's `free` takes the lock of whoever allocated it, which may stand preempted
+/// while it holds that: a reactor was seen to wait for a second. This one's passes it on by an atomic.
+#[global_allocator]
+static ALLOCATOR: MiMalloc = MiMalloc;
 
 /// The exit code of a daemon that did not wait for requests that ran.
 const EXIT_UNFINISHED: i32 = 3;
