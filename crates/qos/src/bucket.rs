@@ -6,7 +6,10 @@
 //!
 //! Costs are in 2^-16 ns, of which leases keep the fractions; the bucket itself counts whole nanoseconds.
 
-use crate::sync::{AtomicU64, Ordering::Relaxed};
+use crate::sync::{
+    AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
 use crate::tariff::{Cost, FRACTION};
 use std::time::Duration;
 
@@ -58,10 +61,10 @@ impl Bucket {
         Cost { request: self.request.load(Relaxed), byte: self.byte.load(Relaxed) }
     }
 
-    /// Counts the changes of price and burst.
+    /// Counts the changes of price and burst. Who has seen a version sees its price, or a later one's.
     #[inline]
     pub fn version(&self) -> u64 {
-        self.version.load(Relaxed)
+        self.version.load(Acquire)
     }
 
     /// Has another price from now on. A debt stays the same in requests or bytes; what was saved up stays within the new burst.
@@ -77,7 +80,7 @@ impl Bucket {
             if until > now { now.saturating_add(debt) } else { until }
         };
         self.update(rescale);
-        self.version.fetch_add(1, Relaxed);
+        self.version.fetch_add(1, Release);
     }
 
     fn update(&self, mut change: impl FnMut(u64) -> u64) {

@@ -175,14 +175,15 @@ impl<W: Copy, T> Share<W, T> {
         let need = nanos_up(cost - self.lease);
         let waits_here = behind + (self.ring.len() as u64).saturating_sub(1);
         let here = self.ring.len().max(1) as u64;
-        let everywhere = self.bucket.waiting().max(here);
+        let waiting = self.bucket.waiting();
+        let everywhere = waiting.max(here);
         let room = now.saturating_sub(self.bucket.free_from(now)).saturating_sub(need);
         let extra = if waits_here > 0 {
             nanos_up(cost).saturating_mul(waits_here).min(LEASES * here / everywhere).min(room)
-        } else if self.bucket.waiting() == 0 {
-            // Less than another such request would pay for nothing.
-            Some(room.min(LEASES) / AHEAD).filter(|&ahead| ahead >= need).unwrap_or(0)
+        } else if waiting == 0 && room.min(LEASES) / AHEAD >= need {
+            room.min(LEASES) / AHEAD
         } else {
+            // Others wait for it, or it would not pay for another such request.
             0
         };
         let before = self.reserved;
