@@ -62,46 +62,22 @@ impl Case {
     }
 }
 
+/// What the cases differ from: reads of a null block device without limits, 32 in flight.
+const NULL_READ: Case =
+    Case { name: "", scsi: false, memory: false, write: false, limited: false, depth: 32 };
+
 /// All of them.
 pub const CASES: [Case; 10] = [
-    Case {
-        name: "limited/null/read-4k/qd32",
-        scsi: false,
-        memory: false,
-        write: false,
-        limited: true,
-        depth: 32,
-    },
-    Case { name: "null/read-4k/qd1", scsi: false, memory: false, write: false, limited: false, depth: 1 },
-    Case { name: "null/read-4k/qd32", scsi: false, memory: false, write: false, limited: false, depth: 32 },
-    Case { name: "memory/read-4k/qd1", scsi: false, memory: true, write: false, limited: false, depth: 1 },
-    Case { name: "memory/read-4k/qd32", scsi: false, memory: true, write: false, limited: false, depth: 32 },
-    Case { name: "memory/write-4k/qd32", scsi: false, memory: true, write: true, limited: false, depth: 32 },
-    Case { name: "scsi/null/read-4k/qd1", scsi: true, memory: false, write: false, limited: false, depth: 1 },
-    Case {
-        name: "scsi/null/read-4k/qd32",
-        scsi: true,
-        memory: false,
-        write: false,
-        limited: false,
-        depth: 32,
-    },
-    Case {
-        name: "scsi/memory/read-4k/qd32",
-        scsi: true,
-        memory: true,
-        write: false,
-        limited: false,
-        depth: 32,
-    },
-    Case {
-        name: "scsi/memory/write-4k/qd32",
-        scsi: true,
-        memory: true,
-        write: true,
-        limited: false,
-        depth: 32,
-    },
+    Case { name: "limited/null/read-4k/qd32", limited: true, ..NULL_READ },
+    Case { name: "null/read-4k/qd1", depth: 1, ..NULL_READ },
+    Case { name: "null/read-4k/qd32", ..NULL_READ },
+    Case { name: "memory/read-4k/qd1", memory: true, depth: 1, ..NULL_READ },
+    Case { name: "memory/read-4k/qd32", memory: true, ..NULL_READ },
+    Case { name: "memory/write-4k/qd32", memory: true, write: true, ..NULL_READ },
+    Case { name: "scsi/null/read-4k/qd1", scsi: true, depth: 1, ..NULL_READ },
+    Case { name: "scsi/null/read-4k/qd32", scsi: true, ..NULL_READ },
+    Case { name: "scsi/memory/read-4k/qd32", scsi: true, memory: true, ..NULL_READ },
+    Case { name: "scsi/memory/write-4k/qd32", scsi: true, memory: true, write: true, ..NULL_READ },
 ];
 
 /// Carries out `batches` times as many requests as are in flight at a time.
