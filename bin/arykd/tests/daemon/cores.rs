@@ -52,6 +52,7 @@ fn trade_cores(daemon: &Daemon, ids: &[u64]) {
         let now = operations(daemon, "b");
         assert!(now >= before, "what was counted on a core that has gone is still told: {now}, {before}");
         before = now;
+        wait_for("the machine goes on", || operations(daemon, "b") > before);
         // What is told next may be 50 ms old.
         thread::sleep(Duration::from_millis(60));
         let told = daemon.call("aryk_stats_get", json!({})).unwrap();
