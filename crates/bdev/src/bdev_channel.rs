@@ -179,21 +179,23 @@ impl BdevChannel {
     }
 
     /// Starts a request, which completes exactly once, in a later [`BdevChannel::poll`]. Its data stays in place until then.
+    // What is called here and is not inlined has no reference to the request. So its parts stay in registers until they are stored where they are kept;
+    // copied from memory that they were just put into, they would wait for all stores before them, those to a guest's lines among them.
     #[inline]
     pub fn submit(&mut self, io: Io, cx: &mut Cx) {
         cx.trace(Layer::Bdev, Point::Submit, self.serial, io.tag.0 as u32);
         if let Err(status) = self.check(&io) {
-            self.refuse(&io, status, cx);
+            self.refuse(io.tag, io.op, status, cx);
             return;
         }
         let bytes = io.blocks * u64::from(self.block_size);
-        let is_limited = self.throttle.is_some() && !self.may_go(&io, bytes, cx);
+        let is_limited = self.throttle.is_some() && !self.may_go(io.op, bytes, cx);
         let at_once = self.credits > 0
             && self.waiting.is_empty()
             && matches!(self.state, State::Running)
             && !is_limited
             && self.is_one_piece(&io)
-            && (self.fences.is_empty() || !self.fences.hold_off(&io));
+            && (self.fences.is_empty() || !self.fences.hold_off(io.op, io.lba, io.blocks));
         let pending = Pending {
             tag: io.tag,
             asked: io.op,
@@ -219,9 +221,9 @@ impl BdevChannel {
             self.credits -= 1;
             self.inner.submit(Io { tag: Tag(key.raw()), ..io }, cx);
         } else if is_limited {
-            self.hold(key, &io);
+            self.hold(key, io.op, io.source);
         } else {
-            self.start(key, &io, cx);
+            self.start(key, io, cx);
         }
         if self.watch.must_begin() {
             self.watch_oldest(cx);
@@ -231,10 +233,10 @@ impl BdevChannel {
 
     /// Starts a request that has its place, and that nothing limits.
     #[inline]
-    fn start(&mut self, key: Key, io: &Io, cx: &mut Cx) {
+    fn start(&mut self, key: Key, io: Io, cx: &mut Cx) {
         if io.op.is_compound() {
             self.begin_compound(key, io, cx);
-        } else if !self.fences.is_empty() && self.fences.hold_off(io) {
+        } else if !self.fences.is_empty() && self.fences.hold_off(io.op, io.lba, io.blocks) {
             self.fences.add_held(key);
         } else {
             self.enqueue(key, cx);
@@ -256,9 +258,9 @@ impl BdevChannel {
     }
 
     #[cold]
-    fn refuse(&mut self, io: &Io, status: Status, cx: &mut Cx) {
-        self.cell.stats.borrow_mut().refuse(io.op);
-        self.ready.push(Completion { tag: io.tag, status });
+    fn refuse(&mut self, tag: Tag, op: Op, status: Status, cx: &mut Cx) {
+        self.cell.stats.borrow_mut().refuse(op);
+        self.ready.push(Completion { tag, status });
         cx.wake(self.root);
     }
 
@@ -361,7 +363,7 @@ impl BdevChannel {
             return Err(Status::OutOfRange);
         }
         if io.op.is_compound() {
-            return self.check_compound(io);
+            return self.check_compound(Io { ..*io });
         }
         let bytes = if io.op.has_data() { u128::from(io.blocks) * u128::from(self.block_size) } else { 0 };
         if u128::from(io.data.len()) == bytes { Ok(()) } else { Err(Status::Invalid) }

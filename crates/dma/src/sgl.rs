@@ -90,6 +90,7 @@ impl Sgl {
     ///
     /// # Panics
     /// If it is shorter than that.
+    #[inline]
     #[must_use]
     pub fn slice(&self, offset: u32, len: u32) -> Self {
         let end = offset.checked_add(len).expect("a slice's end is a u32");

@@ -27,14 +27,17 @@ const UNIT_ATTENTION: u8 = 6;
 /// How often it may have.
 const ATTENTIONS_MAX: u32 = 16;
 
+/// The part of a request's CDB that is used.
+type Cdb = [u8; 16];
+
 const READ_16: u8 = 0x88;
 const WRITE_16: u8 = 0x8a;
-const TEST_UNIT_READY: [u8; 6] = [0; 6];
+const TEST_UNIT_READY: Cdb = [0; 16];
 /// READ CAPACITY (16), of 32 bytes.
-const READ_CAPACITY: [u8; 16] = [0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 32, 0, 0];
+const READ_CAPACITY: Cdb = [0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 32, 0, 0];
 const CAPACITY_LEN: usize = 32;
 /// MODE SENSE (6), of the header and no block descriptors.
-const MODE_SENSE: [u8; 6] = [0x1a, 0x08, 0x3f, 0, 4, 0];
+const MODE_SENSE: Cdb = [0x1a, 0x08, 0x3f, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 const MODE_LEN: usize = 4;
 
 /// What a disk says about itself.
@@ -70,15 +73,16 @@ impl Requests {
         Self { target, lun, block_shift: 9 }
     }
 
-    /// Writes a request: the address, a tag, a simple task's attributes, and the CDB.
+    /// Writes a request: the address, a tag, a simple task's attributes, and the CDB. All in words, for a copy of what was just put together from smaller
+    /// parts would wait until those have left the processor.
     #[inline]
-    fn write(&self, memory: &GuestArea, place: Place, cdb: &[u8]) {
-        let mut request = [0; 64];
+    fn write(&self, memory: &GuestArea, place: Place, cdb: &Cdb) {
         let [high, low] = self.lun.to_be_bytes();
-        request[..4].copy_from_slice(&[1, self.target, 0x40 | high, low]);
-        request[8..16].copy_from_slice(&place.head.to_le_bytes());
-        request[19..19 + cdb.len()].copy_from_slice(cdb);
-        memory.write(place.head as usize, &request);
+        let address = u64::from_le_bytes([1, self.target, 0x40 | high, low, 0, 0, 0, 0]);
+        let cdb = u128::from_le_bytes(*cdb);
+        // Three bytes of attributes, then the CDB.
+        let words = [address, place.head, (cdb << 24) as u64, (cdb >> 40) as u64, (cdb >> 104) as u64];
+        memory.write(place.head as usize, &words.map(u64::to_le));
         memory.write((place.head + STATUS_AT) as usize, &[UNANSWERED; 2]);
     }
 }
@@ -98,11 +102,10 @@ impl Builder for Requests {
 
     #[inline]
     fn set_up(&self, memory: &GuestArea, operation: Operation, place: Place, offset: u64) {
-        let mut cdb = [0; 16];
-        cdb[0] = if operation == Operation::Read { READ_16 } else { WRITE_16 };
-        cdb[2..10].copy_from_slice(&(offset >> self.block_shift).to_be_bytes());
-        cdb[10..14].copy_from_slice(&(place.len >> self.block_shift).to_be_bytes());
-        self.write(memory, place, &cdb);
+        let code = if operation == Operation::Read { READ_16 } else { WRITE_16 };
+        let (lba, blocks) = (offset >> self.block_shift, place.len >> self.block_shift);
+        let cdb = u128::from(code) << 120 | u128::from(lba) << 48 | u128::from(blocks) << 16;
+        self.write(memory, place, &cdb.to_be_bytes());
     }
 
     #[inline]
@@ -187,14 +190,14 @@ impl Queue<Requests> {
     }
 
     /// A command, and the first bytes of its data.
-    fn answer_of<const N: usize>(&mut self, cdb: &[u8], patience: Duration) -> Result<[u8; N], Error> {
+    fn answer_of<const N: usize>(&mut self, cdb: &Cdb, patience: Duration) -> Result<[u8; N], Error> {
         let place = self.command(cdb, patience)?;
         assert!(place.len as usize >= N, "requests of {} bytes", place.len);
         Ok(self.area().read(place.data as usize))
     }
 
     /// A command, over and over while the unit has something else to say.
-    fn command(&mut self, cdb: &[u8], patience: Duration) -> Result<Place, Error> {
+    fn command(&mut self, cdb: &Cdb, patience: Duration) -> Result<Place, Error> {
         let requests = *self.builder_mut();
         let mut attentions = 0;
         loop {

@@ -165,7 +165,8 @@ impl UnitChannel {
     }
 
     /// Starts a command, whose outcome comes exactly once, in a later [`UnitChannel::poll`].
-    #[inline]
+    // Always, so that of the two lists one can be taken while they are in registers.
+    #[inline(always)]
     pub fn submit(&mut self, request: Request<'_>, cx: &mut Cx) {
         match plain(request.cdb) {
             Some((op, transfer)) if self.lun().is_free() && !self.nexus.has_pending() => {
@@ -271,7 +272,8 @@ impl UnitChannel {
         self.disk.submit(Io { tag: Tag(key.raw()), ..io }, cx);
     }
 
-    #[inline]
+    // Always, as a task that is handed over would be stored twice.
+    #[inline(always)]
     fn insert(&mut self, task: Task) -> SlotKey {
         if self.tasks.is_full() {
             self.tasks.grow(self.tasks.capacity());

@@ -109,15 +109,15 @@ pub(crate) enum Response {
     IncorrectLun = 12,
 }
 
-/// How a command ended. Its sense, if there is some, and data follow.
+/// How a command ended (section 5.6.6.1): two words, for so it is copied. A copy of halves that were just stored apart waits until those have left the
+/// processor, behind all that was stored for others before; a sixth of a null read's time went there. Its sense, if there is some, and data follow.
 #[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
-#[repr(C)]
+#[repr(C, packed(4))]
 pub(crate) struct Verdict {
-    sense_len: u32,
-    residual: u32,
-    qualifier: u16,
-    status: u8,
-    response: u8,
+    /// Bytes of sense, and of data that were not moved.
+    lengths: u64,
+    /// A qualifier of 16 bits, the command's status, and the response.
+    end: u32,
 }
 
 /// A command's answer where it has sense; data follows.
@@ -136,7 +136,13 @@ impl Verdict {
     /// Of a request that reached no unit.
     #[inline]
     pub const fn without_status(response: Response, residual: u32) -> Self {
-        Self { sense_len: 0, residual, qualifier: 0, status: 0, response: response as u8 }
+        Self::new(0, residual, 0, response)
+    }
+
+    #[inline]
+    const fn new(sense_len: u32, residual: u32, status: u8, response: Response) -> Self {
+        let lengths = sense_len as u64 | (residual as u64) << 32;
+        Self { lengths: lengths.to_le(), end: u32::from_ne_bytes([0, 0, status, response as u8]) }
     }
 
     /// Of a command that went well, of whose data so much was not moved.
@@ -154,14 +160,13 @@ impl Answer {
             Outcome { aborted: true, .. } => Response::Aborted,
             _ => Response::Ok,
         };
-        let mut verdict = Verdict::without_status(response, given - outcome.moved);
-        verdict.status = outcome.status as u8;
-        let mut sense = [0; SENSE];
+        let (mut sense, mut sense_len) = ([0; SENSE], 0);
         if outcome.status == Status::CheckCondition {
             let (bytes, len) = if descriptors { outcome.sense.descriptors() } else { outcome.sense.fixed() };
-            verdict.sense_len = len as u32;
+            sense_len = len as u32;
             sense[..bytes.len()].copy_from_slice(&bytes);
         }
+        let verdict = Verdict::new(sense_len, given - outcome.moved, outcome.status as u8, response);
         Self { verdict, sense }
     }
 }

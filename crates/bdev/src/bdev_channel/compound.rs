@@ -117,7 +117,7 @@ fn is_same(data: Sgl, bytes: &[u8]) -> bool {
 impl BdevChannel {
     /// Whether a compound request can be carried out.
     #[cold]
-    pub(super) fn check_compound(&self, io: &Io) -> Result<(), Status> {
+    pub(super) fn check_compound(&self, io: Io) -> Result<(), Status> {
         let bytes = u128::from(io.blocks) * u128::from(self.block_size);
         let data = match io.op {
             Op::Compare => bytes,
@@ -134,9 +134,9 @@ impl BdevChannel {
 
     /// Starts a compound request that has been checked and has its place.
     #[cold]
-    pub(super) fn begin_compound(&mut self, key: Key, io: &Io, cx: &mut Cx) {
+    pub(super) fn begin_compound(&mut self, key: Key, io: Io, cx: &mut Cx) {
         self.pending.get_mut(key).expect("just inserted").to_go = false;
-        let &Io { op, fua, lba, source, blocks, data, .. } = io;
+        let Io { op, fua, lba, source, blocks, data, .. } = io;
         let (step, done, chunk) = (Step::Waiting, 0, 0);
         let compound = Compound {
             key,

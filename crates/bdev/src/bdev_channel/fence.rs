@@ -4,7 +4,7 @@
 //! Compound requests pass all fences: they go by the table of the disk.
 
 use super::{BdevChannel, Pending};
-use crate::Io;
+use crate::Op;
 use crate::ranges::Extent;
 use aryk_reactor::Cx;
 use aryk_slots::Key;
@@ -52,8 +52,8 @@ impl Fences {
 
     /// Whether a new request is to be held off.
     #[cold]
-    pub fn hold_off(&self, io: &Io) -> bool {
-        io.op.is_change() && !io.op.is_compound() && self.touch(&(io.lba..io.lba + io.blocks))
+    pub fn hold_off(&self, op: Op, lba: u64, blocks: u64) -> bool {
+        op.is_change() && !op.is_compound() && self.touch(&(lba..lba + blocks))
     }
 
     pub fn add_held(&mut self, key: Key) {

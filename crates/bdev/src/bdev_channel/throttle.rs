@@ -167,16 +167,16 @@ impl BdevChannel {
     /// Whether a new request of a limited disk may go at once. If not, [`Self::hold`] must follow; so it does without asking while the channel is frozen.
     // Not inlined: the path of disks without limits is to stay as short as it is.
     #[inline(never)]
-    pub(super) fn may_go(&mut self, io: &Io, bytes: u64, cx: &mut Cx) -> bool {
-        let bytes = self.counted_bytes(io.op, bytes);
+    pub(super) fn may_go(&mut self, op: Op, bytes: u64, cx: &mut Cx) -> bool {
+        let bytes = self.counted_bytes(op, bytes);
         let throttle = self.throttle.as_mut().expect("the caller looked");
-        matches!(self.state, State::Running) && throttle.may_go(direction(io.op), bytes, cx)
+        matches!(self.state, State::Running) && throttle.may_go(direction(op), bytes, cx)
     }
 
     /// Has a request wait.
-    pub(super) fn hold(&mut self, key: Key, io: &Io) {
+    pub(super) fn hold(&mut self, key: Key, op: Op, source: u64) {
         let throttle = self.throttle.as_mut().expect("the caller looked");
-        throttle.hold(direction(io.op), Waiting { key, source: io.source });
+        throttle.hold(direction(op), Waiting { key, source });
         self.limited += 1;
         self.holds = true;
     }
@@ -219,7 +219,7 @@ impl BdevChannel {
         drop(stats);
         let &mut Pending { tag, asked: op, fua, lba, blocks, data, .. } = p;
         let io = Io { tag, op, fua, lba, blocks, source: waiting.source, data };
-        self.start(waiting.key, &io, cx);
+        self.start(waiting.key, io, cx);
     }
 
     /// Goes by the limits that there are now.
