@@ -182,6 +182,26 @@ impl Sgl {
         }
     }
 
+    /// Writes one byte of the view.
+    ///
+    /// # Panics
+    /// If the view is not that long.
+    #[inline]
+    pub fn put_byte(&self, offset: u32, byte: u8) {
+        assert!(offset < self.len, "byte {offset} of {}", self.len);
+        let mut at = (self.skip + offset) as usize;
+        for seg in self.all() {
+            if let Some(rest) = at.checked_sub(seg.len) {
+                at = rest;
+                continue;
+            }
+            // SAFETY: by the crate's invariant the piece is mapped, and `at` is inside of it.
+            unsafe { copy::to_shared(seg.base.wrapping_add(at), &raw const byte, 1) };
+            return;
+        }
+        unreachable!("segments are as long as the view");
+    }
+
     /// Copies bytes of `store` from `offset` on over the whole view: a read from a disk in memory.
     ///
     /// # Panics

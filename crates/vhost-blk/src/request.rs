@@ -199,5 +199,5 @@ fn data_of(all: Sgl, op: Op) -> Sgl {
 /// Writes a slot's status byte, the last of its list.
 #[inline]
 pub(crate) fn write_status(all: Sgl, answer: Answer) {
-    all.write(all.len() - 1, &[answer as u8]);
+    all.put_byte(all.len() - 1, answer as u8);
 }

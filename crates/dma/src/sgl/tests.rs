@@ -148,6 +148,21 @@ proptest! {
     }
 
     #[test]
+    fn a_byte_is_put_where_it_belongs(pieces in pieces(), cut: (Index, Index), at: Index, byte: u8) {
+        let scattered = Scattered::new(&pieces);
+        let (mut model, others) = (scattered.gathered(), scattered.others());
+        let range = part(model.len(), cut);
+        let view = scattered.sgl().slice(range.start as u32, range.len() as u32);
+        if !range.is_empty() {
+            let at = at.index(range.len());
+            view.put_byte(at as u32, byte);
+            model[range.start + at] = byte;
+        }
+        prop_assert_eq!(scattered.gathered(), model);
+        prop_assert_eq!(scattered.others(), others);
+    }
+
+    #[test]
     fn alignment_is_that_of_every_piece(pieces in vec((0..3_usize, 1..4_usize), 1..5), shift in 0..4_u32) {
         let pieces: Vec<_> = pieces.into_iter().map(|(gap, len)| (gap * 4, len * 8)).collect();
         let align = 1_usize << shift;
@@ -183,6 +198,13 @@ fn a_slice_beyond_the_end_is_our_bug() {
 fn a_value_is_not_put_beyond_the_end() {
     let scattered = Scattered::new(&[(0, 10)]);
     scattered.sgl().slice(0, 7).put(&0_u64);
+}
+
+#[test]
+#[should_panic(expected = "byte 7 of 7")]
+fn a_byte_is_not_put_beyond_the_end() {
+    let scattered = Scattered::new(&[(0, 10)]);
+    scattered.sgl().slice(0, 7).put_byte(7, 0);
 }
 
 #[test]
