@@ -210,9 +210,10 @@ fn decode(text: &str) -> Option<String> {
         bytes.push(match first {
             b'+' => b' ',
             b'%' => {
-                let (digits, more) = rest.split_at_checked(2)?;
+                let (digits, more) = rest.split_first_chunk()?;
                 rest = more;
-                u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?
+                let [high, low] = digits.map(|digit| char::from(digit).to_digit(16));
+                (high? << 4 | low?) as u8
             }
             other => other,
         });
@@ -229,7 +230,7 @@ mod tests {
         let wish = Wish::read("sort=reads&filter=a%2Bb+%C3%A4%26").unwrap();
         assert_eq!((&*wish.sort, &*wish.filter), ("reads", "a+b ä&"));
         assert!(Wish::read("").is_some());
-        for wrong in ["x=1", "filter", "filter=%", "filter=%zz", "filter=%ff", "sort=1&y=2"] {
+        for wrong in ["x=1", "filter", "filter=%", "filter=%zz", "filter=%+1", "filter=%ff", "sort=1&y=2"] {
             assert!(Wish::read(wrong).is_none(), "{wrong}");
         }
         assert!(Wish::read(&format!("filter={}", "a".repeat(300))).is_none());
