@@ -7,6 +7,7 @@
 
 use crate::{DirtyLog, GuestArea, Mapping, Seg, Sgl, copy};
 use smallvec::SmallVec;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -300,18 +301,22 @@ fn len_of(bytes: &[u8]) -> u32 {
 /// A table, and how many requests use it.
 #[derive(Debug)]
 struct Epoch {
-    serial: u32,
+    serial: NonZeroU32,
     table: Arc<MemTable>,
     users: u32,
 }
 
+/// A list: a cache line, with as many pieces as it takes.
 #[derive(Debug, Default)]
+#[repr(align(64))]
 struct Slot {
-    segs: SmallVec<[Seg; 4]>,
+    segs: SmallVec<[Seg; 3]>,
     len: u32,
     /// Serial number of the epoch that its addresses were looked up in, while it is in use.
-    epoch: Option<u32>,
+    epoch: Option<NonZeroU32>,
 }
+
+const _: () = assert!(size_of::<Slot>() == 64);
 
 impl Slot {
     /// Adds bytes that do not lie in one region.
@@ -343,7 +348,7 @@ impl SgTable {
     /// A table of `slots` empty lists over `memory`.
     pub fn new(slots: u16, memory: Arc<MemTable>) -> Self {
         let slots = std::iter::repeat_with(Slot::default).take(slots.into()).collect();
-        Self { slots, current: Epoch { serial: 0, table: memory, users: 0 }, old: Vec::new() }
+        Self { slots, current: Epoch { serial: NonZeroU32::MIN, table: memory, users: 0 }, old: Vec::new() }
     }
 
     /// The guest's memory as requests to come see it.
@@ -369,7 +374,7 @@ impl SgTable {
 
     /// Requests to come see `memory`, and so do those in flight whose memory is all in it. The others keep what they see.
     pub fn set_memory(&mut self, memory: Arc<MemTable>) {
-        let serial = self.current.serial.wrapping_add(1);
+        let serial = self.current.serial.checked_add(1).unwrap_or(NonZeroU32::MIN);
         let before = std::mem::replace(&mut self.current, Epoch { serial, table: memory, users: 0 });
         if before.users > 0 {
             self.old.push(before);
@@ -439,7 +444,8 @@ impl SgTable {
     ///
     /// # Panics
     /// If the slot is not in use.
-    #[inline]
+    // Always: as a function of its own it gives its result in memory.
+    #[inline(always)]
     pub fn extend(
         &mut self,
         slot: u16,
@@ -499,7 +505,7 @@ impl SgTable {
     }
 
     #[cold]
-    fn end_old(&mut self, serial: u32) {
+    fn end_old(&mut self, serial: NonZeroU32) {
         let i = self.old.iter().position(|epoch| epoch.serial == serial).expect("its users keep it");
         self.old[i].users -= 1;
         if self.old[i].users == 0 {
@@ -510,7 +516,7 @@ impl SgTable {
 
 /// The table of an epoch that is in use.
 #[inline]
-fn table_of<'a>(current: &'a Epoch, old: &'a [Epoch], serial: u32) -> &'a MemTable {
+fn table_of<'a>(current: &'a Epoch, old: &'a [Epoch], serial: NonZeroU32) -> &'a MemTable {
     if serial == current.serial {
         return &current.table;
     }

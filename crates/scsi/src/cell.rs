@@ -2,7 +2,6 @@
 
 use crate::Which;
 use aryk_reactor::{Cx, RootId};
-use aryk_slots::Key;
 use futures_channel::oneshot;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -15,8 +14,8 @@ pub(crate) enum Command {
     Abort(Which, oneshot::Sender<u32>),
     /// Say how many there are of these.
     Count(Which, oneshot::Sender<u32>),
-    /// What this command has waited for elsewhere is over.
-    Over(Key),
+    /// What the command with this tag has waited for elsewhere is over.
+    Over(u16),
 }
 
 #[derive(Debug)]

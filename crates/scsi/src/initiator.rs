@@ -36,8 +36,11 @@ pub struct Initiators {
     nexuses: Vec<Arc<Nexus>>,
     owners: Vec<(RootId, Rc<RefCell<Owner>>)>,
     thread: ThreadId,
-    tag: u64,
+    tag: u16,
 }
+
+/// Commands of an initiator in flight, at most.
+const DEPTH: u16 = 256;
 
 impl std::fmt::Debug for Initiators {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -62,7 +65,7 @@ impl Initiators {
         let nexus = self.lun.nexus(&[number]);
         let cx = self.reactor.cx();
         let owner = cx.add_root(self.thread, "initiator", |id, cx| {
-            let channel = Some(UnitChannel::open(Arc::clone(&nexus), id, cx)?);
+            let channel = Some(UnitChannel::open(Arc::clone(&nexus), DEPTH, id, cx)?);
             Ok::<_, aryk_bdev::OpenError>(Owner { channel, outcomes: Vec::new() })
         });
         let id = owner.expect("a channel").id();
@@ -77,10 +80,10 @@ impl Initiators {
     }
 
     /// Starts a command; its tag.
-    pub fn submit(&mut self, initiator: usize, cdb: &[u8], data_out: Sgl, data_in: Sgl) -> u64 {
-        self.tag += 1;
+    pub fn submit(&mut self, initiator: usize, cdb: &[u8], data_out: Sgl, data_in: Sgl) -> u16 {
+        self.tag = (self.tag + 1) % DEPTH;
         let owner = Rc::clone(&self.owners[initiator].1);
-        let request = Request { tag: self.tag, task: self.tag, cdb, data_out, data_in };
+        let request = Request { tag: self.tag, task: self.tag.into(), cdb, data_out, data_in };
         let mut owner = owner.borrow_mut();
         owner.channel.as_mut().expect("open").submit(request, self.reactor.cx());
         self.tag
@@ -102,14 +105,14 @@ impl Initiators {
     }
 
     /// The outcome of a command, if it is over.
-    pub fn outcome(&mut self, initiator: usize, tag: u64) -> Option<Outcome> {
+    pub fn outcome(&mut self, initiator: usize, tag: u16) -> Option<Outcome> {
         let outcomes = &mut self.owners[initiator].1.borrow_mut().outcomes;
         let at = outcomes.iter().position(|o| o.tag == tag)?;
         Some(outcomes.swap_remove(at))
     }
 
     /// Turns until a command is over.
-    pub fn wait(&mut self, initiator: usize, tag: u64) -> Outcome {
+    pub fn wait(&mut self, initiator: usize, tag: u16) -> Outcome {
         for _ in 0..10_000_000 {
             self.turn();
             if let Some(outcome) = self.outcome(initiator, tag) {

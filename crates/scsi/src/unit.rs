@@ -1,13 +1,13 @@
 //! A logical unit's channel, private to its opener: commands down, outcomes up, as with [`aryk_bdev::BdevChannel`]. Reactor context.
 //!
-//! A command lives in a slot from [`UnitChannel::submit`] until its outcome is handed out; the slot's key is the tag of its requests to the disk. READ
-//! and WRITE are one request each, with the initiator's own memory; they allocate nothing once the table has grown. Nearly all of them are `plain`, of a unit
-//! where nothing is reserved or to be told, and take a short way in and out. What takes several requests, such as
+//! A command has its submitter's tag from [`UnitChannel::submit`] until its outcome is handed out: that is its place in the table (`tasks`), and the tag of
+//! its requests to the disk. READ and WRITE are one request each, with the initiator's own memory; they allocate nothing. Nearly all of them are `plain`, of a unit where nothing is reserved or to be told, and take a short way in and out. What takes several requests, such as
 //! UNMAP, sends one after the other (`jobs`); what takes none is answered at the next poll (`answers`).
 
 mod answers;
 mod jobs;
 mod reserve;
+mod tasks;
 
 pub(crate) use answers::{give, report_luns};
 
@@ -18,18 +18,18 @@ use crate::{Lun, Nexus, Sense, Status, Which};
 use aryk_bdev::{BdevChannel, Completion, Io, Op, OpenError, Status as BdevStatus, Tag};
 use aryk_dma::Sgl;
 use aryk_reactor::{Cx, Handle, RootId};
-use aryk_slots::{Key as SlotKey, Slots};
 use futures_channel::oneshot;
 use jobs::Job;
 use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
+use tasks::{Task, Tasks};
 
 /// A command. Its memory stays in place until its outcome is handed out.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// The submitter's: it comes back with the outcome.
-    pub tag: u64,
+    /// The submitter's: below the channel's depth, and no other command's that is in flight. It comes back with the outcome.
+    pub tag: u16,
     /// The initiator's: task management knows the command by it.
     pub task: u64,
     /// The command descriptor block, of any length.
@@ -44,7 +44,7 @@ pub struct Request<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Outcome {
     /// The command's.
-    pub tag: u64,
+    pub tag: u16,
     /// Its status.
     pub status: Status,
     /// Why, if that is [`Status::CheckCondition`].
@@ -57,24 +57,9 @@ pub struct Outcome {
     pub aborted: bool,
 }
 
-/// A command in flight.
-struct Task {
-    tag: u64,
-    /// The initiator's tag.
-    name: u64,
-    lba: u64,
-    moved: u32,
-    op: Op,
-    /// How it will have ended.
-    status: BdevStatus,
-    aborted: bool,
-    /// What there is to it besides one request.
-    job: Option<Box<Job>>,
-}
-
 /// An abortion that somebody waits for.
 struct Abortion {
-    left: Vec<SlotKey>,
+    left: Vec<u16>,
     aborted: u32,
     done: oneshot::Sender<u32>,
 }
@@ -87,7 +72,7 @@ pub struct UnitChannel {
     root: RootId,
     cells: Rc<Cells>,
     cell: Rc<UnitCell>,
-    tasks: Slots<Task>,
+    tasks: Tasks,
     ready: Vec<Outcome>,
     completions: Vec<Completion>,
     abortions: Vec<Abortion>,
@@ -101,9 +86,6 @@ impl fmt::Debug for UnitChannel {
         s.field("nexus", &self.nexus).field("in_flight", &self.in_flight()).finish_non_exhaustive()
     }
 }
-
-/// Commands in flight at first; more grow the table.
-const TASKS: u32 = 64;
 
 /// What becomes of a command: `None` if it will go on, otherwise the bytes that it has moved.
 type Begun = Result<Option<u32>, Failure>;
@@ -124,11 +106,11 @@ impl From<Sense> for Failure {
 }
 
 impl UnitChannel {
-    /// A channel for the calling reactor, whose outcomes wake `root`.
+    /// A channel for the calling reactor, whose outcomes wake `root`, for commands with tags below `depth`.
     ///
     /// # Errors
     /// As the disk's channel.
-    pub fn open(nexus: Arc<Nexus>, root: RootId, cx: &mut Cx) -> Result<Self, OpenError> {
+    pub fn open(nexus: Arc<Nexus>, depth: u16, root: RootId, cx: &mut Cx) -> Result<Self, OpenError> {
         let lun = nexus.lun();
         let disk = lun.open_disk(root, cx)?;
         let (cells, cell) = Cells::open(lun.serial(), nexus.number(), root, cx);
@@ -140,9 +122,9 @@ impl UnitChannel {
             root,
             cells,
             cell,
-            tasks: Slots::new(TASKS),
-            ready: Vec::with_capacity(TASKS as usize),
-            completions: Vec::with_capacity(TASKS as usize),
+            tasks: Tasks::new(depth),
+            ready: Vec::new(),
+            completions: Vec::with_capacity(depth.into()),
             abortions: Vec::new(),
             block_shift: block_size.trailing_zeros(),
             nexus,
@@ -259,31 +241,14 @@ impl UnitChannel {
     /// Sends the first request of a command.
     #[inline]
     fn start(&mut self, request: &Request<'_>, moved: u32, job: Option<Box<Job>>, io: Io, cx: &mut Cx) {
-        let key = self.insert(Task {
-            tag: request.tag,
-            name: request.task,
-            op: io.op,
-            lba: io.lba,
-            moved,
-            status: BdevStatus::Ok,
-            aborted: false,
-            job,
-        });
-        self.disk.submit(Io { tag: Tag(key.raw()), ..io }, cx);
-    }
-
-    // Always, as a task that is handed over would be stored twice.
-    #[inline(always)]
-    fn insert(&mut self, task: Task) -> SlotKey {
-        if self.tasks.is_full() {
-            self.tasks.grow(self.tasks.capacity());
-        }
-        let Ok(key) = self.tasks.insert(task) else { unreachable!("it has room") };
-        key
+        let Request { tag, task: name, .. } = *request;
+        let (op, lba, status) = (io.op, io.lba, BdevStatus::Ok);
+        self.tasks.insert(tag, Task { name, lba, job, moved, op, status, aborted: false, runs: true });
+        self.disk.submit(Io { tag: Tag(tag.into()), ..io }, cx);
     }
 
     #[cold]
-    fn answer(&mut self, tag: u64, begun: Begun, cx: &mut Cx) {
+    fn answer(&mut self, tag: u16, begun: Begun, cx: &mut Cx) {
         self.ready.push(match begun {
             Ok(moved) => Outcome::good(tag, moved.expect("the command is over")),
             Err(failure) => Outcome::failed(tag, failure),
@@ -294,21 +259,21 @@ impl UnitChannel {
     /// Gives the tags of commands that have gone well, and how many bytes they have moved, to `good`, and adds the outcomes of the others that are over to
     /// `rest`. Those that were answered without the disk are among the rest, however they went.
     #[inline]
-    pub fn poll(&mut self, cx: &mut Cx, rest: &mut Vec<Outcome>, mut good: impl FnMut(u64, u32, &mut Cx)) {
+    pub fn poll(&mut self, cx: &mut Cx, rest: &mut Vec<Outcome>, mut good: impl FnMut(u16, u32, &mut Cx)) {
         if self.cell.has_command() {
             self.obey(cx);
         }
         let mut completions = std::mem::take(&mut self.completions);
         self.disk.poll(cx, &mut completions);
         for &Completion { tag, status } in &completions {
-            let key = SlotKey::from_raw(tag.0);
-            let task = self.tasks.get(key).expect("each request completes once");
-            let (tag, moved) = (task.tag, task.moved);
+            let tag = tag.0 as u16;
+            let task = self.tasks.get(tag);
+            let moved = task.moved;
             if status.is_ok() && task.job.is_none() && self.abortions.is_empty() {
-                self.tasks.remove(key);
+                self.tasks.remove(tag);
                 good(tag, moved, cx);
             } else {
-                rest.extend(self.completed(key, status, cx));
+                rest.extend(self.completed(tag, status, cx));
             }
         }
         completions.clear();
@@ -327,18 +292,20 @@ impl UnitChannel {
 
     /// A request of a command has completed; its outcome, if that was all.
     #[cold]
-    fn completed(&mut self, key: SlotKey, status: BdevStatus, cx: &mut Cx) -> Option<Outcome> {
-        let task = self.tasks.get_mut(key).expect("the caller looked");
+    fn completed(&mut self, tag: u16, status: BdevStatus, cx: &mut Cx) -> Option<Outcome> {
+        let task = self.tasks.get(tag);
         task.status = task.status.or(status);
-        let goes_on = task.job.is_some() && self.goes_on(key, cx);
-        (!goes_on).then(|| self.end(key))
+        let goes_on = task.job.is_some() && self.goes_on(tag, cx);
+        (!goes_on).then(|| self.end(tag))
     }
 
     /// Takes a command that is over out of the table.
-    fn end(&mut self, key: SlotKey) -> Outcome {
-        let Task { tag, op, lba, moved, status, aborted, .. } =
-            self.tasks.remove(key).expect("the caller looked");
-        self.look_aborted(key);
+    fn end(&mut self, tag: u16) -> Outcome {
+        let task = self.tasks.get(tag);
+        task.job = None;
+        let &mut Task { op, lba, moved, status, aborted, .. } = task;
+        self.tasks.remove(tag);
+        self.look_aborted(tag);
         if status.is_ok() {
             return Outcome::good(tag, moved);
         }
@@ -351,17 +318,17 @@ impl UnitChannel {
     }
 
     /// Says that nobody wants the command with this tag any more. It still has an outcome.
-    pub fn abort(&mut self, tag: u64, cx: &mut Cx) {
-        if let Some((key, task)) = self.tasks.iter_mut().find(|(_, task)| task.tag == tag) {
+    pub fn abort(&mut self, tag: u16, cx: &mut Cx) {
+        if let Some((_, task)) = self.tasks.iter().find(|(of, _)| *of == tag) {
             task.aborted = true;
-            self.disk.abort(Tag(key.raw()), cx);
+            self.disk.abort(Tag(tag.into()), cx);
         }
     }
 
     /// Says that nobody wants any command any more. They still have outcomes.
     pub fn abort_all(&mut self, cx: &mut Cx) {
         // What has more to do does not begin it.
-        self.tasks.iter_mut().for_each(|(_, task)| task.aborted = true);
+        self.tasks.iter().for_each(|(_, task)| task.aborted = true);
         self.disk.abort_all(cx);
     }
 
@@ -374,8 +341,8 @@ impl UnitChannel {
                     // Whoever asked may have gone.
                     let _ = done.send(running as u32);
                 }
-                Order::Over(key) => {
-                    let outcome = self.end(key);
+                Order::Over(tag) => {
+                    let outcome = self.end(tag);
                     self.ready.push(outcome);
                 }
             }
@@ -386,18 +353,18 @@ impl UnitChannel {
     fn abort_these(&mut self, which: &Which, done: oneshot::Sender<u32>, cx: &mut Cx) {
         let is_meant =
             |task: &Task| which.has(task.name) && !task.job.as_deref().is_some_and(Job::is_elsewhere);
-        let left: Vec<_> = self.tasks.iter().filter(|(_, t)| is_meant(t)).map(|(key, _)| key).collect();
-        for key in &left {
-            self.tasks.get_mut(*key).expect("just found").aborted = true;
-            self.disk.abort(Tag(key.raw()), cx);
+        let left: Vec<_> = self.tasks.iter().filter(|(_, t)| is_meant(t)).map(|(tag, _)| tag).collect();
+        for &tag in &left {
+            self.tasks.get(tag).aborted = true;
+            self.disk.abort(Tag(tag.into()), cx);
         }
         let aborted = left.len() as u32;
         self.abortions.push(Abortion { left, aborted, done });
         self.tell_aborted();
     }
 
-    fn look_aborted(&mut self, key: SlotKey) {
-        self.abortions.iter_mut().for_each(|abortion| abortion.left.retain(|k| *k != key));
+    fn look_aborted(&mut self, tag: u16) {
+        self.abortions.iter_mut().for_each(|abortion| abortion.left.retain(|t| *t != tag));
         self.tell_aborted();
     }
 
@@ -412,11 +379,11 @@ impl UnitChannel {
 
 impl Outcome {
     /// Of a command that went well.
-    pub const fn good(tag: u64, moved: u32) -> Self {
+    pub const fn good(tag: u16, moved: u32) -> Self {
         Self { tag, status: Status::Good, sense: Sense::NONE, moved, overrun: None, aborted: false }
     }
 
-    fn failed(tag: u64, failure: Failure) -> Self {
+    fn failed(tag: u16, failure: Failure) -> Self {
         let good = Self::good(tag, 0);
         match failure {
             Failure::Sense(sense) => Self { status: Status::CheckCondition, sense, ..good },

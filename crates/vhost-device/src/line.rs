@@ -190,7 +190,8 @@ impl Line {
     ///
     /// # Errors
     /// It was none, and is given back.
-    #[inline]
+    // Always: as a function of its own it costs a SCSI host, whose requests are long, 30 instructions each.
+    #[inline(always)]
     fn pop(&mut self, chain: &mut Chain) -> Result<Option<u16>, Skipped> {
         match self.ring.pop(self.sgs.memory(), chain) {
             Ok(head) => Ok(head),

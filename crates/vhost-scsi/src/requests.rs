@@ -76,7 +76,7 @@ impl Requests {
     ) -> Result<(), OpenError> {
         let place = &mut self.targets[usize::from(target)];
         assert!(place.is_none(), "target {target} has a disk");
-        *place = Some(UnitChannel::open(nexus, line.id, cx)?);
+        *place = Some(UnitChannel::open(nexus, self.lengths.len() as u16, line.id, cx)?);
         self.present |= 1 << target;
         Ok(())
     }
@@ -102,7 +102,7 @@ impl Requests {
     /// Asks the disk that has the command of `head` to give it up.
     pub fn abort(&mut self, head: u16, cx: &mut Cx) {
         let all = self.targets.iter_mut().flatten().chain(&mut self.leaving);
-        all.for_each(|channel| channel.abort(head.into(), cx));
+        all.for_each(|channel| channel.abort(head, cx));
     }
 
     /// Asks the disks to give up what they have not completed.
@@ -143,7 +143,7 @@ impl Requests {
         // The guest has written there, and when the command is over it is to be here.
         all.prefetch_write();
         let request = Request {
-            tag: head.into(),
+            tag: head,
             task: command.tag,
             cdb: &command.cdb,
             data_in: part(all, ANSWER, lengths.data_in),
@@ -169,7 +169,7 @@ impl Requests {
     /// A command is over.
     #[cold]
     fn finish(&self, outcome: &Outcome, descriptors: bool, line: &mut Line) {
-        let head = outcome.tag as u16;
+        let head = outcome.tag;
         let lengths = self.lengths[usize::from(head)];
         let answer = Answer::new(outcome, lengths.all(), descriptors);
         give_back(head, &answer, outcome.moved, lengths, line);
@@ -184,9 +184,8 @@ impl Requests {
             let target = left.trailing_zeros() as usize;
             left &= left - 1;
             let channel = self.targets[target].as_mut().expect("it is present");
-            channel.poll(cx, &mut outcomes, |tag, moved, cx| {
+            channel.poll(cx, &mut outcomes, |head, moved, cx| {
                 worked = true;
-                let head = tag as u16;
                 cx.trace(Layer::Frontend, Point::Complete, line.id.trace_number(), head.into());
                 step(Step::Completed);
                 let lengths = self.lengths[usize::from(head)];
@@ -209,9 +208,9 @@ impl Requests {
     #[cold]
     fn take_rest(&mut self, outcomes: &mut Vec<Outcome>, descriptors: bool, line: &mut Line, cx: &mut Cx) {
         for outcome in outcomes.drain(..) {
-            cx.trace(Layer::Frontend, Point::Complete, line.id.trace_number(), outcome.tag as u32);
+            cx.trace(Layer::Frontend, Point::Complete, line.id.trace_number(), outcome.tag.into());
             if self.giving_up && (outcome.aborted || outcome.sense == Sense::ABORTED) {
-                line.sgs.end(outcome.tag as u16);
+                line.sgs.end(outcome.tag);
                 continue;
             }
             step(Step::Completed);
@@ -228,7 +227,7 @@ impl Requests {
         let worked = !outcomes.is_empty();
         for outcome in outcomes.drain(..) {
             if outcome.aborted || outcome.sense == Sense::ABORTED {
-                self.refuse(outcome.tag as u16, Response::BadTarget, line);
+                self.refuse(outcome.tag, Response::BadTarget, line);
             } else {
                 self.finish(&outcome, false, line);
             }

@@ -1,10 +1,10 @@
 //! Commands that take several requests to the disk, one after the other. Reactor context; these may allocate.
 
-use super::{Begun, Request, Task, UnitChannel};
+use super::tasks::Task;
+use super::{Begun, Request, UnitChannel};
 use aryk_bdev::{Io, Op, Status as BdevStatus, Tag};
 use aryk_dma::{Buffer, PAGE, Sgl};
 use aryk_reactor::Cx;
-use aryk_slots::Key as SlotKey;
 
 /// How a command goes on when a request of it has completed.
 pub(super) enum Job {
@@ -112,16 +112,16 @@ impl UnitChannel {
     }
 
     /// A command that waits for something that [`crate::cell::Command::Over`] will tell of.
-    pub(super) fn wait_elsewhere(&mut self, request: &Request<'_>, moved: u32) -> SlotKey {
-        let (op, status) = (Op::Flush, BdevStatus::Ok);
-        let (Request { tag, task: name, .. }, job) = (*request, Some(Box::new(Job::Elsewhere)));
-        self.insert(Task { tag, name, op, lba: 0, moved, status, aborted: false, job })
+    pub(super) fn wait_elsewhere(&mut self, request: &Request<'_>, moved: u32) {
+        let (op, status, job) = (Op::Flush, BdevStatus::Ok, Some(Box::new(Job::Elsewhere)));
+        let Request { tag, task: name, .. } = *request;
+        self.tasks.insert(tag, Task { name, lba: 0, job, moved, op, status, aborted: false, runs: true });
     }
 
     /// Sends the next request of a command, if there is one to come.
     #[cold]
-    pub(super) fn goes_on(&mut self, key: SlotKey, cx: &mut Cx) -> bool {
-        let task = self.tasks.get_mut(key).expect("the caller looked");
+    pub(super) fn goes_on(&mut self, tag: u16, cx: &mut Cx) -> bool {
+        let task = self.tasks.get(tag);
         if task.status.is_ok() && task.aborted {
             task.status = BdevStatus::Aborted;
         }
@@ -135,7 +135,7 @@ impl UnitChannel {
         };
         let Some(io) = io else { return false };
         task.lba = io.lba;
-        self.disk.submit(Io { tag: Tag(key.raw()), ..io }, cx);
+        self.disk.submit(Io { tag: Tag(tag.into()), ..io }, cx);
         true
     }
 }

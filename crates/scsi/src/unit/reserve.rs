@@ -119,11 +119,12 @@ impl UnitChannel {
 
     /// Aborts all commands of others, and answers when they are over: from then on nothing of theirs reaches the disk.
     fn abort_others(&mut self, victims: Vec<u32>, request: &Request<'_>, moved: u32, cx: &mut Cx) {
-        let key = self.wait_elsewhere(request, moved);
+        self.wait_elsewhere(request, moved);
+        let tag = request.tag;
         let (lun, cell, local) = (Arc::clone(self.lun()), Rc::clone(&self.cell), cx.local().clone());
         let task = async move {
             lun.abort(Which::Nexuses(victims)).await;
-            local.defer(move |cx| cell.command(Order::Over(key), cx));
+            local.defer(move |cx| cell.command(Order::Over(tag), cx));
         };
         cx.local().spawn(task).detach();
     }

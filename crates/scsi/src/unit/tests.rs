@@ -318,7 +318,7 @@ fn what_waits_for_the_disk_can_be_aborted() {
         let lun = Arc::clone(&lun);
         all.cx().local().spawn(async move { lun.abort(which).await }).detach();
     };
-    abort(&mut all, Which::Nexus(number, Some(tags[1])));
+    abort(&mut all, Which::Nexus(number, Some(tags[1].into())));
     let outcome = all.wait(0, tags[1]);
     assert!(outcome.aborted && outcome.status == Status::TaskAborted, "{outcome:?}");
     assert_eq!((all.outcome(0, tags[0]), all.outcome(1, tags[2])), (None, None));
