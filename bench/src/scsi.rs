@@ -1,5 +1,6 @@
 //! `cargo xtask bench scsi`: disks of a SCSI host beside block devices. One `arykd` has the same disk twice, once behind each front-end, and
-//! `aryk bench` takes turns at them: both ask for the same, from the same core, of the same reactor.
+//! `aryk bench` takes turns at them: both ask for the same, from the same core, of the same reactor. Where a process' memory happens to lie makes up to
+//! a tenth of the difference between two of them, so each round has a daemon of its own.
 
 use crate::backend;
 use crate::frontends::bench;
@@ -50,9 +51,6 @@ pub fn measure(settings: &Settings, report: &mut Report) -> Result<()> {
         if workloads.is_empty() {
             continue;
         }
-        let mut both = start(settings, case, &aryk)?;
-        both.process.pause()?;
-        report.command(&both.process.command);
         let columns = [
             "workload",
             "scsi",
@@ -67,14 +65,14 @@ pub fn measure(settings: &Settings, report: &mut Report) -> Result<()> {
         let mut section =
             Section::new(&format!("SCSI and block: {case}"), INTRO, columns.map(str::to_owned).to_vec());
         for workload in workloads {
-            section.row(compare(settings, case, &workload, &aryk, &mut both, report)?);
+            section.row(compare(settings, case, &workload, &aryk, report)?);
         }
         report.section(section);
     }
     Ok(())
 }
 
-const INTRO: &str = "Thousand requests per second, as median (least–greatest), one queue; the ratio is of the medians. The ceilings are \
+const INTRO: &str = "Thousand requests per second, as median (least–greatest), one queue, a daemon for each run; the ratio is of the medians. The ceilings are \
     the front-end's own for each kind of request, against a thread that answers at once.";
 
 fn workloads(case: &str) -> Vec<Workload> {
@@ -83,7 +81,7 @@ fn workloads(case: &str) -> Vec<Workload> {
     writes.iter().flat_map(all).collect()
 }
 
-/// A daemon with a disk of this kind behind each front-end; each holds something, if it can.
+/// A daemon with a disk of this kind behind each front-end; each has been used, and holds something, if it can.
 fn start(settings: &Settings, case: &str, aryk: &Path) -> Result<Both> {
     let dir = settings.sockets.path().join(format!("scsi-{case}"));
     let (mut process, mut rpc) = backend::arykd(&settings.arykd, settings.policy, &dir, None)?;
@@ -102,12 +100,10 @@ fn start(settings: &Settings, case: &str, aryk: &Path) -> Result<Both> {
     for (side, option) in SIDES {
         let socket = dir.join(side);
         process.wait_for(&socket)?;
-        if case != "null" {
-            let requests = (size / u64::from(FILL.block)).to_string();
-            let block = FILL.block.to_string();
-            let fill = ["--destroy", "--bs", &block, "--requests", &requests];
-            bench(aryk, &FILL, &arguments(&socket, &[&fill, option].concat()))?;
-        }
+        let requests = (settings.size() / u64::from(FILL.block)).to_string();
+        let block = FILL.block.to_string();
+        let fill = ["--destroy", "--bs", &block, "--requests", &requests];
+        bench(aryk, &FILL, &arguments(&socket, &[&fill, option].concat()))?;
     }
     Ok(Both { process, rpc, dir })
 }
@@ -122,10 +118,13 @@ fn compare(
     case: &str,
     workload: &Workload,
     aryk: &Path,
-    both: &mut Both,
     report: &mut Report,
 ) -> Result<Vec<String>> {
-    let rounds = rounds::alike(settings.runs, || round(settings, workload, aryk, both))?;
+    let rounds = rounds::alike(settings.runs, || {
+        let mut both = start(settings, case, aryk)?;
+        report.command(&both.process.command);
+        round(settings, workload, aryk, &mut both)
+    })?;
     let runs = |of: &dyn Fn(&Round) -> [f64; 2]| {
         [0, 1].map(|side| rounds.each.iter().map(|round| of(round)[side]).collect::<Runs>())
     };
@@ -147,6 +146,7 @@ fn compare(
 
 fn round(settings: &Settings, workload: &Workload, aryk: &Path, both: &mut Both) -> Result<Round> {
     let time = format!("{}ms", settings.span.as_millis());
+    both.process.pause()?;
     let mut round = Round { rates: [0.0; 2], busy: [0.0; 2], ceilings: [0.0; 2] };
     for (i, (side, option)) in SIDES.into_iter().enumerate() {
         both.process.resume()?;
