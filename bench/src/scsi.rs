@@ -84,6 +84,10 @@ fn workloads(case: &str) -> Vec<Workload> {
 /// A daemon with a disk of this kind behind each front-end; each has been used, and holds something, if it can.
 fn start(settings: &Settings, case: &str, aryk: &Path) -> Result<Both> {
     let dir = settings.sockets.path().join(format!("scsi-{case}"));
+    if dir.exists() {
+        // The sockets of the daemon before are not this one's.
+        std::fs::remove_dir_all(&dir)?;
+    }
     let (mut process, mut rpc) = backend::arykd(&settings.arykd, settings.policy, &dir, None)?;
     let (method, size) = match case {
         "null" => ("bdev_null_create", NULL_SIZE),
