@@ -5,6 +5,7 @@
 //! as clients of SPDK's proxy expect; other statuses are about HTTP alone. Without [`Tls`] there is no encryption: whoever sees the
 //! bytes has the password, so it listens where nobody does, or behind something that encrypts.
 
+mod clients;
 mod tls;
 
 use crate::wire::{self, Decoder, Message, REQUEST_LEN_MAX};
@@ -29,13 +30,11 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 
+use clients::{Clients, Known};
 use tls::Handshakes;
 pub use tls::{Tls, TlsError};
 
-/// Clients that may be connected at a time; others wait to be accepted.
-const CONNECTIONS_MAX: usize = 64;
 /// How long a client may take to send a request's head, and to send its body.
 const REQUEST_TIME: Duration = Duration::from_secs(30);
 /// What a wrong password costs.
@@ -160,16 +159,16 @@ impl HttpServer {
     /// Serves clients until `stop` turns true, or its sender is gone; then answers what was asked, and returns. Needs
     /// a tokio `LocalSet`.
     pub async fn serve<C: 'static>(self, methods: Rc<Methods<C>>, mut stop: watch::Receiver<bool>) {
-        let (mut clients, mut handshakes) = (JoinSet::new(), Handshakes::default());
+        let (mut clients, mut handshakes) = (Clients::default(), Handshakes::default());
         let shared = (methods, self.passwords);
         let stopped = stop.clone();
         loop {
-            let has_room = clients.len() < CONNECTIONS_MAX;
+            let has_room = clients.has_room();
             tokio::select! {
                 accepted = self.listener.accept(), if has_room => match (accepted, &self.tls) {
                     (Ok((stream, _)), Some(tls)) => handshakes.begin(tls.clone(), stream),
                     (Ok((stream, _)), None) => {
-                        clients.spawn_local(serve_client(stream, shared.clone(), stopped.clone()));
+                        clients.begin(|known| serve_client(stream, shared.clone(), known, stopped.clone()));
                     }
                     (Err(error), _) => {
                         tracing::warn!(%error, "cannot accept an RPC client");
@@ -177,13 +176,13 @@ impl HttpServer {
                     }
                 },
                 Some(agreed) = handshakes.next(), if has_room => if let Some(stream) = agreed {
-                    clients.spawn_local(serve_client(stream, shared.clone(), stopped.clone()));
+                    clients.begin(|known| serve_client(stream, shared.clone(), known, stopped.clone()));
                 },
-                Some(_) = clients.join_next() => {}
+                Some(()) = clients.next_gone() => {}
                 _ = stop.wait_for(|stop| *stop) => break,
             }
         }
-        let _ = tokio::time::timeout(FAREWELL, clients.join_all()).await;
+        let _ = tokio::time::timeout(FAREWELL, clients.all_gone()).await;
     }
 }
 
@@ -193,11 +192,12 @@ type Reply = Response<Full<Bytes>>;
 async fn serve_client<C: 'static>(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     shared: Shared<C>,
+    known: Known,
     mut stop: watch::Receiver<bool>,
 ) {
     let service = service_fn(|request| {
-        let (methods, passwords) = (Rc::clone(&shared.0), Rc::clone(&shared.1));
-        async move { Ok::<_, Infallible>(respond(request, &methods, &passwords).await) }
+        let (methods, passwords, known) = (Rc::clone(&shared.0), Rc::clone(&shared.1), Rc::clone(&known));
+        async move { Ok::<_, Infallible>(respond(request, &methods, &passwords, &known).await) }
     });
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(REQUEST_TIME).half_close(true);
@@ -218,6 +218,7 @@ async fn respond<C: 'static>(
     request: Request<Incoming>,
     methods: &Methods<C>,
     passwords: &Passwords,
+    known: &Known,
 ) -> Reply {
     if !passwords.admit(request.headers().get(AUTHORIZATION).map(|header| header.as_bytes())) {
         tracing::info!("an RPC client by HTTP has no password, or a wrong one");
@@ -227,6 +228,7 @@ async fn respond<C: 'static>(
         reply.headers_mut().insert(WWW_AUTHENTICATE, challenge);
         return reply;
     }
+    known.set(true);
     if request.method() != Method::POST {
         let mut reply = plain(StatusCode::METHOD_NOT_ALLOWED, "JSON-RPC is by POST\n");
         reply.headers_mut().insert(ALLOW, "POST".parse().expect("it is ASCII"));

@@ -145,6 +145,49 @@ fn stopping_answers_what_was_asked() {
 }
 
 #[test]
+fn any_number_of_strangers_holds_up_nobody() {
+    let request = |method: &str| {
+        let body = format!(r#"{{"method":"{method}","id":1}}"#);
+        format!("POST / HTTP/1.1\r\n{KEY}Host: x\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+    };
+    let is_answered = async |stream: &mut TcpStream| {
+        let mut reply = [0; 12];
+        stream.read_exact(&mut reply).await.unwrap();
+        assert_eq!(&reply, b"HTTP/1.1 200");
+    };
+    let test = async |address| {
+        // One who has shown a password and says nothing now, and one whose call runs.
+        let mut idle = TcpStream::connect(address).await.unwrap();
+        idle.write_all(request("echo").as_bytes()).await.unwrap();
+        is_answered(&mut idle).await;
+        let mut busy = TcpStream::connect(address).await.unwrap();
+        busy.write_all(request("slow").as_bytes()).await.unwrap();
+        let mut strangers = Vec::new();
+        for stranger in 0..3 * clients::CONNECTIONS_MAX {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            if stranger % 2 == 0 {
+                stream.write_all(b"POST / HTTP/1.1\r\nHo").await.unwrap();
+            }
+            strangers.push(stream);
+        }
+        let asked = post(address, r#"{"method":"echo","id":1}"#);
+        let (status, _) = tokio::time::timeout(REQUEST_TIME / 10, asked).await.expect("it does not wait");
+        assert_eq!(status, 200);
+        is_answered(&mut busy).await;
+        // Those that came first have had to go, and the last still have their time.
+        let short = Duration::from_millis(100);
+        assert!(tokio::time::timeout(short, strangers[0].read(&mut [0])).await.is_ok());
+        let last = strangers.last_mut().unwrap();
+        assert!(tokio::time::timeout(short, last.read(&mut [0])).await.is_err());
+        let mut rest = [0; 4096];
+        assert!(idle.read(&mut rest).await.unwrap() > 0);
+        idle.write_all(request("echo").as_bytes()).await.unwrap();
+        is_answered(&mut idle).await;
+    };
+    with_server(test, nobody);
+}
+
+#[test]
 fn files_of_passwords() {
     let dir = TempDir::new().unwrap();
     let read = |text, mode| Passwords::read(&write(&dir, text, mode));
