@@ -123,13 +123,16 @@ fn what_is_written_is_found_again() {
         let value = daemon.json(&mixed);
         assert!(value["verified_blocks"].as_u64().unwrap() > 1_000, "{value}");
     }
-    daemon.ok(&bench(&["--rw", "write", "--destroy", "--requests", "2048"]));
+    let image = daemon.dir().join("d.img");
+    let write_all = || {
+        daemon.ok(&bench(&["--rw", "write", "--destroy", "--requests", "2048"]));
+        std::fs::read(&image).unwrap()
+    };
+    let (older, good) = (write_all(), write_all());
     let text = daemon.ok(&bench(&["--rw", "read", "--requests", "2048"]));
     assert!(text.contains("2048 blocks of 4K verified"), "{text}");
-    // A byte changes behind the disk's back, and a block goes where another belongs.
+    // A byte changes behind the disk's back, a block goes where another belongs, and a write is torn: sectors of it are as they were before.
     daemon.ok(&["detach", "d"]);
-    let image = daemon.dir().join("d.img");
-    let good = std::fs::read(&image).unwrap();
     let mut bad = good.clone();
     bad[40_960 + 1_000] ^= 1;
     let complaint = |bytes: &[u8]| {
@@ -142,6 +145,12 @@ fn what_is_written_is_found_again() {
     };
     let flipped = complaint(&bad);
     assert!(flipped.contains("at offset 40960") && flipped.contains("checksum"), "{flipped}");
+    for kept in [12_288..12_800, 15_872..16_384, 12_800..15_872] {
+        let mut torn = good.clone();
+        torn[kept.clone()].copy_from_slice(&older[kept]);
+        let torn = complaint(&torn);
+        assert!(torn.contains("at offset 12288") && torn.contains("checksum"), "{torn}");
+    }
     bad = good;
     bad.copy_within(8_192..12_288, 4_096);
     let misplaced = complaint(&bad);
