@@ -1,8 +1,9 @@
 //! A logical unit's channel, private to its opener: commands down, outcomes up, as with [`aryk_bdev::BdevChannel`]. Reactor context.
 //!
-//! A command has its submitter's tag from [`UnitChannel::submit`] until its outcome is handed out: that is its place in the table (`tasks`), and the tag of
-//! its requests to the disk. READ and WRITE are one request each, with the initiator's own memory; they allocate nothing. Nearly all of them are `plain`, of a unit where nothing is reserved or to be told, and take a short way in and out. What takes several requests, such as
-//! UNMAP, sends one after the other (`jobs`); what takes none is answered at the next poll (`answers`).
+//! A command has its submitter's tag from [`UnitChannel::submit`] until its outcome is handed out: that is its place in the table (`tasks`), and the tag
+//! of its requests to the disk. READ and WRITE are one request each, with the initiator's own memory; they allocate nothing. Nearly all of them are `plain`, of
+//! a unit where nothing is reserved or to be told, and take a short way in and out. What takes several requests, such as UNMAP, sends one after the other
+//! (`jobs`); what takes none is answered at the next poll (`answers`).
 
 mod answers;
 mod jobs;
