@@ -306,7 +306,7 @@ struct Epoch {
     users: u32,
 }
 
-/// A list: a cache line, with as many pieces as it takes.
+/// A list: a cache line, with as many pieces as it takes. One that has had more keeps memory for as many.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Slot {

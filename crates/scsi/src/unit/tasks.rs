@@ -53,7 +53,7 @@ impl Tasks {
     /// Notes that a command runs.
     ///
     /// # Panics
-    /// If there is no such tag.
+    /// If there is no such tag, or something runs with it.
     // Always, as a task that is handed over would be stored twice.
     #[inline(always)]
     pub fn insert(&mut self, tag: u16, task: Task) {
