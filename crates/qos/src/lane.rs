@@ -1,6 +1,9 @@
 //! An opener's line: its requests, one by one, before all buckets that they go by. Reactor context.
 //!
 //! A request gets what it costs from every bucket on its path, or nothing. While one of them has nothing, the lane waits in that one's ring, and in no other.
+//!
+//! Where leases allow it, several requests are paid at a time, for as long as they are of one size: the next ones look at no bucket's share at all. What is
+//! paid ahead counts as leased. A lane that waits, or is dropped since limits have changed, hands it back.
 
 use crate::share::{Share, Wheel};
 use std::cell::RefCell;
@@ -11,6 +14,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The buckets that a request goes by, from the disk's to the outermost group's.
 pub type Path<W, T> = Vec<Rc<RefCell<Share<W, T>>>>;
 
+/// A bucket on the path, and what each request that is paid ahead has cost there.
+struct Stage<W, T> {
+    share: Rc<RefCell<Share<W, T>>>,
+    price: u64,
+}
+
+/// Requests of one size that are paid ahead.
+#[derive(Default)]
+struct Prepaid {
+    bytes: u64,
+    left: u64,
+    /// How many they were.
+    of: u64,
+    /// Requests of other sizes since.
+    others: u64,
+}
+
 /// What the next lane is called in the rings.
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
@@ -18,7 +38,8 @@ static NEXT: AtomicU64 = AtomicU64::new(0);
 pub struct Lane<W, T> {
     id: u64,
     who: W,
-    path: Path<W, T>,
+    prepaid: Prepaid,
+    path: Vec<Stage<W, T>>,
     /// Which bucket it waits for.
     waits_at: Option<usize>,
     /// What it owed which bucket when it ceased to wait.
@@ -35,7 +56,9 @@ impl<W, T> fmt::Debug for Lane<W, T> {
 impl<W: Copy, T> Lane<W, T> {
     /// A lane of `who` that goes by these buckets.
     pub fn new(who: W, path: Path<W, T>) -> Self {
-        Self { id: NEXT.fetch_add(1, Ordering::Relaxed), who, path, waits_at: None, debt: (0, 0) }
+        let path = path.into_iter().map(|share| Stage { share, price: 0 }).collect();
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        Self { id, who, prepaid: Prepaid::default(), path, waits_at: None, debt: (0, 0) }
     }
 
     /// Whether it waits.
@@ -45,11 +68,43 @@ impl<W: Copy, T> Lane<W, T> {
 
     /// Pays a request of so many bytes from what is leased of all buckets, if that is enough and nobody waits here. If not, [`Lane::ask`].
     #[inline]
-    pub fn spend(&self, bytes: u64) -> bool {
-        let is_short = |share: &Rc<RefCell<Share<W, T>>>| !share.borrow_mut().spend(bytes);
-        let Some(paid) = self.path.iter().position(is_short) else { return true };
-        self.path[..paid].iter().for_each(|share| share.borrow_mut().take_back(bytes));
-        false
+    pub fn spend(&mut self, bytes: u64) -> bool {
+        if self.prepaid.left > 0 && self.prepaid.bytes == bytes {
+            self.prepaid.left -= 1;
+            return true;
+        }
+        self.pay(bytes)
+    }
+
+    #[inline(never)]
+    fn pay(&mut self, bytes: u64) -> bool {
+        let is_short = |stage: &Stage<W, T>| !stage.share.borrow_mut().spend(bytes);
+        if let Some(paid) = self.path.iter().position(is_short) {
+            self.path[..paid].iter().for_each(|stage| stage.share.borrow_mut().take_back(bytes));
+            return false;
+        }
+        // Sizes may have changed for good.
+        if self.prepaid.others >= self.prepaid.left {
+            self.pay_ahead(bytes);
+        } else {
+            self.prepaid.others += 1;
+        }
+        true
+    }
+
+    /// Pays as many further requests as all leases allow.
+    fn pay_ahead(&mut self, bytes: u64) {
+        self.hand_back();
+        let payable = |stage: &Stage<W, T>| {
+            stage.share.borrow_mut().payable(bytes, Rc::strong_count(&stage.share) as u64)
+        };
+        let requests = self.path.iter().map(payable).min().unwrap_or(0);
+        if requests > 0 {
+            self.path
+                .iter_mut()
+                .for_each(|stage| stage.price = stage.share.borrow_mut().lend(bytes, requests));
+            self.prepaid = Prepaid { bytes, left: requests, of: requests, others: 0 };
+        }
     }
 
     /// Asks for the first request, of so many bytes; `behind` more wait in the line. [`Lane::settle`] must follow the last of several of these.
@@ -64,7 +119,7 @@ impl<W: Copy, T> Lane<W, T> {
             return true;
         }
         for at in 0..self.path.len() {
-            let mut share = self.path[at].borrow_mut();
+            let mut share = self.path[at].share.borrow_mut();
             let cost = share.cost(bytes);
             if !share.may_take(self.id, cost, now) {
                 drop(share);
@@ -73,12 +128,12 @@ impl<W: Copy, T> Lane<W, T> {
             }
         }
         for at in 0..self.path.len() {
-            let mut share = self.path[at].borrow_mut();
+            let mut share = self.path[at].share.borrow_mut();
             let cost = share.cost(bytes);
             if !share.take(cost, behind, now) {
                 drop(share);
                 for taken in &self.path[..at] {
-                    let mut share = taken.borrow_mut();
+                    let mut share = taken.share.borrow_mut();
                     let cost = share.cost(bytes);
                     share.give_back(cost);
                 }
@@ -87,7 +142,7 @@ impl<W: Copy, T> Lane<W, T> {
             }
         }
         if let Some(at) = self.waits_at {
-            let mut share = self.path[at].borrow_mut();
+            let mut share = self.path[at].share.borrow_mut();
             let cost = share.cost(bytes);
             share.served(cost);
         }
@@ -100,8 +155,9 @@ impl<W: Copy, T> Lane<W, T> {
             return;
         }
         self.leave(now, wheel);
+        self.hand_back();
         let debt = if self.debt.0 == at { self.debt.1 } else { 0 };
-        self.path[at].borrow_mut().join(self.id, self.who, debt);
+        self.path[at].share.borrow_mut().join(self.id, self.who, debt);
         self.waits_at = Some(at);
     }
 
@@ -110,16 +166,34 @@ impl<W: Copy, T> Lane<W, T> {
         if !has_more {
             self.leave(now, wheel);
         } else if let Some(at) = self.waits_at {
-            self.path[at].borrow_mut().settle(now, wheel);
+            self.path[at].share.borrow_mut().settle(now, wheel);
         }
     }
 
     /// Waits no more: its requests are gone, or cannot go now for another reason.
     pub fn leave(&mut self, now: u64, wheel: &mut impl Wheel<Who = W, Timer = T>) {
         if let Some(at) = self.waits_at.take() {
-            let mut share = self.path[at].borrow_mut();
+            let mut share = self.path[at].share.borrow_mut();
             self.debt = (at, share.leave(self.id));
             share.settle(now, wheel);
         }
+    }
+}
+
+impl<W, T> Lane<W, T> {
+    /// Has nothing paid ahead any more.
+    fn hand_back(&mut self) {
+        let Prepaid { left, of, .. } = std::mem::take(&mut self.prepaid);
+        if of > 0 {
+            for Stage { share, price } in &self.path {
+                share.borrow_mut().end_loan(price * of, price * left);
+            }
+        }
+    }
+}
+
+impl<W, T> Drop for Lane<W, T> {
+    fn drop(&mut self) {
+        self.hand_back();
     }
 }

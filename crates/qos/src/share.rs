@@ -2,7 +2,8 @@
 //!
 //! **Leases.** A look at the bucket takes more than the request at hand costs, so that the next ones cost no atomic. While lanes wait: no more than what
 //! waits here, and of what may be leased at all this reactor's share of the lanes that wait; when no lane waits any more, the rest goes back. While none waits
-//! anywhere: an [`AHEAD`]th of what there is, which is the less the nearer the limit is, so that a limit that nobody reaches costs next to nothing.
+//! anywhere: an [`AHEAD`]th of what there is, which is the less the nearer the limit is, so that a limit that nobody reaches costs next to nothing. Of that
+//! it lends some to lanes ([`crate::Lane`]), each of which may have an equal part of it at one time.
 //!
 //! **Turns.** The lanes that wait stand in a ring. The first asks until its deficit is used up, and goes to the end; each time that a lane comes to the front,
 //! it is given a quantum. So requests of all sizes are weighed by what they cost.
@@ -25,6 +26,8 @@ const LEFT_OVER: u64 = 250_000;
 const PACE_SPAN: u64 = 20_000_000;
 /// What part of what a bucket has a reactor leases where nobody waits, and what part at most of what may be leased.
 const AHEAD: u64 = 8;
+/// What part of a lease a lane may have lent at most.
+const LENT: u64 = 4;
 /// The request that a lane's quantum pays for, in bytes.
 const QUANTUM: u64 = 4 << 10;
 
@@ -66,7 +69,9 @@ pub struct Share<W, T> {
     last: (u64, u64),
     /// What it may spend without asking, in 2^-16 ns.
     lease: u64,
-    /// How much of it the bucket knows of, in nanoseconds.
+    /// What lanes have of it to spend by themselves, at most, in 2^-16 ns.
+    lent: u64,
+    /// How much of both the bucket knows of, in nanoseconds.
     reserved: u64,
     /// Its own time; see the file's head.
     pace: u64,
@@ -91,6 +96,7 @@ impl<W: Copy, T> Share<W, T> {
             last: (0, bucket.cost().of(0)),
             bucket,
             lease: 0,
+            lent: 0,
             reserved: 0,
             pace: 0,
             not_before: 0,
@@ -127,6 +133,20 @@ impl<W: Copy, T> Share<W, T> {
     /// Has back what a request cost that another bucket's lease was not enough for.
     pub(crate) fn take_back(&mut self, bytes: u64) {
         self.lease += self.cost(bytes);
+    }
+
+    /// How many requests of so many bytes may be paid ahead for one of so many lanes.
+    pub(crate) fn payable(&mut self, bytes: u64, lanes: u64) -> u64 {
+        let part = ((LEASES / AHEAD) << FRACTION) / lanes;
+        part.min(self.lease / LENT) / self.cost(bytes).max(1)
+    }
+
+    /// Pays so many ahead, of which [`Share::payable`] told; what each costs.
+    pub(crate) fn lend(&mut self, bytes: u64, requests: u64) -> u64 {
+        let cost = self.cost(bytes);
+        self.lease -= cost * requests;
+        self.lent += cost * requests;
+        cost
     }
 
     /// Whether `lane` may have something that costs so much now.
@@ -186,16 +206,16 @@ impl<W: Copy, T> Share<W, T> {
             // Others wait for it, or it would not pay for another such request.
             0
         };
-        let before = self.reserved;
-        let extra = if extra > 0 || before > 0 { self.bucket.lease(before, 0, extra) } else { 0 };
+        let (before, kept) = (self.reserved, self.kept());
+        let extra = if extra > 0 || before > kept { self.bucket.lease(before, kept, extra) } else { 0 };
         let Ok(taken) = self.bucket.take(need, extra, now) else {
-            self.bucket.lease(extra, before, 0);
+            self.bucket.lease(kept + extra, before, 0);
             self.not_before = now + GRAIN;
             return false;
         };
-        self.reserved = taken - need;
-        if self.reserved < extra {
-            self.bucket.lease(extra, self.reserved, 0);
+        self.reserved = kept + taken - need;
+        if self.reserved < kept + extra {
+            self.bucket.lease(kept + extra, self.reserved, 0);
         }
         self.lease = self.lease + (taken << FRACTION) - cost;
         let step = if everywhere == here {
@@ -293,15 +313,28 @@ impl<W: Copy, T> Share<W, T> {
 }
 
 impl<W, T> Share<W, T> {
+    /// Has back what was lent to a lane, of which so much is left.
+    pub(crate) fn end_loan(&mut self, lent: u64, left: u64) {
+        self.lent -= lent;
+        self.lease += left;
+    }
+
+    /// What it keeps reserved for lanes, in nanoseconds.
+    fn kept(&self) -> u64 {
+        // Fractions may add up to more than is reserved.
+        (self.lent >> FRACTION).min(self.reserved)
+    }
+
     fn return_lease(&mut self) {
         let whole = self.lease >> FRACTION;
         if whole > 0 {
             self.lease -= whole << FRACTION;
             self.bucket.give_back(whole);
         }
-        if self.reserved > 0 {
-            self.bucket.lease(self.reserved, 0, 0);
-            self.reserved = 0;
+        let kept = self.kept();
+        if self.reserved > kept {
+            self.bucket.lease(self.reserved, kept, 0);
+            self.reserved = kept;
         }
     }
 }

@@ -12,6 +12,7 @@ use aryk_reactor::{Cx, Nanos, RootId, TimerId};
 use aryk_slots::Key;
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
+use std::iter;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
@@ -62,8 +63,9 @@ impl Line {
 
 /// The lines of a channel whose disk is limited.
 pub(super) struct Throttle {
-    /// One, or one for reads and one for writes.
-    lines: Vec<Line>,
+    line: Line,
+    /// A line of their own, where not all limits count all requests.
+    writes: Option<Line>,
 }
 
 type Parts = HashMap<*const Bucket, Weak<RefCell<Share<RootId, TimerId>>>>;
@@ -102,16 +104,20 @@ impl Throttle {
         };
         let counts_all = |d| buckets.iter().all(|(kind, _)| kind.counts(d));
         let is_one = counts_all(Direction::Read) && counts_all(Direction::Write);
-        let mut lines = vec![line(Direction::Read)];
-        if !is_one {
-            lines.push(line(Direction::Write));
-        }
-        Some(Box::new(Self { lines }))
+        let writes = (!is_one).then(|| line(Direction::Write));
+        Some(Box::new(Self { line: line(Direction::Read), writes }))
     }
 
+    #[inline]
     fn line(&mut self, direction: Direction) -> &mut Line {
-        let at = if direction == Direction::Write { self.lines.len() - 1 } else { 0 };
-        &mut self.lines[at]
+        match &mut self.writes {
+            Some(writes) if direction == Direction::Write => writes,
+            _ => &mut self.line,
+        }
+    }
+
+    fn lines(&mut self) -> impl Iterator<Item = &mut Line> {
+        iter::once(&mut self.line).chain(&mut self.writes)
     }
 
     /// Whether a new request may go at once. If not, [`Throttle::hold`] must follow.
@@ -129,17 +135,17 @@ impl Throttle {
     /// Asks for nothing for now: others are not to wait for it.
     pub fn step_aside(&mut self, cx: &mut Cx) {
         let now = cx.now().0;
-        self.lines.iter_mut().for_each(|line| line.lane.leave(now, &mut Waker(cx)));
+        self.lines().for_each(|line| line.lane.leave(now, &mut Waker(cx)));
     }
 
     /// Whether nothing of it stands in a ring that others wait in.
     pub fn is_aside(&self) -> bool {
-        self.lines.iter().all(|line| !line.lane.is_waiting())
+        iter::once(&self.line).chain(&self.writes).all(|line| !line.lane.is_waiting())
     }
 
     /// Those that wait, in each line's order.
     fn into_waiting(self) -> Vec<Waiting> {
-        self.lines.into_iter().flat_map(|line| line.waiting).collect()
+        iter::once(self.line).chain(self.writes).flat_map(|line| line.waiting).collect()
     }
 }
 
@@ -188,7 +194,7 @@ impl BdevChannel {
         }
         let Some(mut throttle) = self.throttle.take() else { return };
         let now = cx.now().0;
-        for line in &mut throttle.lines {
+        for line in throttle.lines() {
             while let Some(&waiting) = line.waiting.front() {
                 // One that has failed is gone.
                 if let Some(p) = self.pending.get(waiting.key) {
@@ -202,7 +208,7 @@ impl BdevChannel {
             }
             line.lane.settle(!line.waiting.is_empty(), now, &mut Waker(cx));
         }
-        self.holds = throttle.lines.iter().any(|line| !line.waiting.is_empty());
+        self.holds = throttle.lines().any(|line| !line.waiting.is_empty());
         self.throttle = Some(throttle);
     }
 

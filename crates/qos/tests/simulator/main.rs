@@ -215,6 +215,34 @@ fn what_is_leased_ahead_is_missed_by_nobody() {
     check_bound(&sim, 3, Duration::ZERO, 10_000.0);
 }
 
+/// What lanes have paid ahead is leased, is nobody's when limits change, and comes back.
+#[test]
+fn what_is_paid_ahead_counts_as_leased() {
+    let mut group = ios(1_000_000);
+    let disks: Vec<Limiter> = (0..8).map(|_| ios(500_000)).collect();
+    let mut sim = Sim::new(17, LATE);
+    for (i, disk) in disks.iter().enumerate() {
+        // Together a quarter of the limit.
+        sim.open(&[disk, &group], Load { reactor: i % 2, depth: 4, latency: 128_000, ..LOAD });
+    }
+    let mut most = 0;
+    for _ in 0..1000 {
+        sim.run_for(10_000);
+        most = most.max(group.buckets()[0].1.leased());
+    }
+    assert!((LEASES / 8..=LEASES).contains(&most), "{most}");
+    check_bound(&sim, 8, Duration::ZERO, 1000.0);
+    group.set(Limits { ios: 100, ..Limits::default() }, sim.now).unwrap();
+    sim.poke();
+    let start = sim.now;
+    sim.run_for(SECOND);
+    let count = sim.count(start, sim.now);
+    assert!((98..=110).contains(&count), "{count}");
+    drop(sim);
+    let buckets = disks.iter().chain([&group]).flat_map(|limiter| limiter.buckets());
+    buckets.for_each(|(_, bucket)| assert_eq!((bucket.leased(), bucket.waiting()), (0, 0)));
+}
+
 #[test]
 fn changes_take_effect_at_once() {
     let mut disk = ios(10);

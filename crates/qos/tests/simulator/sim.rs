@@ -78,6 +78,8 @@ pub struct Load {
 
 struct Opener {
     load: Load,
+    /// What its lane goes by.
+    buckets: Vec<*const Bucket>,
     lane: Lane<usize, u64>,
     queue: VecDeque<u64>,
     stopped: bool,
@@ -121,23 +123,30 @@ impl Sim {
         }
     }
 
-    pub fn path(&mut self, levels: &[&Limiter], reactor: usize, direction: Direction) -> Path<usize, u64> {
+    /// A lane of `who` that goes by these buckets.
+    fn lane(
+        &mut self,
+        who: usize,
+        load: Load,
+        levels: &[&Limiter],
+    ) -> (Vec<*const Bucket>, Lane<usize, u64>) {
         let buckets = levels.iter().flat_map(|level| level.buckets());
-        let counts = buckets.filter(|(kind, _)| kind.counts(direction));
-        counts
+        let counts = buckets.filter(|(kind, _)| kind.counts(load.direction));
+        let (buckets, path): (Vec<_>, Path<usize, u64>) = counts
             .map(|(_, bucket)| {
                 let new = || Rc::new(RefCell::new(Share::new(Arc::clone(bucket))));
-                Rc::clone(self.shares.entry((reactor, Arc::as_ptr(bucket))).or_insert_with(new))
+                let at = Arc::as_ptr(bucket);
+                (at, Rc::clone(self.shares.entry((load.reactor, at)).or_insert_with(new)))
             })
-            .collect()
+            .unzip();
+        (buckets, Lane::new(who, path))
     }
 
     /// Adds an opener that goes by these levels, and starts its load.
     pub fn open(&mut self, levels: &[&Limiter], load: Load) -> usize {
         let who = self.openers.len();
-        let path = self.path(levels, load.reactor, load.direction);
-        let lane = Lane::new(who, path);
-        self.openers.push(Opener { load, lane, queue: VecDeque::new(), stopped: false });
+        let (buckets, lane) = self.lane(who, load, levels);
+        self.openers.push(Opener { load, buckets, lane, queue: VecDeque::new(), stopped: false });
         for _ in 0..load.depth {
             self.push(self.now, Event::Complete { who });
         }
@@ -146,11 +155,10 @@ impl Sim {
 
     /// Goes by other levels from now on.
     pub fn move_to(&mut self, who: usize, levels: &[&Limiter]) {
-        let load = self.openers[who].load;
-        let path = self.path(levels, load.reactor, load.direction);
+        let (buckets, lane) = self.lane(who, self.openers[who].load, levels);
         let opener = &mut self.openers[who];
         opener.lane.leave(self.now, &mut self.wheel);
-        opener.lane = Lane::new(who, path);
+        (opener.buckets, opener.lane) = (buckets, lane);
         self.serve(who);
         self.collect();
     }
@@ -166,6 +174,12 @@ impl Sim {
 
     /// Limits have changed: all look anew, as channels do that are told.
     pub fn poke(&mut self) {
+        for (who, opener) in self.openers.iter_mut().enumerate() {
+            let path =
+                opener.buckets.iter().map(|bucket| Rc::clone(&self.shares[&(opener.load.reactor, *bucket)]));
+            opener.lane.leave(self.now, &mut self.wheel);
+            opener.lane = Lane::new(who, path.collect());
+        }
         for who in 0..self.openers.len() {
             self.push(self.now, Event::Wake { who, timer: None });
         }
