@@ -337,7 +337,7 @@ impl Bdev {
 
     /// Has each of its channels polled: its module has something new for them.
     pub async fn wake_channels(&self) {
-        self.for_each_channel(|cell, cx| cx.wake(cell.root)).await;
+        self.for_each_channel(|cell, cx| cx.tell(cell.root)).await;
     }
 
     /// What all its channels, also those that are closed, have counted.

@@ -178,6 +178,12 @@ impl BdevChannel {
         self.pending.len() + self.ready.len() as u32
     }
 
+    /// Whether a poll would find nothing to do, unless the channel is told something ([`Cx::tell`]).
+    #[inline]
+    pub fn is_quiet(&self) -> bool {
+        self.in_flight() == 0 && self.handed.requests == 0
+    }
+
     /// Starts a request, which completes exactly once, in a later [`BdevChannel::poll`]. Its data stays in place until then.
     // What is called here and is not inlined has no reference to the request. So its parts stay in registers until they are stored where they are kept;
     // copied from memory that they were just put into, they would wait for all stores before them, those to a guest's lines among them.

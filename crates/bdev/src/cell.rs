@@ -56,7 +56,7 @@ impl ChannelCell {
     pub fn command(&self, command: Command, cx: &mut Cx) {
         self.commands.borrow_mut().push_back(command);
         self.has_command.set(true);
-        cx.wake(self.root);
+        cx.tell(self.root);
     }
 
     #[inline]

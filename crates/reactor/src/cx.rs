@@ -30,6 +30,8 @@ pub(crate) struct RootEntry {
     pub woken: bool,
     /// It stands in the queue of woken roots; not always woken any more.
     pub queued: bool,
+    /// Something of it was told something.
+    pub told: bool,
     pub promoted: bool,
     /// When it last had work while promoted.
     pub last_work: Nanos,
@@ -338,6 +340,7 @@ impl Cx {
             thread,
             woken: false,
             queued: false,
+            told: false,
             promoted: false,
             last_work: self.now,
             runs: Runs::default(),
@@ -388,13 +391,22 @@ impl Cx {
         }
     }
 
-    /// The root has just looked at everything that a pending [`Cx::wake`] was about.
-    #[inline]
-    pub fn clear_wake(&mut self, root: RootId) {
-        // Its place in the queue is passed over when its turn comes.
+    /// Has `root` polled, for something of it was told something that it does not expect: it is to look also at what has no request.
+    pub fn tell(&mut self, root: RootId) {
         if let Some(entry) = self.roots.get_mut(root.0) {
-            entry.woken = false;
+            entry.told = true;
+            self.wake(root);
         }
+    }
+
+    /// The root is about to look at everything that a pending [`Cx::wake`] is about; whether one was by [`Cx::tell`].
+    #[inline]
+    pub fn clear_wake(&mut self, root: RootId) -> bool {
+        // Its place in the queue is passed over when its turn comes.
+        self.roots.get_mut(root.0).is_some_and(|entry| {
+            entry.woken = false;
+            std::mem::take(&mut entry.told)
+        })
     }
 
     /// Promotes `root`: it is polled every turn until it has been without work for a while.

@@ -30,7 +30,7 @@ impl UnitCell {
     pub fn command(&self, command: Command, cx: &mut Cx) {
         self.commands.borrow_mut().push(command);
         self.has_command.set(true);
-        cx.wake(self.root);
+        cx.tell(self.root);
     }
 
     #[inline]

@@ -142,6 +142,12 @@ impl UnitChannel {
         self.tasks.len() + self.ready.len() as u32
     }
 
+    /// Whether a poll would find nothing to do, unless the channel is told something ([`Cx::tell`]).
+    #[inline]
+    pub fn is_quiet(&self) -> bool {
+        self.in_flight() == 0 && self.disk.is_quiet()
+    }
+
     /// Whether sense data is to be sent in descriptor format.
     pub fn wants_descriptors(&self) -> bool {
         self.lun().mode().descriptors

@@ -206,8 +206,6 @@ impl Root for Queue {
     fn poll(&mut self, cx: &mut Cx) -> bool {
         let mut worked = self.take_requests(cx);
         if let Role::Request(requests) = &mut self.role {
-            // All that a pending wake-up is about is looked at now; what the poll itself sends on may wake us again.
-            cx.clear_wake(self.line.id);
             worked |= requests.take_outcomes(&mut self.line, cx);
         }
         if worked {

@@ -39,6 +39,8 @@ pub(crate) struct Requests {
     targets: Box<[Option<UnitChannel>]>,
     /// Those that have one, by bit.
     present: u8,
+    /// Those of them that are not quiet, and maybe others.
+    busy: u8,
     /// Disks that were taken away, and have commands still.
     leaving: Vec<UnitChannel>,
     /// By head.
@@ -56,6 +58,7 @@ impl Requests {
         Self {
             targets: (0..TARGETS).map(|_| None).collect(),
             present: 0,
+            busy: 0,
             leaving: Vec::new(),
             lengths: vec![Lengths::default(); size.into()].into(),
             outcomes: Vec::with_capacity(size.into()),
@@ -78,6 +81,7 @@ impl Requests {
         assert!(place.is_none(), "target {target} has a disk");
         *place = Some(UnitChannel::open(nexus, self.lengths.len() as u16, line.id, cx)?);
         self.present |= 1 << target;
+        self.busy |= 1 << target;
         Ok(())
     }
 
@@ -85,6 +89,7 @@ impl Requests {
     pub fn detach(&mut self, target: u8, line: &Line, cx: &mut Cx) {
         let Some(channel) = self.targets[usize::from(target)].take() else { return };
         self.present &= !(1 << target);
+        self.busy &= self.present;
         self.leaving.push(channel);
         let id = line.id;
         cx.wake(id);
@@ -151,6 +156,7 @@ impl Requests {
         };
         if unit == Some(channel.lun().number()) {
             channel.submit(request, cx);
+            self.busy |= 1 << target;
             step(Step::Submitted);
         } else {
             // A copy, for otherwise those of units that are there would have to lie in memory too.
@@ -179,7 +185,9 @@ impl Requests {
     #[inline]
     pub fn take_outcomes(&mut self, line: &mut Line, cx: &mut Cx) -> bool {
         let mut outcomes = std::mem::take(&mut self.outcomes);
-        let (mut worked, mut left) = (false, self.present);
+        // All that a pending wake-up is about is looked at now; what the polls themselves send on may wake us again.
+        let was_told = cx.clear_wake(line.id);
+        let (mut worked, mut left) = (false, if was_told { self.present } else { self.busy });
         while left != 0 {
             let target = left.trailing_zeros() as usize;
             left &= left - 1;
@@ -195,6 +203,9 @@ impl Requests {
                 worked = true;
                 let descriptors = channel.wants_descriptors();
                 self.take_rest(&mut outcomes, descriptors, line, cx);
+            }
+            if self.targets[target].as_ref().is_some_and(UnitChannel::is_quiet) {
+                self.busy &= !(1 << target);
             }
         }
         if !self.leaving.is_empty() {
@@ -246,7 +257,7 @@ impl Requests {
     /// Lets go of all of them: nothing runs.
     pub fn close(&mut self) {
         self.targets.fill_with(|| None);
-        self.present = 0;
+        (self.present, self.busy) = (0, 0);
         self.leaving.clear();
     }
 }
