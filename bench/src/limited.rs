@@ -4,6 +4,7 @@
 
 use crate::backend::{self, Policy};
 use crate::fleet::{self, Backing, Fleet, Numbers, Topology};
+use crate::plot::{Of, Plot};
 use crate::process::Process;
 use crate::report::{Record, Report, Runs, Section, cell, number};
 use crate::rpc::Rpc;
@@ -22,7 +23,9 @@ const LOOSE: (u64, u64) = (10_000_000, 100_000_000);
 /// What a machine is held to, and each of its disks by itself.
 const RATE: u64 = 6000;
 const OF_A_DISK: u64 = 3000;
-/// Turns with limits, and without.
+/// Turns with limits that nobody reaches, and without, of a fifth of a measurement each: neighbours in time see the same machine.
+const TURNS: usize = 31;
+/// Turns with scrapes, and without.
 const PAIRS: usize = 11;
 /// Scrapes in a second, while they are measured.
 const SCRAPES: u32 = 4;
@@ -32,6 +35,10 @@ pub struct Tables {
     loose: Section,
     binding: Section,
     looks: Section,
+    /// Of limits that nobody reaches, turn by turn in percent.
+    shares: Vec<(String, Runs)>,
+    /// What each machine got, in percent of its limit.
+    machines: Vec<(String, Runs)>,
 }
 
 impl Tables {
@@ -73,11 +80,27 @@ impl Tables {
                     "busy ns, scraped",
                 ],
             ),
+            shares: Vec::new(),
+            machines: Vec::new(),
         }
     }
 
     /// Into the report.
-    pub fn tell(self, report: &mut Report) {
+    pub fn tell(mut self, report: &mut Report) {
+        if !self.shares.is_empty() {
+            self.loose.plot(Plot {
+                name: "loose",
+                title: "Limits that nobody reaches".to_owned(),
+                axis: "% of the throughput without limits in the turn before; the line is the aim".to_owned(),
+                of: Of::Spreads { rows: self.shares, aim: Some(95.0) },
+            });
+            self.binding.plot(Plot {
+                name: "machines",
+                title: "What each of the machines gets".to_owned(),
+                axis: "% of its 6,000 requests a second".to_owned(),
+                of: Of::Spreads { rows: self.machines, aim: None },
+            });
+        }
         [self.loose, self.binding, self.looks].into_iter().for_each(|section| report.section(section));
     }
 }
@@ -124,8 +147,8 @@ pub fn measure<T: Topology>(settings: &Settings, report: &mut Report, tables: &m
         fleet::group::<T>(&mut rig.rpc, numbers)?;
         let grouped = start.elapsed().as_secs_f64();
         let names = [T::NAME.to_owned(), policy.name().to_owned()];
-        loose(settings, report, &mut tables.loose, &case, &names, &mut rig)?;
-        binding(settings, report, &mut tables.binding, &case, &names, (&mut rig, grouped))?;
+        loose(settings, report, tables, &case, &names, &mut rig)?;
+        binding(settings, report, tables, &case, &names, (&mut rig, grouped))?;
         fleet::limit(&mut rig.rpc, numbers, 0, 0)?;
         looks(settings, report, &mut tables.looks, &case, &names, &mut rig)?;
         ensure!(rig.fleet.are_well(), "a session of {case} has ended");
@@ -141,17 +164,17 @@ pub fn measure<T: Topology>(settings: &Settings, report: &mut Report, tables: &m
 fn loose<T: Topology>(
     settings: &Settings,
     report: &mut Report,
-    section: &mut Section,
+    tables: &mut Tables,
     case: &str,
     names: &[String; 2],
     rig: &mut Rig<T>,
 ) -> Result<()> {
     let mut sides = [<[Runs; 2]>::default(), <[Runs; 2]>::default()];
-    for _ in 0..if settings.quick { 1 } else { PAIRS } {
+    for _ in 0..if settings.quick { 1 } else { TURNS } {
         for ((of_disk, of_machine), [rates, busy]) in [(0, 0), LOOSE].into_iter().zip(&mut sides) {
             fleet::limit(&mut rig.rpc, rig.numbers, of_disk, of_machine)?;
-            rig.load(settings.warm_up)?;
-            let (machines, seconds, worked) = rig.load(settings.span)?;
+            rig.load(settings.warm_up / 2)?;
+            let (machines, seconds, worked) = rig.load(settings.span / 5)?;
             let requests: f64 = machines.iter().sum();
             rates.push(requests / seconds / 1e3);
             busy.push(worked / requests);
@@ -160,15 +183,16 @@ fn loose<T: Topology>(
     let [[none, none_busy], [all, all_busy]] = sides;
     report.records.push(Record::new(case, "limits that nobody reaches", "1000/s", &all, &none));
     let share = all.over(&none).scaled(100.0);
+    tables.shares.push((names.join(", "), share.clone()));
     let cells = [none, all, share, none_busy, all_busy].map(|runs| cell(&runs, number));
-    section.row([&names[..], &cells].concat());
+    tables.loose.row([&names[..], &cells].concat());
     Ok(())
 }
 
 fn binding<T: Topology>(
     settings: &Settings,
     report: &mut Report,
-    section: &mut Section,
+    tables: &mut Tables,
     case: &str,
     names: &[String; 2],
     (rig, grouped): (&mut Rig<T>, f64),
@@ -188,7 +212,8 @@ fn binding<T: Topology>(
     report.records.push(Record::new(case, "each machine, of its limit", "%", &each, &Runs::default()));
     let [least, most] = each.spread().unwrap_or([f64::NAN; 2]);
     let cells = vec![cell(&all, number), number(least), number(most), cell(&busy, number), number(limited)];
-    section.row([names.to_vec(), cells].concat());
+    tables.binding.row([names.to_vec(), cells].concat());
+    tables.machines.push((names.join(", "), each));
     Ok(())
 }
 

@@ -30,6 +30,7 @@ mod instructions;
 mod limited;
 mod machine;
 mod open;
+mod plot;
 mod process;
 mod qos;
 mod report;

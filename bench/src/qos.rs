@@ -3,6 +3,7 @@
 //! All machines are queues of one polled front-end, the project's own, on one thread. Where there are two reactors, one of them shares its core.
 
 use crate::backend::{self, Policy};
+use crate::plot::{Of, Plot};
 use crate::process::{BACK_END_CORE, FRONT_END_CORE, Process};
 use crate::report::{Record, Report, Runs, Section, cell, number};
 use crate::rpc::Rpc;
@@ -222,6 +223,7 @@ const ACCURACY: &str = "One disk, 16 requests in flight (128 at 50,000 IOPS; 2 o
 fn accuracy(settings: &Settings, report: &mut Report) -> Result<()> {
     let columns = ["limit", "reactors", "got, % of the limit", "worst 100 ms, %", "aim"];
     let mut section = Section::new("Accuracy", ACCURACY, columns.map(str::to_owned).to_vec());
+    let (mut all_whole, mut all_worst) = (Vec::new(), Vec::new());
     for reactors in [1, 2] {
         for case in CASES.iter().filter(|case| settings.wants(case.name)) {
             let (mut whole, mut worst) = (Runs::default(), Runs::default());
@@ -235,12 +237,26 @@ fn accuracy(settings: &Settings, report: &mut Report) -> Result<()> {
                 report.records.push(Record::new(&name, metric, "%", runs, &Runs::default()));
             }
             let aim = "≥ 99, ≥ 95".to_owned();
-            let (whole, worst) = (cell(&whole, number), cell(&worst, number));
-            section.row(vec![case.name.to_owned(), reactors.to_string(), whole, worst, aim]);
+            let (shown_whole, shown_worst) = (cell(&whole, number), cell(&worst, number));
+            section.row(vec![case.name.to_owned(), reactors.to_string(), shown_whole, shown_worst, aim]);
+            let name = format!("{}, {}", case.name, cores(reactors));
+            (worst.len() > 0).then(|| all_worst.push((name.clone(), worst)));
+            all_whole.push((name, whole));
         }
+    }
+    let plots =
+        [("whole", "whole runs", all_whole, 99.0), ("worst", "the worst tenth of a second", all_worst, 95.0)];
+    for (name, what, rows, aim) in plots.into_iter().filter(|(_, _, rows, _)| !rows.is_empty()) {
+        let (title, axis) =
+            (format!("What a disk gets of its limit: {what}"), "% of the limit; the line is the aim");
+        section.plot(Plot { name, title, axis: axis.to_owned(), of: Of::Spreads { rows, aim: Some(aim) } });
     }
     report.section(section);
     Ok(())
+}
+
+fn cores(reactors: usize) -> &'static str {
+    if reactors == 1 { "1 reactor" } else { "2 reactors" }
 }
 
 /// What one disk gets of its limit: in all, and in the worst window.
@@ -274,6 +290,7 @@ const FAIRNESS: &str =
 fn fairness(settings: &Settings, report: &mut Report) -> Result<()> {
     let columns = ["disks", "reactors", "the group got, %", "least and most of a disk, IOPS", "Jain's index"];
     let mut section = Section::new("Fairness", FAIRNESS, columns.map(str::to_owned).to_vec());
+    let mut rows = Vec::new();
     let equal: &[u16] = &[32; 8];
     for (name, depths) in [("8 at QD32", equal), ("1 at QD1, 3 at QD128", &[1, 128, 128, 128])] {
         if !settings.wants(name) {
@@ -299,6 +316,7 @@ fn fairness(settings: &Settings, report: &mut Report) -> Result<()> {
                 index.push(counts.iter().sum::<f64>().powi(2) / (counts.len() as f64 * squares));
                 counts.iter().for_each(|count| each.push(count / spent));
             }
+            rows.push((format!("{name}, {}", cores(reactors)), each.scaled(depths.len() as f64 / 60.0)));
             let [least, most] = each.spread().context("there are disks")?;
             report.records.push(Record::new(
                 &format!("qos/fairness/{name}/{reactors}"),
@@ -312,6 +330,14 @@ fn fairness(settings: &Settings, report: &mut Report) -> Result<()> {
                 [name.to_owned(), reactors.to_string(), cell(&got, number), each, cell(&index, exact)];
             section.row(cells.to_vec());
         }
+    }
+    if !rows.is_empty() {
+        section.plot(Plot {
+            name: "fairness",
+            title: "What each disk of a group gets".to_owned(),
+            axis: "% of an equal part of the group's limit".to_owned(),
+            of: Of::Spreads { rows, aim: None },
+        });
     }
     report.section(section);
     Ok(())

@@ -1,5 +1,6 @@
 //! Results: runs and their medians, records for programs, tables for people.
 
+use crate::plot::Plot;
 use anyhow::{Context, Result};
 use serde::Serialize;
 use std::fmt::Write;
@@ -108,19 +109,26 @@ impl Record {
     }
 }
 
-/// A part of the report: a table, and what has to be said about it.
+/// A part of the report: a table, what has to be said about it, and pictures.
 #[derive(Clone, Debug)]
 pub struct Section {
     title: String,
     intro: String,
     header: Vec<String>,
     rows: Vec<Vec<String>>,
+    plots: Vec<Plot>,
 }
 
 impl Section {
     /// An empty table with these columns.
     pub fn new(title: &str, intro: &str, columns: Vec<String>) -> Self {
-        Self { title: title.to_owned(), intro: intro.to_owned(), header: columns, rows: Vec::new() }
+        Self {
+            title: title.to_owned(),
+            intro: intro.to_owned(),
+            header: columns,
+            rows: Vec::new(),
+            plots: Vec::new(),
+        }
     }
 
     /// Adds a row, one cell for each column.
@@ -130,6 +138,11 @@ impl Section {
     pub fn row(&mut self, cells: Vec<String>) {
         assert_eq!(cells.len(), self.header.len(), "a cell for each column of {}", self.title);
         self.rows.push(cells);
+    }
+
+    /// Adds a picture.
+    pub fn plot(&mut self, plot: Plot) {
+        self.plots.push(plot);
     }
 
     /// Whether it has no rows.
@@ -191,11 +204,17 @@ impl Report {
         std::fs::write(file, json).with_context(|| format!("writing {}", file.display()))
     }
 
-    /// Writes the sections as a page that starts with `preface`.
+    /// Writes the sections as a page that starts with `preface`, and their pictures beside it.
     pub fn write_markdown(&self, file: &Path, preface: &str) -> Result<()> {
         let mut page = preface.to_owned();
+        let stem = file.file_stem().context("the page has no name")?.to_string_lossy();
         for section in &self.sections {
             write!(page, "\n{}", section.markdown())?;
+            for plot in &section.plots {
+                let name = format!("{stem}-{}.svg", plot.name);
+                plot.write(&file.with_file_name(&name))?;
+                write!(page, "\n![{}]({name})\n", plot.title)?;
+            }
         }
         std::fs::write(file, page).with_context(|| format!("writing {}", file.display()))
     }

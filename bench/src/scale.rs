@@ -6,6 +6,7 @@
 use crate::backend::{self, Policy};
 use crate::fleet::{self, Backing, Blk, DEPTH, Fleet, Numbers, Scsi, Topology};
 use crate::limited;
+use crate::plot::{Of, Plot};
 use crate::process::Process;
 use crate::report::{Record, Report, Runs, Section, cell, number};
 use crate::rpc::Rpc;
@@ -33,14 +34,15 @@ pub fn measure(settings: &Settings, report: &mut Report) -> Result<()> {
     let mut limited = limited::Tables::new();
     limited::measure::<Blk>(settings, report, &mut limited)?;
     limited::measure::<Scsi>(settings, report, &mut limited)?;
-    report.section(tables.throughput);
-    report.section(tables.cost);
+    tables.tell(report);
     limited.tell(report);
     Ok(())
 }
 
 struct Tables {
     throughput: Section,
+    /// Turn by turn, in percent.
+    shares: Vec<(String, Runs)>,
     cost: Section,
 }
 
@@ -74,7 +76,21 @@ impl Tables {
                 cost,
                 columns(&["what", "blk or scsi", "measured", "aim"]),
             ),
+            shares: Vec::new(),
         }
+    }
+
+    fn tell(mut self, report: &mut Report) {
+        if !self.shares.is_empty() {
+            self.throughput.plot(Plot {
+                name: "few",
+                title: "Ten disks among all, beside ten alone".to_owned(),
+                axis: "% of the throughput of ten alone in the turn before; the line is the aim".to_owned(),
+                of: Of::Spreads { rows: self.shares, aim: Some(95.0) },
+            });
+        }
+        report.section(self.throughput);
+        report.section(self.cost);
     }
 }
 
@@ -203,6 +219,7 @@ fn compare<T: Topology>(
         cell(&many_time, number),
         number(share(&few_time, &many_time)),
     ];
+    tables.shares.push((format!("{}, {}", cells[0], cells[1]), many.over(&few).scaled(100.0)));
     tables.throughput.row(cells.to_vec());
     if tells_cost {
         cost(report, tables, case, idle, among)?;

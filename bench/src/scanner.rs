@@ -4,6 +4,7 @@
 //! one lock, to set the counts anew; a channel, being another thread's, has a lock of its own. Here all is on one thread, where nobody ever waits for a lock: what
 //! is seen is the visiting alone. Beside it the project's own limits, which nobody visits. Ten disks are used, however many there are.
 
+use crate::plot::{Of, Plot};
 use crate::report::{Record, Report, Runs, Section, cell, number};
 use crate::settings::Settings;
 use anyhow::Result;
@@ -124,6 +125,7 @@ pub fn measure(settings: &Settings, report: &mut Report) -> Result<()> {
     let mut section = Section::new("Why nobody visits", text, columns.map(str::to_owned).to_vec());
     let span = settings.span / 4;
     let mut first = None;
+    let (mut scanner, mut own_curve) = (Vec::new(), Vec::new());
     for count in [10, 100, 1000, 3072, 10_000, 30_000] {
         let (mut theirs, mut own) = (Runs::default(), Runs::default());
         for _ in 0..settings.runs {
@@ -133,6 +135,8 @@ pub fn measure(settings: &Settings, report: &mut Report) -> Result<()> {
         report.records.push(Record::new(&format!("qos/scanner/{count}"), "1e6/s", "", &own, &theirs));
         let medians = [theirs.median(), own.median()].map(|median| median.unwrap_or(f64::NAN));
         let [base, own_base] = *first.get_or_insert(medians);
+        scanner.push((count as f64, 100.0 * medians[0] / base));
+        own_curve.push((count as f64, 100.0 * medians[1] / own_base));
         let share = |now: f64, base: f64| format!("{:.0} %", 100.0 * now / base);
         section.row(vec![
             count.to_string(),
@@ -142,6 +146,15 @@ pub fn measure(settings: &Settings, report: &mut Report) -> Result<()> {
             share(medians[1], own_base),
         ]);
     }
+    section.plot(Plot {
+        name: "scanner",
+        title: "What ten disks get, by how many are limited".to_owned(),
+        axis: "limited disks".to_owned(),
+        of: Of::Lines {
+            axis: "% of what they get where there are no others",
+            curves: vec![("ours", own_curve), ("a scanner", scanner)],
+        },
+    });
     report.section(section);
     Ok(())
 }
