@@ -21,6 +21,7 @@ mod backend;
 mod calls;
 mod ceiling;
 mod closed;
+mod crowd;
 mod fio;
 mod fleet;
 mod frontend;

@@ -3,6 +3,7 @@
 //! All machines are queues of one polled front-end, the project's own, on one thread. Where there are two reactors, one of them shares its core.
 
 use crate::backend::{self, Policy};
+use crate::crowd::Crowd;
 use crate::plot::{Of, Plot};
 use crate::process::{BACK_END_CORE, FRONT_END_CORE, Process};
 use crate::report::{Record, Report, Runs, Section, cell, number};
@@ -141,7 +142,7 @@ struct Rig {
 }
 
 impl Rig {
-    fn start(settings: &Settings, name: &str, reactors: usize) -> Result<Self> {
+    fn start(settings: &Settings, name: &str, reactors: u16) -> Result<Self> {
         let dir = settings.sockets.path().join(name);
         if dir.exists() {
             // Of a daemon before this one: its sockets would be taken for the new one's.
@@ -218,49 +219,101 @@ fn combined() -> Value {
 }
 
 const ACCURACY: &str = "One disk, 16 requests in flight (128 at 50,000 IOPS; 2 of 4 MiB), and what it gets of its limit: over the whole of a run, and in its worst \
-     tenth of a second (of those with 100 requests or more in them). *combined* is 3,000 IOPS and 125 MiB/s on one scale.";
+     tenth of a second (of those with 100 requests or more in them). *combined* is 3,000 IOPS and 125 MiB/s on one scale. *shared*: reactors within one process, as many as \
+     are said, on two cores that they share; each has a closed loop on a channel of one limited disk.";
+
+/// Limits that reactors share: what they are called, requests a second, and how many each reactor has in flight.
+const CROWDS: [(&str, u64, u64); 3] =
+    [("1000 IOPS, shared", 1000, 16), ("6000 IOPS, shared", 6000, 16), ("50000 IOPS, shared", 50_000, 64)];
+
+/// The table of how exact limits are, and its pictures.
+struct Accuracy {
+    section: Section,
+    whole: Vec<(String, Runs)>,
+    worst: Vec<(String, Runs)>,
+}
+
+impl Accuracy {
+    fn new() -> Self {
+        let columns = ["limit", "reactors", "got, % of the limit", "worst 100 ms, %", "aim"];
+        let section = Section::new("Accuracy", ACCURACY, columns.map(str::to_owned).to_vec());
+        Self { section, whole: Vec::new(), worst: Vec::new() }
+    }
+
+    /// Takes one limit: what each run got of it, and its worst window if that says something.
+    fn add(&mut self, report: &mut Report, name: &str, reactors: u16, runs: &[[f64; 2]], aim: &str) {
+        let whole: Runs = runs.iter().map(|[all, _]| all * 100.0).collect();
+        let worst: Runs =
+            runs.iter().filter(|[_, least]| least.is_finite()).map(|[_, least]| least * 100.0).collect();
+        for (metric, runs) in [("whole", &whole), ("worst 100 ms", &worst)] {
+            let case = format!("qos/accuracy/{name}/{reactors}");
+            report.records.push(Record::new(&case, metric, "%", runs, &Runs::default()));
+        }
+        let cells = [
+            name.to_owned(),
+            reactors.to_string(),
+            cell(&whole, number),
+            cell(&worst, number),
+            aim.to_owned(),
+        ];
+        self.section.row(cells.to_vec());
+        let name = format!("{name}, {}", on(reactors));
+        if worst.len() > 0 {
+            self.worst.push((name.clone(), worst));
+        }
+        self.whole.push((name, whole));
+    }
+
+    fn tell(mut self, report: &mut Report) {
+        let plots = [
+            ("whole", "whole runs", self.whole, 99.0),
+            ("worst", "the worst tenth of a second", self.worst, 95.0),
+        ];
+        for (name, what, rows, aim) in plots.into_iter().filter(|(_, _, rows, _)| !rows.is_empty()) {
+            let title = format!("What a disk gets of its limit: {what}");
+            let axis = "% of the limit; the line is the aim for one reactor and two".to_owned();
+            self.section.plot(Plot { name, title, axis, of: Of::Spreads { rows, aim: Some(aim) } });
+        }
+        report.section(self.section);
+    }
+}
 
 fn accuracy(settings: &Settings, report: &mut Report) -> Result<()> {
-    let columns = ["limit", "reactors", "got, % of the limit", "worst 100 ms, %", "aim"];
-    let mut section = Section::new("Accuracy", ACCURACY, columns.map(str::to_owned).to_vec());
-    let (mut all_whole, mut all_worst) = (Vec::new(), Vec::new());
+    let mut accuracy = Accuracy::new();
     for reactors in [1, 2] {
         for case in CASES.iter().filter(|case| settings.wants(case.name)) {
-            let (mut whole, mut worst) = (Runs::default(), Runs::default());
-            for _ in 0..settings.runs {
-                let [all, least] = one_limit(settings, case, reactors, report)?;
-                whole.push(all * 100.0);
-                least.is_finite().then(|| worst.push(least * 100.0));
-            }
-            for (metric, runs) in [("whole", &whole), ("worst 100 ms", &worst)] {
-                let name = format!("qos/accuracy/{}/{reactors}", case.name);
-                report.records.push(Record::new(&name, metric, "%", runs, &Runs::default()));
-            }
-            let aim = "≥ 99, ≥ 95".to_owned();
-            let (shown_whole, shown_worst) = (cell(&whole, number), cell(&worst, number));
-            section.row(vec![case.name.to_owned(), reactors.to_string(), shown_whole, shown_worst, aim]);
-            let name = format!("{}, {}", case.name, cores(reactors));
-            (worst.len() > 0).then(|| all_worst.push((name.clone(), worst)));
-            all_whole.push((name, whole));
+            let run = |_| one_limit(settings, case, reactors, report);
+            let runs = (0..settings.runs).map(run).collect::<Result<Vec<_>>>()?;
+            accuracy.add(report, case.name, reactors, &runs, "≥ 99, ≥ 95");
         }
     }
-    let plots =
-        [("whole", "whole runs", all_whole, 99.0), ("worst", "the worst tenth of a second", all_worst, 95.0)];
-    for (name, what, rows, aim) in plots.into_iter().filter(|(_, _, rows, _)| !rows.is_empty()) {
-        let (title, axis) =
-            (format!("What a disk gets of its limit: {what}"), "% of the limit; the line is the aim");
-        section.plot(Plot { name, title, axis: axis.to_owned(), of: Of::Spreads { rows, aim: Some(aim) } });
+    for (reactors, aim) in [(2, "≥ 99, ≥ 95"), (4, "≥ 97, ≥ 85")] {
+        for (name, limit, depth) in CROWDS.into_iter().filter(|(name, ..)| settings.wants(name)) {
+            let crowd = Crowd { limit, reactors, depth };
+            let runs =
+                (0..settings.runs).map(|_| shared_limit(settings, crowd)).collect::<Result<Vec<_>>>()?;
+            accuracy.add(report, name, reactors, &runs, aim);
+        }
     }
-    report.section(section);
+    accuracy.tell(report);
     Ok(())
 }
 
-fn cores(reactors: usize) -> &'static str {
-    if reactors == 1 { "1 reactor" } else { "2 reactors" }
+fn on(reactors: u16) -> String {
+    if reactors == 1 { "1 reactor".to_owned() } else { format!("{reactors} reactors") }
+}
+
+/// What the reactors of a crowd get of their limit: in all, and in the worst window.
+fn shared_limit(settings: &Settings, crowd: Crowd) -> Result<[f64; 2]> {
+    let windows = settings.span.as_nanos().div_ceil(WINDOW.as_nanos()) as usize;
+    let counts = crowd.run(settings.warm_up.max(Duration::from_millis(200)), WINDOW, windows)?;
+    let expected = crowd.limit as f64 * WINDOW.as_secs_f64();
+    let least = counts.iter().min().map_or(f64::NAN, |&least| least as f64) / expected;
+    Ok([counts.iter().sum::<u64>() as f64 / expected / windows as f64, least])
 }
 
 /// What one disk gets of its limit: in all, and in the worst window.
-fn one_limit(settings: &Settings, case: &Case, reactors: usize, report: &mut Report) -> Result<[f64; 2]> {
+fn one_limit(settings: &Settings, case: &Case, reactors: u16, report: &mut Report) -> Result<[f64; 2]> {
     let mut rig = Rig::start(settings, &format!("accuracy-{reactors}"), reactors)?;
     report.command(&rig.process.command);
     // Enough for what the limit lets through in two milliseconds, so that demand does not end while the front-end is held up.
@@ -316,7 +369,7 @@ fn fairness(settings: &Settings, report: &mut Report) -> Result<()> {
                 index.push(counts.iter().sum::<f64>().powi(2) / (counts.len() as f64 * squares));
                 counts.iter().for_each(|count| each.push(count / spent));
             }
-            rows.push((format!("{name}, {}", cores(reactors)), each.scaled(depths.len() as f64 / 60.0)));
+            rows.push((format!("{name}, {}", on(reactors)), each.scaled(depths.len() as f64 / 60.0)));
             let [least, most] = each.spread().context("there are disks")?;
             report.records.push(Record::new(
                 &format!("qos/fairness/{name}/{reactors}"),
@@ -348,7 +401,7 @@ fn exact(value: f64) -> String {
 }
 
 const BESIDE: &str = "A disk without limits, reading 4 KiB at QD1, while 1,000 others have requests that their limits (1 IOPS each) hold up, and while the same \
-     1,000 want nothing; in turns, medians and their spread.";
+     1,000 want nothing; in turns, medians and their spread; the ratio is of each turn and the one behind it.";
 
 /// What an unlimited disk notices of many that are held up.
 fn neighbours(settings: &Settings, report: &mut Report) -> Result<()> {
@@ -389,9 +442,9 @@ fn neighbours(settings: &Settings, report: &mut Report) -> Result<()> {
     {
         let record = Record::new(&format!("qos/neighbours/{what}"), what, "", &held[i], &free[i]);
         report.records.push(record);
-        let ratio = held[i].median().zip(free[i].median()).map_or(f64::NAN, |(a, b)| a / b);
-        let cells =
-            [what.to_owned(), cell(&held[i], number), cell(&free[i], number), exact(ratio), aim.to_owned()];
+        let ratio = held[i].over(&free[i]);
+        let [ratio, held, free] = [&ratio, &held[i], &free[i]].map(|runs| cell(runs, number));
+        let cells = [what.to_owned(), held, free, ratio, aim.to_owned()];
         section.row(cells.to_vec());
     }
     report.section(section);
