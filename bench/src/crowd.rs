@@ -3,6 +3,7 @@
 //! `arykd` has one reactor for each core, so these are within this process: as many threads as are asked for, each with a reactor, on whichever cores the kernel gives
 //! them, and each with a closed loop on a channel of the same null disk.
 
+use crate::process::unpinned;
 use anyhow::{Context, Result};
 use aryk_bdev::{Access, Bdev, BdevChannel, Completion, Identity, Io, Op, Registry, Tag};
 use aryk_dma::{Buffer, Sgl};
@@ -96,14 +97,17 @@ impl Crowd {
         runtime.block_on(bdev.set_qos_limits(Limits { ios: self.limit, ..Limits::default() }, now))?;
         let windows = (0..windows).map(|_| AtomicU64::new(0)).collect();
         let counts = Arc::new(Counts { start: now.after(warm_up), window, windows });
-        std::thread::scope(|scope| {
-            let begin = |number| {
-                let (registry, bdev, counts) = (&registry, &bdev, &counts);
-                scope.spawn(move || self.one(number, registry, bdev, counts))
-            };
-            let threads: Vec<_> = (0..self.reactors).map(begin).collect();
-            threads.into_iter().try_for_each(|thread| thread.join().expect("it does not panic"))
-        })?;
+        let run = || {
+            std::thread::scope(|scope| {
+                let begin = |number| {
+                    let (registry, bdev, counts) = (&registry, &bdev, &counts);
+                    scope.spawn(move || self.one(number, registry, bdev, counts))
+                };
+                let threads: Vec<_> = (0..self.reactors).map(begin).collect();
+                threads.into_iter().try_for_each(|thread| thread.join().expect("it does not panic"))
+            })
+        };
+        unpinned(run)??;
         Ok(counts.windows.iter().map(|window| window.load(Ordering::Relaxed)).collect())
     }
 

@@ -129,8 +129,11 @@ impl<T: Topology> Rig<T> {
 
 /// Measures one topology.
 pub fn measure<T: Topology>(settings: &Settings, report: &mut Report, tables: &mut Tables) -> Result<()> {
-    for policy in [Policy::Adaptive, Policy::Poll] {
-        let case = format!("limited/{}/{}", T::NAME, policy.name());
+    // What holds the data changes what limits cost beside it, and nothing else.
+    let cases =
+        [(Backing::Null, Policy::Adaptive), (Backing::Null, Policy::Poll), (Backing::Memory, Policy::Poll)];
+    for (backing, policy) in cases {
+        let case = format!("limited/{}/{}/{}", T::NAME, backing.name(), policy.name());
         if !settings.wants(&case) {
             continue;
         }
@@ -138,7 +141,7 @@ pub fn measure<T: Topology>(settings: &Settings, report: &mut Report, tables: &m
         let (process, mut rpc) = backend::arykd(&settings.arykd, policy, &dir, None)?;
         report.command(&process.command);
         let numbers = numbers::<T>(settings);
-        fleet::create::<T>(&mut rpc, numbers, Backing::Null)?;
+        fleet::create::<T>(&mut rpc, numbers, backing)?;
         let fleet = Fleet::attach(&dir, numbers)?;
         let metrics = dir.join(backend::METRICS);
         let mut rig = Rig::<T> { fleet, _process: process, rpc, numbers, metrics };
@@ -146,16 +149,18 @@ pub fn measure<T: Topology>(settings: &Settings, report: &mut Report, tables: &m
         let start = Instant::now();
         fleet::group::<T>(&mut rig.rpc, numbers)?;
         let grouped = start.elapsed().as_secs_f64();
-        let names = [T::NAME.to_owned(), policy.name().to_owned()];
+        let names = [format!("{}, {}", T::NAME, backing.name()), policy.name().to_owned()];
         loose(settings, report, tables, &case, &names, &mut rig)?;
-        binding(settings, report, tables, &case, &names, (&mut rig, grouped))?;
-        fleet::limit(&mut rig.rpc, numbers, 0, 0)?;
-        looks(settings, report, &mut tables.looks, &case, &names, &mut rig)?;
+        if backing == Backing::Null {
+            binding(settings, report, tables, &case, &names, (&mut rig, grouped))?;
+            fleet::limit(&mut rig.rpc, numbers, 0, 0)?;
+            looks(settings, report, &mut tables.looks, &case, &names, &mut rig)?;
+        }
         ensure!(rig.fleet.are_well(), "a session of {case} has ended");
         let Rig { fleet, mut rpc, .. } = rig;
         drop(fleet);
         fleet::wait_until_detached(&mut rpc)?;
-        fleet::delete(&mut rpc, numbers, Backing::Null)?;
+        fleet::delete(&mut rpc, numbers, backing)?;
         fleet::ungroup(&mut rpc, numbers)?;
     }
     Ok(())

@@ -2,11 +2,40 @@
 
 use std::fmt::Write;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// Processor time that the hypervisor gave to others since a moment.
+#[derive(Debug)]
+pub struct Stolen {
+    since: Instant,
+    before: Option<u64>,
+}
+
+impl Stolen {
+    /// From now on.
+    pub fn watch() -> Self {
+        Self { since: Instant::now(), before: stolen_ticks() }
+    }
+
+    /// How much it was until now.
+    fn tell(&self) -> Option<String> {
+        let ticks = stolen_ticks()?.checked_sub(self.before?)? as f64;
+        // The kernel tells in USER_HZ, a hundredth of a second (proc(5)).
+        let cores = cores(&std::fs::read_to_string("/proc/cpuinfo").ok()?) as f64;
+        let share = ticks / (self.since.elapsed().as_secs_f64() * cores);
+        Some(format!("{share:.1} % of the time"))
+    }
+}
+
+/// What `/proc/stat` says was stolen from all cores.
+fn stolen_ticks() -> Option<u64> {
+    let stat = std::fs::read_to_string("/proc/stat").ok()?;
+    stat.lines().next()?.split_whitespace().nth(8)?.parse().ok()
+}
 
 /// Lines of a list for the head of a report. What cannot be found out is left out.
 /// `round_trips` were measured before and after.
-pub fn describe(date: Option<&str>, round_trips: [Duration; 2]) -> String {
+pub fn describe(date: Option<&str>, stolen: &Stolen, round_trips: [Duration; 2]) -> String {
     let date = date.map_or_else(|| output("date", &["--utc", "+%F"]), |date| Some(date.to_owned()));
     let [before, after] = round_trips.map(|time| time.as_nanos());
     let facts = [
@@ -15,6 +44,7 @@ pub fn describe(date: Option<&str>, round_trips: [Duration; 2]) -> String {
         ("processor", processor()),
         ("memory", memory()),
         ("a cache line from core to core and back", Some(format!("{before} ns before, {after} ns after"))),
+        ("taken by the hypervisor meanwhile", stolen.tell()),
         ("kernel", output("uname", &["-srm"])),
         ("compiler", output("rustc", &["--version"])),
         ("peer", output("qemu-storage-daemon", &["--version"])),
@@ -38,8 +68,12 @@ fn output(program: &str, args: &[&str]) -> Option<String> {
 fn processor() -> Option<String> {
     let info = std::fs::read_to_string("/proc/cpuinfo").ok()?;
     let model = info.lines().find(|line| line.starts_with("model name"))?;
-    let cores = info.lines().filter(|line| line.starts_with("processor")).count();
-    Some(format!("{}, {cores} cores", model.split_once(':')?.1.trim()))
+    Some(format!("{}, {} cores", model.split_once(':')?.1.trim(), cores(&info)))
+}
+
+/// How many `/proc/cpuinfo` lists.
+fn cores(info: &str) -> usize {
+    info.lines().filter(|line| line.starts_with("processor")).count()
 }
 
 fn memory() -> Option<String> {

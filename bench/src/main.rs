@@ -49,6 +49,7 @@ use anyhow::{Context, Result};
 use backend::Policy;
 use ceiling::Ceilings;
 use clap::Parser;
+use machine::Stolen;
 use report::Report;
 use settings::Settings;
 use std::path::PathBuf;
@@ -196,7 +197,7 @@ fn measure(args: &Args, what: impl FnOnce(&Settings, &mut Report) -> Result<()>)
     let settings = args.settings()?;
     process::pin(process::FRONT_END_CORE)?;
     frontend::watch();
-    let start = Instant::now();
+    let (start, stolen) = (Instant::now(), Stolen::watch());
     let before = rounds::round_trip();
     let mut report = Report::default();
     what(&settings, &mut report)?;
@@ -209,13 +210,21 @@ fn measure(args: &Args, what: impl FnOnce(&Settings, &mut Report) -> Result<()>)
         report.write_json(file)?;
     }
     if let Some(file) = args.page() {
-        report.write_markdown(&file, &preface(args, &settings, &report, round_trips))?;
+        report.write_markdown(
+            &file,
+            &preface(
+                args,
+                &settings,
+                &report,
+                &machine::describe(args.date.as_deref(), &stolen, round_trips),
+            ),
+        )?;
     }
     Ok(())
 }
 
 /// The head of the page: what it is, how it was made, and where.
-fn preface(args: &Args, settings: &Settings, report: &Report, round_trips: [Duration; 2]) -> String {
+fn preface(args: &Args, settings: &Settings, report: &Report, machine: &str) -> String {
     let commands: Vec<String> =
         report.commands.iter().map(|command| settings.without_paths(command)).collect();
     let (command, front_end, runs) = match args.command {
@@ -232,7 +241,7 @@ fn preface(args: &Args, settings: &Settings, report: &Report, round_trips: [Dura
         settings.queues,
         process::FRONT_END_CORE,
         process::BACK_END_CORE,
-        machine::describe(args.date.as_deref(), round_trips),
+        machine,
         commands.join("\n"),
     )
 }

@@ -4,7 +4,8 @@
 //!   [`Bucket`]s, each with a price for a request ([`Cost`]): time, of which a second has one second.
 //! - A [`Bucket`] is shared by all reactors. It is one number, the time up to which it is sold out, so that it fills by itself, and nobody visits it.
 //! - A [`Share`] is a reactor's part of a bucket: the slice that it has leased, and the lanes that wait for more, in the order of deficit round robin.
-//! - A [`Lane`] is an opener's line: it asks for a request at a time, and gets it from every bucket on its path or from none.
+//! - A [`Lane`] is an opener's line: it asks for a request at a time, and gets it from every bucket on its path or from none; where nobody waits, several are
+//!   paid at a time.
 //!
 //! | context | what runs in it |
 //! | --- | --- |

@@ -240,6 +240,13 @@ impl Config {
         }
     }
 
+    /// Forgets `object`, be it there or absent; tells whether it was noted.
+    pub fn forget(&self, subsystem: Subsystem, object: &str) -> bool {
+        let is_there = self.notes.borrow().key(subsystem, object).is_some();
+        self.removed(subsystem, object);
+        self.forget_absent(subsystem, object) || is_there
+    }
+
     /// Forgets all objects of `subsystem` but those that `exists` knows. Visits all: where it is known what went, [`Config::removed`] is for that.
     pub fn retain(&self, subsystem: Subsystem, exists: impl Fn(&str) -> bool) {
         let notes = self.notes.borrow();

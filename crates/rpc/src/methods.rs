@@ -4,6 +4,7 @@
 //! result are SPDK's; parameters and members of ours are marked so.
 
 mod bdev;
+mod cores;
 mod delay;
 pub(crate) mod details;
 mod error;
@@ -64,6 +65,7 @@ pub(crate) fn all(this: &Weak<Methods<Control>>) -> Table<Control> {
     pollers::register(&mut table);
     qos::register(&mut table);
     scheduler::register(&mut table);
+    cores::register(&mut table);
     split::register(&mut table);
     stats::register(&mut table);
     trace::register(&mut table);

@@ -10,6 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
+use tempfile::TempDir;
 
 fn change(daemon: &Daemon, what: &str, core: u64) -> Result<Value, Value> {
     daemon.call(&format!("aryk_core_{what}"), json!({"core": core}))
@@ -129,4 +130,31 @@ fn what_cannot_be_added_or_taken_is_refused() {
     assert_eq!(core_of(&daemon, id), 1);
     drop(stuck);
     daemon.end();
+}
+
+#[test]
+fn cores_are_the_same_after_a_restart() {
+    let dir = TempDir::new().unwrap();
+    let state = dir.path().join("state");
+    let state = state.to_str().unwrap();
+    let mut daemon = Daemon::start_in(dir, &["-m", "0x1", "--state-dir", state]);
+    change(&daemon, "add", 1).unwrap();
+    daemon.kill_and_restart();
+    assert_eq!(cores(&daemon), [0, 1]);
+    change(&daemon, "remove", 0).unwrap();
+    daemon.kill_and_restart();
+    assert_eq!(cores(&daemon), [1]);
+    // As it began.
+    change(&daemon, "add", 0).unwrap();
+    change(&daemon, "remove", 1).unwrap();
+    daemon.kill_and_restart();
+    assert_eq!(cores(&daemon), [0]);
+    // Another `-m` says what there is, but for what was changed besides.
+    change(&daemon, "add", 1).unwrap();
+    daemon.kill();
+    daemon.restart_with(&["-m", "0x2", "--state-dir", state]);
+    assert_eq!(cores(&daemon), [1]);
+    daemon.kill();
+    daemon.restart_with(&["-m", "0x1", "--state-dir", state]);
+    assert_eq!(cores(&daemon), [0]);
 }

@@ -74,6 +74,12 @@ impl Daemon {
         self.process.wait().unwrap();
     }
 
+    /// A successor of one that was killed, with other flags.
+    pub fn restart_with(&mut self, flags: &[&str]) {
+        self.flags = flags.iter().map(|&flag| flag.to_owned()).collect();
+        self.restart();
+    }
+
     /// A successor of one that was killed.
     pub fn restart(&mut self) {
         self.process = spawn(self.dir.path(), &self.flags);

@@ -62,8 +62,7 @@ fn note(control: &Control, method: &'static str, disk: &str, set: Option<&impl S
     match set {
         Some(params) => control.config.made(Subsystem::Watch, &object, method, params),
         None => {
-            control.config.forget_absent(Subsystem::Watch, &object);
-            control.config.removed(Subsystem::Watch, &object);
+            control.config.forget(Subsystem::Watch, &object);
         }
     }
 }

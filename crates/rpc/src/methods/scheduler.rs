@@ -3,11 +3,10 @@
 use super::framework::{ask, ticks};
 use super::{Control, Count, Error, NoParams, Phase, Table};
 use crate::config::Subsystem;
-use crate::cores;
 use crate::params::CpuMask;
 use crate::scheduler::Kind;
 use crate::scheduler::balance::Limits;
-use aryk_reactor::{ChangeError, CoreSet, Cx, Reactors};
+use aryk_reactor::{CoreSet, Cx, Reactors};
 use aryk_vhost_blk::MoveError;
 use rustix::io::Errno;
 use schemars::JsonSchema;
@@ -42,18 +41,6 @@ pub(super) fn register(table: &mut Table<Control>) {
         Phase::RunTime,
         "Says on which cores a thread may run, and moves it there while its machine's I/O goes on.",
         set_cpumask,
-    );
-    table.add(
-        "aryk_core_add",
-        Phase::RunTime,
-        "Starts a reactor on another core, for the queues to come and those that are moved there.",
-        async |control: &Control, p: Core| cores::add(control, p.core).map(|()| true),
-    );
-    table.add(
-        "aryk_core_remove",
-        Phase::RunTime,
-        "Moves all that is on a core's reactor to the others, while I/O goes on, and ends the reactor.",
-        async |control: &Control, p: Core| cores::remove(control, p.core).await.map(|()| true),
     );
     let watch = Rc::new(RefCell::new(None));
     table.add(
@@ -178,27 +165,6 @@ async fn set_scheduler(control: &Control, p: SetScheduler) -> Result<bool, Error
     };
     control.config.made(Subsystem::Scheduler, OBJECT, SET, &note);
     Ok(true)
-}
-
-/// Parameters of `aryk_core_add` and `aryk_core_remove`.
-#[derive(Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-struct Core {
-    /// The core's number.
-    core: u16,
-}
-
-impl From<ChangeError> for Error {
-    fn from(error: ChangeError) -> Self {
-        let errno = match &error {
-            ChangeError::Forbidden { .. } => Errno::INVAL,
-            ChangeError::Exists(_) => Errno::EXIST,
-            ChangeError::NotFound(_) => Errno::NODEV,
-            ChangeError::Leaving(_) | ChangeError::Last(_) => Errno::BUSY,
-            ChangeError::Os { .. } => Errno::IO,
-        };
-        Self::errno(errno, error.to_string())
-    }
 }
 
 /// Parameters of `thread_set_cpumask`.
