@@ -35,10 +35,12 @@ struct Prepaid {
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
 /// An opener's line. See the file's head.
+// What nearly every request looks at comes first, so that it is all that is fetched where a lane begins with a cache line.
+#[repr(C)]
 pub struct Lane<W, T> {
+    prepaid: Prepaid,
     id: u64,
     who: W,
-    prepaid: Prepaid,
     path: Vec<Stage<W, T>>,
     /// Which bucket it waits for.
     waits_at: Option<usize>,
@@ -67,16 +69,18 @@ impl<W: Copy, T> Lane<W, T> {
     }
 
     /// Pays a request of so many bytes from what is leased of all buckets, if that is enough and nobody waits here. If not, [`Lane::ask`].
-    #[inline]
     pub fn spend(&mut self, bytes: u64) -> bool {
-        if self.prepaid.left > 0 && self.prepaid.bytes == bytes {
-            self.prepaid.left -= 1;
-            return true;
-        }
-        self.pay(bytes)
+        self.spend_ahead(bytes) || self.pay(bytes)
     }
 
-    #[inline(never)]
+    /// Whether a request of so many bytes is one of those that are paid ahead; it is not any more.
+    #[inline]
+    pub fn spend_ahead(&mut self, bytes: u64) -> bool {
+        let is_paid = self.prepaid.left > 0 && self.prepaid.bytes == bytes;
+        self.prepaid.left -= u64::from(is_paid);
+        is_paid
+    }
+
     fn pay(&mut self, bytes: u64) -> bool {
         let is_short = |stage: &Stage<W, T>| !stage.share.borrow_mut().spend(bytes);
         if let Some(paid) = self.path.iter().position(is_short) {
@@ -181,8 +185,8 @@ impl<W: Copy, T> Lane<W, T> {
 }
 
 impl<W, T> Lane<W, T> {
-    /// Has nothing paid ahead any more.
-    fn hand_back(&mut self) {
+    /// Has nothing paid ahead any more, so that [`Lane::spend_ahead`] lets nothing go before others.
+    pub fn hand_back(&mut self) {
         let Prepaid { left, of, .. } = std::mem::take(&mut self.prepaid);
         if of > 0 {
             for Stage { share, price } in &self.path {

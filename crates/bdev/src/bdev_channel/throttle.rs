@@ -43,15 +43,19 @@ struct Waiting {
     source: u64,
 }
 
+#[repr(C)]
 struct Line {
     lane: Lane<RootId, TimerId>,
     waiting: VecDeque<Waiting>,
 }
 
 impl Line {
-    /// Asks for a request with none before it. If it is not let through, it will wait.
+    /// Asks for a request, if none is before it. If it is not let through, it will wait.
     #[inline(never)]
     fn ask(&mut self, bytes: u64, cx: &mut Cx) -> bool {
+        if !self.waiting.is_empty() {
+            return false;
+        }
         let (now, waker) = (cx.now().0, &mut Waker(cx));
         let may_go = self.lane.ask(bytes, 0, now, waker);
         if !may_go {
@@ -61,11 +65,13 @@ impl Line {
     }
 }
 
-/// The lines of a channel whose disk is limited.
+/// The lines of a channel whose disk is limited. While requests wait in a line, none of it is paid ahead.
+// Of many disks, this is not in the first caches: a request that is paid ahead takes the first cache line of it and no other.
+#[repr(C, align(64))]
 pub(super) struct Throttle {
-    line: Line,
     /// A line of their own, where not all limits count all requests.
-    writes: Option<Line>,
+    writes: Option<Box<Line>>,
+    line: Line,
 }
 
 type Parts = HashMap<*const Bucket, Weak<RefCell<Share<RootId, TimerId>>>>;
@@ -104,8 +110,8 @@ impl Throttle {
         };
         let counts_all = |d| buckets.iter().all(|(kind, _)| kind.counts(d));
         let is_one = counts_all(Direction::Read) && counts_all(Direction::Write);
-        let writes = (!is_one).then(|| line(Direction::Write));
-        Some(Box::new(Self { line: line(Direction::Read), writes }))
+        let writes = (!is_one).then(|| Box::new(line(Direction::Write)));
+        Some(Box::new(Self { writes, line: line(Direction::Read) }))
     }
 
     #[inline]
@@ -117,19 +123,21 @@ impl Throttle {
     }
 
     fn lines(&mut self) -> impl Iterator<Item = &mut Line> {
-        iter::once(&mut self.line).chain(&mut self.writes)
+        iter::once(&mut self.line).chain(self.writes.as_deref_mut())
     }
 
     /// Whether a new request may go at once. If not, [`Throttle::hold`] must follow.
     #[inline]
     fn may_go(&mut self, direction: Direction, bytes: u64, cx: &mut Cx) -> bool {
         let line = self.line(direction);
-        line.waiting.is_empty() && (line.lane.spend(bytes) || line.ask(bytes, cx))
+        line.lane.spend_ahead(bytes) || line.ask(bytes, cx)
     }
 
     /// Has a request wait.
     fn hold(&mut self, direction: Direction, waiting: Waiting) {
-        self.line(direction).waiting.push_back(waiting);
+        let line = self.line(direction);
+        line.lane.hand_back();
+        line.waiting.push_back(waiting);
     }
 
     /// Asks for nothing for now: others are not to wait for it.
@@ -140,12 +148,12 @@ impl Throttle {
 
     /// Whether nothing of it stands in a ring that others wait in.
     pub fn is_aside(&self) -> bool {
-        iter::once(&self.line).chain(&self.writes).all(|line| !line.lane.is_waiting())
+        iter::once(&self.line).chain(self.writes.as_deref()).all(|line| !line.lane.is_waiting())
     }
 
     /// Those that wait, in each line's order.
     fn into_waiting(self) -> Vec<Waiting> {
-        iter::once(self.line).chain(self.writes).flat_map(|line| line.waiting).collect()
+        iter::once(self.line).chain(self.writes.map(|line| *line)).flat_map(|line| line.waiting).collect()
     }
 }
 
