@@ -91,7 +91,8 @@ impl Plot {
         chart
             .configure_mesh()
             .disable_y_mesh()
-            .max_light_lines(0)
+            // Of the other axis, which has whole numbers, the library would look for none for ever.
+            .x_max_light_lines(0)
             .x_desc(&self.axis)
             .x_label_formatter(&short)
             .y_labels(rows.len() + 1)
