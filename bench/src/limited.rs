@@ -51,7 +51,7 @@ impl Tables {
             loose: section(
                 "Limits that nobody reaches",
                 "Thousands of 4 KiB random reads a second of eight disks of each machine, 16 in flight each: without any limit, and with one on each disk and \
-                 one on each machine's group, in turns (the share is of each turn and the one before it); and what a reactor works for a request.",
+                 one on each machine's group, in 31 turns of a fifth of what is said above (the share is of each turn and the one before it); and what a reactor works for a request.",
                 &[
                     "disks",
                     "sleep policy",

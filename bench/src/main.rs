@@ -210,15 +210,8 @@ fn measure(args: &Args, what: impl FnOnce(&Settings, &mut Report) -> Result<()>)
         report.write_json(file)?;
     }
     if let Some(file) = args.page() {
-        report.write_markdown(
-            &file,
-            &preface(
-                args,
-                &settings,
-                &report,
-                &machine::describe(args.date.as_deref(), &stolen, round_trips),
-            ),
-        )?;
+        let machine = machine::describe(args.date.as_deref(), &stolen, round_trips);
+        report.write_markdown(&file, &preface(args, &settings, &report, &machine))?;
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use plotters::prelude::*;
 use std::path::Path;
 
 const WIDTH: u32 = 860;
-/// Height of a row of [`Spreads`], of what is around them, and of [`Lines`].
+/// Height of a row of [`Of::Spreads`], of what is around them, and of [`Of::Lines`].
 const ROW: u32 = 24;
 const FRAME: u32 = 100;
 const LINES: u32 = 420;
@@ -91,7 +91,7 @@ impl Plot {
         chart
             .configure_mesh()
             .disable_y_mesh()
-            // Of the other axis, which has whole numbers, the library would look for none for ever.
+            // Not of both: asked for none on an axis of whole numbers, the library (0.3.7) multiplies until it overflows.
             .x_max_light_lines(0)
             .x_desc(&self.axis)
             .x_label_formatter(&short)

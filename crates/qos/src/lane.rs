@@ -68,12 +68,7 @@ impl<W: Copy, T> Lane<W, T> {
         self.waits_at.is_some()
     }
 
-    /// Pays a request of so many bytes from what is leased of all buckets, if that is enough and nobody waits here. If not, [`Lane::ask`].
-    pub fn spend(&mut self, bytes: u64) -> bool {
-        self.spend_ahead(bytes) || self.pay(bytes)
-    }
-
-    /// Whether a request of so many bytes is one of those that are paid ahead; it is not any more.
+    /// Whether a request of so many bytes is one of those that are paid ahead; it is not any more. If it is none, [`Lane::ask`].
     #[inline]
     pub fn spend_ahead(&mut self, bytes: u64) -> bool {
         let is_paid = self.prepaid.left > 0 && self.prepaid.bytes == bytes;
@@ -81,6 +76,7 @@ impl<W: Copy, T> Lane<W, T> {
         is_paid
     }
 
+    /// Pays a request of so many bytes from what is leased of all buckets, if that is enough and nobody waits here.
     fn pay(&mut self, bytes: u64) -> bool {
         let is_short = |stage: &Stage<W, T>| !stage.share.borrow_mut().spend(bytes);
         if let Some(paid) = self.path.iter().position(is_short) {
@@ -119,7 +115,7 @@ impl<W: Copy, T> Lane<W, T> {
         now: u64,
         wheel: &mut impl Wheel<Who = W, Timer = T>,
     ) -> bool {
-        if self.spend(bytes) {
+        if self.spend_ahead(bytes) || self.pay(bytes) {
             return true;
         }
         for at in 0..self.path.len() {

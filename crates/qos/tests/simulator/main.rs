@@ -2,8 +2,11 @@
 
 mod sim;
 
-use aryk_qos::{Direction, LEASES, Limiter, Limits, SLACK};
-use sim::{Load, MILLI, Random, SECOND, Sim, excess, jain};
+use aryk_qos::{Direction, LEASES, Lane, Limiter, Limits, SLACK, Share};
+use sim::{Clockwork, Load, MILLI, Random, SECOND, Sim, excess, jain};
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How late reactors are: as they are on a machine that has the cores, in nanoseconds.
@@ -241,6 +244,29 @@ fn what_is_paid_ahead_counts_as_leased() {
     drop(sim);
     let buckets = disks.iter().chain([&group]).flat_map(|limiter| limiter.buckets());
     buckets.for_each(|(_, bucket)| assert_eq!((bucket.leased(), bucket.waiting()), (0, 0)));
+}
+
+/// Whatever is paid ahead for one size, requests of others cost what they cost, and no more is gone in the end than they did.
+#[test]
+fn requests_of_changing_sizes_are_paid_as_they_are() {
+    let disk = limiter(Limits { bytes: 1 << 40, ..Limits::default() });
+    let bucket = &disk.buckets()[0].1;
+    let share = Rc::new(RefCell::new(Share::new(Arc::clone(bucket))));
+    let (mut lane, mut wheel) = (Lane::new(0, vec![share]), Clockwork::default());
+    let (mut random, mut moved, now) = (Random::new(19), 0, 2 * SECOND);
+    let before = bucket.free_from(now);
+    for i in 0..10_000 {
+        // Now one size for long, now another each time.
+        let size = if i / 1000 % 2 == 0 { 4096 } else { 4096 << random.below(5) };
+        assert!(lane.ask(size, 0, now, &mut wheel), "after {moved} bytes");
+        lane.settle(false, now, &mut wheel);
+        moved += size;
+    }
+    assert!(bucket.leased() <= LEASES);
+    drop(lane);
+    let (taken, cost) = (bucket.free_from(now) - before, moved * SECOND / (1 << 40));
+    assert!((cost..=cost + 10).contains(&taken), "{taken} for {cost}");
+    assert_eq!(bucket.leased(), 0);
 }
 
 #[test]
