@@ -166,9 +166,13 @@ impl<C: 'static> Methods<C> {
         }
     }
 
-    /// Calls one method, in any phase, to have again what it made once. Needs a tokio `LocalSet`.
+    /// Calls one method, in any phase, to have again what it made once. What of it had to be written is so when it returns: mostly
+    /// nothing, for it stands in the store as it is. Needs a tokio `LocalSet`.
     pub(crate) async fn restore(&self, method: &str, params: Box<RawValue>) -> Outcome {
-        self.run(method, Some(params), Caller::Restore).await?.0
+        let (outcome, mut done) = self.run(method, Some(params), Caller::Restore).await?;
+        // A store that cannot be written says so itself, and catches up with its next write.
+        let _ = done.written().await;
+        outcome
     }
 
     /// Runs a handler. As a task of its own it goes on if we are dropped, and takes nobody along if it panics.

@@ -93,11 +93,21 @@ fn rates(readers: &[&Reader], time: Duration) -> Vec<f64> {
     readers.iter().zip(before).map(|(r, before)| (r.count() - before) as f64 / spent).collect()
 }
 
-/// Never more than the limit; much less only if the machine that tests is very busy: what is not asked for within 2 ms is lost.
-fn check(rate: f64, limit: f64) {
-    // Half a second has no more than 2 ms and a request beyond it, and what completes late.
-    assert!(rate <= limit * 1.05 + 30.0, "{rate} of {limit}");
-    assert!(rate >= limit * 0.4, "{rate} of {limit}");
+/// What each got in a second, of a limit on all of them together. It is never more; it is less when somebody else has the cores, for what is not asked
+/// for within 2 ms is lost: the first second of five in which they got nearly half is told.
+fn reached(limit: f64, readers: &[&Reader]) -> Vec<f64> {
+    let mut low = Vec::new();
+    for _ in 0..5 {
+        let seen = rates(readers, Duration::from_secs(1));
+        let rate: f64 = seen.iter().sum();
+        // A second has no more than 2 ms and a request beyond it, and what completes late.
+        assert!(rate <= limit * 1.05 + 30.0, "{rate} of {limit}");
+        if rate >= limit * 0.4 {
+            return seen;
+        }
+        low.push(rate);
+    }
+    panic!("{low:?} of {limit}");
 }
 
 fn make(daemon: &Daemon, name: &str) -> PathBuf {
@@ -119,13 +129,12 @@ fn limits_hold_change_and_stay() {
     let a = Reader::start(sockets[0].clone());
     let b = Reader::start(sockets[1].clone());
     let second = Duration::from_secs(1);
-    rates(&[&a, &b], second / 2);
-    let seen = rates(&[&a, &b], second);
-    check(seen[0], 2000.0);
-    assert!(seen[1] > 4000.0, "{seen:?}");
+    reached(2000.0, &[&a]);
+    let free = rates(&[&b], second)[0];
+    assert!(free > 4000.0, "{free}");
     // Changed, while requests wait.
     limit(&daemon, "a", 200);
-    check(rates(&[&a], second)[0], 200.0);
+    reached(200.0, &[&a]);
     limit(&daemon, "a", 0);
     let free = rates(&[&a], second)[0];
     assert!(free > 4000.0, "{free}");
@@ -135,9 +144,9 @@ fn limits_hold_change_and_stay() {
     for disk in ["a", "b"] {
         daemon.call("bdev_qos_group_add_bdev", json!({"name": "vm", "bdev_name": disk})).unwrap();
     }
-    let seen = rates(&[&a, &b], second);
-    check(seen[0] + seen[1], 3000.0);
-    assert!(seen[0] > 900.0 && seen[1] > 900.0, "{seen:?}");
+    let seen = reached(3000.0, &[&a, &b]);
+    let shares = seen.iter().map(|rate| rate / (seen[0] + seen[1]));
+    assert!(shares.min_by(f64::total_cmp) > Some(0.4), "each has its half, of whatever there was: {seen:?}");
     assert_eq!(code(daemon.call("bdev_qos_group_delete", json!({"name": "vm"}))), -16);
     a.end();
     b.end();
@@ -146,9 +155,8 @@ fn limits_hold_change_and_stay() {
     daemon.kill_and_restart();
     assert_eq!(all(&daemon), before);
     let readers = sockets.map(Reader::start);
-    rates(&[&readers[0]], second / 2);
-    let seen = rates(&[&readers[0], &readers[1]], second);
-    check(seen[0] + seen[1], 3000.0);
+    let seen = reached(3000.0, &[&readers[0], &readers[1]]);
+    assert!(seen[0] <= 1500.0 * 1.05 + 30.0, "a disk has its own limit besides its group's: {seen:?}");
     let stats = daemon.call("bdev_get_iostat", json!({"name": "a"})).unwrap();
     assert!(stats["bdevs"][0]["num_throttled_ops"].as_u64().unwrap() > 100, "{stats}");
     readers.into_iter().for_each(Reader::end);
@@ -167,7 +175,7 @@ fn a_disk_that_waits_is_deleted_and_forgotten() {
     limit(&daemon, "a", 100);
     daemon.call("bdev_qos_group_create", json!({"name": "vm"})).unwrap();
     daemon.call("bdev_qos_group_add_bdev", json!({"name": "vm", "bdev_name": "a"})).unwrap();
-    check(rates(&[&reader], Duration::from_secs(1))[0], 100.0);
+    reached(100.0, &[&reader]);
     reader.end();
     daemon.call("vhost_delete_controller", json!({"ctrlr": "a"})).unwrap();
     daemon.call("bdev_null_delete", json!({"name": "a"})).unwrap();
