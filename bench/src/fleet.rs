@@ -166,15 +166,20 @@ pub fn group<T: Topology>(rpc: &mut Rpc, numbers: Numbers) -> Result<()> {
     Ok(())
 }
 
-/// Limits each disk and each machine to so many requests a second; 0 is no limit.
-pub fn limit(rpc: &mut Rpc, numbers: Numbers, of_disk: u64, of_machine: u64) -> Result<()> {
-    for controller in 0..numbers.controllers {
-        for target in 0..numbers.disks {
-            let params = json!({"name": disk(controller, target), "rw_ios_per_sec": of_disk});
-            rpc.call("bdev_set_qos_limit", params)?;
+/// Limits each disk of these machines, and each of the machines, to so many requests a second; 0 is no limit.
+pub fn limit(
+    rpc: &mut Rpc,
+    numbers: Numbers,
+    machines: impl Iterator<Item = usize>,
+    (of_disk, of_machine): (u64, u64),
+) -> Result<()> {
+    for number in machines {
+        for controller in (number * numbers.of_a_machine..numbers.controllers).take(numbers.of_a_machine) {
+            for target in 0..numbers.disks {
+                let params = json!({"name": disk(controller, target), "rw_ios_per_sec": of_disk});
+                rpc.call("bdev_set_qos_limit", params)?;
+            }
         }
-    }
-    for number in 0..numbers.machines() {
         let params = json!({"name": machine(number), "rw_ios_per_sec": of_machine});
         rpc.call("bdev_qos_group_set_limit", params)?;
     }

@@ -1,6 +1,7 @@
 //! The other part of `cargo xtask bench scale`: limits on all disks and all machines, at work or not, and looks at all of it.
 //!
-//! Eight disks of each machine are used. First nothing is limited, in turns with limits that nobody reaches; then each machine is held to its rate.
+//! Eight disks of each machine are used. First half of the machines have limits that nobody reaches, and work in turns with the others; then each machine
+//! is held to its rate.
 
 use crate::backend::{self, Policy};
 use crate::fleet::{self, Backing, Fleet, Numbers, Topology};
@@ -12,6 +13,7 @@ use crate::scale::numbers;
 use crate::settings::Settings;
 use anyhow::{Result, ensure};
 use std::io::{Read, Write};
+use std::ops::Range;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -23,8 +25,8 @@ const LOOSE: (u64, u64) = (10_000_000, 100_000_000);
 /// What a machine is held to, and each of its disks by itself.
 const RATE: u64 = 6000;
 const OF_A_DISK: u64 = 3000;
-/// Turns with limits that nobody reaches, and without, of a fifth of a measurement each: neighbours in time see the same machine.
-const TURNS: usize = 31;
+/// Turns of each half of the machines in a run, of a tenth of a measurement each: neighbours in time see the same machine.
+const TURNS: u32 = 10;
 /// Turns with scrapes, and without.
 const PAIRS: usize = 11;
 /// Scrapes in a second, while they are measured.
@@ -35,7 +37,7 @@ pub struct Tables {
     loose: Section,
     binding: Section,
     looks: Section,
-    /// Of limits that nobody reaches, turn by turn in percent.
+    /// Of limits that nobody reaches, run by run in percent.
     shares: Vec<(String, Runs)>,
     /// What each machine got, in percent of its limit.
     machines: Vec<(String, Runs)>,
@@ -50,8 +52,9 @@ impl Tables {
         Self {
             loose: section(
                 "Limits that nobody reaches",
-                "Thousands of 4 KiB random reads a second of eight disks of each machine, 16 in flight each: without any limit, and with one on each disk and \
-                 one on each machine's group, in 31 turns of a fifth of what is said above (the share is of each turn and the one before it); and what a reactor works for a request.",
+                "Thousands of 4 KiB random reads a second of eight disks of each of 24 machines, 16 in flight each, and what a reactor works for a request: of machines \
+                 without any limit, and of as many with one on each disk and one on each machine's group. All are there at one time, and work in turns of a tenth of what is said \
+                 above: in each run ten of each, and ten more after they have exchanged their limits. A run's share is the geometric mean of both medians, of each turn and the one before it.",
                 &[
                     "disks",
                     "sleep policy",
@@ -91,7 +94,7 @@ impl Tables {
             self.loose.plot(Plot {
                 name: "loose",
                 title: "Limits that nobody reaches".to_owned(),
-                axis: "% of the throughput without limits in the turn before; the line is the aim".to_owned(),
+                axis: "% of the throughput without limits; the line is the aim".to_owned(),
                 of: Of::Spreads { rows: self.shares, aim: Some(95.0) },
             });
             self.binding.plot(Plot {
@@ -115,10 +118,23 @@ struct Rig<T: Topology> {
 }
 
 impl<T: Topology> Rig<T> {
-    /// What eight disks of each machine did, by machine; its time, and the time that the reactor worked, in ns.
-    fn load(&mut self, span: Duration) -> Result<(Vec<f64>, f64, f64)> {
+    fn machines(&self) -> Range<usize> {
+        0..self.numbers.machines()
+    }
+
+    /// Every other machine: those with an even number, or as many with an odd one.
+    fn half(&self, odd: usize) -> impl Iterator<Item = usize> + use<T> {
+        (odd..self.numbers.machines() / 2 * 2).step_by(2)
+    }
+
+    /// What eight disks of each of the `machines` did, by machine; its time, and the time that the reactor worked, in ns.
+    fn load(
+        &mut self,
+        machines: impl Iterator<Item = usize>,
+        span: Duration,
+    ) -> Result<(Vec<f64>, f64, f64)> {
         let of_a_machine = self.numbers.of_a_machine;
-        let used = (0..self.numbers.controllers).filter(|controller| controller % of_a_machine < USED);
+        let used = machines.flat_map(|machine| (machine * of_a_machine..).take(USED));
         let before = self.rpc.busy()?;
         let (done, elapsed) = self.fleet.load(used, span)?;
         let busy = self.rpc.busy()? - before;
@@ -145,7 +161,7 @@ pub fn measure<T: Topology>(settings: &Settings, report: &mut Report, tables: &m
         let fleet = Fleet::attach(&dir, numbers)?;
         let metrics = dir.join(backend::METRICS);
         let mut rig = Rig::<T> { fleet, _process: process, rpc, numbers, metrics };
-        rig.load(settings.warm_up)?;
+        rig.load(rig.machines(), settings.warm_up)?;
         let start = Instant::now();
         fleet::group::<T>(&mut rig.rpc, numbers)?;
         let grouped = start.elapsed().as_secs_f64();
@@ -153,7 +169,7 @@ pub fn measure<T: Topology>(settings: &Settings, report: &mut Report, tables: &m
         loose(settings, report, tables, &case, &names, &mut rig)?;
         if backing == Backing::Null {
             binding(settings, report, tables, &case, &names, (&mut rig, grouped))?;
-            fleet::limit(&mut rig.rpc, numbers, 0, 0)?;
+            fleet::limit(&mut rig.rpc, numbers, 0..numbers.machines(), (0, 0))?;
             looks(settings, report, &mut tables.looks, &case, &names, &mut rig)?;
         }
         ensure!(rig.fleet.are_well(), "a session of {case} has ended");
@@ -166,6 +182,26 @@ pub fn measure<T: Topology>(settings: &Settings, report: &mut Report, tables: &m
     Ok(())
 }
 
+/// Thousands of requests a second and the reactor's time for one, turn by turn: of the half without limits, and of the one that has some.
+fn in_turns<T: Topology>(settings: &Settings, rig: &mut Rig<T>, limited: usize) -> Result<[[Runs; 2]; 2]> {
+    let halves = [1 - limited, limited];
+    for (half, limits) in halves.into_iter().zip([(0, 0), LOOSE]) {
+        let machines = rig.half(half);
+        fleet::limit(&mut rig.rpc, rig.numbers, machines, limits)?;
+    }
+    rig.load(rig.machines(), settings.warm_up / 2)?;
+    let mut turns = <[[Runs; 2]; 2]>::default();
+    for _ in 0..TURNS {
+        for (half, [rates, busy]) in halves.into_iter().zip(&mut turns) {
+            let (machines, seconds, worked) = rig.load(rig.half(half), settings.span / TURNS)?;
+            let requests: f64 = machines.iter().sum();
+            rates.push(requests / seconds / 1e3);
+            busy.push(worked / requests);
+        }
+    }
+    Ok(turns)
+}
+
 fn loose<T: Topology>(
     settings: &Settings,
     report: &mut Report,
@@ -175,19 +211,21 @@ fn loose<T: Topology>(
     rig: &mut Rig<T>,
 ) -> Result<()> {
     let mut sides = [<[Runs; 2]>::default(), <[Runs; 2]>::default()];
-    for _ in 0..if settings.quick { 1 } else { TURNS } {
-        for ((of_disk, of_machine), [rates, busy]) in [(0, 0), LOOSE].into_iter().zip(&mut sides) {
-            fleet::limit(&mut rig.rpc, rig.numbers, of_disk, of_machine)?;
-            rig.load(settings.warm_up / 2)?;
-            let (machines, seconds, worked) = rig.load(settings.span / 5)?;
-            let requests: f64 = machines.iter().sum();
-            rates.push(requests / seconds / 1e3);
-            busy.push(worked / requests);
+    let mut share = Runs::default();
+    for _ in 0..settings.runs {
+        let mut product = 1.0;
+        for limited in [0, 1] {
+            let [none, all] = in_turns(settings, rig, limited)?;
+            product *= all[0].over(&none[0]).median().expect("there were turns");
+            for (side, turns) in sides.iter_mut().zip([none, all]) {
+                let medians = turns.iter().map(|turns| turns.median().expect("there were turns"));
+                side.iter_mut().zip(medians).for_each(|(runs, median)| runs.push(median));
+            }
         }
+        share.push(100.0 * f64::sqrt(product));
     }
     let [[none, none_busy], [all, all_busy]] = sides;
     report.records.push(Record::new(case, "limits that nobody reaches", "1000/s", &all, &none));
-    let share = all.over(&none).scaled(100.0);
     tables.shares.push((names.join(", "), share.clone()));
     let cells = [none, all, share, none_busy, all_busy].map(|runs| cell(&runs, number));
     tables.loose.row([&names[..], &cells].concat());
@@ -203,12 +241,13 @@ fn binding<T: Topology>(
     (rig, grouped): (&mut Rig<T>, f64),
 ) -> Result<()> {
     let start = Instant::now();
-    fleet::limit(&mut rig.rpc, rig.numbers, OF_A_DISK, RATE)?;
+    let machines = rig.machines();
+    fleet::limit(&mut rig.rpc, rig.numbers, machines, (OF_A_DISK, RATE))?;
     let limited = start.elapsed().as_secs_f64() + grouped;
-    rig.load(settings.warm_up)?;
+    rig.load(rig.machines(), settings.warm_up)?;
     let [mut all, mut each, mut busy] = <[Runs; 3]>::default();
     for _ in 0..settings.runs {
-        let (machines, seconds, worked) = rig.load(settings.span)?;
+        let (machines, seconds, worked) = rig.load(rig.machines(), settings.span)?;
         busy.push(100.0 * worked / 1e9 / seconds);
         let percent = |requests: f64| 100.0 * requests / seconds / RATE as f64;
         all.push(percent(machines.iter().sum::<f64>() / machines.len() as f64));
@@ -251,7 +290,7 @@ fn looks<T: Topology>(
                 }
                 Ok(())
             });
-            let (machines, _, worked) = rig.load(settings.span)?;
+            let (machines, _, worked) = rig.load(rig.machines(), settings.span)?;
             busy.push(worked / machines.iter().sum::<f64>());
             scraper.join().expect("it does not panic")?;
         }
