@@ -35,6 +35,8 @@ pub(crate) struct RootEntry {
     pub promoted: bool,
     /// When it last had work while promoted.
     pub last_work: Nanos,
+    /// How often it was polled in vain since.
+    pub idle_polls: u32,
     pub runs: Runs,
 }
 
@@ -343,6 +345,7 @@ impl Cx {
             told: false,
             promoted: false,
             last_work: self.now,
+            idle_polls: 0,
             runs: Runs::default(),
         };
         let id = RootId(insert(&mut self.roots, entry));

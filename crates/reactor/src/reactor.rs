@@ -224,6 +224,7 @@ impl Reactor {
         for id in kicked.drain(..) {
             let Some(entry) = self.cx.roots.get_mut(id.0) else { continue };
             entry.last_work = self.cx.now;
+            entry.idle_polls = 0;
             if std::mem::replace(&mut entry.promoted, true) {
                 continue;
             }
@@ -238,7 +239,7 @@ impl Reactor {
 
     fn is_long_without_work(&self, id: RootId) -> bool {
         let Some(entry) = self.cx.roots.get(id.0) else { return true };
-        self.cx.now.since(entry.last_work) >= self.spin.park_after()
+        self.spin.is_to_park(self.cx.now.since(entry.last_work), entry.idle_polls)
     }
 
     /// Turns a promoted root's wake-ups on; whether it can be left alone.
@@ -280,6 +281,9 @@ impl Reactor {
             entry.runs.count(worked);
             if worked {
                 entry.last_work = self.cx.now;
+                entry.idle_polls = 0;
+            } else {
+                entry.idle_polls = entry.idle_polls.saturating_add(1);
             }
         }
         if worked {

@@ -49,6 +49,9 @@ const SPIN_START: Duration = Duration::from_micros(10);
 
 /// A promoted root without work for this long is parked, though the reactor polls on.
 const PARK_AFTER: Duration = SPIN_MAX;
+/// But not before it has been polled in vain so often, which costs about what a kick does. Where turns are long, for there are many roots with work, the next
+/// request is but a few turns away: without this, each of a machine's requests would be kicked in just when the reactor has the least time for it.
+const PARK_AFTER_POLLS: u32 = 64;
 /// The same where polling is what is wanted: long enough to spare nearly every kick, and not for ever, as a turn's cost is
 /// to follow the disks in use.
 const PARK_AFTER_POLL: Duration = Duration::from_millis(10);
@@ -90,12 +93,12 @@ impl Spin {
         Self { policy, owed, unowed, is_owed: false, last_work: now }
     }
 
-    /// How long a promoted root may be without work before it is parked.
-    pub const fn park_after(&self) -> Duration {
+    /// Whether a promoted root is to be parked that was without work for so long, and was polled in vain so often.
+    pub fn is_to_park(&self, idle: Duration, polls: u32) -> bool {
         match self.policy {
-            SleepPolicy::Poll => PARK_AFTER_POLL,
-            SleepPolicy::Adaptive => PARK_AFTER,
-            SleepPolicy::Interrupt => Duration::ZERO,
+            SleepPolicy::Poll => idle >= PARK_AFTER_POLL,
+            SleepPolicy::Adaptive => idle >= PARK_AFTER && polls >= PARK_AFTER_POLLS,
+            SleepPolicy::Interrupt => true,
         }
     }
 

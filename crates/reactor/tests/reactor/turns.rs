@@ -240,7 +240,7 @@ fn a_kick_promotes_and_idleness_parks() {
                 }
                 while time.nanos() < until {
                     assert_eq!(take(&log), ["q polled"], "{policy:?} at {} of {until}", time.nanos());
-                    time.pass(micros(patience / 2));
+                    time.pass(micros(patience / 100));
                     reactor.turn();
                 }
                 assert_eq!(take(&log), ["q polled", "q parked"]);
@@ -248,6 +248,28 @@ fn a_kick_promotes_and_idleness_parks() {
                 assert!(take(&log).is_empty());
             }
         }
+    }
+}
+
+#[test]
+fn where_turns_are_long_a_root_is_polled_some_times_before_it_parks() {
+    for (work_after, polls) in [(None, 64), (Some(60), 124)] {
+        let (time, log) = (Time::default(), Log::default());
+        let (mut reactor, thread) = reactor(SleepPolicy::Adaptive, ENGINES[0], &time);
+        let mut polled = 0;
+        let root = scripted(reactor.cx(), thread, &log, "q", move |_| {
+            polled += 1;
+            Some(polled) == work_after
+        });
+        reactor.cx().add_poller(thread, "busy", None, |_| true);
+        reactor.cx().kick(root.id());
+        let mut seen = Vec::new();
+        while seen.last().is_none_or(|e| e != "q parked") {
+            reactor.turn();
+            time.pass(micros(50));
+            seen.extend(take(&log));
+        }
+        assert_eq!(seen.iter().filter(|e| *e == "q polled").count(), polls);
     }
 }
 
