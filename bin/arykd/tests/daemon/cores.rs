@@ -66,7 +66,11 @@ fn trade_cores(daemon: &Daemon, ids: &[u64]) {
 #[test]
 fn cores_come_and_go_under_verified_io() {
     let daemon = Daemon::start(&["-m", "0x1"]);
-    disk(&daemon, "b");
+    // What it is asked for is in flight for a while, so that samples see some.
+    disk(&daemon, "m");
+    let delay = json!({"base_bdev_name": "m", "name": "b", "avg_read_latency": 100, "p99_read_latency": 100,
+        "avg_write_latency": 100, "p99_write_latency": 100});
+    daemon.call("bdev_delay_create", delay).unwrap();
     disk(&daemon, "s");
     let controller = json!({"ctrlr": "b", "dev_name": "b", "num_queues": 2});
     daemon.call("vhost_create_blk_controller", controller).unwrap();
