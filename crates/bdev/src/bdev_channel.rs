@@ -105,7 +105,7 @@ pub struct BdevChannel {
     compounds: Compounds,
     watch: Watch,
     /// Present while the disk is limited.
-    throttle: Option<Box<Throttle>>,
+    throttle: Option<Throttle>,
     /// Requests that it holds.
     limited: u32,
     /// Whether its lines are to be looked at: they have requests, be it that these have failed meanwhile.

@@ -66,8 +66,6 @@ impl Line {
 }
 
 /// The lines of a channel whose disk is limited. While requests wait in a line, none of it is paid ahead.
-// Of many disks, this is not in the first caches: a request that is paid ahead takes the first cache line of it and no other.
-#[repr(C, align(64))]
 pub(super) struct Throttle {
     /// A line of their own, where not all limits count all requests.
     writes: Option<Box<Line>>,
@@ -97,7 +95,7 @@ impl Shares {
 
 impl Throttle {
     /// The lines of a channel of `bdev`; `None` if nothing limits it.
-    pub fn new(bdev: &Bdev, root: RootId, cx: &mut Cx) -> Option<Box<Self>> {
+    pub fn new(bdev: &Bdev, root: RootId, cx: &mut Cx) -> Option<Self> {
         let buckets = bdev.buckets();
         if buckets.is_empty() {
             return None;
@@ -111,7 +109,7 @@ impl Throttle {
         let counts_all = |d| buckets.iter().all(|(kind, _)| kind.counts(d));
         let is_one = counts_all(Direction::Read) && counts_all(Direction::Write);
         let writes = (!is_one).then(|| Box::new(line(Direction::Write)));
-        Some(Box::new(Self { writes, line: line(Direction::Read) }))
+        Some(Self { writes, line: line(Direction::Read) })
     }
 
     #[inline]
