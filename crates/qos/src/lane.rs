@@ -35,7 +35,7 @@ struct Prepaid {
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
 /// An opener's line. See the file's head.
-// What nearly every request looks at comes first, so that it is all that is fetched where a lane begins with a cache line.
+// What nearly every request looks at comes first, and so stands together.
 #[repr(C)]
 pub struct Lane<W, T> {
     prepaid: Prepaid,
