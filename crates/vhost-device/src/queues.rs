@@ -62,9 +62,20 @@ impl<Q: Movable> Queues<Q> {
         self.still.lock().await
     }
 
-    /// One runs from now on.
-    pub fn insert(&self, index: u16, queue: Running<Q>) {
+    /// Has `start` make a queue, which runs from now on. What happens to all queues waits meanwhile, and finds this one too: a disk that is taken away while
+    /// a queue opens it would otherwise stay open.
+    ///
+    /// # Errors
+    /// As `start`.
+    pub async fn start<E>(
+        &self,
+        index: u16,
+        start: impl Future<Output = Result<Running<Q>, E>>,
+    ) -> Result<(), E> {
+        let _still = self.hold_still().await;
+        let queue = start.await?;
         self.running.borrow_mut().insert(index, queue);
+        Ok(())
     }
 
     /// One runs no more.

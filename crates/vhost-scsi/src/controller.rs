@@ -329,10 +329,8 @@ impl Device for Controller {
     }
 
     async fn start_queue(&self, index: u16, setup: QueueSetup) -> Result<(), DeviceError> {
-        let _changing = self.queues.hold_still().await;
-        let queue = self.start(index, setup).await.map_err(|e| DeviceError::from(e.to_string()))?;
-        self.queues.insert(index, queue);
-        Ok(())
+        let started = self.queues.start(index, self.start(index, setup)).await;
+        started.map_err(|e| e.to_string().into())
     }
 
     async fn stop_queue(&self, index: u16) -> u32 {

@@ -1,0 +1,68 @@
+//! A controller whose disk is removed while a queue starts.
+
+use super::*;
+use crate::guest::{AVAIL, DESC, MEMORY, SIZE, USED};
+use aryk_bdev::{Access, Identity, Registry};
+use aryk_bdev_malloc as malloc;
+use aryk_dma::{Mapping, MemTable, Region};
+use aryk_reactor::{Engine, Options, SleepPolicy};
+use aryk_vhost_user::Rings;
+use aryk_virtqueue::{avail_len, desc_len, used_len};
+use std::time::Duration;
+
+fn setup() -> QueueSetup {
+    let mapping = Arc::new(Mapping::anonymous(MEMORY).unwrap());
+    let region = Region { guest_addr: 0, user_addr: 0, len: MEMORY, offset: 0, mapping };
+    let memory = Arc::new(MemTable::new(vec![region]).unwrap());
+    let area = |at, len| memory.area_at_guest(at, len).unwrap();
+    let rings = Rings {
+        desc: area(DESC, desc_len(SIZE)),
+        driver: area(AVAIL, avail_len(SIZE, false)),
+        device: area(USED, used_len(SIZE, false)),
+    };
+    QueueSetup {
+        size: SIZE,
+        base: 0,
+        features: 0,
+        rings,
+        memory,
+        kick: None,
+        call: None,
+        err: None,
+        inflight: None,
+        log: None,
+    }
+}
+
+#[test]
+fn a_disk_that_is_removed_while_a_queue_opens_it_is_let_go_of() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let registry = Registry::new();
+        let config = malloc::Config {
+            identity: Identity::named("disk"),
+            block_size: 512,
+            physical_block_size: 512,
+            blocks: 8,
+            optimal_io_blocks: 0,
+        };
+        malloc::create(&registry, config).unwrap();
+        let options = Options {
+            cores: "0x1".parse().unwrap(),
+            policy: SleepPolicy::Adaptive,
+            engine: Engine::Auto,
+            watchdog: Duration::from_secs(60),
+        };
+        let reactors = Rc::new(Reactors::start(&options).unwrap());
+        let disk = registry.open("disk", Access::Shared, "test", |_| ()).unwrap();
+        let settings = Settings { name: "vm".to_owned(), read_only: false, cores: None, queues: 1 };
+        let controller = Controller::new(settings, disk, reactors);
+        // The queue's start is with its reactor when the news comes.
+        let (started, ()) =
+            tokio::join!(controller.start_queue(0, setup()), controller.disk_event(Event::Removed));
+        started.unwrap();
+        let removed = tokio::time::timeout(Duration::from_secs(20), registry.remove("disk")).await;
+        removed.expect("the disk is let go of").unwrap();
+        controller.stop_queue(0).await;
+    });
+}
