@@ -5,7 +5,7 @@
 
 use crate::queue::{Queue, Targets};
 use crate::wire::{Address, Response, Tmf, control, tmf};
-use aryk_reactor::{Cx, RootId};
+use aryk_reactor::{Cx, RootId, TimerId};
 use aryk_scsi::{Lun, Nexus, Which};
 use aryk_vhost_device::Line;
 use aryk_virtqueue::Chain;
@@ -24,11 +24,14 @@ struct Notifications {
     events: u32,
 }
 
+/// A function that waits: head, and serial number.
+type Function = (u16, u64);
+
 /// Functions and their targets.
 pub(crate) struct Manager {
     targets: Targets,
-    /// Functions that wait for commands to end: head, and serial number.
-    waiting: Vec<(u16, u64)>,
+    /// Functions that wait for commands to end, and when they have failed: each has a timer for no longer than it waits.
+    waiting: Vec<(Function, TimerId)>,
     serial: u64,
 }
 
@@ -99,20 +102,20 @@ impl Manager {
 
     fn begin(&mut self, work: Work, nexus: Arc<Nexus>, head: u16, id: RootId, cx: &mut Cx) {
         self.serial += 1;
-        let (serial, local) = (self.serial, cx.local().clone());
-        self.waiting.push((head, serial));
+        let (function, local) = ((head, self.serial), cx.local().clone());
+        let deadline = move |cx: &mut Cx| end(id, function, Response::Failure, cx);
+        self.waiting.push((function, cx.call_at(cx.now().after(DEADLINE), deadline)));
         let task = async move {
             let response = work.carry_out(nexus.lun()).await;
-            local.defer(move |cx| end(id, (head, serial), response, cx));
+            local.defer(move |cx| end(id, function, response, cx));
         };
         cx.local().spawn(task).detach();
-        cx.call_at(cx.now().after(DEADLINE), move |cx| end(id, (head, serial), Response::Failure, cx));
     }
 
     /// A function is over, unless it has been for a while.
-    fn ended(&mut self, function: (u16, u64), response: Response, line: &mut Line, cx: &mut Cx) {
-        if let Some(at) = self.waiting.iter().position(|waiting| *waiting == function) {
-            self.waiting.swap_remove(at);
+    fn ended(&mut self, function: Function, response: Response, line: &mut Line, cx: &mut Cx) {
+        if let Some(at) = self.waiting.iter().position(|(waiting, _)| *waiting == function) {
+            cx.cancel_timer(self.waiting.swap_remove(at).1);
             answer(function.0, &[response as u8], line);
             line.publish(cx);
             cx.wake(line.id);
@@ -120,8 +123,9 @@ impl Manager {
     }
 
     /// The queue is to stop: functions that wait fail.
-    pub fn give_up(&mut self, line: &mut Line) {
-        for (head, _) in self.waiting.drain(..) {
+    pub fn give_up(&mut self, line: &mut Line, cx: &mut Cx) {
+        for ((head, _), deadline) in self.waiting.drain(..) {
+            cx.cancel_timer(deadline);
             answer(head, &[Response::Failure as u8], line);
         }
     }
@@ -150,7 +154,7 @@ impl Work {
 }
 
 /// A function of the control queue `id` is over, if both are still there.
-fn end(id: RootId, function: (u16, u64), response: Response, cx: &mut Cx) {
+fn end(id: RootId, function: Function, response: Response, cx: &mut Cx) {
     if let Some(queue) = cx.root::<Queue>(id) {
         let mut queue = queue.borrow_mut();
         let (manager, line) = queue.manager();

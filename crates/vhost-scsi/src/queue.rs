@@ -87,7 +87,7 @@ impl Queue {
 
     fn give_up(&mut self, cx: &mut Cx) {
         match &mut self.role {
-            Role::Control(manager) => manager.give_up(&mut self.line),
+            Role::Control(manager) => manager.give_up(&mut self.line, cx),
             Role::Event(_) => {}
             Role::Request(requests) => requests.give_up(&self.line, cx),
         }
