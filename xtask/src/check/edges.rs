@@ -10,7 +10,7 @@ use crate::workspace;
 /// A crate's place in the house.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layer {
-    /// Memory, tables, stores, rates and sockets: `dma`, `slots`, `state`, `qos`, `unix-listener`.
+    /// Memory, tables, stores, rates and sockets: `dma`, `log-limit`, `slots`, `state`, `qos`, `unix-listener`.
     Ground,
     /// Device drivers.
     Device,
@@ -45,6 +45,7 @@ impl Layer {
         Some(match path {
             "crates/crash-point"
             | "crates/dma"
+            | "crates/log-limit"
             | "crates/qos"
             | "crates/slots"
             | "crates/state"
