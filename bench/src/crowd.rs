@@ -51,7 +51,16 @@ struct Load {
 impl Load {
     fn submit(&mut self, tag: Tag, cx: &mut Cx) {
         let data = self.data;
-        let io = Io { tag, op: Op::Read, fua: false, lba: 0, blocks: (LEN / BLOCK).into(), source: 0, data };
+        let io = Io {
+            tag,
+            op: Op::Read,
+            fua: false,
+            may_unmap: false,
+            lba: 0,
+            blocks: (LEN / BLOCK).into(),
+            source: 0,
+            data,
+        };
         self.channel.submit(io, cx);
     }
 }

@@ -102,7 +102,10 @@ impl Error {
                 Some("'aryk disk list' and 'aryk controller list' show what there is.")
             }
             Self::Refused { code: -16, .. } => Some("'aryk controller list' shows who uses it."),
-            Self::Refused { code: -2, .. } => Some("To make a new file, say how large: --size 20G."),
+            // There are other reasons why something does not exist, such as its directory.
+            Self::Refused { code: -2, detail: Some(why), .. } if why.contains("give a size") => {
+                Some("To make a new file, say how large: --size 20G.")
+            }
             Self::Refused { code: -13, .. } => Some(
                 "The user who runs the daemon must be allowed to use it: see 'ls -l', and 'ps -C arykd'.",
             ),

@@ -63,8 +63,16 @@ fn measure(channel: &mut BdevChannel, root: RootId, depth: u32, cx: &mut Cx) -> 
     while completed < REQUESTS {
         while submitted - completed < depth {
             let lba = u64::from(submitted) * 8 % (1 << 20);
-            let io =
-                Io { tag: Tag(submitted.into()), op: Op::Read, fua: false, lba, blocks: 8, source: 0, data };
+            let io = Io {
+                tag: Tag(submitted.into()),
+                op: Op::Read,
+                fua: false,
+                may_unmap: false,
+                lba,
+                blocks: 8,
+                source: 0,
+                data,
+            };
             channel.submit(io, cx);
             submitted += 1;
         }

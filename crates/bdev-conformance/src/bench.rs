@@ -257,13 +257,21 @@ impl Opener {
     /// Submits a request without data.
     pub fn command(&mut self, op: Op, lba: u64, blocks: u64, bench: &mut Bench) -> u64 {
         let sent = Sent { slot: None, segments: Vec::new(), op };
-        self.submit(sent, Io { tag: Tag(0), op, fua: false, lba, blocks, source: 0, data: Sgl::EMPTY }, bench)
+        self.submit(
+            sent,
+            Io { tag: Tag(0), op, fua: false, may_unmap: false, lba, blocks, source: 0, data: Sgl::EMPTY },
+            bench,
+        )
     }
 
     /// Submits a copy of `blocks` blocks from `source` to `lba`.
     pub fn copy(&mut self, source: u64, lba: u64, blocks: u64, bench: &mut Bench) -> u64 {
         let (op, sent) = (Op::Copy, Sent { slot: None, segments: Vec::new(), op: Op::Copy });
-        self.submit(sent, Io { tag: Tag(0), op, fua: false, lba, blocks, source, data: Sgl::EMPTY }, bench)
+        self.submit(
+            sent,
+            Io { tag: Tag(0), op, fua: false, may_unmap: false, lba, blocks, source, data: Sgl::EMPTY },
+            bench,
+        )
     }
 
     /// Submits a request with this data, whatever number of blocks it speaks of.
@@ -292,7 +300,11 @@ impl Opener {
         }
         let data = self.memory.lists.sgl(slot);
         let sent = Sent { slot: Some(slot), segments, op };
-        self.submit(sent, Io { tag: Tag(0), op, fua: false, lba, blocks, source: 0, data }, bench)
+        self.submit(
+            sent,
+            Io { tag: Tag(0), op, fua: false, may_unmap: false, lba, blocks, source: 0, data },
+            bench,
+        )
     }
 
     fn submit(&mut self, sent: Sent, io: Io, bench: &mut Bench) -> u64 {

@@ -117,6 +117,33 @@ fn what_is_held_goes_on_when_it_is_told_to() {
 }
 
 #[test]
+fn a_disk_is_settled_when_what_changes_those_blocks_has_completed() {
+    let registry = registry();
+    let bdev = registry.find("disk").unwrap();
+    let mut bench = Bench::new();
+    let mut disk = bench.open(&registry, "disk", Access::Exclusive, 8, 512);
+    inject(&registry, Fault::Pending, &[Op::Write], 256);
+    disk.write(500, &contents(1, 500, 1, 512), Shape::Single, &mut bench);
+    turn(&mut bench, 20);
+    let mut settled = pin!(bdev.settle(500..BLOCKS));
+    for _ in 0..20 {
+        assert!(is_pending(settled.as_mut()));
+        bench.turn();
+    }
+    // Other blocks are none of its business.
+    bench.wait("other blocks", bdev.settle(501..BLOCKS));
+    assert!(is_pending(settled.as_mut()));
+    bench.wait("to go on", aryk_bdev_error::resume(&registry, "disk")).unwrap();
+    bench.wait("the blocks", settled);
+    assert_eq!(disk.drain(&mut bench).len(), 1);
+    // Nothing is held off any more.
+    disk.write(500, &contents(2, 500, 1, 512), Shape::Single, &mut bench);
+    assert_eq!(disk.finish(&mut bench).status, Status::Ok);
+    disk.close(&mut bench);
+    assert!(!is_pending(pin!(bdev.settle(0..BLOCKS))), "nobody has it open");
+}
+
+#[test]
 fn removal_aborts_what_is_held_after_a_while() {
     let registry = registry();
     let nanos = Arc::new(AtomicU64::new(1));

@@ -158,7 +158,10 @@ impl Queue {
         }
         let data = buffer.as_mut().map_or(Sgl::EMPTY, Buffer::lend);
         let Ok(key) = self.waiting.insert(Waiting { buffer, done }) else { unreachable!("it has room") };
-        self.channel.submit(Io { tag: Tag(key.raw()), op, fua: false, lba, blocks, source, data }, cx);
+        self.channel.submit(
+            Io { tag: Tag(key.raw()), op, fua: false, may_unmap: false, lba, blocks, source, data },
+            cx,
+        );
         cx.wake(self.id);
     }
 }

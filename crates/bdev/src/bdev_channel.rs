@@ -35,6 +35,7 @@ struct Pending {
     /// What the module is to do: that, or a step on the way to it.
     op: Op,
     fua: bool,
+    may_unmap: bool,
     lba: u64,
     blocks: u64,
     data: Sgl,
@@ -207,6 +208,7 @@ impl BdevChannel {
             asked: io.op,
             op: io.op,
             fua: io.fua,
+            may_unmap: io.may_unmap,
             lba: io.lba,
             blocks: io.blocks,
             data: io.data,
@@ -463,7 +465,9 @@ impl BdevChannel {
         } else {
             Sgl::EMPTY
         };
-        let io = Io { tag: Tag(key.raw()), op, fua: p.fua, lba: p.lba, blocks, source: 0, data };
+        let Pending { fua, lba, .. } = *p;
+        let may_unmap = p.may_unmap && op == Op::WriteZeroes;
+        let io = Io { tag: Tag(key.raw()), op, fua, may_unmap, lba, blocks, source: 0, data };
         p.lba += blocks;
         p.blocks -= blocks;
         p.to_go = p.blocks > 0;

@@ -18,7 +18,7 @@ pub enum Op {
     Flush,
     /// Gives blocks back to the store: what they read as afterwards is zeroes, or what they held.
     Unmap,
-    /// Makes blocks read as zeroes.
+    /// Makes blocks read as zeroes. What becomes of their place in the store goes by [`Io::may_unmap`].
     WriteZeroes,
     /// Compares blocks with memory.
     Compare,
@@ -122,6 +122,8 @@ pub struct Io {
     pub op: Op,
     /// The write is durable when it completes.
     pub fua: bool,
+    /// The blocks of a write-zeroes may be given back to the store. If not, they have their place in it afterwards; false for all else.
+    pub may_unmap: bool,
     /// The first block.
     pub lba: u64,
     /// How many blocks; a flush has none.

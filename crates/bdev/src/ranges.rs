@@ -8,7 +8,7 @@
 //! A channel that is opened meanwhile finds the fences that stand in the table. It is counted among the disk's channels before it looks, and the
 //! table says that fences stand before the channels are gone to, so that it is not missed.
 //!
-//! Context: the table any; [`hold`] a task of the reactor whose channel asks.
+//! Context: the table any; [`hold`] a task of a reactor.
 
 use crate::Bdev;
 use crate::bdev::lock;
@@ -139,6 +139,29 @@ pub(crate) async fn hold(bdev: Arc<Bdev>, extent: Extent, grant: impl FnOnce(Ran
     let _ = released.await;
     bdev.ranges().set_fenced(id, false);
     bdev.for_each_channel(move |cell, cx| cell.command(Command::Unfence(id), cx)).await;
+}
+
+impl Bdev {
+    /// Waits until every change of `blocks` that was submitted before has completed. Those that come meanwhile wait too, and go on then. Any context.
+    pub async fn settle(self: &Arc<Self>, blocks: Range<u64>) {
+        let used = lock(self.places()).iter().find(|p| p.channels > 0).map(|p| p.reactor.clone());
+        let Some(reactor) = used else { return };
+        let bdev = Arc::clone(self);
+        // A task of a reactor goes on to its end though the caller stops waiting, and would leave fences standing.
+        let start = move |cx: &mut Cx| {
+            let (done, wait) = oneshot::channel::<()>();
+            let task = async move {
+                hold(bdev, Extent([blocks, 0..0]), drop).await;
+                drop(done);
+            };
+            cx.local().spawn(task).detach();
+            wait
+        };
+        if let Ok(wait) = reactor.call(start).await {
+            // The sender is dropped at the end.
+            let _ = wait.await;
+        }
+    }
 }
 
 #[cfg(test)]

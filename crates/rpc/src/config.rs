@@ -229,7 +229,10 @@ impl Config {
         let mut notes = self.notes.borrow_mut();
         let Some(key) = notes.key(subsystem, object) else { return };
         let note = notes.notes.get_mut(&key).expect("each key has its note");
-        note.call.params[param] = value.into();
+        match value.into() {
+            Value::Null => drop(note.call.params.as_object_mut().and_then(|all| all.remove(param))),
+            value => note.call.params[param] = value,
+        }
         self.write(key, Some(note));
     }
 

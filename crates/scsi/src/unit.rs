@@ -213,7 +213,16 @@ impl UnitChannel {
         if t.blocks == 0 {
             return Ok(Some(0));
         }
-        let io = Io { tag: Tag(0), op, fua, lba: t.lba, blocks: t.blocks.into(), source: 0, data };
+        let io = Io {
+            tag: Tag(0),
+            op,
+            fua,
+            may_unmap: false,
+            lba: t.lba,
+            blocks: t.blocks.into(),
+            source: 0,
+            data,
+        };
         self.start(request, data.len(), None, io, cx);
         Ok(None)
     }

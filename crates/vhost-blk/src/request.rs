@@ -167,7 +167,8 @@ impl Disk {
         let Some((lba, blocks)) = self.blocks(range.sector, u64::from(range.sectors) * SECTOR) else {
             return Ok(Parsed::FAILED);
         };
-        Ok(Parsed::Submit(Io { fua: self.write_through, ..request(slot, op, lba, blocks) }))
+        let may_unmap = range.flags & VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP != 0;
+        Ok(Parsed::Submit(Io { fua: self.write_through, may_unmap, ..request(slot, op, lba, blocks) }))
     }
 
     fn get_id(&self, chain: &Chain, memory: &MemTable) -> Result<Parsed, BadAddress> {
@@ -187,7 +188,7 @@ impl Parsed {
 
 #[inline]
 fn request(slot: u16, op: Op, lba: u64, blocks: u64) -> Io {
-    Io { tag: Tag(slot.into()), op, fua: false, lba, blocks, source: 0, data: Sgl::EMPTY }
+    Io { tag: Tag(slot.into()), op, fua: false, may_unmap: false, lba, blocks, source: 0, data: Sgl::EMPTY }
 }
 
 /// A slot's list without the status byte at its end.

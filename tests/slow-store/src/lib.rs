@@ -55,6 +55,7 @@ struct State {
     bytes: Vec<u8>,
     holds: Option<Hold>,
     held: Vec<Held>,
+    fails_syncs: bool,
 }
 
 struct Shared {
@@ -68,7 +69,7 @@ impl SlowStore {
     /// # Errors
     /// The kernel's, if nothing may be mounted here or it knows no FUSE.
     pub fn new(directory: &Path, size: usize) -> io::Result<Self> {
-        let state = State { bytes: vec![0; size], holds: None, held: Vec::new() };
+        let state = State { bytes: vec![0; size], holds: None, held: Vec::new(), fails_syncs: false };
         let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
         let directory = tempfile::tempdir_in(directory)?;
         let server = Server { shared: Arc::clone(&shared) };
@@ -89,6 +90,11 @@ impl SlowStore {
     /// From now on none does. Those that wait already go on waiting.
     pub fn pass(&self) {
         self.shared.lock().holds = None;
+    }
+
+    /// Whether from now on syncs fail, as where a disk does not take what a cache has for it.
+    pub fn fail_syncs(&self, fails: bool) {
+        self.shared.lock().fails_syncs = fails;
     }
 
     /// Carries out all that waits, in the order in which it came.
@@ -261,6 +267,10 @@ impl Filesystem for Server {
     }
 
     fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        reply.ok();
+        if self.shared.lock().fails_syncs {
+            reply.error(Errno::EIO);
+        } else {
+            reply.ok();
+        }
     }
 }

@@ -229,8 +229,8 @@ impl BdevChannel {
         stats.throttled(held);
         stats.layers.throttled(p.waited_ns);
         drop(stats);
-        let &mut Pending { tag, asked: op, fua, lba, blocks, data, .. } = p;
-        let io = Io { tag, op, fua, lba, blocks, source: waiting.source, data };
+        let &mut Pending { tag, asked: op, fua, may_unmap, lba, blocks, data, .. } = p;
+        let io = Io { tag, op, fua, may_unmap, lba, blocks, source: waiting.source, data };
         self.start(waiting.key, io, cx);
     }
 

@@ -39,7 +39,8 @@ impl Load {
         self.random ^= self.random << 17;
         let lba = self.random % (SIZE / BLOCK) * (BLOCK / 512);
         let data = self.memory[tag.0 as usize];
-        let io = Io { tag, op: self.op, fua: false, lba, blocks: BLOCK / 512, source: 0, data };
+        let io =
+            Io { tag, op: self.op, fua: false, may_unmap: false, lba, blocks: BLOCK / 512, source: 0, data };
         self.channel.submit(io, cx);
     }
 }

@@ -93,7 +93,11 @@ impl FileChannel {
     fn go_on(&mut self, key: Key, cx: &mut Cx) {
         let entry = self.entries.get_mut(key).expect("a request of this channel");
         entry.place = Place::Kernel;
-        let next = entry.request.next(&self.store, &mut self.pool);
+        let next = if entry.request.is_within(&self.store) {
+            entry.request.next(&self.store, &mut self.pool)
+        } else {
+            Next::Done(Status::OutOfRange)
+        };
         self.obey(key, next, cx);
     }
 

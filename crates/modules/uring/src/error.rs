@@ -38,6 +38,34 @@ pub enum Error {
     /// No file, and none is to be created.
     #[error("`{0}` does not exist; to have it created, give a size")]
     Missing(PathBuf),
+    /// No directory for the file.
+    #[error("the directory `{directory}` does not exist, so there is no place for `{path}`: make it first")]
+    NoDirectory {
+        /// The file.
+        path: PathBuf,
+        /// Where it would be.
+        directory: PathBuf,
+    },
+    /// A symbolic link to nothing: what it leads to is not created.
+    #[error(
+        "`{0}` is a symbolic link to a file that does not exist; name that file itself to have it created"
+    )]
+    Dangling(PathBuf),
+    /// No bytes.
+    #[error("a disk of 0 bytes is none: give `{0}` the size that it is to have, or no size if it has one")]
+    NoSize(PathBuf),
+    /// A file that has a size, and not the one that is asked for.
+    #[error(
+        "`{path}` is there already and has {size} bytes, not {asked}: to use it as it is, give no size, and resize the disk then"
+    )]
+    OtherSize {
+        /// The file.
+        path: PathBuf,
+        /// Its bytes.
+        size: u64,
+        /// Those asked for.
+        asked: u64,
+    },
     /// A file without anything in it, and no size for it.
     #[error("`{0}` is empty; to have it grown, give a size")]
     Empty(PathBuf),
@@ -103,6 +131,9 @@ pub enum Error {
         /// Bytes asked for.
         to: u64,
     },
+    /// Someone else is giving it another size.
+    #[error("`{0}` is being given another size already")]
+    Resizing(String),
     /// Its size is not ours to change.
     #[error("`{0}` is a block device or read-only: its size cannot be set, only looked at again")]
     FixedSize(String),

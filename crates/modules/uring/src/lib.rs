@@ -29,9 +29,10 @@ mod tests;
 
 pub use error::{Error, note_allowed};
 pub use locks::Holder;
-pub use resize::{Size, resize};
+pub use resize::{Resized, Settled, Shrinking, Size, resize};
 
 use aryk_bdev::{Bdev, Identity, Registry};
+use open::Opened;
 use std::any::Any;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -84,7 +85,7 @@ pub struct Config {
     pub block_size: Option<u32>,
     /// Whether it is never written. Several may then read it at the same time.
     pub read_only: bool,
-    /// Bytes of the sparse file to be created if there is none, or an empty one. A file that has a size keeps it.
+    /// Bytes of the sparse file to be created if there is none, or an empty one. A file that has another size is refused.
     pub size: Option<u64>,
     /// What becomes of writes when the store is full.
     pub on_full: OnFull,
@@ -137,10 +138,15 @@ fn create_forced(registry: &Registry, config: Config, forced: Forced) -> Result<
     if registry.find(&config.name).is_ok() {
         return Err(aryk_bdev::Error::Exists(config.name).into());
     }
-    let store = Arc::new(open::open(&config, forced)?);
+    let Opened { store, is_ours } = open::open(&config, forced)?;
+    let store = Arc::new(store);
     let Config { name, aliases, uuid, .. } = config;
     let identity = Identity { name, aliases, uuid: uuid.unwrap_or_else(Uuid::new_v4) };
-    let bdev = registry.register(identity, Arc::new(FileDevice(Arc::clone(&store))))?;
+    let bdev = registry.register(identity, Arc::new(FileDevice(Arc::clone(&store)))).inspect_err(|_| {
+        if is_ours {
+            open::remove(&store.file, &store.path);
+        }
+    })?;
     store.bdev.set(Arc::downgrade(&bdev)).expect("set once, here");
     Ok(bdev)
 }

@@ -6,6 +6,9 @@
 //!
 //! **It is a fence too.** The locks belong to the open file description, which every request in flight holds: those of a process that was killed end
 //! with the last of its requests, not before. So there is no lock besides.
+//!
+//! Who locks the whole file, as `lockf(3)` and Cloud Hypervisor do, has our bytes too, and is kept from them. `flock(2)` is another kind of lock, which the
+//! kernel keeps apart from these, and which nobody takes of images: it is not looked at.
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
@@ -58,16 +61,40 @@ impl fmt::Display for Holder {
 }
 
 /// Why a file cannot be locked.
-#[derive(Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum LockError {
     /// Someone else has it.
     Held,
-    /// This file system has no locks, or the kernel refuses for some other reason.
+    /// This file system, or this kernel, has no locks.
+    None(Errno),
+    /// The kernel refuses, and whether someone else has the file is not known.
     Os(Errno),
 }
 
-/// Locks `file` for reading, which others may do too, or for writing.
+impl From<Errno> for LockError {
+    /// What an answer of `fcntl(2)` to a lock means. One that is not known here may hide another's lock.
+    fn from(errno: Errno) -> Self {
+        match errno {
+            // Others' locks may be of another kind and of other bytes: POSIX has both for one that is in the way.
+            Errno::EAGAIN | Errno::EACCES => Self::Held,
+            // A server without a lock manager; a file system without locks; a kernel that knows no locks of descriptions.
+            Errno::ENOLCK | Errno::EOPNOTSUPP | Errno::EINVAL => Self::None(errno),
+            other => Self::Os(other),
+        }
+    }
+}
+
+/// Locks `file` for reading, which others may do too, or for writing. If that fails, it has no lock.
 pub(crate) fn lock(file: impl AsFd, writes: bool) -> Result<(), LockError> {
+    let locked = try_lock(&file, writes);
+    if locked.is_err() {
+        // The first error is the one to tell; where there are no locks, there is nothing to give up.
+        let _ = unlock(&file);
+    }
+    locked
+}
+
+fn try_lock(file: &impl AsFd, writes: bool) -> Result<(), LockError> {
     let (used, refused): (&[_], &[_]) = if writes {
         (&[ConsistentRead, Write, WriteUnchanged, Resize], &[Write, WriteUnchanged, Resize])
     } else {
@@ -75,12 +102,11 @@ pub(crate) fn lock(file: impl AsFd, writes: bool) -> Result<(), LockError> {
     };
     let mine = used.iter().map(|&p| USED + p as i64).chain(refused.iter().map(|&p| REFUSED + p as i64));
     for byte in mine {
-        set(&file, libc::F_RDLCK, byte, 1).map_err(LockError::Os)?;
+        set(file, libc::F_RDLCK, byte, 1)?;
     }
     let theirs = used.iter().map(|&p| REFUSED + p as i64).chain(refused.iter().map(|&p| USED + p as i64));
     for byte in theirs {
-        if is_held(&file, byte).map_err(LockError::Os)? {
-            unlock(&file).map_err(LockError::Os)?;
+        if is_held(file, byte)? {
             return Err(LockError::Held);
         }
     }
@@ -135,7 +161,13 @@ fn range(kind: i32, start: i64, len: i64) -> libc::flock {
 }
 
 fn set(file: impl AsFd, kind: i32, start: i64, len: i64) -> Result<(), Errno> {
-    fcntl(file, FcntlArg::F_OFD_SETLK(&range(kind, start, len))).map(drop)
+    loop {
+        match fcntl(&file, FcntlArg::F_OFD_SETLK(&range(kind, start, len))) {
+            // A server was asked, and a signal came before its answer.
+            Err(Errno::EINTR) => {}
+            result => return result.map(drop),
+        }
+    }
 }
 
 /// Whether another description holds a lock on `byte`.

@@ -37,27 +37,108 @@ fn os(action: &'static str, path: &Path) -> impl Fn(Errno) -> Error {
     }
 }
 
+/// A disk's store, opened.
+pub(crate) struct Opened {
+    pub store: Store,
+    /// The file is this call's own, and locked, so that nobody else has it: [`remove`] may take it away again.
+    pub is_ours: bool,
+}
+
+/// What is at a path.
+enum Found {
+    There(Kind),
+    /// An empty file, made by this call.
+    Created(OwnedFd),
+    /// Another one has made it, and removed it, in between.
+    Gone,
+}
+
+/// How often a path is looked at again at which others make and remove files meanwhile.
+const TRIES: u32 = 100;
+
 /// Opens what `config` names, creates it if it is to be, locks it, and finds out what it is like.
-pub(crate) fn open(config: &Config, forced: Forced) -> Result<Store, Error> {
+pub(crate) fn open(config: &Config, forced: Forced) -> Result<Opened, Error> {
     if let Some(size) = config.block_size
         && !(size.is_power_of_two() && (512..=65_536).contains(&size))
     {
         return Err(Error::BlockSize(size));
     }
     let path = &config.path;
-    let created = kind_of(path)?.is_none();
-    if created {
-        if config.size.is_none() || config.read_only {
-            return Err(Error::Missing(path.clone()));
+    if config.size == Some(0) {
+        return Err(Error::NoSize(path.clone()));
+    }
+    for _ in 0..TRIES {
+        let (file, kind, is_ours) = match find_or_create(config)? {
+            Found::Gone => continue,
+            Found::There(kind) => match open_locked(config, kind)? {
+                Some(file) => (file, kind, false),
+                None => continue,
+            },
+            Found::Created(file) => match locks::lock(&file, true) {
+                Ok(()) => (file, Kind::File, true),
+                // Whoever has opened it since has it now: it is as any other file.
+                Err(LockError::Held) => continue,
+                Err(error) => (without_lock(error, file, path)?, Kind::File, false),
+            },
+        };
+        // Another may have removed it before it was locked, having made it itself.
+        if is_at(&file, path)? {
+            return into_store(config, forced, kind, file, is_ours);
         }
-        create(path)?;
     }
-    let store = open_existing(config, forced);
-    if created && store.is_err() {
-        // The first error is the one to tell.
-        let _ = std::fs::remove_file(path);
+    Err(os("create", path)(Errno::EXIST))
+}
+
+fn find_or_create(config: &Config) -> Result<Found, Error> {
+    let path = &config.path;
+    if let Some(kind) = kind_of(path)? {
+        return Ok(Found::There(kind));
     }
-    store
+    if config.size.is_none() || config.read_only {
+        return Err(missing(path));
+    }
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+    match rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR) {
+        Ok(file) => Ok(Found::Created(file)),
+        Err(Errno::NOENT) => Err(missing(path)),
+        Err(Errno::EXIST) if leads_nowhere(path) => Err(Error::Dangling(path.clone())),
+        Err(Errno::EXIST) => Ok(Found::Gone),
+        Err(errno) => Err(os("create", path)(errno)),
+    }
+}
+
+/// Nothing is at `path`, or not even a directory for it.
+fn missing(path: &Path) -> Error {
+    let directory = directory_of(path);
+    match rustix::fs::stat(directory) {
+        Err(Errno::NOENT) => Error::NoDirectory { path: path.to_owned(), directory: directory.to_owned() },
+        _ => Error::Missing(path.to_owned()),
+    }
+}
+
+/// Whether there is a symbolic link to nothing.
+fn leads_nowhere(path: &Path) -> bool {
+    let is_link = |stat: rustix::fs::Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink;
+    rustix::fs::lstat(path).is_ok_and(is_link) && matches!(rustix::fs::stat(path), Err(Errno::NOENT))
+}
+
+/// Whether `file` is what is at `path` now.
+fn is_at(file: impl AsFd, path: &Path) -> Result<bool, Error> {
+    let ours = rustix::fs::fstat(file).map_err(os("find", path))?;
+    match rustix::fs::stat(path) {
+        Ok(there) => Ok((there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)),
+        Err(Errno::NOENT) => Ok(false),
+        Err(errno) => Err(os("find", path)(errno)),
+    }
+}
+
+/// Takes away a file that is [`Opened::is_ours`], unless another is at its path now.
+pub(crate) fn remove(file: impl AsFd, path: &Path) {
+    if is_at(file, path).is_ok_and(|is| is)
+        && let Err(error) = std::fs::remove_file(path)
+    {
+        tracing::warn!(path = %path.display(), %error, "a file that was made for a disk stays, and there is no disk");
+    }
 }
 
 /// What is at `path`; `None` if nothing.
@@ -75,60 +156,89 @@ fn kind_of(path: &Path) -> Result<Option<Kind>, Error> {
     }
 }
 
-fn create(path: &Path) -> Result<(), Error> {
-    let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
-    rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map(drop).map_err(os("create", path))
+/// What a store is like.
+struct Measured {
+    size: u64,
+    block_size: u32,
+    physical_block_size: u32,
+    alignment: Alignment,
+    allocation: u32,
 }
 
-fn open_existing(config: &Config, forced: Forced) -> Result<Store, Error> {
+/// Measures a file that is locked, and gives it its size if it is empty.
+fn measure(config: &Config, forced: Forced, kind: Kind, file: &OwnedFd) -> Result<Measured, Error> {
     let path = &config.path;
-    let kind = kind_of(path)?.ok_or_else(|| Error::Missing(path.clone()))?;
-    let file = open_locked(config, kind)?;
-    let mut size = size_of(&file, path)?;
+    let mut size = size_of(file, path)?;
     if size == 0 {
         let wanted = config.size.filter(|_| kind == Kind::File && !config.read_only);
         size = wanted.ok_or_else(|| Error::Empty(path.clone()))?;
-        grow_empty(&file, path, size)?;
+        check_multiple(path, size, config.block_size.unwrap_or(BLOCK_SIZE).into())?;
+        grow_empty(file, path, size)?;
+    } else if let Some(asked) = config.size.filter(|asked| *asked != size) {
+        return Err(Error::OtherSize { path: path.clone(), size, asked });
     }
-    let block_size = match (config.block_size, kind) {
-        (Some(block_size), _) => block_size,
-        (None, Kind::File) => BLOCK_SIZE,
-        (None, Kind::BlockDevice) => rustix::fs::ioctl_blksszget(&file).map_err(os("measure", path))?,
+    let sector = match kind {
+        Kind::File => 1,
+        Kind::BlockDevice => rustix::fs::ioctl_blksszget(file).map_err(os("measure", path))?,
     };
+    let block_size = config.block_size.unwrap_or(sector.max(BLOCK_SIZE));
     check_multiple(path, size, block_size.into())?;
-    let alignment = match (forced.alignment, config.direct) {
-        (Some(alignment), _) => {
-            find_alignment(&file, kind, size);
-            alignment
-        }
-        (None, Direct::Auto) => find_alignment(&file, kind, size),
-        (None, Direct::Never) => Alignment::NONE,
+    let found = match config.direct {
+        Direct::Auto => find_alignment(file, kind, size, path)?,
+        Direct::Never => Alignment::NONE,
     };
-    let has_device = alignment != Alignment::NONE && !is_in_memory(&file);
+    let alignment = forced.alignment.unwrap_or(found);
     tracing::debug!(path = %path.display(), size, block_size, ?alignment, "opened");
-    if config.lock == Lock::InUse {
+    let physical = physical_block_size(file, kind, path)?;
+    Ok(Measured {
+        size,
+        block_size,
+        physical_block_size: physical.max(block_size).max(alignment.offset),
+        alignment,
+        allocation: alignment.offset.max(sector),
+    })
+}
+
+fn into_store(
+    config: &Config,
+    forced: Forced,
+    kind: Kind,
+    file: OwnedFd,
+    is_ours: bool,
+) -> Result<Opened, Error> {
+    let path = &config.path;
+    let measured = measure(config, forced, kind, &file);
+    if measured.is_err() && is_ours {
+        remove(&file, path);
+    }
+    let Measured { size, block_size, physical_block_size, alignment, allocation } = measured?;
+    let locks_in_use = config.lock == Lock::InUse;
+    if locks_in_use {
         locks::unlock(&file).map_err(|errno| os("unlock", path)(Errno::from_raw_os_error(errno as i32)))?;
     }
-    Ok(Store {
-        physical_block_size: physical_block_size(&file, kind, path)?.max(block_size).max(alignment.offset),
+    let store = Store {
+        physical_block_size,
+        has_device: alignment != Alignment::NONE && !is_in_memory(&file),
         file,
         path: path.clone(),
         kind,
         block_size,
         alignment,
-        has_device,
+        allocation,
         blocking: forced.blocking,
         read_only: config.read_only,
         on_full: config.on_full,
         blocks: AtomicU64::new(size / u64::from(block_size)),
+        resizing: AtomicBool::new(false),
         ranges: (block_size < alignment.offset).then(Ranges::default),
-        unmaps: AtomicBool::new(true),
+        punches: AtomicBool::new(true),
         zeroes: AtomicBool::new(true),
         lost: AtomicBool::new(false),
         counts: Counts::default(),
-        uses: (config.lock == Lock::InUse).then(Uses::default),
+        uses: locks_in_use.then(Uses::default),
         bdev: OnceLock::new(),
-    })
+    };
+    Ok(Opened { store, is_ours: is_ours && !locks_in_use })
 }
 
 /// Whether the file lies on a tmpfs, which takes direct I/O (Linux 6.6) and has no device.
@@ -143,8 +253,8 @@ pub(crate) fn check_multiple(path: &Path, size: u64, unit: u64) -> Result<(), Er
     Err(Error::NotAMultiple { path: path.to_owned(), size, unit })
 }
 
-/// Opens and locks. Waits a while for one who is just about to leave.
-fn open_locked(config: &Config, kind: Kind) -> Result<OwnedFd, Error> {
+/// Opens and locks; `None` if nothing is there any more. Waits a while for one who is just about to leave.
+fn open_locked(config: &Config, kind: Kind) -> Result<Option<OwnedFd>, Error> {
     let mut waited = Duration::ZERO;
     loop {
         let error = match try_open_locked(config, kind) {
@@ -172,7 +282,7 @@ fn pause() {
     std::thread::sleep(PATIENCE_STEP);
 }
 
-fn try_open_locked(config: &Config, kind: Kind) -> Result<OwnedFd, Error> {
+fn try_open_locked(config: &Config, kind: Kind) -> Result<Option<OwnedFd>, Error> {
     let Config { path, read_only, lock, .. } = config;
     let mut flags = OFlags::CLOEXEC | if *read_only { OFlags::RDONLY } else { OFlags::RDWR };
     if kind == Kind::BlockDevice && !read_only && *lock == Lock::Always {
@@ -180,17 +290,35 @@ fn try_open_locked(config: &Config, kind: Kind) -> Result<OwnedFd, Error> {
     }
     let file = match rustix::fs::open(path, flags, Mode::empty()) {
         Err(Errno::BUSY) => return Err(in_use(path)),
+        Err(Errno::NOENT) => return Ok(None),
         file => file.map_err(os("open", path))?,
     };
     match locks::lock(&file, !read_only) {
-        Ok(()) => Ok(file),
+        Ok(()) => Ok(Some(file)),
         // Another has it now; that it has a size is all that is asked of it until we may.
-        Err(LockError::Held) if *lock == Lock::InUse && size_of(&file, path)? > 0 => Ok(file),
-        Err(LockError::Held) => Err(Error::Locked { path: path.clone(), holder: holder(path) }),
-        Err(LockError::Os(errno)) => {
+        Err(LockError::Held) if *lock == Lock::InUse && size_of(&file, path)? > 0 => Ok(Some(file)),
+        Err(error) => without_lock(error, file, path).map(Some),
+    }
+}
+
+/// Goes on with a file that could not be locked, if that is because there are no locks.
+fn without_lock(error: LockError, file: OwnedFd, path: &Path) -> Result<OwnedFd, Error> {
+    match error {
+        LockError::None(errno) => {
             let path = path.display();
             tracing::warn!(%path, %errno, "no locks here: nothing keeps another process from writing to it");
             Ok(file)
+        }
+        error => Err(cannot_lock(error, path)),
+    }
+}
+
+/// Why a file cannot be locked, as an error of the disk.
+pub(crate) fn cannot_lock(error: LockError, path: &Path) -> Error {
+    match error {
+        LockError::Held => Error::Locked { path: path.to_owned(), holder: holder(path) },
+        LockError::None(errno) | LockError::Os(errno) => {
+            os("lock", path)(Errno::from_raw_os_error(errno as i32))
         }
     }
 }
@@ -219,13 +347,18 @@ pub(crate) fn set_size(file: impl AsFd, path: &Path, size: u64) -> Result<(), Er
     rustix::fs::fsync(&file).map_err(os("sync", path))
 }
 
+/// Where a file's name stands.
+fn directory_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    }
+}
+
 /// Gives a new file its size, and makes it and its name durable.
 fn grow_empty(file: impl AsFd, path: &Path, size: u64) -> Result<(), Error> {
     set_size(file, path, size)?;
-    let directory = match path.parent() {
-        Some(parent) if parent != Path::new("") => parent,
-        _ => Path::new("."),
-    };
+    let directory = directory_of(path);
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let opened = rustix::fs::open(directory, flags, Mode::empty()).map_err(os("open", directory))?;
     rustix::fs::fsync(opened).map_err(os("sync", directory))
@@ -245,9 +378,12 @@ fn physical_block_size(file: impl AsFd, kind: Kind, path: &Path) -> Result<u32, 
 }
 
 /// Has `file` pass by the page cache if it can, and says what alignment that takes.
-fn find_alignment(file: &OwnedFd, kind: Kind, size: u64) -> Alignment {
-    if set_direct(file, true).is_err() {
-        return Alignment::NONE;
+fn find_alignment(file: &OwnedFd, kind: Kind, size: u64, path: &Path) -> Result<Alignment, Error> {
+    match set_direct(file, true) {
+        Ok(()) => {}
+        // What file systems say that have no direct I/O.
+        Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(Alignment::NONE),
+        Err(errno) => return Err(os("set direct I/O of", path)(errno)),
     }
     let found = ask_alignment(file, kind).unwrap_or_else(|| probe_alignment(file));
     // The last block would have to be cut.
@@ -255,11 +391,11 @@ fn find_alignment(file: &OwnedFd, kind: Kind, size: u64) -> Alignment {
         && alignment.offset <= ALIGNMENT_MAX
         && size.is_multiple_of(alignment.offset.into())
     {
-        return alignment;
+        return Ok(alignment);
     }
-    // It was not set when the file was opened, so it can be unset.
-    let _ = set_direct(file, false);
-    Alignment::NONE
+    // It was not set when the file was opened, so it can be unset; with it, nothing that is not aligned would be written.
+    set_direct(file, false).map_err(os("unset direct I/O of", path))?;
+    Ok(Alignment::NONE)
 }
 
 fn set_direct(file: &OwnedFd, on: bool) -> Result<(), Errno> {
@@ -295,6 +431,7 @@ fn probe_alignment(file: &OwnedFd) -> Option<Alignment> {
         if result >= 0 {
             return Some(Alignment { memory: size, offset: size });
         }
+        // The store fails, or has no direct I/O after all: the page cache does no harm, and tells who reads.
         if result != -libc::EINVAL {
             return None;
         }

@@ -11,7 +11,7 @@ use crate::store::{Call, Kind, Store};
 use aryk_bdev::{Io, Op, Status, Tag};
 use aryk_dma::{Buffer, Sgl};
 use std::ops::Range;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Bytes in a bounce buffer, unless the store's blocks are larger. Longer requests go through it in chunks.
@@ -90,8 +90,14 @@ pub(crate) struct Request {
     /// It is held because the store is full.
     pub held: bool,
     fua: bool,
+    /// Its blocks may become a hole.
+    may_unmap: bool,
+    /// It ends with a sync.
+    syncs: bool,
     /// Must go through a bounce buffer, though it does not look like it.
     unfit: bool,
+    /// The store has refused to allocate or free this range by itself.
+    by_hand: bool,
     step: Step,
     /// Its place in the file.
     bytes: Range<u64>,
@@ -100,7 +106,8 @@ pub(crate) struct Request {
     /// A sync is still to come at the end.
     sync: bool,
     delay: Duration,
-    /// The current step: where in the file, how many bytes, and how many of them are done.
+    /// The current step: how to allocate, if it does, where in the file, how many bytes, and how many of them are done.
+    mode: i32,
     from: u64,
     len: u64,
     done: u64,
@@ -128,7 +135,7 @@ impl Request {
         let mut bytes = start..start + io.blocks * u64::from(store.block_size);
         if io.op == Op::Unmap {
             // Blocks of the store that are not its alone keep what they hold.
-            let align = store.alignment.offset.into();
+            let align = store.allocation.into();
             let (start, end) = (ceil(bytes.start, align), floor(bytes.end, align));
             bytes = start..end.max(start);
         }
@@ -138,13 +145,23 @@ impl Request {
             abandoned: false,
             held: false,
             fua: io.fua,
+            may_unmap: io.may_unmap,
+            syncs: match io.op {
+                Op::Flush => true,
+                Op::WriteZeroes | Op::Unmap => io.fua,
+                // By a sync of its own, so that it is known that what fails is the write-back: of this write, or of earlier ones.
+                Op::Write => io.fua && store.is_cached(),
+                _ => false,
+            },
             unfit: false,
+            by_hand: false,
             step: Step::Sync,
             at: 0,
             bytes,
             data: io.data,
             sync: false,
             delay: FULL_DELAY_MIN,
+            mode: 0,
             from: 0,
             len: 0,
             done: 0,
@@ -156,12 +173,13 @@ impl Request {
 
     /// From the beginning. What was done already is done again, which changes nothing.
     fn restart(&mut self) {
-        self.at = self.bytes.start;
-        self.sync = match self.op {
-            Op::Flush => true,
-            Op::WriteZeroes | Op::Unmap => self.fua,
-            _ => false,
-        };
+        (self.at, self.sync) = (self.bytes.start, self.syncs);
+    }
+
+    /// Whether it lies within the disk as it is now: it may have become smaller since the request was checked, and the file must not grow again.
+    #[inline]
+    pub fn is_within(&self, store: &Store) -> bool {
+        self.bytes.end <= store.blocks.load(Ordering::Relaxed) * u64::from(store.block_size)
     }
 
     /// The range of the store that it changes, and whether it must be alone there: it reads blocks first.
@@ -181,31 +199,37 @@ impl Request {
         let align = u64::from(store.alignment.offset);
         let reads = self.op == Op::Read;
         if !reads && (!self.at.is_multiple_of(align) || self.bytes.end - self.at < align) {
-            return self.edge(align, store, pool);
+            return self.edge(align, pool);
         }
         let end = if reads { self.bytes.end } else { floor(self.bytes.end, align) };
         match self.op {
             Op::Read | Op::Write if self.is_fit(end, store) => {
                 self.step(Step::Straight, self.at, end - self.at);
             }
-            Op::Unmap if store.unmaps.load(Ordering::Relaxed) => {
-                self.step(Step::Allocate, self.at, end - self.at);
-            }
-            Op::WriteZeroes if store.zeroes.load(Ordering::Relaxed) => {
-                self.step(Step::Allocate, self.at, end - self.at);
-            }
-            // Unmapping is a favour that the store does not do.
-            Op::Unmap => {
-                self.at = self.bytes.end;
-                return self.last(store, pool);
-            }
-            Op::Read | Op::Write | Op::WriteZeroes => self.bounce_chunk(end, align, pool),
+            Op::Unmap | Op::WriteZeroes => match (self.allocation(end, store), self.mode(store)) {
+                (Some(to), Some(mode)) => {
+                    self.mode = mode;
+                    self.step(Step::Allocate, self.at, to - self.at);
+                }
+                // Unmapping is a favour that the store does not do.
+                _ if self.op == Op::Unmap => {
+                    self.at = self.bytes.end;
+                    return self.last(store, pool);
+                }
+                // Up to where it can.
+                (None, Some(_)) => {
+                    let next = ceil(self.at + 1, store.allocation.into());
+                    self.bounce_chunk(next.min(end), align, pool);
+                }
+                (_, None) => self.bounce_chunk(end, align, pool),
+            },
+            Op::Read | Op::Write => self.bounce_chunk(end, align, pool),
             Op::Flush => unreachable!("a flush has no bytes"),
             Op::Compare | Op::CompareAndWrite | Op::Copy => {
                 unreachable!("the block layer makes it of others")
             }
         }
-        Next::Start(self.call(store))
+        Next::Start(self.call())
     }
 
     /// All its bytes are done.
@@ -214,6 +238,7 @@ impl Request {
             pool.give(bounce.buffer);
         }
         if std::mem::take(&mut self.sync) {
+            // Earlier writes that were acknowledged are not where they should be; no later sync says so again.
             if store.lost.load(Ordering::Relaxed) {
                 return Next::Done(Status::Medium);
             }
@@ -253,10 +278,10 @@ impl Request {
     }
 
     /// Begins with the block at `at`, of which only a part is to change.
-    fn edge(&mut self, align: u64, store: &Store, pool: &mut Pool) -> Next {
+    fn edge(&mut self, align: u64, pool: &mut Pool) -> Next {
         self.step(Step::EdgeRead, floor(self.at, align), align);
         self.buffer(pool).lend();
-        Next::Start(self.call(store))
+        Next::Start(self.call())
     }
 
     /// Begins with as much as the bounce buffer takes.
@@ -281,7 +306,7 @@ impl Request {
 
     /// What to ask for in this step, from where it has come.
     #[inline]
-    fn call(&self, store: &Store) -> Call {
+    fn call(&self) -> Call {
         let offset = self.from + self.done;
         let buffered = || {
             let view = self.bounce.as_ref().and_then(|b| b.view).expect("lent for this step");
@@ -289,20 +314,37 @@ impl Request {
         };
         let (data, writes) = match self.step {
             Step::Sync => return Call::Sync,
-            Step::Allocate => return Call::Allocate { mode: self.mode(store), offset, len: self.len },
+            Step::Allocate => return Call::Allocate { mode: self.mode, offset, len: self.len },
             Step::Straight => (self.memory(offset..self.from + self.len), self.op == Op::Write),
             Step::Bounced => (buffered(), self.op != Op::Read),
             Step::EdgeRead => (buffered(), false),
             Step::EdgeWrite => (buffered(), true),
         };
-        if writes { Call::Write { data, offset, dsync: self.fua } } else { Call::Read { data, offset } }
+        let dsync = self.fua && !self.syncs;
+        if writes { Call::Write { data, offset, dsync } } else { Call::Read { data, offset } }
     }
 
-    /// How to `fallocate(2)`. A hole in a file reads as zeroes; on a block device, only a range of zeroes is sure to.
-    fn mode(&self, store: &Store) -> i32 {
-        match (store.kind, self.op) {
-            (Kind::BlockDevice, Op::WriteZeroes) => libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE,
-            _ => libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+    /// How far from `at` on, up to `end`, the store may make zeroes or holes by itself; `None` if not there.
+    fn allocation(&self, end: u64, store: &Store) -> Option<u64> {
+        let unit = u64::from(store.allocation);
+        let to = floor(end, unit);
+        (self.at.is_multiple_of(unit) && to > self.at).then_some(to)
+    }
+
+    /// How to `fallocate(2)`; `None` if the store cannot. What may not be unmapped keeps its place, or gets one. A hole in a file reads as zeroes; on a
+    /// block device, only a range of zeroes is sure to.
+    fn mode(&self, store: &Store) -> Option<i32> {
+        let can = |ability: &AtomicBool| ability.load(Ordering::Relaxed) && !self.by_hand;
+        let may_punch = match self.op {
+            Op::Unmap => true,
+            _ => self.may_unmap && store.kind == Kind::File,
+        };
+        if may_punch && can(&store.punches) {
+            Some(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE)
+        } else if self.op == Op::WriteZeroes && can(&store.zeroes) {
+            Some(libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE)
+        } else {
+            None
         }
     }
 
@@ -322,7 +364,7 @@ impl Request {
                     return self.short(before, store, pool);
                 }
                 if self.moved() {
-                    return Next::Start(self.call(store));
+                    return Next::Start(self.call());
                 }
             }
         }
@@ -335,7 +377,7 @@ impl Request {
         // Direct I/O goes on at a multiple of the alignment only.
         self.done = floor(self.done, store.alignment.offset.into());
         if self.done > before {
-            return Next::Start(self.call(store));
+            return Next::Start(self.call());
         }
         // The file has been cut off below us.
         self.over(libc::EIO, store, pool)
@@ -372,10 +414,12 @@ impl Request {
         false
     }
 
+    /// The kernel has refused, or failed. What is not known here is a failure of the store.
     #[cold]
     fn failed(&mut self, errno: i32, store: &Store, pool: &mut Pool) -> Next {
         match (errno, self.step) {
-            (libc::EINTR, _) => Next::Start(self.call(store)),
+            // It has not begun, or lacked memory for the request: that passes.
+            (libc::EINTR, _) => Next::Start(self.call()),
             (libc::EAGAIN, _) => self.later(AGAIN_DELAY, pool),
             // Stricter than it told.
             (libc::EINVAL, Step::Straight) if store.alignment.offset > 1 && !self.unfit => {
@@ -383,13 +427,19 @@ impl Request {
                 self.next(store, pool)
             }
             (libc::EOPNOTSUPP | libc::ENOSYS, Step::Allocate) => {
-                let does = if self.op == Op::Unmap { &store.unmaps } else { &store.zeroes };
-                does.store(false, Ordering::Relaxed);
+                let punched = self.mode & libc::FALLOC_FL_PUNCH_HOLE != 0;
+                let can = if punched { &store.punches } else { &store.zeroes };
+                can.store(false, Ordering::Relaxed);
                 self.next(store, pool)
             }
+            // Not this range: it asks for another alignment than it told. Others may be well.
+            (libc::EINVAL, Step::Allocate) => {
+                self.by_hand = true;
+                self.next(store, pool)
+            }
+            // All that ends with a sync comes here, so that no other call has the kernel forget what it could not write back.
             (_, Step::Sync) => {
-                let cached = store.alignment.offset == 1;
-                store.lost.fetch_or(cached, Ordering::Relaxed);
+                store.lost.fetch_or(store.is_cached(), Ordering::Relaxed);
                 self.over(errno, store, pool)
             }
             (libc::ENOSPC | libc::EDQUOT, _) if store.on_full == OnFull::Hold => {

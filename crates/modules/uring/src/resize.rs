@@ -1,10 +1,13 @@
 //! Another size for a disk. Control context; blocks.
+//!
+//! A disk is made smaller in steps, so that nothing that was asked for before makes its file grow again: first the disk has its new size, by which each
+//! request goes before it is started; then what the kernel has of what lies behind completes; and only then the file is cut off.
 
-use crate::locks::LockError;
-use crate::open::{check_multiple, holder, set_size, size_of};
+use crate::open::{cannot_lock, check_multiple, set_size, size_of};
 use crate::store::{Kind, Store};
 use crate::{Error, store_of};
-use aryk_bdev::Registry;
+use aryk_bdev::{Bdev, Registry};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// The size that a disk is to have.
@@ -18,26 +21,71 @@ pub enum Size {
     Rescan,
 }
 
-/// Gives the disk `name` another size; its openers are told. Returns its bytes.
+/// How far a disk has come to its new size.
+#[derive(Debug)]
+pub enum Resized {
+    /// It has so many bytes.
+    Done(u64),
+    /// It is smaller, and its file is still to be.
+    Shrinking(Shrinking),
+}
+
+/// Nobody else gives the disk another size, until this is dropped.
+#[derive(Debug)]
+struct Resizing {
+    store: Arc<Store>,
+    has_entered: bool,
+}
+
+impl Resizing {
+    fn begin(store: &Arc<Store>, name: &str) -> Result<Self, Error> {
+        if store.resizing.swap(true, Ordering::Acquire) {
+            return Err(Error::Resizing(name.to_owned()));
+        }
+        Ok(Self { store: Arc::clone(store), has_entered: false })
+    }
+
+    /// Has the file for itself: whoever has it locked has looked at its size.
+    fn enter(&mut self) -> Result<(), Error> {
+        self.store.enter().map_err(|error| cannot_lock(error, &self.store.path))?;
+        self.has_entered = true;
+        Ok(())
+    }
+
+    /// Has the disk and its openers know of `bytes`.
+    fn publish(&self, registry: &Registry, name: &str, bytes: u64) -> Result<(), Error> {
+        let blocks = bytes / u64::from(self.store.block_size);
+        self.store.blocks.store(blocks, Ordering::Relaxed);
+        Ok(registry.resized(name, blocks)?)
+    }
+}
+
+impl Drop for Resizing {
+    fn drop(&mut self) {
+        if self.has_entered {
+            self.store.leave();
+        }
+        self.store.resizing.store(false, Ordering::Release);
+    }
+}
+
+/// Gives the disk `name` another size; its openers are told.
 ///
 /// # Errors
 /// [`Error`].
-pub fn resize(registry: &Registry, name: &str, size: Size) -> Result<u64, Error> {
+pub fn resize(registry: &Registry, name: &str, size: Size) -> Result<Resized, Error> {
     let bdev = registry.find(name)?;
     let store = store_of(&bdev).ok_or_else(|| Error::NotOurs(name.to_owned()))?;
-    let (path, block_size) = (&store.path, u64::from(store.block_size));
+    let mut resizing = Resizing::begin(store, name)?;
+    let path = &store.path;
     let unit = u64::from(store.block_size.max(store.alignment.offset));
     let now = size_of(&store.file, path)?;
-    let publish = |bytes: u64| {
-        store.blocks.store(bytes / block_size, Ordering::Relaxed);
-        registry.resized(name, bytes / block_size)
-    };
     let new = match size {
         Size::Rescan => {
             // A part of a block at the end is not ours.
             let whole = now - now % unit;
-            publish(whole)?;
-            return Ok(whole);
+            resizing.publish(registry, name, whole)?;
+            return Ok(Resized::Done(whole));
         }
         Size::GrowTo(new) | Size::Exactly(new) => new,
     };
@@ -48,27 +96,54 @@ pub fn resize(registry: &Registry, name: &str, size: Size) -> Result<u64, Error>
     if new < now && matches!(size, Size::GrowTo(_)) {
         return Err(Error::Shrinks { name: name.to_owned(), from: now, to: new });
     }
-    // Whoever has it locked has looked at its size.
-    store.enter().map_err(|error| refused(store, error))?;
-    let set = || {
-        if new < now {
-            // First no more requests to what is cut off, then the cut.
-            publish(new)?;
-            set_size(&store.file, path, new)
-        } else {
-            set_size(&store.file, path, new)?;
-            Ok(publish(new)?)
-        }
-    };
-    let result = set();
-    store.leave();
-    result.map(|()| new)
+    resizing.enter()?;
+    if new < now {
+        resizing.publish(registry, name, new)?;
+        return Ok(Resized::Shrinking(Shrinking { resizing, bdev, from: now, to: new }));
+    }
+    set_size(&store.file, path, new)?;
+    resizing.publish(registry, name, new)?;
+    Ok(Resized::Done(new))
 }
 
-fn refused(store: &Store, error: LockError) -> Error {
-    let path = store.path.clone();
-    match error {
-        LockError::Held => Error::Locked { holder: holder(&path), path },
-        LockError::Os(errno) => Error::Os { action: "lock", path, error: errno.into() },
+/// A disk that is smaller, and whose file is not.
+#[derive(Debug)]
+pub struct Shrinking {
+    resizing: Resizing,
+    bdev: Arc<Bdev>,
+    from: u64,
+    to: u64,
+}
+
+impl Shrinking {
+    /// Waits until nothing changes what lies behind any more. Any context.
+    pub async fn settle(self) -> Settled {
+        let block_size = u64::from(self.resizing.store.block_size);
+        self.bdev.settle(self.to / block_size..self.from.div_ceil(block_size)).await;
+        Settled(self)
+    }
+}
+
+/// A disk that is smaller, and whose file may be cut off.
+#[derive(Debug)]
+pub struct Settled(Shrinking);
+
+impl Settled {
+    /// Cuts the file off. Returns the disk's bytes. If it cannot be done, the disk has its former size again.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn cut(self, registry: &Registry) -> Result<u64, Error> {
+        let Shrinking { resizing, bdev, from, to } = self.0;
+        let store = &resizing.store;
+        match set_size(&store.file, &store.path, to) {
+            Ok(()) => Ok(to),
+            Err(error) => {
+                let now = size_of(&store.file, &store.path).unwrap_or(from);
+                let unit = u64::from(store.block_size.max(store.alignment.offset));
+                resizing.publish(registry, bdev.name(), now - now % unit)?;
+                Err(error)
+            }
+        }
     }
 }

@@ -43,6 +43,8 @@ pub(crate) struct Store {
     pub block_size: u32,
     pub physical_block_size: u32,
     pub alignment: Alignment,
+    /// To multiples of what holes and zeroes must be aligned that it makes by itself. A power of two, no less than the alignment's.
+    pub allocation: u32,
     /// Requests wait for a device behind the kernel, instead of being answered within the system call.
     pub has_device: bool,
     /// Goes by threads, though there is a ring.
@@ -50,10 +52,12 @@ pub(crate) struct Store {
     pub read_only: bool,
     pub on_full: OnFull,
     pub blocks: AtomicU64,
+    /// Someone is giving it another size.
+    pub resizing: AtomicBool,
     /// Present if a write of one block may have to read first.
     pub ranges: Option<Ranges>,
-    /// Whether the store has not yet refused to give blocks back, and to make zeroes by itself.
-    pub unmaps: AtomicBool,
+    /// Whether the store has not yet refused to make holes, and to make zeroes by itself.
+    pub punches: AtomicBool,
     pub zeroes: AtomicBool,
     /// What was written has been lost on its way from the page cache. The kernel tells that once only; it stays true.
     pub lost: AtomicBool,
@@ -100,6 +104,11 @@ pub(crate) enum Call {
 }
 
 impl Store {
+    /// Whether its data go through the page cache.
+    pub const fn is_cached(&self) -> bool {
+        self.alignment.offset == 1
+    }
+
     /// Has the file for itself until [`Self::leave`], if it has not anyway.
     ///
     /// # Errors
@@ -233,7 +242,9 @@ impl Device for FileDevice {
             let path = self.0.path.display();
             OpenError::Unavailable(match error {
                 LockError::Held => format!("`{path}` is in use elsewhere: it is locked"),
-                LockError::Os(errno) => format!("`{path}` cannot be locked: {errno}"),
+                LockError::None(errno) | LockError::Os(errno) => {
+                    format!("`{path}` cannot be locked: {errno}")
+                }
             })
         })?;
         Ok(Box::new(FileChannel::new(&self.0, root, cx)))

@@ -3,10 +3,12 @@
 mod block_devices;
 mod conformance;
 mod contention;
+mod creation;
 mod data;
 mod fence;
 mod full;
 mod harness;
 mod locks;
+mod losses;
 mod shape;
 mod steps;

@@ -9,6 +9,7 @@ use aryk_bdev_uring as module;
 use rustix::io::Errno;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::path::PathBuf;
 use std::sync::Arc;
 use uuid::Uuid;
@@ -66,7 +67,7 @@ struct Create {
     /// Whether writes are refused.
     #[serde(default)]
     readonly: bool,
-    /// Ours: bytes of the sparse file that is created if there is none, or an empty one.
+    /// Ours: bytes of the sparse file that is created if there is none, or an empty one. A file that has another size is refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     size: Option<Count>,
     /// Ours: what becomes of writes when the store is full.
@@ -166,7 +167,10 @@ async fn delete(control: &Control, p: Name) -> Result<bool, Error> {
 
 async fn rescan(control: &Control, p: Name) -> Result<bool, Error> {
     let bdev = control.disks.find_made_by(MODULE, &p.name)?;
-    set_size(control, &bdev, module::Size::Rescan).await.map(|_| true)
+    set_size(control, &bdev, module::Size::Rescan).await?;
+    // Whatever size it was made with: a file that has another one would be refused.
+    control.config.changed(Subsystem::Bdev, bdev.name(), "size", Value::Null);
+    Ok(true)
 }
 
 /// Parameters of `bdev_uring_resize`, a method of ours.
@@ -193,7 +197,13 @@ async fn resize(control: &Control, p: Resize) -> Result<bool, Error> {
 
 async fn set_size(control: &Control, bdev: &Arc<Bdev>, size: module::Size) -> Result<u64, Error> {
     let name = bdev.name().to_owned();
-    blocking(control, move |registry| module::resize(registry, &name, size)).await
+    match blocking(control, move |registry| module::resize(registry, &name, size)).await? {
+        module::Resized::Done(bytes) => Ok(bytes),
+        module::Resized::Shrinking(shrinking) => {
+            let settled = shrinking.settle().await;
+            blocking(control, move |registry| settled.cut(registry)).await
+        }
+    }
 }
 
 impl From<module::Error> for Error {
@@ -201,12 +211,14 @@ impl From<module::Error> for Error {
         use module::Error as Uring;
         let errno = match &error {
             Uring::Bdev(error) => return error.clone().into(),
-            Uring::Missing(_) => Errno::NOENT,
+            Uring::Missing(_) | Uring::NoDirectory { .. } | Uring::Dangling(_) => Errno::NOENT,
             Uring::Directory(_) => Errno::ISDIR,
             Uring::Permission { .. } | Uring::Outside { .. } => Errno::ACCESS,
-            Uring::Locked { .. } | Uring::InUse(_) => Errno::BUSY,
+            Uring::Locked { .. } | Uring::InUse(_) | Uring::Resizing(_) => Errno::BUSY,
             Uring::NotOurs(_) => Errno::NODEV,
             Uring::Empty(_)
+            | Uring::NoSize(_)
+            | Uring::OtherSize { .. }
             | Uring::NotAFile(_)
             | Uring::BlockSize(_)
             | Uring::NotAMultiple { .. }

@@ -129,8 +129,16 @@ impl UnitChannel {
             // There is no cache.
             return Ok(Some(0));
         }
-        let io =
-            Io { tag: Tag(0), op: Op::Flush, fua: false, lba: 0, blocks: 0, source: 0, data: Sgl::EMPTY };
+        let io = Io {
+            tag: Tag(0),
+            op: Op::Flush,
+            fua: false,
+            may_unmap: false,
+            lba: 0,
+            blocks: 0,
+            source: 0,
+            data: Sgl::EMPTY,
+        };
         self.start(request, 0, None, io, cx);
         Ok(None)
     }
@@ -154,35 +162,24 @@ impl UnitChannel {
         if unmap && !self.lun().unmaps() {
             return Err(Sense::in_cdb_bit(1, 3).into());
         }
+        // Also where they may be given back they read as zeroes: so what was written by WRITE SAME with UNMAP is read again.
+        let op = Op::WriteZeroes;
+        let all_zeroes =
+            Io { tag: Tag(0), op, fua, may_unmap: unmap, lba, blocks, source: 0, data: Sgl::EMPTY };
         if zeroes {
-            self.write_zeroes(request, 0, lba, blocks, fua, cx);
+            self.start(request, 0, None, all_zeroes, cx);
             return Ok(None);
         }
         let block = self.data_of(request.data_out, 1, 1)?;
         let mut pattern = vec![0; block.len() as usize];
         block.read(0, &mut pattern);
         if pattern.iter().all(|byte| *byte == 0) {
-            self.write_zeroes(request, block.len(), lba, blocks, fua, cx);
+            self.start(request, block.len(), None, all_zeroes, cx);
         } else {
             let job = Loop::new(Op::Write, lba, blocks, fua, &pattern);
             self.start_loop(request, block.len(), job, cx);
         }
         Ok(None)
-    }
-
-    /// Blocks that read as zeroes, whether they are given back or not: so what was written by WRITE SAME with UNMAP is read again.
-    fn write_zeroes(
-        &mut self,
-        request: &Request<'_>,
-        moved: u32,
-        lba: u64,
-        blocks: u64,
-        fua: bool,
-        cx: &mut Cx,
-    ) {
-        let op = Op::WriteZeroes;
-        let io = Io { tag: Tag(0), op, fua, lba, blocks, source: 0, data: Sgl::EMPTY };
-        self.start(request, moved, None, io, cx);
     }
 
     fn unmap(&mut self, length: u32, request: &Request<'_>, cx: &mut Cx) -> Begun {
@@ -239,7 +236,16 @@ impl UnitChannel {
                 }
                 let Transfer { lba, blocks, .. } = transfer;
                 let op = Op::Compare;
-                let io = Io { tag: Tag(0), op, fua: false, lba, blocks: blocks.into(), source: 0, data };
+                let io = Io {
+                    tag: Tag(0),
+                    op,
+                    fua: false,
+                    may_unmap: false,
+                    lba,
+                    blocks: blocks.into(),
+                    source: 0,
+                    data,
+                };
                 self.start(request, data.len(), None, io, cx);
                 Ok(None)
             }

@@ -55,7 +55,16 @@ impl Loop {
             return None;
         }
         let data = self.data.slice(0, (blocks << block_shift) as u32);
-        let io = Io { tag: Tag(0), op: self.op, fua: self.fua, lba: self.lba, blocks, source: 0, data };
+        let io = Io {
+            tag: Tag(0),
+            op: self.op,
+            fua: self.fua,
+            may_unmap: false,
+            lba: self.lba,
+            blocks,
+            source: 0,
+            data,
+        };
         self.lba += blocks;
         self.left -= blocks;
         Some(io)
@@ -85,7 +94,16 @@ fn next_unmap(data: Sgl, next: &mut u32, ranges: u32) -> Option<Io> {
         *next += 1;
         if blocks > 0 {
             let op = Op::Unmap;
-            return Some(Io { tag: Tag(0), op, fua: false, lba, blocks, source: 0, data: Sgl::EMPTY });
+            return Some(Io {
+                tag: Tag(0),
+                op,
+                fua: false,
+                may_unmap: false,
+                lba,
+                blocks,
+                source: 0,
+                data: Sgl::EMPTY,
+            });
         }
     }
     None

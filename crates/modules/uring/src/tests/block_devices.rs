@@ -1,7 +1,7 @@
 //! Loop devices. Needs root.
 
-use super::harness::{Bench, MIB, disk_directory, pattern};
-use crate::{Config, Error, Size, create, resize};
+use super::harness::{Bench, MIB, disk_directory, pattern, resized};
+use crate::{Config, Direct, Error, Size, create};
 use aryk_bdev::{Op, Registry, Status};
 use aryk_bdev_conformance::{Features, Fixture, checks};
 use aryk_reactor::Engine;
@@ -107,7 +107,7 @@ fn a_device_tells_its_shape_and_is_alone() {
     assert_eq!(bench.store().alignment.offset, 4096);
     let other = create(&Registry::new(), device.config());
     assert!(matches!(other, Err(Error::Locked { holder: crate::Holder::Ourselves, .. })), "{other:?}");
-    assert!(matches!(resize(&bench.registry, "d", Size::GrowTo(32 * MIB)), Err(Error::FixedSize(_))));
+    assert!(matches!(resized(&bench.registry, Size::GrowTo(32 * MIB)), Err(Error::FixedSize(_))));
     drop(bench);
     let reader = || Config { read_only: true, ..device.config() };
     let (first, second) = (Registry::new(), Registry::new());
@@ -135,6 +135,29 @@ fn a_device_is_unmapped_and_zeroed() {
     assert!(bench.read(2024, 24) == pattern(MIB as usize, 1)[2024 * 512..]);
 }
 
+/// Through the page cache, which takes any range, a device still allocates whole sectors only.
+#[test]
+fn parts_of_a_sector_are_zeroed_by_hand_and_not_unmapped() {
+    let Some(device) = Loop::new("4096") else { return };
+    let config = Config { block_size: Some(512), direct: Direct::Never, ..device.config() };
+    let mut bench = Bench::new(config, None, Engine::IoUring);
+    let data = pattern(MIB as usize, 3);
+    for (lba, blocks) in [(0, 8), (1, 1), (7, 2), (3, 30), (9, 1000), (2040, 8)] {
+        assert_eq!(bench.write(0, &data), Status::Ok);
+        assert_eq!(bench.command(Op::WriteZeroes, lba, blocks), Status::Ok, "{lba} {blocks}");
+        let (start, end) = (lba as usize * 512, (lba + blocks) as usize * 512);
+        let read = bench.read(0, 2048);
+        assert!(read[start..end].iter().all(|&b| b == 0), "{lba} {blocks}");
+        assert!(read[..start] == data[..start] && read[end..] == data[end..], "{lba} {blocks}");
+        assert_eq!(bench.write(0, &data), Status::Ok);
+        assert_eq!(bench.command(Op::Unmap, lba, blocks), Status::Ok);
+        let (whole, last) = (start.next_multiple_of(4096), end / 4096 * 4096);
+        let read = bench.read(0, 2048);
+        assert!(read[..whole.min(end)] == data[..whole.min(end)] && read[end..] == data[end..]);
+        assert!(whole >= last || read[whole..last].iter().all(|&b| b == 0), "{lba} {blocks}");
+    }
+}
+
 #[test]
 fn a_device_that_has_grown_is_looked_at_again() {
     let Some(device) = Loop::new("512") else { return };
@@ -143,7 +166,7 @@ fn a_device_that_has_grown_is_looked_at_again() {
     File::options().write(true).open(device.dir.path().join("backing")).unwrap().set_len(24 * MIB).unwrap();
     let changed = |path: &Path| Command::new("losetup").arg("--set-capacity").arg(path).status().unwrap();
     assert!(changed(&device.device).success());
-    assert_eq!(resize(&registry, "d", Size::Rescan).unwrap(), 24 * MIB);
+    assert_eq!(resized(&registry, Size::Rescan).unwrap(), 24 * MIB);
     let mut bench = Bench::on(&registry, Engine::IoUring);
     assert_eq!(bench.write(24 * 2048 - 8, &pattern(4096, 9)), Status::Ok);
 }

@@ -1,7 +1,7 @@
 //! A disk with one channel, on a reactor that a test steps.
 
 use crate::store::{Alignment, Store};
-use crate::{Config, Forced, create_forced, store_of};
+use crate::{Config, Error, Forced, Resized, Size, create_forced, resize, store_of};
 use aryk_bdev::{Access, Bdev, BdevChannel, Completion, Io, Op, Registry, Status, Tag};
 use aryk_dma::{Buffer, Sgl};
 use aryk_reactor::{Clock, CoreSet, Cx, Engine, Reactor, Root, RootRef, SleepPolicy};
@@ -94,11 +94,16 @@ impl Bench {
     }
 
     pub fn submit(&mut self, op: Op, lba: u64, blocks: u64, data: Sgl, fua: bool) -> Tag {
+        self.start(Io { tag: Tag(0), op, fua, may_unmap: false, lba, blocks, source: 0, data })
+    }
+
+    /// Submits a request, by a tag of its own.
+    fn start(&mut self, io: Io) -> Tag {
         self.next += 1;
         let tag = Tag(self.next);
         let cx = self.reactor.cx();
         let opener = cx.root::<Opener>(self.opener.id()).unwrap();
-        opener.borrow_mut().channel.submit(Io { tag, op, fua, lba, blocks, source: 0, data }, cx);
+        opener.borrow_mut().channel.submit(Io { tag, ..io }, cx);
         cx.wake(self.opener.id());
         tag
     }
@@ -132,6 +137,29 @@ impl Bench {
     pub fn command(&mut self, op: Op, lba: u64, blocks: u64) -> Status {
         let tag = self.submit(op, lba, blocks, Sgl::EMPTY, false);
         self.wait(tag)
+    }
+
+    /// Writes zeroes whose place may be given back.
+    pub fn zero_or_unmap(&mut self, lba: u64, blocks: u64) -> Status {
+        let (tag, op, data) = (Tag(0), Op::WriteZeroes, Sgl::EMPTY);
+        let tag = self.start(Io { tag, op, fua: false, may_unmap: true, lba, blocks, source: 0, data });
+        self.wait(tag)
+    }
+
+    /// Makes the disk `d` smaller.
+    pub fn shrink(&mut self, to: u64) -> Result<u64, Error> {
+        let registry = Arc::clone(&self.registry);
+        let Resized::Shrinking(shrinking) = resize(&registry, "d", Size::Exactly(to))? else {
+            panic!("it was no larger")
+        };
+        let mut settling = std::pin::pin!(shrinking.settle());
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        loop {
+            if let std::task::Poll::Ready(settled) = settling.as_mut().poll(&mut context) {
+                return settled.cut(&registry);
+            }
+            self.reactor.step();
+        }
     }
 
     /// Writes `data`, which lies `skew` bytes past an aligned address.
@@ -172,6 +200,14 @@ impl Drop for Bench {
             // The channel leaves the ring.
             self.reactor.turn();
         }
+    }
+}
+
+/// Gives the disk `d` another size, which is no smaller.
+pub fn resized(registry: &Registry, size: Size) -> Result<u64, Error> {
+    match resize(registry, "d", size)? {
+        Resized::Done(bytes) => Ok(bytes),
+        Resized::Shrinking(shrinking) => panic!("{shrinking:?}"),
     }
 }
 

@@ -1,9 +1,12 @@
 //! Who is kept from a file: QEMU's tools, other processes, and other disks of ours.
 
-use super::harness::{Bench, MIB, disk_directory, sparse};
-use crate::{Config, Error, Holder, Lock, Size, create, resize};
+use super::harness::{Bench, MIB, disk_directory, resized, sparse};
+use crate::locks::LockError;
+use crate::{Config, Error, Holder, Lock, Size, create};
 use aryk_bdev::{Registry, Status};
 use aryk_reactor::Engine;
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, fcntl};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -154,6 +157,83 @@ fn another_process_is_kept_off_until_it_has_ended() {
 }
 
 #[test]
+fn only_what_says_that_there_are_no_locks_is_taken_for_that() {
+    for errno in [Errno::EAGAIN, Errno::EACCES] {
+        assert_eq!(LockError::from(errno), LockError::Held);
+    }
+    for errno in [Errno::ENOLCK, Errno::EOPNOTSUPP, Errno::EINVAL] {
+        assert_eq!(LockError::from(errno), LockError::None(errno));
+    }
+    for errno in [Errno::EIO, Errno::EDEADLK, Errno::EBADF, Errno::ESTALE, Errno::EPERM, Errno::ENOSYS] {
+        assert_eq!(LockError::from(errno), LockError::Os(errno));
+    }
+}
+
+/// A lock of `kind` on the whole file.
+fn whole(kind: i32) -> libc::flock {
+    libc::flock { l_type: kind as i16, l_whence: libc::SEEK_SET as i16, l_start: 0, l_len: 0, l_pid: 0 }
+}
+
+fn image(dir: &Path) -> std::path::PathBuf {
+    let path = dir.join("image");
+    std::fs::File::create(&path).unwrap().set_len(MIB).unwrap();
+    path
+}
+
+#[test]
+fn a_lock_of_the_whole_file_is_heeded() {
+    let dir = disk_directory();
+    let path = image(dir.path());
+    let other = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+    for kind in [libc::F_WRLCK, libc::F_RDLCK] {
+        fcntl(&other, FcntlArg::F_OFD_SETLK(&whole(kind))).unwrap();
+        for config in [Config::new("w", &path), read_only(&path)] {
+            assert_eq!(refused_by(Config { waits: false, ..config }), Holder::Ourselves);
+        }
+    }
+    drop(other);
+    let registry = Registry::new();
+    create(&registry, Config::new("w", &path)).unwrap();
+    // And the other way round.
+    let other = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+    let refused = fcntl(&other, FcntlArg::F_OFD_SETLK(&whole(libc::F_WRLCK)));
+    assert_eq!(refused, Err(Errno::EAGAIN));
+}
+
+const LOCKED_IMAGE: &str = "ARYK_TEST_LOCKED_IMAGE";
+
+/// The other process of `a_posix_lock_of_another_process_is_heeded`; nothing in any other.
+#[test]
+fn lock_an_image() {
+    let Ok(image) = std::env::var(LOCKED_IMAGE) else { return };
+    let file = std::fs::File::options().write(true).open(image).unwrap();
+    fcntl(&file, FcntlArg::F_SETLK(&whole(libc::F_WRLCK))).unwrap();
+    println!("locked");
+    // Until it is killed.
+    std::io::stdin().read_line(&mut String::new()).unwrap();
+}
+
+#[test]
+fn a_posix_lock_of_another_process_is_heeded() {
+    let dir = disk_directory();
+    let path = image(dir.path());
+    let other = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "--nocapture", "tests::locks::lock_an_image"])
+        .env(LOCKED_IMAGE, &path)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut other = Killed(other);
+    let lines = BufReader::new(other.0.stdout.take().unwrap()).lines();
+    assert!(lines.map_while(Result::ok).any(|l| l.contains("locked")));
+    for config in [Config::new("w", &path), read_only(&path)] {
+        let holder = refused_by(Config { waits: false, ..config });
+        assert!(matches!(holder, Holder::Process { pid, .. } if pid == other.0.id()), "{holder:?}");
+    }
+}
+
+#[test]
 fn a_disk_may_be_locked_only_while_it_is_used() {
     let dir = disk_directory();
     let shared = |name: &str| Config { name: name.into(), lock: Lock::InUse, ..sparse(dir.path(), MIB) };
@@ -169,7 +249,7 @@ fn a_disk_may_be_locked_only_while_it_is_used() {
     let refused = Bench::try_on(&theirs, Engine::IoUring).err();
     let why = refused.map(|error| error.to_string());
     assert!(why.is_some_and(|why| why.contains("in use elsewhere")));
-    assert!(matches!(resize(&theirs, "d", Size::GrowTo(2 * MIB)), Err(Error::Locked { .. })));
+    assert!(matches!(resized(&theirs, Size::GrowTo(2 * MIB)), Err(Error::Locked { .. })));
     drop(first);
     assert!(Bench::try_on(&theirs, Engine::IoUring).is_err(), "it has another channel");
     drop(second);

@@ -1,7 +1,7 @@
 //! What files become disks, of which shape, and how that changes.
 
-use super::harness::{Bench, MIB, directory, disk, disk_directory, pattern, sparse};
-use crate::{Config, Direct, Error, Size, create, resize};
+use super::harness::{Bench, MIB, directory, disk, disk_directory, pattern, resized, sparse};
+use crate::{Config, Direct, Error, Size, create};
 use aryk_bdev::{Access, Event, Op, Registry, Status};
 use aryk_reactor::Engine;
 use std::fs::{self, File};
@@ -23,9 +23,13 @@ fn a_file_of_the_asked_size_is_created_and_found_again() {
     let meta = fs::metadata(dir.path().join("image")).unwrap();
     assert_eq!((meta.len(), meta.blocks(), meta.permissions().mode() & 0o777), (1 << 40, 0, 0o600));
     drop((bdev, registry));
-    // The size is for a new file only.
-    let bdev = create(&Registry::new(), Config { size: Some(MIB), ..config }).unwrap();
-    assert_eq!(bdev.blocks(), 1 << 28);
+    // Who asks for another size than there is does not get what he asks for.
+    let other = failure(Config { size: Some(MIB), ..config.clone() });
+    assert!(matches!(other, Error::OtherSize { size: 0x100_0000_0000, asked: MIB, .. }), "{other}");
+    for size in [None, config.size] {
+        let bdev = create(&Registry::new(), Config { size, ..config.clone() }).unwrap();
+        assert_eq!(bdev.blocks(), 1 << 28);
+    }
 }
 
 #[test]
@@ -49,7 +53,14 @@ fn what_is_no_disk_is_refused_with_a_reason() {
     assert!(matches!(failure(Config { read_only: true, ..sparse(dir.path(), MIB) }), Error::Missing(_)));
     assert!(matches!(failure(Config::new("d", dir.path())), Error::Directory(_)));
     assert!(matches!(failure(Config::new("d", "/dev/null")), Error::NotAFile(_)));
-    assert!(matches!(failure(sparse(Path::new("/no/such/place"), MIB)), Error::Os { action: "create", .. }));
+    for config in [sparse(Path::new("/no/such/place"), MIB), Config::new("d", "/no/such/place/image")] {
+        let why = failure(config).to_string();
+        assert!(why.starts_with("the directory `/no/such/place` does not exist"), "{why}");
+    }
+    std::os::unix::fs::symlink("/no/such/place", &path).unwrap();
+    assert!(matches!(failure(sparse(dir.path(), MIB)), Error::Dangling(_)));
+    fs::remove_file(&path).unwrap();
+    assert!(matches!(failure(Config { size: Some(0), ..Config::new("d", &path) }), Error::NoSize(_)));
     for size in [0, 256, 1000, 128 * 1024] {
         let config = Config { block_size: Some(size), ..sparse(dir.path(), MIB) };
         assert!(matches!(failure(config), Error::BlockSize(s) if s == size));
@@ -70,6 +81,17 @@ fn a_name_that_is_taken_creates_no_file() {
     let again = Config { path: dir.path().join("other"), ..sparse(dir.path(), MIB) };
     assert!(matches!(create(&registry, again), Err(Error::Bdev(aryk_bdev::Error::Exists(_)))));
     assert!(!dir.path().join("other").exists());
+}
+
+#[test]
+fn an_alias_that_is_taken_leaves_no_file() {
+    let dir = disk_directory();
+    let registry = Registry::new();
+    create(&registry, sparse(dir.path(), MIB)).unwrap();
+    let (name, path) = ("e".into(), dir.path().join("other"));
+    let again = Config { name, path, aliases: vec!["d".into()], ..sparse(dir.path(), MIB) };
+    assert!(matches!(create(&registry, again), Err(Error::Bdev(aryk_bdev::Error::Exists(_)))));
+    assert!(!dir.path().join("other").exists() && dir.path().join("image").exists());
 }
 
 #[test]
@@ -97,16 +119,52 @@ fn unmapped_and_zeroed_blocks_take_no_room() {
         let dir = directory(below);
         let mut bench = Bench::new(sparse(dir.path(), 4 * MIB), None, Engine::IoUring);
         let path = bench.path();
-        for op in [Op::Unmap, Op::WriteZeroes] {
+        let unmap = |bench: &mut Bench, lba, blocks| bench.command(Op::Unmap, lba, blocks);
+        for clear in [unmap, Bench::zero_or_unmap] {
             assert_eq!(bench.write(0, &pattern(MIB as usize, 5)), Status::Ok);
             assert!(allocated(&path) >= MIB);
-            assert_eq!(bench.command(op, 1024, 1024), Status::Ok);
-            assert!((MIB / 2..MIB).contains(&allocated(&path)), "{op:?}");
+            assert_eq!(clear(&mut bench, 1024, 1024), Status::Ok);
+            assert!((MIB / 2..MIB).contains(&allocated(&path)));
             assert!(bench.read(1024, 1024).iter().all(|&b| b == 0));
             assert!(bench.read(0, 1024) == pattern(MIB as usize, 5)[..MIB as usize / 2]);
-            assert_eq!(bench.command(op, 0, 8192), Status::Ok);
+            assert_eq!(clear(&mut bench, 0, 8192), Status::Ok);
             assert_eq!((allocated(&path), fs::metadata(&path).unwrap().len()), (0, 4 * MIB));
         }
+    }
+}
+
+#[test]
+fn zeroed_blocks_that_may_not_be_unmapped_keep_their_room() {
+    for below in [disk(), "/dev/shm".into()] {
+        let dir = directory(below);
+        let mut bench = Bench::new(sparse(dir.path(), 4 * MIB), None, Engine::IoUring);
+        let path = bench.path();
+        assert_eq!(bench.write(0, &pattern(MIB as usize, 5)), Status::Ok);
+        assert_eq!(bench.command(Op::WriteZeroes, 8, 2000), Status::Ok);
+        assert!(allocated(&path) >= MIB, "{}", allocated(&path));
+        assert!(bench.read(8, 2000).iter().all(|&b| b == 0));
+        assert!(bench.read(0, 8) == pattern(4096, 5));
+        // What had no room has some afterwards.
+        assert_eq!(bench.command(Op::WriteZeroes, 2048, 2048), Status::Ok);
+        assert!(allocated(&path) >= 2 * MIB, "{}", allocated(&path));
+        assert_eq!(fs::metadata(&path).unwrap().len(), 4 * MIB);
+    }
+}
+
+/// Two writes for each that the device has at one time, all of them in what is cut off.
+#[test]
+fn what_waits_while_a_disk_is_made_smaller_does_not_make_its_file_grow_again() {
+    for engine in [Engine::IoUring, Engine::Epoll] {
+        let dir = disk_directory();
+        let mut bench = Bench::new(sparse(dir.path(), 4 * MIB), None, engine);
+        let mut buffer = aryk_dma::Buffer::new(4096, 4096);
+        let data = buffer.lend();
+        let tags: Vec<_> = (0..512).map(|i| bench.submit(Op::Write, 4096 + i * 8, 8, data, false)).collect();
+        assert_eq!(bench.shrink(MIB).unwrap(), MIB);
+        let refused = tags.into_iter().filter(|&tag| bench.wait(tag) == Status::OutOfRange).count();
+        buffer.reclaim();
+        assert!(refused >= 256, "{refused}");
+        assert_eq!(fs::metadata(bench.path()).unwrap().len(), MIB);
     }
 }
 
@@ -118,17 +176,17 @@ fn openers_are_told_of_a_new_size() {
     let told = Arc::clone(&events);
     let _open = bench.registry.open("d", Access::Read, "t", move |e| told.lock().unwrap().push(e)).unwrap();
     let registry = Arc::clone(&bench.registry);
-    assert_eq!(resize(&registry, "d", Size::GrowTo(2 * MIB)).unwrap(), 2 * MIB);
+    assert_eq!(resized(&registry, Size::GrowTo(2 * MIB)).unwrap(), 2 * MIB);
     assert_eq!(bench.write(2048, &pattern(4096, 1)), Status::Ok);
     assert!(matches!(
-        resize(&registry, "d", Size::GrowTo(MIB)),
+        resized(&registry, Size::GrowTo(MIB)),
         Err(Error::Shrinks { from: 0x20_0000, to: 0x10_0000, .. })
     ));
-    assert!(matches!(resize(&registry, "d", Size::GrowTo(3 * MIB + 1)), Err(Error::NotAMultiple { .. })));
-    assert_eq!(resize(&registry, "d", Size::Exactly(MIB)).unwrap(), MIB);
+    assert!(matches!(resized(&registry, Size::GrowTo(3 * MIB + 1)), Err(Error::NotAMultiple { .. })));
+    assert_eq!(bench.shrink(MIB).unwrap(), MIB);
     assert_eq!(bench.command(Op::WriteZeroes, 2048, 1), Status::OutOfRange);
     File::options().write(true).open(bench.path()).unwrap().set_len(3 * MIB + 100).unwrap();
-    assert_eq!(resize(&registry, "d", Size::Rescan).unwrap(), 3 * MIB);
+    assert_eq!(resized(&registry, Size::Rescan).unwrap(), 3 * MIB);
     assert!(bench.read(2048, 8).iter().all(|&b| b == 0));
     let resized = [4096, 2048, 6144].map(|blocks| Event::Resized { blocks });
     assert_eq!(*events.lock().unwrap(), resized);

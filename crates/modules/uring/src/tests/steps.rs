@@ -21,16 +21,21 @@ struct Rig {
 }
 
 fn rig(op: Op, alignment: Alignment, change: impl FnOnce(&mut Config)) -> Rig {
+    rig_of(op, alignment, change, |io| io)
+}
+
+fn rig_of(op: Op, alignment: Alignment, change: impl FnOnce(&mut Config), ask: impl FnOnce(Io) -> Io) -> Rig {
     let dir = disk_directory();
     let mut config = sparse(dir.path(), MIB);
     change(&mut config);
-    let store = crate::open::open(&config, Forced { alignment: Some(alignment), blocking: false }).unwrap();
+    let forced = Forced { alignment: Some(alignment), blocking: false };
+    let store = crate::open::open(&config, forced).unwrap().store;
     let mut pool = Pool::new(&store);
     let mut buffer = Buffer::new(8192, 4096);
     let data = if op.has_data() { buffer.lend() } else { Sgl::EMPTY };
     let blocks = if op == Op::Flush { 0 } else { 16 };
-    let io = Io { tag: Tag(1), op, fua: false, lba: 8, blocks, source: 0, data };
-    let mut request = Request::new(&io, &store);
+    let io = Io { tag: Tag(1), op, fua: false, may_unmap: false, lba: 8, blocks, source: 0, data };
+    let mut request = Request::new(&ask(io), &store);
     let first = request.next(&store, &mut pool);
     Rig { store, pool, request, first, buffer }
 }
@@ -132,6 +137,58 @@ fn what_a_store_cannot_allocate_is_written_or_left() {
 }
 
 #[test]
+fn zeroes_are_made_by_holes_only_where_they_may_be() {
+    let zero = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+    let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    let mode = |next: &Next| match next {
+        Next::Start(Call::Allocate { mode, .. }) => *mode,
+        other => panic!("not {other:?}"),
+    };
+    let mut kept = rig(Op::WriteZeroes, SECTOR, |_| {});
+    assert_eq!(mode(&kept.first), zero);
+    assert_eq!(transfer(&kept.answer(-libc::EOPNOTSUPP)), (4096, 8192));
+    let mut given = rig_of(Op::WriteZeroes, SECTOR, |_| {}, |io| Io { may_unmap: true, ..io });
+    assert_eq!(mode(&given.first), punch);
+    assert_eq!(mode(&given.answer(-libc::EOPNOTSUPP)), zero);
+    assert_eq!(transfer(&given.answer(-libc::EOPNOTSUPP)), (4096, 8192));
+    assert!(!given.store.punches.load(Ordering::Relaxed) && !given.store.zeroes.load(Ordering::Relaxed));
+    kept.request.answered(8192, &kept.store, &mut kept.pool);
+    given.request.answered(8192, &given.store, &mut given.pool);
+}
+
+#[test]
+fn a_range_that_cannot_be_allocated_says_nothing_of_others() {
+    let mut zeroes = rig(Op::WriteZeroes, SECTOR, |_| {});
+    assert_eq!(transfer(&zeroes.answer(-libc::EINVAL)), (4096, 8192));
+    assert_eq!(status(&zeroes.answer(8192)), Status::Ok);
+    let mut unmap = rig(Op::Unmap, SECTOR, |_| {});
+    assert_eq!(status(&unmap.answer(-libc::EINVAL)), Status::Ok);
+    for rig in [zeroes, unmap] {
+        assert!(rig.store.punches.load(Ordering::Relaxed) && rig.store.zeroes.load(Ordering::Relaxed));
+    }
+    // Anything else is a failure.
+    for errno in [libc::EIO, libc::EPERM, libc::ENODEV, libc::EFBIG] {
+        assert_eq!(status(&rig(Op::Unmap, SECTOR, |_| {}).answer(-errno)), Status::Medium);
+    }
+}
+
+#[test]
+fn a_write_through_the_page_cache_is_durable_by_a_sync_that_is_seen_to_fail() {
+    let cached = |c: &mut Config| c.direct = Direct::Never;
+    let mut rig = rig_of(Op::Write, Alignment::NONE, cached, |io| Io { fua: true, ..io });
+    assert!(matches!(rig.first, Next::Start(Call::Write { dsync: false, .. })));
+    assert!(matches!(rig.answer(8192), Next::Start(Call::Sync)));
+    assert_eq!(status(&rig.answer(-libc::EIO)), Status::Medium);
+    assert!(rig.store.lost.load(Ordering::Relaxed));
+    rig.buffer.reclaim();
+    // With direct I/O there is nothing else that could be lost.
+    let mut rig = rig_of(Op::Write, SECTOR, |_| {}, |io| Io { fua: true, ..io });
+    assert!(matches!(rig.first, Next::Start(Call::Write { dsync: true, .. })));
+    assert_eq!(status(&rig.answer(8192)), Status::Ok);
+    rig.buffer.reclaim();
+}
+
+#[test]
 fn a_lost_page_cache_stays_lost() {
     let cached = |c: &mut Config| c.direct = Direct::Never;
     for (alignment, lost) in [(Alignment::NONE, true), (SECTOR, false)] {
@@ -139,8 +196,16 @@ fn a_lost_page_cache_stays_lost() {
         assert!(matches!(rig.first, Next::Start(Call::Sync)));
         assert_eq!(status(&rig.answer(-libc::EIO)), Status::Medium);
         assert_eq!(rig.store.lost.load(Ordering::Relaxed), lost);
-        let io =
-            Io { tag: Tag(2), op: Op::Flush, fua: false, lba: 0, blocks: 0, source: 0, data: Sgl::EMPTY };
+        let io = Io {
+            tag: Tag(2),
+            op: Op::Flush,
+            fua: false,
+            may_unmap: false,
+            lba: 0,
+            blocks: 0,
+            source: 0,
+            data: Sgl::EMPTY,
+        };
         let next = Request::new(&io, &rig.store).next(&rig.store, &mut rig.pool);
         assert_eq!(matches!(next, Next::Done(Status::Medium)), lost);
     }

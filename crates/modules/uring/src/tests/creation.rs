@@ -1,0 +1,68 @@
+//! Several that make a disk of one path at the same time: whoever has it keeps it.
+
+use super::harness::{MIB, disk_directory, sparse};
+use crate::{Config, Error, create, store_of};
+use aryk_bdev::{Bdev, Registry};
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::{Arc, Barrier};
+use std::thread;
+
+const ROUNDS: usize = 100;
+
+/// Makes disks of each of `configs` at the same time. The registries keep those that were made.
+fn race(configs: Vec<Config>) -> Vec<(Registry, Result<Arc<Bdev>, Error>)> {
+    let start = Arc::new(Barrier::new(configs.len()));
+    let threads = configs.into_iter().map(|config| {
+        let start = Arc::clone(&start);
+        thread::spawn(move || {
+            let registry = Registry::new();
+            start.wait();
+            let made = create(&registry, config);
+            (registry, made)
+        })
+    });
+    let threads: Vec<_> = threads.collect();
+    threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+}
+
+#[track_caller]
+fn assert_has_its_file(bdev: &Bdev, path: &Path) {
+    let file = File::from(store_of(bdev).unwrap().file.try_clone().unwrap());
+    let (is, was) = (std::fs::metadata(path).expect("its file stays"), file.metadata().unwrap());
+    assert_eq!((is.ino(), is.len()), (was.ino(), MIB));
+}
+
+#[test]
+fn the_losers_of_a_race_leave_the_winners_file() {
+    for _ in 0..ROUNDS {
+        let dir = disk_directory();
+        let config = Config { waits: false, ..sparse(dir.path(), MIB) };
+        let made = race(vec![config.clone(); 4]);
+        let winners: Vec<_> = made.iter().filter_map(|(_, made)| made.as_ref().ok()).collect();
+        // Each may have seen the locks of another, and have given up.
+        assert!(winners.len() <= 1);
+        winners.iter().for_each(|bdev| assert_has_its_file(bdev, &config.path));
+        let lost = |(_, made): &(Registry, Result<_, Error>)| match made {
+            Ok(_) | Err(Error::Locked { .. }) => {}
+            Err(error) => panic!("{error}"),
+        };
+        made.iter().for_each(lost);
+    }
+}
+
+#[test]
+fn one_that_takes_its_file_away_again_takes_no_other() {
+    for _ in 0..ROUNDS {
+        let dir = disk_directory();
+        let good = sparse(dir.path(), MIB);
+        let bad = Config { size: Some(1000), waits: false, ..good.clone() };
+        let mut made = race(vec![good.clone(), bad.clone(), bad]);
+        for (_, made) in made.drain(1..) {
+            assert!(made.is_err());
+        }
+        let bdev = made[0].1.as_ref().expect("it waits for others to go");
+        assert_has_its_file(bdev, &good.path);
+    }
+}

@@ -1,0 +1,45 @@
+//! What was acknowledged, and did not reach the store: it is told for ever. Needs FUSE.
+
+use super::harness::{Bench, disk, pattern};
+use crate::{Config, Direct, create};
+use aryk_bdev::{Op, Registry, Status};
+use aryk_reactor::Engine;
+use aryk_slow_store::SlowStore;
+use std::sync::Arc;
+
+fn cached(store: &SlowStore, engine: Engine) -> Bench {
+    let registry = Arc::new(Registry::new());
+    let config = Config { direct: Direct::Never, ..Config::new("d", store.path()) };
+    create(&registry, config).unwrap();
+    Bench::on(&registry, engine)
+}
+
+#[test]
+fn after_a_sync_that_failed_no_flush_succeeds() {
+    let Ok(store) = SlowStore::new(&disk(), 64 * 1024) else {
+        return eprintln!("skipped: FUSE takes root");
+    };
+    let data = pattern(4096, 1);
+    for engine in [Engine::IoUring, Engine::Epoll] {
+        // Of each kind of request that ends with a sync, one meets the failure; all others hear of it later.
+        for fails in 0..3 {
+            let mut bench = cached(&store, engine);
+            let mut durable = |i: u64| match i {
+                0 => bench.command(Op::Flush, 0, 0),
+                1 => bench.write_skewed(8, &data, 0, true),
+                _ => {
+                    let tag = bench.submit(Op::WriteZeroes, 16, 8, aryk_dma::Sgl::EMPTY, true);
+                    bench.wait(tag)
+                }
+            };
+            assert_eq!([0, 1, 2].map(&mut durable), [Status::Ok; 3]);
+            store.fail_syncs(true);
+            assert_eq!(durable(fails), Status::Medium);
+            store.fail_syncs(false);
+            assert_eq!([0, 1, 2].map(&mut durable), [Status::Medium; 3], "{fails}");
+            // What claims nothing of earlier writes goes on.
+            assert_eq!(bench.write(24, &data), Status::Ok);
+            assert!(bench.read(24, 8) == data);
+        }
+    }
+}
