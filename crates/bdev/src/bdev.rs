@@ -15,6 +15,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use uuid::Uuid;
 
+/// The namespace of parts' UUIDs: SPDK's, so that a disk has the same one here as there.
+const PARTS: Uuid = uuid::uuid!("976b899e-3e1e-4d71-ab69-c2b08e9df8b8");
+
 /// By what a disk is found.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Identity {
@@ -30,6 +33,20 @@ impl Identity {
     /// A name, and a random UUID.
     pub fn named(name: impl Into<String>) -> Self {
         Self { name: name.into(), aliases: Vec::new(), uuid: Uuid::new_v4() }
+    }
+
+    /// The UUID of a disk of one kind that is made of all of this one: always the same. Each kind has a namespace.
+    pub fn uuid_of_whole(&self, namespace: Uuid) -> Uuid {
+        Uuid::new_v5(&namespace, self.uuid.as_bytes())
+    }
+
+    /// The UUID of a disk that is made of some blocks of this one: always the same.
+    pub fn uuid_of_part(&self, offset: u64, blocks: u64) -> Uuid {
+        let mut name = [0; 32];
+        name[..16].copy_from_slice(self.uuid.as_bytes());
+        name[16..24].copy_from_slice(&offset.to_le_bytes());
+        name[24..].copy_from_slice(&blocks.to_le_bytes());
+        Uuid::new_v5(&PARTS, &name)
     }
 }
 

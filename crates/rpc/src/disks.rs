@@ -33,6 +33,8 @@ pub struct Disks {
 struct Made {
     module: &'static str,
     details: Details,
+    /// Its size as it was last told of.
+    blocks: u64,
 }
 
 impl Default for Disks {
@@ -53,20 +55,33 @@ impl Disks {
     /// disks have.
     pub(crate) fn made(&self, bdev: &Bdev, module: &'static str, details: Details) {
         journal::made(Subsystem::Bdev, bdev.name());
-        self.made.borrow_mut().insert(bdev.name().to_owned(), Made { module, details });
+        let made = Made { module, details, blocks: bdev.geometry().blocks };
+        self.made.borrow_mut().insert(bdev.name().to_owned(), made);
         self.events.note(Kind::Register, bdev.name());
         self.grown.send_replace(());
     }
 
-    /// The disk of that name, alias or uuid, if `module` has made it.
+    /// Has those told who ask for events which disks have another size now: one that a call has resized, and those that are made of it.
+    pub(crate) fn note_sizes(&self) {
+        for bdev in self.registry.list() {
+            let blocks = bdev.geometry().blocks;
+            if let Some(made) = self.made.borrow_mut().get_mut(bdev.name())
+                && std::mem::replace(&mut made.blocks, blocks) != blocks
+            {
+                self.events.note(Kind::Resize, bdev.name());
+            }
+        }
+    }
+
+    /// The disk of that name, alias or uuid, if one of `modules` has made it.
     ///
     /// # Errors
     /// `ENODEV`.
-    pub fn find_made_by(&self, module: &'static str, name: &str) -> Result<Arc<Bdev>, Error> {
+    pub fn find_made_by(&self, modules: &[&str], name: &str) -> Result<Arc<Bdev>, Error> {
         let bdev = self.find(name)?;
         match self.made.borrow().get(bdev.name()) {
-            Some(made) if made.module == module => Ok(bdev),
-            Some(_) | None => Err(Error::no_device(&format!("{module} disk"), name)),
+            Some(made) if modules.contains(&made.module) => Ok(bdev),
+            Some(_) | None => Err(Error::no_device(&format!("{} disk", modules.join(" or ")), name)),
         }
     }
 
@@ -75,7 +90,7 @@ impl Disks {
     /// # Errors
     /// `ENODEV`, `EBUSY`.
     pub async fn remove(&self, module: &'static str, name: &str) -> Result<(), Error> {
-        let bdev = self.find_made_by(module, name)?;
+        let bdev = self.find_made_by(&[module], name)?;
         self.unmake(bdev.name()).await
     }
 

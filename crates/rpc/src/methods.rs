@@ -33,7 +33,7 @@ pub(crate) use table::DISCOVER;
 use crate::dispatch::{Methods, NoParams};
 use crate::params::Count;
 use crate::{Control, Error, Phase, Table};
-use aryk_bdev::Identity;
+use aryk_bdev::{Bdev, Identity};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use std::rc::{Rc, Weak};
@@ -143,6 +143,11 @@ fn identity(name: &str, uuid: Option<Uuid>) -> Result<Identity, Error> {
     let mut identity = Identity::named(name);
     identity.uuid = uuid.unwrap_or(identity.uuid);
     Ok(identity)
+}
+
+/// The same of a disk that is made of all of `base`: its uuid follows from the base's, by SPDK's namespace for its kind, if none is given.
+fn identity_over(name: &str, uuid: Option<Uuid>, base: &Bdev, namespace: Uuid) -> Result<Identity, Error> {
+    identity(name, Some(uuid.unwrap_or_else(|| base.identity().uuid_of_whole(namespace))))
 }
 
 /// A disk has blocks.

@@ -17,8 +17,8 @@ pub const NONE: &str = "There are no disks. Make one: aryk disk create NAME --fi
 
 /// What kind of disk a product name stands for, and what removes it.
 const KINDS: [(&str, &str, &str); 7] = [
-    ("file", "file", "bdev_uring_delete"),
-    ("block device", "device", "bdev_uring_delete"),
+    ("URING bdev", "file", "bdev_uring_delete"),
+    ("AIO disk", "file", "bdev_aio_delete"),
     ("Malloc disk", "memory", "bdev_malloc_delete"),
     ("Null disk", "null", "bdev_null_delete"),
     ("passthru", "passthru", "bdev_passthru_delete"),
@@ -156,12 +156,14 @@ fn show(name: &str, client: &mut Client, out: &Output) -> Result<(), Error> {
     out.print(&disk, || {
         let can = |(what, can): (&String, &Value)| can.as_bool()?.then(|| what.clone());
         let operations = disk["supported_io_types"].as_object().into_iter().flatten().filter_map(can);
-        let aliases = elements(&disk["aliases"]).iter().filter_map(Value::as_str);
+        let uuid = text(&disk, "uuid");
+        let aliases =
+            elements(&disk["aliases"]).iter().filter_map(Value::as_str).filter(|alias| *alias != uuid);
         let specific = disk["driver_specific"].as_object().into_iter().flatten().map(|(_, v)| v.to_string());
         out.list([
             ("name", text(&disk, "name").to_owned()),
             ("aliases", aliases.collect::<Vec<_>>().join(" ")),
-            ("uuid", text(&disk, "uuid").to_owned()),
+            ("uuid", uuid.to_owned()),
             ("kind", kind(&disk).to_owned()),
             ("size", size(&disk).to_string()),
             ("blocks", format!("{} of {} bytes", number(&disk, "num_blocks"), number(&disk, "block_size"))),

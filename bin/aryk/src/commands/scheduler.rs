@@ -35,7 +35,7 @@ fn show(client: &mut Client, out: &Output) -> Result<(), Error> {
         let percent = |member| format!("{}%", number(&scheduler, member));
         out.list([
             ("scheduler", format!("{name}: queues leave busy reactors, and come together when idle")),
-            ("period", format!("{:?}", Duration::from_nanos(number(&scheduler, "scheduler_period")))),
+            ("period", format!("{:?}", Duration::from_micros(number(&scheduler, "scheduler_period")))),
             ("load limit", format!("{}: a queue below it is nearly idle", percent("load_limit"))),
             ("core limit", format!("{}: no reactor is filled over it", percent("core_limit"))),
             ("core busy", format!("{}: queues leave a reactor that is as busy", percent("core_busy"))),

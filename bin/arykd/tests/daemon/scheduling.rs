@@ -88,7 +88,7 @@ fn the_scheduler_is_the_same_after_a_restart() {
     let before = scheduler(&daemon);
     let settings = ["scheduler_name", "scheduler_period", "load_limit", "core_limit", "core_busy"]
         .map(|s| before[s].clone());
-    assert_eq!(json!(settings), json!(["dynamic", 2_000_000_000_u64, 5, 60, 90]));
+    assert_eq!(json!(settings), json!(["dynamic", 2_000_000, 5, 60, 90]));
     let params =
         json!({"name": "dynamic", "period": 2_000_000, "load_limit": 5, "core_limit": 60, "core_busy": 90});
     let saved = daemon.call("framework_get_config", json!({"name": "scheduler"})).unwrap();

@@ -11,7 +11,6 @@ use aryk_bdev::{
 use aryk_reactor::{Cx, RootId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use uuid::Uuid;
 
 /// How to cut.
 #[derive(Clone, Debug)]
@@ -55,8 +54,9 @@ pub async fn create(registry: &Registry, config: Config) -> Result<Vec<Arc<Bdev>
     let mut parts = Vec::new();
     for i in 0..count {
         let mut identity = Identity::named(format!("{}p{i}", bdev.name()));
-        identity.uuid = uuid_of_part(bdev.identity().uuid, i);
-        let part = Part { shared: Arc::clone(&shared), offset: u64::from(i) * blocks, blocks };
+        let offset = u64::from(i) * blocks;
+        identity.uuid = bdev.identity().uuid_of_part(offset, blocks);
+        let part = Part { shared: Arc::clone(&shared), offset, blocks };
         match registry.register(identity, Arc::new(part)) {
             Ok(part) => parts.push(part),
             Err(error) => {
@@ -97,12 +97,6 @@ fn cut(bdev: &Bdev, config: &Config) -> Result<(u64, u32), Error> {
         return Err(Error::Size { base: bdev.name().to_owned(), blocks, block_size });
     }
     Ok((each, count))
-}
-
-/// The UUID of a part: always the same, and unlike those of other parts, also of parts of parts.
-fn uuid_of_part(base: Uuid, index: u32) -> Uuid {
-    let bits = base.as_u128().rotate_left(41) ^ (u128::from(index) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    uuid::Builder::from_custom_bytes(bits.to_be_bytes()).into_uuid()
 }
 
 /// What the parts of a disk hold of it.

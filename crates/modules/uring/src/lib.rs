@@ -75,6 +75,8 @@ pub enum Lock {
 pub struct Config {
     /// Its name.
     pub name: String,
+    /// What kind of disk it is called.
+    pub product: &'static str,
     /// Other names of it.
     pub aliases: Vec<String>,
     /// Its UUID; a random one if there is none.
@@ -102,6 +104,7 @@ impl Config {
     pub fn new(name: impl Into<String>, path: impl Into<PathBuf>) -> Self {
         Self {
             name: name.into(),
+            product: "URING bdev",
             aliases: Vec::new(),
             uuid: None,
             path: path.into(),

@@ -222,6 +222,7 @@ fn into_store(
         file,
         path: path.clone(),
         kind,
+        product: config.product,
         block_size,
         alignment,
         allocation,

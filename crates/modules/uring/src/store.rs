@@ -40,6 +40,8 @@ pub(crate) struct Store {
     pub file: OwnedFd,
     pub path: PathBuf,
     pub kind: Kind,
+    /// What kind of disk it is called.
+    pub product: &'static str,
     pub block_size: u32,
     pub physical_block_size: u32,
     pub alignment: Alignment,
@@ -201,10 +203,7 @@ pub(crate) struct FileDevice(pub Arc<Store>);
 
 impl Device for FileDevice {
     fn product(&self) -> &'static str {
-        match self.0.kind {
-            Kind::File => "file",
-            Kind::BlockDevice => "block device",
-        }
+        self.0.product
     }
 
     fn geometry(&self) -> Geometry {

@@ -163,7 +163,8 @@ fn describe(control: &Control, bdev: &Bdev) -> Description {
     let (claimed_by, deadline) = (bdev.claimed_by(), bdev.deadline());
     Description {
         name: identity.name.clone(),
-        aliases: identity.aliases.clone(),
+        // Its uuid finds it as well, and is what SPDK's clients look for here.
+        aliases: [identity.uuid.to_string()].into_iter().chain(identity.aliases.clone()).collect(),
         product_name: bdev.device().product(),
         block_size: geometry.block_size,
         num_blocks: geometry.blocks,

@@ -8,6 +8,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+/// Of the uuids of its disks.
+const NAMESPACE: Uuid = uuid::uuid!("4009b574-6430-4f1b-bc40-ace811091027");
 const MODULE: &str = "delay";
 
 pub(super) fn register(table: &mut Table<Control>) {
@@ -37,12 +39,13 @@ struct Create {
     avg_write_latency: Count,
     /// What one write of a hundred takes longer.
     p99_write_latency: Count,
-    /// By default a random one.
+    /// By default one that follows from the other's.
     uuid: Option<Uuid>,
 }
 
 async fn create(control: &Control, mut p: Create) -> Result<String, Error> {
-    let identity = super::identity(&p.name, p.uuid)?;
+    let base = control.disks.find(&p.base_bdev_name)?;
+    let identity = super::identity_over(&p.name, p.uuid, &base, NAMESPACE)?;
     p.uuid = Some(identity.uuid);
     let config = module::Config {
         identity,
@@ -113,7 +116,7 @@ impl LatencyType {
 }
 
 async fn update_latency(control: &Control, p: UpdateLatency) -> Result<bool, Error> {
-    let bdev = control.disks.find_made_by(MODULE, &p.delay_bdev_name)?;
+    let bdev = control.disks.find_made_by(&[MODULE], &p.delay_bdev_name)?;
     let (kind, param) = p.latency_type.kind();
     module::set_latency(&control.disks.registry, bdev.name(), kind, p.latency_us.0)?;
     control.config.changed(Subsystem::Bdev, bdev.name(), param, p.latency_us.0);

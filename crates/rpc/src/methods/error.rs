@@ -38,14 +38,15 @@ pub(super) fn register(table: &mut Table<Control>) {
 struct Create {
     /// The other disk.
     base_name: String,
-    /// By default a random one.
+    /// By default one that follows from the other's.
     uuid: Option<Uuid>,
 }
 
 /// Makes a disk named as its base with `EE_` before it.
 async fn create(control: &Control, mut p: Create) -> Result<bool, Error> {
-    let name = format!("EE_{}", control.disks.find(&p.base_name)?.name());
-    let identity = super::identity(&name, p.uuid)?;
+    let base = control.disks.find(&p.base_name)?;
+    let uuid = p.uuid.unwrap_or_else(|| base.identity().uuid_of_part(0, base.geometry().blocks));
+    let identity = super::identity(&format!("EE_{}", base.name()), Some(uuid))?;
     p.uuid = Some(identity.uuid);
     let config = module::Config { identity, base: p.base_name.clone() };
     let bdev = module::create(&control.disks.registry, config)?;
@@ -110,7 +111,7 @@ enum ErrorType {
 }
 
 async fn inject_error(control: &Control, p: InjectError) -> Result<bool, Error> {
-    let bdev = control.disks.find_made_by(MODULE, &p.name)?;
+    let bdev = control.disks.find_made_by(&[MODULE], &p.name)?;
     let ops = match p.io_type {
         IoType::Clear => {
             module::clear(&control.disks.registry, bdev.name())?;
@@ -136,7 +137,7 @@ async fn inject_error(control: &Control, p: InjectError) -> Result<bool, Error> 
 }
 
 async fn resume_pending(control: &Control, p: Name) -> Result<bool, Error> {
-    let bdev = control.disks.find_made_by(MODULE, &p.name)?;
+    let bdev = control.disks.find_made_by(&[MODULE], &p.name)?;
     module::resume(&control.disks.registry, bdev.name()).await?;
     Ok(true)
 }

@@ -20,6 +20,8 @@ pub(crate) enum Kind {
     Register,
     #[serde(rename = "bdev_unregister")]
     Unregister,
+    #[serde(rename = "bdev_resize")]
+    Resize,
 }
 
 /// One of the results of `notify_get_notifications`.
@@ -69,8 +71,8 @@ pub(super) fn register(table: &mut Table<Control>) {
     );
 }
 
-async fn get_types(_: &Control, _: NoParams) -> Result<[Kind; 2], Error> {
-    Ok([Kind::Register, Kind::Unregister])
+async fn get_types(_: &Control, _: NoParams) -> Result<[Kind; 3], Error> {
+    Ok([Kind::Register, Kind::Unregister, Kind::Resize])
 }
 
 /// Parameters of `notify_get_notifications`.

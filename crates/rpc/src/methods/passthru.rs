@@ -7,6 +7,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+/// Of the uuids of its disks.
+const NAMESPACE: Uuid = uuid::uuid!("7e25812e-c8c0-4d3f-8599-16d790555b85");
 const MODULE: &str = "passthru";
 
 pub(super) fn register(table: &mut Table<Control>) {
@@ -27,12 +29,13 @@ struct Create {
     name: String,
     /// The other disk.
     base_bdev_name: String,
-    /// By default a random one.
+    /// By default one that follows from the other's.
     uuid: Option<Uuid>,
 }
 
 async fn create(control: &Control, mut p: Create) -> Result<String, Error> {
-    let identity = super::identity(&p.name, p.uuid)?;
+    let base = control.disks.find(&p.base_bdev_name)?;
+    let identity = super::identity_over(&p.name, p.uuid, &base, NAMESPACE)?;
     p.uuid = Some(identity.uuid);
     let config = module::Config { identity, base: p.base_bdev_name.clone() };
     let bdev = module::create(&control.disks.registry, config)?;

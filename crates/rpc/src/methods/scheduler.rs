@@ -1,6 +1,6 @@
 //! `framework_*_scheduler` and `framework_monitor_context_switch`: who runs where, and undisturbed or not. Control context.
 
-use super::framework::{ask, ticks};
+use super::framework::ask;
 use super::{Control, Count, Error, NoParams, Phase, Table};
 use crate::config::Subsystem;
 use crate::params::CpuMask;
@@ -56,7 +56,7 @@ pub(super) fn register(table: &mut Table<Control>) {
 struct Scheduler {
     /// `static` or `dynamic`.
     scheduler_name: &'static str,
-    /// Ticks between two decisions; `static` has none to make.
+    /// Microseconds between two decisions; `static` has none to make.
     scheduler_period: u64,
     /// Where queues that are nearly idle are gathered first.
     scheduling_core: u16,
@@ -92,7 +92,7 @@ async fn get_scheduler(control: &Control, _: NoParams) -> Result<Scheduler, Erro
         scheduler_name: name(scheduler.kind()),
         scheduler_period: match scheduler.kind() {
             Kind::Static => 0,
-            Kind::Dynamic => ticks(scheduler.period()),
+            Kind::Dynamic => scheduler.period().as_micros() as u64,
         },
         scheduling_core: control.reactors.handles()[0].core(),
         isolated_core_mask: "0x0",

@@ -1,4 +1,5 @@
-//! `bdev_uring_*` and `bdev_aio_*`: disks in files and block devices. One module of ours serves both families. Control context.
+//! `bdev_uring_*` and `bdev_aio_*`: disks in files and block devices. One module of ours serves both families, each of which knows its own disks
+//! only, as clients expect. Control context.
 
 use super::details::{Aio, Details, Uring};
 use super::{Control, Count, Error, Name, Phase, Table};
@@ -14,7 +15,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use uuid::Uuid;
 
-const MODULE: &str = "uring";
+const URING: &str = "uring";
+const AIO: &str = "aio";
 
 pub(super) fn register(table: &mut Table<Control>) {
     table.add("bdev_uring_create", Phase::RunTime, "Makes a disk in a file or block device.", create_uring);
@@ -22,13 +24,13 @@ pub(super) fn register(table: &mut Table<Control>) {
         "bdev_uring_delete",
         Phase::RunTime,
         "Removes a disk that `bdev_uring_create` made; its file stays.",
-        delete,
+        async |control: &Control, p: Name| control.remove_disk(URING, &p.name).await,
     );
     table.add(
         "bdev_uring_rescan",
         Phase::RunTime,
-        "Has a disk take on the size that its file has now.",
-        rescan,
+        "Has a disk that `bdev_uring_create` made take on the size that its file has now.",
+        async |control: &Control, p: Name| rescan(control, URING, &p.name).await,
     );
     table.add("bdev_uring_resize", Phase::RunTime, "Changes the size of a disk and its file.", resize);
     table.add(
@@ -41,13 +43,13 @@ pub(super) fn register(table: &mut Table<Control>) {
         "bdev_aio_delete",
         Phase::RunTime,
         "Removes a disk that `bdev_aio_create` made; its file stays.",
-        delete,
+        async |control: &Control, p: Name| control.remove_disk(AIO, &p.name).await,
     );
     table.add(
         "bdev_aio_rescan",
         Phase::RunTime,
-        "Has a disk take on the size that its file has now.",
-        rescan,
+        "Has a disk that `bdev_aio_create` made take on the size that its file has now.",
+        async |control: &Control, p: Name| rescan(control, AIO, &p.name).await,
     );
 }
 
@@ -105,7 +107,7 @@ enum Lock {
 
 async fn create_uring(control: &Control, p: Create) -> Result<String, Error> {
     let details = Details { uring: Some(Uring { filename: p.filename.clone() }), ..Details::default() };
-    create(control, p, "bdev_uring_create", details).await
+    create(control, p, (URING, "URING bdev", "bdev_uring_create"), details).await
 }
 
 async fn create_aio(control: &Control, p: Create) -> Result<String, Error> {
@@ -116,19 +118,20 @@ async fn create_aio(control: &Control, p: Create) -> Result<String, Error> {
         readonly: p.readonly,
     };
     let details = Details { aio: Some(aio), ..Details::default() };
-    create(control, p, "bdev_aio_create", details).await
+    create(control, p, (AIO, "AIO disk", "bdev_aio_create"), details).await
 }
 
 async fn create(
     control: &Control,
     mut p: Create,
-    method: &'static str,
+    (module, product, method): (&'static str, &'static str, &'static str),
     details: Details,
 ) -> Result<String, Error> {
     if p.name.is_empty() || p.filename.as_os_str().is_empty() {
         return Err(Error::invalid("a disk's name and its file's are not empty"));
     }
     let config = module::Config {
+        product,
         uuid: p.uuid,
         block_size: p.block_size,
         read_only: p.readonly,
@@ -148,7 +151,7 @@ async fn create(
     };
     let bdev = blocking(control, move |registry| module::create(registry, config)).await?;
     p.uuid = Some(bdev.identity().uuid);
-    Ok(control.made_disk(&bdev, MODULE, details, (method, &p)))
+    Ok(control.made_disk(&bdev, module, details, (method, &p)))
 }
 
 /// Runs what may wait for a file system, apart from all others.
@@ -161,12 +164,8 @@ async fn blocking<R: Send + 'static>(
     Ok(done.map_err(|e| Error::Internal(e.to_string()))??)
 }
 
-async fn delete(control: &Control, p: Name) -> Result<bool, Error> {
-    control.remove_disk(MODULE, &p.name).await
-}
-
-async fn rescan(control: &Control, p: Name) -> Result<bool, Error> {
-    let bdev = control.disks.find_made_by(MODULE, &p.name)?;
+async fn rescan(control: &Control, module: &str, name: &str) -> Result<bool, Error> {
+    let bdev = control.disks.find_made_by(&[module], name)?;
     set_size(control, &bdev, module::Size::Rescan).await?;
     // Whatever size it was made with: a file that has another one would be refused.
     control.config.changed(Subsystem::Bdev, bdev.name(), "size", Value::Null);
@@ -187,7 +186,7 @@ struct Resize {
 }
 
 async fn resize(control: &Control, p: Resize) -> Result<bool, Error> {
-    let bdev = control.disks.find_made_by(MODULE, &p.name)?;
+    let bdev = control.disks.find_made_by(&[URING, AIO], &p.name)?;
     super::check_blocks(p.size)?;
     let size = if p.shrink { module::Size::Exactly(p.size.0) } else { module::Size::GrowTo(p.size.0) };
     let bytes = set_size(control, &bdev, size).await?;
@@ -197,13 +196,16 @@ async fn resize(control: &Control, p: Resize) -> Result<bool, Error> {
 
 async fn set_size(control: &Control, bdev: &Arc<Bdev>, size: module::Size) -> Result<u64, Error> {
     let name = bdev.name().to_owned();
-    match blocking(control, move |registry| module::resize(registry, &name, size)).await? {
+    let resized = match blocking(control, move |registry| module::resize(registry, &name, size)).await? {
         module::Resized::Done(bytes) => Ok(bytes),
         module::Resized::Shrinking(shrinking) => {
             let settled = shrinking.settle().await;
             blocking(control, move |registry| settled.cut(registry)).await
         }
-    }
+    };
+    // It is smaller also if what is cut off could not be.
+    control.disks.note_sizes();
+    resized
 }
 
 impl From<module::Error> for Error {

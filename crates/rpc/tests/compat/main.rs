@@ -5,6 +5,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod disks;
 mod document;
 mod facts;
 mod scenario;
