@@ -53,6 +53,12 @@ impl GuestArea {
         self.mapping.is_poisoned()
     }
 
+    /// Has the kernel make its pages now; see [`Mapping::populate`].
+    pub fn populate(&self) {
+        let offset = self.base.as_ptr() as usize - self.mapping.base().as_ptr() as usize;
+        self.mapping.populate(offset as u64, self.len());
+    }
+
     /// Copies a value out: each byte is read once.
     #[inline]
     pub fn read<T: FromBytes>(&self, offset: usize) -> T {

@@ -8,6 +8,9 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 /// Pages whose bits lie in one byte.
 const PAGES_PER_BYTE: u64 = 8;
 
+/// Bytes that are mapped of a log at most: for guest addresses up to 128 TiB.
+const LEN_MAX: u64 = 4 << 30;
+
 /// A log shared with a front-end. "Migration" of the vhost-user specification: bit `n % 8` of byte `n / 8` stands for the
 /// 4 KiB from guest address `n * 4096`.
 ///
@@ -20,12 +23,12 @@ pub struct DirtyLog {
 }
 
 impl DirtyLog {
-    /// Maps `len` bytes from `offset` of the front-end's memory file.
+    /// Maps a log of `len` bytes from `offset` of the front-end's memory file, and no more of it than is of use.
     ///
     /// # Errors
     /// As [`Mapping::shared`].
     pub fn map(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<Self, MapError> {
-        Ok(Self { mapping: Mapping::shared(fd, offset, len)?, beyond: AtomicU64::new(0) })
+        Ok(Self { mapping: Mapping::shared_start(fd, offset, len, LEN_MAX)?, beyond: AtomicU64::new(0) })
     }
 
     /// Whether there is a bit for each of `len` bytes of guest memory from address 0 on.

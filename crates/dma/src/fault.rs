@@ -1,22 +1,31 @@
 //! What happens when a peer truncates the memory file that it shared with us.
 //!
 //! Touching a page beyond a file's end raises SIGBUS. The handler finds which watched mapping the address
-//! belongs to, maps anonymous memory over all of it and marks it poisoned: the access goes on, and the session that
+//! belongs to, maps anonymous memory over what lies around it and marks the mapping poisoned: the access goes on, and the session that
 //! gave the memory is ended by its owner at the next look. Any other SIGBUS is as fatal as ever.
 //!
-//! The handler may run on any thread at any instruction, so it reads only atomics and makes one system call.
+//! The handler may run on any thread at any instruction, so it reads only atomics and makes one system call, of bounded cost: not all of the mapping is replaced,
+//! for to take some gigabytes of pages out takes milliseconds.
+//!
+//! **Invariant.** The handler maps over nothing but the mapping whose access failed. A span that holds the failed address is read as a whole ([`Range`]). The access
+//! keeps its mapping alive until the handler returns, so the one entry of that mapping does not change meanwhile; spans of other live mappings do not hold the
+//! address; and an entry's span is taken out before its addresses are unmapped, so a span of a dead mapping is in no entry by the time its addresses are another's.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Once;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+
+mod range;
+
+use range::Range;
+pub(crate) use range::Span;
 
 /// One watched range. Entries are reused and never freed: the handler may be reading any of them.
 #[derive(Default)]
 struct Entry {
     taken: AtomicBool,
-    /// 0 while the entry is free or being filled.
-    base: AtomicUsize,
-    len: AtomicUsize,
+    /// None while the entry is free.
+    range: Range,
     poisoned: AtomicBool,
     next: AtomicPtr<Entry>,
 }
@@ -39,7 +48,7 @@ pub(crate) struct Guard(&'static Entry);
 
 impl std::fmt::Debug for Entry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Entry").field("base", &self.base).field("len", &self.len).finish_non_exhaustive()
+        f.debug_struct("Entry").field("range", &self.range.get()).finish_non_exhaustive()
     }
 }
 
@@ -51,7 +60,7 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        self.0.base.store(0, Ordering::Release);
+        self.0.range.set(None);
         self.0.taken.store(false, Ordering::Release);
     }
 }
@@ -66,14 +75,13 @@ fn entries() -> impl Iterator<Item = &'static Entry> {
     })
 }
 
-/// Watches `len` bytes from `base`, which must be a mapping of the caller's for as long as the guard lives.
-pub(crate) fn watch(base: usize, len: usize) -> Guard {
+/// Watches a span, which must be a mapping of the caller's for as long as the guard lives.
+pub(crate) fn watch(span: Span) -> Guard {
     let take =
         |e: &Entry| e.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
     let entry = entries().find(|e| take(e)).unwrap_or_else(add_entry);
     entry.poisoned.store(false, Ordering::Relaxed);
-    entry.len.store(len, Ordering::Relaxed);
-    entry.base.store(base, Ordering::Release);
+    entry.range.set(Some(span));
     Guard(entry)
 }
 
@@ -113,26 +121,33 @@ extern "C" fn on_sigbus(_signal: c_int, info: *mut libc::siginfo_t, _context: *m
     // SAFETY: the kernel passes a valid siginfo to a handler installed with SA_SIGINFO, and for SIGBUS it
     // carries an address.
     let address = unsafe { (*info).si_addr() } as usize;
-    let hit = entries().find(|e| {
-        let base = e.base.load(Ordering::Acquire);
-        base != 0 && address.wrapping_sub(base) < e.len.load(Ordering::Relaxed)
-    });
-    if !hit.is_some_and(replace) {
+    let hit = entries().find_map(|entry| Some((entry, entry.range.get().filter(|span| span.has(address))?)));
+    if !hit.is_some_and(|(entry, span)| replace(entry, span, address)) {
         // SAFETY: restoring the default action is always allowed; the access is then tried again, and kills us.
         unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
     }
 }
 
-/// Maps anonymous memory over the entry's range; whether that worked.
-fn replace(entry: &Entry) -> bool {
-    let (base, len) = (entry.base.load(Ordering::Relaxed), entry.len.load(Ordering::Relaxed));
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
-    let prot = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: the range is a live mapping of this process (the guard's promise) which only copies and
-    // atomics reach, so other contents under it break nothing.
-    let mapped = unsafe { libc::mmap(base as *mut c_void, len, prot, flags, -1, 0) };
+/// Maps anonymous memory over the part of the entry's span that `address` is in; whether that worked.
+fn replace(entry: &Entry, span: Span, address: usize) -> bool {
+    /// Bytes replaced at a time, or a page of the file if that is larger.
+    const WINDOW: usize = 256 << 10;
+    let window = WINDOW.max(span.page);
+    let start = (address - address % window).max(span.base);
+    let end = (address - address % window).saturating_add(window).min(span.base + span.len);
+    // Where there are no more mappings to be had, all of it still takes the place of one.
+    let replaced = map_over(start, end - start) || map_over(span.base, span.len);
     entry.poisoned.store(true, Ordering::Release);
     FAULTS.fetch_add(1, Ordering::Release);
+    replaced
+}
+
+fn map_over(base: usize, len: usize) -> bool {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
+    let prot = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: the range is of a live mapping of this process (the module's invariant) which only copies and
+    // atomics reach, so other contents under it break nothing.
+    let mapped = unsafe { libc::mmap(base as *mut c_void, len, prot, flags, -1, 0) };
     mapped != libc::MAP_FAILED
 }
 

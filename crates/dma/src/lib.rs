@@ -8,6 +8,8 @@
 //! - [`GuestArea`]: a checked, contiguous piece of it, such as one part of a virtqueue.
 //! - [`Sgl`]: a scatter list of a request; [`SgTable`] owns those of a front-end's requests.
 //! - [`Buffer`]: aligned memory of our own, lent to a request.
+//! - [`Limits`]: how much of peers' memory is mapped at most.
+//! - [`close_memory`], [`reclaiming`]: memory is unmapped, and its files are closed, on a thread of their own.
 //! - [`DirtyLog`]: which pages of a guest that migrates were written to.
 //!
 //! **Invariant.** An [`Sgl`] may be used from the submission of a request until its completion, and
@@ -16,19 +18,24 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod area;
+mod budget;
 mod buffer;
 mod copy;
 mod dirty;
 mod fault;
 mod mapping;
+mod reclaim;
 mod sgl;
+mod sync;
 mod table;
 
 pub use area::GuestArea;
+pub use budget::{Limits, mapped};
 pub use buffer::Buffer;
 pub use dirty::DirtyLog;
 pub use fault::{faults, install as install_fault_handler};
 pub use mapping::{MapError, Mapping};
+pub use reclaim::{Reclaiming, close_memory, reclaiming};
 pub use sgl::{Seg, Sgl};
 pub use table::{BadAddress, MemTable, Region, SgTable, TableError};
 

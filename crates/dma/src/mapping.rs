@@ -1,9 +1,10 @@
 //! Memory that this process mapped. Made and dropped in control context; used from any.
 
+use crate::budget::Charge;
+use crate::reclaim::{self, Pages};
 use crate::{copy, fault};
 use rustix::fs::FileType;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
-use std::ffi::c_void;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous};
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
@@ -31,6 +32,24 @@ pub enum MapError {
         /// Bytes.
         len: u64,
     },
+    /// All guests' memory together would be more than may be mapped.
+    #[error(
+        "{len} bytes more of guests' memory are too many beside {mapped} that are mapped: at most {max} may be (--guest-memory-total)"
+    )]
+    NoRoom {
+        /// Bytes asked for.
+        len: u64,
+        /// Bytes mapped.
+        mapped: u64,
+        /// Bytes that may be, for a mapping of this size.
+        max: u64,
+    },
+    /// There are too many regions of guests' memory.
+    #[error("there are {max} regions of guests' memory, and may be no more (sysctl vm.max_map_count)")]
+    TooMany {
+        /// Regions that may be, for one of this size.
+        max: u64,
+    },
     /// The kernel refused.
     #[error("cannot map memory: {0}")]
     Os(#[from] rustix::io::Errno),
@@ -41,9 +60,8 @@ pub enum MapError {
 pub struct Mapping {
     base: NonNull<u8>,
     len: usize,
-    /// All that was mapped: whole pages of the file's own size, which may be huge.
-    pages: (*mut c_void, usize),
-    fault: Option<fault::Guard>,
+    /// All that was mapped: whole pages of the file's own size, which may be huge. There until it is dropped.
+    pages: Option<Pages>,
 }
 
 // SAFETY: the memory belongs to the process, not to a thread, and is reached only through copies and
@@ -64,7 +82,7 @@ impl Mapping {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a new mapping, at an address that the kernel chooses, changes no memory of ours.
         let base = unsafe { mmap_anonymous(std::ptr::null_mut(), len, Self::PROT, flags)? };
-        Ok(Self::new((base, len), 0, len, None))
+        Ok(Self::new(Pages { base, len, fault: None, _charge: None }, 0, len))
     }
 
     /// `len` bytes from `offset` of a peer's memory file, shared with that peer.
@@ -76,6 +94,16 @@ impl Mapping {
     /// # Errors
     /// As [`MapError`] says.
     pub fn shared(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<Self, MapError> {
+        Self::shared_start(fd, offset, len, len)
+    }
+
+    /// As [`Mapping::shared`], of which only the first `max` bytes are mapped.
+    pub(crate) fn shared_start(
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        len: u64,
+        max: u64,
+    ) -> Result<Self, MapError> {
         let bad = MapError::BadRange { offset, len };
         let Some(end) = offset.checked_add(len).filter(|_| len > 0) else { return Err(bad) };
         if !offset.is_multiple_of(crate::PAGE) {
@@ -85,24 +113,32 @@ impl Mapping {
         if end > file_len {
             return Err(MapError::TooShort { size: file_len, offset, end });
         }
+        let len = len.min(max);
         // Front-ends announce ranges of hugetlbfs files that begin and end within a huge page (the PC's holes below
         // 1 MiB), but only whole ones can be mapped and unmapped.
         let skip = offset % page;
         let all =
             (skip + len).checked_next_multiple_of(page).and_then(|n| usize::try_from(n).ok()).ok_or(bad)?;
+        let charge = Charge::new(all as u64)?;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: a new mapping, at an address that the kernel chooses, changes no memory of ours.
         let base = unsafe { mmap(std::ptr::null_mut(), all, Self::PROT, flags, fd, offset - skip)? };
-        let fault = fault::watch(base as usize, all);
-        Ok(Self::new((base, all), skip as usize, len as usize, Some(fault)))
+        let fault = fault::watch(fault::Span { base: base as usize, len: all, page: page as usize });
+        let pages = Pages { base, len: all, fault: Some(fault), _charge: Some(charge) };
+        Ok(Self::new(pages, skip as usize, len as usize))
     }
 
     const PROT: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
-    fn new(pages: (*mut c_void, usize), skip: usize, len: usize, fault: Option<fault::Guard>) -> Self {
-        let base = pages.0.cast::<u8>().wrapping_add(skip);
+    fn new(pages: Pages, skip: usize, len: usize) -> Self {
+        reclaim::prepare();
+        let base = pages.base.cast::<u8>().wrapping_add(skip);
         let base = NonNull::new(base).expect("the kernel maps nothing at address 0");
-        Self { base, len, pages, fault }
+        Self { base, len, pages: Some(pages) }
+    }
+
+    fn fault(&self) -> Option<&fault::Guard> {
+        self.pages.as_ref()?.fault.as_ref()
     }
 
     /// Its first byte.
@@ -125,7 +161,7 @@ impl Mapping {
     /// # Panics
     /// If they are not all inside, or the memory is a peer's.
     pub fn zero(&self, offset: u64, len: u64) {
-        assert!(self.fault.is_none(), "a file's pages are not zeroed by being given back");
+        assert!(self.fault().is_none(), "a file's pages are not zeroed by being given back");
         let end = offset.checked_add(len).filter(|&end| end <= self.len());
         let end = end.unwrap_or_else(|| panic!("{offset}+{len} of {}", self.len()));
         let pages_start = offset.next_multiple_of(crate::PAGE);
@@ -162,19 +198,33 @@ impl Mapping {
     }
 
     /// Whether the file behind it was truncated and an access has hit the hole. The memory is readable and
-    /// writable still, but its contents are lost and no longer shared: end the session that gave it.
+    /// writable still, but what was in the hole is lost, and no longer shared: end the session that gave it.
     pub fn is_poisoned(&self) -> bool {
-        self.fault.as_ref().is_some_and(fault::Guard::is_poisoned)
+        self.fault().is_some_and(fault::Guard::is_poisoned)
+    }
+
+    /// Has the kernel make pages for `len` bytes from `offset`, so that whoever uses them first need not wait for that. Waits itself: for as long as it takes,
+    /// which the owner of a file may make long. Only a hint: a page that cannot be made is made, or missed, when it is used.
+    pub fn populate(&self, offset: u64, len: u64) {
+        let Some(end) = offset.checked_add(len).filter(|&end| end <= self.len() && len > 0) else { return };
+        let first = (self.base.as_ptr() as usize + offset as usize) & !(crate::PAGE as usize - 1);
+        let last = self.base.as_ptr() as usize + end as usize;
+        // SAFETY: whole pages of this mapping, whose contents it does not change.
+        let _ = unsafe {
+            madvise(
+                first as *mut std::ffi::c_void,
+                last.next_multiple_of(crate::PAGE as usize) - first,
+                Advice::LinuxPopulateWrite,
+            )
+        };
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        self.fault = None;
-        // SAFETY: these pages are a mapping that only this value owns, and by the crate's invariant no request uses it
-        // any more.
-        let unmapped = unsafe { munmap(self.pages.0, self.pages.1) };
-        unmapped.expect("a mapping of ours can be unmapped");
+        if let Some(pages) = self.pages.take() {
+            reclaim::unmap(pages);
+        }
     }
 }
 

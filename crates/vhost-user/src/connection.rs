@@ -15,6 +15,7 @@ use rustix::net::{
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::Interest;
 use tokio::net::UnixStream;
@@ -24,6 +25,11 @@ use tokio::time::{Instant, timeout, timeout_at};
 /// A busy front-end may be slow; one that stops half way has failed.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// Memory files of one front-end that may wait to be closed, before its next message is taken.
+const CLOSING_MAX: usize = 64;
+/// Descriptors that are kept until the end of a connection, because to close them may take long.
+const STRANGE_MAX: usize = 64;
+
 pub(crate) struct Connection {
     stream: UnixStream,
     decoder: Decoder,
@@ -31,18 +37,22 @@ pub(crate) struct Connection {
     fds: Vec<OwnedFd>,
     /// Those that cannot be closed here.
     strange: Vec<OwnedFd>,
+    /// A clone of this for each memory file that is being closed.
+    closing: Arc<()>,
     /// By when the unfinished message must be whole.
     deadline: Option<Instant>,
 }
 
 impl Connection {
     pub(crate) fn new(stream: UnixStream) -> Self {
-        Self { stream, decoder: Decoder::default(), fds: Vec::new(), strange: Vec::new(), deadline: None }
+        let (fds, strange, closing) = (Vec::new(), Vec::new(), Arc::default());
+        Self { stream, decoder: Decoder::default(), fds, strange, closing, deadline: None }
     }
 
     /// The next message, and its file descriptors, which are as many and of the kind that it asks for. `None` at the
     /// end. Cancelling the future loses nothing.
     pub(crate) async fn next(&mut self) -> Result<Option<(Message, Vec<OwnedFd>)>, Error> {
+        self.memory_is_closed().await;
         loop {
             let received = match self.deadline {
                 None => self.receive().await,
@@ -123,14 +133,31 @@ impl Connection {
     }
 
     /// Keeps an fd until the end of the connection, to be closed where closing may block.
-    pub(crate) fn close_later(&mut self, fd: OwnedFd) {
+    ///
+    /// # Errors
+    /// [`Error::TooManyChannels`]; it is kept all the same.
+    pub(crate) fn close_later(&mut self, fd: OwnedFd) -> Result<(), Error> {
         self.strange.push(fd);
+        if self.strange.len() > STRANGE_MAX { Err(Error::TooManyChannels(STRANGE_MAX)) } else { Ok(()) }
     }
 
-    /// Ends the connection. Waits for the front-end's own fds to be closed, however long they take: while they do,
+    /// Closes memory files, and others that can be closed at once: if we were the last to have one, its pages go, which takes long.
+    pub(crate) fn close_memory(&self, fds: Vec<OwnedFd>) {
+        fds.into_iter().for_each(|fd| aryk_dma::close_memory(fd, Arc::clone(&self.closing)));
+    }
+
+    /// Waits until there are few of them: they are no end of descriptors.
+    async fn memory_is_closed(&self) {
+        const LOOK_EVERY: Duration = Duration::from_millis(1);
+        while Arc::strong_count(&self.closing) > CLOSING_MAX {
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// Ends the connection. Waits for the front-end's own fds to be closed, and one more, however long they take: while they do,
     /// they hold up this controller's next front-end, and nobody else.
-    pub(crate) async fn close(self) {
-        let closing = tokio::task::spawn_blocking(move || drop(self));
+    pub(crate) async fn close(self, channel: Option<OwnedFd>) {
+        let closing = tokio::task::spawn_blocking(move || drop((self, channel)));
         closing.await.expect("closing does not panic");
     }
 

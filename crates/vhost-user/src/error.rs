@@ -62,6 +62,9 @@ pub enum Error {
     /// More file descriptors than a message may have, or than this process may open.
     #[error("file descriptors of a message were lost: more than 8, or our own limit was reached")]
     FdsLost,
+    /// The back-end's channel was replaced again and again.
+    #[error("SET_BACKEND_REQ_FD: the channel was replaced {0} times")]
+    TooManyChannels(usize),
     /// Another number of file descriptors than the request's.
     #[error("{code}: {got} file descriptors came with it")]
     WrongFdCount {
@@ -126,6 +129,21 @@ pub enum Error {
     /// More memory regions than slots.
     #[error("more than {0} memory regions")]
     TooManyRegions(usize),
+    /// More memory than one front-end may announce.
+    #[error(
+        "{asked} bytes of guest memory are more than one front-end may announce: at most {max} (--guest-memory-max)"
+    )]
+    TooMuchMemory {
+        /// Bytes announced.
+        asked: u64,
+        /// Bytes allowed.
+        max: u64,
+    },
+    /// More regions than a guest needs, while those of all guests are getting many.
+    #[error(
+        "a guest with {0} memory regions can have no more while there are so many in all (sysctl vm.max_map_count)"
+    )]
+    RegionsShort(usize),
     /// A memory region that is not there cannot be removed.
     #[error("there is no memory region at guest address {0:#x} to remove")]
     NoSuchRegion(u64),
@@ -200,13 +218,18 @@ impl Error {
             | Self::NotNegotiated(_)
             | Self::UnknownFeatures { .. }
             | Self::BadQueue { .. } => Class::Protocol,
-            Self::FdsLost | Self::WrongFdCount { .. } | Self::WrongFdKind { .. } => Class::Fds,
+            Self::FdsLost
+            | Self::TooManyChannels(_)
+            | Self::WrongFdCount { .. }
+            | Self::WrongFdKind { .. } => Class::Fds,
             Self::MemoryNotShared(_)
             | Self::NotMemory { .. }
             | Self::Map { .. }
             | Self::Misaligned(_)
             | Self::Table(_)
             | Self::TooManyRegions(_)
+            | Self::TooMuchMemory { .. }
+            | Self::RegionsShort(_)
             | Self::Inflight { .. }
             | Self::InflightTooSmall { .. }
             | Self::Log { .. }

@@ -7,7 +7,7 @@
 
 use crate::Error;
 use crate::message::RegionDesc;
-use aryk_dma::{MapError, Mapping, MemTable, PAGE, Region};
+use aryk_dma::{Limits, MapError, Mapping, MemTable, PAGE, Region};
 use rustix::fs::{fstat, fstatfs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -16,6 +16,9 @@ use tokio::time::Instant;
 
 /// Memory slots offered: what the kernel's vhost and KVM had on x86, which front-ends are made for.
 pub(crate) const SLOTS_MAX: usize = 509;
+
+/// Regions that a guest can have however many others have: what fits one message, which is all that most ever need.
+const SLOTS_SURE: usize = 8;
 
 /// Identity of a file, while it is open or mapped.
 pub(crate) type FileId = (u64, u64);
@@ -53,6 +56,7 @@ impl GuestMemory {
 
     /// Replaces all regions. On an error nothing has changed.
     pub(crate) fn set(&mut self, descs: &[RegionDesc], fds: &[OwnedFd]) -> Result<Removed, Error> {
+        check_size(descs.iter().map(|desc| desc.size))?;
         let slots = descs.iter().zip(fds).map(|(desc, fd)| self.slot(*desc, fd.as_fd()));
         let slots = slots.collect::<Result<Vec<_>, _>>()?;
         self.replace(slots)
@@ -63,6 +67,10 @@ impl GuestMemory {
         if self.slots.len() == SLOTS_MAX {
             return Err(Error::TooManyRegions(SLOTS_MAX));
         }
+        if self.slots.len() >= SLOTS_SURE && are_regions_short() {
+            return Err(Error::RegionsShort(self.slots.len()));
+        }
+        check_size(self.slots.iter().map(|slot| slot.desc.size).chain([desc.size]))?;
         let mut slots = self.slots.clone();
         slots.push(self.slot(desc, fd.as_fd())?);
         self.replace(slots)
@@ -124,6 +132,17 @@ impl GuestMemory {
     }
 }
 
+/// Whether one front-end may announce regions of these sizes. While a table takes the place of another both are mapped; so a guest maps up to twice as much.
+fn check_size(sizes: impl Iterator<Item = u64>) -> Result<(), Error> {
+    let (asked, max) = (sizes.fold(0, u64::saturating_add), Limits::get().peer);
+    if asked > max { Err(Error::TooMuchMemory { asked, max }) } else { Ok(()) }
+}
+
+/// Whether what is left of the process's mappings is for guests that have few.
+fn are_regions_short() -> bool {
+    aryk_dma::mapped().1 >= Limits::get().mappings / 2
+}
+
 /// The size of the pages that the file is made of.
 fn page_size(fd: BorrowedFd<'_>) -> rustix::io::Result<u64> {
     const HUGETLBFS_MAGIC: i64 = 0x9584_58f6; // Linux's include/uapi/linux/magic.h
@@ -132,8 +151,8 @@ fn page_size(fd: BorrowedFd<'_>) -> rustix::io::Result<u64> {
 }
 
 impl Removed {
-    /// Waits until no queue and no request holds any of them, and unmaps them, off this thread: unmapping
-    /// much memory takes its time. If requests keep them for long, calls `revoke`.
+    /// Waits until no queue and no request holds any of them; they are unmapped soon after, not on this thread. If requests keep them for long, calls
+    /// `revoke`.
     pub(crate) async fn retire(self, revoke: impl AsyncFnOnce()) {
         /// What a request takes at least, so that most waits are short, and what a look costs is nothing.
         const LOOK_EVERY: Duration = Duration::from_millis(1);
@@ -154,7 +173,5 @@ impl Removed {
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
-        let unmapping = tokio::task::spawn_blocking(move || drop(self));
-        unmapping.await.expect("unmapping does not panic");
     }
 }

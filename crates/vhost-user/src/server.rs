@@ -6,7 +6,8 @@
 
 use crate::device::{Device, SessionHandle};
 use crate::service::{Service, Shared};
-use crate::stats::Snapshot;
+use crate::stats::{Snapshot, Stats};
+use aryk_log_limit::limited;
 use aryk_unix_listener::Listener;
 use std::io;
 use std::path::Path;
@@ -15,9 +16,15 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
 
 /// How long a second front-end may wait before that is worth a warning.
 const RECONNECT_GRACE: Duration = Duration::from_secs(2);
+/// A session that has lasted for this long was one. After this many in a row that were not, the next waits a little: a front-end that comes and goes again and again
+/// takes some of the control thread's time, and not all of it.
+const LASTING: Duration = Duration::from_secs(1);
+const HASTY_MAX: u32 = 32;
+const HASTY_PAUSE: Duration = Duration::from_millis(50);
 /// After a failed `accept`, which is for want of file descriptors or memory.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
 
@@ -71,20 +78,28 @@ struct Accept {
 
 impl Accept {
     async fn run<D: Device>(mut self, device: Rc<D>, shared: Arc<Shared>) {
-        let mut waiting = None;
+        let (mut waiting, mut hasty) = (None, 0);
         loop {
             let stream = match waiting.take() {
                 Some(stream) => stream,
                 None => tokio::select! {
-                    stream = accept(&self.socket) => stream,
+                    stream = accept(&self.socket, &shared.stats) => stream,
                     _ = self.stop.changed() => return,
                 },
             };
+            let began = Instant::now();
             let session = SessionHandle::default();
             let serving = shared.serve(stream, &*device, &session);
-            let stopped = self.until_done(serving, &session, &mut waiting).await;
+            let stopped = self.until_done(serving, &session, &mut waiting, &shared.stats).await;
             if stopped {
                 return;
+            }
+            hasty = if began.elapsed() >= LASTING { 0 } else { hasty + 1 };
+            if hasty > HASTY_MAX {
+                tokio::select! {
+                    () = sleep(HASTY_PAUSE) => {}
+                    _ = self.stop.changed() => return,
+                }
             }
         }
     }
@@ -95,9 +110,10 @@ impl Accept {
         serving: impl Future<Output = ()>,
         session: &SessionHandle,
         waiting: &mut Option<UnixStream>,
+        stats: &Stats,
     ) -> bool {
         let mut stopping = false;
-        let grace = tokio::time::sleep(RECONNECT_GRACE);
+        let grace = sleep(RECONNECT_GRACE);
         tokio::pin!(serving, grace);
         let mut warned = false;
         loop {
@@ -107,26 +123,30 @@ impl Accept {
                     stopping = true;
                     session.stop();
                 }
-                stream = accept(&self.socket), if waiting.is_none() => {
+                stream = accept(&self.socket, stats), if waiting.is_none() => {
                     *waiting = Some(stream);
-                    grace.as_mut().reset(tokio::time::Instant::now() + RECONNECT_GRACE);
+                    grace.as_mut().reset(Instant::now() + RECONNECT_GRACE);
                 }
                 () = &mut grace, if waiting.is_some() && !warned => {
                     warned = true;
-                    tracing::warn!("a second front-end has connected; it waits until the first disconnects");
+                    limited!(
+                        stats.lines.sessions,
+                        warn,
+                        "a second front-end has connected; it waits until the first disconnects"
+                    );
                 }
             }
         }
     }
 }
 
-async fn accept(socket: &UnixListener) -> UnixStream {
+async fn accept(socket: &UnixListener, stats: &Stats) -> UnixStream {
     loop {
         match socket.accept().await {
             Ok((stream, _)) => return stream,
             Err(error) => {
-                tracing::warn!("cannot accept a connection: {error}");
-                tokio::time::sleep(ACCEPT_AGAIN).await;
+                limited!(stats.lines.sessions, warn, "cannot accept a connection: {error}");
+                sleep(ACCEPT_AGAIN).await;
             }
         }
     }

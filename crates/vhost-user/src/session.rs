@@ -18,6 +18,7 @@ use crate::sharing::Sharing;
 use crate::vring::{Kick, Vring, is_packed};
 use crate::{Error, Stats};
 use aryk_dma::DirtyLog;
+use aryk_log_limit::limited;
 use rustix::net::SendFlags;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -121,16 +122,16 @@ pub async fn serve_front_end<D: Device>(
         backend_channel: None,
     };
     stats.began();
-    tracing::info!("front-end connected");
+    limited!(stats.lines.sessions, info, "front-end connected");
     device.connected(session.clone());
     let end = front_end.run(&session).await;
     front_end.finish().await;
     device.disconnected();
     stats.ended(end.as_ref().err());
     match &end {
-        Ok(End::FrontEndLeft) => tracing::info!("front-end disconnected"),
+        Ok(End::FrontEndLeft) => limited!(stats.lines.sessions, info, "front-end disconnected"),
         Ok(End::Stopped) => tracing::info!("front-end disconnected by us"),
-        Err(error) => tracing::warn!("front-end disconnected by us: {error}"),
+        Err(error) => limited!(stats.lines.faults, warn, "front-end disconnected by us: {error}"),
     }
     end
 }
@@ -160,7 +161,7 @@ struct Session<'d, D> {
 impl<D: Device> Session<'_, D> {
     async fn run(&mut self, session: &SessionHandle) -> Result<End, Error> {
         loop {
-            let (message, fds) = tokio::select! {
+            let (message, mut fds) = tokio::select! {
                 biased;
                 event = session.event() => match event {
                     Event::Failed(reason) => return Err(Error::Ended(reason)),
@@ -172,7 +173,11 @@ impl<D: Device> Session<'_, D> {
                     None => return Ok(End::FrontEndLeft),
                 },
                 () = self.sharing.found_private() => {
-                    tracing::warn!("the front-end has mapped its memory file privately, so that nothing of it reaches us; {SHARE}");
+                    limited!(
+                        self.stats.lines.faults,
+                        warn,
+                        "the front-end has mapped its memory file privately, so that nothing of it reaches us; {SHARE}"
+                    );
                     self.stats.memory_private();
                     continue;
                 }
@@ -180,12 +185,14 @@ impl<D: Device> Session<'_, D> {
             self.stats.message();
             tracing::trace!(?message, fds = fds.len(), "request");
             let (code, need_reply) = (message.code, message.need_reply);
-            let reply = match self.handle(message, fds).await {
+            let handled = self.handle(message, &mut fds).await;
+            self.connection.close_memory(fds);
+            let reply = match handled {
                 Ok(Some(reply)) => Some(reply),
                 Ok(None) if self.acks(need_reply) => Some(message::reply_u64(code, 0).into()),
                 Ok(None) => None,
                 Err(error) if self.acks(need_reply) && !has_reply(code) => {
-                    tracing::warn!("request refused: {error}");
+                    limited!(self.stats.lines.faults, warn, "request refused: {error}");
                     self.stats.refused(&error);
                     Some(message::reply_u64(code, 1).into())
                 }
@@ -217,14 +224,11 @@ impl<D: Device> Session<'_, D> {
             self.halt(index).await;
         }
         self.memory.clear().retire(async || self.device.revoke_memory().await).await;
-        if let Some(channel) = self.backend_channel.take() {
-            self.connection.close_later(channel);
-        }
-        self.connection.close().await;
+        self.connection.close(self.backend_channel).await;
     }
 
     /// Carries a request out. Gives the reply of those that always have one.
-    async fn handle(&mut self, message: Message, mut fds: Vec<OwnedFd>) -> Result<Option<Reply>, Error> {
+    async fn handle(&mut self, message: Message, fds: &mut Vec<OwnedFd>) -> Result<Option<Reply>, Error> {
         let code = message.code;
         if needed_feature(&message.request) & !self.protocol != 0 {
             return Err(Error::NotNegotiated(code));
@@ -249,7 +253,7 @@ impl<D: Device> Session<'_, D> {
                 return Ok(Some(Reply(message::reply_inflight(&desc, padded), Some(fd))));
             }
             other => {
-                self.apply(code, other, &mut fds).await?;
+                self.apply(code, other, fds).await?;
                 return Ok(None);
             }
         };
@@ -280,12 +284,10 @@ impl<D: Device> Session<'_, D> {
                 let removed = self.memory.remove(&region)?;
                 self.memory_changed(code, removed).await
             }
-            Request::SetBackendReqFd => {
-                if let Some(old) = std::mem::replace(&mut self.backend_channel, fds.pop()) {
-                    self.connection.close_later(old);
-                }
-                Ok(())
-            }
+            Request::SetBackendReqFd => match std::mem::replace(&mut self.backend_channel, fds.pop()) {
+                Some(old) => self.connection.close_later(old),
+                None => Ok(()),
+            },
             Request::ResetOwner => {
                 // Deprecated; the specification leaves us to disable all rings.
                 for index in 0..self.vrings.len() {
@@ -385,8 +387,9 @@ impl<D: Device> Session<'_, D> {
             Ok(_) | Err(rustix::io::Errno::AGAIN) => {}
             Err(error) => {
                 tracing::warn!("cannot tell the front-end that the configuration has changed: {error}");
-                let channel = self.backend_channel.take();
-                self.connection.close_later(channel.expect("looked at above"));
+                let channel = self.backend_channel.take().expect("looked at above");
+                // It is one more at most for each that the front-end has sent, which are counted.
+                let _ = self.connection.close_later(channel);
             }
         }
     }

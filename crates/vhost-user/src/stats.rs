@@ -2,8 +2,26 @@
 
 use crate::Error;
 use crate::error::Class;
+use aryk_log_limit::LogLimit;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// How often a controller's front-end can have us write of one matter.
+#[derive(Debug)]
+pub(crate) struct Lines {
+    /// Of sessions that begin and end.
+    pub(crate) sessions: LogLimit,
+    /// Of what a session does wrong.
+    pub(crate) faults: LogLimit,
+}
+
+impl Default for Lines {
+    fn default() -> Self {
+        const PERIOD: Duration = Duration::from_secs(5);
+        Self { sessions: LogLimit::new(20, PERIOD), faults: LogLimit::new(10, PERIOD) }
+    }
+}
 
 /// Counters of one controller's sessions since it was made, and whether there is one now.
 #[derive(Debug, Default)]
@@ -21,6 +39,7 @@ pub struct Stats {
     rings_outside: AtomicU64,
     memory_private: AtomicU64,
     last_error: Mutex<Option<String>>,
+    pub(crate) lines: Lines,
 }
 
 /// The values of [`Stats`] at one time.

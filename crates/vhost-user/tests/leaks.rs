@@ -12,8 +12,11 @@ use aryk_vhost_user::{SessionHandle, Stats, serve_front_end};
 use peer::{FrontEnd, Guest, code, eventfd, memfd, message};
 use std::os::fd::AsFd;
 
-/// Open file descriptors, and mappings of what front-ends gave.
+/// Open file descriptors, and mappings of what front-ends gave, once what was given up is gone.
 fn count() -> (usize, usize) {
+    while aryk_dma::reclaiming().pending > 0 {
+        std::thread::yield_now();
+    }
     let fds = std::fs::read_dir("/proc/self/fd").expect("/proc/self/fd").count();
     let maps = std::fs::read_to_string("/proc/self/maps").expect("/proc/self/maps");
     (fds, maps.lines().filter(|line| line.contains("memfd:")).count())

@@ -48,6 +48,24 @@ fn a_truncated_file_poisons_its_mapping_only() {
     assert!(!next.is_poisoned());
 }
 
+/// To replace all of a mapping would take as long as the peer has made it large.
+#[test]
+fn only_what_lies_around_the_hole_is_replaced() {
+    const BIG: u64 = 2 << 20;
+    install();
+    let fd = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&fd, BIG).unwrap();
+    let mapping = Arc::new(Mapping::shared(fd.as_fd(), 0, BIG).unwrap());
+    let area = GuestArea::new(&mapping, 0, BIG).unwrap();
+    ftruncate(&fd, BIG - 4096).unwrap();
+    assert_eq!(area.read::<u64>(BIG as usize - 8), 0);
+    assert!(mapping.is_poisoned());
+    for (at, is_shared) in [(0, true), (BIG / 2, true), (BIG - 8192, false)] {
+        rustix::io::pwrite(&fd, &7_u64.to_ne_bytes(), at).unwrap();
+        assert_eq!(area.read::<u64>(at as usize) == 7, is_shared, "{at}");
+    }
+}
+
 #[test]
 fn a_write_into_the_hole_goes_on_too() {
     install();

@@ -6,6 +6,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
 
 fn memfd(len: u64) -> File {
     let fd = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
@@ -53,7 +54,11 @@ fn memory_goes_with_its_mapping() {
             let mapping = make();
             let base = mapping.base().as_ptr() as usize;
             assert!(is_mapped(base) && is_mapped(base + 8191));
+            let done = crate::reclaiming().done;
             drop(mapping);
+            while crate::reclaiming().done == done {
+                std::thread::yield_now();
+            }
             !is_mapped(base)
         };
         // Another test's thread may be given the address at once, but hardly every time.
@@ -145,4 +150,48 @@ fn zeroing_clears_exactly_its_range_and_gives_pages_back() {
 #[should_panic(expected = "4096+4096 of 4096")]
 fn zeroing_outside_is_refused() {
     Mapping::anonymous(PAGE).unwrap().zero(PAGE, PAGE);
+}
+
+/// To free half a gigabyte takes some tenths of a second, which is not the dropper's time.
+#[test]
+fn who_drops_much_memory_does_not_wait_for_its_end() {
+    const LEN: u64 = 512 << 20;
+    let file = memfd(LEN);
+    let mapping = Mapping::shared(file.as_fd(), 0, LEN).unwrap();
+    mapping.populate(0, LEN);
+    let before = crate::reclaiming();
+    let (ticket, theirs) = (Arc::new(()), OwnedFd::from(file));
+    let dropper = rustix::thread::gettid();
+    let spent = thread_times(dropper);
+    crate::close_memory(theirs, Arc::clone(&ticket));
+    drop(mapping);
+    let spent = thread_times(dropper) - spent;
+    while Arc::strong_count(&ticket) > 1 || crate::reclaiming().done < before.done + 2 {
+        std::thread::yield_now();
+    }
+    assert!(spent < 3, "{spent} hundredths of a second of the dropper's");
+    assert!(crate::reclaiming().delay_max > std::time::Duration::from_millis(5), "{:?}", crate::reclaiming());
+}
+
+/// Hundredths of a second that a thread has had a processor.
+fn thread_times(tid: rustix::thread::Pid) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/self/task/{}/stat", tid.as_raw_nonzero())).unwrap();
+    let fields: Vec<_> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+#[test]
+fn pages_are_there_before_they_are_used() {
+    let file = memfd(1 << 20);
+    let mapping = Mapping::shared(file.as_fd(), 0, 1 << 20).unwrap();
+    let blocks = || rustix::fs::fstat(&file).unwrap().st_blocks;
+    assert_eq!(blocks(), 0);
+    mapping.populate(5000, 8192);
+    assert_eq!(blocks(), 3 * 8, "three pages, in sectors");
+    // What is no part of it, or of its file any more, is nobody's harm.
+    mapping.populate(0, (1 << 20) + 1);
+    mapping.populate(u64::MAX, 2);
+    ftruncate(&file, 0).unwrap();
+    mapping.populate(0, 1 << 20);
+    assert!(!mapping.is_poisoned());
 }

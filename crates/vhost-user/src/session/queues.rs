@@ -2,13 +2,14 @@
 
 use super::{F_LOG_ALL, F_PROTOCOL_FEATURES, Session};
 use crate::Error;
-use crate::device::{Device, EventFd, MemoryChange, QueueLog, QueueSetup};
+use crate::device::{Device, EventFd, MemoryChange, QueueLog, QueueSetup, Rings};
 use crate::error::SHARE;
 use crate::inflight::Inflight;
 use crate::memory::Removed;
 use crate::message::{self, Code, LogDesc, Request, VringFd, VringState};
 use crate::vring::{Kick, Vring, is_packed};
 use aryk_dma::{DirtyLog, GuestArea};
+use aryk_log_limit::limited;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -192,7 +193,9 @@ impl<D: Device> Session<'_, D> {
         self.sharing.look(self.memory.files());
         let memory = self.memory.table();
         let Some(rings) = vring.rings(features, &memory) else {
-            tracing::warn!(
+            limited!(
+                self.stats.lines.faults,
+                warn,
                 queue = index,
                 "queue waits: its rings are in none of the {} memory regions announced; {SHARE}",
                 memory.regions().len()
@@ -200,6 +203,9 @@ impl<D: Device> Session<'_, D> {
             self.stats.rings_outside();
             return Ok(());
         };
+        let inflight = self.inflight_part(code, index, features)?;
+        populate(&rings, inflight.as_ref()).await;
+        let vring = &self.vrings[index];
         let setup = QueueSetup {
             size: vring.size,
             base: vring.base(features),
@@ -209,7 +215,7 @@ impl<D: Device> Session<'_, D> {
             kick: vring.kick.fd(),
             call: vring.call.clone(),
             err: vring.err.clone(),
-            inflight: self.inflight_part(code, index, features)?,
+            inflight,
             log: self.queue_log(index),
         };
         tracing::debug!(queue = index, size = setup.size, base = setup.base, "queue starts");
@@ -245,7 +251,9 @@ impl<D: Device> Session<'_, D> {
         self.wait("removed memory is in use", retired).await;
         let end = self.memory_end();
         if features & F_LOG_ALL != 0 && self.log.as_ref().is_some_and(|log| !log.covers(end)) {
-            tracing::warn!(
+            limited!(
+                self.stats.lines.faults,
+                warn,
                 "the dirty log has no bits for guest memory up to {end:#x}: its migration may fail"
             );
         }
@@ -255,4 +263,13 @@ impl<D: Device> Session<'_, D> {
         }
         Ok(())
     }
+}
+
+/// Has the pages made that a queue's reactor uses all the time, so that it need not wait for the kernel to do so. The front-end can take them away again.
+async fn populate(rings: &Rings, inflight: Option<&GuestArea>) {
+    let Rings { desc, driver, device } = rings.clone();
+    let areas = [Some(desc), Some(driver), Some(device), inflight.cloned()];
+    let populating =
+        tokio::task::spawn_blocking(move || areas.iter().flatten().for_each(GuestArea::populate));
+    populating.await.expect("populating does not panic");
 }

@@ -1,5 +1,6 @@
 //! Sessions with a scripted front-end, a foreign one, and a device that checks what it is told.
 
+mod budget;
 mod client;
 mod device;
 mod dirty;

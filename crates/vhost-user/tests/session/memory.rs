@@ -98,8 +98,10 @@ fn refused_tables_change_nothing() {
             (add(0x800_0000, 4096, 0x8, 0), memory, "differ within a page"),
             (add(u64::MAX - 4095, 4096, 0, 0), memory, "wraps"),
             (add(0x800_0000, 4096, u64::MAX - 4095, 0), memory, "wraps"),
-            (add(0x800_0000, u64::MAX - 4095, 0, 0x2000), memory, "not a range of whole pages"),
-            (add(0x800_0000, 1 << 62, 0, 0), memory, "65536 bytes, but"),
+            (add(0x800_0000, u64::MAX - 4095, 0, 0x2000), memory, "more than one front-end may announce"),
+            (add(0x800_0000, 1 << 62, 0, 0), memory, "more than one front-end may announce"),
+            (add(0x800_0000, 1 << 43, 0, 0), memory, "65536 bytes, but"),
+            (add(0x800_0000, 4096, 0, u64::MAX - 4095), memory, "not a range of whole pages"),
             (add(0x800_0000, 8192, 0, 0), small.as_fd(), "4096 bytes, but bytes 0..8192"),
             (add(0x800_0000, 4096, 0, 0x1_0000), memory, "65536 bytes, but"),
         ];
@@ -112,7 +114,7 @@ fn refused_tables_change_nothing() {
         let twice = [bytes![2_u32, 0_u32], guest.region(), guest.region()].concat();
         assert!(!fe.try_send(code::SET_MEM_TABLE, &twice, &[memory, memory]).await);
         assert_eq!(session.device.take_calls(), [Told::Start(0)]);
-        assert_eq!(session.stats.snapshot().memory_errors, 11);
+        assert_eq!(session.stats.snapshot().memory_errors, 13);
         guest.set_avail_idx(0, 1);
         assert_eq!(fe.get_base(0).await, 1);
     });

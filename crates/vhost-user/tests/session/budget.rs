@@ -1,0 +1,94 @@
+//! What a front-end can have us hold.
+
+use crate::peer::{FrontEnd, Guest, code, eventfd, memfd};
+use crate::{bytes, on_local_set, start};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use std::os::fd::{AsFd, OwnedFd};
+
+const TIB: u64 = 1 << 40;
+
+fn sparse(len: u64) -> OwnedFd {
+    let fd = memfd_create("guest", MemfdFlags::CLOEXEC).expect("memfd");
+    ftruncate(&fd, len).expect("ftruncate");
+    fd
+}
+
+/// A region: guest address, size, user address, offset.
+fn region(at: u64, size: u64) -> Vec<u8> {
+    bytes![at, size, at, 0_u64]
+}
+
+#[test]
+fn a_guest_of_twelve_tib_is_served_and_one_of_thirty_two_is_not() {
+    on_local_set(async {
+        let (fe, session) = start();
+        fe.negotiate().await;
+        let memory = sparse(32 * TIB);
+        let table = |size| [bytes![1_u32, 0_u32], region(0, size)].concat();
+        assert!(fe.try_send(code::SET_MEM_TABLE, &table(12 * TIB), &[memory.as_fd()]).await);
+        // All of it in other regions: for a while both are mapped.
+        assert!(fe.try_send(code::SET_MEM_TABLE, &table(12 * TIB + 4096), &[memory.as_fd()]).await);
+        assert!(!fe.try_send(code::SET_MEM_TABLE, &table(32 * TIB), &[memory.as_fd()]).await);
+        let more = [bytes![0_u64], region(16 * TIB, 8 * TIB)].concat();
+        assert!(!fe.try_send(code::ADD_MEM_REG, &more, &[memory.as_fd()]).await);
+        let error = session.stats.snapshot().last_error.expect("an error");
+        assert!(error.contains("--guest-memory-max") && error.contains("17592186044416"), "{error}");
+        // The session goes on with what it had.
+        assert!(
+            fe.try_send(code::REM_MEM_REG, &[bytes![0_u64], region(0, 12 * TIB + 4096)].concat(), &[]).await
+        );
+    });
+}
+
+/// Only as much of a log is mapped as can be of use.
+#[test]
+fn a_log_of_terabytes_is_mapped_in_part() {
+    on_local_set(async {
+        let (fe, session) = start();
+        session.device.logs_writes.set(true);
+        fe.negotiate().await;
+        let (guest, log) = (Guest::new(), sparse(100 * TIB));
+        fe.send(code::SET_MEM_TABLE, &guest.mem_table(), &[guest.memory.as_fd()]);
+        let before = aryk_dma::mapped().0;
+        fe.send(code::SET_LOG_BASE, &bytes![100 * TIB, 0_u64], &[log.as_fd()]);
+        fe.reply(code::SET_LOG_BASE).await;
+        let grown = aryk_dma::mapped().0.wrapping_sub(before);
+        // Tests beside this one map and unmap some megabytes.
+        assert!(grown < 64 << 30 || grown > u64::MAX / 2, "{grown}");
+    });
+}
+
+#[test]
+fn a_channel_that_is_replaced_for_ever_is_not_kept_for_ever() {
+    on_local_set(async {
+        let (fe, session) = start();
+        fe.negotiate().await;
+        for _ in 0..100 {
+            let (_channel, theirs) = FrontEnd::pair();
+            if !fe.try_send(code::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]).await {
+                break;
+            }
+        }
+        let error = session.stats.snapshot().last_error.expect("an error");
+        assert!(error.contains("SET_BACKEND_REQ_FD"), "{error}");
+    });
+}
+
+/// Neither memory that is announced and refused nor what comes with other messages stays open.
+#[test]
+fn descriptors_do_not_pile_up() {
+    on_local_set(async {
+        let (fe, _session) = start();
+        fe.negotiate().await;
+        let open = || std::fs::read_dir("/proc/self/fd").expect("/proc/self/fd").count();
+        let before = open();
+        for _ in 0..500 {
+            let memory = [(); 8].map(|()| memfd(4096));
+            let bad = [bytes![8_u32, 0_u32], (0..8).flat_map(|_| region(0, 8192)).collect()].concat();
+            assert!(!fe.try_send(code::SET_MEM_TABLE, &bad, &memory.each_ref().map(AsFd::as_fd)).await);
+            assert!(fe.try_send(code::SET_VRING_CALL, &bytes![0_u64], &[eventfd().as_fd()]).await);
+        }
+        // 64 may wait to be closed, and other tests have theirs.
+        assert!(open() < before + 1000, "{} after {before}", open());
+    });
+}
