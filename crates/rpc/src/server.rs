@@ -41,14 +41,33 @@ impl From<ListenError> for BindError {
     }
 }
 
-/// A bound socket. Nobody else can bind it until this is dropped, and the name goes with it.
+/// A socket that is made. Nobody else can make it until this is dropped, and the name goes with it. To make it takes rights in its
+/// directory that a daemon may give up after.
+#[derive(Debug)]
+pub struct Socket {
+    /// Goes before the lock.
+    listener: Listener,
+    _lock: Lock,
+}
+
+impl Socket {
+    /// Makes `path`, in place of what a dead daemon left there. Nobody can connect yet.
+    ///
+    /// # Errors
+    /// [`BindError`].
+    pub fn bind(path: &Path, options: SocketOptions) -> Result<Self, BindError> {
+        let lock = Lock::take(path)?;
+        let listener = Listener::reserve(path, options)?;
+        Ok(Self { listener, _lock: lock })
+    }
+}
+
+/// A socket that is served.
 #[derive(Debug)]
 pub struct Server {
     watched: UnixListener,
     rules: Rules,
-    /// Goes before the lock.
-    _listener: Listener,
-    _lock: Lock,
+    _socket: Socket,
 }
 
 impl Server {
@@ -57,15 +76,22 @@ impl Server {
     /// # Errors
     /// [`BindError`].
     pub fn bind(path: &Path, options: SocketOptions) -> Result<Self, BindError> {
-        let lock = Lock::take(path)?;
-        let listener = Listener::bind(path, options)?;
-        let watched = listener.socket().and_then(UnixListener::from_std);
+        Self::new(Socket::bind(path, options)?)
+    }
+
+    /// A server of a socket that is there: clients can connect, and wait. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// [`BindError`].
+    pub fn new(socket: Socket) -> Result<Self, BindError> {
+        socket.listener.listen()?;
+        let watched = socket.listener.socket().and_then(UnixListener::from_std);
         let watched = watched.map_err(|source| ListenError::Os {
-            path: path.to_owned(),
+            path: socket.listener.path().to_owned(),
             action: "watch the socket",
             source,
         })?;
-        Ok(Self { watched, rules: Rules::none(), _listener: listener, _lock: lock })
+        Ok(Self { watched, rules: Rules::none(), _socket: socket })
     }
 
     /// Lets clients do what `rules` say.

@@ -23,14 +23,17 @@ pub const PATH_MAX: usize = 107;
 /// Those who may wait to be accepted.
 const BACKLOG: i32 = 128;
 
-/// Who may connect. What is not given is as the process' user and umask make it.
+/// The permission bits of a socket for which none are given, whatever the umask: its owner's alone.
+const MODE: u32 = 0o600;
+
+/// Who may connect. An owner or group that is not given is the process's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketOptions {
     /// User id of the socket's owner.
     pub owner: Option<u32>,
     /// Group id.
     pub group: Option<u32>,
-    /// Permission bits: to connect one needs the right to write.
+    /// Permission bits, 0600 if none are given: to connect one needs the right to write.
     pub mode: Option<u32>,
 }
 
@@ -96,22 +99,37 @@ impl Listener {
     /// # Errors
     /// As [`ListenError`] says.
     pub fn bind(path: impl Into<PathBuf>, options: SocketOptions) -> Result<Self, ListenError> {
+        let listener = Self::reserve(path, options)?;
+        listener.listen()?;
+        Ok(listener)
+    }
+
+    /// As [`Listener::bind`], but nobody can connect before [`Listener::listen`]. Meanwhile it looks as if a dead process had left it: a [`Lock`] keeps others off.
+    ///
+    /// # Errors
+    /// As [`ListenError`] says.
+    pub fn reserve(path: impl Into<PathBuf>, options: SocketOptions) -> Result<Self, ListenError> {
         let path = path.into();
         let address = address(&path)?;
         remove_stale(&path, &address)?;
         let socket = stream_socket().map_err(os(&path, "make a socket"))?;
-        if let Some(mode) = options.mode {
-            // Linux gives the socket's file the permissions of the descriptor, less the umask; so the umask has its say later only, which can but
-            // widen.
-            let mode = Mode::from_raw_mode(mode);
-            rustix::fs::fchmod(&socket, mode).map_err(os(&path, "prepare the socket"))?;
-        }
+        // Linux gives the socket's file the permissions of the descriptor, less the umask; so the umask has its say later only, which can but
+        // widen.
+        let mode = Mode::from_raw_mode(options.mode.unwrap_or(MODE));
+        rustix::fs::fchmod(&socket, mode).map_err(os(&path, "prepare the socket"))?;
         rustix::net::bind(&socket, &address).map_err(os(&path, "bind"))?;
         let stat = rustix::fs::lstat(&path).map_err(os(&path, "look at the socket"))?;
         let listener = Self { socket: socket.into(), path, file: (stat.st_dev, stat.st_ino) };
         listener.set_rights(options)?;
-        rustix::net::listen(&listener.socket, BACKLOG).map_err(os(&listener.path, "listen"))?;
         Ok(listener)
+    }
+
+    /// Lets clients connect.
+    ///
+    /// # Errors
+    /// [`ListenError::Os`].
+    pub fn listen(&self) -> Result<(), ListenError> {
+        rustix::net::listen(&self.socket, BACKLOG).map_err(os(&self.path, "listen"))
     }
 
     /// Where it is.
@@ -137,10 +155,8 @@ impl Listener {
             rustix::fs::chownat(CWD, &self.path, owner, group, AtFlags::SYMLINK_NOFOLLOW)
                 .map_err(failed("owner or group"))?;
         }
-        if let Some(mode) = options.mode {
-            rustix::fs::chmod(&self.path, Mode::from_raw_mode(mode)).map_err(failed("mode"))?;
-        }
-        Ok(())
+        let mode = Mode::from_raw_mode(options.mode.unwrap_or(MODE));
+        rustix::fs::chmod(&self.path, mode).map_err(failed("mode"))
     }
 }
 

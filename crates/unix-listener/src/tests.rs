@@ -73,6 +73,9 @@ fn rights() {
     let mode = || path.metadata().expect("metadata").permissions().mode() & 0o7777;
     assert_eq!(mode(), 0o620);
     drop(listener);
+    let listener = Listener::bind(&path, SocketOptions::default()).expect("a socket");
+    assert_eq!(mode(), 0o600, "whatever the umask");
+    drop(listener);
     for asked in [0, 0o600, 0o777] {
         let _listener = Listener::bind(&path, SocketOptions::with_mode(asked)).expect("a socket");
         assert_eq!(mode(), asked);
