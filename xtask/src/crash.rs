@@ -40,6 +40,19 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 /// A stage of `cargo xtask test`.
 pub(crate) fn check(long: bool) -> Result<()> {
     let rounds = if long { LONG_ROUNDS } else { ROUNDS };
+    let mut supervised = workspace::cargo();
+    supervised.args([
+        "test",
+        "-p",
+        "arykd",
+        "--features",
+        "crash-points",
+        "--test",
+        "daemon",
+        "panic",
+        "--target-dir",
+    ]);
+    workspace::run(supervised.arg(workspace::target()?.join("crash")))?;
     workspace::run(command()?.args(["--rounds", &rounds.to_string()]))
 }
 

@@ -74,6 +74,14 @@ pub struct Cli {
     #[arg(long, value_name = "DIR")]
     pub allow_dir: Vec<PathBuf>,
 
+    /// The most memory that one machine may have, as 16T: a front-end that announces more is refused
+    #[arg(long, value_name = "SIZE", default_value = "16T", value_parser = size)]
+    pub guest_memory_max: u64,
+
+    /// The most memory of all machines that is mapped at a time, once for each of a machine's controllers [of 128T that a process can map]
+    #[arg(long, value_name = "SIZE", default_value = "112T", value_parser = size)]
+    pub guest_memory_total: u64,
+
     /// Run the daemon as a child, and start it again at once whenever it dies
     #[arg(long, requires = "state_dir")]
     pub supervise: bool,
@@ -122,6 +130,14 @@ fn level(text: &str) -> Result<PrintLevel, String> {
     }
 }
 
+fn size(text: &str) -> Result<u64, String> {
+    let units = [('K', 10), ('M', 20), ('G', 30), ('T', 40)];
+    let unit = units.iter().find_map(|&(unit, bits)| Some((text.strip_suffix(unit)?, bits)));
+    let (number, bits) = unit.unwrap_or((text, 0));
+    let bytes = number.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << bits));
+    bytes.filter(|&bytes| bytes > 0).ok_or_else(|| "a number of bytes, or with K, M, G or T, as 16T".into())
+}
+
 /// Nobody asks who looks at the page: it is for this host's users alone.
 fn loopback(text: &str) -> Result<Address, String> {
     match text.parse() {
@@ -165,6 +181,10 @@ mod tests {
         assert_eq!(cli.cores.unwrap().to_string(), "0xd");
         assert_eq!(cli.sleep_policy, SleepPolicy::Poll);
         assert_eq!((cli.io_engine, cli.log), (Engine::Epoll, PrintLevel::Debug));
+        assert_eq!((cli.guest_memory_max, cli.guest_memory_total), (16 << 40, 112 << 40));
+        let line = "arykd --guest-memory-max 512G --guest-memory-total 4398046511104";
+        let cli = Cli::try_parse_from(line.split(' ')).unwrap();
+        assert_eq!((cli.guest_memory_max, cli.guest_memory_total), (512 << 30, 4 << 40));
         let line = "arykd --rpc-socket-mode 660 --rpc-socket-group 0 --rpc-allow uid:1000=full --rpc-allow any=read-only";
         let cli = Cli::try_parse_from(line.split(' ')).unwrap();
         assert_eq!(
@@ -189,6 +209,9 @@ mod tests {
             "--web 10.0.0.1:80",
             "--web 0.0.0.0:80",
             "--web /run/web.sock",
+            "--guest-memory-max 0",
+            "--guest-memory-max 1X",
+            "--guest-memory-max 99999999T",
             "--rpc-socket-mode rw",
             "--rpc-allow uid:0=all",
             "--rpc-socket-group no-such-group",

@@ -1,15 +1,21 @@
-//! The log: lines on the standard error, in one of three formats. What it tells can be changed by RPC.
+//! The log: lines on the standard error, in one of three formats. What it tells can be changed by RPC. A thread of its own writes them ([`queue`]): nobody else ever
+//! waits for who reads them.
+
+mod queue;
 
 use aryk_rpc::methods::log::{LogSettings, PrintLevel};
 use clap::ValueEnum;
+use queue::{LineWriter, Stream};
 use std::fmt as std_fmt;
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Full, Writer};
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, format};
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
@@ -35,7 +41,7 @@ impl Format {
     }
 
     fn layer(self, timestamps: Arc<AtomicBool>) -> Box<dyn Layer<Filtered> + Send + Sync> {
-        let lines = fmt::layer().with_writer(std::io::stderr);
+        let lines = fmt::layer().with_writer(|| LineWriter);
         match self {
             Self::Text => lines
                 .with_ansi(std::io::stderr().is_terminal())
@@ -46,6 +52,24 @@ impl Format {
                 .with_ansi(false)
                 .event_format(Prioritized(format().without_time().with_level(false)))
                 .boxed(),
+        }
+    }
+
+    /// A line that no event has made: of who cannot use `tracing`, for it is what fails, or what is being written.
+    fn line(self, level: Level, text: &str) -> String {
+        let mut time = String::new();
+        // Without its time a line is still a line.
+        let _ = SystemTime.format_time(&mut Writer::new(&mut time));
+        match self {
+            Self::Text => format!("{time} {level:>5} arykd: {text}\n"),
+            Self::Json => format!(
+                "{}\n",
+                serde_json::json!({"timestamp": time, "level": level.as_str(), "message": text, "target": "arykd"})
+            ),
+            Self::Journal => {
+                let priority = priority(level);
+                text.lines().map(|line| format!("<{priority}>arykd: {line}\n")).collect()
+            }
         }
     }
 }
@@ -117,8 +141,44 @@ const fn priority(level: Level) -> u8 {
     }
 }
 
+/// The format that the log was started with.
+static FORMAT: OnceLock<Format> = OnceLock::new();
+
+/// From here on nobody waits for who reads the log: a thread writes it. Lines before that are written at once.
+pub fn write_behind() {
+    if let Err(error) = queue::start(format_now()) {
+        tracing::warn!(%error, "no thread writes the log: who does not read it holds up who writes");
+    }
+}
+
+/// The one it was started with, or, before that, one for people.
+fn format_now() -> Format {
+    *FORMAT.get().unwrap_or(&Format::Text)
+}
+
+/// Has a line written to the log that cannot go by `tracing`.
+pub fn say(level: Level, text: &str) {
+    queue::add(Stream::Err, format_now().line(level, text).as_bytes());
+}
+
+/// Has a line written to the standard error as it is: why we do not start, or end as we should not.
+pub fn complain(text: &str) {
+    queue::add(Stream::Err, format!("{text}\n").as_bytes());
+}
+
+/// Has text written to the standard output.
+pub fn print(text: &str) {
+    queue::add(Stream::Out, text.as_bytes());
+}
+
+/// Waits until what was said has been written, but no longer than `patience`.
+pub fn flush(patience: Duration) {
+    queue::flush(patience);
+}
+
 /// Starts the log; what it gives changes what the log tells.
 pub fn start(level: PrintLevel, format: Format) -> impl Fn(&LogSettings) {
+    FORMAT.get_or_init(|| format);
     let settings = LogSettings::new(level);
     let (filter, handle) = reload::Layer::new(targets(&settings));
     let timestamps = Arc::new(AtomicBool::new(settings.timestamps));

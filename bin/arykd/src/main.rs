@@ -4,6 +4,7 @@
 mod cli;
 mod log;
 mod notify;
+mod panic;
 mod sandbox;
 mod start;
 mod supervise;
@@ -11,6 +12,7 @@ mod supervise;
 use anyhow::Context;
 use aryk_reactor::{Options, Reactors};
 use aryk_rpc::http::{HttpServer, Passwords, Tls};
+use aryk_rpc::server::Socket;
 use aryk_rpc::{Control, methods, restore};
 use aryk_state::Store;
 use clap::Parser;
@@ -21,6 +23,7 @@ use notify::Manager;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::rc::Rc;
+use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::LocalSet;
@@ -33,6 +36,9 @@ static ALLOCATOR: MiMalloc = MiMalloc;
 /// The exit code of a daemon that did not wait for requests that ran.
 const EXIT_UNFINISHED: i32 = 3;
 
+/// How long the log has, at the end, to reach whoever reads it.
+const FAREWELL: Duration = Duration::from_secs(1);
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let ended = if cli.man_page {
@@ -42,27 +48,34 @@ fn main() -> ExitCode {
     } else {
         supervise::follow().and_then(|supervisor| run(&cli, supervisor)).map(|()| ExitCode::SUCCESS)
     };
-    match ended {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("arykd: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    let code = ended.unwrap_or_else(|error| {
+        log::complain(&format!("arykd: {error:#}"));
+        ExitCode::FAILURE
+    });
+    log::flush(FAREWELL);
+    code
 }
 
 fn run(cli: &Cli, supervisor: Option<u32>) -> anyhow::Result<()> {
     let set_log = log::start(cli.log, Format::choose(cli.log_format));
+    panic::abort_on_panic(move |why| {
+        if supervisor.is_some() {
+            supervise::tell_supervisor(why);
+        }
+    });
     let manager = Manager::find(supervisor);
     start::raise_descriptor_limit();
+    start::limit_guest_memory(cli);
     let vhost_dir = start::vhost_dir(cli.vhost_dir.as_deref())?;
     let passwords = cli.rpc_http_auth.as_deref().map(Passwords::read).transpose()?;
     let tls = match (&cli.rpc_http_tls_cert, &cli.rpc_http_tls_key) {
         (Some(certificate), Some(key)) => Some(Tls::read(certificate, key)?),
         _ => None,
     };
-    // Before the first thread, and after what is read once only.
+    let socket = start::rpc_socket(cli).context("cannot serve RPC; -r names another socket")?;
+    // Before the first thread, and after what is read, or made, once only.
     sandbox::confine(cli, &vhost_dir)?;
+    log::write_behind();
     let defaults = Options::default();
     let options = Options {
         cores: cli.cores.clone().unwrap_or(defaults.cores.clone()),
@@ -81,7 +94,7 @@ fn run(cli: &Cli, supervisor: Option<u32>) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let serving = async {
         tokio::select! {
-            ended = serve(cli, &options, &vhost_dir, (passwords, tls), control, &manager) => ended,
+            ended = serve(cli, &options, &vhost_dir, socket, (passwords, tls), control, &manager) => ended,
             () = manager.keep_telling() => unreachable!("it is told for as long as we live"),
         }
     };
@@ -93,13 +106,14 @@ async fn serve(
     cli: &Cli,
     options: &Options,
     vhost_dir: &std::path::Path,
+    socket: Socket,
     secrets: (Option<Passwords>, Option<Tls>),
     control: Rc<Control>,
     manager: &Manager,
 ) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let server = start::rpc_server(cli).context("cannot serve RPC; -r names another socket")?;
+    let server = start::rpc_server(cli, socket)?;
     let http = http_server(cli.rpc_http, secrets).await?;
     let metrics = start::metrics(cli).await?;
     let web = start::web(cli).await?;
@@ -132,7 +146,8 @@ async fn serve(
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }
-    eprintln!("arykd: ended by a second signal, with requests still running");
+    log::complain("arykd: ended by a second signal, with requests still running");
+    log::flush(FAREWELL);
     // Whatever they write to must not be freed: nothing is dropped.
     std::process::exit(EXIT_UNFINISHED)
 }

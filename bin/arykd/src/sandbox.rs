@@ -44,8 +44,8 @@ pub fn confine(cli: &Cli, vhost_dir: &Path) -> anyhow::Result<()> {
         rules = allow(rules, dir, all).with_context(|| format!("--allow-dir {}", dir.display()))?;
         allowed.push(dir.canonicalize()?);
     }
-    for dir in own_directories(cli, vhost_dir)? {
-        rules = allow(rules, &dir, all).with_context(|| dir.display().to_string())?;
+    for (dir, access) in own_directories(cli, vhost_dir)? {
+        rules = allow(rules, &dir, access).with_context(|| dir.display().to_string())?;
     }
     let everywhere = READ.iter().map(|path| (path, AccessFs::from_read(NEWEST)));
     let everywhere =
@@ -66,20 +66,22 @@ pub fn confine(cli: &Cli, vhost_dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Where sockets and state are made.
-fn own_directories(cli: &Cli, vhost_dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let socket = std::path::absolute(&cli.rpc_socket)?;
-    let socket_dir = socket.parent().context("the RPC socket needs a directory")?;
+/// Where sockets and state are, and what is done there later. Where sockets are others may keep files, `/var/tmp` above all: those are neither read nor written.
+fn own_directories(cli: &Cli, vhost_dir: &Path) -> anyhow::Result<Vec<(PathBuf, BitFlags<AccessFs>)>> {
+    let (make, remove) = (AccessFs::MakeSock, AccessFs::RemoveFile);
+    let directory = |socket: &Path| {
+        let socket = std::path::absolute(socket)?;
+        anyhow::Ok(socket.parent().with_context(|| format!("{}: no directory", socket.display()))?.to_owned())
+    };
+    // The RPC socket is there, and its lock.
+    let mut own = vec![(directory(&cli.rpc_socket)?, remove.into()), (vhost_dir.to_owned(), make | remove)];
     if let Some(dir) = &cli.state_dir {
         // The store would make it; a rule needs it now.
         DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+        own.push((dir.clone(), AccessFs::from_all(NEWEST)));
     }
-    let mut own: Vec<_> =
-        [socket_dir, vhost_dir].into_iter().chain(cli.state_dir.as_deref()).map(Path::to_owned).collect();
     if let Some(Address::Unix(path)) = &cli.metrics {
-        own.push(
-            std::path::absolute(path)?.parent().context("the metrics' socket needs a directory")?.into(),
-        );
+        own.push((directory(path)?, make | remove));
     }
     Ok(own)
 }

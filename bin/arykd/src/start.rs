@@ -1,14 +1,15 @@
 //! What is settled, and said, when the daemon starts.
 
 use crate::cli::Cli;
-use crate::log::Format;
+use crate::log::{self, Format};
 use anyhow::Context;
+use aryk_dma::Limits;
 use aryk_metrics::{Scrapes, Server as WatchServer, Web};
 use aryk_reactor::{CoreSet, Engine, Handle, Options, Reactors, SleepPolicy};
 use aryk_rpc::Control;
 use aryk_rpc::restore::Restored;
 use aryk_rpc::rights::Rules;
-use aryk_rpc::server::{BindError, Server, SocketOptions};
+use aryk_rpc::server::{BindError, Server, Socket, SocketOptions};
 use rustix::process::{Resource, Rlimit, getrlimit, getuid, setrlimit};
 use std::fs::DirBuilder;
 use std::io;
@@ -26,6 +27,14 @@ pub fn raise_descriptor_limit() {
     }
 }
 
+/// What front-ends can have us map: what was asked for, and three quarters of the mappings that the kernel lets us have.
+pub fn limit_guest_memory(cli: &Cli) {
+    let allowed = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
+    let allowed = allowed.and_then(|count| count.trim().parse::<u64>().ok());
+    let mappings = allowed.map_or(Limits::DEFAULT.mappings, |count| count / 4 * 3);
+    Limits { peer: cli.guest_memory_max, process: cli.guest_memory_total, mappings }.set();
+}
+
 /// Leaves the reactors' cores to them, where there are others: no call, however long, is in the way of I/O then.
 pub fn leave_cores(reactors: &Reactors) {
     if let Err(error) = reactors.leave_cores() {
@@ -33,13 +42,17 @@ pub fn leave_cores(reactors: &Reactors) {
     }
 }
 
-/// The RPC socket, with the rights that were asked for.
-pub fn rpc_server(cli: &Cli) -> Result<Server, BindError> {
+/// The RPC socket, with the rights that were asked for. Before the daemon gives up the right to make files where it is.
+pub fn rpc_socket(cli: &Cli) -> Result<Socket, BindError> {
     let mode = if cli.rpc_allow.is_empty() { 0o600 } else { 0o666 };
     let mode = cli.rpc_socket_mode.unwrap_or(mode);
     let options = SocketOptions { owner: None, group: cli.rpc_socket_group, mode: Some(mode) };
-    let server = Server::bind(&cli.rpc_socket, options)?;
-    Ok(server.ruled_by(Rules::new(cli.rpc_allow.clone())))
+    Socket::bind(&cli.rpc_socket, options)
+}
+
+/// Who serves it, by the rules that were asked for.
+pub fn rpc_server(cli: &Cli, socket: Socket) -> Result<Server, BindError> {
+    Ok(Server::new(socket)?.ruled_by(Rules::new(cli.rpc_allow.clone())))
 }
 
 /// The door for those who read metrics, if one is asked for.
@@ -122,29 +135,25 @@ pub async fn tell(cli: &Cli, options: &Options, vhost_dir: &Path, control: &Cont
         let state = state(cli, restored);
         tracing::info!(version, cores, idle, kernel, %rpc, %machines, state, "ready");
     } else {
-        println!("Aryk {version} is ready.");
-        println!("  cores     {cores}{asked}");
-        println!("  idle      {idle}");
-        println!("  kernel    {kernel}");
-        println!("  RPC       {}", cli.rpc_socket.display());
+        let mut lines = vec![
+            format!("Aryk {version} is ready."),
+            format!("  cores     {cores}{asked}"),
+            format!("  idle      {idle}"),
+            format!("  kernel    {kernel}"),
+            format!("  RPC       {}", cli.rpc_socket.display()),
+        ];
         if let Some(address) = cli.rpc_http {
             let scheme = if cli.rpc_http_tls_cert.is_some() { "https" } else { "http" };
-            println!("  RPC       {scheme}://{address}/, with a password");
+            lines.push(format!("  RPC       {scheme}://{address}/, with a password"));
         }
-        if let Some(address) = &cli.metrics {
-            println!("  metrics   {address}");
-        }
-        if let Some(address) = &cli.web {
-            println!("  web page  {address}");
-        }
-        println!("  machines  {}/", vhost_dir.display());
-        println!("  state     {}", state(cli, restored));
-        for dir in &cli.allow_dir {
-            println!("  disks     {} only", dir.display());
-        }
-        if cli.wait_for_rpc {
-            println!("  waits for the RPC framework_start_init");
-        }
+        lines.extend(cli.metrics.as_ref().map(|address| format!("  metrics   {address}")));
+        lines.extend(cli.web.as_ref().map(|address| format!("  web page  {address}")));
+        lines.push(format!("  machines  {}/", vhost_dir.display()));
+        lines.push(format!("  state     {}", state(cli, restored)));
+        lines.extend(cli.allow_dir.iter().map(|dir| format!("  disks     {} only", dir.display())));
+        lines.extend(cli.wait_for_rpc.then(|| "  waits for the RPC framework_start_init".to_owned()));
+        lines.push(String::new());
+        log::print(&lines.join("\n"));
     }
     if engine == Engine::Epoll && cli.io_engine != Engine::Epoll {
         tracing::warn!(

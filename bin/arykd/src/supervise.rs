@@ -3,13 +3,17 @@
 //! The daemon is a child with the same arguments. When it dies of a signal, or ends with an error, another takes its place: at once, and after a while if it
 //! does not live for a second. If we are killed, nobody would restart it any more, and it would keep its successor from its sockets and disks; so it asks the
 //! kernel for SIGTERM in that case, finishes what runs and ends, and whoever starts a supervisor again starts from an orderly state.
+//!
+//! The daemon reads nothing, so its standard input is a pipe the other way round: there it leaves its last words, which we log beside the signal it died of.
 
 use crate::cli::Cli;
-use crate::log::Format;
+use crate::log::{self, Format};
 use anyhow::Context;
+use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitCode, ExitStatus};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -38,13 +42,20 @@ pub fn follow() -> anyhow::Result<Option<u32>> {
     Ok(Some(supervisor.unsigned_abs()))
 }
 
+/// In a daemon that has a supervisor: says why it dies. Does not wait.
+pub fn tell_supervisor(why: &str) {
+    // Whom that does not reach learns the signal.
+    let _ = rustix::io::write(std::io::stdin(), why.as_bytes());
+}
+
 /// Has a daemon run until it ends by itself, or as it is told to; its exit code.
 ///
 /// # Errors
 /// The system does not let us.
 pub fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
     // Its handle would change the level, which is the daemon's affair.
-    drop(crate::log::start(cli.log, Format::choose(cli.log_format)));
+    drop(log::start(cli.log, Format::choose(cli.log_format)));
+    log::write_behind();
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGCHLD])?;
     let (sender, events) = channel();
     let forward = move || signals.forever().try_for_each(|signal| sender.send(signal));
@@ -53,14 +64,15 @@ pub fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
     let mut pause = Duration::ZERO;
     loop {
         let started = now();
-        let status = supervisor.run_daemon()?;
+        let (status, last_words) = supervisor.run_daemon()?;
         if status.success() || supervisor.ending {
             return Ok(exit_code(status));
         }
         if started.elapsed() >= LIVED {
             pause = Duration::ZERO;
         }
-        tracing::error!(%status, lived = ?started.elapsed(), ?pause, "the daemon has died; another is started");
+        let why = (!last_words.is_empty()).then_some(&*last_words);
+        tracing::error!(%status, why, lived = ?started.elapsed(), ?pause, "the daemon has died; another is started");
         if !supervisor.rest(pause) {
             return Ok(exit_code(status));
         }
@@ -75,12 +87,13 @@ struct Supervisor {
 }
 
 impl Supervisor {
-    /// Starts a daemon, and passes signals on to it until it has ended.
-    fn run_daemon(&mut self) -> anyhow::Result<ExitStatus> {
-        let mut daemon = spawn()?;
+    /// Starts a daemon, and passes signals on to it until it has ended; how it has, and what it said of that.
+    fn run_daemon(&mut self) -> anyhow::Result<(ExitStatus, String)> {
+        let (words, said) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+        let mut daemon = spawn(said)?;
         loop {
             if let Some(status) = daemon.try_wait()? {
-                return Ok(status);
+                return Ok((status, read_what_there_is(&words)));
             }
             let signal = self.events.recv().context("nobody takes signals any more")?;
             if signal != SIGCHLD {
@@ -109,14 +122,21 @@ fn now() -> Instant {
 }
 
 /// A daemon with our arguments. It is the program that is now where ours was, so an upgrade takes effect.
-fn spawn() -> anyhow::Result<Child> {
+fn spawn(last_words: OwnedFd) -> anyhow::Result<Child> {
     let program = std::env::current_exe()?;
     let program = program.to_str().map_or(program.clone(), |p| p.trim_end_matches(" (deleted)").into());
     Command::new(&program)
         .args(std::env::args_os().skip(1).filter(|arg| arg != "--supervise"))
         .env(SUPERVISOR, std::process::id().to_string())
+        .stdin(last_words)
         .spawn()
         .with_context(|| format!("cannot start {}", program.display()))
+}
+
+fn read_what_there_is(words: &OwnedFd) -> String {
+    let mut bytes = [0; 4096];
+    let len = rustix::io::read(words, &mut bytes).unwrap_or(0);
+    String::from_utf8_lossy(&bytes[..len]).into_owned()
 }
 
 fn pass_on(signal: i32, daemon: &Child) {

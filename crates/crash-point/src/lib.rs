@@ -1,7 +1,8 @@
 //! Places where a test may kill the process: each step of a request between whose neighbours a crash leaves something else behind.
 //!
 //! Any context. Nothing but an empty function unless the feature `armed` is on, which `cargo xtask crash` builds `arykd` with; then the
-//! environment variable `ARYK_CRASH_STEP`, as `popped:7`, names a step, and the time at which the process kills itself there.
+//! environment variable `ARYK_CRASH_STEP`, as `submitted:7`, names a step, and the time at which the process kills itself there; as `submitted:7:panic`, at which the
+//! thread that is there panics.
 #![forbid(unsafe_code)]
 
 /// A step of a request, or of a queue.
@@ -89,6 +90,7 @@ mod armed {
     struct Plan {
         step: Step,
         left: AtomicI64,
+        panics: bool,
     }
 
     static PLAN: OnceLock<Option<Plan>> = OnceLock::new();
@@ -97,15 +99,20 @@ mod armed {
         let text = std::env::var("ARYK_CRASH_STEP").ok()?;
         let parsed = text.split_once(':').and_then(|(name, times)| {
             let step = Step::ALL.into_iter().find(|step| step.name() == name)?;
-            Some(Plan { step, left: AtomicI64::new(times.parse().ok()?) })
+            let (times, panics) = times.strip_suffix(":panic").map_or((times, false), |times| (times, true));
+            Some(Plan { step, left: AtomicI64::new(times.parse().ok()?), panics })
         });
-        Some(parsed.unwrap_or_else(|| panic!("ARYK_CRASH_STEP={text} is no step and number")))
+        Some(
+            parsed
+                .unwrap_or_else(|| panic!("ARYK_CRASH_STEP={text} is no step, number, and perhaps `panic`")),
+        )
     }
 
     /// The process is at `step`.
     pub fn step(step: Step) {
         let Some(plan) = PLAN.get_or_init(plan) else { return };
         if plan.step == step && plan.left.fetch_sub(1, Ordering::Relaxed) == 1 {
+            assert!(!plan.panics, "on purpose, at the step {}", step.name());
             // As an outsider would: nothing runs after it, neither destructors nor handlers.
             let _ = kill_process(getpid(), Signal::KILL);
         }

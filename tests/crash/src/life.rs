@@ -42,6 +42,8 @@ pub enum Plan {
         step: &'static str,
         /// At which time.
         time: u64,
+        /// By a panic of the thread that is there, and not by a signal.
+        panics: bool,
     },
 }
 
@@ -59,7 +61,7 @@ impl Plan {
                 Step::Found | Step::Marked | Step::Submitted | Step::Completed | Step::Answered => 1000,
                 _ => 150,
             };
-            return Self::Step { step: step.name(), time: 1 + random.below(most) };
+            return Self::Step { step: step.name(), time: 1 + random.below(most), panics: random.chance(25) };
         }
         let us = random.below(DELAY_MAX.as_micros() as u64);
         if random.chance(25) { Self::Early { us } } else { Self::Later { us } }
@@ -67,7 +69,9 @@ impl Plan {
 
     fn step(&self) -> Option<String> {
         match self {
-            Self::Step { step, time } => Some(format!("{step}:{time}")),
+            Self::Step { step, time, panics } => {
+                Some(format!("{step}:{time}{}", if *panics { ":panic" } else { "" }))
+            }
             _ => None,
         }
     }

@@ -1,6 +1,6 @@
 //! What the log's formats look like to who reads them.
 
-use crate::harness::ARYKD;
+use crate::harness::{ARYKD, wait_for};
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::Write;
@@ -83,7 +83,7 @@ fn others_get_text_unless_they_ask() {
 }
 
 /// Calls one after another, whatever is answered.
-fn call(socket: &Path, calls: &[(&str, Value)]) {
+pub fn call(socket: &Path, calls: &[(&str, Value)]) {
     for (method, params) in calls {
         let mut stream = UnixStream::connect(socket).unwrap();
         let call = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
@@ -118,4 +118,74 @@ fn all_of_a_part_is_told_while_its_flag_is_set() {
     assert_eq!(told.len(), 2, "{log}");
     assert!(told[0].contains("no_method_2") && told[0].starts_with("20"), "{log}");
     assert!(told[1].contains("no_method_3") && told[1].trim_start().starts_with("DEBUG"), "{log}");
+}
+
+/// A pipe that nobody reads must not hold up who serves: neither the start, nor calls, nor the end.
+#[test]
+fn a_log_that_nobody_reads_stops_nobody() {
+    const CALLS: usize = 30_000;
+    let dir = TempDir::new().unwrap();
+    let socket = dir.path().join("rpc.sock");
+    let (reader, writer) = std::io::pipe().unwrap();
+    let mut daemon = Command::new(ARYKD)
+        .arg("-r")
+        .arg(&socket)
+        .arg("-S")
+        .arg(dir.path().join("vhost"))
+        .args(["-L", "debug", "--log-format", "text"])
+        .stdout(writer.try_clone().unwrap())
+        .stderr(writer)
+        .spawn()
+        .unwrap();
+    wait_for("arykd is up", || UnixStream::connect(&socket).is_ok());
+    // Each leaves a line or more at this level; a pipe has room for some hundreds.
+    let mut stream = UnixStream::connect(&socket).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
+    let mut replies = serde_json::Deserializer::from_reader(stream.try_clone().unwrap()).into_iter::<Value>();
+    let request = json!({"jsonrpc": "2.0", "id": 1, "method": "no_such_method"}).to_string();
+    for _ in 0..CALLS / 100 {
+        stream.write_all(request.repeat(100).as_bytes()).unwrap();
+        (0..100).for_each(|_| assert_eq!(replies.next().unwrap().unwrap()["id"], 1));
+    }
+    drop(replies);
+    drop(stream);
+    // It is read again: what was lost is told.
+    let said = std::io::BufReader::new(reader);
+    let mut lost = None;
+    for line in std::io::BufRead::lines(said) {
+        let line = line.unwrap();
+        if let Some(at) = line.find(" lines of the log were lost") {
+            lost = line[..at].rsplit(' ').next().map(|count| count.parse::<usize>().unwrap());
+            break;
+        }
+    }
+    assert!(lost.is_some_and(|lost| lost > 1000 && lost < 10 * CALLS), "{lost:?}");
+    assert!(Command::new("kill").arg(daemon.id().to_string()).status().unwrap().success());
+    // The reader is gone, too.
+    assert!(daemon.wait().unwrap().success());
+}
+
+/// And what nobody ever reads ends with the process, soon after that was told to end.
+#[test]
+fn a_log_that_is_never_read_does_not_hold_up_the_end() {
+    let dir = TempDir::new().unwrap();
+    let socket = dir.path().join("rpc.sock");
+    let (_reader, mut writer) = std::io::pipe().unwrap();
+    let mut daemon = Command::new(ARYKD);
+    daemon.arg("-r").arg(&socket).arg("-S").arg(dir.path().join("vhost"));
+    daemon.stdout(writer.try_clone().unwrap()).stderr(writer.try_clone().unwrap());
+    // Full from the start, so that not even the first word finds room.
+    rustix::io::ioctl_fionbio(&writer, true).unwrap();
+    while writer.write(&[b'.'; 4096]).is_ok() {}
+    let mut daemon = daemon.spawn().unwrap();
+    wait_for("arykd is up", || UnixStream::connect(&socket).is_ok());
+    call(&socket, &[("spdk_get_version", json!({}))]);
+    assert!(Command::new("kill").arg(daemon.id().to_string()).status().unwrap().success());
+    let mut ended = None;
+    wait_for("arykd has ended", || {
+        ended = daemon.try_wait().unwrap();
+        ended.is_some()
+    });
+    assert!(ended.unwrap().success());
 }

@@ -38,6 +38,14 @@ fn disks_are_opened_where_it_is_allowed_only() {
             }
         }
         assert_eq!(code(create(&daemon, &outside, json!({}))), EACCES);
+        // Nor what lies beside its sockets, as in /var/tmp, where the RPC socket is unless told otherwise.
+        for beside in [daemon.dir().join("d.img"), daemon.dir().join("vhost/d.img")] {
+            fs::write(&beside, [0; 4096]).unwrap();
+            assert_eq!(code(create(&daemon, &beside, json!({}))), EACCES, "{beside:?}");
+            fs::remove_file(&beside).unwrap();
+            create(&daemon, &beside, json!({"size": 1 << 20})).unwrap_err();
+            assert!(!beside.exists(), "{beside:?}");
+        }
         create(&daemon, &inside, json!({"size": 1 << 20})).unwrap();
         // A group by its name: the C library reads its files.
         let group = rustix::process::getgid().as_raw();

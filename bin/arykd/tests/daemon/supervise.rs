@@ -97,3 +97,57 @@ fn it_needs_a_state() {
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8(output.stderr).unwrap().contains("--state-dir"));
 }
+
+/// What it writes at the end of its life depends on the feature `crash-points`, which `cargo xtask test --only crash` turns on.
+#[cfg(feature = "crash-points")]
+#[test]
+fn a_reactors_panic_is_the_daemons_end_and_its_successors_beginning() {
+    use crate::front_end::FrontEnd;
+    use crate::harness::{ARYKD, wait_for};
+    use std::os::unix::net::UnixStream;
+    use std::process::{Command, Stdio};
+
+    let dir = TempDir::new().unwrap();
+    let (socket, log, disk) = (dir.path().join("rpc"), dir.path().join("log"), dir.path().join("disk"));
+    std::fs::write(&disk, vec![0; 1 << 20]).unwrap();
+    let mut supervisor = Command::new(ARYKD)
+        .arg("-r")
+        .arg(&socket)
+        .arg("-S")
+        .arg(dir.path().join("vhost"))
+        .args(["--supervise", "--state-dir"])
+        .arg(dir.path().join("state"))
+        .env("ARYK_CRASH_STEP", "submitted:20:panic")
+        .stdout(Stdio::null())
+        .stderr(std::fs::File::create(&log).unwrap())
+        .spawn()
+        .unwrap();
+    wait_for("the daemon is up", || UnixStream::connect(&socket).is_ok());
+    let call = |method: &str, params: serde_json::Value| crate::log::call(&socket, &[(method, params)]);
+    call("bdev_uring_create", json!({"name": "d", "filename": disk, "block_size": 512}));
+    call("vhost_create_blk_controller", json!({"ctrlr": "c", "dev_name": "d"}));
+    let meeting = dir.path().join("vhost/c");
+    let mut machine = FrontEnd::connect(&meeting);
+    for block in 0..19 {
+        machine.write(block * 512, &[block as u8 + 1; 512]).unwrap();
+    }
+    // The daemon panics with this request in its hands.
+    machine.start_read(0, 512);
+    let said = || std::fs::read_to_string(&log).unwrap();
+    wait_for("the supervisor says why", || said().contains("another is started"));
+    drop(machine);
+    let died = said().lines().find(|line| line.contains("another is started")).unwrap().to_owned();
+    for part in
+        ["SIGABRT", "panic in thread reactor_", "on purpose, at the step submitted", "crates/crash-point"]
+    {
+        assert!(died.contains(part), "{part}: {died}");
+    }
+    assert!(said().contains("the daemon aborts"), "{}", said());
+    wait_for("the successor is there", || FrontEnd::open(&meeting, false).is_ok());
+    let mut machine = FrontEnd::connect(&meeting);
+    for block in 0..10 {
+        assert_eq!(machine.read(block * 512, 512).unwrap(), [block as u8 + 1; 512]);
+    }
+    assert!(Command::new("kill").arg(supervisor.id().to_string()).status().unwrap().success());
+    assert!(supervisor.wait().unwrap().success());
+}

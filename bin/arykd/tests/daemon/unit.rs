@@ -20,3 +20,14 @@ fn systemd_accepts_the_unit() {
     let ours: Vec<_> = said.lines().filter(|line| line.contains("arykd")).collect();
     assert!(output.status.success() && ours.is_empty(), "{said}");
 }
+
+/// What guests' pages cost is counted as the daemon's, so a limit would let one guest end it for all.
+#[test]
+fn no_guest_can_use_up_a_memory_limit_of_the_unit() {
+    let unit = std::fs::read_to_string(UNIT).unwrap();
+    let settings: Vec<_> = unit.lines().filter(|line| !line.starts_with('#')).collect();
+    for limit in ["MemoryMax=", "MemoryHigh=", "MemoryLimit="] {
+        assert!(!settings.iter().any(|line| line.starts_with(limit)), "{limit}");
+    }
+    assert!(settings.contains(&"OOMScoreAdjust=-900") && settings.contains(&"OOMPolicy=continue"));
+}
