@@ -9,7 +9,7 @@ mod plan;
 
 use crate::cli::ApplyArgs;
 use crate::client::Client;
-use crate::commands::{elements, number, text};
+use crate::commands::{daemon, elements, number, text};
 use crate::error::Error;
 use crate::output::Output;
 use call::{Call, Kind};
@@ -54,6 +54,9 @@ pub fn apply(args: &ApplyArgs, client: &mut Client, out: &Output) -> Result<Exit
         }
     }
     out.print(&report, || format!("\nDone: {}.", plan.steps.len()))?;
+    for absent in daemon::absent(client)? {
+        eprintln!("aryk: not there yet: {}", daemon::why(&absent));
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -113,15 +116,26 @@ fn look(client: &mut Client) -> Result<(Vec<Existing>, Vec<Call>), Error> {
                     };
                     (None, found["backend_specific"]["block"]["bdev"].is_null())
                 }
-                _ => {
-                    let Some(found) = elements(&disks).iter().find(|d| is_it(d, "name")) else { continue };
-                    (Some(number(found, "block_size").saturating_mul(number(found, "num_blocks"))), false)
-                }
+                _ => match elements(&disks).iter().find(|d| is_it(d, "name")) {
+                    Some(found) => {
+                        (Some(number(found, "block_size").saturating_mul(number(found, "num_blocks"))), false)
+                    }
+                    // It waits for the disk that it is made of: another call waits in its place.
+                    None if call.base().is_some() => (None, true),
+                    None => continue,
+                },
             };
             existing.push(Existing { kind, name, call, bytes, is_orphan });
         }
     }
-    Ok((existing, settings))
+    Ok((in_order_made(existing), settings))
+}
+
+/// As SPDK, the daemon saves disks that are made of others first, and the last made first of all.
+fn in_order_made(saved: Vec<Existing>) -> Vec<Existing> {
+    let (disks, controllers): (Vec<_>, Vec<_>) = saved.into_iter().partition(|e| e.kind == Kind::Disk);
+    let (above, below): (Vec<_>, Vec<_>) = disks.into_iter().partition(|e| e.call.base().is_some());
+    below.into_iter().chain(above.into_iter().rev()).chain(controllers).collect()
 }
 
 fn refuse(plan: &Plan, args: &ApplyArgs) -> Result<(), Error> {

@@ -22,7 +22,7 @@ pub struct Cli {
     pub cores: Option<CoreSet>,
 
     /// The RPC socket
-    #[arg(short = 'r', long = "rpc-socket", value_name = "PATH", default_value = "/var/tmp/spdk.sock")]
+    #[arg(short = 'r', long = "rpc-socket", value_name = "PATH", default_value = "/var/tmp/spdk.sock", value_parser = socket_path)]
     pub rpc_socket: PathBuf,
 
     /// Rights of the RPC socket, octal: 660 lets the daemon's group [default: 600, or 666 with --rpc-allow, whose rules then decide]
@@ -146,6 +146,17 @@ fn loopback(text: &str) -> Result<Address, String> {
     }
 }
 
+/// SPDK takes HOST:PORT here too, and then everybody who reaches it may do everything.
+fn socket_path(text: &str) -> Result<PathBuf, String> {
+    let is_port = |port: &str| port.parse::<u16>().is_ok();
+    match text.rsplit_once(':') {
+        Some((host, port)) if !host.contains('/') && is_port(port) => {
+            Err("the path of a socket; RPC over TCP asks for a password: --rpc-http ADDRESS:PORT --rpc-http-auth FILE".into())
+        }
+        Some(_) | None => Ok(text.into()),
+    }
+}
+
 fn mode(text: &str) -> Result<u32, String> {
     match u32::from_str_radix(text, 8) {
         Ok(mode) if mode <= 0o777 => Ok(mode),
@@ -193,6 +204,9 @@ mod tests {
         );
         for wrong in [
             "-m 0",
+            "-r 127.0.0.1:5260",
+            "-r [::1]:5260",
+            "-r :5260",
             "-m x",
             "--sleep-policy never",
             "--io-engine aio",

@@ -148,7 +148,7 @@ fn latencies_are_recorded_from_when_that_was_asked_for_by_operation() {
     let refused = rig.disk.completed().iter().filter(|o| o.status == Status::OutOfRange).count();
     assert_eq!(refused, 1);
     // Statistics that are cleared do not confuse it.
-    rig.bench.wait("clearing", rig.bdev.clear_stats());
+    rig.bench.wait("clearing", rig.bdev.clear_stats(aryk_bdev::Clear::All));
     assert_eq!(rig.recorded().unwrap().total(), 0);
     rig.disk.write(0, &[0; 512], Shape::Single, &mut rig.bench);
     rig.pass(301);

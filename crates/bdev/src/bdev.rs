@@ -4,7 +4,7 @@ use crate::cell::{Cells, ChannelCell, Command};
 use crate::qos::DiskQos;
 use crate::ranges::Ranges;
 use crate::sampling::Sampling;
-use crate::{BdevChannel, Deadline, Device, Geometry, Histogram, OpenError, Recording, Stats};
+use crate::{BdevChannel, Clear, Deadline, Device, Geometry, Histogram, OpenError, Recording, Stats};
 use aryk_reactor::{Cx, Handle, RootId};
 use futures_channel::oneshot;
 use std::any::Any;
@@ -382,11 +382,13 @@ impl Bdev {
         self.for_each_channel(one).await
     }
 
-    /// Sets all counts to zero.
-    pub async fn clear_stats(&self) {
-        lock(&self.places).iter_mut().for_each(|p| p.closed = Stats::default());
-        self.for_each_channel(|cell, _| drop(cell.stats.take())).await;
-        if let Some((_, before)) = &mut *lock(&self.recording) {
+    /// Sets counts to zero.
+    pub async fn clear_stats(&self, what: Clear) {
+        lock(&self.places).iter_mut().for_each(|p| p.closed.clear(what));
+        self.for_each_channel(move |cell, _| cell.stats.borrow_mut().clear(what)).await;
+        if what == Clear::All
+            && let Some((_, before)) = &mut *lock(&self.recording)
+        {
             *before = Histogram::default();
         }
     }

@@ -53,5 +53,5 @@ pub use layers::{TimeLayer, Times};
 pub use qos::{GROUP_DEPTH, QosGroup, QosGroups};
 pub use registry::{Access, Error, Registry};
 pub use sampling::QueueDepth;
-pub use stats::{OpStats, Stats};
+pub use stats::{Clear, OpStats, Stats};
 pub use summary::{LayerSummary, OpSummary, Summary};

@@ -48,6 +48,17 @@ impl OpStats {
     }
 }
 
+/// What of the counts is set to zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clear {
+    /// All.
+    All,
+    /// The shortest and longest latencies.
+    Extremes,
+    /// Requests that failed.
+    Errors,
+}
+
 /// Counts of all operations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
@@ -69,6 +80,17 @@ impl Stats {
     /// The counts of `op`.
     pub const fn op(&self, op: Op) -> &OpStats {
         &self.ops[op as usize]
+    }
+
+    /// Sets counts to zero.
+    pub(crate) fn clear(&mut self, what: Clear) {
+        match what {
+            Clear::All => *self = Self::default(),
+            Clear::Extremes => {
+                self.ops.iter_mut().for_each(|op| (op.latency_ns_max, op.latency_ns_min) = (0, None));
+            }
+            Clear::Errors => self.ops.iter_mut().for_each(|op| op.errors = 0),
+        }
     }
 
     /// The sum of the latencies of all operations, in nanoseconds.
@@ -110,5 +132,29 @@ impl Stats {
         self.throttled_ns += other.throttled_ns;
         self.in_flight += other.in_flight;
         self.waiting += other.waiting;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_the_counts_are_cleared() {
+        let counted = || {
+            let mut stats = Stats::default();
+            stats.record(Op::Read, 512, Status::Ok, 7);
+            stats.refuse(Op::Read);
+            stats
+        };
+        let seen = |what| {
+            let mut stats = counted();
+            stats.clear(what);
+            let read = stats.op(Op::Read);
+            (read.ops, read.errors, read.latency_ns_max, read.latency_ns_min)
+        };
+        assert_eq!(seen(Clear::Extremes), (1, 1, 0, None));
+        assert_eq!(seen(Clear::Errors), (1, 0, 7, Some(7)));
+        assert_eq!(seen(Clear::All), (0, 0, 0, None));
     }
 }

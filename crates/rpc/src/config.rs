@@ -4,7 +4,8 @@
 //! notes stand in the order in which they were made, so that a disk comes before what is built on it.
 //!
 //! With a state store, every change of a note is sent to it at once, in the order of the changes. Notes that were read from it and whose objects are not
-//! there (yet) are *absent*: they stay in the store, under the same key, until the object is made again or removed.
+//! there (yet) are *absent*: they stay in the store, under the same key, until the object is made again or removed. So are those of disks that a
+//! client made before the disk that they are made of: they *wait* for that.
 
 use crate::journal;
 use aryk_state::{Record, Store};
@@ -13,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::borrow::Cow;
 use std::cell::{Cell, OnceCell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The part of the daemon that an object belongs to: SPDK's name for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -29,6 +30,8 @@ pub enum Subsystem {
     VhostBlk,
     /// The same, of those whose disks come and go, and their targets.
     VhostScsi,
+    /// When machines are signalled. On the wire a part of the controllers, the last of them.
+    Signals,
     /// Who says which queue runs where.
     Scheduler,
     /// Settings of the daemon as a whole, each by the name of what it sets. SPDK saves none.
@@ -44,7 +47,7 @@ impl Subsystem {
         match self {
             Self::Bdev | Self::Watch | Self::Qos => "bdev",
             Self::VhostBlk => "vhost_blk",
-            Self::VhostScsi => "vhost_scsi",
+            Self::VhostScsi | Self::Signals => "vhost_scsi",
             Self::Scheduler => "scheduler",
             Self::Daemon => "daemon",
         }
@@ -54,7 +57,7 @@ impl Subsystem {
     pub const fn depends_on(self) -> &'static [&'static str] {
         match self {
             Self::Bdev | Self::Watch | Self::Qos | Self::Scheduler | Self::Daemon => &[],
-            Self::VhostBlk | Self::VhostScsi => &["bdev"],
+            Self::VhostBlk | Self::VhostScsi | Self::Signals => &["bdev"],
         }
     }
 }
@@ -69,6 +72,13 @@ pub struct Call {
     pub params: Value,
 }
 
+impl Call {
+    /// Whether it makes a disk of another.
+    fn is_made_of_another(&self) -> bool {
+        ["base_bdev_name", "base_bdev", "base_name"].iter().any(|base| self.params.get(base).is_some())
+    }
+}
+
 /// What is noted, and stored.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Note {
@@ -76,6 +86,13 @@ struct Note {
     object: String,
     #[serde(flatten)]
     call: Call,
+}
+
+impl Note {
+    fn new(subsystem: Subsystem, object: &str, method: &'static str, params: &impl Serialize) -> Self {
+        let params = serde_json::to_value(params).expect("parameters came as JSON");
+        Self { subsystem, object: object.to_owned(), call: Call { method: method.into(), params } }
+    }
 }
 
 /// A record of the state store that is no note of ours.
@@ -118,12 +135,25 @@ impl Notes {
     }
 }
 
+/// Why an absent object is not there.
+#[derive(Debug, Default)]
+struct Absence {
+    /// The disk that it waits for.
+    base: Option<String>,
+    /// What was wrong when it was last tried; empty if it never was.
+    why: String,
+}
+
 /// All notes.
 #[derive(Debug, Default)]
 pub struct Config {
     notes: RefCell<Notes>,
     /// Those whose objects are not there.
     absent: RefCell<Notes>,
+    /// What is known of these, by their keys.
+    absences: RefCell<BTreeMap<u64, Absence>>,
+    /// Disks that are waited for, and the keys of those that wait for them.
+    waiting: RefCell<BTreeSet<(String, u64)>>,
     /// The key of the last note.
     last_key: Cell<u64>,
     store: OnceCell<Store>,
@@ -154,6 +184,79 @@ impl Config {
         self.absent.borrow().notes.iter().map(|(key, note)| (*key, note.call.clone())).collect()
     }
 
+    /// Notes a disk that cannot be made before the disk `base` is there.
+    ///
+    /// # Errors
+    /// The same that is given: there is a note of such an object already.
+    pub fn wait<'a>(
+        &self,
+        base: &str,
+        object: &'a str,
+        (method, params): (&'static str, &impl Serialize),
+    ) -> Result<(), &'a str> {
+        let subsystem = Subsystem::Bdev;
+        let is_noted = |notes: &RefCell<Notes>| notes.borrow().key(subsystem, object).is_some();
+        if is_noted(&self.notes) || is_noted(&self.absent) {
+            return Err(object);
+        }
+        let note = Note::new(subsystem, object, method, params);
+        let key = self.last_key.get() + 1;
+        self.last_key.set(key);
+        self.write(key, Some(&note));
+        self.absent.borrow_mut().insert(key, note);
+        let absence = Absence { base: Some(base.to_owned()), ..Absence::default() };
+        self.absences.borrow_mut().insert(key, absence);
+        self.waiting.borrow_mut().insert((base.to_owned(), key));
+        Ok(())
+    }
+
+    /// The calls that make what waits for the disk `base`, and their keys.
+    pub fn waiting_for(&self, base: &str) -> Vec<(u64, Call)> {
+        let (waiting, absent) = (self.waiting.borrow(), self.absent.borrow());
+        let keys = waiting.range((base.to_owned(), 0)..=(base.to_owned(), u64::MAX));
+        keys.map(|(_, key)| (*key, absent.notes[key].call.clone())).collect()
+    }
+
+    /// Whether the absent object with that key waits for a disk.
+    pub fn is_waiting(&self, key: u64) -> bool {
+        self.absences.borrow().get(&key).is_some_and(|absence| absence.base.is_some())
+    }
+
+    /// Notes what was wrong with an absent object; tells whether that is news.
+    pub fn failed(&self, key: u64, why: &str) -> bool {
+        if !self.is_absent(key) {
+            return false;
+        }
+        let mut absences = self.absences.borrow_mut();
+        let absence = absences.entry(key).or_default();
+        let is_news = absence.why != why;
+        why.clone_into(&mut absence.why);
+        is_news
+    }
+
+    /// Whether something was wrong with the absent object with that key.
+    pub fn has_failed(&self, key: u64) -> bool {
+        self.absences.borrow().get(&key).is_some_and(|absence| !absence.why.is_empty())
+    }
+
+    /// Why the absent object with that key is not there, for people.
+    pub fn why_absent(&self, key: u64) -> String {
+        match self.absences.borrow().get(&key) {
+            Some(Absence { why, .. }) if !why.is_empty() => why.clone(),
+            Some(Absence { base: Some(base), .. }) => format!("it waits for disk '{base}'"),
+            Some(_) | None => "it has not been tried yet".into(),
+        }
+    }
+
+    /// Takes the note of an absent object, and what is known of it.
+    fn take_absent(&self, subsystem: Subsystem, object: &str) -> Option<(u64, Note)> {
+        let (key, note) = self.absent.borrow_mut().take(subsystem, object)?;
+        if let Some(Absence { base: Some(base), .. }) = self.absences.borrow_mut().remove(&key) {
+            self.waiting.borrow_mut().remove(&(base, key));
+        }
+        Some((key, note))
+    }
+
     /// Whether the object with that key is absent.
     pub fn is_absent(&self, key: u64) -> bool {
         self.absent.borrow().notes.contains_key(&key)
@@ -166,6 +269,7 @@ impl Config {
                 Subsystem::Bdev => "disk",
                 Subsystem::Watch => "call",
                 Subsystem::Qos => "QoS of",
+                Subsystem::Signals => "signals of",
                 Subsystem::VhostScsi if note.object.contains('/') => "target",
                 Subsystem::VhostBlk | Subsystem::VhostScsi => "controller",
                 Subsystem::Scheduler | Subsystem::Daemon => "setting",
@@ -179,6 +283,11 @@ impl Config {
         self.absent.borrow().objects(subsystem).any(is_meant)
     }
 
+    /// The parameters of the call that made `object`.
+    pub fn params(&self, subsystem: Subsystem, object: &str) -> Option<Value> {
+        self.notes.borrow().find(subsystem, object).map(|note| note.call.params.clone())
+    }
+
     /// Whether a parameter of the call that made `object` has this value.
     pub fn has_param(&self, subsystem: Subsystem, object: &str, param: &str, value: &Value) -> bool {
         let notes = self.notes.borrow();
@@ -187,7 +296,7 @@ impl Config {
 
     /// Forgets the absent object of that name; tells whether there was one.
     pub fn forget_absent(&self, subsystem: Subsystem, object: &str) -> bool {
-        let taken = self.absent.borrow_mut().take(subsystem, object);
+        let taken = self.take_absent(subsystem, object);
         if let Some((key, _)) = &taken {
             self.write(*key, None);
         }
@@ -210,12 +319,9 @@ impl Config {
         if matches!(subsystem, Subsystem::VhostBlk | Subsystem::VhostScsi) {
             journal::made(subsystem, object);
         }
-        let params = serde_json::to_value(params).expect("parameters came as JSON");
-        let note =
-            Note { subsystem, object: object.to_owned(), call: Call { method: method.into(), params } };
+        let note = Note::new(subsystem, object, method, params);
         let mut notes = self.notes.borrow_mut();
-        let before =
-            self.absent.borrow_mut().take(subsystem, object).or_else(|| notes.take(subsystem, object));
+        let before = self.take_absent(subsystem, object).or_else(|| notes.take(subsystem, object));
         let key = before.as_ref().map_or_else(|| self.last_key.get() + 1, |(key, _)| *key);
         self.last_key.set(key.max(self.last_key.get()));
         if before.is_none_or(|(_, before)| before != note) {
@@ -258,14 +364,21 @@ impl Config {
         gone.iter().for_each(|object| self.removed(subsystem, object));
     }
 
-    /// The calls that make all objects of `subsystem`; after the disks, what they are watched for and may do.
+    /// The calls that make all objects of `subsystem`, be they there or absent; after the disks, what they are watched for and may do.
+    ///
+    /// As SPDK has them, disks that are made of others come before these, the last made first: its clients undo the calls in this order.
     pub fn calls(&self, subsystem: Subsystem) -> Vec<Call> {
-        let notes = self.notes.borrow();
-        let of = |s: Subsystem| notes.notes.values().filter(move |n| n.subsystem == s);
-        let mut calls: Vec<Call> = of(subsystem).map(|n| n.call.clone()).collect();
-        if subsystem == Subsystem::Bdev {
-            let settings = of(Subsystem::Watch).chain(of(Subsystem::Qos));
-            calls.extend(settings.map(|n| n.call.clone()));
+        let (notes, absent) = (self.notes.borrow(), self.absent.borrow());
+        let all: BTreeMap<u64, &Note> =
+            notes.notes.iter().chain(&absent.notes).map(|(key, note)| (*key, note)).collect();
+        let of = |s: Subsystem| all.values().filter(move |n| n.subsystem == s).map(|n| n.call.clone());
+        let (mut calls, others): (Vec<Call>, Vec<Call>) = of(subsystem).partition(Call::is_made_of_another);
+        calls.reverse();
+        calls.extend(others);
+        match subsystem {
+            Subsystem::Bdev => calls.extend(of(Subsystem::Watch).chain(of(Subsystem::Qos))),
+            Subsystem::VhostScsi => calls.extend(of(Subsystem::Signals)),
+            _ => {}
         }
         calls
     }

@@ -130,9 +130,14 @@ impl Control {
         crate::methods::vhost_scsi::forget_gone(self);
     }
 
-    /// Waits until what a call has done is in the state store. If it cannot be, what the call made is undone.
+    /// Waits until what a call has done is in the state store, then makes what has waited for it. If it cannot be stored, what the call made is undone.
     pub(crate) async fn settle(&self, outcome: Outcome, mut done: Done) -> Outcome {
-        let Err(error) = done.written().await else { return outcome };
+        let Err(error) = done.written().await else {
+            for (_, name) in done.made.iter().filter(|(subsystem, _)| *subsystem == Subsystem::Bdev) {
+                crate::methods::waiting::make_waiting(self, name).await;
+            }
+            return outcome;
+        };
         let errno = error.as_ref().and_then(WriteError::errno).map_or(Errno::IO, Errno::from_raw_os_error);
         let why = error.map_or_else(|| "the state store's writer is gone".into(), |e| e.to_string());
         if done.made.is_empty() {
@@ -160,7 +165,11 @@ impl Control {
                 Ok(undone?)
             }
             Subsystem::VhostScsi => crate::methods::vhost_scsi::unmake(self, name).await,
-            Subsystem::Watch | Subsystem::Qos | Subsystem::Scheduler | Subsystem::Daemon => Ok(()),
+            Subsystem::Watch
+            | Subsystem::Qos
+            | Subsystem::Signals
+            | Subsystem::Scheduler
+            | Subsystem::Daemon => Ok(()),
         }
     }
 

@@ -5,6 +5,7 @@
 
 mod bdev;
 mod cores;
+mod defaults;
 mod delay;
 pub(crate) mod details;
 mod error;
@@ -27,6 +28,7 @@ mod trace;
 mod uring;
 mod vhost;
 pub(crate) mod vhost_scsi;
+pub(crate) mod waiting;
 
 pub(crate) use table::DISCOVER;
 
@@ -36,6 +38,7 @@ use crate::{Control, Error, Phase, Table};
 use aryk_bdev::{Bdev, Identity};
 use schemars::JsonSchema;
 use serde::Deserialize;
+use serde_json::{Map, Value};
 use std::rc::{Rc, Weak};
 use uuid::Uuid;
 
@@ -51,6 +54,7 @@ pub fn table(control: Rc<Control>) -> Rc<Methods<Control>> {
 pub(crate) fn all(this: &Weak<Methods<Control>>) -> Table<Control> {
     let mut table = Table::default();
     bdev::register(&mut table);
+    defaults::register(&mut table);
     delay::register(&mut table);
     error::register(&mut table);
     framework::register(&mut table);
@@ -72,17 +76,19 @@ pub(crate) fn all(this: &Weak<Methods<Control>>) -> Table<Control> {
     uring::register(&mut table);
     vhost::register(&mut table);
     vhost_scsi::register(&mut table);
+    waiting::register(&mut table);
     table::register(&mut table, this);
     table.change_nothing(&CHANGE_NOTHING);
     table
 }
 
 /// The methods for those who may only read.
-const CHANGE_NOTHING: [&str; 39] = [
+const CHANGE_NOTHING: [&str; 42] = [
     "accel_crypto_keys_get",
     "accel_get_module_info",
     "accel_get_opc_assignments",
     "accel_get_stats",
+    "aryk_absent_get",
     "aryk_latency_get",
     "aryk_stats_get",
     "aryk_trace_get",
@@ -91,6 +97,7 @@ const CHANGE_NOTHING: [&str; 39] = [
     "bdev_get_histogram_borders",
     // To zero is to change, which it sees to itself.
     "bdev_get_iostat",
+    "bdev_nvme_get_controllers",
     "bdev_qos_groups_get",
     "bdev_wait_for_examine",
     "framework_get_config",
@@ -116,10 +123,19 @@ const CHANGE_NOTHING: [&str; 39] = [
     "thread_get_io_channels",
     "thread_get_pollers",
     "thread_get_stats",
+    "trace_get_info",
     "trace_get_tpoint_group_mask",
     "vhost_get_controllers",
     "virtio_blk_get_transports",
 ];
+
+/// What is as if it were not given is not saved: SPDK takes no parameters of ours.
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+/// Members of what there is none of.
+type Members = Map<String, Value>;
 
 /// Parameters of the methods that name one disk: `bdev_*_delete` and others.
 #[derive(Debug, Deserialize, JsonSchema)]

@@ -5,7 +5,6 @@
 
 use crate::{Control, Methods};
 use serde_json::value::to_raw_value;
-use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
@@ -22,75 +21,64 @@ pub struct Restored {
     pub absent: usize,
 }
 
-/// Why each absent object is not there, as it was last told.
-type Reasons = BTreeMap<u64, String>;
-
 /// Makes what `control` has notes of and is not there. What cannot be made now is tried again in the background. Needs a tokio `LocalSet`.
 pub async fn restore(control: &Rc<Control>, methods: &Rc<Methods<Control>>) -> Restored {
     let all = control.config.absent().len();
-    let mut reasons = Reasons::new();
     // An object that was made anew under an old one's name may stand before what it is made of: as long as a round gets anywhere, there is another.
     let mut absent = all;
     while absent > 0 {
-        round(control, methods, &mut reasons).await;
+        round(control, methods).await;
         let left = control.config.absent().len();
         if std::mem::replace(&mut absent, left) == left {
             break;
         }
     }
-    for (key, why) in &reasons {
-        if control.config.is_absent(*key) {
-            tell(control, *key, why);
-        }
+    for (key, _) in control.config.absent() {
+        tell(control, key);
     }
     if absent > 0 {
-        tokio::task::spawn_local(retry(Rc::downgrade(control), Rc::downgrade(methods), reasons));
+        tokio::task::spawn_local(retry(Rc::downgrade(control), Rc::downgrade(methods)));
     }
     Restored { made: all - absent, absent }
 }
 
-fn tell(control: &Control, key: u64, why: &str) {
-    let object = control.config.describe(key);
+fn tell(control: &Control, key: u64) {
+    let (object, why) = (control.config.describe(key), control.config.why_absent(key));
     tracing::error!(%object, why, "cannot be made again; it stays in the state store, and is tried again");
 }
 
-/// Tries again and again, until nothing is absent or the daemon ends.
-async fn retry(control: Weak<Control>, methods: Weak<Methods<Control>>, mut reasons: Reasons) {
+/// Tries again and again, until nothing is absent but what waits for a disk, or the daemon ends.
+async fn retry(control: Weak<Control>, methods: Weak<Methods<Control>>) {
     let mut delay = RETRY_MIN;
     loop {
         tokio::time::sleep(delay).await;
         delay = (delay * 2).min(RETRY_MAX);
         let (Some(control), Some(methods)) = (control.upgrade(), methods.upgrade()) else { return };
-        for key in round(&control, &methods, &mut reasons).await {
-            tell(&control, key, &reasons[&key]);
+        for key in round(&control, &methods).await {
+            tell(&control, key);
         }
-        if control.config.absent().is_empty() {
+        if control.config.absent().iter().all(|(key, _)| control.config.is_waiting(*key)) {
             tracing::info!("all that was configured is there again");
             return;
         }
     }
 }
 
-/// Tries each absent object once; gives those that fail for another reason than before.
-async fn round(control: &Control, methods: &Methods<Control>, reasons: &mut Reasons) -> Vec<u64> {
-    let mut news = Vec::new();
-    for (key, call) in control.config.absent() {
+/// Tries each absent object once, but for those that wait for a disk; gives those that fail for another reason than before.
+async fn round(control: &Control, methods: &Methods<Control>) -> Vec<u64> {
+    let (config, mut news) = (&control.config, Vec::new());
+    for (key, call) in config.absent() {
         // It may have been made, or forgotten, by a client meanwhile.
-        if !control.config.is_absent(key) {
+        if !config.is_absent(key) || config.is_waiting(key) {
             continue;
         }
-        let object = control.config.describe(key);
+        let (object, was_told) = (config.describe(key), config.has_failed(key));
         let params = to_raw_value(&call.params).expect("it was JSON");
         match methods.restore(&call.method, params).await {
-            Ok(_) => {
-                if reasons.remove(&key).is_some() {
-                    tracing::info!(%object, "is there again");
-                }
-            }
+            Ok(_) if was_told => tracing::info!(%object, "is there again"),
+            Ok(_) => {}
             Err(error) => {
-                let why = error.to_string();
-                if reasons.get(&key) != Some(&why) {
-                    reasons.insert(key, why);
+                if config.failed(key, &error.to_string()) {
                     news.push(key);
                 }
             }

@@ -12,6 +12,7 @@ pub fn status(client: &mut Client, out: &Output) -> Result<(), Error> {
     let reactors = client.call("framework_get_reactors", json!({}))?;
     let disks = client.call("bdev_get_bdevs", json!({}))?;
     let controllers = client.call("vhost_get_controllers", json!({}))?;
+    let absent = absent(client)?;
     let connected = elements(&controllers).iter().filter(|c| !elements(&c["sessions"]).is_empty()).count();
     let cores: Vec<_> = elements(&reactors["reactors"]).iter().map(|r| r["lcore"].to_string()).collect();
     let status = json!({
@@ -21,15 +22,31 @@ pub fn status(client: &mut Client, out: &Output) -> Result<(), Error> {
         "disks": elements(&disks).len(),
         "controllers": elements(&controllers).len(),
         "connected": connected,
+        "absent": absent,
     });
     out.print(&status, || {
-        out.list([
+        let lines = [
             ("daemon", format!("{}, process {}", text(&version, "version"), reactors["pid"])),
             ("cores", cores.join(" ")),
             ("disks", elements(&disks).len().to_string()),
             ("controllers", format!("{}, {connected} connected", elements(&controllers).len())),
-        ])
+        ];
+        out.list(lines.into_iter().chain(absent.iter().map(|a| ("not there", why(a)))))
     })
+}
+
+/// What is configured and not there. Older daemons do not tell.
+pub fn absent(client: &mut Client) -> Result<Vec<Value>, Error> {
+    match client.call("aryk_absent_get", json!({})) {
+        Ok(absent) => Ok(elements(&absent).to_vec()),
+        Err(Error::Refused { code: -32601, .. }) => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
+}
+
+/// What an absent object is, and why it is absent.
+pub fn why(absent: &Value) -> String {
+    format!("{}: {}", text(absent, "object"), text(absent, "why"))
 }
 
 pub fn reactors(client: &mut Client, out: &Output) -> Result<(), Error> {

@@ -204,7 +204,10 @@ fn the_configuration_is_the_calls_that_made_it() {
     assert_eq!(daemon.call("bdev_get_bdevs", json!({})).unwrap(), before);
     let again = daemon.call("load_config", saved).unwrap_err();
     assert_eq!((&again["code"], &again["message"]), (&json!(-17), &json!("File exists")));
-    assert!(again["data"].as_str().unwrap().starts_with("bdev_malloc_create of subsystem 'bdev'"), "{again}");
+    assert!(
+        again["data"].as_str().unwrap().starts_with("bdev_passthru_create of subsystem 'bdev'"),
+        "{again}"
+    );
     let unknown = json!({"subsystems": [{"subsystem": "scsi", "config": null}, {"subsystem": "x", "config": [{"method": "y"}]}]});
     assert_eq!(code(daemon.call("load_config", unknown)), -32602);
 }

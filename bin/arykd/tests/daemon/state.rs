@@ -34,6 +34,22 @@ fn seen(daemon: &Daemon) -> [Value; 4] {
 }
 
 #[test]
+fn what_waits_does_so_after_a_restart() {
+    let mut daemon = Daemon::start(KEPT);
+    daemon.call("bdev_passthru_create", json!({"name": "top", "base_bdev_name": "middle"})).unwrap();
+    daemon.call("bdev_passthru_create", json!({"name": "middle", "base_bdev_name": "bottom"})).unwrap();
+    daemon.kill_and_restart();
+    let absent = daemon.call("aryk_absent_get", json!({})).unwrap();
+    assert_eq!(absent.as_array().unwrap().len(), 2, "{absent}");
+    daemon.call("bdev_null_create", null("bottom")).unwrap();
+    let wait = json!({"name": "top", "timeout": 10_000});
+    let before = daemon.call("bdev_get_bdevs", wait).unwrap();
+    daemon.kill_and_restart();
+    assert_eq!(daemon.call("bdev_get_bdevs", json!({"name": "top"})).unwrap(), before);
+    assert_eq!(daemon.call("aryk_absent_get", json!({})).unwrap(), json!([]));
+}
+
+#[test]
 fn what_was_configured_is_there_again() {
     let mut daemon = Daemon::start(KEPT);
     let file = daemon.dir().join("image");

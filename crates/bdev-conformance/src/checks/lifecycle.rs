@@ -332,7 +332,7 @@ pub fn statistics_add_up<F: Fixture>(make: &impl Fn() -> F) {
         a.close(&mut bench);
         b.close(&mut bench);
     }
-    bench.wait("clearing", bdev.clear_stats());
+    bench.wait("clearing", bdev.clear_stats(aryk_bdev::Clear::All));
     assert_eq!(bench.wait("statistics", bdev.stats()), aryk_bdev::Stats::default());
 }
 

@@ -1,11 +1,11 @@
 //! `bdev_get_*`, `bdev_reset*`: disks of all kinds. Control context.
 
-use super::details::Details;
+use super::details::{Details, Preferred};
 use super::framework::TICK_RATE;
 use super::observe::Action;
 use super::{Control, Error, Phase, Table};
 use crate::params::Count;
-use aryk_bdev::{Bdev, Op, OpStats, QueueDepth, Stats};
+use aryk_bdev::{Bdev, Clear, Op, OpStats, QueueDepth, Stats};
 use aryk_reactor::Clock;
 use rustix::io::Errno;
 use schemars::JsonSchema;
@@ -69,6 +69,8 @@ struct Description {
     /// How many of these.
     num_blocks: u64,
     uuid: Uuid,
+    #[serde(flatten)]
+    preferred: Preferred,
     /// Blocks.
     #[serde(skip_serializing_if = "Option::is_none")]
     optimal_io_boundary: Option<u32>,
@@ -89,6 +91,9 @@ struct Description {
     io_timeout_action: Option<Action>,
     /// Whether somebody has it for himself.
     claimed: bool,
+    /// How: nobody else may write.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    claim_type: Option<&'static str>,
     /// Ours: by whom.
     #[serde(skip_serializing_if = "Option::is_none")]
     claimed_by: Option<String>,
@@ -160,6 +165,7 @@ impl IoTypes {
 
 fn describe(control: &Control, bdev: &Bdev) -> Description {
     let (identity, geometry) = (bdev.identity(), bdev.geometry());
+    let details = control.disks.details(bdev);
     let (claimed_by, deadline) = (bdev.claimed_by(), bdev.deadline());
     Description {
         name: identity.name.clone(),
@@ -169,6 +175,7 @@ fn describe(control: &Control, bdev: &Bdev) -> Description {
         block_size: geometry.block_size,
         num_blocks: geometry.blocks,
         uuid: identity.uuid,
+        preferred: details.preferred,
         optimal_io_boundary: (geometry.optimal_io_blocks > 0).then_some(geometry.optimal_io_blocks),
         physical_block_size: geometry.physical_block_size,
         readonly: bdev.device().is_read_only(),
@@ -177,11 +184,12 @@ fn describe(control: &Control, bdev: &Bdev) -> Description {
         io_timeout_ms: deadline.map(|d| d.after.as_millis() as u64),
         io_timeout_action: deadline.map(|d| d.action.into()),
         claimed: claimed_by.is_some(),
+        claim_type: claimed_by.is_some().then_some("exclusive_write"),
         claimed_by,
         zoned: false,
         supported_io_types: IoTypes::of(bdev),
         memory_domains: [],
-        driver_specific: control.disks.details(bdev),
+        driver_specific: details,
     }
 }
 
@@ -214,10 +222,24 @@ struct GetIostat {
 #[serde(rename_all = "lowercase")]
 enum ResetMode {
     All,
+    /// The shortest and longest latencies.
+    MaxMin,
+    /// Requests that failed.
+    Error,
     None,
 }
 
 impl ResetMode {
+    /// What is set to zero, if anything is.
+    const fn cleared(self) -> Option<Clear> {
+        match self {
+            Self::All => Some(Clear::All),
+            Self::MaxMin => Some(Clear::Extremes),
+            Self::Error => Some(Clear::Errors),
+            Self::None => None,
+        }
+    }
+
     const fn all() -> Self {
         Self::All
     }
@@ -390,7 +412,7 @@ impl BdevStat {
 }
 
 async fn get_iostat(control: &Control, p: GetIostat) -> Result<Iostat, Error> {
-    if p.reset_mode == ResetMode::All {
+    if p.reset_mode != ResetMode::None {
         crate::journal::may_change("bdev_get_iostat with reset_mode")?;
     }
     let names: Vec<String> = p.names.into_iter().flatten().chain(p.name).collect();
@@ -413,8 +435,8 @@ async fn get_iostat(control: &Control, p: GetIostat) -> Result<Iostat, Error> {
     }
     for bdev in bdevs {
         reply.bdevs.push(BdevStat::new(bdev.name().to_owned(), &bdev.stats().await, bdev.queue_depth()));
-        if p.reset_mode == ResetMode::All {
-            bdev.clear_stats().await;
+        if let Some(what) = p.reset_mode.cleared() {
+            bdev.clear_stats(what).await;
         }
     }
     Ok(reply)
@@ -427,8 +449,8 @@ async fn per_channel(bdev: &Bdev, reset_mode: ResetMode) -> PerChannel {
         stat: BdevStat::new(name.clone(), &stats, None),
     };
     let channels = bdev.channel_stats().await.into_iter().map(channel).collect();
-    if reset_mode == ResetMode::All {
-        bdev.clear_stats().await;
+    if let Some(what) = reset_mode.cleared() {
+        bdev.clear_stats(what).await;
     }
     PerChannel { name, channels }
 }
@@ -449,9 +471,9 @@ async fn reset_iostat(control: &Control, p: ResetIostat) -> Result<bool, Error> 
         Some(name) => vec![control.disks.find(name)?],
         None => control.disks.registry.list(),
     };
-    if p.mode == ResetMode::All {
+    if let Some(what) = p.mode.cleared() {
         for bdev in bdevs {
-            bdev.clear_stats().await;
+            bdev.clear_stats(what).await;
         }
     }
     Ok(true)

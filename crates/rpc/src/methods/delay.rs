@@ -1,6 +1,7 @@
 //! `bdev_delay_*`: disks that are other disks, later. Control context.
 
 use super::details::{Delay, Details};
+use super::waiting::waits;
 use super::{Control, Count, Error, Name, Phase, Table};
 use crate::config::Subsystem;
 use aryk_bdev_delay as module;
@@ -11,9 +12,10 @@ use uuid::Uuid;
 /// Of the uuids of its disks.
 const NAMESPACE: Uuid = uuid::uuid!("4009b574-6430-4f1b-bc40-ace811091027");
 const MODULE: &str = "delay";
+pub(super) const CREATE: &str = "bdev_delay_create";
 
 pub(super) fn register(table: &mut Table<Control>) {
-    table.add("bdev_delay_create", Phase::RunTime, "Makes a disk that is another, later.", create);
+    table.add(CREATE, Phase::RunTime, "Makes a disk that is another, later.", create);
     table.add("bdev_delay_delete", Phase::RunTime, "Removes a disk that `bdev_delay_create` made.", delete);
     table.add(
         "bdev_delay_update_latency",
@@ -26,7 +28,7 @@ pub(super) fn register(table: &mut Table<Control>) {
 /// Parameters of `bdev_delay_create`. Latencies in microseconds.
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Create {
+pub(super) struct Create {
     /// The name that it is to have.
     name: String,
     /// The other disk.
@@ -40,10 +42,14 @@ struct Create {
     /// What one write of a hundred takes longer.
     p99_write_latency: Count,
     /// By default one that follows from the other's.
+    #[serde(skip_serializing_if = "Option::is_none")]
     uuid: Option<Uuid>,
 }
 
-async fn create(control: &Control, mut p: Create) -> Result<String, Error> {
+pub(super) async fn create(control: &Control, mut p: Create) -> Result<String, Error> {
+    if waits(control, &p.base_bdev_name, &p.name, (CREATE, &p))? {
+        return Ok(p.name);
+    }
     let base = control.disks.find(&p.base_bdev_name)?;
     let identity = super::identity_over(&p.name, p.uuid, &base, NAMESPACE)?;
     p.uuid = Some(identity.uuid);
@@ -65,7 +71,7 @@ async fn create(control: &Control, mut p: Create) -> Result<String, Error> {
         p99_write_latency: p.p99_write_latency,
     };
     let details = Details { delay: Some(delay), ..Details::default() };
-    Ok(control.made_disk(&bdev, MODULE, details, ("bdev_delay_create", &p)))
+    Ok(control.made_disk(&bdev, MODULE, details, (CREATE, &p)))
 }
 
 async fn delete(control: &Control, p: Name) -> Result<bool, Error> {

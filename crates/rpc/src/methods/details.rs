@@ -21,6 +21,19 @@ pub(crate) struct Details {
     pub split: Option<Split>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uring: Option<Uring>,
+    /// Not of its module's own: told with what all disks have.
+    #[serde(skip)]
+    pub preferred: Preferred,
+}
+
+/// What is preferred of writes and unmaps, in blocks: told, without effect. 0 where nothing is.
+#[derive(Debug, Clone, Copy, Default, Serialize, JsonSchema)]
+pub(crate) struct Preferred {
+    pub preferred_write_alignment: u32,
+    pub preferred_write_granularity: u32,
+    pub optimal_write_size: u32,
+    pub preferred_unmap_alignment: u32,
+    pub preferred_unmap_granularity: u32,
 }
 
 /// Of a disk that `bdev_aio_create` made.

@@ -1,6 +1,7 @@
 //! `bdev_error_*`: disks that fail when they are told to. Control context.
 
 use super::details::{Details, ErrorDisk};
+use super::waiting::waits;
 use super::{Control, Error, Name, Phase, Table};
 use aryk_bdev::{Op, OpSet};
 use aryk_bdev_error as module;
@@ -9,10 +10,11 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 const MODULE: &str = "error";
+pub(super) const CREATE: &str = "bdev_error_create";
 
 pub(super) fn register(table: &mut Table<Control>) {
     table.add(
-        "bdev_error_create",
+        CREATE,
         Phase::RunTime,
         "Makes a disk that is another, named as that with `EE_` before it, and fails when it is told to.",
         create,
@@ -35,24 +37,32 @@ pub(super) fn register(table: &mut Table<Control>) {
 /// Parameters of `bdev_error_create`.
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Create {
+pub(super) struct Create {
     /// The other disk.
     base_name: String,
     /// By default one that follows from the other's.
+    #[serde(skip_serializing_if = "Option::is_none")]
     uuid: Option<Uuid>,
 }
 
+fn name_over(base: &str) -> String {
+    format!("EE_{base}")
+}
+
 /// Makes a disk named as its base with `EE_` before it.
-async fn create(control: &Control, mut p: Create) -> Result<bool, Error> {
+pub(super) async fn create(control: &Control, mut p: Create) -> Result<bool, Error> {
+    if waits(control, &p.base_name, &name_over(&p.base_name), (CREATE, &p))? {
+        return Ok(true);
+    }
     let base = control.disks.find(&p.base_name)?;
     let uuid = p.uuid.unwrap_or_else(|| base.identity().uuid_of_part(0, base.geometry().blocks));
-    let identity = super::identity(&format!("EE_{}", base.name()), Some(uuid))?;
+    let identity = super::identity(&name_over(base.name()), Some(uuid))?;
     p.uuid = Some(identity.uuid);
     let config = module::Config { identity, base: p.base_name.clone() };
     let bdev = module::create(&control.disks.registry, config)?;
     let details =
         Details { error_disk: Some(ErrorDisk { base_bdev: p.base_name.clone() }), ..Details::default() };
-    control.made_disk(&bdev, MODULE, details, ("bdev_error_create", &p));
+    control.made_disk(&bdev, MODULE, details, (CREATE, &p));
     Ok(true)
 }
 

@@ -140,13 +140,16 @@ const SET_FLAG: &str = "log_set_flag";
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Flag {
-    /// One of those that `log_get_flags` gives, or `all`.
+    /// One of those that `log_get_flags` gives, or `all`, or what several of them begin with: `vhost`.
     flag: String,
 }
 
 fn change_flag(control: &Control, p: &Flag, set: bool) -> Result<bool, Error> {
-    let meant = |(flag, _): &(&'static str, &str)| p.flag == *flag || p.flag == ALL;
-    let meant: Vec<_> = FLAGS.into_iter().filter(meant).map(|(flag, _)| flag).collect();
+    let is_known = FLAGS.iter().any(|(flag, _)| p.flag == *flag);
+    // SPDK's `vhost` is several parts of ours, each of whose flags begins with that.
+    let is_part = |flag: &str| flag.strip_prefix(&*p.flag).is_some_and(|rest| rest.starts_with('_'));
+    let meant = |flag: &&str| p.flag == *flag || p.flag == ALL || (!is_known && is_part(flag));
+    let meant: Vec<_> = FLAGS.into_iter().map(|(flag, _)| flag).filter(meant).collect();
     if meant.is_empty() {
         let known = FLAGS.map(|(flag, _)| flag).join(", ");
         return Err(Error::errno(Errno::INVAL, format!("there is no flag '{}', only {known}", p.flag)));

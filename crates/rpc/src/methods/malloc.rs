@@ -58,6 +58,7 @@ async fn create(control: &Control, mut p: Create) -> Result<String, Error> {
     let name = p.name.take().unwrap_or_else(|| free_name(control));
     let identity = super::identity(&name, p.uuid)?;
     (p.name, p.uuid) = (Some(name), Some(identity.uuid));
+    check_memory(p.num_blocks.0.saturating_mul(p.block_size.into()))?;
     let config = module::Config {
         identity,
         block_size: p.block_size,
@@ -67,6 +68,28 @@ async fn create(control: &Control, mut p: Create) -> Result<String, Error> {
     };
     let bdev = module::create(&control.disks.registry, config)?;
     Ok(control.made_disk(&bdev, MODULE, Details::default(), ("bdev_malloc_create", &p)))
+}
+
+/// Memory is taken as it is written, so that the kernel lends any amount of it; a disk that can never be filled is refused.
+fn check_memory(bytes: u64) -> Result<(), Error> {
+    // Where it cannot be read, the kernel has the last word.
+    let Some(all) = std::fs::read_to_string("/proc/meminfo").ok().as_deref().and_then(memory) else {
+        return Ok(());
+    };
+    match bytes > all {
+        false => Ok(()),
+        true => Err(Error::errno(
+            Errno::NOMEM,
+            format!("a disk of {bytes} bytes: there are {all} bytes of memory"),
+        )),
+    }
+}
+
+/// The host's memory in bytes, of the text of `/proc/meminfo`.
+fn memory(meminfo: &str) -> Option<u64> {
+    let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let kib: u64 = total.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1 << 10)
 }
 
 fn free_name(control: &Control) -> String {

@@ -4,11 +4,10 @@
 //! Tools that look at a daemon as a whole ask for these, and are told that there are none. Methods of whole families that are not here,
 //! such as NVMe controllers or logical volumes, are not answered so: clients take such a method's name for a sign that the family is there.
 
-use super::{Control, Error, NoParams, Phase, Table};
+use super::{Control, Error, Members, NoParams, Phase, Table};
 use rustix::io::Errno;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
 pub(super) fn register(table: &mut Table<Control>) {
     table.add("framework_get_governor", Phase::Any, "Who sets cores' frequencies: not we.", nothing);
@@ -37,9 +36,6 @@ pub(super) fn register(table: &mut Table<Control>) {
         set_default_impl,
     );
 }
-
-/// Members of what there is none of.
-type Members = Map<String, Value>;
 
 async fn none(_: &Control, _: NoParams) -> Result<Vec<Members>, Error> {
     Ok(Vec::new())

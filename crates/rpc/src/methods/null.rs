@@ -1,7 +1,7 @@
 //! `bdev_null_*`: disks that keep nothing. Control context.
 
-use super::details::Details;
-use super::{Control, Count, Error, Name, Phase, Table};
+use super::details::{Details, Preferred};
+use super::{Control, Count, Error, Name, Phase, Table, is_default};
 use crate::config::Subsystem;
 use aryk_bdev_null as module;
 use schemars::JsonSchema;
@@ -48,21 +48,21 @@ struct Create {
     /// Not heeded.
     #[serde(default, rename = "dif_pi_format", skip_serializing)]
     _dif_pi_format: u32,
-    /// What is written in which pieces is all the same to this disk.
-    #[serde(default, rename = "preferred_write_granularity", skip_serializing)]
-    _preferred_write_granularity: u32,
-    /// Not heeded.
-    #[serde(default, rename = "preferred_write_alignment", skip_serializing)]
-    _preferred_write_alignment: u32,
-    /// Not heeded.
-    #[serde(default, rename = "optimal_write_size", skip_serializing)]
-    _optimal_write_size: u32,
-    /// Not heeded.
-    #[serde(default, rename = "preferred_unmap_granularity", skip_serializing)]
-    _preferred_unmap_granularity: u32,
-    /// Not heeded.
-    #[serde(default, rename = "preferred_unmap_alignment", skip_serializing)]
-    _preferred_unmap_alignment: u32,
+    /// Blocks. Told by `bdev_get_bdevs`, as the others: what is written in which pieces is all the same to this disk.
+    #[serde(default, skip_serializing_if = "is_default")]
+    preferred_write_granularity: u32,
+    /// Blocks.
+    #[serde(default, skip_serializing_if = "is_default")]
+    preferred_write_alignment: u32,
+    /// Blocks.
+    #[serde(default, skip_serializing_if = "is_default")]
+    optimal_write_size: u32,
+    /// Blocks.
+    #[serde(default, skip_serializing_if = "is_default")]
+    preferred_unmap_granularity: u32,
+    /// Blocks.
+    #[serde(default, skip_serializing_if = "is_default")]
+    preferred_unmap_alignment: u32,
 }
 
 async fn create(control: &Control, mut p: Create) -> Result<String, Error> {
@@ -76,7 +76,15 @@ async fn create(control: &Control, mut p: Create) -> Result<String, Error> {
         blocks: super::check_blocks(p.num_blocks)?,
     };
     let bdev = module::create(&control.disks.registry, config)?;
-    Ok(control.made_disk(&bdev, MODULE, Details::default(), ("bdev_null_create", &p)))
+    let preferred = Preferred {
+        preferred_write_alignment: p.preferred_write_alignment,
+        preferred_write_granularity: p.preferred_write_granularity,
+        optimal_write_size: p.optimal_write_size,
+        preferred_unmap_alignment: p.preferred_unmap_alignment,
+        preferred_unmap_granularity: p.preferred_unmap_granularity,
+    };
+    let details = Details { preferred, ..Details::default() };
+    Ok(control.made_disk(&bdev, MODULE, details, ("bdev_null_create", &p)))
 }
 
 async fn delete(control: &Control, p: Name) -> Result<bool, Error> {

@@ -1,6 +1,7 @@
 //! `bdev_passthru_*`: disks that are other disks. Control context.
 
 use super::details::{Details, Passthru};
+use super::waiting::waits;
 use super::{Control, Error, Name, Phase, Table};
 use aryk_bdev_passthru as module;
 use schemars::JsonSchema;
@@ -10,9 +11,10 @@ use uuid::Uuid;
 /// Of the uuids of its disks.
 const NAMESPACE: Uuid = uuid::uuid!("7e25812e-c8c0-4d3f-8599-16d790555b85");
 const MODULE: &str = "passthru";
+pub(super) const CREATE: &str = "bdev_passthru_create";
 
 pub(super) fn register(table: &mut Table<Control>) {
-    table.add("bdev_passthru_create", Phase::RunTime, "Makes a disk that is another disk.", create);
+    table.add(CREATE, Phase::RunTime, "Makes a disk that is another disk.", create);
     table.add(
         "bdev_passthru_delete",
         Phase::RunTime,
@@ -24,16 +26,20 @@ pub(super) fn register(table: &mut Table<Control>) {
 /// Parameters of `bdev_passthru_create`.
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Create {
+pub(super) struct Create {
     /// The name that it is to have.
     name: String,
     /// The other disk.
     base_bdev_name: String,
     /// By default one that follows from the other's.
+    #[serde(skip_serializing_if = "Option::is_none")]
     uuid: Option<Uuid>,
 }
 
-async fn create(control: &Control, mut p: Create) -> Result<String, Error> {
+pub(super) async fn create(control: &Control, mut p: Create) -> Result<String, Error> {
+    if waits(control, &p.base_bdev_name, &p.name, (CREATE, &p))? {
+        return Ok(p.name);
+    }
     let base = control.disks.find(&p.base_bdev_name)?;
     let identity = super::identity_over(&p.name, p.uuid, &base, NAMESPACE)?;
     p.uuid = Some(identity.uuid);
@@ -43,7 +49,7 @@ async fn create(control: &Control, mut p: Create) -> Result<String, Error> {
         passthru: Some(Passthru { base_bdev_name: p.base_bdev_name.clone(), name: p.name.clone() }),
         ..Details::default()
     };
-    Ok(control.made_disk(&bdev, MODULE, details, ("bdev_passthru_create", &p)))
+    Ok(control.made_disk(&bdev, MODULE, details, (CREATE, &p)))
 }
 
 async fn delete(control: &Control, p: Name) -> Result<bool, Error> {

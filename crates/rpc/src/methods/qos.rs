@@ -7,7 +7,9 @@ use crate::config::Subsystem;
 use aryk_bdev::{Bdev, QosGroup, RateLimits};
 use aryk_reactor::{Clock, Nanos};
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::ser::Error as _;
+use serde::{Deserialize, Serialize, Serializer};
+use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -144,12 +146,21 @@ impl SetLimit {
     }
 }
 
-/// A note of limits, as the call that sets them all.
+/// A note of limits, as the call that sets them all: those that there are.
 #[derive(Debug, Serialize)]
 struct LimitsNote<'a> {
     name: &'a str,
-    #[serde(flatten)]
+    #[serde(flatten, serialize_with = "those_that_there_are")]
     limits: Limits,
+}
+
+fn those_that_there_are<S: Serializer>(limits: &Limits, to: S) -> Result<S::Ok, S::Error> {
+    let all = |limits: Limits| serde_json::to_value(limits).map_err(S::Error::custom);
+    let (unlimited, mut limits) = (all(RateLimits::default().into())?, all(limits.clone())?);
+    if let Value::Object(limits) = &mut limits {
+        limits.retain(|name, value| *value != unlimited[name.as_str()]);
+    }
+    limits.serialize(to)
 }
 
 /// Notes the limits of a disk or group, or that it has none.
@@ -157,8 +168,7 @@ fn note(control: &Control, object: &str, method: &'static str, name: &str, limit
     if limits.is_unlimited() {
         control.config.removed(Subsystem::Qos, object);
     } else {
-        let limits = limits.into();
-        control.config.made(Subsystem::Qos, object, method, &LimitsNote { name, limits });
+        control.config.made(Subsystem::Qos, object, method, &LimitsNote { name, limits: limits.into() });
     }
 }
 
@@ -320,7 +330,7 @@ pub(crate) fn forget_absent(control: &Control, disk: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     fn change(params: Value, before: RateLimits) -> Result<RateLimits, Error> {
         let p: SetLimit = serde_json::from_value(params).map_err(|e| Error::InvalidParams(e.to_string()))?;

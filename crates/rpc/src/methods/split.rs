@@ -1,6 +1,7 @@
 //! `bdev_split_*`: disks that are parts of another. Control context.
 
 use super::details::{Details, Split};
+use super::waiting::waits;
 use super::{Control, Count, Error, Phase, Table};
 use crate::config::Subsystem;
 use aryk_bdev_split as module;
@@ -8,16 +9,17 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 const MODULE: &str = "split";
+pub(super) const CREATE: &str = "bdev_split_create";
 
 pub(super) fn register(table: &mut Table<Control>) {
-    table.add("bdev_split_create", Phase::RunTime, "Makes disks that are parts of another.", create);
+    table.add(CREATE, Phase::RunTime, "Makes disks that are parts of another.", create);
     table.add("bdev_split_delete", Phase::RunTime, "Removes all parts of a disk.", delete);
 }
 
-/// Parameters of `bdev_split_create`.
+/// Parameters of `bdev_split_create`; its result is empty where the other disk is not there yet.
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Create {
+pub(super) struct Create {
     /// The other disk.
     base_bdev: String,
     /// Parts.
@@ -27,7 +29,10 @@ struct Create {
     split_size_mb: Count,
 }
 
-async fn create(control: &Control, mut p: Create) -> Result<Vec<String>, Error> {
+pub(super) async fn create(control: &Control, mut p: Create) -> Result<Vec<String>, Error> {
+    if waits(control, &p.base_bdev, &first_part(&p.base_bdev), (CREATE, &p))? {
+        return Ok(Vec::new());
+    }
     let base = control.disks.find(&p.base_bdev)?;
     base.name().clone_into(&mut p.base_bdev);
     let mib = Some(p.split_size_mb.0).filter(|&mib| mib > 0);
@@ -44,8 +49,13 @@ async fn create(control: &Control, mut p: Create) -> Result<Vec<String>, Error> 
         names.push(part.name().to_owned());
     }
     // One call makes all: it is noted with the first, which goes with the others.
-    control.config.made(Subsystem::Bdev, &names[0], "bdev_split_create", &p);
+    control.config.made(Subsystem::Bdev, &names[0], CREATE, &p);
     Ok(names)
+}
+
+/// The name of a disk's first part, under which all are noted.
+fn first_part(base: &str) -> String {
+    format!("{base}p0")
 }
 
 /// Parameters of `bdev_split_delete`.
@@ -57,6 +67,9 @@ struct Delete {
 }
 
 async fn delete(control: &Control, p: Delete) -> Result<bool, Error> {
+    if control.config.forget_absent(Subsystem::Bdev, &first_part(&p.base_bdev)) {
+        return Ok(true);
+    }
     let base = control.disks.find(&p.base_bdev)?;
     let parts = module::parts(&control.disks.registry, &base);
     if parts.is_empty() {

@@ -37,6 +37,12 @@ pub(super) fn register(table: &mut Table<Control>) {
         enable_group,
     );
     table.add("trace_clear_tpoint_mask", Phase::Any, "Without effect: the trace is always on.", set_mask);
+    table.add(
+        "trace_get_info",
+        Phase::Any,
+        "The groups of trace points, and where the trace is: not in shared memory.",
+        get_info,
+    );
     table.add("trace_clear", Phase::Any, "Forgets what has happened to requests until now.", clear);
     table.add(
         "aryk_trace_get",
@@ -77,6 +83,8 @@ struct TracePoint {
     name: &'static str,
     /// Its number within the group.
     id: u8,
+    /// The same, as some versions of SPDK name it.
+    tpoint_id: u8,
     enabled: bool,
 }
 
@@ -85,7 +93,12 @@ async fn get_groups(_: &Control, _: NoParams) -> Result<Groups, Error> {
         enabled: true,
         mask: format!("{:#x}", bit(layer)),
         tpoint_mask: format!("{:#x}", (1 << POINTS.len()) - 1),
-        tpoints: POINTS.map(|point| TracePoint { name: point.name(), id: point as u8, enabled: true }),
+        tpoints: POINTS.map(|point| TracePoint {
+            name: point.name(),
+            id: point as u8,
+            tpoint_id: point as u8,
+            enabled: true,
+        }),
     };
     let all: u64 = LAYERS.map(bit).iter().sum();
     Ok(Groups {
@@ -93,6 +106,41 @@ async fn get_groups(_: &Control, _: NoParams) -> Result<Groups, Error> {
         bdev: group(Layer::Bdev),
         front_end: group(Layer::Frontend),
         module: group(Layer::Module),
+    })
+}
+
+/// Result of `trace_get_info`.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "TraceInfo")]
+struct Info {
+    /// Empty: `aryk_trace_get` gives the trace.
+    tpoint_shm_path: &'static str,
+    tpoint_group_mask: String,
+    bdev: GroupInfo,
+    #[serde(rename = "front-end")]
+    front_end: GroupInfo,
+    module: GroupInfo,
+}
+
+/// A layer that requests pass, in brief.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "TraceGroupInfo")]
+struct GroupInfo {
+    /// Its bit.
+    mask: String,
+    /// Those of its points that are on.
+    tpoint_mask: String,
+}
+
+async fn get_info(control: &Control, p: NoParams) -> Result<Info, Error> {
+    let groups = get_groups(control, p).await?;
+    let brief = |group: Group| GroupInfo { mask: group.mask, tpoint_mask: group.tpoint_mask };
+    Ok(Info {
+        tpoint_shm_path: "",
+        tpoint_group_mask: groups.tpoint_group_mask,
+        bdev: brief(groups.bdev),
+        front_end: brief(groups.front_end),
+        module: brief(groups.module),
     })
 }
 

@@ -2,7 +2,7 @@
 //! only, as clients expect. Control context.
 
 use super::details::{Aio, Details, Uring};
-use super::{Control, Count, Error, Name, Phase, Table};
+use super::{Control, Count, Error, Name, Phase, Table, is_default};
 use crate::config::Subsystem;
 use crate::journal;
 use aryk_bdev::{Bdev, Registry};
@@ -67,27 +67,27 @@ struct Create {
     /// By default a random one.
     uuid: Option<Uuid>,
     /// Whether writes are refused.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     readonly: bool,
     /// Ours: bytes of the sparse file that is created if there is none, or an empty one. A file that has another size is refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     size: Option<Count>,
     /// Ours: what becomes of writes when the store is full.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     enospc: Enospc,
     /// Ours: for how long the file is kept from others.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     lock: Lock,
-    /// Holes are always punched where the file system can.
-    #[serde(default, rename = "fallocate", skip_serializing)]
-    _fallocate: bool,
-    /// Nothing here ever waits for the device.
-    #[serde(default, rename = "nowait", skip_serializing)]
-    _nowait: bool,
+    /// Kept, and without effect: holes are always punched where the file system can.
+    #[serde(default, skip_serializing_if = "is_default")]
+    fallocate: bool,
+    /// Kept, and without effect: nothing here ever waits for the device.
+    #[serde(default, skip_serializing_if = "is_default")]
+    nowait: bool,
 }
 
 /// What becomes of writes when the store is full.
-#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum Enospc {
     #[default]
@@ -96,7 +96,7 @@ enum Enospc {
 }
 
 /// For how long a file is kept from others: as long as the disk is there, or from its first channel to its last.
-#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[schemars(rename = "FileLock")]
 enum Lock {

@@ -1,6 +1,6 @@
 //! `vhost_*`: the controllers through which virtual machines reach disks. Control context.
 
-use super::{Control, Error, NoParams, Phase, Table, vhost_scsi};
+use super::{Control, Error, Phase, Table, vhost_scsi};
 use crate::config::Subsystem;
 use crate::params::{CpuMask, SocketGroup, SocketMode, SocketOwner};
 use aryk_reactor::{CoreSet, Handle};
@@ -21,9 +21,9 @@ pub(super) fn register(table: &mut Table<Control>) {
     table.add("vhost_delete_controller", Phase::RunTime, "Removes a controller.", delete_controller);
     table.add("vhost_get_controllers", Phase::RunTime, "The controllers, or one of them.", get_controllers);
     table.add(
-        "vhost_controller_set_coalescing",
+        SET_COALESCING,
         Phase::RunTime,
-        "Sets by how much signals to a machine are delayed: not at all, which is all that there is.",
+        "Keeps by how much SPDK would delay signals to a machine. They are not delayed: they are given as the machine's driver asks for them.",
         set_coalescing,
     );
     table.add(
@@ -140,6 +140,7 @@ async fn delete_controller(control: &Control, p: DeleteController) -> Result<boo
         }
         let deleted = control.scsi_controllers.delete(&p.ctrlr).await;
         vhost_scsi::forget_gone(control);
+        forget_signals(control, &p.ctrlr);
         return Ok(deleted.map(|()| true)?);
     }
     let deleted = control.controllers.delete(&p.ctrlr).await;
@@ -147,7 +148,15 @@ async fn delete_controller(control: &Control, p: DeleteController) -> Result<boo
     if !control.controllers.has(&p.ctrlr) {
         control.config.removed(Subsystem::VhostBlk, &p.ctrlr);
     }
+    forget_signals(control, &p.ctrlr);
     Ok(deleted.map(|()| true)?)
+}
+
+/// Forgets what was set of a controller that is there no more.
+fn forget_signals(control: &Control, controller: &str) {
+    if !taken(control, controller) {
+        control.config.forget(Subsystem::Signals, controller);
+    }
 }
 
 /// Parameters of `vhost_get_controllers`.
@@ -166,9 +175,9 @@ struct Controller {
     ctrlr: String,
     /// The cores that it may be served on.
     cpumask: String,
-    /// 0: interrupts are not delayed.
+    /// As `vhost_controller_set_coalescing` has set it, without effect: interrupts are not delayed.
     delay_base_us: u32,
-    /// 0: interrupts are not delayed.
+    /// The same.
     iops_threshold: u32,
     /// The socket's path.
     socket: PathBuf,
@@ -331,12 +340,12 @@ impl Statistics {
 }
 
 impl Controller {
-    fn block(info: vhost::Info, all_cores: &CoreSet) -> Self {
+    fn block(info: vhost::Info, all_cores: &CoreSet, coalescing: Coalescing) -> Self {
         let block = Block { readonly: info.read_only, bdev: info.disk, transport: TRANSPORT };
         Self {
             cpumask: info.cores.as_ref().unwrap_or(all_cores).to_string(),
-            delay_base_us: 0,
-            iops_threshold: 0,
+            delay_base_us: coalescing.delay_base_us,
+            iops_threshold: coalescing.iops_threshold,
             socket: info.socket,
             num_queues: info.queues,
             connects: info.connects,
@@ -350,13 +359,13 @@ impl Controller {
         }
     }
 
-    fn scsi(info: aryk_vhost_scsi::Info, all_cores: &CoreSet) -> Self {
+    fn scsi(info: aryk_vhost_scsi::Info, all_cores: &CoreSet, coalescing: Coalescing) -> Self {
         let targets = info.targets.into_iter().map(|(number, disk)| Target::new(number, disk)).collect();
         let sessions = info.sessions.unwrap_or_default();
         Self {
             cpumask: info.cores.as_ref().unwrap_or(all_cores).to_string(),
-            delay_base_us: 0,
-            iops_threshold: 0,
+            delay_base_us: coalescing.delay_base_us,
+            iops_threshold: coalescing.iops_threshold,
             socket: info.socket,
             num_queues: info.queues,
             connects: info.connects,
@@ -370,8 +379,14 @@ impl Controller {
 
 async fn get_controllers(control: &Control, p: GetControllers) -> Result<Vec<Controller>, Error> {
     let all_cores: CoreSet = control.reactors.handles().iter().map(Handle::core).collect();
-    let block = control.controllers.list().into_iter().map(|info| Controller::block(info, &all_cores));
-    let scsi = control.scsi_controllers.list().into_iter().map(|info| Controller::scsi(info, &all_cores));
+    let block = control.controllers.list().into_iter().map(|info| {
+        let coalescing = Coalescing::of(control, &info.name);
+        Controller::block(info, &all_cores, coalescing)
+    });
+    let scsi = control.scsi_controllers.list().into_iter().map(|info| {
+        let coalescing = Coalescing::of(control, &info.name);
+        Controller::scsi(info, &all_cores, coalescing)
+    });
     let mut all: Vec<_> = block.chain(scsi).collect();
     all.sort_by(|a, b| a.ctrlr.cmp(&b.ctrlr));
     if let Some(name) = &p.name {
@@ -384,29 +399,43 @@ async fn get_controllers(control: &Control, p: GetControllers) -> Result<Vec<Con
 }
 
 /// Parameters of `vhost_controller_set_coalescing`.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct SetCoalescing {
     /// The controller.
     ctrlr: String,
-    /// 0: signals are given when the machine's driver asks for them.
+    /// Microseconds at most. Kept and told, without effect.
     delay_base_us: u32,
-    /// Not heeded.
-    #[serde(rename = "iops_threshold")]
-    _iops_threshold: u32,
+    /// Requests a second from which on signals would be delayed. Kept and told, without effect.
+    iops_threshold: u32,
 }
+
+/// By how much SPDK would delay signals, and from when on.
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+struct Coalescing {
+    delay_base_us: u32,
+    iops_threshold: u32,
+}
+
+impl Coalescing {
+    /// What was set of a controller.
+    fn of(control: &Control, controller: &str) -> Self {
+        let params = control.config.params(Subsystem::Signals, controller);
+        params.and_then(|params| serde_json::from_value(params).ok()).unwrap_or_default()
+    }
+}
+
+const SET_COALESCING: &str = "vhost_controller_set_coalescing";
 
 async fn set_coalescing(control: &Control, p: SetCoalescing) -> Result<bool, Error> {
     if !taken(control, &p.ctrlr) {
         return Err(Error::no_device("controller", &p.ctrlr));
     }
     match p.delay_base_us {
-        0 => Ok(true),
-        _ => Err(Error::errno(
-            Errno::NOTSUP,
-            "signals are not delayed: the machine's driver says when it wants one",
-        )),
+        0 => _ = control.config.forget(Subsystem::Signals, &p.ctrlr),
+        _ => control.config.made(Subsystem::Signals, &p.ctrlr, SET_COALESCING, &p),
     }
+    Ok(true)
 }
 
 /// One of the results of `virtio_blk_get_transports`.
@@ -416,8 +445,19 @@ struct Transport {
     name: &'static str,
 }
 
-async fn get_transports(_: &Control, _: NoParams) -> Result<Vec<Transport>, Error> {
-    Ok(vec![Transport { name: TRANSPORT }])
+/// Parameters of `virtio_blk_get_transports`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct GetTransports {
+    /// The only one that is wanted.
+    name: Option<String>,
+}
+
+async fn get_transports(_: &Control, p: GetTransports) -> Result<Vec<Transport>, Error> {
+    match p.name {
+        Some(name) if name != TRANSPORT => Err(Error::no_device("transport", &name)),
+        Some(_) | None => Ok(vec![Transport { name: TRANSPORT }]),
+    }
 }
 
 impl From<vhost::Error> for Error {

@@ -60,6 +60,14 @@ impl Param {
                 let item = Self::new("item", facts.class("arrays", class).as_str().unwrap());
                 vec![Value::Array(item.samples(facts)), json!([])]
             }
+            ("bitmask", Some(class)) => vec![facts.class("bitmasks", class).clone(), json!([])],
+            ("object", Some(class)) => {
+                let members = facts.class("objects", class).as_object().unwrap();
+                let member = |(name, kind): (&String, &Value)| {
+                    (name.clone(), Self::new(name, kind.as_str().unwrap()).samples(facts).remove(0))
+                };
+                vec![Value::Object(members.iter().map(member).collect()), json!({})]
+            }
             (kind, class) => panic!("{}: nobody knows a value of type {kind} {class:?}", self.name),
         }
     }
@@ -67,7 +75,7 @@ impl Param {
     /// A value of another type.
     pub fn wrong_sample(&self) -> Value {
         match self.kind.as_str() {
-            "boolean" | "array" => json!("x"),
+            "boolean" | "array" | "bitmask" | "object" => json!("x"),
             _ => json!([true]),
         }
     }

@@ -5,6 +5,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod configs;
 mod disks;
 mod document;
 mod facts;
@@ -262,6 +263,14 @@ fn values_that_mean_nothing_here_are_refused() {
             ("log_set_flag", json!({"flag": "nvmf"}), -22),
             ("sock_set_default_impl", json!({"impl_name": "uring"}), -22),
             ("accel_crypto_keys_get", json!({"key_name": "k"}), -2),
+            ("bdev_nvme_get_controllers", json!({"name": "n"}), -19),
+            ("virtio_blk_get_transports", json!({"name": "vfio"}), -19),
+            ("bdev_malloc_create", json!({"block_size": 512, "num_blocks": 1_u64 << 40}), -12),
+            ("bdev_nvme_set_options", json!({"bdev_retry_count": 7}), -95),
+            ("bdev_nvme_set_options", json!({"multipath_opts": {"policy": "active_active"}}), -95),
+            ("nvmf_set_config", json!({"admin_cmd_passthru": {"sanitize": true}}), -95),
+            ("nvmf_set_max_subsystems", json!({"max_subsystems": 7}), -95),
+            ("sock_impl_set_options", json!({"impl_name": "other"}), -95),
             ("bdev_null_create", json!({"name": "n", "block_size": 512, "num_blocks": 8, "md_size": 8}), -22),
             ("bdev_malloc_create", json!({"block_size": 512, "num_blocks": 8, "dif_type": 1}), -22),
         ] {
@@ -291,6 +300,9 @@ fn a_part_of_the_daemon_is_told_of_while_its_flag_is_set() {
         assert!(!settings().timestamps);
         let flags = daemon.call("log_get_flags", &json!({})).await.unwrap();
         assert_eq!((&flags["vhost_user"], &flags["bdev"]), (&json!(true), &json!(false)));
+        daemon.call("log_set_flag", &json!({"flag": "vhost"})).await.unwrap();
+        assert_eq!(settings().told().filter(|target| target.starts_with("aryk_vhost_")).count(), 4);
+        assert_eq!(settings().told().count(), 4);
         daemon.call("log_set_flag", &json!({"flag": "all"})).await.unwrap();
         daemon.call("log_clear_flag", &json!({"flag": "rpc"})).await.unwrap();
         assert_eq!(settings().told().count(), flags.as_object().unwrap().len() - 1);

@@ -49,6 +49,7 @@ fn start(call: &mut impl FnMut(&'static str, Value)) {
     call("trace_clear_tpoint_mask", json!({"name": "bdev", "tpoint_mask": 1}));
     call("trace_clear", json!({}));
     call("trace_get_tpoint_group_mask", json!({}));
+    call("trace_get_info", json!({}));
     call("aryk_trace_get", json!({}));
     call("aryk_trace_get", json!({"count": 10}));
     call("framework_get_subsystems", json!({}));
@@ -63,6 +64,7 @@ fn start(call: &mut impl FnMut(&'static str, Value)) {
     call("sock_get_default_impl", json!({}));
     call("sock_set_default_impl", json!({"impl_name": "posix"}));
     call("framework_disable_cpumask_locks", json!({}));
+    set_defaults(&mut *call);
     for method in [
         "framework_get_governor",
         "framework_get_pci_devices",
@@ -71,6 +73,31 @@ fn start(call: &mut impl FnMut(&'static str, Value)) {
         "accel_get_opc_assignments",
         "accel_get_stats",
         "accel_crypto_keys_get",
+    ] {
+        call(method, json!({}));
+    }
+}
+
+/// Options of what is not here, some of them as SPDK has them by default.
+fn set_defaults(call: &mut impl FnMut(&'static str, Value)) {
+    call("sock_impl_set_options", json!({"impl_name": "ssl", "recv_buf_size": 4096}));
+    call("fsdev_set_opts", json!({"fsdev_io_pool_size": 65535, "fsdev_io_cache_size": 256}));
+    call(
+        "bdev_nvme_set_options",
+        json!({"dhchap_digests": ["sha256", "sha384", "sha512"], "multipath_opts": {}}),
+    );
+    call("bdev_nvme_set_hotplug", json!({"enable": false, "period_us": 100_000}));
+    call("nvmf_set_max_subsystems", json!({"max_subsystems": 1024}));
+    call("bdev_virtio_blk_set_hotplug", json!({"enable": false}));
+    for method in [
+        "bdev_raid_set_options",
+        "nvmf_set_config",
+        "nvmf_set_crdt",
+        "iscsi_set_options",
+        "bdev_iscsi_set_options",
+        "keyring_linux_set_options",
+        "bdev_nvme_get_controllers",
+        "aryk_absent_get",
     ] {
         call(method, json!({}));
     }
@@ -120,6 +147,7 @@ fn watch_disks(call: &mut impl FnMut(&'static str, Value)) {
     call("bdev_reset_iostat", json!({}));
 
     call("virtio_blk_get_transports", json!({}));
+    call("virtio_blk_get_transports", json!({"name": "vhost_user_blk"}));
     call("vhost_create_blk_controller", json!({"ctrlr": "c", "dev_name": "n"}));
     call("vhost_get_controllers", json!({}));
     call("vhost_create_scsi_controller", json!({"ctrlr": "s", "delay": true}));

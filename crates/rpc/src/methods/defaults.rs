@@ -1,0 +1,261 @@
+//! Options of what SPDK has and Aryk has not: RAID, NVMe controllers, NVMe-oF and iSCSI targets, network sockets, file systems. Control context.
+//!
+//! SPDK's `save_config` writes them all, whether anything uses them or not, and its clients load a file only if each is taken. What stands at SPDK's
+//! default is taken, and has no effect; anything else was set for a part that is not here, and is refused with that reason.
+
+use super::{Control, Error, Members, Phase, Table};
+use rustix::io::Errno;
+use schemars::JsonSchema;
+use serde::Deserialize;
+use std::fmt::Debug;
+
+pub(super) fn register(table: &mut Table<Control>) {
+    SockOptions::register(table, "There are no network connections of disks");
+    FsdevOptions::register(table, "There are no file systems");
+    RaidOptions::register(table, "There is no RAID");
+    NvmeOptions::register(table, "There is no NVMe driver");
+    NvmeHotplug::register(table, "There is no NVMe driver");
+    NvmfConfig::register(table, "There is no NVMe-oF target");
+    NvmfMaxSubsystems::register(table, "There is no NVMe-oF target");
+    NvmfCrdt::register(table, "There is no NVMe-oF target");
+    IscsiOptions::register(table, "There is no iSCSI target");
+    IscsiClientOptions::register(table, "There is no iSCSI client");
+    KeyringLinuxOptions::register(table, "There are no keys to keep");
+    VirtioHotplug::register(table, "There is no virtio client");
+    table.add(
+        "bdev_nvme_get_controllers",
+        Phase::RunTime,
+        "The NVMe controllers that we drive: none.",
+        async |_: &Control, p: GetNvmeControllers| match p.name {
+            None => Ok(Vec::<Members>::new()),
+            Some(name) => Err(Error::no_device("NVMe controller", &name)),
+        },
+    );
+}
+
+/// Parameters of `bdev_nvme_get_controllers`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct GetNvmeControllers {
+    /// All, if none is named.
+    name: Option<String>,
+}
+
+/// A whole number, of whichever width.
+type Number = i64;
+
+/// Refuses a value that is not one of SPDK's defaults.
+fn only<T: Debug + PartialEq<D>, D: Debug>(
+    param: &str,
+    given: Option<&T>,
+    defaults: &[D],
+) -> Result<(), String> {
+    match given {
+        Some(value) if defaults.iter().all(|default| value != default) => {
+            let known: Vec<_> = defaults.iter().map(|default| format!("{default:?}")).collect();
+            Err(format!("`{param}` is {} or not given, not {value:?}", known.join(", ")))
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// Parameters of a method that takes SPDK's defaults and nothing else: each with its type and what it may be. Those in front are required.
+macro_rules! defaults {
+    ($name:ident, $method:literal { $($needed:ident: $needed_kind:ty = $is:tt;)* $(? $param:ident: $kind:ty = $default:tt;)* }) => {
+        #[doc = concat!("Parameters of `", $method, "`.")]
+        #[derive(Debug, Deserialize, JsonSchema)]
+        #[serde(deny_unknown_fields)]
+        struct $name {
+            $(#[doc = concat!("Without effect: `", stringify!($is), "`.")] $needed: $needed_kind,)*
+            $(#[doc = concat!("Without effect: `", stringify!($default), "`.")] $param: Option<$kind>,)*
+        }
+
+        impl $name {
+            fn check(&self) -> Result<(), String> {
+                $(only(stringify!($needed), Some(&self.$needed), &$is)?;)*
+                $(only(stringify!($param), self.$param.as_ref(), &$default)?;)*
+                Ok(())
+            }
+
+            fn register(table: &mut Table<Control>, reason: &'static str) {
+                let summary = "Without effect: takes what is SPDK's default, for there is nothing that it would be for.";
+                table.add($method, Phase::Any, summary, async move |_: &Control, p: Self| {
+                    let refuse = |why| Error::errno(Errno::NOTSUP, format!("{reason}: {why}"));
+                    p.check().map(|()| true).map_err(refuse)
+                });
+            }
+        }
+    };
+}
+
+defaults!(SockOptions, "sock_impl_set_options" {
+    impl_name: String = ["posix", "ssl", "uring"];
+    ? recv_buf_size: Number = [2_097_152, 4096];
+    ? send_buf_size: Number = [2_097_152, 4096];
+    ? enable_recv_pipe: bool = [true];
+    ? enable_quickack: bool = [false];
+    ? enable_placement_id: Number = [0];
+    ? enable_zerocopy_send_server: bool = [true, false];
+    ? enable_zerocopy_send_client: bool = [false];
+    ? zerocopy_threshold: Number = [0];
+    ? tls_version: Number = [0];
+    ? enable_ktls: bool = [false];
+});
+
+defaults!(FsdevOptions, "fsdev_set_opts" {
+    fsdev_io_pool_size: Number = [65_535];
+    fsdev_io_cache_size: Number = [256];
+});
+
+defaults!(RaidOptions, "bdev_raid_set_options" {
+    ? process_window_size_kb: Number = [1024];
+    ? process_max_bandwidth_mb_sec: Number = [0];
+});
+
+defaults!(NvmeOptions, "bdev_nvme_set_options" {
+    ? action_on_timeout: String = ["none"];
+    ? timeout_us: Number = [0];
+    ? timeout_admin_us: Number = [0];
+    ? keep_alive_timeout_ms: Number = [10_000];
+    ? arbitration_burst: Number = [0];
+    ? low_priority_weight: Number = [0];
+    ? medium_priority_weight: Number = [0];
+    ? high_priority_weight: Number = [0];
+    ? nvme_adminq_poll_period_us: Number = [10_000];
+    ? nvme_ioq_poll_period_us: Number = [0];
+    ? io_queue_requests: Number = [0];
+    ? delay_cmd_submit: bool = [true];
+    ? transport_retry_count: Number = [4];
+    ? bdev_retry_count: Number = [3];
+    ? transport_ack_timeout: Number = [0];
+    ? ctrlr_loss_timeout_sec: Number = [0];
+    ? reconnect_delay_sec: Number = [0];
+    ? fast_io_fail_timeout_sec: Number = [0];
+    ? disable_auto_failback: bool = [false];
+    ? generate_uuids: bool = [false];
+    ? transport_tos: Number = [0];
+    ? nvme_error_stat: bool = [false];
+    ? rdma_srq_size: Number = [0];
+    ? io_path_stat: bool = [false];
+    ? allow_accel_sequence: bool = [false];
+    ? rdma_max_cq_size: Number = [0];
+    ? rdma_cm_event_timeout_ms: Number = [0];
+    ? dhchap_digests: Vec<String> = [DHCHAP_DIGESTS];
+    ? dhchap_dhgroups: Vec<String> = [DHCHAP_DHGROUPS];
+    ? rdma_umr_per_io: bool = [false];
+    ? tcp_connect_timeout_ms: Number = [0];
+    ? enable_flush: bool = [false];
+    ? multipath_opts: MultipathOptions = [AsBuilt];
+});
+
+const DHCHAP_DIGESTS: [&str; 3] = ["sha256", "sha384", "sha512"];
+const DHCHAP_DHGROUPS: [&str; 6] = ["null", "ffdhe2048", "ffdhe3072", "ffdhe4096", "ffdhe6144", "ffdhe8192"];
+
+/// What SPDK has where nothing else was asked for.
+#[derive(Debug)]
+struct AsBuilt;
+
+/// How paths to one namespace are chosen.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct MultipathOptions {
+    /// `active_passive`.
+    policy: Option<String>,
+    /// Not given.
+    selector: Option<String>,
+    /// Not given.
+    min_io: Option<Number>,
+}
+
+impl PartialEq<AsBuilt> for MultipathOptions {
+    fn eq(&self, _: &AsBuilt) -> bool {
+        let passive = self.policy.as_ref().is_none_or(|policy| policy == "active_passive");
+        passive && self.selector.is_none() && self.min_io.is_none()
+    }
+}
+
+defaults!(NvmeHotplug, "bdev_nvme_set_hotplug" {
+    enable: bool = [false];
+    ? period_us: Number = [100_000, 0];
+});
+
+defaults!(NvmfConfig, "nvmf_set_config" {
+    ? admin_cmd_passthru: AdminPassthru = [AsBuilt];
+    ? poll_groups_mask: String = [""];
+    ? discovery_filter: String = ["match_any"];
+    ? discovery_filters: Vec<String> = [NO_FILTERS];
+    ? dhchap_digests: Vec<String> = [DHCHAP_DIGESTS];
+    ? dhchap_dhgroups: Vec<String> = [DHCHAP_DHGROUPS];
+    ? dup_host_policy: String = ["allow"];
+});
+
+const NO_FILTERS: [&str; 0] = [];
+
+/// Which commands go to NVMe controllers as they come: none.
+#[derive(Debug, Default, PartialEq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+struct AdminPassthru {
+    identify_ctrlr: bool,
+    identify_uuid_list: bool,
+    get_log_page: bool,
+    get_set_features: bool,
+    sanitize: bool,
+    security_send_recv: bool,
+    fw_update: bool,
+    nvme_mi: bool,
+    vendor_specific: bool,
+}
+
+impl PartialEq<AsBuilt> for AdminPassthru {
+    fn eq(&self, _: &AsBuilt) -> bool {
+        *self == Self::default()
+    }
+}
+
+defaults!(NvmfMaxSubsystems, "nvmf_set_max_subsystems" {
+    max_subsystems: Number = [1024, 0];
+});
+
+defaults!(NvmfCrdt, "nvmf_set_crdt" {
+    ? crdt1: Number = [0];
+    ? crdt2: Number = [0];
+    ? crdt3: Number = [0];
+});
+
+defaults!(IscsiOptions, "iscsi_set_options" {
+    ? auth_file: String = [""];
+    ? node_base: String = ["iqn.2016-06.io.spdk"];
+    ? nop_timeout: Number = [60];
+    ? nop_in_interval: Number = [30];
+    ? disable_chap: bool = [false];
+    ? require_chap: bool = [false];
+    ? mutual_chap: bool = [false];
+    ? chap_group: Number = [0];
+    ? max_sessions: Number = [128];
+    ? max_queue_depth: Number = [64];
+    ? max_connections_per_session: Number = [2];
+    ? default_time2wait: Number = [2];
+    ? default_time2retain: Number = [20];
+    ? first_burst_length: Number = [8192];
+    ? immediate_data: bool = [true];
+    ? error_recovery_level: Number = [0];
+    ? allow_duplicated_isid: bool = [false];
+    ? max_large_datain_per_connection: Number = [64];
+    ? max_r2t_per_connection: Number = [4];
+    ? pdu_pool_size: Number = [36_864];
+    ? immediate_data_pool_size: Number = [16_384];
+    ? data_out_pool_size: Number = [2048];
+});
+
+defaults!(IscsiClientOptions, "bdev_iscsi_set_options" {
+    ? timeout_sec: Number = [30];
+});
+
+defaults!(KeyringLinuxOptions, "keyring_linux_set_options" {
+    ? enable: bool = [false];
+});
+
+defaults!(VirtioHotplug, "bdev_virtio_blk_set_hotplug" {
+    enable: bool = [false];
+    ? period_us: Number = [100_000, 0];
+});
