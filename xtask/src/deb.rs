@@ -2,6 +2,9 @@
 //!
 //! dpkg's own tools build it: cargo-deb would be a tool more to install, which takes longer than all the rest. A tool on an ordinary thread.
 
+pub(crate) mod pages;
+
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -39,13 +42,22 @@ pub(crate) fn build(bin: &Path) -> Result<PathBuf> {
     for asset in &recipe.assets {
         asset.put(&root)?;
     }
+    let changelog = fs::read_to_string(recipe.scripts.join("changelog"))?;
+    ensure!(
+        changelog.starts_with(&format!("aryk ({}) ", recipe.version))
+            && changelog.contains(&recipe.maintainer()?),
+        "contrib/debian/changelog does not begin with version {} by {}",
+        recipe.version,
+        recipe.maintainer()?
+    );
     let control = root.join("DEBIAN");
     fs::create_dir_all(&control)?;
     for script in ["postinst", "prerm", "postrm"] {
         copy(&recipe.scripts.join(script), &control.join(script), 0o755)?;
     }
     fs::write(control.join("conffiles"), recipe.list("conf-files")?.join("\n") + "\n")?;
-    fs::write(control.join("control"), recipe.control(&root, tree.path())?)?;
+    let size = installed_size(&root)?;
+    fs::write(control.join("control"), recipe.control(size, &root, tree.path())?)?;
     let package = bin.join("package").join(format!("aryk_{}_{}.deb", recipe.version, recipe.architecture));
     let mut pack = Command::new("dpkg-deb");
     pack.args(["--build", "--root-owner-group", "-Zxz"]).arg(&root).arg(&package);
@@ -53,9 +65,13 @@ pub(crate) fn build(bin: &Path) -> Result<PathBuf> {
     Ok(package)
 }
 
-/// Makes the pages and the completions, beside the programs.
+/// Makes the pages, the completions and the list of libraries, beside the programs.
 fn stage(bin: &Path) -> Result<()> {
     let package = bin.join("package");
+    let metadata = workspace::metadata("bin/arykd/Cargo.toml", &["--no-deps"])?;
+    pages::write(&package.join("pages"), &text(&metadata["packages"][0]["repository"])?)?;
+    fs::create_dir_all(&package)?;
+    fs::write(package.join("libraries"), linked_with()?)?;
     fs::create_dir_all(package.join("man"))?;
     let aryk = || Command::new(bin.join("aryk"));
     output(aryk().arg("man").arg(package.join("man")))?;
@@ -68,11 +84,41 @@ fn stage(bin: &Path) -> Result<()> {
     Ok(())
 }
 
+/// What the programs are linked with: name, version, licence and source of each library of others, a line each.
+fn linked_with() -> Result<String> {
+    let mut tree = workspace::cargo();
+    tree.args(["tree", "--locked", "--package", "arykd", "--package", "aryk", "--edges", "normal"]);
+    tree.args(["--prefix", "none", "--format", "{p}: {l}: {r}"]);
+    let said = output(&mut tree)?;
+    let is_foreign = |line: &&str| !line.is_empty() && !line.contains("(/") && !line.contains("(proc-macro)");
+    let lines: BTreeSet<_> =
+        said.lines().map(|line| line.trim_end_matches(" (*)")).filter(is_foreign).collect();
+    Ok(lines.into_iter().map(|line| format!("{line}\n")).collect())
+}
+
+/// KiB, as dpkg counts them: each file by itself, and one for each directory.
+fn installed_size(directory: &Path) -> Result<u64> {
+    let mut size = 0;
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        if entry.file_name() == "DEBIAN" {
+            continue;
+        }
+        size += match entry.metadata()? {
+            kind if kind.is_dir() => 1 + installed_size(&entry.path())?,
+            file => file.len().div_ceil(1024),
+        };
+    }
+    Ok(size)
+}
+
 /// What the manifest says.
 struct Recipe {
     deb: Value,
     version: String,
     description: String,
+    /// Its address on the web.
+    repository: String,
     architecture: String,
     scripts: PathBuf,
     assets: Vec<Asset>,
@@ -89,6 +135,7 @@ impl Recipe {
         let mut recipe = Self {
             version: text(&arykd["version"])?,
             description: "disks of virtual machines, over vhost-user".to_owned(),
+            repository: text(&arykd["repository"])?,
             architecture,
             scripts: home.join(text(&deb["maintainer-scripts"])?),
             assets: Vec::new(),
@@ -110,18 +157,22 @@ impl Recipe {
         self.deb[key].as_array().with_context(|| format!("no {key}"))?.iter().map(text).collect()
     }
 
-    /// The package's description, for dpkg. `scratch` is an empty directory but for `root`.
-    fn control(&self, root: &Path, scratch: &Path) -> Result<String> {
+    fn maintainer(&self) -> Result<String> {
+        text(&self.deb["maintainer"])
+    }
+
+    /// The package's description, for dpkg. `size` is in KiB, `scratch` an empty directory but for `root`.
+    fn control(&self, size: u64, root: &Path, scratch: &Path) -> Result<String> {
         let field = |key: &str| text(&self.deb[key]);
         let depends = field("depends")?.replace("$auto", &libraries(root, scratch)?);
         let long: String = field("extended-description")?.lines().map(|line| format!(" {line}\n")).collect();
-        let size: u64 = self.assets.iter().map(|asset| asset.size.div_ceil(1024)).sum();
+        let home = &self.repository;
         Ok(format!(
-            "Package: {}\nVersion: {}\nArchitecture: {}\nMaintainer: {}\nInstalled-Size: {size}\nDepends: {depends}\nRecommends: {}\nSection: {}\nPriority: {}\nHomepage: https://github.com/aryk/aryk\nDescription: {}\n{long}",
+            "Package: {}\nVersion: {}\nArchitecture: {}\nMaintainer: {}\nInstalled-Size: {size}\nDepends: {depends}\nRecommends: {}\nSection: {}\nPriority: {}\nHomepage: {home}\nBugs: {home}/issues\nDescription: {}\n{long}",
             field("name")?,
             self.version,
             self.architecture,
-            field("maintainer")?,
+            self.maintainer()?,
             field("recommends")?,
             field("section")?,
             field("priority")?,
@@ -136,7 +187,6 @@ struct Asset {
     /// Below the root.
     target: PathBuf,
     mode: u32,
-    size: u64,
 }
 
 impl Asset {
@@ -156,10 +206,9 @@ impl Asset {
         }
         ensure!(!sources.is_empty(), "there is no {}", source.display());
         let asset = |source: PathBuf| {
-            let size = fs::metadata(&source).with_context(|| source.display().to_string())?.len();
             let name = source.file_name().context("a file without a name")?;
             let target = if target.ends_with('/') { Path::new(target).join(name) } else { target.into() };
-            Ok(Self { source, target, mode, size })
+            Ok(Self { source, target, mode })
         };
         sources.into_iter().map(asset).collect()
     }
@@ -173,12 +222,21 @@ impl Asset {
             fs::set_permissions(&directory, fs::Permissions::from_mode(0o755))?;
         }
         copy(&self.source, &target, self.mode)?;
+        // As cargo-deb does by itself.
+        if self.target.starts_with("usr/share/man") || self.target.ends_with("changelog") {
+            return compress(&target);
+        }
         let is_program = self.target.starts_with("usr/bin");
         if is_program {
             output(Command::new("strip").args(["--strip-debug"]).arg(&target))?;
         }
         Ok(())
     }
+}
+
+/// Replaces a file by one that is compressed as Debian wants it: as small as can be, and the same each time.
+fn compress(path: &Path) -> Result<()> {
+    output(Command::new("gzip").args(["-9", "--no-name"]).arg(path)).map(drop)
 }
 
 fn copy(source: &Path, target: &Path, mode: u32) -> Result<()> {

@@ -159,7 +159,8 @@ async fn http_server(
 ) -> anyhow::Result<Option<HttpServer>> {
     let (Some(address), Some(passwords)) = (address, passwords) else { return Ok(None) };
     let server = HttpServer::bind(address, passwords).await;
-    let server = server.with_context(|| format!("cannot serve RPC by HTTP at {address}"))?;
+    let server = server.with_context(|| format!("cannot serve RPC by HTTP at {address}"));
+    let server = server.map_err(start::explained)?;
     if let Some(tls) = tls {
         return Ok(Some(server.encrypted(tls)));
     }

@@ -10,6 +10,7 @@ use aryk_rpc::Control;
 use aryk_rpc::restore::Restored;
 use aryk_rpc::rights::Rules;
 use aryk_rpc::server::{BindError, Server, Socket, SocketOptions};
+use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, getuid, setrlimit};
 use std::fs::DirBuilder;
 use std::io;
@@ -55,11 +56,23 @@ pub fn rpc_server(cli: &Cli, socket: Socket) -> Result<Server, BindError> {
     Ok(Server::new(socket)?.ruled_by(Rules::new(cli.rpc_allow.clone())))
 }
 
+/// Says what to do, if `error` came of a sandbox in which there is no TCP: the unit's.
+pub fn explained(error: anyhow::Error) -> anyhow::Error {
+    const NO_TCP: &str = "TCP is forbidden here, by RestrictAddressFamilies= of the service's unit. As root, to allow it for this host alone: \
+        `install -D -m 644 -t /etc/systemd/system/arykd.service.d /usr/share/aryk/drop-ins/loopback.conf`, \
+        then `systemctl daemon-reload` and `systemctl restart arykd`; network.conf beside it is for all networks";
+    let is_forbidden = |error: &io::Error| error.raw_os_error() == Some(Errno::AFNOSUPPORT.raw_os_error());
+    match error.chain().any(|cause| cause.downcast_ref().is_some_and(is_forbidden)) {
+        true => error.context(NO_TCP),
+        false => error,
+    }
+}
+
 /// The door for those who read metrics, if one is asked for.
 pub async fn metrics(cli: &Cli) -> anyhow::Result<Option<WatchServer>> {
     const MODE: u32 = 0o660;
     let Some(address) = &cli.metrics else { return Ok(None) };
-    let server = WatchServer::bind(address, MODE).await.context("cannot serve metrics")?;
+    let server = WatchServer::bind(address, MODE).await.context("cannot serve metrics").map_err(explained)?;
     if let Some(address) = server.address()
         && !address.ip().is_loopback()
     {
@@ -71,7 +84,7 @@ pub async fn metrics(cli: &Cli) -> anyhow::Result<Option<WatchServer>> {
 /// The door for browsers, if one is asked for.
 pub async fn web(cli: &Cli) -> anyhow::Result<Option<WatchServer>> {
     let Some(address) = &cli.web else { return Ok(None) };
-    Ok(Some(WatchServer::bind(address, 0).await.context("cannot show the web page")?))
+    Ok(Some(WatchServer::bind(address, 0).await.context("cannot show the web page").map_err(explained)?))
 }
 
 /// Serves those who watch, until `stop`. Needs a tokio `LocalSet`.

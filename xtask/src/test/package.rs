@@ -46,12 +46,73 @@ pub(crate) fn run() -> Result<Tally> {
 fn contents(package: &Path) -> Result<()> {
     let listing = deb::output(Command::new("dpkg-deb").arg("-c").arg(package))?;
     let unit = "/lib/systemd/system/arykd.service";
-    for file in ["/usr/bin/arykd", "/usr/bin/aryk", unit, "/man1/aryk.1", "/man8/arykd.8"] {
+    for file in [
+        "/usr/bin/arykd",
+        "/usr/bin/aryk",
+        unit,
+        "/man1/aryk.1.gz",
+        "/man8/arykd.8.gz",
+        "/drop-ins/loopback.conf",
+        "/drop-ins/network.conf",
+    ] {
         ensure!(listing.lines().any(|line| line.ends_with(file)), "{file} is not in it:\n{listing}");
     }
     ensure!(listing.lines().all(|line| line.contains(" root/root ")), "not root's:\n{listing}");
     let control = deb::output(Command::new("dpkg-deb").arg("-f").arg(package).arg("Depends"))?;
     ensure!(control.contains("libc6"), "depends on {control}");
+    let tree = tempfile::tempdir()?;
+    deb::output(Command::new("dpkg-deb").arg("-x").arg(package).arg(tree.path()))?;
+    let said = contact(package, tree.path())?;
+    ensure!(!said.contains("localhost"), "whom to write to: {said}");
+    pages(&tree.path().join("usr/share/doc/aryk"))?;
+    size(package, tree.path())
+}
+
+/// Who made it, and how they are told of bugs.
+fn contact(package: &Path, tree: &Path) -> Result<String> {
+    let mut said = deb::output(Command::new("dpkg-deb").arg("-f").arg(package).args(["Maintainer", "Bugs"]))?;
+    let doc = tree.join("usr/share/doc/aryk");
+    said += &deb::output(Command::new("zcat").arg(doc.join("changelog.gz")))?;
+    said += &std::fs::read_to_string(doc.join("copyright"))?;
+    ensure!(said.contains("/issues") && said.contains("urgency="), "whom to write to: {said}");
+    let libraries = std::fs::read_to_string(doc.join("libraries"))?;
+    ensure!(libraries.contains("\ntokio v") && !libraries.contains("aryk"), "linked with {libraries}");
+    Ok(said)
+}
+
+/// Whether each page's links lead to files that are there.
+fn pages(doc: &Path) -> Result<()> {
+    let mut dead = Vec::new();
+    for page in
+        ["README.md", "docs/operating.md", "docs/observing.md", "docs/security.md", "docs/rpc/README.md"]
+    {
+        ensure!(doc.join(page).is_file(), "{page} is not in it");
+    }
+    for directory in ["", "docs", "docs/rpc"] {
+        for entry in std::fs::read_dir(doc.join(directory))? {
+            let page = entry?.path();
+            if page.extension().is_none_or(|end| end != "md") {
+                continue;
+            }
+            for link in deb::pages::links(&std::fs::read_to_string(&page)?) {
+                let path = deb::pages::resolve(&page, link.split('#').next().unwrap_or(link));
+                if !path.is_file() {
+                    dead.push(format!("{}: {link}", page.display()));
+                }
+            }
+        }
+    }
+    ensure!(dead.is_empty(), "links that lead nowhere: {dead:?}");
+    Ok(())
+}
+
+/// Whether the size that it says is the one it has, but for what directories take.
+fn size(package: &Path, tree: &Path) -> Result<()> {
+    let said: u64 =
+        deb::output(Command::new("dpkg-deb").arg("-f").arg(package).arg("Installed-Size"))?.trim().parse()?;
+    let found = deb::output(Command::new("du").args(["--apparent-size", "--summarize", "-k"]).arg(tree))?;
+    let found: u64 = found.split_whitespace().next().context("du says nothing")?.parse()?;
+    ensure!(said.abs_diff(found) < found / 20 + 400, "{said} KiB are said to be installed, {found} are");
     Ok(())
 }
 
@@ -90,7 +151,7 @@ fn lifetime(package: &Path) -> Result<Option<String>> {
     std::fs::write(path("script"), INSIDE)?;
     let mut machine = Command::new("setpriv")
         .args(["--pdeathsig", "KILL", "unshare"])
-        .args(["--mount", "--pid", "--fork", "--kill-child", "--ipc", "--uts", "bash"])
+        .args(["--mount", "--pid", "--fork", "--kill-child", "--ipc", "--uts", "--net", "bash"])
         .args([path("boot"), path("scratch"), package.to_owned(), path("script"), path("result")])
         .stdin(Stdio::null())
         .stdout(Stdio::null())

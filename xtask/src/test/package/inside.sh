@@ -80,9 +80,32 @@ for _ in $(seq 100); do as timeout 1 aryk disk show vm1 >/dev/null 2>&1 && break
 
 # What it brings.
 [ -s /usr/share/bash-completion/completions/aryk ]
-[ -s /usr/share/man/man1/aryk-attach.1 ]
-[ -s /usr/share/man/man8/arykd.8 ]
+zgrep -q '^.TH' /usr/share/man/man1/aryk-attach.1.gz
+zgrep -q '^.TH' /usr/share/man/man8/arykd.8.gz
 bash -n /usr/share/bash-completion/completions/aryk
+
+# Metrics and the web page, on TCP: forbidden, with a word on what to do, until there is the drop-in; and then to this host alone.
+ip link set lo up
+rm /etc/systemd/system/arykd.service.d/watchdog.conf
+sed -i 's/^ARYKD_OPTIONS="/&--metrics 9477 --web 9478 /' /etc/default/arykd
+printf '[Service]\nStandardError=append:/run/arykd.said\n' >/etc/systemd/system/arykd.service.d/said.conf
+systemctl daemon-reload
+said systemctl restart arykd.service
+[ "$(systemctl show -P ActiveState arykd.service)" != active ]
+grep -q 'TCP is forbidden here.*/usr/share/aryk/drop-ins/loopback.conf' /run/arykd.said
+rm /etc/systemd/system/arykd.service.d/said.conf
+install -D -m 644 -t /etc/systemd/system/arykd.service.d /usr/share/aryk/drop-ins/loopback.conf
+systemctl daemon-reload
+systemctl restart arykd.service
+page() { timeout 5 bash -c "exec 3<>/dev/tcp/127.0.0.1/$1; printf 'GET $2 HTTP/1.0\r\nHost: localhost\r\n\r\n' >&3; cat <&3"; }
+page 9477 /metrics | grep -q '^aryk_disk_ops_total{disk="vm1"'
+page 9478 / | grep -q '<title>'
+sed -i 's/--metrics 9477 --web 9478 /--metrics 0.0.0.0:9477 /' /etc/default/arykd
+rm /etc/systemd/system/arykd.service.d/loopback.conf
+install -D -m 644 -t /etc/systemd/system/arykd.service.d /usr/share/aryk/drop-ins/network.conf
+systemctl daemon-reload
+systemctl restart arykd.service
+page 9477 /metrics | grep -q '^aryk_disk_ops_total{disk="vm1"'
 
 # An upgrade leaves the daemon alone, and the administrator's options.
 pid=$(systemctl show -P MainPID arykd.service)
