@@ -3,6 +3,7 @@
 use crate::Observatory;
 use aryk_bdev::{Bdev, QosGroup};
 use aryk_reactor::Handle;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Whoever knows what the daemon has.
@@ -15,6 +16,8 @@ pub trait Inventory {
     fn groups(&self) -> Vec<Arc<QosGroup>>;
     /// The controllers, by name.
     fn controllers(&self) -> Vec<Controller>;
+    /// The file or block device that a disk is in, if it is in one.
+    fn file(&self, disk: &str) -> Option<PathBuf>;
     /// Who looks at all that.
     fn observatory(&self) -> &Observatory;
 }

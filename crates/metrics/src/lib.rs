@@ -6,12 +6,13 @@
 //! | `observatory` | looks at all of it, shared by those who ask at the same time |
 //! | `unions` | what disks did while they belonged to groups, controllers and reactors |
 //! | `exposition`, `families` | the look as OpenMetrics text, piece by piece |
-//! | `web`, `live` | the web page, and what happened between two looks |
+//! | `web`, `live`, `closer` | the web page, what happened between two looks, and one disk of it looked at closer |
 //! | `server` | HTTP on TCP or a UNIX socket, with bounds on everything that a client can take |
 //!
 //! All of it runs in control context. Reactors are asked as [`aryk_bdev::gather`] does it, a little in each turn.
 #![forbid(unsafe_code)]
 
+mod closer;
 mod exposition;
 mod families;
 mod inventory;

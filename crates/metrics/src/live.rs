@@ -35,6 +35,8 @@ pub struct Rate {
     pub write_bytes: u64,
     pub others: u64,
     pub errors: u64,
+    /// Requests that failed, ever.
+    pub errors_ever: u64,
     /// How long a request took on average, in nanoseconds.
     pub mean_ns: Option<u64>,
     /// Nanoseconds per second, of all requests together, by layer.
@@ -64,6 +66,7 @@ impl Rate {
             write_bytes: per_second(write.bytes),
             others: per_second(grown.total(|op| op.ops) - read.ops - write.ops),
             errors: per_second(grown.total(|op| op.errors)),
+            errors_ever: now.total(|op| op.errors),
             mean_ns: None,
             throttle: layer(TimeLayer::Throttle),
             queue: layer(TimeLayer::Queue),
@@ -83,6 +86,7 @@ impl Rate {
         self.write_bytes += other.write_bytes;
         self.others += other.others;
         self.errors += other.errors;
+        self.errors_ever += other.errors_ever;
         self.throttle += other.throttle;
         self.queue += other.queue;
         self.module += other.module;
@@ -107,6 +111,8 @@ pub struct Share {
 /// What happened between two looks.
 #[derive(Debug)]
 pub struct Rates {
+    /// How long that was; `None` if there was no look before, so that nothing is known of what happens.
+    pub seconds: Option<f64>,
     pub disks: Vec<DiskRate>,
     pub groups: Vec<GroupRate>,
     pub total: Rate,
@@ -119,8 +125,10 @@ pub struct Rates {
 
 impl Rates {
     /// What happened between `before` and `now`.
-    pub fn between(before: &Look, now: &Look) -> Self {
-        let seconds = now.at.since(before.at).as_secs_f64().max(1e-3);
+    pub fn between(before: Option<&Look>, now: &Look) -> Self {
+        let known = before.map(|before| now.seconds_since(before));
+        // Without one, it is as if it were the same.
+        let (before, seconds) = (before.unwrap_or(now), known.unwrap_or(1.0));
         let old: HashMap<_, _> = before.disks.iter().map(|disk| (&*disk.name, &disk.counts)).collect();
         let disk = |disk: &Disk| DiskRate {
             name: disk.name.clone(),
@@ -157,6 +165,7 @@ impl Rates {
             Share { core: reactor.core, busy, idle, asleep, longest_turn_ns, members: reactor.members }
         });
         Self {
+            seconds: known,
             reactors: reactors.collect(),
             latencies: std::array::from_fn(|i| is[i].saturating_sub(was[i])),
             machines: now.controllers.iter().filter(|seat| seat.controller.connected).count(),

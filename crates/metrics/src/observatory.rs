@@ -29,6 +29,13 @@ pub struct Look {
     pub reactors: Vec<Reactor>,
 }
 
+impl Look {
+    /// How much later it was finished than an earlier one.
+    pub(crate) fn seconds_since(&self, earlier: &Self) -> f64 {
+        self.at.since(earlier.at).as_secs_f64().max(1e-3)
+    }
+}
+
 /// A disk.
 #[derive(Debug)]
 pub struct Disk {

@@ -1,9 +1,10 @@
 //! The web page, and what it asks for once a second. Read-only. Control context.
 //!
-//! The page is three files, embedded. It is for browsers of this host: whoever comes under another name than this host's is refused, for a page of somebody else's
+//! The page is four files, embedded. It is for browsers of this host: whoever comes under another name than this host's is refused, for a page of somebody else's
 //! could have brought a browser here under a name of its own. What thousands of disks do is told of the first few only, in the order that is asked for, so that
 //! an answer is bounded; and what one client was told within a second, others get too.
 
+use crate::closer::Closer;
 use crate::live::{DiskRate, GroupRate, Rate, Rates};
 use crate::server::{Bytestream, Reply, Request, plain};
 use crate::{Inventory, Look};
@@ -20,9 +21,10 @@ use std::rc::Rc;
 use std::time::Duration;
 
 /// The page's files: path, type, content.
-const FILES: [(&str, &str, &str); 3] = [
+const FILES: [(&str, &str, &str); 4] = [
     ("/", "text/html; charset=utf-8", include_str!("../web/index.html")),
     ("/style.css", "text/css; charset=utf-8", include_str!("../web/style.css")),
+    ("/heat.js", "text/javascript; charset=utf-8", include_str!("../web/heat.js")),
     ("/page.js", "text/javascript; charset=utf-8", include_str!("../web/page.js")),
 ];
 /// Nothing comes from elsewhere, goes elsewhere, or is written into the page.
@@ -34,6 +36,8 @@ const DISKS: usize = 100;
 const GROUPS: usize = 20;
 /// How old what is told may be.
 const AGE: Duration = Duration::from_millis(900);
+/// What happened since a look that was longer ago is no news of now.
+const LATELY: Duration = Duration::from_secs(5);
 /// Different answers that are kept for others who ask the same.
 const ANSWERS: usize = 64;
 /// Bytes of a filter.
@@ -41,6 +45,7 @@ const FILTER_MAX: usize = 256;
 
 /// What is told at one time.
 struct Now {
+    before: Option<Rc<Look>>,
     look: Rc<Look>,
     rates: Rates,
     answers: HashMap<String, Bytes>,
@@ -49,6 +54,7 @@ struct Now {
 /// Answers browsers.
 pub struct Web {
     inventory: Rc<dyn Inventory>,
+    host: String,
     now: RefCell<Option<Now>>,
 }
 
@@ -61,6 +67,11 @@ impl fmt::Debug for Web {
 /// `/live.json`.
 #[derive(Serialize)]
 struct Live<'a> {
+    /// The host's name.
+    host: &'a str,
+    version: &'static str,
+    /// How long what is told took to happen; `None` if that is not known yet.
+    seconds: Option<f64>,
     /// Disks that there are, and those whose names fit.
     all: usize,
     matching: usize,
@@ -73,6 +84,8 @@ struct Live<'a> {
     reactors: &'a [crate::live::Share],
     bounds_ns: Vec<u64>,
     latencies: &'a [u64],
+    /// The disk that was asked for, if it is there.
+    disk: Option<Closer>,
 }
 
 /// What a client asks for.
@@ -80,12 +93,14 @@ struct Live<'a> {
 struct Wish {
     sort: String,
     filter: String,
+    disk: Option<String>,
 }
 
 impl Web {
     /// What is in `inventory` is shown.
     pub fn new(inventory: Rc<dyn Inventory>) -> Self {
-        Self { inventory, now: RefCell::default() }
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        Self { inventory, host, now: RefCell::default() }
     }
 
     /// Answers a request.
@@ -114,20 +129,22 @@ impl Web {
 
     async fn live(&self, query: &str) -> Reply {
         let Some(wish) = Wish::read(query) else {
-            return plain(StatusCode::BAD_REQUEST, "sort and filter, and no more\n");
+            return plain(StatusCode::BAD_REQUEST, "sort, filter and disk, and no more\n");
         };
         let look = self.inventory.observatory().look(&*self.inventory, AGE).await;
         let mut now = self.now.borrow_mut();
         if now.as_ref().is_none_or(|now| !Rc::ptr_eq(&now.look, &look)) {
-            let before = now.take().map_or_else(|| Rc::clone(&look), |now| now.look);
-            let rates = Rates::between(&before, &look);
-            *now = Some(Now { look, rates, answers: HashMap::new() });
+            let before = now.take().map(|now| now.look).filter(|before| look.at.since(before.at) <= LATELY);
+            let rates = Rates::between(before.as_deref(), &look);
+            *now = Some(Now { before, look, rates, answers: HashMap::new() });
         }
         let now = now.as_mut().expect("just set");
         if let Some(answer) = now.answers.get(query) {
             return typed("application/json", answer.clone());
         }
-        let answer = Bytes::from(wish.answer(&now.rates));
+        let closer = |name: &String| Closer::new(&*self.inventory, name, now.before.as_deref(), &now.look);
+        let disk = wish.disk.as_ref().and_then(closer);
+        let answer = Bytes::from(wish.answer(&self.host, &now.rates, disk));
         if now.answers.len() < ANSWERS {
             now.answers.insert(query.to_owned(), answer.clone());
         }
@@ -144,13 +161,14 @@ impl Wish {
             match name {
                 "sort" => wish.sort = decode(value)?,
                 "filter" => wish.filter = decode(value)?,
+                "disk" => wish.disk = Some(decode(value)?),
                 _ => return None,
             }
         }
         (wish.filter.len() <= FILTER_MAX).then_some(wish)
     }
 
-    fn answer(&self, rates: &Rates) -> Vec<u8> {
+    fn answer(&self, host: &str, rates: &Rates, disk: Option<Closer>) -> Vec<u8> {
         let mut disks: Vec<_> = rates.disks.iter().filter(|d| d.name.contains(&self.filter)).collect();
         let matching = disks.len();
         let key = |rate: &Rate| match self.sort.as_str() {
@@ -159,9 +177,10 @@ impl Wish {
             "writes" => rate.writes,
             "read_bytes" => rate.read_bytes,
             "write_bytes" => rate.write_bytes,
+            "bytes" => rate.read_bytes + rate.write_bytes,
             "mean_ns" => rate.mean_ns.unwrap_or_default(),
             "in_flight" => rate.in_flight,
-            "errors" => rate.errors,
+            "errors" => rate.errors_ever,
             _ => rate.ops(),
         };
         disks.sort_by(|a, b| key(&b.rate).cmp(&key(&a.rate)).then_with(|| a.name.cmp(&b.name)));
@@ -170,6 +189,9 @@ impl Wish {
         groups.sort_by_key(|group| std::cmp::Reverse(group.rate.ops()));
         groups.truncate(GROUPS);
         let live = Live {
+            host,
+            version: env!("CARGO_PKG_VERSION"),
+            seconds: rates.seconds,
             all: rates.disks.len(),
             matching,
             machines: rates.machines,
@@ -180,6 +202,7 @@ impl Wish {
             reactors: &rates.reactors,
             bounds_ns: Coarse::BOUNDS_LOG2.iter().map(|log2| 1 << log2).collect(),
             latencies: &rates.latencies,
+            disk,
         };
         serde_json::to_vec(&live).expect("numbers and strings")
     }
@@ -251,8 +274,6 @@ mod tests {
     fn the_page_needs_nobody_else() {
         let all: String = FILES.iter().map(|file| file.2).collect();
         assert!(all.len() < 200_000);
-        assert!(!all.contains("https://") && !all.contains("innerHTML") && !all.contains("style=\""));
-        // The one address in it is a name, of SVG's elements.
-        assert_eq!(all.matches("http://").count(), 1);
+        assert!(!all.contains("://") && !all.contains("innerHTML") && !all.contains("style=\""));
     }
 }

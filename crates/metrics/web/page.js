@@ -1,33 +1,43 @@
 "use strict";
-// Asks the daemon once a second, and shows what it says. Names come from others: they become text, never markup.
+// Asks the daemon once a second, and changes what has changed. Names come from others: they become text, never markup.
 
+// Key to sort by, title, text of the cell, where it is shown: everywhere, or only in wide or narrow tables.
 const COLUMNS = [
-  ["name", "Disk", (d) => d.name],
-  ["reads", "Reads/s", (d) => whole(d.reads)],
-  ["writes", "Writes/s", (d) => whole(d.writes)],
-  ["read_bytes", "Read/s", (d) => bytes(d.read_bytes)],
-  ["write_bytes", "Written/s", (d) => bytes(d.write_bytes)],
-  ["mean_ns", "Latency", (d) => time(d.mean_ns)],
-  [null, "Where it goes", layers],
-  ["in_flight", "In flight", (d) => whole(d.in_flight)],
-  ["errors", "Errors/s", (d) => whole(d.errors)],
+  ["name", "Disk", null, ""],
+  ["ops", "Ops/s", (d) => whole(d.reads + d.writes + d.others), "narrow"],
+  ["reads", "Reads/s", (d) => whole(d.reads), "wide"],
+  ["writes", "Writes/s", (d) => whole(d.writes), "wide"],
+  ["bytes", "Bytes/s", (d) => bytes(d.read_bytes + d.write_bytes), "narrow"],
+  ["read_bytes", "Read/s", (d) => bytes(d.read_bytes), "wide"],
+  ["write_bytes", "Written/s", (d) => bytes(d.write_bytes), "wide"],
+  ["mean_ns", "Latency", (d) => time(d.mean_ns), ""],
+  [null, "Time spent", null, "wide"],
+  ["in_flight", "In flight", (d) => whole(d.in_flight), "wide"],
+  ["errors", "Errors", (d) => whole(d.errors_ever), ""],
 ];
 const GROUP_COLUMNS = [
-  ["Group", (g) => g.parent === null ? g.name : `${g.parent} › ${g.name}`],
-  ["Disks", (g) => whole(g.disks)],
-  ["Operations/s", (g) => whole(g.reads + g.writes + g.others)],
-  ["of", (g) => most(g.most_ops, whole)],
-  ["Bytes/s", (g) => bytes(g.read_bytes + g.write_bytes)],
-  ["of", (g) => most(g.most_bytes, bytes)],
-  ["Latency", (g) => time(g.mean_ns)],
-  ["Where it goes", layers],
+  ["Group", (g) => g.parent === null ? g.name : `${g.parent} › ${g.name}`, ""],
+  ["Disks", (g) => whole(g.disks), "wide"],
+  ["Ops/s", (g) => whole(g.reads + g.writes + g.others), ""],
+  ["at most", (g) => most(g.most_ops, whole), ""],
+  ["Bytes/s", (g) => bytes(g.read_bytes + g.write_bytes), ""],
+  ["at most", (g) => most(g.most_bytes, bytes), "wide"],
+  ["Latency", (g) => time(g.mean_ns), "wide"],
+  ["Time spent", null, "wide"],
 ];
-const HISTORY = 120;
-const SVG = "http://www.w3.org/2000/svg";
+const LAYERS = [["throttle", "limits"], ["queue", "block layer"], ["module", "store"], ["front_end", "to the guest"]];
+const ROWS = 25;
+/** Seconds without an answer after which what is shown is old. */
+const PATIENCE = 3;
+
 const get = (id) => document.getElementById(id);
-const heat = [];
 let sort = "ops";
 let filter = "";
+let rows = ROWS;
+let chosen = null;
+let host = "";
+let answered = null;
+let refused = false;
 
 function whole(n) {
   if (n < 10000) return String(n);
@@ -38,7 +48,7 @@ function bytes(n) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let unit = 0;
   while (n >= 1024 && unit < units.length - 1) { n /= 1024; unit += 1; }
-  return n.toFixed(unit && n < 100 ? 1 : 0) + " " + units[unit];
+  return n.toFixed(unit && n < 100 && n % 1 ? 1 : 0) + " " + units[unit];
 }
 
 /** A limit, if there is one. */
@@ -53,134 +63,268 @@ function time(ns) {
   return ns < 1e9 ? (ns / 1e6).toFixed(ns < 1e7 ? 1 : 0) + " ms" : (ns / 1e9).toFixed(1) + " s";
 }
 
-function drawing(tag, attributes) {
-  const element = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  return element;
-}
-
-/** Parts of a whole, side by side. */
-function strip(parts, label) {
-  const svg = drawing("svg", { viewBox: "0 0 100 10", preserveAspectRatio: "none", role: "img", "aria-label": label });
-  svg.append(drawing("rect", { class: "track", width: 100, height: 10 }));
-  let x = 0;
-  for (const [name, share] of parts) {
-    svg.append(drawing("rect", { class: name, x, width: Math.max(0, share * 100), height: 10 }));
-    x += share * 100;
-  }
-  const title = drawing("title", {});
-  title.textContent = label;
-  svg.append(title);
-  return svg;
-}
-
-function layers(d) {
-  const all = d.throttle + d.queue + d.module + d.front_end;
-  if (all === 0) return "";
-  const parts = [["throttle", d.throttle / all], ["queue", d.queue / all], ["module", d.module / all], ["front-end", d.front_end / all]];
-  return strip(parts, parts.map(([name, share]) => `${name} ${Math.round(share * 100)} %`).join(", "));
-}
-
-function showReactors(reactors) {
-  get("reactors").replaceChildren(...reactors.map((r) => {
-    const row = document.createElement("div");
-    row.className = "reactor";
-    const words = document.createElement("div");
-    const left = document.createElement("span");
-    left.textContent = `core ${r.core}: ${Math.round(r.busy * 100)} % busy`;
-    const right = document.createElement("span");
-    right.textContent = `longest turn ${time(r.longest_turn_ns)}`;
-    words.append(left, right);
-    row.append(words, strip([["busy", r.busy], ["idle", r.idle], ["asleep", r.asleep]], left.textContent));
-    return row;
-  }));
-}
-
-function showGroups(live) {
-  get("groups-section").hidden = live.all_groups === 0;
-  const rows = live.groups.map((group) => {
-    const row = document.createElement("tr");
-    for (const [, content] of GROUP_COLUMNS) {
-      const cell = document.createElement("td");
-      cell.append(content(group));
-      row.append(cell);
-    }
-    return row;
-  });
-  get("groups").tBodies[0].replaceChildren(...rows);
-  get("groups-shown").textContent = `${live.groups.length} of ${live.all_groups}`;
-}
-
-function showDisks(live) {
-  const rows = live.disks.map((disk) => {
-    const row = document.createElement("tr");
-    for (const [key, , content] of COLUMNS) {
-      const cell = document.createElement("td");
-      cell.append(content(disk));
-      if (key === "name") cell.title = disk.kind + ": " + disk.name;
-      if (key === "errors" && disk.errors > 0) cell.className = "bad";
-      row.append(cell);
-    }
-    return row;
-  });
-  get("disks").tBodies[0].replaceChildren(...rows);
-  get("shown").textContent = `${live.disks.length} of ${live.matching}`;
-}
-
-function showHeat(bounds) {
-  const canvas = get("heat");
-  const cx = canvas.getContext("2d");
-  const style = getComputedStyle(document.documentElement);
-  const [ink, color] = [style.getPropertyValue("--quiet"), style.getPropertyValue("--accent")];
-  cx.clearRect(0, 0, canvas.width, canvas.height);
-  const buckets = bounds.length + 1;
-  const [left, width] = [52, (canvas.width - 52) / HISTORY];
-  const height = canvas.height / buckets;
-  const most = Math.max(1, ...heat.flat());
-  cx.fillStyle = color;
-  heat.forEach((column, i) => column.forEach((count, bucket) => {
-    if (count === 0) return;
-    cx.globalAlpha = 0.12 + 0.88 * Math.sqrt(count / most);
-    cx.fillRect(left + (HISTORY - heat.length + i) * width, canvas.height - (bucket + 1) * height, Math.ceil(width), Math.ceil(height));
-  }));
-  cx.globalAlpha = 1;
-  cx.fillStyle = ink;
-  cx.font = "11px system-ui, sans-serif";
-  cx.textAlign = "right";
-  bounds.forEach((ns, i) => { if (i % 3 === 0) cx.fillText(time(ns), left - 6, canvas.height - (i + 1) * height + 4); });
-}
-
-function show(live) {
-  const { total } = live;
-  get("ops").textContent = whole(total.reads + total.writes + total.others);
-  get("bytes").textContent = bytes(total.read_bytes + total.write_bytes);
-  get("mean").textContent = time(total.mean_ns);
-  get("in-flight").textContent = whole(total.in_flight);
-  get("errors").textContent = whole(total.errors);
-  heat.push(live.latencies);
-  if (heat.length > HISTORY) heat.shift();
-  showHeat(live.bounds_ns);
-  showReactors(live.reactors);
-  showGroups(live);
-  showDisks(live);
-  get("state").textContent = `${count(live.all, "disk")}, ${count(live.machines, "machine")} connected`;
-  get("state").className = "";
-}
-
 function count(n, of) {
   return `${n} ${of}${n === 1 ? "" : "s"}`;
 }
 
-async function ask() {
-  try {
-    const query = new URLSearchParams({ sort, filter });
-    const reply = await fetch("live.json?" + query, { cache: "no-store", signal: AbortSignal.timeout(5000) });
-    if (!reply.ok) throw new Error(await reply.text());
-    show(await reply.json());
-  } catch (error) {
-    get("state").textContent = "the daemon does not answer";
-    get("state").className = "bad";
+/** Changes an element's text, if that is another: what is not changed is not drawn. */
+function put(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+function dress(element, classes) {
+  if (element.className !== classes) element.className = classes;
+}
+
+function made(tag, classes, text) {
+  const element = document.createElement(tag);
+  if (classes) element.className = classes;
+  if (text !== undefined) element.textContent = text;
+  return element;
+}
+
+/** Parts of a whole, side by side, in the colours of `kind`. */
+function strip(element, kind, parts, label) {
+  if (element.title === label) return;
+  element.title = label;
+  element.className = "strip " + kind;
+  element.setAttribute("role", "img");
+  element.setAttribute("aria-label", label);
+  let end = 0;
+  parts.forEach((share, i) => {
+    end += share * 100;
+    element.style.setProperty("--end-" + i, end.toFixed(1) + "%");
+  });
+}
+
+/** Where a disk's or group's time goes. */
+function layers(element, d) {
+  const all = LAYERS.reduce((sum, [key]) => sum + d[key], 0);
+  element.hidden = all === 0;
+  if (all === 0) return;
+  const shares = LAYERS.map(([key]) => d[key] / all);
+  strip(element, "layers", shares, LAYERS.map(([, word], i) => `${word} ${Math.round(shares[i] * 100)} %`).join(", "));
+}
+
+/** Has as many children of `parent` as there are `items`, made by `make`, and lets `fill` say what is in each. */
+function each(parent, items, make, fill) {
+  while (parent.children.length > items.length) parent.lastElementChild.remove();
+  items.forEach((item, i) => {
+    const element = parent.children[i] ?? parent.appendChild(make(i));
+    fill(element, item);
+  });
+}
+
+function newReactor() {
+  const reactor = made("div", "reactor");
+  const words = made("div");
+  words.append(made("span"), made("span"));
+  reactor.append(words, made("div"));
+  return reactor;
+}
+
+function fillReactor(element, r) {
+  const [words, bar] = element.children;
+  put(words.children[0], `core ${r.core}: ${Math.round(r.busy * 100)} % busy`);
+  put(words.children[1], `longest turn ${time(r.longest_turn_ns)}`);
+  const shares = [r.busy, r.idle, r.asleep].map((share) => Math.round(share * 100) / 100);
+  strip(bar, "times", shares, ["busy", "polling", "asleep"].map((word, i) => `${word} ${Math.round(shares[i] * 100)} %`).join(", "));
+}
+
+function newGroup() {
+  const row = made("tr");
+  for (const [, text, where] of GROUP_COLUMNS) {
+    const cell = made("td", where);
+    if (text === null) cell.append(made("div", "strip"));
+    row.append(cell);
   }
+  return row;
+}
+
+function fillGroup(row, group) {
+  GROUP_COLUMNS.forEach(([, text], i) => {
+    const cell = row.children[i];
+    if (text === null) layers(cell.firstChild, group); else put(cell, text(group));
+  });
+}
+
+function newDisk() {
+  const row = made("tr");
+  for (const [key, , , where] of COLUMNS) {
+    const cell = made("td", where);
+    if (key === null) cell.append(made("div", "strip"));
+    if (key === "name") {
+      const button = made("button");
+      button.type = "button";
+      cell.append(button);
+    }
+    row.append(cell);
+  }
+  row.addEventListener("click", () => choose(row.cells[0].firstChild.textContent));
+  return row;
+}
+
+function fillDisk(row, disk) {
+  COLUMNS.forEach(([key, , text, where], i) => {
+    const cell = row.children[i];
+    if (key === null) layers(cell.firstChild, disk);
+    else if (key === "name") {
+      put(cell.firstChild, disk.name);
+      if (cell.title !== disk.kind) cell.title = disk.kind;
+    } else put(cell, text(disk));
+    if (key === "errors") dress(cell, disk.errors_ever > 0 ? "bad" : where);
+  });
+  dress(row, disk.name === chosen ? "chosen" : "");
+}
+
+function showDisks(live) {
+  const disks = live.disks.slice(0, rows);
+  each(get("disks").tBodies[0], disks, newDisk, fillDisk);
+  put(get("shown"), `${disks.length} of ${live.matching}`);
+  const more = live.disks.length - disks.length;
+  get("more").hidden = more === 0;
+  put(get("more"), `Show ${more} more`);
+}
+
+/** Below what latency a share of requests ended, as far as the buckets tell. */
+function quantile(bounds, counts, share) {
+  const all = counts.reduce((sum, n) => sum + n, 0);
+  if (all === 0) return "–";
+  let left = all * share;
+  const bucket = counts.findIndex((n) => (left -= n) <= 0);
+  return bucket < bounds.length ? "< " + time(bounds[bucket]) : "> " + time(bounds[bounds.length - 1]);
+}
+
+/** Terms, and what is said of them. */
+function tellFacts(list, pairs) {
+  each(list, pairs.flat(), (i) => made(i % 2 ? "dd" : "dt"), put);
+}
+
+function facts(disk) {
+  const users = disk.users.map((u) => `${u.controller} (${u.kind}, ${u.connected ? "a VM is connected" : "no VM"})`);
+  return [
+    ["Kind", disk.kind + (disk.read_only ? ", read-only" : "")],
+    ["Size", `${bytes(disk.bytes)}: ${disk.bytes / disk.block_bytes} blocks of ${disk.block_bytes} B`],
+    ...(disk.store_block_bytes === disk.block_bytes ? [] : [["Store's blocks", `${disk.store_block_bytes} B`]]),
+    ...(disk.file === null ? [] : [["File", disk.file]]),
+    ["UUID", disk.uuid],
+    ["Controllers", users.join(", ") || "none"],
+    ...(disk.claimed_by === null ? [] : [["Claimed by", disk.claimed_by]]),
+    ["In flight", `${disk.in_flight}, of which ${disk.waiting} wait; lately ${disk.in_flight_max} at most`],
+    ["Errors", `${disk.operations.reduce((sum, op) => sum + op.errors_ever, 0)}` + (disk.overdue ? `; ${disk.overdue} over the deadline` : "")],
+  ];
+}
+
+function limits(disk) {
+  return disk.limits.map((limit) => {
+    const words = [
+      [limit.ops, whole, "requests"], [limit.read_ops, whole, "reads"], [limit.write_ops, whole, "writes"],
+      [limit.bytes, bytes, ""], [limit.read_bytes, bytes, "read"], [limit.write_bytes, bytes, "written"],
+    ].filter(([n]) => n > 0).map(([n, shown, of]) => `${shown(n)} ${of}`.trim());
+    return [limit.group === null ? "Its own" : `Group ${limit.group}`, words.length ? words.join(", ") + " a second" : "none"];
+  });
+}
+
+function newOperation() {
+  const block = made("div", "operation");
+  block.append(made("b"), made("dl"));
+  return block;
+}
+
+function showCloser(live) {
+  const disk = live.disk;
+  get("gone").hidden = disk !== null;
+  get("closer-body").hidden = disk === null;
+  if (disk === null) return;
+  tellFacts(get("facts"), facts(disk));
+  tellFacts(get("limits"), limits(disk));
+  if (live.seconds !== null) {
+    closerHeat.add(live.bounds_ns, live.seconds, disk.reads.map((n, i) => n + disk.writes[i]));
+  }
+  each(get("operations"), disk.operations, newOperation, (block, op) => {
+    put(block.firstChild, op.op);
+    const counts = { read: disk.reads, write: disk.writes }[op.op];
+    const spread = counts === undefined ? [] : [["Median, p99", [0.5, 0.99].map((share) => quantile(live.bounds_ns, counts, share)).join(", ")]];
+    tellFacts(block.lastChild, [
+      ["A second", `${whole(op.ops)}, ${bytes(op.bytes)}`],
+      ["Latency", `${time(op.mean_ns)} on average`],
+      ...spread,
+      ["Ever", `${op.ops_ever}, the longest ${time(op.max_ns_ever)}`],
+      ["Failed", String(op.errors_ever)],
+    ]);
+    dress(block.lastChild, op.errors_ever > 0 ? "failed" : "");
+  });
+}
+
+/** Shows a disk closer, or none. */
+function choose(disk) {
+  if (disk !== chosen) closerHeat.clear();
+  chosen = disk;
+  get("closer").hidden = disk === null;
+  document.body.classList.toggle("closer", disk !== null);
+  put(get("closer-name"), disk ?? "");
+  const hash = disk === null ? "" : "#disk=" + encodeURIComponent(disk);
+  if (location.hash !== hash) history.replaceState(null, "", location.pathname + hash);
+  if (disk !== null) get("closer").scrollTop = 0;
+  for (const row of get("disks").tBodies[0].rows) dress(row, row.cells[0].textContent === disk ? "chosen" : "");
+  ask();
+}
+
+function show(live) {
+  const { total, seconds } = live;
+  const known = seconds !== null;
+  host = live.host;
+  put(get("host"), host);
+  put(get("ops"), known ? whole(total.reads + total.writes + total.others) : "–");
+  put(get("bytes"), known ? bytes(total.read_bytes + total.write_bytes) : "–");
+  put(get("mean"), time(total.mean_ns));
+  put(get("in-flight"), whole(total.in_flight));
+  put(get("errors"), whole(total.errors_ever));
+  put(get("error-rate"), `errors, ${known ? whole(total.errors) : "–"} a second`);
+  dress(get("errors"), total.errors_ever > 0 ? "bad" : "");
+  if (known) heat.add(live.bounds_ns, seconds, live.latencies);
+  each(get("reactors"), live.reactors, newReactor, fillReactor);
+  get("groups-section").hidden = live.all_groups === 0;
+  each(get("groups").tBodies[0], live.groups, newGroup, fillGroup);
+  put(get("groups-shown"), `${live.groups.length} of ${live.all_groups}`);
+  showDisks(live);
+  if (chosen !== null) showCloser(live);
+  put(get("state"), `${count(live.all, "disk")}, ${count(live.machines, "VM")} connected · ${live.version}`);
+}
+
+/** Says how old what is shown is, if it is. */
+function tell() {
+  const age = answered === null ? 0 : (performance.now() - answered) / 1000;
+  const stale = answered !== null && (refused || age > PATIENCE);
+  get("stale").hidden = !stale;
+  document.body.classList.toggle("stale", stale);
+  const title = (stale ? "No answer – " : "") + (host ? host + " – " : "") + "Aryk";
+  if (document.title !== title) document.title = title;
+  if (!stale) return;
+  const seconds = Math.round(age);
+  put(get("age"), seconds < 120 ? count(seconds, "second") : count(Math.floor(seconds / 60), "minute"));
+  put(get("state"), "no answer");
+}
+
+async function ask() {
+  const query = new URLSearchParams({ sort, filter });
+  if (chosen !== null) query.set("disk", chosen);
+  const asked = query.toString();
+  try {
+    const reply = await fetch("live.json?" + asked, { cache: "no-store", signal: AbortSignal.timeout(5000) });
+    if (!reply.ok) throw new Error(await reply.text());
+    const live = await reply.json();
+    answered = performance.now();
+    refused = false;
+    const now = new URLSearchParams({ sort, filter });
+    if (chosen !== null) now.set("disk", chosen);
+    // What was asked for may be another by now.
+    if (now.toString() === asked) show(live);
+  } catch {
+    refused = true;
+    if (answered === null) put(get("state"), "the daemon does not answer");
+  }
+  tell();
 }
 
 async function run() {
@@ -190,34 +334,36 @@ async function run() {
   }
 }
 
-/** A heading that does nothing. */
-function heading(title) {
-  const head = document.createElement("th");
+/** A heading; those that have a key sort by it. */
+function heading(title, where, key) {
+  const head = made("th", where);
   head.scope = "col";
-  const words = document.createElement("button");
-  words.disabled = true;
-  words.textContent = title;
-  head.append(words);
+  if (!key) {
+    head.append(made("span", "", title));
+    return head;
+  }
+  const button = made("button", "", title);
+  button.type = "button";
+  if (key === sort) head.setAttribute("aria-sort", "descending");
+  button.addEventListener("click", () => {
+    sort = key;
+    for (const other of get("disks").tHead.rows[0].cells) other.removeAttribute("aria-sort");
+    head.setAttribute("aria-sort", key === "name" ? "ascending" : "descending");
+    ask();
+  });
+  head.append(button);
   return head;
 }
 
-get("groups").tHead.rows[0].append(...GROUP_COLUMNS.map(([title]) => heading(title)));
-for (const [key, title] of COLUMNS) {
-  const head = key === null ? heading(title) : document.createElement("th");
-  head.scope = "col";
-  if (key !== null) {
-    const button = document.createElement("button");
-    button.type = "button";
-    button.textContent = title;
-    button.addEventListener("click", () => {
-      sort = key;
-      for (const other of get("disks").tHead.rows[0].cells) other.removeAttribute("aria-sort");
-      head.setAttribute("aria-sort", key === "name" ? "ascending" : "descending");
-      ask();
-    });
-    head.append(button);
-  }
-  get("disks").tHead.rows[0].append(head);
-}
-get("filter").addEventListener("input", (event) => { filter = event.target.value; ask(); });
+const heat = new Heat(get("heat"), get("heat-most"));
+const closerHeat = new Heat(get("closer-heat"), get("closer-most"));
+get("groups").tHead.rows[0].append(...GROUP_COLUMNS.map(([title, , where]) => heading(title, where)));
+get("disks").tHead.rows[0].append(...COLUMNS.map(([key, title, , where]) => heading(title, where, key)));
+get("filter").addEventListener("input", (event) => { filter = event.target.value; rows = ROWS; ask(); });
+get("more").addEventListener("click", () => { rows = Infinity; ask(); });
+get("close").addEventListener("click", () => choose(null));
+document.addEventListener("keydown", (event) => { if (event.key === "Escape" && chosen !== null) choose(null); });
+document.addEventListener("visibilitychange", () => { if (!document.hidden) ask(); });
+setInterval(() => { if (!document.hidden) tell(); }, 1000);
+if (location.hash.startsWith("#disk=")) choose(decodeURIComponent(location.hash.slice(6)));
 run();

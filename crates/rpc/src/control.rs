@@ -16,6 +16,7 @@ use rustix::io::Errno;
 use serde::Serialize;
 use std::cell::{Cell, RefCell};
 use std::path::Path;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -232,6 +233,10 @@ impl Inventory for Control {
             }
         });
         blk.chain(scsi).collect()
+    }
+
+    fn file(&self, disk: &str) -> Option<PathBuf> {
+        self.disks.file(disk)
     }
 
     fn observatory(&self) -> &Observatory {

@@ -7,6 +7,7 @@ use crate::{Error, journal};
 use aryk_bdev::{Bdev, QosGroups, Registry};
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -117,6 +118,14 @@ impl Disks {
             // One that is gone by now was made of another that went.
             let _ = self.registry.remove(bdev.name()).await;
         }
+    }
+
+    /// The file or block device that a disk is in, if it is in one.
+    pub(crate) fn file(&self, name: &str) -> Option<PathBuf> {
+        let made = self.made.borrow();
+        let details = &made.get(name)?.details;
+        let uring = details.uring.as_ref().map(|uring| &uring.filename);
+        uring.or_else(|| details.aio.as_ref().map(|aio| &aio.filename)).cloned()
     }
 
     /// The disk of that name, alias or uuid.

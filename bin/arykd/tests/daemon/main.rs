@@ -5,6 +5,7 @@
 mod abuse;
 mod access;
 mod block_layer;
+mod browser;
 mod churn;
 mod cores;
 mod dashboard;

@@ -1,15 +1,22 @@
 //! `--web`: the page, by hand and in a browser.
 
+use crate::browser::Browser;
 use crate::front_end::FrontEnd;
 use crate::harness::Daemon;
 use crate::metrics::{connect, free_port, get};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
-use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// A name that would be a script if it were taken for markup, and would end a string if it were put into one.
 const HOSTILE: &str = "<img src=x onerror=\"document.title='owned'\">'\\</script>";
+
+/// This host's name.
+fn host() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap().trim().to_owned()
+}
 
 fn live(port: u16, query: &str) -> Value {
     let (head, body) = get(connect(port), &format!("/live.json?{query}"));
@@ -107,38 +114,192 @@ fn drain(client: &mut impl Read) {
 }
 
 #[test]
-fn in_a_browser() {
+fn what_was_long_ago_is_no_news() {
     let port = free_port();
-    let daemon = daemon_with_disks(port, 3);
+    let daemon = daemon_with_disks(port, 2);
     daemon.call("vhost_create_blk_controller", json!({"ctrlr": "c", "dev_name": "disk-1"})).unwrap();
     let mut guest = FrontEnd::connect(&daemon.dir().join("vhost/c"));
+    let all =
+        |now: &Value| now["latencies"].as_array().unwrap().iter().filter_map(Value::as_u64).sum::<u64>();
+    let first = live(port, "");
+    assert_eq!((&first["seconds"], all(&first)), (&Value::Null, 0));
     (0..50).for_each(|_| _ = guest.read(0, 4096).unwrap());
+    std::thread::park_timeout(Duration::from_secs(6));
+    let later = live(port, "");
+    assert_eq!((&later["seconds"], all(&later)), (&Value::Null, 0), "nobody has looked meanwhile");
+    (0..50).for_each(|_| _ = guest.read(0, 4096).unwrap());
+    std::thread::park_timeout(Duration::from_secs(1));
+    let next = live(port, "");
+    assert_eq!(all(&next), 50);
+    assert!((0.9..5.0).contains(&next["seconds"].as_f64().unwrap()), "{next}");
+}
+
+#[test]
+fn one_disk_closer() {
+    let port = free_port();
+    let daemon = daemon_with_disks(port, 2);
+    let file = daemon.dir().join("d.img");
+    std::fs::write(&file, vec![0; 1 << 20]).unwrap();
+    daemon.call("bdev_uring_create", json!({"name": "f", "filename": file, "block_size": 512})).unwrap();
+    daemon.call("bdev_set_qos_limit", json!({"name": "f", "rw_ios_per_sec": 6000})).unwrap();
+    daemon.call("vhost_create_blk_controller", json!({"ctrlr": "c", "dev_name": "f"})).unwrap();
+    let disk = &live(port, "disk=f")["disk"];
+    assert_eq!((&disk["name"], &disk["file"]), (&json!("f"), &json!(file)));
+    assert_eq!((&disk["bytes"], &disk["block_bytes"]), (&json!(1 << 20), &json!(512)));
+    assert_eq!(disk["users"], json!([{"controller": "c", "kind": "blk", "connected": false}]));
+    assert_eq!((&disk["limits"][0]["group"], &disk["limits"][0]["ops"]), (&Value::Null, &json!(6000)));
+    assert_eq!(live(port, "disk=disk-1")["disk"]["file"], Value::Null);
+    for query in ["", "disk=nothing", "disk="] {
+        assert_eq!(live(port, query)["disk"], Value::Null, "{query}");
+    }
+}
+
+/// A daemon whose page has something to show: a hundred disks, one in a group with a limit and a guest that reads, and one whose next reads fail.
+fn busy_daemon(port: u16) -> Daemon {
+    let daemon = daemon_with_disks(port, 100);
+    daemon.call("bdev_error_create", json!({"base_name": "disk-2"})).unwrap();
+    let failure = json!({"name": "EE_disk-2", "io_type": "read", "error_type": "failure", "num": 3});
+    daemon.call("bdev_error_inject_error", failure).unwrap();
+    for (controller, disk) in [("c", "disk-1"), ("e", "EE_disk-2")] {
+        daemon.call("vhost_create_blk_controller", json!({"ctrlr": controller, "dev_name": disk})).unwrap();
+    }
     daemon.call("bdev_qos_group_create", json!({"name": "<b>vm</b>"})).unwrap();
     let limit = json!({"name": "<b>vm</b>", "rw_ios_per_sec": 6000});
     daemon.call("bdev_qos_group_set_limit", limit).unwrap();
     daemon.call("bdev_qos_group_add_bdev", json!({"name": "<b>vm</b>", "bdev_name": "disk-1"})).unwrap();
-    let page = format!("http://127.0.0.1:{port}/");
-    let browser = Command::new("chromium")
-        .args(["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"])
-        .args(["--virtual-time-budget=4000", "--timeout=60000", "--dump-dom", &page])
-        .env("HOME", daemon.dir())
-        .output();
-    let output = match browser {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            eprintln!("skipped: no chromium here");
-            return;
+    daemon
+}
+
+#[test]
+fn in_a_browser() {
+    let Some(mut browser) = Browser::start() else { return eprintln!("skipped: no chromium here") };
+    let port = free_port();
+    let mut daemon = busy_daemon(port);
+    let mut failing = FrontEnd::connect(&daemon.dir().join("vhost/e"));
+    (0..3).for_each(|_| _ = failing.read(0, 4096).unwrap_err());
+    let mut guest = FrontEnd::connect(&daemon.dir().join("vhost/c"));
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopped = Arc::clone(&stop);
+    let load = std::thread::spawn(move || {
+        while !stopped.load(Ordering::Relaxed) {
+            guest.read(0, 4096).unwrap();
+            std::thread::park_timeout(Duration::from_millis(1));
         }
-        output => output.unwrap(),
-    };
-    let (dom, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(dom.contains("3 disks, 1 machine connected"), "{dom}\n{said}");
-    assert!(dom.contains("<td title=\"Malloc disk: disk-1\">disk-1</td>"), "{dom}");
-    assert!(dom.contains("&lt;img src=x onerror=") && !dom.contains("<img"), "{dom}");
-    assert!(
-        dom.contains("<td>&lt;b&gt;vm&lt;/b&gt;</td><td>1</td>") && dom.contains("<td>6000</td>"),
-        "{dom}"
+    });
+    browser.dress(1280, "light");
+    browser.open(&format!("http://127.0.0.1:{port}/"));
+    browser.wait("document.querySelectorAll('#disks tbody tr').length === 25 && heat.columns.length > 1");
+    it_tells_all(&mut browser);
+    it_fits(&mut browser);
+    a_disk_is_looked_at_closer(&mut browser);
+    it_costs_little(&mut browser);
+    stop.store(true, Ordering::Relaxed);
+    load.join().unwrap();
+    it_outlives_the_daemon(&mut browser, &mut daemon);
+    // What a browser itself says of a daemon that is not there is no complaint of the page's.
+    let complaints = browser.complaints();
+    assert!(complaints.iter().all(|said| said.contains("ERR_CONNECTION_REFUSED")), "{complaints:?}");
+}
+
+/// Names are text; the host is named, and what colours mean.
+fn it_tells_all(browser: &mut Browser) {
+    let host = host();
+    assert_eq!(browser.text("document.title"), format!("{host} – Aryk"));
+    let page = browser.text("document.body.innerText");
+    for words in ["101 disks, 2 VMs connected", "<b>vm</b>", "6000", "% busy", "polling in vain"] {
+        assert!(page.contains(words), "{words}: {page}");
+    }
+    for words in
+        ["held up by limits", "waiting in the block layer", "at the store", "on the way to the guest"]
+    {
+        assert!(browser.text("document.getElementById('layers').innerText").contains(words), "{words}");
+    }
+    browser.eval("get('filter').value = '<img'; get('filter').dispatchEvent(new Event('input'))");
+    browser.wait("get('disks').tBodies[0].rows.length === 1");
+    assert!(browser.text("get('disks').innerText").contains(HOSTILE));
+    assert_eq!(browser.eval("document.images.length"), 0);
+    browser.eval("get('filter').value = ''; get('filter').dispatchEvent(new Event('input'))");
+    browser.wait("get('disks').tBodies[0].rows.length === 25");
+    // The first column is a second's, like all others; more is darker in the light, and brighter in the dark.
+    assert_eq!(browser.eval("heat.columns.every(({from, to}) => to - from < 6)"), true);
+    let brightness = "ramp().map((c) => c.match(/\\d+/g).reduce((sum, n) => sum + Number(n), 0))";
+    assert_eq!(browser.eval(&format!("{brightness}.every((n, i, all) => i === 0 || n < all[i - 1])")), true);
+    browser.dress(1280, "dark");
+    assert_eq!(browser.eval(&format!("{brightness}.every((n, i, all) => i === 0 || n > all[i - 1])")), true);
+}
+
+/// Nothing is cut off, or to be scrolled sideways, in a narrow window.
+fn it_fits(browser: &mut Browser) {
+    for width in [400, 1280] {
+        browser.dress(width, "light");
+        let wide =
+            "Math.max(...[...document.querySelectorAll('*')].map((e) => e.getBoundingClientRect().right))";
+        browser.wait(&format!("{wide} <= {width} && document.documentElement.scrollWidth <= {width}"));
+        let cut = "[...document.querySelectorAll('#disks td:not(:first-child)')].filter((e) => e.scrollWidth > e.clientWidth + 1)";
+        assert_eq!(browser.eval(&format!("{cut}.map((e) => e.innerText).join()")), "", "at {width}");
+    }
+}
+
+fn a_disk_is_looked_at_closer(browser: &mut Browser) {
+    assert_eq!(browser.eval("get('closer').hidden"), true);
+    browser
+        .eval("[...get('disks').tBodies[0].rows].find((r) => r.cells[0].textContent === 'disk-1').click()");
+    browser.wait("!get('closer').hidden && get('facts').innerText !== '' && closerHeat.columns.length > 0");
+    let closer = browser.text("get('closer').innerText");
+    for words in [
+        "disk-1",
+        "1 MiB: 2048 blocks of 512 B",
+        "c (blk, a VM is connected)",
+        "Group <b>vm</b>",
+        "6000 requests a second",
+    ] {
+        assert!(closer.contains(words), "{words}: {closer}");
+    }
+    browser.dress(400, "dark");
+    browser.wait("get('closer').getBoundingClientRect().width === 400 && get('closer').scrollWidth <= 400");
+    browser.dress(1280, "light");
+    browser.eval("document.dispatchEvent(new KeyboardEvent('keydown', {key: 'Escape'}))");
+    assert_eq!(browser.eval("get('closer').hidden"), true);
+    // Errors stay to be seen, beside the disk and closer.
+    browser.eval("get('filter').value = 'EE_'; get('filter').dispatchEvent(new Event('input'))");
+    browser.wait("get('disks').tBodies[0].rows[0].lastChild.innerText === '3'");
+    browser.eval("get('disks').tBodies[0].rows[0].cells[0].firstChild.click()");
+    browser.wait(
+        "get('operations').innerText.includes('Failed') && get('facts').innerText.includes('Errors\\n3')",
     );
-    assert!(dom.contains("<title>Aryk</title>") && dom.contains("% busy"), "{dom}");
-    let complaints: Vec<_> = said.lines().filter(|line| line.contains("CONSOLE")).collect();
-    assert!(complaints.is_empty(), "{complaints:?}");
+    browser.eval(
+        "get('close').click(); get('filter').value = ''; get('filter').dispatchEvent(new Event('input'))",
+    );
+    browser.wait("get('closer').hidden && get('disks').tBodies[0].rows.length === 25");
+}
+
+/// What does not change is left alone, and so a browser has little to do.
+fn it_costs_little(browser: &mut Browser) {
+    const LOOKS: u32 = 5;
+    let watch = "window.changes = 0; window.watcher = new MutationObserver((all) => { changes += all.length; }); \
+                 watcher.observe(document, {subtree: true, childList: true, characterData: true, attributes: true})";
+    browser.eval(watch);
+    let (before, columns) = (browser.renderers_time(), browser.eval("heat.columns.length").as_u64().unwrap());
+    browser.wait(&format!(
+        "heat.columns.length >= {columns} + {LOOKS} && Boolean(watcher.disconnect() ?? true)"
+    ));
+    let took = browser.renderers_time() - before;
+    // One disk of a hundred has something to do: its numbers, the sums, a group and the reactors' bars change.
+    let changes = browser.eval("changes").as_u64().unwrap();
+    assert!(changes < 50 * u64::from(LOOKS), "{changes} changes in {LOOKS} looks");
+    eprintln!("{changes} changes and {took:?} of a renderer in {LOOKS} looks");
+    assert!(took < Duration::from_millis(200) * LOOKS, "{took:?} in {LOOKS} looks");
+}
+
+/// What is old is shown as that, with its age; and it comes back by itself.
+fn it_outlives_the_daemon(browser: &mut Browser, daemon: &mut Daemon) {
+    assert_eq!(browser.eval("get('stale').hidden"), true);
+    daemon.kill();
+    browser.wait("!get('stale').hidden && document.body.classList.contains('stale')");
+    assert_eq!(browser.text("document.title"), format!("No answer – {} – Aryk", host()));
+    browser.wait("/^[3-9] seconds$/.test(get('age').innerText)");
+    assert_eq!(browser.eval("Number(getComputedStyle(document.querySelector('main')).opacity) < 0.6"), true);
+    daemon.restart();
+    browser.wait("get('stale').hidden && !document.body.classList.contains('stale')");
+    browser.wait("get('state').innerText.startsWith('0 disks')");
 }

@@ -1,0 +1,148 @@
+//! One disk, looked at closer: what the web page shows of the disk that was clicked. Control context; pure but for asking the inventory.
+
+use crate::{Inventory, Look};
+use aryk_bdev::{Bdev, Coarse, Op, OpSummary, RateLimits, Summary};
+use serde::Serialize;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// A disk. Sizes in bytes; rates a second, over what was between two looks.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Closer {
+    name: String,
+    kind: &'static str,
+    uuid: String,
+    /// The file or block device that it is in, if it is in one.
+    file: Option<PathBuf>,
+    bytes: u64,
+    block_bytes: u32,
+    store_block_bytes: u32,
+    read_only: bool,
+    claimed_by: Option<String>,
+    users: Vec<User>,
+    /// Its own limits, and those of its groups from the inside out.
+    limits: Vec<Limited>,
+    operations: Vec<Operation>,
+    /// Requests that ended meanwhile, by latency.
+    reads: [u64; Coarse::BUCKETS],
+    writes: [u64; Coarse::BUCKETS],
+    in_flight: u64,
+    in_flight_max: u64,
+    waiting: u64,
+    /// Requests that took longer than the disk's deadline, ever.
+    overdue: u64,
+}
+
+/// A controller through which a VM has the disk.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct User {
+    controller: String,
+    kind: &'static str,
+    connected: bool,
+}
+
+/// What limits the disk, a second; 0 is no limit.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct Limited {
+    /// The group; none is the disk itself.
+    group: Option<String>,
+    ops: u64,
+    read_ops: u64,
+    write_ops: u64,
+    bytes: u64,
+    read_bytes: u64,
+    write_bytes: u64,
+}
+
+impl Limited {
+    const fn new(group: Option<String>, limits: &RateLimits) -> Self {
+        Self {
+            group,
+            ops: limits.ios,
+            read_ops: limits.read_ios,
+            write_ops: limits.write_ios,
+            bytes: limits.bytes,
+            read_bytes: limits.read_bytes,
+            write_bytes: limits.write_bytes,
+        }
+    }
+}
+
+/// One kind of request: what there was of it a second, and ever.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct Operation {
+    op: &'static str,
+    ops: u64,
+    bytes: u64,
+    mean_ns: Option<u64>,
+    max_ns_ever: u64,
+    ops_ever: u64,
+    errors_ever: u64,
+}
+
+impl Operation {
+    /// None of a kind that there never was.
+    fn between(op: Op, old: Option<&Summary>, new: &Summary, seconds: f64) -> Option<Self> {
+        let ever = new.op(op);
+        let grown = old.map_or(OpSummary::default(), |old| *new.since(old).op(op));
+        let per_second = |count: u64| (count as f64 / seconds).round() as u64;
+        let is_used = ever.ops + ever.errors > 0 || matches!(op, Op::Read | Op::Write);
+        is_used.then(|| Self {
+            op: op.name(),
+            ops: per_second(grown.ops),
+            bytes: per_second(grown.bytes),
+            mean_ns: grown.latency_ns.checked_div(grown.ops),
+            max_ns_ever: ever.latency_ns_max,
+            ops_ever: ever.ops,
+            errors_ever: ever.errors,
+        })
+    }
+}
+
+impl Closer {
+    /// The disk `name` as of `now`, and what it did since `before`.
+    pub fn new(inventory: &dyn Inventory, name: &str, before: Option<&Look>, now: &Look) -> Option<Self> {
+        let bdev = inventory.disks().into_iter().find(|bdev| bdev.name() == name)?;
+        let disk = now.disks.iter().find(|disk| disk.name == name)?;
+        let old =
+            before.and_then(|look| look.disks.iter().find(|disk| disk.name == name)).map(|disk| &disk.counts);
+        let seconds = before.map_or(1.0, |before| now.seconds_since(before));
+        let grown = old.map_or_else(Summary::default, |old| disk.counts.since(old));
+        let geometry = bdev.geometry();
+        let users =
+            now.controllers.iter().map(|seat| &seat.controller).filter(|c| c.disks.iter().any(|d| d == name));
+        Some(Self {
+            name: name.to_owned(),
+            kind: disk.product,
+            uuid: bdev.identity().uuid.to_string(),
+            file: inventory.file(name),
+            bytes: disk.size,
+            block_bytes: geometry.block_size,
+            store_block_bytes: geometry.physical_block_size,
+            read_only: bdev.device().is_read_only(),
+            claimed_by: bdev.claimed_by(),
+            users: users
+                .map(|c| User { controller: c.name.clone(), kind: c.kind, connected: c.connected })
+                .collect(),
+            limits: limits(&bdev),
+            operations: Op::ALL
+                .into_iter()
+                .filter_map(|op| Operation::between(op, old, &disk.counts, seconds))
+                .collect(),
+            reads: *grown.reads.counts(),
+            writes: *grown.writes.counts(),
+            in_flight: disk.counts.in_flight,
+            in_flight_max: disk.in_flight_max,
+            waiting: disk.counts.waiting,
+            overdue: disk.counts.overdue,
+        })
+    }
+}
+
+fn limits(bdev: &Arc<Bdev>) -> Vec<Limited> {
+    let group = bdev.qos_group();
+    let outwards = std::iter::successors(group.as_ref(), |group| group.parent());
+    let own = Limited::new(None, &bdev.qos_limits());
+    let groups = outwards.map(|group| Limited::new(Some(group.name().to_owned()), &group.limits()));
+    std::iter::once(own).chain(groups).collect()
+}
