@@ -247,7 +247,7 @@ function showCloser(live) {
     const spread = counts === undefined ? [] : [["Median, p99", [0.5, 0.99].map((share) => quantile(live.bounds_ns, counts, share)).join(", ")]];
     tellFacts(block.lastChild, [
       ["A second", `${whole(op.ops)}, ${bytes(op.bytes)}`],
-      ["Latency", `${time(op.mean_ns)} on average`],
+      ["Latency", op.mean_ns === null ? "–" : `${time(op.mean_ns)} on average`],
       ...spread,
       ["Ever", `${op.ops_ever}, the longest ${time(op.max_ns_ever)}`],
       ["Failed", String(op.errors_ever)],
