@@ -52,6 +52,8 @@ pub struct Outcome {
     pub sense: Sense,
     /// Bytes that were moved, out of the data-out list or into the data-in list.
     pub moved: u32,
+    /// Bytes at the beginning of the data-in list that may have been written to, also by a command that failed. More than it has, if `moved` is what was given.
+    pub filled: u32,
     /// Bytes that the command would have moved if the list had been long enough; then it did not begin.
     pub overrun: Option<u64>,
     /// It was aborted by task management: the initiator of SCSI proper gets no answer.
@@ -60,7 +62,9 @@ pub struct Outcome {
 
 /// An abortion that somebody waits for.
 struct Abortion {
-    left: Vec<u16>,
+    /// A bit for each tag of those that have not ended, and how many they are.
+    tags: Box<[u64]>,
+    left: u32,
     aborted: u32,
     done: oneshot::Sender<u32>,
 }
@@ -77,6 +81,8 @@ pub struct UnitChannel {
     ready: Vec<Outcome>,
     completions: Vec<Completion>,
     abortions: Vec<Abortion>,
+    /// Commands that are loops.
+    loops: u32,
     /// Bytes in a block, as a power of two.
     block_shift: u32,
 }
@@ -96,6 +102,8 @@ type Begun = Result<Option<u32>, Failure>;
 enum Failure {
     Sense(Sense),
     Conflict,
+    /// There are too many such.
+    Full,
     /// Its list is shorter than the so many bytes that it moves.
     Overrun(u64),
 }
@@ -127,6 +135,7 @@ impl UnitChannel {
             ready: Vec::new(),
             completions: Vec::with_capacity(depth.into()),
             abortions: Vec::new(),
+            loops: 0,
             block_shift: block_size.trailing_zeros(),
             nexus,
         })
@@ -318,34 +327,33 @@ impl UnitChannel {
     /// Takes a command that is over out of the table.
     fn end(&mut self, tag: u16) -> Outcome {
         let task = self.tasks.get(tag);
-        task.job = None;
+        self.loops -= u32::from(matches!(task.job.take().as_deref(), Some(Job::Loop(_))));
         let &mut Task { op, lba, moved, status, aborted, .. } = task;
         self.tasks.remove(tag);
         self.look_aborted(tag);
         if status.is_ok() {
             return Outcome::good(tag, moved);
         }
+        // What a read that failed has moved is not known.
+        let filled = if op == Op::Read { moved } else { 0 };
         if aborted && status == BdevStatus::Aborted {
-            return Outcome { status: Status::TaskAborted, aborted, ..Outcome::good(tag, 0) };
+            return Outcome { status: Status::TaskAborted, aborted, filled, ..Outcome::good(tag, 0) };
         }
         let sense = Sense::of(status, op);
         let sense = if status == BdevStatus::Medium { sense.with_lba(lba) } else { sense };
-        Outcome::failed(tag, Failure::Sense(sense))
+        Outcome { filled, ..Outcome::failed(tag, Failure::Sense(sense)) }
     }
 
-    /// Says that nobody wants the command with this tag any more. It still has an outcome.
-    pub fn abort(&mut self, tag: u16, cx: &mut Cx) {
-        if let Some((_, task)) = self.tasks.iter().find(|(of, _)| *of == tag) {
-            task.aborted = true;
-            self.disk.abort(Tag(tag.into()), cx);
-        }
+    /// Says that nobody wants the commands with those tags any more, in one look at all commands. They still have outcomes.
+    pub fn abort_those(&mut self, is_meant: impl Fn(u16) -> bool, cx: &mut Cx) {
+        // What has more to do does not begin it.
+        self.tasks.iter().filter(|(tag, _)| is_meant(*tag)).for_each(|(_, task)| task.aborted = true);
+        self.disk.abort_those(|tag| is_meant(tag.0 as u16), cx);
     }
 
     /// Says that nobody wants any command any more. They still have outcomes.
     pub fn abort_all(&mut self, cx: &mut Cx) {
-        // What has more to do does not begin it.
-        self.tasks.iter().for_each(|(_, task)| task.aborted = true);
-        self.disk.abort_all(cx);
+        self.abort_those(|_| true, cx);
     }
 
     fn obey(&mut self, cx: &mut Cx) {
@@ -369,23 +377,31 @@ impl UnitChannel {
     fn abort_these(&mut self, which: &Which, done: oneshot::Sender<u32>, cx: &mut Cx) {
         let is_meant =
             |task: &Task| which.has(task.name) && !task.job.as_deref().is_some_and(Job::is_elsewhere);
-        let left: Vec<_> = self.tasks.iter().filter(|(_, t)| is_meant(t)).map(|(tag, _)| tag).collect();
-        for &tag in &left {
-            self.tasks.get(tag).aborted = true;
-            self.disk.abort(Tag(tag.into()), cx);
+        let (mut tags, mut left) = (vec![0; self.tasks.depth().div_ceil(64)].into_boxed_slice(), 0);
+        for (tag, task) in self.tasks.iter().filter(|(_, task)| is_meant(task)) {
+            task.aborted = true;
+            tags[usize::from(tag) / 64] |= 1_u64 << (tag % 64);
+            left += 1;
         }
-        let aborted = left.len() as u32;
-        self.abortions.push(Abortion { left, aborted, done });
+        if left > 0 {
+            let is_among = |tag: Tag| tags[tag.0 as usize / 64] & 1 << (tag.0 % 64) != 0;
+            self.disk.abort_those(is_among, cx);
+        }
+        self.abortions.push(Abortion { tags, left, aborted: left, done });
         self.tell_aborted();
     }
 
     fn look_aborted(&mut self, tag: u16) {
-        self.abortions.iter_mut().for_each(|abortion| abortion.left.retain(|t| *t != tag));
+        let (word, bit) = (usize::from(tag) / 64, 1 << (tag % 64));
+        for abortion in self.abortions.iter_mut().filter(|abortion| abortion.tags[word] & bit != 0) {
+            abortion.tags[word] &= !bit;
+            abortion.left -= 1;
+        }
         self.tell_aborted();
     }
 
     fn tell_aborted(&mut self) {
-        let over = |abortion: &mut Abortion| abortion.left.is_empty();
+        let over = |abortion: &mut Abortion| abortion.left == 0;
         for Abortion { aborted, done, .. } in self.abortions.extract_if(.., over) {
             // Whoever asked may have gone.
             let _ = done.send(aborted);
@@ -396,7 +412,15 @@ impl UnitChannel {
 impl Outcome {
     /// Of a command that went well.
     pub const fn good(tag: u16, moved: u32) -> Self {
-        Self { tag, status: Status::Good, sense: Sense::NONE, moved, overrun: None, aborted: false }
+        Self {
+            tag,
+            status: Status::Good,
+            sense: Sense::NONE,
+            moved,
+            filled: moved,
+            overrun: None,
+            aborted: false,
+        }
     }
 
     fn failed(tag: u16, failure: Failure) -> Self {
@@ -404,6 +428,7 @@ impl Outcome {
         match failure {
             Failure::Sense(sense) => Self { status: Status::CheckCondition, sense, ..good },
             Failure::Conflict => Self { status: Status::ReservationConflict, ..good },
+            Failure::Full => Self { status: Status::TaskSetFull, ..good },
             Failure::Overrun(bytes) => {
                 let sense = Sense::in_cdb(0);
                 Self { status: Status::CheckCondition, sense, overrun: Some(bytes), ..good }

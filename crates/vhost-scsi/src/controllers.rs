@@ -119,6 +119,7 @@ pub struct Controllers {
     directory: PathBuf,
     registry: Arc<Registry>,
     reactors: Rc<Reactors>,
+    queue_size_max: u16,
     entries: RefCell<BTreeMap<String, Entry>>,
 }
 
@@ -129,9 +130,15 @@ impl std::fmt::Debug for Controllers {
 }
 
 impl Controllers {
-    /// None yet; their sockets will be in `directory`.
-    pub fn new(directory: &Path, registry: Arc<Registry>, reactors: Rc<Reactors>) -> Self {
-        Self { directory: directory.to_owned(), registry, reactors, entries: RefCell::default() }
+    /// None yet; their sockets will be in `directory`, and their queues have up to `queue_size_max` descriptors.
+    pub fn new(
+        directory: &Path,
+        queue_size_max: u16,
+        registry: Arc<Registry>,
+        reactors: Rc<Reactors>,
+    ) -> Self {
+        let (directory, entries) = (directory.to_owned(), RefCell::default());
+        Self { directory, registry, reactors, queue_size_max, entries }
     }
 
     /// Makes a controller without disks, and its socket unless it is delayed.
@@ -154,7 +161,7 @@ impl Controllers {
         {
             return Err(Error::Cores(cores.clone()));
         }
-        let settings = Settings { name: name.clone(), cores, queues };
+        let settings = Settings { name: name.clone(), cores, queues, queue_size_max: self.queue_size_max };
         let controller = Rc::new(Controller::new(settings, Rc::clone(&self.reactors)));
         let endpoint = match delay {
             true => None,
