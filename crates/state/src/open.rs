@@ -60,10 +60,19 @@ impl Store {
     /// Gives the record `key` this content, or ends it. Changes are made in the order of these calls; each is over when what is returned says so, and those that
     /// fail are made, all the same, when the next one succeeds.
     pub fn write(&self, key: u64, content: Option<Vec<u8>>) -> Written {
+        self.send(key, content, false)
+    }
+
+    /// The same, of what is over only when a power failure cannot undo it any more.
+    pub fn write_durably(&self, key: u64, content: Option<Vec<u8>>) -> Written {
+        self.send(key, content, true)
+    }
+
+    fn send(&self, key: u64, content: Option<Vec<u8>>, durable: bool) -> Written {
         let (done, written) = oneshot::channel();
         if let Some(changes) = &self.changes {
             // A writer that is gone drops `done`, which tells it.
-            let _ = changes.send(Change { key, content, done });
+            let _ = changes.send(Change { key, content, durable, done });
         }
         written
     }

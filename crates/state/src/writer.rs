@@ -26,6 +26,8 @@ pub type Written = oneshot::Receiver<Result<(), WriteError>>;
 pub(crate) struct Change {
     pub key: u64,
     pub content: Option<Vec<u8>>,
+    /// It is over only when it is on the disk.
+    pub durable: bool,
     pub done: oneshot::Sender<Result<(), WriteError>>,
 }
 
@@ -89,12 +91,13 @@ impl Writer {
 
     /// Writes `first` and all that waits behind it.
     fn write(&mut self, first: Change, changes: &Receiver<Change>) {
-        let mut done = Vec::new();
+        let (mut done, mut durable) = (Vec::new(), false);
         for change in std::iter::once(first).chain(changes.try_iter()) {
             self.owe(change.key, change.content);
+            durable |= change.durable;
             done.push(change.done);
         }
-        let result = self.commit();
+        let result = self.commit().and_then(|()| if durable { self.carry_to_disk() } else { Ok(()) });
         match &result {
             Ok(()) => {
                 self.owed.clear();
@@ -119,6 +122,15 @@ impl Writer {
         } else {
             self.owed.insert(key, Owed { content, is_new });
         }
+    }
+
+    fn carry_to_disk(&self) -> Result<(), WriteError> {
+        let failed = |error: std::io::Error| WriteError {
+            path: Arc::clone(&self.path),
+            why: error.to_string().into(),
+            errno: error.raw_os_error(),
+        };
+        self.file.sync_data().map_err(failed)
     }
 
     fn commit(&mut self) -> Result<(), WriteError> {
@@ -233,7 +245,7 @@ mod tests {
 
     fn change(writer: &mut Writer, key: u64, content: Option<Vec<u8>>) -> Result<(), WriteError> {
         let (done, mut written) = oneshot::channel();
-        writer.write(Change { key, content, done }, &channel().1);
+        writer.write(Change { key, content, durable: false, done }, &channel().1);
         written.try_recv().unwrap().expect("it is over")
     }
 
