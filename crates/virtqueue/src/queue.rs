@@ -167,6 +167,11 @@ impl Virtqueue {
         each!(self, queue => queue.pop(memory, chain))
     }
 
+    /// As [`SplitQueue::replays`].
+    pub fn replays(&self) -> usize {
+        each!(self, queue => queue.replays())
+    }
+
     /// As [`SplitQueue::push_used`].
     ///
     /// # Panics

@@ -272,6 +272,9 @@ impl SplitQueue {
     ///
     /// # Errors
     /// [`PopError`]. After [`PopError::Chain`] the head is taken as well, and `chain` is undefined.
+    ///
+    /// # Panics
+    /// If `chain` was made for smaller queues.
     #[inline]
     pub fn pop(&mut self, memory: &MemTable, chain: &mut Chain) -> Result<Option<u16>, PopError> {
         if !self.replay.is_empty() {
@@ -307,6 +310,11 @@ impl SplitQueue {
         }
     }
 
+    /// Chains that a predecessor left in flight, which are taken before all others.
+    pub const fn replays(&self) -> usize {
+        self.replay.len()
+    }
+
     /// Takes the next chain that a predecessor left in flight: its heads are distinct and in range.
     #[cold]
     fn pop_replay(&mut self, memory: &MemTable, chain: &mut Chain) -> Result<Option<u16>, PopError> {
@@ -315,12 +323,18 @@ impl SplitQueue {
         self.walk_from(head, memory, chain)
     }
 
+    /// Descriptors in the longest chain, in the table and an indirect one together.
+    #[inline]
+    fn chain_max(&self) -> u16 {
+        self.config.size.max(CHAIN_MAX)
+    }
+
     /// Collects the chain that starts at `head`, which is in range.
     #[inline]
     fn walk(&self, head: u16, memory: &MemTable, chain: &mut Chain) -> Result<(), ChainError> {
-        chain.clear();
+        chain.clear(self.chain_max());
         let mut index = head;
-        for _ in 0..self.config.size.min(CHAIN_MAX) {
+        for _ in 0..self.config.size {
             let desc: Desc = self.config.desc.read(DESC_LEN * usize::from(index));
             if desc.flags & INDIRECT != 0 {
                 return self.walk_indirect(desc, memory, chain);
@@ -345,11 +359,11 @@ impl SplitQueue {
         }
         let bad_length = ChainError::IndirectLength(table.len);
         let count = u16::try_from(table.len / DESC_LEN as u32).map_err(|_| bad_length)?;
-        if !table.len.is_multiple_of(DESC_LEN as u32) || count == 0 || count > CHAIN_MAX {
+        if !table.len.is_multiple_of(DESC_LEN as u32) || count == 0 || count > self.chain_max() {
             return Err(bad_length);
         }
         let mut index = 0;
-        for _ in 0..count.min(CHAIN_MAX - chain.count()) {
+        for _ in 0..count.min(self.chain_max() - chain.count()) {
             let at = DESC_LEN as u64 * u64::from(index);
             let desc = table.addr.checked_add(at).and_then(|addr| memory.read::<Desc>(addr).ok());
             let desc = desc.ok_or(ChainError::IndirectAddress(table.addr))?;

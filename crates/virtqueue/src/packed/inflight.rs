@@ -277,7 +277,12 @@ impl Inflight {
         Some(replay)
     }
 
-    /// Whether there are such chains.
+    /// So many such chains are left.
+    pub fn replays(&self) -> usize {
+        self.replays.len()
+    }
+
+    /// Whether there are such.
     pub fn has_replays(&self) -> bool {
         !self.replays.is_empty()
     }
