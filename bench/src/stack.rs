@@ -7,7 +7,7 @@ use aryk_bdev::{Access, Bdev, Identity, QosGroups, Registry};
 use aryk_dma::{GuestArea, Mapping, MemTable, Region};
 use aryk_qos::{IOS_MAX, Limits};
 use aryk_reactor::{Clock, CoreSet, Cx, Engine, Nanos, Reactor, SleepPolicy};
-use aryk_scsi::Lun;
+use aryk_scsi::{Port, Units};
 use aryk_vhost_blk::{Disk, Errors, Parts, Queue};
 use aryk_vhost_scsi::Targets;
 use aryk_virtqueue::{Config, Format, Virtqueue, avail_len, desc_len, used_idx, used_len};
@@ -149,7 +149,7 @@ fn start_queue(reactor: &mut Reactor, case: Case, guest: &Guest) -> Result<()> {
     };
     if case.scsi {
         // Its first command is answered by an attention, and does nothing else.
-        let nexus = Lun::new(disk, 0).nexus(&[0x0f; 24]);
+        let nexus = Units::default().nexus(disk, Port { initiator: 3 << 60, target: 1 }, 0);
         let mut targets = Targets::default();
         targets[0] = Some(nexus);
         let queue = |id, cx: &mut Cx| aryk_vhost_scsi::Queue::of_commands(id, parts, targets, cx);

@@ -279,6 +279,9 @@ pub struct AttachArgs {
     /// Which of the SCSI controller's eight targets [default: the first that is free]
     #[arg(long, value_name = "N", requires = "scsi", value_parser = clap::value_parser!(u8).range(..8))]
     pub target: Option<u8>,
+    /// What disks know the SCSI controller by when its machine reserves them: 'naa.' and 16 hexadecimal digits [default: made of its name]
+    #[arg(long, value_name = "NAA", requires = "scsi")]
+    pub transport_id: Option<String>,
     /// Connect to this socket, at which QEMU listens, instead of listening: the machine can start before, and outlives, the daemon
     #[arg(long, value_name = "PATH", conflicts_with_all = ["socket_mode", "socket_owner", "socket_group"])]
     pub connect: Option<PathBuf>,

@@ -87,7 +87,7 @@ fn run(cli: &Cli, supervisor: Option<u32>) -> anyhow::Result<()> {
     // From here on, so that the store's thread does as we do.
     start::leave_cores(&reactors);
     let state = cli.state_dir.as_deref().map(Store::open).transpose()?;
-    let control = Rc::new(Control::new(reactors, &vhost_dir, cli.queue_size_max, cli.log, set_log));
+    let control = Rc::new(Control::new(reactors, &vhost_dir, cli.log, set_log));
     if let Some((store, records)) = state {
         control.config.keep_in(store, records)?;
     }
@@ -118,6 +118,7 @@ async fn serve(
     let metrics = start::metrics(cli).await?;
     let web = start::web(cli).await?;
     let methods = methods::table(Rc::clone(&control));
+    aryk_rpc::units::keep(&control).context("cannot keep what initiators set")?;
     let restored = restore::restore(&control, &methods).await;
     let (stop, stopped) = watch::channel(false);
     let serving_http = http.map(|http| http.serve(Rc::clone(&methods), stopped.clone()));

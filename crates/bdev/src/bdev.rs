@@ -210,6 +210,11 @@ impl Bdev {
         self.removing.load(Ordering::Relaxed)
     }
 
+    /// How many have opened it to write.
+    pub fn writers(&self) -> usize {
+        lock(&self.openers).list.iter().filter(|o| o.claim != Claim::None).count()
+    }
+
     /// Who has claimed it, if someone has: for one writer, or for several.
     pub fn claimed_by(&self) -> Option<String> {
         let openers = lock(&self.openers);

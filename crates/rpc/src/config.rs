@@ -8,7 +8,7 @@
 //! client made before the disk that they are made of: they *wait* for that.
 
 use crate::journal;
-use aryk_state::{Record, Store};
+use aryk_state::{Record, Store, Written};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -32,6 +32,8 @@ pub enum Subsystem {
     VhostScsi,
     /// When machines are signalled. On the wire a part of the controllers, the last of them.
     Signals,
+    /// What initiators have set of disks. No calls: a disk has it when it is attached.
+    Unit,
     /// Who says which queue runs where.
     Scheduler,
     /// Settings of the daemon as a whole, each by the name of what it sets. SPDK saves none.
@@ -48,6 +50,7 @@ impl Subsystem {
             Self::Bdev | Self::Watch | Self::Qos => "bdev",
             Self::VhostBlk => "vhost_blk",
             Self::VhostScsi | Self::Signals => "vhost_scsi",
+            Self::Unit => "scsi",
             Self::Scheduler => "scheduler",
             Self::Daemon => "daemon",
         }
@@ -57,7 +60,7 @@ impl Subsystem {
     pub const fn depends_on(self) -> &'static [&'static str] {
         match self {
             Self::Bdev | Self::Watch | Self::Qos | Self::Scheduler | Self::Daemon => &[],
-            Self::VhostBlk | Self::VhostScsi | Self::Signals => &["bdev"],
+            Self::VhostBlk | Self::VhostScsi | Self::Signals | Self::Unit => &["bdev"],
         }
     }
 }
@@ -181,7 +184,9 @@ impl Config {
 
     /// The calls that make the absent objects, and their keys.
     pub fn absent(&self) -> Vec<(u64, Call)> {
-        self.absent.borrow().notes.iter().map(|(key, note)| (*key, note.call.clone())).collect()
+        let absent = self.absent.borrow();
+        let calls = absent.notes.iter().filter(|(_, note)| note.subsystem != Subsystem::Unit);
+        calls.map(|(key, note)| (*key, note.call.clone())).collect()
     }
 
     /// Notes a disk that cannot be made before the disk `base` is there.
@@ -272,6 +277,7 @@ impl Config {
                 Subsystem::Signals => "signals of",
                 Subsystem::VhostScsi if note.object.contains('/') => "target",
                 Subsystem::VhostBlk | Subsystem::VhostScsi => "controller",
+                Subsystem::Unit => "what initiators have set of",
                 Subsystem::Scheduler | Subsystem::Daemon => "setting",
             };
             format!("{what} '{}'", note.object)
@@ -381,6 +387,41 @@ impl Config {
             _ => {}
         }
         calls
+    }
+
+    /// Whether there is a store.
+    pub fn has_store(&self) -> bool {
+        self.store.get().is_some()
+    }
+
+    /// What is kept of a disk as a logical unit.
+    pub fn kept(&self, disk: &str) -> Option<Value> {
+        let find = |notes: &RefCell<Notes>| {
+            notes.borrow().find(Subsystem::Unit, disk).map(|note| note.call.params.clone())
+        };
+        find(&self.notes).or_else(|| find(&self.absent))
+    }
+
+    /// Keeps that, or nothing any more; over a loss of power too if it is `durable`. `None` if there is nothing to write.
+    pub fn keep(&self, disk: &str, params: Option<Value>, durable: bool) -> Option<Written> {
+        let store = self.store.get()?;
+        let before = self.absent.borrow_mut().take(Subsystem::Unit, disk);
+        let before =
+            before.or_else(|| self.notes.borrow_mut().take(Subsystem::Unit, disk)).map(|(key, _)| key);
+        let key = match (before, &params) {
+            (Some(key), _) => key,
+            (None, Some(_)) => self.last_key.get() + 1,
+            (None, None) => return None,
+        };
+        self.last_key.set(key.max(self.last_key.get()));
+        let content = params.map(|params| {
+            let call = Call { method: "".into(), params };
+            let note = Note { subsystem: Subsystem::Unit, object: disk.to_owned(), call };
+            let content = serde_json::to_vec(&note).expect("it is made of JSON");
+            self.notes.borrow_mut().insert(key, note);
+            content
+        });
+        Some(if durable { store.write_durably(key, content) } else { store.write(key, content) })
     }
 
     /// Sends a note to the store, or its end.

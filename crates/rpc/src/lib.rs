@@ -24,6 +24,7 @@ pub mod rights;
 mod scheduler;
 pub mod server;
 mod table;
+pub mod units;
 pub mod wire;
 
 pub use control::Control;

@@ -37,6 +37,8 @@ pub enum PageControl {
     Changeable,
     /// As they were at first.
     Default,
+    /// As a reset brings them back.
+    Saved,
 }
 
 /// What REPORT SUPPORTED OPERATION CODES is asked.
@@ -102,6 +104,7 @@ pub enum Command {
     },
     ModeSelect {
         ten: bool,
+        save: bool,
         length: u32,
     },
     ReportLuns {
@@ -389,7 +392,7 @@ fn mode_sense(cdb: &Cdb) -> Result<Command, Sense> {
         0 => PageControl::Current,
         1 => PageControl::Changeable,
         2 => PageControl::Default,
-        _ => return Err(Sense::SAVING),
+        _ => PageControl::Saved,
     };
     Ok(Command::ModeSense {
         ten,
@@ -408,10 +411,8 @@ fn mode_select(cdb: &Cdb) -> Result<Command, Sense> {
         // Pages are in no format but the standard's.
         return Err(Sense::in_cdb_bit(1, 4));
     }
-    if cdb.bit(1, 0) {
-        return Err(Sense::in_cdb_bit(1, 0));
-    }
-    Ok(Command::ModeSelect { ten, length: if ten { cdb.u16(7).into() } else { cdb.0[4].into() } })
+    let save = cdb.bit(1, 0);
+    Ok(Command::ModeSelect { ten, save, length: if ten { cdb.u16(7).into() } else { cdb.0[4].into() } })
 }
 
 fn start_stop(cdb: &Cdb) -> Result<Command, Sense> {
@@ -440,6 +441,39 @@ fn report_opcodes(cdb: &Cdb) -> Result<Command, Sense> {
 }
 
 impl Command {
+    /// Whether the command may be carried out once more if nobody knows whether it was: what a predecessor had in flight when it died is submitted again, and what
+    /// may not be repeated is answered by a unit attention (29h/00h) instead, as after a loss of power, so that the initiator looks for itself.
+    ///
+    /// - READ, VERIFY and what tells of the unit change nothing.
+    /// - WRITE, WRITE SAME, UNMAP and SYNCHRONIZE CACHE leave the same behind the second time; whoever has sent them has sent nothing to the same blocks
+    ///   whose order mattered.
+    /// - MODE SELECT and START STOP UNIT set the same once more.
+    /// - COMPARE AND WRITE would find what it has written itself, and report a miscompare though it happened.
+    /// - PERSISTENT RESERVE OUT would find its own change: its key, which it has replaced, or whom it has removed.
+    pub(crate) const fn is_repeatable(&self) -> bool {
+        match self {
+            Self::CompareAndWrite(_) | Self::ReserveOut { .. } => false,
+            Self::TestUnitReady
+            | Self::RequestSense { .. }
+            | Self::Inquiry { .. }
+            | Self::Read(_)
+            | Self::Write(_)
+            | Self::WriteSame { .. }
+            | Self::Unmap { .. }
+            | Self::SynchronizeCache { .. }
+            | Self::ReadCapacity10
+            | Self::ReadCapacity16 { .. }
+            | Self::GetLbaStatus { .. }
+            | Self::ModeSense { .. }
+            | Self::ModeSelect { .. }
+            | Self::StartStop { .. }
+            | Self::ReportLuns { .. }
+            | Self::ReportOpcodes { .. }
+            | Self::ReserveIn { .. }
+            | Self::Verify { .. } => true,
+        }
+    }
+
     /// Whether it is answered though an attention is pending, and whatever is reserved (SPC-4, sections 5.12.7 and 5.14; SAM-5, section 5.14).
     pub(crate) const fn passes_attention(&self) -> bool {
         matches!(self, Self::Inquiry { .. } | Self::ReportLuns { .. } | Self::RequestSense { .. })

@@ -1,6 +1,7 @@
 //! What of a unit's channel others on its reactor may reach: commands to it, which it heeds at its next poll. Reactor context.
 
 use crate::Which;
+use crate::reservations::Refused;
 use aryk_reactor::{Cx, RootId};
 use futures_channel::oneshot;
 use std::cell::{Cell, RefCell};
@@ -14,8 +15,10 @@ pub(crate) enum Command {
     Abort(Which, oneshot::Sender<u32>),
     /// Say how many there are of these.
     Count(Which, oneshot::Sender<u32>),
-    /// What the command with this tag has waited for elsewhere is over.
-    Over(u16),
+    /// Refuse all, which the nexus may do no more, or only those that change something, and say how many they were when they are over.
+    Refuse(bool, oneshot::Sender<u32>),
+    /// What the command with this tag, and this serial number, has waited for elsewhere is over.
+    Over(u16, u64, Result<(), Refused>),
 }
 
 #[derive(Debug)]

@@ -1,6 +1,6 @@
 //! Initiators of a disk, for tests and fuzzers: each with a nexus and a channel of its own, on a reactor that is stepped.
 
-use crate::{Lun, Nexus, Outcome, Request, UnitChannel};
+use crate::{Lun, Nexus, Outcome, Port, Request, UnitChannel, Units};
 use aryk_bdev::{Access, Registry};
 use aryk_dma::{Buffer, Sgl};
 use aryk_reactor::{Armed, Clock, CoreSet, Cx, Engine, Reactor, Root, RootId, SleepPolicy, ThreadId};
@@ -37,6 +37,8 @@ pub struct Initiators {
     owners: Vec<(RootId, Rc<RefCell<Owner>>)>,
     thread: ThreadId,
     tag: u16,
+    /// Commands are such that a predecessor may have carried out.
+    pub replayed: bool,
 }
 
 /// Commands of an initiator in flight, at most.
@@ -51,18 +53,25 @@ impl std::fmt::Debug for Initiators {
 impl Initiators {
     /// So many of the disk `name`, none of which has heard of it.
     pub fn new(registry: &Registry, name: &str, access: Access, count: u8) -> Self {
-        let disk = registry.open(name, access, "test", |_| ()).expect("a disk of ours");
-        let lun = Lun::new(disk, 0);
+        Self::of(&Units::default(), registry, name, access, count)
+    }
+
+    /// The same, as one of these units.
+    pub fn of(units: &Units, registry: &Registry, name: &str, access: Access, count: u8) -> Self {
+        let open = || registry.open(name, access, "test", |_| ()).expect("a disk of ours");
+        let port = |number: u8| Port { initiator: 0x3000 + u64::from(number), target: 1 };
+        let nexuses: Vec<_> = (0..count).map(|number| units.nexus(open(), port(number), 0)).collect();
+        let lun = Arc::clone(nexuses[0].lun());
         let mut reactor =
             Reactor::new(0, SleepPolicy::Poll, Engine::Epoll, Clock::Monotonic).expect("a reactor");
         let thread = reactor.cx().add_thread("initiators", CoreSet::default());
-        let mut all = Self { reactor, lun, nexuses: Vec::new(), owners: Vec::new(), thread, tag: 0 };
-        (0..count).for_each(|number| all.add(number));
+        let mut all =
+            Self { reactor, lun, nexuses: Vec::new(), owners: Vec::new(), thread, tag: 0, replayed: false };
+        nexuses.into_iter().for_each(|nexus| all.add(nexus));
         all
     }
 
-    fn add(&mut self, number: u8) {
-        let nexus = self.lun.nexus(&[number]);
+    fn add(&mut self, nexus: Arc<Nexus>) {
         let cx = self.reactor.cx();
         let owner = cx.add_root(self.thread, "initiator", |id, cx| {
             let channel = Some(UnitChannel::open(Arc::clone(&nexus), DEPTH, id, cx)?);
@@ -83,7 +92,8 @@ impl Initiators {
     pub fn submit(&mut self, initiator: usize, cdb: &[u8], data_out: Sgl, data_in: Sgl) -> u16 {
         self.tag = (self.tag + 1) % DEPTH;
         let owner = Rc::clone(&self.owners[initiator].1);
-        let request = Request { tag: self.tag, task: self.tag.into(), cdb, data_out, data_in };
+        let (tag, replayed) = (self.tag, self.replayed);
+        let request = Request { tag, task: tag.into(), cdb, data_out, data_in, replayed };
         let mut owner = owner.borrow_mut();
         owner.channel.as_mut().expect("open").submit(request, self.reactor.cx());
         self.tag

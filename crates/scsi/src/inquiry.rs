@@ -1,6 +1,6 @@
 //! What a disk says that it is: INQUIRY and its vital product data (SPC-4, sections 6.6 and 7.8; SBC-3, section 6.5). Any context.
 
-use crate::{Lun, Sense};
+use crate::{Nexus, Sense};
 
 const VENDOR: &[u8; 8] = b"ARYK    ";
 const PRODUCT: &[u8; 16] = b"DISK            ";
@@ -14,8 +14,8 @@ pub(crate) const UNMAP_RANGES_MAX: u32 = 256;
 const RANGE_BYTES_MAX: u64 = 1 << 32;
 
 /// Blocks in all ranges of one UNMAP, and in one WRITE SAME.
-pub(crate) fn range_blocks_max(lun: &Lun) -> u64 {
-    RANGE_BYTES_MAX / u64::from(lun.bdev().geometry().block_size)
+pub(crate) fn range_blocks_max(nexus: &Nexus) -> u64 {
+    RANGE_BYTES_MAX / u64::from(nexus.bdev().geometry().block_size)
 }
 
 /// The answer of a logical unit that is not there: it has no device, and could not have one.
@@ -46,22 +46,22 @@ pub(crate) fn standard() -> Vec<u8> {
 ///
 /// # Errors
 /// There is none of that code.
-pub(crate) fn page(lun: &Lun, code: u8) -> Result<Vec<u8>, Sense> {
+pub(crate) fn page(nexus: &Nexus, code: u8) -> Result<Vec<u8>, Sense> {
     let body = match code {
         0x00 => vec![0x00, 0x80, 0x83, 0xb0, 0xb1, 0xb2],
-        0x80 => serial(lun),
-        0x83 => identification(lun),
-        0xb0 => limits(lun),
+        0x80 => serial(nexus),
+        0x83 => identification(nexus),
+        0xb0 => limits(nexus),
         0xb1 => characteristics(),
-        0xb2 => provisioning(lun),
+        0xb2 => provisioning(nexus),
         _ => return Err(Sense::in_cdb(2)),
     };
     let [high, low] = (body.len() as u16).to_be_bytes();
     Ok([&[0x00, code, high, low], &body[..]].concat())
 }
 
-fn serial(lun: &Lun) -> Vec<u8> {
-    lun.bdev().identity().uuid.simple().to_string().into_bytes()
+fn serial(nexus: &Nexus) -> Vec<u8> {
+    nexus.bdev().identity().uuid.simple().to_string().into_bytes()
 }
 
 /// One designation descriptor: of the logical unit, with these codes.
@@ -69,27 +69,27 @@ fn designator(code_set: u8, kind: u8, body: &[u8]) -> Vec<u8> {
     [&[code_set, kind, 0, body.len() as u8], body].concat()
 }
 
-fn identification(lun: &Lun) -> Vec<u8> {
-    let uuid = lun.bdev().identity().uuid;
+fn identification(nexus: &Nexus) -> Vec<u8> {
+    let uuid = nexus.bdev().identity().uuid;
     let bytes = uuid.as_bytes();
     // NAA 3: 60 bits of our own choice. The last 8 bytes of a UUID hold its variant and 62 random bits.
     let mut naa: [u8; 8] = std::array::from_fn(|i| bytes[8 + i] ^ bytes[i]);
     naa[0] = 0x30 | naa[0] & 0x0f;
-    let vendor = [VENDOR, &serial(lun)[..]].concat();
+    let vendor = [VENDOR, &serial(nexus)[..]].concat();
     [designator(0x01, 0x03, &naa), designator(0x02, 0x01, &vendor)].concat()
 }
 
 /// Block limits (SBC-3, section 6.5.3).
-fn limits(lun: &Lun) -> Vec<u8> {
-    let geometry = lun.bdev().geometry();
+fn limits(nexus: &Nexus) -> Vec<u8> {
+    let geometry = nexus.bdev().geometry();
     let mut body = vec![0; 60];
     // A WRITE SAME of no blocks is one to the disk's end.
     body[1] = COMPARE_BLOCKS_MAX;
     let physical = (geometry.physical_block_size / geometry.block_size).max(1);
     body[2..4].copy_from_slice(&u16::try_from(physical).unwrap_or(u16::MAX).to_be_bytes());
     body[8..12].copy_from_slice(&geometry.optimal_io_blocks.to_be_bytes());
-    let range = range_blocks_max(lun);
-    if lun.unmaps() {
+    let range = range_blocks_max(nexus);
+    if nexus.unmaps() {
         body[16..20].copy_from_slice(&(range as u32).to_be_bytes());
         body[20..24].copy_from_slice(&UNMAP_RANGES_MAX.to_be_bytes());
         body[24..28].copy_from_slice(&physical.to_be_bytes());
@@ -108,7 +108,7 @@ fn characteristics() -> Vec<u8> {
 }
 
 /// Logical block provisioning (SBC-3, section 6.5.4). What is given back may read as it did before: LBPRZ is 0.
-fn provisioning(lun: &Lun) -> Vec<u8> {
+fn provisioning(nexus: &Nexus) -> Vec<u8> {
     // LBPU, LBPWS and LBPWS10; a thinly provisioned unit.
-    if lun.unmaps() { vec![0, 0xe0, 2, 0] } else { vec![0, 0, 0, 0] }
+    if nexus.unmaps() { vec![0, 0xe0, 2, 0] } else { vec![0, 0, 0, 0] }
 }

@@ -1,6 +1,6 @@
 //! SCSI disks (SAM-5, SPC-4, SBC-3) over the block layer, whatever brings the commands: a guest's virtqueue, or a network.
 //!
-//! - [`Lun`]: a disk as a logical unit: its mode, its reservations, who uses it. Any context.
+//! - [`Units`], [`Lun`]: each disk as a logical unit, one for all who use it: its mode, its reservations. Any context.
 //! - [`Nexus`]: an initiator's use of it; what it must be told before its next command.
 //! - [`UnitChannel`]: a nexus' channel on one reactor: commands down, outcomes up. READ and WRITE go to the disk with the initiator's own memory; they
 //!   take no lock, and allocate nothing once the channel has warmed up.
@@ -17,6 +17,7 @@ mod cell;
 #[cfg(any(test, fuzzing))]
 pub mod initiator;
 mod inquiry;
+mod kept;
 mod lun;
 mod mode;
 mod opcodes;
@@ -24,9 +25,12 @@ mod reservations;
 mod sense;
 mod target;
 mod unit;
+mod units;
 
 pub use cdb::{Check, Command, Opcodes, PageControl, Transfer, decode};
-pub use lun::{Attention, Lun, Nexus, Which};
+pub use kept::{Keep, Keeper, Kept, Port};
+pub use lun::{Attention, Lun, Mode, Nexus, Which};
 pub use sense::{Field, Key, SENSE_MAX, Sense, Status};
 pub use target::{answer_absent, lun_number};
 pub use unit::{Outcome, Request, UnitChannel};
+pub use units::Units;

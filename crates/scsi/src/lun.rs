@@ -1,16 +1,23 @@
-//! A logical unit, and who uses it: what all its channels, on all reactors, have in common. Any context.
+//! A logical unit, and who uses it: what all its channels, of all controllers and on all reactors, have in common. Any context.
 //!
-//! READ and WRITE look at two atomics of it and take no lock: whether something is pending for their nexus, and whether something is reserved.
+//! There is one of each disk. READ and WRITE look at one atomic of their nexus and take no lock: it says whether the initiator is to be told something,
+//! and what it may not do because others have reserved the disk.
+//!
+//! **Reservations fence.** Who may do what changes for all at once, in their nexuses' atomics. Then each reactor with channels of the unit is asked, by
+//! message, to give up what those have in flight who may not any more; what was begun before is among that, as it was begun in a turn before the
+//! message. Only when all that is over is the change answered: whoever has preempted another knows that nothing of the other's reaches the disk from
+//! then on.
 
 use crate::cell::{Cells, Command, UnitCell};
-use crate::reservations::{Access, Effects, Reservations};
+use crate::kept::{Keep, Keeper, Kept, Port};
+use crate::reservations::{Access, Change, Effects, Kind, Refused, Registration, Reservations};
 use crate::{Key, Sense};
 use aryk_bdev::{Bdev, Descriptor, Op, OpenError};
 use aryk_reactor::{Cx, Handle, RootId};
 use futures_channel::oneshot;
 use std::fmt;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// What an initiator is told once, before its next command (SAM-5, section 5.14), the most important first.
@@ -65,7 +72,7 @@ impl Attention {
 
 /// What can be set by MODE SELECT.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Mode {
+pub struct Mode {
     /// Writes are done before they are durable.
     pub write_cache: bool,
     /// Nothing may be changed.
@@ -74,10 +81,16 @@ pub(crate) struct Mode {
     pub descriptors: bool,
 }
 
-impl Mode {
-    pub const DEFAULT: Self = Self { write_cache: true, protected: false, descriptors: false };
+impl Default for Mode {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
 
-    const fn bits(self) -> u8 {
+impl Mode {
+    pub(crate) const DEFAULT: Self = Self { write_cache: true, protected: false, descriptors: false };
+
+    pub(crate) const fn bits(self) -> u8 {
         self.write_cache as u8 | (self.protected as u8) << 1 | (self.descriptors as u8) << 2
     }
 
@@ -111,51 +124,103 @@ impl Which {
     }
 }
 
+/// An initiator's place among a unit's. One that uses the unit no more, and is not registered, leaves it to another.
+struct Place {
+    port: Port,
+    /// It may use the unit through several controllers, if it goes from one to another.
+    nexuses: Vec<Weak<Nexus>>,
+}
+
 #[derive(Default)]
 pub(crate) struct Shared {
     pub reservations: Reservations,
-    /// Who uses it, or has; a nexus' number is its place here.
-    initiators: Vec<(Box<[u8]>, Weak<Nexus>)>,
+    /// A nexus' number is its place here.
+    initiators: Vec<Place>,
     /// Reactors with channels of it, and how many.
     places: Vec<(Handle, usize)>,
+    /// What was kept last.
+    kept: Kept,
 }
 
 impl Shared {
     /// By what a nexus' initiator is known.
-    pub fn transport_id(&self, nexus: u32) -> &[u8] {
-        &self.initiators[nexus as usize].0
+    pub fn port(&self, nexus: u32) -> Port {
+        self.initiators[nexus as usize].port
+    }
+
+    /// The number of a port's nexus, which is new if it has none.
+    fn number(&mut self, port: Port) -> u32 {
+        let Self { initiators, reservations, .. } = self;
+        let known = initiators.iter().position(|place| place.port == port);
+        let is_free = |(number, place): (usize, &mut Place)| {
+            place.nexuses.retain(|nexus| nexus.strong_count() > 0);
+            place.nexuses.is_empty() && !reservations.is_registered(number as u32)
+        };
+        let at = known.or_else(|| initiators.iter_mut().enumerate().position(is_free));
+        let at = at.unwrap_or(initiators.len());
+        if known.is_none() {
+            let place = Place { port, nexuses: Vec::new() };
+            match initiators.get_mut(at) {
+                Some(old) => *old = place,
+                None => initiators.push(place),
+            }
+        }
+        at as u32
+    }
+
+    /// The nexuses that there are, by number.
+    fn nexuses(&self) -> impl Iterator<Item = Arc<Nexus>> {
+        self.initiators.iter().flat_map(|place| &place.nexuses).filter_map(Weak::upgrade)
     }
 }
 
 /// A disk as a logical unit.
 pub struct Lun {
     serial: u64,
-    number: u16,
-    disk: Descriptor,
+    disk: String,
+    /// As it is, and above [`SAVED`] as a reset brings it back.
     mode: AtomicU8,
-    /// There is a reservation: look at it.
-    reserved: AtomicBool,
     shared: Mutex<Shared>,
+    /// Held by whoever changes what is kept, until it is.
+    changing: tokio::sync::Mutex<()>,
+    keeper: Option<Keeper>,
 }
+
+/// By how much the saved mode is shifted.
+const SAVED: u32 = 4;
 
 impl fmt::Debug for Lun {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lun").field("number", &self.number).field("disk", &self.disk).finish_non_exhaustive()
+        f.debug_struct("Lun").field("disk", &self.disk).finish_non_exhaustive()
     }
 }
 
 static SERIALS: AtomicU64 = AtomicU64::new(0);
 
 impl Lun {
-    /// The logical unit `number` of its target.
-    pub fn new(disk: Descriptor, number: u16) -> Arc<Self> {
+    /// The unit of a disk of that name, as it was kept.
+    pub(crate) fn new(disk: &str, keeper: Option<Keeper>, kept: Kept) -> Arc<Self> {
+        let mut shared = Shared::default();
+        let mut list = Vec::new();
+        for (port, key) in &kept.registrations {
+            let nexus = list.len() as u32;
+            shared.initiators.push(Place { port: *port, nexuses: Vec::new() });
+            list.push(Registration { nexus, key: *key });
+        }
+        let holder = kept.reservation.and_then(|(port, kind)| {
+            let nexus = shared.initiators.iter().position(|place| place.port == port)?;
+            Some((nexus as u32, Kind::from_code(kind)?))
+        });
+        shared.reservations = Reservations::restored(list, holder, kept.aptpl);
+        let mode = kept.mode.bits() | kept.saved.bits() << SAVED;
+        shared.kept = kept;
         Arc::new(Self {
             serial: SERIALS.fetch_add(1, Ordering::Relaxed),
-            number,
-            disk,
-            mode: AtomicU8::new(Mode::DEFAULT.bits()),
-            reserved: AtomicBool::new(false),
-            shared: Mutex::default(),
+            disk: disk.to_owned(),
+            mode: AtomicU8::new(mode),
+            shared: Mutex::new(shared),
+            changing: tokio::sync::Mutex::default(),
+            keeper,
         })
     }
 
@@ -163,28 +228,21 @@ impl Lun {
         self.serial
     }
 
-    /// Its number in its target.
-    pub const fn number(&self) -> u16 {
-        self.number
+    /// Whether what initiators set can outlive the process.
+    pub(crate) const fn can_keep(&self) -> bool {
+        self.keeper.is_some()
     }
 
-    /// The disk.
-    pub fn bdev(&self) -> &Arc<Bdev> {
-        self.disk.bdev()
+    /// Someone who uses the unit by that port.
+    pub(crate) fn find(&self, port: Port) -> Option<Arc<Nexus>> {
+        let shared = self.shared();
+        let place = shared.initiators.iter().find(|place| place.port == port)?;
+        place.nexuses.iter().find_map(Weak::upgrade)
     }
 
-    /// Whether it may be changed, as far as the disk goes.
-    pub fn is_writable(&self) -> bool {
-        self.disk.is_writable()
-    }
-
-    /// Whether blocks can be given back.
-    pub(crate) fn unmaps(&self) -> bool {
-        self.is_writable() && self.bdev().device().ops().contains(Op::Unmap)
-    }
-
-    pub(crate) fn open_disk(&self, root: RootId, cx: &mut Cx) -> Result<aryk_bdev::BdevChannel, OpenError> {
-        self.disk.open_channel(root, cx)
+    /// Whether someone is registered.
+    pub(crate) fn has_registrations(&self) -> bool {
+        !self.shared().reservations.registrations().is_empty()
     }
 
     #[inline]
@@ -192,29 +250,40 @@ impl Lun {
         Mode::from_bits(self.mode.load(Ordering::Relaxed))
     }
 
-    /// Sets the mode on behalf of a nexus; the others are told.
-    pub(crate) fn set_mode(&self, mode: Mode, by: u32) {
-        if self.mode.swap(mode.bits(), Ordering::Relaxed) != mode.bits() {
-            self.tell(Attention::ModeChanged, Some(by));
-        }
+    /// The mode that a reset brings back.
+    pub(crate) fn saved_mode(&self) -> Mode {
+        Mode::from_bits(self.mode.load(Ordering::Relaxed) >> SAVED)
     }
 
-    /// Makes a nexus: an initiator, known by its TransportID (SPC-4, section 7.6.4), that uses this unit. What it has reserved before is its
-    /// again.
-    pub fn nexus(self: &Arc<Self>, transport_id: &[u8]) -> Arc<Nexus> {
-        let mut shared = self.shared();
-        let known = shared.initiators.iter().position(|(id, _)| **id == *transport_id);
-        let number = known.unwrap_or(shared.initiators.len());
-        let nexus = Arc::new(Nexus {
-            number: number as u32,
-            lun: Arc::clone(self),
-            pending: AtomicU16::new(1 << Attention::PowerOn as u8),
-        });
-        let entry = (transport_id.into(), Arc::downgrade(&nexus));
-        match known {
-            Some(at) => shared.initiators[at] = entry,
-            None => shared.initiators.push(entry),
+    /// Sets the mode on behalf of a nexus, and for the time after a reset too if it `saves`; the others are told.
+    ///
+    /// # Errors
+    /// It cannot be kept, and nothing has changed.
+    pub(crate) async fn select(&self, mode: Mode, saves: bool, by: u32) -> Result<(), Refused> {
+        let _changing = self.changing.lock().await;
+        let saved = if saves { mode } else { self.saved_mode() };
+        let reservations = self.shared().reservations.clone();
+        self.keep(&reservations, mode, saved).await?;
+        self.set_mode(mode, saved, Some(by));
+        Ok(())
+    }
+
+    fn set_mode(&self, mode: Mode, saved: Mode, by: Option<u32>) {
+        // Whoever finds another mode is told of it before.
+        if mode != self.mode() {
+            self.tell(Attention::ModeChanged, by);
         }
+        self.mode.store(mode.bits() | saved.bits() << SAVED, Ordering::Relaxed);
+    }
+
+    /// An initiator's use of the unit, which is that of this number at this port. What it has reserved before is its again.
+    pub(crate) fn nexus(self: &Arc<Self>, disk: Descriptor, port: Port, unit: u16) -> Arc<Nexus> {
+        let mut shared = self.shared();
+        let number = shared.number(port);
+        let state = AtomicU16::new(1 << Attention::PowerOn as u8);
+        let nexus = Arc::new(Nexus { number, unit, disk, lun: Arc::clone(self), state });
+        nexus.deny(&shared.reservations);
+        shared.initiators[number as usize].nexuses.push(Arc::downgrade(&nexus));
         nexus
     }
 
@@ -224,11 +293,8 @@ impl Lun {
     }
 
     fn tell(&self, what: Attention, except: Option<u32>) {
-        for (number, (_, nexus)) in self.shared().initiators.iter().enumerate() {
-            if let Some(nexus) = nexus.upgrade().filter(|_| except != Some(number as u32)) {
-                nexus.raise(what);
-            }
-        }
+        let shared = self.shared();
+        shared.nexuses().filter(|nexus| except != Some(nexus.number)).for_each(|nexus| nexus.raise(what));
     }
 
     /// Aborts commands, and waits until they are over; how many there were. From any thread.
@@ -268,36 +334,109 @@ impl Lun {
         sum
     }
 
-    /// LOGICAL UNIT RESET (SAM-5, section 6.3.3): aborts all commands, sets the mode as it was at first, and tells everyone. Persistent reservations
+    /// LOGICAL UNIT RESET (SAM-5, section 6.3.3): aborts all commands, brings the saved mode back, and tells everyone. Persistent reservations
     /// stay.
     pub async fn reset(&self) {
         self.abort(Which::All).await;
-        self.mode.store(Mode::DEFAULT.bits(), Ordering::Relaxed);
         self.tell(Attention::Reset, None);
+        let _changing = self.changing.lock().await;
+        let saved = self.saved_mode();
+        let reservations = self.shared().reservations.clone();
+        // What cannot be kept is told again when it comes back.
+        let _ = self.keep(&reservations, saved, saved).await;
+        self.set_mode(saved, saved, None);
     }
 
     pub(crate) fn shared(&self) -> MutexGuard<'_, Shared> {
         self.shared.lock().expect("no one panics holding it")
     }
 
-    /// Carries out what a change of reservations brings with it. Under the lock in which it was made.
-    pub(crate) fn apply(&self, shared: &Shared, effects: &Effects) {
-        self.reserved.store(shared.reservations.is_reserved(), Ordering::Release);
-        for (nexus, what) in &effects.attentions {
-            if let Some(nexus) = shared.initiators[*nexus as usize].1.upgrade() {
-                nexus.raise(*what);
+    /// PERSISTENT RESERVE OUT on behalf of a nexus, which says that its key is `key`. It is over when nothing is in flight any more of those who may not
+    /// do any more what they do. From any thread; the nexus is there until then.
+    ///
+    /// # Errors
+    /// [`Refused`]; then nothing has changed.
+    pub(crate) async fn reserve(&self, nexus: &Nexus, key: u64, change: Change) -> Result<(), Refused> {
+        let _changing = self.changing.lock().await;
+        let mut next = self.shared().reservations.clone();
+        let effects = next.make(nexus.number, key, change)?;
+        self.keep(&next, self.mode(), self.saved_mode()).await?;
+        let lost = match self.publish(next, &effects, nexus.bdev()) {
+            Ok(lost) => lost,
+            Err(refused) => {
+                let before = self.shared().reservations.clone();
+                // It was kept, and must not be.
+                let _ = self.keep(&before, self.mode(), self.saved_mode()).await;
+                return Err(refused);
             }
+        };
+        if matches!(change, Change::Preempt { abort: true, .. }) {
+            let others = effects.removed.into_iter().filter(|n| *n != nexus.number).collect();
+            self.abort(Which::Nexuses(others)).await;
         }
+        if !lost.all.is_empty() {
+            self.ask(Which::Nexuses(lost.all), |_, done| Command::Refuse(false, done)).await;
+        }
+        if !lost.changes.is_empty() {
+            self.ask(Which::Nexuses(lost.changes), |_, done| Command::Refuse(true, done)).await;
+        }
+        Ok(())
     }
 
-    /// Whether nothing is reserved.
-    #[inline]
-    pub(crate) fn is_free(&self) -> bool {
-        !self.reserved.load(Ordering::Acquire)
+    /// Has reservations be in force, and whom they concern be told; who may do less than before.
+    fn publish(&self, next: Reservations, effects: &Effects, disk: &Bdev) -> Result<Lost, Refused> {
+        let mut shared = self.shared();
+        // Each nexus is a writer.
+        if !next.registrations().is_empty() && disk.writers() > shared.nexuses().count() {
+            return Err(Refused::Unheeded);
+        }
+        shared.reservations = next;
+        let mut lost = Lost::default();
+        for nexus in shared.nexuses() {
+            let denied = nexus.deny(&shared.reservations);
+            if denied & DENIES_READS != 0 {
+                lost.all.push(nexus.number);
+            } else if denied & DENIES_CHANGES != 0 {
+                lost.changes.push(nexus.number);
+            }
+            let told = effects.attentions.iter().filter(|(number, _)| *number == nexus.number);
+            told.for_each(|(_, what)| nexus.raise(*what));
+        }
+        Ok(lost)
     }
 
-    pub(crate) fn admits(&self, nexus: u32, access: Access) -> bool {
-        self.is_free() || self.shared().reservations.allows(nexus, access)
+    /// Keeps what is to be, if it is not what was kept before. Under the lock of changes.
+    async fn keep(&self, reservations: &Reservations, mode: Mode, saved: Mode) -> Result<(), Refused> {
+        let Some(keeper) = &self.keeper else { return Ok(()) };
+        let (kept, before) = {
+            let shared = self.shared();
+            let list = reservations.registrations().iter();
+            let kept = Kept {
+                mode,
+                saved,
+                registrations: list.map(|r| (shared.port(r.nexus), r.key)).collect(),
+                reservation: reservations.holder().map(|(nexus, kind)| (shared.port(nexus), kind as u8)),
+                aptpl: reservations.keeps(),
+            };
+            (kept, shared.kept.clone())
+        };
+        if kept == before {
+            return Ok(());
+        }
+        let is_kept = |kept: &Kept| {
+            let (done, heard) = oneshot::channel();
+            let word = Keep { disk: self.disk.clone(), kept: kept.clone(), done };
+            // One that is gone drops `done`.
+            let _ = keeper.unbounded_send(word);
+            heard
+        };
+        if is_kept(&kept).await == Ok(true) {
+            self.shared().kept = kept;
+            return Ok(());
+        }
+        // It may be kept all the same, with whatever is kept next, but for this.
+        let _ = is_kept(&before).await;
+        Err(Refused::NotKept)
     }
 
     pub(crate) fn channel_opened(&self, on: &Handle) {
@@ -318,14 +457,29 @@ impl Lun {
     }
 }
 
+/// Who may do less than before.
+#[derive(Default)]
+struct Lost {
+    /// Nothing.
+    all: Vec<u32>,
+    /// No changes.
+    changes: Vec<u32>,
+}
+
 /// An initiator's use of a logical unit.
 #[derive(Debug)]
 pub struct Nexus {
     number: u32,
+    unit: u16,
+    disk: Descriptor,
     lun: Arc<Lun>,
-    /// Attentions that it has not been told of yet, by bit.
-    pending: AtomicU16,
+    /// Attentions that it has not been told of yet, by bit, and what others' reservations deny it.
+    state: AtomicU16,
 }
+
+const DENIES_READS: u16 = 1 << 14;
+const DENIES_CHANGES: u16 = 1 << 15;
+const DENIES: u16 = DENIES_READS | DENIES_CHANGES;
 
 impl Nexus {
     /// Its number among the unit's.
@@ -338,21 +492,69 @@ impl Nexus {
         &self.lun
     }
 
-    /// Its next command is answered by this.
-    pub fn raise(&self, what: Attention) {
-        self.pending.fetch_or(1 << what as u8, Ordering::Relaxed);
+    /// The unit's number in its target.
+    pub const fn unit(&self) -> u16 {
+        self.unit
     }
 
+    /// The disk.
+    pub fn bdev(&self) -> &Arc<Bdev> {
+        self.disk.bdev()
+    }
+
+    /// Whether it may be changed, as far as the disk goes.
+    pub fn is_writable(&self) -> bool {
+        self.disk.is_writable()
+    }
+
+    /// Whether blocks can be given back.
+    pub(crate) fn unmaps(&self) -> bool {
+        self.is_writable() && self.bdev().device().ops().contains(Op::Unmap)
+    }
+
+    pub(crate) fn open_disk(&self, root: RootId, cx: &mut Cx) -> Result<aryk_bdev::BdevChannel, OpenError> {
+        self.disk.open_channel(root, cx)
+    }
+
+    /// Its next command is answered by this.
+    pub fn raise(&self, what: Attention) {
+        self.state.fetch_or(1 << what as u8, Ordering::Relaxed);
+    }
+
+    /// Whether there is nothing to tell it, and nothing that it may not do.
     #[inline]
+    pub(crate) fn is_clear(&self) -> bool {
+        self.state.load(Ordering::Relaxed) == 0
+    }
+
     pub(crate) fn has_pending(&self) -> bool {
-        self.pending.load(Ordering::Relaxed) != 0
+        self.state.load(Ordering::Relaxed) & !DENIES != 0
+    }
+
+    /// Whether reservations let it do that.
+    pub(crate) fn may(&self, access: Access) -> bool {
+        let denied = match access {
+            Access::None => 0,
+            Access::Read => DENIES_READS,
+            Access::Change => DENIES_CHANGES,
+        };
+        self.state.load(Ordering::Relaxed) & denied == 0
+    }
+
+    /// Denies it what these reservations do; what of that is new.
+    fn deny(&self, reservations: &Reservations) -> u16 {
+        let bit = |access, bit| if reservations.allows(self.number, access) { 0 } else { bit };
+        let denied = bit(Access::Read, DENIES_READS) | bit(Access::Change, DENIES_CHANGES);
+        let change = |state: u16| Some(state & !DENIES | denied);
+        let before = self.state.fetch_update(Ordering::Release, Ordering::Relaxed, change);
+        denied & !before.unwrap_or_else(|same| same)
     }
 
     /// The most important attention that is pending; it is so no more.
     pub(crate) fn take_attention(&self) -> Option<Attention> {
         let is_taken = |what: &Attention| {
             let bit = 1 << *what as u8;
-            self.pending.fetch_and(!bit, Ordering::Relaxed) & bit != 0
+            self.state.fetch_and(!bit, Ordering::Relaxed) & bit != 0
         };
         Attention::ALL.into_iter().find(is_taken)
     }

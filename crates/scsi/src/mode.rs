@@ -2,7 +2,7 @@
 
 use crate::cdb::PageControl;
 use crate::lun::Mode;
-use crate::{Lun, Sense};
+use crate::{Nexus, Sense};
 
 const CACHING: u8 = 0x08;
 const CONTROL: u8 = 0x0a;
@@ -30,12 +30,15 @@ pub(crate) struct Disk {
     pub blocks: u64,
     pub block_size: u32,
     pub writable: bool,
+    /// Pages can be saved.
+    pub saves: bool,
 }
 
 impl Disk {
-    pub fn of(lun: &Lun) -> Self {
-        let geometry = lun.bdev().geometry();
-        Self { blocks: geometry.blocks, block_size: geometry.block_size, writable: lun.is_writable() }
+    pub fn of(nexus: &Nexus) -> Self {
+        let geometry = nexus.bdev().geometry();
+        let (writable, saves) = (nexus.is_writable(), nexus.lun().can_keep());
+        Self { blocks: geometry.blocks, block_size: geometry.block_size, writable, saves }
     }
 
     fn short_descriptor(&self) -> [u8; 8] {
@@ -62,9 +65,12 @@ pub(crate) fn sense(query: Query, mode: Mode, disk: Disk) -> Result<Vec<u8>, Sen
     if query.subpage != 0 && !(query.page == ALL_PAGES && query.subpage == ALL_SUBPAGES) {
         return Err(Sense::in_cdb(3));
     }
+    if query.control == PageControl::Saved && !disk.saves {
+        return Err(Sense::SAVING);
+    }
     let is_wanted = |code: &u8| query.page == ALL_PAGES || query.page == *code;
     let codes = [CACHING, CONTROL, EXCEPTIONS].into_iter().filter(is_wanted);
-    let pages: Vec<u8> = codes.flat_map(|code| page(code, query.control, mode, disk.writable)).collect();
+    let pages: Vec<u8> = codes.flat_map(|code| page(code, query.control, mode, disk)).collect();
     if pages.is_empty() {
         return Err(Sense::in_cdb_bit(2, 5));
     }
@@ -85,9 +91,9 @@ pub(crate) fn sense(query: Query, mode: Mode, disk: Disk) -> Result<Vec<u8>, Sen
 }
 
 /// A page, with its header.
-fn page(code: u8, control: PageControl, mode: Mode, writable: bool) -> Vec<u8> {
+fn page(code: u8, control: PageControl, mode: Mode, Disk { writable, saves, .. }: Disk) -> Vec<u8> {
     let values = match control {
-        PageControl::Current => mode,
+        PageControl::Current | PageControl::Saved => mode,
         PageControl::Default => Mode::DEFAULT,
         PageControl::Changeable => Mode { write_cache: writable, protected: writable, descriptors: true },
     };
@@ -96,7 +102,7 @@ fn page(code: u8, control: PageControl, mode: Mode, writable: bool) -> Vec<u8> {
         CACHING => vec![0; 20],
         _ => vec![0; 12],
     };
-    (page[0], page[1]) = (code, page.len() as u8 - 2);
+    (page[0], page[1]) = (code | u8::from(saves) << 7, page.len() as u8 - 2);
     match code {
         CACHING => page[2] = u8::from(values.write_cache) << 2,
         CONTROL => {
@@ -142,8 +148,8 @@ pub(crate) fn select(list: &[u8], ten: bool, mode: Mode, disk: Disk) -> Result<M
         if head[0] & 0x40 != 0 || ![CACHING, CONTROL, EXCEPTIONS].contains(&code) {
             return Err(Sense::in_list(at as u16));
         }
-        let [current, changeable] = [PageControl::Current, PageControl::Changeable]
-            .map(|control| page(code, control, mode, disk.writable));
+        let [current, changeable] =
+            [PageControl::Current, PageControl::Changeable].map(|control| page(code, control, mode, disk));
         if usize::from(head[1]) != current.len() - 2 {
             return Err(Sense::in_list(at as u16 + 1));
         }
@@ -181,7 +187,7 @@ fn describes(descriptor: &[u8], long: bool, disk: Disk) -> bool {
 mod tests {
     use super::*;
 
-    const DISK: Disk = Disk { blocks: 1000, block_size: 512, writable: true };
+    const DISK: Disk = Disk { blocks: 1000, block_size: 512, writable: true, saves: false };
 
     fn query(page: u8, control: PageControl) -> Query {
         Query { ten: false, no_blocks: false, long: false, control, page, subpage: 0 }

@@ -55,6 +55,7 @@ const ENTRIES: &[Entry] = &[
     Entry(op::PERSISTENT_RESERVE_OUT, Some(4), &RESERVE_OUT),
     Entry(op::PERSISTENT_RESERVE_OUT, Some(5), &RESERVE_OUT),
     Entry(op::PERSISTENT_RESERVE_OUT, Some(6), &RESERVE_OUT),
+    Entry(op::PERSISTENT_RESERVE_OUT, Some(7), &RESERVE_OUT),
     Entry(op::READ_16, None, &LBA_16),
     Entry(op::COMPARE_AND_WRITE, None, &COMPARE),
     Entry(op::WRITE_16, None, &LBA_16),

@@ -1,6 +1,4 @@
 //! Persistent reservations of one logical unit (SPC-4, section 5.13). Any context, under the unit's lock; pure.
-//!
-//! They end with the process: activation over power loss is not offered.
 
 use crate::Attention;
 
@@ -65,6 +63,37 @@ pub(crate) enum Refused {
     Key,
     /// There is no room for another registration.
     Full,
+    /// They cannot be kept, which they are to be.
+    NotKept,
+    /// Someone writes to the disk who knows nothing of reservations.
+    Unheeded,
+}
+
+/// What PERSISTENT RESERVE OUT asks for, by someone with this key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Change {
+    /// Or, if `ignore`, REGISTER AND IGNORE EXISTING KEY. `keep`: all is to outlive a loss of power.
+    Register {
+        new: u64,
+        ignore: bool,
+        keep: bool,
+    },
+    Reserve(Kind),
+    Release(Kind),
+    Clear,
+    /// `abort`: and have what they have begun aborted.
+    Preempt {
+        victim: u64,
+        kind: Kind,
+        abort: bool,
+    },
+    /// REGISTER AND MOVE to another nexus.
+    Move {
+        to: u32,
+        new: u64,
+        leave: bool,
+        keep: bool,
+    },
 }
 
 /// Whom a change concerns besides the one that makes it.
@@ -86,15 +115,82 @@ pub(crate) struct Registration {
 const REGISTRATIONS_MAX: usize = 256;
 
 /// The state.
-#[derive(Default, Debug)]
+#[derive(Clone, Default, Debug)]
 pub(crate) struct Reservations {
     generation: u32,
     list: Vec<Registration>,
     /// Who made it; of a kind that all hold, someone who is registered.
     holder: Option<(u32, Kind)>,
+    /// They outlive a loss of power.
+    keep: bool,
 }
 
 impl Reservations {
+    /// As they were kept: registrations, and who of them has made a reservation.
+    pub fn restored(list: Vec<Registration>, holder: Option<(u32, Kind)>, keep: bool) -> Self {
+        let mut restored = Self { generation: 0, list, holder, keep };
+        restored.list.truncate(REGISTRATIONS_MAX);
+        restored.mend_holder();
+        restored
+    }
+
+    pub const fn holder(&self) -> Option<(u32, Kind)> {
+        self.holder
+    }
+
+    /// Whether they outlive a loss of power (APTPL), as the last registration asked.
+    pub const fn keeps(&self) -> bool {
+        self.keep
+    }
+
+    /// Makes a change on behalf of a nexus that says to have this key.
+    pub fn make(&mut self, nexus: u32, key: u64, change: Change) -> Result<Effects, Refused> {
+        match change {
+            Change::Register { new, ignore, keep } => {
+                let effects = self.register(nexus, key, new, ignore)?;
+                self.keep = keep;
+                Ok(effects)
+            }
+            Change::Reserve(kind) => self.reserve(nexus, key, kind),
+            Change::Release(kind) => self.release(nexus, key, kind),
+            Change::Clear => self.clear(nexus, key),
+            Change::Preempt { victim, kind, .. } => self.preempt(nexus, key, victim, kind),
+            Change::Move { to, new, leave, keep } => {
+                let effects = self.pass_on(nexus, key, (to, new), leave)?;
+                self.keep = keep;
+                Ok(effects)
+            }
+        }
+    }
+
+    /// REGISTER AND MOVE: another is registered, and holds the reservation.
+    fn pass_on(
+        &mut self,
+        nexus: u32,
+        key: u64,
+        (to, new): (u32, u64),
+        leave: bool,
+    ) -> Result<Effects, Refused> {
+        self.own_key(nexus, key)?;
+        let Some((_, kind)) = self.holder.filter(|(holder, kind)| *holder == nexus && !kind.is_all()) else {
+            return Err(Refused::Conflict);
+        };
+        if new == 0 {
+            return Err(Refused::Key);
+        }
+        match self.list.iter().position(|r| r.nexus == to) {
+            Some(at) => self.list[at].key = new,
+            None if self.list.len() == REGISTRATIONS_MAX => return Err(Refused::Full),
+            None => self.list.push(Registration { nexus: to, key: new }),
+        }
+        self.holder = Some((to, kind));
+        if leave {
+            self.list.retain(|r| r.nexus != nexus);
+        }
+        self.generation = self.generation.wrapping_add(1);
+        Ok(Effects::default())
+    }
+
     pub const fn generation(&self) -> u32 {
         self.generation
     }
@@ -107,10 +203,6 @@ impl Reservations {
     pub fn reservation(&self) -> Option<(u64, Kind)> {
         let (nexus, kind) = self.holder?;
         Some((if kind.is_all() { 0 } else { self.key_of(nexus)? }, kind))
-    }
-
-    pub const fn is_reserved(&self) -> bool {
-        self.holder.is_some()
     }
 
     pub fn holds(&self, nexus: u32) -> bool {
@@ -225,6 +317,10 @@ impl Reservations {
         }
         self.generation = self.generation.wrapping_add(1);
         Ok(effects)
+    }
+
+    pub fn is_registered(&self, nexus: u32) -> bool {
+        self.key_of(nexus).is_some()
     }
 
     fn key_of(&self, nexus: u32) -> Option<u64> {

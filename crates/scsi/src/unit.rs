@@ -14,8 +14,8 @@ pub(crate) use answers::{give, report_luns};
 
 use crate::cdb::{Command, Transfer, decode, plain};
 use crate::cell::{Cells, Command as Order, UnitCell};
-use crate::reservations::Access;
-use crate::{Lun, Nexus, Sense, Status, Which};
+use crate::reservations::{Access, Refused};
+use crate::{Attention, Lun, Nexus, Sense, Status};
 use aryk_bdev::{BdevChannel, Completion, Io, Op, OpenError, Status as BdevStatus, Tag};
 use aryk_dma::Sgl;
 use aryk_reactor::{Cx, Handle, RootId};
@@ -24,7 +24,7 @@ use jobs::Job;
 use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
-use tasks::{Task, Tasks};
+use tasks::{GivenUp, Task, Tasks};
 
 /// A command. Its memory stays in place until its outcome is handed out.
 #[derive(Clone, Copy, Debug)]
@@ -39,6 +39,8 @@ pub struct Request<'a> {
     pub data_out: Sgl,
     /// Where the initiator takes.
     pub data_in: Sgl,
+    /// It was submitted to a predecessor, of whom it is not known whether the command was carried out.
+    pub replayed: bool,
 }
 
 /// How a command ended.
@@ -52,8 +54,6 @@ pub struct Outcome {
     pub sense: Sense,
     /// Bytes that were moved, out of the data-out list or into the data-in list.
     pub moved: u32,
-    /// Bytes at the beginning of the data-in list that may have been written to, also by a command that failed. More than it has, if `moved` is what was given.
-    pub filled: u32,
     /// Bytes that the command would have moved if the list had been long enough; then it did not begin.
     pub overrun: Option<u64>,
     /// It was aborted by task management: the initiator of SCSI proper gets no answer.
@@ -62,9 +62,7 @@ pub struct Outcome {
 
 /// An abortion that somebody waits for.
 struct Abortion {
-    /// A bit for each tag of those that have not ended, and how many they are.
-    tags: Box<[u64]>,
-    left: u32,
+    left: Vec<u16>,
     aborted: u32,
     done: oneshot::Sender<u32>,
 }
@@ -81,8 +79,8 @@ pub struct UnitChannel {
     ready: Vec<Outcome>,
     completions: Vec<Completion>,
     abortions: Vec<Abortion>,
-    /// Commands that are loops.
-    loops: u32,
+    /// Of the last command that waits for something elsewhere.
+    serial: u64,
     /// Bytes in a block, as a power of two.
     block_shift: u32,
 }
@@ -102,8 +100,6 @@ type Begun = Result<Option<u32>, Failure>;
 enum Failure {
     Sense(Sense),
     Conflict,
-    /// There are too many such.
-    Full,
     /// Its list is shorter than the so many bytes that it moves.
     Overrun(u64),
 }
@@ -121,10 +117,10 @@ impl UnitChannel {
     /// As the disk's channel.
     pub fn open(nexus: Arc<Nexus>, depth: u16, root: RootId, cx: &mut Cx) -> Result<Self, OpenError> {
         let lun = nexus.lun();
-        let disk = lun.open_disk(root, cx)?;
+        let disk = nexus.open_disk(root, cx)?;
         let (cells, cell) = Cells::open(lun.serial(), nexus.number(), root, cx);
         lun.channel_opened(cx.handle());
-        let block_size = lun.bdev().geometry().block_size;
+        let block_size = nexus.bdev().geometry().block_size;
         Ok(Self {
             disk,
             reactor: cx.handle().clone(),
@@ -135,14 +131,18 @@ impl UnitChannel {
             ready: Vec::new(),
             completions: Vec::with_capacity(depth.into()),
             abortions: Vec::new(),
-            loops: 0,
+            serial: 0,
             block_shift: block_size.trailing_zeros(),
             nexus,
         })
     }
 
-    /// The logical unit.
-    pub fn lun(&self) -> &Arc<Lun> {
+    /// Whose it is.
+    pub const fn nexus(&self) -> &Arc<Nexus> {
+        &self.nexus
+    }
+
+    fn lun(&self) -> &Arc<Lun> {
         self.nexus.lun()
     }
 
@@ -167,7 +167,7 @@ impl UnitChannel {
     #[inline(always)]
     pub fn submit(&mut self, request: Request<'_>, cx: &mut Cx) {
         match plain(request.cdb) {
-            Some((op, transfer)) if self.lun().is_free() && !self.nexus.has_pending() => {
+            Some((op, transfer)) if self.nexus.is_clear() => {
                 let begun = self.transfer(op, transfer, &request, cx);
                 if !matches!(begun, Ok(None)) {
                     self.answer(request.tag, begun, cx);
@@ -190,13 +190,16 @@ impl UnitChannel {
     fn begin(&mut self, request: &Request<'_>, cx: &mut Cx) -> Begun {
         // What happened comes before what is wrong (SAM-5, section 5.14).
         let command = decode(request.cdb).map_err(|sense| self.attention().unwrap_or(sense))?;
+        if request.replayed && !command.is_repeatable() {
+            return Err(Attention::PowerOn.sense().into());
+        }
         if self.nexus.has_pending()
             && !command.passes_attention()
             && let Some(sense) = self.attention()
         {
             return Err(sense.into());
         }
-        if !self.lun().admits(self.nexus.number(), access_of(&command)) {
+        if !self.nexus.may(access_of(&command)) {
             return Err(Failure::Conflict);
         }
         match command {
@@ -207,7 +210,7 @@ impl UnitChannel {
     }
 
     fn attention(&self) -> Option<Sense> {
-        self.nexus.take_attention().map(crate::Attention::sense)
+        self.nexus.take_attention().map(Attention::sense)
     }
 
     /// Moves blocks between the disk and the initiator's memory.
@@ -257,7 +260,7 @@ impl UnitChannel {
     #[inline]
     fn check_change(&self) -> Result<bool, Sense> {
         let mode = self.lun().mode();
-        if mode.protected || !self.lun().is_writable() {
+        if mode.protected || !self.nexus.is_writable() {
             return Err(Sense::WRITE_PROTECTED);
         }
         Ok(!mode.write_cache)
@@ -268,7 +271,7 @@ impl UnitChannel {
     fn start(&mut self, request: &Request<'_>, moved: u32, job: Option<Box<Job>>, io: Io, cx: &mut Cx) {
         let Request { tag, task: name, .. } = *request;
         let (op, lba, status) = (io.op, io.lba, BdevStatus::Ok);
-        self.tasks.insert(tag, Task { name, lba, job, moved, op, status, aborted: false, runs: true });
+        self.tasks.insert(tag, Task { name, lba, job, moved, op, status, given_up: GivenUp::No, runs: true });
         self.disk.submit(Io { tag: Tag(tag.into()), ..io }, cx);
     }
 
@@ -327,81 +330,111 @@ impl UnitChannel {
     /// Takes a command that is over out of the table.
     fn end(&mut self, tag: u16) -> Outcome {
         let task = self.tasks.get(tag);
-        self.loops -= u32::from(matches!(task.job.take().as_deref(), Some(Job::Loop(_))));
-        let &mut Task { op, lba, moved, status, aborted, .. } = task;
+        task.job = None;
+        let &mut Task { op, lba, moved, status, given_up, .. } = task;
         self.tasks.remove(tag);
         self.look_aborted(tag);
         if status.is_ok() {
             return Outcome::good(tag, moved);
         }
-        // What a read that failed has moved is not known.
-        let filled = if op == Op::Read { moved } else { 0 };
-        if aborted && status == BdevStatus::Aborted {
-            return Outcome { status: Status::TaskAborted, aborted, filled, ..Outcome::good(tag, 0) };
+        match given_up {
+            GivenUp::Aborted if status == BdevStatus::Aborted => {
+                return Outcome { status: Status::TaskAborted, aborted: true, ..Outcome::good(tag, 0) };
+            }
+            GivenUp::Refused if status == BdevStatus::Aborted => {
+                return Outcome::failed(tag, Failure::Conflict);
+            }
+            GivenUp::No | GivenUp::Aborted | GivenUp::Refused => {}
         }
         let sense = Sense::of(status, op);
         let sense = if status == BdevStatus::Medium { sense.with_lba(lba) } else { sense };
-        Outcome { filled, ..Outcome::failed(tag, Failure::Sense(sense)) }
+        Outcome::failed(tag, Failure::Sense(sense))
     }
 
-    /// Says that nobody wants the commands with those tags any more, in one look at all commands. They still have outcomes.
-    pub fn abort_those(&mut self, is_meant: impl Fn(u16) -> bool, cx: &mut Cx) {
-        // What has more to do does not begin it.
-        self.tasks.iter().filter(|(tag, _)| is_meant(*tag)).for_each(|(_, task)| task.aborted = true);
-        self.disk.abort_those(|tag| is_meant(tag.0 as u16), cx);
+    /// Says that nobody wants the command with this tag any more. It still has an outcome.
+    pub fn abort(&mut self, tag: u16, cx: &mut Cx) {
+        if self.tasks.iter().any(|(of, _)| of == tag) {
+            self.give_up(tag, GivenUp::Aborted, cx);
+        }
     }
 
     /// Says that nobody wants any command any more. They still have outcomes.
     pub fn abort_all(&mut self, cx: &mut Cx) {
-        self.abort_those(|_| true, cx);
+        // What has more to do does not begin it.
+        let all: Vec<_> = self.tasks.iter().map(|(tag, _)| tag).collect();
+        all.into_iter().for_each(|tag| self.give_up(tag, GivenUp::Aborted, cx));
+    }
+
+    /// Has a command end soon. One that waits for something elsewhere ends now: what it has begun goes on without it.
+    fn give_up(&mut self, tag: u16, how: GivenUp, cx: &mut Cx) {
+        let task = self.tasks.get(tag);
+        task.given_up = how;
+        if task.job.as_deref().is_some_and(Job::is_elsewhere) {
+            task.status = BdevStatus::Aborted;
+            let outcome = self.end(tag);
+            self.ready.push(outcome);
+            cx.wake(self.root);
+        } else {
+            self.disk.abort(Tag(tag.into()), cx);
+        }
     }
 
     fn obey(&mut self, cx: &mut Cx) {
         for order in self.cell.take_commands() {
             match order {
-                Order::Abort(which, done) => self.abort_these(&which, done, cx),
+                Order::Abort(which, done) => {
+                    self.give_up_these(GivenUp::Aborted, |task| which.has(task.name), done, cx);
+                }
+                Order::Refuse(changes, done) => {
+                    // Those that wait elsewhere ask for their rights when it is their turn.
+                    let is_meant = |task: &Task| {
+                        !task.job.as_deref().is_some_and(Job::is_elsewhere)
+                            && (!changes || task.op.is_change())
+                    };
+                    self.give_up_these(GivenUp::Refused, is_meant, done, cx);
+                }
                 Order::Count(which, done) => {
                     let running = self.tasks.iter().filter(|(_, task)| which.has(task.name)).count();
                     // Whoever asked may have gone.
                     let _ = done.send(running as u32);
                 }
-                Order::Over(tag) => {
-                    let outcome = self.end(tag);
-                    self.ready.push(outcome);
-                }
+                Order::Over(tag, serial, result) => self.over(tag, serial, result),
             }
         }
     }
 
-    /// Aborts commands. Those that wait for such themselves go on: two that abort each other would wait for ever.
-    fn abort_these(&mut self, which: &Which, done: oneshot::Sender<u32>, cx: &mut Cx) {
-        let is_meant =
-            |task: &Task| which.has(task.name) && !task.job.as_deref().is_some_and(Job::is_elsewhere);
-        let (mut tags, mut left) = (vec![0; self.tasks.depth().div_ceil(64)].into_boxed_slice(), 0);
-        for (tag, task) in self.tasks.iter().filter(|(_, task)| is_meant(task)) {
-            task.aborted = true;
-            tags[usize::from(tag) / 64] |= 1_u64 << (tag % 64);
-            left += 1;
+    /// What a command has waited for elsewhere is over, unless the command was given up.
+    fn over(&mut self, tag: u16, serial: u64, result: Result<(), Refused>) {
+        let waits = |task: &Task| matches!(task.job.as_deref(), Some(Job::Elsewhere(of)) if *of == serial);
+        if !self.tasks.iter().any(|(of, task)| of == tag && waits(task)) {
+            return;
         }
-        if left > 0 {
-            let is_among = |tag: Tag| tags[tag.0 as usize / 64] & 1 << (tag.0 % 64) != 0;
-            self.disk.abort_those(is_among, cx);
-        }
-        self.abortions.push(Abortion { tags, left, aborted: left, done });
+        let outcome = self.end(tag);
+        self.ready.push(result.map_or_else(|refused| Outcome::failed(tag, refused.into()), |()| outcome));
+    }
+
+    /// Gives up commands, and says how many they were when they are over.
+    fn give_up_these(
+        &mut self,
+        how: GivenUp,
+        is_meant: impl Fn(&Task) -> bool,
+        done: oneshot::Sender<u32>,
+        cx: &mut Cx,
+    ) {
+        let left: Vec<_> = self.tasks.iter().filter(|(_, t)| is_meant(t)).map(|(tag, _)| tag).collect();
+        let aborted = left.len() as u32;
+        self.abortions.push(Abortion { left: left.clone(), aborted, done });
+        left.into_iter().for_each(|tag| self.give_up(tag, how, cx));
         self.tell_aborted();
     }
 
     fn look_aborted(&mut self, tag: u16) {
-        let (word, bit) = (usize::from(tag) / 64, 1 << (tag % 64));
-        for abortion in self.abortions.iter_mut().filter(|abortion| abortion.tags[word] & bit != 0) {
-            abortion.tags[word] &= !bit;
-            abortion.left -= 1;
-        }
+        self.abortions.iter_mut().for_each(|abortion| abortion.left.retain(|t| *t != tag));
         self.tell_aborted();
     }
 
     fn tell_aborted(&mut self) {
-        let over = |abortion: &mut Abortion| abortion.left == 0;
+        let over = |abortion: &mut Abortion| abortion.left.is_empty();
         for Abortion { aborted, done, .. } in self.abortions.extract_if(.., over) {
             // Whoever asked may have gone.
             let _ = done.send(aborted);
@@ -412,15 +445,7 @@ impl UnitChannel {
 impl Outcome {
     /// Of a command that went well.
     pub const fn good(tag: u16, moved: u32) -> Self {
-        Self {
-            tag,
-            status: Status::Good,
-            sense: Sense::NONE,
-            moved,
-            filled: moved,
-            overrun: None,
-            aborted: false,
-        }
+        Self { tag, status: Status::Good, sense: Sense::NONE, moved, overrun: None, aborted: false }
     }
 
     fn failed(tag: u16, failure: Failure) -> Self {
@@ -428,7 +453,6 @@ impl Outcome {
         match failure {
             Failure::Sense(sense) => Self { status: Status::CheckCondition, sense, ..good },
             Failure::Conflict => Self { status: Status::ReservationConflict, ..good },
-            Failure::Full => Self { status: Status::TaskSetFull, ..good },
             Failure::Overrun(bytes) => {
                 let sense = Sense::in_cdb(0);
                 Self { status: Status::CheckCondition, sense, overrun: Some(bytes), ..good }

@@ -9,9 +9,9 @@ use crate::events::{Events, News, Waiting};
 use crate::manage::Manager;
 use crate::queue::{Queue, Role, Targets};
 use crate::wire::{self, Config, feature};
-use aryk_bdev::{Descriptor, OpenError};
+use aryk_bdev::OpenError;
 use aryk_reactor::{CoreSet, Cx, Gone, Reactors, RootRef};
-use aryk_scsi::{Lun, Nexus};
+use aryk_scsi::Nexus;
 use aryk_vhost_device::{Errors, Host, Parts, Queues, Running, Trouble, virtqueue};
 use aryk_vhost_user::{Device, DeviceError, EventFd, MemoryChange, QueueLog, QueueSetup, SessionHandle};
 use aryk_virtqueue::Virtqueue;
@@ -35,8 +35,8 @@ pub(crate) struct Settings {
     pub cores: Option<CoreSet>,
     /// Queues for commands.
     pub queues: u16,
-    /// Descriptors of the largest queue that a guest may have.
-    pub queue_size_max: u16,
+    /// What it is called as an initiator.
+    pub initiator: u64,
 }
 
 /// The controller.
@@ -100,7 +100,7 @@ impl Controller {
     /// The targets that have disks, and the disks' names.
     pub fn disks(&self) -> Vec<(u8, String)> {
         let targets = self.targets.borrow();
-        let named = |nexus: &Arc<Nexus>| nexus.lun().bdev().name().to_owned();
+        let named = |nexus: &Arc<Nexus>| nexus.bdev().name().to_owned();
         let all = (0..).zip(targets.iter());
         all.filter_map(|(target, nexus)| nexus.as_ref().map(|n| (target, named(n)))).collect()
     }
@@ -114,15 +114,11 @@ impl Controller {
     ///
     /// # Errors
     /// It has one, or this cannot be opened on a queue's reactor.
-    pub async fn attach(&self, target: u8, disk: Descriptor) -> Result<Weak<Nexus>, Error> {
+    pub async fn attach(&self, target: u8, nexus: Arc<Nexus>) -> Result<Weak<Nexus>, Error> {
         let _changing = self.queues.hold_still().await;
         if !self.is_free(target) {
             return Err(Error::Taken(target));
         }
-        // One initiator, of a protocol that has no TransportID.
-        let mut transport_id = [0; 24];
-        transport_id[0] = 0x0f;
-        let nexus = Lun::new(disk, 0).nexus(&transport_id);
         self.targets.borrow_mut()[usize::from(target)] = Some(Arc::clone(&nexus));
         for (index, queue) in self.queues.all() {
             let nexus = Arc::clone(&nexus);
@@ -202,7 +198,7 @@ impl Controller {
     async fn start(&self, index: u16, setup: QueueSetup) -> Result<Running<Queue>, StartError> {
         let name = format!("{}.q{index}", self.settings.name);
         let handle = self.reactors.least_loaded(self.settings.cores.as_ref());
-        let ring = virtqueue(&setup, self.settings.queue_size_max)?;
+        let ring = virtqueue(&setup)?;
         let kick = setup.kick.map(|fd| fd.try_clone()).transpose()?;
         let (errors, alarm) = (Arc::clone(&self.errors), self.alarm());
         let cores = self.settings.cores.clone().unwrap_or_else(|| self.reactors.allowed().clone());

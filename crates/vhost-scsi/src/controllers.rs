@@ -1,10 +1,11 @@
 //! All vhost-user-scsi controllers of the process, by name. Control context, within one `LocalSet`.
 
+use crate::Initiator;
 use crate::controller::{Controller, FIXED, Settings};
 use crate::wire::TARGETS;
 use aryk_bdev::{Access, Error as BdevError, Event, OpenError, Registry};
 use aryk_reactor::{CoreSet, Hold, Reactors};
-use aryk_scsi::Nexus;
+use aryk_scsi::{Nexus, Port, Units};
 use aryk_vhost_device::{Endpoint, EndpointError, Host, Link, MoveError, Traveller};
 use aryk_vhost_user::Snapshot;
 use std::cell::RefCell;
@@ -25,6 +26,8 @@ pub struct Options {
     pub cores: Option<CoreSet>,
     /// Queues for commands that a guest can have: 1 to 254.
     pub queues: u16,
+    /// What disks know it by, as an initiator that reserves them; made of its name if `None`.
+    pub initiator: Option<Initiator>,
     /// How it and its machine find each other.
     pub link: Link,
     /// It is reached only after [`Controllers::start`].
@@ -95,6 +98,8 @@ pub struct Info {
     pub cores: Option<CoreSet>,
     /// Queues for commands that a guest can have.
     pub queues: u16,
+    /// What disks know it by.
+    pub initiator: Initiator,
     /// Queues that run, each with its core.
     pub running: Vec<(u16, u16)>,
     /// What its sessions have come to; `None` before it is started.
@@ -119,7 +124,7 @@ pub struct Controllers {
     directory: PathBuf,
     registry: Arc<Registry>,
     reactors: Rc<Reactors>,
-    queue_size_max: u16,
+    units: Units,
     entries: RefCell<BTreeMap<String, Entry>>,
 }
 
@@ -130,15 +135,15 @@ impl std::fmt::Debug for Controllers {
 }
 
 impl Controllers {
-    /// None yet; their sockets will be in `directory`, and their queues have up to `queue_size_max` descriptors.
-    pub fn new(
-        directory: &Path,
-        queue_size_max: u16,
-        registry: Arc<Registry>,
-        reactors: Rc<Reactors>,
-    ) -> Self {
-        let (directory, entries) = (directory.to_owned(), RefCell::default());
-        Self { directory, registry, reactors, queue_size_max, entries }
+    /// None yet; their sockets will be in `directory`.
+    pub fn new(directory: &Path, registry: Arc<Registry>, reactors: Rc<Reactors>) -> Self {
+        let (directory, units) = (directory.to_owned(), Units::default());
+        Self { directory, registry, reactors, units, entries: RefCell::default() }
+    }
+
+    /// The disks as logical units.
+    pub const fn units(&self) -> &Units {
+        &self.units
     }
 
     /// Makes a controller without disks, and its socket unless it is delayed.
@@ -146,7 +151,7 @@ impl Controllers {
     /// # Errors
     /// [`Error`].
     pub fn create(&self, options: Options) -> Result<(), Error> {
-        let Options { name, cores, queues, link, delay } = options;
+        let Options { name, cores, queues, initiator, link, delay } = options;
         if self.entries.borrow().contains_key(&name) {
             return Err(Error::Exists(name));
         }
@@ -161,7 +166,8 @@ impl Controllers {
         {
             return Err(Error::Cores(cores.clone()));
         }
-        let settings = Settings { name: name.clone(), cores, queues, queue_size_max: self.queue_size_max };
+        let initiator = initiator.unwrap_or_else(|| Initiator::of(&name)).0;
+        let settings = Settings { name: name.clone(), cores, queues, initiator };
         let controller = Rc::new(Controller::new(settings, Rc::clone(&self.reactors)));
         let endpoint = match delay {
             true => None,
@@ -207,7 +213,9 @@ impl Controllers {
         };
         let owner = format!("vhost controller {name}");
         let opened = self.registry.open(disk, Access::Shared, &owner, tell)?;
-        let nexus = controller.attach(target, opened).await?;
+        // Relative identifiers of ports begin with 1.
+        let port = Port { initiator: controller.settings().initiator, target: u16::from(target) + 1 };
+        let nexus = controller.attach(target, self.units.nexus(opened, port, 0)).await?;
         tokio::task::spawn_local(pass_on(arriving, Rc::downgrade(&controller), target, nexus));
         Ok(target)
     }
@@ -328,6 +336,7 @@ impl Entry {
             connects: matches!(self.link, Link::Connect(_)),
             cores: settings.cores.clone(),
             queues: settings.queues,
+            initiator: Initiator(settings.initiator),
             running: self.controller.queues().cores(),
             sessions: self.endpoint.as_ref().map(Endpoint::stats),
             bad_chains: errors.bad_chains.load(Ordering::Relaxed),

@@ -6,7 +6,7 @@ use crate::queue::{Queue, Role, Targets};
 use aryk_bdev::{Access, Registry};
 use aryk_dma::{GuestArea, Mapping, MemTable, Region};
 use aryk_reactor::{Clock, CoreSet, Cx, Engine, Reactor, RootRef, SleepPolicy};
-use aryk_scsi::{Lun, Nexus};
+use aryk_scsi::{Nexus, Port, Units};
 use aryk_vhost_device::{Errors, Parts};
 use aryk_virtqueue::{Config, Format, Virtqueue, avail_len, desc_len, used_len};
 use std::sync::Arc;
@@ -53,7 +53,9 @@ impl Guest {
         let memory = Arc::new(MemTable::new(vec![region]).expect("one region"));
         let whole = memory.area_at_guest(0, MEMORY).expect("inside");
         let open = |name| registry.open(name, Access::Exclusive, "test", |_| ()).expect("a disk of ours");
-        let nexuses: Vec<_> = disks.map(|name| Lun::new(open(name), 0).nexus(&[0x0f; 24])).into();
+        let nexuses: Vec<_> = disks
+            .map(|name| Units::default().nexus(open(name), Port { initiator: 0x3000, target: 1 }, 0))
+            .into();
         let mut targets = Targets::default();
         for (target, nexus) in TARGETS.into_iter().zip(&nexuses) {
             targets[usize::from(target)] = Some(Arc::clone(nexus));

@@ -8,6 +8,7 @@ mod controllers;
 mod events;
 #[cfg(fuzzing)]
 pub mod guest;
+mod initiator;
 mod manage;
 mod moving;
 mod queue;
@@ -18,5 +19,6 @@ pub use aryk_vhost_device::{Alarm, EndpointError, Errors, Link, Parts, Trouble};
 pub use aryk_vhost_user::{ListenError, SocketOptions};
 pub use controller::StartError;
 pub use controllers::{Controllers, Error, Info, Options, QUEUES, QUEUES_MAX};
+pub use initiator::{BadInitiator, Initiator};
 pub use queue::{Queue, Targets};
 pub use wire::TARGETS;

@@ -104,10 +104,10 @@ impl Requests {
         self.leaving.iter_mut().for_each(|channel| channel.abort_all(cx));
     }
 
-    /// Asks the disks that have the commands of those heads to give them up.
-    pub fn abort_those(&mut self, is_meant: &dyn Fn(u16) -> bool, cx: &mut Cx) {
+    /// Asks the disk that has the command of `head` to give it up.
+    pub fn abort(&mut self, head: u16, cx: &mut Cx) {
         let all = self.targets.iter_mut().flatten().chain(&mut self.leaving);
-        all.for_each(|channel| channel.abort_those(is_meant, cx));
+        all.for_each(|channel| channel.abort(head, cx));
     }
 
     /// Asks the disks to give up what they have not completed.
@@ -132,15 +132,15 @@ impl Requests {
         };
         self.lengths[usize::from(head)] = lengths;
         let Ok(Some(command)) = command else {
-            self.refuse(head, Response::Failure, 0, line);
+            self.refuse(head, Response::Failure, line);
             return;
         };
         let Some((target, unit)) = command.address.target() else {
-            self.refuse(head, Response::BadTarget, 0, line);
+            self.refuse(head, Response::BadTarget, line);
             return;
         };
         let Some(channel) = &mut self.targets[usize::from(target)] else {
-            self.refuse(head, Response::BadTarget, 0, line);
+            self.refuse(head, Response::BadTarget, line);
             return;
         };
         cx.trace(Layer::Frontend, Point::Submit, line.id.trace_number(), head.into());
@@ -153,22 +153,24 @@ impl Requests {
             cdb: &command.cdb,
             data_in: part(all, ANSWER, lengths.data_in),
             data_out: part(all, ANSWER + lengths.data_in, lengths.data_out),
+            replayed: line.is_replay(),
         };
-        if unit == Some(channel.lun().number()) {
+        if unit == Some(channel.nexus().unit()) {
             channel.submit(request, cx);
             self.busy |= 1 << target;
             step(Step::Submitted);
         } else {
             // A copy, for otherwise those of units that are there would have to lie in memory too.
-            let outcome = answer_absent(&Request { ..request }, &[channel.lun().number()]);
+            let outcome = answer_absent(&Request { ..request }, &[channel.nexus().unit()]);
             self.finish(&outcome, false, line);
         }
     }
 
     #[cold]
-    fn refuse(&self, head: u16, response: Response, filled: u32, line: &mut Line) {
-        let lengths = self.lengths[usize::from(head)];
-        give_back(head, &Verdict::without_status(response, lengths.all()), (0, filled), lengths, line);
+    fn refuse(&self, head: u16, response: Response, line: &mut Line) {
+        let answer = Verdict::without_status(response, self.lengths[usize::from(head)].all());
+        line.sgs.sgl(head).put(&answer);
+        line.give_back(head, ANSWER);
     }
 
     /// A command is over.
@@ -177,7 +179,7 @@ impl Requests {
         let head = outcome.tag;
         let lengths = self.lengths[usize::from(head)];
         let answer = Answer::new(outcome, lengths.all(), descriptors);
-        give_back(head, &answer, (outcome.moved, outcome.filled), lengths, line);
+        give_back(head, &answer, outcome.moved, lengths, line);
     }
 
     /// Gives back what has ended; whether there was any.
@@ -196,7 +198,7 @@ impl Requests {
                 cx.trace(Layer::Frontend, Point::Complete, line.id.trace_number(), head.into());
                 step(Step::Completed);
                 let lengths = self.lengths[usize::from(head)];
-                give_back(head, &Verdict::good(lengths.all() - moved), (moved, moved), lengths, line);
+                give_back(head, &Verdict::good(lengths.all() - moved), moved, lengths, line);
             });
             if !outcomes.is_empty() {
                 worked = true;
@@ -237,7 +239,7 @@ impl Requests {
         let worked = !outcomes.is_empty();
         for outcome in outcomes.drain(..) {
             if outcome.aborted || outcome.sense == Sense::ABORTED {
-                self.refuse(outcome.tag, Response::BadTarget, outcome.filled, line);
+                self.refuse(outcome.tag, Response::BadTarget, line);
             } else {
                 self.finish(&outcome, false, line);
             }
@@ -261,7 +263,7 @@ impl Requests {
     }
 }
 
-/// Gives back a command that has moved so many bytes, and may have written to so many of where data goes to.
+/// Gives back a command that has moved so many bytes.
 ///
 /// An answer without sense leaves the place for it as it is, two cache lines of the guest's, and the length counts that place all the same: what comes behind it
 /// is data. Linux's driver looks neither there nor at the length.
@@ -269,13 +271,13 @@ impl Requests {
 fn give_back(
     head: u16,
     answer: &(impl IntoBytes + Immutable),
-    (moved, filled): (u32, u32),
+    moved: u32,
     lengths: Lengths,
     line: &mut Line,
 ) {
     line.sgs.sgl(head).put(answer);
     step(Step::Answered);
-    line.give_back(head, ANSWER + moved.min(lengths.data_in), 0..ANSWER + filled.min(lengths.data_in));
+    line.give_back(head, ANSWER + moved.min(lengths.data_in));
 }
 
 /// Part of a list; nothing at its end is nothing.

@@ -82,7 +82,7 @@ impl Layer {
             Commands => &[Ground, Reactor, Bdev],
             FrontEnd => &[Ground, Reactor, Bdev, Transport, Commands],
             Metrics => &[Ground, Reactor, Bdev],
-            Rpc => &[Ground, Device, Reactor, Bdev, Module, Transport, FrontEnd, Metrics],
+            Rpc => &[Ground, Device, Reactor, Bdev, Module, Transport, Commands, FrontEnd, Metrics],
             Program => &[Ground, Device, Reactor, Bdev, Module, Transport, FrontEnd, Metrics, Rpc],
             Tool => &[
                 Ground,

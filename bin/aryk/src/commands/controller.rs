@@ -30,7 +30,16 @@ pub fn attach(args: &AttachArgs, client: &mut Client, out: &Output) -> Result<()
 /// Gives the disk to a target of a controller, which is made if need be.
 fn attach_scsi(name: &str, args: &AttachArgs, client: &mut Client, out: &Output) -> Result<(), Error> {
     let all = client.call("vhost_get_controllers", json!({}))?;
-    let is_new = !elements(&all).iter().any(|controller| text(controller, "ctrlr") == name);
+    let there = elements(&all).iter().find(|controller| text(controller, "ctrlr") == name);
+    let is_new = there.is_none();
+    if let (Some(there), Some(wanted)) = (there, &args.transport_id)
+        && text(there, "transport_id") != wanted
+    {
+        let has = text(there, "transport_id");
+        return Err(Error::Usage(format!(
+            "controller '{name}' is known as '{has}' already: leave --transport-id out"
+        )));
+    }
     if is_new {
         client.call("vhost_create_scsi_controller", controller_params(name, args)?)?;
     }
@@ -63,6 +72,7 @@ fn controller_params(name: &str, args: &AttachArgs) -> Result<Value, Error> {
         ("ctrlr", Some(json!(name))),
         ("cpumask", args.cpumask.as_ref().map(|cores| json!(cores))),
         ("num_queues", args.queues.map(|n| json!(n))),
+        ("transport_id", args.transport_id.as_ref().map(|id| json!(id))),
         ("connect", connect.as_ref().map(|path| json!(path))),
         ("socket_mode", args.socket_mode.map(|mode| json!(format!("{mode:o}")))),
         ("socket_owner", args.socket_owner.as_ref().map(|user| json!(user))),
@@ -208,6 +218,7 @@ mod tests {
             readonly: false,
             scsi,
             target: None,
+            transport_id: None,
             connect,
             socket_mode: None,
             socket_owner: None,

@@ -92,6 +92,15 @@ async fn create_blk_controller(control: &Control, p: CreateBlkController) -> Res
         queues: p.num_queues.unwrap_or(vhost::QUEUES),
         link,
     })?;
+    // Now that it is open no one can register any more; who has before is not to meet one that reservations do not hold off.
+    let disk = control.disks.registry.find(&p.dev_name)?;
+    if control.scsi_controllers.units().is_registered(&disk) {
+        control.controllers.delete(&p.ctrlr).await?;
+        let why =
+            "SCSI initiators have registered with it to reserve it, which a block controller does not heed";
+        let todo = "attach it with --scsi, or have them unregister";
+        return Err(Error::errno(Errno::BUSY, format!("'{}': {why}: {todo}", p.dev_name)));
+    }
     control.config.made(Subsystem::VhostBlk, &p.ctrlr, "vhost_create_blk_controller", &p);
     Ok(true)
 }
@@ -183,6 +192,9 @@ struct Controller {
     socket: PathBuf,
     /// Ours.
     num_queues: u16,
+    /// Ours: what disks know a SCSI controller by when its machine reserves them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    transport_id: Option<String>,
     /// Ours: whether the socket is the machine's.
     connects: bool,
     /// The machine, if it is connected.
@@ -348,6 +360,7 @@ impl Controller {
             iops_threshold: coalescing.iops_threshold,
             socket: info.socket,
             num_queues: info.queues,
+            transport_id: None,
             connects: info.connects,
             sessions: Session::of(&info.name, &info.sessions, &info.running).into_iter().collect(),
             backend_specific: BackendSpecific { block: Some(block), scsi: None },
@@ -368,6 +381,7 @@ impl Controller {
             iops_threshold: coalescing.iops_threshold,
             socket: info.socket,
             num_queues: info.queues,
+            transport_id: Some(info.initiator.to_string()),
             connects: info.connects,
             sessions: Session::of(&info.name, &sessions, &info.running).into_iter().collect(),
             backend_specific: BackendSpecific { block: None, scsi: Some(targets) },

@@ -64,6 +64,10 @@ struct CreateScsiController {
     /// Ours: the most queues for commands that a machine can have.
     #[serde(skip_serializing_if = "Option::is_none")]
     num_queues: Option<u16>,
+    /// Ours: what disks know it by when its machine reserves them, as `naa.` and 16 hexadecimal digits, the first of them 2, 3 or 5. By default it is made of
+    /// the controller's name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    transport_id: Option<String>,
     /// Ours: the machine's socket, which to connect to instead of listening.
     #[serde(skip_serializing_if = "Option::is_none")]
     connect: Option<PathBuf>,
@@ -82,10 +86,13 @@ async fn create_scsi_controller(control: &Control, p: CreateScsiController) -> R
     if taken(control, &p.ctrlr) {
         return Err(vhost::Error::Exists(p.ctrlr).into());
     }
+    let initiator = p.transport_id.as_deref().map(str::parse).transpose();
+    let initiator = initiator.map_err(|e: vhost::BadInitiator| Error::invalid(e.to_string()))?;
     control.scsi_controllers.create(vhost::Options {
         name: p.ctrlr.clone(),
         cores: p.cpumask.as_ref().map(|mask| mask.0.clone()),
         queues: p.num_queues.unwrap_or(vhost::QUEUES),
+        initiator,
         link: link(p.connect.as_ref(), (p.socket_owner.as_ref(), p.socket_group.as_ref(), p.socket_mode))?,
         delay: true,
     })?;

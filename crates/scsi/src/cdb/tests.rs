@@ -97,8 +97,6 @@ fn what_is_not_offered_is_refused_at_its_field() {
     assert_eq!(refused(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 4]), Sense::in_cdb_bit(9, 2), "NACA");
     assert_eq!(refused(&[0x41, 0x10, 0, 0, 0, 0, 0, 0, 1, 0]), Sense::in_cdb_bit(1, 4), "ANCHOR");
     assert_eq!(refused(&[0x12, 0, 0x80, 0, 36, 0]), Sense::in_cdb(2), "a page without EVPD");
-    assert_eq!(refused(&[0x1a, 0, 0xc8, 0, 36, 0]), Sense::SAVING, "saved pages");
-    assert_eq!(refused(&[0x15, 0x11, 0, 0, 24, 0]), Sense::in_cdb_bit(1, 0), "SP");
     assert_eq!(refused(&[0x1b, 0, 0, 0, 2, 0]), Sense::in_cdb_bit(4, 1), "LOEJ");
     assert_eq!(refused(&[0x2f, 4, 0, 0, 0, 0, 0, 0, 1, 0]), Sense::in_cdb_bit(1, 2), "BYTCHK of 2");
     let mut unknown = [0; 16];

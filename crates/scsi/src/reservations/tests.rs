@@ -60,11 +60,11 @@ fn only_the_holder_reserves_again_or_releases() {
     assert_eq!(r.reserve(0, 10, Kind::WriteExclusive), Err(Refused::Conflict));
     assert_eq!(r.reserve(1, 11, Kind::WriteExclusiveRegistrants), Err(Refused::Conflict));
     assert_eq!(r.release(1, 11, Kind::WriteExclusiveRegistrants), Ok(Effects::default()));
-    assert!(r.is_reserved(), "of one that holds nothing it changes nothing");
+    assert!(r.holder().is_some(), "of one that holds nothing it changes nothing");
     assert_eq!(r.release(0, 10, Kind::WriteExclusive), Err(Refused::Release));
     let effects = r.release(0, 10, Kind::WriteExclusiveRegistrants).unwrap();
     assert_eq!(told(&effects), [(1, ReservationsReleased), (2, ReservationsReleased)]);
-    assert!(!r.is_reserved());
+    assert!(r.holder().is_none());
 }
 
 #[test]
@@ -72,17 +72,17 @@ fn a_reservation_goes_with_its_holder_or_with_the_last_of_all() {
     let mut r = three();
     r.reserve(0, 10, Kind::WriteExclusive).unwrap();
     assert_eq!(told(&r.register(0, 10, 0, false).unwrap()), []);
-    assert!(!r.is_reserved());
+    assert!(r.holder().is_none());
     r.reserve(1, 11, Kind::ExclusiveAccessRegistrants).unwrap();
     assert_eq!(told(&r.register(1, 11, 0, false).unwrap()), [(2, ReservationsReleased)]);
     let mut r = three();
     r.reserve(0, 10, Kind::WriteExclusiveAll).unwrap();
     for (nexus, key) in [(0, 10), (1, 11)] {
         r.register(nexus, key, 0, false).unwrap();
-        assert!(r.is_reserved());
+        assert!(r.holder().is_some());
     }
     r.register(2, 12, 0, false).unwrap();
-    assert!(!r.is_reserved());
+    assert!(r.holder().is_none());
 }
 
 #[test]
@@ -126,6 +126,6 @@ fn clearing_leaves_nothing() {
     r.reserve(0, 10, Kind::ExclusiveAccess).unwrap();
     let effects = r.clear(1, 11).unwrap();
     assert_eq!(told(&effects), [(0, ReservationsPreempted), (2, ReservationsPreempted)]);
-    assert!(!r.is_reserved() && r.registrations().is_empty());
+    assert!(r.holder().is_none() && r.registrations().is_empty());
     assert_eq!(r.clear(1, 11), Err(Refused::Conflict));
 }

@@ -1,5 +1,6 @@
 //! Commands that are rare: those answered at once, and the beginning of those that take several requests. Reactor context; these may allocate.
 
+use super::jobs::Loop;
 use super::{Begun, Failure, Request, UnitChannel};
 use crate::cdb::{Check, Command, PageControl, Transfer};
 use crate::inquiry::{self, COMPARE_BLOCKS_MAX, UNMAP_RANGES_MAX};
@@ -7,6 +8,7 @@ use crate::{Sense, mode, opcodes};
 use aryk_bdev::{Io, Op, Tag};
 use aryk_dma::Sgl;
 use aryk_reactor::Cx;
+use std::sync::Arc;
 
 impl UnitChannel {
     #[cold]
@@ -22,7 +24,7 @@ impl UnitChannel {
                 Ok(Some(give(&bytes[..len], allocation, into)))
             }
             Command::Inquiry { page, allocation } => {
-                let data = page.map_or_else(|| Ok(inquiry::standard()), |p| inquiry::page(self.lun(), p))?;
+                let data = page.map_or_else(|| Ok(inquiry::standard()), |p| inquiry::page(&self.nexus, p))?;
                 Ok(Some(give(&data, allocation, into)))
             }
             Command::ReadCapacity10 => Ok(Some(give(&self.capacity_10(), u32::MAX, into))),
@@ -34,9 +36,9 @@ impl UnitChannel {
                 let query = mode::Query { ten, no_blocks, long, control, page, subpage };
                 Ok(Some(give(&self.mode_sense(query)?, allocation, into)))
             }
-            Command::ModeSelect { ten, length } => self.mode_select(ten, length, request.data_out),
+            Command::ModeSelect { ten, save, length } => self.mode_select((ten, save), length, request, cx),
             Command::ReportLuns { select, allocation } => {
-                Ok(Some(give(&report_luns(select, &[self.lun().number()])?, allocation, into)))
+                Ok(Some(give(&report_luns(select, &[self.nexus.unit()])?, allocation, into)))
             }
             Command::ReportOpcodes { which, timeouts, allocation } => {
                 Ok(Some(give(&opcodes::report(which, timeouts)?, allocation, into)))
@@ -79,7 +81,7 @@ impl UnitChannel {
         data[..8].copy_from_slice(&geometry.blocks.saturating_sub(1).to_be_bytes());
         data[8..12].copy_from_slice(&geometry.block_size.to_be_bytes());
         data[13] = physical.ilog2() as u8;
-        data[14] = u8::from(self.lun().unmaps()) << 7;
+        data[14] = u8::from(self.nexus.unmaps()) << 7;
         data
     }
 
@@ -97,23 +99,34 @@ impl UnitChannel {
     }
 
     fn mode_sense(&self, query: mode::Query) -> Result<Vec<u8>, Sense> {
-        debug_assert!(matches!(
-            query.control,
-            PageControl::Current | PageControl::Default | PageControl::Changeable
-        ));
-        mode::sense(query, self.lun().mode(), mode::Disk::of(self.lun()))
+        let lun = self.lun();
+        let mode = if query.control == PageControl::Saved { lun.saved_mode() } else { lun.mode() };
+        mode::sense(query, mode, mode::Disk::of(&self.nexus))
     }
 
-    fn mode_select(&self, ten: bool, length: u32, data: Sgl) -> Begun {
+    fn mode_select(
+        &mut self,
+        (ten, save): (bool, bool),
+        length: u32,
+        request: &Request<'_>,
+        cx: &mut Cx,
+    ) -> Begun {
+        let data = request.data_out;
         if length > data.len() {
             return Err(Failure::Overrun(length.into()));
+        }
+        let disk = mode::Disk::of(&self.nexus);
+        if save && !disk.saves {
+            return Err(Sense::in_cdb_bit(1, 0).into());
         }
         let mut list = [0; mode::LIST_MAX];
         let list = list.get_mut(..length as usize).ok_or(Sense::LIST_LENGTH)?;
         data.read(0, list);
-        let mode = mode::select(list, ten, self.lun().mode(), mode::Disk::of(self.lun()))?;
-        self.lun().set_mode(mode, self.nexus.number());
-        Ok(Some(length))
+        let mode = mode::select(list, ten, self.lun().mode(), disk)?;
+        let nexus = Arc::clone(&self.nexus);
+        let select = async move { nexus.lun().select(mode, save, nexus.number()).await };
+        self.wait_for(request, length, select, cx);
+        Ok(None)
     }
 
     fn compare_and_write(&mut self, transfer: Transfer, request: &Request<'_>, cx: &mut Cx) -> Begun {
@@ -155,10 +168,10 @@ impl UnitChannel {
         self.check_range(lba, blocks)?;
         let blocks = if blocks == 0 { self.disk.bdev().blocks() - lba } else { blocks };
         let fua = self.check_change()?;
-        if blocks > inquiry::range_blocks_max(self.lun()) {
+        if blocks > inquiry::range_blocks_max(&self.nexus) {
             return Err(Sense::in_cdb(if request.cdb.len() < 16 { 7 } else { 10 }).into());
         }
-        if unmap && !self.lun().unmaps() {
+        if unmap && !self.nexus.unmaps() {
             return Err(Sense::in_cdb_bit(1, 3).into());
         }
         // Also where they may be given back they read as zeroes: so what was written by WRITE SAME with UNMAP is read again.
@@ -175,14 +188,15 @@ impl UnitChannel {
         if pattern.iter().all(|byte| *byte == 0) {
             self.start(request, block.len(), None, all_zeroes, cx);
         } else {
-            return self.start_loop(request, block.len(), (Op::Write, lba, blocks, fua), &pattern, cx);
+            let job = Loop::new(Op::Write, lba, blocks, fua, &pattern);
+            self.start_loop(request, block.len(), job, cx);
         }
         Ok(None)
     }
 
     fn unmap(&mut self, length: u32, request: &Request<'_>, cx: &mut Cx) -> Begun {
-        if !self.lun().unmaps() {
-            let read_only = !self.lun().is_writable();
+        if !self.nexus.unmaps() {
+            let read_only = !self.nexus.is_writable();
             return Err(if read_only { Sense::WRITE_PROTECTED } else { Sense::OPCODE }.into());
         }
         self.check_change()?;
@@ -210,7 +224,7 @@ impl UnitChannel {
                 self.check_range(lba, blocks)?;
             }
         }
-        if sum > inquiry::range_blocks_max(self.lun()) {
+        if sum > inquiry::range_blocks_max(&self.nexus) {
             return Err(Sense::in_list(2).into());
         }
         self.start_unmap(request, length, data, ranges, cx)
@@ -222,7 +236,9 @@ impl UnitChannel {
             Check::Medium if blocks == 0 => Ok(Some(0)),
             Check::Medium => {
                 let nothing = vec![0; 1 << self.block_shift];
-                self.start_loop(request, 0, (Op::Read, lba, blocks.into(), false), &nothing, cx)
+                let job = Loop::new(Op::Read, lba, blocks.into(), false, &nothing);
+                self.start_loop(request, 0, job, cx);
+                Ok(None)
             }
             Check::Data => {
                 let transfer = Transfer { lba, blocks, fua: false };
@@ -252,8 +268,9 @@ impl UnitChannel {
                 }
                 let mut pattern = vec![0; block.len() as usize];
                 block.read(0, &mut pattern);
-                let all = (Op::Compare, lba, blocks.into(), false);
-                self.start_loop(request, block.len(), all, &pattern, cx)
+                let job = Loop::new(Op::Compare, lba, blocks.into(), false, &pattern);
+                self.start_loop(request, block.len(), job, cx);
+                Ok(None)
             }
         }
     }

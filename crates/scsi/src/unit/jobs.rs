@@ -1,10 +1,13 @@
 //! Commands that take several requests to the disk, one after the other. Reactor context; these may allocate.
 
-use super::tasks::Task;
-use super::{Begun, Failure, Request, UnitChannel};
+use super::tasks::{GivenUp, Task};
+use super::{Begun, Request, UnitChannel};
+use crate::cell::Command as Order;
+use crate::reservations::Refused;
 use aryk_bdev::{Io, Op, Status as BdevStatus, Tag};
 use aryk_dma::{Buffer, PAGE, Sgl};
 use aryk_reactor::Cx;
+use std::rc::Rc;
 
 /// How a command goes on when a request of it has completed.
 pub(super) enum Job {
@@ -12,14 +15,14 @@ pub(super) enum Job {
     Unmap { data: Sgl, next: u32, ranges: u32 },
     /// With the next blocks.
     Loop(Loop),
-    /// It has no request: something else will end it.
-    Elsewhere,
+    /// It has no request: something else will end it, by this serial number.
+    Elsewhere(u64),
 }
 
 impl Job {
     /// Whether something else will end the command.
     pub const fn is_elsewhere(&self) -> bool {
-        matches!(self, Self::Elsewhere)
+        matches!(self, Self::Elsewhere(_))
     }
 }
 
@@ -35,15 +38,12 @@ pub(super) struct Loop {
     data: Sgl,
 }
 
-/// Loops of a channel that run at one time, for each has a buffer.
-pub(super) const LOOPS_MAX: u32 = 16;
-
 /// Bytes of a loop's buffer, unless a block has more.
 const LOOP_BYTES: usize = 64 * 1024;
 
 impl Loop {
     /// `block` on each of these blocks, of which there are some.
-    fn new(op: Op, lba: u64, blocks: u64, fua: bool, block: &[u8]) -> Self {
+    pub fn new(op: Op, lba: u64, blocks: u64, fua: bool, block: &[u8]) -> Self {
         let step = ((LOOP_BYTES / block.len()).max(1) as u64).min(blocks);
         let mut buffer = Buffer::new(step as usize * block.len(), PAGE as usize);
         (0..step as usize).for_each(|i| buffer.write(i * block.len(), block));
@@ -127,44 +127,45 @@ impl UnitChannel {
         Ok(None)
     }
 
-    /// Starts a loop over those blocks, of which there are some.
-    pub(super) fn start_loop(
+    pub(super) fn start_loop(&mut self, request: &Request<'_>, moved: u32, mut job: Loop, cx: &mut Cx) {
+        let io = job.next(self.block_shift).expect("it has blocks");
+        self.start(request, moved, Some(Box::new(Job::Loop(job))), io, cx);
+    }
+
+    /// A command that is over when `done` is, which needs nothing of this channel.
+    pub(super) fn wait_for(
         &mut self,
         request: &Request<'_>,
         moved: u32,
-        (op, lba, blocks, fua): (Op, u64, u64, bool),
-        block: &[u8],
+        done: impl Future<Output = Result<(), Refused>> + 'static,
         cx: &mut Cx,
-    ) -> Begun {
-        if self.loops == LOOPS_MAX {
-            return Err(Failure::Full);
-        }
-        self.loops += 1;
-        let mut job = Loop::new(op, lba, blocks, fua, block);
-        let io = job.next(self.block_shift).expect("it has blocks");
-        self.start(request, moved, Some(Box::new(Job::Loop(job))), io, cx);
-        Ok(None)
-    }
-
-    /// A command that waits for something that [`crate::cell::Command::Over`] will tell of.
-    pub(super) fn wait_elsewhere(&mut self, request: &Request<'_>, moved: u32) {
-        let (op, status, job) = (Op::Flush, BdevStatus::Ok, Some(Box::new(Job::Elsewhere)));
+    ) {
+        self.serial += 1;
+        let (serial, op, status) = (self.serial, Op::Flush, BdevStatus::Ok);
         let Request { tag, task: name, .. } = *request;
-        self.tasks.insert(tag, Task { name, lba: 0, job, moved, op, status, aborted: false, runs: true });
+        let job = Some(Box::new(Job::Elsewhere(serial)));
+        let task = Task { name, lba: 0, job, moved, op, status, given_up: GivenUp::No, runs: true };
+        self.tasks.insert(tag, task);
+        let (cell, local) = (Rc::clone(&self.cell), cx.local().clone());
+        let task = async move {
+            let result = done.await;
+            local.defer(move |cx| cell.command(Order::Over(tag, serial, result), cx));
+        };
+        cx.local().spawn(task).detach();
     }
 
     /// Sends the next request of a command, if there is one to come.
     #[cold]
     pub(super) fn goes_on(&mut self, tag: u16, cx: &mut Cx) -> bool {
         let task = self.tasks.get(tag);
-        if task.status.is_ok() && task.aborted {
+        if task.status.is_ok() && task.given_up != GivenUp::No {
             task.status = BdevStatus::Aborted;
         }
         if !task.status.is_ok() {
             return false;
         }
         let io = match task.job.as_deref_mut() {
-            None | Some(Job::Elsewhere) => None,
+            None | Some(Job::Elsewhere(_)) => None,
             Some(Job::Unmap { data, next, ranges }) => next_unmap(*data, next, *ranges),
             Some(Job::Loop(job)) => job.next(self.block_shift),
         };

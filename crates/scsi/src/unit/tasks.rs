@@ -3,6 +3,17 @@
 use super::jobs::Job;
 use aryk_bdev::{Op, Status};
 
+/// Why nobody waits for a command any more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum GivenUp {
+    /// It is waited for.
+    No,
+    /// It was aborted.
+    Aborted,
+    /// Others' reservations do not let it.
+    Refused,
+}
+
 /// A command in flight.
 pub(super) struct Task {
     /// The initiator's tag.
@@ -14,7 +25,7 @@ pub(super) struct Task {
     pub op: Op,
     /// How it will have ended.
     pub status: Status,
-    pub aborted: bool,
+    pub given_up: GivenUp,
     pub runs: bool,
 }
 
@@ -26,7 +37,7 @@ impl Task {
         moved: 0,
         op: Op::Read,
         status: Status::Ok,
-        aborted: false,
+        given_up: GivenUp::No,
         runs: false,
     };
 }
@@ -43,11 +54,6 @@ pub(super) struct Tasks {
 impl Tasks {
     pub fn new(depth: u16) -> Self {
         Self { all: (0..depth).map(|_| Task::NONE).collect(), len: 0 }
-    }
-
-    /// Commands that it has room for: tags are below.
-    pub fn depth(&self) -> usize {
-        self.all.len()
     }
 
     /// Commands in it.

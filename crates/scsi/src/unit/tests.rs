@@ -9,6 +9,8 @@ use aryk_dma::{Buffer, Sgl};
 use proptest::prelude::*;
 use std::sync::Arc;
 
+mod shared;
+
 const BLOCK: usize = 512;
 const BLOCKS: u64 = 2048;
 
@@ -237,6 +239,12 @@ fn a_mode_that_one_selects_concerns_all() {
     assert_eq!(sense_of(&mut all, 0, &cdb_16(0x8a, 0, 0, 1), &[0; BLOCK]), Sense::WRITE_PROTECTED);
     assert!(all.wants_descriptors(0));
     good(&mut all, 0, &cdb_16(0x88, 0, 0, 1), &[], BLOCK);
+    // Where nothing can be kept, nothing is saved.
+    assert_eq!(sense_of(&mut all, 0, &[0x1a, 0, 0xc8, 0, 36, 0], &[]), Sense::SAVING);
+    assert_eq!(
+        sense_of(&mut all, 0, &[0x15, 0x11, 0, 0, page.len() as u8, 0], &page),
+        Sense::in_cdb_bit(1, 0)
+    );
     page[4 + 3] ^= 0x80;
     assert_eq!(sense_of(&mut all, 0, &select, &page), Sense::in_list(7));
 }
@@ -279,7 +287,12 @@ fn reservations_keep_others_out() {
     let full = good(&mut all, 1, &[0x5e, 3, 0, 0, 0, 0, 0, 0, 255, 0], &[], 255);
     assert_eq!(
         full[8..],
-        [&77u64.to_be_bytes()[..], &[0, 0, 0, 0, 1, 3, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0]].concat()
+        [
+            &77u64.to_be_bytes()[..],
+            &[0, 0, 0, 0, 1, 3, 0, 0, 0, 0, 0, 1, 0, 0, 0, 24],
+            &[6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x30, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+        ]
+        .concat()
     );
     assert_eq!(good(&mut all, 1, &[0x5e, 2, 0, 0, 0, 0, 0, 0, 255, 0], &[], 255).len(), 8);
     // One that comes takes over.

@@ -92,13 +92,18 @@ impl Log {
 const PATIENCE: Duration = Duration::from_secs(20);
 
 impl Guest {
-    pub fn connect(socket: &Path, format: Format) -> Self {
+    /// With memory, if it `keeps` such, in which the device notes what is in flight.
+    pub fn connect(socket: &Path, format: Format, keeps: bool) -> Self {
         let wanted = Wanted {
             features: feature::VERSION_1
                 | EVENTS
                 | if format == Format::Packed { feature::PACKED } else { 0 },
             optional: 0,
-            protocol: protocol::MQ | protocol::REPLY_ACK | protocol::CONFIG | protocol::LOG_SHMFD,
+            protocol: protocol::MQ
+                | protocol::REPLY_ACK
+                | protocol::CONFIG
+                | protocol::LOG_SHMFD
+                | protocol::INFLIGHT_SHMFD,
             optional_protocol: 0,
             queues: 3,
             patience: PATIENCE,
@@ -117,6 +122,13 @@ impl Guest {
         let lanes: Vec<_> = (0..3).map(lane).collect();
         session.settle().expect("features");
         session.share(&memory).expect("memory");
+        if keeps {
+            // Of three queues; the answer begins with a size and an offset.
+            let asked = payload![0_u64, 0_u64, 3_u16, SIZE, 0_u32];
+            let (region, fd) = session.wire().ask(Request::GET_INFLIGHT_FD, &asked).expect("a region");
+            let fd = fd.expect("a file");
+            session.wire().tell(Request::SET_INFLIGHT_FD, &region, &[fd.as_fd()]).expect("a region");
+        }
         for (index, lane) in (0..).zip(&lanes) {
             let (kick, call) = (lane.kick.as_fd(), lane.call.as_fd());
             session.start(&Announced { index, size: SIZE, ring: &lane.ring, kick, call }).expect("a queue");

@@ -66,18 +66,20 @@ impl Host {
         };
         let reactors = Rc::new(Reactors::start(&options).expect("a host of ours"));
         let directory = tempfile::tempdir().expect("a host of ours");
-        let controllers = Controllers::new(
-            directory.path(),
-            aryk_vhost_device::QUEUE_SIZE_MAX,
-            Arc::clone(&registry),
-            Rc::clone(&reactors),
-        );
+        let controllers = Controllers::new(directory.path(), Arc::clone(&registry), Rc::clone(&reactors));
         Self { directory, registry, controllers, _reactors: reactors }
     }
 
     fn create(&self, name: &str, delay: bool) -> Result<(), Error> {
         let link = Link::Listen(SocketOptions::default());
-        self.controllers.create(Options { name: name.to_owned(), cores: None, queues: 4, link, delay })
+        self.controllers.create(Options {
+            name: name.to_owned(),
+            cores: None,
+            queues: 4,
+            initiator: None,
+            link,
+            delay,
+        })
     }
 
     fn socket(&self, name: &str) -> PathBuf {
@@ -86,7 +88,7 @@ impl Host {
 
     async fn guest(&self, name: &str, format: Format) -> Guest {
         let socket = self.socket(name);
-        apart(move || Guest::connect(&socket, format)).await
+        apart(move || Guest::connect(&socket, format, false)).await
     }
 }
 
@@ -497,6 +499,117 @@ fn a_delayed_controller_is_reached_when_it_is_started() {
         host.controllers.delete("vm").await.unwrap();
         host.registry.remove("m0").await.unwrap();
     });
+}
+
+/// PERSISTENT RESERVE OUT with two keys, and a type.
+fn reserve(guest: &mut Guest, target: u8, action: u8, kind: u8, [key, new]: [u64; 2]) -> u8 {
+    let list = [&key.to_be_bytes()[..], &new.to_be_bytes(), &[0; 8]].concat();
+    guest.command(unit(target), &[0x5f, action, kind, 0, 0, 0, 0, 0, 24, 0], &list, 0).status
+}
+
+/// A reservation is the disk's, whoever it was attached to, and by whichever target. What is fenced is over when the fence is up.
+#[test]
+fn a_disk_of_two_controllers_is_reserved_for_one() {
+    const CONFLICT: u8 = 0x18;
+    run(async {
+        let host = Host::new(1);
+        let config = aryk_bdev_error::Config { identity: Identity::named("disk"), base: "m0".to_owned() };
+        aryk_bdev_error::create(&host.registry, config).unwrap();
+        for (name, target) in [("a", 0), ("b", 3)] {
+            host.create(name, false).unwrap();
+            host.controllers.add_target(name, Some(target), "disk").await.unwrap();
+        }
+        host.controllers.add_target("a", Some(5), "disk").await.unwrap();
+        let (a, b) = (host.guest("a", Format::Split).await, host.guest("b", Format::Packed).await);
+        let (a, ()) = with(a, |a| {
+            [0, 5].into_iter().for_each(|target| greet(a, target));
+            assert_eq!(reserve(a, 0, 0, 0, [0, 1]), 0);
+            assert_eq!(reserve(a, 0, 1, 5, [1, 0]), 0);
+            let other_target = a.command(unit(5), &cdb_16(0x8a, 0, 1), &[1; 512], 0);
+            assert_eq!(other_target.status, CONFLICT, "a nexus of its own");
+        })
+        .await;
+        let never =
+            Injection { fault: Fault::Pending, ops: OpSet::of(&[Op::Write]), count: 1, queue_depth: 0 };
+        aryk_bdev_error::inject(&host.registry, "disk", never).unwrap();
+        let (a, ()) = with(a, |a| {
+            a.submit(1, unit(0), &cdb_16(0x8a, 0, 1), &[1; 512], 0);
+            assert_eq!(a.take(REQUEST, NEVER), None);
+        })
+        .await;
+        let (b, ()) = with(b, |b| {
+            greet(b, 3);
+            assert_eq!(b.command(unit(3), &cdb_16(0x8a, 0, 1), &[2; 512], 0).status, CONFLICT);
+            assert_eq!(b.command(unit(3), &cdb_16(0x88, 0, 1), &[], 512).status, 0);
+            assert_eq!(reserve(b, 3, 0, 0, [0, 2]), 0);
+            assert_eq!(reserve(b, 3, 4, 5, [2, 1]), 0, "PREEMPT");
+        })
+        .await;
+        let (a, ()) = with(a, |a| {
+            let (slot, written) = a.take(REQUEST, SOON).expect("what was in flight is over");
+            assert_eq!((slot, a.answer(slot, written, 0).status), (1, CONFLICT));
+            let told = a.command(unit(0), &[0; 6], &[], 0);
+            assert_eq!(told.key_and_code(), (6, 0x2a, 5), "registrations preempted");
+            assert_eq!(a.command(unit(0), &cdb_16(0x8a, 0, 1), &[1; 512], 0).status, CONFLICT);
+        })
+        .await;
+        // Another disk does not know of it, and the same one does when it comes back.
+        host.controllers.remove_target("b", 3).await.unwrap();
+        host.controllers.add_target("b", Some(3), "disk").await.unwrap();
+        let (b, ()) = with(b, |b| {
+            greet(b, 3);
+            assert_eq!(b.command(unit(3), &cdb_16(0x8a, 0, 1), &[2; 512], 0).status, 0);
+        })
+        .await;
+        apart(move || drop((a, b))).await;
+        host.controllers.delete_all().await;
+    });
+}
+
+/// What is given up while its queue stops stays in flight, and a successor does it again: but not what cannot be done twice.
+#[test]
+fn what_cannot_be_done_twice_is_not() {
+    for format in [Format::Split, Format::Packed] {
+        run(async move {
+            let host = Host::new(1);
+            let config = aryk_bdev_error::Config { identity: Identity::named("disk"), base: "m0".to_owned() };
+            aryk_bdev_error::create(&host.registry, config).unwrap();
+            let ops = OpSet::of(&[Op::Read, Op::Write]);
+            let never = Injection { fault: Fault::Pending, ops, count: 1, queue_depth: 0 };
+            aryk_bdev_error::inject(&host.registry, "disk", never).unwrap();
+            host.create("vm", false).unwrap();
+            host.controllers.add_target("vm", Some(0), "disk").await.unwrap();
+            let socket = host.socket("vm");
+            let guest = apart(move || Guest::connect(&socket, format, true)).await;
+            let (guest, ()) = with(guest, |guest| {
+                greet(guest, 0);
+                // COMPARE AND WRITE reads first; a WRITE is besides it.
+                let mut compare_and_write = cdb_16(0x89, 0, 0);
+                compare_and_write[13] = 1;
+                guest.submit(1, unit(0), &compare_and_write, &[[0; 512], [7; 512]].concat(), 0);
+                guest.submit(2, unit(0), &cdb_16(0x8a, 8, 1), &[8; 512], 0);
+                assert_eq!(guest.take(REQUEST, NEVER), None);
+                guest.stop(REQUEST);
+                assert_eq!(guest.take(REQUEST, NEVER), None, "they stay in flight");
+                guest.resume(REQUEST);
+                let mut ends: Vec<_> = (0..2)
+                    .map(|_| {
+                        let (slot, written) = guest.take(REQUEST, SOON).expect("a successor takes them");
+                        let answer = guest.answer(slot, written, 0);
+                        let told = (answer.status == 2).then(|| answer.key_and_code());
+                        (slot, answer.status, told)
+                    })
+                    .collect();
+                ends.sort_unstable();
+                assert_eq!(ends, [(1, 2, Some((6, 0x29, 0))), (2, 0, None)]);
+                let swapped = guest.command(unit(0), &compare_and_write, &[[0; 512], [7; 512]].concat(), 0);
+                assert_eq!(swapped.status, 0, "what is new is done");
+            })
+            .await;
+            apart(move || drop(guest)).await;
+            host.controllers.delete_all().await;
+        });
+    }
 }
 
 /// Every write to a guest's memory is noted while it migrates: answers, data, responses, events, and the rings.

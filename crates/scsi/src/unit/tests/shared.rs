@@ -1,0 +1,289 @@
+//! What initiators that share a disk do to one another, and what of that outlives the process.
+
+use super::*;
+use crate::{Keep, Kept, Mode, Port, Units};
+use futures_channel::mpsc;
+
+const REGISTER: u8 = 0;
+const RESERVE: u8 = 1;
+const RELEASE: u8 = 2;
+const CLEAR: u8 = 3;
+const PREEMPT: u8 = 4;
+const REGISTER_AND_MOVE: u8 = 7;
+/// Write exclusive, registrants only.
+const REGISTRANTS: u8 = 5;
+const EXCLUSIVE: u8 = 3;
+
+/// `count` initiators of a disk whose requests of these kinds do not go on, of whom the first two are registered by 10 and 11.
+fn stuck(ops: &[Op], count: u8) -> Initiators {
+    let registry = disk();
+    let config = aryk_bdev_error::Config { identity: Identity::named("slow"), base: "disk".to_owned() };
+    aryk_bdev_error::create(&registry, config).unwrap();
+    let fault = aryk_bdev_error::Fault::Pending;
+    let never = Injection { fault, ops: OpSet::of(ops), count: u32::MAX, queue_depth: 0 };
+    aryk_bdev_error::inject(&registry, "slow", never).unwrap();
+    let mut all = Initiators::new(&registry, "slow", Access::Shared, count);
+    for i in 0..count.into() {
+        sense_of(&mut all, i, &[0; 6], &[]);
+    }
+    register(&mut all, 2);
+    all
+}
+
+fn register(all: &mut Initiators, count: u64) {
+    for i in 0..count {
+        assert_eq!(reserve(all, i as usize, REGISTER, 0, 0, 10 + i).status, Status::Good);
+    }
+}
+
+#[test]
+fn a_preemption_is_over_when_nothing_of_the_others_is_in_flight() {
+    let mut all = stuck(&[Op::Read, Op::Write], 2);
+    assert_eq!(reserve(&mut all, 0, RESERVE, REGISTRANTS, 10, 0).status, Status::Good);
+    let mut buffers: Vec<_> = (0..3).map(|_| Buffer::new(BLOCK, 512)).collect();
+    let lists: Vec<_> = buffers.iter_mut().map(Buffer::lend).collect();
+    let write = all.submit(0, &cdb_16(0x8a, 0, 7, 1), lists[0], Sgl::EMPTY);
+    let read = all.submit(0, &cdb_16(0x88, 0, 7, 1), Sgl::EMPTY, lists[1]);
+    let own = all.submit(1, &cdb_16(0x8a, 0, 9, 1), lists[2], Sgl::EMPTY);
+    for _ in 0..100 {
+        all.turn();
+    }
+    assert_eq!((all.outcome(0, write), all.outcome(0, read)), (None, None));
+    assert_eq!(reserve(&mut all, 1, PREEMPT, REGISTRANTS, 11, 10).status, Status::Good);
+    let refused = all.outcome(0, write).expect("it is over before the preemption is");
+    assert_eq!((refused.status, refused.aborted), (Status::ReservationConflict, false));
+    assert_eq!((all.outcome(0, read), all.outcome(1, own)), (None, None), "these may go on");
+    // From now on; but it may read.
+    assert_eq!(sense_of(&mut all, 0, &[0; 6], &[]), Attention::RegistrationsPreempted.sense());
+    assert_eq!(all.run(0, &cdb_16(0x8a, 0, 7, 1), &[1; BLOCK], 0).0.status, Status::ReservationConflict);
+    let lun = Arc::clone(&all.lun);
+    all.cx().local().spawn(async move { lun.abort(Which::All).await }).detach();
+    assert!(all.wait(0, read).aborted && all.wait(1, own).aborted);
+    buffers.iter_mut().for_each(Buffer::reclaim);
+}
+
+/// Whoever loses a right loses what it has begun, by whatever that right is lost; and whoever does not, does not.
+#[test]
+fn a_reservation_waits_for_those_whom_it_keeps_out() {
+    let mut all = stuck(&[Op::Write], 3);
+    let mut buffers: Vec<_> = (0..2).map(|_| Buffer::new(BLOCK, 512)).collect();
+    let lists: Vec<_> = buffers.iter_mut().map(Buffer::lend).collect();
+    let stranger = all.submit(2, &cdb_16(0x8a, 0, 7, 1), lists[0], Sgl::EMPTY);
+    let registered = all.submit(1, &cdb_16(0x8a, 0, 8, 1), lists[1], Sgl::EMPTY);
+    assert_eq!(reserve(&mut all, 0, RESERVE, REGISTRANTS, 10, 0).status, Status::Good);
+    assert_eq!(all.outcome(2, stranger).map(|o| o.status), Some(Status::ReservationConflict));
+    assert_eq!(all.outcome(1, registered), None);
+    // It unregisters, and has the right to write no more.
+    assert_eq!(reserve(&mut all, 1, REGISTER, 0, 11, 0).status, Status::Good);
+    assert_eq!(all.outcome(1, registered).map(|o| o.status), Some(Status::ReservationConflict));
+    buffers.iter_mut().for_each(Buffer::reclaim);
+}
+
+#[test]
+fn rights_come_back() {
+    let mut all = initiators(3);
+    register(&mut all, 2);
+    let may_write = |all: &mut Initiators| {
+        [0, 1, 2].map(|i| all.run(i, &cdb_16(0x8a, 0, 0, 1), &[1; BLOCK], 0).0.status == Status::Good)
+    };
+    assert_eq!(reserve(&mut all, 0, RESERVE, EXCLUSIVE, 10, 0).status, Status::Good);
+    assert_eq!(may_write(&mut all), [true, false, false]);
+    assert_eq!(reserve(&mut all, 0, RELEASE, EXCLUSIVE, 10, 0).status, Status::Good);
+    assert_eq!(may_write(&mut all), [true; 3]);
+    assert_eq!(reserve(&mut all, 0, RESERVE, REGISTRANTS, 10, 0).status, Status::Good);
+    assert_eq!(may_write(&mut all), [true, true, false]);
+    assert_eq!(reserve(&mut all, 0, RELEASE, REGISTRANTS, 10, 0).status, Status::Good);
+    assert_eq!(sense_of(&mut all, 1, &[0; 6], &[]), Attention::ReservationsReleased.sense());
+    assert_eq!(reserve(&mut all, 1, RESERVE, EXCLUSIVE, 11, 0).status, Status::Good);
+    assert_eq!(reserve(&mut all, 0, CLEAR, 0, 10, 0).status, Status::Good);
+    assert_eq!(sense_of(&mut all, 1, &[0; 6], &[]), Attention::ReservationsPreempted.sense());
+    assert_eq!(may_write(&mut all), [true; 3]);
+}
+
+#[test]
+fn a_reservation_moves_to_whom_it_is_given() {
+    let mut all = initiators(2);
+    register(&mut all, 1);
+    assert_eq!(reserve(&mut all, 0, RESERVE, EXCLUSIVE, 10, 0).status, Status::Good);
+    let list = |initiator: u64| {
+        let mut list = [&10u64.to_be_bytes()[..], &77u64.to_be_bytes(), &[0, 2, 0, 1, 0, 0, 0, 24]].concat();
+        list.extend([6, 0, 0, 0]);
+        list.extend(initiator.to_be_bytes());
+        list.extend([0; 12]);
+        list
+    };
+    let cdb = [0x5f, REGISTER_AND_MOVE, EXCLUSIVE, 0, 0, 0, 0, 0, 48, 0];
+    assert_eq!(sense_of(&mut all, 0, &cdb, &list(0x9999)), Sense::in_list(24), "nobody is that");
+    good(&mut all, 0, &cdb, &list(0x3001), 0);
+    good(&mut all, 1, &cdb_16(0x8a, 0, 0, 1), &[1; BLOCK], 0);
+    assert_eq!(all.run(0, &cdb_16(0x88, 0, 0, 1), &[], BLOCK).0.status, Status::ReservationConflict);
+    assert_eq!(reserve(&mut all, 1, RELEASE, EXCLUSIVE, 77, 0).status, Status::Good);
+}
+
+#[test]
+fn who_writes_and_does_not_heed_reservations_leaves_none() {
+    let registry = disk();
+    let mut all = Initiators::new(&registry, "disk", Access::Shared, 1);
+    sense_of(&mut all, 0, &[0; 6], &[]);
+    let other = registry.open("disk", Access::Shared, "block", |_| ()).unwrap();
+    assert_eq!(reserve(&mut all, 0, REGISTER, 0, 0, 1).sense, Sense::OPCODE);
+    drop(other);
+    assert_eq!(reserve(&mut all, 0, REGISTER, 0, 0, 1).status, Status::Good);
+}
+
+/// What a predecessor may have done already (see [`crate::Command`]).
+#[test]
+fn only_what_can_be_repeated_is() {
+    let mut all = initiators(1);
+    register(&mut all, 1);
+    let swap = [vec![0; BLOCK], vec![9; BLOCK]].concat();
+    let mut compare_and_write = cdb_16(0x89, 0, 5, 0);
+    compare_and_write[13] = 1;
+    // As if it had been done, and nobody told.
+    good(&mut all, 0, &compare_and_write, &swap, 0);
+    all.replayed = true;
+    assert_eq!(sense_of(&mut all, 0, &compare_and_write, &swap), Attention::PowerOn.sense());
+    assert_eq!(read(&mut all, 5, 1), [9; BLOCK]);
+    let (cdb, list) = reserve_out(REGISTER, 0, 0, 10);
+    assert_eq!(sense_of(&mut all, 0, &cdb, &list), Attention::PowerOn.sense());
+    for (cdb, out, room) in [
+        (cdb_16(0x8a, 0, 6, 1), vec![3; BLOCK], 0),
+        (cdb_16(0x93, 0, 7, 2), vec![4; BLOCK], 0),
+        (cdb_16(0x88, 0, 6, 1), vec![], BLOCK),
+        (cdb_16(0x8f, 0x02, 6, 1), vec![3; BLOCK], 0),
+        (cdb_16(0x91, 0, 0, 0), vec![], 0),
+    ] {
+        good(&mut all, 0, &cdb, &out, room);
+    }
+    all.replayed = false;
+    assert_eq!(read(&mut all, 6, 3), [vec![3; BLOCK], vec![4; 2 * BLOCK]].concat());
+}
+
+/// Initiators of units that are kept, as something was kept before.
+fn kept(registry: &Registry, before: Option<Kept>) -> (Initiators, mpsc::UnboundedReceiver<Keep>) {
+    let (keeper, keeping) = mpsc::unbounded();
+    let units = Units::default();
+    units.keep(keeper, move |_| before.clone());
+    let mut all = Initiators::of(&units, registry, "disk", Access::Shared, 2);
+    for i in 0..2 {
+        sense_of(&mut all, i, &[0; 6], &[]);
+    }
+    (all, keeping)
+}
+
+/// A command that has something kept, which succeeds or not; what came of it, and what was to be kept.
+fn keeping_run(
+    (all, keeping): &mut (Initiators, mpsc::UnboundedReceiver<Keep>),
+    (cdb, out): (&[u8], &[u8]),
+    succeeds: bool,
+) -> (Outcome, Kept) {
+    let mut data = Buffer::from_slice(out);
+    let tag = all.submit(0, cdb, data.lend(), Sgl::EMPTY);
+    for _ in 0..100 {
+        all.turn();
+    }
+    assert_eq!(all.outcome(0, tag), None, "it is not answered before it is kept");
+    let Keep { kept, done, .. } = keeping.try_recv().expect("it is to be kept");
+    done.send(succeeds).unwrap();
+    if !succeeds {
+        // What is refused is not to be found later.
+        for _ in 0..100 {
+            all.turn();
+        }
+        let again = keeping.try_recv().expect("as it was before");
+        assert_ne!(again.kept, kept);
+        again.done.send(true).unwrap();
+    }
+    let outcome = all.wait(0, tag);
+    data.reclaim();
+    (outcome, kept)
+}
+
+/// MODE SELECT of the caching page without a write cache.
+fn write_through(all: &mut Initiators, save: bool) -> ([u8; 6], Vec<u8>) {
+    let mut page = good(all, 0, &[0x1a, 8, 0x08, 0, 255, 0], &[], 255);
+    assert_eq!((page[4] & 0x80, page[6] & 4), (0x80, 4), "it can be saved, and caches writes");
+    (page[0], page[6]) = (0, 0);
+    ([0x15, 0x10 | u8::from(save), 0, 0, page.len() as u8, 0], page)
+}
+
+fn caches_writes(all: &mut Initiators, control: u8) -> bool {
+    good(all, 0, &[0x1a, 8, control << 6 | 0x08, 0, 255, 0], &[], 255)[6] & 4 != 0
+}
+
+#[test]
+fn a_mode_that_was_saved_stays() {
+    let registry = disk();
+    let mut unit = kept(&registry, None);
+    let (cdb, page) = write_through(&mut unit.0, true);
+    let (outcome, stored) = keeping_run(&mut unit, (&cdb, &page), true);
+    assert_eq!(outcome.status, Status::Good);
+    let mode = Mode { write_cache: false, ..Mode::default() };
+    assert_eq!((stored.mode, stored.saved, stored.is_durable()), (mode, mode, true));
+    assert_eq!(sense_of(&mut unit.0, 1, &[0; 6], &[]), Attention::ModeChanged.sense());
+    let lun = Arc::clone(&unit.0.lun);
+    unit.0.cx().local().spawn(async move { lun.reset().await }).detach();
+    (0..100).for_each(|_| unit.0.turn());
+    assert_eq!(sense_of(&mut unit.0, 0, &[0; 6], &[]), Attention::Reset.sense());
+    assert_eq!([0, 2, 3].map(|control| caches_writes(&mut unit.0, control)), [false, true, false]);
+    drop(unit);
+    let (mut all, _keeping) = kept(&registry, Some(stored));
+    assert!(!caches_writes(&mut all, 0), "after a restart");
+}
+
+#[test]
+fn a_mode_that_was_not_saved_ends_with_a_reset_which_is_told() {
+    let mut unit = kept(&disk(), None);
+    let (cdb, page) = write_through(&mut unit.0, false);
+    let (_, stored) = keeping_run(&mut unit, (&cdb, &page), true);
+    assert_eq!((stored.mode.write_cache, stored.saved.write_cache), (false, true));
+    let lun = Arc::clone(&unit.0.lun);
+    unit.0.cx().local().spawn(async move { lun.reset().await }).detach();
+    (0..100).for_each(|_| unit.0.turn());
+    unit.1.try_recv().unwrap().done.send(true).unwrap();
+    (0..100).for_each(|_| unit.0.turn());
+    for told in [Attention::Reset, Attention::ModeChanged] {
+        assert_eq!(sense_of(&mut unit.0, 0, &[0; 6], &[]), told.sense(), "also whoever has set it");
+    }
+    assert!(caches_writes(&mut unit.0, 0));
+}
+
+#[test]
+fn reservations_that_are_to_be_kept_are_kept_before_they_count() {
+    let registry = disk();
+    let mut unit = kept(&registry, None);
+    let (cdb, mut list) = reserve_out(REGISTER, 0, 0, 10);
+    list[20] = 1;
+    let (outcome, _) = keeping_run(&mut unit, (&cdb, &list), false);
+    assert_eq!(outcome.sense, Sense::REGISTRATIONS, "it cannot be kept");
+    let (outcome, stored) = keeping_run(&mut unit, (&cdb, &list), true);
+    assert_eq!((outcome.status, stored.is_durable()), (Status::Good, true));
+    let capabilities = good(&mut unit.0, 1, &[0x5e, 2, 0, 0, 0, 0, 0, 0, 255, 0], &[], 255);
+    assert_eq!(capabilities[2..4], [0x01, 0x81]);
+    let (cdb, list) = reserve_out(RESERVE, REGISTRANTS, 10, 0);
+    let (_, stored) = keeping_run(&mut unit, (&cdb, &list), true);
+    let own = Port { initiator: 0x3000, target: 1 };
+    assert_eq!((&stored.registrations[..], stored.reservation), (&[(own, 10)][..], Some((own, REGISTRANTS))));
+    drop(unit);
+    // The next process.
+    let (mut all, _keeping) = kept(&registry, Some(stored));
+    assert_eq!(all.run(1, &cdb_16(0x8a, 0, 0, 1), &[1; BLOCK], 0).0.status, Status::ReservationConflict);
+    good(&mut all, 0, &cdb_16(0x8a, 0, 0, 1), &[1; BLOCK], 0);
+    let keys = good(&mut all, 1, &[0x5e, 0, 0, 0, 0, 0, 0, 0, 255, 0], &[], 255);
+    assert_eq!(keys[8..], 10u64.to_be_bytes());
+}
+
+#[test]
+fn initiators_that_come_and_go_take_no_room() {
+    let registry = disk();
+    let units = Units::default();
+    let nexus = |initiator| {
+        let disk = registry.open("disk", Access::Shared, "test", |_| ()).unwrap();
+        units.nexus(disk, Port { initiator, target: 1 }, 0)
+    };
+    let stays = nexus(0);
+    for initiator in 1..100 {
+        assert_eq!(nexus(initiator).number(), 1);
+    }
+    assert_eq!(stays.number(), 0);
+}
