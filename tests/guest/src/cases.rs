@@ -2,6 +2,7 @@
 
 mod contrib;
 mod disks;
+mod fence;
 mod life;
 mod matrix;
 mod recovery;
@@ -76,6 +77,7 @@ pub fn list(long: bool) -> Vec<Case> {
     cases.extend(life::cases());
     cases.extend(recovery::cases(long));
     cases.extend(scsi::cases(long));
+    cases.extend(fence::cases());
     cases
 }
 
