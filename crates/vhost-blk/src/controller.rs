@@ -24,8 +24,6 @@ pub(crate) struct Settings {
     /// Reactors for its queues; all if `None`.
     pub cores: Option<CoreSet>,
     pub queues: u16,
-    /// Descriptors of the largest queue that a guest may have.
-    pub queue_size_max: u16,
 }
 
 /// The controller.
@@ -109,7 +107,7 @@ impl Controller {
         let name = format!("{}.q{index}", self.settings.name);
         let handle = self.reactors.least_loaded(self.settings.cores.as_ref());
         let keeps_in_flight = setup.inflight.is_some();
-        let ring = virtqueue(&setup, self.settings.queue_size_max)?;
+        let ring = virtqueue(&setup)?;
         let kick = setup.kick.map(|fd| fd.try_clone()).transpose()?;
         let disk = self.disk.borrow().clone();
         let requests = self.requests(disk.as_ref(), setup.features);
