@@ -71,6 +71,11 @@ func (c *Client) ArykCoreRemove(ctx context.Context, params ArykCoreRemoveParams
 	return call[bool](ctx, c, "aryk_core_remove", params)
 }
 
+// ArykFileSystemsGet calls aryk_file_systems_get. What disks in files promise, and what their file systems have for that.
+func (c *Client) ArykFileSystemsGet(ctx context.Context) ([]FileSystem, error) {
+	return call[[]FileSystem](ctx, c, "aryk_file_systems_get", nil)
+}
+
 // ArykLatencyGetParams are the parameters of aryk_latency_get.
 type ArykLatencyGetParams struct {
 	// Name, alias or uuid.
@@ -116,7 +121,7 @@ type BdevAioCreateParams struct {
 	Nowait bool `json:"nowait,omitempty"`
 	// Whether writes are refused.
 	Readonly bool `json:"readonly,omitempty"`
-	// Ours: bytes of the sparse file that is created if there is none, or an empty one.
+	// Ours: bytes of the sparse file that is created if there is none, or an empty one. A file that has another size is refused.
 	Size *uint64 `json:"size,omitempty"`
 	// By default a random one.
 	UUID string `json:"uuid,omitempty"`
@@ -703,7 +708,7 @@ type BdevUringCreateParams struct {
 	Nowait bool `json:"nowait,omitempty"`
 	// Whether writes are refused.
 	Readonly bool `json:"readonly,omitempty"`
-	// Ours: bytes of the sparse file that is created if there is none, or an empty one.
+	// Ours: bytes of the sparse file that is created if there is none, or an empty one. A file that has another size is refused.
 	Size *uint64 `json:"size,omitempty"`
 	// By default a random one.
 	UUID string `json:"uuid,omitempty"`

@@ -254,8 +254,11 @@ type DiskCounts struct {
 	WriteBytes uint64  `json:"write_bytes"`
 	// Neither reads nor writes.
 	OtherOps uint64 `json:"other_ops"`
-	// Requests that failed.
-	Errors uint64 `json:"errors"`
+	// Requests that failed: all, and by kind.
+	Errors      uint64 `json:"errors"`
+	ReadErrors  uint64 `json:"read_errors"`
+	WriteErrors uint64 `json:"write_errors"`
+	OtherErrors uint64 `json:"other_errors"`
 	// Requests that were over the disk's deadline.
 	Overdue uint64 `json:"overdue"`
 	// From the front-end's handing them down to its having them back.
@@ -273,6 +276,8 @@ type DiskCounts struct {
 	Waiting uint64 `json:"waiting"`
 	// The most that were in flight lately.
 	InFlightMax uint64 `json:"in_flight_max"`
+	// The last request that its store has failed.
+	LastError *LastError `json:"last_error,omitempty"`
 }
 
 // DriverSpecific: What a disk's module says of it: one member at most, of the module's name.
@@ -339,6 +344,22 @@ const (
 	FileLockInUse  FileLock = "in_use"
 )
 
+// FileSystem: What disks in files of one file system promise. All in bytes.
+type FileSystem struct {
+	// The oldest of the files.
+	Path string `json:"path"`
+	// How many there are.
+	Disks uint64 `json:"disks"`
+	// Their sizes together.
+	Promised uint64 `json:"promised"`
+	// What they have of that already.
+	Allocated uint64 `json:"allocated"`
+	// What the file system has left.
+	Free uint64 `json:"free"`
+	// What is promised, and is not there: more than 0 says that writes will fail before the disks are full.
+	Missing uint64 `json:"missing"`
+}
+
 // GroupCounts: What the disks of a group did while they were its.
 type GroupCounts struct {
 	Name string `json:"name"`
@@ -353,8 +374,11 @@ type GroupCounts struct {
 	WriteBytes uint64     `json:"write_bytes"`
 	// Neither reads nor writes.
 	OtherOps uint64 `json:"other_ops"`
-	// Requests that failed.
-	Errors uint64 `json:"errors"`
+	// Requests that failed: all, and by kind.
+	Errors      uint64 `json:"errors"`
+	ReadErrors  uint64 `json:"read_errors"`
+	WriteErrors uint64 `json:"write_errors"`
+	OtherErrors uint64 `json:"other_errors"`
 	// Requests that were over the disk's deadline.
 	Overdue uint64 `json:"overdue"`
 	// From the front-end's handing them down to its having them back.
@@ -465,6 +489,19 @@ type Iostat struct {
 	Channels []ChannelStat `json:"channels,omitempty"`
 	// The disk.
 	Name *string `json:"name,omitempty"`
+}
+
+// LastError: A request that a disk's store has failed.
+type LastError struct {
+	Op string `json:"op"`
+	// The first block.
+	Lba    uint64 `json:"lba"`
+	Blocks uint64 `json:"blocks"`
+	Errno  int32  `json:"errno"`
+	// The errno's text.
+	Error string `json:"error"`
+	// Seconds since 1970.
+	Time uint64 `json:"time"`
 }
 
 // Latencies: Result of `aryk_latency_get`.

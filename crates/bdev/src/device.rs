@@ -1,6 +1,6 @@
 //! What a bdev module implements. Control context; channels are opened in reactor context.
 
-use crate::{Base, Bdev, Channel, Completion, OpSet, Status, Tag};
+use crate::{Base, Bdev, Channel, Completion, Failure, OpSet, Status, Tag};
 use aryk_reactor::{Cx, RootId};
 use std::any::Any;
 use std::sync::Arc;
@@ -97,6 +97,11 @@ pub trait Device: Any + Send + Sync {
         None
     }
 
+    /// The last request that its store has failed.
+    fn last_failure(&self) -> Option<Failure> {
+        None
+    }
+
     /// It has been removed, and nobody has it open: lets go of the disks that it is made of ([`crate::Base::close`]), though someone may still hold
     /// a reference to it.
     fn removed(&self) {}
@@ -147,6 +152,10 @@ impl<D: Decorator> Device for D {
 
     fn bases(&self) -> Vec<Arc<Bdev>> {
         vec![Arc::clone(self.base().bdev())]
+    }
+
+    fn last_failure(&self) -> Option<Failure> {
+        self.base().bdev().device().last_failure()
     }
 
     fn base_resized(&self) -> Option<u64> {

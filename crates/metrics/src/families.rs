@@ -3,6 +3,7 @@
 use crate::exposition::{Family, Kind, Label, Text};
 use crate::{Disk, Group, Look, Reactor, Seat};
 use aryk_bdev::{Coarse, Op, RateLimits, Summary, TimeLayer};
+use std::time::UNIX_EPOCH;
 
 mod unions;
 
@@ -101,6 +102,24 @@ pub const ALL: &[Told] = &[
         family: counter("aryk_disk_errors", "Requests that failed."),
         objects: disks,
         tell: |f, look, i, t| tell_ops(f, &look.disks[i], t, |disk, op| disk.counts.op(op).errors),
+    },
+    Told {
+        family: of(
+            Kind::Gauge,
+            "seconds",
+            "aryk_disk_last_failure_timestamp_seconds",
+            "When the disk's store last failed a request, in seconds since 1970, and why.",
+        ),
+        objects: disks,
+        tell: |f, look, i, t| {
+            let disk = &look.disks[i];
+            if let Some(failure) = &disk.last_failure {
+                let since = failure.at.duration_since(UNIX_EPOCH).unwrap_or_default();
+                let errno = failure.errno.to_string();
+                let labels = [("disk", &*disk.name), ("op", failure.op.name()), ("errno", &*errno)];
+                t.seconds(f, &labels, since.as_nanos() as u64);
+            }
+        },
     },
     Told {
         family: of(

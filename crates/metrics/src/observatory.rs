@@ -4,7 +4,7 @@
 
 use crate::unions::{Part, Sums, Union};
 use crate::{Controller, Inventory};
-use aryk_bdev::{Bdev, QosGroup, RateLimits, Summary, gather};
+use aryk_bdev::{Bdev, Failure, QosGroup, RateLimits, Summary, gather};
 use aryk_reactor::{Clock, Handle, Nanos, ReactorStats};
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
@@ -51,6 +51,8 @@ pub struct Disk {
     pub limits: RateLimits,
     /// What it has counted.
     pub counts: Summary,
+    /// The last request that its store has failed.
+    pub last_failure: Option<Failure>,
     /// The most requests that were in flight lately: in half a minute at least, in a minute at most.
     pub in_flight_max: u64,
 }
@@ -175,6 +177,7 @@ impl Seen {
             in_flight_max: self.depths.raise(bdev.name(), counts.in_flight_max),
             group: bdev.qos_group().map(|group| group.name().to_owned()),
             limits: bdev.qos_limits(),
+            last_failure: bdev.device().last_failure(),
             counts,
         }
     }

@@ -5,7 +5,7 @@ use crate::cli::{CreateArgs, DiskCommand};
 use crate::client::Client;
 use crate::error::Error;
 use crate::import::Import;
-use crate::output::Output;
+use crate::output::{Output, printable};
 use crate::size::Size;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -54,7 +54,32 @@ fn create(args: &CreateArgs, client: &mut Client, out: &Output) -> Result<(), Er
     let name = &args.name;
     out.print(&disk, || {
         format!("Disk '{name}' of {size} is ready. Offer it to a machine: aryk attach {name}")
-    })
+    })?;
+    if args.kind.file.is_some() {
+        warn_of_missing_room(client);
+    }
+    Ok(())
+}
+
+/// Says on stderr which file systems have promised more than they have. An older daemon does not know.
+fn warn_of_missing_room(client: &mut Client) {
+    let file_systems = client.call("aryk_file_systems_get", json!({})).unwrap_or_default();
+    for fs in elements(&file_systems).iter().filter(|fs| number(fs, "missing") > 0) {
+        eprintln!("{}", missing_room(fs));
+    }
+}
+
+fn missing_room(fs: &Value) -> String {
+    let size = |member: &str| Size(number(fs, member));
+    format!(
+        "warning: {} disks in the file system of {} are promised {} and have {} of that; {} are free, so {} are missing: writes will fail",
+        number(fs, "disks"),
+        printable(text(fs, "path")),
+        size("promised"),
+        size("allocated"),
+        size("free"),
+        size("missing"),
+    )
 }
 
 /// Before an hour is spent on a copy.
@@ -148,7 +173,11 @@ fn list(client: &mut Client, out: &Output) -> Result<(), Error> {
         };
         let columns = [("NAME", false), ("KIND", false), ("SIZE", true), ("BLOCK", true), ("IN USE", false)];
         out.table(&columns, elements(&disks).iter().map(row))
-    })
+    })?;
+    if !out.json {
+        warn_of_missing_room(client);
+    }
+    Ok(())
 }
 
 fn show(name: &str, client: &mut Client, out: &Output) -> Result<(), Error> {

@@ -34,6 +34,18 @@ fn read(name: Option<&str>, client: &mut Client) -> Result<Value, Error> {
     client.call("bdev_get_iostat", object([("names", names)]))
 }
 
+/// Requests that failed, by kind.
+const ERRORS: [&str; 8] = [
+    "num_read_errors",
+    "num_write_errors",
+    "num_flush_errors",
+    "num_unmap_errors",
+    "num_write_zeroes_errors",
+    "num_copy_errors",
+    "num_compare_errors",
+    "num_compare_and_write_errors",
+];
+
 fn table(stats: &Value, out: &Output) -> String {
     if elements(&stats["bdevs"]).is_empty() {
         return super::disk::NONE.into();
@@ -52,9 +64,10 @@ fn table(stats: &Value, out: &Output) -> String {
             number(disk, "num_write_ops").to_string(),
             Size(number(disk, "bytes_written")).to_string(),
             mean("write_latency_ticks", "num_write_ops"),
+            ERRORS.map(|member| number(disk, member)).iter().sum::<u64>().to_string(),
         ]
     };
-    let columns: [Column; 7] = [
+    let columns: [Column; 8] = [
         ("NAME", false),
         ("READS", true),
         ("BYTES", true),
@@ -62,6 +75,7 @@ fn table(stats: &Value, out: &Output) -> String {
         ("WRITES", true),
         ("BYTES", true),
         ("MEAN", true),
+        ("ERRORS", true),
     ];
     out.table(&columns, elements(&stats["bdevs"]).iter().map(row))
 }
@@ -90,6 +104,7 @@ fn rates(before: &Value, now: &Value) -> Value {
             "writes": per_second("num_write_ops"),
             "bytes_written": per_second("bytes_written"),
             "write_ns": mean_ns("write_latency_ticks", "num_write_ops"),
+            "errors": ERRORS.map(grown).iter().sum::<u64>(),
             "in_flight": disk["queue_depth"],
         })
     };
@@ -109,9 +124,10 @@ fn rates_table(rates: &Value, out: &Output) -> String {
             Size(number(disk, "bytes_written")).to_string(),
             mean(&disk["write_ns"]),
             number(disk, "in_flight").to_string(),
+            number(disk, "errors").to_string(),
         ]
     };
-    let columns: [Column; 8] = [
+    let columns: [Column; 9] = [
         ("NAME", false),
         ("READ/s", true),
         ("BYTES/s", true),
@@ -120,6 +136,7 @@ fn rates_table(rates: &Value, out: &Output) -> String {
         ("BYTES/s", true),
         ("MEAN", true),
         ("NOW", true),
+        ("ERRORS", true),
     ];
     out.table(&columns, elements(&rates["per_second"]).iter().map(row))
 }
@@ -152,7 +169,7 @@ mod tests {
     fn rates_are_of_the_time_between() {
         let reading = |ticks: u64, reads: u64| {
             let disk = json!({"name": "d", "num_read_ops": reads, "bytes_read": reads * 4096,
-                "read_latency_ticks": reads * 2000, "queue_depth": 3});
+                "read_latency_ticks": reads * 2000, "num_write_errors": reads / 10, "queue_depth": 3});
             json!({"tick_rate": 1000, "ticks": ticks, "bdevs": [disk]})
         };
         let rates = rates(&reading(1000, 10), &reading(3000, 210));
@@ -160,6 +177,8 @@ mod tests {
         let disk = &rates["per_second"][0];
         assert_eq!((&disk["reads"], &disk["bytes_read"]), (&json!(100), &json!(409_600)));
         assert_eq!((&disk["read_ns"], &disk["write_ns"]), (&json!(2_000_000_000_u64), &json!(null)));
+        // Errors are rare: all of them are told, not how many there were in a second.
+        assert_eq!(disk["errors"], 20);
         let text = rates_table(&rates, &Output::plain());
         assert!(text.contains("400K") && text.contains("2000ms"), "{text}");
     }

@@ -99,6 +99,8 @@ pub struct Rate {
     pub write_bytes: u64,
     pub others: u64,
     pub errors: u64,
+    /// Requests that have ever failed: one alone would be none per second.
+    pub failed: u64,
     /// Time of all requests, and the part of it in which they waited, for limits or in the block layer's queue, in nanoseconds.
     pub latency_ns: u64,
     pub wait_ns: u64,
@@ -135,6 +137,7 @@ impl Rate {
         self.write_bytes += other.write_bytes;
         self.others += other.others;
         self.errors += other.errors;
+        self.failed += other.failed;
         self.latency_ns += other.latency_ns;
         self.wait_ns += other.wait_ns;
         self.in_flight += other.in_flight;
@@ -188,6 +191,7 @@ impl Rates {
                 write_bytes: of(|work| work.write_bytes),
                 others: of(|work| work.other_ops),
                 errors: of(|work| work.errors),
+                failed: now.errors,
                 latency_ns: nanoseconds(of(|work| work.latency_ticks)),
                 wait_ns: nanoseconds(of(|work| work.throttled_ticks) + of(|work| work.queue_ticks)),
                 in_flight: now.in_flight,

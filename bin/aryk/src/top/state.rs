@@ -53,7 +53,7 @@ pub struct State {
 }
 
 /// Headings, and whether they are of numbers.
-pub const DISKS: [Column; 8] = [
+pub const DISKS: [Column; 9] = [
     ("DISK", false),
     ("READ/s", true),
     ("WRITE/s", true),
@@ -62,6 +62,7 @@ pub const DISKS: [Column; 8] = [
     ("MEAN", true),
     ("WAIT", true),
     ("DEPTH", true),
+    ("FAILED", true),
 ];
 pub const GROUPS: [Column; 8] = [
     ("GROUP", false),
@@ -190,6 +191,7 @@ impl State {
                     mean(rate),
                     format!("{}%", rate.wait_percent()),
                     rate.in_flight.to_string(),
+                    rate.failed.to_string(),
                 ]
             }
             View::Groups => {
@@ -244,7 +246,7 @@ impl State {
         let of_rate = |rate: &Rate| {
             json!({
                 "name": rate.name, "reads": rate.reads, "bytes_read": rate.read_bytes, "writes": rate.writes,
-                "bytes_written": rate.write_bytes, "others": rate.others, "errors": rate.errors,
+                "bytes_written": rate.write_bytes, "others": rate.others, "errors": rate.errors, "failed": rate.failed,
                 "mean_ns": rate.mean_ns(), "wait_percent": rate.wait_percent(), "in_flight": rate.in_flight,
                 "waiting": rate.waiting,
             })

@@ -107,7 +107,7 @@ fn width(column: usize, view: View) -> Constraint {
     match (view, column) {
         (View::Reactors, 0) => Constraint::Length(5),
         (_, 0) => Constraint::Min(12),
-        (View::Disks, 6 | 7) | (View::Groups, 1 | 7) => Constraint::Length(6),
+        (View::Disks, 6..=8) | (View::Groups, 1 | 7) => Constraint::Length(6),
         (View::Disks | View::Groups, _) => Constraint::Length(8),
         (View::Controllers, 1 | 3) => Constraint::Length(5),
         (View::Controllers | View::Reactors, _) => Constraint::Length(9),
@@ -196,7 +196,10 @@ mod tests {
         assert!(text.contains("1:█▎    25%"), "{text}");
         let lines: Vec<_> = text.lines().collect();
         let heading: Vec<_> = lines[3].split_whitespace().collect();
-        assert_eq!(heading, ["DISK", "READ/s", "WRITE/s", "RD", "B/s", "WR", "B/s", "MEAN", "WAIT", "DEPTH"]);
+        assert_eq!(
+            heading,
+            ["DISK", "READ/s", "WRITE/s", "RD", "B/s", "WR", "B/s", "MEAN", "WAIT", "DEPTH", "FAILED"]
+        );
         assert!(lines[4].starts_with("a\\u{1b}[31mb") && lines[4].contains("12345678"), "{text}");
         assert!(
             lines[5].starts_with("vm1") && lines[5].contains("10us") && lines[5].contains("25%"),

@@ -119,6 +119,11 @@ class Methods(ABC):
         )
         return result
 
+    def aryk_file_systems_get(self) -> list[types.FileSystem]:
+        """What disks in files promise, and what their file systems have for that."""
+        result: list[types.FileSystem] = self.call("aryk_file_systems_get")
+        return result
+
     def aryk_latency_get(
         self,
         *,
@@ -185,7 +190,7 @@ class Methods(ABC):
             lock: Ours: for how long the file is kept from others.
             nowait: Nothing here ever waits for the device.
             readonly: Whether writes are refused.
-            size: Ours: bytes of the sparse file that is created if there is none, or an empty one.
+            size: Ours: bytes of the sparse file that is created if there is none, or an empty one. A file that has another size is refused.
             uuid: By default a random one.
         """
         result: str = self.call(
@@ -1121,7 +1126,7 @@ class Methods(ABC):
             lock: Ours: for how long the file is kept from others.
             nowait: Nothing here ever waits for the device.
             readonly: Whether writes are refused.
-            size: Ours: bytes of the sparse file that is created if there is none, or an empty one.
+            size: Ours: bytes of the sparse file that is created if there is none, or an empty one. A file that has another size is refused.
             uuid: By default a random one.
         """
         result: str = self.call(
@@ -2030,6 +2035,11 @@ class AsyncMethods(ABC):
         )
         return result
 
+    async def aryk_file_systems_get(self) -> list[types.FileSystem]:
+        """What disks in files promise, and what their file systems have for that."""
+        result: list[types.FileSystem] = await self.call("aryk_file_systems_get")
+        return result
+
     async def aryk_latency_get(
         self,
         *,
@@ -2096,7 +2106,7 @@ class AsyncMethods(ABC):
             lock: Ours: for how long the file is kept from others.
             nowait: Nothing here ever waits for the device.
             readonly: Whether writes are refused.
-            size: Ours: bytes of the sparse file that is created if there is none, or an empty one.
+            size: Ours: bytes of the sparse file that is created if there is none, or an empty one. A file that has another size is refused.
             uuid: By default a random one.
         """
         result: str = await self.call(
@@ -3032,7 +3042,7 @@ class AsyncMethods(ABC):
             lock: Ours: for how long the file is kept from others.
             nowait: Nothing here ever waits for the device.
             readonly: Whether writes are refused.
-            size: Ours: bytes of the sparse file that is created if there is none, or an empty one.
+            size: Ours: bytes of the sparse file that is created if there is none, or an empty one. A file that has another size is refused.
             uuid: By default a random one.
         """
         result: str = await self.call(

@@ -298,8 +298,11 @@ class DiskCounts(TypedDict):
     write_bytes: int
     #: Neither reads nor writes.
     other_ops: int
-    #: Requests that failed.
+    #: Requests that failed: all, and by kind.
     errors: int
+    read_errors: int
+    write_errors: int
+    other_errors: int
     #: Requests that were over the disk's deadline.
     overdue: int
     #: From the front-end's handing them down to its having them back.
@@ -317,6 +320,8 @@ class DiskCounts(TypedDict):
     waiting: int
     #: The most that were in flight lately.
     in_flight_max: int
+    #: The last request that its store has failed.
+    last_error: NotRequired[LastError]
 
 
 class DriverSpecific(TypedDict):
@@ -348,6 +353,23 @@ class Event(TypedDict):
     id: int
 
 
+class FileSystem(TypedDict):
+    """What disks in files of one file system promise. All in bytes."""
+
+    #: The oldest of the files.
+    path: str
+    #: How many there are.
+    disks: int
+    #: Their sizes together.
+    promised: int
+    #: What they have of that already.
+    allocated: int
+    #: What the file system has left.
+    free: int
+    #: What is promised, and is not there: more than 0 says that writes will fail before the disks are full.
+    missing: int
+
+
 class GroupCounts(TypedDict):
     """What the disks of a group did while they were its."""
 
@@ -363,8 +385,11 @@ class GroupCounts(TypedDict):
     write_bytes: int
     #: Neither reads nor writes.
     other_ops: int
-    #: Requests that failed.
+    #: Requests that failed: all, and by kind.
     errors: int
+    read_errors: int
+    write_errors: int
+    other_errors: int
     #: Requests that were over the disk's deadline.
     overdue: int
     #: From the front-end's handing them down to its having them back.
@@ -469,6 +494,20 @@ class Iostat(TypedDict):
     channels: NotRequired[list[ChannelStat]]
     #: The disk.
     name: NotRequired[str]
+
+
+class LastError(TypedDict):
+    """A request that a disk's store has failed."""
+
+    op: str
+    #: The first block.
+    lba: int
+    blocks: int
+    errno: int
+    #: The errno's text.
+    error: str
+    #: Seconds since 1970.
+    time: int
 
 
 class Latencies(TypedDict):

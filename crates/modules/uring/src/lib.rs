@@ -8,6 +8,8 @@
 //! | `channel` | one opener's requests |
 //! | `request` | one request's steps |
 //! | `ranges` | who may rewrite which block of the store |
+//! | `resize` | another size |
+//! | `room` | what files promise, and what there is |
 //!
 //! **Direct I/O** wherever the file takes it, with its alignment as the kernel tells it. What is not aligned goes through a bounce buffer, and a write of
 //! less than a block of the store reads that block first.
@@ -23,6 +25,7 @@ mod open;
 mod ranges;
 mod request;
 mod resize;
+mod room;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -30,6 +33,7 @@ mod tests;
 pub use error::{Error, note_allowed};
 pub use locks::Holder;
 pub use resize::{Resized, Settled, Shrinking, Size, resize};
+pub use room::{Room, rooms};
 
 use aryk_bdev::{Bdev, Identity, Registry};
 use open::Opened;

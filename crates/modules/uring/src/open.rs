@@ -4,6 +4,7 @@ use crate::locks::{self, Holder, LockError, Uses};
 use crate::ranges::Ranges;
 use crate::store::{Alignment, Counts, Kind, Store};
 use crate::{Config, Direct, Error, Forced, Lock};
+use aryk_bdev::Failures;
 use aryk_dma::{Buffer, PAGE};
 use aryk_uring::blocking;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
@@ -236,6 +237,7 @@ fn into_store(
         zeroes: AtomicBool::new(true),
         lost: AtomicBool::new(false),
         counts: Counts::default(),
+        failures: Failures::default(),
         uses: locks_in_use.then(Uses::default),
         bdev: OnceLock::new(),
     };

@@ -8,7 +8,7 @@
 
 use crate::OnFull;
 use crate::store::{Call, Kind, Store};
-use aryk_bdev::{Io, Op, Status, Tag};
+use aryk_bdev::{Failure, Io, Op, Status, Tag};
 use aryk_dma::{Buffer, Sgl};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -240,7 +240,7 @@ impl Request {
         if std::mem::take(&mut self.sync) {
             // Earlier writes that were acknowledged are not where they should be; no later sync says so again.
             if store.lost.load(Ordering::Relaxed) {
-                return Next::Done(Status::Medium);
+                return self.over(libc::EIO, store, pool);
             }
             self.step(Step::Sync, self.at, 0);
             return Next::Start(Call::Sync);
@@ -462,11 +462,13 @@ impl Request {
 
     fn over(&mut self, errno: i32, store: &Store, pool: &mut Pool) -> Next {
         self.put_buffer_back(pool);
-        if let libc::ENOSPC | libc::EDQUOT = errno {
-            return Next::Done(Status::NoSpace);
-        }
-        store.failed(errno, self.op.name());
-        Next::Done(Status::Medium)
+        let block_size = u64::from(store.block_size);
+        let (lba, blocks) = (self.bytes.start / block_size, (self.bytes.end - self.bytes.start) / block_size);
+        store.failed(Failure::now(self.op, lba, blocks, errno));
+        Next::Done(match errno {
+            libc::ENOSPC | libc::EDQUOT => Status::NoSpace,
+            _ => Status::Medium,
+        })
     }
 
     fn put_buffer_back(&mut self, pool: &mut Pool) {

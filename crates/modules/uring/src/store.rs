@@ -4,15 +4,17 @@ use crate::channel::FileChannel;
 use crate::locks::{LockError, Uses};
 use crate::ranges::Ranges;
 use crate::{OnFull, Stats};
-use aryk_bdev::{Bdev, Channel, Device, Geometry, Limits, OpSet, OpenError};
+use aryk_bdev::{Bdev, Channel, Device, Failure, Failures, Geometry, Limits, OpSet, OpenError};
 use aryk_dma::Sgl;
+use aryk_log_limit::LogLimit;
 use aryk_reactor::{Cx, RootId};
 use aryk_uring::{Fsync, Tag, blocking};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
 /// To multiples of what requests to the kernel must be aligned; 1 where it does not matter. Powers of two.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -64,20 +66,36 @@ pub(crate) struct Store {
     /// What was written has been lost on its way from the page cache. The kernel tells that once only; it stays true.
     pub lost: AtomicBool,
     pub counts: Counts,
+    pub failures: Failures,
     /// Present if the file is locked only while a channel is open.
     pub uses: Option<Uses>,
     /// The disk, once it is registered.
     pub bdev: OnceLock<Weak<Bdev>>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Counts {
     /// Requests that are held because the store is full.
     held: AtomicU64,
     /// Requests that have ever been.
     held_total: AtomicU64,
-    /// The failure that was last told of.
-    told: AtomicI32,
+    /// Lines of the log that say so, and whether the last was that some are.
+    lines: LogLimit,
+    told: AtomicBool,
+}
+
+/// How often the log says that requests are held, and no longer: a store that is nearly full has room now and then.
+const HOLD_PERIOD: Duration = Duration::from_secs(10);
+
+impl Default for Counts {
+    fn default() -> Self {
+        Self {
+            held: AtomicU64::new(0),
+            held_total: AtomicU64::new(0),
+            lines: LogLimit::new(1, HOLD_PERIOD),
+            told: AtomicBool::new(false),
+        }
+    }
 }
 
 /// Requests in flight on one channel: as many as the largest virtqueue in use has, and more than an SSD needs to be busy.
@@ -169,24 +187,30 @@ impl Store {
     /// A request has found the store full, and is held.
     pub fn hold(&self) {
         self.counts.held_total.fetch_add(1, Ordering::Relaxed);
-        if self.counts.held.fetch_add(1, Ordering::Relaxed) == 0 {
-            tracing::warn!(path = %self.path.display(), "the store is full: writes are held until there is room");
+        if self.counts.held.fetch_add(1, Ordering::Relaxed) == 0
+            && !self.counts.told.load(Ordering::Relaxed)
+            && let Some(admitted) = self.counts.lines.admit()
+        {
+            self.counts.told.store(true, Ordering::Relaxed);
+            let (path, left_out) = (self.path.display(), admitted.left_out());
+            tracing::warn!(left_out, %path, "the store is full: writes are held until there is room");
         }
     }
 
     /// A request that was held is no longer.
     pub fn unhold(&self) {
-        if self.counts.held.fetch_sub(1, Ordering::Relaxed) == 1 {
+        if self.counts.held.fetch_sub(1, Ordering::Relaxed) == 1
+            && self.counts.told.swap(false, Ordering::Relaxed)
+        {
             tracing::info!(path = %self.path.display(), "no write is held any more");
         }
     }
 
-    /// The store has failed. Told of once for each kind of failure in a row, so that a broken disk does not fill the log.
-    pub fn failed(&self, errno: i32, call: &'static str) {
-        if self.counts.told.swap(errno, Ordering::Relaxed) != errno {
-            let error = io::Error::from_raw_os_error(errno);
-            tracing::warn!(path = %self.path.display(), %error, call, "the store has failed a request");
-        }
+    /// The store has failed a request.
+    #[cold]
+    pub fn failed(&self, failure: Failure) {
+        let bdev = self.bdev.get().and_then(Weak::upgrade);
+        self.failures.add(bdev.as_ref().map_or("", |bdev| bdev.name()), failure);
     }
 
     pub fn stats(&self) -> Stats {
@@ -234,6 +258,10 @@ impl Device for FileDevice {
 
     fn is_read_only(&self) -> bool {
         self.0.read_only
+    }
+
+    fn last_failure(&self) -> Option<Failure> {
+        self.0.failures.last()
     }
 
     fn open_channel(&self, root: RootId, cx: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {

@@ -3,11 +3,11 @@
 use super::framework::TICK_RATE;
 use super::qos::Limits;
 use super::{Control, Error, Name, NoParams, Phase, Table};
-use aryk_bdev::{Histogram, Op, OpSummary, Stats, Summary, TimeLayer};
+use aryk_bdev::{Failure, Histogram, Op, OpSummary, Stats, Summary, TimeLayer};
 use aryk_metrics::Look;
 use schemars::JsonSchema;
 use serde::Serialize;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 /// How old what is told may be: those who ask at the same time share it.
 const AGE: Duration = Duration::from_millis(50);
@@ -56,8 +56,33 @@ struct DiskCounts {
     group: Option<String>,
     #[serde(flatten)]
     work: Work,
+    /// The last request that its store has failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_error: Option<LastError>,
     /// The most that were in flight lately.
     in_flight_max: u64,
+}
+
+/// A request that a disk's store has failed.
+#[derive(Debug, Serialize, JsonSchema)]
+struct LastError {
+    op: &'static str,
+    /// The first block.
+    lba: u64,
+    blocks: u64,
+    errno: i32,
+    /// The errno's text.
+    error: String,
+    /// Seconds since 1970.
+    time: u64,
+}
+
+impl From<&Failure> for LastError {
+    fn from(failure: &Failure) -> Self {
+        let Failure { op, lba, blocks, errno, at } = *failure;
+        let time = at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        Self { op: op.name(), lba, blocks, errno, error: failure.error().to_string(), time }
+    }
 }
 
 /// What the disks of a group did while they were its.
@@ -82,8 +107,11 @@ struct Work {
     write_bytes: u64,
     /// Neither reads nor writes.
     other_ops: u64,
-    /// Requests that failed.
+    /// Requests that failed: all, and by kind.
     errors: u64,
+    read_errors: u64,
+    write_errors: u64,
+    other_errors: u64,
     /// Requests that were over the disk's deadline.
     overdue: u64,
     /// From the front-end's handing them down to its having them back.
@@ -112,6 +140,9 @@ impl Work {
             write_bytes: write.bytes,
             other_ops: counts.total(|op| op.ops) - read.ops - write.ops,
             errors: counts.total(|op| op.errors),
+            read_errors: read.errors,
+            write_errors: write.errors,
+            other_errors: counts.total(|op| op.errors) - read.errors - write.errors,
             overdue: counts.overdue,
             latency_ticks: counts.total(|op: &OpSummary| op.latency_ns),
             throttled_ticks: layer(TimeLayer::Throttle),
@@ -168,6 +199,7 @@ impl Counts {
             size: disk.size,
             group: disk.group.clone(),
             work: Work::new(&disk.counts),
+            last_error: disk.last_failure.as_ref().map(LastError::from),
             in_flight_max: disk.in_flight_max,
         };
         let group = |group: &aryk_metrics::Group| GroupCounts {

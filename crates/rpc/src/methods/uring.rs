@@ -2,17 +2,19 @@
 //! only, as clients expect. Control context.
 
 use super::details::{Aio, Details, Uring};
-use super::{Control, Count, Error, Name, Phase, Table, is_default};
+use super::{Control, Count, Error, Name, NoParams, Phase, Table, is_default};
 use crate::config::Subsystem;
 use crate::journal;
 use aryk_bdev::{Bdev, Registry};
 use aryk_bdev_uring as module;
+use aryk_log_limit::LogLimit;
 use rustix::io::Errno;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 use uuid::Uuid;
 
 const URING: &str = "uring";
@@ -31,6 +33,12 @@ pub(super) fn register(table: &mut Table<Control>) {
         Phase::RunTime,
         "Has a disk that `bdev_uring_create` made take on the size that its file has now.",
         async |control: &Control, p: Name| rescan(control, URING, &p.name).await,
+    );
+    table.add(
+        "aryk_file_systems_get",
+        Phase::RunTime,
+        "What disks in files promise, and what their file systems have for that.",
+        get_file_systems,
     );
     table.add("bdev_uring_resize", Phase::RunTime, "Changes the size of a disk and its file.", resize);
     table.add(
@@ -149,9 +157,69 @@ async fn create(
         waits: !journal::is_restore(),
         ..module::Config::new(&p.name, &p.filename)
     };
-    let bdev = blocking(control, move |registry| module::create(registry, config)).await?;
+    let make = move |registry: &Registry| {
+        let bdev = module::create(registry, config)?;
+        warn_of_missing_room(registry, bdev.name());
+        Ok(bdev)
+    };
+    let bdev = blocking(control, make).await?;
     p.uuid = Some(bdev.identity().uuid);
     Ok(control.made_disk(&bdev, module, details, (method, &p)))
+}
+
+/// How often file systems are looked at, and told of in the log, as disks are made: it takes a while where there are thousands.
+static ROOMS: LogLimit = LogLimit::new(10, Duration::from_secs(1));
+
+/// Tells the log if now more is promised than there is, after `disk` was made or has grown.
+fn warn_of_missing_room(registry: &Registry, disk: &str) {
+    if ROOMS.admit().is_none() {
+        return;
+    }
+    // It is there, and this is by the way.
+    let Ok(rooms) = module::rooms(registry) else { return };
+    for room in rooms.iter().filter(|room| room.missing() > 0) {
+        let (path, missing) = (room.path.display(), room.missing());
+        tracing::warn!(
+            disk,
+            %path,
+            disks = room.disks,
+            promised = room.promised,
+            allocated = room.allocated,
+            free = room.free,
+            missing,
+            "the disks in this file system are promised more bytes than it has: once they are written, writes fail"
+        );
+    }
+}
+
+/// What disks in files of one file system promise. All in bytes.
+#[derive(Debug, Serialize, JsonSchema)]
+struct FileSystem {
+    /// The oldest of the files.
+    path: PathBuf,
+    /// How many there are.
+    disks: u64,
+    /// Their sizes together.
+    promised: u64,
+    /// What they have of that already.
+    allocated: u64,
+    /// What the file system has left.
+    free: u64,
+    /// What is promised, and is not there: more than 0 says that writes will fail before the disks are full.
+    missing: u64,
+}
+
+async fn get_file_systems(control: &Control, _: NoParams) -> Result<Vec<FileSystem>, Error> {
+    let rooms = blocking(control, module::rooms).await?;
+    let told = |room: module::Room| FileSystem {
+        missing: room.missing(),
+        path: room.path,
+        disks: room.disks,
+        promised: room.promised,
+        allocated: room.allocated,
+        free: room.free,
+    };
+    Ok(rooms.into_iter().map(told).collect())
 }
 
 /// Runs what may wait for a file system, apart from all others.
@@ -196,7 +264,12 @@ async fn resize(control: &Control, p: Resize) -> Result<bool, Error> {
 
 async fn set_size(control: &Control, bdev: &Arc<Bdev>, size: module::Size) -> Result<u64, Error> {
     let name = bdev.name().to_owned();
-    let resized = match blocking(control, move |registry| module::resize(registry, &name, size)).await? {
+    let change = move |registry: &Registry| {
+        let resized = module::resize(registry, &name, size)?;
+        warn_of_missing_room(registry, &name);
+        Ok(resized)
+    };
+    let resized = match blocking(control, change).await? {
         module::Resized::Done(bytes) => Ok(bytes),
         module::Resized::Shrinking(shrinking) => {
             let settled = shrinking.settle().await;

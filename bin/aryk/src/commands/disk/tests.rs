@@ -32,3 +32,15 @@ fn memory_and_null() {
     assert!(call("aryk disk create d --null --size 1000").is_err());
     assert!(call("aryk disk create d --null --size 1M --block-size 0").is_err());
 }
+
+#[test]
+fn a_file_system_that_has_promised_too_much_is_told() {
+    let fs = json!({"path": "/disks/a.img", "disks": 3, "promised": 60_u64 << 30, "allocated": 1_u64 << 30,
+        "free": 9_u64 << 30, "missing": 50_u64 << 30});
+    let text = missing_room(&fs);
+    assert!(
+        text.contains("3 disks in the file system of /disks/a.img are promised 60G and have 1G of that"),
+        "{text}"
+    );
+    assert!(text.contains("9G are free, so 50G are missing"), "{text}");
+}

@@ -1,7 +1,7 @@
 //! A store without room: a small tmpfs. Needs root.
 
 use super::harness::{Bench, MIB, pattern, sparse};
-use crate::{Config, OnFull, Stats, stats};
+use crate::{Config, OnFull, Stats, create, rooms, stats};
 use aryk_bdev::{Op, Status, Tag};
 use aryk_dma::Buffer;
 use aryk_reactor::Engine;
@@ -45,12 +45,48 @@ fn a_full_store_fails_writes() {
         let mut bench = bench(&dir, OnFull::Error, engine);
         assert_eq!(bench.write(0, &pattern(MIB as usize * 3 / 4, 1)), Status::Ok);
         assert_eq!(bench.write(4096, &pattern(MIB as usize / 2, 2)), Status::NoSpace);
+        let last = bench.bdev().device().last_failure().expect("it is told");
+        assert_eq!((last.op, last.lba, last.blocks, last.errno), (Op::Write, 4096, 1024, libc::ENOSPC));
         // What has its place can still be written.
         assert_eq!(bench.write(0, &pattern(4096, 3)), Status::Ok);
         assert_eq!(bench.command(Op::Unmap, 0, 2048), Status::Ok);
         assert_eq!(bench.write(4096, &pattern(MIB as usize / 2, 2)), Status::Ok);
         std::fs::remove_file(bench.path()).unwrap();
     }
+}
+
+#[test]
+fn promises_that_cannot_be_kept_are_seen() {
+    let Some(dir) = Small::mount() else { return };
+    let mut bench = Bench::new(sparse(dir.path(), MIB / 2), None, Engine::IoUring);
+    let room = |bench: &Bench| rooms(&bench.registry).unwrap().remove(0);
+    let first = room(&bench);
+    assert_eq!((first.disks, first.promised, first.allocated, first.missing()), (1, MIB / 2, 0, 0));
+    assert_eq!(first.path, bench.path());
+    // What is written is no longer free, and no longer owed.
+    assert_eq!(bench.write(0, &pattern(MIB as usize / 4, 1)), Status::Ok);
+    let written = room(&bench);
+    assert_eq!((written.allocated, first.free - written.free, written.missing()), (MIB / 4, MIB / 4, 0));
+    let other = |name: &str, size| Config {
+        name: name.into(),
+        path: dir.path().join(name),
+        ..sparse(dir.path(), size)
+    };
+    create(&bench.registry, other("large", 8 * MIB)).unwrap();
+    let over = room(&bench);
+    assert_eq!((over.disks, over.missing()), (2, 8 * MIB + MIB / 4 - over.free));
+    // Another file system is another matter.
+    create(
+        &bench.registry,
+        Config {
+            path: super::harness::disk().join(format!("room{}", std::process::id())),
+            ..other("o", MIB)
+        },
+    )
+    .unwrap();
+    let all = rooms(&bench.registry).unwrap();
+    std::fs::remove_file(&all[1].path).unwrap();
+    assert_eq!((all.len(), all[1].disks, all[1].missing()), (2, 1, 0));
 }
 
 /// A write of 512 KiB that finds no room.

@@ -1,0 +1,66 @@
+//! Whether file systems have the room that their disks promise. Control context; blocks.
+//!
+//! A sparse file takes no room before it is written to, so that files of more bytes than there are can be made; and machines that write to all of them
+//! fail one day. Nothing is forbidden here, for that may be wanted: it is told.
+
+use crate::store::{Kind, Store};
+use crate::{Error, store_of};
+use aryk_bdev::Registry;
+use rustix::io::Errno;
+use std::path::PathBuf;
+
+/// What disks in files promise, and what their file system has for that.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Room {
+    /// The oldest of the files there.
+    pub path: PathBuf,
+    /// Disks in files there.
+    pub disks: u64,
+    /// Their sizes together, in bytes.
+    pub promised: u64,
+    /// What the files have of that already; no file more than its size.
+    pub allocated: u64,
+    /// What the file system has left, for those who are not root.
+    pub free: u64,
+}
+
+impl Room {
+    /// Bytes that are promised, and that there are not.
+    pub const fn missing(&self) -> u64 {
+        self.promised.saturating_sub(self.allocated).saturating_sub(self.free)
+    }
+}
+
+/// The file systems that disks in files of `registry` are in, in the order of the disks; of read-only disks, which are not written, none.
+///
+/// # Errors
+/// [`Error::Os`].
+pub fn rooms(registry: &Registry) -> Result<Vec<Room>, Error> {
+    let mut rooms: Vec<(u64, Room)> = Vec::new();
+    for bdev in registry.list() {
+        let Some(store) = store_of(&bdev).filter(|store| store.kind == Kind::File && !store.read_only) else {
+            continue;
+        };
+        let measured = |errno: Errno| os(store, errno);
+        let stat = rustix::fs::fstat(&store.file).map_err(measured)?;
+        let room = match rooms.iter_mut().find(|(device, _)| *device == stat.st_dev) {
+            Some((_, room)) => room,
+            None => {
+                let fs = rustix::fs::fstatvfs(&store.file).map_err(measured)?;
+                let free = fs.f_bavail.saturating_mul(fs.f_frsize);
+                let path = store.path.clone();
+                rooms.push((stat.st_dev, Room { path, disks: 0, promised: 0, allocated: 0, free }));
+                &mut rooms.last_mut().expect("just pushed").1
+            }
+        };
+        let size = stat.st_size.cast_unsigned();
+        room.disks += 1;
+        room.promised = room.promised.saturating_add(size);
+        room.allocated += (stat.st_blocks.cast_unsigned() * 512).min(size);
+    }
+    Ok(rooms.into_iter().map(|(_, room)| room).collect())
+}
+
+fn os(store: &Store, errno: Errno) -> Error {
+    Error::Os { action: "measure", path: store.path.clone(), error: errno.into() }
+}
