@@ -49,6 +49,11 @@ func (c *Client) AccelSetOptions(ctx context.Context, params AccelSetOptionsPara
 	return call[bool](ctx, c, "accel_set_options", params)
 }
 
+// ArykAbsentGet calls aryk_absent_get. What is configured and not there: disks that wait for the disk that they are made of, what could not be made again after a restart, and why.
+func (c *Client) ArykAbsentGet(ctx context.Context) ([]Absent, error) {
+	return call[[]Absent](ctx, c, "aryk_absent_get", nil)
+}
+
 // ArykCoreAddParams are the parameters of aryk_core_add.
 type ArykCoreAddParams struct {
 	// The core's number.
@@ -113,11 +118,11 @@ type BdevAioCreateParams struct {
 	BlockSize *uint32 `json:"block_size,omitempty"`
 	// Ours: what becomes of writes when the store is full.
 	Enospc Enospc `json:"enospc,omitempty"`
-	// Holes are always punched where the file system can.
+	// Kept, and without effect: holes are always punched where the file system can.
 	Fallocate bool `json:"fallocate,omitempty"`
 	// Ours: for how long the file is kept from others.
 	Lock FileLock `json:"lock,omitempty"`
-	// Nothing here ever waits for the device.
+	// Kept, and without effect: nothing here ever waits for the device.
 	Nowait bool `json:"nowait,omitempty"`
 	// Whether writes are refused.
 	Readonly bool `json:"readonly,omitempty"`
@@ -149,7 +154,7 @@ type BdevAioRescanParams struct {
 	Name string `json:"name"`
 }
 
-// BdevAioRescan calls bdev_aio_rescan. Has a disk take on the size that its file has now.
+// BdevAioRescan calls bdev_aio_rescan. Has a disk that `bdev_aio_create` made take on the size that its file has now.
 func (c *Client) BdevAioRescan(ctx context.Context, params BdevAioRescanParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_aio_rescan", params)
 }
@@ -168,7 +173,7 @@ type BdevDelayCreateParams struct {
 	AvgWriteLatency uint64 `json:"avg_write_latency"`
 	// What one write of a hundred takes longer.
 	P99WriteLatency uint64 `json:"p99_write_latency"`
-	// By default a random one.
+	// By default one that follows from the other's.
 	UUID string `json:"uuid,omitempty"`
 }
 
@@ -228,7 +233,7 @@ func (c *Client) BdevEnableHistogram(ctx context.Context, params BdevEnableHisto
 type BdevErrorCreateParams struct {
 	// The other disk.
 	BaseName string `json:"base_name"`
-	// By default a random one.
+	// By default one that follows from the other's.
 	UUID string `json:"uuid,omitempty"`
 }
 
@@ -347,6 +352,17 @@ func (c *Client) BdevGetIostat(ctx context.Context, params BdevGetIostatParams) 
 	return call[Iostat](ctx, c, "bdev_get_iostat", params)
 }
 
+// BdevIscsiSetOptionsParams are the parameters of bdev_iscsi_set_options.
+type BdevIscsiSetOptionsParams struct {
+	// Without effect: `[30]`.
+	TimeoutSec *int64 `json:"timeout_sec,omitempty"`
+}
+
+// BdevIscsiSetOptions calls bdev_iscsi_set_options. Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+func (c *Client) BdevIscsiSetOptions(ctx context.Context, params BdevIscsiSetOptionsParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_iscsi_set_options", params)
+}
+
 // BdevMallocCreateParams are the parameters of bdev_malloc_create.
 type BdevMallocCreateParams struct {
 	// Bytes.
@@ -407,17 +423,17 @@ type BdevNullCreateParams struct {
 	DifType uint32 `json:"dif_type,omitempty"`
 	// Metadata beside each block: 0, for there is none.
 	MdSize uint32 `json:"md_size,omitempty"`
-	// Not heeded.
+	// Blocks.
 	OptimalWriteSize uint32 `json:"optimal_write_size,omitempty"`
 	// Bytes of a block of the store that it plays; by default as large as a block.
 	PhysicalBlockSize *uint32 `json:"physical_block_size,omitempty"`
-	// Not heeded.
+	// Blocks.
 	PreferredUnmapAlignment uint32 `json:"preferred_unmap_alignment,omitempty"`
-	// Not heeded.
+	// Blocks.
 	PreferredUnmapGranularity uint32 `json:"preferred_unmap_granularity,omitempty"`
-	// Not heeded.
+	// Blocks.
 	PreferredWriteAlignment uint32 `json:"preferred_write_alignment,omitempty"`
-	// What is written in which pieces is all the same to this disk.
+	// Blocks. Told by `bdev_get_bdevs`, as the others: what is written in which pieces is all the same to this disk.
 	PreferredWriteGranularity uint32 `json:"preferred_write_granularity,omitempty"`
 	// By default a random one.
 	UUID string `json:"uuid,omitempty"`
@@ -452,13 +468,112 @@ func (c *Client) BdevNullResize(ctx context.Context, params BdevNullResizeParams
 	return call[bool](ctx, c, "bdev_null_resize", params)
 }
 
+// BdevNvmeGetControllersParams are the parameters of bdev_nvme_get_controllers.
+type BdevNvmeGetControllersParams struct {
+	// All, if none is named.
+	Name string `json:"name,omitempty"`
+}
+
+// BdevNvmeGetControllers calls bdev_nvme_get_controllers. The NVMe controllers that we drive: none.
+func (c *Client) BdevNvmeGetControllers(ctx context.Context, params BdevNvmeGetControllersParams) ([]map[string]any, error) {
+	return call[[]map[string]any](ctx, c, "bdev_nvme_get_controllers", params)
+}
+
+// BdevNvmeSetHotplugParams are the parameters of bdev_nvme_set_hotplug.
+type BdevNvmeSetHotplugParams struct {
+	// Without effect: `[false]`.
+	Enable bool `json:"enable"`
+	// Without effect: `[100_000, 0]`.
+	PeriodUs *int64 `json:"period_us,omitempty"`
+}
+
+// BdevNvmeSetHotplug calls bdev_nvme_set_hotplug. Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+func (c *Client) BdevNvmeSetHotplug(ctx context.Context, params BdevNvmeSetHotplugParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_nvme_set_hotplug", params)
+}
+
+// BdevNvmeSetOptionsParams are the parameters of bdev_nvme_set_options.
+type BdevNvmeSetOptionsParams struct {
+	// Without effect: `["none"]`.
+	ActionOnTimeout string `json:"action_on_timeout,omitempty"`
+	// Without effect: `[false]`.
+	AllowAccelSequence *bool `json:"allow_accel_sequence,omitempty"`
+	// Without effect: `[0]`.
+	ArbitrationBurst *int64 `json:"arbitration_burst,omitempty"`
+	// Without effect: `[3]`.
+	BdevRetryCount *int64 `json:"bdev_retry_count,omitempty"`
+	// Without effect: `[0]`.
+	CtrlrLossTimeoutSec *int64 `json:"ctrlr_loss_timeout_sec,omitempty"`
+	// Without effect: `[true]`.
+	DelayCmdSubmit *bool `json:"delay_cmd_submit,omitempty"`
+	// Without effect: `[DHCHAP_DHGROUPS]`.
+	DhchapDhgroups []string `json:"dhchap_dhgroups,omitempty"`
+	// Without effect: `[DHCHAP_DIGESTS]`.
+	DhchapDigests []string `json:"dhchap_digests,omitempty"`
+	// Without effect: `[false]`.
+	DisableAutoFailback *bool `json:"disable_auto_failback,omitempty"`
+	// Without effect: `[false]`.
+	EnableFlush *bool `json:"enable_flush,omitempty"`
+	// Without effect: `[0]`.
+	FastIoFailTimeoutSec *int64 `json:"fast_io_fail_timeout_sec,omitempty"`
+	// Without effect: `[false]`.
+	GenerateUuids *bool `json:"generate_uuids,omitempty"`
+	// Without effect: `[0]`.
+	HighPriorityWeight *int64 `json:"high_priority_weight,omitempty"`
+	// Without effect: `[false]`.
+	IoPathStat *bool `json:"io_path_stat,omitempty"`
+	// Without effect: `[0]`.
+	IoQueueRequests *int64 `json:"io_queue_requests,omitempty"`
+	// Without effect: `[10_000]`.
+	KeepAliveTimeoutMs *int64 `json:"keep_alive_timeout_ms,omitempty"`
+	// Without effect: `[0]`.
+	LowPriorityWeight *int64 `json:"low_priority_weight,omitempty"`
+	// Without effect: `[0]`.
+	MediumPriorityWeight *int64 `json:"medium_priority_weight,omitempty"`
+	// Without effect: `[AsBuilt]`.
+	MultipathOpts *MultipathOptions `json:"multipath_opts,omitempty"`
+	// Without effect: `[10_000]`.
+	NvmeAdminqPollPeriodUs *int64 `json:"nvme_adminq_poll_period_us,omitempty"`
+	// Without effect: `[false]`.
+	NvmeErrorStat *bool `json:"nvme_error_stat,omitempty"`
+	// Without effect: `[0]`.
+	NvmeIoqPollPeriodUs *int64 `json:"nvme_ioq_poll_period_us,omitempty"`
+	// Without effect: `[0]`.
+	RdmaCmEventTimeoutMs *int64 `json:"rdma_cm_event_timeout_ms,omitempty"`
+	// Without effect: `[0]`.
+	RdmaMaxCqSize *int64 `json:"rdma_max_cq_size,omitempty"`
+	// Without effect: `[0]`.
+	RdmaSrqSize *int64 `json:"rdma_srq_size,omitempty"`
+	// Without effect: `[false]`.
+	RdmaUmrPerIo *bool `json:"rdma_umr_per_io,omitempty"`
+	// Without effect: `[0]`.
+	ReconnectDelaySec *int64 `json:"reconnect_delay_sec,omitempty"`
+	// Without effect: `[0]`.
+	TcpConnectTimeoutMs *int64 `json:"tcp_connect_timeout_ms,omitempty"`
+	// Without effect: `[0]`.
+	TimeoutAdminUs *int64 `json:"timeout_admin_us,omitempty"`
+	// Without effect: `[0]`.
+	TimeoutUs *int64 `json:"timeout_us,omitempty"`
+	// Without effect: `[0]`.
+	TransportAckTimeout *int64 `json:"transport_ack_timeout,omitempty"`
+	// Without effect: `[4]`.
+	TransportRetryCount *int64 `json:"transport_retry_count,omitempty"`
+	// Without effect: `[0]`.
+	TransportTos *int64 `json:"transport_tos,omitempty"`
+}
+
+// BdevNvmeSetOptions calls bdev_nvme_set_options. Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+func (c *Client) BdevNvmeSetOptions(ctx context.Context, params BdevNvmeSetOptionsParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_nvme_set_options", params)
+}
+
 // BdevPassthruCreateParams are the parameters of bdev_passthru_create.
 type BdevPassthruCreateParams struct {
 	// The name that it is to have.
 	Name string `json:"name"`
 	// The other disk.
 	BaseBdevName string `json:"base_bdev_name"`
-	// By default a random one.
+	// By default one that follows from the other's.
 	UUID string `json:"uuid,omitempty"`
 }
 
@@ -564,6 +679,19 @@ type BdevQosGroupsGetParams struct {
 // BdevQosGroupsGet calls bdev_qos_groups_get. The groups, or one of them.
 func (c *Client) BdevQosGroupsGet(ctx context.Context, params BdevQosGroupsGetParams) ([]QosGroup, error) {
 	return call[[]QosGroup](ctx, c, "bdev_qos_groups_get", params)
+}
+
+// BdevRaidSetOptionsParams are the parameters of bdev_raid_set_options.
+type BdevRaidSetOptionsParams struct {
+	// Without effect: `[0]`.
+	ProcessMaxBandwidthMbSec *int64 `json:"process_max_bandwidth_mb_sec,omitempty"`
+	// Without effect: `[1024]`.
+	ProcessWindowSizeKb *int64 `json:"process_window_size_kb,omitempty"`
+}
+
+// BdevRaidSetOptions calls bdev_raid_set_options. Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+func (c *Client) BdevRaidSetOptions(ctx context.Context, params BdevRaidSetOptionsParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_raid_set_options", params)
 }
 
 // BdevResetParams are the parameters of bdev_reset.
@@ -700,11 +828,11 @@ type BdevUringCreateParams struct {
 	BlockSize *uint32 `json:"block_size,omitempty"`
 	// Ours: what becomes of writes when the store is full.
 	Enospc Enospc `json:"enospc,omitempty"`
-	// Holes are always punched where the file system can.
+	// Kept, and without effect: holes are always punched where the file system can.
 	Fallocate bool `json:"fallocate,omitempty"`
 	// Ours: for how long the file is kept from others.
 	Lock FileLock `json:"lock,omitempty"`
-	// Nothing here ever waits for the device.
+	// Kept, and without effect: nothing here ever waits for the device.
 	Nowait bool `json:"nowait,omitempty"`
 	// Whether writes are refused.
 	Readonly bool `json:"readonly,omitempty"`
@@ -736,7 +864,7 @@ type BdevUringRescanParams struct {
 	Name string `json:"name"`
 }
 
-// BdevUringRescan calls bdev_uring_rescan. Has a disk take on the size that its file has now.
+// BdevUringRescan calls bdev_uring_rescan. Has a disk that `bdev_uring_create` made take on the size that its file has now.
 func (c *Client) BdevUringRescan(ctx context.Context, params BdevUringRescanParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_uring_rescan", params)
 }
@@ -754,6 +882,19 @@ type BdevUringResizeParams struct {
 // BdevUringResize calls bdev_uring_resize. Changes the size of a disk and its file.
 func (c *Client) BdevUringResize(ctx context.Context, params BdevUringResizeParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_uring_resize", params)
+}
+
+// BdevVirtioBlkSetHotplugParams are the parameters of bdev_virtio_blk_set_hotplug.
+type BdevVirtioBlkSetHotplugParams struct {
+	// Without effect: `[false]`.
+	Enable bool `json:"enable"`
+	// Without effect: `[100_000, 0]`.
+	PeriodUs *int64 `json:"period_us,omitempty"`
+}
+
+// BdevVirtioBlkSetHotplug calls bdev_virtio_blk_set_hotplug. Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+func (c *Client) BdevVirtioBlkSetHotplug(ctx context.Context, params BdevVirtioBlkSetHotplugParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_virtio_blk_set_hotplug", params)
 }
 
 // BdevWaitForExamine calls bdev_wait_for_examine. Waits until new disks are examined, which they are at once.
@@ -846,6 +987,19 @@ func (c *Client) FrameworkWaitInit(ctx context.Context) (bool, error) {
 	return call[bool](ctx, c, "framework_wait_init", nil)
 }
 
+// FsdevSetOptsParams are the parameters of fsdev_set_opts.
+type FsdevSetOptsParams struct {
+	// Without effect: `[65_535]`.
+	FsdevIoPoolSize int64 `json:"fsdev_io_pool_size"`
+	// Without effect: `[256]`.
+	FsdevIoCacheSize int64 `json:"fsdev_io_cache_size"`
+}
+
+// FsdevSetOpts calls fsdev_set_opts. Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+func (c *Client) FsdevSetOpts(ctx context.Context, params FsdevSetOptsParams) (bool, error) {
+	return call[bool](ctx, c, "fsdev_set_opts", params)
+}
+
 // IobufGetStats calls iobuf_get_stats. How often a buffer was waited for: never, as there are no pools.
 func (c *Client) IobufGetStats(ctx context.Context) ([]IobufStats, error) {
 	return call[[]IobufStats](ctx, c, "iobuf_get_stats", nil)
@@ -870,9 +1024,73 @@ func (c *Client) IobufSetOptions(ctx context.Context, params IobufSetOptionsPara
 	return call[bool](ctx, c, "iobuf_set_options", params)
 }
 
+// IscsiSetOptionsParams are the parameters of iscsi_set_options.
+type IscsiSetOptionsParams struct {
+	// Without effect: `[false]`.
+	AllowDuplicatedIsid *bool `json:"allow_duplicated_isid,omitempty"`
+	// Without effect: `[""]`.
+	AuthFile string `json:"auth_file,omitempty"`
+	// Without effect: `[0]`.
+	ChapGroup *int64 `json:"chap_group,omitempty"`
+	// Without effect: `[2048]`.
+	DataOutPoolSize *int64 `json:"data_out_pool_size,omitempty"`
+	// Without effect: `[20]`.
+	DefaultTime2retain *int64 `json:"default_time2retain,omitempty"`
+	// Without effect: `[2]`.
+	DefaultTime2wait *int64 `json:"default_time2wait,omitempty"`
+	// Without effect: `[false]`.
+	DisableChap *bool `json:"disable_chap,omitempty"`
+	// Without effect: `[0]`.
+	ErrorRecoveryLevel *int64 `json:"error_recovery_level,omitempty"`
+	// Without effect: `[8192]`.
+	FirstBurstLength *int64 `json:"first_burst_length,omitempty"`
+	// Without effect: `[true]`.
+	ImmediateData *bool `json:"immediate_data,omitempty"`
+	// Without effect: `[16_384]`.
+	ImmediateDataPoolSize *int64 `json:"immediate_data_pool_size,omitempty"`
+	// Without effect: `[2]`.
+	MaxConnectionsPerSession *int64 `json:"max_connections_per_session,omitempty"`
+	// Without effect: `[64]`.
+	MaxLargeDatainPerConnection *int64 `json:"max_large_datain_per_connection,omitempty"`
+	// Without effect: `[64]`.
+	MaxQueueDepth *int64 `json:"max_queue_depth,omitempty"`
+	// Without effect: `[4]`.
+	MaxR2tPerConnection *int64 `json:"max_r2t_per_connection,omitempty"`
+	// Without effect: `[128]`.
+	MaxSessions *int64 `json:"max_sessions,omitempty"`
+	// Without effect: `[false]`.
+	MutualChap *bool `json:"mutual_chap,omitempty"`
+	// Without effect: `["iqn.2016-06.io.spdk"]`.
+	NodeBase string `json:"node_base,omitempty"`
+	// Without effect: `[30]`.
+	NopInInterval *int64 `json:"nop_in_interval,omitempty"`
+	// Without effect: `[60]`.
+	NopTimeout *int64 `json:"nop_timeout,omitempty"`
+	// Without effect: `[36_864]`.
+	PduPoolSize *int64 `json:"pdu_pool_size,omitempty"`
+	// Without effect: `[false]`.
+	RequireChap *bool `json:"require_chap,omitempty"`
+}
+
+// IscsiSetOptions calls iscsi_set_options. Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+func (c *Client) IscsiSetOptions(ctx context.Context, params IscsiSetOptionsParams) (bool, error) {
+	return call[bool](ctx, c, "iscsi_set_options", params)
+}
+
 // KeyringGetKeys calls keyring_get_keys. The keys that are kept: none.
 func (c *Client) KeyringGetKeys(ctx context.Context) ([]map[string]any, error) {
 	return call[[]map[string]any](ctx, c, "keyring_get_keys", nil)
+}
+
+// KeyringLinuxSetOptionsParams are the parameters of keyring_linux_set_options.
+type KeyringLinuxSetOptionsParams struct {
+	// Without effect: `[false]`.
+	Enable *bool `json:"enable,omitempty"`
+}
+
+// KeyringLinuxSetOptions calls keyring_linux_set_options. Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+func (c *Client) KeyringLinuxSetOptions(ctx context.Context, params KeyringLinuxSetOptionsParams) (bool, error) {
+	return call[bool](ctx, c, "keyring_linux_set_options", params)
 }
 
 // LoadConfigParams are the parameters of load_config.
@@ -888,7 +1106,7 @@ func (c *Client) LoadConfig(ctx context.Context, params LoadConfigParams) (bool,
 
 // LogClearFlagParams are the parameters of log_clear_flag.
 type LogClearFlagParams struct {
-	// One of those that `log_get_flags` gives, or `all`.
+	// One of those that `log_get_flags` gives, or `all`, or what several of them begin with: `vhost`.
 	Flag string `json:"flag"`
 }
 
@@ -925,7 +1143,7 @@ func (c *Client) LogGetPrintLevel(ctx context.Context) (PrintLevel, error) {
 
 // LogSetFlagParams are the parameters of log_set_flag.
 type LogSetFlagParams struct {
-	// One of those that `log_get_flags` gives, or `all`.
+	// One of those that `log_get_flags` gives, or `all`, or what several of them begin with: `vhost`.
 	Flag string `json:"flag"`
 }
 
@@ -974,6 +1192,55 @@ func (c *Client) NotifyGetTypes(ctx context.Context) ([]EventType, error) {
 	return call[[]EventType](ctx, c, "notify_get_types", nil)
 }
 
+// NvmfSetConfigParams are the parameters of nvmf_set_config.
+type NvmfSetConfigParams struct {
+	// Without effect: `[AsBuilt]`.
+	AdminCmdPassthru *AdminPassthru `json:"admin_cmd_passthru,omitempty"`
+	// Without effect: `[DHCHAP_DHGROUPS]`.
+	DhchapDhgroups []string `json:"dhchap_dhgroups,omitempty"`
+	// Without effect: `[DHCHAP_DIGESTS]`.
+	DhchapDigests []string `json:"dhchap_digests,omitempty"`
+	// Without effect: `["match_any"]`.
+	DiscoveryFilter string `json:"discovery_filter,omitempty"`
+	// Without effect: `[NO_FILTERS]`.
+	DiscoveryFilters []string `json:"discovery_filters,omitempty"`
+	// Without effect: `["allow"]`.
+	DupHostPolicy string `json:"dup_host_policy,omitempty"`
+	// Without effect: `[""]`.
+	PollGroupsMask string `json:"poll_groups_mask,omitempty"`
+}
+
+// NvmfSetConfig calls nvmf_set_config. Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+func (c *Client) NvmfSetConfig(ctx context.Context, params NvmfSetConfigParams) (bool, error) {
+	return call[bool](ctx, c, "nvmf_set_config", params)
+}
+
+// NvmfSetCrdtParams are the parameters of nvmf_set_crdt.
+type NvmfSetCrdtParams struct {
+	// Without effect: `[0]`.
+	Crdt1 *int64 `json:"crdt1,omitempty"`
+	// Without effect: `[0]`.
+	Crdt2 *int64 `json:"crdt2,omitempty"`
+	// Without effect: `[0]`.
+	Crdt3 *int64 `json:"crdt3,omitempty"`
+}
+
+// NvmfSetCrdt calls nvmf_set_crdt. Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+func (c *Client) NvmfSetCrdt(ctx context.Context, params NvmfSetCrdtParams) (bool, error) {
+	return call[bool](ctx, c, "nvmf_set_crdt", params)
+}
+
+// NvmfSetMaxSubsystemsParams are the parameters of nvmf_set_max_subsystems.
+type NvmfSetMaxSubsystemsParams struct {
+	// Without effect: `[1024, 0]`.
+	MaxSubsystems int64 `json:"max_subsystems"`
+}
+
+// NvmfSetMaxSubsystems calls nvmf_set_max_subsystems. Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+func (c *Client) NvmfSetMaxSubsystems(ctx context.Context, params NvmfSetMaxSubsystemsParams) (bool, error) {
+	return call[bool](ctx, c, "nvmf_set_max_subsystems", params)
+}
+
 // RpcGetMethodsParams are the parameters of rpc_get_methods.
 type RpcGetMethodsParams struct {
 	// Only those that may be called now.
@@ -1000,6 +1267,37 @@ func (c *Client) ScsiGetDevices(ctx context.Context) ([]ScsiDevice, error) {
 // SockGetDefaultImpl calls sock_get_default_impl. Whose sockets are used, where RPC is served by HTTP: the kernel's.
 func (c *Client) SockGetDefaultImpl(ctx context.Context) (SockImpl, error) {
 	return call[SockImpl](ctx, c, "sock_get_default_impl", nil)
+}
+
+// SockImplSetOptionsParams are the parameters of sock_impl_set_options.
+type SockImplSetOptionsParams struct {
+	// Without effect: `["posix", "ssl", "uring"]`.
+	ImplName string `json:"impl_name"`
+	// Without effect: `[false]`.
+	EnableKtls *bool `json:"enable_ktls,omitempty"`
+	// Without effect: `[0]`.
+	EnablePlacementID *int64 `json:"enable_placement_id,omitempty"`
+	// Without effect: `[false]`.
+	EnableQuickack *bool `json:"enable_quickack,omitempty"`
+	// Without effect: `[true]`.
+	EnableRecvPipe *bool `json:"enable_recv_pipe,omitempty"`
+	// Without effect: `[false]`.
+	EnableZerocopySendClient *bool `json:"enable_zerocopy_send_client,omitempty"`
+	// Without effect: `[true, false]`.
+	EnableZerocopySendServer *bool `json:"enable_zerocopy_send_server,omitempty"`
+	// Without effect: `[2_097_152, 4096]`.
+	RecvBufSize *int64 `json:"recv_buf_size,omitempty"`
+	// Without effect: `[2_097_152, 4096]`.
+	SendBufSize *int64 `json:"send_buf_size,omitempty"`
+	// Without effect: `[0]`.
+	TlsVersion *int64 `json:"tls_version,omitempty"`
+	// Without effect: `[0]`.
+	ZerocopyThreshold *int64 `json:"zerocopy_threshold,omitempty"`
+}
+
+// SockImplSetOptions calls sock_impl_set_options. Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+func (c *Client) SockImplSetOptions(ctx context.Context, params SockImplSetOptionsParams) (bool, error) {
+	return call[bool](ctx, c, "sock_impl_set_options", params)
 }
 
 // SockSetDefaultImplParams are the parameters of sock_set_default_impl.
@@ -1097,6 +1395,11 @@ func (c *Client) TraceEnableTpointGroup(ctx context.Context, params TraceEnableT
 	return call[bool](ctx, c, "trace_enable_tpoint_group", params)
 }
 
+// TraceGetInfo calls trace_get_info. The groups of trace points, and where the trace is: not in shared memory.
+func (c *Client) TraceGetInfo(ctx context.Context) (TraceInfo, error) {
+	return call[TraceInfo](ctx, c, "trace_get_info", nil)
+}
+
 // TraceGetTpointGroupMask calls trace_get_tpoint_group_mask. The groups of trace points: the layers that a request passes.
 func (c *Client) TraceGetTpointGroupMask(ctx context.Context) (TraceGroups, error) {
 	return call[TraceGroups](ctx, c, "trace_get_tpoint_group_mask", nil)
@@ -1119,13 +1422,13 @@ func (c *Client) TraceSetTpointMask(ctx context.Context, params TraceSetTpointMa
 type VhostControllerSetCoalescingParams struct {
 	// The controller.
 	Ctrlr string `json:"ctrlr"`
-	// 0: signals are given when the machine's driver asks for them.
+	// Microseconds at most. Kept and told, without effect.
 	DelayBaseUs uint32 `json:"delay_base_us"`
-	// Not heeded.
+	// Requests a second from which on signals would be delayed. Kept and told, without effect.
 	IopsThreshold uint32 `json:"iops_threshold"`
 }
 
-// VhostControllerSetCoalescing calls vhost_controller_set_coalescing. Sets by how much signals to a machine are delayed: not at all, which is all that there is.
+// VhostControllerSetCoalescing calls vhost_controller_set_coalescing. Keeps by how much SPDK would delay signals to a machine. They are not delayed: they are given as the machine's driver asks for them.
 func (c *Client) VhostControllerSetCoalescing(ctx context.Context, params VhostControllerSetCoalescingParams) (bool, error) {
 	return call[bool](ctx, c, "vhost_controller_set_coalescing", params)
 }
@@ -1247,7 +1550,13 @@ func (c *Client) VhostStartScsiController(ctx context.Context, params VhostStart
 	return call[bool](ctx, c, "vhost_start_scsi_controller", params)
 }
 
+// VirtioBlkGetTransportsParams are the parameters of virtio_blk_get_transports.
+type VirtioBlkGetTransportsParams struct {
+	// The only one that is wanted.
+	Name string `json:"name,omitempty"`
+}
+
 // VirtioBlkGetTransports calls virtio_blk_get_transports. The ways by which machines reach controllers.
-func (c *Client) VirtioBlkGetTransports(ctx context.Context) ([]VirtioBlkTransport, error) {
-	return call[[]VirtioBlkTransport](ctx, c, "virtio_blk_get_transports", nil)
+func (c *Client) VirtioBlkGetTransports(ctx context.Context, params VirtioBlkGetTransportsParams) ([]VirtioBlkTransport, error) {
+	return call[[]VirtioBlkTransport](ctx, c, "virtio_blk_get_transports", params)
 }

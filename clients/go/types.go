@@ -5,6 +5,18 @@ package aryk
 // APIVersion is that of the daemon whose methods these are.
 const APIVersion = "0.1.0"
 
+// Absent: One of the results of `aryk_absent_get`.
+type Absent struct {
+	// What it is, and its name.
+	Object string `json:"object"`
+	// Why it is not there.
+	Why string `json:"why"`
+	// The method.
+	Method string `json:"method"`
+	// Its parameters.
+	Params map[string]any `json:"params"`
+}
+
 // AccelStats: Result of `accel_get_stats`.
 type AccelStats struct {
 	// 0.
@@ -13,6 +25,19 @@ type AccelStats struct {
 	SequenceFailed uint64 `json:"sequence_failed"`
 	// Those that were ever carried out: none.
 	Operations []map[string]any `json:"operations"`
+}
+
+// AdminPassthru: Which commands go to NVMe controllers as they come: none.
+type AdminPassthru struct {
+	FwUpdate         *bool `json:"fw_update,omitempty"`
+	GetLogPage       *bool `json:"get_log_page,omitempty"`
+	GetSetFeatures   *bool `json:"get_set_features,omitempty"`
+	IdentifyCtrlr    *bool `json:"identify_ctrlr,omitempty"`
+	IdentifyUUIDList *bool `json:"identify_uuid_list,omitempty"`
+	NvmeMi           *bool `json:"nvme_mi,omitempty"`
+	Sanitize         *bool `json:"sanitize,omitempty"`
+	SecuritySendRecv *bool `json:"security_send_recv,omitempty"`
+	VendorSpecific   *bool `json:"vendor_specific,omitempty"`
 }
 
 // AioDetails: Of a disk that `bdev_aio_create` made.
@@ -38,8 +63,13 @@ type Bdev struct {
 	// Bytes.
 	BlockSize uint32 `json:"block_size"`
 	// How many of these.
-	NumBlocks uint64 `json:"num_blocks"`
-	UUID      string `json:"uuid"`
+	NumBlocks                 uint64 `json:"num_blocks"`
+	UUID                      string `json:"uuid"`
+	PreferredWriteAlignment   uint32 `json:"preferred_write_alignment"`
+	PreferredWriteGranularity uint32 `json:"preferred_write_granularity"`
+	OptimalWriteSize          uint32 `json:"optimal_write_size"`
+	PreferredUnmapAlignment   uint32 `json:"preferred_unmap_alignment"`
+	PreferredUnmapGranularity uint32 `json:"preferred_unmap_granularity"`
 	// Ours: bytes of a block of the store below.
 	PhysicalBlockSize uint32 `json:"physical_block_size"`
 	// Ours.
@@ -56,6 +86,8 @@ type Bdev struct {
 	MemoryDomains []any `json:"memory_domains"`
 	// What only disks of its kind have.
 	DriverSpecific DriverSpecific `json:"driver_specific"`
+	// How: nobody else may write.
+	ClaimType *string `json:"claim_type,omitempty"`
 	// Ours: by whom.
 	ClaimedBy *string `json:"claimed_by,omitempty"`
 	// Ours: what becomes of requests that take longer.
@@ -333,6 +365,7 @@ type EventType string
 const (
 	EventTypeBdevRegister   EventType = "bdev_register"
 	EventTypeBdevUnregister EventType = "bdev_unregister"
+	EventTypeBdevResize     EventType = "bdev_resize"
 )
 
 // FileLock: For how long a file is kept from others: as long as the disk is there, or from its first channel to its last.
@@ -552,6 +585,16 @@ type LwThread struct {
 	Elapsed uint64 `json:"elapsed"`
 }
 
+// MultipathOptions: How paths to one namespace are chosen.
+type MultipathOptions struct {
+	// Not given.
+	MinIo *int64 `json:"min_io,omitempty"`
+	// `active_passive`.
+	Policy *string `json:"policy,omitempty"`
+	// Not given.
+	Selector *string `json:"selector,omitempty"`
+}
+
 // PassthruDetails: Of a disk that `bdev_passthru_create` made.
 type PassthruDetails struct {
 	// The other disk.
@@ -677,8 +720,10 @@ type ResetMode string
 
 // The values of ResetMode.
 const (
-	ResetModeAll  ResetMode = "all"
-	ResetModeNone ResetMode = "none"
+	ResetModeAll    ResetMode = "all"
+	ResetModeMaxmin ResetMode = "maxmin"
+	ResetModeError  ResetMode = "error"
+	ResetModeNone   ResetMode = "none"
 )
 
 // SavedConfig: Result of `save_config`.
@@ -699,7 +744,7 @@ type SavedSubsystem struct {
 type Scheduler struct {
 	// `static` or `dynamic`.
 	SchedulerName string `json:"scheduler_name"`
-	// Ticks between two decisions; `static` has none to make.
+	// Microseconds between two decisions; `static` has none to make.
 	SchedulerPeriod uint64 `json:"scheduler_period"`
 	// Where queues that are nearly idle are gathered first.
 	SchedulingCore uint16 `json:"scheduling_core"`
@@ -831,6 +876,14 @@ type TraceGroup struct {
 	Tpoints []TracePoint `json:"tpoints"`
 }
 
+// TraceGroupInfo: A layer that requests pass, in brief.
+type TraceGroupInfo struct {
+	// Its bit.
+	Mask string `json:"mask"`
+	// Those of its points that are on.
+	TpointMask string `json:"tpoint_mask"`
+}
+
 // TraceGroups: Result of `trace_get_tpoint_group_mask`.
 type TraceGroups struct {
 	TpointGroupMask string     `json:"tpoint_group_mask"`
@@ -839,12 +892,24 @@ type TraceGroups struct {
 	Module          TraceGroup `json:"module"`
 }
 
+// TraceInfo: Result of `trace_get_info`.
+type TraceInfo struct {
+	// Empty: `aryk_trace_get` gives the trace.
+	TpointShmPath   string         `json:"tpoint_shm_path"`
+	TpointGroupMask string         `json:"tpoint_group_mask"`
+	Bdev            TraceGroupInfo `json:"bdev"`
+	FrontEnd        TraceGroupInfo `json:"front-end"`
+	Module          TraceGroupInfo `json:"module"`
+}
+
 // TracePoint: A place where the trace is written.
 type TracePoint struct {
 	Name string `json:"name"`
 	// Its number within the group.
-	ID      uint8 `json:"id"`
-	Enabled bool  `json:"enabled"`
+	ID uint8 `json:"id"`
+	// The same, as some versions of SPDK name it.
+	TpointID uint8 `json:"tpoint_id"`
+	Enabled  bool  `json:"enabled"`
 }
 
 // TraceRecord: Something that happened to a request.
@@ -909,9 +974,9 @@ type VhostController struct {
 	Ctrlr string `json:"ctrlr"`
 	// The cores that it may be served on.
 	Cpumask string `json:"cpumask"`
-	// 0: interrupts are not delayed.
+	// As `vhost_controller_set_coalescing` has set it, without effect: interrupts are not delayed.
 	DelayBaseUs uint32 `json:"delay_base_us"`
-	// 0: interrupts are not delayed.
+	// The same.
 	IopsThreshold uint32 `json:"iops_threshold"`
 	// The socket's path.
 	Socket string `json:"socket"`

@@ -83,6 +83,11 @@ class Methods(ABC):
         )
         return result
 
+    def aryk_absent_get(self) -> list[types.Absent]:
+        """What is configured and not there: disks that wait for the disk that they are made of, what could not be made again after a restart, and why."""
+        result: list[types.Absent] = self.call("aryk_absent_get")
+        return result
+
     def aryk_core_add(
         self,
         *,
@@ -186,9 +191,9 @@ class Methods(ABC):
             filename: The file, or block device.
             block_size: By default 512 for a file, and what it says of itself for a block device.
             enospc: Ours: what becomes of writes when the store is full.
-            fallocate: Holes are always punched where the file system can.
+            fallocate: Kept, and without effect: holes are always punched where the file system can.
             lock: Ours: for how long the file is kept from others.
-            nowait: Nothing here ever waits for the device.
+            nowait: Kept, and without effect: nothing here ever waits for the device.
             readonly: Whether writes are refused.
             size: Ours: bytes of the sparse file that is created if there is none, or an empty one. A file that has another size is refused.
             uuid: By default a random one.
@@ -233,7 +238,7 @@ class Methods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Has a disk take on the size that its file has now.
+        """Has a disk that `bdev_aio_create` made take on the size that its file has now.
 
         Parameters:
             name: Name, alias or uuid.
@@ -266,7 +271,7 @@ class Methods(ABC):
             p99_read_latency: What one read of a hundred takes longer.
             avg_write_latency: What most writes take longer.
             p99_write_latency: What one write of a hundred takes longer.
-            uuid: By default a random one.
+            uuid: By default one that follows from the other's.
         """
         result: str = self.call(
             "bdev_delay_create",
@@ -367,7 +372,7 @@ class Methods(ABC):
 
         Parameters:
             base_name: The other disk.
-            uuid: By default a random one.
+            uuid: By default one that follows from the other's.
         """
         result: bool = self.call(
             "bdev_error_create",
@@ -555,6 +560,24 @@ class Methods(ABC):
         )
         return result
 
+    def bdev_iscsi_set_options(
+        self,
+        *,
+        timeout_sec: int | None = None,
+    ) -> bool:
+        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+
+        Parameters:
+            timeout_sec: Without effect: `[30]`.
+        """
+        result: bool = self.call(
+            "bdev_iscsi_set_options",
+            _given(
+                timeout_sec=timeout_sec,
+            ),
+        )
+        return result
+
     def bdev_malloc_create(
         self,
         *,
@@ -652,12 +675,12 @@ class Methods(ABC):
             dif_pi_format: Not heeded.
             dif_type: 0, for blocks have no protection information.
             md_size: Metadata beside each block: 0, for there is none.
-            optimal_write_size: Not heeded.
+            optimal_write_size: Blocks.
             physical_block_size: Bytes of a block of the store that it plays; by default as large as a block.
-            preferred_unmap_alignment: Not heeded.
-            preferred_unmap_granularity: Not heeded.
-            preferred_write_alignment: Not heeded.
-            preferred_write_granularity: What is written in which pieces is all the same to this disk.
+            preferred_unmap_alignment: Blocks.
+            preferred_unmap_granularity: Blocks.
+            preferred_write_alignment: Blocks.
+            preferred_write_granularity: Blocks. Told by `bdev_get_bdevs`, as the others: what is written in which pieces is all the same to this disk.
             uuid: By default a random one.
         """
         result: str = self.call(
@@ -720,6 +743,159 @@ class Methods(ABC):
         )
         return result
 
+    def bdev_nvme_get_controllers(
+        self,
+        *,
+        name: str | None = None,
+    ) -> list[dict[str, Any]]:
+        """The NVMe controllers that we drive: none.
+
+        Parameters:
+            name: All, if none is named.
+        """
+        result: list[dict[str, Any]] = self.call(
+            "bdev_nvme_get_controllers",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    def bdev_nvme_set_hotplug(
+        self,
+        *,
+        enable: bool,
+        period_us: int | None = None,
+    ) -> bool:
+        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+
+        Parameters:
+            enable: Without effect: `[false]`.
+            period_us: Without effect: `[100_000, 0]`.
+        """
+        result: bool = self.call(
+            "bdev_nvme_set_hotplug",
+            _given(
+                enable=enable,
+                period_us=period_us,
+            ),
+        )
+        return result
+
+    def bdev_nvme_set_options(
+        self,
+        *,
+        action_on_timeout: str | None = None,
+        allow_accel_sequence: bool | None = None,
+        arbitration_burst: int | None = None,
+        bdev_retry_count: int | None = None,
+        ctrlr_loss_timeout_sec: int | None = None,
+        delay_cmd_submit: bool | None = None,
+        dhchap_dhgroups: Sequence[str] | None = None,
+        dhchap_digests: Sequence[str] | None = None,
+        disable_auto_failback: bool | None = None,
+        enable_flush: bool | None = None,
+        fast_io_fail_timeout_sec: int | None = None,
+        generate_uuids: bool | None = None,
+        high_priority_weight: int | None = None,
+        io_path_stat: bool | None = None,
+        io_queue_requests: int | None = None,
+        keep_alive_timeout_ms: int | None = None,
+        low_priority_weight: int | None = None,
+        medium_priority_weight: int | None = None,
+        multipath_opts: types.MultipathOptions | None = None,
+        nvme_adminq_poll_period_us: int | None = None,
+        nvme_error_stat: bool | None = None,
+        nvme_ioq_poll_period_us: int | None = None,
+        rdma_cm_event_timeout_ms: int | None = None,
+        rdma_max_cq_size: int | None = None,
+        rdma_srq_size: int | None = None,
+        rdma_umr_per_io: bool | None = None,
+        reconnect_delay_sec: int | None = None,
+        tcp_connect_timeout_ms: int | None = None,
+        timeout_admin_us: int | None = None,
+        timeout_us: int | None = None,
+        transport_ack_timeout: int | None = None,
+        transport_retry_count: int | None = None,
+        transport_tos: int | None = None,
+    ) -> bool:
+        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+
+        Parameters:
+            action_on_timeout: Without effect: `["none"]`.
+            allow_accel_sequence: Without effect: `[false]`.
+            arbitration_burst: Without effect: `[0]`.
+            bdev_retry_count: Without effect: `[3]`.
+            ctrlr_loss_timeout_sec: Without effect: `[0]`.
+            delay_cmd_submit: Without effect: `[true]`.
+            dhchap_dhgroups: Without effect: `[DHCHAP_DHGROUPS]`.
+            dhchap_digests: Without effect: `[DHCHAP_DIGESTS]`.
+            disable_auto_failback: Without effect: `[false]`.
+            enable_flush: Without effect: `[false]`.
+            fast_io_fail_timeout_sec: Without effect: `[0]`.
+            generate_uuids: Without effect: `[false]`.
+            high_priority_weight: Without effect: `[0]`.
+            io_path_stat: Without effect: `[false]`.
+            io_queue_requests: Without effect: `[0]`.
+            keep_alive_timeout_ms: Without effect: `[10_000]`.
+            low_priority_weight: Without effect: `[0]`.
+            medium_priority_weight: Without effect: `[0]`.
+            multipath_opts: Without effect: `[AsBuilt]`.
+            nvme_adminq_poll_period_us: Without effect: `[10_000]`.
+            nvme_error_stat: Without effect: `[false]`.
+            nvme_ioq_poll_period_us: Without effect: `[0]`.
+            rdma_cm_event_timeout_ms: Without effect: `[0]`.
+            rdma_max_cq_size: Without effect: `[0]`.
+            rdma_srq_size: Without effect: `[0]`.
+            rdma_umr_per_io: Without effect: `[false]`.
+            reconnect_delay_sec: Without effect: `[0]`.
+            tcp_connect_timeout_ms: Without effect: `[0]`.
+            timeout_admin_us: Without effect: `[0]`.
+            timeout_us: Without effect: `[0]`.
+            transport_ack_timeout: Without effect: `[0]`.
+            transport_retry_count: Without effect: `[4]`.
+            transport_tos: Without effect: `[0]`.
+        """
+        result: bool = self.call(
+            "bdev_nvme_set_options",
+            _given(
+                action_on_timeout=action_on_timeout,
+                allow_accel_sequence=allow_accel_sequence,
+                arbitration_burst=arbitration_burst,
+                bdev_retry_count=bdev_retry_count,
+                ctrlr_loss_timeout_sec=ctrlr_loss_timeout_sec,
+                delay_cmd_submit=delay_cmd_submit,
+                dhchap_dhgroups=dhchap_dhgroups,
+                dhchap_digests=dhchap_digests,
+                disable_auto_failback=disable_auto_failback,
+                enable_flush=enable_flush,
+                fast_io_fail_timeout_sec=fast_io_fail_timeout_sec,
+                generate_uuids=generate_uuids,
+                high_priority_weight=high_priority_weight,
+                io_path_stat=io_path_stat,
+                io_queue_requests=io_queue_requests,
+                keep_alive_timeout_ms=keep_alive_timeout_ms,
+                low_priority_weight=low_priority_weight,
+                medium_priority_weight=medium_priority_weight,
+                multipath_opts=multipath_opts,
+                nvme_adminq_poll_period_us=nvme_adminq_poll_period_us,
+                nvme_error_stat=nvme_error_stat,
+                nvme_ioq_poll_period_us=nvme_ioq_poll_period_us,
+                rdma_cm_event_timeout_ms=rdma_cm_event_timeout_ms,
+                rdma_max_cq_size=rdma_max_cq_size,
+                rdma_srq_size=rdma_srq_size,
+                rdma_umr_per_io=rdma_umr_per_io,
+                reconnect_delay_sec=reconnect_delay_sec,
+                tcp_connect_timeout_ms=tcp_connect_timeout_ms,
+                timeout_admin_us=timeout_admin_us,
+                timeout_us=timeout_us,
+                transport_ack_timeout=transport_ack_timeout,
+                transport_retry_count=transport_retry_count,
+                transport_tos=transport_tos,
+            ),
+        )
+        return result
+
     def bdev_passthru_create(
         self,
         *,
@@ -732,7 +908,7 @@ class Methods(ABC):
         Parameters:
             name: The name that it is to have.
             base_bdev_name: The other disk.
-            uuid: By default a random one.
+            uuid: By default one that follows from the other's.
         """
         result: str = self.call(
             "bdev_passthru_create",
@@ -899,6 +1075,27 @@ class Methods(ABC):
             "bdev_qos_groups_get",
             _given(
                 name=name,
+            ),
+        )
+        return result
+
+    def bdev_raid_set_options(
+        self,
+        *,
+        process_max_bandwidth_mb_sec: int | None = None,
+        process_window_size_kb: int | None = None,
+    ) -> bool:
+        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+
+        Parameters:
+            process_max_bandwidth_mb_sec: Without effect: `[0]`.
+            process_window_size_kb: Without effect: `[1024]`.
+        """
+        result: bool = self.call(
+            "bdev_raid_set_options",
+            _given(
+                process_max_bandwidth_mb_sec=process_max_bandwidth_mb_sec,
+                process_window_size_kb=process_window_size_kb,
             ),
         )
         return result
@@ -1122,9 +1319,9 @@ class Methods(ABC):
             filename: The file, or block device.
             block_size: By default 512 for a file, and what it says of itself for a block device.
             enospc: Ours: what becomes of writes when the store is full.
-            fallocate: Holes are always punched where the file system can.
+            fallocate: Kept, and without effect: holes are always punched where the file system can.
             lock: Ours: for how long the file is kept from others.
-            nowait: Nothing here ever waits for the device.
+            nowait: Kept, and without effect: nothing here ever waits for the device.
             readonly: Whether writes are refused.
             size: Ours: bytes of the sparse file that is created if there is none, or an empty one. A file that has another size is refused.
             uuid: By default a random one.
@@ -1169,7 +1366,7 @@ class Methods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Has a disk take on the size that its file has now.
+        """Has a disk that `bdev_uring_create` made take on the size that its file has now.
 
         Parameters:
             name: Name, alias or uuid.
@@ -1202,6 +1399,27 @@ class Methods(ABC):
                 name=name,
                 size=size,
                 shrink=shrink,
+            ),
+        )
+        return result
+
+    def bdev_virtio_blk_set_hotplug(
+        self,
+        *,
+        enable: bool,
+        period_us: int | None = None,
+    ) -> bool:
+        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+
+        Parameters:
+            enable: Without effect: `[false]`.
+            period_us: Without effect: `[100_000, 0]`.
+        """
+        result: bool = self.call(
+            "bdev_virtio_blk_set_hotplug",
+            _given(
+                enable=enable,
+                period_us=period_us,
             ),
         )
         return result
@@ -1323,6 +1541,27 @@ class Methods(ABC):
         result: bool = self.call("framework_wait_init")
         return result
 
+    def fsdev_set_opts(
+        self,
+        *,
+        fsdev_io_pool_size: int,
+        fsdev_io_cache_size: int,
+    ) -> bool:
+        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+
+        Parameters:
+            fsdev_io_pool_size: Without effect: `[65_535]`.
+            fsdev_io_cache_size: Without effect: `[256]`.
+        """
+        result: bool = self.call(
+            "fsdev_set_opts",
+            _given(
+                fsdev_io_pool_size=fsdev_io_pool_size,
+                fsdev_io_cache_size=fsdev_io_cache_size,
+            ),
+        )
+        return result
+
     def iobuf_get_stats(self) -> list[types.IobufStats]:
         """How often a buffer was waited for: never, as there are no pools."""
         result: list[types.IobufStats] = self.call("iobuf_get_stats")
@@ -1358,9 +1597,108 @@ class Methods(ABC):
         )
         return result
 
+    def iscsi_set_options(
+        self,
+        *,
+        allow_duplicated_isid: bool | None = None,
+        auth_file: str | None = None,
+        chap_group: int | None = None,
+        data_out_pool_size: int | None = None,
+        default_time2retain: int | None = None,
+        default_time2wait: int | None = None,
+        disable_chap: bool | None = None,
+        error_recovery_level: int | None = None,
+        first_burst_length: int | None = None,
+        immediate_data: bool | None = None,
+        immediate_data_pool_size: int | None = None,
+        max_connections_per_session: int | None = None,
+        max_large_datain_per_connection: int | None = None,
+        max_queue_depth: int | None = None,
+        max_r2t_per_connection: int | None = None,
+        max_sessions: int | None = None,
+        mutual_chap: bool | None = None,
+        node_base: str | None = None,
+        nop_in_interval: int | None = None,
+        nop_timeout: int | None = None,
+        pdu_pool_size: int | None = None,
+        require_chap: bool | None = None,
+    ) -> bool:
+        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+
+        Parameters:
+            allow_duplicated_isid: Without effect: `[false]`.
+            auth_file: Without effect: `[""]`.
+            chap_group: Without effect: `[0]`.
+            data_out_pool_size: Without effect: `[2048]`.
+            default_time2retain: Without effect: `[20]`.
+            default_time2wait: Without effect: `[2]`.
+            disable_chap: Without effect: `[false]`.
+            error_recovery_level: Without effect: `[0]`.
+            first_burst_length: Without effect: `[8192]`.
+            immediate_data: Without effect: `[true]`.
+            immediate_data_pool_size: Without effect: `[16_384]`.
+            max_connections_per_session: Without effect: `[2]`.
+            max_large_datain_per_connection: Without effect: `[64]`.
+            max_queue_depth: Without effect: `[64]`.
+            max_r2t_per_connection: Without effect: `[4]`.
+            max_sessions: Without effect: `[128]`.
+            mutual_chap: Without effect: `[false]`.
+            node_base: Without effect: `["iqn.2016-06.io.spdk"]`.
+            nop_in_interval: Without effect: `[30]`.
+            nop_timeout: Without effect: `[60]`.
+            pdu_pool_size: Without effect: `[36_864]`.
+            require_chap: Without effect: `[false]`.
+        """
+        result: bool = self.call(
+            "iscsi_set_options",
+            _given(
+                allow_duplicated_isid=allow_duplicated_isid,
+                auth_file=auth_file,
+                chap_group=chap_group,
+                data_out_pool_size=data_out_pool_size,
+                default_time2retain=default_time2retain,
+                default_time2wait=default_time2wait,
+                disable_chap=disable_chap,
+                error_recovery_level=error_recovery_level,
+                first_burst_length=first_burst_length,
+                immediate_data=immediate_data,
+                immediate_data_pool_size=immediate_data_pool_size,
+                max_connections_per_session=max_connections_per_session,
+                max_large_datain_per_connection=max_large_datain_per_connection,
+                max_queue_depth=max_queue_depth,
+                max_r2t_per_connection=max_r2t_per_connection,
+                max_sessions=max_sessions,
+                mutual_chap=mutual_chap,
+                node_base=node_base,
+                nop_in_interval=nop_in_interval,
+                nop_timeout=nop_timeout,
+                pdu_pool_size=pdu_pool_size,
+                require_chap=require_chap,
+            ),
+        )
+        return result
+
     def keyring_get_keys(self) -> list[dict[str, Any]]:
         """The keys that are kept: none."""
         result: list[dict[str, Any]] = self.call("keyring_get_keys")
+        return result
+
+    def keyring_linux_set_options(
+        self,
+        *,
+        enable: bool | None = None,
+    ) -> bool:
+        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+
+        Parameters:
+            enable: Without effect: `[false]`.
+        """
+        result: bool = self.call(
+            "keyring_linux_set_options",
+            _given(
+                enable=enable,
+            ),
+        )
         return result
 
     def load_config(
@@ -1389,7 +1727,7 @@ class Methods(ABC):
         """Ends what `log_set_flag` began.
 
         Parameters:
-            flag: One of those that `log_get_flags` gives, or `all`.
+            flag: One of those that `log_get_flags` gives, or `all`, or what several of them begin with: `vhost`.
         """
         result: bool = self.call(
             "log_clear_flag",
@@ -1440,7 +1778,7 @@ class Methods(ABC):
         """Has the log tell all of a part of the daemon, whatever the level.
 
         Parameters:
-            flag: One of those that `log_get_flags` gives, or `all`.
+            flag: One of those that `log_get_flags` gives, or `all`, or what several of them begin with: `vhost`.
         """
         result: bool = self.call(
             "log_set_flag",
@@ -1512,6 +1850,84 @@ class Methods(ABC):
         result: list[types.EventType] = self.call("notify_get_types")
         return result
 
+    def nvmf_set_config(
+        self,
+        *,
+        admin_cmd_passthru: types.AdminPassthru | None = None,
+        dhchap_dhgroups: Sequence[str] | None = None,
+        dhchap_digests: Sequence[str] | None = None,
+        discovery_filter: str | None = None,
+        discovery_filters: Sequence[str] | None = None,
+        dup_host_policy: str | None = None,
+        poll_groups_mask: str | None = None,
+    ) -> bool:
+        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+
+        Parameters:
+            admin_cmd_passthru: Without effect: `[AsBuilt]`.
+            dhchap_dhgroups: Without effect: `[DHCHAP_DHGROUPS]`.
+            dhchap_digests: Without effect: `[DHCHAP_DIGESTS]`.
+            discovery_filter: Without effect: `["match_any"]`.
+            discovery_filters: Without effect: `[NO_FILTERS]`.
+            dup_host_policy: Without effect: `["allow"]`.
+            poll_groups_mask: Without effect: `[""]`.
+        """
+        result: bool = self.call(
+            "nvmf_set_config",
+            _given(
+                admin_cmd_passthru=admin_cmd_passthru,
+                dhchap_dhgroups=dhchap_dhgroups,
+                dhchap_digests=dhchap_digests,
+                discovery_filter=discovery_filter,
+                discovery_filters=discovery_filters,
+                dup_host_policy=dup_host_policy,
+                poll_groups_mask=poll_groups_mask,
+            ),
+        )
+        return result
+
+    def nvmf_set_crdt(
+        self,
+        *,
+        crdt1: int | None = None,
+        crdt2: int | None = None,
+        crdt3: int | None = None,
+    ) -> bool:
+        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+
+        Parameters:
+            crdt1: Without effect: `[0]`.
+            crdt2: Without effect: `[0]`.
+            crdt3: Without effect: `[0]`.
+        """
+        result: bool = self.call(
+            "nvmf_set_crdt",
+            _given(
+                crdt1=crdt1,
+                crdt2=crdt2,
+                crdt3=crdt3,
+            ),
+        )
+        return result
+
+    def nvmf_set_max_subsystems(
+        self,
+        *,
+        max_subsystems: int,
+    ) -> bool:
+        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+
+        Parameters:
+            max_subsystems: Without effect: `[1024, 0]`.
+        """
+        result: bool = self.call(
+            "nvmf_set_max_subsystems",
+            _given(
+                max_subsystems=max_subsystems,
+            ),
+        )
+        return result
+
     def rpc_get_methods(
         self,
         *,
@@ -1546,6 +1962,54 @@ class Methods(ABC):
     def sock_get_default_impl(self) -> types.SockImpl:
         """Whose sockets are used, where RPC is served by HTTP: the kernel's."""
         result: types.SockImpl = self.call("sock_get_default_impl")
+        return result
+
+    def sock_impl_set_options(
+        self,
+        *,
+        impl_name: str,
+        enable_ktls: bool | None = None,
+        enable_placement_id: int | None = None,
+        enable_quickack: bool | None = None,
+        enable_recv_pipe: bool | None = None,
+        enable_zerocopy_send_client: bool | None = None,
+        enable_zerocopy_send_server: bool | None = None,
+        recv_buf_size: int | None = None,
+        send_buf_size: int | None = None,
+        tls_version: int | None = None,
+        zerocopy_threshold: int | None = None,
+    ) -> bool:
+        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+
+        Parameters:
+            impl_name: Without effect: `["posix", "ssl", "uring"]`.
+            enable_ktls: Without effect: `[false]`.
+            enable_placement_id: Without effect: `[0]`.
+            enable_quickack: Without effect: `[false]`.
+            enable_recv_pipe: Without effect: `[true]`.
+            enable_zerocopy_send_client: Without effect: `[false]`.
+            enable_zerocopy_send_server: Without effect: `[true, false]`.
+            recv_buf_size: Without effect: `[2_097_152, 4096]`.
+            send_buf_size: Without effect: `[2_097_152, 4096]`.
+            tls_version: Without effect: `[0]`.
+            zerocopy_threshold: Without effect: `[0]`.
+        """
+        result: bool = self.call(
+            "sock_impl_set_options",
+            _given(
+                impl_name=impl_name,
+                enable_ktls=enable_ktls,
+                enable_placement_id=enable_placement_id,
+                enable_quickack=enable_quickack,
+                enable_recv_pipe=enable_recv_pipe,
+                enable_zerocopy_send_client=enable_zerocopy_send_client,
+                enable_zerocopy_send_server=enable_zerocopy_send_server,
+                recv_buf_size=recv_buf_size,
+                send_buf_size=send_buf_size,
+                tls_version=tls_version,
+                zerocopy_threshold=zerocopy_threshold,
+            ),
+        )
         return result
 
     def sock_set_default_impl(
@@ -1687,6 +2151,11 @@ class Methods(ABC):
         )
         return result
 
+    def trace_get_info(self) -> types.TraceInfo:
+        """The groups of trace points, and where the trace is: not in shared memory."""
+        result: types.TraceInfo = self.call("trace_get_info")
+        return result
+
     def trace_get_tpoint_group_mask(self) -> types.TraceGroups:
         """The groups of trace points: the layers that a request passes."""
         result: types.TraceGroups = self.call("trace_get_tpoint_group_mask")
@@ -1720,12 +2189,12 @@ class Methods(ABC):
         delay_base_us: int,
         iops_threshold: int,
     ) -> bool:
-        """Sets by how much signals to a machine are delayed: not at all, which is all that there is.
+        """Keeps by how much SPDK would delay signals to a machine. They are not delayed: they are given as the machine's driver asks for them.
 
         Parameters:
             ctrlr: The controller.
-            delay_base_us: 0: signals are given when the machine's driver asks for them.
-            iops_threshold: Not heeded.
+            delay_base_us: Microseconds at most. Kept and told, without effect.
+            iops_threshold: Requests a second from which on signals would be delayed. Kept and told, without effect.
         """
         result: bool = self.call(
             "vhost_controller_set_coalescing",
@@ -1923,9 +2392,22 @@ class Methods(ABC):
         )
         return result
 
-    def virtio_blk_get_transports(self) -> list[types.VirtioBlkTransport]:
-        """The ways by which machines reach controllers."""
-        result: list[types.VirtioBlkTransport] = self.call("virtio_blk_get_transports")
+    def virtio_blk_get_transports(
+        self,
+        *,
+        name: str | None = None,
+    ) -> list[types.VirtioBlkTransport]:
+        """The ways by which machines reach controllers.
+
+        Parameters:
+            name: The only one that is wanted.
+        """
+        result: list[types.VirtioBlkTransport] = self.call(
+            "virtio_blk_get_transports",
+            _given(
+                name=name,
+            ),
+        )
         return result
 
 
@@ -1997,6 +2479,11 @@ class AsyncMethods(ABC):
                 task_count=task_count,
             ),
         )
+        return result
+
+    async def aryk_absent_get(self) -> list[types.Absent]:
+        """What is configured and not there: disks that wait for the disk that they are made of, what could not be made again after a restart, and why."""
+        result: list[types.Absent] = await self.call("aryk_absent_get")
         return result
 
     async def aryk_core_add(
@@ -2102,9 +2589,9 @@ class AsyncMethods(ABC):
             filename: The file, or block device.
             block_size: By default 512 for a file, and what it says of itself for a block device.
             enospc: Ours: what becomes of writes when the store is full.
-            fallocate: Holes are always punched where the file system can.
+            fallocate: Kept, and without effect: holes are always punched where the file system can.
             lock: Ours: for how long the file is kept from others.
-            nowait: Nothing here ever waits for the device.
+            nowait: Kept, and without effect: nothing here ever waits for the device.
             readonly: Whether writes are refused.
             size: Ours: bytes of the sparse file that is created if there is none, or an empty one. A file that has another size is refused.
             uuid: By default a random one.
@@ -2149,7 +2636,7 @@ class AsyncMethods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Has a disk take on the size that its file has now.
+        """Has a disk that `bdev_aio_create` made take on the size that its file has now.
 
         Parameters:
             name: Name, alias or uuid.
@@ -2182,7 +2669,7 @@ class AsyncMethods(ABC):
             p99_read_latency: What one read of a hundred takes longer.
             avg_write_latency: What most writes take longer.
             p99_write_latency: What one write of a hundred takes longer.
-            uuid: By default a random one.
+            uuid: By default one that follows from the other's.
         """
         result: str = await self.call(
             "bdev_delay_create",
@@ -2283,7 +2770,7 @@ class AsyncMethods(ABC):
 
         Parameters:
             base_name: The other disk.
-            uuid: By default a random one.
+            uuid: By default one that follows from the other's.
         """
         result: bool = await self.call(
             "bdev_error_create",
@@ -2471,6 +2958,24 @@ class AsyncMethods(ABC):
         )
         return result
 
+    async def bdev_iscsi_set_options(
+        self,
+        *,
+        timeout_sec: int | None = None,
+    ) -> bool:
+        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+
+        Parameters:
+            timeout_sec: Without effect: `[30]`.
+        """
+        result: bool = await self.call(
+            "bdev_iscsi_set_options",
+            _given(
+                timeout_sec=timeout_sec,
+            ),
+        )
+        return result
+
     async def bdev_malloc_create(
         self,
         *,
@@ -2568,12 +3073,12 @@ class AsyncMethods(ABC):
             dif_pi_format: Not heeded.
             dif_type: 0, for blocks have no protection information.
             md_size: Metadata beside each block: 0, for there is none.
-            optimal_write_size: Not heeded.
+            optimal_write_size: Blocks.
             physical_block_size: Bytes of a block of the store that it plays; by default as large as a block.
-            preferred_unmap_alignment: Not heeded.
-            preferred_unmap_granularity: Not heeded.
-            preferred_write_alignment: Not heeded.
-            preferred_write_granularity: What is written in which pieces is all the same to this disk.
+            preferred_unmap_alignment: Blocks.
+            preferred_unmap_granularity: Blocks.
+            preferred_write_alignment: Blocks.
+            preferred_write_granularity: Blocks. Told by `bdev_get_bdevs`, as the others: what is written in which pieces is all the same to this disk.
             uuid: By default a random one.
         """
         result: str = await self.call(
@@ -2636,6 +3141,159 @@ class AsyncMethods(ABC):
         )
         return result
 
+    async def bdev_nvme_get_controllers(
+        self,
+        *,
+        name: str | None = None,
+    ) -> list[dict[str, Any]]:
+        """The NVMe controllers that we drive: none.
+
+        Parameters:
+            name: All, if none is named.
+        """
+        result: list[dict[str, Any]] = await self.call(
+            "bdev_nvme_get_controllers",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    async def bdev_nvme_set_hotplug(
+        self,
+        *,
+        enable: bool,
+        period_us: int | None = None,
+    ) -> bool:
+        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+
+        Parameters:
+            enable: Without effect: `[false]`.
+            period_us: Without effect: `[100_000, 0]`.
+        """
+        result: bool = await self.call(
+            "bdev_nvme_set_hotplug",
+            _given(
+                enable=enable,
+                period_us=period_us,
+            ),
+        )
+        return result
+
+    async def bdev_nvme_set_options(
+        self,
+        *,
+        action_on_timeout: str | None = None,
+        allow_accel_sequence: bool | None = None,
+        arbitration_burst: int | None = None,
+        bdev_retry_count: int | None = None,
+        ctrlr_loss_timeout_sec: int | None = None,
+        delay_cmd_submit: bool | None = None,
+        dhchap_dhgroups: Sequence[str] | None = None,
+        dhchap_digests: Sequence[str] | None = None,
+        disable_auto_failback: bool | None = None,
+        enable_flush: bool | None = None,
+        fast_io_fail_timeout_sec: int | None = None,
+        generate_uuids: bool | None = None,
+        high_priority_weight: int | None = None,
+        io_path_stat: bool | None = None,
+        io_queue_requests: int | None = None,
+        keep_alive_timeout_ms: int | None = None,
+        low_priority_weight: int | None = None,
+        medium_priority_weight: int | None = None,
+        multipath_opts: types.MultipathOptions | None = None,
+        nvme_adminq_poll_period_us: int | None = None,
+        nvme_error_stat: bool | None = None,
+        nvme_ioq_poll_period_us: int | None = None,
+        rdma_cm_event_timeout_ms: int | None = None,
+        rdma_max_cq_size: int | None = None,
+        rdma_srq_size: int | None = None,
+        rdma_umr_per_io: bool | None = None,
+        reconnect_delay_sec: int | None = None,
+        tcp_connect_timeout_ms: int | None = None,
+        timeout_admin_us: int | None = None,
+        timeout_us: int | None = None,
+        transport_ack_timeout: int | None = None,
+        transport_retry_count: int | None = None,
+        transport_tos: int | None = None,
+    ) -> bool:
+        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+
+        Parameters:
+            action_on_timeout: Without effect: `["none"]`.
+            allow_accel_sequence: Without effect: `[false]`.
+            arbitration_burst: Without effect: `[0]`.
+            bdev_retry_count: Without effect: `[3]`.
+            ctrlr_loss_timeout_sec: Without effect: `[0]`.
+            delay_cmd_submit: Without effect: `[true]`.
+            dhchap_dhgroups: Without effect: `[DHCHAP_DHGROUPS]`.
+            dhchap_digests: Without effect: `[DHCHAP_DIGESTS]`.
+            disable_auto_failback: Without effect: `[false]`.
+            enable_flush: Without effect: `[false]`.
+            fast_io_fail_timeout_sec: Without effect: `[0]`.
+            generate_uuids: Without effect: `[false]`.
+            high_priority_weight: Without effect: `[0]`.
+            io_path_stat: Without effect: `[false]`.
+            io_queue_requests: Without effect: `[0]`.
+            keep_alive_timeout_ms: Without effect: `[10_000]`.
+            low_priority_weight: Without effect: `[0]`.
+            medium_priority_weight: Without effect: `[0]`.
+            multipath_opts: Without effect: `[AsBuilt]`.
+            nvme_adminq_poll_period_us: Without effect: `[10_000]`.
+            nvme_error_stat: Without effect: `[false]`.
+            nvme_ioq_poll_period_us: Without effect: `[0]`.
+            rdma_cm_event_timeout_ms: Without effect: `[0]`.
+            rdma_max_cq_size: Without effect: `[0]`.
+            rdma_srq_size: Without effect: `[0]`.
+            rdma_umr_per_io: Without effect: `[false]`.
+            reconnect_delay_sec: Without effect: `[0]`.
+            tcp_connect_timeout_ms: Without effect: `[0]`.
+            timeout_admin_us: Without effect: `[0]`.
+            timeout_us: Without effect: `[0]`.
+            transport_ack_timeout: Without effect: `[0]`.
+            transport_retry_count: Without effect: `[4]`.
+            transport_tos: Without effect: `[0]`.
+        """
+        result: bool = await self.call(
+            "bdev_nvme_set_options",
+            _given(
+                action_on_timeout=action_on_timeout,
+                allow_accel_sequence=allow_accel_sequence,
+                arbitration_burst=arbitration_burst,
+                bdev_retry_count=bdev_retry_count,
+                ctrlr_loss_timeout_sec=ctrlr_loss_timeout_sec,
+                delay_cmd_submit=delay_cmd_submit,
+                dhchap_dhgroups=dhchap_dhgroups,
+                dhchap_digests=dhchap_digests,
+                disable_auto_failback=disable_auto_failback,
+                enable_flush=enable_flush,
+                fast_io_fail_timeout_sec=fast_io_fail_timeout_sec,
+                generate_uuids=generate_uuids,
+                high_priority_weight=high_priority_weight,
+                io_path_stat=io_path_stat,
+                io_queue_requests=io_queue_requests,
+                keep_alive_timeout_ms=keep_alive_timeout_ms,
+                low_priority_weight=low_priority_weight,
+                medium_priority_weight=medium_priority_weight,
+                multipath_opts=multipath_opts,
+                nvme_adminq_poll_period_us=nvme_adminq_poll_period_us,
+                nvme_error_stat=nvme_error_stat,
+                nvme_ioq_poll_period_us=nvme_ioq_poll_period_us,
+                rdma_cm_event_timeout_ms=rdma_cm_event_timeout_ms,
+                rdma_max_cq_size=rdma_max_cq_size,
+                rdma_srq_size=rdma_srq_size,
+                rdma_umr_per_io=rdma_umr_per_io,
+                reconnect_delay_sec=reconnect_delay_sec,
+                tcp_connect_timeout_ms=tcp_connect_timeout_ms,
+                timeout_admin_us=timeout_admin_us,
+                timeout_us=timeout_us,
+                transport_ack_timeout=transport_ack_timeout,
+                transport_retry_count=transport_retry_count,
+                transport_tos=transport_tos,
+            ),
+        )
+        return result
+
     async def bdev_passthru_create(
         self,
         *,
@@ -2648,7 +3306,7 @@ class AsyncMethods(ABC):
         Parameters:
             name: The name that it is to have.
             base_bdev_name: The other disk.
-            uuid: By default a random one.
+            uuid: By default one that follows from the other's.
         """
         result: str = await self.call(
             "bdev_passthru_create",
@@ -2815,6 +3473,27 @@ class AsyncMethods(ABC):
             "bdev_qos_groups_get",
             _given(
                 name=name,
+            ),
+        )
+        return result
+
+    async def bdev_raid_set_options(
+        self,
+        *,
+        process_max_bandwidth_mb_sec: int | None = None,
+        process_window_size_kb: int | None = None,
+    ) -> bool:
+        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+
+        Parameters:
+            process_max_bandwidth_mb_sec: Without effect: `[0]`.
+            process_window_size_kb: Without effect: `[1024]`.
+        """
+        result: bool = await self.call(
+            "bdev_raid_set_options",
+            _given(
+                process_max_bandwidth_mb_sec=process_max_bandwidth_mb_sec,
+                process_window_size_kb=process_window_size_kb,
             ),
         )
         return result
@@ -3038,9 +3717,9 @@ class AsyncMethods(ABC):
             filename: The file, or block device.
             block_size: By default 512 for a file, and what it says of itself for a block device.
             enospc: Ours: what becomes of writes when the store is full.
-            fallocate: Holes are always punched where the file system can.
+            fallocate: Kept, and without effect: holes are always punched where the file system can.
             lock: Ours: for how long the file is kept from others.
-            nowait: Nothing here ever waits for the device.
+            nowait: Kept, and without effect: nothing here ever waits for the device.
             readonly: Whether writes are refused.
             size: Ours: bytes of the sparse file that is created if there is none, or an empty one. A file that has another size is refused.
             uuid: By default a random one.
@@ -3085,7 +3764,7 @@ class AsyncMethods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Has a disk take on the size that its file has now.
+        """Has a disk that `bdev_uring_create` made take on the size that its file has now.
 
         Parameters:
             name: Name, alias or uuid.
@@ -3118,6 +3797,27 @@ class AsyncMethods(ABC):
                 name=name,
                 size=size,
                 shrink=shrink,
+            ),
+        )
+        return result
+
+    async def bdev_virtio_blk_set_hotplug(
+        self,
+        *,
+        enable: bool,
+        period_us: int | None = None,
+    ) -> bool:
+        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+
+        Parameters:
+            enable: Without effect: `[false]`.
+            period_us: Without effect: `[100_000, 0]`.
+        """
+        result: bool = await self.call(
+            "bdev_virtio_blk_set_hotplug",
+            _given(
+                enable=enable,
+                period_us=period_us,
             ),
         )
         return result
@@ -3239,6 +3939,27 @@ class AsyncMethods(ABC):
         result: bool = await self.call("framework_wait_init")
         return result
 
+    async def fsdev_set_opts(
+        self,
+        *,
+        fsdev_io_pool_size: int,
+        fsdev_io_cache_size: int,
+    ) -> bool:
+        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+
+        Parameters:
+            fsdev_io_pool_size: Without effect: `[65_535]`.
+            fsdev_io_cache_size: Without effect: `[256]`.
+        """
+        result: bool = await self.call(
+            "fsdev_set_opts",
+            _given(
+                fsdev_io_pool_size=fsdev_io_pool_size,
+                fsdev_io_cache_size=fsdev_io_cache_size,
+            ),
+        )
+        return result
+
     async def iobuf_get_stats(self) -> list[types.IobufStats]:
         """How often a buffer was waited for: never, as there are no pools."""
         result: list[types.IobufStats] = await self.call("iobuf_get_stats")
@@ -3274,9 +3995,108 @@ class AsyncMethods(ABC):
         )
         return result
 
+    async def iscsi_set_options(
+        self,
+        *,
+        allow_duplicated_isid: bool | None = None,
+        auth_file: str | None = None,
+        chap_group: int | None = None,
+        data_out_pool_size: int | None = None,
+        default_time2retain: int | None = None,
+        default_time2wait: int | None = None,
+        disable_chap: bool | None = None,
+        error_recovery_level: int | None = None,
+        first_burst_length: int | None = None,
+        immediate_data: bool | None = None,
+        immediate_data_pool_size: int | None = None,
+        max_connections_per_session: int | None = None,
+        max_large_datain_per_connection: int | None = None,
+        max_queue_depth: int | None = None,
+        max_r2t_per_connection: int | None = None,
+        max_sessions: int | None = None,
+        mutual_chap: bool | None = None,
+        node_base: str | None = None,
+        nop_in_interval: int | None = None,
+        nop_timeout: int | None = None,
+        pdu_pool_size: int | None = None,
+        require_chap: bool | None = None,
+    ) -> bool:
+        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+
+        Parameters:
+            allow_duplicated_isid: Without effect: `[false]`.
+            auth_file: Without effect: `[""]`.
+            chap_group: Without effect: `[0]`.
+            data_out_pool_size: Without effect: `[2048]`.
+            default_time2retain: Without effect: `[20]`.
+            default_time2wait: Without effect: `[2]`.
+            disable_chap: Without effect: `[false]`.
+            error_recovery_level: Without effect: `[0]`.
+            first_burst_length: Without effect: `[8192]`.
+            immediate_data: Without effect: `[true]`.
+            immediate_data_pool_size: Without effect: `[16_384]`.
+            max_connections_per_session: Without effect: `[2]`.
+            max_large_datain_per_connection: Without effect: `[64]`.
+            max_queue_depth: Without effect: `[64]`.
+            max_r2t_per_connection: Without effect: `[4]`.
+            max_sessions: Without effect: `[128]`.
+            mutual_chap: Without effect: `[false]`.
+            node_base: Without effect: `["iqn.2016-06.io.spdk"]`.
+            nop_in_interval: Without effect: `[30]`.
+            nop_timeout: Without effect: `[60]`.
+            pdu_pool_size: Without effect: `[36_864]`.
+            require_chap: Without effect: `[false]`.
+        """
+        result: bool = await self.call(
+            "iscsi_set_options",
+            _given(
+                allow_duplicated_isid=allow_duplicated_isid,
+                auth_file=auth_file,
+                chap_group=chap_group,
+                data_out_pool_size=data_out_pool_size,
+                default_time2retain=default_time2retain,
+                default_time2wait=default_time2wait,
+                disable_chap=disable_chap,
+                error_recovery_level=error_recovery_level,
+                first_burst_length=first_burst_length,
+                immediate_data=immediate_data,
+                immediate_data_pool_size=immediate_data_pool_size,
+                max_connections_per_session=max_connections_per_session,
+                max_large_datain_per_connection=max_large_datain_per_connection,
+                max_queue_depth=max_queue_depth,
+                max_r2t_per_connection=max_r2t_per_connection,
+                max_sessions=max_sessions,
+                mutual_chap=mutual_chap,
+                node_base=node_base,
+                nop_in_interval=nop_in_interval,
+                nop_timeout=nop_timeout,
+                pdu_pool_size=pdu_pool_size,
+                require_chap=require_chap,
+            ),
+        )
+        return result
+
     async def keyring_get_keys(self) -> list[dict[str, Any]]:
         """The keys that are kept: none."""
         result: list[dict[str, Any]] = await self.call("keyring_get_keys")
+        return result
+
+    async def keyring_linux_set_options(
+        self,
+        *,
+        enable: bool | None = None,
+    ) -> bool:
+        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+
+        Parameters:
+            enable: Without effect: `[false]`.
+        """
+        result: bool = await self.call(
+            "keyring_linux_set_options",
+            _given(
+                enable=enable,
+            ),
+        )
         return result
 
     async def load_config(
@@ -3305,7 +4125,7 @@ class AsyncMethods(ABC):
         """Ends what `log_set_flag` began.
 
         Parameters:
-            flag: One of those that `log_get_flags` gives, or `all`.
+            flag: One of those that `log_get_flags` gives, or `all`, or what several of them begin with: `vhost`.
         """
         result: bool = await self.call(
             "log_clear_flag",
@@ -3356,7 +4176,7 @@ class AsyncMethods(ABC):
         """Has the log tell all of a part of the daemon, whatever the level.
 
         Parameters:
-            flag: One of those that `log_get_flags` gives, or `all`.
+            flag: One of those that `log_get_flags` gives, or `all`, or what several of them begin with: `vhost`.
         """
         result: bool = await self.call(
             "log_set_flag",
@@ -3428,6 +4248,84 @@ class AsyncMethods(ABC):
         result: list[types.EventType] = await self.call("notify_get_types")
         return result
 
+    async def nvmf_set_config(
+        self,
+        *,
+        admin_cmd_passthru: types.AdminPassthru | None = None,
+        dhchap_dhgroups: Sequence[str] | None = None,
+        dhchap_digests: Sequence[str] | None = None,
+        discovery_filter: str | None = None,
+        discovery_filters: Sequence[str] | None = None,
+        dup_host_policy: str | None = None,
+        poll_groups_mask: str | None = None,
+    ) -> bool:
+        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+
+        Parameters:
+            admin_cmd_passthru: Without effect: `[AsBuilt]`.
+            dhchap_dhgroups: Without effect: `[DHCHAP_DHGROUPS]`.
+            dhchap_digests: Without effect: `[DHCHAP_DIGESTS]`.
+            discovery_filter: Without effect: `["match_any"]`.
+            discovery_filters: Without effect: `[NO_FILTERS]`.
+            dup_host_policy: Without effect: `["allow"]`.
+            poll_groups_mask: Without effect: `[""]`.
+        """
+        result: bool = await self.call(
+            "nvmf_set_config",
+            _given(
+                admin_cmd_passthru=admin_cmd_passthru,
+                dhchap_dhgroups=dhchap_dhgroups,
+                dhchap_digests=dhchap_digests,
+                discovery_filter=discovery_filter,
+                discovery_filters=discovery_filters,
+                dup_host_policy=dup_host_policy,
+                poll_groups_mask=poll_groups_mask,
+            ),
+        )
+        return result
+
+    async def nvmf_set_crdt(
+        self,
+        *,
+        crdt1: int | None = None,
+        crdt2: int | None = None,
+        crdt3: int | None = None,
+    ) -> bool:
+        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+
+        Parameters:
+            crdt1: Without effect: `[0]`.
+            crdt2: Without effect: `[0]`.
+            crdt3: Without effect: `[0]`.
+        """
+        result: bool = await self.call(
+            "nvmf_set_crdt",
+            _given(
+                crdt1=crdt1,
+                crdt2=crdt2,
+                crdt3=crdt3,
+            ),
+        )
+        return result
+
+    async def nvmf_set_max_subsystems(
+        self,
+        *,
+        max_subsystems: int,
+    ) -> bool:
+        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+
+        Parameters:
+            max_subsystems: Without effect: `[1024, 0]`.
+        """
+        result: bool = await self.call(
+            "nvmf_set_max_subsystems",
+            _given(
+                max_subsystems=max_subsystems,
+            ),
+        )
+        return result
+
     async def rpc_get_methods(
         self,
         *,
@@ -3462,6 +4360,54 @@ class AsyncMethods(ABC):
     async def sock_get_default_impl(self) -> types.SockImpl:
         """Whose sockets are used, where RPC is served by HTTP: the kernel's."""
         result: types.SockImpl = await self.call("sock_get_default_impl")
+        return result
+
+    async def sock_impl_set_options(
+        self,
+        *,
+        impl_name: str,
+        enable_ktls: bool | None = None,
+        enable_placement_id: int | None = None,
+        enable_quickack: bool | None = None,
+        enable_recv_pipe: bool | None = None,
+        enable_zerocopy_send_client: bool | None = None,
+        enable_zerocopy_send_server: bool | None = None,
+        recv_buf_size: int | None = None,
+        send_buf_size: int | None = None,
+        tls_version: int | None = None,
+        zerocopy_threshold: int | None = None,
+    ) -> bool:
+        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+
+        Parameters:
+            impl_name: Without effect: `["posix", "ssl", "uring"]`.
+            enable_ktls: Without effect: `[false]`.
+            enable_placement_id: Without effect: `[0]`.
+            enable_quickack: Without effect: `[false]`.
+            enable_recv_pipe: Without effect: `[true]`.
+            enable_zerocopy_send_client: Without effect: `[false]`.
+            enable_zerocopy_send_server: Without effect: `[true, false]`.
+            recv_buf_size: Without effect: `[2_097_152, 4096]`.
+            send_buf_size: Without effect: `[2_097_152, 4096]`.
+            tls_version: Without effect: `[0]`.
+            zerocopy_threshold: Without effect: `[0]`.
+        """
+        result: bool = await self.call(
+            "sock_impl_set_options",
+            _given(
+                impl_name=impl_name,
+                enable_ktls=enable_ktls,
+                enable_placement_id=enable_placement_id,
+                enable_quickack=enable_quickack,
+                enable_recv_pipe=enable_recv_pipe,
+                enable_zerocopy_send_client=enable_zerocopy_send_client,
+                enable_zerocopy_send_server=enable_zerocopy_send_server,
+                recv_buf_size=recv_buf_size,
+                send_buf_size=send_buf_size,
+                tls_version=tls_version,
+                zerocopy_threshold=zerocopy_threshold,
+            ),
+        )
         return result
 
     async def sock_set_default_impl(
@@ -3603,6 +4549,11 @@ class AsyncMethods(ABC):
         )
         return result
 
+    async def trace_get_info(self) -> types.TraceInfo:
+        """The groups of trace points, and where the trace is: not in shared memory."""
+        result: types.TraceInfo = await self.call("trace_get_info")
+        return result
+
     async def trace_get_tpoint_group_mask(self) -> types.TraceGroups:
         """The groups of trace points: the layers that a request passes."""
         result: types.TraceGroups = await self.call("trace_get_tpoint_group_mask")
@@ -3636,12 +4587,12 @@ class AsyncMethods(ABC):
         delay_base_us: int,
         iops_threshold: int,
     ) -> bool:
-        """Sets by how much signals to a machine are delayed: not at all, which is all that there is.
+        """Keeps by how much SPDK would delay signals to a machine. They are not delayed: they are given as the machine's driver asks for them.
 
         Parameters:
             ctrlr: The controller.
-            delay_base_us: 0: signals are given when the machine's driver asks for them.
-            iops_threshold: Not heeded.
+            delay_base_us: Microseconds at most. Kept and told, without effect.
+            iops_threshold: Requests a second from which on signals would be delayed. Kept and told, without effect.
         """
         result: bool = await self.call(
             "vhost_controller_set_coalescing",
@@ -3839,7 +4790,20 @@ class AsyncMethods(ABC):
         )
         return result
 
-    async def virtio_blk_get_transports(self) -> list[types.VirtioBlkTransport]:
-        """The ways by which machines reach controllers."""
-        result: list[types.VirtioBlkTransport] = await self.call("virtio_blk_get_transports")
+    async def virtio_blk_get_transports(
+        self,
+        *,
+        name: str | None = None,
+    ) -> list[types.VirtioBlkTransport]:
+        """The ways by which machines reach controllers.
+
+        Parameters:
+            name: The only one that is wanted.
+        """
+        result: list[types.VirtioBlkTransport] = await self.call(
+            "virtio_blk_get_transports",
+            _given(
+                name=name,
+            ),
+        )
         return result

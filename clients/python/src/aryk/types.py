@@ -14,7 +14,7 @@ Enospc = Literal["error", "hold"]
 ErrorType = Literal["failure", "pending", "corrupt_data", "nomem"]
 
 #: What happened.
-EventType = Literal["bdev_register", "bdev_unregister"]
+EventType = Literal["bdev_register", "bdev_unregister", "bdev_resize"]
 
 #: For how long a file is kept from others: as long as the disk is there, or from its first channel to its last.
 FileLock = Literal["always", "in_use"]
@@ -29,13 +29,26 @@ LatencyType = Literal["avg_read", "p99_read", "avg_write", "p99_write"]
 PrintLevel = Literal["ERROR", "WARNING", "NOTICE", "INFO", "DEBUG"]
 
 #: Which counts are set to zero.
-ResetMode = Literal["all", "none"]
+ResetMode = Literal["all", "maxmin", "error", "none"]
 
 #: A signal.
 Signal = Literal["SIGINT", "SIGTERM", "SIGQUIT", "SIGHUP", "SIGKILL", "SIGUSR1"]
 
 #: What becomes of a request that takes longer.
 TimeoutAction = Literal["report", "abort", "reset"]
+
+
+class Absent(TypedDict):
+    """One of the results of `aryk_absent_get`."""
+
+    #: What it is, and its name.
+    object: str
+    #: Why it is not there.
+    why: str
+    #: The method.
+    method: str
+    #: Its parameters.
+    params: dict[str, Any]
 
 
 class AccelStats(TypedDict):
@@ -47,6 +60,20 @@ class AccelStats(TypedDict):
     sequence_failed: int
     #: Those that were ever carried out: none.
     operations: list[dict[str, Any]]
+
+
+class AdminPassthru(TypedDict):
+    """Which commands go to NVMe controllers as they come: none."""
+
+    fw_update: NotRequired[bool]
+    get_log_page: NotRequired[bool]
+    get_set_features: NotRequired[bool]
+    identify_ctrlr: NotRequired[bool]
+    identify_uuid_list: NotRequired[bool]
+    nvme_mi: NotRequired[bool]
+    sanitize: NotRequired[bool]
+    security_send_recv: NotRequired[bool]
+    vendor_specific: NotRequired[bool]
 
 
 class AioDetails(TypedDict):
@@ -76,6 +103,11 @@ class Bdev(TypedDict):
     #: How many of these.
     num_blocks: int
     uuid: str
+    preferred_write_alignment: int
+    preferred_write_granularity: int
+    optimal_write_size: int
+    preferred_unmap_alignment: int
+    preferred_unmap_granularity: int
     #: Ours: bytes of a block of the store below.
     physical_block_size: int
     #: Ours.
@@ -92,6 +124,8 @@ class Bdev(TypedDict):
     memory_domains: list[Any]
     #: What only disks of its kind have.
     driver_specific: DriverSpecific
+    #: How: nobody else may write.
+    claim_type: NotRequired[str]
     #: Ours: by whom.
     claimed_by: NotRequired[str]
     #: Ours: what becomes of requests that take longer.
@@ -551,6 +585,17 @@ class LwThread(TypedDict):
     elapsed: int
 
 
+class MultipathOptions(TypedDict):
+    """How paths to one namespace are chosen."""
+
+    #: Not given.
+    min_io: NotRequired[int]
+    #: `active_passive`.
+    policy: NotRequired[str]
+    #: Not given.
+    selector: NotRequired[str]
+
+
 class PassthruDetails(TypedDict):
     """Of a disk that `bdev_passthru_create` made."""
 
@@ -689,7 +734,7 @@ class Scheduler(TypedDict):
 
     #: `static` or `dynamic`.
     scheduler_name: str
-    #: Ticks between two decisions; `static` has none to make.
+    #: Microseconds between two decisions; `static` has none to make.
     scheduler_period: int
     #: Where queues that are nearly idle are gathered first.
     scheduling_core: int
@@ -808,7 +853,19 @@ class TraceGroup(TypedDict):
     tpoints: list[TracePoint]
 
 
+class TraceGroupInfo(TypedDict):
+    """A layer that requests pass, in brief."""
+
+    #: Its bit.
+    mask: str
+    #: Those of its points that are on.
+    tpoint_mask: str
+
+
 TraceGroups = TypedDict("TraceGroups", {"tpoint_group_mask": "str", "bdev": "TraceGroup", "front-end": "TraceGroup", "module": "TraceGroup"})
+
+
+TraceInfo = TypedDict("TraceInfo", {"tpoint_shm_path": "str", "tpoint_group_mask": "str", "bdev": "TraceGroupInfo", "front-end": "TraceGroupInfo", "module": "TraceGroupInfo"})
 
 
 class TracePoint(TypedDict):
@@ -817,6 +874,8 @@ class TracePoint(TypedDict):
     name: str
     #: Its number within the group.
     id: int
+    #: The same, as some versions of SPDK name it.
+    tpoint_id: int
     enabled: bool
 
 
@@ -889,9 +948,9 @@ class VhostController(TypedDict):
     ctrlr: str
     #: The cores that it may be served on.
     cpumask: str
-    #: 0: interrupts are not delayed.
+    #: As `vhost_controller_set_coalescing` has set it, without effect: interrupts are not delayed.
     delay_base_us: int
-    #: 0: interrupts are not delayed.
+    #: The same.
     iops_threshold: int
     #: The socket's path.
     socket: str

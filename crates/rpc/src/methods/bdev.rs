@@ -222,9 +222,9 @@ struct GetIostat {
 #[serde(rename_all = "lowercase")]
 enum ResetMode {
     All,
-    /// The shortest and longest latencies.
+    // The shortest and longest latencies.
     MaxMin,
-    /// Requests that failed.
+    // Requests that failed.
     Error,
     None,
 }
