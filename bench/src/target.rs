@@ -112,7 +112,7 @@ impl Poller {
 /// Answers requests until `stop`. The front-end polls, so it is never called.
 fn answer(mut queue: SplitQueue, setup: &QueueSetup, stop: &AtomicBool, rest: &AtomicU64) -> u16 {
     process::pin(BACK_END_CORE).expect("the control thread could be pinned to this core");
-    let mut chain = Chain::new(setup.size);
+    let mut chain = Chain::default();
     queue.disable_kicks();
     while !stop.load(Ordering::Relaxed) {
         let mut count = 0;

@@ -10,6 +10,7 @@ use aryk_reactor::Handle;
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,6 +44,10 @@ impl Inventory for Nothing {
 
     fn controllers(&self) -> Vec<Controller> {
         Vec::new()
+    }
+
+    fn file(&self, _: &str) -> Option<PathBuf> {
+        None
     }
 
     fn observatory(&self) -> &Observatory {
@@ -135,7 +140,7 @@ fn makes_sense(query: &str) -> bool {
     let mut filter = String::new();
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         match pair.split_once('=').map(|(name, value)| (name, plain(value))) {
-            Some(("sort", Some(_))) => {}
+            Some(("sort" | "disk", Some(_))) => {}
             Some(("filter", Some(value))) => filter = value,
             _ => return false,
         }

@@ -66,6 +66,10 @@ pub struct Cli {
     #[arg(short = 'S', long = "vhost-dir", value_name = "DIR")]
     pub vhost_dir: Option<PathBuf>,
 
+    /// The largest queue that a machine may have, in descriptors; QEMU's have 128 or 256 unless it is told otherwise, and at most 1024
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u16).range(1..=32768))]
+    pub queue_size_max: u16,
+
     /// Directory in which what is configured is kept, so that it is there again after a restart [default: it is not kept]
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,

@@ -87,7 +87,7 @@ fn run(cli: &Cli, supervisor: Option<u32>) -> anyhow::Result<()> {
     // From here on, so that the store's thread does as we do.
     start::leave_cores(&reactors);
     let state = cli.state_dir.as_deref().map(Store::open).transpose()?;
-    let control = Rc::new(Control::new(reactors, &vhost_dir, cli.log, set_log));
+    let control = Rc::new(Control::new(reactors, &vhost_dir, cli.queue_size_max, cli.log, set_log));
     if let Some((store, records)) = state {
         control.config.keep_in(store, records)?;
     }

@@ -73,6 +73,36 @@ fn a_reset_ends_what_is_held_and_keeps_what_waits() {
 }
 
 #[test]
+fn lines_do_not_grow_with_what_was_aborted_in_them() {
+    let registry = registry();
+    let bdev = registry.find("disk").unwrap();
+    let mut bench = Bench::new();
+    let mut disk = bench.open(&registry, "disk", Access::Exclusive, 300, 512);
+    inject(&registry, Fault::Pending, &[Op::Read], 256);
+    for lba in 0..256 {
+        disk.read(lba, 1, Shape::Single, &mut bench);
+    }
+    turn(&mut bench, 50);
+    // One that waits behind them for a credit, given up and asked for again; and one that waits for compares to end.
+    for op in [Op::Flush, Op::Compare] {
+        for _ in 0..5000 {
+            let id = match op {
+                Op::Compare => disk.with_data(op, 0, 1, Shape::Single, &[0; 512], &mut bench),
+                _ => disk.command(op, 0, 0, &mut bench),
+            };
+            disk.abort(id, &mut bench);
+            bench.turn();
+            assert_eq!(disk.completed().len(), 1);
+        }
+        let stats = bench.wait("statistics", bdev.stats());
+        assert!(stats.in_flight == 256 && stats.waiting < 1000, "{op:?}: {} wait", stats.waiting);
+    }
+    disk.abort_all(&mut bench);
+    assert_eq!(disk.drain(&mut bench).len(), 256);
+    disk.close(&mut bench);
+}
+
+#[test]
 fn an_abort_ends_one_that_is_held_and_one_that_waits() {
     let registry = registry();
     let mut bench = Bench::new();

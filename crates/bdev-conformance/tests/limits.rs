@@ -159,6 +159,27 @@ fn bytes_count_and_a_large_request_is_paid_off() {
 }
 
 #[test]
+fn a_limit_of_bytes_counts_what_moves_none() {
+    // As many bytes as the blocks for zeroes, and as a small request for the others.
+    for (op, blocks, ms) in [(Op::WriteZeroes, 16, 20), (Op::Unmap, 1000, 10), (Op::Flush, 0, 10)] {
+        let mut rig = Rig::new(1);
+        rig.limit(0, RateLimits { write_bytes: 409_600, ..RateLimits::default() });
+        for _ in 0..3 {
+            rig.disks[0].command(op, 0, blocks, &mut rig.bench);
+        }
+        rig.turns();
+        assert_eq!(rig.count(0), 1, "{op:?}");
+        for _ in 0..2 {
+            rig.pass(ms - 2);
+            assert_eq!(rig.count(0), 0, "{op:?} is not paid for yet");
+            rig.pass(2);
+            assert_eq!(rig.count(0), 1, "{op:?}");
+        }
+        rig.end();
+    }
+}
+
+#[test]
 fn reads_do_not_wait_behind_writes() {
     let mut rig = Rig::new(1);
     rig.limit(0, RateLimits { write_ios: 10, ..RateLimits::default() });

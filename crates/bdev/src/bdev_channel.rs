@@ -44,6 +44,8 @@ struct Pending {
     to_go: bool,
     /// It waits for the disk's limits to let it go, and nothing of it has begun.
     is_limited: bool,
+    /// A fence holds it off.
+    is_held: bool,
     /// Pieces that the module has.
     pieces: u32,
     status: Status,
@@ -98,6 +100,8 @@ pub struct BdevChannel {
     writable: bool,
     state: State,
     credits: u32,
+    /// Bytes that requests may send to the module before the next poll, which those of one piece may exceed.
+    bytes_left: u64,
     pending: Slots<Pending>,
     waiting: VecDeque<Key>,
     ready: Vec<Completion>,
@@ -123,6 +127,13 @@ impl fmt::Debug for BdevChannel {
 
 /// Bytes of zeroes to write at one time where a module has no write-zeroes, unless one block has more.
 const ZEROES: u32 = 64 * 1024;
+
+/// Bytes that a channel sends to its module from one poll to the next, and those of one piece more: a module may copy them then and there, or have the kernel do
+/// so. Requests that want more wait for the next turn, in which others have theirs too.
+const POLL_BYTES: u64 = 2 << 20;
+
+/// Requests that have ended, and stay in a line at least.
+const ENDED_MIN: usize = 64;
 
 impl BdevChannel {
     pub(crate) fn open(descriptor: Descriptor, root: RootId, cx: &mut Cx) -> Result<Self, OpenError> {
@@ -152,6 +163,7 @@ impl BdevChannel {
             writable: descriptor.is_writable(),
             state: State::Running,
             credits: limits.depth,
+            bytes_left: POLL_BYTES,
             pending: Slots::new(limits.depth.min(64)),
             waiting: VecDeque::new(),
             ready: Vec::new(),
@@ -198,6 +210,7 @@ impl BdevChannel {
         let bytes = io.blocks * u64::from(self.block_size);
         let is_limited = self.throttle.is_some() && !self.may_go(io.op, bytes, cx);
         let at_once = self.credits > 0
+            && self.bytes_left > 0
             && self.waiting.is_empty()
             && matches!(self.state, State::Running)
             && !is_limited
@@ -215,6 +228,7 @@ impl BdevChannel {
             bytes,
             to_go: !at_once,
             is_limited,
+            is_held: false,
             pieces: at_once.into(),
             status: Status::Ok,
             started: cx.now(),
@@ -227,6 +241,7 @@ impl BdevChannel {
         let Ok(key) = self.pending.insert(pending) else { unreachable!("it has room") };
         if at_once {
             self.credits -= 1;
+            self.bytes_left = self.bytes_left.saturating_sub(bytes);
             self.inner.submit(Io { tag: Tag(key.raw()), ..io }, cx);
         } else if is_limited {
             self.hold(key, io.op, io.source);
@@ -245,17 +260,27 @@ impl BdevChannel {
         if io.op.is_compound() {
             self.begin_compound(key, io, cx);
         } else if !self.fences.is_empty() && self.fences.hold_off(io.op, io.lba, io.blocks) {
-            self.fences.add_held(key);
+            self.add_held(key);
         } else {
             self.enqueue(key, cx);
         }
+    }
+
+    /// Whether a piece may go to the module, of a request whose turn it is.
+    #[inline]
+    const fn may_send(&self) -> bool {
+        self.credits > 0 && self.bytes_left > 0 && matches!(self.state, State::Running)
     }
 
     /// Sends what it can of a request to the module, and puts it into the FIFO with what is left.
     #[inline]
     fn enqueue(&mut self, key: Key, cx: &mut Cx) {
         if !self.waiting.is_empty() || self.advance(key, cx) {
+            make_room(&mut self.waiting, &self.pending, |key| *key);
             self.waiting.push_back(key);
+            if self.bytes_left == 0 {
+                cx.wake(self.root);
+            }
         }
     }
 
@@ -292,15 +317,18 @@ impl BdevChannel {
 
     /// Says that nobody wants the requests with this tag any more. They still complete.
     pub fn abort(&mut self, tag: Tag, cx: &mut Cx) {
-        let keys: Vec<_> = self.pending.iter().filter(|(_, p)| p.tag == tag).map(|(key, _)| key).collect();
-        for key in keys {
-            self.abort_one(key, cx);
-        }
+        self.abort_those(|t| t == tag, cx);
     }
 
     /// Says that nobody wants any request any more. They still complete.
     pub fn abort_all(&mut self, cx: &mut Cx) {
-        let keys: Vec<_> = self.pending.iter().map(|(key, _)| key).collect();
+        self.abort_those(|_| true, cx);
+    }
+
+    /// Says that nobody wants the requests with those tags any more, in one look at all requests. They still complete.
+    pub fn abort_those(&mut self, is_meant: impl Fn(Tag) -> bool, cx: &mut Cx) {
+        let meant = self.pending.iter().filter(|(_, p)| is_meant(p.tag));
+        let keys: Vec<_> = meant.map(|(key, _)| key).collect();
         for key in keys {
             self.abort_one(key, cx);
         }
@@ -316,6 +344,7 @@ impl BdevChannel {
             self.account_handed(cx);
             self.handed.requests = 0;
         }
+        self.bytes_left = POLL_BYTES;
         // What the module adds becomes what the opener gets, in place.
         let start = out.len();
         let mut end = start;
@@ -327,11 +356,17 @@ impl BdevChannel {
             }
         }
         out.truncate(end);
+        if self.compounds.has_waiting() {
+            self.advance_compounds(cx);
+        }
         if self.holds {
             self.advance_limited(cx);
         }
         if !self.waiting.is_empty() {
             self.advance_waiting(cx);
+            if self.bytes_left == 0 && !self.waiting.is_empty() {
+                cx.wake(self.root);
+            }
         }
         if matches!(self.state, State::Freezing(_)) {
             self.look_frozen();
@@ -381,7 +416,7 @@ impl BdevChannel {
     #[inline]
     fn advance(&mut self, key: Key, cx: &mut Cx) -> bool {
         let mut more = true;
-        while more && self.credits > 0 && matches!(self.state, State::Running) {
+        while more && self.may_send() {
             more = self.send_piece(key, cx);
         }
         more
@@ -389,7 +424,7 @@ impl BdevChannel {
 
     /// Gives each request that waits a piece in turn while there are credits: one of many pieces does not hold up those behind it.
     fn advance_waiting(&mut self, cx: &mut Cx) {
-        while self.credits > 0 && matches!(self.state, State::Running) {
+        while self.may_send() {
             let Some(key) = self.waiting.pop_front() else { break };
             if self.send_piece(key, cx) {
                 self.waiting.push_back(key);
@@ -407,6 +442,8 @@ impl BdevChannel {
             Some((io, more)) => {
                 self.begin(key, cx.now());
                 self.credits -= 1;
+                let bytes = io.blocks * u64::from(self.block_size);
+                self.bytes_left = self.bytes_left.saturating_sub(bytes);
                 self.inner.submit(io, cx);
                 more
             }
@@ -514,7 +551,6 @@ impl BdevChannel {
         p.to_go = false;
         p.status = p.status.or(status);
         if p.pieces == 0 {
-            self.fences.forget(key);
             // One that the limits hold has not begun.
             let is_compound = p.asked.is_compound() && !p.is_limited;
             self.limited -= u32::from(p.is_limited);
@@ -579,6 +615,15 @@ impl Zeroes {
         let mut buffer = Buffer::new(bytes, PAGE as usize);
         let sgl = buffer.lend();
         Self { buffer, sgl }
+    }
+}
+
+/// Makes room for one more in a line of requests, those of which that have ended meanwhile stay in it: when they are the most of it, they leave. So it never
+/// has many more than there are requests, and each that joins it pays for about one look.
+#[inline]
+fn make_room<T>(line: &mut VecDeque<T>, pending: &Slots<Pending>, key: impl Fn(&T) -> Key) {
+    if line.len() >= ENDED_MIN + 2 * pending.len() as usize {
+        line.retain(|waiting| pending.get(key(waiting)).is_some());
     }
 }
 

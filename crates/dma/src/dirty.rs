@@ -3,10 +3,13 @@
 
 use crate::{MapError, Mapping, PAGE};
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Pages whose bits lie in one byte.
 const PAGES_PER_BYTE: u64 = 8;
+/// The same of a word.
+const PAGES_PER_WORD: u64 = 64;
+const _: () = assert!(cfg!(target_endian = "little"), "a word's bits are those of its bytes, in order");
 
 /// Bytes that are mapped of a log at most: for guest addresses up to 128 TiB.
 const LEN_MAX: u64 = 4 << 30;
@@ -37,26 +40,28 @@ impl DirtyLog {
     }
 
     /// Marks the pages of `len` bytes at `guest_addr` as written to. Call it after the write: a mark that the front-end takes
-    /// away before the bytes are there would be lost. What lies beyond the log's end is counted, and nothing else.
-    pub fn mark(&self, guest_addr: u64, len: u64) {
+    /// away before the bytes are there would be lost. What lies beyond the log's end is counted, and nothing else. How many words of the log that took.
+    pub fn mark(&self, guest_addr: u64, len: u64) -> u64 {
         if len == 0 {
-            return;
+            return 0;
         }
         let pages = self.mapping.len().saturating_mul(PAGES_PER_BYTE);
         let (first, last) = (guest_addr / PAGE, guest_addr.saturating_add(len - 1) / PAGE);
-        let end = (last + 1).min(pages);
         if last >= pages {
             self.beyond.fetch_add(last + 1 - first.max(pages), Ordering::Relaxed);
         }
-        let mut page = first;
+        let end = (last + 1).min(pages);
+        let (mut page, mut words) = (first, 0);
         while page < end {
-            let until = end.min((page / PAGES_PER_BYTE + 1) * PAGES_PER_BYTE);
-            let (from, count) = (page % PAGES_PER_BYTE, until - page);
-            // `count` is 1 to 8.
-            let mask = (u8::MAX >> (PAGES_PER_BYTE - count)) << from;
-            self.byte(page / PAGES_PER_BYTE).fetch_or(mask, Ordering::Release);
+            let until = end.min((page / PAGES_PER_WORD + 1) * PAGES_PER_WORD);
+            let (from, count) = (page % PAGES_PER_WORD, until - page);
+            // `count` is 1 to 64.
+            let mask = (u64::MAX >> (PAGES_PER_WORD - count)) << from;
+            self.word(page / PAGES_PER_WORD).fetch_or(mask, Ordering::Release);
             page = until;
+            words += 1;
         }
+        words
     }
 
     /// Pages marked that have no bit in the log.
@@ -69,12 +74,15 @@ impl DirtyLog {
         self.mapping.is_poisoned()
     }
 
-    fn byte(&self, at: u64) -> &AtomicU8 {
+    /// A word of the log, whose last may end behind it.
+    fn word(&self, at: u64) -> &AtomicU64 {
+        let at = size_of::<u64>() as u64 * at;
         assert!(at < self.mapping.len(), "byte {at} of a log of {}", self.mapping.len());
         let ptr = self.mapping.base().as_ptr().wrapping_add(at as usize);
-        // SAFETY: inside of the mapping, which lives as long as `self`; the front-end may change it at any time, as an
-        // atomic allows.
-        unsafe { AtomicU8::from_ptr(ptr) }
+        assert!(ptr.cast::<AtomicU64>().is_aligned(), "a mapping begins at a page");
+        // SAFETY: aligned, as was just looked at, and its first byte inside of the mapping, whose last page is mapped to its end; so all of it is. The mapping lives
+        // as long as `self`. The front-end may change it at any time, as an atomic allows; bits behind the log's end are not changed.
+        unsafe { AtomicU64::from_ptr(ptr.cast()) }
     }
 }
 
@@ -147,6 +155,19 @@ mod tests {
         ftruncate(&fd, 0).expect("ftruncate");
         log.mark(0, 8 * 4096);
         assert!(log.is_poisoned());
+    }
+
+    #[test]
+    fn a_long_range_is_marked_by_words() {
+        const BYTES: u64 = 1 << 17;
+        // The last word is not whole.
+        for len in [BYTES, BYTES + 4097] {
+            let fd = file(len);
+            let log = DirtyLog::map(fd.as_fd(), 0, len).expect("a log of 4 GiB and more");
+            assert_eq!(log.mark(0, 4 << 30), BYTES / 8);
+            log.mark(4 << 30, 4 << 30);
+            assert!(contents(&fd, len as usize).iter().all(|byte| *byte == 0xff));
+        }
     }
 
     #[test]

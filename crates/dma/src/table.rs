@@ -8,6 +8,7 @@
 use crate::{DirtyLog, GuestArea, Mapping, Seg, Sgl, copy};
 use smallvec::SmallVec;
 use std::num::NonZeroU32;
+use std::ops::Range;
 use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -80,6 +81,8 @@ impl Span {
 pub struct MemTable {
     /// One for each region, in the same order.
     spans: Box<[Span]>,
+    /// Places in `spans`, by where they lie in this process.
+    by_base: Box<[u16]>,
     regions: Box<[Region]>,
 }
 
@@ -103,7 +106,10 @@ impl MemTable {
                 return Err(TableError::Overlap(pair[0].guest_addr, pair[1].guest_addr));
             }
         }
-        Ok(Self { spans: regions.iter().map(Span::new).collect(), regions: regions.into() })
+        let spans: Box<[Span]> = regions.iter().map(Span::new).collect();
+        let mut by_base: Box<[u16]> = (0..spans.len()).map(|i| i as u16).collect();
+        by_base.sort_by_key(|i| spans[usize::from(*i)].base as usize);
+        Ok(Self { spans, by_base, regions: regions.into() })
     }
 
     /// Its regions, by guest address.
@@ -136,16 +142,21 @@ impl MemTable {
 
     /// The guest-physical address of a piece that was looked up in this table; `None` for any other memory.
     pub fn guest_addr_of(&self, seg: &Seg) -> Option<u64> {
-        self.spans.iter().find_map(|span| {
-            let at = (seg.base() as usize).wrapping_sub(span.base as usize) as u64;
-            (at < span.len).then(|| span.guest_addr + at)
-        })
+        let span = &self.spans[self.span_of(seg)?];
+        Some(span.guest_addr + (seg.base() as usize - span.base as usize) as u64)
+    }
+
+    /// The span that a piece lies in. If several are mapped from the same memory, each has its own mapping of it.
+    fn span_of(&self, seg: &Seg) -> Option<usize> {
+        let (addr, spans) = (seg.base() as usize, &self.spans);
+        let before = self.by_base.partition_point(|i| spans[usize::from(*i)].base as usize <= addr);
+        let at = usize::from(self.by_base[before.checked_sub(1)?]);
+        (((addr - spans[at].base as usize) as u64) < spans[at].len).then_some(at)
     }
 
     /// Whether a piece that was looked up in `other` is in the same place here.
     fn has_as_in(&self, other: &Self, seg: &Seg) -> bool {
-        let is_in = |span: &Span| (seg.base() as usize).wrapping_sub(span.base as usize) < span.len as usize;
-        let Some(i) = other.spans.iter().position(is_in) else { return false };
+        let Some(i) = other.span_of(seg) else { return false };
         let was = &other.regions[i];
         let found = self.regions.binary_search_by_key(&was.guest_addr, |r| r.guest_addr);
         found.is_ok_and(|i| {
@@ -306,7 +317,11 @@ struct Epoch {
     users: u32,
 }
 
-/// A list: a cache line, with as many pieces as it takes. One that has had more keeps memory for as many.
+/// Pieces that a list which has had as many keeps memory for: a request of as many segments as front-ends are told to send, with what is before and after its
+/// data. The memory of longer ones goes with their request.
+const KEPT_PIECES: usize = 128;
+
+/// A list: a cache line, with as many pieces as it takes.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Slot {
@@ -402,8 +417,12 @@ impl SgTable {
 
     /// The slots of requests in flight that use memory that has been removed.
     pub fn old_users(&self) -> impl Iterator<Item = u16> {
-        let is_old = |slot: &Slot| slot.epoch.is_some_and(|serial| serial != self.current.serial);
-        (0..).zip(&self.slots).filter(move |(_, slot)| is_old(slot)).map(|(i, _)| i)
+        (0..self.slots.len()).map(|slot| slot as u16).filter(|slot| self.is_old_user(*slot))
+    }
+
+    /// Whether a slot is in use by a request that uses memory that has been removed.
+    pub fn is_old_user(&self, slot: u16) -> bool {
+        self.slots[usize::from(slot)].epoch.is_some_and(|serial| serial != self.current.serial)
     }
 
     /// How many slots are in use.
@@ -478,16 +497,19 @@ impl SgTable {
         unsafe { Sgl::new(&slot.segs, slot.len) }
     }
 
-    /// Marks all memory of the list of `slot`, which its request has written to.
+    /// Marks those bytes of the list of `slot`, which its request may have written to; how many words of the log, and pieces of the list, that took.
     ///
     /// # Panics
-    /// If the slot is not in use.
-    pub fn mark_dirty(&self, slot: u16, log: &DirtyLog) {
+    /// If the slot is not in use, or its list ends before.
+    #[cold]
+    pub fn mark_dirty(&self, slot: u16, bytes: Range<u32>, log: &DirtyLog) -> u64 {
         let table = self.memory_of(slot);
-        for seg in &self.slots[usize::from(slot)].segs {
-            let addr = table.guest_addr_of(seg).expect("it was looked up in the slot's table");
-            log.mark(addr, seg.len() as u64);
+        let mut cost = 0;
+        for seg in self.sgl(slot).slice(bytes.start, bytes.end - bytes.start).pieces() {
+            let addr = table.guest_addr_of(&seg).expect("it was looked up in the slot's table");
+            cost += 1 + log.mark(addr, seg.len() as u64);
         }
+        cost
     }
 
     /// Gives `slot` back: its request has completed.
@@ -496,7 +518,11 @@ impl SgTable {
     /// If it is not in use.
     #[inline]
     pub fn end(&mut self, slot: u16) {
-        let serial = self.slots[usize::from(slot)].epoch.take().expect("the slot is in use");
+        let slot = &mut self.slots[usize::from(slot)];
+        let serial = slot.epoch.take().expect("the slot is in use");
+        if slot.segs.capacity() > KEPT_PIECES {
+            slot.segs = SmallVec::new();
+        }
         if serial == self.current.serial {
             self.current.users -= 1;
         } else {

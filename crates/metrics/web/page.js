@@ -72,6 +72,10 @@ function put(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+function hide(element, hidden) {
+  if (element.hidden !== hidden) element.hidden = hidden;
+}
+
 function dress(element, classes) {
   if (element.className !== classes) element.className = classes;
 }
@@ -83,13 +87,16 @@ function made(tag, classes, text) {
   return element;
 }
 
-/** Parts of a whole, side by side, in the colours of `kind`. */
-function strip(element, kind, parts, label) {
+/** A place for parts of a whole, side by side, in the colours of `kind`. */
+function newStrip(kind) {
+  const element = made("div", "strip " + kind);
+  element.setAttribute("role", "img");
+  return element;
+}
+
+function fillStrip(element, parts, label) {
   if (element.title === label) return;
   element.title = label;
-  element.className = "strip " + kind;
-  element.setAttribute("role", "img");
-  element.setAttribute("aria-label", label);
   let end = 0;
   parts.forEach((share, i) => {
     end += share * 100;
@@ -100,10 +107,10 @@ function strip(element, kind, parts, label) {
 /** Where a disk's or group's time goes. */
 function layers(element, d) {
   const all = LAYERS.reduce((sum, [key]) => sum + d[key], 0);
-  element.hidden = all === 0;
+  hide(element, all === 0);
   if (all === 0) return;
   const shares = LAYERS.map(([key]) => d[key] / all);
-  strip(element, "layers", shares, LAYERS.map(([, word], i) => `${word} ${Math.round(shares[i] * 100)} %`).join(", "));
+  fillStrip(element, shares, LAYERS.map(([, word], i) => `${word} ${Math.round(shares[i] * 100)} %`).join(", "));
 }
 
 /** Has as many children of `parent` as there are `items`, made by `make`, and lets `fill` say what is in each. */
@@ -119,7 +126,7 @@ function newReactor() {
   const reactor = made("div", "reactor");
   const words = made("div");
   words.append(made("span"), made("span"));
-  reactor.append(words, made("div"));
+  reactor.append(words, newStrip("times"));
   return reactor;
 }
 
@@ -128,14 +135,14 @@ function fillReactor(element, r) {
   put(words.children[0], `core ${r.core}: ${Math.round(r.busy * 100)} % busy`);
   put(words.children[1], `longest turn ${time(r.longest_turn_ns)}`);
   const shares = [r.busy, r.idle, r.asleep].map((share) => Math.round(share * 100) / 100);
-  strip(bar, "times", shares, ["busy", "polling", "asleep"].map((word, i) => `${word} ${Math.round(shares[i] * 100)} %`).join(", "));
+  fillStrip(bar, shares, ["busy", "polling", "asleep"].map((word, i) => `${word} ${Math.round(shares[i] * 100)} %`).join(", "));
 }
 
 function newGroup() {
   const row = made("tr");
   for (const [, text, where] of GROUP_COLUMNS) {
     const cell = made("td", where);
-    if (text === null) cell.append(made("div", "strip"));
+    if (text === null) cell.append(newStrip("layers"));
     row.append(cell);
   }
   return row;
@@ -152,7 +159,7 @@ function newDisk() {
   const row = made("tr");
   for (const [key, , , where] of COLUMNS) {
     const cell = made("td", where);
-    if (key === null) cell.append(made("div", "strip"));
+    if (key === null) cell.append(newStrip("layers"));
     if (key === "name") {
       const button = made("button");
       button.type = "button";
@@ -182,7 +189,7 @@ function showDisks(live) {
   each(get("disks").tBodies[0], disks, newDisk, fillDisk);
   put(get("shown"), `${disks.length} of ${live.matching}`);
   const more = live.disks.length - disks.length;
-  get("more").hidden = more === 0;
+  hide(get("more"), more === 0);
   put(get("more"), `Show ${more} more`);
 }
 
@@ -233,8 +240,8 @@ function newOperation() {
 
 function showCloser(live) {
   const disk = live.disk;
-  get("gone").hidden = disk !== null;
-  get("closer-body").hidden = disk === null;
+  hide(get("gone"), disk !== null);
+  hide(get("closer-body"), disk === null);
   if (disk === null) return;
   tellFacts(get("facts"), facts(disk));
   tellFacts(get("limits"), limits(disk));
@@ -284,7 +291,7 @@ function show(live) {
   dress(get("errors"), total.errors_ever > 0 ? "bad" : "");
   if (known) heat.add(live.bounds_ns, seconds, live.latencies);
   each(get("reactors"), live.reactors, newReactor, fillReactor);
-  get("groups-section").hidden = live.all_groups === 0;
+  hide(get("groups-section"), live.all_groups === 0);
   each(get("groups").tBodies[0], live.groups, newGroup, fillGroup);
   put(get("groups-shown"), `${live.groups.length} of ${live.all_groups}`);
   showDisks(live);
@@ -296,7 +303,7 @@ function show(live) {
 function tell() {
   const age = answered === null ? 0 : (performance.now() - answered) / 1000;
   const stale = answered !== null && (refused || age > PATIENCE);
-  get("stale").hidden = !stale;
+  hide(get("stale"), !stale);
   document.body.classList.toggle("stale", stale);
   const title = (stale ? "No answer – " : "") + (host ? host + " – " : "") + "Aryk";
   if (document.title !== title) document.title = title;

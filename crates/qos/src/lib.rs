@@ -28,4 +28,4 @@ pub use bucket::{Bucket, LEASES, SLACK};
 pub use lane::{Lane, Path};
 pub use limiter::Limiter;
 pub use share::{Share, Wheel};
-pub use tariff::{BURST_MAX, BYTES_MAX, Cost, Direction, IOS_MAX, Kind, Limits, LimitsError};
+pub use tariff::{BURST_MAX, BYTES_MAX, Cost, Direction, IOS_MAX, Kind, LEAST_BYTES, Limits, LimitsError};

@@ -19,6 +19,10 @@ pub const BYTES_MAX: u64 = 1 << 50;
 /// The longest burst.
 pub const BURST_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
+/// What requests that move no bytes, and cost the store something all the same, are counted with: as many as a small request. Otherwise a limit of bytes alone would let any
+/// number of them through.
+pub const LEAST_BYTES: u64 = SMALL;
+
 /// The two sizes at which combined limits are met.
 const SMALL: u64 = 4 << 10;
 const LARGE: u64 = 4 << 20;

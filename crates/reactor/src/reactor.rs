@@ -23,6 +23,8 @@ const MESSAGES: usize = 64;
 const DRIVER_COMPLETIONS: u32 = 128;
 const PROMOTED_ROOTS: usize = 256;
 const WOKEN_ROOTS: usize = 256;
+/// No more of them are polled in a turn after this time, of either kind: they come first in the next.
+const ROOTS_NS: u64 = 1_000_000;
 const TIMERS: usize = 256;
 const TASKS: usize = 16;
 const CALLS: usize = 64;
@@ -207,7 +209,14 @@ impl Reactor {
     fn promoted_roots(&mut self) -> bool {
         self.promote_kicked();
         let mut worked = false;
+        let start = self.cx.now;
         for _ in 0..self.cx.promoted.len().min(PROMOTED_ROOTS) {
+            // It is looked at whenever another thread's root runs.
+            if self.cx.now.ns_since(start) > ROOTS_NS {
+                // The others have their time too.
+                self.make_way_for(None);
+                break;
+            }
             let Some(id) = self.cx.promoted.pop_front() else { break };
             let had_work = self.poll_root(id);
             worked |= had_work;
@@ -259,7 +268,11 @@ impl Reactor {
 
     fn woken_roots(&mut self) -> bool {
         let mut worked = false;
+        let start = self.cx.now;
         for _ in 0..self.cx.woken.len().min(WOKEN_ROOTS) {
+            if self.cx.now.ns_since(start) > ROOTS_NS {
+                break;
+            }
             let Some(id) = self.cx.woken.pop_front() else { break };
             let Some(entry) = self.cx.roots.get_mut(id.0) else { continue };
             entry.queued = false;

@@ -15,8 +15,7 @@ use aryk_vhost_scsi::Controllers as ScsiControllers;
 use rustix::io::Errno;
 use serde::Serialize;
 use std::cell::{Cell, RefCell};
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -52,19 +51,22 @@ impl std::fmt::Debug for Control {
 }
 
 impl Control {
-    /// A daemon that runs on `reactors`, has its controllers' sockets in `vhost_dir`, and waits for start-up. `apply_log`
-    /// sets what its log tells.
+    /// A daemon that runs on `reactors`, has its controllers' sockets in `vhost_dir`, whose queues have up to `queue_size_max`
+    /// descriptors, and waits for start-up. `apply_log` sets what its log tells.
     pub fn new(
         reactors: Rc<Reactors>,
         vhost_dir: &Path,
+        queue_size_max: u16,
         level: PrintLevel,
         apply_log: impl Fn(&LogSettings) + 'static,
     ) -> Self {
         let disks = Disks::default();
         let registry = Arc::clone(&disks.registry);
-        let controllers = Controllers::new(vhost_dir, Arc::clone(&registry), Rc::clone(&reactors));
-        let (controllers, scsi_controllers) =
-            (Rc::new(controllers), Rc::new(ScsiControllers::new(vhost_dir, registry, Rc::clone(&reactors))));
+        let (disks_of, reactors_of) = (Arc::clone(&registry), Rc::clone(&reactors));
+        let controllers = Rc::new(Controllers::new(vhost_dir, queue_size_max, disks_of, reactors_of));
+        let scsi_controllers =
+            ScsiControllers::new(vhost_dir, queue_size_max, registry, Rc::clone(&reactors));
+        let scsi_controllers = Rc::new(scsi_controllers);
         Self {
             scheduler: Scheduler::new(&reactors, &controllers, &scsi_controllers),
             controllers,

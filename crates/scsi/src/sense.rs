@@ -12,6 +12,8 @@ pub enum Status {
     CheckCondition = 0x02,
     /// The logical unit is reserved for others.
     ReservationConflict = 0x18,
+    /// There are too many commands of its kind: it may be tried again when another has ended.
+    TaskSetFull = 0x28,
     /// It was aborted on behalf of another initiator.
     TaskAborted = 0x40,
 }

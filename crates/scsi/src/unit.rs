@@ -54,6 +54,8 @@ pub struct Outcome {
     pub sense: Sense,
     /// Bytes that were moved, out of the data-out list or into the data-in list.
     pub moved: u32,
+    /// Bytes at the beginning of the data-in list that may have been written to, also by a command that failed. More than it has, if `moved` is what was given.
+    pub filled: u32,
     /// Bytes that the command would have moved if the list had been long enough; then it did not begin.
     pub overrun: Option<u64>,
     /// It was aborted by task management: the initiator of SCSI proper gets no answer.
@@ -62,7 +64,9 @@ pub struct Outcome {
 
 /// An abortion that somebody waits for.
 struct Abortion {
-    left: Vec<u16>,
+    /// A bit for each tag of those that have not ended, and how many they are.
+    tags: Box<[u64]>,
+    left: u32,
     aborted: u32,
     done: oneshot::Sender<u32>,
 }
@@ -81,6 +85,8 @@ pub struct UnitChannel {
     abortions: Vec<Abortion>,
     /// Of the last command that waits for something elsewhere.
     serial: u64,
+    /// Commands that are loops.
+    loops: u32,
     /// Bytes in a block, as a power of two.
     block_shift: u32,
 }
@@ -100,6 +106,8 @@ type Begun = Result<Option<u32>, Failure>;
 enum Failure {
     Sense(Sense),
     Conflict,
+    /// There are too many such.
+    Full,
     /// Its list is shorter than the so many bytes that it moves.
     Overrun(u64),
 }
@@ -132,6 +140,7 @@ impl UnitChannel {
             completions: Vec::with_capacity(depth.into()),
             abortions: Vec::new(),
             serial: 0,
+            loops: 0,
             block_shift: block_size.trailing_zeros(),
             nexus,
         })
@@ -330,53 +339,72 @@ impl UnitChannel {
     /// Takes a command that is over out of the table.
     fn end(&mut self, tag: u16) -> Outcome {
         let task = self.tasks.get(tag);
-        task.job = None;
+        self.loops -= u32::from(matches!(task.job.take().as_deref(), Some(Job::Loop(_))));
         let &mut Task { op, lba, moved, status, given_up, .. } = task;
         self.tasks.remove(tag);
         self.look_aborted(tag);
         if status.is_ok() {
             return Outcome::good(tag, moved);
         }
+        // What a read that failed has moved is not known.
+        let filled = if op == Op::Read { moved } else { 0 };
         match given_up {
             GivenUp::Aborted if status == BdevStatus::Aborted => {
-                return Outcome { status: Status::TaskAborted, aborted: true, ..Outcome::good(tag, 0) };
+                let aborted = true;
+                return Outcome { status: Status::TaskAborted, aborted, filled, ..Outcome::good(tag, 0) };
             }
             GivenUp::Refused if status == BdevStatus::Aborted => {
-                return Outcome::failed(tag, Failure::Conflict);
+                return Outcome { filled, ..Outcome::failed(tag, Failure::Conflict) };
             }
             GivenUp::No | GivenUp::Aborted | GivenUp::Refused => {}
         }
         let sense = Sense::of(status, op);
         let sense = if status == BdevStatus::Medium { sense.with_lba(lba) } else { sense };
-        Outcome::failed(tag, Failure::Sense(sense))
+        Outcome { filled, ..Outcome::failed(tag, Failure::Sense(sense)) }
     }
 
-    /// Says that nobody wants the command with this tag any more. It still has an outcome.
-    pub fn abort(&mut self, tag: u16, cx: &mut Cx) {
-        if self.tasks.iter().any(|(of, _)| of == tag) {
-            self.give_up(tag, GivenUp::Aborted, cx);
-        }
+    /// Says that nobody wants the commands with those tags any more, in one look at all commands. They still have outcomes.
+    pub fn abort_those(&mut self, is_meant: impl Fn(u16) -> bool, cx: &mut Cx) {
+        self.give_up(GivenUp::Aborted, |tag, _| is_meant(tag), cx);
     }
 
     /// Says that nobody wants any command any more. They still have outcomes.
     pub fn abort_all(&mut self, cx: &mut Cx) {
-        // What has more to do does not begin it.
-        let all: Vec<_> = self.tasks.iter().map(|(tag, _)| tag).collect();
-        all.into_iter().for_each(|tag| self.give_up(tag, GivenUp::Aborted, cx));
+        self.abort_those(|_| true, cx);
     }
 
-    /// Has a command end soon. One that waits for something elsewhere ends now: what it has begun goes on without it.
-    fn give_up(&mut self, tag: u16, how: GivenUp, cx: &mut Cx) {
-        let task = self.tasks.get(tag);
-        task.given_up = how;
-        if task.job.as_deref().is_some_and(Job::is_elsewhere) {
-            task.status = BdevStatus::Aborted;
+    /// Has commands end soon, in one look at all; which they are, by bit, and how many. Those that wait for something elsewhere have ended: what they have begun
+    /// goes on without them.
+    fn give_up(
+        &mut self,
+        how: GivenUp,
+        is_meant: impl Fn(u16, &Task) -> bool,
+        cx: &mut Cx,
+    ) -> (Box<[u64]>, u32, u32) {
+        let (mut tags, mut left) = (vec![0; self.tasks.depth().div_ceil(64)].into_boxed_slice(), 0);
+        let mut over = Vec::new();
+        for (tag, task) in self.tasks.iter().filter(|(tag, task)| is_meant(*tag, task)) {
+            // What has more to do does not begin it.
+            task.given_up = how;
+            if task.job.as_deref().is_some_and(Job::is_elsewhere) {
+                task.status = BdevStatus::Aborted;
+                over.push(tag);
+            } else {
+                tags[usize::from(tag) / 64] |= 1_u64 << (tag % 64);
+                left += 1;
+            }
+        }
+        if left > 0 {
+            let is_among = |tag: Tag| tags[tag.0 as usize / 64] & 1 << (tag.0 % 64) != 0;
+            self.disk.abort_those(is_among, cx);
+        }
+        let ended = over.len() as u32;
+        for tag in over {
             let outcome = self.end(tag);
             self.ready.push(outcome);
             cx.wake(self.root);
-        } else {
-            self.disk.abort(Tag(tag.into()), cx);
         }
+        (tags, left, ended)
     }
 
     fn obey(&mut self, cx: &mut Cx) {
@@ -421,20 +449,22 @@ impl UnitChannel {
         done: oneshot::Sender<u32>,
         cx: &mut Cx,
     ) {
-        let left: Vec<_> = self.tasks.iter().filter(|(_, t)| is_meant(t)).map(|(tag, _)| tag).collect();
-        let aborted = left.len() as u32;
-        self.abortions.push(Abortion { left: left.clone(), aborted, done });
-        left.into_iter().for_each(|tag| self.give_up(tag, how, cx));
+        let (tags, left, ended) = self.give_up(how, |_, task| is_meant(task), cx);
+        self.abortions.push(Abortion { tags, left, aborted: left + ended, done });
         self.tell_aborted();
     }
 
     fn look_aborted(&mut self, tag: u16) {
-        self.abortions.iter_mut().for_each(|abortion| abortion.left.retain(|t| *t != tag));
+        let (word, bit) = (usize::from(tag) / 64, 1 << (tag % 64));
+        for abortion in self.abortions.iter_mut().filter(|abortion| abortion.tags[word] & bit != 0) {
+            abortion.tags[word] &= !bit;
+            abortion.left -= 1;
+        }
         self.tell_aborted();
     }
 
     fn tell_aborted(&mut self) {
-        let over = |abortion: &mut Abortion| abortion.left.is_empty();
+        let over = |abortion: &mut Abortion| abortion.left == 0;
         for Abortion { aborted, done, .. } in self.abortions.extract_if(.., over) {
             // Whoever asked may have gone.
             let _ = done.send(aborted);
@@ -445,7 +475,15 @@ impl UnitChannel {
 impl Outcome {
     /// Of a command that went well.
     pub const fn good(tag: u16, moved: u32) -> Self {
-        Self { tag, status: Status::Good, sense: Sense::NONE, moved, overrun: None, aborted: false }
+        Self {
+            tag,
+            status: Status::Good,
+            sense: Sense::NONE,
+            moved,
+            filled: moved,
+            overrun: None,
+            aborted: false,
+        }
     }
 
     fn failed(tag: u16, failure: Failure) -> Self {
@@ -453,6 +491,7 @@ impl Outcome {
         match failure {
             Failure::Sense(sense) => Self { status: Status::CheckCondition, sense, ..good },
             Failure::Conflict => Self { status: Status::ReservationConflict, ..good },
+            Failure::Full => Self { status: Status::TaskSetFull, ..good },
             Failure::Overrun(bytes) => {
                 let sense = Sense::in_cdb(0);
                 Self { status: Status::CheckCondition, sense, overrun: Some(bytes), ..good }

@@ -66,6 +66,8 @@ pub struct Ring {
     vectors: Vec<Seg>,
     /// Operations whose last completion is still to come, polls included.
     in_flight: u32,
+    /// Bytes of reads and writes since the last submission.
+    bytes: u64,
 }
 
 impl std::fmt::Debug for Ring {
@@ -103,7 +105,7 @@ impl Ring {
         {
             return Err(io::Error::from(io::ErrorKind::Unsupported));
         }
-        Ok(Self { ring, vectors: Vec::with_capacity(4 * VECTOR_MAX), in_flight: 0 })
+        Ok(Self { ring, vectors: Vec::with_capacity(4 * VECTOR_MAX), in_flight: 0, bytes: 0 })
     }
 
     /// Operations whose last completion is still to come, polls included.
@@ -114,6 +116,11 @@ impl Ring {
     /// Operations that are queued and not yet in the kernel's hands.
     pub fn unsubmitted(&mut self) -> usize {
         self.ring.submission().len()
+    }
+
+    /// Bytes of reads and writes that are queued and not yet in the kernel's hands. It may move them while they are submitted.
+    pub const fn unsubmitted_bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// Queues a read of `fd` at `offset` into `sgl`.
@@ -132,6 +139,7 @@ impl Ring {
                 opcode::Readv::new(fd, vector, count).offset(offset).build()
             }
         };
+        self.bytes += u64::from(sgl.len());
         self.push(tag, entry)
     }
 
@@ -161,6 +169,7 @@ impl Ring {
                 opcode::Writev::new(fd, vector, count).offset(offset).rw_flags(flags).build()
             }
         };
+        self.bytes += u64::from(sgl.len());
         self.push(tag, entry)
     }
 
@@ -217,6 +226,7 @@ impl Ring {
         if self.ring.submission().is_empty() {
             return Ok(());
         }
+        self.bytes = 0;
         let result = self.ring.submit();
         self.submitted(result)
     }
@@ -232,6 +242,7 @@ impl Ring {
         if let Some(spec) = &spec {
             args = args.timespec(spec);
         }
+        self.bytes = 0;
         let result = self.ring.submitter().submit_with_args(1, &args);
         self.submitted(result)
     }

@@ -38,11 +38,13 @@ pub(crate) struct BlkConfig {
 const _: () = assert!(size_of::<BlkConfig>() == 60);
 
 /// Buffers in one request: what a queue of 128 descriptors takes with header and status.
-const SEG_MAX: u32 = 126;
+pub(crate) const SEG_MAX: u32 = 126;
 /// Bytes in one buffer.
 const SIZE_MAX: u32 = 1 << 20;
-/// Sectors in one discard or write-zeroes: 2 GiB. The block layer splits as its module likes.
-const RANGE_SECTORS_MAX: u32 = 1 << 22;
+/// Sectors in one discard: 2 GiB. The block layer splits as its module likes.
+const DISCARD_SECTORS_MAX: u32 = 1 << 22;
+/// Sectors in one write-zeroes: 32 MiB. It counts with its bytes where the disk is limited, and those behind it wait until it is paid for.
+const WRITE_ZEROES_SECTORS_MAX: u32 = 1 << 16;
 
 impl BlkConfig {
     pub fn new(bdev: &Bdev, queues: u16) -> Self {
@@ -58,10 +60,10 @@ impl BlkConfig {
             min_io_size: u16::try_from(physical).unwrap_or(u16::MAX),
             opt_io_size: geometry.optimal_io_blocks,
             num_queues: queues,
-            max_discard_sectors: RANGE_SECTORS_MAX,
+            max_discard_sectors: DISCARD_SECTORS_MAX,
             max_discard_seg: 1,
             discard_sector_alignment: block_sectors * physical,
-            max_write_zeroes_sectors: RANGE_SECTORS_MAX,
+            max_write_zeroes_sectors: WRITE_ZEROES_SECTORS_MAX,
             max_write_zeroes_seg: 1,
             write_zeroes_may_unmap: 1,
             ..Self::default()

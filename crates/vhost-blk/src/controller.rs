@@ -24,6 +24,8 @@ pub(crate) struct Settings {
     /// Reactors for its queues; all if `None`.
     pub cores: Option<CoreSet>,
     pub queues: u16,
+    /// Descriptors of the largest queue that a guest may have.
+    pub queue_size_max: u16,
 }
 
 /// The controller.
@@ -107,7 +109,7 @@ impl Controller {
         let name = format!("{}.q{index}", self.settings.name);
         let handle = self.reactors.least_loaded(self.settings.cores.as_ref());
         let keeps_in_flight = setup.inflight.is_some();
-        let ring = virtqueue(&setup)?;
+        let ring = virtqueue(&setup, self.settings.queue_size_max)?;
         let kick = setup.kick.map(|fd| fd.try_clone()).transpose()?;
         let disk = self.disk.borrow().clone();
         let requests = self.requests(disk.as_ref(), setup.features);

@@ -104,6 +104,7 @@ pub struct Controllers {
     directory: PathBuf,
     registry: Arc<Registry>,
     reactors: Rc<Reactors>,
+    queue_size_max: u16,
     entries: RefCell<BTreeMap<String, Entry>>,
 }
 
@@ -114,9 +115,15 @@ impl std::fmt::Debug for Controllers {
 }
 
 impl Controllers {
-    /// None yet; their sockets will be in `directory`.
-    pub fn new(directory: &Path, registry: Arc<Registry>, reactors: Rc<Reactors>) -> Self {
-        Self { directory: directory.to_owned(), registry, reactors, entries: RefCell::default() }
+    /// None yet; their sockets will be in `directory`, and their queues have up to `queue_size_max` descriptors.
+    pub fn new(
+        directory: &Path,
+        queue_size_max: u16,
+        registry: Arc<Registry>,
+        reactors: Rc<Reactors>,
+    ) -> Self {
+        let (directory, entries) = (directory.to_owned(), RefCell::default());
+        Self { directory, registry, reactors, queue_size_max, entries }
     }
 
     /// Makes a controller and its socket; the socket's path.
@@ -152,6 +159,7 @@ impl Controllers {
             read_only: options.read_only,
             cores: options.cores,
             queues: options.queues,
+            queue_size_max: self.queue_size_max,
         };
         let controller = Rc::new(Controller::new(settings, disk, Rc::clone(&self.reactors)));
         let endpoint = Endpoint::start(&name, options.link, &self.directory, Rc::clone(&controller))?;

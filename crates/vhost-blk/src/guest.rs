@@ -6,6 +6,7 @@ use aryk_bdev::{Access, Device, Registry};
 use aryk_dma::{GuestArea, Mapping, MemTable, Region};
 use aryk_reactor::{Clock, CoreSet, Engine, Reactor, RootRef, SleepPolicy};
 use aryk_vhost_device::{Errors, Parts, Trouble};
+use aryk_vhost_user::QueueLog;
 use aryk_virtqueue::{Config, Format, Virtqueue, avail_len, desc_len, used_len};
 use std::convert::Infallible;
 use std::sync::atomic::Ordering;
@@ -50,14 +51,15 @@ impl Guest {
         Self::with_memory(device, flushes, Mapping::anonymous(MEMORY).expect("memory"))
     }
 
-    /// The same with memory of the caller's, of [`MEMORY`] bytes.
+    /// The same with memory of the caller's, of [`MEMORY`] bytes or more.
     pub fn with_memory(device: Arc<dyn Device>, flushes: bool, mapping: Mapping) -> Self {
+        let len = mapping.len();
         let registry = Registry::new();
         let identity = aryk_bdev::Identity::named("disk");
         registry.register(identity, device).expect("the first disk");
         let descriptor = registry.open("disk", Access::Shared, "test", |_| ()).expect("a disk of ours");
         let mapping = Arc::new(mapping);
-        let region = Region { guest_addr: 0, user_addr: 0, len: MEMORY, offset: 0, mapping };
+        let region = Region { guest_addr: 0, user_addr: 0, len, offset: 0, mapping };
         let memory = Arc::new(MemTable::new(vec![region]).expect("one region"));
         let area = |at, len| memory.area_at_guest(at, len).expect("inside");
         let ring = Virtqueue::new(Config {
@@ -119,6 +121,12 @@ impl Guest {
         self.memory.store_u16(AVAIL as usize + 4 + 2 * place, head, Ordering::Relaxed);
         self.next_avail = self.next_avail.wrapping_add(1);
         self.memory.store_u16(AVAIL as usize + 2, self.next_avail, Ordering::Release);
+    }
+
+    /// What is written to its memory is noted there from now on, or nowhere.
+    pub fn set_log(&mut self, log: Option<QueueLog>) {
+        let (queue, cx) = (self.queue.id(), self.reactor.cx());
+        cx.root::<Queue>(queue).expect("it runs until it is stopped").borrow_mut().set_log(log);
     }
 
     /// A turn of the reactor.

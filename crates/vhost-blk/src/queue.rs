@@ -4,7 +4,7 @@
 //! id of its used element. The ring sees to it that no head is in flight twice.
 
 use crate::request::{Answer, Disk, Parsed, Unanswerable, write_status};
-use aryk_bdev::{BdevChannel, Completion, Op, Status, Tag};
+use aryk_bdev::{BdevChannel, Completion, Op, Status};
 use aryk_crash_point::{Step, step};
 use aryk_dma::MemTable;
 use aryk_reactor::{Armed, Cx, Layer, Point, Root, RootId};
@@ -98,7 +98,7 @@ impl Queue {
     pub fn leave_removed_memory(&mut self, cx: &mut Cx) {
         let Self { line, requests, .. } = self;
         if let Some(channel) = &mut requests.channel {
-            line.leave_removed_memory(|head| channel.abort(Tag(head.into()), cx));
+            line.leave_removed_memory(|uses_it| channel.abort_those(|tag| uses_it(tag.0 as u16), cx));
         }
     }
 
@@ -141,7 +141,7 @@ impl Requests {
                 step(Step::Submitted);
             }
             Ok(Parsed::Answer { answer, written }) => {
-                line.mark_written(chain);
+                line.mark_written(chain, written);
                 self.written[usize::from(head)] = 1 + written;
                 self.finish(head, answer, line);
             }
@@ -151,10 +151,13 @@ impl Requests {
 
     #[inline]
     fn finish(&self, head: u16, answer: Answer, line: &mut Line) {
-        write_status(line.sgs.sgl(head), answer);
+        let all = line.sgs.sgl(head);
+        write_status(all, answer);
         step(Step::Answered);
-        let written = if answer == Answer::Ok { self.written[usize::from(head)] } else { 1 };
-        line.give_back(head, written);
+        // What a read that failed has written of its data is not known.
+        let most = self.written[usize::from(head)];
+        let written = if answer == Answer::Ok { most } else { 1 };
+        line.give_back(head, written, all.len().saturating_sub(most)..all.len());
     }
 
     /// Gives back what the disk has completed; whether there was any.
@@ -183,7 +186,8 @@ impl Requests {
 impl Root for Queue {
     fn poll(&mut self, cx: &mut Cx) -> bool {
         let Self { line, requests, .. } = self;
-        let mut worked = line.take(cx, |line, head, chain, cx| requests.start(head, chain, line, cx));
+        let mut worked = line.give_back_owed(cx);
+        worked |= line.take(cx, |line, head, chain, cx| requests.start(head, chain, line, cx));
         worked |= requests.take_completions(line, cx);
         if worked {
             line.publish(cx);

@@ -1,5 +1,6 @@
 //! Block requests as a guest writes them (virtio 1.2, section 5.2.6), and their way into the block layer. Reactor context.
 
+use crate::config::SEG_MAX;
 use aryk_bdev::{Io, Op, Status, Tag};
 use aryk_dma::{BadAddress, MemTable, SgTable, Sgl};
 use aryk_virtqueue::{Chain, Piece};
@@ -116,7 +117,7 @@ impl Disk {
             VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES => {
                 self.range(header.kind, chain, slot, sgs.memory())
             }
-            VIRTIO_BLK_T_GET_ID => self.get_id(chain, sgs.memory()),
+            VIRTIO_BLK_T_GET_ID => Ok(self.get_id(chain, sgs.memory())),
             _ => Ok(Parsed::Answer { answer: Answer::Unsupported, written: 0 }),
         }
     }
@@ -130,6 +131,10 @@ impl Disk {
         slot: u16,
         sgs: &mut SgTable,
     ) -> Result<Parsed, BadAddress> {
+        // The guest was told.
+        if pieces.len() > SEG_MAX as usize {
+            return Ok(Parsed::FAILED);
+        }
         let bytes = sgs.extend(slot, pieces.iter().map(|piece| (piece.addr, piece.len)))?;
         let Some((lba, blocks)) = self.blocks(sector, bytes.into()) else { return Ok(Parsed::FAILED) };
         Ok(Parsed::Submit(Io { fua: self.write_through, ..request(slot, op, lba, blocks) }))
@@ -171,14 +176,21 @@ impl Disk {
         Ok(Parsed::Submit(Io { fua: self.write_through, may_unmap, ..request(slot, op, lba, blocks) }))
     }
 
-    fn get_id(&self, chain: &Chain, memory: &MemTable) -> Result<Parsed, BadAddress> {
-        let mut id = &self.id[..];
+    fn get_id(&self, chain: &Chain, memory: &MemTable) -> Parsed {
+        let (mut id, mut answer) = (&self.id[..], Answer::Ok);
         for piece in chain.writable() {
             let (now, later) = id.split_at(id.len().min(piece.len as usize));
-            memory.write_bytes(piece.addr, now)?;
             id = later;
+            if memory.write_bytes(piece.addr, now).is_err() {
+                // Some of it may have been written.
+                answer = Answer::IoError;
+                break;
+            }
+            if id.is_empty() {
+                break;
+            }
         }
-        Ok(Parsed::Answer { answer: Answer::Ok, written: (self.id.len() - id.len()) as u32 })
+        Parsed::Answer { answer, written: (self.id.len() - id.len()) as u32 }
     }
 }
 

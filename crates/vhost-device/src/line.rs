@@ -10,7 +10,9 @@ use aryk_vhost_user::{EventFd, QueueLog, Rings};
 use aryk_virtqueue::{Chain, ConfigError, PopError, Virtqueue};
 use futures_channel::oneshot;
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::fmt;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -19,6 +21,12 @@ use std::time::Duration;
 
 /// Chains taken from the ring in one poll.
 const BATCH: u32 = 64;
+
+/// Descriptors looked at in one poll, and those of one chain more: chains may have very different lengths, and each descriptor costs.
+const DESCRIPTORS: u32 = 1024;
+
+/// Words of a dirty log, and pieces of lists, that are gone through in one poll, and those of one request more. A request of 4 GiB takes as many.
+const MARKS: u64 = 1 << 14;
 
 /// How long requests have to complete once their queue is to stop. Then they are aborted, for the front-end, and with it the guest, stands still
 /// while it waits for the queue's end.
@@ -65,6 +73,10 @@ pub struct Line {
     /// Whether what is in flight outlives the queue.
     pub keeps_in_flight: bool,
     log: Option<QueueLog>,
+    /// How many of [`MARKS`] this poll has used.
+    marked: u64,
+    /// What is given back in later polls, when it has been noted.
+    owed: VecDeque<Owed>,
     /// What chains in flight move, by head.
     pub sgs: SgTable,
     call: Option<EventFd>,
@@ -94,6 +106,14 @@ enum Leaving {
     Move,
 }
 
+/// A chain whose request is over, and which is not given back yet: as [`Line::give_back`].
+#[derive(Debug)]
+struct Owed {
+    head: u16,
+    written: u32,
+    touched: Range<u32>,
+}
+
 /// A chain that was none was given back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Skipped;
@@ -103,7 +123,7 @@ struct Scratch(RefCell<Chain>);
 
 impl Default for Scratch {
     fn default() -> Self {
-        Self(RefCell::new(Chain::new(aryk_virtqueue::SIZE_MAX)))
+        Self(RefCell::new(Chain::default()))
     }
 }
 
@@ -130,6 +150,8 @@ impl Line {
             ring: parts.ring,
             keeps_in_flight: parts.keeps_in_flight,
             log: parts.log,
+            marked: 0,
+            owed: VecDeque::new(),
             call: parts.call,
             watch,
             pace: Pace::new(cx.now()),
@@ -156,12 +178,14 @@ impl Line {
         }
         let scratch = Rc::clone(&self.scratch);
         let mut chain = scratch.0.borrow_mut();
-        let mut taken = 0;
+        let (mut taken, mut descriptors) = (0, 0);
         if self.ring.available().is_ok() {
             self.ring.prefetch_first(self.sgs.memory());
         }
-        while taken < BATCH {
-            match self.pop(&mut chain) {
+        while taken < BATCH && descriptors < DESCRIPTORS {
+            let popped = self.pop(&mut chain);
+            descriptors += chain.cost();
+            match popped {
                 Ok(Some(head)) => start(self, head, &mut chain, cx),
                 Ok(None) => break,
                 Err(Skipped) => {}
@@ -228,27 +252,71 @@ impl Line {
         self.ring.push_used(head, 0);
     }
 
-    /// Gives back a chain, of which so many bytes were written; its slot is in use.
+    /// Gives back a chain, of which so many bytes were written; its slot is in use. No bytes of the slot's list but those `touched` can have been written to.
     #[inline]
-    pub fn give_back(&mut self, head: u16, written: u32) {
-        if let Some(log) = &self.log {
-            self.sgs.mark_dirty(head, &log.log);
+    pub fn give_back(&mut self, head: u16, written: u32, touched: Range<u32>) {
+        if self.log.is_some() && !self.note(head, written, touched) {
+            return;
         }
         self.sgs.end(head);
         self.ring.push_used(head, written);
     }
 
-    /// Notes that what a chain lets be written was written; its slot does not know of it.
+    /// Notes what was written of a chain that is to be given back; whether that can be now.
+    #[cold]
+    fn note(&mut self, head: u16, written: u32, touched: Range<u32>) -> bool {
+        let Some(log) = &self.log else { return true };
+        let now = self.marked < MARKS;
+        if now {
+            self.marked += self.sgs.mark_dirty(head, touched, &log.log);
+        } else {
+            self.owed.push_back(Owed { head, written, touched });
+        }
+        now
+    }
+
+    /// At the beginning of each poll: gives back what an earlier poll had no time to note; whether there was any.
     #[inline]
-    pub fn mark_written(&self, chain: &Chain) {
-        if let Some(log) = &self.log {
-            chain.writable().iter().for_each(|piece| log.log.mark(piece.addr, piece.len.into()));
+    pub fn give_back_owed(&mut self, cx: &mut Cx) -> bool {
+        self.marked > 0 && self.go_on_noting(cx)
+    }
+
+    #[cold]
+    fn go_on_noting(&mut self, cx: &mut Cx) -> bool {
+        self.marked = 0;
+        let owed = self.owed.len();
+        while self.marked < MARKS
+            && let Some(Owed { head, written, touched }) = self.owed.pop_front()
+        {
+            self.give_back(head, written, touched);
+        }
+        if !self.owed.is_empty() {
+            cx.wake(self.id);
+        }
+        owed > self.owed.len()
+    }
+
+    /// Notes that the first `len` bytes that a chain lets be written were written; its slot does not know of them.
+    #[inline]
+    pub fn mark_written(&self, chain: &Chain, len: u32) {
+        let Some(log) = &self.log else { return };
+        let mut left = len;
+        for piece in chain.writable() {
+            if left == 0 {
+                break;
+            }
+            let now = piece.len.min(left);
+            log.log.mark(piece.addr, now.into());
+            left -= now;
         }
     }
 
     /// Shows the guest what was given back.
     #[inline]
     pub fn publish(&mut self, cx: &mut Cx) {
+        if !self.owed.is_empty() {
+            cx.wake(self.id);
+        }
         let call_wanted = self.ring.publish();
         self.log_ring();
         if let Some(call) = self.call.as_ref().filter(|_| call_wanted) {
@@ -281,13 +349,13 @@ impl Line {
         Ok(())
     }
 
-    /// Memory that was removed from the guest is waited for: has `abort` ask whoever has them to give up the requests that use it, by head. Those that are given up
-    /// fail, for it was the guest that took its memory away.
-    pub fn leave_removed_memory(&mut self, mut abort: impl FnMut(u16)) {
+    /// Memory that was removed from the guest is waited for: has `abort` ask whoever has them to give up the requests that use it, and tell which those
+    /// are, by head. Those that are given up fail, for it was the guest that took its memory away.
+    pub fn leave_removed_memory(&mut self, abort: impl FnOnce(&dyn Fn(u16) -> bool)) {
         let requests = self.sgs.old_users().count();
         if requests > 0 {
             tracing::warn!(queue = self.index, requests, "requests that use removed memory are aborted");
-            self.sgs.old_users().for_each(&mut abort);
+            abort(&|head| self.sgs.is_old_user(head));
         }
     }
 

@@ -37,6 +37,8 @@ pub(crate) struct Settings {
     pub queues: u16,
     /// What it is called as an initiator.
     pub initiator: u64,
+    /// Descriptors of the largest queue that a guest may have.
+    pub queue_size_max: u16,
 }
 
 /// The controller.
@@ -198,7 +200,7 @@ impl Controller {
     async fn start(&self, index: u16, setup: QueueSetup) -> Result<Running<Queue>, StartError> {
         let name = format!("{}.q{index}", self.settings.name);
         let handle = self.reactors.least_loaded(self.settings.cores.as_ref());
-        let ring = virtqueue(&setup)?;
+        let ring = virtqueue(&setup, self.settings.queue_size_max)?;
         let kick = setup.kick.map(|fd| fd.try_clone()).transpose()?;
         let (errors, alarm) = (Arc::clone(&self.errors), self.alarm());
         let cores = self.settings.cores.clone().unwrap_or_else(|| self.reactors.allowed().clone());

@@ -125,6 +125,7 @@ pub struct Controllers {
     registry: Arc<Registry>,
     reactors: Rc<Reactors>,
     units: Units,
+    queue_size_max: u16,
     entries: RefCell<BTreeMap<String, Entry>>,
 }
 
@@ -135,10 +136,15 @@ impl std::fmt::Debug for Controllers {
 }
 
 impl Controllers {
-    /// None yet; their sockets will be in `directory`.
-    pub fn new(directory: &Path, registry: Arc<Registry>, reactors: Rc<Reactors>) -> Self {
-        let (directory, units) = (directory.to_owned(), Units::default());
-        Self { directory, registry, reactors, units, entries: RefCell::default() }
+    /// None yet; their sockets will be in `directory`, and their queues have up to `queue_size_max` descriptors.
+    pub fn new(
+        directory: &Path,
+        queue_size_max: u16,
+        registry: Arc<Registry>,
+        reactors: Rc<Reactors>,
+    ) -> Self {
+        let (directory, entries) = (directory.to_owned(), RefCell::default());
+        Self { directory, registry, reactors, units: Units::default(), queue_size_max, entries }
     }
 
     /// The disks as logical units.
@@ -167,7 +173,8 @@ impl Controllers {
             return Err(Error::Cores(cores.clone()));
         }
         let initiator = initiator.unwrap_or_else(|| Initiator::of(&name)).0;
-        let settings = Settings { name: name.clone(), cores, queues, initiator };
+        let queue_size_max = self.queue_size_max;
+        let settings = Settings { name: name.clone(), cores, queues, initiator, queue_size_max };
         let controller = Rc::new(Controller::new(settings, Rc::clone(&self.reactors)));
         let endpoint = match delay {
             true => None,

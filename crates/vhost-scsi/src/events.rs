@@ -34,8 +34,8 @@ impl News {
     }
 }
 
-/// Buffers that are taken in one poll.
-const BUFFERS: usize = 64;
+/// Buffers that are taken in one poll: few, for each may have as many descriptors as a chain can.
+const BUFFERS: usize = 4;
 
 /// What waits, by target and in the order of [`News::ALL`].
 #[derive(Clone, Copy, Debug, Default)]
@@ -119,6 +119,6 @@ impl Events {
         }
         let event = self.take().expect("there is some");
         line.sgs.sgl(head).write(0, event.as_bytes());
-        line.give_back(head, size_of::<Event>() as u32);
+        line.give_back(head, size_of::<Event>() as u32, 0..size_of::<Event>() as u32);
     }
 }

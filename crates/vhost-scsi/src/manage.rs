@@ -16,6 +16,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// How long a function may take. Linux waits for its answer without a limit of its own.
 const DEADLINE: Duration = Duration::from_secs(5);
 
+/// Functions that wait at one time; more fail at once. Guests ask for one at a time, and each of these is looked at when a command ends.
+const WAITING_MAX: usize = 64;
+
 /// A request about asynchronous notifications, behind its type.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C, packed)]
@@ -97,6 +100,9 @@ impl Manager {
             tmf::QUERY_TASK_SET => Work::Count(own(None)),
             _ => return answer(head, &[Response::Rejected as u8], line),
         };
+        if self.waiting.len() == WAITING_MAX {
+            return answer(head, &[Response::Failure as u8], line);
+        }
         self.begin(work, nexus, head, line.id, cx);
     }
 
@@ -167,5 +173,5 @@ fn answer(head: u16, bytes: &[u8], line: &mut Line) {
     let all = line.sgs.sgl(head);
     let len = bytes.len().min(all.len() as usize);
     all.write(0, &bytes[..len]);
-    line.give_back(head, len as u32);
+    line.give_back(head, len as u32, 0..len as u32);
 }

@@ -162,7 +162,7 @@ impl Queue {
     pub fn leave_removed_memory(&mut self, cx: &mut Cx) {
         let Self { line, role, .. } = self;
         if let Role::Request(requests) = role {
-            line.leave_removed_memory(|head| requests.abort(head, cx));
+            line.leave_removed_memory(|uses_it| requests.abort_those(uses_it, cx));
         }
     }
 
@@ -176,7 +176,13 @@ impl Queue {
             Role::Control(manager) => {
                 line.take(cx, |line, head, chain, cx| manager.start(head, chain, line, cx))
             }
-            Role::Event(events) => events.send(line),
+            Role::Event(events) => {
+                let sent = events.send(line);
+                if sent && events.has_some() {
+                    cx.wake(line.id);
+                }
+                sent
+            }
         }
     }
 
@@ -204,7 +210,8 @@ impl Queue {
 
 impl Root for Queue {
     fn poll(&mut self, cx: &mut Cx) -> bool {
-        let mut worked = self.take_requests(cx);
+        let mut worked = self.line.give_back_owed(cx);
+        worked |= self.take_requests(cx);
         if let Role::Request(requests) = &mut self.role {
             worked |= requests.take_outcomes(&mut self.line, cx);
         }

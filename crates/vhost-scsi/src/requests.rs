@@ -104,10 +104,10 @@ impl Requests {
         self.leaving.iter_mut().for_each(|channel| channel.abort_all(cx));
     }
 
-    /// Asks the disk that has the command of `head` to give it up.
-    pub fn abort(&mut self, head: u16, cx: &mut Cx) {
+    /// Asks the disks that have the commands of those heads to give them up.
+    pub fn abort_those(&mut self, is_meant: &dyn Fn(u16) -> bool, cx: &mut Cx) {
         let all = self.targets.iter_mut().flatten().chain(&mut self.leaving);
-        all.for_each(|channel| channel.abort(head, cx));
+        all.for_each(|channel| channel.abort_those(is_meant, cx));
     }
 
     /// Asks the disks to give up what they have not completed.
@@ -132,15 +132,15 @@ impl Requests {
         };
         self.lengths[usize::from(head)] = lengths;
         let Ok(Some(command)) = command else {
-            self.refuse(head, Response::Failure, line);
+            self.refuse(head, Response::Failure, 0, line);
             return;
         };
         let Some((target, unit)) = command.address.target() else {
-            self.refuse(head, Response::BadTarget, line);
+            self.refuse(head, Response::BadTarget, 0, line);
             return;
         };
         let Some(channel) = &mut self.targets[usize::from(target)] else {
-            self.refuse(head, Response::BadTarget, line);
+            self.refuse(head, Response::BadTarget, 0, line);
             return;
         };
         cx.trace(Layer::Frontend, Point::Submit, line.id.trace_number(), head.into());
@@ -167,10 +167,9 @@ impl Requests {
     }
 
     #[cold]
-    fn refuse(&self, head: u16, response: Response, line: &mut Line) {
-        let answer = Verdict::without_status(response, self.lengths[usize::from(head)].all());
-        line.sgs.sgl(head).put(&answer);
-        line.give_back(head, ANSWER);
+    fn refuse(&self, head: u16, response: Response, filled: u32, line: &mut Line) {
+        let lengths = self.lengths[usize::from(head)];
+        give_back(head, &Verdict::without_status(response, lengths.all()), (0, filled), lengths, line);
     }
 
     /// A command is over.
@@ -179,7 +178,7 @@ impl Requests {
         let head = outcome.tag;
         let lengths = self.lengths[usize::from(head)];
         let answer = Answer::new(outcome, lengths.all(), descriptors);
-        give_back(head, &answer, outcome.moved, lengths, line);
+        give_back(head, &answer, (outcome.moved, outcome.filled), lengths, line);
     }
 
     /// Gives back what has ended; whether there was any.
@@ -198,7 +197,7 @@ impl Requests {
                 cx.trace(Layer::Frontend, Point::Complete, line.id.trace_number(), head.into());
                 step(Step::Completed);
                 let lengths = self.lengths[usize::from(head)];
-                give_back(head, &Verdict::good(lengths.all() - moved), moved, lengths, line);
+                give_back(head, &Verdict::good(lengths.all() - moved), (moved, moved), lengths, line);
             });
             if !outcomes.is_empty() {
                 worked = true;
@@ -239,7 +238,7 @@ impl Requests {
         let worked = !outcomes.is_empty();
         for outcome in outcomes.drain(..) {
             if outcome.aborted || outcome.sense == Sense::ABORTED {
-                self.refuse(outcome.tag, Response::BadTarget, line);
+                self.refuse(outcome.tag, Response::BadTarget, outcome.filled, line);
             } else {
                 self.finish(&outcome, false, line);
             }
@@ -263,7 +262,7 @@ impl Requests {
     }
 }
 
-/// Gives back a command that has moved so many bytes.
+/// Gives back a command that has moved so many bytes, and may have written to so many of where data goes to.
 ///
 /// An answer without sense leaves the place for it as it is, two cache lines of the guest's, and the length counts that place all the same: what comes behind it
 /// is data. Linux's driver looks neither there nor at the length.
@@ -271,13 +270,13 @@ impl Requests {
 fn give_back(
     head: u16,
     answer: &(impl IntoBytes + Immutable),
-    moved: u32,
+    (moved, filled): (u32, u32),
     lengths: Lengths,
     line: &mut Line,
 ) {
     line.sgs.sgl(head).put(answer);
     step(Step::Answered);
-    line.give_back(head, ANSWER + moved.min(lengths.data_in));
+    line.give_back(head, ANSWER + moved.min(lengths.data_in), 0..ANSWER + filled.min(lengths.data_in));
 }
 
 /// Part of a list; nothing at its end is nothing.

@@ -43,6 +43,11 @@ impl PartialEq for QueueLog {
 }
 
 impl QueueLog {
+    /// A log of what is written to guest memory, and to the ring, which lies at these guest addresses.
+    pub const fn new(log: Arc<DirtyLog>, ring: [(u64, u64); 2]) -> Self {
+        Self { log, ring }
+    }
+
     /// Marks the ring. To be called after each publication of used buffers and each change of event suppression, for both
     /// are writes. Marks all of it: rings have few pages.
     pub fn mark_ring(&self) {

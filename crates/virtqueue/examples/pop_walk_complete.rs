@@ -70,7 +70,7 @@ impl Bench {
         };
         let sg = SgTable::new(SIZE, Arc::clone(&memory));
         let queue = Virtqueue::new(config)?;
-        let chain = Chain::new(SIZE);
+        let chain = Chain::default();
         let bench = Self { memory, desc, avail, format, indirect, next: 0, wrap: true, queue, sg, chain };
         bench.lay_out(indirect)?;
         Ok(bench)

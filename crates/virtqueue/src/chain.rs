@@ -6,10 +6,11 @@ use crate::ChainError;
 use aryk_dma::{BadAddress, MemTable};
 use zerocopy::{FromBytes, IntoBytes, KnownLayout};
 
-/// Descriptors in a chain, if the queue's size is not larger.
+/// Descriptors in the longest chain, in the ring and an indirect table together, whatever the queue's size.
 ///
 /// Section 2.7.5.3.1 limits chains to the queue's size, but Linux's driver puts as many segments into an indirect table
-/// as the device's own limit (`seg_max`) allows, in queues of any size. This is Linux's IOV_MAX.
+/// as the device's own limit (`seg_max`) allows, in queues of any size. QEMU's largest queues have as many as this, and it tells guests of its SCSI hosts of two
+/// fewer; it is Linux's IOV_MAX too.
 pub const CHAIN_MAX: u16 = 1024;
 
 /// A buffer: `len` bytes (not 0) at guest-physical `addr`.
@@ -26,21 +27,26 @@ pub struct Piece {
 /// One serves as scratch for all queues of an owner: [`SplitQueue::pop`](crate::SplitQueue::pop) overwrites it.
 #[derive(Debug)]
 pub struct Chain {
-    pieces: Box<[Piece]>,
+    pieces: Box<[Piece; CHAIN_MAX as usize]>,
     /// `pieces[start..split]` are readable.
     start: usize,
     /// `pieces[split..end]` are writable.
     split: usize,
     end: usize,
+    /// Descriptors that were looked at, and have no piece.
+    skipped: u16,
+}
+
+impl Default for Chain {
+    /// An empty one.
+    fn default() -> Self {
+        let pieces = vec![Piece::default(); CHAIN_MAX.into()].into_boxed_slice();
+        let pieces = pieces.try_into().expect("as many");
+        Self { pieces, start: 0, split: 0, end: 0, skipped: 0 }
+    }
 }
 
 impl Chain {
-    /// Room for the chains of queues of up to `queue_size` descriptors.
-    pub fn new(queue_size: u16) -> Self {
-        let room = usize::from(queue_size.max(CHAIN_MAX));
-        Self { pieces: vec![Piece::default(); room].into(), start: 0, split: 0, end: 0 }
-    }
-
     /// Buffers for the device to read, in order.
     #[inline]
     pub fn readable(&self) -> &[Piece] {
@@ -115,11 +121,22 @@ impl Chain {
         Some(addr)
     }
 
-    /// Empties it, for a chain of up to `room` descriptors.
+    /// Empties it.
     #[inline]
-    pub(crate) fn clear(&mut self, room: u16) {
-        assert!(usize::from(room) <= self.pieces.len(), "a chain made for smaller queues");
-        (self.start, self.split, self.end) = (0, 0, 0);
+    pub(crate) const fn clear(&mut self) {
+        (self.start, self.split, self.end, self.skipped) = (0, 0, 0, 0);
+    }
+
+    /// About how many descriptors were looked at to find it, also if it was refused: what it cost.
+    #[inline]
+    pub const fn cost(&self) -> u32 {
+        self.end as u32 + self.skipped as u32 + 1
+    }
+
+    /// Descriptors were looked at that are no part of it.
+    #[cold]
+    pub(crate) const fn skip(&mut self, count: u16) {
+        self.skipped = count;
     }
 
     /// Whether there is something for the device to write.
@@ -143,16 +160,9 @@ impl Chain {
         if !writable && self.has_writable() {
             return Err(ChainError::Order);
         }
-        self.push(piece, writable);
-        Ok(())
-    }
-
-    /// Adds a buffer. Readable ones come before writable ones.
-    #[inline]
-    fn push(&mut self, piece: Piece, writable: bool) {
-        debug_assert!(writable || self.split == self.end);
-        self.pieces[self.end] = piece;
+        *self.pieces.get_mut(self.end).ok_or(ChainError::TooLong)? = piece;
         self.end += 1;
         self.split += usize::from(!writable);
+        Ok(())
     }
 }

@@ -301,9 +301,6 @@ impl PackedQueue {
     ///
     /// # Errors
     /// [`PopError`]. After [`PopError::Chain`] the chain is taken as well, and `chain` is undefined.
-    ///
-    /// # Panics
-    /// If `chain` was made for smaller queues.
     #[inline]
     pub fn pop(&mut self, memory: &MemTable, chain: &mut Chain) -> Result<Option<u16>, PopError> {
         if let Some(error) = self.broken {
@@ -328,7 +325,7 @@ impl PackedQueue {
     /// Takes the chain at `next_avail`.
     #[inline]
     fn take(&mut self, memory: &MemTable, chain: &mut Chain) -> Result<Option<u16>, PopError> {
-        chain.clear(self.rules().chain_max);
+        chain.clear();
         if self.taken == self.config.size {
             return Err(self.break_down(QueueError::Overrun));
         }
@@ -345,7 +342,7 @@ impl PackedQueue {
             count += 1;
             cursor = cursor.after(1, self.config.size);
             // A chain that is none is followed to its end all the same, where its name is.
-            sound = sound.and_then(|()| add(&desc, self.rules(), memory, chain));
+            sound = sound.and_then(|()| add(&desc, self.config.indirect, memory, chain));
             if is_last {
                 break desc.id;
             }
@@ -363,7 +360,10 @@ impl PackedQueue {
             kept.begin(id);
             step(Step::Marked);
         }
-        sound.map(|()| Some(id)).map_err(|error| PopError::Chain { head: id, error })
+        sound.map(|()| Some(id)).map_err(|error| {
+            chain.skip(count);
+            PopError::Chain { head: id, error }
+        })
     }
 
     /// Chains that a predecessor left in flight, which are taken before all others.
@@ -379,16 +379,10 @@ impl PackedQueue {
         memory: &MemTable,
         chain: &mut Chain,
     ) -> Result<Option<u16>, PopError> {
-        chain.clear(self.rules().chain_max);
+        chain.clear();
         self.counts[usize::from(replay.id)] = replay.descs.len() as u16;
-        let rules = self.rules();
-        let sound = replay.descs.iter().try_for_each(|desc| add(desc, rules, memory, chain));
+        let sound = replay.descs.iter().try_for_each(|desc| add(desc, self.config.indirect, memory, chain));
         sound.map(|()| Some(replay.id)).map_err(|error| PopError::Chain { head: replay.id, error })
-    }
-
-    #[inline]
-    fn rules(&self) -> Rules {
-        Rules { indirect: self.config.indirect, chain_max: self.config.size.max(CHAIN_MAX) }
     }
 
     /// Gives a chain back: the device wrote `len` bytes from the start of its writable part. The driver sees it after
@@ -533,35 +527,26 @@ const fn distance(from: Cursor, to: Cursor, size: u16) -> Option<u16> {
     }
 }
 
-/// What a chain may be.
-#[derive(Clone, Copy, Debug)]
-struct Rules {
-    /// Whether indirect tables were negotiated.
-    indirect: bool,
-    /// Descriptors in the longest chain, in the ring and an indirect table together.
-    chain_max: u16,
-}
-
-/// Adds a ring descriptor's buffer, or those of the table that it names, to `chain`.
+/// Adds a ring descriptor's buffer, or those of the table that it names, to `chain`; such tables are `indirect`, if they were negotiated.
 #[inline]
-fn add(desc: &Desc, rules: Rules, memory: &MemTable, chain: &mut Chain) -> Result<(), ChainError> {
+fn add(desc: &Desc, indirect: bool, memory: &MemTable, chain: &mut Chain) -> Result<(), ChainError> {
     if desc.flags & INDIRECT != 0 {
-        return add_table(desc, rules, memory, chain);
+        return add_table(desc, indirect, memory, chain);
     }
     chain.add(Piece { addr: desc.addr, len: desc.len }, desc.flags & WRITE != 0)
 }
 
 /// Section 2.8.7: a table's descriptors follow one another; of their flags only WRITE means something.
 #[inline(never)]
-fn add_table(table: &Desc, rules: Rules, memory: &MemTable, chain: &mut Chain) -> Result<(), ChainError> {
-    if !rules.indirect {
+fn add_table(table: &Desc, indirect: bool, memory: &MemTable, chain: &mut Chain) -> Result<(), ChainError> {
+    if !indirect {
         return Err(ChainError::IndirectNotNegotiated);
     }
     if table.flags & NEXT != 0 {
         return Err(ChainError::IndirectNext);
     }
     let count = table.len / DESC_LEN as u32;
-    let room = rules.chain_max - chain.count();
+    let room = CHAIN_MAX - chain.count();
     if !table.len.is_multiple_of(DESC_LEN as u32) || count == 0 || count > room.into() {
         return Err(ChainError::IndirectLength(table.len));
     }

@@ -272,9 +272,6 @@ impl SplitQueue {
     ///
     /// # Errors
     /// [`PopError`]. After [`PopError::Chain`] the head is taken as well, and `chain` is undefined.
-    ///
-    /// # Panics
-    /// If `chain` was made for smaller queues.
     #[inline]
     pub fn pop(&mut self, memory: &MemTable, chain: &mut Chain) -> Result<Option<u16>, PopError> {
         if !self.replay.is_empty() {
@@ -323,18 +320,12 @@ impl SplitQueue {
         self.walk_from(head, memory, chain)
     }
 
-    /// Descriptors in the longest chain, in the table and an indirect one together.
-    #[inline]
-    fn chain_max(&self) -> u16 {
-        self.config.size.max(CHAIN_MAX)
-    }
-
     /// Collects the chain that starts at `head`, which is in range.
     #[inline]
     fn walk(&self, head: u16, memory: &MemTable, chain: &mut Chain) -> Result<(), ChainError> {
-        chain.clear(self.chain_max());
+        chain.clear();
         let mut index = head;
-        for _ in 0..self.config.size {
+        for _ in 0..self.config.size.min(CHAIN_MAX) {
             let desc: Desc = self.config.desc.read(DESC_LEN * usize::from(index));
             if desc.flags & INDIRECT != 0 {
                 return self.walk_indirect(desc, memory, chain);
@@ -359,11 +350,11 @@ impl SplitQueue {
         }
         let bad_length = ChainError::IndirectLength(table.len);
         let count = u16::try_from(table.len / DESC_LEN as u32).map_err(|_| bad_length)?;
-        if !table.len.is_multiple_of(DESC_LEN as u32) || count == 0 || count > self.chain_max() {
+        if !table.len.is_multiple_of(DESC_LEN as u32) || count == 0 || count > CHAIN_MAX {
             return Err(bad_length);
         }
         let mut index = 0;
-        for _ in 0..count.min(self.chain_max() - chain.count()) {
+        for _ in 0..count.min(CHAIN_MAX - chain.count()) {
             let at = DESC_LEN as u64 * u64::from(index);
             let desc = table.addr.checked_add(at).and_then(|addr| memory.read::<Desc>(addr).ok());
             let desc = desc.ok_or(ChainError::IndirectAddress(table.addr))?;

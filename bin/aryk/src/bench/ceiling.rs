@@ -127,7 +127,7 @@ fn answer_command(chain: &mut Chain, memory: &MemTable) {
 /// Answers all requests well, until told to stop.
 #[expect(clippy::disallowed_methods, reason = "a benchmark measures wall time")]
 fn answer(mut queues: Vec<Virtqueue>, well: Answer, memory: &MemTable, stop: &AtomicBool, rest: Duration) {
-    let mut chains: Vec<_> = queues.iter().map(|queue| Chain::new(queue.size())).collect();
+    let mut chains: Vec<_> = queues.iter().map(|_| Chain::default()).collect();
     queues.iter_mut().for_each(Virtqueue::disable_kicks);
     while !stop.load(Ordering::Relaxed) {
         let mut count = 0;

@@ -276,7 +276,8 @@ fn a_disk_is_looked_at_closer(browser: &mut Browser) {
 /// What does not change is left alone, and so a browser has little to do.
 fn it_costs_little(browser: &mut Browser) {
     const LOOKS: u32 = 5;
-    let watch = "window.changes = 0; window.watcher = new MutationObserver((all) => { changes += all.length; }); \
+    let watch = "window.changes = 0; window.watcher = new MutationObserver((all) => { \
+                 for (const {type, addedNodes} of all) changes += type === 'childList' ? addedNodes.length : 1; }); \
                  watcher.observe(document, {subtree: true, childList: true, characterData: true, attributes: true})";
     browser.eval(watch);
     let (before, columns) = (browser.renderers_time(), browser.eval("heat.columns.length").as_u64().unwrap());
@@ -286,7 +287,7 @@ fn it_costs_little(browser: &mut Browser) {
     let took = browser.renderers_time() - before;
     // One disk of a hundred has something to do: its numbers, the sums, a group and the reactors' bars change.
     let changes = browser.eval("changes").as_u64().unwrap();
-    assert!(changes < 50 * u64::from(LOOKS), "{changes} changes in {LOOKS} looks");
+    assert!(changes < 80 * u64::from(LOOKS), "{changes} changes in {LOOKS} looks");
     eprintln!("{changes} changes and {took:?} of a renderer in {LOOKS} looks");
     assert!(took < Duration::from_millis(200) * LOOKS, "{took:?} in {LOOKS} looks");
 }

@@ -4,9 +4,11 @@
 //! same; in each step its [`Pending`] is the read or write that is under way. Those that write have their blocks to themselves meanwhile
 //! ([`crate::ranges`]).
 //!
-//! The buffers are a channel's own, made when it sees its first such request; whoever finds none waits for one.
+//! So many of a channel's run at one time as it has buffers, which are its own, and made when they are first needed. The others wait in line, and stand in nobody's
+//! table meanwhile: what a table or a list of them is gone through for does not grow with what a guest asks for.
 
-use super::{BdevChannel, Pending};
+use super::throttle::Waiting;
+use super::{BdevChannel, Pending, make_room};
 use crate::cell::Command;
 use crate::ranges::{self, Extent, RangeLock};
 use crate::{Completion, Io, Op, Status};
@@ -20,12 +22,12 @@ use std::sync::Arc;
 /// Bytes in a bounce buffer, unless one block has more.
 const BUFFER: u32 = 64 * 1024;
 
-/// Buffers of a channel: so many compound requests move data at one time.
-const BUFFERS: usize = 4;
+/// Compound requests of a channel that run at one time.
+const RUNNING_MAX: usize = 8;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
-    /// Waits for its blocks, or for a buffer.
+    /// Waits for its blocks.
     Waiting,
     Reading,
     Writing,
@@ -44,7 +46,7 @@ struct Compound {
     done: u64,
     /// Blocks in the chunk that is under way.
     chunk: u64,
-    buffer: Option<Buffer>,
+    buffer: Buffer,
     /// The buffer is the module's.
     is_lent: bool,
     /// Nobody wants it any more: no further chunk is begun.
@@ -72,13 +74,13 @@ impl Compound {
     /// The memory of the chunk under way, for the module.
     fn lend(&mut self, block_size: u32) -> Sgl {
         self.is_lent = true;
-        self.buffer.as_mut().expect("it has one").lend().slice(0, self.chunk as u32 * block_size)
+        self.buffer.lend().slice(0, self.chunk as u32 * block_size)
     }
 
     /// The module is done with it.
     fn reclaim(&mut self) {
         if std::mem::take(&mut self.is_lent) {
-            self.buffer.as_mut().expect("it has one").reclaim();
+            self.buffer.reclaim();
         }
     }
 }
@@ -86,10 +88,10 @@ impl Compound {
 #[derive(Default)]
 pub(super) struct Compounds {
     running: Vec<Compound>,
+    /// Buffers of those that have ended.
     free: Vec<Buffer>,
-    /// Who waits for a buffer.
-    waiting: VecDeque<Key>,
-    has_buffers: bool,
+    /// Those that have not begun; some may have ended.
+    waiting: VecDeque<Waiting>,
 }
 
 impl Compounds {
@@ -97,10 +99,14 @@ impl Compounds {
         self.running.iter_mut().find(|c| c.key == key).expect("it runs until it ends")
     }
 
-    fn make_buffers(&mut self, bytes: u32) {
-        if !std::mem::replace(&mut self.has_buffers, true) {
-            self.free.extend((0..BUFFERS).map(|_| Buffer::new(bytes as usize, PAGE as usize)));
-        }
+    /// Whether some have not begun.
+    #[inline]
+    pub fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    fn is_full(&self) -> bool {
+        self.running.len() == RUNNING_MAX
     }
 }
 
@@ -136,8 +142,33 @@ impl BdevChannel {
     #[cold]
     pub(super) fn begin_compound(&mut self, key: Key, io: Io, cx: &mut Cx) {
         self.pending.get_mut(key).expect("just inserted").to_go = false;
+        if self.compounds.is_full() || self.compounds.has_waiting() {
+            make_room(&mut self.compounds.waiting, &self.pending, |w| w.key);
+            self.compounds.waiting.push_back(Waiting { key, source: io.source });
+        } else {
+            self.run_compound(key, io, cx);
+        }
+    }
+
+    /// Runs those whose turn it is.
+    #[cold]
+    pub(super) fn advance_compounds(&mut self, cx: &mut Cx) {
+        while !self.compounds.is_full()
+            && let Some(Waiting { key, source }) = self.compounds.waiting.pop_front()
+        {
+            // One that was aborted is gone.
+            if let Some(&Pending { tag, asked: op, fua, lba, blocks, data, .. }) = self.pending.get(key) {
+                let io = Io { tag, op, fua, may_unmap: false, lba, blocks, source, data };
+                self.run_compound(key, io, cx);
+            }
+        }
+    }
+
+    fn run_compound(&mut self, key: Key, io: Io, cx: &mut Cx) {
         let Io { op, fua, lba, source, blocks, data, .. } = io;
         let (step, done, chunk) = (Step::Waiting, 0, 0);
+        let bytes = BUFFER.max(self.block_size) as usize;
+        let buffer = self.compounds.free.pop().unwrap_or_else(|| Buffer::new(bytes, PAGE as usize));
         let compound = Compound {
             key,
             op,
@@ -149,7 +180,7 @@ impl BdevChannel {
             data,
             done,
             chunk,
-            buffer: None,
+            buffer,
             is_lent: false,
             is_aborted: false,
             lock: None,
@@ -157,7 +188,7 @@ impl BdevChannel {
         let extent = compound.extent();
         self.compounds.running.push(compound);
         if op == Op::Compare {
-            return self.take_buffer(key, cx);
+            return self.next_chunk(key, cx);
         }
         let (cell, local) = (Rc::downgrade(&self.cell), cx.local().clone());
         let grant = move |lock| {
@@ -173,25 +204,17 @@ impl BdevChannel {
 
     /// Has a compound request end after the chunk that the module has.
     pub(super) fn abort_compound(&mut self, key: Key) {
-        self.compounds.find(key).is_aborted = true;
+        // One that waits for its turn has no chunk.
+        if let Some(c) = self.compounds.running.iter_mut().find(|c| c.key == key) {
+            c.is_aborted = true;
+        }
     }
 
     /// The blocks of a request are its own, unless it has been aborted meanwhile.
     pub(super) fn granted(&mut self, key: Key, lock: RangeLock, cx: &mut Cx) {
         if self.pending.get(key).is_some() {
             self.compounds.find(key).lock = Some(lock);
-            self.take_buffer(key, cx);
-        }
-    }
-
-    fn take_buffer(&mut self, key: Key, cx: &mut Cx) {
-        self.compounds.make_buffers(BUFFER.max(self.block_size));
-        match self.compounds.free.pop() {
-            Some(buffer) => {
-                self.compounds.find(key).buffer = Some(buffer);
-                self.next_chunk(key, cx);
-            }
-            None => self.compounds.waiting.push_back(key),
+            self.next_chunk(key, cx);
         }
     }
 
@@ -236,8 +259,7 @@ impl BdevChannel {
             Step::Reading => {
                 let bytes = c.chunk as u32 * self.block_size;
                 let expected = c.data.slice(c.done as u32 * self.block_size, bytes);
-                let buffer = c.buffer.as_ref().expect("it has one");
-                if !is_same(expected, &buffer.bytes()[..bytes as usize]) {
+                if !is_same(expected, &c.buffer.bytes()[..bytes as usize]) {
                     p.status = Status::Miscompare;
                     return Some(self.end_compound(key, cx));
                 }
@@ -264,19 +286,14 @@ impl BdevChannel {
         None
     }
 
-    /// Ends a compound request of which the module has nothing.
+    /// Ends a compound request of which the module has nothing. The next poll runs another in its place.
     pub(super) fn end_compound(&mut self, key: Key, cx: &mut Cx) -> Completion {
         let compounds = &mut self.compounds;
-        let index = compounds.running.iter().position(|c| c.key == key).expect("it ends once");
-        let mut compound = compounds.running.swap_remove(index);
-        compound.reclaim();
-        compounds.waiting.retain(|&k| k != key);
-        let next = compound.buffer.and_then(|buffer| {
-            compounds.free.push(buffer);
-            compounds.waiting.pop_front()
-        });
-        if let Some(next) = next {
-            self.take_buffer(next, cx);
+        // One that waits for its turn is left in its line.
+        if let Some(index) = compounds.running.iter().position(|c| c.key == key) {
+            let mut compound = compounds.running.swap_remove(index);
+            compound.reclaim();
+            compounds.free.push(compound.buffer);
         }
         self.complete(key, cx)
     }

@@ -3,12 +3,13 @@
 //!
 //! Compound requests pass all fences: they go by the table of the disk.
 
-use super::{BdevChannel, Pending};
+use super::{BdevChannel, Pending, make_room};
 use crate::Op;
 use crate::ranges::Extent;
 use aryk_reactor::Cx;
 use aryk_slots::Key;
 use futures_channel::oneshot;
+use std::collections::VecDeque;
 use std::ops::Range;
 
 struct Fence {
@@ -23,15 +24,15 @@ struct Fence {
 #[derive(Default)]
 pub(super) struct Fences {
     list: Vec<Fence>,
-    /// Requests that are held off, in order.
-    held: Vec<Key>,
+    /// Requests that are held off, in order; some may have ended.
+    held: VecDeque<Key>,
 }
 
 impl Fences {
     /// Those that stand when a channel is opened.
     pub fn standing(fences: Vec<(u64, Extent)>) -> Self {
         let fence = |(id, extent)| Fence { id, extent, before: Vec::new(), quiet: None };
-        Self { list: fences.into_iter().map(fence).collect(), held: Vec::new() }
+        Self { list: fences.into_iter().map(fence).collect(), held: VecDeque::new() }
     }
 
     /// Whether there are none: then nothing is held off.
@@ -42,7 +43,7 @@ impl Fences {
 
     /// How many requests are held off.
     #[inline]
-    pub const fn held(&self) -> u32 {
+    pub fn held(&self) -> u32 {
         self.held.len() as u32
     }
 
@@ -55,15 +56,6 @@ impl Fences {
     pub fn hold_off(&self, op: Op, lba: u64, blocks: u64) -> bool {
         op.is_change() && !op.is_compound() && self.touch(&(lba..lba + blocks))
     }
-
-    pub fn add_held(&mut self, key: Key) {
-        self.held.push(key);
-    }
-
-    /// A request that was held off has ended.
-    pub fn forget(&mut self, key: Key) {
-        self.held.retain(|&k| k != key);
-    }
 }
 
 impl Pending {
@@ -75,14 +67,21 @@ impl Pending {
 }
 
 impl BdevChannel {
+    /// A fence holds a request off.
+    pub(super) fn add_held(&mut self, key: Key) {
+        self.pending.get_mut(key).expect("it has just come").is_held = true;
+        make_room(&mut self.fences.held, &self.pending, |key| *key);
+        self.fences.held.push_back(key);
+    }
+
     pub(super) fn put_up_fence(&mut self, id: u64, extent: Extent, quiet: oneshot::Sender<()>) {
         let block_size = self.block_size;
-        let is_before = |(key, p): &(Key, &Pending)| {
+        let is_before = |(_, p): &(Key, &Pending)| {
             p.asked.is_change()
                 && !p.is_limited
+                && !p.is_held
                 && !p.asked.is_compound()
                 && extent.touches(&p.range(block_size))
-                && !self.fences.held.contains(key)
         };
         let before = self.pending.iter().filter(is_before).map(|(key, _)| key).collect();
         self.fences.list.retain(|f| f.id != id);
@@ -93,9 +92,10 @@ impl BdevChannel {
     pub(super) fn take_down_fence(&mut self, id: u64, cx: &mut Cx) {
         self.fences.list.retain(|f| f.id != id);
         for key in std::mem::take(&mut self.fences.held) {
-            let p = self.pending.get(key).expect("one that ends is forgotten");
-            if self.fences.touch(&p.range(self.block_size)) {
-                self.fences.held.push(key);
+            let Some(p) = self.pending.get_mut(key) else { continue };
+            p.is_held = self.fences.touch(&p.range(self.block_size));
+            if p.is_held {
+                self.fences.held.push_back(key);
             } else {
                 self.enqueue(key, cx);
             }

@@ -1,11 +1,11 @@
 //! Where the requests of a limited disk wait for their turn, before anything else becomes of them. Reactor context.
 //!
-//! What is counted: each request is one, whatever it does. Reads and compares are reads; all else is a write. Bytes are those that it moves: none for flushes, for
-//! unmaps, and for write-zeroes where the module has them; both ways for what is made of reads and writes and writes in the end.
+//! What is counted: each request is one, whatever it does. Reads and compares are reads; all else is a write. Bytes are those of its blocks; both ways for what is made of
+//! reads and writes and writes in the end; and [`aryk_qos::LEAST_BYTES`] for flushes and unmaps, which move none.
 //!
 //! A channel has one line, or one for each direction where some bucket counts only one: then reads do not wait behind writes that are out of their limit.
 
-use super::{BdevChannel, Pending, State};
+use super::{BdevChannel, Pending, State, make_room};
 use crate::{Bdev, Io, Op, Status};
 use aryk_qos::{Bucket, Direction, Lane, Path, Share, Wheel};
 use aryk_reactor::{Cx, Nanos, RootId, TimerId};
@@ -38,9 +38,9 @@ impl Wheel for Waker<'_> {
 
 /// A request that waits. The source, of a copy, is not in its [`Pending`].
 #[derive(Clone, Copy)]
-struct Waiting {
-    key: Key,
-    source: u64,
+pub(super) struct Waiting {
+    pub key: Key,
+    pub source: u64,
 }
 
 #[repr(C)]
@@ -167,12 +167,13 @@ const fn direction(op: Op) -> Direction {
 impl BdevChannel {
     /// The bytes that a request is counted with.
     #[inline]
-    fn counted_bytes(&self, op: Op, bytes: u64) -> u64 {
+    const fn counted_bytes(op: Op, bytes: u64) -> u64 {
         match op {
             Op::Read | Op::Write | Op::Compare => bytes,
             Op::CompareAndWrite | Op::Copy => bytes.saturating_mul(2),
-            Op::WriteZeroes if !self.ops.contains(Op::WriteZeroes) => bytes,
-            Op::WriteZeroes | Op::Flush | Op::Unmap => 0,
+            // Whether the store has to write them is not known before.
+            Op::WriteZeroes => bytes,
+            Op::Flush | Op::Unmap => aryk_qos::LEAST_BYTES,
         }
     }
 
@@ -180,7 +181,7 @@ impl BdevChannel {
     // Not inlined: the path of disks without limits is to stay as short as it is.
     #[inline(never)]
     pub(super) fn may_go(&mut self, op: Op, bytes: u64, cx: &mut Cx) -> bool {
-        let bytes = self.counted_bytes(op, bytes);
+        let bytes = Self::counted_bytes(op, bytes);
         let throttle = self.throttle.as_mut().expect("the caller looked");
         matches!(self.state, State::Running) && throttle.may_go(direction(op), bytes, cx)
     }
@@ -188,6 +189,7 @@ impl BdevChannel {
     /// Has a request wait.
     pub(super) fn hold(&mut self, key: Key, op: Op, source: u64) {
         let throttle = self.throttle.as_mut().expect("the caller looked");
+        make_room(&mut throttle.line(direction(op)).waiting, &self.pending, |w| w.key);
         throttle.hold(direction(op), Waiting { key, source });
         self.limited += 1;
         self.holds = true;
@@ -204,7 +206,7 @@ impl BdevChannel {
             while let Some(&waiting) = line.waiting.front() {
                 // One that has failed is gone.
                 if let Some(p) = self.pending.get(waiting.key) {
-                    let bytes = self.counted_bytes(p.op, p.bytes);
+                    let bytes = Self::counted_bytes(p.op, p.bytes);
                     if !line.lane.ask(bytes, line.waiting.len() as u64 - 1, now, &mut Waker(cx)) {
                         break;
                     }

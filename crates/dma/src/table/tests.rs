@@ -1,6 +1,6 @@
 //! Translation against the same memory in one array, and how long memory stays.
 
-use super::{BadAddress, MemTable, Region, SgTable, TableError};
+use super::{BadAddress, KEPT_PIECES, MemTable, Region, SgTable, TableError};
 use crate::Mapping;
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -363,13 +363,30 @@ fn pieces_know_where_they_came_from() {
     let file = memfd_create("log", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&file, PAGE).unwrap();
     let log = DirtyLog::map(file.as_fd(), 0, PAGE).unwrap();
-    sgs.mark_dirty(1, &log);
-    sgs.mark_dirty(0, &log);
-    let mut bits = [0; 6];
-    rustix::io::pread(&file, &mut bits, 0).unwrap();
-    assert_eq!(bits, [0b110, 0, 0, 0, 0, 1]);
+    let bits = || {
+        let mut bits = [0; 6];
+        rustix::io::pread(&file, &mut bits, 0).unwrap();
+        bits
+    };
+    assert_eq!(sgs.mark_dirty(1, 0..0, &log), 0);
+    assert_eq!(sgs.mark_dirty(0, 1..2, &log), 2, "a piece, and a word of the log");
+    assert_eq!(bits(), [0b100, 0, 0, 0, 0, 0], "what was not written is not marked");
+    sgs.mark_dirty(0, 0..3, &log);
+    assert_eq!(bits(), [0b110, 0, 0, 0, 0, 1]);
     assert_eq!(log.beyond(), 0);
     for slot in [0, 1] {
         sgs.end(slot);
+    }
+}
+
+#[test]
+fn a_list_keeps_no_more_memory_than_ordinary_requests_need() {
+    let mut sgs = SgTable::new(1, table(&[region(0, 2 * PAGE)]));
+    for (pieces, kept) in [(KEPT_PIECES, true), (KEPT_PIECES + 1, false), (1, false)] {
+        sgs.begin(0);
+        sgs.extend(0, (0..pieces as u64).map(|i| (i, 1))).unwrap();
+        assert_eq!(sgs.sgl(0).segments() as usize, pieces);
+        sgs.end(0);
+        assert_eq!(sgs.slots[0].segs.capacity() >= KEPT_PIECES, kept, "after {pieces} pieces");
     }
 }

@@ -13,6 +13,9 @@ use aryk_uring::{Completion as Answer, Tag as RingTag};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Bytes that answers of one poll have copied through bounce buffers, and those of one answer more; the others are looked at in the next turn.
+const COPY_MAX: u64 = 1 << 20;
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Place {
     Kernel,
@@ -202,11 +205,18 @@ impl Channel for FileChannel {
     fn poll(&mut self, cx: &mut Cx, out: &mut Vec<Completion>) {
         let mut answers = std::mem::take(&mut self.answers);
         cx.take_ring_completions(self.client, &mut answers);
-        for answer in answers.drain(..) {
+        let (mut taken, copied_max) = (0, self.pool.copied + COPY_MAX);
+        while taken < answers.len() && self.pool.copied < copied_max {
+            let answer = answers[taken];
+            taken += 1;
             let key = key(answer.tag.token);
             let entry = self.entries.get_mut(key).expect("the kernel answers each call once");
             let next = entry.request.answered(answer.result, &self.store, &mut self.pool);
             self.obey(key, next, cx);
+        }
+        answers.drain(..taken);
+        if !answers.is_empty() {
+            cx.wake(self.root);
         }
         self.answers = answers;
         if let Some(claimant) = &self.claimant {

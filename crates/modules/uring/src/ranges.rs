@@ -63,7 +63,8 @@ impl Claimant {
 struct Claim {
     bytes: Range<u64>,
     alone: bool,
-    holds: bool,
+    /// Claims before it that are in its way: it holds when there are none.
+    before: u32,
     key: Key,
     by: Arc<Claimant>,
 }
@@ -82,10 +83,10 @@ pub(crate) struct Ranges(Mutex<Vec<Claim>>);
 impl Ranges {
     /// Claims `bytes` for the request `key`, beside others or alone. Whether the claim holds at once; otherwise [`Claimant::take_granted`] has it later.
     pub fn claim(&self, bytes: Range<u64>, alone: bool, key: Key, by: &Arc<Claimant>) -> bool {
-        let mut claim = Claim { bytes, alone, holds: false, key, by: Arc::clone(by) };
+        let mut claim = Claim { bytes, alone, before: 0, key, by: Arc::clone(by) };
         let mut claims = lock(&self.0);
-        claim.holds = !claims.iter().any(|earlier| earlier.is_in_the_way_of(&claim));
-        let holds = claim.holds;
+        claim.before = claims.iter().filter(|earlier| earlier.is_in_the_way_of(&claim)).count() as u32;
+        let holds = claim.before == 0;
         claims.push(claim);
         holds
     }
@@ -97,12 +98,10 @@ impl Ranges {
             let mut claims = lock(&self.0);
             let mine = |c: &Claim| c.key == key && Arc::ptr_eq(&c.by, by);
             let index = claims.iter().position(mine).expect("a claim is released once");
-            claims.remove(index);
-            for i in index..claims.len() {
-                let (earlier, rest) = claims.split_at_mut(i);
-                let claim = &mut rest[0];
-                if !claim.holds && !earlier.iter().any(|e| e.is_in_the_way_of(claim)) {
-                    claim.holds = true;
+            let released = claims.remove(index);
+            for claim in claims[index..].iter_mut().filter(|later| released.is_in_the_way_of(later)) {
+                claim.before -= 1;
+                if claim.before == 0 {
                     claim.by.grant(claim.key);
                     to_wake.push(Arc::clone(&claim.by));
                 }

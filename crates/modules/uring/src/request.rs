@@ -33,12 +33,19 @@ pub(crate) struct Pool {
     free: Vec<Buffer>,
     len: usize,
     align: usize,
+    /// Bytes that were copied between buffers and requests' memory, or set.
+    pub copied: u64,
 }
 
 impl Pool {
     pub fn new(store: &Store) -> Self {
         let len = BOUNCE.max(store.alignment.offset as usize);
-        Self { free: Vec::new(), len, align: (store.alignment.memory as usize).max(aryk_dma::PAGE as usize) }
+        Self {
+            copied: 0,
+            free: Vec::new(),
+            len,
+            align: (store.alignment.memory as usize).max(aryk_dma::PAGE as usize),
+        }
     }
 
     fn take(&mut self) -> Buffer {
@@ -289,6 +296,7 @@ impl Request {
         let from = floor(self.at, align);
         let len = (ceil(end, align) - from).min(pool.len as u64);
         self.step(Step::Bounced, from, len);
+        pool.copied += len;
         let (op, at) = (self.op, self.at);
         let data = if op == Op::Write { self.memory(at..at + len) } else { Sgl::EMPTY };
         let bounce = self.buffer(pool);
@@ -363,7 +371,7 @@ impl Request {
                 if done < self.len {
                     return self.short(before, store, pool);
                 }
-                if self.moved() {
+                if self.moved(pool) {
                     return Next::Start(self.call());
                 }
             }
@@ -384,12 +392,15 @@ impl Request {
     }
 
     /// A step has moved all its data; whether another one follows it at the same place.
-    fn moved(&mut self) -> bool {
+    fn moved(&mut self, pool: &mut Pool) -> bool {
         let end = (self.from + self.len).min(self.bytes.end);
         if let Some(bounce) = &mut self.bounce {
             bounce.reclaim();
         }
         let part = (self.at - self.from) as usize..(end - self.from) as usize;
+        if self.bounce.is_some() {
+            pool.copied += part.len() as u64;
+        }
         match (self.step, self.op) {
             (Step::Bounced, Op::Read) => {
                 let bounce = self.bounce.as_ref().expect("used by this step");

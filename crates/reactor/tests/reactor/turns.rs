@@ -127,6 +127,37 @@ fn woken_roots_are_polled_once_in_order_and_within_the_budget() {
 }
 
 #[test]
+fn roots_whose_polls_take_long_have_their_turns_one_after_the_other() {
+    for promoted in [false, true] {
+        let time = Time::default();
+        let (mut reactor, _) = reactor(SleepPolicy::Poll, ENGINES[0], &time);
+        let order = Rc::new(RefCell::new(Vec::new()));
+        let roots: Vec<_> = (0..20)
+            .map(|i| {
+                let (order, time) = (Rc::clone(&order), time.clone());
+                let thread = reactor.cx().add_thread("slow", CoreSet::allowed());
+                scripted(reactor.cx(), thread, &Log::default(), "r", move |_| {
+                    order.borrow_mut().push(i);
+                    time.pass(micros(400));
+                    true
+                })
+            })
+            .collect();
+        for root in &roots {
+            if promoted { reactor.cx().kick(root.id()) } else { reactor.cx().wake(root.id()) }
+        }
+        let mut before = time.nanos();
+        while order.borrow().len() < 20 {
+            reactor.turn();
+            let took = time.nanos() - before;
+            assert!(took <= 1_600_000, "a turn of {took} ns");
+            before = time.nanos();
+        }
+        assert_eq!(order.borrow()[..20], (0..20).collect::<Vec<_>>(), "none is passed over");
+    }
+}
+
+#[test]
 fn a_wake_that_was_cleared_is_none_and_takes_no_room() {
     let (mut reactor, thread) = reactor(SleepPolicy::Interrupt, ENGINES[0], &Time::default());
     let log = Log::default();

@@ -8,7 +8,7 @@ fn those_that_only_read_are_named_so() {
     let dir = tempfile::TempDir::new().unwrap();
     let reactors = Rc::new(Reactors::start(&Options::default()).unwrap());
     let level = log::PrintLevel::Error;
-    let methods = table(Rc::new(Control::new(reactors, dir.path(), level, |_| {})));
+    let methods = table(Rc::new(Control::new(reactors, dir.path(), 1024, level, |_| {})));
     for (name, _) in methods.names() {
         let gets = ["_get_", "_wait_", "save_config", "rpc.discover"].iter().any(|part| name.contains(part));
         let gets = gets || name.ends_with("_get");

@@ -43,7 +43,8 @@ impl Daemon {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let reactors = Rc::new(Reactors::start(&Options::default()).unwrap());
-        let control = Rc::new(Control::new(Rc::clone(&reactors), dir.path(), PrintLevel::Notice, |_| {}));
+        let control =
+            Rc::new(Control::new(Rc::clone(&reactors), dir.path(), 1024, PrintLevel::Notice, |_| {}));
         Self { dir, reactors, methods: methods::table(Rc::clone(&control)), control }
     }
 

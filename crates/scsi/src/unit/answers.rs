@@ -1,6 +1,5 @@
 //! Commands that are rare: those answered at once, and the beginning of those that take several requests. Reactor context; these may allocate.
 
-use super::jobs::Loop;
 use super::{Begun, Failure, Request, UnitChannel};
 use crate::cdb::{Check, Command, PageControl, Transfer};
 use crate::inquiry::{self, COMPARE_BLOCKS_MAX, UNMAP_RANGES_MAX};
@@ -188,8 +187,7 @@ impl UnitChannel {
         if pattern.iter().all(|byte| *byte == 0) {
             self.start(request, block.len(), None, all_zeroes, cx);
         } else {
-            let job = Loop::new(Op::Write, lba, blocks, fua, &pattern);
-            self.start_loop(request, block.len(), job, cx);
+            return self.start_loop(request, block.len(), (Op::Write, lba, blocks, fua), &pattern, cx);
         }
         Ok(None)
     }
@@ -236,9 +234,7 @@ impl UnitChannel {
             Check::Medium if blocks == 0 => Ok(Some(0)),
             Check::Medium => {
                 let nothing = vec![0; 1 << self.block_shift];
-                let job = Loop::new(Op::Read, lba, blocks.into(), false, &nothing);
-                self.start_loop(request, 0, job, cx);
-                Ok(None)
+                self.start_loop(request, 0, (Op::Read, lba, blocks.into(), false), &nothing, cx)
             }
             Check::Data => {
                 let transfer = Transfer { lba, blocks, fua: false };
@@ -268,9 +264,8 @@ impl UnitChannel {
                 }
                 let mut pattern = vec![0; block.len() as usize];
                 block.read(0, &mut pattern);
-                let job = Loop::new(Op::Compare, lba, blocks.into(), false, &pattern);
-                self.start_loop(request, block.len(), job, cx);
-                Ok(None)
+                let all = (Op::Compare, lba, blocks.into(), false);
+                self.start_loop(request, block.len(), all, &pattern, cx)
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Commands that take several requests to the disk, one after the other. Reactor context; these may allocate.
 
 use super::tasks::{GivenUp, Task};
-use super::{Begun, Request, UnitChannel};
+use super::{Begun, Failure, Request, UnitChannel};
 use crate::cell::Command as Order;
 use crate::reservations::Refused;
 use aryk_bdev::{Io, Op, Status as BdevStatus, Tag};
@@ -38,12 +38,15 @@ pub(super) struct Loop {
     data: Sgl,
 }
 
+/// Loops of a channel that run at one time, for each has a buffer.
+pub(super) const LOOPS_MAX: u32 = 16;
+
 /// Bytes of a loop's buffer, unless a block has more.
 const LOOP_BYTES: usize = 64 * 1024;
 
 impl Loop {
     /// `block` on each of these blocks, of which there are some.
-    pub fn new(op: Op, lba: u64, blocks: u64, fua: bool, block: &[u8]) -> Self {
+    fn new(op: Op, lba: u64, blocks: u64, fua: bool, block: &[u8]) -> Self {
         let step = ((LOOP_BYTES / block.len()).max(1) as u64).min(blocks);
         let mut buffer = Buffer::new(step as usize * block.len(), PAGE as usize);
         (0..step as usize).for_each(|i| buffer.write(i * block.len(), block));
@@ -127,9 +130,23 @@ impl UnitChannel {
         Ok(None)
     }
 
-    pub(super) fn start_loop(&mut self, request: &Request<'_>, moved: u32, mut job: Loop, cx: &mut Cx) {
+    /// Starts a loop over those blocks, of which there are some.
+    pub(super) fn start_loop(
+        &mut self,
+        request: &Request<'_>,
+        moved: u32,
+        (op, lba, blocks, fua): (Op, u64, u64, bool),
+        block: &[u8],
+        cx: &mut Cx,
+    ) -> Begun {
+        if self.loops == LOOPS_MAX {
+            return Err(Failure::Full);
+        }
+        self.loops += 1;
+        let mut job = Loop::new(op, lba, blocks, fua, block);
         let io = job.next(self.block_shift).expect("it has blocks");
         self.start(request, moved, Some(Box::new(Job::Loop(job))), io, cx);
+        Ok(None)
     }
 
     /// A command that is over when `done` is, which needs nothing of this channel.

@@ -56,6 +56,11 @@ impl Tasks {
         Self { all: (0..depth).map(|_| Task::NONE).collect(), len: 0 }
     }
 
+    /// Commands that it has room for: tags are below.
+    pub fn depth(&self) -> usize {
+        self.all.len()
+    }
+
     /// Commands in it.
     pub const fn len(&self) -> u32 {
         self.len

@@ -55,7 +55,13 @@ fn a_disk_that_is_removed_while_a_queue_opens_it_is_let_go_of() {
         };
         let reactors = Rc::new(Reactors::start(&options).unwrap());
         let disk = registry.open("disk", Access::Shared, "test", |_| ()).unwrap();
-        let settings = Settings { name: "vm".to_owned(), read_only: false, cores: None, queues: 1 };
+        let settings = Settings {
+            name: "vm".to_owned(),
+            read_only: false,
+            cores: None,
+            queues: 1,
+            queue_size_max: 1024,
+        };
         let controller = Controller::new(settings, disk, reactors);
         // The queue's start is with its reactor when the news comes.
         let (started, ()) =

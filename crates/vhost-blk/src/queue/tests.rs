@@ -1,5 +1,7 @@
 //! Requests from a guest's ring to a disk in memory and back.
 
+mod bounds;
+
 use crate::guest::{AVAIL, FREE, Guest, MEMORY, SIZE};
 use aryk_bdev::{
     Access, Channel, Completion, Device, Geometry, Io, Limits, Op, OpSet, OpenError, Outbox, Registry,

@@ -3,7 +3,7 @@
 mod driver;
 
 use super::{EVENT_DESC, EVENT_DISABLE, EVENT_ENABLE, INDIRECT, NEXT, PackedConfig, PackedQueue, WRITE};
-use crate::{Chain, ChainError, ConfigError, InflightError, PopError, QueueError};
+use crate::{CHAIN_MAX, Chain, ChainError, ConfigError, InflightError, PopError, QueueError};
 use aryk_dma::GuestArea;
 use driver::{BUFFERS, Driver, TABLES};
 use proptest::prelude::*;
@@ -13,13 +13,13 @@ use std::collections::BTreeMap;
 type Descs = [(u64, u32, u16)];
 
 fn pop(driver: &Driver, queue: &mut PackedQueue) -> Option<(u16, Vec<u64>)> {
-    let mut chain = Chain::new(queue.size());
+    let mut chain = Chain::default();
     let id = queue.pop(&driver.memory, &mut chain).unwrap()?;
     Some((id, chain.readable().iter().chain(chain.writable()).map(|piece| piece.addr).collect()))
 }
 
 fn error(driver: &Driver, queue: &mut PackedQueue) -> PopError {
-    queue.pop(&driver.memory, &mut Chain::new(queue.size())).unwrap_err()
+    queue.pop(&driver.memory, &mut Chain::default()).unwrap_err()
 }
 
 #[test]
@@ -44,6 +44,25 @@ fn chains_go_round_out_of_order() {
 }
 
 #[test]
+fn a_chain_that_is_too_long_is_refused_and_what_it_cost_is_known() {
+    const LONG: u16 = CHAIN_MAX + 5;
+    let mut driver = Driver::new(2048);
+    let mut queue = driver.queue(false);
+    let (longest, longer) = (driver.add(CHAIN_MAX), driver.add(LONG - 6 - 8));
+    assert_eq!(pop(&driver, &mut queue).unwrap().1.len(), usize::from(CHAIN_MAX));
+    assert_eq!(pop(&driver, &mut queue).unwrap().0, longer);
+    queue.push_used(longest, 0);
+    queue.push_used(longer, 0);
+    let _ = queue.publish();
+    while driver.take_used().is_some() {}
+    let id = driver.add(LONG);
+    let mut chain = Chain::default();
+    let refused = queue.pop(&driver.memory, &mut chain);
+    assert_eq!(refused, Err(PopError::Chain { head: id, error: ChainError::TooLong }));
+    assert!(chain.cost() >= u32::from(LONG), "{}", chain.cost());
+}
+
+#[test]
 fn a_successor_goes_on_at_the_base() {
     let mut driver = Driver::new(3);
     for _ in 0..10 {
@@ -63,7 +82,7 @@ fn an_indirect_table_is_one_descriptor() {
     let mut queue = driver.queue(false);
     driver.table(0, &[(BUFFERS, 16, 0), (BUFFERS + 64, 512, WRITE), (BUFFERS + 1024, 1, WRITE)]);
     let id = driver.offer(&[(TABLES, 48, INDIRECT)]);
-    let mut chain = Chain::new(2);
+    let mut chain = Chain::default();
     assert_eq!(queue.pop(&driver.memory, &mut chain), Ok(Some(id)));
     assert_eq!((chain.readable_len(), chain.writable_len()), (16, 513));
     queue.push_used(id, 1);
@@ -303,7 +322,7 @@ proptest! {
         driver.region.write(8, &1u16);
         driver.region.write(10, &4u16);
         if let Ok(mut queue) = driver.successor() {
-            let mut chain = Chain::new(4);
+            let mut chain = Chain::default();
             for _ in 0..16 {
                 match queue.pop(&driver.memory, &mut chain) {
                     Ok(Some(id)) | Err(PopError::Chain { head: id, .. }) => queue.push_used(id, 0),

@@ -12,20 +12,20 @@ use aryk_dma::{MemTable, Region};
 use driver::{Desc, Guest, INDIRECT, NEXT, WRITE};
 
 fn chain_of(guest: &Guest, queue: &mut SplitQueue) -> (u16, Vec<Piece>, Vec<Piece>) {
-    let mut chain = Chain::new(queue.size());
+    let mut chain = Chain::default();
     let head = queue.pop(&guest.memory, &mut chain).unwrap().expect("a chain is available");
     (head, chain.readable().to_vec(), chain.writable().to_vec())
 }
 
 fn error_of(guest: &Guest, queue: &mut SplitQueue) -> PopError {
-    queue.pop(&guest.memory, &mut Chain::new(queue.size())).unwrap_err()
+    queue.pop(&guest.memory, &mut Chain::default()).unwrap_err()
 }
 
 #[test]
 fn a_block_request_goes_round() {
     let guest = Guest::new(8);
     let mut queue = guest.queue(false);
-    let mut chain = Chain::new(8);
+    let mut chain = Chain::default();
     assert_eq!(queue.pop(&guest.memory, &mut chain), Ok(None));
 
     guest.set_desc(3, Desc { addr: 0x1000, len: 16, flags: NEXT, next: 5 });
@@ -53,7 +53,7 @@ fn a_block_request_goes_round() {
 fn header_and_status_may_be_split_in_any_way() {
     let guest = Guest::new(8);
     let mut queue = guest.queue(false);
-    let mut chain = Chain::new(8);
+    let mut chain = Chain::default();
     guest.memory.write_bytes(guest.base + 0x1000, b"0123456789abcdefDATA").unwrap();
     guest.set_desc(0, Desc { addr: 0x1000, len: 3, flags: NEXT, next: 1 });
     guest.set_desc(1, Desc { addr: 0x1003, len: 17, flags: NEXT, next: 2 });
@@ -255,9 +255,15 @@ fn chains_may_be_long() {
         flags: if i < last { NEXT } else { 0 },
         next: i + 1,
     };
+    // From its last descriptor back, a chain of each length.
     (0..4096).for_each(|i| guest.set_desc(i, desc(i, 4095)));
+    guest.offer(4096 - CHAIN_MAX);
+    assert_eq!(chain_of(&guest, &mut queue).1.len(), usize::from(CHAIN_MAX));
     guest.offer(0);
-    assert_eq!(chain_of(&guest, &mut queue).1.len(), 4096, "as long as the queue's table");
+    let mut chain = Chain::default();
+    let refused = queue.pop(&guest.memory, &mut chain);
+    assert_eq!(refused, Err(PopError::Chain { head: 0, error: ChainError::TooLong }));
+    assert_eq!(chain.cost(), u32::from(CHAIN_MAX) + 1, "as far as it was looked at");
 
     let guest = Guest::new(2);
     let mut queue = guest.queue(false);
@@ -285,7 +291,7 @@ fn an_indirect_table_does_not_wrap_around_the_address_space() {
     guest.set_desc(0, Desc { addr: table.wrapping_sub(guest.base), len: 32, flags: INDIRECT, next: 0 });
     guest.offer(0);
     let error = PopError::Chain { head: 0, error: ChainError::IndirectAddress(table) };
-    assert_eq!(queue.pop(&memory, &mut Chain::new(8)), Err(error));
+    assert_eq!(queue.pop(&memory, &mut Chain::default()), Err(error));
 }
 
 #[test]

@@ -106,7 +106,7 @@ fn reap(guest: &Guest, done: u64, free: &mut Vec<u16>) -> u64 {
 
 fn serve(guest: &Guest, event_idx: bool, kick: &Event, call: &Event, ended: &AtomicBool) {
     let mut queue = guest.queue(event_idx);
-    let mut chain = Chain::new(SIZE);
+    let mut chain = Chain::default();
     let mut served = 0;
     let (mut sleeps, mut empty_polls) = (0_u64, 0);
     while !ended.load(Ordering::Acquire) {

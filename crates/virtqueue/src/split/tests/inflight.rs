@@ -28,7 +28,7 @@ fn successor(guest: &Guest, region: &GuestArea) -> Result<SplitQueue, ConfigErro
 }
 
 fn pop_all(guest: &Guest, queue: &mut SplitQueue) -> Vec<u16> {
-    let mut chain = Chain::new(SIZE);
+    let mut chain = Chain::default();
     std::iter::from_fn(|| queue.pop(&guest.memory, &mut chain).unwrap()).collect()
 }
 
@@ -129,7 +129,7 @@ proptest! {
         region.write(14, &guest.used_idx().wrapping_sub(u16::from(content[14] % 4)));
         if let Ok(mut queue) = successor(&guest, &region) {
             // What it claims to be in flight makes the available index one of the past.
-            let mut chain = Chain::new(SIZE);
+            let mut chain = Chain::default();
             let mut seen = BTreeSet::new();
             while let Ok(Some(head)) = queue.pop(&guest.memory, &mut chain) {
                 prop_assert!(head < SIZE && seen.insert(head));

@@ -82,7 +82,7 @@ fn in_table(
     table: Raw,
     parts: &mut (Vec<Piece>, Vec<Piece>),
 ) -> Result<(), ChainError> {
-    let longest = usize::from(CHAIN_MAX.max(guest.size));
+    let longest = usize::from(CHAIN_MAX);
     if !indirect {
         return Err(ChainError::IndirectNotNegotiated);
     }

@@ -130,7 +130,7 @@ impl World {
         let config = SplitConfig { indirect, ..guest.config(event_idx) };
         Self {
             queue: SplitQueue::new(config).unwrap(),
-            chain: Chain::new(size),
+            chain: Chain::default(),
             free: (0..size).collect(),
             meant: BTreeMap::new(),
             in_flight: BTreeSet::new(),
