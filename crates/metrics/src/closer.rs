@@ -1,10 +1,11 @@
 //! One disk, looked at closer: what the web page shows of the disk that was clicked. Control context; pure but for asking the inventory.
 
 use crate::{Inventory, Look};
-use aryk_bdev::{Bdev, Coarse, Op, OpSummary, RateLimits, Summary};
+use aryk_bdev::{Bdev, Coarse, Failure, Op, OpSummary, RateLimits, Summary};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::UNIX_EPOCH;
 
 /// A disk. Sizes in bytes; rates a second, over what was between two looks.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -31,6 +32,32 @@ pub struct Closer {
     waiting: u64,
     /// Requests that took longer than the disk's deadline, ever.
     overdue: u64,
+    /// The last request that its store has failed.
+    last_failure: Option<Failed>,
+}
+
+/// A request that the store has failed.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct Failed {
+    op: &'static str,
+    lba: u64,
+    blocks: u64,
+    error: String,
+    /// Milliseconds since 1970.
+    at_ms: u64,
+}
+
+impl Failed {
+    fn new(failure: &Failure) -> Self {
+        let since = failure.at.duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self {
+            op: failure.op.name(),
+            lba: failure.lba,
+            blocks: failure.blocks,
+            error: failure.error().to_string(),
+            at_ms: since.as_millis() as u64,
+        }
+    }
 }
 
 /// A controller through which a VM has the disk.
@@ -135,6 +162,7 @@ impl Closer {
             in_flight_max: disk.in_flight_max,
             waiting: disk.counts.waiting,
             overdue: disk.counts.overdue,
+            last_failure: disk.last_failure.as_ref().map(Failed::new),
         })
     }
 }

@@ -219,7 +219,13 @@ function facts(disk) {
     ...(disk.claimed_by === null ? [] : [["Claimed by", disk.claimed_by]]),
     ["In flight", `${disk.in_flight}, of which ${disk.waiting} wait; lately ${disk.in_flight_max} at most`],
     ["Errors", `${disk.operations.reduce((sum, op) => sum + op.errors_ever, 0)}` + (disk.overdue ? `; ${disk.overdue} over the deadline` : "")],
+    ...(disk.last_failure === null ? [] : [["Last failure", failure(disk.last_failure)]]),
   ];
+}
+
+/** A request that the store has failed. */
+function failure(f) {
+  return `${f.op} of ${count(f.blocks, "block")} from block ${f.lba}: ${f.error}, at ${new Date(f.at_ms).toLocaleString()}`;
 }
 
 function limits(disk) {

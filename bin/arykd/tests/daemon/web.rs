@@ -149,6 +149,14 @@ fn one_disk_closer() {
     assert_eq!(disk["users"], json!([{"controller": "c", "kind": "blk", "connected": false}]));
     assert_eq!((&disk["limits"][0]["group"], &disk["limits"][0]["ops"]), (&Value::Null, &json!(6000)));
     assert_eq!(live(port, "disk=disk-1")["disk"]["file"], Value::Null);
+    assert_eq!(disk["last_failure"], Value::Null);
+    let mut guest = FrontEnd::connect(&daemon.dir().join("vhost/c"));
+    std::fs::File::options().write(true).open(&file).unwrap().set_len(0).unwrap();
+    guest.read(4096, 4096).unwrap_err();
+    std::thread::park_timeout(Duration::from_secs(1));
+    let failed = &live(port, "disk=f")["disk"]["last_failure"];
+    assert_eq!((&failed["op"], &failed["lba"], &failed["blocks"]), (&json!("read"), &json!(8), &json!(8)));
+    assert!(failed["error"].as_str().unwrap().contains("os error") && failed["at_ms"].as_u64() > Some(0));
     for query in ["", "disk=nothing", "disk="] {
         assert_eq!(live(port, query)["disk"], Value::Null, "{query}");
     }
