@@ -335,6 +335,34 @@ pub const ALL: &[Told] = &[
             t.count(f, &[("core", &look.reactors[i].core.to_string())], look.reactors[i].members);
         },
     },
+    Told {
+        family: of(Kind::Gauge, "bytes", "aryk_guest_memory_bytes", "Memory of front-ends that is mapped."),
+        objects: one,
+        tell: |f, look, _, t| t.count(f, &[], look.mapped.0),
+    },
+    Told {
+        family: gauge("aryk_guest_memory_regions", "Mappings that it is in."),
+        objects: one,
+        tell: |f, look, _, t| t.count(f, &[], look.mapped.1),
+    },
+    Told {
+        family: gauge(
+            "aryk_reclaim_pending",
+            "Mappings and memory files that wait to be unmapped and closed.",
+        ),
+        objects: one,
+        tell: |f, look, _, t| t.count(f, &[], look.reclaiming.pending),
+    },
+    Told {
+        family: of(
+            Kind::Gauge,
+            "seconds",
+            "aryk_reclaim_delay_max_seconds",
+            "The longest that one of them has taken, from when nobody used it any more.",
+        ),
+        objects: one,
+        tell: |f, look, _, t| t.seconds(f, &[], look.reclaiming.delay_max.as_nanos() as u64),
+    },
     unions::ops::<Reactor>("aryk_reactor_ops"),
     unions::bytes::<Reactor>("aryk_reactor_bytes"),
     unions::errors::<Reactor>("aryk_reactor_request_errors"),

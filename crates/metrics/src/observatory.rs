@@ -5,6 +5,7 @@
 use crate::unions::{Part, Sums, Union};
 use crate::{Controller, Inventory};
 use aryk_bdev::{Bdev, Failure, QosGroup, RateLimits, Summary, gather};
+use aryk_dma::Reclaiming;
 use aryk_reactor::{Clock, Handle, Nanos, ReactorStats};
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
@@ -27,6 +28,10 @@ pub struct Look {
     pub controllers: Vec<Seat>,
     /// The reactors, by core.
     pub reactors: Vec<Reactor>,
+    /// Bytes, and mappings, of front-ends' memory.
+    pub mapped: (u64, u64),
+    /// How far the unmapping of it is behind.
+    pub reclaiming: Reclaiming,
 }
 
 impl Look {
@@ -165,7 +170,8 @@ impl Seen {
         };
         let controllers = controllers.into_iter().map(seat).collect();
         let at = Clock::Monotonic.now();
-        Look { at, took: at.since(start), disks, groups, controllers, reactors }
+        let (mapped, reclaiming) = (aryk_dma::mapped(), aryk_dma::reclaiming());
+        Look { at, took: at.since(start), disks, groups, controllers, reactors, mapped, reclaiming }
     }
 
     fn disk(&mut self, bdev: &Bdev, counts: Summary) -> Disk {
