@@ -682,10 +682,16 @@ type Reactor struct {
 	Busy uint64 `json:"busy"`
 	// Time without work, awake or asleep.
 	Idle uint64 `json:"idle"`
-	// Ours: the part of `idle` that was spent asleep.
-	Sleeping uint64 `json:"sleeping"`
 	// Whether it has slept.
 	InInterrupt bool `json:"in_interrupt"`
+	// What the kernel has counted of the core, all processes together, in its ticks: interrupts.
+	Irq uint64 `json:"irq"`
+	// The same: the kernel's own work.
+	Sys uint64 `json:"sys"`
+	// The same: programs.
+	Usr uint64 `json:"usr"`
+	// The core's NUMA node.
+	NumaID int32 `json:"numa_id"`
 	// What runs on it.
 	LwThreads []LwThread `json:"lw_threads"`
 }
@@ -812,8 +818,7 @@ type Thread struct {
 	// Time with work.
 	Busy uint64 `json:"busy"`
 	// What its reactor had left: time is not idle for one thread more than for another.
-	Idle        uint64 `json:"idle"`
-	InInterrupt bool   `json:"in_interrupt"`
+	Idle uint64 `json:"idle"`
 	// What it polls.
 	ActivePollersCount uint32 `json:"active_pollers_count"`
 	TimedPollersCount  uint32 `json:"timed_pollers_count"`
@@ -842,7 +847,7 @@ type ThreadPollers struct {
 type Threads struct {
 	// Ticks in a second.
 	TickRate uint64 `json:"tick_rate"`
-	// Of all reactors.
+	// `app_thread`, which answers calls, and those of all reactors.
 	Threads []Thread `json:"threads"`
 }
 

@@ -87,6 +87,26 @@ fn with_detail(message: &str, detail: Option<&str>) -> String {
     }
 }
 
+/// What a person may try next, where the daemon has refused a call. Some methods have one code for all that can be wrong: the text tells.
+fn hint_of(code: i64, message: &str, detail: Option<&str>) -> Option<&'static str> {
+    match (message, code) {
+        ("File exists", _) => Some("Choose another name, or remove that one first."),
+        ("No such device", _) => Some("'aryk disk list' and 'aryk controller list' show what there is."),
+        ("Device or resource busy", _) => Some("'aryk controller list' shows who uses it."),
+        // There are other reasons why something does not exist, such as its directory.
+        ("No such file or directory", _) if detail.is_some_and(|why| why.contains("give a size")) => {
+            Some("To make a new file, say how large: --size 20G.")
+        }
+        ("Permission denied", _) => {
+            Some("The user who runs the daemon must be allowed to use it: see 'ls -l', and 'ps -C arykd'.")
+        }
+        ("No space left on device", _) => Some("'df' shows which file system is full."),
+        ("Invalid parameters" | "Invalid argument", -32603 | -32602) => Some("--help shows what it takes."),
+        (_, -32601) => Some("'aryk rpc rpc_get_methods' lists the methods."),
+        _ => None,
+    }
+}
+
 impl Error {
     /// What a person may try next.
     pub fn hint(&self) -> Option<&'static str> {
@@ -97,21 +117,7 @@ impl Error {
             Self::Socket { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
                 Some("Only the user who runs the daemon may use its socket: be that user.")
             }
-            Self::Refused { code: -17, .. } => Some("Choose another name, or remove that one first."),
-            Self::Refused { code: -19, .. } => {
-                Some("'aryk disk list' and 'aryk controller list' show what there is.")
-            }
-            Self::Refused { code: -16, .. } => Some("'aryk controller list' shows who uses it."),
-            // There are other reasons why something does not exist, such as its directory.
-            Self::Refused { code: -2, detail: Some(why), .. } if why.contains("give a size") => {
-                Some("To make a new file, say how large: --size 20G.")
-            }
-            Self::Refused { code: -13, .. } => Some(
-                "The user who runs the daemon must be allowed to use it: see 'ls -l', and 'ps -C arykd'.",
-            ),
-            Self::Refused { code: -28, .. } => Some("'df' shows which file system is full."),
-            Self::Refused { code: -32602, .. } => Some("--help shows what it takes."),
-            Self::Refused { code: -32601, .. } => Some("'aryk rpc rpc_get_methods' lists the methods."),
+            Self::Refused { code, message, detail } => hint_of(*code, message, detail.as_deref()),
             Self::Unhealthy(_) => Some("The lines that begin with 'do:' say how to bring them about."),
             Self::Replaces(_) => {
                 Some("Add --replace if that is wanted; --plan shows all that would be done.")
@@ -128,8 +134,7 @@ impl Error {
             }
             Self::Unanswered { .. } => Some("--timeout says how many seconds to wait."),
             Self::Step { .. } => Some("What was done stays. When that is mended, run the same again."),
-            Self::Refused { .. }
-            | Self::File(_)
+            Self::File(_)
             | Self::Socket { .. }
             | Self::Usage(_)
             | Self::BackEnd(_)

@@ -8,7 +8,7 @@ use crate::scheduler::Scheduler;
 use crate::{Disks, Error, Outcome};
 use aryk_bdev::{Bdev, QosGroup};
 use aryk_metrics::{Controller, Inventory, Observatory};
-use aryk_reactor::{Handle, Nanos, Reactors};
+use aryk_reactor::{Clock, Handle, Nanos, Reactors};
 use aryk_state::WriteError;
 use aryk_vhost_blk::Controllers;
 use aryk_vhost_scsi::Controllers as ScsiControllers;
@@ -18,6 +18,7 @@ use std::cell::{Cell, RefCell};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::watch;
 
 /// The daemon.
@@ -38,6 +39,8 @@ pub struct Control {
     pub observatory: Observatory,
     /// Whether start-up is complete.
     started: watch::Sender<bool>,
+    /// Since when it is there.
+    born: Nanos,
     log: RefCell<LogSettings>,
     apply_log: Box<dyn Fn(&LogSettings)>,
     /// What the trace had until then is not told any more.
@@ -76,10 +79,16 @@ impl Control {
             config: Config::default(),
             observatory: Observatory::default(),
             started: watch::Sender::new(false),
+            born: Clock::Monotonic.now(),
             log: RefCell::new(LogSettings::new(level)),
             apply_log: Box::new(apply_log),
             trace_cleared: Cell::new(None),
         }
+    }
+
+    /// For how long it has been there.
+    pub(crate) fn age(&self) -> Duration {
+        Duration::from_nanos(Clock::Monotonic.now().0.saturating_sub(self.born.0))
     }
 
     /// Completes start-up.

@@ -161,7 +161,8 @@ impl<C: 'static> Methods<C> {
             (Phase::Any | Phase::RunTime, true) | (Phase::Any | Phase::StartUp, false) => {
                 let (outcome, done) = self.run(method, params, Caller::Client(rights)).await?;
                 ran();
-                (self.settle)(Rc::clone(&self.context), outcome, done).await
+                let outcome = (self.settle)(Rc::clone(&self.context), outcome, done).await;
+                outcome.map_err(|error| entry.codes.tell(error))
             }
         }
     }

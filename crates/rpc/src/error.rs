@@ -1,11 +1,16 @@
 //! What a method can fail with, and how that looks on the wire. Control context.
 //!
 //! Clients branch on the numbers and, some of them, on the very texts `File exists` and `No such device`. So
-//! `message` is always the bare text that belongs to the code, and whatever else a person wants to know goes to
-//! `data`.
+//! `message` is always the bare text of what is wrong, which belongs to the code unless the method has one code for
+//! everything, and whatever else a person wants to know goes to `data`.
 
 use rustix::io::Errno;
 use serde::Serialize;
+
+/// JSON-RPC 2.0, section 5.1.
+pub const INVALID_PARAMS: i32 = -32602;
+/// The same.
+pub const INTERNAL: i32 = -32603;
 
 /// The failure of a request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -22,6 +27,19 @@ pub enum Error {
     /// A parameter is missing, unknown, of the wrong type or out of its domain.
     #[error("Invalid parameters: {0}")]
     InvalidParams(String),
+    /// The parameters cannot be decoded: one is missing, unknown, or of another type. Methods differ in the code that they give it.
+    #[error("Invalid parameters: {0}")]
+    Undecoded(String),
+    /// Another error, by the code that a method gives it: see [`crate::table::Codes`].
+    #[error("{message}: {detail}")]
+    Coded {
+        /// On the wire.
+        code: i32,
+        /// The text that belongs to the error, whatever the code.
+        message: String,
+        /// For people.
+        detail: String,
+    },
     /// A bug, or something that has no better name.
     #[error("Internal error: {0}")]
     Internal(String),
@@ -58,6 +76,8 @@ impl Error {
             Self::Parse(detail) => Self::Parse(at(detail)),
             Self::InvalidRequest(detail) => Self::InvalidRequest(at(detail)),
             Self::InvalidParams(detail) => Self::InvalidParams(at(detail)),
+            Self::Undecoded(detail) => Self::Undecoded(at(detail)),
+            Self::Coded { code, message, detail } => Self::Coded { code, message, detail: at(detail) },
             Self::Internal(detail) => Self::Internal(at(detail)),
             Self::State(detail) => Self::State(at(detail)),
             Self::Errno { errno, detail } => Self::Errno { errno, detail: at(detail) },
@@ -69,14 +89,21 @@ impl Error {
         Self::errno(Errno::INVAL, detail)
     }
 
+    /// The same error, by `code`.
+    #[must_use]
+    pub fn coded(self, code: i32) -> Self {
+        Self::Coded { code, message: self.message(), detail: self.detail().unwrap_or_default().to_owned() }
+    }
+
     /// The code on the wire.
     pub fn code(&self) -> i32 {
         match self {
             Self::Parse(_) => -32700,
             Self::InvalidRequest(_) => -32600,
             Self::MethodNotFound => -32601,
-            Self::InvalidParams(_) => -32602,
-            Self::Internal(_) => -32603,
+            Self::InvalidParams(_) | Self::Undecoded(_) => INVALID_PARAMS,
+            Self::Coded { code, .. } => *code,
+            Self::Internal(_) => INTERNAL,
             Self::State(_) => -1,
             Self::Errno { errno, .. } => -errno.raw_os_error(),
         }
@@ -88,7 +115,8 @@ impl Error {
             Self::Parse(_) => "Parse error".into(),
             Self::InvalidRequest(_) => "Invalid request".into(),
             Self::MethodNotFound => "Method not found".into(),
-            Self::InvalidParams(_) => "Invalid parameters".into(),
+            Self::InvalidParams(_) | Self::Undecoded(_) => "Invalid parameters".into(),
+            Self::Coded { message, .. } => message.clone(),
             Self::Internal(_) => "Internal error".into(),
             Self::State(_) => "Method may not be called now".into(),
             Self::Errno { errno, .. } => strerror(*errno),
@@ -101,6 +129,8 @@ impl Error {
             Self::Parse(detail)
             | Self::InvalidRequest(detail)
             | Self::InvalidParams(detail)
+            | Self::Undecoded(detail)
+            | Self::Coded { detail, .. }
             | Self::Internal(detail)
             | Self::State(detail)
             | Self::Errno { detail, .. } => Some(detail),

@@ -4,12 +4,14 @@
 //! result are SPDK's; parameters and members of ours are marked so.
 
 mod bdev;
+mod codes;
 mod cores;
 mod defaults;
 mod delay;
 pub(crate) mod details;
 mod error;
 pub mod framework;
+mod host;
 pub mod log;
 mod malloc;
 mod none;
@@ -79,6 +81,7 @@ pub(crate) fn all(this: &Weak<Methods<Control>>) -> Table<Control> {
     waiting::register(&mut table);
     table::register(&mut table, this);
     table.change_nothing(&CHANGE_NOTHING);
+    codes::set(&mut table);
     table
 }
 

@@ -5,6 +5,8 @@
 
 use crate::Error;
 use crate::dispatch::Running;
+use crate::error::INVALID_PARAMS;
+use crate::wire::numbers;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -25,6 +27,32 @@ pub enum Phase {
     Any,
 }
 
+/// By which codes a method says that it failed. SPDK's methods are not of one mind, and clients go by the codes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Codes {
+    /// That its parameters cannot be decoded.
+    pub undecoded: i32,
+    /// What the system or a device said, if not by its own number. The text remains that of the number.
+    pub errno: Option<i32>,
+}
+
+impl Default for Codes {
+    fn default() -> Self {
+        Self { undecoded: INVALID_PARAMS, errno: None }
+    }
+}
+
+impl Codes {
+    /// The method's error, as it is told.
+    pub(crate) fn tell(self, error: Error) -> Error {
+        match (error, self.errno) {
+            (error @ Error::Undecoded(_), _) => error.coded(self.undecoded),
+            (error @ Error::Errno { .. }, Some(code)) => error.coded(code),
+            (error, _) => error,
+        }
+    }
+}
+
 /// The methods by their names, each over a context that comes with the call.
 pub struct Table<C> {
     entries: BTreeMap<&'static str, Entry<C>>,
@@ -36,6 +64,8 @@ pub struct Entry<C> {
     pub phase: Phase,
     /// Whether it may change anything: such are not for all callers.
     pub changes: bool,
+    /// By which codes it says that it failed.
+    pub codes: Codes,
     /// What it does, in a sentence.
     pub summary: &'static str,
     /// The schema of its parameters, an object.
@@ -86,6 +116,7 @@ impl<C: 'static> Table<C> {
         let entry = Entry {
             phase,
             changes: true,
+            codes: Codes::default(),
             summary,
             params: P::json_schema,
             result: schema_of::<R>,
@@ -102,6 +133,16 @@ impl<C: 'static> Table<C> {
         for name in names {
             let entry = self.entries.get_mut(name);
             entry.unwrap_or_else(|| panic!("no method '{name}'")).changes = false;
+        }
+    }
+
+    /// Says by which codes these methods tell that they failed.
+    ///
+    /// # Panics
+    /// If there is no method of one of the names.
+    pub fn fail_by(&mut self, codes: Codes, names: &[&'static str]) {
+        for name in names {
+            self.entries.get_mut(name).unwrap_or_else(|| panic!("no method '{name}'")).codes = codes;
         }
     }
 
@@ -134,5 +175,5 @@ fn schema_of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
 /// Typed parameters; none are as good as `{}`.
 fn parse<P: DeserializeOwned>(params: Option<&RawValue>) -> Result<P, Error> {
     let text = params.map_or("{}", RawValue::get);
-    serde_json::from_str(text).map_err(|e| Error::InvalidParams(e.to_string()))
+    serde_json::from_str(&numbers::whole(text)).map_err(|e| Error::Undecoded(e.to_string()))
 }

@@ -9,6 +9,7 @@
 
 mod call;
 mod decoder;
+pub(crate) mod numbers;
 mod reply;
 
 #[cfg(test)]

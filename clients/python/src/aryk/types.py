@@ -678,10 +678,16 @@ class Reactor(TypedDict):
     busy: int
     #: Time without work, awake or asleep.
     idle: int
-    #: Ours: the part of `idle` that was spent asleep.
-    sleeping: int
     #: Whether it has slept.
     in_interrupt: bool
+    #: What the kernel has counted of the core, all processes together, in its ticks: interrupts.
+    irq: int
+    #: The same: the kernel's own work.
+    sys: int
+    #: The same: programs.
+    usr: int
+    #: The core's NUMA node.
+    numa_id: int
     #: What runs on it.
     lw_threads: list[LwThread]
 
@@ -795,7 +801,6 @@ class Thread(TypedDict):
     busy: int
     #: What its reactor had left: time is not idle for one thread more than for another.
     idle: int
-    in_interrupt: bool
     #: What it polls.
     active_pollers_count: int
     timed_pollers_count: int
@@ -827,7 +832,7 @@ class Threads(TypedDict):
 
     #: Ticks in a second.
     tick_rate: int
-    #: Of all reactors.
+    #: `app_thread`, which answers calls, and those of all reactors.
     threads: list[Thread]
 
 

@@ -197,7 +197,11 @@ async fn get_bdevs(control: &Control, p: GetBdevs) -> Result<Vec<Description>, E
     let Some(name) = p.name else {
         return Ok(control.disks.registry.list().iter().map(|bdev| describe(control, bdev)).collect());
     };
-    let bdev = control.disks.find_within(&name, Duration::from_millis(p.timeout.0)).await?;
+    let wait = Duration::from_millis(p.timeout.0);
+    let bdev = control.disks.find_within(&name, wait).await.map_err(|error| match wait {
+        Duration::ZERO => error,
+        _ => Error::errno(Errno::TIMEDOUT, format!("there is no disk '{name}' after {wait:?}")),
+    })?;
     Ok(vec![describe(control, &bdev)])
 }
 
@@ -414,6 +418,9 @@ impl BdevStat {
 async fn get_iostat(control: &Control, p: GetIostat) -> Result<Iostat, Error> {
     if p.reset_mode != ResetMode::None {
         crate::journal::may_change("bdev_get_iostat with reset_mode")?;
+    }
+    if p.name.is_some() && p.names.is_some() {
+        return Err(Error::invalid("give name or names, not both"));
     }
     let names: Vec<String> = p.names.into_iter().flatten().chain(p.name).collect();
     let bdevs: Vec<Arc<Bdev>> = match names.as_slice() {

@@ -122,7 +122,12 @@ impl LatencyType {
 }
 
 async fn update_latency(control: &Control, p: UpdateLatency) -> Result<bool, Error> {
-    let bdev = control.disks.find_made_by(&[MODULE], &p.delay_bdev_name)?;
+    let name = &p.delay_bdev_name;
+    if control.disks.find(name).is_err() {
+        return Err(Error::InvalidParams(format!("there is no disk '{name}'")));
+    }
+    let not_ours = |_| Error::InvalidRequest(format!("'{name}' is no delay disk"));
+    let bdev = control.disks.find_made_by(&[MODULE], name).map_err(not_ours)?;
     let (kind, param) = p.latency_type.kind();
     module::set_latency(&control.disks.registry, bdev.name(), kind, p.latency_us.0)?;
     control.config.changed(Subsystem::Bdev, bdev.name(), param, p.latency_us.0);

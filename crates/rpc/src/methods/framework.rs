@@ -1,8 +1,8 @@
 //! `framework_*`, `thread_*`, `spdk_*` and `save_config`: the daemon as a whole. Control context.
 
-use super::{Control, Error, NoParams, Phase, Table};
+use super::{Control, Error, NoParams, Phase, Table, host};
 use crate::config::{Call, Subsystem};
-use aryk_reactor::{Gone, Handle, ThreadStats};
+use aryk_reactor::{CoreSet, Gone, Handle, ThreadStats};
 use rustix::process::Signal;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -160,10 +160,16 @@ struct Reactor {
     busy: u64,
     /// Time without work, awake or asleep.
     idle: u64,
-    /// Ours: the part of `idle` that was spent asleep.
-    sleeping: u64,
     /// Whether it has slept.
     in_interrupt: bool,
+    /// What the kernel has counted of the core, all processes together, in its ticks: interrupts.
+    irq: u64,
+    /// The same: the kernel's own work.
+    sys: u64,
+    /// The same: programs.
+    usr: u64,
+    /// The core's NUMA node.
+    numa_id: i32,
     /// What runs on it.
     lw_threads: Vec<LwThread>,
 }
@@ -180,19 +186,26 @@ struct LwThread {
 
 async fn get_reactors(control: &Control, _: NoParams) -> Result<Reactors, Error> {
     let mut reactors = Vec::new();
+    let mut app = Some(AppThread::of(control));
+    let times = host::core_times();
     for handle in control.reactors.handles() {
+        let core_times = times.get(&handle.core()).copied().unwrap_or_default();
         let stats = handle.stats();
         let asked = ask(&handle, |cx| (rustix::thread::gettid(), cx.thread_stats())).await;
         // One that has just ended has nothing more to tell.
         let Ok((tid, threads)) = asked else { continue };
+        let app = app.take().map(LwThread::from);
         reactors.push(Reactor {
             lcore: handle.core(),
             tid: tid.as_raw_nonzero().get(),
             busy: ticks(stats.busy),
             idle: ticks(stats.idle + stats.sleeping),
-            sleeping: ticks(stats.sleeping),
             in_interrupt: !stats.sleeping.is_zero(),
-            lw_threads: threads.into_iter().map(LwThread::from).collect(),
+            irq: core_times.irq,
+            sys: core_times.sys,
+            usr: core_times.usr,
+            numa_id: host::numa_node_of(handle.core()),
+            lw_threads: app.into_iter().chain(threads.into_iter().map(LwThread::from)).collect(),
         });
     }
     Ok(Reactors { tick_rate: TICK_RATE, pid: std::process::id(), reactors })
@@ -204,12 +217,57 @@ impl From<ThreadStats> for LwThread {
     }
 }
 
+/// The thread that answers calls. Clients look for one of its name, which SPDK's applications always have; it is told with the first reactor,
+/// though it runs beside it.
+pub(super) struct AppThread {
+    /// Where it may run.
+    cores: CoreSet,
+    /// The processor's time that it has had.
+    busy: Duration,
+    /// The rest of the time that it has been there.
+    idle: Duration,
+}
+
+impl AppThread {
+    pub(super) const NAME: &str = "app_thread";
+    /// No reactor's thread has it.
+    pub(super) const ID: u64 = 0;
+
+    fn of(control: &Control) -> Self {
+        let used = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+        let busy = Duration::try_from(used).unwrap_or_default();
+        Self { cores: CoreSet::allowed(), busy, idle: control.age().saturating_sub(busy) }
+    }
+}
+
+impl From<AppThread> for LwThread {
+    fn from(app: AppThread) -> Self {
+        let cpumask = app.cores.to_string();
+        Self { name: AppThread::NAME.into(), id: AppThread::ID, cpumask, elapsed: ticks(app.busy) }
+    }
+}
+
+impl From<AppThread> for Thread {
+    fn from(app: AppThread) -> Self {
+        Self {
+            name: AppThread::NAME.into(),
+            id: AppThread::ID,
+            cpumask: app.cores.to_string(),
+            busy: ticks(app.busy),
+            idle: ticks(app.idle),
+            active_pollers_count: 0,
+            timed_pollers_count: 0,
+            paused_pollers_count: 0,
+        }
+    }
+}
+
 /// Result of `thread_get_stats`. Times in ticks.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Threads {
     /// Ticks in a second.
     tick_rate: u64,
-    /// Of all reactors.
+    /// `app_thread`, which answers calls, and those of all reactors.
     threads: Vec<Thread>,
 }
 
@@ -223,7 +281,6 @@ struct Thread {
     busy: u64,
     /// What its reactor had left: time is not idle for one thread more than for another.
     idle: u64,
-    in_interrupt: bool,
     /// What it polls.
     active_pollers_count: u32,
     timed_pollers_count: u32,
@@ -231,7 +288,7 @@ struct Thread {
 }
 
 async fn get_thread_stats(control: &Control, _: NoParams) -> Result<Threads, Error> {
-    let mut threads = Vec::new();
+    let mut threads = vec![Thread::from(AppThread::of(control))];
     for handle in control.reactors.handles() {
         let reactor = handle.stats();
         // One that has just ended has none.
@@ -242,7 +299,6 @@ async fn get_thread_stats(control: &Control, _: NoParams) -> Result<Threads, Err
                 cpumask: stats.cores.to_string(),
                 busy: ticks(stats.busy),
                 idle: ticks(reactor.idle + reactor.sleeping),
-                in_interrupt: !reactor.sleeping.is_zero(),
                 active_pollers_count: stats.members,
                 timed_pollers_count: 0,
                 paused_pollers_count: 0,

@@ -5,6 +5,7 @@
 use super::framework::TICK_RATE;
 use super::{Control, Count, Error, Name, Phase, Table};
 use crate::config::Subsystem;
+use crate::error::INTERNAL;
 use aryk_bdev::{Deadline, Histogram, OnDeadline, Op, Recording};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -122,7 +123,7 @@ async fn enable_histogram(control: &Control, mut p: EnableHistogram) -> Result<b
     let bdev = control.disks.find(&p.name)?;
     let op = p.opc.as_ref().map(|opc| {
         let named = Op::ALL.into_iter().find(|op| op.name() == *opc);
-        named.ok_or_else(|| Error::invalid(format!("there is no operation `{opc}`")))
+        named.ok_or_else(|| Error::Internal(format!("there is no operation `{opc}`")))
     });
     let recording = Recording {
         op: op.transpose()?,
@@ -182,7 +183,9 @@ async fn get_histogram(control: &Control, p: Name) -> Result<EncodedHistogram, E
 
 async fn recorded(control: &Control, name: &str) -> Result<(Recording, Histogram), Error> {
     let recorded = control.disks.find(name)?.recorded().await;
-    recorded.ok_or_else(|| Error::errno(Errno::FAULT, format!("no histogram of '{name}' is enabled")))
+    recorded.ok_or_else(|| {
+        Error::errno(Errno::FAULT, format!("no histogram of '{name}' is enabled")).coded(INTERNAL)
+    })
 }
 
 /// Borders that may be asked for at a time.

@@ -1,6 +1,6 @@
 //! `thread_get_pollers` and `thread_get_io_channels`: what the threads on reactors poll, and what they have open. Control context.
 
-use super::framework::{TICK_RATE, ask, ticks};
+use super::framework::{AppThread, TICK_RATE, ask, ticks};
 use super::{Control, Error, NoParams, Phase, Table};
 use aryk_bdev::open_channels;
 use aryk_reactor::{Polled, PollerStats};
@@ -79,7 +79,13 @@ impl Poller {
 }
 
 async fn get_pollers(control: &Control, _: NoParams) -> Result<Pollers, Error> {
-    let mut threads = Vec::new();
+    let mut threads = vec![ThreadPollers {
+        name: AppThread::NAME.into(),
+        id: AppThread::ID,
+        active_pollers: Vec::new(),
+        timed_pollers: Vec::new(),
+        paused_pollers: Vec::new(),
+    }];
     for handle in control.reactors.handles() {
         // One that has just ended has none.
         let Ok((own, mut polled)) = ask(&handle, |cx| (cx.thread_stats(), cx.poller_stats())).await else {
@@ -136,7 +142,7 @@ struct IoChannel {
 }
 
 async fn get_io_channels(control: &Control, _: NoParams) -> Result<IoChannels, Error> {
-    let mut threads = Vec::new();
+    let mut threads = vec![ThreadChannels { name: AppThread::NAME.into(), io_channels: Vec::new() }];
     for handle in control.reactors.handles() {
         // One that has just ended has none.
         let Ok((own, open)) = ask(&handle, |cx| (cx.thread_stats(), open_channels(cx))).await else {

@@ -4,6 +4,7 @@
 
 use super::{Control, Count, Error, NAME_LEN_MAX, Phase, Table};
 use crate::config::Subsystem;
+use crate::error::INVALID_PARAMS;
 use aryk_bdev::{Bdev, QosGroup, RateLimits};
 use aryk_reactor::{Clock, Nanos};
 use schemars::JsonSchema;
@@ -179,7 +180,8 @@ fn now() -> Nanos {
 async fn set_limit(control: &Control, p: SetLimit) -> Result<bool, Error> {
     let bdev = control.disks.find(&p.name)?;
     let limits = p.apply(bdev.qos_limits())?;
-    bdev.set_qos_limits(limits, now()).await?;
+    let set = bdev.set_qos_limits(limits, now()).await;
+    set.map_err(|e| Error::from(e).coded(INVALID_PARAMS))?;
     // Of several calls at one time, the last has set them.
     note(control, &object(LIMITS, bdev.name()), SET_LIMIT, bdev.name(), bdev.qos_limits());
     Ok(true)

@@ -192,17 +192,25 @@ async fn set_cpumask(control: &Control, p: SetCpumask) -> Result<bool, Error> {
 
 /// Says where a thread may run that is no queue, and stays where it is.
 async fn confine(control: &Control, id: u64, cores: CoreSet) -> Result<(), Error> {
-    for handle in control.reactors.handles().iter().filter(|handle| cores.contains(handle.core())) {
-        let cores = cores.clone();
+    for handle in control.reactors.handles() {
+        let (cores, may_stay) = (cores.clone(), cores.contains(handle.core()));
         let confine = move |cx: &mut Cx| {
-            let thread = cx.find_thread(id);
-            thread.map(|thread| cx.set_thread_cores(thread, cores)).is_some()
+            let thread = cx.find_thread(id)?;
+            if may_stay {
+                cx.set_thread_cores(thread, cores);
+            }
+            Some(may_stay)
         };
-        if ask(handle, confine).await? {
-            return Ok(());
+        match ask(&handle, confine).await? {
+            Some(true) => return Ok(()),
+            Some(false) => {
+                let core = handle.core();
+                return Err(Error::invalid(format!("thread {id} is no queue, and stays on core {core}")));
+            }
+            None => {}
         }
     }
-    Err(Error::invalid(format!("there is no thread {id} that can run there")))
+    Err(Error::InvalidParams(format!("there is no thread {id} that goes by a mask")))
 }
 
 impl From<MoveError> for Error {

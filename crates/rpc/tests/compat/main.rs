@@ -5,6 +5,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod codes;
 mod configs;
 mod disks;
 mod document;
@@ -65,7 +66,11 @@ impl Daemon {
     /// What is wrong with `params`, which are wrong.
     async fn complaint(&self, method: &str, params: &str) -> String {
         match self.call_with(method, params).await {
-            Err(Error::InvalidParams(detail)) => detail,
+            Err(Error::Coded { code: -32602 | -32603, message, detail })
+                if message == "Invalid parameters" =>
+            {
+                detail
+            }
             other => panic!("{method} {params}: {other:?}"),
         }
     }
@@ -256,12 +261,12 @@ fn values_that_mean_nothing_here_are_refused() {
     in_daemon(async |daemon| {
         daemon.call("framework_start_init", &json!({})).await.unwrap();
         for (method, params, code) in [
-            ("framework_set_scheduler", json!({"name": "gscheduler"}), -22),
-            ("framework_set_scheduler", json!({"name": "dynamic", "core_busy": 101}), -22),
-            ("trace_enable_tpoint_group", json!({"name": "nvmf_tcp"}), -22),
-            ("trace_set_tpoint_mask", json!({"name": "bdev", "tpoint_mask": 4}), -22),
+            ("framework_set_scheduler", json!({"name": "gscheduler"}), -32603),
+            ("framework_set_scheduler", json!({"name": "dynamic", "core_busy": 101}), -32603),
+            ("trace_enable_tpoint_group", json!({"name": "nvmf_tcp"}), -32602),
+            ("trace_set_tpoint_mask", json!({"name": "bdev", "tpoint_mask": 4}), -32602),
             ("bdev_examine", json!({"name": "nothing"}), -19),
-            ("log_set_flag", json!({"flag": "nvmf"}), -22),
+            ("log_set_flag", json!({"flag": "nvmf"}), -32602),
             ("sock_set_default_impl", json!({"impl_name": "uring"}), -22),
             ("accel_crypto_keys_get", json!({"key_name": "k"}), -2),
             ("bdev_nvme_get_controllers", json!({"name": "n"}), -19),

@@ -69,9 +69,9 @@ const RECORDINGS: [Recording; 6] = [
         replies: || {
             vec![
                 json!([1, -32601, "Method not found"]),
-                json!([2, -32602, "Invalid parameters"]),
-                json!([3, -32602, "Invalid parameters"]),
-                json!([4, -32602, "Invalid parameters"]),
+                json!([2, -32603, "Invalid parameters"]),
+                json!([3, -32603, "Invalid parameters"]),
+                json!([4, -32603, "Invalid parameters"]),
                 json!([5, -22, "Invalid argument"]),
                 json!([6, -1, "Method may not be called now"]),
                 json!([7, -32600, "Invalid request"]),

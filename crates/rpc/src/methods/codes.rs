@@ -1,0 +1,65 @@
+//! By which codes methods say that they failed, where that is not by the errors' own numbers: as SPDK's do. Control context.
+
+use super::{Control, Table};
+use crate::error::{INTERNAL, INVALID_PARAMS};
+use crate::table::Codes;
+
+pub(super) fn set(table: &mut Table<Control>) {
+    table.fail_by(Codes { undecoded: INTERNAL, errno: None }, &UNDECODED_IS_INTERNAL);
+    table.fail_by(Codes { undecoded: INVALID_PARAMS, errno: Some(INVALID_PARAMS) }, &ALL_IS_INVALID);
+    table.fail_by(
+        Codes { undecoded: INTERNAL, errno: Some(INVALID_PARAMS) },
+        &["log_clear_flag", "log_set_flag"],
+    );
+    table.fail_by(Codes { undecoded: INTERNAL, errno: Some(INTERNAL) }, &["vhost_get_controllers"]);
+    table.fail_by(Codes { undecoded: INVALID_PARAMS, errno: Some(INTERNAL) }, &["framework_set_scheduler"]);
+}
+
+/// Those that call it an internal error that parameters cannot be decoded, and else go by the errors' own numbers.
+const UNDECODED_IS_INTERNAL: [&str; 28] = [
+    "bdev_aio_create",
+    "bdev_aio_delete",
+    "bdev_aio_rescan",
+    "bdev_delay_create",
+    "bdev_delay_delete",
+    "bdev_enable_histogram",
+    "bdev_error_create",
+    "bdev_error_delete",
+    "bdev_error_inject_error",
+    "bdev_error_resume_pending",
+    "bdev_get_bdevs",
+    "bdev_get_histogram",
+    "bdev_get_histogram_borders",
+    "bdev_get_iostat",
+    "bdev_malloc_create",
+    "bdev_malloc_delete",
+    "bdev_null_create",
+    "bdev_null_delete",
+    "bdev_null_resize",
+    "bdev_passthru_create",
+    "bdev_passthru_delete",
+    "bdev_reset_iostat",
+    "bdev_set_qd_sampling_period",
+    "bdev_set_qos_limit",
+    "bdev_uring_create",
+    "bdev_uring_delete",
+    "bdev_uring_rescan",
+    "log_enable_timestamps",
+];
+
+/// Those that call everything an invalid parameter, with the error's own text.
+const ALL_IS_INVALID: [&str; 13] = [
+    "bdev_split_create",
+    "bdev_split_delete",
+    "trace_clear_tpoint_mask",
+    "trace_disable_tpoint_group",
+    "trace_enable_tpoint_group",
+    "trace_set_tpoint_mask",
+    "vhost_controller_set_coalescing",
+    "vhost_create_blk_controller",
+    "vhost_create_scsi_controller",
+    "vhost_delete_controller",
+    "vhost_scsi_controller_add_target",
+    "vhost_scsi_controller_remove_target",
+    "vhost_start_scsi_controller",
+];
