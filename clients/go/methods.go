@@ -1443,6 +1443,8 @@ type VhostCreateBlkControllerParams struct {
 	Connect string `json:"connect,omitempty"`
 	// The cores to serve it on; by default any.
 	Cpumask string `json:"cpumask,omitempty"`
+	// Ours: refuse a disk that others have open, unless all of them only read.
+	Exclusive bool `json:"exclusive,omitempty"`
 	// Ours: the most queues that a machine can have.
 	NumQueues *uint16 `json:"num_queues,omitempty"`
 	// Not heeded: packed rings are always offered, and the machine chooses.
@@ -1519,6 +1521,8 @@ type VhostScsiControllerAddTargetParams struct {
 	ScsiTargetNum int32 `json:"scsi_target_num"`
 	// The disk: its name, alias or uuid.
 	BdevName string `json:"bdev_name"`
+	// Ours: refuse a disk that others have open.
+	Exclusive bool `json:"exclusive,omitempty"`
 }
 
 // VhostScsiControllerAddTarget calls vhost_scsi_controller_add_target. Gives a disk to a controller's target, and tells the machine. The result is the target's number.

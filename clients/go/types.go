@@ -1025,6 +1025,8 @@ type VhostSession struct {
 	MaxQueues uint64 `json:"max_queues"`
 	// Ours.
 	Queues []VhostQueue `json:"queues"`
+	// Ours: its process, if the kernel tells.
+	Pid *int32 `json:"pid,omitempty"`
 }
 
 // VhostStatistics: What has happened at the socket since the controller was made.

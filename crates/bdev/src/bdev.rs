@@ -221,6 +221,12 @@ impl Bdev {
         openers.list.iter().find(|o| o.claim != Claim::None).map(|o| o.owner.clone())
     }
 
+    /// Who has it open, and whether to write.
+    pub fn openers(&self) -> Vec<(String, bool)> {
+        let openers = lock(&self.openers);
+        openers.list.iter().map(|o| (o.owner.clone(), o.claim != Claim::None)).collect()
+    }
+
     /// Whether it, or what it is made of, is being removed.
     pub(crate) fn is_doomed(&self) -> bool {
         self.doomed.load(Ordering::Relaxed)

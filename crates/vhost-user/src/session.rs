@@ -121,7 +121,7 @@ pub async fn serve_front_end<D: Device>(
         status: 0,
         backend_channel: None,
     };
-    stats.began();
+    stats.began(front_end.sharing.pid());
     limited!(stats.lines.sessions, info, "front-end connected");
     device.connected(session.clone());
     let end = front_end.run(&session).await;

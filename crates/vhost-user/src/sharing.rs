@@ -32,6 +32,11 @@ impl Sharing {
         Self { pid, ..Self::default() }
     }
 
+    /// The process of the front-end.
+    pub(crate) const fn pid(&self) -> Option<i32> {
+        self.pid
+    }
+
     /// Looks, if there are files among these that are new.
     pub(crate) fn look(&mut self, files: impl Iterator<Item = FileId>) {
         let Some(pid) = self.pid.filter(|_| self.looking.is_none() && self.looks < LOOKS_MAX) else { return };

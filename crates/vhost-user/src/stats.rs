@@ -3,7 +3,7 @@
 use crate::Error;
 use crate::error::Class;
 use aryk_log_limit::LogLimit;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -27,6 +27,8 @@ impl Default for Lines {
 #[derive(Debug, Default)]
 pub struct Stats {
     connected: AtomicBool,
+    /// The front-end's process; 0 if it is not known.
+    pid: AtomicI32,
     sessions: AtomicU64,
     messages: AtomicU64,
     refused: AtomicU64,
@@ -47,6 +49,8 @@ pub struct Stats {
 pub struct Snapshot {
     /// Whether a front-end is connected now.
     pub connected: bool,
+    /// Its process, if one is connected and the kernel tells.
+    pub pid: Option<i32>,
     /// Front-ends that have connected.
     pub sessions: u64,
     /// Whole messages taken from them.
@@ -76,8 +80,10 @@ pub struct Snapshot {
 impl Stats {
     /// The values now.
     pub fn snapshot(&self) -> Snapshot {
+        let connected = self.connected.load(Relaxed);
         Snapshot {
-            connected: self.connected.load(Relaxed),
+            connected,
+            pid: Some(self.pid.load(Relaxed)).filter(|pid| connected && *pid > 0),
             sessions: self.sessions.load(Relaxed),
             messages: self.messages.load(Relaxed),
             refused: self.refused.load(Relaxed),
@@ -93,7 +99,8 @@ impl Stats {
         }
     }
 
-    pub(crate) fn began(&self) {
+    pub(crate) fn began(&self, pid: Option<i32>) {
+        self.pid.store(pid.unwrap_or_default(), Relaxed);
         self.sessions.fetch_add(1, Relaxed);
         self.connected.store(true, Relaxed);
     }

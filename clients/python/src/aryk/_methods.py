@@ -2213,6 +2213,7 @@ class Methods(ABC):
         dev_name: str,
         connect: str | None = None,
         cpumask: str | None = None,
+        exclusive: bool | None = None,
         num_queues: int | None = None,
         packed_ring: bool | None = None,
         readonly: bool | None = None,
@@ -2228,6 +2229,7 @@ class Methods(ABC):
             dev_name: The disk: name, alias or uuid.
             connect: Ours: the machine's socket, which to connect to instead of listening.
             cpumask: The cores to serve it on; by default any.
+            exclusive: Ours: refuse a disk that others have open, unless all of them only read.
             num_queues: Ours: the most queues that a machine can have.
             packed_ring: Not heeded: packed rings are always offered, and the machine chooses.
             readonly: Whether the machine may only read.
@@ -2243,6 +2245,7 @@ class Methods(ABC):
                 dev_name=dev_name,
                 connect=connect,
                 cpumask=cpumask,
+                exclusive=exclusive,
                 num_queues=num_queues,
                 packed_ring=packed_ring,
                 readonly=readonly,
@@ -2335,6 +2338,7 @@ class Methods(ABC):
         ctrlr: str,
         scsi_target_num: int,
         bdev_name: str,
+        exclusive: bool | None = None,
     ) -> int:
         """Gives a disk to a controller's target, and tells the machine. The result is the target's number.
 
@@ -2342,6 +2346,7 @@ class Methods(ABC):
             ctrlr: The controller.
             scsi_target_num: 0 to 7, or -1: the first that has no disk.
             bdev_name: The disk: its name, alias or uuid.
+            exclusive: Ours: refuse a disk that others have open.
         """
         result: int = self.call(
             "vhost_scsi_controller_add_target",
@@ -2349,6 +2354,7 @@ class Methods(ABC):
                 ctrlr=ctrlr,
                 scsi_target_num=scsi_target_num,
                 bdev_name=bdev_name,
+                exclusive=exclusive,
             ),
         )
         return result
@@ -4611,6 +4617,7 @@ class AsyncMethods(ABC):
         dev_name: str,
         connect: str | None = None,
         cpumask: str | None = None,
+        exclusive: bool | None = None,
         num_queues: int | None = None,
         packed_ring: bool | None = None,
         readonly: bool | None = None,
@@ -4626,6 +4633,7 @@ class AsyncMethods(ABC):
             dev_name: The disk: name, alias or uuid.
             connect: Ours: the machine's socket, which to connect to instead of listening.
             cpumask: The cores to serve it on; by default any.
+            exclusive: Ours: refuse a disk that others have open, unless all of them only read.
             num_queues: Ours: the most queues that a machine can have.
             packed_ring: Not heeded: packed rings are always offered, and the machine chooses.
             readonly: Whether the machine may only read.
@@ -4641,6 +4649,7 @@ class AsyncMethods(ABC):
                 dev_name=dev_name,
                 connect=connect,
                 cpumask=cpumask,
+                exclusive=exclusive,
                 num_queues=num_queues,
                 packed_ring=packed_ring,
                 readonly=readonly,
@@ -4733,6 +4742,7 @@ class AsyncMethods(ABC):
         ctrlr: str,
         scsi_target_num: int,
         bdev_name: str,
+        exclusive: bool | None = None,
     ) -> int:
         """Gives a disk to a controller's target, and tells the machine. The result is the target's number.
 
@@ -4740,6 +4750,7 @@ class AsyncMethods(ABC):
             ctrlr: The controller.
             scsi_target_num: 0 to 7, or -1: the first that has no disk.
             bdev_name: The disk: its name, alias or uuid.
+            exclusive: Ours: refuse a disk that others have open.
         """
         result: int = await self.call(
             "vhost_scsi_controller_add_target",
@@ -4747,6 +4758,7 @@ class AsyncMethods(ABC):
                 ctrlr=ctrlr,
                 scsi_target_num=scsi_target_num,
                 bdev_name=bdev_name,
+                exclusive=exclusive,
             ),
         )
         return result

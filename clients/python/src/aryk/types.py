@@ -1002,6 +1002,8 @@ class VhostSession(TypedDict):
     max_queues: int
     #: Ours.
     queues: list[VhostQueue]
+    #: Ours: its process, if the kernel tells.
+    pid: NotRequired[int]
 
 
 class VhostStatistics(TypedDict):

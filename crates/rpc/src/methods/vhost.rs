@@ -73,6 +73,9 @@ struct CreateBlkController {
     /// Ours: permissions in octal digits.
     #[serde(skip_serializing_if = "Option::is_none")]
     socket_mode: Option<SocketMode>,
+    /// Ours: refuse a disk that others have open, unless all of them only read.
+    #[serde(default, skip_serializing)]
+    exclusive: bool,
 }
 
 async fn create_blk_controller(control: &Control, p: CreateBlkController) -> Result<bool, Error> {
@@ -83,6 +86,9 @@ async fn create_blk_controller(control: &Control, p: CreateBlkController) -> Res
     let link = link(p.connect.as_ref(), rights)?;
     if taken(control, &p.ctrlr) {
         return Err(vhost::Error::Exists(p.ctrlr).into());
+    }
+    if p.exclusive {
+        refuse_shared(control, &p.dev_name, p.readonly)?;
     }
     control.controllers.create(vhost::Options {
         name: p.ctrlr.clone(),
@@ -103,6 +109,19 @@ async fn create_blk_controller(control: &Control, p: CreateBlkController) -> Res
     }
     control.config.made(Subsystem::VhostBlk, &p.ctrlr, "vhost_create_blk_controller", &p);
     Ok(true)
+}
+
+/// Refuses a disk that others have open, unless nobody writes: two machines that write to one file system destroy it. Whoever opens the disk next does so
+/// before anybody else is asked.
+pub(super) fn refuse_shared(control: &Control, disk: &str, read_only: bool) -> Result<(), Error> {
+    let bdev = control.disks.find(disk)?;
+    if bdev.device().is_read_only() {
+        return Ok(());
+    }
+    match bdev.openers().into_iter().find(|(_, writes)| *writes || !read_only) {
+        Some((owner, _)) => Err(Error::errno(Errno::BUSY, format!("`{}` is in use by {owner}", bdev.name()))),
+        None => Ok(()),
+    }
 }
 
 /// Whether there is a controller of that name, of any kind.
@@ -219,6 +238,9 @@ struct Session {
     started: bool,
     /// Queues that are served.
     max_queues: usize,
+    /// Ours: its process, if the kernel tells.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pid: Option<i32>,
     /// Ours.
     queues: Vec<Queue>,
 }
@@ -326,6 +348,7 @@ impl Session {
             name: format!("{name}s{}", sessions.sessions),
             started: !running.is_empty(),
             max_queues: running.len(),
+            pid: sessions.pid,
             queues: running.iter().map(|&(index, lcore)| Queue { index, lcore }).collect(),
         })
     }

@@ -3,7 +3,7 @@
 //! A controller and each of its targets have notes of their own. After a restart a controller is reached only when all its targets are there again:
 //! a guest that came back before would find that disks in use had gone.
 
-use super::vhost::{errno_of, link, taken};
+use super::vhost::{errno_of, link, refuse_shared, taken};
 use super::{Control, Error, NoParams, Phase, Table};
 use crate::config::Subsystem;
 use crate::params::{CpuMask, SocketGroup, SocketMode, SocketOwner};
@@ -129,6 +129,9 @@ struct AddTarget {
     scsi_target_num: i32,
     /// The disk: its name, alias or uuid.
     bdev_name: String,
+    /// Ours: refuse a disk that others have open.
+    #[serde(default, skip_serializing)]
+    exclusive: bool,
 }
 
 async fn add_target(control: &Control, p: AddTarget) -> Result<u8, Error> {
@@ -138,6 +141,9 @@ async fn add_target(control: &Control, p: AddTarget) -> Result<u8, Error> {
             Some(u32::try_from(number).map_err(|_| Error::invalid(format!("there is no target {number}")))?)
         }
     };
+    if p.exclusive {
+        refuse_shared(control, &p.bdev_name, false)?;
+    }
     let target = control.scsi_controllers.add_target(&p.ctrlr, wanted, &p.bdev_name).await?;
     let note = AddTarget { scsi_target_num: target.into(), ..p };
     control.config.made(Subsystem::VhostScsi, &target_object(&note.ctrlr, target), ADD, &note);

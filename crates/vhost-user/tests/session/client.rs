@@ -43,6 +43,7 @@ fn a_socket_that_is_there_and_one_that_comes() {
         let guest = Guest::new();
         fe.with_queue(&guest).await;
         assert_eq!((there.stats().connected, there.stats().sessions), (true, 1));
+        assert_eq!(there.stats().pid, i32::try_from(std::process::id()).ok());
         guest.set_avail_idx(0, 3);
         there.stop().await;
         assert_eq!(guest.used_idx(0), 3, "what was taken was served");
