@@ -10,8 +10,9 @@ mod plan;
 use crate::cli::ApplyArgs;
 use crate::client::Client;
 use crate::commands::{daemon, elements, number, text};
-use crate::error::Error;
+use crate::error::{BUSY, Error};
 use crate::output::Output;
+use crate::users::{Place, Users, places_of};
 use call::{Call, Kind};
 use plan::{Action, Existing, Plan, Step, plan};
 use serde_json::{Value, json};
@@ -31,23 +32,26 @@ pub fn apply(args: &ApplyArgs, client: &mut Client, out: &Output) -> Result<Exit
     for method in &skipped {
         eprintln!("aryk: this daemon has no method {method}: left out");
     }
-    let (existing, settings) = look(client)?;
+    let users = Users::ask(client)?;
+    let (existing, settings) = look(&users, client)?;
     let plan = plan(&wanted, &existing, &settings, args.prune);
-    refuse(&plan, args)?;
-    let report =
-        json!({"steps": plan.steps, "replaces": plan.replaces, "skipped": skipped, "applied": !args.plan});
+    let in_use = in_use(&plan.steps, &users);
+    refuse(&plan, &in_use, args)?;
+    let report = json!({"steps": plan.steps, "replaces": plan.replaces, "in_use": in_use, "skipped": skipped,
+        "applied": !args.plan});
     if plan.steps.is_empty() {
         out.print(&report, || "Nothing to do: all is as the file says.".into())?;
         return Ok(ExitCode::SUCCESS);
     }
     if args.plan {
-        let lines: Vec<_> =
-            plan.steps.iter().map(line).chain(plan.replaces.iter().map(|r| format!("! {r}"))).collect();
+        let warnings = plan.replaces.iter().chain(&in_use).map(|warning| format!("! {warning}"));
+        let lines: Vec<_> = plan.steps.iter().map(line).chain(warnings).collect();
         out.print(&report, || format!("{}\n\n{} to do.", lines.join("\n"), plan.steps.len()))?;
         return Ok(ExitCode::from(SOMETHING_TO_DO));
     }
     for step in &plan.steps {
         let done = client.call(&step.call.method, Value::Object(step.call.params.clone()));
+        let done = done.map_err(|error| error.hinted(hints(step)));
         done.map_err(|source| Error::Step { step: line(step), source: Box::new(source) })?;
         if !out.json {
             out.say(&line(step))?;
@@ -62,7 +66,7 @@ pub fn apply(args: &ApplyArgs, client: &mut Client, out: &Output) -> Result<Exit
 
 /// Writes what there is.
 pub fn export(client: &mut Client, out: &Output) -> Result<(), Error> {
-    let (existing, settings) = look(client)?;
+    let (existing, settings) = look(&Users::ask(client)?, client)?;
     let calls: Vec<Call> = settings.into_iter().chain(existing.iter().map(|e| e.call.clone())).collect();
     let bytes = |name: &str| existing.iter().find(|e| e.kind == Kind::Disk && e.name == name)?.bytes;
     let text = document::write(&calls, bytes, out.json).map_err(Error::File)?;
@@ -93,10 +97,9 @@ fn known(wanted: Vec<Call>, client: &mut Client) -> Result<(Vec<Call>, Vec<Strin
 }
 
 /// The objects that there are, in the order in which they were made, and the settings.
-fn look(client: &mut Client) -> Result<(Vec<Existing>, Vec<Call>), Error> {
+fn look(users: &Users, client: &mut Client) -> Result<(Vec<Existing>, Vec<Call>), Error> {
     let mut config = client.call("save_config", json!({}))?;
-    let disks = client.call("bdev_get_bdevs", json!({}))?;
-    let controllers = client.call("vhost_get_controllers", json!({}))?;
+    let Users { disks, controllers } = users;
     let (mut existing, mut settings) = (Vec::new(), Vec::new());
     for subsystem in config["subsystems"].as_array_mut().into_iter().flatten() {
         for value in subsystem["config"].as_array_mut().into_iter().flatten() {
@@ -111,12 +114,12 @@ fn look(client: &mut Client) -> Result<(Vec<Existing>, Vec<Call>), Error> {
             let is_it = |found: &&Value, member: &str| text(found, member) == name;
             let (bytes, is_orphan) = match kind {
                 Kind::Controller => {
-                    let Some(found) = elements(&controllers).iter().find(|c| is_it(c, "ctrlr")) else {
+                    let Some(found) = elements(controllers).iter().find(|c| is_it(c, "ctrlr")) else {
                         continue;
                     };
                     (None, found["backend_specific"]["block"]["bdev"].is_null())
                 }
-                _ => match elements(&disks).iter().find(|d| is_it(d, "name")) {
+                _ => match elements(disks).iter().find(|d| is_it(d, "name")) {
                     Some(found) => {
                         (Some(number(found, "block_size").saturating_mul(number(found, "num_blocks"))), false)
                     }
@@ -138,12 +141,41 @@ fn in_order_made(saved: Vec<Existing>) -> Vec<Existing> {
     below.into_iter().chain(above.into_iter().rev()).chain(controllers).collect()
 }
 
-fn refuse(plan: &Plan, args: &ApplyArgs) -> Result<(), Error> {
+/// What is taken from those who use it, in lines for people: controllers of VMs that are connected, and disks whose controllers stay.
+fn in_use(steps: &[Step], users: &Users) -> Vec<String> {
+    let removed = |kind| steps.iter().filter(move |step| step.action == Action::Remove && step.kind == kind);
+    let goes = |name: &str| removed(Kind::Controller).any(|step| step.name == name);
+    let of_controllers = removed(Kind::Controller).filter_map(|step| users.controller(&step.name));
+    let connected = of_controllers.flat_map(places_of).filter(Place::is_connected);
+    let of_disks = removed(Kind::Disk).flat_map(|step| users.places(&step.name));
+    let kept = of_disks.filter(|place| !goes(place.name()));
+    connected.chain(kept).map(|place| format!("disk '{}': {place}", place.disk)).collect()
+}
+
+/// What to do when a step is refused.
+const fn hints(step: &Step) -> &'static [(i64, &'static str)] {
+    match (step.action, step.kind) {
+        (Action::Create, Kind::Controller) => &[(
+            BUSY,
+            "Two VMs destroy each other's files, unless their file system is made for clusters: then write shared = true for both controllers.",
+        )],
+        _ => &[],
+    }
+}
+
+fn refuse(plan: &Plan, in_use: &[String], args: &ApplyArgs) -> Result<(), Error> {
     if !plan.conflicts.is_empty() {
         return Err(Error::File(plan.conflicts.join("\n      ")));
     }
     if !plan.replaces.is_empty() && !args.replace && !args.plan {
         return Err(Error::Replaces(plan.replaces.join("\n  ")));
+    }
+    if !in_use.is_empty() && !args.force && !args.plan {
+        return Err(Error::InUse {
+            what: "this takes disks from those who use them".into(),
+            users: in_use.to_vec(),
+            hint: "Shut these VMs down first, or take the disks away all the same: --force. --plan shows all that would be done.",
+        });
     }
     Ok(())
 }

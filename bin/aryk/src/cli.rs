@@ -1,12 +1,13 @@
 //! The arguments.
 
 use crate::bench::BenchArgs;
+use crate::completion::{controllers, disks, disks_and_controllers, groups, methods};
 use crate::limits::Limits;
 use crate::size::Size;
 use crate::top::TopArgs;
 use crate::watch::Watch;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use clap_complete::Shell;
+use clap_complete::{ArgValueCandidates, Shell};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -19,7 +20,48 @@ Exit codes:
   2  the command line is wrong; of 'apply --plan': there is something to do
   3  no daemon, or for bench no back end, answers at the socket
 
-Sizes are powers of 1024: 20G is 20 GiB.";
+Sizes: 20G and 20GiB are 20 x 1024^3 bytes, 20GB is 20 x 1000^3 bytes; so are
+K, M, T and P. 1.5G is fine too, and 4096 is bytes.
+
+Manual pages: aryk(1), aryk-disk(1) and so on, arykd(8); 'aryk man DIR' writes
+aryk's. Programs use --json, which errors heed too, or JSON-RPC: 'aryk rpc'.";
+
+const CREATE_EXAMPLES: &str = "\
+Examples:
+  aryk disk create vm1 --file /srv/disks/vm1.img --size 20G
+  aryk disk create vm2 --file vm2.img --from debian.qcow2 --size 40G
+  aryk disk create data --file /dev/vg0/data
+  aryk disk create scratch --memory --size 1.5G";
+
+const ATTACH_EXAMPLES: &str = "\
+Examples:
+  aryk attach vm1
+  aryk attach vm1 --queues 4 --socket-group kvm --socket-mode 660
+  aryk attach data --scsi --controller vm1 --target 3
+  aryk attach golden --readonly --controller vm7";
+
+const APPLY_EXAMPLES: &str = "\
+Examples:
+  aryk export > disks.toml
+  aryk apply disks.toml --plan
+  aryk apply disks.toml --prune";
+
+const QOS_EXAMPLES: &str = "\
+Examples:
+  aryk qos set vm1 --iops 3k --bandwidth 125M --burst 2s
+  aryk qos set vm1 --iops 0";
+
+const RPC_EXAMPLES: &str = "\
+Examples:
+  aryk rpc bdev_get_bdevs
+  aryk rpc bdev_null_create --help
+  aryk rpc bdev_get_bdevs '{\"name\": \"vm1\"}'";
+
+const COMPLETION_EXAMPLES: &str = "\
+Examples:
+  source <(aryk completions bash)                  in ~/.bashrc
+  source <(aryk completions zsh)                   in ~/.zshrc
+  aryk completions fish | source                   in config.fish";
 
 /// Disks for virtual machines, served by arykd.
 #[derive(Debug, Parser)]
@@ -59,7 +101,7 @@ impl Cli {
 }
 
 /// The service's socket where it is installed, and otherwise that of a daemon that was started by hand.
-fn default_socket() -> PathBuf {
+pub fn default_socket() -> PathBuf {
     let service = PathBuf::from("/run/aryk/rpc.sock");
     if service.exists() { service } else { "/var/tmp/spdk.sock".into() }
 }
@@ -71,11 +113,16 @@ pub enum Command {
     #[command(subcommand)]
     Disk(DiskCommand),
     /// Offer a disk to a virtual machine
+    #[command(after_help = ATTACH_EXAMPLES)]
     Attach(AttachArgs),
-    /// Take a disk back from its virtual machine
+    /// Take disks back from their virtual machines
     Detach {
-        /// The controller, or the disk
-        name: String,
+        /// The controllers, or the disks
+        #[arg(required = true, value_name = "NAME", add = ArgValueCandidates::new(disks_and_controllers))]
+        names: Vec<String>,
+        /// Take them away even if a VM is connected: what it has not written is lost
+        #[arg(long)]
+        force: bool,
     },
     /// List the controllers, through which virtual machines reach disks
     #[command(subcommand)]
@@ -84,11 +131,20 @@ pub enum Command {
     #[command(subcommand)]
     Qos(QosCommand),
     /// Make disks and controllers as a file describes them
+    #[command(after_help = APPLY_EXAMPLES)]
     Apply(ApplyArgs),
     /// Write a file that describes all disks and controllers, for 'apply'
     Export,
     /// Show how the daemon is
     Status(Watch),
+    /// Show what the daemon has logged
+    Logs(LogsArgs),
+    /// End the daemon in good order: what runs is finished first
+    Stop {
+        /// Even if VMs are connected, whose disks do not answer until a daemon is back
+        #[arg(long)]
+        force: bool,
+    },
     /// List, add and remove reactors, the threads that carry the I/O
     #[command(subcommand)]
     Reactor(ReactorCommand),
@@ -102,6 +158,7 @@ pub enum Command {
     /// Show where a disk's time goes, layer by layer
     Latency {
         /// The disk
+        #[arg(add = ArgValueCandidates::new(disks))]
         disk: String,
         #[command(flatten)]
         watch: Watch,
@@ -109,6 +166,7 @@ pub enum Command {
     /// Show what happened to requests last, layer by layer
     Trace {
         /// The disk; its queues and others with this in their names are shown too [without: all]
+        #[arg(add = ArgValueCandidates::new(disks_and_controllers))]
         disk: Option<String>,
         /// How many events
         #[arg(long, value_name = "N", default_value = "50")]
@@ -119,19 +177,24 @@ pub enum Command {
     /// Look at what this host has, what it lacks, and say how to mend it
     Doctor,
     /// Call any JSON-RPC method
+    #[command(disable_help_flag = true, after_help = RPC_EXAMPLES)]
     Rpc {
         /// Its name; rpc_get_methods lists them
-        method: String,
+        #[arg(required_unless_present = "help", add = ArgValueCandidates::new(methods))]
+        method: Option<String>,
         /// Its parameters as a JSON object; '-' reads them from the standard input
         params: Option<String>,
+        /// Print help; of a method, if one is named: what it takes and gives, and an example
+        #[arg(short, long)]
+        help: bool,
     },
-    /// Write man pages into a directory
-    #[command(hide = true)]
+    /// Write manual pages into a directory
     Man {
         /// Where to
         dir: PathBuf,
     },
-    /// Print a script that completes aryk's commands in a shell
+    /// Print a script that completes commands, and names of disks, in a shell
+    #[command(after_help = COMPLETION_EXAMPLES)]
     Completions {
         /// Which shell
         shell: Shell,
@@ -142,22 +205,29 @@ pub enum Command {
 #[derive(Debug, Subcommand)]
 pub enum DiskCommand {
     /// Make a disk
+    #[command(after_help = CREATE_EXAMPLES)]
     Create(CreateArgs),
     /// List all disks
     List(Watch),
     /// Show all about one disk
     Show {
         /// Its name, alias or uuid
+        #[arg(add = ArgValueCandidates::new(disks))]
         name: String,
     },
-    /// Remove a disk; its file stays
+    /// Remove disks; their files stay
     Remove {
-        /// Its name, alias or uuid
-        name: String,
+        /// Their names, aliases or uuids
+        #[arg(required = true, value_name = "NAME", add = ArgValueCandidates::new(disks))]
+        names: Vec<String>,
+        /// Remove them even if they are used, with the disks made of them and their controllers: VMs that are connected lose them
+        #[arg(long)]
+        force: bool,
     },
     /// Make a disk in a file larger; its machine is told
     Resize {
         /// Its name, alias or uuid
+        #[arg(add = ArgValueCandidates::new(disks))]
         name: String,
         /// The new size: 40G
         size: Size,
@@ -165,6 +235,7 @@ pub enum DiskCommand {
     /// Show what disks have done; with --watch, what they do per second
     Stat {
         /// Only this one
+        #[arg(add = ArgValueCandidates::new(disks))]
         name: Option<String>,
         #[command(flatten)]
         watch: Watch,
@@ -184,7 +255,7 @@ pub struct CreateArgs {
     /// The image's format, as qemu-img calls it [default: what it begins with]. Name it for images that you do not trust
     #[arg(long, value_name = "FORMAT", requires = "from")]
     pub from_format: Option<String>,
-    /// How large: 20G, 512M. A file that does not exist is made sparse, of this size
+    /// How large: 20G, 1.5T, 512M (powers of 1024), 20GB (of 1000). A file that does not exist is made sparse, of this size
     #[arg(long, required_if_eq_any([("memory", "true"), ("null", "true")]))]
     pub size: Option<Size>,
     /// Bytes of a block: 512 or 4096
@@ -260,9 +331,10 @@ impl Enospc {
 #[derive(Debug, Args)]
 pub struct AttachArgs {
     /// The disk
+    #[arg(add = ArgValueCandidates::new(disks))]
     pub disk: String,
     /// The controller's name, and its socket's [default: the disk's name]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", add = ArgValueCandidates::new(controllers))]
     pub controller: Option<String>,
     /// Queues [default: one for each of the machine's processors, up to 128]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
@@ -273,6 +345,9 @@ pub struct AttachArgs {
     /// Let the machine read only
     #[arg(long)]
     pub readonly: bool,
+    /// Offer a disk that another controller offers, too: for file systems of clusters (OCFS2, GFS2) only, others are destroyed
+    #[arg(long)]
+    pub shared: bool,
     /// Be a disk of a SCSI controller, which is made if there is none of that name: up to eight come and go while the machine runs
     #[arg(long, conflicts_with = "readonly")]
     pub scsi: bool,
@@ -296,6 +371,17 @@ pub struct AttachArgs {
     pub socket_group: Option<String>,
 }
 
+/// Arguments of `logs`.
+#[derive(Debug, Args)]
+pub struct LogsArgs {
+    /// Go on as there is more
+    #[arg(short, long)]
+    pub follow: bool,
+    /// How many lines to begin with
+    #[arg(short = 'n', long, value_name = "N", default_value = "50")]
+    pub lines: u32,
+}
+
 /// Arguments of `apply`.
 #[derive(Debug, Args)]
 pub struct ApplyArgs {
@@ -310,6 +396,9 @@ pub struct ApplyArgs {
     /// Make anew what cannot be changed in place: machines lose it for a moment, disks in memory lose their data
     #[arg(long)]
     pub replace: bool,
+    /// With --prune or --replace: even what a connected VM uses
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// Commands about controllers.
@@ -323,8 +412,10 @@ pub enum ControllerCommand {
 #[derive(Debug, Subcommand)]
 pub enum QosCommand {
     /// Limit a disk; what is not given stays as it is
+    #[command(after_help = QOS_EXAMPLES)]
     Set {
         /// The disk
+        #[arg(add = ArgValueCandidates::new(disks))]
         disk: String,
         #[command(flatten)]
         limits: Limits,
@@ -352,6 +443,7 @@ pub enum GroupCommand {
     /// Limit a group; what is not given stays as it is
     Set {
         /// The group
+        #[arg(add = ArgValueCandidates::new(groups))]
         name: String,
         #[command(flatten)]
         limits: Limits,
@@ -359,22 +451,25 @@ pub enum GroupCommand {
     /// Put disks into a group, from whichever they are in
     Add {
         /// The group
+        #[arg(add = ArgValueCandidates::new(groups))]
         group: String,
         /// The disks
-        #[arg(required = true, value_name = "DISK")]
+        #[arg(required = true, value_name = "DISK", add = ArgValueCandidates::new(disks))]
         disks: Vec<String>,
     },
     /// Take disks out of a group
     Remove {
         /// The group
+        #[arg(add = ArgValueCandidates::new(groups))]
         group: String,
         /// The disks
-        #[arg(required = true, value_name = "DISK")]
+        #[arg(required = true, value_name = "DISK", add = ArgValueCandidates::new(disks))]
         disks: Vec<String>,
     },
     /// Delete a group in which there is nothing
     Delete {
         /// The group
+        #[arg(add = ArgValueCandidates::new(groups))]
         name: String,
     },
     /// List all groups

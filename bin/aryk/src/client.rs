@@ -4,11 +4,13 @@ use crate::error::Error;
 use serde_json::{Value, json};
 use std::io::{self, BufReader, Write};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// A connection to the daemon.
 pub struct Client {
+    path: PathBuf,
+    timeout: Duration,
     stream: BufReader<UnixStream>,
     last_id: u64,
 }
@@ -22,7 +24,13 @@ impl Client {
         })?;
         stream.set_read_timeout(Some(timeout))?;
         stream.set_write_timeout(Some(timeout))?;
-        Ok(Self { stream: BufReader::new(stream), last_id: 0 })
+        Ok(Self { path: path.to_owned(), timeout, stream: BufReader::new(stream), last_id: 0 })
+    }
+
+    /// Connects again, to whoever serves the same socket now.
+    pub fn reconnect(&mut self) -> Result<(), Error> {
+        *self = Self::connect(&self.path, self.timeout)?;
+        Ok(())
     }
 
     /// Calls a method, and gives its result.
@@ -62,6 +70,7 @@ fn refused(error: &Value) -> Error {
         code: error["code"].as_i64().unwrap_or_default(),
         message: text("message").unwrap_or_default(),
         detail: text("data"),
+        hint: None,
     }
 }
 

@@ -5,6 +5,7 @@ pub mod daemon;
 pub mod disk;
 pub mod qos;
 pub mod scheduler;
+pub mod service;
 pub mod stat;
 pub mod trace;
 

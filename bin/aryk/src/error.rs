@@ -1,7 +1,18 @@
 //! What goes wrong, and what to do about it.
 
+use serde_json::{Value, json};
 use std::io;
 use std::path::PathBuf;
+
+/// The daemon's codes: negated errnos, and those of JSON-RPC.
+pub const NO_FILE: i64 = -2;
+pub const NOT_ALLOWED: i64 = -13;
+pub const BUSY: i64 = -16;
+pub const EXISTS: i64 = -17;
+pub const NO_DEVICE: i64 = -19;
+pub const NO_SPACE: i64 = -28;
+pub const NO_METHOD: i64 = -32601;
+pub const BAD_PARAMS: i64 = -32602;
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
@@ -29,6 +40,18 @@ pub enum Error {
         message: String,
         /// What the daemon adds for people.
         detail: Option<String>,
+        /// What to do about it, where it was called for.
+        hint: Option<&'static str>,
+    },
+    /// What would be taken away is used.
+    #[error("{what}:\n  {}", users.join("\n  "))]
+    InUse {
+        /// What is used, and that it is.
+        what: String,
+        /// By whom.
+        users: Vec<String>,
+        /// What to do about it.
+        hint: &'static str,
     },
     /// The command line, beyond what its grammar says.
     #[error("{0}")]
@@ -87,27 +110,61 @@ fn with_detail(message: &str, detail: Option<&str>) -> String {
     }
 }
 
-/// What a person may try next, where the daemon has refused a call. Some methods have one code for all that can be wrong: the text tells.
-fn hint_of(code: i64, message: &str, detail: Option<&str>) -> Option<&'static str> {
+/// What a refusal is about, as the constants above have it. Some methods have one code for all that can be wrong: the text tells.
+fn kind(code: i64, message: &str) -> i64 {
     match (message, code) {
-        ("File exists", _) => Some("Choose another name, or remove that one first."),
-        ("No such device", _) => Some("'aryk disk list' and 'aryk controller list' show what there is."),
-        ("Device or resource busy", _) => Some("'aryk controller list' shows who uses it."),
-        // There are other reasons why something does not exist, such as its directory.
-        ("No such file or directory", _) if detail.is_some_and(|why| why.contains("give a size")) => {
-            Some("To make a new file, say how large: --size 20G.")
-        }
-        ("Permission denied", _) => {
-            Some("The user who runs the daemon must be allowed to use it: see 'ls -l', and 'ps -C arykd'.")
-        }
-        ("No space left on device", _) => Some("'df' shows which file system is full."),
-        ("Invalid parameters" | "Invalid argument", -32603 | -32602) => Some("--help shows what it takes."),
-        (_, -32601) => Some("'aryk rpc rpc_get_methods' lists the methods."),
-        _ => None,
+        ("File exists", _) => EXISTS,
+        ("No such device", _) => NO_DEVICE,
+        ("Device or resource busy", _) => BUSY,
+        ("No such file or directory", _) => NO_FILE,
+        ("Permission denied", _) => NOT_ALLOWED,
+        ("No space left on device", _) => NO_SPACE,
+        ("Invalid parameters" | "Invalid argument", -32603 | -32602) => BAD_PARAMS,
+        (_, code) => code,
     }
 }
 
 impl Error {
+    /// What the daemon has no object for, in its words.
+    pub fn no_device(detail: String) -> Self {
+        Self::Refused { code: NO_DEVICE, message: "No such device".into(), detail: Some(detail), hint: None }
+    }
+
+    /// The same, with what to do about it if the daemon's refusal is one of these kinds: what that is depends on what was asked.
+    #[must_use]
+    pub fn hinted(mut self, hints: &[(i64, &'static str)]) -> Self {
+        if let Self::Refused { code, message, hint: hint @ None, .. } = &mut self {
+            let kind = kind(*code, message);
+            *hint = hints.iter().find(|(of, _)| *of == kind).map(|(_, hint)| *hint);
+        }
+        self
+    }
+
+    /// What the daemon's refusal is about, if it is one.
+    pub fn kind(&self) -> Option<i64> {
+        match self {
+            Self::Refused { code, message, .. } => Some(kind(*code, message)),
+            _ => None,
+        }
+    }
+
+    /// For programs.
+    pub fn to_json(&self) -> Value {
+        let mut error = json!({"message": self.to_string(), "exit_code": self.exit_code()});
+        if let Some(hint) = self.hint() {
+            error["hint"] = json!(hint);
+        }
+        match self {
+            Self::Refused { code, .. } => error["code"] = json!(code),
+            Self::InUse { what, users, .. } => {
+                error["message"] = json!(what);
+                error["users"] = json!(users);
+            }
+            _ => {}
+        }
+        json!({"error": error})
+    }
+
     /// What a person may try next.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
@@ -117,7 +174,8 @@ impl Error {
             Self::Socket { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
                 Some("Only the user who runs the daemon may use its socket: be that user.")
             }
-            Self::Refused { code, message, detail } => hint_of(*code, message, detail.as_deref()),
+            Self::Refused { hint, .. } => *hint,
+            Self::InUse { hint, .. } => Some(hint),
             Self::Unhealthy(_) => Some("The lines that begin with 'do:' say how to bring them about."),
             Self::Replaces(_) => {
                 Some("Add --replace if that is wanted; --plan shows all that would be done.")
@@ -133,7 +191,9 @@ impl Error {
                 Some("A back end serves one at a time: is a virtual machine connected?")
             }
             Self::Unanswered { .. } => Some("--timeout says how many seconds to wait."),
-            Self::Step { .. } => Some("What was done stays. When that is mended, run the same again."),
+            Self::Step { source, .. } => {
+                source.hint().or(Some("What was done stays. When that is mended, run the same again."))
+            }
             Self::File(_)
             | Self::Socket { .. }
             | Self::Usage(_)
@@ -153,6 +213,7 @@ impl Error {
             Self::Usage(_) => 2,
             Self::Step { source, .. } | Self::Imported { source, .. } => source.exit_code(),
             Self::Refused { .. }
+            | Self::InUse { .. }
             | Self::Protocol(_)
             | Self::Unhealthy(_)
             | Self::File(_)

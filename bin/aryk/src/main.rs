@@ -10,50 +10,83 @@ mod bench;
 mod cli;
 mod client;
 mod commands;
+mod completion;
 mod doctor;
 mod error;
 mod import;
 mod latency;
 mod limits;
 mod output;
+mod reference;
 mod size;
 mod top;
+mod users;
 mod watch;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use cli::{Cli, Command, ControllerCommand, DiskCommand, ReactorCommand};
 use client::Client;
 use error::Error;
 use output::Output;
+use serde_json::json;
 use std::io;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    completion::answer();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return refused(&error),
+    };
     match run(&cli) {
         Ok(code) => code,
         // Whoever read us has seen enough.
         Err(Error::Io(e)) if e.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("aryk: {error}");
-            if let Some(hint) = error.hint() {
-                eprintln!("{hint}");
+            match error.hint() {
+                _ if cli.json => eprintln!("{:#}", error.to_json()),
+                Some(hint) => eprintln!("aryk: {error}\n{hint}"),
+                None => eprintln!("aryk: {error}"),
             }
             ExitCode::from(error.exit_code())
         }
     }
 }
 
+/// What the grammar does not take: also for programs, if they say that they are some.
+fn refused(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() || std::env::args().all(|word| word != "--json") {
+        error.exit();
+    }
+    let text = error.to_string();
+    let message = text.trim_end().trim_start_matches("error: ");
+    eprintln!("{:#}", json!({"error": {"message": message, "exit_code": error.exit_code()}}));
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(u8::MAX))
+}
+
 fn run(cli: &Cli) -> Result<ExitCode, Error> {
     let out = Output::new(cli.json, cli.watch().is_some());
     let done = match &cli.command {
-        Command::Completions { shell } => out.completions(*shell),
+        Command::Completions { shell } => completion::script(*shell),
         Command::Man { dir } => out.man_pages(dir),
         Command::Doctor => doctor::run(cli, &out),
+        Command::Logs(args) => commands::service::logs(args, cli),
+        Command::Rpc { method, help: true, .. } => rpc_help(method.as_deref(), &out),
         Command::Bench(args) => bench::run(args, &cli.socket, cli.timeout, &out),
         _ => return ask(cli, &out),
     };
     done.map(|()| ExitCode::SUCCESS)
+}
+
+/// What there is to know of a method, or of calling them.
+fn rpc_help(method: Option<&str>, out: &Output) -> Result<(), Error> {
+    if let Some(method) = method {
+        return reference::show(method, out);
+    }
+    let mut command = Cli::command();
+    command.build();
+    let rpc = command.find_subcommand_mut("rpc").expect("a command of ours");
+    Ok(rpc.print_help()?)
 }
 
 /// The commands that need the daemon.
@@ -67,7 +100,7 @@ fn ask(cli: &Cli, out: &Output) -> Result<ExitCode, Error> {
         }
         Command::Disk(command) => commands::disk::run(command, client, out),
         Command::Attach(args) => commands::controller::attach(args, client, out),
-        Command::Detach { name } => commands::controller::detach(name, client, out),
+        Command::Detach { names, force } => commands::controller::detach(names, *force, client, out),
         Command::Controller(ControllerCommand::List(watch)) => {
             watch::repeat(watch.every, || commands::controller::list(client, out))
         }
@@ -90,10 +123,16 @@ fn ask(cli: &Cli, out: &Output) -> Result<ExitCode, Error> {
         }
         Command::Top(args) => top::top(args, client, out),
         Command::Latency { disk, watch } => latency::show(disk, watch.every, client, out),
-        Command::Rpc { method, params } => commands::daemon::rpc(method, params.as_deref(), client, out),
-        Command::Completions { .. } | Command::Man { .. } | Command::Doctor | Command::Bench(_) => {
-            unreachable!("done without the daemon")
+        Command::Stop { force } => commands::service::stop(*force, cli, client, out),
+        Command::Rpc { method, params, .. } => {
+            let method = method.as_deref().unwrap_or_default();
+            commands::daemon::rpc(method, params.as_deref(), client, out)
         }
+        Command::Completions { .. }
+        | Command::Man { .. }
+        | Command::Doctor
+        | Command::Bench(_)
+        | Command::Logs(_) => unreachable!("done without the daemon"),
     };
     done.map(|()| ExitCode::SUCCESS)
 }

@@ -4,7 +4,6 @@ use crate::cli::Cli;
 use crate::error::Error;
 use crate::watch;
 use clap::CommandFactory;
-use clap_complete::Shell;
 use comfy_table::{Attribute, Cell, CellAlignment, Color, ContentArrangement, Table, presets};
 use serde_json::Value;
 use std::io::{self, IsTerminal, Write};
@@ -151,14 +150,6 @@ impl Output {
 
     fn heading(&self, text: &str) -> Cell {
         Cell::new(text).add_attribute(Attribute::Bold)
-    }
-
-    /// Prints a shell's completion script.
-    pub fn completions(&self, shell: Shell) -> Result<(), Error> {
-        let mut script = Vec::new();
-        clap_complete::generate(shell, &mut Cli::command(), "aryk", &mut script);
-        io::stdout().lock().write_all(&script)?;
-        Ok(())
     }
 
     /// Writes a man page for each command.

@@ -1,4 +1,4 @@
-//! Sizes as people write them: powers of 1024.
+//! Sizes as people write them.
 
 use serde::de::{Deserializer, Error, Unexpected, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
@@ -14,20 +14,47 @@ pub struct Size(pub u64);
 impl FromStr for Size {
     type Err = String;
 
-    /// `20G`, `20GiB`, `512m`, `4096`. `GB` is refused: some mean 10⁹ by it, some 2³⁰.
+    /// `20G`, `20GiB`, `1.5g`, `4096`: powers of 1024, as most tools have them. `20GB`: powers of 1000, as disks are sold.
     fn from_str(text: &str) -> Result<Self, String> {
-        let upper = text.trim().to_ascii_uppercase();
-        let digits = upper.len() - upper.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-        let (number, unit) = upper.split_at(digits);
-        let wrong = || "a size is a number with K, M, G, T or P (powers of 1024), such as 20G".to_owned();
-        let number: u64 = number.parse().map_err(|_| wrong())?;
-        let unit = unit.strip_suffix("IB").unwrap_or(unit);
-        let shift = match UNITS.iter().find(|(name, _)| *name == unit) {
-            Some((_, shift)) => *shift,
-            None if unit.is_empty() => 0,
-            None => return Err(wrong()),
+        let wrong = || {
+            "a size is a number with K, M, G, T or P: 20G or 20GiB (powers of 1024), 20GB (powers of 1000)"
+                .to_owned()
         };
-        number.checked_mul(1 << shift).map(Self).ok_or_else(|| format!("{text} is too large"))
+        let upper = text.trim().to_ascii_uppercase();
+        let end = upper.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(upper.len());
+        let (number, unit) = upper.split_at(end);
+        let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
+        let places = u32::try_from(fraction.len())
+            .ok()
+            .filter(|places| (1..=18).contains(places))
+            .ok_or_else(wrong)?;
+        let (whole, fraction): (u64, u64) = match (whole.parse(), fraction.parse()) {
+            (Ok(whole), Ok(fraction)) => (whole, fraction),
+            _ => return Err(wrong()),
+        };
+        let bytes = bytes_of(unit).ok_or_else(wrong)?;
+        let (part, of) = (u128::from(fraction) * bytes, 10_u128.pow(places));
+        if !part.is_multiple_of(of) {
+            return Err(format!(
+                "{text} is no whole number of bytes: take a smaller unit, without a fraction"
+            ));
+        }
+        let all = u128::from(whole) * bytes + part / of;
+        all.try_into().map(Self).map_err(|_| format!("{text} is too large"))
+    }
+}
+
+/// The bytes of a unit, in upper case.
+fn bytes_of(unit: &str) -> Option<u128> {
+    if matches!(unit, "" | "B") {
+        return Some(1);
+    }
+    let (letter, rest) = unit.split_at_checked(1)?;
+    let (_, shift) = UNITS.iter().find(|(name, _)| *name == letter)?;
+    match rest {
+        "" | "IB" => Some(1 << shift),
+        "B" => Some(1000_u128.pow(shift / 10)),
+        _ => None,
     }
 }
 
@@ -88,12 +115,37 @@ mod tests {
 
     #[test]
     fn as_people_write_them() {
-        let known =
-            [("4096", 4096), ("20G", 20 << 30), ("20GiB", 20 << 30), ("512m", 512 << 20), ("1t", 1 << 40)];
+        let known = [
+            ("4096", 4096),
+            ("20G", 20 << 30),
+            ("20GiB", 20 << 30),
+            ("512m", 512 << 20),
+            ("1t", 1 << 40),
+            ("10GB", 10_000_000_000),
+            ("1kb", 1000),
+            ("1.5G", 3 << 29),
+            ("0.5KiB", 512),
+            ("1.25TB", 1_250_000_000_000),
+            ("512B", 512),
+        ];
         for (text, bytes) in known {
             assert_eq!(text.parse(), Ok(Size(bytes)), "{text}");
         }
-        for text in ["", "G", "20GB", "-1", "1.5G", "20X", "20 G", "16384P", "99999999999999999999"] {
+        for text in [
+            "",
+            "G",
+            "20GG",
+            "-1",
+            "1.3G",
+            "1.",
+            ".5G",
+            "1.2.3G",
+            "20X",
+            "20Gi",
+            "20 G",
+            "16384P",
+            "99999999999999999999",
+        ] {
             assert!(text.parse::<Size>().is_err(), "{text}");
         }
     }

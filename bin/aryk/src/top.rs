@@ -16,7 +16,8 @@ use clap::{Args, ValueEnum};
 use ratatui::crossterm::event::{self, Event};
 use reading::{Rates, Reading};
 use serde_json::json;
-use state::{State, View};
+use state::{Link, State, View};
+use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
 /// Arguments of `top`.
@@ -75,7 +76,8 @@ fn read(client: &mut Client) -> Result<Reading, Error> {
 pub fn top(args: &TopArgs, client: &mut Client, out: &Output) -> Result<(), Error> {
     let state = State::new(args.view, args.sort, args.filter.clone().unwrap_or_default());
     let first = read(client)?;
-    if args.once || out.json {
+    let is_terminal = io::stdout().is_terminal() && io::stdin().is_terminal();
+    if args.once || out.json || !is_terminal {
         watch::wait(args.every);
         let rates = Rates::between(&first, &read(client)?);
         let rows = state.rows(&rates);
@@ -118,12 +120,26 @@ fn live(
         if state.is_paused() {
             continue;
         }
-        let now = read(client)?;
+        let now = match read(client) {
+            Ok(now) => now,
+            Err(_) => {
+                state.link = Link::Lost;
+                // The next round tries again.
+                let _ = client.reconnect();
+                continue;
+            }
+        };
+        if state.link == Link::Lost {
+            // It counts from the beginning, and its latencies are asked for anew.
+            (before, latencies) = (now.clone(), None);
+        }
+        state.link = state.link.answered();
         rates = Rates::between(&before, &now);
         before = now;
         latencies = match (latencies, state.detail()) {
             (Some((_, last)), Some(name)) => Latencies::read(name, client).ok().map(|now| (last, now)),
-            _ => None,
+            (None, Some(_)) => first_latencies(&state, client),
+            (_, None) => None,
         };
     }
 }

@@ -87,8 +87,8 @@ const UNSET_BY_ABSENCE: [&str; 9] = [
     "socket_group",
 ];
 
-/// Parameters that the daemon takes and that change nothing.
-const WITHOUT_EFFECT: [&str; 4] = ["fallocate", "nowait", "transport", "packed_ring"];
+/// Parameters that the daemon takes and that change nothing of what is made.
+const WITHOUT_EFFECT: [&str; 5] = ["fallocate", "nowait", "transport", "packed_ring", "exclusive"];
 
 /// Parameters that some clients write as a string of digits.
 const NUMBERS: [&str; 4] = ["num_blocks", "block_size", "size", "num_queues"];

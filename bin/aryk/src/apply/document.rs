@@ -12,6 +12,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
+/// The call that gives a disk to a target of a SCSI controller.
+const TARGET: &str = "vhost_scsi_controller_add_target";
+
 /// All that there is to be.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -81,6 +84,8 @@ struct Controller {
     cpumask: Option<String>,
     #[serde(default, skip_serializing_if = "is_false")]
     readonly: bool,
+    #[serde(default, skip_serializing_if = "is_false")]
+    shared: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     connect: Option<PathBuf>,
     /// Octal digits.
@@ -148,6 +153,18 @@ impl Document {
 }
 
 impl Document {
+    /// Says of controllers that they share their disks, where they do and not all of them only read.
+    fn share(&mut self, calls: &[Call]) {
+        let of_targets =
+            |disk: &str| calls.iter().any(|c| c.method == TARGET && c.text("bdev_name") == Some(disk));
+        let all = self.controllers.clone();
+        for controller in &mut self.controllers {
+            let same: Vec<_> = all.iter().filter(|other| other.disk == controller.disk).collect();
+            let is_written = same.iter().any(|other| !other.readonly);
+            controller.shared = of_targets(&controller.disk) || (same.len() > 1 && is_written);
+        }
+    }
+
     /// Says in words what a call sets, if there are some for it.
     fn say(&mut self, call: &Call) -> bool {
         let Some((setting, name)) = call.setting() else { return false };
@@ -230,6 +247,7 @@ impl Controller {
             ("ctrlr", Some(json!(self.name.as_ref().unwrap_or(&self.disk)))),
             ("dev_name", Some(json!(self.disk))),
             ("readonly", self.readonly.then_some(json!(true))),
+            ("exclusive", (!self.shared).then_some(json!(true))),
             ("cpumask", self.cpumask.map(|cores| json!(cores))),
             ("num_queues", self.queues.map(|n| json!(n))),
             ("connect", self.connect.map(|path| json!(dir.join(path)))),
@@ -253,6 +271,7 @@ impl Controller {
             queues: call.params.get("num_queues").and_then(Value::as_u64).and_then(|n| n.try_into().ok()),
             cpumask: text("cpumask"),
             readonly: call.params.get("readonly").and_then(Value::as_bool).unwrap_or_default(),
+            shared: false,
             connect: text("connect").map(PathBuf::from),
             socket_mode: text("socket_mode"),
             socket_owner: text("socket_owner"),
@@ -278,6 +297,7 @@ pub fn write(calls: &[Call], bytes: impl Fn(&str) -> Option<u64>, as_json: bool)
             (None, None) => document.calls.push(call.without_nulls()),
         }
     }
+    document.share(calls);
     for call in settings {
         if !document.say(call) {
             document.calls.push(call.without_nulls());

@@ -51,7 +51,8 @@ fn files_become_calls() {
     assert_eq!(calls[0], Call::new("bdev_uring_create", uring));
     assert_eq!(calls[1].size(), Some(1 << 20));
     assert_eq!(calls[2].base(), Some("m"));
-    let controller = json!({"ctrlr": "a", "dev_name": "a", "num_queues": 2, "cpumask": "[0,1]"});
+    let controller =
+        json!({"ctrlr": "a", "dev_name": "a", "exclusive": true, "num_queues": 2, "cpumask": "[0,1]"});
     assert_eq!(calls[3], Call::new("vhost_create_blk_controller", controller));
     let same = r#"{"disk": [{"name": "n", "null": true, "size": 4096}]}"#;
     assert_eq!(parse(same).unwrap()[0].name().unwrap(), "n");
@@ -76,7 +77,7 @@ fn errors_say_where_and_what() {
     let wrong = [
         ("[[disk]]\nname = \"a\"", "disk 'a': give it one of"),
         ("[[disk]]\nname = \"a\"\nnull = true", "size is missing"),
-        ("[[disk]]\nname = \"a\"\nnull = true\nsize = \"1GB\"", "a number with K, M, G"),
+        ("[[disk]]\nname = \"a\"\nnull = true\nsize = \"1.3G\"", "no whole number of bytes"),
         ("[[disk]]\nname = \"a\"\nnull = true\nsize = \"1G\"\nreadonly = true", "are for files"),
         ("[[disk]]\nname = \"a\"\nfiel = \"x\"", "line 3"),
         ("[[disks]]\nname = \"a\"", "unknown field"),

@@ -8,7 +8,8 @@ use std::os::unix::net::UnixStream;
 fn answered(bytes: &[u8]) -> Result<Value, Error> {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     ours.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
-    let mut client = Client { stream: BufReader::new(ours), last_id: 0 };
+    let stream = BufReader::new(ours);
+    let mut client = Client { path: PathBuf::new(), timeout: Duration::ZERO, stream, last_id: 0 };
     std::thread::scope(|scope| {
         scope.spawn(move || {
             let mut request = [0; 4096];
@@ -30,8 +31,11 @@ fn results_and_errors() {
     let error = answered(br#"{"id":1,"error":{"code":-17,"message":"File exists","data":"disk 'a'"}}"#);
     let error = error.unwrap_err();
     assert_eq!(error.to_string(), "File exists: disk 'a'");
-    assert!(error.hint().unwrap().contains("another name"));
-    assert_eq!(error.exit_code(), 1);
+    assert_eq!((error.exit_code(), error.hint()), (1, None), "what to do depends on what was asked");
+    let hinted = error.hinted(&[(-19, "no"), (-17, "yes")]).hinted(&[(-17, "too late")]);
+    assert_eq!(hinted.hint(), Some("yes"));
+    let told = json!({"message": "File exists: disk 'a'", "exit_code": 1, "hint": "yes", "code": -17});
+    assert_eq!(hinted.to_json(), json!({"error": told}));
 }
 
 #[test]

@@ -3,9 +3,23 @@
 use super::{elements, object, text};
 use crate::cli::AttachArgs;
 use crate::client::Client;
-use crate::error::Error;
+use crate::error::{BUSY, EXISTS, Error, NO_DEVICE, NO_FILE, NOT_ALLOWED};
 use crate::output::Output;
+use crate::users::{Place, Users, is_connected, places_of};
 use serde_json::{Value, json};
+use std::fmt;
+
+/// What to do when a disk cannot be offered.
+const HINTS: [(i64, &str); 5] = [
+    (EXISTS, "Name another one with --controller, or take it back first with 'aryk detach'."),
+    (NO_DEVICE, "'aryk disk list' shows the disks."),
+    (BUSY, "'aryk disk list' shows who uses it."),
+    (
+        NOT_ALLOWED,
+        "The user who runs the daemon must be allowed to make the socket: see 'ls -ld', and 'ps -C arykd'.",
+    ),
+    (NO_FILE, "The socket's directory must be there."),
+];
 
 pub fn attach(args: &AttachArgs, client: &mut Client, out: &Output) -> Result<(), Error> {
     let name = args.controller.as_ref().unwrap_or(&args.disk);
@@ -14,10 +28,11 @@ pub fn attach(args: &AttachArgs, client: &mut Client, out: &Output) -> Result<()
     }
     let mut params = controller_params(name, args)?;
     params["dev_name"] = json!(args.disk);
+    params["exclusive"] = json!(!args.shared);
     if args.readonly {
         params["readonly"] = json!(true);
     }
-    client.call("vhost_create_blk_controller", params)?;
+    client.call("vhost_create_blk_controller", params).map_err(|error| refused(error, &args.disk, client))?;
     let mut controller = find(name, client)?;
     let qemu = qemu_arguments(text(&controller, "socket"), args);
     controller["qemu"] = json!(qemu);
@@ -41,15 +56,18 @@ fn attach_scsi(name: &str, args: &AttachArgs, client: &mut Client, out: &Output)
         )));
     }
     if is_new {
-        client.call("vhost_create_scsi_controller", controller_params(name, args)?)?;
+        let made = client.call("vhost_create_scsi_controller", controller_params(name, args)?);
+        made.map_err(|error| error.hinted(&HINTS))?;
     }
     let target = args.target.map_or(-1, i32::from);
-    let params = json!({"ctrlr": name, "scsi_target_num": target, "bdev_name": args.disk});
-    let target = client.call("vhost_scsi_controller_add_target", params).inspect_err(|_| {
+    let params = json!({"ctrlr": name, "scsi_target_num": target, "bdev_name": args.disk,
+        "exclusive": !args.shared});
+    let target = client.call("vhost_scsi_controller_add_target", params).map_err(|error| {
         if is_new {
             // That it fails, too, is less than what did.
             let _ = client.call("vhost_delete_controller", json!({"ctrlr": name}));
         }
+        refused(error, &args.disk, client)
     })?;
     let mut controller = find(name, client)?;
     let qemu = qemu_arguments(text(&controller, "socket"), args);
@@ -62,6 +80,25 @@ fn attach_scsi(name: &str, args: &AttachArgs, client: &mut Client, out: &Output)
             false => format!("{begin}."),
         }
     })
+}
+
+/// Why a disk cannot be offered: if others have it, who they are.
+fn refused(error: Error, disk: &str, client: &mut Client) -> Error {
+    if error.kind() == Some(BUSY)
+        && let Ok(users) = Users::ask(client)
+        && let Some(found) = users.disk(disk)
+    {
+        let places: Vec<_> = users.places(text(found, "name")).map(|place| place.to_string()).collect();
+        if !places.is_empty() {
+            return Error::InUse {
+                what: format!("disk '{disk}' is offered already"),
+                users: places,
+                hint: "Two VMs destroy each other's files, unless their file system is made for clusters: then add --shared. \
+                       VMs that only read may share it too: --readonly for each.",
+            };
+        }
+    }
+    error.hinted(&HINTS)
 }
 
 /// What both kinds of controllers take.
@@ -130,44 +167,93 @@ fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-pub fn detach(name: &str, client: &mut Client, out: &Output) -> Result<(), Error> {
-    let controllers = client.call("vhost_get_controllers", json!({}))?;
-    let all = elements(&controllers);
-    if all.iter().any(|controller| text(controller, "ctrlr") == name) {
-        let result = client.call("vhost_delete_controller", json!({"ctrlr": name}))?;
-        return out.print(&result, || format!("Controller '{name}' is gone."));
+/// Takes disks back: whole controllers, or single targets.
+pub fn detach(names: &[String], force: bool, client: &mut Client, out: &Output) -> Result<(), Error> {
+    let refusal = |users: &Users| {
+        let taken = names.iter().map(|name| find_taken(name, users)).collect::<Result<Vec<_>, _>>();
+        taken.map_or_else(Some, |taken| if force { None } else { in_use(&taken, users) })
+    };
+    let users = Users::ask_until_free(client, refusal)?;
+    let mut done = Vec::new();
+    for name in names {
+        let taken = find_taken(name, &users)?;
+        taken.take(client)?;
+        if !out.json {
+            out.say(&taken.to_string())?;
+        }
+        done.push(json!({"controller": taken.controller, "target": taken.target}));
     }
-    let mut places = all.iter().flat_map(|controller| places_of(name, controller));
-    let (controller, target) = match (places.next(), places.next()) {
-        (Some(place), None) => place,
-        (Some(_), Some(_)) => {
-            return Err(Error::Usage(format!("disk '{name}' has several controllers: name one")));
-        }
-        (None, _) => {
-            return Err(Error::Refused {
-                code: -19,
-                message: "No such device".into(),
-                detail: Some(format!("there is no controller '{name}', and none of a disk '{name}'")),
-            });
-        }
-    };
-    let Some(target) = target else {
-        let result = client.call("vhost_delete_controller", json!({"ctrlr": controller}))?;
-        return out.print(&result, || format!("Controller '{controller}' is gone."));
-    };
-    let params = json!({"ctrlr": controller, "scsi_target_num": target});
-    let result = client.call("vhost_scsi_controller_remove_target", params)?;
-    out.print(&result, || format!("Target {target} of controller '{controller}' has no disk any more."))
+    if out.json { out.print(&Value::Array(done), String::new) } else { Ok(()) }
 }
 
-/// Where a controller has a disk: as its only one, or as a target's.
-fn places_of<'a>(disk: &'a str, controller: &'a Value) -> impl Iterator<Item = (&'a str, Option<&'a Value>)> {
-    let backend = &controller["backend_specific"];
-    let is_its = text(&backend["block"], "bdev") == disk;
-    let targets = elements(&backend["scsi"]).iter();
-    let targets = targets.filter(move |target| text(&target["luns"][0], "bdev_name") == disk);
-    let places = is_its.then_some(None).into_iter().chain(targets.map(|t| Some(&t["scsi_dev_num"])));
-    places.map(|target| (text(controller, "ctrlr"), target))
+/// What is taken back: a controller, or one of its targets' disks.
+struct Taken<'a> {
+    controller: &'a str,
+    target: Option<u64>,
+}
+
+/// The controller of that name, or where the disk of that name is offered.
+fn find_taken<'a>(name: &str, users: &'a Users) -> Result<Taken<'a>, Error> {
+    if let Some(controller) = users.controller(name) {
+        return Ok(Taken { controller: text(controller, "ctrlr"), target: None });
+    }
+    let disk = users.disk(name).map_or(name, |disk| text(disk, "name"));
+    let places: Vec<_> = users.places(disk).collect();
+    match places[..] {
+        [place] => Ok(Taken { controller: text(place.controller, "ctrlr"), target: place.target }),
+        [] => {
+            let none =
+                Error::no_device(format!("there is no controller '{name}', and none of a disk '{name}'"));
+            Err(none.hinted(&[(NO_DEVICE, "'aryk controller list' shows the controllers and their disks.")]))
+        }
+        [..] => {
+            let names: Vec<_> = places.iter().map(Place::name).collect();
+            let names = names.join(", ");
+            Err(Error::Usage(format!("disk '{name}' has several controllers, name one: {names}")))
+        }
+    }
+}
+
+/// Refuses to take what VMs have.
+fn in_use(taken: &[Taken<'_>], users: &Users) -> Option<Error> {
+    let mut lines = Vec::new();
+    for Taken { controller, target } in taken {
+        let places = users.controller(controller).into_iter().flat_map(places_of);
+        let meant =
+            places.filter(|place| place.is_connected() && (target.is_none() || place.target == *target));
+        lines.extend(meant.map(|place| format!("disk '{}': {place}", place.disk)));
+    }
+    (!lines.is_empty()).then_some(Error::InUse {
+        what: "a VM would lose what it uses".into(),
+        users: lines,
+        hint: "Unmount it in the VM or shut the VM down first; or take it away all the same: --force",
+    })
+}
+
+impl Taken<'_> {
+    fn take(&self, client: &mut Client) -> Result<(), Error> {
+        let controller = self.controller;
+        let taken = match self.target {
+            None => client.call("vhost_delete_controller", json!({"ctrlr": controller})),
+            Some(target) => {
+                let params = json!({"ctrlr": controller, "scsi_target_num": target});
+                client.call("vhost_scsi_controller_remove_target", params)
+            }
+        };
+        taken.map(drop).map_err(|error| {
+            error.hinted(&[(BUSY, "Its disks can be taken away one by one: aryk detach DISK --force")])
+        })
+    }
+}
+
+impl fmt::Display for Taken<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let controller = self.controller;
+        match self.target {
+            None => write!(f, "Controller '{controller}' is gone."),
+            Some(target) => write!(f, "Target {target} of controller '{controller}' has no disk any more."),
+        }
+    }
 }
 
 pub fn list(client: &mut Client, out: &Output) -> Result<(), Error> {
@@ -177,18 +263,13 @@ pub fn list(client: &mut Client, out: &Output) -> Result<(), Error> {
             return "There are no controllers. Offer a disk to a machine: aryk attach DISK".into();
         }
         let row = |c: &Value| {
-            let backend = &c["backend_specific"];
-            let of_targets =
-                elements(&backend["scsi"]).iter().map(|target| text(&target["luns"][0], "bdev_name"));
-            let disks: Vec<_> =
-                backend.get("block").map(|block| text(block, "bdev")).into_iter().chain(of_targets).collect();
-            let machines = elements(&c["sessions"]).len();
+            let disks: Vec<_> = places_of(c).map(|place| place.disk).collect();
             vec![
                 text(c, "ctrlr").to_owned(),
                 disks.join(", "),
                 c["num_queues"].to_string(),
                 text(c, "cpumask").to_owned(),
-                if machines > 0 { "connected" } else { "waiting" }.to_owned(),
+                if is_connected(c) { "connected" } else { "waiting" }.to_owned(),
                 text(c, "socket").to_owned(),
             ]
         };
@@ -216,6 +297,7 @@ mod tests {
             queues,
             cpumask: None,
             readonly: false,
+            shared: false,
             scsi,
             target: None,
             transport_id: None,
@@ -237,15 +319,5 @@ mod tests {
         assert!(of_scsi.contains(&"vhost-user-scsi-pci,chardev=aryk0,num_queues=4".to_owned()));
         assert_eq!(quoted("path=/tmp/a,,b c'd"), r"'path=/tmp/a,,b c'\''d'");
         assert_eq!(quoted("path=/run/a"), "path=/run/a");
-    }
-
-    #[test]
-    fn a_disk_is_found_in_controllers_of_both_kinds() {
-        let blk = json!({"ctrlr": "b", "backend_specific": {"block": {"bdev": "d"}}});
-        let target = |n: u32, disk: &str| json!({"scsi_dev_num": n, "luns": [{"bdev_name": disk}]});
-        let scsi = json!({"ctrlr": "s", "backend_specific": {"scsi": [target(0, "e"), target(5, "d")]}});
-        assert_eq!(places_of("d", &blk).collect::<Vec<_>>(), [("b", None)]);
-        assert_eq!(places_of("d", &scsi).collect::<Vec<_>>(), [("s", Some(&json!(5)))]);
-        assert_eq!(places_of("f", &scsi).count() + places_of("f", &blk).count(), 0);
     }
 }

@@ -1,11 +1,13 @@
 //! `aryk status`, `reactor …` and `rpc`
 
+use super::service::uptime;
 use super::{elements, number, text};
 use crate::client::Client;
-use crate::error::Error;
+use crate::error::{BAD_PARAMS, Error, NO_METHOD};
 use crate::output::Output;
 use serde_json::{Value, json};
 use std::io;
+use std::time::Duration;
 
 pub fn status(client: &mut Client, out: &Output) -> Result<(), Error> {
     let version = client.call("spdk_get_version", json!({}))?;
@@ -15,9 +17,11 @@ pub fn status(client: &mut Client, out: &Output) -> Result<(), Error> {
     let absent = absent(client)?;
     let connected = elements(&controllers).iter().filter(|c| !elements(&c["sessions"]).is_empty()).count();
     let cores: Vec<_> = elements(&reactors["reactors"]).iter().map(|r| r["lcore"].to_string()).collect();
+    let uptime = uptime(number(&reactors, "pid"));
     let status = json!({
         "version": version["version"],
         "pid": reactors["pid"],
+        "uptime_seconds": uptime.map(|time| time.as_secs()),
         "cores": elements(&reactors["reactors"]).iter().map(|r| r["lcore"].clone()).collect::<Vec<_>>(),
         "disks": elements(&disks).len(),
         "controllers": elements(&controllers).len(),
@@ -27,6 +31,7 @@ pub fn status(client: &mut Client, out: &Output) -> Result<(), Error> {
     out.print(&status, || {
         let lines = [
             ("daemon", format!("{}, process {}", text(&version, "version"), reactors["pid"])),
+            ("up", uptime.map_or_else(|| "unknown: it is no process of this host".into(), duration)),
             ("cores", cores.join(" ")),
             ("disks", elements(&disks).len().to_string()),
             ("controllers", format!("{}, {connected} connected", elements(&controllers).len())),
@@ -39,7 +44,7 @@ pub fn status(client: &mut Client, out: &Output) -> Result<(), Error> {
 pub fn absent(client: &mut Client) -> Result<Vec<Value>, Error> {
     match client.call("aryk_absent_get", json!({})) {
         Ok(absent) => Ok(elements(&absent).to_vec()),
-        Err(Error::Refused { code: -32601, .. }) => Ok(Vec::new()),
+        Err(Error::Refused { code: NO_METHOD, .. }) => Ok(Vec::new()),
         Err(error) => Err(error),
     }
 }
@@ -47,6 +52,20 @@ pub fn absent(client: &mut Client) -> Result<Vec<Value>, Error> {
 /// What an absent object is, and why it is absent.
 pub fn why(absent: &Value) -> String {
     format!("{}: {}", text(absent, "object"), text(absent, "why"))
+}
+
+/// In the two largest units.
+fn duration(time: Duration) -> String {
+    let seconds = time.as_secs();
+    let parts = [
+        (seconds / 86_400, "d"),
+        (seconds / 3_600 % 24, "h"),
+        (seconds / 60 % 60, "min"),
+        (seconds % 60, "s"),
+    ];
+    let shown: Vec<_> =
+        parts.iter().skip_while(|(n, _)| *n == 0).take(2).map(|(n, unit)| format!("{n} {unit}")).collect();
+    if shown.is_empty() { "0 s".into() } else { shown.join(" ") }
 }
 
 pub fn reactors(client: &mut Client, out: &Output) -> Result<(), Error> {
@@ -94,7 +113,11 @@ pub fn rpc(method: &str, params: Option<&str>, client: &mut Client, out: &Output
         Some("-") => parse(&io::read_to_string(io::stdin())?)?,
         Some(text) => parse(text)?,
     };
-    let result = client.call(method, params)?;
+    let hints = [
+        (NO_METHOD, "'aryk rpc rpc_get_methods' lists the methods."),
+        (BAD_PARAMS, "'aryk rpc METHOD --help' shows what it takes."),
+    ];
+    let result = client.call(method, params).map_err(|error| error.hinted(&hints))?;
     out.print(&result, || match &result {
         Value::String(text) => text.clone(),
         other => format!("{other:#}"),
@@ -103,4 +126,17 @@ pub fn rpc(method: &str, params: Option<&str>, client: &mut Client, out: &Output
 
 fn parse(text: &str) -> Result<Value, Error> {
     serde_json::from_str(text).map_err(|e| Error::Usage(format!("the parameters are no JSON: {e}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_two_units() {
+        let known = [(0, "0 s"), (59, "59 s"), (61, "1 min 1 s"), (3_600, "1 h 0 min"), (90_061, "1 d 1 h")];
+        for (seconds, text) in known {
+            assert_eq!(duration(Duration::from_secs(seconds)), text);
+        }
+    }
 }

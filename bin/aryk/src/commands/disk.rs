@@ -3,14 +3,31 @@
 use super::{elements, number, object, text};
 use crate::cli::{CreateArgs, DiskCommand};
 use crate::client::Client;
-use crate::error::Error;
+use crate::error::{BUSY, EXISTS, Error, NO_DEVICE, NO_FILE, NO_SPACE, NOT_ALLOWED};
 use crate::import::Import;
 use crate::output::{Output, printable};
 use crate::size::Size;
+use crate::users::Users;
 use serde_json::{Value, json};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
 const BLOCK_SIZE: u32 = 512;
+
+/// How long a file may take to say how large it is.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// What to do when a disk cannot be made, found or removed.
+const HINTS: [(i64, &str); 6] = [
+    (EXISTS, "Choose another name, or remove that one first."),
+    (NO_DEVICE, "'aryk disk list' shows the disks."),
+    (BUSY, "'aryk disk list' shows who uses it."),
+    (NO_FILE, "A new file is made in a directory that is there, if --size says how large: --size 20G."),
+    (NOT_ALLOWED, "The user who runs the daemon must be allowed to use it: see 'ls -l', and 'ps -C arykd'."),
+    (NO_SPACE, "'df' shows which file system is full."),
+];
 
 /// What is said of no disks.
 pub const NONE: &str = "There are no disks. Make one: aryk disk create NAME --file PATH --size 20G";
@@ -31,7 +48,7 @@ pub fn run(command: &DiskCommand, client: &mut Client, out: &Output) -> Result<(
         DiskCommand::Create(args) => create(args, client, out),
         DiskCommand::List(_) => list(client, out),
         DiskCommand::Show { name } => show(name, client, out),
-        DiskCommand::Remove { name } => remove(name, client, out),
+        DiskCommand::Remove { names, force } => remove(names, *force, client, out),
         DiskCommand::Resize { name, size } => resize(name, *size, client, out),
         DiskCommand::Stat { name, watch } => super::stat::stat(name.as_deref(), watch.every, client, out),
     }
@@ -47,7 +64,7 @@ fn create(args: &CreateArgs, client: &mut Client, out: &Output) -> Result<(), Er
         let step = format!("{} is imported, but is no disk yet", file.display());
         client.call(method, params).map_err(|source| Error::Imported { step, source: Box::new(source) })?;
     } else {
-        client.call(method, params)?;
+        client.call(method, params).map_err(|error| error.hinted(&HINTS))?;
     }
     let disk = find(client, &args.name)?;
     let size = size(&disk);
@@ -87,7 +104,8 @@ fn refuse_existing(name: &str, client: &mut Client) -> Result<(), Error> {
     match find(client, name) {
         Ok(_) => {
             let detail = Some(format!("there is a disk '{name}' already"));
-            Err(Error::Refused { code: -17, message: "File exists".into(), detail })
+            Err(Error::Refused { code: EXISTS, message: "File exists".into(), detail, hint: None }
+                .hinted(&HINTS))
         }
         Err(Error::Refused { .. }) => Ok(()),
         Err(error) => Err(error),
@@ -108,6 +126,10 @@ fn import(source: &Path, file: &Path, args: &CreateArgs, out: &Output) -> Result
 
 /// The call that makes the disk that is asked for.
 pub fn create_call(args: &CreateArgs) -> Result<(&'static str, Value), Error> {
+    let block_size = args.block_size.unwrap_or(BLOCK_SIZE);
+    if let Some(size) = args.size {
+        check_size(size, block_size)?;
+    }
     let name = Some(json!(args.name));
     let uuid = args.uuid.as_ref().map(|uuid| json!(uuid));
     if let Some(file) = &args.kind.file {
@@ -126,11 +148,7 @@ pub fn create_call(args: &CreateArgs) -> Result<(&'static str, Value), Error> {
         ]);
         return Ok(("bdev_uring_create", params));
     }
-    let block_size = args.block_size.unwrap_or(BLOCK_SIZE);
     let Size(bytes) = args.size.ok_or_else(|| Error::Usage("--size is missing".into()))?;
-    if block_size == 0 || !bytes.is_multiple_of(block_size.into()) {
-        return Err(Error::Usage(format!("--size must be a multiple of --block-size, {block_size}")));
-    }
     let params = object([
         ("name", name),
         ("block_size", Some(json!(block_size))),
@@ -141,9 +159,28 @@ pub fn create_call(args: &CreateArgs) -> Result<(&'static str, Value), Error> {
     Ok((method, params))
 }
 
+/// Refuses what no disk can have.
+fn check_size(Size(bytes): Size, block_size: u32) -> Result<(), Error> {
+    let block = u64::from(block_size);
+    if block == 0 {
+        return Err(Error::Usage("a block has 512 bytes, or 4096".into()));
+    }
+    if bytes == 0 {
+        return Err(Error::Usage("a disk of no size holds nothing: --size 20G".into()));
+    }
+    if bytes.is_multiple_of(block) {
+        return Ok(());
+    }
+    let (below, above) = (bytes / block * block, (bytes / block).saturating_add(1).saturating_mul(block));
+    let near = if below == 0 { above.to_string() } else { format!("{below} or {above}") };
+    Err(Error::Usage(format!(
+        "a size of {bytes} bytes is no whole number of blocks of {block} bytes; {near} would be"
+    )))
+}
+
 fn find(client: &mut Client, name: &str) -> Result<Value, Error> {
-    let mut disks = client.call("bdev_get_bdevs", json!({"name": name}))?;
-    Ok(disks[0].take())
+    let disks = client.call("bdev_get_bdevs", json!({"name": name}));
+    Ok(disks.map_err(|error| error.hinted(&HINTS))?[0].take())
 }
 
 fn size(disk: &Value) -> Size {
@@ -155,29 +192,75 @@ fn kind(disk: &Value) -> &str {
     KINDS.iter().find(|(name, ..)| *name == product).map_or(product, |(_, kind, _)| kind)
 }
 
+/// A disk, with what only this host knows of it.
 fn list(client: &mut Client, out: &Output) -> Result<(), Error> {
-    let disks = client.call("bdev_get_bdevs", json!({}))?;
+    let mut users = Users::ask(client)?;
+    let paths: Vec<_> = elements(&users.disks).iter().map(|disk| path(disk).map(str::to_owned)).collect();
+    let allocated = allocated(paths);
+    let used_by: Vec<_> =
+        elements(&users.disks).iter().map(|disk| users.in_brief(text(disk, "name"))).collect();
+    for ((disk, allocated), used_by) in
+        users.disks.as_array_mut().into_iter().flatten().zip(allocated).zip(used_by)
+    {
+        disk["path"] = json!(path(disk));
+        disk["allocated_bytes"] = json!(allocated);
+        disk["used_by"] = json!(used_by);
+    }
+    let disks = users.disks;
     out.print(&disks, || {
         if elements(&disks).is_empty() {
             return NONE.into();
         }
         let row = |disk: &Value| {
-            let is_claimed = disk["claimed"].as_bool().unwrap_or_default();
+            let used_by: Vec<_> = elements(&disk["used_by"]).iter().filter_map(Value::as_str).collect();
             vec![
                 text(disk, "name").to_owned(),
                 kind(disk).to_owned(),
                 size(disk).to_string(),
-                number(disk, "block_size").to_string(),
-                if is_claimed { "yes" } else { "no" }.to_owned(),
+                disk["allocated_bytes"].as_u64().map_or_else(|| "-".into(), |bytes| Size(bytes).to_string()),
+                if used_by.is_empty() { "-".into() } else { used_by.join(", ") },
+                text(disk, "path").to_owned(),
             ]
         };
-        let columns = [("NAME", false), ("KIND", false), ("SIZE", true), ("BLOCK", true), ("IN USE", false)];
+        let columns = [
+            ("NAME", false),
+            ("KIND", false),
+            ("SIZE", true),
+            ("ON DISK", true),
+            ("USED BY", false),
+            ("PATH", false),
+        ];
         out.table(&columns, elements(&disks).iter().map(row))
     })?;
     if !out.json {
         warn_of_missing_room(client);
     }
     Ok(())
+}
+
+/// The file or block device that a disk is in.
+fn path(disk: &Value) -> Option<&str> {
+    let details = &disk["driver_specific"];
+    details["uring"]["filename"].as_str().or_else(|| details["aio"]["filename"].as_str())
+}
+
+/// What files take up in their file systems; nothing is known of those that are not on this host, that we may not look at, or whose file system
+/// hangs, for which nobody is kept waiting.
+fn allocated(paths: Vec<Option<String>>) -> Vec<Option<u64>> {
+    let mut found = vec![None; paths.len()];
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || {
+        for (index, path) in paths.into_iter().enumerate() {
+            let file = path.and_then(|path| std::fs::metadata(path).ok()).filter(std::fs::Metadata::is_file);
+            // Whoever has waited long enough does not want to know.
+            let _ = sender.send((index, file.map(|file| file.blocks() * 512)));
+        }
+    });
+    // Once the first of them hangs, so do those behind it.
+    while let Ok((index, bytes)) = receiver.recv_timeout(PATIENCE) {
+        found[index] = bytes;
+    }
+    found
 }
 
 fn show(name: &str, client: &mut Client, out: &Output) -> Result<(), Error> {
@@ -203,21 +286,83 @@ fn show(name: &str, client: &mut Client, out: &Output) -> Result<(), Error> {
     })
 }
 
-fn remove(name: &str, client: &mut Client, out: &Output) -> Result<(), Error> {
-    let disk = find(client, name)?;
-    let product = text(&disk, "product_name");
+/// Removes disks; with `force`, also those that are used, and what uses them.
+fn remove(names: &[String], force: bool, client: &mut Client, out: &Output) -> Result<(), Error> {
+    let refusal = |users: &Users| match find_all(names, users) {
+        Ok(disks) if !force => in_use(&disks, users),
+        Ok(_) => None,
+        Err(error) => Some(error),
+    };
+    let users = Users::ask_until_free(client, refusal)?;
+    let mut disks = find_all(names, &users)?;
+    // What is made of another goes with it: it is asked for first.
+    disks.sort_by_key(|disk| (users.made_of(text(disk, "name")).len(), text(disk, "name")));
+    disks.dedup_by_key(|disk| text(disk, "name"));
+    let mut report = Vec::new();
+    for disk in disks {
+        let name = text(disk, "name");
+        let controllers = remove_one(disk, &users, client)?;
+        if !out.json {
+            let with = if controllers.is_empty() { String::new() } else { " with its controllers: ".into() };
+            out.say(&format!("Disk '{name}' is gone{with}{}.", controllers.join(", ")))?;
+        }
+        report.push(json!({"disk": name, "controllers": controllers}));
+    }
+    if out.json { out.print(&Value::Array(report), String::new) } else { Ok(()) }
+}
+
+fn find_all<'a>(names: &[String], users: &'a Users) -> Result<Vec<&'a Value>, Error> {
+    let none = |name: &String| Error::no_device(format!("there is no disk named '{name}'")).hinted(&HINTS);
+    names.iter().map(|name| users.disk(name).ok_or_else(|| none(name))).collect()
+}
+
+/// Refuses to remove disks that others than these use.
+fn in_use(disks: &[&Value], users: &Users) -> Option<Error> {
+    let names: Vec<_> = disks.iter().map(|disk| text(disk, "name")).collect();
+    let used = names.iter().map(|name| (name, users.of_disk(name, &names)));
+    let used: Vec<_> = used.filter(|(_, lines)| !lines.is_empty()).collect();
+    let what: Vec<_> = used.iter().map(|(name, _)| format!("'{name}'")).collect();
+    (!used.is_empty()).then(|| Error::InUse {
+        what: format!(
+            "{} in use",
+            if let [one] = &what[..] {
+                format!("disk {one} is")
+            } else {
+                format!("disks {} are", what.join(", "))
+            }
+        ),
+        users: used.into_iter().flat_map(|(_, lines)| lines).collect(),
+        hint: "Take it back first, with 'aryk detach'; or remove it with all that uses it: --force",
+    })
+}
+
+/// Removes a disk, after the controllers that offer nothing else; their names.
+fn remove_one<'a>(disk: &'a Value, users: &'a Users, client: &mut Client) -> Result<Vec<&'a str>, Error> {
+    let (name, product) = (text(disk, "name"), text(disk, "product_name"));
     let delete = KINDS.iter().find(|(known, ..)| *known == product).map(|(.., delete)| *delete);
+    // Two families make disks of files.
+    let is_aio = disk["driver_specific"]["aio"].is_object();
+    let delete = if is_aio { Some("bdev_aio_delete") } else { delete };
     let delete =
-        delete.ok_or_else(|| Error::Usage(format!("aryk does not know how to remove a {product}")))?;
-    let name = text(&disk, "name");
-    let result = client.call(delete, json!({"name": name}))?;
-    out.print(&result, || format!("Disk '{name}' is gone."))
+        delete.ok_or_else(|| Error::Usage(format!("a {product} goes with the disk that it is made of")))?;
+    let mut controllers = Vec::new();
+    for offered in users.made_of(name).into_iter().chain([name]) {
+        for place in users.places(offered).filter(|place| place.target.is_none()) {
+            let controller = text(place.controller, "ctrlr");
+            client.call("vhost_delete_controller", json!({"ctrlr": controller}))?;
+            controllers.push(controller);
+        }
+    }
+    client.call(delete, json!({"name": name})).map_err(|error| error.hinted(&HINTS))?;
+    Ok(controllers)
 }
 
 fn resize(name: &str, size: Size, client: &mut Client, out: &Output) -> Result<(), Error> {
     let disk = find(client, name)?;
+    check_size(size, u32::try_from(number(&disk, "block_size")).unwrap_or(BLOCK_SIZE))?;
     let name = text(&disk, "name");
-    let result = client.call("bdev_uring_resize", json!({"name": name, "size": size.0}))?;
+    let result = client.call("bdev_uring_resize", json!({"name": name, "size": size.0}));
+    let result = result.map_err(|error| error.hinted(&HINTS))?;
     out.print(&result, || format!("Disk '{name}' has {size} now."))
 }
 

@@ -2,8 +2,9 @@
 
 use super::{elements, number, text};
 use crate::client::Client;
-use crate::error::Error;
+use crate::error::{Error, NO_DEVICE};
 use crate::output::{Column, Output};
+use crate::users::Users;
 use serde_json::{Value, json};
 
 /// More than the reactors of any host keep.
@@ -18,8 +19,23 @@ pub fn trace(count: u32, of: Option<&str>, client: &mut Client, out: &Output) ->
         records.retain(|record| of.is_none_or(|part| text(record, "object").contains(part)));
         let surplus = records.len().saturating_sub(count as usize);
         records.drain(..surplus);
+        if let (Some(part), true) = (of, records.is_empty()) {
+            known(part, client)?;
+        }
     }
     out.print(&trace, || table(&trace, out))
+}
+
+/// Refuses what no disk and no controller has in its name.
+fn known(part: &str, client: &mut Client) -> Result<(), Error> {
+    let Users { disks, controllers } = Users::ask(client)?;
+    let has = |all: &Value, member: &str| elements(all).iter().any(|one| text(one, member).contains(part));
+    if has(&disks, "name") || has(&controllers, "ctrlr") {
+        return Ok(());
+    }
+    let hint = "'aryk disk list' and 'aryk controller list' show what there is.";
+    let none = Error::no_device(format!("no disk and no controller has '{part}' in its name"));
+    Err(none.hinted(&[(NO_DEVICE, hint)]))
 }
 
 fn table(trace: &Value, out: &Output) -> String {

@@ -31,6 +31,38 @@ impl View {
     }
 }
 
+/// Whether the daemon answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Link {
+    Up,
+    /// It does not; it is tried again.
+    Lost,
+    /// It does again, which is said for so many more answers.
+    Back(u8),
+}
+
+impl Link {
+    /// How often it is said.
+    const SAID: u8 = 5;
+
+    /// After an answer.
+    pub const fn answered(self) -> Self {
+        match self {
+            Self::Lost => Self::Back(Self::SAID),
+            Self::Back(left @ 2..) => Self::Back(left - 1),
+            Self::Up | Self::Back(_) => Self::Up,
+        }
+    }
+
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Up => "",
+            Self::Lost => "no daemon answers: trying again",
+            Self::Back(_) => "the daemon answers again, and counts from then",
+        }
+    }
+}
+
 /// What is shown.
 #[derive(Debug)]
 pub struct State {
@@ -50,6 +82,7 @@ pub struct State {
     detail: Option<String>,
     paused: bool,
     pub help: bool,
+    pub link: Link,
 }
 
 /// Headings, and whether they are of numbers.
@@ -112,6 +145,7 @@ impl State {
             detail: None,
             paused: false,
             help: false,
+            link: Link::Up,
         }
     }
 

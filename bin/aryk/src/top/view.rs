@@ -1,7 +1,7 @@
 //! Draws what is shown: at least 80 columns by 24 lines are made use of, less is survived.
 
 use super::reading::{Rate, Rates};
-use super::state::{State, View};
+use super::state::{Link, State, View};
 use crate::bars::bar;
 use crate::commands::stat::latency;
 use crate::latency::Latencies;
@@ -39,7 +39,7 @@ pub fn draw(frame: &mut Frame<'_>, state: &mut State, rates: &Rates, latencies: 
         Constraint::Length(1),
     ]);
     let [head, tabs, body, foot] = areas.areas(frame.area());
-    frame.render_widget(Paragraph::new(summary(rates)), head);
+    frame.render_widget(Paragraph::new(summary(state.link, rates)), head);
     frame.render_widget(Paragraph::new(views(state)), tabs);
     if state.help {
         frame.render_widget(Paragraph::new(HELP), body);
@@ -51,7 +51,7 @@ pub fn draw(frame: &mut Frame<'_>, state: &mut State, rates: &Rates, latencies: 
     frame.render_widget(Paragraph::new(keys(state)), foot);
 }
 
-fn summary(rates: &Rates) -> Vec<Line<'static>> {
+fn summary(link: Link, rates: &Rates) -> Vec<Line<'static>> {
     let total = &rates.total;
     let mean = total.mean_ns().map_or_else(|| "-".into(), |ns| latency(ns.into()));
     let first = vec![
@@ -64,6 +64,9 @@ fn summary(rates: &Rates) -> Vec<Line<'static>> {
             total.in_flight
         )),
     ];
+    if link != Link::Up {
+        return vec![Line::from(first), Line::styled(link.text(), BOLD)];
+    }
     let mut second = vec![Span::styled("busy    ", QUIET)];
     for share in rates.reactors.iter().take(6) {
         let busy = bar(share.busy as f64 / 100.0, 5);
@@ -211,6 +214,17 @@ mod tests {
             let all = state.columns().iter().all(|(name, _)| text.contains(name));
             assert!(all, "{text}");
         }
+    }
+
+    #[test]
+    fn a_daemon_that_is_gone_is_told_of_and_its_return_too() {
+        let mut state = State::new(View::Disks, Sort::Ops, String::new());
+        state.link = Link::Lost;
+        assert!(screen(&mut state, &rates(), (80, 24)).contains("no daemon answers: trying again"));
+        state.link = state.link.answered();
+        assert!(screen(&mut state, &rates(), (80, 24)).contains("the daemon answers again"));
+        let rounds = std::iter::successors(Some(state.link), |link| Some(link.answered()));
+        assert_eq!(rounds.take_while(|link| *link != Link::Up).count(), 5);
     }
 
     #[test]

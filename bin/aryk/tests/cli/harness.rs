@@ -1,6 +1,7 @@
 //! A daemon in a directory of its own, and `aryk` beside it.
 
 use serde_json::Value;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -27,10 +28,19 @@ pub struct Outcome {
 impl Daemon {
     /// Starts one on one core, and waits until it answers.
     pub fn start() -> Self {
+        Self::start_with(|_| Stdio::null())
+    }
+
+    /// The same, with its log in a file.
+    pub fn start_logging() -> Self {
+        Self::start_with(|dir| std::fs::File::create(dir.join("log")).unwrap().into())
+    }
+
+    fn start_with(stderr: impl FnOnce(&Path) -> Stdio) -> Self {
         let dir = TempDir::new().unwrap();
         let mut command = Command::new(arykd());
         command.arg("-r").arg(dir.path().join("rpc.sock")).arg("-S").arg(dir.path().join("vhost"));
-        let process = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let process = command.stdout(Stdio::null()).stderr(stderr(dir.path())).spawn().unwrap();
         let daemon = Self { dir, process };
         for _ in 0..PATIENCE.as_millis() / 10 {
             if daemon.run(&["status"]).code == 0 {
@@ -44,6 +54,13 @@ impl Daemon {
     /// Its directory, in which commands are run.
     pub fn dir(&self) -> &Path {
         self.dir.path()
+    }
+
+    /// `PATH` with the programs that are tested.
+    pub fn path(&self) -> OsString {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let ours = Path::new(ARYK).parent().unwrap().to_owned();
+        std::env::join_paths(std::iter::once(ours).chain(std::env::split_paths(&path))).unwrap()
     }
 
     /// Ends it by force.

@@ -5,6 +5,8 @@
 mod apply;
 mod bench;
 mod doctor;
+mod guard;
 mod harness;
 mod import;
+mod person;
 mod watch;

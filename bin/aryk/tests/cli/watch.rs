@@ -48,11 +48,8 @@ fn pages_and_completions_name_all_commands() {
     assert!(page("aryk.1").contains("Exit codes"));
     assert!(page("aryk-disk-create.1").contains("enospc"));
     assert!(page("aryk-apply.1").contains("prune"));
-    assert!(!page("aryk.1").contains("man pages into"), "it is hidden");
+    assert!(page("aryk-man.1").contains("manual pages into a directory"));
     for shell in ["bash", "zsh", "fish"] {
-        let script = daemon.ok(&["completions", shell]);
-        for word in ["apply", "doctor", "resize", "enospc", "watch"] {
-            assert!(script.contains(word), "{shell}: {word}");
-        }
+        assert!(daemon.ok(&["completions", shell]).contains("COMPLETE"), "{shell}");
     }
 }

@@ -411,7 +411,7 @@ fn a_disk_fails_and_goes_under_its_machine() {
     daemon.call("bdev_error_inject_error", fail).unwrap();
     machine.read(0, 4096).unwrap_err();
     assert_eq!(machine.read(0, 4096).unwrap(), [7; 4096]);
-    daemon.aryk(&["disk", "remove", "d"]).unwrap();
+    daemon.call("bdev_malloc_delete", json!({"name": "d"})).unwrap();
     machine.read(0, 4096).unwrap_err();
     machine.write(0, &[7; 4096]).unwrap_err();
     assert_eq!(daemon.call("bdev_get_bdevs", json!({})).unwrap(), json!([]));

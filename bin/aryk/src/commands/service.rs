@@ -1,0 +1,209 @@
+//! `aryk logs` and `aryk stop`: the daemon as a process of this host, which may be a service of systemd's.
+
+use super::number;
+use crate::cli::{Cli, LogsArgs};
+use crate::client::Client;
+use crate::error::Error;
+use crate::output::Output;
+use crate::users::Users;
+use crate::watch;
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// The unit of the package.
+const UNIT: &str = "arykd.service";
+
+/// Between two looks whether it has ended.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// The daemon's process.
+pub fn pid(client: &mut Client) -> Result<u64, Error> {
+    Ok(number(&client.call("framework_get_reactors", json!({}))?, "pid"))
+}
+
+/// Its systemd unit, if it is one's.
+fn unit(pid: u64) -> Option<String> {
+    unit_of(&std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)
+}
+
+/// The service whose control group that is. A daemon that was started by hand is in a scope of its session.
+fn unit_of(cgroup: &str) -> Option<String> {
+    let last = cgroup.lines().next()?.rsplit('/').next()?;
+    let is_daemon = |name: &&str| name.ends_with(".service") && name.contains("aryk");
+    Some(last).filter(is_daemon).map(str::to_owned)
+}
+
+/// Shows the daemon's log: the journal's, where it is a service, or that of its standard error, where it is a file.
+pub fn logs(args: &LogsArgs, cli: &Cli) -> Result<(), Error> {
+    let source = match Client::connect(&cli.socket, cli.timeout).and_then(|mut client| pid(&mut client)) {
+        Ok(pid) => Source::of(pid)?,
+        // What one that is not there any more has said is in the journal.
+        Err(Error::NoDaemon(_)) if has_unit() => Source::Journal(UNIT.into()),
+        Err(error) => return Err(error),
+    };
+    let mut command = source.command(args);
+    let status =
+        command.status().map_err(|e| Error::File(format!("cannot run {:?}: {e}", command.get_program())))?;
+    if status.success() || status.code().is_none() {
+        return Ok(());
+    }
+    Err(Error::File(format!("{:?} ended with {status}", command.get_program())))
+}
+
+fn has_unit() -> bool {
+    ["/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system"]
+        .iter()
+        .any(|dir| Path::new(dir).join(UNIT).exists())
+}
+
+/// Where the log is.
+#[derive(Debug, PartialEq, Eq)]
+enum Source {
+    /// The journal's, of this unit.
+    Journal(String),
+    File(PathBuf),
+}
+
+impl Source {
+    /// Of the daemon that is this process.
+    fn of(pid: u64) -> Result<Self, Error> {
+        if let Some(unit) = unit(pid) {
+            return Ok(Self::Journal(unit));
+        }
+        let link = format!("/proc/{pid}/fd/2");
+        let target = std::fs::read_link(&link).map_err(|e| {
+            Error::File(format!(
+                "cannot see where process {pid}, the daemon, writes its log ({e}): be its user, or root"
+            ))
+        })?;
+        if target.is_file() {
+            return Ok(Self::File(target));
+        }
+        let target = target.display();
+        Err(Error::File(format!(
+            "the daemon writes its log to {target}, where it was started; 'arykd 2>> arykd.log' keeps it in a file"
+        )))
+    }
+
+    fn command(&self, args: &LogsArgs) -> Command {
+        let lines = args.lines.to_string();
+        let mut command = match self {
+            Self::Journal(unit) => {
+                let mut command = Command::new("journalctl");
+                command.args(["--no-pager", "--unit", unit, "--lines", &lines]);
+                command
+            }
+            Self::File(path) => {
+                let mut command = Command::new("tail");
+                command.args(["-n", &lines, "--"]).arg(path);
+                command
+            }
+        };
+        if args.follow {
+            // Options end at `--`.
+            let mut following = Command::new(command.get_program());
+            following.arg("-f").args(command.get_args());
+            command = following;
+        }
+        command
+    }
+}
+
+/// Ends the daemon in good order, and waits until it has ended.
+pub fn stop(force: bool, cli: &Cli, client: &mut Client, out: &Output) -> Result<(), Error> {
+    let refusal = |users: &Users| {
+        let users = users.connected();
+        (!force && !users.is_empty()).then(|| Error::InUse {
+            what: "VMs are connected, whose disks would not answer until a daemon is back".into(),
+            users,
+            hint: "Shut them down first; or end it all the same: --force",
+        })
+    };
+    Users::ask_until_free(client, refusal)?;
+    let pid = pid(client)?;
+    match unit(pid) {
+        // Which would start it anew.
+        Some(unit) => {
+            let status = Command::new("systemctl").args(["stop", &unit]).status()?;
+            if !status.success() {
+                return Err(Error::File(format!("'systemctl stop {unit}' ended with {status}")));
+            }
+        }
+        None => {
+            client.call("spdk_kill_instance", json!({"sig_name": "SIGTERM"}))?;
+            wait_for_end(pid, cli)?;
+        }
+    }
+    out.print(&json!({"ended": pid}), || format!("The daemon, process {pid}, has ended."))
+}
+
+/// What runs is finished first.
+fn wait_for_end(pid: u64, cli: &Cli) -> Result<(), Error> {
+    let process = PathBuf::from(format!("/proc/{pid}"));
+    let mut left = cli.timeout;
+    let answers = || !matches!(Client::connect(&cli.socket, cli.timeout), Err(Error::NoDaemon(_)));
+    while is_running(&process) || answers() {
+        if left.is_zero() {
+            return Err(Error::File(format!(
+                "the daemon, process {pid}, is ending, but finishes requests that run; --timeout says how long to wait"
+            )));
+        }
+        watch::wait(LOOK);
+        left = left.saturating_sub(LOOK);
+    }
+    Ok(())
+}
+
+/// Whether a process is there, and is not only kept for its parent to ask how it ended.
+fn is_running(process: &Path) -> bool {
+    let stat = std::fs::read_to_string(process.join("stat")).unwrap_or_default();
+    stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with('Z'))
+}
+
+/// For how long a process has run, if it is one of this host.
+pub fn uptime(pid: u64) -> Option<Duration> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let host = std::fs::read_to_string("/proc/uptime").ok()?;
+    let now: f64 = host.split_whitespace().next()?.parse().ok()?;
+    let started = started(&stat)? as f64 / rustix::param::clock_ticks_per_second() as f64;
+    Some(Duration::from_secs_f64((now - started).max(0.0)))
+}
+
+/// `starttime` of `proc_pid_stat(5)`, in clock ticks: the twenty-second field, the second of which may hold anything.
+fn started(stat: &str) -> Option<u64> {
+    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_daemon_by_hand_is_no_service() {
+        assert_eq!(unit_of("0::/system.slice/arykd.service\n").as_deref(), Some("arykd.service"));
+        assert_eq!(unit_of("0::/user.slice/user-0.slice/session-1.scope\n"), None);
+        assert_eq!(unit_of("0::/system.slice/ssh.service\n"), None);
+        assert_eq!(unit_of(""), None);
+    }
+
+    #[test]
+    fn logs_are_asked_of_the_one_who_has_them() {
+        let args = LogsArgs { follow: true, lines: 7 };
+        let words = |source: Source| format!("{:?}", source.command(&args)).replace('"', "");
+        assert_eq!(words(Source::File("/a".into())), "tail -f -n 7 -- /a");
+        assert_eq!(
+            words(Source::Journal("arykd.service".into())),
+            "journalctl -f --no-pager --unit arykd.service --lines 7"
+        );
+    }
+
+    #[test]
+    fn processes_have_their_age() {
+        assert_eq!(started(&format!("7 (a) b) S {}42 1", "0 ".repeat(18))), Some(42));
+        let own = uptime(std::process::id().into()).unwrap();
+        assert!(own < Duration::from_secs(86_400), "{own:?}");
+        assert_eq!(uptime(0), None);
+    }
+}

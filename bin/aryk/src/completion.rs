@@ -1,0 +1,109 @@
+//! What a shell offers while a command is typed: the words of the grammar, and the names of disks and controllers that there are.
+//!
+//! The script that `aryk completions` prints calls this program with the line so far, and [`answer`] is what it meets first.
+
+use crate::cli::{Cli, default_socket};
+use crate::client::Client;
+use crate::commands::{elements, text};
+use crate::error::Error;
+use clap::CommandFactory;
+use clap_complete::env::Shells;
+use clap_complete::{CompleteEnv, CompletionCandidate, Shell};
+use serde_json::json;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The variable by which the script calls.
+const VARIABLE: &str = "COMPLETE";
+
+/// Nobody waits longer for a word.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// Answers a shell and ends, if it is one that calls.
+pub fn answer() {
+    CompleteEnv::with_factory(Cli::command).var(VARIABLE).complete();
+}
+
+/// Prints the script for a shell.
+pub fn script(shell: Shell) -> Result<(), Error> {
+    let name = shell.to_string();
+    let unknown = || Error::Usage(format!("there is no completion for {name}"));
+    let all = Shells::builtins();
+    let mut script = Vec::new();
+    all.completer(&name).ok_or_else(unknown)?.write_registration(
+        VARIABLE,
+        "aryk",
+        "aryk",
+        "aryk",
+        &mut script,
+    )?;
+    if shell == Shell::Zsh {
+        // As a file in zsh's path it is loaded by the first completion, which it is to answer.
+        writeln!(script, "[[ $funcstack[1] = _aryk ]] && _clap_dynamic_completer_aryk \"$@\"")?;
+    }
+    io::stdout().lock().write_all(&script)?;
+    Ok(())
+}
+
+/// The names of the disks.
+pub fn disks() -> Vec<CompletionCandidate> {
+    names("bdev_get_bdevs", "name")
+}
+
+/// The names of the controllers.
+pub fn controllers() -> Vec<CompletionCandidate> {
+    names("vhost_get_controllers", "ctrlr")
+}
+
+/// Both.
+pub fn disks_and_controllers() -> Vec<CompletionCandidate> {
+    let mut all = controllers();
+    let disks = disks().into_iter().filter(|disk| !all.contains(disk)).collect::<Vec<_>>();
+    all.extend(disks);
+    all
+}
+
+/// The names of the groups of disks.
+pub fn groups() -> Vec<CompletionCandidate> {
+    names("bdev_qos_groups_get", "name")
+}
+
+/// The names of the RPC methods.
+pub fn methods() -> Vec<CompletionCandidate> {
+    crate::reference::methods().map(CompletionCandidate::new).collect()
+}
+
+/// What a member of each element says; nothing, if nobody answers.
+fn names(method: &str, member: &str) -> Vec<CompletionCandidate> {
+    let words = std::env::args().skip_while(|word| word != "--").collect();
+    let all = Client::connect(&socket(words), PATIENCE).and_then(|mut client| client.call(method, json!({})));
+    let all = all.unwrap_or_default();
+    elements(&all).iter().map(|element| CompletionCandidate::new(text(element, member))).collect()
+}
+
+/// The daemon that the line so far is about.
+fn socket(words: Vec<String>) -> PathBuf {
+    let mut words = words.into_iter();
+    let named = words.find_map(|word| match word.strip_prefix("--socket") {
+        Some(rest) if rest.starts_with('=') => Some(Some(rest[1..].to_owned())),
+        Some("") => Some(None),
+        _ => (word == "-s").then_some(None),
+    });
+    let named = named.and_then(|inline| inline.or_else(|| words.next()));
+    let named = named.map(PathBuf::from).or_else(|| std::env::var_os("ARYK_SOCKET").map(PathBuf::from));
+    named.unwrap_or_else(default_socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_says_which_daemon_it_is_about() {
+        let of = |line: &str| socket(line.split(' ').map(str::to_owned).collect());
+        assert_eq!(of("-- aryk -s /a disk show"), PathBuf::from("/a"));
+        assert_eq!(of("-- aryk --socket /b disk"), PathBuf::from("/b"));
+        assert_eq!(of("-- aryk --socket=/c disk"), PathBuf::from("/c"));
+    }
+}

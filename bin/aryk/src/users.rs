@@ -1,0 +1,221 @@
+//! Who uses disks: the controllers that offer them, the VMs behind these, and the disks that are made of them.
+//!
+//! The daemon does what its clients ask for, as SPDK does. That nothing is taken from a running VM by a slip of a person's is
+//! seen to here, before it is asked.
+
+use crate::client::Client;
+use crate::commands::{elements, number, text};
+use crate::error::Error;
+use crate::watch;
+use serde_json::{Value, json};
+use std::fmt;
+use std::time::Duration;
+
+/// How long a front-end that has just hung up may still count as connected.
+const LEAVING: Duration = Duration::from_millis(300);
+
+/// All disks and controllers, as the daemon told them.
+pub struct Users {
+    pub disks: Value,
+    pub controllers: Value,
+}
+
+/// A place where a disk is offered: as a controller's only disk, or as a target's.
+#[derive(Debug, Clone, Copy)]
+pub struct Place<'a> {
+    pub controller: &'a Value,
+    pub target: Option<u64>,
+    /// What is offered.
+    pub disk: &'a str,
+}
+
+impl Users {
+    /// Asks the daemon.
+    pub fn ask(client: &mut Client) -> Result<Self, Error> {
+        let disks = client.call("bdev_get_bdevs", json!({}))?;
+        Ok(Self { disks, controllers: client.call("vhost_get_controllers", json!({}))? })
+    }
+
+    /// Asks the daemon until `refusal` finds nothing in the answer, or has found something for longer than a front-end takes to leave.
+    pub fn ask_until_free(
+        client: &mut Client,
+        refusal: impl Fn(&Self) -> Option<Error>,
+    ) -> Result<Self, Error> {
+        let mut waited = Duration::ZERO;
+        loop {
+            let users = Self::ask(client)?;
+            match refusal(&users) {
+                None => return Ok(users),
+                Some(error) if waited >= LEAVING => return Err(error),
+                Some(_) => watch::wait(LEAVING / 3),
+            }
+            waited += LEAVING / 3;
+        }
+    }
+
+    /// The disk that goes by this name, alias or uuid.
+    pub fn disk(&self, name: &str) -> Option<&Value> {
+        let goes_by = |disk: &&Value| {
+            text(disk, "name") == name
+                || elements(&disk["aliases"]).iter().any(|alias| alias == name)
+                || text(disk, "uuid").eq_ignore_ascii_case(name)
+        };
+        elements(&self.disks).iter().find(goes_by)
+    }
+
+    /// The controller of this name.
+    pub fn controller(&self, name: &str) -> Option<&Value> {
+        elements(&self.controllers).iter().find(|controller| text(controller, "ctrlr") == name)
+    }
+
+    /// Where the disk of this name is offered.
+    pub fn places<'a>(&'a self, disk: &str) -> impl Iterator<Item = Place<'a>> {
+        elements(&self.controllers).iter().flat_map(places_of).filter(move |place| place.disk == disk)
+    }
+
+    /// The disks that are made of this one, with all that are made of these; whatever is made of another comes before it.
+    pub fn made_of<'a>(&'a self, disk: &str) -> Vec<&'a str> {
+        let is_on = |other: &&'a Value| {
+            let mut details = other["driver_specific"].as_object().into_iter().flatten();
+            details.any(|(_, of)| of["base_bdev_name"] == disk || of["base_bdev"] == disk)
+        };
+        let mut all = Vec::new();
+        for other in elements(&self.disks).iter().filter(is_on) {
+            let name = text(other, "name");
+            let above = self.made_of(name);
+            let new: Vec<_> = above.into_iter().chain([name]).filter(|name| !all.contains(name)).collect();
+            all.extend(new);
+        }
+        all
+    }
+
+    /// Who uses the disk of this name, in lines for people; `leave_out` are disks that go anyway.
+    pub fn of_disk(&self, disk: &str, leave_out: &[&str]) -> Vec<String> {
+        let mut lines: Vec<_> = self.places(disk).map(|place| place.to_string()).collect();
+        for above in self.made_of(disk).into_iter().filter(|above| !leave_out.contains(above)) {
+            lines.push(format!("disk '{above}' is made of it"));
+            lines.extend(self.places(above).map(|place| format!("{place}, which offers '{above}'")));
+        }
+        lines
+    }
+
+    /// Who uses the disk of this name itself, in a few words each.
+    pub fn in_brief(&self, disk: &str) -> Vec<String> {
+        let place = |place: Place<'_>| {
+            let target = place.target.map_or_else(String::new, |target| format!(" target {target}"));
+            let vm = if place.is_connected() { " (VM)" } else { "" };
+            format!("{}{target}{vm}", place.name())
+        };
+        let disks = self.made_of(disk).into_iter().map(|above| format!("disk {above}"));
+        self.places(disk).map(place).chain(disks).collect()
+    }
+
+    /// The VMs that are connected, in lines for people.
+    pub fn connected(&self) -> Vec<String> {
+        let line = |controller: &Value| {
+            Some(format!("controller '{}': {}", text(controller, "ctrlr"), front_end(controller)?))
+        };
+        elements(&self.controllers).iter().filter_map(line).collect()
+    }
+}
+
+/// What a controller offers, and where.
+pub fn places_of<'a>(controller: &'a Value) -> impl Iterator<Item = Place<'a>> {
+    let backend = &controller["backend_specific"];
+    let block = backend["block"]["bdev"].as_str().map(|disk| Place { controller, target: None, disk });
+    let of_target = move |target: &'a Value| {
+        let disk = text(&target["luns"][0], "bdev_name");
+        Place { controller, target: Some(number(target, "scsi_dev_num")), disk }
+    };
+    block.into_iter().chain(elements(&backend["scsi"]).iter().map(of_target))
+}
+
+impl Place<'_> {
+    pub fn name(&self) -> &str {
+        text(self.controller, "ctrlr")
+    }
+
+    /// Whether a VM is connected.
+    pub fn is_connected(&self) -> bool {
+        is_connected(self.controller)
+    }
+}
+
+impl fmt::Display for Place<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(target) = self.target {
+            write!(f, "target {target} of ")?;
+        }
+        let socket = text(self.controller, "socket");
+        let who = front_end(self.controller).unwrap_or_else(|| "no VM is connected".into());
+        write!(f, "controller '{}' at {socket}: {who}", self.name())
+    }
+}
+
+/// Whether a VM is connected to a controller.
+pub fn is_connected(controller: &Value) -> bool {
+    !elements(&controller["sessions"]).is_empty()
+}
+
+/// Who is connected to a controller, if somebody is.
+pub fn front_end(controller: &Value) -> Option<String> {
+    let session = elements(&controller["sessions"]).first()?;
+    Some(match session["pid"].as_u64() {
+        Some(pid) => format!("a VM is connected ({})", process(pid)),
+        None => "a VM is connected".into(),
+    })
+}
+
+/// A process's name and number; the name is known where the process is of this host.
+pub fn process(pid: u64) -> String {
+    match std::fs::read_to_string(format!("/proc/{pid}/comm")) {
+        Ok(name) => format!("{}, process {pid}", name.trim_end()),
+        Err(_) => format!("process {pid}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn users() -> Users {
+        let disk = |name: &str, base: &str| match base {
+            "" => {
+                json!({"name": name, "uuid": format!("U-{name}"), "driver_specific": {"uring": {"filename": "/f"}}})
+            }
+            _ => json!({"name": name, "driver_specific": {"passthru": {"base_bdev_name": base}}}),
+        };
+        let blk = json!({"ctrlr": "b", "socket": "/run/b", "sessions": [{"pid": 1}],
+            "backend_specific": {"block": {"bdev": "top"}}});
+        let target = |n: u32, disk: &str| json!({"scsi_dev_num": n, "luns": [{"bdev_name": disk}]});
+        let scsi = json!({"ctrlr": "s", "socket": "/run/s", "sessions": [],
+            "backend_specific": {"scsi": [target(0, "other"), target(5, "base")]}});
+        let disks =
+            json!([disk("base", ""), disk("middle", "base"), disk("top", "middle"), disk("free", "")]);
+        Users { disks, controllers: json!([blk, scsi]) }
+    }
+
+    #[test]
+    fn all_that_use_a_disk_are_found() {
+        let users = users();
+        assert_eq!(users.disk("u-base").unwrap()["name"], "base");
+        assert_eq!(users.made_of("base"), ["top", "middle"]);
+        let lines = users.of_disk("base", &[]);
+        assert_eq!(lines[0], "target 5 of controller 's' at /run/s: no VM is connected");
+        assert_eq!(
+            lines[1..3],
+            ["disk 'top' is made of it", &*users.of_disk("top", &[]).concat()].map(|line| match line {
+                "disk 'top' is made of it" => line.to_owned(),
+                place => format!("{place}, which offers 'top'"),
+            })
+        );
+        assert!(
+            lines[2].starts_with("controller 'b' at /run/b: a VM is connected (")
+                && lines[2].contains("process 1)")
+        );
+        assert_eq!(lines.len(), 4);
+        assert_eq!(users.of_disk("base", &["top", "middle"]).len(), 1);
+        assert!(users.of_disk("free", &[]).is_empty());
+        assert_eq!(users.connected().len(), 1);
+    }
+}

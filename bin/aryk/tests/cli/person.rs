@@ -1,0 +1,179 @@
+//! What a person types, mistypes and reads.
+
+use crate::harness::{Daemon, outcome};
+use serde_json::Value;
+use std::process::{Command, Stdio};
+
+#[test]
+fn hints_are_about_what_was_asked() {
+    let daemon = Daemon::start();
+    daemon.ok(&["disk", "create", "d", "--null", "--size", "1M"]);
+    let cases: [(&[&str], &str, &str); 6] = [
+        (&["disk", "show", "x"], "aryk disk list", "controller list"),
+        (&["attach", "x"], "aryk disk list", "controller list"),
+        (&["detach", "x"], "aryk controller list", "disk list"),
+        (&["disk", "create", "d", "--null", "--size", "1M"], "another name", "controller list"),
+        (&["rpc", "no_such_method"], "rpc_get_methods", "--size"),
+        (&["rpc", "bdev_null_create", "{\"x\": 1}"], "aryk rpc METHOD --help", "disk list"),
+    ];
+    for (args, hint, not) in cases {
+        let (code, complaint) = daemon.fails(args);
+        assert!(code == 1 && complaint.contains(hint) && !complaint.contains(not), "{args:?}: {complaint}");
+    }
+}
+
+#[test]
+fn sizes_are_taken_as_they_are_meant_or_refused() {
+    let daemon = Daemon::start();
+    let bytes = |name: &str, size: &str| {
+        let file = format!("{name}.img");
+        let disk = daemon.json(&["disk", "create", name, "--file", &file, "--size", size]);
+        disk["num_blocks"].as_u64().unwrap() * disk["block_size"].as_u64().unwrap()
+    };
+    assert_eq!(bytes("a", "10M"), 10 << 20);
+    assert_eq!(bytes("b", "10MiB"), 10 << 20);
+    assert_eq!(bytes("c", "1.5G"), 3 << 29);
+    assert_eq!(bytes("d", "1GB"), 1_000_000_000);
+    for (size, why) in [
+        ("0", "of no size"),
+        ("1000", "512 or 1024 would be"),
+        ("0.1G", "whole number of bytes"),
+        ("10X", "20GB"),
+    ] {
+        let (code, complaint) = daemon.fails(&["disk", "create", "no", "--file", "no.img", "--size", size]);
+        assert!(code == 2 && complaint.contains(why), "{size}: {complaint}");
+    }
+    assert!(!daemon.dir().join("no.img").exists());
+    assert_eq!(daemon.fails(&["disk", "resize", "a", "0"]).0, 2);
+}
+
+#[test]
+fn errors_are_for_programs_too() {
+    let daemon = Daemon::start();
+    let cases: [(&[&str], i64); 4] = [
+        (&["--json", "disk", "show", "x"], 1),
+        (&["disk", "remove", "x", "--json"], 1),
+        (&["--json", "disk", "create"], 2),
+        (&["--json", "-s", "/nonexistent", "status"], 3),
+    ];
+    for (args, code) in cases {
+        let outcome = daemon.run(args);
+        let told: Value =
+            serde_json::from_str(&outcome.stderr).unwrap_or_else(|e| panic!("{e}: {outcome:?}"));
+        assert_eq!(told["error"]["exit_code"], code, "{told}");
+        assert!(!told["error"]["message"].as_str().unwrap().is_empty(), "{told}");
+        assert_eq!((i64::from(outcome.code), &*outcome.stdout), (code, ""));
+    }
+}
+
+#[test]
+fn a_method_has_help() {
+    let daemon = Daemon::start();
+    let help = daemon.ok(&["rpc", "bdev_null_create", "--help"]);
+    for part in ["PARAMETER", "num_blocks", "yes", "Example:", "aryk rpc bdev_null_create '{"] {
+        assert!(help.contains(part), "{part}: {help}");
+    }
+    // The example is carried out as it stands.
+    let example = help.lines().last().unwrap().trim();
+    let made = Command::new("sh")
+        .args(["-c", example])
+        .env("ARYK_SOCKET", daemon.dir().join("rpc.sock"))
+        .env("PATH", daemon.path())
+        .status()
+        .unwrap();
+    assert!(made.success(), "{example}");
+    assert!(daemon.ok(&["rpc", "--help"]).contains("Call any JSON-RPC method"));
+    assert_eq!(daemon.json(&["rpc", "spdk_get_version", "-h"])["name"], "spdk_get_version");
+    let (_, complaint) = daemon.fails(&["rpc", "bdev_nul_create", "--help"]);
+    assert!(complaint.contains("rpc_get_methods"), "{complaint}");
+    assert_eq!(daemon.fails(&["rpc"]).0, 2);
+}
+
+#[test]
+fn a_trace_of_nothing_is_refused() {
+    let daemon = Daemon::start();
+    daemon.ok(&["disk", "create", "d", "--null", "--size", "1M"]);
+    assert!(daemon.ok(&["trace", "d"]).contains("Nothing has happened yet"));
+    let (code, complaint) = daemon.fails(&["trace", "nodisk"]);
+    assert!(
+        code == 1 && complaint.contains("'nodisk'") && complaint.contains("aryk disk list"),
+        "{complaint}"
+    );
+}
+
+#[test]
+fn top_without_a_terminal_is_told_once() {
+    let daemon = Daemon::start();
+    daemon.ok(&["disk", "create", "d", "--null", "--size", "1M"]);
+    let text = daemon.ok(&["top", "--every", "0.1"]);
+    assert!(text.starts_with("DISK") && text.lines().count() == 2, "{text}");
+}
+
+#[test]
+fn a_list_says_where_disks_are_and_who_has_them() {
+    let daemon = Daemon::start();
+    daemon.ok(&["disk", "create", "d", "--file", "d.img", "--size", "1G"]);
+    daemon.ok(&["disk", "create", "m", "--memory", "--size", "1M"]);
+    daemon.ok(&["attach", "d"]);
+    daemon.ok(&["rpc", "bdev_passthru_create", r#"{"name": "p", "base_bdev_name": "m"}"#]);
+    std::fs::write(daemon.dir().join("d.img"), vec![1; 1 << 20]).unwrap();
+    let list = daemon.json(&["disk", "list"]);
+    assert_eq!(list[0]["path"], daemon.dir().join("d.img").to_str().unwrap());
+    let allocated = list[0]["allocated_bytes"].as_u64().unwrap();
+    assert!((1 << 20..1 << 22).contains(&allocated), "{allocated}");
+    assert_eq!((&list[0]["used_by"][0], &list[1]["used_by"][0]), (&Value::from("d"), &Value::from("disk p")));
+    assert_eq!(list[1]["allocated_bytes"], Value::Null);
+    let text = daemon.ok(&["disk", "list"]);
+    assert!(text.starts_with("NAME") && text.contains("ON DISK") && text.contains("USED BY"), "{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    let status = daemon.json(&["status"]);
+    assert!(status["uptime_seconds"].as_u64().unwrap() < 600, "{status}");
+    assert!(daemon.ok(&["status"]).lines().any(|line| line.starts_with("up ") && line.ends_with(" s")));
+}
+
+#[test]
+fn the_log_is_found_where_it_is() {
+    let daemon = Daemon::start();
+    let (code, complaint) = daemon.fails(&["logs"]);
+    assert!(code == 1 && complaint.contains("/dev/null"), "{complaint}");
+    let daemon = Daemon::start_logging();
+    let text = daemon.ok(&["logs"]);
+    assert!(text.contains("is ready"), "{text}");
+    assert_eq!(daemon.ok(&["logs", "-n", "1"]).lines().count(), 1);
+}
+
+/// What a shell is offered at the end of this line.
+fn offered(daemon: &Daemon, line: &[&str]) -> Vec<String> {
+    let mut command = daemon.aryk(&[]);
+    command.arg("--").args(line).env("COMPLETE", "bash").env("_CLAP_IFS", "\n");
+    command.env("_CLAP_COMPLETE_INDEX", (line.len() - 1).to_string());
+    let outcome = outcome(&mut command);
+    assert_eq!(outcome.code, 0, "{outcome:?}");
+    outcome.stdout.lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn shells_complete_the_names_that_there_are() {
+    let daemon = Daemon::start();
+    for disk in ["vm1", "vm2", "data"] {
+        daemon.ok(&["disk", "create", disk, "--null", "--size", "1M"]);
+    }
+    daemon.ok(&["attach", "data", "--controller", "c7"]);
+    assert_eq!(offered(&daemon, &["aryk", "disk", "show", "vm"]), ["vm1", "vm2"]);
+    assert_eq!(offered(&daemon, &["aryk", "detach", "c"]), ["c7"]);
+    assert_eq!(offered(&daemon, &["aryk", "rpc", "bdev_null_c"]), ["bdev_null_create"]);
+    assert!(offered(&daemon, &["aryk", "disk", "cr"]).contains(&"create".to_owned()));
+    let socket = daemon.dir().join("nobody.sock");
+    assert!(offered(&daemon, &["aryk", "-s", socket.to_str().unwrap(), "disk", "show", "vm"]).is_empty());
+    // The script is one that bash takes, and it leads here.
+    let script = "source <(aryk completions bash); COMP_WORDS=(aryk disk show vm); COMP_CWORD=3 COMP_TYPE=9; \
+                  _clap_complete_aryk aryk vm show; printf '%s\\n' \"${COMPREPLY[@]}\"";
+    let bash = Command::new("bash")
+        .args(["-c", script])
+        .env("ARYK_SOCKET", daemon.dir().join("rpc.sock"))
+        .env("PATH", daemon.path())
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert_eq!(String::from_utf8_lossy(&bash.stdout), "vm1\nvm2\n", "{bash:?}");
+}
