@@ -49,11 +49,23 @@ fn main() -> ExitCode {
         supervise::follow().and_then(|supervisor| run(&cli, supervisor)).map(|()| ExitCode::SUCCESS)
     };
     let code = ended.unwrap_or_else(|error| {
-        log::complain(&format!("arykd: {error:#}"));
+        log::complain(&format!("arykd: {}", told(&error)));
         ExitCode::FAILURE
     });
     log::flush(FAREWELL);
     code
+}
+
+/// An error with its causes, each told once: some name theirs in their own text.
+fn told(error: &anyhow::Error) -> String {
+    let mut told = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !told.ends_with(&cause) {
+            told.push_str(": ");
+            told.push_str(&cause);
+        }
+    }
+    told
 }
 
 fn run(cli: &Cli, supervisor: Option<u32>) -> anyhow::Result<()> {
