@@ -11,6 +11,7 @@ use aryk_guest_tests::fio::{self, Measured};
 use aryk_guest_tests::{Daemon, Disk, Guest, Image, Machine};
 use comfy_table::{CellAlignment, Table, presets};
 
+use crate::progress::Clock;
 use crate::{install, workspace};
 
 /// The guest takes ten to twenty seconds; on a busy machine several times that.
@@ -62,14 +63,20 @@ const FILES: &str = r"
 ";
 
 pub(crate) fn run() -> Result<()> {
+    let clock = Clock::start();
+    println!(
+        "A Linux guest on a disk of arykd's: less than two minutes, and before that, the first time, some for building.\n"
+    );
+    clock.say("Looking whether QEMU and what else a guest needs is installed.");
     install::ensure(install::GUEST)?;
-    println!("Building arykd and aryk.");
+    clock.say("Building arykd and aryk; cargo says how far it is:");
     let bin = workspace::build_programs()?;
-    println!("Preparing the guest (once: it is kept in target/guest).");
+    clock.say("Preparing the guest: Debian's kernel and some tools (once: it is kept in target/guest).");
     let image = Image::prepare(&workspace::target()?.join("guest"))?;
     let directory = tempfile::Builder::new().prefix("aryk-demo-").tempdir()?;
+    clock.say("Starting arykd, and making a disk:");
     let daemon = serve(&bin, directory.path())?;
-    let result = boot(&daemon, &image, directory.path())
+    let result = boot(&daemon, &image, directory.path(), &clock)
         .with_context(|| format!("arykd said:\n{}", daemon.last_words()));
     println!("\n{}", result?);
     println!("{}", daemon.aryk(&["disk", "stat", "demo"])?.trim_end());
@@ -81,7 +88,7 @@ pub(crate) fn run() -> Result<()> {
 
 /// Two commands make a disk that a machine can use.
 fn serve(bin: &Path, directory: &Path) -> Result<Daemon> {
-    println!("\n$ arykd -r {0}/rpc.sock -S {0}/vhost", directory.display());
+    println!("$ arykd -r {0}/rpc.sock -S {0}/vhost", directory.display());
     let daemon = Daemon::start(bin, directory, &[])?;
     let file = directory.join("demo.img").display().to_string();
     println!("$ aryk disk create demo --file {file} --size 1G");
@@ -91,9 +98,9 @@ fn serve(bin: &Path, directory: &Path) -> Result<Daemon> {
 }
 
 /// Boots the guest, tells what it tells, and returns the table.
-fn boot(daemon: &Daemon, image: &Image, directory: &Path) -> Result<Table> {
+fn boot(daemon: &Daemon, image: &Image, directory: &Path, clock: &Clock) -> Result<Table> {
     let socket = daemon.attach("demo", &[])?;
-    println!("\nA guest boots from {} with its disk at {}.", image.kernel, socket.display());
+    clock.say(&format!("A guest boots from {} with its disk at {}:", image.kernel, socket.display()));
     let machine = Machine::with_disks(vec![Disk::new(&socket, QUEUES)]);
     let mut guest = Guest::boot(image, &machine, &script(), directory)?;
     loop {
@@ -101,10 +108,10 @@ fn boot(daemon: &Daemon, image: &Image, directory: &Path) -> Result<Table> {
         if line == "-- done" {
             break;
         }
-        println!("  {line}");
+        clock.say(&format!("  {line}"));
     }
     let report = guest.finish(PATIENCE)?;
-    println!("  - powered off {:.1} s after power-on", report.elapsed.as_secs_f32());
+    clock.say(&format!("  - powered off {:.1} s after power-on", report.elapsed.as_secs_f32()));
     let mut table = Table::new();
     table.load_preset(presets::UTF8_FULL_CONDENSED);
     table.set_header(["in the guest", "requests", "IOPS", "MiB/s", "mean µs", "p50 µs", "p99 µs"]);

@@ -4,6 +4,7 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
+use crate::progress::run_logged;
 use crate::workspace;
 
 /// A program and the package that brings it.
@@ -89,14 +90,17 @@ pub(crate) fn ensure(needs: &[Need]) -> Result<()> {
     if !rustix::process::geteuid().is_root() {
         bail!("missing: {}. As root:\n    apt-get update && {install}", packages.join(", "));
     }
-    println!("Installing {}.", packages.join(", "));
-    workspace::run(apt().args(["-qq", "update"]))?;
-    workspace::run(apt().args(["-qq", "-y", "--no-install-recommends", "install"]).args(packages))
+    let target = workspace::target()?;
+    std::fs::create_dir_all(&target)?;
+    let log = target.join("install.log");
+    run_logged("Asking Debian what there is", &log, apt().arg("update"))?;
+    let what = format!("Installing {}", packages.join(", "));
+    run_logged(&what, &log, apt().args(["-y", "--no-install-recommends", "install"]).args(packages))
 }
 
 fn apt() -> Command {
     let mut command = Command::new("apt-get");
-    command.env("DEBIAN_FRONTEND", "noninteractive").stdin(std::process::Stdio::null());
+    command.env("DEBIAN_FRONTEND", "noninteractive");
     command
 }
 

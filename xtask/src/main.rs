@@ -14,6 +14,7 @@ mod fuzz;
 mod generate;
 mod hotplug;
 mod install;
+mod progress;
 mod test;
 mod workspace;
 
@@ -80,7 +81,11 @@ fn run(command: Command) -> Result<()> {
         Command::Churn(args) => churn::run(&args),
         Command::Generate => generate::run(),
         Command::Deb(args) => deb::run(&args),
-        Command::Install => install::ensure(install::ALL),
+        Command::Install => {
+            install::ensure(install::ALL)?;
+            println!("All that the commands need is installed.");
+            Ok(())
+        }
     }
 }
 

@@ -10,8 +10,8 @@ mod package;
 mod suites;
 
 use anyhow::{Result, bail};
-use std::time::Instant;
 
+use crate::progress::Clock;
 use crate::{crash, fuzz, install};
 
 /// Seconds of each fuzzer.
@@ -101,13 +101,16 @@ impl Tally {
 pub(crate) fn run(args: &Args) -> Result<()> {
     install::ensure(install::ALL)?;
     let mut tally = Tally::default();
-    for stage in STAGES {
-        if args.only.is_empty() || args.only.contains(&stage) {
-            tally.add(run_stage(stage, args));
-            aryk_guest_tests::process::check_interrupt()?;
-        }
+    let clock = Clock::start();
+    let stages: Vec<_> =
+        STAGES.into_iter().filter(|s| args.only.is_empty() || args.only.contains(s)).collect();
+    for (n, stage) in stages.iter().enumerate() {
+        println!("\n── {stage:?}: stage {} of {}, after {} s", n + 1, stages.len(), clock.seconds());
+        tally.add(run_stage(*stage, args));
+        aryk_guest_tests::process::check_interrupt()?;
     }
-    println!("\n{} passed, {} failed, {} skipped", tally.passed, tally.failed, tally.skipped);
+    let Tally { passed, failed, skipped } = tally;
+    println!("\n{passed} passed, {failed} failed, {skipped} skipped in {} s", clock.seconds());
     if tally.failed > 0 {
         bail!("{} failed", tally.failed);
     }
@@ -121,10 +124,8 @@ fn crashes(long: bool) -> Result<Tally> {
     Ok(tally)
 }
 
-#[expect(clippy::disallowed_methods, reason = "a person wants to know how long it took")]
 fn run_stage(stage: Stage, args: &Args) -> Tally {
-    println!("\n── {stage:?}");
-    let started = Instant::now();
+    let clock = Clock::start();
     let result = match stage {
         Stage::Unit => suites::workspace(args.all),
         Stage::Loom => suites::loom(),
@@ -141,7 +142,6 @@ fn run_stage(stage: Stage, args: &Args) -> Tally {
         Tally { failed: 1, ..Tally::default() }
     });
     let Tally { passed, failed, skipped } = tally;
-    let seconds = started.elapsed().as_secs();
-    println!("── {stage:?}: {passed} passed, {failed} failed, {skipped} skipped in {seconds} s");
+    println!("── {stage:?}: {passed} passed, {failed} failed, {skipped} skipped in {} s", clock.seconds());
     tally
 }

@@ -1,0 +1,100 @@
+//! What a person sees of work that takes a while: what has begun, how long it has taken so far, where the details are.
+
+use std::fs::File;
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+/// Between two looks at a program that runs.
+const LOOK: Duration = Duration::from_millis(100);
+/// Between two lines about it, where lines cannot be drawn over.
+const LINE: Duration = Duration::from_secs(10);
+/// Lines of a failed program's output that are shown.
+const LAST_LINES: usize = 20;
+
+/// Says what happens, each with the time since it was made.
+#[derive(Debug)]
+pub(crate) struct Clock(Instant);
+
+impl Clock {
+    #[expect(clippy::disallowed_methods, reason = "a person wants to know how long it took")]
+    pub(crate) fn start() -> Self {
+        Self(Instant::now())
+    }
+
+    /// A line with the time before it.
+    pub(crate) fn say(&self, text: &str) {
+        println!("[{:>4} s] {text}", self.0.elapsed().as_secs());
+    }
+
+    /// Whole seconds since its start.
+    pub(crate) fn seconds(&self) -> u64 {
+        self.0.elapsed().as_secs()
+    }
+}
+
+/// Runs a program whose output goes to the end of the file `log`, and tells how long that takes. If it fails, the last of what it said is in the error.
+pub(crate) fn run_logged(what: &str, log: &Path, command: &mut Command) -> Result<()> {
+    let clock = Clock::start();
+    let shown = log.display();
+    let mut file =
+        File::options().create(true).append(true).open(log).with_context(|| format!("opening {shown}"))?;
+    writeln!(file, "\n$ {command:?}")?;
+    println!("{what} (details: {shown})");
+    let child = command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file).spawn();
+    let mut child = child.with_context(|| format!("running {command:?}"))?;
+    let status = wait(&mut child, &clock)?;
+    if !status.success() {
+        let said = std::fs::read_to_string(log).unwrap_or_default();
+        let lines: Vec<_> = said.lines().collect();
+        let last = lines[lines.len().saturating_sub(LAST_LINES)..].join("\n");
+        bail!("{command:?}: {status}. The last of {shown}:\n{last}");
+    }
+    println!("  done in {} s", clock.seconds());
+    Ok(())
+}
+
+/// Waits until it has ended. On a terminal one line counts the seconds, elsewhere there is a line now and then.
+fn wait(child: &mut Child, clock: &Clock) -> Result<ExitStatus> {
+    let mut out = std::io::stdout();
+    let is_terminal = out.is_terminal();
+    let mut due = if is_terminal { Duration::ZERO } else { LINE };
+    loop {
+        if let Some(status) = child.try_wait()? {
+            if is_terminal {
+                write!(out, "\r\x1b[K")?;
+            }
+            return Ok(status);
+        }
+        if clock.0.elapsed() >= due {
+            match is_terminal {
+                true => write!(out, "\r  {} s", clock.seconds())?,
+                false => writeln!(out, "  {} s …", clock.seconds())?,
+            }
+            out.flush()?;
+            due += if is_terminal { Duration::from_secs(1) } else { LINE };
+        }
+        std::thread::park_timeout(LOOK);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn output_goes_to_the_log_and_the_last_of_it_into_the_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log");
+        run_logged("It works", &log, Command::new("sh").args(["-c", "echo fine; echo oh >&2"])).unwrap();
+        assert!(std::fs::read_to_string(&log).unwrap().ends_with("fine\noh\n"));
+        let error =
+            run_logged("It fails", &log, Command::new("sh").args(["-c", "seq 100; exit 3"])).unwrap_err();
+        let told = format!("{error:#}");
+        assert!(told.contains("exit status: 3") && told.ends_with("\n99\n100"), "{told}");
+        assert_eq!(told.lines().count(), 1 + LAST_LINES);
+    }
+}
