@@ -1,5 +1,7 @@
 //! The arguments.
 
+mod examples;
+
 use crate::bench::BenchArgs;
 use crate::completion::{controllers, disks, disks_and_controllers, groups, methods};
 use crate::limits::Limits;
@@ -12,60 +14,9 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
 
-const EXIT_CODES: &str = "\
-Exit codes:
-  0  done
-  1  the daemon refused, something failed, doctor found something missing, or
-     bench --verify something wrong
-  2  the command line is wrong; of 'apply --plan': there is something to do
-  3  no daemon, or for bench no back end, answers at the socket
-
-Sizes: 20G and 20GiB are 20 x 1024^3 bytes, 20GB is 20 x 1000^3 bytes; so are
-K, M, T and P. 1.5G is fine too, and 4096 is bytes.
-
-Manual pages: aryk(1), aryk-disk(1) and so on, arykd(8); 'aryk man DIR' writes
-aryk's. Programs use --json, which errors heed too, or JSON-RPC: 'aryk rpc'.";
-
-const CREATE_EXAMPLES: &str = "\
-Examples:
-  aryk disk create vm1 --file /srv/disks/vm1.img --size 20G
-  aryk disk create vm2 --file vm2.img --from debian.qcow2 --size 40G
-  aryk disk create data --file /dev/vg0/data
-  aryk disk create scratch --memory --size 1.5G";
-
-const ATTACH_EXAMPLES: &str = "\
-Examples:
-  aryk attach vm1
-  aryk attach vm1 --queues 4 --socket-group kvm --socket-mode 660
-  aryk attach data --scsi --controller vm1 --target 3
-  aryk attach golden --readonly --controller vm7";
-
-const APPLY_EXAMPLES: &str = "\
-Examples:
-  aryk export > disks.toml
-  aryk apply disks.toml --plan
-  aryk apply disks.toml --prune";
-
-const QOS_EXAMPLES: &str = "\
-Examples:
-  aryk qos set vm1 --iops 3k --bandwidth 125M --burst 2s
-  aryk qos set vm1 --iops 0";
-
-const RPC_EXAMPLES: &str = "\
-Examples:
-  aryk rpc bdev_get_bdevs
-  aryk rpc bdev_null_create --help
-  aryk rpc bdev_get_bdevs '{\"name\": \"vm1\"}'";
-
-const COMPLETION_EXAMPLES: &str = "\
-Examples:
-  source <(aryk completions bash)                  in ~/.bashrc
-  source <(aryk completions zsh)                   in ~/.zshrc
-  aryk completions fish | source                   in config.fish";
-
 /// Disks for virtual machines, served by arykd.
 #[derive(Debug, Parser)]
-#[command(name = "aryk", version, max_term_width = 80, after_help = EXIT_CODES)]
+#[command(name = "aryk", version, max_term_width = 80, after_help = examples::EXIT_CODES)]
 pub struct Cli {
     /// The daemon's RPC socket
     #[arg(short, long, global = true, env = "ARYK_SOCKET", default_value_os_t = default_socket())]
@@ -113,7 +64,7 @@ pub enum Command {
     #[command(subcommand)]
     Disk(DiskCommand),
     /// Offer a disk to a virtual machine
-    #[command(after_help = ATTACH_EXAMPLES)]
+    #[command(after_help = examples::ATTACH)]
     Attach(AttachArgs),
     /// Take disks back from their virtual machines
     Detach {
@@ -131,7 +82,7 @@ pub enum Command {
     #[command(subcommand)]
     Qos(QosCommand),
     /// Make disks and controllers as a file describes them
-    #[command(after_help = APPLY_EXAMPLES)]
+    #[command(after_help = examples::APPLY)]
     Apply(ApplyArgs),
     /// Write a file that describes all disks and controllers, for 'apply'
     Export,
@@ -177,7 +128,7 @@ pub enum Command {
     /// Look at what this host has, what it lacks, and say how to mend it
     Doctor,
     /// Call any JSON-RPC method
-    #[command(disable_help_flag = true, after_help = RPC_EXAMPLES)]
+    #[command(disable_help_flag = true, after_help = examples::RPC)]
     Rpc {
         /// Its name; rpc_get_methods lists them
         #[arg(required_unless_present = "help", add = ArgValueCandidates::new(methods))]
@@ -194,7 +145,7 @@ pub enum Command {
         dir: PathBuf,
     },
     /// Print a script that completes commands, and names of disks, in a shell
-    #[command(after_help = COMPLETION_EXAMPLES)]
+    #[command(after_help = examples::COMPLETION)]
     Completions {
         /// Which shell
         shell: Shell,
@@ -205,7 +156,7 @@ pub enum Command {
 #[derive(Debug, Subcommand)]
 pub enum DiskCommand {
     /// Make a disk
-    #[command(after_help = CREATE_EXAMPLES)]
+    #[command(after_help = examples::CREATE)]
     Create(CreateArgs),
     /// List all disks
     List(Watch),
@@ -412,7 +363,7 @@ pub enum ControllerCommand {
 #[derive(Debug, Subcommand)]
 pub enum QosCommand {
     /// Limit a disk; what is not given stays as it is
-    #[command(after_help = QOS_EXAMPLES)]
+    #[command(after_help = examples::QOS)]
     Set {
         /// The disk
         #[arg(add = ArgValueCandidates::new(disks))]

@@ -1,0 +1,52 @@
+//! What stands below the options in the help: exit codes, and command lines to start from.
+
+pub const EXIT_CODES: &str = "\
+Exit codes:
+  0  done
+  1  the daemon refused, something failed, doctor found something missing, or
+     bench --verify something wrong
+  2  the command line is wrong; of 'apply --plan': there is something to do
+  3  no daemon, or for bench no back end, answers at the socket
+
+Sizes: 20G and 20GiB are 20 x 1024^3 bytes, 20GB is 20 x 1000^3 bytes; so are
+K, M, T and P. 1.5G is fine too, and 4096 is bytes.
+
+Manual pages: aryk(1), aryk-disk(1) and so on, arykd(8); 'aryk man DIR' writes
+aryk's. Programs use --json, which errors heed too, or JSON-RPC: 'aryk rpc'.";
+
+pub const CREATE: &str = "\
+Examples:
+  aryk disk create vm1 --file /srv/disks/vm1.img --size 20G
+  aryk disk create vm2 --file vm2.img --from debian.qcow2 --size 40G
+  aryk disk create data --file /dev/vg0/data
+  aryk disk create scratch --memory --size 1.5G";
+
+pub const ATTACH: &str = "\
+Examples:
+  aryk attach vm1
+  aryk attach vm1 --queues 4 --socket-group kvm --socket-mode 660
+  aryk attach data --scsi --controller vm1 --target 3
+  aryk attach golden --readonly --controller vm7";
+
+pub const APPLY: &str = "\
+Examples:
+  aryk export > disks.toml
+  aryk apply disks.toml --plan
+  aryk apply disks.toml --prune";
+
+pub const QOS: &str = "\
+Examples:
+  aryk qos set vm1 --iops 3k --bandwidth 125M --burst 2s
+  aryk qos set vm1 --iops 0";
+
+pub const RPC: &str = "\
+Examples:
+  aryk rpc bdev_get_bdevs
+  aryk rpc bdev_null_create --help
+  aryk rpc bdev_get_bdevs '{\"name\": \"vm1\"}'";
+
+pub const COMPLETION: &str = "\
+Examples:
+  source <(aryk completions bash)                  in ~/.bashrc
+  source <(aryk completions zsh)                   in ~/.zshrc
+  aryk completions fish | source                   in config.fish";
