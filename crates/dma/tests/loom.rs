@@ -2,6 +2,7 @@
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p aryk-dma --release --test loom`
 #![cfg(loom)]
+#![expect(dead_code, reason = "the model needs only some of what the file has")]
 
 mod sync {
     pub use loom::sync::atomic::{AtomicUsize, Ordering, fence};
