@@ -1484,6 +1484,8 @@ type VhostCreateScsiControllerParams struct {
 	SocketMode string `json:"socket_mode,omitempty"`
 	// Ours: the socket's owner.
 	SocketOwner string `json:"socket_owner,omitempty"`
+	// Ours: what disks know it by when its machine reserves them, as `naa.` and 16 hexadecimal digits, the first of them 2, 3 or 5. By default it is made of the controller's name.
+	TransportID string `json:"transport_id,omitempty"`
 }
 
 // VhostCreateScsiController calls vhost_create_scsi_controller. Makes a controller: a socket through which a virtual machine reaches disks that may come and go.

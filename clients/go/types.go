@@ -995,6 +995,8 @@ type VhostController struct {
 	BackendSpecific VhostBackend `json:"backend_specific"`
 	// Ours.
 	Statistics VhostStatistics `json:"statistics"`
+	// Ours: what disks know a SCSI controller by when its machine reserves them.
+	TransportID *string `json:"transport_id,omitempty"`
 }
 
 // VhostLun: part of what methods take or give.

@@ -1,5 +1,7 @@
 //! What peers can have a process map. A binary of its own, with one test: what is counted is the process's.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use aryk_dma::{Limits, MapError, Mapping, mapped, reclaiming};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::os::fd::{AsFd, OwnedFd};

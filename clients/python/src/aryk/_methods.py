@@ -2268,6 +2268,7 @@ class Methods(ABC):
         socket_group: str | None = None,
         socket_mode: str | None = None,
         socket_owner: str | None = None,
+        transport_id: str | None = None,
     ) -> bool:
         """Makes a controller: a socket through which a virtual machine reaches disks that may come and go.
 
@@ -2280,6 +2281,7 @@ class Methods(ABC):
             socket_group: Ours: the socket's group.
             socket_mode: Ours: permissions in octal digits.
             socket_owner: Ours: the socket's owner.
+            transport_id: Ours: what disks know it by when its machine reserves them, as `naa.` and 16 hexadecimal digits, the first of them 2, 3 or 5. By default it is made of the controller's name.
         """
         result: bool = self.call(
             "vhost_create_scsi_controller",
@@ -2292,6 +2294,7 @@ class Methods(ABC):
                 socket_group=socket_group,
                 socket_mode=socket_mode,
                 socket_owner=socket_owner,
+                transport_id=transport_id,
             ),
         )
         return result
@@ -4672,6 +4675,7 @@ class AsyncMethods(ABC):
         socket_group: str | None = None,
         socket_mode: str | None = None,
         socket_owner: str | None = None,
+        transport_id: str | None = None,
     ) -> bool:
         """Makes a controller: a socket through which a virtual machine reaches disks that may come and go.
 
@@ -4684,6 +4688,7 @@ class AsyncMethods(ABC):
             socket_group: Ours: the socket's group.
             socket_mode: Ours: permissions in octal digits.
             socket_owner: Ours: the socket's owner.
+            transport_id: Ours: what disks know it by when its machine reserves them, as `naa.` and 16 hexadecimal digits, the first of them 2, 3 or 5. By default it is made of the controller's name.
         """
         result: bool = await self.call(
             "vhost_create_scsi_controller",
@@ -4696,6 +4701,7 @@ class AsyncMethods(ABC):
                 socket_group=socket_group,
                 socket_mode=socket_mode,
                 socket_owner=socket_owner,
+                transport_id=transport_id,
             ),
         )
         return result

@@ -969,6 +969,8 @@ class VhostController(TypedDict):
     backend_specific: VhostBackend
     #: Ours.
     statistics: VhostStatistics
+    #: Ours: what disks know a SCSI controller by when its machine reserves them.
+    transport_id: NotRequired[str]
 
 
 class VhostLun(TypedDict):
