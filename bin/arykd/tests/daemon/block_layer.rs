@@ -22,7 +22,7 @@ fn disks_that_are_parts() {
     let saved = daemon.call("framework_get_config", json!({"name": "bdev"})).unwrap();
     let expected = json!({"base_bdev": "n", "split_count": 4, "split_size_mb": 0});
     assert_eq!(saved.as_array().unwrap().len(), 2);
-    assert_eq!((&saved[1]["method"], &saved[1]["params"]), (&json!("bdev_split_create"), &expected));
+    assert_eq!((&saved[0]["method"], &saved[0]["params"]), (&json!("bdev_split_create"), &expected));
     assert_eq!(daemon.call("bdev_split_delete", json!({"base_bdev": "n"})).unwrap(), json!(true));
     assert_eq!(code(daemon.call("bdev_split_delete", json!({"base_bdev": "n"}))), -32602);
     assert_eq!(

@@ -122,7 +122,7 @@ fn disks_that_delay_and_fail() {
     assert_eq!(daemon.call("bdev_delay_update_latency", update).unwrap(), json!(true));
     let described = &daemon.call("bdev_get_bdevs", json!({"name": "d"})).unwrap()[0];
     assert_eq!(described["driver_specific"]["delay"]["avg_read_latency"], 100);
-    let saved = &daemon.call("framework_get_config", json!({"name": "bdev"})).unwrap()[1];
+    let saved = &daemon.call("framework_get_config", json!({"name": "bdev"})).unwrap()[0];
     assert_eq!(
         (&saved["method"], &saved["params"]["avg_read_latency"]),
         (&json!("bdev_delay_create"), &json!(100))
@@ -321,7 +321,7 @@ fn files_that_make_no_disk() {
     daemon.aryk(&["disk", "resize", "d", "1M"]).unwrap();
     assert_eq!(daemon.call("bdev_get_bdevs", json!({"name": "d"})).unwrap()[0]["num_blocks"], 2048);
     assert_eq!(daemon.aryk(&["disk", "resize", "d", "4K"]).unwrap_err().0, 1);
-    daemon.call("bdev_uring_delete", json!({"name": "d"})).unwrap();
+    daemon.call("bdev_aio_delete", json!({"name": "d"})).unwrap();
     let other = json!({"name": "new", "filename": path("new"), "size": "1048576", "enospc": "hold", "readonly": false});
     daemon.call("bdev_uring_create", other).unwrap();
     daemon.call("bdev_uring_delete", json!({"name": "new"})).unwrap();

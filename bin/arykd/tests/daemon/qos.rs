@@ -199,14 +199,14 @@ fn what_cannot_be_is_refused() {
         refused("bdev_set_qos_limit", params)
     };
     assert_eq!(limits(json!({})), -22);
-    assert_eq!(limits(json!({"rw_ios_per_sec": -1})), -32602);
-    assert_eq!(limits(json!({"rw_ios_per_sec": 1_000_000_001})), -22);
+    assert_eq!(limits(json!({"rw_ios_per_sec": -1})), -32603);
+    assert_eq!(limits(json!({"rw_ios_per_sec": 1_000_000_001})), -32602);
     assert_eq!(limits(json!({"rw_mbytes_per_sec": u64::MAX})), -22);
-    assert_eq!(limits(json!({"burst_seconds": -1})), -32602);
-    assert_eq!(limits(json!({"burst_seconds": 86_401})), -22);
-    assert_eq!(limits(json!({"burst_seconds": u64::MAX})), -22);
-    assert_eq!(limits(json!({"rw_ios_per_sec": 1000, "rw_mbytes_per_sec": 1, "combined": true})), -22);
-    assert_eq!(limits(json!({"rw_ops": 1})), -32602);
+    assert_eq!(limits(json!({"burst_seconds": -1})), -32603);
+    assert_eq!(limits(json!({"burst_seconds": 86_401})), -32602);
+    assert_eq!(limits(json!({"burst_seconds": u64::MAX})), -32602);
+    assert_eq!(limits(json!({"rw_ios_per_sec": 1000, "rw_mbytes_per_sec": 1, "combined": true})), -32602);
+    assert_eq!(limits(json!({"rw_ops": 1})), -32603);
     assert_eq!(refused("bdev_set_qos_limit", json!({"name": "x", "rw_ios_per_sec": 1})), -19);
     assert_eq!(refused("bdev_qos_group_set_limit", json!({"name": "x", "rw_ios_per_sec": 1})), -19);
     assert_eq!(refused("bdev_qos_group_create", json!({"name": "g", "parent": "g"})), -19);

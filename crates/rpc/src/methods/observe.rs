@@ -123,7 +123,7 @@ async fn enable_histogram(control: &Control, mut p: EnableHistogram) -> Result<b
     let bdev = control.disks.find(&p.name)?;
     let op = p.opc.as_ref().map(|opc| {
         let named = Op::ALL.into_iter().find(|op| op.name() == *opc);
-        named.ok_or_else(|| Error::Internal(format!("there is no operation `{opc}`")))
+        named.ok_or_else(|| Error::invalid(format!("there is no operation `{opc}`")).coded(INTERNAL))
     });
     let recording = Recording {
         op: op.transpose()?,

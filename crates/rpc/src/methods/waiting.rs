@@ -51,15 +51,16 @@ pub(super) fn waits(
     name: &str,
     call: (&'static str, &impl Serialize),
 ) -> Result<bool, Error> {
+    let exists =
+        |name: &str| Error::errno(Errno::EXIST, format!("a disk '{name}' exists, or waits for its base"));
+    // Before it is said that the base is in use: it is by the one that is there.
+    if control.disks.find(name).is_ok() {
+        return Err(exists(name));
+    }
     if control.disks.find(base).is_ok() || journal::is_restore() || Uuid::parse_str(base).is_ok() {
         return Ok(false);
     }
     super::identity(name, None)?;
-    let exists =
-        |name: &str| Error::errno(Errno::EXIST, format!("a disk '{name}' exists, or waits for its base"));
-    if control.disks.find(name).is_ok() {
-        return Err(exists(name));
-    }
     control.config.wait(base, name, call).map_err(exists)?;
     tracing::info!(disk = name, base, "the disk waits for the one that it is made of");
     Ok(true)
