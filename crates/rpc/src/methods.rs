@@ -86,12 +86,13 @@ pub(crate) fn all(this: &Weak<Methods<Control>>) -> Table<Control> {
 }
 
 /// The methods for those who may only read.
-const CHANGE_NOTHING: [&str; 42] = [
+const CHANGE_NOTHING: [&str; 43] = [
     "accel_crypto_keys_get",
     "accel_get_module_info",
     "accel_get_opc_assignments",
     "accel_get_stats",
     "aryk_absent_get",
+    "aryk_file_systems_get",
     "aryk_latency_get",
     "aryk_stats_get",
     "aryk_trace_get",

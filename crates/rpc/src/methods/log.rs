@@ -200,6 +200,8 @@ mod tests {
                 }
             }
         }
+        // Its lines are those of the crates that use it.
+        logging.remove("aryk_log_limit");
         let told: BTreeSet<_> = FLAGS.into_iter().map(|(_, target)| target.to_owned()).collect();
         assert_eq!(told, logging);
     }
