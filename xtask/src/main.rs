@@ -4,6 +4,7 @@
 //! ([`install`]). A tool on an ordinary thread: it runs other programs and waits for them.
 #![forbid(unsafe_code)]
 
+mod adversary;
 mod bench;
 mod check;
 mod churn;
@@ -50,6 +51,8 @@ enum Command {
     Hotplug(hotplug::Args),
     /// Make, use and remove disks at random, thousands of times, beside machines that verify theirs
     Churn(churn::Args),
+    /// Attack arykd as hostile VMs do, beside a VM that is measured
+    Adversary(adversary::Args),
     /// Make the RPC reference and the clients anew from the types of the methods
     Generate,
     /// Build the Debian package
@@ -78,6 +81,7 @@ fn run(command: Command) -> Result<()> {
         Command::Bench(args) => bench::run(&args),
         Command::Crash(args) => crash::run(&args),
         Command::Hotplug(args) => hotplug::run(&args),
+        Command::Adversary(args) => adversary::run(&args),
         Command::Churn(args) => churn::run(&args),
         Command::Generate => generate::run(),
         Command::Deb(args) => deb::run(&args),

@@ -4,6 +4,7 @@
 
 mod abuse;
 mod access;
+mod adversary;
 mod block_layer;
 mod browser;
 mod churn;

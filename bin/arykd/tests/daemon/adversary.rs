@@ -1,0 +1,193 @@
+//! Hostile front-ends beside a victim on the same reactor: what they do within the protocol costs the victim little, and no turn of the reactor is long.
+//!
+//! Each scene is an attack. A daemon with one reactor serves a victim, whose disk answers after half a millisecond, and the attackers. The victim is measured
+//! alone, then beside the attack. `ARYK_ADVERSARY_SECONDS` says how long each attack lasts instead of a second, `ARYK_ADVERSARY_SEED` what it is drawn from;
+//! `cargo xtask adversary` sets both.
+//!
+//! The hypervisor of a test machine takes a core away for milliseconds now and then, which looks like a long turn. A scene is therefore tried some times, and
+//! must be within its bounds once: what an attack can cause, it causes each time.
+
+#![expect(clippy::disallowed_methods, reason = "what is tested is how long the victim waits")]
+
+mod attacks;
+mod raw;
+mod victim;
+
+use super::harness::Daemon;
+use attacks::{Attack, Random};
+use serde_json::json;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+use victim::Victim;
+
+/// No turn of a reactor is longer, whatever VMs do.
+const TURN_MAX: Duration = Duration::from_millis(5);
+/// The victim's p99 beside an attack, in hundredths of its p99 alone.
+const P99_PERCENT_MAX: u32 = 200;
+const ATTEMPTS: usize = 6;
+/// How long the victim is measured alone.
+const QUIET: Duration = Duration::from_millis(500);
+/// Microseconds in which the victim's disk answers.
+const VICTIM_LATENCY_US: u64 = 500;
+/// Attackers of a scene, each with controllers of its own.
+const ATTACKERS: usize = 2;
+/// The core of the reactor, and that of everything else: the victim, the attackers, the daemon's other threads.
+const REACTOR_CORE: usize = 0;
+const OTHER_CORE: usize = 1;
+
+fn from_environment(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |value| value.parse().unwrap())
+}
+
+/// What a scene has shown.
+#[derive(Debug)]
+struct Outcome {
+    quiet_p99: Duration,
+    attacked_p99: Duration,
+    longest_turn: Duration,
+    /// Rounds of the attackers: requests, messages or sessions.
+    rounds: u64,
+}
+
+impl Outcome {
+    fn is_within_bounds(&self) -> bool {
+        self.longest_turn <= TURN_MAX && self.attacked_p99 <= self.quiet_p99 * P99_PERCENT_MAX / 100
+    }
+}
+
+/// A daemon with the disks of the victim and of the attackers.
+fn daemon() -> Daemon {
+    let daemon = Daemon::start(&[
+        "-m",
+        &format!("{:#x}", 1 << REACTOR_CORE),
+        "--sleep-policy",
+        "poll",
+        "-L",
+        "warning",
+    ]);
+    let make = |method: &str, params| daemon.call(method, params).unwrap();
+    make("bdev_malloc_create", json!({"name": "memory", "block_size": 512, "num_blocks": 32 << 11}));
+    let latency = VICTIM_LATENCY_US;
+    let delayed = |name: &str, base: &str, latency: u64| {
+        json!({"name": name, "base_bdev_name": base, "avg_read_latency": latency, "p99_read_latency": latency,
+            "avg_write_latency": latency, "p99_write_latency": latency})
+    };
+    make("bdev_delay_create", delayed("victim", "memory", latency));
+    make("vhost_create_blk_controller", json!({"ctrlr": "victim", "dev_name": "victim"}));
+    for attacker in 0..ATTACKERS {
+        let name = |kind: &str| format!("{kind}{attacker}");
+        make("bdev_malloc_create", json!({"name": name("fast"), "block_size": 512, "num_blocks": 256 << 11}));
+        make("bdev_null_create", json!({"name": name("never"), "block_size": 512, "num_blocks": 64 << 11}));
+        make("bdev_delay_create", delayed(&name("slow"), &name("never"), 60_000_000));
+        for disk in ["fast", "slow"] {
+            make("vhost_create_blk_controller", json!({"ctrlr": name(disk), "dev_name": name(disk)}));
+        }
+        make("bdev_malloc_create", json!({"name": name("unit"), "block_size": 512, "num_blocks": 256 << 11}));
+        make("vhost_create_scsi_controller", json!({"ctrlr": name("scsi")}));
+        let target = json!({"ctrlr": name("scsi"), "scsi_target_num": 0, "bdev_name": name("unit")});
+        make("vhost_scsi_controller_add_target", target);
+    }
+    daemon
+}
+
+/// Lets the attackers end, also when the test fails.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn longest_turn(daemon: &Daemon) -> Duration {
+    let stats = daemon.call("aryk_stats_get", json!({})).unwrap();
+    let ticks = stats["reactors"][0]["longest_turn_ticks"].as_u64().unwrap();
+    Duration::from_secs_f64(ticks as f64 / stats["tick_rate"].as_f64().unwrap())
+}
+
+fn play(attacks: &[Attack], seed: u64, attacked: Duration) -> Outcome {
+    let daemon = daemon();
+    let socket = |name: &str| daemon.dir().join("vhost").join(name);
+    let mut victim = Victim::connect(&socket("victim"));
+    let stop = AtomicBool::new(false);
+    let rounds = AtomicU64::new(0);
+    let mut measure = |times: &[Duration]| {
+        let measuring = || {
+            victim::take_core(OTHER_CORE);
+            victim::go_first();
+            times.iter().map(|time| victim.measure(*time)).last().unwrap()
+        };
+        thread::scope(|scope| scope.spawn(measuring).join().unwrap())
+    };
+    // What a first run of everything costs is not looked at.
+    let quiet_p99 = measure(&[QUIET / 5, QUIET]);
+    thread::scope(|scope| {
+        let stop_at_the_end = Stop(&stop);
+        for attacker in 0..ATTACKERS {
+            let (stop, rounds, vhost) = (&stop, &rounds, daemon.dir().join("vhost"));
+            scope.spawn(move || {
+                victim::take_core(OTHER_CORE);
+                let mut random = Random::new(seed.wrapping_add(attacker as u64));
+                while !stop.load(Ordering::Relaxed) {
+                    let attack = attacks[random.below(attacks.len() as u64) as usize];
+                    attack.run(&vhost, attacker, &mut random, stop, rounds);
+                }
+            });
+        }
+        let attacked_p99 = measure(&[attacked]);
+        drop(stop_at_the_end);
+        let longest_turn = longest_turn(&daemon);
+        Outcome { quiet_p99, attacked_p99, longest_turn, rounds: rounds.load(Ordering::Relaxed) }
+    })
+}
+
+/// Plays a scene until it is within its bounds.
+#[track_caller]
+fn withstand(attacks: &[Attack]) {
+    let seconds = from_environment("ARYK_ADVERSARY_SECONDS", 1);
+    let seed = from_environment("ARYK_ADVERSARY_SEED", 1);
+    let mut outcomes = Vec::new();
+    for _ in 0..ATTEMPTS {
+        let outcome = play(attacks, seed, Duration::from_secs(seconds));
+        eprintln!("{attacks:?}: {outcome:?}");
+        assert!(outcome.rounds > 0, "the attack ran");
+        if outcome.is_within_bounds() {
+            return;
+        }
+        outcomes.push(outcome);
+    }
+    panic!(
+        "{attacks:?}: turns of {TURN_MAX:?} and a p99 of {P99_PERCENT_MAX}% at most, seed {seed}: {outcomes:#?}"
+    );
+}
+
+macro_rules! scenes {
+    ($($name:ident: $($attack:ident),+;)*) => {
+        $(
+            #[test]
+            fn $name() {
+                withstand(&[$(Attack::$attack),+]);
+            }
+        )*
+    };
+}
+
+scenes! {
+    full_rings: FullRing;
+    long_chains: LongChains;
+    long_transfers: LongTransfers;
+    dirty_logs: DirtyLog;
+    revoked_requests: Revoke;
+    huge_memory: HugeMemory;
+    memory_that_goes: LargeMemoryGoes;
+    refused_messages: Messages;
+    reconnects: Reconnects;
+    kicks: Kicks;
+    zeroes_and_discards: Ranges;
+    scsi_commands: ScsiCommands;
+    task_management: TaskManagement;
+    stops_and_starts: Flips;
+    anything_at_random: FullRing, LongChains, LongTransfers, DirtyLog, Revoke, HugeMemory, Messages, Reconnects, Kicks, Ranges, ScsiCommands,
+        TaskManagement, Flips;
+}
