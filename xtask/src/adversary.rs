@@ -1,4 +1,4 @@
-//! `cargo xtask adversary`: hostile front-ends beside a victim, in the long form. Its short form is the test of the same name among the daemon's, whose code this runs.
+//! `cargo xtask adversary`: hostile front-ends beside a victim, in the long form. Its short form is the daemon's test of the same name, whose code this runs.
 
 use anyhow::Result;
 

@@ -4,7 +4,6 @@
 
 mod abuse;
 mod access;
-mod adversary;
 mod block_layer;
 mod browser;
 mod churn;

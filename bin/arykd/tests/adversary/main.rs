@@ -7,16 +7,21 @@
 //! The hypervisor of a test machine takes a core away for milliseconds now and then, which looks like a long turn. A scene is therefore tried some times, and
 //! must be within its bounds once: what an attack can cause, it causes each time.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(clippy::disallowed_methods, reason = "what is tested is how long the victim waits")]
 
 mod attacks;
+#[path = "../daemon/harness.rs"]
+#[expect(dead_code, reason = "the daemon's other tests use the rest")]
+mod harness;
 mod raw;
 mod victim;
 
-use super::harness::Daemon;
 use attacks::{Attack, Random};
+use harness::Daemon;
 use serde_json::json;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 use victim::Victim;
@@ -35,6 +40,9 @@ const ATTACKERS: usize = 2;
 /// The core of the reactor, and that of everything else: the victim, the attackers, the daemon's other threads.
 const REACTOR_CORE: usize = 0;
 const OTHER_CORE: usize = 1;
+
+/// Scenes run one at a time: each needs both cores.
+static STAGE: Mutex<()> = Mutex::new(());
 
 fn from_environment(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |value| value.parse().unwrap())
@@ -145,6 +153,8 @@ fn play(attacks: &[Attack], seed: u64, attacked: Duration) -> Outcome {
 /// Plays a scene until it is within its bounds.
 #[track_caller]
 fn withstand(attacks: &[Attack]) {
+    // A scene that has failed leaves the stage to the next.
+    let _stage = STAGE.lock().unwrap_or_else(PoisonError::into_inner);
     let seconds = from_environment("ARYK_ADVERSARY_SECONDS", 1);
     let seed = from_environment("ARYK_ADVERSARY_SEED", 1);
     let mut outcomes = Vec::new();
