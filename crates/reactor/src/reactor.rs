@@ -24,7 +24,7 @@ const DRIVER_COMPLETIONS: u32 = 128;
 const PROMOTED_ROOTS: usize = 256;
 const WOKEN_ROOTS: usize = 256;
 /// No more of them are polled in a turn after this time, of either kind: they come first in the next.
-const ROOTS_NS: u64 = 1_000_000;
+const ROOTS_NS: u64 = 100_000;
 const TIMERS: usize = 256;
 const TASKS: usize = 16;
 const CALLS: usize = 64;

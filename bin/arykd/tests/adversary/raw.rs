@@ -14,8 +14,8 @@ pub const NEXT: u16 = 1;
 pub const WRITE: u16 = 2;
 pub const INDIRECT: u16 = 4;
 
-/// Sizes of a ring, the largest first: what the daemon refuses is not attacked with.
-const SIZES: [u16; 4] = [32_768, 4_096, 1_024, 256];
+/// Descriptors of a ring: as many as a queue may have by default, and QEMU's most.
+const SIZE: u16 = 1024;
 /// Bytes for the ring, at the beginning of the memory.
 pub const RINGS: u64 = 1 << 20;
 
@@ -54,17 +54,7 @@ pub fn wanted(queues: u16) -> Wanted {
 impl Raw {
     /// A session with a ring as large as it may be.
     pub fn connect(socket: &Path, plan: Plan) -> Result<Self, Error> {
-        let mut last = None;
-        for size in SIZES {
-            match Self::with_size(socket, plan, size) {
-                Err(error @ Error::Refused(Request::SET_VRING_NUM)) => last = Some(error),
-                other => return other,
-            }
-        }
-        Err(last.expect("there are sizes"))
-    }
-
-    fn with_size(socket: &Path, plan: Plan, size: u16) -> Result<Self, Error> {
+        let size = SIZE;
         let session = Session::connect(socket, &wanted(plan.index + 1))?;
         // SCSI hosts of a Linux guest take all features, too, but for the log, which is asked for later.
         session.wire().tell(Request::SET_FEATURES, &payload![session.features() & !feature::LOG_ALL], &[])?;

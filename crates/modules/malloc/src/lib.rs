@@ -13,8 +13,8 @@ use aryk_reactor::{Cx, RootId};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Bytes that one poll copies, and the most in one read or write: about 100 µs.
-const COPY_MAX: u64 = 1 << 20;
+/// Bytes that one poll copies, and the most in one read or write: about 40 µs.
+const COPY_MAX: u64 = 256 << 10;
 
 /// How much cheaper a byte is to give back than to copy.
 const DISCARD_DISCOUNT: u64 = 4;
