@@ -124,6 +124,8 @@ type BdevStat struct {
 	MaxCopyLatencyTicks  uint64 `json:"max_copy_latency_ticks"`
 	MinCopyLatencyTicks  uint64 `json:"min_copy_latency_ticks"`
 	QueueDepth           uint64 `json:"queue_depth"`
+	// Requests that failed.
+	IoError IoError `json:"io_error"`
 	// Ours, as all that follow: requests that wait in the block layer, part of `queue_depth`.
 	QueueWaiting             uint64 `json:"queue_waiting"`
 	NumFlushOps              uint64 `json:"num_flush_ops"`
@@ -190,6 +192,8 @@ type ChannelStat struct {
 	MaxCopyLatencyTicks  uint64 `json:"max_copy_latency_ticks"`
 	MinCopyLatencyTicks  uint64 `json:"min_copy_latency_ticks"`
 	QueueDepth           uint64 `json:"queue_depth"`
+	// Requests that failed.
+	IoError IoError `json:"io_error"`
 	// Ours, as all that follow: requests that wait in the block layer, part of `queue_depth`.
 	QueueWaiting             uint64 `json:"queue_waiting"`
 	NumFlushOps              uint64 `json:"num_flush_ops"`
@@ -463,6 +467,12 @@ type IoChannels struct {
 	TickRate uint64 `json:"tick_rate"`
 	// Of all reactors.
 	Threads []ThreadChannels `json:"threads"`
+}
+
+// IoError: Requests that failed, by status. Those of all statuses are counted as `failed`.
+type IoError struct {
+	// Not given where there are none.
+	Failed *uint64 `json:"failed,omitempty"`
 }
 
 // IoType: Which requests are to fail.

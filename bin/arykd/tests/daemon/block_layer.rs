@@ -1,5 +1,6 @@
 //! What the block layer does for disks of all kinds, by RPC.
 
+use crate::front_end::FrontEnd;
 use crate::harness::{Daemon, code};
 use serde_json::json;
 use std::time::{Duration, Instant};
@@ -93,4 +94,29 @@ fn sampling_many_disks_does_not_keep_the_daemon_from_ending() {
     daemon.call("bdev_null_delete", json!({"name": "n3"})).unwrap();
     daemon.end();
     assert!(start.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn failed_requests_are_counted_as_in_spdk() {
+    let daemon = Daemon::start(&[]);
+    daemon.call("bdev_malloc_create", json!({"name": "m", "block_size": 512, "num_blocks": 2048})).unwrap();
+    daemon.call("bdev_error_create", json!({"base_name": "m"})).unwrap();
+    daemon.call("vhost_create_blk_controller", json!({"ctrlr": "c", "dev_name": "EE_m"})).unwrap();
+    let io_error = |reset: &str| {
+        let params = json!({"name": "EE_m", "reset_mode": reset});
+        daemon.call("bdev_get_iostat", params).unwrap()["bdevs"][0]["io_error"].clone()
+    };
+    assert_eq!(io_error("none"), json!({}));
+    let mut disk = FrontEnd::connect(&daemon.dir().join("vhost/c"));
+    daemon
+        .call(
+            "bdev_error_inject_error",
+            json!({"name": "EE_m", "io_type": "write", "error_type": "failure", "num": 2}),
+        )
+        .unwrap();
+    disk.write(0, &[1; 512]).unwrap_err();
+    disk.write(0, &[1; 512]).unwrap_err();
+    disk.write(0, &[1; 512]).unwrap();
+    assert_eq!(io_error("error"), json!({"failed": 2}));
+    assert_eq!(io_error("none"), json!({}));
 }

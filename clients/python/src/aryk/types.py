@@ -163,6 +163,8 @@ class BdevStat(TypedDict):
     max_copy_latency_ticks: int
     min_copy_latency_ticks: int
     queue_depth: int
+    #: Requests that failed.
+    io_error: IoError
     #: Ours, as all that follow: requests that wait in the block layer, part of `queue_depth`.
     queue_waiting: int
     num_flush_ops: int
@@ -231,6 +233,8 @@ class ChannelStat(TypedDict):
     max_copy_latency_ticks: int
     min_copy_latency_ticks: int
     queue_depth: int
+    #: Requests that failed.
+    io_error: IoError
     #: Ours, as all that follow: requests that wait in the block layer, part of `queue_depth`.
     queue_waiting: int
     num_flush_ops: int
@@ -479,6 +483,13 @@ class IoChannels(TypedDict):
     tick_rate: int
     #: Of all reactors.
     threads: list[ThreadChannels]
+
+
+class IoError(TypedDict):
+    """Requests that failed, by status. Those of all statuses are counted as `failed`."""
+
+    #: Not given where there are none.
+    failed: NotRequired[int]
 
 
 class IoTypes(TypedDict):

@@ -311,6 +311,8 @@ struct BdevStat {
     #[serde(flatten)]
     sampled: Option<Sampled>,
     queue_depth: u64,
+    /// Requests that failed.
+    io_error: IoError,
     /// Ours, as all that follow: requests that wait in the block layer, part of `queue_depth`.
     queue_waiting: u64,
     num_flush_ops: u64,
@@ -340,6 +342,14 @@ struct BdevStat {
     p99_write_latency_ticks: u64,
 }
 
+/// Requests that failed, by status. Those of all statuses are counted as `failed`.
+#[derive(Debug, Serialize, JsonSchema)]
+struct IoError {
+    /// Not given where there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    failed: Option<u64>,
+}
+
 /// Of a disk whose queue depth is sampled. Times in microseconds.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Sampled {
@@ -364,6 +374,8 @@ impl BdevStat {
         let [unmap, zeroes, copy] = [Op::Unmap, Op::WriteZeroes, Op::Copy].map(|op| stats.op(op));
         let [compare, swap] = [Op::Compare, Op::CompareAndWrite].map(|op| stats.op(op));
         let min = |op: &OpStats| op.latency_ns_min.unwrap_or_default();
+        let failed =
+            [read, write, flush, unmap, zeroes, copy, compare, swap].iter().map(|op| op.errors).sum();
         Self {
             name,
             bytes_read: read.bytes,
@@ -388,6 +400,7 @@ impl BdevStat {
             min_copy_latency_ticks: min(copy),
             queue_depth: sampled.map_or(stats.in_flight, |s| s.depth),
             sampled: sampled.as_ref().map(Sampled::new),
+            io_error: IoError { failed: Some(failed).filter(|failed| *failed > 0) },
             queue_waiting: stats.waiting,
             num_flush_ops: flush.ops,
             flush_latency_ticks: flush.latency_ns,
