@@ -216,7 +216,7 @@ impl Run {
         let params = json!({"ctrlr": CONTROLLER});
         let refused = self.bench.daemon.call("vhost_delete_controller", &params);
         let why = refused.err().context("a controller in use could be deleted")?.to_string();
-        ensure!(why.contains("-16"), "{why}");
+        ensure!(why.contains("Device or resource busy"), "{why}");
         self.agent.finish()?;
         self.bench.daemon.stop()?;
         self.record.elapsed = begun.elapsed();
