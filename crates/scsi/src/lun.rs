@@ -17,7 +17,7 @@ use aryk_reactor::{Cx, Handle, RootId};
 use futures_channel::oneshot;
 use std::fmt;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// What an initiator is told once, before its next command (SAM-5, section 5.14), the most important first.
@@ -255,16 +255,26 @@ impl Lun {
         Mode::from_bits(self.mode.load(Ordering::Relaxed) >> SAVED)
     }
 
-    /// Sets the mode on behalf of a nexus, and for the time after a reset too if it `saves`; the others are told.
+    /// Sets the mode to what `change` makes of it, on behalf of a nexus, and for the time after a reset too if it `saves`; the others are told.
     ///
     /// # Errors
-    /// It cannot be kept, and nothing has changed.
-    pub(crate) async fn select(&self, mode: Mode, saves: bool, by: u32) -> Result<(), Refused> {
+    /// The nexus may not change it any more, `change` fails, or it cannot be kept; then nothing has changed.
+    pub(crate) async fn select(
+        &self,
+        nexus: &Nexus,
+        saves: bool,
+        change: impl FnOnce(Mode) -> Result<Mode, Sense>,
+    ) -> Result<(), Refused> {
         let _changing = self.changing.lock().await;
+        // Whoever had the lock before may have preempted the nexus, or set another mode.
+        if !nexus.may(Access::Change) {
+            return Err(Refused::Conflict);
+        }
+        let mode = change(self.mode()).map_err(Refused::List)?;
         let saved = if saves { mode } else { self.saved_mode() };
         let reservations = self.shared().reservations.clone();
         self.keep(&reservations, mode, saved).await?;
-        self.set_mode(mode, saved, Some(by));
+        self.set_mode(mode, saved, Some(nexus.number));
         Ok(())
     }
 
@@ -281,7 +291,8 @@ impl Lun {
         let mut shared = self.shared();
         let number = shared.number(port);
         let state = AtomicU16::new(1 << Attention::PowerOn as u8);
-        let nexus = Arc::new(Nexus { number, unit, disk, lun: Arc::clone(self), state });
+        let changes = AtomicU32::new(0);
+        let nexus = Arc::new(Nexus { number, unit, disk, lun: Arc::clone(self), state, changes });
         nexus.deny(&shared.reservations);
         shared.initiators[number as usize].nexuses.push(Arc::downgrade(&nexus));
         nexus
@@ -475,6 +486,20 @@ pub struct Nexus {
     lun: Arc<Lun>,
     /// Attentions that it has not been told of yet, by bit, and what others' reservations deny it.
     state: AtomicU16,
+    /// Changes of the unit that it has begun, and that have not ended.
+    changes: AtomicU32,
+}
+
+/// Changes of the unit that a nexus has begun and that have not ended, at most: each holds memory, and others' changes wait for it.
+pub(crate) const CHANGES_MAX: u32 = 16;
+
+/// A change of the unit that a nexus has begun: it counts until this is dropped.
+pub(crate) struct Changing(Arc<Nexus>);
+
+impl Drop for Changing {
+    fn drop(&mut self) {
+        self.0.changes.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 const DENIES_READS: u16 = 1 << 14;
@@ -510,6 +535,13 @@ impl Nexus {
     /// Whether blocks can be given back.
     pub(crate) fn unmaps(&self) -> bool {
         self.is_writable() && self.bdev().device().ops().contains(Op::Unmap)
+    }
+
+    /// Counts a change of the unit, unless there are as many as there may be.
+    pub(crate) fn begin_change(self: &Arc<Self>) -> Option<Changing> {
+        let more = |changes| (changes < CHANGES_MAX).then_some(changes + 1);
+        let counted = self.changes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+        counted.is_ok().then(|| Changing(Arc::clone(self)))
     }
 
     pub(crate) fn open_disk(&self, root: RootId, cx: &mut Cx) -> Result<aryk_bdev::BdevChannel, OpenError> {

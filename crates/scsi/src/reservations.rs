@@ -1,6 +1,6 @@
 //! Persistent reservations of one logical unit (SPC-4, section 5.13). Any context, under the unit's lock; pure.
 
-use crate::Attention;
+use crate::{Attention, Sense};
 
 /// Who may do what (SPC-4, table 58).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,6 +67,8 @@ pub(crate) enum Refused {
     NotKept,
     /// Someone writes to the disk who knows nothing of reservations.
     Unheeded,
+    /// MODE SELECT's parameter list does not fit the mode.
+    List(Sense),
 }
 
 /// What PERSISTENT RESERVE OUT asks for, by someone with this key.

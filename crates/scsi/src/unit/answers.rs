@@ -119,13 +119,13 @@ impl UnitChannel {
             return Err(Sense::in_cdb_bit(1, 0).into());
         }
         let mut list = [0; mode::LIST_MAX];
-        let list = list.get_mut(..length as usize).ok_or(Sense::LIST_LENGTH)?;
-        data.read(0, list);
-        let mode = mode::select(list, ten, self.lun().mode(), disk)?;
+        data.read(0, list.get_mut(..length as usize).ok_or(Sense::LIST_LENGTH)?);
         let nexus = Arc::clone(&self.nexus);
-        let select = async move { nexus.lun().select(mode, save, nexus.number()).await };
-        self.wait_for(request, length, select, cx);
-        Ok(None)
+        let select = async move {
+            let change = |mode| mode::select(&list[..length as usize], ten, mode, disk);
+            nexus.lun().select(&nexus, save, change).await
+        };
+        self.wait_for(request, length, select, cx)
     }
 
     fn compare_and_write(&mut self, transfer: Transfer, request: &Request<'_>, cx: &mut Cx) -> Begun {

@@ -149,14 +149,15 @@ impl UnitChannel {
         Ok(None)
     }
 
-    /// A command that is over when `done` is, which needs nothing of this channel.
+    /// A command that is over when `done` is, which needs nothing of this channel. `done` goes on if the command is aborted, and counts until it ends.
     pub(super) fn wait_for(
         &mut self,
         request: &Request<'_>,
         moved: u32,
         done: impl Future<Output = Result<(), Refused>> + 'static,
         cx: &mut Cx,
-    ) {
+    ) -> Begun {
+        let counted = self.nexus.begin_change().ok_or(Failure::Full)?;
         self.serial += 1;
         let (serial, op, status) = (self.serial, Op::Flush, BdevStatus::Ok);
         let Request { tag, task: name, .. } = *request;
@@ -166,9 +167,11 @@ impl UnitChannel {
         let (cell, local) = (Rc::clone(&self.cell), cx.local().clone());
         let task = async move {
             let result = done.await;
+            drop(counted);
             local.defer(move |cx| cell.command(Order::Over(tag, serial, result), cx));
         };
         cx.local().spawn(task).detach();
+        Ok(None)
     }
 
     /// Sends the next request of a command, if there is one to come.

@@ -32,6 +32,7 @@ impl From<Refused> for Failure {
             Refused::Key => Self::Sense(Sense::in_list(8)),
             Refused::Full | Refused::NotKept => Self::Sense(Sense::REGISTRATIONS),
             Refused::Unheeded => Self::Sense(Sense::OPCODE),
+            Refused::List(sense) => Self::Sense(sense),
         }
     }
 }
@@ -103,8 +104,7 @@ impl UnitChannel {
             drop(heir);
             done
         };
-        self.wait_for(request, length, done, cx);
-        Ok(None)
+        self.wait_for(request, length, done, cx)
     }
 
     /// What a parameter list asks for.

@@ -1,6 +1,7 @@
 //! What initiators that share a disk do to one another, and what of that outlives the process.
 
 use super::*;
+use crate::lun::CHANGES_MAX;
 use crate::{Keep, Kept, Mode, Port, Units};
 use futures_channel::mpsc;
 
@@ -9,6 +10,7 @@ const RESERVE: u8 = 1;
 const RELEASE: u8 = 2;
 const CLEAR: u8 = 3;
 const PREEMPT: u8 = 4;
+const REGISTER_AND_IGNORE: u8 = 6;
 const REGISTER_AND_MOVE: u8 = 7;
 /// Write exclusive, registrants only.
 const REGISTRANTS: u8 = 5;
@@ -271,6 +273,105 @@ fn reservations_that_are_to_be_kept_are_kept_before_they_count() {
     good(&mut all, 0, &cdb_16(0x8a, 0, 0, 1), &[1; BLOCK], 0);
     let keys = good(&mut all, 1, &[0x5e, 0, 0, 0, 0, 0, 0, 0, 255, 0], &[], 255);
     assert_eq!(keys[8..], 10u64.to_be_bytes());
+}
+
+/// What is to be kept next, and now is.
+fn keep_next((all, keeping): &mut (Initiators, mpsc::UnboundedReceiver<Keep>)) -> Kept {
+    (0..100).for_each(|_| all.turn());
+    let Keep { kept, done, .. } = keeping.try_recv().expect("it is to be kept");
+    done.send(true).unwrap();
+    (0..100).for_each(|_| all.turn());
+    kept
+}
+
+/// An initiator that aborts what waits for the store has no more of it waiting than another.
+#[test]
+fn changes_that_were_aborted_count_until_they_have_ended() {
+    let mut unit = kept(&disk(), None);
+    let mut lists: Vec<_> = [10, 11]
+        .map(|key| {
+            let (_, mut list) = reserve_out(REGISTER_AND_IGNORE, 0, 0, key);
+            list[20] = 1;
+            Buffer::from_slice(&list)
+        })
+        .into();
+    let lent: Vec<_> = lists.iter_mut().map(Buffer::lend).collect();
+    let (cdb, _) = reserve_out(REGISTER_AND_IGNORE, 0, 0, 0);
+    let number = unit.0.nexus(0).number();
+    let mut begun = 0;
+    for _ in 0..4 {
+        let tags: Vec<_> =
+            (0..CHANGES_MAX as usize).map(|i| unit.0.submit(0, &cdb, lent[i % 2], Sgl::EMPTY)).collect();
+        let lun = Arc::clone(&unit.0.lun);
+        unit.0.cx().local().spawn(async move { lun.abort(Which::Nexus(number, None)).await }).detach();
+        for tag in tags {
+            let outcome = unit.0.wait(0, tag);
+            begun += u32::from(outcome.aborted);
+            assert!(outcome.aborted || outcome.status == Status::TaskSetFull, "{outcome:?}");
+        }
+    }
+    assert_eq!(begun, CHANGES_MAX);
+    // The other's comes behind these, and no more; then there is room again.
+    let other = unit.0.submit(1, &cdb, lent[0], Sgl::EMPTY);
+    for _ in 0..CHANGES_MAX {
+        assert_eq!((unit.0.outcome(1, other), keep_next(&mut unit).registrations.len()), (None, 1));
+    }
+    assert_eq!(keep_next(&mut unit).registrations.len(), 2);
+    assert_eq!(unit.0.outcome(1, other).map(|o| o.status), Some(Status::Good));
+    let again = unit.0.submit(0, &cdb, lent[0], Sgl::EMPTY);
+    keep_next(&mut unit);
+    assert_eq!(unit.0.outcome(0, again).map(|o| o.status), Some(Status::Good));
+    lists.iter_mut().for_each(Buffer::reclaim);
+}
+
+/// Two commands of which the second is to wait for the first: they are begun in one turn.
+fn begin(all: &mut Initiators, commands: [(usize, &[u8], &[u8]); 2]) -> ([u16; 2], [Buffer; 2]) {
+    let mut buffers = commands.map(|(_, _, out)| Buffer::from_slice(out));
+    let mut lists = buffers.iter_mut().map(Buffer::lend);
+    let tags = commands.map(|(i, cdb, _)| all.submit(i, cdb, lists.next().expect("two"), Sgl::EMPTY));
+    drop(lists);
+    (tags, buffers)
+}
+
+#[test]
+fn a_mode_of_one_who_was_preempted_meanwhile_is_refused() {
+    let mut unit = kept(&disk(), None);
+    for i in 0..2 {
+        let (cdb, list) = reserve_out(REGISTER, 0, 0, 10 + i);
+        let mut list = Buffer::from_slice(&list);
+        let tag = unit.0.submit(i as usize, &cdb, list.lend(), Sgl::EMPTY);
+        keep_next(&mut unit);
+        assert_eq!(unit.0.wait(i as usize, tag).status, Status::Good);
+        list.reclaim();
+    }
+    let (select, page) = write_through(&mut unit.0, false);
+    let (reserve, key) = reserve_out(RESERVE, REGISTRANTS, 10, 0);
+    let (preempt, keys) = reserve_out(PREEMPT, REGISTRANTS, 10, 11);
+    let (tags, mut buffers) = begin(&mut unit.0, [(0, &reserve, &key), (0, &preempt, &keys)]);
+    let mut page = Buffer::from_slice(&page);
+    let late = unit.0.submit(1, &select, page.lend(), Sgl::EMPTY);
+    keep_next(&mut unit);
+    keep_next(&mut unit);
+    assert!(tags.map(|tag| unit.0.wait(0, tag).status).iter().all(|status| *status == Status::Good));
+    assert_eq!(unit.0.outcome(1, late).map(|o| o.status), Some(Status::ReservationConflict));
+    assert!(unit.1.try_recv().is_err() && caches_writes(&mut unit.0, 0));
+    buffers.iter_mut().chain([&mut page]).for_each(Buffer::reclaim);
+}
+
+#[test]
+fn modes_that_are_selected_at_one_time_do_not_undo_each_other() {
+    let mut unit = kept(&disk(), None);
+    let (select, page) = write_through(&mut unit.0, false);
+    let mut control = good(&mut unit.0, 0, &[0x1a, 8, 0x0a, 0, 255, 0], &[], 255);
+    (control[0], control[4 + 2]) = (0, control[4 + 2] | 0x04);
+    let select_control = [0x15, 0x10, 0, 0, control.len() as u8, 0];
+    let both: [(usize, &[u8], &[u8]); 2] = [(0, &select, &page), (1, &select_control, &control)];
+    let (tags, mut buffers) = begin(&mut unit.0, both);
+    keep_next(&mut unit);
+    let both = Mode { write_cache: false, descriptors: true, ..Mode::default() };
+    assert_eq!(keep_next(&mut unit).mode, both);
+    assert_eq!([0, 1].map(|i| unit.0.wait(i, tags[i]).status), [Status::Good; 2]);
+    buffers.iter_mut().for_each(Buffer::reclaim);
 }
 
 #[test]
