@@ -149,8 +149,12 @@ impl Reservations {
     pub fn make(&mut self, nexus: u32, key: u64, change: Change) -> Result<Effects, Refused> {
         match change {
             Change::Register { new, ignore, keep } => {
+                let was_registered = self.is_registered(nexus);
                 let effects = self.register(nexus, key, new, ignore)?;
-                self.keep = keep;
+                // Who is not registered, and will not be, has no say in it.
+                if was_registered || new != 0 {
+                    self.keep = keep;
+                }
                 Ok(effects)
             }
             Change::Reserve(kind) => self.reserve(nexus, key, kind),

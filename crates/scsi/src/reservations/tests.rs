@@ -27,6 +27,22 @@ fn registering_asks_for_the_key_before() {
     assert_eq!((all.registrations().len(), all.generation()), (3, 5), "nothing has changed");
 }
 
+#[test]
+fn who_is_not_registered_has_no_say_in_what_is_kept() {
+    let change = |new, keep| Change::Register { new, ignore: false, keep };
+    let mut all = Reservations::default();
+    all.make(0, 0, change(10, true)).unwrap();
+    all.make(3, 0, change(0, false)).unwrap();
+    all.make(3, 0, Change::Register { new: 0, ignore: true, keep: false }).unwrap();
+    assert!(all.keeps(), "it was not registered, and is not");
+    all.make(3, 0, change(13, false)).unwrap();
+    assert!(!all.keeps(), "it registers");
+    all.make(0, 10, change(20, true)).unwrap();
+    assert!(all.keeps(), "it takes another key");
+    all.make(3, 13, change(0, false)).unwrap();
+    assert!(!all.keeps(), "it leaves");
+}
+
 /// The holder, another that is registered, and one that is not, against reading and changing (SPC-4, table 60).
 #[test]
 fn who_may_do_what() {
