@@ -1,7 +1,7 @@
 //! Requests that do not end by themselves: who ends them, and what becomes of their memory.
 
 use aryk_bdev::{Access, AsyncChannel, Identity, Op, OpSet, Registry, Status};
-use aryk_bdev_conformance::{Bench, Shape, contents};
+use aryk_bdev_conformance::{Bench, Opener, Shape, contents};
 use aryk_bdev_error::{Fault, Injection};
 use aryk_dma::Buffer;
 use aryk_reactor::{Clock, CoreSet, Options, Reactors};
@@ -303,4 +303,39 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
             std::task::Poll::Pending => std::thread::yield_now(),
         }
     }
+}
+
+/// A channel asks for the blocks of eight compound requests at one time, also if those that ask are aborted and others come.
+#[test]
+fn an_abort_gives_no_other_a_place_while_blocks_are_asked_for() {
+    let registry = registry();
+    let mut bench = Bench::new();
+    let mut disk = bench.open(&registry, "disk", Access::Exclusive, 64, 2 * 512);
+    let data = [vec![0; 512], contents(1, 0, 1, 512)].concat();
+    inject(&registry, Fault::Pending, &[Op::Read], 1);
+    let swap = |disk: &mut Opener, lba, bench: &mut Bench| {
+        let id = disk.with_data(Op::CompareAndWrite, lba, 1, Shape::Single, &data, bench);
+        turn(bench, 50);
+        id
+    };
+    // It has its block, and does not go on.
+    let holder = swap(&mut disk, 5, &mut bench);
+    for _ in 0..3 {
+        let ids: Vec<_> = (0..7).map(|_| swap(&mut disk, 5, &mut bench)).collect();
+        ids.iter().for_each(|id| disk.abort(*id, &mut bench));
+        turn(&mut bench, 50);
+        let ended = disk.completed();
+        assert_eq!(ended.iter().map(|o| o.status).collect::<Vec<_>>(), [Status::Aborted; 7], "at once");
+    }
+    // Nobody else wants its block, but all places are taken.
+    let other = swap(&mut disk, 100, &mut bench);
+    assert_eq!(disk.completed().len(), 0);
+    disk.abort(holder, &mut bench);
+    let mut ended: Vec<_> = disk.drain(&mut bench).into_iter().map(|o| (o.id, o.status)).collect();
+    ended.sort_unstable_by_key(|(id, _)| *id);
+    assert_eq!(ended, [(holder, Status::Aborted), (other, Status::Ok)]);
+    // And then all are free again.
+    let ids: Vec<_> = (0..8).map(|lba| swap(&mut disk, 200 + lba, &mut bench)).collect();
+    assert_eq!(disk.drain(&mut bench).iter().filter(|o| o.status == Status::Ok).count(), ids.len());
+    disk.close(&mut bench);
 }

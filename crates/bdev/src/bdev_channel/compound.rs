@@ -27,7 +27,7 @@ const RUNNING_MAX: usize = 8;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
-    /// Waits for its blocks.
+    /// Waits for its blocks, even if it has ended.
     Waiting,
     Reading,
     Writing,
@@ -103,6 +103,13 @@ impl Compounds {
     #[inline]
     pub fn has_waiting(&self) -> bool {
         !self.waiting.is_empty()
+    }
+
+    /// Gives up the place of one that has ended.
+    fn leave(&mut self, index: usize) {
+        let mut compound = self.running.swap_remove(index);
+        compound.reclaim();
+        self.free.push(compound.buffer);
     }
 
     fn is_full(&self) -> bool {
@@ -210,11 +217,13 @@ impl BdevChannel {
         }
     }
 
-    /// The blocks of a request are its own, unless it has been aborted meanwhile.
+    /// The blocks of a request are its own. If it has ended meanwhile, it gives them up, and its place; the poll then runs another there.
     pub(super) fn granted(&mut self, key: Key, lock: RangeLock, cx: &mut Cx) {
         if self.pending.get(key).is_some() {
             self.compounds.find(key).lock = Some(lock);
             self.next_chunk(key, cx);
+        } else if let Some(index) = self.compounds.running.iter().position(|c| c.key == key) {
+            self.compounds.leave(index);
         }
     }
 
@@ -289,11 +298,12 @@ impl BdevChannel {
     /// Ends a compound request of which the module has nothing. The next poll runs another in its place.
     pub(super) fn end_compound(&mut self, key: Key, cx: &mut Cx) -> Completion {
         let compounds = &mut self.compounds;
-        // One that waits for its turn is left in its line.
-        if let Some(index) = compounds.running.iter().position(|c| c.key == key) {
-            let mut compound = compounds.running.swap_remove(index);
-            compound.reclaim();
-            compounds.free.push(compound.buffer);
+        // One that waits for its turn is left in its line. One whose blocks are asked for keeps its place until it has them (`granted`): so a channel never
+        // asks for those of more than there are places, however many are aborted.
+        if let Some(index) = compounds.running.iter().position(|c| c.key == key)
+            && compounds.running[index].step != Step::Waiting
+        {
+            compounds.leave(index);
         }
         self.complete(key, cx)
     }
