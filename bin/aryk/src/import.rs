@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// How images of each format begin.
@@ -111,8 +111,10 @@ impl Draft {
         hidden.push(name);
         hidden.push(".importing");
         let path = target.with_file_name(hidden);
-        let options = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
-        let file = options.map_err(|e| at("make", target, &e))?;
+        let mut options = OpenOptions::new();
+        // What the image holds is for its owner alone.
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let file = options.open(&path).map_err(|e| at("make", target, &e))?;
         let busy = || failed(format!("another import makes {}. Wait for it.", target.display()));
         flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|_| busy())?;
         // Another may have finished between our opening it and our locking it: then it is a disk now.

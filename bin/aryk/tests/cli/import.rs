@@ -1,6 +1,7 @@
 //! `aryk disk create --from`.
 
 use crate::harness::Daemon;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -24,6 +25,7 @@ fn raw_and_qcow2_become_disks() {
     assert!(made.stdout.contains("Disk 'r' of 4M is ready"), "{made:?}");
     let same = |name: &str| std::fs::read(daemon.dir().join(name)).unwrap()[..3 << 20] == data;
     assert!(same("r.img"));
+    assert_eq!(daemon.dir().join("r.img").metadata().unwrap().mode() & 0o777, 0o600);
     if !has_qemu_img() {
         std::fs::write(daemon.dir().join("q"), b"QFI\xfb").unwrap();
         assert!(create("q", "q", &[]).stderr.contains("apt-get install qemu-utils"));
@@ -60,7 +62,7 @@ fn killed_it_leaves_no_half_file() {
     }
     child.kill().unwrap();
     assert!(!child.wait().unwrap().success(), "it was too fast to be killed");
-    assert!(!target.exists() && draft.exists());
+    assert!(!target.exists() && draft.metadata().unwrap().mode() & 0o777 == 0o600);
     daemon.ok(&args);
     assert!(!draft.exists());
     assert!(std::fs::read(&target).unwrap() == std::fs::read(&image).unwrap(), "they differ");
