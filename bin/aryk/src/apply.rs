@@ -16,6 +16,7 @@ use crate::users::{Place, Users, places_of};
 use call::{Call, Kind};
 use plan::{Action, Existing, Plan, Step, plan};
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 use std::process::ExitCode;
@@ -141,14 +142,17 @@ fn in_order_made(saved: Vec<Existing>) -> Vec<Existing> {
     below.into_iter().chain(above.into_iter().rev()).chain(controllers).collect()
 }
 
-/// What is taken from those who use it, in lines for people: controllers of VMs that are connected, and disks whose controllers stay.
+/// What is taken from those who use it, in lines for people: controllers of VMs that are connected, and disks whose controllers stay. With a disk
+/// goes all that is made of it.
 fn in_use(steps: &[Step], users: &Users) -> Vec<String> {
     let removed = |kind| steps.iter().filter(move |step| step.action == Action::Remove && step.kind == kind);
     let goes = |name: &str| removed(Kind::Controller).any(|step| step.name == name);
     let of_controllers = removed(Kind::Controller).filter_map(|step| users.controller(&step.name));
     let connected = of_controllers.flat_map(places_of).filter(Place::is_connected);
-    let of_disks = removed(Kind::Disk).flat_map(|step| users.places(&step.name));
-    let kept = of_disks.filter(|place| !goes(place.name()));
+    let disks: BTreeSet<&str> = removed(Kind::Disk)
+        .flat_map(|step| users.made_of(&step.name).into_iter().chain([step.name.as_str()]))
+        .collect();
+    let kept = disks.into_iter().flat_map(|disk| users.places(disk)).filter(|place| !goes(place.name()));
     connected.chain(kept).map(|place| format!("disk '{}': {place}", place.disk)).collect()
 }
 

@@ -189,6 +189,32 @@ fn a_file_takes_nothing_from_a_vm_unless_it_is_told_to() {
 }
 
 #[test]
+fn a_file_takes_no_part_of_a_disk_from_a_vm() {
+    let daemon = Daemon::start();
+    let write = |text: &str| std::fs::write(daemon.dir().join("all.toml"), text).unwrap();
+    let controller = "[[controller]]\ndisk = \"Wp0\"\n";
+    let split = "params = { base_bdev = \"W\", split_count = 2, split_size_mb = 4 }";
+    let all = |size: &str| {
+        format!(
+            "{controller}[[disk]]\nname = \"W\"\nmemory = true\nsize = \"{size}\"\n[[call]]\nmethod = \"bdev_split_create\"\n{split}\n"
+        )
+    };
+    write(&all("16M"));
+    daemon.ok(&["apply", "all.toml"]);
+    let _vm = FrontEnd::connect(&daemon, "Wp0", &[]);
+    let is_refused = |args: &[&str]| {
+        let (code, complaint) = daemon.fails(args);
+        assert!(code == 1 && complaint.contains("disk 'Wp0': controller 'Wp0' at "), "{args:?}: {complaint}");
+        assert!(complaint.contains("a VM is connected") && complaint.contains("--force"), "{complaint}");
+        assert_eq!(names(&daemon, "disk", "name"), ["W", "Wp0", "Wp1"]);
+    };
+    write(&all("32M"));
+    is_refused(&["apply", "all.toml", "--replace"]);
+    write(controller);
+    is_refused(&["apply", "all.toml", "--prune"]);
+}
+
+#[test]
 fn a_file_says_that_a_disk_is_shared() {
     let daemon = Daemon::start();
     let write = |text: &str| std::fs::write(daemon.dir().join("all.toml"), text).unwrap();
