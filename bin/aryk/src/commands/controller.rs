@@ -217,16 +217,28 @@ fn find_taken<'a>(name: &str, users: &'a Users) -> Result<Taken<'a>, Error> {
 /// Refuses to take what VMs have.
 fn in_use(taken: &[Taken<'_>], users: &Users) -> Option<Error> {
     let mut lines = Vec::new();
+    let mut is_scsi = false;
     for Taken { controller, target } in taken {
         let places = users.controller(controller).into_iter().flat_map(places_of);
         let meant =
             places.filter(|place| place.is_connected() && (target.is_none() || place.target == *target));
-        lines.extend(meant.map(|place| format!("disk '{}': {place}", place.disk)));
+        for place in meant {
+            // The daemon deletes no SCSI controller that a VM is connected to.
+            is_scsi |= target.is_none() && place.target.is_some();
+            lines.push(format!("disk '{}': {place}", place.disk));
+        }
     }
     (!lines.is_empty()).then_some(Error::InUse {
         what: "a VM would lose what it uses".into(),
         users: lines,
-        hint: "Unmount it in the VM or shut the VM down first; or take it away all the same: --force",
+        hint: match is_scsi {
+            true => {
+                "Shut the VM down first; or take the disks of a SCSI controller away one by one all the same: aryk detach DISK --force"
+            }
+            false => {
+                "Unmount it in the VM or shut the VM down first; or take it away all the same: --force"
+            }
+        },
     })
 }
 

@@ -101,6 +101,10 @@ fn disks_of_disks_and_targets_are_users_too() {
     let vm = FrontEnd::connect(&daemon, "s", &["--scsi=3"]);
     let (_, complaint) = daemon.fails(&["detach", "front"]);
     assert!(complaint.contains("target 3 of controller 's'"), "{complaint}");
+    let (_, complaint) = daemon.fails(&["detach", "s"]);
+    assert!(complaint.contains("one by one all the same: aryk detach DISK --force"), "{complaint}");
+    let (_, complaint) = daemon.fails(&["detach", "s", "--force"]);
+    assert!(complaint.contains("aryk detach DISK --force"), "{complaint}");
     let taken = daemon.ok(&["detach", "front", "--force"]);
     assert!(taken.contains("Target 3 of controller 's' has no disk any more"), "{taken}");
     drop(vm);
