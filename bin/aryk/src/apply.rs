@@ -2,14 +2,15 @@
 //!
 //! What is there is asked of the daemon each time, and nothing is kept in between.
 
-mod call;
+pub mod call;
 mod document;
 mod limits;
 mod plan;
 
+use crate::absent;
 use crate::cli::ApplyArgs;
 use crate::client::Client;
-use crate::commands::{daemon, elements, number, text};
+use crate::commands::{elements, number, text};
 use crate::error::{BUSY, Error};
 use crate::output::Output;
 use crate::users::{Place, Users, places_of};
@@ -34,8 +35,9 @@ pub fn apply(args: &ApplyArgs, client: &mut Client, out: &Output) -> Result<Exit
         eprintln!("aryk: this daemon has no method {method}: left out");
     }
     let users = Users::ask(client)?;
-    let (existing, settings) = look(&users, client)?;
+    let Found { existing, settings, .. } = look(&users, client)?;
     let plan = plan(&wanted, &existing, &settings, args.prune);
+    absent::refuse_replacing(new_disks(&plan.steps), client)?;
     let in_use = in_use(&plan.steps, &users);
     refuse(&plan, &in_use, args)?;
     let report = json!({"steps": plan.steps, "replaces": plan.replaces, "in_use": in_use, "skipped": skipped,
@@ -59,19 +61,24 @@ pub fn apply(args: &ApplyArgs, client: &mut Client, out: &Output) -> Result<Exit
         }
     }
     out.print(&report, || format!("\nDone: {}.", plan.steps.len()))?;
-    for absent in daemon::absent(client)? {
-        eprintln!("aryk: not there yet: {}", daemon::why(&absent));
+    for absent in absent::ask(client)? {
+        eprintln!("aryk: not there yet: {}", absent::why(&absent));
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes what there is.
+/// Writes what there is, and what is configured and not there.
 pub fn export(client: &mut Client, out: &Output) -> Result<(), Error> {
-    let (existing, settings) = look(&Users::ask(client)?, client)?;
-    let calls: Vec<Call> = settings.into_iter().chain(existing.iter().map(|e| e.call.clone())).collect();
+    let Found { existing, settings, absent } = look(&Users::ask(client)?, client)?;
+    let there = existing.iter().map(|e| e.call.clone());
+    let calls: Vec<Call> = settings.into_iter().chain(there).chain(absent).collect();
     let bytes = |name: &str| existing.iter().find(|e| e.kind == Kind::Disk && e.name == name)?.bytes;
     let text = document::write(&calls, bytes, out.json).map_err(Error::File)?;
-    out.say(text.trim_end())
+    out.say(text.trim_end())?;
+    for absent in absent::ask(client)? {
+        eprintln!("aryk: not there, and written all the same: {}", absent::why(&absent));
+    }
+    Ok(())
 }
 
 fn read(file: &Path) -> Result<Vec<Call>, Error> {
@@ -97,11 +104,19 @@ fn known(wanted: Vec<Call>, client: &mut Client) -> Result<(Vec<Call>, Vec<Strin
     Ok((known, skipped))
 }
 
-/// The objects that there are, in the order in which they were made, and the settings.
-fn look(users: &Users, client: &mut Client) -> Result<(Vec<Existing>, Vec<Call>), Error> {
+/// What the daemon has.
+struct Found {
+    /// The objects that there are, in the order in which they were made.
+    existing: Vec<Existing>,
+    settings: Vec<Call>,
+    /// What would make the objects that are configured and not there.
+    absent: Vec<Call>,
+}
+
+fn look(users: &Users, client: &mut Client) -> Result<Found, Error> {
     let mut config = client.call("save_config", json!({}))?;
     let Users { disks, controllers } = users;
-    let (mut existing, mut settings) = (Vec::new(), Vec::new());
+    let (mut existing, mut settings, mut absent) = (Vec::new(), Vec::new(), Vec::new());
     for subsystem in config["subsystems"].as_array_mut().into_iter().flatten() {
         for value in subsystem["config"].as_array_mut().into_iter().flatten() {
             let strange =
@@ -116,6 +131,7 @@ fn look(users: &Users, client: &mut Client) -> Result<(Vec<Existing>, Vec<Call>)
             let (bytes, is_orphan) = match kind {
                 Kind::Controller => {
                     let Some(found) = elements(controllers).iter().find(|c| is_it(c, "ctrlr")) else {
+                        absent.push(call);
                         continue;
                     };
                     (None, found["backend_specific"]["block"]["bdev"].is_null())
@@ -126,13 +142,16 @@ fn look(users: &Users, client: &mut Client) -> Result<(Vec<Existing>, Vec<Call>)
                     }
                     // It waits for the disk that it is made of: another call waits in its place.
                     None if call.base().is_some() => (None, true),
-                    None => continue,
+                    None => {
+                        absent.push(call);
+                        continue;
+                    }
                 },
             };
             existing.push(Existing { kind, name, call, bytes, is_orphan });
         }
     }
-    Ok((in_order_made(existing), settings))
+    Ok(Found { existing: in_order_made(existing), settings, absent })
 }
 
 /// As SPDK, the daemon saves disks that are made of others first, and the last made first of all.
@@ -154,6 +173,15 @@ fn in_use(steps: &[Step], users: &Users) -> Vec<String> {
         .collect();
     let kept = disks.into_iter().flat_map(|disk| users.places(disk)).filter(|place| !goes(place.name()));
     connected.chain(kept).map(|place| format!("disk '{}': {place}", place.disk)).collect()
+}
+
+/// The calls that make disks, but for those that take the place of one that goes.
+fn new_disks(steps: &[Step]) -> impl Iterator<Item = &Call> {
+    let goes = |disk: &Step| {
+        steps.iter().any(|s| (s.action, s.kind) == (Action::Remove, Kind::Disk) && s.name == disk.name)
+    };
+    let made = steps.iter().filter(|step| (step.action, step.kind) == (Action::Create, Kind::Disk));
+    made.filter(move |step| !goes(step)).map(|step| &step.call)
 }
 
 /// What to do when a step is refused.

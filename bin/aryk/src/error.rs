@@ -53,6 +53,9 @@ pub enum Error {
         /// What to do about it.
         hint: &'static str,
     },
+    /// What would be made would take the place of what is configured and not there.
+    #[error("the daemon waits for what this would replace:\n  {}", .0.join("\n  "))]
+    Absent(Vec<String>),
     /// The command line, beyond what its grammar says.
     #[error("{0}")]
     Usage(String),
@@ -176,6 +179,9 @@ impl Error {
             }
             Self::Refused { hint, .. } => *hint,
             Self::InUse { hint, .. } => Some(hint),
+            Self::Absent(_) => Some(
+                "Put its file back, and the daemon makes the disk again by itself; or have the daemon forget it, as said above.",
+            ),
             Self::Unhealthy(_) => Some("The lines that begin with 'do:' say how to bring them about."),
             Self::Replaces(_) => {
                 Some("Add --replace if that is wanted; --plan shows all that would be done.")
@@ -214,6 +220,7 @@ impl Error {
             Self::Step { source, .. } | Self::Imported { source, .. } => source.exit_code(),
             Self::Refused { .. }
             | Self::InUse { .. }
+            | Self::Absent(_)
             | Self::Protocol(_)
             | Self::Unhealthy(_)
             | Self::File(_)

@@ -4,6 +4,7 @@
 //! JSON instead. What it needs of the daemon is in the calls: it knows nothing that another client could not.
 #![forbid(unsafe_code)]
 
+mod absent;
 mod apply;
 mod bars;
 mod bench;

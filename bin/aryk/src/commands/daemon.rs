@@ -2,6 +2,7 @@
 
 use super::service::uptime;
 use super::{elements, number, text};
+use crate::absent;
 use crate::client::Client;
 use crate::error::{BAD_PARAMS, Error, NO_METHOD};
 use crate::output::Output;
@@ -14,7 +15,7 @@ pub fn status(client: &mut Client, out: &Output) -> Result<(), Error> {
     let reactors = client.call("framework_get_reactors", json!({}))?;
     let disks = client.call("bdev_get_bdevs", json!({}))?;
     let controllers = client.call("vhost_get_controllers", json!({}))?;
-    let absent = absent(client)?;
+    let absent = absent::ask(client)?;
     let connected = elements(&controllers).iter().filter(|c| !elements(&c["sessions"]).is_empty()).count();
     let cores: Vec<_> = elements(&reactors["reactors"]).iter().map(|r| r["lcore"].to_string()).collect();
     let uptime = uptime(number(&reactors, "pid"));
@@ -36,22 +37,8 @@ pub fn status(client: &mut Client, out: &Output) -> Result<(), Error> {
             ("disks", elements(&disks).len().to_string()),
             ("controllers", format!("{}, {connected} connected", elements(&controllers).len())),
         ];
-        out.list(lines.into_iter().chain(absent.iter().map(|a| ("not there", why(a)))))
+        out.list(lines.into_iter().chain(absent.iter().map(|a| ("not there", absent::why(a)))))
     })
-}
-
-/// What is configured and not there. Older daemons do not tell.
-pub fn absent(client: &mut Client) -> Result<Vec<Value>, Error> {
-    match client.call("aryk_absent_get", json!({})) {
-        Ok(absent) => Ok(elements(&absent).to_vec()),
-        Err(Error::Refused { code: NO_METHOD, .. }) => Ok(Vec::new()),
-        Err(error) => Err(error),
-    }
-}
-
-/// What an absent object is, and why it is absent.
-pub fn why(absent: &Value) -> String {
-    format!("{}: {}", text(absent, "object"), text(absent, "why"))
 }
 
 /// In the two largest units.

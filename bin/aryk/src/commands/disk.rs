@@ -1,6 +1,8 @@
 //! `aryk disk …`
 
 use super::{elements, number, object, text};
+use crate::absent;
+use crate::apply::call::Call;
 use crate::cli::{CreateArgs, DiskCommand};
 use crate::client::Client;
 use crate::error::{BUSY, EXISTS, Error, NO_DEVICE, NO_FILE, NO_SPACE, NOT_ALLOWED};
@@ -56,6 +58,7 @@ pub fn run(command: &DiskCommand, client: &mut Client, out: &Output) -> Result<(
 
 fn create(args: &CreateArgs, client: &mut Client, out: &Output) -> Result<(), Error> {
     let (method, mut params) = create_call(args)?;
+    absent::refuse_replacing(std::iter::once(&Call::new(method, params.clone())), client)?;
     if let (Some(source), Some(file)) = (&args.from, &args.kind.file) {
         refuse_existing(&args.name, client)?;
         import(source, file, args, out)?;

@@ -36,15 +36,36 @@ impl Daemon {
         Self::start_with(|dir| std::fs::File::create(dir.join("log")).unwrap().into())
     }
 
+    /// Starts one that keeps what is configured.
+    pub fn start_keeping() -> Self {
+        let dir = TempDir::new().unwrap();
+        let process = spawn(dir.path(), Stdio::null(), true);
+        let daemon = Self { dir, process };
+        daemon.wait();
+        daemon
+    }
+
+    /// Ends one that keeps what is configured, has `meanwhile` done in its directory, and starts it anew.
+    pub fn restart(&mut self, meanwhile: impl FnOnce(&Path)) {
+        self.kill();
+        meanwhile(self.dir());
+        self.process = spawn(self.dir(), Stdio::null(), true);
+        self.wait();
+    }
+
     fn start_with(stderr: impl FnOnce(&Path) -> Stdio) -> Self {
         let dir = TempDir::new().unwrap();
-        let mut command = Command::new(arykd());
-        command.arg("-r").arg(dir.path().join("rpc.sock")).arg("-S").arg(dir.path().join("vhost"));
-        let process = command.stdout(Stdio::null()).stderr(stderr(dir.path())).spawn().unwrap();
+        let process = spawn(dir.path(), stderr(dir.path()), false);
         let daemon = Self { dir, process };
+        daemon.wait();
+        daemon
+    }
+
+    /// Waits until it answers.
+    fn wait(&self) {
         for _ in 0..PATIENCE.as_millis() / 10 {
-            if daemon.run(&["status"]).code == 0 {
-                return daemon;
+            if self.run(&["status"]).code == 0 {
+                return;
             }
             std::thread::park_timeout(Duration::from_millis(10));
         }
@@ -104,6 +125,15 @@ impl Daemon {
         assert_ne!(outcome.code, 0, "{args:?}: {outcome:?}");
         (outcome.code, outcome.stderr)
     }
+}
+
+fn spawn(dir: &Path, stderr: Stdio, keeps: bool) -> Child {
+    let mut command = Command::new(arykd());
+    command.arg("-r").arg(dir.join("rpc.sock")).arg("-S").arg(dir.join("vhost"));
+    if keeps {
+        command.arg("--state-dir").arg(dir.join("state"));
+    }
+    command.stdout(Stdio::null()).stderr(stderr).spawn().unwrap()
 }
 
 /// Runs a command to its end.
