@@ -52,8 +52,18 @@ struct Pending {
     started: Nanos,
     /// How long it waited before its first piece went to the module, in nanoseconds; until then, the part of that which is told already.
     waited_ns: u64,
-    /// Whether that piece has gone.
-    begun: bool,
+    progress: Progress,
+}
+
+/// How far a request has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Progress {
+    /// Nothing of it has gone to the module.
+    Waits,
+    /// Its first piece has.
+    Begun,
+    /// Nobody wants it any more, and the module knows that of all pieces that it has.
+    GivenUp,
 }
 
 /// Completions that the opener has, and of which it is not known yet when the guest was told.
@@ -234,7 +244,7 @@ impl BdevChannel {
             status: Status::Ok,
             started: cx.now(),
             waited_ns: 0,
-            begun: at_once,
+            progress: if at_once { Progress::Begun } else { Progress::Waits },
         };
         if self.pending.is_full() {
             self.pending.grow(self.pending.capacity());
@@ -446,6 +456,9 @@ impl BdevChannel {
                 let bytes = io.blocks * u64::from(self.block_size);
                 self.bytes_left = self.bytes_left.saturating_sub(bytes);
                 self.inner.submit(io, cx);
+                if self.pending.get(key).is_some_and(|p| p.progress == Progress::GivenUp) {
+                    self.inner.abort(Tag(key.raw()), cx);
+                }
                 more
             }
             None => {
@@ -458,7 +471,8 @@ impl BdevChannel {
     /// A request that has waited, for something or for nothing, goes to the module.
     fn begin(&mut self, key: Key, now: Nanos) {
         let p = self.pending.get_mut(key).expect("the caller looked");
-        if !std::mem::replace(&mut p.begun, true) {
+        if p.progress == Progress::Waits {
+            p.progress = Progress::Begun;
             let waited_ns = now.ns_since(p.started);
             self.cell.stats.borrow_mut().layers.queued(waited_ns - p.waited_ns);
             p.waited_ns = waited_ns;
@@ -561,14 +575,19 @@ impl BdevChannel {
         }
     }
 
+    /// Says once that nobody wants a request any more.
     fn abort_one(&mut self, key: Key, cx: &mut Cx) {
-        let Some(p) = self.pending.get(key) else { return };
-        let (to_go, pieces) = (p.to_go, p.pieces);
-        if p.asked.is_compound() && !p.is_limited {
-            self.abort_compound(key);
+        let block_size = self.block_size;
+        let Some(p) = self.pending.get_mut(key) else { return };
+        if p.progress == Progress::GivenUp {
+            return;
+        }
+        let (pieces, goes_on) = (p.pieces, p.has_begun_to_swap(block_size));
+        if pieces > 0 || goes_on {
+            p.progress = Progress::GivenUp;
         }
         // A compound request that waits for its blocks or a buffer has nothing to go and nothing at the module.
-        if to_go || pieces == 0 {
+        if !goes_on && (p.to_go || pieces == 0) {
             self.fail(key, Status::Aborted, cx);
         }
         if pieces > 0 {
@@ -686,3 +705,6 @@ impl Drop for BdevChannel {
         self.bdev().channel_closed(&self.reactor, &stats);
     }
 }
+
+#[cfg(test)]
+mod tests;

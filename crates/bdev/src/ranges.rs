@@ -5,6 +5,8 @@
 //! come, and says when those before have completed. In the end the fences go the same way, and only then the next in the table
 //! has its turn, so that what the fences held off is not overtaken for ever.
 //!
+//! A claim ends with the channel that made it, wherever it stands: whoever opens and closes channels leaves nothing here.
+//!
 //! A channel that is opened meanwhile finds the fences that stand in the table. It is counted among the disk's channels before it looks, and the
 //! table says that fences stand before the channels are gone to, so that it is not missed.
 //!
@@ -15,9 +17,12 @@ use crate::bdev::lock;
 use crate::cell::{ChannelCell, Command};
 use aryk_reactor::Cx;
 use futures_channel::oneshot;
+use std::convert::Infallible;
 use std::ops::Range;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
+use std::task::Poll;
 
 /// Blocks that a compound request reads or writes: one range, or two.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -114,6 +119,12 @@ impl Ranges {
         }
     }
 
+    /// Claims that stand.
+    #[cfg(test)]
+    pub fn len(&self) -> usize {
+        lock(&self.0).list.len()
+    }
+
     /// The fences that stand.
     pub fn fences(&self) -> Vec<(u64, Extent)> {
         let claims = lock(&self.0);
@@ -137,14 +148,43 @@ impl Drop for Standing {
     }
 }
 
-/// Waits until the blocks of `extent` are the caller's, says so by `grant`, and waits until the lock that this is given is dropped.
-pub(crate) async fn hold(bdev: Arc<Bdev>, extent: Extent, grant: impl FnOnce(RangeLock)) {
+/// Somebody wants blocks, until this is dropped.
+pub(crate) type Wanted = oneshot::Sender<Infallible>;
+
+/// Resolves when that is dropped.
+pub(crate) type Unwanted = oneshot::Receiver<Infallible>;
+
+/// Both ends of wanting blocks.
+pub(crate) fn want() -> (Wanted, Unwanted) {
+    oneshot::channel()
+}
+
+/// Waits for `event`, or its sender's end; whether that came before nobody wanted it any more.
+async fn comes(mut event: oneshot::Receiver<()>, unwanted: &mut Unwanted) -> bool {
+    std::future::poll_fn(|context| {
+        if Pin::new(&mut *unwanted).poll(context).is_ready() {
+            return Poll::Ready(false);
+        }
+        Pin::new(&mut event).poll(context).map(|_| true)
+    })
+    .await
+}
+
+/// Waits until the blocks of `extent` are the caller's, says so by `grant`, and waits until the lock that this is given is dropped. A claim that is
+/// unwanted before that ends at once.
+pub(crate) async fn hold(
+    bdev: Arc<Bdev>,
+    extent: Extent,
+    mut unwanted: Unwanted,
+    grant: impl FnOnce(RangeLock),
+) {
     let (id, turn) = bdev.ranges().claim(&extent);
     let standing = Standing { bdev, id };
     let bdev = &standing.bdev;
-    if let Some(turn) = turn {
-        // The sender is kept until it is used.
-        let _ = turn.await;
+    if let Some(turn) = turn
+        && !comes(turn, &mut unwanted).await
+    {
+        return;
     }
     bdev.ranges().set_fenced(id, true);
     let put_up = move |cell: &Rc<ChannelCell>, cx: &mut Cx| {
@@ -152,14 +192,17 @@ pub(crate) async fn hold(bdev: Arc<Bdev>, extent: Extent, grant: impl FnOnce(Ran
         cell.command(Command::Fence { id, extent: extent.clone(), quiet }, cx);
         is_quiet
     };
+    let mut is_wanted = true;
     for is_quiet in bdev.for_each_channel(put_up).await {
         // A channel that was closed meanwhile has nothing in flight.
-        let _ = is_quiet.await;
+        is_wanted = is_wanted && comes(is_quiet, &mut unwanted).await;
     }
-    let (sender, released) = oneshot::channel();
-    grant(RangeLock { _released: sender });
-    // It is dropped, not sent.
-    let _ = released.await;
+    if is_wanted {
+        let (sender, released) = oneshot::channel();
+        grant(RangeLock { _released: sender });
+        // It is dropped, not sent.
+        let _ = released.await;
+    }
     bdev.ranges().set_fenced(id, false);
     bdev.for_each_channel(move |cell, cx| cell.command(Command::Unfence(id), cx)).await;
 }
@@ -174,7 +217,8 @@ impl Bdev {
         let start = move |cx: &mut Cx| {
             let (done, wait) = oneshot::channel::<()>();
             let task = async move {
-                hold(bdev, Extent([blocks, 0..0]), drop).await;
+                let (_wanted, unwanted) = want();
+                hold(bdev, Extent([blocks, 0..0]), unwanted, drop).await;
                 drop(done);
             };
             cx.local().spawn(task).detach();

@@ -4,13 +4,15 @@
 //! same; in each step its [`Pending`] is the read or write that is under way. Those that write have their blocks to themselves meanwhile
 //! ([`crate::ranges`]).
 //!
+//! One that is aborted begins no further step. A compare-and-write of which something is written has none to come, and completes.
+//!
 //! So many of a channel's run at one time as it has buffers, which are its own, and made when they are first needed. The others wait in line, and stand in nobody's
 //! table meanwhile: what a table or a list of them is gone through for does not grow with what a guest asks for.
 
 use super::throttle::Waiting;
-use super::{BdevChannel, Pending, make_room};
+use super::{BdevChannel, Pending, Progress, make_room};
 use crate::cell::Command;
-use crate::ranges::{self, Extent, RangeLock};
+use crate::ranges::{self, Extent, RangeLock, Wanted};
 use crate::{Completion, Io, Op, Status};
 use aryk_dma::{Buffer, PAGE, Sgl};
 use aryk_reactor::Cx;
@@ -49,9 +51,17 @@ struct Compound {
     buffer: Buffer,
     /// The buffer is the module's.
     is_lent: bool,
-    /// Nobody wants it any more: no further chunk is begun.
-    is_aborted: bool,
+    /// While this is there its blocks are asked for.
+    _wanted: Wanted,
     lock: Option<RangeLock>,
+}
+
+impl Pending {
+    /// Whether it is a compare-and-write of which something is written. It goes on to its end, for others are to find all of it written or nothing.
+    pub(super) fn has_begun_to_swap(&self, block_size: u32) -> bool {
+        let is_swap = self.asked == Op::CompareAndWrite && self.op == Op::Write;
+        is_swap && self.blocks < self.bytes / u64::from(block_size)
+    }
 }
 
 impl Compound {
@@ -176,6 +186,7 @@ impl BdevChannel {
         let (step, done, chunk) = (Step::Waiting, 0, 0);
         let bytes = BUFFER.max(self.block_size) as usize;
         let buffer = self.compounds.free.pop().unwrap_or_else(|| Buffer::new(bytes, PAGE as usize));
+        let (wanted, unwanted) = ranges::want();
         let compound = Compound {
             key,
             op,
@@ -189,7 +200,7 @@ impl BdevChannel {
             chunk,
             buffer,
             is_lent: false,
-            is_aborted: false,
+            _wanted: wanted,
             lock: None,
         };
         let extent = compound.extent();
@@ -206,15 +217,7 @@ impl BdevChannel {
                 }
             });
         };
-        cx.local().spawn(ranges::hold(Arc::clone(&self.bdev), extent, grant)).detach();
-    }
-
-    /// Has a compound request end after the chunk that the module has.
-    pub(super) fn abort_compound(&mut self, key: Key) {
-        // One that waits for its turn has no chunk.
-        if let Some(c) = self.compounds.running.iter_mut().find(|c| c.key == key) {
-            c.is_aborted = true;
-        }
+        cx.local().spawn(ranges::hold(Arc::clone(&self.bdev), extent, unwanted, grant)).detach();
     }
 
     /// The blocks of a request are its own. If it has ended meanwhile, it gives them up, and its place; the poll then runs another there.
@@ -253,6 +256,10 @@ impl BdevChannel {
         let p = self.pending.get_mut(key).expect("the caller looked");
         let c = self.compounds.find(key);
         c.reclaim();
+        let is_given_up = p.progress == Progress::GivenUp;
+        if p.status.is_ok() && is_given_up && c.step == Step::Reading {
+            p.status = Status::Aborted;
+        }
         if !p.status.is_ok() {
             return Some(self.end_compound(key, cx));
         }
@@ -278,7 +285,7 @@ impl BdevChannel {
             Step::Writing => {}
         }
         c.done += c.chunk;
-        if c.is_aborted && c.done < c.blocks {
+        if is_given_up && c.done < c.blocks {
             p.status = Status::Aborted;
             return Some(self.end_compound(key, cx));
         }
