@@ -119,12 +119,12 @@ pub fn keep(control: &Rc<Control>) -> std::io::Result<()> {
 
 /// Writes what comes, one after the other of each disk.
 async fn write(control: std::rc::Weak<Control>, mut keeping: mpsc::UnboundedReceiver<Keep>, boot: Rc<str>) {
-    while let Ok(Keep { disk, kept, done }) = keeping.recv().await {
+    while let Ok(Keep { disk, kept, durable, done }) = keeping.recv().await {
         let Some(control) = control.upgrade() else { return };
         let Ok(bdev) = control.disks.registry.find(&disk) else { continue };
         let stored = Stored::new(&kept, bdev.identity().uuid, &boot);
         let stored = (!kept.is_default()).then(|| serde_json::to_value(stored).expect("it is made for JSON"));
-        let written = control.config.keep(&disk, stored, kept.is_durable());
+        let written = control.config.keep(&disk, stored, durable);
         tokio::task::spawn_local(async move {
             let is_kept = match written {
                 Some(written) => matches!(written.await, Ok(Ok(()))),

@@ -7,6 +7,7 @@ use futures_channel::oneshot;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
+use std::sync::Weak;
 
 /// What a channel is told.
 #[derive(Debug)]
@@ -17,8 +18,8 @@ pub(crate) enum Command {
     Count(Which, oneshot::Sender<u32>),
     /// Refuse all, which the nexus may do no more, or only those that change something, and say how many they were when they are over.
     Refuse(bool, oneshot::Sender<u32>),
-    /// What the command with this tag, and this serial number, has waited for elsewhere is over.
-    Over(u16, u64, Result<(), Refused>),
+    /// What the command with this tag has waited for elsewhere is over. That it waits is gone if it was given up.
+    Over(u16, Weak<()>, Result<(), Refused>),
 }
 
 #[derive(Debug)]

@@ -104,6 +104,12 @@ impl Initiators {
         self.owners[initiator].1.borrow().channel.as_ref().expect("open").wants_descriptors()
     }
 
+    /// The channel of an initiator.
+    #[cfg(test)]
+    pub(crate) fn with_channel<T>(&self, initiator: usize, f: impl FnOnce(&UnitChannel) -> T) -> T {
+        f(self.owners[initiator].1.borrow().channel.as_ref().expect("open"))
+    }
+
     /// A turn of the reactor.
     pub fn turn(&mut self) {
         self.reactor.turn();

@@ -49,8 +49,8 @@ impl Kept {
         *self == Self { aptpl: self.aptpl, ..Self::default() }
     }
 
-    /// Whether it must be on a disk before it counts as kept: a loss of power is not to lose it.
-    pub fn is_durable(&self) -> bool {
+    /// Whether something of it outlives a loss of power.
+    pub(crate) fn is_durable(&self) -> bool {
         self.aptpl || self.saved.bits() != Mode::DEFAULT.bits()
     }
 }
@@ -62,6 +62,8 @@ pub struct Keep {
     pub disk: String,
     /// In place of what was kept of it before.
     pub kept: Kept,
+    /// It counts as kept only when it is on a disk: a loss of power is neither to lose it, nor to bring back what it replaces.
+    pub durable: bool,
     /// Whether it is.
     pub done: oneshot::Sender<bool>,
 }

@@ -258,16 +258,17 @@ impl Lun {
     /// Sets the mode to what `change` makes of it, on behalf of a nexus, and for the time after a reset too if it `saves`; the others are told.
     ///
     /// # Errors
-    /// The nexus may not change it any more, `change` fails, or it cannot be kept; then nothing has changed.
+    /// The nexus may not change it any more, nobody wants that it does, `change` fails, or it cannot be kept; then nothing has changed.
     pub(crate) async fn select(
         &self,
         nexus: &Nexus,
+        asked: Asked,
         saves: bool,
         change: impl FnOnce(Mode) -> Result<Mode, Sense>,
     ) -> Result<(), Refused> {
         let _changing = self.changing.lock().await;
         // Whoever had the lock before may have preempted the nexus, or set another mode.
-        if !nexus.may(Access::Change) {
+        if !nexus.may(Access::Change) || !asked.is_valid(nexus) {
             return Err(Refused::Conflict);
         }
         let mode = change(self.mode()).map_err(Refused::List)?;
@@ -291,8 +292,9 @@ impl Lun {
         let mut shared = self.shared();
         let number = shared.number(port);
         let state = AtomicU16::new(1 << Attention::PowerOn as u8);
-        let changes = AtomicU32::new(0);
-        let nexus = Arc::new(Nexus { number, unit, disk, lun: Arc::clone(self), state, changes });
+        let (changes, preemptions) = Default::default();
+        let nexus =
+            Arc::new(Nexus { number, unit, disk, lun: Arc::clone(self), state, changes, preemptions });
         nexus.deny(&shared.reservations);
         shared.initiators[number as usize].nexuses.push(Arc::downgrade(&nexus));
         nexus
@@ -345,10 +347,9 @@ impl Lun {
         sum
     }
 
-    /// LOGICAL UNIT RESET (SAM-5, section 6.3.3): aborts all commands, brings the saved mode back, and tells everyone. Persistent reservations
-    /// stay.
+    /// LOGICAL UNIT RESET (SAM-5, section 6.3.3), once all commands are aborted: brings the saved mode back, and tells everyone. Persistent
+    /// reservations stay.
     pub async fn reset(&self) {
-        self.abort(Which::All).await;
         self.tell(Attention::Reset, None);
         let _changing = self.changing.lock().await;
         let saved = self.saved_mode();
@@ -367,8 +368,17 @@ impl Lun {
     ///
     /// # Errors
     /// [`Refused`]; then nothing has changed.
-    pub(crate) async fn reserve(&self, nexus: &Nexus, key: u64, change: Change) -> Result<(), Refused> {
+    pub(crate) async fn reserve(
+        &self,
+        nexus: &Nexus,
+        asked: Asked,
+        key: u64,
+        change: Change,
+    ) -> Result<(), Refused> {
         let _changing = self.changing.lock().await;
+        if !asked.is_valid(nexus) {
+            return Err(Refused::Conflict);
+        }
         let mut next = self.shared().reservations.clone();
         let effects = next.make(nexus.number, key, change)?;
         self.keep(&next, self.mode(), self.saved_mode()).await?;
@@ -410,8 +420,12 @@ impl Lun {
             } else if denied & DENIES_CHANGES != 0 {
                 lost.changes.push(nexus.number);
             }
-            let told = effects.attentions.iter().filter(|(number, _)| *number == nexus.number);
-            told.for_each(|(_, what)| nexus.raise(*what));
+            for (_, what) in effects.attentions.iter().filter(|(number, _)| *number == nexus.number) {
+                nexus.raise(*what);
+                if matches!(what, Attention::RegistrationsPreempted | Attention::ReservationsPreempted) {
+                    nexus.preemptions.fetch_add(1, Ordering::Relaxed);
+                }
+            }
         }
         Ok(lost)
     }
@@ -434,9 +448,10 @@ impl Lun {
         if kept == before {
             return Ok(());
         }
+        let durable = kept.is_durable() || before.is_durable();
         let is_kept = |kept: &Kept| {
             let (done, heard) = oneshot::channel();
-            let word = Keep { disk: self.disk.clone(), kept: kept.clone(), done };
+            let word = Keep { disk: self.disk.clone(), kept: kept.clone(), durable, done };
             // One that is gone drops `done`.
             let _ = keeper.unbounded_send(word);
             heard
@@ -488,6 +503,8 @@ pub struct Nexus {
     state: AtomicU16,
     /// Changes of the unit that it has begun, and that have not ended.
     changes: AtomicU32,
+    /// How often others have taken its registration away.
+    preemptions: AtomicU32,
 }
 
 /// Changes of the unit that a nexus has begun and that have not ended, at most: each holds memory, and others' changes wait for it.
@@ -499,6 +516,26 @@ pub(crate) struct Changing(Arc<Nexus>);
 impl Drop for Changing {
     fn drop(&mut self) {
         self.0.changes.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// That a nexus has asked for a change of the unit, which has effect only as long as the asking has.
+pub(crate) struct Asked {
+    /// Gone when the command is over before its change has its turn: it was aborted.
+    wanted: Weak<()>,
+    /// The nexus' then.
+    preemptions: u32,
+}
+
+impl Asked {
+    /// By a command that is there as long as `wanted`.
+    pub fn new(nexus: &Nexus, wanted: Weak<()>) -> Self {
+        Self { wanted, preemptions: nexus.preemptions.load(Ordering::Relaxed) }
+    }
+
+    /// Whether the change may have effect: the command was not aborted, and its nexus was not preempted.
+    fn is_valid(&self, nexus: &Nexus) -> bool {
+        self.wanted.strong_count() > 0 && self.preemptions == nexus.preemptions.load(Ordering::Relaxed)
     }
 }
 

@@ -15,12 +15,13 @@ pub(crate) use answers::{give, report_luns};
 use crate::cdb::{Command, Transfer, decode, plain};
 use crate::cell::{Cells, Command as Order, UnitCell};
 use crate::reservations::{Access, Refused};
-use crate::{Attention, Lun, Nexus, Sense, Status};
+use crate::{Attention, Lun, Nexus, Sense, Status, Which};
 use aryk_bdev::{BdevChannel, Completion, Io, Op, OpenError, Status as BdevStatus, Tag};
 use aryk_dma::Sgl;
 use aryk_reactor::{Cx, Handle, RootId};
 use futures_channel::oneshot;
 use jobs::Job;
+use std::collections::VecDeque;
 use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -68,7 +69,14 @@ struct Abortion {
     tags: Box<[u64]>,
     left: u32,
     aborted: u32,
-    done: oneshot::Sender<u32>,
+    /// Told how many they were. It ends early when nobody waits for that any more.
+    done: Vec<oneshot::Sender<u32>>,
+}
+
+impl Abortion {
+    fn is_waited_for(&self) -> bool {
+        self.done.iter().any(|done| !done.is_canceled())
+    }
 }
 
 /// The channel. See the file's head.
@@ -83,8 +91,6 @@ pub struct UnitChannel {
     ready: Vec<Outcome>,
     completions: Vec<Completion>,
     abortions: Vec<Abortion>,
-    /// Of the last command that waits for something elsewhere.
-    serial: u64,
     /// Commands that are loops.
     loops: u32,
     /// Bytes in a block, as a power of two.
@@ -139,7 +145,6 @@ impl UnitChannel {
             ready: Vec::new(),
             completions: Vec::with_capacity(depth.into()),
             abortions: Vec::new(),
-            serial: 0,
             loops: 0,
             block_shift: block_size.trailing_zeros(),
             nexus,
@@ -382,19 +387,21 @@ impl UnitChannel {
         cx: &mut Cx,
     ) -> (Box<[u64]>, u32, u32) {
         let (mut tags, mut left) = (vec![0; self.tasks.depth().div_ceil(64)].into_boxed_slice(), 0);
-        let mut over = Vec::new();
+        let (mut over, mut is_news) = (Vec::new(), false);
         for (tag, task) in self.tasks.iter().filter(|(tag, task)| is_meant(*tag, task)) {
             // What has more to do does not begin it.
-            task.given_up = how;
+            let before = std::mem::replace(&mut task.given_up, how);
             if task.job.as_deref().is_some_and(Job::is_elsewhere) {
                 task.status = BdevStatus::Aborted;
                 over.push(tag);
             } else {
                 tags[usize::from(tag) / 64] |= 1_u64 << (tag % 64);
                 left += 1;
+                is_news |= before == GivenUp::No;
             }
         }
-        if left > 0 {
+        // Of those that were given up before the disk knows.
+        if is_news {
             let is_among = |tag: Tag| tags[tag.0 as usize / 64] & 1 << (tag.0 % 64) != 0;
             self.disk.abort_those(is_among, cx);
         }
@@ -408,9 +415,12 @@ impl UnitChannel {
     }
 
     fn obey(&mut self, cx: &mut Cx) {
-        for order in self.cell.take_commands() {
+        self.abortions.retain(Abortion::is_waited_for);
+        let mut orders = VecDeque::from(self.cell.take_commands());
+        while let Some(order) = orders.pop_front() {
             match order {
                 Order::Abort(which, done) => {
+                    let done = std::iter::once(done).chain(equal(&mut orders, &which)).collect();
                     self.give_up_these(GivenUp::Aborted, |task| which.has(task.name), done, cx);
                 }
                 Order::Refuse(changes, done) => {
@@ -419,24 +429,22 @@ impl UnitChannel {
                         !task.job.as_deref().is_some_and(Job::is_elsewhere)
                             && (!changes || task.op.is_change())
                     };
-                    self.give_up_these(GivenUp::Refused, is_meant, done, cx);
+                    self.give_up_these(GivenUp::Refused, is_meant, vec![done], cx);
                 }
                 Order::Count(which, done) => {
                     let running = self.tasks.iter().filter(|(_, task)| which.has(task.name)).count();
                     // Whoever asked may have gone.
                     let _ = done.send(running as u32);
                 }
-                Order::Over(tag, serial, result) => self.over(tag, serial, result),
+                // Another command may have the tag by now, but for this.
+                Order::Over(tag, wanted, result) if wanted.strong_count() > 0 => self.over(tag, result),
+                Order::Over(..) => {}
             }
         }
     }
 
-    /// What a command has waited for elsewhere is over, unless the command was given up.
-    fn over(&mut self, tag: u16, serial: u64, result: Result<(), Refused>) {
-        let waits = |task: &Task| matches!(task.job.as_deref(), Some(Job::Elsewhere(of)) if *of == serial);
-        if !self.tasks.iter().any(|(of, task)| of == tag && waits(task)) {
-            return;
-        }
+    /// What a command has waited for elsewhere is over.
+    fn over(&mut self, tag: u16, result: Result<(), Refused>) {
         let outcome = self.end(tag);
         self.ready.push(result.map_or_else(|refused| Outcome::failed(tag, refused.into()), |()| outcome));
     }
@@ -446,7 +454,7 @@ impl UnitChannel {
         &mut self,
         how: GivenUp,
         is_meant: impl Fn(&Task) -> bool,
-        done: oneshot::Sender<u32>,
+        done: Vec<oneshot::Sender<u32>>,
         cx: &mut Cx,
     ) {
         let (tags, left, ended) = self.give_up(how, |_, task| is_meant(task), cx);
@@ -464,12 +472,26 @@ impl UnitChannel {
     }
 
     fn tell_aborted(&mut self) {
-        let over = |abortion: &mut Abortion| abortion.left == 0;
+        let over = |abortion: &mut Abortion| abortion.left == 0 || !abortion.is_waited_for();
         for Abortion { aborted, done, .. } in self.abortions.extract_if(.., over) {
-            // Whoever asked may have gone.
-            let _ = done.send(aborted);
+            for done in done {
+                // Whoever asked may have gone.
+                let _ = done.send(aborted);
+            }
         }
     }
+}
+
+/// Takes the other orders to abort these out: they are the same one.
+fn equal(orders: &mut VecDeque<Order>, which: &Which) -> Vec<oneshot::Sender<u32>> {
+    let mut done = Vec::new();
+    for order in std::mem::take(orders) {
+        match order {
+            Order::Abort(other, other_done) if other == *which => done.push(other_done),
+            other => orders.push_back(other),
+        }
+    }
+    done
 }
 
 impl Outcome {

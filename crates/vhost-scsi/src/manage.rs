@@ -1,7 +1,8 @@
 //! Task management, on the control queue (virtio 1.2, section 5.6.6.2). Reactor context.
 //!
 //! A function is answered when the commands that it concerns have ended, on whichever reactor; meanwhile the queue goes on. One whose commands do not end,
-//! for the kernel or a store holds them, has failed after [`DEADLINE`]: they are still in flight then, and end as aborted when they do.
+//! for the kernel or a store holds them, has failed after [`DEADLINE`]: they are still in flight then, and end as aborted when they do. Nothing of the function is left
+//! then, so that a guest that goes on asking has no more of it standing than may wait at one time.
 
 use crate::queue::{Queue, Targets};
 use crate::wire::{Address, Response, Tmf, control, tmf};
@@ -9,7 +10,12 @@ use aryk_reactor::{Cx, RootId, TimerId};
 use aryk_scsi::{Lun, Nexus, Which};
 use aryk_vhost_device::Line;
 use aryk_virtqueue::Chain;
+use futures_channel::oneshot;
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -30,11 +36,19 @@ struct Notifications {
 /// A function that waits: head, and serial number.
 type Function = (u16, u64);
 
+/// What is there while a function waits for commands to end.
+struct Waiting {
+    function: Function,
+    /// When it has failed.
+    deadline: TimerId,
+    /// What it has begun goes on no longer than this is there.
+    _patience: oneshot::Sender<Infallible>,
+}
+
 /// Functions and their targets.
 pub(crate) struct Manager {
     targets: Targets,
-    /// Functions that wait for commands to end, and when they have failed: each has a timer for no longer than it waits.
-    waiting: Vec<(Function, TimerId)>,
+    waiting: Vec<Waiting>,
     serial: u64,
 }
 
@@ -110,9 +124,11 @@ impl Manager {
         self.serial += 1;
         let (function, local) = ((head, self.serial), cx.local().clone());
         let deadline = move |cx: &mut Cx| end(id, function, Response::Failure, cx);
-        self.waiting.push((function, cx.call_at(cx.now().after(DEADLINE), deadline)));
+        let deadline = cx.call_at(cx.now().after(DEADLINE), deadline);
+        let (patience, is_over) = oneshot::channel();
+        self.waiting.push(Waiting { function, deadline, _patience: patience });
         let task = async move {
-            let response = work.carry_out(nexus.lun()).await;
+            let response = work.carry_out(nexus.lun(), is_over).await;
             local.defer(move |cx| end(id, function, response, cx));
         };
         cx.local().spawn(task).detach();
@@ -120,8 +136,8 @@ impl Manager {
 
     /// A function is over, unless it has been for a while.
     fn ended(&mut self, function: Function, response: Response, line: &mut Line, cx: &mut Cx) {
-        if let Some(at) = self.waiting.iter().position(|(waiting, _)| *waiting == function) {
-            cx.cancel_timer(self.waiting.swap_remove(at).1);
+        if let Some(at) = self.waiting.iter().position(|waiting| waiting.function == function) {
+            cx.cancel_timer(self.waiting.swap_remove(at).deadline);
             answer(function.0, &[response as u8], line);
             line.publish(cx);
             cx.wake(line.id);
@@ -130,9 +146,9 @@ impl Manager {
 
     /// The queue is to stop: functions that wait fail.
     pub fn give_up(&mut self, line: &mut Line, cx: &mut Cx) {
-        for ((head, _), deadline) in self.waiting.drain(..) {
+        for Waiting { function, deadline, .. } in self.waiting.drain(..) {
             cx.cancel_timer(deadline);
-            answer(head, &[Response::Failure as u8], line);
+            answer(function.0, &[Response::Failure as u8], line);
         }
     }
 }
@@ -145,18 +161,35 @@ enum Work {
 }
 
 impl Work {
-    async fn carry_out(self, lun: &Lun) -> Response {
-        match self {
-            Self::Abort(which) => drop(lun.abort(which).await),
-            Self::Reset => lun.reset().await,
-            Self::Count(which) => {
-                if lun.count(which).await > 0 {
-                    return Response::Succeeded;
+    /// Does it, unless it `is_over` before commands have ended.
+    async fn carry_out(self, lun: &Lun, is_over: oneshot::Receiver<Infallible>) -> Response {
+        let done = match self {
+            Self::Abort(which) => until(is_over, lun.abort(which)).await.map(|_| Response::Ok),
+            Self::Reset => match until(is_over, lun.abort(Which::All)).await {
+                Some(_) => {
+                    // To its end: what is kept and what is in force are to be the same.
+                    lun.reset().await;
+                    Some(Response::Ok)
                 }
+                None => None,
+            },
+            Self::Count(which) => {
+                let response = |count| if count > 0 { Response::Succeeded } else { Response::Ok };
+                until(is_over, lun.count(which)).await.map(response)
             }
-        }
-        Response::Ok
+        };
+        done.unwrap_or(Response::Failure)
     }
+}
+
+/// What comes of `work`, if it comes before the other end of `is_over` goes.
+async fn until<T>(mut is_over: oneshot::Receiver<Infallible>, work: impl Future<Output = T>) -> Option<T> {
+    let mut work = pin!(work);
+    poll_fn(|context| match work.as_mut().poll(context) {
+        Poll::Ready(result) => Poll::Ready(Some(result)),
+        Poll::Pending => Pin::new(&mut is_over).poll(context).map(|_| None),
+    })
+    .await
 }
 
 /// A function of the control queue `id` is over, if both are still there.
@@ -174,4 +207,23 @@ fn answer(head: u16, bytes: &[u8], line: &mut Line) {
     let len = bytes.len().min(all.len() as usize);
     all.write(0, &bytes[..len]);
     line.give_back(head, len as u32, 0..len as u32);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::task::{Context, Waker};
+
+    #[test]
+    fn a_function_that_has_failed_leaves_nothing() {
+        let (patience, is_over) = oneshot::channel();
+        let (commands, ended) = oneshot::channel::<()>();
+        let mut waits = Box::pin(until(is_over, ended));
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(waits.as_mut().poll(&mut context).is_pending() && !commands.is_canceled());
+        drop(patience);
+        assert_eq!(waits.as_mut().poll(&mut context), Poll::Ready(None));
+        drop(waits);
+        assert!(commands.is_canceled(), "commands are told that nobody waits");
+    }
 }

@@ -121,9 +121,9 @@ impl UnitChannel {
         let mut list = [0; mode::LIST_MAX];
         data.read(0, list.get_mut(..length as usize).ok_or(Sense::LIST_LENGTH)?);
         let nexus = Arc::clone(&self.nexus);
-        let select = async move {
+        let select = async move |asked| {
             let change = |mode| mode::select(&list[..length as usize], ten, mode, disk);
-            nexus.lun().select(&nexus, save, change).await
+            nexus.lun().select(&nexus, asked, save, change).await
         };
         self.wait_for(request, length, select, cx)
     }

@@ -3,11 +3,13 @@
 use super::tasks::{GivenUp, Task};
 use super::{Begun, Failure, Request, UnitChannel};
 use crate::cell::Command as Order;
+use crate::lun::Asked;
 use crate::reservations::Refused;
 use aryk_bdev::{Io, Op, Status as BdevStatus, Tag};
 use aryk_dma::{Buffer, PAGE, Sgl};
 use aryk_reactor::Cx;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// How a command goes on when a request of it has completed.
 pub(super) enum Job {
@@ -15,14 +17,14 @@ pub(super) enum Job {
     Unmap { data: Sgl, next: u32, ranges: u32 },
     /// With the next blocks.
     Loop(Loop),
-    /// It has no request: something else will end it, by this serial number.
-    Elsewhere(u64),
+    /// It has no request: something else will end it, as long as this is there.
+    Elsewhere { _waits: Arc<()> },
 }
 
 impl Job {
     /// Whether something else will end the command.
     pub const fn is_elsewhere(&self) -> bool {
-        matches!(self, Self::Elsewhere(_))
+        matches!(self, Self::Elsewhere { .. })
     }
 }
 
@@ -149,26 +151,27 @@ impl UnitChannel {
         Ok(None)
     }
 
-    /// A command that is over when `done` is, which needs nothing of this channel. `done` goes on if the command is aborted, and counts until it ends.
+    /// A command that is over when `change` is, which needs nothing of this channel. If the command is aborted, a change that has begun goes on, and one that
+    /// waits for its turn has no effect; it counts until it ends.
     pub(super) fn wait_for(
         &mut self,
         request: &Request<'_>,
         moved: u32,
-        done: impl Future<Output = Result<(), Refused>> + 'static,
+        change: impl AsyncFnOnce(Asked) -> Result<(), Refused> + 'static,
         cx: &mut Cx,
     ) -> Begun {
         let counted = self.nexus.begin_change().ok_or(Failure::Full)?;
-        self.serial += 1;
-        let (serial, op, status) = (self.serial, Op::Flush, BdevStatus::Ok);
+        let (waits, op, status) = (Arc::new(()), Op::Flush, BdevStatus::Ok);
+        let (wanted, asked) = (Arc::downgrade(&waits), Asked::new(&self.nexus, Arc::downgrade(&waits)));
         let Request { tag, task: name, .. } = *request;
-        let job = Some(Box::new(Job::Elsewhere(serial)));
+        let job = Some(Box::new(Job::Elsewhere { _waits: waits }));
         let task = Task { name, lba: 0, job, moved, op, status, given_up: GivenUp::No, runs: true };
         self.tasks.insert(tag, task);
         let (cell, local) = (Rc::clone(&self.cell), cx.local().clone());
         let task = async move {
-            let result = done.await;
+            let result = change(asked).await;
             drop(counted);
-            local.defer(move |cx| cell.command(Order::Over(tag, serial, result), cx));
+            local.defer(move |cx| cell.command(Order::Over(tag, wanted, result), cx));
         };
         cx.local().spawn(task).detach();
         Ok(None)
@@ -185,7 +188,7 @@ impl UnitChannel {
             return false;
         }
         let io = match task.job.as_deref_mut() {
-            None | Some(Job::Elsewhere(_)) => None,
+            None | Some(Job::Elsewhere { .. }) => None,
             Some(Job::Unmap { data, next, ranges }) => next_unmap(*data, next, *ranges),
             Some(Job::Loop(job)) => job.next(self.block_shift),
         };

@@ -99,8 +99,8 @@ impl UnitChannel {
             false => (self.change(action, (scope, kind), &list)?, None),
         };
         let nexus = Arc::clone(&self.nexus);
-        let done = async move {
-            let done = nexus.lun().reserve(&nexus, key, change).await;
+        let done = async move |asked| {
+            let done = nexus.lun().reserve(&nexus, asked, key, change).await;
             drop(heir);
             done
         };

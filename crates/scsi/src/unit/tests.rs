@@ -9,6 +9,7 @@ use aryk_dma::{Buffer, Sgl};
 use proptest::prelude::*;
 use std::sync::Arc;
 
+mod aborts;
 mod shared;
 
 const BLOCK: usize = 512;

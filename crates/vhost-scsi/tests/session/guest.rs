@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 /// Bytes of a page.
 const PAGE: u64 = 4096;
 /// Descriptors of each queue.
-const SIZE: u16 = 16;
+const SIZE: u16 = 256;
 /// Bytes of memory of each queue's requests: request, answer and data.
-const SPACE: u64 = 1 << 20;
+const SPACE: u64 = 16 << 20;
 /// Where in them the answer is, and the data.
 pub const ANSWER_AT: u64 = 512;
 pub const DATA_AT: u64 = 4096;
@@ -285,13 +285,24 @@ impl Guest {
 
     /// A task management function; its response.
     pub fn manage(&mut self, function: u32, address: [u8; 8], tag: u64) -> u8 {
+        self.begin_to_manage(0, function, address, tag);
+        self.managed(PATIENCE).expect("a response").1
+    }
+
+    /// Offers a task management function, as `slot`.
+    pub fn begin_to_manage(&mut self, slot: u16, function: u32, address: [u8; 8], tag: u64) {
         let request =
             [&0u32.to_le_bytes()[..], &function.to_le_bytes(), &address, &tag.to_le_bytes()].concat();
-        self.write(CONTROL, 0, &request);
-        self.write(CONTROL, 64, &[0xee]);
-        self.offer(CONTROL, 0, &[(0, request.len() as u32, false), (64, 1, true)]);
-        self.take(CONTROL, PATIENCE).expect("a response");
-        self.read(CONTROL, 64, 1)[0]
+        let at = 128 * u64::from(slot);
+        self.write(CONTROL, at, &request);
+        self.write(CONTROL, at + 64, &[0xee]);
+        self.offer(CONTROL, slot, &[(at, request.len() as u32, false), (at + 64, 1, true)]);
+    }
+
+    /// The next function that is answered within this time, and its response.
+    pub fn managed(&mut self, patience: Duration) -> Option<(u16, u8)> {
+        let (slot, _) = self.take(CONTROL, patience)?;
+        Some((slot, self.read(CONTROL, 128 * u64::from(slot) + 64, 1)[0]))
     }
 
     /// Gives the device a buffer for an event.

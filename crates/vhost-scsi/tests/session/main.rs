@@ -412,6 +412,38 @@ fn an_abortion_is_answered_though_the_store_hangs() {
     });
 }
 
+/// Each function that waits is looked at when a command ends, and holds memory.
+#[test]
+fn functions_that_wait_have_a_limit() {
+    const WAITING_MAX: u16 = 64;
+    run(async {
+        let host = Host::new(0);
+        let hears = deaf::create(&host.registry, "deaf", BLOCKS);
+        host.create("vm", false).unwrap();
+        host.controllers.add_target("vm", Some(0), "deaf").await.unwrap();
+        let guest = host.guest("vm", Format::Split).await;
+        let (guest, ()) = with(guest, move |guest| {
+            greet(guest, 0);
+            guest.submit(1, unit(0), &cdb_16(0x88, 0, 1), &[], 512);
+            assert_eq!(guest.take(REQUEST, NEVER), None);
+            (0..WAITING_MAX).for_each(|slot| guest.begin_to_manage(slot, 0, unit(0), 1001));
+            guest.begin_to_manage(WAITING_MAX, 0, unit(0), 1001);
+            assert_eq!(guest.managed(SOON), Some((WAITING_MAX, 9)), "it fails at once, and the others wait");
+            assert_eq!(guest.managed(NEVER), None);
+            hears.store(true, std::sync::atomic::Ordering::Relaxed);
+            guest.submit(2, unit(0), &cdb_16(0x88, 0, 1), &[], 512);
+            let mut answered: Vec<_> =
+                (0..WAITING_MAX).map(|_| guest.managed(SOON).expect("it hears")).collect();
+            answered.sort_unstable();
+            assert_eq!(answered, (0..WAITING_MAX).map(|slot| (slot, 0)).collect::<Vec<_>>());
+            assert_eq!([1, 2].map(|_| guest.take(REQUEST, SOON).is_some()), [true; 2]);
+        })
+        .await;
+        apart(move || drop(guest)).await;
+        host.controllers.delete_all().await;
+    });
+}
+
 #[test]
 fn memory_that_is_taken_away_is_given_up_by_what_uses_it() {
     run(async {

@@ -17,7 +17,7 @@ const REGISTRANTS: u8 = 5;
 const EXCLUSIVE: u8 = 3;
 
 /// `count` initiators of a disk whose requests of these kinds do not go on, of whom the first two are registered by 10 and 11.
-fn stuck(ops: &[Op], count: u8) -> Initiators {
+pub fn stuck(ops: &[Op], count: u8) -> Initiators {
     let registry = disk();
     let config = aryk_bdev_error::Config { identity: Identity::named("slow"), base: "disk".to_owned() };
     aryk_bdev_error::create(&registry, config).unwrap();
@@ -28,7 +28,7 @@ fn stuck(ops: &[Op], count: u8) -> Initiators {
     for i in 0..count.into() {
         sense_of(&mut all, i, &[0; 6], &[]);
     }
-    register(&mut all, 2);
+    register(&mut all, u64::from(count.min(2)));
     all
 }
 
@@ -276,12 +276,56 @@ fn reservations_that_are_to_be_kept_are_kept_before_they_count() {
 }
 
 /// What is to be kept next, and now is.
-fn keep_next((all, keeping): &mut (Initiators, mpsc::UnboundedReceiver<Keep>)) -> Kept {
+fn keep_next(unit: &mut (Initiators, mpsc::UnboundedReceiver<Keep>)) -> Kept {
+    keep_next_how(unit).0
+}
+
+/// The same, and whether a loss of power is not to undo it.
+fn keep_next_how((all, keeping): &mut (Initiators, mpsc::UnboundedReceiver<Keep>)) -> (Kept, bool) {
     (0..100).for_each(|_| all.turn());
-    let Keep { kept, done, .. } = keeping.try_recv().expect("it is to be kept");
+    let Keep { kept, durable, done, .. } = keeping.try_recv().expect("it is to be kept");
     done.send(true).unwrap();
     (0..100).for_each(|_| all.turn());
-    kept
+    (kept, durable)
+}
+
+/// What outlives a loss of power does not come back after one when it was replaced by what does not.
+#[test]
+fn what_was_durable_goes_durably() {
+    let mut unit = kept(&disk(), None);
+    let (cdb, _) = reserve_out(REGISTER_AND_IGNORE, 0, 0, 0);
+    let register = |unit: &mut (Initiators, _), key, keep| {
+        let (_, mut list) = reserve_out(REGISTER_AND_IGNORE, 0, 0, key);
+        list[20] = keep;
+        let mut list = Buffer::from_slice(&list);
+        let tag = unit.0.submit(0, &cdb, list.lend(), Sgl::EMPTY);
+        let (kept, durable) = keep_next_how(unit);
+        assert_eq!(unit.0.wait(0, tag).status, Status::Good);
+        list.reclaim();
+        (kept.registrations.len(), durable)
+    };
+    assert_eq!(register(&mut unit, 10, 1), (1, true));
+    assert_eq!(register(&mut unit, 0, 0), (0, true), "unregistered");
+    assert_eq!(register(&mut unit, 10, 0), (1, false));
+    assert_eq!(register(&mut unit, 0, 0), (0, false));
+    let (cdb, page) = write_through(&mut unit.0, true);
+    let select = |unit: &mut (Initiators, _), is_cached: bool| {
+        let mut page = page.clone();
+        page[6] = u8::from(is_cached) << 2;
+        let mut page = Buffer::from_slice(&page);
+        let tag = unit.0.submit(0, &cdb, page.lend(), Sgl::EMPTY);
+        let (kept, durable) = keep_next_how(unit);
+        assert_eq!(unit.0.wait(0, tag).status, Status::Good);
+        page.reclaim();
+        (kept.saved.write_cache, durable)
+    };
+    assert_eq!(select(&mut unit, false), (false, true));
+    assert_eq!(select(&mut unit, true), (true, true), "as it was at first");
+    let (cdb, page) = write_through(&mut unit.0, false);
+    let mut page = Buffer::from_slice(&page);
+    unit.0.submit(0, &cdb, page.lend(), Sgl::EMPTY);
+    assert!(!keep_next_how(&mut unit).1, "it is not saved");
+    page.reclaim();
 }
 
 /// An initiator that aborts what waits for the store has no more of it waiting than another.
@@ -311,14 +355,12 @@ fn changes_that_were_aborted_count_until_they_have_ended() {
         }
     }
     assert_eq!(begun, CHANGES_MAX);
-    // The other's comes behind these, and no more; then there is room again.
+    // The other's comes behind the one that has begun, for those that had to wait have no effect; then there is room again.
     let other = unit.0.submit(1, &cdb, lent[0], Sgl::EMPTY);
-    for _ in 0..CHANGES_MAX {
-        assert_eq!((unit.0.outcome(1, other), keep_next(&mut unit).registrations.len()), (None, 1));
-    }
+    assert_eq!((unit.0.outcome(1, other), keep_next(&mut unit).registrations.len()), (None, 1));
     assert_eq!(keep_next(&mut unit).registrations.len(), 2);
     assert_eq!(unit.0.outcome(1, other).map(|o| o.status), Some(Status::Good));
-    let again = unit.0.submit(0, &cdb, lent[0], Sgl::EMPTY);
+    let again = unit.0.submit(0, &cdb, lent[1], Sgl::EMPTY);
     keep_next(&mut unit);
     assert_eq!(unit.0.outcome(0, again).map(|o| o.status), Some(Status::Good));
     lists.iter_mut().for_each(Buffer::reclaim);
@@ -356,6 +398,63 @@ fn a_mode_of_one_who_was_preempted_meanwhile_is_refused() {
     assert_eq!(unit.0.outcome(1, late).map(|o| o.status), Some(Status::ReservationConflict));
     assert!(unit.1.try_recv().is_err() && caches_writes(&mut unit.0, 0));
     buffers.iter_mut().chain([&mut page]).for_each(Buffer::reclaim);
+}
+
+/// Whoever is preempted has nothing under way that undoes it, though it needs no registration.
+#[test]
+fn a_change_of_one_who_was_preempted_meanwhile_is_refused() {
+    for action in [PREEMPT, CLEAR] {
+        let mut unit = kept(&disk(), None);
+        for i in 0..2 {
+            let (cdb, list) = reserve_out(REGISTER, 0, 0, 10 + i);
+            let mut list = Buffer::from_slice(&list);
+            let tag = unit.0.submit(i as usize, &cdb, list.lend(), Sgl::EMPTY);
+            keep_next(&mut unit);
+            assert_eq!(unit.0.wait(i as usize, tag).status, Status::Good);
+            list.reclaim();
+        }
+        let (reserve, key) = reserve_out(RESERVE, REGISTRANTS, 10, 0);
+        let (preempt, keys) = reserve_out(action, REGISTRANTS, 10, 11);
+        let (tags, mut buffers) = begin(&mut unit.0, [(0, &reserve, &key), (0, &preempt, &keys)]);
+        let (register, list) = reserve_out(REGISTER_AND_IGNORE, 0, 0, 12);
+        let mut list = Buffer::from_slice(&list);
+        let lent = list.lend();
+        let late = unit.0.submit(1, &register, lent, Sgl::EMPTY);
+        keep_next(&mut unit);
+        keep_next(&mut unit);
+        assert!(tags.map(|tag| unit.0.wait(0, tag).status).iter().all(|status| *status == Status::Good));
+        assert_eq!(unit.0.outcome(1, late).map(|o| o.status), Some(Status::ReservationConflict));
+        assert!(unit.1.try_recv().is_err());
+        // From now on it may come again, once it has heard of it.
+        assert_eq!(unit.0.run(1, &[0; 6], &[], 0).0.status, Status::CheckCondition);
+        let again = unit.0.submit(1, &register, lent, Sgl::EMPTY);
+        keep_next(&mut unit);
+        assert_eq!(unit.0.outcome(1, again).map(|o| o.status), Some(Status::Good));
+        buffers.iter_mut().chain([&mut list]).for_each(Buffer::reclaim);
+    }
+}
+
+/// What waits for its turn behind another's change when it is aborted has no effect when that comes.
+#[test]
+fn a_change_that_was_aborted_before_its_turn_has_no_effect() {
+    let mut unit = kept(&disk(), None);
+    let (select, page) = write_through(&mut unit.0, true);
+    let (register, list) = reserve_out(REGISTER_AND_IGNORE, 0, 0, 10);
+    let commands: [(usize, &[u8], &[u8]); 2] = [(1, &select, &page), (1, &register, &list)];
+    let mut first = Buffer::from_slice(&list);
+    let begun = unit.0.submit(0, &register, first.lend(), Sgl::EMPTY);
+    let (tags, mut buffers) = begin(&mut unit.0, commands);
+    (0..100).for_each(|_| unit.0.turn());
+    let (lun, number) = (Arc::clone(&unit.0.lun), unit.0.nexus(1).number());
+    unit.0.cx().local().spawn(async move { lun.abort(Which::Nexus(number, None)).await }).detach();
+    assert!(tags.iter().all(|tag| unit.0.wait(1, *tag).aborted));
+    let kept = keep_next(&mut unit);
+    assert_eq!((kept.registrations.len(), kept.saved), (1, Mode::default()));
+    assert_eq!(unit.0.wait(0, begun).status, Status::Good);
+    (0..100).for_each(|_| unit.0.turn());
+    assert!(unit.1.try_recv().is_err(), "nothing else is kept");
+    assert!(caches_writes(&mut unit.0, 0));
+    buffers.iter_mut().chain([&mut first]).for_each(Buffer::reclaim);
 }
 
 #[test]
