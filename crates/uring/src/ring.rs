@@ -66,7 +66,7 @@ pub struct Ring {
     vectors: Vec<Seg>,
     /// Operations whose last completion is still to come, polls included.
     in_flight: u32,
-    /// Bytes of reads and writes since the last submission.
+    /// Bytes of reads and writes that are queued; of those that the kernel has taken part of, all.
     bytes: u64,
 }
 
@@ -139,8 +139,9 @@ impl Ring {
                 opcode::Readv::new(fd, vector, count).offset(offset).build()
             }
         };
+        self.push(tag, entry)?;
         self.bytes += u64::from(sgl.len());
-        self.push(tag, entry)
+        Ok(())
     }
 
     /// Queues a write of `sgl` to `fd` at `offset`, durable on completion if `dsync`.
@@ -169,8 +170,9 @@ impl Ring {
                 opcode::Writev::new(fd, vector, count).offset(offset).rw_flags(flags).build()
             }
         };
+        self.push(tag, entry)?;
         self.bytes += u64::from(sgl.len());
-        self.push(tag, entry)
+        Ok(())
     }
 
     /// Queues a flush of `fd` to its storage.
@@ -226,7 +228,6 @@ impl Ring {
         if self.ring.submission().is_empty() {
             return Ok(());
         }
-        self.bytes = 0;
         let result = self.ring.submit();
         self.submitted(result)
     }
@@ -242,7 +243,6 @@ impl Ring {
         if let Some(spec) = &spec {
             args = args.timespec(spec);
         }
-        self.bytes = 0;
         let result = self.ring.submitter().submit_with_args(1, &args);
         self.submitted(result)
     }
@@ -325,6 +325,7 @@ impl Ring {
         };
         if self.ring.submission().is_empty() {
             self.vectors.clear();
+            self.bytes = 0;
         }
         result
     }
@@ -387,6 +388,28 @@ mod tests {
                 ring.reap(7, |c| assert!(seen.insert(c.tag.token)));
             }
             assert_eq!(ring.in_flight(), 0);
+        }
+    }
+
+    /// They go by what is queued, also if that is submitted because there is no more room.
+    #[test]
+    fn unsubmitted_bytes_are_those_that_are_queued() {
+        let file = tempfile::tempfile().unwrap();
+        for mut ring in rings() {
+            let mut out = Buffer::from_slice(b"0123456789");
+            let sgl = out.lend();
+            let entries = ring.ring.submission().capacity() as u64;
+            for i in 0..=entries {
+                ring.write(tag(i), file.as_fd(), &sgl, 10 * i, false).unwrap();
+                assert_eq!(ring.unsubmitted_bytes(), 10 * ring.unsubmitted() as u64, "after {i}");
+            }
+            assert_eq!(ring.unsubmitted(), 1, "the last found the queue full");
+            ring.submit().unwrap();
+            assert_eq!((ring.unsubmitted(), ring.unsubmitted_bytes()), (0, 0));
+            for _ in 0..=entries {
+                assert_eq!(reap_one(&mut ring).result, 10);
+            }
+            out.reclaim();
         }
     }
 
