@@ -140,9 +140,14 @@ impl Requests {
                 }
                 step(Step::Submitted);
             }
-            Ok(Parsed::Answer { answer, written }) => {
+            Ok(Parsed::Identify) => {
+                let (answer, written) = self.disk.write_id(chain, line.sgs.memory());
                 line.mark_written(chain, written);
                 self.written[usize::from(head)] = 1 + written;
+                self.finish(head, answer, line);
+            }
+            Ok(Parsed::Answer(answer)) => {
+                self.written[usize::from(head)] = 1;
                 self.finish(head, answer, line);
             }
             Err(Unanswerable) => line.give_up(head),

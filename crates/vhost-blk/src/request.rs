@@ -56,8 +56,10 @@ impl From<Status> for Answer {
 pub(crate) enum Parsed {
     /// It goes to the disk.
     Submit(Io),
-    /// It is answered at once, after `written` bytes of data.
-    Answer { answer: Answer, written: u32 },
+    /// It asks for the disk's id: [`Disk::write_id`].
+    Identify,
+    /// It is answered at once, without data.
+    Answer(Answer),
 }
 
 /// A request that has no place for its status, or one that is not in memory: there is nothing to answer to.
@@ -98,7 +100,7 @@ impl Disk {
         sgs.push(slot, status, 1).map_err(|_| Unanswerable)?;
         Ok(match parsed {
             Parsed::Submit(io) => Parsed::Submit(Io { data: data_of(sgs.sgl(slot), io.op), ..io }),
-            answer => answer,
+            other => other,
         })
     }
 
@@ -117,8 +119,8 @@ impl Disk {
             VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES => {
                 self.range(header.kind, chain, slot, sgs.memory())
             }
-            VIRTIO_BLK_T_GET_ID => Ok(self.get_id(chain, sgs.memory())),
-            _ => Ok(Parsed::Answer { answer: Answer::Unsupported, written: 0 }),
+            VIRTIO_BLK_T_GET_ID => Ok(Parsed::Identify),
+            _ => Ok(Parsed::Answer(Answer::Unsupported)),
         }
     }
 
@@ -150,7 +152,7 @@ impl Disk {
     }
 
     fn range(&self, kind: u32, chain: &Chain, slot: u16, memory: &MemTable) -> Result<Parsed, BadAddress> {
-        let unsupported = Parsed::Answer { answer: Answer::Unsupported, written: 0 };
+        let unsupported = Parsed::Answer(Answer::Unsupported);
         if chain.readable_len() != size_of::<Range>() as u64 {
             return Ok(unsupported);
         }
@@ -176,7 +178,10 @@ impl Disk {
         Ok(Parsed::Submit(Io { fua: self.write_through, may_unmap, ..request(slot, op, lba, blocks) }))
     }
 
-    fn get_id(&self, chain: &Chain, memory: &MemTable) -> Parsed {
+    /// Writes the disk's id to a request's data, as far as there is room: the answer, and how many bytes it took. Only of a request that has a place for its
+    /// answer, for what is written to others is noted nowhere.
+    #[cold]
+    pub(crate) fn write_id(&self, chain: &Chain, memory: &MemTable) -> (Answer, u32) {
         let (mut id, mut answer) = (&self.id[..], Answer::Ok);
         for piece in chain.writable() {
             let (now, later) = id.split_at(id.len().min(piece.len as usize));
@@ -190,12 +195,12 @@ impl Disk {
                 break;
             }
         }
-        Parsed::Answer { answer, written: (self.id.len() - id.len()) as u32 }
+        (answer, (self.id.len() - id.len()) as u32)
     }
 }
 
 impl Parsed {
-    const FAILED: Self = Self::Answer { answer: Answer::IoError, written: 0 };
+    const FAILED: Self = Self::Answer(Answer::IoError);
 }
 
 #[inline]

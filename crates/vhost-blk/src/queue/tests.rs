@@ -211,6 +211,20 @@ fn the_id_is_given_as_far_as_there_is_room() {
     assert_eq!(b.guest.memory.read::<[u8; 3]>(DATA as usize + 200), *b"dis");
 }
 
+/// Nor is anything written that nobody could be told of.
+#[test]
+fn the_id_is_given_to_nobody_who_cannot_be_answered() {
+    let mut b = Bench::new(512, true);
+    b.header(VIRTIO_BLK_T_GET_ID, 0);
+    b.guest.describe(0, HEADER, 16, NEXT, 1);
+    b.guest.describe(1, DATA, 20, NEXT | WRITE, 2);
+    b.guest.describe(2, MEMORY, 1, WRITE, 0);
+    b.guest.offer(0);
+    assert_eq!(b.guest.wait(), (0, 0));
+    assert_eq!(b.guest.errors.unanswerable.load(Ordering::Relaxed), 1);
+    assert_eq!(b.guest.memory.read::<[u8; 20]>(DATA as usize), [0; 20]);
+}
+
 #[test]
 fn what_cannot_be_done_is_answered() {
     let mut b = Bench::new(4096, true);
