@@ -1453,7 +1453,7 @@ type VhostCreateBlkControllerParams struct {
 	Readonly bool `json:"readonly,omitempty"`
 	// Ours.
 	SocketGroup string `json:"socket_group,omitempty"`
-	// Ours: permissions in octal digits.
+	// Ours: permissions in octal digits; if not given, 660 with `socket_group`, and 600 otherwise.
 	SocketMode string `json:"socket_mode,omitempty"`
 	// Ours.
 	SocketOwner string `json:"socket_owner,omitempty"`
@@ -1480,7 +1480,7 @@ type VhostCreateScsiControllerParams struct {
 	NumQueues *uint16 `json:"num_queues,omitempty"`
 	// Ours: the socket's group.
 	SocketGroup string `json:"socket_group,omitempty"`
-	// Ours: permissions in octal digits.
+	// Ours: permissions in octal digits; if not given, 660 with `socket_group`, and 600 otherwise.
 	SocketMode string `json:"socket_mode,omitempty"`
 	// Ours: the socket's owner.
 	SocketOwner string `json:"socket_owner,omitempty"`

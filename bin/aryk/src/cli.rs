@@ -311,13 +311,13 @@ pub struct AttachArgs {
     /// Connect to this socket, at which QEMU listens, instead of listening: the machine can start before, and outlives, the daemon
     #[arg(long, value_name = "PATH", conflicts_with_all = ["socket_mode", "socket_owner", "socket_group"])]
     pub connect: Option<PathBuf>,
-    /// The socket's permissions
+    /// The socket's permissions [default: 660 with --socket-group, and 600 otherwise]
     #[arg(long, value_name = "OCTAL", value_parser = mode)]
     pub socket_mode: Option<u32>,
     /// The socket's owner: a user's name or number
     #[arg(long, value_name = "USER")]
     pub socket_owner: Option<String>,
-    /// The socket's group: a name or number
+    /// The socket's group, which may connect unless --socket-mode says otherwise: a name or number
     #[arg(long, value_name = "GROUP")]
     pub socket_group: Option<String>,
 }

@@ -45,9 +45,9 @@ pub fn leave_cores(reactors: &Reactors) {
 
 /// The RPC socket, with the rights that were asked for. Before the daemon gives up the right to make files where it is.
 pub fn rpc_socket(cli: &Cli) -> Result<Socket, BindError> {
-    let mode = if cli.rpc_allow.is_empty() { 0o600 } else { 0o666 };
-    let mode = cli.rpc_socket_mode.unwrap_or(mode);
-    let options = SocketOptions { owner: None, group: cli.rpc_socket_group, mode: Some(mode) };
+    let group = cli.rpc_socket_group;
+    let ruled = (!cli.rpc_allow.is_empty() && group.is_none()).then_some(0o666);
+    let options = SocketOptions { owner: None, group, mode: cli.rpc_socket_mode.or(ruled) };
     Socket::bind(&cli.rpc_socket, options)
 }
 

@@ -23,9 +23,6 @@ pub const PATH_MAX: usize = 107;
 /// Those who may wait to be accepted.
 const BACKLOG: i32 = 128;
 
-/// The permission bits of a socket for which none are given, whatever the umask: its owner's alone.
-const MODE: u32 = 0o600;
-
 /// Who may connect. An owner or group that is not given is the process's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketOptions {
@@ -33,7 +30,7 @@ pub struct SocketOptions {
     pub owner: Option<u32>,
     /// Group id.
     pub group: Option<u32>,
-    /// Permission bits, 0600 if none are given: to connect one needs the right to write.
+    /// Permission bits; if none are given, 0660 where a group is, and 0600 otherwise, whatever the umask: to connect one needs the right to write.
     pub mode: Option<u32>,
 }
 
@@ -41,6 +38,12 @@ impl SocketOptions {
     /// These permission bits, and nothing else.
     pub const fn with_mode(mode: u32) -> Self {
         Self { owner: None, group: None, mode: Some(mode) }
+    }
+
+    /// The permission bits that a socket gets. Who names a group wants it to connect.
+    fn mode(self) -> Mode {
+        let unless_given = if self.group.is_some() { 0o660 } else { 0o600 };
+        Mode::from_raw_mode(self.mode.unwrap_or(unless_given))
     }
 }
 
@@ -115,8 +118,7 @@ impl Listener {
         let socket = stream_socket().map_err(os(&path, "make a socket"))?;
         // Linux gives the socket's file the permissions of the descriptor, less the umask; so the umask has its say later only, which can but
         // widen.
-        let mode = Mode::from_raw_mode(options.mode.unwrap_or(MODE));
-        rustix::fs::fchmod(&socket, mode).map_err(os(&path, "prepare the socket"))?;
+        rustix::fs::fchmod(&socket, options.mode()).map_err(os(&path, "prepare the socket"))?;
         rustix::net::bind(&socket, &address).map_err(os(&path, "bind"))?;
         let stat = rustix::fs::lstat(&path).map_err(os(&path, "look at the socket"))?;
         let listener = Self { socket: socket.into(), path, file: (stat.st_dev, stat.st_ino) };
@@ -155,8 +157,7 @@ impl Listener {
             rustix::fs::chownat(CWD, &self.path, owner, group, AtFlags::SYMLINK_NOFOLLOW)
                 .map_err(failed("owner or group"))?;
         }
-        let mode = Mode::from_raw_mode(options.mode.unwrap_or(MODE));
-        rustix::fs::chmod(&self.path, mode).map_err(failed("mode"))
+        rustix::fs::chmod(&self.path, options.mode()).map_err(failed("mode"))
     }
 }
 

@@ -76,6 +76,11 @@ fn rights() {
     let listener = Listener::bind(&path, SocketOptions::default()).expect("a socket");
     assert_eq!(mode(), 0o600, "whatever the umask");
     drop(listener);
+    for (asked, expected) in [(None, 0o660), (Some(0o600), 0o600)] {
+        let options = SocketOptions { owner: None, group: Some(gid), mode: asked };
+        let _listener = Listener::bind(&path, options).expect("a socket");
+        assert_eq!(mode(), expected, "a group may connect, unless it is said otherwise");
+    }
     for asked in [0, 0o600, 0o777] {
         let _listener = Listener::bind(&path, SocketOptions::with_mode(asked)).expect("a socket");
         assert_eq!(mode(), asked);

@@ -100,7 +100,7 @@ fn a_reader_reads_and_changes_nothing() {
 fn a_group_may_do_everything() {
     let group = STRANGER.to_string();
     let rule = format!("gid:{group}=full");
-    let flags = ["--rpc-allow", &rule, "--rpc-socket-mode", "660", "--rpc-socket-group", &group];
+    let flags = ["--rpc-allow", &rule, "--rpc-socket-group", &group];
     let Some(daemon) = daemon(&flags) else { return };
     let socket = std::fs::metadata(daemon.dir().join("rpc.sock")).unwrap();
     assert_eq!((mode(&daemon), socket.gid()), (0o660, STRANGER));

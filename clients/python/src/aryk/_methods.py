@@ -2234,7 +2234,7 @@ class Methods(ABC):
             packed_ring: Not heeded: packed rings are always offered, and the machine chooses.
             readonly: Whether the machine may only read.
             socket_group: Ours.
-            socket_mode: Ours: permissions in octal digits.
+            socket_mode: Ours: permissions in octal digits; if not given, 660 with `socket_group`, and 600 otherwise.
             socket_owner: Ours.
             transport: `vhost_user_blk`, which is the default.
         """
@@ -2279,7 +2279,7 @@ class Methods(ABC):
             delay: Its socket is made by `vhost_start_scsi_controller` only.
             num_queues: Ours: the most queues for commands that a machine can have.
             socket_group: Ours: the socket's group.
-            socket_mode: Ours: permissions in octal digits.
+            socket_mode: Ours: permissions in octal digits; if not given, 660 with `socket_group`, and 600 otherwise.
             socket_owner: Ours: the socket's owner.
             transport_id: Ours: what disks know it by when its machine reserves them, as `naa.` and 16 hexadecimal digits, the first of them 2, 3 or 5. By default it is made of the controller's name.
         """
@@ -4641,7 +4641,7 @@ class AsyncMethods(ABC):
             packed_ring: Not heeded: packed rings are always offered, and the machine chooses.
             readonly: Whether the machine may only read.
             socket_group: Ours.
-            socket_mode: Ours: permissions in octal digits.
+            socket_mode: Ours: permissions in octal digits; if not given, 660 with `socket_group`, and 600 otherwise.
             socket_owner: Ours.
             transport: `vhost_user_blk`, which is the default.
         """
@@ -4686,7 +4686,7 @@ class AsyncMethods(ABC):
             delay: Its socket is made by `vhost_start_scsi_controller` only.
             num_queues: Ours: the most queues for commands that a machine can have.
             socket_group: Ours: the socket's group.
-            socket_mode: Ours: permissions in octal digits.
+            socket_mode: Ours: permissions in octal digits; if not given, 660 with `socket_group`, and 600 otherwise.
             socket_owner: Ours: the socket's owner.
             transport_id: Ours: what disks know it by when its machine reserves them, as `naa.` and 16 hexadecimal digits, the first of them 2, 3 or 5. By default it is made of the controller's name.
         """

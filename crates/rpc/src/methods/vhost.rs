@@ -70,7 +70,7 @@ struct CreateBlkController {
     /// Ours.
     #[serde(skip_serializing_if = "Option::is_none")]
     socket_group: Option<SocketGroup>,
-    /// Ours: permissions in octal digits.
+    /// Ours: permissions in octal digits; if not given, 660 with `socket_group`, and 600 otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     socket_mode: Option<SocketMode>,
     /// Ours: refuse a disk that others have open, unless all of them only read.

@@ -77,7 +77,7 @@ struct CreateScsiController {
     /// Ours: the socket's group.
     #[serde(skip_serializing_if = "Option::is_none")]
     socket_group: Option<SocketGroup>,
-    /// Ours: permissions in octal digits.
+    /// Ours: permissions in octal digits; if not given, 660 with `socket_group`, and 600 otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     socket_mode: Option<SocketMode>,
 }
