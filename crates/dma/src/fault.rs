@@ -13,7 +13,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::sync::Once;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 mod range;
 
@@ -27,6 +27,8 @@ struct Entry {
     /// None while the entry is free.
     range: Range,
     poisoned: AtomicBool,
+    /// How often part of it has been replaced.
+    replaced: AtomicU32,
     next: AtomicPtr<Entry>,
 }
 
@@ -81,6 +83,7 @@ pub(crate) fn watch(span: Span) -> Guard {
         |e: &Entry| e.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
     let entry = entries().find(|e| take(e)).unwrap_or_else(add_entry);
     entry.poisoned.store(false, Ordering::Relaxed);
+    entry.replaced.store(0, Ordering::Relaxed);
     entry.range.set(Some(span));
     Guard(entry)
 }
@@ -129,12 +132,18 @@ extern "C" fn on_sigbus(_signal: c_int, info: *mut libc::siginfo_t, _context: *m
 }
 
 /// Maps anonymous memory over the part of the entry's span that `address` is in; whether that worked.
+///
+/// Each part can make two mappings more, of which a process has no end of either: who truncates much memory with many requests in flight is not to take the last. So of
+/// one span there are a few parts only, and then all behind the address goes too: of a file that ends before it, there are no pages to be taken out.
 fn replace(entry: &Entry, span: Span, address: usize) -> bool {
     /// Bytes replaced at a time, or a page of the file if that is larger.
     const WINDOW: usize = 256 << 10;
+    const WINDOWS: u32 = 8;
     let window = WINDOW.max(span.page);
     let start = (address - address % window).max(span.base);
-    let end = (address - address % window).saturating_add(window).min(span.base + span.len);
+    let is_one_of_few = entry.replaced.fetch_add(1, Ordering::Relaxed) < WINDOWS;
+    let length = if is_one_of_few { window } else { span.len };
+    let end = (address - address % window).saturating_add(length).min(span.base + span.len);
     // Where there are no more mappings to be had, all of it still takes the place of one.
     let replaced = map_over(start, end - start) || map_over(span.base, span.len);
     entry.poisoned.store(true, Ordering::Release);

@@ -66,6 +66,31 @@ fn only_what_lies_around_the_hole_is_replaced() {
     }
 }
 
+/// Mappings are what a process has no end of either.
+#[test]
+fn a_mapping_is_not_cut_to_pieces() {
+    const MIB: u64 = 1 << 20;
+    const BIG: u64 = 64 * MIB;
+    install();
+    let fd = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&fd, BIG).unwrap();
+    let mapping = Arc::new(Mapping::shared(fd.as_fd(), 0, BIG).unwrap());
+    let area = GuestArea::new(&mapping, 0, BIG).unwrap();
+    ftruncate(&fd, 0).unwrap();
+    for at in (0..BIG).step_by(MIB as usize) {
+        area.write(at as usize, &at);
+    }
+    let base = mapping.base().as_ptr() as u64;
+    let is_part = |line: &&str| {
+        let start = line.split('-').next().and_then(|hex| u64::from_str_radix(hex, 16).ok()).unwrap();
+        (base..base + BIG).contains(&start)
+    };
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let parts = maps.lines().filter(is_part).count();
+    assert!(parts <= 20, "{parts} mappings");
+    assert!((0..BIG).step_by(MIB as usize).all(|at| area.read::<u64>(at as usize) == at), "no write is lost");
+}
+
 #[test]
 fn a_write_into_the_hole_goes_on_too() {
     install();
