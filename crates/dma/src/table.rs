@@ -321,6 +321,10 @@ struct Epoch {
 /// data. The memory of longer ones goes with their request.
 const KEPT_PIECES: usize = 128;
 
+/// Pieces of the longest list: of the longest chain (1,024 buffers), each of whose buffers crosses from one region to the next. Without an end, buffers that cross hundreds
+/// of small regions would make half a million.
+const LIST_MAX: usize = 2048;
+
 /// A list: a cache line, with as many pieces as it takes.
 #[derive(Debug, Default)]
 #[repr(align(64))]
@@ -339,6 +343,8 @@ impl Slot {
     fn push_parts(&mut self, table: &MemTable, addr: u64, len: u32) -> Result<(), BadAddress> {
         let before = self.segs.len();
         let pushed = table.for_each_piece(addr, len, |base, n| self.segs.push(Seg::new(base, n)));
+        let pushed =
+            pushed.and(if self.segs.len() > LIST_MAX { Err(BadAddress { addr, len }) } else { Ok(()) });
         if pushed.is_err() {
             // The first pieces may have been there.
             self.segs.truncate(before);
@@ -357,13 +363,16 @@ pub struct SgTable {
     current: Epoch,
     /// Tables that were replaced, but are in use still.
     old: Vec<Epoch>,
+    /// Of all lists in use.
+    pieces: u32,
 }
 
 impl SgTable {
     /// A table of `slots` empty lists over `memory`.
     pub fn new(slots: u16, memory: Arc<MemTable>) -> Self {
         let slots = std::iter::repeat_with(Slot::default).take(slots.into()).collect();
-        Self { slots, current: Epoch { serial: NonZeroU32::MIN, table: memory, users: 0 }, old: Vec::new() }
+        let current = Epoch { serial: NonZeroU32::MIN, table: memory, users: 0 };
+        Self { slots, current, old: Vec::new(), pieces: 0 }
     }
 
     /// The guest's memory as requests to come see it.
@@ -430,6 +439,12 @@ impl SgTable {
         self.current.users + self.old.iter().map(|epoch| epoch.users).sum::<u32>()
     }
 
+    /// Pieces of all lists in use: what a change of memory goes through.
+    #[inline]
+    pub const fn pieces(&self) -> u32 {
+        self.pieces
+    }
+
     /// Takes `slot` into use with an empty list.
     ///
     /// # Panics
@@ -447,7 +462,7 @@ impl SgTable {
     /// Adds `len` bytes at a guest address to the list of `slot`.
     ///
     /// # Errors
-    /// [`BadAddress`], also if the list would come to 4 GiB; then nothing was added.
+    /// [`BadAddress`], also if the list would come to 4 GiB, or to more than 2,048 pieces because buffers cross many regions; then nothing was added.
     ///
     /// # Panics
     /// If the slot is not in use.
@@ -472,16 +487,18 @@ impl SgTable {
     ) -> Result<u32, BadAddress> {
         let slot = &mut self.slots[usize::from(slot)];
         let table = table_of(&self.current, &self.old, slot.epoch.expect("the slot is in use"));
-        let before = slot.len;
-        for (addr, len) in pieces {
+        let (before, pieces_before) = (slot.len, slot.segs.len());
+        let added = pieces.into_iter().try_for_each(|(addr, len)| {
             let total = slot.len.checked_add(len).ok_or(BadAddress { addr, len })?;
             match table.locate_all(addr, len as usize) {
                 Some(base) if len > 0 => slot.segs.push(Seg::new(base, len as usize)),
                 _ => slot.push_parts(table, addr, len)?,
             }
             slot.len = total;
-        }
-        Ok(slot.len - before)
+            Ok(())
+        });
+        self.pieces += (slot.segs.len() - pieces_before) as u32;
+        added.map(|()| slot.len - before)
     }
 
     /// The list of `slot`, for the request that it is about.
@@ -520,6 +537,7 @@ impl SgTable {
     pub fn end(&mut self, slot: u16) {
         let slot = &mut self.slots[usize::from(slot)];
         let serial = slot.epoch.take().expect("the slot is in use");
+        self.pieces -= slot.segs.len() as u32;
         if slot.segs.capacity() > KEPT_PIECES {
             slot.segs = SmallVec::new();
         }

@@ -53,14 +53,18 @@ impl Guest {
 
     /// The same with memory of the caller's, of [`MEMORY`] bytes or more.
     pub fn with_memory(device: Arc<dyn Device>, flushes: bool, mapping: Mapping) -> Self {
-        let len = mapping.len();
+        let (len, mapping) = (mapping.len(), Arc::new(mapping));
+        let region = Region { guest_addr: 0, user_addr: 0, len, offset: 0, mapping };
+        Self::with_regions(device, flushes, vec![region])
+    }
+
+    /// The same with these regions, the first of which has [`MEMORY`] bytes or more from address 0 on.
+    pub fn with_regions(device: Arc<dyn Device>, flushes: bool, regions: Vec<Region>) -> Self {
         let registry = Registry::new();
         let identity = aryk_bdev::Identity::named("disk");
         registry.register(identity, device).expect("the first disk");
         let descriptor = registry.open("disk", Access::Shared, "test", |_| ()).expect("a disk of ours");
-        let mapping = Arc::new(mapping);
-        let region = Region { guest_addr: 0, user_addr: 0, len, offset: 0, mapping };
-        let memory = Arc::new(MemTable::new(vec![region]).expect("one region"));
+        let memory = Arc::new(MemTable::new(regions).expect("sound regions"));
         let area = |at, len| memory.area_at_guest(at, len).expect("inside");
         let ring = Virtqueue::new(Config {
             format: Format::Split,
@@ -127,6 +131,18 @@ impl Guest {
     pub fn set_log(&mut self, log: Option<QueueLog>) {
         let (queue, cx) = (self.queue.id(), self.reactor.cx());
         cx.root::<Queue>(queue).expect("it runs until it is stopped").borrow_mut().set_log(log);
+    }
+
+    /// Requests that were taken and have not come back.
+    pub fn in_flight(&mut self) -> u32 {
+        let queue = self.reactor.cx().root::<Queue>(self.queue.id()).expect("it runs until it is stopped");
+        queue.borrow().line.sgs.in_use()
+    }
+
+    /// The disk has something for it: its queue is looked at once.
+    pub fn wake(&mut self) {
+        let queue = self.queue.id();
+        self.reactor.cx().wake(queue);
     }
 
     /// A turn of the reactor.

@@ -25,6 +25,10 @@ const BATCH: u32 = 64;
 /// Descriptors looked at in one poll, and those of one chain more: chains may have very different lengths, and each descriptor costs.
 const DESCRIPTORS: u32 = 1024;
 
+/// Pieces of memory that requests in flight have in all, and those of one request more: a change of the guest's memory goes through all of them at one time. The queue takes
+/// no more chains meanwhile. With pages of 4 KiB they are 64 MiB.
+const PIECES: u32 = 1 << 14;
+
 /// Words of a dirty log, and pieces of lists, that are gone through in one poll, and those of one request more. A request of 4 GiB takes as many.
 const MARKS: u64 = 1 << 14;
 
@@ -90,6 +94,8 @@ pub struct Line {
     faults_seen: u64,
     /// Chains that a predecessor left in flight, and that were not taken yet.
     replays: usize,
+    /// It was parked because requests in flight have too many [`PIECES`]: nobody kicks it for the chains that wait.
+    waits_for_room: bool,
 }
 
 impl fmt::Debug for Line {
@@ -162,13 +168,14 @@ impl Line {
             errors: parts.errors,
             faults_seen: aryk_dma::faults(),
             replays,
+            waits_for_room: false,
         })
     }
 
     /// Takes new chains off the ring, of which `start` makes requests; whether there were any.
     #[inline]
     pub fn take(&mut self, cx: &mut Cx, mut start: impl FnMut(&mut Self, u16, &mut Chain, &mut Cx)) -> bool {
-        if !self.takes_requests() {
+        if !self.takes_requests() || !self.has_room() {
             return false;
         }
         let now = cx.now();
@@ -182,7 +189,7 @@ impl Line {
         if self.ring.available().is_ok() {
             self.ring.prefetch_first(self.sgs.memory());
         }
-        while taken < BATCH && descriptors < DESCRIPTORS {
+        while taken < BATCH && descriptors < DESCRIPTORS && self.has_room() {
             let popped = self.pop(&mut chain);
             descriptors += chain.cost();
             match popped {
@@ -317,6 +324,10 @@ impl Line {
         if !self.owed.is_empty() {
             cx.wake(self.id);
         }
+        if self.waits_for_room && self.has_room() {
+            self.waits_for_room = false;
+            cx.kick(self.id);
+        }
         let call_wanted = self.ring.publish();
         self.log_ring();
         if let Some(call) = self.call.as_ref().filter(|_| call_wanted) {
@@ -365,6 +376,12 @@ impl Line {
         if let Some(log) = &self.log {
             log.mark_ring();
         }
+    }
+
+    /// Whether requests in flight have so few pieces that there may be more.
+    #[inline]
+    const fn has_room(&self) -> bool {
+        self.sgs.pieces() < PIECES
     }
 
     /// Whether new chains are looked for.
@@ -457,10 +474,12 @@ impl Line {
         self.log_ring();
     }
 
-    /// It is polled no more, unless chains wait that are `wanted`, or the guest never kicks.
+    /// It is polled no more, unless chains wait that are `wanted`, or the guest never kicks. One that can take none is polled when a request is given back.
     pub fn park(&mut self, wanted: bool) -> Armed {
         let polled_for_ever = self.watch.is_none();
-        let stays = self.takes_requests() && (self.ring.enable_kicks() && wanted || polled_for_ever);
+        self.waits_for_room = !self.has_room();
+        let may_take = self.takes_requests() && !self.waits_for_room;
+        let stays = may_take && (self.ring.enable_kicks() && wanted || polled_for_ever);
         self.log_ring();
         if stays { Armed::Busy } else { Armed::Yes }
     }

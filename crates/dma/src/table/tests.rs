@@ -1,6 +1,6 @@
 //! Translation against the same memory in one array, and how long memory stays.
 
-use super::{BadAddress, KEPT_PIECES, MemTable, Region, SgTable, TableError};
+use super::{BadAddress, KEPT_PIECES, LIST_MAX, MemTable, Region, SgTable, TableError};
 use crate::Mapping;
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -389,4 +389,28 @@ fn a_list_keeps_no_more_memory_than_ordinary_requests_need() {
         sgs.end(0);
         assert_eq!(sgs.slots[0].segs.capacity() >= KEPT_PIECES, kept, "after {pieces} pieces");
     }
+}
+
+#[test]
+fn pieces_of_lists_in_use_are_counted_and_those_of_one_have_an_end() {
+    // Adjoining regions, of a page each.
+    let regions: Vec<Region> = (0..64).map(|i| region(i * PAGE, PAGE)).collect();
+    let mut sgs = SgTable::new(2, table(&regions));
+    sgs.begin(0);
+    sgs.begin(1);
+    sgs.push(0, 100, 1).unwrap();
+    let all = (64 * PAGE) as u32;
+    sgs.extend(1, (0..32).map(|_| (0, all))).unwrap();
+    assert_eq!((sgs.pieces(), sgs.sgl(1).segments()), (1 + LIST_MAX as u32, LIST_MAX as u32));
+    assert_eq!(sgs.push(1, 0, 2 * PAGE as u32), Err(BadAddress { addr: 0, len: 2 * PAGE as u32 }));
+    // One that lies in one region has its place: an answer's.
+    sgs.push(1, 0, 1).unwrap();
+    assert_eq!((sgs.pieces(), sgs.sgl(1).len()), (2 + LIST_MAX as u32, 32 * all + 1));
+    sgs.end(1);
+    assert_eq!(sgs.pieces(), 1);
+    // What was added before a piece that is nowhere counts too.
+    assert!(sgs.extend(0, [(0, 1), (64 * PAGE, 1)]).is_err());
+    assert_eq!(sgs.pieces(), 2);
+    sgs.end(0);
+    assert_eq!(sgs.pieces(), 0);
 }

@@ -3,7 +3,7 @@
 use super::{Asked, Bench, DATA, HEADER, NEXT, STATUS, WRITE};
 use crate::guest::{FREE, Guest};
 use aryk_bdev::{Channel, Completion, Device, Geometry, Io, Limits, OpSet, OpenError, Outbox, Status, Tag};
-use aryk_dma::{DirtyLog, Mapping, PAGE};
+use aryk_dma::{DirtyLog, Mapping, PAGE, Region};
 use aryk_reactor::{Cx, RootId};
 use aryk_vhost_user::QueueLog;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -240,4 +240,59 @@ fn more_segments_than_the_guest_was_told_are_refused() {
         assert_eq!(b.guest.wait(), (0, 1));
         assert_eq!(b.status(), expected, "{segments} segments");
     }
+}
+
+/// Reads of 126 buffers each, which cross as many regions.
+fn offer_scattered_reads(guest: &mut Guest, count: u16, bytes: u32) {
+    for head in 0..count {
+        let table = FREE + 0x1000 * u64::from(head);
+        let put = |i: u64, addr: u64, len: u32, flags: u16| {
+            let at = (table + 64 + 16 * i) as usize;
+            guest.memory.write(at, &addr);
+            guest.memory.write(at + 8, &len);
+            guest.memory.write(at + 12, &flags);
+            guest.memory.write(at + 14, &(i as u16 + 1));
+        };
+        guest.memory.write(table as usize, &[VIRTIO_BLK_T_IN, 0, 0, 0]);
+        put(0, table, 16, NEXT);
+        (1..=126).for_each(|i| put(i, crate::guest::MEMORY, bytes, NEXT | WRITE));
+        put(127, table + 32, 1, WRITE);
+        guest.describe(head, table + 64, 16 * 128, INDIRECT, 0);
+        guest.offer(head);
+    }
+}
+
+#[test]
+fn pieces_in_flight_are_limited_and_other_chains_wait() {
+    const REGIONS: u64 = 17;
+    const MOST: u32 = 1 << 14;
+    let (asked, completes) = (Asked::default(), Arc::new(AtomicBool::new(false)));
+    let void = Void { asked, completes: Arc::clone(&completes) };
+    let start = crate::guest::MEMORY;
+    let mapping = Arc::new(Mapping::anonymous(start + REGIONS * PAGE).unwrap());
+    let region =
+        |at, len| Region { guest_addr: at, user_addr: at, len, offset: at, mapping: Arc::clone(&mapping) };
+    let pages = (0..REGIONS).map(|i| region(start + i * PAGE, PAGE));
+    let regions = [region(0, start)].into_iter().chain(pages).collect();
+    let mut guest = Guest::with_regions(Arc::new(void), true, regions);
+    offer_scattered_reads(&mut guest, 16, 16 * 4096);
+    // Longer than an idle queue is polled.
+    for _ in 0..100 {
+        guest.turn();
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    let each = 126 * 16 + 1;
+    assert_eq!(guest.in_flight(), MOST.div_ceil(each), "the others wait");
+    // The queue is parked. What the disk tells it of lets the others in, though nobody kicks.
+    completes.store(true, Ordering::Relaxed);
+    guest.wake();
+    for _ in 0..16 {
+        guest.wait();
+    }
+    // Of one request there is an end too.
+    offer_scattered_reads(&mut guest, 1, 17 * 4096);
+    assert_eq!(guest.wait(), (0, 1));
+    assert_eq!(guest.memory.read::<u8>(FREE as usize + 32), VIRTIO_BLK_S_IOERR as u8);
+    completes.store(false, Ordering::Relaxed);
+    assert_eq!(guest.stop(), 17);
 }
