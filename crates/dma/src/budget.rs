@@ -5,6 +5,7 @@
 //! counted from the mapping to the unmapping, and has an end before that of the process.
 
 use crate::MapError;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// What may be mapped.
@@ -60,6 +61,45 @@ impl Limits {
 /// Bytes, and mappings, of peers' memory that the process has now.
 pub fn mapped() -> (u64, u64) {
     (BUDGET.bytes.load(Relaxed), BUDGET.count.load(Relaxed))
+}
+
+/// Who gave mappings ([`crate::Mapping::given_by`]). Knows how much of what was given is not needed any more, and not unmapped yet either: a peer that is to announce
+/// more waits for that, lest it has us hold what it gave up as often as it likes.
+#[derive(Clone, Debug, Default)]
+pub struct Peer(Arc<GivenUp>);
+
+#[derive(Debug, Default)]
+struct GivenUp {
+    bytes: AtomicU64,
+    mappings: AtomicU64,
+}
+
+impl Peer {
+    /// Bytes, and mappings, that wait to be unmapped.
+    pub fn given_up(&self) -> (u64, u64) {
+        (self.0.bytes.load(Relaxed), self.0.mappings.load(Relaxed))
+    }
+
+    /// A mapping of `len` bytes waits to be unmapped.
+    pub(crate) fn gives_up(&self, len: u64) -> Waiting {
+        self.0.bytes.fetch_add(len, Relaxed);
+        self.0.mappings.fetch_add(1, Relaxed);
+        Waiting { peer: self.clone(), len }
+    }
+}
+
+/// A mapping that its peer has given up, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    peer: Peer,
+    len: u64,
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.peer.0.bytes.fetch_sub(self.len, Relaxed);
+        self.peer.0.mappings.fetch_sub(1, Relaxed);
+    }
 }
 
 /// A mapping that counts, until it is dropped.

@@ -1,7 +1,7 @@
 //! The dirty log of a guest that migrates: a bit for each page of guest memory, set by us, read and cleared by its front-end.
 //! Made in control context, marked in reactor context.
 
-use crate::{MapError, Mapping, PAGE};
+use crate::{MapError, Mapping, PAGE, Peer};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -32,6 +32,12 @@ impl DirtyLog {
     /// As [`Mapping::shared`].
     pub fn map(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<Self, MapError> {
         Ok(Self { mapping: Mapping::shared_start(fd, offset, len, LEN_MAX)?, beyond: AtomicU64::new(0) })
+    }
+
+    /// As [`Mapping::given_by`].
+    #[must_use]
+    pub fn given_by(self, peer: &Peer) -> Self {
+        Self { mapping: self.mapping.given_by(peer), ..self }
     }
 
     /// Whether there is a bit for each of `len` bytes of guest memory from address 0 on.

@@ -8,7 +8,7 @@
 //! - [`GuestArea`]: a checked, contiguous piece of it, such as one part of a virtqueue.
 //! - [`Sgl`]: a scatter list of a request; [`SgTable`] owns those of a front-end's requests.
 //! - [`Buffer`]: aligned memory of our own, lent to a request.
-//! - [`Limits`]: how much of peers' memory is mapped at most.
+//! - [`Limits`]: how much of peers' memory is mapped at most; [`Peer`]: who gave a mapping.
 //! - [`close_memory`], [`reclaiming`]: memory is unmapped, and its files are closed, on a thread of their own.
 //! - [`DirtyLog`]: which pages of a guest that migrates were written to.
 //!
@@ -30,7 +30,7 @@ mod sync;
 mod table;
 
 pub use area::GuestArea;
-pub use budget::{Limits, mapped};
+pub use budget::{Limits, Peer, mapped};
 pub use buffer::Buffer;
 pub use dirty::DirtyLog;
 pub use fault::{faults, install as install_fault_handler};

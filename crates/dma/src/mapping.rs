@@ -1,6 +1,6 @@
 //! Memory that this process mapped. Made and dropped in control context; used from any.
 
-use crate::budget::Charge;
+use crate::budget::{Charge, Peer};
 use crate::reclaim::{self, Pages};
 use crate::{copy, fault};
 use rustix::fs::FileType;
@@ -82,7 +82,7 @@ impl Mapping {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a new mapping, at an address that the kernel chooses, changes no memory of ours.
         let base = unsafe { mmap_anonymous(std::ptr::null_mut(), len, Self::PROT, flags)? };
-        Ok(Self::new(Pages { base, len, fault: None, _charge: None }, 0, len))
+        Ok(Self::new(Pages::of_ours(base, len), 0, len))
     }
 
     /// `len` bytes from `offset` of a peer's memory file, shared with that peer.
@@ -124,8 +124,17 @@ impl Mapping {
         // SAFETY: a new mapping, at an address that the kernel chooses, changes no memory of ours.
         let base = unsafe { mmap(std::ptr::null_mut(), all, Self::PROT, flags, fd, offset - skip)? };
         let fault = fault::watch(fault::Span { base: base as usize, len: all, page: page as usize });
-        let pages = Pages { base, len: all, fault: Some(fault), _charge: Some(charge) };
+        let pages = Pages::of_file(base, all, fault, charge);
         Ok(Self::new(pages, skip as usize, len as usize))
+    }
+
+    /// The same, for whose unmapping `peer` is to wait.
+    #[must_use]
+    pub fn given_by(mut self, peer: &Peer) -> Self {
+        if let Some(pages) = &mut self.pages {
+            pages.peer = Some(peer.clone());
+        }
+        self
     }
 
     const PROT: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);

@@ -6,7 +6,7 @@
 use crate::Error;
 use crate::memory::FileId;
 use crate::message::{Code, InflightDesc};
-use aryk_dma::{GuestArea, MapError, Mapping};
+use aryk_dma::{GuestArea, MapError, Mapping, Peer};
 use aryk_virtqueue::{Format, inflight_len};
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::os::fd::{AsFd, OwnedFd};
@@ -51,7 +51,7 @@ impl Inflight {
         desc: InflightDesc,
         packed: bool,
         queues: usize,
-        fd: &OwnedFd,
+        (peer, fd): (&Peer, &OwnedFd),
     ) -> Result<Self, Error> {
         let needed = region_len(code, &desc, packed, queues)?;
         if desc.size < needed {
@@ -61,7 +61,7 @@ impl Inflight {
         let len = desc.size.min(region_len(code, &desc, true, queues)?);
         let map = |source| Error::Inflight { code, source };
         let stat = rustix::fs::fstat(fd).map_err(|e| map(MapError::Os(e)))?;
-        let mapping = Mapping::shared(fd.as_fd(), desc.offset, len).map_err(map)?;
+        let mapping = Mapping::shared(fd.as_fd(), desc.offset, len).map_err(map)?.given_by(peer);
         Ok(Self { mapping: Arc::new(mapping), file: (stat.st_dev, stat.st_ino), desc })
     }
 

@@ -7,7 +7,7 @@
 
 use crate::Error;
 use crate::message::RegionDesc;
-use aryk_dma::{Limits, MapError, Mapping, MemTable, PAGE, Region};
+use aryk_dma::{Limits, MapError, Mapping, MemTable, PAGE, Peer, Region};
 use rustix::fs::{fstat, fstatfs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -37,13 +37,42 @@ struct Slot {
 #[derive(Debug, Default)]
 pub(crate) struct Removed(Vec<Arc<Mapping>>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct GuestMemory {
     slots: Vec<Slot>,
     table: Arc<MemTable>,
+    peer: Peer,
 }
 
 impl GuestMemory {
+    /// None yet, of that peer.
+    pub(crate) fn new(peer: Peer) -> Self {
+        Self { slots: Vec::new(), table: Arc::default(), peer }
+    }
+
+    /// Who gave it.
+    pub(crate) const fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
+    /// Waits until there is room for mappings of these sizes beside those that there are: while what the front-end has given up before, it or one before it, waits to
+    /// be unmapped, all of them together are to be no more than a table and another in its place.
+    pub(crate) async fn room_for(&self, sizes: impl Iterator<Item = u64>) {
+        const LOOK_EVERY: Duration = Duration::from_millis(1);
+        let announced = self.slots.iter().map(|slot| slot.desc.size).chain(sizes);
+        let sum = |(bytes, mappings): (u64, u64), size| (bytes.saturating_add(size), mappings + 1);
+        let (bytes, mappings) = announced.fold((0, 0), sum);
+        let bytes_max = Limits::get().peer.saturating_mul(2).saturating_sub(bytes);
+        let mappings_max = (2 * SLOTS_MAX as u64).saturating_sub(mappings);
+        loop {
+            let (bytes, mappings) = self.peer.given_up();
+            if mappings == 0 || bytes <= bytes_max && mappings <= mappings_max {
+                return;
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
     /// The current epoch.
     pub(crate) fn table(&self) -> Arc<MemTable> {
         Arc::clone(&self.table)
@@ -127,7 +156,7 @@ impl GuestMemory {
         // Huge pages can be mapped as a whole only; a small page's rest is the kernel's care.
         let end = if page > PAGE { end.checked_next_multiple_of(page).ok_or_else(bad)? } else { end };
         let start = desc.mmap_offset - desc.mmap_offset % page;
-        let mapping = Mapping::shared(fd, start, end - start).map_err(map)?;
+        let mapping = Mapping::shared(fd, start, end - start).map_err(map)?.given_by(&self.peer);
         Ok(Slot { desc, file, mapping: Arc::new(mapping), offset: desc.mmap_offset - start })
     }
 }

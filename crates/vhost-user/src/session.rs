@@ -114,7 +114,7 @@ pub async fn serve_front_end<D: Device>(
         left: false,
         features: None,
         protocol: 0,
-        memory: GuestMemory::default(),
+        memory: GuestMemory::new(stats.peer.clone()),
         vrings,
         inflight: None,
         log: None,
@@ -212,6 +212,11 @@ impl<D: Device> Session<'_, D> {
         if self.left { work.await } else { self.connection.heard_during(what, work).await }
     }
 
+    /// Waits for the end of what the front-end gave up, if it has to.
+    pub(super) async fn await_room(&self, sizes: impl Iterator<Item = u64>) {
+        self.wait("removed memory is unmapped", self.memory.room_for(sizes)).await;
+    }
+
     /// "VHOST_USER_PROTOCOL_F_REPLY_ACK".
     fn acks(&self, need_reply: bool) -> bool {
         need_reply && self.protocol & protocol::REPLY_ACK != 0
@@ -273,10 +278,12 @@ impl<D: Device> Session<'_, D> {
                 written.map_err(|source| Error::Device { code, source })
             }
             Request::SetMemTable(regions) => {
+                self.await_room(regions.iter().map(|region| region.size)).await;
                 let removed = self.memory.set(&regions, fds)?;
                 self.memory_changed(code, removed).await
             }
             Request::AddMemReg(region) => {
+                self.await_room([region.size].into_iter()).await;
                 let removed = self.memory.add(region, &fds[0])?;
                 self.memory_changed(code, removed).await
             }
@@ -297,8 +304,10 @@ impl<D: Device> Session<'_, D> {
                 Ok(())
             }
             Request::SetInflightFd(desc) => {
+                self.await_room([desc.size].into_iter()).await;
                 let (packed, queues) = (self.is_packed(), self.vrings.len());
-                self.set_inflight(code, Inflight::map(code, desc, packed, queues, &fds[0])?).await
+                let given = (self.memory.peer(), &fds[0]);
+                self.set_inflight(code, Inflight::map(code, desc, packed, queues, given)?).await
             }
             Request::ResetDevice => {
                 self.reset().await;

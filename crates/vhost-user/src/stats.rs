@@ -2,6 +2,7 @@
 
 use crate::Error;
 use crate::error::Class;
+use aryk_dma::Peer;
 use aryk_log_limit::LogLimit;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
@@ -42,6 +43,8 @@ pub struct Stats {
     memory_private: AtomicU64,
     last_error: Mutex<Option<String>>,
     pub(crate) lines: Lines,
+    /// The front-ends, as those who give memory: one that has just gone may have left much.
+    pub(crate) peer: Peer,
 }
 
 /// The values of [`Stats`] at one time.

@@ -124,8 +124,9 @@ impl<D: Device> Session<'_, D> {
 
     /// SET_LOG_BASE. Answered when no queue marks the old log any more.
     pub(super) async fn set_log(&mut self, code: Code, desc: LogDesc, fd: &OwnedFd) -> Result<(), Error> {
+        self.await_room([desc.size].into_iter()).await;
         let log = DirtyLog::map(fd.as_fd(), desc.offset, desc.size);
-        let log = log.map_err(|source| Error::Log { code, source })?;
+        let log = log.map_err(|source| Error::Log { code, source })?.given_by(self.memory.peer());
         let end = self.memory_end();
         if !log.covers(end) {
             return Err(Error::LogTooSmall { code, got: desc.size, end });

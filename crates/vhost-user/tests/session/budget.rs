@@ -40,6 +40,23 @@ fn a_guest_of_twelve_tib_is_served_and_one_of_thirty_two_is_not() {
     });
 }
 
+/// What was announced before waits to be unmapped for longer than it takes to announce more.
+#[test]
+fn guest_memory_that_is_exchanged_again_and_again_is_mapped_twice_at_most() {
+    on_local_set(async {
+        let (fe, _session) = start();
+        fe.negotiate().await;
+        let memory = sparse(17 * TIB);
+        let table = |at| [bytes![1_u32, 0_u32], region(at, 16 * TIB)].concat();
+        for i in 0..12 {
+            let announced = fe.try_send(code::SET_MEM_TABLE, &table(i * 4096), &[memory.as_fd()]).await;
+            let mapped = aryk_dma::mapped().0 / TIB;
+            // Another test has up to twice 12 TiB.
+            assert!(announced && mapped <= 32 + 24, "{mapped} TiB after {i} others");
+        }
+    });
+}
+
 /// Only as much of a log is mapped as can be of use.
 #[test]
 fn a_log_of_terabytes_is_mapped_in_part() {

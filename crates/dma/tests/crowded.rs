@@ -1,0 +1,72 @@
+//! A process that has as many mappings as the kernel lets it. A binary of its own, with one test, for they are the process's.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use aryk_dma::{Mapping, mapped, reclaiming};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
+use std::ffi::c_void;
+use std::os::fd::AsFd;
+use std::ptr::null_mut;
+use std::time::Duration;
+
+const PAGE: usize = 4096;
+const GIB: u64 = 1 << 30;
+
+/// Mappings of no use, until there can be no more.
+struct Crowd(*mut c_void, usize);
+
+impl Crowd {
+    fn gather() -> Self {
+        let most: usize =
+            std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap().trim().parse().unwrap();
+        let len = 2 * most * PAGE;
+        // SAFETY: a new mapping, at an address that the kernel chooses, changes no memory of ours.
+        let base = unsafe { mmap_anonymous(null_mut(), len, ProtFlags::empty(), MapFlags::PRIVATE) }.unwrap();
+        let crowd = Self(base, len);
+        // Every other page with other rights than its neighbours.
+        let full = (0..len).step_by(2 * PAGE).find_map(|at| {
+            // SAFETY: a page of the mapping that was just made, which nobody uses.
+            unsafe { mprotect(base.wrapping_byte_add(at), PAGE, MprotectFlags::READ) }.err()
+        });
+        assert_eq!(full, Some(Errno::NOMEM));
+        crowd
+    }
+}
+
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's, and nobody uses it.
+        unsafe { munmap(self.0, self.1) }.unwrap();
+    }
+}
+
+fn sleep() {
+    std::thread::sleep(Duration::from_millis(10));
+}
+
+#[test]
+fn what_cannot_be_unmapped_now_is_unmapped_later() {
+    let fd = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&fd, 3 * GIB).unwrap();
+    // The kernel gives addresses downwards: they lie side by side as they do in the file, so that it makes one of the three.
+    let [high, middle, low] = [2, 1, 0].map(|i| Mapping::shared(fd.as_fd(), i * GIB, GIB).unwrap());
+    let base = |mapping: &Mapping| mapping.base().as_ptr() as u64;
+    assert_eq!((base(&middle) - base(&low), base(&high) - base(&middle)), (GIB, GIB));
+
+    let crowd = Crowd::gather();
+    // To take it out would make two of one.
+    drop(middle);
+    (0..30).for_each(|_| sleep());
+    assert_eq!((reclaiming().pending, reclaiming().done), (1, 0), "it waits");
+    assert_eq!(mapped(), (3 * GIB, 3), "and counts");
+    drop(crowd);
+    for _ in 0..1000 {
+        if reclaiming().pending == 0 {
+            break;
+        }
+        sleep();
+    }
+    assert_eq!((reclaiming().pending, mapped()), (0, (2 * GIB, 2)));
+}
