@@ -263,6 +263,7 @@ fn offer_scattered_reads(guest: &mut Guest, count: u16, bytes: u32) {
 }
 
 #[test]
+#[expect(clippy::disallowed_methods, reason = "an idle queue is polled for a while")]
 fn pieces_in_flight_are_limited_and_other_chains_wait() {
     const REGIONS: u64 = 17;
     const MOST: u32 = 1 << 14;
