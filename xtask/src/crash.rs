@@ -40,33 +40,18 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 /// A stage of `cargo xtask test`.
 pub(crate) fn check(long: bool) -> Result<()> {
     let rounds = if long { LONG_ROUNDS } else { ROUNDS };
-    let mut supervised = workspace::cargo();
-    supervised.args([
-        "test",
-        "-p",
-        "arykd",
-        "--features",
-        "crash-points",
-        "--test",
-        "daemon",
-        "panic",
-        "--target-dir",
-    ]);
-    workspace::run(supervised.arg(workspace::target()?.join("crash")))?;
     workspace::run(command()?.args(["--rounds", &rounds.to_string()]))
 }
 
 /// The test, with a daemon of its own: one that dies where it is told to is nobody else's.
 fn command() -> Result<Command> {
-    let target: PathBuf = workspace::target()?.join("crash");
-    let mut build = workspace::cargo();
-    build
-        .args(["build", "--release", "-p", "arykd", "--features", "crash-points", "--target-dir"])
-        .arg(&target);
-    workspace::run(&mut build)?;
-    let mut test = workspace::cargo();
-    test.args(["run", "--release", "-p", "aryk-crash-tests", "--", "--arykd"]);
-    test.arg(target.join("release/arykd")).arg("--disks").arg(&target);
+    let own = workspace::target()?.join("crash");
+    std::fs::create_dir_all(&own)?;
+    let armed = workspace::build_programs_with(&["--features", "arykd/crash-points"])?;
+    std::fs::copy(armed.join("arykd"), own.join("arykd")).context("keeping the daemon with crash points")?;
+    // Puts the daemon without them back into its place.
+    let mut test = Command::new(workspace::build_programs()?.join("aryk-crash-tests"));
+    test.arg("--arykd").arg(own.join("arykd")).arg("--disks").arg(own);
     Ok(test)
 }
 

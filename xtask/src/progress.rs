@@ -36,6 +36,15 @@ impl Clock {
     }
 }
 
+/// Processor seconds that this process and all that it waited for have used, user and system.
+pub(crate) fn cpu_seconds() -> Result<u64> {
+    let stat = std::fs::read_to_string("/proc/self/stat").context("reading /proc/self/stat")?;
+    // The name in parentheses may hold spaces. Behind it comes field 3; fields 14 to 17 are the times, in ticks.
+    let (_, fields) = stat.rsplit_once(')').context("no name in /proc/self/stat")?;
+    let ticks: u64 = fields.split_whitespace().skip(11).take(4).map(|t| t.parse().unwrap_or(0)).sum();
+    Ok(ticks / rustix::param::clock_ticks_per_second())
+}
+
 /// Runs a program whose output goes to the end of the file `log`, and tells how long that takes. If it fails, the last of what it said is in the error.
 pub(crate) fn run_logged(what: &str, log: &Path, command: &mut Command) -> Result<()> {
     let clock = Clock::start();
@@ -96,5 +105,14 @@ mod tests {
         let told = format!("{error:#}");
         assert!(told.contains("exit status: 3") && told.ends_with("\n99\n100"), "{told}");
         assert_eq!(told.lines().count(), 1 + LAST_LINES);
+    }
+
+    #[test]
+    fn the_processors_time_of_children_is_counted() {
+        let before = cpu_seconds().unwrap();
+        let burn = "i=0; while [ $i -lt 1000000 ]; do i=$((i+1)); done";
+        while cpu_seconds().unwrap() == before {
+            assert!(Command::new("sh").args(["-c", burn]).status().unwrap().success());
+        }
     }
 }

@@ -1,8 +1,9 @@
 //! `cargo xtask test`: everything, from units to guests, and one line that adds it up.
 //!
 //! Stages run one after the other and all to the end, whatever fails; what a stage cannot count for itself
-//! (a build that breaks) counts as one failure.
+//! (a build that breaks) counts as one failure. What failed is printed again at the end, before what each stage took.
 
+mod binaries;
 mod clients;
 mod docs;
 pub(crate) mod guests;
@@ -11,7 +12,7 @@ mod suites;
 
 use anyhow::{Result, bail};
 
-use crate::progress::Clock;
+use crate::progress::{self, Clock};
 use crate::{crash, fuzz, install};
 
 /// Seconds of each fuzzer.
@@ -68,12 +69,14 @@ const STAGES: [Stage; 9] = [
     Stage::Docs,
 ];
 
-/// How many tests ended how.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// How many tests ended how, and what the failed ones said.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
     pub(crate) passed: u32,
     pub(crate) failed: u32,
     pub(crate) skipped: u32,
+    /// The name and the last lines of output of each failed test.
+    pub(crate) failures: Vec<String>,
 }
 
 impl Tally {
@@ -85,16 +88,28 @@ impl Tally {
                 println!("{name} ... ok");
             }
             Err(error) => {
-                self.failed += 1;
                 println!("{name} ... FAILED\n{error:#}\n");
+                self.fail(format!("{name}\n{error:#}"));
             }
         }
+    }
+
+    /// Counts one failure. `text` is printed again after all stages.
+    fn fail(&mut self, text: String) {
+        self.failed += 1;
+        self.failures.push(text);
+    }
+
+    fn counts(&self) -> String {
+        let Self { passed, failed, skipped, .. } = self;
+        format!("{passed} passed, {failed} failed, {skipped} skipped")
     }
 
     fn add(&mut self, other: Self) {
         self.passed += other.passed;
         self.failed += other.failed;
         self.skipped += other.skipped;
+        self.failures.extend(other.failures);
     }
 }
 
@@ -102,19 +117,54 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     install::ensure(install::ALL)?;
     let mut tally = Tally::default();
     let clock = Clock::start();
+    let mut costs = Vec::new();
     let stages: Vec<_> =
         STAGES.into_iter().filter(|s| args.only.is_empty() || args.only.contains(s)).collect();
     for (n, stage) in stages.iter().enumerate() {
         println!("\n── {stage:?}: stage {} of {}, after {} s", n + 1, stages.len(), clock.seconds());
-        tally.add(run_stage(*stage, args));
+        let (began, cpu) = (clock.seconds(), progress::cpu_seconds()?);
+        let ended = run_stage(*stage, args);
+        let cost = Cost { stage: *stage, wall: clock.seconds() - began, cpu: progress::cpu_seconds()? - cpu };
+        println!("── {stage:?}: {} in {} s", ended.counts(), cost.wall);
+        costs.push(cost);
+        tally.add(ended);
         aryk_guest_tests::process::check_interrupt()?;
     }
-    let Tally { passed, failed, skipped } = tally;
-    println!("\n{passed} passed, {failed} failed, {skipped} skipped in {} s", clock.seconds());
+    for failure in &tally.failures {
+        println!("\n── Failed: {failure}");
+    }
+    println!("\n{}\n\n{} in {} s", table(&costs), tally.counts(), clock.seconds());
     if tally.failed > 0 {
         bail!("{} failed", tally.failed);
     }
     Ok(())
+}
+
+/// What a stage took, in seconds.
+#[derive(Debug)]
+struct Cost {
+    stage: Stage,
+    wall: u64,
+    /// Of the processor, by all programs that the stage ran.
+    cpu: u64,
+}
+
+fn table(costs: &[Cost]) -> comfy_table::Table {
+    let mut table = comfy_table::Table::new();
+    table.load_preset(comfy_table::presets::ASCII_MARKDOWN).set_header([
+        "stage",
+        "seconds",
+        "processor seconds",
+    ]);
+    for cost in costs {
+        table.add_row([format!("{:?}", cost.stage), cost.wall.to_string(), cost.cpu.to_string()]);
+    }
+    table.add_row(["all".into(), sum(costs, |c| c.wall), sum(costs, |c| c.cpu)]);
+    table
+}
+
+fn sum(costs: &[Cost], part: fn(&Cost) -> u64) -> String {
+    costs.iter().map(part).sum::<u64>().to_string()
 }
 
 /// The crash test, as one test.
@@ -125,7 +175,6 @@ fn crashes(long: bool) -> Result<Tally> {
 }
 
 fn run_stage(stage: Stage, args: &Args) -> Tally {
-    let clock = Clock::start();
     let result = match stage {
         Stage::Unit => suites::workspace(args.all),
         Stage::Loom => suites::loom(),
@@ -137,11 +186,10 @@ fn run_stage(stage: Stage, args: &Args) -> Tally {
         Stage::Package => package::run(),
         Stage::Docs => docs::run(),
     };
-    let tally = result.unwrap_or_else(|error| {
+    result.unwrap_or_else(|error| {
         println!("{stage:?} stopped: {error:#}");
-        Tally { failed: 1, ..Tally::default() }
-    });
-    let Tally { passed, failed, skipped } = tally;
-    println!("── {stage:?}: {passed} passed, {failed} failed, {skipped} skipped in {} s", clock.seconds());
-    tally
+        let mut tally = Tally::default();
+        tally.fail(format!("{stage:?}\n{error:#}"));
+        tally
+    })
 }

@@ -50,8 +50,19 @@ pub(crate) fn target() -> Result<PathBuf> {
     Ok(metadata["target_directory"].as_str().context("cargo metadata names no target directory")?.into())
 }
 
-/// Builds the two programs for release and returns the directory that they are in.
+/// Builds the programs that are delivered, and those that test them, for release; returns the directory that they are in.
 pub(crate) fn build_programs() -> Result<PathBuf> {
-    run(cargo().args(["build", "--release", "-p", "arykd", "-p", "aryk"]))?;
+    build_programs_with(&[])
+}
+
+/// As [`build_programs`], with these arguments to cargo too. It is always the same choice of packages: another one gives the libraries other features, and
+/// builds all of them again.
+pub(crate) fn build_programs_with(arguments: &[&str]) -> Result<PathBuf> {
+    let mut build = cargo();
+    build.args(["build", "--release"]).args(arguments);
+    for package in ["arykd", "aryk", "aryk-bench", "aryk-crash-tests"] {
+        build.args(["-p", package]);
+    }
+    run(&mut build)?;
     Ok(target()?.join("release"))
 }

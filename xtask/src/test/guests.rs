@@ -3,7 +3,7 @@
 use anyhow::Result;
 use aryk_guest_tests::{Image, cases};
 
-use super::{Tally, suites};
+use super::{Tally, binaries};
 use crate::{install, workspace};
 
 /// Runs the harness's own tests, then all cases whose name contains `part`.
@@ -11,7 +11,7 @@ pub(crate) fn run(all: bool, part: &str) -> Result<Tally> {
     install::ensure(install::ALL)?;
     let bin = workspace::build_programs()?;
     let image = Image::prepare(&workspace::target()?.join("guest"))?;
-    let mut tally = if part.is_empty() { suites::harness()? } else { Tally::default() };
+    let mut tally = if part.is_empty() { binaries::run_guests_harness()? } else { Tally::default() };
     let lab = cases::Lab { image, bin };
     for case in cases::list(all) {
         if case.name.contains(part) {

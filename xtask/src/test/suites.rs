@@ -1,78 +1,94 @@
 //! The suites that cargo runs itself, their results added up from what they print.
 
-use std::io::{BufRead, BufReader};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
 
-use super::Tally;
+use super::{Tally, binaries};
 use crate::workspace;
 
 /// Random calls of the long form, in the place of ten thousand.
 const RPC_CALLS: &str = "100000";
+/// Lines of what a failed suite says that are kept for the end of the run.
+const LINES_OF_A_FAILURE: usize = 60;
 
-/// All tests of the workspace, some in their long form if that is asked for. Those that need a guest count as guests' (see [`harness`]).
+/// All tests of the workspace, some in their long form if that is asked for. Those that boot a guest count as guests'.
 pub(crate) fn workspace(long: bool) -> Result<Tally> {
-    let mut cargo = workspace::cargo();
-    cargo.args(["test", "--workspace", "--no-fail-fast", "--exclude", "aryk-guest-tests"]);
-    if long {
-        cargo.env("ARYK_RPC_CALLS", RPC_CALLS);
-    }
-    summed(&mut cargo)
+    let settings: &[_] = if long { &[("ARYK_RPC_CALLS", RPC_CALLS)] } else { &[] };
+    let mut tally = binaries::run_without_guests(settings)?;
+    tally.add(summed("documentation", workspace::cargo().args(["test", "--doc", "--workspace"]))?);
+    Ok(tally)
 }
 
-/// The harness's own tests, with those that boot guests. One at a time: each guest wants the cores.
-pub(crate) fn harness() -> Result<Tally> {
-    let mut cargo = workspace::cargo();
-    cargo.args(["test", "--no-fail-fast", "-p", "aryk-guest-tests", "--", "--include-ignored"]);
-    cargo.arg("--test-threads=1");
-    summed(&mut cargo)
-}
-
-/// `tests/loom.rs` of each crate that has one, built for loom in a directory of its own.
+/// `tests/loom.rs` of each crate that has one, built for loom in a directory of their own.
 pub(crate) fn loom() -> Result<Tally> {
-    let mut tally = Tally::default();
+    let mut cargo = workspace::cargo();
+    cargo.args(["test", "--release", "--no-fail-fast", "--test", "loom"]);
     let metadata = workspace::metadata("Cargo.toml", &["--no-deps"])?;
     for package in metadata["packages"].as_array().context("a workspace without packages")? {
         let targets = package["targets"].as_array().context("a package without targets")?;
-        if !targets.iter().any(|target| target["name"] == "loom" && target["kind"][0] == "test") {
-            continue;
+        if targets.iter().any(|target| target["name"] == "loom" && target["kind"][0] == "test") {
+            cargo.args(["-p", package["name"].as_str().context("a package without a name")?]);
         }
-        let name = package["name"].as_str().context("a package without a name")?;
-        let mut cargo = workspace::cargo();
-        cargo.args(["test", "--release", "-p", name, "--test", "loom", "--target-dir"]);
-        cargo.arg(workspace::target()?.join("loom")).env("RUSTFLAGS", "--cfg loom");
-        tally.add(summed(&mut cargo)?);
     }
-    Ok(tally)
+    cargo.arg("--target-dir").arg(workspace::target()?.join("loom")).env("RUSTFLAGS", "--cfg loom");
+    summed("loom", &mut cargo)
 }
 
 /// Whether a request costs as many instructions as was recorded, or fewer. One test.
 pub(crate) fn instructions() -> Result<Tally> {
-    let mut cargo = workspace::cargo();
-    cargo.args(["run", "--release", "-p", "aryk-bench", "--", "instructions", "--check"]);
+    let bench = workspace::build_programs()?.join("aryk-bench");
+    let mut count = Command::new(bench);
+    count.args(["instructions", "--check"]).current_dir(workspace::root());
     let mut tally = Tally::default();
-    tally.count("instructions of a request", workspace::run(&mut cargo));
+    tally.count("instructions of a request", workspace::run(&mut count));
     Ok(tally)
 }
 
 /// Runs `cargo test`, passes on what it prints, and adds up its results.
-fn summed(cargo: &mut Command) -> Result<Tally> {
+fn summed(name: &str, cargo: &mut Command) -> Result<Tally> {
     let mut child = cargo.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("running cargo")?;
     let output = child.stdout.take().context("stdout was piped")?;
-    let mut tally = Tally::default();
+    let mut said = String::new();
     for line in BufReader::new(output).lines() {
         let line = line?;
         println!("{line}");
-        if let Some(result) = result_line(&line) {
-            tally.add(result);
-        }
+        said += &line;
+        said.push('\n');
     }
-    if !child.wait()?.success() && tally.failed == 0 {
-        // It did not compile, or ended without a result.
-        tally.failed = 1;
+    Ok(tally(name, &said, child.wait()?.success()))
+}
+
+/// Adds up the results in what the tests `name` said. If they failed without a result, they did not compile or were killed: one failure.
+pub(super) fn tally(name: &str, said: &str, succeeded: bool) -> Tally {
+    let mut tally = Tally::default();
+    for result in said.lines().filter_map(result_line) {
+        tally.add(result);
     }
-    Ok(tally)
+    if !succeeded {
+        tally.failed = tally.failed.max(1);
+        tally.failures.push(format!("{name}\n{}", what_failed(said)));
+    }
+    tally
+}
+
+/// What libtest says of failed tests, between its two lines `failures:`; or the last that was said.
+fn what_failed(said: &str) -> String {
+    let lines: Vec<_> = said.lines().collect();
+    let told: Vec<_> =
+        lines.split(|line| *line == "failures:").skip(1).step_by(2).flatten().copied().collect();
+    let told = if told.is_empty() { lines } else { told };
+    told[told.len().saturating_sub(LINES_OF_A_FAILURE)..].join("\n")
+}
+
+/// All that was written to a file, wherever it stands now.
+pub(super) fn read_all(file: &mut File) -> Result<String> {
+    let mut bytes = Vec::new();
+    file.seek(SeekFrom::Start(0))?;
+    file.read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// `test result: ok. 8 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; …`
@@ -82,7 +98,8 @@ fn result_line(line: &str) -> Option<Tally> {
         let part = counts.split(';').find_map(|part| part.trim().strip_suffix(what))?;
         part.trim().parse().ok()
     };
-    Some(Tally { passed: count("passed")?, failed: count("failed")?, skipped: count("ignored")? })
+    let (passed, failed, skipped) = (count("passed")?, count("failed")?, count("ignored")?);
+    Some(Tally { passed, failed, skipped, ..Tally::default() })
 }
 
 #[cfg(test)]
@@ -92,7 +109,24 @@ mod tests {
     #[test]
     fn results_are_read_off_cargos_lines() {
         let line = "test result: FAILED. 8 passed; 2 failed; 1 ignored; 0 measured; 3 filtered out; finished in 0.1s";
-        assert_eq!(result_line(line), Some(Tally { passed: 8, failed: 2, skipped: 1 }));
+        let Tally { passed, failed, skipped, .. } = result_line(line).unwrap();
+        assert_eq!((passed, failed, skipped), (8, 2, 1));
         assert_eq!(result_line("test a::b ... ok"), None);
+    }
+
+    #[test]
+    fn a_failure_keeps_what_was_said_of_it() {
+        let said = "test a ... FAILED\n\nfailures:\n\n---- a stdout ----\nit hurts\n\nfailures:\n    a\n\n\
+            test result: FAILED. 3 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.1s\n";
+        let failed = tally("suite", said, false);
+        assert_eq!((failed.passed, failed.failed), (3, 1));
+        assert!(failed.failures[0].starts_with("suite\n"), "{failed:?}");
+        assert!(
+            failed.failures[0].contains("it hurts") && !failed.failures[0].contains("    a"),
+            "{failed:?}"
+        );
+        let killed = tally("suite", "running 3 tests\n", false);
+        assert_eq!((killed.failed, killed.failures.len()), (1, 1));
+        assert_eq!(tally("suite", "test result: ok. 3 passed; 0 failed; 0 ignored;", true).failures.len(), 0);
     }
 }

@@ -1,8 +1,11 @@
 //! A supervisor: what it starts again, what it passes on, and what becomes of its daemon without it.
 
-use crate::harness::{Daemon, run_in};
+use crate::front_end::FrontEnd;
+use crate::harness::{ARYKD, Daemon, run_in, wait_for};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::json;
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -98,15 +101,9 @@ fn it_needs_a_state() {
     assert!(String::from_utf8(output.stderr).unwrap().contains("--state-dir"));
 }
 
-/// What it writes at the end of its life depends on the feature `crash-points`, which `cargo xtask test --only crash` turns on.
-#[cfg(feature = "crash-points")]
+/// Where it panics is a crash point: tests are built with them (see `dev-dependencies`).
 #[test]
 fn a_reactors_panic_is_the_daemons_end_and_its_successors_beginning() {
-    use crate::front_end::FrontEnd;
-    use crate::harness::{ARYKD, wait_for};
-    use std::os::unix::net::UnixStream;
-    use std::process::{Command, Stdio};
-
     let dir = TempDir::new().unwrap();
     let (socket, log, disk) = (dir.path().join("rpc"), dir.path().join("log"), dir.path().join("disk"));
     std::fs::write(&disk, vec![0; 1 << 20]).unwrap();

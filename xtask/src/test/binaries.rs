@@ -1,0 +1,169 @@
+//! The workspace's test programs: built by cargo at once, then run by us, two at a time where no time is measured.
+//!
+//! `cargo test` runs them one after the other. Most of them wait more than they compute (for timeouts, for a killed daemon),
+//! so two at a time keep both cores busy. Those in [`ALONE`] measure times or rates and get the machine for themselves.
+
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use super::{Tally, suites};
+use crate::progress::Clock;
+use crate::workspace;
+
+/// Test programs at a time.
+const LANES: usize = 2;
+/// Directories and targets whose tests measure times or rates: they run alone, after the others.
+const ALONE: [(&str, &str); 1] = [("bin/arykd", "adversary")];
+/// Those that take longest are begun first, so that no lane waits for one at the end.
+const FIRST: [(&str, &str); 1] = [("bin/arykd", "daemon")];
+
+/// One test program.
+#[derive(Debug)]
+struct Binary {
+    /// The package's directory: tests run there, as under cargo.
+    directory: PathBuf,
+    target: String,
+    program: PathBuf,
+}
+
+impl Binary {
+    fn is_in(&self, list: &[(&str, &str)]) -> bool {
+        list.iter().any(|(directory, target)| self.directory.ends_with(directory) && self.target == *target)
+    }
+
+    /// Runs it to its end and prints what it said in one piece.
+    fn run(&self, environment: &[(String, OsString)], arguments: &[&str]) -> Result<Tally> {
+        let clock = Clock::start();
+        let directory = self.directory.strip_prefix(workspace::root()).unwrap_or(&self.directory);
+        let name = format!("{} {}", directory.display(), self.target);
+        let mut said = tempfile::tempfile()?;
+        let mut command = Command::new(&self.program);
+        command.args(arguments).current_dir(&self.directory).env("CARGO_MANIFEST_DIR", &self.directory);
+        command.envs(environment.iter().map(|(name, program)| (name, program))).stdin(Stdio::null());
+        command.stdout(said.try_clone()?).stderr(said.try_clone()?);
+        let status = command.status().with_context(|| format!("running {}", self.program.display()))?;
+        let said = suites::read_all(&mut said)?;
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "\n     Running {name}: {} s\n{said}", clock.seconds())?;
+        Ok(suites::tally(&name, &said, status.success()))
+    }
+}
+
+/// What cargo built.
+#[derive(Debug, Default)]
+struct Built {
+    tests: Vec<Binary>,
+    /// `ARYK` and `ARYKD`, the programs that tests of the other package start, and settings of single tests.
+    environment: Vec<(String, OsString)>,
+}
+
+/// The directory of the package whose tests boot guests.
+const GUESTS: &str = "tests/guest";
+
+/// Builds all tests and runs those that boot no guest, with `settings` in their environment.
+pub(super) fn run_without_guests(settings: &[(&str, &str)]) -> Result<Tally> {
+    let Built { mut tests, mut environment } = build()?;
+    environment.extend(settings.iter().map(|&(name, value)| (name.into(), value.into())));
+    tests.retain(|test| !test.directory.ends_with(GUESTS));
+    let (alone, mut others): (Vec<_>, Vec<_>) = tests.into_iter().partition(|test| test.is_in(&ALONE));
+    others.sort_by_key(|test| !test.is_in(&FIRST));
+    let mut tally = run_in_lanes(others, LANES, &|test| test.run(&environment, &[]))?;
+    tally.add(run_in_lanes(alone, 1, &|test| test.run(&environment, &[]))?);
+    Ok(tally)
+}
+
+/// The harness's own tests, with those that boot guests. One at a time: each guest wants the cores.
+pub(super) fn run_guests_harness() -> Result<Tally> {
+    let Built { mut tests, environment } = build()?;
+    tests.retain(|test| test.directory.ends_with(GUESTS));
+    run_in_lanes(tests, 1, &|test| test.run(&environment, &["--include-ignored", "--test-threads=1"]))
+}
+
+fn run_in_lanes(
+    tests: Vec<Binary>,
+    lanes: usize,
+    run: &(dyn Fn(&Binary) -> Result<Tally> + Sync),
+) -> Result<Tally> {
+    let waiting = Mutex::new(tests.into_iter());
+    let next = || waiting.lock().expect("no lane panics while it takes one").next();
+    std::thread::scope(|scope| {
+        let lane = || {
+            let mut tally = Tally::default();
+            while let Some(test) = next() {
+                tally.add(run(&test)?);
+                aryk_guest_tests::process::check_interrupt()?;
+            }
+            anyhow::Ok(tally)
+        };
+        let lanes: Vec<_> = (0..lanes).map(|_| scope.spawn(lane)).collect();
+        let mut tally = Tally::default();
+        for lane in lanes {
+            tally.add(lane.join().expect("a lane does not panic")?);
+        }
+        Ok(tally)
+    })
+}
+
+/// Has cargo build all of them, with the programs that they start: always the same choice of packages, which gives their libraries the same features.
+fn build() -> Result<Built> {
+    let mut cargo = workspace::cargo();
+    cargo.args(["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]);
+    let mut child = cargo.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("running cargo")?;
+    let output = child.stdout.take().context("stdout was piped")?;
+    let mut built = Built::default();
+    for line in BufReader::new(output).lines() {
+        let message = serde_json::from_str(&line?)?;
+        built.tests.extend(test_program(&message));
+        built.environment.extend(our_program(&message));
+    }
+    ensure!(child.wait()?.success(), "the tests do not compile");
+    ensure!(!built.tests.is_empty(), "cargo built no tests");
+    Ok(built)
+}
+
+/// The variable and the path of `aryk` or `arykd`, when a message says that it is built.
+fn our_program(message: &Value) -> Option<(String, OsString)> {
+    let name = message["target"]["name"].as_str()?;
+    let is_program = message["profile"]["test"] == Value::Bool(false) && ["aryk", "arykd"].contains(&name);
+    is_program.then(|| Some((name.to_uppercase(), message["executable"].as_str()?.into())))?
+}
+
+/// The test program that a message of cargo's says it has built.
+fn test_program(message: &Value) -> Option<Binary> {
+    if message["profile"]["test"] != Value::Bool(true) {
+        return None;
+    }
+    let directory = PathBuf::from(message["manifest_path"].as_str()?).parent()?.to_path_buf();
+    let target = message["target"]["name"].as_str()?.to_owned();
+    Some(Binary { directory, target, program: message["executable"].as_str()?.into() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_programs_are_found_among_cargos_messages() {
+        let message = serde_json::json!({
+            "reason": "compiler-artifact", "manifest_path": "/w/crates/bdev/Cargo.toml", "target": { "name": "split" },
+            "profile": { "test": true }, "executable": "/w/target/debug/deps/split-1",
+        });
+        let binary = test_program(&message).unwrap();
+        assert!(binary.is_in(&[("crates/bdev", "split")]) && !binary.is_in(&[("crates/bdev", "bdev")]));
+        assert!(our_program(&message).is_none());
+        let program = serde_json::json!({
+            "manifest_path": "/w/bin/arykd/Cargo.toml", "target": { "name": "arykd" },
+            "profile": { "test": false }, "executable": "/w/target/debug/arykd",
+        });
+        assert!(test_program(&program).is_none());
+        assert_eq!(our_program(&program), Some(("ARYKD".into(), "/w/target/debug/arykd".into())));
+        let ended = serde_json::json!({ "reason": "build-finished", "success": true });
+        assert!(test_program(&ended).is_none() && our_program(&ended).is_none());
+    }
+}
