@@ -3,6 +3,7 @@
 //! What is there is asked of the daemon each time, and nothing is kept in between.
 
 pub mod call;
+mod check;
 mod document;
 mod limits;
 mod plan;
@@ -10,11 +11,11 @@ mod plan;
 use crate::absent;
 use crate::cli::ApplyArgs;
 use crate::client::Client;
-use crate::commands::{elements, number, text};
-use crate::error::{BUSY, Error};
+use crate::commands::{elements, number};
+use crate::error::{BUSY, Error, NOT_ALLOWED};
 use crate::output::Output;
-use crate::users::{Place, Users, places_of};
-use call::{Call, Kind};
+use crate::users::{Place, Users, front_end, places_of};
+use call::{Call, Kind, TARGET_NUMBER};
 use plan::{Action, Existing, Plan, Step, plan};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -28,20 +29,58 @@ const SOMETHING_TO_DO: u8 = 2;
 /// Calls of SPDK's files that only wait.
 const WAITS: [&str; 1] = ["bdev_wait_for_examine"];
 
+/// Calls of SPDK's files that change nothing here. The daemon takes them, unless they ask for what it does not have.
+const WITHOUT_EFFECT: [&str; 22] = [
+    "accel_set_options",
+    "bdev_examine",
+    "bdev_iscsi_set_options",
+    "bdev_nvme_set_hotplug",
+    "bdev_nvme_set_options",
+    "bdev_raid_set_options",
+    "bdev_set_options",
+    "bdev_virtio_blk_set_hotplug",
+    "framework_disable_cpumask_locks",
+    "fsdev_set_opts",
+    "iobuf_set_options",
+    "iscsi_set_options",
+    "keyring_linux_set_options",
+    "nvmf_set_config",
+    "nvmf_set_crdt",
+    "nvmf_set_max_subsystems",
+    "sock_impl_set_options",
+    "sock_set_default_impl",
+    "trace_clear_tpoint_mask",
+    "trace_disable_tpoint_group",
+    "trace_enable_tpoint_group",
+    "trace_set_tpoint_mask",
+];
+
 pub fn apply(args: &ApplyArgs, client: &mut Client, out: &Output) -> Result<ExitCode, Error> {
     let wanted = read(&args.file)?;
     let (wanted, skipped) = known(wanted, client)?;
     for method in &skipped {
         eprintln!("aryk: this daemon has no method {method}: left out");
     }
+    let (idle, wanted): (Vec<_>, Vec<_>) =
+        wanted.into_iter().partition(|call| WITHOUT_EFFECT.contains(&call.method.as_str()));
     let users = Users::ask(client)?;
     let Found { existing, settings, .. } = look(&users, client)?;
-    let plan = plan(&wanted, &existing, &settings, args.prune);
+    let mut plan = plan(&wanted, &existing, &settings, args.prune);
+    if plan.conflicts.is_empty() {
+        plan.conflicts = check::impossible(&plan.steps, &existing, &client.root());
+    }
+    plan.conflicts.extend(refused(&idle, client)?);
+    plan.conflicts.extend(held_controllers(&plan.steps, &users));
     absent::refuse_replacing(new_disks(&plan.steps), client)?;
     let in_use = in_use(&plan.steps, &users);
     refuse(&plan, &in_use, args)?;
+    let without_effect: BTreeSet<&str> = idle.iter().map(|call| call.method.as_str()).collect();
+    if !without_effect.is_empty() {
+        let methods: Vec<&str> = without_effect.iter().copied().collect();
+        eprintln!("aryk: without effect here: {}", methods.join(", "));
+    }
     let report = json!({"steps": plan.steps, "replaces": plan.replaces, "in_use": in_use, "skipped": skipped,
-        "applied": !args.plan});
+        "without_effect": without_effect, "applied": !args.plan});
     if plan.steps.is_empty() {
         out.print(&report, || "Nothing to do: all is as the file says.".into())?;
         return Ok(ExitCode::SUCCESS);
@@ -104,6 +143,37 @@ fn known(wanted: Vec<Call>, client: &mut Client) -> Result<(Vec<Call>, Vec<Strin
     Ok((known, skipped))
 }
 
+/// What the daemon does not take of calls that have no effect: each in a line. Calls of others, who may only read, it does not look at.
+fn refused(idle: &[Call], client: &mut Client) -> Result<Vec<String>, Error> {
+    let mut reasons = Vec::new();
+    for Call { method, params } in idle {
+        match client.call(method, Value::Object(params.clone())) {
+            Ok(_) | Err(Error::Refused { code: NOT_ALLOWED, .. }) => {}
+            Err(refused @ Error::Refused { .. }) => {
+                reasons.push(format!(
+                    "{method}: {refused}: take it out of the file, or leave it at SPDK's default"
+                ));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(reasons)
+}
+
+/// SPDK's way, which the daemon has too: a controller whose disks come and go is there for as long as a VM is connected.
+fn held_controllers(steps: &[Step], users: &Users) -> Vec<String> {
+    let removed = steps.iter().filter(|s| (s.action, s.kind) == (Action::Remove, Kind::Controller));
+    let line = |step: &Step| {
+        let controller = users.controller(&step.name).filter(|c| c["backend_specific"]["scsi"].is_array())?;
+        let name = &step.name;
+        Some(format!(
+            "controller '{name}': {}: shut it down first, for a SCSI controller cannot be removed under a VM",
+            front_end(controller)?
+        ))
+    };
+    removed.filter_map(line).collect()
+}
+
 /// What the daemon has.
 struct Found {
     /// The objects that there are, in the order in which they were made.
@@ -115,7 +185,6 @@ struct Found {
 
 fn look(users: &Users, client: &mut Client) -> Result<Found, Error> {
     let mut config = client.call("save_config", json!({}))?;
-    let Users { disks, controllers } = users;
     let (mut existing, mut settings, mut absent) = (Vec::new(), Vec::new(), Vec::new());
     for subsystem in config["subsystems"].as_array_mut().into_iter().flatten() {
         for value in subsystem["config"].as_array_mut().into_iter().flatten() {
@@ -127,26 +196,29 @@ fn look(users: &Users, client: &mut Client) -> Result<Found, Error> {
                 continue;
             };
             let kind = call.kind();
-            let is_it = |found: &&Value, member: &str| text(found, member) == name;
-            let (bytes, is_orphan) = match kind {
-                Kind::Controller => {
-                    let Some(found) = elements(controllers).iter().find(|c| is_it(c, "ctrlr")) else {
-                        absent.push(call);
-                        continue;
-                    };
-                    (None, found["backend_specific"]["block"]["bdev"].is_null())
+            let found = match kind {
+                Kind::Controller => users.controller(&name).map(|found| {
+                    let block = &found["backend_specific"]["block"];
+                    (None, block.is_object() && block["bdev"].is_null())
+                }),
+                Kind::Target => {
+                    let owner = call.owner().and_then(|owner| users.controller(owner));
+                    let number = call.params[TARGET_NUMBER].as_u64();
+                    let is_there = |owner: &Value| places_of(owner).any(|place| place.target == number);
+                    owner.filter(|owner| is_there(owner)).map(|_| (None, false))
                 }
-                _ => match elements(disks).iter().find(|d| is_it(d, "name")) {
+                Kind::Disk | Kind::Setting => match users.disk(&name) {
                     Some(found) => {
-                        (Some(number(found, "block_size").saturating_mul(number(found, "num_blocks"))), false)
+                        let bytes = number(found, "block_size").saturating_mul(number(found, "num_blocks"));
+                        Some((Some(bytes), false))
                     }
                     // It waits for the disk that it is made of: another call waits in its place.
-                    None if call.base().is_some() => (None, true),
-                    None => {
-                        absent.push(call);
-                        continue;
-                    }
+                    None => call.base().map(|_| (None, true)),
                 },
+            };
+            let Some((bytes, is_orphan)) = found else {
+                absent.push(call);
+                continue;
             };
             existing.push(Existing { kind, name, call, bytes, is_orphan });
         }
@@ -165,13 +237,17 @@ fn in_order_made(saved: Vec<Existing>) -> Vec<Existing> {
 /// goes all that is made of it.
 fn in_use(steps: &[Step], users: &Users) -> Vec<String> {
     let removed = |kind| steps.iter().filter(move |step| step.action == Action::Remove && step.kind == kind);
-    let goes = |name: &str| removed(Kind::Controller).any(|step| step.name == name);
-    let of_controllers = removed(Kind::Controller).filter_map(|step| users.controller(&step.name));
-    let connected = of_controllers.flat_map(places_of).filter(Place::is_connected);
+    let goes = |place: &Place| {
+        let target = place.target.map(|number| format!("{}/{number}", place.name()));
+        removed(Kind::Controller).any(|step| step.name == place.name())
+            || removed(Kind::Target).any(|step| Some(&step.name) == target.as_ref())
+    };
+    let all = elements(&users.controllers).iter().flat_map(places_of);
+    let connected = all.filter(|place| goes(place) && place.is_connected());
     let disks: BTreeSet<&str> = removed(Kind::Disk)
         .flat_map(|step| users.made_of(&step.name).into_iter().chain([step.name.as_str()]))
         .collect();
-    let kept = disks.into_iter().flat_map(|disk| users.places(disk)).filter(|place| !goes(place.name()));
+    let kept = disks.into_iter().flat_map(|disk| users.places(disk)).filter(|place| !goes(place));
     connected.chain(kept).map(|place| format!("disk '{}': {place}", place.disk)).collect()
 }
 

@@ -33,6 +33,13 @@ impl Client {
         Ok(())
     }
 
+    /// Where we see the daemon's files: beneath its root, if we may look there, otherwise as they are here.
+    pub fn root(&self) -> PathBuf {
+        let peer = rustix::net::sockopt::socket_peercred(self.stream.get_ref()).ok();
+        let root = peer.map(|peer| PathBuf::from(format!("/proc/{}/root", peer.pid.as_raw_nonzero())));
+        root.filter(|root| root.read_dir().is_ok()).unwrap_or_else(|| "/".into())
+    }
+
     /// Calls a method, and gives its result.
     pub fn call(&mut self, method: &str, params: Value) -> Result<Value, Error> {
         self.last_id += 1;

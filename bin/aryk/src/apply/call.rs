@@ -25,6 +25,8 @@ fn or_empty<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Map<String, Val
 pub enum Kind {
     Disk,
     Controller,
+    /// A disk's place in a SCSI controller.
+    Target,
     /// Nothing that can be named: a setting.
     Setting,
 }
@@ -34,6 +36,7 @@ impl Kind {
         match self {
             Self::Disk => "disk",
             Self::Controller => "controller",
+            Self::Target => "target",
             Self::Setting => "setting",
         }
     }
@@ -42,20 +45,25 @@ impl Kind {
 /// A method that makes something.
 struct Maker {
     method: &'static str,
+    kind: Kind,
     /// The parameter that holds the name of what is made.
     name: &'static str,
-    /// What is put before it.
-    prefix: &'static str,
+    /// What is put before it, and after it.
+    around: (&'static str, &'static str),
     /// The parameter that names the disk below.
     base: Option<&'static str>,
     delete: &'static str,
 }
 
 const fn disk(method: &'static str, delete: &'static str) -> Maker {
-    Maker { method, name: "name", prefix: "", base: None, delete }
+    Maker { method, kind: Kind::Disk, name: "name", around: ("", ""), base: None, delete }
 }
 
-const MAKERS: [Maker; 8] = [
+const fn controller(method: &'static str) -> Maker {
+    Maker { kind: Kind::Controller, name: "ctrlr", ..disk(method, "vhost_delete_controller") }
+}
+
+const MAKERS: [Maker; 11] = [
     disk("bdev_uring_create", "bdev_uring_delete"),
     disk("bdev_aio_create", "bdev_aio_delete"),
     disk("bdev_malloc_create", "bdev_malloc_delete"),
@@ -64,34 +72,70 @@ const MAKERS: [Maker; 8] = [
     Maker { base: Some("base_bdev_name"), ..disk("bdev_delay_create", "bdev_delay_delete") },
     Maker {
         name: "base_name",
-        prefix: "EE_",
+        around: ("EE_", ""),
         base: Some("base_name"),
         ..disk("bdev_error_create", "bdev_error_delete")
     },
-    Maker { name: "ctrlr", base: Some("dev_name"), ..disk(CONTROLLER, "vhost_delete_controller") },
+    // It makes several, and stands for all of them under the name of the first.
+    Maker {
+        name: "base_bdev",
+        around: ("", "p0"),
+        base: Some("base_bdev"),
+        ..disk(SPLIT, "bdev_split_delete")
+    },
+    Maker { base: Some("dev_name"), ..controller(CONTROLLER) },
+    controller(SCSI_CONTROLLER),
+    Maker {
+        kind: Kind::Target,
+        base: Some("bdev_name"),
+        delete: "vhost_scsi_controller_remove_target",
+        ..controller(TARGET)
+    },
 ];
 
-/// The method that makes controllers.
+/// The method that makes controllers of one disk.
 pub const CONTROLLER: &str = "vhost_create_blk_controller";
+/// The method that makes controllers whose disks come and go.
+const SCSI_CONTROLLER: &str = "vhost_create_scsi_controller";
+/// The call that gives a disk to a target of such a controller.
+pub const TARGET: &str = "vhost_scsi_controller_add_target";
+/// The call that makes the socket of such a controller, where that is to come after its targets.
+pub const START: &str = "vhost_start_scsi_controller";
+const SPLIT: &str = "bdev_split_create";
+/// A target's number, and how many there are.
+pub const TARGET_NUMBER: &str = "scsi_target_num";
+const TARGETS: i64 = 8;
 
 /// Parameters that a saved call has only where they were given: where they are not, they are as if never given.
-const UNSET_BY_ABSENCE: [&str; 9] = [
+const UNSET_BY_ABSENCE: [&str; 10] = [
     "readonly",
     "enospc",
     "lock",
     "cpumask",
     "num_queues",
     "connect",
+    "transport_id",
     "socket_mode",
     "socket_owner",
     "socket_group",
 ];
 
-/// Parameters that the daemon takes and that change nothing of what is made.
-const WITHOUT_EFFECT: [&str; 5] = ["fallocate", "nowait", "transport", "packed_ring", "exclusive"];
+/// Parameters that the daemon takes and that change nothing of what is made. `delay` is over once a controller is started, and that is a call of its own.
+const WITHOUT_EFFECT: [&str; 10] = [
+    "fallocate",
+    "nowait",
+    "transport",
+    "packed_ring",
+    "exclusive",
+    "numa_id",
+    "md_interleave",
+    "dif_is_head_of_md",
+    "dif_pi_format",
+    "delay",
+];
 
 /// Parameters that some clients write as a string of digits.
-const NUMBERS: [&str; 4] = ["num_blocks", "block_size", "size", "num_queues"];
+const NUMBERS: [&str; 6] = ["num_blocks", "block_size", "size", "num_queues", "split_count", "split_size_mb"];
 
 /// Values that are as if nothing were given.
 const DEFAULTS: [(&str, &str); 2] = [("enospc", "error"), ("lock", "always")];
@@ -110,11 +154,7 @@ impl Call {
     }
 
     pub fn kind(&self) -> Kind {
-        match self.maker() {
-            Some(_) if self.method == CONTROLLER => Kind::Controller,
-            Some(_) => Kind::Disk,
-            None => Kind::Setting,
-        }
+        self.maker().map_or(Kind::Setting, |maker| maker.kind)
     }
 
     pub fn text(&self, param: &str) -> Option<&str> {
@@ -124,7 +164,11 @@ impl Call {
     /// The name of what it makes; `None` if it makes nothing, or leaves the choice to the daemon.
     pub fn name(&self) -> Option<String> {
         let maker = self.maker()?;
-        Some(format!("{}{}", maker.prefix, self.text(maker.name)?))
+        let name = self.text(maker.name)?;
+        if maker.kind == Kind::Target {
+            return Some(format!("{name}/{}", self.target()?));
+        }
+        Some(format!("{}{name}{}", maker.around.0, maker.around.1))
     }
 
     /// The disk that it needs.
@@ -132,11 +176,49 @@ impl Call {
         self.text(self.maker()?.base?)
     }
 
+    /// The SCSI controller that it needs.
+    pub fn owner(&self) -> Option<&str> {
+        self.text("ctrlr").filter(|_| matches!(self.kind(), Kind::Target | Kind::Setting))
+    }
+
+    /// Whether it is to come after `other`, of the same file.
+    pub fn needs(&self, other: &Self) -> bool {
+        match other.kind() {
+            Kind::Disk => other.is_called(self.base()) || other.is_called(self.set_disk()),
+            Kind::Controller => self.owner().is_some_and(|owner| other.text("ctrlr") == Some(owner)),
+            Kind::Target => self.method == START && self.owner() == other.owner(),
+            Kind::Setting => false,
+        }
+    }
+
+    fn target(&self) -> Option<i64> {
+        self.params.get(TARGET_NUMBER).and_then(Value::as_i64)
+    }
+
+    /// Whether it makes a controller whose socket waits for [`START`].
+    pub fn is_delayed(&self) -> bool {
+        self.method == SCSI_CONTROLLER && self.params.get("delay") == Some(&Value::Bool(true))
+    }
+
+    /// Whether it makes a controller whose disks come and go.
+    pub fn is_scsi(&self) -> bool {
+        self.method == SCSI_CONTROLLER
+    }
+
     /// Whether the disk that it makes goes by `name`, or has it for its uuid.
     pub fn is_called(&self, name: Option<&str>) -> bool {
         let Some(name) = name else { return false };
         let is_uuid = |uuid: &str| uuid.eq_ignore_ascii_case(name);
-        self.name().as_deref() == Some(name) || self.text("uuid").is_some_and(is_uuid)
+        self.name().as_deref() == Some(name)
+            || self.text("uuid").is_some_and(is_uuid)
+            || (self.method == SPLIT && self.is_part(name))
+    }
+
+    /// Whether `name` is that of one of the parts that it makes.
+    fn is_part(&self, name: &str) -> bool {
+        let part = self.base().and_then(|base| name.strip_prefix(base)?.strip_prefix('p'));
+        let part = part.and_then(|number| number.parse::<u64>().ok());
+        part.zip(self.value("split_count").as_u64()).is_some_and(|(part, parts)| part < parts)
     }
 
     /// What it makes, in a few words.
@@ -148,7 +230,9 @@ impl Call {
             "bdev_uring_create" | "bdev_aio_create" => self.text("filename").unwrap_or_default().to_owned(),
             "bdev_malloc_create" => "in memory".into(),
             "bdev_null_create" => "null".into(),
-            CONTROLLER => format!("of disk {}", self.base().unwrap_or_default()),
+            CONTROLLER | TARGET => format!("of disk {}", self.base().unwrap_or_default()),
+            SCSI_CONTROLLER => "SCSI".into(),
+            START => self.owner().unwrap_or_default().to_owned(),
             _ => match self.base() {
                 Some(base) => format!("{} on {base}", self.method),
                 None => Value::Object(self.params.clone()).to_string(),
@@ -163,8 +247,13 @@ impl Call {
     /// The call that undoes it.
     pub fn undo(&self) -> Option<(&'static str, Value)> {
         let maker = self.maker()?;
-        let name = if self.kind() == Kind::Controller { "ctrlr" } else { "name" };
-        Some((maker.delete, json!({name: self.name()?})))
+        let params = match maker.kind {
+            Kind::Controller => json!({"ctrlr": self.name()?}),
+            Kind::Target => json!({"ctrlr": self.owner()?, TARGET_NUMBER: self.target()?}),
+            Kind::Disk if maker.method == SPLIT => json!({"base_bdev": self.base()?}),
+            Kind::Disk | Kind::Setting => json!({"name": self.name()?}),
+        };
+        Some((maker.delete, params))
     }
 
     /// Whether what it makes keeps its data when it is made anew.
@@ -197,8 +286,9 @@ impl Call {
         let mut found = Vec::new();
         for (param, value) in wanted {
             let (is, to) = (existing.value(param), normal(param, value));
+            let is_unset = is.is_null() && !existing.params.contains_key(param);
             let changes_nothing = WITHOUT_EFFECT.contains(&param.as_str())
-                || (is.is_null() && !existing.params.contains_key(param) && is_default(param, &to));
+                || (is_unset && (is_default(param, &to) || self.is_implied(param)));
             if is != to && !changes_nothing {
                 found.push(format!("{param}: {} to be {}", shown(&is), shown(&to)));
             }
@@ -210,6 +300,17 @@ impl Call {
             }
         }
         found
+    }
+
+    /// Whether a parameter says what is so without it.
+    fn is_implied(&self, param: &str) -> bool {
+        param == "physical_block_size" && self.value(param) == self.value("block_size")
+    }
+
+    /// Whether `saved` has all that this one asks for, written in whatever way.
+    pub fn is_within(&self, saved: &Self) -> bool {
+        let is_so = |(param, value): (&String, &Value)| normal(param, value) == saved.value(param);
+        self.method == saved.method && self.params.iter().all(is_so)
     }
 
     /// Whether both make the same.
@@ -226,6 +327,24 @@ impl Call {
 
     fn value(&self, param: &str) -> Value {
         self.params.get(param).map_or(Value::Null, |value| normal(param, value))
+    }
+}
+
+/// Gives targets of the file that leave their number to the daemon the number that they have, or one that is free.
+pub fn number_targets<'a>(wanted: &mut [Call], existing: impl Iterator<Item = &'a Call> + Clone) {
+    let of = |call: &Call, owner: Option<&str>| call.method == TARGET && call.owner() == owner;
+    for index in 0..wanted.len() {
+        if wanted[index].method != TARGET || wanted[index].target() != Some(-1) {
+            continue;
+        }
+        let call = wanted[index].clone();
+        let others = || existing.clone().filter(|e| of(e, call.owner()));
+        let is_asked = |number: i64| wanted.iter().any(|w| of(w, call.owner()) && w.target() == Some(number));
+        let has_it = others().filter(|e| e.base() == call.base()).filter_map(Call::target);
+        let free = (0..TARGETS).filter(|&number| !others().any(|e| e.target() == Some(number)));
+        if let Some(number) = has_it.chain(free).find(|&number| !is_asked(number)) {
+            wanted[index].params.insert(TARGET_NUMBER.into(), json!(number));
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! The file of `aryk apply`: TOML or JSON of disks and controllers, or SPDK's JSON configuration.
 
-use super::call::{CONTROLLER, Call};
+use super::call::{CONTROLLER, Call, TARGET};
 use super::limits::{self as setting, Setting};
 use crate::cli::{CreateArgs, Enospc, KindArgs, Lock};
 use crate::commands::disk::create_call;
@@ -11,9 +11,6 @@ use crate::size::Size;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
-
-/// The call that gives a disk to a target of a SCSI controller.
-const TARGET: &str = "vhost_scsi_controller_add_target";
 
 /// All that there is to be.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -105,7 +102,24 @@ struct Spdk {
 
 #[derive(Debug, Deserialize)]
 struct Subsystem {
-    config: Option<Vec<Call>>,
+    config: Option<Vec<Element>>,
+}
+
+/// A call; or several, which SPDK makes at one time.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Element {
+    One(Call),
+    Several(Vec<Call>),
+}
+
+impl Element {
+    fn into_calls(self) -> Vec<Call> {
+        match self {
+            Self::One(call) => vec![call],
+            Self::Several(calls) => calls,
+        }
+    }
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
@@ -120,7 +134,8 @@ pub fn parse(text: &str, dir: &Path) -> Result<Vec<Call>, String> {
         let value: Value = serde_json::from_str(text).map_err(|e| e.to_string())?;
         if value.get("subsystems").is_some() {
             let spdk: Spdk = serde_json::from_value(value).map_err(|e| e.to_string())?;
-            return Ok(spdk.subsystems.into_iter().filter_map(|s| s.config).flatten().collect());
+            let elements = spdk.subsystems.into_iter().filter_map(|s| s.config).flatten();
+            return Ok(elements.flat_map(Element::into_calls).collect());
         }
     }
     let document: Document = match is_json {

@@ -61,15 +61,37 @@ impl Call {
         matches!(setting, Setting::Limits | Setting::Place).then_some(name)
     }
 
-    /// Whether both set the same.
-    pub fn sets_same(&self, other: &Self) -> bool {
+    /// Whether that is as it sets it, where `settings` are all that were saved.
+    pub fn is_set(&self, settings: &[Self]) -> bool {
+        settings.iter().any(|saved| self.sets_same(saved))
+            || (self.sets_default() && !settings.iter().any(|saved| self.is_about_the_same(saved)))
+    }
+
+    /// Whether it sets what was saved so.
+    fn sets_same(&self, saved: &Self) -> bool {
         let limits = |call: &Self| Limits::of(&Value::Object(call.params.clone()));
-        match (self.setting(), other.setting()) {
+        match (self.setting(), saved.setting()) {
             (Some(a), Some(b)) if a == b && matches!(a.0, Setting::Limits | Setting::GroupLimits) => {
-                limits(self) == limits(other)
+                limits(self) == limits(saved)
             }
-            _ => self == other,
+            (Some(_), _) => self == saved,
+            (None, _) => self.is_within(saved),
         }
+    }
+
+    /// Whether it sets what is so where nothing was set, which is not saved.
+    fn sets_default(&self) -> bool {
+        match self.method.as_str() {
+            "framework_set_scheduler" => self.text("name") == Some("static"),
+            "vhost_controller_set_coalescing" => self.params.get("delay_base_us") == Some(&json!(0)),
+            LIMIT => Limits::of(&Value::Object(self.params.clone())).is_empty(),
+            _ => false,
+        }
+    }
+
+    fn is_about_the_same(&self, saved: &Self) -> bool {
+        let subject = if self.setting().is_some() { "name" } else { "ctrlr" };
+        self.method == saved.method && self.text(subject) == saved.text(subject)
     }
 
     /// The call that takes it back.

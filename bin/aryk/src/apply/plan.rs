@@ -2,13 +2,13 @@
 //!
 //! Each step leaves something that the next run recognizes: whoever is interrupted runs the same again.
 
-use super::call::{Call, Kind};
+use super::call::{Call, Kind, START, number_targets};
 use super::limits::Setting;
 use crate::size::Size;
 use serde::Serialize;
 use std::collections::BTreeSet;
 
-/// A disk or controller that is there.
+/// A disk, controller or target that is there.
 #[derive(Debug, Clone)]
 pub struct Existing {
     pub kind: Kind,
@@ -65,12 +65,14 @@ fn key(call: &Call) -> Option<Key> {
 /// The steps that make of `existing`, all that was made and all settings, what `wanted` describes.
 pub fn plan(wanted: &[Call], existing: &[Existing], settings: &[Call], prune: bool) -> Plan {
     let mut plan = Plan::default();
-    let wanted = plan.in_order(wanted);
+    let mut wanted = wanted.to_vec();
+    number_targets(&mut wanted, existing.iter().map(|e| &e.call));
+    let wanted = plan.in_order(&wanted);
     let removed = plan.removed(&wanted, existing, prune);
     let is_removed = |e: &&Existing| removed.contains(&(e.kind, e.name.clone()));
-    // Controllers first, and what is above before what is below: made later, it comes first.
+    // Targets and controllers first, and what is above before what is below: made later, it comes first.
     let mut removals: Vec<&Existing> = existing.iter().filter(is_removed).rev().collect();
-    removals.sort_by_key(|e| e.kind != Kind::Controller);
+    removals.sort_by_key(|e| std::cmp::Reverse(e.kind));
     for old in removals {
         let is_wanted = wanted.iter().any(|call| key(call) == Some((old.kind, old.name.clone())));
         let why = if is_wanted { "to be made anew" } else { "not in the file" };
@@ -79,8 +81,9 @@ pub fn plan(wanted: &[Call], existing: &[Existing], settings: &[Call], prune: bo
     for call in wanted.clone() {
         let old = key(&call).and_then(|k| existing.iter().find(|e| e.kind == k.0 && e.name == k.1));
         match (old, key(&call)) {
+            (None, None) if call.method == START => plan.start(call, &wanted, existing, &removed),
             (None, None) => plan.set(call, settings, &removed),
-            (Some(old), Some(k)) if !removed.contains(&k) => plan.grow(&call, old),
+            (Some(old), Some(k)) if !removed.contains(&k) => plan.keep(&call, old),
             (_, Some((kind, name))) => {
                 let why = call.summary();
                 plan.steps.push(Step { action: Action::Create, kind, name, why, call });
@@ -109,10 +112,7 @@ impl Plan {
         }
         let mut ordered: Vec<Call> = Vec::new();
         while !waiting.is_empty() {
-            let is_waited_for = |call: &Call| {
-                let base = |other: &Call| other.kind() == Kind::Disk && other.is_called(call.base());
-                waiting.iter().any(base)
-            };
+            let is_waited_for = |call: &Call| waiting.iter().any(|other| call.needs(other));
             let Some(next) = waiting.iter().position(|call| !is_waited_for(call)) else {
                 let names: Vec<_> = waiting.iter().filter_map(Call::name).collect();
                 self.conflicts.push(format!("these disks are built on each other: {}", names.join(", ")));
@@ -130,20 +130,27 @@ impl Plan {
             let old_key = (old.kind, old.name.clone());
             let call = wanted.iter().find(|call| key(call).as_ref() == Some(&old_key));
             let base = existing.iter().find(|e| e.kind == Kind::Disk && e.call.is_called(old.call.base()));
-            let base_goes = base.filter(|base| removed.contains(&(base.kind, base.name.clone())));
+            let owner =
+                existing.iter().find(|e| e.kind == Kind::Controller && old.call.owner() == Some(&e.name));
+            let goes = |below: &&Existing| removed.contains(&(below.kind, below.name.clone()));
+            let base_goes = base.filter(goes).or(owner.filter(goes));
             let what = format!("{} '{}'", old.kind.name(), old.name);
             match call {
                 None if prune => _ = removed.insert(old_key),
                 None => {
                     if let Some(base) = base_goes {
-                        let base = &base.name;
-                        self.conflicts.push(format!("{what} is on disk '{base}', but not in the file"));
+                        let (kind, base) = (base.kind.name(), &base.name);
+                        self.conflicts.push(format!("{what} is on {kind} '{base}', which is to be made anew, but not in the file: write it there too"));
                     }
                 }
                 Some(call) => {
                     let mut differences = call.differences(&old.call);
                     if let Some(base) = base_goes {
-                        differences.push(format!("disk '{}' below it is made anew", base.name));
+                        differences.push(format!(
+                            "{} '{}' below it is made anew",
+                            base.kind.name(),
+                            base.name
+                        ));
                     }
                     if differences.is_empty() && !old.is_orphan {
                         continue;
@@ -166,7 +173,15 @@ impl Plan {
         self.steps.push(Step { action: Action::Remove, kind, name, why: why.to_owned(), call });
     }
 
-    /// Makes a disk larger that is there already, if it is to be.
+    /// Changes in place what is there already, if it is to be otherwise.
+    fn keep(&mut self, call: &Call, old: &Existing) {
+        if old.call.is_delayed() && !call.is_delayed() {
+            self.push_setting(Call::new(START, serde_json::json!({"ctrlr": old.name})));
+        }
+        self.grow(call, old);
+    }
+
+    /// Makes a disk larger, if it is to be.
     fn grow(&mut self, call: &Call, old: &Existing) {
         let (Some(is), Some(to)) = (old.bytes, call.size()) else { return };
         if !call.can_grow() || is == to {
@@ -186,7 +201,7 @@ impl Plan {
     fn set(&mut self, call: Call, settings: &[Call], removed: &BTreeSet<Key>) {
         // A disk that is made anew has no limits, whatever the old one had.
         let is_lost = call.set_disk().is_some_and(|disk| removed.contains(&(Kind::Disk, disk.to_owned())));
-        if !is_lost && settings.iter().any(|setting| setting.sets_same(&call)) {
+        if !is_lost && call.is_set(settings) {
             return;
         }
         if let Some((Setting::Group, name)) = call.setting()
@@ -196,6 +211,18 @@ impl Plan {
             return;
         }
         self.push_setting(call);
+    }
+
+    /// Starts a controller that waits for it. One that was started before stays so.
+    fn start(&mut self, call: Call, wanted: &[Call], existing: &[Existing], removed: &BTreeSet<Key>) {
+        let Some(owner) = call.owner() else { return self.push_setting(call) };
+        let is_it = |call: &Call| call.kind() == Kind::Controller && call.name().as_deref() == Some(owner);
+        let is_kept = |e: &&Existing| is_it(&e.call) && !removed.contains(&(e.kind, e.name.clone()));
+        let there = existing.iter().find(is_kept).map(|e| &e.call);
+        let controller = there.or_else(|| wanted.iter().find(|call| is_it(call)));
+        if controller.is_none_or(Call::is_delayed) {
+            self.push_setting(call);
+        }
     }
 
     fn push_setting(&mut self, call: Call) {

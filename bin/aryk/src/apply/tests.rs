@@ -317,3 +317,18 @@ fn limits_are_written_as_they_are_read() {
     let text = document::write(std::slice::from_ref(&orphan), |_| None, false).unwrap();
     assert_eq!(parse(&text).unwrap(), [orphan]);
 }
+
+#[test]
+fn calls_without_effect_are_told_by_the_document() {
+    let document: Value = serde_json::from_str(include_str!("../../../../docs/rpc/openrpc.json")).unwrap();
+    let says_so = |summary: &str| summary.starts_with("Without effect: ") || summary.contains("does nothing");
+    let mut idle: Vec<&str> = elements(&document["methods"])
+        .iter()
+        .filter(|method| says_so(method["summary"].as_str().unwrap()))
+        .map(|method| method["name"].as_str().unwrap())
+        .collect();
+    // It only tells whether a disk is there; and there is nothing else to choose.
+    idle.extend(["bdev_examine", "sock_set_default_impl"]);
+    idle.sort_unstable();
+    assert_eq!(idle, WITHOUT_EFFECT);
+}

@@ -1,7 +1,7 @@
 //! `aryk apply` and `aryk export` against a daemon.
 
 use crate::harness::Daemon;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const FILE: &str = r#"
     [[group]]
@@ -141,4 +141,179 @@ fn what_the_daemon_lacks_is_left_out_aloud() {
     let (code, complaint) = daemon.fails(&["apply", "nowhere.toml"]);
     assert_eq!(code, 1);
     assert!(complaint.contains("cannot read nowhere.toml"), "{complaint}");
+}
+
+/// One as SPDK writes it, with `DIR` for a directory and `CORES` for the reactors' cores.
+const SPDK: &str = include_str!("../../../../crates/rpc/tests/compat/spdk-config.json");
+
+/// The file, for this daemon.
+fn spdk(daemon: &Daemon) -> String {
+    for file in ["a0", "a1", "u0", "u1"] {
+        std::fs::write(daemon.dir().join(file), [0; 8192]).unwrap();
+    }
+    SPDK.replace("DIR", daemon.dir().to_str().unwrap())
+        .replace("CORES", &format!("{:x}", 1_u64 << core(daemon)))
+}
+
+fn core(daemon: &Daemon) -> u64 {
+    daemon.json(&["rpc", "framework_get_reactors"])["reactors"][0]["lcore"].as_u64().unwrap()
+}
+
+#[test]
+fn what_spdk_saved_is_carried_out_once() {
+    let daemon = Daemon::start();
+    let file = spdk(&daemon);
+    write(&daemon, &file);
+    let done = daemon.run(&["apply", "all.toml"]);
+    assert_eq!(done.code, 0, "{done:?}");
+    assert!(
+        done.stderr.contains("without effect here: ") && done.stderr.contains("sock_impl_set_options"),
+        "{done:?}"
+    );
+    let all = "A0 A1 D0 EE_M3 M0 M1 M2 M2p0 M2p1 M3 N0 N1 N2 PT0 U0 U1 vblk.0 vblk.1 vblk.2 vscsi.0 vscsi.1";
+    let mut there = names(&daemon);
+    there.sort();
+    assert_eq!(there.join(" "), all);
+    let targets = daemon.json(&["rpc", "scsi_get_devices"]);
+    assert_eq!(targets.as_array().unwrap().len(), 3, "{targets}");
+
+    let core = core(&daemon);
+    let cpumask = format!("\"cpumask\": \"{:x}\"", 1_u64 << core);
+    assert!(file.contains(&cpumask));
+    let otherwise = [
+        file.clone(),
+        file.replace(&cpumask, &format!("\"cpumask\": \"{:#x}\"", 1_u64 << core)),
+        file.replace(&cpumask, &format!("\"cpumask\": \"[{core}]\"")),
+        file.replace("\"delay\": true", "\"delay\": false"),
+        file.replace("\"numa_id\": -1", "\"numa_id\": 0"),
+        file.replace("\"scsi_target_num\": 7", "\"scsi_target_num\": -1"),
+        daemon.ok(&["export"]),
+        daemon.ok(&["rpc", "save_config"]),
+    ];
+    for text in otherwise {
+        write(&daemon, &text);
+        assert!(daemon.ok(&["apply", "all.toml", "--plan"]).contains("Nothing to do"), "{text}");
+        assert!(daemon.ok(&["apply", "all.toml", "--prune"]).contains("Nothing to do"), "{text}");
+    }
+    write(&daemon, &file.replace("\"enable_ktls\": false", "\"enable_ktls\": true"));
+    let (code, complaint) = daemon.fails(&["apply", "all.toml", "--plan"]);
+    assert_eq!(code, 1);
+    assert!(
+        complaint.contains("sock_impl_set_options: ") && complaint.contains("take it out"),
+        "{complaint}"
+    );
+    let less = file.replace("\"split_count\": 2", "\"split_count\": 1");
+    write(&daemon, &less);
+    let shown = daemon.run(&["apply", "all.toml", "--plan"]).stdout;
+    assert!(shown.contains("! disk 'M2p0': split_count: 2 to be 1"), "{shown}");
+}
+
+fn disk(name: &str, file: &str) -> String {
+    format!("[[disk]]\nname = \"{name}\"\nfile = \"{file}\"\n")
+}
+
+fn controller(name: &str, disk: &str) -> String {
+    format!("[[controller]]\nname = \"{name}\"\ndisk = \"{disk}\"\n")
+}
+
+fn call(method: &str, params: &str) -> String {
+    format!("[[call]]\nmethod = \"{method}\"\nparams = {{ {params} }}\n")
+}
+
+fn on(name: &str, base: &str) -> String {
+    call("bdev_passthru_create", &format!("name = \"{name}\", base_bdev_name = \"{base}\""))
+}
+
+fn target(owner: &str, disk: &str) -> String {
+    let params = format!("ctrlr = \"{owner}\", scsi_target_num = 0, bdev_name = \"{disk}\"");
+    call("vhost_scsi_controller_add_target", &params)
+}
+
+fn sized(name: &str, file: &str) -> String {
+    disk(name, file) + "size = \"1M\"\n"
+}
+
+#[test]
+fn a_plan_finds_what_cannot_be_done() {
+    let daemon = Daemon::start();
+    std::fs::write(daemon.dir().join("there.img"), [0; 8192]).unwrap();
+    std::fs::hard_link(daemon.dir().join("there.img"), daemon.dir().join("link.img")).unwrap();
+    daemon.ok(&["disk", "create", "old", "--memory", "--size", "1M"]);
+    daemon.ok(&["attach", "old"]);
+    let scsi = call("vhost_create_scsi_controller", "ctrlr = \"s\"");
+    let there = disk("d", "there.img");
+    let refused = [
+        (controller("c", "nowhere"), "controller 'c': there is no disk 'nowhere'"),
+        (controller("c", "p") + &on("p", "nowhere"), "controller 'c': disk 'p' waits for disk 'nowhere'"),
+        (there.clone() + &disk("e", "link.img"), "disk 'e': "),
+        (
+            sized("d", "new.img") + &sized("e", "new.img"),
+            "is the file of disk 'd' too: give each disk its own",
+        ),
+        (
+            there.clone() + &controller("a", "d") + &controller("b", "d"),
+            "controller 'b': disk 'd' is in use by controller 'a'",
+        ),
+        (controller("b", "old"), "controller 'b': disk 'old' is in use by controller 'old'"),
+        (disk("d", "none.img"), "disk 'd': there is no file"),
+        (sized("d", "none/none.img"), "disk 'd': there is no directory"),
+        (
+            call("bdev_aio_create", "name = \"d\", filename = \"/no/file\", block_size = 512"),
+            "disk 'd': there is no",
+        ),
+        (on("p", "old"), "disk 'p': disk 'old' is in use by controller 'old'"),
+        (there.clone() + &on("p", "d") + &on("q", "d"), "disk 'q': disk 'd' is in use by disk 'p'"),
+        (target("s", "old"), "target 's/0': there is no SCSI controller 's'"),
+        (scsi.clone() + &target("s", "nowhere"), "target 's/0': there is no disk 'nowhere'"),
+        (
+            call("bdev_set_qos_limit", "name = \"x\", rw_ios_per_sec = 1000"),
+            "limits of disk x: 1000 iops: there is no disk 'x'",
+        ),
+    ];
+    for (text, why) in refused {
+        write(&daemon, &text);
+        for args in [&["apply", "all.toml", "--plan"][..], &["apply", "all.toml"]] {
+            let (code, complaint) = daemon.fails(args);
+            assert_eq!(code, 1, "{text}");
+            assert!(complaint.contains(why), "{why}: {complaint}");
+        }
+        assert_eq!(names(&daemon), ["old", "old"], "{text}");
+    }
+}
+
+#[test]
+fn a_plan_takes_what_can_be_done() {
+    let daemon = Daemon::start();
+    std::fs::write(daemon.dir().join("there.img"), [0; 8192]).unwrap();
+    let old = sized("old", "old.img") + &controller("old", "old");
+    let readonly = |name: &str| disk(name, "there.img") + "readonly = true\n";
+    let both = disk("d", "there.img")
+        + &controller("a", "d")
+        + "shared = true\n"
+        + &controller("b", "d")
+        + "shared = true\n";
+    let scsi = call("vhost_create_scsi_controller", "ctrlr = \"s\"") + &target("s", "old");
+    write(&daemon, &old);
+    daemon.ok(&["apply", "all.toml"]);
+    let fine = [readonly("d") + &readonly("e"), both, sized("d", "new.img"), scsi, on("p", "nowhere")];
+    for text in fine {
+        write(&daemon, &text);
+        let shown = daemon.run(&["apply", "all.toml", "--plan"]);
+        assert_eq!(shown.code, 2, "{text}: {shown:?}");
+        daemon.ok(&["apply", "all.toml"]);
+        write(&daemon, &old);
+        daemon.ok(&["apply", "all.toml", "--prune"]);
+    }
+}
+
+#[test]
+fn scsi_controllers_go_with_their_targets() {
+    let daemon = Daemon::start();
+    write(&daemon, &spdk(&daemon));
+    daemon.ok(&["apply", "all.toml"]);
+    write(&daemon, "");
+    let gone = daemon.ok(&["apply", "all.toml", "--prune"]);
+    assert!(gone.contains("- target vscsi.0/3") && gone.contains("- controller vscsi.0"), "{gone}");
+    assert!(names(&daemon).is_empty());
+    assert_eq!(daemon.json(&["rpc", "vhost_get_controllers"]), json!([]));
 }

@@ -246,3 +246,33 @@ fn a_daemon_is_stopped_in_good_order() {
     assert!(!daemon.dir().join("vhost/d").exists() && !daemon.dir().join("rpc.sock").exists());
     assert_eq!(outcome(&mut daemon.aryk(&["stop"])).code, 3);
 }
+
+#[test]
+fn a_scsi_controller_is_pruned_when_its_vm_has_gone() {
+    let daemon = Daemon::start();
+    daemon.ok(&["disk", "create", "d", "--memory", "--size", "1M"]);
+    daemon.ok(&["attach", "d", "--scsi", "--controller", "s", "--target", "3"]);
+    std::fs::write(daemon.dir().join("empty.toml"), "").unwrap();
+    let vm = FrontEnd::connect(&daemon, "s", &["--scsi=3"]);
+    for force in [&[][..], &["--force"]] {
+        let (code, complaint) = daemon.fails(&[&["apply", "empty.toml", "--prune"], force].concat());
+        assert_eq!(code, 1);
+        assert!(
+            complaint.contains("controller 's': a VM is connected") && complaint.contains("shut it down"),
+            "{complaint}"
+        );
+        assert_eq!(
+            daemon.json(&["rpc", "scsi_get_devices"]).as_array().unwrap().len(),
+            1,
+            "nothing was done"
+        );
+    }
+    drop(vm);
+    for _ in 0..300 {
+        if daemon.run(&["apply", "empty.toml", "--prune"]).code == 0 {
+            break;
+        }
+        std::thread::park_timeout(Duration::from_millis(10));
+    }
+    assert!(names(&daemon, "disk", "name").is_empty() && names(&daemon, "controller", "ctrlr").is_empty());
+}

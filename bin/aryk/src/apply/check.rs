@@ -1,0 +1,185 @@
+//! What of a plan cannot be done: found before anything is, as far as it can be told from here.
+//!
+//! The steps are gone through as the daemon would, which has the last word all the same.
+
+use super::call::{Call, Kind};
+use super::plan::{Action, Existing, Step};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// The disks, controllers and targets that there are after some of the steps.
+struct World<'a> {
+    root: &'a Path,
+    /// What made them.
+    made: Vec<&'a Call>,
+    /// Disks that wait for one that there is not.
+    waiting: Vec<&'a Call>,
+}
+
+/// Why `steps` cannot be carried out, where `existing` is there and the daemon sees its files beneath `root`: each reason in a line.
+pub fn impossible(steps: &[Step], existing: &[Existing], root: &Path) -> Vec<String> {
+    let there = existing.iter().filter(|e| !e.is_orphan).map(|e| &e.call).collect();
+    let mut world = World { root, made: there, waiting: Vec::new() };
+    let mut reasons = Vec::new();
+    for step in steps {
+        match step.action {
+            Action::Remove => world
+                .made
+                .retain(|call| !(call.kind() == step.kind && call.name().as_ref() == Some(&step.name))),
+            Action::Create => {
+                let what = format!("{} '{}'", step.kind.name(), step.name);
+                match world.make(&step.call) {
+                    Ok(()) => {}
+                    Err(why) => reasons.push(format!("{what}: {why}")),
+                }
+            }
+            Action::Set => {
+                if let Some(disk) = step.call.set_disk().filter(|disk| world.disk(disk).is_none()) {
+                    reasons.push(format!("{}: {}", step.why, no_disk(disk)));
+                }
+            }
+            Action::Grow => {}
+        }
+    }
+    reasons
+}
+
+fn no_disk(disk: &str) -> String {
+    format!("there is no disk '{disk}', here or in the file; 'aryk disk list' shows the disks")
+}
+
+impl<'a> World<'a> {
+    fn disk(&self, name: &str) -> Option<&'a Call> {
+        self.made.iter().copied().find(|call| call.kind() == Kind::Disk && call.is_called(Some(name)))
+    }
+
+    /// Who has the disk open: the disks that are made of it, controllers and targets.
+    fn openers(&self, disk: &Call) -> impl Iterator<Item = &'a Call> {
+        self.made.iter().copied().filter(move |call| disk.is_called(call.base()))
+    }
+
+    /// Makes what `call` makes. What cannot be made is there all the same: there is one reason for each cause.
+    fn make(&mut self, call: &'a Call) -> Result<(), String> {
+        let checked = match (call.kind(), call.base()) {
+            (Kind::Disk, Some(base)) if self.disk(base).is_none() => {
+                // The daemon has it wait.
+                self.waiting.push(call);
+                return Ok(());
+            }
+            (Kind::Disk, Some(base)) => self.check_claim(base),
+            (Kind::Disk, None) => self.check_file(call),
+            (_, Some(disk)) => self.check_offer(call, disk),
+            (_, None) => Ok(()),
+        };
+        self.made.push(call);
+        checked
+    }
+
+    /// A disk is made of one that nobody else has open.
+    fn check_claim(&self, base: &str) -> Result<(), String> {
+        let Some(disk) = self.disk(base) else { return Ok(()) };
+        match self.openers(disk).find(|opener| !is_readonly(opener)) {
+            Some(other) => Err(format!(
+                "disk '{base}' is in use by {}: a disk is made of one that nothing else uses",
+                named(other)
+            )),
+            None => Ok(()),
+        }
+    }
+
+    fn check_offer(&self, call: &Call, disk: &str) -> Result<(), String> {
+        if call.kind() == Kind::Target {
+            let is_owner = |c: &&'a Call| {
+                c.kind() == Kind::Controller && c.is_scsi() && c.name().as_deref() == call.owner()
+            };
+            if !self.made.iter().any(is_owner) {
+                let owner = call.owner().unwrap_or_default();
+                return Err(format!("there is no SCSI controller '{owner}', here or in the file"));
+            }
+        }
+        let Some(offered) = self.disk(disk) else {
+            let waits = self.waiting.iter().find(|call| call.is_called(Some(disk)));
+            return Err(match waits.and_then(|call| call.base()) {
+                Some(base) => {
+                    format!("disk '{disk}' waits for disk '{base}', which is neither here nor in the file")
+                }
+                None => no_disk(disk),
+            });
+        };
+        let is_exclusive = call.params.get("exclusive") == Some(&true.into()) && !is_readonly(offered);
+        let shares = |other: &&Call| !(is_readonly(other) && is_readonly(call));
+        match self.openers(offered).find(|other| is_exclusive && shares(other)) {
+            Some(other) => Err(format!(
+                "disk '{disk}' is in use by {}; two VMs destroy each other's files, unless their file system is made for clusters: then write shared = true for both controllers",
+                named(other)
+            )),
+            None => Ok(()),
+        }
+    }
+
+    fn check_file(&self, call: &Call) -> Result<(), String> {
+        let Some(file) = call.text("filename").map(Path::new).filter(|file| file.is_absolute()) else {
+            return Ok(());
+        };
+        let locks = |call: &Call| call.text("lock").is_none_or(|lock| lock == "always");
+        let excludes =
+            |other: &&&Call| locks(call) && locks(other) && !(is_readonly(call) && is_readonly(other));
+        let is_same = |other: &&&Call| {
+            let theirs = other.text("filename").map(Path::new);
+            theirs.is_some_and(|theirs| identity(&self.beneath(theirs)) == identity(&self.beneath(file)))
+        };
+        if let Some(other) = self.made.iter().filter(excludes).find(is_same) {
+            return Err(format!(
+                "{} is the file of {} too: give each disk its own",
+                file.display(),
+                named(other)
+            ));
+        }
+        let is_missing =
+            |path: &Path| matches!(path.metadata(), Err(e) if e.kind() == io::ErrorKind::NotFound);
+        let dir = file.parent().unwrap_or(file);
+        if is_missing(&self.beneath(dir)) {
+            return Err(format!("there is no directory {}: make it first", dir.display()));
+        }
+        if call.size().is_none() && is_missing(&self.beneath(file)) {
+            return Err(format!(
+                "there is no file {}: make it, or have it made by giving the disk a size",
+                file.display()
+            ));
+        }
+        Ok(())
+    }
+
+    /// Where we see what the daemon sees at `path`.
+    fn beneath(&self, path: &Path) -> PathBuf {
+        self.root.join(path.strip_prefix("/").unwrap_or(path))
+    }
+}
+
+/// What two paths of one file have in common.
+#[derive(PartialEq)]
+enum Identity {
+    Inode(u64, u64),
+    /// There is no file yet: its directory, if there is one, and its name.
+    Name(Option<(u64, u64)>, PathBuf),
+}
+
+fn identity(path: &Path) -> Identity {
+    let inode = |path: &Path| path.metadata().ok().map(|of| (of.dev(), of.ino()));
+    if let Some((device, inode)) = inode(path) {
+        return Identity::Inode(device, inode);
+    }
+    match path.parent().and_then(inode).zip(path.file_name()) {
+        Some((dir, name)) => Identity::Name(Some(dir), name.into()),
+        None => Identity::Name(None, path.to_owned()),
+    }
+}
+
+fn is_readonly(call: &Call) -> bool {
+    call.params.get("readonly") == Some(&true.into())
+}
+
+fn named(call: &Call) -> String {
+    format!("{} '{}'", call.kind().name(), call.name().unwrap_or_default())
+}
