@@ -56,6 +56,8 @@ struct State {
     holds: Option<Hold>,
     held: Vec<Held>,
     fails_syncs: bool,
+    /// By which error.
+    fails_writes: Option<Errno>,
 }
 
 struct Shared {
@@ -69,7 +71,13 @@ impl SlowStore {
     /// # Errors
     /// The kernel's, if nothing may be mounted here or it knows no FUSE.
     pub fn new(directory: &Path, size: usize) -> io::Result<Self> {
-        let state = State { bytes: vec![0; size], holds: None, held: Vec::new(), fails_syncs: false };
+        let state = State {
+            bytes: vec![0; size],
+            holds: None,
+            held: Vec::new(),
+            fails_syncs: false,
+            fails_writes: None,
+        };
         let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
         let directory = tempfile::tempdir_in(directory)?;
         let server = Server { shared: Arc::clone(&shared) };
@@ -95,6 +103,11 @@ impl SlowStore {
     /// Whether from now on syncs fail, as where a disk does not take what a cache has for it.
     pub fn fail_syncs(&self, fails: bool) {
         self.shared.lock().fails_syncs = fails;
+    }
+
+    /// By which error writes fail from now on, if they do.
+    pub fn fail_writes(&self, errno: Option<i32>) {
+        self.shared.lock().fails_writes = errno.map(Errno::from_i32);
     }
 
     /// Carries out all that waits, in the order in which it came.
@@ -169,6 +182,9 @@ impl State {
     fn carry_out(&mut self, request: Held) {
         match request {
             Held::Write { offset, data, reply } => {
+                if let Some(errno) = self.fails_writes {
+                    return reply.error(errno);
+                }
                 match self.bytes.get_mut(offset..).and_then(|rest| rest.get_mut(..data.len())) {
                     Some(place) => {
                         place.copy_from_slice(&data);

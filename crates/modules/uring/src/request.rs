@@ -453,16 +453,25 @@ impl Request {
                 store.lost.fetch_or(store.is_cached(), Ordering::Relaxed);
                 self.over(errno, store, pool)
             }
-            (libc::ENOSPC | libc::EDQUOT, _) if store.on_full == OnFull::Hold => {
-                let delay = self.delay;
-                self.delay = (delay * 2).min(FULL_DELAY_MAX);
-                if !std::mem::replace(&mut self.held, true) {
-                    store.hold();
-                }
-                self.later(delay, pool)
+            _ => {
+                let is_lost = self.op.is_change() && store.may_tell_of_earlier(errno);
+                store.lost.fetch_or(is_lost, Ordering::Relaxed);
+                self.refused(errno, store, pool)
             }
-            _ => self.over(errno, store, pool),
         }
+    }
+
+    /// The store does not do it, or not now.
+    fn refused(&mut self, errno: i32, store: &Store, pool: &mut Pool) -> Next {
+        if !matches!(errno, libc::ENOSPC | libc::EDQUOT) || store.on_full == OnFull::Error {
+            return self.over(errno, store, pool);
+        }
+        let delay = self.delay;
+        self.delay = (delay * 2).min(FULL_DELAY_MAX);
+        if !std::mem::replace(&mut self.held, true) {
+            store.hold();
+        }
+        self.later(delay, pool)
     }
 
     pub fn later(&mut self, delay: Duration, pool: &mut Pool) -> Next {

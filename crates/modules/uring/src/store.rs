@@ -55,6 +55,8 @@ pub(crate) struct Store {
     pub blocking: bool,
     pub read_only: bool,
     pub on_full: OnFull,
+    /// A write that finds no room is known to be told so for itself alone ([`Self::may_tell_of_earlier`]).
+    pub has_own_room: bool,
     pub blocks: AtomicU64,
     /// Someone is giving it another size.
     pub resizing: AtomicBool,
@@ -131,6 +133,18 @@ impl Store {
     /// Whether its data go through the page cache.
     pub const fn is_cached(&self) -> bool {
         self.alignment.offset == 1
+    }
+
+    /// Whether a change that failed so may have been told what became of earlier ones, which were acknowledged: through the page cache, NFS answers a write
+    /// with what its write-back has met, and no later sync says that again. So it is with whatever is not known.
+    pub const fn may_tell_of_earlier(&self, errno: i32) -> bool {
+        self.is_cached()
+            && match errno {
+                // Of the memory that was to be written.
+                libc::EFAULT => false,
+                libc::ENOSPC | libc::EDQUOT | libc::EFBIG | libc::ENOMEM => !self.has_own_room,
+                _ => true,
+            }
     }
 
     /// Has the file for itself until [`Self::leave`], if it has not anyway.

@@ -1,7 +1,7 @@
 //! A store without room: a small tmpfs. Needs root.
 
 use super::harness::{Bench, MIB, pattern, sparse};
-use crate::{Config, OnFull, Stats, create, rooms, stats};
+use crate::{Config, Direct, OnFull, Stats, create, rooms, stats};
 use aryk_bdev::{Op, Status, Tag};
 use aryk_dma::Buffer;
 use aryk_reactor::Engine;
@@ -41,14 +41,17 @@ fn bench(dir: &Small, on_full: OnFull, engine: Engine) -> Bench {
 #[test]
 fn a_full_store_fails_writes() {
     let Some(dir) = Small::mount() else { return };
-    for engine in [Engine::IoUring, Engine::Epoll] {
-        let mut bench = bench(&dir, OnFull::Error, engine);
+    let ways =
+        [Engine::IoUring, Engine::Epoll].map(|engine| [(engine, Direct::Auto), (engine, Direct::Never)]);
+    for (engine, direct) in ways.into_iter().flatten() {
+        let mut bench = Bench::new(Config { direct, ..sparse(dir.path(), 4 * MIB) }, None, engine);
         assert_eq!(bench.write(0, &pattern(MIB as usize * 3 / 4, 1)), Status::Ok);
         assert_eq!(bench.write(4096, &pattern(MIB as usize / 2, 2)), Status::NoSpace);
         let last = bench.bdev().device().last_failure().expect("it is told");
         assert_eq!((last.op, last.lba, last.blocks, last.errno), (Op::Write, 4096, 1024, libc::ENOSPC));
-        // What has its place can still be written.
+        // What has its place can still be written, and nothing of it is lost.
         assert_eq!(bench.write(0, &pattern(4096, 3)), Status::Ok);
+        assert_eq!(bench.command(Op::Flush, 0, 0), Status::Ok);
         assert_eq!(bench.command(Op::Unmap, 0, 2048), Status::Ok);
         assert_eq!(bench.write(4096, &pattern(MIB as usize / 2, 2)), Status::Ok);
         std::fs::remove_file(bench.path()).unwrap();

@@ -6,6 +6,7 @@ use aryk_bdev::{Op, Registry, Status};
 use aryk_reactor::Engine;
 use aryk_slow_store::SlowStore;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 fn cached(store: &SlowStore, engine: Engine) -> Bench {
     let registry = Arc::new(Registry::new());
@@ -40,6 +41,33 @@ fn after_a_sync_that_failed_no_flush_succeeds() {
             // What claims nothing of earlier writes goes on.
             assert_eq!(bench.write(24, &data), Status::Ok);
             assert!(bench.read(24, 8) == data);
+        }
+    }
+}
+
+/// On a file system that is not known to speak of a write alone.
+#[test]
+fn after_a_write_that_may_have_told_of_a_loss_no_flush_succeeds() {
+    let Ok(store) = SlowStore::new(&disk(), 64 * 1024) else {
+        return eprintln!("skipped: FUSE takes root");
+    };
+    let data = pattern(4096, 1);
+    for engine in [Engine::IoUring, Engine::Epoll] {
+        for (errno, expected) in [
+            (libc::ENOSPC, Status::NoSpace),
+            (libc::EDQUOT, Status::NoSpace),
+            (libc::EIO, Status::Medium),
+            (libc::EFBIG, Status::Medium),
+            (libc::ESTALE, Status::Medium),
+        ] {
+            let mut bench = cached(&store, engine);
+            assert_eq!((bench.write(0, &data), bench.command(Op::Flush, 0, 0)), (Status::Ok, Status::Ok));
+            assert!(!bench.store().lost.load(Ordering::Relaxed));
+            store.fail_writes(Some(errno));
+            assert_eq!(bench.write(8, &data), expected);
+            store.fail_writes(None);
+            assert_eq!(bench.write(8, &data), Status::Ok);
+            assert_eq!(bench.command(Op::Flush, 0, 0), Status::Medium, "{errno}");
         }
     }
 }
