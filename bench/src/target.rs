@@ -169,6 +169,10 @@ impl Device for Disk {
         self.queues
     }
 
+    fn queue_size_max(&self) -> u16 {
+        32_768
+    }
+
     fn config(&self) -> Vec<u8> {
         let mut config = vec![0; CONFIG_LEN];
         config[..8].copy_from_slice(&SECTORS.to_le_bytes());

@@ -94,6 +94,10 @@ impl Device for Checker {
         QUEUES
     }
 
+    fn queue_size_max(&self) -> u16 {
+        32_768
+    }
+
     fn config(&self) -> Vec<u8> {
         vec![1; 60]
     }

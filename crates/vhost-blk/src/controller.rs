@@ -109,7 +109,7 @@ impl Controller {
         let name = format!("{}.q{index}", self.settings.name);
         let handle = self.reactors.least_loaded(self.settings.cores.as_ref());
         let keeps_in_flight = setup.inflight.is_some();
-        let ring = virtqueue(&setup, self.settings.queue_size_max)?;
+        let ring = virtqueue(&setup)?;
         let kick = setup.kick.map(|fd| fd.try_clone()).transpose()?;
         let disk = self.disk.borrow().clone();
         let requests = self.requests(disk.as_ref(), setup.features);
@@ -211,6 +211,10 @@ impl Device for Controller {
 
     fn num_queues(&self) -> u16 {
         self.settings.queues
+    }
+
+    fn queue_size_max(&self) -> u16 {
+        self.settings.queue_size_max
     }
 
     fn config(&self) -> Vec<u8> {

@@ -14,5 +14,5 @@ pub use line::{Line, MakeParts, Parts, STOP_GRACE};
 pub use moving::{MOVE_PATIENCE, Movable, Move, MoveError, Stranded};
 pub use pace::Pace;
 pub use queues::{Host, Queues, Running, Traveller};
-pub use ring::{QUEUE_SIZE_MAX, virtqueue};
+pub use ring::virtqueue;
 pub use trouble::{Alarm, Errors, Trouble};

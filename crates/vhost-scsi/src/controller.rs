@@ -200,7 +200,7 @@ impl Controller {
     async fn start(&self, index: u16, setup: QueueSetup) -> Result<Running<Queue>, StartError> {
         let name = format!("{}.q{index}", self.settings.name);
         let handle = self.reactors.least_loaded(self.settings.cores.as_ref());
-        let ring = virtqueue(&setup, self.settings.queue_size_max)?;
+        let ring = virtqueue(&setup)?;
         let kick = setup.kick.map(|fd| fd.try_clone()).transpose()?;
         let (errors, alarm) = (Arc::clone(&self.errors), self.alarm());
         let cores = self.settings.cores.clone().unwrap_or_else(|| self.reactors.allowed().clone());
@@ -306,6 +306,10 @@ impl Device for Controller {
 
     fn num_queues(&self) -> u16 {
         FIXED + self.settings.queues
+    }
+
+    fn queue_size_max(&self) -> u16 {
+        self.settings.queue_size_max
     }
 
     fn config(&self) -> Vec<u8> {

@@ -64,7 +64,7 @@ pub type EventFd = Arc<OwnedFd>;
 /// All that a device needs to run one queue.
 #[derive(Clone, Debug)]
 pub struct QueueSetup {
-    /// Descriptors: up to 32,768; of a split ring a power of two.
+    /// Descriptors: up to [`Device::queue_size_max`]; of a split ring a power of two.
     pub size: u16,
     /// Where to go on. Split: the index of the next available entry, in 16 bits. Packed: bits 0–14 the next available
     /// descriptor, bit 15 its wrap counter, bits 16–30 the next used, bit 31 its wrap counter.
@@ -127,6 +127,10 @@ pub trait Device: 'static {
 
     /// Queues that a front-end may use, 1 to 256.
     fn num_queues(&self) -> u16;
+
+    /// Descriptors of the largest queue that a front-end may have: what a queue can make us hold, and do when its requests are aborted or its guest's memory changes,
+    /// goes by its size.
+    fn queue_size_max(&self) -> u16;
 
     /// The device's configuration space, as it is now, at most [`crate::CONFIG_MAX`] bytes.
     fn config(&self) -> Vec<u8>;

@@ -112,6 +112,18 @@ pub enum Error {
         /// Queues that there are.
         queues: usize,
     },
+    /// A queue that is larger than its device allows.
+    #[error(
+        "{code}: a queue of {size} descriptors is larger than the {max} that are allowed (start arykd with a larger --queue-size-max, or the machine with a smaller queue-size)"
+    )]
+    QueueTooLarge {
+        /// Which request.
+        code: Code,
+        /// Descriptors asked for.
+        size: u16,
+        /// Descriptors allowed.
+        max: u16,
+    },
     /// A memory region cannot be mapped.
     #[error("memory region at guest address {guest_addr:#x}: {source}")]
     Map {
@@ -217,7 +229,8 @@ impl Error {
             | Self::UnknownRequest(_)
             | Self::NotNegotiated(_)
             | Self::UnknownFeatures { .. }
-            | Self::BadQueue { .. } => Class::Protocol,
+            | Self::BadQueue { .. }
+            | Self::QueueTooLarge { .. } => Class::Protocol,
             Self::FdsLost
             | Self::TooManyChannels(_)
             | Self::WrongFdCount { .. }

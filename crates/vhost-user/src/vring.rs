@@ -74,15 +74,16 @@ pub(crate) struct Vring {
 }
 
 impl Vring {
-    /// SET_VRING_NUM: up to 32,768, of a split ring a power of two (virtio 1.2, sections 2.7 and 2.8).
+    /// SET_VRING_NUM: up to 32,768, of a split ring a power of two (virtio 1.2, sections 2.7 and 2.8), and no more than `max`.
     ///
     /// Whether rings are split or packed may not be known yet: then [`Vring::check`] finds the rest. So of the others.
-    pub(crate) fn check_size(code: Code, features: Option<u64>, num: u32) -> Result<u16, Error> {
+    pub(crate) fn check_size(code: Code, features: Option<u64>, num: u32, max: u16) -> Result<u16, Error> {
         const SIZE_MAX: u16 = 32_768;
         let size = u16::try_from(num).ok().filter(|n| (1..=SIZE_MAX).contains(n));
         let split = features.is_some_and(|features| !is_packed(features));
         let size = size.filter(|n| !split || n.is_power_of_two());
-        size.ok_or(Error::BadPayload { code, what: WRONG_SIZE })
+        let size = size.ok_or(Error::BadPayload { code, what: WRONG_SIZE })?;
+        if size > max { Err(Error::QueueTooLarge { code, size, max }) } else { Ok(size) }
     }
 
     /// SET_VRING_ADDR: aligned as virtio 1.2, sections 2.7 and 2.8.10, asks. Memory is mapped so that what is aligned in the

@@ -9,16 +9,6 @@ pub enum ConfigError {
     /// A packed queue has 1 to 32,768 descriptors.
     #[error("a packed queue of {0} descriptors: not 1 to 32768")]
     PackedSize(u16),
-    /// It is larger than its device allows.
-    #[error(
-        "a queue of {size} descriptors: larger than the {max} that are allowed (start arykd with a larger --queue-size-max, or the machine with a smaller queue-size)"
-    )]
-    TooLarge {
-        /// Descriptors.
-        size: u16,
-        /// The most that are allowed.
-        max: u16,
-    },
     /// A packed queue cannot go on there.
     #[error("a packed queue of this size cannot go on at {0:#x}")]
     Base(u32),

@@ -66,12 +66,8 @@ impl Host {
         };
         let reactors = Rc::new(Reactors::start(&options).expect("a host of ours"));
         let directory = tempfile::tempdir().expect("a host of ours");
-        let controllers = Controllers::new(
-            directory.path(),
-            aryk_vhost_device::QUEUE_SIZE_MAX,
-            Arc::clone(&registry),
-            Rc::clone(&reactors),
-        );
+        let controllers =
+            Controllers::new(directory.path(), 1024, Arc::clone(&registry), Rc::clone(&reactors));
         Self { directory, registry, controllers, _reactors: reactors }
     }
 

@@ -24,7 +24,7 @@ impl<D: Device> Session<'_, D> {
         match request {
             Request::SetVringNum(VringState { index, num }) => {
                 let index = self.index(code, index)?;
-                let size = Vring::check_size(code, self.features, num)?;
+                let size = Vring::check_size(code, self.features, num, self.device.queue_size_max())?;
                 if self.vrings[index].size != size {
                     self.halt(index).await;
                     self.vrings[index].size = size;

@@ -111,3 +111,15 @@ fn descriptors_do_not_pile_up() {
         assert!(open() < before + 1000, "{} after {before}", open());
     });
 }
+
+#[test]
+fn a_queue_that_is_too_large_is_refused_when_its_size_is_said() {
+    on_local_set(async {
+        let (fe, session) = start();
+        fe.negotiate().await;
+        assert!(fe.try_send(code::SET_VRING_NUM, &bytes![0_u32, 1024_u32], &[]).await);
+        assert!(!fe.try_send(code::SET_VRING_NUM, &bytes![0_u32, 2048_u32], &[]).await);
+        let error = session.stats.snapshot().last_error.expect("an error");
+        assert!(error.contains("1024") && error.contains("--queue-size-max"), "it says what to do: {error}");
+    });
+}

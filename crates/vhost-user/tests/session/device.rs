@@ -98,6 +98,10 @@ impl Device for Mock {
         4
     }
 
+    fn queue_size_max(&self) -> u16 {
+        1024
+    }
+
     fn config(&self) -> Vec<u8> {
         self.config.borrow().clone()
     }

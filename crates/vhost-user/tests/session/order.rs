@@ -197,10 +197,15 @@ fn changes_while_a_queue_runs() {
 
 #[test]
 fn wrong_values() {
-    let wrong: [(u32, Vec<u8>, &str); 9] = [
+    let wrong: [(u32, Vec<u8>, &str); 10] = [
         (code::SET_VRING_NUM, bytes![0_u32, 3_u32], "SET_VRING_NUM: a queue's size is 1 to 32768"),
         (code::SET_VRING_NUM, bytes![0_u32, 0_u32], "SET_VRING_NUM: a queue's size"),
         (code::SET_VRING_NUM, bytes![0_u32, 65536_u32], "SET_VRING_NUM: a queue's size"),
+        (
+            code::SET_VRING_NUM,
+            bytes![0_u32, 2048_u32],
+            "SET_VRING_NUM: a queue of 2048 descriptors is larger",
+        ),
         (code::SET_VRING_NUM, bytes![4_u32, 8_u32], "SET_VRING_NUM: queue 4 of a device with 4"),
         (code::SET_VRING_BASE, bytes![0_u32, 65536_u32], "SET_VRING_BASE: an index"),
         (code::SET_VRING_ADDR, bytes![0_u32, 0_u32, 8_u64, 0_u64, 0_u64, 0_u64], "SET_VRING_ADDR: a ring"),
