@@ -245,3 +245,27 @@ fn name_of(fd: BorrowedFd<'_>) -> String {
         Err(e) => format!("a file without a name ({e})"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::AsyncWriteExt;
+
+    #[test]
+    fn a_message_waits_while_many_memory_files_are_being_closed() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime");
+        runtime.block_on(async {
+            let (ours, mut theirs) = UnixStream::pair().expect("socketpair");
+            let mut connection = Connection::new(ours);
+            let mut closing = vec![Arc::clone(&connection.closing); CLOSING_MAX];
+            // GET_FEATURES: request, version, no payload.
+            let message = [1_u32, 1, 0].map(u32::to_le_bytes).concat();
+            theirs.write_all(&message).await.expect("sent");
+            let patience = Duration::from_millis(50);
+            assert!(timeout(patience, connection.next()).await.is_err(), "{} files", closing.len());
+            closing.pop();
+            let next = connection.next().await.expect("a message");
+            assert!(matches!(next, Some((Message { request: Request::GetFeatures, .. }, _))), "{next:?}");
+        });
+    }
+}

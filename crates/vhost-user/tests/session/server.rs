@@ -4,9 +4,14 @@ use crate::device::Mock;
 use crate::on_local_set;
 use crate::peer::{FrontEnd, Guest, code};
 use aryk_vhost_user::{Listener, Server, SocketOptions};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use std::os::fd::AsFd;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
+use tracing::{Event, Level, Metadata, Subscriber, span};
 
 /// A controller on a socket of its own.
 struct Controller {
@@ -84,5 +89,92 @@ fn stopping_a_controller() {
         assert!(!path.exists());
         let Controller { server, _dir, .. } = controller();
         server.stop().await;
+    });
+}
+
+#[test]
+fn front_ends_that_find_no_room_in_the_backlog_are_refused() {
+    on_local_set(async {
+        let Controller { server, _dir, .. } = controller();
+        let served = FrontEnd::connect(server.path()).await;
+        served.sync().await;
+        let address = SocketAddrUnix::new(server.path()).expect("a path");
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let mut waiting = Vec::new();
+        let refused = loop {
+            let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).expect("a socket");
+            match connect(&socket, &address) {
+                Ok(()) => waiting.push(socket),
+                Err(error) => break error,
+            }
+            assert!(waiting.len() < 1000, "there is no end");
+            served.sync().await;
+        };
+        // One that the controller knows of, and those that the kernel keeps: one more than was asked for.
+        assert_eq!((refused, waiting.len()), (Errno::AGAIN, 1 + 129));
+    });
+}
+
+#[test]
+fn sessions_that_do_not_last_come_more_slowly_after_some() {
+    on_local_set(async {
+        let Controller { server, _dir, .. } = controller();
+        let began = tokio::time::Instant::now();
+        for _ in 0..32 + 1 + 10 {
+            FrontEnd::connect(server.path()).await.sync().await;
+        }
+        // Twenty in a second.
+        let took = began.elapsed();
+        assert!(took >= Duration::from_millis(10 * 50), "{took:?} for {} sessions", server.stats().sessions);
+    });
+}
+
+/// Counts lines of the log.
+#[derive(Default)]
+struct Lines {
+    warnings: AtomicU32,
+    infos: AtomicU32,
+}
+
+impl Subscriber for Lines {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= Level::INFO
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let lines = if *event.metadata().level() == Level::INFO { &self.infos } else { &self.warnings };
+        lines.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn enter(&self, _: &span::Id) {}
+
+    fn exit(&self, _: &span::Id) {}
+}
+
+#[test]
+fn lines_of_the_log_are_so_many_for_each_controller() {
+    let lines = Arc::new(Lines::default());
+    let _counted = tracing::subscriber::set_default(Arc::clone(&lines));
+    on_local_set(async {
+        let Controller { server, _dir, .. } = controller();
+        for _ in 0..25 {
+            let fe = FrontEnd::connect(server.path()).await;
+            fe.negotiate().await;
+            for _ in 0..4 {
+                assert!(!fe.try_send(code::SET_VRING_NUM, &[0; 8], &[]).await);
+            }
+        }
+        assert_eq!(server.stats().refused, 100, "all are counted");
+        let [warnings, infos] = [&lines.warnings, &lines.infos].map(|count| count.load(Ordering::Relaxed));
+        // As many at once, and one more in each five seconds.
+        assert!((10..=12).contains(&warnings) && (20..=22).contains(&infos), "{warnings}, {infos}");
     });
 }
