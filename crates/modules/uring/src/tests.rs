@@ -1,6 +1,7 @@
 //! Tests of the module: a disk in each kind of store, on both engines.
 
 mod block_devices;
+mod bounds;
 mod conformance;
 mod contention;
 mod creation;
