@@ -34,7 +34,7 @@ pub enum MapError {
     },
     /// All guests' memory together would be more than may be mapped.
     #[error(
-        "{len} bytes more of guests' memory are too many beside {mapped} that are mapped: at most {max} may be (--guest-memory-total)"
+        "{len} bytes more of guests' memory are too many beside {mapped} that are mapped: at most {max} may be, once for each controller (--guest-memory-total)"
     )]
     NoRoom {
         /// Bytes asked for.
