@@ -58,11 +58,11 @@ struct Pending {
 /// How far a request has come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Progress {
-    /// Nothing of it has gone to the module.
+    /// The module has had no piece of it.
     Waits,
-    /// Its first piece has.
+    /// The module has had its first piece.
     Begun,
-    /// Nobody wants it any more, and the module knows that of all pieces that it has.
+    /// It was aborted, and the module was told to abort each piece that it has.
     GivenUp,
 }
 
@@ -575,7 +575,7 @@ impl BdevChannel {
         }
     }
 
-    /// Says once that nobody wants a request any more.
+    /// Aborts a request. The second abort of the same request does nothing.
     fn abort_one(&mut self, key: Key, cx: &mut Cx) {
         let block_size = self.block_size;
         let Some(p) = self.pending.get_mut(key) else { return };

@@ -5,7 +5,7 @@
 //! come, and says when those before have completed. In the end the fences go the same way, and only then the next in the table
 //! has its turn, so that what the fences held off is not overtaken for ever.
 //!
-//! A claim ends with the channel that made it, wherever it stands: whoever opens and closes channels leaves nothing here.
+//! A claim ends with its channel, whether it has its turn or not: opening and closing channels in a loop leaves nothing in the table.
 //!
 //! A channel that is opened meanwhile finds the fences that stand in the table. It is counted among the disk's channels before it looks, and the
 //! table says that fences stand before the channels are gone to, so that it is not missed.
@@ -148,18 +148,18 @@ impl Drop for Standing {
     }
 }
 
-/// Somebody wants blocks, until this is dropped.
+/// A request's wish for blocks. Dropping it ends the claim, unless the blocks are granted.
 pub(crate) type Wanted = oneshot::Sender<Infallible>;
 
-/// Resolves when that is dropped.
+/// Resolves when [`Wanted`] is dropped.
 pub(crate) type Unwanted = oneshot::Receiver<Infallible>;
 
-/// Both ends of wanting blocks.
+/// A wish for blocks, and what resolves at its end.
 pub(crate) fn want() -> (Wanted, Unwanted) {
     oneshot::channel()
 }
 
-/// Waits for `event`, or its sender's end; whether that came before nobody wanted it any more.
+/// Waits until `event` is sent or its sender is dropped. Returns false if `unwanted` resolves first.
 async fn comes(mut event: oneshot::Receiver<()>, unwanted: &mut Unwanted) -> bool {
     std::future::poll_fn(|context| {
         if Pin::new(&mut *unwanted).poll(context).is_ready() {
@@ -170,8 +170,8 @@ async fn comes(mut event: oneshot::Receiver<()>, unwanted: &mut Unwanted) -> boo
     .await
 }
 
-/// Waits until the blocks of `extent` are the caller's, says so by `grant`, and waits until the lock that this is given is dropped. A claim that is
-/// unwanted before that ends at once.
+/// Waits until the blocks of `extent` are the caller's, says so by `grant`, and waits until the lock that this is given is dropped.
+/// A claim that becomes unwanted before the grant ends at once.
 pub(crate) async fn hold(
     bdev: Arc<Bdev>,
     extent: Extent,

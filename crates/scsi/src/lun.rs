@@ -258,7 +258,7 @@ impl Lun {
     /// Sets the mode to what `change` makes of it, on behalf of a nexus, and for the time after a reset too if it `saves`; the others are told.
     ///
     /// # Errors
-    /// The nexus may not change it any more, nobody wants that it does, `change` fails, or it cannot be kept; then nothing has changed.
+    /// The nexus may not change it any more, `asked` is no longer valid, `change` fails, or it cannot be kept; then nothing has changed.
     pub(crate) async fn select(
         &self,
         nexus: &Nexus,
@@ -347,8 +347,8 @@ impl Lun {
         sum
     }
 
-    /// LOGICAL UNIT RESET (SAM-5, section 6.3.3), once all commands are aborted: brings the saved mode back, and tells everyone. Persistent
-    /// reservations stay.
+    /// The rest of LOGICAL UNIT RESET (SAM-5, section 6.3.3) after all commands were aborted: brings the saved mode back, and tells all
+    /// initiators. Persistent reservations stay.
     pub async fn reset(&self) {
         self.tell(Attention::Reset, None);
         let _changing = self.changing.lock().await;
@@ -519,16 +519,16 @@ impl Drop for Changing {
     }
 }
 
-/// That a nexus has asked for a change of the unit, which has effect only as long as the asking has.
+/// A nexus' request for a change of the unit, which waits for its turn. It is void once its command is aborted or its nexus preempted.
 pub(crate) struct Asked {
-    /// Gone when the command is over before its change has its turn: it was aborted.
+    /// The command, as long as it waits.
     wanted: Weak<()>,
-    /// The nexus' then.
+    /// How often the nexus had been preempted when it asked.
     preemptions: u32,
 }
 
 impl Asked {
-    /// By a command that is there as long as `wanted`.
+    /// Of a command that waits as long as `wanted` is there.
     pub fn new(nexus: &Nexus, wanted: Weak<()>) -> Self {
         Self { wanted, preemptions: nexus.preemptions.load(Ordering::Relaxed) }
     }

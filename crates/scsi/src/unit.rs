@@ -69,7 +69,7 @@ struct Abortion {
     tags: Box<[u64]>,
     left: u32,
     aborted: u32,
-    /// Told how many they were. It ends early when nobody waits for that any more.
+    /// Get how many commands there were. When all receivers are gone, the abortion is forgotten.
     done: Vec<oneshot::Sender<u32>>,
 }
 
@@ -400,7 +400,7 @@ impl UnitChannel {
                 is_news |= before == GivenUp::No;
             }
         }
-        // Of those that were given up before the disk knows.
+        // The disk has been told of those that were given up before.
         if is_news {
             let is_among = |tag: Tag| tags[tag.0 as usize / 64] & 1 << (tag.0 % 64) != 0;
             self.disk.abort_those(is_among, cx);
@@ -436,7 +436,7 @@ impl UnitChannel {
                     // Whoever asked may have gone.
                     let _ = done.send(running as u32);
                 }
-                // Another command may have the tag by now, but for this.
+                // If the command was given up, another may have its tag by now.
                 Order::Over(tag, wanted, result) if wanted.strong_count() > 0 => self.over(tag, result),
                 Order::Over(..) => {}
             }
@@ -482,7 +482,7 @@ impl UnitChannel {
     }
 }
 
-/// Takes the other orders to abort these out: they are the same one.
+/// Takes all other orders to abort the same commands out of the list, and gives their senders.
 fn equal(orders: &mut VecDeque<Order>, which: &Which) -> Vec<oneshot::Sender<u32>> {
     let mut done = Vec::new();
     for order in std::mem::take(orders) {

@@ -1,8 +1,8 @@
 //! Task management, on the control queue (virtio 1.2, section 5.6.6.2). Reactor context.
 //!
 //! A function is answered when the commands that it concerns have ended, on whichever reactor; meanwhile the queue goes on. One whose commands do not end,
-//! for the kernel or a store holds them, has failed after [`DEADLINE`]: they are still in flight then, and end as aborted when they do. Nothing of the function is left
-//! then, so that a guest that goes on asking has no more of it standing than may wait at one time.
+//! for the kernel or a store holds them, has failed after [`DEADLINE`]: they are still in flight then, and end as aborted when they do.
+//! The function's task ends at its deadline too: a guest that goes on asking holds no more than [`WAITING_MAX`] of them.
 
 use crate::queue::{Queue, Targets};
 use crate::wire::{Address, Response, Tmf, control, tmf};
@@ -36,12 +36,12 @@ struct Notifications {
 /// A function that waits: head, and serial number.
 type Function = (u16, u64);
 
-/// What is there while a function waits for commands to end.
+/// A function that waits for commands to end.
 struct Waiting {
     function: Function,
-    /// When it has failed.
+    /// Fails it.
     deadline: TimerId,
-    /// What it has begun goes on no longer than this is there.
+    /// Dropping this ends the function's task.
     _patience: oneshot::Sender<Infallible>,
 }
 
@@ -164,8 +164,8 @@ impl Work {
     /// Does it, unless it `is_over` before commands have ended.
     async fn carry_out(self, lun: &Lun, is_over: oneshot::Receiver<Infallible>) -> Response {
         let done = match self {
-            Self::Abort(which) => until(is_over, lun.abort(which)).await.map(|_| Response::Ok),
-            Self::Reset => match until(is_over, lun.abort(Which::All)).await {
+            Self::Abort(which) => unless_over(is_over, lun.abort(which)).await.map(|_| Response::Ok),
+            Self::Reset => match unless_over(is_over, lun.abort(Which::All)).await {
                 Some(_) => {
                     // To its end: what is kept and what is in force are to be the same.
                     lun.reset().await;
@@ -175,15 +175,18 @@ impl Work {
             },
             Self::Count(which) => {
                 let response = |count| if count > 0 { Response::Succeeded } else { Response::Ok };
-                until(is_over, lun.count(which)).await.map(response)
+                unless_over(is_over, lun.count(which)).await.map(response)
             }
         };
         done.unwrap_or(Response::Failure)
     }
 }
 
-/// What comes of `work`, if it comes before the other end of `is_over` goes.
-async fn until<T>(mut is_over: oneshot::Receiver<Infallible>, work: impl Future<Output = T>) -> Option<T> {
+/// Does `work` until it is done or the sender of `is_over` is dropped. Returns what `work` gives, if that was first.
+async fn unless_over<T>(
+    mut is_over: oneshot::Receiver<Infallible>,
+    work: impl Future<Output = T>,
+) -> Option<T> {
     let mut work = pin!(work);
     poll_fn(|context| match work.as_mut().poll(context) {
         Poll::Ready(result) => Poll::Ready(Some(result)),
@@ -218,7 +221,7 @@ mod tests {
     fn a_function_that_has_failed_leaves_nothing() {
         let (patience, is_over) = oneshot::channel();
         let (commands, ended) = oneshot::channel::<()>();
-        let mut waits = Box::pin(until(is_over, ended));
+        let mut waits = Box::pin(unless_over(is_over, ended));
         let mut context = Context::from_waker(Waker::noop());
         assert!(waits.as_mut().poll(&mut context).is_pending() && !commands.is_canceled());
         drop(patience);

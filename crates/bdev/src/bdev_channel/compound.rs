@@ -4,7 +4,9 @@
 //! same; in each step its [`Pending`] is the read or write that is under way. Those that write have their blocks to themselves meanwhile
 //! ([`crate::ranges`]).
 //!
-//! One that is aborted begins no further step. A compare-and-write of which something is written has none to come, and completes.
+//! An aborted request begins no further step: if it is aborted while it reads, it writes nothing. A compare-and-write that has
+//! written a piece writes the rest and completes. A module may still give up a piece that it holds; then the request ends as
+//! aborted, with a part written.
 //!
 //! So many of a channel's run at one time as it has buffers, which are its own, and made when they are first needed. The others wait in line, and stand in nobody's
 //! table meanwhile: what a table or a list of them is gone through for does not grow with what a guest asks for.
@@ -51,13 +53,14 @@ struct Compound {
     buffer: Buffer,
     /// The buffer is the module's.
     is_lent: bool,
-    /// While this is there its blocks are asked for.
+    /// Its claim in the disk's table ends when this is dropped.
     _wanted: Wanted,
     lock: Option<RangeLock>,
 }
 
 impl Pending {
-    /// Whether it is a compare-and-write of which something is written. It goes on to its end, for others are to find all of it written or nothing.
+    /// Whether it is a compare-and-write that has written a piece. It then writes the rest too: a reader is to find all of it or
+    /// nothing.
     pub(super) fn has_begun_to_swap(&self, block_size: u32) -> bool {
         let is_swap = self.asked == Op::CompareAndWrite && self.op == Op::Write;
         is_swap && self.blocks < self.bytes / u64::from(block_size)

@@ -1,4 +1,4 @@
-//! What becomes of requests that are aborted while a device has them that heeds no abort, as the kernel; and of claims whose channel is closed.
+//! Aborts of requests that a device has and does not give up, as the kernel does not; and the claims of closed channels.
 
 use super::*;
 use crate::{Access, Device, Geometry, Identity, Registry};

@@ -219,7 +219,7 @@ fn into_store(
     }
     let store = Store {
         physical_block_size,
-        has_own_room: has_own_room(kind, &file),
+        enospc_is_own: enospc_is_own(kind, &file),
         has_device: alignment != Alignment::NONE && !is_in_memory(&file),
         file,
         path: path.clone(),
@@ -245,8 +245,8 @@ fn into_store(
     Ok(Opened { store, is_ours: is_ours && !locks_in_use })
 }
 
-/// Whether a write there that finds no room is told so for itself alone. A file system that is not known here may say it of earlier writes.
-fn has_own_room(kind: Kind, file: &OwnedFd) -> bool {
+/// Whether an ENOSPC of a write is about that write. An unknown file system may report that of earlier writes, as NFS does.
+fn enospc_is_own(kind: Kind, file: &OwnedFd) -> bool {
     const OWN: [rustix::fs::FsWord; 4] =
         [libc::EXT4_SUPER_MAGIC, libc::XFS_SUPER_MAGIC, libc::BTRFS_SUPER_MAGIC, libc::TMPFS_MAGIC];
     kind == Kind::BlockDevice || rustix::fs::fstatfs(file).is_ok_and(|fs| OWN.contains(&fs.f_type))

@@ -55,8 +55,8 @@ pub(crate) struct Store {
     pub blocking: bool,
     pub read_only: bool,
     pub on_full: OnFull,
-    /// A write that finds no room is known to be told so for itself alone ([`Self::may_tell_of_earlier`]).
-    pub has_own_room: bool,
+    /// An ENOSPC of a write is known to be about that write ([`Self::may_tell_of_earlier`]).
+    pub enospc_is_own: bool,
     pub blocks: AtomicU64,
     /// Someone is giving it another size.
     pub resizing: AtomicBool,
@@ -135,14 +135,14 @@ impl Store {
         self.alignment.offset == 1
     }
 
-    /// Whether a change that failed so may have been told what became of earlier ones, which were acknowledged: through the page cache, NFS answers a write
-    /// with what its write-back has met, and no later sync says that again. So it is with whatever is not known.
+    /// Whether the error of a change may be about earlier writes that were acknowledged. Through the page cache, NFS reports in a
+    /// write what the write-back of earlier ones has met, and no later sync reports it again. An unknown errno counts as such.
     pub const fn may_tell_of_earlier(&self, errno: i32) -> bool {
         self.is_cached()
             && match errno {
-                // Of the memory that was to be written.
+                // The guest's memory is at fault.
                 libc::EFAULT => false,
-                libc::ENOSPC | libc::EDQUOT | libc::EFBIG | libc::ENOMEM => !self.has_own_room,
+                libc::ENOSPC | libc::EDQUOT | libc::EFBIG | libc::ENOMEM => !self.enospc_is_own,
                 _ => true,
             }
     }

@@ -17,7 +17,7 @@ pub(super) enum Job {
     Unmap { data: Sgl, next: u32, ranges: u32 },
     /// With the next blocks.
     Loop(Loop),
-    /// It has no request: something else will end it, as long as this is there.
+    /// It has no request: something else will end it. That sees by this whether the command still waits.
     Elsewhere { _waits: Arc<()> },
 }
 
@@ -151,8 +151,8 @@ impl UnitChannel {
         Ok(None)
     }
 
-    /// A command that is over when `change` is, which needs nothing of this channel. If the command is aborted, a change that has begun goes on, and one that
-    /// waits for its turn has no effect; it counts until it ends.
+    /// Starts a command that is over when `change` is, which needs nothing of this channel. If the command is aborted, a change that
+    /// has begun goes on, and one that waits for its turn has no effect. It counts until it ends.
     pub(super) fn wait_for(
         &mut self,
         request: &Request<'_>,

@@ -49,7 +49,7 @@ fn a_full_store_fails_writes() {
         assert_eq!(bench.write(4096, &pattern(MIB as usize / 2, 2)), Status::NoSpace);
         let last = bench.bdev().device().last_failure().expect("it is told");
         assert_eq!((last.op, last.lba, last.blocks, last.errno), (Op::Write, 4096, 1024, libc::ENOSPC));
-        // What has its place can still be written, and nothing of it is lost.
+        // Blocks that have their place can still be written, and a flush succeeds.
         assert_eq!(bench.write(0, &pattern(4096, 3)), Status::Ok);
         assert_eq!(bench.command(Op::Flush, 0, 0), Status::Ok);
         assert_eq!(bench.command(Op::Unmap, 0, 2048), Status::Ok);

@@ -45,7 +45,7 @@ fn after_a_sync_that_failed_no_flush_succeeds() {
     }
 }
 
-/// On a file system that is not known to speak of a write alone.
+/// FUSE is not among the file systems whose ENOSPC is known to be the write's own.
 #[test]
 fn after_a_write_that_may_have_told_of_a_loss_no_flush_succeeds() {
     let Ok(store) = SlowStore::new(&disk(), 64 * 1024) else {

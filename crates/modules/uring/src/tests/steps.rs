@@ -214,7 +214,7 @@ fn a_lost_page_cache_stays_lost() {
 #[test]
 fn what_a_cached_write_is_told_may_be_of_earlier_ones() {
     let own = [libc::ENOSPC, libc::EDQUOT, libc::EFBIG, libc::ENOMEM];
-    // Of a file system that is known to speak of the write alone, of any other, and of neither: whether something is lost.
+    // By errno: whether the disk is marked as having lost writes, where ENOSPC is known to be the write's own, and where it is not.
     let cases = own.map(|errno| (errno, [false, true])).into_iter().chain([
         (libc::EFAULT, [false; 2]),
         (libc::EIO, [true; 2]),
@@ -223,17 +223,17 @@ fn what_a_cached_write_is_told_may_be_of_earlier_ones() {
         (4095, [true; 2]),
     ]);
     for (errno, lost) in cases {
-        for (has_own_room, lost) in [true, false].into_iter().zip(lost) {
+        for (enospc_is_own, lost) in [true, false].into_iter().zip(lost) {
             for on_full in [OnFull::Error, OnFull::Hold] {
                 for (op, alignment) in
                     [(Op::Write, Alignment::NONE), (Op::Read, Alignment::NONE), (Op::Write, SECTOR)]
                 {
                     let mut rig = rig(op, alignment, |c| c.on_full = on_full);
-                    rig.store.has_own_room = has_own_room;
+                    rig.store.enospc_is_own = enospc_is_own;
                     rig.answer(-errno);
                     let expected = lost && op == Op::Write && alignment == Alignment::NONE;
                     let is_lost = rig.store.lost.load(Ordering::Relaxed);
-                    assert_eq!(is_lost, expected, "{errno} {has_own_room} {op:?} {alignment:?}");
+                    assert_eq!(is_lost, expected, "{errno} {enospc_is_own} {op:?} {alignment:?}");
                     rig.buffer.reclaim();
                 }
             }

@@ -1,4 +1,4 @@
-//! What an initiator can have a unit do by aborting again and again, and other limits of a channel.
+//! Aborts that are repeated, and limits of a channel.
 
 use super::shared::stuck;
 use super::*;
@@ -7,7 +7,7 @@ use aryk_bdev::{Channel, Completion, Device, Geometry, Io, Limits, OpenError, St
 use aryk_reactor::{Cx, RootId};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// A disk whose reads end when they are let, whoever aborts them, and that counts who does.
+/// A disk that completes reads when the test lets it, not when they are aborted, and counts aborts.
 #[derive(Clone, Default)]
 struct Deaf {
     hears: Arc<AtomicBool>,
@@ -85,7 +85,7 @@ fn equal_abortions_are_one_and_end_when_nobody_waits() {
     assert_eq!((standing(&all), aborts()), (1, 1), "eight are one");
     let of_all = abort(&mut all, 8, Which::All);
     assert_eq!((standing(&all), aborts()), (2, 2), "the disk heard of the first command before");
-    // Nobody waits for these any more, though their commands have not ended.
+    // The callers of these are gone, and their commands have not ended.
     drop((of_one, of_all));
     let last = abort(&mut all, 1, Which::All);
     assert_eq!((standing(&all), aborts()), (1, 2));

@@ -289,7 +289,7 @@ fn keep_next_how((all, keeping): &mut (Initiators, mpsc::UnboundedReceiver<Keep>
     (kept, durable)
 }
 
-/// What outlives a loss of power does not come back after one when it was replaced by what does not.
+/// A registration or a mode that outlives a loss of power does not come back after it was removed.
 #[test]
 fn what_was_durable_goes_durably() {
     let mut unit = kept(&disk(), None);
@@ -400,7 +400,7 @@ fn a_mode_of_one_who_was_preempted_meanwhile_is_refused() {
     buffers.iter_mut().chain([&mut page]).for_each(Buffer::reclaim);
 }
 
-/// Whoever is preempted has nothing under way that undoes it, though it needs no registration.
+/// An initiator that is preempted cannot register by a command that it sent before, though REGISTER AND IGNORE needs no key.
 #[test]
 fn a_change_of_one_who_was_preempted_meanwhile_is_refused() {
     for action in [PREEMPT, CLEAR] {
@@ -434,7 +434,7 @@ fn a_change_of_one_who_was_preempted_meanwhile_is_refused() {
     }
 }
 
-/// What waits for its turn behind another's change when it is aborted has no effect when that comes.
+/// A change that is aborted while it waits behind another's has no effect when its turn comes.
 #[test]
 fn a_change_that_was_aborted_before_its_turn_has_no_effect() {
     let mut unit = kept(&disk(), None);
