@@ -20,6 +20,14 @@ pub fn methods() -> impl Iterator<Item = &'static str> {
     elements(&DOCUMENT["methods"]).iter().map(|method| text(method, "name"))
 }
 
+/// What there is to say of a method that the daemon takes for its clients' sake, and that changes nothing of what it does.
+pub fn without_effect(name: &str) -> Option<&'static str> {
+    let method = elements(&DOCUMENT["methods"]).iter().find(|method| text(method, "name") == name)?;
+    let summary = text(method, "summary");
+    let says_so = ["Without effect: ", "does nothing", "They are not delayed"];
+    says_so.iter().any(|part| summary.contains(part)).then_some(summary)
+}
+
 /// Prints what there is to know of a method.
 pub fn show(name: &str, out: &Output) -> Result<(), Error> {
     let found = elements(&DOCUMENT["methods"]).iter().find(|method| text(method, "name") == name);

@@ -75,6 +75,20 @@ pub struct Cli {
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
 
+    /// Make at the start what a file of 'save_config' describes, SPDK's or ours; with --state-dir, what is there already, and is the same, is left as it is
+    #[arg(
+        short = 'c',
+        long = "json",
+        visible_alias = "config",
+        value_name = "FILE",
+        conflicts_with = "wait_for_rpc"
+    )]
+    pub config: Option<PathBuf>,
+
+    /// Leave out what fails of that file, and say so in the log [default: the daemon ends]
+    #[arg(long, requires = "config")]
+    pub json_ignore_init_errors: bool,
+
     /// Open disks beneath this directory only; repeat it for more, or name a block device. Sockets and state stay where they are [default: anywhere]
     #[arg(long, value_name = "DIR")]
     pub allow_dir: Vec<PathBuf>,
@@ -198,6 +212,9 @@ mod tests {
         assert_eq!(cli.sleep_policy, SleepPolicy::Poll);
         assert_eq!((cli.io_engine, cli.log), (Engine::Epoll, PrintLevel::Debug));
         assert_eq!((cli.guest_memory_max, cli.guest_memory_total), (16 << 40, 112 << 40));
+        for line in ["arykd -c f --json-ignore-init-errors", "arykd --json f", "arykd --config f"] {
+            assert_eq!(Cli::try_parse_from(line.split(' ')).unwrap().config.unwrap().to_str(), Some("f"));
+        }
         let line = "arykd --guest-memory-max 512G --guest-memory-total 4398046511104";
         let cli = Cli::try_parse_from(line.split(' ')).unwrap();
         assert_eq!((cli.guest_memory_max, cli.guest_memory_total), (512 << 30, 4 << 40));
@@ -234,6 +251,8 @@ mod tests {
             "--rpc-socket-mode rw",
             "--rpc-allow uid:0=all",
             "--rpc-socket-group no-such-group",
+            "--json f --wait-for-rpc",
+            "--json-ignore-init-errors",
         ] {
             assert!(Cli::try_parse_from(format!("arykd {wrong}").split(' ')).is_err(), "{wrong}");
         }

@@ -12,6 +12,7 @@ mod supervise;
 use anyhow::Context;
 use aryk_reactor::{Options, Reactors};
 use aryk_rpc::http::{HttpServer, Passwords, Tls};
+use aryk_rpc::load::File;
 use aryk_rpc::server::Socket;
 use aryk_rpc::{Control, methods, restore};
 use aryk_state::Store;
@@ -84,6 +85,7 @@ fn run(cli: &Cli, supervisor: Option<u32>) -> anyhow::Result<()> {
         (Some(certificate), Some(key)) => Some(Tls::read(certificate, key)?),
         _ => None,
     };
+    let config = start::config(cli)?;
     let socket = start::rpc_socket(cli).context("cannot serve RPC; -r names another socket")?;
     // Before the first thread, and after what is read, or made, once only.
     sandbox::confine(cli, &vhost_dir)?;
@@ -106,7 +108,7 @@ fn run(cli: &Cli, supervisor: Option<u32>) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let serving = async {
         tokio::select! {
-            ended = serve(cli, &options, &vhost_dir, socket, (passwords, tls), control, &manager) => ended,
+            ended = serve(cli, &options, &vhost_dir, socket, (passwords, tls), (control, config), &manager) => ended,
             () = manager.keep_telling() => unreachable!("it is told for as long as we live"),
         }
     };
@@ -120,7 +122,7 @@ async fn serve(
     vhost_dir: &std::path::Path,
     socket: Socket,
     secrets: (Option<Passwords>, Option<Tls>),
-    control: Rc<Control>,
+    (control, config): (Rc<Control>, Option<File>),
     manager: &Manager,
 ) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
@@ -132,15 +134,16 @@ async fn serve(
     let methods = methods::table(Rc::clone(&control));
     aryk_rpc::units::keep(&control).context("cannot keep what initiators set")?;
     let restored = restore::restore(&control, &methods).await;
+    if !cli.wait_for_rpc {
+        control.start();
+    }
+    let loaded = start::load(cli, config, &control, &methods).await?;
     let (stop, stopped) = watch::channel(false);
     let serving_http = http.map(|http| http.serve(Rc::clone(&methods), stopped.clone()));
     let serving_http = serving_http.map(tokio::task::spawn_local);
     let watching = start::serve_watchers(metrics, web, &control, &stopped);
     let serving = tokio::task::spawn_local(server.serve(methods, stopped));
-    if !cli.wait_for_rpc {
-        control.start();
-    }
-    start::tell(cli, options, vhost_dir, &control, restored).await;
+    start::tell(cli, options, vhost_dir, &control, (restored, loaded)).await;
     manager.ready();
     tokio::select! {
         _ = terminate.recv() => {}

@@ -6,10 +6,11 @@ use anyhow::Context;
 use aryk_dma::Limits;
 use aryk_metrics::{Scrapes, Server as WatchServer, Web};
 use aryk_reactor::{CoreSet, Engine, Handle, Options, Reactors, SleepPolicy};
-use aryk_rpc::Control;
+use aryk_rpc::load::{File, LoadError, Loaded};
 use aryk_rpc::restore::Restored;
 use aryk_rpc::rights::Rules;
 use aryk_rpc::server::{BindError, Server, Socket, SocketOptions};
+use aryk_rpc::{Control, Methods};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, getuid, setrlimit};
 use std::fs::DirBuilder;
@@ -126,8 +127,34 @@ pub fn vhost_dir(asked: Option<&Path>) -> anyhow::Result<PathBuf> {
     }
 }
 
+/// What the daemon is told to make at its start. Before it gives up the right to read it.
+pub fn config(cli: &Cli) -> Result<Option<File>, LoadError> {
+    cli.config.as_deref().map(File::read).transpose()
+}
+
+/// Makes that; what fails, unless it is to be left out, ends the daemon, in order. Needs a tokio `LocalSet`.
+pub async fn load(
+    cli: &Cli,
+    file: Option<File>,
+    control: &Control,
+    methods: &Methods<Control>,
+) -> anyhow::Result<Loaded> {
+    let Some(file) = file else { return Ok(Loaded::default()) };
+    let loaded = file.load(control, methods, cli.json_ignore_init_errors).await;
+    if loaded.is_err() {
+        control.close().await;
+    }
+    loaded.map_err(|error| anyhow::anyhow!("{error}; --json-ignore-init-errors leaves out what fails"))
+}
+
 /// Says, in a few lines, what it runs on.
-pub async fn tell(cli: &Cli, options: &Options, vhost_dir: &Path, control: &Control, restored: Restored) {
+pub async fn tell(
+    cli: &Cli,
+    options: &Options,
+    vhost_dir: &Path,
+    control: &Control,
+    (restored, loaded): (Restored, Loaded),
+) {
     let used: CoreSet = control.reactors.handles().iter().map(Handle::core).collect();
     let cores = used.iter().map(|core| core.to_string()).collect::<Vec<_>>().join(" ");
     let asked = match used == options.cores {
@@ -146,7 +173,8 @@ pub async fn tell(cli: &Cli, options: &Options, vhost_dir: &Path, control: &Cont
     if cli.log_format == Some(Format::Json) {
         let (rpc, machines) = (cli.rpc_socket.display(), vhost_dir.display());
         let state = state(cli, restored);
-        tracing::info!(version, cores, idle, kernel, %rpc, %machines, state, "ready");
+        let file = cli.config.as_ref().map(|file| format!("{}, {}", file.display(), calls(loaded)));
+        tracing::info!(version, cores, idle, kernel, %rpc, %machines, state, file, "ready");
     } else {
         let mut lines = vec![
             format!("Aryk {version} is ready."),
@@ -163,6 +191,9 @@ pub async fn tell(cli: &Cli, options: &Options, vhost_dir: &Path, control: &Cont
         lines.extend(cli.web.as_ref().map(|address| format!("  web page  {address}")));
         lines.push(format!("  machines  {}/", vhost_dir.display()));
         lines.push(format!("  state     {}", state(cli, restored)));
+        lines.extend(
+            cli.config.as_ref().map(|file| format!("  file      {}, {}", file.display(), calls(loaded))),
+        );
         lines.extend(cli.allow_dir.iter().map(|dir| format!("  disks     {} only", dir.display())));
         lines.extend(cli.wait_for_rpc.then(|| "  waits for the RPC framework_start_init".to_owned()));
         lines.push(String::new());
@@ -173,6 +204,13 @@ pub async fn tell(cli: &Cli, options: &Options, vhost_dir: &Path, control: &Cont
             "THE KERNEL FORBIDS io_uring: files are served by a pool of threads, several times slower. See sysctl kernel.io_uring_disabled, or the container's seccomp profile"
         );
     }
+}
+
+/// What became of a file's calls.
+fn calls(Loaded { made, there, failed }: Loaded) -> String {
+    let there = if there == 0 { String::new() } else { format!(", {there} without anything to do") };
+    let failed = if failed == 0 { String::new() } else { format!(", {failed} FAILED: see the log") };
+    format!("{made} calls made{there}{failed}")
 }
 
 /// Where what is configured is kept, and what of it is there.

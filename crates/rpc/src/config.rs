@@ -76,9 +76,44 @@ pub struct Call {
 }
 
 impl Call {
-    /// Whether it makes a disk of another.
-    fn is_made_of_another(&self) -> bool {
-        ["base_bdev_name", "base_bdev", "base_name"].iter().any(|base| self.params.get(base).is_some())
+    /// The disk that it makes another of.
+    fn base(&self) -> Option<&str> {
+        ["base_bdev_name", "base_bdev", "base_name"].iter().find_map(|base| self.params.get(base)?.as_str())
+    }
+}
+
+/// Sorts disks that are made of others so that each comes before those that it is made of, the last made first otherwise.
+fn above_first(notes: &mut [&Note]) {
+    const UNKNOWN: usize = 0;
+    const BEING_FOUND: usize = usize::MAX;
+    let places: BTreeMap<&str, usize> = notes.iter().enumerate().map(|(i, n)| (&*n.object, i)).collect();
+    // All parts of a disk are noted as its first.
+    let first_part = |name: &str| Some(format!("{}p0", name.rsplit_once('p')?.0));
+    let place = |name: &str| {
+        let part = || places.get(first_part(name)?.as_str());
+        places.get(name).or_else(part).copied()
+    };
+    let below: Vec<Option<usize>> = notes.iter().map(|note| place(note.call.base()?)).collect();
+    let mut heights = vec![UNKNOWN; notes.len()];
+    for start in 0..notes.len() {
+        let (mut path, mut at) = (Vec::new(), Some(start));
+        while let Some(place) = at.filter(|&place| heights[place] == UNKNOWN) {
+            heights[place] = BEING_FOUND;
+            path.push(place);
+            at = below[place];
+        }
+        // Those that wait for each other, for ever, have no bottom.
+        let mut height = at.map_or(0, |place| heights[place]);
+        for place in path.into_iter().rev() {
+            height = if height == BEING_FOUND { 1 } else { height + 1 };
+            heights[place] = height;
+        }
+    }
+    let mut sorted: Vec<(usize, usize, &Note)> =
+        notes.iter().enumerate().map(|(place, note)| (heights[place], place, *note)).collect();
+    sorted.sort_by_key(|&(height, place, _)| std::cmp::Reverse((height, place)));
+    for (to, (_, _, note)) in notes.iter_mut().zip(sorted) {
+        *to = note;
     }
 }
 
@@ -294,6 +329,12 @@ impl Config {
         self.notes.borrow().find(subsystem, object).map(|note| note.call.params.clone())
     }
 
+    /// The call that made `object`, be it there or absent.
+    pub fn noted(&self, subsystem: Subsystem, object: &str) -> Option<Call> {
+        let call = |notes: &RefCell<Notes>| notes.borrow().find(subsystem, object).map(|n| n.call.clone());
+        call(&self.notes).or_else(|| call(&self.absent))
+    }
+
     /// Whether a parameter of the call that made `object` has this value.
     pub fn has_param(&self, subsystem: Subsystem, object: &str, param: &str, value: &Value) -> bool {
         let notes = self.notes.borrow();
@@ -372,15 +413,16 @@ impl Config {
 
     /// The calls that make all objects of `subsystem`, be they there or absent; after the disks, what they are watched for and may do.
     ///
-    /// As SPDK has them, disks that are made of others come before these, the last made first: its clients undo the calls in this order.
+    /// As SPDK has them, disks that are made of others come before these: its clients undo the calls in this order.
     pub fn calls(&self, subsystem: Subsystem) -> Vec<Call> {
         let (notes, absent) = (self.notes.borrow(), self.absent.borrow());
         let all: BTreeMap<u64, &Note> =
             notes.notes.iter().chain(&absent.notes).map(|(key, note)| (*key, note)).collect();
+        let of_it = all.values().copied().filter(|n| n.subsystem == subsystem);
+        let (mut above, others): (Vec<&Note>, Vec<&Note>) = of_it.partition(|n| n.call.base().is_some());
+        above_first(&mut above);
+        let mut calls: Vec<Call> = above.into_iter().chain(others).map(|n| n.call.clone()).collect();
         let of = |s: Subsystem| all.values().filter(move |n| n.subsystem == s).map(|n| n.call.clone());
-        let (mut calls, others): (Vec<Call>, Vec<Call>) = of(subsystem).partition(Call::is_made_of_another);
-        calls.reverse();
-        calls.extend(others);
         match subsystem {
             Subsystem::Bdev => calls.extend(of(Subsystem::Watch).chain(of(Subsystem::Qos))),
             Subsystem::VhostScsi => calls.extend(of(Subsystem::Signals)),

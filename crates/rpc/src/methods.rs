@@ -32,6 +32,8 @@ mod vhost;
 pub(crate) mod vhost_scsi;
 pub(crate) mod waiting;
 
+pub(crate) use framework::SavedSubsystem;
+pub(crate) use qos::group_object;
 pub(crate) use table::DISCOVER;
 
 use crate::dispatch::{Methods, NoParams};

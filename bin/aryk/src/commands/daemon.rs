@@ -6,6 +6,7 @@ use crate::absent;
 use crate::client::Client;
 use crate::error::{BAD_PARAMS, Error, NO_METHOD};
 use crate::output::Output;
+use crate::reference;
 use serde_json::{Value, json};
 use std::io;
 use std::time::Duration;
@@ -105,6 +106,9 @@ pub fn rpc(method: &str, params: Option<&str>, client: &mut Client, out: &Output
         (BAD_PARAMS, "'aryk rpc METHOD --help' shows what it takes."),
     ];
     let result = client.call(method, params).map_err(|error| error.hinted(&hints))?;
+    if let Some(note) = reference::without_effect(method) {
+        eprintln!("aryk: {method}: {note}");
+    }
     out.print(&result, || match &result {
         Value::String(text) => text.clone(),
         other => format!("{other:#}"),

@@ -184,3 +184,17 @@ fn shells_complete_the_names_that_there_are() {
         .unwrap();
     assert_eq!(String::from_utf8_lossy(&bash.stdout), "vm1\nvm2\n", "{bash:?}");
 }
+
+#[test]
+fn calls_without_effect_are_told_of() {
+    let daemon = Daemon::start();
+    daemon.ok(&["disk", "create", "d", "--null", "--size", "1M"]);
+    daemon.ok(&["attach", "d"]);
+    let signals = r#"{"ctrlr": "d", "delay_base_us": 20, "iops_threshold": 1000}"#;
+    let told = daemon.run(&["rpc", "vhost_controller_set_coalescing", signals]);
+    assert_eq!((told.code, told.stdout.trim()), (0, "true"));
+    assert!(told.stderr.contains("They are not delayed"), "{told:?}");
+    let told = daemon.run(&["rpc", "bdev_set_options", r#"{"bdev_io_pool_size": 8}"#]);
+    assert!(told.stderr.contains("does nothing"), "{told:?}");
+    assert_eq!(daemon.run(&["rpc", "bdev_get_bdevs"]).stderr, "");
+}

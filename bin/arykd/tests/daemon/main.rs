@@ -20,6 +20,7 @@ mod open_metrics;
 mod qos;
 mod sandbox;
 mod scheduling;
+mod spdk;
 mod state;
 mod stuck;
 mod supervise;

@@ -361,7 +361,7 @@ struct SavedConfig {
 
 /// The calls that configure a subsystem.
 #[derive(Debug, Serialize, JsonSchema)]
-pub(super) struct SavedSubsystem {
+pub(crate) struct SavedSubsystem {
     /// Its name.
     subsystem: &'static str,
     /// The calls, in their order.

@@ -311,6 +311,11 @@ async fn get_groups(control: &Control, p: GetGroups) -> Result<Vec<GroupInfo>, E
     Ok(infos)
 }
 
+/// The name of a group's note.
+pub(crate) fn group_object(name: &str) -> String {
+    object(GROUP, name)
+}
+
 fn object(kind: &str, name: &str) -> String {
     format!("{kind}{name}")
 }

@@ -1,12 +1,10 @@
 //! `rpc_get_methods`, `rpc.discover` and `load_config`: the methods about methods. Control context.
 
-use super::framework::SavedSubsystem;
 use super::{Control, Error, Methods, NoParams, Phase, Table};
+use crate::load::{LoadConfig, load_config};
 use crate::openrpc;
 use schemars::JsonSchema;
-use serde::de::Error as _;
-use serde::{Deserialize, Deserializer, Serialize};
-use serde_json::value::RawValue;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::cell::OnceCell;
 use std::rc::{Rc, Weak};
@@ -69,53 +67,4 @@ fn get_methods(methods: &Methods<Control>, has_started: Option<bool>) -> Vec<&'s
         (Phase::StartUp, Some(started)) => !started,
     };
     methods.names().into_iter().filter(|(_, phase)| fits(*phase)).map(|(name, _)| name).collect()
-}
-
-/// Parameters of `load_config`: what `save_config` gives. Files have more beside it, as the number of cores, which is not heeded.
-#[derive(Debug, Deserialize, JsonSchema)]
-struct LoadConfig {
-    /// What `save_config` gave.
-    #[schemars(with = "Vec<SavedSubsystem>")]
-    subsystems: Vec<LoadSubsystem>,
-}
-
-#[derive(Debug, Deserialize)]
-struct LoadSubsystem {
-    #[serde(rename = "subsystem")]
-    name: String,
-    /// SPDK has `null` for a subsystem without any.
-    config: Option<Vec<LoadElement>>,
-}
-
-/// A call; or several, which SPDK makes at one time, and we one after another.
-#[derive(Debug)]
-struct LoadElement(Vec<LoadCall>);
-
-impl<'de> Deserialize<'de> for LoadElement {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let element = Box::<RawValue>::deserialize(from)?;
-        let calls = match element.get().starts_with('[') {
-            true => serde_json::from_str(element.get()),
-            false => serde_json::from_str(element.get()).map(|call| vec![call]),
-        };
-        calls.map(Self).map_err(D::Error::custom)
-    }
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct LoadCall {
-    method: String,
-    params: Option<Box<RawValue>>,
-}
-
-/// Makes all calls in their order, up to the first that fails: what was made before it stays.
-async fn load_config(methods: &Methods<Control>, p: LoadConfig) -> Result<bool, Error> {
-    for subsystem in p.subsystems {
-        for call in subsystem.config.into_iter().flatten().flat_map(|element| element.0) {
-            let place = format!("{} of subsystem '{}'", call.method, subsystem.name);
-            methods.call(&call.method, call.params).await.map_err(|error| error.at(&place))?;
-        }
-    }
-    Ok(true)
 }

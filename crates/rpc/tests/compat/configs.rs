@@ -202,6 +202,6 @@ fn a_disk_waits_for_the_one_that_it_is_made_of() {
         // As they are saved, so they are undone: each before what it is made of.
         let saved = call(daemon, "framework_get_config", json!({"name": "bdev"})).await;
         let names: Vec<_> = saved.as_array().unwrap().iter().map(|c| c["params"]["name"].as_str()).collect();
-        assert_eq!(names, [None, Some("middle"), Some("top"), Some("bottom"), Some("small")]);
+        assert_eq!(names, [None, Some("top"), Some("middle"), Some("bottom"), Some("small")]);
     });
 }

@@ -1,0 +1,297 @@
+//! Configurations as files have them: the calls of `save_config`, SPDK's or ours, made one after another. For `load_config`, and for the file that the
+//! daemon starts with. Control context.
+//!
+//! The daemon may have restored what it was told before when it loads its file. What both have is compared by meaning: the same is left as it is, what is
+//! not the same is an error, for nobody can tell which of them is meant.
+
+use crate::config::{Call, Subsystem};
+use crate::{Control, Error, Methods};
+use aryk_reactor::CoreSet;
+use rustix::io::Errno;
+use schemars::JsonSchema;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
+use std::path::{Path, PathBuf};
+
+/// Parameters of `load_config`: what `save_config` gives. Files have more beside it, as the number of cores, which is not heeded.
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(crate) struct LoadConfig {
+    /// What `save_config` gave.
+    #[schemars(with = "Vec<crate::methods::SavedSubsystem>")]
+    subsystems: Vec<LoadSubsystem>,
+}
+
+#[derive(Debug, Deserialize)]
+struct LoadSubsystem {
+    #[serde(rename = "subsystem")]
+    name: String,
+    /// SPDK has `null` for a subsystem without any.
+    config: Option<Vec<LoadElement>>,
+}
+
+/// A call; or several, which SPDK makes at one time, and we one after another.
+#[derive(Debug)]
+struct LoadElement(Vec<LoadCall>);
+
+impl<'de> Deserialize<'de> for LoadElement {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let element = Box::<RawValue>::deserialize(from)?;
+        let calls = match element.get().starts_with('[') {
+            true => serde_json::from_str(element.get()),
+            false => serde_json::from_str(element.get()).map(|call| vec![call]),
+        };
+        calls.map(Self).map_err(D::Error::custom)
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LoadCall {
+    method: String,
+    params: Option<Box<RawValue>>,
+}
+
+impl LoadConfig {
+    /// The calls, each with its place.
+    fn into_calls(self) -> impl Iterator<Item = (String, LoadCall)> {
+        self.subsystems.into_iter().flat_map(|LoadSubsystem { name, config }| {
+            let calls = config.into_iter().flatten().flat_map(|element| element.0);
+            calls.map(move |call| (format!("{} of subsystem '{name}'", call.method), call))
+        })
+    }
+}
+
+/// Makes all calls in their order, up to the first that fails: what was made before it stays.
+pub(crate) async fn load_config(methods: &Methods<Control>, p: LoadConfig) -> Result<bool, Error> {
+    for (place, call) in p.into_calls() {
+        methods.call(&call.method, call.params).await.map_err(|error| error.at(&place))?;
+    }
+    Ok(true)
+}
+
+/// The file that the daemon starts with.
+#[derive(Debug)]
+pub struct File {
+    path: PathBuf,
+    config: LoadConfig,
+}
+
+/// Why a file is not loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// It cannot be read.
+    #[error("{}: {source}", .path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// It is none.
+    #[error("{} is no configuration as save_config writes it: {source}", .path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: serde_json::Error,
+    },
+    /// A call of it failed.
+    #[error("{}: {error}", .path.display())]
+    Failed {
+        /// The file.
+        path: PathBuf,
+        /// What failed, and why.
+        error: Error,
+    },
+}
+
+/// What became of a file's calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Loaded {
+    /// They were made.
+    pub made: usize,
+    /// What they make was there, or was waited for, already.
+    pub there: usize,
+    /// They failed, and were left out.
+    pub failed: usize,
+}
+
+impl File {
+    /// Reads it.
+    ///
+    /// # Errors
+    /// [`LoadError`].
+    pub fn read(path: &Path) -> Result<Self, LoadError> {
+        let path = path.to_owned();
+        let text = match std::fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(source) => return Err(LoadError::Unreadable { path, source }),
+        };
+        match serde_json::from_str(&text) {
+            Ok(config) => Ok(Self { path, config }),
+            Err(source) => Err(LoadError::Malformed { path, source }),
+        }
+    }
+
+    /// Makes its calls, but for those of which all is there already; up to the first that fails, unless these are to be left out. Needs a tokio `LocalSet`.
+    ///
+    /// # Errors
+    /// [`LoadError::Failed`].
+    pub async fn load(
+        self,
+        control: &Control,
+        methods: &Methods<Control>,
+        leave_out: bool,
+    ) -> Result<Loaded, LoadError> {
+        let mut loaded = Loaded::default();
+        for (place, call) in self.config.into_calls() {
+            let outcome = match is_there(control, &call) {
+                Ok(true) => Ok(&mut loaded.there),
+                Ok(false) => methods.call(&call.method, call.params).await.map(|_| &mut loaded.made),
+                Err(error) => Err(error),
+            };
+            match outcome.map_err(|error| error.at(&place)) {
+                Ok(count) => *count += 1,
+                Err(error) if leave_out => {
+                    tracing::error!(file = %self.path.display(), %error, "a call of the file failed, and is left out");
+                    loaded.failed += 1;
+                }
+                Err(error) => return Err(LoadError::Failed { path: self.path, error }),
+            }
+        }
+        Ok(loaded)
+    }
+}
+
+/// Parameters that change nothing of what is made; `delay` is over once a controller is started, and a size is what a new file has at first.
+const NOT_COMPARED: [&str; 11] = [
+    "fallocate",
+    "nowait",
+    "transport",
+    "packed_ring",
+    "exclusive",
+    "numa_id",
+    "md_interleave",
+    "dif_is_head_of_md",
+    "dif_pi_format",
+    "delay",
+    "size",
+];
+
+/// Whether what the call makes is there, or waited for, already.
+///
+/// # Errors
+/// `EEXIST`: it is, otherwise.
+fn is_there(control: &Control, call: &LoadCall) -> Result<bool, Error> {
+    let params: Value = match &call.params {
+        Some(params) => serde_json::from_str(params.get()).map_err(|e| Error::Undecoded(e.to_string()))?,
+        None => return Ok(false),
+    };
+    if call.method == "vhost_start_scsi_controller" {
+        let delay =
+            params["ctrlr"].as_str().and_then(|name| control.config.noted(Subsystem::VhostScsi, name));
+        return Ok(delay.is_some_and(|noted| noted.params["delay"] == false));
+    }
+    let Some((object, noted)) = noted(control, &call.method, &params) else { return Ok(false) };
+    let exists = |how: String| {
+        let detail = format!(
+            "'{object}' is there already, by {} of the state store or earlier in the file, and is not the same: {how}. Remove the one that is not meant",
+            noted.method
+        );
+        Error::errno(Errno::EXIST, detail)
+    };
+    if noted.method != call.method {
+        return Err(exists(format!("it is to be made by {}", call.method)));
+    }
+    let differences = differences(control, &params, &noted.params);
+    if differences.is_empty() { Ok(true) } else { Err(exists(differences.join(", "))) }
+}
+
+/// What is noted of the object that a call makes, and its name.
+fn noted(control: &Control, method: &str, params: &Value) -> Option<(String, Call)> {
+    let text = |param: &str| params[param].as_str();
+    let find =
+        |subsystem, object: String| control.config.noted(subsystem, &object).map(|noted| (object, noted));
+    match method {
+        "bdev_error_create" => find(Subsystem::Bdev, format!("EE_{}", text("base_name")?)),
+        "bdev_split_create" => find(Subsystem::Bdev, format!("{}p0", text("base_bdev")?)),
+        "bdev_qos_group_create" => find(Subsystem::Qos, crate::methods::group_object(text("name")?)),
+        "vhost_create_blk_controller" => find(Subsystem::VhostBlk, text("ctrlr")?.to_owned()),
+        "vhost_create_scsi_controller" => find(Subsystem::VhostScsi, text("ctrlr")?.to_owned()),
+        "vhost_scsi_controller_add_target" => {
+            let of = |number: i64| find(Subsystem::VhostScsi, format!("{}/{number}", text("ctrlr")?));
+            match params["scsi_target_num"].as_i64()? {
+                // Any: the one that has this disk.
+                -1 => {
+                    (0..8).filter_map(of).find(|(_, noted)| noted.params["bdev_name"] == params["bdev_name"])
+                }
+                number => of(number),
+            }
+        }
+        _ if method.starts_with("bdev_") && method.ends_with("_create") => {
+            find(Subsystem::Bdev, text("name")?.to_owned())
+        }
+        _ => None,
+    }
+}
+
+/// In what a call's parameters differ from noted ones, each difference in words. A parameter at its default is as if it were not there.
+fn differences(control: &Control, given: &Value, noted: &Value) -> Vec<String> {
+    let empty = Map::new();
+    let (given, noted) = (given.as_object().unwrap_or(&empty), noted.as_object().unwrap_or(&empty));
+    let value = |of: &Map<String, Value>, param: &str| of.get(param).cloned().unwrap_or(Value::Null);
+    let mut params: Vec<&String> =
+        given.keys().chain(noted.keys().filter(|key| !given.contains_key(*key))).collect();
+    params.retain(|param| {
+        let (is, to) = (value(noted, param), value(given, param));
+        // What was left to the daemon, it has chosen.
+        let is_chosen =
+            to.is_null() && ["uuid", "block_size", "physical_block_size"].contains(&param.as_str());
+        let is_implied = **param == "physical_block_size" && is.is_null() && to == value(given, "block_size");
+        let any_target = **param == "scsi_target_num" && to == -1;
+        let is_fine = NOT_COMPARED.contains(&param.as_str()) || is_chosen || is_implied || any_target;
+        !(is_fine || is_same(control, param, &to, &is))
+    });
+    let line = |param: &String| {
+        format!("{param} is {}, and {} in the file", shown(&value(noted, param)), shown(&value(given, param)))
+    };
+    params.into_iter().map(line).collect()
+}
+
+fn shown(value: &Value) -> String {
+    if value.is_null() { "not given".into() } else { value.to_string() }
+}
+
+fn is_same(control: &Control, param: &str, a: &Value, b: &Value) -> bool {
+    let number = |value: &Value| match value {
+        Value::Number(number) => number.as_f64(),
+        Value::String(text) => text.parse().ok(),
+        _ => None,
+    };
+    let texts = a.as_str().zip(b.as_str());
+    let disk = |name: &str| control.disks.find(name).ok().map(|disk| disk.name().to_owned());
+    a == b
+        || (is_default(param, a) && is_default(param, b))
+        || match param {
+            "cpumask" => texts
+                .is_some_and(|(a, b)| a.parse::<CoreSet>().is_ok_and(|a| Ok(a) == b.parse().map_err(drop))),
+            "uuid" => texts.is_some_and(|(a, b)| a.eq_ignore_ascii_case(b)),
+            "base_bdev_name" | "base_bdev" | "base_name" | "dev_name" | "bdev_name" => {
+                texts.is_some_and(|(a, b)| disk(a).is_some() && disk(a) == disk(b))
+            }
+            _ => number(a).is_some() && number(a) == number(b),
+        }
+}
+
+fn is_default(param: &str, value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Number(number) => number.as_f64() == Some(0.0),
+        Value::String(text) => {
+            text.is_empty() || [("enospc", "error"), ("lock", "always")].contains(&(param, text))
+        }
+        Value::Bool(true) | Value::Array(_) | Value::Object(_) => false,
+    }
+}
