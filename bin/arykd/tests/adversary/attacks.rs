@@ -1,6 +1,7 @@
 //! What a hostile front-end may do within the protocol. Each attack has a session or several, lasts a quarter of a second or until it is stopped, and takes it as
 //! it comes if the daemon refuses or hangs up: that is an answer. What counts is what the victim notices.
 
+use super::random::Random;
 use super::raw::{INDIRECT, NEXT, Plan, RINGS, Raw, WRITE, wanted};
 use aryk_front_end::{Error, Memory, Request, Session, payload};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -30,31 +31,6 @@ const FLUSH: u32 = 4;
 const DISCARD: u32 = 11;
 const WRITE_ZEROES: u32 = 13;
 const NO_TYPE: u32 = 77;
-
-/// SplitMix64.
-#[derive(Clone)]
-pub struct Random(u64);
-
-impl Random {
-    pub const fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-
-    pub fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-
-    fn one<T: Copy>(&mut self, of: &[T]) -> T {
-        of[self.below(of.len() as u64) as usize]
-    }
-}
 
 /// An attack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

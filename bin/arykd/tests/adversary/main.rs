@@ -14,11 +14,14 @@ mod attacks;
 #[path = "../daemon/harness.rs"]
 #[expect(dead_code, reason = "the daemon's other tests use the rest")]
 mod harness;
+#[path = "../daemon/random.rs"]
+mod random;
 mod raw;
 mod victim;
 
-use attacks::{Attack, Random};
+use attacks::Attack;
 use harness::Daemon;
+use random::Random;
 use serde_json::json;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};

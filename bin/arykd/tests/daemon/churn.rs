@@ -8,6 +8,7 @@
 use super::harness::Daemon;
 use super::machine::{Machine, Seen};
 use super::moving::{disk, threads};
+use super::random::Random;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::{BufReader, Write};
@@ -30,22 +31,6 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 fn from_environment(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |value| value.parse().unwrap())
-}
-
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
 }
 
 /// What a client knows of one of its disks.
@@ -79,7 +64,7 @@ impl Client {
             number,
             stream,
             replies: serde_json::Deserializer::from_reader(reader).into_iter(),
-            random: Random(seed.wrapping_mul(31).wrapping_add(number as u64)),
+            random: Random::new(seed.wrapping_mul(31).wrapping_add(number as u64)),
             dir: daemon.dir().to_owned(),
             disks: (0..DISKS).map(|disk| (disk, Known::default())).collect(),
             groups: (0..GROUPS).map(|group| (group, false)).collect(),

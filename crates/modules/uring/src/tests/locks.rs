@@ -24,6 +24,20 @@ fn refused_by(config: Config) -> Holder {
     }
 }
 
+fn image(dir: &Path) -> std::path::PathBuf {
+    let path = dir.join("image");
+    std::fs::File::create(&path).unwrap().set_len(MIB).unwrap();
+    path
+}
+
+/// Who keeps both those that write and those that only read from an image.
+fn both_refused_by(path: &Path) -> Holder {
+    let [writer, reader] =
+        [Config::new("w", path), read_only(path)].map(|config| refused_by(Config { waits: false, ..config }));
+    assert_eq!(writer, reader);
+    writer
+}
+
 /// Runs one of QEMU's tools; `None` if there is none here.
 fn qemu(tool: &str, args: &[&str], path: &Path) -> Option<Output> {
     let output = Command::new(tool).args(args).arg(path).output().ok();
@@ -66,8 +80,7 @@ fn qemus_tools_keep_off_a_disk_that_is_written() {
 #[test]
 fn qemus_tools_may_read_a_disk_that_is_read() {
     let dir = disk_directory();
-    let path = dir.path().join("image");
-    std::fs::File::create(&path).unwrap().set_len(MIB).unwrap();
+    let path = image(dir.path());
     let registry = Registry::new();
     create(&registry, read_only(&path)).unwrap();
     let Some(read) = qemu("qemu-io", &["-f", "raw", "-r", "-c", "read 0 4k"], &path) else { return };
@@ -78,8 +91,7 @@ fn qemus_tools_may_read_a_disk_that_is_read() {
 #[test]
 fn we_keep_off_an_image_that_qemu_writes() {
     let dir = disk_directory();
-    let path = dir.path().join("image");
-    std::fs::File::create(&path).unwrap().set_len(MIB).unwrap();
+    let path = image(dir.path());
     let qemu = Command::new("qemu-io").args(["-f", "raw", "-c", "sleep 60000"]).arg(&path).spawn();
     let Ok(qemu) = qemu else { return eprintln!("skipped: no qemu-io here") };
     let qemu = Killed(qemu);
@@ -95,8 +107,7 @@ fn we_keep_off_an_image_that_qemu_writes() {
 #[test]
 fn readers_share_and_a_writer_is_alone() {
     let dir = disk_directory();
-    let path = dir.path().join("image");
-    std::fs::File::create(&path).unwrap().set_len(MIB).unwrap();
+    let path = image(dir.path());
     let (first, second) = (Registry::new(), Registry::new());
     create(&first, read_only(&path)).unwrap();
     create(&second, read_only(&path)).unwrap();
@@ -119,6 +130,24 @@ impl Drop for Killed {
     }
 }
 
+/// What another process says when it has the image.
+const DONE: &str = "it has the image";
+
+/// Another process that runs the test of that name of this file, once it has the image.
+fn other_process(test: &str, variable: &str, image: &Path) -> Killed {
+    let other = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "--nocapture", &format!("tests::locks::{test}")])
+        .env(variable, image)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut other = Killed(other);
+    let lines = BufReader::new(other.0.stdout.take().unwrap()).lines();
+    assert!(lines.map_while(Result::ok).any(|line| line.contains(DONE)));
+    other
+}
+
 const IMAGE: &str = "ARYK_TEST_IMAGE";
 
 /// The other process of `another_process_is_kept_off_until_it_has_ended`; nothing in any other.
@@ -127,7 +156,7 @@ fn hold_an_image() {
     let Ok(image) = std::env::var(IMAGE) else { return };
     let registry = Registry::new();
     create(&registry, Config::new("d", image)).unwrap();
-    println!("opened");
+    println!("{DONE}");
     // Until it is killed.
     std::io::stdin().read_line(&mut String::new()).unwrap();
 }
@@ -135,18 +164,8 @@ fn hold_an_image() {
 #[test]
 fn another_process_is_kept_off_until_it_has_ended() {
     let dir = disk_directory();
-    let path = dir.path().join("image");
-    std::fs::File::create(&path).unwrap().set_len(MIB).unwrap();
-    let other = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "--nocapture", "tests::locks::hold_an_image"])
-        .env(IMAGE, &path)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut other = Killed(other);
-    let lines = BufReader::new(other.0.stdout.take().unwrap()).lines();
-    assert!(lines.map_while(Result::ok).any(|l| l.contains("opened")));
+    let path = image(dir.path());
+    let mut other = other_process("hold_an_image", IMAGE, &path);
     let Holder::Process { pid, .. } = refused_by(Config::new("w", &path)) else { panic!("not seen") };
     assert_eq!(pid, other.0.id());
     other.0.kill().unwrap();
@@ -174,12 +193,6 @@ fn whole(kind: i32) -> libc::flock {
     libc::flock { l_type: kind as i16, l_whence: libc::SEEK_SET as i16, l_start: 0, l_len: 0, l_pid: 0 }
 }
 
-fn image(dir: &Path) -> std::path::PathBuf {
-    let path = dir.join("image");
-    std::fs::File::create(&path).unwrap().set_len(MIB).unwrap();
-    path
-}
-
 #[test]
 fn a_lock_of_the_whole_file_is_heeded() {
     let dir = disk_directory();
@@ -187,9 +200,7 @@ fn a_lock_of_the_whole_file_is_heeded() {
     let other = std::fs::File::options().read(true).write(true).open(&path).unwrap();
     for kind in [libc::F_WRLCK, libc::F_RDLCK] {
         fcntl(&other, FcntlArg::F_OFD_SETLK(&whole(kind))).unwrap();
-        for config in [Config::new("w", &path), read_only(&path)] {
-            assert_eq!(refused_by(Config { waits: false, ..config }), Holder::Ourselves);
-        }
+        assert_eq!(both_refused_by(&path), Holder::Ourselves);
     }
     drop(other);
     let registry = Registry::new();
@@ -208,7 +219,7 @@ fn lock_an_image() {
     let Ok(image) = std::env::var(LOCKED_IMAGE) else { return };
     let file = std::fs::File::options().write(true).open(image).unwrap();
     fcntl(&file, FcntlArg::F_SETLK(&whole(libc::F_WRLCK))).unwrap();
-    println!("locked");
+    println!("{DONE}");
     // Until it is killed.
     std::io::stdin().read_line(&mut String::new()).unwrap();
 }
@@ -217,20 +228,9 @@ fn lock_an_image() {
 fn a_posix_lock_of_another_process_is_heeded() {
     let dir = disk_directory();
     let path = image(dir.path());
-    let other = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "--nocapture", "tests::locks::lock_an_image"])
-        .env(LOCKED_IMAGE, &path)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut other = Killed(other);
-    let lines = BufReader::new(other.0.stdout.take().unwrap()).lines();
-    assert!(lines.map_while(Result::ok).any(|l| l.contains("locked")));
-    for config in [Config::new("w", &path), read_only(&path)] {
-        let holder = refused_by(Config { waits: false, ..config });
-        assert!(matches!(holder, Holder::Process { pid, .. } if pid == other.0.id()), "{holder:?}");
-    }
+    let other = other_process("lock_an_image", LOCKED_IMAGE, &path);
+    let holder = both_refused_by(&path);
+    assert!(matches!(holder, Holder::Process { pid, .. } if pid == other.0.id()), "{holder:?}");
 }
 
 #[test]
