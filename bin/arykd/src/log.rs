@@ -14,7 +14,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::filter::Targets;
-use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Full, Writer};
+use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Full, Json, JsonFields, Writer};
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, format};
 use tracing_subscriber::layer::{Layer, SubscriberExt};
@@ -45,9 +45,12 @@ impl Format {
         match self {
             Self::Text => lines
                 .with_ansi(std::io::stderr().is_terminal())
-                .event_format(Timed { with: format(), without: format().without_time(), timestamps })
+                .event_format(Leveled { rest: format().without_time().with_level(false), timestamps })
                 .boxed(),
-            Self::Json => lines.json().flatten_event(true).boxed(),
+            Self::Json => lines
+                .fmt_fields(JsonFields::new())
+                .event_format(Renamed(format().json().flatten_event(true)))
+                .boxed(),
             Self::Journal => lines
                 .with_ansi(false)
                 .event_format(Prioritized(format().without_time().with_level(false)))
@@ -61,10 +64,10 @@ impl Format {
         // Without its time a line is still a line.
         let _ = SystemTime.format_time(&mut Writer::new(&mut time));
         match self {
-            Self::Text => format!("{time} {level:>5} arykd: {text}\n"),
+            Self::Text => format!("{time} {:>7} arykd: {text}\n", name(level)),
             Self::Json => format!(
                 "{}\n",
-                serde_json::json!({"timestamp": time, "level": level.as_str(), "message": text, "target": "arykd"})
+                serde_json::json!({"timestamp": time, "level": name(level), "message": text, "target": "arykd"})
             ),
             Self::Journal => {
                 let priority = priority(level);
@@ -83,14 +86,35 @@ fn is_stderr(stream: &str) -> bool {
     stream == format!("{}:{}", stat.st_dev, stat.st_ino)
 }
 
-/// Lines that have their time or not, as it is asked for.
-struct Timed {
-    with: format::Format,
-    without: format::Format<Full, ()>,
+/// What the log calls a level: what whoever sets the level calls it.
+const fn name(level: Level) -> &'static str {
+    match level {
+        Level::ERROR => "ERROR",
+        Level::WARN => "WARNING",
+        Level::INFO => "NOTICE",
+        Level::DEBUG => "INFO",
+        Level::TRACE => "DEBUG",
+    }
+}
+
+/// The colour of a level's name, as a terminal takes it.
+const fn color(level: Level) -> u8 {
+    match level {
+        Level::ERROR => 31,
+        Level::WARN => 33,
+        Level::INFO => 32,
+        Level::DEBUG => 34,
+        Level::TRACE => 35,
+    }
+}
+
+/// Lines that have their time or not, as it is asked for, and their level.
+struct Leveled {
+    rest: format::Format<Full, ()>,
     timestamps: Arc<AtomicBool>,
 }
 
-impl<S, N> FormatEvent<S, N> for Timed
+impl<S, N> FormatEvent<S, N> for Leveled
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
@@ -98,13 +122,42 @@ where
     fn format_event(
         &self,
         context: &FmtContext<'_, S, N>,
-        writer: Writer<'_>,
+        mut writer: Writer<'_>,
         event: &Event<'_>,
     ) -> std_fmt::Result {
-        match self.timestamps.load(Ordering::Relaxed) {
-            true => self.with.format_event(context, writer, event),
-            false => self.without.format_event(context, writer, event),
+        if self.timestamps.load(Ordering::Relaxed) {
+            SystemTime.format_time(&mut writer)?;
+            writer.write_char(' ')?;
         }
+        let level = *event.metadata().level();
+        match writer.has_ansi_escapes() {
+            true => write!(writer, "\x1b[{}m{:>7}\x1b[0m ", color(level), name(level))?,
+            false => write!(writer, "{:>7} ", name(level))?,
+        }
+        self.rest.format_event(context, writer, event)
+    }
+}
+
+/// Lines of JSON with our name of their level.
+struct Renamed(format::Format<Json>);
+
+impl<S, N> FormatEvent<S, N> for Renamed
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> std_fmt::Result {
+        let mut text = String::new();
+        self.0.format_event(context, Writer::new(&mut text), event)?;
+        // The time and the level come first: whatever looks like a level behind that is somebody else's.
+        let level = *event.metadata().level();
+        let member = |name: &str| format!(r#""level":"{name}""#);
+        writer.write_str(&text.replacen(&member(level.as_str()), &member(name(level)), 1))
     }
 }
 

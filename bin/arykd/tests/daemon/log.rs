@@ -73,13 +73,13 @@ fn journald_gets_priorities() {
 fn others_get_text_unless_they_ask() {
     let dir = TempDir::new().unwrap();
     let log = log_of(dir.path(), &[], of_another);
-    assert!(log.lines().any(|line| line.contains(" INFO ") && line.contains("ending")), "{log}");
+    assert!(log.lines().any(|line| line.contains(" NOTICE ") && line.contains("ending")), "{log}");
     let log = log_of(dir.path(), &["--log-format", "json"], its_own);
     let events: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
     let ready = events.iter().find(|event| event["message"] == "ready").unwrap();
     assert_eq!(ready["version"], env!("CARGO_PKG_VERSION"));
     assert!(ready["rpc"].as_str().unwrap().ends_with("rpc.sock"), "{ready}");
-    assert!(events.iter().all(|event| event["level"] == "INFO"), "{log}");
+    assert!(events.iter().all(|event| event["level"] == "NOTICE"), "{log}");
 }
 
 /// Calls one after another, whatever is answered.
@@ -117,7 +117,7 @@ fn all_of_a_part_is_told_while_its_flag_is_set() {
     let told: Vec<_> = log.lines().filter(|line| line.contains("no_method")).collect();
     assert_eq!(told.len(), 2, "{log}");
     assert!(told[0].contains("no_method_2") && told[0].starts_with("20"), "{log}");
-    assert!(told[1].contains("no_method_3") && told[1].trim_start().starts_with("DEBUG"), "{log}");
+    assert!(told[1].contains("no_method_3") && told[1].trim_start().starts_with("INFO"), "{log}");
 }
 
 /// A pipe that nobody reads must not hold up who serves: neither the start, nor calls, nor the end.
