@@ -14,7 +14,7 @@ use aryk_reactor::{Options, Reactors};
 use aryk_rpc::http::{HttpServer, Passwords, Tls};
 use aryk_rpc::load::File;
 use aryk_rpc::server::Socket;
-use aryk_rpc::{Control, methods, restore};
+use aryk_rpc::{Control, left_out, methods, restore};
 use aryk_state::Store;
 use clap::Parser;
 use cli::Cli;
@@ -138,6 +138,7 @@ async fn serve(
         control.start();
     }
     let loaded = start::load(cli, config, &control, &methods).await?;
+    tokio::task::spawn_local(left_out::keep_telling(Rc::downgrade(&control)));
     let (stop, stopped) = watch::channel(false);
     let serving_http = http.map(|http| http.serve(Rc::clone(&methods), stopped.clone()));
     let serving_http = serving_http.map(tokio::task::spawn_local);

@@ -102,6 +102,9 @@ pub trait Device: Any + Send + Sync {
         None
     }
 
+    /// Tells the log how many lines about itself were left out, if it is time. Control context; asked now and then.
+    fn tell_left_out(&self) {}
+
     /// It has been removed, and nobody has it open: lets go of the disks that it is made of ([`crate::Base::close`]), though someone may still hold
     /// a reference to it.
     fn removed(&self) {}

@@ -66,6 +66,13 @@ impl Failures {
         limited!(self.lines, warn, disk, op, lba, blocks, errno, %error, "the store has failed a request");
     }
 
+    /// Tells the log how many lines of the failures of `disk` it does not have, if no failure has told it and it is time.
+    pub fn tell_left_out(&self, disk: &str) {
+        if let Some(left_out) = self.lines.overdue() {
+            tracing::warn!(disk, left_out, "the store had failed so many more requests");
+        }
+    }
+
     /// The last one.
     pub fn last(&self) -> Option<Failure> {
         *lock(&self.last)

@@ -10,7 +10,8 @@
 //! limited!(lines, warn, disk = "vm1", "a write failed");
 //! ```
 //!
-//! A line that is written says as `left_out` how many were not since the last. So what a limit is for is one matter (a disk's failures, a controller's sessions):
+//! A line that is written says as `left_out` how many were not since the last; if no more come, whoever owns the limit asks now and then for what is
+//! [`overdue`](LogLimit::overdue), and writes a line of its own. So what a limit is for is one matter (a disk's failures, a controller's sessions):
 //! of two matters that share one, the frequent one silences the other.
 #![forbid(unsafe_code)]
 
@@ -76,12 +77,30 @@ impl LogLimit {
         self.left_out.load(Relaxed)
     }
 
-    fn admit_at(&self, now_ns: u64) -> Option<Admitted> {
+    /// How many lines were left out, if some were, and one that says so may be written now: it is to be, for they count as told.
+    pub fn overdue(&self) -> Option<u64> {
+        self.overdue_at(now_ns())
+    }
+
+    fn overdue_at(&self, now_ns: u64) -> Option<u64> {
+        if self.left_out() == 0 || !self.pay(now_ns) {
+            return None;
+        }
+        // Another line may have told of them meanwhile.
+        Admitted(self.left_out.swap(0, Relaxed)).left_out()
+    }
+
+    /// Uses up a period for a line of now, if there is one.
+    fn pay(&self, now_ns: u64) -> bool {
         let pay = |until: u64| {
             let from = until.max(now_ns);
             (from - now_ns <= self.ahead_ns).then(|| from.saturating_add(self.period_ns))
         };
-        if self.paid_until_ns.fetch_update(Relaxed, Relaxed, pay).is_err() {
+        self.paid_until_ns.fetch_update(Relaxed, Relaxed, pay).is_ok()
+    }
+
+    fn admit_at(&self, now_ns: u64) -> Option<Admitted> {
+        if !self.pay(now_ns) {
             self.left_out.fetch_add(1, Relaxed);
             return None;
         }
@@ -115,6 +134,22 @@ mod tests {
         assert_eq!(admitted(105 * SECOND), Some(Some(1)));
         assert_eq!([admitted(105 * SECOND), admitted(105 * SECOND)], [Some(None); 2]);
         assert_eq!(admitted(105 * SECOND), None);
+    }
+
+    #[test]
+    fn what_is_left_out_is_told_when_no_more_comes() {
+        let limit = LogLimit::new(1, Duration::from_secs(5));
+        let start = 1000 * SECOND;
+        assert_eq!(limit.overdue_at(start), None);
+        assert!(limit.admit_at(start).is_some());
+        assert!([1, 2, 3].iter().all(|&at| limit.admit_at(start + at).is_none()));
+        // Not before its period is over, once, and for a period of its own.
+        assert_eq!(limit.overdue_at(start + 5 * SECOND - 1), None);
+        assert_eq!(limit.left_out(), 3);
+        assert_eq!(limit.overdue_at(start + 5 * SECOND), Some(3));
+        assert_eq!(limit.overdue_at(start + 100 * SECOND), None);
+        assert_eq!(limit.admit_at(start + 10 * SECOND - 1), None);
+        assert_eq!(limit.overdue_at(start + 10 * SECOND), Some(1));
     }
 
     #[test]

@@ -16,6 +16,7 @@ mod dispatch;
 mod error;
 pub mod http;
 pub mod journal;
+pub mod left_out;
 pub mod load;
 pub mod methods;
 pub mod openrpc;

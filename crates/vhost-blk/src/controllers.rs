@@ -210,6 +210,11 @@ impl Controllers {
         }
     }
 
+    /// Tells the log how many lines about their front-ends were left out, if it is time.
+    pub fn tell_left_out(&self) {
+        self.entries.borrow().values().for_each(|entry| entry.endpoint.tell_left_out());
+    }
+
     /// All of them, by name.
     pub fn list(&self) -> Vec<Info> {
         self.entries.borrow().values().map(Entry::info).collect()

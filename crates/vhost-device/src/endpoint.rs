@@ -74,6 +74,14 @@ impl Endpoint {
         }
     }
 
+    /// Tells the log how many lines about its front-end were left out, if it is time.
+    pub fn tell_left_out(&self) {
+        match self {
+            Self::Server(server) => server.tell_left_out(),
+            Self::Client(client) => client.tell_left_out(),
+        }
+    }
+
     /// Disconnects the front-end, stops its queues, and removes a socket of its own.
     pub async fn stop(self) {
         match self {

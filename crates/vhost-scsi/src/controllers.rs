@@ -293,6 +293,12 @@ impl Controllers {
         }
     }
 
+    /// Tells the log how many lines about their front-ends were left out, if it is time.
+    pub fn tell_left_out(&self) {
+        let entries = self.entries.borrow();
+        entries.values().filter_map(|entry| entry.endpoint.as_ref()).for_each(Endpoint::tell_left_out);
+    }
+
     /// All of them, by name.
     pub fn list(&self) -> Vec<Info> {
         self.entries.borrow().values().map(|entry| entry.info(&self.directory)).collect()

@@ -65,6 +65,11 @@ impl Client {
         self.0.stats()
     }
 
+    /// Tells the log how many lines about its front-end were left out, if it is time.
+    pub fn tell_left_out(&self) {
+        self.0.tell_left_out();
+    }
+
     /// Tells the front-end, if there is one, that the configuration space has changed.
     pub fn config_changed(&self) {
         self.0.config_changed();

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tracing::Instrument;
+use tracing::{Instrument, Span};
 
 /// What the task shares with its handle.
 #[derive(Debug, Default)]
@@ -43,6 +43,7 @@ pub(crate) struct Service {
     path: PathBuf,
     stop: watch::Sender<bool>,
     task: JoinHandle<()>,
+    span: Span,
 }
 
 impl Service {
@@ -58,8 +59,8 @@ impl Service {
         let shared = Arc::new(Shared::default());
         let (stop, stopped) = watch::channel(false);
         let span = tracing::info_span!("vhost-user", controller = name);
-        let task = make(Arc::clone(&shared), stopped).instrument(span);
-        Self { shared, path: path.to_owned(), stop, task: tokio::task::spawn_local(task) }
+        let task = make(Arc::clone(&shared), stopped).instrument(span.clone());
+        Self { shared, path: path.to_owned(), stop, task: tokio::task::spawn_local(task), span }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -68,6 +69,10 @@ impl Service {
 
     pub(crate) fn stats(&self) -> Snapshot {
         self.shared.stats.snapshot()
+    }
+
+    pub(crate) fn tell_left_out(&self) {
+        self.span.in_scope(|| self.shared.stats.lines.tell_left_out());
     }
 
     pub(crate) fn config_changed(&self) {

@@ -24,6 +24,21 @@ impl Default for Lines {
     }
 }
 
+impl Lines {
+    /// Tells the log how many lines it does not have, if none has come that does and it is time.
+    pub(crate) fn tell_left_out(&self) {
+        if let Some(left_out) = self.sessions.overdue() {
+            tracing::info!(
+                left_out,
+                "the front-end has connected and disconnected more often than is told here"
+            );
+        }
+        if let Some(left_out) = self.faults.overdue() {
+            tracing::warn!(left_out, "the front-end has done more wrong than is told here");
+        }
+    }
+}
+
 /// Counters of one controller's sessions since it was made, and whether there is one now.
 #[derive(Debug, Default)]
 pub struct Stats {

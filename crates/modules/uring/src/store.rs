@@ -232,6 +232,14 @@ impl Store {
         self.failures.add(bdev.as_ref().map_or("", |bdev| bdev.name()), failure);
     }
 
+    pub fn tell_left_out(&self) {
+        let bdev = self.bdev.get().and_then(Weak::upgrade);
+        self.failures.tell_left_out(bdev.as_ref().map_or("", |bdev| bdev.name()));
+        if let Some(times) = self.counts.lines.overdue() {
+            tracing::warn!(path = %self.path.display(), times, "the store was full so many more times: writes were held");
+        }
+    }
+
     pub fn stats(&self) -> Stats {
         Stats {
             held: self.counts.held.load(Ordering::Relaxed),
@@ -281,6 +289,10 @@ impl Device for FileDevice {
 
     fn last_failure(&self) -> Option<Failure> {
         self.0.failures.last()
+    }
+
+    fn tell_left_out(&self) {
+        self.0.tell_left_out();
     }
 
     fn open_channel(&self, root: RootId, cx: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
