@@ -76,9 +76,15 @@ func (c *Client) ArykCoreRemove(ctx context.Context, params ArykCoreRemoveParams
 	return call[bool](ctx, c, "aryk_core_remove", params)
 }
 
+// ArykFileSystemsGetParams are the parameters of aryk_file_systems_get.
+type ArykFileSystemsGetParams struct {
+	// Only the one that this disk is in: name, alias or uuid.
+	Disk string `json:"disk,omitempty"`
+}
+
 // ArykFileSystemsGet calls aryk_file_systems_get. What disks in files promise, and what their file systems have for that.
-func (c *Client) ArykFileSystemsGet(ctx context.Context) ([]FileSystem, error) {
-	return call[[]FileSystem](ctx, c, "aryk_file_systems_get", nil)
+func (c *Client) ArykFileSystemsGet(ctx context.Context, params ArykFileSystemsGetParams) ([]FileSystem, error) {
+	return call[[]FileSystem](ctx, c, "aryk_file_systems_get", params)
 }
 
 // ArykLatencyGetParams are the parameters of aryk_latency_get.

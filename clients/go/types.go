@@ -7,14 +7,20 @@ const APIVersion = "0.1.0"
 
 // Absent: One of the results of `aryk_absent_get`.
 type Absent struct {
-	// What it is, and its name.
+	// What it is, and its name, for people.
 	Object string `json:"object"`
+	// What it is: `disk`, `controller`, `target`, or something that was set.
+	Kind string `json:"kind"`
+	// Its name; a target's is its controller's and its number, as `ctrlr/3`.
+	Name string `json:"name"`
 	// Why it is not there.
 	Why string `json:"why"`
 	// The method.
 	Method string `json:"method"`
 	// Its parameters.
 	Params map[string]any `json:"params"`
+	// Since when it is tried again and again, in seconds since 1970; not if it waits for a disk.
+	TriedSince *uint64 `json:"tried_since,omitempty"`
 }
 
 // AccelStats: Result of `accel_get_stats`.
@@ -321,6 +327,7 @@ type DriverSpecific struct {
 	Aio       *AioDetails      `json:"aio,omitempty"`
 	Delay     *DelayDetails    `json:"delay,omitempty"`
 	ErrorDisk *ErrorDetails    `json:"error_disk,omitempty"`
+	Malloc    *MallocDetails   `json:"malloc,omitempty"`
 	Passthru  *PassthruDetails `json:"passthru,omitempty"`
 	Split     *SplitDetails    `json:"split,omitempty"`
 	Uring     *UringDetails    `json:"uring,omitempty"`
@@ -383,7 +390,7 @@ const (
 
 // FileSystem: What disks in files of one file system promise. All in bytes.
 type FileSystem struct {
-	// The oldest of the files.
+	// Where it is mounted.
 	Path string `json:"path"`
 	// How many there are.
 	Disks uint64 `json:"disks"`
@@ -595,6 +602,12 @@ type LwThread struct {
 	Elapsed uint64 `json:"elapsed"`
 }
 
+// MallocDetails: Of a disk that `bdev_malloc_create` made, and that was made again when the daemon started.
+type MallocDetails struct {
+	// What it held went with the daemon before.
+	Emptied bool `json:"emptied"`
+}
+
 // MultipathOptions: How paths to one namespace are chosen.
 type MultipathOptions struct {
 	// Not given.
@@ -692,6 +705,8 @@ type Reactor struct {
 	Busy uint64 `json:"busy"`
 	// Time without work, awake or asleep.
 	Idle uint64 `json:"idle"`
+	// Ours: how much of that asleep.
+	Sleeping uint64 `json:"sleeping"`
 	// Whether it has slept.
 	InInterrupt bool `json:"in_interrupt"`
 	// What the kernel has counted of the core, all processes together, in its ticks: interrupts.

@@ -4,15 +4,133 @@ use crate::apply::call::Call;
 use crate::client::Client;
 use crate::commands::{elements, text};
 use crate::error::{Error, NO_METHOD};
+use crate::output::Output;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, UNIX_EPOCH};
+
+/// The `state` of what is absent, and of what is there.
+pub const ABSENT: &str = "absent";
+pub const PRESENT: &str = "present";
+
+/// Kinds of objects that can be absent, and forgotten by their names.
+const DISK: &str = "disk";
+const CONTROLLER: &str = "controller";
+const TARGET: &str = "target";
 
 /// Asks the daemon for all that is absent. Older daemons do not tell.
 pub fn ask(client: &mut Client) -> Result<Vec<Value>, Error> {
-    match client.call("aryk_absent_get", json!({})) {
-        Ok(absent) => Ok(elements(&absent).to_vec()),
-        Err(Error::Refused { code: NO_METHOD, .. }) => Ok(Vec::new()),
-        Err(error) => Err(error),
+    let mut all = match client.call("aryk_absent_get", json!({})) {
+        Ok(absent) => elements(&absent).to_vec(),
+        Err(Error::Refused { code: NO_METHOD, .. }) => Vec::new(),
+        Err(error) => return Err(error),
+    };
+    for absent in &mut all {
+        absent["state"] = json!(ABSENT);
+    }
+    Ok(all)
+}
+
+/// Whether this is what the daemon says of an absent object, and not of one that is there.
+pub fn is_absent(object: &Value) -> bool {
+    text(object, "state") == ABSENT
+}
+
+pub fn is_disk(absent: &Value) -> bool {
+    text(absent, "kind") == DISK
+}
+
+/// Whether it is a controller, or a target of one.
+pub fn is_offer(absent: &Value) -> bool {
+    [CONTROLLER, TARGET].contains(&text(absent, "kind"))
+}
+
+pub fn is_controller(absent: &Value) -> bool {
+    text(absent, "kind") == CONTROLLER
+}
+
+/// Whether it goes by this name or uuid.
+pub fn is_called(absent: &Value, name: &str) -> bool {
+    text(absent, "name") == name || text(&absent["params"], "uuid").eq_ignore_ascii_case(name)
+}
+
+/// The disk that it offers, or is made of.
+pub fn base(absent: &Value) -> Option<&str> {
+    let bases = ["dev_name", "bdev_name", "base_bdev_name", "base_bdev", "base_name"];
+    bases.iter().find_map(|param| absent["params"][param].as_str())
+}
+
+/// The file that an absent disk is in.
+pub fn file(absent: &Value) -> Option<&str> {
+    absent["params"]["filename"].as_str()
+}
+
+/// For how long it has been tried again; `None` if it is not.
+fn tried_for(absent: &Value) -> Option<Duration> {
+    let since = UNIX_EPOCH + Duration::from_secs(absent["tried_since"].as_u64()?);
+    Some(since.elapsed().unwrap_or_default())
+}
+
+/// Whether it is tried again, for people.
+pub fn tried(absent: &Value) -> String {
+    tried_for(absent).map_or_else(|| "no".into(), |time| format!("for {}", duration(time)))
+}
+
+/// In the two largest units.
+pub fn duration(time: Duration) -> String {
+    let seconds = time.as_secs();
+    let parts = [
+        (seconds / 86_400, "d"),
+        (seconds / 3_600 % 24, "h"),
+        (seconds / 60 % 60, "min"),
+        (seconds % 60, "s"),
+    ];
+    let shown: Vec<_> =
+        parts.iter().skip_while(|(n, _)| *n == 0).take(2).map(|(n, unit)| format!("{n} {unit}")).collect();
+    if shown.is_empty() { "0 s".into() } else { shown.join(" ") }
+}
+
+/// A table of what is absent, after one of what is there.
+pub fn below(present: String, absent: &[&Value], out: &Output) -> String {
+    if absent.is_empty() {
+        return present;
+    }
+    let columns = [("ABSENT", false), ("TRIED AGAIN", false), ("WHY", false)];
+    let row = |absent: &&Value| {
+        vec![text(absent, "name").to_owned(), tried(absent), text(absent, "why").to_owned()]
+    };
+    let table = out.table(&columns, absent.iter().map(row));
+    if present.is_empty() { table } else { format!("{present}\n\n{table}") }
+}
+
+/// Has the daemon forget an absent object. What it was made of stays: files, and their data.
+pub fn forget(absent: &Value, client: &mut Client) -> Result<(), Error> {
+    let (method, params) = forgetting(absent).ok_or_else(|| Error::Usage(why(absent)))?;
+    client.call(method, params).map(drop)
+}
+
+fn forgetting(absent: &Value) -> Option<(&'static str, Value)> {
+    let (method, params) = (text(absent, "method"), &absent["params"]);
+    match method {
+        "bdev_split_create" => Some(("bdev_split_delete", json!({"base_bdev": params["base_bdev"]}))),
+        "vhost_create_scsi_controller" => {
+            Some(("vhost_delete_controller", json!({"ctrlr": params["ctrlr"]})))
+        }
+        "vhost_scsi_controller_add_target" => {
+            let target = json!({"ctrlr": params["ctrlr"], "scsi_target_num": params["scsi_target_num"]});
+            Some(("vhost_scsi_controller_remove_target", target))
+        }
+        _ => Call::new(method, params.clone()).undo(),
+    }
+}
+
+/// The command that has it forgotten, if there is one.
+pub fn how_to_forget(absent: &Value) -> Option<String> {
+    let name = text(absent, "name");
+    match text(absent, "kind") {
+        DISK => Some(format!("aryk disk remove {name}")),
+        CONTROLLER | TARGET => Some(format!("aryk detach {name}")),
+        _ => None,
     }
 }
 
@@ -28,7 +146,7 @@ pub fn refuse_replacing<'a>(calls: impl Iterator<Item = &'a Call>, client: &mut 
         return Ok(());
     }
     let is_replaced = |absent: &Value| calls.iter().any(|call| replaces(call, absent));
-    let lines: Vec<_> = ask(client)?.iter().filter(|absent| is_replaced(absent)).map(how_to_forget).collect();
+    let lines: Vec<_> = ask(client)?.iter().filter(|absent| is_replaced(absent)).map(advice).collect();
     if lines.is_empty() { Ok(()) } else { Err(Error::Absent(lines)) }
 }
 
@@ -48,11 +166,22 @@ fn resolved(file: &Path) -> PathBuf {
     dir.zip(file.file_name()).map_or_else(|| file.to_owned(), |(dir, name)| dir.join(name))
 }
 
-fn how_to_forget(absent: &Value) -> String {
-    let params = absent["params"].as_object().cloned().unwrap_or_default();
-    let call = Call { method: text(absent, "method").to_owned(), params };
-    match call.undo() {
-        Some((method, params)) => format!("{}; to forget it: aryk rpc {method} '{params}'", why(absent)),
+fn advice(absent: &Value) -> String {
+    match how_to_forget(absent) {
+        Some(command) => format!("{}; to forget it: {command}", why(absent)),
         None => why(absent),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_two_units() {
+        let known = [(0, "0 s"), (59, "59 s"), (61, "1 min 1 s"), (3_600, "1 h 0 min"), (90_061, "1 d 1 h")];
+        for (seconds, text) in known {
+            assert_eq!(duration(Duration::from_secs(seconds)), text);
+        }
     }
 }

@@ -1,8 +1,9 @@
 //! `aryk doctor`: what this host has, lacks, and would gain.
 //!
 //! Each check looks at one thing as the user who runs it, and says what it found, what the thing brings and the command
-//! that brings it about. Only what the daemon cannot do without fails the command.
+//! that brings it about. Only what the daemon cannot do without fails the command, and what it was given and cannot serve.
 
+mod configured;
 mod host;
 mod kernel;
 mod machines;
@@ -23,7 +24,7 @@ pub enum State {
     Option,
     /// Works, but worse than it could.
     Worse,
-    /// The daemon cannot do without.
+    /// The daemon cannot do without, or it was given it and cannot serve it.
     Missing,
 }
 
@@ -84,6 +85,7 @@ impl State {
 /// Looks at everything, prints it, and fails if something necessary is missing.
 pub fn run(cli: &Cli, out: &Output) -> Result<(), Error> {
     let mut checks = vec![host::daemon(&cli.socket, cli.timeout)];
+    checks.extend(configured::configured(&cli.socket, cli.timeout));
     checks.extend([host::rpc_directory(&cli.socket), host::machines_directory()]);
     checks.extend([host::open_files(), host::cores()]);
     checks.extend([kernel::io_uring(), kernel::aio(), kernel::memlock(), kernel::hugepages()]);

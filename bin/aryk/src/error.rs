@@ -60,7 +60,7 @@ pub enum Error {
     #[error("{0}")]
     Usage(String),
     /// `aryk doctor` found so many things missing.
-    #[error("{} missing that arykd cannot do without", if *.0 == 1 { "one thing is".into() } else { format!("{} things are", .0) })]
+    #[error("{} missing that is needed", if *.0 == 1 { "one thing is".into() } else { format!("{} things are", .0) })]
     Unhealthy(usize),
     /// A file of ours that says what cannot be done.
     #[error("{0}")]

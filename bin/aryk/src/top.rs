@@ -15,7 +15,7 @@ use crate::watch;
 use clap::{Args, ValueEnum};
 use ratatui::crossterm::event::{self, Event};
 use reading::{Rates, Reading};
-use serde_json::json;
+use serde_json::{Map, Value, json};
 use state::{Link, State, View};
 use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
@@ -29,9 +29,9 @@ pub struct TopArgs {
     /// Print what happened in one such time, and end
     #[arg(long)]
     pub once: bool,
-    /// What to show first
-    #[arg(value_enum, default_value = "disks")]
-    pub view: View,
+    /// What to show first: by default disks; without a terminal only that, by default all
+    #[arg(value_enum)]
+    pub view: Option<View>,
     /// What to sort by
     #[arg(long, value_enum, default_value = "ops")]
     pub sort: Sort,
@@ -74,20 +74,35 @@ fn read(client: &mut Client) -> Result<Reading, Error> {
 
 /// Shows it until the user has seen enough; or once, where nobody is to press keys.
 pub fn top(args: &TopArgs, client: &mut Client, out: &Output) -> Result<(), Error> {
-    let state = State::new(args.view, args.sort, args.filter.clone().unwrap_or_default());
+    let of = |view| State::new(view, args.sort, args.filter.clone().unwrap_or_default());
     let first = read(client)?;
     let is_terminal = io::stdout().is_terminal() && io::stdin().is_terminal();
     if args.once || out.json || !is_terminal {
         watch::wait(args.every);
         let rates = Rates::between(&first, &read(client)?);
-        let rows = state.rows(&rates);
-        let json = json!({"seconds": rates.seconds, "per_second": state.json(&rates, &rows)});
-        return out.print(&json, || state.table(&rates, &rows, out));
+        let views: Vec<_> = args.view.map_or_else(|| View::ALL.to_vec(), |view| vec![view]);
+        let states: Vec<_> = views.into_iter().map(of).collect();
+        return out.print(&whole_json(&states, &rates), || whole_text(&states, &rates, out));
     }
+    let state = of(args.view.unwrap_or(View::Disks));
     let mut terminal = ratatui::try_init()?;
     let ended = live(args.every, state, first, client, &mut terminal);
     ratatui::try_restore()?;
     ended
+}
+
+/// All views that are wanted, by their names.
+fn whole_json(views: &[State], rates: &Rates) -> Value {
+    let per_second =
+        views.iter().map(|state| (state.view.title().to_owned(), state.json(rates, &state.rows(rates))));
+    json!({"seconds": rates.seconds, "per_second": per_second.collect::<Map<_, _>>()})
+}
+
+/// A table of each; without one of the groups where there are none.
+fn whole_text(views: &[State], rates: &Rates, out: &Output) -> String {
+    let is_told = |state: &&State| views.len() == 1 || state.view != View::Groups || !rates.groups.is_empty();
+    let tables = views.iter().filter(is_told).map(|state| state.table(rates, &state.rows(rates), out));
+    tables.collect::<Vec<_>>().join("\n\n")
 }
 
 #[expect(clippy::disallowed_methods, reason = "a command line may look at the time")]

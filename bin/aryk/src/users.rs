@@ -3,6 +3,7 @@
 //! The daemon does what its clients ask for, as SPDK does. That nothing is taken from a running VM by a slip of a person's is
 //! seen to here, before it is asked.
 
+use crate::absent;
 use crate::client::Client;
 use crate::commands::{elements, number, text};
 use crate::error::Error;
@@ -14,10 +15,11 @@ use std::time::Duration;
 /// How long a front-end that has just hung up may still count as connected.
 const LEAVING: Duration = Duration::from_millis(300);
 
-/// All disks and controllers, as the daemon told them.
+/// All disks and controllers, as the daemon told them, and those that are absent.
 pub struct Users {
     pub disks: Value,
     pub controllers: Value,
+    pub absent: Vec<Value>,
 }
 
 /// A place where a disk is offered: as a controller's only disk, or as a target's.
@@ -33,7 +35,8 @@ impl Users {
     /// Asks the daemon.
     pub fn ask(client: &mut Client) -> Result<Self, Error> {
         let disks = client.call("bdev_get_bdevs", json!({}))?;
-        Ok(Self { disks, controllers: client.call("vhost_get_controllers", json!({}))? })
+        let controllers = client.call("vhost_get_controllers", json!({}))?;
+        Ok(Self { disks, controllers, absent: absent::ask(client)? })
     }
 
     /// Asks the daemon until `refusal` finds nothing in the answer, or has found something for longer than a front-end takes to leave.
@@ -61,6 +64,32 @@ impl Users {
                 || text(disk, "uuid").eq_ignore_ascii_case(name)
         };
         elements(&self.disks).iter().find(goes_by)
+    }
+
+    /// The same; or an absent disk, that goes by this name or uuid.
+    pub fn any_disk(&self, name: &str) -> Option<&Value> {
+        let absent = || self.absent.iter().find(|a| absent::is_disk(a) && absent::is_called(a, name));
+        self.disk(name).or_else(absent)
+    }
+
+    /// What is absent and needs the disk of this name, or what is absent and made of it; whatever needs another comes before it.
+    pub fn absent_on(&self, disk: &str) -> Vec<&Value> {
+        let mut found: Vec<&Value> = Vec::new();
+        let mut bases = vec![disk];
+        while let Some(base) = bases.pop() {
+            let is_called = |name: &str| {
+                name == base || self.any_disk(base).is_some_and(|disk| absent::is_called(disk, name))
+            };
+            for absent in &self.absent {
+                let is_new = !found.iter().any(|known| std::ptr::eq(*known, absent));
+                if is_new && absent::base(absent).is_some_and(is_called) {
+                    found.push(absent);
+                    bases.extend(absent::is_disk(absent).then(|| text(absent, "name")));
+                }
+            }
+        }
+        found.reverse();
+        found
     }
 
     /// The controller of this name.
@@ -96,6 +125,9 @@ impl Users {
             lines.push(format!("disk '{above}' is made of it"));
             lines.extend(self.places(above).map(|place| format!("{place}, which offers '{above}'")));
         }
+        let is_left_out = |a: &&Value| absent::is_disk(a) && leave_out.contains(&text(a, "name"));
+        let absent = self.absent_on(disk).into_iter().filter(|a| !is_left_out(a));
+        lines.extend(absent.map(|a| format!("{}, which is absent", text(a, "object"))));
         lines
     }
 
@@ -107,7 +139,11 @@ impl Users {
             format!("{}{target}{vm}", place.name())
         };
         let disks = self.made_of(disk).into_iter().map(|above| format!("disk {above}"));
-        self.places(disk).map(place).chain(disks).collect()
+        let absent = self.absent_on(disk).into_iter().map(|a| {
+            let what = if absent::is_disk(a) { "disk " } else { "" };
+            format!("{what}{} (absent)", text(a, "name"))
+        });
+        self.places(disk).map(place).chain(disks).chain(absent).collect()
     }
 
     /// The VMs that are connected, in lines for people.
@@ -192,7 +228,28 @@ mod tests {
             "backend_specific": {"scsi": [target(0, "other"), target(5, "base")]}});
         let disks =
             json!([disk("base", ""), disk("middle", "base"), disk("top", "middle"), disk("free", "")]);
-        Users { disks, controllers: json!([blk, scsi]) }
+        Users { disks, controllers: json!([blk, scsi]), absent: Vec::new() }
+    }
+
+    #[test]
+    fn what_is_absent_uses_disks_too() {
+        let absent = |kind: &str, name: &str, params: Value| json!({"object": format!("{kind} '{name}'"), "kind": kind, "name": name, "params": params, "state": "absent"});
+        let absent = vec![
+            absent("disk", "x", json!({"uuid": "U-x", "base_bdev_name": "y"})),
+            absent("disk", "y", json!({"base_bdev_name": "x"})),
+            absent("controller", "c", json!({"dev_name": "u-X"})),
+            absent("target", "s/3", json!({"bdev_name": "free"})),
+        ];
+        let users = Users { absent, ..users() };
+        let names = |disk: &str| -> Vec<_> {
+            users.absent_on(disk).into_iter().map(|a| text(a, "name").to_owned()).collect()
+        };
+        // Two that wait for each other are not gone round for ever.
+        assert_eq!(names("y"), ["y", "c", "x"]);
+        assert_eq!(users.in_brief("free"), ["s/3 (absent)"]);
+        assert_eq!(users.of_disk("free", &[]), ["target 's/3', which is absent"]);
+        assert_eq!(users.any_disk("u-x").unwrap()["name"], "x");
+        assert!(users.disk("x").is_none());
     }
 
     #[test]

@@ -15,6 +15,7 @@ use serde_json::{Map, Value};
 use std::borrow::Cow;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::SystemTime;
 
 /// The part of the daemon that an object belongs to: SPDK's name for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -180,6 +181,8 @@ struct Absence {
     base: Option<String>,
     /// What was wrong when it was last tried; empty if it never was.
     why: String,
+    /// When that was first so.
+    failed_since: Option<SystemTime>,
 }
 
 /// All notes.
@@ -263,6 +266,7 @@ impl Config {
     }
 
     /// Notes what was wrong with an absent object; tells whether that is news.
+    #[expect(clippy::disallowed_methods, reason = "a date for people, by which nothing is decided")]
     pub fn failed(&self, key: u64, why: &str) -> bool {
         if !self.is_absent(key) {
             return false;
@@ -271,6 +275,7 @@ impl Config {
         let absence = absences.entry(key).or_default();
         let is_news = absence.why != why;
         why.clone_into(&mut absence.why);
+        absence.failed_since.get_or_insert_with(SystemTime::now);
         is_news
     }
 
@@ -286,6 +291,11 @@ impl Config {
             Some(Absence { base: Some(base), .. }) => format!("it waits for disk '{base}'"),
             Some(_) | None => "it has not been tried yet".into(),
         }
+    }
+
+    /// Since when the absent object with that key is tried again and again; `None` for one that waits for a disk.
+    pub fn tried_since(&self, key: u64) -> Option<SystemTime> {
+        self.absences.borrow().get(&key).filter(|absence| absence.base.is_none())?.failed_since
     }
 
     /// Takes the note of an absent object, and what is known of it.
@@ -304,8 +314,13 @@ impl Config {
 
     /// What the absent object with that key is, for people.
     pub fn describe(&self, key: u64) -> String {
-        self.absent.borrow().notes.get(&key).map_or_else(String::new, |note| {
-            let what = match note.subsystem {
+        self.kind_and_name(key).map_or_else(String::new, |(kind, name)| format!("{kind} '{name}'"))
+    }
+
+    /// What kind of object the absent one with that key is, and its name.
+    pub fn kind_and_name(&self, key: u64) -> Option<(&'static str, String)> {
+        self.absent.borrow().notes.get(&key).map(|note| {
+            let kind = match note.subsystem {
                 Subsystem::Bdev => "disk",
                 Subsystem::Watch => "call",
                 Subsystem::Qos => "QoS of",
@@ -315,7 +330,7 @@ impl Config {
                 Subsystem::Unit => "what initiators have set of",
                 Subsystem::Scheduler | Subsystem::Daemon => "setting",
             };
-            format!("{what} '{}'", note.object)
+            (kind, note.object.clone())
         })
     }
 

@@ -1,6 +1,7 @@
 //! `aryk attach`, `detach` and `controller …`
 
 use super::{elements, object, text};
+use crate::absent;
 use crate::cli::AttachArgs;
 use crate::client::Client;
 use crate::error::{BUSY, EXISTS, Error, NO_DEVICE, NO_FILE, NOT_ALLOWED};
@@ -181,33 +182,47 @@ pub fn detach(names: &[String], force: bool, client: &mut Client, out: &Output) 
         if !out.json {
             out.say(&taken.to_string())?;
         }
-        done.push(json!({"controller": taken.controller, "target": taken.target}));
+        done.push(match taken {
+            Taken::Offered { controller, target } => json!({"controller": controller, "target": target}),
+            Taken::Absent(absent) => json!({"forgotten": text(absent, "object")}),
+        });
     }
     if out.json { out.print(&Value::Array(done), String::new) } else { Ok(()) }
 }
 
-/// What is taken back: a controller, or one of its targets' disks.
-struct Taken<'a> {
-    controller: &'a str,
-    target: Option<u64>,
+/// What is taken back.
+enum Taken<'a> {
+    /// A controller, or one of its targets' disks.
+    Offered { controller: &'a str, target: Option<u64> },
+    /// One of these that is absent.
+    Absent(&'a Value),
 }
 
 /// The controller of that name, or where the disk of that name is offered.
 fn find_taken<'a>(name: &str, users: &'a Users) -> Result<Taken<'a>, Error> {
     if let Some(controller) = users.controller(name) {
-        return Ok(Taken { controller: text(controller, "ctrlr"), target: None });
+        return Ok(Taken::Offered { controller: text(controller, "ctrlr"), target: None });
     }
-    let disk = users.disk(name).map_or(name, |disk| text(disk, "name"));
+    let is_meant = |absent: &&Value| absent::is_offer(absent) && text(absent, "name") == name;
+    if let Some(absent) = users.absent.iter().find(is_meant) {
+        return Ok(Taken::Absent(absent));
+    }
+    let disk = users.any_disk(name).map_or(name, |disk| text(disk, "name"));
     let places: Vec<_> = users.places(disk).collect();
-    match places[..] {
-        [place] => Ok(Taken { controller: text(place.controller, "ctrlr"), target: place.target }),
-        [] => {
+    let absent: Vec<_> = users.absent_on(disk).into_iter().filter(|a| absent::is_offer(a)).collect();
+    match (&places[..], &absent[..]) {
+        ([place], []) => {
+            Ok(Taken::Offered { controller: text(place.controller, "ctrlr"), target: place.target })
+        }
+        ([], [absent]) => Ok(Taken::Absent(absent)),
+        ([], []) => {
             let none =
                 Error::no_device(format!("there is no controller '{name}', and none of a disk '{name}'"));
             Err(none.hinted(&[(NO_DEVICE, "'aryk controller list' shows the controllers and their disks.")]))
         }
-        [..] => {
-            let names: Vec<_> = places.iter().map(Place::name).collect();
+        _ => {
+            let names: Vec<_> =
+                places.iter().map(Place::name).chain(absent.iter().map(|a| text(a, "name"))).collect();
             let names = names.join(", ");
             Err(Error::Usage(format!("disk '{name}' has several controllers, name one: {names}")))
         }
@@ -218,7 +233,9 @@ fn find_taken<'a>(name: &str, users: &'a Users) -> Result<Taken<'a>, Error> {
 fn in_use(taken: &[Taken<'_>], users: &Users) -> Option<Error> {
     let mut lines = Vec::new();
     let mut is_scsi = false;
-    for Taken { controller, target } in taken {
+    for taken in taken {
+        // No VM has what is absent.
+        let Taken::Offered { controller, target } = taken else { continue };
         let places = users.controller(controller).into_iter().flat_map(places_of);
         let meant =
             places.filter(|place| place.is_connected() && (target.is_none() || place.target == *target));
@@ -244,10 +261,12 @@ fn in_use(taken: &[Taken<'_>], users: &Users) -> Option<Error> {
 
 impl Taken<'_> {
     fn take(&self, client: &mut Client) -> Result<(), Error> {
-        let controller = self.controller;
-        let taken = match self.target {
-            None => client.call("vhost_delete_controller", json!({"ctrlr": controller})),
-            Some(target) => {
+        let taken = match self {
+            Taken::Absent(absent) => absent::forget(absent, client).map(|()| Value::Null),
+            Taken::Offered { controller, target: None } => {
+                client.call("vhost_delete_controller", json!({"ctrlr": controller}))
+            }
+            Taken::Offered { controller, target: Some(target) } => {
                 let params = json!({"ctrlr": controller, "scsi_target_num": target});
                 client.call("vhost_scsi_controller_remove_target", params)
             }
@@ -260,19 +279,34 @@ impl Taken<'_> {
 
 impl fmt::Display for Taken<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let controller = self.controller;
-        match self.target {
-            None => write!(f, "Controller '{controller}' is gone."),
-            Some(target) => write!(f, "Target {target} of controller '{controller}' has no disk any more."),
+        match self {
+            Self::Absent(absent) if absent::is_controller(absent) => {
+                write!(f, "Controller '{}' was absent, and is forgotten.", text(absent, "name"))
+            }
+            Self::Absent(absent) => {
+                write!(f, "Target '{}' was absent, and is forgotten.", text(absent, "name"))
+            }
+            Self::Offered { controller, target: None } => write!(f, "Controller '{controller}' is gone."),
+            Self::Offered { controller, target: Some(target) } => {
+                write!(f, "Target {target} of controller '{controller}' has no disk any more.")
+            }
         }
     }
 }
 
 pub fn list(client: &mut Client, out: &Output) -> Result<(), Error> {
-    let controllers = client.call("vhost_get_controllers", json!({}))?;
-    out.print(&controllers, || {
-        if elements(&controllers).is_empty() {
-            return "There are no controllers. Offer a disk to a machine: aryk attach DISK".into();
+    let mut controllers = client.call("vhost_get_controllers", json!({}))?;
+    for controller in controllers.as_array_mut().into_iter().flatten() {
+        controller["state"] = json!(absent::PRESENT);
+    }
+    let absent = absent::ask(client)?;
+    let absent: Vec<_> = absent.iter().filter(|a| absent::is_offer(a)).collect();
+    let present = elements(&controllers);
+    let all: Vec<_> = present.iter().chain(absent.iter().copied()).cloned().collect();
+    out.print(&Value::Array(all), || {
+        if present.is_empty() {
+            let none = "There are no controllers. Offer a disk to a machine: aryk attach DISK";
+            return absent::below(if absent.is_empty() { none.into() } else { String::new() }, &absent, out);
         }
         let row = |c: &Value| {
             let disks: Vec<_> = places_of(c).map(|place| place.disk).collect();
@@ -293,7 +327,7 @@ pub fn list(client: &mut Client, out: &Output) -> Result<(), Error> {
             ("MACHINE", false),
             ("SOCKET", false),
         ];
-        out.table(&columns, elements(&controllers).iter().map(row))
+        absent::below(out.table(&columns, present.iter().map(row)), &absent, out)
     })
 }
 

@@ -2,14 +2,13 @@
 
 use super::service::uptime;
 use super::{elements, number, text};
-use crate::absent;
+use crate::absent::{self, duration};
 use crate::client::Client;
 use crate::error::{BAD_PARAMS, Error, NO_METHOD};
 use crate::output::Output;
 use crate::reference;
 use serde_json::{Value, json};
 use std::io;
-use std::time::Duration;
 
 pub fn status(client: &mut Client, out: &Output) -> Result<(), Error> {
     let version = client.call("spdk_get_version", json!({}))?;
@@ -42,27 +41,8 @@ pub fn status(client: &mut Client, out: &Output) -> Result<(), Error> {
     })
 }
 
-/// In the two largest units.
-fn duration(time: Duration) -> String {
-    let seconds = time.as_secs();
-    let parts = [
-        (seconds / 86_400, "d"),
-        (seconds / 3_600 % 24, "h"),
-        (seconds / 60 % 60, "min"),
-        (seconds % 60, "s"),
-    ];
-    let shown: Vec<_> =
-        parts.iter().skip_while(|(n, _)| *n == 0).take(2).map(|(n, unit)| format!("{n} {unit}")).collect();
-    if shown.is_empty() { "0 s".into() } else { shown.join(" ") }
-}
-
 pub fn reactors(client: &mut Client, out: &Output) -> Result<(), Error> {
-    let mut reactors = client.call("framework_get_reactors", json!({}))?;
-    let counts = client.call("aryk_stats_get", json!({}))?;
-    for reactor in reactors["reactors"].as_array_mut().into_iter().flatten() {
-        let own = elements(&counts["reactors"]).iter().find(|own| own["core"] == reactor["lcore"]);
-        reactor["sleeping"] = own.map_or(Value::Null, |own| own["sleeping_ticks"].clone());
-    }
+    let reactors = client.call("framework_get_reactors", json!({}))?;
     out.print(&reactors, || {
         let row = |r: &Value| {
             let (busy, idle, sleeping) = (number(r, "busy"), number(r, "idle"), number(r, "sleeping"));
@@ -117,17 +97,4 @@ pub fn rpc(method: &str, params: Option<&str>, client: &mut Client, out: &Output
 
 fn parse(text: &str) -> Result<Value, Error> {
     serde_json::from_str(text).map_err(|e| Error::Usage(format!("the parameters are no JSON: {e}")))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_have_two_units() {
-        let known = [(0, "0 s"), (59, "59 s"), (61, "1 min 1 s"), (3_600, "1 h 0 min"), (90_061, "1 d 1 h")];
-        for (seconds, text) in known {
-            assert_eq!(duration(Duration::from_secs(seconds)), text);
-        }
-    }
 }

@@ -76,14 +76,15 @@ fn create(args: &CreateArgs, client: &mut Client, out: &Output) -> Result<(), Er
         format!("Disk '{name}' of {size} is ready. Offer it to a machine: aryk attach {name}")
     })?;
     if args.kind.file.is_some() {
-        warn_of_missing_room(client);
+        warn_of_missing_room(Some(name), client);
     }
     Ok(())
 }
 
-/// Says on stderr which file systems have promised more than they have. An older daemon does not know.
-fn warn_of_missing_room(client: &mut Client) {
-    let file_systems = client.call("aryk_file_systems_get", json!({})).unwrap_or_default();
+/// Says on stderr which file systems have promised more than they have: that of one disk, or all. An older daemon does not know.
+fn warn_of_missing_room(disk: Option<&str>, client: &mut Client) {
+    let of = object([("disk", disk.map(|disk| json!(disk)))]);
+    let file_systems = client.call("aryk_file_systems_get", of).unwrap_or_default();
     for fs in elements(&file_systems).iter().filter(|fs| number(fs, "missing") > 0) {
         eprintln!("{}", missing_room(fs));
     }
@@ -91,9 +92,13 @@ fn warn_of_missing_room(client: &mut Client) {
 
 fn missing_room(fs: &Value) -> String {
     let size = |member: &str| Size(number(fs, member));
+    let disks = match number(fs, "disks") {
+        1 => "1 disk in the file system at".into(),
+        disks => format!("{disks} disks in the file system at"),
+    };
+    let (be, have) = if number(fs, "disks") == 1 { ("is", "has") } else { ("are", "have") };
     format!(
-        "warning: {} disks in the file system of {} are promised {} and have {} of that; {} are free, so {} are missing: writes will fail",
-        number(fs, "disks"),
+        "warning: {disks} {} {be} promised {} and {have} {} of that; {} is free, so {} is missing: once that is written, writes fail",
         printable(text(fs, "path")),
         size("promised"),
         size("allocated"),
@@ -205,14 +210,17 @@ fn list(client: &mut Client, out: &Output) -> Result<(), Error> {
     for ((disk, allocated), used_by) in
         users.disks.as_array_mut().into_iter().flatten().zip(allocated).zip(used_by)
     {
+        disk["state"] = json!(absent::PRESENT);
         disk["path"] = json!(path(disk));
         disk["allocated_bytes"] = json!(allocated);
         disk["used_by"] = json!(used_by);
     }
-    let disks = users.disks;
-    out.print(&disks, || {
-        if elements(&disks).is_empty() {
-            return NONE.into();
+    let present = elements(&users.disks);
+    let absent: Vec<_> = users.absent.iter().filter(|a| absent::is_disk(a)).collect();
+    let all: Vec<_> = present.iter().chain(absent.iter().copied()).cloned().collect();
+    out.print(&Value::Array(all), || {
+        if present.is_empty() {
+            return absent::below(if absent.is_empty() { NONE.into() } else { String::new() }, &absent, out);
         }
         let row = |disk: &Value| {
             let used_by: Vec<_> = elements(&disk["used_by"]).iter().filter_map(Value::as_str).collect();
@@ -233,10 +241,10 @@ fn list(client: &mut Client, out: &Output) -> Result<(), Error> {
             ("USED BY", false),
             ("PATH", false),
         ];
-        out.table(&columns, elements(&disks).iter().map(row))
+        absent::below(out.table(&columns, present.iter().map(row)), &absent, out)
     })?;
     if !out.json {
-        warn_of_missing_room(client);
+        warn_of_missing_room(None, client);
     }
     Ok(())
 }
@@ -267,7 +275,14 @@ fn allocated(paths: Vec<Option<String>>) -> Vec<Option<u64>> {
 }
 
 fn show(name: &str, client: &mut Client, out: &Output) -> Result<(), Error> {
-    let disk = find(client, name)?;
+    let disk = match find(client, name) {
+        Ok(disk) => disk,
+        Err(error) => {
+            let users = Users::ask(client)?;
+            let disk = users.any_disk(name).filter(|disk| absent::is_absent(disk));
+            return show_absent(disk.ok_or(error)?, &users, out);
+        }
+    };
     out.print(&disk, || {
         let can = |(what, can): (&String, &Value)| can.as_bool()?.then(|| what.clone());
         let operations = disk["supported_io_types"].as_object().into_iter().flatten().filter_map(can);
@@ -289,7 +304,24 @@ fn show(name: &str, client: &mut Client, out: &Output) -> Result<(), Error> {
     })
 }
 
-/// Removes disks; with `force`, also those that are used, and what uses them.
+fn show_absent(disk: &Value, users: &Users, out: &Output) -> Result<(), Error> {
+    let mut shown = disk.clone();
+    shown["used_by"] = json!(users.in_brief(text(disk, "name")));
+    let forget = absent::how_to_forget(disk).unwrap_or_default();
+    out.print(&shown, || {
+        let used_by: Vec<_> = elements(&shown["used_by"]).iter().filter_map(Value::as_str).collect();
+        out.list([
+            ("name", text(disk, "name").to_owned()),
+            ("state", format!("absent: {}", text(disk, "why"))),
+            ("tried again", absent::tried(disk)),
+            ("made by", format!("{} {}", text(disk, "method"), disk["params"])),
+            ("used by", used_by.join(", ")),
+            ("to forget it", forget),
+        ])
+    })
+}
+
+/// Removes disks, and forgets absent ones; with `force`, also those that are used, and what uses them.
 fn remove(names: &[String], force: bool, client: &mut Client, out: &Output) -> Result<(), Error> {
     let refusal = |users: &Users| match find_all(names, users) {
         Ok(disks) if !force => in_use(&disks, users),
@@ -304,19 +336,35 @@ fn remove(names: &[String], force: bool, client: &mut Client, out: &Output) -> R
     let mut report = Vec::new();
     for disk in disks {
         let name = text(disk, "name");
-        let controllers = remove_one(disk, &users, client)?;
+        let forgotten = forget_absent_on(name, &users, client)?;
+        let is_absent = absent::is_absent(disk);
+        let controllers = if is_absent {
+            // Another that it needed, and that went first, may have taken it along.
+            absent::forget(disk, client).map_err(|error| error.hinted(&HINTS))?;
+            Vec::new()
+        } else {
+            remove_one(disk, &users, client)?
+        };
         if !out.json {
-            let with = if controllers.is_empty() { String::new() } else { " with its controllers: ".into() };
-            out.say(&format!("Disk '{name}' is gone{with}{}.", controllers.join(", ")))?;
+            let with = |what: &str, names: &[&str]| match names {
+                [] => String::new(),
+                names => format!(" {what}: {}", names.join(", ")),
+            };
+            let with = with("with its controllers", &controllers)
+                + &with("and so is what was absent with it", &forgotten);
+            let file =
+                absent::file(disk).map(|file| format!(" Its file stays as it is: {}", printable(file)));
+            let gone = if is_absent { "was absent, and is forgotten" } else { "is gone" };
+            out.say(&format!("Disk '{name}' {gone}{with}.{}", file.unwrap_or_default()))?;
         }
-        report.push(json!({"disk": name, "controllers": controllers}));
+        report.push(json!({"disk": name, "controllers": controllers, "was_absent": is_absent, "forgotten": forgotten}));
     }
     if out.json { out.print(&Value::Array(report), String::new) } else { Ok(()) }
 }
 
 fn find_all<'a>(names: &[String], users: &'a Users) -> Result<Vec<&'a Value>, Error> {
     let none = |name: &String| Error::no_device(format!("there is no disk named '{name}'")).hinted(&HINTS);
-    names.iter().map(|name| users.disk(name).ok_or_else(|| none(name))).collect()
+    names.iter().map(|name| users.any_disk(name).ok_or_else(|| none(name))).collect()
 }
 
 /// Refuses to remove disks that others than these use.
@@ -337,6 +385,20 @@ fn in_use(disks: &[&Value], users: &Users) -> Option<Error> {
         users: used.into_iter().flat_map(|(_, lines)| lines).collect(),
         hint: "Take it back first, with 'aryk detach'; or remove it with all that uses it: --force",
     })
+}
+
+/// Has what is absent and needs a disk forgotten, but for disks that are asked for themselves; their names.
+fn forget_absent_on<'a>(disk: &str, users: &'a Users, client: &mut Client) -> Result<Vec<&'a str>, Error> {
+    let mut names = Vec::new();
+    for absent in users.absent_on(disk) {
+        match absent::forget(absent, client) {
+            Ok(()) => names.push(text(absent, "object")),
+            // It went with another.
+            Err(error) if error.kind() == Some(NO_DEVICE) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(names)
 }
 
 /// Removes a disk, after the controllers that offer nothing else; their names.
@@ -366,7 +428,9 @@ fn resize(name: &str, size: Size, client: &mut Client, out: &Output) -> Result<(
     let name = text(&disk, "name");
     let result = client.call("bdev_uring_resize", json!({"name": name, "size": size.0}));
     let result = result.map_err(|error| error.hinted(&HINTS))?;
-    out.print(&result, || format!("Disk '{name}' has {size} now."))
+    out.print(&result, || format!("Disk '{name}' has {size} now."))?;
+    warn_of_missing_room(Some(name), client);
+    Ok(())
 }
 
 #[cfg(test)]

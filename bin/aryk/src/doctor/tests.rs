@@ -42,6 +42,32 @@ fn aio_memlock_hugepages() {
 }
 
 #[test]
+fn what_is_configured() {
+    let mut absent = serde_json::json!({"kind": "disk", "name": "a", "object": "disk 'a'", "why": "No such file",
+        "params": {"filename": "/nonexistent/a.img"}, "tried_since": 5});
+    let of = configured::absent_of;
+    expect(
+        &of(&absent),
+        State::Missing,
+        "disk 'a': No such file; tried again: for ",
+        "put /nonexistent/a.img",
+    );
+    expect(&of(&absent), State::Missing, "", "aryk disk remove a");
+    absent["kind"] = "controller".into();
+    absent["params"] = serde_json::json!({"ctrlr": "a"});
+    expect(
+        &of(&absent),
+        State::Missing,
+        "",
+        "mend that, and the daemon makes it by itself; or forget it: aryk detach a",
+    );
+    absent["tried_since"] = serde_json::Value::Null;
+    expect(&of(&absent), State::Missing, "tried again: no", "make what it waits for");
+    let emptied = configured::emptied_of(&serde_json::json!({"name": "m"}));
+    expect(&emptied, State::Worse, "disk 'm' is in memory, and empty", "--file");
+}
+
+#[test]
 fn limits_and_cores() {
     expect(&host::open_files_of(None), State::Ok, "no limit", "");
     expect(&host::open_files_of(Some(24_000)), State::Ok, "about 1000 machines", "");

@@ -29,9 +29,7 @@ fn a_missing_file_is_not_replaced_by_an_empty_one() {
     let is_refused = |args: &[&str]| {
         let (code, complaint) = daemon.fails(args);
         assert_eq!(code, 1);
-        for part in
-            ["disk 'a': ", "No such file", "Put its file back", "bdev_uring_delete '{\"name\":\"a\"}'"]
-        {
+        for part in ["disk 'a': ", "No such file", "Put its file back", "aryk disk remove a"] {
             assert!(complaint.contains(part), "{args:?} without {part}: {complaint}");
         }
         assert!(!daemon.dir().join("a.img").exists(), "{args:?}");
@@ -44,7 +42,7 @@ fn a_missing_file_is_not_replaced_by_an_empty_one() {
     is_refused(&["disk", "create", "b", "--file", "state/../a.img", "--size", "8M"]);
     is_refused(&["disk", "create", "b", "--file", "a.img", "--from", "away"]);
     assert!(!daemon.dir().join("other.img").exists());
-    daemon.ok(&["rpc", "bdev_uring_delete", r#"{"name": "a"}"#]);
+    daemon.ok(&["disk", "remove", "a", "--force"]);
     daemon.ok(&["disk", "create", "a", "--file", "a.img", "--size", "8M"]);
 }
 
@@ -72,4 +70,88 @@ fn an_export_has_what_is_absent() {
     other.ok(&["apply", "all.toml"]);
     assert_eq!(other.json(&["disk", "list"])[0]["num_blocks"], (8 << 20) / 512);
     assert_eq!(other.json(&["controller", "list"])[0]["num_queues"], 3);
+}
+
+#[test]
+fn what_is_absent_is_seen_wherever_one_looks() {
+    let daemon = waiting();
+    let list = daemon.ok(&["disk", "list"]);
+    assert!(list.starts_with("ABSENT") && list.contains("for ") && list.contains("No such file"), "{list}");
+    daemon.ok(&["disk", "create", "m", "--memory", "--size", "1M"]);
+    let list = daemon.ok(&["disk", "list"]);
+    assert!(list.starts_with("NAME") && list.contains("\n\nABSENT"), "{list}");
+    let disks = daemon.json(&["disk", "list"]);
+    assert_eq!((&disks[0]["state"], &disks[1]["state"]), (&"present".into(), &"absent".into()));
+    assert!(disks[1]["tried_since"].is_u64() && disks[1]["name"] == "a", "{disks}");
+    let show = daemon.ok(&["disk", "show", "a"]);
+    assert!(show.contains("absent: No such file") && show.contains("aryk disk remove a"), "{show}");
+    let controllers = daemon.json(&["controller", "list"]);
+    assert_eq!((&controllers[0]["state"], &controllers[0]["name"]), (&"absent".into(), &"a".into()));
+    assert!(daemon.ok(&["controller", "list"]).starts_with("ABSENT"));
+    let doctor = daemon.run(&["doctor"]);
+    assert_eq!(doctor.code, 1, "{doctor:?}");
+    for part in ["MISSING", "disk 'a'", "controller 'a'", "remove a", "detach a"] {
+        assert!(doctor.stdout.contains(part), "without {part}: {}", doctor.stdout);
+    }
+    let (code, complaint) = daemon.fails(&["disk", "show", "b"]);
+    assert!(code == 1 && complaint.contains("'aryk disk list'"), "{complaint}");
+}
+
+#[test]
+fn what_is_absent_can_be_removed() {
+    let mut daemon = waiting();
+    let away = daemon.dir().join("away");
+    std::fs::write(&away, vec![7; 8 << 20]).unwrap();
+    let (code, complaint) = daemon.fails(&["disk", "remove", "a"]);
+    assert!(code == 1 && complaint.contains("controller 'a', which is absent"), "{complaint}");
+    let told = daemon.ok(&["disk", "remove", "a", "--force"]);
+    assert!(told.contains("was absent, and is forgotten") && told.contains("controller 'a'"), "{told}");
+    assert!(told.contains("Its file stays as it is") && told.contains("a.img"), "{told}");
+    daemon.restart(|dir| std::fs::rename(dir.join("away"), dir.join("a.img")).unwrap());
+    let status = daemon.json(&["status"]);
+    assert_eq!((&status["disks"], &status["absent"]), (&0.into(), &serde_json::json!([])));
+    assert!(std::fs::read(daemon.dir().join("a.img")).unwrap() == vec![7; 8 << 20]);
+    assert_eq!(daemon.run(&["doctor"]).stdout.matches("absent").count(), 0);
+}
+
+#[test]
+fn controllers_and_targets_that_are_absent_can_be_removed() {
+    let mut daemon = waiting();
+    let told = daemon.ok(&["detach", "a"]);
+    assert!(told.contains("Controller 'a' was absent, and is forgotten"), "{told}");
+    assert_eq!(daemon.fails(&["detach", "a"]).0, 1);
+    daemon.restart(|dir| std::fs::rename(dir.join("away"), dir.join("a.img")).unwrap());
+    assert_eq!(daemon.json(&["controller", "list"]), serde_json::json!([]));
+    daemon.ok(&["disk", "create", "m", "--memory", "--size", "1M"]);
+    daemon.ok(&["attach", "a", "--scsi", "--controller", "s"]);
+    daemon.ok(&["attach", "m", "--scsi", "--controller", "s"]);
+    daemon.ok(&["attach", "a", "--scsi", "--controller", "t", "--shared"]);
+    daemon.restart(|dir| std::fs::rename(dir.join("a.img"), dir.join("away")).unwrap());
+    let (code, complaint) = daemon.fails(&["detach", "a"]);
+    assert!(code == 2 && complaint.contains("s/0") && complaint.contains("t/0"), "{complaint}");
+    assert!(daemon.ok(&["detach", "s/0"]).contains("Target 's/0' was absent"));
+    // A controller takes its absent targets along.
+    daemon.ok(&["detach", "t"]);
+    let absent = daemon.json(&["rpc", "aryk_absent_get"]);
+    assert_eq!(absent.as_array().unwrap().len(), 1, "{absent}");
+    daemon.ok(&["disk", "remove", "a"]);
+    assert_eq!(daemon.json(&["rpc", "aryk_absent_get"]), serde_json::json!([]));
+}
+
+#[test]
+fn a_disk_in_memory_that_is_empty_again_is_told_of() {
+    let mut daemon = Daemon::start_keeping();
+    daemon.ok(&["disk", "create", "m", "--memory", "--size", "1M"]);
+    let doctor = daemon.run(&["doctor"]).stdout;
+    assert!(!doctor.contains("disk in memory"), "{doctor}");
+    daemon.restart(|_| {});
+    let log = std::fs::read_to_string(daemon.dir().join("log")).unwrap();
+    let is_told =
+        |line: &str| line.contains("WARNING") && line.contains("disk=\"m\"") && line.contains("is empty");
+    assert!(log.lines().any(is_told), "{log}");
+    let doctor = daemon.run(&["doctor"]).stdout;
+    assert!(doctor.contains("disk in memory") && doctor.contains("disk 'm'"), "{doctor}");
+    daemon.ok(&["disk", "remove", "m"]);
+    daemon.ok(&["disk", "create", "m", "--memory", "--size", "1M"]);
+    assert!(!daemon.run(&["doctor"]).stdout.contains("disk in memory"));
 }

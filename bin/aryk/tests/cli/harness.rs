@@ -33,13 +33,13 @@ impl Daemon {
 
     /// The same, with its log in a file.
     pub fn start_logging() -> Self {
-        Self::start_with(|dir| std::fs::File::create(dir.join("log")).unwrap().into())
+        Self::start_with(log_in)
     }
 
-    /// Starts one that keeps what is configured.
+    /// Starts one that keeps what is configured, with its log in a file.
     pub fn start_keeping() -> Self {
         let dir = TempDir::new().unwrap();
-        let process = spawn(dir.path(), Stdio::null(), true);
+        let process = spawn(dir.path(), log_in(dir.path()), true);
         let daemon = Self { dir, process };
         daemon.wait();
         daemon
@@ -49,7 +49,7 @@ impl Daemon {
     pub fn restart(&mut self, meanwhile: impl FnOnce(&Path)) {
         self.kill();
         meanwhile(self.dir());
-        self.process = spawn(self.dir(), Stdio::null(), true);
+        self.process = spawn(self.dir(), log_in(self.dir()), true);
         self.wait();
     }
 
@@ -125,6 +125,11 @@ impl Daemon {
         assert_ne!(outcome.code, 0, "{args:?}: {outcome:?}");
         (outcome.code, outcome.stderr)
     }
+}
+
+/// An empty file `log`.
+fn log_in(dir: &Path) -> Stdio {
+    std::fs::File::create(dir.join("log")).unwrap().into()
 }
 
 fn spawn(dir: &Path, stderr: Stdio, keeps: bool) -> Child {

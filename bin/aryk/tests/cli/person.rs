@@ -106,7 +106,13 @@ fn top_without_a_terminal_is_told_once() {
     let daemon = Daemon::start();
     daemon.ok(&["disk", "create", "d", "--null", "--size", "1M"]);
     let text = daemon.ok(&["top", "--every", "0.1"]);
-    assert!(text.starts_with("DISK") && text.lines().count() == 2, "{text}");
+    let headings: Vec<_> = text.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    assert_eq!(headings, ["DISK", "d", "CONTROLLER", "CORE", "0"], "{text}");
+    let all = daemon.json(&["top", "--every", "0.1"]);
+    assert_eq!(all["per_second"]["disks"][0]["name"], "d");
+    assert!(all["per_second"]["reactors"][0]["asleep_percent"].is_u64(), "{all}");
+    let text = daemon.ok(&["top", "reactors", "--every", "0.1"]);
+    assert!(text.trim_start().starts_with("CORE") && text.lines().count() == 2, "{text}");
 }
 
 #[test]
@@ -147,6 +153,25 @@ fn the_log_is_found_where_it_is() {
     });
     assert!(told, "{}", daemon.ok(&["logs"]));
     assert_eq!(daemon.ok(&["logs", "-n", "1"]).lines().count(), 1);
+}
+
+#[test]
+fn the_log_tells_in_the_end_how_many_failures_it_does_not_have() {
+    let daemon = Daemon::start_logging();
+    daemon.ok(&["disk", "create", "d", "--file", "d.img", "--size", "1M"]);
+    daemon.ok(&["attach", "d"]);
+    // Its store now fails whatever is read.
+    std::fs::File::create(daemon.dir().join("d.img")).unwrap();
+    daemon.run(&["bench", daemon.dir().join("vhost/d").to_str().unwrap(), "--requests", "100"]);
+    let log = || std::fs::read_to_string(daemon.dir().join("log")).unwrap();
+    let is_told = |line: &str| {
+        line.contains("disk=\"d\"") && line.contains("left_out=") && line.contains("so many more requests")
+    };
+    let told = (0..1_500).any(|_| {
+        std::thread::park_timeout(std::time::Duration::from_millis(20));
+        log().lines().any(is_told)
+    });
+    assert!(told, "{}", log());
 }
 
 /// What a shell is offered at the end of this line.

@@ -124,9 +124,22 @@ class Methods(ABC):
         )
         return result
 
-    def aryk_file_systems_get(self) -> list[types.FileSystem]:
-        """What disks in files promise, and what their file systems have for that."""
-        result: list[types.FileSystem] = self.call("aryk_file_systems_get")
+    def aryk_file_systems_get(
+        self,
+        *,
+        disk: str | None = None,
+    ) -> list[types.FileSystem]:
+        """What disks in files promise, and what their file systems have for that.
+
+        Parameters:
+            disk: Only the one that this disk is in: name, alias or uuid.
+        """
+        result: list[types.FileSystem] = self.call(
+            "aryk_file_systems_get",
+            _given(
+                disk=disk,
+            ),
+        )
         return result
 
     def aryk_latency_get(
@@ -2531,9 +2544,22 @@ class AsyncMethods(ABC):
         )
         return result
 
-    async def aryk_file_systems_get(self) -> list[types.FileSystem]:
-        """What disks in files promise, and what their file systems have for that."""
-        result: list[types.FileSystem] = await self.call("aryk_file_systems_get")
+    async def aryk_file_systems_get(
+        self,
+        *,
+        disk: str | None = None,
+    ) -> list[types.FileSystem]:
+        """What disks in files promise, and what their file systems have for that.
+
+        Parameters:
+            disk: Only the one that this disk is in: name, alias or uuid.
+        """
+        result: list[types.FileSystem] = await self.call(
+            "aryk_file_systems_get",
+            _given(
+                disk=disk,
+            ),
+        )
         return result
 
     async def aryk_latency_get(

@@ -41,14 +41,20 @@ TimeoutAction = Literal["report", "abort", "reset"]
 class Absent(TypedDict):
     """One of the results of `aryk_absent_get`."""
 
-    #: What it is, and its name.
+    #: What it is, and its name, for people.
     object: str
+    #: What it is: `disk`, `controller`, `target`, or something that was set.
+    kind: str
+    #: Its name; a target's is its controller's and its number, as `ctrlr/3`.
+    name: str
     #: Why it is not there.
     why: str
     #: The method.
     method: str
     #: Its parameters.
     params: dict[str, Any]
+    #: Since when it is tried again and again, in seconds since 1970; not if it waits for a disk.
+    tried_since: NotRequired[int]
 
 
 class AccelStats(TypedDict):
@@ -368,6 +374,7 @@ class DriverSpecific(TypedDict):
     aio: NotRequired[AioDetails]
     delay: NotRequired[DelayDetails]
     error_disk: NotRequired[ErrorDetails]
+    malloc: NotRequired[MallocDetails]
     passthru: NotRequired[PassthruDetails]
     split: NotRequired[SplitDetails]
     uring: NotRequired[UringDetails]
@@ -394,7 +401,7 @@ class Event(TypedDict):
 class FileSystem(TypedDict):
     """What disks in files of one file system promise. All in bytes."""
 
-    #: The oldest of the files.
+    #: Where it is mounted.
     path: str
     #: How many there are.
     disks: int
@@ -596,6 +603,13 @@ class LwThread(TypedDict):
     elapsed: int
 
 
+class MallocDetails(TypedDict):
+    """Of a disk that `bdev_malloc_create` made, and that was made again when the daemon started."""
+
+    #: What it held went with the daemon before.
+    emptied: bool
+
+
 class MultipathOptions(TypedDict):
     """How paths to one namespace are chosen."""
 
@@ -689,6 +703,8 @@ class Reactor(TypedDict):
     busy: int
     #: Time without work, awake or asleep.
     idle: int
+    #: Ours: how much of that asleep.
+    sleeping: int
     #: Whether it has slept.
     in_interrupt: bool
     #: What the kernel has counted of the core, all processes together, in its ticks: interrupts.

@@ -7,12 +7,13 @@ use crate::store::{Kind, Store};
 use crate::{Error, store_of};
 use aryk_bdev::Registry;
 use rustix::io::Errno;
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 /// What disks in files promise, and what their file system has for that.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Room {
-    /// The oldest of the files there.
+    /// Where it is mounted.
     pub path: PathBuf,
     /// Disks in files there.
     pub disks: u64,
@@ -31,11 +32,16 @@ impl Room {
     }
 }
 
-/// The file systems that disks in files of `registry` are in, in the order of the disks; of read-only disks, which are not written, none.
+/// The file systems that disks in files of `registry` are in, in the order of the disks; of read-only disks, which are not written, none. If a disk is named,
+/// only the one that it is in.
 ///
 /// # Errors
 /// [`Error::Os`].
-pub fn rooms(registry: &Registry) -> Result<Vec<Room>, Error> {
+pub fn rooms(registry: &Registry, of: Option<&str>) -> Result<Vec<Room>, Error> {
+    let only = match of {
+        Some(disk) => Some(device_of(registry, disk)?),
+        None => None,
+    };
     let mut rooms: Vec<(u64, Room)> = Vec::new();
     for bdev in registry.list() {
         let Some(store) = store_of(&bdev).filter(|store| store.kind == Kind::File && !store.read_only) else {
@@ -43,12 +49,15 @@ pub fn rooms(registry: &Registry) -> Result<Vec<Room>, Error> {
         };
         let measured = |errno: Errno| os(store, errno);
         let stat = rustix::fs::fstat(&store.file).map_err(measured)?;
+        if only.is_some_and(|device| device != Some(stat.st_dev)) {
+            continue;
+        }
         let room = match rooms.iter_mut().find(|(device, _)| *device == stat.st_dev) {
             Some((_, room)) => room,
             None => {
                 let fs = rustix::fs::fstatvfs(&store.file).map_err(measured)?;
                 let free = fs.f_bavail.saturating_mul(fs.f_frsize);
-                let path = store.path.clone();
+                let path = mounted_at(&store.path, stat.st_dev);
                 rooms.push((stat.st_dev, Room { path, disks: 0, promised: 0, allocated: 0, free }));
                 &mut rooms.last_mut().expect("just pushed").1
             }
@@ -59,6 +68,21 @@ pub fn rooms(registry: &Registry) -> Result<Vec<Room>, Error> {
         room.allocated += (stat.st_blocks.cast_unsigned() * 512).min(size);
     }
     Ok(rooms.into_iter().map(|(_, room)| room).collect())
+}
+
+/// The file system that a disk's file is in; `None` if the disk is in none.
+fn device_of(registry: &Registry, disk: &str) -> Result<Option<u64>, Error> {
+    let bdev = registry.find(disk)?;
+    let Some(store) = store_of(&bdev).filter(|store| store.kind == Kind::File) else { return Ok(None) };
+    let stat = rustix::fs::fstat(&store.file).map_err(|errno| os(store, errno))?;
+    Ok(Some(stat.st_dev))
+}
+
+/// Where the file system `device` is mounted that the file `path` is in: the uppermost directory on its way that is of it. If the file is there no more, its path.
+fn mounted_at(path: &Path, device: u64) -> PathBuf {
+    let is_of_it = |path: &&Path| path.metadata().is_ok_and(|meta| meta.dev() == device);
+    let Ok(whole) = path.canonicalize() else { return path.to_owned() };
+    whole.ancestors().take_while(is_of_it).last().map_or_else(|| path.to_owned(), Path::to_owned)
 }
 
 fn os(store: &Store, errno: Errno) -> Error {

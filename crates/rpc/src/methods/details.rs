@@ -16,6 +16,8 @@ pub(crate) struct Details {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error_disk: Option<ErrorDisk>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub malloc: Option<Malloc>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub passthru: Option<Passthru>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub split: Option<Split>,
@@ -74,6 +76,14 @@ pub(crate) struct Delay {
 pub(crate) struct ErrorDisk {
     /// The other disk.
     pub base_bdev: String,
+}
+
+/// Of a disk that `bdev_malloc_create` made, and that was made again when the daemon started.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "MallocDetails")]
+pub(crate) struct Malloc {
+    /// What it held went with the daemon before.
+    pub emptied: bool,
 }
 
 /// Of a disk that `bdev_passthru_create` made.

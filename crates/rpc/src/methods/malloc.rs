@@ -1,7 +1,8 @@
 //! `bdev_malloc_*`: disks in memory. Control context.
 
-use super::details::Details;
+use super::details::{Details, Malloc};
 use super::{Control, Count, Error, Name, Phase, Table};
+use crate::journal;
 use aryk_bdev_malloc as module;
 use rustix::io::Errno;
 use schemars::JsonSchema;
@@ -67,7 +68,17 @@ async fn create(control: &Control, mut p: Create) -> Result<String, Error> {
         optimal_io_blocks: p.optimal_io_boundary,
     };
     let bdev = module::create(&control.disks.registry, config)?;
-    Ok(control.made_disk(&bdev, MODULE, Details::default(), ("bdev_malloc_create", &p)))
+    let emptied = journal::is_restore();
+    if emptied {
+        let disk = bdev.name();
+        tracing::warn!(
+            disk,
+            "the disk is empty: what it held in memory went with the daemon before this one"
+        );
+    }
+    let malloc = emptied.then_some(Malloc { emptied });
+    let details = Details { malloc, ..Details::default() };
+    Ok(control.made_disk(&bdev, MODULE, details, ("bdev_malloc_create", &p)))
 }
 
 /// Memory is taken as it is written, so that the kernel lends any amount of it; a disk that can never be filled is refused.

@@ -2,7 +2,7 @@
 //! only, as clients expect. Control context.
 
 use super::details::{Aio, Details, Uring};
-use super::{Control, Count, Error, Name, NoParams, Phase, Table, is_default};
+use super::{Control, Count, Error, Name, Phase, Table, is_default};
 use crate::config::Subsystem;
 use crate::journal;
 use aryk_bdev::{Bdev, Registry};
@@ -176,12 +176,12 @@ fn warn_of_missing_room(registry: &Registry, disk: &str) {
         return;
     }
     // It is there, and this is by the way.
-    let Ok(rooms) = module::rooms(registry) else { return };
+    let Ok(rooms) = module::rooms(registry, Some(disk)) else { return };
     for room in rooms.iter().filter(|room| room.missing() > 0) {
-        let (path, missing) = (room.path.display(), room.missing());
+        let (file_system, missing) = (room.path.display(), room.missing());
         tracing::warn!(
             disk,
-            %path,
+            %file_system,
             disks = room.disks,
             promised = room.promised,
             allocated = room.allocated,
@@ -192,10 +192,18 @@ fn warn_of_missing_room(registry: &Registry, disk: &str) {
     }
 }
 
+/// Parameters of `aryk_file_systems_get`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct GetFileSystems {
+    /// Only the one that this disk is in: name, alias or uuid.
+    disk: Option<String>,
+}
+
 /// What disks in files of one file system promise. All in bytes.
 #[derive(Debug, Serialize, JsonSchema)]
 struct FileSystem {
-    /// The oldest of the files.
+    /// Where it is mounted.
     path: PathBuf,
     /// How many there are.
     disks: u64,
@@ -209,8 +217,8 @@ struct FileSystem {
     missing: u64,
 }
 
-async fn get_file_systems(control: &Control, _: NoParams) -> Result<Vec<FileSystem>, Error> {
-    let rooms = blocking(control, module::rooms).await?;
+async fn get_file_systems(control: &Control, p: GetFileSystems) -> Result<Vec<FileSystem>, Error> {
+    let rooms = blocking(control, move |registry| module::rooms(registry, p.disk.as_deref())).await?;
     let told = |room: module::Room| FileSystem {
         missing: room.missing(),
         path: room.path,

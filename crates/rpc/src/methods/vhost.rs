@@ -168,8 +168,12 @@ async fn delete_controller(control: &Control, p: DeleteController) -> Result<boo
         }
         let deleted = control.scsi_controllers.delete(&p.ctrlr).await;
         vhost_scsi::forget_gone(control);
+        vhost_scsi::forget_absent_targets(control, &p.ctrlr);
         forget_signals(control, &p.ctrlr);
         return Ok(deleted.map(|()| true)?);
+    }
+    if !control.controllers.has(&p.ctrlr) && forget_absent(control, &p.ctrlr) {
+        return Ok(true);
     }
     let deleted = control.controllers.delete(&p.ctrlr).await;
     // Another of that name may have been made while its end was waited for.
@@ -178,6 +182,18 @@ async fn delete_controller(control: &Control, p: DeleteController) -> Result<boo
     }
     forget_signals(control, &p.ctrlr);
     Ok(deleted.map(|()| true)?)
+}
+
+/// Forgets a controller that could not be made again, and its targets; tells whether there was one.
+fn forget_absent(control: &Control, controller: &str) -> bool {
+    let is_known = [Subsystem::VhostBlk, Subsystem::VhostScsi]
+        .into_iter()
+        .any(|subsystem| control.config.forget_absent(subsystem, controller));
+    if is_known {
+        vhost_scsi::forget_absent_targets(control, controller);
+        forget_signals(control, controller);
+    }
+    is_known
 }
 
 /// Forgets what was set of a controller that is there no more.

@@ -201,9 +201,17 @@ pub(crate) fn forget_gone(control: &Control) {
     control.config.retain(Subsystem::VhostScsi, exists);
 }
 
+fn is_target_of(object: &str, controller: &str) -> bool {
+    object.split_once('/').is_some_and(|(name, _)| name == controller)
+}
+
 fn has_absent_targets(control: &Control, controller: &str) -> bool {
-    let is_of_it = |object: &str| object.split_once('/').is_some_and(|(name, _)| name == controller);
-    control.config.has_absent(Subsystem::VhostScsi, is_of_it)
+    control.config.has_absent(Subsystem::VhostScsi, |object| is_target_of(object, controller))
+}
+
+/// Forgets the targets of a controller that is gone, whose disks were not there.
+pub(super) fn forget_absent_targets(control: &Control, controller: &str) {
+    control.config.forget_all_absent(Subsystem::VhostScsi, |object| is_target_of(object, controller));
 }
 
 /// Starts a controller that has waited for its targets to be there again.

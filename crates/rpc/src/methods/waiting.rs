@@ -9,6 +9,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use std::time::UNIX_EPOCH;
 use uuid::Uuid;
 
 pub(super) fn register(table: &mut Table<Control>) {
@@ -23,20 +24,31 @@ pub(super) fn register(table: &mut Table<Control>) {
 /// One of the results of `aryk_absent_get`.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Absent {
-    /// What it is, and its name.
+    /// What it is, and its name, for people.
     object: String,
+    /// What it is: `disk`, `controller`, `target`, or something that was set.
+    kind: &'static str,
+    /// Its name; a target's is its controller's and its number, as `ctrlr/3`.
+    name: String,
     /// Why it is not there.
     why: String,
+    /// Since when it is tried again and again, in seconds since 1970; not if it waits for a disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tried_since: Option<u64>,
     #[serde(flatten)]
     call: Call,
 }
 
 async fn get_absent(control: &Control, _: NoParams) -> Result<Vec<Absent>, Error> {
     let config = &control.config;
-    let absent = config.absent().into_iter();
-    Ok(absent
-        .map(|(key, call)| Absent { object: config.describe(key), why: config.why_absent(key), call })
-        .collect())
+    let told = |(key, call)| {
+        let (kind, name) = config.kind_and_name(key)?;
+        let since = config.tried_since(key);
+        let tried_since = since.map(|at| at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs());
+        let (object, why) = (config.describe(key), config.why_absent(key));
+        Some(Absent { object, kind, name, why, tried_since, call })
+    };
+    Ok(config.absent().into_iter().filter_map(told).collect())
 }
 
 /// Whether the disk `name`, to be made of the disk `base` by this call, has to wait for that, and is noted to.

@@ -35,12 +35,17 @@ fn memory_and_null() {
 
 #[test]
 fn a_file_system_that_has_promised_too_much_is_told() {
-    let fs = json!({"path": "/disks/a.img", "disks": 3, "promised": 60_u64 << 30, "allocated": 1_u64 << 30,
+    let mut fs = json!({"path": "/disks", "disks": 3, "promised": 60_u64 << 30, "allocated": 1_u64 << 30,
         "free": 9_u64 << 30, "missing": 50_u64 << 30});
     let text = missing_room(&fs);
     assert!(
-        text.contains("3 disks in the file system of /disks/a.img are promised 60G and have 1G of that"),
+        text.contains("3 disks in the file system at /disks are promised 60G and have 1G of that"),
         "{text}"
     );
-    assert!(text.contains("9G are free, so 50G are missing"), "{text}");
+    assert!(text.contains("9G is free, so 50G is missing"), "{text}");
+    fs["disks"] = json!(1);
+    assert!(
+        missing_room(&fs).contains("1 disk in the file system at /disks is promised 60G and has"),
+        "{fs}"
+    );
 }

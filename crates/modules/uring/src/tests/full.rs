@@ -62,10 +62,10 @@ fn a_full_store_fails_writes() {
 fn promises_that_cannot_be_kept_are_seen() {
     let Some(dir) = Small::mount() else { return };
     let mut bench = Bench::new(sparse(dir.path(), MIB / 2), None, Engine::IoUring);
-    let room = |bench: &Bench| rooms(&bench.registry).unwrap().remove(0);
+    let room = |bench: &Bench| rooms(&bench.registry, None).unwrap().remove(0);
     let first = room(&bench);
     assert_eq!((first.disks, first.promised, first.allocated, first.missing()), (1, MIB / 2, 0, 0));
-    assert_eq!(first.path, bench.path());
+    assert_eq!(first.path, dir.path().canonicalize().unwrap());
     // What is written is no longer free, and no longer owed.
     assert_eq!(bench.write(0, &pattern(MIB as usize / 4, 1)), Status::Ok);
     let written = room(&bench);
@@ -79,17 +79,16 @@ fn promises_that_cannot_be_kept_are_seen() {
     let over = room(&bench);
     assert_eq!((over.disks, over.missing()), (2, 8 * MIB + MIB / 4 - over.free));
     // Another file system is another matter.
-    create(
-        &bench.registry,
-        Config {
-            path: super::harness::disk().join(format!("room{}", std::process::id())),
-            ..other("o", MIB)
-        },
-    )
-    .unwrap();
-    let all = rooms(&bench.registry).unwrap();
-    std::fs::remove_file(&all[1].path).unwrap();
+    let elsewhere = super::harness::disk().join(format!("room{}", std::process::id()));
+    create(&bench.registry, Config { path: elsewhere.clone(), ..other("o", MIB) }).unwrap();
+    let all = rooms(&bench.registry, None).unwrap();
     assert_eq!((all.len(), all[1].disks, all[1].missing()), (2, 1, 0));
+    assert!(elsewhere.canonicalize().unwrap().starts_with(&all[1].path), "{}", all[1].path.display());
+    let of = |disk| rooms(&bench.registry, Some(disk)).unwrap();
+    assert_eq!((of("o"), of("large")), (all[1..].to_vec(), all[..1].to_vec()));
+    std::fs::remove_file(&elsewhere).unwrap();
+    // A file that is gone still has its room.
+    assert_eq!(of("o")[0].path, elsewhere);
 }
 
 /// A write of 512 KiB that finds no room.
