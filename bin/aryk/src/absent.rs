@@ -161,7 +161,7 @@ fn replaces(call: &Call, absent: &Value) -> bool {
 }
 
 /// The path of a file that may be missing, without links and `..` before its name.
-fn resolved(file: &Path) -> PathBuf {
+pub fn resolved(file: &Path) -> PathBuf {
     let dir = file.parent().and_then(|dir| dir.canonicalize().ok());
     dir.zip(file.file_name()).map_or_else(|| file.to_owned(), |(dir, name)| dir.join(name))
 }

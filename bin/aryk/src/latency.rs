@@ -67,7 +67,8 @@ impl Layer {
 impl Latencies {
     /// Asks the daemon.
     pub fn read(name: &str, client: &mut Client) -> Result<Self, Error> {
-        let value = client.call("aryk_latency_get", json!({"name": name}))?;
+        let value = client.call("aryk_latency_get", json!({"name": name}));
+        let value = value.map_err(|error| error.hinted(&crate::commands::disk::HINTS))?;
         serde_json::from_value(value)
             .map_err(|e| Error::Protocol(format!("answered what this program does not know: {e}")))
     }

@@ -12,6 +12,7 @@ mod cli;
 mod client;
 mod commands;
 mod completion;
+mod deleted;
 mod doctor;
 mod error;
 mod import;

@@ -4,7 +4,7 @@ use super::service::uptime;
 use super::{elements, number, text};
 use crate::absent::{self, duration};
 use crate::client::Client;
-use crate::error::{BAD_PARAMS, Error, NO_METHOD};
+use crate::error::{BAD_PARAMS, Error, NO_DEVICE, NO_METHOD};
 use crate::output::Output;
 use crate::reference;
 use serde_json::{Value, json};
@@ -42,7 +42,12 @@ pub fn status(client: &mut Client, out: &Output) -> Result<(), Error> {
 }
 
 pub fn reactors(client: &mut Client, out: &Output) -> Result<(), Error> {
-    let reactors = client.call("framework_get_reactors", json!({}))?;
+    let mut reactors = client.call("framework_get_reactors", json!({}))?;
+    let counts = client.call("aryk_stats_get", json!({}))?;
+    for reactor in reactors["reactors"].as_array_mut().into_iter().flatten() {
+        let own = elements(&counts["reactors"]).iter().find(|own| own["core"] == reactor["lcore"]);
+        times_of(reactor, own);
+    }
     out.print(&reactors, || {
         let row = |r: &Value| {
             let (busy, idle, sleeping) = (number(r, "busy"), number(r, "idle"), number(r, "sleeping"));
@@ -69,9 +74,22 @@ pub fn reactors(client: &mut Client, out: &Output) -> Result<(), Error> {
     })
 }
 
+/// Gives a reactor its times of one look, which add up: those of a young one differ much between two. One that has come since that look has not slept.
+fn times_of(reactor: &mut Value, counts: Option<&Value>) {
+    let Some(counts) = counts else {
+        reactor["sleeping"] = json!(0);
+        return;
+    };
+    let (awake, sleeping) = (number(counts, "idle_ticks"), number(counts, "sleeping_ticks"));
+    reactor["busy"] = counts["busy_ticks"].clone();
+    reactor["idle"] = json!(awake.saturating_add(sleeping));
+    reactor["sleeping"] = json!(sleeping);
+}
+
 /// Has a reactor come or go, and lists those that there are then.
 pub fn change_cores(method: &str, core: u16, client: &mut Client, out: &Output) -> Result<(), Error> {
-    client.call(method, json!({"core": core}))?;
+    let hints = [(NO_DEVICE, "'aryk reactor list' shows the reactors and their cores.")];
+    client.call(method, json!({"core": core})).map_err(|error| error.hinted(&hints))?;
     reactors(client, out)
 }
 
@@ -97,4 +115,19 @@ pub fn rpc(method: &str, params: Option<&str>, client: &mut Client, out: &Output
 
 fn parse(text: &str) -> Result<Value, Error> {
     serde_json::from_str(text).map_err(|e| Error::Usage(format!("the parameters are no JSON: {e}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reactor_does_not_sleep_longer_than_it_has_been_there() {
+        let mut young = json!({"lcore": 1, "busy": 100, "idle": 900});
+        times_of(&mut young, Some(&json!({"busy_ticks": 150, "idle_ticks": 50, "sleeping_ticks": 1800})));
+        assert_eq!(young, json!({"lcore": 1, "busy": 150, "idle": 1850, "sleeping": 1800}));
+        let mut younger = json!({"lcore": 2, "busy": 1, "idle": 2});
+        times_of(&mut younger, None);
+        assert_eq!(younger["sleeping"], 0);
+    }
 }

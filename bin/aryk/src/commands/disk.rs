@@ -5,6 +5,7 @@ use crate::absent;
 use crate::apply::call::Call;
 use crate::cli::{CreateArgs, DiskCommand};
 use crate::client::Client;
+use crate::deleted::Deleted;
 use crate::error::{BUSY, EXISTS, Error, NO_DEVICE, NO_FILE, NO_SPACE, NOT_ALLOWED};
 use crate::import::Import;
 use crate::output::{Output, printable};
@@ -22,7 +23,7 @@ const BLOCK_SIZE: u32 = 512;
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// What to do when a disk cannot be made, found or removed.
-const HINTS: [(i64, &str); 6] = [
+pub const HINTS: [(i64, &str); 6] = [
     (EXISTS, "Choose another name, or remove that one first."),
     (NO_DEVICE, "'aryk disk list' shows the disks."),
     (BUSY, "'aryk disk list' shows who uses it."),
@@ -207,10 +208,15 @@ fn list(client: &mut Client, out: &Output) -> Result<(), Error> {
     let allocated = allocated(paths);
     let used_by: Vec<_> =
         elements(&users.disks).iter().map(|disk| users.in_brief(text(disk, "name"))).collect();
+    // One that is deleted is not found.
+    let is_suspect = allocated.iter().any(Option::is_none);
+    let deleted = is_suspect.then(|| Deleted::of(client));
     for ((disk, allocated), used_by) in
         users.disks.as_array_mut().into_iter().flatten().zip(allocated).zip(used_by)
     {
         disk["state"] = json!(absent::PRESENT);
+        let copy = path(disk).zip(deleted.as_ref()).and_then(|(path, deleted)| deleted.copy(path));
+        disk["deleted"] = json!(copy.is_some());
         disk["path"] = json!(path(disk));
         disk["allocated_bytes"] = json!(allocated);
         disk["used_by"] = json!(used_by);
@@ -230,7 +236,7 @@ fn list(client: &mut Client, out: &Output) -> Result<(), Error> {
                 size(disk).to_string(),
                 disk["allocated_bytes"].as_u64().map_or_else(|| "-".into(), |bytes| Size(bytes).to_string()),
                 if used_by.is_empty() { "-".into() } else { used_by.join(", ") },
-                text(disk, "path").to_owned(),
+                format!("{}{}", text(disk, "path"), if disk["deleted"] == true { " (deleted)" } else { "" }),
             ]
         };
         let columns = [
@@ -250,7 +256,7 @@ fn list(client: &mut Client, out: &Output) -> Result<(), Error> {
 }
 
 /// The file or block device that a disk is in.
-fn path(disk: &Value) -> Option<&str> {
+pub fn path(disk: &Value) -> Option<&str> {
     let details = &disk["driver_specific"];
     details["uring"]["filename"].as_str().or_else(|| details["aio"]["filename"].as_str())
 }

@@ -3,10 +3,14 @@
 use super::{elements, text};
 use crate::cli::{GroupCommand, QosCommand};
 use crate::client::Client;
-use crate::error::Error;
+use crate::error::{Error, NO_DEVICE};
 use crate::limits::Limits;
 use crate::output::Output;
 use serde_json::{Value, json};
+
+/// What to do when a group cannot be found.
+const HINTS: [(i64, &str); 1] =
+    [(NO_DEVICE, "'aryk qos group list' shows the groups, and 'aryk disk list' the disks.")];
 
 pub fn run(command: &QosCommand, client: &mut Client, out: &Output) -> Result<(), Error> {
     match command {
@@ -23,7 +27,8 @@ fn given(limits: &Limits) -> Result<(), Error> {
 
 fn set(disk: &str, limits: &Limits, client: &mut Client, out: &Output) -> Result<(), Error> {
     given(limits)?;
-    client.call("bdev_set_qos_limit", limits.params(disk))?;
+    let limited = client.call("bdev_set_qos_limit", limits.params(disk));
+    limited.map_err(|error| error.hinted(&super::disk::HINTS))?;
     let mut disks = client.call("bdev_get_bdevs", json!({"name": disk}))?;
     let disk = disks[0].take();
     let limits = Limits::of(&disk["assigned_rate_limits"]);
@@ -55,7 +60,8 @@ fn group(command: &GroupCommand, client: &mut Client, out: &Output) -> Result<()
         GroupCommand::Create { name, parent, limits } => create(name, parent.as_deref(), limits, client, out),
         GroupCommand::Set { name, limits } => {
             given(limits)?;
-            client.call("bdev_qos_group_set_limit", limits.params(name))?;
+            let limited = client.call("bdev_qos_group_set_limit", limits.params(name));
+            limited.map_err(|error| error.hinted(&HINTS))?;
             show(name, client, out)
         }
         GroupCommand::Add { group, disks } => members("bdev_qos_group_add_bdev", group, disks, client, out),
@@ -63,7 +69,8 @@ fn group(command: &GroupCommand, client: &mut Client, out: &Output) -> Result<()
             members("bdev_qos_group_remove_bdev", group, disks, client, out)
         }
         GroupCommand::Delete { name } => {
-            let result = client.call("bdev_qos_group_delete", json!({"name": name}))?;
+            let result = client.call("bdev_qos_group_delete", json!({"name": name}));
+            let result = result.map_err(|error| error.hinted(&HINTS))?;
             out.print(&result, || format!("Group '{name}' is gone."))
         }
         GroupCommand::List(_) => list_groups(client, out),
@@ -99,7 +106,8 @@ fn members(
     out: &Output,
 ) -> Result<(), Error> {
     for disk in disks {
-        client.call(method, json!({"name": group, "bdev_name": disk}))?;
+        let changed = client.call(method, json!({"name": group, "bdev_name": disk}));
+        changed.map_err(|error| error.hinted(&HINTS))?;
     }
     show(group, client, out)
 }

@@ -31,7 +31,8 @@ pub fn stat(
 
 fn read(name: Option<&str>, client: &mut Client) -> Result<Value, Error> {
     let names = name.map(|name| json!([name]));
-    client.call("bdev_get_iostat", object([("names", names)]))
+    let stats = client.call("bdev_get_iostat", object([("names", names)]));
+    stats.map_err(|error| error.hinted(&super::disk::HINTS))
 }
 
 /// Requests that failed, by kind.

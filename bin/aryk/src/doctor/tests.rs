@@ -63,6 +63,15 @@ fn what_is_configured() {
     );
     absent["tried_since"] = serde_json::Value::Null;
     expect(&of(&absent), State::Missing, "tried again: no", "make what it waits for");
+    let deleted = configured::deleted_of(&absent, "/d/a b", std::path::Path::new("/proc/7/fd/9"));
+    expect(&deleted, State::Missing, "/d/a b, is deleted", "cp --sparse=always /proc/7/fd/9 '/d/a b'");
+    let failing = |errno: i32, error: &str| {
+        let last = serde_json::json!({"op": "write", "errno": errno, "error": error, "time": 5});
+        configured::failing_of(&serde_json::json!({"name": "f", "last_error": last})).unwrap()
+    };
+    expect(&failing(28, "No space"), State::Worse, "disk 'f' failed a write ", "make room");
+    expect(&failing(5, "I/O error"), State::Worse, "ago: I/O error", "dmesg");
+    assert!(configured::failing_of(&serde_json::json!({"name": "f"})).is_none());
     let emptied = configured::emptied_of(&serde_json::json!({"name": "m"}));
     expect(&emptied, State::Worse, "disk 'm' is in memory, and empty", "--file");
 }

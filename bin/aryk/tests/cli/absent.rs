@@ -139,6 +139,31 @@ fn controllers_and_targets_that_are_absent_can_be_removed() {
 }
 
 #[test]
+fn a_file_that_is_deleted_while_it_is_served_is_told_of() {
+    let daemon = Daemon::start_logging();
+    daemon.ok(&["disk", "create", "d", "--file", "d.img", "--size", "1M"]);
+    let is_told = || daemon.run(&["doctor"]).stdout.contains("is deleted");
+    assert!(!is_told() && daemon.json(&["disk", "list"])[0]["deleted"] == false);
+    std::fs::remove_file(daemon.dir().join("d.img")).unwrap();
+    assert!(is_told());
+    let list = daemon.json(&["disk", "list"]);
+    assert_eq!(list[0]["deleted"], true, "{list}");
+    assert!(daemon.ok(&["disk", "list"]).contains("(deleted)"));
+}
+
+#[test]
+fn a_file_that_comes_back_with_another_size_is_told_of() {
+    let mut daemon = waiting();
+    let other = std::fs::File::create(daemon.dir().join("a.img")).unwrap();
+    other.set_len(1 << 20).unwrap();
+    daemon.restart(|_| {});
+    let log = std::fs::read_to_string(daemon.dir().join("log")).unwrap();
+    let is_told =
+        |line: &str| line.contains("WARNING") && line.contains("another size") && line.contains("1048576");
+    assert!(log.lines().any(is_told), "{log}");
+}
+
+#[test]
 fn a_disk_in_memory_that_is_empty_again_is_told_of() {
     let mut daemon = Daemon::start_keeping();
     daemon.ok(&["disk", "create", "m", "--memory", "--size", "1M"]);

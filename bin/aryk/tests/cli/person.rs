@@ -8,11 +8,15 @@ use std::process::{Command, Stdio};
 fn hints_are_about_what_was_asked() {
     let daemon = Daemon::start();
     daemon.ok(&["disk", "create", "d", "--null", "--size", "1M"]);
-    let cases: [(&[&str], &str, &str); 6] = [
+    let cases: [(&[&str], &str, &str); 10] = [
         (&["disk", "show", "x"], "aryk disk list", "controller list"),
         (&["attach", "x"], "aryk disk list", "controller list"),
         (&["detach", "x"], "aryk controller list", "disk list"),
         (&["disk", "create", "d", "--null", "--size", "1M"], "another name", "controller list"),
+        (&["latency", "x"], "aryk disk list", "controller list"),
+        (&["disk", "stat", "x"], "aryk disk list", "controller list"),
+        (&["qos", "set", "x", "--iops", "5"], "aryk disk list", "controller list"),
+        (&["reactor", "remove", "77"], "aryk reactor list", "disk list"),
         (&["rpc", "no_such_method"], "rpc_get_methods", "--size"),
         (&["rpc", "bdev_null_create", "{\"x\": 1}"], "aryk rpc METHOD --help", "disk list"),
     ];

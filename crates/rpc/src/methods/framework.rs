@@ -160,8 +160,6 @@ struct Reactor {
     busy: u64,
     /// Time without work, awake or asleep.
     idle: u64,
-    /// Ours: how much of that asleep.
-    sleeping: u64,
     /// Whether it has slept.
     in_interrupt: bool,
     /// What the kernel has counted of the core, all processes together, in its ticks: interrupts.
@@ -202,7 +200,6 @@ async fn get_reactors(control: &Control, _: NoParams) -> Result<Reactors, Error>
             tid: tid.as_raw_nonzero().get(),
             busy: ticks(stats.busy),
             idle: ticks(stats.idle + stats.sleeping),
-            sleeping: ticks(stats.sleeping),
             in_interrupt: !stats.sleeping.is_zero(),
             irq: core_times.irq,
             sys: core_times.sys,

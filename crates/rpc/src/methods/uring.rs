@@ -163,6 +163,12 @@ async fn create(
         Ok(bdev)
     };
     let bdev = blocking(control, make).await?;
+    let has = bdev.blocks() * u64::from(bdev.geometry().block_size);
+    if let Some(had) = p.size.map(|bytes| bytes.0).filter(|had| *had != has) {
+        // A file that was there is taken as it is, for the resize that was under way may not have been noted.
+        let (disk, path) = (bdev.name(), p.filename.display());
+        tracing::warn!(disk, %path, had, has, "the file has another size than it had: is it the disk's?");
+    }
     p.uuid = Some(bdev.identity().uuid);
     Ok(control.made_disk(&bdev, module, details, (method, &p)))
 }
