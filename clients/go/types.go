@@ -705,8 +705,6 @@ type Reactor struct {
 	Busy uint64 `json:"busy"`
 	// Time without work, awake or asleep.
 	Idle uint64 `json:"idle"`
-	// Ours: how much of that asleep.
-	Sleeping uint64 `json:"sleeping"`
 	// Whether it has slept.
 	InInterrupt bool `json:"in_interrupt"`
 	// What the kernel has counted of the core, all processes together, in its ticks: interrupts.

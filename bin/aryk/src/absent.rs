@@ -105,23 +105,9 @@ pub fn below(present: String, absent: &[&Value], out: &Output) -> String {
 
 /// Has the daemon forget an absent object. What it was made of stays: files, and their data.
 pub fn forget(absent: &Value, client: &mut Client) -> Result<(), Error> {
-    let (method, params) = forgetting(absent).ok_or_else(|| Error::Usage(why(absent)))?;
+    let call = Call::new(text(absent, "method"), absent["params"].clone());
+    let (method, params) = call.undo().ok_or_else(|| Error::Usage(why(absent)))?;
     client.call(method, params).map(drop)
-}
-
-fn forgetting(absent: &Value) -> Option<(&'static str, Value)> {
-    let (method, params) = (text(absent, "method"), &absent["params"]);
-    match method {
-        "bdev_split_create" => Some(("bdev_split_delete", json!({"base_bdev": params["base_bdev"]}))),
-        "vhost_create_scsi_controller" => {
-            Some(("vhost_delete_controller", json!({"ctrlr": params["ctrlr"]})))
-        }
-        "vhost_scsi_controller_add_target" => {
-            let target = json!({"ctrlr": params["ctrlr"], "scsi_target_num": params["scsi_target_num"]});
-            Some(("vhost_scsi_controller_remove_target", target))
-        }
-        _ => Call::new(method, params.clone()).undo(),
-    }
 }
 
 /// The command that has it forgotten, if there is one.

@@ -339,14 +339,17 @@ fn remove(names: &[String], force: bool, client: &mut Client, out: &Output) -> R
     // What is made of another goes with it: it is asked for first.
     disks.sort_by_key(|disk| (users.made_of(text(disk, "name")).len(), text(disk, "name")));
     disks.dedup_by_key(|disk| text(disk, "name"));
-    let mut report = Vec::new();
+    let (mut report, mut gone) = (Vec::new(), Vec::new());
     for disk in disks {
         let name = text(disk, "name");
         let forgotten = forget_absent_on(name, &users, client)?;
+        gone.extend(&forgotten);
         let is_absent = absent::is_absent(disk);
         let controllers = if is_absent {
             // Another that it needed, and that went first, may have taken it along.
-            absent::forget(disk, client).map_err(|error| error.hinted(&HINTS))?;
+            if !gone.contains(&text(disk, "object")) {
+                absent::forget(disk, client).map_err(|error| error.hinted(&HINTS))?;
+            }
             Vec::new()
         } else {
             remove_one(disk, &users, client)?
@@ -393,7 +396,7 @@ fn in_use(disks: &[&Value], users: &Users) -> Option<Error> {
     })
 }
 
-/// Has what is absent and needs a disk forgotten, but for disks that are asked for themselves; their names.
+/// Has what is absent and needs a disk forgotten; what that was.
 fn forget_absent_on<'a>(disk: &str, users: &'a Users, client: &mut Client) -> Result<Vec<&'a str>, Error> {
     let mut names = Vec::new();
     for absent in users.absent_on(disk) {

@@ -703,8 +703,6 @@ class Reactor(TypedDict):
     busy: int
     #: Time without work, awake or asleep.
     idle: int
-    #: Ours: how much of that asleep.
-    sleeping: int
     #: Whether it has slept.
     in_interrupt: bool
     #: What the kernel has counted of the core, all processes together, in its ticks: interrupts.
