@@ -25,7 +25,8 @@ pub struct Cli {
     #[arg(short = 'r', long = "rpc-socket", value_name = "PATH", default_value = "/var/tmp/spdk.sock", value_parser = socket_path)]
     pub rpc_socket: PathBuf,
 
-    /// Rights of the RPC socket, octal: 660 lets the daemon's group [default: 660 with --rpc-socket-group, 666 with --rpc-allow, whose rules then decide,
+    /// Rights of the RPC socket, octal: 660 lets the daemon's group [default: 660 with --rpc-socket-group, 666 with --rpc-allow,
+    /// whose rules then decide,
     /// and 600 otherwise]
     #[arg(long, value_name = "MODE", value_parser = mode)]
     pub rpc_socket_mode: Option<u32>,

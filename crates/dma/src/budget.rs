@@ -63,7 +63,8 @@ pub fn mapped() -> (u64, u64) {
     (BUDGET.bytes.load(Relaxed), BUDGET.count.load(Relaxed))
 }
 
-/// Who gave mappings ([`crate::Mapping::given_by`]). Knows how much of what was given is not needed any more, and not unmapped yet either: a peer that is to announce
+/// Who gave mappings ([`crate::Mapping::given_by`]). Knows how much of what was given is not needed any more, and not unmapped
+/// yet either: a peer that is to announce
 /// more waits for that, lest it has us hold what it gave up as often as it likes.
 #[derive(Clone, Debug, Default)]
 pub struct Peer(Arc<GivenUp>);

@@ -133,8 +133,10 @@ extern "C" fn on_sigbus(_signal: c_int, info: *mut libc::siginfo_t, _context: *m
 
 /// Maps anonymous memory over the part of the entry's span that `address` is in; whether that worked.
 ///
-/// Each part can make two mappings more, of which a process has no end of either: who truncates much memory with many requests in flight is not to take the last. So of
-/// one span there are a few parts only, and then all behind the address goes too: of a file that ends before it, there are no pages to be taken out.
+/// Each part can make two mappings more, of which a process has no end of either: who truncates much memory with many requests in
+/// flight is not to take the last. So of
+/// one span there are a few parts only, and then all behind the address goes too: of a file that ends before it, there are no
+/// pages to be taken out.
 fn replace(entry: &Entry, span: Span, address: usize) -> bool {
     /// Bytes replaced at a time, or a page of the file if that is larger.
     const WINDOW: usize = 256 << 10;

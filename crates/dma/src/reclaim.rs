@@ -1,10 +1,12 @@
 //! Unmapping, and closing memory files, on a thread of its own. Any context may ask for it; that is a message, and never waits.
 //!
 //! Who is the last to let go of much memory waits for the kernel to free it: a second for some gigabytes that nobody else holds. That is neither a reactor's time nor
-//! the control thread's. What waits here is bounded by what may be mapped ([`crate::Limits`]), for a peer by what it may announce ([`crate::Peer`]), and for files by
+//! the control thread's. What waits here is bounded by what may be mapped ([`crate::Limits`]), for a peer by what it may announce
+//! ([`crate::Peer`]), and for files by
 //! who closes them ([`close_memory`]). Nobody waits for another peer's.
 //!
-//! The kernel may lack what it takes to unmap: part of a mapping that it has merged with its neighbours makes two of one, and there may be no more of them
+//! The kernel may lack what it takes to unmap: part of a mapping that it has merged with its neighbours makes two of one, and
+//! there may be no more of them
 //! (`vm.max_map_count`). What a peer can bring about ends no process: it stays mapped, and counted, and is tried again.
 
 use crate::{budget, fault};

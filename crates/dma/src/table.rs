@@ -321,7 +321,8 @@ struct Epoch {
 /// data. The memory of longer ones goes with their request.
 const KEPT_PIECES: usize = 128;
 
-/// Pieces of the longest list: of the longest chain (1,024 buffers), each of whose buffers crosses from one region to the next. Without an end, buffers that cross hundreds
+/// Pieces of the longest list: of the longest chain (1,024 buffers), each of whose buffers crosses from one region to the next.
+/// Without an end, buffers that cross hundreds
 /// of small regions would make half a million.
 const LIST_MAX: usize = 2048;
 
@@ -462,7 +463,8 @@ impl SgTable {
     /// Adds `len` bytes at a guest address to the list of `slot`.
     ///
     /// # Errors
-    /// [`BadAddress`], also if the list would come to 4 GiB, or to more than 2,048 pieces because buffers cross many regions; then nothing was added.
+    /// [`BadAddress`], also if the list would come to 4 GiB, or to more than 2,048 pieces because buffers cross many regions;
+    /// then nothing was added.
     ///
     /// # Panics
     /// If the slot is not in use.

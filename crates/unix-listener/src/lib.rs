@@ -30,7 +30,8 @@ pub struct SocketOptions {
     pub owner: Option<u32>,
     /// Group id.
     pub group: Option<u32>,
-    /// Permission bits; if none are given, 0660 where a group is, and 0600 otherwise, whatever the umask: to connect one needs the right to write.
+    /// Permission bits; if none are given, 0660 where a group is, and 0600 otherwise, whatever the umask: to connect one needs
+    /// the right to write.
     pub mode: Option<u32>,
 }
 

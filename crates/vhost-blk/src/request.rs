@@ -178,7 +178,8 @@ impl Disk {
         Ok(Parsed::Submit(Io { fua: self.write_through, may_unmap, ..request(slot, op, lba, blocks) }))
     }
 
-    /// Writes the disk's id to a request's data, as far as there is room: the answer, and how many bytes it took. Only of a request that has a place for its
+    /// Writes the disk's id to a request's data, as far as there is room: the answer, and how many bytes it took. Only of a
+    /// request that has a place for its
     /// answer, for what is written to others is noted nowhere.
     #[cold]
     pub(crate) fn write_id(&self, chain: &Chain, memory: &MemTable) -> (Answer, u32) {

@@ -25,7 +25,8 @@ const BATCH: u32 = 64;
 /// Descriptors looked at in one poll, and those of one chain more: chains may have very different lengths, and each descriptor costs.
 const DESCRIPTORS: u32 = 1024;
 
-/// Pieces of memory that requests in flight have in all, and those of one request more: a change of the guest's memory goes through all of them at one time. The queue takes
+/// Pieces of memory that requests in flight have in all, and those of one request more: a change of the guest's memory goes
+/// through all of them at one time. The queue takes
 /// no more chains meanwhile. With pages of 4 KiB they are 64 MiB.
 const PIECES: u32 = 1 << 14;
 
@@ -474,7 +475,8 @@ impl Line {
         self.log_ring();
     }
 
-    /// It is polled no more, unless chains wait that are `wanted`, or the guest never kicks. One that can take none is polled when a request is given back.
+    /// It is polled no more, unless chains wait that are `wanted`, or the guest never kicks. One that can take none is polled
+    /// when a request is given back.
     pub fn park(&mut self, wanted: bool) -> Armed {
         let polled_for_ever = self.watch.is_none();
         self.waits_for_room = !self.has_room();

@@ -128,7 +128,8 @@ pub trait Device: 'static {
     /// Queues that a front-end may use, 1 to 256.
     fn num_queues(&self) -> u16;
 
-    /// Descriptors of the largest queue that a front-end may have: what a queue can make us hold, and do when its requests are aborted or its guest's memory changes,
+    /// Descriptors of the largest queue that a front-end may have: what a queue can make us hold, and do when its requests are
+    /// aborted or its guest's memory changes,
     /// goes by its size.
     fn queue_size_max(&self) -> u16;
 

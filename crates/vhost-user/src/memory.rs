@@ -55,7 +55,8 @@ impl GuestMemory {
         &self.peer
     }
 
-    /// Waits until there is room for mappings of these sizes beside those that there are: while what the front-end has given up before, it or one before it, waits to
+    /// Waits until there is room for mappings of these sizes beside those that there are: while what the front-end has given up
+    /// before, it or one before it, waits to
     /// be unmapped, all of them together are to be no more than a table and another in its place.
     pub(crate) async fn room_for(&self, sizes: impl Iterator<Item = u64>) {
         const LOOK_EVERY: Duration = Duration::from_millis(1);
