@@ -9,7 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::test::Tally;
+use crate::test::{Tally, lanes};
 use crate::{install, workspace};
 
 /// LLVM's instrumentation, as libFuzzer wants it.
@@ -70,21 +70,12 @@ fn run_targets(names: &[String], seconds: u32, seed: u32) -> Result<Tally> {
         cargo.args(["--bin", name]);
     }
     workspace::run(&mut cargo)?;
-    let mut tally = Tally::default();
-    for some in names.chunks(AT_A_TIME) {
-        let results: Vec<_> = std::thread::scope(|scope| {
-            let run = |name: &String| {
-                let program = programs.join(TARGET).join("release").join(name);
-                run_target(name, &program, seconds, seed)
-            };
-            let running: Vec<_> = some.iter().map(|name| scope.spawn(move || run(name))).collect();
-            running.into_iter().map(|fuzzer| fuzzer.join().expect("it does not panic")).collect()
-        });
-        for (name, result) in some.iter().zip(results) {
-            tally.count(&format!("fuzz {name}"), result);
-        }
-    }
-    Ok(tally)
+    lanes::run(names, AT_A_TIME, |name| {
+        let program = programs.join(TARGET).join("release").join(name);
+        let mut tally = Tally::default();
+        tally.count(&format!("fuzz {name}"), run_target(name, &program, seconds, seed));
+        Ok(tally)
+    })
 }
 
 fn run_target(name: &str, program: &Path, seconds: u32, seed: u32) -> Result<()> {

@@ -7,6 +7,7 @@ mod binaries;
 mod clients;
 mod docs;
 pub(crate) mod guests;
+pub(crate) mod lanes;
 mod package;
 mod suites;
 
@@ -105,7 +106,7 @@ impl Tally {
         format!("{passed} passed, {failed} failed, {skipped} skipped")
     }
 
-    fn add(&mut self, other: Self) {
+    pub(crate) fn add(&mut self, other: Self) {
         self.passed += other.passed;
         self.failed += other.failed;
         self.skipped += other.skipped;

@@ -29,7 +29,7 @@ pub struct Lab {
 }
 
 /// What a case does at its site.
-type Body = dyn Fn(&Site<'_>) -> Result<()>;
+type Body = dyn Fn(&Site<'_>) -> Result<()> + Send + Sync;
 
 /// One test.
 pub struct Case {
@@ -45,7 +45,7 @@ impl std::fmt::Debug for Case {
 }
 
 impl Case {
-    fn new(name: impl Into<String>, body: impl Fn(&Site<'_>) -> Result<()> + 'static) -> Self {
+    fn new(name: impl Into<String>, body: impl Fn(&Site<'_>) -> Result<()> + Send + Sync + 'static) -> Self {
         Self { name: name.into(), body: Box::new(body) }
     }
 

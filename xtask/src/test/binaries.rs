@@ -7,12 +7,11 @@ use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::Mutex;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::{Tally, suites};
+use super::{Tally, lanes, suites};
 use crate::progress::Clock;
 use crate::workspace;
 
@@ -73,8 +72,8 @@ pub(super) fn run_without_guests(settings: &[(&str, &str)]) -> Result<Tally> {
     tests.retain(|test| !test.directory.ends_with(GUESTS));
     let (alone, mut others): (Vec<_>, Vec<_>) = tests.into_iter().partition(|test| test.is_in(&ALONE));
     others.sort_by_key(|test| !test.is_in(&FIRST));
-    let mut tally = run_in_lanes(others, LANES, &|test| test.run(&environment, &[]))?;
-    tally.add(run_in_lanes(alone, 1, &|test| test.run(&environment, &[]))?);
+    let mut tally = lanes::run(others, LANES, |test: Binary| test.run(&environment, &[]))?;
+    tally.add(lanes::run(alone, 1, |test: Binary| test.run(&environment, &[]))?);
     Ok(tally)
 }
 
@@ -82,32 +81,7 @@ pub(super) fn run_without_guests(settings: &[(&str, &str)]) -> Result<Tally> {
 pub(super) fn run_guests_harness() -> Result<Tally> {
     let Built { mut tests, environment } = build()?;
     tests.retain(|test| test.directory.ends_with(GUESTS));
-    run_in_lanes(tests, 1, &|test| test.run(&environment, &["--include-ignored", "--test-threads=1"]))
-}
-
-fn run_in_lanes(
-    tests: Vec<Binary>,
-    lanes: usize,
-    run: &(dyn Fn(&Binary) -> Result<Tally> + Sync),
-) -> Result<Tally> {
-    let waiting = Mutex::new(tests.into_iter());
-    let next = || waiting.lock().expect("no lane panics while it takes one").next();
-    std::thread::scope(|scope| {
-        let lane = || {
-            let mut tally = Tally::default();
-            while let Some(test) = next() {
-                tally.add(run(&test)?);
-                aryk_guest_tests::process::check_interrupt()?;
-            }
-            anyhow::Ok(tally)
-        };
-        let lanes: Vec<_> = (0..lanes).map(|_| scope.spawn(lane)).collect();
-        let mut tally = Tally::default();
-        for lane in lanes {
-            tally.add(lane.join().expect("a lane does not panic")?);
-        }
-        Ok(tally)
-    })
+    lanes::run(tests, 1, |test: Binary| test.run(&environment, &["--include-ignored", "--test-threads=1"]))
 }
 
 /// Has cargo build all of them, with the programs that they start: always the same choice of packages, which gives their libraries the same features.
