@@ -131,7 +131,8 @@ impl Requests {
     #[inline]
     fn start(&mut self, head: u16, chain: &mut Chain, line: &mut Line, cx: &mut Cx) {
         match self.disk.parse(chain, head, &mut line.sgs) {
-            Ok(Parsed::Submit(io)) => {
+            Ok(Parsed::Submit(request)) => {
+                let io = self.disk.io(request, head, line.sgs.sgl(head));
                 self.written[usize::from(head)] = 1 + if io.op == Op::Read { io.data.len() } else { 0 };
                 cx.trace(Layer::Frontend, Point::Submit, line.id.trace_number(), head.into());
                 match &mut self.channel {
@@ -162,7 +163,7 @@ impl Requests {
         // What a read that failed has written of its data is not known.
         let most = self.written[usize::from(head)];
         let written = if answer == Answer::Ok { most } else { 1 };
-        line.give_back(head, written, all.len().saturating_sub(most)..all.len());
+        line.give_back(head, written, || all.len().saturating_sub(most)..all.len());
     }
 
     /// Gives back what the disk has completed; whether there was any.

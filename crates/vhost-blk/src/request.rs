@@ -54,12 +54,21 @@ impl From<Status> for Answer {
 /// What becomes of a request.
 #[derive(Debug)]
 pub(crate) enum Parsed {
-    /// It goes to the disk.
-    Submit(Io),
+    /// It goes to the disk: [`Disk::io`].
+    Submit(Request),
     /// It asks for the disk's id: [`Disk::write_id`].
     Identify,
     /// It is answered at once, without data.
     Answer(Answer),
+}
+
+/// What a request asks of the disk.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request {
+    pub(crate) op: Op,
+    may_unmap: bool,
+    lba: u64,
+    blocks: u64,
 }
 
 /// A request that has no place for its status, or one that is not in memory: there is nothing to answer to.
@@ -98,10 +107,15 @@ impl Disk {
             Ok(None) | Err(BadAddress { .. }) => Parsed::FAILED,
         };
         sgs.push(slot, status, 1).map_err(|_| Unanswerable)?;
-        Ok(match parsed {
-            Parsed::Submit(io) => Parsed::Submit(Io { data: data_of(sgs.sgl(slot), io.op), ..io }),
-            other => other,
-        })
+        Ok(parsed)
+    }
+
+    /// The request in `slot`, whose list is `all`, as the block layer takes it.
+    #[inline]
+    pub(crate) fn io(&self, request: Request, slot: u16, all: Sgl) -> Io {
+        let Request { op, may_unmap, lba, blocks } = request;
+        let (tag, fua) = (Tag(slot.into()), self.write_through);
+        Io { tag, op, fua, may_unmap, lba, blocks, source: 0, data: data_of(all, op) }
     }
 
     #[inline]
@@ -115,10 +129,10 @@ impl Disk {
         match header.kind {
             VIRTIO_BLK_T_IN => self.transfer(Op::Read, header.sector, chain.writable(), slot, sgs),
             VIRTIO_BLK_T_OUT => self.transfer(Op::Write, header.sector, chain.readable(), slot, sgs),
-            VIRTIO_BLK_T_FLUSH => Ok(Parsed::Submit(request(slot, Op::Flush, 0, 0))),
-            VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES => {
-                self.range(header.kind, chain, slot, sgs.memory())
+            VIRTIO_BLK_T_FLUSH => {
+                Ok(Parsed::Submit(Request { op: Op::Flush, may_unmap: false, lba: 0, blocks: 0 }))
             }
+            VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES => self.range(header.kind, chain, sgs.memory()),
             VIRTIO_BLK_T_GET_ID => Ok(Parsed::Identify),
             _ => Ok(Parsed::Answer(Answer::Unsupported)),
         }
@@ -139,7 +153,7 @@ impl Disk {
         }
         let bytes = sgs.extend(slot, pieces.iter().map(|piece| (piece.addr, piece.len)))?;
         let Some((lba, blocks)) = self.blocks(sector, bytes.into()) else { return Ok(Parsed::FAILED) };
-        Ok(Parsed::Submit(Io { fua: self.write_through, ..request(slot, op, lba, blocks) }))
+        Ok(Parsed::Submit(Request { op, may_unmap: false, lba, blocks }))
     }
 
     /// A range of sectors in blocks, if it is whole blocks.
@@ -151,7 +165,7 @@ impl Disk {
         aligned.then_some((start >> shift, bytes >> shift))
     }
 
-    fn range(&self, kind: u32, chain: &Chain, slot: u16, memory: &MemTable) -> Result<Parsed, BadAddress> {
+    fn range(&self, kind: u32, chain: &Chain, memory: &MemTable) -> Result<Parsed, BadAddress> {
         let unsupported = Parsed::Answer(Answer::Unsupported);
         if chain.readable_len() != size_of::<Range>() as u64 {
             return Ok(unsupported);
@@ -175,7 +189,7 @@ impl Disk {
             return Ok(Parsed::FAILED);
         };
         let may_unmap = range.flags & VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP != 0;
-        Ok(Parsed::Submit(Io { fua: self.write_through, may_unmap, ..request(slot, op, lba, blocks) }))
+        Ok(Parsed::Submit(Request { op, may_unmap, lba, blocks }))
     }
 
     /// Writes the disk's id to a request's data, as far as there is room: the answer, and how many bytes it took. Only of a
@@ -202,11 +216,6 @@ impl Disk {
 
 impl Parsed {
     const FAILED: Self = Self::Answer(Answer::IoError);
-}
-
-#[inline]
-fn request(slot: u16, op: Op, lba: u64, blocks: u64) -> Io {
-    Io { tag: Tag(slot.into()), op, fua: false, may_unmap: false, lba, blocks, source: 0, data: Sgl::EMPTY }
 }
 
 /// A slot's list without the status byte at its end.

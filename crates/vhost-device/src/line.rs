@@ -199,7 +199,9 @@ impl Line {
                 Err(Skipped) => {}
             }
             taken += 1;
-            self.replays = self.replays.saturating_sub(1);
+            if self.replays > 0 {
+                self.replays -= 1;
+            }
             self.ring.prefetch_next(self.sgs.memory());
         }
         if taken > 0 {
@@ -262,8 +264,8 @@ impl Line {
 
     /// Gives back a chain, of which so many bytes were written; its slot is in use. No bytes of the slot's list but those `touched` can have been written to.
     #[inline]
-    pub fn give_back(&mut self, head: u16, written: u32, touched: Range<u32>) {
-        if self.log.is_some() && !self.note(head, written, touched) {
+    pub fn give_back(&mut self, head: u16, written: u32, touched: impl FnOnce() -> Range<u32>) {
+        if self.log.is_some() && !self.note(head, written, touched()) {
             return;
         }
         self.sgs.end(head);
@@ -296,7 +298,7 @@ impl Line {
         while self.marked < MARKS
             && let Some(Owed { head, written, touched }) = self.owed.pop_front()
         {
-            self.give_back(head, written, touched);
+            self.give_back(head, written, || touched);
         }
         if !self.owed.is_empty() {
             cx.wake(self.id);

@@ -119,6 +119,7 @@ impl Events {
         }
         let event = self.take().expect("there is some");
         line.sgs.sgl(head).write(0, event.as_bytes());
-        line.give_back(head, size_of::<Event>() as u32, 0..size_of::<Event>() as u32);
+        let len = size_of::<Event>() as u32;
+        line.give_back(head, len, || 0..len);
     }
 }

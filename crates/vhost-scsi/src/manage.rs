@@ -209,7 +209,7 @@ fn answer(head: u16, bytes: &[u8], line: &mut Line) {
     let all = line.sgs.sgl(head);
     let len = bytes.len().min(all.len() as usize);
     all.write(0, &bytes[..len]);
-    line.give_back(head, len as u32, 0..len as u32);
+    line.give_back(head, len as u32, || 0..len as u32);
 }
 
 #[cfg(test)]

@@ -276,7 +276,8 @@ fn give_back(
 ) {
     line.sgs.sgl(head).put(answer);
     step(Step::Answered);
-    line.give_back(head, ANSWER + moved.min(lengths.data_in), 0..ANSWER + filled.min(lengths.data_in));
+    let touched = || 0..ANSWER + filled.min(lengths.data_in);
+    line.give_back(head, ANSWER + moved.min(lengths.data_in), touched);
 }
 
 /// Part of a list; nothing at its end is nothing.
