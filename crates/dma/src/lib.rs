@@ -37,7 +37,7 @@ pub use fault::{faults, install as install_fault_handler};
 pub use mapping::{MapError, Mapping};
 pub use reclaim::{Reclaiming, close_memory, reclaiming};
 pub use sgl::{Seg, Sgl};
-pub use table::{BadAddress, MemTable, Region, SgTable, TableError};
+pub use table::{BadAddress, List, MemTable, Region, SgTable, TableError};
 
 /// The size of a page, and the alignment of every mapping.
 pub const PAGE: u64 = 4096;

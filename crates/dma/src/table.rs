@@ -339,6 +339,20 @@ struct Slot {
 const _: () = assert!(size_of::<Slot>() == 64);
 
 impl Slot {
+    /// Its pieces, if they are too many to stand in it.
+    #[inline]
+    fn long(&self) -> u32 {
+        if self.segs.spilled() { self.segs.len() as u32 } else { 0 }
+    }
+
+    /// Gives back the memory of a very long list.
+    #[cold]
+    fn shorten(&mut self) {
+        if self.segs.capacity() > KEPT_PIECES {
+            self.segs = SmallVec::new();
+        }
+    }
+
     /// Adds bytes that do not lie in one region.
     #[cold]
     fn push_parts(&mut self, table: &MemTable, addr: u64, len: u32) -> Result<(), BadAddress> {
@@ -364,8 +378,8 @@ pub struct SgTable {
     current: Epoch,
     /// Tables that were replaced, but are in use still.
     old: Vec<Epoch>,
-    /// Of all lists in use.
-    pieces: u32,
+    /// Of all long lists in use.
+    long_pieces: u32,
 }
 
 impl SgTable {
@@ -373,7 +387,7 @@ impl SgTable {
     pub fn new(slots: u16, memory: Arc<MemTable>) -> Self {
         let slots = std::iter::repeat_with(Slot::default).take(slots.into()).collect();
         let current = Epoch { serial: NonZeroU32::MIN, table: memory, users: 0 };
-        Self { slots, current, old: Vec::new(), pieces: 0 }
+        Self { slots, current, old: Vec::new(), long_pieces: 0 }
     }
 
     /// The guest's memory as requests to come see it.
@@ -440,67 +454,39 @@ impl SgTable {
         self.current.users + self.old.iter().map(|epoch| epoch.users).sum::<u32>()
     }
 
-    /// Pieces of all lists in use: what a change of memory goes through.
+    /// Pieces of all lists in use that are longer than three, or were once: with three for each slot, what a change of memory goes through at most.
     #[inline]
-    pub const fn pieces(&self) -> u32 {
-        self.pieces
+    pub const fn long_pieces(&self) -> u32 {
+        self.long_pieces
     }
 
-    /// Takes `slot` into use with an empty list.
+    /// Takes `slot` into use with an empty list, and gives this to be filled.
     ///
     /// # Panics
     /// If it is in use.
     #[inline]
-    pub fn begin(&mut self, slot: u16) {
+    pub fn begin(&mut self, slot: u16) -> List<'_> {
         let slot = &mut self.slots[usize::from(slot)];
         assert!(slot.epoch.is_none(), "the slot is in use");
         slot.epoch = Some(self.current.serial);
         self.current.users += 1;
         slot.segs.clear();
         slot.len = 0;
+        List { slot, table: &self.current.table, long_pieces: &mut self.long_pieces, counted: 0 }
     }
 
-    /// Adds `len` bytes at a guest address to the list of `slot`.
+    /// As [`List::push`], to the list of a slot in use.
     ///
     /// # Errors
-    /// [`BadAddress`], also if the list would come to 4 GiB, or to more than 2,048 pieces because buffers cross many regions;
-    /// then nothing was added.
+    /// As there.
     ///
     /// # Panics
     /// If the slot is not in use.
-    #[inline]
     pub fn push(&mut self, slot: u16, addr: u64, len: u32) -> Result<(), BadAddress> {
-        self.extend(slot, [(addr, len)]).map(drop)
-    }
-
-    /// Adds pieces to the list of `slot`, each so many bytes at a guest address; the sum of their lengths.
-    ///
-    /// # Errors
-    /// As [`SgTable::push`], of the first piece that cannot be added; those before it were.
-    ///
-    /// # Panics
-    /// If the slot is not in use.
-    // Always: as a function of its own it gives its result in memory.
-    #[inline(always)]
-    pub fn extend(
-        &mut self,
-        slot: u16,
-        pieces: impl IntoIterator<Item = (u64, u32)>,
-    ) -> Result<u32, BadAddress> {
         let slot = &mut self.slots[usize::from(slot)];
         let table = table_of(&self.current, &self.old, slot.epoch.expect("the slot is in use"));
-        let (before, pieces_before) = (slot.len, slot.segs.len());
-        let added = pieces.into_iter().try_for_each(|(addr, len)| {
-            let total = slot.len.checked_add(len).ok_or(BadAddress { addr, len })?;
-            match table.locate_all(addr, len as usize) {
-                Some(base) if len > 0 => slot.segs.push(Seg::new(base, len as usize)),
-                _ => slot.push_parts(table, addr, len)?,
-            }
-            slot.len = total;
-            Ok(())
-        });
-        self.pieces += (slot.segs.len() - pieces_before) as u32;
-        added.map(|()| slot.len - before)
+        let counted = slot.long();
+        List { slot, table, long_pieces: &mut self.long_pieces, counted }.push(addr, len)
     }
 
     /// The list of `slot`, for the request that it is about.
@@ -539,9 +525,9 @@ impl SgTable {
     pub fn end(&mut self, slot: u16) {
         let slot = &mut self.slots[usize::from(slot)];
         let serial = slot.epoch.take().expect("the slot is in use");
-        self.pieces -= slot.segs.len() as u32;
-        if slot.segs.capacity() > KEPT_PIECES {
-            slot.segs = SmallVec::new();
+        if slot.segs.spilled() {
+            self.long_pieces -= slot.long();
+            slot.shorten();
         }
         if serial == self.current.serial {
             self.current.users -= 1;
@@ -557,6 +543,59 @@ impl SgTable {
         if self.old[i].users == 0 {
             self.old.swap_remove(i);
         }
+    }
+}
+
+/// A list of an [`SgTable`] that is being filled.
+#[derive(Debug)]
+pub struct List<'a> {
+    slot: &'a mut Slot,
+    table: &'a MemTable,
+    long_pieces: &'a mut u32,
+    /// Its pieces that are among those.
+    counted: u32,
+}
+
+impl<'a> List<'a> {
+    /// The memory that its addresses are looked up in.
+    pub const fn memory(&self) -> &'a MemTable {
+        self.table
+    }
+
+    /// Adds `len` bytes at a guest address.
+    ///
+    /// # Errors
+    /// [`BadAddress`], also if the list would come to 4 GiB, or to more than 2,048 pieces because buffers cross many regions;
+    /// then nothing was added.
+    #[inline]
+    pub fn push(&mut self, addr: u64, len: u32) -> Result<(), BadAddress> {
+        self.extend([(addr, len)]).map(drop)
+    }
+
+    /// Adds pieces, each so many bytes at a guest address; the sum of their lengths.
+    ///
+    /// # Errors
+    /// As [`List::push`], of the first piece that cannot be added; those before it were.
+    // Always: as a function of its own it gives its result in memory.
+    #[inline(always)]
+    pub fn extend(&mut self, pieces: impl IntoIterator<Item = (u64, u32)>) -> Result<u32, BadAddress> {
+        let before = self.slot.len;
+        for (addr, len) in pieces {
+            let total = self.slot.len.checked_add(len).ok_or(BadAddress { addr, len })?;
+            match self.table.locate_all(addr, len as usize) {
+                Some(base) if len > 0 => self.slot.segs.push(Seg::new(base, len as usize)),
+                _ => self.slot.push_parts(self.table, addr, len)?,
+            }
+            self.slot.len = total;
+        }
+        Ok(self.slot.len - before)
+    }
+}
+
+impl Drop for List<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        *self.long_pieces += self.slot.long() - self.counted;
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::config::SEG_MAX;
 use aryk_bdev::{Io, Op, Status, Tag};
-use aryk_dma::{BadAddress, MemTable, SgTable, Sgl};
+use aryk_dma::{BadAddress, List, MemTable, SgTable, Sgl};
 use aryk_virtqueue::{Chain, Piece};
 use virtio_bindings::bindings::virtio_blk::{
     VIRTIO_BLK_ID_BYTES, VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD,
@@ -100,13 +100,13 @@ impl Disk {
     ) -> Result<Parsed, Unanswerable> {
         let status = chain.take_last_writable();
         let header = chain.take_header::<Header>(sgs.memory());
-        sgs.begin(slot);
+        let mut list = sgs.begin(slot);
         let status = status.ok_or(Unanswerable)?;
         let parsed = match header {
-            Ok(Some(header)) => self.parse_kind(header, chain, slot, sgs).unwrap_or(Parsed::FAILED),
+            Ok(Some(header)) => self.parse_kind(header, chain, &mut list).unwrap_or(Parsed::FAILED),
             Ok(None) | Err(BadAddress { .. }) => Parsed::FAILED,
         };
-        sgs.push(slot, status, 1).map_err(|_| Unanswerable)?;
+        list.push(status, 1).map_err(|_| Unanswerable)?;
         Ok(parsed)
     }
 
@@ -114,25 +114,19 @@ impl Disk {
     #[inline]
     pub(crate) fn io(&self, request: Request, slot: u16, all: Sgl) -> Io {
         let Request { op, may_unmap, lba, blocks } = request;
-        let (tag, fua) = (Tag(slot.into()), self.write_through);
+        let (tag, fua) = (Tag(slot.into()), self.write_through && op != Op::Flush);
         Io { tag, op, fua, may_unmap, lba, blocks, source: 0, data: data_of(all, op) }
     }
 
     #[inline]
-    fn parse_kind(
-        &self,
-        header: Header,
-        chain: &Chain,
-        slot: u16,
-        sgs: &mut SgTable,
-    ) -> Result<Parsed, BadAddress> {
+    fn parse_kind(&self, header: Header, chain: &Chain, list: &mut List<'_>) -> Result<Parsed, BadAddress> {
         match header.kind {
-            VIRTIO_BLK_T_IN => self.transfer(Op::Read, header.sector, chain.writable(), slot, sgs),
-            VIRTIO_BLK_T_OUT => self.transfer(Op::Write, header.sector, chain.readable(), slot, sgs),
+            VIRTIO_BLK_T_IN => self.transfer(Op::Read, header.sector, chain.writable(), list),
+            VIRTIO_BLK_T_OUT => self.transfer(Op::Write, header.sector, chain.readable(), list),
             VIRTIO_BLK_T_FLUSH => {
                 Ok(Parsed::Submit(Request { op: Op::Flush, may_unmap: false, lba: 0, blocks: 0 }))
             }
-            VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES => self.range(header.kind, chain, sgs.memory()),
+            VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES => self.range(header.kind, chain, list.memory()),
             VIRTIO_BLK_T_GET_ID => Ok(Parsed::Identify),
             _ => Ok(Parsed::Answer(Answer::Unsupported)),
         }
@@ -144,14 +138,13 @@ impl Disk {
         op: Op,
         sector: u64,
         pieces: &[Piece],
-        slot: u16,
-        sgs: &mut SgTable,
+        list: &mut List<'_>,
     ) -> Result<Parsed, BadAddress> {
         // The guest was told.
         if pieces.len() > SEG_MAX as usize {
             return Ok(Parsed::FAILED);
         }
-        let bytes = sgs.extend(slot, pieces.iter().map(|piece| (piece.addr, piece.len)))?;
+        let bytes = list.extend(pieces.iter().map(|piece| (piece.addr, piece.len)))?;
         let Some((lba, blocks)) = self.blocks(sector, bytes.into()) else { return Ok(Parsed::FAILED) };
         Ok(Parsed::Submit(Request { op, may_unmap: false, lba, blocks }))
     }

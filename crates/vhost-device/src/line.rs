@@ -384,7 +384,7 @@ impl Line {
     /// Whether requests in flight have so few pieces that there may be more.
     #[inline]
     const fn has_room(&self) -> bool {
-        self.sgs.pieces() < PIECES
+        self.sgs.long_pieces() < PIECES
     }
 
     /// Whether new chains are looked for.

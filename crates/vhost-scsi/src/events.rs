@@ -110,9 +110,10 @@ impl Events {
     }
 
     fn put(&mut self, head: u16, chain: &Chain, line: &mut Line) {
-        line.sgs.begin(head);
+        let mut list = line.sgs.begin(head);
         let fits = chain.writable_len() >= size_of::<Event>() as u64
-            && chain.writable().iter().all(|p| line.sgs.push(head, p.addr, p.len).is_ok());
+            && chain.writable().iter().all(|p| list.push(p.addr, p.len).is_ok());
+        drop(list);
         if !fits {
             line.give_up(head);
             return;

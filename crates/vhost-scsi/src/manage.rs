@@ -77,8 +77,9 @@ impl Manager {
             }
             _ => None,
         };
-        line.sgs.begin(head);
-        let placed = chain.writable().iter().all(|p| line.sgs.push(head, p.addr, p.len).is_ok());
+        let mut list = line.sgs.begin(head);
+        let placed = chain.writable().iter().all(|p| list.push(p.addr, p.len).is_ok());
+        drop(list);
         if !placed || chain.writable().is_empty() {
             line.give_up(head);
             return;

@@ -8,7 +8,7 @@
 use crate::wire::{ANSWER, Answer, Command, Response, TARGETS, Verdict};
 use aryk_bdev::OpenError;
 use aryk_crash_point::{Step, step};
-use aryk_dma::Sgl;
+use aryk_dma::{List, Sgl};
 use aryk_reactor::{Cx, Layer, Point};
 use aryk_scsi::{Nexus, Outcome, Request, Sense, UnitChannel, answer_absent};
 use aryk_vhost_device::Line;
@@ -125,8 +125,7 @@ impl Requests {
     #[inline]
     pub fn start(&mut self, head: u16, chain: &mut Chain, line: &mut Line, cx: &mut Cx) {
         let command = chain.take_header::<Command>(line.sgs.memory());
-        line.sgs.begin(head);
-        let Ok(lengths) = place(head, chain, line) else {
+        let Ok(lengths) = place(chain, line.sgs.begin(head)) else {
             line.give_up(head);
             return;
         };
@@ -286,12 +285,11 @@ fn part(all: Sgl, offset: u32, len: u32) -> Sgl {
     if len == 0 { Sgl::EMPTY } else { all.slice(offset, len) }
 }
 
-/// Fills the list of `head`: the answer's place, where data goes to, where data comes from.
+/// Fills a list: the answer's place, where data goes to, where data comes from.
 #[inline]
-fn place(head: u16, chain: &Chain, line: &mut Line) -> Result<Lengths, Unanswerable> {
-    let mut push = |pieces: &[Piece]| {
-        line.sgs.extend(head, pieces.iter().map(|p| (p.addr, p.len))).map_err(|_| Unanswerable)
-    };
+fn place(chain: &Chain, mut list: List<'_>) -> Result<Lengths, Unanswerable> {
+    let mut push =
+        |pieces: &[Piece]| list.extend(pieces.iter().map(|p| (p.addr, p.len))).map_err(|_| Unanswerable);
     let data_in = push(chain.writable())?.checked_sub(ANSWER).ok_or(Unanswerable)?;
     let data_out = if chain.readable().is_empty() { 0 } else { push(chain.readable())? };
     Ok(Lengths { data_in, data_out })

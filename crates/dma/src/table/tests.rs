@@ -383,8 +383,7 @@ fn pieces_know_where_they_came_from() {
 fn a_list_keeps_no_more_memory_than_ordinary_requests_need() {
     let mut sgs = SgTable::new(1, table(&[region(0, 2 * PAGE)]));
     for (pieces, kept) in [(KEPT_PIECES, true), (KEPT_PIECES + 1, false), (1, false)] {
-        sgs.begin(0);
-        sgs.extend(0, (0..pieces as u64).map(|i| (i, 1))).unwrap();
+        sgs.begin(0).extend((0..pieces as u64).map(|i| (i, 1))).unwrap();
         assert_eq!(sgs.sgl(0).segments() as usize, pieces);
         sgs.end(0);
         assert_eq!(sgs.slots[0].segs.capacity() >= KEPT_PIECES, kept, "after {pieces} pieces");
@@ -392,25 +391,22 @@ fn a_list_keeps_no_more_memory_than_ordinary_requests_need() {
 }
 
 #[test]
-fn pieces_of_lists_in_use_are_counted_and_those_of_one_have_an_end() {
+fn pieces_of_long_lists_in_use_are_counted_and_those_of_one_have_an_end() {
     // Adjoining regions, of a page each.
     let regions: Vec<Region> = (0..64).map(|i| region(i * PAGE, PAGE)).collect();
     let mut sgs = SgTable::new(2, table(&regions));
-    sgs.begin(0);
-    sgs.begin(1);
-    sgs.push(0, 100, 1).unwrap();
+    sgs.begin(0).extend([(0, 1), (100, 1), (200, 1)]).unwrap();
     let all = (64 * PAGE) as u32;
-    sgs.extend(1, (0..32).map(|_| (0, all))).unwrap();
-    assert_eq!((sgs.pieces(), sgs.sgl(1).segments()), (1 + LIST_MAX as u32, LIST_MAX as u32));
+    sgs.begin(1).extend((0..32).map(|_| (0, all))).unwrap();
+    assert_eq!((sgs.long_pieces(), sgs.sgl(1).segments()), (LIST_MAX as u32, LIST_MAX as u32));
     assert_eq!(sgs.push(1, 0, 2 * PAGE as u32), Err(BadAddress { addr: 0, len: 2 * PAGE as u32 }));
     // One that lies in one region has its place: an answer's.
     sgs.push(1, 0, 1).unwrap();
-    assert_eq!((sgs.pieces(), sgs.sgl(1).len()), (2 + LIST_MAX as u32, 32 * all + 1));
+    assert_eq!((sgs.long_pieces(), sgs.sgl(1).len()), (1 + LIST_MAX as u32, 32 * all + 1));
     sgs.end(1);
-    assert_eq!(sgs.pieces(), 1);
-    // What was added before a piece that is nowhere counts too.
-    assert!(sgs.extend(0, [(0, 1), (64 * PAGE, 1)]).is_err());
-    assert_eq!(sgs.pieces(), 2);
+    assert_eq!(sgs.long_pieces(), 0, "three pieces stand in their slot");
+    assert!(sgs.push(0, 300, 1).is_ok() && sgs.push(0, 64 * PAGE, 1).is_err());
+    assert_eq!(sgs.long_pieces(), 4);
     sgs.end(0);
-    assert_eq!(sgs.pieces(), 0);
+    assert_eq!(sgs.long_pieces(), 0);
 }
