@@ -76,7 +76,7 @@ pub struct Cli {
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
 
-    /// Make at the start what a file of 'save_config' describes, SPDK's or ours; with --state-dir, what is there already, and is the same, is left as it is
+    /// Make at the start what a file of 'save_config' describes, SPDK's or ours; with --state-dir, at the first start only
     #[arg(
         short = 'c',
         long = "json",

@@ -127,24 +127,43 @@ pub fn vhost_dir(asked: Option<&Path>) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// What the daemon is told to make at its start. Before it gives up the right to read it.
-pub fn config(cli: &Cli) -> Result<Option<File>, LoadError> {
-    cli.config.as_deref().map(File::read).transpose()
+/// Where it is noted that the daemon of a state directory has loaded its file.
+fn note_of_loading(cli: &Cli) -> Option<PathBuf> {
+    cli.state_dir.as_ref().map(|dir| dir.join("loaded"))
 }
 
-/// Makes that; what fails, unless it is to be left out, ends the daemon, in order. Needs a tokio `LocalSet`.
+/// The file that the daemon is to load at its start. None if its state directory has all of that from an earlier start: what was changed since is newer,
+/// and a daemon that comes back after a crash must not depend on the file. Before it gives up the right to read it.
+///
+/// # Errors
+/// It cannot be read, or understood.
+pub fn config(cli: &Cli) -> Result<Option<File>, LoadError> {
+    let is_loaded = note_of_loading(cli).is_some_and(|note| note.exists());
+    cli.config.as_deref().filter(|_| !is_loaded).map(File::read).transpose()
+}
+
+/// Makes the calls of that file; if one fails that is not to be left out, the daemon ends in order. Needs a tokio `LocalSet`.
+///
+/// # Errors
+/// Which call failed, and why; or the state directory cannot be written to.
 pub async fn load(
     cli: &Cli,
     file: Option<File>,
     control: &Control,
     methods: &Methods<Control>,
-) -> anyhow::Result<Loaded> {
-    let Some(file) = file else { return Ok(Loaded::default()) };
-    let loaded = file.load(control, methods, cli.json_ignore_init_errors).await;
-    if loaded.is_err() {
-        control.close().await;
+) -> anyhow::Result<Option<Loaded>> {
+    let Some(file) = file else { return Ok(None) };
+    let loaded = match file.load(control, methods, cli.json_ignore_init_errors).await {
+        Ok(loaded) => loaded,
+        Err(error) => {
+            control.close().await;
+            anyhow::bail!("{error}; --json-ignore-init-errors leaves out what fails");
+        }
+    };
+    if let Some(note) = note_of_loading(cli) {
+        std::fs::write(&note, "").with_context(|| format!("cannot write {}", note.display()))?;
     }
-    loaded.map_err(|error| anyhow::anyhow!("{error}; --json-ignore-init-errors leaves out what fails"))
+    Ok(Some(loaded))
 }
 
 /// Says, in a few lines, what it runs on.
@@ -153,7 +172,7 @@ pub async fn tell(
     options: &Options,
     vhost_dir: &Path,
     control: &Control,
-    (restored, loaded): (Restored, Loaded),
+    (restored, loaded): (Restored, Option<Loaded>),
 ) {
     let used: CoreSet = control.reactors.handles().iter().map(Handle::core).collect();
     let cores = used.iter().map(|core| core.to_string()).collect::<Vec<_>>().join(" ");
@@ -207,7 +226,10 @@ pub async fn tell(
 }
 
 /// What became of a file's calls.
-fn calls(Loaded { made, there, failed }: Loaded) -> String {
+fn calls(loaded: Option<Loaded>) -> String {
+    let Some(Loaded { made, there, failed }) = loaded else {
+        return "loaded at an earlier start, and not again: `aryk apply` makes what has changed in it".into();
+    };
     let there = if there == 0 { String::new() } else { format!(", {there} without anything to do") };
     let failed = if failed == 0 { String::new() } else { format!(", {failed} FAILED: see the log") };
     format!("{made} calls made{there}{failed}")

@@ -112,7 +112,7 @@ pub enum LoadError {
 pub struct Loaded {
     /// They were made.
     pub made: usize,
-    /// What they make was there, or was waited for, already.
+    /// What they make was there already.
     pub there: usize,
     /// They failed, and were left out.
     pub failed: usize,
@@ -147,7 +147,7 @@ impl File {
     ) -> Result<Loaded, LoadError> {
         let mut loaded = Loaded::default();
         for (place, call) in self.config.into_calls() {
-            let outcome = match is_there(control, &call) {
+            let outcome = match needs_no_call(control, &call) {
                 Ok(true) => Ok(&mut loaded.there),
                 Ok(false) => methods.call(&call.method, call.params).await.map(|_| &mut loaded.made),
                 Err(error) => Err(error),
@@ -180,11 +180,12 @@ const NOT_COMPARED: [&str; 11] = [
     "size",
 ];
 
-/// Whether what the call makes is there, or waited for, already.
+/// Whether what the call makes is there already. What the state store has, but could not be made again, is forgotten there: the call makes it, or has it
+/// wait for its base.
 ///
 /// # Errors
-/// `EEXIST`: it is, otherwise.
-fn is_there(control: &Control, call: &LoadCall) -> Result<bool, Error> {
+/// `EEXIST`: it is in either, otherwise.
+fn needs_no_call(control: &Control, call: &LoadCall) -> Result<bool, Error> {
     let params: Value = match &call.params {
         Some(params) => serde_json::from_str(params.get()).map_err(|e| Error::Undecoded(e.to_string()))?,
         None => return Ok(false),
@@ -194,7 +195,7 @@ fn is_there(control: &Control, call: &LoadCall) -> Result<bool, Error> {
             params["ctrlr"].as_str().and_then(|name| control.config.noted(Subsystem::VhostScsi, name));
         return Ok(delay.is_some_and(|noted| noted.params["delay"] == false));
     }
-    let Some((object, noted)) = noted(control, &call.method, &params) else { return Ok(false) };
+    let Some((subsystem, object, noted)) = noted(control, &call.method, &params) else { return Ok(false) };
     let exists = |how: String| {
         let detail = format!(
             "'{object}' is there already, by {} of the state store or earlier in the file, and is not the same: {how}. Remove the one that is not meant",
@@ -206,14 +207,19 @@ fn is_there(control: &Control, call: &LoadCall) -> Result<bool, Error> {
         return Err(exists(format!("it is to be made by {}", call.method)));
     }
     let differences = differences(control, &params, &noted.params);
-    if differences.is_empty() { Ok(true) } else { Err(exists(differences.join(", "))) }
+    match differences.is_empty() {
+        true => Ok(!control.config.forget_absent(subsystem, &object)),
+        false => Err(exists(differences.join(", "))),
+    }
 }
 
-/// What is noted of the object that a call makes, and its name.
-fn noted(control: &Control, method: &str, params: &Value) -> Option<(String, Call)> {
+/// What is noted of the object that a call makes, and what that is.
+fn noted(control: &Control, method: &str, params: &Value) -> Option<(Subsystem, String, Call)> {
     let text = |param: &str| params[param].as_str();
-    let find =
-        |subsystem, object: String| control.config.noted(subsystem, &object).map(|noted| (object, noted));
+    let find = |subsystem, object: String| {
+        let noted = control.config.noted(subsystem, &object)?;
+        Some((subsystem, object, noted))
+    };
     match method {
         "bdev_error_create" => find(Subsystem::Bdev, format!("EE_{}", text("base_name")?)),
         "bdev_split_create" => find(Subsystem::Bdev, format!("{}p0", text("base_bdev")?)),
@@ -224,9 +230,9 @@ fn noted(control: &Control, method: &str, params: &Value) -> Option<(String, Cal
             let of = |number: i64| find(Subsystem::VhostScsi, format!("{}/{number}", text("ctrlr")?));
             match params["scsi_target_num"].as_i64()? {
                 // Any: the one that has this disk.
-                -1 => {
-                    (0..8).filter_map(of).find(|(_, noted)| noted.params["bdev_name"] == params["bdev_name"])
-                }
+                -1 => (0..8)
+                    .filter_map(of)
+                    .find(|(_, _, noted)| noted.params["bdev_name"] == params["bdev_name"]),
                 number => of(number),
             }
         }
