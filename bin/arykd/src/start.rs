@@ -232,7 +232,8 @@ fn calls(loaded: Option<Loaded>) -> String {
     };
     let there = if there == 0 { String::new() } else { format!(", {there} without anything to do") };
     let failed = if failed == 0 { String::new() } else { format!(", {failed} FAILED: see the log") };
-    format!("{made} calls made{there}{failed}")
+    let calls = if made == 1 { "call" } else { "calls" };
+    format!("{made} {calls} made{there}{failed}")
 }
 
 /// Where what is configured is kept, and what of it is there.
