@@ -46,7 +46,9 @@ pub fn impossible(steps: &[Step], existing: &[Existing], root: &Path) -> Vec<Str
 }
 
 fn no_disk(disk: &str) -> String {
-    format!("there is no disk '{disk}', here or in the file; 'aryk disk list' shows the disks")
+    format!(
+        "there is no disk '{disk}' after this plan: the file is to name it; 'aryk disk list' shows the disks"
+    )
 }
 
 impl<'a> World<'a> {

@@ -214,8 +214,12 @@ fn a_file_takes_no_part_of_a_disk_from_a_vm() {
     };
     write(&all("32M"));
     is_refused(&["apply", "all.toml", "--replace"]);
-    write(controller);
+    write("");
     is_refused(&["apply", "all.toml", "--prune"]);
+    write(controller);
+    let (code, complaint) = daemon.fails(&["apply", "all.toml", "--prune", "--force"]);
+    assert!(code == 1 && complaint.contains("no disk 'Wp0' after this plan"), "{complaint}");
+    assert_eq!(names(&daemon, "disk", "name"), ["W", "Wp0", "Wp1"]);
 }
 
 #[test]
@@ -225,7 +229,7 @@ fn a_file_says_that_a_disk_is_shared() {
     let second = |more: &str| format!("{FILE}\n[[controller]]\nname = \"e\"\ndisk = \"d\"\n{more}");
     write(&second(""));
     let (_, complaint) = daemon.fails(&["apply", "all.toml"]);
-    assert!(complaint.contains("`d` is in use") && complaint.contains("shared = true"), "{complaint}");
+    assert!(complaint.contains("'d' is in use") && complaint.contains("shared = true"), "{complaint}");
     write(&second("shared = true"));
     daemon.ok(&["apply", "all.toml"]);
     let exported = daemon.ok(&["export"]);
