@@ -283,12 +283,13 @@ impl Ring {
         debug_assert!(entered.is_ok(), "{entered:?}");
     }
 
-    /// Copies the pieces of `sgl` to the arena; where they lie there, until the next submission.
+    /// Copies the pieces of `sgl` to the arena; where they lie there, until the next submission. There is room for the entry that names them: were it to
+    /// wait for a submission, the next vector would take their place.
     fn vector(&mut self, sgl: &Sgl) -> io::Result<(*const libc::iovec, u32)> {
         let pieces = sgl.pieces();
-        if self.vectors.len() + VECTOR_MAX > self.vectors.capacity() {
+        if !self.has_room_for_vector() {
             self.submit()?;
-            if !self.vectors.is_empty() {
+            if !self.has_room_for_vector() {
                 return Err(Errno::AGAIN.into());
             }
         }
@@ -297,6 +298,10 @@ impl Ring {
         let count = self.vectors.len() - start;
         assert!(count <= VECTOR_MAX, "the block layer splits at {VECTOR_MAX} pieces");
         Ok((self.vectors[start..].as_ptr().cast(), count as u32))
+    }
+
+    fn has_room_for_vector(&mut self) -> bool {
+        self.vectors.len() + VECTOR_MAX <= self.vectors.capacity() && !self.ring.submission().is_full()
     }
 
     fn push(&mut self, tag: Tag, entry: squeue::Entry) -> io::Result<()> {
@@ -334,10 +339,12 @@ impl Ring {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use aryk_dma::Buffer;
+    use aryk_dma::{Buffer, Mapping, MemTable, PAGE, Region, SgTable};
     use rustix::event::{EventfdFlags, eventfd};
     use std::io::Write;
     use std::os::fd::AsFd;
+    use std::os::unix::fs::FileExt;
+    use std::sync::Arc;
 
     fn tag(token: u64) -> Tag {
         Tag { client: 3, token }
@@ -410,6 +417,43 @@ mod tests {
                 assert_eq!(reap_one(&mut ring).result, 10);
             }
             out.reclaim();
+        }
+    }
+
+    /// The queue may be full, or become full, at any of them.
+    #[test]
+    fn vectors_stay_in_place_until_they_are_submitted() {
+        let len = 4 * PAGE;
+        let region = Region {
+            guest_addr: 0,
+            user_addr: 0,
+            len,
+            offset: 0,
+            mapping: Arc::new(Mapping::anonymous(len).unwrap()),
+        };
+        let memory = Arc::new(MemTable::new(vec![region]).unwrap());
+        for mut ring in rings() {
+            let before = ring.ring.submission().capacity() as u64;
+            let file = tempfile::tempfile().unwrap();
+            let mut lists = SgTable::new(16, Arc::clone(&memory));
+            (0..before).for_each(|i| ring.fsync(tag(100 + i), file.as_fd(), Fsync::Data).unwrap());
+            for slot in 0..16_u16 {
+                let at = u64::from(slot) * 64;
+                memory.write_bytes(at, &[slot as u8; 64]).unwrap();
+                lists.begin(slot).extend([(at, 8), (at + 32, 8)]).unwrap();
+                ring.write(tag(slot.into()), file.as_fd(), &lists.sgl(slot), 16 * u64::from(slot), false)
+                    .unwrap();
+            }
+            for _ in 0..16 + before {
+                let done = reap_one(&mut ring);
+                assert_eq!(done.result, if done.tag.token < 100 { 16 } else { 0 });
+            }
+            let mut bytes = [0; 256];
+            file.read_exact_at(&mut bytes, 0).unwrap();
+            for (i, byte) in bytes.into_iter().enumerate() {
+                assert_eq!(usize::from(byte), i / 16, "byte {i}");
+            }
+            (0..16).for_each(|slot| lists.end(slot));
         }
     }
 
