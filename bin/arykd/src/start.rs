@@ -127,9 +127,15 @@ pub fn vhost_dir(asked: Option<&Path>) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// Where it is noted that the daemon of a state directory has loaded its file.
+/// Where it is noted that the daemon of a state directory has loaded a file.
 fn note_of_loading(cli: &Cli) -> Option<PathBuf> {
     cli.state_dir.as_ref().map(|dir| dir.join("loaded"))
+}
+
+/// Whether a daemon of the state directory has loaded a file, and its store is there.
+fn has_loaded(cli: &Cli) -> bool {
+    cli.state_dir.as_deref().is_some_and(Store::exists)
+        && note_of_loading(cli).is_some_and(|note| note.exists())
 }
 
 /// The file that the daemon is to load at its start. None if its state directory has all of that from an earlier start: what was changed since is newer,
@@ -138,8 +144,7 @@ fn note_of_loading(cli: &Cli) -> Option<PathBuf> {
 /// # Errors
 /// It cannot be read, or understood.
 pub fn config(cli: &Cli) -> Result<Option<File>, LoadError> {
-    let is_loaded = note_of_loading(cli).is_some_and(|note| note.exists());
-    cli.config.as_deref().filter(|_| !is_loaded).map(File::read).transpose()
+    cli.config.as_deref().filter(|_| !has_loaded(cli)).map(File::read).transpose()
 }
 
 /// Makes the calls of that file; if one fails that is not to be left out, the daemon ends in order. Needs a tokio `LocalSet`.
@@ -157,7 +162,9 @@ pub async fn load(
         Ok(loaded) => loaded,
         Err(error) => {
             control.close().await;
-            anyhow::bail!("{error}; --json-ignore-init-errors leaves out what fails");
+            anyhow::bail!(
+                "{error}; mend it and start again. --json-ignore-init-errors leaves out what fails, and later starts with the same --state-dir do not try it again: `aryk apply` does"
+            );
         }
     };
     if let Some(note) = note_of_loading(cli) {
@@ -228,7 +235,7 @@ pub async fn tell(
 /// What became of a file's calls.
 fn calls(loaded: Option<Loaded>) -> String {
     let Some(Loaded { made, there, failed }) = loaded else {
-        return "loaded at an earlier start, and not again: `aryk apply` makes what has changed in it".into();
+        return "not read: its state directory has loaded a file before; `aryk apply` makes what this one has".into();
     };
     let there = if there == 0 { String::new() } else { format!(", {there} without anything to do") };
     let failed = if failed == 0 { String::new() } else { format!(", {failed} FAILED: see the log") };

@@ -5,7 +5,7 @@
 //! not the same is an error, for nobody can tell which of them is meant.
 
 use crate::config::{Call, Subsystem};
-use crate::{Control, Error, Methods};
+use crate::{Control, Error, Methods, restore};
 use aryk_reactor::CoreSet;
 use rustix::io::Errno;
 use schemars::JsonSchema;
@@ -112,7 +112,7 @@ pub enum LoadError {
 pub struct Loaded {
     /// They were made.
     pub made: usize,
-    /// What they make was there already.
+    /// What they make was there already, or is tried again.
     pub there: usize,
     /// They failed, and were left out.
     pub failed: usize,
@@ -147,13 +147,15 @@ impl File {
     ) -> Result<Loaded, LoadError> {
         let mut loaded = Loaded::default();
         for (place, call) in self.config.into_calls() {
-            let outcome = match needs_no_call(control, &call) {
-                Ok(true) => Ok(&mut loaded.there),
-                Ok(false) => methods.call(&call.method, call.params).await.map(|_| &mut loaded.made),
-                Err(error) => Err(error),
-            };
+            let mut outcome = make(control, methods, &call).await;
+            if outcome.is_err() && !control.config.absent().is_empty() {
+                // It may need what the state store could not make again, which may have waited for what the file has made since.
+                restore::round(control, methods).await;
+                outcome = make(control, methods, &call).await;
+            }
             match outcome.map_err(|error| error.at(&place)) {
-                Ok(count) => *count += 1,
+                Ok(Made::Now) => loaded.made += 1,
+                Ok(Made::Before) => loaded.there += 1,
                 Err(error) if leave_out => {
                     tracing::error!(file = %self.path.display(), %error, "a call of the file failed, and is left out");
                     loaded.failed += 1;
@@ -163,6 +165,20 @@ impl File {
         }
         Ok(loaded)
     }
+}
+
+/// When what a call makes was made.
+enum Made {
+    Now,
+    Before,
+}
+
+/// Makes a call, unless what it makes is known.
+async fn make(control: &Control, methods: &Methods<Control>, call: &LoadCall) -> Result<Made, Error> {
+    if is_known(control, call)? {
+        return Ok(Made::Before);
+    }
+    methods.call(&call.method, call.params.clone()).await.map(|_| Made::Now)
 }
 
 /// Parameters that change nothing of what is made; `delay` is over once a controller is started, and a size is what a new file has at first.
@@ -180,12 +196,11 @@ const NOT_COMPARED: [&str; 11] = [
     "size",
 ];
 
-/// Whether what the call makes is there already. What the state store has, but could not be made again, is forgotten there: the call makes it, or has it
-/// wait for its base.
+/// Whether what the call makes is there already, or is tried again because the state store has it.
 ///
 /// # Errors
 /// `EEXIST`: it is in either, otherwise.
-fn needs_no_call(control: &Control, call: &LoadCall) -> Result<bool, Error> {
+fn is_known(control: &Control, call: &LoadCall) -> Result<bool, Error> {
     let params: Value = match &call.params {
         Some(params) => serde_json::from_str(params.get()).map_err(|e| Error::Undecoded(e.to_string()))?,
         None => return Ok(false),
@@ -195,7 +210,7 @@ fn needs_no_call(control: &Control, call: &LoadCall) -> Result<bool, Error> {
             params["ctrlr"].as_str().and_then(|name| control.config.noted(Subsystem::VhostScsi, name));
         return Ok(delay.is_some_and(|noted| noted.params["delay"] == false));
     }
-    let Some((subsystem, object, noted)) = noted(control, &call.method, &params) else { return Ok(false) };
+    let Some((object, noted)) = noted(control, &call.method, &params) else { return Ok(false) };
     let exists = |how: String| {
         let detail = format!(
             "'{object}' is there already, by {} of the state store or earlier in the file, and is not the same: {how}. Remove the one that is not meant",
@@ -207,18 +222,15 @@ fn needs_no_call(control: &Control, call: &LoadCall) -> Result<bool, Error> {
         return Err(exists(format!("it is to be made by {}", call.method)));
     }
     let differences = differences(control, &params, &noted.params);
-    match differences.is_empty() {
-        true => Ok(!control.config.forget_absent(subsystem, &object)),
-        false => Err(exists(differences.join(", "))),
-    }
+    if differences.is_empty() { Ok(true) } else { Err(exists(differences.join(", "))) }
 }
 
-/// What is noted of the object that a call makes, and what that is.
-fn noted(control: &Control, method: &str, params: &Value) -> Option<(Subsystem, String, Call)> {
+/// What is noted of the object that a call makes, and its name.
+fn noted(control: &Control, method: &str, params: &Value) -> Option<(String, Call)> {
     let text = |param: &str| params[param].as_str();
     let find = |subsystem, object: String| {
         let noted = control.config.noted(subsystem, &object)?;
-        Some((subsystem, object, noted))
+        Some((object, noted))
     };
     match method {
         "bdev_error_create" => find(Subsystem::Bdev, format!("EE_{}", text("base_name")?)),
@@ -230,9 +242,9 @@ fn noted(control: &Control, method: &str, params: &Value) -> Option<(Subsystem, 
             let of = |number: i64| find(Subsystem::VhostScsi, format!("{}/{number}", text("ctrlr")?));
             match params["scsi_target_num"].as_i64()? {
                 // Any: the one that has this disk.
-                -1 => (0..8)
-                    .filter_map(of)
-                    .find(|(_, _, noted)| noted.params["bdev_name"] == params["bdev_name"]),
+                -1 => {
+                    (0..8).filter_map(of).find(|(_, noted)| noted.params["bdev_name"] == params["bdev_name"])
+                }
                 number => of(number),
             }
         }

@@ -65,7 +65,7 @@ async fn retry(control: Weak<Control>, methods: Weak<Methods<Control>>) {
 }
 
 /// Tries each absent object once, but for those that wait for a disk; gives those that fail for another reason than before.
-async fn round(control: &Control, methods: &Methods<Control>) -> Vec<u64> {
+pub(crate) async fn round(control: &Control, methods: &Methods<Control>) -> Vec<u64> {
     let (config, mut news) = (&control.config, Vec::new());
     for (key, call) in config.absent() {
         // It may have been made, or forgotten, by a client meanwhile.

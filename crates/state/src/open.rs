@@ -10,9 +10,7 @@ use rustix::io::Errno;
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::Path;
-#[cfg(test)]
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -30,6 +28,12 @@ pub struct Store {
 }
 
 impl Store {
+    /// Whether a directory has a store, whole or not.
+    #[must_use]
+    pub fn exists(dir: &Path) -> bool {
+        path_in(dir).exists()
+    }
+
     /// Opens the store in the directory `dir`, which is made if it is not there, and reads it.
     ///
     /// # Errors
@@ -174,7 +178,6 @@ fn initialise(database: &Database) -> Result<(), redb::Error> {
 }
 
 /// Where a store's file is.
-#[cfg(test)]
 pub(crate) fn path_in(dir: &Path) -> PathBuf {
     dir.join("state.redb")
 }
