@@ -11,6 +11,7 @@ use aryk_rpc::restore::Restored;
 use aryk_rpc::rights::Rules;
 use aryk_rpc::server::{BindError, Server, Socket, SocketOptions};
 use aryk_rpc::{Control, Methods};
+use aryk_state::Store;
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, getuid, setrlimit};
 use std::fs::DirBuilder;
