@@ -3,7 +3,7 @@
 use crate::apply::call::Call;
 use crate::client::Client;
 use crate::commands::{elements, text};
-use crate::error::{Error, NO_METHOD};
+use crate::error::{BUSY, Error, NO_METHOD};
 use crate::output::Output;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -51,7 +51,9 @@ pub fn is_controller(absent: &Value) -> bool {
 
 /// Whether it goes by this name or uuid.
 pub fn is_called(absent: &Value, name: &str) -> bool {
-    text(absent, "name") == name || text(&absent["params"], "uuid").eq_ignore_ascii_case(name)
+    let is_uuid = || text(&absent["params"], "uuid").eq_ignore_ascii_case(name);
+    // One without a uuid is not called by none: an unset variable of a script's.
+    !name.is_empty() && (text(absent, "name") == name || is_uuid())
 }
 
 /// The disk that it offers, or is made of.
@@ -104,7 +106,20 @@ pub fn below(present: String, absent: &[&Value], out: &Output) -> String {
 }
 
 /// Has the daemon forget an absent object. What it was made of stays: files, and their data.
+///
+/// The daemon has no call that forgets only: the same call removes what is there. So what has come back since the caller
+/// looked is left alone; between this look and the call, in the time of one round trip, it can still come back.
 pub fn forget(absent: &Value, client: &mut Client) -> Result<(), Error> {
+    if !ask(client)?.iter().any(|now| now["object"] == absent["object"]) {
+        return Err(Error::Refused {
+            code: BUSY,
+            message: "Device or resource busy".into(),
+            detail: Some(format!("{} is not absent any more", text(absent, "object"))),
+            hint: Some(
+                "'aryk disk list' and 'aryk controller list' show whether it has come back, and who uses it.",
+            ),
+        });
+    }
     let call = Call::new(text(absent, "method"), absent["params"].clone());
     let (method, params) = call.undo().ok_or_else(|| Error::Usage(why(absent)))?;
     client.call(method, params).map(drop)
@@ -137,7 +152,7 @@ pub fn refuse_replacing<'a>(calls: impl Iterator<Item = &'a Call>, client: &mut 
 }
 
 fn replaces(call: &Call, absent: &Value) -> bool {
-    let is_name = call.name().is_some_and(|name| text(absent, "object") == format!("disk '{name}'"));
+    let is_name = is_disk(absent) && call.name().is_some_and(|name| is_called(absent, &name));
     let file = call.text("filename").map(Path::new);
     let is_file = file.is_some()
         && file.map(resolved) == absent["params"]["filename"].as_str().map(Path::new).map(resolved);
@@ -162,6 +177,28 @@ fn advice(absent: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{BufRead, BufReader, Read};
+
+    #[test]
+    fn what_has_come_back_is_not_forgotten() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let path = dir.path().join("s");
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let daemon = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = [0; 4096];
+            let len = stream.read(&mut request).unwrap();
+            assert!(request[..len].windows(15).any(|part| part == b"aryk_absent_get"));
+            std::io::Write::write_all(&mut stream, br#"{"id":1,"result":[]}"#).unwrap();
+            BufReader::new(stream).fill_buf().unwrap().len()
+        });
+        let mut client = Client::connect(&path, Duration::from_secs(5)).unwrap();
+        let absent = json!({"object": "disk 'a'", "method": "bdev_uring_create", "params": {"name": "a"}});
+        let error = forget(&absent, &mut client).unwrap_err();
+        assert!(error.to_string().contains("disk 'a' is not absent any more"), "{error}");
+        drop(client);
+        assert_eq!(daemon.join().unwrap(), 0, "the daemon is asked for nothing more");
+    }
 
     #[test]
     fn times_have_two_units() {

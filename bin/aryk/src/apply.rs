@@ -72,21 +72,22 @@ pub fn apply(args: &ApplyArgs, client: &mut Client, out: &Output) -> Result<Exit
     plan.conflicts.extend(refused(&idle, client)?);
     plan.conflicts.extend(held_controllers(&plan.steps, &users));
     absent::refuse_replacing(new_disks(&plan.steps), client)?;
-    let in_use = in_use(&plan.steps, &users);
-    refuse(&plan, &in_use, args)?;
+    let (in_use, last_data) = (in_use(&plan.steps, &users), last_data(&plan.steps, &users));
+    refuse(&plan, &in_use, &last_data, args)?;
     let without_effect: BTreeSet<&str> = idle.iter().map(|call| call.method.as_str()).collect();
     if !without_effect.is_empty() {
         let methods: Vec<&str> = without_effect.iter().copied().collect();
         eprintln!("aryk: without effect here: {}", methods.join(", "));
     }
-    let report = json!({"steps": plan.steps, "replaces": plan.replaces, "in_use": in_use, "skipped": skipped,
-        "without_effect": without_effect, "applied": !args.plan});
+    let report = json!({"steps": plan.steps, "replaces": plan.replaces, "in_use": in_use,
+        "last_data": last_data, "skipped": skipped, "without_effect": without_effect, "applied": !args.plan});
     if plan.steps.is_empty() {
         out.print(&report, || "Nothing to do: all is as the file says.".into())?;
         return Ok(ExitCode::SUCCESS);
     }
     if args.plan {
-        let warnings = plan.replaces.iter().chain(&in_use).map(|warning| format!("! {warning}"));
+        let warnings =
+            plan.replaces.iter().chain(&in_use).chain(&last_data).map(|warning| format!("! {warning}"));
         let lines: Vec<_> = plan.steps.iter().map(line).chain(warnings).collect();
         out.print(&report, || format!("{}\n\n{} to do.", lines.join("\n"), plan.steps.len()))?;
         return Ok(ExitCode::from(SOMETHING_TO_DO));
@@ -251,6 +252,12 @@ fn in_use(steps: &[Step], users: &Users) -> Vec<String> {
     connected.chain(kept).map(|place| format!("disk '{}': {place}", place.disk)).collect()
 }
 
+/// Whose data ends with a step, in lines for people: the daemon closes a file that is deleted.
+fn last_data(steps: &[Step], users: &Users) -> Vec<String> {
+    let removed = steps.iter().filter(|step| (step.action, step.kind) == (Action::Remove, Kind::Disk));
+    removed.filter_map(|step| users.last_data(users.disk(&step.name)?)).collect()
+}
+
 /// The calls that make disks, but for those that take the place of one that goes.
 fn new_disks(steps: &[Step]) -> impl Iterator<Item = &Call> {
     let goes = |disk: &Step| {
@@ -271,21 +278,19 @@ const fn hints(step: &Step) -> &'static [(i64, &'static str)] {
     }
 }
 
-fn refuse(plan: &Plan, in_use: &[String], args: &ApplyArgs) -> Result<(), Error> {
+fn refuse(plan: &Plan, in_use: &[String], last_data: &[String], args: &ApplyArgs) -> Result<(), Error> {
     if !plan.conflicts.is_empty() {
         return Err(Error::File(plan.conflicts.join("\n      ")));
     }
     if !plan.replaces.is_empty() && !args.replace && !args.plan {
         return Err(Error::Replaces(plan.replaces.join("\n  ")));
     }
-    if !in_use.is_empty() && !args.force && !args.plan {
-        return Err(Error::InUse {
-            what: "this takes disks from those who use them".into(),
-            users: in_use.to_vec(),
-            hint: "Shut these VMs down first, or take the disks away all the same: --force. --plan shows all that would be done.",
-        });
+    if args.force || args.plan {
+        return Ok(());
     }
-    Ok(())
+    let what = "this takes disks from those who use them".into();
+    let hint = "Shut these VMs down first, or take the disks away all the same: --force. --plan shows all that would be done.";
+    Error::in_use(what, in_use.to_vec(), hint, last_data.to_vec()).map_or(Ok(()), Err)
 }
 
 fn line(step: &Step) -> String {

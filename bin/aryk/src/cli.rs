@@ -92,7 +92,7 @@ pub enum Command {
     Logs(LogsArgs),
     /// End the daemon in good order: what runs is finished first
     Stop {
-        /// Even if VMs are connected, whose disks do not answer until a daemon is back
+        /// Even if VMs are connected, whose disks do not answer until a daemon is back, and if a disk's file is deleted: its data is lost
         #[arg(long)]
         force: bool,
     },
@@ -171,7 +171,7 @@ pub enum DiskCommand {
         /// Their names, aliases or uuids
         #[arg(required = true, value_name = "NAME", add = ArgValueCandidates::new(disks))]
         names: Vec<String>,
-        /// Remove them even if they are used, with the disks made of them and their controllers: VMs that are connected lose them
+        /// Remove them even if they are used, with the disks made of them and their controllers: VMs that are connected lose them, and data whose file is deleted is lost
         #[arg(long)]
         force: bool,
     },
@@ -347,7 +347,7 @@ pub struct ApplyArgs {
     /// Make anew what cannot be changed in place: machines lose it for a moment, disks in memory lose their data
     #[arg(long)]
     pub replace: bool,
-    /// With --prune or --replace: even what a connected VM uses
+    /// With --prune or --replace: even what a connected VM uses, and data whose file is deleted
     #[arg(long)]
     pub force: bool,
 }

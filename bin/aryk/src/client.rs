@@ -33,10 +33,15 @@ impl Client {
         Ok(())
     }
 
+    /// The daemon's process, as this host numbers it: in a container, the daemon knows itself by another number.
+    pub fn process(&self) -> Option<PathBuf> {
+        let peer = rustix::net::sockopt::socket_peercred(self.stream.get_ref()).ok()?;
+        Some(PathBuf::from(format!("/proc/{}", peer.pid.as_raw_nonzero())))
+    }
+
     /// Where we see the daemon's files: beneath its root, if we may look there, otherwise as they are here.
     pub fn root(&self) -> PathBuf {
-        let peer = rustix::net::sockopt::socket_peercred(self.stream.get_ref()).ok();
-        let root = peer.map(|peer| PathBuf::from(format!("/proc/{}/root", peer.pid.as_raw_nonzero())));
+        let root = self.process().map(|process| process.join("root"));
         root.filter(|root| root.read_dir().is_ok()).unwrap_or_else(|| "/".into())
     }
 

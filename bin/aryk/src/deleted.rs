@@ -2,34 +2,43 @@
 
 use crate::absent::resolved;
 use crate::client::Client;
-use crate::commands::number;
-use serde_json::json;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-/// The files that the daemon has open and that are deleted, and by which path each can still be read.
-pub struct Deleted(HashMap<PathBuf, PathBuf>);
+/// The files that the daemon has open and that are deleted, and by which path each can still be read. Nothing is known of a
+/// daemon that is not of this host, or not ours to look at.
+#[derive(Debug, Default)]
+pub struct Deleted(Option<HashMap<PathBuf, PathBuf>>);
 
 impl Deleted {
-    /// Looks at the daemon's process. Nothing is known of one that is not of this host, or not ours to look at.
-    pub fn of(client: &mut Client) -> Self {
-        let reactors = client.call("framework_get_reactors", json!({})).unwrap_or_default();
-        Self::of_process(&PathBuf::from(format!("/proc/{}/fd", number(&reactors, "pid"))))
+    /// Looks at the daemon's process.
+    pub fn of(client: &Client) -> Self {
+        Self(client.process().and_then(|process| Self::of_process(&process.join("fd")).0))
     }
 
     fn of_process(descriptors: &Path) -> Self {
-        let entries = std::fs::read_dir(descriptors).into_iter().flatten().flatten();
-        let deleted = entries.filter_map(|entry| {
-            let link = std::fs::read_link(entry.path()).ok()?;
-            let path = link.to_str()?.strip_suffix(" (deleted)")?;
-            Some((PathBuf::from(path), entry.path()))
-        });
-        Self(deleted.collect())
+        let deleted = |entries: std::fs::ReadDir| {
+            let deleted = entries.flatten().filter_map(|entry| {
+                let link = std::fs::read_link(entry.path()).ok()?;
+                let path = link.to_str()?.strip_suffix(" (deleted)")?;
+                Some((PathBuf::from(path), entry.path()))
+            });
+            deleted.collect()
+        };
+        Self(std::fs::read_dir(descriptors).ok().map(deleted))
+    }
+
+    /// Whether we may look.
+    pub fn is_known(&self) -> bool {
+        self.0.is_some()
     }
 
     /// Where the file `path` can still be read, if it is deleted.
     pub fn copy(&self, path: &str) -> Option<&Path> {
-        self.0.get(&resolved(Path::new(path))).map(PathBuf::as_path)
+        let (deleted, path) = (self.0.as_ref()?, Path::new(path));
+        // Its file system may hang, for which nobody is kept waiting who has no such file.
+        let is_likely = deleted.keys().any(|known| known.file_name() == path.file_name());
+        is_likely.then(|| deleted.get(&resolved(path)).map(PathBuf::as_path))?
     }
 }
 
@@ -50,6 +59,10 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         let found = ours();
         assert_eq!(std::fs::read(found.copy(name).unwrap()).unwrap(), b"kept");
-        assert_eq!(Deleted::of_process(Path::new("/proc/none")).copy(name), None);
+        // Another file has its path now.
+        std::fs::write(&path, b"other").unwrap();
+        assert_eq!(std::fs::read(ours().copy(name).unwrap()).unwrap(), b"kept");
+        let nobody = Deleted::of_process(Path::new("/proc/none"));
+        assert!(found.is_known() && !nobody.is_known() && nobody.copy(name).is_none());
     }
 }

@@ -60,7 +60,7 @@ pub enum Error {
     #[error("{0}")]
     Usage(String),
     /// `aryk doctor` found so many things missing.
-    #[error("{} missing that is needed", if *.0 == 1 { "one thing is".into() } else { format!("{} things are", .0) })]
+    #[error("{} mending", if *.0 == 1 { "one thing needs".into() } else { format!("{} things need", .0) })]
     Unhealthy(usize),
     /// A file of ours that says what cannot be done.
     #[error("{0}")]
@@ -128,6 +128,25 @@ fn kind(code: i64, message: &str) -> i64 {
 }
 
 impl Error {
+    /// Refuses to take from `users` what they use, and to end the data that `last_data` tells of; `None` if both are empty.
+    /// Both are told at once, because --force is for both.
+    pub fn in_use(
+        what: String,
+        mut users: Vec<String>,
+        hint: &'static str,
+        last_data: Vec<String>,
+    ) -> Option<Self> {
+        let what = if users.is_empty() { "data would be lost".into() } else { what };
+        let hint = match last_data.is_empty() {
+            true => hint,
+            false => {
+                "'aryk doctor' says how to keep that data. --force goes on all the same: the data is lost, and whoever uses it loses it too."
+            }
+        };
+        users.extend(last_data);
+        (!users.is_empty()).then_some(Self::InUse { what, users, hint })
+    }
+
     /// What the daemon has no object for, in its words.
     pub fn no_device(detail: String) -> Self {
         Self::Refused { code: NO_DEVICE, message: "No such device".into(), detail: Some(detail), hint: None }

@@ -29,7 +29,7 @@ pub struct TopArgs {
     /// Print what happened in one such time, and end
     #[arg(long)]
     pub once: bool,
-    /// What to show first: by default disks; without a terminal only that, by default all
+    /// What to show [default: disks on a terminal, all without one]
     #[arg(value_enum)]
     pub view: Option<View>,
     /// What to sort by

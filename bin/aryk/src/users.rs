@@ -5,7 +5,9 @@
 
 use crate::absent;
 use crate::client::Client;
+use crate::commands::disk;
 use crate::commands::{elements, number, text};
+use crate::deleted::Deleted;
 use crate::error::Error;
 use crate::watch;
 use serde_json::{Value, json};
@@ -20,6 +22,7 @@ pub struct Users {
     pub disks: Value,
     pub controllers: Value,
     pub absent: Vec<Value>,
+    pub deleted: Deleted,
 }
 
 /// A place where a disk is offered: as a controller's only disk, or as a target's.
@@ -36,7 +39,8 @@ impl Users {
     pub fn ask(client: &mut Client) -> Result<Self, Error> {
         let disks = client.call("bdev_get_bdevs", json!({}))?;
         let controllers = client.call("vhost_get_controllers", json!({}))?;
-        Ok(Self { disks, controllers, absent: absent::ask(client)? })
+        let absent = absent::ask(client)?;
+        Ok(Self { disks, controllers, absent, deleted: Deleted::of(client) })
     }
 
     /// Asks the daemon until `refusal` finds nothing in the answer, or has found something for longer than a front-end takes to leave.
@@ -63,7 +67,7 @@ impl Users {
                 || elements(&disk["aliases"]).iter().any(|alias| alias == name)
                 || text(disk, "uuid").eq_ignore_ascii_case(name)
         };
-        elements(&self.disks).iter().find(goes_by)
+        elements(&self.disks).iter().find(goes_by).filter(|_| !name.is_empty())
     }
 
     /// The same; or an absent disk, that goes by this name or uuid.
@@ -80,7 +84,9 @@ impl Users {
             let is_called = |name: &str| {
                 name == base || self.any_disk(base).is_some_and(|disk| absent::is_called(disk, name))
             };
-            for absent in &self.absent {
+            // A setting goes with its disk: a limit, or its place in a group.
+            let users = self.absent.iter().filter(|a| absent::is_disk(a) || absent::is_offer(a));
+            for absent in users {
                 let is_itself = absent::is_disk(absent) && text(absent, "name") == disk;
                 let is_new = !is_itself && !found.iter().any(|known| std::ptr::eq(*known, absent));
                 if is_new && absent::base(absent).is_some_and(is_called) {
@@ -130,6 +136,16 @@ impl Users {
         let absent = self.absent_on(disk).into_iter().filter(|a| !is_left_out(a));
         lines.extend(absent.map(|a| format!("{}, which is absent", text(a, "object"))));
         lines
+    }
+
+    /// Whose data ends when the daemon closes its file, in a line for people: a disk whose file is deleted.
+    pub fn last_data(&self, disk: &Value) -> Option<String> {
+        let path = disk::path(disk)?;
+        self.deleted.copy(path)?;
+        Some(format!(
+            "disk '{}': its file {path} is deleted, and its data ends with this: 'aryk doctor' says how to keep it",
+            text(disk, "name")
+        ))
     }
 
     /// Who uses the disk of this name itself, in a few words each.
@@ -229,7 +245,7 @@ mod tests {
             "backend_specific": {"scsi": [target(0, "other"), target(5, "base")]}});
         let disks =
             json!([disk("base", ""), disk("middle", "base"), disk("top", "middle"), disk("free", "")]);
-        Users { disks, controllers: json!([blk, scsi]), absent: Vec::new() }
+        Users { disks, controllers: json!([blk, scsi]), absent: Vec::new(), deleted: Deleted::default() }
     }
 
     #[test]
@@ -240,6 +256,7 @@ mod tests {
             absent("disk", "y", json!({"base_bdev_name": "x"})),
             absent("controller", "c", json!({"dev_name": "u-X"})),
             absent("target", "s/3", json!({"bdev_name": "free"})),
+            absent("setting", "", json!({"name": "group", "bdev_name": "free"})),
         ];
         let users = Users { absent, ..users() };
         let names = |disk: &str| -> Vec<_> {
@@ -250,6 +267,8 @@ mod tests {
         assert_eq!(users.in_brief("free"), ["s/3 (absent)"]);
         assert_eq!(users.of_disk("free", &[]), ["target 's/3', which is absent"]);
         assert_eq!(users.any_disk("u-x").unwrap()["name"], "x");
+        // The disk y has no uuid.
+        assert!(users.any_disk("").is_none());
         assert!(users.disk("x").is_none());
     }
 

@@ -160,7 +160,7 @@ fn qemu_arguments(socket: &str, args: &AttachArgs) -> Vec<String> {
 }
 
 /// For a shell.
-fn quoted(word: &str) -> String {
+pub fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_=,./:@%+".contains(c);
     if word.chars().all(is_plain) {
         return word.to_owned();

@@ -26,8 +26,8 @@ const PATIENCE: Duration = Duration::from_millis(500);
 pub const HINTS: [(i64, &str); 6] = [
     (EXISTS, "Choose another name, or remove that one first."),
     (NO_DEVICE, "'aryk disk list' shows the disks."),
-    (BUSY, "'aryk disk list' shows who uses it."),
-    (NO_FILE, "A new file is made in a directory that is there, if --size says how large: --size 20G."),
+    (BUSY, "The process named above has it; if that is this daemon, 'aryk disk list' shows who."),
+    (NO_FILE, "Is its file system mounted? If the file is to be new: --size 20G."),
     (NOT_ALLOWED, "The user who runs the daemon must be allowed to use it: see 'ls -l', and 'ps -C arykd'."),
     (NO_SPACE, "'df' shows which file system is full."),
 ];
@@ -35,11 +35,14 @@ pub const HINTS: [(i64, &str); 6] = [
 /// What is said of no disks.
 pub const NONE: &str = "There are no disks. Make one: aryk disk create NAME --file PATH --size 20G";
 
+/// The product name of disks in memory.
+pub const IN_MEMORY: &str = "Malloc disk";
+
 /// What kind of disk a product name stands for, and what removes it.
 const KINDS: [(&str, &str, &str); 7] = [
     ("URING bdev", "file", "bdev_uring_delete"),
     ("AIO disk", "file", "bdev_aio_delete"),
-    ("Malloc disk", "memory", "bdev_malloc_delete"),
+    (IN_MEMORY, "memory", "bdev_malloc_delete"),
     ("Null disk", "null", "bdev_null_delete"),
     ("passthru", "passthru", "bdev_passthru_delete"),
     ("delay", "delay", "bdev_delay_delete"),
@@ -208,15 +211,11 @@ fn list(client: &mut Client, out: &Output) -> Result<(), Error> {
     let allocated = allocated(paths);
     let used_by: Vec<_> =
         elements(&users.disks).iter().map(|disk| users.in_brief(text(disk, "name"))).collect();
-    // One that is deleted is not found.
-    let is_suspect = allocated.iter().any(Option::is_none);
-    let deleted = is_suspect.then(|| Deleted::of(client));
     for ((disk, allocated), used_by) in
         users.disks.as_array_mut().into_iter().flatten().zip(allocated).zip(used_by)
     {
         disk["state"] = json!(absent::PRESENT);
-        let copy = path(disk).zip(deleted.as_ref()).and_then(|(path, deleted)| deleted.copy(path));
-        disk["deleted"] = json!(copy.is_some());
+        disk["deleted"] = json!(path(disk).and_then(|path| users.deleted.copy(path)).is_some());
         disk["path"] = json!(path(disk));
         disk["allocated_bytes"] = json!(allocated);
         disk["used_by"] = json!(used_by);
@@ -281,7 +280,7 @@ fn allocated(paths: Vec<Option<String>>) -> Vec<Option<u64>> {
 }
 
 fn show(name: &str, client: &mut Client, out: &Output) -> Result<(), Error> {
-    let disk = match find(client, name) {
+    let mut disk = match find(client, name) {
         Ok(disk) => disk,
         Err(error) => {
             let users = Users::ask(client)?;
@@ -289,6 +288,10 @@ fn show(name: &str, client: &mut Client, out: &Output) -> Result<(), Error> {
             return show_absent(disk.ok_or(error)?, &users, out);
         }
     };
+    let deleted = path(&disk).filter(|path| Deleted::of(client).copy(path).is_some()).map(|path| {
+        format!("{path} is deleted: its data ends with the daemon; 'aryk doctor' says how to keep it")
+    });
+    disk["deleted"] = json!(deleted.is_some());
     out.print(&disk, || {
         let can = |(what, can): (&String, &Value)| can.as_bool()?.then(|| what.clone());
         let operations = disk["supported_io_types"].as_object().into_iter().flatten().filter_map(can);
@@ -296,7 +299,7 @@ fn show(name: &str, client: &mut Client, out: &Output) -> Result<(), Error> {
         let aliases =
             elements(&disk["aliases"]).iter().filter_map(Value::as_str).filter(|alias| *alias != uuid);
         let specific = disk["driver_specific"].as_object().into_iter().flatten().map(|(_, v)| v.to_string());
-        out.list([
+        let known = [
             ("name", text(&disk, "name").to_owned()),
             ("aliases", aliases.collect::<Vec<_>>().join(" ")),
             ("uuid", uuid.to_owned()),
@@ -306,7 +309,8 @@ fn show(name: &str, client: &mut Client, out: &Output) -> Result<(), Error> {
             ("in use", disk["claimed"].to_string()),
             ("operations", operations.collect::<Vec<_>>().join(" ")),
             ("details", specific.collect::<Vec<_>>().join(" ")),
-        ])
+        ];
+        out.list(known.into_iter().chain(deleted.map(|deleted| ("file", deleted))))
     })
 }
 
@@ -342,7 +346,7 @@ fn remove(names: &[String], force: bool, client: &mut Client, out: &Output) -> R
     let (mut report, mut gone) = (Vec::new(), Vec::new());
     for disk in disks {
         let name = text(disk, "name");
-        let forgotten = forget_absent_on(name, &users, client)?;
+        let forgotten = forget_absent_on(name, &gone, &users, client)?;
         gone.extend(&forgotten);
         let is_absent = absent::is_absent(disk);
         let controllers = if is_absent {
@@ -376,35 +380,34 @@ fn find_all<'a>(names: &[String], users: &'a Users) -> Result<Vec<&'a Value>, Er
     names.iter().map(|name| users.any_disk(name).ok_or_else(|| none(name))).collect()
 }
 
-/// Refuses to remove disks that others than these use.
+/// Refuses to remove disks that others than these use, and those whose data ends with them.
 fn in_use(disks: &[&Value], users: &Users) -> Option<Error> {
     let names: Vec<_> = disks.iter().map(|disk| text(disk, "name")).collect();
     let used = names.iter().map(|name| (name, users.of_disk(name, &names)));
     let used: Vec<_> = used.filter(|(_, lines)| !lines.is_empty()).collect();
     let what: Vec<_> = used.iter().map(|(name, _)| format!("'{name}'")).collect();
-    (!used.is_empty()).then(|| Error::InUse {
-        what: format!(
-            "{} in use",
-            if let [one] = &what[..] {
-                format!("disk {one} is")
-            } else {
-                format!("disks {} are", what.join(", "))
-            }
-        ),
-        users: used.into_iter().flat_map(|(_, lines)| lines).collect(),
-        hint: "Take it back first, with 'aryk detach'; or remove it with all that uses it: --force",
-    })
+    let what = match &what[..] {
+        [one] => format!("disk {one} is in use"),
+        _ => format!("disks {} are in use", what.join(", ")),
+    };
+    let lines = used.into_iter().flat_map(|(_, lines)| lines).collect();
+    let hint = "Take it back first, with 'aryk detach'; or remove it with all that uses it: --force";
+    Error::in_use(what, lines, hint, disks.iter().filter_map(|disk| users.last_data(disk)).collect())
 }
 
-/// Has what is absent and needs a disk forgotten; what that was.
-fn forget_absent_on<'a>(disk: &str, users: &'a Users, client: &mut Client) -> Result<Vec<&'a str>, Error> {
+/// Has what is absent and needs a disk forgotten, but for what is gone already; what that was.
+fn forget_absent_on<'a>(
+    disk: &str,
+    gone: &[&str],
+    users: &'a Users,
+    client: &mut Client,
+) -> Result<Vec<&'a str>, Error> {
     let mut names = Vec::new();
     for absent in users.absent_on(disk) {
-        match absent::forget(absent, client) {
-            Ok(()) => names.push(text(absent, "object")),
-            // It went with another.
-            Err(error) if error.kind() == Some(NO_DEVICE) => {}
-            Err(error) => return Err(error),
+        let object = text(absent, "object");
+        if !gone.contains(&object) {
+            absent::forget(absent, client)?;
+            names.push(object);
         }
     }
     Ok(names)
@@ -423,8 +426,12 @@ fn remove_one<'a>(disk: &'a Value, users: &'a Users, client: &mut Client) -> Res
     for offered in users.made_of(name).into_iter().chain([name]) {
         for place in users.places(offered).filter(|place| place.target.is_none()) {
             let controller = text(place.controller, "ctrlr");
-            client.call("vhost_delete_controller", json!({"ctrlr": controller}))?;
-            controllers.push(controller);
+            match client.call("vhost_delete_controller", json!({"ctrlr": controller})) {
+                Ok(_) => controllers.push(controller),
+                // It went with a disk that was named too.
+                Err(error) if error.kind() == Some(NO_DEVICE) => {}
+                Err(error) => return Err(error),
+            }
         }
     }
     client.call(delete, json!({"name": name})).map_err(|error| error.hinted(&HINTS))?;

@@ -1,13 +1,13 @@
 //! `aryk logs` and `aryk stop`: the daemon as a process of this host, which may be a service of systemd's.
 
-use super::number;
+use super::{disk, elements, number, text};
 use crate::cli::{Cli, LogsArgs};
 use crate::client::Client;
 use crate::error::Error;
 use crate::output::Output;
 use crate::users::Users;
 use crate::watch;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -114,14 +114,18 @@ impl Source {
 /// Ends the daemon in good order, and waits until it has ended.
 pub fn stop(force: bool, cli: &Cli, client: &mut Client, out: &Output) -> Result<(), Error> {
     let refusal = |users: &Users| {
-        let users = users.connected();
-        (!force && !users.is_empty()).then(|| Error::InUse {
-            what: "VMs are connected, whose disks would not answer until a daemon is back".into(),
-            users,
-            hint: "Shut them down first; or end it all the same: --force",
-        })
+        if force {
+            return None;
+        }
+        let what = "VMs are connected, whose disks would not answer until a daemon is back".into();
+        let hint = "Shut them down first; or end it all the same: --force";
+        let last_data = elements(&users.disks).iter().filter_map(|disk| users.last_data(disk)).collect();
+        Error::in_use(what, users.connected(), hint, last_data)
     };
-    Users::ask_until_free(client, refusal)?;
+    let users = Users::ask_until_free(client, refusal)?;
+    for loss in losses(&users, client.process().as_deref()) {
+        eprintln!("aryk: {loss}");
+    }
     let pid = pid(client)?;
     match unit(pid) {
         // Which would start it anew.
@@ -137,6 +141,30 @@ pub fn stop(force: bool, cli: &Cli, client: &mut Client, out: &Output) -> Result
         }
     }
     out.print(&json!({"ended": pid}), || format!("The daemon, process {pid}, has ended."))
+}
+
+/// What the daemon's end takes along, in lines for people.
+fn losses(users: &Users, process: Option<&Path>) -> Vec<String> {
+    let is_in_memory = |disk: &&Value| text(disk, "product_name") == disk::IN_MEMORY;
+    let in_memory = elements(&users.disks).iter().filter(is_in_memory).map(|disk| text(disk, "name"));
+    let in_memory = in_memory.collect::<Vec<_>>().join(", ");
+    let arguments = process.and_then(|process| std::fs::read(process.join("cmdline")).ok());
+    let forgets = arguments.is_some_and(|arguments| !keeps_state(&arguments));
+    let has_any = !elements(&users.disks).is_empty() || !elements(&users.controllers).is_empty();
+    let mut lines = Vec::new();
+    if !in_memory.is_empty() {
+        lines.push(format!("disks in memory lose their data: {in_memory}"));
+    }
+    if forgets && has_any {
+        lines.push("the daemon has no --state-dir: its disks and controllers are not kept".into());
+    }
+    lines
+}
+
+/// Whether a daemon of these arguments, each with a zero after it, keeps what is configured.
+fn keeps_state(arguments: &[u8]) -> bool {
+    let is_state = |argument: &[u8]| argument == b"--state-dir" || argument.starts_with(b"--state-dir=");
+    arguments.split(|byte| *byte == 0).any(is_state)
 }
 
 /// What runs is finished first.
@@ -197,6 +225,12 @@ mod tests {
             words(Source::Journal("arykd.service".into())),
             "journalctl -f --no-pager --unit arykd.service --lines 7"
         );
+    }
+
+    #[test]
+    fn a_state_directory_is_among_the_arguments() {
+        assert!(keeps_state(b"arykd\0--state-dir\0/s\0") && keeps_state(b"arykd\0--state-dir=/s\0"));
+        assert!(!keeps_state(b"arykd\0-r\0/state-dir\0") && !keeps_state(b""));
     }
 
     #[test]

@@ -28,7 +28,7 @@ pub fn trace(count: u32, of: Option<&str>, client: &mut Client, out: &Output) ->
 
 /// Refuses what no disk and no controller has in its name.
 fn known(part: &str, client: &mut Client) -> Result<(), Error> {
-    let Users { disks, controllers, absent: _ } = Users::ask(client)?;
+    let Users { disks, controllers, .. } = Users::ask(client)?;
     let has = |all: &Value, member: &str| elements(all).iter().any(|one| text(one, member).contains(part));
     if has(&disks, "name") || has(&controllers, "ctrlr") {
         return Ok(());

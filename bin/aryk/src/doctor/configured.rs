@@ -3,6 +3,7 @@
 use super::{Check, State};
 use crate::absent::{self, duration};
 use crate::client::Client;
+use crate::commands::controller::quoted;
 use crate::commands::{disk, elements, text};
 use crate::deleted::Deleted;
 use crate::error::Error;
@@ -12,26 +13,60 @@ use std::time::{Duration, UNIX_EPOCH};
 
 /// What is absent, deleted, failing and lost; nothing if no daemon answers, which is told already.
 pub fn configured(socket: &Path, timeout: Duration) -> Vec<Check> {
-    Client::connect(socket, timeout).and_then(|mut client| all(&mut client)).unwrap_or_default()
+    let mut checks = Vec::new();
+    if let Ok(mut client) = Client::connect(socket, timeout)
+        && let Err(error) = all(&mut client, &mut checks)
+    {
+        checks.push(unknown(&error));
+    }
+    checks
 }
 
-fn all(client: &mut Client) -> Result<Vec<Check>, Error> {
-    let mut checks: Vec<_> = absent::ask(client)?.iter().map(absent_of).collect();
-    let disks = client.call("bdev_get_bdevs", json!({}))?;
-    let deleted = Deleted::of(client);
-    let deleted_of = |disk| Some(deleted_of(disk, disk::path(disk)?, deleted.copy(disk::path(disk)?)?));
-    checks.extend(elements(&disks).iter().filter_map(deleted_of));
-    let stats = client.call("aryk_stats_get", json!({}))?;
+/// Adds what is found. What one refused call would have told is missing, and that is said; what the others tell is not.
+fn all(client: &mut Client, checks: &mut Vec<Check>) -> Result<(), Error> {
+    let absent = told(absent::ask(client).map(Value::Array), checks)?;
+    checks.extend(elements(&absent).iter().map(absent_of));
+    let disks = told(client.call("bdev_get_bdevs", json!({})), checks)?;
+    checks.extend(deleted(elements(&disks), &Deleted::of(client)));
+    let stats = told(client.call("aryk_stats_get", json!({})), checks)?;
     checks.extend(elements(&stats["disks"]).iter().filter_map(failing_of));
     let is_emptied = |disk: &&Value| disk["driver_specific"]["malloc"]["emptied"] == true;
     checks.extend(elements(&disks).iter().filter(is_emptied).map(emptied_of));
-    Ok(checks)
+    Ok(())
+}
+
+/// What the daemon has told; of what it refuses to tell, nothing.
+fn told(answer: Result<Value, Error>, checks: &mut Vec<Check>) -> Result<Value, Error> {
+    answer.or_else(|error| match error {
+        Error::Refused { .. } => {
+            checks.push(unknown(&error));
+            Ok(Value::Null)
+        }
+        error => Err(error),
+    })
+}
+
+fn unknown(error: &Error) -> Check {
+    let found = format!("not all is known of what was configured: {error}");
+    Check::lacks("daemon", State::Worse, found, "knowing what is absent, deleted or failing", "aryk logs")
+}
+
+/// The disks whose files are deleted; or that this is not known of disks in files.
+pub(super) fn deleted(disks: &[Value], deleted: &Deleted) -> Vec<Check> {
+    if !deleted.is_known() && disks.iter().any(|disk| disk::path(disk).is_some()) {
+        let brings = "knowing of data that ends with the daemon";
+        let found = "deleted files: not known, run as root";
+        return vec![Check::lacks("deleted", State::Worse, found, brings, "sudo aryk doctor")];
+    }
+    let of = |disk| Some(deleted_of(disk, disk::path(disk)?, deleted.copy(disk::path(disk)?)?));
+    disks.iter().filter_map(of).collect()
 }
 
 pub(super) fn absent_of(absent: &Value) -> Check {
     let found = format!("{}; tried again: {}", absent::why(absent), absent::tried(absent));
     let mend = match absent::file(absent) {
-        Some(file) if !Path::new(file).exists() => {
+        // Without the right to look, it may be there.
+        Some(file) if matches!(Path::new(file).try_exists(), Ok(false)) => {
             format!("put {file} back, and the daemon makes the disk by itself")
         }
         _ if absent["tried_since"].is_null() => "make what it waits for".into(),
@@ -46,8 +81,15 @@ pub(super) fn absent_of(absent: &Value) -> Check {
 pub(super) fn deleted_of(disk: &Value, path: &str, copy: &Path) -> Check {
     let name = text(disk, "name");
     let found = format!("the file of disk '{name}', {path}, is deleted: its data ends with the daemon");
-    let copy = copy.display();
-    let fix = format!("shut its VM down, and before the daemon ends: cp --sparse=always {copy} '{path}'");
+    // A copy must not be written over another disk's file.
+    let (other, target) = match Path::new(path).try_exists() {
+        Ok(false) => ("", path.to_owned()),
+        _ => ("another file is there, so copy beside it: ", format!("{path}.rescued")),
+    };
+    let (copy, target) = (quoted(&copy.to_string_lossy()), quoted(&target));
+    let fix = format!(
+        "shut its VM down; {other}cp --sparse=always --preserve=mode,ownership {copy} {target}; then start the daemon anew ('aryk stop --force' ends it): until then it serves the deleted file"
+    );
     Check::lacks("deleted", State::Missing, found, "the disk's data after the daemon's next start", fix)
 }
 
@@ -71,6 +113,9 @@ pub(super) fn failing_of(disk: &Value) -> Option<Check> {
 pub(super) fn emptied_of(disk: &Value) -> Check {
     let name = text(disk, "name");
     let found = format!("disk '{name}' is in memory, and empty since the daemon was started anew");
-    let fix = format!("fill it again, or make it in a file: aryk disk create {name} --file PATH --size SIZE");
+    let quoted = quoted(name);
+    let fix = format!(
+        "fill it again (this line stays until the daemon ends), or shut its VM down, 'aryk disk remove {quoted} --force', and make it in a file: aryk disk create {quoted} --file PATH --size SIZE"
+    );
     Check::lacks("disk in memory", State::Worse, found, "what it held before", fix)
 }

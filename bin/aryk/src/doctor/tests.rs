@@ -64,7 +64,20 @@ fn what_is_configured() {
     absent["tried_since"] = serde_json::Value::Null;
     expect(&of(&absent), State::Missing, "tried again: no", "make what it waits for");
     let deleted = configured::deleted_of(&absent, "/d/a b", std::path::Path::new("/proc/7/fd/9"));
-    expect(&deleted, State::Missing, "/d/a b, is deleted", "cp --sparse=always /proc/7/fd/9 '/d/a b'");
+    expect(&deleted, State::Missing, "/d/a b, is deleted", "VM down; cp ");
+    let copy = "cp --sparse=always --preserve=mode,ownership /proc/7/fd/9";
+    expect(&deleted, State::Missing, "", &format!("{copy} '/d/a b'; then start the daemon anew"));
+    let other = configured::deleted_of(&absent, "/proc/self/exe", std::path::Path::new("/proc/7/fd/9"));
+    expect(
+        &other,
+        State::Missing,
+        "",
+        &format!("another file is there, so copy beside it: {copy} /proc/self/exe.rescued"),
+    );
+    let in_file = serde_json::json!({"name": "f", "driver_specific": {"uring": {"filename": "/f"}}});
+    let unknown = configured::deleted(&[in_file], &crate::deleted::Deleted::default());
+    expect(&unknown[0], State::Worse, "deleted files: not known, run as root", "sudo");
+    assert!(configured::deleted(&[absent], &crate::deleted::Deleted::default()).is_empty());
     let failing = |errno: i32, error: &str| {
         let last = serde_json::json!({"op": "write", "errno": errno, "error": error, "time": 5});
         configured::failing_of(&serde_json::json!({"name": "f", "last_error": last})).unwrap()
@@ -74,6 +87,37 @@ fn what_is_configured() {
     assert!(configured::failing_of(&serde_json::json!({"name": "f"})).is_none());
     let emptied = configured::emptied_of(&serde_json::json!({"name": "m"}));
     expect(&emptied, State::Worse, "disk 'm' is in memory, and empty", "--file");
+    expect(&emptied, State::Worse, "", "'aryk disk remove m --force'");
+}
+
+#[test]
+fn what_a_daemon_refuses_to_tell_is_not_taken_for_well() {
+    let dir = tempfile::TempDir::new().unwrap();
+    let path = dir.path().join("s");
+    let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let daemon = std::thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        let requests = serde_json::Deserializer::from_reader(&stream).into_iter::<serde_json::Value>();
+        for request in requests.map_while(Result::ok) {
+            let answer = match request["method"].as_str().unwrap() {
+                "bdev_get_bdevs" => {
+                    serde_json::json!([{"name": "m", "driver_specific": {"malloc": {"emptied": true}}}])
+                }
+                _ => serde_json::Value::Null,
+            };
+            let mut reply = serde_json::json!({"id": request["id"], "result": answer});
+            if answer.is_null() {
+                reply = serde_json::json!({"id": request["id"], "error": {"code": -13, "message": "Permission denied"}});
+            }
+            io::Write::write_all(&mut &stream, reply.to_string().as_bytes()).unwrap();
+        }
+    });
+    let checks = configured::configured(&path, std::time::Duration::from_secs(5));
+    daemon.join().unwrap();
+    let names: Vec<_> = checks.iter().map(|check| (check.check, check.state)).collect();
+    let unknown = ("daemon", State::Worse);
+    assert_eq!(names, [unknown, unknown, ("disk in memory", State::Worse)]);
+    expect(&checks[0], State::Worse, "not all is known of what was configured: Permission denied", "");
 }
 
 #[test]

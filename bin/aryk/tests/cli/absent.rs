@@ -139,6 +139,18 @@ fn controllers_and_targets_that_are_absent_can_be_removed() {
 }
 
 #[test]
+fn absent_disks_of_absent_disks_go_once() {
+    let mut daemon = Daemon::start_keeping();
+    daemon.ok(&["disk", "create", "a", "--file", "a.img", "--size", "1M"]);
+    daemon.ok(&["rpc", "bdev_passthru_create", r#"{"name": "p", "base_bdev_name": "a"}"#]);
+    daemon.ok(&["attach", "p"]);
+    daemon.restart(|dir| std::fs::rename(dir.join("a.img"), dir.join("away")).unwrap());
+    assert_eq!(daemon.fails(&["disk", "remove", "a", "p"]).0, 1);
+    daemon.ok(&["disk", "remove", "a", "p", "--force"]);
+    assert_eq!(daemon.json(&["rpc", "aryk_absent_get"]), serde_json::json!([]));
+}
+
+#[test]
 fn a_file_that_is_deleted_while_it_is_served_is_told_of() {
     let daemon = Daemon::start_logging();
     daemon.ok(&["disk", "create", "d", "--file", "d.img", "--size", "1M"]);
@@ -149,6 +161,58 @@ fn a_file_that_is_deleted_while_it_is_served_is_told_of() {
     let list = daemon.json(&["disk", "list"]);
     assert_eq!(list[0]["deleted"], true, "{list}");
     assert!(daemon.ok(&["disk", "list"]).contains("(deleted)"));
+    // Another file has its name, and its data is still in the deleted one.
+    std::fs::write(daemon.dir().join("d.img"), "other").unwrap();
+    assert!(is_told() && daemon.json(&["disk", "list"])[0]["deleted"] == true);
+    assert!(daemon.run(&["doctor"]).stdout.contains("d.img.rescued"));
+}
+
+#[test]
+fn the_last_of_a_deleted_file_does_not_go_by_a_slip() {
+    let daemon = Daemon::start();
+    let write = |text: &str| std::fs::write(daemon.dir().join("all.toml"), text).unwrap();
+    for name in ["d", "e"] {
+        daemon.ok(&["disk", "create", name, "--file", name, "--size", "1M"]);
+        assert!(!daemon.ok(&["disk", "show", name]).contains("is deleted"));
+        std::fs::remove_file(daemon.dir().join(name)).unwrap();
+        let show = daemon.ok(&["disk", "show", name]);
+        assert!(show.contains("is deleted: its data ends"), "{show}");
+    }
+    let is_refused = |args: &[&str]| {
+        let (code, complaint) = daemon.fails(args);
+        assert_eq!(code, 1, "{args:?}");
+        for part in ["data would be lost", "disk 'd': its file ", "its data ends", "aryk doctor", "--force"] {
+            assert!(complaint.contains(part), "{args:?} without {part}: {complaint}");
+        }
+        assert_eq!(daemon.json(&["disk", "list"]).as_array().unwrap().len(), 2, "{args:?}");
+    };
+    is_refused(&["disk", "remove", "d"]);
+    is_refused(&["stop"]);
+    write("");
+    is_refused(&["apply", "all.toml", "--prune"]);
+    assert_eq!(daemon.run(&["apply", "all.toml", "--prune", "--plan"]).stdout.matches("! disk").count(), 2);
+    write("[[disk]]\nname = \"d\"\nfile = \"d\"\nsize = \"1M\"\nreadonly = true");
+    is_refused(&["apply", "all.toml", "--replace"]);
+    // Whoever is told of a user is told of the data too, before --force is for both.
+    daemon.ok(&["attach", "d"]);
+    let (_, complaint) = daemon.fails(&["disk", "remove", "d"]);
+    assert!(complaint.contains("controller 'd'") && complaint.contains("its data ends"), "{complaint}");
+    daemon.ok(&["disk", "remove", "d", "--force"]);
+    daemon.ok(&["stop", "--force"]);
+}
+
+#[test]
+fn an_absent_disk_in_a_group_goes_as_others_do() {
+    let mut daemon = Daemon::start_keeping();
+    daemon.ok(&["disk", "create", "a", "--file", "a.img", "--size", "1M"]);
+    daemon.ok(&["qos", "group", "create", "g", "--iops", "100"]);
+    daemon.ok(&["qos", "group", "add", "g", "a"]);
+    daemon.restart(|dir| std::fs::rename(dir.join("a.img"), dir.join("away")).unwrap());
+    // An unset variable of a script's names nothing.
+    let (code, complaint) = daemon.fails(&["disk", "remove", "", "--force"]);
+    assert!(code == 1 && complaint.contains("no disk named ''"), "{complaint}");
+    daemon.ok(&["disk", "remove", "a"]);
+    assert_eq!(daemon.json(&["rpc", "aryk_absent_get"]), serde_json::json!([]));
 }
 
 #[test]

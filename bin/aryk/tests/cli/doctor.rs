@@ -36,5 +36,5 @@ fn what_is_necessary_fails_it() {
     let directory = check(&report, "RPC socket");
     assert_eq!(directory["state"], "missing");
     assert!(directory["fix"].as_str().unwrap().starts_with("mkdir -p"), "{report}");
-    assert!(outcome.stderr.contains("one thing is missing"), "{outcome:?}");
+    assert!(outcome.stderr.contains("one thing needs mending"), "{outcome:?}");
 }

@@ -115,6 +115,17 @@ fn disks_of_disks_and_targets_are_users_too() {
 }
 
 #[test]
+fn a_controller_goes_once_with_the_disks_below_it() {
+    let daemon = Daemon::start();
+    daemon.ok(&["disk", "create", "base", "--memory", "--size", "1M"]);
+    daemon.ok(&["rpc", "bdev_passthru_create", r#"{"name": "front", "base_bdev_name": "base"}"#]);
+    daemon.ok(&["attach", "front"]);
+    let told = daemon.ok(&["disk", "remove", "front", "base", "--force"]);
+    assert_eq!(told, "Disk 'front' is gone with its controllers: front.\nDisk 'base' is gone.\n");
+    assert!(names(&daemon, "disk", "name").is_empty() && names(&daemon, "controller", "ctrlr").is_empty());
+}
+
+#[test]
 fn two_vms_get_one_disk_only_on_purpose() {
     let daemon = Daemon::start();
     daemon.ok(&["disk", "create", "d", "--memory", "--size", "1M"]);
@@ -245,10 +256,15 @@ fn a_daemon_is_stopped_in_good_order() {
     let daemon = Daemon::start();
     daemon.ok(&["disk", "create", "d", "--memory", "--size", "1M"]);
     daemon.ok(&["attach", "d"]);
-    let ended = daemon.ok(&["stop"]);
-    assert!(ended.contains("has ended"), "{ended}");
+    let ended = daemon.run(&["stop"]);
+    assert!(ended.code == 0 && ended.stdout.contains("has ended"), "{ended:?}");
+    assert!(ended.stderr.contains("disks in memory lose their data: d\n"), "{ended:?}");
+    assert!(ended.stderr.contains("no --state-dir: its disks and controllers are not kept"), "{ended:?}");
     assert!(!daemon.dir().join("vhost/d").exists() && !daemon.dir().join("rpc.sock").exists());
     assert_eq!(outcome(&mut daemon.aryk(&["stop"])).code, 3);
+    let keeping = Daemon::start_keeping();
+    keeping.ok(&["disk", "create", "f", "--file", "f", "--size", "1M"]);
+    assert_eq!(keeping.run(&["stop"]).stderr, "");
 }
 
 #[test]
