@@ -33,6 +33,11 @@ impl Deleted {
         self.0.is_some()
     }
 
+    /// Whether the file `path` is deleted, if that is known.
+    pub fn has(&self, path: &str) -> Option<bool> {
+        self.is_known().then(|| self.copy(path).is_some())
+    }
+
     /// Where the file `path` can still be read, if it is deleted.
     pub fn copy(&self, path: &str) -> Option<&Path> {
         let (deleted, path) = (self.0.as_ref()?, Path::new(path));
@@ -64,5 +69,6 @@ mod tests {
         assert_eq!(std::fs::read(ours().copy(name).unwrap()).unwrap(), b"kept");
         let nobody = Deleted::of_process(Path::new("/proc/none"));
         assert!(found.is_known() && !nobody.is_known() && nobody.copy(name).is_none());
+        assert_eq!((found.has(name), found.has("/other"), nobody.has(name)), (Some(true), Some(false), None));
     }
 }

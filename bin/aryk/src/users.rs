@@ -12,6 +12,7 @@ use crate::error::Error;
 use crate::watch;
 use serde_json::{Value, json};
 use std::fmt;
+use std::path::Path;
 use std::time::Duration;
 
 /// How long a front-end that has just hung up may still count as connected.
@@ -138,14 +139,20 @@ impl Users {
         lines
     }
 
-    /// Whose data ends when the daemon closes its file, in a line for people: a disk whose file is deleted.
+    /// Whose data ends when the daemon closes its file, in a line for people: a disk whose file is deleted, or may be.
     pub fn last_data(&self, disk: &Value) -> Option<String> {
         let path = disk::path(disk)?;
-        self.deleted.copy(path)?;
-        Some(format!(
-            "disk '{}': its file {path} is deleted, and its data ends with this: 'aryk doctor' says how to keep it",
-            text(disk, "name")
-        ))
+        let name = text(disk, "name");
+        match self.deleted.has(path) {
+            Some(true) => Some(format!(
+                "disk '{name}': its file {path} is deleted, and its data ends with this: 'aryk doctor' says how to keep it"
+            )),
+            // We may not look at the daemon; but where its file should be.
+            None if matches!(Path::new(path).try_exists(), Ok(false)) => Some(format!(
+                "disk '{name}': its file {path} is not found here; if it is deleted, its data ends with this: 'sudo aryk doctor' tells"
+            )),
+            _ => None,
+        }
     }
 
     /// Who uses the disk of this name itself, in a few words each.
@@ -270,6 +277,18 @@ mod tests {
         // The disk y has no uuid.
         assert!(users.any_disk("").is_none());
         assert!(users.disk("x").is_none());
+    }
+
+    #[test]
+    fn a_file_that_may_be_deleted_is_told_of() {
+        let in_file = |path: &str| json!({"name": "f", "driver_specific": {"uring": {"filename": path}}});
+        let line = users().last_data(&in_file("/nonexistent/f")).unwrap();
+        assert!(
+            line.contains("'f': its file /nonexistent/f is not found") && line.contains("sudo"),
+            "{line}"
+        );
+        assert_eq!(users().last_data(&in_file("/proc/self/exe")), None);
+        assert_eq!(users().last_data(&json!({"name": "m"})), None);
     }
 
     #[test]

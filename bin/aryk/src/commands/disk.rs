@@ -215,7 +215,8 @@ fn list(client: &mut Client, out: &Output) -> Result<(), Error> {
         users.disks.as_array_mut().into_iter().flatten().zip(allocated).zip(used_by)
     {
         disk["state"] = json!(absent::PRESENT);
-        disk["deleted"] = json!(path(disk).and_then(|path| users.deleted.copy(path)).is_some());
+        // Null if it is not known.
+        disk["deleted"] = json!(path(disk).map_or(Some(false), |path| users.deleted.has(path)));
         disk["path"] = json!(path(disk));
         disk["allocated_bytes"] = json!(allocated);
         disk["used_by"] = json!(used_by);
@@ -288,10 +289,12 @@ fn show(name: &str, client: &mut Client, out: &Output) -> Result<(), Error> {
             return show_absent(disk.ok_or(error)?, &users, out);
         }
     };
-    let deleted = path(&disk).filter(|path| Deleted::of(client).copy(path).is_some()).map(|path| {
+    let is_deleted = path(&disk).map_or(Some(false), |path| Deleted::of(client).has(path));
+    disk["deleted"] = json!(is_deleted);
+    let deleted = (is_deleted == Some(true)).then(|| {
+        let path = path(&disk).unwrap_or_default();
         format!("{path} is deleted: its data ends with the daemon; 'aryk doctor' says how to keep it")
     });
-    disk["deleted"] = json!(deleted.is_some());
     out.print(&disk, || {
         let can = |(what, can): (&String, &Value)| can.as_bool()?.then(|| what.clone());
         let operations = disk["supported_io_types"].as_object().into_iter().flatten().filter_map(can);
