@@ -156,20 +156,26 @@ impl Worker {
                 false => self.jobs.recv_timeout(RETRY),
             };
             match next {
-                Ok((job, asked)) => self.keep(work_off(job, asked), asked),
+                Ok((job, asked)) => {
+                    self.keep(work_off(job, asked), asked);
+                }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
-            if let Some((pages, asked)) = self.kept.pop_front() {
-                self.keep(work_off(Job::Unmap(pages), asked), asked);
-            }
+            // Up to the first that still cannot be.
+            while let Some((pages, asked)) = self.kept.pop_front()
+                && self.keep(work_off(Job::Unmap(pages), asked), asked)
+            {}
         }
     }
 
-    fn keep(&mut self, result: Result<(), Kept>, asked: Instant) {
+    /// Keeps what could not be unmapped, for later; whether it could.
+    fn keep(&mut self, result: Result<(), Kept>, asked: Instant) -> bool {
+        let is_done = result.is_ok();
         if let Err(Kept(pages)) = result {
             self.kept.push_back((pages, asked));
         }
+        is_done
     }
 }
 

@@ -353,11 +353,17 @@ impl Slot {
         }
     }
 
-    /// Adds bytes that do not lie in one region.
+    /// Adds bytes that do not lie in one region; adds to `parts` in how many they lie, as far as that was looked up.
     #[cold]
-    fn push_parts(&mut self, table: &MemTable, addr: u64, len: u32) -> Result<(), BadAddress> {
+    fn push_parts(
+        &mut self,
+        table: &MemTable,
+        (addr, len): (u64, u32),
+        parts: &mut u32,
+    ) -> Result<(), BadAddress> {
         let before = self.segs.len();
         let pushed = table.for_each_piece(addr, len, |base, n| self.segs.push(Seg::new(base, n)));
+        *parts += (self.segs.len() - before) as u32;
         let pushed =
             pushed.and(if self.segs.len() > LIST_MAX { Err(BadAddress { addr, len }) } else { Ok(()) });
         if pushed.is_err() {
@@ -380,6 +386,8 @@ pub struct SgTable {
     old: Vec<Epoch>,
     /// Of all long lists in use.
     long_pieces: u32,
+    /// Looked up since [`SgTable::take_parts`].
+    parts: u32,
 }
 
 impl SgTable {
@@ -387,7 +395,7 @@ impl SgTable {
     pub fn new(slots: u16, memory: Arc<MemTable>) -> Self {
         let slots = std::iter::repeat_with(Slot::default).take(slots.into()).collect();
         let current = Epoch { serial: NonZeroU32::MIN, table: memory, users: 0 };
-        Self { slots, current, old: Vec::new(), long_pieces: 0 }
+        Self { slots, current, old: Vec::new(), long_pieces: 0, parts: 0 }
     }
 
     /// The guest's memory as requests to come see it.
@@ -460,6 +468,12 @@ impl SgTable {
         self.long_pieces
     }
 
+    /// In how many regions buffers lay that did not lie in one, since this was asked last, also those of lists that were refused: each had to be found.
+    #[inline]
+    pub const fn take_parts(&mut self) -> u32 {
+        std::mem::replace(&mut self.parts, 0)
+    }
+
     /// Takes `slot` into use with an empty list, and gives this to be filled.
     ///
     /// # Panics
@@ -472,7 +486,13 @@ impl SgTable {
         self.current.users += 1;
         slot.segs.clear();
         slot.len = 0;
-        List { slot, table: &self.current.table, long_pieces: &mut self.long_pieces, counted: 0 }
+        List {
+            slot,
+            table: &self.current.table,
+            long_pieces: &mut self.long_pieces,
+            parts: &mut self.parts,
+            counted: 0,
+        }
     }
 
     /// As [`List::push`], to the list of a slot in use.
@@ -486,7 +506,8 @@ impl SgTable {
         let slot = &mut self.slots[usize::from(slot)];
         let table = table_of(&self.current, &self.old, slot.epoch.expect("the slot is in use"));
         let counted = slot.long();
-        List { slot, table, long_pieces: &mut self.long_pieces, counted }.push(addr, len)
+        List { slot, table, long_pieces: &mut self.long_pieces, parts: &mut self.parts, counted }
+            .push(addr, len)
     }
 
     /// The list of `slot`, for the request that it is about.
@@ -552,6 +573,7 @@ pub struct List<'a> {
     slot: &'a mut Slot,
     table: &'a MemTable,
     long_pieces: &'a mut u32,
+    parts: &'a mut u32,
     /// Its pieces that are among those.
     counted: u32,
 }
@@ -584,7 +606,7 @@ impl<'a> List<'a> {
             let total = self.slot.len.checked_add(len).ok_or(BadAddress { addr, len })?;
             match self.table.locate_all(addr, len as usize) {
                 Some(base) if len > 0 => self.slot.segs.push(Seg::new(base, len as usize)),
-                _ => self.slot.push_parts(self.table, addr, len)?,
+                _ => self.slot.push_parts(self.table, (addr, len), self.parts)?,
             }
             self.slot.len = total;
         }

@@ -29,7 +29,7 @@ mod units;
 
 pub use cdb::{Check, Command, Opcodes, PageControl, Transfer, decode};
 pub use kept::{Keep, Keeper, Kept, Port};
-pub use lun::{Attention, Lun, Mode, Nexus, Which};
+pub use lun::{Attention, Lun, Mode, Nexus, Reset, Which};
 pub use sense::{Field, Key, SENSE_MAX, Sense, Status};
 pub use target::{answer_absent, lun_number};
 pub use unit::{Outcome, Request, UnitChannel};

@@ -347,16 +347,10 @@ impl Lun {
         sum
     }
 
-    /// The rest of LOGICAL UNIT RESET (SAM-5, section 6.3.3) after all commands were aborted: brings the saved mode back, and tells all
-    /// initiators. Persistent reservations stay.
-    pub async fn reset(&self) {
-        self.tell(Attention::Reset, None);
-        let _changing = self.changing.lock().await;
-        let saved = self.saved_mode();
-        let reservations = self.shared().reservations.clone();
-        // What cannot be kept is told again when it comes back.
-        let _ = self.keep(&reservations, saved, saved).await;
-        self.set_mode(saved, saved, None);
+    /// The rest of LOGICAL UNIT RESET (SAM-5, section 6.3.3) after all commands were aborted, when no change is under way any more. Dropped before that, it is
+    /// not begun.
+    pub async fn begin_reset(&self) -> Reset<'_> {
+        Reset { lun: self, _changing: self.changing.lock().await }
     }
 
     pub(crate) fn shared(&self) -> MutexGuard<'_, Shared> {
@@ -490,6 +484,26 @@ struct Lost {
     all: Vec<u32>,
     /// No changes.
     changes: Vec<u32>,
+}
+
+/// A LOGICAL UNIT RESET that has begun: no other change is made meanwhile.
+#[derive(Debug)]
+pub struct Reset<'a> {
+    lun: &'a Lun,
+    _changing: tokio::sync::MutexGuard<'a, ()>,
+}
+
+impl Reset<'_> {
+    /// Brings the saved mode back, and tells all initiators. Persistent reservations stay.
+    pub async fn carry_out(self) {
+        let lun = self.lun;
+        lun.tell(Attention::Reset, None);
+        let saved = lun.saved_mode();
+        let reservations = lun.shared().reservations.clone();
+        // What cannot be kept is told again when it comes back.
+        let _ = lun.keep(&reservations, saved, saved).await;
+        lun.set_mode(saved, saved, None);
+    }
 }
 
 /// An initiator's use of a logical unit.

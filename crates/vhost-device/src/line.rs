@@ -22,7 +22,8 @@ use std::time::Duration;
 /// Chains taken from the ring in one poll.
 const BATCH: u32 = 64;
 
-/// Descriptors looked at in one poll, and those of one chain more: chains may have very different lengths, and each descriptor costs.
+/// Descriptors looked at in one poll, and those of one chain more: chains may have very different lengths, and each descriptor costs. One whose buffer crosses
+/// regions of memory counts as one for each of these, too.
 const DESCRIPTORS: u32 = 1024;
 
 /// Pieces of memory that requests in flight have in all, and those of one request more: a change of the guest's memory goes
@@ -199,6 +200,7 @@ impl Line {
                 Err(Skipped) => {}
             }
             taken += 1;
+            descriptors += self.sgs.take_parts();
             if self.replays > 0 {
                 self.replays -= 1;
             }

@@ -166,14 +166,20 @@ impl Work {
     async fn carry_out(self, lun: &Lun, is_over: oneshot::Receiver<Infallible>) -> Response {
         let done = match self {
             Self::Abort(which) => unless_over(is_over, lun.abort(which)).await.map(|_| Response::Ok),
-            Self::Reset => match unless_over(is_over, lun.abort(Which::All)).await {
-                Some(_) => {
-                    // To its end: what is kept and what is in force are to be the same.
-                    lun.reset().await;
-                    Some(Response::Ok)
+            Self::Reset => {
+                let begun = async {
+                    lun.abort(Which::All).await;
+                    lun.begin_reset().await
+                };
+                match unless_over(is_over, begun).await {
+                    Some(reset) => {
+                        // To its end: what is kept and what is in force are to be the same. There is one of these at a time.
+                        reset.carry_out().await;
+                        Some(Response::Ok)
+                    }
+                    None => None,
                 }
-                None => None,
-            },
+            }
             Self::Count(which) => {
                 let response = |count| if count > 0 { Response::Succeeded } else { Response::Ok };
                 unless_over(is_over, lun.count(which)).await.map(response)

@@ -7,6 +7,7 @@
 
 use crate::Error;
 use crate::message::{Decoder, FDS_MAX, FdKind, Message, Request};
+use aryk_log_limit::{LogLimit, limited};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -107,12 +108,16 @@ impl Connection {
     }
 
     /// Waits for `work`, however long it takes; says so if the front-end hangs up meanwhile.
-    pub(crate) async fn heard_during<T>(&self, what: &str, work: impl Future<Output = T>) -> T {
+    pub(crate) async fn heard_during<T>(
+        &self,
+        (what, lines): (&str, &LogLimit),
+        work: impl Future<Output = T>,
+    ) -> T {
         tokio::pin!(work);
         tokio::select! {
             biased;
             done = &mut work => return done,
-            () = self.hung_up() => tracing::warn!("the front-end hung up while {what}; that goes on"),
+            () = self.hung_up() => limited!(lines, warn, "the front-end hung up while {what}; that goes on"),
         }
         work.await
     }

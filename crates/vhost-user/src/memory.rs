@@ -55,12 +55,11 @@ impl GuestMemory {
         &self.peer
     }
 
-    /// Waits until there is room for mappings of these sizes beside those that there are: while what the front-end has given up
-    /// before, it or one before it, waits to
-    /// be unmapped, all of them together are to be no more than a table and another in its place.
+    /// Waits until there is room for mappings of these sizes beside those that there are. While something that the front-end, or one before it, has given up
+    /// waits to be unmapped, all of them together are to be no more than a table and another in its place.
     pub(crate) async fn room_for(&self, sizes: impl Iterator<Item = u64>) {
         const LOOK_EVERY: Duration = Duration::from_millis(1);
-        let announced = self.slots.iter().map(|slot| slot.desc.size).chain(sizes);
+        let announced = mapped(&self.slots).chain(sizes);
         let sum = |(bytes, mappings): (u64, u64), size| (bytes.saturating_add(size), mappings + 1);
         let (bytes, mappings) = announced.fold((0, 0), sum);
         let bytes_max = Limits::get().peer.saturating_mul(2).saturating_sub(bytes);
@@ -89,6 +88,7 @@ impl GuestMemory {
         check_size(descs.iter().map(|desc| desc.size))?;
         let slots = descs.iter().zip(fds).map(|(desc, fd)| self.slot(*desc, fd.as_fd()));
         let slots = slots.collect::<Result<Vec<_>, _>>()?;
+        check_size(mapped(&slots))?;
         self.replace(slots)
     }
 
@@ -103,6 +103,7 @@ impl GuestMemory {
         check_size(self.slots.iter().map(|slot| slot.desc.size).chain([desc.size]))?;
         let mut slots = self.slots.clone();
         slots.push(self.slot(desc, fd.as_fd())?);
+        check_size(mapped(&slots))?;
         self.replace(slots)
     }
 
@@ -166,6 +167,11 @@ impl GuestMemory {
 fn check_size(sizes: impl Iterator<Item = u64>) -> Result<(), Error> {
     let (asked, max) = (sizes.fold(0, u64::saturating_add), Limits::get().peer);
     if asked > max { Err(Error::TooMuchMemory { asked, max }) } else { Ok(()) }
+}
+
+/// Bytes that are mapped for each of `slots`: more than were announced, where pages are huge.
+fn mapped(slots: &[Slot]) -> impl Iterator<Item = u64> {
+    slots.iter().map(|slot| slot.mapping.len())
 }
 
 /// Whether what is left of the process's mappings is for guests that have few.

@@ -209,7 +209,10 @@ impl<D: Device> Session<'_, D> {
 
     /// Waits for the device, while the front-end may hang up.
     async fn wait<T>(&self, what: &str, work: impl Future<Output = T>) -> T {
-        if self.left { work.await } else { self.connection.heard_during(what, work).await }
+        if self.left {
+            return work.await;
+        }
+        self.connection.heard_during((what, &self.stats.lines.sessions), work).await
     }
 
     /// Waits for the end of what the front-end gave up, if it has to.

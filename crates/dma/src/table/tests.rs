@@ -403,8 +403,9 @@ fn pieces_of_long_lists_in_use_are_counted_and_those_of_one_have_an_end() {
     // One that lies in one region has its place: an answer's.
     sgs.push(1, 0, 1).unwrap();
     assert_eq!((sgs.long_pieces(), sgs.sgl(1).len()), (1 + LIST_MAX as u32, 32 * all + 1));
+    assert_eq!(sgs.take_parts(), 32 * 64 + 2, "also those of what was refused");
     sgs.end(1);
-    assert_eq!(sgs.long_pieces(), 0, "three pieces stand in their slot");
+    assert_eq!((sgs.long_pieces(), sgs.take_parts()), (0, 0), "three pieces stand in their slot");
     assert!(sgs.push(0, 300, 1).is_ok() && sgs.push(0, 64 * PAGE, 1).is_err());
     assert_eq!(sgs.long_pieces(), 4);
     sgs.end(0);

@@ -245,10 +245,19 @@ fn into_store(
     Ok(Opened { store, is_ours: is_ours && !locks_in_use })
 }
 
-/// Whether an ENOSPC of a write is about that write. An unknown file system may report that of earlier writes, as NFS does.
+/// Whether an ENOSPC of a write is about that write: these take the room for it before they answer. An unknown file system may report that of earlier writes,
+/// as NFS does.
 fn enospc_is_own(kind: Kind, file: &OwnedFd) -> bool {
-    const OWN: [rustix::fs::FsWord; 4] =
-        [libc::EXT4_SUPER_MAGIC, libc::XFS_SUPER_MAGIC, libc::BTRFS_SUPER_MAGIC, libc::TMPFS_MAGIC];
+    /// Of OpenZFS, which Linux does not have in its headers.
+    const ZFS_SUPER_MAGIC: rustix::fs::FsWord = 0x2fc1_2fc1;
+    const OWN: [rustix::fs::FsWord; 6] = [
+        libc::EXT4_SUPER_MAGIC,
+        libc::XFS_SUPER_MAGIC,
+        libc::BTRFS_SUPER_MAGIC,
+        libc::F2FS_SUPER_MAGIC,
+        libc::TMPFS_MAGIC,
+        ZFS_SUPER_MAGIC,
+    ];
     kind == Kind::BlockDevice || rustix::fs::fstatfs(file).is_ok_and(|fs| OWN.contains(&fs.f_type))
 }
 

@@ -363,6 +363,8 @@ impl Request {
             return self.failed(-result, store, pool);
         }
         match self.step {
+            // The kernel tells one of two syncs that run at one time: the other looks at what that one has found.
+            Step::Sync if store.lost.load(Ordering::Relaxed) => return self.over(libc::EIO, store, pool),
             Step::Sync => {}
             Step::Allocate => self.at = self.from + self.len,
             Step::Straight | Step::Bounced | Step::EdgeRead | Step::EdgeWrite => {

@@ -224,7 +224,7 @@ fn a_mode_that_was_saved_stays() {
     assert_eq!((stored.mode, stored.saved, stored.is_durable()), (mode, mode, true));
     assert_eq!(sense_of(&mut unit.0, 1, &[0; 6], &[]), Attention::ModeChanged.sense());
     let lun = Arc::clone(&unit.0.lun);
-    unit.0.cx().local().spawn(async move { lun.reset().await }).detach();
+    unit.0.cx().local().spawn(async move { lun.begin_reset().await.carry_out().await }).detach();
     (0..100).for_each(|_| unit.0.turn());
     assert_eq!(sense_of(&mut unit.0, 0, &[0; 6], &[]), Attention::Reset.sense());
     assert_eq!([0, 2, 3].map(|control| caches_writes(&mut unit.0, control)), [false, true, false]);
@@ -240,7 +240,7 @@ fn a_mode_that_was_not_saved_ends_with_a_reset_which_is_told() {
     let (_, stored) = keeping_run(&mut unit, (&cdb, &page), true);
     assert_eq!((stored.mode.write_cache, stored.saved.write_cache), (false, true));
     let lun = Arc::clone(&unit.0.lun);
-    unit.0.cx().local().spawn(async move { lun.reset().await }).detach();
+    unit.0.cx().local().spawn(async move { lun.begin_reset().await.carry_out().await }).detach();
     (0..100).for_each(|_| unit.0.turn());
     unit.1.try_recv().unwrap().done.send(true).unwrap();
     (0..100).for_each(|_| unit.0.turn());
