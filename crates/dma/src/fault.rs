@@ -37,6 +37,13 @@ static ENTRIES: AtomicPtr<Entry> = AtomicPtr::new(std::ptr::null_mut());
 /// How often memory has been replaced.
 static FAULTS: AtomicU64 = AtomicU64::new(0);
 
+/// Parts of one span, and of all, that are replaced each by itself.
+const PARTS_OF_SPAN: u32 = 8;
+const PARTS_MAX: u32 = 1024;
+
+/// Parts of all spans that were replaced, or that would have been but for [`PARTS_MAX`]: of each span at most [`PARTS_OF_SPAN`].
+static PARTS: AtomicU32 = AtomicU32::new(0);
+
 /// How often, in this process, an access has hit a hole in a peer's memory file. Whoever sees it change asks its own mappings
 /// whether they are poisoned.
 #[inline]
@@ -63,6 +70,7 @@ impl Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         self.0.range.set(None);
+        PARTS.fetch_sub(self.0.replaced.swap(0, Ordering::Relaxed).min(PARTS_OF_SPAN), Ordering::Relaxed);
         self.0.taken.store(false, Ordering::Release);
     }
 }
@@ -133,17 +141,16 @@ extern "C" fn on_sigbus(_signal: c_int, info: *mut libc::siginfo_t, _context: *m
 
 /// Maps anonymous memory over the part of the entry's span that `address` is in; whether that worked.
 ///
-/// Each part can make two mappings more, of which a process has no end of either: who truncates much memory with many requests in
-/// flight is not to take the last. So of
-/// one span there are a few parts only, and then all behind the address goes too: of a file that ends before it, there are no
-/// pages to be taken out.
+/// Each part can make two mappings more, of which a process has no end of either: who truncates much memory with many requests in flight is not to take the
+/// last. So there are a few parts of one span, and not many of all; then all behind the address goes too: of a file that ends before it, there are no pages to
+/// be taken out.
 fn replace(entry: &Entry, span: Span, address: usize) -> bool {
     /// Bytes replaced at a time, or a page of the file if that is larger.
     const WINDOW: usize = 256 << 10;
-    const WINDOWS: u32 = 8;
     let window = WINDOW.max(span.page);
     let start = (address - address % window).max(span.base);
-    let is_one_of_few = entry.replaced.fetch_add(1, Ordering::Relaxed) < WINDOWS;
+    let is_one_of_few = entry.replaced.fetch_add(1, Ordering::Relaxed) < PARTS_OF_SPAN
+        && PARTS.fetch_add(1, Ordering::Relaxed) < PARTS_MAX;
     let length = if is_one_of_few { window } else { span.len };
     let end = (address - address % window).saturating_add(length).min(span.base + span.len);
     // Where there are no more mappings to be had, all of it still takes the place of one.
