@@ -295,11 +295,11 @@ func (c *Client) BdevErrorResumePending(ctx context.Context, params BdevErrorRes
 
 // BdevExamineParams are the parameters of bdev_examine.
 type BdevExamineParams struct {
-	// Name, alias or uuid.
+	// Of a disk, which may come later: SPDK saves these calls before those that make disks. Not heeded.
 	Name string `json:"name"`
 }
 
-// BdevExamine calls bdev_examine. Tells whether a disk is there: one that is there is examined.
+// BdevExamine calls bdev_examine. Checks its parameters, and does nothing: no module looks for its own on disks that others made.
 func (c *Client) BdevExamine(ctx context.Context, params BdevExamineParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_examine", params)
 }

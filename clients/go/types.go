@@ -9,7 +9,7 @@ const APIVersion = "0.1.0"
 type Absent struct {
 	// What it is, and its name, for people.
 	Object string `json:"object"`
-	// What it is: `disk`, `controller`, `target`, or something that was set.
+	// What it is: `disk`, `controller`, `target` or `setting`.
 	Kind string `json:"kind"`
 	// Its name; a target's is its controller's and its number, as `ctrlr/3`.
 	Name string `json:"name"`

@@ -14,6 +14,7 @@ use crate::client::Client;
 use crate::commands::{elements, number};
 use crate::error::{BUSY, Error, NOT_ALLOWED};
 use crate::output::Output;
+use crate::reference;
 use crate::users::{Place, Users, front_end, places_of};
 use call::{Call, Kind, TARGET_NUMBER};
 use plan::{Action, Existing, Plan, Step, plan};
@@ -29,31 +30,16 @@ const SOMETHING_TO_DO: u8 = 2;
 /// Calls of SPDK's files that only wait.
 const WAITS: [&str; 1] = ["bdev_wait_for_examine"];
 
-/// Calls of SPDK's files that change nothing here. The daemon takes them, unless they ask for what it does not have.
-const WITHOUT_EFFECT: [&str; 22] = [
-    "accel_set_options",
-    "bdev_examine",
-    "bdev_iscsi_set_options",
-    "bdev_nvme_set_hotplug",
-    "bdev_nvme_set_options",
-    "bdev_raid_set_options",
-    "bdev_set_options",
-    "bdev_virtio_blk_set_hotplug",
-    "framework_disable_cpumask_locks",
-    "fsdev_set_opts",
-    "iobuf_set_options",
-    "iscsi_set_options",
-    "keyring_linux_set_options",
-    "nvmf_set_config",
-    "nvmf_set_crdt",
-    "nvmf_set_max_subsystems",
-    "sock_impl_set_options",
-    "sock_set_default_impl",
-    "trace_clear_tpoint_mask",
-    "trace_disable_tpoint_group",
-    "trace_enable_tpoint_group",
-    "trace_set_tpoint_mask",
-];
+/// Whether it is a call of SPDK's files that changes nothing here. The daemon takes it, unless it asks for what it does not have.
+fn is_idle(call: &Call) -> bool {
+    match call.method.as_str() {
+        // There is nothing else to choose.
+        "sock_set_default_impl" => true,
+        // Kept, told and saved: a setting.
+        "vhost_controller_set_coalescing" => false,
+        method => reference::without_effect(method).is_some(),
+    }
+}
 
 pub fn apply(args: &ApplyArgs, client: &mut Client, out: &Output) -> Result<ExitCode, Error> {
     let wanted = read(&args.file)?;
@@ -61,11 +47,13 @@ pub fn apply(args: &ApplyArgs, client: &mut Client, out: &Output) -> Result<Exit
     for method in &skipped {
         eprintln!("aryk: this daemon has no method {method}: left out");
     }
-    let (idle, wanted): (Vec<_>, Vec<_>) =
-        wanted.into_iter().partition(|call| WITHOUT_EFFECT.contains(&call.method.as_str()));
+    let (idle, wanted): (Vec<_>, Vec<_>) = wanted.into_iter().partition(is_idle);
     let users = Users::ask(client)?;
-    let Found { existing, settings, .. } = look(&users, client)?;
+    let Found { existing, settings, absent } = look(&users, client)?;
     let mut plan = plan(&wanted, &existing, &settings, args.prune);
+    if args.prune {
+        plan.prune_absent(&absent, &wanted);
+    }
     if plan.conflicts.is_empty() {
         plan.conflicts = check::impossible(&plan.steps, &existing, &client.root());
     }
@@ -134,14 +122,12 @@ fn read(file: &Path) -> Result<Vec<Call>, Error> {
 }
 
 /// Those calls that the daemon has, and the methods of the others.
-fn known(wanted: Vec<Call>, client: &mut Client) -> Result<(Vec<Call>, Vec<String>), Error> {
+fn known(wanted: Vec<Call>, client: &mut Client) -> Result<(Vec<Call>, BTreeSet<String>), Error> {
     let methods = client.call("rpc_get_methods", json!({}))?;
     let has = |call: &Call| elements(&methods).iter().any(|method| *method == call.method);
     let all = wanted.into_iter().filter(|call| !WAITS.contains(&call.method.as_str()));
     let (known, unknown): (Vec<_>, Vec<_>) = all.partition(has);
-    let mut skipped: Vec<String> = unknown.into_iter().map(|call| call.method).collect();
-    skipped.dedup();
-    Ok((known, skipped))
+    Ok((known, unknown.into_iter().map(|call| call.method).collect()))
 }
 
 /// What the daemon does not take of calls that have no effect: each in a line. Calls of others, who may only read, it does not look at.
@@ -213,7 +199,7 @@ fn look(users: &Users, client: &mut Client) -> Result<Found, Error> {
                         let bytes = number(found, "block_size").saturating_mul(number(found, "num_blocks"));
                         Some((Some(bytes), false))
                     }
-                    // It waits for the disk that it is made of: another call waits in its place.
+                    // Its base is not there, or in use: it is asked for anew, and may wait again.
                     None => call.base().map(|_| (None, true)),
                 },
             };

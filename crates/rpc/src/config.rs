@@ -314,7 +314,15 @@ impl Config {
 
     /// What the absent object with that key is, for people.
     pub fn describe(&self, key: u64) -> String {
-        self.kind_and_name(key).map_or_else(String::new, |(kind, name)| format!("{kind} '{name}'"))
+        let Some((kind, name)) = self.kind_and_name(key) else { return String::new() };
+        let what = match self.absent.borrow().notes.get(&key).map(|note| note.subsystem) {
+            Some(Subsystem::Watch) => "call",
+            Some(Subsystem::Qos) => "QoS of",
+            Some(Subsystem::Signals) => "signals of",
+            Some(Subsystem::Unit) => "what initiators have set of",
+            _ => kind,
+        };
+        format!("{what} '{name}'")
     }
 
     /// What kind of object the absent one with that key is, and its name.
@@ -322,13 +330,14 @@ impl Config {
         self.absent.borrow().notes.get(&key).map(|note| {
             let kind = match note.subsystem {
                 Subsystem::Bdev => "disk",
-                Subsystem::Watch => "call",
-                Subsystem::Qos => "QoS of",
-                Subsystem::Signals => "signals of",
                 Subsystem::VhostScsi if note.object.contains('/') => "target",
                 Subsystem::VhostBlk | Subsystem::VhostScsi => "controller",
-                Subsystem::Unit => "what initiators have set of",
-                Subsystem::Scheduler | Subsystem::Daemon => "setting",
+                Subsystem::Daemon
+                | Subsystem::Qos
+                | Subsystem::Scheduler
+                | Subsystem::Signals
+                | Subsystem::Unit
+                | Subsystem::Watch => "setting",
             };
             (kind, note.object.clone())
         })
@@ -541,5 +550,33 @@ mod tests {
             names,
             [(1, json!({"name": "a"})), (2, b), (3, json!({"name": "c"})), (5, json!({"name": "d"}))]
         );
+    }
+
+    #[test]
+    fn what_was_set_is_of_one_kind_and_told_apart_in_words() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let open = || {
+            let config = Config::default();
+            let (store, records) = Store::open(dir.path()).unwrap();
+            config.keep_in(store, records).unwrap();
+            config
+        };
+        let config = open();
+        let told = [
+            (Subsystem::Qos, "QoS of 'x'"),
+            (Subsystem::Signals, "signals of 'x'"),
+            (Subsystem::Watch, "call 'x'"),
+            (Subsystem::Daemon, "setting 'x'"),
+        ];
+        for (subsystem, _) in told {
+            config.made(subsystem, "x", "bdev_set_qos_limit", &json!({}));
+        }
+        drop(config);
+        let config = open();
+        for ((key, _), (_, words)) in config.absent().into_iter().zip(told) {
+            assert_eq!(config.kind_and_name(key), Some(("setting", "x".into())));
+            assert_eq!(config.describe(key), words);
+        }
+        assert_eq!(config.absent().len(), told.len());
     }
 }

@@ -121,7 +121,7 @@ const UNSET_BY_ABSENCE: [&str; 10] = [
 ];
 
 /// Parameters that the daemon takes and that change nothing of what is made. `delay` is over once a controller is started, and that is a call of its own.
-const WITHOUT_EFFECT: [&str; 10] = [
+const UNHEEDED: [&str; 10] = [
     "fallocate",
     "nowait",
     "transport",
@@ -261,6 +261,17 @@ impl Call {
         self.method != "bdev_malloc_create"
     }
 
+    /// The same, for a disk that takes the place of the one that `old` has made: with its uuid, by which a VM knows the disk, if
+    /// this one has none.
+    pub fn in_place_of(&self, old: &Self) -> Self {
+        let mut call = self.clone();
+        let takes_one = call.kind() == Kind::Disk && call.method != SPLIT && call.text("uuid").is_none();
+        if let Some(uuid) = old.params.get("uuid").filter(|_| takes_one) {
+            call.params.insert("uuid".into(), uuid.clone());
+        }
+        call
+    }
+
     /// The bytes of the disk that it asks for.
     pub fn size(&self) -> Option<u64> {
         let number = |param: &str| normal(param, self.params.get(param)?).as_u64();
@@ -287,7 +298,7 @@ impl Call {
         for (param, value) in wanted {
             let (is, to) = (existing.value(param), normal(param, value));
             let is_unset = is.is_null() && !existing.params.contains_key(param);
-            let changes_nothing = WITHOUT_EFFECT.contains(&param.as_str())
+            let changes_nothing = UNHEEDED.contains(&param.as_str())
                 || (is_unset && (is_default(param, &to) || self.is_implied(param)));
             if is != to && !changes_nothing {
                 found.push(format!("{param}: {} to be {}", shown(&is), shown(&to)));

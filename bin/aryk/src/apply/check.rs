@@ -4,6 +4,7 @@
 
 use super::call::{Call, Kind};
 use super::plan::{Action, Existing, Step};
+use crate::size::Size;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -149,6 +150,12 @@ impl<'a> World<'a> {
                 "there is no file {}: make it, or have it made by giving the disk a size",
                 file.display()
             ));
+        }
+        let found = self.beneath(file).metadata().ok().filter(|found| found.is_file());
+        let has = found.map(|found| found.len()).filter(|&bytes| bytes > 0);
+        if let Some((has, asked)) = has.zip(call.size()).filter(|(has, asked)| has != asked) {
+            let (file, has, asked) = (file.display(), Size(has), Size(asked));
+            return Err(format!("{file} has {has}, not {asked}: resize the disk first, or leave size out"));
         }
         Ok(())
     }

@@ -17,7 +17,7 @@ pub struct Existing {
     pub call: Call,
     /// The disk's bytes.
     pub bytes: Option<u64>,
-    /// A controller whose disk is gone.
+    /// A controller whose disk is gone, or a disk that waits for its base: made anew without asking.
     pub is_orphan: bool,
 }
 
@@ -62,6 +62,14 @@ fn key(call: &Call) -> Option<Key> {
     Some((call.kind(), call.name()?))
 }
 
+/// The step that removes what `made` has made.
+fn removal(made: &Call, why: &str) -> Option<Step> {
+    let (kind, name) = key(made)?;
+    let (method, params) = made.undo()?;
+    let call = Call::new(method, params);
+    Some(Step { action: Action::Remove, kind, name, why: why.to_owned(), call })
+}
+
 /// The steps that make of `existing`, all that was made and all settings, what `wanted` describes.
 pub fn plan(wanted: &[Call], existing: &[Existing], settings: &[Call], prune: bool) -> Plan {
     let mut plan = Plan::default();
@@ -75,7 +83,11 @@ pub fn plan(wanted: &[Call], existing: &[Existing], settings: &[Call], prune: bo
     removals.sort_by_key(|e| std::cmp::Reverse(e.kind));
     for old in removals {
         let is_wanted = wanted.iter().any(|call| key(call) == Some((old.kind, old.name.clone())));
-        let why = if is_wanted { "to be made anew" } else { "not in the file" };
+        let why = match is_wanted {
+            true => "to be made anew",
+            false if old.call.keeps_data() => "not in the file",
+            false => "not in the file; its data is lost",
+        };
         plan.remove(old, why);
     }
     for call in wanted.clone() {
@@ -84,8 +96,9 @@ pub fn plan(wanted: &[Call], existing: &[Existing], settings: &[Call], prune: bo
             (None, None) if call.method == START => plan.start(call, &wanted, existing, &removed),
             (None, None) => plan.set(call, settings, &removed),
             (Some(old), Some(k)) if !removed.contains(&k) => plan.keep(&call, old),
-            (_, Some((kind, name))) => {
+            (old, Some((kind, name))) => {
                 let why = call.summary();
+                let call = old.map_or_else(|| call.clone(), |old| call.in_place_of(&old.call));
                 plan.steps.push(Step { action: Action::Create, kind, name, why, call });
             }
             (Some(_), None) => unreachable!("found by its key"),
@@ -167,10 +180,16 @@ impl Plan {
     }
 
     fn remove(&mut self, old: &Existing, why: &str) {
-        let Some((method, params)) = old.call.undo() else { return };
-        let (kind, name) = (old.kind, old.name.clone());
-        let call = Call::new(method, params);
-        self.steps.push(Step { action: Action::Remove, kind, name, why: why.to_owned(), call });
+        self.steps.extend(removal(&old.call, why));
+    }
+
+    /// Has the daemon forget, before anything else is done, what is configured, not there and not in the file.
+    pub fn prune_absent(&mut self, absent: &[Call], wanted: &[Call]) {
+        let is_wanted = |call: &Call| wanted.iter().any(|w| key(w) == key(call));
+        let mut forgotten: Vec<&Call> = absent.iter().filter(|call| !is_wanted(call)).collect();
+        forgotten.sort_by_key(|call| std::cmp::Reverse(call.kind()));
+        let steps = forgotten.into_iter().filter_map(|call| removal(call, "neither there nor in the file"));
+        self.steps.splice(..0, steps);
     }
 
     /// Changes in place what is there already, if it is to be otherwise.

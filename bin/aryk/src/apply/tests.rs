@@ -321,12 +321,50 @@ fn limits_are_written_as_they_are_read() {
 
 #[test]
 fn calls_without_effect_are_told_by_the_document() {
-    let mut idle: Vec<&str> =
-        reference::methods().filter(|method| reference::without_effect(method).is_some()).collect();
-    // Kept, told and saved: a setting.
-    idle.retain(|method| *method != "vhost_controller_set_coalescing");
-    // It only tells whether a disk is there; and there is nothing else to choose.
-    idle.extend(["bdev_examine", "sock_set_default_impl"]);
-    idle.sort_unstable();
-    assert_eq!(idle, WITHOUT_EFFECT);
+    let is_idle = |method: &str| super::is_idle(&Call::new(method, json!({})));
+    for method in ["bdev_examine", "bdev_set_options", "nvmf_set_config", "sock_set_default_impl"] {
+        assert!(is_idle(method), "{method}");
+    }
+    for method in ["bdev_null_create", "bdev_set_qos_limit", "vhost_controller_set_coalescing"] {
+        assert!(!is_idle(method), "{method}");
+    }
+}
+
+#[test]
+fn a_disk_made_anew_keeps_its_uuid() {
+    let calls = parse(FILE).unwrap();
+    let mut existing = all(&calls);
+    for disk in existing.iter_mut().filter(|e| e.kind == Kind::Disk) {
+        disk.call.params.insert("uuid".into(), json!(format!("old-{}", disk.name)));
+    }
+    let made = |changed: &[Call]| -> Vec<Option<String>> {
+        let plan = plan(changed, &existing, &[], true);
+        let made = plan.steps.iter().filter(|step| step.action == Action::Create);
+        made.map(|step| step.call.text("uuid").map(str::to_owned)).collect()
+    };
+    let mut changed = calls.clone();
+    changed[1].params["num_blocks"] = json!(4096);
+    assert_eq!(made(&changed), [Some("old-m".into()), Some("old-p".into())], "and the one that is on it");
+    changed[1].params.insert("uuid".into(), json!("new"));
+    assert_eq!(made(&changed)[0].as_deref(), Some("new"));
+    // The controller has none.
+    changed = calls.clone();
+    changed[0].params["enospc"] = json!("error");
+    assert_eq!(made(&changed), [Some("old-a".into()), None]);
+}
+
+#[test]
+fn a_plan_says_whose_data_is_lost() {
+    let calls = parse(FILE).unwrap();
+    let pruned = plan(&[], &all(&calls), &[], true);
+    let lost: Vec<_> = pruned.steps.iter().filter(|step| step.why.contains("its data is lost")).collect();
+    assert!(lost.len() == 1 && lost[0].name == "m", "{pruned:?}");
+}
+
+#[test]
+fn what_is_absent_is_pruned_first_and_from_above() {
+    let calls = parse(FILE).unwrap();
+    let mut pruned = plan(&calls[1..2], &[], &[], true);
+    pruned.prune_absent(&calls, &calls[1..2]);
+    assert_eq!(lines(&pruned), ["remove controller a", "remove disk a", "remove disk p", "create disk m"]);
 }

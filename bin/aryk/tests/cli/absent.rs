@@ -55,6 +55,18 @@ fn a_file_that_is_back_makes_its_disk() {
 }
 
 #[test]
+fn what_is_absent_is_pruned() {
+    let mut daemon = waiting();
+    std::fs::write(daemon.dir().join("all.toml"), "").unwrap();
+    assert!(daemon.ok(&["apply", "all.toml"]).contains("Nothing to do"), "without --prune it stays");
+    let pruned = daemon.ok(&["apply", "all.toml", "--prune"]);
+    assert!(pruned.contains("- controller a  (neither there") && pruned.contains("Done: 2."), "{pruned}");
+    assert_eq!(daemon.json(&["rpc", "aryk_absent_get"]), serde_json::json!([]));
+    daemon.restart(|dir| std::fs::rename(dir.join("away"), dir.join("a.img")).unwrap());
+    assert_eq!(daemon.json(&["disk", "list"]), serde_json::json!([]));
+}
+
+#[test]
 fn an_export_has_what_is_absent() {
     let daemon = waiting();
     let exported = daemon.run(&["export"]);

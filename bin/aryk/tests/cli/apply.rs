@@ -106,6 +106,44 @@ fn changes_are_made_in_place_or_asked_for() {
 }
 
 #[test]
+fn what_is_made_anew_keeps_its_uuid_and_needs_its_size() {
+    let daemon = Daemon::start();
+    write(&daemon, FILE);
+    daemon.ok(&["apply", "all.toml"]);
+    let uuids =
+        || ["vm1", "scratch", "front"].map(|disk| daemon.json(&["disk", "show", disk])["uuid"].clone());
+    let before = uuids();
+    write(
+        &daemon,
+        &FILE.replace("block_size = 4096", "").replace("size = \"8M\"", "size = \"8M\"\nenospc = \"hold\""),
+    );
+    daemon.ok(&["apply", "all.toml", "--replace"]);
+    assert_eq!(uuids(), before);
+    assert_eq!(daemon.json(&["disk", "show", "scratch"])["block_size"], 512);
+    daemon.ok(&["disk", "resize", "vm1", "16M"]);
+    write(&daemon, FILE);
+    let (code, complaint) = daemon.fails(&["apply", "all.toml", "--replace"]);
+    assert!(code == 1 && complaint.contains("vm1.img has 16M, not 8M: resize"), "{complaint}");
+    assert_eq!(names(&daemon).len(), 5, "it is told before anything is removed");
+}
+
+#[test]
+fn a_file_of_spdk_that_examines_by_call_is_carried_out() {
+    let daemon = Daemon::start();
+    write(
+        &daemon,
+        r#"{"subsystems": [{"subsystem": "bdev", "config": [
+            {"method": "bdev_set_options", "params": {"bdev_auto_examine": false}},
+            {"method": "bdev_examine", "params": {"name": "n"}},
+            {"method": "bdev_null_create", "params": {"name": "n", "num_blocks": 8, "block_size": 512}}]}]}"#,
+    );
+    let done = daemon.run(&["apply", "all.toml"]);
+    assert_eq!(done.code, 0, "{done:?}");
+    assert!(done.stderr.contains("without effect here: bdev_examine, bdev_set_options"), "{done:?}");
+    assert_eq!(names(&daemon), ["n"]);
+}
+
+#[test]
 fn what_failed_halfway_is_finished() {
     let daemon = Daemon::start();
     std::fs::create_dir(daemon.dir().join("vm1.img")).unwrap();
@@ -245,7 +283,11 @@ fn a_plan_finds_what_cannot_be_done() {
     let refused = [
         (controller("c", "nowhere"), "controller 'c': there is no disk 'nowhere'"),
         (controller("c", "p") + &on("p", "nowhere"), "controller 'c': disk 'p' waits for disk 'nowhere'"),
-        (there.clone() + &disk("e", "link.img"), "disk 'e': "),
+        (
+            there.clone() + &disk("e", "link.img"),
+            "link.img is the file of disk 'd' too: give each disk its own",
+        ),
+        (sized("d", "there.img"), "there.img has 8K, not 1M: resize the disk first, or leave size out"),
         (
             sized("d", "new.img") + &sized("e", "new.img"),
             "is the file of disk 'd' too: give each disk its own",

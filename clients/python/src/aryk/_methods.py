@@ -473,10 +473,10 @@ class Methods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Tells whether a disk is there: one that is there is examined.
+        """Checks its parameters, and does nothing: no module looks for its own on disks that others made.
 
         Parameters:
-            name: Name, alias or uuid.
+            name: Of a disk, which may come later: SPDK saves these calls before those that make disks. Not heeded.
         """
         result: bool = self.call(
             "bdev_examine",
@@ -2893,10 +2893,10 @@ class AsyncMethods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Tells whether a disk is there: one that is there is examined.
+        """Checks its parameters, and does nothing: no module looks for its own on disks that others made.
 
         Parameters:
-            name: Name, alias or uuid.
+            name: Of a disk, which may come later: SPDK saves these calls before those that make disks. Not heeded.
         """
         result: bool = await self.call(
             "bdev_examine",

@@ -43,7 +43,7 @@ class Absent(TypedDict):
 
     #: What it is, and its name, for people.
     object: str
-    #: What it is: `disk`, `controller`, `target`, or something that was set.
+    #: What it is: `disk`, `controller`, `target` or `setting`.
     kind: str
     #: Its name; a target's is its controller's and its number, as `ctrlr/3`.
     name: str

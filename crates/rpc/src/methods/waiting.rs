@@ -26,7 +26,7 @@ pub(super) fn register(table: &mut Table<Control>) {
 struct Absent {
     /// What it is, and its name, for people.
     object: String,
-    /// What it is: `disk`, `controller`, `target`, or something that was set.
+    /// What it is: `disk`, `controller`, `target` or `setting`.
     kind: &'static str,
     /// Its name; a target's is its controller's and its number, as `ctrlr/3`.
     name: String,

@@ -66,6 +66,9 @@ fn what_spdk_saved_is_loaded_at_once_and_saved_again() {
         let mut config = spdk_config(daemon);
         // Some files have more than SPDK's own, and calls that are to be made together.
         config["comment"] = json!("by hand");
+        // Where SPDK examines nothing by itself, it saves what it is to examine before the disks.
+        let early = json!([{"method": "bdev_examine", "params": {"name": "PT0"}}]);
+        config["subsystems"].as_array_mut().unwrap().insert(0, json!({"subsystem": "bdev", "config": early}));
         config["subsystems"].as_array_mut().unwrap().push(json!({"subsystem": "bdev", "config": [[
             {"method": "bdev_wait_for_examine"},
             {"method": "bdev_examine", "params": {"name": "PT0"}},
