@@ -182,7 +182,7 @@ async fn make(control: &Control, methods: &Methods<Control>, call: &LoadCall) ->
 }
 
 /// Parameters that change nothing of what is made; `delay` is over once a controller is started, and a size is what a new file has at first.
-const NOT_COMPARED: [&str; 11] = [
+const UNHEEDED: [&str; 11] = [
     "fallocate",
     "nowait",
     "transport",
@@ -269,7 +269,7 @@ fn differences(control: &Control, given: &Value, noted: &Value) -> Vec<String> {
             to.is_null() && ["uuid", "block_size", "physical_block_size"].contains(&param.as_str());
         let is_implied = **param == "physical_block_size" && is.is_null() && to == value(given, "block_size");
         let any_target = **param == "scsi_target_num" && to == -1;
-        let is_fine = NOT_COMPARED.contains(&param.as_str()) || is_chosen || is_implied || any_target;
+        let is_fine = UNHEEDED.contains(&param.as_str()) || is_chosen || is_implied || any_target;
         !(is_fine || is_same(control, param, &to, &is))
     });
     let line = |param: &String| {
@@ -283,23 +283,28 @@ fn shown(value: &Value) -> String {
 }
 
 fn is_same(control: &Control, param: &str, a: &Value, b: &Value) -> bool {
+    let disk = |name: &str| control.disks.find(name).ok().map(|disk| disk.name().to_owned());
+    let are_one_disk = |(a, b)| disk(a).is_some() && disk(a) == disk(b);
+    let is_disk = ["base_bdev_name", "base_bdev", "base_name", "dev_name", "bdev_name"].contains(&param);
+    means_the_same(param, a, b) || (is_disk && a.as_str().zip(b.as_str()).is_some_and(are_one_disk))
+}
+
+/// Whether two values of a parameter are one, written in whatever way. `aryk apply` compares so too: `data/comparison.json` is tested by both.
+fn means_the_same(param: &str, a: &Value, b: &Value) -> bool {
     let number = |value: &Value| match value {
         Value::Number(number) => number.as_f64(),
         Value::String(text) => text.parse().ok(),
         _ => None,
     };
     let texts = a.as_str().zip(b.as_str());
-    let disk = |name: &str| control.disks.find(name).ok().map(|disk| disk.name().to_owned());
     a == b
         || (is_default(param, a) && is_default(param, b))
         || match param {
             "cpumask" => texts
                 .is_some_and(|(a, b)| a.parse::<CoreSet>().is_ok_and(|a| Ok(a) == b.parse().map_err(drop))),
             "uuid" => texts.is_some_and(|(a, b)| a.eq_ignore_ascii_case(b)),
-            "base_bdev_name" | "base_bdev" | "base_name" | "dev_name" | "bdev_name" => {
-                texts.is_some_and(|(a, b)| disk(a).is_some() && disk(a) == disk(b))
-            }
-            _ => number(a).is_some() && number(a) == number(b),
+            // Some clients write numbers as texts; of two texts, neither is one.
+            _ => texts.is_none() && number(a).is_some() && number(a) == number(b),
         }
 }
 
@@ -311,5 +316,28 @@ fn is_default(param: &str, value: &Value) -> bool {
             text.is_empty() || [("enospc", "error"), ("lock", "always")].contains(&(param, text))
         }
         Value::Bool(true) | Value::Array(_) | Value::Object(_) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_compared_as_aryk_apply_does() {
+        let known: Value = serde_json::from_str(include_str!("../data/comparison.json")).unwrap();
+        // A file's size is left to `aryk apply`, which grows disks.
+        let heeded_there = |param: &&&str| **param != "size";
+        assert_eq!(
+            known["unheeded"],
+            serde_json::json!(UNHEEDED.iter().filter(heeded_there).collect::<Vec<_>>())
+        );
+        for (member, same) in [("same", true), ("different", false)] {
+            for case in known[member].as_array().unwrap() {
+                let param = case[0].as_str().unwrap();
+                assert_eq!(means_the_same(param, &case[1], &case[2]), same, "{case}");
+                assert_eq!(means_the_same(param, &case[2], &case[1]), same, "{case}, turned round");
+            }
+        }
     }
 }

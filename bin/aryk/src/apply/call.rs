@@ -121,7 +121,7 @@ const UNSET_BY_ABSENCE: [&str; 10] = [
 ];
 
 /// Parameters that the daemon takes and that change nothing of what is made. `delay` is over once a controller is started, and that is a call of its own.
-const UNHEEDED: [&str; 10] = [
+pub(super) const UNHEEDED: [&str; 10] = [
     "fallocate",
     "nowait",
     "transport",
@@ -133,9 +133,6 @@ const UNHEEDED: [&str; 10] = [
     "dif_pi_format",
     "delay",
 ];
-
-/// Parameters that some clients write as a string of digits.
-const NUMBERS: [&str; 6] = ["num_blocks", "block_size", "size", "num_queues", "split_count", "split_size_mb"];
 
 /// Values that are as if nothing were given.
 const DEFAULTS: [(&str, &str); 2] = [("enospc", "error"), ("lock", "always")];
@@ -218,7 +215,7 @@ impl Call {
     fn is_part(&self, name: &str) -> bool {
         let part = self.base().and_then(|base| name.strip_prefix(base)?.strip_prefix('p'));
         let part = part.and_then(|number| number.parse::<u64>().ok());
-        part.zip(self.value("split_count").as_u64()).is_some_and(|(part, parts)| part < parts)
+        part.zip(number(self.value("split_count"))).is_some_and(|(part, parts)| part < parts)
     }
 
     /// What it makes, in a few words.
@@ -274,7 +271,7 @@ impl Call {
 
     /// The bytes of the disk that it asks for.
     pub fn size(&self) -> Option<u64> {
-        let number = |param: &str| normal(param, self.params.get(param)?).as_u64();
+        let number = |param: &str| number(self.value(param));
         match self.method.as_str() {
             "bdev_uring_create" | "bdev_aio_create" => number("size"),
             _ => number("num_blocks")?.checked_mul(number("block_size")?),
@@ -292,22 +289,19 @@ impl Call {
         if self.method != existing.method {
             return vec![format!("{} instead of {}", self.method, existing.method)];
         }
-        let is_compared = |param: &&String| !(self.can_grow() && *param == "size");
-        let wanted = self.params.iter().filter(|(param, _)| is_compared(param));
+        let is_compared = |param: &str| !(UNHEEDED.contains(&param) || (self.can_grow() && param == "size"));
         let mut found = Vec::new();
-        for (param, value) in wanted {
-            let (is, to) = (existing.value(param), normal(param, value));
-            let is_unset = is.is_null() && !existing.params.contains_key(param);
-            let changes_nothing = UNHEEDED.contains(&param.as_str())
-                || (is_unset && (is_default(param, &to) || self.is_implied(param)));
-            if is != to && !changes_nothing {
-                found.push(format!("{param}: {} to be {}", shown(&is), shown(&to)));
+        for (param, to) in self.params.iter().filter(|(param, to)| is_compared(param) && !to.is_null()) {
+            let is = existing.value(param);
+            let is_chosen = is.is_null() && self.is_implied(param);
+            if !(is_chosen || means_the_same(param, is, to)) {
+                found.push(format!("{param}: {} to be {}", shown(param, is), shown(param, to)));
             }
         }
         for param in UNSET_BY_ABSENCE {
             let is = existing.value(param);
-            if !self.params.contains_key(param) && !is_default(param, &is) {
-                found.push(format!("{param}: {} to be unset", shown(&is)));
+            if self.value(param).is_null() && !is_default(param, is) {
+                found.push(format!("{param}: {} to be unset", shown(param, is)));
             }
         }
         found
@@ -315,12 +309,12 @@ impl Call {
 
     /// Whether a parameter says what is so without it.
     fn is_implied(&self, param: &str) -> bool {
-        param == "physical_block_size" && self.value(param) == self.value("block_size")
+        param == "physical_block_size" && means_the_same(param, self.value(param), self.value("block_size"))
     }
 
     /// Whether `saved` has all that this one asks for, written in whatever way.
     pub fn is_within(&self, saved: &Self) -> bool {
-        let is_so = |(param, value): (&String, &Value)| normal(param, value) == saved.value(param);
+        let is_so = |(param, value): (&String, &Value)| means_the_same(param, value, saved.value(param));
         self.method == saved.method && self.params.iter().all(is_so)
     }
 
@@ -336,8 +330,9 @@ impl Call {
         call
     }
 
-    fn value(&self, param: &str) -> Value {
-        self.params.get(param).map_or(Value::Null, |value| normal(param, value))
+    /// What is not given is null.
+    fn value(&self, param: &str) -> &Value {
+        self.params.get(param).unwrap_or(&Value::Null)
     }
 }
 
@@ -359,30 +354,45 @@ pub fn number_targets<'a>(wanted: &mut [Call], existing: impl Iterator<Item = &'
     }
 }
 
-fn shown(value: &Value) -> String {
+/// A value in one way of those in which it can be written.
+fn shown(param: &str, value: &Value) -> String {
     match value {
         Value::Null => "unset".into(),
+        Value::String(text) if param == "uuid" => text.to_ascii_lowercase(),
         Value::String(text) => text.clone(),
         other => other.to_string(),
     }
 }
 
+/// Whether two values of a parameter are one, written in whatever way. The daemon compares so too: `comparison.json` is tested by both.
+pub(super) fn means_the_same(param: &str, a: &Value, b: &Value) -> bool {
+    let float = |value: &Value| match value {
+        Value::Number(number) => number.as_f64(),
+        Value::String(text) => text.parse().ok(),
+        _ => None,
+    };
+    let cores = |text: &str| text.parse::<CoreSet>().ok();
+    a == b
+        || (is_default(param, a) && is_default(param, b))
+        || match (param, a.as_str().zip(b.as_str())) {
+            ("cpumask", Some((a, b))) => cores(a).is_some() && cores(a) == cores(b),
+            ("uuid", Some((a, b))) => a.eq_ignore_ascii_case(b),
+            // Some clients write numbers as texts; of two texts, neither is one.
+            (_, Some(_)) => false,
+            (_, None) => float(a).is_some() && float(a) == float(b),
+        }
+}
+
 fn is_default(param: &str, value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
-        Value::Number(number) => number.as_u64() == Some(0),
+        Value::Number(number) => number.as_f64() == Some(0.0),
         Value::String(text) => text.is_empty() || DEFAULTS.contains(&(param, text)),
         Value::Bool(true) | Value::Array(_) | Value::Object(_) => false,
     }
 }
 
-/// One way to write a value of which there are several.
-fn normal(param: &str, value: &Value) -> Value {
-    let Value::String(text) = value else { return value.clone() };
-    match param {
-        "uuid" => json!(text.to_ascii_lowercase()),
-        "cpumask" => text.parse::<CoreSet>().map_or_else(|_| value.clone(), |set| json!(set.to_string())),
-        _ if NUMBERS.contains(&param) => text.parse::<u64>().map_or_else(|_| value.clone(), |n| json!(n)),
-        _ => value.clone(),
-    }
+/// A whole number, which some clients write as a string of digits.
+fn number(value: &Value) -> Option<u64> {
+    value.as_u64().or_else(|| value.as_str()?.parse().ok())
 }

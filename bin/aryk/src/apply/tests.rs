@@ -1,7 +1,6 @@
 //! Files read, differences found, steps in order.
 
 use super::*;
-use crate::reference;
 use proptest::prelude::*;
 
 fn parse(text: &str) -> Result<Vec<Call>, String> {
@@ -115,6 +114,23 @@ fn the_daemon_writes_things_its_own_way() {
     let readonly = one("bdev_uring_create", json!({"name": "f", "filename": "/f", "readonly": true}));
     let unsaid = one("bdev_uring_create", json!({"name": "f", "filename": "/f"}));
     assert_eq!(unsaid.differences(&readonly), ["readonly: true to be unset"]);
+}
+
+#[test]
+fn values_are_compared_as_the_daemon_does() {
+    let known: Value =
+        serde_json::from_str(include_str!("../../../../crates/rpc/data/comparison.json")).unwrap();
+    assert_eq!(known["unheeded"], json!(call::UNHEEDED));
+    for (member, same) in [("same", true), ("different", false)] {
+        for case in known[member].as_array().unwrap() {
+            let param = case[0].as_str().unwrap();
+            assert_eq!(call::means_the_same(param, &case[1], &case[2]), same, "{case}");
+            assert_eq!(call::means_the_same(param, &case[2], &case[1]), same, "{case}, turned round");
+        }
+    }
+    let null = Call::new("bdev_null_create", json!({"name": "n", "uuid": null, "md_size": null}));
+    let saved = Call::new("bdev_null_create", json!({"name": "n", "uuid": "ab", "md_size": 0}));
+    assert!(null.differences(&saved).is_empty(), "null is as if it were not there");
 }
 
 #[test]
