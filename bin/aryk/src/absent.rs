@@ -110,19 +110,30 @@ pub fn below(present: String, absent: &[&Value], out: &Output) -> String {
 /// The daemon has no call that forgets only: the same call removes what is there. So what has come back since the caller
 /// looked is left alone; between this look and the call, in the time of one round trip, it can still come back.
 pub fn forget(absent: &Value, client: &mut Client) -> Result<(), Error> {
-    if !ask(client)?.iter().any(|now| now["object"] == absent["object"]) {
-        return Err(Error::Refused {
-            code: BUSY,
-            message: "Device or resource busy".into(),
-            detail: Some(format!("{} is not absent any more", text(absent, "object"))),
-            hint: Some(
-                "'aryk disk list' and 'aryk controller list' show whether it has come back, and who uses it.",
-            ),
-        });
-    }
+    let object = text(absent, "object");
+    refuse_what_is_back(|now| text(now, "object") == object, object, client)?;
     let call = Call::new(text(absent, "method"), absent["params"].clone());
     let (method, params) = call.undo().ok_or_else(|| Error::Usage(why(absent)))?;
     client.call(method, params).map(drop)
+}
+
+/// Refuses to go on with an object, called `name`, that is not absent any more.
+pub fn refuse_what_is_back(
+    is_it: impl Fn(&Value) -> bool,
+    name: &str,
+    client: &mut Client,
+) -> Result<(), Error> {
+    if ask(client)?.iter().any(is_it) {
+        return Ok(());
+    }
+    Err(Error::Refused {
+        code: BUSY,
+        message: "Device or resource busy".into(),
+        detail: Some(format!("{name} is not absent any more")),
+        hint: Some(
+            "'aryk disk list' and 'aryk controller list' show whether it has come back, and who uses it.",
+        ),
+    })
 }
 
 /// The command that has it forgotten, if there is one.

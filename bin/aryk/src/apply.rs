@@ -81,6 +81,9 @@ pub fn apply(args: &ApplyArgs, client: &mut Client, out: &Output) -> Result<Exit
         return Ok(ExitCode::from(SOMETHING_TO_DO));
     }
     for step in &plan.steps {
+        if step.action == Action::Forget {
+            absent::refuse_what_is_back(|now| removes(step, now), &step.name, client)?;
+        }
         let done = client.call(&step.call.method, Value::Object(step.call.params.clone()));
         let done = done.map_err(|error| error.hinted(hints(step)));
         done.map_err(|source| Error::Step { step: line(step), source: Box::new(source) })?;
@@ -93,6 +96,13 @@ pub fn apply(args: &ApplyArgs, client: &mut Client, out: &Output) -> Result<Exit
         eprintln!("aryk: not there yet: {}", absent::why(&absent));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Whether a step removes this object.
+fn removes(step: &Step, object: &Value) -> bool {
+    let made = Call::new(object["method"].as_str().unwrap_or_default(), object["params"].clone());
+    let params = || Value::Object(step.call.params.clone());
+    made.undo().is_some_and(|(method, undone)| method == step.call.method && undone == params())
 }
 
 /// Writes what there is, and what is configured and not there.
@@ -282,7 +292,7 @@ fn refuse(plan: &Plan, in_use: &[String], last_data: &[String], args: &ApplyArgs
 fn line(step: &Step) -> String {
     let sign = match step.action {
         Action::Create => '+',
-        Action::Remove => '-',
+        Action::Remove | Action::Forget => '-',
         Action::Grow | Action::Set => '~',
     };
     format!("{sign} {} {}  ({})", step.kind.name(), step.name, step.why)

@@ -164,12 +164,15 @@ pub async fn load(
         Err(error) => {
             control.close().await;
             anyhow::bail!(
-                "{error}; mend it and start again. --json-ignore-init-errors leaves out what fails, and later starts with the same --state-dir do not try it again: `aryk apply` does"
+                "{error}; mend it and start again. What the state directory has by now is there without -c, to be removed or changed. --json-ignore-init-errors leaves out what fails, and later starts with the same --state-dir do not try it again: `aryk apply` does"
             );
         }
     };
     if let Some(note) = note_of_loading(cli) {
-        std::fs::write(&note, "").with_context(|| format!("cannot write {}", note.display()))?;
+        if let Err(error) = std::fs::write(&note, "") {
+            control.close().await;
+            return Err(error).with_context(|| format!("cannot write {}", note.display()));
+        }
     }
     Ok(Some(loaded))
 }

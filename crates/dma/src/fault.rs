@@ -148,11 +148,11 @@ fn replace(entry: &Entry, span: Span, address: usize) -> bool {
     /// Bytes replaced at a time, or a page of the file if that is larger.
     const WINDOW: usize = 256 << 10;
     let window = WINDOW.max(span.page);
-    let start = (address - address % window).max(span.base);
+    let (first, span_end) = (address - address % window, span.base + span.len);
+    let start = first.max(span.base);
     let is_one_of_few = entry.replaced.fetch_add(1, Ordering::Relaxed) < PARTS_OF_SPAN
         && PARTS.fetch_add(1, Ordering::Relaxed) < PARTS_MAX;
-    let length = if is_one_of_few { window } else { span.len };
-    let end = (address - address % window).saturating_add(length).min(span.base + span.len);
+    let end = if is_one_of_few { first.saturating_add(window).min(span_end) } else { span_end };
     // Where there are no more mappings to be had, all of it still takes the place of one.
     let replaced = map_over(start, end - start) || map_over(span.base, span.len);
     entry.poisoned.store(true, Ordering::Release);

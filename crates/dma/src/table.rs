@@ -363,7 +363,7 @@ impl Slot {
     ) -> Result<(), BadAddress> {
         let before = self.segs.len();
         let pushed = table.for_each_piece(addr, len, |base, n| self.segs.push(Seg::new(base, n)));
-        *parts += (self.segs.len() - before) as u32;
+        *parts = parts.saturating_add((self.segs.len() - before) as u32);
         let pushed =
             pushed.and(if self.segs.len() > LIST_MAX { Err(BadAddress { addr, len }) } else { Ok(()) });
         if pushed.is_err() {

@@ -347,9 +347,10 @@ impl Lun {
         sum
     }
 
-    /// The rest of LOGICAL UNIT RESET (SAM-5, section 6.3.3) after all commands were aborted, when no change is under way any more. Dropped before that, it is
-    /// not begun.
+    /// The rest of LOGICAL UNIT RESET (SAM-5, section 6.3.3) after all commands were aborted, when no change is under way any more. All initiators are told
+    /// at once; dropped before its time, it is not begun.
     pub async fn begin_reset(&self) -> Reset<'_> {
+        self.tell(Attention::Reset, None);
         Reset { lun: self, _changing: self.changing.lock().await }
     }
 
@@ -494,10 +495,9 @@ pub struct Reset<'a> {
 }
 
 impl Reset<'_> {
-    /// Brings the saved mode back, and tells all initiators. Persistent reservations stay.
+    /// Brings the saved mode back. Persistent reservations stay.
     pub async fn carry_out(self) {
         let lun = self.lun;
-        lun.tell(Attention::Reset, None);
         let saved = lun.saved_mode();
         let reservations = lun.shared().reservations.clone();
         // What cannot be kept is told again when it comes back.

@@ -40,7 +40,7 @@ pub fn impossible(steps: &[Step], existing: &[Existing], root: &Path) -> Vec<Str
                     reasons.push(format!("{}: {}", step.why, no_disk(disk)));
                 }
             }
-            Action::Grow => {}
+            Action::Forget | Action::Grow => {}
         }
     }
     reasons

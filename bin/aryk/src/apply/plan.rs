@@ -27,6 +27,8 @@ pub struct Existing {
 pub enum Action {
     Create,
     Remove,
+    /// What is configured and not there is removed.
+    Forget,
     Grow,
     /// A setting is made; it has no name to know it by.
     Set,
@@ -189,7 +191,7 @@ impl Plan {
         let mut forgotten: Vec<&Call> = absent.iter().filter(|call| !is_wanted(call)).collect();
         forgotten.sort_by_key(|call| std::cmp::Reverse(call.kind()));
         let steps = forgotten.into_iter().filter_map(|call| removal(call, "neither there nor in the file"));
-        self.steps.splice(..0, steps);
+        self.steps.splice(..0, steps.map(|step| Step { action: Action::Forget, ..step }));
     }
 
     /// Changes in place what is there already, if it is to be otherwise.

@@ -245,7 +245,7 @@ fn carry_out(steps: &[Step], there: &mut Vec<Existing>) {
                 there.push(made(&step.call, step.call.size()));
             }
             Action::Remove => there.retain(|e| (e.kind, &e.name) != (step.kind, &step.name)),
-            Action::Grow | Action::Set => panic!("{step:?}"),
+            Action::Forget | Action::Grow | Action::Set => panic!("{step:?}"),
         }
     }
 }
@@ -382,5 +382,5 @@ fn what_is_absent_is_pruned_first_and_from_above() {
     let calls = parse(FILE).unwrap();
     let mut pruned = plan(&calls[1..2], &[], &[], true);
     pruned.prune_absent(&calls, &calls[1..2]);
-    assert_eq!(lines(&pruned), ["remove controller a", "remove disk a", "remove disk p", "create disk m"]);
+    assert_eq!(lines(&pruned), ["forget controller a", "forget disk a", "forget disk p", "create disk m"]);
 }

@@ -82,13 +82,17 @@ pub(super) fn deleted_of(disk: &Value, path: &str, copy: &Path) -> Check {
     let name = text(disk, "name");
     let found = format!("the file of disk '{name}', {path}, is deleted: its data ends with the daemon");
     // A copy must not be written over another disk's file.
-    let (other, target) = match Path::new(path).try_exists() {
-        Ok(false) => ("", path.to_owned()),
-        _ => ("another file is there, so copy beside it: ", format!("{path}.rescued")),
+    let (other, then, target) = match Path::new(path).try_exists() {
+        Ok(false) => ("", "", path.to_owned()),
+        _ => (
+            "another file is there, so copy beside it: ",
+            "; move the other file away and this one to its place",
+            format!("{path}.rescued"),
+        ),
     };
     let (copy, target) = (quoted(&copy.to_string_lossy()), quoted(&target));
     let fix = format!(
-        "shut its VM down; {other}cp --sparse=always --preserve=mode,ownership {copy} {target}; then start the daemon anew ('aryk stop --force' ends it): until then it serves the deleted file"
+        "shut its VM down; {other}cp --sparse=always --preserve=mode,ownership {copy} {target}{then}; then start the daemon anew ('aryk stop --force' ends it): until then it serves the deleted file"
     );
     Check::lacks("deleted", State::Missing, found, "the disk's data after the daemon's next start", fix)
 }

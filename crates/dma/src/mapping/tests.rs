@@ -159,14 +159,14 @@ fn who_drops_much_memory_does_not_wait_for_its_end() {
     let file = memfd(LEN);
     let mapping = Mapping::shared(file.as_fd(), 0, LEN).unwrap();
     mapping.populate(0, LEN);
-    let before = crate::reclaiming();
     let (ticket, theirs) = (Arc::new(()), OwnedFd::from(file));
     let dropper = rustix::thread::gettid();
     let spent = thread_times(dropper);
     crate::close_memory(theirs, Arc::clone(&ticket));
     drop(mapping);
     let spent = thread_times(dropper) - spent;
-    while Arc::strong_count(&ticket) > 1 || crate::reclaiming().done < before.done + 2 {
+    // Other tests give up mappings too.
+    while Arc::strong_count(&ticket) > 1 || crate::reclaiming().pending > 0 {
         std::thread::yield_now();
     }
     assert!(spent < 3, "{spent} hundredths of a second of the dropper's");
