@@ -23,13 +23,19 @@ pub fn threads(daemon: &Daemon, name: &str) -> Vec<u64> {
     ours.map(|thread| thread["id"].as_u64().unwrap()).collect()
 }
 
-/// The core that a thread is on.
+/// The core that a thread is on. Between two cores it is on neither, or was not there yet when the other was looked at.
 pub fn core_of(daemon: &Daemon, id: u64) -> u64 {
-    let all = daemon.call("framework_get_reactors", json!({})).unwrap();
     let is_on = |reactor: &&Value| {
         reactor["lw_threads"].as_array().unwrap().iter().any(|thread| thread["id"].as_u64() == Some(id))
     };
-    all["reactors"].as_array().unwrap().iter().find(is_on).unwrap()["lcore"].as_u64().unwrap()
+    let begun = Instant::now();
+    loop {
+        let all = daemon.call("framework_get_reactors", json!({})).unwrap();
+        if let Some(reactor) = all["reactors"].as_array().unwrap().iter().find(is_on) {
+            return reactor["lcore"].as_u64().unwrap();
+        }
+        assert!(begun.elapsed() < Duration::from_secs(10), "the thread {id} is on no core");
+    }
 }
 
 /// Has a thread run on one core only.
