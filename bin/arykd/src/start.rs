@@ -168,11 +168,11 @@ pub async fn load(
             );
         }
     };
-    if let Some(note) = note_of_loading(cli) {
-        if let Err(error) = std::fs::write(&note, "") {
-            control.close().await;
-            return Err(error).with_context(|| format!("cannot write {}", note.display()));
-        }
+    if let Some(note) = note_of_loading(cli)
+        && let Err(error) = std::fs::write(&note, "")
+    {
+        control.close().await;
+        return Err(error).with_context(|| format!("cannot write {}", note.display()));
     }
     Ok(Some(loaded))
 }
