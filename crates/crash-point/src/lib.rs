@@ -1,42 +1,42 @@
-//! Places where a test may kill the process: each step of a request between whose neighbours a crash leaves something else behind.
+//! Named places where a test can kill the process: the steps of a request between which a crash leaves different state behind.
 //!
-//! Any context. Nothing but an empty function unless the feature `armed` is on, which `cargo xtask crash` builds `arykd` with; then the
-//! environment variable `ARYK_CRASH_STEP`, as `submitted:7`, names a step, and the time at which the process kills itself there; as `submitted:7:panic`, at which the
-//! thread that is there panics.
+//! Any context. An empty function unless the feature `armed` is on; `cargo xtask crash` builds `arykd` with it. Then the
+//! environment variable `ARYK_CRASH_STEP`, such as `submitted:7`, names a step and a count: the process kills itself when it
+//! reaches the step for the 7th time. With `submitted:7:panic` the thread at that step panics instead.
 #![forbid(unsafe_code)]
 
-/// A step of a request, or of a queue.
+/// A step of a request or of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Step {
-    /// A chain was found in the ring, and nothing is noted of it.
+    /// A descriptor chain was found in the ring; no record of it exists yet.
     Found,
-    /// It is noted as in flight, and not yet submitted.
+    /// The in-flight region has the request; it is not submitted yet.
     Marked,
-    /// Its request has been submitted to the disk.
+    /// The request has been submitted to the disk.
     Submitted,
-    /// The disk has completed it; the guest's status byte is not written.
+    /// The disk has completed the request; the guest's status byte is not written.
     Completed,
-    /// The status byte is written, and no used element.
+    /// The status byte is written; the used element is not.
     Answered,
-    /// The used element is written, and the in-flight region knows that it belongs to this batch.
+    /// The used element is written, and the in-flight region records it as part of this batch.
     Used,
-    /// The guest sees the batch; the in-flight region still has it in flight.
+    /// The guest sees the batch; the in-flight region still has its requests in flight.
     Published,
-    /// The in-flight region has some of the batch cleared.
+    /// The in-flight region has cleared a part of the batch.
     Clearing,
-    /// All of it is cleared, and the used index not yet noted there.
+    /// The in-flight region has cleared the whole batch; its used index is not updated yet.
     Cleared,
-    /// Recovery has settled a batch, and nothing is replayed.
+    /// Recovery has settled a batch; no request is replayed yet.
     Recovered,
-    /// A queue has been started, and its guest not signalled.
+    /// A queue has been started; its guest is not signalled yet.
     Started,
-    /// A queue has left its reactor, and not come to another.
+    /// A queue has left its reactor and has not arrived at another.
     Moving,
 }
 
 impl Step {
-    /// All of them, in order.
+    /// All steps, in order.
     pub const ALL: [Self; 12] = [
         Self::Found,
         Self::Marked,
@@ -52,7 +52,7 @@ impl Step {
         Self::Moving,
     ];
 
-    /// Its name in `ARYK_CRASH_STEP`.
+    /// The step's name in `ARYK_CRASH_STEP`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Found => "found",
@@ -71,7 +71,7 @@ impl Step {
     }
 }
 
-/// The process is at `step`.
+/// Marks `step`. Does nothing in this build.
 #[cfg(not(feature = "armed"))]
 #[inline(always)]
 pub const fn step(_step: Step) {}
@@ -86,7 +86,7 @@ mod armed {
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicI64, Ordering};
 
-    /// Where to die, and how often to pass there before.
+    /// The step at which to die, and how many passes are left before that.
     struct Plan {
         step: Step,
         left: AtomicI64,
@@ -102,18 +102,15 @@ mod armed {
             let (times, panics) = times.strip_suffix(":panic").map_or((times, false), |times| (times, true));
             Some(Plan { step, left: AtomicI64::new(times.parse().ok()?), panics })
         });
-        Some(
-            parsed
-                .unwrap_or_else(|| panic!("ARYK_CRASH_STEP={text} is no step, number, and perhaps `panic`")),
-        )
+        Some(parsed.unwrap_or_else(|| panic!("ARYK_CRASH_STEP={text} is not STEP:COUNT or STEP:COUNT:panic")))
     }
 
-    /// The process is at `step`.
+    /// Marks `step`: kills the process or panics if the plan says so.
     pub fn step(step: Step) {
         let Some(plan) = PLAN.get_or_init(plan) else { return };
         if plan.step == step && plan.left.fetch_sub(1, Ordering::Relaxed) == 1 {
             assert!(!plan.panics, "on purpose, at the step {}", step.name());
-            // As an outsider would: nothing runs after it, neither destructors nor handlers.
+            // SIGKILL, as from outside: no destructor or handler runs after it.
             let _ = kill_process(getpid(), Signal::KILL);
         }
     }

@@ -1,28 +1,28 @@
-//! How often a line of the log may be written, where a guest, a front-end or a failing disk decides how often there is a reason. Any context: no lock, no
-//! allocation, one look at the clock.
+//! Rate limit for log lines whose causes a guest, a front-end or a failing disk can repeat at will. Any context: no lock, no
+//! allocation, one read of the clock.
 //!
 //! ```
 //! use aryk_log_limit::{LogLimit, limited};
 //! use std::time::Duration;
 //!
-//! // Ten at once, then one in five seconds.
+//! A burst of ten lines, then one every five seconds.
 //! let lines = LogLimit::new(10, Duration::from_secs(5));
 //! limited!(lines, warn, disk = "vm1", "a write failed");
 //! ```
 //!
-//! A line that is written says as `left_out` how many were not since the last; if no more come, whoever owns the limit asks now and then for what is
-//! [`overdue`](LogLimit::overdue), and writes a line of its own. So what a limit is for is one matter (a disk's failures, a controller's sessions):
-//! of two matters that share one, the frequent one silences the other.
+//! A written line reports in `left_out` how many lines were dropped since the last one. If no more lines come, the owner of the
+//! limit checks from time to time for [`overdue`](LogLimit::overdue) drops and writes a line about them. So each limit is for one
+//! subject (a disk's failures, a controller's sessions): where two subjects share a limit, the frequent one silences the other.
 #![forbid(unsafe_code)]
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// For the macro.
+/// Used by the macro.
 #[doc(hidden)]
 pub use tracing;
 
-/// Writes a line by `tracing`, if the limit admits one: `limited!(limit, warn, field = value, "text {}", argument)`.
+/// Writes a line with `tracing` if the limit admits it: `limited!(limit, warn, field = value, "text {}", argument)`.
 #[macro_export]
 macro_rules! limited {
     ($limit:expr, $level:ident, $($line:tt)+) => {
@@ -32,30 +32,30 @@ macro_rules! limited {
     };
 }
 
-/// A limit of one kind of line: some at once, then one each period.
+/// Limit for one kind of line: a burst, then one per period.
 #[derive(Debug)]
 pub struct LogLimit {
     period_ns: u64,
-    /// How far `paid_until_ns` may be ahead of the time.
+    /// How far `paid_until_ns` may be ahead of the present time.
     ahead_ns: u64,
-    /// The time, of the monotonic clock, up to which lines have used up their periods.
+    /// The time, on the monotonic clock, up to which lines have used up their periods.
     paid_until_ns: AtomicU64,
     left_out: AtomicU64,
 }
 
-/// A line may be written.
+/// Permission to write one line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Admitted(u64);
 
 impl Admitted {
-    /// Lines left out since the last one that was admitted, if there were any.
+    /// Lines dropped since the last admitted one; `None` if there were none.
     pub fn left_out(self) -> Option<u64> {
         (self.0 > 0).then_some(self.0)
     }
 }
 
 impl LogLimit {
-    /// `burst` lines at once, at least one, and after that one each `period`.
+    /// Admits `burst` lines at once (0 counts as 1), then one per `period`.
     pub const fn new(burst: u32, period: Duration) -> Self {
         let period_ns = period.as_nanos() as u64;
         let burst = if burst == 0 { 1 } else { burst as u64 };
@@ -67,17 +67,18 @@ impl LogLimit {
         }
     }
 
-    /// Whether a line may be written now; if not, it is counted.
+    /// Admits a line now, or counts it as dropped.
     pub fn admit(&self) -> Option<Admitted> {
         self.admit_at(now_ns())
     }
 
-    /// Lines left out that no line has told of.
+    /// Dropped lines that no written line has reported yet.
     pub fn left_out(&self) -> u64 {
         self.left_out.load(Relaxed)
     }
 
-    /// How many lines were left out, if some were, and one that says so may be written now: it is to be, for they count as told.
+    /// The number of dropped lines, if there are any and a line may be written now. The caller must write that line: the drops
+    /// count as reported.
     pub fn overdue(&self) -> Option<u64> {
         self.overdue_at(now_ns())
     }
@@ -86,11 +87,11 @@ impl LogLimit {
         if self.left_out() == 0 || !self.pay(now_ns) {
             return None;
         }
-        // Another line may have told of them meanwhile.
+        // Another line may have reported them since the check above.
         Admitted(self.left_out.swap(0, Relaxed)).left_out()
     }
 
-    /// Uses up a period for a line of now, if there is one.
+    /// Uses up one period for a line at `now_ns`, if one is free.
     fn pay(&self, now_ns: u64) -> bool {
         let pay = |until: u64| {
             let from = until.max(now_ns);
@@ -104,7 +105,7 @@ impl LogLimit {
             self.left_out.fetch_add(1, Relaxed);
             return None;
         }
-        // Most often there are none, and a line of a cache that many cores read stays where it is.
+        // In most calls no line was dropped, and then the cache line, which many cores read, is not written.
         let left_out = if self.left_out() == 0 { 0 } else { self.left_out.swap(0, Relaxed) };
         Some(Admitted(left_out))
     }
@@ -130,20 +131,20 @@ mod tests {
         assert_eq!([admitted(3), admitted(SECOND), admitted(5 * SECOND - 1)], [None; 3]);
         assert_eq!(limit.left_out(), 3);
         assert_eq!([admitted(5 * SECOND), admitted(5 * SECOND)], [Some(Some(3)), None]);
-        // In 100 s 20 periods come back, of which it keeps three.
+        // In 100 s 20 periods are refilled, of which the limit keeps three.
         assert_eq!(admitted(105 * SECOND), Some(Some(1)));
         assert_eq!([admitted(105 * SECOND), admitted(105 * SECOND)], [Some(None); 2]);
         assert_eq!(admitted(105 * SECOND), None);
     }
 
     #[test]
-    fn what_is_left_out_is_told_when_no_more_comes() {
+    fn drops_are_reported_when_no_more_lines_come() {
         let limit = LogLimit::new(1, Duration::from_secs(5));
         let start = 1000 * SECOND;
         assert_eq!(limit.overdue_at(start), None);
         assert!(limit.admit_at(start).is_some());
         assert!([1, 2, 3].iter().all(|&at| limit.admit_at(start + at).is_none()));
-        // Not before its period is over, once, and for a period of its own.
+        // Drops are reported after their period is over, once, and the report uses a period of its own.
         assert_eq!(limit.overdue_at(start + 5 * SECOND - 1), None);
         assert_eq!(limit.left_out(), 3);
         assert_eq!(limit.overdue_at(start + 5 * SECOND), Some(3));
@@ -168,10 +169,10 @@ mod tests {
     }
 
     #[test]
-    fn one_at_least_however_small_the_burst() {
+    fn a_burst_of_zero_admits_one() {
         let limit = LogLimit::new(0, Duration::from_secs(3600));
-        limited!(limit, debug, "said");
-        limited!(limit, debug, which = 2, "not {}", "said");
+        limited!(limit, debug, "written");
+        limited!(limit, debug, which = 2, "not {}", "written");
         assert_eq!(limit.left_out(), 1);
     }
 }

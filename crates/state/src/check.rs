@@ -1,6 +1,7 @@
-//! Reading a store that may be damaged, without touching it. Any context.
+//! Reads a store that may be damaged, without modifying it. Any context.
 //!
-//! redb asserts, here and there, what a damaged file need not fulfil; so it works on a copy in memory, and a panic of its is a finding like another.
+//! redb asserts properties that a damaged file may lack. So it works on a copy in memory, and a panic of redb is reported as
+//! damage.
 
 use crate::{META, RECORDS, Record, VERSION, VERSION_KEY, checksum};
 use redb::{Builder, DatabaseError, ReadableDatabase, ReadableTable, StorageBackend};
@@ -9,10 +10,10 @@ use std::io;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Mutex, Once, PoisonError};
 
-/// What is wrong with a store.
+/// Why a store cannot be used.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Flaw {
-    /// It is of this version.
+    /// A newer version of Aryk wrote it, with this format version.
     Newer(u64),
     Damaged(String),
 }
@@ -23,16 +24,16 @@ impl<E: std::error::Error> From<E> for Flaw {
     }
 }
 
-/// Bytes by which a copy may grow while redb puts it in order.
+/// Bytes by which the copy may grow while redb repairs it.
 const GROWTH_MAX: usize = 16 << 20;
 
-/// The records of a store that consists of `bytes`, in the order of their keys.
+/// Reads the records of a store with the contents `bytes`, in the order of their keys.
 pub(crate) fn read(bytes: Vec<u8>) -> Result<Vec<Record>, Flaw> {
     if bytes.is_empty() {
-        return Err(Flaw::Damaged("it is empty".into()));
+        return Err(Flaw::Damaged("the file is empty".into()));
     }
     quietly(AssertUnwindSafe(|| read_copy(bytes)))
-        .unwrap_or_else(|| Err(Flaw::Damaged("it contradicts itself".into())))
+        .unwrap_or_else(|| Err(Flaw::Damaged("its structure contradicts itself".into())))
 }
 
 fn read_copy(bytes: Vec<u8>) -> Result<Vec<Record>, Flaw> {
@@ -44,7 +45,7 @@ fn read_copy(bytes: Vec<u8>) -> Result<Vec<Record>, Flaw> {
         store => store?,
     };
     if !store.check_integrity()? {
-        return Err(Flaw::Damaged("what it says about its pages is not so".into()));
+        return Err(Flaw::Damaged("the checksums of its pages do not match".into()));
     }
     let reading = store.begin_read()?;
     let version = reading.open_table(META)?.get(VERSION_KEY)?.map(|version| version.value());
@@ -67,7 +68,7 @@ fn read_copy(bytes: Vec<u8>) -> Result<Vec<Record>, Flaw> {
     Ok(records)
 }
 
-/// Runs `f`; `None` if it panics, of which nothing is printed.
+/// Runs `f`; returns `None` if it panics. The panic is not printed.
 fn quietly<R>(f: AssertUnwindSafe<impl FnOnce() -> R>) -> Option<R> {
     thread_local!(static QUIET: Cell<bool> = const { Cell::new(false) });
     static HOOK: Once = Once::new();
@@ -85,7 +86,7 @@ fn quietly<R>(f: AssertUnwindSafe<impl FnOnce() -> R>) -> Option<R> {
     result.ok()
 }
 
-/// A store in memory, which does not grow without end.
+/// A store in memory with a limited size.
 #[derive(Debug)]
 struct Copy {
     bytes: Mutex<Vec<u8>>,
@@ -94,12 +95,12 @@ struct Copy {
 
 impl Copy {
     fn bytes(&self) -> std::sync::MutexGuard<'_, Vec<u8>> {
-        // Nothing panics while it is locked.
+        // No code panics while it holds the lock.
         self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The place of `len` bytes at `offset`.
+/// The range of `len` bytes at `offset`.
 fn range(offset: u64, len: usize, limit: usize) -> io::Result<std::ops::Range<usize>> {
     let start = usize::try_from(offset).ok().filter(|&start| start <= limit && len <= limit - start);
     start.map(|start| start..start + len).ok_or_else(|| io::ErrorKind::UnexpectedEof.into())

@@ -1,50 +1,50 @@
-//! What can go wrong with a store, for people to read. Any context.
+//! Errors of a store, as texts for the operator. Any context.
 
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Why a store cannot be opened. Nothing was changed.
+/// Why a store cannot be opened. The store is unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// Somebody has it open.
+    /// Another process has the store open.
     #[error("another daemon{} keeps its state in {dir}: each needs a directory of its own", .pid.map_or_else(String::new, |pid| format!(" (process {pid})")))]
     InUse {
         /// The directory.
         dir: PathBuf,
-        /// Who.
+        /// Process id of that process, if known.
         pid: Option<u32>,
     },
-    /// What is in the file is no store, or not whole.
-    #[error("{path} is damaged, and was left as it is: {why}. {}", next_step(.path, .copy))]
+    /// The file is not a store, or is damaged.
+    #[error("{path} is damaged, and was not modified: {why}. {}", next_step(.path, .copy))]
     Damaged {
         /// The store.
         path: PathBuf,
-        /// What was found.
+        /// What the check found.
         why: String,
-        /// Its copy, if there is one that is whole, and how many records it has.
+        /// The store's copy and its number of records, if the copy is whole.
         copy: Option<(PathBuf, usize)>,
     },
-    /// A later version of us wrote it.
+    /// A newer version of Aryk wrote the store.
     #[error(
-        "{path} was written by a newer version of Aryk (format {version}; this one knows {}), and was left as it is. \
+        "{path} was written by a newer version of Aryk (format {version}; this one knows {}), and was not modified. \
          Start that version, or give another --state-dir",
         crate::VERSION
     )]
     Newer {
         /// The store.
         path: PathBuf,
-        /// Its version.
+        /// The format version of the store.
         version: u64,
     },
-    /// The system refuses.
+    /// A system call failed.
     #[error("cannot {action} {path}: {source}")]
     Os {
-        /// What.
+        /// The failed action, as a verb.
         action: &'static str,
         /// The file or directory.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -55,14 +55,14 @@ fn next_step(path: &std::path::Path, copy: &Option<(PathBuf, usize)>) -> String 
         Some((copy, records)) => {
             let copy = copy.display();
             format!(
-                "Its last copy is whole and has {records} records: 'mv {path} {path}.damaged; mv {copy} {path}' takes it"
+                "Its last copy is whole and has {records} records: 'mv {path} {path}.damaged; mv {copy} {path}' restores it"
             )
         }
-        None => format!("To start with nothing, move it away: 'mv {path} {path}.damaged'"),
+        None => format!("To start with an empty state, move it away: 'mv {path} {path}.damaged'"),
     }
 }
 
-/// Why changes were not written. The store is as it was before them.
+/// Why changes were not written. The store is as it was before these changes.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("cannot write to {path}: {why}")]
 pub struct WriteError {
@@ -72,7 +72,7 @@ pub struct WriteError {
 }
 
 impl WriteError {
-    /// The system's error, if it was the system's.
+    /// The system's errno, if a system call failed.
     pub fn errno(&self) -> Option<i32> {
         self.errno
     }

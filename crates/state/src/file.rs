@@ -1,16 +1,17 @@
-//! The store's file, as redb sees it. The writer's thread.
+//! The store's file as a redb backend. Runs on the writer's thread.
 //!
-//! A sync that redb asks for does nothing: what was written survives the process, and the writer syncs on its own.
+//! The sync that redb requests does nothing: data written to the file survives the process, and the writer syncs by its own
+//! schedule.
 
 use redb::{Builder, Database, DatabaseError, StorageBackend};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// Bytes of pages that are kept in memory.
+/// Bytes of pages that redb caches in memory.
 const CACHE: usize = 16 << 20;
 
-/// Opens the database in `file`, and makes one in an empty file.
+/// Opens the database in `file`, and creates one if the file is empty.
 pub(crate) fn database(file: &File) -> Result<Database, DatabaseError> {
     let file = file.try_clone().map_err(|error| DatabaseError::Storage(error.into()))?;
     Builder::new().set_cache_size(CACHE).create_with_backend(Unsynced(file))

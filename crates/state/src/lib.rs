@@ -1,18 +1,21 @@
-//! A store of small records in a directory: what must be there again after the process has died. Any context but a reactor's.
+//! A store of small records in a directory: the configuration that must survive the death of the process. Any context except a
+//! reactor's.
 //!
-//! | file of the directory | what |
+//! | file of the directory | content |
 //! | --- | --- |
 //! | `state.redb` | the store |
-//! | `state.redb.bak` | its copy, as of the last time that it was quiet: what is left if a power failure damages it |
-//! | `state.lock` | held by whoever has the store open |
+//! | `state.redb.bak` | its copy, made at the last quiet moment: the fallback if a power failure damages the store |
+//! | `state.lock` | held by the process that has the store open |
 //!
-//! **One thread writes.** It takes all changes that wait and commits them together, so callers that come at the same time share a commit.
+//! **One thread writes.** It takes all waiting changes and commits them together, so concurrent callers share a commit.
 //!
-//! **What a commit survives.** When its callers are told, the change is with the kernel: the process may be killed at any moment. To the disk it goes when
-//! nothing was changed for [`QUIET`], and every [`COMMITS_UNSYNCED`] commits at the latest; a power failure loses what came later. As nothing orders the
-//! writes until then, such a failure may also leave a store that is damaged: that is noticed, and the copy is as old as the last quiet moment.
+//! **What a commit survives.** When a caller's change is reported as written, the kernel has it: the process may be killed at any
+//! moment. The change is synced to the disk when no change has come for [`QUIET`], and every [`COMMITS_UNSYNCED`] commits at the
+//! latest; a power failure loses changes after the last sync. Until the sync nothing orders the writes, so a power failure may
+//! also leave a damaged store: opening it detects the damage, and the copy is as old as the last quiet moment.
 //!
-//! **What is damaged is left alone.** A store is read and checked in memory before it is opened: redb's checksums of its pages, and ours of each record.
+//! **A damaged store is not modified.** A store is read and checked in memory before it is opened: redb's checksums of its pages,
+//! and our checksum of each record.
 #![forbid(unsafe_code)]
 
 mod check;
@@ -29,25 +32,25 @@ pub use writer::{COMMITS_UNSYNCED, QUIET, Written};
 
 use redb::TableDefinition;
 
-/// What the store holds under one key.
+/// A record of the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
-    /// Its place among the others.
+    /// The record's key, which is also its place in the order.
     pub key: u64,
-    /// Its content.
+    /// The record's content.
     pub content: Vec<u8>,
 }
 
-/// The version of what this crate writes.
+/// The version of the format that this crate writes.
 const VERSION: u64 = 1;
-/// Where it stands in [`META`].
+/// The key of the version in [`META`].
 const VERSION_KEY: &str = "version";
 
 const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
-/// Contents, each behind the [`checksum`] of it and its key.
+/// Contents, each preceded by the [`checksum`] of its key and content.
 const RECORDS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("records");
 
-/// CRC-32 of a record.
+/// CRC-32 of a record's key and content.
 fn checksum(key: u64, content: &[u8]) -> [u8; 4] {
     let mut crc = crc32fast::Hasher::new();
     crc.update(&key.to_le_bytes());

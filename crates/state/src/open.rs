@@ -1,4 +1,4 @@
-//! Opening a store, and its owner's handle. Any context but a reactor's: opening blocks.
+//! Opening a store, and the owner's handle. Any context except a reactor's: opening blocks.
 
 use crate::check::{self, Flaw};
 use crate::writer::{Change, Writer, Written};
@@ -15,11 +15,11 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How long to wait for a predecessor that was killed just now.
+/// How long to wait for the lock of a predecessor that was killed just now.
 const PATIENCE: Duration = Duration::from_secs(1);
 const PATIENCE_STEP: Duration = Duration::from_millis(5);
 
-/// An open store. Nobody else can open it while this is there.
+/// An open store. No other process can open it while this value exists.
 #[derive(Debug)]
 pub struct Store {
     changes: Option<Sender<Change>>,
@@ -28,13 +28,13 @@ pub struct Store {
 }
 
 impl Store {
-    /// Whether a directory has a store, whole or not.
+    /// Whether the directory has a store, whole or damaged.
     #[must_use]
     pub fn exists(dir: &Path) -> bool {
         path_in(dir).exists()
     }
 
-    /// Opens the store in the directory `dir`, which is made if it is not there, and reads it.
+    /// Opens the store in the directory `dir` and reads it. Creates the directory if it does not exist.
     ///
     /// # Errors
     /// [`OpenError`].
@@ -61,13 +61,14 @@ impl Store {
         Ok((Self { changes: Some(changes), writer: Some(writer), _lock: lock }, records))
     }
 
-    /// Gives the record `key` this content, or ends it. Changes are made in the order of these calls; each is over when what is returned says so, and those that
-    /// fail are made, all the same, when the next one succeeds.
+    /// Sets the content of record `key`, or deletes the record. Changes are applied in the order of these calls. The returned
+    /// receiver resolves when the change is written or has failed; a failed change is written together with the next successful
+    /// one.
     pub fn write(&self, key: u64, content: Option<Vec<u8>>) -> Written {
         self.send(key, content, false)
     }
 
-    /// The same, of what is over only when a power failure cannot undo it any more.
+    /// Like [`Store::write`], but resolves only when the change survives a power failure.
     pub fn write_durably(&self, key: u64, content: Option<Vec<u8>>) -> Written {
         self.send(key, content, true)
     }
@@ -75,7 +76,7 @@ impl Store {
     fn send(&self, key: u64, content: Option<Vec<u8>>, durable: bool) -> Written {
         let (done, written) = oneshot::channel();
         if let Some(changes) = &self.changes {
-            // A writer that is gone drops `done`, which tells it.
+            // A dead writer drops `done`, which reports the failure.
             let _ = changes.send(Change { key, content, durable, done });
         }
         written
@@ -83,11 +84,11 @@ impl Store {
 }
 
 impl Drop for Store {
-    /// Waits until all is on the disk.
+    /// Waits until all changes are on the disk.
     fn drop(&mut self) {
         self.changes = None;
         if let Some(writer) = self.writer.take() {
-            // If it has panicked, that was told.
+            // If the writer has panicked, the panic hook has logged it.
             let _ = writer.join();
         }
     }
@@ -119,7 +120,7 @@ fn make_dir(dir: &Path) -> Result<(), OpenError> {
     }
 }
 
-/// The lock, which holds the number of its holder.
+/// Takes the lock. Its file contains the process id of its holder.
 fn take_lock(dir: &Path) -> Result<File, OpenError> {
     let path = dir.join("state.lock");
     let mut options = File::options();
@@ -135,24 +136,27 @@ fn take_lock(dir: &Path) -> Result<File, OpenError> {
             }
             Err(Errno::WOULDBLOCK) => {
                 let mut pid = String::new();
-                // Without it the message says less.
+                // Without the id the message only omits it.
                 let _ = lock.read_to_string(&mut pid);
                 return Err(OpenError::InUse { dir: dir.to_owned(), pid: pid.trim().parse().ok() });
             }
             Err(errno) => return Err(os("lock", &path)(errno.into())),
         }
     }
-    // What does not fit on a full disk is missed by a message only.
+    // If the id does not fit on a full disk, only an error message lacks it.
     let _ = lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id()));
     Ok(lock)
 }
 
-#[expect(clippy::disallowed_methods, reason = "opening blocks anyway, and a lock's end tells nobody")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "opening blocks anyway, and nothing notifies of a lock's release"
+)]
 fn pause() {
     std::thread::sleep(PATIENCE_STEP);
 }
 
-/// Makes a store that is there whole or not at all.
+/// Creates a store so that the file appears complete or not at all.
 fn make(dir: &Path, path: &Path) -> Result<File, OpenError> {
     let new = dir.join("state.redb.new");
     let mut options = File::options();
@@ -177,7 +181,7 @@ fn initialise(database: &Database) -> Result<(), redb::Error> {
     Ok(transaction.commit()?)
 }
 
-/// Where a store's file is.
+/// The path of a store's file.
 pub(crate) fn path_in(dir: &Path) -> PathBuf {
     dir.join("state.redb")
 }

@@ -1,4 +1,4 @@
-//! Stores that are written, killed, damaged and read again.
+//! Tests of stores that are written, killed, damaged and read again.
 
 use crate::check::{self, Flaw};
 use crate::open::path_in;
@@ -24,13 +24,13 @@ fn wait(mut written: crate::Written) -> Result<(), crate::WriteError> {
     }
 }
 
-/// What a process that is killed now would leave.
+/// The bytes that a process killed now would leave.
 fn left(dir: &Path) -> Vec<u8> {
     fs::read(path_in(dir)).unwrap()
 }
 
 #[test]
-fn records_are_there_again() {
+fn records_survive_reopening() {
     let dir = TempDir::new().unwrap();
     let (store, records) = Store::open(dir.path()).unwrap();
     assert_eq!(records, []);
@@ -45,7 +45,7 @@ fn records_are_there_again() {
 }
 
 #[test]
-fn each_write_that_was_answered_survives_a_kill() {
+fn each_acknowledged_write_survives_a_kill() {
     let dir = TempDir::new().unwrap();
     let (store, _) = Store::open(dir.path()).unwrap();
     for key in 0..30 {
@@ -56,7 +56,7 @@ fn each_write_that_was_answered_survives_a_kill() {
 }
 
 #[test]
-fn one_owner() {
+fn a_store_has_one_owner() {
     let dir = TempDir::new().unwrap();
     let (store, _) = Store::open(dir.path()).unwrap();
     let error = Store::open(dir.path()).unwrap_err();
@@ -81,7 +81,7 @@ fn a_newer_store_is_left_alone() {
     assert_eq!(left(dir.path()), before);
 }
 
-/// A store killed after each of some writes: its last bytes, and what it held at any time.
+/// A store killed after some writes: its last bytes, and its contents after each write.
 fn history(dir: &Path) -> (Vec<u8>, Vec<Vec<Record>>) {
     let (store, _) = Store::open(dir).unwrap();
     let mut held = vec![Vec::new()];
@@ -95,11 +95,11 @@ fn history(dir: &Path) -> (Vec<u8>, Vec<Vec<Record>>) {
     (left(dir), held)
 }
 
-/// Either refused, or what it once was. Tells whether refused.
+/// Checks that a store is refused, or has contents that it once had. Returns whether it is refused.
 fn judge(bytes: Vec<u8>, held: &[Vec<Record>], what: &str) -> bool {
     match check::read(bytes) {
         Ok(records) => {
-            assert!(held.contains(&records), "{what}: it was never {records:?}");
+            assert!(held.contains(&records), "{what}: the store never held {records:?}");
             false
         }
         Err(Flaw::Damaged(_)) => true,
@@ -137,7 +137,7 @@ fn a_store_with_bits_flipped() {
     for round in 0..4000 {
         let mut bytes = bytes.clone();
         let mut places = Vec::new();
-        // The first pages are where everything else is found.
+        // The first pages have the references to all other pages.
         for _ in 0..=next(3) {
             let place = if round % 3 == 0 { next(512) } else { next(used) };
             bytes[place] ^= 1 << next(8);

@@ -1,7 +1,8 @@
-//! The thread that writes. It blocks, and nobody but it touches the store.
+//! The thread that writes. It blocks, and only it writes to the store.
 //!
-//! What could not be written waits, and is written with the next change: the store follows what its owner says, if late. It waits by key, and what was
-//! made and ended while nothing could be written does not wait at all: however often that is tried, it takes no memory.
+//! A change that could not be written is kept and written with the next change, so the store catches up with its owner. Unwritten
+//! changes are kept by key, and a record that is created and deleted while the store cannot be written is not kept at all:
+//! repeating that takes no memory.
 
 use crate::{OpenError, RECORDS, WriteError, checksum, file};
 use futures_channel::oneshot;
@@ -13,48 +14,48 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
-/// After so long without a change, everything goes to the disk.
+/// The store is synced to the disk after this time without a change.
 pub const QUIET: Duration = Duration::from_millis(20);
-/// After so many commits, everything goes to the disk.
+/// The store is synced to the disk after this many commits.
 pub const COMMITS_UNSYNCED: u32 = 512;
 
-/// Resolves when the change is written, or is known not to be.
+/// Resolves when the change is written, or has failed.
 pub type Written = oneshot::Receiver<Result<(), WriteError>>;
 
-/// A record's new content, or its end.
+/// New content of a record, or its deletion.
 #[derive(Debug)]
 pub(crate) struct Change {
     pub key: u64,
     pub content: Option<Vec<u8>>,
-    /// It is over only when it is on the disk.
+    /// The change is complete only when it is on the disk.
     pub durable: bool,
     pub done: oneshot::Sender<Result<(), WriteError>>,
 }
 
-/// What is not written of a record.
+/// The unwritten change of a record.
 struct Owed {
     content: Option<Vec<u8>>,
-    /// The store is known to have no record of that key.
+    /// Whether the store is known to have no record of that key.
     is_new: bool,
 }
 
 pub(crate) struct Writer {
     file: File,
-    /// Absent after a failure, until it is opened again.
+    /// Absent after a failure; the next commit opens it again.
     database: Option<Database>,
     path: Arc<PathBuf>,
     copy: PathBuf,
-    /// What is not written.
+    /// Unwritten changes by key.
     owed: BTreeMap<u64, Owed>,
     /// The greatest key of which the store may have a record.
     last: u64,
     unsynced: u32,
-    /// Whether the last sync failed, which is told once.
+    /// Whether the last sync failed: only the first failure is logged.
     sync_failed: bool,
 }
 
 impl Writer {
-    /// `last` is the greatest key of which the store has a record.
+    /// `last` is the greatest key in the store.
     pub fn new(file: File, database: Database, last: u64, (path, copy): (PathBuf, PathBuf)) -> Self {
         Self {
             file,
@@ -63,13 +64,13 @@ impl Writer {
             copy,
             owed: BTreeMap::new(),
             last,
-            // What a predecessor wrote may not be on the disk.
+            // A predecessor's last commits may not be on the disk.
             unsynced: 1,
             sync_failed: false,
         }
     }
 
-    /// Writes what comes, until nobody is left who could send anything.
+    /// Writes changes until all senders are gone.
     pub fn run(mut self, changes: &Receiver<Change>) {
         loop {
             let first = match self.unsynced {
@@ -81,7 +82,7 @@ impl Writer {
                 Ok(first) => self.write(first, changes),
                 Err(RecvTimeoutError::Timeout) => self.sync(),
                 Err(RecvTimeoutError::Disconnected) => {
-                    // An orderly end leaves an orderly file.
+                    // Closing the database leaves an orderly file.
                     self.database = None;
                     return self.sync();
                 }
@@ -89,7 +90,7 @@ impl Writer {
         }
     }
 
-    /// Writes `first` and all that waits behind it.
+    /// Writes `first` and all changes that wait behind it.
     fn write(&mut self, first: Change, changes: &Receiver<Change>) {
         let (mut done, mut durable) = (Vec::new(), false);
         for change in std::iter::once(first).chain(changes.try_iter()) {
@@ -103,14 +104,14 @@ impl Writer {
                 self.owed.clear();
                 self.unsynced += 1;
             }
-            // redb trusts nothing any more after an error; it is opened again for the next commit.
+            // After an error redb refuses all operations; the next commit opens the database again.
             Err(error) => {
                 self.database = None;
                 tracing::error!(%error, "the state store cannot be written");
             }
         }
         for done in done {
-            // One who waits no more knows it from somewhere else.
+            // A caller that has gone needs no result.
             let _ = done.send(result.clone());
         }
     }
@@ -150,7 +151,7 @@ impl Writer {
             Some(database) => database,
             None => {
                 let database = file::database(&self.file).map_err(|e| failed(e.into()))?;
-                self.look(&database).map_err(failed)?;
+                self.refresh_owed(&database).map_err(failed)?;
                 database
             }
         };
@@ -159,8 +160,9 @@ impl Writer {
         result.map_err(failed)
     }
 
-    /// After a failure, which may have left anything of what was to be written: sees what the store has.
-    fn look(&mut self, database: &Database) -> Result<(), redb::Error> {
+    /// After a failure, which may have left any part of the unwritten changes in the store: reads which of their keys the store
+    /// has.
+    fn refresh_owed(&mut self, database: &Database) -> Result<(), redb::Error> {
         let transaction = database.begin_read()?;
         let records = transaction.open_table(RECORDS)?;
         for (&key, owed) in &mut self.owed {
@@ -186,20 +188,20 @@ impl Writer {
                 }
             }
         }
-        // Whether it succeeds or not, the store may have them after this.
+        // Whether the commit succeeds or not, the store may have the records after it.
         self.owed.values_mut().for_each(|owed| owed.is_new = false);
         self.last = self.owed.last_key_value().map_or(0, |(&key, _)| key).max(self.last);
         Ok(transaction.commit()?)
     }
 
-    /// Carries to the disk what was written, and copies it.
+    /// Syncs the store to the disk, and copies it.
     fn sync(&mut self) {
         self.unsynced = 0;
         let result = sync_file(&self.file, &self.path).and_then(|()| copy(&self.path, &self.copy));
         if let Err(error) = &result
             && !self.sync_failed
         {
-            tracing::warn!(%error, "the state store is not on the disk: a power failure may lose it");
+            tracing::warn!(%error, "the state store is not synced to the disk: a power failure may lose changes");
         }
         self.sync_failed = result.is_err();
     }
@@ -209,7 +211,7 @@ fn sync_file(file: &File, path: &Path) -> Result<(), OpenError> {
     file.sync_data().map_err(|source| OpenError::Os { action: "sync", path: path.to_owned(), source })
 }
 
-/// Puts a copy of `from` in place of `to`, whole at any moment.
+/// Replaces `to` with a copy of `from` atomically.
 fn copy(from: &Path, to: &Path) -> Result<(), OpenError> {
     let new = to.with_extension("bak.new");
     let copied = std::fs::copy(from, &new).and_then(|_| File::open(&new)?.sync_data());
@@ -228,7 +230,7 @@ mod tests {
     use std::io::Write;
     use std::sync::mpsc::channel;
 
-    /// A writer of a store that has the record 1, in a file that can be neither extended nor, if that is asked for, written.
+    /// A writer of a store that has the record 1, in a file that cannot grow and, with `read_only`, cannot be written.
     fn full(read_only: bool) -> Writer {
         let dir = tempfile::TempDir::new().unwrap();
         let (store, _) = crate::Store::open(dir.path()).unwrap();
@@ -246,21 +248,21 @@ mod tests {
     fn change(writer: &mut Writer, key: u64, content: Option<Vec<u8>>) -> Result<(), WriteError> {
         let (done, mut written) = oneshot::channel();
         writer.write(Change { key, content, durable: false, done }, &channel().1);
-        written.try_recv().unwrap().expect("it is over")
+        written.try_recv().unwrap().expect("the write is complete")
     }
 
     #[test]
-    fn what_cannot_be_made_and_is_undone_is_not_owed() {
+    fn a_failed_creation_that_is_deleted_takes_no_memory() {
         for read_only in [false, true] {
             let mut writer = full(read_only);
-            // More than the file has room for, as each of them is undone by who is told that it failed.
+            // More data than the file has room for; the caller deletes each record when its write has failed.
             let big = vec![b'b'; 8 << 20];
             for key in 2..60 {
                 change(&mut writer, key, Some(big.clone())).unwrap_err();
                 let _ = change(&mut writer, key, None);
                 assert!(writer.owed.len() <= 1, "{read_only}: {:?}", writer.owed.keys());
             }
-            // The end of what the store has is owed, once.
+            // The deletion of a record that the store has is kept, once.
             for _ in 0..3 {
                 assert_eq!(change(&mut writer, 1, None).is_ok(), !read_only);
             }

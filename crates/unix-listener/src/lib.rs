@@ -1,8 +1,9 @@
-//! UNIX sockets that are listened on: of controllers, of RPC, of those who watch. Control context; nothing here blocks.
+//! Listening UNIX sockets: of controllers, of JSON-RPC, of the metrics. Control context; nothing here blocks.
 //!
-//! - [`Listener`]: a socket in the file system, in place of what a dead process left there, never with other rights than were asked for while it can be
-//!   connected to, and removed when it is dropped, unless another has taken its place.
-//! - [`Lock`]: what tells beforehand that somebody serves a socket, so that of two who start at the same time one has it.
+//! - [`Listener`]: a socket in the file system. It replaces the socket file of a dead process, has its final permissions before a
+//!   client can connect, and is removed when dropped, unless another process has replaced the file.
+//! - [`Lock`]: a lock file beside the socket, taken before the socket exists, so that of two processes that start at the same
+//!   time only one serves the socket.
 #![forbid(unsafe_code)]
 
 mod lock;
@@ -17,77 +18,77 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-/// Bytes of a socket's path: what `sun_path` holds, less its final zero.
+/// Longest path of a socket in bytes: the size of `sun_path` less its terminating zero.
 pub const PATH_MAX: usize = 107;
 
-/// Those who may wait to be accepted.
+/// Clients that may wait in the backlog for an accept.
 const BACKLOG: i32 = 128;
 
-/// Who may connect. An owner or group that is not given is the process's.
+/// Permissions of a socket. An absent owner or group means the process's own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketOptions {
     /// User id of the socket's owner.
     pub owner: Option<u32>,
     /// Group id.
     pub group: Option<u32>,
-    /// Permission bits; if none are given, 0660 where a group is, and 0600 otherwise, whatever the umask: to connect one needs
-    /// the right to write.
+    /// Permission bits. Absent: 0660 if a group is given, 0600 otherwise. The umask has no effect. A client needs the right to
+    /// write in order to connect.
     pub mode: Option<u32>,
 }
 
 impl SocketOptions {
-    /// These permission bits, and nothing else.
+    /// Options with these permission bits, and the process's owner and group.
     pub const fn with_mode(mode: u32) -> Self {
         Self { owner: None, group: None, mode: Some(mode) }
     }
 
-    /// The permission bits that a socket gets. Who names a group wants it to connect.
+    /// The socket's permission bits. A group is named to let its members connect.
     fn mode(self) -> Mode {
         let unless_given = if self.group.is_some() { 0o660 } else { 0o600 };
         Mode::from_raw_mode(self.mode.unwrap_or(unless_given))
     }
 }
 
-/// Why a socket cannot be listened on, or connected to.
+/// Why a process cannot listen on a socket or connect to one.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     /// The path is longer than a socket's address.
     #[error("{path}: a socket's path has at most {max} bytes")]
     PathTooLong {
-        /// Where.
+        /// The path.
         path: PathBuf,
         /// Bytes allowed.
         max: usize,
     },
-    /// Someone listens there.
+    /// Another process listens on this socket.
     #[error("{0}: another process listens on this socket")]
     InUse(PathBuf),
-    /// There is something else.
+    /// The path exists and is not a socket.
     #[error("{0}: exists and is not a socket")]
     NotASocket(PathBuf),
-    /// Its owner, group or mode cannot be set.
+    /// The owner, group or mode of the socket cannot be set.
     #[error("{path}: cannot set the socket's {what}: {source}")]
     Rights {
-        /// Where.
+        /// The socket's path.
         path: PathBuf,
-        /// Which of them.
+        /// The attribute: `owner or group`, or `mode`.
         what: &'static str,
-        /// Why not.
+        /// The system's error.
         source: io::Error,
     },
-    /// The kernel refused.
+    /// A system call failed.
     #[error("{path}: cannot {action}: {source}")]
     Os {
-        /// Where.
+        /// The path.
         path: PathBuf,
-        /// What was tried.
+        /// The failed action, as a verb with its object.
         action: &'static str,
-        /// Why not.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// A socket that is listened on, until it is dropped: then it is removed.
+/// A listening socket. Dropping it removes the socket's file.
 #[derive(Debug)]
 pub struct Listener {
     socket: UnixListener,
@@ -97,8 +98,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Makes and listens on a socket at `path`. A socket that nobody listens on any more is replaced. Rights are set
-    /// before anybody can connect.
+    /// Creates a socket at `path` and listens on it. A stale socket, on which no process listens, is replaced. The permissions
+    /// are set before any client can connect.
     ///
     /// # Errors
     /// As [`ListenError`] says.
@@ -108,7 +109,8 @@ impl Listener {
         Ok(listener)
     }
 
-    /// As [`Listener::bind`], but nobody can connect before [`Listener::listen`]. Meanwhile it looks as if a dead process had left it: a [`Lock`] keeps others off.
+    /// Like [`Listener::bind`], but no client can connect before [`Listener::listen`]. Until then the socket looks stale to other
+    /// processes, so the caller holds a [`Lock`] to keep them from replacing it.
     ///
     /// # Errors
     /// As [`ListenError`] says.
@@ -116,18 +118,19 @@ impl Listener {
         let path = path.into();
         let address = address(&path)?;
         remove_stale(&path, &address)?;
-        let socket = stream_socket().map_err(os(&path, "make a socket"))?;
-        // Linux gives the socket's file the permissions of the descriptor, less the umask; so the umask has its say later only, which can but
-        // widen.
-        rustix::fs::fchmod(&socket, options.mode()).map_err(os(&path, "prepare the socket"))?;
+        let socket = stream_socket().map_err(os(&path, "create a socket"))?;
+        // Linux gives the socket's file the permissions of the descriptor, less the umask. The `chmod` in `set_rights` corrects
+        // what the umask removed; it can only widen the permissions.
+        rustix::fs::fchmod(&socket, options.mode())
+            .map_err(os(&path, "set the permissions of the socket"))?;
         rustix::net::bind(&socket, &address).map_err(os(&path, "bind"))?;
-        let stat = rustix::fs::lstat(&path).map_err(os(&path, "look at the socket"))?;
+        let stat = rustix::fs::lstat(&path).map_err(os(&path, "read the status of the socket"))?;
         let listener = Self { socket: socket.into(), path, file: (stat.st_dev, stat.st_ino) };
         listener.set_rights(options)?;
         Ok(listener)
     }
 
-    /// Lets clients connect.
+    /// Starts listening, so that clients can connect.
     ///
     /// # Errors
     /// [`ListenError::Os`].
@@ -135,15 +138,16 @@ impl Listener {
         rustix::net::listen(&self.socket, BACKLOG).map_err(os(&self.path, "listen"))
     }
 
-    /// Where it is.
+    /// The path of the socket's file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The socket, to be watched: it never waits. It goes on listening after `self` is gone, but cannot be found any more.
+    /// A duplicate of the socket, non-blocking, for polling. It goes on listening after `self` is dropped, but clients cannot
+    /// reach it then because its file is removed.
     ///
     /// # Errors
-    /// There are no descriptors left.
+    /// No file descriptors are left.
     pub fn socket(&self) -> io::Result<UnixListener> {
         self.socket.try_clone()
     }
@@ -164,7 +168,7 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // Another process may have put its own socket there since.
+        // Another process may have put its own socket there.
         let still_ours = rustix::fs::lstat(&self.path).is_ok_and(|s| (s.st_dev, s.st_ino) == self.file);
         if still_ours && let Err(error) = rustix::fs::unlink(&self.path) {
             tracing::warn!("cannot remove {}: {error}", self.path.display());
@@ -175,7 +179,7 @@ impl Drop for Listener {
 /// The address of a socket at `path`.
 ///
 /// # Errors
-/// [`ListenError::PathTooLong`]; [`ListenError::Os`] for a path that can be none.
+/// [`ListenError::PathTooLong`]; [`ListenError::Os`] for a path that cannot be an address, such as one with a zero byte.
 pub fn address(path: &Path) -> Result<SocketAddrUnix, ListenError> {
     if path.as_os_str().len() > PATH_MAX {
         return Err(ListenError::PathTooLong { path: path.to_owned(), max: PATH_MAX });
@@ -183,32 +187,32 @@ pub fn address(path: &Path) -> Result<SocketAddrUnix, ListenError> {
     SocketAddrUnix::new(path).map_err(os(path, "use the path"))
 }
 
-/// A stream socket that never waits.
+/// A non-blocking stream socket.
 ///
 /// # Errors
-/// There are no descriptors, or no memory, left.
+/// No file descriptors or no memory are left.
 pub fn stream_socket() -> rustix::io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
 }
 
-/// Makes `path` free, if what is there is a socket without a listener.
+/// Removes the file at `path` if it is a socket on which no process listens.
 fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), ListenError> {
     let stat = match rustix::fs::lstat(path) {
         Ok(stat) => stat,
         Err(Errno::NOENT) => return Ok(()),
-        Err(e) => return Err(os(path, "look at it")(e)),
+        Err(e) => return Err(os(path, "read its status")(e)),
     };
     if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
         return Err(ListenError::NotASocket(path.into()));
     }
-    let probe = stream_socket().map_err(os(path, "make a socket"))?;
+    let probe = stream_socket().map_err(os(path, "create a socket"))?;
     match rustix::net::connect(&probe, address) {
         Err(Errno::CONNREFUSED) => {
-            tracing::info!("replacing {}: nobody listens on it", path.display());
+            tracing::info!("replacing the stale socket {}: no process listens on it", path.display());
             rustix::fs::unlink(path).map_err(os(path, "remove the stale socket"))
         }
-        // A full backlog (EAGAIN) is somebody's, too.
+        // EAGAIN means a full backlog, which belongs to a live listener.
         Ok(()) | Err(Errno::AGAIN) => Err(ListenError::InUse(path.into())),
         Err(e) => Err(os(path, "find out whether another process listens on it")(e)),
     }

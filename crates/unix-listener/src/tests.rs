@@ -1,4 +1,4 @@
-//! Sockets in a directory of the test's: stale, foreign and taken ones, rights, locks.
+//! Tests of sockets in a temporary directory: stale files, files of other processes, sockets in use, permissions, locks.
 
 use super::{ListenError, Listener, Lock, SocketOptions, stream_socket};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -10,7 +10,7 @@ fn bind(path: &Path) -> Result<Listener, ListenError> {
 }
 
 #[test]
-fn sockets_are_made_replaced_and_removed() {
+fn bind_creates_replaces_stale_and_removes() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("vm.sock");
     let first = bind(&path).expect("a new socket");
@@ -22,7 +22,7 @@ fn sockets_are_made_replaced_and_removed() {
     drop(UnixListener::bind(&path).expect("a socket that is left behind"));
     assert!(path.exists());
     let second = bind(&path).expect("the stale one is replaced");
-    // Whoever took the place of ours keeps it.
+    // A socket that another process put in place of ours is kept.
     std::fs::remove_file(&path).expect("removed by another");
     let _other = UnixListener::bind(&path).expect("another's");
     drop(second);
@@ -30,7 +30,7 @@ fn sockets_are_made_replaced_and_removed() {
 }
 
 #[test]
-fn who_has_no_time_to_accept_is_there_all_the_same() {
+fn a_listener_with_a_full_backlog_is_in_use() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("busy.sock");
     let _busy = UnixListener::bind(&path).expect("another's");
@@ -47,7 +47,7 @@ fn who_has_no_time_to_accept_is_there_all_the_same() {
 }
 
 #[test]
-fn what_is_no_socket_stays() {
+fn a_file_that_is_not_a_socket_is_kept() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("precious");
     std::fs::write(&path, "data").expect("written");
@@ -79,7 +79,7 @@ fn rights() {
     for (asked, expected) in [(None, 0o660), (Some(0o600), 0o600)] {
         let options = SocketOptions { owner: None, group: Some(gid), mode: asked };
         let _listener = Listener::bind(&path, options).expect("a socket");
-        assert_eq!(mode(), expected, "a group may connect, unless it is said otherwise");
+        assert_eq!(mode(), expected, "a group may connect, unless a mode is given");
     }
     for asked in [0, 0o600, 0o777] {
         let _listener = Listener::bind(&path, SocketOptions::with_mode(asked)).expect("a socket");
@@ -87,22 +87,23 @@ fn rights() {
     }
     if uid != 0 {
         let options = SocketOptions { owner: Some(0), ..options };
-        let error = Listener::bind(dir.path().join("root.sock"), options).expect_err("not ours to give");
+        let error = Listener::bind(dir.path().join("root.sock"), options)
+            .expect_err("the process may not set this owner");
         assert!(error.to_string().contains("cannot set the socket's owner or group"), "{error}");
         assert!(!dir.path().join("root.sock").exists(), "nothing is left");
     }
 }
 
 #[test]
-fn a_lock_is_had_by_one_at_a_time_and_leaves_nothing() {
+fn a_lock_has_one_holder_and_leaves_no_file() {
     let dir = tempfile::tempdir().expect("a directory");
     let socket = dir.path().join("rpc.sock");
-    let first = Lock::take(&socket).expect("nobody has it");
+    let first = Lock::take(&socket).expect("the lock is free");
     assert!(matches!(Lock::take(&socket), Err(ListenError::InUse(path)) if path == socket));
     drop(first);
     assert_eq!(std::fs::read_dir(dir.path()).expect("a directory").count(), 0);
     let file = dir.path().join("rpc.sock.lock");
-    std::fs::write(&file, "").expect("what a dead process left");
-    let _second = Lock::take(&socket).expect("nobody has it");
+    std::fs::write(&file, "").expect("a lock file of a dead process");
+    let _second = Lock::take(&socket).expect("the lock is free");
     assert!(matches!(Lock::take(&dir.path().join("no/s")), Err(ListenError::Os { .. })));
 }
