@@ -5,7 +5,7 @@
 #![no_main]
 
 use aryk_bdev::{Bdev, QosGroup};
-use aryk_metrics::{Address, Controller, Inventory, Observatory, Scrapes, Server, Web};
+use aryk_metrics::{Address, Controller, Inventory, Collector, Scrapes, Server, Web};
 use aryk_reactor::Handle;
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
@@ -27,7 +27,7 @@ const FILTER_MAX: usize = 256;
 
 /// A daemon that has nothing.
 #[derive(Default)]
-struct Nothing(Observatory);
+struct Nothing(Collector);
 
 impl Inventory for Nothing {
     fn reactors(&self) -> Vec<Handle> {
@@ -50,7 +50,7 @@ impl Inventory for Nothing {
         None
     }
 
-    fn observatory(&self) -> &Observatory {
+    fn collector(&self) -> &Collector {
         &self.0
     }
 }

@@ -3,16 +3,16 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-/// What a family's samples are.
+/// The kind of a family's samples.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// It only grows.
+    /// A value that only grows.
     Counter,
-    /// It is as it is.
+    /// A value that goes up and down.
     Gauge,
     /// Counts of values by size.
     Histogram,
-    /// Its labels are what it tells.
+    /// Labels that carry the information; the value is 1.
     Info,
 }
 
@@ -26,7 +26,7 @@ impl Kind {
         }
     }
 
-    /// What the name of a sample has that its family's has not.
+    /// The suffix of the names of the samples, which the family's name lacks.
     const fn suffix(self) -> &'static str {
         match self {
             Self::Counter => "_total",
@@ -39,23 +39,23 @@ impl Kind {
 /// A family of metrics.
 #[derive(Clone, Copy, Debug)]
 pub struct Family {
-    /// Its name, without the suffixes of samples; it ends with the unit if there is one.
+    /// The name without the suffixes of samples; ends with the unit if there is one.
     pub name: &'static str,
-    /// What its samples are.
+    /// The kind of the samples.
     pub kind: Kind,
-    /// `seconds`, `bytes`, or nothing.
+    /// `seconds`, `bytes`, or empty.
     pub unit: &'static str,
-    /// What it means.
+    /// The help text.
     pub help: &'static str,
 }
 
-/// A label: its name, and its value.
+/// A label: name and value.
 pub type Label<'a> = (&'static str, &'a str);
 
 /// The end of an exposition.
 pub const END: &str = "# EOF\n";
 
-/// Text that is being written.
+/// The text of an exposition under construction.
 #[derive(Debug, Default)]
 pub struct Text(pub String);
 
@@ -68,20 +68,20 @@ impl Text {
         self.write(format_args!("# TYPE {name} {kind}\n{unit}# HELP {name} {help}\n"));
     }
 
-    /// A sample with a whole number.
+    /// Writes a sample with an integer value.
     pub fn count(&mut self, family: &Family, labels: &[Label<'_>], value: u64) {
         self.series(family, family.kind.suffix(), labels, None);
         self.write(format_args!(" {value}\n"));
     }
 
-    /// A sample with a time, given in nanoseconds, told in seconds.
+    /// Writes a sample with a duration, given in nanoseconds, written in seconds.
     pub fn seconds(&mut self, family: &Family, labels: &[Label<'_>], ns: u64) {
         self.series(family, family.kind.suffix(), labels, None);
         self.write(format_args!(" {}\n", Seconds(ns)));
     }
 
-    /// The samples of a histogram: counts of the buckets that end at these powers of two, in nanoseconds, and of the last, which has no end; and
-    /// the sum of all values.
+    /// Writes the samples of a histogram: cumulative counts of the buckets that end at these powers of two nanoseconds and of the
+    /// last, unbounded one, and the sum of all values.
     pub fn histogram(
         &mut self,
         family: &Family,
@@ -124,7 +124,7 @@ impl Text {
         }
     }
 
-    /// A label's value, in which a quote would end it and a line feed the line.
+    /// Writes a label's value with quotes, backslashes and line feeds escaped.
     fn escape(&mut self, value: &str) {
         for c in value.chars() {
             match c {
@@ -137,18 +137,18 @@ impl Text {
     }
 
     fn write(&mut self, text: std::fmt::Arguments<'_>) {
-        self.0.write_fmt(text).expect("a string takes all");
+        self.0.write_fmt(text).expect("writing to a string cannot fail");
     }
 }
 
-/// Where a bucket ends.
+/// The upper bound of a bucket.
 #[derive(Clone, Copy)]
 enum Bound {
     Log2(u32),
     Infinite,
 }
 
-/// Nanoseconds, told in seconds, exactly: no float has as many digits.
+/// Nanoseconds, written in seconds exactly: a float lacks the digits.
 struct Seconds(u64);
 
 impl std::fmt::Display for Seconds {
@@ -191,14 +191,14 @@ x_seconds_sum{disk="a\"b\\\n"} 1.5
 
     #[test]
     fn seconds_are_exact() {
-        for (ns, told) in [
+        for (ns, expected) in [
             (0, "0.0"),
             (1, "0.000000001"),
             (10, "0.00000001"),
             (1_000_000_000, "1.0"),
             (u64::MAX, "18446744073.709551615"),
         ] {
-            assert_eq!(Seconds(ns).to_string(), told);
+            assert_eq!(Seconds(ns).to_string(), expected);
         }
     }
 }

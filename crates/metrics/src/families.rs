@@ -1,17 +1,17 @@
-//! What is told, family by family: the names that dashboards and alerts are written against. Any context; pure.
+//! All metrics, family by family: the names that dashboards and alerts depend on. Any context; pure.
 
 use crate::exposition::{Family, Kind, Label, Text};
-use crate::{Disk, Group, Look, Reactor, Seat};
+use crate::{ControllerCounts, Disk, Group, Reactor, Snapshot};
 use aryk_bdev::{Coarse, Op, RateLimits, Summary, TimeLayer};
 use std::time::UNIX_EPOCH;
 
-mod unions;
+mod aggregates;
 
-/// A family, and how its samples are had from a look: how many objects have some, and those of one of them.
-pub struct Told {
+/// A family, and how to read its samples from a snapshot: the number of objects, and the samples of one object.
+pub struct FamilySource {
     pub family: Family,
-    pub objects: fn(&Look) -> usize,
-    pub tell: fn(&Family, &Look, usize, &mut Text),
+    pub objects: fn(&Snapshot) -> usize,
+    pub write: fn(&Family, &Snapshot, usize, &mut Text),
 }
 
 const fn counter(name: &'static str, help: &'static str) -> Family {
@@ -30,65 +30,65 @@ const fn of(kind: Kind, unit: &'static str, name: &'static str, help: &'static s
     Family { name, kind, unit, help }
 }
 
-fn disks(look: &Look) -> usize {
-    look.disks.len()
+fn disks(snapshot: &Snapshot) -> usize {
+    snapshot.disks.len()
 }
 
-fn groups(look: &Look) -> usize {
-    look.groups.len()
+fn groups(snapshot: &Snapshot) -> usize {
+    snapshot.groups.len()
 }
 
-fn controllers(look: &Look) -> usize {
-    look.controllers.len()
+fn controllers(snapshot: &Snapshot) -> usize {
+    snapshot.controllers.len()
 }
 
-fn reactors(look: &Look) -> usize {
-    look.reactors.len()
+fn reactors(snapshot: &Snapshot) -> usize {
+    snapshot.reactors.len()
 }
 
-const fn one(_: &Look) -> usize {
+const fn one(_: &Snapshot) -> usize {
     1
 }
 
-/// The operations that are told of a disk: those that every disk does, and what else it has done.
-fn told_ops(disk: &Disk) -> impl Iterator<Item = Op> + '_ {
-    let is_told = |op: &Op| {
+/// The operations that are reported of a disk: reads and writes always, others if the disk has done any.
+fn reported_ops(disk: &Disk) -> impl Iterator<Item = Op> + '_ {
+    let is_reported = |op: &Op| {
         let counts = disk.counts.op(*op);
         matches!(op, Op::Read | Op::Write) || counts.ops + counts.errors > 0
     };
-    Op::ALL.into_iter().filter(is_told)
+    Op::ALL.into_iter().filter(is_reported)
 }
 
-/// All of them, in their order.
-pub const ALL: &[Told] = &[
-    Told {
+/// All families, in the order of the output.
+pub const ALL: &[FamilySource] = &[
+    FamilySource {
         family: info("aryk_build", "The daemon's version."),
         objects: one,
-        tell: |f, _, _, t| t.count(f, &[("version", env!("CARGO_PKG_VERSION"))], 1),
+        write: |f, _, _, t| t.count(f, &[("version", env!("CARGO_PKG_VERSION"))], 1),
     },
-    Told {
-        family: of(Kind::Gauge, "seconds", "aryk_look_seconds", "How long it took to gather all this."),
+    FamilySource {
+        family: of(Kind::Gauge, "seconds", "aryk_look_seconds", "How long it took to gather these values."),
         objects: one,
-        tell: |f, look, _, t| t.seconds(f, &[], look.took.as_nanos() as u64),
+        write: |f, snapshot, _, t| t.seconds(f, &[], snapshot.took.as_nanos() as u64),
     },
-    Told {
-        family: info("aryk_disk", "What kind of disk it is."),
+    FamilySource {
+        family: info("aryk_disk", "The kind of the disk."),
         objects: disks,
-        tell: |f, look, i, t| {
-            t.count(f, &[("disk", &look.disks[i].name), ("kind", look.disks[i].product)], 1);
+        write: |f, snapshot, i, t| {
+            t.count(f, &[("disk", &snapshot.disks[i].name), ("kind", snapshot.disks[i].product)], 1);
         },
     },
-    Told {
-        family: of(Kind::Gauge, "bytes", "aryk_disk_size_bytes", "How large the disk is."),
+    FamilySource {
+        family: of(Kind::Gauge, "bytes", "aryk_disk_size_bytes", "The size of the disk."),
         objects: disks,
-        tell: |f, look, i, t| t.count(f, &[("disk", &look.disks[i].name)], look.disks[i].size),
+        write: |f, snapshot, i, t| t.count(f, &[("disk", &snapshot.disks[i].name)], snapshot.disks[i].size),
     },
-    Told {
+    FamilySource {
         family: counter("aryk_disk_ops", "Requests that completed without failure."),
         objects: disks,
-        tell: |f, look, i, t| tell_ops(f, &look.disks[i], t, |disk, op| disk.counts.op(op).ops),
+        write: |f, snapshot, i, t| write_ops(f, &snapshot.disks[i], t, |disk, op| disk.counts.op(op).ops),
     },
-    Told {
+    FamilySource {
         family: of(
             Kind::Counter,
             "bytes",
@@ -96,14 +96,14 @@ pub const ALL: &[Told] = &[
             "Bytes of the requests that completed without failure.",
         ),
         objects: disks,
-        tell: |f, look, i, t| tell_ops(f, &look.disks[i], t, |disk, op| disk.counts.op(op).bytes),
+        write: |f, snapshot, i, t| write_ops(f, &snapshot.disks[i], t, |disk, op| disk.counts.op(op).bytes),
     },
-    Told {
+    FamilySource {
         family: counter("aryk_disk_errors", "Requests that failed."),
         objects: disks,
-        tell: |f, look, i, t| tell_ops(f, &look.disks[i], t, |disk, op| disk.counts.op(op).errors),
+        write: |f, snapshot, i, t| write_ops(f, &snapshot.disks[i], t, |disk, op| disk.counts.op(op).errors),
     },
-    Told {
+    FamilySource {
         family: of(
             Kind::Gauge,
             "seconds",
@@ -111,8 +111,8 @@ pub const ALL: &[Told] = &[
             "When the disk's store last failed a request, in seconds since 1970, and why.",
         ),
         objects: disks,
-        tell: |f, look, i, t| {
-            let disk = &look.disks[i];
+        write: |f, snapshot, i, t| {
+            let disk = &snapshot.disks[i];
             if let Some(failure) = &disk.last_failure {
                 let since = failure.at.duration_since(UNIX_EPOCH).unwrap_or_default();
                 let errno = failure.errno.to_string();
@@ -121,257 +121,274 @@ pub const ALL: &[Told] = &[
             }
         },
     },
-    Told {
+    FamilySource {
         family: of(
             Kind::Histogram,
             "seconds",
             "aryk_disk_latency_seconds",
-            "How long requests took, from the front-end's handing them down to its having them back.",
+            "How long requests took, from their submission to the block layer to their completion.",
         ),
         objects: disks,
-        tell: tell_latencies,
+        write: write_latencies,
     },
-    Told {
+    FamilySource {
         family: of(
             Kind::Gauge,
             "seconds",
             "aryk_disk_latency_max_seconds",
-            "The longest that a request took since the counts were set to zero.",
+            "The longest latency of a request since the counts were reset.",
         ),
         objects: disks,
-        tell: |f, look, i, t| {
-            let disk = &look.disks[i];
+        write: |f, snapshot, i, t| {
+            let disk = &snapshot.disks[i];
             for op in [Op::Read, Op::Write] {
                 t.seconds(f, &[("disk", &disk.name), ("op", op.name())], disk.counts.op(op).latency_ns_max);
             }
         },
     },
-    Told {
+    FamilySource {
         family: of(
             Kind::Counter,
             "seconds",
             "aryk_disk_layer_seconds",
-            "Where the time of requests went: all of them together, by layer.",
+            "The time that all requests together spent in each layer.",
         ),
         objects: disks,
-        tell: |f, look, i, t| {
-            let disk = &look.disks[i];
+        write: |f, snapshot, i, t| {
+            let disk = &snapshot.disks[i];
             for layer in TimeLayer::ALL {
                 let labels = [("disk", &*disk.name), ("layer", layer.name())];
                 t.seconds(f, &labels, disk.counts.layer(layer).sum_ns);
             }
         },
     },
-    Told {
-        family: gauge("aryk_disk_in_flight_max", "The most requests that were in flight, lately."),
+    FamilySource {
+        family: gauge("aryk_disk_in_flight_max", "The highest number of requests in flight, lately."),
         objects: disks,
-        tell: |f, look, i, t| t.count(f, &[("disk", &look.disks[i].name)], look.disks[i].in_flight_max),
+        write: |f, snapshot, i, t| {
+            t.count(f, &[("disk", &snapshot.disks[i].name)], snapshot.disks[i].in_flight_max)
+        },
     },
-    Told {
-        family: gauge("aryk_disk_in_flight", "Requests that are in flight."),
+    FamilySource {
+        family: gauge("aryk_disk_in_flight", "Requests in flight."),
         objects: disks,
-        tell: |f, look, i, t| t.count(f, &[("disk", &look.disks[i].name)], look.disks[i].counts.in_flight),
+        write: |f, snapshot, i, t| {
+            t.count(f, &[("disk", &snapshot.disks[i].name)], snapshot.disks[i].counts.in_flight)
+        },
     },
-    Told {
+    FamilySource {
         family: gauge("aryk_disk_waiting", "Requests in flight that wait in the block layer."),
         objects: disks,
-        tell: |f, look, i, t| t.count(f, &[("disk", &look.disks[i].name)], look.disks[i].counts.waiting),
+        write: |f, snapshot, i, t| {
+            t.count(f, &[("disk", &snapshot.disks[i].name)], snapshot.disks[i].counts.waiting)
+        },
     },
-    Told {
-        family: counter("aryk_disk_overdue", "Requests that took longer than the disk's deadline allows."),
+    FamilySource {
+        family: counter("aryk_disk_overdue", "Requests that took longer than the disk's deadline."),
         objects: disks,
-        tell: |f, look, i, t| t.count(f, &[("disk", &look.disks[i].name)], look.disks[i].counts.overdue),
+        write: |f, snapshot, i, t| {
+            t.count(f, &[("disk", &snapshot.disks[i].name)], snapshot.disks[i].counts.overdue)
+        },
     },
-    Told {
-        family: gauge("aryk_disk_limit", "What the disk itself may do in a second, by kind of limit."),
+    FamilySource {
+        family: gauge("aryk_disk_limit", "The disk's own limits per second, by kind of limit."),
         objects: disks,
-        tell: |f, look, i, t| tell_limits(f, ("disk", &look.disks[i].name), &look.disks[i].limits, t),
+        write: |f, snapshot, i, t| {
+            write_limits(f, ("disk", &snapshot.disks[i].name), &snapshot.disks[i].limits, t)
+        },
     },
-    Told {
-        family: info("aryk_group", "Disks that are limited together."),
+    FamilySource {
+        family: info("aryk_group", "A group of disks that share limits."),
         objects: groups,
-        tell: |f, look, i, t| {
-            let group = &look.groups[i];
+        write: |f, snapshot, i, t| {
+            let group = &snapshot.groups[i];
             let parent = group.parent.as_deref().unwrap_or_default();
             t.count(f, &[("group", &group.name), ("parent", parent)], 1);
         },
     },
-    Told {
-        family: gauge("aryk_group_disks", "Disks in the group, and in the groups in it."),
+    FamilySource {
+        family: gauge("aryk_group_disks", "Disks in the group and in its subgroups."),
         objects: groups,
-        tell: |f, look, i, t| t.count(f, &[("group", &look.groups[i].name)], look.groups[i].disks as u64),
+        write: |f, snapshot, i, t| {
+            t.count(f, &[("group", &snapshot.groups[i].name)], snapshot.groups[i].disks as u64)
+        },
     },
-    Told {
-        family: gauge("aryk_group_limit", "What its disks may do in a second together, by kind of limit."),
+    FamilySource {
+        family: gauge(
+            "aryk_group_limit",
+            "The limits per second that the group's disks share, by kind of limit.",
+        ),
         objects: groups,
-        tell: |f, look, i, t| tell_limits(f, ("group", &look.groups[i].name), &look.groups[i].limits, t),
+        write: |f, snapshot, i, t| {
+            write_limits(f, ("group", &snapshot.groups[i].name), &snapshot.groups[i].limits, t)
+        },
     },
-    Told {
-        family: gauge("aryk_group_disk", "1: this disk is in this group, and not in one within it."),
+    FamilySource {
+        family: gauge("aryk_group_disk", "1: this disk is directly in this group, not in a subgroup."),
         objects: disks,
-        tell: |f, look, i, t| {
-            let disk = &look.disks[i];
+        write: |f, snapshot, i, t| {
+            let disk = &snapshot.disks[i];
             if let Some(group) = &disk.group {
                 t.count(f, &[("group", group), ("disk", &disk.name)], 1);
             }
         },
     },
-    unions::ops::<Group>("aryk_group_ops"),
-    unions::bytes::<Group>("aryk_group_bytes"),
-    unions::errors::<Group>("aryk_group_request_errors"),
-    unions::latencies::<Group>("aryk_group_latency_seconds"),
-    unions::layers::<Group>("aryk_group_layer_seconds"),
-    Told {
-        family: info("aryk_controller", "What kind of controller it is."),
+    aggregates::ops::<Group>("aryk_group_ops"),
+    aggregates::bytes::<Group>("aryk_group_bytes"),
+    aggregates::errors::<Group>("aryk_group_request_errors"),
+    aggregates::latencies::<Group>("aryk_group_latency_seconds"),
+    aggregates::layers::<Group>("aryk_group_layer_seconds"),
+    FamilySource {
+        family: info("aryk_controller", "The kind of the controller."),
         objects: controllers,
-        tell: |f, look, i, t| {
-            let controller = &look.controllers[i].controller;
+        write: |f, snapshot, i, t| {
+            let controller = &snapshot.controllers[i].controller;
             t.count(f, &[("controller", &controller.name), ("kind", controller.kind)], 1);
         },
     },
-    Told {
-        family: gauge("aryk_controller_disk", "1: through this controller a machine reaches this disk."),
+    FamilySource {
+        family: gauge("aryk_controller_disk", "1: this controller offers this disk to its VM."),
         objects: controllers,
-        tell: |f, look, i, t| {
-            let controller = &look.controllers[i].controller;
+        write: |f, snapshot, i, t| {
+            let controller = &snapshot.controllers[i].controller;
             for disk in &controller.disks {
                 t.count(f, &[("controller", &controller.name), ("disk", disk)], 1);
             }
         },
     },
-    Told {
-        family: gauge("aryk_controller_connected", "Whether the controller's machine is connected."),
+    FamilySource {
+        family: gauge("aryk_controller_connected", "1 if a front-end is connected to the controller."),
         objects: controllers,
-        tell: |f, look, i, t| {
-            let controller = &look.controllers[i].controller;
+        write: |f, snapshot, i, t| {
+            let controller = &snapshot.controllers[i].controller;
             t.count(f, &[("controller", &controller.name)], controller.connected.into());
         },
     },
-    Told {
-        family: gauge("aryk_controller_queues", "Queues of the machine that are served."),
+    FamilySource {
+        family: gauge("aryk_controller_queues", "Queues of the controller that are running."),
         objects: controllers,
-        tell: |f, look, i, t| {
+        write: |f, snapshot, i, t| {
             t.count(
                 f,
-                &[("controller", &look.controllers[i].controller.name)],
-                look.controllers[i].controller.queues,
+                &[("controller", &snapshot.controllers[i].controller.name)],
+                snapshot.controllers[i].controller.queues,
             );
         },
     },
-    Told {
-        family: counter("aryk_controller_sessions", "Times that a machine has connected."),
+    FamilySource {
+        family: counter("aryk_controller_sessions", "Sessions of front-ends so far."),
         objects: controllers,
-        tell: |f, look, i, t| {
+        write: |f, snapshot, i, t| {
             t.count(
                 f,
-                &[("controller", &look.controllers[i].controller.name)],
-                look.controllers[i].controller.sessions,
+                &[("controller", &snapshot.controllers[i].controller.name)],
+                snapshot.controllers[i].controller.sessions,
             );
         },
     },
-    Told {
+    FamilySource {
         family: counter(
             "aryk_controller_failed_sessions",
-            "Sessions that ended by an error, not by the machine's leaving.",
+            "Sessions that ended with an error, not with a disconnect by the front-end.",
         ),
         objects: controllers,
-        tell: |f, look, i, t| {
+        write: |f, snapshot, i, t| {
             t.count(
                 f,
-                &[("controller", &look.controllers[i].controller.name)],
-                look.controllers[i].controller.failed_sessions,
+                &[("controller", &snapshot.controllers[i].controller.name)],
+                snapshot.controllers[i].controller.failed_sessions,
             );
         },
     },
-    Told {
-        family: counter("aryk_controller_errors", "What the machine did wrong, by kind."),
+    FamilySource {
+        family: counter("aryk_controller_errors", "Protocol errors of the guest and the front-end, by kind."),
         objects: controllers,
-        tell: |f, look, i, t| {
-            let controller = &look.controllers[i].controller;
+        write: |f, snapshot, i, t| {
+            let controller = &snapshot.controllers[i].controller;
             for (kind, count) in controller.errors {
                 t.count(f, &[("controller", &controller.name), ("kind", kind)], count);
             }
         },
     },
-    unions::ops::<Seat>("aryk_controller_ops"),
-    unions::bytes::<Seat>("aryk_controller_bytes"),
-    unions::errors::<Seat>("aryk_controller_request_errors"),
-    unions::latencies::<Seat>("aryk_controller_latency_seconds"),
-    unions::layers::<Seat>("aryk_controller_layer_seconds"),
-    Told {
-        family: of(Kind::Counter, "seconds", "aryk_reactor_seconds", "Where the reactor's time went."),
+    aggregates::ops::<ControllerCounts>("aryk_controller_ops"),
+    aggregates::bytes::<ControllerCounts>("aryk_controller_bytes"),
+    aggregates::errors::<ControllerCounts>("aryk_controller_request_errors"),
+    aggregates::latencies::<ControllerCounts>("aryk_controller_latency_seconds"),
+    aggregates::layers::<ControllerCounts>("aryk_controller_layer_seconds"),
+    FamilySource {
+        family: of(Kind::Counter, "seconds", "aryk_reactor_seconds", "The reactor's time, by state."),
         objects: reactors,
-        tell: |f, look, i, t| {
-            let (core, stats) = (look.reactors[i].core.to_string(), &look.reactors[i].stats);
+        write: |f, snapshot, i, t| {
+            let (core, stats) = (snapshot.reactors[i].core.to_string(), &snapshot.reactors[i].stats);
             for (state, time) in [("busy", stats.busy), ("idle", stats.idle), ("asleep", stats.sleeping)] {
                 t.seconds(f, &[("core", &core), ("state", state)], time.as_nanos() as u64);
             }
         },
     },
-    Told {
-        family: counter("aryk_reactor_turns", "Turns that the reactor made."),
+    FamilySource {
+        family: counter("aryk_reactor_turns", "Turns of the reactor."),
         objects: reactors,
-        tell: |f, look, i, t| {
-            t.count(f, &[("core", &look.reactors[i].core.to_string())], look.reactors[i].stats.turns);
+        write: |f, snapshot, i, t| {
+            t.count(f, &[("core", &snapshot.reactors[i].core.to_string())], snapshot.reactors[i].stats.turns);
         },
     },
-    Told {
+    FamilySource {
         family: of(
             Kind::Gauge,
             "seconds",
             "aryk_reactor_longest_turn_seconds",
-            "The longest that the reactor was at one turn, lately: nothing else on its core ran meanwhile.",
+            "The longest turn of the reactor, lately: no other root on its core runs during a turn.",
         ),
         objects: reactors,
-        tell: |f, look, i, t| {
-            let reactor = &look.reactors[i];
+        write: |f, snapshot, i, t| {
+            let reactor = &snapshot.reactors[i];
             t.seconds(f, &[("core", &reactor.core.to_string())], reactor.longest_turn.as_nanos() as u64);
         },
     },
-    Told {
-        family: gauge("aryk_reactor_members", "Queues and pollers that the reactor serves."),
+    FamilySource {
+        family: gauge("aryk_reactor_members", "Queues and pollers on the reactor."),
         objects: reactors,
-        tell: |f, look, i, t| {
-            t.count(f, &[("core", &look.reactors[i].core.to_string())], look.reactors[i].members);
+        write: |f, snapshot, i, t| {
+            t.count(f, &[("core", &snapshot.reactors[i].core.to_string())], snapshot.reactors[i].members);
         },
     },
-    Told {
-        family: of(Kind::Gauge, "bytes", "aryk_guest_memory_bytes", "Memory of front-ends that is mapped."),
+    FamilySource {
+        family: of(Kind::Gauge, "bytes", "aryk_guest_memory_bytes", "Guest memory that is mapped."),
         objects: one,
-        tell: |f, look, _, t| t.count(f, &[], look.mapped.0),
+        write: |f, snapshot, _, t| t.count(f, &[], snapshot.mapped.0),
     },
-    Told {
-        family: gauge("aryk_guest_memory_regions", "Mappings that it is in."),
+    FamilySource {
+        family: gauge("aryk_guest_memory_regions", "Mappings of guest memory."),
         objects: one,
-        tell: |f, look, _, t| t.count(f, &[], look.mapped.1),
+        write: |f, snapshot, _, t| t.count(f, &[], snapshot.mapped.1),
     },
-    Told {
+    FamilySource {
         family: gauge(
             "aryk_reclaim_pending",
             "Mappings and memory files that wait to be unmapped and closed.",
         ),
         objects: one,
-        tell: |f, look, _, t| t.count(f, &[], look.reclaiming.pending),
+        write: |f, snapshot, _, t| t.count(f, &[], snapshot.reclaiming.pending),
     },
-    Told {
+    FamilySource {
         family: of(
             Kind::Gauge,
             "seconds",
             "aryk_reclaim_delay_max_seconds",
-            "The longest that one of them has taken, from when nobody used it any more.",
+            "The longest time from the last use of such a mapping to its unmapping.",
         ),
         objects: one,
-        tell: |f, look, _, t| t.seconds(f, &[], look.reclaiming.delay_max.as_nanos() as u64),
+        write: |f, snapshot, _, t| t.seconds(f, &[], snapshot.reclaiming.delay_max.as_nanos() as u64),
     },
-    unions::ops::<Reactor>("aryk_reactor_ops"),
-    unions::bytes::<Reactor>("aryk_reactor_bytes"),
-    unions::errors::<Reactor>("aryk_reactor_request_errors"),
-    unions::latencies::<Reactor>("aryk_reactor_latency_seconds"),
-    unions::layers::<Reactor>("aryk_reactor_layer_seconds"),
+    aggregates::ops::<Reactor>("aryk_reactor_ops"),
+    aggregates::bytes::<Reactor>("aryk_reactor_bytes"),
+    aggregates::errors::<Reactor>("aryk_reactor_request_errors"),
+    aggregates::latencies::<Reactor>("aryk_reactor_latency_seconds"),
+    aggregates::layers::<Reactor>("aryk_reactor_layer_seconds"),
 ];
 
-/// The limits that are set.
-fn tell_limits(family: &Family, whose: Label<'_>, limits: &RateLimits, text: &mut Text) {
+/// Writes the limits that are set.
+fn write_limits(family: &Family, whose: Label<'_>, limits: &RateLimits, text: &mut Text) {
     let all = [
         ("ops", limits.ios),
         ("read_ops", limits.read_ios),
@@ -385,18 +402,18 @@ fn tell_limits(family: &Family, whose: Label<'_>, limits: &RateLimits, text: &mu
     }
 }
 
-fn tell_ops(family: &Family, disk: &Disk, text: &mut Text, count: impl Fn(&Disk, Op) -> u64) {
-    for op in told_ops(disk) {
+fn write_ops(family: &Family, disk: &Disk, text: &mut Text, count: impl Fn(&Disk, Op) -> u64) {
+    for op in reported_ops(disk) {
         text.count(family, &[("disk", &disk.name), ("op", op.name())], count(disk, op));
     }
 }
 
-fn tell_latencies(family: &Family, look: &Look, index: usize, text: &mut Text) {
-    let disk = &look.disks[index];
+fn write_latencies(family: &Family, snapshot: &Snapshot, index: usize, text: &mut Text) {
+    let disk = &snapshot.disks[index];
     latencies_of(family, ("disk", &disk.name), &disk.counts, text);
 }
 
-/// Latencies of reads and of writes, by operation.
+/// Writes the latencies of reads and of writes, by operation.
 fn latencies_of(family: &Family, of: Label<'_>, counts: &Summary, text: &mut Text) {
     for (op, latencies) in [(Op::Read, &counts.reads), (Op::Write, &counts.writes)] {
         let buckets = (&Coarse::BOUNDS_LOG2[..], &latencies.counts()[..]);

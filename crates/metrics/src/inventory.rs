@@ -1,12 +1,12 @@
-//! What there is to be watched. Control context.
+//! The objects that the metrics report on. Control context.
 
-use crate::Observatory;
+use crate::Collector;
 use aryk_bdev::{Bdev, QosGroup};
 use aryk_reactor::Handle;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Whoever knows what the daemon has.
+/// The daemon's reactors, disks, groups and controllers.
 pub trait Inventory {
     /// The reactors, by core.
     fn reactors(&self) -> Vec<Handle>;
@@ -16,29 +16,29 @@ pub trait Inventory {
     fn groups(&self) -> Vec<Arc<QosGroup>>;
     /// The controllers, by name.
     fn controllers(&self) -> Vec<Controller>;
-    /// The file or block device that a disk is in, if it is in one.
+    /// The file or block device below a disk, if there is one.
     fn file(&self, disk: &str) -> Option<PathBuf>;
-    /// Who looks at all that.
-    fn observatory(&self) -> &Observatory;
+    /// The collector that takes the snapshots.
+    fn collector(&self) -> &Collector;
 }
 
-/// A controller, through which a machine reaches disks.
+/// A controller, through which a VM uses disks.
 #[derive(Clone, Debug)]
 pub struct Controller {
-    /// Its name.
+    /// The controller's name.
     pub name: String,
-    /// What it is: `blk` or `scsi`.
+    /// The kind: `blk` or `scsi`.
     pub kind: &'static str,
-    /// Its disks' names.
+    /// The names of its disks.
     pub disks: Vec<String>,
-    /// Whether its machine is connected.
+    /// Whether a front-end is connected.
     pub connected: bool,
-    /// Queues that run.
+    /// Running queues.
     pub queues: u64,
-    /// Machines that have connected.
+    /// Sessions of front-ends so far.
     pub sessions: u64,
-    /// Sessions that ended by an error.
+    /// Sessions that ended with an error.
     pub failed_sessions: u64,
-    /// What machines did wrong, by kind.
+    /// Protocol errors of the guest and the front-end, by kind.
     pub errors: [(&'static str, u64); 3],
 }

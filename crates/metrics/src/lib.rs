@@ -1,30 +1,30 @@
-//! What the daemon has counted, for those who watch it: gathered once for all of them, and told by HTTP.
+//! The daemon's statistics for monitoring: gathered once for all clients, and served over HTTP.
 //!
-//! | file | what it owns |
+//! | file | content |
 //! | --- | --- |
-//! | `inventory` | what there is to be watched, as the daemon says |
-//! | `observatory` | looks at all of it, shared by those who ask at the same time |
-//! | `unions` | what disks did while they belonged to groups, controllers and reactors |
-//! | `exposition`, `families` | the look as OpenMetrics text, piece by piece |
-//! | `web`, `live`, `closer` | the web page, what happened between two looks, and one disk of it looked at closer |
-//! | `server` | HTTP on TCP or a UNIX socket, with bounds on everything that a client can take |
+//! | `inventory` | the daemon's objects that are reported on |
+//! | `collector` | snapshots of all counts, shared by concurrent clients |
+//! | `aggregates` | sums of disks' counts per group, controller and reactor |
+//! | `exposition`, `families` | a snapshot as OpenMetrics text, piece by piece |
+//! | `web`, `live`, `disk_details` | the web page, the rates between two snapshots, and the details of one disk |
+//! | `server` | HTTP on TCP or a UNIX socket, with limits on each resource that a client can hold |
 //!
-//! All of it runs in control context. Reactors are asked as [`aryk_bdev::gather`] does it, a little in each turn.
+//! All of it runs in control context. [`aryk_bdev::gather`] reads the reactors' counts, a few in each turn.
 #![forbid(unsafe_code)]
 
-mod closer;
+mod aggregates;
+mod collector;
+mod disk_details;
 mod exposition;
 mod families;
 mod inventory;
 mod live;
-mod observatory;
 mod scrape;
 mod server;
-mod unions;
 mod web;
 
+pub use collector::{Collector, ControllerCounts, Disk, Group, Reactor, Snapshot};
 pub use inventory::{Controller, Inventory};
-pub use observatory::{Disk, Group, Look, Observatory, Reactor, Seat};
 pub use scrape::Scrapes;
 pub use server::{Address, AddressError, BindError, Server};
 pub use web::Web;

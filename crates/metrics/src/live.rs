@@ -1,11 +1,11 @@
-//! What happened between two looks, per second: the numbers of the web page. Any context; pure.
+//! Rates per second between two snapshots: the numbers of the web page. Any context; pure.
 
-use crate::{Disk, Group, Look};
+use crate::{Disk, Group, Snapshot};
 use aryk_bdev::{Coarse, Op, Summary, TimeLayer};
 use serde::Serialize;
 use std::collections::HashMap;
 
-/// A disk, and what it did per second.
+/// A disk and its rates.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct DiskRate {
     pub name: String,
@@ -14,7 +14,7 @@ pub struct DiskRate {
     pub rate: Rate,
 }
 
-/// A group, what its disks did per second together, and the most that they may; 0 is no limit.
+/// A group, the summed rates of its disks, and its limits per second; 0 means no limit.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct GroupRate {
     name: String,
@@ -26,7 +26,7 @@ pub struct GroupRate {
     pub rate: Rate,
 }
 
-/// What disks did per second.
+/// Rates per second of one or more disks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Rate {
     pub reads: u64,
@@ -35,11 +35,11 @@ pub struct Rate {
     pub write_bytes: u64,
     pub others: u64,
     pub errors: u64,
-    /// Requests that failed, ever.
+    /// All failed requests so far.
     pub errors_ever: u64,
-    /// How long a request took on average, in nanoseconds.
+    /// Mean latency in nanoseconds.
     pub mean_ns: Option<u64>,
-    /// Nanoseconds per second, of all requests together, by layer.
+    /// Nanoseconds per second that all requests together spent in each layer.
     pub throttle: u64,
     pub queue: u64,
     pub module: u64,
@@ -97,7 +97,7 @@ impl Rate {
     }
 }
 
-/// How a reactor spent its time, in parts of one.
+/// A reactor's use of time, as fractions of 1.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Share {
     core: u16,
@@ -108,26 +108,26 @@ pub struct Share {
     members: u64,
 }
 
-/// What happened between two looks.
+/// The rates between two snapshots.
 #[derive(Debug)]
 pub struct Rates {
-    /// How long that was; `None` if there was no look before, so that nothing is known of what happens.
+    /// The time between the two; `None` if there was no earlier snapshot, so that no rate is known.
     pub seconds: Option<f64>,
     pub disks: Vec<DiskRate>,
     pub groups: Vec<GroupRate>,
     pub total: Rate,
     pub reactors: Vec<Share>,
-    /// Requests that ended meanwhile, by latency.
+    /// Requests that completed between the two, by latency.
     pub latencies: [u64; Coarse::BUCKETS],
-    /// Machines that are connected.
+    /// Connected front-ends.
     pub machines: usize,
 }
 
 impl Rates {
-    /// What happened between `before` and `now`.
-    pub fn between(before: Option<&Look>, now: &Look) -> Self {
+    /// Computes the rates between `before` and `now`.
+    pub fn between(before: Option<&Snapshot>, now: &Snapshot) -> Self {
         let known = before.map(|before| now.seconds_since(before));
-        // Without one, it is as if it were the same.
+        // Without an earlier snapshot all rates are zero.
         let (before, seconds) = (before.unwrap_or(now), known.unwrap_or(1.0));
         let old: HashMap<_, _> = before.disks.iter().map(|disk| (&*disk.name, &disk.counts)).collect();
         let disk = |disk: &Disk| DiskRate {
@@ -150,7 +150,7 @@ impl Rates {
             }
         };
         let groups = now.groups.iter().map(group).collect();
-        let (was, is) = (spread(before), spread(now));
+        let (was, is) = (latency_counts(before), latency_counts(now));
         let reactors = now.reactors.iter().map(|reactor| {
             let old = before.reactors.iter().find(|r| r.core == reactor.core).map(|r| r.stats);
             let (old, new) = (old.unwrap_or_default(), reactor.stats);
@@ -168,7 +168,11 @@ impl Rates {
             seconds: known,
             reactors: reactors.collect(),
             latencies: std::array::from_fn(|i| is[i].saturating_sub(was[i])),
-            machines: now.controllers.iter().filter(|seat| seat.controller.connected).count(),
+            machines: now
+                .controllers
+                .iter()
+                .filter(|of_controller| of_controller.controller.connected)
+                .count(),
             disks,
             groups,
             total,
@@ -176,10 +180,10 @@ impl Rates {
     }
 }
 
-/// All reads and writes of all disks, by latency.
-fn spread(look: &Look) -> [u64; Coarse::BUCKETS] {
+/// The counts of all reads and writes of all disks, by latency.
+fn latency_counts(snapshot: &Snapshot) -> [u64; Coarse::BUCKETS] {
     let mut sum = Coarse::default();
-    for disk in &look.disks {
+    for disk in &snapshot.disks {
         sum.merge(&disk.counts.reads);
         sum.merge(&disk.counts.writes);
     }

@@ -1,12 +1,12 @@
-//! A look told to a scraper, piece by piece. Control context.
+//! A snapshot sent to a scraper, piece by piece. Control context.
 //!
-//! The whole text of thousands of disks has megabytes: it is made as it is sent, so that a scraper costs the look itself and one piece of text. How many may be
-//! told at a time is bounded, for those who read slowly keep a look that nobody else wants any more.
+//! The text for thousands of disks has megabytes. It is made while it is sent, so that a scraper costs one snapshot and one piece
+//! of text. The number of scrapes at a time is limited, because a slow reader keeps its snapshot in memory.
 
 use crate::exposition::{END, Text};
 use crate::families::ALL;
 use crate::server::{Bytestream, Reply, Request, plain};
-use crate::{Inventory, Look};
+use crate::{Inventory, Snapshot};
 use hyper::body::{Body, Bytes, Frame};
 use hyper::header::CONTENT_TYPE;
 use hyper::{Method, Response, StatusCode};
@@ -19,15 +19,15 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Scrapes at a time; others wait.
+/// Scrapes at a time; more must wait.
 const SCRAPES_MAX: usize = 8;
-/// How long they wait.
+/// How long a scrape waits for its turn.
 const WAIT: Duration = Duration::from_secs(5);
-/// How old what a scraper is told may be: two that come together share a look.
+/// Maximum age of a scraper's snapshot: two scrapers that come together share one.
 const AGE: Duration = Duration::from_millis(200);
-/// Bytes of a piece, about.
+/// Approximate bytes of a piece.
 const PIECE: usize = 64 * 1024;
-/// OpenMetrics 1.0, which Prometheus asks for and others take for its own text format.
+/// OpenMetrics 1.0, which Prometheus requests and which others accept as Prometheus's text format.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Answers scrapers.
@@ -43,7 +43,7 @@ impl fmt::Debug for Scrapes {
 }
 
 impl Scrapes {
-    /// What is in `inventory` is told.
+    /// Serves the metrics of `inventory`.
     pub fn new(inventory: Rc<dyn Inventory>) -> Self {
         Self { inventory, permits: Arc::new(Semaphore::new(SCRAPES_MAX)) }
     }
@@ -54,38 +54,39 @@ impl Scrapes {
             (&Method::GET, "/metrics") => self.scrape().await,
             (&Method::GET, "/") => plain(StatusCode::OK, "the metrics are at /metrics\n"),
             (&Method::GET, _) => plain(StatusCode::NOT_FOUND, "the metrics are at /metrics\n"),
-            _ => plain(StatusCode::METHOD_NOT_ALLOWED, "metrics are read by GET\n"),
+            _ => plain(StatusCode::METHOD_NOT_ALLOWED, "metrics are read with GET\n"),
         }
     }
 
     async fn scrape(&self) -> Reply {
         let permit = tokio::time::timeout(WAIT, Arc::clone(&self.permits).acquire_owned()).await;
         let Ok(Ok(permit)) = permit else {
-            return plain(StatusCode::SERVICE_UNAVAILABLE, "too many scrapes at a time\n");
+            return plain(StatusCode::SERVICE_UNAVAILABLE, "too many concurrent scrapes\n");
         };
-        let look = self.inventory.observatory().look(&*self.inventory, AGE).await;
-        let mut reply = Response::new(Bytestream::from(Telling { look, next: (0, 0), _permit: permit }));
-        reply.headers_mut().insert(CONTENT_TYPE, OPEN_METRICS.parse().expect("it is ASCII"));
+        let snapshot = self.inventory.collector().snapshot(&*self.inventory, AGE).await;
+        let mut reply =
+            Response::new(Bytestream::from(ScrapeBody { snapshot, next: (0, 0), _permit: permit }));
+        reply.headers_mut().insert(CONTENT_TYPE, OPEN_METRICS.parse().expect("the type is ASCII"));
         reply
     }
 }
 
-/// A look that is being told.
+/// The body of a reply: a snapshot in the course of being written.
 #[derive(Debug)]
-pub struct Telling {
-    look: Rc<Look>,
-    /// The family that is told, and the object in it.
+pub struct ScrapeBody {
+    snapshot: Rc<Snapshot>,
+    /// The next family, and the next object in it.
     next: (usize, usize),
     _permit: OwnedSemaphorePermit,
 }
 
-impl Telling {
-    /// The next piece; `None` after the last.
-    fn piece(&mut self) -> Option<String> {
+impl ScrapeBody {
+    /// The next piece; `None` after the last one.
+    fn next_piece(&mut self) -> Option<String> {
         let mut text = Text(String::with_capacity(PIECE + PIECE / 8));
         while text.0.len() < PIECE {
             let (family, object) = &mut self.next;
-            let Some(told) = ALL.get(*family) else {
+            let Some(source) = ALL.get(*family) else {
                 if *family == ALL.len() {
                     *family += 1;
                     text.0.push_str(END);
@@ -93,10 +94,10 @@ impl Telling {
                 break;
             };
             if *object == 0 {
-                text.begin(&told.family);
+                text.begin(&source.family);
             }
-            if *object < (told.objects)(&self.look) {
-                (told.tell)(&told.family, &self.look, *object, &mut text);
+            if *object < (source.objects)(&self.snapshot) {
+                (source.write)(&source.family, &self.snapshot, *object, &mut text);
                 *object += 1;
             } else {
                 self.next = (*family + 1, 0);
@@ -106,7 +107,7 @@ impl Telling {
     }
 }
 
-impl Body for Telling {
+impl Body for ScrapeBody {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -114,7 +115,7 @@ impl Body for Telling {
         self: Pin<&mut Self>,
         _: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let piece = self.get_mut().piece();
+        let piece = self.get_mut().next_piece();
         Poll::Ready(piece.map(|piece| Ok(Frame::data(Bytes::from(piece)))))
     }
 }

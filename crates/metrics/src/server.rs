@@ -1,9 +1,9 @@
-//! HTTP for those who only read: on TCP or a UNIX socket. Control context.
+//! A read-only HTTP server on TCP or a UNIX socket. Control context.
 //!
-//! Everything that a client can take is bounded: connections, and the time that each may be idle, or be at one request. When there are as many as there may be, the one
-//! that has been idle longest gives way to who comes.
+//! Each resource that a client can hold is limited: connections, idle time, and time per request. When the number of connections
+//! is at its limit, a new client replaces the one that has been idle longest.
 
-use crate::scrape::Telling;
+use crate::scrape::ScrapeBody;
 use aryk_unix_listener::{ListenError, Listener, SocketOptions};
 use http_body_util::Full;
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
@@ -28,58 +28,58 @@ use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 
-/// Clients that may be connected at a time.
+/// Connected clients at a time.
 const CONNECTIONS_MAX: usize = 1024;
-/// How long a client may be connected without asking for anything.
+/// How long a client may stay connected without a request.
 const IDLE_MAX: Duration = Duration::from_secs(60);
-/// How long a request may take, until the last of its answer is taken.
+/// How long a request may take, until the client has read the last of the reply.
 const REQUEST_MAX: Duration = Duration::from_secs(30);
-/// How often that is looked at.
-const LOOK: Duration = Duration::from_secs(1);
+/// How often the two time limits are checked.
+const CHECK_PERIOD: Duration = Duration::from_secs(1);
 /// Bytes of a request's head.
 const HEAD_MAX: usize = 16 * 1024;
-/// The pause after an accept that failed for want of descriptors or memory.
+/// The pause after an accept failed because descriptors or memory ran out.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// How long clients have to read their last replies when the daemon ends.
-const FAREWELL: Duration = Duration::from_millis(200);
+const SHUTDOWN_GRACE: Duration = Duration::from_millis(200);
 
-/// A request, whose body nobody reads.
+/// A request. Its body is ignored.
 pub type Request = hyper::Request<Incoming>;
-/// An answer.
+/// A reply.
 pub type Reply = Response<Bytestream>;
 
-/// An answer's bytes.
+/// A reply's body.
 #[derive(Debug)]
 pub struct Bytestream {
     content: Content,
-    /// Whose client is idle again when it has been taken.
-    life: Option<Rc<Life>>,
+    /// The client's activity: it becomes idle when the body has been sent.
+    activity: Option<Rc<Activity>>,
 }
 
 #[derive(Debug)]
 enum Content {
-    /// All at once.
+    /// A body in one piece.
     Whole(Full<Bytes>),
-    /// As they are made.
-    Pieces(Telling),
+    /// A body that is made piece by piece.
+    Pieces(ScrapeBody),
 }
 
-impl From<Telling> for Bytestream {
-    fn from(telling: Telling) -> Self {
-        Self { content: Content::Pieces(telling), life: None }
+impl From<ScrapeBody> for Bytestream {
+    fn from(telling: ScrapeBody) -> Self {
+        Self { content: Content::Pieces(telling), activity: None }
     }
 }
 
 impl From<Bytes> for Bytestream {
     fn from(bytes: Bytes) -> Self {
-        Self { content: Content::Whole(Full::new(bytes)), life: None }
+        Self { content: Content::Whole(Full::new(bytes)), activity: None }
     }
 }
 
 impl Drop for Bytestream {
     fn drop(&mut self) {
-        if let Some(life) = &self.life {
-            life.begin(Phase::Idle);
+        if let Some(activity) = &self.activity {
+            activity.begin(Phase::Idle);
         }
     }
 }
@@ -113,14 +113,14 @@ impl Body for Bytestream {
     }
 }
 
-/// An answer in words.
+/// A reply with a plain text.
 pub fn plain(status: StatusCode, text: &'static str) -> Reply {
     let mut reply = Response::new(Bytestream::from(Bytes::from_static(text.as_bytes())));
     *reply.status_mut() = status;
     reply
 }
 
-/// Where to listen.
+/// An address to listen at.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Address {
     /// TCP.
@@ -129,7 +129,7 @@ pub enum Address {
     Unix(PathBuf),
 }
 
-/// What is no address.
+/// The text is not an address.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("neither ADDRESS:PORT, nor a port of this host, nor the path of a socket")]
 pub struct AddressError;
@@ -155,58 +155,60 @@ impl fmt::Display for Address {
     }
 }
 
-/// Why one cannot listen.
+/// Why the server cannot listen.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    /// At a UNIX socket.
+    /// The UNIX socket cannot be created.
     #[error(transparent)]
     Unix(#[from] ListenError),
-    /// The system's refusal.
+    /// A system call failed.
     #[error("cannot listen at {address}: {source}")]
     System {
-        /// Where.
+        /// The address.
         address: Address,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
 }
 
 #[derive(Debug)]
-enum Door {
+enum ListeningSocket {
     Tcp(TcpListener),
     Unix { watched: UnixListener, _listener: Listener },
 }
 
 /// A bound address.
 #[derive(Debug)]
-pub struct Server(Door);
+pub struct Server(ListeningSocket);
 
 impl Server {
-    /// Listens at `address`; a UNIX socket has the permissions `mode`. Needs a tokio runtime.
+    /// Listens at `address`; a UNIX socket gets the permissions `mode`. Needs a tokio runtime.
     ///
     /// # Errors
     /// [`BindError`].
     pub async fn bind(address: &Address, mode: u32) -> Result<Self, BindError> {
         let system = |source| BindError::System { address: address.clone(), source };
         match address {
-            Address::Tcp(tcp) => Ok(Self(Door::Tcp(TcpListener::bind(tcp).await.map_err(system)?))),
+            Address::Tcp(tcp) => {
+                Ok(Self(ListeningSocket::Tcp(TcpListener::bind(tcp).await.map_err(system)?)))
+            }
             Address::Unix(path) => {
                 let listener = Listener::bind(path, SocketOptions::with_mode(mode))?;
                 let watched = listener.socket().and_then(UnixListener::from_std).map_err(system)?;
-                Ok(Self(Door::Unix { watched, _listener: listener }))
+                Ok(Self(ListeningSocket::Unix { watched, _listener: listener }))
             }
         }
     }
 
-    /// Where it listens, if that is TCP.
+    /// The TCP address on which the server listens; `None` for a UNIX socket.
     pub fn address(&self) -> Option<SocketAddr> {
         match &self.0 {
-            Door::Tcp(tcp) => tcp.local_addr().ok(),
-            Door::Unix { .. } => None,
+            ListeningSocket::Tcp(tcp) => tcp.local_addr().ok(),
+            ListeningSocket::Unix { .. } => None,
         }
     }
 
-    /// Has `answer` answer clients, until `stop` turns true or its sender is gone. Needs a tokio `LocalSet`.
+    /// Serves clients with the replies of `answer`, until `stop` turns true or its sender is gone. Needs a tokio `LocalSet`.
     pub async fn serve<F>(self, answer: F, mut stop: watch::Receiver<bool>)
     where
         F: AsyncFn(Request) -> Reply + 'static,
@@ -222,18 +224,18 @@ impl Server {
             match accepted {
                 Ok(stream) => clients.add(stream, Rc::clone(&answer)),
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept a client of the metrics");
+                    tracing::warn!(%error, "cannot accept an HTTP client of the metrics or the web page");
                     tokio::time::sleep(ACCEPT_RETRY).await;
                 }
             }
         }
-        let _ = tokio::time::timeout(FAREWELL, clients.tasks.join_all()).await;
+        let _ = tokio::time::timeout(SHUTDOWN_GRACE, clients.tasks.join_all()).await;
     }
 
     async fn accept(&self) -> io::Result<Box<dyn Stream>> {
         Ok(match &self.0 {
-            Door::Tcp(tcp) => Box::new(tcp.accept().await?.0),
-            Door::Unix { watched, .. } => Box::new(watched.accept().await?.0),
+            ListeningSocket::Tcp(tcp) => Box::new(tcp.accept().await?.0),
+            ListeningSocket::Unix { watched, .. } => Box::new(watched.accept().await?.0),
         })
     }
 }
@@ -242,18 +244,18 @@ trait Stream: AsyncRead + AsyncWrite + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Stream for T {}
 
-/// What a client is at.
+/// What a client is doing.
 #[derive(Clone, Copy, Debug)]
 enum Phase {
     Idle,
     Asking,
 }
 
-/// What a client is at, and since when.
+/// A client's phase, and since when.
 #[derive(Debug)]
-struct Life(Cell<(Phase, Instant)>);
+struct Activity(Cell<(Phase, Instant)>);
 
-impl Life {
+impl Activity {
     fn begin(&self, phase: Phase) {
         self.0.set((phase, Instant::now()));
     }
@@ -263,7 +265,7 @@ impl Life {
         matches!(phase, Phase::Idle).then_some(since)
     }
 
-    fn is_over(&self) -> bool {
+    fn is_expired(&self) -> bool {
         let (phase, since) = self.0.get();
         let most = match phase {
             Phase::Idle => IDLE_MAX,
@@ -273,11 +275,11 @@ impl Life {
     }
 }
 
-/// Those who are connected.
+/// The connected clients.
 #[derive(Default)]
 struct Clients {
     tasks: JoinSet<()>,
-    lives: Vec<(Rc<Life>, AbortHandle)>,
+    connections: Vec<(Rc<Activity>, AbortHandle)>,
 }
 
 impl Clients {
@@ -285,32 +287,35 @@ impl Clients {
     where
         F: AsyncFn(Request) -> Reply + 'static,
     {
-        if self.lives.len() >= CONNECTIONS_MAX {
-            self.lives.retain(|(_, task)| !task.is_finished());
+        if self.connections.len() >= CONNECTIONS_MAX {
+            self.connections.retain(|(_, task)| !task.is_finished());
         }
-        if self.lives.len() >= CONNECTIONS_MAX {
-            let oldest =
-                self.lives.iter().enumerate().filter_map(|(i, (life, _))| Some((life.idle_since()?, i)));
-            // Where none is idle, there is no room.
+        if self.connections.len() >= CONNECTIONS_MAX {
+            let oldest = self
+                .connections
+                .iter()
+                .enumerate()
+                .filter_map(|(i, (activity, _))| Some((activity.idle_since()?, i)));
+            // If no client is idle, the new one is closed.
             let Some((_, i)) = oldest.min() else { return };
-            self.lives.swap_remove(i).1.abort();
+            self.connections.swap_remove(i).1.abort();
         }
-        let life = Rc::new(Life(Cell::new((Phase::Idle, Instant::now()))));
-        let task = self.tasks.spawn_local(serve_client(stream, answer, Rc::clone(&life)));
-        self.lives.push((life, task));
+        let activity = Rc::new(Activity(Cell::new((Phase::Idle, Instant::now()))));
+        let task = self.tasks.spawn_local(serve_client(stream, answer, Rc::clone(&activity)));
+        self.connections.push((activity, task));
     }
 }
 
-async fn serve_client<F>(stream: Box<dyn Stream>, answer: Rc<F>, life: Rc<Life>)
+async fn serve_client<F>(stream: Box<dyn Stream>, answer: Rc<F>, activity: Rc<Activity>)
 where
     F: AsyncFn(Request) -> Reply + 'static,
 {
     let service = service_fn(|request| {
-        let (answer, life) = (Rc::clone(&answer), Rc::clone(&life));
+        let (answer, activity) = (Rc::clone(&answer), Rc::clone(&activity));
         async move {
-            life.begin(Phase::Asking);
+            activity.begin(Phase::Asking);
             let mut reply = answer(request).await;
-            reply.body_mut().life = Some(life);
+            reply.body_mut().activity = Some(activity);
             Ok::<_, Infallible>(reply)
         }
     });
@@ -321,14 +326,14 @@ where
         tokio::select! {
             ended = connection.as_mut() => {
                 if let Err(error) = ended {
-                    tracing::debug!(%error, "a client of the metrics is gone");
+                    tracing::debug!(%error, "an HTTP client has disconnected");
                 }
                 return;
             }
-            () = tokio::time::sleep(LOOK) => {}
+            () = tokio::time::sleep(CHECK_PERIOD) => {}
         }
-        if life.is_over() {
-            tracing::debug!("a client of the metrics takes too long");
+        if activity.is_expired() {
+            tracing::debug!("an HTTP client exceeded its time limit; its connection is closed");
             return;
         }
     }

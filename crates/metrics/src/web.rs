@@ -1,13 +1,14 @@
-//! The web page, and what it asks for once a second. Read-only. Control context.
+//! The web page and the data that it requests once a second. Read-only. Control context.
 //!
-//! The page is four files, embedded. It is for browsers of this host: whoever comes under another name than this host's is refused, for a page of somebody else's
-//! could have brought a browser here under a name of its own. What thousands of disks do is told of the first few only, in the order that is asked for, so that
-//! an answer is bounded; and what one client was told within a second, others get too.
+//! The page is four embedded files. It serves browsers on this host only: a request with another host name in `Host` is refused,
+//! because a foreign page can point a name of its own at this address (DNS rebinding). Of thousands of disks only the first few
+//! in the requested order are reported, so that a reply has a bounded size; replies are cached for a second for other clients
+//! with the same query.
 
-use crate::closer::Closer;
+use crate::disk_details::DiskDetails;
 use crate::live::{DiskRate, GroupRate, Rate, Rates};
 use crate::server::{Bytestream, Reply, Request, plain};
-use crate::{Inventory, Look};
+use crate::{Inventory, Snapshot};
 use aryk_bdev::Coarse;
 use hyper::body::Bytes;
 use hyper::header::{self, HeaderValue};
@@ -27,26 +28,26 @@ const FILES: [(&str, &str, &str); 4] = [
     ("/heat.js", "text/javascript; charset=utf-8", include_str!("../web/heat.js")),
     ("/page.js", "text/javascript; charset=utf-8", include_str!("../web/page.js")),
 ];
-/// Nothing comes from elsewhere, goes elsewhere, or is written into the page.
+/// Content policy: the page loads and sends nothing outside of this server, and accepts no inline script.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
                       img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
-/// Disks that are told of at a time.
+/// Disks in a reply.
 const DISKS: usize = 100;
-/// Groups, the busiest first.
+/// Groups in a reply, the busiest first.
 const GROUPS: usize = 20;
-/// How old what is told may be.
+/// Maximum age of the snapshot.
 const AGE: Duration = Duration::from_millis(900);
-/// What happened since a look that was longer ago is no news of now.
+/// A snapshot older than this is not used as the start of a rate.
 const LATELY: Duration = Duration::from_secs(5);
-/// Different answers that are kept for others who ask the same.
-const ANSWERS: usize = 64;
+/// Different replies that are cached for clients with the same query.
+const REPLIES_MAX: usize = 64;
 /// Bytes of a filter.
 const FILTER_MAX: usize = 256;
 
-/// What is told at one time.
-struct Now {
-    before: Option<Rc<Look>>,
-    look: Rc<Look>,
+/// The present snapshot with its rates, and the replies made of it.
+struct Current {
+    before: Option<Rc<Snapshot>>,
+    snapshot: Rc<Snapshot>,
     rates: Rates,
     answers: HashMap<String, Bytes>,
 }
@@ -55,7 +56,7 @@ struct Now {
 pub struct Web {
     inventory: Rc<dyn Inventory>,
     host: String,
-    now: RefCell<Option<Now>>,
+    now: RefCell<Option<Current>>,
 }
 
 impl fmt::Debug for Web {
@@ -64,40 +65,40 @@ impl fmt::Debug for Web {
     }
 }
 
-/// `/live.json`.
+/// The reply to `/live.json`.
 #[derive(Serialize)]
 struct Live<'a> {
     /// The host's name.
     host: &'a str,
     version: &'static str,
-    /// How long what is told took to happen; `None` if that is not known yet.
+    /// The time between the two snapshots; `None` if there is only one.
     seconds: Option<f64>,
-    /// Disks that there are, and those whose names fit.
+    /// The number of all disks, and of those whose names match the filter.
     all: usize,
     matching: usize,
     machines: usize,
     total: &'a Rate,
     disks: Vec<&'a DiskRate>,
-    /// Groups that there are, and the busiest of them.
+    /// The number of all groups, and the busiest groups.
     all_groups: usize,
     groups: Vec<&'a GroupRate>,
     reactors: &'a [crate::live::Share],
     bounds_ns: Vec<u64>,
     latencies: &'a [u64],
-    /// The disk that was asked for, if it is there.
-    disk: Option<Closer>,
+    /// The disk that the client requested, if it exists.
+    disk: Option<DiskDetails>,
 }
 
-/// What a client asks for.
+/// The parameters of a client's query.
 #[derive(Default)]
-struct Wish {
+struct PageQuery {
     sort: String,
     filter: String,
     disk: Option<String>,
 }
 
 impl Web {
-    /// What is in `inventory` is shown.
+    /// Serves the page for `inventory`.
     pub fn new(inventory: Rc<dyn Inventory>) -> Self {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         Self { inventory, host, now: RefCell::default() }
@@ -106,9 +107,9 @@ impl Web {
     /// Answers a request.
     pub async fn answer(&self, request: Request) -> Reply {
         let mut reply = if !is_local(request.headers().get(header::HOST)) {
-            plain(StatusCode::FORBIDDEN, "this page is for this host, by its own names\n")
+            plain(StatusCode::FORBIDDEN, "this page is served under the names of this host only\n")
         } else if request.method() != Method::GET {
-            plain(StatusCode::METHOD_NOT_ALLOWED, "here one can only look\n")
+            plain(StatusCode::METHOD_NOT_ALLOWED, "this page is read-only: use GET\n")
         } else if let Some((_, kind, text)) = FILES.iter().find(|file| file.0 == request.uri().path()) {
             typed(kind, Bytes::from_static(text.as_bytes()))
         } else if request.uri().path() == "/live.json" {
@@ -128,47 +129,49 @@ impl Web {
     }
 
     async fn live(&self, query: &str) -> Reply {
-        let Some(wish) = Wish::read(query) else {
-            return plain(StatusCode::BAD_REQUEST, "sort, filter and disk, and no more\n");
+        let Some(asked) = PageQuery::read(query) else {
+            return plain(StatusCode::BAD_REQUEST, "the parameters are sort, filter and disk\n");
         };
-        let look = self.inventory.observatory().look(&*self.inventory, AGE).await;
+        let snapshot = self.inventory.collector().snapshot(&*self.inventory, AGE).await;
         let mut now = self.now.borrow_mut();
-        if now.as_ref().is_none_or(|now| !Rc::ptr_eq(&now.look, &look)) {
-            let before = now.take().map(|now| now.look).filter(|before| look.at.since(before.at) <= LATELY);
-            let rates = Rates::between(before.as_deref(), &look);
-            *now = Some(Now { before, look, rates, answers: HashMap::new() });
+        if now.as_ref().is_none_or(|now| !Rc::ptr_eq(&now.snapshot, &snapshot)) {
+            let before =
+                now.take().map(|now| now.snapshot).filter(|before| snapshot.at.since(before.at) <= LATELY);
+            let rates = Rates::between(before.as_deref(), &snapshot);
+            *now = Some(Current { before, snapshot, rates, answers: HashMap::new() });
         }
         let now = now.as_mut().expect("just set");
         if let Some(answer) = now.answers.get(query) {
             return typed("application/json", answer.clone());
         }
-        let closer = |name: &String| Closer::new(&*self.inventory, name, now.before.as_deref(), &now.look);
-        let disk = wish.disk.as_ref().and_then(closer);
-        let answer = Bytes::from(wish.answer(&self.host, &now.rates, disk));
-        if now.answers.len() < ANSWERS {
+        let closer =
+            |name: &String| DiskDetails::new(&*self.inventory, name, now.before.as_deref(), &now.snapshot);
+        let disk = asked.disk.as_ref().and_then(closer);
+        let answer = Bytes::from(asked.answer(&self.host, &now.rates, disk));
+        if now.answers.len() < REPLIES_MAX {
             now.answers.insert(query.to_owned(), answer.clone());
         }
         typed("application/json", answer)
     }
 }
 
-impl Wish {
-    /// The parameters of a query; `None` if there are others than ours, or they make no sense.
+impl PageQuery {
+    /// Parses a query. Returns `None` if it has an unknown parameter or a malformed value.
     fn read(query: &str) -> Option<Self> {
-        let mut wish = Self::default();
+        let mut asked = Self::default();
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=')?;
             match name {
-                "sort" => wish.sort = decode(value)?,
-                "filter" => wish.filter = decode(value)?,
-                "disk" => wish.disk = Some(decode(value)?),
+                "sort" => asked.sort = decode(value)?,
+                "filter" => asked.filter = decode(value)?,
+                "disk" => asked.disk = Some(decode(value)?),
                 _ => return None,
             }
         }
-        (wish.filter.len() <= FILTER_MAX).then_some(wish)
+        (asked.filter.len() <= FILTER_MAX).then_some(asked)
     }
 
-    fn answer(&self, host: &str, rates: &Rates, disk: Option<Closer>) -> Vec<u8> {
+    fn answer(&self, host: &str, rates: &Rates, disk: Option<DiskDetails>) -> Vec<u8> {
         let mut disks: Vec<_> = rates.disks.iter().filter(|d| d.name.contains(&self.filter)).collect();
         let matching = disks.len();
         let key = |rate: &Rate| match self.sort.as_str() {
@@ -214,7 +217,7 @@ fn typed(kind: &'static str, content: Bytes) -> Reply {
     reply
 }
 
-/// Whether a `Host` header names this host, as loopback.
+/// Whether a `Host` header names this host's loopback.
 fn is_local(host: Option<&HeaderValue>) -> bool {
     let authority = host.and_then(|host| Authority::try_from(host.as_bytes()).ok());
     authority.is_some_and(|authority| {
@@ -224,7 +227,7 @@ fn is_local(host: Option<&HeaderValue>) -> bool {
     })
 }
 
-/// A form's value: RFC 3986's percent-encoding, and `+` for a blank.
+/// Decodes a form's value: RFC 3986 percent-encoding, and `+` for a space.
 fn decode(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -250,13 +253,13 @@ mod tests {
 
     #[test]
     fn queries_are_read() {
-        let wish = Wish::read("sort=reads&filter=a%2Bb+%C3%A4%26").unwrap();
-        assert_eq!((&*wish.sort, &*wish.filter), ("reads", "a+b ä&"));
-        assert!(Wish::read("").is_some());
+        let asked = PageQuery::read("sort=reads&filter=a%2Bb+%C3%A4%26").unwrap();
+        assert_eq!((&*asked.sort, &*asked.filter), ("reads", "a+b ä&"));
+        assert!(PageQuery::read("").is_some());
         for wrong in ["x=1", "filter", "filter=%", "filter=%zz", "filter=%+1", "filter=%ff", "sort=1&y=2"] {
-            assert!(Wish::read(wrong).is_none(), "{wrong}");
+            assert!(PageQuery::read(wrong).is_none(), "{wrong}");
         }
-        assert!(Wish::read(&format!("filter={}", "a".repeat(300))).is_none());
+        assert!(PageQuery::read(&format!("filter={}", "a".repeat(300))).is_none());
     }
 
     #[test]
@@ -271,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_needs_nobody_else() {
+    fn the_page_loads_nothing_from_elsewhere() {
         let all: String = FILES.iter().map(|file| file.2).collect();
         assert!(all.len() < 200_000);
         assert!(!all.contains("://") && !all.contains("innerHTML") && !all.contains("style=\""));

@@ -1,11 +1,11 @@
 "use strict";
-// A heat map on a canvas: latency upwards, time to the right, and a colour for how many requests a second there were. It is drawn anew when there is something
-// new, in the colours of the page, which are others in the dark.
+// A heat map on a canvas: latency upwards, time to the right, and a colour for the number of requests per second. Redrawn when
+// data or the colour scheme changes.
 
 const SPAN = 120;
 const STEPS = 24;
 
-/** The ramp's colours, from few to many. */
+/** The colours of the ramp, from few requests to many. */
 function ramp() {
   const style = getComputedStyle(document.documentElement);
   const stops = [0, 1, 2, 3].map((i) => {
@@ -21,7 +21,7 @@ function ramp() {
 }
 
 class Heat {
-  /** `most` is the element that says what the ramp ends at. */
+  /** `most` is the element that shows the upper end of the ramp. */
   constructor(canvas, most) {
     this.canvas = canvas;
     this.most = most;
@@ -36,7 +36,7 @@ class Heat {
     this.columns = [];
   }
 
-  /** What was counted in `seconds` until now, by latency. */
+  /** Adds the counts of the last `seconds`, by latency. */
   add(bounds, seconds, counts) {
     const now = performance.now() / 1000;
     this.bounds = bounds;

@@ -1,7 +1,7 @@
 "use strict";
-// Asks the daemon once a second, and changes what has changed. Names come from others: they become text, never markup.
+// Requests the data once a second, and updates what has changed. Names are untrusted: they become text, never markup.
 
-// Key to sort by, title, text of the cell, where it is shown: everywhere, or only in wide or narrow tables.
+// Sort key, title, function for the cell's text, and in which tables the column is shown: all (""), or only wide or narrow ones.
 const COLUMNS = [
   ["name", "Disk", null, ""],
   ["ops", "Ops/s", (d) => whole(d.reads + d.writes + d.others), "narrow"],
@@ -27,7 +27,7 @@ const GROUP_COLUMNS = [
 ];
 const LAYERS = [["throttle", "limits"], ["queue", "block layer"], ["module", "store"], ["front_end", "to the guest"]];
 const ROWS = 25;
-/** Seconds without an answer after which what is shown is old. */
+/** Seconds without a reply after which the shown data counts as old. */
 const PATIENCE = 3;
 
 const get = (id) => document.getElementById(id);
@@ -51,7 +51,7 @@ function bytes(n) {
   return n.toFixed(unit && n < 100 && n % 1 ? 1 : 0) + " " + units[unit];
 }
 
-/** A limit, if there is one. */
+/** The text of a limit; a dash if there is none. */
 function most(limit, shown) {
   return limit === 0 ? "–" : shown(limit);
 }
@@ -67,7 +67,7 @@ function count(n, of) {
   return `${n} ${of}${n === 1 ? "" : "s"}`;
 }
 
-/** Changes an element's text, if that is another: what is not changed is not drawn. */
+/** Sets an element's text if it differs, so that an unchanged element is not redrawn. */
 function put(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
@@ -87,7 +87,7 @@ function made(tag, classes, text) {
   return element;
 }
 
-/** A place for parts of a whole, side by side, in the colours of `kind`. */
+/** A bar that shows parts of a whole side by side, in the colours of `kind`. */
 function newStrip(kind) {
   const element = made("div", "strip " + kind);
   element.setAttribute("role", "img");
@@ -104,7 +104,7 @@ function fillStrip(element, parts, label) {
   });
 }
 
-/** Where a disk's or group's time goes. */
+/** Shows how a disk's or group's time divides among the layers. */
 function layers(element, d) {
   const all = LAYERS.reduce((sum, [key]) => sum + d[key], 0);
   hide(element, all === 0);
@@ -113,7 +113,7 @@ function layers(element, d) {
   fillStrip(element, shares, LAYERS.map(([, word], i) => `${word} ${Math.round(shares[i] * 100)} %`).join(", "));
 }
 
-/** Has as many children of `parent` as there are `items`, made by `make`, and lets `fill` say what is in each. */
+/** Gives `parent` one child per item: `make` creates missing children, `fill` sets the content of each. */
 function each(parent, items, make, fill) {
   while (parent.children.length > items.length) parent.lastElementChild.remove();
   items.forEach((item, i) => {
@@ -193,7 +193,7 @@ function showDisks(live) {
   put(get("more"), `Show ${more} more`);
 }
 
-/** Below what latency a share of requests ended, as far as the buckets tell. */
+/** The latency below which this share of requests completed, to the precision of the buckets. */
 function quantile(bounds, counts, share) {
   const all = counts.reduce((sum, n) => sum + n, 0);
   if (all === 0) return "–";
@@ -202,7 +202,7 @@ function quantile(bounds, counts, share) {
   return bucket < bounds.length ? "< " + time(bounds[bucket]) : "> " + time(bounds[bounds.length - 1]);
 }
 
-/** Terms, and what is said of them. */
+/** Fills a list of terms and descriptions. */
 function tellFacts(list, pairs) {
   each(list, pairs.flat(), (i) => made(i % 2 ? "dd" : "dt"), put);
 }
@@ -217,13 +217,13 @@ function facts(disk) {
     ["UUID", disk.uuid],
     ["Controllers", users.join(", ") || "none"],
     ...(disk.claimed_by === null ? [] : [["Claimed by", disk.claimed_by]]),
-    ["In flight", `${disk.in_flight}, of which ${disk.waiting} wait; lately ${disk.in_flight_max} at most`],
+    ["In flight", `${disk.in_flight}, ${disk.waiting} of them waiting; peak of the last minute ${disk.in_flight_max}`],
     ["Errors", `${disk.operations.reduce((sum, op) => sum + op.errors_ever, 0)}` + (disk.overdue ? `; ${disk.overdue} over the deadline` : "")],
     ...(disk.last_failure === null ? [] : [["Last failure", failure(disk.last_failure)]]),
   ];
 }
 
-/** A request that the store has failed. */
+/** The text of a request that the store failed. */
 function failure(f) {
   return `${f.op} of ${count(f.blocks, "block")} from block ${f.lba}: ${f.error}, at ${new Date(f.at_ms).toLocaleString()}`;
 }
@@ -234,7 +234,7 @@ function limits(disk) {
       [limit.ops, whole, "requests"], [limit.read_ops, whole, "reads"], [limit.write_ops, whole, "writes"],
       [limit.bytes, bytes, ""], [limit.read_bytes, bytes, "read"], [limit.write_bytes, bytes, "written"],
     ].filter(([n]) => n > 0).map(([n, shown, of]) => `${shown(n)} ${of}`.trim());
-    return [limit.group === null ? "Its own" : `Group ${limit.group}`, words.length ? words.join(", ") + " a second" : "none"];
+    return [limit.group === null ? "Disk" : `Group ${limit.group}`, words.length ? words.join(", ") + " per second" : "none"];
   });
 }
 
@@ -259,17 +259,17 @@ function showCloser(live) {
     const counts = { read: disk.reads, write: disk.writes }[op.op];
     const spread = counts === undefined ? [] : [["Median, p99", [0.5, 0.99].map((share) => quantile(live.bounds_ns, counts, share)).join(", ")]];
     tellFacts(block.lastChild, [
-      ["A second", `${whole(op.ops)}, ${bytes(op.bytes)}`],
-      ["Latency", op.mean_ns === null ? "–" : `${time(op.mean_ns)} on average`],
+      ["Per second", `${whole(op.ops)}, ${bytes(op.bytes)}`],
+      ["Latency", op.mean_ns === null ? "–" : `${time(op.mean_ns)} mean`],
       ...spread,
-      ["Ever", `${op.ops_ever}, the longest ${time(op.max_ns_ever)}`],
+      ["Total", `${op.ops_ever}; longest ${time(op.max_ns_ever)}`],
       ["Failed", String(op.errors_ever)],
     ]);
     dress(block.lastChild, op.errors_ever > 0 ? "failed" : "");
   });
 }
 
-/** Shows a disk closer, or none. */
+/** Opens the panel with a disk's details, or closes it for null. */
 function choose(disk) {
   if (disk !== chosen) closerHeat.clear();
   chosen = disk;
@@ -293,7 +293,7 @@ function show(live) {
   put(get("mean"), time(total.mean_ns));
   put(get("in-flight"), whole(total.in_flight));
   put(get("errors"), whole(total.errors_ever));
-  put(get("error-rate"), `errors, ${known ? whole(total.errors) : "–"} a second`);
+  put(get("error-rate"), `errors, ${known ? whole(total.errors) : "–"} per second`);
   dress(get("errors"), total.errors_ever > 0 ? "bad" : "");
   if (known) heat.add(live.bounds_ns, seconds, live.latencies);
   each(get("reactors"), live.reactors, newReactor, fillReactor);
@@ -305,7 +305,7 @@ function show(live) {
   put(get("state"), `${count(live.all, "disk")}, ${count(live.machines, "VM")} connected · ${live.version}`);
 }
 
-/** Says how old what is shown is, if it is. */
+/** Shows the age of the data if it is old. */
 function tell() {
   const age = answered === null ? 0 : (performance.now() - answered) / 1000;
   const stale = answered !== null && (refused || age > PATIENCE);
@@ -331,7 +331,7 @@ async function ask() {
     refused = false;
     const now = new URLSearchParams({ sort, filter });
     if (chosen !== null) now.set("disk", chosen);
-    // What was asked for may be another by now.
+    // The user may have chosen another disk since the request.
     if (now.toString() === asked) show(live);
   } catch {
     refused = true;
@@ -347,7 +347,7 @@ async function run() {
   }
 }
 
-/** A heading; those that have a key sort by it. */
+/** A column heading; a heading with a key sorts by it. */
 function heading(title, where, key) {
   const head = made("th", where);
   head.scope = "col";

@@ -7,7 +7,7 @@ use crate::methods::log::{LogSettings, PrintLevel};
 use crate::scheduler::Scheduler;
 use crate::{Disks, Error, Outcome};
 use aryk_bdev::{Bdev, QosGroup};
-use aryk_metrics::{Controller, Inventory, Observatory};
+use aryk_metrics::{Collector, Controller, Inventory};
 use aryk_reactor::{Clock, Handle, Nanos, Reactors};
 use aryk_state::WriteError;
 use aryk_vhost_blk::Controllers;
@@ -36,7 +36,7 @@ pub struct Control {
     /// What was configured.
     pub config: Config,
     /// What is told of all that.
-    pub observatory: Observatory,
+    pub collector: Collector,
     /// Whether start-up is complete.
     started: watch::Sender<bool>,
     /// Since when it is there.
@@ -77,7 +77,7 @@ impl Control {
             reactors,
             disks,
             config: Config::default(),
-            observatory: Observatory::default(),
+            collector: Collector::default(),
             started: watch::Sender::new(false),
             born: Clock::Monotonic.now(),
             log: RefCell::new(LogSettings::new(level)),
@@ -253,8 +253,8 @@ impl Inventory for Control {
         self.disks.file(disk)
     }
 
-    fn observatory(&self) -> &Observatory {
-        &self.observatory
+    fn collector(&self) -> &Collector {
+        &self.collector
     }
 }
 

@@ -1,4 +1,4 @@
-//! `--web`: the page, by hand and in a browser.
+//! `--web`: the page's replies, and the page in a browser.
 
 use crate::browser::Browser;
 use crate::front_end::FrontEnd;
@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// A name that would be a script if it were taken for markup, and would end a string if it were put into one.
+/// A name that would be a script in markup, and that would end a string in a script.
 const HOSTILE: &str = "<img src=x onerror=\"document.title='owned'\">'\\</script>";
 
-/// This host's name.
+/// The name of this host.
 fn host() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap().trim().to_owned()
 }
@@ -35,7 +35,7 @@ fn daemon_with_disks(port: u16, count: usize) -> Daemon {
 }
 
 #[test]
-fn the_page_is_closed_to_others() {
+fn the_page_is_served_to_this_host_only() {
     let port = free_port();
     let _daemon = daemon_with_disks(port, 1);
     for path in ["/", "/style.css", "/page.js", "/live.json", "/nothing"] {
@@ -59,7 +59,7 @@ fn the_page_is_closed_to_others() {
 }
 
 #[test]
-fn disks_are_sorted_and_filtered_and_no_more_than_fit() {
+fn disks_are_sorted_filtered_and_limited() {
     let port = free_port();
     let daemon = daemon_with_disks(port, 150);
     daemon.call("vhost_create_blk_controller", json!({"ctrlr": "c", "dev_name": "disk-7"})).unwrap();
@@ -99,7 +99,7 @@ fn a_thousand_clients() {
     daemon.call("spdk_get_version", json!({})).unwrap();
 }
 
-/// What is left of an answer with a length.
+/// Reads the rest of a reply with a length.
 fn drain(client: &mut impl Read) {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -114,7 +114,7 @@ fn drain(client: &mut impl Read) {
 }
 
 #[test]
-fn what_was_long_ago_is_no_news() {
+fn rates_do_not_start_from_an_old_snapshot() {
     let port = free_port();
     let daemon = daemon_with_disks(port, 2);
     daemon.call("vhost_create_blk_controller", json!({"ctrlr": "c", "dev_name": "disk-1"})).unwrap();
@@ -126,7 +126,7 @@ fn what_was_long_ago_is_no_news() {
     (0..50).for_each(|_| _ = guest.read(0, 4096).unwrap());
     std::thread::park_timeout(Duration::from_secs(6));
     let later = live(port, "");
-    assert_eq!((&later["seconds"], all(&later)), (&Value::Null, 0), "nobody has looked meanwhile");
+    assert_eq!((&later["seconds"], all(&later)), (&Value::Null, 0), "no client asked in between");
     (0..50).for_each(|_| _ = guest.read(0, 4096).unwrap());
     std::thread::park_timeout(Duration::from_secs(1));
     let next = live(port, "");
@@ -135,7 +135,7 @@ fn what_was_long_ago_is_no_news() {
 }
 
 #[test]
-fn one_disk_closer() {
+fn details_of_one_disk() {
     let port = free_port();
     let daemon = daemon_with_disks(port, 2);
     let file = daemon.dir().join("d.img");
@@ -162,7 +162,8 @@ fn one_disk_closer() {
     }
 }
 
-/// A daemon whose page has something to show: a hundred disks, one in a group with a limit and a guest that reads, and one whose next reads fail.
+/// A daemon with activity for the page: a hundred disks, one of them in a group with a limit and with a guest that reads, and one
+/// whose next reads fail.
 fn busy_daemon(port: u16) -> Daemon {
     let daemon = daemon_with_disks(port, 100);
     daemon.call("bdev_error_create", json!({"base_name": "disk-2"})).unwrap();
@@ -194,31 +195,31 @@ fn in_a_browser() {
             std::thread::park_timeout(Duration::from_millis(1));
         }
     });
-    browser.dress(1280, "light");
+    browser.set_appearance(1280, "light");
     browser.open(&format!("http://127.0.0.1:{port}/"));
     browser.wait("document.querySelectorAll('#disks tbody tr').length === 25 && heat.columns.length > 1");
-    it_tells_all(&mut browser);
+    it_shows_all_data(&mut browser);
     it_fits(&mut browser);
-    a_disk_is_looked_at_closer(&mut browser);
+    it_shows_details_of_a_disk(&mut browser);
     it_costs_little(&mut browser);
     stop.store(true, Ordering::Relaxed);
     load.join().unwrap();
     it_outlives_the_daemon(&mut browser, &mut daemon);
-    // What a browser itself says of a daemon that is not there is no complaint of the page's.
-    let complaints = browser.complaints();
-    assert!(complaints.iter().all(|said| said.contains("ERR_CONNECTION_REFUSED")), "{complaints:?}");
+    // The browser's own messages about an unreachable daemon are not errors of the page.
+    let messages = browser.messages();
+    assert!(messages.iter().all(|printed| printed.contains("ERR_CONNECTION_REFUSED")), "{messages:?}");
 }
 
-/// Names are text; the host is named, and what colours mean.
-fn it_tells_all(browser: &mut Browser) {
+/// Names are shown as text; the page shows the host's name and the meaning of colours.
+fn it_shows_all_data(browser: &mut Browser) {
     let host = host();
     assert_eq!(browser.text("document.title"), format!("{host} – Aryk"));
     let page = browser.text("document.body.innerText");
-    for words in ["101 disks, 2 VMs connected", "<b>vm</b>", "6000", "% busy", "polling in vain"] {
+    for words in ["101 disks, 2 VMs connected", "<b>vm</b>", "6000", "% busy", "polling without work"] {
         assert!(page.contains(words), "{words}: {page}");
     }
     for words in
-        ["held up by limits", "waiting in the block layer", "at the store", "on the way to the guest"]
+        ["delayed by limits", "waiting in the block layer", "in the store", "on the way to the guest"]
     {
         assert!(browser.text("document.getElementById('layers').innerText").contains(words), "{words}");
     }
@@ -228,18 +229,19 @@ fn it_tells_all(browser: &mut Browser) {
     assert_eq!(browser.eval("document.images.length"), 0);
     browser.eval("get('filter').value = ''; get('filter').dispatchEvent(new Event('input'))");
     browser.wait("get('disks').tBodies[0].rows.length === 25");
-    // The first column is a second's, like all others; more is darker in the light, and brighter in the dark.
+    // The first column covers one second, like all others; higher counts are darker in the light scheme, and brighter in the dark
+    // one.
     assert_eq!(browser.eval("heat.columns.every(({from, to}) => to - from < 6)"), true);
     let brightness = "ramp().map((c) => c.match(/\\d+/g).reduce((sum, n) => sum + Number(n), 0))";
     assert_eq!(browser.eval(&format!("{brightness}.every((n, i, all) => i === 0 || n < all[i - 1])")), true);
-    browser.dress(1280, "dark");
+    browser.set_appearance(1280, "dark");
     assert_eq!(browser.eval(&format!("{brightness}.every((n, i, all) => i === 0 || n > all[i - 1])")), true);
 }
 
-/// Nothing is cut off, or to be scrolled sideways, in a narrow window.
+/// No text is cut off, and no sideways scrolling is needed, in a narrow window.
 fn it_fits(browser: &mut Browser) {
     for width in [400, 1280] {
-        browser.dress(width, "light");
+        browser.set_appearance(width, "light");
         let wide =
             "Math.max(...[...document.querySelectorAll('*')].map((e) => e.getBoundingClientRect().right))";
         browser.wait(&format!("{wide} <= {width} && document.documentElement.scrollWidth <= {width}"));
@@ -248,7 +250,7 @@ fn it_fits(browser: &mut Browser) {
     }
 }
 
-fn a_disk_is_looked_at_closer(browser: &mut Browser) {
+fn it_shows_details_of_a_disk(browser: &mut Browser) {
     assert_eq!(browser.eval("get('closer').hidden"), true);
     browser
         .eval("[...get('disks').tBodies[0].rows].find((r) => r.cells[0].textContent === 'disk-1').click()");
@@ -259,16 +261,16 @@ fn a_disk_is_looked_at_closer(browser: &mut Browser) {
         "1 MiB: 2048 blocks of 512 B",
         "c (blk, a VM is connected)",
         "Group <b>vm</b>",
-        "6000 requests a second",
+        "6000 requests per second",
     ] {
         assert!(closer.contains(words), "{words}: {closer}");
     }
-    browser.dress(400, "dark");
+    browser.set_appearance(400, "dark");
     browser.wait("get('closer').getBoundingClientRect().width === 400 && get('closer').scrollWidth <= 400");
-    browser.dress(1280, "light");
+    browser.set_appearance(1280, "light");
     browser.eval("document.dispatchEvent(new KeyboardEvent('keydown', {key: 'Escape'}))");
     assert_eq!(browser.eval("get('closer').hidden"), true);
-    // Errors stay to be seen, beside the disk and closer.
+    // Errors stay visible, in the list and in the details.
     browser.eval("get('filter').value = 'EE_'; get('filter').dispatchEvent(new Event('input'))");
     browser.wait("get('disks').tBodies[0].rows[0].lastChild.innerText === '3'");
     browser.eval("get('disks').tBodies[0].rows[0].cells[0].firstChild.click()");
@@ -281,7 +283,7 @@ fn a_disk_is_looked_at_closer(browser: &mut Browser) {
     browser.wait("get('closer').hidden && get('disks').tBodies[0].rows.length === 25");
 }
 
-/// What does not change is left alone, and so a browser has little to do.
+/// Unchanged elements are not updated, so the browser has little work.
 fn it_costs_little(browser: &mut Browser) {
     const LOOKS: u32 = 5;
     let watch = "window.changes = 0; window.watcher = new MutationObserver((all) => { \
@@ -293,14 +295,14 @@ fn it_costs_little(browser: &mut Browser) {
         "heat.columns.length >= {columns} + {LOOKS} && Boolean(watcher.disconnect() ?? true)"
     ));
     let took = browser.renderers_time() - before;
-    // One disk of a hundred has something to do: its numbers, the sums, a group and the reactors' bars change.
+    // One disk of a hundred is active: its numbers, the sums, a group and the reactors' bars change.
     let changes = browser.eval("changes").as_u64().unwrap();
     assert!(changes < 80 * u64::from(LOOKS), "{changes} changes in {LOOKS} looks");
     eprintln!("{changes} changes and {took:?} of a renderer in {LOOKS} looks");
     assert!(took < Duration::from_millis(200) * LOOKS, "{took:?} in {LOOKS} looks");
 }
 
-/// What is old is shown as that, with its age; and it comes back by itself.
+/// Old data is marked with its age; the page recovers by itself.
 fn it_outlives_the_daemon(browser: &mut Browser, daemon: &mut Daemon) {
     assert_eq!(browser.eval("get('stale').hidden"), true);
     daemon.kill();

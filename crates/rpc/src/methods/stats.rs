@@ -4,7 +4,7 @@ use super::framework::TICK_RATE;
 use super::qos::Limits;
 use super::{Control, Error, Name, NoParams, Phase, Table};
 use aryk_bdev::{Failure, Histogram, Op, OpSummary, Stats, Summary, TimeLayer};
-use aryk_metrics::Look;
+use aryk_metrics::Snapshot;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::time::{Duration, UNIX_EPOCH};
@@ -184,7 +184,7 @@ struct ReactorCounts {
 }
 
 async fn get_stats(control: &Control, _: NoParams) -> Result<Counts, Error> {
-    Ok(Counts::new(&*control.observatory.look(control, AGE).await))
+    Ok(Counts::new(&*control.collector.snapshot(control, AGE).await))
 }
 
 const fn ticks(time: Duration) -> u64 {
@@ -192,7 +192,7 @@ const fn ticks(time: Duration) -> u64 {
 }
 
 impl Counts {
-    fn new(look: &Look) -> Self {
+    fn new(snapshot: &Snapshot) -> Self {
         let disk = |disk: &aryk_metrics::Disk| DiskCounts {
             name: disk.name.clone(),
             kind: disk.product,
@@ -209,13 +209,16 @@ impl Counts {
             limits: group.limits.into(),
             work: Work::new(&group.counts),
         };
-        let controller = |aryk_metrics::Seat { controller, .. }: &aryk_metrics::Seat| ControllerState {
-            name: controller.name.clone(),
-            kind: controller.kind,
-            disks: controller.disks.clone(),
-            connected: controller.connected,
-            queues: controller.queues,
-        };
+        let controller =
+            |aryk_metrics::ControllerCounts { controller, .. }: &aryk_metrics::ControllerCounts| {
+                ControllerState {
+                    name: controller.name.clone(),
+                    kind: controller.kind,
+                    disks: controller.disks.clone(),
+                    connected: controller.connected,
+                    queues: controller.queues,
+                }
+            };
         let reactor = |reactor: &aryk_metrics::Reactor| ReactorCounts {
             core: reactor.core,
             busy_ticks: ticks(reactor.stats.busy),
@@ -227,11 +230,11 @@ impl Counts {
         };
         Self {
             tick_rate: TICK_RATE,
-            ticks: look.at.0,
-            disks: look.disks.iter().map(disk).collect(),
-            groups: look.groups.iter().map(group).collect(),
-            controllers: look.controllers.iter().map(controller).collect(),
-            reactors: look.reactors.iter().map(reactor).collect(),
+            ticks: snapshot.at.0,
+            disks: snapshot.disks.iter().map(disk).collect(),
+            groups: snapshot.groups.iter().map(group).collect(),
+            controllers: snapshot.controllers.iter().map(controller).collect(),
+            reactors: snapshot.reactors.iter().map(reactor).collect(),
         }
     }
 }

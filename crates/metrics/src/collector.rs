@@ -1,8 +1,9 @@
-//! Looks at everything there is, for all who want one. Control context, within one `LocalSet`.
+//! Snapshots of all counts, shared by all clients. Control context, within one `LocalSet`.
 //!
-//! Who asks while others' look is being taken, or soon after it, gets that one: however many watch, the reactors are asked no more often.
+//! A client that asks during another client's snapshot, or soon after it, gets the same one. So the number of clients does not
+//! raise how often the reactors are read.
 
-use crate::unions::{Part, Sums, Union};
+use crate::aggregates::{Aggregate, Part, Sums};
 use crate::{Controller, Inventory};
 use aryk_bdev::{Bdev, Failure, QosGroup, RateLimits, Summary, gather};
 use aryk_dma::Reclaiming;
@@ -13,29 +14,29 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Mutex;
 
-/// Everything there was at one time.
+/// All counts at one time.
 #[derive(Debug)]
-pub struct Look {
-    /// When it was finished.
+pub struct Snapshot {
+    /// When the snapshot was complete.
     pub at: Nanos,
-    /// How long it took.
+    /// The time that the snapshot took.
     pub took: Duration,
     /// The disks, by age.
     pub disks: Vec<Disk>,
     /// Groups of disks, each after its parent.
     pub groups: Vec<Group>,
     /// The controllers, by name.
-    pub controllers: Vec<Seat>,
+    pub controllers: Vec<ControllerCounts>,
     /// The reactors, by core.
     pub reactors: Vec<Reactor>,
-    /// Bytes, and mappings, of front-ends' memory.
+    /// Guest memory that is mapped, in bytes and mappings.
     pub mapped: (u64, u64),
-    /// How far the unmapping of it is behind.
+    /// The backlog of mappings to be unmapped.
     pub reclaiming: Reclaiming,
 }
 
-impl Look {
-    /// How much later it was finished than an earlier one.
+impl Snapshot {
+    /// Seconds from `earlier` to this snapshot.
     pub(crate) fn seconds_since(&self, earlier: &Self) -> f64 {
         self.at.since(earlier.at).as_secs_f64().max(1e-3)
     }
@@ -44,134 +45,136 @@ impl Look {
 /// A disk.
 #[derive(Debug)]
 pub struct Disk {
-    /// Its name.
+    /// The disk's name.
     pub name: String,
-    /// The module's word for what it is.
+    /// The module's product name.
     pub product: &'static str,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// The group that it is limited with.
+    /// The disk's group, if it has one.
     pub group: Option<String>,
-    /// Its own limits.
+    /// The disk's own limits.
     pub limits: RateLimits,
-    /// What it has counted.
+    /// The disk's counts.
     pub counts: Summary,
-    /// The last request that its store has failed.
+    /// The last request that the store failed.
     pub last_failure: Option<Failure>,
-    /// The most requests that were in flight lately: in half a minute at least, in a minute at most.
+    /// The highest number of requests in flight, over the last 30 to 60 seconds.
     pub in_flight_max: u64,
 }
 
-/// A group of disks that are limited together.
+/// A group of disks that share limits.
 #[derive(Debug)]
 pub struct Group {
-    /// Its name.
+    /// The group's name.
     pub name: String,
-    /// The group that it is in.
+    /// The parent group.
     pub parent: Option<String>,
-    /// What its disks may do together.
+    /// The group's limits.
     pub limits: RateLimits,
-    /// How many disks are in it, and in the groups in it.
+    /// The number of disks in the group and its subgroups.
     pub disks: usize,
-    /// What they did while they were.
+    /// The sum of the disks' counts, each while the disk was in the group.
     pub counts: Summary,
 }
 
-/// A controller, and what its disks did while they were its.
+/// A controller, and the sum of its disks' counts, each while the controller had the disk.
 #[derive(Debug)]
-pub struct Seat {
+pub struct ControllerCounts {
     /// The controller.
     pub controller: Controller,
-    /// What its disks did, through whichever controller.
+    /// The sum, including requests that came through other controllers.
     pub counts: Summary,
 }
 
 /// A reactor.
 #[derive(Debug)]
 pub struct Reactor {
-    /// Its core.
+    /// The reactor's core.
     pub core: u16,
-    /// Where its time went.
+    /// The reactor's time by state.
     pub stats: ReactorStats,
-    /// Its longest turn lately.
+    /// The longest turn, lately.
     pub longest_turn: Duration,
-    /// Roots and pollers on it.
+    /// Roots and pollers on the reactor.
     pub members: u64,
-    /// What disks did on it.
+    /// The sum of the counts of all disks on this reactor.
     pub counts: Summary,
 }
 
-/// Who looks.
+/// Takes snapshots.
 #[derive(Debug, Default)]
-pub struct Observatory(Mutex<Seen>);
+pub struct Collector(Mutex<Collected>);
 
-/// What has been seen. Locked while the next look is taken.
+/// The last snapshot, and the state across snapshots. Locked while a snapshot is taken.
 #[derive(Debug, Default)]
-struct Seen {
-    last: Option<Rc<Look>>,
+struct Collected {
+    last: Option<Rc<Snapshot>>,
     depths: Peaks<u64>,
     turns: Peaks<Duration>,
     sums: Sums,
 }
 
-impl Observatory {
-    /// A look at what is in `inventory`, no older than `age`.
-    pub async fn look(&self, inventory: &dyn Inventory, age: Duration) -> Rc<Look> {
+impl Collector {
+    /// A snapshot of `inventory` that is at most `age` old.
+    pub async fn snapshot(&self, inventory: &dyn Inventory, age: Duration) -> Rc<Snapshot> {
         let mut seen = self.0.lock().await;
-        if let Some(look) = seen.last.as_ref().filter(|look| Clock::Monotonic.now().since(look.at) <= age) {
-            return Rc::clone(look);
+        if let Some(snapshot) =
+            seen.last.as_ref().filter(|snapshot| Clock::Monotonic.now().since(snapshot.at) <= age)
+        {
+            return Rc::clone(snapshot);
         }
-        let look = Rc::new(seen.look(inventory).await);
-        seen.last = Some(Rc::clone(&look));
-        look
+        let snapshot = Rc::new(seen.snapshot(inventory).await);
+        seen.last = Some(Rc::clone(&snapshot));
+        snapshot
     }
 }
 
-impl Seen {
-    async fn look(&mut self, inventory: &dyn Inventory) -> Look {
+impl Collected {
+    async fn snapshot(&mut self, inventory: &dyn Inventory) -> Snapshot {
         let start = Clock::Monotonic.now();
         self.depths.begin(start);
         self.turns.begin(start);
         let (bdevs, handles) = (inventory.disks(), inventory.reactors());
         let (groups, controllers) = (inventory.groups(), inventory.controllers());
         let parts = gather(&bdevs, &handles).await;
-        let unions = unions(&bdevs, &controllers);
+        let aggregates = aggregates(&bdevs, &controllers);
         let mut counts = vec![Summary::default(); bdevs.len()];
         let parts = parts.into_iter().map(|part| {
             counts[part.disk].merge(&part.counts);
-            let (serial, unions) = (bdevs[part.disk].serial(), &unions[part.disk]);
-            Part { serial, core: part.core, counts: part.counts, unions }
+            let (serial, aggregates) = (bdevs[part.disk].serial(), &aggregates[part.disk]);
+            Part { serial, core: part.core, counts: part.counts, aggregates }
         });
         let names: HashSet<&str> = groups.iter().map(|g| g.name()).collect();
-        let seats: HashSet<&str> = controllers.iter().map(|c| &*c.name).collect();
-        self.sums.look(parts, |union| match union {
-            Union::Group(name) => names.contains(&**name),
-            Union::Controller(name) => seats.contains(&**name),
-            Union::Reactor(_) => true,
+        let controller_names: HashSet<&str> = controllers.iter().map(|c| &*c.name).collect();
+        self.sums.add(parts, |aggregate| match aggregate {
+            Aggregate::Group(name) => names.contains(&**name),
+            Aggregate::Controller(name) => controller_names.contains(&**name),
+            Aggregate::Reactor(_) => true,
         });
-        let mut sizes: HashMap<&Union, usize> = HashMap::new();
-        unions.iter().flatten().for_each(|union| *sizes.entry(union).or_default() += 1);
+        let mut sizes: HashMap<&Aggregate, usize> = HashMap::new();
+        aggregates.iter().flatten().for_each(|aggregate| *sizes.entry(aggregate).or_default() += 1);
         let group = |group: &Arc<QosGroup>| {
-            let union = Union::Group(group.name().to_owned());
+            let aggregate = Aggregate::Group(group.name().to_owned());
             Group {
                 name: group.name().to_owned(),
                 parent: group.parent().map(|parent| parent.name().to_owned()),
                 limits: group.limits(),
-                disks: sizes.get(&union).copied().unwrap_or_default(),
-                counts: self.sums.of(&union),
+                disks: sizes.get(&aggregate).copied().unwrap_or_default(),
+                counts: self.sums.of(&aggregate),
             }
         };
         let groups = groups.iter().map(group).collect();
         let disks = bdevs.iter().zip(counts).map(|(bdev, counts)| self.disk(bdev, counts)).collect();
         let reactors = handles.iter().map(|handle| self.reactor(handle)).collect();
-        let seat = |controller: Controller| {
-            let counts = self.sums.of(&Union::Controller(controller.name.clone()));
-            Seat { controller, counts }
+        let of_controller = |controller: Controller| {
+            let counts = self.sums.of(&Aggregate::Controller(controller.name.clone()));
+            ControllerCounts { controller, counts }
         };
-        let controllers = controllers.into_iter().map(seat).collect();
+        let controllers = controllers.into_iter().map(of_controller).collect();
         let at = Clock::Monotonic.now();
         let (mapped, reclaiming) = (aryk_dma::mapped(), aryk_dma::reclaiming());
-        Look { at, took: at.since(start), disks, groups, controllers, reactors, mapped, reclaiming }
+        Snapshot { at, took: at.since(start), disks, groups, controllers, reactors, mapped, reclaiming }
     }
 
     fn disk(&mut self, bdev: &Bdev, counts: Summary) -> Disk {
@@ -195,33 +198,33 @@ impl Seen {
             stats: handle.stats(),
             longest_turn: self.turns.raise(&core.to_string(), handle.take_longest_turn()),
             members: handle.members(),
-            counts: self.sums.of(&Union::Reactor(core)),
+            counts: self.sums.of(&Aggregate::Reactor(core)),
         }
     }
 }
 
-/// What each disk belongs to, but for reactors: its group with all that this is in, and its controllers.
-fn unions(bdevs: &[Arc<Bdev>], controllers: &[Controller]) -> Vec<Vec<Union>> {
-    let mut of: HashMap<&str, Vec<Union>> = HashMap::new();
+/// The groups, with all parents, and the controllers of each disk.
+fn aggregates(bdevs: &[Arc<Bdev>], controllers: &[Controller]) -> Vec<Vec<Aggregate>> {
+    let mut of: HashMap<&str, Vec<Aggregate>> = HashMap::new();
     for controller in controllers {
         for disk in &controller.disks {
-            of.entry(disk).or_default().push(Union::Controller(controller.name.clone()));
+            of.entry(disk).or_default().push(Aggregate::Controller(controller.name.clone()));
         }
     }
     let all = |bdev: &Arc<Bdev>| {
-        let mut unions = of.remove(bdev.name()).unwrap_or_default();
+        let mut aggregates = of.remove(bdev.name()).unwrap_or_default();
         let group = bdev.qos_group();
         let outwards = std::iter::successors(group.as_ref(), |group| group.parent());
-        unions.extend(outwards.map(|group| Union::Group(group.name().to_owned())));
-        unions
+        aggregates.extend(outwards.map(|group| Aggregate::Group(group.name().to_owned())));
+        aggregates
     };
     bdevs.iter().map(all).collect()
 }
 
-/// For how long a peak is told, at least.
+/// How long a peak is reported, at least.
 const LATELY: Duration = Duration::from_secs(30);
 
-/// The peaks of this while and of the one before, by name. What is gone is forgotten with its while.
+/// Peaks by name, of the present period and of the one before. An object that is gone is forgotten with its period.
 #[derive(Debug)]
 struct Peaks<T> {
     since: Nanos,
@@ -236,7 +239,7 @@ impl<T> Default for Peaks<T> {
 }
 
 impl<T: Ord + Copy> Peaks<T> {
-    /// Begins a new while if this one has lasted.
+    /// Begins a new period if the present one has ended.
     fn begin(&mut self, now: Nanos) {
         if now.since(self.since) >= LATELY {
             self.since = now;
@@ -244,7 +247,7 @@ impl<T: Ord + Copy> Peaks<T> {
         }
     }
 
-    /// The peak of `name`, of which `value` is the latest.
+    /// Adds `value` to the peak of `name`, and returns the peak.
     fn raise(&mut self, name: &str, value: T) -> T {
         let now = match self.now.get_mut(name) {
             Some(now) => {
@@ -265,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn peaks_are_told_for_a_while() {
+    fn peaks_are_reported_for_one_to_two_periods() {
         let mut peaks = Peaks::default();
         let mut at = |second: u64, value: u64| {
             peaks.begin(Nanos(second * 1_000_000_000));

@@ -1,19 +1,20 @@
-//! One disk, looked at closer: what the web page shows of the disk that was clicked. Control context; pure but for asking the inventory.
+//! The details of one disk, for the panel of the web page that a click on a disk opens. Control context; pure except for reading
+//! the inventory.
 
-use crate::{Inventory, Look};
+use crate::{Inventory, Snapshot};
 use aryk_bdev::{Bdev, Coarse, Failure, Op, OpSummary, RateLimits, Summary};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
-/// A disk. Sizes in bytes; rates a second, over what was between two looks.
+/// Details of a disk. Sizes in bytes; rates per second, over the time between two snapshots.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Closer {
+pub struct DiskDetails {
     name: String,
     kind: &'static str,
     uuid: String,
-    /// The file or block device that it is in, if it is in one.
+    /// The file or block device below the disk, if there is one.
     file: Option<PathBuf>,
     bytes: u64,
     block_bytes: u32,
@@ -21,22 +22,22 @@ pub struct Closer {
     read_only: bool,
     claimed_by: Option<String>,
     users: Vec<User>,
-    /// Its own limits, and those of its groups from the inside out.
-    limits: Vec<Limited>,
+    /// The disk's own limits, then those of its groups from the innermost to the outermost.
+    limits: Vec<LimitSet>,
     operations: Vec<Operation>,
-    /// Requests that ended meanwhile, by latency.
+    /// Requests that completed between the two snapshots, by latency.
     reads: [u64; Coarse::BUCKETS],
     writes: [u64; Coarse::BUCKETS],
     in_flight: u64,
     in_flight_max: u64,
     waiting: u64,
-    /// Requests that took longer than the disk's deadline, ever.
+    /// All requests so far that took longer than the disk's deadline.
     overdue: u64,
-    /// The last request that its store has failed.
+    /// The last request that the store failed.
     last_failure: Option<Failed>,
 }
 
-/// A request that the store has failed.
+/// A request that the store failed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Failed {
     op: &'static str,
@@ -60,7 +61,7 @@ impl Failed {
     }
 }
 
-/// A controller through which a VM has the disk.
+/// A controller through which a VM uses the disk.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct User {
     controller: String,
@@ -68,10 +69,10 @@ struct User {
     connected: bool,
 }
 
-/// What limits the disk, a second; 0 is no limit.
+/// Rate limits per second; 0 means no limit.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-struct Limited {
-    /// The group; none is the disk itself.
+struct LimitSet {
+    /// The group that sets the limits; `None` for the disk itself.
     group: Option<String>,
     ops: u64,
     read_ops: u64,
@@ -81,7 +82,7 @@ struct Limited {
     write_bytes: u64,
 }
 
-impl Limited {
+impl LimitSet {
     const fn new(group: Option<String>, limits: &RateLimits) -> Self {
         Self {
             group,
@@ -95,7 +96,7 @@ impl Limited {
     }
 }
 
-/// One kind of request: what there was of it a second, and ever.
+/// The counts of one kind of request: per second, and in total.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Operation {
     op: &'static str,
@@ -108,7 +109,7 @@ struct Operation {
 }
 
 impl Operation {
-    /// None of a kind that there never was.
+    /// Returns `None` for an optional kind without any request so far.
     fn between(op: Op, old: Option<&Summary>, new: &Summary, seconds: f64) -> Option<Self> {
         let ever = new.op(op);
         let grown = old.map_or(OpSummary::default(), |old| *new.since(old).op(op));
@@ -126,18 +127,27 @@ impl Operation {
     }
 }
 
-impl Closer {
-    /// The disk `name` as of `now`, and what it did since `before`.
-    pub fn new(inventory: &dyn Inventory, name: &str, before: Option<&Look>, now: &Look) -> Option<Self> {
+impl DiskDetails {
+    /// Details of the disk `name` as of the snapshot `now`, with rates since `before`. Returns `None` if there is no such disk.
+    pub fn new(
+        inventory: &dyn Inventory,
+        name: &str,
+        before: Option<&Snapshot>,
+        now: &Snapshot,
+    ) -> Option<Self> {
         let bdev = inventory.disks().into_iter().find(|bdev| bdev.name() == name)?;
         let disk = now.disks.iter().find(|disk| disk.name == name)?;
-        let old =
-            before.and_then(|look| look.disks.iter().find(|disk| disk.name == name)).map(|disk| &disk.counts);
+        let old = before
+            .and_then(|snapshot| snapshot.disks.iter().find(|disk| disk.name == name))
+            .map(|disk| &disk.counts);
         let seconds = before.map_or(1.0, |before| now.seconds_since(before));
         let grown = old.map_or_else(Summary::default, |old| disk.counts.since(old));
         let geometry = bdev.geometry();
-        let users =
-            now.controllers.iter().map(|seat| &seat.controller).filter(|c| c.disks.iter().any(|d| d == name));
+        let users = now
+            .controllers
+            .iter()
+            .map(|of_controller| &of_controller.controller)
+            .filter(|c| c.disks.iter().any(|d| d == name));
         Some(Self {
             name: name.to_owned(),
             kind: disk.product,
@@ -167,10 +177,10 @@ impl Closer {
     }
 }
 
-fn limits(bdev: &Arc<Bdev>) -> Vec<Limited> {
+fn limits(bdev: &Arc<Bdev>) -> Vec<LimitSet> {
     let group = bdev.qos_group();
     let outwards = std::iter::successors(group.as_ref(), |group| group.parent());
-    let own = Limited::new(None, &bdev.qos_limits());
-    let groups = outwards.map(|group| Limited::new(Some(group.name().to_owned()), &group.limits()));
+    let own = LimitSet::new(None, &bdev.qos_limits());
+    let groups = outwards.map(|group| LimitSet::new(Some(group.name().to_owned()), &group.limits()));
     std::iter::once(own).chain(groups).collect()
 }
