@@ -1,4 +1,4 @@
-//! The arguments.
+//! Command-line arguments.
 
 use crate::log::Format;
 use aryk_metrics::Address;
@@ -10,10 +10,10 @@ use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// Carries the I/O of virtual machines' disks.
+/// Back-end for the disks of virtual machines: serves vhost-user block and SCSI devices.
 ///
-/// Needs no root, no hugepages and no configuration file: disks are made, and offered to machines, with the command 'aryk'. SIGTERM and
-/// SIGINT end it when the requests that run are done; a second one ends it at once, with exit code 3.
+/// Needs no root, no hugepages and no configuration file: the command 'aryk' creates disks and attaches them to VMs. SIGTERM and
+/// SIGINT make it complete the requests in flight and exit; a second signal ends it at once, with exit code 3.
 #[derive(Debug, Parser)]
 #[command(name = "arykd", version, max_term_width = 80)]
 pub struct Cli {
@@ -21,46 +21,47 @@ pub struct Cli {
     #[arg(short = 'm', long = "cpumask", value_name = "CORES")]
     pub cores: Option<CoreSet>,
 
-    /// The RPC socket
+    /// Path of the RPC socket
     #[arg(short = 'r', long = "rpc-socket", value_name = "PATH", default_value = "/var/tmp/spdk.sock", value_parser = socket_path)]
     pub rpc_socket: PathBuf,
 
-    /// Rights of the RPC socket, octal: 660 lets the daemon's group [default: 660 with --rpc-socket-group, 666 with --rpc-allow,
-    /// whose rules then decide,
-    /// and 600 otherwise]
+    /// Permissions of the RPC socket, octal; 660 lets the daemon's group connect [default: 660 with --rpc-socket-group, 666 with
+    /// --rpc-allow, whose rules then decide, and 600 otherwise]
     #[arg(long, value_name = "MODE", value_parser = mode)]
     pub rpc_socket_mode: Option<u32>,
 
-    /// Group of the RPC socket, by name or number, which may connect unless --rpc-socket-mode says otherwise
+    /// Group of the RPC socket, by name or number; its members may connect unless --rpc-socket-mode says otherwise
     #[arg(long, value_name = "GROUP", value_parser = aryk_rpc::rights::gid)]
     pub rpc_socket_group: Option<u32>,
 
-    /// Who may call what on the RPC socket: uid:USER=RIGHTS, gid:GROUP=RIGHTS or any=RIGHTS, RIGHTS being full or read-only; the first that fits
-    /// counts, root and the daemon's own user may do everything, and others nothing [default: whoever may open the socket may do everything]
+    /// Permit RPC methods by caller: uid:USER=RIGHTS, gid:GROUP=RIGHTS or any=RIGHTS; RIGHTS is full or read-only; the first
+    /// matching rule counts. Root and the daemon's own user may call all methods; a caller without a matching rule may call none
+    /// [default: each caller that can open the socket may call all methods]
     #[arg(long, value_name = "RULE")]
     pub rpc_allow: Vec<Rule>,
 
-    /// Serve RPC by HTTP POST too, to those who know a password: 127.0.0.1:8000
+    /// Serve RPC by HTTP POST too, for clients with a password: 127.0.0.1:8000
     #[arg(long, value_name = "ADDRESS", requires = "rpc_http_auth")]
     pub rpc_http: Option<SocketAddr>,
 
-    /// File of lines user:password that may call by HTTP, readable by its owner alone
+    /// File of lines user:password for RPC by HTTP; only its owner may have the right to read it
     #[arg(long, value_name = "FILE", requires = "rpc_http")]
     pub rpc_http_auth: Option<PathBuf>,
 
-    /// Encrypt RPC by HTTP: the certificate, and those above it, as PEM [default: it is not encrypted]
+    /// Encrypt RPC by HTTP: file of the certificate and its issuers, as PEM [default: not encrypted]
     #[arg(long, value_name = "FILE", requires = "rpc_http", requires = "rpc_http_tls_key")]
     pub rpc_http_tls_cert: Option<PathBuf>,
 
-    /// The certificate's private key as PEM, not readable by everybody
+    /// File of the certificate's private key, as PEM; others must not have the right to read it
     #[arg(long, value_name = "FILE", requires = "rpc_http_tls_cert")]
     pub rpc_http_tls_key: Option<PathBuf>,
 
-    /// Serve metrics (OpenMetrics, for Prometheus), to all who can connect: ADDRESS:PORT, a PORT of 127.0.0.1, or the PATH of a socket [default: not served]
+    /// Serve metrics (OpenMetrics, for Prometheus), to each client that can connect: ADDRESS:PORT, a PORT of 127.0.0.1, or the
+    /// PATH of a socket [default: not served]
     #[arg(long, value_name = "WHERE")]
     pub metrics: Option<Address>,
 
-    /// Show a web page to browsers of this host, read-only: ADDRESS:PORT, or a PORT of 127.0.0.1 [default: not shown]
+    /// Serve a read-only web page to browsers on this host: ADDRESS:PORT, or a PORT of 127.0.0.1 [default: not served]
     #[arg(long, value_name = "WHERE", value_parser = loopback)]
     pub web: Option<Address>,
 
@@ -68,15 +69,15 @@ pub struct Cli {
     #[arg(short = 'S', long = "vhost-dir", value_name = "DIR")]
     pub vhost_dir: Option<PathBuf>,
 
-    /// The largest queue that a machine may have, in descriptors; QEMU's have 128 or 256 unless it is told otherwise, and at most 1024
+    /// Largest size of a virtqueue in descriptors; QEMU uses 128 or 256 by default, and at most 1024
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u16).range(1..=32768))]
     pub queue_size_max: u16,
 
-    /// Directory in which what is configured is kept, so that it is there again after a restart [default: it is not kept]
+    /// Directory in which the configuration is stored, so that a restart restores it [default: not stored]
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
 
-    /// Make at the start what a file of 'save_config' describes, SPDK's or ours; with --state-dir, at the first start only
+    /// Make the calls of this file of 'save_config', SPDK's or Aryk's, at the start; with --state-dir, at the first start only
     #[arg(
         short = 'c',
         long = "json",
@@ -86,55 +87,57 @@ pub struct Cli {
     )]
     pub config: Option<PathBuf>,
 
-    /// Leave out what fails of that file, and say so in the log [default: the daemon ends]
+    /// Skip the calls of that file that fail, and log them [default: the daemon exits]
     #[arg(long, requires = "config")]
     pub json_ignore_init_errors: bool,
 
-    /// Open disks beneath this directory only; repeat it for more, or name a block device. Sockets and state stay where they are [default: anywhere]
+    /// Allow disks beneath this directory only; repeat it for more, or name a block device. Sockets and state may be elsewhere
+    /// [default: anywhere]
     #[arg(long, value_name = "DIR")]
     pub allow_dir: Vec<PathBuf>,
 
-    /// The most memory that one machine may have, as 16T: a front-end that announces more is refused
+    /// Largest guest memory of one VM, such as 16T: a front-end that announces more is refused
     #[arg(long, value_name = "SIZE", default_value = "16T", value_parser = size)]
     pub guest_memory_max: u64,
 
-    /// The most memory of all machines that is mapped at a time, once for each of a machine's controllers [of 128T that a process can map]
+    /// Largest total of mapped guest memory, counted once per controller of a VM [a process can map 128T]
     #[arg(long, value_name = "SIZE", default_value = "112T", value_parser = size)]
     pub guest_memory_total: u64,
 
-    /// Run the daemon as a child, and start it again at once whenever it dies
+    /// Run the daemon as a child process, and restart it at once when it dies
     #[arg(long, requires = "state_dir")]
     pub supervise: bool,
 
-    /// What a core does without work: poll, adaptive (sleep when there is none) or interrupt
+    /// Behaviour of a core without work: poll, adaptive (sleep after a while) or interrupt (sleep at once)
     #[arg(long, value_name = "POLICY", default_value = "adaptive")]
     pub sleep_policy: SleepPolicy,
 
-    /// The kernel interface: auto, io_uring, or epoll where io_uring is forbidden
+    /// Kernel interface: auto, io_uring, or epoll where io_uring is forbidden
     #[arg(long, value_name = "ENGINE", default_value = "auto")]
     pub io_engine: Engine,
 
-    /// What the log tells: error, warning, notice, info or debug
+    /// Log level: error, warning, notice, info or debug
     #[arg(short = 'L', long = "log", value_name = "LEVEL", default_value = "notice", value_parser = level)]
     pub log: PrintLevel,
 
-    /// How the log is written: text, json (an object a line) or journal (priorities as journald reads them) [default: journal under systemd, else text]
+    /// Log format: text, json (one object per line) or journal (with the priorities of journald) [default: journal under systemd,
+    /// else text]
     #[arg(long, value_name = "FORMAT")]
     pub log_format: Option<Format>,
 
-    /// Wait for the RPC framework_start_init before taking any other
+    /// Accept no other RPC before framework_start_init
     #[arg(long)]
     pub wait_for_rpc: bool,
 
-    /// Print this as a man page, for who makes packages
+    /// Print this as a man page, for packagers
     #[arg(long, hide = true, exclusive = true)]
     pub man_page: bool,
 }
 
-/// The arguments, as a man page of section 8.
+/// Writes the arguments as a man page of section 8.
 ///
 /// # Errors
-/// It cannot be written.
+/// `to` cannot be written.
 pub fn write_man_page(to: &mut impl Write) -> io::Result<()> {
     clap_mangen::Man::new(Cli::command()).section("8").render(to)
 }
@@ -146,7 +149,7 @@ fn level(text: &str) -> Result<PrintLevel, String> {
         "notice" => Ok(PrintLevel::Notice),
         "info" => Ok(PrintLevel::Info),
         "debug" => Ok(PrintLevel::Debug),
-        _ => Err("error, warning, notice, info or debug".into()),
+        _ => Err("give error, warning, notice, info or debug".into()),
     }
 }
 
@@ -155,23 +158,25 @@ fn size(text: &str) -> Result<u64, String> {
     let unit = units.iter().find_map(|&(unit, bits)| Some((text.strip_suffix(unit)?, bits)));
     let (number, bits) = unit.unwrap_or((text, 0));
     let bytes = number.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << bits));
-    bytes.filter(|&bytes| bytes > 0).ok_or_else(|| "a number of bytes, or with K, M, G or T, as 16T".into())
+    bytes
+        .filter(|&bytes| bytes > 0)
+        .ok_or_else(|| "give a number of bytes, or a number with K, M, G or T, such as 16T".into())
 }
 
-/// Nobody asks who looks at the page: it is for this host's users alone.
+/// The web page has no authentication, so it is for users of this host only.
 fn loopback(text: &str) -> Result<Address, String> {
     match text.parse() {
         Ok(Address::Tcp(address)) if address.ip().is_loopback() => Ok(Address::Tcp(address)),
-        Ok(_) | Err(_) => Err("a port of this host, as 8080, 127.0.0.1:8080 or [::1]:8080".into()),
+        Ok(_) | Err(_) => Err("give a port of this host, such as 8080, 127.0.0.1:8080 or [::1]:8080".into()),
     }
 }
 
-/// SPDK takes HOST:PORT here too, and then everybody who reaches it may do everything.
+/// SPDK also accepts HOST:PORT here, and then each client that reaches it may call all methods.
 fn socket_path(text: &str) -> Result<PathBuf, String> {
     let is_port = |port: &str| port.parse::<u16>().is_ok();
     match text.rsplit_once(':') {
         Some((host, port)) if !host.contains('/') && is_port(port) => {
-            Err("the path of a socket; RPC over TCP asks for a password: --rpc-http ADDRESS:PORT --rpc-http-auth FILE".into())
+            Err("give the path of a socket; RPC over TCP needs a password: --rpc-http ADDRESS:PORT --rpc-http-auth FILE".into())
         }
         Some(_) | None => Ok(text.into()),
     }
@@ -180,7 +185,7 @@ fn socket_path(text: &str) -> Result<PathBuf, String> {
 fn mode(text: &str) -> Result<u32, String> {
     match u32::from_str_radix(text, 8) {
         Ok(mode) if mode <= 0o777 => Ok(mode),
-        Ok(_) | Err(_) => Err("octal digits, as 660".into()),
+        Ok(_) | Err(_) => Err("give octal digits, such as 660".into()),
     }
 }
 
@@ -189,12 +194,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_grammar_is_sound() {
+    fn the_arguments_are_consistent() {
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn the_page_speaks_of_each_option() {
+    fn the_man_page_has_each_option() {
         let mut page = Vec::new();
         write_man_page(&mut page).unwrap();
         let page = String::from_utf8(page).unwrap().replace("\\-", "-");

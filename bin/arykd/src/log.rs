@@ -1,5 +1,5 @@
-//! The log: lines on the standard error, in one of three formats. What it tells can be changed by RPC. A thread of its own writes them ([`queue`]): nobody else ever
-//! waits for who reads them.
+//! The log: lines on the standard error, in one of three formats. RPCs change its level. A thread of its own writes the lines
+//! ([`queue`]), so no other thread waits for a slow reader of the log.
 
 mod queue;
 
@@ -22,19 +22,20 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Registry, fmt, reload};
 
-/// How an event is written.
+/// The format of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Format {
-    /// A line for people, with the time.
+    /// A line of plain text with the time.
     Text,
-    /// A JSON object a line.
+    /// One JSON object per line.
     Json,
-    /// A line that begins with its priority, as journald and other readers of a service's output take it. The time is theirs.
+    /// A line that begins with its priority, as journald and other readers of a service's output parse it. The reader adds the
+    /// time.
     Journal,
 }
 
 impl Format {
-    /// The one asked for, or the one that whoever reads our standard error wants.
+    /// The format that was given, or else the one that the reader of our standard error expects.
     pub fn choose(asked: Option<Self>) -> Self {
         let journal = || std::env::var("JOURNAL_STREAM").is_ok_and(|stream| is_stderr(&stream));
         asked.unwrap_or_else(|| if journal() { Self::Journal } else { Self::Text })
@@ -58,10 +59,10 @@ impl Format {
         }
     }
 
-    /// A line that no event has made: of who cannot use `tracing`, for it is what fails, or what is being written.
+    /// A line without a `tracing` event, for code that cannot use `tracing`: the panic hook and the log's own writer.
     fn line(self, level: Level, text: &str) -> String {
         let mut time = String::new();
-        // Without its time a line is still a line.
+        // If the time cannot be formatted, the line is written without it.
         let _ = SystemTime.format_time(&mut Writer::new(&mut time));
         match self {
             Self::Text => format!("{time} {:>7} arykd: {text}\n", name(level)),
@@ -77,16 +78,16 @@ impl Format {
     }
 }
 
-/// What a format's layer is put upon.
+/// The subscriber below a format's layer.
 type Filtered = tracing_subscriber::layer::Layered<reload::Layer<Targets, Registry>, Registry>;
 
-/// Whether the standard error is the stream with these numbers of device and inode: it may have been turned elsewhere.
+/// Whether the standard error is the stream with this device and inode; it may have been redirected.
 fn is_stderr(stream: &str) -> bool {
     let Ok(stat) = rustix::fs::fstat(std::io::stderr().as_fd()) else { return false };
     stream == format!("{}:{}", stat.st_dev, stat.st_ino)
 }
 
-/// What the log calls a level: what whoever sets the level calls it.
+/// The log's name for a level: the same names as in `--log` and in the RPCs.
 const fn name(level: Level) -> &'static str {
     match level {
         Level::ERROR => "ERROR",
@@ -97,7 +98,7 @@ const fn name(level: Level) -> &'static str {
     }
 }
 
-/// The colour of a level's name, as a terminal takes it.
+/// The ANSI colour code of a level's name.
 const fn color(level: Level) -> u8 {
     match level {
         Level::ERROR => 31,
@@ -108,7 +109,7 @@ const fn color(level: Level) -> u8 {
     }
 }
 
-/// Lines that have their time or not, as it is asked for, and their level.
+/// Formats lines with their level, and with their time if timestamps are on.
 struct Leveled {
     rest: format::Format<Full, ()>,
     timestamps: Arc<AtomicBool>,
@@ -138,7 +139,7 @@ where
     }
 }
 
-/// Lines of JSON with our name of their level.
+/// Formats JSON lines with our names of the levels.
 struct Renamed(format::Format<Json>);
 
 impl<S, N> FormatEvent<S, N> for Renamed
@@ -154,14 +155,14 @@ where
     ) -> std_fmt::Result {
         let mut text = String::new();
         self.0.format_event(context, Writer::new(&mut text), event)?;
-        // The time and the level come first: whatever looks like a level behind that is somebody else's.
+        // The time and the level come first: a later text that looks like a level belongs to the event.
         let level = *event.metadata().level();
         let member = |name: &str| format!(r#""level":"{name}""#);
         writer.write_str(&text.replacen(&member(level.as_str()), &member(name(level)), 1))
     }
 }
 
-/// Lines that begin with `<N>`, as `sd-daemon(3)` has it.
+/// Formats lines that begin with `<N>`, as `sd-daemon(3)` defines.
 struct Prioritized(format::Format<Full, ()>);
 
 impl<S, N> FormatEvent<S, N> for Prioritized
@@ -177,13 +178,13 @@ where
     ) -> std_fmt::Result {
         let mut text = String::new();
         self.0.format_event(context, Writer::new(&mut text), event)?;
-        // Each line is an entry of its own there, and one without a priority would be taken for a message of the default one.
+        // journald makes an entry of each line, and a line without a priority gets the default one.
         let priority = priority(*event.metadata().level());
         text.lines().try_for_each(|line| writeln!(writer, "<{priority}>{line}"))
     }
 }
 
-/// syslog's.
+/// The priority of syslog.
 const fn priority(level: Level) -> u8 {
     match level {
         Level::ERROR => 3,
@@ -197,39 +198,39 @@ const fn priority(level: Level) -> u8 {
 /// The format that the log was started with.
 static FORMAT: OnceLock<Format> = OnceLock::new();
 
-/// From here on nobody waits for who reads the log: a thread writes it. Lines before that are written at once.
+/// Starts the thread that writes the log; from then on a slow reader delays no other thread. Earlier lines are written at once.
 pub fn write_behind() {
     if let Err(error) = queue::start(format_now()) {
-        tracing::warn!(%error, "no thread writes the log: who does not read it holds up who writes");
+        tracing::warn!(%error, "cannot start the log's thread: a slow reader of the log delays the daemon");
     }
 }
 
-/// The one it was started with, or, before that, one for people.
+/// The format that the log was started with; before that, text.
 fn format_now() -> Format {
     *FORMAT.get().unwrap_or(&Format::Text)
 }
 
-/// Has a line written to the log that cannot go by `tracing`.
-pub fn say(level: Level, text: &str) {
+/// Writes a line to the log without `tracing`.
+pub fn write_line(level: Level, text: &str) {
     queue::add(Stream::Err, format_now().line(level, text).as_bytes());
 }
 
-/// Has a line written to the standard error as it is: why we do not start, or end as we should not.
-pub fn complain(text: &str) {
+/// Writes a line to the standard error as it is: the reason why the daemon does not start or ends abnormally.
+pub fn write_error(text: &str) {
     queue::add(Stream::Err, format!("{text}\n").as_bytes());
 }
 
-/// Has text written to the standard output.
+/// Writes text to the standard output.
 pub fn print(text: &str) {
     queue::add(Stream::Out, text.as_bytes());
 }
 
-/// Waits until what was said has been written, but no longer than `patience`.
+/// Waits until all queued lines have been written, at most for `patience`.
 pub fn flush(patience: Duration) {
     queue::flush(patience);
 }
 
-/// Starts the log; what it gives changes what the log tells.
+/// Starts the log. The returned function changes its settings.
 pub fn start(level: PrintLevel, format: Format) -> impl Fn(&LogSettings) {
     FORMAT.get_or_init(|| format);
     let settings = LogSettings::new(level);

@@ -1,4 +1,4 @@
-//! `arykd`: wiring only. Starts the reactors and the control thread, which is this one, and ends them in order.
+//! `arykd`: wiring only. Starts the reactors and the control thread, which is this thread, and ends them in order.
 #![forbid(unsafe_code)]
 
 mod cli;
@@ -29,16 +29,17 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::LocalSet;
 
-/// Messages carry memory from the control thread to reactors and back. glibc's `free` takes the lock of whoever allocated it, which may stand preempted
-/// while it holds that: a reactor was seen to wait for a second. This one's passes it on by an atomic.
+/// Messages carry memory from the control thread to reactors and back. glibc's `free` takes the lock of the arena that allocated
+/// the memory; its holder may be preempted then: a reactor was seen to wait for a second. mimalloc returns memory to another
+/// thread with an atomic operation instead.
 #[global_allocator]
 static ALLOCATOR: MiMalloc = MiMalloc;
 
-/// The exit code of a daemon that did not wait for requests that ran.
+/// The exit code of a daemon that did not wait for the requests in flight.
 const EXIT_UNFINISHED: i32 = 3;
 
-/// How long the log has, at the end, to reach whoever reads it.
-const FAREWELL: Duration = Duration::from_secs(1);
+/// How long the log's reader has, at the end, to read the last lines.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -50,30 +51,30 @@ fn main() -> ExitCode {
         supervise::follow().and_then(|supervisor| run(&cli, supervisor)).map(|()| ExitCode::SUCCESS)
     };
     let code = ended.unwrap_or_else(|error| {
-        log::complain(&format!("arykd: {}", told(&error)));
+        log::write_error(&format!("arykd: {}", with_causes(&error)));
         ExitCode::FAILURE
     });
-    log::flush(FAREWELL);
+    log::flush(FLUSH_TIMEOUT);
     code
 }
 
-/// An error with its causes, each told once: some name theirs in their own text.
-fn told(error: &anyhow::Error) -> String {
-    let mut told = error.to_string();
+/// The text of an error with its causes. A cause that the text of its error includes already is not repeated.
+fn with_causes(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
-        if !told.ends_with(&cause) {
-            told.push_str(": ");
-            told.push_str(&cause);
+        if !text.ends_with(&cause) {
+            text.push_str(": ");
+            text.push_str(&cause);
         }
     }
-    told
+    text
 }
 
 fn run(cli: &Cli, supervisor: Option<u32>) -> anyhow::Result<()> {
     let set_log = log::start(cli.log, Format::choose(cli.log_format));
     panic::abort_on_panic(move |why| {
         if supervisor.is_some() {
-            supervise::tell_supervisor(why);
+            supervise::report_to_supervisor(why);
         }
     });
     let manager = Manager::find(supervisor);
@@ -86,8 +87,8 @@ fn run(cli: &Cli, supervisor: Option<u32>) -> anyhow::Result<()> {
         _ => None,
     };
     let config = start::config(cli)?;
-    let socket = start::rpc_socket(cli).context("cannot serve RPC; -r names another socket")?;
-    // Before the first thread, and after what is read, or made, once only.
+    let socket = start::rpc_socket(cli).context("cannot serve RPC; give another socket with -r")?;
+    // Before the first thread starts, and after all files that are read or created only once.
     sandbox::confine(cli, &vhost_dir)?;
     log::write_behind();
     let defaults = Options::default();
@@ -98,7 +99,7 @@ fn run(cli: &Cli, supervisor: Option<u32>) -> anyhow::Result<()> {
         ..defaults
     };
     let reactors = Rc::new(Reactors::start(&options)?);
-    // From here on, so that the store's thread does as we do.
+    // From here on, so that the store's thread stays off the reactors' cores too.
     start::leave_cores(&reactors);
     let state = cli.state_dir.as_deref().map(Store::open).transpose()?;
     let control = Rc::new(Control::new(reactors, &vhost_dir, cli.queue_size_max, cli.log, set_log));
@@ -109,13 +110,13 @@ fn run(cli: &Cli, supervisor: Option<u32>) -> anyhow::Result<()> {
     let serving = async {
         tokio::select! {
             ended = serve(cli, &options, &vhost_dir, socket, (passwords, tls), (control, config), &manager) => ended,
-            () = manager.keep_telling() => unreachable!("it is told for as long as we live"),
+            () = manager.send_watchdog() => unreachable!("the loop never ends"),
         }
     };
     LocalSet::new().block_on(&runtime, serving)
 }
 
-/// Serves clients until a signal comes, then gives back everything that was made.
+/// Serves clients until a signal comes, then frees everything that was created.
 async fn serve(
     cli: &Cli,
     options: &Options,
@@ -132,25 +133,25 @@ async fn serve(
     let metrics = start::metrics(cli).await?;
     let web = start::web(cli).await?;
     let methods = methods::table(Rc::clone(&control));
-    aryk_rpc::units::keep(&control).context("cannot keep what initiators set")?;
+    aryk_rpc::units::keep(&control).context("cannot store the settings of SCSI initiators")?;
     let restored = restore::restore(&control, &methods).await;
     if !cli.wait_for_rpc {
         control.start();
     }
     let loaded = start::load(cli, config, &control, &methods).await?;
-    tokio::task::spawn_local(left_out::keep_telling(Rc::downgrade(&control)));
+    tokio::task::spawn_local(left_out::send_watchdog(Rc::downgrade(&control)));
     let (stop, stopped) = watch::channel(false);
     let serving_http = http.map(|http| http.serve(Rc::clone(&methods), stopped.clone()));
     let serving_http = serving_http.map(tokio::task::spawn_local);
     let watching = start::serve_watchers(metrics, web, &control, &stopped);
     let serving = tokio::task::spawn_local(server.serve(methods, stopped));
-    start::tell(cli, options, vhost_dir, &control, (restored, loaded)).await;
+    start::print_summary(cli, options, vhost_dir, &control, (restored, loaded)).await;
     manager.ready();
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }
-    tracing::info!("ending: requests that run are finished first");
+    tracing::info!("ending: completing the requests in flight first");
     manager.ending();
     stop.send_replace(true);
     serving.await?;
@@ -163,13 +164,13 @@ async fn serve(
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }
-    log::complain("arykd: ended by a second signal, with requests still running");
-    log::flush(FAREWELL);
-    // Whatever they write to must not be freed: nothing is dropped.
+    log::write_error("arykd: ended by a second signal, with requests in flight");
+    log::flush(FLUSH_TIMEOUT);
+    // Requests in flight still write to their memory: nothing may be freed.
     std::process::exit(EXIT_UNFINISHED)
 }
 
-/// The door for those who call by HTTP, if one is asked for.
+/// The HTTP server for RPC, if one is configured.
 async fn http_server(
     address: Option<SocketAddr>,
     (passwords, tls): (Option<Passwords>, Option<Tls>),
@@ -177,12 +178,12 @@ async fn http_server(
     let (Some(address), Some(passwords)) = (address, passwords) else { return Ok(None) };
     let server = HttpServer::bind(address, passwords).await;
     let server = server.with_context(|| format!("cannot serve RPC by HTTP at {address}"));
-    let server = server.map_err(start::explained)?;
+    let server = server.map_err(start::with_tcp_hint)?;
     if let Some(tls) = tls {
         return Ok(Some(server.encrypted(tls)));
     }
     if !address.ip().is_loopback() {
-        tracing::warn!(%address, "RPC by HTTP is not encrypted: whoever sees it has the password");
+        tracing::warn!(%address, "RPC by HTTP is not encrypted: an eavesdropper reads the password");
     }
     Ok(Some(server))
 }

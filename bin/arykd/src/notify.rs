@@ -1,6 +1,7 @@
-//! What the daemon tells the service manager that started it: that it is ready, that it lives, that it ends. Control context.
+//! Notifies the service manager: ready, alive, stopping. Control context.
 //!
-//! The protocol is systemd's, `sd_notify(3)`: datagrams of `NAME=value` lines to the socket that `NOTIFY_SOCKET` names. Without that variable nobody is told.
+//! The protocol is systemd's `sd_notify(3)`: datagrams of `NAME=value` lines to the socket that `NOTIFY_SOCKET` names. Without
+//! that variable nothing is sent.
 
 use std::ffi::OsStr;
 use std::io;
@@ -9,16 +10,16 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
-/// The service manager, or nobody.
+/// The service manager, if there is one.
 #[derive(Debug, Default)]
 pub struct Manager {
     socket: Option<UnixDatagram>,
-    /// How long we may be silent.
+    /// The longest silence that the manager's watchdog accepts.
     watchdog: Option<Duration>,
 }
 
 impl Manager {
-    /// The one that the environment names. `supervisor` is the process that it takes us for, if we are not what it started.
+    /// The manager that the environment names. `supervisor` is the process that the manager started, if that is not this one.
     pub fn find(supervisor: Option<u32>) -> Self {
         let Some(name) = std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty()) else {
             return Self::default();
@@ -31,41 +32,42 @@ impl Manager {
         match connect(&name) {
             Ok(socket) => Self { socket: Some(socket), watchdog },
             Err(error) => {
-                tracing::warn!(%error, socket = %name.display(), "the service manager cannot be told how things are");
+                tracing::warn!(%error, socket = %name.display(), "cannot connect to the service manager: it gets no status of the daemon");
                 Self::default()
             }
         }
     }
 
-    /// Calls are answered, and what was configured is there again.
+    /// Reports that RPCs are served and the configuration is restored.
     pub fn ready(&self) {
-        self.tell("READY=1\nSTATUS=Serving");
+        self.send("READY=1\nSTATUS=Serving");
     }
 
-    /// No more calls are taken.
+    /// Reports that no more RPCs are accepted.
     pub fn ending(&self) {
-        self.tell("STOPPING=1\nSTATUS=Finishing the requests that run");
+        self.send("STOPPING=1\nSTATUS=Completing the requests in flight");
     }
 
-    /// Says that we live, as often as it is asked for, for as long as the thread that takes calls does. Never ends.
-    pub async fn keep_telling(&self) {
+    /// Reports that the daemon is alive, at half of the watchdog's period, for as long as the control thread works. Never
+    /// returns.
+    pub async fn send_watchdog(&self) {
         let Some(silence) = self.watchdog else { return std::future::pending().await };
         loop {
-            self.tell("WATCHDOG=1");
+            self.send("WATCHDOG=1");
             tokio::time::sleep(silence / 2).await;
         }
     }
 
-    fn tell(&self, state: &str) {
+    fn send(&self, state: &str) {
         if let Some(socket) = &self.socket
             && let Err(error) = socket.send(state.as_bytes())
         {
-            tracing::warn!(%error, state, "the service manager cannot be told");
+            tracing::warn!(%error, state, "cannot notify the service manager");
         }
     }
 }
 
-/// Names that begin with `@` are of no file.
+/// A name that begins with `@` is abstract: it has no file.
 fn connect(name: &OsStr) -> io::Result<UnixDatagram> {
     let socket = UnixDatagram::unbound()?;
     let address = match name.as_bytes().strip_prefix(b"@") {
@@ -73,7 +75,7 @@ fn connect(name: &OsStr) -> io::Result<UnixDatagram> {
         None => SocketAddr::from_pathname(name)?,
     };
     socket.connect_addr(&address)?;
-    // A manager that does not read must not hold calls up.
+    // A manager that does not read must not delay RPCs.
     socket.set_nonblocking(true)?;
     Ok(socket)
 }

@@ -1,7 +1,8 @@
-//! `--allow-dir`: the daemon takes from itself, by Landlock, the right to open files anywhere else.
+//! `--allow-dir`: the daemon uses Landlock to give up the right to open files elsewhere.
 //!
-//! Runs before the first thread is started: a thread inherits what its maker is confined to, and nothing else confines it. What is given up cannot be
-//! had back, so everything that is opened later has its rule here: disks, sockets, state, and what the C library reads to find users by name.
+//! Runs before the first thread starts: a thread inherits the restrictions of its creator, and only of it. A right that was given
+//! up cannot be regained, so each path that is opened later has a rule here: disks, sockets, state, and the files in which the C
+//! library looks up users by name.
 
 use crate::cli::Cli;
 use anyhow::{Context, bail};
@@ -14,21 +15,21 @@ use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-/// What the kernel is asked to refuse; an older one refuses less of it, and is taken as it is.
+/// The Landlock ABI that is requested; an older kernel enforces a part of it, and that is accepted.
 const NEWEST: ABI = ABI::V5;
 
-/// Read while it runs: who holds a lock, the machines' processes, the threads' cores; and users and groups by name, whose files are replaced whenever
-/// they change, so that it takes their directory.
+/// Read at run time: holders of locks, the front-ends' processes, the threads' cores; and users and groups by name, whose files
+/// are replaced when they change, so that the rule must be for their directory.
 const READ: &[&str] =
     &["/proc", "/sys", "/usr", "/lib", "/lib64", "/etc", "/run/systemd/userdb", "/var/lib/sss"];
 
-/// Opened while it runs, though they keep nothing.
+/// Opened at run time; these devices store nothing.
 const DEVICES: &[&str] = &["/dev/null", "/dev/zero"];
 
-/// Confines the process to the directories that `cli` allows, if it names any.
+/// Restricts the process to the directories that `cli` allows, if `cli` names any.
 ///
 /// # Errors
-/// A directory is not there, or the kernel has no Landlock.
+/// A directory does not exist, or the kernel has no Landlock.
 pub fn confine(cli: &Cli, vhost_dir: &Path) -> anyhow::Result<()> {
     if cli.allow_dir.is_empty() {
         return Ok(());
@@ -59,24 +60,25 @@ pub fn confine(cli: &Cli, vhost_dir: &Path) -> anyhow::Result<()> {
     let status = rules.restrict_self().context("Landlock refuses")?;
     if status.ruleset == RulesetStatus::NotEnforced {
         bail!(
-            "this kernel has no Landlock, so --allow-dir cannot be kept: it needs Linux 5.13 with `landlock` among the security modules (lsm=…); without --allow-dir the daemon runs"
+            "this kernel has no Landlock, so --allow-dir cannot be enforced: it needs Linux 5.13 with `landlock` among the security modules (lsm=…); without --allow-dir the daemon runs"
         );
     }
     aryk_bdev_uring::note_allowed(allowed);
     Ok(())
 }
 
-/// Where sockets and state are, and what is done there later. Where sockets are others may keep files, `/var/tmp` above all: those are neither read nor written.
+/// The directories of sockets and state, and the rights that are needed there later. Other programs may keep files in the
+/// directories of sockets, above all in `/var/tmp`: the daemon can neither read nor write those.
 fn own_directories(cli: &Cli, vhost_dir: &Path) -> anyhow::Result<Vec<(PathBuf, BitFlags<AccessFs>)>> {
     let (make, remove) = (AccessFs::MakeSock, AccessFs::RemoveFile);
     let directory = |socket: &Path| {
         let socket = std::path::absolute(socket)?;
         anyhow::Ok(socket.parent().with_context(|| format!("{}: no directory", socket.display()))?.to_owned())
     };
-    // The RPC socket is there, and its lock.
+    // The RPC socket and its lock file exist already.
     let mut own = vec![(directory(&cli.rpc_socket)?, remove.into()), (vhost_dir.to_owned(), make | remove)];
     if let Some(dir) = &cli.state_dir {
-        // The store would make it; a rule needs it now.
+        // The store would create it later, but the rule needs it now.
         DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
         own.push((dir.clone(), AccessFs::from_all(NEWEST)));
     }
@@ -86,7 +88,7 @@ fn own_directories(cli: &Cli, vhost_dir: &Path) -> anyhow::Result<Vec<(PathBuf, 
     Ok(own)
 }
 
-/// Adds the rule that `access` is allowed beneath `path`, or of it if it is a file.
+/// Adds the rule that `access` is allowed beneath `path`, or to `path` itself if it is a file.
 fn allow(rules: RulesetCreated, path: &Path, access: BitFlags<AccessFs>) -> anyhow::Result<RulesetCreated> {
     let access = if path.is_dir() { access } else { access & AccessFs::from_file(NEWEST) };
     Ok(rules.add_rule(PathBeneath::new(PathFd::new(path)?, access))?)

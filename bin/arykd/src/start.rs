@@ -1,4 +1,4 @@
-//! What is settled, and said, when the daemon starts.
+//! Steps of the daemon's start, and the summary that it prints.
 
 use crate::cli::Cli;
 use crate::log::{self, Format};
@@ -22,7 +22,7 @@ use std::rc::Rc;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// Each disk and each machine costs descriptors: as many as we may have.
+/// Raises the limit of open files to its maximum: each disk and each VM needs descriptors.
 pub fn raise_descriptor_limit() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
@@ -30,7 +30,8 @@ pub fn raise_descriptor_limit() {
     }
 }
 
-/// What front-ends can have us map: what was asked for, and three quarters of the mappings that the kernel lets us have.
+/// Limits the guest memory that front-ends can make us map: to the given limits, and to three quarters of the mappings that the
+/// kernel allows.
 pub fn limit_guest_memory(cli: &Cli) {
     let allowed = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
     let allowed = allowed.and_then(|count| count.trim().parse::<u64>().ok());
@@ -38,14 +39,14 @@ pub fn limit_guest_memory(cli: &Cli) {
     Limits { peer: cli.guest_memory_max, process: cli.guest_memory_total, mappings }.set();
 }
 
-/// Leaves the reactors' cores to them, where there are others: no call, however long, is in the way of I/O then.
+/// Keeps this thread off the reactors' cores if there are others, so that no RPC, however long, delays I/O.
 pub fn leave_cores(reactors: &Reactors) {
     if let Err(error) = reactors.leave_cores() {
-        tracing::warn!(%error, "cannot leave the reactors' cores to them");
+        tracing::warn!(%error, "cannot keep the control thread off the reactors' cores");
     }
 }
 
-/// The RPC socket, with the rights that were asked for. Before the daemon gives up the right to make files where it is.
+/// Creates the RPC socket with the given permissions. Must run before the daemon gives up the right to create files there.
 pub fn rpc_socket(cli: &Cli) -> Result<Socket, BindError> {
     let group = cli.rpc_socket_group;
     let ruled = (!cli.rpc_allow.is_empty() && group.is_none()).then_some(0o666);
@@ -53,13 +54,13 @@ pub fn rpc_socket(cli: &Cli) -> Result<Socket, BindError> {
     Socket::bind(&cli.rpc_socket, options)
 }
 
-/// Who serves it, by the rules that were asked for.
+/// The RPC server, with the given rules.
 pub fn rpc_server(cli: &Cli, socket: Socket) -> Result<Server, BindError> {
     Ok(Server::new(socket)?.ruled_by(Rules::new(cli.rpc_allow.clone())))
 }
 
-/// Says what to do, if `error` came of a sandbox in which there is no TCP: the unit's.
-pub fn explained(error: anyhow::Error) -> anyhow::Error {
+/// Adds a hint to `error` if a sandbox without TCP caused it: the sandbox of the systemd unit.
+pub fn with_tcp_hint(error: anyhow::Error) -> anyhow::Error {
     const NO_TCP: &str = "TCP is forbidden here, by RestrictAddressFamilies= of the service's unit. As root, to allow it for this host alone: \
         `install -D -m 644 -t /etc/systemd/system/arykd.service.d /usr/share/aryk/drop-ins/loopback.conf`, \
         then `systemctl daemon-reload` and `systemctl restart arykd`; network.conf beside it is for all networks";
@@ -70,26 +71,27 @@ pub fn explained(error: anyhow::Error) -> anyhow::Error {
     }
 }
 
-/// The door for those who read metrics, if one is asked for.
+/// The HTTP server for metrics, if one is configured.
 pub async fn metrics(cli: &Cli) -> anyhow::Result<Option<WatchServer>> {
     const MODE: u32 = 0o660;
     let Some(address) = &cli.metrics else { return Ok(None) };
-    let server = WatchServer::bind(address, MODE).await.context("cannot serve metrics").map_err(explained)?;
+    let server =
+        WatchServer::bind(address, MODE).await.context("cannot serve metrics").map_err(with_tcp_hint)?;
     if let Some(address) = server.address()
         && !address.ip().is_loopback()
     {
-        tracing::warn!(%address, "metrics are served to everybody who can reach this address");
+        tracing::warn!(%address, "metrics are served to each client that can reach this address");
     }
     Ok(Some(server))
 }
 
-/// The door for browsers, if one is asked for.
+/// The HTTP server for the web page, if one is configured.
 pub async fn web(cli: &Cli) -> anyhow::Result<Option<WatchServer>> {
     let Some(address) = &cli.web else { return Ok(None) };
-    Ok(Some(WatchServer::bind(address, 0).await.context("cannot show the web page").map_err(explained)?))
+    Ok(Some(WatchServer::bind(address, 0).await.context("cannot serve the web page").map_err(with_tcp_hint)?))
 }
 
-/// Serves those who watch, until `stop`. Needs a tokio `LocalSet`.
+/// Serves metrics and the web page until `stop`. Needs a tokio `LocalSet`.
 pub fn serve_watchers(
     metrics: Option<WatchServer>,
     web: Option<WatchServer>,
@@ -108,7 +110,7 @@ pub fn serve_watchers(
     serving
 }
 
-/// The directory of the controllers' sockets, which is made if it is not there.
+/// The directory of the controllers' sockets. Creates it if it does not exist.
 pub fn vhost_dir(asked: Option<&Path>) -> anyhow::Result<PathBuf> {
     let dir = match (asked, std::env::var_os("XDG_RUNTIME_DIR")) {
         (Some(dir), _) => std::path::absolute(dir)?,
@@ -116,42 +118,48 @@ pub fn vhost_dir(asked: Option<&Path>) -> anyhow::Result<PathBuf> {
         (None, Some(runtime)) if !runtime.is_empty() => PathBuf::from(runtime).join("aryk"),
         (None, _) => std::env::temp_dir().join(format!("aryk-{}", getuid().as_raw())),
     };
-    // Others may pass: it is each socket's own rights that keep them out.
+    // Others may search the directory: each socket's own permissions keep them out.
     match DirBuilder::new().mode(0o755).create(&dir) {
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists && dir.is_dir() => {
-            // In a directory that all may write to, another may have been faster.
+            // In a directory that all users may write to, another user may have created it first.
             let is_ours = asked.is_some() || dir.metadata()?.uid() == getuid().as_raw();
-            anyhow::ensure!(is_ours, "{} belongs to somebody else; -S names another", dir.display());
+            anyhow::ensure!(
+                is_ours,
+                "{} belongs to another user; give another directory with -S",
+                dir.display()
+            );
             Ok(dir)
         }
-        made => made.map(|()| dir.clone()).with_context(|| format!("cannot make {}", dir.display())),
+        made => made.map(|()| dir.clone()).with_context(|| format!("cannot create {}", dir.display())),
     }
 }
 
-/// Where it is noted that the daemon of a state directory has loaded a file.
-fn note_of_loading(cli: &Cli) -> Option<PathBuf> {
+/// The file that records that the daemon of a state directory has loaded its configuration file.
+fn loaded_marker(cli: &Cli) -> Option<PathBuf> {
     cli.state_dir.as_ref().map(|dir| dir.join("loaded"))
 }
 
-/// Whether a daemon of the state directory has loaded a file, and its store is there.
+/// Whether a daemon with this state directory has loaded its configuration file, and the store exists.
 fn has_loaded(cli: &Cli) -> bool {
     cli.state_dir.as_deref().is_some_and(Store::exists)
-        && note_of_loading(cli).is_some_and(|note| note.exists())
+        && loaded_marker(cli).is_some_and(|marker| marker.exists())
 }
 
-/// The file that the daemon is to load at its start. None if its state directory has all of that from an earlier start: what was changed since is newer,
-/// and a daemon that comes back after a crash must not depend on the file. Before it gives up the right to read it.
+/// Reads the configuration file that the daemon is to load at its start. Returns `None` if the state directory has its content
+/// from an earlier start: later changes are newer, and a daemon that restarts after a crash must not depend on the file. Must run
+/// before the daemon gives up the right to read the file.
 ///
 /// # Errors
-/// It cannot be read, or understood.
+/// The file cannot be read or parsed.
 pub fn config(cli: &Cli) -> Result<Option<File>, LoadError> {
     cli.config.as_deref().filter(|_| !has_loaded(cli)).map(File::read).transpose()
 }
 
-/// Makes the calls of that file; if one fails that is not to be left out, the daemon ends in order. Needs a tokio `LocalSet`.
+/// Makes the calls of that file. If a call fails and failures are not to be skipped, the daemon ends in order. Needs a tokio
+/// `LocalSet`.
 ///
 /// # Errors
-/// Which call failed, and why; or the state directory cannot be written to.
+/// The call that failed, with the reason; or the state directory cannot be written.
 pub async fn load(
     cli: &Cli,
     file: Option<File>,
@@ -164,21 +172,21 @@ pub async fn load(
         Err(error) => {
             control.close().await;
             anyhow::bail!(
-                "{error}; mend it and start again. What the state directory has by now is there without -c, to be removed or changed. --json-ignore-init-errors leaves out what fails, and later starts with the same --state-dir do not try it again: `aryk apply` does"
+                "{error}; correct the file and start again. Objects that the state directory has by now are restored without -c, and can be removed or changed then. --json-ignore-init-errors skips the calls that fail; later starts with the same --state-dir do not retry them, `aryk apply` does"
             );
         }
     };
-    if let Some(note) = note_of_loading(cli)
-        && let Err(error) = std::fs::write(&note, "")
+    if let Some(marker) = loaded_marker(cli)
+        && let Err(error) = std::fs::write(&marker, "")
     {
         control.close().await;
-        return Err(error).with_context(|| format!("cannot write {}", note.display()));
+        return Err(error).with_context(|| format!("cannot write {}", marker.display()));
     }
     Ok(Some(loaded))
 }
 
-/// Says, in a few lines, what it runs on.
-pub async fn tell(
+/// Prints a summary: cores, kernel interface, addresses, state.
+pub async fn print_summary(
     cli: &Cli,
     options: &Options,
     vhost_dir: &Path,
@@ -189,7 +197,7 @@ pub async fn tell(
     let cores = used.iter().map(|core| core.to_string()).collect::<Vec<_>>().join(" ");
     let asked = match used == options.cores {
         true => String::new(),
-        false => format!(" of {} asked for: the others are not ours to use", options.cores),
+        false => format!(" of {} requested: this process may not use the others", options.cores),
     };
     let idle = match cli.sleep_policy {
         SleepPolicy::Poll => "polls all the time",
@@ -219,7 +227,7 @@ pub async fn tell(
         }
         lines.extend(cli.metrics.as_ref().map(|address| format!("  metrics   {address}")));
         lines.extend(cli.web.as_ref().map(|address| format!("  web page  {address}")));
-        lines.push(format!("  machines  {}/", vhost_dir.display()));
+        lines.push(format!("  sockets   {}/", vhost_dir.display()));
         lines.push(format!("  state     {}", state(cli, restored)));
         lines.extend(
             cli.config.as_ref().map(|file| format!("  file      {}, {}", file.display(), calls(loaded))),
@@ -236,25 +244,26 @@ pub async fn tell(
     }
 }
 
-/// What became of a file's calls.
+/// The summary of a configuration file's calls.
 fn calls(loaded: Option<Loaded>) -> String {
     let Some(Loaded { made, there, failed }) = loaded else {
-        return "not read: its state directory has loaded a file before; `aryk apply` makes what this one has".into();
+        return "not read: a file was loaded into this state directory before; `aryk apply` applies this one"
+            .into();
     };
-    let there = if there == 0 { String::new() } else { format!(", {there} without anything to do") };
+    let there = if there == 0 { String::new() } else { format!(", {there} unchanged") };
     let failed = if failed == 0 { String::new() } else { format!(", {failed} FAILED: see the log") };
     let calls = if made == 1 { "call" } else { "calls" };
     format!("{made} {calls} made{there}{failed}")
 }
 
-/// Where what is configured is kept, and what of it is there.
+/// The summary of the stored configuration.
 fn state(cli: &Cli, Restored { made, absent }: Restored) -> String {
     match &cli.state_dir {
         None => "not kept: a restart forgets all disks; --state-dir keeps them".into(),
         Some(dir) => {
             let missing = match absent {
                 0 => String::new(),
-                absent => format!(", {absent} not (yet) there: see the log"),
+                absent => format!(", {absent} not restored (yet): see the log"),
             };
             format!("{}/, {made} restored{missing}", dir.display())
         }
@@ -267,7 +276,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn the_directory_is_made_once() {
+    fn the_directory_is_created_once() {
         let temp = tempfile::TempDir::new().unwrap();
         let dir = temp.path().join("v");
         assert_eq!(vhost_dir(Some(&dir)).unwrap(), dir);

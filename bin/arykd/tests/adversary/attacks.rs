@@ -1,5 +1,5 @@
-//! What a hostile front-end may do within the protocol. Each attack has a session or several, lasts a quarter of a second or until it is stopped, and takes it as
-//! it comes if the daemon refuses or hangs up: that is an answer. What counts is what the victim notices.
+//! Attacks by a hostile front-end within the protocol. An attack has one or more sessions and lasts a quarter of a second, or
+//! until it is stopped. A refusal or disconnect by the daemon is an accepted result; the test measures the effect on the victim.
 
 use super::random::Random;
 use super::raw::{INDIRECT, NEXT, Plan, RINGS, Raw, WRITE, wanted};
@@ -12,19 +12,19 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long an attack lasts before the next one is drawn.
+/// Duration of an attack before the next one is drawn.
 const SLICE: Duration = Duration::from_millis(250);
 
-/// Where requests lie in the memory: headers and statuses, indirect tables, data.
+/// Offsets of requests in the memory: headers and statuses, indirect tables, data.
 const HEADS: u64 = RINGS;
 const HEAD: u64 = 64;
 const TABLES: u64 = 4 << 20;
 const DATA: u64 = 8 << 20;
 const SMALL: u64 = 16 << 20;
-/// Memory in which one descriptor's longest buffer lies; nothing of it is touched here.
+/// Memory for the longest buffer of one descriptor; the attacker touches none of it.
 const LARGE: u64 = 5 << 30;
 
-/// Types of requests (virtio 1.2, section 5.2.6), and one that there is not.
+/// Request types (virtio 1.2, section 5.2.6), and an invalid one.
 const IN: u32 = 0;
 const OUT: u32 = 1;
 const FLUSH: u32 = 4;
@@ -35,37 +35,37 @@ const NO_TYPE: u32 = 77;
 /// An attack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attack {
-    /// Small requests, as many as the ring has room for.
+    /// Small requests that fill the ring.
     FullRing,
-    /// Indirect tables with more descriptors than there may be, each of a few bytes.
+    /// Indirect tables with more descriptors than allowed, each of a few bytes.
     LongChains,
-    /// Requests of hundreds of megabytes, out of the same pages.
+    /// Requests of hundreds of megabytes, all with the same pages.
     LongTransfers,
-    /// Buffers of gigabytes in requests that are answered at once, while all that is written is noted.
+    /// Buffers of gigabytes in requests that complete at once, while the dirty log is on.
     DirtyLog,
-    /// A ring full of requests that the disk does not answer, taken away.
+    /// A ring full of requests that the disk does not complete; then their memory is removed.
     Revoke,
-    /// Sparse memory of terabytes.
+    /// Sparse guest memory of terabytes.
     HugeMemory,
-    /// Memory of hundreds of megabytes that is there and goes.
+    /// Hundreds of megabytes of populated memory, removed.
     LargeMemoryGoes,
-    /// Messages that are refused, and garbage.
+    /// Refused messages, and garbage.
     Messages,
-    /// Sessions that end as soon as they are there.
+    /// Sessions that end as soon as they start.
     Reconnects,
-    /// Kicks for nothing.
+    /// Kicks without requests.
     Kicks,
-    /// Zeroes and discards of as much as a request may have.
+    /// Zeroes and discards of the largest allowed ranges.
     Ranges,
     /// SCSI commands with long lists and ranges, overlapping.
     ScsiCommands,
-    /// Aborts and resets beside them.
+    /// Aborts and resets during SCSI commands.
     TaskManagement,
-    /// The queue stops and starts while requests are in flight.
+    /// Stops and starts of the queue with requests in flight.
     Flips,
 }
 
-/// One attacker at work.
+/// A running attacker.
 struct Attacker<'a> {
     vhost: &'a Path,
     number: usize,
@@ -104,7 +104,7 @@ impl Attack {
         };
         match ended {
             Ok(()) => {}
-            // The daemon's right: it refused, or ended the session.
+            // The daemon may refuse a message or end the session.
             Err(Error::Refused(_) | Error::HungUp | Error::Lacks(_) | Error::Reply { .. }) => {}
             Err(error) => panic!("{self:?}: {error}"),
         }
@@ -132,7 +132,7 @@ impl Attacker<'_> {
         }
     }
 
-    /// Chains of three descriptors, all that the ring has room for.
+    /// Fills the ring with chains of three descriptors.
     fn fill(&mut self, raw: &mut Raw, kind: u32, len: u32) {
         for request in 0..raw.size / 3 {
             let head = HEADS + u64::from(request) % 4096 * HEAD;
@@ -156,7 +156,8 @@ impl Attacker<'_> {
         Ok(())
     }
 
-    /// Offers one table of `count` data descriptors of `len` bytes at `DATA` by as many heads as there are, or as `heads` says.
+    /// Submits one table of `count` data descriptors of `len` bytes at `DATA`, from as many heads as the ring has or `heads`
+    /// allows.
     fn tables(&mut self, raw: &mut Raw, kind: u32, (count, len): (u16, u32), heads: u16) {
         header(raw, HEADS, kind, 0);
         let table = Some(TABLES);
@@ -214,7 +215,7 @@ impl Attacker<'_> {
             self.fill(&mut raw, IN, 512);
             std::thread::park_timeout(Duration::from_millis(5));
             if self.random.below(2) == 0 {
-                // The memory goes while the requests have it.
+                // The memory is removed while the requests use it.
                 let region = payload![
                     0_u64,
                     Memory::guest_addr(0),
@@ -251,7 +252,7 @@ impl Attacker<'_> {
     fn large_memory_goes(&mut self) -> Result<(), Error> {
         while self.goes_on() {
             let mut raw = self.blk("fast", 256 << 20)?;
-            // A page at a time: all of it is there.
+            // One write per page: all pages are populated.
             let whole = raw.memory.whole().clone();
             (DATA..whole.len()).step_by(4096).for_each(|at| whole.write(at as usize, &1_u8));
             drop(whole);
@@ -287,7 +288,7 @@ impl Attacker<'_> {
                 _ => {
                     let stream = UnixStream::connect(self.socket("fast"));
                     let garbage: Vec<u8> = (0..64).map(|_| self.random.below(256) as u8).collect();
-                    // The daemon may have hung up already.
+                    // The daemon may have disconnected already.
                     let _ = stream.map(|mut stream| stream.write_all(&garbage));
                 }
             }
@@ -345,7 +346,7 @@ impl Attacker<'_> {
         Ok(())
     }
 
-    /// Commands, and task management beside them.
+    /// Commands, with task management in parallel if `tasks`.
     fn scsi(&mut self, tasks: bool) -> Result<(), Error> {
         let plan = |index| Plan { index, memory: SMALL };
         let socket = self.socket("scsi");
@@ -360,7 +361,7 @@ impl Attacker<'_> {
         Ok(())
     }
 
-    /// A task management function (virtio 1.2, section 5.6.6.2).
+    /// Submits a task management function (virtio 1.2, section 5.6.6.2).
     fn task(&mut self, raw: &mut Raw, request: u16) {
         let head = HEADS + u64::from(request) * HEAD;
         let function = self.random.one(&[0_u32, 1, 3, 4, 5, 6, 7]);
@@ -373,12 +374,13 @@ impl Attacker<'_> {
     }
 
     fn command(&mut self, raw: &mut Raw, request: u16) {
-        // Request and answer of a command, in 256 bytes.
+        // Request and response of a command, in 256 bytes.
         let head = HEADS + u64::from(request) * 256;
         let lba = self.random.below(64);
         let blocks = self.random.one(&[1_u32, 8, 255, 2048, 256 << 11]);
         let (high, low) = (u128::from(lba) << 48, u128::from(blocks) << 16);
-        // READ, WRITE, COMPARE AND WRITE, WRITE SAME with and without UNMAP, UNMAP, VERIFY with data (SBC-3); REPORT LUNS, which answers at length.
+        // READ, WRITE, COMPARE AND WRITE, WRITE SAME with and without UNMAP, UNMAP, VERIFY with data (SBC-3); REPORT LUNS, whose
+        // response is long.
         let (cdb, len, write) = match self.random.below(8) {
             0 => (0x88_u128 << 120 | high | low, blocks * 512, true),
             1 => (0x8a_u128 << 120 | high | low, blocks * 512, false),

@@ -1,14 +1,16 @@
-//! Hostile front-ends beside a victim on the same reactor: what they do within the protocol costs the victim little, and no turn of the reactor is long.
+//! Hostile front-ends beside a victim on the same reactor: within the protocol they cost the victim little, and cause no long
+//! turn of the reactor.
 //!
-//! Each scene is an attack. A daemon with one reactor serves a victim, whose disk answers after half a millisecond, and the attackers. The victim is measured
-//! alone, then beside the attack. `ARYK_ADVERSARY_SECONDS` says how long each attack lasts instead of a second, `ARYK_ADVERSARY_SEED` what it is drawn from;
-//! `cargo xtask adversary` sets both.
+//! Each scene is an attack. A daemon with one reactor serves the attackers and a victim, whose disk completes requests after half
+//! a millisecond. The test measures the victim alone, then during the attack. `ARYK_ADVERSARY_SECONDS` sets the duration of an
+//! attack instead of a second, `ARYK_ADVERSARY_SEED` its random seed; `cargo xtask adversary` sets both.
 //!
-//! The hypervisor of a test machine takes a core away for milliseconds now and then, which looks like a long turn. A scene is therefore tried some times, and
-//! must be within each bound once: what an attack can cause, it causes each time.
+//! The hypervisor of a test machine takes a core away for milliseconds now and then, which looks like a long turn. So a scene has
+//! several attempts, and must be within each bound in one of them: an attack that can cause a long turn causes it in each
+//! attempt.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-#![expect(clippy::disallowed_methods, reason = "what is tested is how long the victim waits")]
+#![expect(clippy::disallowed_methods, reason = "the test measures the victim's latency")]
 
 mod attacks;
 #[path = "../daemon/harness.rs"]
@@ -29,18 +31,18 @@ use std::thread;
 use std::time::Duration;
 use victim::Victim;
 
-/// No turn of a reactor is longer, whatever VMs do.
+/// The longest permitted turn of a reactor.
 const TURN_MAX: Duration = Duration::from_millis(5);
-/// The victim's p99 beside an attack, in hundredths of its p99 alone.
+/// The highest permitted p99 of the victim during an attack, in percent of its p99 alone.
 const P99_PERCENT_MAX: u32 = 200;
 const ATTEMPTS: usize = 8;
-/// How long the victim is measured alone.
+/// Duration of the measurement of the victim alone.
 const QUIET: Duration = Duration::from_millis(500);
-/// Microseconds in which the victim's disk answers.
+/// Latency of the victim's disk in microseconds.
 const VICTIM_LATENCY_US: u64 = 500;
-/// Attackers of a scene, each with controllers of its own.
+/// Attackers of a scene, each with its own controllers.
 const ATTACKERS: usize = 2;
-/// The core of the reactor, and that of everything else: the victim, the attackers, the daemon's other threads.
+/// The reactor's core, and the core of the victim, the attackers, and the daemon's other threads.
 const REACTOR_CORE: usize = 0;
 const OTHER_CORE: usize = 1;
 
@@ -51,7 +53,7 @@ fn from_environment(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |value| value.parse().unwrap())
 }
 
-/// What a scene has shown.
+/// The measurements of a scene.
 #[derive(Debug)]
 struct Outcome {
     quiet_p99: Duration,
@@ -106,7 +108,7 @@ fn daemon() -> Daemon {
     daemon
 }
 
-/// Lets the attackers end, also when the test fails.
+/// Stops the attackers when dropped, also when the test fails.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -135,7 +137,7 @@ fn play(attacks: &[Attack], seed: u64, attacked: Duration) -> Outcome {
         };
         thread::scope(|scope| scope.spawn(measuring).join().unwrap())
     };
-    // What a first run of everything costs is not looked at.
+    // The first run, which has the costs of starting, is not used.
     let quiet_p99 = measure(&[QUIET / 5, QUIET]);
     thread::scope(|scope| {
         let stop_at_the_end = Stop(&stop);
@@ -157,10 +159,10 @@ fn play(attacks: &[Attack], seed: u64, attacked: Duration) -> Outcome {
     })
 }
 
-/// Plays a scene until it was within both bounds, each in any attempt.
+/// Repeats a scene until it was within both bounds, each in any attempt.
 #[track_caller]
 fn withstand(attacks: &[Attack]) {
-    // A scene that has failed leaves the stage to the next.
+    // A scene that failed poisons the lock; the next one may run nevertheless.
     let _stage = STAGE.lock().unwrap_or_else(PoisonError::into_inner);
     let seconds = from_environment("ARYK_ADVERSARY_SECONDS", 1);
     let seed = from_environment("ARYK_ADVERSARY_SEED", 1);

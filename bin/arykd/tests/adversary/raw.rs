@@ -1,4 +1,4 @@
-//! A split ring that is written to as an attacker likes: descriptors and indices are what the caller says, and nothing is kept count of.
+//! A split ring under the caller's full control: descriptors and indices have any values, and requests are not tracked.
 
 use aryk_front_end::{
     Announced, Error, Format, Memory, Request, Ring, Session, Shape, Wanted, feature, payload, protocol,
@@ -14,17 +14,17 @@ pub const NEXT: u16 = 1;
 pub const WRITE: u16 = 2;
 pub const INDIRECT: u16 = 4;
 
-/// Descriptors of a ring: as many as a queue may have by default, and QEMU's most.
+/// Descriptors of the ring: the default maximum of a queue, and QEMU's maximum.
 const SIZE: u16 = 1024;
 /// Bytes for the ring, at the beginning of the memory.
 pub const RINGS: u64 = 1 << 20;
 
-/// Which queue of which memory.
+/// The index of the queue, and the size of the memory.
 #[derive(Clone, Copy)]
 pub struct Plan {
-    /// The queue; those before it have rings of the smallest size, which stay empty.
+    /// The queue's index; the queues before it have rings of the smallest size, which stay empty.
     pub index: u16,
-    /// Bytes of memory, of which the first MiB is the ring's.
+    /// Bytes of memory; the first MiB is the ring's.
     pub memory: u64,
 }
 
@@ -52,11 +52,11 @@ pub fn wanted(queues: u16) -> Wanted {
 }
 
 impl Raw {
-    /// A session with a ring as large as it may be.
+    /// Connects a session with a ring of the maximum size.
     pub fn connect(socket: &Path, plan: Plan) -> Result<Self, Error> {
         let size = SIZE;
         let session = Session::connect(socket, &wanted(plan.index + 1))?;
-        // SCSI hosts of a Linux guest take all features, too, but for the log, which is asked for later.
+        // Takes all features, like a Linux guest with a SCSI host, except the dirty log, which is requested later.
         session.wire().tell(Request::SET_FEATURES, &payload![session.features() & !feature::LOG_ALL], &[])?;
         let memory = Memory::new(plan.memory)?;
         session.share(&memory)?;
@@ -74,7 +74,7 @@ impl Raw {
         Announced { index: self.index, size: self.size, ring: &self.ring, kick, call }
     }
 
-    /// Hands the ring over, and lets it run.
+    /// Announces and starts the ring.
     pub fn start(&self) -> Result<(), Error> {
         self.session.start(&self.announced())?;
         self.enable(true)
@@ -85,12 +85,12 @@ impl Raw {
         self.session.wire().tell(Request::SET_VRING_ENABLE, &payload![u32::from(self.index), on], &[])
     }
 
-    /// Takes the ring back, once what is in flight is over.
+    /// Stops the ring after its requests in flight have completed.
     pub fn stop(&self) -> Result<u32, Error> {
         self.session.stop(self.index)
     }
 
-    /// Has all that is written noted.
+    /// Turns on the dirty log.
     pub fn log(&self) -> Result<(), Error> {
         let pages = (Memory::guest_addr(0) + self.memory.whole().len()) / 4096;
         let len = pages.div_ceil(8);
@@ -99,7 +99,7 @@ impl Raw {
         self.session.log(file.as_fd(), len, &[self.announced()])
     }
 
-    /// Writes descriptor `index` of the table at `table`, or of the ring's own.
+    /// Writes descriptor `index` of the table at `table`, or of the ring's descriptor table.
     pub fn desc(&self, table: Option<u64>, index: u16, (at, len): (u64, u32), flags: u16, next: u16) {
         let at_desc = table.unwrap_or(self.ring.parts().desc) + 16 * u64::from(index);
         let low = Memory::guest_addr(at);
@@ -107,7 +107,7 @@ impl Raw {
         self.memory.whole().write(at_desc as usize, &[low.to_le(), high.to_le()]);
     }
 
-    /// Adds a chain, which is shown later.
+    /// Adds a chain to the ring; `publish` makes it visible.
     pub fn offer(&mut self, head: u16) {
         let place = u64::from(self.shown & (self.size - 1));
         let at = self.ring.parts().driver + 4 + 2 * place;
@@ -115,18 +115,18 @@ impl Raw {
         self.shown = self.shown.wrapping_add(1);
     }
 
-    /// Shows what was added.
+    /// Publishes the added chains.
     pub fn publish(&self) {
         self.memory.whole().store_u16(self.ring.parts().driver as usize + 2, self.shown, Ordering::Release);
         self.kick();
     }
 
     pub fn kick(&self) {
-        // Full is as good.
+        // A full eventfd counts as kicked.
         let _ = rustix::io::write(&self.kick, &1_u64.to_ne_bytes());
     }
 
-    /// How many chains were added that have not come back.
+    /// The number of chains that are not used yet.
     pub fn outstanding(&self) -> u16 {
         let used = self.memory.whole().load_u16(self.ring.parts().device as usize + 2, Ordering::Acquire);
         self.shown.wrapping_sub(used)

@@ -1,4 +1,4 @@
-//! A VM whose requests are measured: one read in flight, and sleep until it is answered.
+//! A VM whose latency is measured: one read in flight, and sleep until it completes.
 
 use aryk_front_end::{Announced, Format, Memory, Piece, Ring, Session, Shape, Wanted, feature, protocol};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -13,15 +13,15 @@ const HEAD: u64 = 32 << 10;
 const DATA: u64 = 36 << 10;
 const BLOCK: u32 = 4096;
 
-/// Keeps the calling thread on a core.
+/// Pins the calling thread to a core.
 pub fn take_core(core: usize) {
     let mut set = CpuSet::new();
     set.set(core);
     sched_setaffinity(None, &set).unwrap();
 }
 
-/// Lets the calling thread run before all others of its core, so that what it measures is not how busy that core is. Without the right to it, the scenes are
-/// noisier, and that is all.
+/// Gives the calling thread real-time priority, so that the load of its core does not affect the measurement. Without the right
+/// to do so, the measurements are noisier.
 pub fn go_first() {
     let tid = gettid().as_raw_nonzero().to_string();
     let done = Command::new("chrt").args(["--fifo", "--pid", "10", &tid]).output();
@@ -30,7 +30,7 @@ pub fn go_first() {
     }
 }
 
-/// See above.
+/// The victim; see the module.
 pub struct Victim {
     _session: Session,
     memory: Memory,
@@ -63,7 +63,7 @@ impl Victim {
         Self { _session: session, memory, ring, kick, call }
     }
 
-    /// Reads for so long; the latency that 99% of the requests did not exceed.
+    /// Reads for this time. Returns the p99 of the latencies.
     pub fn measure(&mut self, time: Duration) -> Duration {
         let (began, mut latencies) = (Instant::now(), Vec::new());
         while began.elapsed() < time {
@@ -91,7 +91,7 @@ impl Victim {
         while !self.ring.is_ready() {
             let mut fds = [PollFd::new(&self.call, PollFlags::IN)];
             poll(&mut fds, None).unwrap();
-            // What was read is only how often it was called.
+            // The value is only the number of calls.
             let _ = rustix::io::read(&self.call, &mut [0; 8]);
         }
         assert!(self.ring.take().unwrap().is_some());

@@ -1,6 +1,6 @@
-//! Bad input, and much of it, while a guest's I/O runs: clear errors, nothing leaks, nothing stalls.
+//! Much bad input during a guest's I/O: clear errors, no leaks, no stalls.
 //!
-//! `ARYK_RPC_CALLS` says how many random calls to make instead of ten thousand; `cargo xtask test --all` makes a hundred thousand.
+//! `ARYK_RPC_CALLS` sets the number of random calls instead of ten thousand; `cargo xtask test --all` uses a hundred thousand.
 
 use crate::front_end::FrontEnd;
 use crate::harness::{Daemon, code, run_in};
@@ -15,17 +15,17 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const CONNECTIONS: u64 = 8;
-/// A request of the guest may take so long, on test machines that are busy. A free one takes some microseconds.
+/// The longest permitted request of the guest on a busy test machine. On a free machine a request takes some microseconds.
 const STALL: Duration = Duration::from_secs(3);
-/// What the daemon's memory may have grown by, in KiB, when all that was made is gone: allocators keep some.
+/// The permitted growth of the daemon's memory, in KiB, after all objects are removed: allocators keep some memory.
 const GROWTH_MAX: u64 = 16 << 10;
 
-#[expect(clippy::disallowed_methods, reason = "how long a real daemon takes is what is tested")]
+#[expect(clippy::disallowed_methods, reason = "the test measures a real daemon")]
 fn now() -> Instant {
     Instant::now()
 }
 
-/// A small generator (xorshift64*): the same calls in every run.
+/// A small generator (xorshift64*) with the same calls in each run.
 struct Random(u64);
 
 impl Random {
@@ -42,7 +42,7 @@ impl Random {
     }
 }
 
-/// What a process has.
+/// The resources of a process.
 #[derive(Debug, Clone, Copy)]
 struct Holds {
     fds: usize,
@@ -58,7 +58,7 @@ impl Holds {
         Self { fds, kib: line.trim().trim_end_matches(" kB").parse().unwrap() }
     }
 
-    /// Fails if more is held than before, once those who leave have left.
+    /// Fails if the process holds more than before, after clients have disconnected.
     #[track_caller]
     fn check_since(self, daemon: &Daemon) {
         let deadline = now() + Duration::from_secs(20);
@@ -73,7 +73,7 @@ impl Holds {
     }
 }
 
-/// A daemon with a disk in memory behind a controller.
+/// A daemon with a disk in memory and its controller.
 fn daemon(flags: &[&str]) -> Daemon {
     with_disk(Daemon::start(flags))
 }
@@ -84,11 +84,11 @@ fn with_disk(daemon: Daemon) -> Daemon {
     daemon
 }
 
-/// Writes and reads back, as a guest does, while `test` runs. No request takes long.
+/// Writes and reads back, like a guest, while `test` runs. Checks that no request takes long.
 fn beside_io<T>(daemon: &Daemon, test: impl FnOnce() -> T) -> T {
     let stop = AtomicBool::new(false);
     let mut disk = FrontEnd::connect(&daemon.dir().join("vhost/io"));
-    // Its session has all that it needs.
+    // The session has all its descriptors now.
     disk.write(0, &[0; 512]).unwrap();
     std::thread::scope(|scope| {
         let guest = scope.spawn(|| {
@@ -114,7 +114,7 @@ fn beside_io<T>(daemon: &Daemon, test: impl FnOnce() -> T) -> T {
     })
 }
 
-/// Lets the guest end, also when the test fails.
+/// Stops the guest when dropped, also when the test fails.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -123,7 +123,7 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Names of all kinds: what is in them is nobody's business but their owner's.
+/// Names of all kinds: the daemon does not interpret their contents.
 const NAMES: [&str; 12] = [
     "a",
     "b",
@@ -156,7 +156,7 @@ const VALUES: [&str; 14] = [
     "\"\\ud800\"",
 ];
 
-/// The parameters that methods know, and one that none does.
+/// Parameters of methods, and one that no method has.
 const PARAMS: [&str; 12] = [
     "name",
     "block_size",
@@ -191,7 +191,7 @@ const METHODS: [&str; 16] = [
     "bdev_examine",
 ];
 
-/// A call that is right, or may be.
+/// A call that is valid, or may be.
 fn sensible(random: &mut Random) -> (&'static str, Value) {
     let (name, other) = (random.one(&NAMES), random.one(&NAMES));
     match random.below(16) {
@@ -211,7 +211,7 @@ fn sensible(random: &mut Random) -> (&'static str, Value) {
     }
 }
 
-/// A request as text, and whether it is to be answered on a stream that goes on.
+/// A request as text.
 fn request(random: &mut Random, id: u64) -> String {
     let quoted = |text: &str| Value::from(text).to_string();
     match random.below(8) {
@@ -245,7 +245,7 @@ fn request(random: &mut Random, id: u64) -> String {
     }
 }
 
-/// Checks a reply; a batch's is an array of them.
+/// Checks a reply; the reply to a batch is an array of replies.
 fn check_reply(reply: &Value, request: &str) {
     if let Some(batch) = reply.as_array() {
         return batch.iter().for_each(|reply| check_reply(reply, request));
@@ -256,22 +256,23 @@ fn check_reply(reply: &Value, request: &str) {
     };
     let code = error["code"].as_i64().unwrap();
     let is_known = matches!(code, -32603..=-32600 | -32700 | -133..=-1);
-    // That would be a bug of the daemon.
-    let is_told = error["message"].as_str().is_some_and(|text| !text.is_empty() && text != "Internal error");
-    assert!(is_known && is_told, "{request}: {error}");
+    // An empty text or "Internal error" would be a bug of the daemon.
+    let is_reported =
+        error["message"].as_str().is_some_and(|text| !text.is_empty() && text != "Internal error");
+    assert!(is_known && is_reported, "{request}: {error}");
 }
 
-/// Makes calls, of which some are garbage that ends the connection, and leaves some replies unread.
+/// Makes calls; some are garbage that ends the connection, and some replies are not read.
 fn misbehave(daemon: &Daemon, seed: u64, calls: u64) {
     let mut random = Random(0x9E37_79B9_7F4A_7C15 ^ (seed + 1));
     let mut stream = BufReader::new(daemon.connect());
     for id in 0..calls {
         match random.below(40) {
             0 => {
-                // Garbage is answered, and then the stream ends.
+                // The daemon replies to garbage, then closes the stream.
                 let garbage =
                     random.one(&["GET / HTTP/1.1\r\n\r\n", "}", "{\"id\":1,\"method\":tru", "\u{feff}{}"]);
-                // The server may be done with us before all of it is written.
+                // The daemon may close the stream before all of it is written.
                 let _ = stream.get_mut().write_all(garbage.as_bytes());
                 let _ = stream.get_mut().shutdown(std::net::Shutdown::Write);
                 let mut rest = String::new();
@@ -281,7 +282,7 @@ fn misbehave(daemon: &Daemon, seed: u64, calls: u64) {
                 stream = BufReader::new(daemon.connect());
             }
             1 => {
-                // Gone before the reply, or in the middle of it.
+                // Disconnects before the reply, or in the middle of it.
                 let _ = stream.get_mut().write_all(b"{\"id\":1,\"method\":\"bdev_get_bdevs\"}");
                 if random.below(2) == 0 {
                     let _ = stream.get_mut().read(&mut [0; 7]);
@@ -320,7 +321,7 @@ fn clean_up(daemon: &Daemon) {
         }
         assert!(round < 10, "{disks:?} stay");
         for name in disks {
-            // Whose kind it is, and whether it went with another, is not asked.
+            // Tries all modules' methods; the disk may also have gone with another.
             for method in
                 ["bdev_null_delete", "bdev_malloc_delete", "bdev_passthru_delete", "bdev_error_delete"]
             {
@@ -355,7 +356,7 @@ fn random_calls_beside_io() {
 }
 
 #[test]
-fn replies_that_nobody_reads() {
+fn unread_replies_take_bounded_memory() {
     let daemon = daemon(&[]);
     for n in 0..1_000 {
         let disk = json!({"name": format!("n{n}"), "block_size": 512, "num_blocks": 8});
@@ -364,7 +365,7 @@ fn replies_that_nobody_reads() {
     let reply = daemon.call("bdev_get_bdevs", json!({})).unwrap().to_string().len() as u64;
     beside_io(&daemon, || {
         let before = Holds::now(&daemon);
-        let deaf: Vec<UnixStream> = (0..CONNECTIONS).map(|_| pour(&daemon)).collect();
+        let unread: Vec<UnixStream> = (0..CONNECTIONS).map(|_| pour(&daemon)).collect();
         let began = now();
         daemon.call("spdk_get_version", json!({})).unwrap();
         let (took, held) = (began.elapsed(), Holds::now(&daemon));
@@ -372,15 +373,15 @@ fn replies_that_nobody_reads() {
             "{before:?}, {held:?} with {CONNECTIONS} times {reply} bytes unread; another is answered in {took:?}"
         );
         assert!(took < STALL, "{took:?}");
-        // For each, a MiB and a few replies may wait, as text and as what it is made of.
+        // For each connection, one MiB and a few replies may be queued, as text and as JSON values.
         let bound = CONNECTIONS * (1024 + 4 * reply / 1024);
         assert!(held.kib < before.kib + bound + GROWTH_MAX, "{before:?}, {held:?}, bound {bound}");
-        drop(deaf);
+        drop(unread);
         Holds { kib: before.kib + bound, ..before }.check_since(&daemon);
     });
 }
 
-/// Asks for as much as is taken of us, and reads nothing.
+/// Sends as many requests as the daemon accepts, and reads no reply.
 fn pour(daemon: &Daemon) -> UnixStream {
     let mut stream = daemon.connect();
     stream.set_write_timeout(Some(Duration::from_millis(300))).unwrap();
@@ -395,7 +396,7 @@ fn pour(daemon: &Daemon) -> UnixStream {
 }
 
 #[test]
-fn any_name_comes_back_as_it_was() {
+fn names_are_returned_unchanged() {
     let daemon = daemon(&["--state-dir", "DIR/state"]);
     let long = "\u{10ffff}".repeat(1_024);
     let longer = json!({"name": long.clone() + "!", "block_size": 512, "num_blocks": 8});
@@ -404,7 +405,7 @@ fn any_name_comes_back_as_it_was() {
         let disk = json!({"name": name, "block_size": 512, "num_blocks": 8});
         assert_eq!(daemon.call("bdev_null_create", disk).unwrap(), name);
         assert_eq!(daemon.call("bdev_get_bdevs", json!({"name": name})).unwrap()[0]["name"], name);
-        // The same name with every character escaped.
+        // The same name with each character escaped.
         let escaped: String = name.encode_utf16().map(|unit| format!("\\u{unit:04x}")).collect();
         let mut stream = daemon.connect();
         let request =
@@ -433,7 +434,7 @@ fn a_full_state_directory_leaks_nothing() {
         let before = Holds::now(&daemon);
         let refused = (full + 1..full + 301).filter(|n| is_refused(*n)).count();
         assert!(refused > 250, "{refused} of 300 are refused");
-        // The store's own, which it opens again after a failure.
+        // The store's own descriptors, which it opens again after a failure.
         Holds { fds: before.fds + 1, ..before }.check_since(&daemon);
         std::fs::remove_file(&fill).unwrap();
         daemon.call("bdev_null_create", json!({"name": "n", "block_size": 512, "num_blocks": 8})).unwrap();
@@ -441,14 +442,14 @@ fn a_full_state_directory_leaks_nothing() {
 }
 
 #[test]
-fn a_read_only_state_directory_is_told() {
+fn a_read_only_state_directory_is_reported() {
     let dir = TempDir::new().unwrap();
     let state = dir.path().join("state");
     let Some(_small) = Small::mount(&state) else { return };
     assert!(Command::new("mount").args(["-o", "remount,ro"]).arg(&state).status().unwrap().success());
     let output = run_in(dir.path(), &["--state-dir", state.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(1));
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.contains("Read-only file system") && said.contains("state"), "{said}");
-    assert!(!said.contains("panicked"), "{said}");
+    let printed = String::from_utf8(output.stderr).unwrap();
+    assert!(printed.contains("Read-only file system") && printed.contains("state"), "{printed}");
+    assert!(!printed.contains("panicked"), "{printed}");
 }

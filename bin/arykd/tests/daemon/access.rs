@@ -1,4 +1,4 @@
-//! Who may call what: by the kernel's word on the RPC socket, by password and TLS over HTTP.
+//! Access to RPC methods: by the kernel's credentials on the RPC socket, by password and TLS over HTTP.
 
 use crate::harness::{Daemon, code};
 use rustix::process::{Gid, Uid, getuid};
@@ -10,13 +10,13 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
 
-/// A user and a group that are nobody here.
+/// Ids of a user and a group that do not exist on this host.
 const STRANGER: u32 = 65_534;
 
-/// A daemon whose socket a stranger can get at, if its rights let him; `None`, and says so, where we cannot be one.
+/// A daemon in a directory that a stranger may search. `None`, with a message, if this process cannot change its user.
 fn daemon(flags: &[&str]) -> Option<Daemon> {
     if !getuid().is_root() {
-        eprintln!("skipped: only root can become somebody else");
+        eprintln!("skipped: only root can change its user");
         return None;
     }
     let daemon = Daemon::start(flags);
@@ -24,7 +24,7 @@ fn daemon(flags: &[&str]) -> Option<Daemon> {
     Some(daemon)
 }
 
-/// Does something on a thread that belongs to a stranger. The kernel keeps credentials for each thread.
+/// Runs `f` on a thread with a stranger's credentials. The kernel keeps credentials per thread.
 fn as_stranger<T: Send>(f: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
@@ -41,12 +41,12 @@ fn as_stranger<T: Send>(f: impl FnOnce() -> T + Send) -> T {
 fn call(daemon: &Daemon, method: &str, params: &Value) -> std::io::Result<Value> {
     let mut stream = UnixStream::connect(daemon.dir().join("rpc.sock"))?;
     let request = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
-    // One who is refused at once may not be listened to any more.
+    // The daemon may refuse the connection before it reads the request.
     let _ = stream.write_all(request.to_string().as_bytes());
     Ok(serde_json::from_reader(BufReader::new(stream).take_line())?)
 }
 
-/// One reply, however long the connection stays.
+/// Reads one reply from a connection that stays open.
 trait TakeLine {
     fn take_line(self) -> std::io::Cursor<String>;
 }
@@ -97,7 +97,7 @@ fn a_reader_reads_and_changes_nothing() {
 }
 
 #[test]
-fn a_group_may_do_everything() {
+fn a_group_may_call_all_methods() {
     let group = STRANGER.to_string();
     let rule = format!("gid:{group}=full");
     let flags = ["--rpc-allow", &rule, "--rpc-socket-group", &group];
@@ -109,23 +109,23 @@ fn a_group_may_do_everything() {
 }
 
 #[test]
-fn whom_no_rule_fits_is_told_and_left() {
+fn a_caller_without_a_rule_gets_an_error_and_is_disconnected() {
     let Some(daemon) = daemon(&["--rpc-allow", "uid:1=full"]) else { return };
     let refused = as_stranger(|| call(&daemon, "spdk_get_version", &json!({})).unwrap());
     assert_eq!((&refused["id"], &refused["error"]["code"]), (&Value::Null, &json!(-13)));
     assert!(refused["error"]["data"].as_str().unwrap().contains("uid 65534"), "{refused}");
     daemon.call("spdk_get_version", json!({})).unwrap();
-    assert_eq!(code(daemon.call("bdev_null_delete", json!({"name": "x"}))), -19, "root may do everything");
+    assert_eq!(code(daemon.call("bdev_null_delete", json!({"name": "x"}))), -19, "root may call all methods");
 }
 
-/// A file that its owner alone may read.
+/// Writes a file that only its owner may read.
 fn private(path: &Path, text: &str) {
     std::fs::write(path, text).unwrap();
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).unwrap();
 }
 
 #[test]
-fn curl_speaks_to_it_over_tls() {
+fn curl_calls_over_tls() {
     let dir = tempfile::TempDir::new().unwrap();
     let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     private(Path::new(&at("key")), "");
@@ -140,7 +140,7 @@ fn curl_speaks_to_it_over_tls() {
     };
     assert!(made.status.success(), "{made:?}");
     private(Path::new(&at("users")), "admin:s3cret\n");
-    // Somebody else could take it until the daemon does, which would be told.
+    // Another process could take the port before the daemon does; then the daemon fails with an error.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let address = format!("127.0.0.1:{port}");
     let (users, cert, key) = (at("users"), at("cert"), at("key"));
@@ -171,8 +171,8 @@ fn curl_speaks_to_it_over_tls() {
     assert_eq!(reply["id"], 5);
     assert!(reply["result"]["version"].as_str().unwrap().starts_with("Aryk"));
     assert!(String::from_utf8_lossy(&ask("https", "admin:guess", &trusting).stdout).contains("password"));
-    assert!(!ask("https", "admin:s3cret", &[]).status.success(), "nobody vouches for the certificate");
-    assert!(!ask("http", "admin:s3cret", &[]).status.success(), "it is encrypted or nothing");
-    let said = daemon.end();
-    assert!(said.contains(&format!("https://{address}/")), "{said}");
+    assert!(!ask("https", "admin:s3cret", &[]).status.success(), "the certificate is not trusted");
+    assert!(!ask("http", "admin:s3cret", &[]).status.success(), "there is no unencrypted fallback");
+    let printed = daemon.end();
+    assert!(printed.contains(&format!("https://{address}/")), "{printed}");
 }

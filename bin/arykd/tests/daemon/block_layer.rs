@@ -1,4 +1,4 @@
-//! What the block layer does for disks of all kinds, by RPC.
+//! Features of the block layer for all kinds of disks, over RPC.
 
 use crate::front_end::FrontEnd;
 use crate::harness::{Daemon, code};
@@ -10,7 +10,7 @@ fn null(daemon: &Daemon, name: &str, blocks: u64) {
 }
 
 #[test]
-fn disks_that_are_parts() {
+fn split_disks() {
     let daemon = Daemon::start(&[]);
     null(&daemon, "n", 8192);
     let parts = daemon.call("bdev_split_create", json!({"base_bdev": "n", "split_count": 4})).unwrap();
@@ -42,7 +42,7 @@ fn disks_that_are_parts() {
 }
 
 #[test]
-fn disks_that_are_watched() {
+fn sampling_histograms_and_deadlines() {
     let daemon = Daemon::start(&[]);
     null(&daemon, "n", 8192);
     let stat = || daemon.call("bdev_get_iostat", json!({"names": ["n"]})).unwrap()["bdevs"][0].clone();
@@ -64,7 +64,7 @@ fn disks_that_are_watched() {
         [&histogram["granularity"], &histogram["min_range"], &histogram["max_range"], &histogram["tsc_rate"]],
         [&json!(3), &json!(7), &json!(34), &json!(1_000_000_000)]
     );
-    // Eight bytes each, of eight buckets in an octave, in four characters for each three.
+    // Eight buckets per octave, 8 bytes each, in base64: four characters per three bytes.
     assert_eq!(histogram["histogram"].as_str().unwrap().len(), (28_usize * 8 * 8).div_ceil(3) * 4);
     assert_eq!(code(enable(json!({"name": "n", "enable": true, "opc": "sing"}))), -32603);
     assert_eq!(code(enable(json!({"name": "n", "enable": true, "min_nsec": 9, "max_nsec": 9}))), -22);
@@ -83,13 +83,13 @@ fn disks_that_are_watched() {
 }
 
 #[test]
-fn sampling_many_disks_does_not_keep_the_daemon_from_ending() {
+fn sampling_many_disks_does_not_delay_the_end() {
     let daemon = Daemon::start(&[]);
     for i in 0..20 {
         null(&daemon, &format!("n{i}"), 8);
         daemon.call("bdev_set_qd_sampling_period", json!({"name": format!("n{i}"), "period": 20})).unwrap();
     }
-    #[expect(clippy::disallowed_methods, reason = "the patience of the test")]
+    #[expect(clippy::disallowed_methods, reason = "the test has a time limit")]
     let start = Instant::now();
     daemon.call("bdev_null_delete", json!({"name": "n3"})).unwrap();
     daemon.end();

@@ -1,4 +1,4 @@
-//! A browser without a screen, told what to do by DevTools' messages, which go through two pipes.
+//! A browser without a screen, controlled by DevTools messages through two pipes.
 
 use crate::harness::wait_for;
 use serde_json::{Value, json};
@@ -31,13 +31,13 @@ pub struct Browser {
     from: Receiver<Value>,
     asked: u64,
     session: String,
-    /// What it said without being asked.
-    told: Vec<Value>,
+    /// Events that it sent by itself.
+    reported: Vec<Value>,
     _dir: TempDir,
 }
 
 impl Browser {
-    /// Starts one; `None` where there is none.
+    /// Starts a browser; `None` if none is installed.
     pub fn start() -> Option<Self> {
         match Command::new("chromium").arg("--version").stdout(Stdio::null()).status() {
             Err(error) if error.kind() == ErrorKind::NotFound => return None,
@@ -51,7 +51,7 @@ impl Browser {
         };
         let (to, from) = (pipe("to"), pipe("from"));
         let mut shell = Command::new("sh");
-        // The descriptors that it listens and speaks at are 3 and 4.
+        // Chromium reads DevTools messages from descriptor 3 and writes them to 4.
         shell.args([
             "-c",
             r#"to=$1 from=$2; shift 2; exec chromium "$@" 3<"$to" 4>"$from" 2>/dev/null"#,
@@ -62,7 +62,7 @@ impl Browser {
         let to = OpenOptions::new().write(true).open(to).unwrap();
         let from = listen(File::open(from).unwrap());
         let mut browser =
-            Self { process, to, from, asked: 0, session: String::new(), told: Vec::new(), _dir: dir };
+            Self { process, to, from, asked: 0, session: String::new(), reported: Vec::new(), _dir: dir };
         let page = browser.ask("Target.createTarget", json!({"url": "about:blank"}));
         let attach = json!({"targetId": page["targetId"], "flatten": true});
         browser.session =
@@ -73,7 +73,7 @@ impl Browser {
         Some(browser)
     }
 
-    /// Its answer to a command.
+    /// Sends a command. Returns the reply.
     pub fn ask(&mut self, method: &str, params: Value) -> Value {
         self.asked += 1;
         let mut message = json!({"id": self.asked, "method": method, "params": params});
@@ -83,22 +83,22 @@ impl Browser {
         }
         self.to.write_all(format!("{message}\0").as_bytes()).unwrap();
         loop {
-            let mut said = self.from.recv_timeout(PATIENCE).expect("the browser answers");
-            if said["id"] == self.asked {
-                assert!(said.get("error").is_none(), "{method}: {said}");
-                return said["result"].take();
+            let mut printed = self.from.recv_timeout(PATIENCE).expect("the browser answers");
+            if printed["id"] == self.asked {
+                assert!(printed.get("error").is_none(), "{method}: {printed}");
+                return printed["result"].take();
             }
-            self.told.push(said);
+            self.reported.push(printed);
         }
     }
 
-    /// Goes to a page.
+    /// Opens a page.
     pub fn open(&mut self, page: &str) {
         self.ask("Page.navigate", json!({"url": page}));
     }
 
-    /// Has a window as wide, and the system's colours light or dark.
-    pub fn dress(&mut self, width: u32, scheme: &str) {
+    /// Sets the width of the window, and the colour scheme.
+    pub fn set_appearance(&mut self, width: u32, scheme: &str) {
         let size = json!({"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": false});
         self.ask("Emulation.setDeviceMetricsOverride", size);
         let features = json!([{"name": "prefers-color-scheme", "value": scheme}]);
@@ -108,12 +108,12 @@ impl Browser {
     /// The value of an expression in the page.
     pub fn eval(&mut self, expression: &str) -> Value {
         let asked = json!({"expression": expression, "returnByValue": true, "awaitPromise": true});
-        let mut said = self.ask("Runtime.evaluate", asked);
-        assert!(said.get("exceptionDetails").is_none(), "{expression}: {said}");
-        said["result"]["value"].take()
+        let mut printed = self.ask("Runtime.evaluate", asked);
+        assert!(printed.get("exceptionDetails").is_none(), "{expression}: {printed}");
+        printed["result"]["value"].take()
     }
 
-    /// The text that an expression gives.
+    /// The value of an expression that is a text.
     pub fn text(&mut self, expression: &str) -> String {
         self.eval(expression).as_str().unwrap_or_else(|| panic!("{expression} is no text")).to_owned()
     }
@@ -124,7 +124,7 @@ impl Browser {
         wait_for(expression, || self.eval(expression) == true);
     }
 
-    /// Processor time that its renderers have taken.
+    /// Processor time of its renderers.
     pub fn renderers_time(&mut self) -> Duration {
         let all = self.ask("SystemInfo.getProcessInfo", json!({}));
         let renderers = all["processInfo"].as_array().unwrap().iter().filter(|p| p["type"] == "renderer");
@@ -132,20 +132,20 @@ impl Browser {
         Duration::from_millis(ticks * 10)
     }
 
-    /// What the page's scripts complained of.
-    pub fn complaints(&mut self) -> Vec<String> {
+    /// Errors and messages of the page's scripts.
+    pub fn messages(&mut self) -> Vec<String> {
         self.eval("0");
-        let is_complaint = |said: &&Value| {
-            let method = said["method"].as_str().unwrap_or_default();
+        let is_message = |printed: &&Value| {
+            let method = printed["method"].as_str().unwrap_or_default();
             ["Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded"].contains(&method)
         };
-        self.told.iter().filter(is_complaint).map(Value::to_string).collect()
+        self.reported.iter().filter(is_message).map(Value::to_string).collect()
     }
 }
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // Asked, it ends its own children too; it may have ended already.
+        // The command also ends its child processes; the browser may have ended already.
         let _ = self.to.write_all(b"{\"id\": 0, \"method\": \"Browser.close\"}\0");
         for _ in 0..500 {
             if !matches!(self.process.try_wait(), Ok(None)) {
@@ -162,7 +162,7 @@ fn user_data(dir: &Path) -> String {
     format!("--user-data-dir={}", dir.join("profile").display())
 }
 
-/// Its messages, each ended by a zero.
+/// Its messages, each terminated by a zero.
 fn listen(pipe: File) -> Receiver<Value> {
     let (sender, receiver) = channel();
     std::thread::spawn(move || {
@@ -176,7 +176,7 @@ fn listen(pipe: File) -> Receiver<Value> {
     receiver
 }
 
-/// A process's time, in hundredths of a second; none of one that has ended.
+/// Processor time of a process in ticks of 10 ms; 0 if the process has ended.
 fn ticks(pid: u64) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let fields: Vec<_> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();

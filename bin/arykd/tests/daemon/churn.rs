@@ -1,14 +1,15 @@
-//! Disks come and go while others do verified I/O: random calls of four clients, each of whose answers is known beforehand.
+//! Disks come and go during verified I/O to others: random calls of four clients, each with a known expected result.
 //!
-//! `ARYK_CHURN` says how many calls instead of two hundred, and `ARYK_CHURN_SEED` what they are drawn from; `cargo xtask churn` sets both. A client's names are its own,
-//! so that what it did tells what it must be answered. Afterwards nothing is left of it all: no disk, thread or descriptor, and no memory.
+//! `ARYK_CHURN` sets the number of calls instead of two hundred, and `ARYK_CHURN_SEED` their seed; `cargo xtask churn` sets both.
+//! Each client uses names of its own, so that its calls determine the expected replies. At the end no disk, thread, descriptor or
+//! memory is left over.
 
-#![expect(clippy::disallowed_methods, reason = "what is told is how long others waited")]
+#![expect(clippy::disallowed_methods, reason = "the test reports the latency of the others")]
 
 use super::harness::Daemon;
-use super::machine::{Machine, Seen};
 use super::moving::{disk, threads};
 use super::random::Random;
+use super::vm::{Seen, Vm};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::{BufReader, Write};
@@ -20,30 +21,30 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 const CLIENTS: usize = 4;
-/// Disks of a client, and groups.
+/// Disks and groups of a client.
 const DISKS: u64 = 6;
 const GROUPS: u64 = 2;
 const EXISTS: i64 = -17;
 const BUSY: i64 = -16;
 const NO_DEVICE: i64 = -19;
-/// How long a daemon may take to notice that a machine has gone.
+/// How long the daemon may take to notice a disconnected VM.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn from_environment(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |value| value.parse().unwrap())
 }
 
-/// What a client knows of one of its disks.
+/// A client's knowledge of one of its disks.
 #[derive(Default)]
 struct Known {
     exists: bool,
-    /// Its controller is there, with or without it.
+    /// Whether its controller exists, with the disk or without.
     attached: bool,
     group: Option<String>,
     target: bool,
 }
 
-/// A client on a connection of its own.
+/// A client with a connection of its own.
 struct Client {
     number: usize,
     stream: UnixStream,
@@ -52,7 +53,7 @@ struct Client {
     dir: PathBuf,
     disks: BTreeMap<u64, Known>,
     groups: BTreeMap<u64, bool>,
-    /// The longest that a call took.
+    /// Duration of the longest call.
     slowest: Duration,
 }
 
@@ -72,7 +73,7 @@ impl Client {
         }
     }
 
-    /// Calls a method: the error's code, or 0.
+    /// Calls a method. Returns the error code, or 0.
     fn call(&mut self, method: &str, params: Value) -> i64 {
         let begun = Instant::now();
         let request = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
@@ -82,13 +83,13 @@ impl Client {
         reply["error"]["code"].as_i64().unwrap_or(0)
     }
 
-    /// The same; it must be answered so.
+    /// Calls a method, and checks the code.
     #[track_caller]
     fn expect(&mut self, code: i64, method: &str, params: Value) {
-        let said = self.call(method, params.clone());
-        // Methods of controllers have one code for everything.
+        let printed = self.call(method, params.clone());
+        // Methods of controllers have one code for all errors.
         let code = if code != 0 && method.starts_with("vhost_") { -32602 } else { code };
-        assert_eq!(said, code, "client {}: {method} {params}", self.number);
+        assert_eq!(printed, code, "client {}: {method} {params}", self.number);
     }
 
     fn disk(&self, disk: u64) -> String {
@@ -99,7 +100,7 @@ impl Client {
         format!("g{}-{group}", self.number)
     }
 
-    /// One random thing.
+    /// Does one random action.
     fn act(&mut self) {
         let index = self.random.below(DISKS);
         let known = self.disks.remove(&index).unwrap();
@@ -128,7 +129,7 @@ impl Client {
             1 => {
                 let file = self.dir.join(&name);
                 let params = json!({"name": name, "filename": file, "block_size": 512});
-                // One that is there is found before its file is looked at.
+                // The daemon finds an existing disk before it opens the file.
                 if !known.exists {
                     std::fs::File::create(&file).unwrap().set_len(1 << 20).unwrap();
                 }
@@ -147,7 +148,7 @@ impl Client {
         expected.sort_unstable();
         let deleted = [NO_DEVICE, NO_DEVICE, if known.exists { 0 } else { NO_DEVICE }];
         assert_eq!(expected, deleted, "client {}: delete {name}: {codes:?}", self.number);
-        // The controller stays, without it.
+        // The controller stays, without the disk.
         Known { exists: false, group: None, target: false, ..known }
     }
 
@@ -213,7 +214,7 @@ impl Client {
         }
     }
 
-    /// Plugs it into a SCSI controller whose machine runs, or pulls it out. Each client has a target there.
+    /// Plugs the disk into a SCSI controller with a running VM, or unplugs it. Each client has one target there.
     fn plug(&mut self, index: u64, known: Known) -> Known {
         let target = self.number + 1;
         let params = json!({"ctrlr": "scsi", "scsi_target_num": target});
@@ -233,32 +234,35 @@ impl Client {
         Known { target: known.exists && !taken, ..known }
     }
 
-    /// A machine comes, does some I/O, and goes.
+    /// A VM connects, does some I/O, and disconnects.
     fn use_it(&mut self, index: u64, known: Known) -> Known {
         if !(known.attached && known.exists) {
             return known;
         }
         let name = self.disk(index);
-        // Not behind a limit that would take long.
+        // Without a limit, which could take long.
         self.expect(
             0,
             "bdev_set_qos_limit",
             json!({"name": name, "rw_ios_per_sec": 0, "r_mbytes_per_sec": 0}),
         );
-        let mut machine = Machine::blk(&self.dir.join("vhost").join(&name), 1);
-        let mut probe = || machine.run(&AtomicBool::new(true));
-        // It may have been made anew, and the controller be one of the disk before: then it has none, which is an error of the machine's alone.
+        let mut vm = Vm::blk(&self.dir.join("vhost").join(&name), 1);
+        let mut probe = || vm.run(&AtomicBool::new(true));
+        // The controller may belong to a deleted disk of the same name: then it has no disk, and the VM gets an error.
         drop(probe());
-        drop(machine);
+        drop(vm);
         let begun = Instant::now();
         while self.call("vhost_delete_controller", json!({"ctrlr": name})) == BUSY {
-            assert!(begun.elapsed() < PATIENCE, "{name}: nobody notices that its machine has gone");
+            assert!(
+                begun.elapsed() < PATIENCE,
+                "{name}: the daemon does not notice that the VM has disconnected"
+            );
             thread::sleep(Duration::from_millis(2));
         }
         Known { attached: false, ..known }
     }
 
-    /// Takes all back.
+    /// Removes all objects of the client.
     fn clean_up(&mut self) {
         for index in 0..DISKS {
             let mut known = self.disks.remove(&index).unwrap();
@@ -279,7 +283,7 @@ impl Client {
     }
 }
 
-/// What there is of a daemon.
+/// The objects and resources of a daemon.
 #[derive(Debug, PartialEq, Eq)]
 struct Inventory {
     descriptors: usize,
@@ -300,7 +304,7 @@ fn inventory(daemon: &Daemon) -> Inventory {
     }
 }
 
-/// The same, when connections that have ended are closed on the other side too: what is expected, or what it stays at.
+/// The inventory after the daemon has closed ended connections: the expected one, or the last stable one.
 fn settled(daemon: &Daemon, expected: Option<&Inventory>) -> Inventory {
     let mut last = inventory(daemon);
     for _ in 0..100 {
@@ -314,14 +318,14 @@ fn settled(daemon: &Daemon, expected: Option<&Inventory>) -> Inventory {
     last
 }
 
-/// Bytes of memory that no file stands for.
+/// Bytes of anonymous memory.
 fn memory(daemon: &Daemon) -> i64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
     line.trim().strip_suffix(" kB").unwrap().parse::<i64>().unwrap() * 1024
 }
 
-/// So many calls of all clients; the longest that one took.
+/// Makes this many calls over all clients. Returns the duration of the longest.
 fn churn(daemon: &Daemon, calls: u64, seed: u64) -> Duration {
     let left = AtomicU64::new(calls);
     let client = |number: usize| {
@@ -338,21 +342,21 @@ fn churn(daemon: &Daemon, calls: u64, seed: u64) -> Duration {
     })
 }
 
-/// Runs the machines while something else happens; what they saw.
-fn meanwhile<R>(machines: &mut (Blk, Scsi), happens: impl FnOnce() -> R) -> ([Seen; 2], R) {
+/// Runs the VMs during `work`. Returns their observations.
+fn run_during<R>(vms: &mut (Blk, Scsi), work: impl FnOnce() -> R) -> ([Seen; 2], R) {
     let stop = AtomicBool::new(false);
-    let (blk, scsi) = machines;
+    let (blk, scsi) = vms;
     thread::scope(|scope| {
         let running = [scope.spawn(|| blk.run(&stop)), scope.spawn(|| scsi.run(&stop))];
-        let done = catch_unwind(AssertUnwindSafe(happens));
+        let done = catch_unwind(AssertUnwindSafe(work));
         stop.store(true, Ordering::Relaxed);
-        let seen = running.map(|machine| machine.join().unwrap().unwrap());
+        let seen = running.map(|vm| vm.join().unwrap().unwrap());
         (seen, done.unwrap_or_else(|panic| resume_unwind(panic)))
     })
 }
 
-type Blk = Machine<aryk_front_end::blk::Requests>;
-type Scsi = Machine<aryk_front_end::scsi::Requests>;
+type Blk = Vm<aryk_front_end::blk::Requests>;
+type Scsi = Vm<aryk_front_end::scsi::Requests>;
 
 fn bystanders(daemon: &Daemon) -> (Blk, Scsi) {
     disk(daemon, "blk");
@@ -366,22 +370,22 @@ fn bystanders(daemon: &Daemon) -> (Blk, Scsi) {
     daemon.call("bdev_qos_group_set_limit", limit).unwrap();
     daemon.call("bdev_qos_group_add_bdev", json!({"name": "all", "bdev_name": "blk"})).unwrap();
     let socket = |name: &str| Path::join(daemon.dir(), "vhost").join(name);
-    (Machine::blk(&socket("blk"), 2), Machine::scsi(&socket("scsi"), 1))
+    (Vm::blk(&socket("blk"), 2), Vm::scsi(&socket("scsi"), 1))
 }
 
 #[test]
 fn disks_come_and_go_under_load() {
     let (calls, seed) = (from_environment("ARYK_CHURN", 200), from_environment("ARYK_CHURN_SEED", 1));
     let daemon = Daemon::start(&["-m", "0x3"]);
-    let mut machines = bystanders(&daemon);
-    // What grows once, as lists and pools do, has grown after that.
-    let (alone, ()) = meanwhile(&mut machines, || thread::sleep(Duration::from_secs(1)));
+    let mut vms = bystanders(&daemon);
+    // Lists and pools that grow only once have grown after the warm-up.
+    let (alone, ()) = run_during(&mut vms, || thread::sleep(Duration::from_secs(1)));
     let warm_up = 200.max(calls / 10);
-    meanwhile(&mut machines, || churn(&daemon, warm_up, seed + 1));
+    run_during(&mut vms, || churn(&daemon, warm_up, seed + 1));
     let (before, had) = (settled(&daemon, None), memory(&daemon));
-    let (seen, slowest) = meanwhile(&mut machines, || churn(&daemon, calls, seed));
+    let (seen, slowest) = run_during(&mut vms, || churn(&daemon, calls, seed));
     let grown = memory(&daemon) - had;
-    assert_eq!(settled(&daemon, Some(&before)), before, "all is as it was");
+    assert_eq!(settled(&daemon, Some(&before)), before, "the inventory is as before");
     let stall = |seen: [Seen; 2]| seen.map(|seen| seen.longest).into_iter().max().unwrap();
     println!(
         "churn: {calls} calls, seed {seed}: longest stall of others {:?}, without calls {:?}; slowest call {slowest:?}; {} KiB more",
@@ -391,7 +395,7 @@ fn disks_come_and_go_under_load() {
     );
     assert!(grown < (4 << 20) + calls as i64 * 64, "{grown} bytes more");
     assert!(seen.iter().all(|seen| seen.checked > 0), "{seen:?}");
-    assert!(!machines.0.has_ended() && !machines.1.has_ended());
-    drop(machines);
+    assert!(!vms.0.has_ended() && !vms.1.has_ended());
+    drop(vms);
     daemon.call("spdk_get_version", json!({})).unwrap();
 }

@@ -1,10 +1,10 @@
-//! Reactors come and go under verified I/O.
+//! Reactors come and go during verified I/O.
 
-#![expect(clippy::disallowed_methods, reason = "machines need time to do something in")]
+#![expect(clippy::disallowed_methods, reason = "the VMs need time for I/O")]
 
 use super::harness::{Daemon, code, wait_for};
-use super::machine::Machine;
 use super::moving::{core_of, disk, put, threads};
+use super::vm::Vm;
 use serde_json::{Value, json};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +22,7 @@ fn cores(daemon: &Daemon) -> Vec<u64> {
     all["reactors"].as_array().unwrap().iter().map(|reactor| reactor["lcore"].as_u64().unwrap()).collect()
 }
 
-/// Threads of the daemon that are reactors.
+/// The daemon's reactor threads.
 fn reactor_threads(daemon: &Daemon) -> usize {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
     let name = |task: std::io::Result<std::fs::DirEntry>| {
@@ -37,7 +37,7 @@ fn operations(daemon: &Daemon, disk: &str) -> u64 {
     disk["num_read_ops"].as_u64().unwrap() + disk["num_write_ops"].as_u64().unwrap()
 }
 
-/// One core comes, all go there, and the other goes; again and again.
+/// Adds a core, moves all queues there, and removes the other; repeatedly.
 fn trade_cores(daemon: &Daemon, ids: &[u64]) {
     let mut before = 0;
     for round in 0..20_u64 {
@@ -51,22 +51,22 @@ fn trade_cores(daemon: &Daemon, ids: &[u64]) {
         wait_for("one reactor is left", || reactor_threads(daemon) == 1);
         assert!(ids.iter().all(|&id| core_of(daemon, id) == new));
         let now = operations(daemon, "b");
-        assert!(now >= before, "what was counted on a core that has gone is still told: {now}, {before}");
+        assert!(now >= before, "the counts of a removed core are still reported: {now}, {before}");
         before = now;
-        wait_for("the machine goes on", || operations(daemon, "b") > before);
-        // What is told next may be 50 ms old.
+        wait_for("the VM goes on", || operations(daemon, "b") > before);
+        // The next reply may be 50 ms old.
         thread::sleep(Duration::from_millis(60));
-        let told = daemon.call("aryk_stats_get", json!({})).unwrap();
-        let told = told["disks"].as_array().unwrap().iter().find(|disk| disk["name"] == "b").unwrap();
-        let told = told["read_ops"].as_u64().unwrap() + told["write_ops"].as_u64().unwrap();
-        assert!(told >= before, "{told} of {before}");
+        let reported = daemon.call("aryk_stats_get", json!({})).unwrap();
+        let reported = reported["disks"].as_array().unwrap().iter().find(|disk| disk["name"] == "b").unwrap();
+        let reported = reported["read_ops"].as_u64().unwrap() + reported["write_ops"].as_u64().unwrap();
+        assert!(reported >= before, "{reported} of {before}");
     }
 }
 
 #[test]
 fn cores_come_and_go_under_verified_io() {
     let daemon = Daemon::start(&["-m", "0x1"]);
-    // What it is asked for is in flight for a while, so that samples see some.
+    // Requests stay in flight for a while, so that samples see some.
     disk(&daemon, "m");
     let delay = json!({"base_bdev_name": "m", "name": "b", "avg_read_latency": 100, "p99_read_latency": 100,
         "avg_write_latency": 100, "p99_write_latency": 100});
@@ -79,15 +79,15 @@ fn cores_come_and_go_under_verified_io() {
     daemon.call("vhost_scsi_controller_add_target", target).unwrap();
     daemon.call("bdev_set_qos_limit", json!({"name": "b", "rw_ios_per_sec": 1_000_000})).unwrap();
     daemon.call("bdev_set_qd_sampling_period", json!({"name": "b", "period": 1000})).unwrap();
-    let mut blk = Machine::blk(&daemon.dir().join("vhost/b"), 2);
-    let mut scsi = Machine::scsi(&daemon.dir().join("vhost/s"), 1);
+    let mut blk = Vm::blk(&daemon.dir().join("vhost/b"), 2);
+    let mut scsi = Vm::scsi(&daemon.dir().join("vhost/s"), 1);
     let ids = [threads(&daemon, "b."), threads(&daemon, "s.")].concat();
     let stop = AtomicBool::new(false);
     let seen = thread::scope(|scope| {
         let running = [scope.spawn(|| blk.run(&stop)), scope.spawn(|| scsi.run(&stop))];
         let done = catch_unwind(AssertUnwindSafe(|| trade_cores(&daemon, &ids)));
         stop.store(true, Ordering::Relaxed);
-        let seen = running.map(|machine| machine.join().unwrap().unwrap());
+        let seen = running.map(|vm| vm.join().unwrap().unwrap());
         done.unwrap_or_else(|panic| resume_unwind(panic));
         seen
     });
@@ -101,23 +101,23 @@ fn cores_come_and_go_under_verified_io() {
 }
 
 #[test]
-fn what_cannot_be_added_or_taken_is_refused() {
+fn invalid_changes_of_cores_are_refused() {
     let daemon = Daemon::start(&["-m", "0x3"]);
     assert_eq!(code(change(&daemon, "add", 1)), -17);
     assert_eq!(code(change(&daemon, "add", 1000)), -22);
     assert_eq!(code(change(&daemon, "remove", 7)), -19);
     change(&daemon, "remove", 0).unwrap();
-    assert_eq!(code(change(&daemon, "remove", 1)), -16, "somebody has to carry the I/O");
+    assert_eq!(code(change(&daemon, "remove", 1)), -16, "the last reactor must stay");
     assert_eq!(code(change(&daemon, "remove", 0)), -19);
-    let told = daemon.aryk(&["reactor", "add", "0", "--json"]).unwrap();
-    assert_eq!(serde_json::from_str::<Value>(&told).unwrap()["reactors"].as_array().unwrap().len(), 2);
-    // One with a queue that cannot leave in time stays, and takes new ones again.
+    let reported = daemon.aryk(&["reactor", "add", "0", "--json"]).unwrap();
+    assert_eq!(serde_json::from_str::<Value>(&reported).unwrap()["reactors"].as_array().unwrap().len(), 2);
+    // A reactor whose queue cannot leave in time stays, and accepts new queues again.
     disk(&daemon, "slow");
     let delay = json!({"base_bdev_name": "slow", "name": "d", "avg_read_latency": 7_000_000, "p99_read_latency": 7_000_000,
         "avg_write_latency": 7_000_000, "p99_write_latency": 7_000_000});
     daemon.call("bdev_delay_create", delay).unwrap();
     daemon.call("vhost_create_blk_controller", json!({"ctrlr": "stuck", "dev_name": "d"})).unwrap();
-    let mut stuck = Machine::blk(&daemon.dir().join("vhost/stuck"), 1);
+    let mut stuck = Vm::blk(&daemon.dir().join("vhost/stuck"), 1);
     let id = threads(&daemon, "stuck.")[0];
     put(&daemon, id, 0).unwrap();
     let stop = AtomicBool::new(false);
@@ -148,12 +148,12 @@ fn cores_are_the_same_after_a_restart() {
     change(&daemon, "remove", 0).unwrap();
     daemon.kill_and_restart();
     assert_eq!(cores(&daemon), [1]);
-    // As it began.
+    // The initial state again.
     change(&daemon, "add", 0).unwrap();
     change(&daemon, "remove", 1).unwrap();
     daemon.kill_and_restart();
     assert_eq!(cores(&daemon), [0]);
-    // Another `-m` says what there is, but for what was changed besides.
+    // Another `-m` sets the cores; the changes made by RPC apply in addition.
     change(&daemon, "add", 1).unwrap();
     daemon.kill();
     daemon.restart_with(&["-m", "0x2", "--state-dir", state]);

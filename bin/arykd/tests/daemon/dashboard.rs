@@ -1,4 +1,4 @@
-//! `contrib/grafana/aryk.json`: whether what it asks for is there.
+//! Checks that the metrics in the queries of `contrib/grafana/aryk.json` exist.
 
 use crate::harness::Daemon;
 use crate::metrics::{free_port, scrape};
@@ -6,10 +6,10 @@ use crate::open_metrics::Exposition;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
-/// What PromQL has by itself, of what the dashboard uses.
+/// The PromQL functions that the dashboard uses.
 const FUNCTIONS: &[&str] = &["sum", "rate", "topk", "histogram_quantile", "label_values", "by"];
 
-/// The queries of all panels, and those that variables are filled by.
+/// Collects the queries of all panels and variables.
 fn queries(value: &Value, into: &mut Vec<String>) {
     match value {
         Value::Object(members) => {
@@ -25,15 +25,15 @@ fn queries(value: &Value, into: &mut Vec<String>) {
     }
 }
 
-/// A metric that a query names, and the labels that it is asked for by.
+/// A metric in a query, with its label matchers.
 #[derive(Debug, PartialEq, Eq)]
 struct Selector {
     metric: String,
-    /// Names; and values, where one is asked for exactly.
+    /// Names, and values of exact matchers.
     labels: Vec<(String, Option<String>)>,
 }
 
-/// What a query names: its selectors, and the labels that it groups by.
+/// Parses a query into its selectors, and the labels that it groups by.
 fn read(query: &str) -> (Vec<Selector>, BTreeSet<String>) {
     let (mut selectors, mut groups) = (Vec::<Selector>::new(), BTreeSet::new());
     let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '$';
@@ -90,7 +90,7 @@ fn has(live: &Exposition, Selector { metric, labels }: &Selector) -> bool {
 }
 
 #[test]
-fn what_the_dashboard_asks_for_is_there() {
+fn all_metrics_of_the_dashboard_exist() {
     let port = free_port();
     let daemon = Daemon::start(&["--metrics", &port.to_string()]);
     let disk = json!({"name": "d", "block_size": 512, "num_blocks": 2048});
@@ -123,7 +123,7 @@ fn what_the_dashboard_asks_for_is_there() {
 }
 
 #[test]
-fn what_is_not_there_is_found() {
+fn a_missing_metric_is_detected() {
     let live = Exposition::read("# TYPE aryk_a gauge\naryk_a{x=\"1\"} 2\n# EOF\n").unwrap();
     let found = |query: &str| read(query).0.iter().all(|selector| has(&live, selector));
     assert!(found("sum by (x) (rate(aryk_a{x=~\"$disk\"}[5m]))") && found("aryk_a{x=\"1\"}"));

@@ -1,4 +1,4 @@
-//! A daemon in a directory of its own, and its clients.
+//! A daemon in a temporary directory, and its clients.
 
 use serde_json::{Value, json};
 use std::io::{BufReader, Read, Write};
@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// The program.
+/// The daemon's program.
 pub const ARYKD: &str = env!("CARGO_BIN_EXE_arykd");
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -21,12 +21,12 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts one on one core, and waits until it answers.
+    /// Starts a daemon on one core, and waits until it replies.
     pub fn start(flags: &[&str]) -> Self {
         Self::start_in(TempDir::new().unwrap(), flags)
     }
 
-    /// The same in a directory; `DIR` in a flag stands for it.
+    /// Starts a daemon in a directory; `DIR` in a flag stands for that directory.
     pub fn start_in(dir: TempDir, flags: &[&str]) -> Self {
         let path = dir.path().to_str().unwrap();
         let flags: Vec<String> = flags.iter().map(|flag| flag.replace("DIR", path)).collect();
@@ -36,19 +36,19 @@ impl Daemon {
         daemon
     }
 
-    /// Waits until it answers.
+    /// Waits until the daemon replies.
     pub fn wait_until_ready(&self) {
         wait_for("arykd is up", || self.try_connect().is_some());
     }
 
-    /// Waits until something is in flight on the disk `name`.
+    /// Waits until the disk `name` has requests in flight.
     pub fn wait_until_busy(&self, name: &str) {
         let is_busy = |disk: &Value| disk["name"] == name && disk["in_flight"] != 0;
-        let told = || self.call("aryk_stats_get", json!({})).unwrap();
-        wait_for("the disk has work", || told()["disks"].as_array().unwrap().iter().any(is_busy));
+        let reported = || self.call("aryk_stats_get", json!({})).unwrap();
+        wait_for("the disk has work", || reported()["disks"].as_array().unwrap().iter().any(is_busy));
     }
 
-    /// Its directory.
+    /// The daemon's directory.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
@@ -62,51 +62,51 @@ impl Daemon {
         command(self.dir.path(), &self.flags).output().unwrap()
     }
 
-    /// SIGKILL, and a successor.
+    /// Kills the daemon, and starts its successor.
     pub fn kill_and_restart(&mut self) {
         self.kill();
         self.restart();
     }
 
-    /// SIGKILL.
+    /// Kills the daemon.
     pub fn kill(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
     }
 
-    /// A successor of one that was killed, with other flags.
+    /// Starts the successor of a killed daemon, with other flags.
     pub fn restart_with(&mut self, flags: &[&str]) {
         self.flags = flags.iter().map(|&flag| flag.to_owned()).collect();
         self.restart();
     }
 
-    /// A successor of one that was killed.
+    /// Starts the successor of a killed daemon.
     pub fn restart(&mut self) {
         self.process = spawn(self.dir.path(), &self.flags);
         self.wait_until_ready();
-        // It can be connected to before what was configured is there again; calls are answered after.
+        // The socket accepts connections before the configuration is restored; calls are served after that.
         self.call("spdk_get_version", json!({})).unwrap();
     }
 
-    /// SIGTERM; what it printed.
+    /// Ends the daemon with SIGTERM. Returns its output.
     pub fn end(mut self) -> String {
         self.call("spdk_kill_instance", json!({"sig_name": "SIGTERM"})).unwrap();
         assert!(self.process.wait().unwrap().success());
         let left: Vec<_> = std::fs::read_dir(self.dir()).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert_eq!(left, ["vhost"], "only the directory of sockets stays");
-        let mut said = String::new();
-        self.process.stdout.take().unwrap().read_to_string(&mut said).unwrap();
-        said
+        let mut printed = String::new();
+        self.process.stdout.take().unwrap().read_to_string(&mut printed).unwrap();
+        printed
     }
 
-    /// Sends a signal; its exit code, if it has ended within `patience`.
+    /// Sends a signal. Returns the exit code if the daemon ends within `patience`.
     pub fn signal_and_wait(&mut self, name: &str, patience: Duration) -> Option<i32> {
         let pid = self.process.id().to_string();
         assert!(Command::new("kill").args(["-s", name, &pid]).status().unwrap().success());
         self.wait(patience)
     }
 
-    /// Its exit code, if it ends within `patience`.
+    /// The exit code if the daemon ends within `patience`.
     pub fn wait(&mut self, patience: Duration) -> Option<i32> {
         for _ in 0..patience.as_millis() / 10 {
             if let Some(status) = self.process.try_wait().unwrap() {
@@ -117,29 +117,29 @@ impl Daemon {
         None
     }
 
-    /// Its process.
+    /// The process id.
     pub fn pid(&self) -> u32 {
         self.process.id()
     }
 
-    /// A connection, if somebody listens.
+    /// A connection, if a daemon listens.
     pub fn try_connect(&self) -> Option<UnixStream> {
         UnixStream::connect(self.socket()).ok()
     }
 
-    /// A connection to it.
+    /// A connection to the daemon.
     pub fn connect(&self) -> UnixStream {
         let stream = UnixStream::connect(self.socket()).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream
     }
 
-    /// Calls a method: its result, or its error.
+    /// Calls a method. Returns its result or its error.
     pub fn call(&self, method: &str, params: Value) -> Result<Value, Value> {
         self.try_call(method, params).expect("the daemon answers")
     }
 
-    /// The same; `None` if no daemon answers.
+    /// Calls a method; `None` if no daemon replies.
     pub fn try_call(&self, method: &str, params: Value) -> Option<Result<Value, Value>> {
         let mut stream = self.try_connect()?;
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -154,7 +154,7 @@ impl Daemon {
         })
     }
 
-    /// Runs `aryk`: what it printed, or its exit code and its complaint.
+    /// Runs `aryk`. Returns its output, or its exit code and error text.
     pub fn aryk(&self, args: &[&str]) -> Result<String, (i32, String)> {
         let output = Command::new(aryk())
             .args(args)
@@ -172,13 +172,13 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The process may have ended already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// Waits until what `what` says `is_so`.
+/// Waits until `is_so` returns true.
 #[track_caller]
 pub fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
     let is_so = (0..PATIENCE.as_millis() / 10).any(|_| {
@@ -190,7 +190,7 @@ pub fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
     assert!(is_so, "not in {PATIENCE:?}: {what}");
 }
 
-/// An error's code.
+/// The code of an error.
 #[track_caller]
 pub fn code(reply: Result<Value, Value>) -> i64 {
     reply.unwrap_err()["code"].as_i64().unwrap()
@@ -212,11 +212,11 @@ fn spawn(dir: &Path, flags: &[String]) -> Child {
     command(dir, flags).stdout(Stdio::piped()).spawn().unwrap()
 }
 
-/// The command line's program, built beside the daemon's.
+/// The program `aryk`, built next to the daemon.
 fn aryk() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
-        // Built already by whoever runs the tests of the whole workspace: alone, it would be built with other features of its libraries.
+        // A test run of the whole workspace has built it already: built alone, its libraries would have other features.
         if let Some(built) = std::env::var_os("ARYK") {
             return built.into();
         }

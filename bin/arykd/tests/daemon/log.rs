@@ -1,4 +1,4 @@
-//! What the log's formats look like to who reads them.
+//! The log's formats.
 
 use crate::harness::{ARYKD, wait_for};
 use serde_json::{Value, json};
@@ -11,12 +11,12 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// The log of a daemon that starts and is told to end.
+/// The log of a daemon that starts and is stopped.
 fn log_of(dir: &Path, flags: &[&str], stream: impl Fn(&File) -> String) -> String {
     log_while(dir, flags, stream, |_| {})
 }
 
-/// The log of a daemon that serves as long as `clients` take.
+/// The log of a daemon that runs while `clients` runs.
 fn log_while(
     dir: &Path,
     flags: &[&str],
@@ -70,7 +70,7 @@ fn journald_gets_priorities() {
 }
 
 #[test]
-fn others_get_text_unless_they_ask() {
+fn other_readers_get_text_by_default() {
     let dir = TempDir::new().unwrap();
     let log = log_of(dir.path(), &[], of_another);
     assert!(log.lines().any(|line| line.contains(" NOTICE ") && line.contains("ending")), "{log}");
@@ -82,7 +82,7 @@ fn others_get_text_unless_they_ask() {
     assert!(events.iter().all(|event| event["level"] == "NOTICE"), "{log}");
 }
 
-/// Calls one after another, whatever is answered.
+/// Makes calls one after another, and ignores the replies.
 pub fn call(socket: &Path, calls: &[(&str, Value)]) {
     for (method, params) in calls {
         let mut stream = UnixStream::connect(socket).unwrap();
@@ -94,7 +94,7 @@ pub fn call(socket: &Path, calls: &[(&str, Value)]) {
 }
 
 #[test]
-fn all_of_a_part_is_told_while_its_flag_is_set() {
+fn a_flag_enables_all_lines_of_its_part() {
     let dir = TempDir::new().unwrap();
     let clients = |socket: &Path| {
         let flag = |method, flag| (method, json!({ "flag": flag }));
@@ -114,15 +114,15 @@ fn all_of_a_part_is_told_while_its_flag_is_set() {
         );
     };
     let log = log_while(dir.path(), &[], of_another, clients);
-    let told: Vec<_> = log.lines().filter(|line| line.contains("no_method")).collect();
-    assert_eq!(told.len(), 2, "{log}");
-    assert!(told[0].contains("no_method_2") && told[0].starts_with("20"), "{log}");
-    assert!(told[1].contains("no_method_3") && told[1].trim_start().starts_with("INFO"), "{log}");
+    let reported: Vec<_> = log.lines().filter(|line| line.contains("no_method")).collect();
+    assert_eq!(reported.len(), 2, "{log}");
+    assert!(reported[0].contains("no_method_2") && reported[0].starts_with("20"), "{log}");
+    assert!(reported[1].contains("no_method_3") && reported[1].trim_start().starts_with("INFO"), "{log}");
 }
 
-/// A pipe that nobody reads must not hold up who serves: neither the start, nor calls, nor the end.
+/// An unread pipe must not delay the daemon: neither its start, nor calls, nor its end.
 #[test]
-fn a_log_that_nobody_reads_stops_nobody() {
+fn an_unread_log_does_not_delay_the_daemon() {
     const CALLS: usize = 30_000;
     let dir = TempDir::new().unwrap();
     let socket = dir.path().join("rpc.sock");
@@ -138,7 +138,7 @@ fn a_log_that_nobody_reads_stops_nobody() {
         .spawn()
         .unwrap();
     wait_for("arykd is up", || UnixStream::connect(&socket).is_ok());
-    // Each leaves a line or more at this level; a pipe has room for some hundreds.
+    // Each call writes a line or more at this level; a pipe has room for some hundreds.
     let mut stream = UnixStream::connect(&socket).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     stream.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -150,10 +150,10 @@ fn a_log_that_nobody_reads_stops_nobody() {
     }
     drop(replies);
     drop(stream);
-    // It is read again: what was lost is told.
-    let said = std::io::BufReader::new(reader);
+    // When the log is read again, it reports the number of lost lines.
+    let printed = std::io::BufReader::new(reader);
     let mut lost = None;
-    for line in std::io::BufRead::lines(said) {
+    for line in std::io::BufRead::lines(printed) {
         let line = line.unwrap();
         if let Some(at) = line.find(" lines of the log were lost") {
             lost = line[..at].rsplit(' ').next().map(|count| count.parse::<usize>().unwrap());
@@ -162,20 +162,20 @@ fn a_log_that_nobody_reads_stops_nobody() {
     }
     assert!(lost.is_some_and(|lost| lost > 1000 && lost < 10 * CALLS), "{lost:?}");
     assert!(Command::new("kill").arg(daemon.id().to_string()).status().unwrap().success());
-    // The reader is gone, too.
+    // The reader is gone too.
     assert!(daemon.wait().unwrap().success());
 }
 
-/// And what nobody ever reads ends with the process, soon after that was told to end.
+/// Lines that are never read are lost when the process ends; they do not delay the end.
 #[test]
-fn a_log_that_is_never_read_does_not_hold_up_the_end() {
+fn a_log_that_is_never_read_does_not_delay_the_end() {
     let dir = TempDir::new().unwrap();
     let socket = dir.path().join("rpc.sock");
     let (_reader, mut writer) = std::io::pipe().unwrap();
     let mut daemon = Command::new(ARYKD);
     daemon.arg("-r").arg(&socket).arg("-S").arg(dir.path().join("vhost"));
     daemon.stdout(writer.try_clone().unwrap()).stderr(writer.try_clone().unwrap());
-    // Full from the start, so that not even the first word finds room.
+    // The pipe is full from the start, so that not even the first line fits.
     rustix::io::ioctl_fionbio(&writer, true).unwrap();
     while writer.write(&[b'.'; 4096]).is_ok() {}
     let mut daemon = daemon.spawn().unwrap();

@@ -1,4 +1,4 @@
-//! The real `arykd`, talked to over its socket and by the real `aryk`.
+//! Tests of the real `arykd` over its socket, and with the real `aryk`.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -12,7 +12,6 @@ mod dashboard;
 mod front_end;
 mod harness;
 mod log;
-mod machine;
 mod metrics;
 mod moving;
 mod notify;
@@ -27,6 +26,7 @@ mod state;
 mod stuck;
 mod supervise;
 mod unit;
+mod vm;
 mod web;
 
 use front_end::FrontEnd;
@@ -36,14 +36,14 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::time::Duration;
 
 #[test]
-fn it_starts_says_so_and_ends() {
+fn it_starts_and_ends() {
     let daemon = Daemon::start(&[]);
     let version = daemon.call("spdk_get_version", json!({})).unwrap();
     assert!(version["version"].as_str().unwrap().starts_with("Aryk v"));
     assert_eq!(version["fields"]["major"], 0);
-    let said = daemon.end();
-    assert!(said.contains("is ready"), "{said}");
-    assert!(said.lines().all(|line| line.chars().count() <= 80), "{said}");
+    let printed = daemon.end();
+    assert!(printed.contains("is ready"), "{printed}");
+    assert!(printed.lines().all(|line| line.chars().count() <= 80), "{printed}");
 }
 
 #[test]
@@ -55,8 +55,8 @@ fn every_policy_on_every_engine() {
             daemon.aryk(&["attach", "d"]).unwrap();
             assert!(daemon.aryk(&["status"]).unwrap().contains("1, 0 connected"));
             std::fs::remove_file(daemon.dir().join("d.img")).unwrap();
-            let said = daemon.end();
-            assert_eq!(said.contains("epoll"), engine == "epoll", "{said}");
+            let printed = daemon.end();
+            assert_eq!(printed.contains("epoll"), engine == "epoll", "{printed}");
         }
     }
 }
@@ -71,7 +71,7 @@ fn a_second_daemon_is_refused() {
 }
 
 #[test]
-fn a_killed_daemon_is_succeeded() {
+fn a_killed_daemon_has_a_successor() {
     let mut daemon = Daemon::start(&[]);
     daemon.call("bdev_null_create", json!({"name": "n", "block_size": 512, "num_blocks": 8})).unwrap();
     daemon.kill_and_restart();
@@ -79,7 +79,7 @@ fn a_killed_daemon_is_succeeded() {
 }
 
 #[test]
-fn start_up_waits_when_told() {
+fn start_up_waits_with_wait_for_rpc() {
     let daemon = Daemon::start(&["--wait-for-rpc"]);
     assert_eq!(code(daemon.call("bdev_get_bdevs", json!({}))), -1);
     let current = daemon.call("rpc_get_methods", json!({"current": true})).unwrap();
@@ -153,7 +153,7 @@ fn disks_that_delay_and_fail() {
 }
 
 #[test]
-fn wrong_parameters_are_told_apart() {
+fn wrong_parameters_have_different_codes() {
     let daemon = Daemon::start(&[]);
     for params in [
         json!({"name": "n", "block_size": 512}),
@@ -177,7 +177,7 @@ fn wrong_parameters_are_told_apart() {
 }
 
 #[test]
-fn a_disk_can_be_waited_for() {
+fn get_bdevs_waits_for_a_disk() {
     let daemon = Daemon::start(&[]);
     assert_eq!(code(daemon.call("bdev_get_bdevs", json!({"name": "n", "timeout": 50}))), -110);
     std::thread::scope(|scope| {
@@ -260,7 +260,7 @@ fn the_command_line_for_people() {
         let text = daemon.aryk(args).unwrap();
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
     }
-    assert!(daemon.aryk(&["disk", "remove", "磁盘"]).unwrap().contains("is gone"));
+    assert!(daemon.aryk(&["disk", "remove", "磁盘"]).unwrap().contains("is removed"));
     assert!(daemon.aryk(&["disk", "list"]).unwrap().contains("There are no disks"));
     assert!(daemon.aryk(&["completions", "bash"]).unwrap().contains("complete"));
 }
@@ -273,9 +273,9 @@ fn exit_codes() {
     assert!(refused.1.contains("No such device") && refused.1.contains("aryk disk list"), "{}", refused.1);
     assert_eq!(daemon.aryk(&["disk", "create", "x"]).unwrap_err().0, 2);
     assert_eq!(daemon.aryk(&["rpc", "spdk_get_version", "{"]).unwrap_err().0, 2);
-    let nobody = daemon.aryk(&["-s", "/nonexistent/sock", "status"]).unwrap_err();
-    assert_eq!(nobody.0, 3);
-    assert!(nobody.1.contains("Start one with 'arykd'"), "{}", nobody.1);
+    let missing = daemon.aryk(&["-s", "/nonexistent/sock", "status"]).unwrap_err();
+    assert_eq!(missing.0, 3);
+    assert!(missing.1.contains("Start one with 'arykd'"), "{}", missing.1);
 }
 
 #[test]
@@ -293,7 +293,7 @@ fn a_first_disk_in_two_commands() {
     assert!(socket.metadata().unwrap().file_type().is_socket());
     let list = daemon.aryk(&["controller", "list"]).unwrap();
     assert!(list.contains("vm1") && list.contains("waiting"), "{list}");
-    assert!(daemon.aryk(&["detach", "vm1"]).unwrap().contains("is gone"));
+    assert!(daemon.aryk(&["detach", "vm1"]).unwrap().contains("is removed"));
     assert!(!socket.exists());
     assert_eq!(daemon.aryk(&["detach", "vm1"]).unwrap_err().0, 1);
     daemon.aryk(&["disk", "remove", "vm1"]).unwrap();
@@ -301,7 +301,7 @@ fn a_first_disk_in_two_commands() {
 }
 
 #[test]
-fn files_that_make_no_disk() {
+fn files_that_cannot_be_disks() {
     let daemon = Daemon::start(&[]);
     let path = |name: &str| daemon.dir().join(name).to_str().unwrap().to_owned();
     let create = |name: &str, file: String| {
@@ -379,13 +379,13 @@ fn data_outlives_sessions_controllers_and_daemons() {
     let data: Vec<u8> = (0..65_536_u32).map(|i| (i / 7) as u8).collect();
     daemon.aryk(&["disk", "create", "d", "--file", "d.img", "--size", "4M"]).unwrap();
     daemon.aryk(&["attach", "d"]).unwrap();
-    let mut machine = FrontEnd::connect(&socket);
-    assert_eq!(machine.capacity(), 4 << 20);
-    machine.write(512 * 3, &data).unwrap();
-    machine.flush().unwrap();
+    let mut vm = FrontEnd::connect(&socket);
+    assert_eq!(vm.capacity(), 4 << 20);
+    vm.write(512 * 3, &data).unwrap();
+    vm.flush().unwrap();
     let list = daemon.aryk(&["controller", "list"]).unwrap();
     assert!(list.contains("connected"), "{list}");
-    drop(machine);
+    drop(vm);
     assert_eq!(FrontEnd::connect(&socket).read(512 * 3, data.len()).unwrap(), data);
     let stat = &daemon.call("bdev_get_iostat", json!({"names": ["d"]})).unwrap()["bdevs"][0];
     assert_eq!((&stat["num_write_ops"], &stat["bytes_written"]), (&json!(1), &json!(65_536)));
@@ -395,44 +395,44 @@ fn data_outlives_sessions_controllers_and_daemons() {
     daemon.aryk(&["disk", "create", "d", "--file", "d.img"]).unwrap();
     daemon.aryk(&["attach", "d", "--readonly", "--cpumask", "[1]", "--queues", "1"]).unwrap();
     assert!(FrontEnd::open(&socket, false).is_err(), "it is read-only");
-    let mut machine = FrontEnd::open(&socket, true).unwrap();
-    assert_eq!(machine.read(512 * 3, data.len()).unwrap(), data);
+    let mut vm = FrontEnd::open(&socket, true).unwrap();
+    assert_eq!(vm.read(512 * 3, data.len()).unwrap(), data);
     let controller = &daemon.call("vhost_get_controllers", json!({})).unwrap()[0];
     assert_eq!(controller["sessions"][0]["queues"], json!([{"index": 0, "lcore": 1}]));
 }
 
 #[test]
-fn a_disk_fails_and_goes_under_its_machine() {
+fn a_disk_fails_and_is_deleted_under_its_vm() {
     let daemon = Daemon::start(&[]);
     let socket = daemon.dir().join("vhost/EE_d");
     daemon.aryk(&["disk", "create", "d", "--memory", "--size", "1M"]).unwrap();
     daemon.call("bdev_error_create", json!({"base_name": "d"})).unwrap();
     daemon.aryk(&["attach", "EE_d"]).unwrap();
-    let mut machine = FrontEnd::connect(&socket);
-    machine.write(0, &[7; 4096]).unwrap();
+    let mut vm = FrontEnd::connect(&socket);
+    vm.write(0, &[7; 4096]).unwrap();
     let fail = json!({"name": "EE_d", "io_type": "read", "error_type": "failure", "num": 1});
     daemon.call("bdev_error_inject_error", fail).unwrap();
-    machine.read(0, 4096).unwrap_err();
-    assert_eq!(machine.read(0, 4096).unwrap(), [7; 4096]);
+    vm.read(0, 4096).unwrap_err();
+    assert_eq!(vm.read(0, 4096).unwrap(), [7; 4096]);
     daemon.call("bdev_malloc_delete", json!({"name": "d"})).unwrap();
-    machine.read(0, 4096).unwrap_err();
-    machine.write(0, &[7; 4096]).unwrap_err();
+    vm.read(0, 4096).unwrap_err();
+    vm.write(0, &[7; 4096]).unwrap_err();
     assert_eq!(daemon.call("bdev_get_bdevs", json!({})).unwrap(), json!([]));
     daemon.aryk(&["detach", "EE_d"]).unwrap();
     daemon.end();
 }
 
 #[test]
-fn a_disk_that_never_answers_does_not_keep_the_daemon() {
+fn a_disk_that_never_completes_delays_the_end_until_a_second_signal() {
     let mut daemon = Daemon::start(&[]);
     daemon.aryk(&["disk", "create", "d", "--null", "--size", "1M"]).unwrap();
     daemon.call("bdev_error_create", json!({"base_name": "d"})).unwrap();
     daemon.aryk(&["attach", "EE_d"]).unwrap();
-    let mut machine = FrontEnd::connect(&daemon.dir().join("vhost/EE_d"));
+    let mut vm = FrontEnd::connect(&daemon.dir().join("vhost/EE_d"));
     let hold = json!({"name": "EE_d", "io_type": "read", "error_type": "pending", "num": 1});
     daemon.call("bdev_error_inject_error", hold).unwrap();
-    machine.start_read(0, 4096);
+    vm.start_read(0, 4096);
     daemon.wait_until_busy("EE_d");
     assert_eq!(daemon.signal_and_wait("TERM", Duration::from_secs(1)), None, "it drains first");
-    assert_eq!(daemon.signal_and_wait("TERM", Duration::from_secs(10)), Some(3), "told twice, it ends");
+    assert_eq!(daemon.signal_and_wait("TERM", Duration::from_secs(10)), Some(3), "the second signal ends it");
 }

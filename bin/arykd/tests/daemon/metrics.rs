@@ -1,4 +1,4 @@
-//! `--metrics`: what scrapers get, and what they cannot do.
+//! `--metrics`: replies to scrapers, and limits on scrapers.
 
 use crate::front_end::FrontEnd;
 use crate::harness::Daemon;
@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A port that nobody had a moment ago.
+/// A port that was free a moment ago.
 pub fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// Asks for `path`; the answer's head and body.
+/// Requests `path`. Returns the head and the body of the reply.
 pub fn get(mut stream: impl Read + Write, path: &str) -> (String, String) {
     write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
     let mut answer = Vec::new();
@@ -28,7 +28,7 @@ pub fn get(mut stream: impl Read + Write, path: &str) -> (String, String) {
     (head, String::from_utf8(body).unwrap())
 }
 
-/// RFC 9112, section 7.1.
+/// Decodes the chunked transfer coding (RFC 9112, section 7.1).
 fn unchunk(mut bytes: &[u8]) -> Vec<u8> {
     let mut all = Vec::new();
     loop {
@@ -49,7 +49,7 @@ pub fn connect(port: u16) -> TcpStream {
     stream
 }
 
-/// A scrape, which is right.
+/// A scrape, checked for validity.
 pub fn scrape(port: u16) -> Exposition {
     let (head, body) = get(connect(port), "/metrics");
     assert!(head.starts_with("HTTP/1.1 200") && head.contains("application/openmetrics-text"), "{head}");
@@ -57,10 +57,10 @@ pub fn scrape(port: u16) -> Exposition {
 }
 
 #[test]
-fn what_disks_do_is_told() {
+fn metrics_of_disks() {
     let port = free_port();
     let daemon = Daemon::start(&["--metrics", &port.to_string()]);
-    // A name that would be more than one label, and more than one line.
+    // A name that would add a label or a line if it were not escaped.
     let name = "d\",disk=\"\\x\n";
     for name in [name, "idle"] {
         let params = json!({"name": name, "block_size": 512, "num_blocks": 2048});
@@ -89,7 +89,7 @@ fn what_disks_do_is_told() {
 }
 
 #[test]
-fn what_groups_and_reactors_do_is_told() {
+fn metrics_of_groups_and_reactors() {
     let port = free_port();
     let daemon = Daemon::start(&["--metrics", &port.to_string()]);
     let params = json!({"name": "d", "block_size": 512, "num_blocks": 2048});
@@ -119,7 +119,7 @@ fn what_groups_and_reactors_do_is_told() {
     assert_eq!(now.value("aryk_group_info", &[("group", "root"), ("parent", "vm")]), Some(1.0));
     assert_eq!(now.value("aryk_group_limit", &[("group", "vm"), ("of", "ops")]), Some(20.0));
     assert_eq!(now.value("aryk_group_disk", &[("group", "root"), ("disk", "d")]), Some(1.0));
-    // The group's counts stay when the disk goes.
+    // The group's counts stay after the disk is gone.
     daemon.call("bdev_qos_group_remove_bdev", json!({"name": "root", "bdev_name": "d"})).unwrap();
     guest.read(0, 4096).unwrap();
     std::thread::park_timeout(Duration::from_millis(250));
@@ -129,7 +129,7 @@ fn what_groups_and_reactors_do_is_told() {
 }
 
 #[test]
-fn by_a_socket_too() {
+fn metrics_on_a_unix_socket() {
     let daemon = Daemon::start(&["--metrics", "DIR/metrics.sock"]);
     let path = daemon.dir().join("metrics.sock");
     assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o660);
@@ -140,15 +140,15 @@ fn by_a_socket_too() {
 }
 
 #[test]
-#[expect(clippy::disallowed_methods, reason = "how long it takes is what this tests")]
-fn scrapers_that_never_read_are_in_nobodys_way() {
+#[expect(clippy::disallowed_methods, reason = "the test measures time")]
+fn scrapers_that_never_read_do_not_block_others() {
     let port = free_port();
     let daemon = Daemon::start(&["--metrics", &port.to_string()]);
     for i in 0..500 {
         let params = json!({"name": format!("disk-{i}"), "block_size": 512, "num_blocks": 2048});
         daemon.call("bdev_null_create", params).unwrap();
     }
-    // More than may scrape, more than may connect; some ask and do not read, some do not even ask.
+    // More clients than may scrape and than may connect; some never read the reply, others never finish the request.
     let mut hung = Vec::new();
     for i in 0..1100 {
         let mut stream = connect(port);

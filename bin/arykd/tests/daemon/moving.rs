@@ -1,9 +1,9 @@
-//! Queues move between reactors while their machines do I/O. `ARYK_MOVES` says how often instead of a few hundred times.
+//! Queues move between reactors during their VMs' I/O. `ARYK_MOVES` sets the number of moves instead of a few hundred.
 
-#![expect(clippy::disallowed_methods, reason = "what is tested is how long things take")]
+#![expect(clippy::disallowed_methods, reason = "the test measures time")]
 
 use super::harness::Daemon;
-use super::machine::Machine;
+use super::vm::Vm;
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -13,7 +13,7 @@ fn moves() -> usize {
     std::env::var("ARYK_MOVES").map_or(300, |moves| moves.parse().unwrap())
 }
 
-/// The threads whose names begin so: their numbers.
+/// Ids of the threads whose names begin with `name`.
 pub fn threads(daemon: &Daemon, name: &str) -> Vec<u64> {
     let all = daemon.call("thread_get_stats", json!({})).unwrap();
     let all = all["threads"].as_array().unwrap().iter();
@@ -23,7 +23,8 @@ pub fn threads(daemon: &Daemon, name: &str) -> Vec<u64> {
     ours.map(|thread| thread["id"].as_u64().unwrap()).collect()
 }
 
-/// The core that a thread is on. Between two cores it is on neither, or was not there yet when the other was looked at.
+/// The core of a thread. During a move the thread is on neither core, or appears on one after that core was read: the function
+/// retries.
 pub fn core_of(daemon: &Daemon, id: u64) -> u64 {
     let is_on = |reactor: &&Value| {
         reactor["lw_threads"].as_array().unwrap().iter().any(|thread| thread["id"].as_u64() == Some(id))
@@ -38,7 +39,7 @@ pub fn core_of(daemon: &Daemon, id: u64) -> u64 {
     }
 }
 
-/// Has a thread run on one core only.
+/// Restricts a thread to one core.
 pub fn put(daemon: &Daemon, id: u64, core: u64) -> Result<Value, Value> {
     daemon.call("thread_set_cpumask", json!({"id": id, "cpumask": format!("{:#x}", 1 << core)}))
 }
@@ -63,10 +64,10 @@ fn queues_move_under_verified_io() {
     daemon.call("vhost_create_scsi_controller", json!({"ctrlr": "s"})).unwrap();
     let target = json!({"ctrlr": "s", "scsi_target_num": 0, "bdev_name": "m1"});
     daemon.call("vhost_scsi_controller_add_target", target).unwrap();
-    let mut blk = Machine::blk(&daemon.dir().join("vhost/b"), 2);
-    let mut scsi = Machine::scsi(&daemon.dir().join("vhost/s"), 1);
+    let mut blk = Vm::blk(&daemon.dir().join("vhost/b"), 2);
+    let mut scsi = Vm::scsi(&daemon.dir().join("vhost/s"), 1);
     let ids = [threads(&daemon, "b."), threads(&daemon, "s.")].concat();
-    assert_eq!(ids.len(), 5, "two queues, and three: {ids:?}");
+    assert_eq!(ids.len(), 5, "two queues of one VM, three of the other: {ids:?}");
     let stop = AtomicBool::new(false);
     let seen = thread::scope(|scope| {
         let running = [scope.spawn(|| blk.run(&stop)), scope.spawn(|| scsi.run(&stop))];
@@ -79,7 +80,7 @@ fn queues_move_under_verified_io() {
             assert_eq!(core_of(&daemon, id), (moves() as u64 - 1 + id) % 2);
         }
         stop.store(true, Ordering::Relaxed);
-        running.map(|machine| machine.join().unwrap().unwrap())
+        running.map(|vm| vm.join().unwrap().unwrap())
     });
     println!("{} moves: {seen:?}", moves() * ids.len());
     for seen in seen {
@@ -88,19 +89,19 @@ fn queues_move_under_verified_io() {
     assert!(!blk.has_ended() && !scsi.has_ended());
     drop((blk, scsi));
     for ctrlr in ["b", "s"] {
-        // The daemon has to notice that its machine is gone.
+        // The daemon must first notice that the VM has disconnected.
         let delete = || daemon.call("vhost_delete_controller", json!({"ctrlr": ctrlr}));
         while let Err(error) = delete() {
             assert_eq!(error["message"], "Device or resource busy", "{error}");
             thread::sleep(Duration::from_millis(10));
         }
     }
-    assert!(threads(&daemon, "").is_empty(), "a queue has stayed");
+    assert!(threads(&daemon, "").is_empty(), "a queue is left over");
     daemon.end();
 }
 
 #[test]
-fn a_stuck_disk_stays_and_nobody_else_notices() {
+fn a_stuck_queue_does_not_move_and_does_not_delay_others() {
     let daemon = two_cores();
     disk(&daemon, "slow");
     disk(&daemon, "m");
@@ -111,10 +112,10 @@ fn a_stuck_disk_stays_and_nobody_else_notices() {
     for (ctrlr, dev_name) in [("stuck", "d"), ("well", "m")] {
         daemon.call("vhost_create_blk_controller", json!({"ctrlr": ctrlr, "dev_name": dev_name})).unwrap();
     }
-    let mut stuck = Machine::blk(&daemon.dir().join("vhost/stuck"), 1);
-    let mut well = Machine::blk(&daemon.dir().join("vhost/well"), 1);
+    let mut stuck = Vm::blk(&daemon.dir().join("vhost/stuck"), 1);
+    let mut well = Vm::blk(&daemon.dir().join("vhost/well"), 1);
     let [held, free] = ["stuck.", "well."].map(|name| threads(&daemon, name)[0]);
-    // Both on one core.
+    // Both queues on one core.
     put(&daemon, held, 0).unwrap();
     put(&daemon, free, 0).unwrap();
     let stop = AtomicBool::new(false);
@@ -134,14 +135,14 @@ fn a_stuck_disk_stays_and_nobody_else_notices() {
             let update = json!({"delay_bdev_name": "d", "latency_type": kind, "latency_us": 0});
             daemon.call("bdev_delay_update_latency", update).unwrap();
         }
-        // What is in flight takes its time even now.
+        // The requests in flight still have their old delay.
         let moved = (0..200).any(|_| put(&daemon, held, 1).is_ok());
-        assert!(moved, "a disk that answers moves");
+        assert!(moved, "the queue of a working disk moves");
         assert_eq!(core_of(&daemon, held), 1);
         thread::sleep(Duration::from_millis(100));
         stop.store(true, Ordering::Relaxed);
-        for machine in running {
-            let seen = machine.join().unwrap().unwrap();
+        for vm in running {
+            let seen = vm.join().unwrap().unwrap();
             assert!(seen.checked > 10, "{seen:?}");
         }
     });
@@ -150,11 +151,11 @@ fn a_stuck_disk_stays_and_nobody_else_notices() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn invalid_cores_are_refused() {
     let daemon = two_cores();
     disk(&daemon, "m");
     daemon.call("vhost_create_blk_controller", json!({"ctrlr": "b", "dev_name": "m"})).unwrap();
-    let _machine = Machine::blk(&daemon.dir().join("vhost/b"), 1);
+    let _vm = Vm::blk(&daemon.dir().join("vhost/b"), 1);
     let id = threads(&daemon, "b.")[0];
     for (id, core, code) in [(id, 5, -22), (id + 1_000, 0, -32602), (0, 0, -32602)] {
         assert_eq!(put(&daemon, id, core).unwrap_err()["code"], code);

@@ -1,4 +1,4 @@
-//! What a service manager is told, in the place of which the test stands.
+//! Notifications to a service manager, which the test simulates.
 
 use crate::harness::ARYKD;
 use serde_json::{Value, json};
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A daemon that tells `manager` how things are; killed when dropped.
+/// A daemon that notifies `manager`; killed when dropped.
 struct Service(Child);
 
 impl Service {
@@ -37,7 +37,7 @@ fn next(manager: &UnixDatagram) -> String {
     String::from_utf8(state[..len].to_vec()).unwrap()
 }
 
-/// Waits for a line, before which only signs of life come.
+/// Waits for a line, after watchdog notifications only.
 fn wait_for(manager: &UnixDatagram, line: &str) {
     loop {
         let state = next(manager);
@@ -48,7 +48,7 @@ fn wait_for(manager: &UnixDatagram, line: &str) {
     }
 }
 
-/// A call on a socket that is there: nobody has to try twice.
+/// A call on the socket, which must exist: no retry is needed.
 fn call(dir: &Path, method: &str) -> Value {
     let mut stream = UnixStream::connect(dir.join("rpc.sock")).expect("it is ready");
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -69,17 +69,18 @@ fn signal(pid: u64, name: &str) {
 }
 
 #[test]
-fn a_manager_is_told_when_calls_are_answered_and_when_no_more() {
+fn the_manager_is_notified_of_start_and_end() {
     for is_abstract in [false, true] {
         let dir = TempDir::new().unwrap();
         let path = dir.path().join("notify");
         let name = format!("aryk-notify-test-{}", std::process::id());
-        let (address, told) = match is_abstract {
+        let (address, reported) = match is_abstract {
             false => (SocketAddr::from_pathname(&path).unwrap(), path.to_str().unwrap().to_owned()),
             true => (SocketAddr::from_abstract_name(&name).unwrap(), format!("@{name}")),
         };
         let manager = listen(&address);
-        let mut service = Service::start(dir.path(), &told, &["--allow-dir", dir.path().to_str().unwrap()]);
+        let mut service =
+            Service::start(dir.path(), &reported, &["--allow-dir", dir.path().to_str().unwrap()]);
         wait_for(&manager, "READY=1");
         assert!(call(dir.path(), "spdk_get_version")["version"].is_string());
         wait_for(&manager, "WATCHDOG=1");
@@ -91,7 +92,7 @@ fn a_manager_is_told_when_calls_are_answered_and_when_no_more() {
 }
 
 #[test]
-fn a_manager_of_a_supervisor_is_told_by_each_daemon() {
+fn each_daemon_of_a_supervisor_notifies_the_manager() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("notify");
     let manager = listen(&SocketAddr::from_pathname(&path).unwrap());

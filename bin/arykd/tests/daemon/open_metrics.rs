@@ -1,11 +1,11 @@
-//! A strict reader of OpenMetrics 1.0, written from the specification: what it takes, every scraper takes.
+//! A strict parser of OpenMetrics 1.0, written from the specification: each scraper accepts what it accepts.
 
 use std::collections::{BTreeMap, HashSet};
 
 /// Labels, by name.
 type Labels = BTreeMap<String, String>;
 
-/// An exposition that was found right.
+/// A valid exposition.
 #[derive(Debug, Default)]
 pub struct Exposition {
     /// Samples: name with suffix, labels, value.
@@ -15,7 +15,7 @@ pub struct Exposition {
 }
 
 impl Exposition {
-    /// Reads `text`; says in which line what is wrong.
+    /// Parses `text`; the error has the line number.
     pub fn read(text: &str) -> Result<Self, String> {
         let body = text.strip_suffix("# EOF\n").ok_or("it does not end with # EOF")?;
         let mut all = Self::default();
@@ -31,21 +31,21 @@ impl Exposition {
         Ok(all)
     }
 
-    /// The value of the sample of this name whose labels have at least these.
+    /// The value of the sample with this name whose labels include these.
     pub fn value(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
         let fits = |of: &Labels| labels.iter().all(|(k, v)| of.get(*k).is_some_and(|value| value == v));
         self.samples.iter().find(|(n, l, _)| n == name && fits(l)).map(|(_, _, value)| *value)
     }
 }
 
-/// The family that samples belong to now.
+/// The family of the present samples.
 struct Family {
     name: String,
     kind: String,
     has_samples: bool,
 }
 
-/// The histogram that is being read: its labels, the last bound and count, and its total once it is known.
+/// The present histogram: its labels, the last bound and count, and its total once known.
 struct Buckets {
     of: String,
     bound: f64,
@@ -71,13 +71,13 @@ impl Reader {
         if self.family.as_ref().is_none_or(|family| family.name != name) {
             self.end_histogram()?;
             if all.families.insert(name.to_owned(), "unknown".into()).is_some() {
-                return Err("the family comes twice, or is interleaved".into());
+                return Err("the family is repeated or interleaved".into());
             }
             self.family = Some(Family { name: name.to_owned(), kind: "unknown".into(), has_samples: false });
         }
         let family = self.family.as_mut().expect("just set");
         if family.has_samples {
-            return Err("it comes after samples".into());
+            return Err("a descriptor after samples".into());
         }
         match what {
             "TYPE" if ["counter", "gauge", "histogram", "info", "unknown"].contains(&rest) => {
@@ -86,7 +86,7 @@ impl Reader {
             }
             "UNIT" if name.ends_with(&format!("_{rest}")) && family.kind != "info" => {}
             "HELP" if !rest.is_empty() => {}
-            _ => return Err("a descriptor that is none".into()),
+            _ => return Err("an unknown descriptor".into()),
         }
         Ok(())
     }
@@ -100,14 +100,14 @@ impl Reader {
         };
         let value = value.strip_prefix(' ').ok_or("no blank before the value")?;
         let value: f64 = match value.chars().all(|c| c.is_ascii_digit() || ".eE+-".contains(c)) {
-            true => value.parse().map_err(|_| "no number")?,
-            false => return Err("no number, or more than one".into()),
+            true => value.parse().map_err(|_| "not a number")?,
+            false => return Err("not a number, or more than one".into()),
         };
         let Some(Family { name: family, kind, has_samples }) = &mut self.family else {
             return Err("no family".into());
         };
         *has_samples = true;
-        let suffix = name.strip_prefix(family.as_str()).ok_or("of another family")?.to_owned();
+        let suffix = name.strip_prefix(family.as_str()).ok_or("a sample of another family")?.to_owned();
         let suffixes: &[&str] = match kind.as_str() {
             "counter" => &["_total", "_created"],
             "histogram" => &["_bucket", "_count", "_sum", "_created"],
@@ -118,7 +118,7 @@ impl Reader {
             return Err(format!("a {kind} has no such sample"));
         }
         if kind == "info" && value != 1.0 || kind == "counter" && value < 0.0 {
-            return Err("a value that cannot be".into());
+            return Err("an impossible value".into());
         }
         if !self.seen.insert(format!("{name}{labels:?}")) {
             return Err("the same sample twice".into());
@@ -139,11 +139,11 @@ impl Reader {
                 return Err("no buckets before".into());
             };
             let matches = *of == key && (suffix != "_count" || *total == Some(value));
-            return if matches { Ok(()) } else { Err("it does not match its buckets".into()) };
+            return if matches { Ok(()) } else { Err("the sample does not match its buckets".into()) };
         }
         let bound = match bound.ok_or("a bucket without a bound")?.as_str() {
             "+Inf" => f64::INFINITY,
-            bound => bound.parse().map_err(|_| "a bound that is no number")?,
+            bound => bound.parse().map_err(|_| "a bound that is not a number")?,
         };
         if self.buckets.as_ref().is_none_or(|buckets| buckets.of != key) {
             self.end_histogram()?;
@@ -171,22 +171,22 @@ fn is_name(name: &str) -> bool {
     !name.is_empty() && name.chars().enumerate().all(fits)
 }
 
-/// The labels of what follows a brace, and what follows them.
+/// Parses labels after an opening brace. Returns them and the rest of the line.
 fn read_labels(mut text: &str) -> Result<(Labels, &str), String> {
     let mut labels = Labels::new();
     loop {
         let (name, rest) = text.split_once("=\"").ok_or("a label without a value")?;
         if !is_name(name) {
-            return Err(format!("{name} is no label's name"));
+            return Err(format!("{name} is not a valid name of a label"));
         }
         let (mut value, mut chars) = (String::new(), rest.char_indices());
         let end = loop {
-            match chars.next().ok_or("a value without an end")? {
+            match chars.next().ok_or("an unterminated value")? {
                 (at, '"') => break at + 1,
                 (_, '\\') => value.push(match chars.next() {
                     Some((_, 'n')) => '\n',
                     Some((_, c @ ('"' | '\\'))) => c,
-                    _ => return Err("an escape that is none".into()),
+                    _ => return Err("an invalid escape".into()),
                 }),
                 (_, c) => value.push(c),
             }
@@ -203,7 +203,7 @@ fn read_labels(mut text: &str) -> Result<(Labels, &str), String> {
 }
 
 #[test]
-fn what_is_wrong_is_found() {
+fn errors_are_found() {
     let head = "# TYPE a counter\n# HELP a What.\n";
     let read = |body: &str| Exposition::read(&format!("{body}# EOF\n"));
     assert!(read(&format!("{head}a_total{{x=\"1\"}} 1\na_total{{x=\"2\"}} 1.5\n")).is_ok());

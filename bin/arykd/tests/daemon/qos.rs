@@ -1,4 +1,4 @@
-//! Limits as machines feel them: obeyed, changed under load, shared by a group, and there again after a restart.
+//! Limits as seen by VMs: enforced, changed under load, shared by a group, and restored after a restart.
 
 use crate::harness::{Daemon, code};
 use aryk_front_end::blk::Requests;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 const DEPTH: u16 = 16;
 
-/// A machine that reads as fast as it may, on a thread of its own.
+/// A VM that reads as fast as possible, on a thread of its own.
 struct Reader {
     count: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
@@ -84,8 +84,8 @@ fn read(socket: &Path, count: &AtomicU64, stop: &AtomicBool) {
     session.stop(0).unwrap();
 }
 
-/// Requests a second of each, over some time.
-#[expect(clippy::disallowed_methods, reason = "real time is what limits are about")]
+/// The rate of each reader per second, over `time`.
+#[expect(clippy::disallowed_methods, reason = "limits are about real time")]
 fn rates(readers: &[&Reader], time: Duration) -> Vec<f64> {
     let (start, before): (_, Vec<u64>) = (Instant::now(), readers.iter().map(|r| r.count()).collect());
     std::thread::park_timeout(time);
@@ -93,14 +93,15 @@ fn rates(readers: &[&Reader], time: Duration) -> Vec<f64> {
     readers.iter().zip(before).map(|(r, before)| (r.count() - before) as f64 / spent).collect()
 }
 
-/// What each got in a second, of a limit on all of them together: never more than that, and in one of five seconds nearly half of it and to each nearly an
-/// equal part. It is less while somebody else has the cores, for what is not asked for within 2 ms is lost.
+/// The rates per second of the readers under a shared limit. Their sum never exceeds the limit, and in one of five seconds it is
+/// at least nearly half of the limit, divided almost equally. It is less while other processes use the cores, because budget that
+/// is not requested within 2 ms expires.
 fn reached(limit: f64, readers: &[&Reader]) -> Vec<f64> {
     let mut low = Vec::new();
     for _ in 0..5 {
         let seen = rates(readers, Duration::from_secs(1));
         let rate: f64 = seen.iter().sum();
-        // A second has no more than 2 ms and a request beyond it, and what completes late.
+        // The sum may exceed the limit by 2 ms of it and one request, and by late completions.
         assert!(rate <= limit * 1.05 + 30.0, "{rate} of {limit}");
         let part = rate / readers.len() as f64;
         if rate >= limit * 0.4 && seen.iter().all(|&rate| rate >= part * 0.8) {
@@ -133,13 +134,13 @@ fn limits_hold_change_and_stay() {
     reached(2000.0, &[&a]);
     let free = rates(&[&b], second)[0];
     assert!(free > 4000.0, "{free}");
-    // Changed, while requests wait.
+    // Changed while requests wait.
     limit(&daemon, "a", 200);
     reached(200.0, &[&a]);
     limit(&daemon, "a", 0);
     let free = rates(&[&a], second)[0];
     assert!(free > 4000.0, "{free}");
-    // Two disks of a group, on whichever reactors.
+    // Two disks of a group, on any reactors.
     daemon.call("bdev_qos_group_create", json!({"name": "vm"})).unwrap();
     daemon.call("bdev_qos_group_set_limit", json!({"name": "vm", "rw_ios_per_sec": 3000})).unwrap();
     for disk in ["a", "b"] {
@@ -155,20 +156,20 @@ fn limits_hold_change_and_stay() {
     assert_eq!(all(&daemon), before);
     let readers = sockets.map(Reader::start);
     let seen = reached(3000.0, &[&readers[0], &readers[1]]);
-    assert!(seen[0] <= 1500.0 * 1.05 + 30.0, "a disk has its own limit besides its group's: {seen:?}");
+    assert!(seen[0] <= 1500.0 * 1.05 + 30.0, "a disk has its own limit in addition to its group's: {seen:?}");
     let stats = daemon.call("bdev_get_iostat", json!({"name": "a"})).unwrap();
     assert!(stats["bdevs"][0]["num_throttled_ops"].as_u64().unwrap() > 100, "{stats}");
     readers.into_iter().for_each(Reader::end);
 }
 
-/// All that is said of limits and groups.
+/// The state of all limits and groups.
 fn all(daemon: &Daemon) -> [Value; 3] {
     let call = |method| daemon.call(method, json!({})).unwrap();
     [call("bdev_get_bdevs"), call("bdev_qos_groups_get"), call("save_config")]
 }
 
 #[test]
-fn a_disk_that_waits_is_deleted_and_forgotten() {
+fn a_deleted_disk_loses_its_limit_and_group() {
     let mut daemon = Daemon::start(&["--state-dir", "DIR/state"]);
     let reader = Reader::start(make(&daemon, "a"));
     limit(&daemon, "a", 100);
@@ -189,7 +190,7 @@ fn a_disk_that_waits_is_deleted_and_forgotten() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn invalid_limits_are_refused() {
     let daemon = Daemon::start(&[]);
     make(&daemon, "a");
     let refused = |method: &str, params: Value| code(daemon.call(method, params));
@@ -221,5 +222,5 @@ fn what_cannot_be_is_refused() {
     daemon.call("bdev_qos_group_remove_bdev", member).unwrap();
     daemon.call("bdev_qos_group_delete", json!({"name": "g"})).unwrap();
     let disks = daemon.call("bdev_get_bdevs", json!({})).unwrap();
-    assert_eq!(disks[0]["assigned_rate_limits"]["rw_ios_per_sec"], 0, "nothing was set");
+    assert_eq!(disks[0]["assigned_rate_limits"]["rw_ios_per_sec"], 0, "no limit was set");
 }

@@ -1,4 +1,4 @@
-//! Numbers that a seed stands for.
+//! Pseudo-random numbers from a seed.
 
 /// SplitMix64.
 #[derive(Clone)]

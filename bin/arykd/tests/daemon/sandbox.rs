@@ -1,4 +1,4 @@
-//! `--allow-dir`: what the daemon cannot open any more, and that all else works.
+//! `--allow-dir`: the daemon cannot open other files, and all else works.
 
 use crate::front_end::FrontEnd;
 use crate::harness::{Daemon, code, run_in};
@@ -16,7 +16,7 @@ fn create(daemon: &Daemon, file: &Path, params: Value) -> Result<Value, Value> {
 }
 
 #[test]
-fn disks_are_opened_where_it_is_allowed_only() {
+fn disks_are_opened_in_allowed_directories_only() {
     let (disks, elsewhere) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let (inside, outside) = (disks.path().join("d.img"), elsewhere.path().join("d.img"));
     fs::write(&outside, [0; 4096]).unwrap();
@@ -28,17 +28,17 @@ fn disks_are_opened_where_it_is_allowed_only() {
         let mut daemon = Daemon::start_in(TempDir::new().unwrap(), &flags);
         for wrong in [&outside, &link, &elsewhere.path().join("new.img")] {
             for params in [json!({"size": 1 << 20}), json!({"size": 1 << 20, "readonly": true})] {
-                let said = create(&daemon, wrong, params).unwrap_err();
-                let data = said["data"].as_str().unwrap_or_default().to_owned();
-                if said["code"] == EACCES {
+                let printed = create(&daemon, wrong, params).unwrap_err();
+                let data = printed["data"].as_str().unwrap_or_default().to_owned();
+                if printed["code"] == EACCES {
                     assert!(data.contains(allowed) && data.contains("--allow-dir"), "{data}");
                 } else {
-                    assert!(!wrong.exists(), "{wrong:?}: {said}");
+                    assert!(!wrong.exists(), "{wrong:?}: {printed}");
                 }
             }
         }
         assert_eq!(code(create(&daemon, &outside, json!({}))), EACCES);
-        // Nor what lies beside its sockets, as in /var/tmp, where the RPC socket is unless told otherwise.
+        // Nor files beside its sockets, as in /var/tmp, the default directory of the RPC socket.
         for beside in [daemon.dir().join("d.img"), daemon.dir().join("vhost/d.img")] {
             fs::write(&beside, [0; 4096]).unwrap();
             assert_eq!(code(create(&daemon, &beside, json!({}))), EACCES, "{beside:?}");
@@ -47,7 +47,7 @@ fn disks_are_opened_where_it_is_allowed_only() {
             assert!(!beside.exists(), "{beside:?}");
         }
         create(&daemon, &inside, json!({"size": 1 << 20})).unwrap();
-        // A group by its name: the C library reads its files.
+        // A group by name: the C library reads its files.
         let group = rustix::process::getgid().as_raw();
         let group = fs::read_to_string("/etc/group").unwrap().lines().find_map(|line| {
             let fields: Vec<_> = line.split(':').collect();
@@ -55,21 +55,21 @@ fn disks_are_opened_where_it_is_allowed_only() {
         });
         daemon.aryk(&["attach", "d", "--socket-group", &group.unwrap()]).unwrap();
         daemon.kill_and_restart();
-        let mut machine = FrontEnd::connect(&daemon.dir().join("vhost/d"));
-        machine.write(512, &[7; 512]).unwrap();
-        assert_eq!(machine.read(512, 512).unwrap(), [7; 512]);
+        let mut vm = FrontEnd::connect(&daemon.dir().join("vhost/d"));
+        vm.write(512, &[7; 512]).unwrap();
+        assert_eq!(vm.read(512, 512).unwrap(), [7; 512]);
         daemon.aryk(&["disk", "resize", "d", "2M"]).unwrap();
-        drop(machine);
+        drop(vm);
         assert_eq!(daemon.signal_and_wait("TERM", std::time::Duration::from_secs(20)), Some(0));
         fs::remove_file(&inside).unwrap();
     }
 }
 
 #[test]
-fn what_cannot_be_allowed_is_told() {
+fn a_missing_allowed_directory_is_an_error() {
     let dir = TempDir::new().unwrap();
     let ended = run_in(dir.path(), &["--allow-dir", "/no/such/dir"]);
     assert_eq!(ended.status.code(), Some(1));
-    let said = String::from_utf8_lossy(&ended.stderr);
-    assert!(said.contains("--allow-dir /no/such/dir"), "{said}");
+    let printed = String::from_utf8_lossy(&ended.stderr);
+    assert!(printed.contains("--allow-dir /no/such/dir"), "{printed}");
 }

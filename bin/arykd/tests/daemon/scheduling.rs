@@ -1,10 +1,10 @@
-//! The dynamic scheduler moves queues under verified I/O: away from a core with much to do, and together when there is little.
+//! The dynamic scheduler moves queues during verified I/O: away from a busy core, and together when load is low.
 
 #![expect(clippy::disallowed_methods, reason = "a scheduler needs time to see loads")]
 
 use super::harness::{Daemon, code};
-use super::machine::Machine;
 use super::moving::{core_of, disk, put, threads};
+use super::vm::Vm;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const PATIENCE: Duration = Duration::from_secs(60);
-const MACHINES: usize = 3;
+const VMS: usize = 3;
 
 fn scheduler(daemon: &Daemon) -> Value {
     daemon.call("framework_get_scheduler", json!({})).unwrap()
 }
 
-/// Waits until what runs on so many cores does.
+/// Waits until the threads run on this number of cores.
 fn wait_for_cores(daemon: &Daemon, ids: &[u64], cores: usize) {
     let begun = Instant::now();
     let used = || ids.iter().map(|&id| core_of(daemon, id)).collect::<BTreeSet<_>>();
@@ -32,45 +32,45 @@ fn wait_for_cores(daemon: &Daemon, ids: &[u64], cores: usize) {
 #[test]
 fn load_is_spread_and_gathered_when_it_ends() {
     let daemon = Daemon::start(&["-m", "0x3"]);
-    let names: Vec<String> = (0..MACHINES).map(|i| format!("c{i}")).collect();
-    let mut machines = Vec::new();
+    let names: Vec<String> = (0..VMS).map(|i| format!("c{i}")).collect();
+    let mut vms = Vec::new();
     for name in &names {
         disk(&daemon, name);
         daemon.call("vhost_create_blk_controller", json!({"ctrlr": name, "dev_name": name})).unwrap();
-        machines.push(Machine::blk(&daemon.dir().join("vhost").join(name), 1));
+        vms.push(Vm::blk(&daemon.dir().join("vhost").join(name), 1));
     }
     let ids = threads(&daemon, "c");
-    assert_eq!(ids.len(), MACHINES);
+    assert_eq!(ids.len(), VMS);
     for &id in &ids {
         put(&daemon, id, 0).unwrap();
         daemon.call("thread_set_cpumask", json!({"id": id, "cpumask": "0x3"})).unwrap();
     }
-    // That little is called overloaded, as machines and reactors share the cores here.
+    // Low limits, because VMs and reactors share the cores here.
     let dynamic = json!({"name": "dynamic", "period": 100_000, "core_limit": 10, "core_busy": 15});
     daemon.call("framework_set_scheduler", dynamic).unwrap();
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
-        let running: Vec<_> = machines.iter_mut().map(|machine| scope.spawn(|| machine.run(&stop))).collect();
+        let running: Vec<_> = vms.iter_mut().map(|vm| scope.spawn(|| vm.run(&stop))).collect();
         wait_for_cores(&daemon, &ids, 2);
         stop.store(true, Ordering::Relaxed);
-        for machine in running {
-            let seen = machine.join().unwrap().unwrap();
+        for vm in running {
+            let seen = vm.join().unwrap().unwrap();
             assert!(seen.checked > 100, "{seen:?}");
         }
     });
     wait_for_cores(&daemon, &ids, 1);
-    let told = scheduler(&daemon);
-    assert!(told["moves"].as_u64().unwrap() >= 2, "{told}");
-    // They still serve.
+    let reported = scheduler(&daemon);
+    assert!(reported["moves"].as_u64().unwrap() >= 2, "{reported}");
+    // The queues still work.
     stop.store(false, Ordering::Relaxed);
     thread::scope(|scope| {
-        let running: Vec<_> = machines.iter_mut().map(|machine| scope.spawn(|| machine.run(&stop))).collect();
+        let running: Vec<_> = vms.iter_mut().map(|vm| scope.spawn(|| vm.run(&stop))).collect();
         thread::sleep(Duration::from_millis(500));
         stop.store(true, Ordering::Relaxed);
-        running.into_iter().for_each(|machine| assert!(machine.join().unwrap().unwrap().checked > 0));
+        running.into_iter().for_each(|vm| assert!(vm.join().unwrap().unwrap().checked > 0));
     });
-    assert!(machines.iter().all(|machine| !machine.has_ended()));
-    drop(machines);
+    assert!(vms.iter().all(|vm| !vm.has_ended()));
+    drop(vms);
     daemon.end();
 }
 

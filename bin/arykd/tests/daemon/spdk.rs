@@ -1,4 +1,4 @@
-//! What SPDK's operators bring along: configurations that the daemon starts with, and scripts that clear all there is.
+//! Configurations and scripts of SPDK: the daemon starts with the files, and the scripts clear all objects.
 
 use crate::harness::{Daemon, run_in};
 use serde_json::{Value, json};
@@ -6,11 +6,11 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use tempfile::TempDir;
 
-/// One as SPDK writes it, with `DIR` for a directory and `CORES` for the reactors' cores.
+/// A file saved by SPDK, with `DIR` for a directory and `CORES` for the reactors' cores.
 const SPDK: &str = include_str!("../../../../crates/rpc/tests/compat/spdk-config.json");
 const ALL: &str = "A0 A1 D0 EE_M3 M0 M1 M2 M2p0 M2p1 M3 N0 N1 N2 PT0 U0 U1";
 
-/// Writes it, and the files of its disks, to `dir`.
+/// Writes that file, and the files of its disks, to `dir`.
 fn write_config(dir: &Path) -> String {
     for file in ["a0", "a1", "u0", "u1"] {
         std::fs::write(dir.join(file), [0; 8192]).unwrap();
@@ -27,7 +27,7 @@ fn names(daemon: &Daemon, method: &str, member: &str) -> String {
     names.into_iter().collect::<Vec<_>>().join(" ")
 }
 
-/// Clears a subsystem as SPDK's script does: vhost from the last call to the first, disks in the order in which they are saved.
+/// Clears a subsystem like SPDK's script: vhost from the last call to the first, disks in the order in which they are saved.
 fn clear(daemon: &Daemon, subsystem: &str) {
     let mut config = daemon.call("framework_get_config", json!({"name": subsystem})).unwrap();
     let calls = config.as_array_mut().unwrap();
@@ -66,11 +66,11 @@ fn clear(daemon: &Daemon, subsystem: &str) {
 }
 
 #[test]
-fn a_script_of_spdk_s_clears_all() {
+fn spdks_script_clears_all_objects() {
     let dir = TempDir::new().unwrap();
     write_config(dir.path());
     let daemon = Daemon::start_in(dir, &["-c", "DIR/spdk.json"]);
-    // As SPDK saves them: each before what it is made of.
+    // In SPDK's order: each disk before its base.
     let latency = json!({"name": "L", "base_bdev_name": "P", "avg_read_latency": 1, "p99_read_latency": 1,
         "avg_write_latency": 1, "p99_write_latency": 1});
     daemon.call("bdev_delay_create", latency).unwrap();
@@ -90,23 +90,23 @@ fn a_script_of_spdk_s_clears_all() {
     }
     assert_eq!(names(&daemon, "vhost_get_controllers", "ctrlr"), "");
     assert_eq!(daemon.call("aryk_absent_get", json!({})).unwrap(), json!([]));
-    // The script knows none of these.
+    // The script does not know these.
     assert_eq!(names(&daemon, "bdev_get_bdevs", "name"), "U0 U1");
-    // There is nothing left to fail at.
+    // No object is left, so nothing can fail.
     clear(&daemon, "bdev");
 }
 
 #[test]
-fn it_starts_with_a_file_of_spdk_s() {
+fn it_starts_with_spdks_file() {
     let dir = TempDir::new().unwrap();
     write_config(dir.path());
     let mut daemon = Daemon::start_in(dir, &["--json", "DIR/spdk.json", "--state-dir", "DIR/state"]);
-    assert_eq!(names(&daemon, "bdev_get_bdevs", "name"), ALL, "before it answers its first call");
+    assert_eq!(names(&daemon, "bdev_get_bdevs", "name"), ALL, "before the first call is answered");
     let seen = |daemon: &Daemon| {
         let mut disks = daemon.call("bdev_get_bdevs", json!({})).unwrap();
-        // Those that had waited come earlier after a restart.
+        // Disks that had waited come earlier after a restart.
         disks.as_array_mut().unwrap().sort_by_key(|disk| disk["name"].to_string());
-        // Nor is a disk in memory what it was: it is empty.
+        // A disk in memory is empty after a restart.
         disks.as_array_mut().unwrap().iter_mut().for_each(|disk| disk["driver_specific"] = json!({}));
         [disks, daemon.call("save_config", json!({})).unwrap()]
     };
@@ -115,14 +115,14 @@ fn it_starts_with_a_file_of_spdk_s() {
     daemon.call("bdev_null_delete", json!({"name": "N0"})).unwrap();
     let changed = seen(&daemon);
     assert_ne!(changed, before);
-    // A daemon that comes back needs no file, and what was changed is newer.
+    // A restarted daemon needs no file, because later changes are newer.
     std::fs::remove_file(daemon.dir().join("spdk.json")).unwrap();
     daemon.kill_and_restart();
     assert_eq!(seen(&daemon), changed);
 }
 
 #[test]
-fn a_file_is_compared_with_what_its_state_directory_has_at_first() {
+fn the_first_load_of_a_file_is_compared_with_the_state_directory() {
     let dir = TempDir::new().unwrap();
     let text = write_config(dir.path());
     let mut daemon = Daemon::start_in(dir, &["--state-dir", "DIR/state"]);
@@ -136,8 +136,8 @@ fn a_file_is_compared_with_what_its_state_directory_has_at_first() {
     let flags = flags.map(|flag| flag.replace("DIR", &dir));
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
     let refused = run_in(daemon.dir(), &flags);
-    let complaint = String::from_utf8(refused.stderr).unwrap();
-    assert_eq!(refused.status.code(), Some(1), "{complaint}");
+    let stderr = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(refused.status.code(), Some(1), "{stderr}");
     for part in [
         path.to_str().unwrap(),
         "bdev_malloc_create of subsystem 'bdev'",
@@ -145,16 +145,16 @@ fn a_file_is_compared_with_what_its_state_directory_has_at_first() {
         "num_blocks is 32768, and 65536 in the file",
         "--json-ignore-init-errors",
     ] {
-        assert!(complaint.contains(part), "{part}: {complaint}");
+        assert!(stderr.contains(part), "{part}: {stderr}");
     }
-    // A start that failed has not loaded it.
+    // The failed start has not loaded the file.
     std::fs::write(&path, text.replace("\"num_blocks\": 65536", "\"num_blocks\": 32768")).unwrap();
     daemon.restart_with(&flags);
     assert_eq!(names(&daemon, "bdev_get_bdevs", "name"), ALL);
 }
 
 #[test]
-fn a_file_that_cannot_be_loaded_ends_it() {
+fn a_file_that_cannot_be_loaded_ends_the_daemon() {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("file.json");
     let disk =
@@ -181,9 +181,9 @@ fn a_file_that_cannot_be_loaded_ends_it() {
     for (text, why) in wrong {
         std::fs::write(&file, &text).unwrap();
         let refused = run_in(dir.path(), &["-c", file.to_str().unwrap()]);
-        let complaint = String::from_utf8(refused.stderr).unwrap();
-        assert_eq!(refused.status.code(), Some(1), "{text}: {complaint}");
-        assert!(complaint.contains(why) && complaint.contains("file.json"), "{why}: {complaint}");
+        let stderr = String::from_utf8(refused.stderr).unwrap();
+        assert_eq!(refused.status.code(), Some(1), "{text}: {stderr}");
+        assert!(stderr.contains(why) && stderr.contains("file.json"), "{why}: {stderr}");
     }
     let refused = run_in(dir.path(), &["-c", "/no/such/file"]);
     assert!(String::from_utf8(refused.stderr).unwrap().contains("/no/such/file: No such file"));

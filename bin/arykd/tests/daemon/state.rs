@@ -1,4 +1,4 @@
-//! What is configured is there again: after kill -9, with disks that are gone, on a store that is full or damaged.
+//! The configuration survives: after kill -9, with missing disks, with a full or damaged store.
 
 use crate::harness::{Daemon, code};
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 const KEPT: &[&str] = &["--state-dir", "DIR/state"];
 
-#[expect(clippy::disallowed_methods, reason = "how long a real daemon takes is what is tested")]
+#[expect(clippy::disallowed_methods, reason = "the test measures a real daemon")]
 fn now() -> Instant {
     Instant::now()
 }
@@ -19,7 +19,7 @@ fn null(name: &str) -> Value {
     json!({"name": name, "block_size": 512, "num_blocks": 2048})
 }
 
-/// All that clients can see of what is configured.
+/// The configuration as clients see it.
 fn seen(daemon: &Daemon) -> [Value; 4] {
     let sessions = |mut all: Value| {
         all.as_array_mut().unwrap().iter_mut().for_each(|c| c["statistics"] = Value::Null);
@@ -34,7 +34,7 @@ fn seen(daemon: &Daemon) -> [Value; 4] {
 }
 
 #[test]
-fn what_waits_does_so_after_a_restart() {
+fn waiting_disks_wait_after_a_restart() {
     let mut daemon = Daemon::start(KEPT);
     daemon.call("bdev_passthru_create", json!({"name": "top", "base_bdev_name": "middle"})).unwrap();
     daemon.call("bdev_passthru_create", json!({"name": "middle", "base_bdev_name": "bottom"})).unwrap();
@@ -50,7 +50,7 @@ fn what_waits_does_so_after_a_restart() {
 }
 
 #[test]
-fn what_was_configured_is_there_again() {
+fn the_configuration_is_restored() {
     let mut daemon = Daemon::start(KEPT);
     let file = daemon.dir().join("image");
     let disk = json!({"name": "f", "filename": file, "size": 1 << 20, "lock": "in_use"});
@@ -83,7 +83,7 @@ fn what_was_configured_is_there_again() {
 }
 
 #[test]
-fn what_disks_are_watched_for_is_there_again_and_goes_with_them() {
+fn sampling_histograms_and_deadlines_are_restored_and_deleted_with_their_disks() {
     let mut daemon = Daemon::start(KEPT);
     for name in ["a", "b", "c"] {
         daemon.call("bdev_null_create", null(name)).unwrap();
@@ -93,7 +93,7 @@ fn what_disks_are_watched_for_is_there_again_and_goes_with_them() {
         let limit = json!({"name": name, "timeout_ms": 7000, "action": "abort"});
         daemon.call("bdev_set_io_timeout", limit).unwrap();
     }
-    // Ended for one; gone with another, whose name is taken anew.
+    // Turned off for one disk; gone with another, whose name is used again.
     daemon.call("bdev_set_qd_sampling_period", json!({"name": "b", "period": 0})).unwrap();
     daemon.call("bdev_enable_histogram", json!({"name": "b", "enable": false})).unwrap();
     daemon.call("bdev_set_io_timeout", json!({"name": "b", "timeout_ms": 0})).unwrap();
@@ -120,20 +120,20 @@ fn what_disks_are_watched_for_is_there_again_and_goes_with_them() {
         assert_eq!(watched(&daemon, "a"), (true, true));
         assert_eq!((watched(&daemon, "b"), watched(&daemon, "c")), ((false, false), (false, false)));
     }
-    // What was saved is what another daemon takes.
+    // Another daemon can load the saved configuration.
     let other = Daemon::start(&[]);
     other.call("load_config", before[2].clone()).unwrap();
     assert_eq!(methods(&seen(&other)[2]), saved);
     assert_eq!(watched(&other, "a"), (true, true));
 }
 
-/// Waits until a disk of that name is there.
+/// Waits until the disk `name` exists.
 fn wait_for(daemon: &Daemon, name: &str) {
     daemon.call("bdev_get_bdevs", json!({"name": name, "timeout": 20_000})).unwrap();
 }
 
 #[test]
-fn what_cannot_be_made_now_is_made_later_or_forgotten() {
+fn absent_objects_are_created_later_or_forgotten() {
     let mut daemon = Daemon::start(KEPT);
     let file = daemon.dir().join("image");
     let disk = json!({"name": "f", "filename": file, "size": 1 << 20});
@@ -152,7 +152,7 @@ fn what_cannot_be_made_now_is_made_later_or_forgotten() {
     }
     daemon.kill_and_restart();
     assert_eq!(seen(&daemon)[0].as_array().unwrap().len(), 1, "the null disk");
-    // It is in the store all the same.
+    // It is still in the store.
     daemon.kill_and_restart();
     assert!(!file.exists(), "a lost disk is not replaced by an empty one");
     std::fs::rename(away.with_extension("image"), &file).unwrap();
@@ -170,7 +170,7 @@ fn what_cannot_be_made_now_is_made_later_or_forgotten() {
 }
 
 #[test]
-fn a_locked_disk_is_waited_for_in_the_background() {
+fn a_locked_disk_is_retried_in_the_background() {
     let mut daemon = Daemon::start(KEPT);
     let file = daemon.dir().join("image");
     daemon.call("bdev_uring_create", json!({"name": "f", "filename": file, "size": 1 << 20})).unwrap();
@@ -182,7 +182,7 @@ fn a_locked_disk_is_waited_for_in_the_background() {
     daemon.restart();
     assert!(
         started.elapsed() < Duration::from_secs(4),
-        "the lock is not waited for: {:?}",
+        "the start does not wait for the lock: {:?}",
         started.elapsed()
     );
     assert_eq!(seen(&daemon)[0], json!([]));
@@ -218,14 +218,14 @@ fn pipelined_calls_share_commits() {
 }
 
 #[test]
-fn one_daemon_for_a_directory() {
+fn a_state_directory_has_one_daemon() {
     let daemon = Daemon::start(KEPT);
     let state = daemon.dir().join("state");
     let other = TempDir::new().unwrap();
     let output = crate::harness::run_in(other.path(), &["--state-dir", state.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(1));
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.contains("another daemon") && said.contains(&daemon.pid().to_string()), "{said}");
+    let printed = String::from_utf8(output.stderr).unwrap();
+    assert!(printed.contains("another daemon") && printed.contains(&daemon.pid().to_string()), "{printed}");
 }
 
 #[test]
@@ -239,9 +239,9 @@ fn a_damaged_store_is_refused() {
     std::fs::write(&store, &bytes).unwrap();
     let output = daemon.run_another();
     assert_eq!(output.status.code(), Some(1));
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.contains("is damaged") && said.contains("mv "), "{said}");
-    assert!(!said.contains("panicked"), "{said}");
+    let printed = String::from_utf8(output.stderr).unwrap();
+    assert!(printed.contains("is damaged") && printed.contains("mv "), "{printed}");
+    assert!(!printed.contains("panicked"), "{printed}");
     assert_eq!(std::fs::read(&store).unwrap(), bytes);
 }
 
@@ -249,7 +249,7 @@ fn a_damaged_store_is_refused() {
 pub struct Small(PathBuf);
 
 impl Small {
-    /// `None`, and says so, where that cannot be done.
+    /// `None`, with a message, if mounting is not possible.
     pub fn mount(at: &Path) -> Option<Self> {
         std::fs::create_dir(at).unwrap();
         let mut mount = Command::new("mount");
@@ -265,7 +265,7 @@ impl Small {
 }
 
 impl Small {
-    /// Leaves no byte free; the file that is in the way.
+    /// Fills the file system. Returns the file that occupies it.
     pub fn fill(&self) -> PathBuf {
         let path = self.0.join("fill");
         let mut file = std::fs::File::create(&path).unwrap();
@@ -276,13 +276,13 @@ impl Small {
 
 impl Drop for Small {
     fn drop(&mut self) {
-        // One that is busy goes when it is not.
+        // A busy file system is unmounted when it becomes free.
         let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
     }
 }
 
 #[test]
-fn what_cannot_be_stored_is_not_made() {
+fn a_disk_that_cannot_be_stored_is_not_created() {
     let dir = TempDir::new().unwrap();
     let Some(small) = Small::mount(&dir.path().join("state")) else { return };
     let mut daemon = Daemon::start_in(dir, KEPT);
@@ -304,7 +304,7 @@ fn what_cannot_be_stored_is_not_made() {
     assert_eq!(before[0].as_array().unwrap().len(), 2 + made);
     let error = daemon.call("bdev_null_delete", json!({"name": "goes"}));
     std::fs::remove_file(fill).unwrap();
-    // With the next change the store learns what it missed.
+    // The next change writes the missed change too.
     daemon.call("bdev_null_create", null("after")).unwrap();
     let before = seen(&daemon);
     assert_eq!(before[0].as_array().unwrap().len(), 2 + made, "{error:?}");
@@ -313,7 +313,7 @@ fn what_cannot_be_stored_is_not_made() {
 }
 
 #[test]
-fn the_banner_says_what_is_kept() {
-    let said = Daemon::start(&[]).end();
-    assert!(said.contains("state     not kept"), "{said}");
+fn the_summary_reports_the_state_directory() {
+    let printed = Daemon::start(&[]).end();
+    assert!(printed.contains("state     not kept"), "{printed}");
 }

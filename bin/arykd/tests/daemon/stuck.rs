@@ -1,6 +1,7 @@
-//! A disk does not answer, and its machine takes back memory or its queue: who is kept waiting, and what for.
+//! A disk that does not complete its requests, while its VM removes memory or stops its queue: the test checks what waits, and
+//! for how long.
 
-#![expect(clippy::disallowed_methods, reason = "what is tested is how long things take")]
+#![expect(clippy::disallowed_methods, reason = "the test measures time")]
 
 use super::harness::Daemon;
 use aryk_front_end::{
@@ -14,23 +15,23 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What is answered takes less, on a machine with other work too; what is held up takes more.
+/// A call that does not wait takes less than this on a busy test machine; a call that waits takes more.
 const SOON: Duration = Duration::from_millis(700);
-/// A removal asks the disk after a second, and a stop after two, to give up what it has.
+/// A removal asks the disk after one second to abort its requests, a stop after two.
 const REVOKED: Duration = Duration::from_secs(4);
 const PATIENCE: Duration = Duration::from_secs(20);
 
 const LEN: u64 = 64 << 10;
-/// Guest addresses of the memory of the ring, of more memory, and of some that no request uses.
+/// Guest addresses of more memory, and of memory that no request uses.
 const MORE: u64 = 0x2000_0000;
 const UNUSED: u64 = 0x3000_0000;
 const SECTOR: u32 = 4096;
-/// Where a request's header lies, and 8 bytes on its status, by slot.
+/// Offsets of a request's header, and 8 bytes later of its status, by slot.
 const HEADS: u64 = 32 << 10;
 const HEAD: u64 = 64;
 
-/// A machine with one queue and three regions of memory.
-struct Machine {
+/// A VM with one queue and three regions of memory.
+struct Vm {
     session: Session,
     memory: Memory,
     more: Memory,
@@ -39,7 +40,7 @@ struct Machine {
     call: OwnedFd,
 }
 
-impl Machine {
+impl Vm {
     fn connect(socket: &Path) -> Self {
         let wanted = Wanted {
             features: feature::VERSION_1,
@@ -59,9 +60,9 @@ impl Machine {
         }
         let ring = Ring::new(Shape { format: Format::Split, size: 16, event_idx: false }, &memory, 0);
         let event = || eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-        let machine = Self { session, memory, more, ring, kick: event(), call: event() };
-        machine.start();
-        machine
+        let vm = Self { session, memory, more, ring, kick: event(), call: event() };
+        vm.start();
+        vm
     }
 
     fn start(&self) {
@@ -91,14 +92,14 @@ impl Machine {
         self.memory.whole().read((HEADS + u64::from(slot) * HEAD + 16) as usize)
     }
 
-    /// Takes memory back. How long that took.
+    /// Removes memory. Returns how long that took.
     fn remove(&self, at: u64) -> Duration {
         let began = Instant::now();
         self.session.wire().tell(Request::REM_MEM_REG, &region(at), &[]).unwrap();
         began.elapsed()
     }
 
-    /// Takes the queue back. How long that took.
+    /// Stops the queue. Returns how long that took.
     fn stop(&self) -> Duration {
         let began = Instant::now();
         self.session.stop(0).unwrap();
@@ -106,13 +107,13 @@ impl Machine {
     }
 }
 
-/// A region's description, as messages have it.
+/// A region's description in the form of the messages.
 fn region(at: u64) -> Vec<u8> {
     payload![0_u64, at, LEN, 0x7000_0000_0000 + at, 0_u64]
 }
 
-/// Lets go of what a store holds after a while, for which somebody is to wait.
-fn let_go_after<T>(store: &SlowStore, wait: Duration, work: impl FnOnce() -> T) -> T {
+/// Releases the requests that the store holds after `wait`, while `work` runs. Returns how long `work` took.
+fn release_after<T>(store: &SlowStore, wait: Duration, work: impl FnOnce() -> T) -> T {
     thread::scope(|scope| {
         scope.spawn(|| {
             thread::sleep(wait);
@@ -124,53 +125,53 @@ fn let_go_after<T>(store: &SlowStore, wait: Duration, work: impl FnOnce() -> T) 
 }
 
 #[test]
-fn what_the_kernel_holds_keeps_only_its_own_memory() {
+fn requests_in_the_kernel_block_only_their_own_memory() {
     let daemon = Daemon::start(&[]);
     let store = match SlowStore::new(daemon.dir(), 1 << 20) {
         Ok(store) => store,
-        Err(error) => return eprintln!("skipped: FUSE takes root and a kernel that has it: {error}"),
+        Err(error) => return eprintln!("skipped: FUSE needs root and kernel support: {error}"),
     };
     daemon.aryk(&["disk", "create", "d", "--file", store.path().to_str().unwrap()]).unwrap();
     daemon.aryk(&["attach", "d"]).unwrap();
     store.fill(7);
-    let mut machine = Machine::connect(&daemon.dir().join("vhost/d"));
+    let mut vm = Vm::connect(&daemon.dir().join("vhost/d"));
     store.hold(Hold::All);
-    machine.read(0, 0, Memory::guest_addr(48 << 10));
-    machine.read(1, 1, MORE);
+    vm.read(0, 0, Memory::guest_addr(48 << 10));
+    vm.read(1, 1, MORE);
     assert!(store.await_held(2, PATIENCE));
-    let took = machine.remove(UNUSED);
-    assert!(took < SOON, "memory that nothing uses was waited for: {took:?}");
-    assert_eq!((store.held(), machine.status(0), machine.status(1)), (2, 0xff, 0xff));
-    // The disk is asked to give the read up after a second, and cannot: it goes on to write to the memory.
+    let took = vm.remove(UNUSED);
+    assert!(took < SOON, "the removal of unused memory waited: {took:?}");
+    assert_eq!((store.held(), vm.status(0), vm.status(1)), (2, 0xff, 0xff));
+    // The daemon asks the disk after a second to abort the read. The disk cannot abort it, and will still write to the memory.
     let wait = Duration::from_millis(1500);
-    let took = let_go_after(&store, wait, || machine.remove(MORE));
-    assert!(took >= wait, "memory was given back that the kernel writes to: {took:?}");
-    assert_eq!((machine.more.whole().read::<u8>(0), machine.status(1)), (7, 0));
+    let took = release_after(&store, wait, || vm.remove(MORE));
+    assert!(took >= wait, "memory was removed while the kernel writes to it: {took:?}");
+    assert_eq!((vm.more.whole().read::<u8>(0), vm.status(1)), (7, 0));
     store.hold(Hold::All);
-    machine.read(2, 2, Memory::guest_addr(48 << 10));
+    vm.read(2, 2, Memory::guest_addr(48 << 10));
     assert!(store.await_held(1, PATIENCE));
     let wait = Duration::from_millis(2500);
-    let took = let_go_after(&store, wait, || machine.stop());
-    assert!(took >= wait, "a queue has stopped for whose requests the kernel writes: {took:?}");
-    assert_eq!(machine.status(2), 0);
+    let took = release_after(&store, wait, || vm.stop());
+    assert!(took >= wait, "a queue was stopped while the kernel writes for its requests: {took:?}");
+    assert_eq!(vm.status(2), 0);
 }
 
 #[test]
-fn what_a_module_holds_keeps_nobody_waiting_for_long() {
+fn requests_in_a_module_are_aborted_after_a_while() {
     let daemon = Daemon::start(&[]);
     daemon.aryk(&["disk", "create", "d", "--memory", "--size", "1M"]).unwrap();
     daemon.call("bdev_error_create", json!({"base_name": "d"})).unwrap();
     daemon.aryk(&["attach", "EE_d"]).unwrap();
     let hold = json!({"name": "EE_d", "io_type": "read", "error_type": "pending", "num": 3});
     daemon.call("bdev_error_inject_error", hold).unwrap();
-    let mut machine = Machine::connect(&daemon.dir().join("vhost/EE_d"));
-    machine.read(0, 0, Memory::guest_addr(48 << 10));
-    machine.read(1, 1, MORE);
-    let took = machine.remove(UNUSED);
-    assert!(took < SOON, "memory that nothing uses was waited for: {took:?}");
-    let took = machine.remove(MORE);
-    assert!(took < REVOKED, "a module was asked to give memory up, and did not: {took:?}");
-    assert_eq!((machine.status(0), machine.status(1)), (0xff, 1), "only what used the memory fails");
-    let took = machine.stop();
-    assert!(took < REVOKED, "a module was asked to give requests up, and did not: {took:?}");
+    let mut vm = Vm::connect(&daemon.dir().join("vhost/EE_d"));
+    vm.read(0, 0, Memory::guest_addr(48 << 10));
+    vm.read(1, 1, MORE);
+    let took = vm.remove(UNUSED);
+    assert!(took < SOON, "the removal of unused memory waited: {took:?}");
+    let took = vm.remove(MORE);
+    assert!(took < REVOKED, "the module did not abort the requests that use the memory: {took:?}");
+    assert_eq!((vm.status(0), vm.status(1)), (0xff, 1), "only requests that used the memory fail");
+    let took = vm.stop();
+    assert!(took < REVOKED, "the module did not abort its requests: {took:?}");
 }

@@ -1,4 +1,4 @@
-//! A supervisor: what it starts again, what it passes on, and what becomes of its daemon without it.
+//! The supervisor: restarts of the daemon, forwarded signals, and the daemon's end without it.
 
 use crate::front_end::FrontEnd;
 use crate::harness::{ARYKD, Daemon, run_in, wait_for};
@@ -11,10 +11,11 @@ use tempfile::TempDir;
 
 const SUPERVISED: &[&str] = &["--supervise", "--state-dir", "DIR/state"];
 
-/// How long may pass between a daemon's death and its successor's first reply: generous, as test machines are busy. A free one takes 20 ms.
+/// The longest permitted time between a daemon's death and its successor's first reply; generous for busy test machines. A free
+/// one takes 20 ms.
 const GAP_MAX: Duration = Duration::from_secs(1);
 
-#[expect(clippy::disallowed_methods, reason = "how long a real daemon takes is what is tested")]
+#[expect(clippy::disallowed_methods, reason = "the test measures a real daemon")]
 fn now() -> Instant {
     Instant::now()
 }
@@ -28,7 +29,7 @@ fn try_daemon_of(supervisor: &Daemon) -> Option<Pid> {
     Pid::from_raw(i32::try_from(reactors["pid"].as_i64().unwrap()).unwrap())
 }
 
-/// Kills the daemon; how long nobody answered.
+/// Kills the daemon. Returns how long no daemon replied.
 fn kill(supervisor: &Daemon, daemon: Pid) -> Duration {
     let started = now();
     kill_process(daemon, Signal::KILL).unwrap();
@@ -42,7 +43,7 @@ fn kill(supervisor: &Daemon, daemon: Pid) -> Duration {
 }
 
 #[test]
-fn a_daemon_that_is_killed_is_succeeded_at_once() {
+fn a_killed_daemon_is_restarted_at_once() {
     let mut supervisor = Daemon::start(SUPERVISED);
     supervisor.call("bdev_null_create", json!({"name": "n", "block_size": 512, "num_blocks": 8})).unwrap();
     let mut gaps = Vec::new();
@@ -61,7 +62,7 @@ fn a_daemon_that_is_killed_is_succeeded_at_once() {
 }
 
 #[test]
-fn a_clean_end_is_the_end() {
+fn a_daemon_that_ends_in_order_is_not_restarted() {
     let mut supervisor = Daemon::start(SUPERVISED);
     supervisor.call("spdk_kill_instance", json!({"sig_name": "SIGTERM"})).unwrap();
     assert_eq!(supervisor.wait(Duration::from_secs(20)), Some(0));
@@ -74,7 +75,7 @@ fn a_daemon_does_not_outlive_its_supervisor() {
     supervisor.kill();
     let started = now();
     while test_kill_process(daemon).is_ok() {
-        assert!(started.elapsed() < Duration::from_secs(20), "it goes on alone");
+        assert!(started.elapsed() < Duration::from_secs(20), "the daemon outlives its supervisor");
         std::thread::park_timeout(Duration::from_millis(5));
     }
     supervisor.restart();
@@ -82,28 +83,28 @@ fn a_daemon_does_not_outlive_its_supervisor() {
 }
 
 #[test]
-fn a_daemon_that_cannot_start_is_tried_again() {
+fn a_daemon_that_cannot_start_is_retried() {
     let mut supervisor = Daemon::start(SUPERVISED);
     let store = supervisor.dir().join("state/state.redb");
     let whole = std::fs::read(&store).unwrap();
     std::fs::write(&store, "damaged").unwrap();
     kill_process(daemon_of(&supervisor), Signal::KILL).unwrap();
-    assert_eq!(supervisor.wait(Duration::from_millis(300)), None, "it does not give up");
+    assert_eq!(supervisor.wait(Duration::from_millis(300)), None, "the supervisor goes on");
     std::fs::write(&store, whole).unwrap();
     supervisor.wait_until_ready();
     assert_eq!(supervisor.signal_and_wait("INT", Duration::from_secs(20)), Some(0));
 }
 
 #[test]
-fn it_needs_a_state() {
+fn it_needs_a_state_directory() {
     let output = run_in(TempDir::new().unwrap().path(), &["--supervise"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8(output.stderr).unwrap().contains("--state-dir"));
 }
 
-/// Where it panics is a crash point: tests are built with them (see `dev-dependencies`).
+/// The panic is at a crash point: tests are built with them (see `dev-dependencies`).
 #[test]
-fn a_reactors_panic_is_the_daemons_end_and_its_successors_beginning() {
+fn a_panic_of_a_reactor_restarts_the_daemon() {
     let dir = TempDir::new().unwrap();
     let (socket, log, disk) = (dir.path().join("rpc"), dir.path().join("log"), dir.path().join("disk"));
     std::fs::write(&disk, vec![0; 1 << 20]).unwrap();
@@ -124,26 +125,26 @@ fn a_reactors_panic_is_the_daemons_end_and_its_successors_beginning() {
     call("bdev_uring_create", json!({"name": "d", "filename": disk, "block_size": 512}));
     call("vhost_create_blk_controller", json!({"ctrlr": "c", "dev_name": "d"}));
     let meeting = dir.path().join("vhost/c");
-    let mut machine = FrontEnd::connect(&meeting);
+    let mut vm = FrontEnd::connect(&meeting);
     for block in 0..19 {
-        machine.write(block * 512, &[block as u8 + 1; 512]).unwrap();
+        vm.write(block * 512, &[block as u8 + 1; 512]).unwrap();
     }
-    // The daemon panics with this request in its hands.
-    machine.start_read(0, 512);
-    let said = || std::fs::read_to_string(&log).unwrap();
-    wait_for("the supervisor says why", || said().contains("another is started"));
-    drop(machine);
-    let died = said().lines().find(|line| line.contains("another is started")).unwrap().to_owned();
+    // The daemon panics while this request is in flight.
+    vm.start_read(0, 512);
+    let printed = || std::fs::read_to_string(&log).unwrap();
+    wait_for("the supervisor says why", || printed().contains("another is started"));
+    drop(vm);
+    let died = printed().lines().find(|line| line.contains("another is started")).unwrap().to_owned();
     for part in
         ["SIGABRT", "panic in thread reactor_", "on purpose, at the step submitted", "crates/crash-point"]
     {
         assert!(died.contains(part), "{part}: {died}");
     }
-    assert!(said().contains("the daemon aborts"), "{}", said());
+    assert!(printed().contains("the daemon aborts"), "{}", printed());
     wait_for("the successor is there", || FrontEnd::open(&meeting, false).is_ok());
-    let mut machine = FrontEnd::connect(&meeting);
+    let mut vm = FrontEnd::connect(&meeting);
     for block in 0..10 {
-        assert_eq!(machine.read(block * 512, 512).unwrap(), [block as u8 + 1; 512]);
+        assert_eq!(vm.read(block * 512, 512).unwrap(), [block as u8 + 1; 512]);
     }
     assert!(Command::new("kill").arg(supervisor.id().to_string()).status().unwrap().success());
     assert!(supervisor.wait().unwrap().success());

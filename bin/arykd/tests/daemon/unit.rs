@@ -1,4 +1,4 @@
-//! The systemd unit that is shipped.
+//! The systemd unit in the package.
 
 use crate::harness::ARYKD;
 use std::process::Command;
@@ -11,19 +11,19 @@ fn systemd_accepts_the_unit() {
     let unit = std::fs::read_to_string(UNIT).unwrap();
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("arykd.service");
-    // It looks for the program, which is not installed here.
+    // systemd-analyze looks for the program, which is not installed here.
     std::fs::write(&path, unit.replace("/usr/bin/arykd", ARYKD)).unwrap();
     let verified = Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&path).output();
     let Ok(output) = verified else { return eprintln!("skipped: no systemd-analyze here") };
-    let said = String::from_utf8_lossy(&output.stderr);
-    // Of other units of this machine it may have its own opinion.
-    let ours: Vec<_> = said.lines().filter(|line| line.contains("arykd")).collect();
-    assert!(output.status.success() && ours.is_empty(), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    // It may also report problems of other units of this host.
+    let ours: Vec<_> = printed.lines().filter(|line| line.contains("arykd")).collect();
+    assert!(output.status.success() && ours.is_empty(), "{printed}");
 }
 
-/// What guests' pages cost is counted as the daemon's, so a limit would let one guest end it for all.
+/// Guests' pages count as the daemon's memory, so with a memory limit one guest could end the daemon for all.
 #[test]
-fn no_guest_can_use_up_a_memory_limit_of_the_unit() {
+fn the_unit_has_no_memory_limit() {
     let unit = std::fs::read_to_string(UNIT).unwrap();
     let settings: Vec<_> = unit.lines().filter(|line| !line.starts_with('#')).collect();
     for limit in ["MemoryMax=", "MemoryHigh=", "MemoryLimit="] {

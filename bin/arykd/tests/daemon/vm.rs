@@ -1,6 +1,7 @@
-//! A machine that writes and checks, for tests of what else the daemon does meanwhile. Its thread polls, and yields where there is nothing.
+//! A VM that writes and checks data, for tests of other work of the daemon at the same time. Its thread polls, and yields when it
+//! has no work.
 
-#![expect(clippy::disallowed_methods, reason = "how long a machine waits is part of what is seen")]
+#![expect(clippy::disallowed_methods, reason = "the VM measures its longest wait")]
 
 use aryk_front_end::{
     Builder, Error, Format, Layout, Memory, Operation, Queue, Session, Shape, Wanted, blk, feature, protocol,
@@ -10,25 +11,25 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Bytes of a request, and of a disk's area that it goes to.
+/// Bytes of a request, and blocks of each queue's area.
 const LEN: u32 = 4096;
 const BLOCKS: u64 = 64;
 const DEPTH: u16 = 8;
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What a machine has seen.
+/// The observations of a VM.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Seen {
-    /// Requests that came back well.
+    /// Requests that completed without error.
     pub requests: u64,
-    /// Of these, reads that were checked.
+    /// Reads that were checked.
     pub checked: u64,
-    /// The longest time in which none of a queue's requests came back.
+    /// The longest time without a completion in a queue.
     pub longest: Duration,
 }
 
-/// A queue's requests: each slot has blocks of its own, writes one, reads it, and goes on to the next.
-struct Lane<B> {
+/// A queue's requests: each slot has blocks of its own, writes a block, reads it, and goes on to the next.
+struct QueueLoad<B> {
     queue: Queue<B>,
     /// By block.
     generations: Vec<u64>,
@@ -36,34 +37,34 @@ struct Lane<B> {
     moved: Instant,
 }
 
-/// The machine.
-pub struct Machine<B> {
-    lanes: Vec<Lane<B>>,
-    /// Queues that carry no load.
+/// The VM.
+pub struct Vm<B> {
+    lanes: Vec<QueueLoad<B>>,
+    /// Queues without load.
     _fixed: Vec<Queue<B>>,
     session: Session,
     memory: Memory,
 }
 
-impl Machine<blk::Requests> {
-    /// A machine with so many queues on a disk of at least 1 MiB.
+impl Vm<blk::Requests> {
+    /// A VM with this number of queues on a disk of at least 1 MiB.
     pub fn blk(socket: &Path, queues: u16) -> Self {
         Self::connect(blk::Requests, socket, 0, queues)
     }
 }
 
-impl Machine<scsi::Requests> {
-    /// The same on target 0 of a SCSI controller.
+impl Vm<scsi::Requests> {
+    /// A VM with target 0 of a SCSI controller.
     pub fn scsi(socket: &Path, queues: u16) -> Self {
-        let mut machine = Self::connect(scsi::Requests::new(0, 0), socket, scsi::FIXED_QUEUES, queues);
-        for lane in &mut machine.lanes {
+        let mut vm = Self::connect(scsi::Requests::new(0, 0), socket, scsi::FIXED_QUEUES, queues);
+        for lane in &mut vm.lanes {
             lane.queue.look(PATIENCE).unwrap();
         }
-        machine
+        vm
     }
 }
 
-impl<B: Builder + Copy> Machine<B> {
+impl<B: Builder + Copy> Vm<B> {
     fn connect(requests: B, socket: &Path, fixed: u16, queues: u16) -> Self {
         let shape = Shape { format: Format::Split, size: 32, event_idx: true };
         let layout = Layout { shape, slots: DEPTH, len: LEN, indirect: false };
@@ -75,7 +76,12 @@ impl<B: Builder + Copy> Machine<B> {
         let lane = |i: u16| {
             let at = loaded + u64::from(i) * space;
             let queue = Queue::new(requests, &memory, fixed + i, at, layout).unwrap();
-            Lane { queue, generations: vec![0; BLOCKS as usize], slots: Vec::new(), moved: Instant::now() }
+            QueueLoad {
+                queue,
+                generations: vec![0; BLOCKS as usize],
+                slots: Vec::new(),
+                moved: Instant::now(),
+            }
         };
         let (idle, lanes): (Vec<_>, Vec<_>) =
             ((0..fixed).map(fixed_queue).collect(), (0..queues).map(lane).collect());
@@ -96,13 +102,13 @@ impl<B: Builder + Copy> Machine<B> {
         Self { lanes, _fixed: idle, session, memory }
     }
 
-    /// Writes and checks until `stop`, and takes back what is in flight then.
+    /// Writes and checks until `stop`, then waits for the requests in flight.
     ///
     /// # Errors
-    /// A request failed, or did not come back.
+    /// A request failed, or did not complete.
     ///
     /// # Panics
-    /// If a block is not what was written there.
+    /// A block does not have the contents that were written.
     pub fn run(&mut self, stop: &AtomicBool) -> Result<Seen, Error> {
         let mut seen = Seen::default();
         let mut in_flight = 0_u64;
@@ -134,14 +140,14 @@ impl<B: Builder + Copy> Machine<B> {
         Ok(seen)
     }
 
-    /// Whether the daemon has hung up.
+    /// Whether the daemon has disconnected.
     pub fn has_ended(&self) -> bool {
         self.session.wire().has_ended()
     }
 }
 
-impl<B: Builder + Copy> Lane<B> {
-    /// Takes what came back, and goes on unless it `ends`; how many that were.
+impl<B: Builder + Copy> QueueLoad<B> {
+    /// Takes the completions, and submits new requests unless `ends`. Returns the number of completions.
     fn turn(&mut self, number: u64, ends: bool, memory: &Memory, seen: &mut Seen) -> Result<u64, Error> {
         let mut taken = 0;
         while let Some(done) = self.queue.take()? {
@@ -186,7 +192,7 @@ impl<B: Builder + Copy> Lane<B> {
     }
 }
 
-/// Each queue has an area of its own.
+/// The offset of a block: each queue has an area of its own.
 fn offset(number: u64, block: u64) -> u64 {
     (number * BLOCKS + block) * u64::from(LEN)
 }
