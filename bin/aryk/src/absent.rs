@@ -1,4 +1,4 @@
-//! What is configured and not there: disks whose file is missing, and all that waits for a disk.
+//! Absent objects: configured but not there, such as a disk whose file is missing, and objects that wait for such a disk.
 
 use crate::apply::call::Call;
 use crate::client::Client;
@@ -9,17 +9,17 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
-/// The `state` of what is absent, and of what is there.
+/// The `state` of an absent object, and of a present one.
 pub const ABSENT: &str = "absent";
 pub const PRESENT: &str = "present";
 
-/// Kinds of objects that can be absent, and forgotten by their names.
+/// Kinds of objects that can be absent, and that can be forgotten by name.
 const DISK: &str = "disk";
 const CONTROLLER: &str = "controller";
 const TARGET: &str = "target";
 
-/// Asks the daemon for all that is absent. Older daemons do not tell.
-pub fn ask(client: &mut Client) -> Result<Vec<Value>, Error> {
+/// Reads all absent objects from the daemon. Older daemons do not report them.
+pub fn read(client: &mut Client) -> Result<Vec<Value>, Error> {
     let mut all = match client.call("aryk_absent_get", json!({})) {
         Ok(absent) => elements(&absent).to_vec(),
         Err(Error::Refused { code: NO_METHOD, .. }) => Vec::new(),
@@ -31,7 +31,7 @@ pub fn ask(client: &mut Client) -> Result<Vec<Value>, Error> {
     Ok(all)
 }
 
-/// Whether this is what the daemon says of an absent object, and not of one that is there.
+/// Whether `object` is the daemon's description of an absent object.
 pub fn is_absent(object: &Value) -> bool {
     text(object, "state") == ABSENT
 }
@@ -40,7 +40,7 @@ pub fn is_disk(absent: &Value) -> bool {
     text(absent, "kind") == DISK
 }
 
-/// Whether it is a controller, or a target of one.
+/// Whether it is a controller or a target of one.
 pub fn is_offer(absent: &Value) -> bool {
     [CONTROLLER, TARGET].contains(&text(absent, "kind"))
 }
@@ -49,36 +49,36 @@ pub fn is_controller(absent: &Value) -> bool {
     text(absent, "kind") == CONTROLLER
 }
 
-/// Whether it goes by this name or uuid.
+/// Whether this name or uuid is the object's.
 pub fn is_called(absent: &Value, name: &str) -> bool {
     let is_uuid = || text(&absent["params"], "uuid").eq_ignore_ascii_case(name);
-    // One without a uuid is not called by none: an unset variable of a script's.
+    // An empty name, as from an unset variable of a script, does not match an object without a uuid.
     !name.is_empty() && (text(absent, "name") == name || is_uuid())
 }
 
-/// The disk that it offers, or is made of.
+/// The disk that the object offers or is built on.
 pub fn base(absent: &Value) -> Option<&str> {
     let bases = ["dev_name", "bdev_name", "base_bdev_name", "base_bdev", "base_name"];
     bases.iter().find_map(|param| absent["params"][param].as_str())
 }
 
-/// The file that an absent disk is in.
+/// The file of an absent disk.
 pub fn file(absent: &Value) -> Option<&str> {
     absent["params"]["filename"].as_str()
 }
 
-/// For how long it has been tried again; `None` if it is not.
-fn tried_for(absent: &Value) -> Option<Duration> {
+/// For how long the daemon has retried; `None` if it does not retry.
+fn retried_for(absent: &Value) -> Option<Duration> {
     let since = UNIX_EPOCH + Duration::from_secs(absent["tried_since"].as_u64()?);
     Some(since.elapsed().unwrap_or_default())
 }
 
-/// Whether it is tried again, for people.
-pub fn tried(absent: &Value) -> String {
-    tried_for(absent).map_or_else(|| "no".into(), |time| format!("for {}", duration(time)))
+/// Whether the daemon retries, as a text for people.
+pub fn retry_text(absent: &Value) -> String {
+    retried_for(absent).map_or_else(|| "no".into(), |time| format!("for {}", duration(time)))
 }
 
-/// In the two largest units.
+/// A duration in its two largest units.
 pub fn duration(time: Duration) -> String {
     let seconds = time.as_secs();
     let parts = [
@@ -92,38 +92,38 @@ pub fn duration(time: Duration) -> String {
     if shown.is_empty() { "0 s".into() } else { shown.join(" ") }
 }
 
-/// A table of what is absent, after one of what is there.
-pub fn below(present: String, absent: &[&Value], out: &Output) -> String {
+/// The table of present objects, followed by one of absent objects.
+pub fn append_table(present: String, absent: &[&Value], out: &Output) -> String {
     if absent.is_empty() {
         return present;
     }
-    let columns = [("ABSENT", false), ("TRIED AGAIN", false), ("WHY", false)];
+    let columns = [("ABSENT", false), ("RETRIED", false), ("WHY", false)];
     let row = |absent: &&Value| {
-        vec![text(absent, "name").to_owned(), tried(absent), text(absent, "why").to_owned()]
+        vec![text(absent, "name").to_owned(), retry_text(absent), text(absent, "why").to_owned()]
     };
     let table = out.table(&columns, absent.iter().map(row));
     if present.is_empty() { table } else { format!("{present}\n\n{table}") }
 }
 
-/// Has the daemon forget an absent object. What it was made of stays: files, and their data.
+/// Makes the daemon forget an absent object. The files and their data stay.
 ///
-/// The daemon has no call that forgets only: the same call removes what is there. So what has come back since the caller
-/// looked is left alone; between this look and the call, in the time of one round trip, it can still come back.
+/// The daemon has no call that only forgets: the same call removes a present object. So an object that has come back since the
+/// caller's check is not removed. Between the check here and the call, for one round trip, the object can still come back.
 pub fn forget(absent: &Value, client: &mut Client) -> Result<(), Error> {
     let object = text(absent, "object");
-    refuse_what_is_back(|now| text(now, "object") == object, object, client)?;
+    ensure_still_absent(|now| text(now, "object") == object, object, client)?;
     let call = Call::new(text(absent, "method"), absent["params"].clone());
     let (method, params) = call.undo().ok_or_else(|| Error::Usage(why(absent)))?;
     client.call(method, params).map(drop)
 }
 
-/// Refuses to go on with an object, called `name`, that is not absent any more.
-pub fn refuse_what_is_back(
+/// Returns an error if the object `name` is no longer absent.
+pub fn ensure_still_absent(
     is_it: impl Fn(&Value) -> bool,
     name: &str,
     client: &mut Client,
 ) -> Result<(), Error> {
-    if ask(client)?.iter().any(is_it) {
+    if read(client)?.iter().any(is_it) {
         return Ok(());
     }
     Err(Error::Refused {
@@ -131,13 +131,13 @@ pub fn refuse_what_is_back(
         message: "Device or resource busy".into(),
         detail: Some(format!("{name} is not absent any more")),
         hint: Some(
-            "'aryk disk list' and 'aryk controller list' show whether it has come back, and who uses it.",
+            "'aryk disk list' and 'aryk controller list' show whether it has come back, and what uses it.",
         ),
     })
 }
 
-/// The command that has it forgotten, if there is one.
-pub fn how_to_forget(absent: &Value) -> Option<String> {
+/// The command that makes the daemon forget the object, if there is one.
+pub fn forget_command(absent: &Value) -> Option<String> {
     let name = text(absent, "name");
     match text(absent, "kind") {
         DISK => Some(format!("aryk disk remove {name}")),
@@ -146,19 +146,19 @@ pub fn how_to_forget(absent: &Value) -> Option<String> {
     }
 }
 
-/// What an absent object is, and why it is absent.
+/// The absent object, and the reason of its absence.
 pub fn why(absent: &Value) -> String {
     format!("{}: {}", text(absent, "object"), text(absent, "why"))
 }
 
-/// Refuses calls that would make a new disk, or a new and empty file, in the place of an absent one.
+/// Refuses calls that would create a new disk, or a new and empty file, in the place of an absent one.
 pub fn refuse_replacing<'a>(calls: impl Iterator<Item = &'a Call>, client: &mut Client) -> Result<(), Error> {
     let calls: Vec<_> = calls.collect();
     if calls.is_empty() {
         return Ok(());
     }
     let is_replaced = |absent: &Value| calls.iter().any(|call| replaces(call, absent));
-    let lines: Vec<_> = ask(client)?.iter().filter(|absent| is_replaced(absent)).map(advice).collect();
+    let lines: Vec<_> = read(client)?.iter().filter(|absent| is_replaced(absent)).map(advice).collect();
     if lines.is_empty() { Ok(()) } else { Err(Error::Absent(lines)) }
 }
 
@@ -167,19 +167,19 @@ fn replaces(call: &Call, absent: &Value) -> bool {
     let file = call.text("filename").map(Path::new);
     let is_file = file.is_some()
         && file.map(resolved) == absent["params"]["filename"].as_str().map(Path::new).map(resolved);
-    // A disk whose file has come back may be made at once.
+    // A disk whose file has come back may be created at once.
     let is_back = is_name && is_file && file.is_some_and(Path::exists);
     (is_name || is_file) && !is_back
 }
 
-/// The path of a file that may be missing, without links and `..` before its name.
+/// The path of a file that may be missing, with links and `..` in its directory resolved.
 pub fn resolved(file: &Path) -> PathBuf {
     let dir = file.parent().and_then(|dir| dir.canonicalize().ok());
     dir.zip(file.file_name()).map_or_else(|| file.to_owned(), |(dir, name)| dir.join(name))
 }
 
 fn advice(absent: &Value) -> String {
-    match how_to_forget(absent) {
+    match forget_command(absent) {
         Some(command) => format!("{}; to forget it: {command}", why(absent)),
         None => why(absent),
     }
@@ -191,7 +191,7 @@ mod tests {
     use std::io::{BufRead, BufReader, Read};
 
     #[test]
-    fn what_has_come_back_is_not_forgotten() {
+    fn a_disk_that_came_back_is_not_removed() {
         let dir = tempfile::TempDir::new().unwrap();
         let path = dir.path().join("s");
         let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
@@ -208,7 +208,7 @@ mod tests {
         let error = forget(&absent, &mut client).unwrap_err();
         assert!(error.to_string().contains("disk 'a' is not absent any more"), "{error}");
         drop(client);
-        assert_eq!(daemon.join().unwrap(), 0, "the daemon is asked for nothing more");
+        assert_eq!(daemon.join().unwrap(), 0, "the daemon gets no further call");
     }
 
     #[test]

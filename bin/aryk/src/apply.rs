@@ -1,6 +1,6 @@
-//! `aryk apply` and `aryk export`: all disks and controllers, in a file.
+//! `aryk apply` and `aryk export`: all disks and controllers in a file.
 //!
-//! What is there is asked of the daemon each time, and nothing is kept in between.
+//! The present state is read from the daemon each time; no state is kept between runs.
 
 pub mod call;
 mod check;
@@ -24,18 +24,19 @@ use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// What `--plan` ends with if there is something to do.
-const SOMETHING_TO_DO: u8 = 2;
+/// Exit code of `--plan` if there are steps to do.
+const STEPS_TO_DO: u8 = 2;
 
-/// Calls of SPDK's files that only wait.
-const WAITS: [&str; 1] = ["bdev_wait_for_examine"];
+/// Calls in SPDK's files that only wait.
+const WAIT_METHODS: [&str; 1] = ["bdev_wait_for_examine"];
 
-/// Whether it is a call of SPDK's files that changes nothing here. The daemon takes it, unless it asks for what it does not have.
-fn is_idle(call: &Call) -> bool {
+/// Whether the call, of an SPDK file, has no effect in this daemon. The daemon accepts it unless it requests something that the
+/// daemon lacks.
+fn has_no_effect(call: &Call) -> bool {
     match call.method.as_str() {
-        // There is nothing else to choose.
+        // The daemon has no alternative to choose.
         "sock_set_default_impl" => true,
-        // Kept, told and saved: a setting.
+        // A setting that the daemon stores, reports and saves.
         "vhost_controller_set_coalescing" => false,
         method => reference::without_effect(method).is_some(),
     }
@@ -45,11 +46,11 @@ pub fn apply(args: &ApplyArgs, client: &mut Client, out: &Output) -> Result<Exit
     let wanted = read(&args.file)?;
     let (wanted, skipped) = known(wanted, client)?;
     for method in &skipped {
-        eprintln!("aryk: this daemon has no method {method}: left out");
+        eprintln!("aryk: this daemon has no method {method}: skipped");
     }
-    let (idle, wanted): (Vec<_>, Vec<_>) = wanted.into_iter().partition(is_idle);
-    let users = Users::ask(client)?;
-    let Found { existing, settings, absent } = look(&users, client)?;
+    let (no_effect, wanted): (Vec<_>, Vec<_>) = wanted.into_iter().partition(has_no_effect);
+    let users = Users::read(client)?;
+    let DaemonState { existing, settings, absent } = read_state(&users, client)?;
     let mut plan = plan(&wanted, &existing, &settings, args.prune);
     if args.prune {
         plan.prune_absent(&absent, &wanted);
@@ -57,12 +58,12 @@ pub fn apply(args: &ApplyArgs, client: &mut Client, out: &Output) -> Result<Exit
     if plan.conflicts.is_empty() {
         plan.conflicts = check::impossible(&plan.steps, &existing, &client.root());
     }
-    plan.conflicts.extend(refused(&idle, client)?);
+    plan.conflicts.extend(refused(&no_effect, client)?);
     plan.conflicts.extend(held_controllers(&plan.steps, &users));
     absent::refuse_replacing(new_disks(&plan.steps), client)?;
     let (in_use, last_data) = (in_use(&plan.steps, &users), last_data(&plan.steps, &users));
     refuse(&plan, &in_use, &last_data, args)?;
-    let without_effect: BTreeSet<&str> = idle.iter().map(|call| call.method.as_str()).collect();
+    let without_effect: BTreeSet<&str> = no_effect.iter().map(|call| call.method.as_str()).collect();
     if !without_effect.is_empty() {
         let methods: Vec<&str> = without_effect.iter().copied().collect();
         eprintln!("aryk: without effect here: {}", methods.join(", "));
@@ -70,7 +71,7 @@ pub fn apply(args: &ApplyArgs, client: &mut Client, out: &Output) -> Result<Exit
     let report = json!({"steps": plan.steps, "replaces": plan.replaces, "in_use": in_use,
         "last_data": last_data, "skipped": skipped, "without_effect": without_effect, "applied": !args.plan});
     if plan.steps.is_empty() {
-        out.print(&report, || "Nothing to do: all is as the file says.".into())?;
+        out.print(&report, || "Nothing to do: the daemon matches the file.".into())?;
         return Ok(ExitCode::SUCCESS);
     }
     if args.plan {
@@ -78,22 +79,22 @@ pub fn apply(args: &ApplyArgs, client: &mut Client, out: &Output) -> Result<Exit
             plan.replaces.iter().chain(&in_use).chain(&last_data).map(|warning| format!("! {warning}"));
         let lines: Vec<_> = plan.steps.iter().map(line).chain(warnings).collect();
         out.print(&report, || format!("{}\n\n{} to do.", lines.join("\n"), plan.steps.len()))?;
-        return Ok(ExitCode::from(SOMETHING_TO_DO));
+        return Ok(ExitCode::from(STEPS_TO_DO));
     }
     for step in &plan.steps {
         if step.action == Action::Forget {
-            absent::refuse_what_is_back(|now| removes(step, now), &step.name, client)?;
+            absent::ensure_still_absent(|now| removes(step, now), &step.name, client)?;
         }
         let done = client.call(&step.call.method, Value::Object(step.call.params.clone()));
         let done = done.map_err(|error| error.hinted(hints(step)));
         done.map_err(|source| Error::Step { step: line(step), source: Box::new(source) })?;
         if !out.json {
-            out.say(&line(step))?;
+            out.print_line(&line(step))?;
         }
     }
     out.print(&report, || format!("\nDone: {}.", plan.steps.len()))?;
-    for absent in absent::ask(client)? {
-        eprintln!("aryk: not there yet: {}", absent::why(&absent));
+    for absent in absent::read(client)? {
+        eprintln!("aryk: absent so far: {}", absent::why(&absent));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -105,16 +106,16 @@ fn removes(step: &Step, object: &Value) -> bool {
     made.undo().is_some_and(|(method, undone)| method == step.call.method && undone == params())
 }
 
-/// Writes what there is, and what is configured and not there.
+/// Writes a file of all objects, including absent ones.
 pub fn export(client: &mut Client, out: &Output) -> Result<(), Error> {
-    let Found { existing, settings, absent } = look(&Users::ask(client)?, client)?;
+    let DaemonState { existing, settings, absent } = read_state(&Users::read(client)?, client)?;
     let there = existing.iter().map(|e| e.call.clone());
     let calls: Vec<Call> = settings.into_iter().chain(there).chain(absent).collect();
     let bytes = |name: &str| existing.iter().find(|e| e.kind == Kind::Disk && e.name == name)?.bytes;
     let text = document::write(&calls, bytes, out.json).map_err(Error::File)?;
-    out.say(text.trim_end())?;
-    for absent in absent::ask(client)? {
-        eprintln!("aryk: not there, and written all the same: {}", absent::why(&absent));
+    out.print_line(text.trim_end())?;
+    for absent in absent::read(client)? {
+        eprintln!("aryk: absent, but in the file: {}", absent::why(&absent));
     }
     Ok(())
 }
@@ -131,25 +132,23 @@ fn read(file: &Path) -> Result<Vec<Call>, Error> {
     document::parse(&text, &dir).map_err(|e| Error::File(format!("{}: {e}", file.display())))
 }
 
-/// Those calls that the daemon has, and the methods of the others.
+/// The calls whose methods the daemon has, and the other methods.
 fn known(wanted: Vec<Call>, client: &mut Client) -> Result<(Vec<Call>, BTreeSet<String>), Error> {
     let methods = client.call("rpc_get_methods", json!({}))?;
     let has = |call: &Call| elements(&methods).iter().any(|method| *method == call.method);
-    let all = wanted.into_iter().filter(|call| !WAITS.contains(&call.method.as_str()));
+    let all = wanted.into_iter().filter(|call| !WAIT_METHODS.contains(&call.method.as_str()));
     let (known, unknown): (Vec<_>, Vec<_>) = all.partition(has);
     Ok((known, unknown.into_iter().map(|call| call.method).collect()))
 }
 
-/// What the daemon does not take of calls that have no effect: each in a line. Calls of others, who may only read, it does not look at.
-fn refused(idle: &[Call], client: &mut Client) -> Result<Vec<String>, Error> {
+/// Calls without effect that the daemon refuses, one line each. For clients with read-only rights the daemon does not check them.
+fn refused(no_effect: &[Call], client: &mut Client) -> Result<Vec<String>, Error> {
     let mut reasons = Vec::new();
-    for Call { method, params } in idle {
+    for Call { method, params } in no_effect {
         match client.call(method, Value::Object(params.clone())) {
             Ok(_) | Err(Error::Refused { code: NOT_ALLOWED, .. }) => {}
             Err(refused @ Error::Refused { .. }) => {
-                reasons.push(format!(
-                    "{method}: {refused}: take it out of the file, or leave it at SPDK's default"
-                ));
+                reasons.push(format!("{method}: {refused}: remove it from the file, or use SPDK's default"));
             }
             Err(error) => return Err(error),
         }
@@ -157,7 +156,7 @@ fn refused(idle: &[Call], client: &mut Client) -> Result<Vec<String>, Error> {
     Ok(reasons)
 }
 
-/// SPDK's way, which the daemon has too: a controller whose disks come and go is there for as long as a VM is connected.
+/// SPDK's rule, which the daemon shares: a SCSI controller cannot be removed while a VM is connected.
 fn held_controllers(steps: &[Step], users: &Users) -> Vec<String> {
     let removed = steps.iter().filter(|s| (s.action, s.kind) == (Action::Remove, Kind::Controller));
     let line = |step: &Step| {
@@ -171,23 +170,23 @@ fn held_controllers(steps: &[Step], users: &Users) -> Vec<String> {
     removed.filter_map(line).collect()
 }
 
-/// What the daemon has.
-struct Found {
-    /// The objects that there are, in the order in which they were made.
+/// The daemon's state.
+struct DaemonState {
+    /// The present objects, in the order of their creation.
     existing: Vec<Existing>,
     settings: Vec<Call>,
-    /// What would make the objects that are configured and not there.
+    /// The calls that would create the absent objects.
     absent: Vec<Call>,
 }
 
-fn look(users: &Users, client: &mut Client) -> Result<Found, Error> {
+fn read_state(users: &Users, client: &mut Client) -> Result<DaemonState, Error> {
     let mut config = client.call("save_config", json!({}))?;
     let (mut existing, mut settings, mut absent) = (Vec::new(), Vec::new(), Vec::new());
     for subsystem in config["subsystems"].as_array_mut().into_iter().flatten() {
         for value in subsystem["config"].as_array_mut().into_iter().flatten() {
-            let strange =
-                |e: serde_json::Error| Error::Protocol(format!("saves a strange configuration: {e}"));
-            let call: Call = serde_json::from_value(value.take()).map_err(strange)?;
+            let invalid =
+                |e: serde_json::Error| Error::Protocol(format!("saves an invalid configuration: {e}"));
+            let call: Call = serde_json::from_value(value.take()).map_err(invalid)?;
             let Some(name) = call.name() else {
                 settings.push(call);
                 continue;
@@ -209,7 +208,7 @@ fn look(users: &Users, client: &mut Client) -> Result<Found, Error> {
                         let bytes = number(found, "block_size").saturating_mul(number(found, "num_blocks"));
                         Some((Some(bytes), false))
                     }
-                    // Its base is not there, or in use: it is asked for anew, and may wait again.
+                    // Its base is absent or in use: the call is made again, and may wait again.
                     None => call.base().map(|_| (None, true)),
                 },
             };
@@ -220,18 +219,18 @@ fn look(users: &Users, client: &mut Client) -> Result<Found, Error> {
             existing.push(Existing { kind, name, call, bytes, is_orphan });
         }
     }
-    Ok(Found { existing: in_order_made(existing), settings, absent })
+    Ok(DaemonState { existing: in_creation_order(existing), settings, absent })
 }
 
-/// As SPDK, the daemon saves disks that are made of others first, and the last made first of all.
-fn in_order_made(saved: Vec<Existing>) -> Vec<Existing> {
+/// Like SPDK, the daemon saves disks on other disks first, and the newest of them first of all.
+fn in_creation_order(saved: Vec<Existing>) -> Vec<Existing> {
     let (disks, controllers): (Vec<_>, Vec<_>) = saved.into_iter().partition(|e| e.kind == Kind::Disk);
     let (above, below): (Vec<_>, Vec<_>) = disks.into_iter().partition(|e| e.call.base().is_some());
     below.into_iter().chain(above.into_iter().rev()).chain(controllers).collect()
 }
 
-/// What is taken from those who use it, in lines for people: controllers of VMs that are connected, and disks whose controllers stay. With a disk
-/// goes all that is made of it.
+/// Uses that the plan ends, one line each: controllers with connected VMs, and disks whose controllers stay. Removing a disk also
+/// removes the disks on top of it.
 fn in_use(steps: &[Step], users: &Users) -> Vec<String> {
     let removed = |kind| steps.iter().filter(move |step| step.action == Action::Remove && step.kind == kind);
     let goes = |place: &Place| {
@@ -242,19 +241,19 @@ fn in_use(steps: &[Step], users: &Users) -> Vec<String> {
     let all = elements(&users.controllers).iter().flat_map(places_of);
     let connected = all.filter(|place| goes(place) && place.is_connected());
     let disks: BTreeSet<&str> = removed(Kind::Disk)
-        .flat_map(|step| users.made_of(&step.name).into_iter().chain([step.name.as_str()]))
+        .flat_map(|step| users.disks_on_top(&step.name).into_iter().chain([step.name.as_str()]))
         .collect();
     let kept = disks.into_iter().flat_map(|disk| users.places(disk)).filter(|place| !goes(place));
     connected.chain(kept).map(|place| format!("disk '{}': {place}", place.disk)).collect()
 }
 
-/// Whose data ends with a step, in lines for people: the daemon closes a file that is deleted.
+/// Disks whose data is lost with a step, one line each: the daemon closes a file that is deleted.
 fn last_data(steps: &[Step], users: &Users) -> Vec<String> {
     let removed = steps.iter().filter(|step| (step.action, step.kind) == (Action::Remove, Kind::Disk));
     removed.filter_map(|step| users.last_data(users.disk(&step.name)?)).collect()
 }
 
-/// The calls that make disks, but for those that take the place of one that goes.
+/// The calls that create disks, except those that replace a removed disk.
 fn new_disks(steps: &[Step]) -> impl Iterator<Item = &Call> {
     let goes = |disk: &Step| {
         steps.iter().any(|s| (s.action, s.kind) == (Action::Remove, Kind::Disk) && s.name == disk.name)
@@ -263,12 +262,12 @@ fn new_disks(steps: &[Step]) -> impl Iterator<Item = &Call> {
     made.filter(move |step| !goes(step)).map(|step| &step.call)
 }
 
-/// What to do when a step is refused.
+/// Hints for a refused step.
 const fn hints(step: &Step) -> &'static [(i64, &'static str)] {
     match (step.action, step.kind) {
         (Action::Create, Kind::Controller) => &[(
             BUSY,
-            "Two VMs destroy each other's files, unless their file system is made for clusters: then write shared = true for both controllers.",
+            "Two VMs corrupt each other's files unless their file system is a cluster file system: then write shared = true for both controllers.",
         )],
         _ => &[],
     }
@@ -284,8 +283,9 @@ fn refuse(plan: &Plan, in_use: &[String], last_data: &[String], args: &ApplyArgs
     if args.force || args.plan {
         return Ok(());
     }
-    let what = "this takes disks from those who use them".into();
-    let hint = "Shut these VMs down first, or take the disks away all the same: --force. --plan shows all that would be done.";
+    let what = "this removes disks that are in use".into();
+    let hint =
+        "Shut these VMs down first, or remove the disks nevertheless with --force. --plan shows all steps.";
     Error::in_use(what, in_use.to_vec(), hint, last_data.to_vec()).map_or(Ok(()), Err)
 }
 

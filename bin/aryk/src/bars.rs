@@ -2,7 +2,7 @@
 
 const EIGHTHS: [char; 8] = [' ', '▏', '▎', '▍', '▌', '▋', '▊', '▉'];
 
-/// A bar that fills `share` (0 to 1) of `width` columns. What is not nothing can be seen.
+/// A bar that fills `share` (0 to 1) of `width` columns. A share above 0 shows at least one eighth of a column.
 pub fn bar(share: f64, width: usize) -> String {
     let eighths = (share.clamp(0.0, 1.0) * width as f64 * 8.0).round() as usize;
     let eighths = if share > 0.0 { eighths.max(1) } else { eighths };

@@ -1,7 +1,8 @@
-//! `aryk bench`: a virtual machine's side of a disk, to measure and check what is behind a vhost-user socket.
+//! `aryk bench`: acts as a VM's front-end and driver, to measure and verify the back-end behind a vhost-user socket.
 //!
-//! It needs no daemon of ours: any back end will do; but [`target`] asks ours for what is called by its name. [`rig`] is the guest, made of `aryk-front-end`'s parts; [`load`] keeps requests in
-//! flight, which [`workload`] chooses; [`verify`] marks and checks what they carry; [`ceiling`] says what this side can do at all.
+//! Works with any vhost-user back-end, without our daemon; only [`target`] calls it, to resolve a name. [`rig`] is the guest,
+//! built from `aryk-front-end`; [`load`] keeps requests in flight, which [`workload`] chooses; [`verify`] stamps and checks their
+//! data; [`ceiling`] measures the limit of this front-end.
 
 mod affinity;
 mod args;
@@ -30,18 +31,17 @@ use std::time::{Duration, SystemTime};
 use verify::Verifier;
 use workload::Source;
 
-/// How long to measure, if nobody says.
+/// Default duration of a measurement.
 const TIME: Duration = Duration::from_secs(10);
-/// How much of a disk is verified, if nobody says.
+/// Default part of a disk that is verified, in bytes.
 const VERIFIED: u64 = 1 << 30;
-/// Between two drawings of the progress bar.
+/// Interval of the progress bar's updates.
 const DRAWING: Duration = Duration::from_millis(100);
 
-/// Measures, and says what came of it.
+/// Measures, and prints the result.
 pub fn run(args: &BenchArgs, daemon: &Path, patience: Duration, out: &Output) -> Result<(), Error> {
     if args.target.is_some() && args.rw.writes() && !args.destroy {
-        let text =
-            format!("--rw {} overwrites what is on the disk: add --destroy if that is wanted", args.rw);
+        let text = format!("--rw {} overwrites the disk's data: add --destroy to allow that", args.rw);
         return Err(Error::Usage(text));
     }
     let target =
@@ -53,7 +53,7 @@ pub fn run(args: &BenchArgs, daemon: &Path, patience: Duration, out: &Output) ->
     out.print(&report.json(), || report.text(out))
 }
 
-/// A disk under load, and how many of its blocks were checked.
+/// The measurement of a disk, and the number of blocks that were checked.
 struct Outcome {
     disk: Disk,
     load: Measured,
@@ -64,21 +64,21 @@ fn measure(target: &Path, args: &BenchArgs, patience: Duration, out: &Output) ->
     let progress = Progress::default();
     let is_done = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // Before this thread is pinned, so that the other is not.
+        // Started before this thread is pinned, so that the drawing thread is not pinned.
         scope.spawn(|| draw(args, &progress, &is_done, out.json));
         let outcome = match args.scsi {
-            Some(_) => meet(Rig::<scsi::Requests>::connect, target, args, patience, &progress),
-            None => meet(Rig::<blk::Requests>::connect, target, args, patience, &progress),
+            Some(_) => run_load(Rig::<scsi::Requests>::connect, target, args, patience, &progress),
+            None => run_load(Rig::<blk::Requests>::connect, target, args, patience, &progress),
         };
         is_done.store(true, Ordering::Release);
         outcome
     })
 }
 
-/// How a disk is reached.
+/// Connects to a disk.
 type Connect<B> = fn(&Path, &BenchArgs, Duration) -> Result<(Rig<B>, Disk), Error>;
 
-fn meet<B: Builder + Copy>(
+fn run_load<B: Builder + Copy>(
     connect: Connect<B>,
     target: &Path,
     args: &BenchArgs,
@@ -97,7 +97,7 @@ fn meet<B: Builder + Copy>(
         return Err(Error::Usage(text));
     }
     let mut verifier =
-        args.verify.then(|| Verifier::new(this_run(), args.bs.0 as u32, blocks, !args.rw.writes()));
+        args.verify.then(|| Verifier::new(run_id(), args.bs.0 as u32, blocks, !args.rw.writes()));
     let time = match (args.time, args.requests) {
         (Some(time), _) => time,
         (None, Some(_)) => Duration::MAX,
@@ -109,7 +109,7 @@ fn meet<B: Builder + Copy>(
         rate: args.rate.map(|rate| rate as f64),
         patience,
     };
-    let source = Source::new(args.rw, blocks, this_run());
+    let source = Source::new(args.rw, blocks, run_id());
     let load = Load::new(&mut rig, source, pace, progress).verified(verifier.as_mut()).run()?;
     if let Some(verifier) = verifier.as_mut().filter(|_| args.rw.writes()) {
         let written = verifier.written();
@@ -121,26 +121,26 @@ fn meet<B: Builder + Copy>(
     Ok(Outcome { disk, load, checked: verifier.map(|verifier| verifier.checked) })
 }
 
-/// How many blocks are used of a disk of so many bytes.
+/// The number of blocks to use of a disk of `bytes` bytes.
 fn blocks_of(args: &BenchArgs, bytes: u64) -> u64 {
     let default = if args.verify { bytes.min(VERIFIED) } else { bytes };
     let Size(area) = args.area.unwrap_or(Size(default));
     area / args.bs.0
 }
 
-/// A number that no other run has.
-#[expect(clippy::disallowed_methods, reason = "a command line may know the time")]
-fn this_run() -> u64 {
+/// A number that differs in each run.
+#[expect(clippy::disallowed_methods, reason = "a command line may read the clock")]
+fn run_id() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |since| since.as_nanos() as u64)
 }
 
-/// Draws the progress until all is done; only on a terminal.
+/// Draws the progress bar until the end; only on a terminal.
 fn draw(args: &BenchArgs, progress: &Progress, is_done: &AtomicBool, is_quiet: bool) {
     let (template, all) = match args.requests {
         Some(requests) => ("{bar:40} {percent:>3}%  {human_pos} of {human_len} requests{msg}", requests),
         None => ("{bar:40} {percent:>3}%  {eta} left{msg}", args.time.unwrap_or(TIME).as_nanos() as u64),
     };
-    let style = ProgressStyle::with_template(template).expect("the template is right");
+    let style = ProgressStyle::with_template(template).expect("the template is valid");
     let bar = if is_quiet { ProgressBar::hidden() } else { ProgressBar::new(all).with_style(style) };
     let mut before = (0, 0);
     while !is_done.load(Ordering::Acquire) {

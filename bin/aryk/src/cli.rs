@@ -1,4 +1,4 @@
-//! The arguments.
+//! Command-line arguments.
 
 mod examples;
 
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Disks for virtual machines, served by arykd.
+/// Control arykd, the back-end for virtual machines' disks.
 #[derive(Debug, Parser)]
 #[command(name = "aryk", version, max_term_width = 80, after_help = examples::EXIT_CODES)]
 pub struct Cli {
@@ -26,7 +26,7 @@ pub struct Cli {
     #[arg(long, global = true)]
     pub json: bool,
 
-    /// Seconds to wait for the daemon's answer
+    /// Seconds to wait for a reply of the daemon
     #[arg(long, global = true, default_value = "30", value_parser = seconds)]
     pub timeout: Duration,
 
@@ -35,7 +35,7 @@ pub struct Cli {
 }
 
 impl Cli {
-    /// How often to show it again.
+    /// The interval of `--watch`.
     pub const fn watch(&self) -> Option<Duration> {
         match self.command {
             Command::Disk(DiskCommand::List(watch) | DiskCommand::Stat { watch, .. })
@@ -51,62 +51,63 @@ impl Cli {
     }
 }
 
-/// The service's socket where it is installed, and otherwise that of a daemon that was started by hand.
+/// The service's socket if the service is installed, otherwise the socket of a daemon started by hand.
 pub fn default_socket() -> PathBuf {
     let service = PathBuf::from("/run/aryk/rpc.sock");
     if service.exists() { service } else { "/var/tmp/spdk.sock".into() }
 }
 
-/// What to do.
+/// The command.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Make, list and remove disks
+    /// Create, list and remove disks
     #[command(subcommand)]
     Disk(DiskCommand),
-    /// Offer a disk to a virtual machine
+    /// Attach a disk to a virtual machine: create a controller
     #[command(after_help = examples::ATTACH)]
     Attach(AttachArgs),
-    /// Take disks back from their virtual machines
+    /// Detach disks from their virtual machines: remove controllers
     Detach {
-        /// The controllers, or the disks
+        /// The controllers, or their disks
         #[arg(required = true, value_name = "NAME", add = ArgValueCandidates::new(disks_and_controllers))]
         names: Vec<String>,
-        /// Take them away even if a VM is connected: what it has not written is lost
+        /// Detach even if a VM is connected: data that it has not written yet is lost
         #[arg(long)]
         force: bool,
     },
-    /// List the controllers, through which virtual machines reach disks
+    /// List the controllers, through which VMs use disks
     #[command(subcommand)]
     Controller(ControllerCommand),
-    /// Limit what disks do in a second, each by itself or in groups
+    /// Limit the rates of disks, one by one or in groups
     #[command(subcommand)]
     Qos(QosCommand),
-    /// Make disks and controllers as a file describes them
+    /// Create disks and controllers as described in a file
     #[command(after_help = examples::APPLY)]
     Apply(ApplyArgs),
-    /// Write a file that describes all disks and controllers, for 'apply'
+    /// Write a file of all disks and controllers, for 'apply'
     Export,
-    /// Show how the daemon is
+    /// Show the daemon's state
     Status(Watch),
-    /// Show what the daemon has logged
+    /// Show the daemon's log
     Logs(LogsArgs),
-    /// End the daemon in good order: what runs is finished first
+    /// Stop the daemon in order: requests in flight complete first
     Stop {
-        /// Even if VMs are connected, whose disks do not answer until a daemon is back, and if a disk's file is deleted: its data is lost
+        /// Stop even if VMs are connected, whose disks do not respond until a daemon runs again, and even if the data of a
+        /// deleted file is lost
         #[arg(long)]
         force: bool,
     },
-    /// List, add and remove reactors, the threads that carry the I/O
+    /// List, add and remove reactors, the threads that do the I/O
     #[command(subcommand)]
     Reactor(ReactorCommand),
-    /// Choose who says which queue runs on which reactor
+    /// Choose the scheduler, which assigns queues to reactors
     #[command(subcommand)]
     Scheduler(SchedulerCommand),
-    /// Measure a disk through its vhost-user socket, as a virtual machine would use it
+    /// Measure a disk through its vhost-user socket, as a VM uses it
     Bench(BenchArgs),
-    /// Show what disks, controllers and reactors do, live
+    /// Show the activity of disks, controllers and reactors, live
     Top(TopArgs),
-    /// Show where a disk's time goes, layer by layer
+    /// Show a disk's latency, layer by layer
     Latency {
         /// The disk
         #[arg(add = ArgValueCandidates::new(disks))]
@@ -114,78 +115,79 @@ pub enum Command {
         #[command(flatten)]
         watch: Watch,
     },
-    /// Show what happened to requests last, layer by layer
+    /// Show the latest events of requests, layer by layer
     Trace {
-        /// The disk; its queues and others with this in their names are shown too [without: all]
+        /// The disk; queues and other objects with this text in their names are shown too [without: all]
         #[arg(add = ArgValueCandidates::new(disks_and_controllers))]
         disk: Option<String>,
-        /// How many events
+        /// Number of events
         #[arg(long, value_name = "N", default_value = "50")]
         count: u32,
         #[command(flatten)]
         watch: Watch,
     },
-    /// Look at what this host has, what it lacks, and say how to mend it
+    /// Check this host's setup, and say how to correct problems
     Doctor,
     /// Call any JSON-RPC method
     #[command(disable_help_flag = true, after_help = examples::RPC)]
     Rpc {
-        /// Its name; rpc_get_methods lists them
+        /// The method's name; rpc_get_methods lists all
         #[arg(required_unless_present = "help", add = ArgValueCandidates::new(methods))]
         method: Option<String>,
-        /// Its parameters as a JSON object; '-' reads them from the standard input
+        /// The method's parameters as a JSON object; '-' reads them from the standard input
         params: Option<String>,
-        /// Print help; of a method, if one is named: what it takes and gives, and an example
+        /// Print help; with a method, its parameters, its result and an example
         #[arg(short, long)]
         help: bool,
     },
     /// Write manual pages into a directory
     Man {
-        /// Where to
+        /// The directory
         dir: PathBuf,
     },
-    /// Print a script that completes commands, and names of disks, in a shell
+    /// Print a shell script that completes commands and names of disks
     #[command(after_help = examples::COMPLETION)]
     Completions {
-        /// Which shell
+        /// The shell
         shell: Shell,
     },
 }
 
-/// Commands about disks.
+/// Commands for disks.
 #[derive(Debug, Subcommand)]
 pub enum DiskCommand {
-    /// Make a disk
+    /// Create a disk
     #[command(after_help = examples::CREATE)]
     Create(CreateArgs),
     /// List all disks
     List(Watch),
-    /// Show all about one disk
+    /// Show all details of a disk
     Show {
-        /// Its name, alias or uuid
+        /// The disk's name, alias or uuid
         #[arg(add = ArgValueCandidates::new(disks))]
         name: String,
     },
     /// Remove disks; their files stay
     Remove {
-        /// Their names, aliases or uuids
+        /// The disks' names, aliases or uuids
         #[arg(required = true, value_name = "NAME", add = ArgValueCandidates::new(disks))]
         names: Vec<String>,
-        /// Remove them even if they are used, with the disks made of them and their controllers: VMs that are connected lose them, and data whose file is deleted is lost
+        /// Remove them even if they are in use, with the disks on top of them and their controllers: connected VMs lose them, and
+        /// the data of a deleted file is lost
         #[arg(long)]
         force: bool,
     },
-    /// Make a disk in a file larger; its machine is told
+    /// Grow a disk in a file; its VM is notified
     Resize {
-        /// Its name, alias or uuid
+        /// The disk's name, alias or uuid
         #[arg(add = ArgValueCandidates::new(disks))]
         name: String,
         /// The new size: 40G
         size: Size,
     },
-    /// Show what disks have done; with --watch, what they do per second
+    /// Show counts of disks; with --watch, rates per second
     Stat {
-        /// Only this one
+        /// Only this disk
         #[arg(add = ArgValueCandidates::new(disks))]
         name: Option<String>,
         #[command(flatten)]
@@ -196,53 +198,53 @@ pub enum DiskCommand {
 /// Arguments of `disk create`.
 #[derive(Debug, Args)]
 pub struct CreateArgs {
-    /// The new disk's name
+    /// Name of the new disk
     pub name: String,
     #[command(flatten)]
     pub kind: KindArgs,
-    /// Make the file, a new one, of this raw or qcow2 image; it is sparse
+    /// Create the file from this raw or qcow2 image; the new file is sparse
     #[arg(long, value_name = "IMAGE", conflicts_with_all = ["memory", "null", "readonly"])]
     pub from: Option<PathBuf>,
-    /// The image's format, as qemu-img calls it [default: what it begins with]. Name it for images that you do not trust
+    /// Format of the image, as in qemu-img [default: detected]. Give it for images that you do not trust
     #[arg(long, value_name = "FORMAT", requires = "from")]
     pub from_format: Option<String>,
-    /// How large: 20G, 1.5T, 512M (powers of 1024), 20GB (of 1000). A file that does not exist is made sparse, of this size
+    /// Size: 20G, 1.5T, 512M (powers of 1024), 20GB (of 1000). A file that does not exist is created sparse, with this size
     #[arg(long, required_if_eq_any([("memory", "true"), ("null", "true")]))]
     pub size: Option<Size>,
-    /// Bytes of a block: 512 or 4096
+    /// Block size in bytes: 512 or 4096
     #[arg(long, value_name = "BYTES")]
     pub block_size: Option<u32>,
     /// Refuse all writes
     #[arg(long, conflicts_with_all = ["memory", "null"])]
     pub readonly: bool,
-    /// When the file's file system is full: fail the write, or hold it and try again
+    /// If the file's file system is full: fail the write, or hold and retry it
     #[arg(long, value_enum, conflicts_with_all = ["memory", "null"])]
     pub enospc: Option<Enospc>,
-    /// Keep others from the file: always, or only while a machine is connected, so that two daemons can have it and a
-    /// machine be moved between them
+    /// Lock the file against other processes: always, or only while a VM is connected, so that two daemons can open it and a VM
+    /// can migrate between them
     #[arg(long, value_enum, conflicts_with_all = ["memory", "null"])]
     pub lock: Option<Lock>,
-    /// Its uuid, instead of a random one
+    /// The disk's uuid, instead of a random one
     #[arg(long)]
     pub uuid: Option<String>,
 }
 
-/// Where a disk's data lives.
+/// The store of a disk.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub struct KindArgs {
-    /// Keep the data in this file or block device
+    /// Store the data in this file or block device
     #[arg(long, value_name = "PATH")]
     pub file: Option<PathBuf>,
-    /// Keep the data in memory: gone when the daemon ends
+    /// Store the data in memory: lost when the daemon ends
     #[arg(long)]
     pub memory: bool,
-    /// Keep nothing: for measuring
+    /// Store no data: for measurements
     #[arg(long)]
     pub null: bool,
 }
 
-/// For how long others are kept from a disk's file.
+/// For how long a disk's file is locked.
 #[derive(Debug, Clone, Copy, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Lock {
@@ -251,7 +253,7 @@ pub enum Lock {
 }
 
 impl Lock {
-    /// As the daemon calls it.
+    /// The RPC's name of the value.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Always => "always",
@@ -260,7 +262,7 @@ impl Lock {
     }
 }
 
-/// What a full file system does to a write.
+/// The result of a write on a full file system.
 #[derive(Debug, Clone, Copy, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Enospc {
@@ -269,7 +271,7 @@ pub enum Enospc {
 }
 
 impl Enospc {
-    /// As the daemon calls it.
+    /// The RPC's name of the value.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Error => "error",
@@ -284,40 +286,42 @@ pub struct AttachArgs {
     /// The disk
     #[arg(add = ArgValueCandidates::new(disks))]
     pub disk: String,
-    /// The controller's name, and its socket's [default: the disk's name]
+    /// Name of the controller and its socket [default: the disk's name]
     #[arg(long, value_name = "NAME", add = ArgValueCandidates::new(controllers))]
     pub controller: Option<String>,
-    /// Queues [default: one for each of the machine's processors, up to 128]
+    /// Number of queues [default: one per processor of the VM, up to 128]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub queues: Option<u16>,
-    /// Cores that may serve it: 0x3 or [0,2-3] [default: all]
+    /// Cores that may serve the disk: 0x3 or [0,2-3] [default: all]
     #[arg(long, value_name = "CORES")]
     pub cpumask: Option<String>,
-    /// Let the machine read only
+    /// Attach the disk read-only
     #[arg(long)]
     pub readonly: bool,
-    /// Offer a disk that another controller offers, too: for file systems of clusters (OCFS2, GFS2) only, others are destroyed
+    /// Attach a disk that another controller has too: only for cluster file systems (OCFS2, GFS2), others are corrupted
     #[arg(long)]
     pub shared: bool,
-    /// Be a disk of a SCSI controller, which is made if there is none of that name: up to eight come and go while the machine runs
+    /// Attach the disk as a target of this SCSI controller, which is created if it does not exist: up to eight targets are
+    /// hot-plugged and unplugged while the VM runs
     #[arg(long, conflicts_with = "readonly")]
     pub scsi: bool,
-    /// Which of the SCSI controller's eight targets [default: the first that is free]
+    /// Number of the target in the SCSI controller, 0 to 7 [default: the first free one]
     #[arg(long, value_name = "N", requires = "scsi", value_parser = clap::value_parser!(u8).range(..8))]
     pub target: Option<u8>,
-    /// What disks know the SCSI controller by when its machine reserves them: 'naa.' and 16 hexadecimal digits [default: made of its name]
+    /// The name by which disks identify the SCSI controller in reservations: 'naa.' and 16 hexadecimal digits [default: made of
+    /// the controller's name]
     #[arg(long, value_name = "NAA", requires = "scsi")]
     pub transport_id: Option<String>,
-    /// Connect to this socket, at which QEMU listens, instead of listening: the machine can start before, and outlives, the daemon
+    /// Connect to this socket, on which QEMU listens, instead of listening: the VM can start before the daemon, and outlive it
     #[arg(long, value_name = "PATH", conflicts_with_all = ["socket_mode", "socket_owner", "socket_group"])]
     pub connect: Option<PathBuf>,
-    /// The socket's permissions [default: 660 with --socket-group, and 600 otherwise]
+    /// Permissions of the socket [default: 660 with --socket-group, and 600 otherwise]
     #[arg(long, value_name = "OCTAL", value_parser = mode)]
     pub socket_mode: Option<u32>,
-    /// The socket's owner: a user's name or number
+    /// Owner of the socket: name or number of a user
     #[arg(long, value_name = "USER")]
     pub socket_owner: Option<String>,
-    /// The socket's group, which may connect unless --socket-mode says otherwise: a name or number
+    /// Group of the socket, by name or number; its members may connect unless --socket-mode says otherwise
     #[arg(long, value_name = "GROUP")]
     pub socket_group: Option<String>,
 }
@@ -325,10 +329,10 @@ pub struct AttachArgs {
 /// Arguments of `logs`.
 #[derive(Debug, Args)]
 pub struct LogsArgs {
-    /// Go on as there is more
+    /// Follow the log
     #[arg(short, long)]
     pub follow: bool,
-    /// How many lines to begin with
+    /// Number of lines to begin with
     #[arg(short = 'n', long, value_name = "N", default_value = "50")]
     pub lines: u32,
 }
@@ -336,33 +340,33 @@ pub struct LogsArgs {
 /// Arguments of `apply`.
 #[derive(Debug, Args)]
 pub struct ApplyArgs {
-    /// A TOML or JSON file, as 'export' writes it, or SPDK's JSON; '-' is the standard input
+    /// A TOML or JSON file, as written by 'export', or SPDK's JSON; '-' is the standard input
     pub file: PathBuf,
-    /// Only show what would be done; exit with 2 if that is anything
+    /// Only show the steps; exit with 2 if there are any
     #[arg(long)]
     pub plan: bool,
-    /// Remove disks and controllers that are not in the file; files stay
+    /// Remove disks and controllers that are not in the file; their data files stay
     #[arg(long)]
     pub prune: bool,
-    /// Make anew what cannot be changed in place: machines lose it for a moment, disks in memory lose their data
+    /// Recreate objects that cannot be changed in place: VMs lose them for a moment, disks in memory lose their data
     #[arg(long)]
     pub replace: bool,
-    /// With --prune or --replace: even what a connected VM uses, and data whose file is deleted
+    /// With --prune or --replace: even objects that a connected VM uses, and data whose file is deleted
     #[arg(long)]
     pub force: bool,
 }
 
-/// Commands about controllers.
+/// Commands for controllers.
 #[derive(Debug, Subcommand)]
 pub enum ControllerCommand {
     /// List all controllers
     List(Watch),
 }
 
-/// Commands about limits.
+/// Commands for limits.
 #[derive(Debug, Subcommand)]
 pub enum QosCommand {
-    /// Limit a disk; what is not given stays as it is
+    /// Limit a disk; limits that are not given stay as they are
     #[command(after_help = examples::QOS)]
     Set {
         /// The disk
@@ -371,27 +375,27 @@ pub enum QosCommand {
         #[command(flatten)]
         limits: Limits,
     },
-    /// List the disks that are limited
+    /// List the disks with limits
     List(Watch),
-    /// Limit disks together
+    /// Limit groups of disks, which share limits
     #[command(subcommand)]
     Group(GroupCommand),
 }
 
-/// Commands about groups of disks.
+/// Commands for groups of disks.
 #[derive(Debug, Subcommand)]
 pub enum GroupCommand {
-    /// Make a group
+    /// Create a group
     Create {
-        /// Its name
+        /// The group's name
         name: String,
-        /// The group that it is in
+        /// The parent group
         #[arg(long, value_name = "GROUP")]
         parent: Option<String>,
         #[command(flatten)]
         limits: Limits,
     },
-    /// Limit a group; what is not given stays as it is
+    /// Limit a group; limits that are not given stay as they are
     Set {
         /// The group
         #[arg(add = ArgValueCandidates::new(groups))]
@@ -399,7 +403,7 @@ pub enum GroupCommand {
         #[command(flatten)]
         limits: Limits,
     },
-    /// Put disks into a group, from whichever they are in
+    /// Move disks into a group, out of their present groups
     Add {
         /// The group
         #[arg(add = ArgValueCandidates::new(groups))]
@@ -408,7 +412,7 @@ pub enum GroupCommand {
         #[arg(required = true, value_name = "DISK", add = ArgValueCandidates::new(disks))]
         disks: Vec<String>,
     },
-    /// Take disks out of a group
+    /// Remove disks from a group
     Remove {
         /// The group
         #[arg(add = ArgValueCandidates::new(groups))]
@@ -417,7 +421,7 @@ pub enum GroupCommand {
         #[arg(required = true, value_name = "DISK", add = ArgValueCandidates::new(disks))]
         disks: Vec<String>,
     },
-    /// Delete a group in which there is nothing
+    /// Delete an empty group
     Delete {
         /// The group
         #[arg(add = ArgValueCandidates::new(groups))]
@@ -427,42 +431,42 @@ pub enum GroupCommand {
     List(Watch),
 }
 
-/// Commands about reactors.
+/// Commands for reactors.
 #[derive(Debug, Subcommand)]
 pub enum ReactorCommand {
     /// List all reactors
     List(Watch),
-    /// Start one on another core, until the daemon ends
+    /// Start a reactor on another core, until the daemon ends
     Add {
         /// The core's number
         core: u16,
     },
-    /// End one, when all that it does has been given to the others
+    /// End a reactor; its work moves to the others first
     Remove {
         /// The core's number
         core: u16,
     },
 }
 
-/// Commands about the scheduler.
+/// Commands for the scheduler.
 #[derive(Debug, Subcommand)]
 pub enum SchedulerCommand {
-    /// Show which one there is, and what it has done
+    /// Show the scheduler, and its moves of queues
     Show(Watch),
-    /// Choose one; what is not given stays as it is
+    /// Choose the scheduler; options that are not given stay as they are
     Set {
-        /// 'static': queues stay where they are. 'dynamic': they leave busy reactors, and come together when idle
+        /// 'static': queues stay where they are. 'dynamic': they leave busy reactors, and gather on few reactors when idle
         name: SchedulerName,
         /// Time between two decisions, such as 100ms
         #[arg(long, value_name = "TIME", value_parser = crate::bench::time)]
         period: Option<Duration>,
-        /// A queue that is less busy than that is nearly idle
+        /// A queue below this load counts as nearly idle
         #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(..=100))]
         load_limit: Option<u8>,
-        /// No reactor is filled over that
+        /// No reactor is filled above this load
         #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(..=100))]
         core_limit: Option<u8>,
-        /// Queues leave a reactor that is as busy as that
+        /// Queues leave a reactor above this load
         #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(..=100))]
         core_busy: Option<u8>,
     },
@@ -474,21 +478,21 @@ pub enum SchedulerCommand {
 pub enum SchedulerName {
     /// Queues stay where they are
     Static,
-    /// They leave busy reactors, and come together when idle
+    /// Queues leave busy reactors, and gather on few reactors when idle
     Dynamic,
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
     match text.parse::<u32>() {
         Ok(seconds @ 1..) => Ok(Duration::from_secs(seconds.into())),
-        _ => Err("a whole number of seconds, at least 1".into()),
+        _ => Err("give a whole number of seconds, at least 1".into()),
     }
 }
 
 fn mode(text: &str) -> Result<u32, String> {
     match u32::from_str_radix(text, 8) {
         Ok(mode @ ..=0o777) => Ok(mode),
-        _ => Err("octal digits, such as 660".into()),
+        _ => Err("give octal digits, such as 660".into()),
     }
 }
 

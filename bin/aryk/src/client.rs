@@ -16,7 +16,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to the daemon at `path`, whose answers may take as long as `timeout`.
+    /// Connects to the daemon at `path`; `timeout` limits the wait for each reply.
     pub fn connect(path: &Path, timeout: Duration) -> Result<Self, Error> {
         let stream = UnixStream::connect(path).map_err(|e| match e.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Error::NoDaemon(path.to_owned()),
@@ -27,25 +27,25 @@ impl Client {
         Ok(Self { path: path.to_owned(), timeout, stream: BufReader::new(stream), last_id: 0 })
     }
 
-    /// Connects again, to whoever serves the same socket now.
+    /// Connects again, to the process that serves the same socket now.
     pub fn reconnect(&mut self) -> Result<(), Error> {
         *self = Self::connect(&self.path, self.timeout)?;
         Ok(())
     }
 
-    /// The daemon's process, as this host numbers it: in a container, the daemon knows itself by another number.
+    /// The daemon's `/proc` directory, by the process id in our pid namespace: a container has its own ids.
     pub fn process(&self) -> Option<PathBuf> {
         let peer = rustix::net::sockopt::socket_peercred(self.stream.get_ref()).ok()?;
         Some(PathBuf::from(format!("/proc/{}", peer.pid.as_raw_nonzero())))
     }
 
-    /// Where we see the daemon's files: beneath its root, if we may look there, otherwise as they are here.
+    /// The directory through which we reach the daemon's files: the daemon's root if we may access it, otherwise our own.
     pub fn root(&self) -> PathBuf {
         let root = self.process().map(|process| process.join("root"));
         root.filter(|root| root.read_dir().is_ok()).unwrap_or_else(|| "/".into())
     }
 
-    /// Calls a method, and gives its result.
+    /// Calls a method, and returns its result.
     pub fn call(&mut self, method: &str, params: Value) -> Result<Value, Error> {
         self.last_id += 1;
         let request = json!({"jsonrpc": "2.0", "id": self.last_id, "method": method, "params": params});
@@ -54,14 +54,14 @@ impl Client {
         let mut reply = match replies.next() {
             Some(Ok(reply)) => reply,
             Some(Err(e)) if e.is_io() => return Err(broken(e.into())),
-            Some(Err(e)) => return Err(Error::Protocol(format!("sent what is no JSON: {e}"))),
+            Some(Err(e)) => return Err(Error::Protocol(format!("sent invalid JSON: {e}"))),
             None => return Err(Error::Protocol("closed the connection".into())),
         };
         if let Some(error) = reply.get("error") {
             return Err(refused(error));
         }
         if reply["id"] != self.last_id {
-            return Err(Error::Protocol(format!("answered something else: {reply}")));
+            return Err(Error::Protocol(format!("sent an unexpected reply: {reply}")));
         }
         Ok(reply["result"].take())
     }
@@ -70,7 +70,7 @@ impl Client {
 fn broken(e: io::Error) -> Error {
     match e.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-            Error::Protocol("did not answer in time; --timeout sets how long to wait".into())
+            Error::Protocol("did not reply in time; --timeout sets the limit".into())
         }
         _ => Error::Protocol(format!("closed the connection: {e}")),
     }

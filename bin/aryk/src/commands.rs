@@ -1,4 +1,4 @@
-//! What the commands do.
+//! The commands.
 
 pub mod controller;
 pub mod daemon;
@@ -11,23 +11,23 @@ pub mod trace;
 
 use serde_json::{Map, Value};
 
-/// A JSON object of those members that have a value.
+/// A JSON object of the members that have a value.
 pub fn object<const N: usize>(members: [(&str, Option<Value>); N]) -> Value {
     let present = members.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
     Value::Object(present.collect::<Map<_, _>>())
 }
 
-/// The elements of a JSON array; of anything else, none.
+/// The elements of a JSON array; empty for any other value.
 pub fn elements(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// A string member; empty if there is none.
+/// A string member; empty if absent.
 pub fn text<'a>(value: &'a Value, member: &str) -> &'a str {
     value[member].as_str().unwrap_or_default()
 }
 
-/// A number member; 0 if there is none.
+/// A number member; 0 if absent.
 pub fn number(value: &Value, member: &str) -> u64 {
     value[member].as_u64().unwrap_or_default()
 }

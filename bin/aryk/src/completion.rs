@@ -1,6 +1,6 @@
-//! What a shell offers while a command is typed: the words of the grammar, and the names of disks and controllers that there are.
+//! Shell completion: the words of the command line, and the names of disks, controllers and groups.
 //!
-//! The script that `aryk completions` prints calls this program with the line so far, and [`answer`] is what it meets first.
+//! The script that `aryk completions` prints calls this program with the line so far, and `main` calls [`answer`] first.
 
 use crate::cli::{Cli, default_socket};
 use crate::client::Client;
@@ -14,13 +14,13 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The variable by which the script calls.
+/// The environment variable that marks a call by the script.
 const VARIABLE: &str = "COMPLETE";
 
-/// Nobody waits longer for a word.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// The longest time that a completion may take.
+const TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Answers a shell and ends, if it is one that calls.
+/// Replies to the completion script and exits, if the script has called.
 pub fn answer() {
     CompleteEnv::with_factory(Cli::command).var(VARIABLE).complete();
 }
@@ -39,7 +39,7 @@ pub fn script(shell: Shell) -> Result<(), Error> {
         &mut script,
     )?;
     if shell == Shell::Zsh {
-        // As a file in zsh's path it is loaded by the first completion, which it is to answer.
+        // As a file in zsh's path, the script is loaded by the first completion, which it must answer.
         writeln!(script, "[[ $funcstack[1] = _aryk ]] && _clap_dynamic_completer_aryk \"$@\"")?;
     }
     io::stdout().lock().write_all(&script)?;
@@ -56,7 +56,7 @@ pub fn controllers() -> Vec<CompletionCandidate> {
     names("vhost_get_controllers", "ctrlr")
 }
 
-/// Both.
+/// The names of both.
 pub fn disks_and_controllers() -> Vec<CompletionCandidate> {
     let mut all = controllers();
     let disks = disks().into_iter().filter(|disk| !all.contains(disk)).collect::<Vec<_>>();
@@ -74,15 +74,15 @@ pub fn methods() -> Vec<CompletionCandidate> {
     crate::reference::methods().map(CompletionCandidate::new).collect()
 }
 
-/// What a member of each element says; nothing, if nobody answers.
+/// The member of each element; none if no daemon replies.
 fn names(method: &str, member: &str) -> Vec<CompletionCandidate> {
     let words = std::env::args().skip_while(|word| word != "--").collect();
-    let all = Client::connect(&socket(words), PATIENCE).and_then(|mut client| client.call(method, json!({})));
+    let all = Client::connect(&socket(words), TIMEOUT).and_then(|mut client| client.call(method, json!({})));
     let all = all.unwrap_or_default();
     elements(&all).iter().map(|element| CompletionCandidate::new(text(element, member))).collect()
 }
 
-/// The daemon that the line so far is about.
+/// The socket of the daemon that the command line addresses.
 fn socket(words: Vec<String>) -> PathBuf {
     let mut words = words.into_iter();
     let named = words.find_map(|word| match word.strip_prefix("--socket") {
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_line_says_which_daemon_it_is_about() {
+    fn the_line_names_the_socket() {
         let of = |line: &str| socket(line.split(' ').map(str::to_owned).collect());
         assert_eq!(of("-- aryk -s /a disk show"), PathBuf::from("/a"));
         assert_eq!(of("-- aryk --socket /b disk"), PathBuf::from("/b"));

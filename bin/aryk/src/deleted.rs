@@ -1,17 +1,17 @@
-//! Files of disks that somebody has deleted: the daemon goes on with them, and when it ends they are gone.
+//! Files of disks that were deleted while in use: the daemon still serves them, and their data is lost when it ends.
 
 use crate::absent::resolved;
 use crate::client::Client;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-/// The files that the daemon has open and that are deleted, and by which path each can still be read. Nothing is known of a
-/// daemon that is not of this host, or not ours to look at.
+/// The deleted files that the daemon has open, with the path by which each can still be read. Unknown for a daemon that is not a
+/// process of this host, or whose descriptors we may not read.
 #[derive(Debug, Default)]
 pub struct Deleted(Option<HashMap<PathBuf, PathBuf>>);
 
 impl Deleted {
-    /// Looks at the daemon's process.
+    /// Reads the descriptors of the daemon's process.
     pub fn of(client: &Client) -> Self {
         Self(client.process().and_then(|process| Self::of_process(&process.join("fd")).0))
     }
@@ -28,20 +28,20 @@ impl Deleted {
         Self(std::fs::read_dir(descriptors).ok().map(deleted))
     }
 
-    /// Whether we may look.
+    /// Whether the descriptors could be read.
     pub fn is_known(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Whether the file `path` is deleted, if that is known.
+    /// Whether the file `path` is deleted, if known.
     pub fn has(&self, path: &str) -> Option<bool> {
         self.is_known().then(|| self.copy(path).is_some())
     }
 
-    /// Where the file `path` can still be read, if it is deleted.
+    /// The path by which the file `path` can still be read, if it is deleted.
     pub fn copy(&self, path: &str) -> Option<&Path> {
         let (deleted, path) = (self.0.as_ref()?, Path::new(path));
-        // Its file system may hang, for which nobody is kept waiting who has no such file.
+        // A hanging file system would block the calls below, so compare the names first.
         let is_likely = deleted.keys().any(|known| known.file_name() == path.file_name());
         is_likely.then(|| deleted.get(&resolved(path)).map(PathBuf::as_path))?
     }
@@ -53,7 +53,7 @@ mod tests {
     use std::io::Write;
 
     #[test]
-    fn a_file_of_ours_that_is_deleted_is_found() {
+    fn a_deleted_open_file_is_found() {
         let dir = tempfile::TempDir::new().unwrap();
         let path = dir.path().join("a b");
         let mut file = std::fs::File::create(&path).unwrap();
@@ -67,8 +67,11 @@ mod tests {
         // Another file has its path now.
         std::fs::write(&path, b"other").unwrap();
         assert_eq!(std::fs::read(ours().copy(name).unwrap()).unwrap(), b"kept");
-        let nobody = Deleted::of_process(Path::new("/proc/none"));
-        assert!(found.is_known() && !nobody.is_known() && nobody.copy(name).is_none());
-        assert_eq!((found.has(name), found.has("/other"), nobody.has(name)), (Some(true), Some(false), None));
+        let unknown = Deleted::of_process(Path::new("/proc/none"));
+        assert!(found.is_known() && !unknown.is_known() && unknown.copy(name).is_none());
+        assert_eq!(
+            (found.has(name), found.has("/other"), unknown.has(name)),
+            (Some(true), Some(false), None)
+        );
     }
 }

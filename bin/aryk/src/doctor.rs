@@ -1,12 +1,12 @@
-//! `aryk doctor`: what this host has, lacks, and would gain.
+//! `aryk doctor`: checks of this host's setup.
 //!
-//! Each check looks at one thing as the user who runs it, and says what it found, what the thing brings and the command
-//! that brings it about. Only what the daemon cannot do without fails the command, and what it was given and cannot serve.
+//! Each check examines one subject with the rights of the calling user. It reports the finding, the benefit of a correction, and
+//! the command for it. The command fails only if the daemon cannot run, or cannot serve a configured object.
 
 mod configured;
 mod host;
 mod kernel;
-mod machines;
+mod vms;
 
 use crate::cli::Cli;
 use crate::error::Error;
@@ -14,43 +14,43 @@ use crate::output::{Output, Tone};
 use serde::Serialize;
 use serde_json::json;
 
-/// How a thing stands.
+/// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
-    /// As it should be.
+    /// In order.
     Ok,
-    /// Not there, and only some want it.
+    /// Absent, and needed only for some uses.
     Option,
-    /// Works, but worse than it could.
+    /// Works, but with a disadvantage.
     Worse,
-    /// The daemon cannot do without, or it was given it and cannot serve it.
+    /// The daemon needs it to run, or it is a configured object that the daemon cannot serve.
     Missing,
 }
 
-/// One thing that was looked at.
+/// A check with its result.
 #[derive(Debug, Serialize)]
 pub struct Check {
-    /// The thing.
+    /// The subject.
     pub check: &'static str,
     pub state: State,
-    /// What is there.
+    /// The finding.
     pub found: String,
-    /// What it is good for, unless all is well.
+    /// The benefit of a correction; `None` if all is in order.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub brings: Option<&'static str>,
-    /// The command that mends it, or advice where there is none.
+    /// The command that corrects it, or advice if there is no such command.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fix: Option<String>,
 }
 
 impl Check {
-    /// A thing that is as it should be.
+    /// A check in order.
     fn ok(check: &'static str, found: impl Into<String>) -> Self {
         Self { check, state: State::Ok, found: found.into(), brings: None, fix: None }
     }
 
-    /// A thing that is not.
+    /// A check that is not in order.
     fn lacks(
         check: &'static str,
         state: State,
@@ -82,14 +82,14 @@ impl State {
     }
 }
 
-/// Looks at everything, prints it, and fails if something necessary is missing.
+/// Runs all checks, prints them, and fails if something necessary is missing.
 pub fn run(cli: &Cli, out: &Output) -> Result<(), Error> {
     let mut checks = vec![host::daemon(&cli.socket, cli.timeout)];
     checks.extend(configured::configured(&cli.socket, cli.timeout));
-    checks.extend([host::rpc_directory(&cli.socket), host::machines_directory()]);
+    checks.extend([host::rpc_directory(&cli.socket), host::sockets_directory()]);
     checks.extend([host::open_files(), host::cores()]);
     checks.extend([kernel::io_uring(), kernel::aio(), kernel::memlock(), kernel::hugepages()]);
-    checks.extend([machines::kvm(), machines::qemu(), machines::qemu_img(), machines::vfio()]);
+    checks.extend([vms::kvm(), vms::qemu(), vms::qemu_img(), vms::vfio()]);
     let missing = checks.iter().filter(|check| check.state == State::Missing).count();
     let report = json!({"healthy": missing == 0, "checks": checks});
     out.print(&report, || text(&checks, out))?;

@@ -1,10 +1,10 @@
-//! What goes wrong, and what to do about it.
+//! Errors, and hints how to solve them.
 
 use serde_json::{Value, json};
 use std::io;
 use std::path::PathBuf;
 
-/// The daemon's codes: negated errnos, and those of JSON-RPC.
+/// The daemon's codes: negated errnos, and codes of JSON-RPC.
 pub const NO_FILE: i64 = -2;
 pub const NOT_ALLOWED: i64 = -13;
 pub const BUSY: i64 = -16;
@@ -17,91 +17,91 @@ pub const BAD_PARAMS: i64 = -32602;
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Nobody listens.
+    /// No process listens on the socket.
     #[error("no daemon answers at {}", .0.display())]
     NoDaemon(PathBuf),
-    /// Somebody might listen, but not to us.
+    /// The socket cannot be opened: another error than "no process listens".
     #[error("cannot open {}: {source}", .path.display())]
     Socket {
         /// The socket.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
-    /// The connection broke, or what came makes no sense.
+    /// The connection broke, or the reply is malformed.
     #[error("the daemon {0}")]
     Protocol(String),
-    /// The daemon's answer is an error.
+    /// The daemon replied with an error.
     #[error("{}", with_detail(message, detail.as_deref()))]
     Refused {
-        /// JSON-RPC's, or a negated errno.
+        /// A code of JSON-RPC, or a negated errno.
         code: i64,
-        /// Its text.
+        /// The message of the code.
         message: String,
-        /// What the daemon adds for people.
+        /// The daemon's details for people.
         detail: Option<String>,
-        /// What to do about it, where it was called for.
+        /// The hint of the command that made the call.
         hint: Option<&'static str>,
     },
-    /// What would be taken away is used.
+    /// An object that the command would remove is in use.
     #[error("{what}:\n  {}", users.join("\n  "))]
     InUse {
-        /// What is used, and that it is.
+        /// The object, as a clause that it is in use.
         what: String,
-        /// By whom.
+        /// The object's users.
         users: Vec<String>,
-        /// What to do about it.
+        /// How to go on.
         hint: &'static str,
     },
-    /// What would be made would take the place of what is configured and not there.
-    #[error("the daemon waits for what this would replace:\n  {}", .0.join("\n  "))]
+    /// The command would replace absent objects.
+    #[error("this would replace absent objects, for which the daemon waits:\n  {}", .0.join("\n  "))]
     Absent(Vec<String>),
-    /// The command line, beyond what its grammar says.
+    /// An invalid command line, beyond the checks of the parser.
     #[error("{0}")]
     Usage(String),
-    /// `aryk doctor` found so many things missing.
-    #[error("{} mending", if *.0 == 1 { "one thing needs".into() } else { format!("{} things need", .0) })]
+    /// `aryk doctor` found this many necessary things missing.
+    #[error("{} correction", if *.0 == 1 { "one check needs".into() } else { format!("{} checks need", .0) })]
     Unhealthy(usize),
-    /// A file of ours that says what cannot be done.
+    /// An error in one of our files.
     #[error("{0}")]
     File(String),
-    /// What takes disks away from machines, and was not asked for.
-    #[error("this takes away from its machine, and makes anew:\n  {0}")]
+    /// The plan would detach disks from VMs, without permission.
+    #[error("this detaches from their VMs, and recreates:\n  {0}")]
     Replaces(String),
     /// One of several steps failed.
     #[error("{step}: {source}")]
     Step {
-        /// Which.
+        /// The step.
         step: String,
-        /// Why.
+        /// The cause.
         source: Box<Error>,
     },
-    /// An image became a file, and the file no disk.
+    /// An image was imported into a file, but its disk was not created.
     #[error("{step}: {source}")]
     Imported {
-        /// Which.
+        /// The step.
         step: String,
-        /// Why.
+        /// The cause.
         source: Box<Error>,
     },
-    /// A back end that `aryk bench` met.
+    /// An error of the back-end under `aryk bench`.
     #[error(transparent)]
     BackEnd(#[from] aryk_front_end::Error),
-    /// A back end ended under load.
-    #[error("the back end has hung up, with {0} requests in flight")]
+    /// The back-end disconnected under load.
+    #[error("the back-end disconnected with {0} requests in flight")]
     Gone(u64),
-    /// A back end does not answer requests.
-    #[error("the back end has answered none of {in_flight} requests for {patience:?}")]
+    /// The back-end does not complete requests.
+    #[error("the back-end has completed none of {in_flight} requests for {patience:?}")]
     Unanswered {
-        /// How many wait.
+        /// Requests in flight.
         in_flight: u64,
-        /// How long they did.
+        /// Time since the last completion.
         patience: std::time::Duration,
     },
-    /// A disk gave other data than was written to it.
-    #[error("the disk does not hold what was written to it: {0}")]
+    /// A read returned other data than the last write.
+    #[error("the disk returned wrong data: {0}")]
     Mismatch(#[from] crate::bench::Mismatch),
-    /// Our own input or output.
+    /// An error of our own input or output.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
@@ -113,7 +113,8 @@ fn with_detail(message: &str, detail: Option<&str>) -> String {
     }
 }
 
-/// What a refusal is about, as the constants above have it. Some methods have one code for all that can be wrong: the text tells.
+/// The cause of a refusal, as one of the constants above. Some methods have one code for all errors; their message shows the
+/// cause.
 fn kind(code: i64, message: &str) -> i64 {
     match (message, code) {
         ("File exists", _) => EXISTS,
@@ -128,8 +129,8 @@ fn kind(code: i64, message: &str) -> i64 {
 }
 
 impl Error {
-    /// Refuses to take from `users` what they use, and to end the data that `last_data` tells of; `None` if both are empty.
-    /// Both are told at once, because --force is for both.
+    /// Refuses to end uses in `users`, and to lose the data in `last_data`; `None` if both are empty. Both are reported at once,
+    /// because --force permits both.
     pub fn in_use(
         what: String,
         mut users: Vec<String>,
@@ -140,19 +141,19 @@ impl Error {
         let hint = match last_data.is_empty() {
             true => hint,
             false => {
-                "'aryk doctor' says how to keep that data. --force goes on all the same: the data is lost, and whoever uses it loses it too."
+                "'aryk doctor' says how to keep that data. With --force the data is lost, and so are the uses."
             }
         };
         users.extend(last_data);
         (!users.is_empty()).then_some(Self::InUse { what, users, hint })
     }
 
-    /// What the daemon has no object for, in its words.
+    /// The daemon's error for an object that does not exist.
     pub fn no_device(detail: String) -> Self {
         Self::Refused { code: NO_DEVICE, message: "No such device".into(), detail: Some(detail), hint: None }
     }
 
-    /// The same, with what to do about it if the daemon's refusal is one of these kinds: what that is depends on what was asked.
+    /// Adds the hint for the cause of the daemon's refusal. An existing hint stays.
     #[must_use]
     pub fn hinted(mut self, hints: &[(i64, &'static str)]) -> Self {
         if let Self::Refused { code, message, hint: hint @ None, .. } = &mut self {
@@ -162,7 +163,7 @@ impl Error {
         self
     }
 
-    /// What the daemon's refusal is about, if it is one.
+    /// The cause of the daemon's refusal.
     pub fn kind(&self) -> Option<i64> {
         match self {
             Self::Refused { code, message, .. } => Some(kind(*code, message)),
@@ -170,7 +171,7 @@ impl Error {
         }
     }
 
-    /// For programs.
+    /// The error for programs.
     pub fn to_json(&self) -> Value {
         let mut error = json!({"message": self.to_string(), "exit_code": self.exit_code()});
         if let Some(hint) = self.hint() {
@@ -187,38 +188,36 @@ impl Error {
         json!({"error": error})
     }
 
-    /// What a person may try next.
+    /// The hint for people.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::NoDaemon(_) => {
-                Some("Start one with 'arykd', or name its socket with --socket or ARYK_SOCKET.")
+                Some("Start one with 'arykd', or give its socket with --socket or ARYK_SOCKET.")
             }
             Self::Socket { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
-                Some("Only the user who runs the daemon may use its socket: be that user.")
+                Some("Only the user who runs the daemon may use its socket: run this as that user.")
             }
             Self::Refused { hint, .. } => *hint,
             Self::InUse { hint, .. } => Some(hint),
             Self::Absent(_) => Some(
-                "Put its file back, and the daemon makes the disk again by itself; or have the daemon forget it, as said above.",
+                "Put its file back, and the daemon creates the disk by itself; or make the daemon forget it with the command above.",
             ),
-            Self::Unhealthy(_) => Some("The lines that begin with 'do:' say how to bring them about."),
-            Self::Replaces(_) => {
-                Some("Add --replace if that is wanted; --plan shows all that would be done.")
-            }
-            Self::Imported { .. } => Some("When that is mended, make the disk of the file, without --from."),
+            Self::Unhealthy(_) => Some("The lines that begin with 'do:' say how to correct them."),
+            Self::Replaces(_) => Some("Add --replace to permit that; --plan shows all steps."),
+            Self::Imported { .. } => Some("Correct that, then create the disk on the file, without --from."),
             Self::Protocol(_) => {
-                Some("'aryk doctor' tells whether it is Aryk's daemon, and whether it is well.")
+                Some("'aryk doctor' checks whether it is Aryk's daemon, and whether it works.")
             }
             Self::BackEnd(aryk_front_end::Error::Connect { .. }) => Some(
-                "Name a vhost-user socket: of arykd's, 'aryk attach DISK' prints them, and 'aryk controller list' lists them.",
+                "Give a vhost-user socket: 'aryk attach DISK' and 'aryk controller list' print the sockets of arykd.",
             ),
             Self::BackEnd(aryk_front_end::Error::Silent(_)) => {
-                Some("A back end serves one at a time: is a virtual machine connected?")
+                Some("A back-end serves one front-end at a time: is a VM connected?")
             }
-            Self::Unanswered { .. } => Some("--timeout says how many seconds to wait."),
-            Self::Step { source, .. } => {
-                source.hint().or(Some("What was done stays. When that is mended, run the same again."))
-            }
+            Self::Unanswered { .. } => Some("--timeout sets how many seconds to wait."),
+            Self::Step { source, .. } => source
+                .hint()
+                .or(Some("The steps before stay done. Correct that, and run the same command again.")),
             Self::File(_)
             | Self::Socket { .. }
             | Self::Usage(_)
@@ -229,7 +228,7 @@ impl Error {
         }
     }
 
-    /// The process's exit code; see `aryk --help`.
+    /// The exit code of the process; see `aryk --help`.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::NoDaemon(_)

@@ -1,8 +1,8 @@
-//! `aryk disk create --from`: a disk's file, made of an image.
+//! `aryk disk create --from`: creates a disk's file from an image.
 //!
-//! The file comes into being under another name beside its own, and is given its own when all of it is on disk: whoever is
-//! interrupted leaves no half disk, and the next import begins anew. Raw images are copied here; all others go
-//! through `qemu-img`.
+//! The file is written under another name in the same directory, and gets its own name when it is complete and synced: an
+//! interruption leaves no partial disk, and the next import starts again. Raw images are copied here; all others are read by
+//! `qemu-img`.
 
 mod copy;
 mod qemu_img;
@@ -18,7 +18,7 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// How images of each format begin.
+/// The first bytes of images, by format.
 const MAGIC: [(&[u8], &str); 5] = [
     (b"QFI\xfb", "qcow2"),
     (b"QED\0", "qed"),
@@ -27,27 +27,27 @@ const MAGIC: [(&[u8], &str); 5] = [
     (b"vhdxfile", "vhdx"),
 ];
 
-/// What is to be imported.
+/// An import.
 pub struct Import<'a> {
     pub source: &'a Path,
-    /// What `qemu-img` calls it; by default what the image begins with.
+    /// The format, as in `qemu-img`; by default detected from the first bytes.
     pub format: Option<&'a str>,
     pub target: &'a Path,
-    /// Bytes of the disk, not less than the image's.
+    /// Size of the disk in bytes, at least the image's.
     pub size: Option<u64>,
-    /// The disk's size is a multiple of it.
+    /// The disk's size is a multiple of this block size.
     pub block_size: u32,
-    /// Whether nobody looks.
+    /// Whether to hide the progress bar.
     pub quiet: bool,
 }
 
 impl Import<'_> {
-    /// Makes the target; its bytes.
+    /// Creates the target. Returns its size in bytes.
     pub fn run(&self) -> Result<u64, Error> {
         if self.target.symlink_metadata().is_ok() {
             let file = self.target.display();
             return Err(failed(format!(
-                "{file} exists already. Name a new file, or leave --from out to use it as it is."
+                "{file} exists already. Name a new file, or omit --from to use it as it is."
             )));
         }
         let mut source = open_source(self.source)?;
@@ -72,7 +72,7 @@ impl Import<'_> {
         Ok(size)
     }
 
-    /// The disk's bytes, if the image has `bytes`.
+    /// The disk's size for an image of `bytes` bytes.
     fn size_for(&self, bytes: u64) -> Result<u64, Error> {
         let block = u64::from(self.block_size.max(1));
         match self.size {
@@ -90,13 +90,13 @@ impl Import<'_> {
             return ProgressBar::hidden();
         }
         let style = "{bar:40} {percent:>3}%  {binary_bytes} of {binary_total_bytes}, {eta} left";
-        let style = ProgressStyle::with_template(style).expect("the template is right");
-        // Only on a terminal.
+        let style = ProgressStyle::with_template(style).expect("the template is valid");
+        // The progress bar is drawn only on a terminal.
         ProgressBar::new(bytes).with_style(style)
     }
 }
 
-/// The file until it is complete; removed if it never is.
+/// The file until it is complete. Dropping it removes an incomplete file.
 struct Draft {
     file: File,
     path: PathBuf,
@@ -106,18 +106,18 @@ struct Draft {
 impl Draft {
     fn new(target: &Path) -> Result<Self, Error> {
         let name =
-            target.file_name().ok_or_else(|| failed(format!("{} names no file.", target.display())))?;
+            target.file_name().ok_or_else(|| failed(format!("{} has no file name.", target.display())))?;
         let mut hidden = OsString::from(".");
         hidden.push(name);
         hidden.push(".importing");
         let path = target.with_file_name(hidden);
         let mut options = OpenOptions::new();
-        // What the image holds is for its owner alone.
+        // Only its owner may read the image's data.
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let file = options.open(&path).map_err(|e| at("make", target, &e))?;
-        let busy = || failed(format!("another import makes {}. Wait for it.", target.display()));
+        let file = options.open(&path).map_err(|e| at("create", target, &e))?;
+        let busy = || failed(format!("another import is creating {}. Wait for it.", target.display()));
         flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|_| busy())?;
-        // Another may have finished between our opening it and our locking it: then it is a disk now.
+        // Another import may have finished between our open and our lock: then the file is a disk now.
         let is_ours = |at: std::fs::Metadata| Some(at.ino()) == file.metadata().ok().map(|f| f.ino());
         if !path.symlink_metadata().is_ok_and(is_ours) {
             return Err(busy());
@@ -126,13 +126,13 @@ impl Draft {
         Ok(Self { file, path, is_finished: false })
     }
 
-    /// Makes it the target, when it is safely stored.
+    /// Syncs the file and gives it the target's name.
     fn finish(mut self, target: &Path, size: u64) -> Result<(), Error> {
         let store = || {
             self.file.set_len(size)?;
             self.file.sync_all()?;
             match renameat_with(CWD, &self.path, CWD, target, RenameFlags::NOREPLACE) {
-                // Some file systems cannot.
+                // Some file systems cannot rename without replacing.
                 Err(Errno::INVAL | Errno::NOSYS) => std::fs::hard_link(&self.path, target),
                 renamed => Ok(renamed?),
             }?;
@@ -148,7 +148,7 @@ impl Draft {
 impl Drop for Draft {
     fn drop(&mut self) {
         if !self.is_finished {
-            // What failed before is what is reported.
+            // The first error is reported.
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -158,7 +158,7 @@ fn open_source(source: &Path) -> Result<File, Error> {
     let file = File::open(source).map_err(|e| at("open", source, &e))?;
     let kind = file.metadata()?.file_type();
     if !kind.is_file() && !kind.is_block_device() {
-        return Err(failed(format!("{} is no image: give a file or a block device.", source.display())));
+        return Err(failed(format!("{} is not an image: give a file or a block device.", source.display())));
     }
     Ok(file)
 }

@@ -1,4 +1,4 @@
-//! `aryk latency`: where a disk's time goes, by layer, as bars.
+//! `aryk latency`: a disk's latency by layer, as bars.
 
 use crate::bars::bar;
 use crate::client::Client;
@@ -10,10 +10,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::time::Duration;
 
-/// Columns of a bar.
+/// Width of a bar in columns.
 const BAR: usize = 24;
 
-/// Latencies of a disk, by layer, as `aryk_latency_get` tells them.
+/// A disk's latencies by layer, as in `aryk_latency_get`.
 #[derive(Debug, Clone, Deserialize, Serialize)]
 pub struct Latencies {
     pub name: String,
@@ -21,17 +21,17 @@ pub struct Latencies {
     layers: Vec<Layer>,
 }
 
-/// A layer: how many requests spent how long in it.
+/// The requests' times in one layer.
 #[derive(Debug, Clone, Deserialize, Serialize)]
 struct Layer {
     layer: String,
     ops: u64,
     latency_ticks: u64,
-    /// Those that are not empty.
+    /// The buckets that are not empty.
     buckets: Vec<Bucket>,
 }
 
-/// Requests that took less than `end_ticks`, and no less than where the bucket before ends.
+/// Requests that took less than `end_ticks`, and at least the end of the bucket before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 struct Bucket {
     end_ticks: u64,
@@ -39,7 +39,7 @@ struct Bucket {
 }
 
 impl Layer {
-    /// What came after `before`, an earlier state of it.
+    /// The increase since `before`.
     fn since(&self, before: &Self) -> Self {
         let old = |end| before.buckets.iter().find(|b| b.end_ticks == end).map_or(0, |b| b.ops);
         let grown = |b: &Bucket| Bucket { ops: b.ops.saturating_sub(old(b.end_ticks)), ..*b };
@@ -65,15 +65,14 @@ impl Layer {
 }
 
 impl Latencies {
-    /// Asks the daemon.
+    /// Reads the latencies from the daemon.
     pub fn read(name: &str, client: &mut Client) -> Result<Self, Error> {
         let value = client.call("aryk_latency_get", json!({"name": name}));
         let value = value.map_err(|error| error.hinted(&crate::commands::disk::HINTS))?;
-        serde_json::from_value(value)
-            .map_err(|e| Error::Protocol(format!("answered what this program does not know: {e}")))
+        serde_json::from_value(value).map_err(|e| Error::Protocol(format!("sent an unknown reply: {e}")))
     }
 
-    /// What came after `before`, an earlier state of it.
+    /// The increase since `before`.
     pub fn since(&self, before: &Self) -> Self {
         let old = |layer: &Layer| before.layers.iter().find(|b| b.layer == layer.layer);
         let layers = self.layers.iter().map(|now| old(now).map_or_else(|| now.clone(), |old| now.since(old)));
@@ -84,12 +83,12 @@ impl Latencies {
         latency(u128::from(ticks) * 1_000_000_000 / u128::from(self.tick_rate.max(1)))
     }
 
-    /// All requests, through all layers.
+    /// The total over all layers.
     fn whole(&self) -> Option<&Layer> {
         self.layers.iter().find(|layer| layer.layer == "total").filter(|whole| whole.ops > 0)
     }
 
-    /// Where the time goes: a line for each layer.
+    /// The table of times, one line per layer.
     pub fn layers(&self, out: &Output) -> String {
         let Some(whole) = self.whole() else { return "No request has completed.".into() };
         let (sum, ops) = (whole.latency_ticks.max(1), whole.ops);
@@ -119,7 +118,7 @@ impl Latencies {
         out.table(&columns, self.layers.iter().map(row))
     }
 
-    /// How long requests took: a line for each power of two.
+    /// The distribution of latencies, one line per power of two.
     pub fn spread(&self, out: &Output) -> String {
         let Some(whole) = self.whole() else { return String::new() };
         let mut octaves: Vec<(u64, u64)> = Vec::new();
@@ -152,11 +151,11 @@ impl Latencies {
     }
 }
 
-/// Since the disk was made; or, every so often, since the last time.
+/// Prints latencies since the disk was created; with an interval, since the last print.
 pub fn show(name: &str, every: Option<Duration>, client: &mut Client, out: &Output) -> Result<(), Error> {
     let mut before = Latencies::read(name, client)?;
     let print = |latencies: &Latencies| {
-        let json = serde_json::to_value(latencies).expect("they came as JSON");
+        let json = serde_json::to_value(latencies).expect("they were parsed from JSON");
         out.print(&json, || latencies.page(out))
     };
     let Some(every) = every else { return print(&before) };
@@ -202,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_since() {
+    fn increase_since_an_earlier_read() {
         let (before, mut now) = (latencies(), latencies());
         now.layers[2] = layer("total", 1010, 10_500_000, &[(4_096, 500), (14_336, 410), (32_768, 100)]);
         let since = now.since(&before);

@@ -1,4 +1,4 @@
-//! Limits as people write them: `--iops 3k --bandwidth 125M --burst 2s`.
+//! Limits in the notation of the command line: `--iops 3k --bandwidth 125M --burst 2s`.
 
 use crate::commands::{number, object};
 use crate::size::Size;
@@ -8,60 +8,60 @@ use serde_json::{Value, json};
 use std::fmt;
 use std::str::FromStr;
 
-/// What a disk or a group may do in a second.
+/// The limits of a disk or a group.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Limits {
-    /// Requests a second: 3000, 10k. 0 is no limit, as for all that follow
+    /// Requests per second: 3000, 10k. 0 means no limit, here and below
     #[arg(long, value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub iops: Option<Rate>,
-    /// Reads a second
+    /// Reads per second
     #[arg(long, value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_iops: Option<Rate>,
-    /// Writes a second, and all else that is no read
+    /// Writes per second, including all other requests that are not reads
     #[arg(long, value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub write_iops: Option<Rate>,
-    /// Bytes a second: 125M, 1G
+    /// Bytes per second: 125M, 1G
     #[arg(long, value_name = "SIZE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<Bandwidth>,
-    /// Bytes read a second
+    /// Bytes read per second
     #[arg(long, value_name = "SIZE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_bandwidth: Option<Bandwidth>,
-    /// Bytes written a second
+    /// Bytes written per second
     #[arg(long, value_name = "SIZE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub write_bandwidth: Option<Bandwidth>,
-    /// How much time's worth can be saved up while less is done: 2s, 1m
+    /// Burst: the unused budget of how much time may accumulate: 2s, 1m
     #[arg(long, value_name = "TIME")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub burst: Option<Burst>,
-    /// Requests of 4 KiB meet the limit of requests, those of 4 MiB that of bytes, and those between share one scale
+    /// Combine both limits on one scale: requests of 4 KiB reach the limit of requests, requests of 4 MiB the limit of bytes
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub combined: Option<bool>,
 }
 
-/// A number of requests: powers of 1000.
+/// A number of requests, with powers of 1000.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Written", into = "u64")]
 pub struct Rate(pub u64);
 
-/// Bytes, in whole mebibytes.
+/// A number of bytes, a multiple of 1 MiB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Size", into = "Size")]
 pub struct Bandwidth(pub Size);
 
-/// A time in seconds.
+/// A duration in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Written", into = "u64")]
 pub struct Burst(pub u64);
 
-/// A number, or a text that says one.
+/// A number, or a text of one.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Written {
@@ -73,7 +73,8 @@ impl FromStr for Rate {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || "a whole number, with k or M (powers of 1000), such as 10k; 0 is no limit".to_owned();
+        let wrong =
+            || "give a whole number, with k or M (powers of 1000), such as 10k; 0 means no limit".to_owned();
         let (digits, unit) = match text.trim() {
             text if text.ends_with(['k', 'K']) => (&text[..text.len() - 1], 1_000),
             text if text.ends_with(['m', 'M']) => (&text[..text.len() - 1], 1_000_000),
@@ -104,7 +105,7 @@ impl FromStr for Burst {
             _ => None,
         };
         let seconds = unit.and_then(|unit| digits.parse::<u64>().ok()?.checked_mul(unit));
-        let wrong = || "a whole number with s, m or h, up to a day, such as 2s".to_owned();
+        let wrong = || "give a whole number with s, m or h, up to a day, such as 2s".to_owned();
         seconds.filter(|&s| s <= 86_400).map(Self).ok_or_else(wrong)
     }
 }
@@ -136,7 +137,7 @@ impl TryFrom<Size> for Bandwidth {
 
     fn try_from(size: Size) -> Result<Self, String> {
         let is_whole = size.0.is_multiple_of(1 << 20);
-        is_whole.then_some(Self(size)).ok_or_else(|| format!("{size} a second is not in whole mebibytes"))
+        is_whole.then_some(Self(size)).ok_or_else(|| format!("{size} per second is not a multiple of 1M"))
     }
 }
 
@@ -159,7 +160,7 @@ impl From<Burst> for u64 {
 }
 
 impl Limits {
-    /// The parameters of the call that sets what is given.
+    /// The parameters of the call that sets these limits.
     pub fn params(&self, name: &str) -> Value {
         let count = |rate: Option<Rate>| rate.map(|rate| json!(rate.0));
         let mbytes = |bandwidth: Option<Bandwidth>| bandwidth.map(|b| json!(b.0.0 >> 20));
@@ -176,12 +177,12 @@ impl Limits {
         ])
     }
 
-    /// Whether nothing is given.
+    /// Whether no limit is given.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// What is not given, as what it means where all is said: no limit.
+    /// These limits with each absent one set to "no limit".
     pub fn complete(&self) -> Self {
         let none = Bandwidth(Size(0));
         Self {
@@ -196,7 +197,7 @@ impl Limits {
         }
     }
 
-    /// Those limits that there are, of what the daemon says.
+    /// The limits in a reply of the daemon; 0 means absent.
     pub fn of(limits: &Value) -> Self {
         let rate = |member: &str| Some(number(limits, member)).filter(|&n| n > 0).map(Rate);
         let bandwidth = |member: &str| {
@@ -217,7 +218,7 @@ impl Limits {
 }
 
 impl fmt::Display for Limits {
-    /// `3000 iops, 125M/s, burst 2s`.
+    /// Formats limits such as `3000 iops, 125M/s, burst 2s`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rate = |rate: Option<Rate>, what: &str| rate.map(|rate| format!("{} {what}", rate.0));
         let bandwidth = |b: Option<Bandwidth>, what: &str| b.map(|b| format!("{}/s{what}", b.0));
@@ -242,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_people_write_them() {
+    fn limits_parse() {
         assert_eq!("10k".parse(), Ok(Rate(10_000)));
         assert_eq!("0".parse(), Ok(Rate(0)));
         assert_eq!("125M".parse(), Ok(Bandwidth(Size(125 << 20))));
@@ -259,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn they_come_back_as_they_went() {
+    fn limits_convert_to_parameters_and_back() {
         let text =
             r#"{"iops": "3k", "read_iops": 7, "write_bandwidth": "2G", "burst": "2s", "combined": true}"#;
         let limits: Limits = serde_json::from_str(text).unwrap();

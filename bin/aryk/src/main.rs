@@ -1,7 +1,7 @@
-//! `aryk`: the daemon's command line for people.
+//! `aryk`: the command line for operators.
 //!
-//! Each command is one or a few JSON-RPC calls to `arykd`, and a few lines about what they gave. With `--json` it prints
-//! JSON instead. What it needs of the daemon is in the calls: it knows nothing that another client could not.
+//! Each command makes one or a few JSON-RPC calls to `arykd`, and prints the result as text, or as JSON with `--json`. It uses
+//! only the RPCs, so any other client can do the same.
 #![forbid(unsafe_code)]
 
 mod absent;
@@ -42,7 +42,7 @@ fn main() -> ExitCode {
     };
     match run(&cli) {
         Ok(code) => code,
-        // Whoever read us has seen enough.
+        // A closed standard output ends the program without an error.
         Err(Error::Io(e)) if e.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             match error.hint() {
@@ -55,7 +55,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What the grammar does not take: also for programs, if they say that they are some.
+/// Prints a parse error, as JSON if the command line has `--json`.
 fn refused(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() || std::env::args().all(|word| word != "--json") {
         error.exit();
@@ -75,24 +75,24 @@ fn run(cli: &Cli) -> Result<ExitCode, Error> {
         Command::Logs(args) => commands::service::logs(args, cli),
         Command::Rpc { method, help: true, .. } => rpc_help(method.as_deref(), &out),
         Command::Bench(args) => bench::run(args, &cli.socket, cli.timeout, &out),
-        _ => return ask(cli, &out),
+        _ => return run_with_daemon(cli, &out),
     };
     done.map(|()| ExitCode::SUCCESS)
 }
 
-/// What there is to know of a method, or of calling them.
+/// Help for one method, or for the command `rpc`.
 fn rpc_help(method: Option<&str>, out: &Output) -> Result<(), Error> {
     if let Some(method) = method {
         return reference::show(method, out);
     }
     let mut command = Cli::command();
     command.build();
-    let rpc = command.find_subcommand_mut("rpc").expect("a command of ours");
+    let rpc = command.find_subcommand_mut("rpc").expect("the command exists");
     Ok(rpc.print_help()?)
 }
 
-/// The commands that need the daemon.
-fn ask(cli: &Cli, out: &Output) -> Result<ExitCode, Error> {
+/// Runs the commands that need the daemon.
+fn run_with_daemon(cli: &Cli, out: &Output) -> Result<ExitCode, Error> {
     let client = &mut Client::connect(&cli.socket, cli.timeout)?;
     let done = match &cli.command {
         Command::Apply(args) => return apply::apply(args, client, out),
@@ -134,7 +134,7 @@ fn ask(cli: &Cli, out: &Output) -> Result<ExitCode, Error> {
         | Command::Man { .. }
         | Command::Doctor
         | Command::Bench(_)
-        | Command::Logs(_) => unreachable!("done without the daemon"),
+        | Command::Logs(_) => unreachable!("runs without the daemon"),
     };
     done.map(|()| ExitCode::SUCCESS)
 }

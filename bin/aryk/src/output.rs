@@ -1,4 +1,4 @@
-//! What is printed: JSON, or tables and lines of at most 80 columns.
+//! Output: JSON, or tables and lines of at most 80 columns.
 
 use crate::cli::Cli;
 use crate::error::Error;
@@ -11,24 +11,24 @@ use std::path::Path;
 
 const WIDTH: u16 = 80;
 
-/// Blanks before and after each cell.
+/// Spaces before and after each cell.
 const PADDING: (u16, u16) = (0, 2);
 
-/// Where and how to print.
+/// Destination and style of the output.
 pub struct Output {
     pub json: bool,
     is_styled: bool,
-    repeats: Repeats,
+    repeats: Repetition,
 }
 
-/// What becomes of what was printed before.
+/// How a repeated output is placed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Repeats {
-    /// There is nothing.
+enum Repetition {
+    /// The output is printed once.
     No,
-    /// It stays.
+    /// Below the previous one.
     Below,
-    /// It is drawn over.
+    /// Over the previous one.
     InPlace,
 }
 
@@ -41,43 +41,43 @@ pub enum Tone {
     Bad,
 }
 
-/// A column's heading, and whether it holds numbers.
+/// A column's heading, and whether the column has numbers.
 pub type Column = (&'static str, bool);
 
 impl Output {
-    /// The standard output, once or again and again; colours only on a terminal.
+    /// The standard output, printed once or repeatedly; colours only on a terminal.
     pub fn new(json: bool, repeats: bool) -> Self {
         let is_terminal = io::stdout().is_terminal();
         let is_styled = is_terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
         let repeats = match (repeats, is_terminal && !json) {
-            (false, _) => Repeats::No,
-            (true, false) => Repeats::Below,
-            (true, true) => Repeats::InPlace,
+            (false, _) => Repetition::No,
+            (true, false) => Repetition::Below,
+            (true, true) => Repetition::InPlace,
         };
         Self { json, is_styled, repeats }
     }
 
-    /// For people, once, without colours: what is shown within something else.
+    /// Output for people, once, without colours: for text within another output.
     pub const fn unstyled() -> Self {
-        Self { json: false, is_styled: false, repeats: Repeats::No }
+        Self { json: false, is_styled: false, repeats: Repetition::No }
     }
 
-    /// For people, without colours.
+    /// Output for people, without colours.
     #[cfg(test)]
     pub const fn plain() -> Self {
-        Self { json: false, is_styled: false, repeats: Repeats::No }
+        Self { json: false, is_styled: false, repeats: Repetition::No }
     }
 
-    /// Prints `value` if JSON is wanted, or else what `human` makes. What repeats has a line for each JSON, and
-    /// an empty line after each table.
+    /// Prints `value` for JSON output, otherwise the text of `human`. Repeated JSON output has one line per value; repeated
+    /// tables end with an empty line.
     pub fn print(&self, value: &Value, human: impl FnOnce() -> String) -> Result<(), Error> {
         let mut stdout = io::stdout().lock();
         match (self.json, self.repeats) {
-            (true, Repeats::No) => writeln!(stdout, "{value:#}")?,
+            (true, Repetition::No) => writeln!(stdout, "{value:#}")?,
             (true, _) => writeln!(stdout, "{value}")?,
-            (false, Repeats::No) => writeln!(stdout, "{}", human().trim_end())?,
-            (false, Repeats::Below) => writeln!(stdout, "{}\n", human().trim_end())?,
-            (false, Repeats::InPlace) => {
+            (false, Repetition::No) => writeln!(stdout, "{}", human().trim_end())?,
+            (false, Repetition::Below) => writeln!(stdout, "{}\n", human().trim_end())?,
+            (false, Repetition::InPlace) => {
                 let rows = rustix::termios::tcgetwinsize(&stdout).map_or(24, |size| size.ws_row.max(4));
                 write!(stdout, "{}", watch::frame(human().trim_end(), rows.into()))?;
             }
@@ -87,18 +87,18 @@ impl Output {
     }
 
     /// Prints lines.
-    #[expect(clippy::unused_self, reason = "what is printed is printed here")]
-    pub fn say(&self, text: &str) -> Result<(), Error> {
+    #[expect(clippy::unused_self, reason = "all output goes through this type")]
+    pub fn print_line(&self, text: &str) -> Result<(), Error> {
         writeln!(io::stdout().lock(), "{text}")?;
         Ok(())
     }
 
-    /// Rows under headings.
+    /// A table of rows under headings.
     pub fn table(&self, columns: &[Column], rows: impl IntoIterator<Item = Vec<String>>) -> String {
         self.toned_table(columns, rows.into_iter().map(|row| (Tone::Plain, row)))
     }
 
-    /// Rows under headings, each with a colour for its first cell.
+    /// A table whose rows have a colour for their first cell.
     pub fn toned_table(
         &self,
         columns: &[Column],
@@ -125,7 +125,7 @@ impl Output {
         trimmed(&table)
     }
 
-    /// Names and values, one pair a line.
+    /// A list of names and values, one pair per line.
     pub fn list(&self, pairs: impl IntoIterator<Item = (&'static str, String)>) -> String {
         let mut table = self.bare_table();
         for (name, value) in pairs {
@@ -153,7 +153,7 @@ impl Output {
     }
 
     /// Writes a man page for each command.
-    #[expect(clippy::unused_self, reason = "what is written is written here")]
+    #[expect(clippy::unused_self, reason = "all output goes through this type")]
     pub fn man_pages(&self, dir: &Path) -> Result<(), Error> {
         std::fs::create_dir_all(dir)?;
         clap_mangen::generate_to(Cli::command(), dir)?;
@@ -172,13 +172,13 @@ impl Tone {
     }
 }
 
-/// Lines without the blanks that a table has at its right edge.
+/// The table's lines without trailing spaces.
 fn trimmed(table: &Table) -> String {
     let lines = table.lines().map(|line| line.trim_end().to_owned());
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Names may hold anything; a terminal must not obey them.
+/// Escapes control characters: names are untrusted, and a terminal would obey them.
 pub fn printable(text: &str) -> String {
     let escape = |c: char| match c {
         c if c.is_control() => c.escape_unicode().to_string(),

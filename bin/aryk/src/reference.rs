@@ -1,4 +1,4 @@
-//! `aryk rpc METHOD --help`: what a method takes and gives, from the OpenRPC document that is generated from its types.
+//! `aryk rpc METHOD --help`: a method's parameters and result, from the OpenRPC document that is generated from its types.
 
 use crate::commands::{elements, text};
 use crate::error::{Error, NO_METHOD};
@@ -6,13 +6,13 @@ use crate::output::{Column, Output};
 use serde_json::{Map, Value, json};
 use std::sync::LazyLock;
 
-/// The document of the daemon of this version.
+/// The document of this version's daemon.
 static DOCUMENT: LazyLock<Value> = LazyLock::new(|| {
     serde_json::from_str(include_str!("../../../docs/rpc/openrpc.json"))
-        .expect("it is generated, and checked")
+        .expect("the document is generated and checked")
 });
 
-/// What there is to do about a method that there is not.
+/// Hints for an unknown method.
 pub const HINTS: [(i64, &str); 1] = [(NO_METHOD, "'aryk rpc rpc_get_methods' lists the methods.")];
 
 /// The names of all methods.
@@ -20,7 +20,7 @@ pub fn methods() -> impl Iterator<Item = &'static str> {
     elements(&DOCUMENT["methods"]).iter().map(|method| text(method, "name"))
 }
 
-/// What there is to say of a method that the daemon takes for its clients' sake, and that changes nothing of what it does.
+/// A note for a method that the daemon accepts for compatibility and that has no effect.
 pub fn without_effect(name: &str) -> Option<&'static str> {
     let method = elements(&DOCUMENT["methods"]).iter().find(|method| text(method, "name") == name)?;
     let summary = text(method, "summary");
@@ -28,7 +28,7 @@ pub fn without_effect(name: &str) -> Option<&'static str> {
     says_so.iter().any(|part| summary.contains(part)).then_some(summary)
 }
 
-/// Prints what there is to know of a method.
+/// Prints the help of a method.
 pub fn show(name: &str, out: &Output) -> Result<(), Error> {
     let found = elements(&DOCUMENT["methods"]).iter().find(|method| text(method, "name") == name);
     let none = || Error::Refused {
@@ -61,14 +61,11 @@ fn help(method: &Value, out: &Output) -> String {
             ]
         };
         let columns: [Column; 4] =
-            [("PARAMETER", false), ("TYPE", false), ("NEEDED", false), ("WHAT", false)];
+            [("PARAMETER", false), ("TYPE", false), ("REQUIRED", false), ("DESCRIPTION", false)];
         help.push_str(&out.table(&columns, params.iter().map(row)));
         help.push('\n');
     }
-    help.push_str(&format!(
-        "\nIt gives: {}\n\nExample:\n  aryk rpc {name}",
-        kind(&method["result"]["schema"])
-    ));
+    help.push_str(&format!("\nResult: {}\n\nExample:\n  aryk rpc {name}", kind(&method["result"]["schema"])));
     let example = example(params);
     if !example.is_empty() {
         help.push_str(&format!(" '{}'", Value::Object(example)));
@@ -76,7 +73,7 @@ fn help(method: &Value, out: &Output) -> String {
     help
 }
 
-/// Values for the parameters that must be given; where there are none of those, for the first.
+/// Values for the required parameters; if there are none, for the first parameter.
 fn example(params: &[Value]) -> Map<String, Value> {
     let needed = params.iter().filter(|param| param["required"] == true);
     let given: Vec<_> = match needed.clone().next() {
@@ -104,7 +101,7 @@ fn sample(param: &Value) -> Value {
     }
 }
 
-/// What a schema refers to.
+/// The schema behind a reference.
 fn resolved(schema: &Value) -> &Value {
     match schema["$ref"].as_str().and_then(|path| path.strip_prefix('#')) {
         Some(path) => DOCUMENT.pointer(path).unwrap_or(&Value::Null),
@@ -112,7 +109,7 @@ fn resolved(schema: &Value) -> &Value {
     }
 }
 
-/// A schema's type in a word or two; of a choice, the choices.
+/// A short name of a schema's type; for an enumeration, its values.
 fn kind(schema: &Value) -> String {
     if let Some(path) = schema["$ref"].as_str().and_then(|path| path.strip_prefix('#')) {
         return DOCUMENT.pointer(path).map(kind).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Sizes as people write them.
+//! Sizes in the notation of the command line.
 
 use serde::de::{Deserializer, Error, Unexpected, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
@@ -14,7 +14,8 @@ pub struct Size(pub u64);
 impl FromStr for Size {
     type Err = String;
 
-    /// `20G`, `20GiB`, `1.5g`, `4096`: powers of 1024, as most tools have them. `20GB`: powers of 1000, as disks are sold.
+    /// Parses `20G`, `20GiB`, `1.5g`, `4096` as powers of 1024, like most tools, and `20GB` as powers of 1000, like vendors of
+    /// disks.
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || {
             "a size is a number with K, M, G, T or P: 20G or 20GiB (powers of 1024), 20GB (powers of 1000)"
@@ -36,7 +37,7 @@ impl FromStr for Size {
         let (part, of) = (u128::from(fraction) * bytes, 10_u128.pow(places));
         if !part.is_multiple_of(of) {
             return Err(format!(
-                "{text} is no whole number of bytes: take a smaller unit, without a fraction"
+                "{text} is not a whole number of bytes: use a smaller unit, without a fraction"
             ));
         }
         let all = u128::from(whole) * bytes + part / of;
@@ -59,7 +60,7 @@ fn bytes_of(unit: &str) -> Option<u128> {
 }
 
 impl fmt::Display for Size {
-    /// In the largest unit that leaves a number of at least 1, with one decimal if it is not whole.
+    /// Formats the size in the largest unit with a number of at least 1, with one decimal if it is not an integer.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some((unit, shift)) = UNITS.iter().find(|(_, shift)| self.0 >> shift > 0) else {
             return write!(f, "{}B", self.0);
@@ -74,7 +75,7 @@ impl fmt::Display for Size {
 }
 
 impl Serialize for Size {
-    /// Without loss: in a unit only if it is a whole number of them.
+    /// Writes the size without loss: in a unit only if it is a multiple of that unit.
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let is_whole = |shift: &u32| self.0 > 0 && self.0.trailing_zeros() >= *shift;
         match UNITS.iter().find(|(_, shift)| is_whole(shift)) {
@@ -85,7 +86,7 @@ impl Serialize for Size {
 }
 
 impl<'de> Deserialize<'de> for Size {
-    /// Text as people write it, or a number of bytes.
+    /// Reads a text such as "20G", or a number of bytes.
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         struct Sizes;
         impl Visitor<'_> for Sizes {
@@ -114,7 +115,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn as_people_write_them() {
+    fn sizes_parse() {
         let known = [
             ("4096", 4096),
             ("20G", 20 << 30),
@@ -151,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn as_people_read_them() {
+    fn sizes_print() {
         let known = [
             (0, "0B"),
             (1023, "1023B"),
@@ -166,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn in_files() {
+    fn sizes_in_files() {
         for (text, bytes) in [("\"20G\"", 20 << 30), ("512", 512), ("\"1536\"", 1536)] {
             assert_eq!(serde_json::from_str::<Size>(text).unwrap(), Size(bytes), "{text}");
         }
@@ -177,13 +178,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn files_keep_every_byte(bytes: u64) {
+        fn sizes_are_written_without_loss(bytes: u64) {
             let text = serde_json::to_string(&Size(bytes)).unwrap();
             prop_assert_eq!(serde_json::from_str::<Size>(&text).unwrap(), Size(bytes));
         }
 
         #[test]
-        fn whole_sizes_survive(number in 1_u64..1024, unit in 0_usize..5) {
+        fn sizes_with_a_unit_are_written_as_they_parse(number in 1_u64..1024, unit in 0_usize..5) {
             let text = format!("{number}{}", UNITS[unit].0);
             prop_assert_eq!(text.parse::<Size>().unwrap().to_string(), text);
         }

@@ -1,7 +1,7 @@
-//! `aryk top`: what disks, controllers and reactors do now, live.
+//! `aryk top`: activity of disks, groups, controllers and reactors, live.
 //!
-//! `reading` is what the daemon says and what happened between two times it said so; `state` is what is shown, and what a key does to it;
-//! `view` draws that. The first three know no terminal.
+//! `reading` has the daemon's counts and the rates between two reads; `state` has what the screen shows, and handles keys; `view`
+//! draws it. `reading` and `state` use no terminal.
 
 mod reading;
 mod state;
@@ -23,24 +23,24 @@ use std::time::{Duration, Instant};
 /// Arguments of `top`.
 #[derive(Debug, Args)]
 pub struct TopArgs {
-    /// Seconds between two looks
+    /// Seconds between two updates
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = watch::seconds)]
     pub every: Duration,
-    /// Print what happened in one such time, and end
+    /// Print the rates of one interval, and exit
     #[arg(long)]
     pub once: bool,
-    /// What to show [default: disks on a terminal, all without one]
+    /// What to show [default: disks on a terminal, all without a terminal]
     #[arg(value_enum)]
     pub view: Option<View>,
-    /// What to sort by
+    /// Sort order
     #[arg(long, value_enum, default_value = "ops")]
     pub sort: Sort,
-    /// Only those with this in their name
+    /// Show only objects with this text in their names
     #[arg(long, value_name = "PART")]
     pub filter: Option<String>,
 }
 
-/// What rows are sorted by; the largest is first, but for names.
+/// The sort order of rows; the largest value is first, except for names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Sort {
     Name,
@@ -68,11 +68,10 @@ impl Sort {
 
 fn read(client: &mut Client) -> Result<Reading, Error> {
     let value = client.call("aryk_stats_get", json!({}))?;
-    serde_json::from_value(value)
-        .map_err(|e| Error::Protocol(format!("answered what this program does not know: {e}")))
+    serde_json::from_value(value).map_err(|e| Error::Protocol(format!("sent an unknown reply: {e}")))
 }
 
-/// Shows it until the user has seen enough; or once, where nobody is to press keys.
+/// Shows the rates until the user quits; prints them once if there is no terminal.
 pub fn top(args: &TopArgs, client: &mut Client, out: &Output) -> Result<(), Error> {
     let of = |view| State::new(view, args.sort, args.filter.clone().unwrap_or_default());
     let first = read(client)?;
@@ -91,21 +90,22 @@ pub fn top(args: &TopArgs, client: &mut Client, out: &Output) -> Result<(), Erro
     ended
 }
 
-/// All views that are wanted, by their names.
+/// The JSON of all requested views, by name.
 fn whole_json(views: &[State], rates: &Rates) -> Value {
     let per_second =
         views.iter().map(|state| (state.view.title().to_owned(), state.json(rates, &state.rows(rates))));
     json!({"seconds": rates.seconds, "per_second": per_second.collect::<Map<_, _>>()})
 }
 
-/// A table of each; without one of the groups where there are none.
+/// A table per view; an empty view of groups is omitted.
 fn whole_text(views: &[State], rates: &Rates, out: &Output) -> String {
-    let is_told = |state: &&State| views.len() == 1 || state.view != View::Groups || !rates.groups.is_empty();
-    let tables = views.iter().filter(is_told).map(|state| state.table(rates, &state.rows(rates), out));
+    let is_shown =
+        |state: &&State| views.len() == 1 || state.view != View::Groups || !rates.groups.is_empty();
+    let tables = views.iter().filter(is_shown).map(|state| state.table(rates, &state.rows(rates), out));
     tables.collect::<Vec<_>>().join("\n\n")
 }
 
-#[expect(clippy::disallowed_methods, reason = "a command line may look at the time")]
+#[expect(clippy::disallowed_methods, reason = "a command line may read the clock")]
 fn live(
     every: Duration,
     mut state: State,
@@ -139,13 +139,13 @@ fn live(
             Ok(now) => now,
             Err(_) => {
                 state.link = Link::Lost;
-                // The next round tries again.
+                // The next update tries again.
                 let _ = client.reconnect();
                 continue;
             }
         };
         if state.link == Link::Lost {
-            // It counts from the beginning, and its latencies are asked for anew.
+            // The daemon is new: its counts start from zero, so the latencies are read again.
             (before, latencies) = (now.clone(), None);
         }
         state.link = state.link.answered();
@@ -159,7 +159,7 @@ fn live(
     }
 }
 
-/// Of the disk that has just been chosen: nothing has happened since yet. One that is gone has none.
+/// The first latencies of a disk that was just chosen. `None` if the disk is gone.
 fn first_latencies(state: &State, client: &mut Client) -> Option<(Latencies, Latencies)> {
     let now = Latencies::read(state.detail()?, client).ok()?;
     Some((now.clone(), now))

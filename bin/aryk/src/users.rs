@@ -1,7 +1,7 @@
-//! Who uses disks: the controllers that offer them, the VMs behind these, and the disks that are made of them.
+//! Users of disks: controllers, their VMs, and disks on top.
 //!
-//! The daemon does what its clients ask for, as SPDK does. That nothing is taken from a running VM by a slip of a person's is
-//! seen to here, before it is asked.
+//! Like SPDK, the daemon carries out all its clients' calls. The guard against detaching a disk from a running VM by mistake is
+//! here, before the call.
 
 use crate::absent;
 use crate::client::Client;
@@ -15,10 +15,10 @@ use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
-/// How long a front-end that has just hung up may still count as connected.
-const LEAVING: Duration = Duration::from_millis(300);
+/// How long a front-end that has just disconnected may still be reported as connected.
+const DISCONNECT_TIME: Duration = Duration::from_millis(300);
 
-/// All disks and controllers, as the daemon told them, and those that are absent.
+/// All disks and controllers of the daemon, and the absent ones.
 pub struct Users {
     pub disks: Value,
     pub controllers: Value,
@@ -26,58 +26,58 @@ pub struct Users {
     pub deleted: Deleted,
 }
 
-/// A place where a disk is offered: as a controller's only disk, or as a target's.
+/// A place of a disk: the disk of a block controller, or of a target.
 #[derive(Debug, Clone, Copy)]
 pub struct Place<'a> {
     pub controller: &'a Value,
     pub target: Option<u64>,
-    /// What is offered.
+    /// The disk's name.
     pub disk: &'a str,
 }
 
 impl Users {
-    /// Asks the daemon.
-    pub fn ask(client: &mut Client) -> Result<Self, Error> {
+    /// Reads the lists from the daemon.
+    pub fn read(client: &mut Client) -> Result<Self, Error> {
         let disks = client.call("bdev_get_bdevs", json!({}))?;
         let controllers = client.call("vhost_get_controllers", json!({}))?;
-        let absent = absent::ask(client)?;
+        let absent = absent::read(client)?;
         Ok(Self { disks, controllers, absent, deleted: Deleted::of(client) })
     }
 
-    /// Asks the daemon until `refusal` finds nothing in the answer, or has found something for longer than a front-end takes to leave.
-    pub fn ask_until_free(
+    /// Reads the lists until `refusal` returns `None`, or until it has returned an error for longer than a disconnect takes.
+    pub fn read_until_free(
         client: &mut Client,
         refusal: impl Fn(&Self) -> Option<Error>,
     ) -> Result<Self, Error> {
         let mut waited = Duration::ZERO;
         loop {
-            let users = Self::ask(client)?;
+            let users = Self::read(client)?;
             match refusal(&users) {
                 None => return Ok(users),
-                Some(error) if waited >= LEAVING => return Err(error),
-                Some(_) => watch::wait(LEAVING / 3),
+                Some(error) if waited >= DISCONNECT_TIME => return Err(error),
+                Some(_) => watch::wait(DISCONNECT_TIME / 3),
             }
-            waited += LEAVING / 3;
+            waited += DISCONNECT_TIME / 3;
         }
     }
 
-    /// The disk that goes by this name, alias or uuid.
+    /// The disk with this name, alias or uuid.
     pub fn disk(&self, name: &str) -> Option<&Value> {
-        let goes_by = |disk: &&Value| {
+        let is_called = |disk: &&Value| {
             text(disk, "name") == name
                 || elements(&disk["aliases"]).iter().any(|alias| alias == name)
                 || text(disk, "uuid").eq_ignore_ascii_case(name)
         };
-        elements(&self.disks).iter().find(goes_by).filter(|_| !name.is_empty())
+        elements(&self.disks).iter().find(is_called).filter(|_| !name.is_empty())
     }
 
-    /// The same; or an absent disk, that goes by this name or uuid.
+    /// The disk with this name, alias or uuid; or the absent disk with this name or uuid.
     pub fn any_disk(&self, name: &str) -> Option<&Value> {
         let absent = || self.absent.iter().find(|a| absent::is_disk(a) && absent::is_called(a, name));
         self.disk(name).or_else(absent)
     }
 
-    /// What is absent and needs the disk of this name, or what is absent and made of it; whatever needs another comes before it.
+    /// The absent objects that need the disk of this name, each before the object that it needs.
     pub fn absent_on(&self, disk: &str) -> Vec<&Value> {
         let mut found: Vec<&Value> = Vec::new();
         let mut bases = vec![disk];
@@ -85,7 +85,7 @@ impl Users {
             let is_called = |name: &str| {
                 name == base || self.any_disk(base).is_some_and(|disk| absent::is_called(disk, name))
             };
-            // A setting goes with its disk: a limit, or its place in a group.
+            // Settings, such as a limit or the membership in a group, are removed with their disk.
             let users = self.absent.iter().filter(|a| absent::is_disk(a) || absent::is_offer(a));
             for absent in users {
                 let is_itself = absent::is_disk(absent) && text(absent, "name") == disk;
@@ -100,18 +100,18 @@ impl Users {
         found
     }
 
-    /// The controller of this name.
+    /// The controller with this name.
     pub fn controller(&self, name: &str) -> Option<&Value> {
         elements(&self.controllers).iter().find(|controller| text(controller, "ctrlr") == name)
     }
 
-    /// Where the disk of this name is offered.
+    /// The places of the disk with this name.
     pub fn places<'a>(&'a self, disk: &str) -> impl Iterator<Item = Place<'a>> {
         elements(&self.controllers).iter().flat_map(places_of).filter(move |place| place.disk == disk)
     }
 
-    /// The disks that are made of this one, with all that are made of these; whatever is made of another comes before it.
-    pub fn made_of<'a>(&'a self, disk: &str) -> Vec<&'a str> {
+    /// The disks on top of this one, directly or indirectly, each before its base.
+    pub fn disks_on_top<'a>(&'a self, disk: &str) -> Vec<&'a str> {
         let is_on = |other: &&'a Value| {
             let mut details = other["driver_specific"].as_object().into_iter().flatten();
             details.any(|(_, of)| of["base_bdev_name"] == disk || of["base_bdev"] == disk)
@@ -119,50 +119,51 @@ impl Users {
         let mut all = Vec::new();
         for other in elements(&self.disks).iter().filter(is_on) {
             let name = text(other, "name");
-            let above = self.made_of(name);
+            let above = self.disks_on_top(name);
             let new: Vec<_> = above.into_iter().chain([name]).filter(|name| !all.contains(name)).collect();
             all.extend(new);
         }
         all
     }
 
-    /// Who uses the disk of this name, in lines for people; `leave_out` are disks that go anyway.
-    pub fn of_disk(&self, disk: &str, leave_out: &[&str]) -> Vec<String> {
+    /// The users of the disk with this name, one line each; without the disks in `except`, which are removed anyway.
+    pub fn of_disk(&self, disk: &str, except: &[&str]) -> Vec<String> {
         let mut lines: Vec<_> = self.places(disk).map(|place| place.to_string()).collect();
-        for above in self.made_of(disk).into_iter().filter(|above| !leave_out.contains(above)) {
-            lines.push(format!("disk '{above}' is made of it"));
+        for above in self.disks_on_top(disk).into_iter().filter(|above| !except.contains(above)) {
+            lines.push(format!("disk '{above}' is on top of it"));
             lines.extend(self.places(above).map(|place| format!("{place}, which offers '{above}'")));
         }
-        let is_left_out = |a: &&Value| absent::is_disk(a) && leave_out.contains(&text(a, "name"));
-        let absent = self.absent_on(disk).into_iter().filter(|a| !is_left_out(a));
+        let is_excepted = |a: &&Value| absent::is_disk(a) && except.contains(&text(a, "name"));
+        let absent = self.absent_on(disk).into_iter().filter(|a| !is_excepted(a));
         lines.extend(absent.map(|a| format!("{}, which is absent", text(a, "object"))));
         lines
     }
 
-    /// Whose data ends when the daemon closes its file, in a line for people: a disk whose file is deleted, or may be.
+    /// A warning for a disk whose data is lost when the daemon closes its file: the file is deleted, or may be.
     pub fn last_data(&self, disk: &Value) -> Option<String> {
         let path = disk::path(disk)?;
         let name = text(disk, "name");
         match self.deleted.has(path) {
             Some(true) => Some(format!(
-                "disk '{name}': its file {path} is deleted, and its data ends with this: 'aryk doctor' says how to keep it"
+                "disk '{name}': its file {path} is deleted, so this loses its data: 'aryk doctor' says how to keep it"
             )),
-            // We may not look at the daemon, or not at all directories that led to the file; but where it should be.
+            // We may lack the right to read the daemon's descriptors or a directory on the file's path, but the file is not at
+            // its path.
             _ if matches!(Path::new(path).try_exists(), Ok(false)) => Some(format!(
-                "disk '{name}': its file {path} is not found here; if it is deleted, its data ends with this"
+                "disk '{name}': its file {path} is not found here; if it is deleted, this loses its data"
             )),
             _ => None,
         }
     }
 
-    /// Who uses the disk of this name itself, in a few words each.
+    /// The direct users of the disk with this name, in a few words each.
     pub fn in_brief(&self, disk: &str) -> Vec<String> {
         let place = |place: Place<'_>| {
             let target = place.target.map_or_else(String::new, |target| format!(" target {target}"));
             let vm = if place.is_connected() { " (VM)" } else { "" };
             format!("{}{target}{vm}", place.name())
         };
-        let disks = self.made_of(disk).into_iter().map(|above| format!("disk {above}"));
+        let disks = self.disks_on_top(disk).into_iter().map(|above| format!("disk {above}"));
         let absent = self.absent_on(disk).into_iter().map(|a| {
             let what = if absent::is_disk(a) { "disk " } else { "" };
             format!("{what}{} (absent)", text(a, "name"))
@@ -170,7 +171,7 @@ impl Users {
         self.places(disk).map(place).chain(disks).chain(absent).collect()
     }
 
-    /// The VMs that are connected, in lines for people.
+    /// The connected VMs, one line each.
     pub fn connected(&self) -> Vec<String> {
         let line = |controller: &Value| {
             Some(format!("controller '{}': {}", text(controller, "ctrlr"), front_end(controller)?))
@@ -179,7 +180,7 @@ impl Users {
     }
 }
 
-/// What a controller offers, and where.
+/// The places of a controller's disks.
 pub fn places_of<'a>(controller: &'a Value) -> impl Iterator<Item = Place<'a>> {
     let backend = &controller["backend_specific"];
     let block = backend["block"]["bdev"].as_str().map(|disk| Place { controller, target: None, disk });
@@ -217,7 +218,7 @@ pub fn is_connected(controller: &Value) -> bool {
     !elements(&controller["sessions"]).is_empty()
 }
 
-/// Who is connected to a controller, if somebody is.
+/// The front-end that is connected to a controller, if there is one.
 pub fn front_end(controller: &Value) -> Option<String> {
     let session = elements(&controller["sessions"]).first()?;
     Some(match session["pid"].as_u64() {
@@ -226,7 +227,7 @@ pub fn front_end(controller: &Value) -> Option<String> {
     })
 }
 
-/// A process's name and number; the name is known where the process is of this host.
+/// A process's name and id; the name is known only for processes of this host.
 pub fn process(pid: u64) -> String {
     match std::fs::read_to_string(format!("/proc/{pid}/comm")) {
         Ok(name) => format!("{}, process {pid}", name.trim_end()),
@@ -256,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_absent_uses_disks_too() {
+    fn absent_objects_are_users_of_disks() {
         let absent = |kind: &str, name: &str, params: Value| json!({"object": format!("{kind} '{name}'"), "kind": kind, "name": name, "params": params, "state": "absent"});
         let absent = vec![
             absent("disk", "x", json!({"uuid": "U-x", "base_bdev_name": "y"})),
@@ -269,7 +270,7 @@ mod tests {
         let names = |disk: &str| -> Vec<_> {
             users.absent_on(disk).into_iter().map(|a| text(a, "name").to_owned()).collect()
         };
-        // Two that wait for each other are not gone round for ever.
+        // Two absent disks that wait for each other do not cause an endless loop.
         assert_eq!(names("y"), ["c", "x"]);
         assert_eq!(users.in_brief("free"), ["s/3 (absent)"]);
         assert_eq!(users.of_disk("free", &[]), ["target 's/3', which is absent"]);
@@ -280,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_may_be_deleted_is_told_of() {
+    fn a_file_that_may_be_deleted_gives_a_warning() {
         let in_file = |path: &str| json!({"name": "f", "driver_specific": {"uring": {"filename": path}}});
         let line = users().last_data(&in_file("/nonexistent/f")).unwrap();
         assert!(line.contains("'f': its file /nonexistent/f is not found here"), "{line}");
@@ -289,16 +290,16 @@ mod tests {
     }
 
     #[test]
-    fn all_that_use_a_disk_are_found() {
+    fn all_users_of_a_disk_are_found() {
         let users = users();
         assert_eq!(users.disk("u-base").unwrap()["name"], "base");
-        assert_eq!(users.made_of("base"), ["top", "middle"]);
+        assert_eq!(users.disks_on_top("base"), ["top", "middle"]);
         let lines = users.of_disk("base", &[]);
         assert_eq!(lines[0], "target 5 of controller 's' at /run/s: no VM is connected");
         assert_eq!(
             lines[1..3],
-            ["disk 'top' is made of it", &*users.of_disk("top", &[]).concat()].map(|line| match line {
-                "disk 'top' is made of it" => line.to_owned(),
+            ["disk 'top' is on top of it", &*users.of_disk("top", &[]).concat()].map(|line| match line {
+                "disk 'top' is on top of it" => line.to_owned(),
                 place => format!("{place}, which offers 'top'"),
             })
         );

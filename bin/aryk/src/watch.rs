@@ -1,13 +1,13 @@
-//! `--watch`: the same again and again, redrawn in place on a terminal.
+//! `--watch`: repeats the output, and redraws it in place on a terminal.
 
 use crate::error::Error;
 use clap::Args;
 use std::time::Duration;
 
-/// The option of commands that show how things are.
+/// The option of commands that show a state.
 #[derive(Debug, Clone, Copy, Args)]
 pub struct Watch {
-    /// Show it again every second, or every so many
+    /// Repeat the output every second, or at this interval
     #[arg(
         long = "watch",
         value_name = "SECONDS",
@@ -19,13 +19,13 @@ pub struct Watch {
     pub every: Option<Duration>,
 }
 
-/// A time to wait, in seconds.
+/// Parses an interval in seconds.
 pub fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().filter(|seconds| (0.1..=86_400.0).contains(seconds));
-    seconds.map(Duration::from_secs_f64).ok_or_else(|| "seconds, from 0.1 to 86400".to_owned())
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "give seconds, from 0.1 to 86400".to_owned())
 }
 
-/// Does it once, or for ever.
+/// Runs `once` one time, or repeatedly without end.
 pub fn repeat(every: Option<Duration>, mut once: impl FnMut() -> Result<(), Error>) -> Result<(), Error> {
     once()?;
     let Some(every) = every else { return Ok(()) };
@@ -35,13 +35,13 @@ pub fn repeat(every: Option<Duration>, mut once: impl FnMut() -> Result<(), Erro
     }
 }
 
-/// Until the next time.
-#[expect(clippy::disallowed_methods, reason = "a command line may wait; nobody waits for it")]
+/// Sleeps until the next repetition.
+#[expect(clippy::disallowed_methods, reason = "a command line may sleep")]
 pub fn wait(every: Duration) {
     std::thread::sleep(every);
 }
 
-/// What draws `text` over what was there, on a terminal of `rows`.
+/// The control sequences that draw `text` over the previous output, on a terminal with `rows` rows.
 pub fn frame(text: &str, rows: usize) -> String {
     let all = text.trim_end().lines().count();
     let shown = if all < rows { all } else { rows.saturating_sub(2) };

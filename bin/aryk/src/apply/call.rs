@@ -1,11 +1,12 @@
-//! Calls that make disks and controllers: what they make, what they need, what undoes them, and when two are the same.
+//! Calls that create disks and controllers: the object that a call creates, the objects that it needs, the call that undoes it,
+//! and the comparison of two calls.
 
 use crate::size::Size;
 use aryk_reactor::CoreSet;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-/// A call of the daemon, as its `save_config` and SPDK's configuration files have it.
+/// A call of the daemon, in the form of `save_config` and of SPDK's configuration files.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Call {
@@ -14,12 +15,12 @@ pub struct Call {
     pub params: Map<String, Value>,
 }
 
-/// SPDK's files have `null` too.
+/// SPDK's files contain `null` too.
 fn or_empty<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Map<String, Value>, D::Error> {
     Ok(Option::deserialize(from)?.unwrap_or_default())
 }
 
-/// What a call makes.
+/// The kind of object that a call creates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
@@ -27,7 +28,7 @@ pub enum Kind {
     Controller,
     /// A disk's place in a SCSI controller.
     Target,
-    /// Nothing that can be named: a setting.
+    /// No object with a name: a setting.
     Setting,
 }
 
@@ -42,15 +43,15 @@ impl Kind {
     }
 }
 
-/// A method that makes something.
+/// A method that creates an object.
 struct Maker {
     method: &'static str,
     kind: Kind,
-    /// The parameter that holds the name of what is made.
+    /// The parameter with the object's name.
     name: &'static str,
-    /// What is put before it, and after it.
+    /// Prefix and suffix of the name.
     around: (&'static str, &'static str),
-    /// The parameter that names the disk below.
+    /// The parameter with the name of the base.
     base: Option<&'static str>,
     delete: &'static str,
 }
@@ -76,7 +77,7 @@ const MAKERS: [Maker; 11] = [
         base: Some("base_name"),
         ..disk("bdev_error_create", "bdev_error_delete")
     },
-    // It makes several, and stands for all of them under the name of the first.
+    // `bdev_split_create` creates several disks. It stands for all of them under the name of the first.
     Maker {
         name: "base_bdev",
         around: ("", "p0"),
@@ -93,20 +94,20 @@ const MAKERS: [Maker; 11] = [
     },
 ];
 
-/// The method that makes controllers of one disk.
+/// The method that creates a controller of one disk.
 pub const CONTROLLER: &str = "vhost_create_blk_controller";
-/// The method that makes controllers whose disks come and go.
+/// The method that creates a controller with hot-plugged disks.
 const SCSI_CONTROLLER: &str = "vhost_create_scsi_controller";
-/// The call that gives a disk to a target of such a controller.
+/// The call that adds a disk as a target of a SCSI controller.
 pub const TARGET: &str = "vhost_scsi_controller_add_target";
-/// The call that makes the socket of such a controller, where that is to come after its targets.
+/// The call that creates the socket of a SCSI controller whose start was delayed until its targets exist.
 pub const START: &str = "vhost_start_scsi_controller";
 const SPLIT: &str = "bdev_split_create";
-/// A target's number, and how many there are.
+/// The parameter with a target's number, and the number of targets.
 pub const TARGET_NUMBER: &str = "scsi_target_num";
 const TARGETS: i64 = 8;
 
-/// Parameters that a saved call has only where they were given: where they are not, they are as if never given.
+/// Parameters that a saved call has only if they were given: absence means not given.
 const UNSET_BY_ABSENCE: [&str; 10] = [
     "readonly",
     "enospc",
@@ -120,8 +121,9 @@ const UNSET_BY_ABSENCE: [&str; 10] = [
     "socket_group",
 ];
 
-/// Parameters that the daemon takes and that change nothing of what is made. `delay` is over once a controller is started, and that is a call of its own.
-pub(super) const UNHEEDED: [&str; 10] = [
+/// Parameters that the daemon accepts and that do not change the object. `delay` has no meaning once a controller is started,
+/// which is a call of its own.
+pub(super) const IGNORED: [&str; 10] = [
     "fallocate",
     "nowait",
     "transport",
@@ -134,7 +136,7 @@ pub(super) const UNHEEDED: [&str; 10] = [
     "delay",
 ];
 
-/// Values that are as if nothing were given.
+/// Values that equal an absent parameter.
 const DEFAULTS: [(&str, &str); 2] = [("enospc", "error"), ("lock", "always")];
 
 impl Call {
@@ -158,7 +160,7 @@ impl Call {
         self.params.get(param).and_then(Value::as_str)
     }
 
-    /// The name of what it makes; `None` if it makes nothing, or leaves the choice to the daemon.
+    /// The name of the object; `None` if the call creates no object, or leaves the name to the daemon.
     pub fn name(&self) -> Option<String> {
         let maker = self.maker()?;
         let name = self.text(maker.name)?;
@@ -168,17 +170,17 @@ impl Call {
         Some(format!("{}{name}{}", maker.around.0, maker.around.1))
     }
 
-    /// The disk that it needs.
+    /// The disk that the call needs.
     pub fn base(&self) -> Option<&str> {
         self.text(self.maker()?.base?)
     }
 
-    /// The SCSI controller that it needs.
+    /// The SCSI controller that the call needs.
     pub fn owner(&self) -> Option<&str> {
         self.text("ctrlr").filter(|_| matches!(self.kind(), Kind::Target | Kind::Setting))
     }
 
-    /// Whether it is to come after `other`, of the same file.
+    /// Whether the call must come after `other` of the same file.
     pub fn needs(&self, other: &Self) -> bool {
         match other.kind() {
             Kind::Disk => other.is_called(self.base()) || other.is_called(self.set_disk()),
@@ -192,17 +194,17 @@ impl Call {
         self.params.get(TARGET_NUMBER).and_then(Value::as_i64)
     }
 
-    /// Whether it makes a controller whose socket waits for [`START`].
+    /// Whether the call creates a controller whose socket waits for [`START`].
     pub fn is_delayed(&self) -> bool {
         self.method == SCSI_CONTROLLER && self.params.get("delay") == Some(&Value::Bool(true))
     }
 
-    /// Whether it makes a controller whose disks come and go.
+    /// Whether the call creates a SCSI controller.
     pub fn is_scsi(&self) -> bool {
         self.method == SCSI_CONTROLLER
     }
 
-    /// Whether the disk that it makes goes by `name`, or has it for its uuid.
+    /// Whether the disk that the call creates has `name` as its name or uuid.
     pub fn is_called(&self, name: Option<&str>) -> bool {
         let Some(name) = name else { return false };
         let is_uuid = |uuid: &str| uuid.eq_ignore_ascii_case(name);
@@ -211,14 +213,14 @@ impl Call {
             || (self.method == SPLIT && self.is_part(name))
     }
 
-    /// Whether `name` is that of one of the parts that it makes.
+    /// Whether `name` is one of the split parts that the call creates.
     fn is_part(&self, name: &str) -> bool {
         let part = self.base().and_then(|base| name.strip_prefix(base)?.strip_prefix('p'));
         let part = part.and_then(|number| number.parse::<u64>().ok());
         part.zip(number(self.value("split_count"))).is_some_and(|(part, parts)| part < parts)
     }
 
-    /// What it makes, in a few words.
+    /// A summary of the object.
     pub fn summary(&self) -> String {
         if let Some(summary) = self.setting_summary() {
             return summary;
@@ -241,7 +243,7 @@ impl Call {
         }
     }
 
-    /// The call that undoes it.
+    /// The call that undoes this one.
     pub fn undo(&self) -> Option<(&'static str, Value)> {
         let maker = self.maker()?;
         let params = match maker.kind {
@@ -253,13 +255,13 @@ impl Call {
         Some((maker.delete, params))
     }
 
-    /// Whether what it makes keeps its data when it is made anew.
+    /// Whether the data survives when the object is recreated.
     pub fn keeps_data(&self) -> bool {
         self.method != "bdev_malloc_create"
     }
 
-    /// The same, for a disk that takes the place of the one that `old` has made: with its uuid, by which a VM knows the disk, if
-    /// this one has none.
+    /// This call for a disk that replaces the one created by `old`: with its uuid, by which a VM identifies the disk, if this
+    /// call has none.
     pub fn in_place_of(&self, old: &Self) -> Self {
         let mut call = self.clone();
         let takes_one = call.kind() == Kind::Disk && call.method != SPLIT && call.text("uuid").is_none();
@@ -269,7 +271,7 @@ impl Call {
         call
     }
 
-    /// The bytes of the disk that it asks for.
+    /// The requested size of the disk in bytes.
     pub fn size(&self) -> Option<u64> {
         let number = |param: &str| number(self.value(param));
         match self.method.as_str() {
@@ -278,18 +280,18 @@ impl Call {
         }
     }
 
-    /// Whether its disk can be made larger while it is used.
+    /// Whether the disk can grow while it is in use.
     pub fn can_grow(&self) -> bool {
         matches!(self.method.as_str(), "bdev_uring_create" | "bdev_aio_create")
     }
 
-    /// How `existing`, which was made by such a call, differs from what this one would make, but for a size that can
-    /// change: each difference in words.
+    /// The differences between the object of `existing`, a call of the same kind, and the object of this call, except for a size
+    /// that can change. One text per difference.
     pub fn differences(&self, existing: &Self) -> Vec<String> {
         if self.method != existing.method {
             return vec![format!("{} instead of {}", self.method, existing.method)];
         }
-        let is_compared = |param: &str| !(UNHEEDED.contains(&param) || (self.can_grow() && param == "size"));
+        let is_compared = |param: &str| !(IGNORED.contains(&param) || (self.can_grow() && param == "size"));
         let mut found = Vec::new();
         for (param, to) in self.params.iter().filter(|(param, to)| is_compared(param) && !to.is_null()) {
             let is = existing.value(param);
@@ -307,36 +309,36 @@ impl Call {
         found
     }
 
-    /// Whether a parameter says what is so without it.
+    /// Whether the parameter equals the value that applies without it.
     fn is_implied(&self, param: &str) -> bool {
         param == "physical_block_size" && means_the_same(param, self.value(param), self.value("block_size"))
     }
 
-    /// Whether `saved` has all that this one asks for, written in whatever way.
+    /// Whether `saved` has each parameter of this call with an equal value, in any notation.
     pub fn is_within(&self, saved: &Self) -> bool {
         let is_so = |(param, value): (&String, &Value)| means_the_same(param, value, saved.value(param));
         self.method == saved.method && self.params.iter().all(is_so)
     }
 
-    /// Whether both make the same.
+    /// Whether both calls create the same object.
     pub fn is_same(&self, other: &Self) -> bool {
         self.differences(other).is_empty() && other.differences(self).is_empty()
     }
 
-    /// TOML has no null.
+    /// The call without null parameters, because TOML has no null.
     pub fn without_nulls(&self) -> Self {
         let mut call = self.clone();
         call.params.retain(|_, value| !value.is_null());
         call
     }
 
-    /// What is not given is null.
+    /// A parameter's value; null if it is absent.
     fn value(&self, param: &str) -> &Value {
         self.params.get(param).unwrap_or(&Value::Null)
     }
 }
 
-/// Gives targets of the file that leave their number to the daemon the number that they have, or one that is free.
+/// Assigns a number to each target of the file that leaves the number to the daemon: the number that it has, or a free one.
 pub fn number_targets<'a>(wanted: &mut [Call], existing: impl Iterator<Item = &'a Call> + Clone) {
     let of = |call: &Call, owner: Option<&str>| call.method == TARGET && call.owner() == owner;
     for index in 0..wanted.len() {
@@ -354,7 +356,7 @@ pub fn number_targets<'a>(wanted: &mut [Call], existing: impl Iterator<Item = &'
     }
 }
 
-/// A value in one way of those in which it can be written.
+/// A value in one canonical notation.
 fn shown(param: &str, value: &Value) -> String {
     match value {
         Value::Null => "unset".into(),
@@ -364,7 +366,8 @@ fn shown(param: &str, value: &Value) -> String {
     }
 }
 
-/// Whether two values of a parameter are one, written in whatever way. The daemon compares so too: `comparison.json` is tested by both.
+/// Whether two values of a parameter are equal in any notation. The daemon compares by the same rules: `comparison.json` tests
+/// both.
 pub(super) fn means_the_same(param: &str, a: &Value, b: &Value) -> bool {
     let float = |value: &Value| match value {
         Value::Number(number) => number.as_f64(),
@@ -377,7 +380,7 @@ pub(super) fn means_the_same(param: &str, a: &Value, b: &Value) -> bool {
         || match (param, a.as_str().zip(b.as_str())) {
             ("cpumask", Some((a, b))) => cores(a).is_some() && cores(a) == cores(b),
             ("uuid", Some((a, b))) => a.eq_ignore_ascii_case(b),
-            // Some clients write numbers as texts; of two texts, neither is one.
+            // Some clients write numbers as strings; two strings are not compared as numbers.
             (_, Some(_)) => false,
             (_, None) => float(a).is_some() && float(a) == float(b),
         }
@@ -392,7 +395,7 @@ fn is_default(param: &str, value: &Value) -> bool {
     }
 }
 
-/// A whole number, which some clients write as a string of digits.
+/// An integer, which some clients write as a string of digits.
 fn number(value: &Value) -> Option<u64> {
     value.as_u64().or_else(|| value.as_str()?.parse().ok())
 }

@@ -1,6 +1,6 @@
-//! What of a plan cannot be done: found before anything is, as far as it can be told from here.
+//! Checks a plan before its first step, as far as the client can.
 //!
-//! The steps are gone through as the daemon would, which has the last word all the same.
+//! Simulates the steps as the daemon would run them. The daemon still decides.
 
 use super::call::{Call, Kind};
 use super::plan::{Action, Existing, Step};
@@ -9,34 +9,35 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// The disks, controllers and targets that there are after some of the steps.
-struct World<'a> {
+/// The disks, controllers and targets after some of the steps.
+struct SimulatedState<'a> {
     root: &'a Path,
-    /// What made them.
+    /// The calls that created them.
     made: Vec<&'a Call>,
-    /// Disks that wait for one that there is not.
+    /// Disks that wait for an absent base.
     waiting: Vec<&'a Call>,
 }
 
-/// Why `steps` cannot be carried out, where `existing` is there and the daemon sees its files beneath `root`: each reason in a line.
+/// The reasons, one line each, why `steps` cannot be carried out, given the `existing` objects and the root directory `root` of
+/// the daemon.
 pub fn impossible(steps: &[Step], existing: &[Existing], root: &Path) -> Vec<String> {
     let there = existing.iter().filter(|e| !e.is_orphan).map(|e| &e.call).collect();
-    let mut world = World { root, made: there, waiting: Vec::new() };
+    let mut state = SimulatedState { root, made: there, waiting: Vec::new() };
     let mut reasons = Vec::new();
     for step in steps {
         match step.action {
-            Action::Remove => world
+            Action::Remove => state
                 .made
                 .retain(|call| !(call.kind() == step.kind && call.name().as_ref() == Some(&step.name))),
             Action::Create => {
                 let what = format!("{} '{}'", step.kind.name(), step.name);
-                match world.make(&step.call) {
+                match state.make(&step.call) {
                     Ok(()) => {}
                     Err(why) => reasons.push(format!("{what}: {why}")),
                 }
             }
             Action::Set => {
-                if let Some(disk) = step.call.set_disk().filter(|disk| world.disk(disk).is_none()) {
+                if let Some(disk) = step.call.set_disk().filter(|disk| state.disk(disk).is_none()) {
                     reasons.push(format!("{}: {}", step.why, no_disk(disk)));
                 }
             }
@@ -47,26 +48,25 @@ pub fn impossible(steps: &[Step], existing: &[Existing], root: &Path) -> Vec<Str
 }
 
 fn no_disk(disk: &str) -> String {
-    format!(
-        "there is no disk '{disk}' after this plan: the file is to name it; 'aryk disk list' shows the disks"
-    )
+    format!("there is no disk '{disk}' after this plan: add it to the file; 'aryk disk list' shows the disks")
 }
 
-impl<'a> World<'a> {
+impl<'a> SimulatedState<'a> {
     fn disk(&self, name: &str) -> Option<&'a Call> {
         self.made.iter().copied().find(|call| call.kind() == Kind::Disk && call.is_called(Some(name)))
     }
 
-    /// Who has the disk open: the disks that are made of it, controllers and targets.
+    /// The openers of the disk: disks on top of it, controllers and targets.
     fn openers(&self, disk: &Call) -> impl Iterator<Item = &'a Call> {
         self.made.iter().copied().filter(move |call| disk.is_called(call.base()))
     }
 
-    /// Makes what `call` makes. What cannot be made is there all the same: there is one reason for each cause.
+    /// Creates the object of `call`. An object that cannot be created counts as created, so that each cause gives one reason
+    /// only.
     fn make(&mut self, call: &'a Call) -> Result<(), String> {
         let checked = match (call.kind(), call.base()) {
             (Kind::Disk, Some(base)) if self.disk(base).is_none() => {
-                // The daemon has it wait.
+                // The daemon makes it wait.
                 self.waiting.push(call);
                 return Ok(());
             }
@@ -79,12 +79,12 @@ impl<'a> World<'a> {
         checked
     }
 
-    /// A disk is made of one that nobody else has open.
+    /// A disk on top needs a base that has no other opener.
     fn check_claim(&self, base: &str) -> Result<(), String> {
         let Some(disk) = self.disk(base) else { return Ok(()) };
         match self.openers(disk).find(|opener| !is_readonly(opener)) {
             Some(other) => Err(format!(
-                "disk '{base}' is in use by {}: a disk is made of one that nothing else uses",
+                "disk '{base}' is in use by {}: the base of another disk must have no other user",
                 named(other)
             )),
             None => Ok(()),
@@ -98,14 +98,16 @@ impl<'a> World<'a> {
             };
             if !self.made.iter().any(is_owner) {
                 let owner = call.owner().unwrap_or_default();
-                return Err(format!("there is no SCSI controller '{owner}', here or in the file"));
+                return Err(format!("there is no SCSI controller '{owner}' in the daemon or in the file"));
             }
         }
         let Some(offered) = self.disk(disk) else {
             let waits = self.waiting.iter().find(|call| call.is_called(Some(disk)));
             return Err(match waits.and_then(|call| call.base()) {
                 Some(base) => {
-                    format!("disk '{disk}' waits for disk '{base}', which is neither here nor in the file")
+                    format!(
+                        "disk '{disk}' waits for disk '{base}', which is neither in the daemon nor in the file"
+                    )
                 }
                 None => no_disk(disk),
             });
@@ -114,7 +116,7 @@ impl<'a> World<'a> {
         let shares = |other: &&Call| !(is_readonly(other) && is_readonly(call));
         match self.openers(offered).find(|other| is_exclusive && shares(other)) {
             Some(other) => Err(format!(
-                "disk '{disk}' is in use by {}; two VMs destroy each other's files, unless their file system is made for clusters: then write shared = true for both controllers",
+                "disk '{disk}' is in use by {}; two VMs corrupt each other's files unless their file system is a cluster file system: then write shared = true for both controllers",
                 named(other)
             )),
             None => Ok(()),
@@ -143,11 +145,11 @@ impl<'a> World<'a> {
             |path: &Path| matches!(path.metadata(), Err(e) if e.kind() == io::ErrorKind::NotFound);
         let dir = file.parent().unwrap_or(file);
         if is_missing(&self.beneath(dir)) {
-            return Err(format!("there is no directory {}: make it first", dir.display()));
+            return Err(format!("there is no directory {}: create it first", dir.display()));
         }
         if call.size().is_none() && is_missing(&self.beneath(file)) {
             return Err(format!(
-                "there is no file {}: make it, or have it made by giving the disk a size",
+                "there is no file {}: create it, or give the disk a size, which creates it",
                 file.display()
             ));
         }
@@ -155,22 +157,22 @@ impl<'a> World<'a> {
         let has = found.map(|found| found.len()).filter(|&bytes| bytes > 0);
         if let Some((has, asked)) = has.zip(call.size()).filter(|(has, asked)| has != asked) {
             let (file, has, asked) = (file.display(), Size(has), Size(asked));
-            return Err(format!("{file} has {has}, not {asked}: resize the disk first, or leave size out"));
+            return Err(format!("{file} has {has}, not {asked}: resize the disk first, or omit size"));
         }
         Ok(())
     }
 
-    /// Where we see what the daemon sees at `path`.
+    /// The path by which this process reaches the daemon's file `path`.
     fn beneath(&self, path: &Path) -> PathBuf {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 }
 
-/// What two paths of one file have in common.
+/// Equal for two paths of the same file.
 #[derive(PartialEq)]
 enum Identity {
     Inode(u64, u64),
-    /// There is no file yet: its directory, if there is one, and its name.
+    /// The file does not exist yet: its directory, if that exists, and its name.
     Name(Option<(u64, u64)>, PathBuf),
 }
 

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
-/// All that there is to be.
+/// The wanted state.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Document {
@@ -22,7 +22,7 @@ struct Document {
     disks: Vec<Disk>,
     #[serde(default, rename = "controller", skip_serializing_if = "Vec::is_empty")]
     controllers: Vec<Controller>,
-    /// Calls of the daemon, for what has no words of its own.
+    /// Calls of the daemon that have no section of their own.
     #[serde(default, rename = "call", skip_serializing_if = "Vec::is_empty")]
     calls: Vec<Call>,
 }
@@ -38,7 +38,7 @@ struct Group {
     limits: Limits,
 }
 
-/// The options of `aryk disk create`, and what the disk may do.
+/// The options of `aryk disk create`, and the disk's limits.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Disk {
@@ -72,7 +72,7 @@ struct Disk {
 #[serde(deny_unknown_fields)]
 struct Controller {
     disk: String,
-    /// By default the disk's.
+    /// Defaults to the disk's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -105,7 +105,7 @@ struct Subsystem {
     config: Option<Vec<Element>>,
 }
 
-/// A call; or several, which SPDK makes at one time.
+/// One call, or several that SPDK makes at the same time.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum Element {
@@ -127,7 +127,7 @@ const fn is_false(flag: &bool) -> bool {
     !*flag
 }
 
-/// The calls that make what `text` describes; its relative paths are those of `dir`.
+/// Parses `text` into calls. Relative paths are relative to `dir`.
 pub fn parse(text: &str, dir: &Path) -> Result<Vec<Call>, String> {
     let is_json = text.trim_start().starts_with('{');
     if is_json {
@@ -168,7 +168,7 @@ impl Document {
 }
 
 impl Document {
-    /// Says of controllers that they share their disks, where they do and not all of them only read.
+    /// Sets `shared` on controllers that share a disk, unless all of them are read-only.
     fn share(&mut self, calls: &[Call]) {
         let of_targets =
             |disk: &str| calls.iter().any(|c| c.method == TARGET && c.text("bdev_name") == Some(disk));
@@ -180,8 +180,8 @@ impl Document {
         }
     }
 
-    /// Says in words what a call sets, if there are some for it.
-    fn say(&mut self, call: &Call) -> bool {
+    /// Writes a setting in the document's own words. Returns false if there are none for it.
+    fn add_setting(&mut self, call: &Call) -> bool {
         let Some((setting, name)) = call.setting() else { return false };
         let limits = Limits::of(&Value::Object(call.params.clone()));
         let (group, disk) = match setting {
@@ -191,11 +191,11 @@ impl Document {
                 return true;
             }
             Setting::GroupLimits => (self.groups.iter_mut().find(|g| g.name == name), None),
-            Setting::Limits | Setting::Place => (None, self.disks.iter_mut().find(|d| d.name == name)),
+            Setting::Limits | Setting::Membership => (None, self.disks.iter_mut().find(|d| d.name == name)),
         };
         match (group, disk) {
             (Some(group), _) => group.limits = limits,
-            (None, Some(disk)) if setting == Setting::Place => {
+            (None, Some(disk)) if setting == Setting::Membership => {
                 disk.group = call.text("name").map(str::to_owned)
             }
             (None, Some(disk)) => disk.limits = limits,
@@ -236,7 +236,7 @@ impl Disk {
         Ok(Call::new(method, params))
     }
 
-    /// What makes the same as `call`, as far as there are words for it.
+    /// A section with the same effect as `call`, as far as sections can express it.
     fn of(call: &Call, bytes: Option<u64>) -> Option<Self> {
         let kind = |method: &str| call.method == method;
         Some(Self {
@@ -273,7 +273,7 @@ impl Controller {
         Call::new(CONTROLLER, params)
     }
 
-    /// What makes the same as `call`.
+    /// A section with the same effect as `call`.
     fn of(call: &Call) -> Option<Self> {
         if call.method != CONTROLLER {
             return None;
@@ -295,7 +295,7 @@ impl Controller {
     }
 }
 
-/// A file that makes what `calls` made; `bytes` gives the disks' sizes.
+/// Writes a file with the same effect as `calls`; `bytes` returns the sizes of disks.
 pub fn write(calls: &[Call], bytes: impl Fn(&str) -> Option<u64>, as_json: bool) -> Result<String, String> {
     let mut document = Document::default();
     let root = Path::new("/");
@@ -314,7 +314,7 @@ pub fn write(calls: &[Call], bytes: impl Fn(&str) -> Option<u64>, as_json: bool)
     }
     document.share(calls);
     for call in settings {
-        if !document.say(call) {
+        if !document.add_setting(call) {
             document.calls.push(call.without_nulls());
         }
     }

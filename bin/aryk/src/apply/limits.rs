@@ -1,20 +1,20 @@
-//! Calls that set what disks and groups may do: settings that have a subject, so that there is at most one of a kind for each.
+//! Calls that set limits of disks and groups: settings with a subject, at most one of each kind per subject.
 
 use super::call::Call;
 use crate::limits::Limits;
 use serde_json::{Value, json};
 
-/// What is set.
+/// The kind of a setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Setting {
-    /// There is a group.
+    /// A group exists.
     Group,
-    /// What it may do.
+    /// A group's limits.
     GroupLimits,
-    /// What a disk may do.
+    /// A disk's limits.
     Limits,
-    /// Which group a disk is in.
-    Place,
+    /// A disk's membership in a group.
+    Membership,
 }
 
 const CREATE: &str = "bdev_qos_group_create";
@@ -43,31 +43,31 @@ pub fn add(group: &str, disk: &str) -> Call {
 }
 
 impl Call {
-    /// What it sets, and of which disk or group.
+    /// The kind of the setting, and its disk or group.
     pub fn setting(&self) -> Option<(Setting, &str)> {
         let (setting, name) = match self.method.as_str() {
             CREATE => (Setting::Group, "name"),
             LIMIT_GROUP => (Setting::GroupLimits, "name"),
             LIMIT => (Setting::Limits, "name"),
-            ADD => (Setting::Place, "bdev_name"),
+            ADD => (Setting::Membership, "bdev_name"),
             _ => return None,
         };
         Some((setting, self.text(name)?))
     }
 
-    /// The disk that it sets something of.
+    /// The disk whose setting the call changes.
     pub fn set_disk(&self) -> Option<&str> {
         let (setting, name) = self.setting()?;
-        matches!(setting, Setting::Limits | Setting::Place).then_some(name)
+        matches!(setting, Setting::Limits | Setting::Membership).then_some(name)
     }
 
-    /// Whether that is as it sets it, where `settings` are all that were saved.
+    /// Whether the setting is in effect, given all saved settings.
     pub fn is_set(&self, settings: &[Self]) -> bool {
         settings.iter().any(|saved| self.sets_same(saved))
             || (self.sets_default() && !settings.iter().any(|saved| self.is_about_the_same(saved)))
     }
 
-    /// Whether it sets what was saved so.
+    /// Whether the call has the same effect as a saved call.
     fn sets_same(&self, saved: &Self) -> bool {
         let limits = |call: &Self| Limits::of(&Value::Object(call.params.clone()));
         match (self.setting(), saved.setting()) {
@@ -79,7 +79,7 @@ impl Call {
         }
     }
 
-    /// Whether it sets what is so where nothing was set, which is not saved.
+    /// Whether the call sets the default, which is not saved.
     fn sets_default(&self) -> bool {
         match self.method.as_str() {
             "framework_set_scheduler" => self.text("name") == Some("static"),
@@ -94,21 +94,21 @@ impl Call {
         self.method == saved.method && self.text(subject) == saved.text(subject)
     }
 
-    /// The call that takes it back.
+    /// The call that undoes the setting.
     pub fn unset(&self) -> Option<Self> {
         let (setting, name) = self.setting()?;
         Some(match setting {
             Setting::Group => Self::new("bdev_qos_group_delete", json!({"name": name})),
             Setting::GroupLimits => limit_group(name, &Limits::default()),
             Setting::Limits => limit(name, &Limits::default()),
-            Setting::Place => {
+            Setting::Membership => {
                 let params = Value::Object(self.params.clone());
                 Self::new("bdev_qos_group_remove_bdev", params)
             }
         })
     }
 
-    /// What it sets, in a few words.
+    /// A summary of the setting.
     pub fn setting_summary(&self) -> Option<String> {
         let (setting, name) = self.setting()?;
         let limits = Limits::of(&Value::Object(self.params.clone()));
@@ -116,7 +116,7 @@ impl Call {
             Setting::Group => format!("group {name}"),
             Setting::GroupLimits => format!("limits of group {name}: {limits}"),
             Setting::Limits => format!("limits of disk {name}: {limits}"),
-            Setting::Place => format!("disk {name} in group {}", self.text("name").unwrap_or_default()),
+            Setting::Membership => format!("disk {name} in group {}", self.text("name").unwrap_or_default()),
         })
     }
 }

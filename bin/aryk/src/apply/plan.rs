@@ -1,6 +1,6 @@
-//! The difference between what is there and what is to be, as steps in an order that works.
+//! The difference between the present and the wanted state, as steps in an order that works.
 //!
-//! Each step leaves something that the next run recognizes: whoever is interrupted runs the same again.
+//! The next run recognizes the state after each step: after an interruption, run the same command again.
 
 use super::call::{Call, Kind, START, number_targets};
 use super::limits::Setting;
@@ -8,52 +8,52 @@ use crate::size::Size;
 use serde::Serialize;
 use std::collections::BTreeSet;
 
-/// A disk, controller or target that is there.
+/// A present disk, controller or target.
 #[derive(Debug, Clone)]
 pub struct Existing {
     pub kind: Kind,
     pub name: String,
-    /// What made it.
+    /// The call that created it.
     pub call: Call,
-    /// The disk's bytes.
+    /// The disk's size in bytes.
     pub bytes: Option<u64>,
-    /// A controller whose disk is gone, or a disk that waits for its base: made anew without asking.
+    /// A controller whose disk is gone, or a disk that waits for its base: recreated without `--replace`.
     pub is_orphan: bool,
 }
 
-/// What is done to an object.
+/// The action of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Action {
     Create,
     Remove,
-    /// What is configured and not there is removed.
+    /// An absent object is removed from the configuration.
     Forget,
     Grow,
-    /// A setting is made; it has no name to know it by.
+    /// A setting is made. Settings have no name.
     Set,
 }
 
-/// One thing to do.
+/// A step of a plan.
 #[derive(Debug, Clone, Serialize)]
 pub struct Step {
     pub action: Action,
     pub kind: Kind,
     pub name: String,
-    /// Why, or with what.
+    /// The reason, or the details.
     pub why: String,
-    /// What is called.
+    /// The call to make.
     #[serde(skip)]
     pub call: Call,
 }
 
-/// All that is to be done.
+/// All steps to do.
 #[derive(Debug, Default)]
 pub struct Plan {
     pub steps: Vec<Step>,
-    /// Why it must not be done without `--replace`.
+    /// Reasons why the plan needs `--replace`.
     pub replaces: Vec<String>,
-    /// Why it cannot be done at all.
+    /// Reasons why the plan cannot be done at all.
     pub conflicts: Vec<String>,
 }
 
@@ -64,7 +64,7 @@ fn key(call: &Call) -> Option<Key> {
     Some((call.kind(), call.name()?))
 }
 
-/// The step that removes what `made` has made.
+/// The step that removes the object of `made`.
 fn removal(made: &Call, why: &str) -> Option<Step> {
     let (kind, name) = key(made)?;
     let (method, params) = made.undo()?;
@@ -72,7 +72,7 @@ fn removal(made: &Call, why: &str) -> Option<Step> {
     Some(Step { action: Action::Remove, kind, name, why: why.to_owned(), call })
 }
 
-/// The steps that make of `existing`, all that was made and all settings, what `wanted` describes.
+/// The steps that turn `existing`, all present objects, and `settings`, all present settings, into `wanted`.
 pub fn plan(wanted: &[Call], existing: &[Existing], settings: &[Call], prune: bool) -> Plan {
     let mut plan = Plan::default();
     let mut wanted = wanted.to_vec();
@@ -80,13 +80,13 @@ pub fn plan(wanted: &[Call], existing: &[Existing], settings: &[Call], prune: bo
     let wanted = plan.in_order(&wanted);
     let removed = plan.removed(&wanted, existing, prune);
     let is_removed = |e: &&Existing| removed.contains(&(e.kind, e.name.clone()));
-    // Targets and controllers first, and what is above before what is below: made later, it comes first.
+    // Targets and controllers first, then disks on top before their bases: the newest object first.
     let mut removals: Vec<&Existing> = existing.iter().filter(is_removed).rev().collect();
     removals.sort_by_key(|e| std::cmp::Reverse(e.kind));
     for old in removals {
         let is_wanted = wanted.iter().any(|call| key(call) == Some((old.kind, old.name.clone())));
         let why = match is_wanted {
-            true => "to be made anew",
+            true => "to be recreated",
             false if old.call.keeps_data() => "not in the file",
             false => "not in the file; its data is lost",
         };
@@ -111,7 +111,7 @@ pub fn plan(wanted: &[Call], existing: &[Existing], settings: &[Call], prune: bo
 }
 
 impl Plan {
-    /// Each after what it needs; in the file's order otherwise.
+    /// Sorts each call after the calls that it needs, otherwise in the file's order.
     fn in_order(&mut self, wanted: &[Call]) -> Vec<Call> {
         let mut waiting: Vec<Call> = Vec::new();
         let mut names = BTreeSet::new();
@@ -138,7 +138,7 @@ impl Plan {
         ordered
     }
 
-    /// What must go: what is pruned, what is made anew, and what is built on that.
+    /// The objects to remove: pruned ones, recreated ones, and all objects on top of those.
     fn removed(&mut self, wanted: &[Call], existing: &[Existing], prune: bool) -> BTreeSet<Key> {
         let mut removed = BTreeSet::new();
         for old in existing {
@@ -155,14 +155,14 @@ impl Plan {
                 None => {
                     if let Some(base) = base_goes {
                         let (kind, base) = (base.kind.name(), &base.name);
-                        self.conflicts.push(format!("{what} is on {kind} '{base}', which is to be made anew, but not in the file: write it there too"));
+                        self.conflicts.push(format!("{what} is on {kind} '{base}', which is to be recreated, but is not in the file: add it to the file too"));
                     }
                 }
                 Some(call) => {
                     let mut differences = call.differences(&old.call);
                     if let Some(base) = base_goes {
                         differences.push(format!(
-                            "{} '{}' below it is made anew",
+                            "{} '{}' below it is recreated",
                             base.kind.name(),
                             base.name
                         ));
@@ -185,16 +185,16 @@ impl Plan {
         self.steps.extend(removal(&old.call, why));
     }
 
-    /// Has the daemon forget, before anything else is done, what is configured, not there and not in the file.
+    /// Makes the daemon forget, before all other steps, absent objects that are not in the file.
     pub fn prune_absent(&mut self, absent: &[Call], wanted: &[Call]) {
         let is_wanted = |call: &Call| wanted.iter().any(|w| key(w) == key(call));
         let mut forgotten: Vec<&Call> = absent.iter().filter(|call| !is_wanted(call)).collect();
         forgotten.sort_by_key(|call| std::cmp::Reverse(call.kind()));
-        let steps = forgotten.into_iter().filter_map(|call| removal(call, "neither there nor in the file"));
+        let steps = forgotten.into_iter().filter_map(|call| removal(call, "absent, and not in the file"));
         self.steps.splice(..0, steps.map(|step| Step { action: Action::Forget, ..step }));
     }
 
-    /// Changes in place what is there already, if it is to be otherwise.
+    /// Changes a present object in place where it differs.
     fn keep(&mut self, call: &Call, old: &Existing) {
         if old.call.is_delayed() && !call.is_delayed() {
             self.push_setting(Call::new(START, serde_json::json!({"ctrlr": old.name})));
@@ -202,7 +202,7 @@ impl Plan {
         self.grow(call, old);
     }
 
-    /// Makes a disk larger, if it is to be.
+    /// Grows a disk if the file's size is larger.
     fn grow(&mut self, call: &Call, old: &Existing) {
         let (Some(is), Some(to)) = (old.bytes, call.size()) else { return };
         if !call.can_grow() || is == to {
@@ -220,7 +220,7 @@ impl Plan {
     }
 
     fn set(&mut self, call: Call, settings: &[Call], removed: &BTreeSet<Key>) {
-        // A disk that is made anew has no limits, whatever the old one had.
+        // A recreated disk has none of the old one's limits.
         let is_lost = call.set_disk().is_some_and(|disk| removed.contains(&(Kind::Disk, disk.to_owned())));
         if !is_lost && call.is_set(settings) {
             return;
@@ -228,13 +228,13 @@ impl Plan {
         if let Some((Setting::Group, name)) = call.setting()
             && settings.iter().any(|setting| setting.setting() == call.setting())
         {
-            self.conflicts.push(format!("group '{name}' is within another group than the file says"));
+            self.conflicts.push(format!("group '{name}' has another parent than in the file"));
             return;
         }
         self.push_setting(call);
     }
 
-    /// Starts a controller that waits for it. One that was started before stays so.
+    /// Starts a controller whose start is delayed. A controller that was started before stays started.
     fn start(&mut self, call: Call, wanted: &[Call], existing: &[Existing], removed: &BTreeSet<Key>) {
         let Some(owner) = call.owner() else { return self.push_setting(call) };
         let is_it = |call: &Call| call.kind() == Kind::Controller && call.name().as_deref() == Some(owner);
@@ -252,11 +252,11 @@ impl Plan {
         self.steps.push(Step { action: Action::Set, kind: Kind::Setting, name, why, call });
     }
 
-    /// Takes back limits and places that the file does not have, of disks and groups that it has; with `prune` also groups.
+    /// Removes limits and memberships that the file lacks, of disks and groups that it has; with `prune` also groups.
     fn unset(&mut self, wanted: &[Call], settings: &[Call], removed: &BTreeSet<Key>, prune: bool) {
         let has = |setting: Setting, name: &str| wanted.iter().any(|w| w.setting() == Some((setting, name)));
         let is_disk = |name: &str| wanted.iter().any(|w| w.kind() == Kind::Disk && w.is_called(Some(name)));
-        // What is in a group leaves before it goes, and inner groups go before outer ones.
+        // A disk leaves a group before the group is deleted, and inner groups are deleted before outer ones.
         let mut latest_first: Vec<&Call> = settings.iter().rev().collect();
         latest_first.sort_by_key(|call| matches!(call.setting(), Some((Setting::Group, _))));
         for call in latest_first {
@@ -264,7 +264,7 @@ impl Plan {
             let is_kept = match setting {
                 Setting::Group => !prune || has(setting, name),
                 Setting::GroupLimits => has(setting, name) || !has(Setting::Group, name),
-                Setting::Limits | Setting::Place => {
+                Setting::Limits | Setting::Membership => {
                     has(setting, name) || !is_disk(name) || removed.contains(&(Kind::Disk, name.to_owned()))
                 }
             };

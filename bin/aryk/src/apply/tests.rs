@@ -1,4 +1,4 @@
-//! Files read, differences found, steps in order.
+//! Tests: parsing of files, differences, and the order of steps.
 
 use super::*;
 use proptest::prelude::*;
@@ -12,7 +12,7 @@ fn made(call: &Call, bytes: Option<u64>) -> Existing {
     Existing { kind, name, call: call.clone(), bytes, is_orphan: false }
 }
 
-/// All that `calls` make.
+/// All objects of `calls`.
 fn all(calls: &[Call]) -> Vec<Existing> {
     calls.iter().map(|call| made(call, call.size())).collect()
 }
@@ -73,7 +73,7 @@ fn spdk_files_are_read() {
 }
 
 #[test]
-fn errors_say_where_and_what() {
+fn errors_name_the_place_and_the_cause() {
     let wrong = [
         ("[[disk]]\nname = \"a\"", "disk 'a': give it one of"),
         ("[[disk]]\nname = \"a\"\nnull = true", "size is missing"),
@@ -91,7 +91,7 @@ fn errors_say_where_and_what() {
 }
 
 #[test]
-fn nothing_is_done_twice() {
+fn a_second_run_has_no_steps() {
     let calls = parse(FILE).unwrap();
     let first = plan(&calls, &[], &[], false);
     assert_eq!(lines(&first), ["create disk a", "create disk m", "create disk p", "create controller a"]);
@@ -100,7 +100,7 @@ fn nothing_is_done_twice() {
 }
 
 #[test]
-fn the_daemon_writes_things_its_own_way() {
+fn the_daemons_notation_equals_the_files() {
     let one = |method: &str, params: Value| Call::new(method, params);
     let wanted = json!({"ctrlr": "c", "dev_name": "d", "cpumask": "[0,2-3]", "transport": "vhost_user_blk"});
     let saved = json!({"ctrlr": "c", "dev_name": "d", "readonly": false, "cpumask": "0xd"});
@@ -120,7 +120,7 @@ fn the_daemon_writes_things_its_own_way() {
 fn values_are_compared_as_the_daemon_does() {
     let known: Value =
         serde_json::from_str(include_str!("../../../../crates/rpc/data/comparison.json")).unwrap();
-    assert_eq!(known["unheeded"], json!(call::UNHEEDED));
+    assert_eq!(known["unheeded"], json!(call::IGNORED));
     for (member, same) in [("same", true), ("different", false)] {
         for case in known[member].as_array().unwrap() {
             let param = case[0].as_str().unwrap();
@@ -130,7 +130,7 @@ fn values_are_compared_as_the_daemon_does() {
     }
     let null = Call::new("bdev_null_create", json!({"name": "n", "uuid": null, "md_size": null}));
     let saved = Call::new("bdev_null_create", json!({"name": "n", "uuid": "ab", "md_size": 0}));
-    assert!(null.differences(&saved).is_empty(), "null is as if it were not there");
+    assert!(null.differences(&saved).is_empty(), "null equals an absent parameter");
 }
 
 #[test]
@@ -147,7 +147,7 @@ fn sizes_grow_in_place_and_never_shrink() {
 }
 
 #[test]
-fn what_is_made_anew_takes_along_what_is_above() {
+fn recreating_a_disk_recreates_the_disks_on_top() {
     let calls = parse(FILE).unwrap();
     let mut changed = calls.clone();
     changed[1].params["num_blocks"] = json!(4096);
@@ -157,7 +157,7 @@ fn what_is_made_anew_takes_along_what_is_above() {
 }
 
 #[test]
-fn what_is_not_in_the_file_stays_unless_pruned() {
+fn objects_outside_the_file_stay_unless_pruned() {
     let calls = parse(FILE).unwrap();
     let (wanted, existing) = (&calls[1..2], all(&calls));
     assert!(plan(wanted, &existing, &[], false).steps.is_empty());
@@ -171,7 +171,7 @@ fn what_is_not_in_the_file_stays_unless_pruned() {
 }
 
 #[test]
-fn orphans_are_made_anew_without_asking() {
+fn orphans_are_recreated_without_replace() {
     let calls = parse(FILE).unwrap();
     let mut existing = all(&calls[3..]);
     existing[0].is_orphan = true;
@@ -182,7 +182,7 @@ fn orphans_are_made_anew_without_asking() {
 }
 
 #[test]
-fn settings_and_nonsense() {
+fn settings_and_contradictions() {
     let options = Call::new("bdev_set_options", json!({"x": 1}));
     assert_eq!(
         lines(&plan(std::slice::from_ref(&options), &[], &[], true)),
@@ -201,7 +201,7 @@ fn settings_and_nonsense() {
 }
 
 #[test]
-fn what_is_written_is_read_as_the_same() {
+fn a_written_file_parses_to_the_same_calls() {
     let mut calls = parse(FILE).unwrap();
     let odd =
         json!({"name": "o", "num_blocks": 8, "block_size": 512, "optimal_io_boundary": 4, "uuid": null});
@@ -215,12 +215,12 @@ fn what_is_written_is_read_as_the_same() {
 }
 
 proptest! {
-    /// Whatever was done of a plan, the plan of what is left leads to the same end.
+    /// After any part of a plan, the plan for the rest leads to the same state.
     #[test]
     fn an_interrupted_plan_is_finished(present in 0_usize..16, wanted in 0_usize..16, done: prop::sample::Index) {
         let calls = parse(FILE).unwrap();
         let pick = |bits: usize| -> Vec<Call> {
-            // What is built on something comes with it.
+            // A disk on top comes with its base.
             let bits = bits | usize::from(bits & 4 > 0) << 1 | usize::from(bits & 8 > 0);
             calls.iter().enumerate().filter(|(i, _)| bits >> i & 1 > 0).map(|(_, c)| c.clone()).collect()
         };
@@ -235,7 +235,7 @@ proptest! {
     }
 }
 
-/// What the daemon would have, which refuses what has no base.
+/// Carries out steps as the daemon would; a disk without its base fails.
 fn carry_out(steps: &[Step], there: &mut Vec<Existing>) {
     for step in steps {
         match step.action {
@@ -267,7 +267,7 @@ const LIMITED: &str = r#"
     limits = { iops = 3000, bandwidth = "125M", burst = "2s", combined = true }
 "#;
 
-/// The disk and the settings that a file makes.
+/// The disk and the settings of a file.
 fn limited(text: &str) -> (Vec<Call>, Vec<Existing>, Vec<Call>) {
     let calls = parse(text).unwrap();
     let (settings, disks): (Vec<_>, Vec<_>) = calls.iter().cloned().partition(|c| c.kind() == Kind::Setting);
@@ -275,7 +275,7 @@ fn limited(text: &str) -> (Vec<Call>, Vec<Existing>, Vec<Call>) {
 }
 
 #[test]
-fn limits_are_set_once_and_taken_back() {
+fn limits_are_set_once_and_unset() {
     let (calls, disks, settings) = limited(LIMITED);
     let methods: Vec<_> = calls.iter().map(|call| call.method.as_str()).collect();
     assert_eq!(
@@ -313,17 +313,17 @@ fn limits_are_set_once_and_taken_back() {
         (Some("inner"), Some("vm1"))
     );
     assert_eq!(unset.steps[1].call.params["rw_ios_per_sec"], 0);
-    // Made anew, a disk has none of what the old one had.
-    let anew = LIMITED.replace("null = true", "memory = true");
-    let anew = lines(&plan(&limited(&anew).0, &disks, &settings, false));
+    // A recreated disk has none of the old one's limits.
+    let recreated = LIMITED.replace("null = true", "memory = true");
+    let recreated = lines(&plan(&limited(&recreated).0, &disks, &settings, false));
     let set = ["set setting bdev_set_qos_limit", "set setting bdev_qos_group_add_bdev"];
-    assert_eq!(anew, [["remove disk n", "create disk n"], set].concat());
+    assert_eq!(recreated, [["remove disk n", "create disk n"], set].concat());
     let elsewhere = LIMITED.replace("parent = \"vm1\"", "");
     assert_eq!(plan(&limited(&elsewhere).0, &disks, &settings, false).conflicts.len(), 1);
 }
 
 #[test]
-fn limits_are_written_as_they_are_read() {
+fn written_limits_parse_to_the_same_limits() {
     let calls = parse(LIMITED).unwrap();
     for as_json in [false, true] {
         let text = document::write(&calls, |_| None, as_json).unwrap();
@@ -336,18 +336,18 @@ fn limits_are_written_as_they_are_read() {
 }
 
 #[test]
-fn calls_without_effect_are_told_by_the_document() {
-    let is_idle = |method: &str| super::is_idle(&Call::new(method, json!({})));
+fn calls_without_effect_are_recognized() {
+    let has_no_effect = |method: &str| super::has_no_effect(&Call::new(method, json!({})));
     for method in ["bdev_examine", "bdev_set_options", "nvmf_set_config", "sock_set_default_impl"] {
-        assert!(is_idle(method), "{method}");
+        assert!(has_no_effect(method), "{method}");
     }
     for method in ["bdev_null_create", "bdev_set_qos_limit", "vhost_controller_set_coalescing"] {
-        assert!(!is_idle(method), "{method}");
+        assert!(!has_no_effect(method), "{method}");
     }
 }
 
 #[test]
-fn a_disk_made_anew_keeps_its_uuid() {
+fn a_recreated_disk_keeps_its_uuid() {
     let calls = parse(FILE).unwrap();
     let mut existing = all(&calls);
     for disk in existing.iter_mut().filter(|e| e.kind == Kind::Disk) {
@@ -360,17 +360,17 @@ fn a_disk_made_anew_keeps_its_uuid() {
     };
     let mut changed = calls.clone();
     changed[1].params["num_blocks"] = json!(4096);
-    assert_eq!(made(&changed), [Some("old-m".into()), Some("old-p".into())], "and the one that is on it");
+    assert_eq!(made(&changed), [Some("old-m".into()), Some("old-p".into())], "and the disk on top of it");
     changed[1].params.insert("uuid".into(), json!("new"));
     assert_eq!(made(&changed)[0].as_deref(), Some("new"));
-    // The controller has none.
+    // The controller has no uuid.
     changed = calls.clone();
     changed[0].params["enospc"] = json!("error");
     assert_eq!(made(&changed), [Some("old-a".into()), None]);
 }
 
 #[test]
-fn a_plan_says_whose_data_is_lost() {
+fn a_plan_names_disks_whose_data_is_lost() {
     let calls = parse(FILE).unwrap();
     let pruned = plan(&[], &all(&calls), &[], true);
     let lost: Vec<_> = pruned.steps.iter().filter(|step| step.why.contains("its data is lost")).collect();
@@ -378,7 +378,7 @@ fn a_plan_says_whose_data_is_lost() {
 }
 
 #[test]
-fn what_is_absent_is_pruned_first_and_from_above() {
+fn absent_objects_are_pruned_first_and_top_down() {
     let calls = parse(FILE).unwrap();
     let mut pruned = plan(&calls[1..2], &[], &[], true);
     pruned.prune_absent(&calls, &calls[1..2]);

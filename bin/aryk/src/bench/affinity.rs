@@ -1,24 +1,24 @@
-//! Cores: where this process may run.
+//! CPU affinity of this process.
 
 use crate::error::Error;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Keeps the calling thread on a core.
+/// Pins the calling thread to a core.
 pub fn pin(core: usize) -> Result<(), Error> {
     let mut cores = CpuSet::new();
     if core < CpuSet::MAX_CPU {
         cores.set(core);
     }
     sched_setaffinity(None, &cores)
-        .map_err(|_| Error::Usage(format!("core {core} is not one that this process may run on")))
+        .map_err(|_| Error::Usage(format!("this process may not run on core {core}")))
 }
 
-/// Two cores: the first is `wanted`, if something is.
+/// Two cores; the first is `wanted` if given.
 pub fn two(wanted: Option<u32>) -> Result<(usize, usize), Error> {
     let allowed = allowed()?;
     let first = wanted.map(|core| core as usize).or_else(|| allowed.first().copied());
     let second = allowed.into_iter().find(|core| Some(*core) != first);
-    let too_few = || Error::Usage("--ceiling needs two cores, and here is one".into());
+    let too_few = || Error::Usage("--ceiling needs two cores; this process may run on one".into());
     first.zip(second).ok_or_else(too_few)
 }
 

@@ -25,50 +25,50 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct BenchArgs {
-    /// The disk's vhost-user socket, or what the daemon offers: a controller or a disk, by name. Nobody else may be connected
+    /// The disk's vhost-user socket, or the name of a controller or disk of the daemon. No other front-end may be connected
     #[arg(value_name = "SOCKET|NAME", required_unless_present = "ceiling")]
     pub target: Option<PathBuf>,
-    /// The socket is a SCSI host's: which target, and which unit of it [without: a block device's]
+    /// The socket is a SCSI host's: its target, and the target's unit [without: a block device's]
     #[arg(long, value_name = "TARGET[:LUN]", num_args = 0..=1, require_equals = true, default_missing_value = "0")]
     pub scsi: Option<Unit>,
-    /// What to do: randread, randwrite, read, write (one after another), or mix:70 (70% reads, at random)
+    /// Kind of requests: randread, randwrite, read, write (sequential), or mix:70 (70% reads, at random)
     #[arg(long, default_value = "randread")]
     pub rw: Mix,
     /// Bytes of a request
     #[arg(long, value_name = "SIZE", default_value = "4k")]
     pub bs: Size,
-    /// Requests in flight, in each queue; with --rate, at most
+    /// Requests in flight per queue; with --rate, the maximum
     #[arg(long, value_name = "N", default_value = "32", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub qd: u16,
-    /// Queues
+    /// Number of queues
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub queues: u16,
-    /// How long: 10s, 500ms, 2m [default: 10s]
+    /// Duration: 10s, 500ms, 2m [default: 10s]
     #[arg(long, value_name = "TIME", value_parser = time, conflicts_with = "requests")]
     pub time: Option<Duration>,
-    /// How many requests instead: 100k
+    /// Number of requests instead of a duration: 100k
     #[arg(long, value_name = "N", value_parser = count)]
     pub requests: Option<u64>,
-    /// Requests a second: 10k. They come at random times, whether the disk keeps up or not; latency counts from when
-    /// each was due
+    /// Requests per second: 10k. They are due at random times, independent of the disk's speed; latency counts from when each was
+    /// due
     #[arg(long, value_name = "N", value_parser = count)]
     pub rate: Option<u64>,
-    /// Mark what is written, and check what is read. Without writes, what an earlier run with --verify wrote is checked
+    /// Stamp the written data, and check the read data. Without writes, check the data of an earlier run with --verify
     #[arg(long)]
     pub verify: bool,
-    /// Yes, overwrite what is on the disk
+    /// Allow overwriting the disk's data
     #[arg(long)]
     pub destroy: bool,
-    /// How the queues are laid out
+    /// Layout of the virtqueues
     #[arg(long, value_enum, default_value = "split")]
     pub ring: Layout,
-    /// The core to stay on; the disk's is better another
+    /// Core to run on; the back-end should run on another
     #[arg(long, value_name = "N")]
     pub cpu: Option<u32>,
-    /// Also measure, on another core, how fast this front-end can be with nothing behind it
+    /// Also measure the limit of this front-end itself, without a back-end; needs a second core
     #[arg(long, conflicts_with_all = ["rate", "verify"])]
     pub ceiling: bool,
-    /// How much of the disk is used, from its beginning [default: all; with --verify, 1G]
+    /// Size of the part of the disk to use, from its beginning [default: all; with --verify, 1G]
     #[arg(long, value_name = "SIZE")]
     pub area: Option<Size>,
 }
@@ -76,9 +76,9 @@ pub struct BenchArgs {
 /// A disk of a SCSI host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unit {
-    /// Its target.
+    /// Number of the target.
     pub target: u8,
-    /// Its number there.
+    /// Number of the unit in the target.
     pub lun: u16,
 }
 
@@ -88,7 +88,7 @@ impl FromStr for Unit {
     fn from_str(text: &str) -> Result<Self, String> {
         let (target, lun) = text.split_once(':').unwrap_or((text, "0"));
         let unit = target.parse().ok().zip(lun.parse().ok().filter(|lun| *lun < 1 << 14));
-        let (target, lun) = unit.ok_or("a target, 0 to 255, and perhaps a unit: 3, or 3:0")?;
+        let (target, lun) = unit.ok_or("give a target, 0 to 255, with an optional unit: 3, or 3:0")?;
         Ok(Self { target, lun })
     }
 }
@@ -99,17 +99,17 @@ impl fmt::Display for Unit {
     }
 }
 
-/// Which requests, and in which order.
+/// The kind and order of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mix {
-    /// At random places.
+    /// Random instead of sequential blocks.
     pub is_random: bool,
-    /// How many of 100 are reads.
+    /// Percentage of reads.
     pub reads: u8,
 }
 
 impl Mix {
-    /// Whether any are writes.
+    /// Whether there are writes.
     pub const fn writes(self) -> bool {
         self.reads < 100
     }
@@ -129,7 +129,7 @@ impl FromStr for Mix {
                 (true, share.and_then(|share| share.parse().ok()).filter(|share| *share <= 100))
             }
         };
-        let reads = reads.ok_or("randread, randwrite, read, write, or mix:70 for 70% reads")?;
+        let reads = reads.ok_or("give randread, randwrite, read, write, or mix:70 for 70% reads")?;
         Ok(Self { is_random, reads })
     }
 }
@@ -146,13 +146,13 @@ impl fmt::Display for Mix {
     }
 }
 
-/// How a ring is laid out.
+/// Layout of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Layout {
-    /// What every back end has
+    /// Split ring, supported by all back-ends
     Split,
-    /// Newer, one ring for all
+    /// Packed ring, newer
     Packed,
 }
 
@@ -165,9 +165,9 @@ impl From<Layout> for Format {
     }
 }
 
-/// A number, with powers of 1000 as people write them.
+/// A number with an optional suffix k or M (powers of 1000).
 fn count(text: &str) -> Result<u64, String> {
-    let wrong = || "a whole number above 0, with k or M (powers of 1000), such as 10k".to_owned();
+    let wrong = || "give a whole number above 0, with k or M (powers of 1000), such as 10k".to_owned();
     let (number, unit) = match text.trim().strip_suffix(['k', 'K']) {
         Some(number) => (number, 1_000),
         None => text.trim().strip_suffix(['m', 'M']).map_or((text, 1), |number| (number, 1_000_000)),
@@ -176,7 +176,7 @@ fn count(text: &str) -> Result<u64, String> {
     number.checked_mul(unit).filter(|&n| n > 0).ok_or_else(wrong)
 }
 
-/// A time, in seconds if nothing is said.
+/// A duration; in seconds if there is no unit.
 pub fn time(text: &str) -> Result<Duration, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match &text[digits.len()..] {
@@ -187,7 +187,7 @@ pub fn time(text: &str) -> Result<Duration, String> {
         _ => None,
     };
     let millis = unit.and_then(|unit: u64| digits.parse::<u32>().ok()?.checked_mul(unit as u32));
-    let wrong = || "a whole number above 0 with ms, s, m or h, such as 10s".to_owned();
+    let wrong = || "give a whole number above 0 with ms, s, m or h, such as 10s".to_owned();
     millis.filter(|&n| n > 0).map(|n| Duration::from_millis(n.into())).ok_or_else(wrong)
 }
 
@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_people_write_them() {
+    fn numbers_and_durations_parse() {
         assert_eq!(count("10k"), Ok(10_000));
         assert_eq!(count("3M"), Ok(3_000_000));
         assert_eq!(time("500ms"), Ok(Duration::from_millis(500)));
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn units_are_targets_and_luns() {
+    fn units_parse() {
         assert_eq!("3".parse(), Ok(Unit { target: 3, lun: 0 }));
         assert_eq!("255:16383".parse(), Ok(Unit { target: 255, lun: 16_383 }));
         for wrong in ["", ":", "3:", "256", "-1", "3:16384", "0:0:0"] {
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn mixes_are_written_as_they_are_read() {
+    fn mixes_print_as_they_parse() {
         for text in ["randread", "randwrite", "read", "write", "mix:70", "mix:1"] {
             assert_eq!(text.parse::<Mix>().map(|mix| mix.to_string()), Ok(text.to_owned()));
         }

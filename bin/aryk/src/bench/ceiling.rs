@@ -1,7 +1,7 @@
-//! How fast this front-end can be at all: the same loop against a thread of our own that answers at once, and does nothing.
+//! The limit of this front-end: the same loop against a thread of our own that completes each request at once without I/O.
 //!
-//! A result that comes close to it says little about the back end. The thread rests after each burst for a while, as a back end does
-//! that works; which rest serves the loop best is found by trying.
+//! A result close to this limit says little about the back-end. The thread pauses after each burst, like a back-end at work;
+//! several pauses are tried, and the best result counts.
 
 use super::args::{BenchArgs, Unit};
 use super::load::{Load, Pace, Progress};
@@ -16,14 +16,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// What rests are tried, in ns, where there is more than one request in flight.
+/// Pauses to try, in ns, if there is more than one request in flight.
 const RESTS: [u64; 5] = [0, 1_000, 2_000, 5_000, 10_000];
-/// How long each is tried.
+/// Duration of each trial.
 const SPAN: Duration = Duration::from_millis(200);
-/// Bytes of the disk that is not there, unless --area says.
+/// Bytes of the simulated disk, unless --area is given.
 const DISK: u64 = 1 << 40;
 
-/// Requests a second, where the loop has the first of two cores.
+/// The highest rate in requests per second. The loop runs on the first of the two cores.
 pub fn measure(args: &BenchArgs, patience: Duration, cores: (usize, usize)) -> Result<f64, Error> {
     affinity::pin(cores.0)?;
     let rests = if args.qd == 1 { &RESTS[..1] } else { &RESTS };
@@ -41,7 +41,7 @@ pub fn measure(args: &BenchArgs, patience: Duration, cores: (usize, usize)) -> R
     Ok(best)
 }
 
-/// Where an answer that all is well is written.
+/// Writes a successful status into a chain.
 type Answer = fn(&mut Chain, &MemTable);
 
 fn with_rest<B: Builder + Copy>(
@@ -62,7 +62,7 @@ fn with_rest<B: Builder + Copy>(
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let pinned = affinity::pin(core);
-            // The other end waits for it.
+            // The loop's thread waits for this message.
             let _ = up.send(pinned);
             answer(queues, well, &memory, &stop, Duration::from_nanos(rest));
         });
@@ -79,7 +79,7 @@ fn with_rest<B: Builder + Copy>(
     })
 }
 
-/// The device's side of a ring.
+/// The device side of a ring.
 fn device(memory: &Memory, shape: Shape, ring: &aryk_front_end::Ring) -> Virtqueue {
     let parts = ring.parts();
     let table = memory.table().expect("one region is a table");
@@ -107,24 +107,24 @@ fn device(memory: &Memory, shape: Shape, ring: &aryk_front_end::Ring) -> Virtque
         base: ring.base(),
         inflight: None,
     };
-    Virtqueue::new(config).expect("the ring is one")
+    Virtqueue::new(config).expect("the ring is valid")
 }
 
-/// A block device's status is the last byte.
+/// The status of a block request is the last byte.
 fn answer_request(chain: &mut Chain, memory: &MemTable) {
     if let Some(status) = chain.take_last_writable() {
         memory.write(status, &0_u8).expect("our own addresses are in our memory");
     }
 }
 
-/// A SCSI host's answer is the first writable piece; its sense data need not be there.
+/// The response of a SCSI command is the first writable descriptor; sense data is not needed.
 fn answer_command(chain: &mut Chain, memory: &MemTable) {
     if let Some(answer) = chain.writable().first() {
         memory.write(answer.addr, &[0_u8; 12]).expect("our own addresses are in our memory");
     }
 }
 
-/// Answers all requests well, until told to stop.
+/// Completes all requests with success until `stop`.
 #[expect(clippy::disallowed_methods, reason = "a benchmark measures wall time")]
 fn answer(mut queues: Vec<Virtqueue>, well: Answer, memory: &MemTable, stop: &AtomicBool, rest: Duration) {
     let mut chains: Vec<_> = queues.iter().map(|_| Chain::default()).collect();
@@ -138,7 +138,7 @@ fn answer(mut queues: Vec<Virtqueue>, well: Answer, memory: &MemTable, stop: &At
                 queue.push_used(head, len);
                 count += 1;
             }
-            // Nobody wants to be called.
+            // The driver polls: it needs no interrupt.
             let _ = queue.publish();
         }
         if count > 1 && !rest.is_zero() {

@@ -1,5 +1,5 @@
-//! The loop that keeps requests in flight. One thread, which polls; nothing is allocated, and but for kicks and a look at the connection
-//! now and then the kernel is not called.
+//! The loop that keeps requests in flight. One polling thread. It allocates nothing, and makes no system call except for kicks
+//! and a periodic check of the connection.
 
 use super::rig::Rig;
 use super::verify::Verifier;
@@ -10,38 +10,38 @@ use hdrhistogram::Histogram;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// After so many completions of a burst the clock is read again.
+/// Completions of a burst between two reads of the clock.
 const BURST: u32 = 8;
-/// Completions after which what took their places is shown to the device.
-const SHOW: u32 = 16;
-/// Turns between two looks at what is not requests.
-const TURNS_PER_LOOK: u32 = 1024;
-/// Of so many turns with work one is timed.
-const TIMED: u32 = 16;
-/// Between two looks at the connection, in ns.
-const CONNECTION_LOOK: u64 = 1_000_000;
-/// The longest latency that is told apart, in ns.
+/// Completions after which their replacement requests are published to the device.
+const PUBLISH_EVERY: u32 = 16;
+/// Turns between two checks of time and connection.
+const TURNS_PER_CHECK: u32 = 1024;
+/// One of this many turns with work is timed.
+const TURNS_PER_TIMED: u32 = 16;
+/// Interval of the connection checks, in ns.
+const CONNECTION_CHECK_NS: u64 = 1_000_000;
+/// The longest distinguishable latency, in ns.
 const LATENCY_MAX: u64 = 3_600_000_000_000;
 
-/// How long to go on, and how fast.
+/// Duration and rate of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct Pace {
-    /// In ns.
+    /// Duration in ns.
     pub time: u64,
     pub requests: u64,
-    /// Requests a second, if they do not wait for each other.
+    /// Requests per second of an open loop; `None` for a closed loop.
     pub rate: Option<f64>,
-    /// How long a request may take.
+    /// The longest time without a completion.
     pub patience: Duration,
 }
 
-/// What a run saw.
+/// The result of a run.
 #[derive(Debug)]
 pub struct Measured {
     pub elapsed: Duration,
     /// Latencies in ns, of reads and of writes.
     pub latency: [Histogram<u64>; 2],
-    /// Share of the time in which this loop had something to do.
+    /// Share of the time in which the loop had work.
     pub busy: f64,
 }
 
@@ -50,16 +50,16 @@ impl Measured {
         self.latency.iter().map(Histogram::len).sum()
     }
 
-    /// Per second.
+    /// Requests per second.
     pub fn rate(&self) -> f64 {
         self.requests() as f64 / self.elapsed.as_secs_f64().max(1e-9)
     }
 }
 
-/// What others see of a run.
+/// Progress of a run, for other threads.
 #[derive(Debug, Default)]
 pub struct Progress {
-    /// In ns.
+    /// Elapsed time in ns.
     pub elapsed: AtomicU64,
     pub requests: AtomicU64,
 }
@@ -67,14 +67,14 @@ pub struct Progress {
 /// A request in flight.
 #[derive(Debug, Clone, Copy, Default)]
 struct InFlight {
-    /// From when its latency counts, in ns since the start.
+    /// Start of its latency, in ns since the start of the run.
     due: u64,
     block: u64,
 }
 
-/// A queue's requests.
+/// The requests of a queue.
 #[derive(Debug)]
-struct Lane {
+struct QueueLoad {
     slots: Vec<InFlight>,
     free: Vec<u16>,
 }
@@ -86,9 +86,9 @@ pub struct Load<'a, B> {
     verifier: Option<&'a mut Verifier>,
     source: Source,
     pace: Pace,
-    lanes: Vec<Lane>,
+    lanes: Vec<QueueLoad>,
     start: Instant,
-    /// In ns since the start, as of the last look.
+    /// Time of the last read of the clock, in ns since the start.
     now: u64,
     submitted: u64,
     completed: u64,
@@ -98,20 +98,20 @@ pub struct Load<'a, B> {
     latency: [Histogram<u64>; 2],
     busy: u64,
     working_turns: u32,
-    /// When something was completed or submitted last, or the connection was looked at.
+    /// Time of the last completion or submission, and of the last check of the connection.
     moved: u64,
     looked: u64,
 }
 
 impl<'a, B: Builder + Copy> Load<'a, B> {
-    /// A run of what `source` gives. Nothing is in flight in the rig.
+    /// A run of the requests of `source`. The rig must have no requests in flight.
     #[expect(clippy::disallowed_methods, reason = "a benchmark measures wall time")]
     pub fn new(rig: &'a mut Rig<B>, source: Source, pace: Pace, progress: &'a Progress) -> Self {
         let slots = rig.layout.slots;
         let lane =
-            || Lane { slots: vec![InFlight::default(); slots.into()], free: (0..slots).rev().collect() };
+            || QueueLoad { slots: vec![InFlight::default(); slots.into()], free: (0..slots).rev().collect() };
         let lanes = rig.queues.iter().map(|_| lane()).collect();
-        let histogram = || Histogram::new_with_bounds(1, LATENCY_MAX, 3).expect("the bounds are right");
+        let histogram = || Histogram::new_with_bounds(1, LATENCY_MAX, 3).expect("the bounds are valid");
         Self {
             lanes,
             rig,
@@ -133,13 +133,13 @@ impl<'a, B: Builder + Copy> Load<'a, B> {
         }
     }
 
-    /// Marks and checks blocks.
+    /// Makes the run stamp and check blocks.
     pub fn verified(mut self, verifier: Option<&'a mut Verifier>) -> Self {
         self.verifier = verifier;
         self
     }
 
-    /// Runs to the end, and waits for what is in flight.
+    /// Runs to the end, and waits for the requests in flight.
     pub fn run(mut self) -> Result<Measured, Error> {
         let mut turns = 0_u32;
         while self.wants_more() || self.submitted > self.completed {
@@ -151,14 +151,14 @@ impl<'a, B: Builder + Copy> Load<'a, B> {
             if work == 0 {
                 std::hint::spin_loop();
             }
-            if turns >= TURNS_PER_LOOK || self.pace.rate.is_some() {
+            if turns >= TURNS_PER_CHECK || self.pace.rate.is_some() {
                 turns = 0;
-                self.look(work)?;
+                self.check_time(work)?;
             }
         }
         self.tick();
         let elapsed = Duration::from_nanos(self.now);
-        let busy = (self.busy * u64::from(TIMED)) as f64 / self.now.max(1) as f64;
+        let busy = (self.busy * u64::from(TURNS_PER_TIMED)) as f64 / self.now.max(1) as f64;
         Ok(Measured { elapsed, latency: self.latency, busy: busy.min(1.0) })
     }
 
@@ -170,7 +170,7 @@ impl<'a, B: Builder + Copy> Load<'a, B> {
         self.now = self.start.elapsed().as_nanos() as u64;
     }
 
-    /// Takes a queue's completions, and fills it up; how many requests that were.
+    /// Takes a queue's completions and refills it. Returns the number of completed and submitted requests.
     #[inline]
     fn turn(&mut self, index: usize) -> Result<u32, Error> {
         let limit = self.lanes[index].slots.len() as u32;
@@ -186,7 +186,7 @@ impl<'a, B: Builder + Copy> Load<'a, B> {
             taken += 1;
             if self.pace.rate.is_none() && self.wants_more() {
                 self.submit(index, done.slot, self.now);
-                if taken % SHOW == 0 {
+                if taken % PUBLISH_EVERY == 0 {
                     self.rig.queues[index].publish();
                 }
             } else {
@@ -200,7 +200,7 @@ impl<'a, B: Builder + Copy> Load<'a, B> {
         self.rig.queues[index].publish();
         if taken > 0 {
             self.working_turns += 1;
-            if self.working_turns.is_multiple_of(TIMED) {
+            if self.working_turns.is_multiple_of(TURNS_PER_TIMED) {
                 let before = since;
                 self.tick();
                 self.busy += self.now - before;
@@ -209,7 +209,7 @@ impl<'a, B: Builder + Copy> Load<'a, B> {
         Ok(taken + added)
     }
 
-    /// Submits what is due, where there is a slot.
+    /// Submits the requests that are due, while slots are free.
     #[inline]
     fn fill_up(&mut self, index: usize) -> u32 {
         if self.lanes[index].free.is_empty() {
@@ -244,7 +244,7 @@ impl<'a, B: Builder + Copy> Load<'a, B> {
         self.rig.queues[index].submit(slot, operation, block * len);
     }
 
-    /// Readies a request's data; which block it goes to.
+    /// Prepares a request's data. Returns its block.
     #[cold]
     fn mark(&mut self, index: usize, slot: u16, operation: Operation, block: u64) -> u64 {
         let Some(verifier) = &mut self.verifier else { return block };
@@ -274,21 +274,21 @@ impl<'a, B: Builder + Copy> Load<'a, B> {
         }
     }
 
-    /// Sees to the time, and to a back end that is gone or silent.
+    /// Updates the time, and checks for a back-end that is gone or does not respond.
     #[inline]
-    fn look(&mut self, work: u32) -> Result<(), Error> {
+    fn check_time(&mut self, work: u32) -> Result<(), Error> {
         self.tick();
         if work > 0 || self.submitted == self.completed {
             self.moved = self.now;
         }
-        if self.now - self.looked < CONNECTION_LOOK {
+        if self.now - self.looked < CONNECTION_CHECK_NS {
             return Ok(());
         }
-        self.look_at_connection()
+        self.check_connection()
     }
 
     #[cold]
-    fn look_at_connection(&mut self) -> Result<(), Error> {
+    fn check_connection(&mut self) -> Result<(), Error> {
         self.looked = self.now;
         self.progress.elapsed.store(self.now, Ordering::Relaxed);
         let before = self.progress.requests.swap(self.completed, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! What `aryk bench` says: a table for people, an object for programs.
+//! The output of `aryk bench`: a table for people, an object for programs.
 
 use super::args::BenchArgs;
 use super::load::Measured;
@@ -9,16 +9,16 @@ use crate::size::Size;
 use hdrhistogram::Histogram;
 use serde_json::{Value, json};
 
-/// What a run gave.
+/// The result of a run.
 pub struct Report<'a> {
     pub args: &'a BenchArgs,
     pub measured: Option<Outcome>,
-    /// Requests a second that this front-end can do at all.
+    /// The limit of this front-end, in requests per second.
     pub ceiling: Option<f64>,
 }
 
 impl Report<'_> {
-    /// As `docs/cli.md` describes it.
+    /// The JSON output, as described in `docs/cli.md`.
     pub fn json(&self) -> Value {
         let args = self.args;
         let mut value = json!({
@@ -54,7 +54,7 @@ impl Report<'_> {
         value
     }
 
-    /// One direction, if there was any of it.
+    /// The JSON of reads or of writes; null if there were none.
     fn side_json(&self, load: &Measured, side: &Histogram<u64>) -> Value {
         if side.is_empty() {
             return Value::Null;
@@ -73,7 +73,7 @@ impl Report<'_> {
         })
     }
 
-    /// For people.
+    /// The output for people.
     pub fn text(&self, out: &Output) -> String {
         let mut lines = Vec::new();
         if let Some(Outcome { load, checked, .. }) = &self.measured {
@@ -84,7 +84,7 @@ impl Report<'_> {
                 "{requests} requests in {seconds:.1} s; this front-end was busy {busy:.0}% of the time"
             ));
             lines.extend(
-                checked.map(|n| format!("{n} blocks of {} verified: all as written", Size(self.args.bs.0))),
+                checked.map(|n| format!("{n} blocks of {} verified: all correct", Size(self.args.bs.0))),
             );
         }
         lines.extend(self.ceiling.map(|iops| self.ceiling_text(iops)));
@@ -121,7 +121,7 @@ impl Report<'_> {
     }
 
     fn ceiling_text(&self, ceiling: f64) -> String {
-        let text = format!("front-end's own ceiling: {ceiling:.0} IOPS");
+        let text = format!("front-end's own limit: {ceiling:.0} IOPS");
         let Some(measured) = &self.measured else { return text };
         let share = 100.0 * measured.load.rate() / ceiling.max(1.0);
         format!("{text}; the result is {share:.0}% of it")

@@ -1,4 +1,4 @@
-//! A guest with its memory and queues, connected to a back end or to nothing.
+//! A guest with memory and queues, connected to a back-end, or to none.
 
 use super::args::{BenchArgs, Unit};
 use super::workload::Random;
@@ -10,26 +10,26 @@ use aryk_front_end::{Builder, Format, Layout, Memory, Queue, Session, Shape, Wan
 use std::path::Path;
 use std::time::Duration;
 
-/// Descriptors that a ring may have; QEMU's, too.
+/// Largest and smallest size of a ring in descriptors; QEMU has the same maximum.
 const SIZE_MAX: u32 = 1024;
 const SIZE_MIN: u32 = 64;
-/// Descriptors of a request without a table.
+/// Descriptors of a request without an indirect table.
 const PIECES: u32 = 3;
-/// Bytes of a request at most.
+/// Largest request in bytes.
 const BLOCK_MAX: u64 = 8 << 20;
 
 /// A guest under load.
 pub struct Rig<B> {
     pub memory: Memory,
     pub queues: Vec<Queue<B>>,
-    /// Where the layout of all queues comes from.
+    /// The builder of all queues' layout.
     pub layout: Layout,
     session: Option<Session>,
-    /// Queues before those under load, of which nothing is asked.
+    /// Queues of a SCSI host before its request queues; they stay idle.
     idle: Vec<Queue<B>>,
 }
 
-/// The disk, as its back end tells it.
+/// The disk as described by its back-end.
 #[derive(Debug, Clone, Copy)]
 pub struct Disk {
     pub bytes: u64,
@@ -41,7 +41,7 @@ impl Rig<blk::Requests> {
     /// Connects to a block device.
     pub fn connect(target: &Path, args: &BenchArgs, patience: Duration) -> Result<(Self, Disk), Error> {
         use blk::feature;
-        // Without FLUSH, each write would be durable before it is answered.
+        // Without FLUSH, each write would have to be durable before its completion.
         let optional = feature::BLK_SIZE | feature::FLUSH | feature::RO | feature::MQ;
         let session = Session::connect(target, &wanted(args, optional, args.queues, patience))?;
         let features = session.features();
@@ -64,7 +64,7 @@ impl Rig<blk::Requests> {
 impl Rig<scsi::Requests> {
     /// Connects to a SCSI host, for one of its disks.
     pub fn connect(target: &Path, args: &BenchArgs, patience: Duration) -> Result<(Self, Disk), Error> {
-        let Unit { target: number, lun } = args.scsi.expect("the caller looked");
+        let Unit { target: number, lun } = args.scsi.expect("the caller has checked");
         let queues = args.queues + scsi::FIXED_QUEUES;
         let session = Session::connect(target, &wanted(args, 0, queues, patience))?;
         check_size(args, blk::SECTOR)?;
@@ -79,14 +79,14 @@ impl Rig<scsi::Requests> {
         };
         check(args, disk)?;
         rig.queues[1..].iter_mut().for_each(|queue| queue.set_block_size(capacity.block_size));
-        // What the answers have left in it is no data.
+        // The responses have left bytes in the data buffers: fill them again.
         rig.fill();
         Ok((rig, disk))
     }
 }
 
 impl<B: Builder + Copy> Rig<B> {
-    /// The same, with nobody at the other end.
+    /// A guest without a back-end.
     pub fn bare(builder: B, args: &BenchArgs, features: u64) -> Result<Self, Error> {
         let layout = layout(args, features)?;
         let idle = if args.scsi.is_some() { scsi::FIXED_QUEUES } else { 0 };
@@ -103,7 +103,7 @@ impl<B: Builder + Copy> Rig<B> {
         Ok(rig)
     }
 
-    /// Hands the queues over.
+    /// Starts the queues at the back-end.
     fn started(mut self, session: Session) -> Result<Self, Error> {
         session.settle()?;
         session.share(&self.memory)?;
@@ -114,7 +114,7 @@ impl<B: Builder + Copy> Rig<B> {
         Ok(self)
     }
 
-    /// Puts something into all data, so that its pages are there, and are no zeroes.
+    /// Fills all data buffers with random bytes, so that their pages are allocated and are not zero.
     fn fill(&self) {
         let mut random = Random::new(1);
         for queue in &self.queues {
@@ -127,12 +127,12 @@ impl<B: Builder + Copy> Rig<B> {
         }
     }
 
-    /// Whether the back end has gone.
+    /// Whether the back-end has disconnected.
     pub fn has_ended(&self) -> bool {
         self.session.as_ref().is_some_and(|session| session.wire().has_ended())
     }
 
-    /// Takes the queues back.
+    /// Stops the queues.
     pub fn stop(self) -> Result<(), Error> {
         let Some(session) = &self.session else { return Ok(()) };
         for index in 0..self.idle.len() + self.queues.len() {
@@ -154,11 +154,11 @@ fn wanted(args: &BenchArgs, optional: u64, queues: u16, patience: Duration) -> W
     }
 }
 
-/// Whether the disk can do what is wanted of it.
+/// Checks that the disk supports the requested load.
 fn check(args: &BenchArgs, disk: Disk) -> Result<(), Error> {
     let usage = |text: String| Err(Error::Usage(text));
     if args.rw.writes() && disk.readonly {
-        return usage("this disk is read-only: only --rw randread and read can be done".into());
+        return usage("this disk is read-only: use --rw randread or read".into());
     }
     check_size(args, disk.block_size.into())?;
     if let Some(area) = args.area.filter(|area| area.0 > disk.bytes) {
@@ -167,18 +167,18 @@ fn check(args: &BenchArgs, disk: Disk) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether requests are of whole blocks, and not too large.
+/// Checks that requests consist of whole blocks and are not too large.
 fn check_size(args: &BenchArgs, block_size: u64) -> Result<(), Error> {
     let Size(bs) = args.bs;
     if bs == 0 || !bs.is_multiple_of(block_size) || bs > BLOCK_MAX {
         let (block, most) = (Size(block_size), Size(BLOCK_MAX));
-        let text = format!("--bs {} is no multiple of the disk's {block}, or above {most}", args.bs);
+        let text = format!("--bs {} is not a multiple of the disk's {block}, or is above {most}", args.bs);
         return Err(Error::Usage(text));
     }
     Ok(())
 }
 
-/// How the queues are laid out: whichever way has the fewer descriptors change.
+/// The layout of the queues: the one with fewer descriptors per request.
 fn layout(args: &BenchArgs, features: u64) -> Result<Layout, Error> {
     let depth = u32::from(args.qd);
     let can_be_indirect = features & feature::INDIRECT != 0;
@@ -191,6 +191,6 @@ fn layout(args: &BenchArgs, features: u64) -> Result<Layout, Error> {
     }
     let size = needed.next_power_of_two().max(SIZE_MIN) as u16;
     let shape = Shape { format, size, event_idx: features & feature::EVENT_IDX != 0 };
-    let len = u32::try_from(args.bs.0).map_err(|_| Error::Usage(format!("--bs {} is too much", args.bs)))?;
+    let len = u32::try_from(args.bs.0).map_err(|_| Error::Usage(format!("--bs {} is too large", args.bs)))?;
     Ok(Layout { shape, slots: args.qd, len, indirect })
 }

@@ -1,4 +1,4 @@
-//! What `aryk bench` is to reach: a socket by its path, or what the daemon offers by its name.
+//! The target of `aryk bench`: a socket's path, or the name of an object of the daemon.
 
 use super::args::BenchArgs;
 use crate::client::Client;
@@ -8,14 +8,15 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// A controller, and which of its targets is meant, if it has such and one is.
+/// A controller, with the target number if the disk is one of its targets.
 #[derive(Debug, PartialEq, Eq)]
 struct Offer<'a> {
     controller: &'a Value,
     target: Option<u64>,
 }
 
-/// The socket of `target`: what has no `/`, and is no file here, is a controller or a disk that one offers. Only then the daemon is asked, at `daemon`.
+/// The socket of `target`. A text without `/` that is no file here is the name of a controller, or of a disk that a controller
+/// offers; only then the daemon at `daemon` is called.
 pub fn find(target: &Path, args: &BenchArgs, daemon: &Path, patience: Duration) -> Result<PathBuf, Error> {
     let name = target.to_str().filter(|name| !name.contains('/') && !target.exists());
     let Some(name) = name else { return Ok(target.to_owned()) };
@@ -26,7 +27,7 @@ pub fn find(target: &Path, args: &BenchArgs, daemon: &Path, patience: Duration) 
     Ok(text(offer.controller, "socket").into())
 }
 
-/// A controller of that name, or else the one that offers the disk of that name.
+/// The controller of that name, or else the one that offers the disk of that name.
 fn choose<'a>(controllers: &'a [Value], name: &str) -> Result<Offer<'a>, String> {
     if let Some(controller) = controllers.iter().find(|c| text(c, "ctrlr") == name) {
         return Ok(Offer { controller, target: None });
@@ -34,18 +35,20 @@ fn choose<'a>(controllers: &'a [Value], name: &str) -> Result<Offer<'a>, String>
     let mut offers = controllers.iter().flat_map(|controller| of_disk(controller, name));
     let first = offers.next();
     let first = first.ok_or_else(|| {
-        format!("'{name}' is no socket here, and neither a controller nor a disk behind one: `aryk controller list` has them")
+        format!("'{name}' is neither a socket here, nor a controller, nor a disk of a controller: `aryk controller list` shows them")
     })?;
     match offers.next() {
         None => Ok(first),
         Some(second) => {
             let [a, b] = [&first, &second].map(|offer| text(offer.controller, "ctrlr"));
-            Err(format!("disk '{name}' is behind the controllers '{a}' and '{b}': name one of them"))
+            Err(format!(
+                "disk '{name}' is offered by the controllers '{a}' and '{b}': give the name of one of them"
+            ))
         }
     }
 }
 
-/// Where a controller has the disk.
+/// The places of the disk in a controller.
 fn of_disk<'a>(controller: &'a Value, disk: &str) -> Vec<Offer<'a>> {
     let specific = &controller["backend_specific"];
     let block = (specific["block"]["bdev"] == disk).then_some(Offer { controller, target: None });
@@ -55,12 +58,12 @@ fn of_disk<'a>(controller: &'a Value, disk: &str) -> Vec<Offer<'a>> {
     block.into_iter().chain(targets).collect()
 }
 
-/// Whether it can be reached as it is asked for.
+/// Checks that the offer fits the `--scsi` option.
 fn check(offer: &Offer<'_>, name: &str, as_scsi: bool) -> Result<(), String> {
     let controller = text(offer.controller, "ctrlr");
     if offer.controller["connects"] == true {
         return Err(format!(
-            "controller '{controller}' connects to its machine: it has no socket to measure at"
+            "controller '{controller}' connects to the front-end's socket: it has no socket of its own to measure at"
         ));
     }
     let is_scsi = offer.controller["backend_specific"]["scsi"].is_array();
@@ -69,7 +72,7 @@ fn check(offer: &Offer<'_>, name: &str, as_scsi: bool) -> Result<(), String> {
             "disk '{name}' is target {target} of the SCSI controller '{controller}': add --scsi={target}"
         )),
         (true, false, None) => Err(format!("controller '{controller}' is a SCSI host: add --scsi=TARGET")),
-        (false, true, _) => Err(format!("controller '{controller}' is no SCSI host: leave out --scsi")),
+        (false, true, _) => Err(format!("controller '{controller}' is not a SCSI host: omit --scsi")),
         (true, true, _) | (false, false, _) => Ok(()),
     }
 }

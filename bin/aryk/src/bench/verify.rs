@@ -1,46 +1,46 @@
-//! What is written says where it belongs, and what is read is checked against that. For a request per block at a time.
+//! Stamps written blocks with their place, and checks read blocks against it. At most one request per block is in flight.
 //!
-//! A block begins with a stamp: its offset, the run that wrote it, how often that run had written it by then, and a checksum of all of
-//! the block. The rest is filled with what these say.
+//! A block begins with a stamp: its offset, the run that wrote it, the number of writes of the block in that run, and a checksum
+//! of the whole block. The rest is filled with pseudo-random bytes derived from these.
 
 use super::workload::Random;
 use aryk_dma::GuestArea;
 use aryk_front_end::Place;
 
-/// How a stamp begins.
+/// The first word of a stamp.
 const MAGIC: u64 = u64::from_le_bytes(*b"arykmark");
 /// Bytes of a stamp: five integers of 8 bytes.
 const STAMP: usize = 40;
 
-/// A block is not what it should be.
+/// A block has unexpected contents.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("at offset {offset}: expected {expected}, found {found}")]
 pub struct Mismatch {
-    /// Where, in bytes.
+    /// Offset of the block in bytes.
     pub offset: u64,
     expected: String,
     found: String,
 }
 
-/// Writes and checks blocks.
+/// Stamps and checks blocks.
 #[derive(Debug)]
 pub struct Verifier {
-    /// Tells this run's blocks from older ones.
+    /// Distinguishes this run's blocks from older ones.
     run: u64,
     block: u64,
-    /// By block: how often this run has written it.
+    /// Per block: how often this run has written it.
     generations: Vec<u32>,
-    /// By block: whether a request is on its way there.
+    /// Per block: whether a request is in flight.
     in_use: Vec<bool>,
-    /// Whether blocks that this run has not written must be marked too.
+    /// Whether blocks that this run has not written must be stamped too.
     checks_all: bool,
     buffer: Vec<u8>,
-    /// How many blocks were checked.
+    /// The number of checked blocks.
     pub checked: u64,
 }
 
 impl Verifier {
-    /// For `blocks` blocks of `block` bytes.
+    /// A verifier for `blocks` blocks of `block` bytes.
     pub fn new(run: u64, block: u32, blocks: u64, checks_all: bool) -> Self {
         let blocks = blocks as usize;
         Self {
@@ -54,7 +54,7 @@ impl Verifier {
         }
     }
 
-    /// The first block from `wanted` on that no request is on its way to; it is now.
+    /// Reserves the first block from `wanted` on that has no request in flight.
     pub fn reserve(&mut self, wanted: u64) -> u64 {
         let (before, after) = self.in_use.split_at(wanted as usize);
         let free = after.iter().chain(before).position(|in_use| !in_use);
@@ -69,7 +69,7 @@ impl Verifier {
         (0..).zip(&self.generations).filter(|(_, written)| **written > 0).map(|(block, _)| block).collect()
     }
 
-    /// Makes the data of a request that writes a block.
+    /// Fills the data of a request that writes a block.
     pub fn stamp(&mut self, area: &GuestArea, place: Place, block: u64) {
         let generation = &mut self.generations[block as usize];
         *generation += 1;
@@ -78,17 +78,17 @@ impl Verifier {
         area.write_bytes(place.data as usize, &self.buffer);
     }
 
-    /// Wipes the place of a request that reads: what an earlier one left there must not pass for an answer.
+    /// Clears the buffer of a read, so that data of an earlier request cannot pass for its result.
     pub fn wipe(&self, area: &GuestArea, place: Place) {
         area.write(place.data as usize, &[0_u8; STAMP]);
     }
 
-    /// A write of a block came back.
+    /// Ends the reservation of a block after its write.
     pub fn release(&mut self, block: u64) {
         self.in_use[block as usize] = false;
     }
 
-    /// A read of a block came back: whether it gave what it should.
+    /// Ends the reservation of a block after its read, and checks its contents.
     pub fn check(&mut self, area: &GuestArea, place: Place, block: u64) -> Result<(), Mismatch> {
         self.release(block);
         let generation = u64::from(self.generations[block as usize]);
@@ -102,22 +102,22 @@ impl Verifier {
             0 => format!("a block that --verify wrote to {offset}"),
             _ => format!("generation {generation} of this run"),
         };
-        let found = self.look(offset, generation);
+        let found = self.find_mismatch(offset, generation);
         found.map_or(Ok(()), |found| Err(Mismatch { offset, expected, found }))
     }
 
-    /// What is wrong with the block in the buffer, if anything.
-    fn look(&self, offset: u64, generation: u64) -> Option<String> {
+    /// The error in the block in the buffer, if any.
+    fn find_mismatch(&self, offset: u64, generation: u64) -> Option<String> {
         let word =
             |i: usize| u64::from_le_bytes(self.buffer[8 * i..8 * i + 8].try_into().expect("8 bytes of 40"));
         let [magic, at, run, found, sum] = [word(0), word(1), word(2), word(3), word(4)];
         let actual = checksum(&self.buffer);
         if magic != MAGIC {
-            return Some(format!("no mark, but {magic:#018x}"));
+            return Some(format!("no stamp, but {magic:#018x}"));
         }
         if sum != actual {
             return Some(format!(
-                "the mark of offset {at}, generation {found}, with checksum {sum:#x} over bytes that have {actual:#x}"
+                "the stamp of offset {at}, generation {found}, with checksum {sum:#x} over bytes that have {actual:#x}"
             ));
         }
         if at != offset {
@@ -147,7 +147,7 @@ fn fill(block: &mut [u8], words: [u64; 4]) {
     block[STAMP - 8..STAMP].copy_from_slice(&sum.to_le_bytes());
 }
 
-/// Of all but itself.
+/// Checksum of a block without its checksum field.
 fn checksum(block: &[u8]) -> u64 {
     let mut hasher = crc32fast::Hasher::new();
     hasher.update(&block[..STAMP - 8]);
@@ -167,46 +167,46 @@ mod tests {
         (memory, Verifier::new(9, BLOCK, 8, false), Place { head: 0, data: 1024, len: BLOCK })
     }
 
-    fn complaint(verifier: &mut Verifier, memory: &Memory, place: Place, block: u64) -> String {
+    fn mismatch(verifier: &mut Verifier, memory: &Memory, place: Place, block: u64) -> String {
         verifier.check(memory.whole(), place, block).unwrap_err().to_string()
     }
 
     #[test]
-    fn what_was_written_is_found() {
+    fn written_blocks_pass() {
         let (memory, mut verifier, place) = rig();
         for _ in 0..3 {
             verifier.stamp(memory.whole(), place, 5);
             assert_eq!(verifier.check(memory.whole(), place, 5), Ok(()));
         }
         assert_eq!(verifier.checked, 3);
-        // What this run has not written may be anything.
+        // A block that this run has not written may have any contents.
         assert_eq!(verifier.check(memory.whole(), place, 4), Ok(()));
         assert_eq!(verifier.checked, 3);
     }
 
     #[test]
-    fn everything_else_is_named() {
+    fn each_mismatch_is_described() {
         let (memory, mut verifier, place) = rig();
         verifier.stamp(memory.whole(), place, 5);
         let mut old = vec![0; BLOCK as usize];
         memory.whole().read_bytes(1024, &mut old);
         verifier.stamp(memory.whole(), place, 5);
         memory.whole().write_bytes(1024, &old);
-        let lost = complaint(&mut verifier, &memory, place, 5);
+        let lost = mismatch(&mut verifier, &memory, place, 5);
         assert_eq!(lost, "at offset 2560: expected generation 2 of this run, found generation 1");
         verifier.stamp(memory.whole(), place, 6);
-        let misplaced = complaint(&mut verifier, &memory, place, 5);
+        let misplaced = mismatch(&mut verifier, &memory, place, 5);
         assert!(misplaced.ends_with("found the block of offset 3072, generation 1"), "{misplaced}");
         verifier.stamp(memory.whole(), place, 5);
         let byte = 1024 + BLOCK as usize - 1;
         let last: u8 = memory.whole().read(byte);
         memory.whole().write(byte, &(last ^ 1));
-        assert!(complaint(&mut verifier, &memory, place, 5).contains("checksum"));
+        assert!(mismatch(&mut verifier, &memory, place, 5).contains("checksum"));
         verifier.wipe(memory.whole(), place);
-        assert!(complaint(&mut verifier, &memory, place, 5).contains("no mark"));
+        assert!(mismatch(&mut verifier, &memory, place, 5).contains("no stamp"));
         let mut other = Verifier::new(10, BLOCK, 8, false);
         (0..3).for_each(|_| other.stamp(memory.whole(), place, 5));
-        assert!(complaint(&mut verifier, &memory, place, 5).ends_with("of another run"));
+        assert!(mismatch(&mut verifier, &memory, place, 5).ends_with("of another run"));
     }
 
     #[test]
@@ -215,12 +215,12 @@ mod tests {
         verifier.stamp(memory.whole(), place, 5);
         let mut later = Verifier::new(10, BLOCK, 8, true);
         assert_eq!(later.check(memory.whole(), place, 5), Ok(()));
-        let elsewhere = complaint(&mut later, &memory, place, 6);
+        let elsewhere = mismatch(&mut later, &memory, place, 6);
         assert!(elsewhere.contains("expected a block that --verify wrote to 3072"), "{elsewhere}");
     }
 
     #[test]
-    fn requests_do_not_meet() {
+    fn a_block_has_one_request_in_flight() {
         let (_, mut verifier, _) = rig();
         assert_eq!([verifier.reserve(7), verifier.reserve(7), verifier.reserve(0)], [7, 0, 1]);
         verifier.release(7);

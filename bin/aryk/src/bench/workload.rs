@@ -1,19 +1,19 @@
-//! Where the next request goes, and when.
+//! The block and the time of the next request.
 
 use super::args::Mix;
 use aryk_front_end::Operation;
 
-/// A small generator (SplitMix64): as good as a load needs.
+/// A small pseudo-random generator (SplitMix64), sufficient for a load.
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
 impl Random {
-    /// The generator of `seed`.
+    /// A generator with this seed.
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// 64 bits.
+    /// The next 64 bits.
     #[inline]
     pub const fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -23,13 +23,13 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Evenly from `0..limit`.
+    /// Uniform in `0..limit`.
     #[inline]
     pub const fn below(&mut self, limit: u64) -> u64 {
         ((self.next() as u128 * limit as u128) >> 64) as u64
     }
 
-    /// The time to the next event, in ns, where there are `rate` in a second, each whenever it likes.
+    /// The time to the next event in ns, of independent events at `rate` per second.
     pub fn gap(&mut self, rate: f64) -> f64 {
         let unit = (self.next() >> 11) as f64 / (1_u64 << 53) as f64;
         -(1.0 - unit).ln() / rate * 1e9
@@ -43,23 +43,23 @@ pub struct Source {
     blocks: u64,
     random: Random,
     next: u64,
-    /// Which blocks, if not all.
+    /// The blocks to read, if not all blocks.
     listed: Vec<u64>,
 }
 
 impl Source {
-    /// Requests for `blocks` blocks.
+    /// Requests to `blocks` blocks.
     pub const fn new(mix: Mix, blocks: u64, seed: u64) -> Self {
         Self { mix, blocks, random: Random::new(seed), next: 0, listed: Vec::new() }
     }
 
-    /// Reads of these blocks, one after another.
+    /// Reads of these blocks in order.
     pub const fn reading(listed: Vec<u64>) -> Self {
         let mix = Mix { is_random: false, reads: 100 };
         Self { mix, blocks: listed.len() as u64, random: Random::new(0), next: 0, listed }
     }
 
-    /// The next one: what to do, and to which block.
+    /// The next request: operation and block.
     #[inline]
     pub fn next(&mut self) -> (Operation, u64) {
         let block = if self.mix.is_random {
@@ -84,18 +84,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mixes_are_mixed_as_told() {
+    fn mixes_have_their_share_of_reads() {
         let mut source = Source::new(Mix { is_random: true, reads: 70 }, 100, 1);
         let all: Vec<_> = (0..10_000).map(|_| source.next()).collect();
         let reads = all.iter().filter(|(operation, _)| *operation == Operation::Read).count();
         assert!((6_700..7_300).contains(&reads), "{reads}");
         for block in 0..100 {
-            assert!(all.iter().any(|(_, b)| *b == block), "{block} was never asked for");
+            assert!(all.iter().any(|(_, b)| *b == block), "{block} was never requested");
         }
     }
 
     #[test]
-    fn one_after_another_begins_again_at_the_end() {
+    fn sequential_blocks_wrap_around() {
         let mut source = Source::new(Mix { is_random: false, reads: 0 }, 3, 1);
         let blocks: Vec<_> = (0..7).map(|_| source.next().1).collect();
         assert_eq!(blocks, [0, 1, 2, 0, 1, 2, 0]);
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn gaps_have_the_mean_that_the_rate_says() {
+    fn gaps_have_the_mean_of_the_rate() {
         let mut random = Random::new(7);
         let mean = (0..10_000).map(|_| random.gap(1e6)).sum::<f64>() / 1e4;
         assert!((950.0..1_050.0).contains(&mean), "{mean} ns");

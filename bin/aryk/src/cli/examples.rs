@@ -1,18 +1,18 @@
-//! What stands below the options in the help: exit codes, and command lines to start from.
+//! Texts below the options in the help: exit codes and examples.
 
 pub const EXIT_CODES: &str = "\
 Exit codes:
   0  done
-  1  the daemon refused, something failed, doctor found something missing, or
-     bench --verify something wrong
-  2  the command line is wrong; of 'apply --plan': there is something to do
-  3  no daemon, or for bench no back end, answers at the socket
+  1  the daemon refused, a command failed, doctor found a necessary thing
+     missing, or bench --verify found wrong data
+  2  invalid command line; of 'apply --plan': there are steps to do
+  3  no daemon, or for bench no back-end, listens on the socket
 
 Sizes: 20G and 20GiB are 20 x 1024^3 bytes, 20GB is 20 x 1000^3 bytes; so are
-K, M, T and P. 1.5G is fine too, and 4096 is bytes.
+K, M, T and P. Fractions such as 1.5G work too; 4096 means bytes.
 
 Manual pages: aryk(1), aryk-disk(1) and so on, arykd(8); 'aryk man DIR' writes
-aryk's. Programs use --json, which errors heed too, or JSON-RPC: 'aryk rpc'.";
+aryk's. Programs use --json, also for errors, or JSON-RPC: 'aryk rpc'.";
 
 pub const CREATE: &str = "\
 Examples:

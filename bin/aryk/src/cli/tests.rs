@@ -1,4 +1,4 @@
-//! Command lines, right and wrong.
+//! Tests of valid and invalid command lines.
 
 use super::*;
 use clap::CommandFactory;
@@ -9,12 +9,12 @@ fn parse(line: &str) -> Result<Cli, clap::Error> {
 }
 
 #[test]
-fn the_grammar_is_sound() {
+fn the_arguments_are_consistent() {
     Cli::command().debug_assert();
 }
 
 #[test]
-fn commands_as_the_guide_has_them() {
+fn commands_of_the_guide_parse() {
     for line in [
         "aryk disk create vm1 --file vm1.img --size 20G",
         "aryk disk create m --memory --size 1G --block-size 4096",
@@ -120,7 +120,7 @@ fn wrong_command_lines() {
 }
 
 #[test]
-fn values_arrive() {
+fn values_parse() {
     let cli = parse("aryk -s /s attach d --socket-mode 0660 --queues 2 --timeout 7").unwrap();
     assert_eq!((cli.socket, cli.timeout), (PathBuf::from("/s"), Duration::from_secs(7)));
     let Command::Attach(args) = cli.command else { panic!() };

@@ -1,10 +1,10 @@
-//! The client against a daemon that answers anything.
+//! Tests of the client with a scripted daemon.
 
 use super::*;
 use std::io::Read;
 use std::os::unix::net::UnixStream;
 
-/// What a call gives when the daemon answers `bytes`.
+/// The result of a call to which the daemon replies `bytes`.
 fn answered(bytes: &[u8]) -> Result<Value, Error> {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     ours.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
@@ -31,15 +31,15 @@ fn results_and_errors() {
     let error = answered(br#"{"id":1,"error":{"code":-17,"message":"File exists","data":"disk 'a'"}}"#);
     let error = error.unwrap_err();
     assert_eq!(error.to_string(), "File exists: disk 'a'");
-    assert_eq!((error.exit_code(), error.hint()), (1, None), "what to do depends on what was asked");
+    assert_eq!((error.exit_code(), error.hint()), (1, None), "the hint depends on the command");
     let hinted = error.hinted(&[(-19, "no"), (-17, "yes")]).hinted(&[(-17, "too late")]);
     assert_eq!(hinted.hint(), Some("yes"));
-    let told = json!({"message": "File exists: disk 'a'", "exit_code": 1, "hint": "yes", "code": -17});
-    assert_eq!(hinted.to_json(), json!({"error": told}));
+    let expected = json!({"message": "File exists: disk 'a'", "exit_code": 1, "hint": "yes", "code": -17});
+    assert_eq!(hinted.to_json(), json!({"error": expected}));
 }
 
 #[test]
-fn nonsense_and_silence() {
+fn malformed_and_missing_replies() {
     for bytes in [&b"nonsense"[..], br#"{"id":2,"result":1}"#, b"{\"id\":1,", b""] {
         let error = answered(bytes).unwrap_err();
         assert!(matches!(error, Error::Protocol(_)), "{error}");
@@ -47,7 +47,7 @@ fn nonsense_and_silence() {
 }
 
 #[test]
-fn nobody_there() {
+fn no_daemon() {
     let Err(error) = Client::connect(Path::new("/nonexistent/s"), Duration::from_secs(1)) else { panic!() };
     assert_eq!(error.exit_code(), 3);
     assert!(error.hint().unwrap().contains("arykd"));

@@ -10,16 +10,16 @@ use crate::users::{Place, Users, is_connected, places_of};
 use serde_json::{Value, json};
 use std::fmt;
 
-/// What to do when a disk cannot be offered.
+/// Hints for a disk that cannot be attached.
 const HINTS: [(i64, &str); 5] = [
-    (EXISTS, "Name another one with --controller, or take it back first with 'aryk detach'."),
+    (EXISTS, "Choose another name with --controller, or detach the disk first with 'aryk detach'."),
     (NO_DEVICE, "'aryk disk list' shows the disks."),
-    (BUSY, "'aryk disk list' shows who uses it."),
+    (BUSY, "'aryk disk list' shows its users."),
     (
         NOT_ALLOWED,
-        "The user who runs the daemon must be allowed to make the socket: see 'ls -ld', and 'ps -C arykd'.",
+        "The user who runs the daemon must be allowed to create the socket: see 'ls -ld', and 'ps -C arykd'.",
     ),
-    (NO_FILE, "The socket's directory must be there."),
+    (NO_FILE, "The socket's directory must exist."),
 ];
 
 pub fn attach(args: &AttachArgs, client: &mut Client, out: &Output) -> Result<(), Error> {
@@ -39,11 +39,11 @@ pub fn attach(args: &AttachArgs, client: &mut Client, out: &Output) -> Result<()
     controller["qemu"] = json!(qemu);
     out.print(&controller, || {
         let socket = text(&controller, "socket");
-        format!("Disk '{}' waits for a machine at {socket}\n\n{}", args.disk, advice(&qemu))
+        format!("Disk '{}' waits for a VM at {socket}\n\n{}", args.disk, advice(&qemu))
     })
 }
 
-/// Gives the disk to a target of a controller, which is made if need be.
+/// Adds the disk as a target of a SCSI controller. Creates the controller if it does not exist.
 fn attach_scsi(name: &str, args: &AttachArgs, client: &mut Client, out: &Output) -> Result<(), Error> {
     let all = client.call("vhost_get_controllers", json!({}))?;
     let there = elements(&all).iter().find(|controller| text(controller, "ctrlr") == name);
@@ -53,7 +53,7 @@ fn attach_scsi(name: &str, args: &AttachArgs, client: &mut Client, out: &Output)
     {
         let has = text(there, "transport_id");
         return Err(Error::Usage(format!(
-            "controller '{name}' is known as '{has}' already: leave --transport-id out"
+            "controller '{name}' is known as '{has}' already: omit --transport-id"
         )));
     }
     if is_new {
@@ -65,7 +65,7 @@ fn attach_scsi(name: &str, args: &AttachArgs, client: &mut Client, out: &Output)
         "exclusive": !args.shared});
     let target = client.call("vhost_scsi_controller_add_target", params).map_err(|error| {
         if is_new {
-            // That it fails, too, is less than what did.
+            // If the deletion fails too, the first error matters more.
             let _ = client.call("vhost_delete_controller", json!({"ctrlr": name}));
         }
         refused(error, &args.disk, client)
@@ -83,16 +83,16 @@ fn attach_scsi(name: &str, args: &AttachArgs, client: &mut Client, out: &Output)
     })
 }
 
-/// Why a disk cannot be offered: if others have it, who they are.
+/// The error for a disk that cannot be attached; lists its other users if there are any.
 fn refused(error: Error, disk: &str, client: &mut Client) -> Error {
     if error.kind() == Some(BUSY)
-        && let Ok(users) = Users::ask(client)
+        && let Ok(users) = Users::read(client)
         && let Some(found) = users.disk(disk)
     {
         let places: Vec<_> = users.places(text(found, "name")).map(|place| place.to_string()).collect();
         if !places.is_empty() {
             return Error::InUse {
-                what: format!("disk '{disk}' is offered already"),
+                what: format!("disk '{disk}' is attached already"),
                 users: places,
                 hint: "Two VMs destroy each other's files, unless their file system is made for clusters: then add --shared. \
                        VMs that only read may share it too: --readonly for each.",
@@ -102,9 +102,9 @@ fn refused(error: Error, disk: &str, client: &mut Client) -> Error {
     error.hinted(&HINTS)
 }
 
-/// What both kinds of controllers take.
+/// The parameters that both kinds of controllers have.
 fn controller_params(name: &str, args: &AttachArgs) -> Result<Value, Error> {
-    // The daemon's working directory is another one.
+    // The daemon has another working directory.
     let connect = args.connect.as_ref().map(std::path::absolute).transpose()?;
     Ok(object([
         ("ctrlr", Some(json!(name))),
@@ -123,20 +123,20 @@ fn find(name: &str, client: &mut Client) -> Result<Value, Error> {
     Ok(controllers[0].take())
 }
 
-/// What to do with the arguments.
+/// Instructions for the arguments.
 fn advice(qemu: &[String]) -> String {
     let lines: Vec<_> = qemu.chunks(2).map(|pair| format!("    {} {}", pair[0], quoted(&pair[1]))).collect();
     format!("Give QEMU these arguments, and its memory's size (here 1G):\n\n{}", lines.join(" \\\n"))
 }
 
-/// What makes QEMU use the socket. The memory must be shared, or the daemon cannot reach it.
-/// Of itself it takes a queue for each of the machine's processors. A machine goes on after the daemon was started anew, but for one with a SCSI controller
-/// in a QEMU before 8.2, which connects once, when it starts.
+/// QEMU's arguments for the socket. The memory must be shared, because the daemon maps it. By default QEMU uses one queue per
+/// processor of the VM. The VM goes on after a restart of the daemon, except with a SCSI controller in a QEMU before 8.2, which
+/// connects only once, at its start.
 fn qemu_arguments(socket: &str, args: &AttachArgs) -> Vec<String> {
     let (device, queues) =
         if args.scsi { ("vhost-user-scsi-pci", "num_queues") } else { ("vhost-user-blk-pci", "num-queues") };
     let queues = args.queues.map(|n| format!(",{queues}={n}")).unwrap_or_default();
-    // QEMU's own escape.
+    // QEMU escapes a comma by doubling it.
     let socket = socket.replace(',', ",,");
     let link = match args.connect {
         Some(_) if args.scsi => ",server=on",
@@ -159,7 +159,7 @@ fn qemu_arguments(socket: &str, args: &AttachArgs) -> Vec<String> {
     arguments.map(str::to_owned).into()
 }
 
-/// For a shell.
+/// Quotes a word for a shell.
 pub fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_=,./:@%+".contains(c);
     if word.chars().all(is_plain) {
@@ -168,116 +168,117 @@ pub fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// Takes disks back: whole controllers, or single targets.
+/// Removes whole controllers, or single targets.
 pub fn detach(names: &[String], force: bool, client: &mut Client, out: &Output) -> Result<(), Error> {
     let refusal = |users: &Users| {
-        let taken = names.iter().map(|name| find_taken(name, users)).collect::<Result<Vec<_>, _>>();
-        taken.map_or_else(Some, |taken| if force { None } else { in_use(&taken, users) })
+        let removal = names.iter().map(|name| find_removal(name, users)).collect::<Result<Vec<_>, _>>();
+        removal.map_or_else(Some, |removal| if force { None } else { in_use(&removal, users) })
     };
-    let users = Users::ask_until_free(client, refusal)?;
+    let users = Users::read_until_free(client, refusal)?;
     let mut done = Vec::new();
     for name in names {
-        let taken = find_taken(name, &users)?;
-        taken.take(client)?;
+        let removal = find_removal(name, &users)?;
+        removal.remove(client)?;
         if !out.json {
-            out.say(&taken.to_string())?;
+            out.print_line(&removal.to_string())?;
         }
-        done.push(match taken {
-            Taken::Offered { controller, target } => json!({"controller": controller, "target": target}),
-            Taken::Absent(absent) => json!({"forgotten": text(absent, "object")}),
+        done.push(match removal {
+            Removal::Offered { controller, target } => json!({"controller": controller, "target": target}),
+            Removal::Absent(absent) => json!({"forgotten": text(absent, "object")}),
         });
     }
     if out.json { out.print(&Value::Array(done), String::new) } else { Ok(()) }
 }
 
-/// What is taken back.
-enum Taken<'a> {
-    /// A controller, or one of its targets' disks.
+/// The object that `detach` removes.
+enum Removal<'a> {
+    /// A controller, or the disk of one of its targets.
     Offered { controller: &'a str, target: Option<u64> },
-    /// One of these that is absent.
+    /// An absent controller or target.
     Absent(&'a Value),
 }
 
-/// The controller of that name, or where the disk of that name is offered.
-fn find_taken<'a>(name: &str, users: &'a Users) -> Result<Taken<'a>, Error> {
+/// The controller with this name, or the place of the disk with this name.
+fn find_removal<'a>(name: &str, users: &'a Users) -> Result<Removal<'a>, Error> {
     if let Some(controller) = users.controller(name) {
-        return Ok(Taken::Offered { controller: text(controller, "ctrlr"), target: None });
+        return Ok(Removal::Offered { controller: text(controller, "ctrlr"), target: None });
     }
     let is_meant = |absent: &&Value| absent::is_offer(absent) && text(absent, "name") == name;
     if let Some(absent) = users.absent.iter().find(is_meant) {
-        return Ok(Taken::Absent(absent));
+        return Ok(Removal::Absent(absent));
     }
     let disk = users.any_disk(name).map_or(name, |disk| text(disk, "name"));
     let places: Vec<_> = users.places(disk).collect();
     let absent: Vec<_> = users.absent_on(disk).into_iter().filter(|a| absent::is_offer(a)).collect();
     match (&places[..], &absent[..]) {
         ([place], []) => {
-            Ok(Taken::Offered { controller: text(place.controller, "ctrlr"), target: place.target })
+            Ok(Removal::Offered { controller: text(place.controller, "ctrlr"), target: place.target })
         }
-        ([], [absent]) => Ok(Taken::Absent(absent)),
+        ([], [absent]) => Ok(Removal::Absent(absent)),
         ([], []) => {
-            let none =
-                Error::no_device(format!("there is no controller '{name}', and none of a disk '{name}'"));
+            let none = Error::no_device(format!(
+                "there is no controller '{name}', and no controller of a disk '{name}'"
+            ));
             Err(none.hinted(&[(NO_DEVICE, "'aryk controller list' shows the controllers and their disks.")]))
         }
         _ => {
             let names: Vec<_> =
                 places.iter().map(Place::name).chain(absent.iter().map(|a| text(a, "name"))).collect();
             let names = names.join(", ");
-            Err(Error::Usage(format!("disk '{name}' has several controllers, name one: {names}")))
+            Err(Error::Usage(format!("disk '{name}' has several controllers: give the name of one: {names}")))
         }
     }
 }
 
-/// Refuses to take what VMs have.
-fn in_use(taken: &[Taken<'_>], users: &Users) -> Option<Error> {
+/// Refuses to detach disks from connected VMs.
+fn in_use(removal: &[Removal<'_>], users: &Users) -> Option<Error> {
     let mut lines = Vec::new();
     let mut is_scsi = false;
-    for taken in taken {
-        // No VM has what is absent.
-        let Taken::Offered { controller, target } = taken else { continue };
+    for removal in removal {
+        // An absent object is in no VM.
+        let Removal::Offered { controller, target } = removal else { continue };
         let places = users.controller(controller).into_iter().flat_map(places_of);
         let meant =
             places.filter(|place| place.is_connected() && (target.is_none() || place.target == *target));
         for place in meant {
-            // The daemon deletes no SCSI controller that a VM is connected to.
+            // The daemon deletes no SCSI controller with a connected VM.
             is_scsi |= target.is_none() && place.target.is_some();
             lines.push(format!("disk '{}': {place}", place.disk));
         }
     }
     (!lines.is_empty()).then_some(Error::InUse {
-        what: "a VM would lose what it uses".into(),
+        what: "a VM would lose a disk that it uses".into(),
         users: lines,
         hint: match is_scsi {
             true => {
-                "Shut the VM down first; or take the disks of a SCSI controller away one by one all the same: aryk detach DISK --force"
+                "Shut the VM down first; or detach the disks of a SCSI controller one by one nevertheless: aryk detach DISK --force"
             }
             false => {
-                "Unmount it in the VM or shut the VM down first; or take it away all the same: --force"
+                "Unmount it in the VM or shut the VM down first; or detach it nevertheless: --force"
             }
         },
     })
 }
 
-impl Taken<'_> {
-    fn take(&self, client: &mut Client) -> Result<(), Error> {
-        let taken = match self {
-            Taken::Absent(absent) => absent::forget(absent, client).map(|()| Value::Null),
-            Taken::Offered { controller, target: None } => {
+impl Removal<'_> {
+    fn remove(&self, client: &mut Client) -> Result<(), Error> {
+        let removal = match self {
+            Removal::Absent(absent) => absent::forget(absent, client).map(|()| Value::Null),
+            Removal::Offered { controller, target: None } => {
                 client.call("vhost_delete_controller", json!({"ctrlr": controller}))
             }
-            Taken::Offered { controller, target: Some(target) } => {
+            Removal::Offered { controller, target: Some(target) } => {
                 let params = json!({"ctrlr": controller, "scsi_target_num": target});
                 client.call("vhost_scsi_controller_remove_target", params)
             }
         };
-        taken.map(drop).map_err(|error| {
-            error.hinted(&[(BUSY, "Its disks can be taken away one by one: aryk detach DISK --force")])
+        removal.map(drop).map_err(|error| {
+            error.hinted(&[(BUSY, "Its disks can be detached one by one: aryk detach DISK --force")])
         })
     }
 }
 
-impl fmt::Display for Taken<'_> {
+impl fmt::Display for Removal<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Absent(absent) if absent::is_controller(absent) => {
@@ -286,9 +287,9 @@ impl fmt::Display for Taken<'_> {
             Self::Absent(absent) => {
                 write!(f, "Target '{}' was absent, and is forgotten.", text(absent, "name"))
             }
-            Self::Offered { controller, target: None } => write!(f, "Controller '{controller}' is gone."),
+            Self::Offered { controller, target: None } => write!(f, "Controller '{controller}' is removed."),
             Self::Offered { controller, target: Some(target) } => {
-                write!(f, "Target {target} of controller '{controller}' has no disk any more.")
+                write!(f, "Target {target} of controller '{controller}' is removed.")
             }
         }
     }
@@ -299,14 +300,18 @@ pub fn list(client: &mut Client, out: &Output) -> Result<(), Error> {
     for controller in controllers.as_array_mut().into_iter().flatten() {
         controller["state"] = json!(absent::PRESENT);
     }
-    let absent = absent::ask(client)?;
+    let absent = absent::read(client)?;
     let absent: Vec<_> = absent.iter().filter(|a| absent::is_offer(a)).collect();
     let present = elements(&controllers);
     let all: Vec<_> = present.iter().chain(absent.iter().copied()).cloned().collect();
     out.print(&Value::Array(all), || {
         if present.is_empty() {
-            let none = "There are no controllers. Offer a disk to a machine: aryk attach DISK";
-            return absent::below(if absent.is_empty() { none.into() } else { String::new() }, &absent, out);
+            let none = "There are no controllers. Attach a disk to a VM: aryk attach DISK";
+            return absent::append_table(
+                if absent.is_empty() { none.into() } else { String::new() },
+                &absent,
+                out,
+            );
         }
         let row = |c: &Value| {
             let disks: Vec<_> = places_of(c).map(|place| place.disk).collect();
@@ -327,7 +332,7 @@ pub fn list(client: &mut Client, out: &Output) -> Result<(), Error> {
             ("MACHINE", false),
             ("SOCKET", false),
         ];
-        absent::below(out.table(&columns, present.iter().map(row)), &absent, out)
+        absent::append_table(out.table(&columns, present.iter().map(row)), &absent, out)
     })
 }
 
@@ -355,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn qemu_gets_the_path_whatever_it_holds() {
+    fn qemu_arguments_escape_the_path() {
         let arguments = qemu_arguments("/tmp/a,b c", &asked(None, false, Some(4)));
         assert!(arguments.contains(&"socket,id=aryk0,path=/tmp/a,,b c,reconnect=1".to_owned()));
         let of_client = qemu_arguments("/tmp/a", &asked(Some("/tmp/a"), false, None));

@@ -15,7 +15,7 @@ pub fn status(client: &mut Client, out: &Output) -> Result<(), Error> {
     let reactors = client.call("framework_get_reactors", json!({}))?;
     let disks = client.call("bdev_get_bdevs", json!({}))?;
     let controllers = client.call("vhost_get_controllers", json!({}))?;
-    let absent = absent::ask(client)?;
+    let absent = absent::read(client)?;
     let connected = elements(&controllers).iter().filter(|c| !elements(&c["sessions"]).is_empty()).count();
     let cores: Vec<_> = elements(&reactors["reactors"]).iter().map(|r| r["lcore"].to_string()).collect();
     let uptime = uptime(number(&reactors, "pid"));
@@ -32,12 +32,15 @@ pub fn status(client: &mut Client, out: &Output) -> Result<(), Error> {
     out.print(&status, || {
         let lines = [
             ("daemon", format!("{}, process {}", text(&version, "version"), reactors["pid"])),
-            ("up", uptime.map_or_else(|| "unknown: it is no process of this host".into(), duration)),
+            (
+                "up",
+                uptime.map_or_else(|| "unknown: the daemon is not a process of this host".into(), duration),
+            ),
             ("cores", cores.join(" ")),
             ("disks", elements(&disks).len().to_string()),
             ("controllers", format!("{}, {connected} connected", elements(&controllers).len())),
         ];
-        out.list(lines.into_iter().chain(absent.iter().map(|a| ("not there", absent::why(a)))))
+        out.list(lines.into_iter().chain(absent.iter().map(|a| ("absent", absent::why(a)))))
     })
 }
 
@@ -74,7 +77,8 @@ pub fn reactors(client: &mut Client, out: &Output) -> Result<(), Error> {
     })
 }
 
-/// Gives a reactor its times of one look, which add up: those of a young one differ much between two. One that has come since that look has not slept.
+/// Sets a reactor's times from one snapshot, so that they add up: the times of a young reactor differ much between two reads. A
+/// reactor that started after that snapshot has no sleep.
 fn times_of(reactor: &mut Value, counts: Option<&Value>) {
     let Some(counts) = counts else {
         reactor["sleeping"] = json!(0);
@@ -86,7 +90,7 @@ fn times_of(reactor: &mut Value, counts: Option<&Value>) {
     reactor["sleeping"] = json!(sleeping);
 }
 
-/// Has a reactor come or go, and lists those that there are then.
+/// Adds or removes a reactor, and lists the reactors afterwards.
 pub fn change_cores(method: &str, core: u16, client: &mut Client, out: &Output) -> Result<(), Error> {
     let hints = [(NO_DEVICE, "'aryk reactor list' shows the reactors and their cores.")];
     client.call(method, json!({"core": core})).map_err(|error| error.hinted(&hints))?;
@@ -101,7 +105,7 @@ pub fn rpc(method: &str, params: Option<&str>, client: &mut Client, out: &Output
     };
     let hints = [
         (NO_METHOD, "'aryk rpc rpc_get_methods' lists the methods."),
-        (BAD_PARAMS, "'aryk rpc METHOD --help' shows what it takes."),
+        (BAD_PARAMS, "'aryk rpc METHOD --help' shows its parameters."),
     ];
     let result = client.call(method, params).map_err(|error| error.hinted(&hints))?;
     if let Some(note) = reference::without_effect(method) {
@@ -114,7 +118,7 @@ pub fn rpc(method: &str, params: Option<&str>, client: &mut Client, out: &Output
 }
 
 fn parse(text: &str) -> Result<Value, Error> {
-    serde_json::from_str(text).map_err(|e| Error::Usage(format!("the parameters are no JSON: {e}")))
+    serde_json::from_str(text).map_err(|e| Error::Usage(format!("the parameters are not JSON: {e}")))
 }
 
 #[cfg(test)]
@@ -122,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reactor_does_not_sleep_longer_than_it_has_been_there() {
+    fn a_reactors_times_add_up_to_its_age() {
         let mut young = json!({"lcore": 1, "busy": 100, "idle": 900});
         times_of(&mut young, Some(&json!({"busy_ticks": 150, "idle_ticks": 50, "sleeping_ticks": 1800})));
         assert_eq!(young, json!({"lcore": 1, "busy": 150, "idle": 1850, "sleeping": 1800}));

@@ -19,26 +19,26 @@ use std::time::Duration;
 
 const BLOCK_SIZE: u32 = 512;
 
-/// How long a file may take to say how large it is.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// How long to wait for the size of a file.
+const SIZE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// What to do when a disk cannot be made, found or removed.
+/// Hints for a disk that cannot be created, found or removed.
 pub const HINTS: [(i64, &str); 6] = [
     (EXISTS, "Choose another name, or remove that one first."),
     (NO_DEVICE, "'aryk disk list' shows the disks."),
-    (BUSY, "The process named above has it; if that is this daemon, 'aryk disk list' shows who."),
-    (NO_FILE, "Is its file system mounted? If the file is to be new: --size 20G."),
+    (BUSY, "The process named above has it open; if that is this daemon, 'aryk disk list' shows its users."),
+    (NO_FILE, "Is its file system mounted? To create the file: --size 20G."),
     (NOT_ALLOWED, "The user who runs the daemon must be allowed to use it: see 'ls -l', and 'ps -C arykd'."),
     (NO_SPACE, "'df' shows which file system is full."),
 ];
 
-/// What is said of no disks.
-pub const NONE: &str = "There are no disks. Make one: aryk disk create NAME --file PATH --size 20G";
+/// The text for an empty list.
+pub const NONE: &str = "There are no disks. Create one: aryk disk create NAME --file PATH --size 20G";
 
 /// The product name of disks in memory.
 pub const IN_MEMORY: &str = "Malloc disk";
 
-/// What kind of disk a product name stands for, and what removes it.
+/// Product names, the kinds of disks that they stand for, and the methods that remove these.
 const KINDS: [(&str, &str, &str); 7] = [
     ("URING bdev", "file", "bdev_uring_delete"),
     ("AIO disk", "file", "bdev_aio_delete"),
@@ -66,9 +66,9 @@ fn create(args: &CreateArgs, client: &mut Client, out: &Output) -> Result<(), Er
     if let (Some(source), Some(file)) = (&args.from, &args.kind.file) {
         refuse_existing(&args.name, client)?;
         import(source, file, args, out)?;
-        // It has its size.
+        // The imported file has its size.
         params["size"] = Value::Null;
-        let step = format!("{} is imported, but is no disk yet", file.display());
+        let step = format!("{} is imported, but the disk is not created", file.display());
         client.call(method, params).map_err(|source| Error::Imported { step, source: Box::new(source) })?;
     } else {
         client.call(method, params).map_err(|error| error.hinted(&HINTS))?;
@@ -76,16 +76,15 @@ fn create(args: &CreateArgs, client: &mut Client, out: &Output) -> Result<(), Er
     let disk = find(client, &args.name)?;
     let size = size(&disk);
     let name = &args.name;
-    out.print(&disk, || {
-        format!("Disk '{name}' of {size} is ready. Offer it to a machine: aryk attach {name}")
-    })?;
+    out.print(&disk, || format!("Disk '{name}' of {size} is ready. Attach it to a VM: aryk attach {name}"))?;
     if args.kind.file.is_some() {
         warn_of_missing_room(Some(name), client);
     }
     Ok(())
 }
 
-/// Says on stderr which file systems have promised more than they have: that of one disk, or all. An older daemon does not know.
+/// Warns on stderr of file systems that have promised more bytes than they have: that of one disk, or all. An older daemon does
+/// not report them.
 fn warn_of_missing_room(disk: Option<&str>, client: &mut Client) {
     let of = object([("disk", disk.map(|disk| json!(disk)))]);
     let file_systems = client.call("aryk_file_systems_get", of).unwrap_or_default();
@@ -102,7 +101,7 @@ fn missing_room(fs: &Value) -> String {
     };
     let (be, have) = if number(fs, "disks") == 1 { ("is", "has") } else { ("are", "have") };
     format!(
-        "warning: {disks} {} {be} promised {} and {have} {} of that; {} is free, so {} is missing: once that is written, writes fail",
+        "warning: {disks} {} {be} promised {} and {have} {} of that; {} is free, so {} is missing: when the free space is used up, writes fail",
         printable(text(fs, "path")),
         size("promised"),
         size("allocated"),
@@ -111,7 +110,7 @@ fn missing_room(fs: &Value) -> String {
     )
 }
 
-/// Before an hour is spent on a copy.
+/// Fails before a copy that may take an hour.
 fn refuse_existing(name: &str, client: &mut Client) -> Result<(), Error> {
     match find(client, name) {
         Ok(_) => {
@@ -136,7 +135,7 @@ fn import(source: &Path, file: &Path, args: &CreateArgs, out: &Output) -> Result
     import.run()
 }
 
-/// The call that makes the disk that is asked for.
+/// The call that creates the disk.
 pub fn create_call(args: &CreateArgs) -> Result<(&'static str, Value), Error> {
     let block_size = args.block_size.unwrap_or(BLOCK_SIZE);
     if let Some(size) = args.size {
@@ -145,7 +144,7 @@ pub fn create_call(args: &CreateArgs) -> Result<(&'static str, Value), Error> {
     let name = Some(json!(args.name));
     let uuid = args.uuid.as_ref().map(|uuid| json!(uuid));
     if let Some(file) = &args.kind.file {
-        // The daemon's working directory is another one.
+        // The daemon has another working directory.
         let path = std::path::absolute(file)?;
         let path = path.to_str().ok_or_else(|| Error::Usage("the file's name is not UTF-8".into()))?;
         let params = object([
@@ -171,14 +170,14 @@ pub fn create_call(args: &CreateArgs) -> Result<(&'static str, Value), Error> {
     Ok((method, params))
 }
 
-/// Refuses what no disk can have.
+/// Refuses a size that no disk can have.
 fn check_size(Size(bytes): Size, block_size: u32) -> Result<(), Error> {
     let block = u64::from(block_size);
     if block == 0 {
         return Err(Error::Usage("a block has 512 bytes, or 4096".into()));
     }
     if bytes == 0 {
-        return Err(Error::Usage("a disk of no size holds nothing: --size 20G".into()));
+        return Err(Error::Usage("the size is 0; give a size, such as --size 20G".into()));
     }
     if bytes.is_multiple_of(block) {
         return Ok(());
@@ -186,7 +185,7 @@ fn check_size(Size(bytes): Size, block_size: u32) -> Result<(), Error> {
     let (below, above) = (bytes / block * block, (bytes / block).saturating_add(1).saturating_mul(block));
     let near = if below == 0 { above.to_string() } else { format!("{below} or {above}") };
     Err(Error::Usage(format!(
-        "a size of {bytes} bytes is no whole number of blocks of {block} bytes; {near} would be"
+        "a size of {bytes} bytes is not a multiple of the block size, {block} bytes; {near} is"
     )))
 }
 
@@ -204,9 +203,9 @@ fn kind(disk: &Value) -> &str {
     KINDS.iter().find(|(name, ..)| *name == product).map_or(product, |(_, kind, _)| kind)
 }
 
-/// A disk, with what only this host knows of it.
+/// The disks, with details that only this host knows.
 fn list(client: &mut Client, out: &Output) -> Result<(), Error> {
-    let mut users = Users::ask(client)?;
+    let mut users = Users::read(client)?;
     let paths: Vec<_> = elements(&users.disks).iter().map(|disk| path(disk).map(str::to_owned)).collect();
     let allocated = allocated(paths);
     let used_by: Vec<_> =
@@ -215,7 +214,7 @@ fn list(client: &mut Client, out: &Output) -> Result<(), Error> {
         users.disks.as_array_mut().into_iter().flatten().zip(allocated).zip(used_by)
     {
         disk["state"] = json!(absent::PRESENT);
-        // Null if it is not known.
+        // Null if unknown.
         disk["deleted"] = json!(path(disk).map_or(Some(false), |path| users.deleted.has(path)));
         disk["path"] = json!(path(disk));
         disk["allocated_bytes"] = json!(allocated);
@@ -226,7 +225,11 @@ fn list(client: &mut Client, out: &Output) -> Result<(), Error> {
     let all: Vec<_> = present.iter().chain(absent.iter().copied()).cloned().collect();
     out.print(&Value::Array(all), || {
         if present.is_empty() {
-            return absent::below(if absent.is_empty() { NONE.into() } else { String::new() }, &absent, out);
+            return absent::append_table(
+                if absent.is_empty() { NONE.into() } else { String::new() },
+                &absent,
+                out,
+            );
         }
         let row = |disk: &Value| {
             let used_by: Vec<_> = elements(&disk["used_by"]).iter().filter_map(Value::as_str).collect();
@@ -247,7 +250,7 @@ fn list(client: &mut Client, out: &Output) -> Result<(), Error> {
             ("USED BY", false),
             ("PATH", false),
         ];
-        absent::below(out.table(&columns, present.iter().map(row)), &absent, out)
+        absent::append_table(out.table(&columns, present.iter().map(row)), &absent, out)
     })?;
     if !out.json {
         warn_of_missing_room(None, client);
@@ -255,26 +258,26 @@ fn list(client: &mut Client, out: &Output) -> Result<(), Error> {
     Ok(())
 }
 
-/// The file or block device that a disk is in.
+/// The file or block device of a disk.
 pub fn path(disk: &Value) -> Option<&str> {
     let details = &disk["driver_specific"];
     details["uring"]["filename"].as_str().or_else(|| details["aio"]["filename"].as_str())
 }
 
-/// What files take up in their file systems; nothing is known of those that are not on this host, that we may not look at, or whose file system
-/// hangs, for which nobody is kept waiting.
+/// The bytes that files occupy in their file systems. `None` for a file that is not on this host, that we may not access, or
+/// whose file system hangs: the command does not wait for it.
 fn allocated(paths: Vec<Option<String>>) -> Vec<Option<u64>> {
     let mut found = vec![None; paths.len()];
     let (sender, receiver) = channel();
     std::thread::spawn(move || {
         for (index, path) in paths.into_iter().enumerate() {
             let file = path.and_then(|path| std::fs::metadata(path).ok()).filter(std::fs::Metadata::is_file);
-            // Whoever has waited long enough does not want to know.
+            // The receiver is gone after its timeout.
             let _ = sender.send((index, file.map(|file| file.blocks() * 512)));
         }
     });
-    // Once the first of them hangs, so do those behind it.
-    while let Ok((index, bytes)) = receiver.recv_timeout(PATIENCE) {
+    // If the first file hangs, those behind it are not answered either.
+    while let Ok((index, bytes)) = receiver.recv_timeout(SIZE_TIMEOUT) {
         found[index] = bytes;
     }
     found
@@ -284,7 +287,7 @@ fn show(name: &str, client: &mut Client, out: &Output) -> Result<(), Error> {
     let mut disk = match find(client, name) {
         Ok(disk) => disk,
         Err(error) => {
-            let users = Users::ask(client)?;
+            let users = Users::read(client)?;
             let disk = users.any_disk(name).filter(|disk| absent::is_absent(disk));
             return show_absent(disk.ok_or(error)?, &users, out);
         }
@@ -293,7 +296,7 @@ fn show(name: &str, client: &mut Client, out: &Output) -> Result<(), Error> {
     disk["deleted"] = json!(is_deleted);
     let deleted = (is_deleted == Some(true)).then(|| {
         let path = path(&disk).unwrap_or_default();
-        format!("{path} is deleted: its data ends with the daemon; 'aryk doctor' says how to keep it")
+        format!("{path} is deleted: its data is lost when the daemon ends; 'aryk doctor' says how to keep it")
     });
     out.print(&disk, || {
         let can = |(what, can): (&String, &Value)| can.as_bool()?.then(|| what.clone());
@@ -320,31 +323,31 @@ fn show(name: &str, client: &mut Client, out: &Output) -> Result<(), Error> {
 fn show_absent(disk: &Value, users: &Users, out: &Output) -> Result<(), Error> {
     let mut shown = disk.clone();
     shown["used_by"] = json!(users.in_brief(text(disk, "name")));
-    let forget = absent::how_to_forget(disk).unwrap_or_default();
+    let forget = absent::forget_command(disk).unwrap_or_default();
     out.print(&shown, || {
         let used_by: Vec<_> = elements(&shown["used_by"]).iter().filter_map(Value::as_str).collect();
         out.list([
             ("name", text(disk, "name").to_owned()),
             ("state", format!("absent: {}", text(disk, "why"))),
-            ("tried again", absent::tried(disk)),
-            ("made by", format!("{} {}", text(disk, "method"), disk["params"])),
+            ("retried", absent::retry_text(disk)),
+            ("created by", format!("{} {}", text(disk, "method"), disk["params"])),
             ("used by", used_by.join(", ")),
-            ("to forget it", forget),
+            ("forget with", forget),
         ])
     })
 }
 
-/// Removes disks, and forgets absent ones; with `force`, also those that are used, and what uses them.
+/// Removes disks, and forgets absent ones; with `force`, also disks in use, and their users.
 fn remove(names: &[String], force: bool, client: &mut Client, out: &Output) -> Result<(), Error> {
     let refusal = |users: &Users| match find_all(names, users) {
         Ok(disks) if !force => in_use(&disks, users),
         Ok(_) => None,
         Err(error) => Some(error),
     };
-    let users = Users::ask_until_free(client, refusal)?;
+    let users = Users::read_until_free(client, refusal)?;
     let mut disks = find_all(names, &users)?;
-    // What is made of another goes with it: it is asked for first.
-    disks.sort_by_key(|disk| (users.made_of(text(disk, "name")).len(), text(disk, "name")));
+    // A disk on top goes with its base, so it is removed first.
+    disks.sort_by_key(|disk| (users.disks_on_top(text(disk, "name")).len(), text(disk, "name")));
     disks.dedup_by_key(|disk| text(disk, "name"));
     let (mut report, mut gone) = (Vec::new(), Vec::new());
     for disk in disks {
@@ -353,7 +356,7 @@ fn remove(names: &[String], force: bool, client: &mut Client, out: &Output) -> R
         gone.extend(&forgotten);
         let is_absent = absent::is_absent(disk);
         let controllers = if is_absent {
-            // Another that it needed, and that went first, may have taken it along.
+            // Another disk that needed it, removed before, may have removed it too.
             if !gone.contains(&text(disk, "object")) {
                 absent::forget(disk, client).map_err(|error| error.hinted(&HINTS))?;
             }
@@ -366,12 +369,12 @@ fn remove(names: &[String], force: bool, client: &mut Client, out: &Output) -> R
                 [] => String::new(),
                 names => format!(" {what}: {}", names.join(", ")),
             };
-            let with = with("with its controllers", &controllers)
-                + &with("and so is what was absent with it", &forgotten);
+            let with =
+                with("with its controllers", &controllers) + &with("and so are its absent users", &forgotten);
             let file =
                 absent::file(disk).map(|file| format!(" Its file stays as it is: {}", printable(file)));
             let gone = if is_absent { "was absent, and is forgotten" } else { "is gone" };
-            out.say(&format!("Disk '{name}' {gone}{with}.{}", file.unwrap_or_default()))?;
+            out.print_line(&format!("Disk '{name}' {gone}{with}.{}", file.unwrap_or_default()))?;
         }
         report.push(json!({"disk": name, "controllers": controllers, "was_absent": is_absent, "forgotten": forgotten}));
     }
@@ -383,7 +386,7 @@ fn find_all<'a>(names: &[String], users: &'a Users) -> Result<Vec<&'a Value>, Er
     names.iter().map(|name| users.any_disk(name).ok_or_else(|| none(name))).collect()
 }
 
-/// Refuses to remove disks that others than these use, and those whose data ends with them.
+/// Refuses to remove disks that have other users than the given disks, and disks whose data would be lost.
 fn in_use(disks: &[&Value], users: &Users) -> Option<Error> {
     let names: Vec<_> = disks.iter().map(|disk| text(disk, "name")).collect();
     let used = names.iter().map(|name| (name, users.of_disk(name, &names)));
@@ -394,11 +397,11 @@ fn in_use(disks: &[&Value], users: &Users) -> Option<Error> {
         _ => format!("disks {} are in use", what.join(", ")),
     };
     let lines = used.into_iter().flat_map(|(_, lines)| lines).collect();
-    let hint = "Take it back first, with 'aryk detach'; or remove it with all that uses it: --force";
+    let hint = "Detach it first, with 'aryk detach'; or remove it with all its users: --force";
     Error::in_use(what, lines, hint, disks.iter().filter_map(|disk| users.last_data(disk)).collect())
 }
 
-/// Has what is absent and needs a disk forgotten, but for what is gone already; what that was.
+/// Forgets the absent objects that need a disk, except those that are gone already. Returns their names.
 fn forget_absent_on<'a>(
     disk: &str,
     gone: &[&str],
@@ -416,22 +419,21 @@ fn forget_absent_on<'a>(
     Ok(names)
 }
 
-/// Removes a disk, after the controllers that offer nothing else; their names.
+/// Removes a disk, after the controllers that offer only this disk. Returns the controllers' names.
 fn remove_one<'a>(disk: &'a Value, users: &'a Users, client: &mut Client) -> Result<Vec<&'a str>, Error> {
     let (name, product) = (text(disk, "name"), text(disk, "product_name"));
     let delete = KINDS.iter().find(|(known, ..)| *known == product).map(|(.., delete)| *delete);
-    // Two families make disks of files.
+    // Two families of methods create disks in files.
     let is_aio = disk["driver_specific"]["aio"].is_object();
     let delete = if is_aio { Some("bdev_aio_delete") } else { delete };
-    let delete =
-        delete.ok_or_else(|| Error::Usage(format!("a {product} goes with the disk that it is made of")))?;
+    let delete = delete.ok_or_else(|| Error::Usage(format!("a {product} is removed with its base")))?;
     let mut controllers = Vec::new();
-    for offered in users.made_of(name).into_iter().chain([name]) {
+    for offered in users.disks_on_top(name).into_iter().chain([name]) {
         for place in users.places(offered).filter(|place| place.target.is_none()) {
             let controller = text(place.controller, "ctrlr");
             match client.call("vhost_delete_controller", json!({"ctrlr": controller})) {
                 Ok(_) => controllers.push(controller),
-                // It went with a disk that was named too.
+                // It was removed with another disk of the command line.
                 Err(error) if error.kind() == Some(NO_DEVICE) => {}
                 Err(error) => return Err(error),
             }

@@ -8,7 +8,7 @@ use crate::limits::Limits;
 use crate::output::Output;
 use serde_json::{Value, json};
 
-/// What to do when a group cannot be found.
+/// Hints for a disk or group that is not found.
 const HINTS: [(i64, &str); 1] =
     [(NO_DEVICE, "'aryk qos group list' shows the groups, and 'aryk disk list' the disks.")];
 
@@ -35,7 +35,7 @@ fn set(disk: &str, limits: &Limits, client: &mut Client, out: &Output) -> Result
     out.print(&disk["assigned_rate_limits"], || format!("Limits of disk '{}': {limits}", text(&disk, "name")))
 }
 
-/// The disks that have limits or a group.
+/// The disks with limits or a group.
 fn list(client: &mut Client, out: &Output) -> Result<(), Error> {
     let disks = client.call("bdev_get_bdevs", json!({}))?;
     let is_limited = |disk: &&Value| {
@@ -45,7 +45,7 @@ fn list(client: &mut Client, out: &Output) -> Result<(), Error> {
     let shown = |disk: &&Value| json!({"name": disk["name"], "group": disk["qos_group"], "limits": disk["assigned_rate_limits"]});
     out.print(&Value::Array(limited.iter().map(shown).collect()), || {
         if limited.is_empty() {
-            return "No disk is limited. Limit one: aryk qos set NAME --iops 3000".into();
+            return "No disk has limits. Limit one: aryk qos set NAME --iops 3000".into();
         }
         let row = |disk: &&Value| {
             let limits = Limits::of(&disk["assigned_rate_limits"]).to_string();
@@ -71,7 +71,7 @@ fn group(command: &GroupCommand, client: &mut Client, out: &Output) -> Result<()
         GroupCommand::Delete { name } => {
             let result = client.call("bdev_qos_group_delete", json!({"name": name}));
             let result = result.map_err(|error| error.hinted(&HINTS))?;
-            out.print(&result, || format!("Group '{name}' is gone."))
+            out.print(&result, || format!("Group '{name}' is deleted."))
         }
         GroupCommand::List(_) => list_groups(client, out),
     }
@@ -91,7 +91,7 @@ fn create(
     client.call("bdev_qos_group_create", params)?;
     if !limits.is_empty() {
         client.call("bdev_qos_group_set_limit", limits.params(name)).inspect_err(|_| {
-            // That it fails, too, is less than what did.
+            // If the deletion fails too, the first error matters more.
             let _ = client.call("bdev_qos_group_delete", json!({"name": name}));
         })?;
     }
@@ -129,7 +129,7 @@ fn list_groups(client: &mut Client, out: &Output) -> Result<(), Error> {
     let groups = client.call("bdev_qos_groups_get", json!({}))?;
     out.print(&groups, || {
         if elements(&groups).is_empty() {
-            return "There are no groups. Make one: aryk qos group create NAME --iops 6000".into();
+            return "There are no groups. Create one: aryk qos group create NAME --iops 6000".into();
         }
         let row = |group: &Value| {
             vec![

@@ -34,11 +34,14 @@ fn show(client: &mut Client, out: &Output) -> Result<(), Error> {
         }
         let percent = |member| format!("{}%", number(&scheduler, member));
         out.list([
-            ("scheduler", format!("{name}: queues leave busy reactors, and come together when idle")),
+            (
+                "scheduler",
+                format!("{name}: queues leave busy reactors, and gather on few reactors when idle"),
+            ),
             ("period", format!("{:?}", Duration::from_micros(number(&scheduler, "scheduler_period")))),
-            ("load limit", format!("{}: a queue below it is nearly idle", percent("load_limit"))),
-            ("core limit", format!("{}: no reactor is filled over it", percent("core_limit"))),
-            ("core busy", format!("{}: queues leave a reactor that is as busy", percent("core_busy"))),
+            ("load limit", format!("{}: a queue below it counts as nearly idle", percent("load_limit"))),
+            ("core limit", format!("{}: no reactor is filled above it", percent("core_limit"))),
+            ("core busy", format!("{}: queues leave a reactor above it", percent("core_busy"))),
             ("moves", moves),
         ])
     })

@@ -1,4 +1,4 @@
-//! `aryk logs` and `aryk stop`: the daemon as a process of this host, which may be a service of systemd's.
+//! `aryk logs` and `aryk stop`: the daemon as a process of this host, possibly a systemd service.
 
 use super::{disk, elements, number, text};
 use crate::cli::{Cli, LogsArgs};
@@ -12,34 +12,34 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// The unit of the package.
+/// The unit in the Debian package.
 const UNIT: &str = "arykd.service";
 
-/// Between two looks whether it has ended.
-const LOOK: Duration = Duration::from_millis(50);
+/// Interval of the checks whether the daemon has ended.
+const CHECK_PERIOD: Duration = Duration::from_millis(50);
 
-/// The daemon's process.
+/// The daemon's process id.
 pub fn pid(client: &mut Client) -> Result<u64, Error> {
     Ok(number(&client.call("framework_get_reactors", json!({}))?, "pid"))
 }
 
-/// Its systemd unit, if it is one's.
+/// The systemd unit of the process, if it has one.
 fn unit(pid: u64) -> Option<String> {
     unit_of(&std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)
 }
 
-/// The service whose control group that is. A daemon that was started by hand is in a scope of its session.
+/// The service of a control group. A daemon that was started by hand is in a scope of its session.
 fn unit_of(cgroup: &str) -> Option<String> {
     let last = cgroup.lines().next()?.rsplit('/').next()?;
     let is_daemon = |name: &&str| name.ends_with(".service") && name.contains("aryk");
     Some(last).filter(is_daemon).map(str::to_owned)
 }
 
-/// Shows the daemon's log: the journal's, where it is a service, or that of its standard error, where it is a file.
+/// Shows the daemon's log: from the journal if the daemon is a service, or the file of its standard error.
 pub fn logs(args: &LogsArgs, cli: &Cli) -> Result<(), Error> {
     let source = match Client::connect(&cli.socket, cli.timeout).and_then(|mut client| pid(&mut client)) {
         Ok(pid) => Source::of(pid)?,
-        // What one that is not there any more has said is in the journal.
+        // The journal has the lines of a daemon that has ended.
         Err(Error::NoDaemon(_)) if has_unit() => Source::Journal(UNIT.into()),
         Err(error) => return Err(error),
     };
@@ -58,16 +58,16 @@ fn has_unit() -> bool {
         .any(|dir| Path::new(dir).join(UNIT).exists())
 }
 
-/// Where the log is.
+/// The place of the log.
 #[derive(Debug, PartialEq, Eq)]
 enum Source {
-    /// The journal's, of this unit.
+    /// The journal of this unit.
     Journal(String),
     File(PathBuf),
 }
 
 impl Source {
-    /// Of the daemon that is this process.
+    /// The log of the daemon with this process id.
     fn of(pid: u64) -> Result<Self, Error> {
         if let Some(unit) = unit(pid) {
             return Ok(Self::Journal(unit));
@@ -75,7 +75,7 @@ impl Source {
         let link = format!("/proc/{pid}/fd/2");
         let target = std::fs::read_link(&link).map_err(|e| {
             Error::File(format!(
-                "cannot see where process {pid}, the daemon, writes its log ({e}): be its user, or root"
+                "cannot find the log of the daemon, process {pid} ({e}): run this as the daemon's user or root"
             ))
         })?;
         if target.is_file() {
@@ -83,7 +83,7 @@ impl Source {
         }
         let target = target.display();
         Err(Error::File(format!(
-            "the daemon writes its log to {target}, where it was started; 'arykd 2>> arykd.log' keeps it in a file"
+            "the daemon writes its log to {target}; start it with 'arykd 2>> arykd.log' to write the log to a file"
         )))
     }
 
@@ -102,7 +102,7 @@ impl Source {
             }
         };
         if args.follow {
-            // Options end at `--`.
+            // Options must come before `--`.
             let mut following = Command::new(command.get_program());
             following.arg("-f").args(command.get_args());
             command = following;
@@ -111,24 +111,24 @@ impl Source {
     }
 }
 
-/// Ends the daemon in good order, and waits until it has ended.
+/// Stops the daemon in order, and waits until it has ended.
 pub fn stop(force: bool, cli: &Cli, client: &mut Client, out: &Output) -> Result<(), Error> {
     let refusal = |users: &Users| {
         if force {
             return None;
         }
-        let what = "VMs are connected, whose disks would not answer until a daemon is back".into();
-        let hint = "Shut them down first; or end it all the same: --force";
+        let what = "VMs are connected; their disks would not respond until a daemon runs again".into();
+        let hint = "Shut them down first; or stop the daemon nevertheless: --force";
         let last_data = elements(&users.disks).iter().filter_map(|disk| users.last_data(disk)).collect();
         Error::in_use(what, users.connected(), hint, last_data)
     };
-    let users = Users::ask_until_free(client, refusal)?;
+    let users = Users::read_until_free(client, refusal)?;
     for loss in losses(&users, client.process().as_deref()) {
         eprintln!("aryk: {loss}");
     }
     let pid = pid(client)?;
     match unit(pid) {
-        // Which would start it anew.
+        // systemd would restart the daemon after a signal.
         Some(unit) => {
             let status = Command::new("systemctl").args(["stop", &unit]).status()?;
             if !status.success() {
@@ -143,7 +143,7 @@ pub fn stop(force: bool, cli: &Cli, client: &mut Client, out: &Output) -> Result
     out.print(&json!({"ended": pid}), || format!("The daemon, process {pid}, has ended."))
 }
 
-/// What the daemon's end takes along, in lines for people.
+/// The losses that the daemon's end causes, one line each.
 fn losses(users: &Users, process: Option<&Path>) -> Vec<String> {
     let is_in_memory = |disk: &&Value| text(disk, "product_name") == disk::IN_MEMORY;
     let in_memory = elements(&users.disks).iter().filter(is_in_memory).map(|disk| text(disk, "name"));
@@ -156,18 +156,18 @@ fn losses(users: &Users, process: Option<&Path>) -> Vec<String> {
         lines.push(format!("disks in memory lose their data: {in_memory}"));
     }
     if forgets && has_any {
-        lines.push("the daemon has no --state-dir: its disks and controllers are not kept".into());
+        lines.push("the daemon has no --state-dir: its disks and controllers are not stored".into());
     }
     lines
 }
 
-/// Whether a daemon of these arguments, each with a zero after it, keeps what is configured.
+/// Whether a daemon with these arguments, each terminated by zero, stores its configuration.
 fn keeps_state(arguments: &[u8]) -> bool {
     let is_state = |argument: &[u8]| argument == b"--state-dir" || argument.starts_with(b"--state-dir=");
     arguments.split(|byte| *byte == 0).any(is_state)
 }
 
-/// What runs is finished first.
+/// Waits while the daemon completes the requests in flight.
 fn wait_for_end(pid: u64, cli: &Cli) -> Result<(), Error> {
     let process = PathBuf::from(format!("/proc/{pid}"));
     let mut left = cli.timeout;
@@ -175,22 +175,22 @@ fn wait_for_end(pid: u64, cli: &Cli) -> Result<(), Error> {
     while is_running(&process) || answers() {
         if left.is_zero() {
             return Err(Error::File(format!(
-                "the daemon, process {pid}, is ending, but finishes requests that run; --timeout says how long to wait"
+                "the daemon, process {pid}, is ending, but still completes requests in flight; --timeout sets how long to wait"
             )));
         }
-        watch::wait(LOOK);
-        left = left.saturating_sub(LOOK);
+        watch::wait(CHECK_PERIOD);
+        left = left.saturating_sub(CHECK_PERIOD);
     }
     Ok(())
 }
 
-/// Whether a process is there, and is not only kept for its parent to ask how it ended.
+/// Whether a process runs, and is not a zombie.
 fn is_running(process: &Path) -> bool {
     let stat = std::fs::read_to_string(process.join("stat")).unwrap_or_default();
     stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with('Z'))
 }
 
-/// For how long a process has run, if it is one of this host.
+/// The age of a process of this host.
 pub fn uptime(pid: u64) -> Option<Duration> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let host = std::fs::read_to_string("/proc/uptime").ok()?;
@@ -199,7 +199,7 @@ pub fn uptime(pid: u64) -> Option<Duration> {
     Some(Duration::from_secs_f64((now - started).max(0.0)))
 }
 
-/// `starttime` of `proc_pid_stat(5)`, in clock ticks: the twenty-second field, the second of which may hold anything.
+/// `starttime` of `proc_pid_stat(5)`, in clock ticks: field 22. Field 2, the name, may contain any characters.
 fn started(stat: &str) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_daemon_by_hand_is_no_service() {
+    fn a_daemon_in_a_session_is_not_a_service() {
         assert_eq!(unit_of("0::/system.slice/arykd.service\n").as_deref(), Some("arykd.service"));
         assert_eq!(unit_of("0::/user.slice/user-0.slice/session-1.scope\n"), None);
         assert_eq!(unit_of("0::/system.slice/ssh.service\n"), None);
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn logs_are_asked_of_the_one_who_has_them() {
+    fn logs_come_from_the_journal_or_the_file() {
         let args = LogsArgs { follow: true, lines: 7 };
         let words = |source: Source| format!("{:?}", source.command(&args)).replace('"', "");
         assert_eq!(words(Source::File("/a".into())), "tail -f -n 7 -- /a");
@@ -228,13 +228,13 @@ mod tests {
     }
 
     #[test]
-    fn a_state_directory_is_among_the_arguments() {
+    fn a_state_directory_is_found_in_the_arguments() {
         assert!(keeps_state(b"arykd\0--state-dir\0/s\0") && keeps_state(b"arykd\0--state-dir=/s\0"));
         assert!(!keeps_state(b"arykd\0-r\0/state-dir\0") && !keeps_state(b""));
     }
 
     #[test]
-    fn processes_have_their_age() {
+    fn a_process_has_an_uptime() {
         assert_eq!(started(&format!("7 (a) b) S {}42 1", "0 ".repeat(18))), Some(42));
         let own = uptime(std::process::id().into()).unwrap();
         assert!(own < Duration::from_secs(86_400), "{own:?}");

@@ -1,4 +1,4 @@
-//! `aryk disk stat`: what disks have done, or do per second.
+//! `aryk disk stat`: counts of disks, or rates per second.
 
 use super::{elements, number, object, text};
 use crate::client::Client;
@@ -9,7 +9,7 @@ use crate::watch;
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// Since the disks were made; or, every so often, since the last time.
+/// Prints counts since the disks were created; with an interval, rates since the last print.
 pub fn stat(
     name: Option<&str>,
     every: Option<Duration>,
@@ -35,7 +35,7 @@ fn read(name: Option<&str>, client: &mut Client) -> Result<Value, Error> {
     stats.map_err(|error| error.hinted(&super::disk::HINTS))
 }
 
-/// Requests that failed, by kind.
+/// Counters of failed requests, by kind.
 const ERRORS: [&str; 8] = [
     "num_read_errors",
     "num_write_errors",
@@ -81,7 +81,7 @@ fn table(stats: &Value, out: &Output) -> String {
     out.table(&columns, elements(&stats["bdevs"]).iter().map(row))
 }
 
-/// What happened per second between two readings; a disk that was made in between began with nothing.
+/// Rates per second between two reads; a disk that was created between them starts from zero.
 fn rates(before: &Value, now: &Value) -> Value {
     let tick_rate = number(now, "tick_rate").max(1);
     let ticks = number(now, "ticks").saturating_sub(number(before, "ticks")).max(1);
@@ -146,7 +146,7 @@ fn nanoseconds(ticks: u64, tick_rate: u64) -> u128 {
     u128::from(ticks) * 1_000_000_000 / u128::from(tick_rate)
 }
 
-/// A time as people read it.
+/// A time for people to read.
 pub fn latency(ns: u128) -> String {
     match ns {
         0..10_000 => format!("{ns}ns"),
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_of_the_time_between() {
+    fn rates_are_per_second_between_two_reads() {
         let reading = |ticks: u64, reads: u64| {
             let disk = json!({"name": "d", "num_read_ops": reads, "bytes_read": reads * 4096,
                 "read_latency_ticks": reads * 2000, "num_write_errors": reads / 10, "queue_depth": 3});
@@ -178,7 +178,7 @@ mod tests {
         let disk = &rates["per_second"][0];
         assert_eq!((&disk["reads"], &disk["bytes_read"]), (&json!(100), &json!(409_600)));
         assert_eq!((&disk["read_ns"], &disk["write_ns"]), (&json!(2_000_000_000_u64), &json!(null)));
-        // Errors are rare: all of them are told, not how many there were in a second.
+        // Errors are rare: the column shows their number, not their rate.
         assert_eq!(disk["errors"], 20);
         let text = rates_table(&rates, &Output::plain());
         assert!(text.contains("400K") && text.contains("2000ms"), "{text}");

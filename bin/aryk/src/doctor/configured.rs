@@ -1,4 +1,4 @@
-//! What the daemon has been given, and cannot serve, is about to lose, or has lost.
+//! Configured objects that the daemon cannot serve, that are at risk, or whose data is lost.
 
 use super::{Check, State};
 use crate::absent::{self, duration};
@@ -11,32 +11,32 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
-/// What is absent, deleted, failing and lost; nothing if no daemon answers, which is told already.
+/// Absent, deleted, failing and emptied disks; empty if no daemon responds, which another check reports.
 pub fn configured(socket: &Path, timeout: Duration) -> Vec<Check> {
     let mut checks = Vec::new();
     if let Ok(mut client) = Client::connect(socket, timeout)
-        && let Err(error) = all(&mut client, &mut checks)
+        && let Err(error) = add_checks(&mut client, &mut checks)
     {
         checks.push(unknown(&error));
     }
     checks
 }
 
-/// Adds what is found. What one refused call would have told is missing, and that is said; what the others tell is not.
-fn all(client: &mut Client, checks: &mut Vec<Check>) -> Result<(), Error> {
-    let absent = told(absent::ask(client).map(Value::Array), checks)?;
+/// Adds the findings. If the daemon refuses one call, a check says so, and the findings of the other calls are added.
+fn add_checks(client: &mut Client, checks: &mut Vec<Check>) -> Result<(), Error> {
+    let absent = reply_or_null(absent::read(client).map(Value::Array), checks)?;
     checks.extend(elements(&absent).iter().map(absent_of));
-    let disks = told(client.call("bdev_get_bdevs", json!({})), checks)?;
+    let disks = reply_or_null(client.call("bdev_get_bdevs", json!({})), checks)?;
     checks.extend(deleted(elements(&disks), &Deleted::of(client)));
-    let stats = told(client.call("aryk_stats_get", json!({})), checks)?;
+    let stats = reply_or_null(client.call("aryk_stats_get", json!({})), checks)?;
     checks.extend(elements(&stats["disks"]).iter().filter_map(failing_of));
     let is_emptied = |disk: &&Value| disk["driver_specific"]["malloc"]["emptied"] == true;
     checks.extend(elements(&disks).iter().filter(is_emptied).map(emptied_of));
     Ok(())
 }
 
-/// What the daemon has told; of what it refuses to tell, nothing.
-fn told(answer: Result<Value, Error>, checks: &mut Vec<Check>) -> Result<Value, Error> {
+/// The daemon's reply; null, and a check, if the daemon refuses.
+fn reply_or_null(answer: Result<Value, Error>, checks: &mut Vec<Check>) -> Result<Value, Error> {
     answer.or_else(|error| match error {
         Error::Refused { .. } => {
             checks.push(unknown(&error));
@@ -47,14 +47,14 @@ fn told(answer: Result<Value, Error>, checks: &mut Vec<Check>) -> Result<Value, 
 }
 
 fn unknown(error: &Error) -> Check {
-    let found = format!("not all is known of what was configured: {error}");
-    Check::lacks("daemon", State::Worse, found, "knowing what is absent, deleted or failing", "aryk logs")
+    let found = format!("the state of the configured objects is not fully known: {error}");
+    Check::lacks("daemon", State::Worse, found, "reports of absent, deleted or failing disks", "aryk logs")
 }
 
-/// The disks whose files are deleted; or that this is not known of disks in files.
+/// The disks whose files are deleted; or one check that this is unknown, if there are disks in files.
 pub(super) fn deleted(disks: &[Value], deleted: &Deleted) -> Vec<Check> {
     if !deleted.is_known() && disks.iter().any(|disk| disk::path(disk).is_some()) {
-        let brings = "knowing of data that ends with the daemon";
+        let brings = "reports of data that is lost when the daemon ends";
         let found = "deleted files: not known, run as root";
         return vec![Check::lacks("deleted", State::Worse, found, brings, "sudo aryk doctor")];
     }
@@ -63,41 +63,42 @@ pub(super) fn deleted(disks: &[Value], deleted: &Deleted) -> Vec<Check> {
 }
 
 pub(super) fn absent_of(absent: &Value) -> Check {
-    let found = format!("{}; tried again: {}", absent::why(absent), absent::tried(absent));
+    let found = format!("{}; retried: {}", absent::why(absent), absent::retry_text(absent));
     let mend = match absent::file(absent) {
-        // Without the right to look, it may be there.
+        // Without the right to search its directory, the file may exist.
         Some(file) if matches!(Path::new(file).try_exists(), Ok(false)) => {
-            format!("put {file} back, and the daemon makes the disk by itself")
+            format!("put {file} back, and the daemon creates the disk by itself")
         }
-        _ if absent["tried_since"].is_null() => "make what it waits for".into(),
-        _ => "mend that, and the daemon makes it by itself".into(),
+        _ if absent["tried_since"].is_null() => "create the object that it waits for".into(),
+        _ => "correct that, and the daemon creates it by itself".into(),
     };
     let forget =
-        absent::how_to_forget(absent).map_or_else(String::new, |how| format!("; or forget it: {how}"));
-    let brings = "serving what was configured";
+        absent::forget_command(absent).map_or_else(String::new, |how| format!("; or forget it: {how}"));
+    let brings = "serving the configured objects";
     Check::lacks("absent", State::Missing, found, brings, format!("{mend}{forget}"))
 }
 
 pub(super) fn deleted_of(disk: &Value, path: &str, copy: &Path) -> Check {
     let name = text(disk, "name");
-    let found = format!("the file of disk '{name}', {path}, is deleted: its data ends with the daemon");
-    // A copy must not be written over another disk's file.
+    let found =
+        format!("the file of disk '{name}', {path}, is deleted: its data is lost when the daemon ends");
+    // The copy must not overwrite another disk's file.
     let (other, then, target) = match Path::new(path).try_exists() {
         Ok(false) => ("", "", path.to_owned()),
         _ => (
             "another file is there, so copy beside it: ",
-            "; move the other file away and this one to its place",
+            "; then move the other file away, and the copy to its place",
             format!("{path}.rescued"),
         ),
     };
     let (copy, target) = (quoted(&copy.to_string_lossy()), quoted(&target));
     let fix = format!(
-        "shut its VM down; {other}cp --sparse=always --preserve=mode,ownership {copy} {target}{then}; then start the daemon anew ('aryk stop --force' ends it): until then it serves the deleted file"
+        "shut its VM down; {other}cp --sparse=always --preserve=mode,ownership {copy} {target}{then}; then restart the daemon ('aryk stop --force' ends it): until then it serves the deleted file"
     );
     Check::lacks("deleted", State::Missing, found, "the disk's data after the daemon's next start", fix)
 }
 
-/// A disk whose store has failed a request.
+/// A disk whose store failed a request.
 pub(super) fn failing_of(disk: &Value) -> Option<Check> {
     const NO_SPACE: i64 = 28;
     let error = disk["last_error"].as_object()?;
@@ -109,17 +110,17 @@ pub(super) fn failing_of(disk: &Value) -> Option<Check> {
         Some(NO_SPACE) => {
             "make room: 'df' shows which file system is full; 'aryk disk list' which disks are in it"
         }
-        _ => "'aryk logs' and the kernel's log (dmesg) say more",
+        _ => "'aryk logs' and the kernel's log (dmesg) have details",
     };
-    Some(Check::lacks("store", State::Worse, found, "requests that do not fail", fix))
+    Some(Check::lacks("store", State::Worse, found, "requests without errors", fix))
 }
 
 pub(super) fn emptied_of(disk: &Value) -> Check {
     let name = text(disk, "name");
-    let found = format!("disk '{name}' is in memory, and empty since the daemon was started anew");
+    let found = format!("disk '{name}' is in memory, and empty since the daemon was restarted");
     let quoted = quoted(name);
     let fix = format!(
-        "fill it again (this line stays until the daemon ends), or shut its VM down, 'aryk disk remove {quoted} --force', and make it in a file: aryk disk create {quoted} --file PATH --size SIZE"
+        "fill it again (this line stays until the daemon ends), or shut its VM down, 'aryk disk remove {quoted} --force', and create it in a file: aryk disk create {quoted} --file PATH --size SIZE"
     );
-    Check::lacks("disk in memory", State::Worse, found, "what it held before", fix)
+    Check::lacks("disk in memory", State::Worse, found, "the disk's former data", fix)
 }

@@ -1,4 +1,4 @@
-//! What the kernel grants: io_uring, AIO, locked memory, hugepages.
+//! Kernel features and limits: io_uring, AIO, locked memory, hugepages.
 
 use super::{Check, State};
 use crate::size::Size;
@@ -6,20 +6,20 @@ use aryk_uring::{Ring, Signaller};
 use rustix::process::{Resource, getrlimit};
 use std::io;
 
-/// What we try with.
+/// Entries of the test ring.
 const ENTRIES: u32 = 8;
 
-/// From here on the kernel does not count rings as locked memory.
+/// From this version on, the kernel does not count rings as locked memory.
 const RINGS_ARE_FREE_SINCE: (u32, u32) = (5, 12);
 
-/// What a reactor's ring takes where it is counted.
+/// The locked memory of a reactor's ring in kernels that count it.
 const RING_BYTES: u64 = 1 << 20;
 
 fn number(path: &str) -> Option<u64> {
     std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// Whether a ring can be made, and if not, who forbids it.
+/// Whether a ring can be created, and if not, which setting forbids it.
 pub fn io_uring() -> Check {
     let release = rustix::system::uname();
     let release = release.release().to_string_lossy();
@@ -49,7 +49,7 @@ pub(super) fn io_uring_of(made: io::Result<()>, disabled: Option<u64>, release: 
     }
 }
 
-/// Whether machines can be signalled by kernel AIO.
+/// Whether guests can be signalled by kernel AIO.
 pub fn aio() -> Check {
     let (used, most) = (number("/proc/sys/fs/aio-nr"), number("/proc/sys/fs/aio-max-nr"));
     aio_of(Signaller::new().is_bounded(), used, most)
@@ -61,7 +61,7 @@ pub(super) fn aio_of(works: bool, used: Option<u64>, most: Option<u64>) -> Check
     if works {
         return Check::ok("AIO", found);
     }
-    let brings = "signals that no machine can hold up; without it a hostile one can";
+    let brings = "interrupts that a guest cannot block; without AIO a hostile guest can";
     let wanted = most.unwrap_or_default().saturating_mul(2).max(1 << 20);
     Check::lacks("AIO", State::Worse, found, brings, format!("sysctl fs.aio-max-nr={wanted}"))
 }
@@ -82,13 +82,13 @@ pub(super) fn memlock_of(hard: Option<u64>, kernel: Option<(u32, u32)>) -> Check
     Check::ok("memlock", format!("{found}; Aryk locks nothing"))
 }
 
-/// `6.18` of `6.18.44-cloud`.
+/// The version `6.18` of the release `6.18.44-cloud`.
 pub(super) fn version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
-/// Hugepages for machines' memory.
+/// Hugepages for guest memory.
 pub fn hugepages() -> Check {
     hugepages_of(&std::fs::read_to_string("/proc/meminfo").unwrap_or_default())
 }
@@ -105,7 +105,7 @@ pub(super) fn hugepages_of(meminfo: &str) -> Check {
             "hugepages",
             State::Option,
             "none reserved; Aryk needs none",
-            "machines whose memory is in them: fewer TLB misses",
+            "guest memory in hugepages: fewer TLB misses",
             "sysctl vm.nr_hugepages=1024",
         ),
         _ => Check::ok("hugepages", format!("{free} of {total} free, of {size} each")),

@@ -1,4 +1,4 @@
-//! The checks on hosts that are not this one.
+//! Tests of the checks with simulated hosts.
 
 use super::*;
 use std::io;
@@ -42,16 +42,11 @@ fn aio_memlock_hugepages() {
 }
 
 #[test]
-fn what_is_configured() {
+fn configured_objects() {
     let mut absent = serde_json::json!({"kind": "disk", "name": "a", "object": "disk 'a'", "why": "No such file",
         "params": {"filename": "/nonexistent/a.img"}, "tried_since": 5});
     let of = configured::absent_of;
-    expect(
-        &of(&absent),
-        State::Missing,
-        "disk 'a': No such file; tried again: for ",
-        "put /nonexistent/a.img",
-    );
+    expect(&of(&absent), State::Missing, "disk 'a': No such file; retried: for ", "put /nonexistent/a.img");
     expect(&of(&absent), State::Missing, "", "aryk disk remove a");
     absent["kind"] = "controller".into();
     absent["params"] = serde_json::json!({"ctrlr": "a"});
@@ -59,14 +54,14 @@ fn what_is_configured() {
         &of(&absent),
         State::Missing,
         "",
-        "mend that, and the daemon makes it by itself; or forget it: aryk detach a",
+        "correct that, and the daemon creates it by itself; or forget it: aryk detach a",
     );
     absent["tried_since"] = serde_json::Value::Null;
-    expect(&of(&absent), State::Missing, "tried again: no", "make what it waits for");
+    expect(&of(&absent), State::Missing, "retried: no", "create the object that it waits for");
     let deleted = configured::deleted_of(&absent, "/d/a b", std::path::Path::new("/proc/7/fd/9"));
     expect(&deleted, State::Missing, "/d/a b, is deleted", "VM down; cp ");
     let copy = "cp --sparse=always --preserve=mode,ownership /proc/7/fd/9";
-    expect(&deleted, State::Missing, "", &format!("{copy} '/d/a b'; then start the daemon anew"));
+    expect(&deleted, State::Missing, "", &format!("{copy} '/d/a b'; then restart the daemon"));
     let other = configured::deleted_of(&absent, "/proc/self/exe", std::path::Path::new("/proc/7/fd/9"));
     expect(
         &other,
@@ -91,7 +86,7 @@ fn what_is_configured() {
 }
 
 #[test]
-fn what_a_daemon_refuses_to_tell_is_not_taken_for_well() {
+fn a_refused_call_is_not_reported_as_ok() {
     let dir = tempfile::TempDir::new().unwrap();
     let path = dir.path().join("s");
     let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
@@ -117,13 +112,18 @@ fn what_a_daemon_refuses_to_tell_is_not_taken_for_well() {
     let names: Vec<_> = checks.iter().map(|check| (check.check, check.state)).collect();
     let unknown = ("daemon", State::Worse);
     assert_eq!(names, [unknown, unknown, ("disk in memory", State::Worse)]);
-    expect(&checks[0], State::Worse, "not all is known of what was configured: Permission denied", "");
+    expect(
+        &checks[0],
+        State::Worse,
+        "the state of the configured objects is not fully known: Permission denied",
+        "",
+    );
 }
 
 #[test]
 fn limits_and_cores() {
     expect(&host::open_files_of(None), State::Ok, "no limit", "");
-    expect(&host::open_files_of(Some(24_000)), State::Ok, "about 1000 machines", "");
+    expect(&host::open_files_of(Some(24_000)), State::Ok, "about 1000 VMs", "");
     expect(&host::open_files_of(Some(1024)), State::Worse, "about 42", "ulimit -n");
     expect(&host::open_files_of(Some(100)), State::Missing, "100", "LimitNOFILE");
     let max = Some("max 100000");
@@ -134,17 +134,17 @@ fn limits_and_cores() {
 }
 
 #[test]
-fn machines() {
-    expect(&machines::kvm_of(Ok(())), State::Ok, "/dev/kvm", "");
-    expect(&machines::kvm_of(denied()), State::Option, "denied", "usermod -aG kvm");
-    expect(&machines::kvm_of(Err(io::ErrorKind::NotFound.into())), State::Option, "no /dev/kvm", "modprobe");
-    let said = |version: &str| Some(format!("QEMU emulator version {version} (Debian)"));
-    expect(&machines::qemu_of("q", said("7.2.22")), State::Ok, "7.2.22", "");
-    expect(&machines::qemu_of("q", said("4.2.1")), State::Option, "4.2.1", "num-queues");
-    expect(&machines::qemu_of("q", None), State::Option, "no q in PATH", "apt-get install qemu-system");
-    expect(&machines::vfio_of(true, 12), State::Ok, "12", "");
-    expect(&machines::vfio_of(true, 0), State::Option, "no IOMMU", "iommu=on");
-    expect(&machines::vfio_of(false, 3), State::Option, "/dev/vfio", "modprobe");
+fn virtualization() {
+    expect(&vms::kvm_of(Ok(())), State::Ok, "/dev/kvm", "");
+    expect(&vms::kvm_of(denied()), State::Option, "denied", "usermod -aG kvm");
+    expect(&vms::kvm_of(Err(io::ErrorKind::NotFound.into())), State::Option, "no /dev/kvm", "modprobe");
+    let version_text = |version: &str| Some(format!("QEMU emulator version {version} (Debian)"));
+    expect(&vms::qemu_of("q", version_text("7.2.22")), State::Ok, "7.2.22", "");
+    expect(&vms::qemu_of("q", version_text("4.2.1")), State::Option, "4.2.1", "num-queues");
+    expect(&vms::qemu_of("q", None), State::Option, "no q in PATH", "apt-get install qemu-system");
+    expect(&vms::vfio_of(true, 12), State::Ok, "12", "");
+    expect(&vms::vfio_of(true, 0), State::Option, "no IOMMU", "iommu=on");
+    expect(&vms::vfio_of(false, 3), State::Option, "/dev/vfio", "modprobe");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Copying a file without its holes.
+//! Copies a file without its holes.
 
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
@@ -6,13 +6,13 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// Read at once.
+/// Bytes of a read.
 const CHUNK: u64 = 1 << 20;
 
-/// Left out if all of it is zero.
+/// Bytes of a piece that becomes a hole if it is zero.
 const PIECE: usize = 64 << 10;
 
-/// Copies the first `bytes` of `from` to `to`, which is empty; what is zero becomes a hole. Tells `progress` how far it is.
+/// Copies the first `bytes` of `from` to `to`, which is empty; zeros become holes. Reports the bytes done to `progress`.
 pub fn sparse(from: &File, to: &File, bytes: u64, progress: &mut dyn FnMut(u64)) -> io::Result<()> {
     let mut buffer = vec![0; CHUNK as usize];
     let mut at = 0;
@@ -20,7 +20,7 @@ pub fn sparse(from: &File, to: &File, bytes: u64, progress: &mut dyn FnMut(u64))
         let Some((start, end)) = next_data(from, at, bytes)? else { break };
         at = start;
         while at < end {
-            // Pieces lie where the file system's blocks do.
+            // Pieces are aligned to the blocks of the file system.
             let len = (end - at).min(CHUNK - at % CHUNK);
             let chunk = &mut buffer[..len as usize];
             from.read_exact_at(chunk, at)?;
@@ -37,7 +37,7 @@ pub fn sparse(from: &File, to: &File, bytes: u64, progress: &mut dyn FnMut(u64))
     Ok(())
 }
 
-/// Where the next data begin and end. What cannot tell, such as a block device, is data everywhere.
+/// The next range of data. A file that does not support holes, such as a block device, is data everywhere.
 fn next_data(file: &File, at: u64, bytes: u64) -> io::Result<Option<(u64, u64)>> {
     let start = match seek(file, SeekFrom::Data(at)) {
         Ok(start) => start.min(bytes),

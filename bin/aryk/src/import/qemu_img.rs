@@ -1,4 +1,4 @@
-//! `qemu-img`, which reads all formats.
+//! `qemu-img`, which reads all formats of images.
 
 use crate::error::Error;
 use serde_json::Value;
@@ -8,19 +8,19 @@ use std::process::{Command, Stdio};
 
 const PROGRAM: &str = "qemu-img";
 
-/// The bytes of the disk in the image.
+/// The size of the disk in the image.
 pub fn virtual_size(source: &Path, format: &str) -> Result<u64, Error> {
     let mut info = command(&["info", "--output=json", "-f", format], &[source])?;
     let output = info.stdin(Stdio::null()).output().map_err(|e| not_run(format, &e))?;
     if !output.status.success() {
-        return Err(complaint(&String::from_utf8_lossy(&output.stderr)));
+        return Err(error_of(&String::from_utf8_lossy(&output.stderr)));
     }
     let info: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
     let size = info["virtual-size"].as_u64();
-    size.ok_or_else(|| complaint("does not say how large the image is"))
+    size.ok_or_else(|| error_of("does not report the size of the image"))
 }
 
-/// Writes the image's data, and no holes, to `target`, which is overwritten. Tells `progress` which part is done.
+/// Writes the image's data, without holes, over `target`. Reports the share done to `progress`.
 pub fn convert(
     source: &Path,
     format: &str,
@@ -30,21 +30,21 @@ pub fn convert(
     let mut command = command(&["convert", "-p", "-f", format, "-O", "raw"], &[source, target])?;
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|e| not_run(format, &e))?;
-    // Each is written over the last: `    (12.50/100%)` and a carriage return.
-    for word in BufReader::new(child.stdout.take().expect("it is piped")).split(b'\r') {
+    // Progress lines end with a carriage return: `    (12.50/100%)`.
+    for word in BufReader::new(child.stdout.take().expect("the stream is piped")).split(b'\r') {
         let share = word.ok().and_then(|word| share(&String::from_utf8_lossy(&word)));
         share.into_iter().for_each(&mut *progress);
     }
-    let mut said = String::new();
-    // What it says only explains its exit code.
-    let _ = child.stderr.take().expect("it is piped").read_to_string(&mut said);
+    let mut stderr = String::new();
+    // The text only explains the exit code.
+    let _ = child.stderr.take().expect("the stream is piped").read_to_string(&mut stderr);
     match child.wait()?.success() {
         true => Ok(()),
-        false => Err(complaint(&said)),
+        false => Err(error_of(&stderr)),
     }
 }
 
-/// Absolute paths are never options, nor URLs.
+/// Absolute paths cannot be options or URLs.
 fn command(args: &[&str], paths: &[&Path]) -> Result<Command, Error> {
     let mut command = Command::new(PROGRAM);
     command.args(args);
@@ -62,14 +62,14 @@ pub(super) fn share(word: &str) -> Option<f64> {
 fn not_run(format: &str, e: &io::Error) -> Error {
     Error::File(match e.kind() {
         io::ErrorKind::NotFound => format!(
-            "a {format} image is read by {PROGRAM}, which is not installed. Install it: apt-get install qemu-utils"
+            "a {format} image needs {PROGRAM}, which is not installed. Install it: apt-get install qemu-utils"
         ),
         _ => format!("cannot run {PROGRAM}: {e}"),
     })
 }
 
-fn complaint(said: &str) -> Error {
-    let said = said.trim();
-    let said = said.strip_prefix("qemu-img: ").unwrap_or(said);
-    Error::File(format!("{PROGRAM}: {}", if said.is_empty() { "failed, and does not say why" } else { said }))
+fn error_of(stderr: &str) -> Error {
+    let stderr = stderr.trim();
+    let stderr = stderr.strip_prefix("qemu-img: ").unwrap_or(stderr);
+    Error::File(format!("{PROGRAM}: {}", if stderr.is_empty() { "failed without a message" } else { stderr }))
 }

@@ -1,4 +1,4 @@
-//! Imports into a directory.
+//! Tests of imports into a directory.
 
 use super::*;
 use std::os::unix::fs::FileExt;
@@ -8,7 +8,7 @@ fn import<'a>(source: &'a Path, target: &'a Path) -> Import<'a> {
     Import { source, format: None, target, size: None, block_size: 512, quiet: true }
 }
 
-/// 64 MiB, of which little is there, and some of that is zero.
+/// A sparse image of 64 MiB; some of its data is zero.
 fn image(path: &Path) {
     let file = File::create(path).unwrap();
     file.set_len(64 << 20).unwrap();
@@ -34,7 +34,7 @@ fn raw_images_are_copied_without_holes() {
 }
 
 #[test]
-fn progress_comes_to_its_end() {
+fn progress_reaches_the_end() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("s");
     image(&path);
@@ -63,18 +63,18 @@ fn sizes_are_blocks_and_hold_the_image() {
 }
 
 #[test]
-fn what_is_no_image_is_refused() {
+fn a_file_that_is_not_an_image_is_refused() {
     let dir = TempDir::new().unwrap();
     let target = dir.path().join("t");
     std::fs::write(dir.path().join("empty"), "").unwrap();
-    for (source, what) in [("no", "cannot open"), (".", "is no image"), ("empty", "is empty")] {
+    for (source, what) in [("no", "cannot open"), (".", "is not an image"), ("empty", "is empty")] {
         let error = import(&dir.path().join(source), &target).run().unwrap_err().to_string();
         assert!(error.contains(what), "{error}");
     }
     let nowhere = dir.path().join("no/t");
     let full = dir.path().join("full");
     std::fs::write(&full, [1; 512]).unwrap();
-    assert!(import(&full, &nowhere).run().unwrap_err().to_string().contains("cannot make"));
+    assert!(import(&full, &nowhere).run().unwrap_err().to_string().contains("cannot create"));
     std::fs::write(&full, b"QFI\xfb but broken").unwrap();
     let error = import(&full, &target).run().unwrap_err().to_string();
     assert!(error.contains("qemu-img"), "{error}");
@@ -82,7 +82,7 @@ fn what_is_no_image_is_refused() {
 }
 
 #[test]
-fn what_was_interrupted_begins_anew_and_two_at_once_do_not() {
+fn an_interrupted_import_restarts_and_a_concurrent_one_fails() {
     let dir = TempDir::new().unwrap();
     let (source, target) = (dir.path().join("s"), dir.path().join("t"));
     std::fs::write(&source, [7; 512]).unwrap();

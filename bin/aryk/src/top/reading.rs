@@ -1,4 +1,4 @@
-//! What the daemon has counted, as `aryk_stats_get` tells it, and what that makes per second.
+//! The daemon's counts, as in `aryk_stats_get`, and the rates between two reads.
 
 use super::state::View;
 use serde::Deserialize;
@@ -16,7 +16,7 @@ pub struct Reading {
     pub reactors: Vec<Reactor>,
 }
 
-/// A disk's.
+/// The counts of a disk.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct Disk {
@@ -28,7 +28,7 @@ pub struct Disk {
     pub work: Work,
 }
 
-/// A group's.
+/// The counts of a group.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct Group {
@@ -40,7 +40,7 @@ pub struct Group {
     pub work: Work,
 }
 
-/// The limits that are for all operations.
+/// The limits that apply to all operations together.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
 #[serde(default)]
 pub struct Limits {
@@ -48,7 +48,7 @@ pub struct Limits {
     pub rw_mbytes_per_sec: u64,
 }
 
-/// What a disk, or several, did.
+/// The counts of one or more disks.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct Work {
@@ -65,7 +65,7 @@ pub struct Work {
     pub waiting: u64,
 }
 
-/// A controller's.
+/// The counts of a controller.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct Controller {
@@ -76,7 +76,7 @@ pub struct Controller {
     pub queues: u64,
 }
 
-/// A reactor's.
+/// The counts of a reactor.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct Reactor {
@@ -89,7 +89,7 @@ pub struct Reactor {
     pub members: u64,
 }
 
-/// What a disk, or several, did per second.
+/// Rates of one or more disks per second.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Rate {
     pub name: String,
@@ -99,9 +99,9 @@ pub struct Rate {
     pub write_bytes: u64,
     pub others: u64,
     pub errors: u64,
-    /// Requests that have ever failed: one alone would be none per second.
+    /// All failed requests so far: the rate of a single failure would be zero.
     pub failed: u64,
-    /// Time of all requests, and the part of it in which they waited, for limits or in the block layer's queue, in nanoseconds.
+    /// Time of all requests, and the part of it that they waited for limits or in the block layer's queue, in nanoseconds.
     pub latency_ns: u64,
     pub wait_ns: u64,
     pub in_flight: u64,
@@ -117,12 +117,12 @@ impl Rate {
         self.read_bytes + self.write_bytes
     }
 
-    /// How long a request took on average.
+    /// Mean latency of a request.
     pub const fn mean_ns(&self) -> Option<u64> {
         self.latency_ns.checked_div(self.ops())
     }
 
-    /// Which part of that, in hundredths, requests waited.
+    /// The percentage of it that requests waited.
     pub const fn wait_percent(&self) -> u64 {
         match self.latency_ns {
             0 => 0,
@@ -145,7 +145,7 @@ impl Rate {
     }
 }
 
-/// How a reactor spent its time, in hundredths of it.
+/// A reactor's use of time, in percent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Share {
     pub core: u16,
@@ -157,12 +157,12 @@ pub struct Share {
     pub members: u64,
 }
 
-/// What happened between two readings.
+/// The rates between two readings.
 #[derive(Debug, Clone, Default)]
 pub struct Rates {
     pub seconds: f64,
     pub disks: Vec<Rate>,
-    /// Disks that are in groups, and these.
+    /// Disks in groups, with their groups.
     places: Vec<(String, String)>,
     pub groups: Vec<(Group, Rate)>,
     pub controllers: Vec<(Controller, Rate)>,
@@ -171,7 +171,7 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// A disk that was made in between began with nothing; so did one whose counts were set to zero.
+    /// A disk that was created between the readings, or whose counts were reset, starts from zero.
     pub fn between(before: &Reading, now: &Reading) -> Self {
         let tick_rate = now.tick_rate.max(1);
         let ticks = now.ticks.saturating_sub(before.ticks).max(1);
@@ -242,7 +242,7 @@ impl Rates {
 }
 
 impl Rates {
-    /// The names of the disks of a group, with all within it, or of a controller.
+    /// The names of the disks of a group, including its subgroups, or of a controller.
     pub fn disks_of(&self, view: View, name: &str) -> HashSet<&str> {
         if view == View::Controllers {
             let controller = self.controllers.iter().find(|(controller, _)| controller.name == name);
@@ -250,7 +250,7 @@ impl Rates {
         }
         let mut groups = HashSet::from([name]);
         for (group, _) in &self.groups {
-            // Each comes after its parent.
+            // Each group comes after its parent.
             if group.parent.as_deref().is_some_and(|parent| groups.contains(parent)) {
                 groups.insert(&group.name);
             }
@@ -264,7 +264,7 @@ impl Rates {
 pub mod tests {
     use super::*;
 
-    /// A reading at a second, with disks that have done so many reads each.
+    /// A reading at this second, of disks with these numbers of reads.
     pub fn reading(second: u64, disks: &[(&str, u64)]) -> Reading {
         let disk = |&(name, reads): &(&str, u64)| Disk {
             name: name.into(),
@@ -314,7 +314,7 @@ pub mod tests {
     }
 
     #[test]
-    fn rates_are_of_the_time_between() {
+    fn rates_are_per_second_between_two_readings() {
         let rates = Rates::between(&reading(1, &[("a", 100)]), &reading(3, &[("a", 300), ("b", 50)]));
         let (a, b) = (&rates.disks[0], &rates.disks[1]);
         assert_eq!((a.reads, a.read_bytes, a.mean_ns(), a.wait_percent()), (100, 409_600, Some(10_000), 25));
@@ -323,7 +323,7 @@ pub mod tests {
         assert_eq!((&*group.name, rate.writes, rate.mean_ns()), ("inner", 50, Some(10)));
         let core = &rates.reactors[0];
         assert_eq!((core.busy, core.idle, core.asleep, core.turns), (25, 50, 25, 1000));
-        // Counts that were set to zero begin anew.
+        // Counts that were reset start from zero.
         let rates = Rates::between(&reading(3, &[("a", 300)]), &reading(4, &[("a", 10)]));
         assert_eq!((rates.disks[0].reads, rates.disks[0].mean_ns()), (10, Some(10_000)));
     }

@@ -1,4 +1,4 @@
-//! What is shown, and what a key does to it. Knows no terminal.
+//! The state of the screen, and the handling of keys. Uses no terminal.
 
 use super::Sort;
 use super::reading::{Rate, Rates};
@@ -9,7 +9,7 @@ use clap::ValueEnum;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use serde_json::{Value, json};
 
-/// One of the lists.
+/// A list of objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum View {
     Disks,
@@ -31,24 +31,24 @@ impl View {
     }
 }
 
-/// Whether the daemon answers.
+/// The state of the connection to the daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Link {
     Up,
-    /// It does not; it is tried again.
+    /// The daemon does not reply; each update tries again.
     Lost,
-    /// It does again, which is said for so many more answers.
+    /// The daemon replies again; shown for this many more updates.
     Back(u8),
 }
 
 impl Link {
-    /// How often it is said.
-    const SAID: u8 = 5;
+    /// The number of updates that show it.
+    const SHOWN_UPDATES: u8 = 5;
 
-    /// After an answer.
+    /// The state after a reply.
     pub const fn answered(self) -> Self {
         match self {
-            Self::Lost => Self::Back(Self::SAID),
+            Self::Lost => Self::Back(Self::SHOWN_UPDATES),
             Self::Back(left @ 2..) => Self::Back(left - 1),
             Self::Up | Self::Back(_) => Self::Up,
         }
@@ -57,27 +57,27 @@ impl Link {
     pub const fn text(self) -> &'static str {
         match self {
             Self::Up => "",
-            Self::Lost => "no daemon answers: trying again",
-            Self::Back(_) => "the daemon answers again, and counts from then",
+            Self::Lost => "no daemon answers: retrying",
+            Self::Back(_) => "the daemon answers again; counts start from there",
         }
     }
 }
 
-/// What is shown.
+/// The state of the screen.
 #[derive(Debug)]
 pub struct State {
     pub view: View,
     pub sort: Sort,
     pub reversed: bool,
     pub filter: String,
-    /// The filter is being typed.
+    /// The user is typing the filter.
     pub typing: bool,
-    /// The row that is chosen, and the first that is shown.
+    /// The chosen row, and the first visible row.
     pub chosen: usize,
     pub top: usize,
-    /// Rows that fit, as of the last time it was drawn.
+    /// Rows that fit on the screen, as of the last draw.
     pub page: usize,
-    /// The group or the controller whose disks alone are shown, and the view that it is in.
+    /// The group or controller whose disks are shown, and the view that it is in.
     pub within: Option<(View, String)>,
     detail: Option<String>,
     paused: bool,
@@ -85,7 +85,7 @@ pub struct State {
     pub link: Link,
 }
 
-/// Headings, and whether they are of numbers.
+/// Column headings, and whether the columns have numbers.
 pub const DISKS: [Column; 9] = [
     ("DISK", false),
     ("READ/s", true),
@@ -149,7 +149,7 @@ impl State {
         }
     }
 
-    /// The disk that is looked at by itself.
+    /// The disk whose details are shown.
     pub fn detail(&self) -> Option<&str> {
         self.detail.as_deref()
     }
@@ -169,7 +169,7 @@ impl State {
         }
     }
 
-    /// The rows of the view in their order: places in the list of `rates`.
+    /// The view's rows in order, as indexes into the list of `rates`.
     pub fn rows(&self, rates: &Rates) -> Vec<usize> {
         let rate = |i: usize| match self.view {
             View::Disks => rates.disks.get(i),
@@ -201,7 +201,7 @@ impl State {
         rows
     }
 
-    /// The headings of the view.
+    /// The view's headings.
     pub const fn columns(&self) -> &'static [Column] {
         match self.view {
             View::Disks => &DISKS,
@@ -270,7 +270,7 @@ impl State {
         }
     }
 
-    /// The view as a table, for those who look once.
+    /// The view as a table.
     pub fn table(&self, rates: &Rates, rows: &[usize], out: &Output) -> String {
         out.table(self.columns(), rows.iter().map(|&row| self.cells(rates, row)))
     }
@@ -301,7 +301,7 @@ impl State {
         rows.iter().map(row).collect()
     }
 
-    /// Does what a key asks for; whether that is to end.
+    /// Handles a key. Returns whether the program is to end.
     pub fn press(&mut self, key: KeyEvent, rates: &Rates) -> bool {
         if key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('c') {
             return true;
@@ -352,7 +352,7 @@ impl State {
         (self.within, self.detail) = (None, None);
     }
 
-    /// One step up: what was opened last is closed.
+    /// Goes one step back: closes what was opened last.
     fn back(&mut self) {
         if self.help {
             self.help = false;
@@ -374,14 +374,14 @@ impl State {
         }
     }
 
-    /// Shows the disks of this view's row of that name.
+    /// Shows the disks of this view's row `name`.
     fn show_within(&mut self, name: String) {
         let view = self.view;
         self.show(View::Disks);
         self.within = Some((view, name));
     }
 
-    /// Moves what is shown so that the chosen row of `count` is in it.
+    /// Scrolls so that the chosen row of `count` is visible.
     pub fn scroll(&mut self, count: usize, page: usize) {
         self.page = page.max(1);
         self.chosen = self.chosen.min(count.saturating_sub(1));
@@ -434,7 +434,7 @@ mod tests {
         press(&mut state, &rates, "2");
         assert_eq!(shown(&state, &rates), ["inner", "outer"]);
         assert_eq!(state.cells(&rates, 0)[1..4], ["2", "50", "6000"]);
-        // What is in a group within it is in it.
+        // The disks of a subgroup belong to the group.
         press(&mut state, &rates, "v\n");
         assert_eq!(shown(&state, &rates), ["vm1", "vm2"]);
         press(&mut state, &rates, "\u{1b}");
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn the_chosen_row_is_in_sight() {
+    fn the_chosen_row_is_visible() {
         let mut state = State::new(View::Disks, Sort::Ops, String::new());
         state.chosen = 50;
         state.scroll(100, 10);

@@ -1,4 +1,4 @@
-//! Draws what is shown: at least 80 columns by 24 lines are made use of, less is survived.
+//! Draws the screen: designed for at least 80 columns by 24 lines; smaller sizes work.
 
 use super::reading::{Rate, Rates};
 use super::state::{Link, State, View};
@@ -18,15 +18,15 @@ const HELP: &str = "\
   up, down     choose a row (also j, k, PgUp, PgDn, Home, End)
   Enter        a disk's latency by layer; the disks of a group or a controller
   Esc          back
-  /            show only what has this in its name
-  s, r         sort by the next column; turn the order round
-  p            hold it, go on
-  q            end
+  /            show only objects with this text in their names
+  s, r         sort by the next column; reverse the order
+  p            pause, continue
+  q            quit
 
-  MEAN is how long a request took, WAIT the part of it that it waited, for
-  limits or in the block layer's queue, DEPTH how many are in flight, MOST what
-  limits allow. LONGEST is the longest turn of a reactor lately: nothing else
-  on its core ran meanwhile.";
+  MEAN is the mean latency of a request, WAIT the part of it spent waiting for
+  limits or in the block layer's queue, DEPTH the number of requests in flight,
+  MOST the limit. LONGEST is a reactor's longest turn, lately: no other work
+  runs on its core during a turn.";
 
 const QUIET: Style = Style::new().fg(Color::DarkGray);
 const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
@@ -91,21 +91,21 @@ fn views(state: &State) -> Line<'static> {
         spans.push(Span::raw(format!("  /{}{cursor}", printable(&state.filter))));
     }
     if state.is_paused() {
-        spans.push(Span::styled("  held", BOLD));
+        spans.push(Span::styled("  paused", BOLD));
     }
     Line::from(spans)
 }
 
 fn keys(state: &State) -> Line<'static> {
     let text = match (state.typing, state.help || state.detail().is_some()) {
-        (true, _) => "Enter: that is it   Esc: all",
-        (_, true) => "Esc: back   q: end",
-        _ => "?: help   Tab: view   Enter: more   /: filter   s: sort   p: hold   q: end",
+        (true, _) => "Enter: apply   Esc: clear",
+        (_, true) => "Esc: back   q: quit",
+        _ => "?: help   Tab: view   Enter: more   /: filter   s: sort   p: pause   q: quit",
     };
     Line::styled(text, QUIET)
 }
 
-/// The width of a column beside the first, which takes what is left.
+/// The width of a column. The first column takes the remaining width.
 fn width(column: usize, view: View) -> Constraint {
     match (view, column) {
         (View::Reactors, 0) => Constraint::Length(5),
@@ -130,7 +130,7 @@ fn list(frame: &mut Frame<'_>, area: Rect, state: &mut State, rates: &Rates) {
     });
     let shown: Vec<_> = shown.collect();
     if shown.is_empty() {
-        frame.render_widget(Paragraph::new(Line::styled("Nothing is here.", QUIET)), area);
+        frame.render_widget(Paragraph::new(Line::styled("The list is empty.", QUIET)), area);
         return;
     }
     let heading = aligned(columns, columns.iter().map(|(name, _)| (*name).to_owned()).collect());
@@ -149,7 +149,7 @@ fn detail(name: &str, rates: &Rates, latencies: Option<&Latencies>) -> String {
     let nothing = Rate::default();
     let rate = rates.disks.iter().find(|rate| rate.name == name).unwrap_or(&nothing);
     let head = format!(
-        "{}\n\nreads   {:>8}/s  {:>8}/s\nwrites  {:>8}/s  {:>8}/s\nin flight {}, of which {} wait; {} errors/s",
+        "{}\n\nreads   {:>8}/s  {:>8}/s\nwrites  {:>8}/s  {:>8}/s\nin flight {}, {} of them waiting; {} errors/s",
         printable(name),
         rate.reads,
         Size(rate.read_bytes).to_string(),
@@ -162,7 +162,7 @@ fn detail(name: &str, rates: &Rates, latencies: Option<&Latencies>) -> String {
     let out = Output::unstyled();
     match latencies {
         Some(latencies) => format!("{head}\n\n{}\n\n{}", latencies.layers(&out), latencies.spread(&out)),
-        None => format!("{head}\n\nThe disk is gone."),
+        None => format!("{head}\n\nThe disk does not exist any more."),
     }
 }
 
@@ -217,10 +217,10 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_that_is_gone_is_told_of_and_its_return_too() {
+    fn a_lost_connection_and_its_return_are_shown() {
         let mut state = State::new(View::Disks, Sort::Ops, String::new());
         state.link = Link::Lost;
-        assert!(screen(&mut state, &rates(), (80, 24)).contains("no daemon answers: trying again"));
+        assert!(screen(&mut state, &rates(), (80, 24)).contains("no daemon answers: retrying"));
         state.link = state.link.answered();
         assert!(screen(&mut state, &rates(), (80, 24)).contains("the daemon answers again"));
         let rounds = std::iter::successors(Some(state.link), |link| Some(link.answered()));
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_by_itself_help_and_small_terminals() {
+    fn details_help_and_small_terminals() {
         let mut state = State::new(View::Disks, Sort::Name, String::new());
         let rates = rates();
         state.press(KeyEvent::from(KeyCode::Char('?')), &rates);

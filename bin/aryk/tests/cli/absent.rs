@@ -1,4 +1,4 @@
-//! What is configured and not there, and must neither be replaced nor left out.
+//! Absent objects: they must be neither replaced nor ignored.
 
 use crate::harness::Daemon;
 
@@ -13,7 +13,7 @@ const FILE: &str = r#"
     queues = 3
 "#;
 
-/// A daemon that waits for a.img, which has another name.
+/// A daemon that waits for a.img, which was renamed.
 fn waiting() -> Daemon {
     let mut daemon = Daemon::start_keeping();
     std::fs::write(daemon.dir().join("all.toml"), FILE).unwrap();
@@ -27,10 +27,10 @@ fn a_missing_file_is_not_replaced_by_an_empty_one() {
     let daemon = waiting();
     let write = |text: &str| std::fs::write(daemon.dir().join("all.toml"), text).unwrap();
     let is_refused = |args: &[&str]| {
-        let (code, complaint) = daemon.fails(args);
+        let (code, stderr) = daemon.fails(args);
         assert_eq!(code, 1);
         for part in ["disk 'a': ", "No such file", "Put its file back", "aryk disk remove a"] {
-            assert!(complaint.contains(part), "{args:?} without {part}: {complaint}");
+            assert!(stderr.contains(part), "{args:?} without {part}: {stderr}");
         }
         assert!(!daemon.dir().join("a.img").exists(), "{args:?}");
     };
@@ -55,19 +55,22 @@ fn a_file_that_is_back_makes_its_disk() {
 }
 
 #[test]
-fn what_is_absent_is_pruned() {
+fn absent_objects_are_pruned() {
     let mut daemon = waiting();
     std::fs::write(daemon.dir().join("all.toml"), "").unwrap();
     assert!(daemon.ok(&["apply", "all.toml"]).contains("Nothing to do"), "without --prune it stays");
     let pruned = daemon.ok(&["apply", "all.toml", "--prune"]);
-    assert!(pruned.contains("- controller a  (neither there") && pruned.contains("Done: 2."), "{pruned}");
+    assert!(
+        pruned.contains("- controller a  (absent, and not in the file") && pruned.contains("Done: 2."),
+        "{pruned}"
+    );
     assert_eq!(daemon.json(&["rpc", "aryk_absent_get"]), serde_json::json!([]));
     daemon.restart(|dir| std::fs::rename(dir.join("away"), dir.join("a.img")).unwrap());
     assert_eq!(daemon.json(&["disk", "list"]), serde_json::json!([]));
 }
 
 #[test]
-fn an_export_has_what_is_absent() {
+fn an_export_has_absent_objects() {
     let daemon = waiting();
     let exported = daemon.run(&["export"]);
     assert_eq!(exported.code, 0, "{exported:?}");
@@ -85,7 +88,7 @@ fn an_export_has_what_is_absent() {
 }
 
 #[test]
-fn what_is_absent_is_seen_wherever_one_looks() {
+fn absent_objects_are_in_all_lists() {
     let daemon = waiting();
     let list = daemon.ok(&["disk", "list"]);
     assert!(list.starts_with("ABSENT") && list.contains("for ") && list.contains("No such file"), "{list}");
@@ -105,20 +108,23 @@ fn what_is_absent_is_seen_wherever_one_looks() {
     for part in ["MISSING", "disk 'a'", "controller 'a'", "remove a", "detach a"] {
         assert!(doctor.stdout.contains(part), "without {part}: {}", doctor.stdout);
     }
-    let (code, complaint) = daemon.fails(&["disk", "show", "b"]);
-    assert!(code == 1 && complaint.contains("'aryk disk list'"), "{complaint}");
+    let (code, stderr) = daemon.fails(&["disk", "show", "b"]);
+    assert!(code == 1 && stderr.contains("'aryk disk list'"), "{stderr}");
 }
 
 #[test]
-fn what_is_absent_can_be_removed() {
+fn absent_disks_can_be_removed() {
     let mut daemon = waiting();
     let away = daemon.dir().join("away");
     std::fs::write(&away, vec![7; 8 << 20]).unwrap();
-    let (code, complaint) = daemon.fails(&["disk", "remove", "a"]);
-    assert!(code == 1 && complaint.contains("controller 'a', which is absent"), "{complaint}");
-    let told = daemon.ok(&["disk", "remove", "a", "--force"]);
-    assert!(told.contains("was absent, and is forgotten") && told.contains("controller 'a'"), "{told}");
-    assert!(told.contains("Its file stays as it is") && told.contains("a.img"), "{told}");
+    let (code, stderr) = daemon.fails(&["disk", "remove", "a"]);
+    assert!(code == 1 && stderr.contains("controller 'a', which is absent"), "{stderr}");
+    let reported = daemon.ok(&["disk", "remove", "a", "--force"]);
+    assert!(
+        reported.contains("was absent, and is forgotten") && reported.contains("controller 'a'"),
+        "{reported}"
+    );
+    assert!(reported.contains("Its file stays as it is") && reported.contains("a.img"), "{reported}");
     daemon.restart(|dir| std::fs::rename(dir.join("away"), dir.join("a.img")).unwrap());
     let status = daemon.json(&["status"]);
     assert_eq!((&status["disks"], &status["absent"]), (&0.into(), &serde_json::json!([])));
@@ -127,10 +133,10 @@ fn what_is_absent_can_be_removed() {
 }
 
 #[test]
-fn controllers_and_targets_that_are_absent_can_be_removed() {
+fn absent_controllers_and_targets_can_be_removed() {
     let mut daemon = waiting();
-    let told = daemon.ok(&["detach", "a"]);
-    assert!(told.contains("Controller 'a' was absent, and is forgotten"), "{told}");
+    let reported = daemon.ok(&["detach", "a"]);
+    assert!(reported.contains("Controller 'a' was absent, and is forgotten"), "{reported}");
     assert_eq!(daemon.fails(&["detach", "a"]).0, 1);
     daemon.restart(|dir| std::fs::rename(dir.join("away"), dir.join("a.img")).unwrap());
     assert_eq!(daemon.json(&["controller", "list"]), serde_json::json!([]));
@@ -139,10 +145,10 @@ fn controllers_and_targets_that_are_absent_can_be_removed() {
     daemon.ok(&["attach", "m", "--scsi", "--controller", "s"]);
     daemon.ok(&["attach", "a", "--scsi", "--controller", "t", "--shared"]);
     daemon.restart(|dir| std::fs::rename(dir.join("a.img"), dir.join("away")).unwrap());
-    let (code, complaint) = daemon.fails(&["detach", "a"]);
-    assert!(code == 2 && complaint.contains("s/0") && complaint.contains("t/0"), "{complaint}");
+    let (code, stderr) = daemon.fails(&["detach", "a"]);
+    assert!(code == 2 && stderr.contains("s/0") && stderr.contains("t/0"), "{stderr}");
     assert!(daemon.ok(&["detach", "s/0"]).contains("Target 's/0' was absent"));
-    // A controller takes its absent targets along.
+    // Removing a controller removes its absent targets.
     daemon.ok(&["detach", "t"]);
     let absent = daemon.json(&["rpc", "aryk_absent_get"]);
     assert_eq!(absent.as_array().unwrap().len(), 1, "{absent}");
@@ -151,7 +157,7 @@ fn controllers_and_targets_that_are_absent_can_be_removed() {
 }
 
 #[test]
-fn absent_disks_of_absent_disks_go_once() {
+fn absent_disks_on_absent_disks_are_removed_once() {
     let mut daemon = Daemon::start_keeping();
     daemon.ok(&["disk", "create", "a", "--file", "a.img", "--size", "1M"]);
     daemon.ok(&["rpc", "bdev_passthru_create", r#"{"name": "p", "base_bdev_name": "a"}"#]);
@@ -163,24 +169,24 @@ fn absent_disks_of_absent_disks_go_once() {
 }
 
 #[test]
-fn a_file_that_is_deleted_while_it_is_served_is_told_of() {
+fn a_file_that_is_deleted_while_it_is_served_is_reported() {
     let daemon = Daemon::start_logging();
     daemon.ok(&["disk", "create", "d", "--file", "d.img", "--size", "1M"]);
-    let is_told = || daemon.run(&["doctor"]).stdout.contains("is deleted");
-    assert!(!is_told() && daemon.json(&["disk", "list"])[0]["deleted"] == false);
+    let is_reported = || daemon.run(&["doctor"]).stdout.contains("is deleted");
+    assert!(!is_reported() && daemon.json(&["disk", "list"])[0]["deleted"] == false);
     std::fs::remove_file(daemon.dir().join("d.img")).unwrap();
-    assert!(is_told());
+    assert!(is_reported());
     let list = daemon.json(&["disk", "list"]);
     assert_eq!(list[0]["deleted"], true, "{list}");
     assert!(daemon.ok(&["disk", "list"]).contains("(deleted)"));
-    // Another file has its name, and its data is still in the deleted one.
+    // Another file takes its name; its data is still in the deleted file.
     std::fs::write(daemon.dir().join("d.img"), "other").unwrap();
-    assert!(is_told() && daemon.json(&["disk", "list"])[0]["deleted"] == true);
+    assert!(is_reported() && daemon.json(&["disk", "list"])[0]["deleted"] == true);
     assert!(daemon.run(&["doctor"]).stdout.contains("d.img.rescued"));
 }
 
 #[test]
-fn the_last_of_a_deleted_file_does_not_go_by_a_slip() {
+fn the_data_of_a_deleted_file_is_lost_only_with_force() {
     let daemon = Daemon::start();
     let write = |text: &str| std::fs::write(daemon.dir().join("all.toml"), text).unwrap();
     for name in ["d", "e"] {
@@ -188,13 +194,14 @@ fn the_last_of_a_deleted_file_does_not_go_by_a_slip() {
         assert!(!daemon.ok(&["disk", "show", name]).contains("is deleted"));
         std::fs::remove_file(daemon.dir().join(name)).unwrap();
         let show = daemon.ok(&["disk", "show", name]);
-        assert!(show.contains("is deleted: its data ends"), "{show}");
+        assert!(show.contains("is deleted: its data is lost"), "{show}");
     }
     let is_refused = |args: &[&str]| {
-        let (code, complaint) = daemon.fails(args);
+        let (code, stderr) = daemon.fails(args);
         assert_eq!(code, 1, "{args:?}");
-        for part in ["data would be lost", "disk 'd': its file ", "its data ends", "aryk doctor", "--force"] {
-            assert!(complaint.contains(part), "{args:?} without {part}: {complaint}");
+        for part in ["data would be lost", "disk 'd': its file ", "loses its data", "aryk doctor", "--force"]
+        {
+            assert!(stderr.contains(part), "{args:?} without {part}: {stderr}");
         }
         assert_eq!(daemon.json(&["disk", "list"]).as_array().unwrap().len(), 2, "{args:?}");
     };
@@ -205,16 +212,16 @@ fn the_last_of_a_deleted_file_does_not_go_by_a_slip() {
     assert_eq!(daemon.run(&["apply", "all.toml", "--prune", "--plan"]).stdout.matches("! disk").count(), 2);
     write("[[disk]]\nname = \"d\"\nfile = \"d\"\nsize = \"1M\"\nreadonly = true");
     is_refused(&["apply", "all.toml", "--replace"]);
-    // Whoever is told of a user is told of the data too, before --force is for both.
+    // A refusal reports the users and the data together, because --force permits both.
     daemon.ok(&["attach", "d"]);
-    let (_, complaint) = daemon.fails(&["disk", "remove", "d"]);
-    assert!(complaint.contains("controller 'd'") && complaint.contains("its data ends"), "{complaint}");
+    let (_, stderr) = daemon.fails(&["disk", "remove", "d"]);
+    assert!(stderr.contains("controller 'd'") && stderr.contains("loses its data"), "{stderr}");
     daemon.ok(&["disk", "remove", "d", "--force"]);
     daemon.ok(&["stop", "--force"]);
 }
 
 #[test]
-fn an_absent_disk_in_a_group_goes_as_others_do() {
+fn an_absent_disk_in_a_group_can_be_removed() {
     let mut daemon = Daemon::start_keeping();
     daemon.ok(&["disk", "create", "a", "--file", "a.img", "--size", "1M"]);
     daemon.ok(&["qos", "group", "create", "g", "--iops", "100"]);
@@ -225,28 +232,28 @@ fn an_absent_disk_in_a_group_goes_as_others_do() {
 }
 
 #[test]
-fn a_file_that_comes_back_with_another_size_is_told_of() {
+fn a_file_that_comes_back_with_another_size_is_logged() {
     let mut daemon = waiting();
     let other = std::fs::File::create(daemon.dir().join("a.img")).unwrap();
     other.set_len(1 << 20).unwrap();
     daemon.restart(|_| {});
     let log = std::fs::read_to_string(daemon.dir().join("log")).unwrap();
-    let is_told =
+    let is_reported =
         |line: &str| line.contains("WARNING") && line.contains("another size") && line.contains("1048576");
-    assert!(log.lines().any(is_told), "{log}");
+    assert!(log.lines().any(is_reported), "{log}");
 }
 
 #[test]
-fn a_disk_in_memory_that_is_empty_again_is_told_of() {
+fn an_emptied_disk_in_memory_is_reported() {
     let mut daemon = Daemon::start_keeping();
     daemon.ok(&["disk", "create", "m", "--memory", "--size", "1M"]);
     let doctor = daemon.run(&["doctor"]).stdout;
     assert!(!doctor.contains("disk in memory"), "{doctor}");
     daemon.restart(|_| {});
     let log = std::fs::read_to_string(daemon.dir().join("log")).unwrap();
-    let is_told =
+    let is_reported =
         |line: &str| line.contains("WARNING") && line.contains("disk=\"m\"") && line.contains("is empty");
-    assert!(log.lines().any(is_told), "{log}");
+    assert!(log.lines().any(is_reported), "{log}");
     let doctor = daemon.run(&["doctor"]).stdout;
     assert!(doctor.contains("disk in memory") && doctor.contains("disk 'm'"), "{doctor}");
     daemon.ok(&["disk", "remove", "m"]);

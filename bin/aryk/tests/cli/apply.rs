@@ -48,7 +48,7 @@ fn names(daemon: &Daemon) -> Vec<String> {
 }
 
 #[test]
-fn a_file_is_carried_out_once() {
+fn a_second_apply_does_nothing() {
     let daemon = Daemon::start();
     write(&daemon, FILE);
     let shown = daemon.run(&["apply", "all.toml", "--plan"]);
@@ -64,7 +64,7 @@ fn a_file_is_carried_out_once() {
 }
 
 #[test]
-fn an_export_makes_the_same_elsewhere() {
+fn an_export_creates_the_same_in_another_daemon() {
     let (daemon, other) = (Daemon::start(), Daemon::start());
     write(&daemon, FILE);
     daemon.ok(&["apply", "all.toml"]);
@@ -74,7 +74,7 @@ fn an_export_makes_the_same_elsewhere() {
         std::fs::write(daemon.dir().join("again"), &text).unwrap();
         assert!(daemon.ok(&["apply", "again", "--prune"]).contains("Nothing to do"), "{text}");
     }
-    // The file can be in one daemon only.
+    // Only one daemon can open the file.
     daemon.ok(&["detach", "vm1"]);
     daemon.ok(&["disk", "remove", "vm1"]);
     other.ok(&["apply", "all.toml"]);
@@ -85,7 +85,7 @@ fn an_export_makes_the_same_elsewhere() {
 }
 
 #[test]
-fn changes_are_made_in_place_or_asked_for() {
+fn changes_are_made_in_place_or_need_replace() {
     let daemon = Daemon::start();
     write(&daemon, FILE);
     daemon.ok(&["apply", "all.toml"]);
@@ -93,20 +93,20 @@ fn changes_are_made_in_place_or_asked_for() {
     assert!(daemon.ok(&["apply", "all.toml"]).contains("from 8M to 16M"));
     assert_eq!(daemon.json(&["disk", "show", "vm1"])["num_blocks"], 32768);
     write(&daemon, FILE);
-    let (code, complaint) = daemon.fails(&["apply", "all.toml"]);
+    let (code, stderr) = daemon.fails(&["apply", "all.toml"]);
     assert_eq!(code, 1);
-    assert!(complaint.contains("would lose data"), "{complaint}");
+    assert!(stderr.contains("would lose data"), "{stderr}");
     let changed = FILE.replace("8M", "16M").replace("queues = 4", "queues = 2");
     write(&daemon, &changed);
-    let (code, complaint) = daemon.fails(&["apply", "all.toml"]);
+    let (code, stderr) = daemon.fails(&["apply", "all.toml"]);
     assert_eq!(code, 1);
-    assert!(complaint.contains("num_queues: 4 to be 2") && complaint.contains("--replace"), "{complaint}");
+    assert!(stderr.contains("num_queues: 4 to be 2") && stderr.contains("--replace"), "{stderr}");
     daemon.ok(&["apply", "all.toml", "--replace"]);
     assert_eq!(daemon.json(&["controller", "list"])[1]["num_queues"], 2);
 }
 
 #[test]
-fn what_is_made_anew_keeps_its_uuid_and_needs_its_size() {
+fn a_recreated_disk_keeps_its_uuid_and_needs_its_size() {
     let daemon = Daemon::start();
     write(&daemon, FILE);
     daemon.ok(&["apply", "all.toml"]);
@@ -122,13 +122,13 @@ fn what_is_made_anew_keeps_its_uuid_and_needs_its_size() {
     assert_eq!(daemon.json(&["disk", "show", "scratch"])["block_size"], 512);
     daemon.ok(&["disk", "resize", "vm1", "16M"]);
     write(&daemon, FILE);
-    let (code, complaint) = daemon.fails(&["apply", "all.toml", "--replace"]);
-    assert!(code == 1 && complaint.contains("vm1.img has 16M, not 8M: resize"), "{complaint}");
-    assert_eq!(names(&daemon).len(), 5, "it is told before anything is removed");
+    let (code, stderr) = daemon.fails(&["apply", "all.toml", "--replace"]);
+    assert!(code == 1 && stderr.contains("vm1.img has 16M, not 8M: resize"), "{stderr}");
+    assert_eq!(names(&daemon).len(), 5, "the error comes before any removal");
 }
 
 #[test]
-fn a_file_of_spdk_that_examines_by_call_is_carried_out() {
+fn an_spdk_file_with_bdev_examine_is_applied() {
     let daemon = Daemon::start();
     write(
         &daemon,
@@ -144,26 +144,26 @@ fn a_file_of_spdk_that_examines_by_call_is_carried_out() {
 }
 
 #[test]
-fn what_failed_halfway_is_finished() {
+fn a_plan_that_failed_halfway_is_finished_by_the_next_run() {
     let daemon = Daemon::start();
     std::fs::create_dir(daemon.dir().join("vm1.img")).unwrap();
     write(&daemon, &FILE.replace("[[call]]", "[[disk]]\nname = \"n\"\nnull = true\nsize = \"1M\"\n[[call]]"));
-    let (code, complaint) = daemon.fails(&["apply", "all.toml"]);
+    let (code, stderr) = daemon.fails(&["apply", "all.toml"]);
     assert_eq!(code, 1);
-    assert!(complaint.contains("+ disk vm1") && complaint.contains("run the same again"), "{complaint}");
+    assert!(stderr.contains("+ disk vm1") && stderr.contains("run the same command again"), "{stderr}");
     std::fs::remove_dir(daemon.dir().join("vm1.img")).unwrap();
     daemon.ok(&["apply", "all.toml"]);
     assert_eq!(names(&daemon).len(), 6);
     write(&daemon, "");
     daemon.ok(&["apply", "all.toml"]);
-    assert_eq!(names(&daemon).len(), 6, "what is not in the file stays");
+    assert_eq!(names(&daemon).len(), 6, "objects outside of the file stay");
     assert!(daemon.ok(&["apply", "all.toml", "--prune"]).contains("Done: 7."), "six, and the group");
     assert!(names(&daemon).is_empty());
     assert!(daemon.dir().join("vm1.img").is_file());
 }
 
 #[test]
-fn what_the_daemon_lacks_is_left_out_aloud() {
+fn methods_that_the_daemon_lacks_are_skipped_with_a_warning() {
     let daemon = Daemon::start();
     write(
         &daemon,
@@ -176,15 +176,15 @@ fn what_the_daemon_lacks_is_left_out_aloud() {
     assert_eq!(outcome.code, 0, "{outcome:?}");
     assert!(outcome.stderr.contains("no method bdev_nvme_frobnicate"), "{outcome:?}");
     assert_eq!(names(&daemon), ["n"]);
-    let (code, complaint) = daemon.fails(&["apply", "nowhere.toml"]);
+    let (code, stderr) = daemon.fails(&["apply", "nowhere.toml"]);
     assert_eq!(code, 1);
-    assert!(complaint.contains("cannot read nowhere.toml"), "{complaint}");
+    assert!(stderr.contains("cannot read nowhere.toml"), "{stderr}");
 }
 
-/// One as SPDK writes it, with `DIR` for a directory and `CORES` for the reactors' cores.
+/// A file saved by SPDK, with `DIR` for a directory and `CORES` for the reactors' cores.
 const SPDK: &str = include_str!("../../../../crates/rpc/tests/compat/spdk-config.json");
 
-/// The file, for this daemon.
+/// That file, adapted to this daemon.
 fn spdk(daemon: &Daemon) -> String {
     for file in ["a0", "a1", "u0", "u1"] {
         std::fs::write(daemon.dir().join(file), [0; 8192]).unwrap();
@@ -198,7 +198,7 @@ fn core(daemon: &Daemon) -> u64 {
 }
 
 #[test]
-fn what_spdk_saved_is_carried_out_once() {
+fn a_second_apply_of_an_spdk_file_does_nothing() {
     let daemon = Daemon::start();
     let file = spdk(&daemon);
     write(&daemon, &file);
@@ -234,12 +234,9 @@ fn what_spdk_saved_is_carried_out_once() {
         assert!(daemon.ok(&["apply", "all.toml", "--prune"]).contains("Nothing to do"), "{text}");
     }
     write(&daemon, &file.replace("\"enable_ktls\": false", "\"enable_ktls\": true"));
-    let (code, complaint) = daemon.fails(&["apply", "all.toml", "--plan"]);
+    let (code, stderr) = daemon.fails(&["apply", "all.toml", "--plan"]);
     assert_eq!(code, 1);
-    assert!(
-        complaint.contains("sock_impl_set_options: ") && complaint.contains("take it out"),
-        "{complaint}"
-    );
+    assert!(stderr.contains("sock_impl_set_options: ") && stderr.contains("remove it"), "{stderr}");
     let less = file.replace("\"split_count\": 2", "\"split_count\": 1");
     write(&daemon, &less);
     let shown = daemon.run(&["apply", "all.toml", "--plan"]).stdout;
@@ -272,7 +269,7 @@ fn sized(name: &str, file: &str) -> String {
 }
 
 #[test]
-fn a_plan_finds_what_cannot_be_done() {
+fn a_plan_finds_steps_that_would_fail() {
     let daemon = Daemon::start();
     std::fs::write(daemon.dir().join("there.img"), [0; 8192]).unwrap();
     std::fs::hard_link(daemon.dir().join("there.img"), daemon.dir().join("link.img")).unwrap();
@@ -287,7 +284,7 @@ fn a_plan_finds_what_cannot_be_done() {
             there.clone() + &disk("e", "link.img"),
             "link.img is the file of disk 'd' too: give each disk its own",
         ),
-        (sized("d", "there.img"), "there.img has 8K, not 1M: resize the disk first, or leave size out"),
+        (sized("d", "there.img"), "there.img has 8K, not 1M: resize the disk first, or omit size"),
         (
             sized("d", "new.img") + &sized("e", "new.img"),
             "is the file of disk 'd' too: give each disk its own",
@@ -315,16 +312,16 @@ fn a_plan_finds_what_cannot_be_done() {
     for (text, why) in refused {
         write(&daemon, &text);
         for args in [&["apply", "all.toml", "--plan"][..], &["apply", "all.toml"]] {
-            let (code, complaint) = daemon.fails(args);
+            let (code, stderr) = daemon.fails(args);
             assert_eq!(code, 1, "{text}");
-            assert!(complaint.contains(why), "{why}: {complaint}");
+            assert!(stderr.contains(why), "{why}: {stderr}");
         }
         assert_eq!(names(&daemon), ["old", "old"], "{text}");
     }
 }
 
 #[test]
-fn a_plan_takes_what_can_be_done() {
+fn a_plan_accepts_steps_that_work() {
     let daemon = Daemon::start();
     std::fs::write(daemon.dir().join("there.img"), [0; 8192]).unwrap();
     let old = sized("old", "old.img") + &controller("old", "old");
@@ -349,7 +346,7 @@ fn a_plan_takes_what_can_be_done() {
 }
 
 #[test]
-fn scsi_controllers_go_with_their_targets() {
+fn scsi_controllers_are_removed_with_their_targets() {
     let daemon = Daemon::start();
     write(&daemon, &spdk(&daemon));
     daemon.ok(&["apply", "all.toml"]);

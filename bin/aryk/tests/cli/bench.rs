@@ -1,13 +1,13 @@
-//! `aryk bench`, against `arykd` and against back ends that mean no good.
+//! `aryk bench` against `arykd`, and against faulty back-ends.
 
 mod fake;
 
 use crate::harness::Daemon;
-use fake::{Fake, Lie};
+use fake::{Fake, Fault};
 use serde_json::{Value, json};
 use std::time::Instant;
 
-/// A daemon with one disk, which it offers; the disk's socket.
+/// A daemon with one disk and its controller. Returns the disk's socket.
 fn with_disk(kind: &[&str]) -> (Daemon, String) {
     let daemon = Daemon::start();
     daemon.ok(&[&["disk", "create", "d"], kind].concat());
@@ -17,14 +17,14 @@ fn with_disk(kind: &[&str]) -> (Daemon, String) {
 }
 
 #[test]
-fn every_way_to_ask_a_disk() {
+fn all_kinds_of_load() {
     let (daemon, socket) = with_disk(&["--memory", "--size", "16M"]);
     let ways: [&[&str]; 9] = [
         &[],
         &["--ring", "packed"],
         &["--queues", "3", "--qd", "5"],
         &["--qd", "1"],
-        // Too many for descriptors of their own.
+        // Too many requests for direct descriptors.
         &["--qd", "500"],
         &["--rw", "read", "--bs", "64k"],
         &["--rw", "mix:70", "--destroy"],
@@ -42,7 +42,7 @@ fn every_way_to_ask_a_disk() {
         assert!(0 < at("min") && at("min") <= at("p50") && at("p50") <= at("p99.9"), "{value}");
         assert!(at("p99.9") <= at("max") && value["iops"].as_u64().unwrap() > 0, "{value}");
     }
-    // The daemon counts the same: nothing was left in flight.
+    // The daemon has the same count: no request is left in flight.
     let stat = daemon.json(&["disk", "stat"]);
     let ops = |name: &str| stat["bdevs"][0][name].as_u64().unwrap();
     assert_eq!(ops("num_read_ops") + ops("num_write_ops"), 9 * 5_000, "{stat}");
@@ -61,7 +61,7 @@ fn a_disk_of_a_scsi_host() {
     let ways: [&[&str]; 5] = [
         &[],
         &["--ring", "packed", "--queues", "3"],
-        // Too many for descriptors of their own.
+        // Too many requests for direct descriptors.
         &["--qd", "500", "--rw", "mix:70", "--destroy", "--bs", "512"],
         &["--rw", "read", "--bs", "128k", "--rate", "10k"],
         &["--rw", "mix:50", "--destroy", "--verify", "--queues", "2"],
@@ -80,14 +80,14 @@ fn a_disk_of_a_scsi_host() {
     let fails = |unit: &str| daemon.fails(&["bench", &socket, unit, "--requests", "1"]);
     assert!(fails("--scsi=1").1.contains("'bad target'"));
     assert!(fails("--scsi=5:1").1.contains("sense key 5h, code 25h"));
-    let (code, complaint) = daemon.fails(&["bench", &socket, "--requests", "1"]);
-    assert!(code == 2 && complaint.contains("add --scsi"), "{complaint}");
+    let (code, stderr) = daemon.fails(&["bench", &socket, "--requests", "1"]);
+    assert!(code == 2 && stderr.contains("add --scsi"), "{stderr}");
 }
 
 #[test]
-fn the_trace_has_what_happened_last() {
+fn the_trace_has_the_latest_events() {
     let (daemon, socket) = with_disk(&["--memory", "--size", "1M"]);
-    assert!(daemon.ok(&["trace"]).contains("Nothing has happened"));
+    assert!(daemon.ok(&["trace"]).contains("There are no events"));
     daemon.ok(&["bench", &socket, "--requests", "100", "--qd", "1"]);
     let trace = daemon.json(&["trace", "--count", "40"]);
     let records = trace["records"].as_array().unwrap();
@@ -104,7 +104,7 @@ fn the_trace_has_what_happened_last() {
 }
 
 #[test]
-fn open_loops_come_at_their_rate() {
+fn an_open_loop_keeps_its_rate() {
     let (daemon, socket) = with_disk(&["--null", "--size", "1G"]);
     let value = daemon.json(&["bench", &socket, "--rate", "2k", "--time", "1s"]);
     let requests = value["requests"].as_u64().unwrap();
@@ -113,7 +113,7 @@ fn open_loops_come_at_their_rate() {
 }
 
 #[test]
-fn what_is_written_is_found_again() {
+fn verify_finds_wrong_data() {
     let (daemon, socket) = with_disk(&["--file", "d.img", "--size", "8M"]);
     let bench = |more: &[&'static str]| [&["bench", &socket, "--verify"], more].concat();
     for ring in ["split", "packed"] {
@@ -130,29 +130,29 @@ fn what_is_written_is_found_again() {
     let (older, good) = (write_all(), write_all());
     let text = daemon.ok(&bench(&["--rw", "read", "--requests", "2048"]));
     assert!(text.contains("2048 blocks of 4K verified"), "{text}");
-    // A byte changes behind the disk's back, a block goes where another belongs, and a write is torn: sectors of it are as they were before.
+    // Three faults in the file: a changed byte, a block at the place of another, and a torn write, of which some sectors are old.
     daemon.ok(&["detach", "d"]);
     let mut bad = good.clone();
     bad[40_960 + 1_000] ^= 1;
-    let complaint = |bytes: &[u8]| {
+    let stderr = |bytes: &[u8]| {
         std::fs::write(&image, bytes).unwrap();
         daemon.ok(&["attach", "d"]);
-        let (code, complaint) = daemon.fails(&bench(&["--rw", "read", "--requests", "2048"]));
+        let (code, stderr) = daemon.fails(&bench(&["--rw", "read", "--requests", "2048"]));
         daemon.ok(&["detach", "d"]);
-        assert_eq!(code, 1, "{complaint}");
-        complaint
+        assert_eq!(code, 1, "{stderr}");
+        stderr
     };
-    let flipped = complaint(&bad);
+    let flipped = stderr(&bad);
     assert!(flipped.contains("at offset 40960") && flipped.contains("checksum"), "{flipped}");
     for kept in [12_288..12_800, 15_872..16_384, 12_800..15_872] {
         let mut torn = good.clone();
         torn[kept.clone()].copy_from_slice(&older[kept]);
-        let torn = complaint(&torn);
+        let torn = stderr(&torn);
         assert!(torn.contains("at offset 12288") && torn.contains("checksum"), "{torn}");
     }
     bad = good;
     bad.copy_within(8_192..12_288, 4_096);
-    let misplaced = complaint(&bad);
+    let misplaced = stderr(&bad);
     assert!(
         misplaced.contains("at offset 4096") && misplaced.contains("the block of offset 8192"),
         "{misplaced}"
@@ -160,31 +160,31 @@ fn what_is_written_is_found_again() {
 }
 
 #[test]
-fn nothing_is_overwritten_by_accident() {
+fn writes_need_destroy_and_arguments_are_checked() {
     let (daemon, socket) = with_disk(&["--memory", "--size", "1M"]);
     for rw in ["write", "randwrite", "mix:99"] {
-        let (code, complaint) = daemon.fails(&["bench", &socket, "--rw", rw, "--requests", "1"]);
-        assert!(code == 2 && complaint.contains("add --destroy"), "{complaint}");
+        let (code, stderr) = daemon.fails(&["bench", &socket, "--rw", rw, "--requests", "1"]);
+        assert!(code == 2 && stderr.contains("add --destroy"), "{stderr}");
     }
     let wrong: [(&[&str], &str); 6] = [
-        (&["--bs", "700"], "no multiple of the disk's 512B"),
-        (&["--bs", "0"], "no multiple"),
+        (&["--bs", "700"], "not a multiple of the disk's 512B"),
+        (&["--bs", "0"], "not a multiple"),
         (&["--area", "2M"], "more than the disk's 1M"),
         (&["--area", "1K"], "0 blocks of 4K are too few"),
         (&["--verify", "--area", "64K"], "16 blocks of 4K are too few: 33 are needed"),
-        (&["--cpu", "5000"], "core 5000 is not one"),
+        (&["--cpu", "5000"], "may not run on core 5000"),
     ];
     for (args, expected) in wrong {
-        let (code, complaint) = daemon.fails(&[&["bench", &socket], args].concat());
-        assert!(code == 2 && complaint.contains(expected), "{args:?}: {complaint}");
+        let (code, stderr) = daemon.fails(&[&["bench", &socket], args].concat());
+        assert!(code == 2 && stderr.contains(expected), "{args:?}: {stderr}");
     }
-    let (code, complaint) = daemon.fails(&["bench", "/nowhere", "--requests", "1"]);
-    assert!(code == 3 && complaint.contains("aryk attach"), "{complaint}");
+    let (code, stderr) = daemon.fails(&["bench", "/nowhere", "--requests", "1"]);
+    assert!(code == 3 && stderr.contains("aryk attach"), "{stderr}");
     assert_eq!(daemon.json(&["disk", "stat"])["bdevs"][0]["num_write_ops"], 0);
 }
 
 #[test]
-fn what_is_offered_goes_by_its_name() {
+fn controllers_and_disks_are_found_by_name() {
     let daemon = Daemon::start();
     for disk in ["d", "e"] {
         daemon.ok(&["disk", "create", disk, "--memory", "--size", "16M"]);
@@ -197,35 +197,35 @@ fn what_is_offered_goes_by_its_name() {
     }
     daemon.ok(&["attach", "d", "--controller", "again", "--shared"]);
     let wrong: [(&[&str], &str); 5] = [
-        (&["d"], "is behind the controllers 'again' and 'c': name one of them"),
+        (&["d"], "is offered by the controllers 'again' and 'c': give the name of one"),
         (&["e"], "is target 3 of the SCSI controller 's': add --scsi=3"),
         (&["s"], "is a SCSI host: add --scsi=TARGET"),
-        (&["c", "--scsi"], "is no SCSI host"),
+        (&["c", "--scsi"], "is not a SCSI host"),
         (&["nothing"], "`aryk controller list`"),
     ];
     for (target, expected) in wrong {
-        let (code, complaint) = daemon.fails(&[&["bench", "--requests", "1"], target].concat());
-        assert!(code == 2 && complaint.contains(expected), "{target:?}: {complaint}");
+        let (code, stderr) = daemon.fails(&[&["bench", "--requests", "1"], target].concat());
+        assert!(code == 2 && stderr.contains(expected), "{target:?}: {stderr}");
     }
 }
 
 #[test]
-fn a_disk_that_may_only_be_read() {
+fn a_read_only_disk() {
     let daemon = Daemon::start();
     daemon.ok(&["disk", "create", "d", "--memory", "--size", "1M"]);
     daemon.ok(&["attach", "d", "--readonly"]);
     let socket = daemon.dir().join("vhost/d").display().to_string();
-    let (code, complaint) = daemon.fails(&["bench", &socket, "--rw", "write", "--destroy"]);
-    assert!(code == 2 && complaint.contains("read-only"), "{complaint}");
+    let (code, stderr) = daemon.fails(&["bench", &socket, "--rw", "write", "--destroy"]);
+    assert!(code == 2 && stderr.contains("read-only"), "{stderr}");
     assert_eq!(daemon.json(&["bench", &socket, "--requests", "10"])["disk"]["readonly"], true);
 }
 
 #[test]
-fn its_own_ceiling() {
+fn the_limit_of_the_front_end() {
     let daemon = Daemon::start();
     if std::thread::available_parallelism().unwrap().get() < 2 {
-        let (code, complaint) = daemon.fails(&["bench", "--ceiling"]);
-        assert!(code == 2 && complaint.contains("two cores"), "{complaint}");
+        let (code, stderr) = daemon.fails(&["bench", "--ceiling"]);
+        assert!(code == 2 && stderr.contains("two cores"), "{stderr}");
         return;
     }
     for ring in ["split", "packed"] {
@@ -238,7 +238,7 @@ fn its_own_ceiling() {
 }
 
 #[test]
-fn a_daemon_that_dies() {
+fn a_daemon_that_dies_under_load() {
     let (mut daemon, socket) = with_disk(&["--null", "--size", "1G"]);
     let bench = daemon.aryk(&["bench", &socket, "--time", "1m"]).stderr(std::process::Stdio::piped()).spawn();
     let bench = bench.unwrap();
@@ -248,56 +248,56 @@ fn a_daemon_that_dies() {
     }
     daemon.kill();
     let output = bench.wait_with_output().unwrap();
-    let complaint = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.code() == Some(1) && complaint.contains("hung up, with 32"), "{complaint}");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(1) && stderr.contains("disconnected with 32"), "{stderr}");
 }
 
-/// Runs `aryk bench` against a back end that lies: it fails in time, and says why.
+/// Runs `aryk bench` against a faulty back-end: it fails before its timeout, and reports the reason.
 #[expect(clippy::disallowed_methods, reason = "a test measures wall time")]
-fn fails_on(lie: Lie, expected: &str) {
+fn fails_on(fault: Fault, expected: &str) {
     let dir = tempfile::TempDir::new().unwrap();
-    Fake::start(&dir.path().join("s"), lie);
+    Fake::start(&dir.path().join("s"), fault);
     let start = Instant::now();
     for ring in ["split", "packed"] {
         let mut aryk = std::process::Command::new(env!("CARGO_BIN_EXE_aryk"));
         aryk.args(["bench", "--time", "1m", "--timeout", "1", "--ring", ring]).arg(dir.path().join("s"));
         let outcome = crate::harness::outcome(&mut aryk);
-        assert_eq!(outcome.code, 1, "{lie:?}: {outcome:?}");
-        assert!(outcome.stderr.contains(expected), "{lie:?}, {ring}: {}", outcome.stderr);
+        assert_eq!(outcome.code, 1, "{fault:?}: {outcome:?}");
+        assert!(outcome.stderr.contains(expected), "{fault:?}, {ring}: {}", outcome.stderr);
         assert!(!outcome.stderr.contains("panicked"), "{}", outcome.stderr);
     }
-    assert!(start.elapsed().as_secs() < 30, "{lie:?}");
+    assert!(start.elapsed().as_secs() < 30, "{fault:?}");
 }
 
 #[test]
-fn back_ends_that_hang_up() {
+fn back_ends_that_disconnect() {
     for messages in 0..Fake::MESSAGES {
-        fails_on(Lie::HangUpAfter(messages), "hung up");
+        fails_on(Fault::HangUpAfter(messages), "hung up");
     }
 }
 
 #[test]
 fn back_ends_whose_messages_are_wrong() {
-    fails_on(Lie::Silent, "does not answer GET_FEATURES");
-    fails_on(Lie::ShortReply, "reply to GET_FEATURES makes no sense: 3 bytes");
-    fails_on(Lie::LongReply, "reply to GET_FEATURES makes no sense");
-    fails_on(Lie::OtherReply, "reply to GET_FEATURES makes no sense: message 99");
-    fails_on(Lie::HalfReply, "does not answer GET_FEATURES");
-    fails_on(Lie::NoFeatures, "does not offer features");
-    fails_on(Lie::ShortConfig, "reply to GET_CONFIG makes no sense: 8 bytes");
-    fails_on(Lie::Blocks(0), "blocks of 0 bytes");
-    fails_on(Lie::Blocks(700), "blocks of 700 bytes");
-    fails_on(Lie::Capacity(u64::MAX), "a disk of 18446744073709551615 sectors");
-    fails_on(Lie::RefuseMemory, "refuses SET_MEM_TABLE");
+    fails_on(Fault::Silent, "does not answer GET_FEATURES");
+    fails_on(Fault::ShortReply, "reply to GET_FEATURES makes no sense: 3 bytes");
+    fails_on(Fault::LongReply, "reply to GET_FEATURES makes no sense");
+    fails_on(Fault::OtherReply, "reply to GET_FEATURES makes no sense: message 99");
+    fails_on(Fault::HalfReply, "does not answer GET_FEATURES");
+    fails_on(Fault::NoFeatures, "does not offer features");
+    fails_on(Fault::ShortConfig, "reply to GET_CONFIG makes no sense: 8 bytes");
+    fails_on(Fault::Blocks(0), "blocks of 0 bytes");
+    fails_on(Fault::Blocks(700), "blocks of 700 bytes");
+    fails_on(Fault::Capacity(u64::MAX), "a disk of 18446744073709551615 sectors");
+    fails_on(Fault::RefuseMemory, "refuses SET_MEM_TABLE");
 }
 
 #[test]
 fn back_ends_whose_rings_are_wrong() {
-    fails_on(Lie::NoAnswers, "has answered none of 32 requests");
-    fails_on(Lie::Id(0xffff), "id 65535 was completed, which is not outstanding");
-    // Its slot is in use again by then, and nobody has written its status.
-    fails_on(Lie::Twice, "0xff, which means nothing");
-    fails_on(Lie::Status(1), "an I/O error");
-    fails_on(Lie::Status(77), "0x4d, which means nothing");
-    fails_on(Lie::Length(17), "17 bytes written, not 4097");
+    fails_on(Fault::NoAnswers, "has completed none of 32 requests");
+    fails_on(Fault::Id(0xffff), "id 65535 was completed, which is not outstanding");
+    // The slot is in use again by then, with no status written yet.
+    fails_on(Fault::Twice, "0xff, which means nothing");
+    fails_on(Fault::Status(1), "an I/O error");
+    fails_on(Fault::Status(77), "0x4d, which means nothing");
+    fails_on(Fault::Length(17), "17 bytes written, not 4097");
 }

@@ -3,13 +3,13 @@
 use crate::harness::{Daemon, outcome};
 use serde_json::Value;
 
-/// One check of the report.
+/// The check `name` of the report.
 fn check<'a>(report: &'a Value, name: &str) -> &'a Value {
     report["checks"].as_array().unwrap().iter().find(|check| check["check"] == name).unwrap()
 }
 
 #[test]
-fn it_sees_the_daemon_and_the_kernel() {
+fn the_daemon_and_the_kernel_are_checked() {
     let daemon = Daemon::start();
     let report = daemon.json(&["doctor"]);
     assert_eq!(report["healthy"], true);
@@ -24,7 +24,7 @@ fn it_sees_the_daemon_and_the_kernel() {
 }
 
 #[test]
-fn what_is_necessary_fails_it() {
+fn a_missing_directory_fails_the_command() {
     let daemon = Daemon::start();
     let nowhere = daemon.dir().join("no/such/rpc.sock");
     let mut command = daemon.aryk(&["doctor", "--json"]);
@@ -36,5 +36,5 @@ fn what_is_necessary_fails_it() {
     let directory = check(&report, "RPC socket");
     assert_eq!(directory["state"], "missing");
     assert!(directory["fix"].as_str().unwrap().starts_with("mkdir -p"), "{report}");
-    assert!(outcome.stderr.contains("one thing needs mending"), "{outcome:?}");
+    assert!(outcome.stderr.contains("one check needs correction"), "{outcome:?}");
 }

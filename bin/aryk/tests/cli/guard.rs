@@ -1,14 +1,14 @@
-//! What a slip of a person's must not take from a running VM.
+//! Guards against detaching disks from running VMs by mistake.
 
 use crate::harness::{Daemon, outcome};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-/// A front-end of a disk, as a VM would be one.
+/// A front-end of a disk, like a VM's.
 struct FrontEnd(Child);
 
 impl FrontEnd {
-    /// Connects, and waits until the daemon knows.
+    /// Connects, and waits until the daemon reports it.
     fn connect(daemon: &Daemon, controller: &str, more: &[&str]) -> Self {
         let socket = daemon.dir().join("vhost").join(controller);
         let args = [&["bench", socket.to_str().unwrap(), "--time", "5m", "--rate", "10"], more].concat();
@@ -22,13 +22,13 @@ impl FrontEnd {
             }
             std::thread::park_timeout(Duration::from_millis(10));
         }
-        panic!("nobody connects to {controller}");
+        panic!("no front-end connected to {controller}");
     }
 }
 
 impl Drop for FrontEnd {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The process may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -40,110 +40,107 @@ fn names(daemon: &Daemon, what: &str, member: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_disk_that_a_vm_uses_is_not_taken_away_by_a_slip() {
+fn a_disk_in_use_by_a_vm_is_detached_only_with_force() {
     let daemon = Daemon::start();
     daemon.ok(&["disk", "create", "d", "--memory", "--size", "1M"]);
     daemon.ok(&["disk", "create", "free", "--memory", "--size", "1M"]);
     daemon.ok(&["attach", "d"]);
     let vm = FrontEnd::connect(&daemon, "d", &[]);
-    let (code, complaint) = daemon.fails(&["detach", "d"]);
+    let (code, stderr) = daemon.fails(&["detach", "d"]);
     assert_eq!(code, 1);
     let process = format!("(aryk, process {})", vm.0.id());
     for part in ["disk 'd'", "controller 'd' at ", "/vhost/d", "a VM is connected", &process, "--force"] {
-        assert!(complaint.contains(part), "{part}: {complaint}");
+        assert!(stderr.contains(part), "{part}: {stderr}");
     }
-    let (_, complaint) = daemon.fails(&["disk", "remove", "free", "d"]);
-    assert!(complaint.contains("disk 'd' is in use") && complaint.contains("aryk detach"), "{complaint}");
+    let (_, stderr) = daemon.fails(&["disk", "remove", "free", "d"]);
+    assert!(stderr.contains("disk 'd' is in use") && stderr.contains("aryk detach"), "{stderr}");
     assert_eq!(
         names(&daemon, "disk", "name"),
         ["d", "free"],
-        "all are looked at before the first is removed"
+        "all disks are checked before the first is removed"
     );
-    let told: serde_json::Value =
+    let reported: serde_json::Value =
         serde_json::from_str(&daemon.fails(&["--json", "disk", "remove", "d"]).1).unwrap();
-    assert_eq!(told["error"]["users"].as_array().unwrap().len(), 1, "{told}");
-    let (code, complaint) = daemon.fails(&["stop"]);
+    assert_eq!(reported["error"]["users"].as_array().unwrap().len(), 1, "{reported}");
+    let (code, stderr) = daemon.fails(&["stop"]);
     assert_eq!(code, 1);
-    assert!(complaint.contains("controller 'd': a VM is connected"), "{complaint}");
+    assert!(stderr.contains("controller 'd': a VM is connected"), "{stderr}");
     let gone = daemon.ok(&["disk", "remove", "d", "free", "--force"]);
-    assert!(gone.contains("Disk 'd' is gone with its controllers: d"), "{gone}");
+    assert!(gone.contains("Disk 'd' is removed with its controllers: d"), "{gone}");
     assert!(names(&daemon, "disk", "name").is_empty() && names(&daemon, "controller", "ctrlr").is_empty());
 }
 
 #[test]
-fn a_waiting_controller_keeps_its_disk_and_lets_itself_be_taken() {
+fn a_controller_without_a_vm_guards_its_disk_but_can_be_detached() {
     let daemon = Daemon::start();
     for disk in ["a", "b"] {
         daemon.ok(&["disk", "create", disk, "--memory", "--size", "1M"]);
         daemon.ok(&["attach", disk]);
     }
-    let (_, complaint) = daemon.fails(&["disk", "remove", "a"]);
-    assert!(
-        complaint.contains("controller 'a' at ") && complaint.contains("no VM is connected"),
-        "{complaint}"
-    );
+    let (_, stderr) = daemon.fails(&["disk", "remove", "a"]);
+    assert!(stderr.contains("controller 'a' at ") && stderr.contains("no VM is connected"), "{stderr}");
     let gone = daemon.ok(&["detach", "a", "b"]);
-    assert_eq!(gone, "Controller 'a' is gone.\nController 'b' is gone.\n");
-    assert_eq!(daemon.ok(&["disk", "remove", "a", "b"]), "Disk 'a' is gone.\nDisk 'b' is gone.\n");
-    let (_, complaint) = daemon.fails(&["detach", "a"]);
-    assert!(complaint.contains("aryk controller list"), "{complaint}");
+    assert_eq!(gone, "Controller 'a' is removed.\nController 'b' is removed.\n");
+    assert_eq!(daemon.ok(&["disk", "remove", "a", "b"]), "Disk 'a' is removed.\nDisk 'b' is removed.\n");
+    let (_, stderr) = daemon.fails(&["detach", "a"]);
+    assert!(stderr.contains("aryk controller list"), "{stderr}");
 }
 
 #[test]
-fn disks_of_disks_and_targets_are_users_too() {
+fn disks_on_top_and_targets_are_users() {
     let daemon = Daemon::start();
     daemon.ok(&["disk", "create", "base", "--memory", "--size", "1M"]);
     daemon.ok(&["rpc", "bdev_passthru_create", r#"{"name": "front", "base_bdev_name": "base"}"#]);
     daemon.ok(&["attach", "front", "--scsi", "--controller", "s", "--target", "3"]);
-    let (_, complaint) = daemon.fails(&["disk", "remove", "base"]);
-    assert!(complaint.contains("disk 'front' is made of it"), "{complaint}");
-    assert!(complaint.contains("target 3 of controller 's'"), "{complaint}");
+    let (_, stderr) = daemon.fails(&["disk", "remove", "base"]);
+    assert!(stderr.contains("disk 'front' is on top of it"), "{stderr}");
+    assert!(stderr.contains("target 3 of controller 's'"), "{stderr}");
     let vm = FrontEnd::connect(&daemon, "s", &["--scsi=3"]);
-    let (_, complaint) = daemon.fails(&["detach", "front"]);
-    assert!(complaint.contains("target 3 of controller 's'"), "{complaint}");
-    let (_, complaint) = daemon.fails(&["detach", "s"]);
-    assert!(complaint.contains("one by one all the same: aryk detach DISK --force"), "{complaint}");
-    let (_, complaint) = daemon.fails(&["detach", "s", "--force"]);
-    assert!(complaint.contains("aryk detach DISK --force"), "{complaint}");
+    let (_, stderr) = daemon.fails(&["detach", "front"]);
+    assert!(stderr.contains("target 3 of controller 's'"), "{stderr}");
+    let (_, stderr) = daemon.fails(&["detach", "s"]);
+    assert!(stderr.contains("one by one nevertheless: aryk detach DISK --force"), "{stderr}");
+    let (_, stderr) = daemon.fails(&["detach", "s", "--force"]);
+    assert!(stderr.contains("aryk detach DISK --force"), "{stderr}");
     let taken = daemon.ok(&["detach", "front", "--force"]);
-    assert!(taken.contains("Target 3 of controller 's' has no disk any more"), "{taken}");
+    assert!(taken.contains("Target 3 of controller 's' is removed"), "{taken}");
     drop(vm);
-    let (_, complaint) = daemon.fails(&["disk", "remove", "base"]);
-    assert!(complaint.contains("disk 'front' is made of it"), "{complaint}");
+    let (_, stderr) = daemon.fails(&["disk", "remove", "base"]);
+    assert!(stderr.contains("disk 'front' is on top of it"), "{stderr}");
     daemon.ok(&["disk", "remove", "base", "front"]);
     assert!(names(&daemon, "disk", "name").is_empty());
 }
 
 #[test]
-fn a_controller_goes_once_with_the_disks_below_it() {
+fn a_controller_is_removed_once_with_the_disks_below_it() {
     let daemon = Daemon::start();
     daemon.ok(&["disk", "create", "base", "--memory", "--size", "1M"]);
     daemon.ok(&["rpc", "bdev_passthru_create", r#"{"name": "front", "base_bdev_name": "base"}"#]);
     daemon.ok(&["attach", "front"]);
-    let told = daemon.ok(&["disk", "remove", "front", "base", "--force"]);
-    assert_eq!(told, "Disk 'front' is gone with its controllers: front.\nDisk 'base' is gone.\n");
+    let reported = daemon.ok(&["disk", "remove", "front", "base", "--force"]);
+    assert_eq!(reported, "Disk 'front' is removed with its controllers: front.\nDisk 'base' is removed.\n");
     assert!(names(&daemon, "disk", "name").is_empty() && names(&daemon, "controller", "ctrlr").is_empty());
 }
 
 #[test]
-fn two_vms_get_one_disk_only_on_purpose() {
+fn two_vms_share_a_disk_only_with_shared() {
     let daemon = Daemon::start();
     daemon.ok(&["disk", "create", "d", "--memory", "--size", "1M"]);
     daemon.ok(&["attach", "d"]);
     for more in
         [&["--controller", "e"][..], &["--controller", "e", "--readonly"], &["--controller", "s", "--scsi"]]
     {
-        let (code, complaint) = daemon.fails(&[&["attach", "d"], more].concat());
+        let (code, stderr) = daemon.fails(&[&["attach", "d"], more].concat());
         assert_eq!(code, 1);
-        assert!(complaint.contains("disk 'd' is offered already"), "{complaint}");
-        assert!(complaint.contains("controller 'd' at") && complaint.contains("--shared"), "{complaint}");
+        assert!(stderr.contains("disk 'd' is attached already"), "{stderr}");
+        assert!(stderr.contains("controller 'd' at") && stderr.contains("--shared"), "{stderr}");
     }
-    assert_eq!(names(&daemon, "controller", "ctrlr"), ["d"], "what was refused leaves nothing");
+    assert_eq!(names(&daemon, "controller", "ctrlr"), ["d"], "a refused attach leaves no controller");
     daemon.ok(&["attach", "d", "--controller", "e", "--shared"]);
-    // SPDK's clients are not asked.
+    // SPDK's clients can share a disk without a parameter.
     daemon.ok(&["rpc", "vhost_create_blk_controller", r#"{"ctrlr": "f", "dev_name": "d"}"#]);
     assert_eq!(names(&daemon, "controller", "ctrlr"), ["d", "e", "f"]);
-    // Who only reads harms nobody, and is not harmed.
+    // Read-only controllers need no --shared.
     daemon.ok(&["detach", "d", "e", "f"].map(|word| word));
     for controller in ["r1", "r2"] {
         daemon.ok(&["attach", "d", "--controller", controller, "--readonly"]);
@@ -152,7 +149,7 @@ fn two_vms_get_one_disk_only_on_purpose() {
 }
 
 #[test]
-fn two_who_attach_at_once_are_told_apart_by_the_daemon() {
+fn one_of_several_concurrent_attaches_succeeds() {
     let daemon = Daemon::start();
     for round in 0..8 {
         let disk = format!("d{round}");
@@ -179,7 +176,7 @@ const FILE: &str = r#"
 "#;
 
 #[test]
-fn a_file_takes_nothing_from_a_vm_unless_it_is_told_to() {
+fn apply_detaches_a_connected_vm_only_with_force() {
     let daemon = Daemon::start();
     let write = |text: &str| std::fs::write(daemon.dir().join("all.toml"), text).unwrap();
     write(FILE);
@@ -188,14 +185,11 @@ fn a_file_takes_nothing_from_a_vm_unless_it_is_told_to() {
     write("");
     let plan = daemon.run(&["apply", "all.toml", "--prune", "--plan"]);
     assert!(plan.stdout.contains("! disk 'd': controller 'd' at ") && plan.code == 2, "{plan:?}");
-    let (code, complaint) = daemon.fails(&["apply", "all.toml", "--prune"]);
-    assert!(
-        code == 1 && complaint.contains("a VM is connected") && complaint.contains("--force"),
-        "{complaint}"
-    );
+    let (code, stderr) = daemon.fails(&["apply", "all.toml", "--prune"]);
+    assert!(code == 1 && stderr.contains("a VM is connected") && stderr.contains("--force"), "{stderr}");
     write(&FILE.replace("queues = 2", "queues = 3"));
-    let (_, complaint) = daemon.fails(&["apply", "all.toml", "--replace"]);
-    assert!(complaint.contains("a VM is connected"), "{complaint}");
+    let (_, stderr) = daemon.fails(&["apply", "all.toml", "--replace"]);
+    assert!(stderr.contains("a VM is connected"), "{stderr}");
     daemon.ok(&["apply", "all.toml", "--replace", "--force"]);
     drop(vm);
     write("");
@@ -204,7 +198,7 @@ fn a_file_takes_nothing_from_a_vm_unless_it_is_told_to() {
 }
 
 #[test]
-fn a_file_takes_no_part_of_a_disk_from_a_vm() {
+fn apply_removes_a_part_of_a_used_disk_only_with_force() {
     let daemon = Daemon::start();
     let write = |text: &str| std::fs::write(daemon.dir().join("all.toml"), text).unwrap();
     let controller = "[[controller]]\ndisk = \"Wp0\"\n";
@@ -218,9 +212,9 @@ fn a_file_takes_no_part_of_a_disk_from_a_vm() {
     daemon.ok(&["apply", "all.toml"]);
     let _vm = FrontEnd::connect(&daemon, "Wp0", &[]);
     let is_refused = |args: &[&str]| {
-        let (code, complaint) = daemon.fails(args);
-        assert!(code == 1 && complaint.contains("disk 'Wp0': controller 'Wp0' at "), "{args:?}: {complaint}");
-        assert!(complaint.contains("a VM is connected") && complaint.contains("--force"), "{complaint}");
+        let (code, stderr) = daemon.fails(args);
+        assert!(code == 1 && stderr.contains("disk 'Wp0': controller 'Wp0' at "), "{args:?}: {stderr}");
+        assert!(stderr.contains("a VM is connected") && stderr.contains("--force"), "{stderr}");
         assert_eq!(names(&daemon, "disk", "name"), ["W", "Wp0", "Wp1"]);
     };
     write(&all("32M"));
@@ -228,19 +222,19 @@ fn a_file_takes_no_part_of_a_disk_from_a_vm() {
     write("");
     is_refused(&["apply", "all.toml", "--prune"]);
     write(controller);
-    let (code, complaint) = daemon.fails(&["apply", "all.toml", "--prune", "--force"]);
-    assert!(code == 1 && complaint.contains("no disk 'Wp0' after this plan"), "{complaint}");
+    let (code, stderr) = daemon.fails(&["apply", "all.toml", "--prune", "--force"]);
+    assert!(code == 1 && stderr.contains("no disk 'Wp0' after this plan"), "{stderr}");
     assert_eq!(names(&daemon, "disk", "name"), ["W", "Wp0", "Wp1"]);
 }
 
 #[test]
-fn a_file_says_that_a_disk_is_shared() {
+fn a_file_can_share_a_disk() {
     let daemon = Daemon::start();
     let write = |text: &str| std::fs::write(daemon.dir().join("all.toml"), text).unwrap();
     let second = |more: &str| format!("{FILE}\n[[controller]]\nname = \"e\"\ndisk = \"d\"\n{more}");
     write(&second(""));
-    let (_, complaint) = daemon.fails(&["apply", "all.toml"]);
-    assert!(complaint.contains("'d' is in use") && complaint.contains("shared = true"), "{complaint}");
+    let (_, stderr) = daemon.fails(&["apply", "all.toml"]);
+    assert!(stderr.contains("'d' is in use") && stderr.contains("shared = true"), "{stderr}");
     write(&second("shared = true"));
     daemon.ok(&["apply", "all.toml"]);
     let exported = daemon.ok(&["export"]);
@@ -252,14 +246,14 @@ fn a_file_says_that_a_disk_is_shared() {
 }
 
 #[test]
-fn a_daemon_is_stopped_in_good_order() {
+fn stop_ends_the_daemon_in_order() {
     let daemon = Daemon::start();
     daemon.ok(&["disk", "create", "d", "--memory", "--size", "1M"]);
     daemon.ok(&["attach", "d"]);
     let ended = daemon.run(&["stop"]);
     assert!(ended.code == 0 && ended.stdout.contains("has ended"), "{ended:?}");
     assert!(ended.stderr.contains("disks in memory lose their data: d\n"), "{ended:?}");
-    assert!(ended.stderr.contains("no --state-dir: its disks and controllers are not kept"), "{ended:?}");
+    assert!(ended.stderr.contains("no --state-dir: its disks and controllers are not stored"), "{ended:?}");
     assert!(!daemon.dir().join("vhost/d").exists() && !daemon.dir().join("rpc.sock").exists());
     assert_eq!(outcome(&mut daemon.aryk(&["stop"])).code, 3);
     let keeping = Daemon::start_keeping();
@@ -268,23 +262,23 @@ fn a_daemon_is_stopped_in_good_order() {
 }
 
 #[test]
-fn a_scsi_controller_is_pruned_when_its_vm_has_gone() {
+fn a_scsi_controller_is_pruned_after_its_vm_disconnects() {
     let daemon = Daemon::start();
     daemon.ok(&["disk", "create", "d", "--memory", "--size", "1M"]);
     daemon.ok(&["attach", "d", "--scsi", "--controller", "s", "--target", "3"]);
     std::fs::write(daemon.dir().join("empty.toml"), "").unwrap();
     let vm = FrontEnd::connect(&daemon, "s", &["--scsi=3"]);
     for force in [&[][..], &["--force"]] {
-        let (code, complaint) = daemon.fails(&[&["apply", "empty.toml", "--prune"], force].concat());
+        let (code, stderr) = daemon.fails(&[&["apply", "empty.toml", "--prune"], force].concat());
         assert_eq!(code, 1);
         assert!(
-            complaint.contains("controller 's': a VM is connected") && complaint.contains("shut it down"),
-            "{complaint}"
+            stderr.contains("controller 's': a VM is connected") && stderr.contains("shut it down"),
+            "{stderr}"
         );
         assert_eq!(
             daemon.json(&["rpc", "scsi_get_devices"]).as_array().unwrap().len(),
             1,
-            "nothing was done"
+            "no step was done"
         );
     }
     drop(vm);

@@ -1,4 +1,4 @@
-//! A daemon in a directory of its own, and `aryk` beside it.
+//! A daemon in a temporary directory, and `aryk` commands for it.
 
 use serde_json::Value;
 use std::ffi::OsString;
@@ -17,7 +17,7 @@ pub struct Daemon {
     process: Child,
 }
 
-/// What a command did.
+/// The outcome of a command.
 #[derive(Debug)]
 pub struct Outcome {
     pub code: i32,
@@ -26,17 +26,17 @@ pub struct Outcome {
 }
 
 impl Daemon {
-    /// Starts one on one core, and waits until it answers.
+    /// Starts a daemon on one core, and waits until it replies.
     pub fn start() -> Self {
         Self::start_with(|_| Stdio::null())
     }
 
-    /// The same, with its log in a file.
+    /// Starts a daemon with its log in a file.
     pub fn start_logging() -> Self {
         Self::start_with(log_in)
     }
 
-    /// Starts one that keeps what is configured, with its log in a file.
+    /// Starts a daemon with a state directory and its log in a file.
     pub fn start_keeping() -> Self {
         let dir = TempDir::new().unwrap();
         let process = spawn(dir.path(), log_in(dir.path()), true);
@@ -45,10 +45,10 @@ impl Daemon {
         daemon
     }
 
-    /// Ends one that keeps what is configured, has `meanwhile` done in its directory, and starts it anew.
-    pub fn restart(&mut self, meanwhile: impl FnOnce(&Path)) {
+    /// Stops a daemon with a state directory, calls `action` with its directory, and starts it again.
+    pub fn restart(&mut self, action: impl FnOnce(&Path)) {
         self.kill();
-        meanwhile(self.dir());
+        action(self.dir());
         self.process = spawn(self.dir(), log_in(self.dir()), true);
         self.wait();
     }
@@ -61,7 +61,7 @@ impl Daemon {
         daemon
     }
 
-    /// Waits until it answers.
+    /// Waits until the daemon replies.
     fn wait(&self) {
         for _ in 0..PATIENCE.as_millis() / 10 {
             if self.run(&["status"]).code == 0 {
@@ -72,19 +72,19 @@ impl Daemon {
         panic!("arykd does not come up");
     }
 
-    /// Its directory, in which commands are run.
+    /// The daemon's directory, in which commands run.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// `PATH` with the programs that are tested.
+    /// `PATH` with the tested programs first.
     pub fn path(&self) -> OsString {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let ours = Path::new(ARYK).parent().unwrap().to_owned();
         std::env::join_paths(std::iter::once(ours).chain(std::env::split_paths(&path))).unwrap()
     }
 
-    /// Ends it by force.
+    /// Kills the daemon.
     pub fn kill(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
@@ -103,7 +103,7 @@ impl Daemon {
         outcome(&mut self.aryk(args))
     }
 
-    /// Runs `aryk`, which succeeds: what it printed.
+    /// Runs `aryk`, which must succeed. Returns its output.
     #[track_caller]
     pub fn ok(&self, args: &[&str]) -> String {
         let outcome = self.run(args);
@@ -111,14 +111,14 @@ impl Daemon {
         outcome.stdout
     }
 
-    /// Runs `aryk --json`, which succeeds.
+    /// Runs `aryk --json`, which must succeed.
     #[track_caller]
     pub fn json(&self, args: &[&str]) -> Value {
         let text = self.ok(&[&["--json"], args].concat());
         serde_json::from_str(&text).unwrap()
     }
 
-    /// Runs `aryk`, which fails: its exit code, and its complaint.
+    /// Runs `aryk`, which must fail. Returns its exit code and error text.
     #[track_caller]
     pub fn fails(&self, args: &[&str]) -> (i32, String) {
         let outcome = self.run(args);
@@ -127,7 +127,7 @@ impl Daemon {
     }
 }
 
-/// An empty file `log`.
+/// Creates an empty file `log`.
 fn log_in(dir: &Path) -> Stdio {
     std::fs::File::create(dir.join("log")).unwrap().into()
 }
@@ -154,17 +154,17 @@ pub fn outcome(command: &mut Command) -> Outcome {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The process may have ended already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// The daemon's program, built beside the command line's.
+/// The daemon's program, built next to `aryk`.
 fn arykd() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
-        // Built already by whoever runs the tests of the whole workspace: alone, it would be built with other features of its libraries.
+        // A test run of the whole workspace has built it already: built alone, its libraries would have other features.
         if let Some(built) = std::env::var_os("ARYKD") {
             return built.into();
         }

@@ -36,7 +36,7 @@ fn raw_and_qcow2_become_disks() {
     assert_eq!(create("q", "qcow2", &[]).code, 0);
     assert!(same("q.img"));
     assert_eq!(daemon.json(&["disk", "show", "q"])["num_blocks"], 6144);
-    // Told that it is raw, an image is what it is.
+    // With the format `raw`, an image is copied as it is.
     assert_eq!(create("as-it-is", "qcow2", &["--from-format", "raw"]).code, 0);
     let head = std::fs::read(daemon.dir().join("as-it-is.img")).unwrap();
     assert!(head.starts_with(b"QFI\xfb"));
@@ -45,11 +45,11 @@ fn raw_and_qcow2_become_disks() {
     let exists = create("r2", "raw", &[]);
     assert_eq!(exists.code, 0);
     let exists = daemon.run(&["disk", "create", "r3", "--file", "r2.img", "--from", "raw"]);
-    assert!(exists.code == 1 && exists.stderr.contains("leave --from out"), "{exists:?}");
+    assert!(exists.code == 1 && exists.stderr.contains("omit --from"), "{exists:?}");
 }
 
 #[test]
-fn killed_it_leaves_no_half_file() {
+fn a_killed_import_leaves_no_partial_file() {
     let daemon = Daemon::start();
     let image = daemon.dir().join("big");
     std::fs::write(&image, vec![0x5a_u8; 192 << 20]).unwrap();

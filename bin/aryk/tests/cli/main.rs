@@ -1,4 +1,4 @@
-//! The real `aryk` against the real `arykd`.
+//! Tests of the real `aryk` with the real `arykd`.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

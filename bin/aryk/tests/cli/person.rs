@@ -1,11 +1,11 @@
-//! What a person types, mistypes and reads.
+//! Command lines of a person: valid ones, mistyped ones, and their output.
 
 use crate::harness::{Daemon, outcome};
 use serde_json::Value;
 use std::process::{Command, Stdio};
 
 #[test]
-fn hints_are_about_what_was_asked() {
+fn hints_fit_the_command() {
     let daemon = Daemon::start();
     daemon.ok(&["disk", "create", "d", "--null", "--size", "1M"]);
     let cases: [(&[&str], &str, &str); 10] = [
@@ -21,13 +21,13 @@ fn hints_are_about_what_was_asked() {
         (&["rpc", "bdev_null_create", "{\"x\": 1}"], "aryk rpc METHOD --help", "disk list"),
     ];
     for (args, hint, not) in cases {
-        let (code, complaint) = daemon.fails(args);
-        assert!(code == 1 && complaint.contains(hint) && !complaint.contains(not), "{args:?}: {complaint}");
+        let (code, stderr) = daemon.fails(args);
+        assert!(code == 1 && stderr.contains(hint) && !stderr.contains(not), "{args:?}: {stderr}");
     }
 }
 
 #[test]
-fn sizes_are_taken_as_they_are_meant_or_refused() {
+fn sizes_are_exact_or_refused() {
     let daemon = Daemon::start();
     let bytes = |name: &str, size: &str| {
         let file = format!("{name}.img");
@@ -39,20 +39,20 @@ fn sizes_are_taken_as_they_are_meant_or_refused() {
     assert_eq!(bytes("c", "1.5G"), 3 << 29);
     assert_eq!(bytes("d", "1GB"), 1_000_000_000);
     for (size, why) in [
-        ("0", "of no size"),
-        ("1000", "512 or 1024 would be"),
+        ("0", "the size is 0"),
+        ("1000", "512 or 1024 is"),
         ("0.1G", "whole number of bytes"),
         ("10X", "20GB"),
     ] {
-        let (code, complaint) = daemon.fails(&["disk", "create", "no", "--file", "no.img", "--size", size]);
-        assert!(code == 2 && complaint.contains(why), "{size}: {complaint}");
+        let (code, stderr) = daemon.fails(&["disk", "create", "no", "--file", "no.img", "--size", size]);
+        assert!(code == 2 && stderr.contains(why), "{size}: {stderr}");
     }
     assert!(!daemon.dir().join("no.img").exists());
     assert_eq!(daemon.fails(&["disk", "resize", "a", "0"]).0, 2);
 }
 
 #[test]
-fn errors_are_for_programs_too() {
+fn errors_are_json_with_json() {
     let daemon = Daemon::start();
     let cases: [(&[&str], i64); 4] = [
         (&["--json", "disk", "show", "x"], 1),
@@ -62,22 +62,22 @@ fn errors_are_for_programs_too() {
     ];
     for (args, code) in cases {
         let outcome = daemon.run(args);
-        let told: Value =
+        let reported: Value =
             serde_json::from_str(&outcome.stderr).unwrap_or_else(|e| panic!("{e}: {outcome:?}"));
-        assert_eq!(told["error"]["exit_code"], code, "{told}");
-        assert!(!told["error"]["message"].as_str().unwrap().is_empty(), "{told}");
+        assert_eq!(reported["error"]["exit_code"], code, "{reported}");
+        assert!(!reported["error"]["message"].as_str().unwrap().is_empty(), "{reported}");
         assert_eq!((i64::from(outcome.code), &*outcome.stdout), (code, ""));
     }
 }
 
 #[test]
-fn a_method_has_help() {
+fn methods_have_help() {
     let daemon = Daemon::start();
     let help = daemon.ok(&["rpc", "bdev_null_create", "--help"]);
     for part in ["PARAMETER", "num_blocks", "yes", "Example:", "aryk rpc bdev_null_create '{"] {
         assert!(help.contains(part), "{part}: {help}");
     }
-    // The example is carried out as it stands.
+    // The example works as printed.
     let example = help.lines().last().unwrap().trim();
     let made = Command::new("sh")
         .args(["-c", example])
@@ -88,25 +88,22 @@ fn a_method_has_help() {
     assert!(made.success(), "{example}");
     assert!(daemon.ok(&["rpc", "--help"]).contains("Call any JSON-RPC method"));
     assert_eq!(daemon.json(&["rpc", "spdk_get_version", "-h"])["name"], "spdk_get_version");
-    let (_, complaint) = daemon.fails(&["rpc", "bdev_nul_create", "--help"]);
-    assert!(complaint.contains("rpc_get_methods"), "{complaint}");
+    let (_, stderr) = daemon.fails(&["rpc", "bdev_nul_create", "--help"]);
+    assert!(stderr.contains("rpc_get_methods"), "{stderr}");
     assert_eq!(daemon.fails(&["rpc"]).0, 2);
 }
 
 #[test]
-fn a_trace_of_nothing_is_refused() {
+fn a_trace_of_an_unknown_name_is_refused() {
     let daemon = Daemon::start();
     daemon.ok(&["disk", "create", "d", "--null", "--size", "1M"]);
-    assert!(daemon.ok(&["trace", "d"]).contains("Nothing has happened yet"));
-    let (code, complaint) = daemon.fails(&["trace", "nodisk"]);
-    assert!(
-        code == 1 && complaint.contains("'nodisk'") && complaint.contains("aryk disk list"),
-        "{complaint}"
-    );
+    assert!(daemon.ok(&["trace", "d"]).contains("There are no events yet"));
+    let (code, stderr) = daemon.fails(&["trace", "nodisk"]);
+    assert!(code == 1 && stderr.contains("'nodisk'") && stderr.contains("aryk disk list"), "{stderr}");
 }
 
 #[test]
-fn top_without_a_terminal_is_told_once() {
+fn top_without_a_terminal_prints_once() {
     let daemon = Daemon::start();
     daemon.ok(&["disk", "create", "d", "--null", "--size", "1M"]);
     let text = daemon.ok(&["top", "--every", "0.1"]);
@@ -120,7 +117,7 @@ fn top_without_a_terminal_is_told_once() {
 }
 
 #[test]
-fn a_list_says_where_disks_are_and_who_has_them() {
+fn a_list_has_paths_and_users() {
     let daemon = Daemon::start();
     daemon.ok(&["disk", "create", "d", "--file", "d.img", "--size", "1G"]);
     daemon.ok(&["disk", "create", "m", "--memory", "--size", "1M"]);
@@ -142,43 +139,43 @@ fn a_list_says_where_disks_are_and_who_has_them() {
 }
 
 #[test]
-fn the_log_is_found_where_it_is() {
+fn logs_finds_the_log_file() {
     let daemon = Daemon::start();
-    let (code, complaint) = daemon.fails(&["logs"]);
-    assert!(code == 1 && complaint.contains("/dev/null"), "{complaint}");
+    let (code, stderr) = daemon.fails(&["logs"]);
+    assert!(code == 1 && stderr.contains("/dev/null"), "{stderr}");
     let daemon = Daemon::start_logging();
     daemon.ok(&["disk", "create", "d", "--null", "--size", "1M"]);
     daemon.ok(&["attach", "d"]);
     daemon.ok(&["bench", daemon.dir().join("vhost/d").to_str().unwrap(), "--requests", "10"]);
-    // Lines are written when there is time for it.
-    let told = (0..500).any(|_| {
+    // The log's thread writes lines with a delay.
+    let reported = (0..500).any(|_| {
         std::thread::park_timeout(std::time::Duration::from_millis(20));
         daemon.ok(&["logs"]).contains("front-end connected")
     });
-    assert!(told, "{}", daemon.ok(&["logs"]));
+    assert!(reported, "{}", daemon.ok(&["logs"]));
     assert_eq!(daemon.ok(&["logs", "-n", "1"]).lines().count(), 1);
 }
 
 #[test]
-fn the_log_tells_in_the_end_how_many_failures_it_does_not_have() {
+fn the_log_reports_the_number_of_dropped_failures() {
     let daemon = Daemon::start_logging();
     daemon.ok(&["disk", "create", "d", "--file", "d.img", "--size", "1M"]);
     daemon.ok(&["attach", "d"]);
-    // Its store now fails whatever is read.
+    // From here on the store fails each read.
     std::fs::File::create(daemon.dir().join("d.img")).unwrap();
     daemon.run(&["bench", daemon.dir().join("vhost/d").to_str().unwrap(), "--requests", "100"]);
     let log = || std::fs::read_to_string(daemon.dir().join("log")).unwrap();
-    let is_told = |line: &str| {
+    let is_reported = |line: &str| {
         line.contains("disk=\"d\"") && line.contains("left_out=") && line.contains("so many more requests")
     };
-    let told = (0..1_500).any(|_| {
+    let reported = (0..1_500).any(|_| {
         std::thread::park_timeout(std::time::Duration::from_millis(20));
-        log().lines().any(is_told)
+        log().lines().any(is_reported)
     });
-    assert!(told, "{}", log());
+    assert!(reported, "{}", log());
 }
 
-/// What a shell is offered at the end of this line.
+/// The completions of this line.
 fn offered(daemon: &Daemon, line: &[&str]) -> Vec<String> {
     let mut command = daemon.aryk(&[]);
     command.arg("--").args(line).env("COMPLETE", "bash").env("_CLAP_IFS", "\n");
@@ -189,7 +186,7 @@ fn offered(daemon: &Daemon, line: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn shells_complete_the_names_that_there_are() {
+fn shells_complete_names() {
     let daemon = Daemon::start();
     for disk in ["vm1", "vm2", "data"] {
         daemon.ok(&["disk", "create", disk, "--null", "--size", "1M"]);
@@ -199,9 +196,9 @@ fn shells_complete_the_names_that_there_are() {
     assert_eq!(offered(&daemon, &["aryk", "detach", "c"]), ["c7"]);
     assert_eq!(offered(&daemon, &["aryk", "rpc", "bdev_null_c"]), ["bdev_null_create"]);
     assert!(offered(&daemon, &["aryk", "disk", "cr"]).contains(&"create".to_owned()));
-    let socket = daemon.dir().join("nobody.sock");
+    let socket = daemon.dir().join("none.sock");
     assert!(offered(&daemon, &["aryk", "-s", socket.to_str().unwrap(), "disk", "show", "vm"]).is_empty());
-    // The script is one that bash takes, and it leads here.
+    // bash accepts the script, and it calls this program.
     let script = "source <(aryk completions bash); COMP_WORDS=(aryk disk show vm); COMP_CWORD=3 COMP_TYPE=9; \
                   _clap_complete_aryk aryk vm show; printf '%s\\n' \"${COMPREPLY[@]}\"";
     let bash = Command::new("bash")
@@ -215,15 +212,15 @@ fn shells_complete_the_names_that_there_are() {
 }
 
 #[test]
-fn calls_without_effect_are_told_of() {
+fn calls_without_effect_give_a_note() {
     let daemon = Daemon::start();
     daemon.ok(&["disk", "create", "d", "--null", "--size", "1M"]);
     daemon.ok(&["attach", "d"]);
     let signals = r#"{"ctrlr": "d", "delay_base_us": 20, "iops_threshold": 1000}"#;
-    let told = daemon.run(&["rpc", "vhost_controller_set_coalescing", signals]);
-    assert_eq!((told.code, told.stdout.trim()), (0, "true"));
-    assert!(told.stderr.contains("They are not delayed"), "{told:?}");
-    let told = daemon.run(&["rpc", "bdev_set_options", r#"{"bdev_io_pool_size": 8}"#]);
-    assert!(told.stderr.contains("does nothing"), "{told:?}");
+    let reported = daemon.run(&["rpc", "vhost_controller_set_coalescing", signals]);
+    assert_eq!((reported.code, reported.stdout.trim()), (0, "true"));
+    assert!(reported.stderr.contains("They are not delayed"), "{reported:?}");
+    let reported = daemon.run(&["rpc", "bdev_set_options", r#"{"bdev_io_pool_size": 8}"#]);
+    assert!(reported.stderr.contains("does nothing"), "{reported:?}");
     assert_eq!(daemon.run(&["rpc", "bdev_get_bdevs"]).stderr, "");
 }

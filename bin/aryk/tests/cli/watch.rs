@@ -16,7 +16,7 @@ fn first_lines(daemon: &Daemon, args: &[&str], count: usize) -> Vec<String> {
 }
 
 #[test]
-fn it_repeats_plainly_where_there_is_no_terminal() {
+fn watch_appends_without_a_terminal() {
     let daemon = Daemon::start();
     daemon.ok(&["disk", "create", "d", "--null", "--size", "1M"]);
     let list = first_lines(&daemon, &["disk", "list", "--watch=0.1"], 6);
@@ -31,7 +31,7 @@ fn it_repeats_plainly_where_there_is_no_terminal() {
 }
 
 #[test]
-fn it_ends_with_its_reader() {
+fn watch_ends_when_its_output_closes() {
     let daemon = Daemon::start();
     let mut aryk = daemon.aryk(&["status", "--watch=0.1"]);
     let mut child = aryk.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();

@@ -1,4 +1,4 @@
-//! The calls that `disk create` makes.
+//! Tests of the calls of `disk create`.
 
 use super::*;
 use crate::cli::{Cli, Command};
@@ -34,7 +34,7 @@ fn memory_and_null() {
 }
 
 #[test]
-fn a_file_system_that_has_promised_too_much_is_told() {
+fn an_overcommitted_file_system_gives_a_warning() {
     let mut fs = json!({"path": "/disks", "disks": 3, "promised": 60_u64 << 30, "allocated": 1_u64 << 30,
         "free": 9_u64 << 30, "missing": 50_u64 << 30});
     let text = missing_room(&fs);

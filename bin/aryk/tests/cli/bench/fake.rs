@@ -1,4 +1,4 @@
-//! A back end that lies, in one way at a time. Written by hand, for no library would.
+//! A faulty back-end with one fault at a time. Written by hand, because no library sends wrong messages.
 
 use aryk_dma::{GuestArea, Mapping};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
@@ -11,47 +11,47 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::time::Duration;
 
-/// What is wrong.
+/// The fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lie {
-    /// It answers so many messages, and hangs up.
+pub enum Fault {
+    /// Replies to this many messages, then disconnects.
     HangUpAfter(usize),
-    /// It answers no message.
+    /// Replies to no message.
     Silent,
-    /// A reply with too little in it.
+    /// Sends a reply that is too short.
     ShortReply,
-    /// A reply that says it is very long.
+    /// Sends a reply with a very large length.
     LongReply,
-    /// The reply to another message.
+    /// Sends the reply of another message.
     OtherReply,
-    /// A part of a reply, and no more.
+    /// Sends a part of a reply only.
     HalfReply,
-    /// It can do nothing.
+    /// Offers no features.
     NoFeatures,
-    /// It gives less of its configuration than was asked for.
+    /// Returns fewer configuration bytes than requested.
     ShortConfig,
-    /// It has blocks of this size.
+    /// Reports this block size.
     Blocks(u32),
-    /// It has so many sectors.
+    /// Reports this number of sectors.
     Capacity(u64),
-    /// It does not take memory.
+    /// Refuses the memory table.
     RefuseMemory,
-    /// It answers no request.
+    /// Completes no request.
     NoAnswers,
-    /// It completes the request of this id.
+    /// Completes a request with this id.
     Id(u16),
-    /// It completes a request twice.
+    /// Completes a request twice.
     Twice,
-    /// It answers a request with this status.
+    /// Completes a request with this status.
     Status(u8),
-    /// It says that it wrote so many bytes.
+    /// Reports this many written bytes.
     Length(u32),
 }
 
-/// The back end.
+/// The back-end.
 pub struct Fake;
 
-/// Messages with replies of their own, and others that it looks at.
+/// Messages that have replies, and other messages that the back-end parses.
 const GET_FEATURES: u32 = 1;
 const SET_FEATURES: u32 = 2;
 const SET_MEM_TABLE: u32 = 5;
@@ -70,35 +70,36 @@ impl Fake {
     /// Messages until its queue runs, and one more.
     pub const MESSAGES: usize = 14;
 
-    /// Listens; it serves one after the other until the test ends.
-    pub fn start(path: &Path, lie: Lie) {
+    /// Listens, and serves one front-end after the other until the test ends.
+    pub fn start(path: &Path, fault: Fault) {
         let listener = UnixListener::bind(path).unwrap();
         std::thread::spawn(move || {
             for stream in listener.incoming() {
-                // Whoever it lies to leaves.
-                let _ = Session { stream: stream.unwrap(), lie, memory: None, rings: [0; 3], packed: false }
-                    .run();
+                // The front-end disconnects after the fault.
+                let _ =
+                    Session { stream: stream.unwrap(), fault, memory: None, rings: [0; 3], packed: false }
+                        .run();
             }
         });
     }
 }
 
-/// One who believes it.
+/// A session with a front-end.
 struct Session {
     stream: UnixStream,
-    lie: Lie,
-    /// The memory, and its address in messages.
+    fault: Fault,
+    /// The guest memory, and its address in messages.
     memory: Option<(GuestArea, u64)>,
-    /// Offsets of descriptors, what the device writes, and what the driver writes.
+    /// Offsets of the descriptors, the device area and the driver area.
     rings: [usize; 3],
     packed: bool,
 }
 
 impl Session {
-    /// Answers until the other hangs up.
+    /// Replies until the front-end disconnects.
     fn run(mut self) -> Option<()> {
         for message in 0.. {
-            if self.lie == Lie::HangUpAfter(message) {
+            if self.fault == Fault::HangUpAfter(message) {
                 return None;
             }
             let (code, needs_reply, payload, fd) = self.receive()?;
@@ -106,7 +107,7 @@ impl Session {
             let answer = match (reply, needs_reply) {
                 (Some(reply), _) => reply,
                 (None, true) => {
-                    let refuses = code == SET_MEM_TABLE && self.lie == Lie::RefuseMemory;
+                    let refuses = code == SET_MEM_TABLE && self.fault == Fault::RefuseMemory;
                     u64::from(refuses).to_ne_bytes().to_vec()
                 }
                 (None, false) => continue,
@@ -128,7 +129,7 @@ impl Session {
         Some((field(0), field(4) & 8 != 0, payload, fd.or(late)))
     }
 
-    /// What is in full; a file that came with it.
+    /// Fills `bytes`. Returns a file descriptor that came with them.
     fn read(&self, mut bytes: &mut [u8]) -> Option<Option<OwnedFd>> {
         let mut fd = None;
         while !bytes.is_empty() {
@@ -150,23 +151,23 @@ impl Session {
     }
 
     fn send(&mut self, code: u32, payload: &[u8]) -> Option<()> {
-        let (code, len, payload) = match self.lie {
-            Lie::Silent => return Some(()),
-            Lie::OtherReply => (99, payload.len(), payload),
-            Lie::LongReply => (code, 1 << 30, payload),
-            Lie::ShortReply => (code, 3, &payload[..3]),
-            Lie::HalfReply => (code, payload.len(), &payload[..4]),
+        let (code, len, payload) = match self.fault {
+            Fault::Silent => return Some(()),
+            Fault::OtherReply => (99, payload.len(), payload),
+            Fault::LongReply => (code, 1 << 30, payload),
+            Fault::ShortReply => (code, 3, &payload[..3]),
+            Fault::HalfReply => (code, payload.len(), &payload[..4]),
             _ => (code, payload.len(), payload),
         };
         let header = [code, 5, len as u32].map(u32::to_ne_bytes).concat();
         self.stream.write_all(&[&header, payload].concat()).ok()
     }
 
-    /// The reply to a message that has one.
+    /// The reply to a message, if it has one.
     fn reply(&mut self, code: u32, payload: &[u8], fd: Option<OwnedFd>) -> Option<Vec<u8>> {
         let word = |i: usize| u64::from_ne_bytes(payload[8 * i..8 * i + 8].try_into().unwrap());
         match code {
-            GET_FEATURES if self.lie == Lie::NoFeatures => Some(0_u64.to_ne_bytes().to_vec()),
+            GET_FEATURES if self.fault == Fault::NoFeatures => Some(0_u64.to_ne_bytes().to_vec()),
             GET_FEATURES => Some((VERSION_1_PACKED_AND_PROTOCOL | BLK_SIZE).to_ne_bytes().to_vec()),
             GET_PROTOCOL_FEATURES => Some(REPLY_ACK_AND_CONFIG.to_ne_bytes().to_vec()),
             SET_PROTOCOL_FEATURES => None,
@@ -192,17 +193,17 @@ impl Session {
 
     fn config(&self) -> Vec<u8> {
         let mut config = vec![0; 60];
-        let capacity = if let Lie::Capacity(sectors) = self.lie { sectors } else { 1 << 20 };
-        let block = if let Lie::Blocks(size) = self.lie { size } else { 512 };
+        let capacity = if let Fault::Capacity(sectors) = self.fault { sectors } else { 1 << 20 };
+        let block = if let Fault::Blocks(size) = self.fault { size } else { 512 };
         config[..8].copy_from_slice(&capacity.to_le_bytes());
         config[20..24].copy_from_slice(&block.to_le_bytes());
         let mut reply = [0_u32, 60, 0].map(u32::to_ne_bytes).concat();
         reply.extend(&config);
-        reply.truncate(if self.lie == Lie::ShortConfig { 8 } else { reply.len() });
+        reply.truncate(if self.fault == Fault::ShortConfig { 8 } else { reply.len() });
         reply
     }
 
-    /// Answers the first request, in its way.
+    /// Completes the first request, with the fault.
     fn serve(&self) {
         let (memory, _) = self.memory.as_ref().unwrap();
         let [desc, used, avail] = self.rings;
@@ -213,7 +214,7 @@ impl Session {
         while !is_there() {
             std::thread::park_timeout(Duration::from_millis(1));
         }
-        // Where its descriptors are, the last of which is its status.
+        // The index of its first and last descriptor; the last one is its status.
         let (head, last) = if self.packed {
             (memory.load_u16(desc + 12, Acquire), 2)
         } else {
@@ -223,13 +224,13 @@ impl Session {
         };
         let status = u64::from_le_bytes(memory.read(desc + 16 * usize::from(last)));
         let status = (status - 0x1000_0000) as usize;
-        let (id, code, len, count) = match self.lie {
-            Lie::NoAnswers | Lie::HangUpAfter(_) => return,
-            Lie::Id(id) => (id, 0, 4097, 1),
-            Lie::Twice => (head, 0, 4097, 2),
-            Lie::Status(code) => (head, code, 4097, 1),
-            Lie::Length(len) => (head, 0, len, 1),
-            lie => panic!("{lie:?} comes before"),
+        let (id, code, len, count) = match self.fault {
+            Fault::NoAnswers | Fault::HangUpAfter(_) => return,
+            Fault::Id(id) => (id, 0, 4097, 1),
+            Fault::Twice => (head, 0, 4097, 2),
+            Fault::Status(code) => (head, code, 4097, 1),
+            Fault::Length(len) => (head, 0, len, 1),
+            fault => panic!("{fault:?} comes before"),
         };
         memory.write(status, &code);
         for i in 0..count {

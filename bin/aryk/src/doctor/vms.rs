@@ -1,4 +1,4 @@
-//! What virtual machines need: KVM, QEMU, VFIO.
+//! Requirements of VMs: KVM, QEMU, VFIO.
 
 use super::{Check, State};
 use rustix::fs::{Access, access};
@@ -6,7 +6,7 @@ use std::io;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// From here on QEMU takes a queue for each of a machine's processors.
+/// From this version on, QEMU uses one queue per processor of the VM.
 const QEMU_WITH_QUEUES: (u32, u32) = (5, 2);
 
 pub fn kvm() -> Check {
@@ -14,9 +14,9 @@ pub fn kvm() -> Check {
 }
 
 pub(super) fn kvm_of(usable: io::Result<()>) -> Check {
-    let brings = "machines at the processor's speed instead of emulated";
+    let brings = "VMs at the processor's speed instead of emulation";
     match usable {
-        Ok(()) => Check::ok("KVM", "/dev/kvm may be opened"),
+        Ok(()) => Check::ok("KVM", "/dev/kvm can be opened"),
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
             let fix = "modprobe kvm_intel (or kvm_amd); the firmware must allow virtualization";
             Check::lacks("KVM", State::Option, "there is no /dev/kvm", brings, fix)
@@ -33,29 +33,29 @@ pub fn qemu() -> Check {
     qemu_of(&program, first_line(&program))
 }
 
-pub(super) fn qemu_of(program: &str, said: Option<String>) -> Check {
-    let brings = "running machines; other vhost-user-blk front-ends serve as well";
-    let Some(said) = said else {
+pub(super) fn qemu_of(program: &str, version_text: Option<String>) -> Check {
+    let brings = "running VMs; other vhost-user-blk front-ends work as well";
+    let Some(version_text) = version_text else {
         let package = if cfg!(target_arch = "aarch64") { "qemu-system-arm" } else { "qemu-system-x86" };
         let fix = format!("apt-get install {package}");
         return Check::lacks("QEMU", State::Option, format!("no {program} in PATH"), brings, fix);
     };
-    let version = said.split("version ").nth(1).and_then(super::kernel::version);
+    let version = version_text.split("version ").nth(1).and_then(super::kernel::version);
     match version {
         Some(old) if old < QEMU_WITH_QUEUES => Check::lacks(
             "QEMU",
             State::Option,
-            said,
-            "a queue for each processor by itself",
+            version_text,
+            "one queue per processor by default",
             "give QEMU num-queues=N, or use QEMU 5.2 or newer",
         ),
-        _ => Check::ok("QEMU", said),
+        _ => Check::ok("QEMU", version_text),
     }
 }
 
 pub fn qemu_img() -> Check {
     match first_line("qemu-img") {
-        Some(said) => Check::ok("qemu-img", said),
+        Some(version_text) => Check::ok("qemu-img", version_text),
         None => Check::lacks(
             "qemu-img",
             State::Option,
@@ -66,11 +66,11 @@ pub fn qemu_img() -> Check {
     }
 }
 
-/// What a program answers to `--version`.
+/// The first line that a program prints for `--version`.
 fn first_line(program: &str) -> Option<String> {
     let output = Command::new(program).arg("--version").stdin(Stdio::null()).output().ok()?;
-    let said = String::from_utf8_lossy(&output.stdout);
-    output.status.success().then(|| said.lines().next().unwrap_or_default().to_owned())
+    let version_text = String::from_utf8_lossy(&output.stdout);
+    output.status.success().then(|| version_text.lines().next().unwrap_or_default().to_owned())
 }
 
 pub fn vfio() -> Check {
@@ -79,9 +79,9 @@ pub fn vfio() -> Check {
 }
 
 pub(super) fn vfio_of(has_device: bool, groups: usize) -> Check {
-    let brings = "giving PCI devices to machines; no disk of today needs it";
+    let brings = "PCI passthrough to VMs; Aryk's disks do not need it";
     match (has_device, groups) {
-        (true, 1..) => Check::ok("VFIO", format!("there, with {groups} IOMMU groups")),
+        (true, 1..) => Check::ok("VFIO", format!("present, with {groups} IOMMU groups")),
         (_, 0) => {
             let fix = "boot with intel_iommu=on (or amd_iommu=on)";
             Check::lacks("VFIO", State::Option, "no IOMMU in use", brings, fix)
