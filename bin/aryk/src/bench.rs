@@ -46,7 +46,7 @@ pub fn run(args: &BenchArgs, daemon: &Path, patience: Duration, out: &Output) ->
     }
     let target =
         args.target.as_deref().map(|target| target::find(target, args, daemon, patience)).transpose()?;
-    let cores = args.ceiling.then(|| affinity::two(args.cpu)).transpose()?;
+    let cores = args.ceiling.then(|| affinity::two_cores(args.cpu)).transpose()?;
     let measured = target.map(|target| measure(&target, args, patience, out)).transpose()?;
     let ceiling = cores.map(|cores| ceiling::measure(args, patience, cores)).transpose()?;
     let report = Report { args, measured, ceiling };

@@ -36,10 +36,10 @@ macro_rules! limited {
 #[derive(Debug)]
 pub struct LogLimit {
     period_ns: u64,
-    /// How far `paid_until_ns` may be ahead of the present time.
+    /// How far `spent_until_ns` may be ahead of the present time.
     ahead_ns: u64,
     /// The time, on the monotonic clock, up to which lines have used up their periods.
-    paid_until_ns: AtomicU64,
+    spent_until_ns: AtomicU64,
     left_out: AtomicU64,
 }
 
@@ -62,7 +62,7 @@ impl LogLimit {
         Self {
             period_ns,
             ahead_ns: period_ns.saturating_mul(burst - 1),
-            paid_until_ns: AtomicU64::new(0),
+            spent_until_ns: AtomicU64::new(0),
             left_out: AtomicU64::new(0),
         }
     }
@@ -84,7 +84,7 @@ impl LogLimit {
     }
 
     fn overdue_at(&self, now_ns: u64) -> Option<u64> {
-        if self.left_out() == 0 || !self.pay(now_ns) {
+        if self.left_out() == 0 || !self.try_spend(now_ns) {
             return None;
         }
         // Another line may have reported them since the check above.
@@ -92,16 +92,16 @@ impl LogLimit {
     }
 
     /// Uses up one period for a line at `now_ns`, if one is free.
-    fn pay(&self, now_ns: u64) -> bool {
-        let pay = |until: u64| {
+    fn try_spend(&self, now_ns: u64) -> bool {
+        let spend = |until: u64| {
             let from = until.max(now_ns);
             (from - now_ns <= self.ahead_ns).then(|| from.saturating_add(self.period_ns))
         };
-        self.paid_until_ns.fetch_update(Relaxed, Relaxed, pay).is_ok()
+        self.spent_until_ns.fetch_update(Relaxed, Relaxed, spend).is_ok()
     }
 
     fn admit_at(&self, now_ns: u64) -> Option<Admitted> {
-        if !self.pay(now_ns) {
+        if !self.try_spend(now_ns) {
             self.left_out.fetch_add(1, Relaxed);
             return None;
         }

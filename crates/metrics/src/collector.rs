@@ -222,7 +222,7 @@ fn aggregates(bdevs: &[Arc<Bdev>], controllers: &[Controller]) -> Vec<Vec<Aggreg
 }
 
 /// How long a peak is reported, at least.
-const LATELY: Duration = Duration::from_secs(30);
+const PEAK_PERIOD: Duration = Duration::from_secs(30);
 
 /// Peaks by name, of the present period and of the one before. An object that is gone is forgotten with its period.
 #[derive(Debug)]
@@ -241,7 +241,7 @@ impl<T> Default for Peaks<T> {
 impl<T: Ord + Copy> Peaks<T> {
     /// Begins a new period if the present one has ended.
     fn begin(&mut self, now: Nanos) {
-        if now.since(self.since) >= LATELY {
+        if now.since(self.since) >= PEAK_PERIOD {
             self.since = now;
             self.before = std::mem::take(&mut self.now);
         }

@@ -38,7 +38,7 @@ const GROUPS: usize = 20;
 /// Maximum age of the snapshot.
 const AGE: Duration = Duration::from_millis(900);
 /// A snapshot older than this is not used as the start of a rate.
-const LATELY: Duration = Duration::from_secs(5);
+const RATE_AGE_MAX: Duration = Duration::from_secs(5);
 /// Different replies that are cached for clients with the same query.
 const REPLIES_MAX: usize = 64;
 /// Bytes of a filter.
@@ -135,8 +135,10 @@ impl Web {
         let snapshot = self.inventory.collector().snapshot(&*self.inventory, AGE).await;
         let mut now = self.now.borrow_mut();
         if now.as_ref().is_none_or(|now| !Rc::ptr_eq(&now.snapshot, &snapshot)) {
-            let before =
-                now.take().map(|now| now.snapshot).filter(|before| snapshot.at.since(before.at) <= LATELY);
+            let before = now
+                .take()
+                .map(|now| now.snapshot)
+                .filter(|before| snapshot.at.since(before.at) <= RATE_AGE_MAX);
             let rates = Rates::between(before.as_deref(), &snapshot);
             *now = Some(Current { before, snapshot, rates, answers: HashMap::new() });
         }

@@ -32,7 +32,7 @@ pub(crate) fn read(bytes: Vec<u8>) -> Result<Vec<Record>, Flaw> {
     if bytes.is_empty() {
         return Err(Flaw::Damaged("the file is empty".into()));
     }
-    quietly(AssertUnwindSafe(|| read_copy(bytes)))
+    catch_panic(AssertUnwindSafe(|| read_copy(bytes)))
         .unwrap_or_else(|| Err(Flaw::Damaged("its structure contradicts itself".into())))
 }
 
@@ -69,7 +69,7 @@ fn read_copy(bytes: Vec<u8>) -> Result<Vec<Record>, Flaw> {
 }
 
 /// Runs `f`; returns `None` if it panics. The panic is not printed.
-fn quietly<R>(f: AssertUnwindSafe<impl FnOnce() -> R>) -> Option<R> {
+fn catch_panic<R>(f: AssertUnwindSafe<impl FnOnce() -> R>) -> Option<R> {
     thread_local!(static QUIET: Cell<bool> = const { Cell::new(false) });
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {

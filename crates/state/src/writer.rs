@@ -33,7 +33,7 @@ pub(crate) struct Change {
 }
 
 /// The unwritten change of a record.
-struct Owed {
+struct Unwritten {
     content: Option<Vec<u8>>,
     /// Whether the store is known to have no record of that key.
     is_new: bool,
@@ -46,7 +46,7 @@ pub(crate) struct Writer {
     path: Arc<PathBuf>,
     copy: PathBuf,
     /// Unwritten changes by key.
-    owed: BTreeMap<u64, Owed>,
+    unwritten: BTreeMap<u64, Unwritten>,
     /// The greatest key of which the store may have a record.
     last: u64,
     unsynced: u32,
@@ -62,7 +62,7 @@ impl Writer {
             database: Some(database),
             path: Arc::new(path),
             copy,
-            owed: BTreeMap::new(),
+            unwritten: BTreeMap::new(),
             last,
             // A predecessor's last commits may not be on the disk.
             unsynced: 1,
@@ -94,14 +94,14 @@ impl Writer {
     fn write(&mut self, first: Change, changes: &Receiver<Change>) {
         let (mut done, mut durable) = (Vec::new(), false);
         for change in std::iter::once(first).chain(changes.try_iter()) {
-            self.owe(change.key, change.content);
+            self.defer(change.key, change.content);
             durable |= change.durable;
             done.push(change.done);
         }
-        let result = self.commit().and_then(|()| if durable { self.carry_to_disk() } else { Ok(()) });
+        let result = self.commit().and_then(|()| if durable { self.sync_data() } else { Ok(()) });
         match &result {
             Ok(()) => {
-                self.owed.clear();
+                self.unwritten.clear();
                 self.unsynced += 1;
             }
             // After an error redb refuses all operations; the next commit opens the database again.
@@ -116,16 +116,16 @@ impl Writer {
         }
     }
 
-    fn owe(&mut self, key: u64, content: Option<Vec<u8>>) {
-        let is_new = self.owed.get(&key).map_or(key > self.last, |owed| owed.is_new);
+    fn defer(&mut self, key: u64, content: Option<Vec<u8>>) {
+        let is_new = self.unwritten.get(&key).map_or(key > self.last, |unwritten| unwritten.is_new);
         if is_new && content.is_none() {
-            self.owed.remove(&key);
+            self.unwritten.remove(&key);
         } else {
-            self.owed.insert(key, Owed { content, is_new });
+            self.unwritten.insert(key, Unwritten { content, is_new });
         }
     }
 
-    fn carry_to_disk(&self) -> Result<(), WriteError> {
+    fn sync_data(&self) -> Result<(), WriteError> {
         let failed = |error: std::io::Error| WriteError {
             path: Arc::clone(&self.path),
             why: error.to_string().into(),
@@ -135,7 +135,7 @@ impl Writer {
     }
 
     fn commit(&mut self) -> Result<(), WriteError> {
-        if self.owed.is_empty() {
+        if self.unwritten.is_empty() {
             return Ok(());
         }
         let path = Arc::clone(&self.path);
@@ -151,7 +151,7 @@ impl Writer {
             Some(database) => database,
             None => {
                 let database = file::database(&self.file).map_err(|e| failed(e.into()))?;
-                self.refresh_owed(&database).map_err(failed)?;
+                self.refresh_unwritten(&database).map_err(failed)?;
                 database
             }
         };
@@ -162,21 +162,21 @@ impl Writer {
 
     /// After a failure, which may have left any part of the unwritten changes in the store: reads which of their keys the store
     /// has.
-    fn refresh_owed(&mut self, database: &Database) -> Result<(), redb::Error> {
+    fn refresh_unwritten(&mut self, database: &Database) -> Result<(), redb::Error> {
         let transaction = database.begin_read()?;
         let records = transaction.open_table(RECORDS)?;
-        for (&key, owed) in &mut self.owed {
-            owed.is_new = records.get(key)?.is_none();
+        for (&key, unwritten) in &mut self.unwritten {
+            unwritten.is_new = records.get(key)?.is_none();
         }
-        self.owed.retain(|_, owed| owed.content.is_some() || !owed.is_new);
+        self.unwritten.retain(|_, unwritten| unwritten.content.is_some() || !unwritten.is_new);
         Ok(())
     }
 
     fn fill(&mut self, transaction: WriteTransaction) -> Result<(), redb::Error> {
         {
             let mut records = transaction.open_table(RECORDS)?;
-            for (&key, owed) in &self.owed {
-                match &owed.content {
+            for (&key, unwritten) in &self.unwritten {
+                match &unwritten.content {
                     Some(content) => {
                         let sum = checksum(key, content);
                         let value = [sum.as_slice(), content.as_slice()].concat();
@@ -189,8 +189,8 @@ impl Writer {
             }
         }
         // Whether the commit succeeds or not, the store may have the records after it.
-        self.owed.values_mut().for_each(|owed| owed.is_new = false);
-        self.last = self.owed.last_key_value().map_or(0, |(&key, _)| key).max(self.last);
+        self.unwritten.values_mut().for_each(|unwritten| unwritten.is_new = false);
+        self.last = self.unwritten.last_key_value().map_or(0, |(&key, _)| key).max(self.last);
         Ok(transaction.commit()?)
     }
 
@@ -260,14 +260,14 @@ mod tests {
             for key in 2..60 {
                 change(&mut writer, key, Some(big.clone())).unwrap_err();
                 let _ = change(&mut writer, key, None);
-                assert!(writer.owed.len() <= 1, "{read_only}: {:?}", writer.owed.keys());
+                assert!(writer.unwritten.len() <= 1, "{read_only}: {:?}", writer.unwritten.keys());
             }
             // The deletion of a record that the store has is kept, once.
             for _ in 0..3 {
                 assert_eq!(change(&mut writer, 1, None).is_ok(), !read_only);
             }
             assert_eq!(
-                writer.owed.keys().copied().collect::<Vec<_>>(),
+                writer.unwritten.keys().copied().collect::<Vec<_>>(),
                 if read_only { vec![1] } else { vec![] }
             );
         }

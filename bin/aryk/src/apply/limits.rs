@@ -64,7 +64,7 @@ impl Call {
     /// Whether the setting is in effect, given all saved settings.
     pub fn is_set(&self, settings: &[Self]) -> bool {
         settings.iter().any(|saved| self.sets_same(saved))
-            || (self.sets_default() && !settings.iter().any(|saved| self.is_about_the_same(saved)))
+            || (self.sets_default() && !settings.iter().any(|saved| self.has_same_subject(saved)))
     }
 
     /// Whether the call has the same effect as a saved call.
@@ -89,7 +89,7 @@ impl Call {
         }
     }
 
-    fn is_about_the_same(&self, saved: &Self) -> bool {
+    fn has_same_subject(&self, saved: &Self) -> bool {
         let subject = if self.setting().is_some() { "name" } else { "ctrlr" };
         self.method == saved.method && self.text(subject) == saved.text(subject)
     }

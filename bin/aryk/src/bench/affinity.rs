@@ -14,7 +14,7 @@ pub fn pin(core: usize) -> Result<(), Error> {
 }
 
 /// Two cores; the first is `wanted` if given.
-pub fn two(wanted: Option<u32>) -> Result<(usize, usize), Error> {
+pub fn two_cores(wanted: Option<u32>) -> Result<(usize, usize), Error> {
     let allowed = allowed()?;
     let first = wanted.map(|core| core as usize).or_else(|| allowed.first().copied());
     let second = allowed.into_iter().find(|core| Some(*core) != first);

@@ -193,7 +193,7 @@ impl<'a, B: Builder + Copy> Load<'a, B> {
                 self.lanes[index].free.push(done.slot);
             }
         }
-        let added = self.fill_up(index);
+        let added = self.refill(index);
         if taken + added == 0 {
             return Ok(0);
         }
@@ -211,7 +211,7 @@ impl<'a, B: Builder + Copy> Load<'a, B> {
 
     /// Submits the requests that are due, while slots are free.
     #[inline]
-    fn fill_up(&mut self, index: usize) -> u32 {
+    fn refill(&mut self, index: usize) -> u32 {
         if self.lanes[index].free.is_empty() {
             return 0;
         }

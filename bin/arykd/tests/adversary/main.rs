@@ -47,7 +47,7 @@ const REACTOR_CORE: usize = 0;
 const OTHER_CORE: usize = 1;
 
 /// Scenes run one at a time: each needs both cores.
-static STAGE: Mutex<()> = Mutex::new(());
+static SCENE_LOCK: Mutex<()> = Mutex::new(());
 
 fn from_environment(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |value| value.parse().unwrap())
@@ -123,7 +123,7 @@ fn longest_turn(daemon: &Daemon) -> Duration {
     Duration::from_secs_f64(ticks as f64 / stats["tick_rate"].as_f64().unwrap())
 }
 
-fn play(attacks: &[Attack], seed: u64, attacked: Duration) -> Outcome {
+fn run_scene(attacks: &[Attack], seed: u64, attacked: Duration) -> Outcome {
     let daemon = daemon();
     let socket = |name: &str| daemon.dir().join("vhost").join(name);
     let mut victim = Victim::connect(&socket("victim"));
@@ -131,8 +131,8 @@ fn play(attacks: &[Attack], seed: u64, attacked: Duration) -> Outcome {
     let rounds = AtomicU64::new(0);
     let mut measure = |times: &[Duration]| {
         let measuring = || {
-            victim::take_core(OTHER_CORE);
-            victim::go_first();
+            victim::pin_to_core(OTHER_CORE);
+            victim::raise_priority();
             times.iter().map(|time| victim.measure(*time)).last().unwrap()
         };
         thread::scope(|scope| scope.spawn(measuring).join().unwrap())
@@ -144,7 +144,7 @@ fn play(attacks: &[Attack], seed: u64, attacked: Duration) -> Outcome {
         for attacker in 0..ATTACKERS {
             let (stop, rounds, vhost) = (&stop, &rounds, daemon.dir().join("vhost"));
             scope.spawn(move || {
-                victim::take_core(OTHER_CORE);
+                victim::pin_to_core(OTHER_CORE);
                 let mut random = Random::new(seed.wrapping_add(attacker as u64));
                 while !stop.load(Ordering::Relaxed) {
                     let attack = attacks[random.below(attacks.len() as u64) as usize];
@@ -161,14 +161,14 @@ fn play(attacks: &[Attack], seed: u64, attacked: Duration) -> Outcome {
 
 /// Repeats a scene until it was within both bounds, each in any attempt.
 #[track_caller]
-fn withstand(attacks: &[Attack]) {
+fn check_scene(attacks: &[Attack]) {
     // A scene that failed poisons the lock; the next one may run nevertheless.
-    let _stage = STAGE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _scene = SCENE_LOCK.lock().unwrap_or_else(PoisonError::into_inner);
     let seconds = from_environment("ARYK_ADVERSARY_SECONDS", 1);
     let seed = from_environment("ARYK_ADVERSARY_SEED", 1);
     let mut outcomes = Vec::new();
     for _ in 0..ATTEMPTS {
-        let outcome = play(attacks, seed, Duration::from_secs(seconds));
+        let outcome = run_scene(attacks, seed, Duration::from_secs(seconds));
         eprintln!("{attacks:?}: {outcome:?}");
         assert!(outcome.rounds > 0, "the attack ran");
         outcomes.push(outcome);
@@ -187,7 +187,7 @@ macro_rules! scenes {
         $(
             #[test]
             fn $name() {
-                withstand(&[$(Attack::$attack),+]);
+                check_scene(&[$(Attack::$attack),+]);
             }
         )*
     };

@@ -14,7 +14,7 @@ const DATA: u64 = 36 << 10;
 const BLOCK: u32 = 4096;
 
 /// Pins the calling thread to a core.
-pub fn take_core(core: usize) {
+pub fn pin_to_core(core: usize) {
     let mut set = CpuSet::new();
     set.set(core);
     sched_setaffinity(None, &set).unwrap();
@@ -22,7 +22,7 @@ pub fn take_core(core: usize) {
 
 /// Gives the calling thread real-time priority, so that the load of its core does not affect the measurement. Without the right
 /// to do so, the measurements are noisier.
-pub fn go_first() {
+pub fn raise_priority() {
     let tid = gettid().as_raw_nonzero().to_string();
     let done = Command::new("chrt").args(["--fifo", "--pid", "10", &tid]).output();
     if !done.is_ok_and(|done| done.status.success()) {

@@ -44,12 +44,12 @@ impl Random {
 
 /// The resources of a process.
 #[derive(Debug, Clone, Copy)]
-struct Holds {
+struct Resources {
     fds: usize,
     kib: u64,
 }
 
-impl Holds {
+impl Resources {
     fn now(daemon: &Daemon) -> Self {
         let proc = format!("/proc/{}", daemon.pid());
         let fds = std::fs::read_dir(format!("{proc}/fd")).unwrap().count();
@@ -348,7 +348,7 @@ fn random_calls_beside_io() {
         let daemon = daemon(flags);
         beside_io(&daemon, || {
             random_calls(&daemon, 1, calls / 4);
-            let before = Holds::now(&daemon);
+            let before = Resources::now(&daemon);
             random_calls(&daemon, 1_000, calls);
             before.check_since(&daemon);
         });
@@ -364,11 +364,11 @@ fn unread_replies_take_bounded_memory() {
     }
     let reply = daemon.call("bdev_get_bdevs", json!({})).unwrap().to_string().len() as u64;
     beside_io(&daemon, || {
-        let before = Holds::now(&daemon);
-        let unread: Vec<UnixStream> = (0..CONNECTIONS).map(|_| pour(&daemon)).collect();
+        let before = Resources::now(&daemon);
+        let unread: Vec<UnixStream> = (0..CONNECTIONS).map(|_| flood(&daemon)).collect();
         let began = now();
         daemon.call("spdk_get_version", json!({})).unwrap();
-        let (took, held) = (began.elapsed(), Holds::now(&daemon));
+        let (took, held) = (began.elapsed(), Resources::now(&daemon));
         eprintln!(
             "{before:?}, {held:?} with {CONNECTIONS} times {reply} bytes unread; another is answered in {took:?}"
         );
@@ -377,12 +377,12 @@ fn unread_replies_take_bounded_memory() {
         let bound = CONNECTIONS * (1024 + 4 * reply / 1024);
         assert!(held.kib < before.kib + bound + GROWTH_MAX, "{before:?}, {held:?}, bound {bound}");
         drop(unread);
-        Holds { kib: before.kib + bound, ..before }.check_since(&daemon);
+        Resources { kib: before.kib + bound, ..before }.check_since(&daemon);
     });
 }
 
 /// Sends as many requests as the daemon accepts, and reads no reply.
-fn pour(daemon: &Daemon) -> UnixStream {
+fn flood(daemon: &Daemon) -> UnixStream {
     let mut stream = daemon.connect();
     stream.set_write_timeout(Some(Duration::from_millis(300))).unwrap();
     let request = b"{\"id\":1,\"method\":\"bdev_get_bdevs\"}".repeat(100);
@@ -431,11 +431,11 @@ fn a_full_state_directory_leaks_nothing() {
             made.is_err_and(|error| error["code"] == -28)
         };
         let full = (0..1_000).find(|n| is_refused(*n)).expect("it is full");
-        let before = Holds::now(&daemon);
+        let before = Resources::now(&daemon);
         let refused = (full + 1..full + 301).filter(|n| is_refused(*n)).count();
         assert!(refused > 250, "{refused} of 300 are refused");
         // The store's own descriptors, which it opens again after a failure.
-        Holds { fds: before.fds + 1, ..before }.check_since(&daemon);
+        Resources { fds: before.fds + 1, ..before }.check_since(&daemon);
         std::fs::remove_file(&fill).unwrap();
         daemon.call("bdev_null_create", json!({"name": "n", "block_size": 512, "num_blocks": 8})).unwrap();
     });

@@ -36,7 +36,7 @@ fn from_environment(name: &str, default: u64) -> u64 {
 
 /// A client's knowledge of one of its disks.
 #[derive(Default)]
-struct Known {
+struct DiskState {
     exists: bool,
     /// Whether its controller exists, with the disk or without.
     attached: bool,
@@ -51,7 +51,7 @@ struct Client {
     replies: serde_json::StreamDeserializer<'static, serde_json::de::IoRead<BufReader<UnixStream>>, Value>,
     random: Random,
     dir: PathBuf,
-    disks: BTreeMap<u64, Known>,
+    disks: BTreeMap<u64, DiskState>,
     groups: BTreeMap<u64, bool>,
     /// Duration of the longest call.
     slowest: Duration,
@@ -67,7 +67,7 @@ impl Client {
             replies: serde_json::Deserializer::from_reader(reader).into_iter(),
             random: Random::new(seed.wrapping_mul(31).wrapping_add(number as u64)),
             dir: daemon.dir().to_owned(),
-            disks: (0..DISKS).map(|disk| (disk, Known::default())).collect(),
+            disks: (0..DISKS).map(|disk| (disk, DiskState::default())).collect(),
             groups: (0..GROUPS).map(|group| (group, false)).collect(),
             slowest: Duration::ZERO,
         }
@@ -111,7 +111,7 @@ impl Client {
             10..13 => self.regroup(index, known),
             13..15 => self.plug(index, known),
             15..17 => self.detach(index, known),
-            17 => self.use_it(index, known),
+            17 => self.use_disk(index, known),
             _ => self.delete(index, known),
         };
         self.disks.insert(index, known);
@@ -120,7 +120,7 @@ impl Client {
         }
     }
 
-    fn create(&mut self, index: u64, known: Known) -> Known {
+    fn create(&mut self, index: u64, known: DiskState) -> DiskState {
         let name = self.disk(index);
         let code = if known.exists { EXISTS } else { 0 };
         let blocks = json!({"name": name, "num_blocks": 2048, "block_size": 512});
@@ -137,10 +137,10 @@ impl Client {
             }
             _ => self.expect(code, "bdev_malloc_create", blocks),
         }
-        Known { exists: true, ..known }
+        DiskState { exists: true, ..known }
     }
 
-    fn delete(&mut self, index: u64, known: Known) -> Known {
+    fn delete(&mut self, index: u64, known: DiskState) -> DiskState {
         let name = self.disk(index);
         let modules = ["malloc", "null", "uring"];
         let codes = modules.map(|module| self.call(&format!("bdev_{module}_delete"), json!({"name": name})));
@@ -149,10 +149,10 @@ impl Client {
         let deleted = [NO_DEVICE, NO_DEVICE, if known.exists { 0 } else { NO_DEVICE }];
         assert_eq!(expected, deleted, "client {}: delete {name}: {codes:?}", self.number);
         // The controller stays, without the disk.
-        Known { exists: false, group: None, target: false, ..known }
+        DiskState { exists: false, group: None, target: false, ..known }
     }
 
-    fn attach(&mut self, index: u64, known: Known) -> Known {
+    fn attach(&mut self, index: u64, known: DiskState) -> DiskState {
         let name = self.disk(index);
         let code = match () {
             () if known.attached => EXISTS,
@@ -164,24 +164,24 @@ impl Client {
             "vhost_create_blk_controller",
             json!({"ctrlr": name, "dev_name": name, "num_queues": 1}),
         );
-        Known { attached: known.attached || known.exists, ..known }
+        DiskState { attached: known.attached || known.exists, ..known }
     }
 
-    fn detach(&mut self, index: u64, known: Known) -> Known {
+    fn detach(&mut self, index: u64, known: DiskState) -> DiskState {
         let name = self.disk(index);
         let code = if known.attached { 0 } else { NO_DEVICE };
         self.expect(code, "vhost_delete_controller", json!({"ctrlr": name}));
-        Known { attached: false, ..known }
+        DiskState { attached: false, ..known }
     }
 
-    fn limit(&mut self, index: u64, known: Known) -> Known {
+    fn limit(&mut self, index: u64, known: DiskState) -> DiskState {
         let rate = self.random.below(3) * self.random.below(100_000);
         let params = json!({"name": self.disk(index), "rw_ios_per_sec": rate, "r_mbytes_per_sec": self.random.below(1000)});
         self.expect(if known.exists { 0 } else { NO_DEVICE }, "bdev_set_qos_limit", params);
         known
     }
 
-    fn regroup(&mut self, index: u64, known: Known) -> Known {
+    fn regroup(&mut self, index: u64, known: DiskState) -> DiskState {
         let group = self.random.below(GROUPS + 1);
         let (name, there) = match self.groups.get(&group) {
             Some(&there) => (self.group(group), there),
@@ -190,11 +190,11 @@ impl Client {
         let params = json!({"name": name, "bdev_name": self.disk(index)});
         if there && known.group.as_ref() == Some(&name) {
             self.expect(0, "bdev_qos_group_remove_bdev", params);
-            return Known { group: None, ..known };
+            return DiskState { group: None, ..known };
         }
         let code = if there && known.exists { 0 } else { NO_DEVICE };
         self.expect(code, "bdev_qos_group_add_bdev", params);
-        if code == 0 { Known { group: Some(name), ..known } } else { known }
+        if code == 0 { DiskState { group: Some(name), ..known } } else { known }
     }
 
     fn change_group(&mut self) {
@@ -215,12 +215,12 @@ impl Client {
     }
 
     /// Plugs the disk into a SCSI controller with a running VM, or unplugs it. Each client has one target there.
-    fn plug(&mut self, index: u64, known: Known) -> Known {
+    fn plug(&mut self, index: u64, known: DiskState) -> DiskState {
         let target = self.number + 1;
         let params = json!({"ctrlr": "scsi", "scsi_target_num": target});
         if known.target {
             self.expect(0, "vhost_scsi_controller_remove_target", params);
-            return Known { target: false, ..known };
+            return DiskState { target: false, ..known };
         }
         let taken = self.disks.values().any(|other| other.target);
         let code = match () {
@@ -231,11 +231,11 @@ impl Client {
         let mut params = params;
         params["bdev_name"] = json!(self.disk(index));
         self.expect(code, "vhost_scsi_controller_add_target", params);
-        Known { target: known.exists && !taken, ..known }
+        DiskState { target: known.exists && !taken, ..known }
     }
 
     /// A VM connects, does some I/O, and disconnects.
-    fn use_it(&mut self, index: u64, known: Known) -> Known {
+    fn use_disk(&mut self, index: u64, known: DiskState) -> DiskState {
         if !(known.attached && known.exists) {
             return known;
         }
@@ -259,7 +259,7 @@ impl Client {
             );
             thread::sleep(Duration::from_millis(2));
         }
-        Known { attached: false, ..known }
+        DiskState { attached: false, ..known }
     }
 
     /// Removes all objects of the client.

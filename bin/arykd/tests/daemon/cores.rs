@@ -38,7 +38,7 @@ fn operations(daemon: &Daemon, disk: &str) -> u64 {
 }
 
 /// Adds a core, moves all queues there, and removes the other; repeatedly.
-fn trade_cores(daemon: &Daemon, ids: &[u64]) {
+fn swap_cores(daemon: &Daemon, ids: &[u64]) {
     let mut before = 0;
     for round in 0..20_u64 {
         let (new, old) = ((round + 1) % 2, round % 2);
@@ -85,7 +85,7 @@ fn cores_come_and_go_under_verified_io() {
     let stop = AtomicBool::new(false);
     let seen = thread::scope(|scope| {
         let running = [scope.spawn(|| blk.run(&stop)), scope.spawn(|| scsi.run(&stop))];
-        let done = catch_unwind(AssertUnwindSafe(|| trade_cores(&daemon, &ids)));
+        let done = catch_unwind(AssertUnwindSafe(|| swap_cores(&daemon, &ids)));
         stop.store(true, Ordering::Relaxed);
         let seen = running.map(|vm| vm.join().unwrap().unwrap());
         done.unwrap_or_else(|panic| resume_unwind(panic));

@@ -49,19 +49,20 @@ fn log_while(
     std::fs::read_to_string(path).unwrap()
 }
 
-fn its_own(log: &File) -> String {
+fn own_stream(log: &File) -> String {
     let meta = log.metadata().unwrap();
     format!("{}:{}", meta.dev(), meta.ino())
 }
 
-fn of_another(_: &File) -> String {
+fn other_stream(_: &File) -> String {
     "1:1".into()
 }
 
 #[test]
 fn journald_gets_priorities() {
     let dir = TempDir::new().unwrap();
-    for (flags, stream) in [(&[][..], its_own as fn(&File) -> _), (&["--log-format", "journal"], of_another)]
+    for (flags, stream) in
+        [(&[][..], own_stream as fn(&File) -> _), (&["--log-format", "journal"], other_stream)]
     {
         let log = log_of(dir.path(), flags, stream);
         assert!(log.lines().any(|line| line.starts_with("<5>") && line.contains("ending")), "{log}");
@@ -72,9 +73,9 @@ fn journald_gets_priorities() {
 #[test]
 fn other_readers_get_text_by_default() {
     let dir = TempDir::new().unwrap();
-    let log = log_of(dir.path(), &[], of_another);
+    let log = log_of(dir.path(), &[], other_stream);
     assert!(log.lines().any(|line| line.contains(" NOTICE ") && line.contains("ending")), "{log}");
-    let log = log_of(dir.path(), &["--log-format", "json"], its_own);
+    let log = log_of(dir.path(), &["--log-format", "json"], own_stream);
     let events: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
     let ready = events.iter().find(|event| event["message"] == "ready").unwrap();
     assert_eq!(ready["version"], env!("CARGO_PKG_VERSION"));
@@ -113,7 +114,7 @@ fn a_flag_enables_all_lines_of_its_part() {
             ],
         );
     };
-    let log = log_while(dir.path(), &[], of_another, clients);
+    let log = log_while(dir.path(), &[], other_stream, clients);
     let reported: Vec<_> = log.lines().filter(|line| line.contains("no_method")).collect();
     assert_eq!(reported.len(), 2, "{log}");
     assert!(reported[0].contains("no_method_2") && reported[0].starts_with("20"), "{log}");
