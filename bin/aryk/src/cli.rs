@@ -466,7 +466,7 @@ pub enum SchedulerCommand {
         /// No reactor is filled above this load
         #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(..=100))]
         core_limit: Option<u8>,
-        /// Queues leave a reactor above this load
+        /// Queues leave a reactor at or above this load
         #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(..=100))]
         core_busy: Option<u8>,
     },

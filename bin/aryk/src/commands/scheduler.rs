@@ -41,7 +41,7 @@ fn show(client: &mut Client, out: &Output) -> Result<(), Error> {
             ("period", format!("{:?}", Duration::from_micros(number(&scheduler, "scheduler_period")))),
             ("load limit", format!("{}: a queue below it counts as nearly idle", percent("load_limit"))),
             ("core limit", format!("{}: no reactor is filled above it", percent("core_limit"))),
-            ("core busy", format!("{}: queues leave a reactor above it", percent("core_busy"))),
+            ("core busy", format!("{}: queues leave a reactor at or above it", percent("core_busy"))),
             ("moves", moves),
         ])
     })
