@@ -337,7 +337,7 @@ pub const ALL: &[FamilySource] = &[
             Kind::Gauge,
             "seconds",
             "aryk_reactor_longest_turn_seconds",
-            "The longest turn of the reactor, lately: no other root on its core runs during a turn.",
+            "The longest turn of the reactor, lately: nothing else runs on its core during a turn.",
         ),
         objects: reactors,
         write: |f, snapshot, i, t| {
