@@ -139,7 +139,7 @@ async fn serve(
         control.start();
     }
     let loaded = start::load(cli, config, &control, &methods).await?;
-    tokio::task::spawn_local(left_out::send_watchdog(Rc::downgrade(&control)));
+    tokio::task::spawn_local(left_out::keep_telling(Rc::downgrade(&control)));
     let (stop, stopped) = watch::channel(false);
     let serving_http = http.map(|http| http.serve(Rc::clone(&methods), stopped.clone()));
     let serving_http = serving_http.map(tokio::task::spawn_local);
