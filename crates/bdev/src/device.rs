@@ -1,6 +1,6 @@
 //! What a bdev module implements. Control context; channels are opened in reactor context.
 
-use crate::{Base, Bdev, Channel, Completion, Failure, OpSet, Status, Tag};
+use crate::{Base, Bdev, Channel, Failure, OpSet};
 use aryk_reactor::{Cx, RootId};
 use std::any::Any;
 use std::sync::Arc;
@@ -171,37 +171,5 @@ impl<D: Decorator> Device for D {
 
     fn open_channel(&self, root: RootId, cx: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
         Decorator::open_channel(self, root, cx)
-    }
-}
-
-/// Completions that wait for a channel's next poll.
-#[derive(Debug)]
-pub struct Outbox {
-    root: RootId,
-    ready: Vec<Completion>,
-}
-
-impl Outbox {
-    /// An empty one, which wakes `root`.
-    pub const fn new(root: RootId) -> Self {
-        Self { root, ready: Vec::new() }
-    }
-
-    /// The root that it wakes.
-    pub const fn root(&self) -> RootId {
-        self.root
-    }
-
-    /// Adds a completion.
-    #[inline]
-    pub fn push(&mut self, tag: Tag, status: Status, cx: &mut Cx) {
-        self.ready.push(Completion { tag, status });
-        cx.wake(self.root);
-    }
-
-    /// Moves all completions to `out`.
-    #[inline]
-    pub fn take(&mut self, out: &mut Vec<Completion>) {
-        out.append(&mut self.ready);
     }
 }

@@ -122,7 +122,7 @@ impl Pool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Clock, Cx, Engine, Reactor, RingClient, Root, RootId, SleepPolicy};
+    use crate::{Clock, Cx, Driver, Engine, Reactor, RingClient, Root, RootId, SleepPolicy};
     use std::cell::RefCell;
     use std::collections::BTreeMap;
     use std::convert::Infallible;
@@ -134,14 +134,14 @@ mod tests {
     }
 
     impl Root for Collector {
-        fn poll(&mut self, cx: &mut Cx) -> bool {
+        fn poll(&mut self, _: &mut Cx) -> bool {
             let before = self.got.len();
-            cx.take_ring_completions(self.client, &mut self.got);
+            self.client.take(&mut self.got);
             self.got.len() > before
         }
     }
 
-    fn with_collector(engine: Engine, test: impl FnOnce(&mut Reactor, RootId, RingClient)) {
+    fn with_collector(engine: Engine, test: impl FnOnce(&mut Reactor, RootId, u16)) {
         let mut reactor = Reactor::new(0, SleepPolicy::Adaptive, engine, Clock::Monotonic).unwrap();
         let cx = reactor.cx();
         let thread = cx.add_thread("t", CoreSet::allowed());
@@ -149,7 +149,7 @@ mod tests {
             Ok::<_, Infallible>(Collector { client: cx.open_ring_client(id), got: Vec::new() })
         });
         let Ok(root) = root;
-        let client = cx.root::<Collector>(root.id()).unwrap().borrow().client;
+        let client = cx.root::<Collector>(root.id()).unwrap().borrow().client.number();
         test(&mut reactor, root.id(), client);
     }
 
@@ -170,7 +170,7 @@ mod tests {
             with_collector(engine, |reactor, root, client| {
                 let main = std::thread::current().id();
                 for token in 0..100 {
-                    let tag = Tag { client: client.number(), token };
+                    let tag = Tag { client, token };
                     reactor.cx().submit_blocking(
                         tag,
                         Box::new(move || {
@@ -179,8 +179,11 @@ mod tests {
                         }),
                     );
                 }
+                let in_flight = |reactor: &mut Reactor| reactor.cx().kernel.borrow().in_flight();
+                assert_eq!(in_flight(reactor), 100);
                 let expected: BTreeMap<_, _> = (0..100).map(|t| (t, t as i32 - 50)).collect();
                 assert_eq!(results(reactor, root, 100), expected);
+                assert_eq!(in_flight(reactor), 0);
             });
         }
     }
@@ -190,7 +193,7 @@ mod tests {
         with_collector(Engine::Epoll, |reactor, root, client| {
             let together = Arc::new(Barrier::new(4));
             for token in 0..8 {
-                let (tag, together) = (Tag { client: client.number(), token }, Arc::clone(&together));
+                let (tag, together) = (Tag { client, token }, Arc::clone(&together));
                 reactor.cx().submit_blocking(tag, Box::new(move || i32::from(together.wait().is_leader())));
             }
             assert_eq!(results(reactor, root, 8).values().sum::<i32>(), 2);
@@ -202,7 +205,7 @@ mod tests {
     fn a_panic_is_an_error_of_its_call_alone() {
         with_collector(Engine::Epoll, |reactor, root, client| {
             for token in 0..10 {
-                let tag = Tag { client: client.number(), token };
+                let tag = Tag { client, token };
                 reactor.cx().submit_blocking(
                     tag,
                     Box::new(move || {

@@ -2,19 +2,20 @@
 
 use crate::account::Running;
 use crate::blocking::Blocking;
+use crate::drivers::Drivers;
 use crate::executor::Local;
 use crate::handle::{Handle, RootRef, lock};
+use crate::kernel::{Engine, KernelDriver, WatchId, Watcher};
 use crate::outgoing::Outgoing;
-use crate::ring_clients::{RingClient, RingClients};
+use crate::ring_clients::RingClient;
 use crate::thread::{Moving, Polled, PollerStats, Runs, Thread, ThreadId, ThreadStats};
 use crate::timers::{TimerId, Timers};
 use crate::trace::{Layer, Point, Record, Trace};
-use crate::wait::{Engine, Waiter, WatchId};
-use crate::{Clock, CoreSet, Driver, Nanos, PollerId, Root, RootId};
+use crate::{Clock, CoreSet, Nanos, PollerId, Root, RootId};
 use aryk_slots::Slots;
-use aryk_uring::{Completion, Ring, Signaller, Tag};
+use aryk_uring::{Ring, Signaller, Tag};
 use std::any::{Any, TypeId};
-use std::cell::RefCell;
+use std::cell::{RefCell, RefMut};
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::io;
@@ -38,12 +39,6 @@ pub(crate) struct RootEntry {
     /// How often it was polled in vain since.
     pub idle_polls: u32,
     pub runs: Runs,
-}
-
-#[derive(Clone)]
-pub(crate) struct DriverEntry {
-    pub driver: Rc<RefCell<dyn Driver>>,
-    pub number: u32,
 }
 
 /// A poller's function; whether there was work.
@@ -98,20 +93,22 @@ pub struct Cx {
     pub(crate) woken: VecDeque<RootId>,
     pub(crate) kicked: Vec<RootId>,
     pub(crate) promoted: VecDeque<RootId>,
-    pub(crate) drivers: Vec<DriverEntry>,
-    next_driver: u32,
+    pub(crate) drivers: Drivers,
     pub(crate) pollers: Slots<Poller>,
     pub(crate) active_pollers: VecDeque<PollerId>,
     pub(crate) timers: Timers<Timed>,
     pub(crate) threads: Slots<Thread>,
-    pub(crate) waiter: Waiter,
-    pub(crate) clients: RingClients,
+    pub(crate) kernel: Rc<RefCell<KernelDriver>>,
     pub(crate) signaller: Signaller,
     pub(crate) blocking: Blocking,
     pub(crate) local: Local,
     pub(crate) trace: Trace,
     pub(crate) outgoing: Outgoing,
     pub(crate) awake_until: Nanos,
+    /// Whether the last turn had work.
+    pub(crate) worked: bool,
+    /// Blocking calls may have ended.
+    pub(crate) results_may_be_there: bool,
     pub(crate) stopping: bool,
     locals: HashMap<TypeId, Rc<dyn Any>>,
 }
@@ -123,7 +120,7 @@ impl fmt::Debug for Cx {
 }
 
 /// Inserts into a table that grows.
-fn insert<T>(slots: &mut Slots<T>, value: T) -> aryk_slots::Key {
+pub(crate) fn insert<T>(slots: &mut Slots<T>, value: T) -> aryk_slots::Key {
     if slots.is_full() {
         slots.grow(slots.capacity().max(8));
     }
@@ -139,8 +136,8 @@ impl Cx {
         trace: Trace,
         blocking: Blocking,
     ) -> io::Result<Self> {
-        let mut waiter = Waiter::new(engine)?;
-        waiter.watch(handle.0.wake_fd.try_clone()?, None)?;
+        let mut kernel = KernelDriver::new(engine)?;
+        kernel.watch(handle.0.wake_fd.try_clone()?, Watcher::Reactor)?;
         let signaller = Signaller::new();
         if !signaller.is_bounded() {
             tracing::warn!(
@@ -158,19 +155,19 @@ impl Cx {
             woken: VecDeque::new(),
             kicked: Vec::new(),
             promoted: VecDeque::new(),
-            drivers: Vec::new(),
-            next_driver: 0,
+            drivers: Drivers::default(),
             pollers: Slots::new(8),
             active_pollers: VecDeque::new(),
             timers: Timers::new(),
             threads: Slots::new(8),
-            waiter,
-            clients: RingClients::default(),
+            kernel: Rc::new(RefCell::new(kernel)),
             signaller,
             blocking,
             trace,
             outgoing: Outgoing::default(),
             awake_until: Nanos(0),
+            worked: false,
+            results_may_be_there: false,
             stopping: false,
             locals: HashMap::new(),
         })
@@ -277,6 +274,7 @@ impl Cx {
         self.threads.iter().next().is_none()
             && self.roots.iter().next().is_none()
             && self.pollers.iter().next().is_none()
+            && self.drivers.is_empty()
             && self.outgoing.is_empty()
             && !self.local.has_tasks()
     }
@@ -438,22 +436,6 @@ impl Cx {
         self.timers.cancel(id).is_some()
     }
 
-    /// Adds a driver, which is reaped and flushed every turn.
-    pub fn add_driver(&mut self, driver: Rc<RefCell<dyn Driver>>) {
-        let number = self.next_driver;
-        self.next_driver += 1;
-        lock(&self.handle.0.names)
-            .insert(Running::driver(number), format!("driver {}", driver.borrow().name()));
-        self.drivers.push(DriverEntry { driver, number });
-    }
-
-    /// Takes a driver out.
-    pub fn remove_driver(&mut self, driver: &Rc<RefCell<dyn Driver>>) {
-        let Some(at) = self.drivers.iter().position(|d| Rc::ptr_eq(&d.driver, driver)) else { return };
-        let entry = self.drivers.remove(at);
-        lock(&self.handle.0.names).remove(&Running::driver(entry.number));
-    }
-
     /// Adds a poller that runs at each `period`, or every turn, which keeps the reactor from sleeping. It says whether it had
     /// work.
     pub fn add_poller(
@@ -487,12 +469,16 @@ impl Cx {
     /// # Errors
     /// The kernel's.
     pub fn watch(&mut self, fd: OwnedFd, root: RootId) -> io::Result<WatchId> {
-        self.waiter.watch(fd, Some(root))
+        self.kernel.borrow_mut().watch(fd, Watcher::Root(root))
     }
 
-    /// Ends a watch, and gives its descriptor back.
+    /// Ends a watch of a root or of a driver, and gives its descriptor back.
     pub fn unwatch(&mut self, id: WatchId) -> Option<OwnedFd> {
-        self.waiter.unwatch(id)
+        let (watcher, fd) = self.kernel.borrow_mut().unwatch(id)?;
+        if let Watcher::Driver(driver) = watcher {
+            self.drivers.forget_watch(driver, id);
+        }
+        Some(fd)
     }
 
     /// Signals an eventfd at the end of the turn, until when the caller keeps it open.
@@ -503,34 +489,24 @@ impl Cx {
 
     /// Which kernel interface this reactor uses.
     pub fn engine(&self) -> Engine {
-        self.waiter.engine()
+        self.kernel.borrow().engine()
     }
 
     /// The reactor's ring, unless it runs on epoll.
     #[inline]
-    pub fn ring(&mut self) -> Option<&mut Ring> {
-        self.waiter.ring()
+    pub fn ring(&mut self) -> Option<RefMut<'_, Ring>> {
+        RefMut::filter_map(self.kernel.borrow_mut(), KernelDriver::ring).ok()
     }
 
-    /// Becomes a client of the ring: `root` is woken when completions have come.
+    /// Becomes a client of the ring and of blocking calls: `root` is woken when completions have come.
     pub fn open_ring_client(&mut self, root: RootId) -> RingClient {
-        self.clients.open(root)
+        RingClient::open(&self.kernel, root)
     }
 
-    /// Leaves the ring.
-    pub fn close_ring_client(&mut self, client: RingClient) {
-        self.clients.close(client);
-    }
-
-    /// Takes the completions that have come for `client`.
-    #[inline]
-    pub fn take_ring_completions(&mut self, client: RingClient, into: &mut Vec<Completion>) {
-        self.clients.take(client, into);
-    }
-
-    /// Has `call` made on a thread where it may block; its result (a byte count, or a negated errno) comes as a completion of
+    /// Makes `call` on a thread where it may block; its result (a byte count, or a negated errno) comes as a completion of
     /// `tag`, whose client is a [`RingClient`]'s, on either engine.
     pub fn submit_blocking(&mut self, tag: Tag, call: Box<dyn FnOnce() -> i32 + Send>) {
+        self.kernel.borrow_mut().add_call();
         self.blocking.submit(&self.handle, tag, call);
     }
 

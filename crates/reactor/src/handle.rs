@@ -36,7 +36,7 @@ pub(crate) struct Shared {
     /// Tasks that can go on; `None` when the reactor has ended.
     runnable: Mutex<Option<Vec<Runnable>>>,
     /// Results of blocking calls.
-    completed: Mutex<Vec<Completion>>,
+    results: Mutex<Vec<Completion>>,
     pub account: Account,
     pub clock: Clock,
     pub trace: TraceReader,
@@ -96,7 +96,7 @@ impl Handle {
             mailbox: Mailbox::new(MAILBOX),
             wake_fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             runnable: Mutex::new(Some(Vec::new())),
-            completed: Mutex::default(),
+            results: Mutex::default(),
             account: Account::default(),
             clock,
             trace,
@@ -209,16 +209,17 @@ impl Handle {
         }
     }
 
-    /// A blocking call has ended.
-    pub(crate) fn complete_blocking(&self, completion: Completion) {
-        lock(&self.0.completed).push(completion);
+    /// Brings the result of a blocking call.
+    pub(crate) fn complete_blocking(&self, result: Completion) {
+        lock(&self.0.results).push(result);
         self.0.act_on(self.0.mailbox.notify());
     }
 
-    /// Blocking calls that have ended; as [`Handle::look_for_runnable`].
-    pub(crate) fn look_for_completed(&self, into: &mut Vec<Completion>) {
-        if let Ok(mut completed) = self.0.completed.try_lock() {
-            into.append(&mut completed);
+    /// Takes the results of blocking calls that have ended, into an empty list; as [`Handle::look_for_runnable`].
+    pub(crate) fn look_for_results(&self, into: &mut Vec<Completion>) {
+        debug_assert!(into.is_empty(), "results that were not delivered");
+        if let Ok(mut results) = self.0.results.try_lock() {
+            std::mem::swap(into, &mut results);
         }
     }
 

@@ -3,7 +3,8 @@
 //! A **reactor** is one OS thread, on one core, in a loop of turns ([`Reactor::turn`]). On it live:
 //! - **roots** ([`Root`]): each owns the top of a tree of channels, and is polled only when it was *woken*, or while it is
 //!   *promoted* (its front-end's queue is being polled);
-//! - **drivers** ([`Driver`]): what the channels of a reactor share, reaped and flushed once a turn;
+//! - **drivers** ([`Driver`]): what the channels of a device share on a reactor, reaped and flushed once a turn while they have work; io_uring is
+//!   one of them;
 //! - **pollers**: functions that run every turn, or at a period;
 //! - **tasks**: futures, for what is long or rare.
 //!
@@ -21,10 +22,13 @@ mod blocking;
 mod clock;
 mod cores;
 mod cx;
+mod drivers;
 mod executor;
 mod group;
 mod handle;
+mod kernel;
 mod mailbox;
+mod outbox;
 mod outgoing;
 mod reactor;
 mod ring_clients;
@@ -34,7 +38,6 @@ mod sync;
 mod thread;
 mod timers;
 mod trace;
-mod wait;
 mod watchdog;
 
 pub use account::ReactorStats;
@@ -42,9 +45,12 @@ pub use async_task::Task;
 pub use clock::{Clock, Nanos};
 pub use cores::{CoreSet, ParseCoreSetError};
 pub use cx::Cx;
+pub use drivers::{DriverId, DriverKey, DriverRef};
 pub use executor::Local;
 pub use group::{ChangeError, Ending, Hold, Options, Reactors, StartError};
 pub use handle::{Gone, Handle, RootRef};
+pub use kernel::{Engine, WatchId};
+pub use outbox::Outbox;
 pub use reactor::{Reactor, Step};
 pub use ring_clients::RingClient;
 pub use root::{Armed, Driver, PollerId, Root, RootId};
@@ -52,4 +58,3 @@ pub use sleep::SleepPolicy;
 pub use thread::{Moving, Polled, PollerStats, Runs, ThreadId, ThreadStats};
 pub use timers::TimerId;
 pub use trace::{Layer, Point, Record, TraceReader};
-pub use wait::{Engine, WatchId};

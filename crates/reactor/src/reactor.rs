@@ -7,12 +7,12 @@ use crate::account::Running;
 use crate::blocking::Blocking;
 use crate::cx::{Cx, Timed};
 use crate::handle::Handle;
+use crate::kernel::{Engine, KernelDriver};
 use crate::sleep::{SleepPolicy, Spin};
 use crate::trace::Trace;
-use crate::wait::Engine;
-use crate::{Armed, Clock, Nanos, PollerId, RootId, ThreadId};
-use aryk_uring::Completion;
+use crate::{Armed, Clock, Driver, Nanos, PollerId, RootId, ThreadId};
 use async_task::Runnable;
+use std::cell::RefCell;
 use std::io;
 use std::rc::Rc;
 use std::task::Waker;
@@ -20,7 +20,8 @@ use std::time::Duration;
 
 /// How much of each kind of work a turn does at most.
 const MESSAGES: usize = 64;
-const DRIVER_COMPLETIONS: u32 = 128;
+/// Of the kernel's driver; other drivers have their own in `drivers.rs`.
+const KERNEL_COMPLETIONS: u32 = 256;
 const PROMOTED_ROOTS: usize = 256;
 const WOKEN_ROOTS: usize = 256;
 /// No more of them are polled in a turn after this time, of either kind: they come first in the next.
@@ -35,15 +36,13 @@ pub(crate) const BLOCKING_THREADS: usize = 4;
 /// One reactor. [`Reactor::run`] is its whole life; a test may call [`Reactor::step`] or [`Reactor::turn`] by itself instead.
 pub struct Reactor {
     cx: Cx,
+    kernel: Rc<RefCell<KernelDriver>>,
     spin: Spin,
     /// It slept since the last turn with work.
     slept: bool,
-    /// The last turn had work.
-    worked: bool,
     /// Up to when the reactor's time is in its account.
     settled: Nanos,
     owed: Owed,
-    completions: Vec<Completion>,
     runnable: Vec<Runnable>,
     waker: Waker,
 }
@@ -97,12 +96,11 @@ impl Reactor {
         Ok(Self {
             spin: Spin::new(policy, cx.now()),
             slept: false,
-            worked: false,
             settled: cx.now(),
             owed: Owed { thread: None, since: cx.now() },
-            completions: Vec::new(),
             runnable: Vec::new(),
             waker,
+            kernel: Rc::clone(&cx.kernel),
             cx,
         })
     }
@@ -150,7 +148,7 @@ impl Reactor {
         if worked {
             self.spin.worked(start, std::mem::take(&mut self.slept));
         }
-        self.worked = worked;
+        self.cx.worked = worked;
         worked
     }
 
@@ -158,15 +156,16 @@ impl Reactor {
     fn begin(&mut self) -> Nanos {
         let now = self.cx.refresh_now();
         self.cx.turns.begin(now);
-        self.cx.handle.0.account.begin_turn(now, now.ns_since(self.settled), self.worked);
+        self.cx.handle.0.account.begin_turn(now, now.ns_since(self.settled), self.cx.worked);
         self.settled = now;
         self.pay(now);
-        if self.worked {
-            self.spin.ended(now, self.cx.waiter.is_owed());
+        if self.cx.worked {
+            let is_owed = self.kernel.borrow().in_flight() > 0 || self.cx.drivers.is_owed();
+            self.spin.ended(now, is_owed);
         }
         if self.cx.handle.0.mailbox.take_attention() {
             self.cx.handle.look_for_runnable(&mut self.runnable);
-            self.cx.handle.look_for_completed(&mut self.completions);
+            self.cx.results_may_be_there = true;
             self.cx.outgoing.retry();
         }
         now
@@ -191,19 +190,9 @@ impl Reactor {
 
     fn reap(&mut self) -> bool {
         self.run_as(Running::KERNEL);
-        let mut count = self.completions.len() as u32;
-        count += self.cx.waiter.reap(&mut self.completions, !self.worked);
-        for completion in self.completions.drain(..) {
-            let root = self.cx.clients.deliver(completion);
-            self.cx.wake(root);
-        }
-        for i in 0..self.cx.drivers.len() {
-            // One of them may have taken others out.
-            let Some(entry) = self.cx.drivers.get(i).cloned() else { break };
-            self.run_as(Running::driver(entry.number));
-            count += entry.driver.borrow_mut().reap(DRIVER_COMPLETIONS, &mut self.cx);
-        }
-        count > 0
+        // First, for it wakes other drivers.
+        let worked = self.kernel.borrow_mut().reap(KERNEL_COMPLETIONS, &mut self.cx) > 0;
+        worked | self.cx.reap_drivers(&self.spin)
     }
 
     fn promoted_roots(&mut self) -> bool {
@@ -229,7 +218,6 @@ impl Reactor {
 
     fn promote_kicked(&mut self) {
         let mut kicked = std::mem::take(&mut self.cx.kicked);
-        self.cx.waiter.take_fired(&mut kicked);
         for id in kicked.drain(..) {
             let Some(entry) = self.cx.roots.get_mut(id.0) else { continue };
             entry.last_work = self.cx.now;
@@ -382,15 +370,10 @@ impl Reactor {
     }
 
     fn flush(&mut self) {
-        for i in 0..self.cx.drivers.len() {
-            let Some(entry) = self.cx.drivers.get(i).cloned() else { break };
-            self.run_as(Running::driver(entry.number));
-            entry.driver.borrow_mut().flush(&mut self.cx);
-        }
+        self.cx.flush_drivers();
         self.run_as(Running::KERNEL);
-        if let Err(e) = self.cx.waiter.submit() {
-            panic!("io_uring refuses to go on: {e}");
-        }
+        // Last, for others may have queued operations.
+        self.kernel.borrow_mut().flush(&mut self.cx);
         self.run_as(Running::SIGNALS);
         self.cx.signaller.flush();
         self.cx.outgoing.flush(&self.waker);
@@ -403,7 +386,6 @@ impl Reactor {
             && cx.woken.is_empty()
             && cx.kicked.is_empty()
             && cx.outgoing.is_quiet()
-            && cx.waiter.is_quiet()
             && cx.awake_until <= cx.now
             && self.runnable.is_empty()
             && !cx.local.has_calls()
@@ -417,16 +399,13 @@ impl Reactor {
                 return false;
             }
         }
-        for i in 0..self.cx.drivers.len() {
-            let Some(entry) = self.cx.drivers.get(i).cloned() else { break };
-            self.run_as(Running::driver(entry.number));
-            if entry.driver.borrow_mut().arm(&mut self.cx) == Armed::Busy {
-                return false;
-            }
+        if !self.cx.park_drivers() {
+            return false;
         }
-        // Parking and arming may have queued something.
+        // Parking and arming may have queued something, and woken others.
         self.flush();
-        self.cx.promoted.is_empty() && self.is_quiet()
+        let is_armed = self.kernel.borrow_mut().arm(&mut self.cx) == Armed::Yes;
+        is_armed && self.cx.promoted.is_empty() && self.cx.drivers.are_parked() && self.is_quiet()
     }
 
     fn sleep(&mut self) -> Step {
@@ -444,9 +423,10 @@ impl Reactor {
             _ if self.cx.clock.is_virtual() => Some(Duration::ZERO),
             until => until.map(|at| at.since(start)),
         };
-        if let Err(e) = self.cx.waiter.wait(timeout) {
+        if let Err(e) = self.kernel.borrow_mut().wait(timeout, &mut self.cx) {
             panic!("the kernel refuses to let a reactor sleep: {e}");
         }
+        let shared = &self.cx.handle.0;
         shared.mailbox.awake();
         let now = self.cx.clock.now();
         shared.account.wake_up(now.since(start));

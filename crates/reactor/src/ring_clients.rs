@@ -1,59 +1,80 @@
-//! Who uses the reactor's ring, and the completions that wait for each. Reactor context.
+//! The clients of the reactor's ring and of its blocking calls, and the completions that wait for each. Reactor context.
 
-use crate::RootId;
+use crate::kernel::KernelDriver;
+use crate::{Cx, Outbox, RootId};
 use aryk_uring::Completion;
+use std::cell::RefCell;
+use std::fmt;
+use std::rc::Rc;
 
-/// Names a user of the reactor's ring: the `client` of its operations' tags.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct RingClient(u16);
+/// A client of the reactor's ring and of its blocking calls, until it is dropped: after the last completion of its operations.
+pub struct RingClient {
+    number: u16,
+    kernel: Rc<RefCell<KernelDriver>>,
+}
 
-impl RingClient {
-    /// The number for [`aryk_uring::Tag::client`].
-    pub const fn number(self) -> u16 {
-        self.0
+impl fmt::Debug for RingClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ring client {}", self.number)
     }
 }
 
-#[derive(Debug, Default)]
-struct Client {
-    /// Whom to wake; `None` for one that has left.
-    root: Option<RootId>,
-    outbox: Vec<Completion>,
+impl RingClient {
+    pub(crate) fn open(kernel: &Rc<RefCell<KernelDriver>>, root: RootId) -> Self {
+        Self { number: kernel.borrow_mut().clients.open(root), kernel: Rc::clone(kernel) }
+    }
+
+    /// The number for [`aryk_uring::Tag::client`].
+    pub const fn number(&self) -> u16 {
+        self.number
+    }
+
+    /// Takes the completions that have come, as [`Outbox::take`].
+    #[inline]
+    pub fn take(&self, into: &mut Vec<Completion>) {
+        self.kernel.borrow_mut().clients.outbox(self.number).take(into);
+    }
 }
 
-/// Clients by number; number 0 is the reactor's own.
+impl Drop for RingClient {
+    fn drop(&mut self) {
+        self.kernel.borrow_mut().clients.close(self.number);
+    }
+}
+
+/// Outboxes by the numbers of their clients, from 1 on; number 0 is the reactor's own. `None` for a client that has left.
 #[derive(Debug, Default)]
 pub(crate) struct RingClients {
-    clients: Vec<Client>,
+    outboxes: Vec<Option<Outbox<Completion>>>,
     free: Vec<u16>,
 }
 
 impl RingClients {
-    pub fn open(&mut self, root: RootId) -> RingClient {
-        let client = Client { root: Some(root), outbox: Vec::new() };
+    fn open(&mut self, root: RootId) -> u16 {
+        let outbox = Some(Outbox::new(root));
         if let Some(number) = self.free.pop() {
-            self.clients[usize::from(number) - 1] = client;
-            return RingClient(number);
+            self.outboxes[usize::from(number) - 1] = outbox;
+            return number;
         }
-        self.clients.push(client);
-        RingClient(u16::try_from(self.clients.len()).expect("a reactor has fewer than 65,536 ring clients"))
+        self.outboxes.push(outbox);
+        u16::try_from(self.outboxes.len()).expect("a reactor has fewer than 65,536 ring clients")
     }
 
-    /// The client has nothing in flight, and leaves.
-    pub fn close(&mut self, client: RingClient) {
-        self.clients[usize::from(client.0) - 1] = Client::default();
-        self.free.push(client.0);
+    fn close(&mut self, number: u16) {
+        let outbox = self.outboxes[usize::from(number) - 1].take().expect("a client leaves once");
+        debug_assert!(outbox.is_empty() || std::thread::panicking(), "completions that no one took");
+        self.free.push(number);
     }
 
-    /// Stores a completion; whom to wake.
-    pub fn deliver(&mut self, completion: Completion) -> RootId {
-        let client = &mut self.clients[usize::from(completion.tag.client) - 1];
-        client.outbox.push(completion);
-        client.root.expect("a client leaves after its last completion")
+    #[inline]
+    fn outbox(&mut self, number: u16) -> &mut Outbox<Completion> {
+        let outbox = self.outboxes[usize::from(number) - 1].as_mut();
+        outbox.expect("a client leaves after its last completion")
     }
 
-    /// Takes what has come for `client`.
-    pub fn take(&mut self, client: RingClient, into: &mut Vec<Completion>) {
-        into.append(&mut self.clients[usize::from(client.0) - 1].outbox);
+    /// Puts a completion into its client's outbox, and wakes the client's root.
+    #[inline]
+    pub fn deliver(&mut self, completion: Completion, cx: &mut Cx) {
+        self.outbox(completion.tag.client).push(completion, cx);
     }
 }

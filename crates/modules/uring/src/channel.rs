@@ -1,19 +1,20 @@
-//! A disk's channel: the table of its requests, and who of them waits for what. Reactor context.
+//! A disk's channel: the table of its requests, and what each of them waits for. Reactor context.
 //!
 //! A request is in the kernel's hands, or waits for its turn in a block of the store ([`Ranges`](crate::ranges::Ranges)), or until it is tried
-//! again. On the usual path it goes into the table, to the ring, and out again: nothing is allocated, locked or counted.
+//! again. On the usual path it goes into the table, to the ring, and out again: nothing is allocated, locked or counted. A poll takes the kernel's
+//! answers as one list, by a swap, and puts the completion of each straight into the list of its caller.
 
 use crate::ranges::Claimant;
 use crate::request::{AGAIN_DELAY, Next, Pool, Request};
 use crate::store::{DEPTH, Store};
-use aryk_bdev::{Channel, Completion, Io, Status, Tag};
-use aryk_reactor::{Cx, Local, Nanos, RingClient, RootId};
+use aryk_bdev::{Channel, Completion, Io, Outbox, Status, Tag};
+use aryk_reactor::{Cx, Nanos, RingClient, RootId};
 use aryk_slots::{Key, Slots};
 use aryk_uring::{Completion as Answer, Tag as RingTag};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes that answers of one poll have copied through bounce buffers, and those of one answer more; the others are looked at in the next turn.
+/// Bytes that the answers of one poll may copy through bounce buffers, and those of one answer more; the other answers wait for the next turn.
 const COPY_MAX: u64 = 1 << 20;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,13 +36,13 @@ struct Entry {
 
 pub(crate) struct FileChannel {
     store: Arc<Store>,
-    root: RootId,
     client: RingClient,
-    local: Local,
     entries: Slots<Entry>,
     pool: Pool,
+    /// What a poll has taken and not processed; empty but while a poll has more to copy than it may.
     answers: Vec<Answer>,
-    ready: Vec<Completion>,
+    /// Requests that end elsewhere than in a poll: aborted, or refused when they were submitted.
+    outbox: Outbox,
     later: Vec<(Nanos, Key)>,
     /// Present if the store has [`Store::ranges`].
     claimant: Option<Arc<Claimant>>,
@@ -62,22 +63,20 @@ const fn key(token: u64) -> Key {
 impl FileChannel {
     pub fn new(store: &Arc<Store>, root: RootId, cx: &mut Cx) -> Self {
         Self {
-            root,
             client: cx.open_ring_client(root),
-            local: cx.local().clone(),
             entries: Slots::new(DEPTH),
             pool: Pool::new(store),
             answers: Vec::new(),
-            ready: Vec::new(),
+            outbox: Outbox::new(root),
             later: Vec::new(),
             claimant: store.ranges.as_ref().map(|_| Arc::new(Claimant::new(root, cx))),
             store: Arc::clone(store),
         }
     }
 
-    /// Starts a request, at first or over again, once it has its range.
+    /// Starts a request, at first or over again, once it has its range. Its completion, if it is over.
     #[inline]
-    fn begin(&mut self, key: Key, cx: &mut Cx) {
+    fn begin(&mut self, key: Key, cx: &mut Cx) -> Option<Completion> {
         let entry = self.entries.get_mut(key).expect("a request of this channel");
         if let (Some(ranges), Some(claimant)) = (&self.store.ranges, &self.claimant)
             && entry.request.op.is_change()
@@ -86,14 +85,14 @@ impl FileChannel {
             entry.claims = true;
             if !ranges.claim(bytes, alone, key, claimant) {
                 entry.place = Place::Range;
-                return;
+                return None;
             }
         }
-        self.go_on(key, cx);
+        self.go_on(key, cx)
     }
 
     #[inline]
-    fn go_on(&mut self, key: Key, cx: &mut Cx) {
+    fn go_on(&mut self, key: Key, cx: &mut Cx) -> Option<Completion> {
         let entry = self.entries.get_mut(key).expect("a request of this channel");
         entry.place = Place::Kernel;
         let next = if entry.request.is_within(&self.store) {
@@ -101,51 +100,53 @@ impl FileChannel {
         } else {
             Next::Done(Status::OutOfRange)
         };
-        self.obey(key, next, cx);
+        self.obey(key, next, cx)
     }
 
     #[inline]
-    fn obey(&mut self, key: Key, next: Next, cx: &mut Cx) {
+    fn obey(&mut self, key: Key, next: Next, cx: &mut Cx) -> Option<Completion> {
         match next {
-            Next::Done(status) => self.finish(key, status, cx),
+            Next::Done(status) => Some(self.finish(key, status, cx)),
             Next::Later(delay) => self.postpone(key, delay, cx),
             Next::Start(call) => {
                 let tag = RingTag { client: self.client.number(), token: token(key) };
-                if self.store.start(tag, call, cx).is_err() {
-                    let entry = self.entries.get_mut(key).expect("the caller looked");
-                    // Nothing but a delay is made of it.
-                    let _ = entry.request.later(AGAIN_DELAY, &mut self.pool);
-                    self.postpone(key, AGAIN_DELAY, cx);
+                if self.store.start(tag, call, cx).is_ok() {
+                    return None;
                 }
+                let entry = self.entries.get_mut(key).expect("the caller looked");
+                // Nothing but a delay is made of it.
+                let _ = entry.request.later(AGAIN_DELAY, &mut self.pool);
+                self.postpone(key, AGAIN_DELAY, cx)
             }
         }
     }
 
-    /// Tries a request again later, unless nobody wants it.
+    /// Tries a request again later, unless its caller has aborted it.
     #[cold]
-    fn postpone(&mut self, key: Key, delay: Duration, cx: &mut Cx) {
+    fn postpone(&mut self, key: Key, delay: Duration, cx: &mut Cx) -> Option<Completion> {
         let entry = self.entries.get_mut(key).expect("the caller looked");
         if entry.request.abandoned {
-            return self.finish(key, Status::Aborted, cx);
+            return Some(self.finish(key, Status::Aborted, cx));
         }
         if self.store.is_removing() {
-            return self.finish(key, Status::Removed, cx);
+            return Some(self.finish(key, Status::Removed, cx));
         }
         entry.place = Place::Later;
         self.release(key, cx);
         let at = cx.now().after(delay);
         self.later.push((at, key));
-        cx.wake_at(self.root, at);
+        cx.wake_at(self.outbox.root(), at);
+        None
     }
 
     #[inline]
-    fn finish(&mut self, key: Key, status: Status, cx: &mut Cx) {
+    fn finish(&mut self, key: Key, status: Status, cx: &mut Cx) -> Completion {
         self.release(key, cx);
         let request = self.entries.remove(key).expect("the caller looked").request;
         if request.held {
             self.store.unhold();
         }
-        self.ready.push(Completion { tag: request.tag, status });
+        Completion { tag: request.tag, status }
     }
 
     /// Gives up a request's claim, if it has or awaits one.
@@ -158,12 +159,31 @@ impl FileChannel {
         }
     }
 
+    /// Processes the kernel's answers, until they have copied enough for one turn.
+    #[inline]
+    fn take_answers(&mut self, cx: &mut Cx, out: &mut Vec<Completion>) {
+        self.client.take(&mut self.answers);
+        let (mut taken, copied_max) = (0, self.pool.copied + COPY_MAX);
+        while let Some(&answer) = self.answers.get(taken) {
+            if self.pool.copied >= copied_max {
+                cx.wake(self.outbox.root());
+                break;
+            }
+            taken += 1;
+            let key = key(answer.tag.token);
+            let entry = self.entries.get_mut(key).expect("the kernel answers each call once");
+            let next = entry.request.answered(answer.result, &self.store, &mut self.pool);
+            out.extend(self.obey(key, next, cx));
+        }
+        self.answers.drain(..taken);
+    }
+
     /// Tries those again whose time has come.
-    fn retry(&mut self, cx: &mut Cx) {
+    fn retry(&mut self, cx: &mut Cx, out: &mut Vec<Completion>) {
         let now = cx.now();
         while let Some(i) = self.later.iter().position(|&(at, _)| at <= now) {
             let (_, key) = self.later.remove(i);
-            self.begin(key, cx);
+            out.extend(self.begin(key, cx));
         }
     }
 
@@ -171,13 +191,12 @@ impl FileChannel {
         let entry = self.entries.get_mut(key).expect("a request of this channel");
         match entry.place {
             // It ends as it ends: a file's requests are not cancelled, but it is not held afterwards.
-            Place::Kernel => entry.request.abandoned = true,
-            Place::Range => self.finish(key, Status::Aborted, cx),
-            Place::Later => {
-                self.later.retain(|&(_, k)| k != key);
-                self.finish(key, Status::Aborted, cx);
-            }
+            Place::Kernel => return entry.request.abandoned = true,
+            Place::Range => {}
+            Place::Later => self.later.retain(|&(_, k)| k != key),
         }
+        let completion = self.finish(key, Status::Aborted, cx);
+        self.outbox.push(completion.tag, completion.status, cx);
     }
 }
 
@@ -186,9 +205,8 @@ impl Channel for FileChannel {
     fn submit(&mut self, io: Io, cx: &mut Cx) {
         let entry = Entry { request: Request::new(&io, &self.store), place: Place::Kernel, claims: false };
         let key = self.entries.insert(entry).expect("the caller holds a credit");
-        self.begin(key, cx);
-        if !self.ready.is_empty() {
-            cx.wake(self.root);
+        if let Some(Completion { tag, status }) = self.begin(key, cx) {
+            self.outbox.push(tag, status, cx);
         }
     }
 
@@ -196,41 +214,23 @@ impl Channel for FileChannel {
         let same = self.entries.iter().filter(|(_, e)| e.request.tag == tag);
         let keys: Vec<_> = same.map(|(key, _)| key).collect();
         keys.into_iter().for_each(|key| self.abort_one(key, cx));
-        if !self.ready.is_empty() {
-            cx.wake(self.root);
-        }
     }
 
     #[inline]
     fn poll(&mut self, cx: &mut Cx, out: &mut Vec<Completion>) {
-        let mut answers = std::mem::take(&mut self.answers);
-        cx.take_ring_completions(self.client, &mut answers);
-        let (mut taken, copied_max) = (0, self.pool.copied + COPY_MAX);
-        while taken < answers.len() && self.pool.copied < copied_max {
-            let answer = answers[taken];
-            taken += 1;
-            let key = key(answer.tag.token);
-            let entry = self.entries.get_mut(key).expect("the kernel answers each call once");
-            let next = entry.request.answered(answer.result, &self.store, &mut self.pool);
-            self.obey(key, next, cx);
-        }
-        answers.drain(..taken);
-        if !answers.is_empty() {
-            cx.wake(self.root);
-        }
-        self.answers = answers;
+        self.outbox.take(out);
+        self.take_answers(cx, out);
         if let Some(claimant) = &self.claimant {
             for key in claimant.take_granted() {
-                // One that was aborted meanwhile is gone.
+                // A request that was aborted meanwhile is gone.
                 if self.entries.get(key).is_some() {
-                    self.go_on(key, cx);
+                    out.extend(self.go_on(key, cx));
                 }
             }
         }
         if !self.later.is_empty() {
-            self.retry(cx);
+            self.retry(cx, out);
         }
-        out.append(&mut self.ready);
     }
 }
 
@@ -238,8 +238,6 @@ impl Drop for FileChannel {
     fn drop(&mut self) {
         if self.entries.is_empty() {
             self.store.leave();
-            let client = self.client;
-            self.local.defer(move |cx| cx.close_ring_client(client));
         } else {
             assert!(std::thread::panicking(), "a channel is closed when nothing is in flight");
         }

@@ -168,7 +168,7 @@ impl Store {
     #[inline]
     pub fn start(self: &Arc<Self>, tag: Tag, call: Call, cx: &mut Cx) -> io::Result<()> {
         let file = self.file.as_fd();
-        let Some(ring) = cx.ring().filter(|_| !self.blocking) else {
+        let Some(mut ring) = cx.ring().filter(|_| !self.blocking) else {
             let store = Arc::clone(self);
             cx.submit_blocking(tag, Box::new(move || store.call(call)));
             return Ok(());
@@ -181,7 +181,7 @@ impl Store {
         }
         let is_batch = self.has_device && ring.unsubmitted() >= BATCH;
         if is_batch || ring.unsubmitted_bytes() >= SUBMIT_BYTES {
-            // It is queued, whatever this says; the end of the turn hears it too.
+            // It is queued, whatever the kernel returns, which the end of the turn meets too.
             let _ = ring.submit();
         }
         Ok(())

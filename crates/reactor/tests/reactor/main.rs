@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "what a test sets up is there, or the test fails")]
 
+mod drivers;
 mod simulation;
 mod support;
 mod threads;

@@ -3,11 +3,12 @@
 
 use crate::support::{ENGINES, add, block_on, kick};
 use aryk_reactor::{
-    Armed, ChangeError, CoreSet, Cx, Engine, Gone, Handle, Layer, Options, Point, Reactors, Root, RootRef,
-    SleepPolicy,
+    Armed, ChangeError, CoreSet, Cx, Driver, DriverKey, Engine, Gone, Handle, Layer, Options, Point,
+    Reactors, Root, RootRef, SleepPolicy,
 };
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::time::{ClockId, clock_gettime};
+use std::convert::Infallible;
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
@@ -324,6 +325,29 @@ impl Write for Lines {
     }
 }
 
+struct Slow;
+
+impl Driver for Slow {
+    fn reap(&mut self, _: u32, _: &mut Cx) -> u32 {
+        std::thread::sleep(Duration::from_millis(400));
+        0
+    }
+
+    fn flush(&mut self, _: &mut Cx) {}
+
+    fn arm(&mut self, _: &mut Cx) -> Armed {
+        Armed::Yes
+    }
+
+    fn in_flight(&self) -> u32 {
+        0
+    }
+
+    fn name(&self) -> String {
+        "treacle".to_owned()
+    }
+}
+
 #[test]
 fn the_watchdog_names_what_is_stuck() {
     let lines = Lines::default();
@@ -351,12 +375,17 @@ fn the_watchdog_names_what_is_stuck() {
     std::thread::sleep(Duration::from_millis(500));
     block_on(reactors.handles()[0].cast(move |_| stall())).unwrap();
     std::thread::sleep(Duration::from_millis(500));
+    // Reaped once, in this turn, before its removal.
+    let drive = |cx: &mut Cx| drop(cx.driver(DriverKey::unique(), |_, _| Ok::<_, Infallible>(Slow)));
+    block_on(reactors.handles()[0].cast(drive)).unwrap();
+    std::thread::sleep(Duration::from_millis(500));
     drop(reactors);
     let lines = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
     let told = |what: &str| lines.lines().filter(|l| l.contains("stuck in") && l.contains(what)).count();
     // Once each, though it was looked at several times.
     assert_eq!(told("poller molasses, after submit in bdev of disk7"), 1, "{lines}");
     assert_eq!(told("a message"), 1, "{lines}");
+    assert_eq!(told("driver treacle"), 1, "{lines}");
 }
 
 #[test]

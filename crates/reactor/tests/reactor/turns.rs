@@ -1,10 +1,11 @@
 //! A reactor turn by turn, in virtual time, on both engines.
 
 use crate::support::{ENGINES, Log, Scripted, Time, add, kick, reactor, scripted, settle, take};
-use aryk_reactor::{Armed, CoreSet, Cx, Driver, Nanos, Root, RootId, SleepPolicy, Step};
+use aryk_reactor::{Armed, CoreSet, Cx, Driver, DriverKey, Nanos, Root, RootId, SleepPolicy, Step};
 use rustix::event::{EventfdFlags, eventfd};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -31,6 +32,10 @@ impl Driver for LoggedDriver {
         self.0.borrow_mut().push("driver armed".into());
         Armed::Yes
     }
+
+    fn in_flight(&self) -> u32 {
+        1
+    }
 }
 
 #[test]
@@ -43,7 +48,8 @@ fn a_turns_order() {
             move || log.borrow_mut().push(text.into())
         };
         let cx = reactor.cx();
-        cx.add_driver(Rc::new(RefCell::new(LoggedDriver(Rc::clone(&log)))));
+        let make = |_, _: &mut Cx| Ok::<_, Infallible>(LoggedDriver(Rc::clone(&log)));
+        let Ok(_driver) = cx.driver(DriverKey::unique(), make);
         let promoted = scripted(cx, thread, &log, "promoted", |_| false);
         let woken = scripted(cx, thread, &log, "woken", |_| false);
         let poller = say("poller ran");

@@ -1,0 +1,363 @@
+//! The drivers of a reactor: who shares them, and which of them have to be reaped. Reactor context.
+//!
+//! What a turn costs grows with the drivers that are active, not with those that are parked. A parked driver is armed; it has nothing in flight, or
+//! was parked because the reactor was about to sleep. Then its descriptor tells of its completions, and it counts as one that owes answers.
+
+use crate::account::Running;
+use crate::cx::insert;
+use crate::handle::lock;
+use crate::kernel::{WatchId, Watcher};
+use crate::sleep::Spin;
+use crate::{Armed, Cx, Driver, Local, Nanos};
+use aryk_slots::{Key, Slots};
+use std::any::Any;
+use std::cell::{Cell, Ref, RefCell, RefMut};
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Completions that one driver is asked for in a turn.
+const DRIVER_COMPLETIONS: u32 = 128;
+/// Completions that all drivers are asked for in a turn, where a driver without any counts as one. The others come first in the next turn.
+const TURN_COMPLETIONS: u32 = 512;
+
+/// Names what has a driver on each reactor where it has channels: a device, a connection. The same on all reactors.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct DriverKey(u64);
+
+impl DriverKey {
+    /// A key that nothing else in the process has.
+    pub fn unique() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// Names a driver on its reactor.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct DriverId(Key);
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    /// In the list of those that are reaped each turn.
+    Active,
+    /// Armed, and in no list. `owes`: it has requests in flight.
+    Parked { owes: bool },
+}
+
+struct Entry<D: ?Sized> {
+    id: DriverId,
+    state: Cell<State>,
+    /// Its [`DriverRef`]s.
+    refs: Cell<u32>,
+    /// When it was last activated or had completions.
+    last_work: Cell<Nanos>,
+    /// How often it was reaped in vain since.
+    idle_reaps: Cell<u32>,
+    driver: RefCell<D>,
+}
+
+impl<D: ?Sized> Entry<D> {
+    fn has_worked(&self, now: Nanos) {
+        self.last_work.set(now);
+        self.idle_reaps.set(0);
+    }
+}
+
+struct Place {
+    key: DriverKey,
+    watches: Vec<WatchId>,
+    /// `None` while the driver is being made.
+    made: Option<Made>,
+}
+
+/// A driver, and the same from which its type is found.
+struct Made {
+    entry: Rc<Entry<dyn Driver>>,
+    any: Rc<dyn Any>,
+}
+
+pub(crate) struct Drivers {
+    places: Slots<Place>,
+    by_key: HashMap<DriverKey, DriverId>,
+    active: VecDeque<Rc<Entry<dyn Driver>>>,
+    /// Parked drivers with requests in flight.
+    parked_owing: u32,
+}
+
+impl Default for Drivers {
+    fn default() -> Self {
+        Self { places: Slots::new(0), by_key: HashMap::new(), active: VecDeque::new(), parked_owing: 0 }
+    }
+}
+
+impl Drivers {
+    /// Whether there is none.
+    pub const fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+
+    /// Whether all are armed.
+    pub fn are_parked(&self) -> bool {
+        self.active.is_empty()
+    }
+
+    /// Whether any has requests in flight. The time it takes grows with the active drivers that have none.
+    #[inline]
+    pub fn is_owed(&self) -> bool {
+        self.parked_owing > 0 || self.active.iter().any(|entry| entry.driver.borrow().in_flight() > 0)
+    }
+
+    /// The watch has been ended by itself, before its driver.
+    pub fn forget_watch(&mut self, driver: DriverId, watch: WatchId) {
+        if let Some(place) = self.places.get_mut(driver.0) {
+            place.watches.retain(|&w| w != watch);
+        }
+    }
+
+    fn find<T: Driver>(&self, key: DriverKey) -> Option<Rc<Entry<T>>> {
+        let place = self.places.get(self.by_key.get(&key)?.0).expect("keys are taken out with their drivers");
+        let made = place.made.as_ref().expect("a driver is not asked for while it is being made");
+        Some(Rc::downcast(Rc::clone(&made.any)).expect("a key names drivers of one type"))
+    }
+
+    fn activate(&mut self, entry: Rc<Entry<dyn Driver>>, now: Nanos) {
+        entry.has_worked(now);
+        if let State::Parked { owes } = entry.state.replace(State::Active) {
+            self.parked_owing = self.parked_owing.strict_sub(owes.into());
+            self.active.push_back(entry);
+        }
+    }
+}
+
+/// A channel's share of a driver. The driver ends when the last of them is dropped; the requests of all have completed by then.
+pub struct DriverRef<T: Driver> {
+    entry: Rc<Entry<T>>,
+    local: Local,
+}
+
+impl<T: Driver> DriverRef<T> {
+    fn new(entry: Rc<Entry<T>>, local: Local) -> Self {
+        entry.refs.update(|refs| refs + 1);
+        Self { entry, local }
+    }
+
+    /// The driver's name on its reactor.
+    pub fn id(&self) -> DriverId {
+        self.entry.id
+    }
+
+    /// Borrows the driver to submit something to it: it is flushed at the end of this turn, and reaped in each turn until it is idle.
+    ///
+    /// # Panics
+    /// As [`DriverRef::borrow_mut`].
+    #[inline]
+    pub fn activate(&self, cx: &mut Cx) -> RefMut<'_, T> {
+        if self.entry.state.get() != State::Active {
+            cx.drivers.activate(Rc::<Entry<T>>::clone(&self.entry), cx.now);
+        }
+        self.entry.driver.borrow_mut()
+    }
+
+    /// Borrows the driver, to look at it or to take what it has for a channel.
+    ///
+    /// # Panics
+    /// While the driver itself runs.
+    pub fn borrow_mut(&self) -> RefMut<'_, T> {
+        self.entry.driver.borrow_mut()
+    }
+
+    /// As [`DriverRef::borrow_mut`], to look only.
+    ///
+    /// # Panics
+    /// As [`DriverRef::borrow_mut`].
+    pub fn borrow(&self) -> Ref<'_, T> {
+        self.entry.driver.borrow()
+    }
+}
+
+impl<T: Driver> Clone for DriverRef<T> {
+    fn clone(&self) -> Self {
+        Self::new(Rc::clone(&self.entry), self.local.clone())
+    }
+}
+
+impl<T: Driver> fmt::Debug for DriverRef<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.entry.id)
+    }
+}
+
+impl<T: Driver> Drop for DriverRef<T> {
+    fn drop(&mut self) {
+        self.entry.refs.update(|refs| refs - 1);
+        if self.entry.refs.get() == 0 {
+            let id = self.entry.id;
+            self.local.defer(move |cx| cx.remove_unused_driver(id));
+        }
+    }
+}
+
+impl Cx {
+    /// The driver of `key` on this reactor, which `make` builds of the id it will have if there is none.
+    ///
+    /// # Errors
+    /// What `make` gives; then there is no driver, and its watches have ended.
+    ///
+    /// # Panics
+    /// If the driver of `key` has another type, or is asked for by its own `make`.
+    pub fn driver<T: Driver, E>(
+        &mut self,
+        key: DriverKey,
+        make: impl FnOnce(DriverId, &mut Self) -> Result<T, E>,
+    ) -> Result<DriverRef<T>, E> {
+        if let Some(found) = self.drivers.find(key) {
+            return Ok(DriverRef::new(found, self.local().clone()));
+        }
+        let place = Place { key, watches: Vec::new(), made: None };
+        let id = DriverId(insert(&mut self.drivers.places, place));
+        self.drivers.by_key.insert(key, id);
+        let made = make(id, self);
+        let driver = made.inspect_err(|_| self.remove_driver(id))?;
+        lock(&self.handle.0.names).insert(Running::driver(id.0.index()), format!("driver {}", driver.name()));
+        let entry = Rc::new(Entry {
+            id,
+            state: Cell::new(State::Parked { owes: false }),
+            refs: Cell::new(0),
+            last_work: Cell::new(self.now),
+            idle_reaps: Cell::new(0),
+            driver: RefCell::new(driver),
+        });
+        let place = self.drivers.places.get_mut(id.0).expect("just inserted");
+        place.made = Some(Made { entry: entry.clone(), any: entry.clone() });
+        // It has not armed itself yet.
+        self.drivers.activate(entry.clone(), self.now);
+        Ok(DriverRef::new(entry, self.local().clone()))
+    }
+
+    /// Reaps `driver` in the turn in which `fd` becomes readable: an eventfd, an interrupt, a socket. The watch does not read the descriptor, and ends
+    /// with the driver.
+    ///
+    /// # Errors
+    /// The kernel's.
+    ///
+    /// # Panics
+    /// If the driver is not here.
+    pub fn watch_driver(&mut self, fd: OwnedFd, driver: DriverId) -> io::Result<WatchId> {
+        let place = self.drivers.places.get_mut(driver.0).expect("a driver of this reactor");
+        let watch = self.kernel.borrow_mut().watch(fd, Watcher::Driver(driver))?;
+        place.watches.push(watch);
+        Ok(watch)
+    }
+
+    /// Activates a driver: it is reaped in this turn or the next, and in each turn until it is idle. A driver that is gone is passed over.
+    pub fn wake_driver(&mut self, driver: DriverId) {
+        if let Some(made) = self.drivers.places.get(driver.0).and_then(|place| place.made.as_ref()) {
+            self.drivers.activate(Rc::clone(&made.entry), self.now);
+        }
+    }
+
+    /// Removes a driver if none has a share of it: another may have taken one since the last was dropped.
+    fn remove_unused_driver(&mut self, id: DriverId) {
+        let made = self.drivers.places.get(id.0).and_then(|place| place.made.as_ref());
+        if let Some(Made { entry, .. }) = made
+            && entry.refs.get() == 0
+        {
+            let in_flight = entry.driver.borrow().in_flight();
+            assert_eq!(in_flight, 0, "a channel lets go of its driver when its requests have completed");
+            self.remove_driver(id);
+        }
+    }
+
+    fn remove_driver(&mut self, id: DriverId) {
+        let place = self.drivers.places.remove(id.0).expect("a driver of this reactor");
+        self.drivers.by_key.remove(&place.key);
+        for watch in place.watches {
+            drop(self.kernel.borrow_mut().unwatch(watch));
+        }
+        let Some(Made { entry, .. }) = place.made else { return };
+        lock(&self.handle.0.names).remove(&Running::driver(id.0.index()));
+        match entry.state.get() {
+            State::Active => self.drivers.active.retain(|active| active.id != id),
+            State::Parked { owes } => {
+                self.drivers.parked_owing = self.drivers.parked_owing.strict_sub(owes.into());
+            }
+        }
+    }
+
+    /// Reaps the active drivers, and parks those that have long been idle; whether there were completions.
+    #[inline]
+    pub(crate) fn reap_drivers(&mut self, spin: &Spin) -> bool {
+        !self.drivers.active.is_empty() && self.reap_active_drivers(spin)
+    }
+
+    fn reap_active_drivers(&mut self, spin: &Spin) -> bool {
+        let (mut worked, mut budget) = (false, TURN_COMPLETIONS);
+        for _ in 0..self.drivers.active.len() {
+            if budget == 0 {
+                break;
+            }
+            let Some(entry) = self.drivers.active.pop_front() else { break };
+            self.handle.0.account.run(Running::driver(entry.id.0.index()));
+            let mut driver = entry.driver.borrow_mut();
+            let count = driver.reap(budget.min(DRIVER_COMPLETIONS), self);
+            let in_flight = driver.in_flight();
+            drop(driver);
+            budget = budget.saturating_sub(count.max(1));
+            let is_idle = count == 0 && in_flight == 0;
+            if count > 0 {
+                worked = true;
+                entry.has_worked(self.now);
+            } else {
+                entry.idle_reaps.update(|n| n.saturating_add(1));
+            }
+            let is_to_park =
+                is_idle && spin.is_to_park(self.now.since(entry.last_work.get()), entry.idle_reaps.get());
+            if !(is_to_park && self.park_driver(&entry)) {
+                self.drivers.active.push_back(entry);
+            }
+        }
+        worked
+    }
+
+    /// Turns the wake-ups of a driver on that stands in no list; whether it can be left alone.
+    fn park_driver(&mut self, entry: &Entry<dyn Driver>) -> bool {
+        self.handle.0.account.run(Running::driver(entry.id.0.index()));
+        let mut driver = entry.driver.borrow_mut();
+        driver.flush(self);
+        if driver.arm(self) == Armed::Busy {
+            return false;
+        }
+        let owes = driver.in_flight() > 0;
+        self.drivers.parked_owing += u32::from(owes);
+        entry.state.set(State::Parked { owes });
+        true
+    }
+
+    /// Parks all drivers, before the reactor sleeps; whether that was so.
+    pub(crate) fn park_drivers(&mut self) -> bool {
+        for _ in 0..self.drivers.active.len() {
+            let Some(entry) = self.drivers.active.pop_front() else { break };
+            if !self.park_driver(&entry) {
+                self.drivers.active.push_back(entry);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Flushes the active drivers.
+    #[inline]
+    pub(crate) fn flush_drivers(&mut self) {
+        let mut next = 0;
+        // A driver may submit to another.
+        while let Some(entry) = self.drivers.active.get(next).cloned() {
+            self.handle.0.account.run(Running::driver(entry.id.0.index()));
+            entry.driver.borrow_mut().flush(self);
+            next += 1;
+        }
+    }
+}

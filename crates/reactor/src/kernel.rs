@@ -1,0 +1,360 @@
+//! The driver of the kernel's interface: what a reactor sleeps in and what wakes it, and how its files' completions come. io_uring, or
+//! epoll where that is forbidden. Reactor context.
+//!
+//! It is a [`Driver`] as any other, but for its place in a turn: it is reaped first, for it tells which other drivers have been woken by
+//! their descriptors, and flushed and armed last, for those may queue operations.
+
+use crate::ring_clients::RingClients;
+use crate::{Armed, Cx, Driver, DriverId, RootId};
+use aryk_slots::{Key, Slots};
+use aryk_uring::{Completion, Ring, Tag};
+use rustix::event::{Timespec, epoll};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::str::FromStr;
+use std::time::Duration;
+
+/// Which kernel interface a reactor uses.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Engine {
+    /// io_uring, or epoll where that is forbidden.
+    #[default]
+    Auto,
+    /// io_uring, or nothing.
+    IoUring,
+    /// epoll, and a pool of threads for files.
+    Epoll,
+}
+
+impl FromStr for Engine {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "auto" => Ok(Self::Auto),
+            "io_uring" => Ok(Self::IoUring),
+            "epoll" => Ok(Self::Epoll),
+            _ => Err(format!("`{s}` is no engine: auto, io_uring or epoll")),
+        }
+    }
+}
+
+/// Names a watched descriptor on its reactor.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WatchId(Key);
+
+/// Whom a watched descriptor wakes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Watcher {
+    /// The reactor, by its own wake-up: to wake is all.
+    Reactor,
+    /// A root, which is promoted.
+    Root(RootId),
+    /// A driver, which is reaped in the same turn.
+    Driver(DriverId),
+}
+
+impl Watcher {
+    fn fire(self, cx: &mut Cx) {
+        match self {
+            Self::Reactor => {}
+            Self::Root(root) => cx.kick(root),
+            Self::Driver(driver) => cx.wake_driver(driver),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Watch {
+    fd: OwnedFd,
+    watcher: Watcher,
+}
+
+enum Interface {
+    Uring(Box<Ring>),
+    Epoll { epoll: OwnedFd, events: Vec<epoll::Event>, skipped: u32 },
+}
+
+/// What the ring had no room for, and is tried again.
+#[derive(Clone, Copy)]
+enum Undone {
+    Start(Key),
+    Cancel(Tag),
+}
+
+/// Operations that fit unsubmitted.
+const RING_ENTRIES: u32 = 512;
+/// Events taken from epoll at one time.
+const EPOLL_EVENTS: usize = 64;
+/// A busy reactor asks epoll, which costs a system call, once in so many turns.
+const EPOLL_TURNS: u32 = 8;
+/// The ring's client whose operations are the watches; [`crate::RingClient`]s follow.
+const WATCHES: u16 = 0;
+
+pub(crate) struct KernelDriver {
+    interface: Interface,
+    watches: Slots<Watch>,
+    undone: Vec<Undone>,
+    pub clients: RingClients,
+    /// Blocking calls whose results have not been delivered.
+    calls: u32,
+    /// Results of blocking calls; empty but while they are delivered.
+    results: Vec<Completion>,
+}
+
+impl KernelDriver {
+    pub fn new(engine: Engine) -> io::Result<Self> {
+        let interface = match engine {
+            Engine::Epoll => Interface::epoll()?,
+            Engine::IoUring => Interface::Uring(Box::new(Ring::new(RING_ENTRIES)?)),
+            Engine::Auto => Interface::auto(Ring::new(RING_ENTRIES))?,
+        };
+        Ok(Self {
+            interface,
+            watches: Slots::new(16),
+            undone: Vec::new(),
+            clients: RingClients::default(),
+            calls: 0,
+            results: Vec::new(),
+        })
+    }
+
+    pub const fn engine(&self) -> Engine {
+        match self.interface {
+            Interface::Uring(_) => Engine::IoUring,
+            Interface::Epoll { .. } => Engine::Epoll,
+        }
+    }
+
+    #[inline]
+    pub fn ring(&mut self) -> Option<&mut Ring> {
+        match &mut self.interface {
+            Interface::Uring(ring) => Some(ring),
+            Interface::Epoll { .. } => None,
+        }
+    }
+
+    /// A blocking call is submitted: its result counts as a completion that is in flight.
+    pub const fn add_call(&mut self) {
+        self.calls += 1;
+    }
+
+    /// Fires `watcher` each time that `fd` becomes readable.
+    pub fn watch(&mut self, fd: OwnedFd, watcher: Watcher) -> io::Result<WatchId> {
+        if self.watches.is_full() {
+            self.watches.grow(self.watches.capacity());
+        }
+        let Ok(key) = self.watches.insert(Watch { fd, watcher }) else { unreachable!("it has room") };
+        self.start(key).inspect_err(|_| drop(self.watches.remove(key)))?;
+        Ok(WatchId(key))
+    }
+
+    fn start(&mut self, key: Key) -> io::Result<()> {
+        let fd = self.watches.get(key).expect("just inserted, or checked").fd.as_fd();
+        match &mut self.interface {
+            Interface::Uring(ring) => ring.poll_readable(tag(key), fd),
+            Interface::Epoll { epoll, .. } => {
+                let data = epoll::EventData::new_u64(key.raw());
+                Ok(epoll::add(epoll, fd, data, epoll::EventFlags::IN | epoll::EventFlags::ET)?)
+            }
+        }
+    }
+
+    /// Ends a watch; whom it woke, and its descriptor.
+    pub fn unwatch(&mut self, id: WatchId) -> Option<(Watcher, OwnedFd)> {
+        let watch = self.watches.remove(id.0)?;
+        match &mut self.interface {
+            Interface::Uring(_) => self.attempt(Undone::Cancel(tag(id.0))),
+            Interface::Epoll { epoll, .. } => {
+                let _ = epoll::delete(epoll, &watch.fd);
+            }
+        }
+        Some((watch.watcher, watch.fd))
+    }
+
+    /// Queues an operation, now or when there is room.
+    fn attempt(&mut self, what: Undone) {
+        let result = match what {
+            Undone::Start(key) if self.watches.get(key).is_some() => self.start(key),
+            Undone::Start(_) => Ok(()),
+            Undone::Cancel(tag) => self.ring().map_or(Ok(()), |ring| ring.cancel(tag)),
+        };
+        if result.is_err() {
+            self.undone.push(what);
+        }
+    }
+
+    fn reap_ring(&mut self, budget: u32, cx: &mut Cx) -> u32 {
+        let Interface::Uring(ring) = &mut self.interface else { unreachable!("the caller looked") };
+        let (watches, clients, undone) = (&self.watches, &mut self.clients, &mut self.undone);
+        ring.reap(budget, |c| {
+            if c.tag.client != WATCHES {
+                return clients.deliver(c, cx);
+            }
+            let Some((key, watch)) = find(watches, c.tag) else { return };
+            watch.watcher.fire(cx);
+            if c.more {
+                return;
+            }
+            // The kernel ends a lasting poll when its completions overflow; and when the poll fails, which a file that is
+            // checked before it is watched does not: its watcher is woken once, and no more.
+            if c.result >= 0 {
+                undone.push(Undone::Start(key));
+            } else {
+                let error = io::Error::from_raw_os_error(-c.result);
+                tracing::warn!(%error, "a watched descriptor cannot be polled");
+            }
+        })
+    }
+
+    fn reap_epoll(&mut self, timeout: Option<Duration>, cx: &mut Cx) -> u32 {
+        let Interface::Epoll { epoll, events, skipped } = &mut self.interface else {
+            unreachable!("the caller looked")
+        };
+        *skipped = 0;
+        events.clear();
+        let timeout =
+            timeout.map(|t| Timespec::try_from(t).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 }));
+        // An interrupted wait is an early one.
+        let _ = epoll::wait(&*epoll, rustix::buffer::spare_capacity(events), timeout.as_ref());
+        for event in &*events {
+            if let Some(watch) = self.watches.get(Key::from_raw(event.data.u64())) {
+                watch.watcher.fire(cx);
+            }
+        }
+        events.len() as u32
+    }
+
+    /// Delivers the results of blocking calls that have ended; how many.
+    #[cold]
+    fn deliver_results(&mut self, cx: &mut Cx) -> u32 {
+        cx.handle.look_for_results(&mut self.results);
+        let count = self.results.len() as u32;
+        self.results.drain(..).for_each(|result| self.clients.deliver(result, cx));
+        self.calls = self.calls.strict_sub(count);
+        count
+    }
+
+    /// Sleeps until a completion or an event is there, or `timeout` has passed.
+    pub fn wait(&mut self, timeout: Option<Duration>, cx: &mut Cx) -> io::Result<()> {
+        match &mut self.interface {
+            Interface::Uring(ring) => ring.wait(timeout),
+            Interface::Epoll { .. } => {
+                self.reap_epoll(timeout, cx);
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Driver for KernelDriver {
+    #[inline]
+    fn reap(&mut self, budget: u32, cx: &mut Cx) -> u32 {
+        let results = if std::mem::take(&mut cx.results_may_be_there) { self.deliver_results(cx) } else { 0 };
+        results
+            + match &mut self.interface {
+                Interface::Uring(_) => self.reap_ring(budget, cx),
+                Interface::Epoll { skipped, .. } if cx.worked && *skipped < EPOLL_TURNS => {
+                    *skipped += 1;
+                    0
+                }
+                Interface::Epoll { .. } => self.reap_epoll(Some(Duration::ZERO), cx),
+            }
+    }
+
+    /// Hands queued operations to the kernel.
+    #[inline]
+    fn flush(&mut self, _: &mut Cx) {
+        for what in std::mem::take(&mut self.undone) {
+            self.attempt(what);
+        }
+        if let Some(ring) = self.ring()
+            && let Err(e) = ring.submit()
+        {
+            panic!("io_uring refuses to go on: {e}");
+        }
+    }
+
+    /// The kernel wakes a sleeper by itself: [`KernelDriver::wait`] ends at once if a completion is there.
+    fn arm(&mut self, _: &mut Cx) -> Armed {
+        if self.undone.is_empty() { Armed::Yes } else { Armed::Busy }
+    }
+
+    /// Operations of the ring's clients, and blocking calls: watches do not count.
+    #[inline]
+    fn in_flight(&self) -> u32 {
+        let operations = match &self.interface {
+            Interface::Uring(ring) => ring.in_flight().saturating_sub(self.watches.len()),
+            Interface::Epoll { .. } => 0,
+        };
+        operations + self.calls
+    }
+}
+
+impl Interface {
+    fn epoll() -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        Ok(Self::Epoll { epoll, events: Vec::with_capacity(EPOLL_EVENTS), skipped: 0 })
+    }
+
+    /// The ring if there is one.
+    fn auto(ring: io::Result<Ring>) -> io::Result<Self> {
+        match ring {
+            Ok(ring) => Ok(Self::Uring(Box::new(ring))),
+            Err(error) => {
+                tracing::warn!(
+                    %error,
+                    "io_uring is not to be had: epoll and threads take its place, which is slower. \
+                     Look at kernel.io_uring_disabled, and at the seccomp filter of the container"
+                );
+                Self::epoll()
+            }
+        }
+    }
+}
+
+/// A key as a ring's token: the index, and as much of the generation as fits.
+fn tag(key: Key) -> Tag {
+    Tag { client: WATCHES, token: key.raw() & ((1 << 48) - 1) }
+}
+
+/// The watch that a token was made for, unless it is gone.
+fn find(watches: &Slots<Watch>, t: Tag) -> Option<(Key, &Watch)> {
+    let index = t.token as u32;
+    watches.at_index(index).filter(|(key, _)| tag(*key) == t)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Arc, Mutex};
+
+    #[test]
+    fn without_a_ring_auto_takes_epoll_and_says_so() {
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        let (kept, forbidden) = (Arc::clone(&lines), io::Error::from(io::ErrorKind::PermissionDenied));
+        let writer = move || Kept(Arc::clone(&kept));
+        let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(writer).finish();
+        let interface = tracing::subscriber::with_default(subscriber, || Interface::auto(Err(forbidden)));
+        assert!(matches!(interface, Ok(Interface::Epoll { .. })));
+        let text = String::from_utf8(lines.lock().unwrap().clone()).unwrap();
+        assert!(text.contains("WARN") && text.contains("io_uring is not to be had"), "{text}");
+        assert!(matches!(Interface::auto(Ring::new(4)), Ok(Interface::Uring(_))));
+        assert_eq!(KernelDriver::new("epoll".parse().unwrap()).unwrap().engine(), Engine::Epoll);
+        assert_eq!(KernelDriver::new("auto".parse().unwrap()).unwrap().engine(), Engine::IoUring);
+        assert!("kqueue".parse::<Engine>().is_err());
+    }
+
+    struct Kept(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Kept {
+        fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend(text);
+            Ok(text.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+}
