@@ -121,6 +121,8 @@ impl Bench {
     }
 
     fn cx_root(&mut self, descriptor: &Descriptor) -> Rc<RefCell<Queue>> {
+        let reactor = self.cx().handle().clone();
+        self.wait("the reactor to be prepared", descriptor.prepare(&reactor)).expect("it can be prepared");
         let thread = self.thread;
         let made = self.cx().add_root(thread, "opener", |id, cx| {
             let channel = descriptor.open_channel(id, cx)?;

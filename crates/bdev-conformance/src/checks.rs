@@ -12,8 +12,8 @@ mod wait;
 pub use compounds::{compare_and_write, compares, compounds_under_aborts_and_resets, copies};
 pub use exclusion::{compare_and_write_is_atomic, held_off_by_nobody_forever};
 pub use lifecycle::{
-    abort_under_load, claims, deadlines, read_only_opening, removal_under_load, removal_waits_for_channels,
-    reset_under_load, resizing, resizing_under_load, statistics_add_up,
+    abort_under_load, claims, deadlines, preparation, read_only_opening, removal_under_load,
+    removal_waits_for_channels, reset_under_load, resizing, resizing_under_load, statistics_add_up,
 };
 pub use limits::{more_in_flight_than_the_depth, tight_limits};
 pub use requests::{bounds_and_bad_requests, every_operation_at_every_alignment};

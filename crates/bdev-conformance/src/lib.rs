@@ -61,6 +61,7 @@ macro_rules! conformance {
             tight_limits
             read_only_opening
             claims
+            preparation
             abort_under_load
             reset_under_load
             removal_under_load

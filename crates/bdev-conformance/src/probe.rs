@@ -1,7 +1,9 @@
 //! A disk that is another device behind tighter limits, and notes whatever the block layer lets through to it.
 
-use aryk_bdev::{Bdev, Channel, Completion, Device, Geometry, Io, Limits, Op, OpSet, OpenError, Tag};
-use aryk_reactor::{Cx, RootId};
+use aryk_bdev::{
+    Bdev, BoxFuture, Channel, Completion, Device, Geometry, Io, Limits, Op, OpSet, OpenError, Tag,
+};
+use aryk_reactor::{Cx, Handle, RootId};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// A request as the device saw it.
@@ -79,6 +81,10 @@ impl Device for Probe {
 
     fn base_resized(&self) -> Option<u64> {
         self.device.base_resized()
+    }
+
+    fn prepare(&self, reactor: &Handle) -> BoxFuture<'_, Result<(), OpenError>> {
+        self.device.prepare(reactor)
     }
 
     fn open_channel(&self, root: RootId, cx: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {

@@ -235,7 +235,8 @@ fn the_buffer_of_a_task_that_gave_up_is_kept_until_its_request_ends() {
     let bdev = registry.find("disk").unwrap();
     let mut bench = Bench::new();
     let descriptor = registry.open("disk", Access::Exclusive, "tasks", |_| ()).unwrap();
-    let thread = bench.thread();
+    let (thread, reactor) = (bench.thread(), bench.cx().handle().clone());
+    bench.wait("the reactor to be prepared", descriptor.prepare(&reactor)).unwrap();
     let channel = AsyncChannel::open(&descriptor, thread, bench.cx()).unwrap();
     let data = contents(3, 0, 8, 512);
     bench.wait("a write", channel.write(0, 8, Buffer::from_slice(&data))).unwrap();
@@ -273,6 +274,7 @@ fn a_reset_waits_for_all_reactors() {
     let ended = Arc::new(std::sync::Mutex::new(Vec::new()));
     let tasks = 2 * reactors.handles().len();
     for (handle, i) in reactors.handles().iter().cycle().zip(0..tasks as u64) {
+        block_on(descriptor.prepare(handle)).unwrap();
         let (descriptor, ended) = (descriptor.clone(), Arc::clone(&ended));
         block_on(handle.call(move |cx| {
             let thread = cx.add_thread("task", CoreSet::allowed());

@@ -61,7 +61,7 @@ impl fmt::Debug for AsyncChannel {
 }
 
 impl AsyncChannel {
-    /// A channel of the disk for the calling reactor, on `thread`.
+    /// A channel of the disk for the calling reactor, on `thread`. The reactor has been prepared ([`Descriptor::prepare`]).
     ///
     /// # Errors
     /// [`OpenError`].

@@ -2,7 +2,7 @@
 
 use crate::bdev::lock;
 use crate::{Access, Bdev, BdevChannel, Descriptor, Error, OpenError, Registry};
-use aryk_reactor::{Cx, RootId};
+use aryk_reactor::{Cx, Handle, RootId};
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
@@ -35,13 +35,24 @@ impl Base {
         &self.bdev
     }
 
-    /// A channel of it for the calling reactor, whose completions wake `root`.
+    /// Makes a reactor ready for channels of the disk, as [`Descriptor::prepare`].
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub async fn prepare(&self, reactor: &Handle) -> Result<(), OpenError> {
+        self.descriptor()?.prepare(reactor).await
+    }
+
+    /// A channel of the disk for the calling reactor, whose completions wake `root`.
     ///
     /// # Errors
     /// [`OpenError`].
     pub fn open_channel(&self, root: RootId, cx: &mut Cx) -> Result<BdevChannel, OpenError> {
-        let descriptor = lock(&self.descriptor).clone().ok_or(OpenError::Removed)?;
-        descriptor.open_channel(root, cx)
+        self.descriptor()?.open_channel(root, cx)
+    }
+
+    fn descriptor(&self) -> Result<Descriptor, OpenError> {
+        lock(&self.descriptor).clone().ok_or(OpenError::Removed)
     }
 
     /// Lets go of it. Channels that are open keep it until they are closed.

@@ -8,10 +8,14 @@ use crate::{BdevChannel, Clear, Deadline, Device, Geometry, Histogram, OpenError
 use aryk_reactor::{Cx, Handle, RootId};
 use futures_channel::oneshot;
 use std::any::Any;
+use std::convert::Infallible;
 use std::fmt;
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::Poll;
 use std::time::Duration;
 use uuid::Uuid;
 
@@ -85,6 +89,8 @@ struct Openers {
     list: Vec<Opener>,
     /// Who waits for the last to close.
     waiting: Vec<oneshot::Sender<()>>,
+    /// Each is dropped when the disk's removal begins: those that prepare reactors stop.
+    preparing: Vec<oneshot::Sender<Infallible>>,
 }
 
 /// A disk that has been registered.
@@ -242,6 +248,7 @@ impl Bdev {
         if self.removing.swap(true, Ordering::Relaxed) {
             return;
         }
+        lock(&self.openers).preparing.clear();
         self.tell(Event::Removed);
         let abort_late = |cell: &Rc<ChannelCell>, cx: &mut Cx| {
             cell.command(Command::FailLimited, cx);
@@ -311,6 +318,30 @@ impl Bdev {
                 let _ = waiting.send(());
             }
         }
+    }
+
+    /// Makes a reactor ready for channels of this disk, as [`Device::prepare`], unless the disk is being removed, or its removal begins meanwhile.
+    pub(crate) async fn prepare(&self, reactor: &Handle) -> Result<(), OpenError> {
+        let mut removal = self.removal()?;
+        let mut prepared = self.device.prepare(reactor);
+        poll_fn(|cx| match Pin::new(&mut removal).poll(cx) {
+            Poll::Ready(_) => Poll::Ready(Err(OpenError::Removed)),
+            Poll::Pending => prepared.as_mut().poll(cx),
+        })
+        .await
+    }
+
+    /// What is ready when the disk's removal begins.
+    fn removal(&self) -> Result<oneshot::Receiver<Infallible>, OpenError> {
+        let (sender, receiver) = oneshot::channel();
+        // Under the lock, so that a removal that begins now is either seen or finds the sender.
+        let mut openers = lock(&self.openers);
+        if self.is_removing() {
+            return Err(OpenError::Removed);
+        }
+        openers.preparing.retain(|sender| !sender.is_canceled());
+        openers.preparing.push(sender);
+        Ok(receiver)
     }
 
     pub(crate) fn channel_opened(&self, on: &Handle) {
@@ -502,6 +533,13 @@ impl Drop for Opening {
 #[derive(Clone)]
 pub struct Descriptor(Arc<Opening>);
 
+/// Which opening of which disk a descriptor is of, without keeping the disk open. Clones of a descriptor have the same.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct OpeningId {
+    disk: u64,
+    opening: u64,
+}
+
 impl fmt::Debug for Descriptor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "open {}", self.0.bdev.name())
@@ -514,12 +552,26 @@ impl Descriptor {
         &self.0.bdev
     }
 
+    /// Which opening it is of.
+    pub fn id(&self) -> OpeningId {
+        OpeningId { disk: self.0.bdev.serial, opening: self.0.id }
+    }
+
     /// Whether this opening may write.
     pub fn is_writable(&self) -> bool {
         self.0.writable && !self.0.bdev.device.is_read_only()
     }
 
-    /// A channel for the calling reactor, whose completions wake `root`.
+    /// Makes a reactor ready for channels, which may take seconds: to be awaited each time before [`Descriptor::open_channel`] is called there, in control
+    /// context. Dropping the future cancels that. It ends with [`OpenError::Removed`] when the disk's removal begins.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub async fn prepare(&self, reactor: &Handle) -> Result<(), OpenError> {
+        self.0.bdev.prepare(reactor).await
+    }
+
+    /// A channel for the calling reactor, which has been prepared ([`Descriptor::prepare`]). The channel's completions wake `root`.
     ///
     /// # Errors
     /// [`OpenError`].

@@ -1,9 +1,13 @@
 //! What a bdev module implements. Control context; channels are opened in reactor context.
 
 use crate::{Base, Bdev, Channel, Failure, OpSet};
-use aryk_reactor::{Cx, RootId};
+use aryk_reactor::{Cx, Handle, RootId};
 use std::any::Any;
+use std::pin::Pin;
 use std::sync::Arc;
+
+/// A future that a device gives, boxed so that a `dyn Device` can give it.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// The shape of a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -109,7 +113,25 @@ pub trait Device: Any + Send + Sync {
     /// a reference to it.
     fn removed(&self) {}
 
-    /// A channel for the calling reactor. What completes on it wakes `root`.
+    /// Makes a reactor ready for channels of this disk: creates the queue pair or the connection that they share there. Every opener awaits this
+    /// before it opens a channel, each time, so a reactor that is ready costs nothing. It may take seconds. Dropping the future cancels it, and so
+    /// does the disk's removal. What it has made and no channel uses stays with the device, until [`Device::removed`] at the latest.
+    ///
+    /// By default, the disks that it is made of are prepared.
+    ///
+    /// # Errors
+    /// [`OpenError`]; then no channel is opened there.
+    fn prepare(&self, reactor: &Handle) -> BoxFuture<'_, Result<(), OpenError>> {
+        let (bases, reactor) = (self.bases(), reactor.clone());
+        Box::pin(async move {
+            for base in bases {
+                base.prepare(&reactor).await?;
+            }
+            Ok(())
+        })
+    }
+
+    /// A channel for the calling reactor, which has been prepared. It takes microseconds. What completes on the channel wakes `root`.
     ///
     /// # Errors
     /// [`OpenError`].
@@ -124,6 +146,15 @@ pub trait Decorator: Send + Sync + 'static {
 
     /// The disk below.
     fn base(&self) -> &Base;
+
+    /// Makes a reactor ready for channels, as [`Device::prepare`]. By default, the disk below does.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    fn prepare(&self, reactor: &Handle) -> BoxFuture<'_, Result<(), OpenError>> {
+        let reactor = reactor.clone();
+        Box::pin(async move { self.base().prepare(&reactor).await })
+    }
 
     /// A channel for the calling reactor, as [`Device::open_channel`].
     ///
@@ -167,6 +198,10 @@ impl<D: Decorator> Device for D {
 
     fn removed(&self) {
         self.base().close();
+    }
+
+    fn prepare(&self, reactor: &Handle) -> BoxFuture<'_, Result<(), OpenError>> {
+        Decorator::prepare(self, reactor)
     }
 
     fn open_channel(&self, root: RootId, cx: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {

@@ -7,7 +7,7 @@
 //!
 //! | context | what runs in it |
 //! | --- | --- |
-//! | control | [`Registry`], opening, removing, resizing, resetting, reading statistics |
+//! | control | [`Registry`], opening, preparing reactors, removing, resizing, resetting, reading statistics |
 //! | reactor | channels: private to their opener, on one reactor, never locked |
 //!
 //! **A request's life.** [`BdevChannel::submit`] checks it and takes a slot for it; the slot's key is the tag of what goes to the module, in as
@@ -42,12 +42,12 @@ mod summary;
 pub use aryk_qos::{Limits as RateLimits, LimitsError as RateLimitsError};
 pub use async_channel::AsyncChannel;
 pub use base::Base;
-pub use bdev::{Bdev, Descriptor, Event, Identity};
+pub use bdev::{Bdev, Descriptor, Event, Identity, OpeningId};
 pub use bdev_channel::BdevChannel;
 pub use cell::open_channels;
 pub use channel::Channel;
 pub use deadline::{Deadline, OnDeadline};
-pub use device::{Decorator, Device, Geometry, Limits, OpenError};
+pub use device::{BoxFuture, Decorator, Device, Geometry, Limits, OpenError};
 pub use failure::{Failure, Failures};
 pub use gather::{Part, gather};
 pub use histogram::{Coarse, Histogram, Recording};

@@ -578,6 +578,11 @@ impl Nexus {
         self.disk.bdev()
     }
 
+    /// The disk, as it is open for this nexus.
+    pub const fn disk(&self) -> &Descriptor {
+        &self.disk
+    }
+
     /// Whether it may be changed, as far as the disk goes.
     pub fn is_writable(&self) -> bool {
         self.disk.is_writable()

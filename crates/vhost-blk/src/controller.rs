@@ -7,8 +7,8 @@ use crate::moving;
 use crate::queue::Queue;
 use crate::request::Disk;
 use aryk_bdev::{Descriptor, Event, OpenError};
-use aryk_reactor::{CoreSet, Cx, Gone, Reactors, RootRef, ThreadId};
-use aryk_vhost_device::{Errors, Host, Parts, Queues, Running, Trouble, virtqueue};
+use aryk_reactor::{CoreSet, Cx, Gone, Handle, Reactors, RootRef, ThreadId};
+use aryk_vhost_device::{Errors, Host, NotReady, Parts, Queues, Running, Trouble, virtqueue};
 use aryk_vhost_user::{Device, DeviceError, EventFd, MemoryChange, QueueLog, QueueSetup, SessionHandle};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -45,6 +45,8 @@ pub(crate) struct Controller {
 /// Why a queue cannot start.
 #[derive(Debug, thiserror::Error)]
 enum StartError {
+    #[error(transparent)]
+    NotReady(#[from] NotReady),
     #[error("cannot open the disk for a queue: {0}")]
     Open(#[from] OpenError),
     #[error("cannot watch the queue's kicks: {0}")]
@@ -105,9 +107,21 @@ impl Controller {
         }
     }
 
-    async fn start(&self, index: u16, setup: QueueSetup) -> Result<Running<Queue>, StartError> {
+    async fn start(&self, index: u16, setup: QueueSetup) -> Result<(), StartError> {
+        let reactor = self.reactors.least_loaded(self.settings.cores.as_ref());
+        let still = self.queues.hold_for_start(self, index, &reactor).await?;
+        let queue = self.start_on(&reactor, index, setup).await?;
+        self.queues.add(&still, index, queue);
+        Ok(())
+    }
+
+    async fn start_on(
+        &self,
+        reactor: &Handle,
+        index: u16,
+        setup: QueueSetup,
+    ) -> Result<Running<Queue>, StartError> {
         let name = format!("{}.q{index}", self.settings.name);
-        let handle = self.reactors.least_loaded(self.settings.cores.as_ref());
         let keeps_in_flight = setup.inflight.is_some();
         let ring = virtqueue(&setup)?;
         let kick = setup.kick.map(|fd| fd.try_clone()).transpose()?;
@@ -135,7 +149,7 @@ impl Controller {
             let root = started.inspect_err(|_| cx.remove_thread(thread))?;
             Ok(Running { root, thread: number })
         };
-        handle.call(start).await?
+        reactor.call(start).await?
     }
 
     fn requests(&self, disk: Option<&Descriptor>, features: u64) -> Disk {
@@ -185,10 +199,12 @@ impl Host for Controller {
         self.disk.borrow().clone()
     }
 
-    fn end_session(&self, why: String) {
-        if let Some(session) = &*self.session.borrow() {
-            session.end(why);
-        }
+    fn open_disks(&self, _index: u16) -> Vec<Descriptor> {
+        self.disk.borrow().iter().cloned().collect()
+    }
+
+    fn session(&self) -> Option<SessionHandle> {
+        self.session.borrow().clone()
     }
 }
 
@@ -230,8 +246,7 @@ impl Device for Controller {
     }
 
     async fn start_queue(&self, index: u16, setup: QueueSetup) -> Result<(), DeviceError> {
-        let started = self.queues.start(index, self.start(index, setup)).await;
-        started.map_err(|e| e.to_string().into())
+        self.start(index, setup).await.map_err(|e| e.to_string().into())
     }
 
     async fn stop_queue(&self, index: u16) -> u32 {

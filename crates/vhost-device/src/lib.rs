@@ -13,6 +13,6 @@ pub use endpoint::{Endpoint, EndpointError, Link};
 pub use line::{Line, MakeParts, Parts, STOP_GRACE};
 pub use moving::{MOVE_PATIENCE, Movable, Move, MoveError, Stranded};
 pub use pace::Pace;
-pub use queues::{Host, Queues, Running, Traveller};
+pub use queues::{Host, NotReady, Queues, Running, Traveller};
 pub use ring::virtqueue;
 pub use trouble::{Alarm, Errors, Trouble};

@@ -1,6 +1,6 @@
 //! A queue moves to another reactor while its guest does I/O. Reactor context; the errors in control context.
 //!
-//! It takes no more chains, and what it has in flight completes. Then the ring, which knows where it is, goes to the other reactor by message, and the queue
+//! The disks prepare the other reactor first, while the queue runs on (`queues.rs`). Then it takes no more chains, and what it has in flight completes. Then the ring, which knows where it is, goes to the other reactor by message, and the queue
 //! starts there as any queue does: on channels of its own, as if kicked, with one signal to its guest. No request is in flight in between, so that a
 //! daemon that dies there leaves nothing behind but chains that nobody has taken. A disk that does not complete in time cancels the move, and the queue goes
 //! on where it is; other queues notice nothing of all that.
@@ -14,6 +14,9 @@ use std::time::Duration;
 /// How long a queue that is to move waits for the requests that it has in flight, if nothing else is said. Meanwhile its guest waits for the queue.
 pub const MOVE_PATIENCE: Duration = Duration::from_millis(100);
 
+/// How long disks may take to prepare a reactor for a queue that is to move there. Meanwhile the queue runs on where it is.
+pub(crate) const PREPARE_PATIENCE: Duration = Duration::from_secs(10);
+
 /// Why a queue runs where it ran before.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MoveError {
@@ -23,6 +26,9 @@ pub enum MoveError {
     /// Requests took too long.
     #[error("its requests have not completed in time: it stays where it is")]
     TooSlow,
+    /// The disks have not prepared the other reactor in time.
+    #[error("its disks are not ready there after {} s: it stays where it is", PREPARE_PATIENCE.as_secs())]
+    NotReady,
     /// The disk cannot be opened on the other reactor.
     #[error("it cannot run there: {0}")]
     Open(String),

@@ -1,13 +1,16 @@
 //! The queues of a controller that run, and how one of them goes to another reactor. Control context.
 
-use crate::moving::{MOVE_PATIENCE, Movable, MoveError, Moved};
+use crate::moving::{MOVE_PATIENCE, Movable, MoveError, Moved, PREPARE_PATIENCE};
+use aryk_bdev::{Descriptor, OpenError, OpeningId};
 use aryk_reactor::{CoreSet, Gone, Handle, Hold, Reactors, RootRef};
+use aryk_vhost_user::SessionHandle;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
 use tokio::sync::{Mutex, MutexGuard};
+use tokio::time::timeout;
 
 /// A controller whose queues can move.
 pub trait Host: 'static {
@@ -20,8 +23,22 @@ pub trait Host: 'static {
     /// What a queue's channels are to be opened on, now.
     fn disks(&self) -> <Self::Queue as Movable>::Disks;
 
-    /// Ends its session, for that reason.
-    fn end_session(&self, why: String);
+    /// The disks among these on which the queue of that index opens a channel.
+    fn open_disks(&self, index: u16) -> Vec<Descriptor>;
+
+    /// The session that its queues belong to.
+    fn session(&self) -> Option<SessionHandle>;
+}
+
+/// Why the disks of a queue that is to start are not ready on a reactor.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotReady {
+    /// A disk cannot be prepared.
+    #[error("cannot open the disk for a queue: {0}")]
+    Disk(#[from] OpenError),
+    /// The session has ended before they were.
+    #[error("its session is ending")]
+    Ending,
 }
 
 /// The queues of a controller that run.
@@ -62,20 +79,61 @@ impl<Q: Movable> Queues<Q> {
         self.still.lock().await
     }
 
-    /// Has `start` make a queue, which runs from now on. What happens to all queues waits meanwhile, and finds this one too: a disk that is taken away while
-    /// a queue opens it would otherwise stay open.
+    /// Waits until the disks of a queue of `host` have prepared a reactor and no queue is moving, for whoever opens channels on them then. The queues are
+    /// held still when that is so, but not while the disks prepare. A disk that is being removed is not waited for.
     ///
     /// # Errors
-    /// As `start`.
-    pub async fn start<E>(
+    /// A disk cannot be prepared.
+    async fn hold_prepared(
         &self,
+        host: &impl Host<Queue = Q>,
         index: u16,
-        start: impl Future<Output = Result<Running<Q>, E>>,
-    ) -> Result<(), E> {
-        let _still = self.hold_still().await;
-        let queue = start.await?;
+        reactor: &Handle,
+    ) -> Result<MutexGuard<'_, ()>, OpenError> {
+        // No disk is kept open but the one that prepares: one that is taken away meanwhile can go.
+        let mut prepared: Vec<OpeningId> = Vec::new();
+        loop {
+            let still = self.hold_still().await;
+            let disks = host.open_disks(index);
+            let Some(next) = disks.into_iter().find(|disk| !prepared.contains(&disk.id())) else {
+                return Ok(still);
+            };
+            drop(still);
+            match next.prepare(reactor).await {
+                Ok(()) | Err(OpenError::Removed) => prepared.push(next.id()),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// As [`Queues::hold_still`], for the start of a queue of `host` on a reactor, which its disks have prepared by then. Gives up when the session ends.
+    ///
+    /// # Errors
+    /// [`NotReady`].
+    pub async fn hold_for_start(
+        &self,
+        host: &impl Host<Queue = Q>,
+        index: u16,
+        reactor: &Handle,
+    ) -> Result<MutexGuard<'_, ()>, NotReady> {
+        let session = host.session();
+        let ending = async {
+            match session {
+                Some(session) => session.ending().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = ending => Err(NotReady::Ending),
+            held = self.hold_prepared(host, index, reactor) => Ok(held?),
+        }
+    }
+
+    /// A queue runs from now on. It was started while queues are held still: what happens to all queues finds this one too, and a disk that is taken away
+    /// while a queue opens it does not stay open.
+    pub fn add(&self, _still: &MutexGuard<'_, ()>, index: u16, queue: Running<Q>) {
         self.running.borrow_mut().insert(index, queue);
-        Ok(())
     }
 
     /// One runs no more.
@@ -157,7 +215,15 @@ impl<H: Host> Traveller<H> {
     /// To be awaited to its end: whoever asks for queues meanwhile waits for that.
     async fn go(&self, to: Hold, patience: Duration) -> Result<(), MoveError> {
         let queues = self.host.queues();
-        let _still = queues.hold_still().await;
+        if *queues.get(self.index).ok_or(MoveError::Ending)?.handle() == *to {
+            return Ok(());
+        }
+        // The queue runs on while its disks prepare the other reactor.
+        let prepared = queues.hold_prepared(&*self.host, self.index, &to);
+        let _still = timeout(PREPARE_PATIENCE, prepared)
+            .await
+            .map_err(|_| MoveError::NotReady)?
+            .map_err(|error| MoveError::Open(error.to_string()))?;
         let queue = queues.get(self.index).ok_or(MoveError::Ending)?;
         if *queue.handle() == *to {
             return Ok(());
@@ -178,7 +244,9 @@ impl<H: Host> Traveller<H> {
             }
             Ok(Moved::TooSlow) => Err(MoveError::TooSlow),
             Err(_) => {
-                self.host.end_session(format!("queue {} was lost on its way to another core", self.index));
+                if let Some(session) = self.host.session() {
+                    session.end(format!("queue {} was lost on its way to another core", self.index));
+                }
                 Err(MoveError::Ending)
             }
         }

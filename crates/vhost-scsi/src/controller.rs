@@ -9,15 +9,16 @@ use crate::events::{Events, News, Waiting};
 use crate::manage::Manager;
 use crate::queue::{Queue, Role, Targets};
 use crate::wire::{self, Config, feature};
-use aryk_bdev::OpenError;
-use aryk_reactor::{CoreSet, Cx, Gone, Reactors, RootRef};
+use aryk_bdev::{Descriptor, OpenError};
+use aryk_reactor::{CoreSet, Cx, Gone, Handle, Reactors, RootRef};
 use aryk_scsi::Nexus;
-use aryk_vhost_device::{Errors, Host, Parts, Queues, Running, Trouble, virtqueue};
+use aryk_vhost_device::{Errors, Host, NotReady, Parts, Queues, Running, Trouble, virtqueue};
 use aryk_vhost_user::{Device, DeviceError, EventFd, MemoryChange, QueueLog, QueueSetup, SessionHandle};
 use aryk_virtqueue::Virtqueue;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
+use tokio::sync::MutexGuard;
 use zerocopy::IntoBytes;
 
 /// The control queue's index.
@@ -47,6 +48,8 @@ pub(crate) struct Controller {
     reactors: Rc<Reactors>,
     /// They change only while queues are held still, so that each queue learns of all.
     targets: RefCell<Targets>,
+    /// Targets whose disk is being attached, by bit.
+    arriving: Cell<u8>,
     queues: Queues<Queue>,
     /// What the guest is to be told when its event queue runs again. `None`: it has not run in this session, and the guest looks for itself first.
     untold: Cell<Option<Waiting>>,
@@ -57,6 +60,9 @@ pub(crate) struct Controller {
 /// Why a queue cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
+    /// A target's disk is not ready for it.
+    #[error(transparent)]
+    NotReady(#[from] NotReady),
     /// A target's disk cannot be opened.
     #[error("cannot open a disk for a queue: {0}")]
     Open(#[from] OpenError),
@@ -83,6 +89,7 @@ impl Controller {
         Self {
             settings,
             targets: RefCell::default(),
+            arriving: Cell::default(),
             queues: Queues::new(Rc::clone(&reactors)),
             reactors,
             untold: Cell::default(),
@@ -107,9 +114,14 @@ impl Controller {
         all.filter_map(|(target, nexus)| nexus.as_ref().map(|n| (target, named(n)))).collect()
     }
 
-    /// Whether a target has no disk.
+    /// Whether a target has no disk, and gets none at the moment.
     pub fn is_free(&self, target: u8) -> bool {
-        self.targets.borrow()[usize::from(target)].is_none()
+        !self.has_disk(target) && self.arriving.get() & 1 << target == 0
+    }
+
+    /// Whether a target has a disk.
+    pub fn has_disk(&self, target: u8) -> bool {
+        self.targets.borrow()[usize::from(target)].is_some()
     }
 
     /// Gives a target a disk, and tells the guest. What stands for the target's having this disk.
@@ -117,10 +129,11 @@ impl Controller {
     /// # Errors
     /// It has one, or this cannot be opened on a queue's reactor.
     pub async fn attach(&self, target: u8, nexus: Arc<Nexus>) -> Result<Weak<Nexus>, Error> {
-        let _changing = self.queues.hold_still().await;
         if !self.is_free(target) {
             return Err(Error::Taken(target));
         }
+        let _arriving = Arriving::new(&self.arriving, target);
+        let _changing = self.hold_for_disk(nexus.disk()).await?;
         self.targets.borrow_mut()[usize::from(target)] = Some(Arc::clone(&nexus));
         for (index, queue) in self.queues.all() {
             let nexus = Arc::clone(&nexus);
@@ -143,6 +156,23 @@ impl Controller {
         }
         self.post(News::Plugged, target).await;
         Ok(Arc::downgrade(&nexus))
+    }
+
+    /// Waits until a disk has prepared the reactors of all queues for commands, and then holds the queues still. They are not held while it prepares.
+    async fn hold_for_disk(&self, disk: &Descriptor) -> Result<MutexGuard<'_, ()>, OpenError> {
+        let mut prepared: Vec<Handle> = Vec::new();
+        loop {
+            let still = self.queues.hold_still().await;
+            let mut reactors = self.queues.all().into_iter().filter(|(index, _)| *index >= FIXED);
+            let next = reactors.find(|(_, queue)| !prepared.contains(queue.handle()));
+            let Some((_, queue)) = next else { return Ok(still) };
+            drop(still);
+            // One that has ended has no queues, whatever they say.
+            if let Some(reactor) = self.reactors.hold(queue.handle()) {
+                disk.prepare(&reactor).await?;
+            }
+            prepared.push(queue.handle().clone());
+        }
     }
 
     /// Takes a target's disk away, whatever it and the guest do, and tells the guest. Whether it had one; this one, if that is said.
@@ -197,9 +227,21 @@ impl Controller {
         }
     }
 
-    async fn start(&self, index: u16, setup: QueueSetup) -> Result<Running<Queue>, StartError> {
+    async fn start(&self, index: u16, setup: QueueSetup) -> Result<(), StartError> {
+        let reactor = self.reactors.least_loaded(self.settings.cores.as_ref());
+        let still = self.queues.hold_for_start(self, index, &reactor).await?;
+        let queue = self.start_on(&reactor, index, setup).await?;
+        self.queues.add(&still, index, queue);
+        Ok(())
+    }
+
+    async fn start_on(
+        &self,
+        reactor: &Handle,
+        index: u16,
+        setup: QueueSetup,
+    ) -> Result<Running<Queue>, StartError> {
         let name = format!("{}.q{index}", self.settings.name);
-        let handle = self.reactors.least_loaded(self.settings.cores.as_ref());
         let ring = virtqueue(&setup)?;
         let kick = setup.kick.map(|fd| fd.try_clone()).transpose()?;
         let (errors, alarm) = (Arc::clone(&self.errors), self.alarm());
@@ -229,7 +271,7 @@ impl Controller {
             let root = start_on(cx, parts, plan).inspect_err(|_| cx.remove_thread(thread))?;
             Ok(Running { root, thread: number })
         };
-        handle.call(start).await?
+        reactor.call(start).await?
     }
 
     /// What a queue in trouble calls: its session ends.
@@ -240,6 +282,22 @@ impl Controller {
                 session.end(trouble.to_string());
             }
         })
+    }
+}
+
+/// A target whose disk is being attached: no other disk is meanwhile.
+struct Arriving<'a>(&'a Cell<u8>, u8);
+
+impl<'a> Arriving<'a> {
+    fn new(all: &'a Cell<u8>, target: u8) -> Self {
+        all.set(all.get() | 1 << target);
+        Self(all, target)
+    }
+}
+
+impl Drop for Arriving<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() & !(1 << self.1));
     }
 }
 
@@ -280,10 +338,16 @@ impl Host for Controller {
         self.targets.borrow().clone()
     }
 
-    fn end_session(&self, why: String) {
-        if let Some(session) = &*self.session.borrow() {
-            session.end(why);
+    /// Queues that are not for commands open none.
+    fn open_disks(&self, index: u16) -> Vec<Descriptor> {
+        match index {
+            CONTROL | EVENT => Vec::new(),
+            _ => self.targets.borrow().iter().flatten().map(|nexus| nexus.disk().clone()).collect(),
         }
+    }
+
+    fn session(&self) -> Option<SessionHandle> {
+        self.session.borrow().clone()
     }
 }
 
@@ -333,8 +397,7 @@ impl Device for Controller {
     }
 
     async fn start_queue(&self, index: u16, setup: QueueSetup) -> Result<(), DeviceError> {
-        let started = self.queues.start(index, self.start(index, setup)).await;
-        started.map_err(|e| e.to_string().into())
+        self.start(index, setup).await.map_err(|e| e.to_string().into())
     }
 
     async fn stop_queue(&self, index: u16) -> u32 {

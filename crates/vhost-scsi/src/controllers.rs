@@ -272,7 +272,7 @@ impl Controllers {
 
     /// Whether that target of a controller has a disk.
     pub fn has_target(&self, name: &str, target: u8) -> bool {
-        self.entries.borrow().get(name).is_some_and(|entry| !entry.controller.is_free(target))
+        self.entries.borrow().get(name).is_some_and(|entry| entry.controller.has_disk(target))
     }
 
     /// Ends a controller: its front-end is disconnected, its commands complete, its socket goes.

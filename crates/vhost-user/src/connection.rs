@@ -124,7 +124,7 @@ impl Connection {
 
     /// Waits until the front-end has hung up. Its messages stay where they are, so that readiness says nothing: it is looked
     /// at now and then.
-    async fn hung_up(&self) {
+    pub(crate) async fn hung_up(&self) {
         const LOOK_EVERY: Duration = Duration::from_millis(100);
         loop {
             tokio::time::sleep(LOOK_EVERY).await;

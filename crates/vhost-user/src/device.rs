@@ -7,7 +7,7 @@ use aryk_dma::{DirtyLog, GuestArea, MemTable};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 /// Any error of a device. Its text reaches the log.
 pub type DeviceError = Box<dyn std::error::Error + Send + Sync>;
@@ -157,7 +157,7 @@ pub trait Device: 'static {
     /// may have been lost while it did not run.
     ///
     /// # Errors
-    /// If it cannot run; it stays stopped.
+    /// If it cannot run; it stays stopped. A device that waits for a store gives up at [`SessionHandle::ending`].
     async fn start_queue(&self, index: u16, setup: QueueSetup) -> Result<(), DeviceError>;
 
     /// Stops a running queue: takes no more from it, and waits until all that it took has been given back as used.
@@ -201,6 +201,8 @@ struct Shared {
     wake: Notify,
     config_changed: AtomicBool,
     end: Mutex<Option<Event>>,
+    /// Whether the session is to end, or its front-end has left.
+    ending: watch::Sender<bool>,
 }
 
 /// A session, as its device sees it. Any thread may use it; after the session's end it does nothing.
@@ -226,7 +228,22 @@ impl SessionHandle {
 
     fn end_with(&self, event: Event) {
         self.0.end.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(event);
+        self.0.ending.send_replace(true);
         self.0.wake.notify_one();
+    }
+
+    /// Waits until the session is to end or its front-end has left: a device that waits for something before it starts a queue stops waiting then.
+    pub async fn ending(&self) {
+        // The sender is kept by this handle.
+        let _ = self.0.ending.subscribe().wait_for(|ending| *ending).await;
+    }
+
+    pub(crate) fn is_ending(&self) -> bool {
+        *self.0.ending.borrow()
+    }
+
+    pub(crate) fn front_end_left(&self) {
+        self.0.ending.send_replace(true);
     }
 
     /// The next thing asked of the session. Cancelling the future loses nothing.

@@ -108,6 +108,7 @@ pub async fn serve_front_end<D: Device>(
     let vrings = std::iter::repeat_with(Vring::default).take(queues.into()).collect();
     let mut front_end = Session {
         device,
+        handle: session.clone(),
         stats,
         sharing: Sharing::of(&stream),
         connection: Connection::new(stream),
@@ -124,7 +125,7 @@ pub async fn serve_front_end<D: Device>(
     stats.began(front_end.sharing.pid());
     limited!(stats.lines.sessions, info, "front-end connected");
     device.connected(session.clone());
-    let end = front_end.run(&session).await;
+    let end = front_end.run().await;
     front_end.finish().await;
     device.disconnected();
     stats.ended(end.as_ref().err());
@@ -138,6 +139,7 @@ pub async fn serve_front_end<D: Device>(
 
 struct Session<'d, D> {
     device: &'d D,
+    handle: SessionHandle,
     stats: &'d Stats,
     connection: Connection,
     /// Whether nobody is there any more who might hang up.
@@ -159,11 +161,11 @@ struct Session<'d, D> {
 }
 
 impl<D: Device> Session<'_, D> {
-    async fn run(&mut self, session: &SessionHandle) -> Result<End, Error> {
+    async fn run(&mut self) -> Result<End, Error> {
         loop {
             let (message, mut fds) = tokio::select! {
                 biased;
-                event = session.event() => match event {
+                event = self.handle.event() => match event {
                     Event::Failed(reason) => return Err(Error::Ended(reason)),
                     Event::Stop => return Ok(End::Stopped),
                     Event::ConfigChanged => { self.tell_config_change(); continue }
@@ -191,6 +193,8 @@ impl<D: Device> Session<'_, D> {
                 Ok(Some(reply)) => Some(reply),
                 Ok(None) if self.acks(need_reply) => Some(message::reply_u64(code, 0).into()),
                 Ok(None) => None,
+                // The device has given up for that: why it ends is seen next.
+                Err(_) if self.handle.is_ending() => continue,
                 Err(error) if self.acks(need_reply) && !has_reply(code) => {
                     limited!(self.stats.lines.faults, warn, "request refused: {error}");
                     self.stats.refused(&error);

@@ -19,6 +19,7 @@ fn start<R: Send + 'static>(
     descriptor: &Descriptor,
     job: impl AsyncFnOnce(&AsyncChannel) -> R + Send + 'static,
 ) -> Receiver<R> {
+    block_on(descriptor.prepare(handle)).expect("the reactor can be prepared");
     let descriptor = descriptor.clone();
     let (ended, wait) = oneshot::channel();
     let on_reactor = move |cx: &mut Cx| {

@@ -1,7 +1,7 @@
 //! Opening, claims, aborts, resets, removal, resizing, statistics.
 
 use crate::{Bench, Features, Fixture, Opener, Outcome, Shape, contents};
-use aryk_bdev::{Access, Deadline, Error, Event, OnDeadline, Op, Status};
+use aryk_bdev::{Access, Deadline, Error, Event, OnDeadline, Op, OpenError, Status};
 use std::time::Duration;
 
 /// Requests that these checks keep in flight.
@@ -204,6 +204,33 @@ pub fn claims<F: Fixture>(make: &impl Fn() -> F) {
     refused(Access::Exclusive, "two");
     drop(shared);
     assert!(open(Access::Exclusive, "four").is_ok());
+}
+
+/// Reactors are prepared again and again, also where that was cancelled before; and not for a disk whose removal has begun.
+///
+/// # Panics
+/// If the disk fails it.
+pub fn preparation<F: Fixture>(make: &impl Fn() -> F) {
+    let fixture = make();
+    let mut bench = Bench::new();
+    let reactor = bench.cx().handle().clone();
+    let registry = fixture.registry();
+    let descriptor = registry.open(fixture.name(), Access::Shared, "another", |_| ()).expect("nobody has it");
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    // Whether it is ready at once or cancelled, others go by what they find.
+    let _ = std::pin::pin!(descriptor.prepare(&reactor)).poll(&mut context);
+    for _ in 0..2 {
+        bench.wait("the reactor to be prepared", descriptor.prepare(&reactor)).expect("it can be prepared");
+    }
+    let mut disk = bench.open(registry, fixture.name(), Access::Shared, 1, block_size(&fixture));
+    assert_works(&mut disk, &fixture, &mut bench);
+    disk.close(&mut bench);
+    let mut removal = std::pin::pin!(registry.remove(fixture.name()));
+    assert!(removal.as_mut().poll(&mut context).is_pending(), "it is open");
+    let late = bench.wait("the reactor to be prepared", descriptor.prepare(&reactor));
+    assert_eq!(late, Err(OpenError::Removed));
+    drop(descriptor);
+    assert_eq!(bench.wait("the removal", removal), Ok(()));
 }
 
 /// Who opened the disk to read cannot change it.

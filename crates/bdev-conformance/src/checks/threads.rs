@@ -55,6 +55,7 @@ type Ended = futures_channel::oneshot::Receiver<u64>;
 
 /// Starts a writer; it ends with the number of its writes that a reset aborted, all of which it did again.
 async fn start(handle: &Handle, descriptor: &Descriptor, writer: u64) -> Ended {
+    descriptor.prepare(handle).await.expect("the reactor can be prepared");
     let descriptor = descriptor.clone();
     let (ended, wait) = futures_channel::oneshot::channel();
     let on_reactor = move |cx: &mut aryk_reactor::Cx| {
@@ -103,6 +104,7 @@ async fn write_once(channel: &AsyncChannel, lba: u64, seed: u64, block_size: u32
 
 /// Reads all blocks; what is wrong with them.
 async fn verify(handle: &Handle, descriptor: &Descriptor, has_data: bool) -> Result<(), String> {
+    descriptor.prepare(handle).await.expect("the reactor can be prepared");
     let descriptor = descriptor.clone();
     let (ended, wait) = futures_channel::oneshot::channel();
     let on_reactor = move |cx: &mut aryk_reactor::Cx| {

@@ -1,8 +1,8 @@
 //! The registry with disks that have no channels: names, claims, removal, resizing and disks made of disks.
 
 use super::*;
-use crate::{Base, Channel, Geometry, Limits, OpSet, OpenError};
-use aryk_reactor::{Cx, RootId};
+use crate::{Base, BoxFuture, Channel, Geometry, Limits, OpSet, OpenError};
+use aryk_reactor::{Clock, Cx, Engine, Handle, Reactor, RootId, SleepPolicy};
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -234,6 +234,57 @@ fn nothing_is_made_of_a_disk_that_is_being_removed() {
     assert_eq!(refused.unwrap_err(), Error::Busy("base".to_owned()));
     assert_eq!(poll(removal), Poll::Ready(Ok(())));
     assert_eq!(add_on(&registry, "later", &["base"]).unwrap_err(), Error::NotFound("base".to_owned()));
+}
+
+/// A disk that never has a reactor ready.
+#[derive(Default)]
+struct Unready(AtomicU64);
+
+impl Device for Unready {
+    fn product(&self) -> &'static str {
+        "test"
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry::plain(512, 100)
+    }
+
+    fn limits(&self) -> Limits {
+        Limits::default()
+    }
+
+    fn ops(&self) -> OpSet {
+        OpSet::ALL
+    }
+
+    fn prepare(&self, _: &Handle) -> BoxFuture<'_, Result<(), OpenError>> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Box::pin(std::future::pending())
+    }
+
+    fn open_channel(&self, _: RootId, _: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
+        Err(OpenError::Unavailable("no channels here".to_owned()))
+    }
+}
+
+#[test]
+fn bases_prepare_reactors_until_their_removal_begins() {
+    let registry = Registry::new();
+    let base = registry.register(Identity::named("base"), Arc::new(Unready::default())).unwrap();
+    let above = add_on(&registry, "above", &["base"]).unwrap();
+    let mut reactor = Reactor::new(0, SleepPolicy::Poll, Engine::Epoll, Clock::Monotonic).unwrap();
+    let reactor = reactor.cx().handle().clone();
+    let opener = registry.open("above", Access::Read, "opener", |_| ()).unwrap();
+    assert!(poll(pin!(opener.prepare(&reactor))).is_pending(), "and is cancelled");
+    let mut prepared = pin!(opener.prepare(&reactor));
+    assert!(poll(prepared.as_mut()).is_pending());
+    assert_eq!(base.device_as::<Unready>().unwrap().0.load(Ordering::Relaxed), 2);
+    let mut removal = pin!(registry.remove("base"));
+    assert!(poll(removal.as_mut()).is_pending(), "it is open");
+    assert!(above.is_removing() && !base.is_removing());
+    assert_eq!(poll(prepared), Poll::Ready(Err(OpenError::Removed)));
+    drop(opener);
+    assert_eq!(poll(removal), Poll::Ready(Ok(())));
 }
 
 #[test]

@@ -217,7 +217,7 @@ impl From<MoveError> for Error {
     fn from(error: MoveError) -> Self {
         let errno = match error {
             MoveError::Cores(_) => Errno::INVAL,
-            MoveError::TooSlow => Errno::TIMEDOUT,
+            MoveError::TooSlow | MoveError::NotReady => Errno::TIMEDOUT,
             MoveError::Open(_) => Errno::IO,
             MoveError::Ending => Errno::NODEV,
         };

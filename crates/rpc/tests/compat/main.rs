@@ -215,6 +215,7 @@ async fn carry_out(daemon: &Daemon, facts: &Facts) -> BTreeMap<&'static str, See
         if step.method == "thread_get_io_channels" {
             let registry = &daemon.control.disks.registry;
             let disk = registry.open("Malloc0", Access::Shared, "a machine", |_| {}).unwrap();
+            disk.prepare(reactor).await.unwrap();
             let open = move |cx: &mut Cx| {
                 let channel = AsyncChannel::open(&disk, thread, cx).unwrap();
                 cx.local_state::<Cell<Option<AsyncChannel>>>().set(Some(channel));

@@ -1,4 +1,4 @@
-//! A controller whose disk is removed while a queue starts.
+//! A controller whose disk is removed while a queue starts, or takes its time to prepare a reactor.
 
 use super::*;
 use crate::guest::{AVAIL, DESC, MEMORY, SIZE, USED};
@@ -34,6 +34,12 @@ fn setup() -> QueueSetup {
     }
 }
 
+fn settings() -> Settings {
+    Settings { name: "vm".to_owned(), read_only: false, cores: None, queues: 1, queue_size_max: 1024 }
+}
+
+mod preparing;
+
 #[test]
 fn a_disk_that_is_removed_while_a_queue_opens_it_is_let_go_of() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -55,14 +61,7 @@ fn a_disk_that_is_removed_while_a_queue_opens_it_is_let_go_of() {
         };
         let reactors = Rc::new(Reactors::start(&options).unwrap());
         let disk = registry.open("disk", Access::Shared, "test", |_| ()).unwrap();
-        let settings = Settings {
-            name: "vm".to_owned(),
-            read_only: false,
-            cores: None,
-            queues: 1,
-            queue_size_max: 1024,
-        };
-        let controller = Controller::new(settings, disk, reactors);
+        let controller = Controller::new(settings(), disk, reactors);
         // The queue's start is with its reactor when the news comes.
         let (started, ()) =
             tokio::join!(controller.start_queue(0, setup()), controller.disk_event(Event::Removed));

@@ -2,8 +2,9 @@
 
 mod deaf;
 mod guest;
+mod remote;
 
-use aryk_bdev::{Identity, Op, OpSet, Registry};
+use aryk_bdev::{Identity, Op, OpSet, OpenError, Registry};
 use aryk_bdev_error::{Fault, Injection};
 use aryk_bdev_malloc as malloc;
 use aryk_front_end::{Format, Memory};
@@ -226,6 +227,14 @@ fn disks_come_and_go_and_grow() {
             assert_eq!((told.status, told.key_and_code()), (2, (6, 0x2a, 9)));
             let capacity = guest.command(unit(2), &[0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[], 8);
             assert_eq!(capacity.data[..4], (BLOCKS as u32 / 2 - 1).to_be_bytes());
+            guest.refill(0);
+        })
+        .await;
+        host.registry.changed("m0").await.unwrap();
+        let (guest, ()) = with(guest, |guest| {
+            assert_eq!(guest.event(SOON), Some((3, [1, 2, 0, 0, 0, 0, 0, 0], 0x012a)), "its mode parameters");
+            let told = guest.command(unit(2), &cdb_16(0x88, 0, 1), &[], 512);
+            assert_eq!((told.status, told.key_and_code()), (2, (6, 0x2a, 1)));
         })
         .await;
         host.controllers.remove_target("vm", 2).await.unwrap();
@@ -246,6 +255,49 @@ fn disks_come_and_go_and_grow() {
         .await;
         assert_eq!(host.controllers.list()[0].targets, []);
         drop(guest);
+        host.controllers.delete_all().await;
+    });
+}
+
+/// A disk that takes its time to prepare a reactor is attached when it is ready. Until then it is nobody's, and holds nothing up.
+#[test]
+fn a_disk_that_prepares_holds_nothing_up() {
+    run(async {
+        let host = Host::new(1);
+        let ready = remote::create(&host.registry, "remote", BLOCKS);
+        remote::create(&host.registry, "lost", BLOCKS);
+        host.create("vm", false).unwrap();
+        let guest = host.guest("vm", Format::Split).await;
+        let attaching = async {
+            let attached = host.controllers.add_target("vm", None, "remote").await.unwrap();
+            assert!(*ready.borrow(), "it was not ready");
+            attached
+        };
+        let meanwhile = async {
+            tokio::time::sleep(NEVER).await;
+            assert!(matches!(host.controllers.add_target("vm", Some(0), "m0").await, Err(Error::Taken(0))));
+            assert_eq!(host.controllers.add_target("vm", None, "m0").await.unwrap(), 1);
+            let (guest, ()) = with(guest, |guest| {
+                greet(guest, 1);
+                assert_eq!(guest.command(unit(0), &[0; 6], &[], 0).response, 3);
+            })
+            .await;
+            ready.send_replace(true);
+            guest
+        };
+        let (target, guest) = tokio::join!(attaching, meanwhile);
+        assert_eq!(target, 0);
+        let (guest, ()) = with(guest, |guest| greet(guest, 0)).await;
+        // One that is removed before it is ready is not attached.
+        let removing = async {
+            tokio::time::sleep(NEVER).await;
+            host.registry.remove("lost").await
+        };
+        let (lost, removed) = tokio::join!(host.controllers.add_target("vm", None, "lost"), removing);
+        assert!(matches!(lost, Err(Error::Open(OpenError::Removed))), "{lost:?}");
+        removed.unwrap();
+        assert_eq!(host.controllers.list()[0].targets.len(), 2);
+        apart(move || drop(guest)).await;
         host.controllers.delete_all().await;
     });
 }

@@ -2,7 +2,7 @@
 
 use super::{F_LOG_ALL, F_PROTOCOL_FEATURES, Session};
 use crate::Error;
-use crate::device::{Device, EventFd, MemoryChange, QueueLog, QueueSetup, Rings};
+use crate::device::{Device, DeviceError, EventFd, MemoryChange, QueueLog, QueueSetup, Rings};
 use crate::error::SHARE;
 use crate::inflight::Inflight;
 use crate::memory::Removed;
@@ -221,11 +221,23 @@ impl<D: Device> Session<'_, D> {
         };
         tracing::debug!(queue = index, size = setup.size, base = setup.base, "queue starts");
         let log = setup.log.clone();
-        let started = self.device.start_queue(index as u16, setup).await;
+        let started = self.start(index as u16, setup).await;
         started.map_err(|source| Error::Device { code, source })?;
         self.vrings[index].running = true;
         self.vrings[index].log = log;
         Ok(())
+    }
+
+    /// Starts a queue. The device learns it if the front-end hangs up meanwhile.
+    async fn start(&self, index: u16, setup: QueueSetup) -> Result<(), DeviceError> {
+        let starting = self.device.start_queue(index, setup);
+        tokio::pin!(starting);
+        tokio::select! {
+            biased;
+            started = &mut starting => return started,
+            () = self.connection.hung_up() => self.handle.front_end_left(),
+        }
+        starting.await
     }
 
     /// Brings the device in step with a new memory table. Queues whose rings are gone wait until they are back:

@@ -27,6 +27,8 @@ pub struct Mock {
     /// While there is one, a queue stops only after it was notified.
     pub slow_stop: RefCell<Option<Rc<Notify>>>,
     pub refuse_start: Cell<bool>,
+    /// A queue waits to start until its session ends, and then does not.
+    pub endless_start: Cell<bool>,
     /// How often it was asked to give up removed memory.
     pub revoked: Cell<u32>,
     pub packed: Cell<bool>,
@@ -127,6 +129,11 @@ impl Device for Mock {
         tokio::task::yield_now().await;
         if self.refuse_start.get() {
             return Err("no room".into());
+        }
+        if self.endless_start.get() {
+            let session = self.session.borrow().clone().expect("connected");
+            session.ending().await;
+            return Err("given up".into());
         }
         check(&setup);
         let old = self.running.borrow_mut().insert(index, setup);

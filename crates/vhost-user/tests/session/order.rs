@@ -283,6 +283,40 @@ fn a_front_end_may_leave_while_a_queue_stops() {
     });
 }
 
+/// A session with a queue that waits to start.
+async fn starting(guest: &Guest) -> (FrontEnd, Running) {
+    let (fe, session) = start();
+    fe.negotiate().await;
+    session.device.endless_start.set(true);
+    fe.send(code::SET_MEM_TABLE, &guest.mem_table(), &[guest.memory.as_fd()]);
+    fe.describe_queue(guest, 0, 0);
+    fe.start_queue(0);
+    tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    assert_eq!(session.device.take_calls(), []);
+    (fe, session)
+}
+
+#[test]
+fn a_queue_that_waits_to_start_gives_up_when_its_front_end_leaves() {
+    on_local_set(async {
+        let (fe, session) = starting(&Guest::new()).await;
+        drop(fe);
+        assert_eq!(session.end().await.expect("no error"), End::FrontEndLeft);
+    });
+}
+
+#[test]
+fn a_queue_that_waits_to_start_gives_up_when_its_session_is_ended() {
+    on_local_set(async {
+        let (fe, session) = starting(&Guest::new()).await;
+        let handle = session.device.session.borrow().clone().expect("connected");
+        handle.end("the store has gone");
+        let end = session.end().await;
+        assert!(matches!(&end, Err(crate::Error::Ended(why)) if why == "the store has gone"), "{end:?}");
+        drop(fe);
+    });
+}
+
 #[test]
 fn the_device_ends_a_session_or_announces_a_change() {
     on_local_set(async {

@@ -1,0 +1,226 @@
+//! A disk that prepares a reactor only when it is let: queues start and move then, and go on running meanwhile.
+
+use super::{settings, setup};
+use crate::controller::Controller;
+use crate::queue::Queue;
+use aryk_bdev::{
+    Access, BoxFuture, Channel, Completion, Device as Disk, Event, Geometry, Identity, Io, Limits, OpSet,
+    OpenError, Outbox, Registry, Status, Tag,
+};
+use aryk_reactor::{CoreSet, Cx, Handle, Options, Reactors, RootId};
+use aryk_vhost_device::{MOVE_PATIENCE, Movable, MoveError, Traveller};
+use aryk_vhost_user::{Device, SessionHandle};
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::Notify;
+use tokio::task::LocalSet;
+use tokio::time::timeout;
+
+/// What the test lets the disk do.
+#[derive(Default)]
+struct Gate {
+    is_open: AtomicBool,
+    opened: Notify,
+    fails: AtomicBool,
+    /// Preparations that have begun and have neither ended nor been cancelled.
+    under_way: AtomicU32,
+    /// Cores whose reactors are prepared.
+    ready: Mutex<Vec<u16>>,
+}
+
+impl Gate {
+    fn open(&self) {
+        self.is_open.store(true, Ordering::Relaxed);
+        self.opened.notify_waiters();
+    }
+
+    fn close(&self) {
+        self.is_open.store(false, Ordering::Relaxed);
+    }
+}
+
+struct UnderWay<'a>(&'a AtomicU32);
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+struct Remote(Arc<Gate>);
+
+impl Disk for Remote {
+    fn product(&self) -> &'static str {
+        "remote"
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry::plain(512, 8)
+    }
+
+    fn limits(&self) -> Limits {
+        Limits::default()
+    }
+
+    fn ops(&self) -> OpSet {
+        OpSet::PLAIN
+    }
+
+    fn prepare(&self, reactor: &Handle) -> BoxFuture<'_, Result<(), OpenError>> {
+        let core = reactor.core();
+        Box::pin(async move {
+            self.0.under_way.fetch_add(1, Ordering::Relaxed);
+            let _under_way = UnderWay(&self.0.under_way);
+            if self.0.fails.load(Ordering::Relaxed) {
+                return Err(OpenError::Unavailable("the target does not answer".to_owned()));
+            }
+            while !self.0.is_open.load(Ordering::Relaxed) {
+                self.0.opened.notified().await;
+            }
+            self.0.ready.lock().unwrap().push(core);
+            Ok(())
+        })
+    }
+
+    fn open_channel(&self, root: RootId, cx: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
+        assert!(
+            self.0.ready.lock().unwrap().contains(&cx.handle().core()),
+            "a channel where nothing is prepared"
+        );
+        Ok(Box::new(Done(Outbox::new(root))))
+    }
+}
+
+/// Whose requests are done at once.
+struct Done(Outbox);
+
+impl Channel for Done {
+    fn submit(&mut self, io: Io, cx: &mut Cx) {
+        self.0.push(io.tag, Status::Ok, cx);
+    }
+
+    fn abort(&mut self, _: Tag, _: &mut Cx) {}
+
+    fn poll(&mut self, _: &mut Cx, out: &mut Vec<Completion>) {
+        self.0.take(out);
+    }
+}
+
+struct Rig {
+    gate: Arc<Gate>,
+    registry: Registry,
+    reactors: Rc<Reactors>,
+    controller: Rc<Controller>,
+    session: SessionHandle,
+}
+
+/// Runs `test` with a controller of a disk whose gate is closed, on all cores.
+fn run(test: impl AsyncFnOnce(&Rig)) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    LocalSet::new().block_on(&runtime, async {
+        let (gate, registry) = (Arc::<Gate>::default(), Registry::new());
+        registry.register(Identity::named("disk"), Arc::new(Remote(Arc::clone(&gate)))).unwrap();
+        let options = Options { cores: CoreSet::allowed(), ..Options::default() };
+        let reactors = Rc::new(Reactors::start(&options).unwrap());
+        let disk = registry.open("disk", Access::Shared, "test", |_| ()).unwrap();
+        let controller = Rc::new(Controller::new(settings(), disk, Rc::clone(&reactors)));
+        let session = SessionHandle::default();
+        controller.connected(session.clone());
+        let rig = Rig { gate, registry, reactors, controller, session };
+        timeout(Duration::from_secs(60), test(&rig)).await.expect("the test hangs");
+        if rig.controller.queues.get(0).is_some() {
+            rig.controller.stop_queue(0).await;
+        }
+    });
+}
+
+/// A while that is long for what does not wait.
+async fn a_while() {
+    tokio::time::sleep(Duration::from_millis(30)).await;
+}
+
+#[test]
+fn a_queue_starts_when_its_disk_is_ready() {
+    run(async |rig: &Rig| {
+        let mut start = pin!(rig.controller.start_queue(0, setup()));
+        assert!(timeout(Duration::from_millis(30), &mut start).await.is_err(), "it waits");
+        assert_eq!(rig.gate.under_way.load(Ordering::Relaxed), 1);
+        // What happens to the queues that run does not wait.
+        timeout(Duration::from_secs(5), rig.controller.revoke_memory()).await.expect("queues are not held");
+        rig.gate.open();
+        start.await.unwrap();
+    });
+}
+
+#[test]
+fn a_session_that_ends_cancels_the_start_of_a_queue() {
+    run(async |rig: &Rig| {
+        let (started, ()) = tokio::join!(rig.controller.start_queue(0, setup()), async {
+            a_while().await;
+            rig.session.end("the test says so");
+        });
+        assert_eq!(started.unwrap_err().to_string(), "its session is ending");
+        assert_eq!(rig.gate.under_way.load(Ordering::Relaxed), 0, "cancelled");
+    });
+}
+
+#[test]
+fn a_disk_that_cannot_be_prepared_starts_no_queue() {
+    run(async |rig: &Rig| {
+        rig.gate.fails.store(true, Ordering::Relaxed);
+        let why = rig.controller.start_queue(0, setup()).await.unwrap_err().to_string();
+        assert_eq!(why, "cannot open the disk for a queue: the target does not answer");
+    });
+}
+
+#[test]
+fn removal_ends_what_prepares_and_the_queue_starts_without_a_disk() {
+    run(async |rig: &Rig| {
+        let removal = async {
+            a_while().await;
+            tokio::join!(rig.registry.remove("disk"), rig.controller.disk_event(Event::Removed))
+        };
+        let (started, (removed, ())) = tokio::join!(rig.controller.start_queue(0, setup()), removal);
+        started.unwrap();
+        removed.unwrap();
+        assert_eq!(rig.gate.under_way.load(Ordering::Relaxed), 0, "cancelled");
+        assert!(rig.gate.ready.lock().unwrap().is_empty());
+    });
+}
+
+#[test]
+fn a_queue_moves_when_its_disk_is_ready_there_and_stays_if_it_cannot_be() {
+    run(async |rig: &Rig| {
+        rig.gate.open();
+        rig.controller.start_queue(0, setup()).await.unwrap();
+        rig.gate.close();
+        let queue = rig.controller.queues.get(0).unwrap();
+        let home = queue.handle().clone();
+        let Some(other) = rig.reactors.handles().into_iter().find(|handle| *handle != home) else {
+            eprintln!("one core only: there is nowhere to move to");
+            return;
+        };
+        let thread =
+            queue.call(|queue: &mut Queue, cx| cx.thread_number(queue.line().thread())).await.unwrap();
+        let go = || {
+            let to = rig.reactors.hold(&other).unwrap();
+            Traveller::find(&rig.controller, thread).unwrap().move_to(to, MOVE_PATIENCE)
+        };
+        rig.gate.fails.store(true, Ordering::Relaxed);
+        assert_eq!(go().await, Err(MoveError::Open("the target does not answer".to_owned())));
+        rig.gate.fails.store(false, Ordering::Relaxed);
+
+        let mut going = pin!(go());
+        assert!(timeout(Duration::from_millis(30), &mut going).await.is_err(), "it waits");
+        let running = rig.controller.queues.get(0).unwrap();
+        assert_eq!(*running.handle(), home);
+        let has_begun = running.call(|queue: &mut Queue, _| queue.order.is_some()).await.unwrap();
+        assert!(!has_begun, "the queue takes requests while its disk prepares the other reactor");
+        rig.gate.open();
+        going.await.unwrap();
+        assert_eq!(*rig.controller.queues.get(0).unwrap().handle(), other);
+    });
+}

@@ -1,0 +1,67 @@
+//! A disk that prepares a reactor only when it is let: as one behind a connection that takes its time.
+
+use aryk_bdev::{
+    BoxFuture, Channel, Completion, Device, Geometry, Identity, Io, Limits, OpSet, OpenError, Outbox,
+    Registry, Status, Tag,
+};
+use aryk_reactor::{Cx, Handle, RootId};
+use std::sync::Arc;
+use tokio::sync::watch;
+
+struct Remote {
+    blocks: u64,
+    ready: Arc<watch::Sender<bool>>,
+}
+
+/// Makes one of this name, and gives what makes it ready.
+pub fn create(registry: &Registry, name: &str, blocks: u64) -> Arc<watch::Sender<bool>> {
+    let ready = Arc::<watch::Sender<bool>>::default();
+    let device = Remote { blocks, ready: Arc::clone(&ready) };
+    registry.register(Identity::named(name), Arc::new(device)).expect("a disk of ours");
+    ready
+}
+
+impl Device for Remote {
+    fn product(&self) -> &'static str {
+        "remote"
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry::plain(512, self.blocks)
+    }
+
+    fn limits(&self) -> Limits {
+        Limits::default()
+    }
+
+    fn ops(&self) -> OpSet {
+        OpSet::PLAIN
+    }
+
+    fn prepare(&self, _: &Handle) -> BoxFuture<'_, Result<(), OpenError>> {
+        Box::pin(async {
+            self.ready.subscribe().wait_for(|ready| *ready).await.expect("its sender is here");
+            Ok(())
+        })
+    }
+
+    fn open_channel(&self, root: RootId, _: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
+        assert!(*self.ready.borrow(), "a channel where nothing is prepared");
+        Ok(Box::new(RemoteChannel(Outbox::new(root))))
+    }
+}
+
+/// Whose requests are done at once.
+struct RemoteChannel(Outbox);
+
+impl Channel for RemoteChannel {
+    fn submit(&mut self, io: Io, cx: &mut Cx) {
+        self.0.push(io.tag, Status::Ok, cx);
+    }
+
+    fn abort(&mut self, _: Tag, _: &mut Cx) {}
+
+    fn poll(&mut self, _: &mut Cx, out: &mut Vec<Completion>) {
+        self.0.take(out);
+    }
+}
