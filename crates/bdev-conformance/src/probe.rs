@@ -83,6 +83,10 @@ impl Device for Probe {
         self.device.base_resized()
     }
 
+    fn close(&self) -> BoxFuture<'_, ()> {
+        self.device.close()
+    }
+
     fn prepare(&self, reactor: &Handle) -> BoxFuture<'_, Result<(), OpenError>> {
         self.device.prepare(reactor)
     }

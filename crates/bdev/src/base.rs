@@ -6,7 +6,7 @@ use aryk_reactor::{Cx, Handle, RootId};
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-/// A disk that another is made of: open from that one's making until [`Base::close`], which its [`crate::Device::removed`] calls.
+/// A disk that another is made of: open from that one's making until [`Base::close`], which its [`crate::Device::close`] calls.
 ///
 /// It needs to hear of no events: [`Registry`] removes what is made of a disk before the disk, and asks it to follow when the disk is resized.
 pub struct Base {

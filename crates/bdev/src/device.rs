@@ -109,13 +109,18 @@ pub trait Device: Any + Send + Sync {
     /// Tells the log how many lines about itself were left out, if it is time. Control context; asked now and then.
     fn tell_left_out(&self) {}
 
-    /// It has been removed, and nobody has it open: lets go of the disks that it is made of ([`crate::Base::close`]), though someone may still hold
-    /// a reference to it.
-    fn removed(&self) {}
+    /// Closes the disk, whose removal is under way: the last channel and the last opening of it are closed, though someone may still hold a reference to
+    /// it. Ends its connections, gives its queue pairs and what it prepared back, and lets go of the disks that it is made of ([`Base::close`]). The
+    /// removal is over when the future is ready, which may take seconds.
+    ///
+    /// If the future is dropped before, because nobody waits for the removal any more, it is called again when the removal is taken up again.
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
 
     /// Makes a reactor ready for channels of this disk: creates the queue pair or the connection that they share there. Every opener awaits this
     /// before it opens a channel, each time, so a reactor that is ready costs nothing. It may take seconds. Dropping the future cancels it, and so
-    /// does the disk's removal. What it has made and no channel uses stays with the device, until [`Device::removed`] at the latest.
+    /// does the disk's removal. What it has made and no channel uses stays with the device, until [`Device::close`] at the latest.
     ///
     /// By default, the disks that it is made of are prepared.
     ///
@@ -154,6 +159,11 @@ pub trait Decorator: Send + Sync + 'static {
     fn prepare(&self, reactor: &Handle) -> BoxFuture<'_, Result<(), OpenError>> {
         let reactor = reactor.clone();
         Box::pin(async move { self.base().prepare(&reactor).await })
+    }
+
+    /// What there is to do before the disk below is let go of, as [`Device::close`]. By default nothing.
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
     }
 
     /// A channel for the calling reactor, as [`Device::open_channel`].
@@ -196,8 +206,11 @@ impl<D: Decorator> Device for D {
         Some(self.base().bdev().blocks())
     }
 
-    fn removed(&self) {
-        self.base().close();
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async {
+            Decorator::close(self).await;
+            self.base().close();
+        })
     }
 
     fn prepare(&self, reactor: &Handle) -> BoxFuture<'_, Result<(), OpenError>> {

@@ -201,7 +201,7 @@ impl Registry {
     }
 
     /// Removes a disk, and first those that are made of it: new requests fail, running ones complete, openers are told, and when the last has
-    /// closed it, it is gone. What is still in flight after ten seconds is aborted.
+    /// closed it and its device has ended what it has, it is gone. What is still in flight after ten seconds is aborted.
     ///
     /// A caller that stops waiting leaves a disk that fails requests; it may be removed again.
     ///
@@ -220,9 +220,10 @@ impl Registry {
         while let Some(bdev) = doomed.left.last() {
             bdev.begin_removal().await;
             bdev.closed_by_all().await;
+            // Until then its name is taken: a successor is not to find the store in use.
+            bdev.device().close().await;
             self.forget(bdev);
             gone(bdev.name());
-            bdev.device().removed();
             doomed.left.pop();
         }
         Ok(())

@@ -3,9 +3,10 @@
 use super::*;
 use crate::{Base, BoxFuture, Channel, Geometry, Limits, OpSet, OpenError};
 use aryk_reactor::{Clock, Cx, Engine, Handle, Reactor, RootId, SleepPolicy};
-use std::future::Future;
+use std::cell::RefCell;
+use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use uuid::Uuid;
 
@@ -17,6 +18,8 @@ struct Disk {
     overhead: u64,
     block_size: u32,
     resized: AtomicU64,
+    /// Its closing takes longer.
+    is_slow: AtomicBool,
 }
 
 impl Disk {
@@ -51,8 +54,11 @@ impl Device for Disk {
         Some(self.bases[0].bdev().blocks() - self.overhead)
     }
 
-    fn removed(&self) {
-        self.bases.iter().for_each(Base::close);
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async {
+            poll_fn(|_| if self.is_slow.load(Ordering::Relaxed) { Poll::Pending } else { Poll::Ready(()) }).await;
+            self.bases.iter().for_each(Base::close);
+        })
     }
 
     fn open_channel(&self, _: RootId, _: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
@@ -171,6 +177,28 @@ fn a_removal_that_is_abandoned_can_be_taken_up_again() {
     drop(opener);
     assert_eq!(now(registry.remove("base")), Ok(()));
     assert_eq!(names_in(&registry), [""; 0]);
+}
+
+#[test]
+fn a_disk_is_gone_when_its_device_has_closed_it() {
+    let registry = Registry::new();
+    add(&registry, "base");
+    let above = add_on(&registry, "above", &["base"]).unwrap();
+    let is_slow = &above.device_as::<Disk>().unwrap().is_slow;
+    is_slow.store(true, Ordering::Relaxed);
+    let gone = RefCell::new(Vec::new());
+    {
+        let mut removal = pin!(registry.remove_telling("base", |name| gone.borrow_mut().push(name.to_owned())));
+        assert!(poll(removal.as_mut()).is_pending());
+        assert!(poll(removal).is_pending());
+        assert_eq!(*gone.borrow(), [""; 0]);
+        assert_eq!(add_on(&registry, "above", &[]).unwrap_err(), Error::Exists("above".to_owned()));
+        assert_eq!(registry.find("base").unwrap().claimed_by().as_deref(), Some("above"));
+    }
+    // Nobody waits any more: whoever takes it up again closes the device again.
+    is_slow.store(false, Ordering::Relaxed);
+    assert_eq!(now(registry.remove_telling("base", |name| gone.borrow_mut().push(name.to_owned()))), Ok(()));
+    assert_eq!(*gone.borrow(), ["above", "base"]);
 }
 
 #[test]

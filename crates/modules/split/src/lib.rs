@@ -5,12 +5,12 @@
 #![forbid(unsafe_code)]
 
 use aryk_bdev::{
-    Base, Bdev, BdevChannel, Channel, Completion, Device, Geometry, Identity, Io, Limits, Op, OpSet,
-    OpenError, Registry, Tag,
+    Base, Bdev, BdevChannel, BoxFuture, Channel, Completion, Device, Geometry, Identity, Io, Limits, Op,
+    OpSet, OpenError, Registry, Tag,
 };
 use aryk_reactor::{Cx, RootId};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// How to cut.
 #[derive(Clone, Debug)]
@@ -56,7 +56,7 @@ pub async fn create(registry: &Registry, config: Config) -> Result<Vec<Arc<Bdev>
         let mut identity = Identity::named(format!("{}p{i}", bdev.name()));
         let offset = u64::from(i) * blocks;
         identity.uuid = bdev.identity().uuid_of_part(offset, blocks);
-        let part = Part { shared: Arc::clone(&shared), offset, blocks };
+        let part = Part { shared: Arc::clone(&shared), offset, blocks, closed: AtomicBool::new(false) };
         match registry.register(identity, Arc::new(part)) {
             Ok(part) => parts.push(part),
             Err(error) => {
@@ -110,6 +110,8 @@ struct Part {
     shared: Arc<Shared>,
     offset: u64,
     blocks: u64,
+    /// It has let go of the disk.
+    closed: AtomicBool,
 }
 
 impl Part {
@@ -152,10 +154,13 @@ impl Device for Part {
         Some(self.geometry().blocks)
     }
 
-    fn removed(&self) {
-        if self.shared.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+    /// The last part lets go of the disk.
+    fn close(&self) -> BoxFuture<'_, ()> {
+        let is_first_time = !self.closed.swap(true, Ordering::AcqRel);
+        if is_first_time && self.shared.left.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.shared.base.close();
         }
+        Box::pin(std::future::ready(()))
     }
 
     fn open_channel(&self, root: RootId, cx: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
