@@ -1,7 +1,8 @@
 //! A disk that is another device behind tighter limits, and notes whatever the block layer lets through to it.
 
 use aryk_bdev::{
-    Bdev, BoxFuture, Channel, Completion, Device, Geometry, Io, Limits, Op, OpSet, OpenError, Tag,
+    BaseEvent, Bdev, BoxFuture, Channel, Completion, Device, Geometry, Io, Limits, Op, OpSet, OpenError,
+    Stay, Tag,
 };
 use aryk_reactor::{Cx, Handle, RootId};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -77,6 +78,10 @@ impl Device for Probe {
 
     fn bases(&self) -> Vec<Arc<Bdev>> {
         self.device.bases()
+    }
+
+    fn base_event(&self, base: &Arc<Bdev>, event: BaseEvent) -> Stay {
+        self.device.base_event(base, event)
     }
 
     fn base_resized(&self) -> Option<u64> {
@@ -158,5 +163,9 @@ impl Channel for ProbeChannel {
         let before = out.len();
         self.inner.poll(cx, out);
         self.in_flight -= (out.len() - before) as u32;
+    }
+
+    fn base_event(&mut self, base: &Arc<Bdev>, event: BaseEvent, cx: &mut Cx) {
+        self.inner.base_event(base, event, cx);
     }
 }

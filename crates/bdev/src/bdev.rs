@@ -4,7 +4,9 @@ use crate::cell::{Cells, ChannelCell, Command};
 use crate::qos::DiskQos;
 use crate::ranges::Ranges;
 use crate::sampling::Sampling;
-use crate::{BdevChannel, Clear, Deadline, Device, Geometry, Histogram, OpenError, Recording, Stats};
+use crate::{
+    BaseEvent, BdevChannel, Clear, Deadline, Device, Geometry, Histogram, OpenError, Recording, Stats,
+};
 use aryk_reactor::{Cx, Handle, RootId};
 use futures_channel::oneshot;
 use std::any::Any;
@@ -14,7 +16,7 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::task::Poll;
 use std::time::Duration;
 use uuid::Uuid;
@@ -105,6 +107,8 @@ pub struct Bdev {
     removing: AtomicBool,
     resetting: AtomicBool,
     openers: Mutex<Openers>,
+    /// Disks that are made of it, and stay without it when it is removed.
+    staying: Mutex<Vec<Weak<Bdev>>>,
     places: Arc<Mutex<Vec<Place>>>,
     ranges: Ranges,
     deadline: Mutex<Option<Deadline>>,
@@ -146,6 +150,7 @@ impl Bdev {
             removing: AtomicBool::new(false),
             resetting: AtomicBool::new(false),
             openers: Mutex::default(),
+            staying: Mutex::default(),
             places: Arc::default(),
             ranges: Ranges::default(),
             deadline: Mutex::default(),
@@ -241,6 +246,41 @@ impl Bdev {
     /// Sets whether someone is removing it. Under the registry's lock, so that it is in order with opening.
     pub(crate) fn set_doomed(&self, doomed: bool) {
         self.doomed.store(doomed, Ordering::Relaxed);
+    }
+
+    /// A disk that is made of this one stays without it.
+    pub(crate) fn add_staying(&self, above: &Arc<Self>) {
+        let mut staying = lock(&self.staying);
+        if staying.iter().all(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(above))) {
+            staying.push(Arc::downgrade(above));
+        }
+    }
+
+    /// Has the disks that stay without this one use it no more. First none of their channels reads from it. Then none changes it: a channel that
+    /// read while another no longer wrote there would find old data.
+    pub(crate) async fn part_from_staying(self: &Arc<Self>) {
+        let staying: Vec<_> = lock(&self.staying).iter().filter_map(Weak::upgrade).collect();
+        for above in staying {
+            above.tell_channels(self, BaseEvent::Removing).await;
+            above.device.base_event(self, BaseEvent::Removed);
+            above.tell_channels(self, BaseEvent::Removed).await;
+        }
+        // Not before all is done: a removal that is abandoned here is taken up again from the beginning.
+        lock(&self.staying).clear();
+    }
+
+    /// Tells each of its channels what happens to a disk that it is made of, and waits until they know.
+    async fn tell_channels(&self, base: &Arc<Self>, event: BaseEvent) {
+        let base = Arc::clone(base);
+        let tell = move |cell: &Rc<ChannelCell>, cx: &mut Cx| {
+            let (told, knows) = oneshot::channel();
+            cell.command(Command::BaseEvent { base: Arc::clone(&base), event, told }, cx);
+            knows
+        };
+        for knows in self.for_each_channel(tell).await {
+            // A channel that was closed meanwhile has no channel of the base.
+            let _ = knows.await;
+        }
     }
 
     /// Fails new requests and those that limits hold up, tells the openers, and aborts what is still in flight after [`REMOVAL_GRACE`].

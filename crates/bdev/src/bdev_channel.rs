@@ -13,7 +13,7 @@ mod fence;
 mod throttle;
 
 use crate::cell::{Cells, ChannelCell, Command};
-use crate::{Bdev, Channel, Completion, Descriptor, Io, Limits, Op, OpSet, OpenError, Status, Tag};
+use crate::{Bdev, Channel, Completion, Descriptor, Io, Limits, Op, OpSet, OpenError, Stats, Status, Tag};
 use aryk_dma::{Buffer, PAGE, Sgl};
 use aryk_reactor::{Cx, Handle, Layer, Nanos, Point, RootId};
 use aryk_slots::{Key, Slots};
@@ -152,13 +152,17 @@ impl BdevChannel {
         if bdev.is_removing() {
             return Err(OpenError::Removed);
         }
+        // First of all: what happens to all channels from now on happens to this one too.
+        let (cells, cell) = Cells::open(&bdev, root, cx);
         let device = bdev.device();
         let limits = device.limits();
         assert!(limits.depth > 0 && limits.transfer_blocks > 0 && limits.segments > 0, "{limits:?}");
         assert!(limits.unmap_blocks > 0 && limits.write_zeroes_blocks > 0, "{limits:?}");
         let ops = device.ops();
-        let inner = device.open_channel(root, cx)?;
-        let (cells, cell) = Cells::open(&bdev, root, cx);
+        let inner = device.open_channel(root, cx).inspect_err(|_| {
+            cells.close(bdev.serial(), &cell);
+            bdev.channel_closed(cx.handle(), &Stats::default());
+        })?;
         cx.name_object(Layer::Bdev, bdev.serial() as u16, Some(bdev.name()));
         Ok(Self {
             inner,
@@ -616,6 +620,11 @@ impl BdevChannel {
                 Command::LookAtDeadlines => self.look_at_deadlines(cx),
                 Command::LookAtLimits => self.look_at_limits(cx),
                 Command::FailLimited => self.fail_limited(Status::Removed, cx),
+                Command::BaseEvent { base, event, told } => {
+                    self.inner.base_event(&base, event, cx);
+                    // Whoever asked may have gone.
+                    let _ = told.send(());
+                }
             }
         }
     }

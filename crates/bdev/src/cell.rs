@@ -4,13 +4,14 @@
 //! ([`crate::Bdev::for_each_channel`]), finds their cells there, and leaves a command, which the channel heeds at its next poll.
 
 use crate::ranges::{Extent, RangeLock};
-use crate::{Bdev, Deadline, Stats};
+use crate::{BaseEvent, Bdev, Deadline, Stats};
 use aryk_reactor::{Cx, RootId};
 use aryk_slots::Key;
 use futures_channel::oneshot;
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// What a channel is told.
 #[derive(Debug)]
@@ -35,6 +36,8 @@ pub(crate) enum Command {
     LookAtLimits,
     /// The disk is being removed: fail what its limits hold.
     FailLimited,
+    /// Something happens to a disk that this one is made of: the module's channel is to know, and then the sender.
+    BaseEvent { base: Arc<Bdev>, event: BaseEvent, told: oneshot::Sender<()> },
 }
 
 #[derive(Debug)]

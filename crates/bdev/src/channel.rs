@@ -1,7 +1,8 @@
 //! The trait at the heart of the data path. Reactor context.
 
-use crate::{Completion, Io, Tag};
+use crate::{BaseEvent, Bdev, Completion, Io, Tag};
 use aryk_reactor::Cx;
+use std::sync::Arc;
 
 /// One opener's way to a device, on one reactor.
 pub trait Channel {
@@ -16,4 +17,9 @@ pub trait Channel {
 
     /// Adds what has completed to `out`. Called after the channel's root was woken.
     fn poll(&mut self, cx: &mut Cx, out: &mut Vec<Completion>);
+
+    /// Something happens to a disk that this channel's is made of, of which [`crate::Device::base_event`] has been told. Called before a poll.
+    fn base_event(&mut self, base: &Arc<Bdev>, event: BaseEvent, cx: &mut Cx) {
+        let _ = (base, event, cx);
+    }
 }

@@ -71,6 +71,29 @@ pub enum OpenError {
     Unavailable(String),
 }
 
+/// What happens to a disk that another is made of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BaseEvent {
+    /// The base is to be removed. The disk that is made of it answers whether it stays.
+    ///
+    /// If it does, each of its channels reads from the base no more, but changes it on, for not all channels may know yet. Channels that are opened from
+    /// now on do the same.
+    Removing,
+    /// The disk stays without the base, and each of its channels has been told [`BaseEvent::Removing`]. It lets go of the base ([`Base::close`]) and no
+    /// longer names it among [`Device::bases`]. Each of its channels sends nothing more to the base, and closes the base's channel as soon as
+    /// what is in flight there has completed. The base works until all of them have been told.
+    Removed,
+}
+
+/// Whether a disk stays without one that it is made of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stay {
+    /// It goes on.
+    Stay,
+    /// It is removed first.
+    Remove,
+}
+
 /// A disk, as its module makes it; `Any`, so that the module finds what is its own.
 pub trait Device: Any + Send + Sync {
     /// What kind of disk it is, for people.
@@ -91,9 +114,22 @@ pub trait Device: Any + Send + Sync {
         false
     }
 
-    /// The disks that it is made of. They are not removed while it is there, and it goes with them.
+    /// The disks that it is made of. They are not removed while it is there, and it goes with them, unless [`Device::base_event`] says otherwise.
     fn bases(&self) -> Vec<Arc<Bdev>> {
         Vec::new()
+    }
+
+    /// Something happens to one of the disks that it is made of. The device hears of it first, and then each of its channels, on every reactor
+    /// ([`Channel::base_event`]); the next event comes when all have. Must not call back into the registry. If a removal is abandoned and taken up
+    /// again, so are its events.
+    ///
+    /// What is returned counts for [`BaseEvent::Removing`] only. By default, the disk is removed with its base.
+    fn base_event(&self, base: &Arc<Bdev>, event: BaseEvent) -> Stay {
+        let _ = base;
+        match event {
+            BaseEvent::Removing => Stay::Remove,
+            BaseEvent::Removed => Stay::Stay,
+        }
     }
 
     /// One of the disks that it is made of has another size now. Returns its own new number of blocks, if that changed.

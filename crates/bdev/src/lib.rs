@@ -47,7 +47,7 @@ pub use bdev_channel::BdevChannel;
 pub use cell::open_channels;
 pub use channel::Channel;
 pub use deadline::{Deadline, OnDeadline};
-pub use device::{BoxFuture, Decorator, Device, Geometry, Limits, OpenError};
+pub use device::{BaseEvent, BoxFuture, Decorator, Device, Geometry, Limits, OpenError, Stay};
 pub use failure::{Failure, Failures};
 pub use gather::{Part, gather};
 pub use histogram::{Coarse, Histogram, Recording};

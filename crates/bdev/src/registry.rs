@@ -1,7 +1,7 @@
 //! All disks of the process. Control context: any thread, but no reactor's.
 
 use crate::bdev::{Claim, Listener, lock};
-use crate::{Bdev, Descriptor, Device, Event, Identity};
+use crate::{BaseEvent, Bdev, Descriptor, Device, Event, Identity, Stay};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -91,12 +91,20 @@ impl Inner {
         self.disks.iter().filter(is_on).cloned().collect()
     }
 
-    /// Adds a disk to `order`, after those that are made of it.
+    /// Adds a disk to `order`, after those that are made of it and do not stay without it.
     fn find_doomed(&self, bdev: &Arc<Bdev>, order: &mut Vec<Arc<Bdev>>) {
-        if bdev.is_doomed() || order.iter().any(|b| Arc::ptr_eq(b, bdev)) {
-            return;
+        let is_known = |bdev: &Arc<Bdev>, order: &[Arc<Bdev>]| {
+            bdev.is_doomed() || order.iter().any(|b| Arc::ptr_eq(b, bdev))
+        };
+        for above in self.made_of(bdev) {
+            if is_known(&above, order) {
+                continue;
+            }
+            match above.device().base_event(bdev, BaseEvent::Removing) {
+                Stay::Stay => bdev.add_staying(&above),
+                Stay::Remove => self.find_doomed(&above, order),
+            }
         }
-        self.made_of(bdev).iter().for_each(|above| self.find_doomed(above, order));
         order.push(Arc::clone(bdev));
     }
 }
@@ -200,7 +208,7 @@ impl Registry {
         bdev.open(claim, owner, listener).map_err(clash)
     }
 
-    /// Removes a disk, and first those that are made of it: new requests fail, running ones complete, openers are told, and when the last has
+    /// Removes a disk, and first those that are made of it and do not stay without it ([`Device::base_event`]): new requests fail, running ones complete, openers are told, and when the last has
     /// closed it and its device has ended what it has, it is gone. What is still in flight after ten seconds is aborted.
     ///
     /// A caller that stops waiting leaves a disk that fails requests; it may be removed again.
@@ -217,6 +225,9 @@ impl Registry {
     /// As [`Registry::remove`].
     pub async fn remove_telling(&self, name: &str, gone: impl Fn(&str)) -> Result<(), Error> {
         let mut doomed = self.doom(name)?;
+        for bdev in &doomed.left {
+            bdev.part_from_staying().await;
+        }
         while let Some(bdev) = doomed.left.last() {
             bdev.begin_removal().await;
             bdev.closed_by_all().await;
@@ -229,7 +240,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Has a disk and all those that are made of it opened no more. Those that someone else is removing already are left to them.
+    /// Has a disk and all those that go with it opened no more. Those that someone else is removing already are left to them.
     fn doom(&self, name: &str) -> Result<Doomed<'_>, Error> {
         let bdev = self.find(name)?;
         let inner = lock(&self.0);
