@@ -179,14 +179,34 @@ pub trait Device: Any + Send + Sync {
     fn open_channel(&self, root: RootId, cx: &mut Cx) -> Result<Box<dyn Channel>, OpenError>;
 }
 
-/// A disk on top of another that changes nothing but what its channels do: its shape, limits and operations are those of its base, whose size it
-/// follows.
+/// A disk on top of another that changes what its channels do. Its shape, limits and operations are those of its base, whose size it follows; a module
+/// overrides those that differ.
 pub trait Decorator: Send + Sync + 'static {
     /// What kind of disk it is, for people.
     fn product(&self) -> &'static str;
 
     /// The disk below.
     fn base(&self) -> &Base;
+
+    /// As [`Device::geometry`]: by default the base's. It is asked for again when the base is resized.
+    fn geometry(&self) -> Geometry {
+        self.base().bdev().geometry()
+    }
+
+    /// As [`Device::limits`]: by default the base's.
+    fn limits(&self) -> Limits {
+        self.base().bdev().device().limits()
+    }
+
+    /// As [`Device::ops`]: by default the base's.
+    fn ops(&self) -> OpSet {
+        self.base().bdev().device().ops()
+    }
+
+    /// As [`Device::is_read_only`]: by default whether the base is.
+    fn is_read_only(&self) -> bool {
+        self.base().bdev().device().is_read_only()
+    }
 
     /// Makes a reactor ready for channels, as [`Device::prepare`]. By default, the disk below does.
     ///
@@ -215,19 +235,19 @@ impl<D: Decorator> Device for D {
     }
 
     fn geometry(&self) -> Geometry {
-        self.base().bdev().geometry()
+        Decorator::geometry(self)
     }
 
     fn limits(&self) -> Limits {
-        self.base().bdev().device().limits()
+        Decorator::limits(self)
     }
 
     fn ops(&self) -> OpSet {
-        self.base().bdev().device().ops()
+        Decorator::ops(self)
     }
 
     fn is_read_only(&self) -> bool {
-        self.base().bdev().device().is_read_only()
+        Decorator::is_read_only(self)
     }
 
     fn bases(&self) -> Vec<Arc<Bdev>> {
@@ -239,7 +259,7 @@ impl<D: Decorator> Device for D {
     }
 
     fn base_resized(&self) -> Option<u64> {
-        Some(self.base().bdev().blocks())
+        Some(Decorator::geometry(self).blocks)
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {

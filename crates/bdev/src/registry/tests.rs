@@ -1,7 +1,7 @@
 //! The registry with disks that have no channels: names, claims, removal, resizing and disks made of disks.
 
 use super::*;
-use crate::{Base, BoxFuture, Channel, Geometry, Limits, OpSet, OpenError};
+use crate::{Base, BoxFuture, Channel, Decorator, Geometry, Limits, Op, OpSet, OpenError};
 use aryk_reactor::{Clock, Cx, Engine, Handle, Reactor, RootId, SleepPolicy};
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
@@ -347,6 +347,56 @@ fn resizing_reaches_openers_and_all_disks_above_once() {
     assert_eq!((mid.blocks(), top.blocks(), top.geometry().blocks), (199, 198, 198));
     assert_eq!(*lock(&told), [Event::Resized { blocks: 198 }]);
     assert_eq!(registry.resized("nothing", 1), Err(Error::NotFound("nothing".to_owned())));
+}
+
+/// A disk whose base has blocks that are half as large, keeps some of them for itself, and can be read only.
+struct Coarse(Base);
+
+impl Decorator for Coarse {
+    fn product(&self) -> &'static str {
+        "coarse"
+    }
+
+    fn base(&self) -> &Base {
+        &self.0
+    }
+
+    fn geometry(&self) -> Geometry {
+        let base = self.0.bdev().geometry();
+        Geometry { block_size: 2 * base.block_size, blocks: base.blocks / 2 - 5, ..base }
+    }
+
+    fn limits(&self) -> Limits {
+        Limits { depth: 3, ..self.0.bdev().device().limits() }
+    }
+
+    fn ops(&self) -> OpSet {
+        OpSet::of(&[Op::Read])
+    }
+
+    fn is_read_only(&self) -> bool {
+        true
+    }
+
+    fn open_channel(&self, _: RootId, _: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
+        Err(OpenError::Unavailable("no channels here".to_owned()))
+    }
+}
+
+#[test]
+fn a_decorator_may_have_a_shape_of_its_own() {
+    let registry = Registry::new();
+    add(&registry, "base");
+    let coarse = Coarse(Base::open(&registry, "base", "coarse").unwrap());
+    let coarse = registry.register(Identity::named("coarse"), Arc::new(coarse)).unwrap();
+    assert_eq!((coarse.geometry().block_size, coarse.blocks()), (1024, 45));
+    assert_eq!(coarse.device().limits(), Limits { depth: 3, ..Limits::default() });
+    assert_eq!(coarse.device().ops(), OpSet::of(&[Op::Read]));
+    assert!(!registry.open("coarse", Access::Shared, "opener", |_| ()).unwrap().is_writable());
+    registry.resized("base", 200).unwrap();
+    assert_eq!((coarse.blocks(), coarse.geometry().blocks), (95, 95));
+    assert_eq!(now(registry.remove("coarse")), Ok(()));
+    assert_eq!(registry.find("base").unwrap().claimed_by(), None);
 }
 
 #[test]

@@ -5,7 +5,7 @@
 #![forbid(unsafe_code)]
 
 use aryk_bdev::{
-    Base, Bdev, BdevChannel, Channel, Completion, Decorator, Device, Error, Identity, Io, Op, OpenError,
+    Base, Bdev, BdevChannel, Channel, Completion, Decorator, Error, Identity, Io, Op, OpenError,
     Registry, Status, Tag,
 };
 use aryk_reactor::{Cx, Nanos, RootId, TimerId};
@@ -90,7 +90,7 @@ impl Decorator for Delay {
             base: self.base.open_channel(root, cx)?,
             latencies: Arc::clone(&self.latencies),
             root,
-            requests: Slots::new(self.limits().depth),
+            requests: Slots::new(Decorator::limits(self).depth),
             reads: 0,
             writes: 0,
             held: BinaryHeap::new(),

@@ -4,7 +4,7 @@
 
 mod channel;
 
-use aryk_bdev::{Base, Bdev, Channel, Decorator, Device, Identity, Op, OpSet, OpenError, Registry};
+use aryk_bdev::{Base, Bdev, Channel, Decorator, Identity, Op, OpSet, OpenError, Registry};
 use aryk_reactor::{Cx, RootId};
 use channel::ErrorChannel;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -176,6 +176,6 @@ impl Decorator for ErrorDevice {
 
     fn open_channel(&self, root: RootId, cx: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
         let base = self.base.open_channel(root, cx)?;
-        Ok(Box::new(ErrorChannel::new(base, Arc::clone(&self.injected), root, self.limits().depth)))
+        Ok(Box::new(ErrorChannel::new(base, Arc::clone(&self.injected), root, Decorator::limits(self).depth)))
     }
 }
