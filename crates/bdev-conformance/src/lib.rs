@@ -14,7 +14,7 @@ mod probe;
 
 pub use bench::{Bench, Opener, Outcome};
 pub use data::{Shape, contents, fill};
-pub use probe::{Log, Probe, Seen};
+pub use probe::{Log, Probe, Properties, Seen};
 
 use aryk_bdev::Registry;
 

@@ -29,18 +29,34 @@ pub struct Log {
     pub in_flight_max: u32,
 }
 
+/// What the block layer is told of the device. Whoever changes it calls [`aryk_bdev::Registry::changed`].
+#[derive(Debug)]
+pub struct Properties {
+    /// As [`Device::limits`].
+    pub limits: Limits,
+    /// As [`Device::ops`].
+    pub ops: OpSet,
+    /// As [`Device::is_read_only`].
+    pub is_read_only: bool,
+}
+
 /// See the file's head.
 pub struct Probe {
     device: Arc<dyn Device>,
-    limits: Limits,
-    ops: OpSet,
+    properties: Arc<Mutex<Properties>>,
     log: Arc<Mutex<Log>>,
 }
 
 impl Probe {
     /// `device`, of which the block layer is told these limits and operations.
     pub fn new(device: Arc<dyn Device>, limits: Limits, ops: OpSet) -> Self {
-        Self { device, limits, ops, log: Arc::default() }
+        let properties = Properties { limits, ops, is_read_only: device.is_read_only() };
+        Self { device, properties: Arc::new(Mutex::new(properties)), log: Arc::default() }
+    }
+
+    /// What the block layer is told of it, now and later.
+    pub fn properties(&self) -> Arc<Mutex<Properties>> {
+        Arc::clone(&self.properties)
     }
 
     /// What went through it, now and later.
@@ -51,7 +67,7 @@ impl Probe {
 
 impl std::fmt::Debug for Probe {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Probe").field("limits", &self.limits).finish_non_exhaustive()
+        f.debug_struct("Probe").field("properties", &self.properties).finish_non_exhaustive()
     }
 }
 
@@ -65,15 +81,15 @@ impl Device for Probe {
     }
 
     fn limits(&self) -> Limits {
-        self.limits
+        lock(&self.properties).limits
     }
 
     fn ops(&self) -> OpSet {
-        self.ops
+        lock(&self.properties).ops
     }
 
     fn is_read_only(&self) -> bool {
-        self.device.is_read_only()
+        lock(&self.properties).is_read_only
     }
 
     fn bases(&self) -> Vec<Arc<Bdev>> {
@@ -98,27 +114,28 @@ impl Device for Probe {
 
     fn open_channel(&self, root: RootId, cx: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
         let inner = self.device.open_channel(root, cx)?;
-        let (limits, ops, log) = (self.limits, self.ops, Arc::clone(&self.log));
-        Ok(Box::new(ProbeChannel { inner, limits, ops, log, in_flight: 0 }))
+        let (properties, log) = (Arc::clone(&self.properties), Arc::clone(&self.log));
+        Ok(Box::new(ProbeChannel { inner, properties, log, in_flight: 0 }))
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("no one panics holding it")
 }
 
 struct ProbeChannel {
     inner: Box<dyn Channel>,
-    limits: Limits,
-    ops: OpSet,
+    properties: Arc<Mutex<Properties>>,
     log: Arc<Mutex<Log>>,
     in_flight: u32,
 }
 
 impl ProbeChannel {
-    fn log(&self) -> MutexGuard<'_, Log> {
-        self.log.lock().expect("no one panics holding it")
-    }
-
     fn check(&self, io: &Io) {
-        let limits = &self.limits;
-        assert!(self.ops.contains(io.op), "the device does not do {io:?}");
+        let Properties { limits, ops, is_read_only } = &*lock(&self.properties);
+        assert!(ops.contains(io.op), "the device does not do {io:?}");
+        assert!(!is_read_only || !io.op.is_change(), "the device is read-only: {io:?}");
+        assert!(self.in_flight < limits.depth, "{} requests are in flight", self.in_flight);
         let max = match io.op {
             Op::Read | Op::Write => limits.transfer_blocks.into(),
             Op::Unmap => limits.unmap_blocks,
@@ -144,11 +161,10 @@ impl Channel for ProbeChannel {
     fn submit(&mut self, io: Io, cx: &mut Cx) {
         self.check(&io);
         self.in_flight += 1;
-        assert!(self.in_flight <= self.limits.depth, "{} requests are in flight", self.in_flight);
         let in_flight = self.in_flight;
         let pieces = io.data.pieces().count() as u32;
         {
-            let mut log = self.log();
+            let mut log = lock(&self.log);
             log.seen.push(Seen { op: io.op, lba: io.lba, blocks: io.blocks, pieces });
             log.in_flight_max = log.in_flight_max.max(in_flight);
         }

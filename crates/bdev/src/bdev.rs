@@ -66,6 +66,9 @@ pub enum Event {
         /// Blocks.
         blocks: u64,
     },
+    /// The disk's limits, operations or read-only state have changed ([`Device::limits`], [`Device::ops`], [`Device::is_read_only`]). Its channels go
+    /// by the new ones already.
+    Changed,
 }
 
 /// How an opener is told. Called in control context, and must not call back into the registry.
@@ -270,7 +273,7 @@ impl Bdev {
     }
 
     /// Tells each of its channels what happens to a disk that it is made of, and waits until they know.
-    async fn tell_channels(&self, base: &Arc<Self>, event: BaseEvent) {
+    pub(crate) async fn tell_channels(&self, base: &Arc<Self>, event: BaseEvent) {
         let base = Arc::clone(base);
         let tell = move |cell: &Rc<ChannelCell>, cx: &mut Cx| {
             let (told, knows) = oneshot::channel();
@@ -306,6 +309,20 @@ impl Bdev {
         if self.blocks.swap(blocks, Ordering::Relaxed) != blocks {
             self.tell(Event::Resized { blocks });
         }
+    }
+
+    /// Has each of its channels go by the properties that its device has now, waits until they do, and tells the openers.
+    pub(crate) async fn reload_properties(&self) {
+        let reload = |cell: &Rc<ChannelCell>, cx: &mut Cx| {
+            let (done, reloaded) = oneshot::channel();
+            cell.command(Command::ReloadProperties(done), cx);
+            reloaded
+        };
+        for reloaded in self.for_each_channel(reload).await {
+            // A channel that was closed meanwhile goes by none.
+            let _ = reloaded.await;
+        }
+        self.tell(Event::Changed);
     }
 
     fn tell(&self, event: Event) {

@@ -10,6 +10,7 @@
 mod compound;
 mod deadline;
 mod fence;
+mod properties;
 mod throttle;
 
 use crate::cell::{Cells, ChannelCell, Command};
@@ -91,7 +92,7 @@ struct Zeroes {
 pub struct BdevChannel {
     inner: Box<dyn Channel>,
     /// Keeps the disk open.
-    _descriptor: Descriptor,
+    descriptor: Descriptor,
     bdev: Arc<Bdev>,
     /// The disk's number, for the trace.
     serial: u16,
@@ -109,7 +110,8 @@ pub struct BdevChannel {
     zero_blocks: u32,
     writable: bool,
     state: State,
-    credits: u32,
+    /// Fewer than none while the module has more than its depth, which has shrunk.
+    credits: i64,
     /// Bytes that requests may send to the module before the next poll, which those of one piece may exceed.
     bytes_left: u64,
     pending: Slots<Pending>,
@@ -155,9 +157,7 @@ impl BdevChannel {
         // First of all: what happens to all channels from now on happens to this one too.
         let (cells, cell) = Cells::open(&bdev, root, cx);
         let device = bdev.device();
-        let limits = device.limits();
-        assert!(limits.depth > 0 && limits.transfer_blocks > 0 && limits.segments > 0, "{limits:?}");
-        assert!(limits.unmap_blocks > 0 && limits.write_zeroes_blocks > 0, "{limits:?}");
+        let limits = properties::limits(&**device);
         let ops = device.ops();
         let inner = device.open_channel(root, cx).inspect_err(|_| {
             cells.close(bdev.serial(), &cell);
@@ -177,7 +177,7 @@ impl BdevChannel {
             block_size: device.geometry().block_size,
             writable: descriptor.is_writable(),
             state: State::Running,
-            credits: limits.depth,
+            credits: limits.depth.into(),
             bytes_left: POLL_BYTES,
             pending: Slots::new(limits.depth.min(64)),
             waiting: VecDeque::new(),
@@ -192,7 +192,7 @@ impl BdevChannel {
             handed: Handed::default(),
             serial: bdev.serial() as u16,
             bdev,
-            _descriptor: descriptor,
+            descriptor,
         })
     }
 
@@ -620,6 +620,11 @@ impl BdevChannel {
                 Command::LookAtDeadlines => self.look_at_deadlines(cx),
                 Command::LookAtLimits => self.look_at_limits(cx),
                 Command::FailLimited => self.fail_limited(Status::Removed, cx),
+                Command::ReloadProperties(done) => {
+                    self.reload_properties();
+                    // Whoever asked may have gone.
+                    let _ = done.send(());
+                }
                 Command::BaseEvent { base, event, told } => {
                     self.inner.base_event(&base, event, cx);
                     // Whoever asked may have gone.
@@ -630,7 +635,7 @@ impl BdevChannel {
     }
 
     fn look_frozen(&mut self) {
-        if self.credits == self.limits.depth
+        if self.credits == i64::from(self.limits.depth)
             && let State::Freezing(done) = std::mem::replace(&mut self.state, State::Frozen)
         {
             // Whoever asked may have gone; then the thaw is on its way all the same.

@@ -36,6 +36,8 @@ pub(crate) enum Command {
     LookAtLimits,
     /// The disk is being removed: fail what its limits hold.
     FailLimited,
+    /// The device has other limits or operations, or may be written or not: go by them from now on, and say so.
+    ReloadProperties(oneshot::Sender<()>),
     /// Something happens to a disk that this one is made of: the module's channel is to know, and then the sender.
     BaseEvent { base: Arc<Bdev>, event: BaseEvent, told: oneshot::Sender<()> },
 }

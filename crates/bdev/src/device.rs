@@ -83,6 +83,8 @@ pub enum BaseEvent {
     /// longer names it among [`Device::bases`]. Each of its channels sends nothing more to the base, and closes the base's channel as soon as
     /// what is in flight there has completed. The base works until all of them have been told.
     Removed,
+    /// The base's limits, operations or read-only state have changed.
+    Changed,
 }
 
 /// Whether a disk stays without one that it is made of.
@@ -99,17 +101,17 @@ pub trait Device: Any + Send + Sync {
     /// What kind of disk it is, for people.
     fn product(&self) -> &'static str;
 
-    /// Its shape. Only the number of blocks may change, and only as [`crate::Registry::resized`] is told.
+    /// Its shape. Only the number of blocks may change, and [`crate::Registry::resized`] is called when it has.
     fn geometry(&self) -> Geometry;
 
-    /// What its channels can take. Never changes.
+    /// What its channels can take. When it has changed, [`crate::Registry::changed`] is called.
     fn limits(&self) -> Limits;
 
-    /// What its channels can do. Never changes. Compound ones, and a write-zeroes that is missing, are made of others by
+    /// What its channels can do. When it has changed, [`crate::Registry::changed`] is called. Compound ones, and a write-zeroes that is missing, are made of others by
     /// the block layer.
     fn ops(&self) -> OpSet;
 
-    /// Whether it cannot be written.
+    /// Whether it cannot be written. When it has changed, [`crate::Registry::changed`] is called.
     fn is_read_only(&self) -> bool {
         false
     }
@@ -128,7 +130,7 @@ pub trait Device: Any + Send + Sync {
         let _ = base;
         match event {
             BaseEvent::Removing => Stay::Remove,
-            BaseEvent::Removed => Stay::Stay,
+            BaseEvent::Removed | BaseEvent::Changed => Stay::Stay,
         }
     }
 

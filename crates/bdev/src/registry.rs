@@ -1,7 +1,7 @@
 //! All disks of the process. Control context: any thread, but no reactor's.
 
 use crate::bdev::{Claim, Listener, lock};
-use crate::{BaseEvent, Bdev, Descriptor, Device, Event, Identity, Stay};
+use crate::{BaseEvent, Bdev, BoxFuture, Descriptor, Device, Event, Identity, Stay};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -274,6 +274,31 @@ impl Registry {
             }
         }
         Ok(())
+    }
+
+    /// The module says that its disk has other limits or operations, or can or cannot be written now: every channel goes by them when this is ready, disks
+    /// made of it follow, and openers are told. A request that was submitted before ends under the old ones: the device still answers it, be it with a
+    /// failure.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    pub async fn changed(&self, name: &str) -> Result<(), Error> {
+        let bdev = self.find(name)?;
+        self.follow_change(&bdev).await;
+        Ok(())
+    }
+
+    fn follow_change<'a>(&'a self, bdev: &'a Arc<Bdev>) -> BoxFuture<'a, ()> {
+        Box::pin(async move {
+            bdev.reload_properties().await;
+            let above = lock(&self.0).made_of(bdev);
+            for above in &above {
+                // The answer is about removal.
+                above.device().base_event(bdev, BaseEvent::Changed);
+                above.tell_channels(bdev, BaseEvent::Changed).await;
+                self.follow_change(above).await;
+            }
+        })
     }
 }
 

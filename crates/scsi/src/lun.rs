@@ -305,6 +305,11 @@ impl Lun {
         self.tell(Attention::CapacityChanged, None);
     }
 
+    /// The disk has other limits or operations, or can or cannot be written now: initiators are told.
+    pub fn changed(&self) {
+        self.tell(Attention::ModeChanged, None);
+    }
+
     fn tell(&self, what: Attention, except: Option<u32>) {
         let shared = self.shared();
         shared.nexuses().filter(|nexus| except != Some(nexus.number)).for_each(|nexus| nexus.raise(what));

@@ -88,6 +88,8 @@ impl Controller {
     /// Something happened to the disk.
     pub async fn disk_event(&self, event: Event) {
         match event {
+            // What a guest has negotiated stays: a disk that cannot be written any more fails its writes.
+            Event::Changed => {}
             Event::Resized { .. } => {
                 if let Some(disk) = &*self.disk.borrow() {
                     *self.config.borrow_mut() = BlkConfig::new(disk.bdev(), self.settings.queues);

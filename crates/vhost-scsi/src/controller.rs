@@ -11,7 +11,7 @@ use crate::queue::{Queue, Role, Targets};
 use crate::wire::{self, Config, feature};
 use aryk_bdev::{Descriptor, OpenError};
 use aryk_reactor::{CoreSet, Cx, Gone, Handle, Reactors, RootRef};
-use aryk_scsi::Nexus;
+use aryk_scsi::{Lun, Nexus};
 use aryk_vhost_device::{Errors, Host, NotReady, Parts, Queues, Running, Trouble, virtqueue};
 use aryk_vhost_user::{Device, DeviceError, EventFd, MemoryChange, QueueLog, QueueSetup, SessionHandle};
 use aryk_virtqueue::Virtqueue;
@@ -207,11 +207,20 @@ impl Controller {
 
     /// This disk of a target has another size.
     pub async fn resized(&self, target: u8, this: &Weak<Nexus>) {
+        self.tell(News::Resized, Lun::resized, target, this).await;
+    }
+
+    /// This disk of a target has other limits or operations, or can or cannot be written now.
+    pub async fn changed(&self, target: u8, this: &Weak<Nexus>) {
+        self.tell(News::Changed, Lun::changed, target, this).await;
+    }
+
+    async fn tell(&self, news: News, note: fn(&Lun), target: u8, this: &Weak<Nexus>) {
         let _changing = self.queues.hold_still().await;
         let nexus = self.disk_of(target).filter(|nexus| is_same(nexus, Some(this)));
         if let Some(nexus) = nexus {
-            nexus.lun().resized();
-            self.post(News::Resized, target).await;
+            note(nexus.lun());
+            self.post(news, target).await;
         }
     }
 

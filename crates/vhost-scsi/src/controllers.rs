@@ -317,6 +317,7 @@ async fn pass_on(
     {
         match event {
             Event::Resized { .. } => controller.resized(target, &nexus).await,
+            Event::Changed => controller.changed(target, &nexus).await,
             Event::Removed => {
                 controller.detach(target, Some(&nexus)).await;
             }

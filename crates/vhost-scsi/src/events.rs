@@ -1,7 +1,7 @@
 //! What guests are told unasked (virtio 1.2, section 5.6.6.3). Reactor context.
 //!
 //! Events wait for the guest's buffers. What waits is not a queue but what is to be said of each target: that its disk is gone, that there is one, that it
-//! has another size, in this order. So a guest that does not refill its queue, however long, is told in a few events how things are when it does; none is
+//! has another size, that it has other properties, in this order. So a guest that does not refill its queue, however long, is told in a few events how things are when it does; none is
 //! ever lost, and none comes that is out of date by then. A queue that stops leaves what waits to its successor: a machine that its monitor stops and lets go
 //! on is not to miss anything.
 
@@ -19,17 +19,20 @@ pub(crate) enum News {
     Plugged,
     /// Its disk has another size.
     Resized,
+    /// Its disk has other properties, such as whether it can be written.
+    Changed,
 }
 
 impl News {
     /// In the order in which they are said.
-    const ALL: [Self; 3] = [Self::Unplugged, Self::Plugged, Self::Resized];
+    const ALL: [Self; 4] = [Self::Unplugged, Self::Plugged, Self::Resized, Self::Changed];
 
     const fn of(self, target: u8) -> Event {
         match self {
             Self::Unplugged => Event::unplugged(target),
             Self::Plugged => Event::plugged(target),
             Self::Resized => Event::resized(target),
+            Self::Changed => Event::changed(target),
         }
     }
 }
@@ -39,17 +42,18 @@ const BUFFERS: usize = 4;
 
 /// What waits, by target and in the order of [`News::ALL`].
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Waiting([[bool; 3]; TARGETS as usize]);
+pub(crate) struct Waiting([[bool; 4]; TARGETS as usize]);
 
 impl Waiting {
     /// Something is to be said of a target.
     pub fn add(&mut self, news: News, target: u8) {
         let waiting = &mut self.0[usize::from(target)];
         match news {
-            News::Unplugged => *waiting = [true, false, false],
-            // A disk's size is what the guest asks for first.
-            News::Plugged => (waiting[1], waiting[2]) = (true, false),
+            News::Unplugged => *waiting = [true, false, false, false],
+            // A disk's size and properties are what the guest asks for first.
+            News::Plugged => *waiting = [waiting[0], true, false, false],
             News::Resized => waiting[2] = true,
+            News::Changed => waiting[3] = true,
         }
     }
 

@@ -91,9 +91,9 @@ impl Guest {
         self.reactor.turn();
     }
 
-    /// The guest is to be told that a disk has come, gone or changed its size.
+    /// The guest is to be told that a disk has come, gone, or changed its size or properties.
     pub fn post(&mut self, which: usize, target: u8) {
-        let news = [News::Unplugged, News::Plugged, News::Resized][which % 3];
+        let news = [News::Unplugged, News::Plugged, News::Resized, News::Changed][which % 4];
         self.with(1, |queue, cx| queue.post(news, target, cx));
     }
 

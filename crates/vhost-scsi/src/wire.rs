@@ -235,4 +235,9 @@ impl Event {
     pub const fn resized(target: u8) -> Self {
         Self { event: PARAM_CHANGE, address: Address::of_target(target), reason: 0x092a }
     }
+
+    /// Parameters have changed: mode parameters (ASC 2Ah, ASCQ 01h).
+    pub const fn changed(target: u8) -> Self {
+        Self { event: PARAM_CHANGE, address: Address::of_target(target), reason: 0x012a }
+    }
 }

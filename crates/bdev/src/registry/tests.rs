@@ -56,7 +56,8 @@ impl Device for Disk {
 
     fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(async {
-            poll_fn(|_| if self.is_slow.load(Ordering::Relaxed) { Poll::Pending } else { Poll::Ready(()) }).await;
+            poll_fn(|_| if self.is_slow.load(Ordering::Relaxed) { Poll::Pending } else { Poll::Ready(()) })
+                .await;
             self.bases.iter().for_each(Base::close);
         })
     }
@@ -188,7 +189,8 @@ fn a_disk_is_gone_when_its_device_has_closed_it() {
     is_slow.store(true, Ordering::Relaxed);
     let gone = RefCell::new(Vec::new());
     {
-        let mut removal = pin!(registry.remove_telling("base", |name| gone.borrow_mut().push(name.to_owned())));
+        let mut removal =
+            pin!(registry.remove_telling("base", |name| gone.borrow_mut().push(name.to_owned())));
         assert!(poll(removal.as_mut()).is_pending());
         assert!(poll(removal).is_pending());
         assert_eq!(*gone.borrow(), [""; 0]);
@@ -304,13 +306,15 @@ fn bases_prepare_reactors_until_their_removal_begins() {
     let reactor = reactor.cx().handle().clone();
     let opener = registry.open("above", Access::Read, "opener", |_| ()).unwrap();
     assert!(poll(pin!(opener.prepare(&reactor))).is_pending(), "and is cancelled");
-    let mut prepared = pin!(opener.prepare(&reactor));
-    assert!(poll(prepared.as_mut()).is_pending());
-    assert_eq!(base.device_as::<Unready>().unwrap().0.load(Ordering::Relaxed), 2);
     let mut removal = pin!(registry.remove("base"));
-    assert!(poll(removal.as_mut()).is_pending(), "it is open");
-    assert!(above.is_removing() && !base.is_removing());
-    assert_eq!(poll(prepared), Poll::Ready(Err(OpenError::Removed)));
+    {
+        let mut prepared = pin!(opener.prepare(&reactor));
+        assert!(poll(prepared.as_mut()).is_pending());
+        assert_eq!(base.device_as::<Unready>().unwrap().0.load(Ordering::Relaxed), 2);
+        assert!(poll(removal.as_mut()).is_pending(), "it is open");
+        assert!(above.is_removing() && !base.is_removing());
+        assert_eq!(poll(prepared), Poll::Ready(Err(OpenError::Removed)));
+    }
     drop(opener);
     assert_eq!(poll(removal), Poll::Ready(Ok(())));
 }

@@ -5,8 +5,8 @@
 #![forbid(unsafe_code)]
 
 use aryk_bdev::{
-    Base, Bdev, BdevChannel, Channel, Completion, Decorator, Error, Identity, Io, Op, OpenError,
-    Registry, Status, Tag,
+    Base, Bdev, BdevChannel, Channel, Completion, Decorator, Error, Identity, Io, Op, OpenError, Registry,
+    Status, Tag,
 };
 use aryk_reactor::{Cx, Nanos, RootId, TimerId};
 use aryk_slots::{Key, Slots};
@@ -124,7 +124,11 @@ struct DelayChannel {
 impl Channel for DelayChannel {
     fn submit(&mut self, io: Io, cx: &mut Cx) {
         let request = Request { tag: io.tag, latency: self.latency(io.op), status: None };
-        let Ok(key) = self.requests.insert(request) else { unreachable!("there are as many as the depth") };
+        // The depth may have grown since it was opened.
+        if self.requests.is_full() {
+            self.requests.grow(self.requests.capacity());
+        }
+        let Ok(key) = self.requests.insert(request) else { unreachable!("it has room") };
         self.base.submit(Io { tag: Tag(key.raw()), ..io }, cx);
     }
 

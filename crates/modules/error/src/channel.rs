@@ -44,9 +44,11 @@ impl ErrorChannel {
     }
 
     fn add(&mut self, tag: Tag, fault: Befallen) -> Tag {
-        let Ok(key) = self.requests.insert(Request { tag, fault }) else {
-            unreachable!("there are as many as the depth")
-        };
+        // The depth may have grown since it was opened.
+        if self.requests.is_full() {
+            self.requests.grow(self.requests.capacity());
+        }
+        let Ok(key) = self.requests.insert(Request { tag, fault }) else { unreachable!("it has room") };
         Tag(key.raw())
     }
 
