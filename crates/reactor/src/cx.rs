@@ -1,6 +1,7 @@
 //! A reactor as what runs on it sees it. Reactor context.
 
 use crate::account::Running;
+use crate::background;
 use crate::blocking::Blocking;
 use crate::drivers::Drivers;
 use crate::executor::Local;
@@ -102,6 +103,8 @@ pub struct Cx {
     pub(crate) signaller: Signaller,
     pub(crate) blocking: Blocking,
     pub(crate) local: Local,
+    /// Background tasks that wait for their next turn, the first that came first.
+    pub(crate) background: VecDeque<background::Waiting>,
     pub(crate) trace: Trace,
     pub(crate) outgoing: Outgoing,
     pub(crate) awake_until: Nanos,
@@ -163,6 +166,7 @@ impl Cx {
             kernel: Rc::new(RefCell::new(kernel)),
             signaller,
             blocking,
+            background: VecDeque::new(),
             trace,
             outgoing: Outgoing::default(),
             awake_until: Nanos(0),
@@ -254,6 +258,18 @@ impl Cx {
     /// If it is not here.
     pub fn set_thread_cores(&mut self, id: ThreadId, cores: CoreSet) {
         self.threads.get_mut(id.0).expect("a thread of this reactor").cores = cores;
+    }
+
+    /// Roots and pollers that belong to a thread.
+    pub(crate) fn thread_members(&self, id: ThreadId) -> u32 {
+        self.threads.get(id.0).map_or(0, |thread| thread.members)
+    }
+
+    /// Adds to a thread's account what it worked elsewhere than in its roots and pollers. One that is gone is passed over.
+    pub(crate) fn charge(&mut self, id: ThreadId, time: Duration) {
+        if let Some(thread) = self.threads.get_mut(id.0) {
+            thread.busy += time;
+        }
     }
 
     /// Ends a thread.

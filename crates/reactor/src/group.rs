@@ -2,6 +2,7 @@
 //!
 //! One that is taken ends only when nothing is on it, nothing new comes to it, and nobody is about to bring something there or back: whoever does holds it.
 
+use crate::background::Background;
 use crate::blocking::Blocking;
 use crate::handle::{Message, lock};
 use crate::mailbox::Refused;
@@ -128,6 +129,7 @@ pub struct Reactors {
     options: Options,
     blocking: Blocking,
     members: Members,
+    background: Background,
     watchdog: Option<(mpsc::Sender<()>, JoinHandle<()>)>,
 }
 
@@ -145,11 +147,13 @@ impl Reactors {
         if cores != options.cores {
             tracing::warn!(asked = %options.cores, used = %cores, "this process may not use all cores asked for");
         }
+        let members = Members::default();
         let mut reactors = Self {
             allowed,
             options: options.clone(),
             blocking: Blocking::new(BLOCKING_THREADS),
-            members: Members::default(),
+            background: Background::new(Arc::clone(&members)),
+            members,
             watchdog: None,
         };
         for core in cores.iter() {
@@ -220,6 +224,11 @@ impl Reactors {
     /// Keeps a reactor, from which something is being taken, that may come back. `None` if it has ended.
     pub fn hold(&self, handle: &Handle) -> Option<Hold> {
         lock(&self.members).iter().find(|member| member.handle == *handle).map(Member::hold)
+    }
+
+    /// Starts tasks of modules on them.
+    pub const fn background(&self) -> &Background {
+        &self.background
     }
 
     /// Starts another.
@@ -296,7 +305,12 @@ impl Reactors {
 }
 
 impl Member {
-    fn hold(&self) -> Hold {
+    /// Whether nothing new may come to it.
+    pub(crate) const fn is_leaving(&self) -> bool {
+        self.leaving
+    }
+
+    pub(crate) fn hold(&self) -> Hold {
         Hold { handle: self.handle.clone(), _count: Arc::clone(&self.holds) }
     }
 }

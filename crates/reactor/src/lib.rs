@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 mod account;
+mod background;
 mod blocking;
 mod clock;
 mod cores;
@@ -42,6 +43,7 @@ mod watchdog;
 
 pub use account::ReactorStats;
 pub use async_task::Task;
+pub use background::{Background, BackgroundTask, Budget, Turns};
 pub use clock::{Clock, Nanos};
 pub use cores::{CoreSet, ParseCoreSetError};
 pub use cx::Cx;

@@ -143,7 +143,9 @@ impl Reactor {
         worked |= self.woken_roots();
         worked |= self.pollers();
         worked |= self.timers();
+        let others_worked = worked;
         worked |= self.calls_and_tasks();
+        self.cx.grant_background(others_worked);
         self.flush();
         if worked {
             self.spin.worked(start, std::mem::take(&mut self.slept));

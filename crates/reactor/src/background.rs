@@ -1,0 +1,364 @@
+//! Background work: what a module does by itself, such as to check a disk, while nobody asks for it.
+//!
+//! [`Background::spawn`] starts a task on a reactor, in a thread of its own, under whose name its processor time is counted. The task is a future that asks
+//! for each next piece of work by [`Turns::next`]. It is granted no more than its budget in one turn of the reactor. A turn in which something else had work
+//! grants nothing, unless the task has waited for [`STARVED`]: the requests of guests come first.
+//!
+//! The future stays on its reactor: it may have channels there. To move it, its future is dropped at a call of [`Turns::next`], and its module makes another on
+//! the other reactor. What is to outlast that is not in the future.
+
+use crate::group::{Member, Members};
+use crate::handle::{Handle, lock};
+use crate::mailbox::Refused;
+use crate::thread::{Moving, Thread, ThreadId};
+use crate::{Clock, CoreSet, Cx, Hold, Local, Nanos};
+use async_task::Task;
+use futures_channel::oneshot;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::fmt;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+/// A task that has waited for so long goes on beside other work, so that it does so at all.
+pub(crate) const STARVED: Duration = Duration::from_millis(1);
+
+/// How often it is looked whether the channels of a task that leaves are closed.
+const LEAVING: Duration = Duration::from_millis(1);
+
+/// How much a task may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// Processor time in one turn of the reactor. The piece of work that exceeds it is the last of the turn.
+    pub turn: Duration,
+}
+
+type Work = Pin<Box<dyn Future<Output = ()>>>;
+/// Makes the future of a task, on the reactor that it is to run on.
+type Start = Box<dyn FnMut(Turns) -> Work + Send>;
+
+/// Starts the tasks of modules, and moves them between the reactors of a process. Cheap to clone. Control context.
+#[derive(Clone)]
+pub struct Background(Arc<Shared>);
+
+struct Shared {
+    members: Members,
+    /// All that have not ended.
+    tasks: Mutex<Vec<Arc<Entry>>>,
+}
+
+/// A task.
+struct Entry {
+    /// Its thread's, unique in the process.
+    number: u64,
+    budget: Budget,
+    /// Locked while a reactor makes the next future of it.
+    start: Mutex<Start>,
+    place: Mutex<Place>,
+    all: std::sync::Weak<Shared>,
+}
+
+/// Where a task is.
+#[derive(Debug)]
+enum Place {
+    On(Handle),
+    /// On its way to another reactor.
+    Moving,
+    Ended,
+}
+
+impl fmt::Debug for Background {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} background tasks", lock(&self.0.tasks).len())
+    }
+}
+
+/// A task that runs; it ends when this is dropped.
+pub struct BackgroundTask(Arc<Entry>);
+
+impl fmt::Debug for BackgroundTask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "background task {}", self.0.number)
+    }
+}
+
+impl Background {
+    pub(crate) fn new(members: Members) -> Self {
+        Self(Arc::new(Shared { members, tasks: Mutex::default() }))
+    }
+
+    /// Starts a task of that name on the reactor with the least to do. `start` makes its future, each time that it comes to a reactor; what the task is to
+    /// remember over a move belongs to `start`. It runs until its future ends or what is returned is dropped. Any thread, but no reactor's.
+    pub fn spawn<F>(
+        &self,
+        name: &str,
+        budget: Budget,
+        mut start: impl FnMut(Turns) -> F + Send + 'static,
+    ) -> BackgroundTask
+    where
+        F: Future<Output = ()> + 'static,
+    {
+        let thread = Moving(Thread::new(name.to_owned(), CoreSet::allowed()));
+        let members = lock(&self.0.members);
+        let staying = members.iter().filter(|member| !member.is_leaving());
+        let to = staying.min_by_key(|member| member.handle.members()).map(Member::hold);
+        drop(members);
+        let place = to.as_ref().map_or(Place::Ended, |to| Place::On(Handle::clone(to)));
+        let entry = Arc::new(Entry {
+            number: thread.number(),
+            budget,
+            start: Mutex::new(Box::new(move |turns| Box::pin(start(turns)))),
+            place: Mutex::new(place),
+            all: Arc::downgrade(&self.0),
+        });
+        // The reactors end with the process: then there is nothing to do any more.
+        if let Some(to) = to {
+            lock(&self.0.tasks).push(Arc::clone(&entry));
+            let arriving = Arc::clone(&entry);
+            let hold = to.clone();
+            send(&to, move |cx| {
+                arrive(&arriving, thread, cx);
+                drop(hold);
+            });
+        }
+        BackgroundTask(entry)
+    }
+
+    /// Moves the task that is the thread of that number to another reactor, and waits until it is there; whether there is such a task.
+    pub async fn move_to(&self, number: u64, to: Hold) -> bool {
+        let find = |entry: &&Arc<Entry>| entry.number == number;
+        let Some(entry) = lock(&self.0.tasks).iter().find(find).cloned() else { return false };
+        let (sender, arrived) = oneshot::channel::<()>();
+        let from = {
+            let mut place = lock(&entry.place);
+            match &*place {
+                Place::On(from) if *from == *to => return true,
+                Place::On(from) => {
+                    let from = from.clone();
+                    *place = Place::Moving;
+                    from
+                }
+                Place::Moving | Place::Ended => return true,
+            }
+        };
+        // If it is gone, so is the task.
+        let _ = from.cast(move |cx| leave(&entry, to, sender, cx)).await;
+        // The sender is dropped when the task is there, or has ended.
+        let _ = arrived.await;
+        true
+    }
+}
+
+impl Entry {
+    /// The task has ended: nothing starts it again.
+    fn ended(&self) {
+        *lock(&self.place) = Place::Ended;
+        if let Some(all) = self.all.upgrade() {
+            lock(&all.tasks).retain(|entry| entry.number != self.number);
+        }
+    }
+}
+
+impl Drop for BackgroundTask {
+    fn drop(&mut self) {
+        let place = std::mem::replace(&mut *lock(&self.0.place), Place::Ended);
+        self.0.ended();
+        if let Place::On(reactor) = place {
+            let number = self.0.number;
+            send(&reactor, move |cx| end(number, cx));
+        }
+    }
+}
+
+/// Sends to a reactor, from where nothing can be awaited: waits while its mailbox is full.
+fn send(reactor: &Handle, message: impl FnOnce(&mut Cx) + Send + 'static) {
+    let mut message: crate::handle::Message = Box::new(message);
+    while let Err(Refused::Full(again)) = reactor.try_send(message) {
+        message = again;
+        std::thread::yield_now();
+    }
+}
+
+/// The tasks of a reactor, by their numbers.
+#[derive(Default)]
+struct Running(RefCell<HashMap<u64, (ThreadId, Task<()>)>>);
+
+/// A task comes to this reactor, unless it has ended meanwhile.
+fn arrive(entry: &Arc<Entry>, thread: Moving, cx: &mut Cx) {
+    {
+        let mut place = lock(&entry.place);
+        if matches!(*place, Place::Ended) {
+            return;
+        }
+        *place = Place::On(cx.handle().clone());
+    }
+    let thread = cx.adopt_thread(thread);
+    let spent = Rc::new(Cell::new(Duration::ZERO));
+    let turns = Turns {
+        local: cx.local().clone(),
+        thread,
+        budget: entry.budget,
+        clock: cx.clock.clone(),
+        polled_at: Rc::default(),
+        spent: Rc::clone(&spent),
+    };
+    let polled_at = Rc::clone(&turns.polled_at);
+    let work = (lock(&entry.start))(turns);
+    let (local, clock) = (cx.local().clone(), cx.clock.clone());
+    let metered = Metered { work, local, clock, thread, polled_at, spent };
+    let (of_end, local) = (Arc::clone(entry), cx.local().clone());
+    let task = cx.local().spawn(async move {
+        metered.await;
+        of_end.ended();
+        local.defer(move |cx| end(of_end.number, cx));
+    });
+    cx.local_state::<Running>().0.borrow_mut().insert(entry.number, (thread, task));
+}
+
+/// Ends a task of this reactor, if it is still there.
+fn end(number: u64, cx: &mut Cx) {
+    if let Some(gone) = take(number, cx) {
+        let local = cx.local().clone();
+        cx.local().spawn(async move { drop(gone.thread(&local).await) }).detach();
+    }
+}
+
+/// Takes a task from this reactor to another.
+fn leave(entry: &Arc<Entry>, to: Hold, arrived: oneshot::Sender<()>, cx: &mut Cx) {
+    // It has ended meanwhile, or its future has.
+    let Some(gone) = take(entry.number, cx) else { return };
+    let (entry, local) = (Arc::clone(entry), cx.local().clone());
+    let going = async move {
+        let thread = gone.thread(&local).await;
+        let hold = to.clone();
+        let there = move |cx: &mut Cx| {
+            arrive(&entry, thread, cx);
+            drop((hold, arrived));
+        };
+        // It is held, so it has not ended.
+        let _ = to.cast(there).await;
+    };
+    cx.local().spawn(going).detach();
+}
+
+/// A task that was taken from its reactor.
+struct Taken {
+    thread: ThreadId,
+    task: Task<()>,
+}
+
+fn take(number: u64, cx: &mut Cx) -> Option<Taken> {
+    let taken = cx.local_state::<Running>().0.borrow_mut().remove(&number);
+    taken.map(|(thread, task)| Taken { thread, task })
+}
+
+impl Taken {
+    /// Its thread, when its future was dropped and its channels are closed.
+    async fn thread(self, local: &Local) -> Moving {
+        self.task.cancel().await;
+        let thread = self.thread;
+        while local.with(move |cx| cx.thread_members(thread)).await > 0 {
+            local.sleep(LEAVING).await;
+        }
+        local.with(move |cx| cx.release_thread(thread)).await
+    }
+}
+
+/// What a task asks for its next piece of work.
+#[derive(Debug)]
+pub struct Turns {
+    local: Local,
+    thread: ThreadId,
+    budget: Budget,
+    clock: Clock,
+    /// Since when the task runs without having returned to the reactor.
+    polled_at: Rc<Cell<Nanos>>,
+    /// What it has had of this turn's budget before that.
+    spent: Rc<Cell<Duration>>,
+}
+
+impl Turns {
+    /// The reactor that the task is on.
+    pub const fn local(&self) -> &Local {
+        &self.local
+    }
+
+    /// The thread that the task's channels belong to.
+    pub const fn thread(&self) -> ThreadId {
+        self.thread
+    }
+
+    /// Returns when the task may do its next piece of work: at once while there is some of this turn's budget left. Where the task is moved or ended, it
+    /// never returns.
+    pub async fn next(&mut self) {
+        let now = self.clock.now();
+        if self.spent.get() + now.since(self.polled_at.get()) < self.budget.turn {
+            return;
+        }
+        let (sender, granted) = oneshot::channel();
+        self.local.defer(move |cx| {
+            let since = cx.now();
+            cx.background.push_back(Waiting { since, sender });
+        });
+        // The sender is dropped unused only with the reactor.
+        let _ = granted.await;
+        self.spent.set(Duration::ZERO);
+        self.polled_at.set(self.clock.now());
+    }
+}
+
+/// A task that waits for its next turn.
+pub(crate) struct Waiting {
+    since: Nanos,
+    sender: oneshot::Sender<()>,
+}
+
+impl Cx {
+    /// Lets tasks go on in the next turn: all if nothing else had work in this one, those that are starved otherwise.
+    pub(crate) fn grant_background(&mut self, others_worked: bool) {
+        let (now, waiting) = (self.now, self.background.len());
+        for _ in 0..waiting {
+            let Some(first) = self.background.front() else { return };
+            // They stand in the order in which they came.
+            if others_worked && now.since(first.since) < STARVED {
+                return;
+            }
+            if let Some(first) = self.background.pop_front() {
+                // A task that has ended does not want it.
+                let _ = first.sender.send(());
+            }
+        }
+    }
+}
+
+/// A task's future, whose time is its thread's.
+struct Metered {
+    work: Work,
+    local: Local,
+    clock: Clock,
+    thread: ThreadId,
+    polled_at: Rc<Cell<Nanos>>,
+    spent: Rc<Cell<Duration>>,
+}
+
+impl Future for Metered {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let began = self.clock.now();
+        self.polled_at.set(began);
+        let polled = self.work.as_mut().poll(cx);
+        let now = self.clock.now();
+        // Since the last grant, if there was one meanwhile.
+        self.spent.set(self.spent.get() + now.since(self.polled_at.get()));
+        let (thread, took) = (self.thread, now.since(began));
+        self.local.defer(move |cx| cx.charge(thread, took));
+        polled
+    }
+}
+
+#[cfg(test)]
+mod tests;
