@@ -1,6 +1,7 @@
 //! All disks of the process. Control context: any thread, but no reactor's.
 
 use crate::bdev::{Claim, Listener, lock};
+use crate::observers::{Change, Observers};
 use crate::{BaseEvent, Bdev, BoxFuture, Descriptor, Device, Event, Identity, Stay};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -79,6 +80,7 @@ struct Inner {
     disks: Vec<Arc<Bdev>>,
     /// By name, alias and UUID.
     names: HashMap<String, Arc<Bdev>>,
+    observers: Observers,
 }
 
 /// The disks of a process, by name.
@@ -134,6 +136,13 @@ impl Registry {
         Self::default()
     }
 
+    /// Calls `observer` for each disk that is added, removed or resized from now on, whoever does that, in this order for each disk.
+    ///
+    /// `observer` runs in control context, on any thread, while the registry is locked: it must do no more than pass the news on.
+    pub fn observe(&self, observer: impl Fn(Change, &Bdev) + Send + Sync + 'static) {
+        lock(&self.0).observers.add(observer);
+    }
+
     /// Adds a disk.
     ///
     /// # Errors
@@ -155,6 +164,7 @@ impl Registry {
         let bdev = Arc::new(Bdev::new(serial, identity, device));
         inner.names.extend(names.into_iter().map(|n| (n, Arc::clone(&bdev))));
         inner.disks.push(Arc::clone(&bdev));
+        inner.observers.report(Change::Added, &bdev);
         Ok(bdev)
     }
 
@@ -258,6 +268,7 @@ impl Registry {
         let mut inner = lock(&self.0);
         inner.disks.retain(|b| !Arc::ptr_eq(b, bdev));
         names(bdev.identity()).iter().for_each(|name| drop(inner.names.remove(name)));
+        inner.observers.report(Change::Removed, bdev);
     }
 
     /// The module says that its disk has another size: openers are told, and disks made of it follow.
@@ -266,8 +277,15 @@ impl Registry {
     /// [`Error::NotFound`].
     pub fn resized(&self, name: &str, blocks: u64) -> Result<(), Error> {
         let bdev = self.find(name)?;
+        let before = bdev.blocks();
         bdev.set_blocks(blocks);
-        let above = lock(&self.0).made_of(&bdev);
+        let above = {
+            let inner = lock(&self.0);
+            if before != blocks {
+                inner.observers.report(Change::Resized, &bdev);
+            }
+            inner.made_of(&bdev)
+        };
         for above in above {
             if let Some(blocks) = above.device().base_resized() {
                 self.resized(above.name(), blocks)?;

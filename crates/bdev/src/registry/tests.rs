@@ -411,3 +411,18 @@ fn a_disk_without_channels_is_reset_and_counted_at_once() {
     assert_eq!(now(bdev.stats()), crate::Stats::default());
     assert!(bdev.device_as::<Disk>().is_some_and(|d| d.block_size == 512));
 }
+
+#[test]
+fn observers_are_told_of_all_disks_in_order() {
+    let (registry, told) = (Registry::new(), Arc::new(Mutex::new(Vec::new())));
+    let seen = Arc::clone(&told);
+    registry.register(Identity::named("before"), Disk::plain()).unwrap();
+    registry.observe(move |change, bdev| lock(&seen).push((change, bdev.name().to_owned())));
+    registry.register(Identity::named("a"), Disk::plain()).unwrap();
+    registry.register(Identity::named("a"), Disk::plain()).unwrap_err();
+    registry.resized("a", 100).unwrap();
+    registry.resized("a", 7).unwrap();
+    assert!(pin!(registry.remove("a")).poll(&mut Context::from_waker(Waker::noop())).is_ready());
+    let of_a = |change| (change, "a".to_owned());
+    assert_eq!(*lock(&told), [Change::Added, Change::Resized, Change::Removed].map(of_a));
+}
