@@ -22,6 +22,7 @@ use log::Format;
 use mimalloc::MiMalloc;
 use notify::Manager;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::Duration;
@@ -38,7 +39,7 @@ static ALLOCATOR: MiMalloc = MiMalloc;
 /// The exit code of a daemon that did not wait for the requests in flight.
 const EXIT_UNFINISHED: i32 = 3;
 
-/// How long the log's reader has, at the end, to read the last lines.
+/// How long, at the end, the log's reader has to read the last lines, and a disk that is being opened to be open.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
@@ -113,7 +114,10 @@ fn run(cli: &Cli, supervisor: Option<u32>) -> anyhow::Result<()> {
             () = manager.send_watchdog() => unreachable!("the loop never ends"),
         }
     };
-    LocalSet::new().block_on(&runtime, serving)
+    let ended = LocalSet::new().block_on(&runtime, serving);
+    // A thread that opens a disk whose store does not reply is not waited for.
+    runtime.shutdown_timeout(FLUSH_TIMEOUT);
+    ended
 }
 
 /// Serves clients until a signal comes, then frees everything that was created.
@@ -134,24 +138,37 @@ async fn serve(
     let web = start::web(cli).await?;
     let methods = methods::table(Rc::clone(&control));
     aryk_rpc::units::keep(&control).context("cannot store the settings of SCSI initiators")?;
-    let restored = restore::restore(&control, &methods).await;
+    aryk_rpc::follow_disks(&control, &methods);
+    let start_up = control.begin_start_up(config.is_some());
     if !cli.wait_for_rpc {
         control.start();
     }
-    let loaded = start::load(cli, config, &control, &methods).await?;
     tokio::task::spawn_local(left_out::keep_telling(Rc::downgrade(&control)));
     let (stop, stopped) = watch::channel(false);
     let serving_http = http.map(|http| http.serve(Rc::clone(&methods), stopped.clone()));
     let serving_http = serving_http.map(tokio::task::spawn_local);
     let watching = start::serve_watchers(metrics, web, &control, &stopped);
-    let serving = tokio::task::spawn_local(server.serve(methods, stopped));
-    start::print_summary(cli, options, vhost_dir, &control, (restored, loaded)).await;
-    manager.ready();
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+    let serving = tokio::task::spawn_local(server.serve(Rc::clone(&methods), stopped));
+    // Not dropped before the servers have ended: the calls that it holds off must not run then.
+    let mut starting = pin!(async {
+        let restored = tokio::select! {
+            restored = restore::restore(&control, &methods) => restored,
+            never = start::report_progress(&control, manager) => match never {},
+        };
+        let loaded = start::load(cli, config, &control, &methods).await?;
+        drop(start_up);
+        start::print_summary(cli, options, vhost_dir, &control, (restored, loaded)).await;
+        manager.ready();
+        std::future::pending::<anyhow::Result<()>>().await
+    });
+    let started = tokio::select! {
+        failed = &mut starting => failed,
+        _ = terminate.recv() => Ok(()),
+        _ = interrupt.recv() => Ok(()),
+    };
+    if started.is_ok() {
+        tracing::info!("ending: completing the requests in flight first");
     }
-    tracing::info!("ending: completing the requests in flight first");
     manager.ending();
     stop.send_replace(true);
     serving.await?;
@@ -160,7 +177,7 @@ async fn serve(
     }
     watching.join_all().await;
     tokio::select! {
-        () = control.close() => return Ok(()),
+        () = control.close() => return started,
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }

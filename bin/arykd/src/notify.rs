@@ -38,6 +38,12 @@ impl Manager {
         }
     }
 
+    /// Reports how many of all configured objects are restored.
+    pub fn restoring(&self, absent: usize, all: usize) {
+        let restored = all.saturating_sub(absent);
+        self.send(&format!("STATUS=Restoring the configuration: {restored} of {all} objects"));
+    }
+
     /// Reports that RPCs are served and the configuration is restored.
     pub fn ready(&self) {
         self.send("READY=1\nSTATUS=Serving");

@@ -2,6 +2,7 @@
 
 use crate::cli::Cli;
 use crate::log::{self, Format};
+use crate::notify::Manager;
 use anyhow::Context;
 use aryk_dma::Limits;
 use aryk_metrics::{Scrapes, Server as WatchServer, Web};
@@ -14,11 +15,13 @@ use aryk_rpc::{Control, Methods};
 use aryk_state::Store;
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, getuid, setrlimit};
+use std::convert::Infallible;
 use std::fs::DirBuilder;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -155,34 +158,47 @@ pub fn config(cli: &Cli) -> Result<Option<File>, LoadError> {
     cli.config.as_deref().filter(|_| !has_loaded(cli)).map(File::read).transpose()
 }
 
-/// Makes the calls of that file. If a call fails and failures are not to be skipped, the daemon ends in order. Needs a tokio
-/// `LocalSet`.
+/// Makes the calls of that file. If a call fails and failures are not to be skipped, the caller ends the daemon in order. Needs
+/// a tokio `LocalSet`.
 ///
 /// # Errors
 /// The call that failed, with the reason; or the state directory cannot be written.
 pub async fn load(
     cli: &Cli,
     file: Option<File>,
-    control: &Control,
-    methods: &Methods<Control>,
+    control: &Rc<Control>,
+    methods: &Rc<Methods<Control>>,
 ) -> anyhow::Result<Option<Loaded>> {
     let Some(file) = file else { return Ok(None) };
     let loaded = match file.load(control, methods, cli.json_ignore_init_errors).await {
         Ok(loaded) => loaded,
         Err(error) => {
-            control.close().await;
             anyhow::bail!(
                 "{error}; correct the file and start again. Objects that the state directory has by now are restored without -c, and can be removed or changed then. --json-ignore-init-errors skips the calls that fail; later starts with the same --state-dir do not retry them, `aryk apply` does"
             );
         }
     };
-    if let Some(marker) = loaded_marker(cli)
-        && let Err(error) = std::fs::write(&marker, "")
-    {
-        control.close().await;
-        return Err(error).with_context(|| format!("cannot write {}", marker.display()));
+    if let Some(marker) = loaded_marker(cli) {
+        std::fs::write(&marker, "").with_context(|| format!("cannot write {}", marker.display()))?;
     }
     Ok(Some(loaded))
+}
+
+/// Reports periodically how much of the configuration is restored. Never returns.
+pub async fn report_progress(control: &Control, manager: &Manager) -> Infallible {
+    const PERIOD: Duration = Duration::from_secs(1);
+    /// Periods between two lines of the log.
+    const LOGGED: u32 = 10;
+    let all = control.config.absent_count();
+    for period in 1.. {
+        tokio::time::sleep(PERIOD).await;
+        let absent = control.config.absent_count();
+        manager.restoring(absent, all);
+        if period % LOGGED == 0 {
+            tracing::info!(all, absent, "restoring the configuration");
+        }
+    }
+    unreachable!("the loop never ends")
 }
 
 /// Prints a summary: cores, kernel interface, addresses, state.

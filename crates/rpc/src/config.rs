@@ -77,8 +77,15 @@ pub struct Call {
 }
 
 impl Call {
+    /// Whether it is about the disk of that name, or makes something of it.
+    pub(crate) fn names(&self, disk: &str) -> bool {
+        const PARAMS: [&str; 6] =
+            ["name", "bdev_name", "dev_name", "base_bdev_name", "base_bdev", "base_name"];
+        PARAMS.iter().any(|param| self.params.get(param).is_some_and(|value| value == disk))
+    }
+
     /// The disk that it makes another of.
-    fn base(&self) -> Option<&str> {
+    pub(crate) fn base(&self) -> Option<&str> {
         ["base_bdev_name", "base_bdev", "base_name"].iter().find_map(|base| self.params.get(base)?.as_str())
     }
 }
@@ -174,6 +181,30 @@ impl Notes {
     }
 }
 
+/// An object that is configured and not there.
+#[derive(Debug, Clone)]
+pub(crate) struct AbsentObject {
+    /// The key of its note.
+    pub key: u64,
+    /// The part of the daemon that it belongs to.
+    pub subsystem: Subsystem,
+    /// Its name.
+    pub name: String,
+    /// The call that makes it.
+    pub call: Call,
+}
+
+impl AbsentObject {
+    fn new(key: u64, note: &Note) -> Self {
+        Self { key, subsystem: note.subsystem, name: note.object.clone(), call: note.call.clone() }
+    }
+
+    /// A parameter of the call that makes it, if that is a text.
+    pub fn text(&self, param: &str) -> Option<&str> {
+        self.call.params.get(param)?.as_str()
+    }
+}
+
 /// Why an absent object is not there.
 #[derive(Debug, Default)]
 struct Absence {
@@ -222,9 +253,42 @@ impl Config {
 
     /// The calls that make the absent objects, and their keys.
     pub fn absent(&self) -> Vec<(u64, Call)> {
+        self.absent_objects().into_iter().map(|object| (object.key, object.call)).collect()
+    }
+
+    /// The absent objects, in the order in which they were made first.
+    pub(crate) fn absent_objects(&self) -> Vec<AbsentObject> {
+        self.absent_objects_that(|_| true)
+    }
+
+    /// The absent objects of which `is_meant` is true; not what initiators have set.
+    pub(crate) fn absent_objects_that(&self, is_meant: impl Fn(&Call) -> bool) -> Vec<AbsentObject> {
         let absent = self.absent.borrow();
-        let calls = absent.notes.iter().filter(|(_, note)| note.subsystem != Subsystem::Unit);
-        calls.map(|(key, note)| (*key, note.call.clone())).collect()
+        let objects = absent.notes.iter().filter(|(_, note)| note.subsystem != Subsystem::Unit);
+        let meant = objects.filter(|(_, note)| is_meant(&note.call));
+        meant.map(|(key, note)| AbsentObject::new(*key, note)).collect()
+    }
+
+    /// Objects of `subsystem` whose call `is_meant` are absent from now on: they went with a disk that may come back.
+    pub(crate) fn went(&self, subsystem: Subsystem, is_meant: impl Fn(&Call) -> bool) {
+        let (mut notes, mut absent) = (self.notes.borrow_mut(), self.absent.borrow_mut());
+        let is_one = |note: &Note| note.subsystem == subsystem && is_meant(&note.call);
+        let gone: Vec<String> =
+            notes.notes.values().filter(|note| is_one(note)).map(|note| note.object.clone()).collect();
+        for object in gone {
+            let (key, note) = notes.take(subsystem, &object).expect("it was just found");
+            absent.insert(key, note);
+        }
+    }
+
+    /// How many notes there are of objects that are not there.
+    pub fn absent_count(&self) -> usize {
+        self.absent.borrow().notes.len()
+    }
+
+    /// The place of an object that is there among all, in the order in which they were made first.
+    pub(crate) fn place(&self, subsystem: Subsystem, object: &str) -> Option<u64> {
+        self.notes.borrow().key(subsystem, object)
     }
 
     /// Notes a disk that cannot be made before the disk `base` is there.

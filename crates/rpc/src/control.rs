@@ -4,9 +4,10 @@ use crate::config::{Config, Subsystem};
 use crate::journal::Done;
 use crate::methods::details::Details;
 use crate::methods::log::{LogSettings, PrintLevel};
+use crate::restore::{StartUp, Unfinished};
 use crate::scheduler::Scheduler;
 use crate::{Disks, Error, Outcome};
-use aryk_bdev::{Bdev, QosGroup};
+use aryk_bdev::{Bdev, Env, QosGroup};
 use aryk_metrics::{Collector, Controller, Inventory};
 use aryk_reactor::{Clock, Handle, Nanos, Reactors};
 use aryk_state::WriteError;
@@ -23,6 +24,8 @@ use tokio::sync::watch;
 
 /// The daemon.
 pub struct Control {
+    /// What modules make disks with.
+    pub env: Env,
     /// Where I/O runs.
     pub reactors: Rc<Reactors>,
     /// The disks.
@@ -37,8 +40,10 @@ pub struct Control {
     pub config: Config,
     /// What is told of all that.
     pub collector: Collector,
-    /// Whether start-up is complete.
+    /// Whether methods of run time may be called.
     started: watch::Sender<bool>,
+    /// What clients wait for while it comes up.
+    pub(crate) start_up: Rc<StartUp>,
     /// Since when it is there.
     born: Nanos,
     log: RefCell<LogSettings>,
@@ -67,6 +72,7 @@ impl Control {
         let registry = Arc::clone(&disks.registry);
         let (disks_of, reactors_of) = (Arc::clone(&registry), Rc::clone(&reactors));
         let controllers = Rc::new(Controllers::new(vhost_dir, queue_size_max, disks_of, reactors_of));
+        let env = Env::new(Arc::clone(&registry), &reactors);
         let scsi_controllers =
             ScsiControllers::new(vhost_dir, queue_size_max, registry, Rc::clone(&reactors));
         let scsi_controllers = Rc::new(scsi_controllers);
@@ -74,11 +80,13 @@ impl Control {
             scheduler: Scheduler::new(&reactors, &controllers, &scsi_controllers),
             controllers,
             scsi_controllers,
+            env,
             reactors,
             disks,
             config: Config::default(),
             collector: Collector::default(),
             started: watch::Sender::new(false),
+            start_up: Rc::default(),
             born: Clock::Monotonic.now(),
             log: RefCell::new(LogSettings::new(level)),
             apply_log: Box::new(apply_log),
@@ -91,20 +99,27 @@ impl Control {
         Duration::from_nanos(Clock::Monotonic.now().0.saturating_sub(self.born.0))
     }
 
-    /// Completes start-up.
+    /// Lets methods of run time be called.
     pub fn start(&self) {
         self.started.send_replace(true);
     }
 
-    /// Whether start-up is complete.
+    /// Whether methods of run time may be called.
     pub fn has_started(&self) -> bool {
         *self.started.borrow()
     }
 
-    /// Waits until start-up is complete.
+    /// Holds off the end of start-up until the result is dropped: what was configured is being made again. If a file is loaded too, clients' calls at run
+    /// time wait until then.
+    pub fn begin_start_up(&self, loads_file: bool) -> Unfinished {
+        self.start_up.begin(loads_file)
+    }
+
+    /// Waits until start-up is complete: methods of run time may be called, and what was configured was made again as far as it can be.
     pub async fn until_started(&self) {
         // The sender lives as long as we are borrowed.
         let _ = self.started.subscribe().wait_for(|started| *started).await;
+        self.start_up.until_over().await;
     }
 
     /// Notes a disk that `module` has just made, and the call that makes it again. Returns its name, the methods' result.
@@ -118,6 +133,19 @@ impl Control {
         self.disks.made(bdev, module, details);
         self.config.made(Subsystem::Bdev, bdev.name(), method, params);
         bdev.name().to_owned()
+    }
+
+    /// All disks, in the order in which they were configured: after a restart they are made again in another.
+    pub(crate) fn list_disks(&self) -> Vec<Arc<Bdev>> {
+        let mut disks = self.disks.registry.list();
+        // One call makes all parts of a disk, and is noted as the first part.
+        let noted = |name: &str| self.config.place(Subsystem::Bdev, name);
+        let first_part = |name: &str| noted(&format!("{}p0", name.rsplit_once('p')?.0));
+        disks.sort_by_cached_key(|disk| {
+            let place = noted(disk.name()).or_else(|| first_part(disk.name()));
+            place.unwrap_or(u64::MAX)
+        });
+        disks
     }
 
     /// Removes a disk that `module` has made, and those that are made of it.

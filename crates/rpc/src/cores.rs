@@ -80,7 +80,7 @@ impl Leaving<'_> {
         let mut stays = None;
         for thread in threads {
             let there = self.destination(&thread.cores);
-            let moved = control.scheduler.move_queue(thread.id, there, MOVE_PATIENCE).await;
+            let moved = control.scheduler.move_thread(thread.id, there, MOVE_PATIENCE).await;
             if let Some(Err(error)) = moved {
                 stays = Some(format!("{}: {error}", thread.name));
             }

@@ -2,9 +2,9 @@
 
 use crate::config::Subsystem;
 use crate::methods::details::Details;
-use crate::methods::notify::{Events, Kind};
+use crate::methods::notify::Events;
 use crate::{Error, journal};
-use aryk_bdev::{Bdev, QosGroups, Registry};
+use aryk_bdev::{Bdev, Change, QosGroups, Registry};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-/// The disks that were made by RPC.
+/// All disks, and what the methods that made some of them know of these.
 #[derive(Debug)]
 pub struct Disks {
     /// All disks.
@@ -24,9 +24,9 @@ pub struct Disks {
     /// Names of disks that are gone, for [`Disks::take_gone`].
     gone: RefCell<Vec<String>>,
     /// Sent to whenever there is a new one.
-    grown: watch::Sender<()>,
+    grown: Arc<watch::Sender<()>>,
     /// What became of them.
-    pub(crate) events: Events,
+    pub(crate) events: Arc<Events>,
 }
 
 /// What a method made.
@@ -34,19 +34,26 @@ pub struct Disks {
 struct Made {
     module: &'static str,
     details: Details,
-    /// Its size as it was last told of.
-    blocks: u64,
 }
 
 impl Default for Disks {
     fn default() -> Self {
+        let registry = Arc::new(Registry::new());
+        let (grown, events) = (Arc::new(watch::Sender::new(())), Arc::new(Events::default()));
+        let (of_observer, events_of) = (Arc::clone(&grown), Arc::clone(&events));
+        registry.observe(move |change, bdev| {
+            events_of.note(change.into(), bdev.name());
+            if change == Change::Added {
+                of_observer.send_replace(());
+            }
+        });
         Self {
-            registry: Arc::default(),
+            registry,
             groups: QosGroups::default(),
             made: RefCell::default(),
             gone: RefCell::default(),
-            grown: watch::Sender::new(()),
-            events: Events::default(),
+            grown,
+            events,
         }
     }
 }
@@ -56,22 +63,12 @@ impl Disks {
     /// disks have.
     pub(crate) fn made(&self, bdev: &Bdev, module: &'static str, details: Details) {
         journal::made(Subsystem::Bdev, bdev.name());
-        let made = Made { module, details, blocks: bdev.geometry().blocks };
-        self.made.borrow_mut().insert(bdev.name().to_owned(), made);
-        self.events.note(Kind::Register, bdev.name());
-        self.grown.send_replace(());
+        self.made.borrow_mut().insert(bdev.name().to_owned(), Made { module, details });
     }
 
-    /// Has those told who ask for events which disks have another size now: one that a call has resized, and those that are made of it.
-    pub(crate) fn note_sizes(&self) {
-        for bdev in self.registry.list() {
-            let blocks = bdev.geometry().blocks;
-            if let Some(made) = self.made.borrow_mut().get_mut(bdev.name())
-                && std::mem::replace(&mut made.blocks, blocks) != blocks
-            {
-                self.events.note(Kind::Resize, bdev.name());
-            }
-        }
+    /// Whether a call has made the disk of that name, and it is not forgotten yet.
+    pub(crate) fn is_made(&self, name: &str) -> bool {
+        self.made.borrow().contains_key(name) || self.gone.borrow().iter().any(|gone| gone == name)
     }
 
     /// The disk of that name, alias or uuid, if one of `modules` has made it.
@@ -99,7 +96,6 @@ impl Disks {
     pub(crate) async fn unmake(&self, name: &str) -> Result<(), Error> {
         let gone = |name: &str| {
             self.made.borrow_mut().remove(name);
-            self.events.note(Kind::Unregister, name);
             self.gone.borrow_mut().push(name.to_owned());
         };
         Ok(self.registry.remove_telling(name, gone).await?)

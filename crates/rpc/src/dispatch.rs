@@ -24,6 +24,8 @@ pub type Outcome = Result<Box<RawValue>, Error>;
 pub(crate) type Running = Pin<Box<dyn Future<Output = Outcome>>>;
 /// Sees to what a call has done: waits until it is written, or undoes it.
 type Settle<C> = Box<dyn Fn(Rc<C>, Outcome, Done) -> Running>;
+/// What a client's call, which may change something or not, waits for before it runs, by its parameters.
+type Hold<C> = Box<dyn Fn(&C, bool, Option<&RawValue>) -> Option<Pin<Box<dyn Future<Output = ()>>>>>;
 
 /// The parameters of a method that takes none.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -36,6 +38,7 @@ pub struct Methods<C> {
     context: Rc<C>,
     has_started: Box<dyn Fn(&C) -> bool>,
     settle: Settle<C>,
+    hold: Hold<C>,
 }
 
 impl<C> std::fmt::Debug for Methods<C> {
@@ -52,7 +55,21 @@ impl<C: 'static> Methods<C> {
             context,
             has_started: Box::new(has_started),
             settle: Box::new(|_, outcome, _| Box::pin(std::future::ready(outcome))),
+            hold: Box::new(|_, _, _| None),
         }
+    }
+
+    /// Makes clients' calls at run time wait for what `hold` returns for whether they may change something, and their parameters.
+    #[must_use]
+    pub fn held_by<W>(mut self, hold: impl Fn(&C, bool, Option<&RawValue>) -> Option<W> + 'static) -> Self
+    where
+        W: Future<Output = ()> + 'static,
+    {
+        self.hold = Box::new(move |context, changes, params| {
+            let wait: Pin<Box<dyn Future<Output = ()>>> = Box::pin(hold(context, changes, params)?);
+            Some(wait)
+        });
+        self
     }
 
     /// Has `settle` see to what each call has done, before it is answered.
@@ -124,7 +141,7 @@ impl<C: 'static> Methods<C> {
         match call {
             Err(Rejected { id, error }) => Some(wire::response(id.as_ref(), &Err(error))),
             Ok(Call { id, method, params }) => {
-                let outcome = self.call_telling(&method, params, rights, ran).await;
+                let outcome = self.call_telling(&method, params, Caller::Client(rights), ran).await;
                 if let Err(error) = &outcome {
                     tracing::debug!(method, %error, "request failed");
                 }
@@ -139,19 +156,31 @@ impl<C: 'static> Methods<C> {
     /// The handler's, or that there is no such method, that it may not be called now, or that its parameters are
     /// wrong.
     pub async fn call(&self, method: &str, params: Option<Box<RawValue>>) -> Outcome {
-        self.call_telling(method, params, Rights::Full, || {}).await
+        self.call_telling(method, params, Caller::Client(Rights::Full), || {}).await
+    }
+
+    /// The same for a call of the file that the daemon starts with.
+    pub(crate) async fn call_of_file(&self, method: &str, params: Option<Box<RawValue>>) -> Outcome {
+        self.call_telling(method, params, Caller::File, || {}).await
     }
 
     async fn call_telling(
         &self,
         method: &str,
         params: Option<Box<RawValue>>,
-        rights: Rights,
+        caller: Caller,
         ran: impl FnOnce(),
     ) -> Outcome {
         let entry = self.table.find(method)?;
-        if entry.changes {
-            rights.may_change(method)?;
+        if let Caller::Client(rights) = caller {
+            if entry.changes {
+                rights.may_change(method)?;
+            }
+            if entry.phase == Phase::RunTime
+                && let Some(wait) = (self.hold)(&self.context, entry.changes, params.as_deref())
+            {
+                wait.await;
+            }
         }
         match (entry.phase, (self.has_started)(&self.context)) {
             (Phase::StartUp, true) => {
@@ -159,7 +188,7 @@ impl<C: 'static> Methods<C> {
             }
             (Phase::RunTime, false) => Err(Error::State("call framework_start_init first".into())),
             (Phase::Any | Phase::RunTime, true) | (Phase::Any | Phase::StartUp, false) => {
-                let (outcome, done) = self.run(method, params, Caller::Client(rights)).await?;
+                let (outcome, done) = self.run(method, params, caller).await?;
                 ran();
                 let outcome = (self.settle)(Rc::clone(&self.context), outcome, done).await;
                 outcome.map_err(|error| entry.codes.tell(error))

@@ -15,6 +15,8 @@ use std::future::Future;
 pub enum Caller {
     /// A client, who may do so much.
     Client(Rights),
+    /// The file that the daemon starts with.
+    File,
     /// We, to have again what was configured before.
     Restore,
 }
@@ -78,7 +80,7 @@ pub(crate) fn is_restore() -> bool {
 pub(crate) fn may_change(what: &str) -> Result<(), Error> {
     match CALL.try_with(|call| call.borrow().caller) {
         Ok(Caller::Client(rights)) => rights.may_change(what),
-        Ok(Caller::Restore) | Err(_) => Ok(()),
+        Ok(Caller::File | Caller::Restore) | Err(_) => Ok(()),
     }
 }
 

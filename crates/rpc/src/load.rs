@@ -14,6 +14,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 /// Parameters of `load_config`: what `save_config` gives. Files have more beside it, as the number of cores, which is not heeded.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -141,8 +142,8 @@ impl File {
     /// [`LoadError::Failed`].
     pub async fn load(
         self,
-        control: &Control,
-        methods: &Methods<Control>,
+        control: &Rc<Control>,
+        methods: &Rc<Methods<Control>>,
         leave_out: bool,
     ) -> Result<Loaded, LoadError> {
         let mut loaded = Loaded::default();
@@ -150,7 +151,7 @@ impl File {
             let mut outcome = make(control, methods, &call).await;
             if outcome.is_err() && !control.config.absent().is_empty() {
                 // It may need what the state store could not make again, which may have waited for what the file has made since.
-                restore::round(control, methods).await;
+                restore::round(control, methods).await.report(control);
                 outcome = make(control, methods, &call).await;
             }
             match outcome.map_err(|error| error.at(&place)) {
@@ -178,7 +179,7 @@ async fn make(control: &Control, methods: &Methods<Control>, call: &LoadCall) ->
     if is_known(control, call)? {
         return Ok(Made::Before);
     }
-    methods.call(&call.method, call.params.clone()).await.map(|_| Made::Now)
+    methods.call_of_file(&call.method, call.params.clone()).await.map(|_| Made::Now)
 }
 
 /// Parameters that change nothing of what is made; `delay` is over once a controller is started, and a size is what a new file has at first.

@@ -48,9 +48,17 @@ use uuid::Uuid;
 
 /// All methods, over `control`.
 pub fn table(control: Rc<Control>) -> Rc<Methods<Control>> {
+    table_with(control, |_| {})
+}
+
+/// All methods, over `control`, and those that `extend` adds.
+pub fn table_with(control: Rc<Control>, extend: impl FnOnce(&mut Table<Control>)) -> Rc<Methods<Control>> {
     Rc::new_cyclic(|this| {
-        Methods::new(control, all(this), Control::has_started)
+        let mut table = all(this);
+        extend(&mut table);
+        Methods::new(control, table, Control::has_started)
             .settled_by(async |control: &Control, outcome, done| control.settle(outcome, done).await)
+            .held_by(|control: &Control, changes, params| control.start_up.wait_for_call(changes, params))
     })
 }
 

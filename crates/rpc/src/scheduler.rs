@@ -108,14 +108,14 @@ impl Scheduler {
         }
     }
 
-    /// Moves the queue, of whichever kind of controller, that is the thread of that number; `None` if there is none.
-    pub async fn move_queue(
+    /// Moves the queue, of whichever kind of controller, or the background task that is the thread of that number; `None` if there is none.
+    pub async fn move_thread(
         &self,
         thread: u64,
         to: Hold,
         patience: Duration,
     ) -> Option<Result<(), MoveError>> {
-        self.world.move_queue(thread, to, patience).await
+        self.world.move_thread(thread, to, patience).await
     }
 
     /// Moves nothing any more. A move that has begun goes on to its end.
@@ -169,7 +169,7 @@ impl World {
     async fn carry_out(&self, Move { thread, to }: Move, balancer: &mut Balancer) {
         // One that is about to end takes nothing.
         let Some(there) = self.reactors.hold_for_arrival(to) else { return };
-        let moved = self.move_queue(thread, there, PATIENCE).await;
+        let moved = self.move_thread(thread, there, PATIENCE).await;
         let mut done = self.done.get();
         match moved {
             Some(Ok(())) => {
@@ -188,11 +188,14 @@ impl World {
         self.done.set(done);
     }
 
-    async fn move_queue(&self, thread: u64, to: Hold, patience: Duration) -> Option<Result<(), MoveError>> {
-        match self.controllers.move_to(thread, to.clone(), patience).await {
-            None => self.scsi_controllers.move_to(thread, to, patience).await,
-            moved => moved,
+    async fn move_thread(&self, thread: u64, to: Hold, patience: Duration) -> Option<Result<(), MoveError>> {
+        if let Some(moved) = self.controllers.move_to(thread, to.clone(), patience).await {
+            return Some(moved);
         }
+        if let Some(moved) = self.scsi_controllers.move_to(thread, to.clone(), patience).await {
+            return Some(moved);
+        }
+        self.reactors.background().move_to(thread, to).await.then_some(Ok(()))
     }
 
     async fn read(&self) -> Reading {

@@ -1,6 +1,7 @@
 //! The configuration survives: after kill -9, with missing disks, with a full or damaged store.
 
 use crate::harness::{Daemon, code};
+use aryk_slow_store::{Hold, SlowStore};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -188,6 +189,74 @@ fn a_locked_disk_is_retried_in_the_background() {
     assert_eq!(seen(&daemon)[0], json!([]));
     other.kill();
     wait_for(&daemon, "p");
+}
+
+/// A daemon that was killed, and its disk `slow`, which cannot be opened now, offered by a controller; beside disk `fast`.
+fn with_a_stuck_disk() -> Option<(Daemon, SlowStore)> {
+    let mut daemon = Daemon::start(KEPT);
+    let elsewhere = std::env::temp_dir();
+    let store = SlowStore::new(&elsewhere, 1 << 20)
+        .inspect_err(|error| eprintln!("skipped: FUSE takes root and a kernel that has it: {error}"))
+        .ok()?;
+    daemon.call("bdev_uring_create", json!({"name": "slow", "filename": store.path()})).unwrap();
+    daemon.call("bdev_null_create", null("fast")).unwrap();
+    for (controller, disk) in [("of-slow", "slow"), ("of-fast", "fast")] {
+        let params = json!({"ctrlr": controller, "dev_name": disk});
+        daemon.call("vhost_create_blk_controller", params).unwrap();
+    }
+    daemon.kill();
+    store.hold(Hold::All);
+    daemon.begin_restart();
+    assert!(store.await_held(1, Duration::from_secs(20)), "the disk is being opened");
+    Some((daemon, store))
+}
+
+#[test]
+fn calls_are_answered_while_a_disk_is_opened() {
+    let Some((daemon, store)) = with_a_stuck_disk() else { return };
+    let disks = daemon.call("bdev_get_bdevs", json!({})).unwrap();
+    assert_eq!(disks.as_array().unwrap().iter().map(|disk| &disk["name"]).collect::<Vec<_>>(), ["fast"]);
+    for method in ["spdk_get_version", "framework_get_subsystems"] {
+        daemon.call(method, json!({})).unwrap();
+    }
+    // What needs no other disk is there.
+    daemon.call("vhost_get_controllers", json!({"name": "of-fast"})).unwrap();
+    daemon.call("bdev_null_create", null("new")).unwrap();
+    let saved = daemon.call("save_config", json!({})).unwrap().to_string();
+    assert!(saved.contains("\"slow\"") && saved.contains("\"of-slow\""), "{saved}");
+    let wait = Duration::from_millis(300);
+    std::thread::scope(|scope| {
+        let again = json!({"name": "slow", "filename": store.path()});
+        let calls = [
+            ("bdev_uring_create", again, -17),
+            ("vhost_create_blk_controller", json!({"ctrlr": "of-slow", "dev_name": "fast"}), -17),
+            ("framework_wait_init", json!({}), 0),
+        ];
+        let calls = calls.map(|(method, params, wanted)| {
+            let daemon = &daemon;
+            (wanted, scope.spawn(move || daemon.call(method, params)))
+        });
+        std::thread::park_timeout(wait);
+        assert!(calls.iter().all(|(_, call)| !call.is_finished()), "they wait for the disk");
+        store.pass();
+        store.let_go();
+        for (wanted, call) in calls {
+            let reply = call.join().unwrap();
+            assert_eq!(reply.err().map_or(0, |error| error["code"].as_i64().unwrap()), wanted);
+        }
+    });
+    daemon.call("vhost_get_controllers", json!({"name": "of-slow"})).unwrap();
+    assert_eq!(daemon.call("aryk_absent_get", json!({})).unwrap(), json!([]));
+}
+
+#[test]
+fn a_daemon_ends_while_a_disk_is_opened() {
+    let Some((mut daemon, store)) = with_a_stuck_disk() else { return };
+    assert_eq!(daemon.signal_and_wait("TERM", Duration::from_secs(10)), Some(0));
+    store.pass();
+    store.let_go();
+    daemon.restart();
+    daemon.call("vhost_get_controllers", json!({"name": "of-slow"})).unwrap();
 }
 
 #[test]

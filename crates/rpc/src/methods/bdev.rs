@@ -195,7 +195,7 @@ fn describe(control: &Control, bdev: &Bdev) -> Description {
 
 async fn get_bdevs(control: &Control, p: GetBdevs) -> Result<Vec<Description>, Error> {
     let Some(name) = p.name else {
-        return Ok(control.disks.registry.list().iter().map(|bdev| describe(control, bdev)).collect());
+        return Ok(control.list_disks().iter().map(|bdev| describe(control, bdev)).collect());
     };
     let wait = Duration::from_millis(p.timeout.0);
     let bdev = control.disks.find_within(&name, wait).await.map_err(|error| match wait {
@@ -437,7 +437,7 @@ async fn get_iostat(control: &Control, p: GetIostat) -> Result<Iostat, Error> {
     }
     let names: Vec<String> = p.names.into_iter().flatten().chain(p.name).collect();
     let bdevs: Vec<Arc<Bdev>> = match names.as_slice() {
-        [] => control.disks.registry.list(),
+        [] => control.list_disks(),
         names => names.iter().map(|name| control.disks.find(name)).collect::<Result<_, _>>()?,
     };
     let mut reply = Iostat {
@@ -489,7 +489,7 @@ struct ResetIostat {
 async fn reset_iostat(control: &Control, p: ResetIostat) -> Result<bool, Error> {
     let bdevs = match &p.name {
         Some(name) => vec![control.disks.find(name)?],
-        None => control.disks.registry.list(),
+        None => control.list_disks(),
     };
     if let Some(what) = p.mode.cleared() {
         for bdev in bdevs {

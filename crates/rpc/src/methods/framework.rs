@@ -130,6 +130,7 @@ async fn kill_instance(_: &Control, p: KillInstance) -> Result<bool, Error> {
 
 async fn start_init(control: &Control, _: NoParams) -> Result<bool, Error> {
     control.start();
+    control.until_started().await;
     Ok(true)
 }
 

@@ -4,10 +4,11 @@
 //! has missed some, and looks at all disks.
 
 use super::{Control, Count, Error, NoParams, Phase, Table};
+use aryk_bdev::Change;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard};
 
 /// Events that can be asked for.
 const KEPT: usize = 1024;
@@ -24,6 +25,16 @@ pub(crate) enum Kind {
     Resize,
 }
 
+impl From<Change> for Kind {
+    fn from(change: Change) -> Self {
+        match change {
+            Change::Added => Self::Register,
+            Change::Removed => Self::Unregister,
+            Change::Resized => Self::Resize,
+        }
+    }
+}
+
 /// One of the results of `notify_get_notifications`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 struct Event {
@@ -36,27 +47,36 @@ struct Event {
     id: u64,
 }
 
-/// The latest events.
+/// The latest events. They come from any thread.
 #[derive(Debug, Default)]
-pub(crate) struct Events {
-    ring: RefCell<VecDeque<Event>>,
-    next: Cell<u64>,
+pub(crate) struct Events(Mutex<Ring>);
+
+#[derive(Debug, Default)]
+struct Ring {
+    latest: VecDeque<Event>,
+    next: u64,
 }
 
 impl Events {
     /// Notes one about `disk`.
     pub(crate) fn note(&self, kind: Kind, disk: &str) {
-        let mut ring = self.ring.borrow_mut();
-        if ring.len() == KEPT {
-            ring.pop_front();
+        let mut ring = self.lock();
+        if ring.latest.len() == KEPT {
+            ring.latest.pop_front();
         }
-        ring.push_back(Event { kind, ctx: disk.to_owned(), id: self.next.replace(self.next.get() + 1) });
+        let id = ring.next;
+        ring.next += 1;
+        ring.latest.push_back(Event { kind, ctx: disk.to_owned(), id });
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Ring> {
+        self.0.lock().expect("no one panics holding it")
     }
 
     /// Up to `max` of those from `id` on.
     fn since(&self, id: u64, max: usize) -> Vec<Event> {
-        let ring = self.ring.borrow();
-        let later = ring.iter().skip_while(|event| event.id < id);
+        let ring = self.lock();
+        let later = ring.latest.iter().skip_while(|event| event.id < id);
         later.take(max).cloned().collect()
     }
 }

@@ -106,7 +106,6 @@ async fn resize(control: &Control, p: Resize) -> Result<bool, Error> {
     let bytes = p.new_size.0.checked_mul(1 << 20).ok_or_else(|| Error::invalid("the size is too large"))?;
     let blocks = super::check_blocks(Count(bytes / u64::from(bdev.geometry().block_size)))?;
     module::resize(&control.disks.registry, bdev.name(), blocks)?;
-    control.disks.note_sizes();
     control.config.changed(Subsystem::Bdev, bdev.name(), "num_blocks", blocks);
     Ok(true)
 }

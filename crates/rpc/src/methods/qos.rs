@@ -16,29 +16,24 @@ use std::time::Duration;
 
 pub(super) fn register(table: &mut Table<Control>) {
     table.add(
-        "bdev_set_qos_limit",
+        SET_LIMIT,
         Phase::RunTime,
         "Limits what a disk does in a second. What is not given stays as it is; 0 is no limit.",
         set_limit,
     );
     table.add(
-        "bdev_qos_group_create",
+        CREATE,
         Phase::RunTime,
         "Makes a group of disks, which are to be limited together.",
         create_group,
     );
     table.add(
-        "bdev_qos_group_set_limit",
+        SET_GROUP_LIMIT,
         Phase::RunTime,
         "Limits what all disks of a group, and of the groups in it, do in a second together. What is not given stays as it is; 0 is no limit.",
         set_group_limit,
     );
-    table.add(
-        "bdev_qos_group_add_bdev",
-        Phase::RunTime,
-        "Puts a disk into a group, from whichever it is in.",
-        add_bdev,
-    );
+    table.add(ADD, Phase::RunTime, "Puts a disk into a group, from whichever it is in.", add_bdev);
     table.add("bdev_qos_group_remove_bdev", Phase::RunTime, "Takes a disk out of a group.", remove_bdev);
     table.add(
         "bdev_qos_group_delete",
@@ -49,10 +44,10 @@ pub(super) fn register(table: &mut Table<Control>) {
     table.add("bdev_qos_groups_get", Phase::RunTime, "The groups, or one of them.", get_groups);
 }
 
-const SET_LIMIT: &str = "bdev_set_qos_limit";
-const CREATE: &str = "bdev_qos_group_create";
-const SET_GROUP_LIMIT: &str = "bdev_qos_group_set_limit";
-const ADD: &str = "bdev_qos_group_add_bdev";
+pub(crate) const SET_LIMIT: &str = "bdev_set_qos_limit";
+pub(crate) const CREATE: &str = "bdev_qos_group_create";
+pub(crate) const SET_GROUP_LIMIT: &str = "bdev_qos_group_set_limit";
+pub(crate) const ADD: &str = "bdev_qos_group_add_bdev";
 
 /// A part of a note's name. The rest is the disk's or the group's.
 const LIMITS: &str = "limits/";
@@ -314,6 +309,11 @@ async fn get_groups(control: &Control, p: GetGroups) -> Result<Vec<GroupInfo>, E
 /// The name of a group's note.
 pub(crate) fn group_object(name: &str) -> String {
     object(GROUP, name)
+}
+
+/// The name of the note of a group's limits.
+pub(crate) fn group_limits_object(name: &str) -> String {
+    object(GROUP_LIMITS, name)
 }
 
 fn object(kind: &str, name: &str) -> String {

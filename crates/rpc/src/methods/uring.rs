@@ -283,16 +283,13 @@ async fn set_size(control: &Control, bdev: &Arc<Bdev>, size: module::Size) -> Re
         warn_of_missing_room(registry, &name);
         Ok(resized)
     };
-    let resized = match blocking(control, change).await? {
+    match blocking(control, change).await? {
         module::Resized::Done(bytes) => Ok(bytes),
         module::Resized::Shrinking(shrinking) => {
             let settled = shrinking.settle().await;
             blocking(control, move |registry| settled.cut(registry)).await
         }
-    };
-    // It is smaller also if what is cut off could not be.
-    control.disks.note_sizes();
-    resized
+    }
 }
 
 impl From<module::Error> for Error {

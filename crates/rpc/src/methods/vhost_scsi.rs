@@ -47,7 +47,7 @@ pub(super) fn register(table: &mut Table<Control>) {
 }
 
 const CREATE: &str = "vhost_create_scsi_controller";
-const ADD: &str = "vhost_scsi_controller_add_target";
+pub(crate) const ADD: &str = "vhost_scsi_controller_add_target";
 
 /// Parameters of `vhost_create_scsi_controller`.
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]

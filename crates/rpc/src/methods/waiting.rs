@@ -87,6 +87,7 @@ pub(crate) async fn make_waiting(control: &Control, name: &str) {
             if !control.config.is_absent(key) {
                 continue;
             }
+            let Some(_trying) = control.start_up.try_object(key) else { continue };
             let object = control.config.describe(key);
             let (outcome, mut done) = journal::watch(Caller::Restore, make(control, call)).await;
             // It stands in the store as it is. A store that cannot be written says so itself.

@@ -1,0 +1,275 @@
+//! In which order absent objects are made: each after those that it needs, as many at a time as the caller wants. Pure.
+
+use crate::config::{AbsentObject, Subsystem};
+use crate::methods::qos;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Absent objects that are to be made, each once.
+#[derive(Debug)]
+pub(super) struct Plan {
+    objects: Vec<Planned>,
+    /// Those that can be made now, by their places.
+    ready: BTreeSet<usize>,
+    /// Those that were not handed out yet.
+    left: BTreeSet<usize>,
+    /// How many were handed out and are not done.
+    running: usize,
+}
+
+#[derive(Debug)]
+struct Planned {
+    object: AbsentObject,
+    /// How many others must be done before it.
+    needs: usize,
+    /// The places of those that need it.
+    needed_by: Vec<usize>,
+}
+
+impl Plan {
+    /// A plan for `objects`, which stand in the order in which they were made first.
+    pub fn new(objects: Vec<AbsentObject>) -> Self {
+        let needs = Index::new(&objects).needs(&objects);
+        let planned = objects.into_iter().zip(&needs);
+        let mut objects: Vec<Planned> = planned
+            .map(|(object, needs)| Planned { object, needs: needs.len(), needed_by: Vec::new() })
+            .collect();
+        for (place, needs) in needs.iter().enumerate() {
+            needs.iter().for_each(|&needed| objects[needed].needed_by.push(place));
+        }
+        let is_ready = |place: &usize| objects[*place].needs == 0;
+        let ready = (0..objects.len()).filter(is_ready).collect();
+        Self { ready, left: (0..objects.len()).collect(), running: 0, objects }
+    }
+
+    /// All objects of the plan.
+    pub fn objects(&self) -> impl Iterator<Item = &AbsentObject> {
+        self.objects.iter().map(|planned| &planned.object)
+    }
+
+    /// The next object that can be made now, and its place. `None` while all that are left need one that is not done, and when none is left.
+    pub fn next(&mut self) -> Option<(usize, AbsentObject)> {
+        // Where nothing runs and nothing is ready, those that are left need each other: no order is right for them.
+        let stuck = || if self.running == 0 { self.left.first() } else { None };
+        let place = *self.ready.first().or_else(stuck)?;
+        self.ready.remove(&place);
+        self.left.remove(&place);
+        self.running += 1;
+        Some((place, self.objects[place].object.clone()))
+    }
+
+    /// The object at `place` was tried: those that need it need wait for it no longer, whatever came of it.
+    pub fn done(&mut self, place: usize) {
+        self.running = self.running.checked_sub(1).expect("it was handed out");
+        for needed_by in std::mem::take(&mut self.objects[place].needed_by) {
+            let planned = &mut self.objects[needed_by];
+            planned.needs -= 1;
+            if planned.needs == 0 && self.left.contains(&needed_by) {
+                self.ready.insert(needed_by);
+            }
+        }
+    }
+}
+
+/// Finds objects by what others call them.
+struct Index<'a> {
+    by_name: BTreeMap<(Subsystem, &'a str), usize>,
+    disks_by_uuid: BTreeMap<String, usize>,
+    /// What was set of each disk: its limits, its group, what it is watched for.
+    settings: BTreeMap<&'a str, Vec<usize>>,
+}
+
+impl<'a> Index<'a> {
+    fn new(objects: &'a [AbsentObject]) -> Self {
+        let mut index =
+            Self { by_name: BTreeMap::new(), disks_by_uuid: BTreeMap::new(), settings: BTreeMap::new() };
+        for (place, object) in objects.iter().enumerate() {
+            index.by_name.insert((object.subsystem, &object.name), place);
+            if object.subsystem == Subsystem::Bdev
+                && let Some(uuid) = object.text("uuid")
+            {
+                index.disks_by_uuid.insert(uuid.to_ascii_lowercase(), place);
+            }
+            if let Some(disk) = set_of(object) {
+                index.settings.entry(disk).or_default().push(place);
+            }
+        }
+        index
+    }
+
+    fn find(&self, subsystem: Subsystem, name: &str) -> Option<usize> {
+        self.by_name.get(&(subsystem, name)).copied()
+    }
+
+    /// The object that makes the disk of that name or uuid. One call makes all parts of a disk, and is noted as the first part.
+    fn disk(&self, name: &str) -> Option<usize> {
+        let find = |name: &str| self.find(Subsystem::Bdev, name);
+        let first_part = || find(&format!("{}p0", name.rsplit_once('p')?.0));
+        let by_uuid = || self.disks_by_uuid.get(&name.to_ascii_lowercase()).copied();
+        find(name).or_else(by_uuid).or_else(first_part)
+    }
+
+    fn settings(&self, disk: &str) -> impl Iterator<Item = usize> {
+        self.settings.get(disk).into_iter().flatten().copied()
+    }
+
+    /// For each object the places of those that it needs.
+    fn needs(&self, objects: &'a [AbsentObject]) -> Vec<Vec<usize>> {
+        let is_setting = |object: &AbsentObject| is_of_daemon(object.subsystem);
+        // Settings of the daemon come first, one after the other: cores and the scheduler are there before what runs on them.
+        let mut last_setting = None;
+        let mut all: Vec<Vec<usize>> = Vec::with_capacity(objects.len());
+        for (place, object) in objects.iter().enumerate() {
+            let mut needs = self.needs_of(object);
+            if is_setting(object) {
+                needs.extend(last_setting.replace(place));
+            }
+            all.push(needs);
+        }
+        for (place, (object, needs)) in objects.iter().zip(&mut all).enumerate() {
+            needs.extend(last_setting.filter(|_| !is_setting(object)));
+            needs.sort_unstable();
+            needs.dedup();
+            needs.retain(|&needed| needed != place);
+        }
+        all
+    }
+
+    fn needs_of(&self, object: &AbsentObject) -> Vec<usize> {
+        let disk = |param: &str| self.disk(object.text(param)?);
+        let group = |param: &str| self.find(Subsystem::Qos, &qos::group_object(object.text(param)?));
+        // What a disk may do is set before a guest can reach it.
+        let offered = |param: &str| {
+            let settings = object.text(param).into_iter().flat_map(|disk| self.settings(disk));
+            disk(param).into_iter().chain(settings).collect()
+        };
+        match object.subsystem {
+            Subsystem::Daemon | Subsystem::Scheduler | Subsystem::Unit => Vec::new(),
+            Subsystem::Bdev => object.call.base().and_then(|base| self.disk(base)).into_iter().collect(),
+            Subsystem::Watch => disk("name").into_iter().collect(),
+            Subsystem::Qos => match &*object.call.method {
+                qos::CREATE => group("parent").into_iter().collect(),
+                qos::SET_GROUP_LIMIT => group("name").into_iter().collect(),
+                qos::ADD => {
+                    let limits = object.text("name").map(qos::group_limits_object);
+                    let limits = limits.and_then(|limits| self.find(Subsystem::Qos, &limits));
+                    [group("name"), limits, disk("bdev_name")].into_iter().flatten().collect()
+                }
+                _ => disk("name").into_iter().collect(),
+            },
+            Subsystem::VhostBlk => offered("dev_name"),
+            Subsystem::VhostScsi => {
+                let mut needs: Vec<usize> = offered("bdev_name");
+                // A target needs its controller.
+                needs.extend(object.text("ctrlr").and_then(|name| self.find(Subsystem::VhostScsi, name)));
+                needs
+            }
+            Subsystem::Signals => {
+                let of = |subsystem| self.find(subsystem, &object.name);
+                [Subsystem::VhostBlk, Subsystem::VhostScsi].into_iter().filter_map(of).collect()
+            }
+        }
+    }
+}
+
+const fn is_of_daemon(subsystem: Subsystem) -> bool {
+    matches!(subsystem, Subsystem::Daemon | Subsystem::Scheduler)
+}
+
+/// The disk that an object is a setting of.
+fn set_of(object: &AbsentObject) -> Option<&str> {
+    match (object.subsystem, &*object.call.method) {
+        (Subsystem::Watch, _) | (Subsystem::Qos, qos::SET_LIMIT) => object.text("name"),
+        (Subsystem::Qos, qos::ADD) => object.text("bdev_name"),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Call;
+    use serde_json::{Value, json};
+
+    fn object(
+        key: u64,
+        subsystem: Subsystem,
+        name: &str,
+        method: &'static str,
+        params: Value,
+    ) -> AbsentObject {
+        AbsentObject { key, subsystem, name: name.into(), call: Call { method: method.into(), params } }
+    }
+
+    /// The names of the objects in the waves in which they can be made.
+    fn waves(objects: Vec<AbsentObject>) -> Vec<Vec<String>> {
+        let (mut plan, mut waves) = (Plan::new(objects), Vec::new());
+        loop {
+            let wave: Vec<_> = std::iter::from_fn(|| plan.next()).collect();
+            if wave.is_empty() {
+                return waves;
+            }
+            waves.push(wave.iter().map(|(_, object)| object.name.clone()).collect());
+            wave.into_iter().for_each(|(place, _)| plan.done(place));
+        }
+    }
+
+    #[test]
+    fn each_object_is_made_after_those_that_it_needs() {
+        use Subsystem::{Bdev, Daemon, Qos, Signals, VhostBlk, VhostScsi, Watch};
+        let uuid = "6BA7B810-9DAD-11D1-80B4-00C04FD430C8";
+        let objects = vec![
+            object(1, VhostBlk, "c", "vhost_create_blk_controller", json!({"ctrlr": "c", "dev_name": "top"})),
+            object(
+                2,
+                Bdev,
+                "top",
+                "bdev_passthru_create",
+                json!({"name": "top", "base_bdev_name": "bottomp3"}),
+            ),
+            object(3, Bdev, "bottomp0", "bdev_split_create", json!({"base_bdev": uuid.to_lowercase()})),
+            object(4, Bdev, "bottom", "bdev_uring_create", json!({"name": "bottom", "uuid": uuid})),
+            object(5, Qos, "limits/top", qos::SET_LIMIT, json!({"name": "top"})),
+            object(6, Qos, "place/top", qos::ADD, json!({"name": "g", "bdev_name": "top"})),
+            object(7, Qos, "group-limits/g", qos::SET_GROUP_LIMIT, json!({"name": "g"})),
+            object(8, Qos, "group/g", qos::CREATE, json!({"name": "g", "parent": "all"})),
+            object(9, Qos, "group/all", qos::CREATE, json!({"name": "all"})),
+            object(10, Watch, "bdev_enable_histogram top", "bdev_enable_histogram", json!({"name": "top"})),
+            object(
+                11,
+                VhostScsi,
+                "s/3",
+                "vhost_scsi_controller_add_target",
+                json!({"ctrlr": "s", "bdev_name": "top"}),
+            ),
+            object(12, VhostScsi, "s", "vhost_create_scsi_controller", json!({"ctrlr": "s"})),
+            object(13, Signals, "c", "vhost_controller_set_coalescing", json!({"ctrlr": "c"})),
+            object(14, Daemon, "core 2 added", "aryk_core_add", json!({"core": 2})),
+            object(15, Daemon, "core 1 removed", "aryk_core_remove", json!({"core": 1})),
+            object(16, Bdev, "other", "bdev_null_create", json!({"name": "other"})),
+        ];
+        let waves = waves(objects);
+        let wanted: [&[&str]; 8] = [
+            &["core 2 added"],
+            &["core 1 removed"],
+            &["bottom", "group/all", "s", "other"],
+            &["bottomp0", "group/g"],
+            &["top", "group-limits/g"],
+            &["limits/top", "place/top", "bdev_enable_histogram top"],
+            &["c", "s/3"],
+            &["c"],
+        ];
+        assert_eq!(waves, wanted);
+    }
+
+    #[test]
+    fn those_that_need_each_other_are_tried_all_the_same() {
+        let disk = |key, name: &str, base: &str| {
+            let params = json!({"name": name, "base_bdev_name": base});
+            object(key, Subsystem::Bdev, name, "bdev_passthru_create", params)
+        };
+        assert_eq!(
+            waves(vec![disk(1, "a", "b"), disk(2, "b", "a"), disk(3, "self", "self")]),
+            [vec!["self"], vec!["a"], vec!["b"],]
+        );
+    }
+}

@@ -1,0 +1,231 @@
+//! What clients must wait for while the daemon comes up: the objects that are being made again, the file that is loaded, the end of both. Control context.
+
+use crate::config::AbsentObject;
+use serde_json::Value;
+use serde_json::value::RawValue;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeSet, HashMap};
+use std::rc::Rc;
+use tokio::sync::watch;
+
+/// Parameters that name an object, or what it is made of.
+const NAMES: [&str; 10] = [
+    "name",
+    "uuid",
+    "filename",
+    "ctrlr",
+    "bdev_name",
+    "dev_name",
+    "base_bdev_name",
+    "base_bdev",
+    "base_name",
+    "connect",
+];
+
+/// What is under way until the daemon is up.
+#[derive(Debug)]
+pub(crate) struct StartUp {
+    /// Names of what is about to be made again, each with the number of objects that have it.
+    names: RefCell<HashMap<String, usize>>,
+    /// How many hold off the end of start-up.
+    unfinished: Cell<usize>,
+    /// Whether the file that the daemon starts with is still to be loaded.
+    loads_file: Cell<bool>,
+    /// The keys of the objects that are being tried.
+    tried: RefCell<BTreeSet<u64>>,
+    /// Sent to whenever some of that has ended.
+    changed: watch::Sender<()>,
+}
+
+impl Default for StartUp {
+    fn default() -> Self {
+        Self {
+            names: RefCell::default(),
+            unfinished: Cell::default(),
+            loads_file: Cell::default(),
+            tried: RefCell::default(),
+            changed: watch::Sender::new(()),
+        }
+    }
+}
+
+/// Start-up is not over while this is there.
+#[derive(Debug)]
+pub struct Unfinished(Rc<StartUp>);
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        self.0.unfinished.set(self.0.unfinished.get() - 1);
+        self.0.loads_file.set(false);
+        self.0.changed.send_replace(());
+    }
+}
+
+/// Calls that name the object wait while this is there.
+#[derive(Debug)]
+pub(super) struct Held {
+    start_up: Rc<StartUp>,
+    names: Vec<String>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let mut names = self.start_up.names.borrow_mut();
+        for name in &self.names {
+            if let Some(count) = names.get_mut(name) {
+                *count -= 1;
+                if *count == 0 {
+                    names.remove(name);
+                }
+            }
+        }
+        drop(names);
+        self.start_up.changed.send_replace(());
+    }
+}
+
+/// The object with that key is being tried while this is there.
+#[derive(Debug)]
+pub(crate) struct Trying {
+    start_up: Rc<StartUp>,
+    key: u64,
+}
+
+impl Drop for Trying {
+    fn drop(&mut self) {
+        self.start_up.tried.borrow_mut().remove(&self.key);
+    }
+}
+
+impl StartUp {
+    /// Begins what ends when the result is dropped. With `loads_file`, clients' calls wait until then.
+    pub fn begin(self: &Rc<Self>, loads_file: bool) -> Unfinished {
+        self.unfinished.set(self.unfinished.get() + 1);
+        self.loads_file.set(loads_file);
+        Unfinished(Rc::clone(self))
+    }
+
+    /// Whether start-up is over.
+    pub fn is_over(&self) -> bool {
+        self.unfinished.get() == 0
+    }
+
+    /// Waits until start-up is over.
+    pub async fn until_over(&self) {
+        self.until(|| self.is_over()).await;
+    }
+
+    async fn until(&self, is_so: impl Fn() -> bool) {
+        let mut changed = self.changed.subscribe();
+        while !is_so() {
+            // The sender lives as long as we are borrowed.
+            let _ = changed.changed().await;
+        }
+    }
+
+    /// Makes calls that name this object wait until it was tried.
+    pub(super) fn hold(self: &Rc<Self>, object: &AbsentObject) -> Held {
+        let params = NAMES.iter().filter_map(|param| object.text(param));
+        let names: BTreeSet<&str> = params.chain([&*object.name]).collect();
+        let mut held = self.names.borrow_mut();
+        for name in &names {
+            *held.entry((*name).to_owned()).or_default() += 1;
+        }
+        let names = names.into_iter().map(str::to_owned).collect();
+        Held { start_up: Rc::clone(self), names }
+    }
+
+    /// Notes that an object is being tried. `None`: somebody else is at it.
+    pub fn try_object(self: &Rc<Self>, key: u64) -> Option<Trying> {
+        self.tried.borrow_mut().insert(key).then(|| Trying { start_up: Rc::clone(self), key })
+    }
+
+    /// What a client's call with these parameters has to wait for: the file that the daemon starts with; and, if it `changes` something, the objects that it
+    /// names.
+    pub fn wait_for_call(
+        self: &Rc<Self>,
+        changes: bool,
+        params: Option<&RawValue>,
+    ) -> Option<impl Future<Output = ()> + use<>> {
+        let names = if changes && !self.names.borrow().is_empty() { texts(params) } else { Vec::new() };
+        let start_up = Rc::clone(self);
+        let may_go = move || {
+            let held = start_up.names.borrow();
+            !start_up.loads_file.get() && !names.iter().any(|name| held.contains_key(name))
+        };
+        let start_up = Rc::clone(self);
+        (!may_go()).then(|| async move { start_up.until(may_go).await })
+    }
+}
+
+/// All texts among a call's parameters: it is one of these by which it names an object.
+fn texts(params: Option<&RawValue>) -> Vec<String> {
+    let params = params.and_then(|params| serde_json::from_str(params.get()).ok());
+    let Some(Value::Object(params)) = params else { return Vec::new() };
+    let text = |value| if let Value::String(text) = value { Some(text) } else { None };
+    params.into_iter().filter_map(|(_, value)| text(value)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Call, Subsystem};
+    use serde_json::json;
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
+    fn disk(name: &str, filename: &str) -> AbsentObject {
+        let params = json!({"name": name, "filename": filename, "lock": "in_use"});
+        let call = Call { method: "bdev_uring_create".into(), params };
+        AbsentObject { key: 1, subsystem: Subsystem::Bdev, name: name.into(), call }
+    }
+
+    fn waits(start_up: &Rc<StartUp>, params: Value) -> bool {
+        let params = serde_json::value::to_raw_value(&params).unwrap();
+        assert!(start_up.loads_file.get() || start_up.wait_for_call(false, Some(&params)).is_none());
+        start_up.wait_for_call(true, Some(&params)).is_some()
+    }
+
+    #[test]
+    fn calls_wait_for_the_objects_that_they_name() {
+        let start_up = Rc::new(StartUp::default());
+        let held = (start_up.hold(&disk("a", "/a")), start_up.hold(&disk("b", "/a")));
+        assert!(waits(&start_up, json!({"name": "a"})));
+        assert!(waits(&start_up, json!({"ctrlr": "new", "dev_name": "b"})));
+        assert!(waits(&start_up, json!({"name": "c", "filename": "/a"})));
+        assert!(!waits(&start_up, json!({"name": "c", "filename": "/c", "lock": "in_use"})));
+        assert!(!waits(&start_up, json!([])));
+        assert!(start_up.wait_for_call(true, None).is_none());
+        drop(held.0);
+        assert!(!waits(&start_up, json!({"name": "a"})));
+        assert!(waits(&start_up, json!({"name": "c", "filename": "/a"})), "the other disk's");
+        let params = serde_json::value::to_raw_value(&json!({"name": "b"})).unwrap();
+        let mut waiting = pin!(start_up.wait_for_call(true, Some(&params)).unwrap());
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(waiting.as_mut().poll(&mut cx).is_pending());
+        drop(held.1);
+        assert!(waiting.as_mut().poll(&mut cx).is_ready());
+    }
+
+    #[test]
+    fn all_calls_wait_while_a_file_is_loaded() {
+        let start_up = Rc::new(StartUp::default());
+        let mut over = pin!(start_up.until_over());
+        let mut cx = Context::from_waker(Waker::noop());
+        let unfinished = start_up.begin(true);
+        assert!(waits(&start_up, json!({})) && start_up.wait_for_call(false, None).is_some());
+        assert!(over.as_mut().poll(&mut cx).is_pending());
+        drop(unfinished);
+        assert!(!waits(&start_up, json!({})));
+        assert!(over.as_mut().poll(&mut cx).is_ready());
+    }
+
+    #[test]
+    fn an_object_is_tried_once_at_a_time() {
+        let start_up = Rc::new(StartUp::default());
+        let trying = start_up.try_object(7).unwrap();
+        assert!(start_up.try_object(7).is_none() && start_up.try_object(8).is_some());
+        drop(trying);
+        assert!(start_up.try_object(7).is_some());
+    }
+}
