@@ -154,7 +154,10 @@ impl StartUp {
             !start_up.loads_file.get() && !names.iter().any(|name| held.contains_key(name))
         };
         let start_up = Rc::clone(self);
-        (!may_go()).then(|| async move { start_up.until(may_go).await })
+        if may_go() {
+            return None;
+        }
+        Some(async move { start_up.until(may_go).await })
     }
 }
 
