@@ -108,7 +108,8 @@ impl Drivers {
     /// Whether any has requests in flight. The time it takes grows with the active drivers that have none.
     #[inline]
     pub fn is_owed(&self) -> bool {
-        self.parked_owing > 0 || self.active.iter().any(|entry| entry.driver.borrow().in_flight() > 0)
+        let owes = |entry: &Rc<Entry<dyn Driver>>| entry.driver.borrow().in_flight() > 0;
+        self.parked_owing > 0 || !self.active.is_empty() && self.active.iter().any(owes)
     }
 
     /// The watch has been ended by itself, before its driver.

@@ -219,8 +219,10 @@ fn channels_share_a_driver_and_the_last_removes_it() {
         reactor.cx().remove_root(second.id());
         let third = open(&mut reactor);
         settle(&mut reactor);
-        assert_eq!(id(&third, &mut reactor), shared);
+        let another = open(&mut reactor);
+        assert_eq!((id(&third, &mut reactor), id(&another, &mut reactor)), (shared, shared));
         reactor.cx().remove_root(third.id());
+        reactor.cx().remove_root(another.id());
         settle(&mut reactor);
         assert_eq!(Rc::strong_count(&device), 1, "the driver is still there");
         let reaps = device.reaps.get();
@@ -249,11 +251,14 @@ fn a_driver_that_cannot_be_made_leaves_nothing() {
         let (mut reactor, thread) = reactor(SleepPolicy::Interrupt, engine, &Time::default());
         let device = Device::new();
         for _ in 0..3 {
+            let (reader, writer) = rustix::pipe::pipe().unwrap();
             let refuse = |id: DriverId, cx: &mut Cx| {
-                cx.watch_driver(device.interrupt.try_clone().unwrap(), id).unwrap();
+                cx.watch_driver(reader, id).unwrap();
                 Err::<QueuePair, _>("no queue pair")
             };
             assert_eq!(reactor.cx().driver(device.key, refuse).err(), Some("no queue pair"));
+            settle(&mut reactor);
+            assert_eq!(rustix::io::write(&writer, b"x"), Err(rustix::io::Errno::PIPE), "it is still watched");
         }
         let channel = channel(&device, thread, reactor.cx());
         settle(&mut reactor);
