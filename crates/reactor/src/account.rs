@@ -1,10 +1,10 @@
-//! Where a reactor's time goes, and what it is at. Written by the reactor; read by anyone.
+//! Where a reactor's time goes, and what it runs now. Written by the reactor; read in any context.
 
 use crate::{Clock, Nanos};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What a reactor is at, for its watchdog: a kind, and which of its kind.
+/// What a reactor runs now, for its watchdog: a kind, and an index within the kind.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Running(u64);
 
@@ -32,7 +32,7 @@ impl Running {
         self.0
     }
 
-    /// What has no name of its own.
+    /// The name of a kind, for what has no name of its own.
     pub const fn kind(self) -> &'static str {
         match self.0 >> 32 {
             1 => "a message",

@@ -12,7 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
-/// What a reactor has done elsewhere: its result is a completion's.
+/// A call that may block. What it returns is the result of its completion.
 pub(crate) type BlockingCall = Box<dyn FnOnce() -> i32 + Send>;
 
 struct Job {
@@ -31,7 +31,7 @@ struct Load {
 struct Pool {
     jobs: Mutex<Receiver<Job>>,
     threads_max: usize,
-    /// Where they run.
+    /// Where its threads run.
     cores: CoreSet,
     load: Mutex<Load>,
 }
@@ -62,10 +62,10 @@ impl Blocking {
         Self { sender, pool: Arc::new(pool) }
     }
 
-    /// Has `call` made, and its result given to `to` as the completion of `tag`.
+    /// Makes `call` on a thread of the pool, and delivers its result to `to` as the completion of `tag`.
     pub fn submit(&self, to: &Handle, tag: Tag, call: BlockingCall) {
         if self.admit() {
-            // It is received: the receiver is dropped after this sender.
+            // A thread receives it: the receiver is dropped after this sender.
             let _ = self.sender.send(Job { tag, call, to: to.clone() });
         } else {
             let result = -rustix::io::Errno::AGAIN.raw_os_error();
@@ -99,7 +99,7 @@ impl Blocking {
 fn leave_core(cores: &CoreSet) {
     let mut set = rustix::thread::CpuSet::new();
     cores.iter().for_each(|core| set.set(core.into()));
-    // If that is refused, it is only slower.
+    // If the kernel refuses, the thread is only slower.
     let _ = rustix::thread::sched_setaffinity(None, &set);
 }
 

@@ -1,4 +1,4 @@
-//! A reactor as what runs on it sees it. Reactor context.
+//! The state of a reactor, for roots, channels, drivers, pollers and messages while they run. Reactor context.
 
 use crate::account::Running;
 use crate::background;
@@ -28,16 +28,16 @@ pub(crate) struct RootEntry {
     pub root: Rc<RefCell<dyn Root>>,
     pub any: Rc<dyn Any>,
     pub thread: ThreadId,
-    /// It is to be polled.
+    /// The root is to be polled.
     pub woken: bool,
-    /// It stands in the queue of woken roots; not always woken any more.
+    /// It stands in the queue of woken roots. It stays there when its wake is cleared.
     pub queued: bool,
-    /// Something of it was told something.
+    /// A wake of it was by [`Cx::tell`].
     pub told: bool,
     pub promoted: bool,
     /// When it last had work while promoted.
     pub last_work: Nanos,
-    /// How often it was polled in vain since.
+    /// How often it was polled without work since.
     pub idle_polls: u32,
     pub runs: Runs,
 }
@@ -49,7 +49,7 @@ pub(crate) struct Poller {
     pub thread: ThreadId,
     /// `None`: every turn.
     pub period: Option<Duration>,
-    /// Taken out while it runs.
+    /// `None` while the poller runs.
     pub run: Option<PollFn>,
     pub runs: Runs,
 }
@@ -60,7 +60,7 @@ pub(crate) enum Timed {
     Call(Box<dyn FnOnce(&mut Cx)>),
 }
 
-/// How many turns' ends are known.
+/// For how many turns the time of their end is kept.
 const TURNS: u64 = 64;
 
 /// When the last turns ended.
@@ -76,7 +76,7 @@ impl Default for Turns {
 }
 
 impl Turns {
-    /// A turn begins now, when the last one has ended.
+    /// A turn begins now, which is also the end of the last one.
     #[inline]
     pub fn begin(&mut self, now: Nanos) {
         self.ends[(self.number % TURNS) as usize] = now;
@@ -177,13 +177,13 @@ impl Cx {
         })
     }
 
-    /// The time, as of the last step of this turn that asked the clock.
+    /// The time when this turn last read the clock.
     #[inline]
     pub const fn now(&self) -> Nanos {
         self.now
     }
 
-    /// Asks the clock. For what measures a request: [`Cx::now`] is enough for everything else.
+    /// Reads the clock. Only to measure a request: [`Cx::now`] is enough for everything else.
     #[inline]
     pub fn refresh_now(&mut self) -> Nanos {
         self.now = self.clock.now();
@@ -196,7 +196,7 @@ impl Cx {
         self.turns.number
     }
 
-    /// When a turn ended, by when its signals had gone out. `None` for this one, and for those that ended long ago.
+    /// When a turn ended; its signals had gone out by then. `None` for this turn, and for turns that ended long ago.
     #[inline]
     pub fn turn_ended(&self, turn: u64) -> Option<Nanos> {
         let age = self.turns.number.wrapping_sub(turn);
@@ -229,7 +229,7 @@ impl Cx {
         ThreadId(insert(&mut self.threads, thread.0))
     }
 
-    /// Has a thread go to another reactor.
+    /// Takes a thread out, to go to another reactor.
     ///
     /// # Panics
     /// If roots or pollers still belong to it.
@@ -252,7 +252,7 @@ impl Cx {
         self.threads.iter().find(|(_, thread)| thread.number == number).map(|(key, _)| ThreadId(key))
     }
 
-    /// Where a thread may run from now on. It is who moves it that heeds this.
+    /// Sets where a thread may run from now on. This moves nothing: the scheduler reads it.
     ///
     /// # Panics
     /// If it is not here.
@@ -321,7 +321,7 @@ impl Cx {
         self.some_thread_stats(0, usize::MAX)
     }
 
-    /// The same of at most `most` of them, after the first `skip`: where there are thousands, nobody waits for all of them to be looked at.
+    /// The same of at most `most` threads, after the first `skip`: with thousands of threads one call would take too long.
     pub fn some_thread_stats(&self, skip: usize, most: usize) -> Vec<ThreadStats> {
         let stats = |(_, t): (aryk_slots::Key, &Thread)| ThreadStats {
             name: t.name.clone(),
@@ -381,7 +381,8 @@ impl Cx {
         lock(&self.handle.0.names).remove(&Running::root(id.0.index()));
     }
 
-    /// Takes a root out that is to go on elsewhere; nothing if it is not here, or not of this type. Not from within the root itself.
+    /// Takes a root out that is to go on elsewhere; nothing if it is not here, or not of this type. Not from within the root
+    /// itself.
     ///
     /// # Panics
     /// If it is running.
@@ -397,7 +398,7 @@ impl Cx {
         any.downcast().ok()
     }
 
-    /// Has `root` polled, in this turn or the next. A root that is gone is passed over.
+    /// Makes the reactor poll `root`, in this turn or the next. A root that is gone is passed over.
     #[inline]
     pub fn wake(&mut self, root: RootId) {
         if let Some(entry) = self.roots.get_mut(root.0)
@@ -408,7 +409,8 @@ impl Cx {
         }
     }
 
-    /// Has `root` polled, for something of it was told something that it does not expect: it is to look also at what has no request.
+    /// As [`Cx::wake`], after an event that `root` has no request for: its poll checks everything, not only what it has requests
+    /// for.
     pub fn tell(&mut self, root: RootId) {
         if let Some(entry) = self.roots.get_mut(root.0) {
             entry.told = true;
@@ -416,7 +418,7 @@ impl Cx {
         }
     }
 
-    /// The root is about to look at everything that a pending [`Cx::wake`] is about; whether one was by [`Cx::tell`].
+    /// Cancels a pending wake of `root`, which is about to check what the wake is for; whether a wake was by [`Cx::tell`].
     #[inline]
     pub fn clear_wake(&mut self, root: RootId) -> bool {
         // Its place in the queue is passed over when its turn comes.
@@ -431,7 +433,7 @@ impl Cx {
         self.kicked.push(root);
     }
 
-    /// Keeps the reactor from sleeping until then: somebody rests for microseconds only.
+    /// Keeps the reactor from sleeping until then: a queue rests for some microseconds only.
     #[inline]
     pub fn stay_awake_until(&mut self, at: Nanos) {
         self.awake_until = self.awake_until.max(at);

@@ -1,7 +1,8 @@
 //! The drivers of a reactor: who shares them, and which of them have to be reaped. Reactor context.
 //!
-//! What a turn costs grows with the drivers that are active, not with those that are parked. A parked driver is armed; it has nothing in flight, or
-//! was parked because the reactor was about to sleep. Then its descriptor tells of its completions, and it counts as one that owes answers.
+//! What a turn costs grows with the drivers that are active, not with those that are parked. A parked driver is armed; it has
+//! nothing in flight, or was parked because the reactor was about to sleep. In that case its descriptor reports its completions,
+//! and it counts as one that owes answers.
 
 use crate::account::Running;
 use crate::cx::insert;
@@ -21,7 +22,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Completions that one driver is asked for in a turn.
 const DRIVER_COMPLETIONS: u32 = 128;
-/// Completions that all drivers are asked for in a turn, where a driver without any counts as one. The others come first in the next turn.
+/// Completions that all drivers are asked for in a turn, where a driver without any counts as one. The others come first in the
+/// next turn.
 const TURN_COMPLETIONS: u32 = 512;
 
 /// Names what has a driver on each reactor where it has channels: a device, a connection. The same on all reactors.
@@ -51,11 +53,11 @@ enum State {
 struct Entry<D: ?Sized> {
     id: DriverId,
     state: Cell<State>,
-    /// Its [`DriverRef`]s.
+    /// How many [`DriverRef`]s share it.
     refs: Cell<u32>,
     /// When it was last activated or had completions.
     last_work: Cell<Nanos>,
-    /// How often it was reaped in vain since.
+    /// How often it was reaped without a completion since.
     idle_reaps: Cell<u32>,
     driver: RefCell<D>,
 }
@@ -151,7 +153,8 @@ impl<T: Driver> DriverRef<T> {
         self.entry.id
     }
 
-    /// Borrows the driver to submit something to it: it is flushed at the end of this turn, and reaped in each turn until it is idle.
+    /// Borrows the driver to submit something to it: it is flushed at the end of this turn, and reaped in each turn until it is
+    /// idle.
     ///
     /// # Panics
     /// As [`DriverRef::borrow_mut`].
@@ -239,8 +242,8 @@ impl Cx {
         Ok(DriverRef::new(entry, self.local().clone()))
     }
 
-    /// Reaps `driver` in the turn in which `fd` becomes readable: an eventfd, an interrupt, a socket. The watch does not read the descriptor, and ends
-    /// with the driver.
+    /// Reaps `driver` in the turn in which `fd` becomes readable: an eventfd, an interrupt, a socket. The watch does not read the
+    /// descriptor, and ends with the driver.
     ///
     /// # Errors
     /// The kernel's.
@@ -254,7 +257,8 @@ impl Cx {
         Ok(watch)
     }
 
-    /// Activates a driver: it is reaped in this turn or the next, and in each turn until it is idle. A driver that is gone is passed over.
+    /// Activates a driver: it is reaped in this turn or the next, and in each turn until it is idle. A driver that is gone is
+    /// passed over.
     pub fn wake_driver(&mut self, driver: DriverId) {
         if let Some(made) = self.drivers.places.get(driver.0).and_then(|place| place.made.as_ref()) {
             self.drivers.activate(Rc::clone(&made.entry), self.now);

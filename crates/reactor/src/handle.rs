@@ -200,7 +200,7 @@ impl Handle {
         }
     }
 
-    /// The same in a turn, which waits for nobody: whoever adds one meanwhile notifies it afterwards.
+    /// The same in a turn, without waiting for the lock: a thread that holds it to add a task notifies the reactor afterwards.
     pub(crate) fn look_for_runnable(&self, into: &mut Vec<Runnable>) {
         if let Ok(mut list) = self.0.runnable.try_lock()
             && let Some(list) = &mut *list

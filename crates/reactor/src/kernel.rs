@@ -1,8 +1,8 @@
-//! The driver of the kernel's interface: what a reactor sleeps in and what wakes it, and how its files' completions come. io_uring, or
-//! epoll where that is forbidden. Reactor context.
+//! The driver of the kernel's interface: what a reactor sleeps in and what wakes it, and how its files' completions come.
+//! io_uring, or epoll where that is forbidden. Reactor context.
 //!
-//! It is a [`Driver`] as any other, but for its place in a turn: it is reaped first, for it tells which other drivers have been woken by
-//! their descriptors, and flushed and armed last, for those may queue operations.
+//! It is a [`Driver`] as any other, but for its place in a turn: it is reaped first, for it reports which other drivers have been
+//! woken by their descriptors, and flushed and armed last, for those may queue operations.
 
 use crate::ring_clients::RingClients;
 use crate::{Armed, Cx, Driver, DriverId, RootId};

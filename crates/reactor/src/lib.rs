@@ -3,8 +3,8 @@
 //! A **reactor** is one OS thread, on one core, in a loop of turns ([`Reactor::turn`]). On it live:
 //! - **roots** ([`Root`]): each owns the top of a tree of channels, and is polled only when it was *woken*, or while it is
 //!   *promoted* (its front-end's queue is being polled);
-//! - **drivers** ([`Driver`]): what the channels of a device share on a reactor, reaped and flushed once a turn while they have work; io_uring is
-//!   one of them;
+//! - **drivers** ([`Driver`]): what the channels of a device share on a reactor, reaped and flushed once a turn while they have
+//!   work; io_uring is one of them;
 //! - **pollers**: functions that run every turn, or at a period;
 //! - **tasks**: futures, for what is long or rare.
 //!

@@ -1,7 +1,7 @@
 //! The loop: a turn's order, budgets and account, and the way to sleep. Reactor context.
 //!
-//! Every kind of work has a budget in each turn and is served in the order in which it came, or round robin: none starves
-//! another, and none of a kind its fellows.
+//! Each kind of work has a budget in each turn and is served in the order in which it came, or round robin: no kind starves
+//! another, and within a kind no root, driver or task starves another.
 
 use crate::account::Running;
 use crate::blocking::Blocking;
@@ -24,13 +24,13 @@ const MESSAGES: usize = 64;
 const KERNEL_COMPLETIONS: u32 = 256;
 const PROMOTED_ROOTS: usize = 256;
 const WOKEN_ROOTS: usize = 256;
-/// No more of them are polled in a turn after this time, of either kind: they come first in the next.
+/// After this time no more roots of a kind are polled in a turn: the others come first in the next turn.
 const ROOTS_NS: u64 = 100_000;
 const TIMERS: usize = 256;
 const TASKS: usize = 16;
 const CALLS: usize = 64;
 
-/// Threads for blocking calls, of a reactor by itself or of a process's all.
+/// Threads for blocking calls, shared by all reactors of a process.
 pub(crate) const BLOCKING_THREADS: usize = 4;
 
 /// One reactor. [`Reactor::run`] is its whole life; a test may call [`Reactor::step`] or [`Reactor::turn`] by itself instead.
@@ -38,7 +38,7 @@ pub struct Reactor {
     cx: Cx,
     kernel: Rc<RefCell<KernelDriver>>,
     spin: Spin,
-    /// It slept since the last turn with work.
+    /// The reactor has slept since the last turn with work.
     slept: bool,
     /// Up to when the reactor's time is in its account.
     settled: Nanos,
@@ -62,7 +62,7 @@ pub enum Step {
     /// A turn without, after which it polls on.
     Polled,
     /// A turn without, after which it slept, until something woke it or the timer at this time. In virtual time nothing
-    /// waits: then it is who moves the time that makes the sleep last.
+    /// waits: the test that moves the time decides how long the sleep lasts.
     Slept(Option<Nanos>),
 }
 
@@ -105,17 +105,17 @@ impl Reactor {
         })
     }
 
-    /// Reaches it from other threads.
+    /// The handle by which other threads reach it.
     pub const fn handle(&self) -> &Handle {
         self.cx.handle()
     }
 
-    /// Its state, for a test that acts as what runs on it.
+    /// Its state, for a test that acts as a root or a channel.
     pub const fn cx(&mut self) -> &mut Cx {
         &mut self.cx
     }
 
-    /// Turns and sleeps until it is told to stop.
+    /// Turns and sleeps until a message stops it.
     pub fn run(mut self) {
         while !self.cx.stopping {
             self.step();
@@ -154,7 +154,7 @@ impl Reactor {
         worked
     }
 
-    /// Looks at the clock, which ends the last turn's time too.
+    /// Reads the clock, which ends the last turn's time too.
     fn begin(&mut self) -> Nanos {
         let now = self.cx.refresh_now();
         self.cx.turns.begin(now);
@@ -183,7 +183,7 @@ impl Reactor {
         }
         if count > 0 {
             self.cx.handle.0.mailbox.made_room();
-            // What follows is somebody's; this was nobody's.
+            // Messages belong to no thread; what follows does.
             let now = self.cx.refresh_now();
             self.pay(now);
         }
@@ -202,7 +202,7 @@ impl Reactor {
         let mut worked = false;
         let start = self.cx.now;
         for _ in 0..self.cx.promoted.len().min(PROMOTED_ROOTS) {
-            // It is looked at whenever another thread's root runs.
+            // The clock is read whenever a root of another thread runs.
             if self.cx.now.ns_since(start) > ROOTS_NS {
                 // The others have their time too.
                 self.make_way_for(None);
@@ -381,7 +381,7 @@ impl Reactor {
         self.cx.outgoing.flush(&self.waker);
     }
 
-    /// Whether nothing is known that must be done without being woken.
+    /// Whether no work is known that must be done without a wake-up.
     fn is_quiet(&self) -> bool {
         let cx = &self.cx;
         cx.active_pollers.is_empty()

@@ -46,21 +46,24 @@ pub trait Root: 'static {
 
 /// What the channels of one device share on one reactor: a queue pair, a ring, a connection. [`Cx::driver`] finds or makes it.
 ///
-/// A driver is **active** or **parked**. An active driver is reaped at the start of each turn and flushed at its end. It is parked when it has had
-/// nothing in flight and nothing to reap for a while, and before the reactor sleeps; a parked driver costs a turn nothing. Its descriptor
-/// ([`Cx::watch_driver`]), a submission ([`crate::DriverRef::activate`]) or a message ([`Cx::wake_driver`]) activates it again.
+/// A driver is **active** or **parked**. An active driver is reaped at the start of each turn and flushed at its end. It is
+/// parked when it has had nothing in flight and nothing to reap for a while, and before the reactor sleeps; a parked driver costs
+/// a turn nothing. Its descriptor ([`Cx::watch_driver`]), a submission ([`crate::DriverRef::activate`]) or a message
+/// ([`Cx::wake_driver`]) activates it again.
 pub trait Driver: 'static {
-    /// Takes up to `budget` completions, puts them into the outboxes of its channels and wakes their roots; how many. It turns its own wake-ups off
-    /// if that is worth it.
+    /// Takes up to `budget` completions, puts them into the outboxes of its channels and wakes their roots; how many. It turns
+    /// its own wake-ups off if that is worth it.
     fn reap(&mut self, budget: u32, cx: &mut Cx) -> u32;
 
-    /// Hands over what was submitted in this turn: doorbells, system calls. After all submissions of the turn, and before [`Driver::arm`].
+    /// Hands over what was submitted in this turn: doorbells, system calls. After all submissions of the turn, and before
+    /// [`Driver::arm`].
     fn flush(&mut self, cx: &mut Cx);
 
     /// Turns its wake-ups on, fences, and looks again: a completion that comes after [`Armed::Yes`] wakes it.
     fn arm(&mut self, cx: &mut Cx) -> Armed;
 
-    /// Requests of its channels that were submitted and have not been reaped. While there are any, the reactor polls for longer before it sleeps.
+    /// Requests of its channels that were submitted and have not been reaped. While there are any, the reactor polls for longer
+    /// before it sleeps.
     fn in_flight(&self) -> u32;
 
     /// What it is called where a stuck reactor is reported.

@@ -1,4 +1,4 @@
-//! Tells when a reactor's turn takes too long, and what is at fault. A thread of its own.
+//! Reports a reactor's turn that takes too long, and what runs in it. A thread of its own.
 
 use crate::group::Members;
 use crate::handle::{Handle, lock};
@@ -8,16 +8,16 @@ use std::fmt;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
-/// Looks at `members` every half of `limit`, until `stop` is closed.
+/// Checks `members` every half of `limit`, until `stop` is closed.
 pub(crate) fn run(members: &Members, limit: Duration, stop: &Receiver<()>) {
-    // By core, the turn that was told of last.
-    let mut told = BTreeMap::new();
+    // By core, the turn that was reported last.
+    let mut reported = BTreeMap::new();
     while stop.recv_timeout(limit / 2) == Err(RecvTimeoutError::Timeout) {
         let now = Clock::Monotonic.now();
         let handles: Vec<Handle> = lock(members).iter().map(|member| member.handle.clone()).collect();
         for handle in &handles {
             if let Some(stuck) = Stuck::look(handle, now, limit)
-                && told.insert(handle.core(), stuck.began) != Some(stuck.began)
+                && reported.insert(handle.core(), stuck.began) != Some(stuck.began)
             {
                 let for_ms = stuck.took.as_millis() as u64;
                 tracing::warn!(core = handle.core(), for_ms, "a reactor is stuck in {stuck}");

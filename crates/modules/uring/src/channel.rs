@@ -1,8 +1,9 @@
 //! A disk's channel: the table of its requests, and what each of them waits for. Reactor context.
 //!
-//! A request is in the kernel's hands, or waits for its turn in a block of the store ([`Ranges`](crate::ranges::Ranges)), or until it is tried
-//! again. On the usual path it goes into the table, to the ring, and out again: nothing is allocated, locked or counted. A poll takes the kernel's
-//! answers as one list, by a swap, and puts the completion of each straight into the list of its caller.
+//! A request is in the kernel's hands, or waits for its turn in a block of the store ([`Ranges`](crate::ranges::Ranges)), or
+//! until it is tried again. On the usual path it goes into the table, to the ring, and out again: nothing is allocated, locked or
+//! counted. A poll takes the kernel's answers as one list, by a swap, and puts the completion of each straight into the list of
+//! its caller.
 
 use crate::ranges::Claimant;
 use crate::request::{AGAIN_DELAY, Next, Pool, Request};
@@ -14,15 +15,16 @@ use aryk_uring::{Completion as Answer, Tag as RingTag};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes that the answers of one poll may copy through bounce buffers, and those of one answer more; the other answers wait for the next turn.
+/// Bytes that the answers of one poll may copy through bounce buffers, and those of one answer more; the other answers wait for
+/// the next turn.
 const COPY_MAX: u64 = 1 << 20;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Place {
     Kernel,
-    /// Has not got its range yet.
+    /// It waits for its range of the store.
     Range,
-    /// In the list of those that are tried again.
+    /// It stands in the list of requests that are tried again.
     Later,
 }
 
@@ -114,7 +116,7 @@ impl FileChannel {
                     return None;
                 }
                 let entry = self.entries.get_mut(key).expect("the caller looked");
-                // Nothing but a delay is made of it.
+                // All that is used of the result is the delay.
                 let _ = entry.request.later(AGAIN_DELAY, &mut self.pool);
                 self.postpone(key, AGAIN_DELAY, cx)
             }
@@ -178,7 +180,7 @@ impl FileChannel {
         self.answers.drain(..taken);
     }
 
-    /// Tries those again whose time has come.
+    /// Tries the requests again whose time has come.
     fn retry(&mut self, cx: &mut Cx, out: &mut Vec<Completion>) {
         let now = cx.now();
         while let Some(i) = self.later.iter().position(|&(at, _)| at <= now) {
