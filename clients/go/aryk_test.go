@@ -32,7 +32,7 @@ const (
 	patience = 20 * time.Second
 )
 
-// daemon is arykd, with all that it makes in a directory of its own. The variable ARYKD names the program.
+// daemon is an arykd whose files are all in a temporary directory. The variable ARYKD names the program.
 type daemon struct {
 	t       *testing.T
 	socket  string
@@ -83,7 +83,7 @@ func (d *daemon) start() {
 }
 
 func (d *daemon) stop(signal syscall.Signal) {
-	// It may have ended already.
+	// The daemon may have ended already.
 	_ = d.command.Process.Signal(signal)
 	_ = d.command.Wait()
 }
@@ -173,7 +173,7 @@ func TestEveryMethodIsThere(t *testing.T) {
 	check(t, err)
 	for _, name := range names {
 		if name == "rpc.discover" {
-			// What generates this client asks for it; it has no name in Go.
+			// The generator of this client calls it; it has no name in Go.
 			continue
 		}
 		function := ""
@@ -210,7 +210,7 @@ func TestConfigurationGoesAround(t *testing.T) {
 
 func TestGoroutinesShareAConnection(t *testing.T) {
 	client, ctx := startDaemon(t).client(t), within(t, patience)
-	// A call that waits does not hold up the others, whose replies overtake its.
+	// A waiting call does not delay other calls: their replies come first.
 	waits := make(chan error)
 	go func() {
 		_, err := client.BdevGetBdevs(ctx, aryk.BdevGetBdevsParams{Name: "p299", Timeout: 10_000})
@@ -254,7 +254,7 @@ func TestCallsAreCancelledAndTimeOut(t *testing.T) {
 	if _, err := client.SpdkGetVersion(cancelled); !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}
-	// The late replies come meanwhile, and concern nobody.
+	// The late replies arrive here, and no call waits for them.
 	never.Timeout = 400
 	if _, err := client.BdevGetBdevs(ctx, never); !errors.Is(err, syscall.ETIMEDOUT) {
 		t.Fatal(err)
@@ -271,7 +271,7 @@ func TestADaemonThatWasRestartedIsFoundAgain(t *testing.T) {
 			waits <- err
 		}()
 	}
-	// By then they are on their way.
+	// The calls are in flight by then.
 	time.Sleep(100 * time.Millisecond)
 	daemon.stop(syscall.SIGKILL)
 	var lost *aryk.ConnectionError
@@ -317,7 +317,7 @@ func TestHTTP(t *testing.T) {
 	}
 }
 
-// certify makes a certificate of this machine's, and gives the files of it and its key, and the client that trusts it.
+// certify creates a certificate for this host, and returns its file, its key's file, and a client that trusts it.
 func certify(t *testing.T) (string, string, *http.Client) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

@@ -9,10 +9,10 @@ import (
 	"sync/atomic"
 )
 
-// DefaultAddress is where arykd, as SPDK, listens if it is not told otherwise.
+// DefaultAddress is the default socket of arykd, and of SPDK.
 const DefaultAddress = "/var/tmp/spdk.sock"
 
-// Client calls the daemon's methods. It connects at the first call, and again at the call after one that lost the connection.
+// Client calls the daemon's methods. The first call connects; after a lost connection, the next call connects again.
 type Client struct {
 	transport transport
 	lastID    atomic.Uint64
@@ -20,7 +20,7 @@ type Client struct {
 
 // transport carries requests to the daemon, and its replies back.
 type transport interface {
-	// roundTrip gives the reply to the request id, whose text is body.
+	// roundTrip sends body, which is the request id, and returns its reply.
 	roundTrip(ctx context.Context, id uint64, body []byte) (*reply, error)
 	close() error
 }
@@ -35,13 +35,13 @@ type request struct {
 
 // reply is a JSON-RPC 2.0 response.
 type reply struct {
-	// Null where the daemon could not read a request.
+	// Null if the daemon could not parse a request.
 	ID     *uint64         `json:"id"`
 	Result json.RawMessage `json:"result"`
 	Error  *Error          `json:"error"`
 }
 
-// Option changes how a client calls.
+// Option is an option of New.
 type Option func(*options)
 
 type options struct {
@@ -50,19 +50,19 @@ type options struct {
 	http               *http.Client
 }
 
-// WithBasicAuth names who calls by HTTP.
+// WithBasicAuth sets user name and password for HTTP.
 func WithBasicAuth(username, password string) Option {
 	return func(o *options) { o.username, o.password, o.hasPassword = username, password, true }
 }
 
-// WithHTTPClient has the calls by HTTP made by that client.
+// WithHTTPClient makes HTTP calls with the given client.
 func WithHTTPClient(client *http.Client) Option {
 	return func(o *options) { o.http = client }
 }
 
-// New makes a client of the daemon at address: the path of its socket, unix:PATH, http://HOST:PORT or https://HOST:PORT.
+// New returns a client of the daemon at address: the path of its socket, unix:PATH, http://HOST:PORT or https://HOST:PORT.
 func New(address string, opts ...Option) *Client {
-	// A transport of its own, so that closing it closes nobody else's connections.
+	// The client has its own transport, so that closing it closes no other connections.
 	o := options{http: &http.Client{Transport: http.DefaultTransport.(*http.Transport).Clone()}}
 	for _, opt := range opts {
 		opt(&o)
@@ -76,15 +76,15 @@ func New(address string, opts ...Option) *Client {
 	return &Client{transport: newSocketTransport(address)}
 }
 
-// Close ends the connection. Calls that wait for a reply fail.
+// Close closes the connection. Calls that wait for a reply fail.
 func (c *Client) Close() error {
 	return c.transport.close()
 }
 
-// Call calls any method by its name. Params is what JSON makes an object of, or nil; result is where the result goes, or nil.
+// Call calls any method by its name. Params is a value that marshals to a JSON object, or nil; result points to the value for the result, or is nil.
 //
-// The error is an [*Error] if the daemon answered with one, the context's if that ended first (the call may be carried out nevertheless), a
-// [*ConnectionError] if the daemon cannot be reached or went away, or an [*HTTPError].
+// The error is an [*Error] if the daemon answered with an error, the context's error if the context ended first (the daemon may still carry
+// out the call), a [*ConnectionError] if the daemon cannot be reached or closed the connection, or an [*HTTPError].
 func (c *Client) Call(ctx context.Context, method string, params, result any) error {
 	id := c.lastID.Add(1)
 	body, err := json.Marshal(request{Version: "2.0", ID: id, Method: method, Params: params})
@@ -107,14 +107,14 @@ func (c *Client) Call(ctx context.Context, method string, params, result any) er
 	return nil
 }
 
-// call is Call with a type of result.
+// call is Call with a typed result.
 func call[R any](ctx context.Context, c *Client, method string, params any) (R, error) {
 	var result R
 	err := c.Call(ctx, method, params, &result)
 	return result, err
 }
 
-// Ptr gives a pointer to a value, for parameters that are optional.
+// Ptr returns a pointer to a value, for optional parameters.
 func Ptr[T any](value T) *T {
 	return &value
 }

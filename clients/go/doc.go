@@ -1,5 +1,5 @@
-// Package aryk is a client of arykd, the daemon that carries the I/O of virtual machines' disks.
+// Package aryk is a client of arykd, the daemon that serves the disks of virtual machines.
 //
 // A [Client] has a function for each of the daemon's methods, with its parameters and its result as types. Any number of goroutines may
-// use one: by a UNIX socket, their calls share a connection and overtake each other.
+// use one client: over a UNIX socket, their calls share a connection, and replies may come in another order.
 package aryk

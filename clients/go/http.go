@@ -8,7 +8,7 @@ import (
 	"net/http"
 )
 
-// httpTransport calls by POST, one request of HTTP for each.
+// httpTransport makes each call by one HTTP POST request.
 type httpTransport struct {
 	url     string
 	options options

@@ -12,13 +12,13 @@ import (
 var (
 	errClosed = errors.New("the client is closed")
 	errEnded  = errors.New("the daemon closed the connection")
-	errStray  = errors.New("the daemon answered what was not asked")
+	errStray  = errors.New("the daemon sent a reply without a request")
 )
 
-// socketTransport calls by a UNIX socket: one connection, on which requests follow one another without frames.
+// socketTransport makes calls over a UNIX socket: one connection, on which requests follow one another without frames.
 type socketTransport struct {
 	path string
-	// token is held by who looks at, or makes, the connection.
+	// token is held by the goroutine that reads or sets conn.
 	token    chan struct{}
 	conn     *conn
 	isClosed bool
@@ -71,11 +71,11 @@ func (t *socketTransport) close() error {
 	return nil
 }
 
-// conn is a connection: one goroutine writes, another reads, and those who call wait.
+// conn is a connection: one goroutine writes, another reads, and callers wait.
 type conn struct {
 	socket net.Conn
 	writes chan []byte
-	// ended is closed when the connection has, and why is known.
+	// ended is closed when the connection has ended and why is set.
 	ended chan struct{}
 
 	mu      sync.Mutex
@@ -105,7 +105,7 @@ func (c *conn) roundTrip(ctx context.Context, id uint64, body []byte) (*reply, e
 		delete(c.waiting, id)
 		c.mu.Unlock()
 	}()
-	// Once the writer has it, it is written as a whole: a call that is given up leaves no half of it behind.
+	// The writer writes a body that it has received as a whole: a cancelled call leaves no partial request on the connection.
 	select {
 	case c.writes <- body:
 	case <-ctx.Done():
@@ -153,14 +153,14 @@ func (c *conn) read() {
 		answer := c.waiting[*r.ID]
 		delete(c.waiting, *r.ID)
 		c.mu.Unlock()
-		// Nobody waits for the reply to a call that was given up.
+		// No caller waits for the reply to a cancelled call.
 		if answer != nil {
 			answer <- &r
 		}
 	}
 }
 
-// refusal is the error of a reply that belongs to no request.
+// refusal returns the error of a reply that belongs to no request.
 func (r *reply) refusal() error {
 	if r.Error == nil {
 		return errStray
@@ -168,7 +168,7 @@ func (r *reply) refusal() error {
 	return r.Error
 }
 
-// end ends the connection, for the first reason that there is.
+// end ends the connection; the first reason stays.
 func (c *conn) end(why error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -1,6 +1,6 @@
 #!/bin/sh
-# A machine that listens, and a daemon that connects to it:   listen.sh SOCKET [QEMU OPTIONS…]
-# SOCKET is where both meet: `aryk attach vm1 --connect SOCKET`. Either may be started first, and a new daemon is back within milliseconds.
+# A VM whose QEMU listens, and a daemon that connects to it:   listen.sh SOCKET [QEMU OPTIONS…]
+# Give the daemon the same SOCKET: `aryk attach vm1 --connect SOCKET`. Start either first; a new daemon connects within milliseconds.
 set -eu
 socket=$1
 shift

@@ -1,10 +1,10 @@
 #!/bin/sh
-# A machine with one disk of arykd's:   one-disk.sh SOCKET [QEMU OPTIONS…]
-# SOCKET is what `aryk attach` printed. The machine's own disk, network and the like are for the further options.
+# A VM with one disk of arykd:   one-disk.sh SOCKET [QEMU OPTIONS…]
+# SOCKET is the path that `aryk attach` printed. Add the VM's other devices with QEMU OPTIONS.
 set -eu
 socket=$1
 shift
-# share=on lets the daemon reach the machine's memory; reconnect=1 is what the machine survives the daemon's restart with.
+# share=on lets the daemon map the VM's memory; with reconnect=1, the VM survives a restart of the daemon.
 exec qemu-system-x86_64 \
     -machine q35,memory-backend=mem0 \
     -m 512M -object memory-backend-memfd,id=mem0,size=512M,share=on \

@@ -1,7 +1,7 @@
 #!/bin/sh
-# A machine with four processors, and a queue of its disk for each:   queues.sh SOCKET [QEMU OPTIONS…]
-# Linux uses as many queues as it has processors, if there are as many; the daemon spreads them over its cores.
-# packed=on asks for packed rings, which take less of both sides' caches.
+# A VM with four processors, and a queue of its disk for each:   queues.sh SOCKET [QEMU OPTIONS…]
+# Linux uses one queue per processor, if the disk has as many; the daemon spreads the queues over its cores.
+# packed=on offers packed rings, which use less of both sides' caches.
 set -eu
 socket=$1
 shift

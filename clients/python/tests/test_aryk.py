@@ -25,7 +25,7 @@ PATIENCE = 20.0
 
 
 class Daemon:
-    """arykd, with all that it makes in a directory of its own."""
+    """An arykd whose files are all in a temporary directory."""
 
     def __init__(self, directory: str, *more: str) -> None:
         self.socket = os.path.join(directory, "rpc.sock")
@@ -77,7 +77,7 @@ class DaemonCase(unittest.TestCase):
 
 @contextlib.contextmanager
 def stubborn_server() -> Iterator[str]:
-    """A socket at which somebody listens who never answers."""
+    """A listening socket that never answers."""
     with tempfile.TemporaryDirectory() as directory, socket.socket(socket.AF_UNIX) as listener:
         path = os.path.join(directory, "socket")
         listener.bind(path)
@@ -127,7 +127,7 @@ class WaitingClient(DaemonCase):
     def test_every_method_is_there_and_no_other(self) -> None:
         mine = {name for name in dir(aryk.Client) if not name.startswith("_")}
         mine -= {"call", "call_many", "close"}
-        # What generates this client asks for it; it has no name in Python.
+        # The generator of this client calls it; it has no name in Python.
         self.assertEqual(mine | {"rpc.discover"}, set(self.client.rpc_get_methods()))
         self.assertIn(aryk.__version__, self.client.spdk_get_version()["version"])
 
@@ -144,7 +144,7 @@ class WaitingClient(DaemonCase):
         names = [f"many{n}" for n in range(500)]
         create = [("bdev_null_create", {"name": n, "block_size": 512, "num_blocks": 8}) for n in names]
         self.assertEqual(self.client.call_many(create), names)
-        # The replies have megabytes, more than a socket holds.
+        # The replies have megabytes, more than a socket's buffer.
         ask: list[tuple[str, dict[str, object]]] = [("bdev_get_bdevs", {})] * 20
         lists = self.client.call_many([*ask, ("bdev_null_delete", {"name": "x"})])
         self.assertEqual([len(disks) for disks in lists[:-1]], [500] * 20)
@@ -171,7 +171,7 @@ class WaitingClient(DaemonCase):
         with stubborn_server() as path, aryk.Client(path, timeout=0.1) as client:
             with self.assertRaises(aryk.TimedOut):
                 client.spdk_get_version()
-        # A reply that comes too late is not taken for the next call's.
+        # A late reply is not taken for the reply to the next call.
         self.client.timeout = 0.1
         with self.assertRaises(aryk.TimedOut):
             waits = [("bdev_get_bdevs", {"name": "never", "timeout": 500})]
@@ -242,7 +242,7 @@ class AwaitedClient(DaemonCase, unittest.IsolatedAsyncioTestCase):
 
     async def test_tasks_share_a_connection(self) -> None:
         async with aryk.AsyncClient(self.daemon.socket) as client:
-            # A call that waits does not hold up the others, whose replies overtake its.
+            # A waiting call does not delay other calls: their replies come first.
             waits = asyncio.ensure_future(client.bdev_get_bdevs(name="p299", timeout=10_000))
             names = [f"p{n}" for n in range(300)]
             making = [client.bdev_null_create(name=n, block_size=512, num_blocks=8) for n in names]
@@ -263,7 +263,7 @@ class AwaitedClient(DaemonCase, unittest.IsolatedAsyncioTestCase):
             with self.assertRaises(aryk.TimedOut):
                 await client.bdev_get_bdevs(name="never", timeout=300)
             client.timeout = PATIENCE
-            # The late replies come meanwhile, and concern nobody.
+            # The late replies arrive here, and no call waits for them.
             with self.assertRaises(aryk.RpcError):
                 await client.bdev_get_bdevs(name="never", timeout=400)
         with stubborn_server() as path:

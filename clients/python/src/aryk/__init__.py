@@ -1,7 +1,7 @@
-"""A client of arykd, the daemon that carries the I/O of virtual machines' disks.
+"""A client of arykd, the daemon that serves the disks of virtual machines.
 
-`Client` waits for each reply, `AsyncClient` is awaited. Both have a function for each of the daemon's methods, of the same
-name and with the same parameters; results are those of the wire, typed in `aryk.types`.
+`Client` blocks until each reply, `AsyncClient` is for asyncio. Both have a function for each of the daemon's methods, with the same
+name and the same parameters; results are those of the wire, typed in `aryk.types`.
 """
 
 from . import types

@@ -1,4 +1,4 @@
-"""The client that is awaited."""
+"""The client for asyncio."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ _RECEIVE = 1 << 18
 
 
 class AsyncClient(AsyncMethods):
-    """Calls methods on one connection, as many at a time as there are tasks that do.
+    """Calls methods on one connection, from any number of tasks at a time.
 
-    `address` is a socket's path or an HTTP server's: `http://host:port`; by HTTP each call has a connection of its own. The
-    connection is made by the first call, and made again by the call after one that lost it. `timeout` is what a call may take, in
-    seconds; None is without end. `tls` says whom to trust where the address is https. A call that is cancelled or too late may be carried out nevertheless.
+    `address` is the path of a socket or the address of an HTTP server: `http://host:port`; each HTTP call uses its own connection. The
+    first call connects; after a lost connection, the next call connects again. `timeout` is the maximum duration of a call in seconds;
+    None means no limit. `tls` sets the trusted certificates of an https address. The daemon may still carry out a call that was
+    cancelled or timed out.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class AsyncClient(AsyncMethods):
         password: str | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        #: Seconds that a call may take.
+        #: The maximum duration of a call, in seconds.
         self.timeout = timeout
         self._address = Address.parse(address, username, password)
         self._tls = tls
@@ -83,7 +84,7 @@ class AsyncClient(AsyncMethods):
         connecting = self._connecting
         if connecting is None or (connecting.done() and not _is_open(connecting)):
             connecting = self._connecting = asyncio.ensure_future(_Stream.connect(path))
-        # Another call may wait for it too: it goes on if this one is cancelled.
+        # Another call may wait for the same connection: connecting goes on if this call is cancelled.
         return await asyncio.shield(connecting)
 
 
@@ -111,7 +112,7 @@ class _Stream:
 
     async def close(self) -> None:
         self._receiving.cancel()
-        # It tells those who wait.
+        # The receiving task fails the waiting calls.
         await asyncio.wait([self._receiving])
 
     async def ask(self, ident: int, body: bytes) -> Any:
@@ -127,7 +128,7 @@ class _Stream:
         finally:
             del self._waiting[ident]
             if answer.done() and not answer.cancelled():
-                # Whether somebody looked at it or not.
+                # Marks the exception as retrieved, so that asyncio does not warn.
                 answer.exception()
 
     async def _receive(self) -> None:
@@ -152,7 +153,7 @@ class _Stream:
         ident = response.get("id")
         if ident is None:
             raise ConnectionLost(f"the daemon did not understand: {response.get('error')}")
-        # Nobody waits for the reply to a call that was cancelled.
+        # No task waits for the reply to a call that was cancelled.
         answer = self._waiting.get(ident)
         if answer is not None and not answer.done():
             answer.set_result(response)

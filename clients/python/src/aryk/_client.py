@@ -1,4 +1,4 @@
-"""The client that waits."""
+"""The blocking client."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _RECEIVE = 1 << 18
 class Client(Methods):
     """Calls methods, and waits for each reply.
 
-    `address` is a socket's path or an HTTP server's: `http://host:port`. The connection is made by the first call, and made again
-    by the call after one that lost it. `tls` says whom to trust where the address is https. `timeout` is what a call may take, in seconds; None is without end. Threads may share a
-    client: their calls are made one after another.
+    `address` is the path of a socket or the address of an HTTP server: `http://host:port`. The first call connects; after a lost
+    connection, the next call connects again. `tls` sets the trusted certificates of an https address. `timeout` is the maximum duration
+    of a call in seconds; None means no limit. Threads may share a client, which makes their calls one after another.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Client(Methods):
         password: str | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        #: Seconds that a call may take.
+        #: The maximum duration of a call, in seconds.
         self.timeout = timeout
         self._address = Address.parse(address, username, password)
         self._tls = tls
@@ -68,10 +68,10 @@ class Client(Methods):
         return answer
 
     def call_many(self, calls: Iterable[Call]) -> list[Any]:
-        """Makes many calls at once, without waiting in between, and gives each one's result or `RpcError`.
+        """Makes many calls at once, without waiting in between, and returns the result or `RpcError` of each call.
 
-        They are started in their order, but may end in another. By HTTP they are made one by one, each after the last one's
-        answer.
+        The daemon starts the calls in their order, but may complete them in another. Over HTTP, each call waits for the reply to the
+        one before.
         """
         deadline = None if self.timeout is None else time.monotonic() + self.timeout
         with self._lock:
@@ -86,7 +86,7 @@ class Client(Methods):
                 stream = self._connected(self._address.path)
                 responses = stream.exchange(requests, set(methods), deadline)
             except BaseException:
-                # What else comes on it would be taken for something else.
+                # Later replies on this connection would be taken for replies to other calls.
                 self._hang_up()
                 raise
             return [outcome(method, responses[ident]) for ident, method in methods.items()]
@@ -108,7 +108,7 @@ class Client(Methods):
 
 
 def post(address: Address, tls: ssl.SSLContext | None, body: bytes, timeout: float | None) -> Any:
-    """One request by HTTP, on a connection of its own."""
+    """Makes one request over HTTP, on its own connection."""
     connection = http.client.HTTPConnection(address.host, address.port, timeout=timeout)
     if address.is_tls:
         connection = http.client.HTTPSConnection(address.host, address.port, timeout=timeout, context=tls)
@@ -131,7 +131,7 @@ def post(address: Address, tls: ssl.SSLContext | None, body: bytes, timeout: flo
 
 
 def _left(deadline: float | None) -> float | None:
-    """Seconds until then."""
+    """Seconds until the deadline."""
     if deadline is None:
         return None
     left = deadline - time.monotonic()
@@ -160,7 +160,7 @@ class _Stream:
         self._socket.close()
 
     def exchange(self, requests: bytearray, wanted: set[int], deadline: float | None) -> dict[int, Any]:
-        """Sends requests while it receives: a daemon whose replies are not read stops reading too."""
+        """Sends requests and receives replies at the same time: the daemon stops reading while its replies are not read."""
         unsent, responses = memoryview(requests), dict[int, Any]()
         while wanted:
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if unsent else 0)

@@ -1,11 +1,11 @@
-"""What can go wrong."""
+"""The errors of calls."""
 
 from __future__ import annotations
 
 import errno as _errno
 from typing import Any, Mapping
 
-#: Codes of JSON-RPC, and the daemon's for a method that may not be called now: they are no errnos.
+#: The daemon's code for a method that may not be called in the present state. It is no errno, nor are JSON-RPC's codes.
 _WRONG_STATE = -1
 _LAST_ERRNO = 4095
 
@@ -15,15 +15,15 @@ class ArykError(Exception):
 
 
 class ConnectionLost(ArykError, ConnectionError):
-    """The daemon cannot be reached, or went away before it answered: whether the call was carried out is not known."""
+    """The daemon cannot be reached, or closed the connection before it answered; the call may have been carried out."""
 
 
 class TimedOut(ArykError, TimeoutError):
-    """The daemon did not answer in time: it may still carry the call out."""
+    """The daemon did not answer in time; it may still carry out the call."""
 
 
 class HttpError(ArykError):
-    """An answer of HTTP that is no answer of the daemon's: a wrong password is 401."""
+    """An HTTP error status instead of a JSON-RPC answer: a wrong password gives 401."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(f"HTTP {status}: {reason}")

@@ -53,7 +53,7 @@ class Address:
 
 
 class Splitter:
-    """Cuts a stream into the JSON values that it consists of, looking at each byte once."""
+    """Splits a stream into JSON values, and scans each byte once."""
 
     _TOKEN = re.compile(rb'[{}\[\]]|"(?:[^"\\]|\\.)*"|"', re.DOTALL)
 
@@ -63,14 +63,14 @@ class Splitter:
         self._depth = 0
 
     def push(self, data: bytes) -> list[Any]:
-        """Takes what was received; gives the values that are complete."""
+        """Adds received bytes; returns the complete values."""
         self._buffer += data
         values: list[bytes] = []
         start = 0
         for token in self._TOKEN.finditer(self._buffer, self._at):
             text = token.group()
             if text == _QUOTE:
-                # A string that goes on: it is looked at again from its start.
+                # An incomplete string: the next push scans it again from its start.
                 self._at = token.start()
                 break
             self._at = token.end()
@@ -92,7 +92,7 @@ class Splitter:
 
 
 def request(ident: int, method: str, params: Mapping[str, Any] | None) -> bytes:
-    """A call's bytes."""
+    """The bytes of a call."""
     call: dict[str, Any] = {"jsonrpc": "2.0", "id": ident, "method": method}
     if params:
         call["params"] = dict(params)
@@ -100,6 +100,6 @@ def request(ident: int, method: str, params: Mapping[str, Any] | None) -> bytes:
 
 
 def outcome(method: str, response: Mapping[str, Any]) -> Any | RpcError:
-    """The result within a response, or its error."""
+    """The result of a response, or its error."""
     error = response.get("error")
     return response.get("result") if error is None else RpcError(method, error)
