@@ -5,7 +5,7 @@
 #![no_main]
 
 use aryk_bdev::{Bdev, QosGroup};
-use aryk_metrics::{Address, Controller, Inventory, Collector, Scrapes, Server, Web};
+use aryk_metrics::{Address, Collector, Controller, Inventory, Scrapes, Server, Web};
 use aryk_reactor::Handle;
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;

@@ -77,7 +77,7 @@ fn errors_name_the_place_and_the_cause() {
     let wrong = [
         ("[[disk]]\nname = \"a\"", "disk 'a': give it one of"),
         ("[[disk]]\nname = \"a\"\nnull = true", "size is missing"),
-        ("[[disk]]\nname = \"a\"\nnull = true\nsize = \"1.3G\"", "no whole number of bytes"),
+        ("[[disk]]\nname = \"a\"\nnull = true\nsize = \"1.3G\"", "not a whole number of bytes"),
         ("[[disk]]\nname = \"a\"\nnull = true\nsize = \"1G\"\nreadonly = true", "are for files"),
         ("[[disk]]\nname = \"a\"\nfiel = \"x\"", "line 3"),
         ("[[disks]]\nname = \"a\"", "unknown field"),

@@ -373,7 +373,7 @@ fn remove(names: &[String], force: bool, client: &mut Client, out: &Output) -> R
                 with("with its controllers", &controllers) + &with("and so are its absent users", &forgotten);
             let file =
                 absent::file(disk).map(|file| format!(" Its file stays as it is: {}", printable(file)));
-            let gone = if is_absent { "was absent, and is forgotten" } else { "is gone" };
+            let gone = if is_absent { "was absent, and is forgotten" } else { "is removed" };
             out.print_line(&format!("Disk '{name}' {gone}{with}.{}", file.unwrap_or_default()))?;
         }
         report.push(json!({"disk": name, "controllers": controllers, "was_absent": is_absent, "forgotten": forgotten}));

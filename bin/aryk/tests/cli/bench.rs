@@ -271,9 +271,11 @@ fn fails_on(fault: Fault, expected: &str) {
 
 #[test]
 fn back_ends_that_disconnect() {
-    for messages in 0..Fake::MESSAGES {
+    for messages in 0..Fake::MESSAGES - 1 {
         fails_on(Fault::HangUpAfter(messages), "hung up");
     }
+    // The queue runs already.
+    fails_on(Fault::HangUpAfter(Fake::MESSAGES - 1), "disconnected with 32 requests in flight");
 }
 
 #[test]
