@@ -1,60 +1,61 @@
-//! Commands as initiators write them (SPC-4, SBC-3): from any bytes to a [`Command`], or to the sense data that says why not. Any context; pure.
+//! Decodes commands as initiators write them (SPC-4, SBC-3): any bytes become a [`Command`], or the sense data that states the
+//! error. Any context; pure.
 //!
-//! Reserved bits are not looked at. What is asked for but not offered (protection information, anchored blocks, saved pages) is refused at its
-//! field.
+//! The decoder ignores reserved bits. It refuses requests for features that are not offered (protection information, anchored
+//! blocks, saved pages) and reports the field that asked for them.
 
 use crate::Sense;
 use aryk_bdev::Op;
 
-/// Blocks to move.
+/// A range of blocks to transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Transfer {
     /// The first block.
     pub lba: u64,
-    /// How many; 0 moves nothing.
+    /// Number of blocks; a transfer of 0 blocks moves nothing.
     pub blocks: u32,
-    /// It goes past any cache.
+    /// FUA (force unit access): the transfer bypasses any cache.
     pub fua: bool,
 }
 
-/// With what VERIFY compares.
+/// What VERIFY compares the blocks with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Check {
-    /// With nothing: the blocks can be read.
+    /// Nothing: VERIFY checks only that the blocks can be read.
     Medium,
-    /// With as many blocks of data.
+    /// The same number of blocks of data.
     Data,
-    /// Each with one block of data.
+    /// One block of data, which is compared with each block.
     OneBlock,
 }
 
-/// Which values of mode pages are wanted.
+/// Which values of the mode pages MODE SENSE requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PageControl {
-    /// As they are.
+    /// Current values.
     Current,
-    /// Which bits can be changed.
+    /// Changeable bits, as a mask.
     Changeable,
-    /// As they were at first.
+    /// Default values.
     Default,
-    /// As a reset brings them back.
+    /// Saved values, which a reset restores.
     Saved,
 }
 
-/// What REPORT SUPPORTED OPERATION CODES is asked.
+/// Which commands REPORT SUPPORTED OPERATION CODES requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Opcodes {
-    /// All.
+    /// All commands.
     All,
-    /// One that has no service actions.
+    /// One opcode that has no service actions.
     One(u8),
-    /// One that has.
+    /// One opcode with a service action.
     Action(u8, u16),
-    /// One, with its service action if it has such.
+    /// One opcode, with its service action if the opcode has service actions.
     Either(u8, u16),
 }
 
-/// A command.
+/// A decoded SCSI command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[expect(missing_docs, reason = "named as the standards name them; fields are the CDBs'")]
 pub enum Command {
@@ -70,7 +71,7 @@ pub enum Command {
     Read(Transfer),
     Write(Transfer),
     CompareAndWrite(Transfer),
-    /// No blocks: to the disk's end. `zeroes`: there is no data, and it is zeroes.
+    /// `blocks: 0` extends to the end of the disk. `zeroes`: the command has no data-out, and writes zeroes.
     WriteSame {
         lba: u64,
         blocks: u64,
@@ -80,7 +81,7 @@ pub enum Command {
     Unmap {
         length: u32,
     },
-    /// No blocks: to the disk's end.
+    /// `blocks: 0` extends to the end of the disk.
     SynchronizeCache {
         lba: u64,
         blocks: u32,
@@ -137,7 +138,7 @@ pub enum Command {
     },
 }
 
-/// Opcodes.
+/// Opcodes of the supported commands.
 pub(crate) mod op {
     pub const TEST_UNIT_READY: u8 = 0x00;
     pub const REQUEST_SENSE: u8 = 0x03;
@@ -174,15 +175,15 @@ pub(crate) mod op {
 
 /// Service action of SERVICE ACTION IN (16): READ CAPACITY (16).
 pub(crate) const READ_CAPACITY_16: u8 = 0x10;
-/// The same: GET LBA STATUS.
+/// Service action of SERVICE ACTION IN (16): GET LBA STATUS.
 pub(crate) const GET_LBA_STATUS: u8 = 0x12;
 /// Service action of MAINTENANCE IN: REPORT SUPPORTED OPERATION CODES.
 pub(crate) const REPORT_OPCODES: u8 = 0x0c;
 
-/// Bytes of the longest CDB that is looked at.
+/// Bytes of a CDB that the decoder reads, at most.
 const CDB_MAX: usize = 16;
 
-/// Bytes of a CDB with this opcode (SPC-4, section 4.2.5.1); `None` for those of no fixed length.
+/// Length in bytes of a CDB with this opcode (SPC-4, section 4.2.5.1); `None` for opcodes without a fixed length.
 const fn length(opcode: u8) -> Option<usize> {
     match opcode >> 5 {
         0 => Some(6),
@@ -212,7 +213,7 @@ impl Cdb {
         self.0[at] >> bit & 1 == 1
     }
 
-    /// Its LBA, by its length: 6, 10, 12 or 16.
+    /// The LBA of a CDB of 6, 10, 12 or 16 bytes.
     const fn lba(&self) -> u64 {
         match length(self.0[0]) {
             Some(6) => (self.u32(0) & 0x1f_ffff) as u64,
@@ -221,10 +222,10 @@ impl Cdb {
         }
     }
 
-    /// Its transfer length, the same.
+    /// The transfer length of a CDB of 6, 10, 12 or 16 bytes.
     const fn blocks(&self) -> u32 {
         match length(self.0[0]) {
-            // No blocks are 256 here (SBC-3, section 5.8).
+            // In 6-byte CDBs, 0 stands for 256 blocks (SBC-3, section 5.8).
             Some(6) if self.0[4] == 0 => 256,
             Some(6) => self.0[4] as u32,
             Some(10) => self.u16(7) as u32,
@@ -233,7 +234,7 @@ impl Cdb {
         }
     }
 
-    /// A transfer whose byte 1 is protection, DPO and FUA.
+    /// The transfer of a CDB whose byte 1 holds protection information, DPO and FUA.
     fn transfer(&self) -> Result<Transfer, Sense> {
         self.no_protection()?;
         Ok(Transfer { lba: self.lba(), blocks: self.blocks(), fua: self.bit(1, 3) })
@@ -243,26 +244,26 @@ impl Cdb {
         Transfer { lba: self.lba(), blocks: self.blocks(), fua: false }
     }
 
-    /// The three bits at the top of byte 1 ask for protection information, of which there is none.
+    /// Refuses protection information, which the top three bits of byte 1 request and which is not supported.
     const fn no_protection(&self) -> Result<(), Sense> {
         if self.0[1] >> 5 == 0 { Ok(()) } else { Err(Sense::in_cdb_bit(1, 7)) }
     }
 
-    /// No auto contingent allegiance.
+    /// Refuses NACA in the control byte: auto contingent allegiance is not supported.
     const fn no_aca(&self, len: usize) -> Result<(), Sense> {
         if self.bit(len - 1, 2) { Err(Sense::in_cdb_bit(len as u16 - 1, 2)) } else { Ok(()) }
     }
 }
 
-/// Decodes a CDB, of any length. Bytes behind its end are not looked at.
+/// Decodes a CDB of any length. The decoder ignores bytes beyond the length that the opcode implies.
 ///
 /// # Errors
-/// What to answer instead.
+/// The sense data to answer with.
 pub fn decode(bytes: &[u8]) -> Result<Command, Sense> {
     let opcode = *bytes.first().ok_or(Sense::OPCODE)?;
     let len = length(opcode).ok_or(Sense::OPCODE)?;
     let Some(own) = bytes.get(..len) else {
-        // The first byte that is missing; but a command that there is not is that first of all.
+        // A CDB that is too short fails at its first missing byte, but an unknown opcode is reported before that.
         let all = Cdb(padded(bytes));
         return Err(match by_opcode(&all) {
             Err(sense) if sense == Sense::OPCODE => sense,
@@ -275,15 +276,19 @@ pub fn decode(bytes: &[u8]) -> Result<Command, Sense> {
     Ok(command)
 }
 
-/// READ and WRITE as they come nearly always: in two of their forms, with no bit set that is looked at more closely. `None` says nothing of what
-/// [`decode`] would.
+/// Fast path for READ and WRITE in their two most frequent forms, without any flag that needs a check. `None` says nothing about
+/// what [`decode`] would return.
 #[inline]
 pub(crate) fn plain(bytes: &[u8]) -> Option<(Op, Transfer)> {
     let cdb = bytes.first_chunk::<16>()?;
-    let word = |at: usize| u32::from_be_bytes([cdb[at], cdb[at + 1], cdb[at + 2], cdb[at + 3]]);
+    let command = |at: usize| u32::from_be_bytes([cdb[at], cdb[at + 1], cdb[at + 2], cdb[at + 3]]);
     let (lba, blocks, control) = match cdb[0] {
-        op::READ_16 | op::WRITE_16 => (u64::from(word(2)) << 32 | u64::from(word(6)), word(10), cdb[15]),
-        op::READ_10 | op::WRITE_10 => (word(2).into(), u16::from_be_bytes([cdb[7], cdb[8]]).into(), cdb[9]),
+        op::READ_16 | op::WRITE_16 => {
+            (u64::from(command(2)) << 32 | u64::from(command(6)), command(10), cdb[15])
+        }
+        op::READ_10 | op::WRITE_10 => {
+            (command(2).into(), u16::from_be_bytes([cdb[7], cdb[8]]).into(), cdb[9])
+        }
         _ => return None,
     };
     if cdb[1] >> 5 != 0 || control != 0 {
@@ -363,7 +368,7 @@ fn rare(cdb: &Cdb) -> Result<Command, Sense> {
 fn write_same(cdb: &Cdb) -> Result<Command, Sense> {
     cdb.no_protection()?;
     if cdb.bit(1, 4) {
-        // No blocks are anchored.
+        // Anchored blocks are not supported.
         return Err(Sense::in_cdb_bit(1, 4));
     }
     let ten = cdb.0[0] == op::WRITE_SAME_10;
@@ -408,7 +413,7 @@ fn mode_sense(cdb: &Cdb) -> Result<Command, Sense> {
 fn mode_select(cdb: &Cdb) -> Result<Command, Sense> {
     let ten = cdb.0[0] == op::MODE_SELECT_10;
     if !cdb.bit(1, 4) {
-        // Pages are in no format but the standard's.
+        // Only mode pages in the standard's format are supported.
         return Err(Sense::in_cdb_bit(1, 4));
     }
     let save = cdb.bit(1, 0);
@@ -417,11 +422,11 @@ fn mode_select(cdb: &Cdb) -> Result<Command, Sense> {
 
 fn start_stop(cdb: &Cdb) -> Result<Command, Sense> {
     if cdb.0[4] >> 4 != 0 {
-        // There are no power conditions.
+        // Power conditions are not supported.
         return Err(Sense::in_cdb_bit(4, 7));
     }
     if cdb.bit(4, 1) {
-        // Nothing can be ejected.
+        // The medium cannot be ejected.
         return Err(Sense::in_cdb_bit(4, 1));
     }
     let (start, no_flush) = (cdb.bit(4, 0), cdb.bit(4, 2));
@@ -441,15 +446,17 @@ fn report_opcodes(cdb: &Cdb) -> Result<Command, Sense> {
 }
 
 impl Command {
-    /// Whether the command may be carried out once more if nobody knows whether it was: what a predecessor had in flight when it died is submitted again, and what
-    /// may not be repeated is answered by a unit attention (29h/00h) instead, as after a loss of power, so that the initiator looks for itself.
+    /// Whether the command may be carried out twice. After a crash, the back-end submits again what its predecessor had in
+    /// flight, without knowing whether the command had been carried out. A command that may not be repeated is answered by a unit
+    /// attention (29h/00h) instead, as after a loss of power, so that the initiator checks for itself.
     ///
-    /// - READ, VERIFY and what tells of the unit change nothing.
-    /// - WRITE, WRITE SAME, UNMAP and SYNCHRONIZE CACHE leave the same behind the second time; whoever has sent them has sent nothing to the same blocks
-    ///   whose order mattered.
-    /// - MODE SELECT and START STOP UNIT set the same once more.
-    /// - COMPARE AND WRITE would find what it has written itself, and report a miscompare though it happened.
-    /// - PERSISTENT RESERVE OUT would find its own change: its key, which it has replaced, or whom it has removed.
+    /// - READ, VERIFY and commands that only report something about the unit change nothing.
+    /// - WRITE, WRITE SAME, UNMAP and SYNCHRONIZE CACHE have the same result the second time; the initiator has sent no other
+    ///   command to the same blocks whose order mattered.
+    /// - MODE SELECT and START STOP UNIT set the same values again.
+    /// - COMPARE AND WRITE would compare with the data that it wrote the first time, and report a miscompare although it
+    ///   succeeded.
+    /// - PERSISTENT RESERVE OUT would meet its own change: the key that it replaced, or the registration that it removed.
     pub(crate) const fn is_repeatable(&self) -> bool {
         match self {
             Self::CompareAndWrite(_) | Self::ReserveOut { .. } => false,
@@ -474,7 +481,8 @@ impl Command {
         }
     }
 
-    /// Whether it is answered though an attention is pending, and whatever is reserved (SPC-4, sections 5.12.7 and 5.14; SAM-5, section 5.14).
+    /// Whether the command is carried out even while a unit attention is pending, and regardless of reservations (SPC-4, sections
+    /// 5.12.7 and 5.14; SAM-5, section 5.14).
     pub(crate) const fn passes_attention(&self) -> bool {
         matches!(self, Self::Inquiry { .. } | Self::ReportLuns { .. } | Self::RequestSense { .. })
     }

@@ -1,6 +1,7 @@
-//! What of a unit's channel others on its reactor may reach: commands to it, which it heeds at its next poll. Reactor context.
+//! The part of a unit's channel that other code on its reactor can reach: commands to the channel, which run at its next poll.
+//! Reactor context.
 
-use crate::Which;
+use crate::TaskFilter;
 use crate::reservations::Refused;
 use aryk_reactor::{Cx, RootId};
 use futures_channel::oneshot;
@@ -9,17 +10,19 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Weak;
 
-/// What a channel is told.
+/// A command to a unit's channel.
 #[derive(Debug)]
 pub(crate) enum Command {
-    /// Abort these, and say how many they were when they are over.
-    Abort(Which, oneshot::Sender<u32>),
-    /// Say how many there are of these.
-    Count(Which, oneshot::Sender<u32>),
-    /// Refuse all, which the nexus may do no more, or only those that change something, and say how many they were when they are over.
+    /// Abort these tasks, and report their number when all of them have ended.
+    Abort(TaskFilter, oneshot::Sender<u32>),
+    /// Report how many of these tasks run.
+    Count(TaskFilter, oneshot::Sender<u32>),
+    /// Refuse the tasks that the nexus has lost the right to: all tasks (`false`), or only those that change something (`true`).
+    /// Report their number when all of them have ended.
     Refuse(bool, oneshot::Sender<u32>),
-    /// What the command with this tag has waited for elsewhere is over. That it waits is gone if it was given up.
-    Over(u16, Weak<()>, Result<(), Refused>),
+    /// The external work that the command with this tag waits for has ended. The weak reference is dead if the command was
+    /// aborted or refused while it waited.
+    Ended(u16, Weak<()>, Result<(), Refused>),
 }
 
 #[derive(Debug)]
@@ -34,7 +37,7 @@ impl UnitCell {
     pub fn command(&self, command: Command, cx: &mut Cx) {
         self.commands.borrow_mut().push(command);
         self.has_command.set(true);
-        cx.tell(self.root);
+        cx.raise_for_all(self.root);
     }
 
     #[inline]
@@ -53,7 +56,7 @@ impl UnitCell {
 pub(crate) struct Cells(RefCell<HashMap<u64, Vec<Rc<UnitCell>>>>);
 
 impl Cells {
-    /// Makes the cell of a new channel on this reactor.
+    /// Creates the cell of a new channel on this reactor.
     pub fn open(serial: u64, nexus: u32, root: RootId, cx: &mut Cx) -> (Rc<Self>, Rc<UnitCell>) {
         let cell = UnitCell { nexus, root, commands: RefCell::default(), has_command: Cell::new(false) };
         let cell = Rc::new(cell);
@@ -62,17 +65,17 @@ impl Cells {
         (cells, cell)
     }
 
-    /// Forgets the cell of a channel that is being closed.
+    /// Removes the cell of a channel that is being closed.
     pub fn close(&self, serial: u64, cell: &Rc<UnitCell>) {
         let mut all = self.0.borrow_mut();
-        let list = all.get_mut(&serial).expect("a cell is there until it is closed");
+        let list = all.get_mut(&serial).expect("a cell exists until it is closed");
         list.retain(|c| !Rc::ptr_eq(c, cell));
         if list.is_empty() {
             all.remove(&serial);
         }
     }
 
-    /// The cells of a unit.
+    /// The cells of the unit with this serial number.
     pub fn of(serial: u64, cx: &mut Cx) -> Vec<Rc<UnitCell>> {
         let cells = cx.local_state::<Self>();
         let all = cells.0.borrow();

@@ -1,4 +1,4 @@
-//! Initiators of a disk, for tests and fuzzers: each with a nexus and a channel of its own, on a reactor that is stepped.
+//! Initiators of a disk, for tests and fuzzers: each has its own nexus and channel, on a reactor that the test steps.
 
 use crate::{Lun, Nexus, Outcome, Port, Request, UnitChannel, Units};
 use aryk_bdev::{Access, Registry};
@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// What owns a channel, and keeps its outcomes.
+/// The owner of a channel, which collects its outcomes.
 struct Owner {
     channel: Option<UnitChannel>,
     outcomes: Vec<Outcome>,
@@ -28,7 +28,7 @@ impl Root for Owner {
     }
 }
 
-/// The initiators.
+/// A number of initiators of one logical unit.
 pub struct Initiators {
     reactor: Reactor,
     /// The logical unit.
@@ -37,11 +37,11 @@ pub struct Initiators {
     owners: Vec<(RootId, Rc<RefCell<Owner>>)>,
     thread: ThreadId,
     tag: u16,
-    /// Commands are such that a predecessor may have carried out.
+    /// Marks each command as replayed: a predecessor may have carried it out.
     pub replayed: bool,
 }
 
-/// Commands of an initiator in flight, at most.
+/// Commands in flight per initiator, at most.
 const DEPTH: u16 = 256;
 
 impl std::fmt::Debug for Initiators {
@@ -51,14 +51,14 @@ impl std::fmt::Debug for Initiators {
 }
 
 impl Initiators {
-    /// So many of the disk `name`, none of which has heard of it.
+    /// Creates `count` initiators of the disk `name`; each has a pending unit attention, since the disk is new to it.
     pub fn new(registry: &Registry, name: &str, access: Access, count: u8) -> Self {
         Self::of(&Units::default(), registry, name, access, count)
     }
 
-    /// The same, as one of these units.
+    /// As [`Initiators::new`], with the logical units `units`.
     pub fn of(units: &Units, registry: &Registry, name: &str, access: Access, count: u8) -> Self {
-        let open = || registry.open(name, access, "test", |_| ()).expect("a disk of ours");
+        let open = || registry.open(name, access, "test", |_| ()).expect("open the disk");
         let port = |number: u8| Port { initiator: 0x3000 + u64::from(number), target: 1 };
         let nexuses: Vec<_> = (0..count).map(|number| units.nexus(open(), port(number), 0)).collect();
         let lun = Arc::clone(nexuses[0].lun());
@@ -88,7 +88,7 @@ impl Initiators {
         &self.nexuses[initiator]
     }
 
-    /// Starts a command; its tag.
+    /// Submits a command; returns its tag.
     pub fn submit(&mut self, initiator: usize, cdb: &[u8], data_out: Sgl, data_in: Sgl) -> u16 {
         self.tag = (self.tag + 1) % DEPTH;
         let owner = Rc::clone(&self.owners[initiator].1);
@@ -99,7 +99,7 @@ impl Initiators {
         self.tag
     }
 
-    /// Whether sense data is to be sent to an initiator in descriptor format.
+    /// Whether the initiator receives sense data in descriptor format.
     pub fn wants_descriptors(&self, initiator: usize) -> bool {
         self.owners[initiator].1.borrow().channel.as_ref().expect("open").wants_descriptors()
     }
@@ -110,24 +110,24 @@ impl Initiators {
         f(self.owners[initiator].1.borrow().channel.as_ref().expect("open"))
     }
 
-    /// A turn of the reactor.
+    /// Runs one turn of the reactor.
     pub fn turn(&mut self) {
         self.reactor.turn();
     }
 
-    /// What runs on the reactor besides.
+    /// The reactor's context, for other code that runs on it.
     pub fn cx(&mut self) -> &mut Cx {
         self.reactor.cx()
     }
 
-    /// The outcome of a command, if it is over.
+    /// The outcome of a command, if it has ended.
     pub fn outcome(&mut self, initiator: usize, tag: u16) -> Option<Outcome> {
         let outcomes = &mut self.owners[initiator].1.borrow_mut().outcomes;
         let at = outcomes.iter().position(|o| o.tag == tag)?;
         Some(outcomes.swap_remove(at))
     }
 
-    /// Turns until a command is over.
+    /// Runs turns until a command has ended.
     pub fn wait(&mut self, initiator: usize, tag: u16) -> Outcome {
         for _ in 0..10_000_000 {
             self.turn();
@@ -135,10 +135,11 @@ impl Initiators {
                 return outcome;
             }
         }
-        panic!("a command does not end");
+        panic!("the command does not end");
     }
 
-    /// A whole command with its data; what came of it, and what was in a list of `room` bytes, whose bytes were all 0xee before.
+    /// Runs one command with its data; returns its outcome and the contents of a data-in list of `room` bytes, all of which were
+    /// 0xee before.
     pub fn run(&mut self, initiator: usize, cdb: &[u8], out: &[u8], room: usize) -> (Outcome, Vec<u8>) {
         let mut data_out = (!out.is_empty()).then(|| Buffer::from_slice(out));
         let mut data_in = (room > 0).then(|| Buffer::from_slice(&vec![0xee; room]));

@@ -1,4 +1,5 @@
-//! What a disk says that it is: INQUIRY and its vital product data (SPC-4, sections 6.6 and 7.8; SBC-3, section 6.5). Any context.
+//! INQUIRY data: what a disk reports about itself, and its vital product data (SPC-4, sections 6.6 and 7.8; SBC-3, section 6.5).
+//! Any context.
 
 use crate::{Nexus, Sense};
 
@@ -6,19 +7,19 @@ const VENDOR: &[u8; 8] = b"ARYK    ";
 const PRODUCT: &[u8; 16] = b"DISK            ";
 const REVISION: &[u8; 4] = b"0001";
 
-/// Blocks in one COMPARE AND WRITE.
+/// Blocks in one COMPARE AND WRITE, at most.
 pub(crate) const COMPARE_BLOCKS_MAX: u8 = 128;
-/// Ranges in one UNMAP.
+/// Ranges in one UNMAP, at most.
 pub(crate) const UNMAP_RANGES_MAX: u32 = 256;
-/// Bytes in all ranges of one UNMAP, and in one WRITE SAME: 4 GiB. The block layer splits as its module likes.
+/// Bytes in all ranges of one UNMAP, or in one WRITE SAME, at most: 4 GiB. The block layer splits them at the module's limits.
 const RANGE_BYTES_MAX: u64 = 1 << 32;
 
-/// Blocks in all ranges of one UNMAP, and in one WRITE SAME.
+/// Blocks in all ranges of one UNMAP, or in one WRITE SAME, at most.
 pub(crate) fn range_blocks_max(nexus: &Nexus) -> u64 {
     RANGE_BYTES_MAX / u64::from(nexus.bdev().geometry().block_size)
 }
 
-/// The answer of a logical unit that is not there: it has no device, and could not have one.
+/// INQUIRY data of a logical unit that does not exist: no device, and none can be attached there.
 pub(crate) fn absent() -> Vec<u8> {
     let mut data = standard();
     data[0] = 0x7f;
@@ -28,16 +29,16 @@ pub(crate) fn absent() -> Vec<u8> {
 /// Standard INQUIRY data.
 pub(crate) fn standard() -> Vec<u8> {
     let mut data = vec![0; 96];
-    // A direct access block device, of SPC-4's INQUIRY format, which numbers logical units as SAM-5 has it.
+    // A direct access block device, in SPC-4's INQUIRY format, which numbers logical units as SAM-5 defines.
     data[2] = 0x06;
     data[3] = 0x12;
     data[4] = 91;
-    // Several commands at a time.
+    // CMDQUE: several commands can be in flight.
     data[7] = 0x02;
     data[8..16].copy_from_slice(VENDOR);
     data[16..32].copy_from_slice(PRODUCT);
     data[32..36].copy_from_slice(REVISION);
-    // SAM-5, SPC-4, SBC-3.
+    // The standards: SAM-5, SPC-4, SBC-3.
     data[58..64].copy_from_slice(&[0x00, 0xa0, 0x04, 0x60, 0x04, 0xc0]);
     data
 }
@@ -45,7 +46,7 @@ pub(crate) fn standard() -> Vec<u8> {
 /// A page of vital product data.
 ///
 /// # Errors
-/// There is none of that code.
+/// No page has that code.
 pub(crate) fn page(nexus: &Nexus, code: u8) -> Result<Vec<u8>, Sense> {
     let body = match code {
         0x00 => vec![0x00, 0x80, 0x83, 0xb0, 0xb1, 0xb2],
@@ -64,7 +65,7 @@ fn serial(nexus: &Nexus) -> Vec<u8> {
     nexus.bdev().identity().uuid.simple().to_string().into_bytes()
 }
 
-/// One designation descriptor: of the logical unit, with these codes.
+/// One designation descriptor of the logical unit, with these codes.
 fn designator(code_set: u8, kind: u8, body: &[u8]) -> Vec<u8> {
     [&[code_set, kind, 0, body.len() as u8], body].concat()
 }
@@ -72,7 +73,7 @@ fn designator(code_set: u8, kind: u8, body: &[u8]) -> Vec<u8> {
 fn identification(nexus: &Nexus) -> Vec<u8> {
     let uuid = nexus.bdev().identity().uuid;
     let bytes = uuid.as_bytes();
-    // NAA 3: 60 bits of our own choice. The last 8 bytes of a UUID hold its variant and 62 random bits.
+    // NAA 3: 60 bits that we choose. The last 8 bytes of a UUID hold its variant and 62 random bits.
     let mut naa: [u8; 8] = std::array::from_fn(|i| bytes[8 + i] ^ bytes[i]);
     naa[0] = 0x30 | naa[0] & 0x0f;
     let vendor = [VENDOR, &serial(nexus)[..]].concat();
@@ -83,7 +84,7 @@ fn identification(nexus: &Nexus) -> Vec<u8> {
 fn limits(nexus: &Nexus) -> Vec<u8> {
     let geometry = nexus.bdev().geometry();
     let mut body = vec![0; 60];
-    // A WRITE SAME of no blocks is one to the disk's end.
+    // WSNZ is 0: a WRITE SAME of 0 blocks extends to the end of the disk.
     body[1] = COMPARE_BLOCKS_MAX;
     let physical = (geometry.physical_block_size / geometry.block_size).max(1);
     body[2..4].copy_from_slice(&u16::try_from(physical).unwrap_or(u16::MAX).to_be_bytes());
@@ -93,22 +94,22 @@ fn limits(nexus: &Nexus) -> Vec<u8> {
         body[16..20].copy_from_slice(&(range as u32).to_be_bytes());
         body[20..24].copy_from_slice(&UNMAP_RANGES_MAX.to_be_bytes());
         body[24..28].copy_from_slice(&physical.to_be_bytes());
-        // The granularity is aligned to block 0.
+        // UGAVALID: the unmap granularity is aligned to block 0.
         body[28] = 0x80;
     }
     body[32..40].copy_from_slice(&range.to_be_bytes());
     body
 }
 
-/// Block device characteristics (SBC-3, section 6.5.2): nothing turns.
+/// Block device characteristics (SBC-3, section 6.5.2): a non-rotating medium.
 fn characteristics() -> Vec<u8> {
     let mut body = vec![0; 60];
     body[1] = 1;
     body
 }
 
-/// Logical block provisioning (SBC-3, section 6.5.4). What is given back may read as it did before: LBPRZ is 0.
+/// Logical block provisioning (SBC-3, section 6.5.4). LBPRZ is 0: unmapped blocks may read as they did before.
 fn provisioning(nexus: &Nexus) -> Vec<u8> {
-    // LBPU, LBPWS and LBPWS10; a thinly provisioned unit.
+    // LBPU, LBPWS and LBPWS10 are set; the unit is thinly provisioned.
     if nexus.unmaps() { vec![0, 0xe0, 2, 0] } else { vec![0, 0, 0, 0] }
 }

@@ -1,16 +1,17 @@
-//! A logical unit, and who uses it: what all its channels, of all controllers and on all reactors, have in common. Any context.
+//! A logical unit and its initiators: the state that all its channels share, of all controllers and on all reactors. Any context.
 //!
-//! There is one of each disk. READ and WRITE look at one atomic of their nexus and take no lock: it says whether the initiator is to be told something,
-//! and what it may not do because others have reserved the disk.
+//! Each disk has one logical unit. READ and WRITE load one atomic of their nexus and take no lock: the atomic holds the pending
+//! unit attentions, and the accesses that other initiators' reservations deny.
 //!
-//! **Reservations fence.** Who may do what changes for all at once, in their nexuses' atomics. Then each reactor with channels of the unit is asked, by
-//! message, to give up what those have in flight who may not any more; what was begun before is among that, as it was begun in a turn before the
-//! message. Only when all that is over is the change answered: whoever has preempted another knows that nothing of the other's reaches the disk from
-//! then on.
+//! **Reservations fence.** A change of reservations first changes the rights of all initiators at once, in their nexuses'
+//! atomics. Then each reactor with channels of the unit receives a message that aborts the commands in flight which are no longer
+//! allowed; a command that was submitted before the change is in flight by then, since it was submitted in a turn before the
+//! message. The change is answered only after all of these have ended: once PREEMPT is answered, no command of the preempted
+//! initiator reaches the disk.
 
 use crate::cell::{Cells, Command, UnitCell};
-use crate::kept::{Keep, Keeper, Kept, Port};
 use crate::reservations::{Access, Change, Effects, Kind, Refused, Registration, Reservations};
+use crate::state::{Port, SaveRequest, SaveSender, SavedState};
 use crate::{Key, Sense};
 use aryk_bdev::{Bdev, Descriptor, Op, OpenError};
 use aryk_reactor::{Cx, Handle, RootId};
@@ -20,25 +21,25 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-/// What an initiator is told once, before its next command (SAM-5, section 5.14), the most important first.
+/// Unit attentions, which an initiator receives once, before its next command (SAM-5, section 5.14), the most important first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Attention {
-    /// The unit is new to it.
+    /// The unit is new to the initiator.
     PowerOn,
     /// The unit was reset.
     Reset,
-    /// The disk has another size.
+    /// The size of the disk has changed.
     CapacityChanged,
-    /// Someone has changed mode pages.
+    /// Another initiator has changed mode pages.
     ModeChanged,
-    /// Someone has cleared all reservations and registrations.
+    /// Another initiator has cleared all reservations and registrations.
     ReservationsPreempted,
     /// A reservation has ended.
     ReservationsReleased,
-    /// Someone has removed its registration.
+    /// Another initiator has removed this initiator's registration.
     RegistrationsPreempted,
-    /// Its target has other logical units now.
+    /// The list of the target's logical units has changed.
     LunsChanged,
 }
 
@@ -54,7 +55,7 @@ impl Attention {
         Self::LunsChanged,
     ];
 
-    /// How it is told.
+    /// The sense data that reports the attention.
     pub const fn sense(self) -> Sense {
         let (asc, ascq) = match self {
             Self::PowerOn => (0x29, 0x00),
@@ -70,14 +71,14 @@ impl Attention {
     }
 }
 
-/// What can be set by MODE SELECT.
+/// The mode parameters that MODE SELECT can set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mode {
-    /// Writes are done before they are durable.
+    /// Write cache: a write may complete before its data is durable.
     pub write_cache: bool,
-    /// Nothing may be changed.
+    /// Software write protection: changes are refused.
     pub protected: bool,
-    /// Sense data is in descriptor format.
+    /// Sense data is sent in descriptor format.
     pub descriptors: bool,
 }
 
@@ -99,19 +100,19 @@ impl Mode {
     }
 }
 
-/// Which commands are to be aborted.
+/// Selects tasks, to abort or to count them.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Which {
-    /// All.
+pub enum TaskFilter {
+    /// All tasks of the unit.
     All,
-    /// All of one nexus, or that with one tag.
+    /// All tasks of one nexus, or the one with this tag.
     Nexus(u32, Option<u64>),
-    /// All of these.
+    /// All tasks of these nexuses.
     Nexuses(Vec<u32>),
 }
 
-impl Which {
-    pub(crate) fn is_of(&self, nexus: u32) -> bool {
+impl TaskFilter {
+    pub(crate) fn matches_nexus(&self, nexus: u32) -> bool {
         match self {
             Self::All => true,
             Self::Nexus(one, _) => *one == nexus,
@@ -119,58 +120,59 @@ impl Which {
         }
     }
 
-    pub(crate) fn has(&self, tag: u64) -> bool {
+    pub(crate) fn matches_tag(&self, tag: u64) -> bool {
         !matches!(self, Self::Nexus(_, Some(one)) if *one != tag)
     }
 }
 
-/// An initiator's place among a unit's. One that uses the unit no more, and is not registered, leaves it to another.
-struct Place {
+/// An entry in a unit's table of initiators. The entry of an initiator that no longer uses the unit and is not registered is free
+/// for another one.
+struct InitiatorEntry {
     port: Port,
-    /// It may use the unit through several controllers, if it goes from one to another.
+    /// An initiator can use the unit through several controllers while it moves from one to another.
     nexuses: Vec<Weak<Nexus>>,
 }
 
 #[derive(Default)]
 pub(crate) struct Shared {
     pub reservations: Reservations,
-    /// A nexus' number is its place here.
-    initiators: Vec<Place>,
-    /// Reactors with channels of it, and how many.
-    places: Vec<(Handle, usize)>,
-    /// What was kept last.
-    kept: Kept,
+    /// A nexus' number is its index here.
+    initiators: Vec<InitiatorEntry>,
+    /// Reactors with channels of the unit, and the number of channels of each.
+    reactors: Vec<(Handle, usize)>,
+    /// The state that was saved last.
+    state: SavedState,
 }
 
 impl Shared {
-    /// By what a nexus' initiator is known.
+    /// The port by which a nexus' initiator is identified.
     pub fn port(&self, nexus: u32) -> Port {
         self.initiators[nexus as usize].port
     }
 
-    /// The number of a port's nexus, which is new if it has none.
+    /// The number of a port's nexus; allocates one if the port has none.
     fn number(&mut self, port: Port) -> u32 {
         let Self { initiators, reservations, .. } = self;
-        let known = initiators.iter().position(|place| place.port == port);
-        let is_free = |(number, place): (usize, &mut Place)| {
-            place.nexuses.retain(|nexus| nexus.strong_count() > 0);
-            place.nexuses.is_empty() && !reservations.is_registered(number as u32)
+        let known = initiators.iter().position(|entry| entry.port == port);
+        let is_free = |(number, entry): (usize, &mut InitiatorEntry)| {
+            entry.nexuses.retain(|nexus| nexus.strong_count() > 0);
+            entry.nexuses.is_empty() && !reservations.is_registered(number as u32)
         };
         let at = known.or_else(|| initiators.iter_mut().enumerate().position(is_free));
         let at = at.unwrap_or(initiators.len());
         if known.is_none() {
-            let place = Place { port, nexuses: Vec::new() };
+            let entry = InitiatorEntry { port, nexuses: Vec::new() };
             match initiators.get_mut(at) {
-                Some(old) => *old = place,
-                None => initiators.push(place),
+                Some(old) => *old = entry,
+                None => initiators.push(entry),
             }
         }
         at as u32
     }
 
-    /// The nexuses that there are, by number.
+    /// The live nexuses, by number.
     fn nexuses(&self) -> impl Iterator<Item = Arc<Nexus>> {
-        self.initiators.iter().flat_map(|place| &place.nexuses).filter_map(Weak::upgrade)
+        self.initiators.iter().flat_map(|entry| &entry.nexuses).filter_map(Weak::upgrade)
     }
 }
 
@@ -178,15 +180,15 @@ impl Shared {
 pub struct Lun {
     serial: u64,
     disk: String,
-    /// As it is, and above [`SAVED`] as a reset brings it back.
+    /// The current mode, and above [`SAVED`] bits the saved mode, which a reset restores.
     mode: AtomicU8,
     shared: Mutex<Shared>,
-    /// Held by whoever changes what is kept, until it is.
+    /// Held while the saved state is changed and saved.
     changing: tokio::sync::Mutex<()>,
-    keeper: Option<Keeper>,
+    saver: Option<SaveSender>,
 }
 
-/// By how much the saved mode is shifted.
+/// By how many bits the saved mode is shifted.
 const SAVED: u32 = 4;
 
 impl fmt::Debug for Lun {
@@ -198,29 +200,29 @@ impl fmt::Debug for Lun {
 static SERIALS: AtomicU64 = AtomicU64::new(0);
 
 impl Lun {
-    /// The unit of a disk of that name, as it was kept.
-    pub(crate) fn new(disk: &str, keeper: Option<Keeper>, kept: Kept) -> Arc<Self> {
+    /// Creates the unit of the disk with that name, with the saved state.
+    pub(crate) fn new(disk: &str, saver: Option<SaveSender>, state: SavedState) -> Arc<Self> {
         let mut shared = Shared::default();
         let mut list = Vec::new();
-        for (port, key) in &kept.registrations {
+        for (port, key) in &state.registrations {
             let nexus = list.len() as u32;
-            shared.initiators.push(Place { port: *port, nexuses: Vec::new() });
+            shared.initiators.push(InitiatorEntry { port: *port, nexuses: Vec::new() });
             list.push(Registration { nexus, key: *key });
         }
-        let holder = kept.reservation.and_then(|(port, kind)| {
-            let nexus = shared.initiators.iter().position(|place| place.port == port)?;
+        let holder = state.reservation.and_then(|(port, kind)| {
+            let nexus = shared.initiators.iter().position(|entry| entry.port == port)?;
             Some((nexus as u32, Kind::from_code(kind)?))
         });
-        shared.reservations = Reservations::restored(list, holder, kept.aptpl);
-        let mode = kept.mode.bits() | kept.saved.bits() << SAVED;
-        shared.kept = kept;
+        shared.reservations = Reservations::restored(list, holder, state.aptpl);
+        let mode = state.mode.bits() | state.saved.bits() << SAVED;
+        shared.state = state;
         Arc::new(Self {
             serial: SERIALS.fetch_add(1, Ordering::Relaxed),
             disk: disk.to_owned(),
             mode: AtomicU8::new(mode),
             shared: Mutex::new(shared),
             changing: tokio::sync::Mutex::default(),
-            keeper,
+            saver,
         })
     }
 
@@ -228,19 +230,19 @@ impl Lun {
         self.serial
     }
 
-    /// Whether what initiators set can outlive the process.
-    pub(crate) const fn can_keep(&self) -> bool {
-        self.keeper.is_some()
+    /// Whether state that initiators set can outlive the process.
+    pub(crate) const fn can_save(&self) -> bool {
+        self.saver.is_some()
     }
 
-    /// Someone who uses the unit by that port.
+    /// A nexus that uses the unit through that port.
     pub(crate) fn find(&self, port: Port) -> Option<Arc<Nexus>> {
         let shared = self.shared();
-        let place = shared.initiators.iter().find(|place| place.port == port)?;
-        place.nexuses.iter().find_map(Weak::upgrade)
+        let entry = shared.initiators.iter().find(|entry| entry.port == port)?;
+        entry.nexuses.iter().find_map(Weak::upgrade)
     }
 
-    /// Whether someone is registered.
+    /// Whether an initiator is registered.
     pub(crate) fn has_registrations(&self) -> bool {
         !self.shared().reservations.registrations().is_empty()
     }
@@ -250,44 +252,47 @@ impl Lun {
         Mode::from_bits(self.mode.load(Ordering::Relaxed))
     }
 
-    /// The mode that a reset brings back.
+    /// The saved mode, which a reset restores.
     pub(crate) fn saved_mode(&self) -> Mode {
         Mode::from_bits(self.mode.load(Ordering::Relaxed) >> SAVED)
     }
 
-    /// Sets the mode to what `change` makes of it, on behalf of a nexus, and for the time after a reset too if it `saves`; the others are told.
+    /// Sets the mode to the result of `change`, on behalf of a nexus, and also saves it for the time after a reset if `saves`.
+    /// The other initiators receive a unit attention.
     ///
     /// # Errors
-    /// The nexus may not change it any more, `asked` is no longer valid, `change` fails, or it cannot be kept; then nothing has changed.
+    /// Nothing changes if the nexus has lost the right to change the mode, `requested` is no longer valid, `change` fails, or the
+    /// mode cannot be saved.
     pub(crate) async fn select(
         &self,
         nexus: &Nexus,
-        asked: Asked,
+        requested: ChangeRequest,
         saves: bool,
         change: impl FnOnce(Mode) -> Result<Mode, Sense>,
     ) -> Result<(), Refused> {
         let _changing = self.changing.lock().await;
-        // Whoever had the lock before may have preempted the nexus, or set another mode.
-        if !nexus.may(Access::Change) || !asked.is_valid(nexus) {
+        // The previous holder of the lock may have preempted the nexus, or set another mode.
+        if !nexus.may(Access::Change) || !requested.is_valid(nexus) {
             return Err(Refused::Conflict);
         }
         let mode = change(self.mode()).map_err(Refused::List)?;
         let saved = if saves { mode } else { self.saved_mode() };
         let reservations = self.shared().reservations.clone();
-        self.keep(&reservations, mode, saved).await?;
+        self.save(&reservations, mode, saved).await?;
         self.set_mode(mode, saved, Some(nexus.number));
         Ok(())
     }
 
     fn set_mode(&self, mode: Mode, saved: Mode, by: Option<u32>) {
-        // Whoever finds another mode is told of it before.
+        // An initiator receives the attention before it sees the new mode.
         if mode != self.mode() {
-            self.tell(Attention::ModeChanged, by);
+            self.raise_for_all(Attention::ModeChanged, by);
         }
         self.mode.store(mode.bits() | saved.bits() << SAVED, Ordering::Relaxed);
     }
 
-    /// An initiator's use of the unit, which is that of this number at this port. What it has reserved before is its again.
+    /// Creates a nexus of the unit `unit` in the target of this port. A nexus keeps the registration and reservation of an
+    /// earlier nexus at the same port.
     pub(crate) fn nexus(self: &Arc<Self>, disk: Descriptor, port: Port, unit: u16) -> Arc<Nexus> {
         let mut shared = self.shared();
         let number = shared.number(port);
@@ -300,119 +305,126 @@ impl Lun {
         nexus
     }
 
-    /// The disk has another size: initiators are told.
+    /// Raises a unit attention for all initiators: the size of the disk has changed.
     pub fn resized(&self) {
-        self.tell(Attention::CapacityChanged, None);
+        self.raise_for_all(Attention::CapacityChanged, None);
     }
 
-    /// The disk has other limits or operations, or can or cannot be written now: initiators are told.
+    /// Raises a unit attention for all initiators: the disk's limits, operations or write permission have changed.
     pub fn changed(&self) {
-        self.tell(Attention::ModeChanged, None);
+        self.raise_for_all(Attention::ModeChanged, None);
     }
 
-    fn tell(&self, what: Attention, except: Option<u32>) {
+    fn raise_for_all(&self, what: Attention, except: Option<u32>) {
         let shared = self.shared();
         shared.nexuses().filter(|nexus| except != Some(nexus.number)).for_each(|nexus| nexus.raise(what));
     }
 
-    /// Aborts commands, and waits until they are over; how many there were. From any thread.
-    pub async fn abort(&self, which: Which) -> u32 {
-        self.ask(which, Command::Abort).await
+    /// Aborts commands, and waits until they have ended; returns their number. From any thread.
+    pub async fn abort(&self, which: TaskFilter) -> u32 {
+        self.command_channels(which, Command::Abort).await
     }
 
-    /// How many commands there are (QUERY TASK, QUERY TASK SET; SAM-5, sections 7.9 and 7.10). From any thread.
-    pub async fn count(&self, which: Which) -> u32 {
-        self.ask(which, Command::Count).await
+    /// Counts commands (QUERY TASK, QUERY TASK SET; SAM-5, sections 7.9 and 7.10). From any thread.
+    pub async fn count(&self, which: TaskFilter) -> u32 {
+        self.command_channels(which, Command::Count).await
     }
 
-    /// Asks all channels of those whom it concerns, and adds up what they say.
-    async fn ask(&self, which: Which, word: fn(Which, oneshot::Sender<u32>) -> Command) -> u32 {
-        let places: Vec<_> = self.shared().places.iter().map(|(handle, _)| handle.clone()).collect();
+    /// Sends a command to all channels of the selected nexuses, and adds up their answers.
+    async fn command_channels(
+        &self,
+        which: TaskFilter,
+        command: fn(TaskFilter, oneshot::Sender<u32>) -> Command,
+    ) -> u32 {
+        let reactors: Vec<_> = self.shared().reactors.iter().map(|(handle, _)| handle.clone()).collect();
         let mut answers = Vec::new();
-        for place in places {
+        for reactor in reactors {
             let (serial, which) = (self.serial, which.clone());
-            let leave_word = move |cx: &mut Cx| -> Vec<_> {
-                let of_nexus = |cell: &Rc<UnitCell>| which.is_of(cell.nexus);
+            let send = move |cx: &mut Cx| -> Vec<_> {
+                let of_nexus = |cell: &Rc<UnitCell>| which.matches_nexus(cell.nexus);
                 let cells: Vec<_> = Cells::of(serial, cx).into_iter().filter(of_nexus).collect();
-                let ask = |cell: Rc<UnitCell>| {
+                let command_channels = |cell: Rc<UnitCell>| {
                     let (sender, receiver) = oneshot::channel();
-                    cell.command(word(which.clone(), sender), cx);
+                    cell.command(command(which.clone(), sender), cx);
                     receiver
                 };
-                cells.into_iter().map(ask).collect()
+                cells.into_iter().map(command_channels).collect()
             };
-            // If the reactor is gone, so are its channels.
-            answers.extend(place.call(leave_word).await.unwrap_or_default());
+            // If the reactor has ended, its channels are closed.
+            answers.extend(reactor.call(send).await.unwrap_or_default());
         }
         let mut sum = 0;
         for receiver in answers {
-            // A channel that was closed meanwhile had nothing in flight.
+            // A channel that was closed in between had nothing in flight.
             sum += receiver.await.unwrap_or(0);
         }
         sum
     }
 
-    /// The rest of LOGICAL UNIT RESET (SAM-5, section 6.3.3) after all commands were aborted, when no change is under way any more. All initiators are told
-    /// at once; dropped before its time, it is not begun.
+    /// Starts the second part of LOGICAL UNIT RESET (SAM-5, section 6.3.3), after all commands were aborted: raises the unit
+    /// attention for all initiators at once, and waits until no other change of the unit is in progress. If the future is dropped
+    /// before that, the mode is not reset.
     pub async fn begin_reset(&self) -> Reset<'_> {
-        self.tell(Attention::Reset, None);
+        self.raise_for_all(Attention::Reset, None);
         Reset { lun: self, _changing: self.changing.lock().await }
     }
 
     pub(crate) fn shared(&self) -> MutexGuard<'_, Shared> {
-        self.shared.lock().expect("no one panics holding it")
+        self.shared.lock().expect("no holder of the lock panics")
     }
 
-    /// PERSISTENT RESERVE OUT on behalf of a nexus, which says that its key is `key`. It is over when nothing is in flight any more of those who may not
-    /// do any more what they do. From any thread; the nexus is there until then.
+    /// PERSISTENT RESERVE OUT on behalf of a nexus that states the key `key`. The future completes when no command is in flight
+    /// that the new reservations forbid. From any thread; the nexus must live until then.
     ///
     /// # Errors
     /// [`Refused`]; then nothing has changed.
     pub(crate) async fn reserve(
         &self,
         nexus: &Nexus,
-        asked: Asked,
+        requested: ChangeRequest,
         key: u64,
         change: Change,
     ) -> Result<(), Refused> {
         let _changing = self.changing.lock().await;
-        if !asked.is_valid(nexus) {
+        if !requested.is_valid(nexus) {
             return Err(Refused::Conflict);
         }
         let mut next = self.shared().reservations.clone();
         let effects = next.make(nexus.number, key, change)?;
-        self.keep(&next, self.mode(), self.saved_mode()).await?;
+        self.save(&next, self.mode(), self.saved_mode()).await?;
         let lost = match self.publish(next, &effects, nexus.bdev()) {
             Ok(lost) => lost,
             Err(refused) => {
                 let before = self.shared().reservations.clone();
-                // It was kept, and must not be.
-                let _ = self.keep(&before, self.mode(), self.saved_mode()).await;
+                // The state was saved, and must be restored.
+                let _ = self.save(&before, self.mode(), self.saved_mode()).await;
                 return Err(refused);
             }
         };
         if matches!(change, Change::Preempt { abort: true, .. }) {
             let others = effects.removed.into_iter().filter(|n| *n != nexus.number).collect();
-            self.abort(Which::Nexuses(others)).await;
+            self.abort(TaskFilter::Nexuses(others)).await;
         }
         if !lost.all.is_empty() {
-            self.ask(Which::Nexuses(lost.all), |_, done| Command::Refuse(false, done)).await;
+            self.command_channels(TaskFilter::Nexuses(lost.all), |_, done| Command::Refuse(false, done))
+                .await;
         }
         if !lost.changes.is_empty() {
-            self.ask(Which::Nexuses(lost.changes), |_, done| Command::Refuse(true, done)).await;
+            self.command_channels(TaskFilter::Nexuses(lost.changes), |_, done| Command::Refuse(true, done))
+                .await;
         }
         Ok(())
     }
 
-    /// Has reservations be in force, and whom they concern be told; who may do less than before.
-    fn publish(&self, next: Reservations, effects: &Effects, disk: &Bdev) -> Result<Lost, Refused> {
+    /// Puts reservations into force, raises the unit attentions, and returns the initiators that have lost rights.
+    fn publish(&self, next: Reservations, effects: &Effects, disk: &Bdev) -> Result<LostRights, Refused> {
         let mut shared = self.shared();
-        // Each nexus is a writer.
+        // Each nexus counts as one writer.
         if !next.registrations().is_empty() && disk.writers() > shared.nexuses().count() {
-            return Err(Refused::Unheeded);
+            return Err(Refused::ForeignWriter);
         }
         shared.reservations = next;
-        let mut lost = Lost::default();
+        let mut lost = LostRights::default();
         for nexus in shared.nexuses() {
             let denied = nexus.deny(&shared.reservations);
             if denied & DENIES_READS != 0 {
@@ -430,69 +442,69 @@ impl Lun {
         Ok(lost)
     }
 
-    /// Keeps what is to be, if it is not what was kept before. Under the lock of changes.
-    async fn keep(&self, reservations: &Reservations, mode: Mode, saved: Mode) -> Result<(), Refused> {
-        let Some(keeper) = &self.keeper else { return Ok(()) };
-        let (kept, before) = {
+    /// Saves the state if it differs from the state saved last. Called under the lock of changes.
+    async fn save(&self, reservations: &Reservations, mode: Mode, saved: Mode) -> Result<(), Refused> {
+        let Some(saver) = &self.saver else { return Ok(()) };
+        let (state, before) = {
             let shared = self.shared();
             let list = reservations.registrations().iter();
-            let kept = Kept {
+            let state = SavedState {
                 mode,
                 saved,
                 registrations: list.map(|r| (shared.port(r.nexus), r.key)).collect(),
                 reservation: reservations.holder().map(|(nexus, kind)| (shared.port(nexus), kind as u8)),
-                aptpl: reservations.keeps(),
+                aptpl: reservations.aptpl(),
             };
-            (kept, shared.kept.clone())
+            (state, shared.state.clone())
         };
-        if kept == before {
+        if state == before {
             return Ok(());
         }
-        let durable = kept.is_durable() || before.is_durable();
-        let is_kept = |kept: &Kept| {
-            let (done, heard) = oneshot::channel();
-            let word = Keep { disk: self.disk.clone(), kept: kept.clone(), durable, done };
-            // One that is gone drops `done`.
-            let _ = keeper.unbounded_send(word);
-            heard
+        let durable = state.is_durable() || before.is_durable();
+        let request = |state: &SavedState| {
+            let (done, saved) = oneshot::channel();
+            let command = SaveRequest { disk: self.disk.clone(), state: state.clone(), durable, done };
+            // If the receiver is closed, `done` is dropped with the request.
+            let _ = saver.unbounded_send(command);
+            saved
         };
-        if is_kept(&kept).await == Ok(true) {
-            self.shared().kept = kept;
+        if request(&state).await == Ok(true) {
+            self.shared().state = state;
             return Ok(());
         }
-        // It may be kept all the same, with whatever is kept next, but for this.
-        let _ = is_kept(&before).await;
-        Err(Refused::NotKept)
+        // The failed save may still reach the store with a later save, unless the old state replaces it.
+        let _ = request(&before).await;
+        Err(Refused::NotSaved)
     }
 
     pub(crate) fn channel_opened(&self, on: &Handle) {
-        let places = &mut self.shared().places;
-        match places.iter_mut().find(|(handle, _)| handle == on) {
+        let reactors = &mut self.shared().reactors;
+        match reactors.iter_mut().find(|(handle, _)| handle == on) {
             Some((_, channels)) => *channels += 1,
-            None => places.push((on.clone(), 1)),
+            None => reactors.push((on.clone(), 1)),
         }
     }
 
     pub(crate) fn channel_closed(&self, on: &Handle) {
-        let places = &mut self.shared().places;
-        let at = places.iter().position(|(handle, _)| handle == on).expect("it was opened there");
-        places[at].1 -= 1;
-        if places[at].1 == 0 {
-            places.swap_remove(at);
+        let reactors = &mut self.shared().reactors;
+        let at = reactors.iter().position(|(handle, _)| handle == on).expect("a channel was opened there");
+        reactors[at].1 -= 1;
+        if reactors[at].1 == 0 {
+            reactors.swap_remove(at);
         }
     }
 }
 
-/// Who may do less than before.
+/// Numbers of the initiators that have lost rights.
 #[derive(Default)]
-struct Lost {
-    /// Nothing.
+struct LostRights {
+    /// Initiators that may now do nothing.
     all: Vec<u32>,
-    /// No changes.
+    /// Initiators that may no longer change anything.
     changes: Vec<u32>,
 }
 
-/// A LOGICAL UNIT RESET that has begun: no other change is made meanwhile.
+/// A LOGICAL UNIT RESET in progress: no other change of the unit is made during it.
 #[derive(Debug)]
 pub struct Reset<'a> {
     lun: &'a Lun,
@@ -500,13 +512,13 @@ pub struct Reset<'a> {
 }
 
 impl Reset<'_> {
-    /// Brings the saved mode back. Persistent reservations stay.
+    /// Restores the saved mode. Persistent reservations stay.
     pub async fn carry_out(self) {
         let lun = self.lun;
         let saved = lun.saved_mode();
         let reservations = lun.shared().reservations.clone();
-        // What cannot be kept is told again when it comes back.
-        let _ = lun.keep(&reservations, saved, saved).await;
+        // If saving fails, the next save repeats it.
+        let _ = lun.save(&reservations, saved, saved).await;
         lun.set_mode(saved, saved, None);
     }
 }
@@ -518,41 +530,42 @@ pub struct Nexus {
     unit: u16,
     disk: Descriptor,
     lun: Arc<Lun>,
-    /// Attentions that it has not been told of yet, by bit, and what others' reservations deny it.
+    /// Pending unit attentions, by bit, and the accesses that other initiators' reservations deny.
     state: AtomicU16,
-    /// Changes of the unit that it has begun, and that have not ended.
+    /// Changes of the unit that the nexus has started and that have not ended.
     changes: AtomicU32,
-    /// How often others have taken its registration away.
+    /// How often other initiators have removed its registration.
     preemptions: AtomicU32,
 }
 
-/// Changes of the unit that a nexus has begun and that have not ended, at most: each holds memory, and others' changes wait for it.
+/// Changes of the unit that one nexus has in progress, at most: each holds memory, and other initiators' changes wait for it.
 pub(crate) const CHANGES_MAX: u32 = 16;
 
-/// A change of the unit that a nexus has begun: it counts until this is dropped.
-pub(crate) struct Changing(Arc<Nexus>);
+/// A change of the unit that a nexus has started: it counts against the limit until this is dropped.
+pub(crate) struct ChangeGuard(Arc<Nexus>);
 
-impl Drop for Changing {
+impl Drop for ChangeGuard {
     fn drop(&mut self) {
         self.0.changes.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// A nexus' request for a change of the unit, which waits for its turn. It is void once its command is aborted or its nexus preempted.
-pub(crate) struct Asked {
-    /// The command, as long as it waits.
+/// A nexus' request for a change of the unit, which waits for its turn. The request is void once its command is aborted or its
+/// nexus preempted.
+pub(crate) struct ChangeRequest {
+    /// Alive while the command waits.
     wanted: Weak<()>,
-    /// How often the nexus had been preempted when it asked.
+    /// The nexus' count of preemptions at the time of the request.
     preemptions: u32,
 }
 
-impl Asked {
-    /// Of a command that waits as long as `wanted` is there.
+impl ChangeRequest {
+    /// Creates the request of a command that waits as long as `wanted` is alive.
     pub fn new(nexus: &Nexus, wanted: Weak<()>) -> Self {
         Self { wanted, preemptions: nexus.preemptions.load(Ordering::Relaxed) }
     }
 
-    /// Whether the change may have effect: the command was not aborted, and its nexus was not preempted.
+    /// Whether the change may take effect: the command was not aborted, and its nexus was not preempted.
     fn is_valid(&self, nexus: &Nexus) -> bool {
         self.wanted.strong_count() > 0 && self.preemptions == nexus.preemptions.load(Ordering::Relaxed)
     }
@@ -563,7 +576,7 @@ const DENIES_CHANGES: u16 = 1 << 15;
 const DENIES: u16 = DENIES_READS | DENIES_CHANGES;
 
 impl Nexus {
-    /// Its number among the unit's.
+    /// The nexus' number within the unit.
     pub const fn number(&self) -> u32 {
         self.number
     }
@@ -573,7 +586,7 @@ impl Nexus {
         &self.lun
     }
 
-    /// The unit's number in its target.
+    /// The unit's number in its target (LUN).
     pub const fn unit(&self) -> u16 {
         self.unit
     }
@@ -588,33 +601,33 @@ impl Nexus {
         &self.disk
     }
 
-    /// Whether it may be changed, as far as the disk goes.
+    /// Whether the disk can be written through this nexus.
     pub fn is_writable(&self) -> bool {
         self.disk.is_writable()
     }
 
-    /// Whether blocks can be given back.
+    /// Whether the disk supports UNMAP.
     pub(crate) fn unmaps(&self) -> bool {
         self.is_writable() && self.bdev().device().ops().contains(Op::Unmap)
     }
 
-    /// Counts a change of the unit, unless there are as many as there may be.
-    pub(crate) fn begin_change(self: &Arc<Self>) -> Option<Changing> {
+    /// Counts a new change of the unit; `None` if the nexus has reached the limit.
+    pub(crate) fn begin_change(self: &Arc<Self>) -> Option<ChangeGuard> {
         let more = |changes| (changes < CHANGES_MAX).then_some(changes + 1);
         let counted = self.changes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
-        counted.is_ok().then(|| Changing(Arc::clone(self)))
+        counted.is_ok().then(|| ChangeGuard(Arc::clone(self)))
     }
 
     pub(crate) fn open_disk(&self, root: RootId, cx: &mut Cx) -> Result<aryk_bdev::BdevChannel, OpenError> {
         self.disk.open_channel(root, cx)
     }
 
-    /// Its next command is answered by this.
+    /// Makes a unit attention pending: it answers the nexus' next command.
     pub fn raise(&self, what: Attention) {
         self.state.fetch_or(1 << what as u8, Ordering::Relaxed);
     }
 
-    /// Whether there is nothing to tell it, and nothing that it may not do.
+    /// Whether no unit attention is pending, and reservations deny nothing.
     #[inline]
     pub(crate) fn is_clear(&self) -> bool {
         self.state.load(Ordering::Relaxed) == 0
@@ -624,7 +637,7 @@ impl Nexus {
         self.state.load(Ordering::Relaxed) & !DENIES != 0
     }
 
-    /// Whether reservations let it do that.
+    /// Whether reservations allow this access.
     pub(crate) fn may(&self, access: Access) -> bool {
         let denied = match access {
             Access::None => 0,
@@ -634,7 +647,7 @@ impl Nexus {
         self.state.load(Ordering::Relaxed) & denied == 0
     }
 
-    /// Denies it what these reservations do; what of that is new.
+    /// Denies what these reservations forbid; returns the bits that are newly denied.
     fn deny(&self, reservations: &Reservations) -> u16 {
         let bit = |access, bit| if reservations.allows(self.number, access) { 0 } else { bit };
         let denied = bit(Access::Read, DENIES_READS) | bit(Access::Change, DENIES_CHANGES);
@@ -643,7 +656,7 @@ impl Nexus {
         denied & !before.unwrap_or_else(|same| same)
     }
 
-    /// The most important attention that is pending; it is so no more.
+    /// Takes the most important pending attention, which is no longer pending afterwards.
     pub(crate) fn take_attention(&self) -> Option<Attention> {
         let is_taken = |what: &Attention| {
             let bit = 1 << *what as u8;

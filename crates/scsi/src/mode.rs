@@ -10,10 +10,10 @@ const EXCEPTIONS: u8 = 0x1c;
 const ALL_PAGES: u8 = 0x3f;
 const ALL_SUBPAGES: u8 = 0xff;
 
-/// Bytes of a MODE SELECT's parameter list that are looked at. All that can be said has less.
+/// Bytes of a MODE SELECT's parameter list that are read, at most. All supported pages together are shorter.
 pub(crate) const LIST_MAX: usize = 255;
 
-/// What MODE SENSE asks for.
+/// The request of a MODE SENSE.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Query {
     pub ten: bool,
@@ -24,20 +24,20 @@ pub(crate) struct Query {
     pub subpage: u8,
 }
 
-/// What of the disk is in mode data.
+/// The properties of the disk that appear in mode data.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Disk {
     pub blocks: u64,
     pub block_size: u32,
     pub writable: bool,
-    /// Pages can be saved.
+    /// Mode pages can be saved.
     pub saves: bool,
 }
 
 impl Disk {
     pub fn of(nexus: &Nexus) -> Self {
         let geometry = nexus.bdev().geometry();
-        let (writable, saves) = (nexus.is_writable(), nexus.lun().can_keep());
+        let (writable, saves) = (nexus.is_writable(), nexus.lun().can_save());
         Self { blocks: geometry.blocks, block_size: geometry.block_size, writable, saves }
     }
 
@@ -60,7 +60,7 @@ impl Disk {
 /// The answer to MODE SENSE.
 ///
 /// # Errors
-/// There is no such page.
+/// The requested page does not exist.
 pub(crate) fn sense(query: Query, mode: Mode, disk: Disk) -> Result<Vec<u8>, Sense> {
     if query.subpage != 0 && !(query.page == ALL_PAGES && query.subpage == ALL_SUBPAGES) {
         return Err(Sense::in_cdb(3));
@@ -79,7 +79,7 @@ pub(crate) fn sense(query: Query, mode: Mode, disk: Disk) -> Result<Vec<u8>, Sen
         (false, false) => disk.short_descriptor().to_vec(),
         (false, true) => disk.long_descriptor().to_vec(),
     };
-    // Write protected; DPO and FUA are understood.
+    // WP if the disk is write-protected; DPOFUA, since DPO and FUA are understood.
     let device = u8::from(!disk.writable || mode.protected) << 7 | 0x10;
     let header = if query.ten {
         let [high, low] = ((6 + blocks.len() + pages.len()) as u16).to_be_bytes();
@@ -90,7 +90,7 @@ pub(crate) fn sense(query: Query, mode: Mode, disk: Disk) -> Result<Vec<u8>, Sen
     Ok([header, blocks, pages].concat())
 }
 
-/// A page, with its header.
+/// A mode page, with its header.
 fn page(code: u8, control: PageControl, mode: Mode, Disk { writable, saves, .. }: Disk) -> Vec<u8> {
     let values = match control {
         PageControl::Current | PageControl::Saved => mode,
@@ -109,22 +109,22 @@ fn page(code: u8, control: PageControl, mode: Mode, Disk { writable, saves, .. }
             page[2] = u8::from(values.descriptors) << 2;
             page[4] = u8::from(values.protected) << 3;
             if !changeable {
-                // Commands may be reordered; no timeout of a busy unit is known.
+                // Commands may be reordered; no busy timeout is known.
                 page[3] = 0x10;
                 (page[8], page[9]) = (0xff, 0xff);
             }
         }
-        // Exceptions are not reported.
+        // Informational exceptions are not reported.
         _ if !changeable => page[2] = 0x08,
         _ => {}
     }
     page
 }
 
-/// What MODE SELECT's parameter list makes of `mode`.
+/// The mode that results from `mode` and MODE SELECT's parameter list.
 ///
 /// # Errors
-/// What is wrong with it, and where.
+/// The error in the list, and its position.
 pub(crate) fn select(list: &[u8], ten: bool, mode: Mode, disk: Disk) -> Result<Mode, Sense> {
     if list.is_empty() {
         return Ok(mode);
@@ -171,7 +171,8 @@ pub(crate) fn select(list: &[u8], ten: bool, mode: Mode, disk: Disk) -> Result<M
     Ok(mode)
 }
 
-/// Whether a block descriptor says what the disk is: its own number of blocks, or none, or all; and its block's length.
+/// Whether a block descriptor matches the disk: the number of blocks is the disk's, 0, or all ones; and the block length is the
+/// disk's.
 fn describes(descriptor: &[u8], long: bool, disk: Disk) -> bool {
     let own = if long { disk.long_descriptor().to_vec() } else { disk.short_descriptor().to_vec() };
     if descriptor.len() != own.len() {
@@ -194,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sensed_can_be_selected() {
+    fn the_answer_to_mode_sense_can_be_selected() {
         for ten in [false, true] {
             let query = Query { ten, long: ten, ..query(ALL_PAGES, PageControl::Current) };
             let data = sense(query, Mode::DEFAULT, DISK).unwrap();
@@ -207,12 +208,12 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_changeable_changes() {
+    fn only_changeable_bits_change() {
         let data = sense(query(ALL_PAGES, PageControl::Current), Mode::DEFAULT, DISK).unwrap();
         let mask = sense(query(ALL_PAGES, PageControl::Changeable), Mode::DEFAULT, DISK).unwrap();
         let mut changed = 0;
         for at in 12..data.len() {
-            // The highest bit of a page's code says that it can be saved, and is not looked at.
+            // The highest bit of a page's code (PS) is ignored in MODE SELECT.
             for bit in 0..if [12, 32, 44].contains(&at) { 7 } else { 8 } {
                 let mut new = data.clone();
                 new[at] ^= 1 << bit;
@@ -226,7 +227,7 @@ mod tests {
                         changed += 1;
                     }
                     Err(error) if mask[at] >> bit & 1 == 1 => {
-                        // The changeable mask has codes and lengths too.
+                        // The mask of changeable bits also holds page codes and lengths.
                         let header = [12, 13, 32, 33, 44, 45].contains(&at);
                         assert!(header && error.key == crate::Key::IllegalRequest, "{at}.{bit}");
                     }
@@ -238,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_are_not_there() {
+    fn unknown_pages_are_refused() {
         assert_eq!(
             sense(query(0x01, PageControl::Current), Mode::DEFAULT, DISK),
             Err(Sense::in_cdb_bit(2, 5))

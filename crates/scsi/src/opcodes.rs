@@ -3,7 +3,7 @@
 use crate::Sense;
 use crate::cdb::{GET_LBA_STATUS, Opcodes, READ_CAPACITY_16, REPORT_OPCODES, op};
 
-/// An opcode, its service action if it has such, and which bits of its CDB are looked at, from byte 1 on.
+/// An opcode, its service action if it has one, and the bits of its CDB that the decoder evaluates, from byte 1 on.
 struct Entry(u8, Option<u8>, &'static [u8]);
 
 const LBA_16: [u8; 15] = [0x18, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 0, 0x04];
@@ -71,13 +71,13 @@ const ENTRIES: &[Entry] = &[
     Entry(op::VERIFY_12, None, &CHECK_12),
 ];
 
-/// The descriptor of command timeouts (section 6.35.4): none is known.
+/// The command timeouts descriptor (section 6.35.4): no timeout is known.
 const TIMEOUTS: [u8; 12] = [0, 10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
-/// The answer.
+/// The answer to REPORT SUPPORTED OPERATION CODES.
 ///
 /// # Errors
-/// A service action was asked for of a command that has none, or none of one that has.
+/// The request names a service action of a command that has none, or omits that of a command that has service actions.
 pub(crate) fn report(which: Opcodes, timeouts: bool) -> Result<Vec<u8>, Sense> {
     let (code, action) = match which {
         Opcodes::All => return Ok(all(timeouts)),
@@ -87,7 +87,7 @@ pub(crate) fn report(which: Opcodes, timeouts: bool) -> Result<Vec<u8>, Sense> {
         }
         Opcodes::One(code) => (code, None),
         Opcodes::Action(code, action) => (code, Some(action)),
-        // That there is no service action is asked for by 0 (table 182).
+        // A request for an opcode without a service action holds 0 as service action (table 182).
         Opcodes::Either(code, action) => (code, (has_actions(code) || action != 0).then_some(action)),
     };
     let found = ENTRIES.iter().find(|e| e.0 == code && e.1.map(u16::from) == action);
@@ -96,7 +96,7 @@ pub(crate) fn report(which: Opcodes, timeouts: bool) -> Result<Vec<u8>, Sense> {
         Some(Entry(code, action, usage)) => {
             let mut data = vec![0, 0x03 | u8::from(timeouts) << 7, 0, usage.len() as u8 + 1, *code];
             data.extend_from_slice(usage);
-            // In the place of the service action stands the service action.
+            // The service action field of the CDB holds the service action itself.
             if let Some(action) = action {
                 data[5] = data[5] & 0xe0 | action;
             }
@@ -131,9 +131,9 @@ mod tests {
     use super::*;
     use crate::cdb::decode;
 
-    /// What is reported is what is decoded, of all opcodes and service actions.
+    /// The table lists exactly the opcodes and service actions that the decoder accepts.
     #[test]
-    fn the_table_is_what_is_decoded() {
+    fn the_table_lists_what_the_decoder_accepts() {
         for code in 0..=255u8 {
             for action in 0..32u8 {
                 let mut cdb = [0; 16];
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn one_is_reported_with_its_bits() {
+    fn one_opcode_is_reported_with_its_bits() {
         let data = report(Opcodes::One(op::READ_10), true).unwrap();
         assert_eq!(data[..14], [0, 0x83, 0, 10, 0x28, 0x18, 255, 255, 255, 255, 0, 255, 255, 4]);
         assert_eq!(data[14..], TIMEOUTS);

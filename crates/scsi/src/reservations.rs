@@ -2,7 +2,7 @@
 
 use crate::{Attention, Sense};
 
-/// Who may do what (SPC-4, table 58).
+/// Reservation types: who may do what (SPC-4, table 58).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(crate) enum Kind {
@@ -28,26 +28,26 @@ impl Kind {
         Self::ALL.into_iter().find(|kind| *kind as u8 == code)
     }
 
-    /// Whether all that are registered hold it.
+    /// Whether all registered initiators hold the reservation.
     const fn is_all(self) -> bool {
         matches!(self, Self::WriteExclusiveAll | Self::ExclusiveAccessAll)
     }
 
-    /// Whether those that are registered may write.
+    /// Whether registered initiators may write.
     const fn admits_registrants(self) -> bool {
         self as u8 >= Self::WriteExclusiveRegistrants as u8
     }
 
-    /// Whether everyone may read.
+    /// Whether all initiators may read.
     const fn admits_reads(self) -> bool {
         matches!(self, Self::WriteExclusive | Self::WriteExclusiveRegistrants | Self::WriteExclusiveAll)
     }
 }
 
-/// What a command does, as reservations see it (SPC-4, table 60; SBC-3, table 13).
+/// What a command does to the disk, for the check against reservations (SPC-4, table 60; SBC-3, table 13).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Access {
-    /// Nothing that could be reserved.
+    /// Nothing that a reservation restricts.
     None,
     Read,
     Change,
@@ -57,33 +57,34 @@ pub(crate) enum Access {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Refused {
     Conflict,
-    /// The reservation to release is of another kind.
+    /// The reservation to release has another type.
     Release,
-    /// A key of 0 where that means nothing.
+    /// A key of 0 where it has no meaning.
     Key,
-    /// There is no room for another registration.
+    /// The table of registrations is full.
     Full,
-    /// They cannot be kept, which they are to be.
-    NotKept,
-    /// Someone writes to the disk who knows nothing of reservations.
-    Unheeded,
+    /// The reservations were to be saved, and cannot be saved.
+    NotSaved,
+    /// Another opener writes to the disk without regard to reservations.
+    ForeignWriter,
     /// MODE SELECT's parameter list does not fit the mode.
     List(Sense),
 }
 
-/// What PERSISTENT RESERVE OUT asks for, by someone with this key.
+/// The change that PERSISTENT RESERVE OUT requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Change {
-    /// Or, if `ignore`, REGISTER AND IGNORE EXISTING KEY. `keep`: all is to outlive a loss of power.
+    /// REGISTER, or REGISTER AND IGNORE EXISTING KEY if `ignore`. `aptpl`: all registrations are to outlive a loss of power
+    /// (APTPL).
     Register {
         new: u64,
         ignore: bool,
-        keep: bool,
+        aptpl: bool,
     },
     Reserve(Kind),
     Release(Kind),
     Clear,
-    /// `abort`: and have what they have begun aborted.
+    /// `abort`: PREEMPT AND ABORT, which also aborts the preempted initiators' commands.
     Preempt {
         victim: u64,
         kind: Kind,
@@ -94,16 +95,16 @@ pub(crate) enum Change {
         to: u32,
         new: u64,
         leave: bool,
-        keep: bool,
+        aptpl: bool,
     },
 }
 
-/// Whom a change concerns besides the one that makes it.
+/// The other initiators that a change affects.
 #[derive(Default, PartialEq, Eq, Debug)]
 pub(crate) struct Effects {
-    /// Who is to be told what.
+    /// Unit attentions to raise, by nexus.
     pub attentions: Vec<(u32, Attention)>,
-    /// Whose registrations are gone.
+    /// Nexuses whose registrations were removed.
     pub removed: Vec<u32>,
 }
 
@@ -113,26 +114,26 @@ pub(crate) struct Registration {
     pub key: u64,
 }
 
-/// Registrations of one unit.
+/// Registrations of one unit, at most.
 const REGISTRATIONS_MAX: usize = 256;
 
-/// The state.
+/// The registrations and the reservation of a unit.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Reservations {
     generation: u32,
     list: Vec<Registration>,
-    /// Who made it; of a kind that all hold, someone who is registered.
+    /// The nexus that made the reservation; of a type that all registered initiators hold, any registered nexus.
     holder: Option<(u32, Kind)>,
-    /// They outlive a loss of power.
-    keep: bool,
+    /// The registrations outlive a loss of power.
+    aptpl: bool,
 }
 
 impl Reservations {
-    /// As they were kept: registrations, and who of them has made a reservation.
-    pub fn restored(list: Vec<Registration>, holder: Option<(u32, Kind)>, keep: bool) -> Self {
-        let mut restored = Self { generation: 0, list, holder, keep };
+    /// The saved state: registrations, and the holder of the reservation.
+    pub fn restored(list: Vec<Registration>, holder: Option<(u32, Kind)>, aptpl: bool) -> Self {
+        let mut restored = Self { generation: 0, list, holder, aptpl };
         restored.list.truncate(REGISTRATIONS_MAX);
-        restored.mend_holder();
+        restored.update_holder();
         restored
     }
 
@@ -140,20 +141,20 @@ impl Reservations {
         self.holder
     }
 
-    /// Whether they outlive a loss of power (APTPL), as the last registration asked.
-    pub const fn keeps(&self) -> bool {
-        self.keep
+    /// Whether registrations outlive a loss of power (APTPL), as the last registration requested.
+    pub const fn aptpl(&self) -> bool {
+        self.aptpl
     }
 
-    /// Makes a change on behalf of a nexus that says to have this key.
+    /// Makes a change on behalf of a nexus that states this key.
     pub fn make(&mut self, nexus: u32, key: u64, change: Change) -> Result<Effects, Refused> {
         match change {
-            Change::Register { new, ignore, keep } => {
+            Change::Register { new, ignore, aptpl } => {
                 let was_registered = self.is_registered(nexus);
                 let effects = self.register(nexus, key, new, ignore)?;
-                // Who is not registered, and will not be, has no say in it.
+                // APTPL of an initiator that is neither registered before nor after has no effect.
                 if was_registered || new != 0 {
-                    self.keep = keep;
+                    self.aptpl = aptpl;
                 }
                 Ok(effects)
             }
@@ -161,16 +162,16 @@ impl Reservations {
             Change::Release(kind) => self.release(nexus, key, kind),
             Change::Clear => self.clear(nexus, key),
             Change::Preempt { victim, kind, .. } => self.preempt(nexus, key, victim, kind),
-            Change::Move { to, new, leave, keep } => {
-                let effects = self.pass_on(nexus, key, (to, new), leave)?;
-                self.keep = keep;
+            Change::Move { to, new, leave, aptpl } => {
+                let effects = self.register_and_move(nexus, key, (to, new), leave)?;
+                self.aptpl = aptpl;
                 Ok(effects)
             }
         }
     }
 
-    /// REGISTER AND MOVE: another is registered, and holds the reservation.
-    fn pass_on(
+    /// REGISTER AND MOVE: registers another nexus, which then holds the reservation.
+    fn register_and_move(
         &mut self,
         nexus: u32,
         key: u64,
@@ -205,7 +206,7 @@ impl Reservations {
         &self.list
     }
 
-    /// The key and the kind of the reservation, if there is one.
+    /// The key and the type of the reservation, if one exists.
     pub fn reservation(&self) -> Option<(u64, Kind)> {
         let (nexus, kind) = self.holder?;
         Some((if kind.is_all() { 0 } else { self.key_of(nexus)? }, kind))
@@ -227,7 +228,7 @@ impl Reservations {
             || access == Access::Read && kind.admits_reads()
     }
 
-    /// REGISTER, or, if `ignore`, REGISTER AND IGNORE EXISTING KEY.
+    /// REGISTER, or REGISTER AND IGNORE EXISTING KEY if `ignore`.
     pub fn register(&mut self, nexus: u32, key: u64, new: u64, ignore: bool) -> Result<Effects, Refused> {
         let own = self.key_of(nexus);
         if !ignore && own.unwrap_or(0) != key {
@@ -240,9 +241,9 @@ impl Reservations {
                 let others_told = matches!(self.holder, Some((holder, kind))
                     if holder == nexus && kind.admits_registrants() && !kind.is_all());
                 self.list.retain(|r| r.nexus != nexus);
-                self.mend_holder();
+                self.update_holder();
                 if others_told {
-                    self.tell_others(nexus, Attention::ReservationsReleased, &mut effects);
+                    self.raise_for_others(nexus, Attention::ReservationsReleased, &mut effects);
                 }
             }
             (None, _) if self.list.len() == REGISTRATIONS_MAX => return Err(Refused::Full),
@@ -274,7 +275,7 @@ impl Reservations {
         }
         self.holder = None;
         if kind.admits_registrants() {
-            self.tell_others(nexus, Attention::ReservationsReleased, &mut effects);
+            self.raise_for_others(nexus, Attention::ReservationsReleased, &mut effects);
         }
         Ok(effects)
     }
@@ -282,14 +283,14 @@ impl Reservations {
     pub fn clear(&mut self, nexus: u32, key: u64) -> Result<Effects, Refused> {
         self.own_key(nexus, key)?;
         let mut effects = Effects::default();
-        self.tell_others(nexus, Attention::ReservationsPreempted, &mut effects);
+        self.raise_for_others(nexus, Attention::ReservationsPreempted, &mut effects);
         self.list.clear();
         self.holder = None;
         self.generation = self.generation.wrapping_add(1);
         Ok(effects)
     }
 
-    /// PREEMPT, and what of PREEMPT AND ABORT is not aborting.
+    /// PREEMPT, and the part of PREEMPT AND ABORT that does not abort commands.
     pub fn preempt(&mut self, nexus: u32, key: u64, victim: u64, kind: Kind) -> Result<Effects, Refused> {
         self.own_key(nexus, key)?;
         let takes_over = match self.holder {
@@ -316,10 +317,10 @@ impl Reservations {
         if takes_over {
             let before = self.holder.replace((nexus, kind)).map(|(_, kind)| kind);
             if before.is_some_and(|b| b != kind && b.admits_registrants()) {
-                self.tell_others(nexus, Attention::ReservationsReleased, &mut effects);
+                self.raise_for_others(nexus, Attention::ReservationsReleased, &mut effects);
             }
         } else {
-            self.mend_holder();
+            self.update_holder();
         }
         self.generation = self.generation.wrapping_add(1);
         Ok(effects)
@@ -337,8 +338,9 @@ impl Reservations {
         if self.key_of(nexus) == Some(key) { Ok(()) } else { Err(Refused::Conflict) }
     }
 
-    /// Registrations have gone: with that of its holder goes the reservation, unless others hold it too.
-    fn mend_holder(&mut self) {
+    /// Called after registrations were removed: the reservation ends with its holder's registration, unless all registered
+    /// initiators hold it.
+    fn update_holder(&mut self) {
         let Some((holder, kind)) = self.holder else { return };
         if self.key_of(holder).is_none() {
             let heir = self.list.first().filter(|_| kind.is_all());
@@ -346,7 +348,7 @@ impl Reservations {
         }
     }
 
-    fn tell_others(&self, nexus: u32, what: Attention, effects: &mut Effects) {
+    fn raise_for_others(&self, nexus: u32, what: Attention, effects: &mut Effects) {
         let others = self.list.iter().filter(|r| r.nexus != nexus);
         effects.attentions.extend(others.map(|r| (r.nexus, what)));
     }

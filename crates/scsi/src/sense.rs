@@ -1,4 +1,4 @@
-//! What a command that failed says of why (SPC-4, section 4.5). Any context; pure.
+//! Sense data: the reason for which a command failed (SPC-4, section 4.5). Any context; pure.
 
 use aryk_bdev::{Op, Status as BdevStatus};
 
@@ -6,15 +6,15 @@ use aryk_bdev::{Op, Status as BdevStatus};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Status {
-    /// It was done.
+    /// The command succeeded.
     Good = 0x00,
-    /// There is sense data.
+    /// Sense data states the reason.
     CheckCondition = 0x02,
-    /// The logical unit is reserved for others.
+    /// The logical unit is reserved for another initiator.
     ReservationConflict = 0x18,
-    /// There are too many commands of its kind: it may be tried again when another has ended.
+    /// Too many commands of its kind are in flight: the initiator may retry after one of them has ended.
     TaskSetFull = 0x28,
-    /// It was aborted on behalf of another initiator.
+    /// The command was aborted on behalf of another initiator.
     TaskAborted = 0x40,
 }
 
@@ -22,43 +22,43 @@ pub enum Status {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Key {
-    /// Nothing to say.
+    /// Nothing to report.
     NoSense = 0x0,
     /// The store failed.
     MediumError = 0x3,
-    /// The command makes no sense.
+    /// The command is invalid.
     IllegalRequest = 0x5,
-    /// Something has happened that the initiator did not do.
+    /// An event that this initiator did not cause.
     UnitAttention = 0x6,
     /// The blocks may not be changed.
     DataProtect = 0x7,
-    /// The command was given up.
+    /// The command was aborted.
     AbortedCommand = 0xb,
     /// The blocks hold other data.
     Miscompare = 0xe,
 }
 
-/// Where the mistake is.
+/// The position of an invalid field.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Field {
-    /// In the CDB, or in the parameter list.
+    /// The field is in the CDB; otherwise it is in the parameter list.
     pub in_cdb: bool,
-    /// Byte.
+    /// Index of the byte.
     pub byte: u16,
-    /// The field's highest bit in that byte, if it does not begin with the byte.
+    /// The field's highest bit in that byte, if the field does not start with the byte.
     pub bit: Option<u8>,
 }
 
 /// Sense data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sense {
-    /// What kind of trouble it is.
+    /// The sense key: the kind of error.
     pub key: Key,
-    /// The additional sense code, and its qualifier.
+    /// The additional sense code and its qualifier (ASC, ASCQ).
     pub code: (u8, u8),
-    /// The block that it is about.
+    /// The block at which the error occurred.
     pub lba: Option<u64>,
-    /// The field that it is about.
+    /// The invalid field.
     pub field: Option<Field>,
 }
 
@@ -66,28 +66,28 @@ pub struct Sense {
 pub const SENSE_MAX: usize = 32;
 
 impl Sense {
-    /// Nothing to say.
+    /// Nothing to report.
     pub const NONE: Self = Self::new(Key::NoSense, 0x00, 0x00);
-    /// There is no such command.
+    /// The opcode is not supported.
     pub const OPCODE: Self = Self::at_field(0x20, 0x00, true, 0, None);
-    /// Blocks beyond the disk's end.
+    /// Blocks beyond the end of the disk.
     pub const OUT_OF_RANGE: Self = Self::new(Key::IllegalRequest, 0x21, 0x00);
-    /// There is no such logical unit.
+    /// The logical unit does not exist.
     pub const NO_UNIT: Self = Self::new(Key::IllegalRequest, 0x25, 0x00);
-    /// A parameter list ends within something.
+    /// A parameter list ends in the middle of a field.
     pub const LIST_LENGTH: Self = Self::new(Key::IllegalRequest, 0x1a, 0x00);
     /// Pages cannot be saved.
     pub const SAVING: Self = Self::new(Key::IllegalRequest, 0x39, 0x00);
-    /// Someone has released what is not theirs.
+    /// The initiator released a reservation of another type.
     pub const RELEASE: Self = Self::new(Key::IllegalRequest, 0x26, 0x04);
-    /// There is no room for another registration.
+    /// The table of registrations is full.
     pub const REGISTRATIONS: Self = Self::new(Key::IllegalRequest, 0x55, 0x04);
     /// The disk is read-only.
     pub const WRITE_PROTECTED: Self = Self::new(Key::DataProtect, 0x27, 0x00);
-    /// The command was given up.
+    /// The command was aborted.
     pub const ABORTED: Self = Self::new(Key::AbortedCommand, 0x00, 0x00);
 
-    /// Sense data of a key and a code.
+    /// Sense data with a key and a code.
     pub const fn new(key: Key, asc: u8, ascq: u8) -> Self {
         Self { key, code: (asc, ascq), lba: None, field: None }
     }
@@ -101,7 +101,7 @@ impl Sense {
         Self::at_field(0x24, 0x00, true, byte, None)
     }
 
-    /// The same of a field whose highest bit is not the byte's.
+    /// As [`Sense::in_cdb`], for a field whose highest bit is not the byte's.
     pub const fn in_cdb_bit(byte: u16, bit: u8) -> Self {
         Self::at_field(0x24, 0x00, true, byte, Some(bit))
     }
@@ -111,7 +111,7 @@ impl Sense {
         Self::at_field(0x26, 0x00, false, byte, None)
     }
 
-    /// How a command of the block layer's failed.
+    /// The sense data for a failed request of the block layer.
     pub const fn of(status: BdevStatus, op: Op) -> Self {
         match status {
             BdevStatus::Ok => Self::NONE,
@@ -119,9 +119,9 @@ impl Sense {
             BdevStatus::OutOfRange => Self::OUT_OF_RANGE,
             BdevStatus::Unsupported => Self::OPCODE,
             BdevStatus::ReadOnly => Self::WRITE_PROTECTED,
-            // Space allocation failed write protect.
+            // ASC 27h/07h: space allocation failed write protect.
             BdevStatus::NoSpace => Self::new(Key::DataProtect, 0x27, 0x07),
-            // Write error; unrecovered read error.
+            // ASC 0Ch/00h: write error; 11h/00h: unrecovered read error.
             BdevStatus::Medium if op.is_change() => Self::new(Key::MediumError, 0x0c, 0x00),
             BdevStatus::Medium => Self::new(Key::MediumError, 0x11, 0x00),
             BdevStatus::Aborted => Self::ABORTED,
@@ -130,17 +130,17 @@ impl Sense {
         }
     }
 
-    /// About this block.
+    /// Adds the block at which the error occurred.
     #[must_use]
     pub const fn with_lba(self, lba: u64) -> Self {
         Self { lba: Some(lba), ..self }
     }
 
-    /// Its bytes in fixed format (section 4.5.3), and how many.
+    /// The bytes in fixed format (section 4.5.3), and their number.
     pub fn fixed(&self) -> ([u8; SENSE_MAX], usize) {
         let mut out = [0; SENSE_MAX];
         out[0] = 0x70;
-        // A block that has no room stays unsaid.
+        // Fixed format has no room for a block number above 32 bits.
         if let Some(lba) = self.lba.and_then(|lba| u32::try_from(lba).ok()) {
             out[0] |= 0x80;
             out[3..7].copy_from_slice(&lba.to_be_bytes());
@@ -154,7 +154,7 @@ impl Sense {
         (out, 18)
     }
 
-    /// Its bytes in descriptor format (section 4.5.2), and how many.
+    /// The bytes in descriptor format (section 4.5.2), and their number.
     pub fn descriptors(&self) -> ([u8; SENSE_MAX], usize) {
         let mut out = [0; SENSE_MAX];
         (out[0], out[1]) = (0x72, self.key as u8);
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_fixed_format_has_no_room_for_is_in_the_other() {
+    fn a_block_above_32_bits_is_only_in_descriptor_format() {
         let sense = Sense::of(BdevStatus::Medium, Op::Read).with_lba(1 << 40);
         assert_eq!(sense.fixed().0[..8], [0x70, 0, 3, 0, 0, 0, 0, 10]);
         assert_eq!(sense.descriptors().0[12..20], (1u64 << 40).to_be_bytes());

@@ -1,21 +1,23 @@
-//! A logical unit's channel, private to its opener: commands down, outcomes up, as with [`aryk_bdev::BdevChannel`]. Reactor context.
+//! A logical unit's channel, private to its opener: commands down, outcomes up, as with [`aryk_bdev::BdevChannel`]. Reactor
+//! context.
 //!
-//! A command has its submitter's tag from [`UnitChannel::submit`] until its outcome is handed out: that is its place in the table (`tasks`), and the tag
-//! of its requests to the disk. READ and WRITE are one request each, with the initiator's own memory; they allocate nothing. Nearly all of them are `plain`, of
-//! a unit where nothing is reserved or to be told, and take a short way in and out. What takes several requests, such as UNMAP, sends one after the other
-//! (`jobs`); what takes none is answered at the next poll (`answers`).
+//! A command keeps its submitter's tag from [`UnitChannel::submit`] until its outcome is handed out: the tag is the command's
+//! index in the table (`tasks`), and the tag of its requests to the disk. READ and WRITE are one request each, with the
+//! initiator's own memory; they allocate nothing. Nearly all of them are `plain`, to a unit without reservations or pending
+//! attentions, and take a short path in and out. A command that takes several requests, such as UNMAP, sends one after the other
+//! (`jobs`); a command that needs no request is answered at the next poll (`answers`).
 
 mod answers;
 mod jobs;
 mod reserve;
 mod tasks;
 
-pub(crate) use answers::{give, report_luns};
+pub(crate) use answers::{copy_answer, report_luns};
 
 use crate::cdb::{Command, Transfer, decode, plain};
 use crate::cell::{Cells, Command as Order, UnitCell};
 use crate::reservations::{Access, Refused};
-use crate::{Attention, Lun, Nexus, Sense, Status, Which};
+use crate::{Attention, Lun, Nexus, Sense, Status, TaskFilter};
 use aryk_bdev::{BdevChannel, Completion, Io, Op, OpenError, Status as BdevStatus, Tag};
 use aryk_dma::Sgl;
 use aryk_reactor::{Cx, Handle, RootId};
@@ -25,61 +27,62 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
-use tasks::{GivenUp, Task, Tasks};
+use tasks::{AbortCause, Task, Tasks};
 
-/// A command. Its memory stays in place until its outcome is handed out.
+/// A command. Its memory must stay in place until its outcome is handed out.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// The submitter's: below the channel's depth, and no other command's that is in flight. It comes back with the outcome.
+    /// The submitter's tag: below the channel's depth, and not in use by another command in flight. The outcome returns it.
     pub tag: u16,
-    /// The initiator's: task management knows the command by it.
+    /// The initiator's tag, by which task management identifies the command.
     pub task: u64,
     /// The command descriptor block, of any length.
     pub cdb: &'a [u8],
-    /// What the initiator gives.
+    /// Data that the initiator sends.
     pub data_out: Sgl,
-    /// Where the initiator takes.
+    /// Memory that receives data for the initiator.
     pub data_in: Sgl,
-    /// It was submitted to a predecessor, of whom it is not known whether the command was carried out.
+    /// The command was submitted to a predecessor before, and may already have been carried out.
     pub replayed: bool,
 }
 
 /// How a command ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Outcome {
-    /// The command's.
+    /// The tag of the command.
     pub tag: u16,
-    /// Its status.
+    /// The status of the command.
     pub status: Status,
-    /// Why, if that is [`Status::CheckCondition`].
+    /// The reason, if the status is [`Status::CheckCondition`].
     pub sense: Sense,
     /// Bytes that were moved, out of the data-out list or into the data-in list.
     pub moved: u32,
-    /// Bytes at the beginning of the data-in list that may have been written to, also by a command that failed. More than it has, if `moved` is what was given.
+    /// Bytes at the beginning of the data-in list that may have been written, also by a command that failed. The value may exceed
+    /// the length of the list if `moved` counts data-out.
     pub filled: u32,
-    /// Bytes that the command would have moved if the list had been long enough; then it did not begin.
+    /// Bytes that the command would have moved had the list been long enough; then the command was not started.
     pub overrun: Option<u64>,
-    /// It was aborted by task management: the initiator of SCSI proper gets no answer.
+    /// Task management aborted the command: a SCSI initiator receives no answer.
     pub aborted: bool,
 }
 
-/// An abortion that somebody waits for.
-struct Abortion {
-    /// A bit for each tag of those that have not ended, and how many they are.
+/// An abort that a caller waits for.
+struct PendingAbort {
+    /// A bit for each tag that has not ended, and the number of these.
     tags: Box<[u64]>,
     left: u32,
     aborted: u32,
-    /// Get how many commands there were. When all receivers are gone, the abortion is forgotten.
+    /// Receive the number of aborted commands. When all receivers are gone, the abort is forgotten.
     done: Vec<oneshot::Sender<u32>>,
 }
 
-impl Abortion {
+impl PendingAbort {
     fn is_waited_for(&self) -> bool {
         self.done.iter().any(|done| !done.is_canceled())
     }
 }
 
-/// The channel. See the file's head.
+/// The channel of a logical unit.
 pub struct UnitChannel {
     nexus: Arc<Nexus>,
     disk: BdevChannel,
@@ -90,10 +93,10 @@ pub struct UnitChannel {
     tasks: Tasks,
     ready: Vec<Outcome>,
     completions: Vec<Completion>,
-    abortions: Vec<Abortion>,
-    /// Commands that are loops.
+    pending_aborts: Vec<PendingAbort>,
+    /// Commands in flight that are loops.
     loops: u32,
-    /// Bytes in a block, as a power of two.
+    /// Block size, as a power of two.
     block_shift: u32,
 }
 
@@ -104,17 +107,17 @@ impl fmt::Debug for UnitChannel {
     }
 }
 
-/// What becomes of a command: `None` if it will go on, otherwise the bytes that it has moved.
+/// State of a command after its start: `None` if it is in progress, otherwise the number of bytes that it has moved.
 type Begun = Result<Option<u32>, Failure>;
 
-/// Why a command fails before it begins.
+/// Why a command fails before its first request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Failure {
     Sense(Sense),
     Conflict,
-    /// There are too many such.
+    /// The limit of commands of this kind is reached.
     Full,
-    /// Its list is shorter than the so many bytes that it moves.
+    /// The list is shorter than the number of bytes that the command moves.
     Overrun(u64),
 }
 
@@ -125,10 +128,10 @@ impl From<Sense> for Failure {
 }
 
 impl UnitChannel {
-    /// A channel for the calling reactor, whose outcomes wake `root`, for commands with tags below `depth`.
+    /// Opens a channel for the calling reactor, for commands with tags below `depth`. Outcomes wake `root`.
     ///
     /// # Errors
-    /// As the disk's channel.
+    /// Those of opening the disk's channel.
     pub fn open(nexus: Arc<Nexus>, depth: u16, root: RootId, cx: &mut Cx) -> Result<Self, OpenError> {
         let lun = nexus.lun();
         let disk = nexus.open_disk(root, cx)?;
@@ -144,14 +147,14 @@ impl UnitChannel {
             tasks: Tasks::new(depth),
             ready: Vec::new(),
             completions: Vec::with_capacity(depth.into()),
-            abortions: Vec::new(),
+            pending_aborts: Vec::new(),
             loops: 0,
             block_shift: block_size.trailing_zeros(),
             nexus,
         })
     }
 
-    /// Whose it is.
+    /// The nexus that owns the channel.
     pub const fn nexus(&self) -> &Arc<Nexus> {
         &self.nexus
     }
@@ -165,7 +168,7 @@ impl UnitChannel {
         self.tasks.len() + self.ready.len() as u32
     }
 
-    /// Whether a poll would find nothing to do, unless the channel is told something ([`Cx::tell`]).
+    /// Whether a poll would find nothing to do, unless the channel receives a command ([`Cx::raise_for_all`]).
     #[inline]
     pub fn is_quiet(&self) -> bool {
         self.in_flight() == 0 && self.disk.is_quiet()
@@ -176,8 +179,8 @@ impl UnitChannel {
         self.lun().mode().descriptors
     }
 
-    /// Starts a command, whose outcome comes exactly once, in a later [`UnitChannel::poll`].
-    // Always, so that of the two lists one can be taken while they are in registers.
+    /// Starts a command. A later [`UnitChannel::poll`] returns its outcome, exactly once.
+    // Always inlined, so that the caller can choose one of the two lists while they are in registers.
     #[inline(always)]
     pub fn submit(&mut self, request: Request<'_>, cx: &mut Cx) {
         match plain(request.cdb) {
@@ -187,7 +190,7 @@ impl UnitChannel {
                     self.answer(request.tag, begun, cx);
                 }
             }
-            // A copy, for otherwise plain ones would have to lie in memory too.
+            // A copy; otherwise the lists of plain commands would have to be in memory too.
             _ => self.submit_any(Request { ..request }, cx),
         }
     }
@@ -200,9 +203,9 @@ impl UnitChannel {
         }
     }
 
-    /// Starts a command; what it has moved if it is over already.
+    /// Starts a command; returns the number of bytes moved if it has ended already.
     fn begin(&mut self, request: &Request<'_>, cx: &mut Cx) -> Begun {
-        // What happened comes before what is wrong (SAM-5, section 5.14).
+        // A pending attention is reported before an error in the CDB (SAM-5, section 5.14).
         let command = decode(request.cdb).map_err(|sense| self.attention().unwrap_or(sense))?;
         if request.replayed && !command.is_repeatable() {
             return Err(Attention::PowerOn.sense().into());
@@ -253,7 +256,7 @@ impl UnitChannel {
         Ok(None)
     }
 
-    /// The first bytes of a list, as many as `times` these blocks have.
+    /// The first bytes of a list, `times` the size of these blocks.
     #[inline]
     fn data_of(&self, list: Sgl, blocks: u64, times: u64) -> Result<Sgl, Failure> {
         let bytes = (blocks << self.block_shift) * times;
@@ -263,14 +266,14 @@ impl UnitChannel {
         Ok(if bytes == list.len().into() { list } else { list.slice(0, bytes as u32) })
     }
 
-    /// Whether blocks are within the disk, of which the first must be even if there are none.
+    /// Checks that blocks are within the disk. The first block must be within the disk even if their number is 0.
     #[inline]
     fn check_range(&self, lba: u64, blocks: u64) -> Result<(), Sense> {
         let all = self.disk.bdev().blocks();
         if lba < all && blocks <= all - lba { Ok(()) } else { Err(Sense::OUT_OF_RANGE) }
     }
 
-    /// Whether the disk may be changed; and if so, whether each change is to be durable at once.
+    /// Checks that the disk may be changed; returns whether each change must be durable before it completes.
     #[inline]
     fn check_change(&self) -> Result<bool, Sense> {
         let mode = self.lun().mode();
@@ -285,7 +288,10 @@ impl UnitChannel {
     fn start(&mut self, request: &Request<'_>, moved: u32, job: Option<Box<Job>>, io: Io, cx: &mut Cx) {
         let Request { tag, task: name, .. } = *request;
         let (op, lba, status) = (io.op, io.lba, BdevStatus::Ok);
-        self.tasks.insert(tag, Task { name, lba, job, moved, op, status, given_up: GivenUp::No, runs: true });
+        self.tasks.insert(
+            tag,
+            Task { name, lba, job, moved, op, status, abort_cause: AbortCause::None, runs: true },
+        );
         self.disk.submit(Io { tag: Tag(tag.into()), ..io }, cx);
     }
 
@@ -298,12 +304,12 @@ impl UnitChannel {
         cx.wake(self.root);
     }
 
-    /// Gives the tags of commands that have gone well, and how many bytes they have moved, to `good`, and adds the outcomes of the others that are over to
-    /// `rest`. Those that were answered without the disk are among the rest, however they went.
+    /// Hands the tags of successful commands and their numbers of moved bytes to `good`, and adds the outcomes of the other ended
+    /// commands to `rest`. Commands that were answered without the disk are in `rest` even if they succeeded.
     #[inline]
     pub fn poll(&mut self, cx: &mut Cx, rest: &mut Vec<Outcome>, mut good: impl FnMut(u16, u32, &mut Cx)) {
         if self.cell.has_command() {
-            self.obey(cx);
+            self.run_orders(cx);
         }
         let mut completions = std::mem::take(&mut self.completions);
         self.disk.poll(cx, &mut completions);
@@ -311,7 +317,7 @@ impl UnitChannel {
             let tag = tag.0 as u16;
             let task = self.tasks.get(tag);
             let moved = task.moved;
-            if status.is_ok() && task.job.is_none() && self.abortions.is_empty() {
+            if status.is_ok() && task.job.is_none() && self.pending_aborts.is_empty() {
                 self.tasks.remove(tag);
                 good(tag, moved, cx);
             } else {
@@ -325,83 +331,83 @@ impl UnitChannel {
         }
     }
 
-    /// Adds the outcomes of all commands that are over to `outcomes`.
+    /// Adds the outcomes of all ended commands to `outcomes`.
     pub fn poll_all(&mut self, cx: &mut Cx, outcomes: &mut Vec<Outcome>) {
         let mut good = Vec::new();
         self.poll(cx, outcomes, |tag, moved, _| good.push(Outcome::good(tag, moved)));
         outcomes.append(&mut good);
     }
 
-    /// A request of a command has completed; its outcome, if that was all.
+    /// Handles the completion of a command's request; returns the outcome if that was its last request.
     #[cold]
     fn completed(&mut self, tag: u16, status: BdevStatus, cx: &mut Cx) -> Option<Outcome> {
         let task = self.tasks.get(tag);
         task.status = task.status.or(status);
-        let goes_on = task.job.is_some() && self.goes_on(tag, cx);
+        let goes_on = task.job.is_some() && self.submit_next(tag, cx);
         (!goes_on).then(|| self.end(tag))
     }
 
-    /// Takes a command that is over out of the table.
+    /// Removes an ended command from the table.
     fn end(&mut self, tag: u16) -> Outcome {
         let task = self.tasks.get(tag);
         self.loops -= u32::from(matches!(task.job.take().as_deref(), Some(Job::Loop(_))));
-        let &mut Task { op, lba, moved, status, given_up, .. } = task;
+        let &mut Task { op, lba, moved, status, abort_cause, .. } = task;
         self.tasks.remove(tag);
-        self.look_aborted(tag);
+        self.note_ended(tag);
         if status.is_ok() {
             return Outcome::good(tag, moved);
         }
-        // What a read that failed has moved is not known.
+        // How much of a failed read was moved is unknown.
         let filled = if op == Op::Read { moved } else { 0 };
-        match given_up {
-            GivenUp::Aborted if status == BdevStatus::Aborted => {
+        match abort_cause {
+            AbortCause::Aborted if status == BdevStatus::Aborted => {
                 let aborted = true;
                 return Outcome { status: Status::TaskAborted, aborted, filled, ..Outcome::good(tag, 0) };
             }
-            GivenUp::Refused if status == BdevStatus::Aborted => {
+            AbortCause::Refused if status == BdevStatus::Aborted => {
                 return Outcome { filled, ..Outcome::failed(tag, Failure::Conflict) };
             }
-            GivenUp::No | GivenUp::Aborted | GivenUp::Refused => {}
+            AbortCause::None | AbortCause::Aborted | AbortCause::Refused => {}
         }
         let sense = Sense::of(status, op);
         let sense = if status == BdevStatus::Medium { sense.with_lba(lba) } else { sense };
         Outcome { filled, ..Outcome::failed(tag, Failure::Sense(sense)) }
     }
 
-    /// Says that nobody wants the commands with those tags any more, in one look at all commands. They still have outcomes.
-    pub fn abort_those(&mut self, is_meant: impl Fn(u16) -> bool, cx: &mut Cx) {
-        self.give_up(GivenUp::Aborted, |tag, _| is_meant(tag), cx);
+    /// Aborts the commands with those tags, in one pass over all commands. Each still has an outcome.
+    pub fn abort_those(&mut self, is_selected: impl Fn(u16) -> bool, cx: &mut Cx) {
+        self.abort_selected(AbortCause::Aborted, |tag, _| is_selected(tag), cx);
     }
 
-    /// Says that nobody wants any command any more. They still have outcomes.
+    /// Aborts all commands. Each still has an outcome.
     pub fn abort_all(&mut self, cx: &mut Cx) {
         self.abort_those(|_| true, cx);
     }
 
-    /// Has commands end soon, in one look at all; which they are, by bit, and how many. Those that wait for something elsewhere have ended: what they have begun
-    /// goes on without them.
-    fn give_up(
+    /// Makes commands end soon, in one pass over all. Returns the tags of those that have not ended, by bit; their number; and
+    /// the number of those that have ended, because they waited for external work: work that has begun goes on without them.
+    fn abort_selected(
         &mut self,
-        how: GivenUp,
-        is_meant: impl Fn(u16, &Task) -> bool,
+        cause: AbortCause,
+        is_selected: impl Fn(u16, &Task) -> bool,
         cx: &mut Cx,
     ) -> (Box<[u64]>, u32, u32) {
         let (mut tags, mut left) = (vec![0; self.tasks.depth().div_ceil(64)].into_boxed_slice(), 0);
-        let (mut over, mut is_news) = (Vec::new(), false);
-        for (tag, task) in self.tasks.iter().filter(|(tag, task)| is_meant(*tag, task)) {
-            // What has more to do does not begin it.
-            let before = std::mem::replace(&mut task.given_up, how);
-            if task.job.as_deref().is_some_and(Job::is_elsewhere) {
+        let (mut over, mut is_new) = (Vec::new(), false);
+        for (tag, task) in self.tasks.iter().filter(|(tag, task)| is_selected(*tag, task)) {
+            // A command with further requests does not start the next one.
+            let before = std::mem::replace(&mut task.abort_cause, cause);
+            if task.job.as_deref().is_some_and(Job::is_external) {
                 task.status = BdevStatus::Aborted;
                 over.push(tag);
             } else {
                 tags[usize::from(tag) / 64] |= 1_u64 << (tag % 64);
                 left += 1;
-                is_news |= before == GivenUp::No;
+                is_new |= before == AbortCause::None;
             }
         }
-        // The disk has been told of those that were given up before.
-        if is_news {
+        // The disk has already received aborts for the commands that were aborted before.
+        if is_new {
             let is_among = |tag: Tag| tags[tag.0 as usize / 64] & 1 << (tag.0 % 64) != 0;
             self.disk.abort_those(is_among, cx);
         }
@@ -414,76 +420,78 @@ impl UnitChannel {
         (tags, left, ended)
     }
 
-    fn obey(&mut self, cx: &mut Cx) {
-        self.abortions.retain(Abortion::is_waited_for);
+    fn run_orders(&mut self, cx: &mut Cx) {
+        self.pending_aborts.retain(PendingAbort::is_waited_for);
         let mut orders = VecDeque::from(self.cell.take_commands());
         while let Some(order) = orders.pop_front() {
             match order {
                 Order::Abort(which, done) => {
-                    let done = std::iter::once(done).chain(equal(&mut orders, &which)).collect();
-                    self.give_up_these(GivenUp::Aborted, |task| which.has(task.name), done, cx);
+                    let done = std::iter::once(done).chain(take_equal_aborts(&mut orders, &which)).collect();
+                    self.abort_and_report(AbortCause::Aborted, |task| which.matches_tag(task.name), done, cx);
                 }
                 Order::Refuse(changes, done) => {
-                    // Those that wait elsewhere ask for their rights when it is their turn.
-                    let is_meant = |task: &Task| {
-                        !task.job.as_deref().is_some_and(Job::is_elsewhere)
+                    // Commands that wait for external work check their rights when their turn comes.
+                    let is_selected = |task: &Task| {
+                        !task.job.as_deref().is_some_and(Job::is_external)
                             && (!changes || task.op.is_change())
                     };
-                    self.give_up_these(GivenUp::Refused, is_meant, vec![done], cx);
+                    self.abort_and_report(AbortCause::Refused, is_selected, vec![done], cx);
                 }
                 Order::Count(which, done) => {
-                    let running = self.tasks.iter().filter(|(_, task)| which.has(task.name)).count();
-                    // Whoever asked may have gone.
+                    let running = self.tasks.iter().filter(|(_, task)| which.matches_tag(task.name)).count();
+                    // The caller may have gone.
                     let _ = done.send(running as u32);
                 }
-                // If the command was given up, another may have its tag by now.
-                Order::Over(tag, wanted, result) if wanted.strong_count() > 0 => self.over(tag, result),
-                Order::Over(..) => {}
+                // If the command was aborted, another command may have its tag by now.
+                Order::Ended(tag, wanted, result) if wanted.strong_count() > 0 => {
+                    self.external_ended(tag, result)
+                }
+                Order::Ended(..) => {}
             }
         }
     }
 
-    /// What a command has waited for elsewhere is over.
-    fn over(&mut self, tag: u16, result: Result<(), Refused>) {
+    /// Ends a command whose external work has ended.
+    fn external_ended(&mut self, tag: u16, result: Result<(), Refused>) {
         let outcome = self.end(tag);
         self.ready.push(result.map_or_else(|refused| Outcome::failed(tag, refused.into()), |()| outcome));
     }
 
-    /// Gives up commands, and says how many they were when they are over.
-    fn give_up_these(
+    /// Aborts commands, and reports their number when they have ended.
+    fn abort_and_report(
         &mut self,
-        how: GivenUp,
-        is_meant: impl Fn(&Task) -> bool,
+        cause: AbortCause,
+        is_selected: impl Fn(&Task) -> bool,
         done: Vec<oneshot::Sender<u32>>,
         cx: &mut Cx,
     ) {
-        let (tags, left, ended) = self.give_up(how, |_, task| is_meant(task), cx);
-        self.abortions.push(Abortion { tags, left, aborted: left + ended, done });
-        self.tell_aborted();
+        let (tags, left, ended) = self.abort_selected(cause, |_, task| is_selected(task), cx);
+        self.pending_aborts.push(PendingAbort { tags, left, aborted: left + ended, done });
+        self.report_aborts();
     }
 
-    fn look_aborted(&mut self, tag: u16) {
+    fn note_ended(&mut self, tag: u16) {
         let (word, bit) = (usize::from(tag) / 64, 1 << (tag % 64));
-        for abortion in self.abortions.iter_mut().filter(|abortion| abortion.tags[word] & bit != 0) {
-            abortion.tags[word] &= !bit;
-            abortion.left -= 1;
+        for pending in self.pending_aborts.iter_mut().filter(|pending| pending.tags[word] & bit != 0) {
+            pending.tags[word] &= !bit;
+            pending.left -= 1;
         }
-        self.tell_aborted();
+        self.report_aborts();
     }
 
-    fn tell_aborted(&mut self) {
-        let over = |abortion: &mut Abortion| abortion.left == 0 || !abortion.is_waited_for();
-        for Abortion { aborted, done, .. } in self.abortions.extract_if(.., over) {
+    fn report_aborts(&mut self) {
+        let has_ended = |pending: &mut PendingAbort| pending.left == 0 || !pending.is_waited_for();
+        for PendingAbort { aborted, done, .. } in self.pending_aborts.extract_if(.., has_ended) {
             for done in done {
-                // Whoever asked may have gone.
+                // The caller may have gone.
                 let _ = done.send(aborted);
             }
         }
     }
 }
 
-/// Takes all other orders to abort the same commands out of the list, and gives their senders.
-fn equal(orders: &mut VecDeque<Order>, which: &Which) -> Vec<oneshot::Sender<u32>> {
+/// Removes all other orders to abort the same commands from the list, and returns their senders.
+fn take_equal_aborts(orders: &mut VecDeque<Order>, which: &TaskFilter) -> Vec<oneshot::Sender<u32>> {
     let mut done = Vec::new();
     for order in std::mem::take(orders) {
         match order {
@@ -495,7 +503,7 @@ fn equal(orders: &mut VecDeque<Order>, which: &Which) -> Vec<oneshot::Sender<u32
 }
 
 impl Outcome {
-    /// Of a command that went well.
+    /// The outcome of a command that succeeded.
     pub const fn good(tag: u16, moved: u32) -> Self {
         Self {
             tag,
@@ -522,7 +530,7 @@ impl Outcome {
     }
 }
 
-/// What a command does, as reservations see it.
+/// What a command does to the disk, for the check against reservations.
 #[inline]
 const fn access_of(command: &Command) -> Access {
     match command {

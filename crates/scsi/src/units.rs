@@ -1,21 +1,21 @@
-//! The logical units of a process: one of each disk, whoever uses it. Control context.
+//! The logical units of a process: one for each disk, shared by all of its initiators. Control context.
 
-use crate::{Keeper, Kept, Lun, Nexus, Port};
+use crate::{Lun, Nexus, Port, SaveSender, SavedState};
 use aryk_bdev::{Bdev, Descriptor};
 use std::cell::{RefCell, RefMut};
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-/// What finds what was kept of a disk.
-type Find = Box<dyn Fn(&Bdev) -> Option<Kept>>;
+/// Finds the state of a disk that was saved before.
+type Find = Box<dyn Fn(&Bdev) -> Option<SavedState>>;
 
 #[derive(Default)]
 struct Inner {
-    /// By their disks' serial numbers; a unit lives as long as its disk.
+    /// Units by their disks' serial numbers; a unit lives as long as its disk.
     all: HashMap<u64, (Weak<Bdev>, Arc<Lun>)>,
-    /// So many were there when those whose disks are gone were last looked for.
+    /// Number of live units after the last removal of dead ones.
     live: usize,
-    kept: Option<(Keeper, Find)>,
+    store: Option<(SaveSender, Find)>,
 }
 
 /// The logical units.
@@ -29,23 +29,28 @@ impl std::fmt::Debug for Units {
 }
 
 impl Units {
-    /// From now on what initiators set outlives the process: `keeper` hears of it, and `find` knows what was kept before. No unit is there yet.
-    pub fn keep(&self, keeper: Keeper, find: impl Fn(&Bdev) -> Option<Kept> + 'static) {
-        self.inner().kept = Some((keeper, Box::new(find)));
+    /// Makes state that initiators set outlive the process: `saver` receives the requests to save, and `find` looks up the state
+    /// saved before. Must be called before the first unit is created.
+    pub fn persist(&self, saver: SaveSender, find: impl Fn(&Bdev) -> Option<SavedState> + 'static) {
+        self.inner().store = Some((saver, Box::new(find)));
     }
 
-    /// An initiator's use of a disk, by this port of the disk's target, in which it is the unit of that number. What it has registered before is its again.
+    /// Creates a nexus of a disk at this port of its target, as the unit with that number. The nexus keeps what an earlier nexus
+    /// at the port has registered.
     pub fn nexus(&self, disk: Descriptor, port: Port, number: u16) -> Arc<Nexus> {
         let lun = self.inner().unit(disk.bdev());
         lun.nexus(disk, port, number)
     }
 
-    /// Whether initiators have registered with a disk to reserve it: it is then for those alone who heed that.
+    /// Whether initiators have registered with a disk to reserve it: then only openers that respect reservations may use the
+    /// disk.
     pub fn is_registered(&self, disk: &Bdev) -> bool {
         let inner = self.inner();
-        match (inner.all.get(&disk.serial()), &inner.kept) {
+        match (inner.all.get(&disk.serial()), &inner.store) {
             (Some((_, lun)), _) => lun.has_registrations(),
-            (None, Some((_, find))) => find(disk).is_some_and(|kept| !kept.registrations.is_empty()),
+            (None, Some((_, find))) => {
+                find(disk).is_some_and(|saved_state| !saved_state.registrations.is_empty())
+            }
             (None, None) => false,
         }
     }
@@ -64,11 +69,11 @@ impl Inner {
             self.all.retain(|_, (disk, _)| disk.strong_count() > 0);
             self.live = self.all.len();
         }
-        let (keeper, kept) = match &self.kept {
-            Some((keeper, find)) => (Some(keeper.clone()), find(disk)),
+        let (saver, saved_state) = match &self.store {
+            Some((saver, find)) => (Some(saver.clone()), find(disk)),
             None => (None, None),
         };
-        let lun = Lun::new(disk.name(), keeper, kept.unwrap_or_default());
+        let lun = Lun::new(disk.name(), saver, saved_state.unwrap_or_default());
         self.all.insert(disk.serial(), (Arc::downgrade(disk), Arc::clone(&lun)));
         lun
     }

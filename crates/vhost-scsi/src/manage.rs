@@ -7,7 +7,7 @@
 use crate::queue::{Queue, Targets};
 use crate::wire::{Address, Response, Tmf, control, tmf};
 use aryk_reactor::{Cx, RootId, TimerId};
-use aryk_scsi::{Lun, Nexus, Which};
+use aryk_scsi::{Lun, Nexus, TaskFilter};
 use aryk_vhost_device::Line;
 use aryk_virtqueue::Chain;
 use futures_channel::oneshot;
@@ -105,11 +105,11 @@ impl Manager {
             },
             None => return answer(head, &[Response::BadTarget as u8], line),
         };
-        let own = |tag| Which::Nexus(nexus.number(), tag);
+        let own = |tag| TaskFilter::Nexus(nexus.number(), tag);
         let work = match function.function {
             tmf::ABORT_TASK => Work::Abort(own(Some(function.tag))),
             tmf::ABORT_TASK_SET | tmf::NEXUS_RESET => Work::Abort(own(None)),
-            tmf::CLEAR_TASK_SET => Work::Abort(Which::All),
+            tmf::CLEAR_TASK_SET => Work::Abort(TaskFilter::All),
             tmf::UNIT_RESET => Work::Reset,
             tmf::QUERY_TASK => Work::Count(own(Some(function.tag))),
             tmf::QUERY_TASK_SET => Work::Count(own(None)),
@@ -156,9 +156,9 @@ impl Manager {
 
 /// What a function does.
 enum Work {
-    Abort(Which),
+    Abort(TaskFilter),
     Reset,
-    Count(Which),
+    Count(TaskFilter),
 }
 
 impl Work {
@@ -168,7 +168,7 @@ impl Work {
             Self::Abort(which) => unless_over(is_over, lun.abort(which)).await.map(|_| Response::Ok),
             Self::Reset => {
                 let begun = async {
-                    lun.abort(Which::All).await;
+                    lun.abort(TaskFilter::All).await;
                     lun.begin_reset().await
                 };
                 match unless_over(is_over, begun).await {

@@ -1,10 +1,10 @@
-//! Decoding against a second decoder, which reads fields bit by bit from the standards' tables.
+//! Compares the decoder with a second decoder, which reads fields bit by bit from the standards' tables.
 
 use super::*;
 use crate::Key;
 use proptest::prelude::*;
 
-/// A field of a CDB: first byte, highest bit in it, bits.
+/// A field of a CDB: first byte, highest bit in that byte, number of bits.
 type Field = (usize, u8, u32);
 
 const LBA_OF: [(usize, Field); 4] = [(6, (1, 4, 21)), (10, (2, 7, 32)), (12, (2, 7, 32)), (16, (2, 7, 64))];
@@ -17,11 +17,11 @@ fn field(cdb: &[u8], (byte, bit, bits): Field) -> u64 {
         .fold(0, |value, at| value << 1 | u64::from(cdb[at / 8] >> (7 - at % 8) & 1))
 }
 
-/// Opcodes of commands that move blocks, and the bytes of their CDBs.
+/// Opcodes of commands that move blocks, and the length of their CDBs in bytes.
 const READS: [(u8, usize); 4] = [(0x08, 6), (0x28, 10), (0xa8, 12), (0x88, 16)];
 const WRITES: [(u8, usize); 4] = [(0x0a, 6), (0x2a, 10), (0xaa, 12), (0x8a, 16)];
 
-/// What the tables say of a read or a write.
+/// The transfer of a read or a write according to the tables.
 fn naive(cdb: &[u8], len: usize) -> Result<Transfer, (u8, u8)> {
     let of = |table: [(usize, Field); 4]| table.into_iter().find(|(l, _)| *l == len).unwrap().1;
     let six = len == 6;
@@ -55,7 +55,7 @@ proptest! {
             Err(sense) => Err(sense.code),
         };
         prop_assert_eq!(decoded, naive(&cdb, len));
-        // What is behind its end makes no difference; what is missing does.
+        // Bytes behind the end of the CDB make no difference; missing bytes do.
         prop_assert_eq!(decode(&cdb[..len]), decode(&cdb));
         for short in 1..len {
             prop_assert_eq!(decode(&cdb[..short]), Err(Sense::in_cdb(short as u16)));
@@ -84,14 +84,14 @@ fn every_opcode_at_every_length() {
         }
     }
     assert_eq!(decode(&[]), Err(Sense::OPCODE));
-    // Of variable length, vendor specific, and one that is not offered.
+    // Opcodes of variable length, vendor-specific ones, and one that is not offered.
     for opcode in [0x7f, 0xc0, 0xff, 0x04] {
         assert_eq!(decode(&[opcode; 16]), Err(Sense::OPCODE));
     }
 }
 
 #[test]
-fn what_is_not_offered_is_refused_at_its_field() {
+fn unsupported_features_are_refused_at_their_field() {
     let refused = |cdb: &[u8]| decode(cdb).unwrap_err();
     assert_eq!(refused(&[0x28, 0x20, 0, 0, 0, 0, 0, 0, 1, 0]), Sense::in_cdb_bit(1, 7), "RDPROTECT");
     assert_eq!(refused(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 4]), Sense::in_cdb_bit(9, 2), "NACA");
@@ -105,7 +105,7 @@ fn what_is_not_offered_is_refused_at_its_field() {
 }
 
 #[test]
-fn fields_of_the_others() {
+fn fields_of_the_other_commands() {
     let mut cdb = [0; 16];
     (cdb[0], cdb[1]) = (0x93, 0x09);
     cdb[2..10].copy_from_slice(&0x0102_0304_0506_0708u64.to_be_bytes());
@@ -136,16 +136,16 @@ fn fields_of_the_others() {
 }
 
 #[test]
-fn the_short_way_says_what_the_long_one_does() {
-    let mut word = 1_u64;
+fn the_fast_path_decodes_as_the_full_decoder_does() {
+    let mut command = 1_u64;
     let mut found = 0;
     for round in 0..20_000_u64 {
         let cdb: [u8; 32] = std::array::from_fn(|i| {
-            word = word.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-            let byte = (word >> 56) as u8;
+            command = command.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            let byte = (command >> 56) as u8;
             match i {
                 0 => [0x28, 0x2a, 0x88, 0x8a][round as usize % 4],
-                // Few bits, so that it is taken.
+                // Few bits are set, so that the fast path takes the CDB.
                 1 | 9 | 15 if round % 2 == 0 => byte & (0x18 * u8::from(i == 1)),
                 _ => byte,
             }

@@ -1,4 +1,5 @@
-//! Commands that are rare: those answered at once, and the beginning of those that take several requests. Reactor context; these may allocate.
+//! Rare commands: those that are answered at once, and the start of those that take several requests. Reactor context; these
+//! functions may allocate.
 
 use super::{Begun, Failure, Request, UnitChannel};
 use crate::cdb::{Check, Command, PageControl, Transfer};
@@ -17,33 +18,35 @@ impl UnitChannel {
             Command::Read(_) | Command::Write(_) => unreachable!("these are not rare"),
             Command::TestUnitReady => Ok(Some(0)),
             Command::RequestSense { descriptors, allocation } => {
-                // Not a failure of this command, but what it is asked for.
+                // The attention is the result of this command, not its failure.
                 let sense = self.attention().unwrap_or(Sense::NONE);
                 let (bytes, len) = if descriptors { sense.descriptors() } else { sense.fixed() };
-                Ok(Some(give(&bytes[..len], allocation, into)))
+                Ok(Some(copy_answer(&bytes[..len], allocation, into)))
             }
             Command::Inquiry { page, allocation } => {
                 let data = page.map_or_else(|| Ok(inquiry::standard()), |p| inquiry::page(&self.nexus, p))?;
-                Ok(Some(give(&data, allocation, into)))
+                Ok(Some(copy_answer(&data, allocation, into)))
             }
-            Command::ReadCapacity10 => Ok(Some(give(&self.capacity_10(), u32::MAX, into))),
-            Command::ReadCapacity16 { allocation } => Ok(Some(give(&self.capacity_16(), allocation, into))),
+            Command::ReadCapacity10 => Ok(Some(copy_answer(&self.capacity_10(), u32::MAX, into))),
+            Command::ReadCapacity16 { allocation } => {
+                Ok(Some(copy_answer(&self.capacity_16(), allocation, into)))
+            }
             Command::GetLbaStatus { lba, allocation } => {
-                Ok(Some(give(&self.lba_status(lba)?, allocation, into)))
+                Ok(Some(copy_answer(&self.lba_status(lba)?, allocation, into)))
             }
             Command::ModeSense { ten, no_blocks, long, control, page, subpage, allocation } => {
                 let query = mode::Query { ten, no_blocks, long, control, page, subpage };
-                Ok(Some(give(&self.mode_sense(query)?, allocation, into)))
+                Ok(Some(copy_answer(&self.mode_sense(query)?, allocation, into)))
             }
             Command::ModeSelect { ten, save, length } => self.mode_select((ten, save), length, request, cx),
             Command::ReportLuns { select, allocation } => {
-                Ok(Some(give(&report_luns(select, &[self.nexus.unit()])?, allocation, into)))
+                Ok(Some(copy_answer(&report_luns(select, &[self.nexus.unit()])?, allocation, into)))
             }
             Command::ReportOpcodes { which, timeouts, allocation } => {
-                Ok(Some(give(&opcodes::report(which, timeouts)?, allocation, into)))
+                Ok(Some(copy_answer(&opcodes::report(which, timeouts)?, allocation, into)))
             }
             Command::ReserveIn { action, allocation } => {
-                Ok(Some(give(&self.reserve_in(action)?, allocation, into)))
+                Ok(Some(copy_answer(&self.reserve_in(action)?, allocation, into)))
             }
             Command::ReserveOut { action, scope, kind, length } => {
                 self.reserve_out(action, (scope, kind), length, request, cx)
@@ -65,7 +68,7 @@ impl UnitChannel {
 
     fn capacity_10(&self) -> [u8; 8] {
         let geometry = self.disk.bdev().geometry();
-        // All ones: look for the rest with READ CAPACITY (16).
+        // All ones: the initiator must use READ CAPACITY (16).
         let last = u32::try_from(geometry.blocks.saturating_sub(1)).unwrap_or(u32::MAX);
         let mut data = [0; 8];
         data[..4].copy_from_slice(&last.to_be_bytes());
@@ -84,9 +87,9 @@ impl UnitChannel {
         data
     }
 
-    /// One descriptor (SBC-3, section 5.4): all from there on is mapped, for all that is known.
-    /// All blocks are mapped, as far as is known. No module can say otherwise without waiting: a file's holes are found by SEEK_DATA, which is a system
-    /// call that may read from the store, and io_uring has none for it. Saying *mapped* of what is not is always right: it reads as zeroes.
+    /// One descriptor (SBC-3, section 5.4), which reports all blocks from `lba` on as mapped. No module can report unmapped
+    /// blocks without blocking: a file's holes are found by SEEK_DATA, a system call that may read from the store, and io_uring
+    /// has no such operation. To report an unmapped block as *mapped* is always correct: it reads as zeroes.
     fn lba_status(&self, lba: u64) -> Result<[u8; 24], Sense> {
         self.check_range(lba, 1)?;
         let blocks = u32::try_from(self.disk.bdev().blocks() - lba).unwrap_or(u32::MAX);
@@ -121,11 +124,11 @@ impl UnitChannel {
         let mut list = [0; mode::LIST_MAX];
         data.read(0, list.get_mut(..length as usize).ok_or(Sense::LIST_LENGTH)?);
         let nexus = Arc::clone(&self.nexus);
-        let select = async move |asked| {
+        let select = async move |requested| {
             let change = |mode| mode::select(&list[..length as usize], ten, mode, disk);
-            nexus.lun().select(&nexus, asked, save, change).await
+            nexus.lun().select(&nexus, requested, save, change).await
         };
-        self.wait_for(request, length, select, cx)
+        self.start_external(request, length, select, cx)
     }
 
     fn compare_and_write(&mut self, transfer: Transfer, request: &Request<'_>, cx: &mut Cx) -> Begun {
@@ -137,7 +140,7 @@ impl UnitChannel {
 
     fn flush(&mut self, request: &Request<'_>, cx: &mut Cx) -> Begun {
         if !self.disk.bdev().device().ops().contains(Op::Flush) {
-            // There is no cache.
+            // The disk has no cache.
             return Ok(Some(0));
         }
         let io = Io {
@@ -163,7 +166,7 @@ impl UnitChannel {
         request: &Request<'_>,
         cx: &mut Cx,
     ) -> Begun {
-        // To be of no blocks means to the disk's end (SBC-3, section 5.43).
+        // 0 blocks extend to the end of the disk (SBC-3, section 5.43).
         self.check_range(lba, blocks)?;
         let blocks = if blocks == 0 { self.disk.bdev().blocks() - lba } else { blocks };
         let fua = self.check_change()?;
@@ -173,7 +176,7 @@ impl UnitChannel {
         if unmap && !self.nexus.unmaps() {
             return Err(Sense::in_cdb_bit(1, 3).into());
         }
-        // Also where they may be given back they read as zeroes: so what was written by WRITE SAME with UNMAP is read again.
+        // Deallocated blocks read as zeroes too, so that the data of WRITE SAME with UNMAP can be read back.
         let op = Op::WriteZeroes;
         let all_zeroes =
             Io { tag: Tag(0), op, fua, may_unmap: unmap, lba, blocks, source: 0, data: Sgl::EMPTY };
@@ -208,7 +211,7 @@ impl UnitChannel {
         let mut header = [0; 8];
         data.read(0, &mut header);
         let bytes = u32::from(u16::from_be_bytes([header[2], header[3]]));
-        // A descriptor that is not whole is not one (SBC-3, section 5.28.2).
+        // An incomplete descriptor is ignored (SBC-3, section 5.28.2).
         let ranges = bytes.min(length - 8) / 16;
         if ranges > UNMAP_RANGES_MAX {
             return Err(Sense::in_list(2).into());
@@ -217,7 +220,7 @@ impl UnitChannel {
         for i in 0..ranges {
             let (lba, blocks) = super::jobs::range(data, i);
             sum += blocks;
-            // A range of no blocks may lie anywhere.
+            // An empty range may lie anywhere.
             if blocks > 0 {
                 self.check_range(lba, blocks)?;
             }
@@ -271,8 +274,8 @@ impl UnitChannel {
     }
 }
 
-/// Copies an answer as far as its initiator has allowed and has room.
-pub(crate) fn give(data: &[u8], allocation: u32, into: Sgl) -> u32 {
+/// Copies an answer, up to the allocation length and the room of the initiator's list; returns the number of bytes.
+pub(crate) fn copy_answer(data: &[u8], allocation: u32, into: Sgl) -> u32 {
     let len = data.len().min(allocation as usize).min(into.len() as usize);
     into.write(0, &data[..len]);
     len as u32
@@ -280,7 +283,7 @@ pub(crate) fn give(data: &[u8], allocation: u32, into: Sgl) -> u32 {
 
 /// The answer to REPORT LUNS (SPC-4, section 6.33).
 pub(crate) fn report_luns(select: u8, luns: &[u16]) -> Result<Vec<u8>, Sense> {
-    // There are no well known logical units, which 1 asks for.
+    // Value 1 asks for well known logical units, of which there are none.
     let luns = match select {
         0x00 | 0x02 => luns,
         0x01 => &[],

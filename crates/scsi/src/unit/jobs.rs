@@ -1,9 +1,9 @@
-//! Commands that take several requests to the disk, one after the other. Reactor context; these may allocate.
+//! Commands that take several requests to the disk, one after the other. Reactor context; these functions may allocate.
 
-use super::tasks::{GivenUp, Task};
+use super::tasks::{AbortCause, Task};
 use super::{Begun, Failure, Request, UnitChannel};
 use crate::cell::Command as Order;
-use crate::lun::Asked;
+use crate::lun::ChangeRequest;
 use crate::reservations::Refused;
 use aryk_bdev::{Io, Op, Status as BdevStatus, Tag};
 use aryk_dma::{Buffer, PAGE, Sgl};
@@ -11,24 +11,25 @@ use aryk_reactor::Cx;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// How a command goes on when a request of it has completed.
+/// How a command continues after one of its requests has completed.
 pub(super) enum Job {
-    /// With the next of its ranges.
+    /// With the next range of its list.
     Unmap { data: Sgl, next: u32, ranges: u32 },
     /// With the next blocks.
     Loop(Loop),
-    /// It has no request: something else will end it. That sees by this whether the command still waits.
-    Elsewhere { _waits: Arc<()> },
+    /// The command has no request to the disk: external work ends it. That work holds a weak reference, which tells whether the
+    /// command still waits.
+    External { _waits: Arc<()> },
 }
 
 impl Job {
-    /// Whether something else will end the command.
-    pub const fn is_elsewhere(&self) -> bool {
-        matches!(self, Self::Elsewhere { .. })
+    /// Whether external work ends the command.
+    pub const fn is_external(&self) -> bool {
+        matches!(self, Self::External { .. })
     }
 }
 
-/// Blocks that meet the same bytes, over and over: of WRITE SAME, and of VERIFY.
+/// A loop over blocks that uses the same data for each: of WRITE SAME, and of VERIFY.
 pub(super) struct Loop {
     op: Op,
     fua: bool,
@@ -40,14 +41,14 @@ pub(super) struct Loop {
     data: Sgl,
 }
 
-/// Loops of a channel that run at one time, for each has a buffer.
+/// Loops of a channel that run at the same time, at most, since each has a buffer.
 pub(super) const LOOPS_MAX: u32 = 16;
 
-/// Bytes of a loop's buffer, unless a block has more.
+/// Bytes of a loop's buffer, unless one block is larger.
 const LOOP_BYTES: usize = 64 * 1024;
 
 impl Loop {
-    /// `block` on each of these blocks, of which there are some.
+    /// A loop over `blocks` blocks, at least one, each with the data of `block`.
     fn new(op: Op, lba: u64, blocks: u64, fua: bool, block: &[u8]) -> Self {
         let step = ((LOOP_BYTES / block.len()).max(1) as u64).min(blocks);
         let mut buffer = Buffer::new(step as usize * block.len(), PAGE as usize);
@@ -56,7 +57,7 @@ impl Loop {
         Self { op, fua, lba, left: blocks, step, buffer, data }
     }
 
-    /// The next request, if there is one to come.
+    /// The next request, if one is left.
     fn next(&mut self, block_shift: u32) -> Option<Io> {
         let blocks = self.left.min(self.step);
         if blocks == 0 {
@@ -81,7 +82,7 @@ impl Loop {
 
 impl Drop for Loop {
     fn drop(&mut self) {
-        // It is dropped between requests only.
+        // A loop is dropped only between requests.
         self.buffer.reclaim();
     }
 }
@@ -95,7 +96,8 @@ pub(super) fn range(data: Sgl, i: u32) -> (u64, u64) {
     (u64::from_be_bytes(lba), blocks.into())
 }
 
-/// The next range of an UNMAP that has blocks. The initiator may have changed it since it was looked at: the disk checks it again.
+/// The next range of an UNMAP that is not empty. The initiator may have changed the range since it was checked: the disk checks
+/// it again.
 fn next_unmap(data: Sgl, next: &mut u32, ranges: u32) -> Option<Io> {
     while *next < ranges {
         let (lba, blocks) = range(data, *next);
@@ -132,7 +134,7 @@ impl UnitChannel {
         Ok(None)
     }
 
-    /// Starts a loop over those blocks, of which there are some.
+    /// Starts a loop over those blocks, at least one.
     pub(super) fn start_loop(
         &mut self,
         request: &Request<'_>,
@@ -146,49 +148,51 @@ impl UnitChannel {
         }
         self.loops += 1;
         let mut job = Loop::new(op, lba, blocks, fua, block);
-        let io = job.next(self.block_shift).expect("it has blocks");
+        let io = job.next(self.block_shift).expect("the loop has blocks");
         self.start(request, moved, Some(Box::new(Job::Loop(job))), io, cx);
         Ok(None)
     }
 
-    /// Starts a command that is over when `change` is, which needs nothing of this channel. If the command is aborted, a change that
-    /// has begun goes on, and one that waits for its turn has no effect. It counts until it ends.
-    pub(super) fn wait_for(
+    /// Starts a command that ends when `change` ends, which needs nothing of this channel. If the command is aborted, a change
+    /// that has begun goes on, and a change that waits for its turn has no effect. The change counts against the limit until it
+    /// ends.
+    pub(super) fn start_external(
         &mut self,
         request: &Request<'_>,
         moved: u32,
-        change: impl AsyncFnOnce(Asked) -> Result<(), Refused> + 'static,
+        change: impl AsyncFnOnce(ChangeRequest) -> Result<(), Refused> + 'static,
         cx: &mut Cx,
     ) -> Begun {
         let counted = self.nexus.begin_change().ok_or(Failure::Full)?;
         let (waits, op, status) = (Arc::new(()), Op::Flush, BdevStatus::Ok);
-        let (wanted, asked) = (Arc::downgrade(&waits), Asked::new(&self.nexus, Arc::downgrade(&waits)));
+        let (wanted, requested) =
+            (Arc::downgrade(&waits), ChangeRequest::new(&self.nexus, Arc::downgrade(&waits)));
         let Request { tag, task: name, .. } = *request;
-        let job = Some(Box::new(Job::Elsewhere { _waits: waits }));
-        let task = Task { name, lba: 0, job, moved, op, status, given_up: GivenUp::No, runs: true };
+        let job = Some(Box::new(Job::External { _waits: waits }));
+        let task = Task { name, lba: 0, job, moved, op, status, abort_cause: AbortCause::None, runs: true };
         self.tasks.insert(tag, task);
         let (cell, local) = (Rc::clone(&self.cell), cx.local().clone());
         let task = async move {
-            let result = change(asked).await;
+            let result = change(requested).await;
             drop(counted);
-            local.defer(move |cx| cell.command(Order::Over(tag, wanted, result), cx));
+            local.defer(move |cx| cell.command(Order::Ended(tag, wanted, result), cx));
         };
         cx.local().spawn(task).detach();
         Ok(None)
     }
 
-    /// Sends the next request of a command, if there is one to come.
+    /// Sends the next request of a command; returns whether there was one.
     #[cold]
-    pub(super) fn goes_on(&mut self, tag: u16, cx: &mut Cx) -> bool {
+    pub(super) fn submit_next(&mut self, tag: u16, cx: &mut Cx) -> bool {
         let task = self.tasks.get(tag);
-        if task.status.is_ok() && task.given_up != GivenUp::No {
+        if task.status.is_ok() && task.abort_cause != AbortCause::None {
             task.status = BdevStatus::Aborted;
         }
         if !task.status.is_ok() {
             return false;
         }
         let io = match task.job.as_deref_mut() {
-            None | Some(Job::Elsewhere { .. }) => None,
+            None | Some(Job::External { .. }) => None,
             Some(Job::Unmap { data, next, ranges }) => next_unmap(*data, next, *ranges),
             Some(Job::Loop(job)) => job.next(self.block_shift),
         };

@@ -1,8 +1,9 @@
-//! PERSISTENT RESERVE IN and OUT (SPC-4, sections 6.15 and 6.16). Reactor context; these may allocate, and take the unit's lock.
+//! PERSISTENT RESERVE IN and OUT (SPC-4, sections 6.15 and 6.16). Reactor context; these functions may allocate, and take the
+//! unit's lock.
 
 use super::{Begun, Failure, Request, UnitChannel};
-use crate::kept::Port;
 use crate::reservations::{Change, Kind, Refused};
+use crate::saved::Port;
 use crate::{Nexus, Sense};
 use aryk_reactor::Cx;
 use std::sync::Arc;
@@ -19,9 +20,9 @@ mod action {
     pub const REGISTER_AND_MOVE: u8 = 7;
 }
 
-/// Bytes of the parameter list of all of them but REGISTER AND MOVE.
+/// Bytes of the parameter list of all service actions but REGISTER AND MOVE.
 const LIST: usize = 24;
-/// Bytes of that of REGISTER AND MOVE, with a TransportID as ours are.
+/// Bytes of the parameter list of REGISTER AND MOVE, with a TransportID of our format.
 const MOVE_LIST: usize = 48;
 
 impl From<Refused> for Failure {
@@ -30,8 +31,8 @@ impl From<Refused> for Failure {
             Refused::Conflict => Self::Conflict,
             Refused::Release => Self::Sense(Sense::RELEASE),
             Refused::Key => Self::Sense(Sense::in_list(8)),
-            Refused::Full | Refused::NotKept => Self::Sense(Sense::REGISTRATIONS),
-            Refused::Unheeded => Self::Sense(Sense::OPCODE),
+            Refused::Full | Refused::NotSaved => Self::Sense(Sense::REGISTRATIONS),
+            Refused::ForeignWriter => Self::Sense(Sense::OPCODE),
             Refused::List(sense) => Self::Sense(sense),
         }
     }
@@ -50,11 +51,12 @@ impl UnitChannel {
                     body.extend([0, 0, 0, 0, 0, kind as u8, 0, 0]);
                 }
             }
-            // Types are listed (TMV), PREEMPT AND the others may come from whoever is registered; it can be, and is, kept over a loss of power.
+            // TMV: supported types are listed; any registered initiator may use PREEMPT and PREEMPT AND ABORT; reservations can
+            // be, and are, persistent over a loss of power.
             2 => {
-                let can_keep = u8::from(self.lun().can_keep());
-                let keeps = u8::from(reservations.keeps());
-                return Ok(vec![0, 8, can_keep, 0x80 | keeps, 0xea, 0x01, 0, 0]);
+                let can_save = u8::from(self.lun().can_save());
+                let aptpl = u8::from(reservations.aptpl());
+                return Ok(vec![0, 8, can_save, 0x80 | aptpl, 0xea, 0x01, 0, 0]);
             }
             3 => {
                 for r in reservations.registrations() {
@@ -92,40 +94,40 @@ impl UnitChannel {
         }
         let mut list = [0; MOVE_LIST];
         request.data_out.read(0, &mut list[..whole]);
-        let key = word(&list, 0);
-        // Who is to have the reservation is there until then.
+        let key = be64(&list, 0);
+        // The nexus that is to hold the reservation must live until then.
         let (change, heir) = match moves {
             true => self.registering_and_moving(&list).map(|(change, heir)| (change, Some(heir)))?,
             false => (self.change(action, (scope, kind), &list)?, None),
         };
         let nexus = Arc::clone(&self.nexus);
-        let done = async move |asked| {
-            let done = nexus.lun().reserve(&nexus, asked, key, change).await;
+        let done = async move |requested| {
+            let done = nexus.lun().reserve(&nexus, requested, key, change).await;
             drop(heir);
             done
         };
-        self.wait_for(request, length, done, cx)
+        self.start_external(request, length, done, cx)
     }
 
-    /// What a parameter list asks for.
+    /// The change that a parameter list requests.
     fn change(&self, action: u8, (scope, kind): (u8, u8), list: &[u8]) -> Result<Change, Sense> {
         let registers = matches!(action, action::REGISTER | action::REGISTER_AND_IGNORE);
-        let keep = registers && list[20] & 1 == 1;
-        // SPEC_I_PT, ALL_TG_PT; and APTPL, if nothing can be kept.
-        if registers && (list[20] & 0x0c != 0 || keep && !self.lun().can_keep()) {
+        let aptpl = registers && list[20] & 1 == 1;
+        // SPEC_I_PT and ALL_TG_PT are not supported; neither is APTPL, if state cannot be saved.
+        if registers && (list[20] & 0x0c != 0 || aptpl && !self.lun().can_save()) {
             return Err(Sense::in_list(20));
         }
-        let new = word(list, 8);
+        let new = be64(list, 8);
         let kind = || {
-            // All of the unit.
+            // Only reservations of the whole unit are supported.
             if scope != 0 {
                 return Err(Sense::in_cdb(2));
             }
             Kind::from_code(kind).ok_or(Sense::in_cdb_bit(2, 3))
         };
         Ok(match action {
-            action::REGISTER => Change::Register { new, ignore: false, keep },
-            action::REGISTER_AND_IGNORE => Change::Register { new, ignore: true, keep },
+            action::REGISTER => Change::Register { new, ignore: false, aptpl },
+            action::REGISTER_AND_IGNORE => Change::Register { new, ignore: true, aptpl },
             action::RESERVE => Change::Reserve(kind()?),
             action::RELEASE => Change::Release(kind()?),
             action::CLEAR => Change::Clear,
@@ -135,10 +137,10 @@ impl UnitChannel {
         })
     }
 
-    /// What the parameter list of REGISTER AND MOVE asks for (SPC-4, section 6.16.4): someone who uses the unit.
+    /// The change that the parameter list of REGISTER AND MOVE requests (SPC-4, section 6.16.4): to another nexus of the unit.
     fn registering_and_moving(&self, list: &[u8; MOVE_LIST]) -> Result<(Change, Arc<Nexus>), Sense> {
-        let keep = list[17] & 1 == 1;
-        if keep && !self.lun().can_keep() {
+        let aptpl = list[17] & 1 == 1;
+        if aptpl && !self.lun().can_save() {
             return Err(Sense::in_list(17));
         }
         if list[20..24] != [0, 0, 0, 24] {
@@ -148,14 +150,14 @@ impl UnitChannel {
         let target = u16::from_be_bytes([list[18], list[19]]);
         let heir = self.lun().find(Port { initiator, target }).ok_or(Sense::in_list(24))?;
         let to = heir.number();
-        // To oneself is none.
+        // A move to the requesting nexus itself is invalid.
         if to == self.nexus.number() {
             return Err(Sense::in_list(24));
         }
-        Ok((Change::Move { to, new: word(list, 8), leave: list[17] & 2 != 0, keep }, heir))
+        Ok((Change::Move { to, new: be64(list, 8), leave: list[17] & 2 != 0, aptpl }, heir))
     }
 }
 
-fn word(list: &[u8], at: usize) -> u64 {
+fn be64(list: &[u8], at: usize) -> u64 {
     u64::from_be_bytes(std::array::from_fn(|i| list[at + i]))
 }

@@ -3,14 +3,14 @@
 use super::jobs::Job;
 use aryk_bdev::{Op, Status};
 
-/// Why nobody waits for a command any more.
+/// Whether and why the back-end no longer wants a command to complete.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum GivenUp {
-    /// It is waited for.
-    No,
-    /// It was aborted.
+pub(super) enum AbortCause {
+    /// The command is wanted.
+    None,
+    /// The command was aborted.
     Aborted,
-    /// Others' reservations do not let it.
+    /// Other initiators' reservations deny the command.
     Refused,
 }
 
@@ -19,13 +19,13 @@ pub(super) struct Task {
     /// The initiator's tag.
     pub name: u64,
     pub lba: u64,
-    /// What there is to it besides one request.
+    /// The state of a command that takes more than one request.
     pub job: Option<Box<Job>>,
     pub moved: u32,
     pub op: Op,
-    /// How it will have ended.
+    /// The status with which the command will end.
     pub status: Status,
-    pub given_up: GivenUp,
+    pub abort_cause: AbortCause,
     pub runs: bool,
 }
 
@@ -37,15 +37,15 @@ impl Task {
         moved: 0,
         op: Op::Read,
         status: Status::Ok,
-        given_up: GivenUp::No,
+        abort_cause: AbortCause::None,
         runs: false,
     };
 }
 
-// Two to a cache line.
+// Two tasks fit in one cache line.
 const _: () = assert!(size_of::<Task>() == 32);
 
-/// The table. Its places are named by whoever submits, so that there is nothing to look for.
+/// The table of commands. The submitter chooses the tags, so that no search is needed.
 pub(super) struct Tasks {
     all: Box<[Task]>,
     len: u32,
@@ -56,21 +56,21 @@ impl Tasks {
         Self { all: (0..depth).map(|_| Task::NONE).collect(), len: 0 }
     }
 
-    /// Commands that it has room for: tags are below.
+    /// Capacity of the table: tags are below this number.
     pub fn depth(&self) -> usize {
         self.all.len()
     }
 
-    /// Commands in it.
+    /// Number of commands in the table.
     pub const fn len(&self) -> u32 {
         self.len
     }
 
-    /// Notes that a command runs.
+    /// Adds a command.
     ///
     /// # Panics
-    /// If there is no such tag, or something runs with it.
-    // Always, as a task that is handed over would be stored twice.
+    /// If the tag is out of range, or in use.
+    // Always inlined, since a task passed as an argument would be stored twice.
     #[inline(always)]
     pub fn insert(&mut self, tag: u16, task: Task) {
         let place = &mut self.all[usize::from(tag)];
@@ -79,28 +79,28 @@ impl Tasks {
         self.len += 1;
     }
 
-    /// The command with a tag, to which something has happened.
+    /// The command with a tag, for which an event has arrived.
     ///
     /// # Panics
-    /// If there is none: each request completes once.
+    /// If the tag is not in use: each request completes once.
     #[inline]
     pub fn get(&mut self, tag: u16) -> &mut Task {
         let task = &mut self.all[usize::from(tag)];
-        assert!(task.runs, "nothing runs with tag {tag}");
+        assert!(task.runs, "tag {tag} is not in use");
         task
     }
 
-    /// Forgets a command, whose job is over.
+    /// Removes a command, whose job has ended.
     ///
     /// # Panics
-    /// If there is none.
+    /// If the tag is not in use.
     #[inline]
     pub fn remove(&mut self, tag: u16) {
         self.get(tag).runs = false;
         self.len -= 1;
     }
 
-    /// All that run, and their tags.
+    /// All commands in flight, with their tags.
     pub fn iter(&mut self) -> impl Iterator<Item = (u16, &mut Task)> {
         (0..).zip(&mut self.all).filter(|(_, task)| task.runs)
     }

@@ -1,7 +1,7 @@
-//! Commands with their data against a disk in memory, and against a naive model of it.
+//! Commands with their data against a disk in memory, and against a simple model of the disk.
 
 use crate::initiator::Initiators;
-use crate::{Attention, Key, Outcome, Sense, Status, Which};
+use crate::{Attention, Key, Outcome, Sense, Status, TaskFilter};
 use aryk_bdev::{Access, Identity, Op, OpSet, Registry};
 use aryk_bdev_error::Injection;
 use aryk_bdev_malloc as malloc;
@@ -29,7 +29,7 @@ fn disk() -> Arc<Registry> {
     registry
 }
 
-/// Initiators that have been told that the unit is new.
+/// Initiators that have already received the attention that the unit is new.
 fn initiators(count: u8) -> Initiators {
     let mut all = Initiators::new(&disk(), "disk", Access::Shared, count);
     for i in 0..count.into() {
@@ -86,7 +86,7 @@ fn reads_and_writes_of_every_length() {
         assert_eq!(good(&mut all, 0, &as_read, &[], 2 * BLOCK), data);
         assert_eq!(read(&mut all, lba, 2), data);
     }
-    // READ (6) of no blocks is of 256.
+    // READ (6) of 0 blocks reads 256 blocks.
     assert_eq!(good(&mut all, 0, &[0x08, 0, 0, 0, 0, 0], &[], 256 * BLOCK).len(), 256 * BLOCK);
     assert_eq!(good(&mut all, 0, &cdb_16(0x88, 0, 0, 0), &[], 0).len(), 0);
 }
@@ -106,7 +106,7 @@ fn beyond_the_end_and_beyond_the_list() {
     let (outcome, _) = all.run(0, &cdb_16(0x8a, 0, 0, 2), &[1; BLOCK], 0);
     assert_eq!(outcome.overrun, Some(2 * BLOCK as u64));
     assert_eq!(read(&mut all, 0, 1), [0; BLOCK], "nothing was written");
-    // A list that is longer is left alone behind the data.
+    // In a list that is longer than the data, the rest is not touched.
     let (outcome, data) = all.run(0, &cdb_16(0x88, 0, 0, 1), &[], 2 * BLOCK);
     assert_eq!((outcome.status, outcome.moved as usize), (Status::Good, BLOCK));
     assert!(data[BLOCK..].iter().all(|byte| *byte == 0xee));
@@ -133,7 +133,7 @@ fn compare_and_write() {
 fn write_same_and_verify() {
     let mut all = initiators(1);
     let block = pattern(7, BLOCK);
-    // More blocks than go at one time, and not a multiple of that.
+    // More blocks than one step has, and not a multiple of a step.
     good(&mut all, 0, &cdb_16(0x93, 0, 100, 300), &block, 0);
     assert_eq!(read(&mut all, 100, 300), block.repeat(300));
     assert_eq!((read(&mut all, 99, 1), read(&mut all, 400, 1)), (vec![0; BLOCK], vec![0; BLOCK]));
@@ -141,7 +141,7 @@ fn write_same_and_verify() {
     good(&mut all, 0, &cdb_16(0x8f, 0x02, 100, 300), &block.repeat(300), 0);
     good(&mut all, 0, &cdb_16(0x8f, 0, 0, BLOCKS as u32), &[], 0);
     assert_eq!(sense_of(&mut all, 0, &cdb_16(0x8f, 0x06, 100, 301), &block).key, Key::Miscompare);
-    // To the end, in zeroes, with UNMAP; then by one without data.
+    // To the end of the disk, in zeroes, with UNMAP; then by a command without data-out.
     good(&mut all, 0, &cdb_16(0x93, 0x08, 350, 0), &[0; BLOCK], 0);
     assert_eq!(read(&mut all, 350, 50), [0; 50 * BLOCK]);
     good(&mut all, 0, &cdb_16(0x93, 0x01, 100, 10), &[], 0);
@@ -169,7 +169,7 @@ fn unmap_takes_ranges() {
         let is_zero = block.iter().all(|byte| *byte == 0);
         assert_eq!(is_zero, (8..16).contains(&i) || (32..40).contains(&i), "{i}");
     }
-    // One that lies outside: none is unmapped.
+    // If one range is outside of the disk, no range is unmapped.
     let outside = list(&[(0, 8), (BLOCKS, 1)]);
     assert_eq!(sense_of(&mut all, 0, &cdb(outside.len()), &outside), Sense::OUT_OF_RANGE);
     assert_eq!(read(&mut all, 0, 64), data);
@@ -181,12 +181,16 @@ fn unmap_takes_ranges() {
 }
 
 #[test]
-fn what_it_says_of_itself() {
+fn inquiry_and_capacity_describe_the_disk() {
     let mut all = initiators(1);
     let standard = good(&mut all, 0, &[0x12, 0, 0, 0, 255, 0], &[], 255);
     assert_eq!((standard.len(), &standard[..5]), (96, &[0, 0, 6, 0x12, 91][..]));
-    assert_eq!(good(&mut all, 0, &[0x12, 0, 0, 0, 36, 0], &[], 255).len(), 36, "as allowed");
-    assert_eq!(good(&mut all, 0, &[0x12, 0, 0, 0, 36, 0], &[], 5), standard[..5], "as there is room");
+    assert_eq!(
+        good(&mut all, 0, &[0x12, 0, 0, 0, 36, 0], &[], 255).len(),
+        36,
+        "as the allocation length allows"
+    );
+    assert_eq!(good(&mut all, 0, &[0x12, 0, 0, 0, 36, 0], &[], 5), standard[..5], "as the list has room");
     let pages = good(&mut all, 0, &[0x12, 1, 0, 0, 255, 0], &[], 255);
     for page in &pages[4..] {
         let data = good(&mut all, 0, &[0x12, 1, *page, 0, 255, 0], &[], 255);
@@ -211,13 +215,13 @@ fn what_it_says_of_itself() {
 }
 
 #[test]
-fn attentions_are_told_once_to_each() {
+fn each_initiator_receives_an_attention_once() {
     let mut all = Initiators::new(&disk(), "disk", Access::Shared, 2);
-    // These say nothing of it, and leave it.
+    // These commands do not report the attention, and leave it pending.
     good(&mut all, 0, &[0x12, 0, 0, 0, 36, 0], &[], 36);
     assert_eq!(sense_of(&mut all, 0, &[0; 6], &[]), Attention::PowerOn.sense());
     good(&mut all, 0, &[0; 6], &[], 0);
-    // REQUEST SENSE is answered by it.
+    // REQUEST SENSE reports the attention.
     assert_eq!(good(&mut all, 1, &[0x03, 0, 0, 0, 18, 0], &[], 18)[12], 0x29);
     good(&mut all, 1, &[0; 6], &[], 0);
     all.lun.resized();
@@ -227,7 +231,7 @@ fn attentions_are_told_once_to_each() {
 }
 
 #[test]
-fn a_mode_that_one_selects_concerns_all() {
+fn a_mode_set_by_one_initiator_is_in_force_for_all() {
     let mut all = initiators(2);
     let mut page = good(&mut all, 0, &[0x1a, 8, 0x0a, 0, 255, 0], &[], 255);
     page[0] = 0;
@@ -240,7 +244,7 @@ fn a_mode_that_one_selects_concerns_all() {
     assert_eq!(sense_of(&mut all, 0, &cdb_16(0x8a, 0, 0, 1), &[0; BLOCK]), Sense::WRITE_PROTECTED);
     assert!(all.wants_descriptors(0));
     good(&mut all, 0, &cdb_16(0x88, 0, 0, 1), &[], BLOCK);
-    // Where nothing can be kept, nothing is saved.
+    // Without a store for state, no page can be saved.
     assert_eq!(sense_of(&mut all, 0, &[0x1a, 0, 0xc8, 0, 36, 0], &[]), Sense::SAVING);
     assert_eq!(
         sense_of(&mut all, 0, &[0x15, 0x11, 0, 0, page.len() as u8, 0], &page),
@@ -296,7 +300,7 @@ fn reservations_keep_others_out() {
         .concat()
     );
     assert_eq!(good(&mut all, 1, &[0x5e, 2, 0, 0, 0, 0, 0, 0, 255, 0], &[], 255).len(), 8);
-    // One that comes takes over.
+    // An initiator that registers takes over.
     assert_eq!(reserve(&mut all, 1, 0, 0, 0, 88).status, Status::Good);
     assert_eq!(reserve(&mut all, 1, 5, 1, 88, 77).status, Status::Good);
     assert_eq!(sense_of(&mut all, 0, &[0; 6], &[]), Attention::RegistrationsPreempted.sense());
@@ -310,7 +314,7 @@ fn reservations_keep_others_out() {
 }
 
 #[test]
-fn what_waits_for_the_disk_can_be_aborted() {
+fn commands_that_wait_for_the_disk_can_be_aborted() {
     let registry = disk();
     let config = aryk_bdev_error::Config { identity: Identity::named("slow"), base: "disk".to_owned() };
     aryk_bdev_error::create(&registry, config).unwrap();
@@ -328,25 +332,25 @@ fn what_waits_for_the_disk_can_be_aborted() {
         [0, 0, 1].into_iter().zip(lists).map(|(i, list)| all.submit(i, &read, Sgl::EMPTY, list)).collect();
     let lun = Arc::clone(&all.lun);
     let number = all.nexus(0).number();
-    let abort = |all: &mut Initiators, which: Which| {
+    let abort = |all: &mut Initiators, which: TaskFilter| {
         let lun = Arc::clone(&lun);
         all.cx().local().spawn(async move { lun.abort(which).await }).detach();
     };
-    abort(&mut all, Which::Nexus(number, Some(tags[1].into())));
+    abort(&mut all, TaskFilter::Nexus(number, Some(tags[1].into())));
     let outcome = all.wait(0, tags[1]);
     assert!(outcome.aborted && outcome.status == Status::TaskAborted, "{outcome:?}");
     assert_eq!((all.outcome(0, tags[0]), all.outcome(1, tags[2])), (None, None));
-    // PREEMPT AND ABORT ends when what it aborts has ended.
+    // PREEMPT AND ABORT completes when the commands that it aborts have ended.
     assert_eq!(reserve(&mut all, 0, 0, 0, 0, 1).status, Status::Good);
     assert_eq!(reserve(&mut all, 1, 0, 0, 0, 2).status, Status::Good);
     assert_eq!(reserve(&mut all, 1, 5, 1, 2, 1).status, Status::Good);
     assert!(all.outcome(0, tags[0]).is_some_and(|o| o.aborted));
-    abort(&mut all, Which::All);
+    abort(&mut all, TaskFilter::All);
     assert!(all.wait(1, tags[2]).aborted);
     buffers.iter_mut().for_each(Buffer::reclaim);
 }
 
-/// A step of the model: opcode, first block, blocks, seed of the data.
+/// A step of the model: opcode, first block, number of blocks, seed of the data.
 fn step() -> impl Strategy<Value = (u8, u64, u32, u8)> {
     let opcode = prop::sample::select(vec![0x88u8, 0x8a, 0x93, 0x8f, 0x28, 0x2a]);
     (opcode, 0..BLOCKS + 2, 0u32..40, any::<u8>())
@@ -355,7 +359,7 @@ fn step() -> impl Strategy<Value = (u8, u64, u32, u8)> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Commands in a row, against an array.
+    /// A sequence of commands, against an array.
     #[test]
     fn the_disk_holds_what_an_array_would(steps in prop::collection::vec(step(), 1..30)) {
         let mut all = initiators(1);
@@ -391,7 +395,7 @@ proptest! {
         }
     }
 
-    /// Any CDB with any data: it ends, and what it says that it moved it had room for.
+    /// Any CDB with any data ends, and reports no more moved bytes than the lists have room for.
     #[test]
     fn any_command_ends(cdbs in prop::collection::vec((any::<[u8; 16]>(), 0usize..18, 0usize..1200, 0usize..1200), 1..60)) {
         let mut all = initiators(2);
@@ -404,15 +408,15 @@ proptest! {
     }
 }
 
-/// VPD pages B0, B1 and B2 (SBC-3, section 6.6) of a disk that gives blocks back.
+/// VPD pages B0, B1 and B2 (SBC-3, section 6.6) of a disk that supports UNMAP.
 #[test]
 fn limits_are_those_that_commands_have() {
     let mut all = initiators(1);
     let page = |all: &mut Initiators, code| good(all, 0, &[0x12, 1, code, 0, 255, 0], &[], 255);
     let limits = page(&mut all, 0xb0);
-    let word = |at: usize| u32::from_be_bytes(std::array::from_fn(|i| limits[at + i]));
-    let (compared, ranges) = (limits[5], word(24));
-    assert!(compared > 0 && ranges > 0 && word(20) > 0);
+    let be32 = |at: usize| u32::from_be_bytes(std::array::from_fn(|i| limits[at + i]));
+    let (compared, ranges) = (limits[5], be32(24));
+    assert!(compared > 0 && ranges > 0 && be32(20) > 0);
     let mut cdb = cdb_16(0x89, 0, 0, 0);
     cdb[13] = compared;
     good(&mut all, 0, &cdb, &vec![0; 2 * usize::from(compared) * BLOCK], 0);
@@ -431,13 +435,13 @@ fn limits_are_those_that_commands_have() {
     good(&mut all, 0, &cdb, &list, 0);
     let (cdb, list) = unmap(ranges + 1);
     assert_eq!(sense_of(&mut all, 0, &cdb, &list), Sense::in_list(2));
-    assert_eq!(page(&mut all, 0xb1)[4..6], [0, 1], "it does not rotate");
+    assert_eq!(page(&mut all, 0xb1)[4..6], [0, 1], "non-rotating medium");
     assert_eq!(page(&mut all, 0xb2)[5] & 0xe0, 0xe0, "UNMAP, and WRITE SAME of both lengths");
 }
 
-/// Failures of the store, as a disk tells them (SPC-4, section 4.5.6).
+/// Failures of the store, as a disk reports them (SPC-4, section 4.5.6).
 #[test]
-fn failures_of_the_store_are_told_right() {
+fn failures_of_the_store_have_the_right_sense_data() {
     use aryk_bdev_error::Fault;
     let registry = disk();
     let identity = Identity::named("bad");
@@ -457,7 +461,7 @@ fn failures_of_the_store_are_told_right() {
         let sense = sense_of(&mut all, 0, &cdb, &[1; BLOCK]);
         assert_eq!((sense.key as u8, sense.code.0, sense.code.1), expected, "{fault:?}");
         assert_eq!(sense.lba, (fault == Fault::Failure).then_some(77));
-        // And the next one goes well.
+        // The next command succeeds.
         all.run(0, &cdb, &[1; BLOCK], BLOCK);
         assert_eq!(all.run(0, &cdb, &[1; BLOCK], BLOCK).0.status, Status::Good);
     }

@@ -1,4 +1,4 @@
-//! Aborts that are repeated, and limits of a channel.
+//! Repeated aborts, and limits of a channel.
 
 use super::shared::stuck;
 use super::*;
@@ -7,14 +7,14 @@ use aryk_bdev::{Channel, Completion, Device, Geometry, Io, Limits, OpenError, St
 use aryk_reactor::{Cx, RootId};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// A disk that completes reads when the test lets it, not when they are aborted, and counts aborts.
+/// A disk that completes reads when the test allows, not when they are aborted, and counts aborts.
 #[derive(Clone, Default)]
-struct Deaf {
+struct StuckDisk {
     hears: Arc<AtomicBool>,
     aborts: Arc<AtomicU32>,
 }
 
-impl Device for Deaf {
+impl Device for StuckDisk {
     fn product(&self) -> &'static str {
         "deaf"
     }
@@ -32,17 +32,17 @@ impl Device for Deaf {
     }
 
     fn open_channel(&self, root: RootId, _: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
-        Ok(Box::new(DeafChannel { device: self.clone(), root, held: Vec::new() }))
+        Ok(Box::new(StuckChannel { device: self.clone(), root, held: Vec::new() }))
     }
 }
 
-struct DeafChannel {
-    device: Deaf,
+struct StuckChannel {
+    device: StuckDisk,
     root: RootId,
     held: Vec<Tag>,
 }
 
-impl Channel for DeafChannel {
+impl Channel for StuckChannel {
     fn submit(&mut self, io: Io, _: &mut Cx) {
         self.held.push(io.tag);
     }
@@ -60,8 +60,8 @@ impl Channel for DeafChannel {
 }
 
 #[test]
-fn equal_abortions_are_one_and_end_when_nobody_waits() {
-    let (registry, device) = (Arc::new(Registry::new()), Deaf::default());
+fn equal_aborts_are_merged_and_forgotten_without_callers() {
+    let (registry, device) = (Arc::new(Registry::new()), StuckDisk::default());
     registry.register(Identity::named("disk"), Arc::new(device.clone())).unwrap();
     let mut all = Initiators::new(&registry, "disk", Access::Shared, 1);
     sense_of(&mut all, 0, &[0; 6], &[]);
@@ -70,7 +70,7 @@ fn equal_abortions_are_one_and_end_when_nobody_waits() {
     let tags: Vec<_> =
         lists.into_iter().map(|list| all.submit(0, &cdb_16(0x88, 0, 0, 1), Sgl::EMPTY, list)).collect();
     let (lun, number) = (Arc::clone(&all.lun), all.nexus(0).number());
-    let abort = |all: &mut Initiators, times: usize, which: Which| -> Vec<_> {
+    let abort = |all: &mut Initiators, times: usize, which: TaskFilter| -> Vec<_> {
         let begin = |_| {
             let (lun, which) = (Arc::clone(&lun), which.clone());
             all.cx().local().spawn(async move { lun.abort(which).await })
@@ -79,21 +79,25 @@ fn equal_abortions_are_one_and_end_when_nobody_waits() {
         (0..100).for_each(|_| all.turn());
         tasks
     };
-    let standing = |all: &Initiators| all.with_channel(0, |channel| channel.abortions.len());
+    let standing = |all: &Initiators| all.with_channel(0, |channel| channel.pending_aborts.len());
     let aborts = || device.aborts.load(Ordering::Relaxed);
-    let of_one = abort(&mut all, 8, Which::Nexus(number, Some(tags[0].into())));
-    assert_eq!((standing(&all), aborts()), (1, 1), "eight are one");
-    let of_all = abort(&mut all, 8, Which::All);
-    assert_eq!((standing(&all), aborts()), (2, 2), "the disk heard of the first command before");
-    // The callers of these are gone, and their commands have not ended.
+    let of_one = abort(&mut all, 8, TaskFilter::Nexus(number, Some(tags[0].into())));
+    assert_eq!((standing(&all), aborts()), (1, 1), "eight aborts are merged into one");
+    let of_all = abort(&mut all, 8, TaskFilter::All);
+    assert_eq!(
+        (standing(&all), aborts()),
+        (2, 2),
+        "the disk has already received the abort of the first command"
+    );
+    // The callers of these aborts are gone, and their commands have not ended.
     drop((of_one, of_all));
-    let last = abort(&mut all, 1, Which::All);
+    let last = abort(&mut all, 1, TaskFilter::All);
     assert_eq!((standing(&all), aborts()), (1, 2));
     device.hears.store(true, Ordering::Relaxed);
     tags.iter().for_each(|tag| assert_eq!(all.wait(0, *tag).status, Status::Good));
     assert_eq!(standing(&all), 0);
     (0..100).for_each(|_| all.turn());
-    assert!(last.iter().all(|task| task.is_finished()), "it is told");
+    assert!(last.iter().all(|task| task.is_finished()), "the caller receives the answer");
     buffers.iter_mut().for_each(Buffer::reclaim);
 }
 
@@ -106,11 +110,11 @@ fn loops_have_a_limit() {
     for round in 0..2 {
         let tags: Vec<_> = (0..LOOPS_MAX).map(|_| all.submit(0, &write_same, list, Sgl::EMPTY)).collect();
         (0..100).for_each(|_| all.turn());
-        assert!(tags.iter().all(|tag| all.outcome(0, *tag).is_none()), "they run");
+        assert!(tags.iter().all(|tag| all.outcome(0, *tag).is_none()), "the commands are in flight");
         let more = all.submit(0, &write_same, list, Sgl::EMPTY);
         assert_eq!(all.wait(0, more).status, Status::TaskSetFull, "{round}");
         let lun = Arc::clone(&all.lun);
-        all.cx().local().spawn(async move { lun.abort(Which::All).await }).detach();
+        all.cx().local().spawn(async move { lun.abort(TaskFilter::All).await }).detach();
         assert!(tags.iter().all(|tag| all.wait(0, *tag).aborted));
     }
     block.reclaim();

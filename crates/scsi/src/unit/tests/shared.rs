@@ -1,8 +1,8 @@
-//! What initiators that share a disk do to one another, and what of that outlives the process.
+//! Interactions of initiators that share a disk, and the state that outlives the process.
 
 use super::*;
 use crate::lun::CHANGES_MAX;
-use crate::{Keep, Kept, Mode, Port, Units};
+use crate::{Mode, Port, SaveRequest, SavedState, Units};
 use futures_channel::mpsc;
 
 const REGISTER: u8 = 0;
@@ -16,7 +16,8 @@ const REGISTER_AND_MOVE: u8 = 7;
 const REGISTRANTS: u8 = 5;
 const EXCLUSIVE: u8 = 3;
 
-/// `count` initiators of a disk whose requests of these kinds do not go on, of whom the first two are registered by 10 and 11.
+/// `count` initiators of a disk on which requests of these kinds do not complete; the first two are registered with keys 10 and
+/// 11.
 pub fn stuck(ops: &[Op], count: u8) -> Initiators {
     let registry = disk();
     let config = aryk_bdev_error::Config { identity: Identity::named("slow"), base: "disk".to_owned() };
@@ -39,7 +40,7 @@ fn register(all: &mut Initiators, count: u64) {
 }
 
 #[test]
-fn a_preemption_is_over_when_nothing_of_the_others_is_in_flight() {
+fn a_preemption_completes_when_the_preempted_commands_have_ended() {
     let mut all = stuck(&[Op::Read, Op::Write], 2);
     assert_eq!(reserve(&mut all, 0, RESERVE, REGISTRANTS, 10, 0).status, Status::Good);
     let mut buffers: Vec<_> = (0..3).map(|_| Buffer::new(BLOCK, 512)).collect();
@@ -52,21 +53,22 @@ fn a_preemption_is_over_when_nothing_of_the_others_is_in_flight() {
     }
     assert_eq!((all.outcome(0, write), all.outcome(0, read)), (None, None));
     assert_eq!(reserve(&mut all, 1, PREEMPT, REGISTRANTS, 11, 10).status, Status::Good);
-    let refused = all.outcome(0, write).expect("it is over before the preemption is");
+    let refused = all.outcome(0, write).expect("the write ends before the preemption completes");
     assert_eq!((refused.status, refused.aborted), (Status::ReservationConflict, false));
     assert_eq!((all.outcome(0, read), all.outcome(1, own)), (None, None), "these may go on");
-    // From now on; but it may read.
+    // After the preemption the initiator may only read.
     assert_eq!(sense_of(&mut all, 0, &[0; 6], &[]), Attention::RegistrationsPreempted.sense());
     assert_eq!(all.run(0, &cdb_16(0x8a, 0, 7, 1), &[1; BLOCK], 0).0.status, Status::ReservationConflict);
     let lun = Arc::clone(&all.lun);
-    all.cx().local().spawn(async move { lun.abort(Which::All).await }).detach();
+    all.cx().local().spawn(async move { lun.abort(TaskFilter::All).await }).detach();
     assert!(all.wait(0, read).aborted && all.wait(1, own).aborted);
     buffers.iter_mut().for_each(Buffer::reclaim);
 }
 
-/// Whoever loses a right loses what it has begun, by whatever that right is lost; and whoever does not, does not.
+/// An initiator that loses a right also loses its commands in flight, in whichever way it loses the right; other initiators'
+/// commands go on.
 #[test]
-fn a_reservation_waits_for_those_whom_it_keeps_out() {
+fn a_reservation_waits_for_the_commands_that_it_denies() {
     let mut all = stuck(&[Op::Write], 3);
     let mut buffers: Vec<_> = (0..2).map(|_| Buffer::new(BLOCK, 512)).collect();
     let lists: Vec<_> = buffers.iter_mut().map(Buffer::lend).collect();
@@ -75,7 +77,7 @@ fn a_reservation_waits_for_those_whom_it_keeps_out() {
     assert_eq!(reserve(&mut all, 0, RESERVE, REGISTRANTS, 10, 0).status, Status::Good);
     assert_eq!(all.outcome(2, stranger).map(|o| o.status), Some(Status::ReservationConflict));
     assert_eq!(all.outcome(1, registered), None);
-    // It unregisters, and has the right to write no more.
+    // The initiator unregisters, and so loses the right to write.
     assert_eq!(reserve(&mut all, 1, REGISTER, 0, 11, 0).status, Status::Good);
     assert_eq!(all.outcome(1, registered).map(|o| o.status), Some(Status::ReservationConflict));
     buffers.iter_mut().for_each(Buffer::reclaim);
@@ -103,7 +105,7 @@ fn rights_come_back() {
 }
 
 #[test]
-fn a_reservation_moves_to_whom_it_is_given() {
+fn register_and_move_moves_the_reservation() {
     let mut all = initiators(2);
     register(&mut all, 1);
     assert_eq!(reserve(&mut all, 0, RESERVE, EXCLUSIVE, 10, 0).status, Status::Good);
@@ -115,7 +117,7 @@ fn a_reservation_moves_to_whom_it_is_given() {
         list
     };
     let cdb = [0x5f, REGISTER_AND_MOVE, EXCLUSIVE, 0, 0, 0, 0, 0, 48, 0];
-    assert_eq!(sense_of(&mut all, 0, &cdb, &list(0x9999)), Sense::in_list(24), "nobody is that");
+    assert_eq!(sense_of(&mut all, 0, &cdb, &list(0x9999)), Sense::in_list(24), "no initiator has that name");
     good(&mut all, 0, &cdb, &list(0x3001), 0);
     good(&mut all, 1, &cdb_16(0x8a, 0, 0, 1), &[1; BLOCK], 0);
     assert_eq!(all.run(0, &cdb_16(0x88, 0, 0, 1), &[], BLOCK).0.status, Status::ReservationConflict);
@@ -123,7 +125,7 @@ fn a_reservation_moves_to_whom_it_is_given() {
 }
 
 #[test]
-fn who_writes_and_does_not_heed_reservations_leaves_none() {
+fn no_reservation_while_another_opener_writes() {
     let registry = disk();
     let mut all = Initiators::new(&registry, "disk", Access::Shared, 1);
     sense_of(&mut all, 0, &[0; 6], &[]);
@@ -133,15 +135,15 @@ fn who_writes_and_does_not_heed_reservations_leaves_none() {
     assert_eq!(reserve(&mut all, 0, REGISTER, 0, 0, 1).status, Status::Good);
 }
 
-/// What a predecessor may have done already (see [`crate::Command`]).
+/// Commands that a predecessor may have carried out already (see [`crate::Command`]).
 #[test]
-fn only_what_can_be_repeated_is() {
+fn only_repeatable_commands_are_repeated() {
     let mut all = initiators(1);
     register(&mut all, 1);
     let swap = [vec![0; BLOCK], vec![9; BLOCK]].concat();
     let mut compare_and_write = cdb_16(0x89, 0, 5, 0);
     compare_and_write[13] = 1;
-    // As if it had been done, and nobody told.
+    // As if the command had been carried out, and the initiator had received no answer.
     good(&mut all, 0, &compare_and_write, &swap, 0);
     all.replayed = true;
     assert_eq!(sense_of(&mut all, 0, &compare_and_write, &swap), Attention::PowerOn.sense());
@@ -161,50 +163,53 @@ fn only_what_can_be_repeated_is() {
     assert_eq!(read(&mut all, 6, 3), [vec![3; BLOCK], vec![4; 2 * BLOCK]].concat());
 }
 
-/// Initiators of units that are kept, as something was kept before.
-fn kept(registry: &Registry, before: Option<Kept>) -> (Initiators, mpsc::UnboundedReceiver<Keep>) {
-    let (keeper, keeping) = mpsc::unbounded();
+/// Initiators of units whose state is saved, with state saved before.
+fn with_saved(
+    registry: &Registry,
+    before: Option<SavedState>,
+) -> (Initiators, mpsc::UnboundedReceiver<SaveRequest>) {
+    let (saver, saving) = mpsc::unbounded();
     let units = Units::default();
-    units.keep(keeper, move |_| before.clone());
+    units.persist(saver, move |_| before.clone());
     let mut all = Initiators::of(&units, registry, "disk", Access::Shared, 2);
     for i in 0..2 {
         sense_of(&mut all, i, &[0; 6], &[]);
     }
-    (all, keeping)
+    (all, saving)
 }
 
-/// A command that has something kept, which succeeds or not; what came of it, and what was to be kept.
-fn keeping_run(
-    (all, keeping): &mut (Initiators, mpsc::UnboundedReceiver<Keep>),
+/// Runs a command that saves state, which succeeds or fails; returns the outcome and the state to save.
+fn run_and_save(
+    (all, saving): &mut (Initiators, mpsc::UnboundedReceiver<SaveRequest>),
     (cdb, out): (&[u8], &[u8]),
     succeeds: bool,
-) -> (Outcome, Kept) {
+) -> (Outcome, SavedState) {
     let mut data = Buffer::from_slice(out);
     let tag = all.submit(0, cdb, data.lend(), Sgl::EMPTY);
     for _ in 0..100 {
         all.turn();
     }
-    assert_eq!(all.outcome(0, tag), None, "it is not answered before it is kept");
-    let Keep { kept, done, .. } = keeping.try_recv().expect("it is to be kept");
+    assert_eq!(all.outcome(0, tag), None, "the command is not answered before its state is saved");
+    let SaveRequest { state, done, .. } = saving.try_recv().expect("state to save");
     done.send(succeeds).unwrap();
     if !succeeds {
-        // What is refused is not to be found later.
+        // A refused change must not be found after a restart.
         for _ in 0..100 {
             all.turn();
         }
-        let again = keeping.try_recv().expect("as it was before");
-        assert_ne!(again.kept, kept);
+        let again = saving.try_recv().expect("the old state is saved again");
+        assert_ne!(again.state, state);
         again.done.send(true).unwrap();
     }
     let outcome = all.wait(0, tag);
     data.reclaim();
-    (outcome, kept)
+    (outcome, state)
 }
 
 /// MODE SELECT of the caching page without a write cache.
 fn write_through(all: &mut Initiators, save: bool) -> ([u8; 6], Vec<u8>) {
     let mut page = good(all, 0, &[0x1a, 8, 0x08, 0, 255, 0], &[], 255);
-    assert_eq!((page[4] & 0x80, page[6] & 4), (0x80, 4), "it can be saved, and caches writes");
+    assert_eq!((page[4] & 0x80, page[6] & 4), (0x80, 4), "the page can be saved, and the write cache is on");
     (page[0], page[6]) = (0, 0);
     ([0x15, 0x10 | u8::from(save), 0, 0, page.len() as u8, 0], page)
 }
@@ -214,11 +219,11 @@ fn caches_writes(all: &mut Initiators, control: u8) -> bool {
 }
 
 #[test]
-fn a_mode_that_was_saved_stays() {
+fn a_saved_mode_outlives_a_restart() {
     let registry = disk();
-    let mut unit = kept(&registry, None);
+    let mut unit = with_saved(&registry, None);
     let (cdb, page) = write_through(&mut unit.0, true);
-    let (outcome, stored) = keeping_run(&mut unit, (&cdb, &page), true);
+    let (outcome, stored) = run_and_save(&mut unit, (&cdb, &page), true);
     assert_eq!(outcome.status, Status::Good);
     let mode = Mode { write_cache: false, ..Mode::default() };
     assert_eq!((stored.mode, stored.saved, stored.is_durable()), (mode, mode, true));
@@ -229,15 +234,15 @@ fn a_mode_that_was_saved_stays() {
     assert_eq!(sense_of(&mut unit.0, 0, &[0; 6], &[]), Attention::Reset.sense());
     assert_eq!([0, 2, 3].map(|control| caches_writes(&mut unit.0, control)), [false, true, false]);
     drop(unit);
-    let (mut all, _keeping) = kept(&registry, Some(stored));
+    let (mut all, _saving) = with_saved(&registry, Some(stored));
     assert!(!caches_writes(&mut all, 0), "after a restart");
 }
 
 #[test]
-fn a_mode_that_was_not_saved_ends_with_a_reset_which_is_told() {
-    let mut unit = kept(&disk(), None);
+fn a_reset_undoes_a_mode_that_was_not_saved_and_raises_an_attention() {
+    let mut unit = with_saved(&disk(), None);
     let (cdb, page) = write_through(&mut unit.0, false);
-    let (_, stored) = keeping_run(&mut unit, (&cdb, &page), true);
+    let (_, stored) = run_and_save(&mut unit, (&cdb, &page), true);
     assert_eq!((stored.mode.write_cache, stored.saved.write_cache), (false, true));
     let lun = Arc::clone(&unit.0.lun);
     unit.0.cx().local().spawn(async move { lun.begin_reset().await.carry_out().await }).detach();
@@ -245,64 +250,70 @@ fn a_mode_that_was_not_saved_ends_with_a_reset_which_is_told() {
     unit.1.try_recv().unwrap().done.send(true).unwrap();
     (0..100).for_each(|_| unit.0.turn());
     for told in [Attention::Reset, Attention::ModeChanged] {
-        assert_eq!(sense_of(&mut unit.0, 0, &[0; 6], &[]), told.sense(), "also whoever has set it");
+        assert_eq!(
+            sense_of(&mut unit.0, 0, &[0; 6], &[]),
+            told.sense(),
+            "also the initiator that set the mode"
+        );
     }
     assert!(caches_writes(&mut unit.0, 0));
 }
 
 #[test]
-fn reservations_that_are_to_be_kept_are_kept_before_they_count() {
+fn persistent_reservations_are_saved_before_they_take_effect() {
     let registry = disk();
-    let mut unit = kept(&registry, None);
+    let mut unit = with_saved(&registry, None);
     let (cdb, mut list) = reserve_out(REGISTER, 0, 0, 10);
     list[20] = 1;
-    let (outcome, _) = keeping_run(&mut unit, (&cdb, &list), false);
-    assert_eq!(outcome.sense, Sense::REGISTRATIONS, "it cannot be kept");
-    let (outcome, stored) = keeping_run(&mut unit, (&cdb, &list), true);
+    let (outcome, _) = run_and_save(&mut unit, (&cdb, &list), false);
+    assert_eq!(outcome.sense, Sense::REGISTRATIONS, "the registration cannot be saved");
+    let (outcome, stored) = run_and_save(&mut unit, (&cdb, &list), true);
     assert_eq!((outcome.status, stored.is_durable()), (Status::Good, true));
     let capabilities = good(&mut unit.0, 1, &[0x5e, 2, 0, 0, 0, 0, 0, 0, 255, 0], &[], 255);
     assert_eq!(capabilities[2..4], [0x01, 0x81]);
     let (cdb, list) = reserve_out(RESERVE, REGISTRANTS, 10, 0);
-    let (_, stored) = keeping_run(&mut unit, (&cdb, &list), true);
+    let (_, stored) = run_and_save(&mut unit, (&cdb, &list), true);
     let own = Port { initiator: 0x3000, target: 1 };
     assert_eq!((&stored.registrations[..], stored.reservation), (&[(own, 10)][..], Some((own, REGISTRANTS))));
     drop(unit);
     // The next process.
-    let (mut all, _keeping) = kept(&registry, Some(stored));
+    let (mut all, _saving) = with_saved(&registry, Some(stored));
     assert_eq!(all.run(1, &cdb_16(0x8a, 0, 0, 1), &[1; BLOCK], 0).0.status, Status::ReservationConflict);
     good(&mut all, 0, &cdb_16(0x8a, 0, 0, 1), &[1; BLOCK], 0);
     let keys = good(&mut all, 1, &[0x5e, 0, 0, 0, 0, 0, 0, 0, 255, 0], &[], 255);
     assert_eq!(keys[8..], 10u64.to_be_bytes());
 }
 
-/// What is to be kept next, and now is.
-fn keep_next(unit: &mut (Initiators, mpsc::UnboundedReceiver<Keep>)) -> Kept {
-    keep_next_how(unit).0
+/// The next state to save, which is then reported as saved.
+fn save_next(unit: &mut (Initiators, mpsc::UnboundedReceiver<SaveRequest>)) -> SavedState {
+    save_next_how(unit).0
 }
 
-/// The same, and whether a loss of power is not to undo it.
-fn keep_next_how((all, keeping): &mut (Initiators, mpsc::UnboundedReceiver<Keep>)) -> (Kept, bool) {
+/// As [`save_next`], and whether the save must outlive a loss of power.
+fn save_next_how(
+    (all, saving): &mut (Initiators, mpsc::UnboundedReceiver<SaveRequest>),
+) -> (SavedState, bool) {
     (0..100).for_each(|_| all.turn());
-    let Keep { kept, durable, done, .. } = keeping.try_recv().expect("it is to be kept");
+    let SaveRequest { state, durable, done, .. } = saving.try_recv().expect("state to save");
     done.send(true).unwrap();
     (0..100).for_each(|_| all.turn());
-    (kept, durable)
+    (state, durable)
 }
 
 /// A registration or a mode that outlives a loss of power does not come back after it was removed.
 #[test]
-fn what_was_durable_goes_durably() {
-    let mut unit = kept(&disk(), None);
+fn durable_state_is_removed_durably() {
+    let mut unit = with_saved(&disk(), None);
     let (cdb, _) = reserve_out(REGISTER_AND_IGNORE, 0, 0, 0);
-    let register = |unit: &mut (Initiators, _), key, keep| {
+    let register = |unit: &mut (Initiators, _), key, aptpl| {
         let (_, mut list) = reserve_out(REGISTER_AND_IGNORE, 0, 0, key);
-        list[20] = keep;
+        list[20] = aptpl;
         let mut list = Buffer::from_slice(&list);
         let tag = unit.0.submit(0, &cdb, list.lend(), Sgl::EMPTY);
-        let (kept, durable) = keep_next_how(unit);
+        let (state, durable) = save_next_how(unit);
         assert_eq!(unit.0.wait(0, tag).status, Status::Good);
         list.reclaim();
-        (kept.registrations.len(), durable)
+        (state.registrations.len(), durable)
     };
     assert_eq!(register(&mut unit, 10, 1), (1, true));
     assert_eq!(register(&mut unit, 0, 0), (0, true), "unregistered");
@@ -314,24 +325,24 @@ fn what_was_durable_goes_durably() {
         page[6] = u8::from(is_cached) << 2;
         let mut page = Buffer::from_slice(&page);
         let tag = unit.0.submit(0, &cdb, page.lend(), Sgl::EMPTY);
-        let (kept, durable) = keep_next_how(unit);
+        let (state, durable) = save_next_how(unit);
         assert_eq!(unit.0.wait(0, tag).status, Status::Good);
         page.reclaim();
-        (kept.saved.write_cache, durable)
+        (state.saved.write_cache, durable)
     };
     assert_eq!(select(&mut unit, false), (false, true));
-    assert_eq!(select(&mut unit, true), (true, true), "as it was at first");
+    assert_eq!(select(&mut unit, true), (true, true), "the default mode");
     let (cdb, page) = write_through(&mut unit.0, false);
     let mut page = Buffer::from_slice(&page);
     unit.0.submit(0, &cdb, page.lend(), Sgl::EMPTY);
-    assert!(!keep_next_how(&mut unit).1, "it is not saved");
+    assert!(!save_next_how(&mut unit).1, "the mode is not saved");
     page.reclaim();
 }
 
-/// An initiator that aborts what waits for the store has no more of it waiting than another.
+/// An initiator that aborts commands which wait for the store has no more changes in progress than any other.
 #[test]
-fn changes_that_were_aborted_count_until_they_have_ended() {
-    let mut unit = kept(&disk(), None);
+fn aborted_changes_count_until_they_have_ended() {
+    let mut unit = with_saved(&disk(), None);
     let mut lists: Vec<_> = [10, 11]
         .map(|key| {
             let (_, mut list) = reserve_out(REGISTER_AND_IGNORE, 0, 0, key);
@@ -347,7 +358,7 @@ fn changes_that_were_aborted_count_until_they_have_ended() {
         let tags: Vec<_> =
             (0..CHANGES_MAX as usize).map(|i| unit.0.submit(0, &cdb, lent[i % 2], Sgl::EMPTY)).collect();
         let lun = Arc::clone(&unit.0.lun);
-        unit.0.cx().local().spawn(async move { lun.abort(Which::Nexus(number, None)).await }).detach();
+        unit.0.cx().local().spawn(async move { lun.abort(TaskFilter::Nexus(number, None)).await }).detach();
         for tag in tags {
             let outcome = unit.0.wait(0, tag);
             begun += u32::from(outcome.aborted);
@@ -355,18 +366,19 @@ fn changes_that_were_aborted_count_until_they_have_ended() {
         }
     }
     assert_eq!(begun, CHANGES_MAX);
-    // The other's comes behind the one that has begun, for those that had to wait have no effect; then there is room again.
+    // The other initiator's change follows the one that has begun, since those that waited have no effect; then there is room
+    // again.
     let other = unit.0.submit(1, &cdb, lent[0], Sgl::EMPTY);
-    assert_eq!((unit.0.outcome(1, other), keep_next(&mut unit).registrations.len()), (None, 1));
-    assert_eq!(keep_next(&mut unit).registrations.len(), 2);
+    assert_eq!((unit.0.outcome(1, other), save_next(&mut unit).registrations.len()), (None, 1));
+    assert_eq!(save_next(&mut unit).registrations.len(), 2);
     assert_eq!(unit.0.outcome(1, other).map(|o| o.status), Some(Status::Good));
     let again = unit.0.submit(0, &cdb, lent[1], Sgl::EMPTY);
-    keep_next(&mut unit);
+    save_next(&mut unit);
     assert_eq!(unit.0.outcome(0, again).map(|o| o.status), Some(Status::Good));
     lists.iter_mut().for_each(Buffer::reclaim);
 }
 
-/// Two commands of which the second is to wait for the first: they are begun in one turn.
+/// Two commands that are started in one turn; the second one waits for the first.
 fn begin(all: &mut Initiators, commands: [(usize, &[u8], &[u8]); 2]) -> ([u16; 2], [Buffer; 2]) {
     let mut buffers = commands.map(|(_, _, out)| Buffer::from_slice(out));
     let mut lists = buffers.iter_mut().map(Buffer::lend);
@@ -376,13 +388,13 @@ fn begin(all: &mut Initiators, commands: [(usize, &[u8], &[u8]); 2]) -> ([u16; 2
 }
 
 #[test]
-fn a_mode_of_one_who_was_preempted_meanwhile_is_refused() {
-    let mut unit = kept(&disk(), None);
+fn a_mode_change_of_a_preempted_initiator_is_refused() {
+    let mut unit = with_saved(&disk(), None);
     for i in 0..2 {
         let (cdb, list) = reserve_out(REGISTER, 0, 0, 10 + i);
         let mut list = Buffer::from_slice(&list);
         let tag = unit.0.submit(i as usize, &cdb, list.lend(), Sgl::EMPTY);
-        keep_next(&mut unit);
+        save_next(&mut unit);
         assert_eq!(unit.0.wait(i as usize, tag).status, Status::Good);
         list.reclaim();
     }
@@ -392,24 +404,25 @@ fn a_mode_of_one_who_was_preempted_meanwhile_is_refused() {
     let (tags, mut buffers) = begin(&mut unit.0, [(0, &reserve, &key), (0, &preempt, &keys)]);
     let mut page = Buffer::from_slice(&page);
     let late = unit.0.submit(1, &select, page.lend(), Sgl::EMPTY);
-    keep_next(&mut unit);
-    keep_next(&mut unit);
+    save_next(&mut unit);
+    save_next(&mut unit);
     assert!(tags.map(|tag| unit.0.wait(0, tag).status).iter().all(|status| *status == Status::Good));
     assert_eq!(unit.0.outcome(1, late).map(|o| o.status), Some(Status::ReservationConflict));
     assert!(unit.1.try_recv().is_err() && caches_writes(&mut unit.0, 0));
     buffers.iter_mut().chain([&mut page]).for_each(Buffer::reclaim);
 }
 
-/// An initiator that is preempted cannot register by a command that it sent before, though REGISTER AND IGNORE needs no key.
+/// An initiator that is preempted cannot register by a command that it sent before, although REGISTER AND IGNORE EXISTING KEY
+/// needs no key.
 #[test]
-fn a_change_of_one_who_was_preempted_meanwhile_is_refused() {
+fn a_registration_change_of_a_preempted_initiator_is_refused() {
     for action in [PREEMPT, CLEAR] {
-        let mut unit = kept(&disk(), None);
+        let mut unit = with_saved(&disk(), None);
         for i in 0..2 {
             let (cdb, list) = reserve_out(REGISTER, 0, 0, 10 + i);
             let mut list = Buffer::from_slice(&list);
             let tag = unit.0.submit(i as usize, &cdb, list.lend(), Sgl::EMPTY);
-            keep_next(&mut unit);
+            save_next(&mut unit);
             assert_eq!(unit.0.wait(i as usize, tag).status, Status::Good);
             list.reclaim();
         }
@@ -420,24 +433,24 @@ fn a_change_of_one_who_was_preempted_meanwhile_is_refused() {
         let mut list = Buffer::from_slice(&list);
         let lent = list.lend();
         let late = unit.0.submit(1, &register, lent, Sgl::EMPTY);
-        keep_next(&mut unit);
-        keep_next(&mut unit);
+        save_next(&mut unit);
+        save_next(&mut unit);
         assert!(tags.map(|tag| unit.0.wait(0, tag).status).iter().all(|status| *status == Status::Good));
         assert_eq!(unit.0.outcome(1, late).map(|o| o.status), Some(Status::ReservationConflict));
         assert!(unit.1.try_recv().is_err());
-        // From now on it may come again, once it has heard of it.
+        // The initiator may register again, after it has received the unit attention.
         assert_eq!(unit.0.run(1, &[0; 6], &[], 0).0.status, Status::CheckCondition);
         let again = unit.0.submit(1, &register, lent, Sgl::EMPTY);
-        keep_next(&mut unit);
+        save_next(&mut unit);
         assert_eq!(unit.0.outcome(1, again).map(|o| o.status), Some(Status::Good));
         buffers.iter_mut().chain([&mut list]).for_each(Buffer::reclaim);
     }
 }
 
-/// A change that is aborted while it waits behind another's has no effect when its turn comes.
+/// A change that is aborted while it waits for another initiator's change has no effect when its turn comes.
 #[test]
 fn a_change_that_was_aborted_before_its_turn_has_no_effect() {
-    let mut unit = kept(&disk(), None);
+    let mut unit = with_saved(&disk(), None);
     let (select, page) = write_through(&mut unit.0, true);
     let (register, list) = reserve_out(REGISTER_AND_IGNORE, 0, 0, 10);
     let commands: [(usize, &[u8], &[u8]); 2] = [(1, &select, &page), (1, &register, &list)];
@@ -446,35 +459,35 @@ fn a_change_that_was_aborted_before_its_turn_has_no_effect() {
     let (tags, mut buffers) = begin(&mut unit.0, commands);
     (0..100).for_each(|_| unit.0.turn());
     let (lun, number) = (Arc::clone(&unit.0.lun), unit.0.nexus(1).number());
-    unit.0.cx().local().spawn(async move { lun.abort(Which::Nexus(number, None)).await }).detach();
+    unit.0.cx().local().spawn(async move { lun.abort(TaskFilter::Nexus(number, None)).await }).detach();
     assert!(tags.iter().all(|tag| unit.0.wait(1, *tag).aborted));
-    let kept = keep_next(&mut unit);
-    assert_eq!((kept.registrations.len(), kept.saved), (1, Mode::default()));
+    let state = save_next(&mut unit);
+    assert_eq!((state.registrations.len(), state.saved), (1, Mode::default()));
     assert_eq!(unit.0.wait(0, begun).status, Status::Good);
     (0..100).for_each(|_| unit.0.turn());
-    assert!(unit.1.try_recv().is_err(), "nothing else is kept");
+    assert!(unit.1.try_recv().is_err(), "nothing else is saved");
     assert!(caches_writes(&mut unit.0, 0));
     buffers.iter_mut().chain([&mut first]).for_each(Buffer::reclaim);
 }
 
 #[test]
-fn modes_that_are_selected_at_one_time_do_not_undo_each_other() {
-    let mut unit = kept(&disk(), None);
+fn concurrent_mode_selects_do_not_undo_each_other() {
+    let mut unit = with_saved(&disk(), None);
     let (select, page) = write_through(&mut unit.0, false);
     let mut control = good(&mut unit.0, 0, &[0x1a, 8, 0x0a, 0, 255, 0], &[], 255);
     (control[0], control[4 + 2]) = (0, control[4 + 2] | 0x04);
     let select_control = [0x15, 0x10, 0, 0, control.len() as u8, 0];
     let both: [(usize, &[u8], &[u8]); 2] = [(0, &select, &page), (1, &select_control, &control)];
     let (tags, mut buffers) = begin(&mut unit.0, both);
-    keep_next(&mut unit);
+    save_next(&mut unit);
     let both = Mode { write_cache: false, descriptors: true, ..Mode::default() };
-    assert_eq!(keep_next(&mut unit).mode, both);
+    assert_eq!(save_next(&mut unit).mode, both);
     assert_eq!([0, 1].map(|i| unit.0.wait(i, tags[i]).status), [Status::Good; 2]);
     buffers.iter_mut().for_each(Buffer::reclaim);
 }
 
 #[test]
-fn initiators_that_come_and_go_take_no_room() {
+fn initiators_that_come_and_go_use_no_extra_memory() {
     let registry = disk();
     let units = Units::default();
     let nexus = |initiator| {
