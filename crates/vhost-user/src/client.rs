@@ -1,7 +1,8 @@
-//! A controller in client mode: it connects to the socket that a front-end listens on, again and again. Control context.
+//! A controller in client mode, which connects to the socket at which a front-end listens, and reconnects after each session.
+//! Control context.
 //!
-//! A socket that is not there costs nothing until it appears ([`crate::presence`]). One that nobody listens on, or that has no
-//! room, is tried again from 5 ms to 1 s apart.
+//! While the socket does not exist, the controller waits for it without polling ([`crate::presence`]). If no process listens at
+//! the socket, or its backlog is full, the controller retries after 5 ms to 1 s.
 
 use crate::device::{Device, SessionHandle};
 use crate::presence::Watching;
@@ -20,23 +21,24 @@ use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
-/// A session that has lasted for this long was one; after a shorter one the next try waits.
+/// Duration from which a session counts as successful; after a shorter session the next attempt is delayed.
 const LASTING: Duration = Duration::from_secs(1);
 
 thread_local! {
-    /// Whether this thread has complained that it has no inotify.
+    /// Whether this thread has logged that inotify is not available.
     static UNWATCHED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// A controller that connects to its front-end. Dropping it stops it in the background.
+/// A controller that connects to its front-end. Dropping it stops the controller in the background.
 #[derive(Debug)]
 pub struct Client(Service);
 
 impl Client {
-    /// Serves `device` to the front-end that listens at `path`, whenever there is one. `name` is what the log calls it.
+    /// Serves `device` to the front-end that listens at `path`, whenever one listens there. `name` identifies the controller in
+    /// the log.
     ///
     /// # Errors
-    /// [`ListenError::PathTooLong`]; [`ListenError::Os`] for a path that can be none.
+    /// [`ListenError::PathTooLong`]; [`ListenError::Os`] for an invalid path.
     ///
     /// # Panics
     /// Outside of a [`tokio::task::LocalSet`].
@@ -60,22 +62,22 @@ impl Client {
         self.0.path()
     }
 
-    /// What its sessions have come to.
+    /// Counters of the controller's sessions.
     pub fn stats(&self) -> Snapshot {
         self.0.stats()
     }
 
-    /// Tells the log how many lines about its front-end were left out, if it is time.
+    /// Logs how many log lines about the front-end were suppressed, if the time for that has come.
     pub fn tell_left_out(&self) {
         self.0.tell_left_out();
     }
 
-    /// Tells the front-end, if there is one, that the configuration space has changed.
+    /// Notifies the front-end, if one is connected, that the configuration space has changed.
     pub fn config_changed(&self) {
         self.0.config_changed();
     }
 
-    /// Stops serving: disconnects from the front-end, if there is one, and stops its queues.
+    /// Stops serving: disconnects the front-end, if one is connected, and stops its queues.
     pub async fn stop(self) {
         self.0.stop().await;
     }
@@ -83,7 +85,7 @@ impl Client {
 
 struct Connect {
     dialer: Dialer,
-    /// Between sessions.
+    /// Delay between sessions.
     pause: Backoff,
     stop: watch::Receiver<bool>,
 }
@@ -118,7 +120,7 @@ impl Connect {
     }
 }
 
-/// Time between tries: none, 5 ms, and then doubling to 1 s.
+/// Delay before the next attempt: 0, 5 ms, and then doubled up to 1 s.
 #[derive(Debug, Default)]
 struct Backoff(Duration);
 
@@ -137,39 +139,39 @@ impl Backoff {
     }
 }
 
-/// What to do after a try that has failed.
+/// What to do after a failed attempt.
 enum Next {
-    /// Wait until something appears.
+    /// Wait until the socket or a directory on its path appears.
     Absent,
-    /// Try again after a while; something may be put in its place meanwhile.
+    /// Retry after a delay; the path may be replaced in the meantime.
     Later,
 }
 
 struct Dialer {
     address: SocketAddrUnix,
-    /// The same, absolute.
+    /// The same path, absolute.
     path: PathBuf,
-    /// Between tries.
+    /// Delay between attempts.
     backoff: Backoff,
-    /// What was last logged, so that it is logged once.
-    said: Option<String>,
+    /// The last state that was logged, so that each state is logged once.
+    logged: Option<String>,
 }
 
 impl Dialer {
-    /// Connects, however long it takes. Cancelling the future loses nothing.
+    /// Connects, however long that takes. Cancelling the future loses nothing.
     async fn connect(&mut self, shared: &Shared) -> UnixStream {
         let mut watching: Option<Watching> = None;
         loop {
             let next = match self.dial() {
                 Ok(stream) => {
-                    self.said = None;
+                    self.logged = None;
                     self.backoff.reset();
                     return stream;
                 }
                 Err(errno) => self.explain(errno, shared),
             };
             let Some(watch) = &watching else {
-                // And look again.
+                // Try once more, now that the watch is set up.
                 watching = self.watch();
                 if watching.is_none() {
                     sleep(Backoff::LAST).await;
@@ -179,7 +181,7 @@ impl Dialer {
             match next {
                 Next::Absent => {
                     watch.changed().await;
-                    // A directory on the way may be what has come, and a socket is there before it is listened on.
+                    // The event may be a directory on the path; also, a socket exists before its owner listens on it.
                     watching = None;
                     self.backoff.reset();
                 }
@@ -193,63 +195,65 @@ impl Dialer {
 
     fn dial(&self) -> Result<UnixStream, Errno> {
         let socket = stream_socket()?;
-        // Never waits: a full backlog is an error.
+        // Never blocks: a full backlog is an error.
         rustix::net::connect(&socket, &self.address)?;
         UnixStream::from_std(socket.into()).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::NOMEM))
     }
 
-    /// Logs why there is no connection, if that is news.
+    /// Logs why the connection failed, unless the same reason was logged last.
     fn explain(&mut self, errno: Errno, shared: &Shared) -> Next {
         let (path, mistake) = (self.path.display(), self.mistake(errno));
         let absent = errno == Errno::NOENT && mistake.is_none();
         let text = match mistake {
             Some(mistake) => format!("{path}: {mistake}"),
-            None if absent => format!("{path}: not there yet"),
+            None if absent => format!("{path}: does not exist yet"),
             None => format!("{path}: {errno}"),
         };
-        if self.said.as_ref() != Some(&text) {
+        if self.logged.as_ref() != Some(&text) {
             if mistake.is_some() {
-                tracing::warn!("cannot connect to {text}; it is tried again");
+                tracing::warn!("cannot connect to {text}; retrying");
                 shared.stats.not_connected(&text);
             } else {
-                tracing::info!("waits for a front-end at {text}");
+                tracing::info!("waiting for a front-end at {text}");
             }
-            self.said = Some(text);
+            self.logged = Some(text);
         }
         if absent { Next::Absent } else { Next::Later }
     }
 
-    /// What an operator has to put right, if it is not just a front-end that is not there.
+    /// The error that the operator must correct; `None` if the front-end is only absent or busy.
     fn mistake(&self, errno: Errno) -> Option<&'static str> {
         match errno {
             Errno::AGAIN => None,
-            // The kernel says of any file but a socket that nobody listens on it.
+            // The kernel returns ECONNREFUSED for any file that is not a socket.
             Errno::CONNREFUSED => {
                 let is_socket = |m: std::fs::Metadata| m.file_type().is_socket();
                 let other = self.path.metadata().is_ok_and(|metadata| !is_socket(metadata));
                 other.then_some("exists and is not a socket")
             }
-            Errno::NOENT => self.path.symlink_metadata().is_ok().then_some("a symbolic link to nothing"),
-            Errno::NOTDIR => Some("what should be one of its directories is none"),
+            Errno::NOENT => {
+                self.path.symlink_metadata().is_ok().then_some("a symbolic link whose target does not exist")
+            }
+            Errno::NOTDIR => Some("a component of the path is not a directory"),
             Errno::PROTOTYPE => Some("a socket, but not a stream socket"),
-            Errno::ACCESS | Errno::PERM => Some("this process may not connect to it"),
-            Errno::MFILE | Errno::NFILE => Some("no more file descriptors can be opened"),
-            Errno::LOOP => Some("symbolic links that go round in a circle"),
+            Errno::ACCESS | Errno::PERM => Some("arykd has no permission to connect"),
+            Errno::MFILE | Errno::NFILE => Some("the limit of open file descriptors is reached"),
+            Errno::LOOP => Some("too many levels of symbolic links"),
             _ => Some("the kernel refuses the connection"),
         }
     }
 
-    /// `None` if it cannot be watched.
+    /// Watches the path; `None` if that is not possible.
     fn watch(&self) -> Option<Watching> {
         let error = match Watching::new(&self.path) {
             Ok(watching) => return Some(watching),
             Err(error) => error,
         };
-        // Nothing to watch is not for want of watches.
+        // A path without a directory to watch does not mean that inotify watches have run out.
         let no_directory = matches!(Errno::from_io_error(&error), Some(Errno::NOTDIR | Errno::NOENT));
         if !no_directory && !UNWATCHED.replace(true) {
             tracing::warn!(
-                "{}: cannot be watched, and is looked for every second: {error}",
+                "{}: cannot watch the path, checking it every second instead: {error}",
                 self.path.display()
             );
         }

@@ -1,9 +1,8 @@
 //! One connection: whole messages with their file descriptors in, replies out. Control context; nothing here blocks.
 //!
-//! **Invariant.** A file descriptor that a front-end sent is asked only questions that the kernel answers from memory
-//! (what [`kind_of`] does), until it is known to be of a kind that cannot block. One of any other kind may block even in
-//! `close` (a file of a FUSE server that does not answer, a lingering TCP socket), so it is closed by
-//! [`Connection::close`] on a thread of its own.
+//! **Invariant.** Until the kind of a file descriptor from a front-end is known to be harmless, only calls are made on it that
+//! the kernel answers from memory ([`kind_of`]). A descriptor of any other kind may block even in `close` (a file of a FUSE
+//! server that does not answer, a lingering TCP socket), so [`Connection::close`] closes it on a separate thread.
 
 use crate::Error;
 use crate::message::{Decoder, FDS_MAX, FdKind, Message, Request};
@@ -22,25 +21,25 @@ use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::time::{Instant, timeout, timeout_at};
 
-/// How long the rest of a message may take once its first byte is here, and a reply until it is taken.
-/// A busy front-end may be slow; one that stops half way has failed.
+/// Timeout for the rest of a message after its first byte, and for the front-end to read a reply. A busy front-end may be slow;
+/// one that stops in the middle of a message has failed.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Memory files of one front-end that may wait to be closed, before its next message is taken.
+/// Memory files of one front-end that may wait to be closed before its next message is read.
 const CLOSING_MAX: usize = 64;
-/// Descriptors that are kept until the end of a connection, because to close them may take long.
+/// Descriptors that are kept until the end of a connection, at most, because closing them may block.
 const STRANGE_MAX: usize = 64;
 
 pub(crate) struct Connection {
     stream: UnixStream,
     decoder: Decoder,
-    /// Those that came with the bytes of the unfinished message.
+    /// Descriptors that came with the bytes of the unfinished message.
     fds: Vec<OwnedFd>,
-    /// Those that cannot be closed here.
+    /// Descriptors whose `close` may block.
     strange: Vec<OwnedFd>,
-    /// A clone of this for each memory file that is being closed.
+    /// Cloned for each memory file that is being closed.
     closing: Arc<()>,
-    /// By when the unfinished message must be whole.
+    /// Deadline for the unfinished message.
     deadline: Option<Instant>,
 }
 
@@ -50,8 +49,8 @@ impl Connection {
         Self { stream, decoder: Decoder::default(), fds, strange, closing, deadline: None }
     }
 
-    /// The next message, and its file descriptors, which are as many and of the kind that it asks for. `None` at the
-    /// end. Cancelling the future loses nothing.
+    /// The next message and its file descriptors, whose number and kind match the request. `None` at the end of the connection.
+    /// Cancelling the future loses nothing.
     pub(crate) async fn next(&mut self) -> Result<Option<(Message, Vec<OwnedFd>)>, Error> {
         self.memory_is_closed().await;
         loop {
@@ -64,7 +63,7 @@ impl Connection {
             };
             let n = match received {
                 Ok(n) => n.ok_or(Error::FdsLost)?,
-                // A front-end that is killed with unread replies in its socket resets the connection.
+                // If a front-end is killed with unread replies in its socket, the kernel resets the connection.
                 Err(e) if e.kind() == io::ErrorKind::ConnectionReset => 0,
                 Err(e) => return Err(e.into()),
             };
@@ -83,7 +82,7 @@ impl Connection {
         }
     }
 
-    /// Sends a reply, and a file descriptor with it. `false` if the front-end has hung up meanwhile.
+    /// Sends a reply, with a file descriptor if given. Returns `false` if the front-end has hung up.
     pub(crate) async fn send(&mut self, reply: &[u8], fd: Option<BorrowedFd<'_>>) -> Result<bool, Error> {
         let Self { stream, .. } = self;
         let all = async {
@@ -99,7 +98,7 @@ impl Connection {
                     }
                     Err(e) => return Err(e.into()),
                 }
-                // It went with the first byte.
+                // The descriptor was sent with the first byte.
                 fd = None;
             }
             Ok(true)
@@ -107,8 +106,8 @@ impl Connection {
         timeout(PATIENCE, all).await.map_err(|_| Error::NotReading)?
     }
 
-    /// Waits for `work`, however long it takes; says so if the front-end hangs up meanwhile.
-    pub(crate) async fn heard_during<T>(
+    /// Waits for `work`, however long it takes; logs it if the front-end hangs up before `work` ends.
+    pub(crate) async fn wait_watching<T>(
         &self,
         (what, lines): (&str, &LogLimit),
         work: impl Future<Output = T>,
@@ -117,17 +116,17 @@ impl Connection {
         tokio::select! {
             biased;
             done = &mut work => return done,
-            () = self.hung_up() => limited!(lines, warn, "the front-end hung up while {what}; that goes on"),
+            () = self.hung_up() => limited!(lines, warn, "the front-end hung up while {what}; still waiting"),
         }
         work.await
     }
 
-    /// Waits until the front-end has hung up. Its messages stay where they are, so that readiness says nothing: it is looked
-    /// at now and then.
+    /// Waits until the front-end has hung up. Its unread messages keep the socket readable, so that readiness is no indication:
+    /// the connection is polled for the hang-up.
     pub(crate) async fn hung_up(&self) {
-        const LOOK_EVERY: Duration = Duration::from_millis(100);
+        const POLL_INTERVAL: Duration = Duration::from_millis(100);
         loop {
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
             let mut fds = [PollFd::new(&self.stream, PollFlags::RDHUP)];
             let polled = rustix::event::poll(&mut fds, Some(&Timespec::default()));
             let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
@@ -137,30 +136,31 @@ impl Connection {
         }
     }
 
-    /// Keeps an fd until the end of the connection, to be closed where closing may block.
+    /// Keeps an fd until the end of the connection, when it is closed on a thread that may block.
     ///
     /// # Errors
-    /// [`Error::TooManyChannels`]; it is kept all the same.
+    /// [`Error::TooManyChannels`]; the fd is kept all the same.
     pub(crate) fn close_later(&mut self, fd: OwnedFd) -> Result<(), Error> {
         self.strange.push(fd);
         if self.strange.len() > STRANGE_MAX { Err(Error::TooManyChannels(STRANGE_MAX)) } else { Ok(()) }
     }
 
-    /// Closes memory files, and others that can be closed at once: if we were the last to have one, its pages go, which takes long.
+    /// Closes memory files, and other descriptors whose `close` does not block, in the background: if ours is the last reference
+    /// to a memory file, the kernel frees its pages, which takes long.
     pub(crate) fn close_memory(&self, fds: Vec<OwnedFd>) {
         fds.into_iter().for_each(|fd| aryk_dma::close_memory(fd, Arc::clone(&self.closing)));
     }
 
-    /// Waits until there are few of them: they are no end of descriptors.
+    /// Waits until few memory files are being closed, so that their descriptors do not accumulate.
     async fn memory_is_closed(&self) {
-        const LOOK_EVERY: Duration = Duration::from_millis(1);
+        const POLL_INTERVAL: Duration = Duration::from_millis(1);
         while Arc::strong_count(&self.closing) > CLOSING_MAX {
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
-    /// Ends the connection. Waits for the front-end's own fds to be closed, and one more, however long they take: while they do,
-    /// they hold up this controller's next front-end, and nobody else.
+    /// Ends the connection. Waits until the front-end's descriptors and `channel` are closed, however long that takes; meanwhile
+    /// only this controller's next front-end must wait.
     pub(crate) async fn close(self, channel: Option<OwnedFd>) {
         let closing = tokio::task::spawn_blocking(move || drop((self, channel)));
         closing.await.expect("closing does not panic");
@@ -202,7 +202,7 @@ fn wrong_kind(message: &Message, want: FdKind, fd: BorrowedFd<'_>) -> Error {
     }
 }
 
-/// One `recvmsg`: bytes into `space`, file descriptors to `fds`. `None` if some of those were lost.
+/// One `recvmsg`: bytes into `space`, file descriptors to `fds`. `None` if file descriptors were lost.
 fn receive(socket: BorrowedFd<'_>, space: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<Option<usize>> {
     let mut control = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut control);
@@ -217,21 +217,21 @@ fn receive(socket: BorrowedFd<'_>, space: &mut [u8], fds: &mut Vec<OwnedFd>) -> 
     Ok((!lost).then_some(got.bytes))
 }
 
-/// One `sendmsg`: as many of the bytes as there is room for.
+/// One `sendmsg`: returns the number of bytes that the socket accepted.
 fn send(socket: BorrowedFd<'_>, bytes: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if let Some(fd) = &fd {
         let pushed = control.push(SendAncillaryMessage::ScmRights(std::slice::from_ref(fd)));
-        assert!(pushed, "there is room for one");
+        assert!(pushed, "the buffer has room for one descriptor");
     }
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     Ok(rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags)?)
 }
 
-/// What a file descriptor is, found out without asking any file system or peer.
+/// The kind of a file descriptor, determined without a request to a file system or peer.
 pub(crate) fn kind_of(fd: BorrowedFd<'_>) -> Option<FdKind> {
-    // Only files of tmpfs (of which memfds are) and hugetlbfs have seals, if only the seal against sealing.
+    // Only files of tmpfs (which includes memfds) and hugetlbfs have seals, if only the seal against sealing.
     if rustix::fs::fcntl_get_seals(fd).is_ok() {
         return Some(FdKind::Memory);
     }

@@ -1,30 +1,30 @@
-//! Why a session ends or a request is refused, and why a socket cannot be used. Control context.
+//! Errors: why a session ends, why a request is refused, and why a socket cannot be used. Control context.
 
 use crate::device::DeviceError;
 use crate::message::{Code, FdKind};
 use aryk_dma::{MapError, TableError};
 use std::io;
 
-/// What to tell operators whose guest memory does not reach us.
-pub(crate) const SHARE: &str = "guest memory must be shared with the back end, \
+/// Advice for operators whose front-end does not share its guest memory.
+pub(crate) const SHARE: &str = "guest memory must be shared with the back-end, \
      e.g. `-object memory-backend-memfd,share=on,…` in QEMU, `shared=on` in Cloud Hypervisor";
 
-/// What a front-end did wrong, or what failed on its behalf.
+/// A fault of the front-end, or a failed operation on its behalf.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The connection failed.
     #[error("connection: {0}")]
     Io(#[from] io::Error),
-    /// The rest of a message did not come.
+    /// The rest of a message did not arrive.
     #[error("the front-end sent {0} bytes of a message and then {1}")]
     HalfMessage(usize, &'static str),
     /// The front-end does not read its replies.
-    #[error("the front-end takes no replies")]
+    #[error("the front-end does not read its replies")]
     NotReading,
     /// Not a request of protocol version 1.
     #[error("{code}: flags {flags:#x} are not those of a version 1 request")]
     BadVersion {
-        /// Which request.
+        /// The request.
         code: Code,
         /// The header's flags.
         flags: u32,
@@ -32,92 +32,92 @@ pub enum Error {
     /// A payload longer than any message's.
     #[error("{code}: a payload of {size} bytes")]
     TooLong {
-        /// Which request.
+        /// The request.
         code: Code,
-        /// Bytes.
+        /// Length in bytes.
         size: u32,
     },
-    /// A payload of another length than the request's.
+    /// A payload whose length does not match the request.
     #[error("{code}: a payload of {size} bytes does not fit this request")]
     BadSize {
-        /// Which request.
+        /// The request.
         code: Code,
-        /// Bytes.
+        /// Length in bytes.
         size: usize,
     },
-    /// A payload that makes no sense.
+    /// An invalid payload.
     #[error("{code}: {what}")]
     BadPayload {
-        /// Which request.
+        /// The request.
         code: Code,
-        /// What is wrong.
+        /// The error.
         what: &'static str,
     },
-    /// A request that is unknown here.
-    #[error("{0}: not a request that this back end knows")]
+    /// An unknown request.
+    #[error("{0}: unknown request")]
     UnknownRequest(Code),
     /// A request of a protocol feature that is not offered.
     #[error("{0}: the protocol feature was not negotiated")]
     NotNegotiated(Code),
-    /// More file descriptors than a message may have, or than this process may open.
+    /// More file descriptors than a message may carry, or than this process may open.
     #[error("file descriptors of a message were lost: more than 8, or our own limit was reached")]
     FdsLost,
-    /// The back-end's channel was replaced again and again.
+    /// The front-end has replaced the back-end channel too often.
     #[error("SET_BACKEND_REQ_FD: the channel was replaced {0} times")]
     TooManyChannels(usize),
-    /// Another number of file descriptors than the request's.
+    /// The number of file descriptors does not match the request.
     #[error("{code}: {got} file descriptors came with it")]
     WrongFdCount {
-        /// Which request.
+        /// The request.
         code: Code,
-        /// How many came.
+        /// Number of descriptors received.
         got: usize,
     },
     /// Fewer memory files than regions.
     #[error("{0}: memory regions came without their files; {SHARE}")]
     MemoryNotShared(Code),
-    /// A file descriptor of another kind.
+    /// A file descriptor of the wrong kind.
     #[error("{code}: expected {want}, got {got}")]
     WrongFdKind {
-        /// Which request.
+        /// The request.
         code: Code,
-        /// What it should be.
+        /// Expected kind.
         want: FdKind,
-        /// What it is, as the kernel names it.
+        /// Actual file, as the kernel names it.
         got: String,
     },
     /// Guest memory that is not a memory file.
     #[error("{code}: guest memory is in {got}, which is not memory (memfd, tmpfs or hugetlbfs); {SHARE}")]
     NotMemory {
-        /// Which request.
+        /// The request.
         code: Code,
-        /// What it is, as the kernel names it.
+        /// Actual file, as the kernel names it.
         got: String,
     },
     /// Features that were not offered.
     #[error("{code}: bits {bits:#x} were not offered")]
     UnknownFeatures {
-        /// Which request.
+        /// The request.
         code: Code,
-        /// Those that were not.
+        /// The bits that were not offered.
         bits: u64,
     },
-    /// No such queue.
+    /// The queue does not exist.
     #[error("{code}: queue {index} of a device with {queues}")]
     BadQueue {
-        /// Which request.
+        /// The request.
         code: Code,
-        /// Queue asked for.
+        /// Index in the request.
         index: u32,
-        /// Queues that there are.
+        /// Number of queues of the device.
         queues: usize,
     },
     /// A queue that is larger than its device allows.
     #[error(
-        "{code}: a queue of {size} descriptors is larger than the {max} that are allowed (start arykd with a larger --queue-size-max, or the machine with a smaller queue-size)"
+        "{code}: a queue of {size} descriptors is larger than the {max} that are allowed (start arykd with a larger --queue-size-max, or the VM with a smaller queue-size)"
     )]
     QueueTooLarge {
-        /// Which request.
+        /// The request.
         code: Code,
         /// Descriptors asked for.
         size: u16,
@@ -127,15 +127,15 @@ pub enum Error {
     /// A memory region cannot be mapped.
     #[error("memory region at guest address {guest_addr:#x}: {source}")]
     Map {
-        /// Where it was to be.
+        /// Guest address of the region.
         guest_addr: u64,
-        /// Why not.
+        /// The cause.
         source: MapError,
     },
-    /// A memory region's addresses are not page by page those of its file.
+    /// The region's addresses and its file offset differ within a page.
     #[error("memory region at guest address {0:#x}: addresses and file offset differ within a page")]
     Misaligned(u64),
-    /// Memory regions make no table.
+    /// The memory regions do not form a valid table.
     #[error("{0}")]
     Table(#[from] TableError),
     /// More memory regions than slots.
@@ -151,28 +151,28 @@ pub enum Error {
         /// Bytes allowed.
         max: u64,
     },
-    /// More regions than a guest needs, while those of all guests are getting many.
+    /// More regions than a guest needs, while the regions of all guests approach the process's limit.
     #[error(
-        "a guest with {0} memory regions can have no more while there are so many in all (sysctl vm.max_map_count)"
+        "a guest with {0} memory regions gets no more, since all guests together approach the limit (sysctl vm.max_map_count)"
     )]
     RegionsShort(usize),
-    /// A memory region that is not there cannot be removed.
+    /// A request to remove a memory region that does not exist.
     #[error("there is no memory region at guest address {0:#x} to remove")]
     NoSuchRegion(u64),
-    /// The in-flight region cannot be made or mapped.
+    /// The in-flight region cannot be created or mapped.
     #[error("{code}: in-flight region: {source}")]
     Inflight {
-        /// Which request.
+        /// The request.
         code: Code,
-        /// Why not.
+        /// The cause.
         source: MapError,
     },
-    /// An in-flight region without room for its queues.
+    /// An in-flight region that is too small for its queues.
     #[error("{code}: an in-flight region of {got} bytes, but its queues need {needed}")]
     InflightTooSmall {
-        /// Which request.
+        /// The request.
         code: Code,
-        /// Bytes that it has.
+        /// Size of the region in bytes.
         got: u64,
         /// Bytes needed.
         needed: u64,
@@ -180,27 +180,27 @@ pub enum Error {
     /// The dirty log cannot be mapped.
     #[error("{code}: dirty log: {source}")]
     Log {
-        /// Which request.
+        /// The request.
         code: Code,
-        /// Why not.
+        /// The cause.
         source: MapError,
     },
-    /// A dirty log without bits for all guest memory.
+    /// A dirty log that does not cover all guest memory.
     #[error("{code}: a dirty log of {got} bytes has no bits for guest memory up to {end:#x}")]
     LogTooSmall {
-        /// Which request.
+        /// The request.
         code: Code,
-        /// Bytes that it has.
+        /// Size of the log in bytes.
         got: u64,
         /// End of the guest's memory.
         end: u64,
     },
-    /// The device refused.
+    /// The device refused the request.
     #[error("{code}: {source}")]
     Device {
-        /// Which request.
+        /// The request.
         code: Code,
-        /// Why.
+        /// The cause.
         source: DeviceError,
     },
     /// The device ended the session.
@@ -208,7 +208,7 @@ pub enum Error {
     Ended(String),
 }
 
-/// What to count an error as.
+/// The counter to which an error belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Class {
     Connection,

@@ -1,7 +1,8 @@
-//! The region in which queues keep track of their requests, over our restarts: made by us, kept by the front-end, given
-//! back to whoever comes after us. "Inflight I/O tracking" of the specification. Control context.
+//! The in-flight region, in which queues track their requests across restarts of the back-end: the back-end creates it, the
+//! front-end keeps it and passes it to the next back-end. "Inflight I/O tracking" of the specification. Control context.
 //!
-//! Here only where each queue's part lies. What is in it is the virtqueue's business: anybody may have written it.
+//! This file only computes where each queue's part lies. The virtqueue interprets the contents, which are not trusted: any
+//! process may have written them.
 
 use crate::Error;
 use crate::memory::FileId;
@@ -12,12 +13,12 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-/// Bytes of one queue's part.
+/// Length of one queue's part in bytes.
 fn queue_len(packed: bool, size: u16) -> u64 {
     inflight_len(if packed { Format::Packed } else { Format::Split }, size)
 }
 
-/// A region that the front-end has given.
+/// An in-flight region that the front-end has passed to the back-end.
 #[derive(Debug)]
 pub(crate) struct Inflight {
     mapping: Arc<Mapping>,
@@ -26,9 +27,10 @@ pub(crate) struct Inflight {
 }
 
 impl Inflight {
-    /// GET_INFLIGHT_FD: a region, all zeroes, whose size nobody can change.
+    /// GET_INFLIGHT_FD: creates a region of zeroes, whose size is sealed.
     ///
-    /// Rings are packed as far as is known, and `may_be` so: it has room for them then, for QEMU 7.2's vhost-user-scsi asks before it says which it has.
+    /// `packed` is the ring format as far as it is known, and `may_be` tells whether rings may still become packed. In that case
+    /// the region has room for packed rings: QEMU 7.2's vhost-user-scsi asks before it has negotiated the format.
     pub(crate) fn create(
         code: Code,
         wanted: &InflightDesc,
@@ -57,7 +59,7 @@ impl Inflight {
         if desc.size < needed {
             return Err(Error::InflightTooSmall { code, got: desc.size, needed });
         }
-        // The other format's region would be the larger one, and a driver may change its mind.
+        // A driver may change to the other format, whose region would be larger.
         let len = desc.size.min(region_len(code, &desc, true, queues)?);
         let map = |source| Error::Inflight { code, source };
         let stat = rustix::fs::fstat(fd).map_err(|e| map(MapError::Os(e)))?;
@@ -65,12 +67,12 @@ impl Inflight {
         Ok(Self { mapping: Arc::new(mapping), file: (stat.st_dev, stat.st_ino), desc })
     }
 
-    /// Whether it is the same region of the same file.
+    /// Whether both are the same region of the same file.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         (self.file, self.desc) == (other.file, other.desc)
     }
 
-    /// The part of queue `index`, of `size` descriptors. `None` for a queue that the region is not for.
+    /// The part of queue `index`, of `size` descriptors. `None` for a queue that has no part in the region.
     pub(crate) fn part(
         &self,
         code: Code,
@@ -93,18 +95,18 @@ impl Inflight {
             return Err(Error::InflightTooSmall { code, got: self.mapping.len(), needed });
         }
         let part = GuestArea::new(&self.mapping, index as u64 * each, queue_len(packed, size));
-        Ok(Some(part.expect("the part of one of its queues lies in it")))
+        Ok(Some(part.expect("each queue's part lies within the region")))
     }
 }
 
-/// Bytes that a region has for what it is said to hold.
+/// Bytes that a region needs according to its description.
 fn region_len(code: Code, desc: &InflightDesc, packed: bool, queues: usize) -> Result<u64, Error> {
     let bad = |what| Err(Error::BadPayload { code, what });
     if desc.num_queues == 0 || usize::from(desc.num_queues) > queues {
-        return bad("an in-flight region for no queues, or more than there are");
+        return bad("an in-flight region for no queues, or more queues than the device has");
     }
     if desc.queue_size == 0 || desc.queue_size > 32_768 || !packed && !desc.queue_size.is_power_of_two() {
-        return bad("an in-flight region for queues of no possible size");
+        return bad("an in-flight region for queues of an impossible size");
     }
     Ok(u64::from(desc.num_queues) * queue_len(packed, desc.queue_size))
 }

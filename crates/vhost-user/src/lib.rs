@@ -1,14 +1,14 @@
-//! The vhost-user back-end protocol, as QEMU's "Vhost-user Protocol" (`docs/interop/vhost-user.rst`) has it: a
-//! front-end such as QEMU hands over a guest's memory and virtqueues, and this crate hands them to a [`Device`].
+//! Back-end side of the vhost-user protocol, as QEMU's "Vhost-user Protocol" (`docs/interop/vhost-user.rst`) defines it: a
+//! front-end such as QEMU passes a guest's memory and virtqueues, and this crate passes them to a [`Device`].
 //!
-//! All of it runs in control context, on one current-thread tokio runtime within a `LocalSet`. Each front-end has a
-//! task of its own; nothing blocks, so no front-end can delay another.
+//! All code runs in control context, on one current-thread tokio runtime within a `LocalSet`. Each front-end has its own task;
+//! nothing blocks, so no front-end can delay another.
 //!
-//! - [`Device`]: what a device type implements. It gets checked [`QueueSetup`]s and never sees a message.
-//! - [`Listener`] and [`Server`]: a controller's socket, and its front-ends one after the other.
-//! - [`Client`]: the other way round: it connects to the front-end's socket whenever there is one.
-//! - [`serve_front_end`]: one front-end on a connected socket, whoever connected it.
-//! - [`SessionHandle`]: how a device, from any thread, ends a session or announces a changed configuration.
+//! - [`Device`]: the interface of a device type. A device receives checked [`QueueSetup`]s and never sees a message.
+//! - [`Listener`] and [`Server`]: a controller's socket, which serves one front-end after the other.
+//! - [`Client`]: a controller that connects to the front-end's socket whenever a front-end listens there.
+//! - [`serve_front_end`]: serves one front-end on a connected socket.
+//! - [`SessionHandle`]: lets a device, from any thread, end a session or announce a changed configuration.
 //! - [`message`]: the codec; pure.
 //!
 //! ```text
@@ -18,13 +18,13 @@
 //! server.stop().await;
 //! ```
 //!
-//! A queue runs in the device from `start_queue` to `stop_queue`. When the guest's memory changes while it runs, `set_memory`
-//! comes, with the rings looked up anew; a device drops the old table as soon as its requests allow, for the session
-//! answers the front-end only when removed memory is in use no more.
+//! A queue runs in the device from `start_queue` to `stop_queue`. When the guest's memory changes while the queue runs, the
+//! session calls `set_memory` with the new addresses of the rings; a device drops the old table as soon as its requests allow,
+//! since the session answers the front-end only when removed memory is no longer in use.
 //!
 //! Offered: VIRTIO_F_VERSION_1, indirect descriptors, EVENT_IDX, and the protocol features MQ, REPLY_ACK, CONFIG,
-//! CONFIGURE_MEM_SLOTS, BACKEND_REQ, RESET_DEVICE and STATUS; packed rings, INFLIGHT_SHMFD, and dirty logging
-//! (LOG_ALL, LOG_SHMFD) if the device can.
+//! CONFIGURE_MEM_SLOTS, BACKEND_REQ, RESET_DEVICE and STATUS; packed rings, INFLIGHT_SHMFD, and dirty logging (LOG_ALL,
+//! LOG_SHMFD) if the device supports them.
 #![forbid(unsafe_code)]
 
 mod client;

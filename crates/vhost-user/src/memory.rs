@@ -1,9 +1,9 @@
-//! A guest's memory as its front-end announces it: regions come and go, each change makes a new epoch.
-//! Control context.
+//! A guest's memory as its front-end announces it: regions are added and removed, and each change creates a new epoch. Control
+//! context.
 //!
-//! A region that is announced again, the same in all respects, keeps its mapping; only what was removed goes.
-//! Descriptors here are known to be memory files ([`crate::connection`]), whose questions the kernel answers from
-//! memory. "Memory access" and "Memory regions description" of the specification.
+//! A region that is announced again without any change keeps its mapping; only removed regions are unmapped. Descriptors here are
+//! known to be memory files ([`crate::connection`]), on which the kernel answers calls from memory. "Memory access" and "Memory
+//! regions description" of the specification.
 
 use crate::Error;
 use crate::message::RegionDesc;
@@ -14,11 +14,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Memory slots offered: what the kernel's vhost and KVM had on x86, which front-ends are made for.
+/// Number of memory slots offered: that of the kernel's vhost and of KVM on x86, for which front-ends are made.
 pub(crate) const SLOTS_MAX: usize = 509;
 
-/// Regions that a guest can have however many others have: what fits one message, which is all that most ever need.
-const SLOTS_SURE: usize = 8;
+/// Regions that a guest is guaranteed, regardless of other guests: as many as fit into one message, which is enough for most
+/// guests.
+const SLOTS_GUARANTEED: usize = 8;
 
 /// Identity of a file, while it is open or mapped.
 pub(crate) type FileId = (u64, u64);
@@ -28,12 +29,12 @@ struct Slot {
     desc: RegionDesc,
     file: FileId,
     mapping: Arc<Mapping>,
-    /// The region's first byte in the mapping, which starts on a page.
+    /// Offset of the region's first byte in the mapping, which starts at a page boundary.
     offset: u64,
 }
 
-/// Mappings that a change has removed from the current table. Queues and requests may still hold them.
-#[must_use = "they are to be retired"]
+/// Mappings that a change has removed from the current table. Queues and requests may still use them.
+#[must_use = "removed mappings must be retired"]
 #[derive(Debug, Default)]
 pub(crate) struct Removed(Vec<Arc<Mapping>>);
 
@@ -45,20 +46,20 @@ pub(crate) struct GuestMemory {
 }
 
 impl GuestMemory {
-    /// None yet, of that peer.
+    /// No memory yet, of that peer.
     pub(crate) fn new(peer: Peer) -> Self {
         Self { slots: Vec::new(), table: Arc::default(), peer }
     }
 
-    /// Who gave it.
+    /// The peer whose memory limit applies.
     pub(crate) const fn peer(&self) -> &Peer {
         &self.peer
     }
 
-    /// Waits until there is room for mappings of these sizes beside those that there are. While something that the front-end, or one before it, has given up
-    /// waits to be unmapped, all of them together are to be no more than a table and another in its place.
+    /// Waits until mappings of these sizes fit beside the current ones. While mappings that this front-end, or one before it, has
+    /// released wait to be unmapped, all of them together may not exceed a table and its replacement.
     pub(crate) async fn room_for(&self, sizes: impl Iterator<Item = u64>) {
-        const LOOK_EVERY: Duration = Duration::from_millis(1);
+        const POLL_INTERVAL: Duration = Duration::from_millis(1);
         let announced = mapped(&self.slots).chain(sizes);
         let sum = |(bytes, mappings): (u64, u64), size| (bytes.saturating_add(size), mappings + 1);
         let (bytes, mappings) = announced.fold((0, 0), sum);
@@ -69,7 +70,7 @@ impl GuestMemory {
             if mappings == 0 || bytes <= bytes_max && mappings <= mappings_max {
                 return;
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -78,12 +79,12 @@ impl GuestMemory {
         Arc::clone(&self.table)
     }
 
-    /// The files that it lies in.
+    /// The files that hold the memory.
     pub(crate) fn files(&self) -> impl Iterator<Item = FileId> {
         self.slots.iter().map(|slot| slot.file)
     }
 
-    /// Replaces all regions. On an error nothing has changed.
+    /// Replaces all regions. Changes nothing on an error.
     pub(crate) fn set(&mut self, descs: &[RegionDesc], fds: &[OwnedFd]) -> Result<Removed, Error> {
         check_size(descs.iter().map(|desc| desc.size))?;
         let slots = descs.iter().zip(fds).map(|(desc, fd)| self.slot(*desc, fd.as_fd()));
@@ -92,12 +93,12 @@ impl GuestMemory {
         self.replace(slots)
     }
 
-    /// Adds a region. On an error nothing has changed.
+    /// Adds a region. Changes nothing on an error.
     pub(crate) fn add(&mut self, desc: RegionDesc, fd: &OwnedFd) -> Result<Removed, Error> {
         if self.slots.len() == SLOTS_MAX {
             return Err(Error::TooManyRegions(SLOTS_MAX));
         }
-        if self.slots.len() >= SLOTS_SURE && are_regions_short() {
+        if self.slots.len() >= SLOTS_GUARANTEED && are_regions_scarce() {
             return Err(Error::RegionsShort(self.slots.len()));
         }
         check_size(self.slots.iter().map(|slot| slot.desc.size).chain([desc.size]))?;
@@ -107,7 +108,7 @@ impl GuestMemory {
         self.replace(slots)
     }
 
-    /// Removes the region of `desc`'s addresses and size.
+    /// Removes the region with the addresses and size of `desc`.
     pub(crate) fn remove(&mut self, desc: &RegionDesc) -> Result<Removed, Error> {
         let is_it = |s: &Slot| {
             (s.desc.guest_addr, s.desc.user_addr, s.desc.size) == (desc.guest_addr, desc.user_addr, desc.size)
@@ -118,9 +119,9 @@ impl GuestMemory {
         self.replace(slots)
     }
 
-    /// Removes everything.
+    /// Removes all regions.
     pub(crate) fn clear(&mut self) -> Removed {
-        self.replace(Vec::new()).expect("no regions make a table")
+        self.replace(Vec::new()).expect("an empty table is valid")
     }
 
     fn replace(&mut self, slots: Vec<Slot>) -> Result<Removed, Error> {
@@ -137,7 +138,7 @@ impl GuestMemory {
         Ok(Removed(old.into_iter().map(|s| s.mapping).collect()))
     }
 
-    /// A slot for the region: the one that there is, or a new one.
+    /// A slot for the region: the existing one, or a new one.
     fn slot(&self, desc: RegionDesc, fd: BorrowedFd<'_>) -> Result<Slot, Error> {
         let guest_addr = desc.guest_addr;
         let os = |e: rustix::io::Errno| Error::Map { guest_addr, source: e.into() };
@@ -146,7 +147,7 @@ impl GuestMemory {
         if let Some(same) = self.slots.iter().find(|s| s.desc == desc && s.file == file) {
             return Ok(same.clone());
         }
-        // Else a ring that is aligned in the front-end's view would not be in ours.
+        // Otherwise a ring that is aligned in the front-end's address space would not be aligned in ours.
         let base = desc.mmap_offset % PAGE;
         if desc.user_addr % PAGE != base || desc.guest_addr % PAGE != base {
             return Err(Error::Misaligned(guest_addr));
@@ -155,7 +156,7 @@ impl GuestMemory {
         let bad = || map(MapError::BadRange { offset: desc.mmap_offset, len: desc.size });
         let page = page_size(fd).map_err(os)?;
         let end = desc.mmap_offset.checked_add(desc.size).filter(|_| desc.size > 0).ok_or_else(bad)?;
-        // Huge pages can be mapped as a whole only; a small page's rest is the kernel's care.
+        // Huge pages can only be mapped as a whole; the kernel handles the rest of a small page.
         let end = if page > PAGE { end.checked_next_multiple_of(page).ok_or_else(bad)? } else { end };
         let start = desc.mmap_offset - desc.mmap_offset % page;
         let mapping = Mapping::shared(fd, start, end - start).map_err(map)?.given_by(&self.peer);
@@ -163,23 +164,24 @@ impl GuestMemory {
     }
 }
 
-/// Whether one front-end may announce regions of these sizes. While a table takes the place of another both are mapped; so a guest maps up to twice as much.
+/// Whether one front-end may announce regions of these sizes. While one table replaces another, both are mapped; so a guest may
+/// map up to twice as much.
 fn check_size(sizes: impl Iterator<Item = u64>) -> Result<(), Error> {
     let (asked, max) = (sizes.fold(0, u64::saturating_add), Limits::get().peer);
     if asked > max { Err(Error::TooMuchMemory { asked, max }) } else { Ok(()) }
 }
 
-/// Bytes that are mapped for each of `slots`: more than were announced, where pages are huge.
+/// Bytes that are mapped for each of `slots`: more than were announced if pages are huge.
 fn mapped(slots: &[Slot]) -> impl Iterator<Item = u64> {
     slots.iter().map(|slot| slot.mapping.len())
 }
 
-/// Whether what is left of the process's mappings is for guests that have few.
-fn are_regions_short() -> bool {
+/// Whether the remaining mappings of the process are reserved for guests with few regions.
+fn are_regions_scarce() -> bool {
     aryk_dma::mapped().1 >= Limits::get().mappings / 2
 }
 
-/// The size of the pages that the file is made of.
+/// The page size of the file.
 fn page_size(fd: BorrowedFd<'_>) -> rustix::io::Result<u64> {
     const HUGETLBFS_MAGIC: i64 = 0x9584_58f6; // Linux's include/uapi/linux/magic.h
     let stat = fstatfs(fd)?;
@@ -187,11 +189,11 @@ fn page_size(fd: BorrowedFd<'_>) -> rustix::io::Result<u64> {
 }
 
 impl Removed {
-    /// Waits until no queue and no request holds any of them; they are unmapped soon after, not on this thread. If requests keep them for long, calls
-    /// `revoke`.
+    /// Waits until no queue and no request uses any of the mappings; another thread unmaps them soon after. If requests use the
+    /// mappings for long, calls `revoke`.
     pub(crate) async fn retire(self, revoke: impl AsyncFnOnce()) {
-        /// What a request takes at least, so that most waits are short, and what a look costs is nothing.
-        const LOOK_EVERY: Duration = Duration::from_millis(1);
+        /// About the duration of a short request, so that most waits are short; a check costs next to nothing.
+        const POLL_INTERVAL: Duration = Duration::from_millis(1);
         const GRACE: Duration = Duration::from_secs(1);
         if self.0.is_empty() {
             return;
@@ -202,12 +204,10 @@ impl Removed {
             if began.elapsed() >= GRACE
                 && let Some(revoke) = revoke.take()
             {
-                tracing::warn!(
-                    "removed guest memory has been in use by requests for a second: the disk is slow"
-                );
+                tracing::warn!("requests have used removed guest memory for a second: the disk is slow");
                 revoke().await;
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 }

@@ -1,19 +1,19 @@
-//! The protocol's messages: header, payloads, and which file descriptors come with which request.
+//! The protocol's messages: header, payloads, and the file descriptors of each request.
 //!
-//! Pure: bytes in, [`Message`]s out, and replies as bytes. Any context. What a front-end sent gives an error, never
-//! a panic. Layouts and numbers: "Vhost-user Protocol", sections "Message Specification", "Front-end message
-//! types" and "Back-end message types". All integers are in native byte order.
+//! Pure: bytes in, [`Message`]s out, and replies as bytes. Any context. Invalid bytes from a front-end cause an error, never a
+//! panic. Layouts and numbers: "Vhost-user Protocol", sections "Message Specification", "Front-end message types" and "Back-end
+//! message types". All integers are in native byte order.
 
 use crate::Error;
 use std::fmt;
 use std::ops::RangeInclusive;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-/// Bytes of the longest payload taken. The longest that is of use, a configuration space, has 268.
+/// Bytes of the longest payload that is accepted. The longest useful payload, a configuration space, has 268.
 pub const PAYLOAD_MAX: usize = 4096;
-/// File descriptors of one message at most: as many as a memory table has regions.
+/// File descriptors of one message, at most: as many as a memory table has regions.
 pub const FDS_MAX: usize = 8;
-/// Bytes of a configuration space at most.
+/// Bytes of a configuration space, at most.
 pub const CONFIG_MAX: usize = 256;
 
 const VERSION: u32 = 1;
@@ -22,11 +22,11 @@ const REPLY: u32 = 1 << 2;
 const NEED_REPLY: u32 = 1 << 3;
 const HEADER_LEN: usize = size_of::<Header>();
 
-/// What a request or reply is about. Any number can be one; its text is the specification's name.
+/// Number of a request or reply. Any number is possible; its text is the specification's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Code(pub u32);
 
-/// Requests whose replies have no room for a failure.
+/// Requests that are always answered, and whose replies have no field for a failure.
 pub(crate) const ALWAYS_ANSWERED: [Code; 3] = [Code(11), Code(31), Code(40)];
 
 /// The front-end's requests by number, without their common prefix.
@@ -95,7 +95,7 @@ struct Header {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct VringState {
-    /// Which queue.
+    /// Index of the queue.
     pub index: u32,
     /// A size, an index into the available ring, or a flag.
     pub num: u32,
@@ -105,31 +105,31 @@ pub struct VringState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct VringAddr {
-    /// Which queue.
+    /// Index of the queue.
     pub index: u32,
     /// Bit 0: writes to the used ring are to be logged.
     pub flags: u32,
-    /// The descriptor table, as an address of the front-end's process; as the other two.
+    /// The descriptor table, as an address of the front-end's process, as are the other two.
     pub desc: u64,
     /// The used ring.
     pub used: u64,
     /// The available ring.
     pub avail: u64,
-    /// Guest address that writes to the used ring are logged at.
+    /// Guest address at which writes to the used ring are logged.
     pub log: u64,
 }
 
-/// A region of "Memory regions description" and "Single memory region description".
+/// A memory region, of "Memory regions description" and "Single memory region description".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct RegionDesc {
     /// Guest-physical address.
     pub guest_addr: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
     /// Address in the front-end's process.
     pub user_addr: u64,
-    /// The region's first byte in its file.
+    /// Offset of the region's first byte in its file.
     pub mmap_offset: u64,
 }
 
@@ -137,9 +137,9 @@ pub struct RegionDesc {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct LogDesc {
-    /// Bytes of the log.
+    /// Size of the log in bytes.
     pub size: u64,
-    /// Its first byte in the file.
+    /// Offset of the log's first byte in the file.
     pub offset: u64,
 }
 
@@ -147,15 +147,15 @@ pub struct LogDesc {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct InflightDesc {
-    /// Bytes of the region.
+    /// Size of the region in bytes.
     pub size: u64,
-    /// Its first byte in the file.
+    /// Offset of the region's first byte in the file.
     pub offset: u64,
-    /// Queues that have a part of it.
+    /// Number of queues that have a part of the region.
     pub num_queues: u16,
     /// Descriptors of each queue.
     pub queue_size: u16,
-    /// Front-ends send these bytes, as a C compiler lays the structure out, or do not.
+    /// The structure's padding as a C compiler lays it out. Some front-ends send these bytes, others do not.
     pub padding: [u8; 4],
 }
 
@@ -170,13 +170,13 @@ struct ConfigHeader {
 /// The payload of SET_VRING_KICK, CALL and ERR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VringFd {
-    /// Which queue: bits 0–7.
+    /// Index of the queue: bits 0–7.
     pub index: u8,
-    /// Whether an fd comes with the message: not bit 8.
+    /// Whether an fd comes with the message: bit 8 is clear.
     pub has_fd: bool,
 }
 
-/// What file descriptors of a message must be.
+/// Kinds of file descriptors that messages carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FdKind {
     /// An eventfd.
@@ -234,7 +234,7 @@ pub enum Request {
     SetLogFd,
     GetInflightFd {
         desc: InflightDesc,
-        /// Whether it came with the structure's padding, and is to be answered with it.
+        /// Whether the request includes the structure's padding; then the reply includes it too.
         padded: bool,
     },
     SetInflightFd(InflightDesc),
@@ -243,12 +243,12 @@ pub enum Request {
     GetStatus,
 }
 
-/// A request and how it is to be answered.
+/// A request, and whether it needs a reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// Its number.
+    /// The number of the request.
     pub code: Code,
-    /// Whether bit NEED_REPLY is set.
+    /// Whether the bit NEED_REPLY is set.
     pub need_reply: bool,
     /// The request.
     pub request: Request,
@@ -296,7 +296,7 @@ impl Request {
         request.ok_or(Error::BadSize { code, size: payload.len() })
     }
 
-    /// How many file descriptors come with it, and of which kind.
+    /// The number of file descriptors of this request, and their kind.
     pub fn fds(&self) -> (RangeInclusive<usize>, FdKind) {
         match self {
             Self::SetVringKick(v) | Self::SetVringCall(v) | Self::SetVringErr(v) => {
@@ -305,7 +305,7 @@ impl Request {
             }
             Self::SetMemTable(regions) => (regions.len()..=regions.len(), FdKind::Memory),
             Self::AddMemReg(_) => (1..=1, FdKind::Memory),
-            // "VHOST_USER_REM_MEM_REG": some front-ends send one, which is to be closed.
+            // "VHOST_USER_REM_MEM_REG": some front-ends send a descriptor, which must be closed.
             Self::RemMemReg(_) => (0..=1, FdKind::Memory),
             Self::SetBackendReqFd => (1..=1, FdKind::Socket),
             Self::SetLogBase(_) | Self::SetInflightFd(_) => (1..=1, FdKind::Memory),
@@ -327,7 +327,7 @@ fn vring_fd(bits: u64) -> VringFd {
     VringFd { index: bits as u8, has_fd: bits & (1 << 8) == 0 }
 }
 
-/// "Memory regions description": a count, padding, and room for 8 regions, of which the unused may be left out.
+/// "Memory regions description": a count, padding, and room for 8 regions, of which unused ones may be omitted.
 fn mem_table(code: Code, payload: &[u8]) -> Result<Option<Request>, Error> {
     let Ok(([count, _padding], mut rest)) = <[u32; 2]>::read_from_prefix(payload) else {
         return Ok(None);
@@ -355,7 +355,7 @@ fn single_region(payload: &[u8]) -> Option<RegionDesc> {
 /// Bytes of [`InflightDesc`] without its padding.
 const UNPADDED: usize = size_of::<InflightDesc>() - 4;
 
-/// "Inflight description", with the structure's padding or without it.
+/// "Inflight description", with or without the structure's padding.
 fn inflight(payload: &[u8]) -> Option<InflightDesc> {
     let mut desc = InflightDesc::new_zeroed();
     let known = payload.len() == UNPADDED || payload.len() == size_of::<InflightDesc>();
@@ -369,14 +369,14 @@ fn config(code: Code, payload: &[u8]) -> Result<Option<Request>, Error> {
     let Ok((header, data)) = ConfigHeader::read_from_prefix(payload) else { return Ok(None) };
     let ConfigHeader { offset, size, flags } = header;
     if u64::from(offset) + u64::from(size) > CONFIG_MAX as u64 {
-        return Err(Error::BadPayload { code, what: "a configuration space of over 256 bytes" });
+        return Err(Error::BadPayload { code, what: "a configuration space of more than 256 bytes" });
     }
     if code.0 == 24 {
-        // Front-ends send room for the answer along, or do not; its contents mean nothing.
+        // Some front-ends include space for the answer, others do not; its contents are ignored.
         return Ok(Some(Request::GetConfig { offset, size, flags }));
     }
-    // The flags mean nothing either: 1 says "live migration" in the specification, and "writable field" in the `vhost`
-    // crate's front-ends. The device knows what can be written.
+    // The flags are ignored too: 1 means "live migration" in the specification, and "writable field" in the `vhost` crate's
+    // front-ends. The device checks which bytes are writable.
     let data = data.get(..size as usize);
     Ok(data.map(|data| Request::SetConfig { offset, data: data.to_vec() }))
 }
@@ -386,7 +386,7 @@ pub fn reply(code: Code, payload: &[u8]) -> Vec<u8> {
     encode(code, VERSION | REPLY, payload)
 }
 
-/// A reply of one integer: a value, or 0 for success and another for failure.
+/// A reply of one integer: a value; or 0 for success and another number for failure.
 pub fn reply_u64(code: Code, value: u64) -> Vec<u8> {
     reply(code, value.as_bytes())
 }
@@ -397,8 +397,8 @@ pub fn reply_config(offset: u32, flags: u32, data: &[u8]) -> Vec<u8> {
     reply(Code(24), &[header.as_bytes(), data].concat())
 }
 
-/// The reply to SET_LOG_BASE: the request's payload again. The specification does not say what it is; the `vhost` crate's front-ends
-/// want this, and QEMU takes anything.
+/// The reply to SET_LOG_BASE: the request's payload. The specification does not define the reply; the `vhost` crate's front-ends
+/// expect this one, and QEMU accepts any.
 pub fn reply_log(desc: &LogDesc) -> Vec<u8> {
     reply(Code(6), desc.as_bytes())
 }
@@ -409,7 +409,7 @@ pub fn reply_inflight(desc: &InflightDesc, padded: bool) -> Vec<u8> {
     reply(Code(31), if padded { bytes } else { &bytes[..UNPADDED] })
 }
 
-/// The back-end's own request CONFIG_CHANGE_MSG, for the channel that SET_BACKEND_REQ_FD gave. No reply is asked for.
+/// The back-end's own request CONFIG_CHANGE_MSG, for the channel that SET_BACKEND_REQ_FD passed. It asks for no reply.
 pub fn config_change() -> Vec<u8> {
     encode(Code(2), VERSION, &[])
 }
@@ -419,13 +419,13 @@ fn encode(code: Code, flags: u32, payload: &[u8]) -> Vec<u8> {
     [header.as_bytes(), payload].concat()
 }
 
-/// Cuts a byte stream into messages, never asking for a byte of the next one: file descriptors belong to the
-/// message whose bytes they came with. After an error it is of no more use.
+/// Splits a byte stream into messages. The decoder never reads a byte beyond the current message, since file descriptors belong
+/// to the message with whose bytes they arrived. After an error the decoder is unusable.
 #[derive(Debug)]
 pub struct Decoder {
     buf: Box<[u8]>,
     have: usize,
-    /// Bytes of the current message, as far as is known.
+    /// Length of the current message in bytes, as far as it is known.
     want: usize,
 }
 
@@ -436,7 +436,7 @@ impl Default for Decoder {
 }
 
 impl Decoder {
-    /// Where the next bytes go; never empty.
+    /// The buffer for the next bytes; never empty.
     pub fn space(&mut self) -> &mut [u8] {
         &mut self.buf[self.have..self.want]
     }
@@ -446,20 +446,21 @@ impl Decoder {
         self.have
     }
 
-    /// Takes `n` bytes that were put into [`Decoder::space`]; gives the message that they complete.
+    /// Accepts `n` bytes that were written to [`Decoder::space`]; returns the message that they complete.
     ///
     /// # Errors
     /// As [`Request::parse`]; [`Error::BadVersion`], [`Error::TooLong`].
     ///
     /// # Panics
-    /// If `n` is more than the space had.
+    /// If `n` exceeds the length of the space.
     pub fn filled(&mut self, n: usize) -> Result<Option<Message>, Error> {
         assert!(n <= self.want - self.have, "{n} bytes in a space of {}", self.want - self.have);
         self.have += n;
         if self.have < HEADER_LEN {
             return Ok(None);
         }
-        let header = Header::read_from_bytes(&self.buf[..HEADER_LEN]).expect("its length is the header's");
+        let header =
+            Header::read_from_bytes(&self.buf[..HEADER_LEN]).expect("the buffer holds a whole header");
         let code = Code(header.request);
         if header.flags & (VERSION_MASK | REPLY) != VERSION {
             return Err(Error::BadVersion { code, flags: header.flags });

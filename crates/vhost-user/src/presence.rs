@@ -1,10 +1,10 @@
-//! Waiting for paths that are not there yet, without looking again and again. Control context.
+//! Waits until a path exists, without polling. Control context.
 //!
-//! All that wait on one thread share one inotify instance, which watches the deepest directories that exist. It tells one
-//! who waits only of the next name on its own path, so that thousands may wait in one directory.
+//! All waiters of one thread share one inotify instance, which watches the deepest existing directories. A waiter is woken only
+//! for the next name on its own path, so that thousands of waiters can share a directory.
 //!
-//! **Invariant.** Whoever waits has looked at the path again after [`Watching`] was set up: what came before that is seen
-//! by looking, what comes after by the watch. A symbolic link on the way that is pointed elsewhere is not noticed.
+//! **Invariant.** A waiter checks the path again after it has set up [`Watching`]: this check finds changes before the watch, and
+//! the watch reports changes after it. A symbolic link on the path that is redirected is not noticed.
 
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use rustix::io::Errno;
@@ -25,24 +25,24 @@ thread_local! {
     static INSTANCE: RefCell<Weak<Instance>> = const { RefCell::new(Weak::new()) };
 }
 
-/// What may become of a name in a directory.
+/// Events for a name in a directory.
 const NAMES: WatchFlags = WatchFlags::CREATE.union(WatchFlags::MOVED_TO);
-/// What may become of a directory itself.
+/// Events for a directory itself.
 const DIRECTORY: WatchFlags = WatchFlags::DELETE_SELF.union(WatchFlags::MOVE_SELF);
 
-/// Events that concern all who wait in a directory.
+/// Events that wake all waiters of a directory.
 const ALL: ReadFlags = ReadFlags::DELETE_SELF
     .union(ReadFlags::MOVE_SELF)
     .union(ReadFlags::UNMOUNT)
     .union(ReadFlags::IGNORED)
     .union(ReadFlags::QUEUE_OVERFLOW);
 
-/// Who waits in one directory: for a name in it, or, without one, for the directory's own end.
+/// The waiters of one directory: for a name in it, or, without a name, for the end of the directory itself.
 type Waiters = BTreeMap<Option<OsString>, Vec<Rc<Notify>>>;
 
 struct Shared {
     fd: AsyncFd<OwnedFd>,
-    /// By watch descriptor.
+    /// Directories by watch descriptor.
     directories: RefCell<BTreeMap<i32, Waiters>>,
 }
 
@@ -59,7 +59,7 @@ impl Drop for Instance {
 }
 
 impl Instance {
-    /// This thread's.
+    /// The instance of this thread.
     fn get() -> std::io::Result<Rc<Self>> {
         if let Some(instance) = INSTANCE.with_borrow(Weak::upgrade) {
             return Ok(instance);
@@ -83,13 +83,13 @@ impl Shared {
                     self.dispatch();
                     ready.clear_ready();
                 }
-                // The runtime is ending.
+                // The runtime is shutting down.
                 Err(_) => return,
             }
         }
     }
 
-    /// Reads all events that there are.
+    /// Reads all pending events.
     fn dispatch(&self) {
         let mut space = [MaybeUninit::uninit(); 4096];
         let mut events = Reader::new(self.fd.get_ref(), &mut space);
@@ -97,7 +97,7 @@ impl Shared {
             match events.next() {
                 Ok(event) => {
                     let name = event.file_name().map(|name| OsStr::from_bytes(name.to_bytes()));
-                    self.tell(event.wd(), event.events(), name);
+                    self.wake(event.wd(), event.events(), name);
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return,
@@ -109,7 +109,7 @@ impl Shared {
         }
     }
 
-    fn tell(&self, wd: i32, events: ReadFlags, name: Option<&OsStr>) {
+    fn wake(&self, wd: i32, events: ReadFlags, name: Option<&OsStr>) {
         let mut directories = self.directories.borrow_mut();
         if events.contains(ReadFlags::QUEUE_OVERFLOW) {
             directories.values().flat_map(Waiters::values).flatten().for_each(|waiter| waiter.notify_one());
@@ -121,7 +121,7 @@ impl Shared {
             waiters.iter().for_each(|waiter| waiter.notify_one());
         }
         if events.contains(ReadFlags::IGNORED) {
-            // The kernel has given the watch up.
+            // The kernel has removed the watch.
             directories.remove(&wd);
         }
     }
@@ -152,13 +152,13 @@ impl Shared {
         }
         if names.is_empty() {
             directories.remove(&wd);
-            // The directory may be gone by now.
+            // The directory may already be gone.
             let _ = inotify::remove_watch(self.fd.get_ref(), wd);
         }
     }
 }
 
-/// Something on a path is being waited for. Dropping it ends that.
+/// A watch on a path. Dropping it removes the watch.
 pub(crate) struct Watching {
     instance: Rc<Instance>,
     places: Vec<(i32, Option<OsString>)>,
@@ -174,19 +174,19 @@ impl Drop for Watching {
 }
 
 impl Watching {
-    /// Watches for the next name of `path`, which is absolute, in the deepest of its directories that exists, and for
-    /// the ends of those. After that the caller looks once more, then waits.
+    /// Watches for the next missing name of `path`, which is absolute, in the deepest directory of the path that exists, and for
+    /// the ends of the directories above. After that the caller must check the path once more, and then wait.
     ///
     /// # Errors
-    /// If the kernel has no more watches to give, the directories may not be watched, or what is in the place of one is
-    /// none.
+    /// The kernel's limit of watches is reached, the directories may not be watched, or a component of the path is not a
+    /// directory.
     pub(crate) fn new(path: &Path) -> std::io::Result<Self> {
         let instance = Instance::get()?;
         loop {
             let mut watching =
                 Self { instance: Rc::clone(&instance), places: Vec::new(), waiter: Rc::default() };
             let next = watching.watch(path)?;
-            // It may have come between our looking for its directory and the watch.
+            // The name may have appeared between the search for its directory and the watch.
             if next == path || next.symlink_metadata().is_err() {
                 return Ok(watching);
             }
@@ -196,12 +196,12 @@ impl Watching {
         }
     }
 
-    /// Gives what is missing first: `path`, or one of its directories.
+    /// Returns the first missing component: `path`, or one of its directories.
     fn watch<'p>(&mut self, path: &'p Path) -> rustix::io::Result<&'p Path> {
         let mut missing = None;
         let mut child = path;
         for directory in path.ancestors().skip(1) {
-            // Above the deepest that exists only the directory itself matters, so that unrelated files wake nobody.
+            // Above the deepest existing directory, only the directory itself matters, so that unrelated files wake no waiter.
             let name = if missing.is_none() { child.file_name() } else { None };
             match self.instance.shared.add(directory, name, &self.waiter) {
                 Ok(place) => {
@@ -209,7 +209,8 @@ impl Watching {
                     missing.get_or_insert(child);
                 }
                 Err(Errno::NOENT | Errno::NOTDIR) => {}
-                // We may pass through a directory that we may not read. It is the one next to the name that counts.
+                // The process may lack the right to read a directory above. Only the directory that holds the missing name must
+                // be watched.
                 Err(Errno::ACCESS) if missing.is_some() => {}
                 Err(error) => return Err(error),
             }
@@ -218,7 +219,7 @@ impl Watching {
         missing.ok_or(Errno::NOENT)
     }
 
-    /// Waits until something has happened. Cancelling the future loses nothing.
+    /// Waits for an event. Cancelling the future loses nothing.
     pub(crate) async fn changed(&self) {
         self.waiter.notified().await;
     }

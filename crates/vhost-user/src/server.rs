@@ -1,8 +1,8 @@
-//! A controller in server mode: a listening socket, and one front-end after the other. Control context.
+//! A controller in server mode: a listening socket, which serves one front-end after the other. Control context.
 //!
-//! A front-end that connects while another is being served waits: a restarted QEMU may be back before the end of its
-//! predecessor has been noticed, and then goes on at once. One that waits for longer is an operator's mistake, and is
-//! logged as that. What comes after it waits in the socket's backlog.
+//! A front-end that connects while another is served waits: a restarted QEMU may connect before the end of its predecessor has
+//! been noticed, and is then served at once. If a second front-end waits longer, the operator has made an error, which is logged.
+//! Further front-ends wait in the socket's backlog.
 
 use crate::device::{Device, SessionHandle};
 use crate::service::{Service, Shared};
@@ -18,25 +18,25 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
-/// How long a second front-end may wait before that is worth a warning.
+/// How long a second front-end may wait before a warning is logged.
 const RECONNECT_GRACE: Duration = Duration::from_secs(2);
-/// A session that has lasted for this long was one. After this many in a row that were not, the next waits a little: a front-end that comes and goes again and again
-/// takes some of the control thread's time, and not all of it.
+/// Duration from which a session counts as successful. After `HASTY_MAX` shorter sessions in a row, the next is delayed by
+/// `HASTY_PAUSE`, so that a front-end that reconnects in a loop takes only part of the control thread's time.
 const LASTING: Duration = Duration::from_secs(1);
 const HASTY_MAX: u32 = 32;
 const HASTY_PAUSE: Duration = Duration::from_millis(50);
-/// After a failed `accept`, which is for want of file descriptors or memory.
+/// Delay after an `accept` that failed for lack of file descriptors or memory.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
 
-/// A controller that is being served. Dropping it stops it in the background.
+/// A controller that is served. Dropping it stops the controller in the background.
 #[derive(Debug)]
 pub struct Server(Service);
 
 impl Server {
-    /// Serves `device` to the front-ends that connect to `listener`. `name` is what the log calls it.
+    /// Serves `device` to the front-ends that connect to `listener`. `name` identifies the controller in the log.
     ///
     /// # Errors
-    /// If the socket cannot be watched.
+    /// The socket cannot be polled.
     ///
     /// # Panics
     /// Outside of a [`tokio::task::LocalSet`].
@@ -48,22 +48,22 @@ impl Server {
         })))
     }
 
-    /// Its socket.
+    /// Path of the controller's socket.
     pub fn path(&self) -> &Path {
         self.0.path()
     }
 
-    /// What its sessions have come to.
+    /// Counters of the controller's sessions.
     pub fn stats(&self) -> Snapshot {
         self.0.stats()
     }
 
-    /// Tells the log how many lines about its front-end were left out, if it is time.
+    /// Logs how many log lines about the front-end were suppressed, if the time for that has come.
     pub fn tell_left_out(&self) {
         self.0.tell_left_out();
     }
 
-    /// Tells the front-end, if there is one, that the configuration space has changed.
+    /// Notifies the front-end, if one is connected, that the configuration space has changed.
     pub fn config_changed(&self) {
         self.0.config_changed();
     }
@@ -76,7 +76,7 @@ impl Server {
 
 struct Accept {
     socket: UnixListener,
-    /// Keeps the socket's file.
+    /// Owns the socket's file.
     _listener: Listener,
     stop: watch::Receiver<bool>,
 }
@@ -109,7 +109,7 @@ impl Accept {
         }
     }
 
-    /// Sees a session through to its end; takes the next front-end in, if one comes. Whether we are to stop.
+    /// Serves a session to its end, and accepts the next front-end if one connects. Returns whether the controller must stop.
     async fn until_done(
         &mut self,
         serving: impl Future<Output = ()>,

@@ -1,5 +1,5 @@
-//! What is common to controllers that listen and controllers that connect: a task that serves one front-end after the other,
-//! and the handle by which it is asked and stopped. Control context.
+//! The common part of controllers that listen and controllers that connect: a task that serves one front-end after the other, and
+//! the handle that controls the task. Control context.
 
 use crate::device::{Device, SessionHandle};
 use crate::session::serve_front_end;
@@ -27,10 +27,10 @@ impl Shared {
         *self.current.lock().unwrap_or_else(PoisonError::into_inner) = session;
     }
 
-    /// Serves one front-end, while `session` can be asked to end.
+    /// Serves one front-end, while `session` can end the session.
     pub(crate) async fn serve<D: Device>(&self, stream: UnixStream, device: &D, session: &SessionHandle) {
         self.set_current(Some(session.clone()));
-        // How it ended has been logged and counted.
+        // The result has already been logged and counted.
         let _ = serve_front_end(stream, device, session.clone(), &self.stats).await;
         self.set_current(None);
     }
@@ -47,7 +47,7 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    /// Starts the task that `make` gives; it is to end soon after its receiver has changed.
+    /// Starts the task that `make` returns; the task must end soon after its receiver has changed.
     ///
     /// # Panics
     /// Outside of a [`tokio::task::LocalSet`].

@@ -1,12 +1,12 @@
-//! One front-end's session: its requests, in order, become calls of the device. Control context.
+//! One front-end's session: translates its requests, in order, into calls of the device. Control context.
 //!
-//! The session owns what a front-end has announced (features, memory, each queue's [`Vring`]) and keeps the device in step:
-//! a queue runs in the device when its front-end has started and enabled it and all that it needs is known. So messages
-//! may come in any order, and any of them again while queues run.
+//! The session stores what a front-end has announced (features, memory, each queue's [`Vring`]) and keeps the device in step: a
+//! queue runs in the device when its front-end has started and enabled it and all that it needs is known. So messages may come in
+//! any order, and any of them again while queues run.
 //!
-//! **Invariants.** A failed request changes nothing or leaves queues stopped. However a session ends, all its queues
-//! have been stopped, then the device is told. Other sessions are never waited for, nor kept waiting: after each message
-//! the others have their turn.
+//! **Invariants.** A failed request changes nothing, or leaves queues stopped. However a session ends, all its queues are stopped
+//! before the device is notified. A session never waits for other sessions, nor do they wait for it: after each message the other
+//! sessions have their turn.
 
 use crate::connection::Connection;
 use crate::device::{Device, Event, SessionHandle};
@@ -26,7 +26,7 @@ use tokio::net::UnixStream;
 
 mod queues;
 
-/// VHOST_USER_F_PROTOCOL_FEATURES: the bit that announces protocol features; no driver ever sees it.
+/// VHOST_USER_F_PROTOCOL_FEATURES: the bit that announces protocol features; the session hides it from drivers.
 pub(crate) const F_PROTOCOL_FEATURES: u64 = 1 << 30;
 /// VIRTIO_RING_F_INDIRECT_DESC.
 pub const F_INDIRECT_DESC: u64 = 1 << 28;
@@ -35,12 +35,12 @@ pub const F_EVENT_IDX: u64 = 1 << 29;
 /// VIRTIO_F_VERSION_1.
 pub const F_VERSION_1: u64 = 1 << 32;
 
-/// VHOST_F_LOG_ALL: what is written to guest memory is logged. No driver ever sees it.
+/// VHOST_F_LOG_ALL: writes to guest memory are logged. The bit is hidden from drivers.
 const F_LOG_ALL: u64 = 1 << 26;
 /// VIRTIO_F_RING_PACKED.
 pub const F_RING_PACKED: u64 = 1 << 34;
 
-/// Offered for every device: what the rings themselves can do.
+/// Offered for every device: features of the rings themselves.
 const TRANSPORT_FEATURES: u64 = F_VERSION_1 | F_INDIRECT_DESC | F_EVENT_IDX | F_PROTOCOL_FEATURES;
 
 /// "Protocol features", of the specification.
@@ -59,7 +59,7 @@ pub(crate) mod protocol {
         MQ | REPLY_ACK | BACKEND_REQ | CONFIG | CONFIGURE_MEM_SLOTS | RESET_DEVICE | STATUS;
 }
 
-/// The protocol feature without which a request makes no sense.
+/// The protocol feature that a request requires.
 fn needed_feature(request: &Request) -> u64 {
     match request {
         Request::SetLogBase(_) | Request::SetLogFd => protocol::LOG_SHMFD,
@@ -70,7 +70,7 @@ fn needed_feature(request: &Request) -> u64 {
     }
 }
 
-/// A reply, and a file descriptor that goes with it.
+/// A reply, and the file descriptor that is sent with it.
 struct Reply(Vec<u8>, Option<OwnedFd>);
 
 impl From<Vec<u8>> for Reply {
@@ -79,24 +79,24 @@ impl From<Vec<u8>> for Reply {
     }
 }
 
-/// How a session ended that did not fail.
+/// How a session ended without an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The front-end hung up between two messages, or while it was being answered.
+    /// The front-end hung up between two messages, or while a request was handled.
     FrontEndLeft,
     /// [`crate::Server::stop`] was called.
     Stopped,
 }
 
-/// Serves one front-end until it leaves, fails, or is to be stopped; then `device` is ready for the next.
+/// Serves one front-end until it disconnects, fails, or is to be stopped; then `device` is ready for the next.
 ///
-/// `session` must be new; it is what `device` gets to speak to this front-end.
+/// `session` must be new; `device` uses it to reach this front-end.
 ///
 /// # Errors
-/// Why the session failed. It has been logged and counted.
+/// The cause that ended the session. It has been logged and counted.
 ///
 /// # Panics
-/// If the device has no queues, or more than 256, or too long a configuration space.
+/// If the device has no queues, or more than 256, or a configuration space that is too long.
 pub async fn serve_front_end<D: Device>(
     stream: UnixStream,
     device: &D,
@@ -142,21 +142,21 @@ struct Session<'d, D> {
     handle: SessionHandle,
     stats: &'d Stats,
     connection: Connection,
-    /// Whether nobody is there any more who might hang up.
+    /// Whether the front-end is gone, so that a hang-up need not be watched for.
     left: bool,
     sharing: Sharing,
-    /// Those acknowledged by SET_FEATURES, as they came. No queue runs before.
+    /// Features acknowledged by SET_FEATURES, unmodified. No queue runs before that.
     features: Option<u64>,
     /// Protocol features acknowledged.
     protocol: u64,
     memory: GuestMemory,
     vrings: Vec<Vring>,
     inflight: Option<Inflight>,
-    /// Where writes are logged while F_LOG_ALL is set.
+    /// The log for writes while F_LOG_ALL is set.
     log: Option<Arc<DirtyLog>>,
-    /// The virtio device status (virtio 1.2, section 2.1), as the front-end has said it.
+    /// The virtio device status (virtio 1.2, section 2.1), as the front-end has set it.
     status: u8,
-    /// Where our own requests go.
+    /// The channel for the back-end's own requests.
     backend_channel: Option<OwnedFd>,
 }
 
@@ -168,7 +168,7 @@ impl<D: Device> Session<'_, D> {
                 event = self.handle.event() => match event {
                     Event::Failed(reason) => return Err(Error::Ended(reason)),
                     Event::Stop => return Ok(End::Stopped),
-                    Event::ConfigChanged => { self.tell_config_change(); continue }
+                    Event::ConfigChanged => { self.notify_config_change(); continue }
                 },
                 next = self.connection.next() => match next? {
                     Some(next) => next,
@@ -178,7 +178,7 @@ impl<D: Device> Session<'_, D> {
                     limited!(
                         self.stats.lines.faults,
                         warn,
-                        "the front-end has mapped its memory file privately, so that nothing of it reaches us; {SHARE}"
+                        "the front-end has mapped its memory file privately, so that the guest's writes do not reach the back-end; {SHARE}"
                     );
                     self.stats.memory_private();
                     continue;
@@ -211,15 +211,15 @@ impl<D: Device> Session<'_, D> {
         }
     }
 
-    /// Waits for the device, while the front-end may hang up.
+    /// Waits for the device, and watches for the front-end to hang up.
     async fn wait<T>(&self, what: &str, work: impl Future<Output = T>) -> T {
         if self.left {
             return work.await;
         }
-        self.connection.heard_during((what, &self.stats.lines.sessions), work).await
+        self.connection.wait_watching((what, &self.stats.lines.sessions), work).await
     }
 
-    /// Waits for the end of what the front-end gave up, if it has to.
+    /// Waits until memory that the front-end has released is unmapped, if its limit requires that.
     pub(super) async fn await_room(&self, sizes: impl Iterator<Item = u64>) {
         self.wait("removed memory is unmapped", self.memory.room_for(sizes)).await;
     }
@@ -229,7 +229,7 @@ impl<D: Device> Session<'_, D> {
         need_reply && self.protocol & protocol::REPLY_ACK != 0
     }
 
-    /// Stops all queues, lets go of the memory, and hangs up.
+    /// Stops all queues, releases the memory, and hangs up.
     async fn finish(mut self) {
         self.left = true;
         for index in 0..self.vrings.len() {
@@ -239,7 +239,7 @@ impl<D: Device> Session<'_, D> {
         self.connection.close(self.backend_channel).await;
     }
 
-    /// Carries a request out. Gives the reply of those that always have one.
+    /// Carries out a request. Returns the reply of a request that always has one.
     async fn handle(&mut self, message: Message, fds: &mut Vec<OwnedFd>) -> Result<Option<Reply>, Error> {
         let code = message.code;
         if needed_feature(&message.request) & !self.protocol != 0 {
@@ -303,7 +303,7 @@ impl<D: Device> Session<'_, D> {
                 None => Ok(()),
             },
             Request::ResetOwner => {
-                // Deprecated; the specification leaves us to disable all rings.
+                // Deprecated; the specification permits the back-end to disable all rings.
                 for index in 0..self.vrings.len() {
                     self.halt(index).await;
                     self.vrings[index].kick = Kick::Stopped;
@@ -321,15 +321,15 @@ impl<D: Device> Session<'_, D> {
                 Ok(())
             }
             Request::SetStatus(status) => {
-                let what = "a device status has 8 bits";
+                let what = "a device status of more than 8 bits";
                 self.status = u8::try_from(status).map_err(|_| Error::BadPayload { code, what })?;
                 if status == 0 {
                     self.reset().await;
                 }
                 Ok(())
             }
-            // SET_OWNER begins a session, which the connection has done. SET_LOG_FD's eventfd would tell the front-end
-            // of new marks; none is known to listen.
+            // SET_OWNER starts a session, which the connection has already done. SET_LOG_FD passes an eventfd that signals new
+            // marks to the front-end; no front-end is known to use it.
             Request::SetOwner
             | Request::SetLogFd
             | Request::SetLogBase(_)
@@ -357,7 +357,7 @@ impl<D: Device> Session<'_, D> {
         protocol::ALWAYS | inflight | log
     }
 
-    /// Whether rings are packed. Until that is known they are not.
+    /// Whether rings are packed. They count as split until the features are known.
     fn is_packed(&self) -> bool {
         self.features.is_some_and(is_packed)
     }
@@ -366,13 +366,13 @@ impl<D: Device> Session<'_, D> {
         let bits = check_offered(code, bits, self.offered())?;
         let before = self.features.replace(bits);
         for index in 0..self.vrings.len() {
-            // A migration begins and ends while queues run.
+            // A migration starts and ends while queues run.
             let logging_only = before.is_some_and(|before| (before ^ bits) & !F_LOG_ALL == 0);
             if !logging_only {
                 self.halt(index).await;
             }
             if before.is_some_and(|before| is_packed(before) != is_packed(bits)) {
-                // It says where a ring of the other format would go on.
+                // The base is the position in a ring of the other format.
                 self.vrings[index].base = None;
                 self.vrings[index].stopped_at = None;
             }
@@ -382,8 +382,7 @@ impl<D: Device> Session<'_, D> {
         Ok(())
     }
 
-    /// `size` bytes of the configuration space from `offset`. Front-ends may know of fields that the device does
-    /// not; they are zero.
+    /// `size` bytes of the configuration space from `offset`. Fields that the front-end knows but the device does not are zero.
     fn config(&self, offset: u32, size: u32) -> Vec<u8> {
         let mut config = self.device.config();
         assert!(config.len() <= CONFIG_MAX, "a configuration space of {} bytes", config.len());
@@ -392,19 +391,19 @@ impl<D: Device> Session<'_, D> {
     }
 
     /// "VHOST_USER_BACKEND_CONFIG_CHANGE_MSG".
-    fn tell_config_change(&mut self) {
+    fn notify_config_change(&mut self) {
         if self.protocol & protocol::CONFIG == 0 {
             return;
         }
         let Some(channel) = &self.backend_channel else { return };
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         match rustix::net::send(channel, &message::config_change(), flags) {
-            // A full channel is full of such messages: the front-end will see the change at the next that it reads.
+            // A full channel is full of the same messages: the front-end will notice the change at the next one that it reads.
             Ok(_) | Err(rustix::io::Errno::AGAIN) => {}
             Err(error) => {
-                tracing::warn!("cannot tell the front-end that the configuration has changed: {error}");
-                let channel = self.backend_channel.take().expect("looked at above");
-                // It is one more at most for each that the front-end has sent, which are counted.
+                tracing::warn!("cannot notify the front-end of the changed configuration: {error}");
+                let channel = self.backend_channel.take().expect("checked above");
+                // This adds at most one descriptor for each channel that the front-end has sent, and those are counted.
                 let _ = self.connection.close_later(channel);
             }
         }
@@ -418,7 +417,7 @@ fn check_offered(code: Code, bits: u64, offered: u64) -> Result<u64, Error> {
     }
 }
 
-/// Whether a request is always answered, so that a failure has no place in the reply.
+/// Whether a request always has a reply, which has no field for a failure.
 fn has_reply(code: Code) -> bool {
     message::ALWAYS_ANSWERED.contains(&code)
 }

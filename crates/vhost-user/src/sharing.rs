@@ -1,8 +1,8 @@
-//! Whether a front-end shares the memory that it announces. Control context; the looking is done on a thread of its own.
+//! Detects a front-end that does not share the memory that it announces. Control context; a separate thread reads the mappings.
 //!
-//! QEMU's `memory-backend-memfd,share=off` gives us a memfd like any other, but maps it privately: what the guest writes never
-//! reaches the file, and its queues stay empty for ever without an error anywhere. The kernel's list of the front-end's mappings
-//! tells, where we may read it.
+//! QEMU's `memory-backend-memfd,share=off` passes a memfd like any other, but maps it privately: the guest's writes never reach
+//! the file, and its queues stay empty for ever without an error. The kernel's list of the front-end's mappings shows this, if we
+//! may read it.
 
 use crate::memory::FileId;
 use rustix::fs::{major, minor};
@@ -10,19 +10,19 @@ use std::collections::BTreeSet;
 use tokio::net::UnixStream;
 use tokio::task::JoinHandle;
 
-/// Looks at one front-end's mappings at most. Each costs it some milliseconds of its memory lock.
-const LOOKS_MAX: u32 = 16;
+/// Reads of one front-end's mappings, at most. Each holds the front-end's memory lock for some milliseconds.
+const READS_MAX: u32 = 16;
 
-/// What is known of one front-end's mappings.
+/// The information about one front-end's mappings.
 #[derive(Debug, Default)]
 pub(crate) struct Sharing {
-    /// Process of the front-end, as the socket knows it.
+    /// Process of the front-end, as the socket reports it.
     pid: Option<i32>,
-    /// Files that have been looked for.
+    /// Files that have been checked.
     known: BTreeSet<FileId>,
-    looks: u32,
-    /// Finds out whether one of the files is mapped privately.
-    looking: Option<JoinHandle<bool>>,
+    reads: u32,
+    /// Resolves to whether one of the files is mapped privately.
+    reading: Option<JoinHandle<bool>>,
 }
 
 impl Sharing {
@@ -37,30 +37,30 @@ impl Sharing {
         self.pid
     }
 
-    /// Looks, if there are files among these that are new.
-    pub(crate) fn look(&mut self, files: impl Iterator<Item = FileId>) {
-        let Some(pid) = self.pid.filter(|_| self.looking.is_none() && self.looks < LOOKS_MAX) else { return };
+    /// Reads the mappings, if some of these files have not been checked.
+    pub(crate) fn check(&mut self, files: impl Iterator<Item = FileId>) {
+        let Some(pid) = self.pid.filter(|_| self.reading.is_none() && self.reads < READS_MAX) else { return };
         let new: Vec<FileId> = files.filter(|file| !self.known.contains(file)).collect();
         if new.is_empty() {
             return;
         }
         self.known.extend(&new);
-        self.looks += 1;
-        self.looking = Some(tokio::task::spawn_blocking(move || {
-            // We may not look at a process of another user.
+        self.reads += 1;
+        self.reading = Some(tokio::task::spawn_blocking(move || {
+            // A process of another user may be unreadable for us.
             let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
             new.iter().any(|file| is_private(&maps, *file))
         }));
     }
 
-    /// Waits until a look has found memory that is not shared; for ever, if none does. Cancelling the future loses nothing.
+    /// Waits until a check has found memory that is not shared; for ever, if no check does. Cancelling the future loses nothing.
     pub(crate) async fn found_private(&mut self) {
-        if let Some(looking) = &mut self.looking {
-            let found = looking.await;
-            self.looking = None;
+        if let Some(reading) = &mut self.reading {
+            let found = reading.await;
+            self.reading = None;
             if found.is_ok_and(|private| private) {
-                // Once is enough.
-                self.looks = LOOKS_MAX;
+                // A single report is enough.
+                self.reads = READS_MAX;
                 return;
             }
         }
@@ -68,7 +68,7 @@ impl Sharing {
     }
 }
 
-/// Whether a file is mapped, and nowhere shared. `maps` is what the kernel gives as `/proc/PID/maps`.
+/// Whether a file is mapped, and all of its mappings are private. `maps` is the kernel's `/proc/PID/maps`.
 fn is_private(maps: &str, (device, inode): FileId) -> bool {
     let (device, inode) = (format!("{:02x}:{:02x}", major(device), minor(device)), inode.to_string());
     let shared = maps.lines().filter_map(|line| {
@@ -96,10 +96,10 @@ mod tests {
 ";
 
     #[test]
-    fn the_kernels_list_is_read() {
+    fn mappings_are_parsed() {
         let file = |major, minor, inode| (makedev(major, minor), inode);
         assert!(is_private(MAPS, file(0, 1, 1043)));
-        assert!(!is_private(MAPS, file(0, 1, 1044)), "shared in one place");
+        assert!(!is_private(MAPS, file(0, 1, 1044)), "one shared mapping");
         assert!(is_private(MAPS, file(0x103, 2, 1045)));
         assert!(!is_private(MAPS, file(0, 2, 1043)), "another device");
         assert!(!is_private(MAPS, file(0, 1, 104)), "not mapped");
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_is_mapped_privately_and_memory_of_a_guest_is_not() {
+    fn a_program_is_mapped_privately_but_guest_memory_is_shared() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime");
         runtime.block_on(async {
             let (ours, _theirs) = UnixStream::pair().expect("socketpair");
@@ -123,14 +123,14 @@ mod tests {
             let patience = std::time::Duration::from_millis(300);
 
             let mut sharing = Sharing::of(&ours);
-            sharing.look([shared].into_iter());
+            sharing.check([shared].into_iter());
             let found = tokio::time::timeout(patience, sharing.found_private()).await;
-            assert!(found.is_err(), "it is shared");
-            sharing.look([shared, program].into_iter());
+            assert!(found.is_err(), "the memory is shared");
+            sharing.check([shared, program].into_iter());
             let found = tokio::time::timeout(patience * 10, sharing.found_private()).await;
             found.expect("this program is mapped privately");
-            sharing.look([(0, 0)].into_iter());
-            assert!(sharing.looking.is_none(), "once is enough");
+            sharing.check([(0, 0)].into_iter());
+            assert!(sharing.reading.is_none(), "no further check");
         });
     }
 }

@@ -1,4 +1,4 @@
-//! What the sessions of a controller have come to. Counted in control context, read from any.
+//! Counters of a controller's sessions. Updated in control context, read from any.
 
 use crate::Error;
 use crate::error::Class;
@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// How often a controller's front-end can have us write of one matter.
+/// Limits on log lines that a controller's front-end can cause, by subject.
 #[derive(Debug)]
 pub(crate) struct Lines {
-    /// Of sessions that begin and end.
+    /// For the start and the end of sessions.
     pub(crate) sessions: LogLimit,
-    /// Of what a session does wrong.
+    /// For faults within a session.
     pub(crate) faults: LogLimit,
 }
 
@@ -25,25 +25,25 @@ impl Default for Lines {
 }
 
 impl Lines {
-    /// Tells the log how many lines it does not have, if none has come that does and it is time.
+    /// Logs how many lines were suppressed, if none has been logged since and the time for that has come.
     pub(crate) fn tell_left_out(&self) {
         if let Some(left_out) = self.sessions.overdue() {
             tracing::info!(
                 left_out,
-                "the front-end has connected and disconnected more often than is told here"
+                "the front-end has connected and disconnected more often than is logged here"
             );
         }
         if let Some(left_out) = self.faults.overdue() {
-            tracing::warn!(left_out, "the front-end has done more wrong than is told here");
+            tracing::warn!(left_out, "the front-end has caused more errors than are logged here");
         }
     }
 }
 
-/// Counters of one controller's sessions since it was made, and whether there is one now.
+/// Counters of one controller's sessions since its creation, and whether a front-end is connected.
 #[derive(Debug, Default)]
 pub struct Stats {
     connected: AtomicBool,
-    /// The front-end's process; 0 if it is not known.
+    /// The front-end's process; 0 if it is unknown.
     pid: AtomicI32,
     sessions: AtomicU64,
     messages: AtomicU64,
@@ -58,26 +58,27 @@ pub struct Stats {
     memory_private: AtomicU64,
     last_error: Mutex<Option<String>>,
     pub(crate) lines: Lines,
-    /// The front-ends, as those who give memory: one that has just gone may have left much.
+    /// The controller's front-ends as the owner of guest memory: a front-end that has just disconnected may have left much memory
+    /// to unmap.
     pub(crate) peer: Peer,
 }
 
 /// The values of [`Stats`] at one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Whether a front-end is connected now.
+    /// Whether a front-end is connected.
     pub connected: bool,
-    /// Its process, if one is connected and the kernel tells.
+    /// PID of the connected front-end, if the kernel reports it.
     pub pid: Option<i32>,
     /// Front-ends that have connected.
     pub sessions: u64,
-    /// Whole messages taken from them.
+    /// Complete messages received.
     pub messages: u64,
-    /// Requests answered with a failure, after which the session went on.
+    /// Requests answered with a failure, after which the session continued.
     pub refused: u64,
-    /// Sessions that ended otherwise than by the front-end's hanging up between two messages, or by our own will.
+    /// Sessions that ended in another way than by a hang-up between two messages or by the back-end.
     pub failed: u64,
-    /// Errors (each a refusal or a session's end) of the connection: half messages, replies not taken.
+    /// Errors (each a refusal or the end of a session) of the connection: incomplete messages, replies not read.
     pub connection_errors: u64,
     /// Errors in messages.
     pub protocol_errors: u64,
@@ -85,18 +86,18 @@ pub struct Snapshot {
     pub fd_errors: u64,
     /// Errors in guest memory and its tables.
     pub memory_errors: u64,
-    /// Errors that the device has found.
+    /// Errors that the device has reported.
     pub device_errors: u64,
-    /// Times that a queue had to wait because its rings lay in none of the memory regions.
+    /// Times that a queue had to wait because none of the memory regions contained its rings.
     pub rings_outside: u64,
-    /// Sessions whose front-end had mapped guest memory privately, so that it could not reach us.
+    /// Sessions whose front-end had mapped guest memory privately, so that the guest's writes could not reach the back-end.
     pub memory_private: u64,
-    /// The last of them, or why a front-end's socket cannot be connected to.
+    /// The last of these errors, or why the controller cannot connect to a front-end's socket.
     pub last_error: Option<String>,
 }
 
 impl Stats {
-    /// The values now.
+    /// The current values.
     pub fn snapshot(&self) -> Snapshot {
         let connected = self.connected.load(Relaxed);
         Snapshot {
@@ -148,7 +149,7 @@ impl Stats {
         }
     }
 
-    /// A front-end cannot be reached, for want of an operator's doing.
+    /// A front-end cannot be reached until the operator corrects an error.
     pub(crate) fn not_connected(&self, why: &str) {
         *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(why.to_owned());
     }

@@ -1,4 +1,4 @@
-//! A queue as its front-end has described it, piece by piece. Control context.
+//! A queue's setup, as its front-end sends it, one message at a time. Control context.
 
 use crate::Error;
 use crate::device::{EventFd, QueueLog, Rings};
@@ -6,15 +6,15 @@ use crate::message::{Code, VringAddr};
 use crate::session::{F_EVENT_IDX, F_PROTOCOL_FEATURES, F_RING_PACKED};
 use aryk_dma::MemTable;
 
-/// Whether a queue is started, and how the guest says that it has made buffers available. "Ring states".
+/// Whether a queue is started, and how the guest signals available buffers. "Ring states".
 #[derive(Clone, Debug, Default)]
 pub(crate) enum Kick {
     /// Not started.
     #[default]
     Stopped,
-    /// Started; the ring is to be polled.
+    /// Started; the device must poll the ring.
     Poll,
-    /// Started; readable after a kick.
+    /// Started; the fd becomes readable after a kick.
     Fd(EventFd),
 }
 
@@ -34,7 +34,7 @@ const WRONG_SIZE: &str = "a queue's size is 1 to 32768, of a split ring a power 
 const NOT_ALIGNED: &str = "a ring is not aligned";
 const WRONG_BASE: &str = "an index into the available ring has 16 bits";
 
-/// Where the parts of a ring lie, in the front-end's addresses: `avail` and `used` of a packed ring are the driver's and the
+/// Addresses of the parts of a ring in the front-end's process: `avail` and `used` of a packed ring are the driver's and the
 /// device's event suppression.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RingAddrs {
@@ -52,31 +52,33 @@ impl RingAddrs {
 
 #[derive(Debug, Default)]
 pub(crate) struct Vring {
-    /// Descriptors; 0 until it is told.
+    /// Number of descriptors; 0 until the front-end has set it.
     pub(crate) size: u16,
-    /// Where it goes on, when it does not run; see [`crate::QueueSetup::base`]. `None` until it is told or has run.
+    /// Position at which the stopped queue resumes; see [`crate::QueueSetup::base`]. `None` until the front-end has set it or the
+    /// queue has run.
     pub(crate) base: Option<u32>,
-    /// Where it stopped, if it was reset since and `base` is forgotten. QEMU 7.2 sets the device's status to 0 before it asks
-    /// GET_VRING_BASE of each queue, and hands what it learns to the QEMU that a machine moves to.
+    /// Position at which the queue stopped, if a reset has cleared `base` since. QEMU 7.2 sets the device's status to 0 before it
+    /// sends GET_VRING_BASE for each queue, and passes the answers to the QEMU to which a VM migrates.
     pub(crate) stopped_at: Option<u32>,
     pub(crate) addr: Option<RingAddrs>,
-    /// Guest address of the used ring, if writes to it are to be logged.
+    /// Guest address of the used ring, if writes to the used ring must be logged.
     pub(crate) log_addr: Option<u64>,
-    /// The log that the device has for it, while it runs.
+    /// The log that the device uses for the queue, while the queue runs.
     pub(crate) log: Option<QueueLog>,
     pub(crate) kick: Kick,
     pub(crate) call: Option<EventFd>,
     pub(crate) err: Option<EventFd>,
-    /// The last SET_VRING_ENABLE, if there was one.
+    /// The last SET_VRING_ENABLE, if one was received.
     pub(crate) enabled: Option<bool>,
-    /// Whether the device runs it.
+    /// Whether the device runs the queue.
     pub(crate) running: bool,
 }
 
 impl Vring {
-    /// SET_VRING_NUM: up to 32,768, of a split ring a power of two (virtio 1.2, sections 2.7 and 2.8), and no more than `max`.
+    /// SET_VRING_NUM: up to 32,768, a power of two for a split ring (virtio 1.2, sections 2.7 and 2.8), and no more than `max`.
     ///
-    /// Whether rings are split or packed may not be known yet: then [`Vring::check`] finds the rest. So of the others.
+    /// The ring format may not be known yet: then [`Vring::check`] does the remaining checks. The same holds for the functions
+    /// below.
     pub(crate) fn check_size(code: Code, features: Option<u64>, num: u32, max: u16) -> Result<u16, Error> {
         const SIZE_MAX: u16 = 32_768;
         let size = u16::try_from(num).ok().filter(|n| (1..=SIZE_MAX).contains(n));
@@ -86,8 +88,8 @@ impl Vring {
         if size > max { Err(Error::QueueTooLarge { code, size, max }) } else { Ok(size) }
     }
 
-    /// SET_VRING_ADDR: aligned as virtio 1.2, sections 2.7 and 2.8.10, asks. Memory is mapped so that what is aligned in the
-    /// front-end is aligned here.
+    /// SET_VRING_ADDR: checks the alignment that virtio 1.2, sections 2.7 and 2.8.10, requires. Memory is mapped so that
+    /// addresses which are aligned in the front-end are aligned here.
     pub(crate) fn check_addr(
         code: Code,
         features: Option<u64>,
@@ -101,7 +103,7 @@ impl Vring {
         Ok(addrs)
     }
 
-    /// SET_VRING_ADDR: where writes to the used ring are logged, if they are to be.
+    /// SET_VRING_ADDR: the guest address at which writes to the used ring are logged, if they must be logged.
     pub(crate) fn check_log(code: Code, offered: bool, addr: &VringAddr) -> Result<Option<u64>, Error> {
         /// VHOST_VRING_F_LOG.
         const LOG: u32 = 1;
@@ -109,11 +111,9 @@ impl Vring {
         match addr.flags {
             0 => Ok(None),
             LOG if !offered => error("logging of a ring was not negotiated"),
-            LOG if !addr.log.is_multiple_of(4) => {
-                error("the address that a ring is logged at is not aligned")
-            }
+            LOG if !addr.log.is_multiple_of(4) => error("the log address of a ring is not aligned"),
             LOG => Ok(Some(addr.log)),
-            _ => error("unknown flags of a ring"),
+            _ => error("unknown ring flags"),
         }
     }
 
@@ -126,7 +126,7 @@ impl Vring {
         Ok(())
     }
 
-    /// What could not be checked before the features were known.
+    /// The checks that were not possible before the features were known.
     pub(crate) fn check(&self, code: Code, features: u64) -> Result<(), Error> {
         let packed = is_packed(features);
         let error = |what| Err(Error::BadPayload { code, what });
@@ -139,26 +139,26 @@ impl Vring {
         Self::check_base(code, Some(features), self.base(features))
     }
 
-    /// Where it goes on.
+    /// Position at which the queue resumes.
     pub(crate) fn base(&self, features: u64) -> u32 {
         /// Both indices 0, and both wrap counters 1 (virtio 1.2, section 2.8.1).
         const PACKED_START: u32 = 0x8000_8000;
         self.base.unwrap_or(if is_packed(features) { PACKED_START } else { 0 })
     }
 
-    /// Whether the front-end has said all that is needed to run it, and wants it to run.
+    /// Whether the front-end has supplied all that the queue needs, and wants the queue to run.
     pub(crate) fn is_wanted(&self, features: u64) -> bool {
-        // "Ring states": without protocol features a ring begins enabled, with them disabled.
+        // "Ring states": without protocol features a ring is initially enabled, with them disabled.
         let enabled = self.enabled.unwrap_or(features & F_PROTOCOL_FEATURES == 0);
         enabled && !matches!(self.kick, Kick::Stopped) && self.size > 0 && self.addr.is_some()
     }
 
-    /// Guest addresses and lengths of what the device writes of the ring itself, as far as that is to be logged.
+    /// Guest addresses and lengths of the parts of the ring that the device writes, as far as they must be logged.
     pub(crate) fn logged_ring(&self, features: u64, memory: &MemTable) -> [(u64, u64); 2] {
         const NONE: (u64, u64) = (0, 0);
         let Some(log_addr) = self.log_addr else { return [NONE; 2] };
         let device = (log_addr, self.device_len(features));
-        // A packed ring's descriptors are written, too; of their guest address the front-end says nothing.
+        // The device also writes a packed ring's descriptors, whose guest address the front-end does not send.
         let desc = self.addr.filter(|_| is_packed(features));
         let desc = desc.and_then(|addr| memory.guest_addr_at_user(addr.desc));
         [device, desc.map_or(NONE, |addr| (addr, self.desc_len()))]
@@ -184,7 +184,7 @@ impl Vring {
         }
     }
 
-    /// The rings in `memory`, if they are there.
+    /// The rings' areas in `memory`, if `memory` contains them.
     pub(crate) fn rings(&self, features: u64, memory: &MemTable) -> Option<Rings> {
         let addr = self.addr?;
         Some(Rings {
@@ -200,7 +200,7 @@ const fn event_len(features: u64) -> u64 {
     if features & F_EVENT_IDX != 0 { 2 } else { 0 }
 }
 
-/// Whether queues with these features are packed rings.
+/// Whether these features select packed rings.
 pub(crate) const fn is_packed(features: u64) -> bool {
     features & F_RING_PACKED != 0
 }

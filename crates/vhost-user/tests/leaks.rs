@@ -1,8 +1,8 @@
-//! Nothing that a front-end gave outlives its session: file descriptors and mappings are counted before and after.
-//! A binary of its own, with one test, for they are counted for the whole process.
+//! No file descriptor or mapping of a front-end outlives its session: both are counted before and after. A binary with a single
+//! test, since the counts are those of the whole process.
 
 #[path = "session/device.rs"]
-#[expect(dead_code, reason = "shared with the tests of sessions, which use more of it")]
+#[expect(dead_code, reason = "shared with the tests of sessions, which use the rest")]
 mod device;
 #[path = "session/peer.rs"]
 #[expect(dead_code, reason = "as above")]
@@ -12,7 +12,7 @@ use aryk_vhost_user::{SessionHandle, Stats, serve_front_end};
 use peer::{FrontEnd, Guest, code, eventfd, memfd, message};
 use std::os::fd::AsFd;
 
-/// Open file descriptors, and mappings of what front-ends gave, once what was given up is gone.
+/// Open file descriptors, and mappings of front-ends' memory, once released ones are closed and unmapped.
 fn count() -> (usize, usize) {
     while aryk_dma::reclaiming().pending > 0 {
         std::thread::yield_now();
@@ -22,8 +22,8 @@ fn count() -> (usize, usize) {
     (fds, maps.lines().filter(|line| line.contains("memfd:")).count())
 }
 
-/// A life that leaves its fds everywhere that they can be, ended in one of several ways.
-async fn live(end: usize) {
+/// A session that leaves its fds in every possible place, ended in one of several ways.
+async fn run_session(end: usize) {
     let (fe, stream) = FrontEnd::pair();
     let device = device::Mock::default();
     device.tracks_inflight.set(true);
@@ -50,7 +50,7 @@ async fn live(end: usize) {
             2 => fe.send(code::SET_VRING_KICK, &bytes![0_u64], &[memory; 8]),
             3 => fe.send(code::SET_VRING_KICK, &bytes![0_u64], &[memory; 20]),
             4 => fe.send(code::SET_MEM_TABLE, &guest.mem_table(), &[theirs.as_fd()]),
-            // Half a message with an fd; and messages that are never looked at, with theirs.
+            // Half a message with an fd; and messages that are never read, with their fds.
             5 => fe.send_raw(&message(code::SET_VRING_CALL, 1, &[0; 8])[..15], &[memory]),
             _ => {
                 fe.send(99, &[], &[memory]);
@@ -63,7 +63,7 @@ async fn live(end: usize) {
     assert_eq!(ended.is_ok(), end == 0, "{end}: {ended:?}");
 }
 
-/// An in-flight region and a dirty log, each of them twice.
+/// An in-flight region and a dirty log, each set twice.
 async fn recover_and_log(fe: &FrontEnd) {
     for _ in 0..2 {
         fe.send(code::GET_INFLIGHT_FD, &bytes![0_u64, 0_u64, 4_u16, 8_u16], &[]);
@@ -79,11 +79,11 @@ async fn recover_and_log(fe: &FrontEnd) {
 #[test]
 fn nothing_leaks() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime");
-    runtime.block_on(live(0));
+    runtime.block_on(run_session(0));
     let before = count();
     assert_eq!(before.1, 0, "all guest memory is unmapped");
     for round in 0..70 {
-        runtime.block_on(live(round % 7));
+        runtime.block_on(run_session(round % 7));
     }
     assert_eq!(count(), before);
 }

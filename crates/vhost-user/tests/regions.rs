@@ -1,7 +1,7 @@
-//! Memory regions of all guests together. A binary of its own, with one test, for the limit is the process's.
+//! Memory regions of all guests together. A binary with a single test, since the limit is the process's.
 
 #[path = "session/device.rs"]
-#[expect(dead_code, reason = "shared with the tests of sessions, which use more of it")]
+#[expect(dead_code, reason = "shared with the tests of sessions, which use the rest")]
 mod device;
 #[path = "session/peer.rs"]
 #[expect(dead_code, reason = "as above")]
@@ -12,7 +12,7 @@ use aryk_vhost_user::{SessionHandle, Stats, serve_front_end};
 use peer::{FrontEnd, code, memfd};
 use std::os::fd::AsFd;
 
-/// Regions of a guest's that are taken before one is refused.
+/// Number of regions of a guest that are accepted before one is refused.
 async fn most_regions(fe: &FrontEnd) -> u64 {
     let memory = memfd(4096);
     let mut count = 0_u64;

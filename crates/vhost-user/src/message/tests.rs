@@ -40,7 +40,7 @@ const SET_VRING_ADDR: &[u8] = &[
     9, 0, 0, 0,  9, 0, 0, 0,  40, 0, 0, 0,
     3, 0, 0, 0,  0, 0, 0, 0,
     0x00, 0x10, 0, 0, 1, 0, 0, 0, // descriptor table
-    0x00, 0x30, 0, 0, 1, 0, 0, 0, // used ring comes before
+    0x00, 0x30, 0, 0, 1, 0, 0, 0, // used ring, which comes first
     0x00, 0x20, 0, 0, 1, 0, 0, 0, // the available ring
     0, 0, 0, 0, 0, 0, 0, 0,
 ];
@@ -142,7 +142,10 @@ fn logs_status_and_reset() {
     let log = Request::SetLogBase(LogDesc { size: 0x100, offset: 0x200 });
     assert_eq!(one(&raw(6, 1, &[0, 1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0])).request, log);
     assert_eq!(log.fds(), (1..=1, FdKind::Memory));
-    assert!(matches!(decode(&raw(6, 1, &[0; 8])), Err(Error::BadSize { .. })), "an address, for the kernel");
+    assert!(
+        matches!(decode(&raw(6, 1, &[0; 8])), Err(Error::BadSize { .. })),
+        "the kernel's form, with an address"
+    );
     assert_eq!(one(&raw(7, 1, &[])).request, Request::SetLogFd);
     assert_eq!(one(&raw(34, 1, &[])).request, Request::ResetDevice);
     assert_eq!(one(&raw(39, 1, &[15, 0, 0, 0, 0, 0, 0, 0])).request, Request::SetStatus(15));
@@ -167,7 +170,7 @@ fn bad_headers() {
     long[8..12].copy_from_slice(&u32::MAX.to_le_bytes());
     assert!(matches!(decode(&long), Err(Error::TooLong { size: u32::MAX, .. })));
     let error = decode(&raw(200, 1, &[])).expect_err("unknown");
-    assert_eq!(error.to_string(), "request 200: not a request that this back end knows");
+    assert_eq!(error.to_string(), "request 200: unknown request");
     assert!(matches!(decode(&raw(1, 1, &[0])), Err(Error::BadSize { .. })));
 }
 

@@ -1,4 +1,4 @@
-//! A session's queues: which of them the device is to run, and with what. Control context.
+//! A session's queues: decides which of them the device runs, and with which setup. Control context.
 
 use super::{F_LOG_ALL, F_PROTOCOL_FEATURES, Session};
 use crate::Error;
@@ -103,7 +103,7 @@ impl<D: Device> Session<'_, D> {
         Ok(message::reply(code, zerocopy::IntoBytes::as_bytes(&VringState { index: state.index, num })))
     }
 
-    /// Another in-flight region, or the same again.
+    /// Sets another in-flight region, or the same one again.
     pub(super) async fn set_inflight(&mut self, code: Code, inflight: Inflight) -> Result<(), Error> {
         if !self.inflight.as_ref().is_some_and(|ours| ours.is_same(&inflight)) {
             for index in 0..self.vrings.len() {
@@ -143,7 +143,7 @@ impl<D: Device> Session<'_, D> {
         self.memory.table().regions().last().map_or(0, |region| region.guest_addr + region.len)
     }
 
-    /// What a queue is to mark its writes in.
+    /// The log and the ring addresses that a queue must mark.
     fn queue_log(&self, index: usize) -> Option<QueueLog> {
         let features = self.features.filter(|features| features & F_LOG_ALL != 0)?;
         let log = Arc::clone(self.log.as_ref()?);
@@ -151,7 +151,7 @@ impl<D: Device> Session<'_, D> {
         Some(QueueLog { log, ring })
     }
 
-    /// Tells the device of a running queue whose log is another than it was.
+    /// Updates the device if the log of a running queue has changed.
     pub(super) async fn relog(&mut self, index: usize) {
         let log = self.queue_log(index);
         if self.vrings[index].running && self.vrings[index].log != log {
@@ -160,8 +160,9 @@ impl<D: Device> Session<'_, D> {
         }
     }
 
-    /// "VHOST_USER_RESET_DEVICE", and a device status of 0: all queues are as in the beginning. Their calls stay, for
-    /// front-ends say those once; so does what is the session's: features and memory. Where they stopped may still be asked.
+    /// "VHOST_USER_RESET_DEVICE", and a device status of 0: resets all queues to their initial state. Their call fds stay, since
+    /// front-ends send those once; so does the state of the session: features and memory. The positions at which queues stopped
+    /// can still be queried.
     pub(super) async fn reset(&mut self) {
         for index in 0..self.vrings.len() {
             self.halt(index).await;
@@ -183,7 +184,7 @@ impl<D: Device> Session<'_, D> {
         }
     }
 
-    /// Starts a queue if it is to run, can, and does not.
+    /// Starts a queue if the front-end wants it to run, it can run, and it does not run yet.
     pub(super) async fn settle(&mut self, code: Code, index: usize) -> Result<(), Error> {
         let Some(features) = self.features else { return Ok(()) };
         let vring = &self.vrings[index];
@@ -191,14 +192,14 @@ impl<D: Device> Session<'_, D> {
             return Ok(());
         }
         vring.check(code, features)?;
-        self.sharing.look(self.memory.files());
+        self.sharing.check(self.memory.files());
         let memory = self.memory.table();
         let Some(rings) = vring.rings(features, &memory) else {
             limited!(
                 self.stats.lines.faults,
                 warn,
                 queue = index,
-                "queue waits: its rings are in none of the {} memory regions announced; {SHARE}",
+                "queue cannot start yet: its rings are in none of the {} memory regions announced; {SHARE}",
                 memory.regions().len()
             );
             self.stats.rings_outside();
@@ -228,7 +229,7 @@ impl<D: Device> Session<'_, D> {
         Ok(())
     }
 
-    /// Starts a queue. The device learns it if the front-end hangs up meanwhile.
+    /// Starts a queue. If the front-end hangs up before the queue has started, the device is notified.
     async fn start(&self, index: u16, setup: QueueSetup) -> Result<(), DeviceError> {
         let starting = self.device.start_queue(index, setup);
         tokio::pin!(starting);
@@ -240,8 +241,8 @@ impl<D: Device> Session<'_, D> {
         starting.await
     }
 
-    /// Brings the device in step with a new memory table. Queues whose rings are gone wait until they are back:
-    /// front-ends remove a region and add it again to change its size.
+    /// Updates the device after a change of the memory table. Queues whose rings are in removed memory wait until it is added
+    /// again: front-ends remove and add a region to change its size.
     pub(super) async fn memory_changed(&mut self, code: Code, removed: Removed) -> Result<(), Error> {
         let memory = self.memory.table();
         let features = self.features.unwrap_or(0);
@@ -259,7 +260,7 @@ impl<D: Device> Session<'_, D> {
         if !rings.is_empty() {
             self.device.set_memory(MemoryChange { memory, rings }).await;
         }
-        self.sharing.look(self.memory.files());
+        self.sharing.check(self.memory.files());
         let retired = removed.retire(async || self.device.revoke_memory().await);
         self.wait("removed memory is in use", retired).await;
         let end = self.memory_end();
@@ -267,7 +268,7 @@ impl<D: Device> Session<'_, D> {
             limited!(
                 self.stats.lines.faults,
                 warn,
-                "the dirty log has no bits for guest memory up to {end:#x}: its migration may fail"
+                "the dirty log does not cover guest memory up to {end:#x}: the VM's migration may fail"
             );
         }
         for index in 0..self.vrings.len() {
@@ -278,7 +279,8 @@ impl<D: Device> Session<'_, D> {
     }
 }
 
-/// Has the pages made that a queue's reactor uses all the time, so that it need not wait for the kernel to do so. The front-end can take them away again.
+/// Faults in the pages that a queue's reactor uses constantly, so that the reactor need not wait for the kernel to allocate them.
+/// The front-end can remove the pages again.
 async fn populate(rings: &Rings, inflight: Option<&GuestArea>) {
     let Rings { desc, driver, device } = rings.clone();
     let areas = [Some(desc), Some(driver), Some(device), inflight.cloned()];

@@ -1,4 +1,4 @@
-//! What a front-end can have us hold.
+//! Limits of what a front-end can make the back-end hold.
 
 use crate::peer::{FrontEnd, Guest, code, eventfd, memfd};
 use crate::{bytes, on_local_set, start};
@@ -26,23 +26,23 @@ fn a_guest_of_twelve_tib_is_served_and_one_of_thirty_two_is_not() {
         let memory = sparse(32 * TIB);
         let table = |size| [bytes![1_u32, 0_u32], region(0, size)].concat();
         assert!(fe.try_send(code::SET_MEM_TABLE, &table(12 * TIB), &[memory.as_fd()]).await);
-        // All of it in other regions: for a while both are mapped.
+        // All memory in other regions: for a while both tables are mapped.
         assert!(fe.try_send(code::SET_MEM_TABLE, &table(12 * TIB + 4096), &[memory.as_fd()]).await);
         assert!(!fe.try_send(code::SET_MEM_TABLE, &table(32 * TIB), &[memory.as_fd()]).await);
         let more = [bytes![0_u64], region(16 * TIB, 8 * TIB)].concat();
         assert!(!fe.try_send(code::ADD_MEM_REG, &more, &[memory.as_fd()]).await);
         let error = session.stats.snapshot().last_error.expect("an error");
         assert!(error.contains("--guest-memory-max") && error.contains("17592186044416"), "{error}");
-        // The session goes on with what it had.
+        // The session goes on with the previous regions.
         assert!(
             fe.try_send(code::REM_MEM_REG, &[bytes![0_u64], region(0, 12 * TIB + 4096)].concat(), &[]).await
         );
     });
 }
 
-/// What was announced before waits to be unmapped for longer than it takes to announce more.
+/// Regions announced before wait longer to be unmapped than it takes to announce more.
 #[test]
-fn guest_memory_that_is_exchanged_again_and_again_is_mapped_twice_at_most() {
+fn guest_memory_that_is_replaced_repeatedly_is_mapped_at_most_twice() {
     on_local_set(async {
         let (fe, _session) = start();
         fe.negotiate().await;
@@ -51,13 +51,13 @@ fn guest_memory_that_is_exchanged_again_and_again_is_mapped_twice_at_most() {
         for i in 0..12 {
             let announced = fe.try_send(code::SET_MEM_TABLE, &table(i * 4096), &[memory.as_fd()]).await;
             let mapped = aryk_dma::mapped().0 / TIB;
-            // Another test has up to twice 12 TiB.
-            assert!(announced && mapped <= 32 + 24, "{mapped} TiB after {i} others");
+            // Another test maps up to twice 12 TiB.
+            assert!(announced && mapped <= 32 + 24, "{mapped} TiB after {i} replacements");
         }
     });
 }
 
-/// Only as much of a log is mapped as can be of use.
+/// Only the useful part of a log is mapped.
 #[test]
 fn a_log_of_terabytes_is_mapped_in_part() {
     on_local_set(async {
@@ -78,7 +78,7 @@ fn a_log_of_terabytes_is_mapped_in_part() {
 }
 
 #[test]
-fn a_channel_that_is_replaced_for_ever_is_not_kept_for_ever() {
+fn replaced_channels_are_limited() {
     on_local_set(async {
         let (fe, session) = start();
         fe.negotiate().await;
@@ -93,7 +93,7 @@ fn a_channel_that_is_replaced_for_ever_is_not_kept_for_ever() {
     });
 }
 
-/// Neither memory that is announced and refused nor what comes with other messages stays open.
+/// Neither memory that is announced and refused nor the descriptors of other messages stay open.
 #[test]
 fn descriptors_do_not_pile_up() {
     on_local_set(async {
@@ -107,19 +107,22 @@ fn descriptors_do_not_pile_up() {
             assert!(!fe.try_send(code::SET_MEM_TABLE, &bad, &memory.each_ref().map(AsFd::as_fd)).await);
             assert!(fe.try_send(code::SET_VRING_CALL, &bytes![0_u64], &[eventfd().as_fd()]).await);
         }
-        // 64 may wait to be closed, and other tests have theirs.
+        // 64 descriptors may wait to be closed, and other tests open some.
         assert!(open() < before + 1000, "{} after {before}", open());
     });
 }
 
 #[test]
-fn a_queue_that_is_too_large_is_refused_when_its_size_is_said() {
+fn a_queue_that_is_too_large_is_refused_when_its_size_is_set() {
     on_local_set(async {
         let (fe, session) = start();
         fe.negotiate().await;
         assert!(fe.try_send(code::SET_VRING_NUM, &bytes![0_u32, 1024_u32], &[]).await);
         assert!(!fe.try_send(code::SET_VRING_NUM, &bytes![0_u32, 2048_u32], &[]).await);
         let error = session.stats.snapshot().last_error.expect("an error");
-        assert!(error.contains("1024") && error.contains("--queue-size-max"), "it says what to do: {error}");
+        assert!(
+            error.contains("1024") && error.contains("--queue-size-max"),
+            "the error says what to do: {error}"
+        );
     });
 }

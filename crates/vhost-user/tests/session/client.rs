@@ -1,4 +1,4 @@
-//! Client mode: sockets that are not there, come, go, are replaced, or are none.
+//! Client mode: sockets that do not exist, appear, disappear, are replaced, or are other files.
 
 use crate::device::Mock;
 use crate::on_local_set;
@@ -13,26 +13,26 @@ use tokio::net::UnixListener;
 use tokio::time::{Instant, sleep, timeout};
 
 fn client(path: &Path) -> Client {
-    Client::start("vm", path, Rc::new(Mock::default())).expect("a path that can be one")
+    Client::start("vm", path, Rc::new(Mock::default())).expect("a valid path")
 }
 
 fn listen(path: &Path) -> UnixListener {
     UnixListener::bind(path).expect("bind")
 }
 
-/// The front-end's side of the next connection, and how long that took to come.
+/// The front-end's side of the next connection, and the time that it took to arrive.
 async fn accept(listener: &UnixListener) -> (FrontEnd, Duration) {
     let began = Instant::now();
     let (stream, _) =
-        timeout(Duration::from_secs(20), listener.accept()).await.expect("nobody came").expect("accept");
+        timeout(Duration::from_secs(20), listener.accept()).await.expect("no connection").expect("accept");
     (FrontEnd::accepted(stream), began.elapsed())
 }
 
-/// Soon enough for a watch, on a busy machine; no timer of the client's is so fast after a while.
+/// Limit for the reaction to a watch event, on a busy computer; the client's retry timer is slower than that after a while.
 const SOON: Duration = Duration::from_millis(800);
 
 #[test]
-fn a_socket_that_is_there_and_one_that_comes() {
+fn a_socket_that_exists_and_one_that_appears() {
     on_local_set(async {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("vm.sock");
@@ -46,7 +46,7 @@ fn a_socket_that_is_there_and_one_that_comes() {
         assert_eq!(there.stats().pid, i32::try_from(std::process::id()).ok());
         guest.set_avail_idx(0, 3);
         there.stop().await;
-        assert_eq!(guest.used_idx(0), 3, "what was taken was served");
+        assert_eq!(guest.used_idx(0), 3, "taken requests were served");
         fe.closed().await;
         drop(listener);
 
@@ -62,14 +62,14 @@ fn a_socket_that_is_there_and_one_that_comes() {
 }
 
 #[test]
-fn directories_that_are_not_there_yet() {
+fn directories_that_do_not_exist_yet() {
     on_local_set(async {
         let dir = tempfile::tempdir().expect("a directory");
         let (a, b) = (dir.path().join("a"), dir.path().join("a/b"));
         let path = b.join("vm.sock");
         let client = client(&path);
         sleep(Duration::from_millis(20)).await;
-        // The first directory comes and goes, moves, and comes again.
+        // The first directory appears and disappears, is moved, and appears again.
         fs::create_dir_all(&b).expect("directories");
         sleep(Duration::from_millis(20)).await;
         fs::remove_dir_all(&a).expect("removed");
@@ -91,7 +91,7 @@ fn directories_that_are_not_there_yet() {
 }
 
 #[test]
-fn no_race_between_looking_and_watching() {
+fn no_race_between_check_and_watch() {
     on_local_set(async {
         let dir = tempfile::tempdir().expect("a directory");
         for round in 0..300_u64 {
@@ -127,7 +127,7 @@ fn sleeps() -> u64 {
 }
 
 #[test]
-fn thousands_that_are_absent_cost_nothing() {
+fn thousands_of_absent_sockets_cost_nothing() {
     on_local_set(async {
         let dir = tempfile::tempdir().expect("a directory");
         let path = |i: u32| match i % 2 {
@@ -144,7 +144,7 @@ fn thousands_that_are_absent_cost_nothing() {
             let name = fs::read_link(fd.as_ref().expect("an fd").path());
             name.is_ok_and(|name| name.to_string_lossy().contains("inotify"))
         });
-        // Other tests of this process may have one each.
+        // Other tests of this process may have one instance each.
         assert!(instances.count() < 20, "clients share an instance");
         for i in (0..2000).step_by(97) {
             fs::create_dir_all(path(i).parent().expect("a directory")).expect("directories");
@@ -166,7 +166,7 @@ fn stale_sockets_and_their_successors() {
         let path = dir.path().join("vm.sock");
         drop(listen(&path));
         let client = client(&path);
-        // By now it tries once a second.
+        // By now the client retries once a second.
         sleep(Duration::from_millis(1500)).await;
         assert_eq!((client.stats().sessions, client.stats().last_error), (0, None));
         fs::remove_file(&path).expect("removed");
@@ -174,7 +174,7 @@ fn stale_sockets_and_their_successors() {
         let (fe, took) = accept(&listener).await;
         assert!(took < SOON, "{took:?}");
         fe.sync().await;
-        // It ends, and the next comes at once; also over another's.
+        // The first listener ends, and the next appears at once; also by a rename over the other socket.
         drop(fe);
         let (fe, took) = accept(&listener).await;
         assert!(took < SOON, "{took:?}");
@@ -209,7 +209,7 @@ fn a_front_end_that_hangs_up_at_once_is_not_hammered() {
 }
 
 #[test]
-fn a_full_backlog_is_waited_for() {
+fn a_full_backlog_is_retried() {
     on_local_set(async {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("vm.sock");
@@ -232,7 +232,7 @@ fn a_full_backlog_is_waited_for() {
 }
 
 #[test]
-fn what_is_no_socket_is_said_and_tried_again() {
+fn a_path_that_is_no_socket_is_reported_and_retried() {
     on_local_set(async {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("vm.sock");
@@ -245,7 +245,7 @@ fn what_is_no_socket_is_said_and_tried_again() {
         let kinds = [
             ("file", "exists and is not a socket"),
             ("directory", "exists and is not a socket"),
-            ("link", "a symbolic link to nothing"),
+            ("link", "a symbolic link whose target does not exist"),
         ];
         for (kind, expected) in kinds {
             place(kind);
@@ -274,20 +274,21 @@ fn what_is_no_socket_is_said_and_tried_again() {
         let client = self::client(&below);
         sleep(Duration::from_millis(30)).await;
         let error = client.stats().last_error.expect("one");
-        assert!(error.contains("should be one of its directories"), "{error}");
+        assert!(error.contains("a component of the path is not a directory"), "{error}");
         client.stop().await;
     });
 }
 
 #[test]
-fn paths_that_can_be_none() {
+fn invalid_paths() {
     on_local_set(async {
         let long = "x".repeat(108);
         let error = Client::start("vm", long, Rc::new(Mock::default())).expect_err("too long");
         assert!(matches!(error, ListenError::PathTooLong { .. }), "{error}");
-        let error = Client::start("vm", "a\0b", Rc::new(Mock::default())).expect_err("a zero in it");
+        let error =
+            Client::start("vm", "a\0b", Rc::new(Mock::default())).expect_err("a NUL byte in the path");
         assert!(error.to_string().contains("cannot use the path"), "{error}");
-        // Relative, and never there.
+        // A relative path that never exists.
         let client = client(Path::new("no/such/socket"));
         sleep(Duration::from_millis(10)).await;
         client.stop().await;

@@ -1,5 +1,5 @@
-//! A device that holds its session to the promises of [`Device`]. It "serves" a queue when that is stopped, by giving as used
-//! all that was made available.
+//! A device that checks the guarantees of [`Device`]. It "serves" a queue when the queue is stopped, by returning all available
+//! descriptors as used.
 
 use aryk_vhost_user::{Device, DeviceError, EventFd, MemoryChange, QueueLog, QueueSetup, SessionHandle};
 use std::cell::{Cell, RefCell};
@@ -8,9 +8,9 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use tokio::sync::Notify;
 
-/// What it was told, in order.
+/// The calls that the device received, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum DeviceCall {
     Start(u16),
     Stop(u16),
     Memory(usize),
@@ -21,15 +21,15 @@ pub enum Told {
 
 #[derive(Default)]
 pub struct Mock {
-    pub calls: RefCell<Vec<Told>>,
+    pub calls: RefCell<Vec<DeviceCall>>,
     pub running: RefCell<BTreeMap<u16, QueueSetup>>,
     pub session: RefCell<Option<SessionHandle>>,
-    /// While there is one, a queue stops only after it was notified.
+    /// While set, a queue stops only after a notification.
     pub slow_stop: RefCell<Option<Rc<Notify>>>,
     pub refuse_start: Cell<bool>,
-    /// A queue waits to start until its session ends, and then does not.
+    /// A queue waits to start until its session ends, and then does not start.
     pub endless_start: Cell<bool>,
-    /// How often it was asked to give up removed memory.
+    /// How often the session asked the device to release removed memory.
     pub revoked: Cell<u32>,
     pub packed: Cell<bool>,
     pub tracks_inflight: Cell<bool>,
@@ -38,7 +38,7 @@ pub struct Mock {
 }
 
 impl Mock {
-    pub fn take_calls(&self) -> Vec<Told> {
+    pub fn take_calls(&self) -> Vec<DeviceCall> {
         self.calls.take()
     }
 }
@@ -138,7 +138,7 @@ impl Device for Mock {
         check(&setup);
         let old = self.running.borrow_mut().insert(index, setup);
         assert!(old.is_none(), "queue {index} was started twice");
-        self.calls.borrow_mut().push(Told::Start(index));
+        self.calls.borrow_mut().push(DeviceCall::Start(index));
         Ok(())
     }
 
@@ -148,33 +148,33 @@ impl Device for Mock {
             Some(gate) => gate.notified().await,
             None => tokio::task::yield_now().await,
         }
-        let queue = self.running.borrow_mut().remove(&index).expect("a queue that runs");
-        self.calls.borrow_mut().push(Told::Stop(index));
+        let queue = self.running.borrow_mut().remove(&index).expect("a running queue");
+        self.calls.borrow_mut().push(DeviceCall::Stop(index));
         served(&queue)
     }
 
     async fn set_memory(&self, change: MemoryChange) {
         tokio::task::yield_now().await;
         let mut running = self.running.borrow_mut();
-        let told = change.rings.iter().map(|(index, _)| *index);
-        assert!(told.eq(running.keys().copied()), "each running queue is told");
+        let listed = change.rings.iter().map(|(index, _)| *index);
+        assert!(listed.eq(running.keys().copied()), "the change lists each running queue");
         for (index, rings) in change.rings {
-            let queue = running.get_mut(&index).expect("looked at above");
+            let queue = running.get_mut(&index).expect("checked above");
             queue.rings = rings;
             queue.memory = change.memory.clone();
             check(queue);
         }
-        self.calls.borrow_mut().push(Told::Memory(change.memory.regions().len()));
+        self.calls.borrow_mut().push(DeviceCall::Memory(change.memory.regions().len()));
     }
 
     async fn set_call(&self, index: u16, call: Option<EventFd>) {
-        self.calls.borrow_mut().push(Told::CallFd(index, call.is_some()));
-        self.running.borrow_mut().get_mut(&index).expect("it runs").call = call;
+        self.calls.borrow_mut().push(DeviceCall::CallFd(index, call.is_some()));
+        self.running.borrow_mut().get_mut(&index).expect("a running queue").call = call;
     }
 
     async fn set_err(&self, index: u16, err: Option<EventFd>) {
-        self.calls.borrow_mut().push(Told::ErrFd(index, err.is_some()));
-        self.running.borrow_mut().get_mut(&index).expect("it runs").err = err;
+        self.calls.borrow_mut().push(DeviceCall::ErrFd(index, err.is_some()));
+        self.running.borrow_mut().get_mut(&index).expect("a running queue").err = err;
     }
 
     async fn revoke_memory(&self) {
@@ -183,7 +183,7 @@ impl Device for Mock {
 
     async fn set_log(&self, index: u16, log: Option<QueueLog>) {
         tokio::task::yield_now().await;
-        self.calls.borrow_mut().push(Told::Log(index, log.is_some()));
-        self.running.borrow_mut().get_mut(&index).expect("it runs").log = log;
+        self.calls.borrow_mut().push(DeviceCall::Log(index, log.is_some()));
+        self.running.borrow_mut().get_mut(&index).expect("a running queue").log = log;
     }
 }

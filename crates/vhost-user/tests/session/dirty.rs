@@ -1,6 +1,6 @@
-//! Dirty logs: begun, moved and ended while queues run, and wrong ones.
+//! Dirty logs: started, replaced and ended while queues run; and invalid ones.
 
-use crate::device::{Mock, Told};
+use crate::device::{DeviceCall, Mock};
 use crate::peer::{FrontEnd, Guest, RING_SPACE, code, eventfd, memfd};
 use crate::{Running, bytes, on_local_set, start_with};
 use aryk_vhost_user::F_RING_PACKED;
@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 const LOG_ALL: u64 = 1 << 26;
-/// Bytes of a log for the first 4 MiB, in which the guest's memory lies.
+/// Bytes of a log for the first 4 MiB, which contain the guest's memory.
 const LOG_LEN: u64 = 128;
 
 fn start_logging() -> (FrontEnd, Running) {
@@ -26,7 +26,7 @@ fn logged_ring(guest: &Guest, index: u32) -> Vec<u8> {
     bytes![index, 1_u32, user, user + 2048, user + 1024, guest.guest_addr + at + 2048]
 }
 
-/// SET_LOG_BASE, answered whether a reply was asked for or not.
+/// Sends SET_LOG_BASE, which is answered whether a reply was requested or not.
 async fn set_log(fe: &FrontEnd, log: &OwnedFd) {
     let desc = bytes![LOG_LEN, 0_u64];
     fe.send(code::SET_LOG_BASE, &desc, &[log.as_fd()]);
@@ -55,33 +55,37 @@ fn a_migration_begins_and_ends_while_a_queue_runs() {
         fe.sync().await;
         let device = &session.device;
         assert_eq!(device.running.borrow()[&0].log, None);
-        assert_eq!(device.take_calls(), [Told::Start(0), Told::Start(1)]);
+        assert_eq!(device.take_calls(), [DeviceCall::Start(0), DeviceCall::Start(1)]);
         // In QEMU's order.
         let log = memfd(LOG_LEN);
         set_log(&fe, &log).await;
         assert!(fe.try_send(code::SET_LOG_FD, &[], &[eventfd().as_fd()]).await);
-        assert_eq!(device.take_calls(), [], "logged is what the features say");
+        assert_eq!(device.take_calls(), [], "the features determine what is logged");
         assert!(fe.try_send(code::SET_FEATURES, &bytes![features | LOG_ALL], &[]).await);
-        assert_eq!(device.take_calls(), [Told::Log(0, true), Told::Log(1, true)], "and they run on");
+        assert_eq!(
+            device.take_calls(),
+            [DeviceCall::Log(0, true), DeviceCall::Log(1, true)],
+            "and the queues keep running"
+        );
         assert!(fe.try_send(code::SET_VRING_ADDR, &logged_ring(&guest, 0), &[]).await);
-        assert_eq!(device.take_calls(), [Told::Log(0, true)]);
+        assert_eq!(device.take_calls(), [DeviceCall::Log(0, true)]);
         assert!(fe.try_send(code::SET_VRING_ADDR, &logged_ring(&guest, 0), &[]).await, "again");
         assert_eq!(device.take_calls(), []);
-        // What the queue sees of it.
+        // The queue's view of the log.
         let queue = device.running.borrow()[&0].log.clone().expect("a log");
         queue.log.mark(guest.guest_addr + 7 * 4096, 2);
         queue.mark_ring();
         assert_eq!(marked(&log), [0x100, 0x107]);
         device.running.borrow()[&1].log.as_ref().expect("a log").mark_ring();
         assert_eq!(marked(&log), [0x100, 0x107], "the ring of queue 1 is not logged");
-        // A larger log takes its place; by the answer nobody has the old one.
+        // A larger log replaces the first one; after the answer the old log is no longer in use.
         let larger = memfd(LOG_LEN);
         let old = Arc::downgrade(&queue.log);
         drop(queue);
         set_log(&fe, &larger).await;
         assert!(old.upgrade().is_none());
-        assert_eq!(device.take_calls(), [Told::Log(0, true), Told::Log(1, true)]);
-        // A queue that starts now logs from its start, and one that stops marks what it has still done.
+        assert_eq!(device.take_calls(), [DeviceCall::Log(0, true), DeviceCall::Log(1, true)]);
+        // A queue that starts now logs from its start, and a queue that stops marks the writes of its last requests.
         fe.get_base(0).await;
         assert_eq!(marked(&larger), [0x100]);
         fe.start_queue(0);
@@ -90,8 +94,8 @@ fn a_migration_begins_and_ends_while_a_queue_runs() {
         device.take_calls();
         assert!(fe.try_send(code::SET_FEATURES, &bytes![features], &[]).await);
         assert!(fe.try_send(code::SET_VRING_ADDR, &guest.ring_addr(0), &[]).await);
-        assert_eq!(device.take_calls(), [Told::Log(0, false), Told::Log(1, false)]);
-        assert_eq!(device.running.borrow()[&0].features & LOG_ALL, 0, "no device sees the bit");
+        assert_eq!(device.take_calls(), [DeviceCall::Log(0, false), DeviceCall::Log(1, false)]);
+        assert_eq!(device.running.borrow()[&0].features & LOG_ALL, 0, "the bit is hidden from the device");
     });
 }
 
@@ -103,7 +107,7 @@ fn a_packed_ring_is_logged_where_it_is_written() {
         let log = memfd(LOG_LEN);
         fe.send(code::SET_MEM_TABLE, &guest.mem_table(), &[guest.memory.as_fd()]);
         fe.send(code::SET_VRING_NUM, &bytes![0_u32, 300_u32], &[]);
-        // Descriptors on pages 2 and 3, event suppression on page 1.
+        // Descriptors are on pages 2 and 3, event suppression on page 1.
         let user = guest.user_addr;
         let device_event = guest.guest_addr + 4096 + 8;
         let addr = bytes![0_u32, 1_u32, user + 8192, user + 4096 + 8, user + 4096, device_event];
@@ -113,7 +117,7 @@ fn a_packed_ring_is_logged_where_it_is_written() {
         session.device.running.borrow()[&0].log.as_ref().expect("all features are on").mark_ring();
         assert_eq!(marked(&log), [0x101, 0x102, 0x103]);
         assert!(fe.try_send(code::REM_MEM_REG, &guest.single_region(), &[]).await);
-        // The memory comes back elsewhere in the guest.
+        // The memory is added again at another guest address.
         let region = bytes![0_u64, guest.guest_addr + 0x10_0000, guest.len, guest.user_addr, 0_u64];
         assert!(fe.try_send(code::ADD_MEM_REG, &region, &[guest.memory.as_fd()]).await);
         session.device.running.borrow()[&0].log.as_ref().expect("logging").mark_ring();
@@ -143,8 +147,8 @@ fn hostile_logs() {
         }
         fe.send(code::SET_LOG_BASE, &bytes![34_u64, 4096_u64], &[file.as_fd()]);
         assert_eq!(fe.reply(code::SET_LOG_BASE).await, bytes![34_u64, 4096_u64]);
-        assert_eq!(session.device.take_calls(), [Told::Start(0), Told::Log(0, true)]);
-        // Rings: misaligned, of unknown flags, and beyond the log, which is marked nowhere.
+        assert_eq!(session.device.take_calls(), [DeviceCall::Start(0), DeviceCall::Log(0, true)]);
+        // Rings: misaligned, with unknown flags, and beyond the log, which are not marked.
         let user = guest.user_addr;
         let ring = |flags: u32, log: u64| bytes![0_u32, flags, user, user + 2048, user + 1024, log];
         assert!(!fe.try_send(code::SET_VRING_ADDR, &ring(1, 2), &[]).await);
@@ -155,7 +159,7 @@ fn hostile_logs() {
         log.mark_ring();
         assert_eq!(log.log.beyond(), 1);
         drop(log);
-        // More memory than it has bits for, and less file: the session goes on.
+        // More memory than the log covers, and a shorter file: the session goes on.
         let other = Guest::at(0x1000_0000);
         assert!(fe.try_send(code::ADD_MEM_REG, &other.single_region(), &[other.memory.as_fd()]).await);
         drop(fe);

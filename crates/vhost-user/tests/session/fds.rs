@@ -10,7 +10,7 @@ fn null() -> OwnedFd {
     File::open("/dev/null").expect("/dev/null").into()
 }
 
-/// Sends one message; the text of the error that it ends its session with.
+/// Sends one message; returns the text of the error that ends the session.
 async fn error_of(code: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> String {
     let (fe, session) = start();
     fe.send(code, payload, fds);
@@ -95,7 +95,7 @@ fn messages_in_pieces() {
             fe.sync().await;
             assert_eq!(session.stats.snapshot().messages, 2);
         }
-        // And many in one piece.
+        // And many messages in one piece.
         let (fe, session) = start();
         fe.send_raw(&message(code::SET_OWNER, 1, &[]).repeat(100), &[]);
         fe.sync().await;
@@ -104,13 +104,13 @@ fn messages_in_pieces() {
 }
 
 #[test]
-fn half_a_message_is_not_waited_for_for_ever() {
+fn half_a_message_times_out() {
     on_local_set(async {
         tokio::time::pause();
         let begun = tokio::time::Instant::now();
         let (fe, session) = start();
         tokio::time::sleep(Duration::from_secs(30)).await;
-        assert!(!session.task.is_finished(), "an idle front-end is welcome");
+        assert!(!session.task.is_finished(), "an idle front-end stays connected");
         fe.send_raw(&message(code::SET_FEATURES, 1, &bytes![0_u64])[..13], &[]);
         let error = session.error().await;
         assert_eq!(error, "the front-end sent 13 bytes of a message and then nothing more in time");
@@ -119,7 +119,7 @@ fn half_a_message_is_not_waited_for_for_ever() {
 }
 
 #[test]
-fn a_front_end_that_takes_no_replies() {
+fn a_front_end_that_reads_no_replies() {
     on_local_set(async {
         let (fe, session) = start();
         let flood = message(code::GET_FEATURES, 1, &[]);
@@ -135,13 +135,13 @@ fn a_front_end_that_takes_no_replies() {
             }
         }
         tokio::time::pause();
-        assert_eq!(session.error().await, "the front-end takes no replies");
+        assert_eq!(session.error().await, "the front-end does not read its replies");
     });
 }
 
 #[test]
 #[expect(clippy::disallowed_methods, reason = "the test is about how long things take")]
-fn a_flood_delays_nobody_else() {
+fn a_flood_does_not_delay_other_sessions() {
     on_local_set(async {
         let (hostile, _hostile_session) = start();
         let (fe, _session) = start();
@@ -150,7 +150,7 @@ fn a_flood_delays_nobody_else() {
         let table = guest.mem_table();
         let flood = async {
             loop {
-                // Work for the back end, and nothing for itself to wait for.
+                // Work for the back-end, without anything to wait for.
                 let sent =
                     hostile.try_send_raw(&message(code::SET_MEM_TABLE, 1, &table), &[guest.memory.as_fd()]);
                 if sent.is_err() {
@@ -176,7 +176,7 @@ fn a_flood_delays_nobody_else() {
 }
 
 #[test]
-fn another_front_end_may_send_fds_that_nobody_wants() {
+fn unneeded_fds_are_accepted_and_closed() {
     on_local_set(async {
         let (fe, session) = start();
         let guest = Guest::new();

@@ -1,6 +1,6 @@
-//! A front-end that is not ours: that of the `vhost` crate, which Cloud Hypervisor and others use.
+//! A foreign front-end: that of the `vhost` crate, which Cloud Hypervisor and other VMMs use.
 
-use crate::device::{Mock, Told};
+use crate::device::{DeviceCall, Mock};
 use crate::on_local_set;
 use crate::peer::{Guest, RING_SPACE, SIZE, memfd};
 use aryk_vhost_user::{End, SessionHandle, Stats, serve_front_end};
@@ -15,7 +15,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 const QUEUES: usize = 4;
 
-/// Has an in-flight region made, and gives it back.
+/// Requests an in-flight region, and passes it back.
 fn take_inflight(fe: &mut Frontend) {
     let wanted = VhostUserInflight::new(0, 0, QUEUES as u16, SIZE as u16);
     let (inflight, file) = fe.get_inflight_fd(&wanted).expect("an in-flight region");
@@ -23,15 +23,15 @@ fn take_inflight(fe: &mut Frontend) {
     fe.set_inflight_fd(&inflight, file.as_raw_fd()).expect("the region again");
 }
 
-/// What a migration begins with.
+/// The first steps of a migration.
 fn begin_log(fe: &mut Frontend) {
     let log = memfd(4096);
     let region = VhostUserDirtyLogRegion { mmap_size: 4096, mmap_offset: 0, mmap_handle: log.as_raw_fd() };
     fe.set_log_base(0, Some(region)).expect("a dirty log");
-    fe.set_log_fd(EventFd::new(0).expect("eventfd").as_raw_fd()).expect("an fd of the log's");
+    fe.set_log_fd(EventFd::new(0).expect("eventfd").as_raw_fd()).expect("an eventfd for the log");
 }
 
-/// A guest's whole life, as a virtual machine monitor lives it.
+/// A guest's whole life, as a virtual machine monitor drives it.
 fn front_end(stream: UnixStream) {
     let mut fe = Frontend::from_stream(stream, QUEUES as u64);
     let features = fe.get_features().expect("features");
@@ -121,11 +121,12 @@ fn the_vhost_crate() {
         assert_eq!(device.config.borrow()[2], 9);
         let calls = device.take_calls();
         for index in 0..QUEUES as u16 {
-            let of_queue =
-                calls.iter().filter(|c| matches!(c, Told::Start(i) | Told::Stop(i) if *i == index));
-            assert!(of_queue.eq(&[Told::Start(index), Told::Stop(index)]), "{calls:?}");
+            let of_queue = calls
+                .iter()
+                .filter(|c| matches!(c, DeviceCall::Start(i) | DeviceCall::Stop(i) if *i == index));
+            assert!(of_queue.eq(&[DeviceCall::Start(index), DeviceCall::Stop(index)]), "{calls:?}");
         }
-        assert!(calls.contains(&Told::Memory(1)), "{calls:?}");
+        assert!(calls.contains(&DeviceCall::Memory(1)), "{calls:?}");
         assert_eq!(stats.snapshot().refused, 1);
     });
 }

@@ -1,6 +1,6 @@
-//! In-flight regions: made, kept, given back; and wrong ones.
+//! In-flight regions: created, kept, passed back; and invalid ones.
 
-use crate::device::{Mock, Told};
+use crate::device::{DeviceCall, Mock};
 use crate::peer::{F_PROTOCOL_FEATURES, FrontEnd, Guest, VERSION_1, code, memfd};
 use crate::{Running, bytes, on_local_set, start_with};
 use aryk_vhost_user::F_RING_PACKED;
@@ -17,7 +17,7 @@ fn start_tracking() -> (FrontEnd, Running) {
 
 const SPLIT: u64 = F_PROTOCOL_FEATURES | VERSION_1;
 
-/// A front-end with split rings and queue 0 described.
+/// A front-end with split rings that has described queue 0.
 async fn describe(fe: &FrontEnd, guest: &Guest) {
     fe.negotiate().await;
     fe.send(code::SET_FEATURES, &bytes![SPLIT], &[]);
@@ -46,11 +46,11 @@ fn a_region_goes_to_the_front_end_and_comes_back() {
             let (reply, fd) = fe.reply_with_fd(code::GET_INFLIGHT_FD).await;
             assert_eq!(reply[16..], bytes![3_u16, 8_u16, 0_u32]);
             let size = u64_at(&reply, 0);
-            assert_eq!((size, u64_at(&reply, 8)), (3 * 320, 0), "there is room for packed rings");
+            assert_eq!((size, u64_at(&reply, 8)), (3 * 320, 0), "the region has room for packed rings");
             assert_eq!(fstat(&fd).expect("fstat").st_size.cast_unsigned(), size);
             let seals = rustix::fs::fcntl_get_seals(&fd).expect("seals");
             assert_eq!(seals, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL);
-            assert!(ftruncate(&fd, 0).is_err(), "nobody pulls it from under us");
+            assert!(ftruncate(&fd, 0).is_err(), "the front-end cannot truncate the region");
             assert!(fe.try_send(code::SET_INFLIGHT_FD, &reply, &[fd.as_fd()]).await);
             fe.start_queue(0);
             fe.sync().await;
@@ -60,7 +60,7 @@ fn a_region_goes_to_the_front_end_and_comes_back() {
             let mut seen = [0; 2];
             rustix::io::pread(&fd, &mut seen, 8).expect("pread");
             assert_eq!(seen, 0x1234_u16.to_ne_bytes(), "the same memory");
-            // A queue that it is not for has none.
+            // A queue that the region is not for has no part.
             fe.describe_queue(&guest, 3, 0);
             fe.start_queue(3);
             fe.sync().await;
@@ -78,24 +78,24 @@ fn each_queue_has_its_part() {
     on_local_set(async {
         let (guest, (fe, session)) = (Guest::new(), start_tracking());
         describe(&fe, &guest).await;
-        // Queues of up to 16: (16 + 16 * 16) rounded up to 64 each, from the second page on.
+        // Queues of up to 16 descriptors: (16 + 16 * 16) rounded up to 64 each, from the second page on.
         let file = memfd(8192);
         assert!(fe.try_send(code::SET_INFLIGHT_FD, &desc(4096, 4096, 2, 16), &[file.as_fd()]).await);
         fe.describe_queue(&guest, 1, 0);
         fe.start_queue(1);
         fe.sync().await;
         let part = session.device.running.borrow()[&1].inflight.clone().expect("a part");
-        assert_eq!(part.len(), 192, "as a queue of 8 has");
+        assert_eq!(part.len(), 192, "the part of a queue of 8");
         part.write(0, &0x77_u8);
         let mut seen = [0];
         rustix::io::pread(&file, &mut seen, 4096 + 320).expect("pread");
         assert_eq!(seen, [0x77]);
-        // Another region, while it runs.
+        // Another region, while the queue runs.
         session.device.take_calls();
         let other = memfd(4096);
         assert!(fe.try_send(code::SET_INFLIGHT_FD, &desc(4096, 0, 2, 16), &[other.as_fd()]).await);
-        assert_eq!(session.device.take_calls(), [Told::Stop(1), Told::Start(1)]);
-        // A reset forgets it.
+        assert_eq!(session.device.take_calls(), [DeviceCall::Stop(1), DeviceCall::Start(1)]);
+        // A reset discards the region.
         assert!(fe.try_send(code::RESET_DEVICE, &[], &[]).await);
         fe.describe_queue(&guest, 1, 0);
         fe.start_queue(1);
@@ -105,18 +105,18 @@ fn each_queue_has_its_part() {
 }
 
 #[test]
-fn hostile_regions() {
+fn invalid_regions() {
     on_local_set(async {
         let (guest, (fe, session)) = (Guest::new(), start_tracking());
         describe(&fe, &guest).await;
         let file = memfd(8192);
         let refused = [
             (desc(4096, 0, 0, 8), "for no queues"),
-            (desc(4096, 0, 5, 8), "or more than there are"),
-            (desc(4096, 0, u16::MAX, u16::MAX), "or more than there are"),
-            (desc(4096, 0, 1, 0), "no possible size"),
-            (desc(4096, 0, 1, 6), "no possible size"),
-            (desc(4096, 0, 1, u16::MAX), "no possible size"),
+            (desc(4096, 0, 5, 8), "more queues than the device has"),
+            (desc(4096, 0, u16::MAX, u16::MAX), "more queues than the device has"),
+            (desc(4096, 0, 1, 0), "an impossible size"),
+            (desc(4096, 0, 1, 6), "an impossible size"),
+            (desc(4096, 0, 1, u16::MAX), "an impossible size"),
             (desc(0, 0, 1, 8), "of 0 bytes, but its queues need 192"),
             (desc(4 * 192 - 1, 0, 4, 8), "767 bytes, but its queues need 768"),
             (desc(4096, 8192, 4, 8), "8192 bytes, but bytes 8192.."),
@@ -130,11 +130,11 @@ fn hostile_regions() {
             let error = session.stats.snapshot().last_error.expect("one");
             assert!(error.contains(expected), "{error}");
         }
-        // Larger than it says it is needed: as much is mapped as can be of use.
+        // A file that is larger than the region needs: only the useful part is mapped.
         assert!(fe.try_send(code::SET_INFLIGHT_FD, &desc(8192, 0, 4, 8), &[file.as_fd()]).await);
         fe.start_queue(0);
         fe.sync().await;
-        assert!(session.device.running.borrow().contains_key(&0), "what was refused harmed nothing");
+        assert!(session.device.running.borrow().contains_key(&0), "refused regions had no effect");
     });
 }
 
@@ -161,7 +161,7 @@ fn regions_that_do_not_fit_their_queues() {
 }
 
 #[test]
-fn questions_that_cannot_be_answered_end_the_session() {
+fn requests_whose_reply_has_no_failure_end_the_session() {
     on_local_set(async {
         let none: &[BorrowedFd<'_>] = &[];
         for (queues, size) in [(0, 8), (5, 8), (4, 0), (4, 7), (4, 0x8001)] {
@@ -174,6 +174,6 @@ fn questions_that_cannot_be_answered_end_the_session() {
         let (fe, session) = start_with(Rc::default());
         fe.negotiate().await;
         fe.send(code::GET_INFLIGHT_FD, &desc(0, 0, 1, 8), none);
-        assert!(session.error().await.contains("was not negotiated"), "the device tracks nothing");
+        assert!(session.error().await.contains("was not negotiated"), "the device does not track requests");
     });
 }

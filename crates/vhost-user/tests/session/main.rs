@@ -1,4 +1,4 @@
-//! Sessions with a scripted front-end, a foreign one, and a device that checks what it is told.
+//! Sessions with a scripted front-end, a foreign one, and a device that checks the calls that it receives.
 
 mod budget;
 mod client;
@@ -21,7 +21,7 @@ use peer::FrontEnd;
 use std::rc::Rc;
 use tokio::task::{JoinHandle, LocalSet};
 
-/// Runs a test on one thread, as a daemon runs its sessions. Fails if it takes very long.
+/// Runs a test on one thread, as a daemon runs its sessions. Fails if the test takes very long.
 fn on_local_set(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime");
     let limit = std::time::Duration::from_secs(60);
@@ -36,7 +36,7 @@ struct Running {
     task: JoinHandle<Result<End, Error>>,
 }
 
-/// Starts a session; gives its front-end, which has said nothing yet.
+/// Starts a session; returns its front-end, which has sent nothing yet.
 fn start() -> (FrontEnd, Running) {
     start_with(Rc::new(Mock::default()))
 }
@@ -52,16 +52,16 @@ fn start_with(device: Rc<Mock>) -> (FrontEnd, Running) {
 }
 
 impl Running {
-    /// How it ended. The device has been left clean.
+    /// How the session ended. Checks that all queues were stopped.
     async fn end(self) -> Result<End, Error> {
         let end = self.task.await.expect("the session does not panic");
         assert!(self.device.running.borrow().is_empty(), "queues were left running");
-        assert!(self.device.session.borrow().is_none(), "the device was not told");
+        assert!(self.device.session.borrow().is_none(), "the device was not notified");
         assert_eq!(self.stats.snapshot().failed, u64::from(end.is_err()));
         end
     }
 
-    /// The error that it ended with, as its text.
+    /// The text of the error with which the session ended.
     async fn error(self) -> String {
         self.end().await.expect_err("an error").to_string()
     }

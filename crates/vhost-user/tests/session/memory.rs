@@ -1,6 +1,6 @@
-//! Memory tables: what changes, what stays, and what becomes of rings.
+//! Memory tables: which mappings change, which stay, and what happens to rings.
 
-use crate::device::Told;
+use crate::device::DeviceCall;
 use crate::peer::{Guest, code, memfd};
 use crate::{bytes, on_local_set, start};
 use aryk_dma::Mapping;
@@ -24,7 +24,7 @@ fn unchanged_regions_keep_their_mappings() {
         let again = guest.memory.try_clone().expect("dup");
         assert!(fe.try_send(code::SET_MEM_TABLE, &table, &[other.memory.as_fd(), again.as_fd()]).await);
         assert!(before.ptr_eq(&mapping(&session, 0)), "kept");
-        assert_eq!(session.device.take_calls(), [Told::Start(0), Told::Memory(2)]);
+        assert_eq!(session.device.take_calls(), [DeviceCall::Start(0), DeviceCall::Memory(2)]);
         let second = mapping(&session, 1);
         assert!(fe.try_send(code::REM_MEM_REG, &other.single_region(), &[]).await);
         assert!(second.upgrade().is_none(), "unmapped before the answer");
@@ -45,7 +45,7 @@ fn removed_memory_waits_for_its_users() {
         fe.with_queue(&guest).await;
         let other = Guest::at(0x1000_0000);
         assert!(fe.try_send(code::ADD_MEM_REG, &other.single_region(), &[other.memory.as_fd()]).await);
-        // A request in flight sees the table of its time.
+        // A request in flight uses the table of its time.
         let in_flight = Arc::clone(&session.device.running.borrow()[&0].memory);
         fe.send(code::REM_MEM_REG, &other.single_region(), &[]);
         tokio::time::sleep(std::time::Duration::from_millis(30)).await;
@@ -56,7 +56,7 @@ fn removed_memory_waits_for_its_users() {
             () = &mut answered => panic!("answered while a request used the memory"),
             () = tokio::time::sleep(std::time::Duration::from_millis(30)) => {}
         }
-        assert_eq!(session.device.revoked.get(), 0, "requests are given some time");
+        assert_eq!(session.device.revoked.get(), 0, "requests have some time to complete");
         tokio::select! {
             () = &mut answered => panic!("answered while a request used the memory"),
             () = tokio::time::sleep(std::time::Duration::from_millis(1500)) => {}
@@ -69,7 +69,7 @@ fn removed_memory_waits_for_its_users() {
 }
 
 #[test]
-fn rings_whose_memory_goes_wait_until_it_is_back() {
+fn rings_in_removed_memory_wait_until_it_is_added_again() {
     on_local_set(async {
         let (guest, (fe, session)) = (Guest::new(), start());
         fe.with_queue(&guest).await;
@@ -79,7 +79,10 @@ fn rings_whose_memory_goes_wait_until_it_is_back() {
         assert_eq!(session.stats.snapshot().rings_outside, 1);
         assert!(fe.try_send(code::ADD_MEM_REG, &guest.single_region(), &[guest.memory.as_fd()]).await);
         assert_eq!(session.device.running.borrow()[&0].base, 3);
-        assert_eq!(session.device.take_calls(), [Told::Start(0), Told::Stop(0), Told::Start(0)]);
+        assert_eq!(
+            session.device.take_calls(),
+            [DeviceCall::Start(0), DeviceCall::Stop(0), DeviceCall::Start(0)]
+        );
         assert!(fe.try_send(code::SET_MEM_TABLE, &bytes![0_u32, 0_u32], &[]).await, "no memory at all");
         assert!(session.device.running.borrow().is_empty());
     });
@@ -113,7 +116,7 @@ fn refused_tables_change_nothing() {
         assert!(!fe.try_send(code::REM_MEM_REG, &add(0x10_0000, 4096, 0, 0), &[]).await);
         let twice = [bytes![2_u32, 0_u32], guest.region(), guest.region()].concat();
         assert!(!fe.try_send(code::SET_MEM_TABLE, &twice, &[memory, memory]).await);
-        assert_eq!(session.device.take_calls(), [Told::Start(0)]);
+        assert_eq!(session.device.take_calls(), [DeviceCall::Start(0)]);
         assert_eq!(session.stats.snapshot().memory_errors, 13);
         guest.set_avail_idx(0, 1);
         assert_eq!(fe.get_base(0).await, 1);
@@ -121,7 +124,7 @@ fn refused_tables_change_nothing() {
 }
 
 #[test]
-fn as_many_regions_as_slots() {
+fn regions_up_to_the_number_of_slots() {
     on_local_set(async {
         let (guest, (fe, session)) = (Guest::new(), start());
         fe.with_queue(&guest).await;
@@ -142,7 +145,7 @@ fn offsets_within_pages_and_files() {
     on_local_set(async {
         let (fe, session) = start();
         fe.negotiate().await;
-        // Guest, user and file positions agree within a page; the file is longer than the region.
+        // Guest, user and file addresses agree within a page; the file is longer than the region.
         let file = memfd(0x9000);
         let payload = bytes![1_u32, 0_u32, 0x40_0010_u64, 0x4000_u64, 0x7f12_3010_u64, 0x2010_u64];
         assert!(fe.try_send(code::SET_MEM_TABLE, &payload, &[file.as_fd()]).await);
@@ -155,7 +158,7 @@ fn offsets_within_pages_and_files() {
         fe.sync().await;
         assert!(session.device.running.borrow().contains_key(&0));
         assert_eq!(fe.get_base(0).await, 4);
-        // A ring that ends after its region does not run.
+        // A ring that extends beyond its region does not run.
         let beyond = bytes![0_u32, 0_u32, user, user + 0x4000 - 64, user + 0x1000, 0_u64];
         fe.send(code::SET_VRING_ADDR, &beyond, &[]);
         fe.start_queue(0);

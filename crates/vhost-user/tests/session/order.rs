@@ -1,6 +1,6 @@
 //! Negotiation, and the messages about queues in every order that front-ends have been seen to use.
 
-use crate::device::{Mock, Told};
+use crate::device::{DeviceCall, Mock};
 use crate::peer::{F_PROTOCOL_FEATURES, FrontEnd, Guest, VERSION_1, code, eventfd, message};
 use crate::{Running, bytes, on_local_set, start, start_with};
 use aryk_vhost_user::{End, F_EVENT_IDX, F_INDIRECT_DESC};
@@ -41,7 +41,7 @@ fn a_failed_request_that_wants_no_reply_ends_the_session() {
         fe.send(code::SET_FEATURES, &bytes![1_u64 << 40], &[]);
         assert_eq!(session.error().await, "SET_FEATURES: bits 0x10000000000 were not offered");
         fe.closed().await;
-        // NEED_REPLY means nothing without REPLY_ACK.
+        // NEED_REPLY has no effect without REPLY_ACK.
         let (fe, session) = start();
         fe.send_raw(&message(code::SET_FEATURES, 9, &bytes![1_u64 << 40]), &[]);
         assert!(session.error().await.starts_with("SET_FEATURES"));
@@ -67,8 +67,8 @@ fn configuration_space() {
     });
 }
 
-/// A queue's messages, by name.
-fn say(fe: &FrontEnd, guest: &Guest, what: &str) {
+/// Sends a queue's message, by name.
+fn send_step(fe: &FrontEnd, guest: &Guest, what: &str) {
     match what {
         "features" => fe.send(code::SET_FEATURES, &bytes![F_PROTOCOL_FEATURES | VERSION_1], &[]),
         "memory" => fe.send(code::SET_MEM_TABLE, &guest.mem_table(), &[guest.memory.as_fd()]),
@@ -95,13 +95,13 @@ fn a_queue_starts_with_the_last_of_what_it_needs() {
                 let guest = Guest::new();
                 let (fe, session) = start();
                 for what in order {
-                    say(&fe, &guest, what);
+                    send_step(&fe, &guest, what);
                 }
                 fe.sync().await;
                 let running = session.device.running.borrow().contains_key(&1);
                 assert!(running, "{order:?}");
                 let calls = session.device.take_calls();
-                let starts = calls.iter().filter(|c| **c == Told::Start(1)).count();
+                let starts = calls.iter().filter(|c| **c == DeviceCall::Start(1)).count();
                 let expected = if order[6] == "base" { 2 } else { 1 };
                 assert!(starts <= expected, "{order:?}: {calls:?}");
                 drop(fe);
@@ -112,7 +112,7 @@ fn a_queue_starts_with_the_last_of_what_it_needs() {
 }
 
 #[test]
-fn a_queue_stops_and_says_where() {
+fn a_queue_stops_and_reports_its_position() {
     on_local_set(async {
         let (guest, (fe, session)) = (Guest::new(), start());
         fe.with_queue(&guest).await;
@@ -122,10 +122,14 @@ fn a_queue_stops_and_says_where() {
         assert_eq!(fe.get_base(0).await, 5, "again, stopped");
         fe.send(code::SET_VRING_ENABLE, &bytes![0_u32, 1_u32], &[]);
         fe.sync().await;
-        assert_eq!(session.device.take_calls(), [Told::Start(0), Told::Stop(0)], "stopped, though enabled");
+        assert_eq!(
+            session.device.take_calls(),
+            [DeviceCall::Start(0), DeviceCall::Stop(0)],
+            "stopped, though enabled"
+        );
         fe.start_queue(0);
         fe.sync().await;
-        assert_eq!(session.device.running.borrow()[&0].base, 5, "goes on where it stopped");
+        assert_eq!(session.device.running.borrow()[&0].base, 5, "resumes where it stopped");
         fe.send(code::SET_VRING_ENABLE, &bytes![0_u32, 0_u32], &[]);
         fe.sync().await;
         assert!(session.device.running.borrow().is_empty(), "disabled");
@@ -136,14 +140,14 @@ fn a_queue_stops_and_says_where() {
 }
 
 #[test]
-fn without_protocol_features_a_queue_begins_enabled() {
+fn without_protocol_features_a_queue_is_initially_enabled() {
     on_local_set(async {
         let (guest, (fe, session)) = (Guest::new(), start());
         fe.send(code::SET_OWNER, &[], &[]);
         fe.send(code::SET_FEATURES, &bytes![VERSION_1 | F_EVENT_IDX], &[]);
         fe.send(code::SET_MEM_TABLE, &guest.mem_table(), &[guest.memory.as_fd()]);
         fe.describe_queue(&guest, 0, 3);
-        // No fd: the ring is to be polled.
+        // No fd: the ring must be polled.
         fe.send(code::SET_VRING_KICK, &bytes![0x100_u64], &[]);
         fe.sync().await;
         let running = session.device.running.borrow();
@@ -167,7 +171,7 @@ fn changes_while_a_queue_runs() {
         fe.sync().await;
         assert_eq!(
             device.take_calls(),
-            [Told::CallFd(0, true), Told::CallFd(0, false), Told::ErrFd(0, true)]
+            [DeviceCall::CallFd(0, true), DeviceCall::CallFd(0, false), DeviceCall::ErrFd(0, true)]
         );
         // The same again changes nothing.
         let features = fe.ask(code::GET_FEATURES).await;
@@ -178,7 +182,7 @@ fn changes_while_a_queue_runs() {
         fe.sync().await;
         assert_eq!(device.take_calls(), []);
         guest.set_avail_idx(0, 9);
-        let restarted = [Told::Stop(0), Told::Start(0)];
+        let restarted = [DeviceCall::Stop(0), DeviceCall::Start(0)];
         fe.send(code::SET_FEATURES, &bytes![features & !F_EVENT_IDX], &[]);
         fe.sync().await;
         assert_eq!(device.take_calls(), restarted);
@@ -191,7 +195,7 @@ fn changes_while_a_queue_runs() {
         assert_eq!(device.take_calls(), restarted);
         fe.send(code::RESET_OWNER, &[], &[]);
         fe.sync().await;
-        assert_eq!(device.take_calls(), [Told::Stop(0)]);
+        assert_eq!(device.take_calls(), [DeviceCall::Stop(0)]);
     });
 }
 
@@ -237,7 +241,7 @@ fn a_device_that_refuses() {
         assert!(!fe.try_send(code::SET_VRING_ENABLE, &bytes![0_u32, 1_u32], &[]).await);
         session.device.refuse_start.set(false);
         assert!(fe.try_send(code::SET_VRING_ENABLE, &bytes![0_u32, 1_u32], &[]).await);
-        assert_eq!(session.device.take_calls(), [Told::Start(0)]);
+        assert_eq!(session.device.take_calls(), [DeviceCall::Start(0)]);
         assert_eq!(session.stats.snapshot().device_errors, 1);
     });
 }
@@ -269,7 +273,7 @@ fn a_front_end_may_leave_while_a_queue_stops() {
         session.device.slow_stop.replace(Some(Rc::clone(&gate)));
         guest.set_avail_idx(0, 2);
         fe.send(code::GET_VRING_BASE, &bytes![0_u32, 0_u32], &[]);
-        // More than the session has read yet, so that there is something in its socket when the front-end hangs up.
+        // More messages than the session has read yet, so that its socket is not empty when the front-end hangs up.
         fe.send(code::GET_FEATURES, &[], &[]);
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         drop(fe);
@@ -277,9 +281,9 @@ fn a_front_end_may_leave_while_a_queue_stops() {
         assert!(session.device.running.borrow().contains_key(&0), "still stopping");
         assert!(session.stats.snapshot().connected);
         gate.notify_one();
-        // Its reply finds nobody.
+        // The front-end is gone when the reply is sent.
         assert_eq!(session.end().await.expect("no error"), End::FrontEndLeft);
-        assert_eq!(guest.used_idx(0), 2, "what was taken was served");
+        assert_eq!(guest.used_idx(0), 2, "taken requests were served");
     });
 }
 
@@ -331,7 +335,7 @@ fn the_device_ends_a_session_or_announces_a_change() {
         handle.config_changed();
         fe.sync().await;
         assert_eq!(channel.bytes(12).await, bytes![2_u32, 1_u32, 0_u32]);
-        // More than the channel takes: the session goes on.
+        // More messages than the channel takes: the session goes on.
         for _ in 0..2000 {
             handle.config_changed();
             fe.sync().await;
@@ -351,7 +355,7 @@ fn hanging_up_anywhere() {
     async fn until(step: usize, fe: &FrontEnd, guest: &Guest, session: &Running) {
         let steps = ["features", "memory", "num", "base", "addr", "kick", "enable"];
         for what in &steps[..step] {
-            say(fe, guest, what);
+            send_step(fe, guest, what);
         }
         if step.is_multiple_of(2) {
             fe.sync().await;

@@ -1,6 +1,6 @@
-//! Packed rings: other lengths, alignments, sizes and bases than split ones.
+//! Packed rings: lengths, alignments, sizes and bases that differ from those of split rings.
 
-use crate::device::{Mock, Told};
+use crate::device::{DeviceCall, Mock};
 use crate::peer::{F_PROTOCOL_FEATURES, FrontEnd, Guest, VERSION_1, code};
 use crate::{Running, bytes, on_local_set, start, start_with};
 use aryk_vhost_user::F_RING_PACKED;
@@ -15,7 +15,7 @@ fn start_packed() -> (FrontEnd, Running) {
     start_with(device)
 }
 
-/// Negotiates, and gives queue 0 all but its start.
+/// Negotiates, and sends all of queue 0's setup but its start.
 async fn describe(fe: &FrontEnd, guest: &Guest, size: u32) {
     fe.negotiate().await;
     fe.send(code::SET_FEATURES, &bytes![PACKED], &[]);
@@ -25,7 +25,7 @@ async fn describe(fe: &FrontEnd, guest: &Guest, size: u32) {
 }
 
 #[test]
-fn offered_by_devices_that_can() {
+fn offered_by_devices_that_support_it() {
     on_local_set(async {
         let (fe, _session) = start_packed();
         assert_eq!(fe.ask(code::GET_FEATURES).await & F_RING_PACKED, F_RING_PACKED);
@@ -41,10 +41,10 @@ fn bases_have_32_bits() {
     on_local_set(async {
         let (guest, (fe, session)) = (Guest::new(), start_packed());
         describe(&fe, &guest, 6).await;
-        assert_eq!(fe.get_base(0).await, 0x8000_8000, "both wrap counters begin as 1");
+        assert_eq!(fe.get_base(0).await, 0x8000_8000, "both wrap counters start at 1");
         fe.start_queue(0);
         fe.sync().await;
-        assert_eq!(session.device.running.borrow()[&0].size, 6, "any size will do");
+        assert_eq!(session.device.running.borrow()[&0].size, 6, "any size is allowed");
         assert_eq!(session.device.running.borrow()[&0].base, 0x8000_8000);
         assert_eq!(fe.get_base(0).await, 0x8003_8003);
         fe.send(code::SET_VRING_BASE, &bytes![0_u32, 0x0002_8004_u32], &[]);
@@ -56,33 +56,33 @@ fn bases_have_32_bits() {
 }
 
 #[test]
-fn another_driver_may_want_the_other_format() {
+fn another_driver_may_use_the_other_format() {
     on_local_set(async {
         let (guest, (fe, session)) = (Guest::new(), start_packed());
         describe(&fe, &guest, 6).await;
         fe.start_queue(0);
-        // It runs as 6 packed descriptors: split rings are not of that size, and nothing is left running.
+        // The queue runs with 6 packed descriptors, which is not a valid size of a split ring; so no queue is left running.
         let split = bytes![F_PROTOCOL_FEATURES | VERSION_1];
         assert!(!fe.try_send(code::SET_FEATURES, &split, &[]).await);
-        assert_eq!(session.device.take_calls(), [Told::Start(0), Told::Stop(0)]);
+        assert_eq!(session.device.take_calls(), [DeviceCall::Start(0), DeviceCall::Stop(0)]);
         fe.get_base(0).await;
         assert!(fe.try_send(code::SET_FEATURES, &split, &[]).await, "with a stopped queue");
         assert!(!fe.try_send(code::SET_VRING_BASE, &bytes![0_u32, 0x1_0000_u32], &[]).await);
         fe.describe_queue(&guest, 0, 0);
         fe.start_queue(0);
         fe.sync().await;
-        assert_eq!(session.device.take_calls(), [Told::Start(0)]);
-        // And back again, while it runs.
+        assert_eq!(session.device.take_calls(), [DeviceCall::Start(0)]);
+        // And back again, while the queue runs.
         fe.send(code::SET_FEATURES, &bytes![PACKED], &[]);
         fe.sync().await;
-        assert_eq!(session.device.take_calls(), [Told::Stop(0), Told::Start(0)]);
+        assert_eq!(session.device.take_calls(), [DeviceCall::Stop(0), DeviceCall::Start(0)]);
         assert_eq!(session.device.running.borrow()[&0].rings.device.len(), 4);
-        assert_eq!(session.device.running.borrow()[&0].base, 0x8000_8000, "not a split ring's");
+        assert_eq!(session.device.running.borrow()[&0].base, 0x8000_8000, "not a split ring's base");
     });
 }
 
 #[test]
-fn what_was_said_before_the_features_is_checked_with_them() {
+fn values_sent_before_the_features_are_checked_with_them() {
     on_local_set(async {
         let (guest, (fe, session)) = (Guest::new(), start_packed());
         let at = guest.user_addr;
@@ -102,10 +102,10 @@ fn what_was_said_before_the_features_is_checked_with_them() {
         let good = bytes![0_u32, 0_u32, at, at + 2048, at + 1028, 0_u64];
         assert!(fe.try_send(code::SET_VRING_ADDR, &good, &[]).await);
         let base = session.device.running.borrow()[&0].base;
-        assert_eq!(base, 0x8000_8000, "what was told was a split ring's for a while");
+        assert_eq!(base, 0x8000_8000, "the base was a split ring's for a while");
         fe.get_base(0).await;
         let bad = bytes![0_u32, 0_u32, at, at + 2048, at + 1026, 0_u64];
-        assert!(!fe.try_send(code::SET_VRING_ADDR, &bad, &[]).await, "now it is known");
+        assert!(!fe.try_send(code::SET_VRING_ADDR, &bad, &[]).await, "now the format is known");
         for size in [0_u32, 32769, 65536, u32::MAX] {
             assert!(!fe.try_send(code::SET_VRING_NUM, &bytes![0_u32, size], &[]).await, "{size}");
         }

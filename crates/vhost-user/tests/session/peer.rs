@@ -1,4 +1,4 @@
-//! A front-end in the hands of the test, and a guest's memory.
+//! A front-end that the test controls, and a guest's memory.
 
 use rustix::fs::MemfdFlags;
 use rustix::net::{
@@ -67,7 +67,7 @@ pub struct FrontEnd {
 }
 
 impl FrontEnd {
-    /// A front-end, and the back end's side of its socket.
+    /// A front-end, and the back-end's side of its socket.
     pub fn pair() -> (Self, UnixStream) {
         let (ours, theirs) = UnixStream::pair().expect("socketpair");
         (Self { stream: ours }, theirs)
@@ -92,7 +92,7 @@ impl FrontEnd {
         assert_eq!(self.try_send_raw(bytes, fds).expect("send"), bytes.len());
     }
 
-    /// Sends bytes and fds if there is room, and someone who listens.
+    /// Sends bytes and fds if the socket has room and the back-end is connected.
     pub fn try_send_raw(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> rustix::io::Result<usize> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(32))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -103,7 +103,7 @@ impl FrontEnd {
         rustix::net::sendmsg(&self.stream, &[IoSlice::new(bytes)], &mut control, flags)
     }
 
-    /// `n` bytes as they come.
+    /// The next `n` bytes.
     pub async fn bytes(&self, n: usize) -> Vec<u8> {
         self.read(n).await.expect("bytes")
     }
@@ -146,18 +146,18 @@ impl FrontEnd {
         u64::from_ne_bytes(self.reply(code).await.try_into().expect("8 bytes"))
     }
 
-    /// Sends a request with NEED_REPLY; whether it succeeded.
+    /// Sends a request with NEED_REPLY; returns whether it succeeded.
     pub async fn try_send(&self, code: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
         self.send_raw(&message(code, 1 | NEED_REPLY, payload), fds);
         self.reply_u64(code).await == 0
     }
 
-    /// Waits until all that was sent has been handled.
+    /// Waits until all requests sent have been handled.
     pub async fn sync(&self) {
         self.ask(code::GET_QUEUE_NUM).await;
     }
 
-    /// What QEMU says first, and all features.
+    /// QEMU's first messages, with all features.
     pub async fn negotiate(&self) {
         let features = self.ask(code::GET_FEATURES).await;
         let protocol = self.ask(code::GET_PROTOCOL_FEATURES).await;
@@ -166,7 +166,7 @@ impl FrontEnd {
         self.send(code::SET_FEATURES, &bytes![features], &[]);
     }
 
-    /// All that describes queue `index` of `guest`, but not its start.
+    /// Sends all of the setup of queue `index` of `guest`, but not its start.
     pub fn describe_queue(&self, guest: &Guest, index: u32, base: u32) {
         self.send(code::SET_VRING_NUM, &bytes![index, SIZE], &[]);
         self.send(code::SET_VRING_BASE, &bytes![index, base], &[]);
@@ -189,7 +189,7 @@ impl FrontEnd {
         self.sync().await;
     }
 
-    /// Stops a queue; its next available index.
+    /// Stops a queue; returns its next available index.
     pub async fn get_base(&self, index: u32) -> u32 {
         self.send(code::GET_VRING_BASE, &bytes![index, 0_u32], &[]);
         let reply = self.reply(code::GET_VRING_BASE).await;
@@ -197,7 +197,7 @@ impl FrontEnd {
         u32::from_ne_bytes(reply[4..].try_into().expect("4 bytes"))
     }
 
-    /// Waits for the back end to hang up.
+    /// Waits for the back-end to hang up.
     pub async fn closed(&self) {
         assert_eq!(self.read(1).await, None, "an unexpected reply");
     }
@@ -211,7 +211,7 @@ impl FrontEnd {
     }
 }
 
-/// `UnixStream` reads through a shared reference by readiness only.
+/// `UnixStream` reads through a shared reference only after a readiness check.
 struct Reader<'a>(&'a UnixStream);
 
 impl tokio::io::AsyncRead for Reader<'_> {
@@ -266,7 +266,7 @@ impl Guest {
         Self { memory: memfd(len), guest_addr, user_addr: 0x7f00_0000_0000 + guest_addr, len }
     }
 
-    /// The region, as messages have it.
+    /// The region, as messages contain it.
     pub fn region(&self) -> Vec<u8> {
         bytes![self.guest_addr, self.len, self.user_addr, 0_u64]
     }

@@ -1,6 +1,6 @@
-//! Device status, and resets by it and without it.
+//! Device status, and resets with and without it.
 
-use crate::device::Told;
+use crate::device::DeviceCall;
 use crate::peer::{FrontEnd, Guest, code};
 use crate::{bytes, on_local_set, start};
 
@@ -15,27 +15,27 @@ fn a_status_is_kept_and_zero_resets() {
             assert_eq!(fe.ask(code::GET_STATUS).await, status);
         }
         assert!(!fe.try_send(code::SET_STATUS, &bytes![0x100_u64], &[]).await, "more than 8 bits");
-        assert_eq!(session.device.take_calls(), [Told::Start(0)]);
+        assert_eq!(session.device.take_calls(), [DeviceCall::Start(0)]);
         assert!(fe.try_send(code::SET_STATUS, &bytes![0_u64], &[]).await);
         assert_eq!(fe.ask(code::GET_STATUS).await, 0);
-        assert_eq!(session.device.take_calls(), [Told::Stop(0)]);
+        assert_eq!(session.device.take_calls(), [DeviceCall::Stop(0)]);
     });
 }
 
-/// After a reset a queue needs all to be said again but features, memory and calls.
-async fn begins_anew(fe: &FrontEnd, guest: &Guest, session: &crate::Running) {
-    assert_eq!(session.device.take_calls(), [Told::Start(0), Told::Stop(0)]);
+/// After a reset a queue needs its whole setup again, except features, memory and calls.
+async fn starts_over(fe: &FrontEnd, guest: &Guest, session: &crate::Running) {
+    assert_eq!(session.device.take_calls(), [DeviceCall::Start(0), DeviceCall::Stop(0)]);
     fe.start_queue(0);
     fe.sync().await;
-    assert_eq!(session.device.take_calls(), [], "its rings are forgotten");
-    assert_eq!(fe.get_base(0).await, 7, "where it stopped may still be asked");
+    assert_eq!(session.device.take_calls(), [], "the rings are cleared");
+    assert_eq!(fe.get_base(0).await, 7, "the position of the stop can still be queried");
     fe.send(code::SET_VRING_NUM, &bytes![0_u32, 8_u32], &[]);
     fe.send(code::SET_VRING_ADDR, &guest.ring_addr(0), &[]);
     fe.start_queue(0);
     fe.sync().await;
-    assert_eq!(session.device.take_calls(), [Told::Start(0)]);
-    assert_eq!(session.device.running.borrow()[&0].base, 0, "but is not where it begins");
-    assert!(session.device.running.borrow()[&0].call.is_some(), "calls stay");
+    assert_eq!(session.device.take_calls(), [DeviceCall::Start(0)]);
+    assert_eq!(session.device.running.borrow()[&0].base, 0, "but the queue does not resume there");
+    assert!(session.device.running.borrow()[&0].call.is_some(), "the call fd stays");
 }
 
 #[test]
@@ -46,8 +46,8 @@ fn resets() {
             fe.with_queue(&guest).await;
             guest.set_avail_idx(0, 7);
             assert!(fe.try_send(code, &payload, &[]).await);
-            assert_eq!(guest.used_idx(0), 7, "what was taken was served");
-            begins_anew(&fe, &guest, &session).await;
+            assert_eq!(guest.used_idx(0), 7, "taken requests were served");
+            starts_over(&fe, &guest, &session).await;
             assert!(fe.try_send(code, &payload, &[]).await);
             assert!(fe.try_send(code, &payload, &[]).await, "again");
             drop(fe);
@@ -57,7 +57,7 @@ fn resets() {
 }
 
 #[test]
-fn without_their_protocol_features_they_are_refused() {
+fn refused_without_their_protocol_features() {
     on_local_set(async {
         let (fe, session) = start();
         fe.send(code::SET_PROTOCOL_FEATURES, &bytes![8_u64], &[]);
@@ -65,7 +65,7 @@ fn without_their_protocol_features_they_are_refused() {
         assert!(!fe.try_send(code::SET_STATUS, &bytes![0_u64], &[]).await);
         let error = session.stats.snapshot().last_error.expect("one");
         assert_eq!(error, "SET_STATUS: the protocol feature was not negotiated");
-        // Its reply has no room for a failure.
+        // The reply to GET_STATUS has no field for a failure.
         fe.send(code::GET_STATUS, &[], &[]);
         assert!(session.error().await.starts_with("GET_STATUS"));
         fe.closed().await;

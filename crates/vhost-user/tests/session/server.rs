@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use tracing::{Event, Level, Metadata, Subscriber, span};
 
-/// A controller on a socket of its own.
+/// A controller on its own socket.
 struct Controller {
     server: Server,
     device: Rc<Mock>,
@@ -43,7 +43,7 @@ fn a_front_end_that_comes_back_at_once_is_served() {
             fe.sync().await;
             assert_eq!(device.running.borrow()[&0].base, u32::from(round) - 1);
             guest.set_avail_idx(0, round);
-            // Gone without a word; the next connects before that has been seen.
+            // The first front-end has disconnected; the next connects before the server has noticed that.
         }
         let stats = server.stats();
         assert_eq!((stats.sessions, stats.failed), (20, 0));
@@ -84,7 +84,7 @@ fn stopping_a_controller() {
         guest.set_avail_idx(0, 2);
         server.stop().await;
         assert!(device.running.borrow().is_empty() && device.session.borrow().is_none());
-        assert_eq!(guest.used_idx(0), 2, "what was taken was served");
+        assert_eq!(guest.used_idx(0), 2, "taken requests were served");
         fe.closed().await;
         assert!(!path.exists());
         let Controller { server, _dir, .. } = controller();
@@ -107,16 +107,16 @@ fn front_ends_that_find_no_room_in_the_backlog_are_refused() {
                 Ok(()) => waiting.push(socket),
                 Err(error) => break error,
             }
-            assert!(waiting.len() < 1000, "there is no end");
+            assert!(waiting.len() < 1000, "the backlog is not limited");
             served.sync().await;
         };
-        // One that the controller knows of, and those that the kernel keeps: one more than was asked for.
+        // One connection that the controller has accepted, and those of the kernel's backlog: one more than requested.
         assert_eq!((refused, waiting.len()), (Errno::AGAIN, 1 + 129));
     });
 }
 
 #[test]
-fn sessions_that_do_not_last_come_more_slowly_after_some() {
+fn short_sessions_are_delayed_after_some() {
     on_local_set(async {
         let Controller { server, _dir, .. } = controller();
         let began = tokio::time::Instant::now();
@@ -160,7 +160,7 @@ impl Subscriber for Lines {
 }
 
 #[test]
-fn lines_of_the_log_are_so_many_for_each_controller() {
+fn log_lines_are_limited_for_each_controller() {
     let lines = Arc::new(Lines::default());
     let _counted = tracing::subscriber::set_default(Arc::clone(&lines));
     on_local_set(async {
@@ -172,9 +172,9 @@ fn lines_of_the_log_are_so_many_for_each_controller() {
                 assert!(!fe.try_send(code::SET_VRING_NUM, &[0; 8], &[]).await);
             }
         }
-        assert_eq!(server.stats().refused, 100, "all are counted");
+        assert_eq!(server.stats().refused, 100, "all refusals are counted");
         let [warnings, infos] = [&lines.warnings, &lines.infos].map(|count| count.load(Ordering::Relaxed));
-        // As many at once, and one more in each five seconds.
+        // The initial number at once, and one more in every five seconds.
         assert!((10..=12).contains(&warnings) && (20..=22).contains(&infos), "{warnings}, {infos}");
     });
 }
