@@ -1,4 +1,4 @@
-//! Prints the document of all methods. `cargo xtask generate` makes the reference and the clients of it.
+//! Prints the OpenRPC document of all methods. `cargo xtask generate` makes the reference and the clients from it.
 #![forbid(unsafe_code)]
 
 fn main() {

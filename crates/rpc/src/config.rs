@@ -1,11 +1,11 @@
-//! What was configured, as the calls that would configure it again. Control context.
+//! The configuration, stored as the RPC calls that create it again. Control context.
 //!
-//! Every method that makes or changes an object notes it here, and whoever removes the object removes the note. The
-//! notes stand in the order in which they were made, so that a disk comes before what is built on it.
+//! Every method that creates or changes an object stores a *note* here, which holds the call; the code that removes the object
+//! removes its note. Notes are in the order of their creation, so that a disk comes before the disks built on it.
 //!
-//! With a state store, every change of a note is sent to it at once, in the order of the changes. Notes that were read from it and whose objects are not
-//! there (yet) are *absent*: they stay in the store, under the same key, until the object is made again or removed. So are those of disks that a
-//! client made before the disk that they are made of: they *wait* for that.
+//! With a state store, every change of a note is sent to the store at once, in the order of the changes. Notes that were read
+//! from the store and whose objects do not exist (yet) are *absent*: they stay in the store, under the same key, until the object
+//! is created again or removed. A disk that a client creates before its base exists is absent too: it *waits* for the base.
 
 use crate::journal;
 use aryk_state::{Record, Store, Written};
@@ -17,35 +17,35 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::SystemTime;
 
-/// The part of the daemon that an object belongs to: SPDK's name for it.
+/// The part of the daemon to which an object belongs, with SPDK's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Subsystem {
     /// Disks.
     Bdev,
-    /// What disks are watched for, as `bdev_set_io_timeout DISK`. On the wire a part of the disks.
+    /// Settings that monitor disks, such as `bdev_set_io_timeout DISK`. On the wire a part of the disks.
     Watch,
-    /// What disks may do, and groups of them. On the wire a part of the disks.
+    /// Rate limits of disks, and groups of disks. On the wire a part of the disks.
     Qos,
-    /// Controllers of virtual machines.
+    /// vhost-user-blk controllers of VMs.
     VhostBlk,
-    /// The same, of those whose disks come and go, and their targets.
+    /// vhost-user-scsi controllers, and their targets.
     VhostScsi,
-    /// When machines are signalled. On the wire a part of the controllers, the last of them.
+    /// Interrupt coalescing of controllers. On the wire the last part of the controllers.
     Signals,
-    /// What initiators have set of disks. No calls: a disk has it when it is attached.
+    /// Reservations and mode pages that SCSI initiators have set on disks. No calls: a disk gets them when it is attached.
     Unit,
-    /// Who says which queue runs where.
+    /// The scheduler, which assigns queues to cores.
     Scheduler,
-    /// Settings of the daemon as a whole, each by the name of what it sets. SPDK saves none.
+    /// Settings of the daemon as a whole, each under the name of what it sets. SPDK saves none of them.
     Daemon,
 }
 
 impl Subsystem {
-    /// All that have objects, each after those that it depends on.
+    /// All subsystems that SPDK lists, each after those that it depends on.
     pub const ALL: [Self; 4] = [Self::Bdev, Self::VhostBlk, Self::VhostScsi, Self::Scheduler];
 
-    /// Its name on the wire.
+    /// The subsystem's name on the wire.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Bdev | Self::Watch | Self::Qos => "bdev",
@@ -57,7 +57,7 @@ impl Subsystem {
         }
     }
 
-    /// What it needs.
+    /// The subsystems that must come before this one.
     pub const fn depends_on(self) -> &'static [&'static str] {
         match self {
             Self::Bdev | Self::Watch | Self::Qos | Self::Scheduler | Self::Daemon => &[],
@@ -66,12 +66,12 @@ impl Subsystem {
     }
 }
 
-/// A call that makes an object.
+/// A call that creates an object.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Call {
     /// The method.
     pub method: Cow<'static, str>,
-    /// Its parameters.
+    /// Parameters of the method.
     #[schemars(with = "Map<String, Value>")]
     pub params: Value,
 }
@@ -90,12 +90,12 @@ impl Call {
     }
 }
 
-/// Sorts disks that are made of others so that each comes before those that it is made of, the last made first otherwise.
-fn above_first(notes: &mut [&Note]) {
+/// Sorts disks so that each comes before its base, and otherwise the last created first.
+fn dependents_first(notes: &mut [&Note]) {
     const UNKNOWN: usize = 0;
-    const BEING_FOUND: usize = usize::MAX;
+    const IN_PROGRESS: usize = usize::MAX;
     let places: BTreeMap<&str, usize> = notes.iter().enumerate().map(|(i, n)| (&*n.object, i)).collect();
-    // All parts of a disk are noted as its first.
+    // All parts of a split disk have one note, under the name of the first part.
     let first_part = |name: &str| Some(format!("{}p0", name.rsplit_once('p')?.0));
     let place = |name: &str| {
         let part = || places.get(first_part(name)?.as_str());
@@ -106,14 +106,14 @@ fn above_first(notes: &mut [&Note]) {
     for start in 0..notes.len() {
         let (mut path, mut at) = (Vec::new(), Some(start));
         while let Some(place) = at.filter(|&place| heights[place] == UNKNOWN) {
-            heights[place] = BEING_FOUND;
+            heights[place] = IN_PROGRESS;
             path.push(place);
             at = below[place];
         }
-        // Those that wait for each other, for ever, have no bottom.
+        // Disks that wait for each other in a cycle have no bottom.
         let mut height = at.map_or(0, |place| heights[place]);
         for place in path.into_iter().rev() {
-            height = if height == BEING_FOUND { 1 } else { height + 1 };
+            height = if height == IN_PROGRESS { 1 } else { height + 1 };
             heights[place] = height;
         }
     }
@@ -125,7 +125,7 @@ fn above_first(notes: &mut [&Note]) {
     }
 }
 
-/// What is noted, and stored.
+/// A note, as it is stored.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Note {
     subsystem: Subsystem,
@@ -136,20 +136,20 @@ struct Note {
 
 impl Note {
     fn new(subsystem: Subsystem, object: &str, method: &'static str, params: &impl Serialize) -> Self {
-        let params = serde_json::to_value(params).expect("parameters came as JSON");
+        let params = serde_json::to_value(params).expect("parameters are valid JSON");
         Self { subsystem, object: object.to_owned(), call: Call { method: method.into(), params } }
     }
 }
 
-/// A record of the state store that is no note of ours.
+/// A record of the state store that is not a valid note.
 #[derive(Debug, thiserror::Error)]
-#[error("record {key} of the state store is not understood, and nothing was changed: {source}")]
+#[error("cannot parse record {key} of the state store; the store was not changed: {source}")]
 pub struct NotANote {
     key: u64,
     source: serde_json::Error,
 }
 
-/// Notes, each found by its key and by its object.
+/// Notes, indexed by key and by object.
 #[derive(Debug, Default)]
 struct Notes {
     notes: BTreeMap<u64, Note>,
@@ -208,23 +208,23 @@ impl AbsentObject {
 /// Why an absent object is not there.
 #[derive(Debug, Default)]
 struct Absence {
-    /// The disk that it waits for.
+    /// The base disk for which the object waits.
     base: Option<String>,
-    /// What was wrong when it was last tried; empty if it never was.
+    /// The last error; empty if there was no attempt yet.
     why: String,
-    /// When that was first so.
+    /// Time of the first failure.
     failed_since: Option<SystemTime>,
 }
 
-/// All notes.
+/// All notes of the daemon.
 #[derive(Debug, Default)]
 pub struct Config {
     notes: RefCell<Notes>,
-    /// Those whose objects are not there.
+    /// Notes whose objects do not exist.
     absent: RefCell<Notes>,
-    /// What is known of these, by their keys.
+    /// The state of absent objects, by their keys.
     absences: RefCell<BTreeMap<u64, Absence>>,
-    /// Disks that are waited for, and the keys of those that wait for them.
+    /// Names of base disks, and the keys of the objects that wait for them.
     waiting: RefCell<BTreeSet<(String, u64)>>,
     /// The key of the last note.
     last_key: Cell<u64>,
@@ -232,13 +232,13 @@ pub struct Config {
 }
 
 impl Config {
-    /// Keeps all notes in `store` from now on, which holds `records`: their objects are absent.
+    /// Stores all notes in `store` from now on. The objects of the store's `records` are absent.
     ///
     /// # Errors
     /// [`NotANote`].
     ///
     /// # Panics
-    /// If there is a store already.
+    /// If a store was set before.
     pub fn keep_in(&self, store: Store, records: Vec<Record>) -> Result<(), NotANote> {
         let mut absent = Notes::default();
         for Record { key, content } in records {
@@ -251,7 +251,7 @@ impl Config {
         Ok(())
     }
 
-    /// The calls that make the absent objects, and their keys.
+    /// The calls that create the absent objects, and their keys.
     pub fn absent(&self) -> Vec<(u64, Call)> {
         self.absent_objects().into_iter().map(|object| (object.key, object.call)).collect()
     }
@@ -291,10 +291,10 @@ impl Config {
         self.notes.borrow().key(subsystem, object)
     }
 
-    /// Notes a disk that cannot be made before the disk `base` is there.
+    /// Notes a disk that cannot be created before its base disk `base` exists.
     ///
     /// # Errors
-    /// The same that is given: there is a note of such an object already.
+    /// A note of that object exists already; the error is the object's name.
     pub fn wait<'a>(
         &self,
         base: &str,
@@ -317,38 +317,38 @@ impl Config {
         Ok(())
     }
 
-    /// The calls that make what waits for the disk `base`, and their keys.
+    /// The calls that create the objects which wait for the disk `base`, and their keys.
     pub fn waiting_for(&self, base: &str) -> Vec<(u64, Call)> {
         let (waiting, absent) = (self.waiting.borrow(), self.absent.borrow());
         let keys = waiting.range((base.to_owned(), 0)..=(base.to_owned(), u64::MAX));
         keys.map(|(_, key)| (*key, absent.notes[key].call.clone())).collect()
     }
 
-    /// Whether the absent object with that key waits for a disk.
+    /// Whether the absent object with that key waits for its base disk.
     pub fn is_waiting(&self, key: u64) -> bool {
         self.absences.borrow().get(&key).is_some_and(|absence| absence.base.is_some())
     }
 
-    /// Notes what was wrong with an absent object; tells whether that is news.
-    #[expect(clippy::disallowed_methods, reason = "a date for people, by which nothing is decided")]
+    /// Stores the error of an absent object; returns whether it differs from the last one.
+    #[expect(clippy::disallowed_methods, reason = "a date for the operator, on which no decision depends")]
     pub fn failed(&self, key: u64, why: &str) -> bool {
         if !self.is_absent(key) {
             return false;
         }
         let mut absences = self.absences.borrow_mut();
         let absence = absences.entry(key).or_default();
-        let is_news = absence.why != why;
+        let is_new = absence.why != why;
         why.clone_into(&mut absence.why);
         absence.failed_since.get_or_insert_with(SystemTime::now);
-        is_news
+        is_new
     }
 
-    /// Whether something was wrong with the absent object with that key.
+    /// Whether an attempt to create the absent object with that key has failed.
     pub fn has_failed(&self, key: u64) -> bool {
         self.absences.borrow().get(&key).is_some_and(|absence| !absence.why.is_empty())
     }
 
-    /// Why the absent object with that key is not there, for people.
+    /// Why the absent object with that key does not exist, as text for the operator.
     pub fn why_absent(&self, key: u64) -> String {
         match self.absences.borrow().get(&key) {
             Some(Absence { why, .. }) if !why.is_empty() => why.clone(),
@@ -357,12 +357,13 @@ impl Config {
         }
     }
 
-    /// Since when the absent object with that key is tried again and again; `None` for one that waits for a disk.
+    /// Time since which the daemon retries to create the absent object with that key; `None` if the object waits for its base
+    /// disk.
     pub fn tried_since(&self, key: u64) -> Option<SystemTime> {
         self.absences.borrow().get(&key).filter(|absence| absence.base.is_none())?.failed_since
     }
 
-    /// Takes the note of an absent object, and what is known of it.
+    /// Removes and returns the note of an absent object, and removes its state.
     fn take_absent(&self, subsystem: Subsystem, object: &str) -> Option<(u64, Note)> {
         let (key, note) = self.absent.borrow_mut().take(subsystem, object)?;
         if let Some(Absence { base: Some(base), .. }) = self.absences.borrow_mut().remove(&key) {
@@ -376,20 +377,20 @@ impl Config {
         self.absent.borrow().notes.contains_key(&key)
     }
 
-    /// What the absent object with that key is, for people.
+    /// Kind and name of the absent object with that key, as text for the operator.
     pub fn describe(&self, key: u64) -> String {
         let Some((kind, name)) = self.kind_and_name(key) else { return String::new() };
         let what = match self.absent.borrow().notes.get(&key).map(|note| note.subsystem) {
             Some(Subsystem::Watch) => "call",
             Some(Subsystem::Qos) => "QoS of",
             Some(Subsystem::Signals) => "signals of",
-            Some(Subsystem::Unit) => "what initiators have set of",
+            Some(Subsystem::Unit) => "SCSI reservations and modes of",
             _ => kind,
         };
         format!("{what} '{name}'")
     }
 
-    /// What kind of object the absent one with that key is, and its name.
+    /// Kind of the absent object with that key, and its name.
     pub fn kind_and_name(&self, key: u64) -> Option<(&'static str, String)> {
         self.absent.borrow().notes.get(&key).map(|note| {
             let kind = match note.subsystem {
@@ -407,29 +408,29 @@ impl Config {
         })
     }
 
-    /// Whether an object is absent whose name `is_meant`.
-    pub fn has_absent(&self, subsystem: Subsystem, is_meant: impl Fn(&str) -> bool) -> bool {
-        self.absent.borrow().objects(subsystem).any(is_meant)
+    /// Whether an absent object has a name that `is_selected` accepts.
+    pub fn has_absent(&self, subsystem: Subsystem, is_selected: impl Fn(&str) -> bool) -> bool {
+        self.absent.borrow().objects(subsystem).any(is_selected)
     }
 
-    /// The parameters of the call that made `object`.
+    /// The parameters of the call that created `object`.
     pub fn params(&self, subsystem: Subsystem, object: &str) -> Option<Value> {
         self.notes.borrow().find(subsystem, object).map(|note| note.call.params.clone())
     }
 
-    /// The call that made `object`, be it there or absent.
+    /// The call that creates `object`, whether the object exists or is absent.
     pub fn noted(&self, subsystem: Subsystem, object: &str) -> Option<Call> {
         let call = |notes: &RefCell<Notes>| notes.borrow().find(subsystem, object).map(|n| n.call.clone());
         call(&self.notes).or_else(|| call(&self.absent))
     }
 
-    /// Whether a parameter of the call that made `object` has this value.
+    /// Whether a parameter of the call that created `object` has this value.
     pub fn has_param(&self, subsystem: Subsystem, object: &str, param: &str, value: &Value) -> bool {
         let notes = self.notes.borrow();
         notes.find(subsystem, object).is_some_and(|note| note.call.params.get(param) == Some(value))
     }
 
-    /// Forgets the absent object of that name; tells whether there was one.
+    /// Removes the note of the absent object with that name; returns whether there was one.
     pub fn forget_absent(&self, subsystem: Subsystem, object: &str) -> bool {
         let taken = self.take_absent(subsystem, object);
         if let Some((key, _)) = &taken {
@@ -438,18 +439,18 @@ impl Config {
         taken.is_some()
     }
 
-    /// Forgets the absent objects of `subsystem` whose name `is_meant`.
-    pub fn forget_all_absent(&self, subsystem: Subsystem, is_meant: impl Fn(&str) -> bool) {
+    /// Removes the notes of absent objects of `subsystem` whose names `is_selected` accepts.
+    pub fn forget_all_absent(&self, subsystem: Subsystem, is_selected: impl Fn(&str) -> bool) {
         let absent = self.absent.borrow();
         let meant: Vec<String> =
-            absent.objects(subsystem).filter(|o| is_meant(o)).map(str::to_owned).collect();
+            absent.objects(subsystem).filter(|o| is_selected(o)).map(str::to_owned).collect();
         drop(absent);
         for object in meant {
             self.forget_absent(subsystem, &object);
         }
     }
 
-    /// Notes the call that made `object`, in place of what made another of that name.
+    /// Stores the call that created `object`. The note replaces that of an earlier object with the same name.
     pub fn made(&self, subsystem: Subsystem, object: &str, method: &'static str, params: &impl Serialize) {
         if matches!(subsystem, Subsystem::VhostBlk | Subsystem::VhostScsi) {
             journal::made(subsystem, object);
@@ -465,7 +466,7 @@ impl Config {
         notes.insert(key, note);
     }
 
-    /// Changes a parameter of the call that made `object`.
+    /// Changes a parameter of the call that created `object`.
     pub fn changed(&self, subsystem: Subsystem, object: &str, param: &str, value: impl Into<Value>) {
         let mut notes = self.notes.borrow_mut();
         let Some(key) = notes.key(subsystem, object) else { return };
@@ -477,21 +478,22 @@ impl Config {
         self.write(key, Some(note));
     }
 
-    /// Forgets `object`.
+    /// Removes the note of `object`.
     pub fn removed(&self, subsystem: Subsystem, object: &str) {
         if let Some((key, _)) = self.notes.borrow_mut().take(subsystem, object) {
             self.write(key, None);
         }
     }
 
-    /// Forgets `object`, be it there or absent; tells whether it was noted.
+    /// Removes the note of `object`, whether the object exists or is absent; returns whether there was one.
     pub fn forget(&self, subsystem: Subsystem, object: &str) -> bool {
         let is_there = self.notes.borrow().key(subsystem, object).is_some();
         self.removed(subsystem, object);
         self.forget_absent(subsystem, object) || is_there
     }
 
-    /// Forgets all objects of `subsystem` but those that `exists` knows. Visits all: where it is known what went, [`Config::removed`] is for that.
+    /// Removes the notes of all objects of `subsystem` for which `exists` returns false. Visits all notes: [`Config::removed`] is
+    /// for the case that the removed object is known.
     pub fn retain(&self, subsystem: Subsystem, exists: impl Fn(&str) -> bool) {
         let notes = self.notes.borrow();
         let gone: Vec<String> = notes.objects(subsystem).filter(|o| !exists(o)).map(str::to_owned).collect();
@@ -499,16 +501,17 @@ impl Config {
         gone.iter().for_each(|object| self.removed(subsystem, object));
     }
 
-    /// The calls that make all objects of `subsystem`, be they there or absent; after the disks, what they are watched for and may do.
+    /// The calls that create all objects of `subsystem`, existing or absent; after the disks, their monitoring settings and
+    /// limits.
     ///
-    /// As SPDK has them, disks that are made of others come before these: its clients undo the calls in this order.
+    /// As in SPDK's output, a disk comes before its base: SPDK's clients delete the objects in this order.
     pub fn calls(&self, subsystem: Subsystem) -> Vec<Call> {
         let (notes, absent) = (self.notes.borrow(), self.absent.borrow());
         let all: BTreeMap<u64, &Note> =
             notes.notes.iter().chain(&absent.notes).map(|(key, note)| (*key, note)).collect();
         let of_it = all.values().copied().filter(|n| n.subsystem == subsystem);
         let (mut above, others): (Vec<&Note>, Vec<&Note>) = of_it.partition(|n| n.call.base().is_some());
-        above_first(&mut above);
+        dependents_first(&mut above);
         let mut calls: Vec<Call> = above.into_iter().chain(others).map(|n| n.call.clone()).collect();
         let of = |s: Subsystem| all.values().filter(move |n| n.subsystem == s).map(|n| n.call.clone());
         match subsystem {
@@ -524,16 +527,17 @@ impl Config {
         self.store.get().is_some()
     }
 
-    /// What is kept of a disk as a logical unit.
-    pub fn kept(&self, disk: &str) -> Option<Value> {
+    /// The saved state of a disk's logical unit.
+    pub fn unit_state(&self, disk: &str) -> Option<Value> {
         let find = |notes: &RefCell<Notes>| {
             notes.borrow().find(Subsystem::Unit, disk).map(|note| note.call.params.clone())
         };
         find(&self.notes).or_else(|| find(&self.absent))
     }
 
-    /// Keeps that, or nothing any more; over a loss of power too if it is `durable`. `None` if there is nothing to write.
-    pub fn keep(&self, disk: &str, params: Option<Value>, durable: bool) -> Option<Written> {
+    /// Saves the state of a disk's logical unit, or removes it; `durable`: it must outlive a loss of power. `None` if there is
+    /// nothing to write.
+    pub fn save_unit_state(&self, disk: &str, params: Option<Value>, durable: bool) -> Option<Written> {
         let store = self.store.get()?;
         let before = self.absent.borrow_mut().take(Subsystem::Unit, disk);
         let before =
@@ -547,17 +551,17 @@ impl Config {
         let content = params.map(|params| {
             let call = Call { method: "".into(), params };
             let note = Note { subsystem: Subsystem::Unit, object: disk.to_owned(), call };
-            let content = serde_json::to_vec(&note).expect("it is made of JSON");
+            let content = serde_json::to_vec(&note).expect("a note is valid JSON");
             self.notes.borrow_mut().insert(key, note);
             content
         });
         Some(if durable { store.write_durably(key, content) } else { store.write(key, content) })
     }
 
-    /// Sends a note to the store, or its end.
+    /// Sends a note, or its removal, to the store.
     fn write(&self, key: u64, note: Option<&Note>) {
         if let Some(store) = self.store.get() {
-            let content = note.map(|note| serde_json::to_vec(note).expect("it is made of JSON"));
+            let content = note.map(|note| serde_json::to_vec(note).expect("a note is valid JSON"));
             journal::wrote(store.write(key, content));
         }
     }
@@ -617,7 +621,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_set_is_of_one_kind_and_told_apart_in_words() {
+    fn settings_are_one_kind_with_distinct_descriptions() {
         let dir = tempfile::TempDir::new().unwrap();
         let open = || {
             let config = Config::default();

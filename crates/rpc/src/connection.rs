@@ -1,11 +1,11 @@
 //! One client's connection. Control context, one task each.
 //!
-//! Everything about it is bounded: the requests in flight, the bytes that wait to be sent, the request that is
-//! being received. A client that does not read its replies stops being read from, and delays nobody else.
+//! All of its resources are bounded: the requests in flight, the bytes that wait to be sent, the request that is being received.
+//! If a client does not read its replies, the daemon stops reading its requests; other clients are not delayed.
 //!
-//! Requests start in the order in which they came, and each has a head start of [`HEAD_START`] before the next
-//! one: a client that pipelines "create this", "attach that" gets what it means, while a request that waits for
-//! something slow does not hold up those behind it.
+//! Requests start in the order of arrival, and each has a head start of [`HEAD_START`] before the next one: a client that
+//! pipelines "create this", "attach that" gets the expected order, while a request that waits for a slow operation does not delay
+//! the following ones.
 
 use crate::rights::Rights;
 use crate::wire::{self, Decoder, Message};
@@ -18,30 +18,30 @@ use tokio::net::UnixStream;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
-/// Requests of one connection that run at a time. A batch is one.
+/// Requests of one connection that run at the same time, at most. A batch counts as one.
 const IN_FLIGHT_MAX: usize = 32;
-/// No request is started, and nothing read, while more than this waits to be sent.
+/// While more bytes than this wait to be sent, no request is started and nothing is read.
 const UNSENT_MAX: usize = 1 << 20;
-/// Bytes read at a time.
+/// Bytes of one read, at most.
 const READ_LEN: usize = 64 << 10;
 /// How long a request may delay the next one of its connection.
 const HEAD_START: Duration = Duration::from_millis(50);
-/// What is read, and thrown away, of a stream that broke the rules, so that its owner sees an orderly end.
+/// Bytes that are read and discarded of an invalid stream, at most, so that its client sees an orderly end.
 const DISCARD_MAX: usize = 1 << 20;
 
-/// What a request has come to.
+/// Progress of a request.
 #[derive(Debug)]
 enum Step {
-    /// It has done its work, and waits for the state store at most.
+    /// The handler has finished, and the request waits at most for the state store.
     Ran,
-    /// Its reply.
+    /// The reply is ready.
     Answered(Option<Vec<u8>>),
 }
 
 /// A step, and the number of the request that it belongs to.
 type Finished = (u64, Step);
 
-/// Serves one client until it leaves, or `stop` turns true and all it asked for is answered.
+/// Serves one client until it disconnects, or until `stop` turns true and all its requests are answered.
 pub(crate) async fn serve<C: 'static>(
     stream: UnixStream,
     methods: Rc<Methods<C>>,
@@ -71,7 +71,7 @@ pub(crate) async fn serve<C: 'static>(
         let step = tokio::select! {
             Some((number, step)) = finished.recv() => {
                 connection.finish(number, step);
-                // Replies that are ready go out before what is started next.
+                // Ready replies are sent before further requests are started.
                 while let Ok((number, step)) = finished.try_recv() {
                     connection.finish(number, step);
                 }
@@ -83,25 +83,25 @@ pub(crate) async fn serve<C: 'static>(
             _ = stop.wait_for(|stop| *stop), if connection.input == Input::Open => { connection.input = Input::Ended; Ok(()) }
         };
         if let Err(error) = step {
-            tracing::debug!(%error, "RPC client is gone");
+            tracing::debug!(%error, "the RPC client has disconnected");
             break;
         }
     }
 }
 
-/// Tells one who may call nothing so, and leaves.
+/// Sends an error to a client without any rights, and closes the connection.
 pub(crate) fn refuse(stream: &UnixStream, error: &Error) {
     let mut reply = wire::response(None, &Err(error.clone()));
     reply.push(b'\n');
-    // It is the first on this stream, so it fits; a client that is gone needs none.
+    // This is the first reply on the stream, so it fits; a disconnected client needs none.
     let _ = stream.try_write(&reply);
 }
 
-/// What is still to come from the client.
+/// State of the incoming stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Input {
     Open,
-    /// It has sent all that it will send, or we listen no more.
+    /// The client has closed its side, or the daemon has stopped reading.
     Ended,
 }
 
@@ -114,15 +114,15 @@ struct Connection<C> {
     in_flight: usize,
     /// Requests started so far: the number of the last one.
     started: u64,
-    /// The request that has a head start, and until when.
+    /// The request that has a head start, and the end of the head start.
     ahead: Option<(u64, Instant)>,
     input: Input,
-    /// Unbounded, yet it never holds more than two steps of each request in flight.
+    /// Unbounded, but it never holds more than two steps of each request in flight.
     finished_tx: mpsc::UnboundedSender<Finished>,
 }
 
 impl<C: 'static> Connection<C> {
-    /// Starts what was received as far as the bounds allow; tells whether more bytes are wanted.
+    /// Starts received requests as far as the bounds allow; returns whether more bytes can be read.
     fn start_requests(&mut self) -> bool {
         while self.may_start() {
             match self.decoder.next_message() {
@@ -151,8 +151,8 @@ impl<C: 'static> Connection<C> {
         let (number, finished) = (self.started, self.finished_tx.clone());
         let (methods, rights) = (Rc::clone(&self.methods), self.rights);
         tokio::task::spawn_local(async move {
-            // A receiver that is gone is a client that is gone.
-            let tell = |step| drop(finished.send((number, step)));
+            // If the receiver is closed, the client has disconnected.
+            let report = |step| drop(finished.send((number, step)));
             let reply = methods.answer_telling(message, rights, || tell(Step::Ran)).await;
             tell(Step::Answered(reply));
         });
@@ -175,9 +175,9 @@ impl<C: 'static> Connection<C> {
         self.unsent.push_back(b'\n');
     }
 
-    /// Answers bytes that are no request, and listens no more.
+    /// Answers bytes that are not a request, and stops reading.
     fn reject(&mut self, error: Error) {
-        tracing::info!(%error, "RPC client sent what is no request");
+        tracing::info!(%error, "the RPC client has sent an invalid request");
         self.queue(wire::response(None, &Err(error)));
         self.decoder = Decoder::default();
         self.input = Input::Ended;
@@ -208,7 +208,7 @@ impl<C: 'static> Connection<C> {
         Ok(())
     }
 
-    /// Closing a socket with unread bytes would reset it, and the client might lose its last reply.
+    /// A close of a socket with unread bytes would reset the connection, and the client might lose its last reply.
     fn discard(&self, piece: &mut [u8]) {
         let mut left = DISCARD_MAX;
         while let Ok(len @ 1..) = self.stream.try_read(piece)

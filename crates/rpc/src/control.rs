@@ -1,4 +1,4 @@
-//! What the methods work on: the daemon, seen from its control thread. Control context.
+//! The state on which the methods work: the daemon, as its control thread sees it. Control context.
 
 use crate::config::{Config, Subsystem};
 use crate::journal::Done;
@@ -30,15 +30,15 @@ pub struct Control {
     pub reactors: Rc<Reactors>,
     /// The disks.
     pub disks: Disks,
-    /// Through which machines reach them.
+    /// The vhost-user-blk controllers.
     pub controllers: Rc<Controllers>,
-    /// The same, to disks that may come and go.
+    /// The vhost-user-scsi controllers.
     pub scsi_controllers: Rc<ScsiControllers>,
-    /// Who moves queues between reactors.
+    /// Moves queues between reactors.
     pub(crate) scheduler: Scheduler,
-    /// What was configured.
+    /// The configuration.
     pub config: Config,
-    /// What is told of all that.
+    /// Collects statistics.
     pub collector: Collector,
     /// Whether methods of run time may be called.
     started: watch::Sender<bool>,
@@ -48,7 +48,7 @@ pub struct Control {
     born: Nanos,
     log: RefCell<LogSettings>,
     apply_log: Box<dyn Fn(&LogSettings)>,
-    /// What the trace had until then is not told any more.
+    /// Records of the trace before this time are not reported any more.
     pub(crate) trace_cleared: Cell<Option<Nanos>>,
 }
 
@@ -59,8 +59,8 @@ impl std::fmt::Debug for Control {
 }
 
 impl Control {
-    /// A daemon that runs on `reactors`, has its controllers' sockets in `vhost_dir`, whose queues have up to `queue_size_max`
-    /// descriptors, and waits for start-up. `apply_log` sets what its log tells.
+    /// A daemon that runs on `reactors`, creates its controllers' sockets in `vhost_dir`, limits their queues to `queue_size_max`
+    /// descriptors, and waits for start-up. `apply_log` applies the log settings.
     pub fn new(
         reactors: Rc<Reactors>,
         vhost_dir: &Path,
@@ -94,7 +94,7 @@ impl Control {
         }
     }
 
-    /// For how long it has been there.
+    /// Time since the start of the daemon.
     pub(crate) fn age(&self) -> Duration {
         Duration::from_nanos(Clock::Monotonic.now().0.saturating_sub(self.born.0))
     }
@@ -117,12 +117,12 @@ impl Control {
 
     /// Waits until start-up is complete: methods of run time may be called, and what was configured was made again as far as it can be.
     pub async fn until_started(&self) {
-        // The sender lives as long as we are borrowed.
+        // The sender lives as long as the borrowed `self`.
         let _ = self.started.subscribe().wait_for(|started| *started).await;
         self.start_up.until_over().await;
     }
 
-    /// Notes a disk that `module` has just made, and the call that makes it again. Returns its name, the methods' result.
+    /// Notes a disk that `module` has just created, and the call that creates it again. Returns its name, the methods' result.
     pub(crate) fn made_disk(
         &self,
         bdev: &Bdev,
@@ -168,11 +168,12 @@ impl Control {
             crate::methods::qos::forget(self, &name);
         }
         crate::methods::observe::forget_gone(self);
-        // A disk that goes has been taken from its targets.
+        // A removed disk has been removed from its targets.
         crate::methods::vhost_scsi::forget_gone(self);
     }
 
-    /// Waits until what a call has done is in the state store, then makes what has waited for it. If it cannot be stored, what the call made is undone.
+    /// Waits until the changes of a call are in the state store, then creates the objects that waited for them. If the changes
+    /// cannot be stored, the objects that the call created are removed.
     pub(crate) async fn settle(&self, outcome: Outcome, mut done: Done) -> Outcome {
         let Err(error) = done.written().await else {
             for (_, name) in done.made.iter().filter(|(subsystem, _)| *subsystem == Subsystem::Bdev) {
@@ -181,14 +182,14 @@ impl Control {
             return outcome;
         };
         let errno = error.as_ref().and_then(WriteError::errno).map_or(Errno::IO, Errno::from_raw_os_error);
-        let why = error.map_or_else(|| "the state store's writer is gone".into(), |e| e.to_string());
+        let why = error.map_or_else(|| "the state store's writer has ended".into(), |e| e.to_string());
         if done.made.is_empty() {
-            let detail = format!("it was done, but may come back after a restart, or be forgotten: {why}");
+            let detail = format!("the change was made, but may be lost or undone by a restart: {why}");
             return outcome.and(Err(Error::errno(errno, detail)));
         }
         for (subsystem, name) in done.made.into_iter().rev() {
             if let Err(error) = self.unmake(subsystem, &name).await {
-                tracing::error!(%error, name, "what could not be stored could not be undone");
+                tracing::error!(%error, name, "cannot remove the object that could not be stored");
             }
         }
         outcome.and(Err(Error::errno(errno, format!("nothing was made: {why}"))))
@@ -216,7 +217,7 @@ impl Control {
         }
     }
 
-    /// Gives back all that was made: no request runs afterwards.
+    /// Removes all objects: no request runs afterwards.
     pub async fn close(&self) {
         self.scheduler.stop();
         self.controllers.delete_all().await;
@@ -224,12 +225,12 @@ impl Control {
         self.disks.close().await;
     }
 
-    /// What the log tells.
+    /// The log settings.
     pub fn log_settings(&self) -> LogSettings {
         self.log.borrow().clone()
     }
 
-    /// Changes what the log tells.
+    /// Changes the log settings.
     pub(crate) fn change_log(&self, change: impl FnOnce(&mut LogSettings)) {
         let mut log = self.log.borrow_mut();
         change(&mut log);

@@ -1,7 +1,8 @@
-//! Reactors come and go while the daemon serves. Control context.
+//! Adds and removes reactors while the daemon serves. Control context.
 //!
-//! One that is to go takes nothing new. Its queues are moved to the others, under I/O as by any other move; what else has a task on it is moved, or comes to its
-//! end; and when nothing is left there, and nobody is about to bring something, its thread ends. What cannot leave in time keeps it.
+//! A reactor that is to end takes no new work. Its queues are moved to the others under I/O, as by any other move; other tasks on
+//! it are moved or complete. When nothing is left, and no [`Hold`] of the reactor exists, its thread ends. If something cannot
+//! leave in time, the reactor stays.
 
 use crate::{Control, Error};
 use aryk_reactor::{CoreSet, Handle, Hold};
@@ -12,18 +13,18 @@ use tokio::time::{Instant, sleep};
 
 /// How long queues have to leave.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How often it is looked whether they have, and how long a queue is left alone that could not.
+/// Interval between attempts, and how long a queue that could not move is left alone.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Starts a reactor on `core`.
 pub(crate) fn add(control: &Control, core: u16) -> Result<(), Error> {
     control.reactors.add(core)?;
     leave_cores(control);
-    tracing::info!(core, "a reactor was added");
+    tracing::info!(core, "reactor added");
     Ok(())
 }
 
-/// Ends the reactor on `core`, when all that is on it has gone to others.
+/// Ends the reactor on `core`, after all its work has moved to other reactors.
 pub(crate) async fn remove(control: &Control, core: u16) -> Result<(), Error> {
     let leaving = Leaving { control, handle: control.reactors.begin_to_leave(core)? };
     let until = Instant::now() + PATIENCE;
@@ -37,7 +38,7 @@ pub(crate) async fn remove(control: &Control, core: u16) -> Result<(), Error> {
         }
         if Instant::now() > until {
             let detail = format!(
-                "the reactor on core {core} stays: {}",
+                "cannot remove the reactor on core {core}: {}",
                 stays.unwrap_or_else(|| "it is still in use".into())
             );
             return Err(Error::errno(Errno::TIMEDOUT, detail));
@@ -45,17 +46,17 @@ pub(crate) async fn remove(control: &Control, core: u16) -> Result<(), Error> {
         sleep(PAUSE).await;
     }
     leave_cores(control);
-    tracing::info!(core, "a reactor was taken");
+    tracing::info!(core, "reactor removed");
     Ok(())
 }
 
 fn leave_cores(control: &Control) {
     if let Err(error) = control.reactors.leave_cores() {
-        tracing::warn!(%error, "cannot leave the reactors' cores to them");
+        tracing::warn!(%error, "cannot move other threads off the reactors' cores");
     }
 }
 
-/// A reactor that is to end; it stays if that is given up.
+/// A reactor that is to end; when this is dropped before the end, the reactor stays.
 struct Leaving<'a> {
     control: &'a Control,
     handle: Handle,
@@ -68,12 +69,12 @@ impl Drop for Leaving<'_> {
 }
 
 impl Leaving<'_> {
-    /// Tries each of its queues once; why one stays, if any does.
+    /// Tries to move each of the queues once; returns why one of them stays, if one does.
     async fn move_all_away(&self) -> Option<String> {
         let control = self.control;
         let other = control.reactors.least_loaded(None);
         for bdev in control.disks.registry.list() {
-            // If the other ends meanwhile, too, the next round goes on.
+            // If the other reactor ends too, the next round moves the sampling again.
             let _ = bdev.move_sampling(&self.handle, &other).await;
         }
         let threads = self.handle.call(|cx| cx.thread_stats()).await.unwrap_or_default();
@@ -88,7 +89,7 @@ impl Leaving<'_> {
         stays
     }
 
-    /// Where a queue goes: somewhere it may run, if there is such a place.
+    /// Where a queue moves: to a core that its mask allows, if such a core has a reactor.
     fn destination(&self, cores: &CoreSet) -> Hold {
         let reactors = &self.control.reactors;
         reactors.least_loaded(reactors.is_any_on(cores).then_some(cores))

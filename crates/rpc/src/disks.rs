@@ -1,4 +1,4 @@
-//! The registry's disks, and what only the control plane knows about them. Control context.
+//! The registry's disks, and the data about them that only the control plane needs. Control context.
 
 use crate::config::Subsystem;
 use crate::methods::details::Details;
@@ -18,10 +18,10 @@ use tokio::time::timeout;
 pub struct Disks {
     /// All disks.
     pub registry: Arc<Registry>,
-    /// What some of them are limited together in.
+    /// Groups of disks with common limits.
     pub groups: QosGroups,
     made: RefCell<HashMap<String, Made>>,
-    /// Names of disks that are gone, for [`Disks::take_gone`].
+    /// Names of removed disks, for [`Disks::take_gone`].
     gone: RefCell<Vec<String>>,
     /// Sent to whenever there is a new one.
     grown: Arc<watch::Sender<()>>,
@@ -29,7 +29,7 @@ pub struct Disks {
     pub(crate) events: Arc<Events>,
 }
 
-/// What a method made.
+/// A disk that a method created.
 #[derive(Debug)]
 struct Made {
     module: &'static str,
@@ -59,8 +59,8 @@ impl Default for Disks {
 }
 
 impl Disks {
-    /// Notes which module has made a disk that is registered; `details` is what `bdev_get_bdevs` says about it beyond what all
-    /// disks have.
+    /// Notes which module has created a registered disk; `details` is the disk's part of `bdev_get_bdevs` beyond what all disks
+    /// have.
     pub(crate) fn made(&self, bdev: &Bdev, module: &'static str, details: Details) {
         journal::made(Subsystem::Bdev, bdev.name());
         self.made.borrow_mut().insert(bdev.name().to_owned(), Made { module, details });
@@ -71,7 +71,7 @@ impl Disks {
         self.made.borrow().contains_key(name) || self.gone.borrow().iter().any(|gone| gone == name)
     }
 
-    /// The disk of that name, alias or uuid, if one of `modules` has made it.
+    /// The disk with that name, alias or uuid, if one of `modules` has created it.
     ///
     /// # Errors
     /// `ENODEV`.
@@ -83,7 +83,7 @@ impl Disks {
         }
     }
 
-    /// Removes a disk that `module` has made, and those that are made of it, when all who have it open have closed it.
+    /// Removes a disk that `module` has created, and the disks built on it, after all openers have closed it.
     ///
     /// # Errors
     /// `ENODEV`, `EBUSY`.
@@ -92,7 +92,7 @@ impl Disks {
         self.unmake(bdev.name()).await
     }
 
-    /// The same for a disk of any module, by its name.
+    /// As [`Disks::remove`], for a disk of any module, by its name.
     pub(crate) async fn unmake(&self, name: &str) -> Result<(), Error> {
         let gone = |name: &str| {
             self.made.borrow_mut().remove(name);
@@ -101,22 +101,22 @@ impl Disks {
         Ok(self.registry.remove_telling(name, gone).await?)
     }
 
-    /// The names of disks that have gone since they were last asked for, and are not there again.
+    /// The names of disks that were removed since the last call, and do not exist again.
     pub(crate) fn take_gone(&self) -> Vec<String> {
         let mut gone = self.gone.take();
         gone.retain(|name| self.find(name).is_err());
         gone
     }
 
-    /// Removes all disks, as far as their openers let it.
+    /// Removes all disks, as far as their openers allow.
     pub async fn close(&self) {
         for bdev in self.registry.list().into_iter().rev() {
-            // One that is gone by now was made of another that went.
+            // A disk that is already gone was built on another removed disk.
             let _ = self.registry.remove(bdev.name()).await;
         }
     }
 
-    /// The file or block device that a disk is in, if it is in one.
+    /// The file or block device of a disk, if it has one.
     pub(crate) fn file(&self, name: &str) -> Option<PathBuf> {
         let made = self.made.borrow();
         let details = &made.get(name)?.details;
@@ -124,12 +124,12 @@ impl Disks {
         uring.or_else(|| details.aio.as_ref().map(|aio| &aio.filename)).cloned()
     }
 
-    /// The disk of that name, alias or uuid.
+    /// The disk with that name, alias or uuid.
     pub(crate) fn find(&self, name: &str) -> Result<Arc<Bdev>, Error> {
         Ok(self.registry.find(name)?)
     }
 
-    /// The same, or the wait for it, if it comes in time.
+    /// As [`Disks::find`]; waits for the disk to appear for up to `wait`.
     pub(crate) async fn find_within(&self, name: &str, wait: Duration) -> Result<Arc<Bdev>, Error> {
         let mut grown = self.grown.subscribe();
         let comes = async {
@@ -137,21 +137,21 @@ impl Disks {
                 if let Ok(bdev) = self.find(name) {
                     return bdev;
                 }
-                // The sender lives as long as we are borrowed.
+                // The sender lives as long as the borrowed `self`.
                 let _ = grown.changed().await;
             }
         };
         timeout(wait, comes).await.or_else(|_| self.find(name))
     }
 
-    /// Changes what is said about a disk.
+    /// Changes the description of a disk.
     pub(crate) fn change_details(&self, bdev: &Bdev, change: impl FnOnce(&mut Details)) {
         if let Some(made) = self.made.borrow_mut().get_mut(bdev.name()) {
             change(&mut made.details);
         }
     }
 
-    /// What its module made of a disk, and how it is described.
+    /// The description of a disk by its module.
     pub(crate) fn details(&self, bdev: &Bdev) -> Details {
         let made = self.made.borrow();
         made.get(bdev.name()).map_or_else(Details::default, |made| made.details.clone())

@@ -1,7 +1,7 @@
-//! From a call to its handler and back. Control context.
+//! Dispatch of calls to their handlers, and of results back. Control context.
 //!
-//! A call finds its handler in a [`Table`]. A handler is never cancelled: once it runs, it
-//! runs to its end, whether or not its client still listens.
+//! A call finds its handler in a [`Table`]. A handler is never cancelled: once started, it runs to its end, whether or not its
+//! client is still connected.
 
 use crate::Error;
 use crate::journal::{self, Caller, Done};
@@ -15,24 +15,25 @@ use serde_json::value::RawValue;
 use std::pin::Pin;
 use std::rc::Rc;
 
-/// Bytes of a batch's reply from which on its calls are refused: a small request must not ask for any amount of memory.
+/// Size of a batch's reply, in bytes, from which on further calls are refused: a small request must not use an unlimited amount
+/// of memory.
 const BATCH_REPLY_MAX: usize = 8 << 20;
 
 /// A handler's result, as JSON.
 pub type Outcome = Result<Box<RawValue>, Error>;
 
 pub(crate) type Running = Pin<Box<dyn Future<Output = Outcome>>>;
-/// Sees to what a call has done: waits until it is written, or undoes it.
+/// Handles the changes of a call: waits until they are stored, or undoes them.
 type Settle<C> = Box<dyn Fn(Rc<C>, Outcome, Done) -> Running>;
 /// What a client's call, which may change something or not, waits for before it runs, by its parameters.
 type Hold<C> = Box<dyn Fn(&C, bool, Option<&RawValue>) -> Option<Pin<Box<dyn Future<Output = ()>>>>>;
 
-/// The parameters of a method that takes none.
+/// The parameters of a method without parameters.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NoParams {}
 
-/// All methods there are, and the context that they work on.
+/// All methods, and the context on which they work.
 pub struct Methods<C> {
     table: Table<C>,
     context: Rc<C>,
@@ -48,7 +49,7 @@ impl<C> std::fmt::Debug for Methods<C> {
 }
 
 impl<C: 'static> Methods<C> {
-    /// The methods of `table` over `context`; `has_started` tells the phase.
+    /// The methods of `table` over `context`; `has_started` returns whether start-up is complete.
     pub fn new(context: Rc<C>, table: Table<C>, has_started: impl Fn(&C) -> bool + 'static) -> Self {
         Self {
             table,
@@ -94,18 +95,18 @@ impl<C: 'static> Methods<C> {
         self.table.find(name).map(|entry| entry.changes)
     }
 
-    /// The methods' names and when each may be called, sorted.
+    /// The methods' names and the phases in which each may be called, sorted by name.
     pub fn names(&self) -> Vec<(&'static str, Phase)> {
         self.table.entries().map(|(name, entry)| (name, entry.phase)).collect()
     }
 
-    /// Answers a message of one who has full rights: the bytes to send, if any. Needs a tokio `LocalSet`.
+    /// Answers a message of a client with full rights: returns the bytes to send, if any. Needs a tokio `LocalSet`.
     pub async fn answer(&self, message: Message) -> Option<Vec<u8>> {
-        self.answer_telling(message, Rights::Full, || {}).await
+        self.answer_reporting(message, Rights::Full, || {}).await
     }
 
-    /// The same with `rights`; `ran` is told when nothing but the state store is waited for. It is not told of a batch.
-    pub(crate) async fn answer_telling(
+    /// As [`Methods::answer`], with `rights`. `ran` is called when only the state store is waited for, except for a batch.
+    pub(crate) async fn answer_reporting(
         &self,
         message: Message,
         rights: Rights,
@@ -118,8 +119,7 @@ impl<C: 'static> Methods<C> {
                 for call in calls {
                     let response = match call {
                         Ok(Call { id: Some(id), .. }) if len > BATCH_REPLY_MAX => {
-                            let full =
-                                format!("the replies before it have more than {BATCH_REPLY_MAX} bytes");
+                            let full = format!("the replies before it exceed {BATCH_REPLY_MAX} bytes");
                             Some(wire::response(Some(&id), &Err(Error::errno(Errno::NOBUFS, full))))
                         }
                         call => self.respond(call, rights, || {}).await,
@@ -153,8 +153,7 @@ impl<C: 'static> Methods<C> {
     /// Calls one method, with full rights. Needs a tokio `LocalSet`.
     ///
     /// # Errors
-    /// The handler's, or that there is no such method, that it may not be called now, or that its parameters are
-    /// wrong.
+    /// The handler's error; or the method does not exist, may not be called now, or does not accept its parameters.
     pub async fn call(&self, method: &str, params: Option<Box<RawValue>>) -> Outcome {
         self.call_telling(method, params, Caller::Client(Rights::Full), || {}).await
     }
@@ -164,7 +163,7 @@ impl<C: 'static> Methods<C> {
         self.call_telling(method, params, Caller::File, || {}).await
     }
 
-    async fn call_telling(
+    async fn call_reporting(
         &self,
         method: &str,
         params: Option<Box<RawValue>>,
@@ -196,16 +195,16 @@ impl<C: 'static> Methods<C> {
         }
     }
 
-    /// Calls one method, in any phase, to have again what it made once. What of it had to be written is so when it returns: mostly
-    /// nothing, for it stands in the store as it is. Needs a tokio `LocalSet`.
+    /// Calls one method, in any phase, to create a stored object again. The method's changes are stored when this returns; mostly
+    /// there are none, since the object is in the store already. Needs a tokio `LocalSet`.
     pub(crate) async fn restore(&self, method: &str, params: Box<RawValue>) -> Outcome {
         let (outcome, mut done) = self.run(method, Some(params), Caller::Restore).await?;
-        // A store that cannot be written says so itself, and catches up with its next write.
+        // The store reports a failed write itself, and repeats it with its next write.
         let _ = done.written().await;
         outcome
     }
 
-    /// Runs a handler. As a task of its own it goes on if we are dropped, and takes nobody along if it panics.
+    /// Runs a handler in a separate task: it goes on if the future is dropped, and a panic in it affects no other request.
     async fn run(
         &self,
         method: &str,
@@ -215,8 +214,8 @@ impl<C: 'static> Methods<C> {
         let entry = self.table.find(method)?;
         let handler = entry.call(Rc::clone(&self.context), params);
         tokio::task::spawn_local(journal::watch(caller, handler)).await.map_err(|panic| {
-            tracing::error!(method, %panic, "a request handler failed");
-            Error::Internal("the request's handler failed; see the daemon's log".into())
+            tracing::error!(method, %panic, "a request handler has panicked");
+            Error::Internal("the request's handler has panicked; see the daemon's log".into())
         })
     }
 }

@@ -1,78 +1,79 @@
-//! What a method can fail with, and how that looks on the wire. Control context.
+//! Errors of methods, and their form on the wire. Control context.
 //!
-//! Clients branch on the numbers and, some of them, on the very texts `File exists` and `No such device`. So
-//! `message` is always the bare text of what is wrong, which belongs to the code unless the method has one code for
-//! everything, and whatever else a person wants to know goes to `data`.
+//! Clients branch on the codes and, some of them, on the exact texts `File exists` and `No such device`. So `message` is always
+//! the bare text of the error, which belongs to the code unless the method has one code for all errors; all further information
+//! is in `data`.
 
 use rustix::io::Errno;
 use serde::Serialize;
 
 /// JSON-RPC 2.0, section 5.1.
 pub const INVALID_PARAMS: i32 = -32602;
-/// The same.
+/// JSON-RPC 2.0, section 5.1.
 pub const INTERNAL: i32 = -32603;
 
 /// The failure of a request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// The bytes are no JSON, or exceed a limit. The connection ends after it.
+    /// The bytes are not JSON, or exceed a limit. The connection is closed afterwards.
     #[error("Parse error: {0}")]
     Parse(String),
-    /// JSON, but no request.
+    /// The value is JSON, but not a request.
     #[error("Invalid request: {0}")]
     InvalidRequest(String),
-    /// There is no such method.
+    /// The method does not exist.
     #[error("Method not found")]
     MethodNotFound,
-    /// A parameter is missing, unknown, of the wrong type or out of its domain.
+    /// A parameter is missing, unknown, of the wrong type, or out of range.
     #[error("Invalid parameters: {0}")]
     InvalidParams(String),
-    /// The parameters cannot be decoded: one is missing, unknown, or of another type. Methods differ in the code that they give it.
+    /// The parameters cannot be decoded: one is missing, unknown, or of another type. The code of this error differs between
+    /// methods.
     #[error("Invalid parameters: {0}")]
     Undecoded(String),
-    /// Another error, by the code that a method gives it: see [`crate::table::Codes`].
+    /// Another error, with the code that the method uses for it: see [`crate::table::Codes`].
     #[error("{message}: {detail}")]
     Coded {
-        /// On the wire.
+        /// Code on the wire.
         code: i32,
-        /// The text that belongs to the error, whatever the code.
+        /// The text of the error, independent of the code.
         message: String,
-        /// For people.
+        /// Details for the operator.
         detail: String,
     },
-    /// A bug, or something that has no better name.
+    /// A bug, or an error without a code of its own.
     #[error("Internal error: {0}")]
     Internal(String),
-    /// The method cannot be called in the present state: before start-up, or only before it.
+    /// The method may not be called in the present state: it needs a completed start-up, or is only allowed before start-up.
     #[error("Method may not be called now: {0}")]
     State(String),
-    /// What the system or a device said.
+    /// An error of the system or of a device.
     #[error("{}: {detail}", strerror(*.errno))]
     Errno {
-        /// Which.
+        /// The errno.
         errno: Errno,
-        /// For people: what was tried, on which object.
+        /// Details for the operator: the operation, and its object.
         detail: String,
     },
 }
 
 impl Error {
-    /// A system error with its circumstances.
+    /// A system error with its details.
     pub fn errno(errno: Errno, detail: impl Into<String>) -> Self {
         Self::Errno { errno, detail: detail.into() }
     }
 
-    /// There is no object of that name.
+    /// No object has that name.
     pub fn no_device(what: &str, name: &str) -> Self {
         Self::errno(Errno::NODEV, format!("there is no {what} '{name}'"))
     }
 
-    /// The same error, whose detail says where it happened.
+    /// The same error, with a detail that says where it occurred.
     #[must_use]
     pub fn at(self, place: &str) -> Self {
         let at = |detail: String| format!("{place}: {detail}");
         match self {
-            Self::MethodNotFound => Self::InvalidParams(at("there is no such method".into())),
+            Self::MethodNotFound => Self::InvalidParams(at("the method does not exist".into())),
             Self::Parse(detail) => Self::Parse(at(detail)),
             Self::InvalidRequest(detail) => Self::InvalidRequest(at(detail)),
             Self::InvalidParams(detail) => Self::InvalidParams(at(detail)),
@@ -84,12 +85,12 @@ impl Error {
         }
     }
 
-    /// A parameter whose value is of the right type, and wrong.
+    /// A parameter with a value of the right type that is not valid.
     pub fn invalid(detail: impl Into<String>) -> Self {
         Self::errno(Errno::INVAL, detail)
     }
 
-    /// The same error, by `code`.
+    /// The same error with the code `code`.
     #[must_use]
     pub fn coded(self, code: i32) -> Self {
         Self::Coded { code, message: self.message(), detail: self.detail().unwrap_or_default().to_owned() }
@@ -165,7 +166,7 @@ pub struct WireError<'a> {
     data: Option<&'a str>,
 }
 
-/// The C library's text for `errno`, as SPDK's clients know it.
+/// The C library's text for `errno`, which SPDK's clients expect.
 fn strerror(errno: Errno) -> String {
     let text = std::io::Error::from(errno).to_string();
     match text.rfind(" (os error ") {

@@ -1,9 +1,8 @@
-//! The same JSON-RPC by HTTP POST with Basic authentication (RFC 9110, RFC 7617), for clients that speak no UNIX sockets.
-//! Control context.
+//! JSON-RPC by HTTP POST with Basic authentication (RFC 9110, RFC 7617), for clients without UNIX sockets. Control context.
 //!
-//! One request of HTTP carries one of JSON-RPC, or one batch, to any path. Errors of JSON-RPC come with the status 200,
-//! as clients of SPDK's proxy expect; other statuses are about HTTP alone. Without [`Tls`] there is no encryption: whoever sees the
-//! bytes has the password, so it listens where nobody does, or behind something that encrypts.
+//! One HTTP request carries one JSON-RPC request, or one batch, to any path. JSON-RPC errors have the status 200, as clients of
+//! SPDK's proxy expect; other statuses report HTTP errors. Without [`Tls`] the connection is not encrypted, and anyone who can
+//! read the traffic learns the password: listen only on a loopback address, or behind a proxy that encrypts.
 
 mod clients;
 mod tls;
@@ -35,16 +34,16 @@ use clients::{Clients, Known};
 use tls::Handshakes;
 pub use tls::{Tls, TlsError};
 
-/// How long a client may take to send a request's head, and to send its body.
+/// Timeout for a request's head, and for its body.
 const REQUEST_TIME: Duration = Duration::from_secs(30);
-/// What a wrong password costs.
+/// Delay of the reply to a wrong password.
 const REFUSAL_DELAY: Duration = Duration::from_millis(500);
 /// How long clients have to read their last replies when the daemon ends.
 const FAREWELL: Duration = Duration::from_secs(1);
-/// The pause after an accept that failed for want of descriptors or memory.
+/// The pause after an accept that failed for lack of file descriptors or memory.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// Who may call methods: lines `user:password`.
+/// The users that may call methods: lines `user:password`.
 pub struct Passwords(Vec<String>);
 
 impl std::fmt::Debug for Passwords {
@@ -53,35 +52,35 @@ impl std::fmt::Debug for Passwords {
     }
 }
 
-/// Why passwords cannot be had.
+/// Why the passwords cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum PasswordsError {
-    /// The system's refusal.
+    /// The system's error.
     #[error("cannot read {path}: {source}")]
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// Others than its owner may read the file.
-    #[error("others can read {0}: take their rights away with chmod 600")]
+    /// Users other than the owner may read the file.
+    #[error("other users can read {0}: remove their rights with chmod 600")]
     Exposed(PathBuf),
     /// A line without a user or a password.
     #[error("{path}, line {line}: not of the form user:password")]
     Line {
         /// The file.
         path: PathBuf,
-        /// Which, from 1.
+        /// Number of the line, from 1.
         line: usize,
     },
-    /// Nobody could call anything.
+    /// The file has no entries, so no client could call a method.
     #[error("{0} has no line user:password")]
     Empty(PathBuf),
 }
 
 impl Passwords {
-    /// Reads a file that its owner alone may read. Empty lines, and those that begin with `#`, say nothing.
+    /// Reads a file that only its owner may read. Empty lines, and lines that begin with `#`, are ignored.
     ///
     /// # Errors
     /// [`PasswordsError`].
@@ -106,20 +105,20 @@ impl Passwords {
         }
     }
 
-    /// Whether a request's `Authorization` is by one of them: RFC 7617, section 2.
+    /// Whether a request's `Authorization` header has one of the passwords: RFC 7617, section 2.
     fn admit(&self, header: Option<&[u8]>) -> bool {
         let given = header.and_then(|header| {
             let (scheme, credentials) = header.split_at_checked("Basic ".len())?;
             let credentials = credentials.trim_ascii();
             scheme.eq_ignore_ascii_case(b"Basic ").then(|| BASE64.decode(credentials).ok())?
         });
-        // All are compared to their ends: how long it takes tells nothing of what they are.
+        // All entries are compared in full: the duration reveals nothing about them.
         let is_one = |given: &[u8]| self.0.iter().fold(false, |any, one| any | same(one.as_bytes(), given));
         given.is_some_and(|given| is_one(&given))
     }
 }
 
-/// Equality in a time that the lengths alone tell of.
+/// Compares in a time that depends only on the lengths.
 fn same(a: &[u8], b: &[u8]) -> bool {
     let differences = a.iter().zip(b).fold(0, |all, (a, b)| all | std::hint::black_box(a ^ b));
     a.len() == b.len() && differences == 0
@@ -137,27 +136,27 @@ impl HttpServer {
     /// Listens at `address`. Needs a tokio runtime.
     ///
     /// # Errors
-    /// The system's refusal.
+    /// The system's error.
     pub async fn bind(address: SocketAddr, passwords: Passwords) -> io::Result<Self> {
         Ok(Self { listener: TcpListener::bind(address).await?, passwords: Rc::new(passwords), tls: None })
     }
 
-    /// Encrypts what it says and hears; who does not is not served.
+    /// Enables TLS; clients without TLS are not served.
     #[must_use]
     pub fn encrypted(self, tls: Tls) -> Self {
         Self { tls: Some(tls), ..self }
     }
 
-    /// Where it listens.
+    /// The local address.
     ///
     /// # Errors
-    /// The system's refusal.
+    /// The system's error.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
-    /// Serves clients until `stop` turns true, or its sender is gone; then answers what was asked, and returns. Needs
-    /// a tokio `LocalSet`.
+    /// Serves clients until `stop` turns true or its sender is dropped; then answers the pending requests, and returns. Needs a
+    /// tokio `LocalSet`.
     pub async fn serve<C: 'static>(self, methods: Rc<Methods<C>>, mut stop: watch::Receiver<bool>) {
         let (mut clients, mut handshakes) = (Clients::default(), Handshakes::default());
         let shared = (methods, self.passwords);
@@ -210,7 +209,7 @@ async fn serve_client<C: 'static>(
         }
     };
     if let Err(error) = ended {
-        tracing::debug!(%error, "RPC client by HTTP is gone");
+        tracing::debug!(%error, "the HTTP RPC client has disconnected");
     }
 }
 
@@ -221,17 +220,17 @@ async fn respond<C: 'static>(
     known: &Known,
 ) -> Reply {
     if !passwords.admit(request.headers().get(AUTHORIZATION).map(|header| header.as_bytes())) {
-        tracing::info!("an RPC client by HTTP has no password, or a wrong one");
+        tracing::info!("an HTTP RPC client has sent no password, or a wrong one");
         tokio::time::sleep(REFUSAL_DELAY).await;
-        let mut reply = plain(StatusCode::UNAUTHORIZED, "a user and a password are needed\n");
-        let challenge = r#"Basic realm="Aryk", charset="UTF-8""#.parse().expect("it is ASCII");
+        let mut reply = plain(StatusCode::UNAUTHORIZED, "user and password required\n");
+        let challenge = r#"Basic realm="Aryk", charset="UTF-8""#.parse().expect("the text is ASCII");
         reply.headers_mut().insert(WWW_AUTHENTICATE, challenge);
         return reply;
     }
     known.set(true);
     if request.method() != Method::POST {
-        let mut reply = plain(StatusCode::METHOD_NOT_ALLOWED, "JSON-RPC is by POST\n");
-        reply.headers_mut().insert(ALLOW, "POST".parse().expect("it is ASCII"));
+        let mut reply = plain(StatusCode::METHOD_NOT_ALLOWED, "JSON-RPC requires POST\n");
+        reply.headers_mut().insert(ALLOW, "POST".parse().expect("the text is ASCII"));
         return reply;
     }
     let body = Limited::new(request.into_body(), REQUEST_LEN_MAX).collect();
@@ -240,8 +239,8 @@ async fn respond<C: 'static>(
         Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => {
             return plain(StatusCode::PAYLOAD_TOO_LARGE, "the request is too long\n");
         }
-        Ok(Err(_)) => return plain(StatusCode::BAD_REQUEST, "the request ends early\n"),
-        Err(_) => return plain(StatusCode::REQUEST_TIMEOUT, "the request does not come\n"),
+        Ok(Err(_)) => return plain(StatusCode::BAD_REQUEST, "the request is incomplete\n"),
+        Err(_) => return plain(StatusCode::REQUEST_TIMEOUT, "the request has timed out\n"),
     };
     let reply = match decode(&body) {
         Ok(message) => methods.answer(message).await,
@@ -250,7 +249,7 @@ async fn respond<C: 'static>(
     match reply {
         Some(json) => {
             let mut reply = Response::new(Full::from(json));
-            reply.headers_mut().insert(CONTENT_TYPE, "application/json".parse().expect("it is ASCII"));
+            reply.headers_mut().insert(CONTENT_TYPE, "application/json".parse().expect("the text is ASCII"));
             reply
         }
         // Notifications are not answered.
@@ -264,7 +263,7 @@ fn plain(status: StatusCode, text: &'static str) -> Reply {
     reply
 }
 
-/// The one request of a body.
+/// The single message of a body.
 fn decode(body: &[u8]) -> Result<Message, Error> {
     let mut decoder = Decoder::default();
     decoder.push(body);
@@ -274,7 +273,7 @@ fn decode(body: &[u8]) -> Result<Message, Error> {
     match (first, more) {
         (Some(message), None) => Ok(message),
         (None, _) => Err(Error::Parse("the body is empty".into())),
-        (Some(_), Some(_)) => Err(Error::InvalidRequest("a body has one request, or one batch".into())),
+        (Some(_), Some(_)) => Err(Error::InvalidRequest("a body must hold one request or one batch".into())),
     }
 }
 

@@ -1,7 +1,7 @@
-//! What one call has changed, until it is in the state store. Control context.
+//! The changes of one call, until they are in the state store. Control context.
 //!
-//! A call's handler runs within [`watch`], and whatever it makes, and whatever is sent to the store meanwhile, is noted with it: the reply waits for
-//! that and nothing else.
+//! A call's handler runs within [`watch`], which records the objects that it creates and its writes to the store: the reply waits
+//! for these writes and nothing else.
 
 use crate::Error;
 use crate::config::Subsystem;
@@ -10,10 +10,10 @@ use aryk_state::{WriteError, Written};
 use std::cell::RefCell;
 use std::future::Future;
 
-/// Who makes a call.
+/// The origin of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Caller {
-    /// A client, who may do so much.
+    /// A client with these rights.
     Client(Rights),
     /// The file that the daemon starts with.
     File,
@@ -21,7 +21,7 @@ pub enum Caller {
     Restore,
 }
 
-/// What a call has done so far.
+/// The changes of a call so far.
 #[derive(Debug)]
 struct Call {
     caller: Caller,
@@ -31,7 +31,7 @@ struct Call {
 
 tokio::task_local!(static CALL: RefCell<Call>);
 
-/// What a call has done: what it made, in order, and what of it must still be written.
+/// The changes of a finished call: the created objects, in order, and the pending writes.
 #[derive(Debug)]
 pub struct Done {
     /// The objects.
@@ -40,10 +40,10 @@ pub struct Done {
 }
 
 impl Done {
-    /// Waits until all is written.
+    /// Waits until all changes are written.
     ///
     /// # Errors
-    /// The first failure; what is `None` is a writer that is gone.
+    /// The first failure; `None` stands for a writer that has ended.
     pub async fn written(&mut self) -> Result<(), Option<WriteError>> {
         let mut result = Ok(());
         for written in self.writes.drain(..) {
@@ -68,12 +68,13 @@ pub(crate) async fn watch<R>(caller: Caller, handler: impl Future<Output = R>) -
     .await
 }
 
-/// Whether the call that runs is one of ours, to have again what was configured.
+/// Whether the current call is one of the daemon itself, to create a stored object again.
 pub(crate) fn is_restore() -> bool {
     CALL.try_with(|call| call.borrow().caller == Caller::Restore).unwrap_or(false)
 }
 
-/// Whether the call that runs may change something: for methods that mostly do not, and sometimes do, `what`.
+/// Checks that the current call may change something: for methods that change something only with some parameters, described by
+/// `what`.
 ///
 /// # Errors
 /// `EACCES`.
@@ -84,14 +85,14 @@ pub(crate) fn may_change(what: &str) -> Result<(), Error> {
     }
 }
 
-/// The call that runs has made an object.
+/// Records that the current call has created an object.
 pub(crate) fn made(subsystem: Subsystem, name: &str) {
-    // Outside of calls nobody could be told, and nothing is undone.
+    // Outside of calls there is no reply to delay, and nothing is undone.
     let _ = CALL.try_with(|call| call.borrow_mut().made.push((subsystem, name.to_owned())));
 }
 
-/// The call that runs has sent something to the store.
+/// Records that the current call has sent a change to the store.
 pub(crate) fn wrote(written: Written) {
-    // Outside of calls nobody waits: the store makes up for a failure with its next write.
+    // Outside of calls nothing waits for the write: the store repeats a failed write with its next one.
     let _ = CALL.try_with(|call| call.borrow_mut().writes.push(written));
 }

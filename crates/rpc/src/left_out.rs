@@ -1,13 +1,13 @@
-//! What the log left out: told when no line comes that would. Control context.
+//! Reports suppressed log lines after the last line of a burst. Control context.
 
 use crate::Control;
 use std::rc::Weak;
 use std::time::Duration;
 
-/// How often it is looked for.
+/// Interval of the check.
 const PERIOD: Duration = Duration::from_secs(5);
 
-/// Tells the log, for as long as the daemon lives, how many lines about disks and controllers it does not have.
+/// Logs how many lines about disks and controllers were suppressed, as long as the daemon lives.
 pub async fn keep_telling(control: Weak<Control>) {
     loop {
         tokio::time::sleep(PERIOD).await;

@@ -1,10 +1,9 @@
-//! The control plane's front door: JSON-RPC 2.0 on a UNIX socket, compatible with SPDK's in method names,
-//! parameters, result shapes and error codes.
+//! The control plane's interface: JSON-RPC 2.0 on a UNIX socket, compatible with SPDK's in method names, parameters, result
+//! shapes and error codes.
 //!
-//! [`wire`] turns bytes into calls, [`Methods`] finds the handler, [`server`] does the I/O; [`methods`]
-//! holds the handlers, which work on a [`Control`]. All of it runs in control context: one ordinary thread with a
-//! tokio `LocalSet`, never a reactor. Reactors are reached by messages, and a handler that awaits one holds up
-//! nobody else.
+//! [`wire`] turns bytes into calls, [`Methods`] finds the handler, [`server`] does the I/O; [`methods`] holds the handlers, which
+//! work on a [`Control`]. All code runs in control context: one ordinary thread with a tokio `LocalSet`, never a reactor.
+//! Handlers reach reactors by messages; a handler that awaits an answer does not block other calls.
 #![forbid(unsafe_code)]
 
 pub mod config;

@@ -1,8 +1,9 @@
-//! Configurations as files have them: the calls of `save_config`, SPDK's or ours, made one after another. For `load_config`, and for the file that the
-//! daemon starts with. Control context.
+//! Loads configuration files: makes the calls of a `save_config` output, of SPDK or Aryk, one after another. Used by
+//! `load_config`, and for the file with which the daemon starts. Control context.
 //!
-//! The daemon may have restored what it was told before when it loads its file. What both have is compared by meaning: the same is left as it is, what is
-//! not the same is an error, for nobody can tell which of them is meant.
+//! The daemon may have restored objects from the state store before it loads the file. Objects that both contain are compared by
+//! meaning: an equal object is left as it is, and a different one is an error, since the daemon cannot know which of them is
+//! intended.
 
 use crate::config::{Call, Subsystem};
 use crate::{Control, Error, Methods, restore};
@@ -16,10 +17,10 @@ use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-/// Parameters of `load_config`: what `save_config` gives. Files have more beside it, as the number of cores, which is not heeded.
+/// Parameters of `load_config`: the output of `save_config`. Other members of the file, such as the number of cores, are ignored.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct LoadConfig {
-    /// What `save_config` gave.
+    /// Subsystems, as in the output of `save_config`.
     #[schemars(with = "Vec<crate::methods::SavedSubsystem>")]
     subsystems: Vec<LoadSubsystem>,
 }
@@ -28,11 +29,11 @@ pub(crate) struct LoadConfig {
 struct LoadSubsystem {
     #[serde(rename = "subsystem")]
     name: String,
-    /// SPDK has `null` for a subsystem without any.
+    /// SPDK writes `null` for a subsystem without configuration.
     config: Option<Vec<LoadElement>>,
 }
 
-/// A call; or several, which SPDK makes at one time, and we one after another.
+/// A call; or several, which SPDK makes at the same time, and Aryk one after another.
 #[derive(Debug)]
 struct LoadElement(Vec<LoadCall>);
 
@@ -55,7 +56,7 @@ struct LoadCall {
 }
 
 impl LoadConfig {
-    /// The calls, each with its place.
+    /// The calls, each with its position for error messages.
     fn into_calls(self) -> impl Iterator<Item = (String, LoadCall)> {
         self.subsystems.into_iter().flat_map(|LoadSubsystem { name, config }| {
             let calls = config.into_iter().flatten().flat_map(|element| element.0);
@@ -64,7 +65,7 @@ impl LoadConfig {
     }
 }
 
-/// Makes all calls in their order, up to the first that fails: what was made before it stays.
+/// Makes all calls in order, up to the first that fails: objects created before it stay.
 pub(crate) async fn load_config(methods: &Methods<Control>, p: LoadConfig) -> Result<bool, Error> {
     for (place, call) in p.into_calls() {
         methods.call(&call.method, call.params).await.map_err(|error| error.at(&place))?;
@@ -72,7 +73,7 @@ pub(crate) async fn load_config(methods: &Methods<Control>, p: LoadConfig) -> Re
     Ok(true)
 }
 
-/// The file that the daemon starts with.
+/// The configuration file with which the daemon starts.
 #[derive(Debug)]
 pub struct File {
     path: PathBuf,
@@ -82,20 +83,20 @@ pub struct File {
 /// Why a file is not loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("{}: {source}", .path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
-    /// It is none.
+    /// The file is not a configuration.
     #[error("{} is no configuration as save_config writes it: {source}", .path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: serde_json::Error,
     },
     /// A call of it failed.
@@ -103,24 +104,24 @@ pub enum LoadError {
     Failed {
         /// The file.
         path: PathBuf,
-        /// What failed, and why.
+        /// The failed call, and the cause.
         error: Error,
     },
 }
 
-/// What became of a file's calls.
+/// Results of a file's calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Loaded {
-    /// They were made.
+    /// Calls that succeeded.
     pub made: usize,
-    /// What they make was there already, or is tried again.
+    /// Calls whose objects existed already, or are being retried.
     pub there: usize,
-    /// They failed, and were left out.
+    /// Calls that failed and were skipped.
     pub failed: usize,
 }
 
 impl File {
-    /// Reads it.
+    /// Reads and parses the file.
     ///
     /// # Errors
     /// [`LoadError`].
@@ -136,7 +137,8 @@ impl File {
         }
     }
 
-    /// Makes its calls, but for those of which all is there already; up to the first that fails, unless these are to be left out. Needs a tokio `LocalSet`.
+    /// Makes the file's calls, except those whose objects all exist, up to the first that fails, unless failed calls are to be
+    /// skipped. Needs a tokio `LocalSet`.
     ///
     /// # Errors
     /// [`LoadError::Failed`].
@@ -158,7 +160,7 @@ impl File {
                 Ok(Made::Now) => loaded.made += 1,
                 Ok(Made::Before) => loaded.there += 1,
                 Err(error) if leave_out => {
-                    tracing::error!(file = %self.path.display(), %error, "a call of the file failed, and is left out");
+                    tracing::error!(file = %self.path.display(), %error, "a call of the file has failed and is skipped");
                     loaded.failed += 1;
                 }
                 Err(error) => return Err(LoadError::Failed { path: self.path, error }),
@@ -168,13 +170,13 @@ impl File {
     }
 }
 
-/// When what a call makes was made.
+/// When the object of a call was created.
 enum Made {
     Now,
     Before,
 }
 
-/// Makes a call, unless what it makes is known.
+/// Makes a call, unless its object is known.
 async fn make(control: &Control, methods: &Methods<Control>, call: &LoadCall) -> Result<Made, Error> {
     if is_known(control, call)? {
         return Ok(Made::Before);
@@ -182,8 +184,9 @@ async fn make(control: &Control, methods: &Methods<Control>, call: &LoadCall) ->
     methods.call_of_file(&call.method, call.params.clone()).await.map(|_| Made::Now)
 }
 
-/// Parameters that change nothing of what is made; `delay` is over once a controller is started, and a size is what a new file has at first.
-const UNHEEDED: [&str; 11] = [
+/// Parameters that are ignored in the comparison; `delay` has no effect after a controller's start, and a size is only the
+/// initial size of a new file.
+const IGNORED: [&str; 11] = [
     "fallocate",
     "nowait",
     "transport",
@@ -197,10 +200,10 @@ const UNHEEDED: [&str; 11] = [
     "size",
 ];
 
-/// Whether what the call makes is there already, or is tried again because the state store has it.
+/// Whether the object of the call exists already, or is being retried because the state store has it.
 ///
 /// # Errors
-/// `EEXIST`: it is in either, otherwise.
+/// `EEXIST`: such an object exists or is stored, with other parameters.
 fn is_known(control: &Control, call: &LoadCall) -> Result<bool, Error> {
     let params: Value = match &call.params {
         Some(params) => serde_json::from_str(params.get()).map_err(|e| Error::Undecoded(e.to_string()))?,
@@ -214,19 +217,19 @@ fn is_known(control: &Control, call: &LoadCall) -> Result<bool, Error> {
     let Some((object, noted)) = noted(control, &call.method, &params) else { return Ok(false) };
     let exists = |how: String| {
         let detail = format!(
-            "'{object}' is there already, by {} of the state store or earlier in the file, and is not the same: {how}. Remove the one that is not meant",
+            "'{object}' is there already, by {} of the state store or earlier in the file, with other parameters: {how}. Remove the unwanted one",
             noted.method
         );
         Error::errno(Errno::EXIST, detail)
     };
     if noted.method != call.method {
-        return Err(exists(format!("it is to be made by {}", call.method)));
+        return Err(exists(format!("the call is {}", call.method)));
     }
     let differences = differences(control, &params, &noted.params);
     if differences.is_empty() { Ok(true) } else { Err(exists(differences.join(", "))) }
 }
 
-/// What is noted of the object that a call makes, and its name.
+/// The noted call of the object that a call creates, and the object's name.
 fn noted(control: &Control, method: &str, params: &Value) -> Option<(String, Call)> {
     let text = |param: &str| params[param].as_str();
     let find = |subsystem, object: String| {
@@ -242,7 +245,7 @@ fn noted(control: &Control, method: &str, params: &Value) -> Option<(String, Cal
         "vhost_scsi_controller_add_target" => {
             let of = |number: i64| find(Subsystem::VhostScsi, format!("{}/{number}", text("ctrlr")?));
             match params["scsi_target_num"].as_i64()? {
-                // Any: the one that has this disk.
+                // Any target: the one that has this disk.
                 -1 => {
                     (0..8).filter_map(of).find(|(_, noted)| noted.params["bdev_name"] == params["bdev_name"])
                 }
@@ -256,7 +259,8 @@ fn noted(control: &Control, method: &str, params: &Value) -> Option<(String, Cal
     }
 }
 
-/// In what a call's parameters differ from noted ones, each difference in words. A parameter at its default is as if it were not there.
+/// The differences between a call's parameters and noted ones, each as text. A parameter at its default is treated as if it were
+/// omitted.
 fn differences(control: &Control, given: &Value, noted: &Value) -> Vec<String> {
     let empty = Map::new();
     let (given, noted) = (given.as_object().unwrap_or(&empty), noted.as_object().unwrap_or(&empty));
@@ -265,16 +269,16 @@ fn differences(control: &Control, given: &Value, noted: &Value) -> Vec<String> {
         given.keys().chain(noted.keys().filter(|key| !given.contains_key(*key))).collect();
     params.retain(|param| {
         let (is, to) = (value(noted, param), value(given, param));
-        // What was left to the daemon, it has chosen.
+        // The daemon has chosen the value of an omitted parameter.
         let is_chosen =
             to.is_null() && ["uuid", "block_size", "physical_block_size"].contains(&param.as_str());
         let is_implied = **param == "physical_block_size" && is.is_null() && to == value(given, "block_size");
         let any_target = **param == "scsi_target_num" && to == -1;
-        let is_fine = UNHEEDED.contains(&param.as_str()) || is_chosen || is_implied || any_target;
+        let is_fine = IGNORED.contains(&param.as_str()) || is_chosen || is_implied || any_target;
         !(is_fine || is_same(control, param, &to, &is))
     });
     let line = |param: &String| {
-        format!("{param} is {}, and {} in the file", shown(&value(noted, param)), shown(&value(given, param)))
+        format!("{param} is {}, but {} in the file", shown(&value(noted, param)), shown(&value(given, param)))
     };
     params.into_iter().map(line).collect()
 }
@@ -290,7 +294,8 @@ fn is_same(control: &Control, param: &str, a: &Value, b: &Value) -> bool {
     means_the_same(param, a, b) || (is_disk && a.as_str().zip(b.as_str()).is_some_and(are_one_disk))
 }
 
-/// Whether two values of a parameter are one, written in whatever way. `aryk apply` compares so too: `data/comparison.json` is tested by both.
+/// Whether two values of a parameter mean the same, however they are written. `aryk apply` compares in the same way: both are
+/// tested with `data/comparison.json`.
 fn means_the_same(param: &str, a: &Value, b: &Value) -> bool {
     let number = |value: &Value| match value {
         Value::Number(number) => number.as_f64(),
@@ -304,7 +309,7 @@ fn means_the_same(param: &str, a: &Value, b: &Value) -> bool {
             "cpumask" => texts
                 .is_some_and(|(a, b)| a.parse::<CoreSet>().is_ok_and(|a| Ok(a) == b.parse().map_err(drop))),
             "uuid" => texts.is_some_and(|(a, b)| a.eq_ignore_ascii_case(b)),
-            // Some clients write numbers as texts; of two texts, neither is one.
+            // Some clients write numbers as strings; two strings are not compared as numbers.
             _ => texts.is_none() && number(a).is_some() && number(a) == number(b),
         }
 }
@@ -327,17 +332,17 @@ mod tests {
     #[test]
     fn values_are_compared_as_aryk_apply_does() {
         let known: Value = serde_json::from_str(include_str!("../data/comparison.json")).unwrap();
-        // A file's size is left to `aryk apply`, which grows disks.
-        let heeded_there = |param: &&&str| **param != "size";
+        // `aryk apply` handles a file's size by growing the disk.
+        let compared_there = |param: &&&str| **param != "size";
         assert_eq!(
             known["unheeded"],
-            serde_json::json!(UNHEEDED.iter().filter(heeded_there).collect::<Vec<_>>())
+            serde_json::json!(IGNORED.iter().filter(compared_there).collect::<Vec<_>>())
         );
         for (member, same) in [("same", true), ("different", false)] {
             for case in known[member].as_array().unwrap() {
                 let param = case[0].as_str().unwrap();
                 assert_eq!(means_the_same(param, &case[1], &case[2]), same, "{case}");
-                assert_eq!(means_the_same(param, &case[2], &case[1]), same, "{case}, turned round");
+                assert_eq!(means_the_same(param, &case[2], &case[1]), same, "{case}, swapped");
             }
         }
     }

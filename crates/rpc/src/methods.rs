@@ -1,7 +1,7 @@
-//! The methods, by area: each a pair of types and an `async fn`. Control context.
+//! The methods, by area: each consists of a pair of types and an `async fn`. Control context.
 //!
-//! The types are what the wire says; nothing else parses or prints JSON. Where SPDK has a method, its parameters and
-//! result are SPDK's; parameters and members of ours are marked so.
+//! The types define the wire format; no other code parses or prints JSON. If SPDK has a method, its parameters and result are
+//! SPDK's; additional parameters and members are marked as *Aryk only*.
 
 mod bdev;
 mod codes;
@@ -62,7 +62,7 @@ pub fn table_with(control: Rc<Control>, extend: impl FnOnce(&mut Table<Control>)
     })
 }
 
-/// The methods; `this` is what they will be called through, for those that call others.
+/// The methods; `this` is the table through which methods call other methods.
 pub(crate) fn all(this: &Weak<Methods<Control>>) -> Table<Control> {
     let mut table = Table::default();
     bdev::register(&mut table);
@@ -95,7 +95,7 @@ pub(crate) fn all(this: &Weak<Methods<Control>>) -> Table<Control> {
     table
 }
 
-/// The methods for those who may only read.
+/// The methods that read-only clients may call.
 const CHANGE_NOTHING: [&str; 43] = [
     "accel_crypto_keys_get",
     "accel_get_module_info",
@@ -109,7 +109,7 @@ const CHANGE_NOTHING: [&str; 43] = [
     "bdev_get_bdevs",
     "bdev_get_histogram",
     "bdev_get_histogram_borders",
-    // To zero is to change, which it sees to itself.
+    // Its reset of statistics is a change, for which the method itself checks the rights.
     "bdev_get_iostat",
     "bdev_nvme_get_controllers",
     "bdev_qos_groups_get",
@@ -143,12 +143,12 @@ const CHANGE_NOTHING: [&str; 43] = [
     "virtio_blk_get_transports",
 ];
 
-/// What is as if it were not given is not saved: SPDK takes no parameters of ours.
+/// Parameters at their defaults are not saved: SPDK rejects parameters of Aryk.
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// Members of what there is none of.
+/// Members of an object that is always empty.
 type Members = Map<String, Value>;
 
 /// Parameters of the methods that name one disk: `bdev_*_delete` and others.
@@ -159,47 +159,48 @@ struct Name {
     name: String,
 }
 
-/// Bytes of a disk's name: it is kept in more than one place, in the last events too.
+/// Bytes of a disk's name, at most: the name is stored in several places, including the event list.
 const NAME_LEN_MAX: usize = 4096;
 
 /// A new disk's name and uuid, which is random if none is given.
 fn identity(name: &str, uuid: Option<Uuid>) -> Result<Identity, Error> {
     if name.is_empty() {
-        return Err(Error::invalid("a disk's name is not empty"));
+        return Err(Error::invalid("a disk's name must not be empty"));
     }
     if name.len() > NAME_LEN_MAX {
-        return Err(Error::invalid(format!("a disk's name has at most {NAME_LEN_MAX} bytes")));
+        return Err(Error::invalid(format!("a disk's name may have at most {NAME_LEN_MAX} bytes")));
     }
     let mut identity = Identity::named(name);
     identity.uuid = uuid.unwrap_or(identity.uuid);
     Ok(identity)
 }
 
-/// The same of a disk that is made of all of `base`: its uuid follows from the base's, by SPDK's namespace for its kind, if none is given.
+/// As [`identity`], for a disk over the whole of `base`: without a given uuid, it is derived from the base's uuid, in SPDK's
+/// namespace for the module.
 fn identity_over(name: &str, uuid: Option<Uuid>, base: &Bdev, namespace: Uuid) -> Result<Identity, Error> {
     identity(name, Some(uuid.unwrap_or_else(|| base.identity().uuid_of_whole(namespace))))
 }
 
-/// A disk has blocks.
+/// Checks that a disk has at least one block.
 fn check_blocks(blocks: Count) -> Result<u64, Error> {
     match blocks.0 {
-        0 => Err(Error::invalid("a disk has at least one block")),
+        0 => Err(Error::invalid("a disk must have at least one block")),
         blocks => Ok(blocks),
     }
 }
 
-/// The block size of the store that a disk plays: its own, unless a larger one is asked for.
+/// The block size of the simulated store: the disk's own, unless a larger one is requested.
 fn physical_block_size(asked: Option<u32>, block_size: u32) -> Result<u32, Error> {
     match asked {
         None => Ok(block_size),
         Some(bytes) if bytes.is_power_of_two() && bytes >= block_size => Ok(bytes),
         Some(bytes) => Err(Error::invalid(format!(
-            "a physical block size of {bytes} is not {block_size} times a power of two"
+            "the physical block size {bytes} is not {block_size} times a power of two"
         ))),
     }
 }
 
-/// Metadata beside the blocks is what some ask for with zeroes, meaning none; nobody gets any.
+/// Refuses metadata beside the blocks. Some clients pass zeroes, which mean none.
 fn refuse_metadata(md_size: u32, dif_type: u32) -> Result<(), Error> {
     match (md_size, dif_type) {
         (0, 0) => Ok(()),

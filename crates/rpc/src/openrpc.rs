@@ -1,6 +1,6 @@
-//! The document: all methods with the schemas of what they take and give, as OpenRPC 1.3 says it. Any context.
+//! The OpenRPC 1.3 document: all methods, with the schemas of parameters and results. Any context.
 //!
-//! It is made of the very types that the daemon parses and prints. The reference and the clients are generated from it.
+//! The document is built from the types that the daemon parses and prints. The reference and the clients are generated from it.
 
 use crate::{Phase, Table, methods};
 use schemars::generate::SchemaSettings;
@@ -14,7 +14,7 @@ const OPENRPC: &str = "1.3.2";
 /// The document of all methods.
 ///
 /// # Panics
-/// If a type gives a schema that is none.
+/// If the schema of a type is invalid.
 pub fn document() -> Value {
     document_of(&methods::all(&Weak::new()))
 }
@@ -26,7 +26,7 @@ fn document_of<C: 'static>(table: &Table<C>) -> Value {
     let mut requests = settings.clone().for_deserialize().into_generator();
     let mut replies = settings.for_serialize().into_generator();
     let mut methods = Vec::new();
-    // What asks for the document is none of the service's methods, and its name is no name elsewhere.
+    // The method that returns the document is not part of the service, and its name is not a valid identifier elsewhere.
     for (name, entry) in table.entries().filter(|(name, _)| *name != methods::DISCOVER) {
         methods.push(json!({
             "name": name,
@@ -34,7 +34,7 @@ fn document_of<C: 'static>(table: &Table<C>) -> Value {
             "paramStructure": "by-name",
             "params": params((entry.params)(&mut requests)),
             "result": {"name": "result", "schema": (entry.result)(&mut replies)},
-            // Ours: whether it is refused to those who may only read, and when it may be called.
+            // Aryk's extensions: whether the method is refused to read-only clients, and when it may be called.
             "x-changes": entry.changes,
             "x-phase": match entry.phase {
                 Phase::StartUp => "start-up",
@@ -56,7 +56,7 @@ fn document_of<C: 'static>(table: &Table<C>) -> Value {
     })
 }
 
-/// The members of an object that stands for the parameters, the required ones first, each as a content descriptor.
+/// The members of a parameter object as content descriptors, the required ones first.
 fn params(schema: Schema) -> Vec<Value> {
     let mut schema = schema.to_value();
     let required: Vec<String> = match schema["required"].take() {
@@ -70,7 +70,7 @@ fn params(schema: Schema) -> Vec<Value> {
     let describe = |(name, mut schema): (String, Value)| {
         let mut param = json!({"name": name, "required": place(&name).is_some()});
         if let Some(members) = schema.as_object_mut() {
-            // What is not saved in a configuration; that is of no interest to who makes a call.
+            // Marks members that are not saved in a configuration; callers do not need it.
             members.remove("writeOnly");
             if let Some(description) = members.remove("description") {
                 param["description"] = description;
@@ -82,7 +82,7 @@ fn params(schema: Schema) -> Vec<Value> {
     properties.into_iter().map(describe).collect()
 }
 
-/// What the schemas refer to. A type that is both taken and given looks the same in both.
+/// The definitions to which the schemas refer. A type of parameters and results has the same definition in both.
 fn definitions(generators: [SchemaGenerator; 2]) -> Map<String, Value> {
     let mut all = Map::new();
     for mut generator in generators {

@@ -19,7 +19,7 @@ impl<'de> Deserialize<'de> for Count {
         impl serde::de::Visitor<'_> for Visitor {
             type Value = Count;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a whole number that is not negative")
+                f.write_str("a non-negative integer")
             }
             fn visit_u64<E>(self, n: u64) -> Result<Count, E> {
                 Ok(Count(n))
@@ -50,7 +50,7 @@ impl JsonSchema for Count {
     }
 }
 
-/// A set of cores: a mask as `0x3`, or a list as `[0,2-3]`.
+/// A set of cores: a mask such as `0x3`, or a list such as `[0,2-3]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpuMask(pub CoreSet);
 
@@ -77,7 +77,7 @@ impl<'de> Deserialize<'de> for SocketMode {
         match u32::from_str_radix(&text, 8) {
             Ok(mode @ ..=0o777) => Ok(Self(mode)),
             Ok(_) | Err(_) => {
-                Err(D::Error::custom(format!("`{text}` is no mode: give octal digits, as 660")))
+                Err(D::Error::custom(format!("`{text}` is not a mode: use octal digits, such as 660")))
             }
         }
     }
@@ -94,7 +94,7 @@ impl Serialize for SocketMode {
 #[serde(transparent)]
 pub struct SocketOwner {
     text: String,
-    /// The user's number.
+    /// User ID.
     #[serde(skip)]
     pub id: u32,
 }
@@ -112,7 +112,7 @@ impl<'de> Deserialize<'de> for SocketOwner {
 #[serde(transparent)]
 pub struct SocketGroup {
     text: String,
-    /// The group's number.
+    /// Group ID.
     #[serde(skip)]
     pub id: u32,
 }
@@ -125,7 +125,7 @@ impl<'de> Deserialize<'de> for SocketGroup {
     }
 }
 
-/// What was written, and the number that it stands for.
+/// The text as written, and the ID that it stands for.
 fn principal<'de, D: Deserializer<'de>>(
     from: D,
     what: &str,
@@ -138,11 +138,11 @@ fn principal<'de, D: Deserializer<'de>>(
     match by_name(&text) {
         Ok(Some(id)) => Ok((text, id)),
         Ok(None) => Err(D::Error::custom(format!("there is no {what} `{text}`"))),
-        Err(error) => Err(D::Error::custom(format!("cannot look {what} `{text}` up: {error}"))),
+        Err(error) => Err(D::Error::custom(format!("cannot look up {what} `{text}`: {error}"))),
     }
 }
 
-/// The type is a text on the wire.
+/// Implements the schema of a type that is a string on the wire.
 macro_rules! is_text {
     ($type:ty, $description:literal) => {
         impl JsonSchema for $type {
@@ -161,7 +161,7 @@ macro_rules! is_text {
     };
 }
 
-is_text!(CpuMask, "A set of cores: a mask as `0x3`, or a list as `[0,2-3]`.");
+is_text!(CpuMask, "A set of cores: a mask such as `0x3`, or a list such as `[0,2-3]`.");
 is_text!(SocketMode, "Permissions, in octal digits.");
 is_text!(SocketOwner, "A user, by name or number.");
 is_text!(SocketGroup, "A group, by name or number.");

@@ -1,4 +1,4 @@
-//! After a restart: what was configured is made again. Control context.
+//! Restores the configuration after a restart. Control context.
 //!
 //! The calls that made it are made, as many at a time as [`AT_ONCE`], each after those of the objects that it needs. What fails, because a file is not there
 //! or its lock is still held by the last requests of a daemon that was killed, stays in the store, is reported, and is tried again for as long as it is not
@@ -30,12 +30,12 @@ const AT_ONCE: usize = 64;
 const RETRY_MIN: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(1);
 
-/// What was made again, and what was not.
+/// Results of the restoration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Restored {
-    /// Objects that are there again.
+    /// Number of objects that exist again.
     pub made: usize,
-    /// Objects that are not.
+    /// Number of objects that do not.
     pub absent: usize,
 }
 
@@ -82,10 +82,10 @@ pub async fn restore(control: &Rc<Control>, methods: &Rc<Methods<Control>>) -> R
 
 fn report(control: &Control, key: u64) {
     let (object, why) = (control.config.describe(key), control.config.why_absent(key));
-    tracing::error!(%object, why, "cannot be made again; it stays in the state store, and is tried again");
+    tracing::error!(%object, why, "cannot be made again; it stays in the state store, and is retried");
 }
 
-/// Tries again and again, until nothing is absent but what waits for a disk, or the daemon ends.
+/// Retries until only objects are absent that wait for a disk, or the daemon ends.
 async fn retry(control: Weak<Control>, methods: Weak<Methods<Control>>) {
     let mut delay = RETRY_MIN;
     loop {
@@ -95,7 +95,7 @@ async fn retry(control: Weak<Control>, methods: Weak<Methods<Control>>) {
         let round = round(&control, &methods).await;
         round.report(&control);
         if control.config.absent().iter().all(|(key, _)| control.config.is_waiting(*key)) {
-            tracing::info!("all that was configured is there again");
+            tracing::info!("all configured objects exist again");
             return;
         }
     }

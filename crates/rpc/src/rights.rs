@@ -1,7 +1,8 @@
-//! Who may do what: the kernel's word on who is at the other end of a UNIX socket, against rules. Control context.
+//! Rights of clients: the kernel's credentials of the peer of a UNIX socket are matched against rules. Control context.
 //!
-//! Without rules, whoever may open the socket may do everything. With rules, root and the daemon's own user still may, for they could anyway; others
-//! may do what the first rule that fits them says, and nothing if none does.
+//! Without rules, every client that can open the socket has full rights. With rules, root and the daemon's own user still have
+//! full rights, since they could obtain them in other ways; other clients have the rights of the first rule that matches, and
+//! none if no rule matches.
 
 use crate::Error;
 use nix::unistd::{Group, User};
@@ -11,17 +12,17 @@ use std::collections::BTreeSet;
 use std::str::FromStr;
 use tokio::net::unix::UCred;
 
-/// What a client may do.
+/// Rights of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rights {
-    /// Call every method.
+    /// Call all methods.
     Full,
-    /// Call those that change nothing.
+    /// Call only methods that change nothing.
     ReadOnly,
 }
 
 impl Rights {
-    /// Whether `what`, which changes something, may be called.
+    /// Checks that `what`, which changes something, may be called.
     ///
     /// # Errors
     /// `EACCES`.
@@ -36,12 +37,12 @@ impl Rights {
     }
 }
 
-/// Whom a rule fits.
+/// The clients that a rule matches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Who {
     Anybody,
     User(u32),
-    /// Processes of that group, and users who were in it when the rule was made.
+    /// Processes of that group, and users who were its members when the rule was parsed.
     Group {
         gid: u32,
         members: BTreeSet<u32>,
@@ -55,20 +56,20 @@ pub struct Rule {
     rights: Rights,
 }
 
-/// Text that is no rule.
+/// Why a text is not a valid rule.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum RuleError {
-    /// It has another form.
+    /// The text has another form.
     #[error(
-        "'{0}' is no rule: uid:USER=RIGHTS, gid:GROUP=RIGHTS or any=RIGHTS, where RIGHTS is full or read-only"
+        "'{0}' is not a rule: uid:USER=RIGHTS, gid:GROUP=RIGHTS or any=RIGHTS, where RIGHTS is full or read-only"
     )]
     Form(String),
-    /// The system knows no such user or group.
+    /// The system has no user or group with that name.
     #[error("there is no {kind} '{name}'")]
-    Nobody {
+    UnknownName {
         /// `user` or `group`.
         kind: &'static str,
-        /// As it was given.
+        /// The name in the text.
         name: String,
     },
 }
@@ -94,25 +95,25 @@ impl FromStr for Rule {
     }
 }
 
-/// A user's number, by number or name.
+/// The user ID for a number or a name.
 fn uid(text: &str) -> Result<u32, RuleError> {
     let by_name = || User::from_name(text).ok().flatten().map(|user| user.uid.as_raw());
-    let nobody = || RuleError::Nobody { kind: "user", name: text.to_owned() };
+    let unknown = || RuleError::UnknownName { kind: "user", name: text.to_owned() };
     text.parse().ok().or_else(by_name).ok_or_else(nobody)
 }
 
-/// A group's number, by number or name.
+/// The group ID for a number or a name.
 ///
 /// # Errors
-/// [`RuleError::Nobody`].
+/// [`RuleError::UnknownName`].
 pub fn gid(text: &str) -> Result<u32, RuleError> {
     let by_name = || Group::from_name(text).ok().flatten().map(|group| group.gid.as_raw());
-    let nobody = || RuleError::Nobody { kind: "group", name: text.to_owned() };
+    let unknown = || RuleError::UnknownName { kind: "group", name: text.to_owned() };
     text.parse().ok().or_else(by_name).ok_or_else(nobody)
 }
 
 impl Who {
-    /// Looked up now, and not when somebody connects: where users come from a network, that may take long.
+    /// Members are looked up here, and not when a client connects: users from a network directory may take long.
     fn group(text: &str) -> Result<Self, RuleError> {
         let gid = gid(text)?;
         let group = Group::from_gid(gid.into()).ok().flatten();
@@ -130,7 +131,7 @@ impl Who {
     }
 }
 
-/// Who connected, as the kernel noted it then.
+/// The peer of a connection, as the kernel recorded it at connect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Peer {
     uid: u32,
@@ -149,25 +150,25 @@ impl std::fmt::Display for Peer {
     }
 }
 
-/// Rules, in order.
+/// Rules, in order of priority.
 #[derive(Debug, Clone, Default)]
 pub struct Rules(Vec<Rule>);
 
 impl Rules {
-    /// None at all: everybody has full rights.
+    /// No rules: all clients have full rights.
     pub const fn none() -> Self {
         Self(Vec::new())
     }
 
-    /// These, the first before the others.
+    /// Rules, the first with the highest priority.
     pub const fn new(rules: Vec<Rule>) -> Self {
         Self(rules)
     }
 
-    /// What `peer` may do.
+    /// The rights of `peer`.
     ///
     /// # Errors
-    /// `EACCES`: nothing.
+    /// `EACCES`: `peer` has no rights.
     pub(crate) fn rights(&self, peer: Peer) -> Result<Rights, Error> {
         let is_us = [0, getuid().as_raw(), geteuid().as_raw()].contains(&peer.uid);
         if self.0.is_empty() || is_us {
@@ -175,7 +176,7 @@ impl Rules {
         }
         let rule = self.0.iter().find(|rule| rule.who.fits(peer));
         rule.map(|rule| rule.rights).ok_or_else(|| {
-            Error::errno(Errno::ACCESS, format!("no rule (--rpc-allow) lets {peer} call anything"))
+            Error::errno(Errno::ACCESS, format!("no rule (--rpc-allow) gives {peer} any rights"))
         })
     }
 }
@@ -188,7 +189,7 @@ mod tests {
         Rules::new(texts.iter().map(|text| text.parse().unwrap()).collect())
     }
 
-    /// The rights of someone who is neither root nor we.
+    /// The rights of a client that is neither root nor the daemon's user.
     fn rights(rules: &Rules, uid: u32, gid: u32) -> Option<Rights> {
         rules.rights(Peer { uid, gid }).ok()
     }
@@ -196,7 +197,7 @@ mod tests {
     const STRANGER: u32 = 4_000_000_001;
 
     #[test]
-    fn the_first_rule_that_fits_counts() {
+    fn the_first_matching_rule_counts() {
         let all = rules(&["uid:4000000001=read-only", "gid:4000000002=full"]);
         assert_eq!(rights(&all, STRANGER, STRANGER + 1), Some(Rights::ReadOnly));
         assert_eq!(rights(&all, STRANGER + 9, STRANGER + 1), Some(Rights::Full));
@@ -210,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn members_of_a_group_are_of_it() {
+    fn group_rules_match_members() {
         let who = Who::Group { gid: 5, members: [STRANGER].into() };
         assert!(who.fits(Peer { uid: STRANGER, gid: 1 }) && who.fits(Peer { uid: 1, gid: 5 }));
         assert!(!who.fits(Peer { uid: 5, gid: STRANGER }));
@@ -223,8 +224,8 @@ mod tests {
         for wrong in ["", "root=full", "uid:=full", "uid:0", "uid:0=some", "pid:1=full", "uid:0=full "] {
             assert_eq!(wrong.parse::<Rule>(), Err(RuleError::Form(wrong.into())));
         }
-        let nobody = RuleError::Nobody { kind: "user", name: "no such user".into() };
-        assert_eq!("uid:no such user=full".parse::<Rule>(), Err(nobody));
+        let unknown = RuleError::UnknownName { kind: "user", name: "no such user".into() };
+        assert_eq!("uid:no such user=full".parse::<Rule>(), Err(unknown));
         assert!("gid:-1=full".parse::<Rule>().is_err());
     }
 }

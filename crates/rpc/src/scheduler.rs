@@ -1,7 +1,7 @@
-//! The scheduler of queues: which one there is, and the rounds of the dynamic one. Control context.
+//! The scheduler of queues: the choice of the scheduler, and the rounds of the dynamic one. Control context.
 //!
-//! In each period it reads what reactors and threads have counted anyway, a little at a time; has [`balance`] decide; and moves queues. Nothing of that is
-//! on the way of a request, but for the moment in which its queue moves.
+//! In each period the dynamic scheduler reads the counters of reactors and threads, a few at a time; lets [`balance`] decide; and
+//! moves queues. Requests are not affected, except while their queue moves.
 
 pub(crate) mod balance;
 
@@ -16,30 +16,30 @@ use std::time::Duration;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-/// Between two rounds, if nothing is said.
+/// Default time between two rounds.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Between two rounds at least: shorter ones would measure nothing but chance.
+/// Minimum time between two rounds: shorter ones would measure only noise.
 const PERIOD_MIN: Duration = Duration::from_millis(10);
-/// How long a queue waits for what it has in flight. Nobody has asked for the move: it is not to be felt.
+/// How long a queue waits for its requests in flight. No operator asked for the move, so that it must not be noticeable.
 const PATIENCE: Duration = Duration::from_millis(10);
-/// Threads of a reactor that are looked at in one message.
+/// Threads of a reactor that are read in one message.
 const SLICE: usize = 256;
 
-/// The schedulers that there are.
+/// The available schedulers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Queues stay where they were put.
+    /// Queues stay where they are.
     Static,
-    /// They go where there is time for them, and together where there is little to do.
+    /// Queues move to cores with free time, and idle ones gather on few cores.
     Dynamic,
 }
 
-/// What a scheduler has done.
+/// Counters of a scheduler.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Done {
-    /// Queues that it has moved.
+    /// Queues that were moved.
     pub moves: u64,
-    /// Queues that it could not move.
+    /// Queues that could not be moved.
     pub failures: u64,
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct Scheduler {
     rounds: RefCell<Option<AbortHandle>>,
 }
 
-/// What it looks at and moves.
+/// The objects that the scheduler reads and moves.
 #[derive(Debug)]
 struct World {
     reactors: Rc<Reactors>,
@@ -63,7 +63,7 @@ struct World {
 }
 
 impl Scheduler {
-    /// The static one.
+    /// The static scheduler.
     pub fn new(reactors: &Rc<Reactors>, blk: &Rc<Controllers>, scsi: &Rc<ScsiControllers>) -> Self {
         let world = World {
             reactors: Rc::clone(reactors),
@@ -96,7 +96,7 @@ impl Scheduler {
         self.world.done.get()
     }
 
-    /// Has this one do the work from now on. It begins anew, and what it needs to know of loads it learns in its first period. Needs a tokio `LocalSet`.
+    /// Selects the scheduler. It starts without history, and learns the loads in its first period. Needs a tokio `LocalSet`.
     pub fn set(&self, kind: Kind, period: Duration, limits: Limits) {
         self.stop();
         self.kind.set(kind);
@@ -118,7 +118,7 @@ impl Scheduler {
         self.world.move_thread(thread, to, patience).await
     }
 
-    /// Moves nothing any more. A move that has begun goes on to its end.
+    /// Stops moving queues. A move in progress is completed.
     pub fn stop(&self) {
         if let Some(rounds) = self.rounds.take() {
             rounds.abort();
@@ -132,7 +132,7 @@ impl Drop for Scheduler {
     }
 }
 
-/// All that was counted at a time: reactors by core, threads by number.
+/// Counters at one time: of reactors by core, of threads by ID.
 #[derive(Default)]
 struct Reading {
     reactors: BTreeMap<u16, ReactorStats>,
@@ -155,7 +155,7 @@ impl World {
             let (cores, loads) = now.since(&before);
             let moves = balancer.round(limits, &cores, &loads);
             before = now;
-            // What takes longer is decided anew, by what is so then.
+            // Moves that are not done within the period are decided again, with new counters.
             let until = Instant::now() + period;
             for planned in moves {
                 if Instant::now() > until {
@@ -167,7 +167,7 @@ impl World {
     }
 
     async fn carry_out(&self, Move { thread, to }: Move, balancer: &mut Balancer) {
-        // One that is about to end takes nothing.
+        // A reactor that is about to end takes no queues.
         let Some(there) = self.reactors.hold_for_arrival(to) else { return };
         let moved = self.move_thread(thread, there, PATIENCE).await;
         let mut done = self.done.get();
@@ -177,7 +177,7 @@ impl World {
                 done.moves += 1;
                 tracing::debug!(thread, to, "the scheduler has moved a queue");
             }
-            // It has come to its end meanwhile, or is no queue.
+            // The queue has ended, or the thread is not a queue.
             None | Some(Err(MoveError::Ending)) => balancer.failed(thread),
             Some(Err(error)) => {
                 balancer.failed(thread);
@@ -200,12 +200,12 @@ impl World {
 
     async fn read(&self) -> Reading {
         let mut reading = Reading::default();
-        // One that is about to end is left to who ends it.
+        // A reactor that is about to end is handled by the code that removes it.
         for handle in self.reactors.staying() {
             let core = handle.core();
             for stats in threads(&handle).await {
                 let ThreadStats { id, busy, cores, .. } = stats;
-                // One that moves while this goes on may be met twice.
+                // A thread that moves during the reading may be counted twice.
                 reading.threads.insert(id, Counted { core, busy, cores });
             }
             reading.reactors.insert(core, handle.stats());
@@ -214,7 +214,7 @@ impl World {
     }
 }
 
-/// The threads of a reactor; those of one that has stopped are none.
+/// The threads of a reactor; none if it has ended.
 async fn threads(handle: &Handle) -> Vec<ThreadStats> {
     let mut all = Vec::new();
     loop {
@@ -229,7 +229,7 @@ async fn threads(handle: &Handle) -> Vec<ThreadStats> {
 }
 
 impl Reading {
-    /// How busy everybody was since then. Who has come since then has no load yet.
+    /// Loads of all reactors and threads since then. A thread that did not exist then has no load yet.
     fn since(&self, before: &Self) -> (Vec<Core>, Vec<Load>) {
         let part = |busy: Duration, of: Duration| {
             let part = busy.as_nanos() * u128::from(WHOLE) / of.as_nanos().max(1);
@@ -268,12 +268,12 @@ mod tests {
     }
 
     #[test]
-    fn loads_are_what_was_counted_between_two_readings() {
+    fn loads_are_the_difference_of_two_readings() {
         let (before, now) = (reading(100, 900, &[(1, 50), (2, 9)]), reading(700, 1300, &[(1, 550), (7, 80)]));
         let (cores, loads) = now.since(&before);
         assert_eq!(cores, [Core { number: 3, busy: 600 }]);
         let busy: Vec<_> = loads.iter().map(|load| (load.thread, load.core, load.busy)).collect();
-        assert_eq!(busy, [(1, 3, 500), (7, 3, 0)], "one that has just come has no load yet");
+        assert_eq!(busy, [(1, 3, 500), (7, 3, 0)], "a new thread has no load yet");
         let (cores, _) = before.since(&before);
         assert_eq!(cores[0].busy, 0, "no time has passed");
     }

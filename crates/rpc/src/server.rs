@@ -1,4 +1,4 @@
-//! The UNIX socket that clients connect to. Control context.
+//! The UNIX socket to which clients connect. Control context.
 
 use crate::rights::{Peer, Rights, Rules};
 use crate::{Error, Methods, connection};
@@ -14,20 +14,20 @@ use tokio::task::JoinSet;
 
 pub use aryk_unix_listener::{ListenError, SocketOptions};
 
-/// Clients that may be connected at a time; others wait to be accepted.
+/// Clients that may be connected at the same time; further clients wait to be accepted.
 const CONNECTIONS_MAX: usize = 1024;
 /// How long clients have to read their last replies when the daemon ends.
 const FAREWELL: Duration = Duration::from_secs(1);
-/// The pause after an accept that failed for want of descriptors or memory.
+/// The pause after an accept that failed for lack of file descriptors or memory.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// Why a socket could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    /// Somebody serves there.
+    /// Another process listens there.
     #[error("another daemon serves {0}")]
     InUse(PathBuf),
-    /// Something else.
+    /// Any other error.
     #[error(transparent)]
     Listen(ListenError),
 }
@@ -41,17 +41,17 @@ impl From<ListenError> for BindError {
     }
 }
 
-/// A socket that is made. Nobody else can make it until this is dropped, and the name goes with it. To make it takes rights in its
-/// directory that a daemon may give up after.
+/// A socket that was created. No other process can create it until this is dropped, which also removes the name. The creation
+/// needs rights in the socket's directory that a daemon may drop afterwards.
 #[derive(Debug)]
 pub struct Socket {
-    /// Goes before the lock.
+    /// Dropped before the lock.
     listener: Listener,
     _lock: Lock,
 }
 
 impl Socket {
-    /// Makes `path`, in place of what a dead daemon left there. Nobody can connect yet.
+    /// Creates `path`, in place of the socket of an ended daemon. Clients cannot connect yet.
     ///
     /// # Errors
     /// [`BindError`].
@@ -62,7 +62,7 @@ impl Socket {
     }
 }
 
-/// A socket that is served.
+/// A socket with a server.
 #[derive(Debug)]
 pub struct Server {
     watched: UnixListener,
@@ -71,7 +71,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Opens `path`, in place of what a dead daemon left there. Needs a tokio runtime.
+    /// Opens `path`, in place of the socket of an ended daemon. Needs a tokio runtime.
     ///
     /// # Errors
     /// [`BindError`].
@@ -79,7 +79,7 @@ impl Server {
         Self::new(Socket::bind(path, options)?)
     }
 
-    /// A server of a socket that is there: clients can connect, and wait. Needs a tokio runtime.
+    /// A server of an existing socket: clients can connect, and wait. Needs a tokio runtime.
     ///
     /// # Errors
     /// [`BindError`].
@@ -94,15 +94,15 @@ impl Server {
         Ok(Self { watched, rules: Rules::none(), _socket: socket })
     }
 
-    /// Lets clients do what `rules` say.
+    /// Gives clients the rights that `rules` define.
     #[must_use]
     pub fn ruled_by(mut self, rules: Rules) -> Self {
         self.rules = rules;
         self
     }
 
-    /// Serves clients until `stop` turns true, or its sender is gone; then answers what was asked, and returns. Needs
-    /// a tokio `LocalSet`.
+    /// Serves clients until `stop` turns true or its sender is dropped; then answers the pending requests, and returns. Needs a
+    /// tokio `LocalSet`.
     pub async fn serve<C: 'static>(self, methods: Rc<Methods<C>>, mut stop: watch::Receiver<bool>) {
         let mut clients = JoinSet::new();
         let stop_clients = stop.clone();
@@ -127,15 +127,16 @@ impl Server {
         let _ = tokio::time::timeout(FAREWELL, clients.join_all()).await;
     }
 
-    /// What a client may do. One who may do nothing is told so.
+    /// The rights of a client. A client without rights receives an error.
     fn admit(&self, stream: &UnixStream) -> Option<Rights> {
         let peer = stream.peer_cred().map(Peer::from);
-        let unknown =
-            |e: io::Error| Error::errno(Errno::ACCESS, format!("the kernel does not say who calls: {e}"));
+        let unknown = |e: io::Error| {
+            Error::errno(Errno::ACCESS, format!("the kernel does not report the client's credentials: {e}"))
+        };
         match peer.map_err(unknown).and_then(|peer| self.rules.rights(peer)) {
             Ok(rights) => Some(rights),
             Err(error) => {
-                tracing::info!(%error, "an RPC client is refused");
+                tracing::info!(%error, "RPC client refused");
                 connection::refuse(stream, &error);
                 None
             }

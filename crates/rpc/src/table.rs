@@ -1,7 +1,7 @@
-//! The methods by their names: what each is for, what it takes and gives, and its handler. Control context.
+//! The table of methods by name: summary, schemas of parameters and result, and handler. Control context.
 //!
-//! A handler is an `async fn` from a typed request to a typed reply. The same two types parse and print JSON and make the
-//! schemas of the document ([`crate::openrpc`]), so these cannot differ.
+//! A handler is an `async fn` from a typed request to a typed reply. The same two types parse and print JSON and generate the
+//! schemas of the document ([`crate::openrpc`]), so that code and document cannot differ.
 
 use crate::Error;
 use crate::dispatch::Running;
@@ -27,12 +27,12 @@ pub enum Phase {
     Any,
 }
 
-/// By which codes a method says that it failed. SPDK's methods are not of one mind, and clients go by the codes.
+/// The error codes of a method. SPDK's methods differ in them, and clients depend on the codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Codes {
-    /// That its parameters cannot be decoded.
+    /// Code for parameters that cannot be decoded.
     pub undecoded: i32,
-    /// What the system or a device said, if not by its own number. The text remains that of the number.
+    /// Code for errors of the system or a device, if it is not the errno itself. The text remains that of the errno.
     pub errno: Option<i32>,
 }
 
@@ -43,8 +43,8 @@ impl Default for Codes {
 }
 
 impl Codes {
-    /// The method's error, as it is told.
-    pub(crate) fn tell(self, error: Error) -> Error {
+    /// The error with the method's code.
+    pub(crate) fn apply(self, error: Error) -> Error {
         match (error, self.errno) {
             (error @ Error::Undecoded(_), _) => error.coded(self.undecoded),
             (error @ Error::Errno { .. }, Some(code)) => error.coded(code),
@@ -53,24 +53,24 @@ impl Codes {
     }
 }
 
-/// The methods by their names, each over a context that comes with the call.
+/// The methods by name, each over a context that is passed with the call.
 pub struct Table<C> {
     entries: BTreeMap<&'static str, Entry<C>>,
 }
 
 /// A method.
 pub struct Entry<C> {
-    /// When it may be called.
+    /// When the method may be called.
     pub phase: Phase,
-    /// Whether it may change anything: such are not for all callers.
+    /// Whether the method may change something: read-only clients may not call such methods.
     pub changes: bool,
-    /// By which codes it says that it failed.
+    /// The error codes of the method.
     pub codes: Codes,
-    /// What it does, in a sentence.
+    /// Summary of the method, in one sentence.
     pub summary: &'static str,
-    /// The schema of its parameters, an object.
+    /// The schema of the parameters, an object.
     pub params: fn(&mut SchemaGenerator) -> Schema,
-    /// The schema of its result.
+    /// The schema of the result.
     pub result: fn(&mut SchemaGenerator) -> Schema,
     handler: Handler<C>,
 }
@@ -97,7 +97,7 @@ impl<C: 'static> Table<C> {
     /// Adds a method.
     ///
     /// # Panics
-    /// If there is one of that name.
+    /// If a method of that name exists.
     pub fn add<P, R, F>(&mut self, name: &'static str, phase: Phase, summary: &'static str, handler: F)
     where
         P: DeserializeOwned + JsonSchema + 'static,
@@ -125,10 +125,10 @@ impl<C: 'static> Table<C> {
         assert!(self.entries.insert(name, entry).is_none(), "two methods '{name}'");
     }
 
-    /// Says of these methods that they change nothing, which of all others is taken for granted that they do.
+    /// Marks these methods as read-only; all others count as changing something.
     ///
     /// # Panics
-    /// If there is no method of one of the names.
+    /// If one of the methods does not exist.
     pub fn change_nothing(&mut self, names: &[&'static str]) {
         for name in names {
             let entry = self.entries.get_mut(name);
@@ -136,22 +136,22 @@ impl<C: 'static> Table<C> {
         }
     }
 
-    /// Says by which codes these methods tell that they failed.
+    /// Sets the error codes of these methods.
     ///
     /// # Panics
-    /// If there is no method of one of the names.
+    /// If one of the methods does not exist.
     pub fn fail_by(&mut self, codes: Codes, names: &[&'static str]) {
         for name in names {
             self.entries.get_mut(name).unwrap_or_else(|| panic!("no method '{name}'")).codes = codes;
         }
     }
 
-    /// All, sorted by name.
+    /// All methods, sorted by name.
     pub fn entries(&self) -> impl Iterator<Item = (&'static str, &Entry<C>)> {
         self.entries.iter().map(|(name, entry)| (*name, entry))
     }
 
-    /// The one of that name.
+    /// The method with that name.
     ///
     /// # Errors
     /// [`Error::MethodNotFound`].
@@ -167,12 +167,12 @@ impl<C> Entry<C> {
     }
 }
 
-/// By reference, where the type has a name of its own.
+/// By reference if the type has a name.
 fn schema_of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
     generator.subschema_for::<T>()
 }
 
-/// Typed parameters; none are as good as `{}`.
+/// Decodes typed parameters; missing ones are equivalent to `{}`.
 fn parse<P: DeserializeOwned>(params: Option<&RawValue>) -> Result<P, Error> {
     let text = params.map_or("{}", RawValue::get);
     serde_json::from_str(&numbers::whole(text)).map_err(|e| Error::Undecoded(e.to_string()))

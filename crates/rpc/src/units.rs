@@ -1,21 +1,22 @@
-//! What initiators have set of disks, in the state store: their reservations, and their modes. Control context.
+//! Saves the reservations and modes that SCSI initiators have set on disks in the state store. Control context.
 //!
-//! It outlives the daemon, as all does that a guest relies on; what of it is not to outlive a loss of power (APTPL, saved pages) does not outlive a restart of
-//! the host. A disk that has another UUID than the one of that name had is another disk, and has nothing.
+//! This state outlives the daemon, as all state on which a guest relies does; the part that need not outlive a loss of power (no
+//! APTPL, pages not saved) does not outlive a restart of the host. A disk with another UUID than its name had before is another
+//! disk, without saved state.
 
 use crate::Control;
 use aryk_bdev::Bdev;
-use aryk_scsi::{Keep, Kept, Mode, Port};
+use aryk_scsi::{Mode, Port, SaveRequest, SavedState};
 use futures_channel::mpsc;
 use serde::{Deserialize, Serialize};
 use std::rc::Rc;
 use uuid::Uuid;
 
-/// What is stored of a disk.
+/// The stored state of a disk.
 #[derive(Debug, Serialize, Deserialize)]
 struct Stored {
     uuid: Uuid,
-    /// The host's start in which it was.
+    /// Boot ID of the host at the time.
     boot: String,
     mode: StoredMode,
     saved_mode: StoredMode,
@@ -59,79 +60,86 @@ impl From<StoredMode> for Mode {
 }
 
 impl Stored {
-    fn new(kept: &Kept, uuid: Uuid, boot: &str) -> Self {
+    fn new(saved: &SavedState, uuid: Uuid, boot: &str) -> Self {
         let registration =
             |&(Port { initiator, target: port }, key): &(Port, u64)| Registration { initiator, port, key };
         let reservation = |(Port { initiator, target: port }, kind)| Reservation { initiator, port, kind };
         Self {
             uuid,
             boot: boot.to_owned(),
-            mode: kept.mode.into(),
-            saved_mode: kept.saved.into(),
-            registrations: kept.registrations.iter().map(registration).collect(),
-            reservation: kept.reservation.map(reservation),
-            aptpl: kept.aptpl,
+            mode: saved.mode.into(),
+            saved_mode: saved.saved.into(),
+            registrations: saved.registrations.iter().map(registration).collect(),
+            reservation: saved.reservation.map(reservation),
+            aptpl: saved.aptpl,
         }
     }
 
-    /// What of it is still so, for a disk with this UUID, in this start of the host.
-    fn kept(self, uuid: Uuid, boot: &str) -> Option<Kept> {
+    /// The part that is still valid, for a disk with this UUID and this boot ID of the host.
+    fn saved(self, uuid: Uuid, boot: &str) -> Option<SavedState> {
         if self.uuid != uuid {
             return None;
         }
         let (saved, stays) = (self.saved_mode.into(), self.boot == boot);
-        let mut kept = Kept { saved, mode: if stays { self.mode.into() } else { saved }, ..Kept::default() };
+        let mut saved =
+            SavedState { saved, mode: if stays { self.mode.into() } else { saved }, ..SavedState::default() };
         if stays || self.aptpl {
             let registration = |r: Registration| (Port { initiator: r.initiator, target: r.port }, r.key);
             let reservation = |r: Reservation| (Port { initiator: r.initiator, target: r.port }, r.kind);
-            kept.registrations = self.registrations.into_iter().map(registration).collect();
-            kept.reservation = self.reservation.map(reservation);
-            kept.aptpl = self.aptpl;
+            saved.registrations = self.registrations.into_iter().map(registration).collect();
+            saved.reservation = self.reservation.map(reservation);
+            saved.aptpl = self.aptpl;
         }
-        Some(kept)
+        Some(saved)
     }
 }
 
-/// Keeps what initiators set from now on, if there is a state store. Needs a tokio `LocalSet`; no disk is attached yet.
+/// Saves the state that initiators set from now on, if a state store is used. Needs a tokio `LocalSet`; must be called before a
+/// disk is attached.
 ///
 /// # Errors
-/// The host does not tell its start.
+/// The host's boot ID cannot be read.
 pub fn keep(control: &Rc<Control>) -> std::io::Result<()> {
     if !control.config.has_store() {
         return Ok(());
     }
     let boot: Rc<str> = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().into();
-    let (keeper, keeping) = mpsc::unbounded();
+    let (saver, requests) = mpsc::unbounded();
     let (of, then) = (Rc::downgrade(control), Rc::clone(&boot));
-    control.scsi_controllers.units().keep(keeper, move |disk: &Bdev| {
-        let stored = of.upgrade()?.config.kept(disk.name())?;
+    control.scsi_controllers.units().persist(saver, move |disk: &Bdev| {
+        let stored = of.upgrade()?.config.unit_state(disk.name())?;
         match serde_json::from_value::<Stored>(stored) {
-            Ok(stored) => stored.kept(disk.identity().uuid, &then),
+            Ok(stored) => stored.saved(disk.identity().uuid, &then),
             Err(error) => {
-                tracing::error!(disk = disk.name(), %error, "what initiators have set of it is not understood, and lost");
+                tracing::error!(disk = disk.name(), %error, "cannot parse the saved SCSI reservations and modes of the disk; they are lost");
                 None
             }
         }
     });
-    tokio::task::spawn_local(write(Rc::downgrade(control), keeping, boot));
+    tokio::task::spawn_local(write(Rc::downgrade(control), requests, boot));
     Ok(())
 }
 
-/// Writes what comes, one after the other of each disk.
-async fn write(control: std::rc::Weak<Control>, mut keeping: mpsc::UnboundedReceiver<Keep>, boot: Rc<str>) {
-    while let Ok(Keep { disk, kept, durable, done }) = keeping.recv().await {
+/// Writes save requests in their order.
+async fn write(
+    control: std::rc::Weak<Control>,
+    mut requests: mpsc::UnboundedReceiver<SaveRequest>,
+    boot: Rc<str>,
+) {
+    while let Ok(SaveRequest { disk, state: saved, durable, done }) = requests.recv().await {
         let Some(control) = control.upgrade() else { return };
         let Ok(bdev) = control.disks.registry.find(&disk) else { continue };
-        let stored = Stored::new(&kept, bdev.identity().uuid, &boot);
-        let stored = (!kept.is_default()).then(|| serde_json::to_value(stored).expect("it is made for JSON"));
-        let written = control.config.keep(&disk, stored, durable);
+        let stored = Stored::new(&saved, bdev.identity().uuid, &boot);
+        let stored =
+            (!saved.is_default()).then(|| serde_json::to_value(stored).expect("the type is made for JSON"));
+        let written = control.config.save_unit_state(&disk, stored, durable);
         tokio::task::spawn_local(async move {
-            let is_kept = match written {
+            let is_saved = match written {
                 Some(written) => matches!(written.await, Ok(Ok(()))),
                 None => true,
             };
-            // The unit may have gone.
-            let _ = done.send(is_kept);
+            // The unit may have been removed.
+            let _ = done.send(is_saved);
         });
     }
 }
@@ -141,20 +149,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_outlives_what() {
+    fn state_outlives_the_daemon_and_durable_state_the_host() {
         let uuid = Uuid::new_v4();
         let port = Port { initiator: 3 << 60, target: 1 };
         let mode = Mode { write_cache: false, ..Mode::default() };
-        let kept =
-            Kept { mode, registrations: vec![(port, 7)], reservation: Some((port, 5)), ..Kept::default() };
-        let stored = |kept: &Kept| {
-            let stored = serde_json::to_value(Stored::new(kept, uuid, "monday")).unwrap();
+        let saved = SavedState {
+            mode,
+            registrations: vec![(port, 7)],
+            reservation: Some((port, 5)),
+            ..SavedState::default()
+        };
+        let stored = |saved: &SavedState| {
+            let stored = serde_json::to_value(Stored::new(saved, uuid, "monday")).unwrap();
             serde_json::from_value::<Stored>(stored).unwrap()
         };
-        assert_eq!(stored(&kept).kept(uuid, "monday"), Some(kept.clone()), "the daemon's end");
-        assert_eq!(stored(&kept).kept(uuid, "tuesday"), Some(Kept::default()), "the host's");
-        let durable = Kept { aptpl: true, saved: mode, ..kept };
-        assert_eq!(stored(&durable).kept(uuid, "tuesday"), Some(durable.clone()));
-        assert_eq!(stored(&durable).kept(Uuid::new_v4(), "monday"), None, "another disk");
+        assert_eq!(stored(&saved).saved(uuid, "monday"), Some(saved.clone()), "a restart of the daemon");
+        assert_eq!(
+            stored(&saved).saved(uuid, "tuesday"),
+            Some(SavedState::default()),
+            "a restart of the host"
+        );
+        let durable = SavedState { aptpl: true, saved: mode, ..saved };
+        assert_eq!(stored(&durable).saved(uuid, "tuesday"), Some(durable.clone()));
+        assert_eq!(stored(&durable).saved(Uuid::new_v4(), "monday"), None, "another disk");
     }
 }

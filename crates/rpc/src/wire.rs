@@ -1,11 +1,11 @@
 //! JSON-RPC 2.0 over a byte stream, without I/O. Any context.
 //!
-//! SPDK's dialect has no framing: requests follow one another, with or without white space between, in any pieces.
-//! [`Decoder`] finds their ends in one pass over the bytes, however they are cut, and leaves the parsing to
-//! `serde_json`. What comes out is either a call or the error that answers it; after [`Error::Parse`] the
-//! stream cannot be trusted any more, and the connection must be closed.
+//! SPDK's dialect has no framing: requests follow one another, with or without white space between them, in pieces of any size.
+//! [`Decoder`] finds their ends in one pass over the bytes, however they are split, and leaves the parsing to `serde_json`. The
+//! result is either a call or the error that answers it; after [`Error::Parse`] the position of the next request is unknown, and
+//! the connection must be closed.
 //!
-//! It holds at most one request of [`REQUEST_LEN_MAX`] and what was pushed last.
+//! The decoder holds at most one request of [`REQUEST_LEN_MAX`] and the bytes pushed last.
 
 mod call;
 mod decoder;
@@ -21,9 +21,9 @@ pub use call::{Call, Id, Message, Rejected};
 pub use decoder::Decoder;
 pub use reply::{response, to_batch};
 
-/// Bytes of one request, or of one batch.
+/// Bytes of one request or one batch, at most.
 pub const REQUEST_LEN_MAX: usize = 8 << 20;
-/// Levels of arrays and objects in one request, as in SPDK.
+/// Nesting depth of arrays and objects in one request, at most, as in SPDK.
 pub const DEPTH_MAX: u32 = 64;
-/// Calls in one batch.
+/// Calls in one batch, at most.
 pub const BATCH_LEN_MAX: usize = 4096;

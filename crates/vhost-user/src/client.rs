@@ -52,7 +52,7 @@ impl Client {
         let failed = |source| ListenError::Os { path: path.clone(), action: "use the path", source };
         let absolute = std::path::absolute(&path).map_err(failed)?;
         Ok(Self(Service::start(name, &path, |shared, stop| {
-            let dialer = Dialer { address, path: absolute, backoff: Backoff::default(), said: None };
+            let dialer = Dialer { address, path: absolute, backoff: Backoff::default(), logged: None };
             Connect { dialer, pause: Backoff::default(), stop }.run(device, shared)
         })))
     }

@@ -76,7 +76,7 @@ fn a_batch_is_answered_by_an_array_in_order() {
 }
 
 #[test]
-fn a_batch_cannot_ask_for_any_amount_of_memory() {
+fn the_memory_of_a_batch_is_limited() {
     let batch = format!("[{}]", vec![r#"{"method":"big","id":1}"#; 100].join(","));
     let reply = ask(&table(true), &batch).unwrap();
     assert!(reply.len() < 12 << 20);

@@ -1,4 +1,4 @@
-//! Raw requests against a server with a method of the tests' own.
+//! Raw HTTP requests against a server with test methods.
 
 use super::*;
 use crate::{NoParams, Phase, Table};
@@ -7,7 +7,7 @@ use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// `spdk:a:b`: a password may have colons.
+/// `spdk:a:b`: a password may contain colons.
 const KEY: &str = "Authorization: Basic c3BkazphOmI=\r\n";
 
 fn write(dir: &TempDir, text: &str, mode: u32) -> PathBuf {
@@ -17,7 +17,7 @@ fn write(dir: &TempDir, text: &str, mode: u32) -> PathBuf {
     path
 }
 
-/// Runs `test` against a server, then stops it and sees to the client that `test` left, if it did.
+/// Runs `test` against a server, then stops it and runs `then` with the client that `test` returned.
 fn with_server<T>(test: impl AsyncFnOnce(SocketAddr) -> T, then: impl AsyncFnOnce(T)) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     tokio::task::LocalSet::new().block_on(&runtime, async {
@@ -41,15 +41,15 @@ fn with_server<T>(test: impl AsyncFnOnce(SocketAddr) -> T, then: impl AsyncFnOnc
     });
 }
 
-async fn nobody((): ()) {}
+async fn no_client((): ()) {}
 
-/// Sends a request and reads to the end: the status, the head and the body.
+/// Sends a request and reads to the end: returns the status, the head and the body.
 async fn ask(address: SocketAddr, head: &str, body: &[u8]) -> (u16, String, String) {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let length = body.len();
     let head = format!("{head}Host: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n");
     stream.write_all(head.as_bytes()).await.unwrap();
-    // It may have been refused before all of it is written.
+    // The server may refuse the request before all of it is written.
     let _ = stream.write_all(body).await;
     let mut reply = String::new();
     stream.read_to_string(&mut reply).await.unwrap();
@@ -89,10 +89,10 @@ fn one_request_or_one_batch() {
 }
 
 #[test]
-fn strangers_are_refused() {
+fn clients_without_a_password_are_refused() {
     with_server(
         async |address| {
-            // None, another scheme, no base64, a wrong password, one that begins as the right one.
+            // No password, another scheme, invalid base64, a wrong password, a prefix of the right one.
             let keys =
                 ["", "Bearer c3BkazphOmI=", "Basic !", "Basic c3Bkazp4", "Basic c3BkazphOg==", "Basic"];
             let refused = keys.map(|key| async move {
@@ -116,7 +116,7 @@ fn strangers_are_refused() {
 }
 
 #[test]
-fn what_is_no_call() {
+fn invalid_requests() {
     with_server(
         async |address| {
             let (status, head, _) = ask(address, &format!("GET / HTTP/1.1\r\n{KEY}"), b"").await;
@@ -135,7 +135,7 @@ fn what_is_no_call() {
 }
 
 #[test]
-fn stopping_answers_what_was_asked() {
+fn stopping_answers_pending_requests() {
     let test = async |address| {
         let client = tokio::task::spawn_local(post(address, r#"{"method":"slow","id":1}"#));
         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -145,7 +145,7 @@ fn stopping_answers_what_was_asked() {
 }
 
 #[test]
-fn any_number_of_strangers_holds_up_nobody() {
+fn unauthenticated_clients_do_not_block_others() {
     let request = |method: &str| {
         let body = format!(r#"{{"method":"{method}","id":1}}"#);
         format!("POST / HTTP/1.1\r\n{KEY}Host: x\r\nContent-Length: {}\r\n\r\n{body}", body.len())
@@ -156,7 +156,7 @@ fn any_number_of_strangers_holds_up_nobody() {
         assert_eq!(&reply, b"HTTP/1.1 200");
     };
     let test = async |address| {
-        // One who has shown a password and says nothing now, and one whose call runs.
+        // A client that has authenticated and sends nothing now, and one whose call runs.
         let mut idle = TcpStream::connect(address).await.unwrap();
         idle.write_all(request("echo").as_bytes()).await.unwrap();
         is_answered(&mut idle).await;
@@ -171,10 +171,11 @@ fn any_number_of_strangers_holds_up_nobody() {
             strangers.push(stream);
         }
         let asked = post(address, r#"{"method":"echo","id":1}"#);
-        let (status, _) = tokio::time::timeout(REQUEST_TIME / 10, asked).await.expect("it does not wait");
+        let (status, _) =
+            tokio::time::timeout(REQUEST_TIME / 10, asked).await.expect("the client does not wait");
         assert_eq!(status, 200);
         is_answered(&mut busy).await;
-        // Those that came first have had to go, and the last still have their time.
+        // The oldest unauthenticated clients were disconnected; the latest still have time.
         let short = Duration::from_millis(100);
         assert!(tokio::time::timeout(short, strangers[0].read(&mut [0])).await.is_ok());
         let last = strangers.last_mut().unwrap();
@@ -184,11 +185,11 @@ fn any_number_of_strangers_holds_up_nobody() {
         idle.write_all(request("echo").as_bytes()).await.unwrap();
         is_answered(&mut idle).await;
     };
-    with_server(test, nobody);
+    with_server(test, no_client);
 }
 
 #[test]
-fn files_of_passwords() {
+fn password_files() {
     let dir = TempDir::new().unwrap();
     let read = |text, mode| Passwords::read(&write(&dir, text, mode));
     assert!(matches!(read("a:b\n", 0o640), Err(PasswordsError::Exposed(_))));

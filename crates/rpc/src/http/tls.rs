@@ -1,4 +1,4 @@
-//! TLS 1.2 and 1.3 for RPC by HTTP (RFC 8446), with a certificate from files. Control context.
+//! TLS 1.2 and 1.3 for JSON-RPC over HTTP (RFC 8446), with a certificate from files. Control context.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,12 +15,12 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{self, ServerConfig};
 use tokio_rustls::server::TlsStream;
 
-/// How long a client may take to agree on how to speak.
+/// Timeout of a TLS handshake.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
-/// Clients that may be about to agree at a time. One more takes the place of the one that has been at it longest.
+/// Handshakes in progress, at most. One more replaces the oldest.
 pub(super) const HANDSHAKES_MAX: usize = 64;
 
-/// What is needed to encrypt.
+/// The TLS configuration of the server.
 #[derive(Clone)]
 pub struct Tls(TlsAcceptor);
 
@@ -30,30 +30,30 @@ impl std::fmt::Debug for Tls {
     }
 }
 
-/// Why there can be no TLS.
+/// Why TLS cannot be configured.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A file cannot be read, or holds something else.
-    #[error("cannot take {what} from {path}: {source}")]
+    /// A file cannot be read, or has other contents.
+    #[error("cannot read {what} from {path}: {source}")]
     File {
-        /// What was looked for.
+        /// The expected contents.
         what: &'static str,
-        /// Where.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: pem::Error,
     },
-    /// Everybody may read the key.
-    #[error("others can read {0}: take their rights away with chmod o=")]
+    /// All users may read the key.
+    #[error("other users can read {0}: remove their rights with chmod o=")]
     Exposed(PathBuf),
-    /// The two files do not belong together, or are of no use.
-    #[error("{certificate} and {key} make no TLS server: {source}")]
+    /// The two files do not match, or are not usable.
+    #[error("{certificate} and {key} cannot be used for TLS: {source}")]
     Unfit {
         /// The certificate's file.
         certificate: PathBuf,
         /// The key's file.
         key: PathBuf,
-        /// Why.
+        /// The cause.
         source: rustls::Error,
     },
 }
@@ -86,23 +86,23 @@ impl Tls {
         Ok(Self(TlsAcceptor::from(Arc::new(config))))
     }
 
-    /// Agrees with a client on how to speak, if that takes no longer than [`HANDSHAKE_TIME`].
+    /// Does the TLS handshake with a client, within [`HANDSHAKE_TIME`].
     async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         let agreed = tokio::time::timeout(HANDSHAKE_TIME, self.0.accept(stream)).await;
         agreed.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
-/// Clients that are about to agree. They are none of those that are served: who says nothing is in nobody's way.
+/// Handshakes in progress. Their clients do not count as served, so that silent clients cannot block others.
 #[derive(Default)]
 pub(super) struct Handshakes {
     running: JoinSet<io::Result<TlsStream<TcpStream>>>,
-    /// In the order in which they came.
+    /// In the order of their starts.
     order: VecDeque<AbortHandle>,
 }
 
 impl Handshakes {
-    /// Begins one. Needs a tokio `LocalSet`.
+    /// Starts a handshake. Needs a tokio `LocalSet`.
     pub fn begin(&mut self, tls: Tls, stream: TcpStream) {
         self.order.retain(|handshake| !handshake.is_finished());
         if self.order.len() >= HANDSHAKES_MAX
@@ -114,15 +114,15 @@ impl Handshakes {
         self.order.push_back(self.running.spawn_local(handshake));
     }
 
-    /// Waits for one that has ended: the client, if they have agreed. `None` if there is none.
+    /// Waits for the end of a handshake; returns the connection if the handshake succeeded. `None` if none is in progress.
     pub async fn next(&mut self) -> Option<Option<TlsStream<TcpStream>>> {
         Some(match self.running.join_next().await? {
             Ok(Ok(stream)) => Some(stream),
             Ok(Err(error)) => {
-                tracing::info!(%error, "an RPC client by HTTP and we do not agree on TLS");
+                tracing::info!(%error, "TLS handshake with an HTTP RPC client failed");
                 None
             }
-            // Another took its place.
+            // A newer handshake has replaced this one.
             Err(_) => None,
         })
     }

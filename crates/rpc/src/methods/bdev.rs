@@ -16,29 +16,29 @@ use std::time::Duration;
 use uuid::Uuid;
 
 pub(super) fn register(table: &mut Table<Control>) {
-    table.add("bdev_get_bdevs", Phase::RunTime, "The disks, or one of them.", get_bdevs);
+    table.add("bdev_get_bdevs", Phase::RunTime, "Lists the disks, or describes one of them.", get_bdevs);
     table.add(
         "bdev_get_iostat",
         Phase::RunTime,
-        "What disks have done: operations, bytes, latencies, errors.",
+        "Reports the statistics of disks: operations, bytes, latencies, errors.",
         get_iostat,
     );
     table.add(
         "bdev_reset_iostat",
         Phase::RunTime,
-        "Sets the statistics of a disk, or of all, to zero.",
+        "Sets the statistics of a disk, or of all disks, to zero.",
         reset_iostat,
     );
     table.add(
         "bdev_reset",
         Phase::RunTime,
-        "Aborts the requests that the disk's device holds, and goes on with those that came after.",
+        "Aborts the requests in flight at the disk's device, and continues with those that arrived later.",
         reset,
     );
     table.add(
         "bdev_wait_for_examine",
         Phase::RunTime,
-        "Waits until new disks are examined, which they are at once.",
+        "Waits until new disks are examined: returns at once, since Aryk has no examination.",
         async |_: &Control, _: super::NoParams| Ok(true),
     );
 }
@@ -47,7 +47,7 @@ pub(super) fn register(table: &mut Table<Control>) {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct GetBdevs {
-    /// Name, alias or uuid of the only one that is wanted.
+    /// Name, alias or uuid of the disk to describe. Default: all disks.
     name: Option<String>,
     /// Milliseconds to wait for the disk to appear.
     #[serde(default)]
@@ -58,57 +58,57 @@ struct GetBdevs {
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "Bdev")]
 struct Description {
-    /// It identifies the disk, as do the others.
+    /// Name of the disk. Aliases and the uuid identify it as well.
     name: String,
-    /// Other names.
+    /// Other names of the disk.
     aliases: Vec<String>,
-    /// What kind of disk it is.
+    /// Kind of the disk.
     product_name: &'static str,
-    /// Bytes.
+    /// Block size in bytes.
     block_size: u32,
-    /// How many of these.
+    /// Number of blocks.
     num_blocks: u64,
     uuid: Uuid,
     #[serde(flatten)]
     preferred: Preferred,
-    /// Blocks.
+    /// Preferred I/O boundary in blocks.
     #[serde(skip_serializing_if = "Option::is_none")]
     optimal_io_boundary: Option<u32>,
-    /// Ours: bytes of a block of the store below.
+    /// Aryk only: block size of the store below, in bytes.
     physical_block_size: u32,
-    /// Ours.
+    /// Aryk only: whether writes are refused.
     readonly: bool,
-    /// 0 for none.
+    /// Rate limits; 0 means no limit.
     assigned_rate_limits: super::qos::Limits,
-    /// Ours: the group that it is limited with.
+    /// Aryk only: the QoS group of the disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     qos_group: Option<String>,
-    /// Ours: milliseconds that a request may take.
+    /// Aryk only: deadline of a request, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     io_timeout_ms: Option<u64>,
-    /// Ours: what becomes of requests that take longer.
+    /// Aryk only: action for requests that exceed the deadline.
     #[serde(skip_serializing_if = "Option::is_none")]
     io_timeout_action: Option<Action>,
-    /// Whether somebody has it for himself.
+    /// Whether an opener has claimed the disk for exclusive write access.
     claimed: bool,
-    /// How: nobody else may write.
+    /// Type of the claim: other openers may not write.
     #[serde(skip_serializing_if = "Option::is_none")]
     claim_type: Option<&'static str>,
-    /// Ours: by whom.
+    /// Aryk only: the owner of the claim.
     #[serde(skip_serializing_if = "Option::is_none")]
     claimed_by: Option<String>,
-    /// Never.
+    /// Always false.
     zoned: bool,
-    /// What it can be asked for.
+    /// Operations that the disk supports.
     supported_io_types: IoTypes,
-    /// None.
+    /// Always empty.
     #[schemars(with = "Vec<Value>")]
     memory_domains: [(); 0],
-    /// What only disks of its kind have.
+    /// Members that only disks of this kind have.
     driver_specific: Details,
 }
 
-/// What a disk can be asked for.
+/// Operations that a disk supports.
 #[derive(Debug, Serialize, JsonSchema)]
 struct IoTypes {
     read: bool,
@@ -146,7 +146,8 @@ impl IoTypes {
             nvme_admin: false,
             nvme_io: false,
             nvme_io_md: false,
-            // The block layer makes it of writes where the device lacks it, and the compound ones of reads and writes.
+            // The block layer implements write-zeroes by writes if the device lacks it, and the compound operations by reads and
+            // writes.
             write_zeroes: can(Op::WriteZeroes) || can(Op::Write),
             zcopy: false,
             get_zone_info: false,
@@ -169,7 +170,7 @@ fn describe(control: &Control, bdev: &Bdev) -> Description {
     let (claimed_by, deadline) = (bdev.claimed_by(), bdev.deadline());
     Description {
         name: identity.name.clone(),
-        // Its uuid finds it as well, and is what SPDK's clients look for here.
+        // The uuid identifies the disk too, and SPDK's clients expect it among the aliases.
         aliases: [identity.uuid.to_string()].into_iter().chain(identity.aliases.clone()).collect(),
         product_name: bdev.device().product(),
         block_size: geometry.block_size,
@@ -209,32 +210,32 @@ async fn get_bdevs(control: &Control, p: GetBdevs) -> Result<Vec<Description>, E
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct GetIostat {
-    /// Names, aliases or uuids; by default all.
+    /// Names, aliases or uuids. Default: all disks.
     names: Option<Vec<String>>,
-    /// What `names` was once.
+    /// Older name of `names`, for one disk.
     name: Option<String>,
-    /// Of each open channel of the one disk that is named, instead of the disk.
+    /// Report each open channel of the one named disk, instead of the disk.
     #[serde(default)]
     per_channel: bool,
-    /// What is set to zero after it was read; by default nothing.
+    /// Statistics that are set to zero after they were read. Default: none.
     #[serde(default = "ResetMode::none")]
     reset_mode: ResetMode,
 }
 
-/// Which counts are set to zero.
+/// Statistics that are set to zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum ResetMode {
     All,
-    // The shortest and longest latencies.
+    // The minimum and maximum latencies.
     MaxMin,
-    // Requests that failed.
+    // Failed requests.
     Error,
     None,
 }
 
 impl ResetMode {
-    /// What is set to zero, if anything is.
+    /// The statistics to set to zero, if any.
     const fn cleared(self) -> Option<Clear> {
         match self {
             Self::All => Some(Clear::All),
@@ -258,9 +259,9 @@ impl ResetMode {
 struct Iostat {
     /// Ticks in a second.
     tick_rate: u64,
-    /// Now.
+    /// Current time.
     ticks: u64,
-    /// One for each disk; none if channels were asked for.
+    /// Statistics of each disk; empty if `per_channel` is set.
     bdevs: Vec<BdevStat>,
     #[serde(flatten)]
     per_channel: Option<PerChannel>,
@@ -269,22 +270,22 @@ struct Iostat {
 /// The statistics of a disk's channels.
 #[derive(Debug, Serialize, JsonSchema)]
 struct PerChannel {
-    /// The disk.
+    /// Name of the disk.
     name: String,
-    /// One for each open channel.
+    /// Statistics of each open channel.
     channels: Vec<ChannelStat>,
 }
 
 /// The statistics of a channel.
 #[derive(Debug, Serialize, JsonSchema)]
 struct ChannelStat {
-    /// The thread that it belongs to, as in `thread_get_stats`.
+    /// ID of the thread that owns the channel, as in `thread_get_stats`.
     thread_id: u64,
     #[serde(flatten)]
     stat: BdevStat,
 }
 
-/// The statistics of a disk. Times in ticks; those that only a disk has whose queue depth is sampled, in microseconds.
+/// The statistics of a disk. Times in ticks; the members that exist only while the queue depth is sampled, in microseconds.
 #[derive(Debug, Serialize, JsonSchema)]
 struct BdevStat {
     name: String,
@@ -313,7 +314,7 @@ struct BdevStat {
     queue_depth: u64,
     /// Requests that failed.
     io_error: IoError,
-    /// Ours, as all that follow: requests that wait in the block layer, part of `queue_depth`.
+    /// Aryk only, as all members below: requests that wait in the block layer, part of `queue_depth`.
     queue_waiting: u64,
     num_flush_ops: u64,
     flush_latency_ticks: u64,
@@ -330,11 +331,11 @@ struct BdevStat {
     num_compare_errors: u64,
     num_compare_and_write_ops: u64,
     num_compare_and_write_errors: u64,
-    /// Requests that were over the disk's deadline.
+    /// Requests that exceeded the disk's deadline.
     num_overdue: u64,
-    /// Requests that limits, the disk's or its groups', held up.
+    /// Requests that the limits of the disk or its groups delayed.
     num_throttled_ops: u64,
-    /// For how long, all of them together.
+    /// Sum of these delays.
     throttled_ticks: u64,
     p50_read_latency_ticks: u64,
     p99_read_latency_ticks: u64,
@@ -342,15 +343,15 @@ struct BdevStat {
     p99_write_latency_ticks: u64,
 }
 
-/// Requests that failed, by status. Those of all statuses are counted as `failed`.
+/// Failed requests, by status. Aryk counts all statuses as `failed`.
 #[derive(Debug, Serialize, JsonSchema)]
 struct IoError {
-    /// Not given where there are none.
+    /// Omitted if no request has failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     failed: Option<u64>,
 }
 
-/// Of a disk whose queue depth is sampled. Times in microseconds.
+/// Queue depth statistics of a disk whose queue depth is sampled. Times in microseconds.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Sampled {
     queue_depth_polling_period: u64,
@@ -433,7 +434,7 @@ async fn get_iostat(control: &Control, p: GetIostat) -> Result<Iostat, Error> {
         crate::journal::may_change("bdev_get_iostat with reset_mode")?;
     }
     if p.name.is_some() && p.names.is_some() {
-        return Err(Error::invalid("give name or names, not both"));
+        return Err(Error::invalid("set either name or names, not both"));
     }
     let names: Vec<String> = p.names.into_iter().flatten().chain(p.name).collect();
     let bdevs: Vec<Arc<Bdev>> = match names.as_slice() {
@@ -448,7 +449,7 @@ async fn get_iostat(control: &Control, p: GetIostat) -> Result<Iostat, Error> {
     };
     if p.per_channel {
         let ([bdev], [_]) = (&*bdevs, &*names) else {
-            return Err(Error::errno(Errno::INVAL, "the channels of one disk are told, which must be named"));
+            return Err(Error::errno(Errno::INVAL, "per_channel requires the name of one disk"));
         };
         reply.per_channel = Some(per_channel(bdev, p.reset_mode).await);
         return Ok(reply);
@@ -479,9 +480,9 @@ async fn per_channel(bdev: &Bdev, reset_mode: ResetMode) -> PerChannel {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct ResetIostat {
-    /// Name, alias or uuid; by default all disks.
+    /// Name, alias or uuid. Default: all disks.
     name: Option<String>,
-    /// By default all counts.
+    /// Default: all statistics.
     #[serde(default = "ResetMode::all")]
     mode: ResetMode,
 }
@@ -499,7 +500,7 @@ async fn reset_iostat(control: &Control, p: ResetIostat) -> Result<bool, Error> 
     Ok(true)
 }
 
-/// Parameters of `bdev_reset`, a method of ours.
+/// Parameters of `bdev_reset`, a method of Aryk only.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Reset {
@@ -507,10 +508,10 @@ struct Reset {
     name: String,
 }
 
-/// Aborts the requests that the disk's device holds, and goes on with those that came after.
+/// Aborts the requests in flight at the disk's device, and continues with those that arrived later.
 async fn reset(control: &Control, p: Reset) -> Result<bool, Error> {
     match control.disks.find(&p.name)?.reset().await {
         true => Ok(true),
-        false => Err(Error::errno(Errno::BUSY, format!("'{}' is being reset already", p.name))),
+        false => Err(Error::errno(Errno::BUSY, format!("a reset of '{}' is already in progress", p.name))),
     }
 }

@@ -1,4 +1,4 @@
-//! By which codes methods say that they failed, where that is not by the errors' own numbers: as SPDK's do. Control context.
+//! Error codes of methods that do not use the error's own number, as SPDK's do. Control context.
 
 use super::{Control, Table};
 use crate::error::{INTERNAL, INVALID_PARAMS};
@@ -15,7 +15,7 @@ pub(super) fn set(table: &mut Table<Control>) {
     table.fail_by(Codes { undecoded: INVALID_PARAMS, errno: Some(INTERNAL) }, &["framework_set_scheduler"]);
 }
 
-/// Those that call it an internal error that parameters cannot be decoded, and else go by the errors' own numbers.
+/// Methods that report parameters which cannot be decoded as an internal error, and other errors with their own numbers.
 const UNDECODED_IS_INTERNAL: [&str; 28] = [
     "bdev_aio_create",
     "bdev_aio_delete",
@@ -47,7 +47,7 @@ const UNDECODED_IS_INTERNAL: [&str; 28] = [
     "log_enable_timestamps",
 ];
 
-/// Those that call everything an invalid parameter, with the error's own text.
+/// Methods that report every error as an invalid parameter, with the error's own text.
 const ALL_IS_INVALID: [&str; 13] = [
     "bdev_split_create",
     "bdev_split_delete",

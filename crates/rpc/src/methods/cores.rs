@@ -1,6 +1,7 @@
-//! `aryk_core_*`: reactors come and go ([`crate::cores`]), and those that came are there after a restart. Control context.
+//! `aryk_core_*`: adds and removes reactors ([`crate::cores`]); added ones exist again after a restart. Control context.
 //!
-//! Noted is how the cores differ from those of `-m`, so that another `-m` is heeded as far as it says something else.
+//! The notes hold the difference to the cores of `-m`, so that a changed `-m` takes effect as far as the notes do not contradict
+//! it.
 
 use super::{Control, Error, Phase, Table};
 use crate::config::Subsystem;
@@ -17,13 +18,13 @@ pub(super) fn register(table: &mut Table<Control>) {
     table.add(
         ADD,
         Phase::RunTime,
-        "Starts a reactor on another core, for the queues to come and those that are moved there.",
+        "Starts a reactor on another core, for new queues and for queues that are moved there.",
         add,
     );
     table.add(
         REMOVE,
         Phase::RunTime,
-        "Moves all that is on a core's reactor to the others, while I/O goes on, and ends the reactor.",
+        "Moves all work of a core's reactor to the other reactors, without interrupting I/O, and ends the reactor.",
         remove,
     );
 }
@@ -32,17 +33,17 @@ pub(super) fn register(table: &mut Table<Control>) {
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Core {
-    /// The core's number.
+    /// Number of the core.
     core: u16,
 }
 
 impl Core {
-    /// What it is noted for that it was added.
+    /// The note's object for an added core.
     fn added(&self) -> String {
         format!("core {} added", self.core)
     }
 
-    /// What it is noted for that it was taken.
+    /// The note's object for a removed core.
     fn removed(&self) -> String {
         format!("core {} removed", self.core)
     }
@@ -53,7 +54,7 @@ impl Core {
 }
 
 async fn add(control: &Control, p: Core) -> Result<bool, Error> {
-    // After a restart `-m` may have it already.
+    // After a restart, `-m` may include the core already.
     if p.has_reactor(control) && control.config.forget_absent(Subsystem::Daemon, &p.added()) {
         return Ok(true);
     }
@@ -71,7 +72,7 @@ async fn remove(control: &Control, p: Core) -> Result<bool, Error> {
     Ok(true)
 }
 
-/// Notes what was done, unless it undid what was done before.
+/// Stores a note of the change, unless the change undoes an earlier one.
 fn note(control: &Control, undone: &str, done: &str, method: &'static str, core: &Core) {
     if !control.config.forget(Subsystem::Daemon, undone) {
         control.config.made(Subsystem::Daemon, done, method, core);

@@ -1,7 +1,9 @@
-//! Options of what SPDK has and Aryk has not: RAID, NVMe controllers, NVMe-oF and iSCSI targets, network sockets, file systems. Control context.
+//! Options of SPDK features that Aryk lacks: RAID, NVMe controllers, NVMe-oF and iSCSI targets, network sockets, file systems.
+//! Control context.
 //!
-//! SPDK's `save_config` writes them all, whether anything uses them or not, and its clients load a file only if each is taken. What stands at SPDK's
-//! default is taken, and has no effect; anything else was set for a part that is not here, and is refused with that reason.
+//! SPDK's `save_config` writes all of these options, used or not, and its clients load a file only if each call succeeds. Values
+//! that are SPDK's defaults are accepted and have no effect; other values were set for a feature that Aryk lacks, and are refused
+//! with that reason.
 
 use super::{Control, Error, Members, Phase, Table};
 use rustix::io::Errno;
@@ -20,12 +22,12 @@ pub(super) fn register(table: &mut Table<Control>) {
     NvmfCrdt::register(table, "There is no NVMe-oF target");
     IscsiOptions::register(table, "There is no iSCSI target");
     IscsiClientOptions::register(table, "There is no iSCSI client");
-    KeyringLinuxOptions::register(table, "There are no keys to keep");
+    KeyringLinuxOptions::register(table, "There is no keyring");
     VirtioHotplug::register(table, "There is no virtio client");
     table.add(
         "bdev_nvme_get_controllers",
         Phase::RunTime,
-        "The NVMe controllers that we drive: none.",
+        "Lists the NVMe controllers: always empty, since Aryk has no NVMe driver.",
         async |_: &Control, p: GetNvmeControllers| match p.name {
             None => Ok(Vec::<Members>::new()),
             Some(name) => Err(Error::no_device("NVMe controller", &name)),
@@ -37,11 +39,11 @@ pub(super) fn register(table: &mut Table<Control>) {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct GetNvmeControllers {
-    /// All, if none is named.
+    /// Name of the controller. Default: all.
     name: Option<String>,
 }
 
-/// A whole number, of whichever width.
+/// An integer of any width.
 type Number = i64;
 
 /// Refuses a value that is not one of SPDK's defaults.
@@ -53,21 +55,22 @@ fn only<T: Debug + PartialEq<D>, D: Debug>(
     match given {
         Some(value) if defaults.iter().all(|default| value != default) => {
             let known: Vec<_> = defaults.iter().map(|default| format!("{default:?}")).collect();
-            Err(format!("`{param}` is {} or not given, not {value:?}", known.join(", ")))
+            Err(format!("`{param}` must be {} or omitted, not {value:?}", known.join(", ")))
         }
         Some(_) | None => Ok(()),
     }
 }
 
-/// Parameters of a method that takes SPDK's defaults and nothing else: each with its type and what it may be. Those in front are required.
+/// Parameters of a method that accepts only SPDK's defaults: each with its type and its accepted values. The first group is
+/// required.
 macro_rules! defaults {
     ($name:ident, $method:literal { $($needed:ident: $needed_kind:ty = $is:tt;)* $(? $param:ident: $kind:ty = $default:tt;)* }) => {
         #[doc = concat!("Parameters of `", $method, "`.")]
         #[derive(Debug, Deserialize, JsonSchema)]
         #[serde(deny_unknown_fields)]
         struct $name {
-            $(#[doc = concat!("Without effect: `", stringify!($is), "`.")] $needed: $needed_kind,)*
-            $(#[doc = concat!("Without effect: `", stringify!($default), "`.")] $param: Option<$kind>,)*
+            $(#[doc = concat!("Without effect. Accepted values: `", stringify!($is), "`.")] $needed: $needed_kind,)*
+            $(#[doc = concat!("Without effect. Accepted values: `", stringify!($default), "`.")] $param: Option<$kind>,)*
         }
 
         impl $name {
@@ -78,7 +81,7 @@ macro_rules! defaults {
             }
 
             fn register(table: &mut Table<Control>, reason: &'static str) {
-                let summary = "Without effect: takes what is SPDK's default, for there is nothing that it would be for.";
+                let summary = "Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.";
                 table.add($method, Phase::Any, summary, async move |_: &Control, p: Self| {
                     let refuse = |why| Error::errno(Errno::NOTSUP, format!("{reason}: {why}"));
                     p.check().map(|()| true).map_err(refuse)
@@ -151,19 +154,19 @@ defaults!(NvmeOptions, "bdev_nvme_set_options" {
 const DHCHAP_DIGESTS: [&str; 3] = ["sha256", "sha384", "sha512"];
 const DHCHAP_DHGROUPS: [&str; 6] = ["null", "ffdhe2048", "ffdhe3072", "ffdhe4096", "ffdhe6144", "ffdhe8192"];
 
-/// What SPDK has where nothing else was asked for.
+/// SPDK's default of these options.
 #[derive(Debug)]
 struct AsBuilt;
 
-/// How paths to one namespace are chosen.
+/// How a path to a namespace is selected.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct MultipathOptions {
     /// `active_passive`.
     policy: Option<String>,
-    /// Not given.
+    /// Omitted.
     selector: Option<String>,
-    /// Not given.
+    /// Omitted.
     min_io: Option<Number>,
 }
 
@@ -191,7 +194,7 @@ defaults!(NvmfConfig, "nvmf_set_config" {
 
 const NO_FILTERS: [&str; 0] = [];
 
-/// Which commands go to NVMe controllers as they come: none.
+/// Which commands are passed through to NVMe controllers: none.
 #[derive(Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 struct AdminPassthru {

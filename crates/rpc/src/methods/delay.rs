@@ -1,4 +1,4 @@
-//! `bdev_delay_*`: disks that are other disks, later. Control context.
+//! `bdev_delay_*`: disks that delay the requests to another disk. Control context.
 
 use super::details::{Delay, Details};
 use super::waiting::waits;
@@ -9,18 +9,18 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-/// Of the uuids of its disks.
+/// Namespace of the disks' uuids.
 const NAMESPACE: Uuid = uuid::uuid!("4009b574-6430-4f1b-bc40-ace811091027");
 const MODULE: &str = "delay";
 pub(super) const CREATE: &str = "bdev_delay_create";
 
 pub(super) fn register(table: &mut Table<Control>) {
-    table.add(CREATE, Phase::RunTime, "Makes a disk that is another, later.", create);
-    table.add("bdev_delay_delete", Phase::RunTime, "Removes a disk that `bdev_delay_create` made.", delete);
+    table.add(CREATE, Phase::RunTime, "Creates a delay disk on top of another disk.", create);
+    table.add("bdev_delay_delete", Phase::RunTime, "Removes a delay disk.", delete);
     table.add(
         "bdev_delay_update_latency",
         Phase::RunTime,
-        "Changes one latency of a disk that `bdev_delay_create` made.",
+        "Changes one latency of a delay disk.",
         update_latency,
     );
 }
@@ -29,19 +29,19 @@ pub(super) fn register(table: &mut Table<Control>) {
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Create {
-    /// The name that it is to have.
+    /// Name of the new disk.
     name: String,
-    /// The other disk.
+    /// Name of the base disk.
     base_bdev_name: String,
-    /// What most reads take longer.
+    /// Additional latency of most reads.
     avg_read_latency: Count,
-    /// What one read of a hundred takes longer.
+    /// Additional latency of 1 % of the reads.
     p99_read_latency: Count,
-    /// What most writes take longer.
+    /// Additional latency of most writes.
     avg_write_latency: Count,
-    /// What one write of a hundred takes longer.
+    /// Additional latency of 1 % of the writes.
     p99_write_latency: Count,
-    /// By default one that follows from the other's.
+    /// Default: derived from the base disk's uuid.
     #[serde(skip_serializing_if = "Option::is_none")]
     uuid: Option<Uuid>,
 }
@@ -84,13 +84,13 @@ async fn delete(control: &Control, p: Name) -> Result<bool, Error> {
 struct UpdateLatency {
     /// Name, alias or uuid.
     delay_bdev_name: String,
-    /// Which.
+    /// The latency to change.
     latency_type: LatencyType,
-    /// Microseconds.
+    /// New latency in microseconds.
     latency_us: Count,
 }
 
-/// One of the latencies.
+/// One of the latencies of a delay disk.
 #[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum LatencyType {
@@ -101,7 +101,7 @@ enum LatencyType {
 }
 
 impl LatencyType {
-    /// The module's name for it, and the parameter that sets it.
+    /// The module's name for the latency, and the parameter that sets it.
     const fn kind(self) -> (module::Kind, &'static str) {
         match self {
             Self::AvgRead => (module::Kind::AvgRead, "avg_read_latency"),
@@ -111,7 +111,7 @@ impl LatencyType {
         }
     }
 
-    const fn told_in(self, delay: &mut Delay) -> &mut Count {
+    const fn field_of(self, delay: &mut Delay) -> &mut Count {
         match self {
             Self::AvgRead => &mut delay.avg_read_latency,
             Self::P99Read => &mut delay.p99_read_latency,
@@ -126,14 +126,14 @@ async fn update_latency(control: &Control, p: UpdateLatency) -> Result<bool, Err
     if control.disks.find(name).is_err() {
         return Err(Error::InvalidParams(format!("there is no disk '{name}'")));
     }
-    let not_ours = |_| Error::InvalidRequest(format!("'{name}' is no delay disk"));
+    let not_ours = |_| Error::InvalidRequest(format!("'{name}' is not a delay disk"));
     let bdev = control.disks.find_made_by(&[MODULE], name).map_err(not_ours)?;
     let (kind, param) = p.latency_type.kind();
     module::set_latency(&control.disks.registry, bdev.name(), kind, p.latency_us.0)?;
     control.config.changed(Subsystem::Bdev, bdev.name(), param, p.latency_us.0);
     control.disks.change_details(&bdev, |details| {
         if let Some(delay) = &mut details.delay {
-            *p.latency_type.told_in(delay) = p.latency_us;
+            *p.latency_type.field_of(delay) = p.latency_us;
         }
     });
     Ok(true)

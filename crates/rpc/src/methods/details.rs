@@ -1,11 +1,11 @@
-//! `driver_specific` of `bdev_get_bdevs`: what a module's disks have beyond what all disks have. Control context.
+//! `driver_specific` of `bdev_get_bdevs`: the properties that only disks of one module have. Control context.
 
 use crate::params::Count;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::path::PathBuf;
 
-/// What a disk's module says of it: one member at most, of the module's name.
+/// A module's description of a disk: one member at most, with the module's name.
 #[derive(Debug, Clone, Default, Serialize, JsonSchema)]
 #[schemars(rename = "DriverSpecific")]
 pub(crate) struct Details {
@@ -23,12 +23,12 @@ pub(crate) struct Details {
     pub split: Option<Split>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uring: Option<Uring>,
-    /// Not of its module's own: told with what all disks have.
+    /// Not a member of `driver_specific`: reported with the members that all disks have.
     #[serde(skip)]
     pub preferred: Preferred,
 }
 
-/// What is preferred of writes and unmaps, in blocks: told, without effect. 0 where nothing is.
+/// Preferred sizes of writes and unmaps, in blocks: reported, without effect. 0 means no preference.
 #[derive(Debug, Clone, Copy, Default, Serialize, JsonSchema)]
 pub(crate) struct Preferred {
     pub preferred_write_alignment: u32,
@@ -38,78 +38,78 @@ pub(crate) struct Preferred {
     pub preferred_unmap_granularity: u32,
 }
 
-/// Of a disk that `bdev_aio_create` made.
+/// A disk of `bdev_aio_create`.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[schemars(rename = "AioDetails")]
 pub(crate) struct Aio {
-    /// Whether its block size was given.
+    /// Whether the block size was set explicitly.
     pub block_size_override: bool,
-    /// Whether holes are punched.
+    /// Whether unmapped blocks are deallocated in the file.
     pub fallocate: bool,
-    /// The file, or block device.
+    /// Path of the file or block device.
     pub filename: PathBuf,
     /// Whether writes are refused.
     pub readonly: bool,
 }
 
-/// Of a disk that `bdev_delay_create` made. Latencies in microseconds.
+/// A disk of `bdev_delay_create`. Latencies in microseconds.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[schemars(rename = "DelayDetails")]
 pub(crate) struct Delay {
-    /// What most reads take longer.
+    /// Additional latency of most reads.
     pub avg_read_latency: Count,
-    /// What most writes take longer.
+    /// Additional latency of most writes.
     pub avg_write_latency: Count,
-    /// The other disk.
+    /// Name of the base disk.
     pub base_bdev_name: String,
-    /// Its own name.
+    /// Name of the disk.
     pub name: String,
-    /// What one read of a hundred takes longer.
+    /// Additional latency of 1 % of the reads.
     pub p99_read_latency: Count,
-    /// What one write of a hundred takes longer.
+    /// Additional latency of 1 % of the writes.
     pub p99_write_latency: Count,
 }
 
-/// Of a disk that `bdev_error_create` made.
+/// A disk of `bdev_error_create`.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[schemars(rename = "ErrorDetails")]
 pub(crate) struct ErrorDisk {
-    /// The other disk.
+    /// Name of the base disk.
     pub base_bdev: String,
 }
 
-/// Of a disk that `bdev_malloc_create` made, and that was made again when the daemon started.
+/// A disk of `bdev_malloc_create` that was created again when the daemon started.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[schemars(rename = "MallocDetails")]
 pub(crate) struct Malloc {
-    /// What it held went with the daemon before.
+    /// Its contents were lost with the previous daemon.
     pub emptied: bool,
 }
 
-/// Of a disk that `bdev_passthru_create` made.
+/// A disk of `bdev_passthru_create`.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[schemars(rename = "PassthruDetails")]
 pub(crate) struct Passthru {
-    /// The other disk.
+    /// Name of the base disk.
     pub base_bdev_name: String,
-    /// Its own name.
+    /// Name of the disk.
     pub name: String,
 }
 
-/// Of a disk that `bdev_split_create` made.
+/// A disk of `bdev_split_create`.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[schemars(rename = "SplitDetails")]
 pub(crate) struct Split {
-    /// The other disk.
+    /// Name of the base disk.
     pub base_bdev: String,
-    /// Where it begins in that disk.
+    /// The first block of the part in the base disk.
     pub offset_blocks: u64,
 }
 
-/// Of a disk that `bdev_uring_create` made.
+/// A disk of `bdev_uring_create`.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[schemars(rename = "UringDetails")]
 pub(crate) struct Uring {
-    /// The file, or block device.
+    /// Path of the file or block device.
     pub filename: PathBuf,
 }

@@ -1,4 +1,4 @@
-//! `bdev_error_*`: disks that fail when they are told to. Control context.
+//! `bdev_error_*`: disks that inject failures into the requests to another disk. Control context.
 
 use super::details::{Details, ErrorDisk};
 use super::waiting::waits;
@@ -16,20 +16,20 @@ pub(super) fn register(table: &mut Table<Control>) {
     table.add(
         CREATE,
         Phase::RunTime,
-        "Makes a disk that is another, named as that with `EE_` before it, and fails when it is told to.",
+        "Creates an error disk on top of another disk, with the prefix `EE_` before that disk's name. It fails requests as `bdev_error_inject_error` sets.",
         create,
     );
-    table.add("bdev_error_delete", Phase::RunTime, "Removes a disk that `bdev_error_create` made.", delete);
+    table.add("bdev_error_delete", Phase::RunTime, "Removes an error disk.", delete);
     table.add(
         "bdev_error_inject_error",
         Phase::RunTime,
-        "Tells a disk that `bdev_error_create` made which requests are to fail, and how.",
+        "Sets which requests of an error disk fail, and how.",
         inject_error,
     );
     table.add(
         "bdev_error_resume_pending",
         Phase::RunTime,
-        "Has the requests go on that a disk that `bdev_error_create` made holds, and ends that it holds any.",
+        "Resumes the requests that an error disk holds as pending, and stops holding requests.",
         resume_pending,
     );
 }
@@ -38,9 +38,9 @@ pub(super) fn register(table: &mut Table<Control>) {
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Create {
-    /// The other disk.
+    /// Name of the base disk.
     base_name: String,
-    /// By default one that follows from the other's.
+    /// Default: derived from the base disk's uuid.
     #[serde(skip_serializing_if = "Option::is_none")]
     uuid: Option<Uuid>,
 }
@@ -49,7 +49,7 @@ fn name_over(base: &str) -> String {
     format!("EE_{base}")
 }
 
-/// Makes a disk named as its base with `EE_` before it.
+/// Creates a disk with the name of its base and the prefix `EE_`.
 pub(super) async fn create(control: &Control, mut p: Create) -> Result<bool, Error> {
     if waits(control, &p.base_name, &name_over(&p.base_name), (CREATE, &p))? {
         return Ok(true);
@@ -76,20 +76,20 @@ async fn delete(control: &Control, p: Name) -> Result<bool, Error> {
 struct InjectError {
     /// Name, alias or uuid.
     name: String,
-    /// Which requests; `clear` ends all failures.
+    /// The requests that fail; `clear` ends all failures.
     io_type: IoType,
-    /// How they fail.
+    /// How the requests fail.
     error_type: ErrorType,
-    /// Requests that it befalls.
+    /// Number of requests to fail.
     #[serde(default = "one")]
     num: u32,
-    /// Only when so many others are in flight.
+    /// Fail a request only while this many others are in flight.
     #[serde(default)]
     queue_depth: u32,
-    /// With `corrupt_data`: the byte in each request.
+    /// With `corrupt_data`: index of the byte in each request that is corrupted.
     #[serde(default)]
     corrupt_offset: u64,
-    /// With `corrupt_data`: what becomes of it.
+    /// With `corrupt_data`: the value by which that byte is changed.
     #[serde(default)]
     corrupt_value: u8,
 }
@@ -98,7 +98,7 @@ const fn one() -> u32 {
     1
 }
 
-/// Which requests are to fail.
+/// The requests that fail.
 #[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum IoType {

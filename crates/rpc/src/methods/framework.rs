@@ -8,52 +8,52 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// Our ticks are nanoseconds.
+/// Ticks are nanoseconds.
 pub const TICK_RATE: u64 = 1_000_000_000;
 
 pub(super) fn register(table: &mut Table<Control>) {
-    table.add("spdk_get_version", Phase::Any, "The version of the daemon.", get_version);
+    table.add("spdk_get_version", Phase::Any, "Reports the version of the daemon.", get_version);
     table.add(
         "spdk_kill_instance",
         Phase::Any,
-        "Sends a signal to the daemon: SIGTERM ends it in good order.",
+        "Sends a signal to the daemon: SIGTERM ends the daemon in an orderly way.",
         kill_instance,
     );
     table.add(
         "framework_start_init",
         Phase::StartUp,
-        "Completes start-up, where the daemon waits for it (`--wait-for-rpc`).",
+        "Completes start-up, if the daemon waits for this call (`--wait-for-rpc`).",
         start_init,
     );
     table.add("framework_wait_init", Phase::Any, "Waits until start-up is complete.", wait_init);
     table.add(
         "framework_get_reactors",
         Phase::RunTime,
-        "The reactors: where they run, and how busy they are.",
+        "Lists the reactors: the core and the load of each.",
         get_reactors,
     );
     table.add(
         "thread_get_stats",
         Phase::RunTime,
-        "The threads on all reactors, and how busy they are.",
+        "Reports the load of the threads on all reactors.",
         get_thread_stats,
     );
     table.add(
         "framework_get_subsystems",
         Phase::RunTime,
-        "The parts of the daemon that have a configuration, each after those that it depends on.",
+        "Lists the subsystems that have a configuration, each after those that it depends on.",
         get_subsystems,
     );
     table.add(
         "framework_get_config",
         Phase::RunTime,
-        "The calls that configure one subsystem as it is now.",
+        "Reports the calls that create the current configuration of one subsystem.",
         get_config,
     );
     table.add(
         "save_config",
         Phase::RunTime,
-        "The calls that configure the daemon as it is now, for `load_config` or a file.",
+        "Reports the calls that create the current configuration of the daemon, for `load_config` or a file.",
         save_config,
     );
 }
@@ -61,9 +61,9 @@ pub(super) fn register(table: &mut Table<Control>) {
 /// Result of `spdk_get_version`.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Version {
-    /// For people.
+    /// The version as text.
     version: String,
-    /// Its parts.
+    /// Parts of the version.
     fields: VersionFields,
 }
 
@@ -93,7 +93,7 @@ async fn get_version(_: &Control, _: NoParams) -> Result<Version, Error> {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct KillInstance {
-    /// Which.
+    /// The signal to send.
     sig_name: KillSignal,
 }
 
@@ -125,7 +125,7 @@ async fn kill_instance(_: &Control, p: KillInstance) -> Result<bool, Error> {
         KillSignal::Usr1 => Signal::USR1,
     };
     let sent = rustix::process::kill_process(rustix::process::getpid(), signal);
-    sent.map(|()| true).map_err(|errno| Error::errno(errno, "cannot signal ourselves"))
+    sent.map(|()| true).map_err(|errno| Error::errno(errno, "cannot signal the daemon's process"))
 }
 
 async fn start_init(control: &Control, _: NoParams) -> Result<bool, Error> {
@@ -144,18 +144,18 @@ async fn wait_init(control: &Control, _: NoParams) -> Result<bool, Error> {
 struct Reactors {
     /// Ticks in a second.
     tick_rate: u64,
-    /// The daemon's process.
+    /// Process ID of the daemon.
     pid: u32,
     /// One for each core.
     reactors: Vec<Reactor>,
 }
 
-/// A reactor: a core, in a loop.
+/// A reactor: a thread that polls on one core.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Reactor {
-    /// Its core.
+    /// Core of the reactor.
     lcore: u16,
-    /// Its thread's number.
+    /// Thread ID in the kernel.
     tid: i32,
     /// Time with work.
     busy: u64,
@@ -163,19 +163,19 @@ struct Reactor {
     idle: u64,
     /// Whether it has slept.
     in_interrupt: bool,
-    /// What the kernel has counted of the core, all processes together, in its ticks: interrupts.
+    /// Time of the core in interrupts, as the kernel counts it for all processes, in the kernel's ticks.
     irq: u64,
-    /// The same: the kernel's own work.
+    /// Time of the core in the kernel, counted in the same way.
     sys: u64,
-    /// The same: programs.
+    /// Time of the core in user processes, counted in the same way.
     usr: u64,
-    /// The core's NUMA node.
+    /// NUMA node of the core.
     numa_id: i32,
-    /// What runs on it.
+    /// Threads of the reactor.
     lw_threads: Vec<LwThread>,
 }
 
-/// What runs on a reactor: the queues of one machine, or the like.
+/// A thread of a reactor: the work of one queue or service.
 #[derive(Debug, Serialize, JsonSchema)]
 struct LwThread {
     name: String,
@@ -193,7 +193,7 @@ async fn get_reactors(control: &Control, _: NoParams) -> Result<Reactors, Error>
         let core_times = times.get(&handle.core()).copied().unwrap_or_default();
         let stats = handle.stats();
         let asked = ask(&handle, |cx| (rustix::thread::gettid(), cx.thread_stats())).await;
-        // One that has just ended has nothing more to tell.
+        // A reactor that has just ended has no statistics.
         let Ok((tid, threads)) = asked else { continue };
         let app = app.take().map(LwThread::from);
         reactors.push(Reactor {
@@ -218,20 +218,20 @@ impl From<ThreadStats> for LwThread {
     }
 }
 
-/// The thread that answers calls. Clients look for one of its name, which SPDK's applications always have; it is told with the first reactor,
-/// though it runs beside it.
+/// The thread that answers calls. Clients look for a thread with this name, which SPDK's applications always have. It is listed
+/// with the first reactor, although it runs beside the reactors.
 pub(super) struct AppThread {
-    /// Where it may run.
+    /// Cores on which the thread may run.
     cores: CoreSet,
-    /// The processor's time that it has had.
+    /// Processor time that the thread has used.
     busy: Duration,
-    /// The rest of the time that it has been there.
+    /// The rest of the thread's lifetime.
     idle: Duration,
 }
 
 impl AppThread {
     pub(super) const NAME: &str = "app_thread";
-    /// No reactor's thread has it.
+    /// No thread of a reactor has this ID.
     pub(super) const ID: u64 = 0;
 
     fn of(control: &Control) -> Self {
@@ -268,11 +268,11 @@ impl From<AppThread> for Thread {
 struct Threads {
     /// Ticks in a second.
     tick_rate: u64,
-    /// `app_thread`, which answers calls, and those of all reactors.
+    /// `app_thread`, which answers calls, and the threads of all reactors.
     threads: Vec<Thread>,
 }
 
-/// The same, with all that is counted.
+/// A thread with its counters.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Thread {
     name: String,
@@ -280,9 +280,9 @@ struct Thread {
     cpumask: String,
     /// Time with work.
     busy: u64,
-    /// What its reactor had left: time is not idle for one thread more than for another.
+    /// Idle time of the thread's reactor: idle time does not belong to a single thread.
     idle: u64,
-    /// What it polls.
+    /// Number of pollers of the thread.
     active_pollers_count: u32,
     timed_pollers_count: u32,
     paused_pollers_count: u32,
@@ -292,7 +292,7 @@ async fn get_thread_stats(control: &Control, _: NoParams) -> Result<Threads, Err
     let mut threads = vec![Thread::from(AppThread::of(control))];
     for handle in control.reactors.handles() {
         let reactor = handle.stats();
-        // One that has just ended has none.
+        // A reactor that has just ended has no threads.
         for stats in ask(&handle, |cx| cx.thread_stats()).await.unwrap_or_default() {
             threads.push(Thread {
                 name: stats.name,
@@ -309,7 +309,7 @@ async fn get_thread_stats(control: &Control, _: NoParams) -> Result<Threads, Err
     Ok(Threads { tick_rate: TICK_RATE, threads })
 }
 
-/// Asks a reactor.
+/// Runs `f` on a reactor and returns its answer.
 pub(super) async fn ask<R: Send + 'static>(
     handle: &Handle,
     question: impl FnOnce(&mut aryk_reactor::Cx) -> R + Send + 'static,
@@ -325,9 +325,9 @@ pub(super) fn ticks(time: Duration) -> u64 {
 /// One of the results of `framework_get_subsystems`.
 #[derive(Debug, Serialize, JsonSchema)]
 struct SubsystemInfo {
-    /// Its name.
+    /// Name of the subsystem.
     subsystem: &'static str,
-    /// Those that come before it.
+    /// Subsystems that come before this one.
     depends_on: &'static [&'static str],
 }
 
@@ -342,7 +342,7 @@ async fn get_subsystems(_: &Control, _: NoParams) -> Result<Vec<SubsystemInfo>, 
 struct GetConfig {
     /// The subsystem: `bdev` or `vhost_blk`.
     name: String,
-    /// Not heeded.
+    /// Ignored.
     #[serde(default, rename = "with_batches")]
     _with_batches: bool,
 }
@@ -356,16 +356,16 @@ async fn get_config(control: &Control, p: GetConfig) -> Result<Vec<Call>, Error>
 /// Result of `save_config`.
 #[derive(Debug, Serialize, JsonSchema)]
 struct SavedConfig {
-    /// In the order in which they are made again.
+    /// In the order in which the subsystems are created again.
     subsystems: Vec<SavedSubsystem>,
 }
 
 /// The calls that configure a subsystem.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct SavedSubsystem {
-    /// Its name.
+    /// Name of the subsystem.
     subsystem: &'static str,
-    /// The calls, in their order.
+    /// The calls, in order.
     config: Vec<Call>,
 }
 

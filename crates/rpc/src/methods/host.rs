@@ -1,12 +1,12 @@
-//! What the kernel tells of cores. Control context; the files are of memory, and not waited for.
+//! Per-core data of the kernel. Control context; the files are in memory, so that reading them does not block.
 
 use std::collections::BTreeMap;
 use std::fs;
 
-/// What the kernel has counted of a core, in its ticks.
+/// Times that the kernel has counted for a core, in its ticks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct CoreTimes {
-    /// Programs.
+    /// User processes.
     pub usr: u64,
     /// The kernel.
     pub sys: u64,
@@ -14,12 +14,13 @@ pub(super) struct CoreTimes {
     pub irq: u64,
 }
 
-/// Of all cores; none where the kernel does not tell.
+/// The times of all cores; empty if the kernel does not report them.
 pub(super) fn core_times() -> BTreeMap<u16, CoreTimes> {
     fs::read_to_string("/proc/stat").map(|text| parse(&text)).unwrap_or_default()
 }
 
-/// A line is a core's name, and its ticks in programs, those with low priority, the kernel, idle, waiting and in interrupts.
+/// A line has a core's name, and its ticks in user processes, low-priority processes, the kernel, idle, waiting and in
+/// interrupts.
 fn parse(text: &str) -> BTreeMap<u16, CoreTimes> {
     let core = |line: &str| {
         let mut words = line.strip_prefix("cpu")?.split_whitespace();
@@ -28,11 +29,11 @@ fn parse(text: &str) -> BTreeMap<u16, CoreTimes> {
         let [usr, _, sys, _, _, irq, ..] = ticks[..] else { return None };
         Some((core, CoreTimes { usr, sys, irq }))
     };
-    // The first line is of all cores together: no number follows its name.
+    // The first line is the sum of all cores: no number follows its name.
     text.lines().filter(|line| !line.starts_with("cpu ")).filter_map(core).collect()
 }
 
-/// The NUMA node of a core; 0 where there are none.
+/// The NUMA node of a core; 0 if the host has no NUMA nodes.
 pub(super) fn numa_node_of(core: u16) -> i32 {
     let of = |name: &std::ffi::OsStr| name.to_str()?.strip_prefix("node")?.parse().ok();
     let entries = fs::read_dir(format!("/sys/devices/system/cpu/cpu{core}")).into_iter().flatten().flatten();
@@ -44,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cores_are_told_apart() {
+    fn times_are_parsed_per_core() {
         let text = "cpu  9 9 9 9 9 9 9\ncpu0 1 2 3 4 5 6 7 0 0 0\ncpu12 7 6 5 4 3 2 1\ncpu13 1 2\nintr 5 4 3 2 1 0\n";
         let times = parse(text);
         assert_eq!(times.len(), 2);

@@ -1,6 +1,7 @@
-//! `log_*`: what the daemon's log tells. Control context.
+//! `log_*`: level and flags of the daemon's log. Control context.
 //!
-//! There is a level for all, and a flag for each part of the daemon, of which all is told while its flag is set.
+//! One level applies to the whole daemon. Each part of the daemon has a flag: while the flag is set, all messages of that part
+//! are logged.
 
 use super::{Control, Error, NoParams, Phase, Table};
 use crate::config::Subsystem;
@@ -9,7 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The flags, each with the target of its part's events: the name of its crate.
+/// The flags, each with the target of its part's events: the name of the crate.
 const FLAGS: [(&str, &str); 12] = [
     ("arykd", "arykd"),
     ("bdev", "aryk_bdev"),
@@ -25,13 +26,13 @@ const FLAGS: [(&str, &str); 12] = [
     ("vhost_user", "aryk_vhost_user"),
 ];
 
-/// Means all flags.
+/// Stands for all flags.
 const ALL: &str = "all";
 
-/// SPDK's levels. `NOTICE` is what a daemon tells by default.
+/// SPDK's log levels. `NOTICE` is the default of a daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "UPPERCASE")]
-#[expect(missing_docs, reason = "the names say it all")]
+#[expect(missing_docs, reason = "the names are self-explanatory")]
 pub enum PrintLevel {
     Error,
     Warning,
@@ -52,61 +53,63 @@ impl From<PrintLevel> for tracing::Level {
     }
 }
 
-/// What the log tells, and how.
+/// Settings of the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogSettings {
-    /// What is more detailed is not told.
+    /// More detailed messages are not logged.
     pub level: PrintLevel,
-    /// Whether lines for people have their time.
+    /// Whether lines of the text format have a timestamp.
     pub timestamps: bool,
     flags: BTreeSet<&'static str>,
 }
 
 impl LogSettings {
-    /// Of a daemon that starts.
+    /// The settings of a daemon at its start.
     pub const fn new(level: PrintLevel) -> Self {
         Self { level, timestamps: true, flags: BTreeSet::new() }
     }
 
-    /// The targets of which all is told, whatever the level.
-    pub fn told(&self) -> impl Iterator<Item = &'static str> {
+    /// The targets of which all messages are logged, regardless of the level.
+    pub fn verbose_targets(&self) -> impl Iterator<Item = &'static str> {
         FLAGS.into_iter().filter(|(flag, _)| self.flags.contains(flag)).map(|(_, target)| target)
     }
 }
 
 pub(super) fn register(table: &mut Table<Control>) {
-    table.add("log_get_print_level", Phase::Any, "What the log tells.", get_print_level);
-    table.add("log_set_print_level", Phase::Any, "Changes what the log tells.", set_print_level);
-    // SPDK has a level for what is printed and one for what goes to syslog; we have one log, and so one level.
+    table.add("log_get_print_level", Phase::Any, "Reports the log level.", get_print_level);
+    table.add("log_set_print_level", Phase::Any, "Sets the log level.", set_print_level);
+    // SPDK has one level for printed messages and one for syslog; Aryk has one log, and so one level.
     table.add(
         "log_get_level",
         Phase::Any,
-        "The same as `log_get_print_level`: there is one log.",
+        "Reports the log level, as `log_get_print_level` does: Aryk has one log.",
         get_print_level,
     );
     table.add(
         "log_set_level",
         Phase::Any,
-        "The same as `log_set_print_level`: there is one log.",
+        "Sets the log level, as `log_set_print_level` does: Aryk has one log.",
         set_print_level,
     );
-    table.add("log_get_flags", Phase::Any, "The parts of the daemon, and of which all is told.", get_flags);
+    table.add(
+        "log_get_flags",
+        Phase::Any,
+        "Lists the log flags of the daemon's parts, and which of them are set.",
+        get_flags,
+    );
     table.add(
         SET_FLAG,
         Phase::Any,
-        "Has the log tell all of a part of the daemon, whatever the level.",
+        "Sets a log flag: all messages of that part of the daemon are logged, regardless of the level.",
         async |control: &Control, p| change_flag(control, &p, true),
     );
-    table.add(
-        "log_clear_flag",
-        Phase::Any,
-        "Ends what `log_set_flag` began.",
-        async |control: &Control, p| change_flag(control, &p, false),
-    );
+    table.add("log_clear_flag", Phase::Any, "Clears a log flag.", async |control: &Control, p| {
+        change_flag(control, &p, false)
+    });
     table.add(
         "log_enable_timestamps",
         Phase::Any,
-        "Whether the log's lines for people have their time; what a journal takes never has.",
+        "Sets whether log lines in text format have a timestamp; lines for the journal never have one.",
         enable_timestamps,
     );
 }
@@ -119,7 +122,7 @@ async fn get_print_level(control: &Control, _: NoParams) -> Result<PrintLevel, E
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct SetPrintLevel {
-    /// From now on; what is more detailed is not told.
+    /// The new level; more detailed messages are not logged.
     level: PrintLevel,
 }
 
@@ -140,19 +143,22 @@ const SET_FLAG: &str = "log_set_flag";
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Flag {
-    /// One of those that `log_get_flags` gives, or `all`, or what several of them begin with: `vhost`.
+    /// A flag of `log_get_flags`, or `all`, or a common prefix of several flags: `vhost`.
     flag: String,
 }
 
 fn change_flag(control: &Control, p: &Flag, set: bool) -> Result<bool, Error> {
     let is_known = FLAGS.iter().any(|(flag, _)| p.flag == *flag);
-    // SPDK's `vhost` is several parts of ours, each of whose flags begins with that.
+    // SPDK's flag `vhost` corresponds to several flags of Aryk, which begin with it.
     let is_part = |flag: &str| flag.strip_prefix(&*p.flag).is_some_and(|rest| rest.starts_with('_'));
     let meant = |flag: &&str| p.flag == *flag || p.flag == ALL || (!is_known && is_part(flag));
     let meant: Vec<_> = FLAGS.into_iter().map(|(flag, _)| flag).filter(meant).collect();
     if meant.is_empty() {
         let known = FLAGS.map(|(flag, _)| flag).join(", ");
-        return Err(Error::errno(Errno::INVAL, format!("there is no flag '{}', only {known}", p.flag)));
+        return Err(Error::errno(
+            Errno::INVAL,
+            format!("there is no flag '{}'; the flags are {known}", p.flag),
+        ));
     }
     control.change_log(|settings| match set {
         true => settings.flags.extend(&meant),
@@ -172,7 +178,7 @@ fn change_flag(control: &Control, p: &Flag, set: bool) -> Result<bool, Error> {
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct EnableTimestamps {
-    /// From now on.
+    /// Whether to log timestamps.
     enabled: bool,
 }
 
@@ -200,7 +206,7 @@ mod tests {
                 }
             }
         }
-        // Its lines are those of the crates that use it.
+        // The limiter's lines are those of the crates that use it.
         logging.remove("aryk_log_limit");
         let told: BTreeSet<_> = FLAGS.into_iter().map(|(_, target)| target.to_owned()).collect();
         assert_eq!(told, logging);

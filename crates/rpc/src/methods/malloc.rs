@@ -12,44 +12,44 @@ use uuid::Uuid;
 const MODULE: &str = "malloc";
 
 pub(super) fn register(table: &mut Table<Control>) {
-    table.add("bdev_malloc_create", Phase::RunTime, "Makes a disk in memory.", create);
-    table.add("bdev_malloc_delete", Phase::RunTime, "Removes a disk that `bdev_malloc_create` made.", delete);
+    table.add("bdev_malloc_create", Phase::RunTime, "Creates a disk in memory.", create);
+    table.add("bdev_malloc_delete", Phase::RunTime, "Removes a disk of `bdev_malloc_create`.", delete);
 }
 
 /// Parameters of `bdev_malloc_create`.
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Create {
-    /// By default the first of `Malloc0`, `Malloc1`, … that is free.
+    /// Name of the new disk. Default: the first free name of `Malloc0`, `Malloc1`, …
     name: Option<String>,
-    /// Bytes.
+    /// Block size in bytes.
     block_size: u32,
-    /// How many of these.
+    /// Number of blocks.
     num_blocks: Count,
-    /// By default a random one.
+    /// Default: a random uuid.
     uuid: Option<Uuid>,
-    /// Blocks.
+    /// Preferred I/O boundary in blocks.
     #[serde(default)]
     optimal_io_boundary: u32,
-    /// Bytes of a block of the store that it plays; by default as large as a block.
+    /// Physical block size that the disk reports, in bytes. Default: the block size.
     #[serde(skip_serializing_if = "Option::is_none")]
     physical_block_size: Option<u32>,
-    /// Metadata beside each block: 0, for there is none.
+    /// Size of metadata for each block: must be 0, since metadata is not supported.
     #[serde(default, skip_serializing)]
     md_size: u32,
-    /// 0, for blocks have no protection information.
+    /// Must be 0, since protection information is not supported.
     #[serde(default, skip_serializing)]
     dif_type: u32,
-    /// How metadata would be laid out that there is not.
+    /// Layout of metadata, which is not supported. Ignored.
     #[serde(default, rename = "md_interleave", skip_serializing)]
     _md_interleave: bool,
-    /// Not heeded.
+    /// Ignored.
     #[serde(default, rename = "dif_is_head_of_md", skip_serializing)]
     _dif_is_head_of_md: bool,
-    /// Not heeded.
+    /// Ignored.
     #[serde(default, rename = "dif_pi_format", skip_serializing)]
     _dif_pi_format: u32,
-    /// The kernel places memory.
+    /// Ignored: the kernel places the memory.
     #[serde(default, rename = "numa_id", skip_serializing)]
     _numa_id: i32,
 }
@@ -71,19 +71,17 @@ async fn create(control: &Control, mut p: Create) -> Result<String, Error> {
     let emptied = journal::is_restore();
     if emptied {
         let disk = bdev.name();
-        tracing::warn!(
-            disk,
-            "the disk is empty: what it held in memory went with the daemon before this one"
-        );
+        tracing::warn!(disk, "the disk is empty: its contents were in the memory of the previous daemon");
     }
     let malloc = emptied.then_some(Malloc { emptied });
     let details = Details { malloc, ..Details::default() };
     Ok(control.made_disk(&bdev, MODULE, details, ("bdev_malloc_create", &p)))
 }
 
-/// Memory is taken as it is written, so that the kernel lends any amount of it; a disk that can never be filled is refused.
+/// The kernel overcommits memory, and allocates it when it is written. A disk that exceeds the host's memory could never be
+/// filled, and is refused.
 fn check_memory(bytes: u64) -> Result<(), Error> {
-    // Where it cannot be read, the kernel has the last word.
+    // If the size of memory cannot be read, the kernel decides.
     let Some(all) = std::fs::read_to_string("/proc/meminfo").ok().as_deref().and_then(memory) else {
         return Ok(());
     };
@@ -91,12 +89,12 @@ fn check_memory(bytes: u64) -> Result<(), Error> {
         false => Ok(()),
         true => Err(Error::errno(
             Errno::NOMEM,
-            format!("a disk of {bytes} bytes: there are {all} bytes of memory"),
+            format!("a disk of {bytes} bytes exceeds the host's memory of {all} bytes"),
         )),
     }
 }
 
-/// The host's memory in bytes, of the text of `/proc/meminfo`.
+/// The host's memory in bytes, from the text of `/proc/meminfo`.
 fn memory(meminfo: &str) -> Option<u64> {
     let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     let kib: u64 = total.trim().strip_suffix("kB")?.trim().parse().ok()?;
@@ -105,7 +103,7 @@ fn memory(meminfo: &str) -> Option<u64> {
 
 fn free_name(control: &Control) -> String {
     let mut names = (0_u32..).map(|n| format!("Malloc{n}"));
-    names.find(|name| control.disks.find(name).is_err()).expect("there are fewer disks than numbers")
+    names.find(|name| control.disks.find(name).is_err()).expect("a free number exists")
 }
 
 async fn delete(control: &Control, p: Name) -> Result<bool, Error> {

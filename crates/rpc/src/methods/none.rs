@@ -1,8 +1,8 @@
-//! What SPDK's application has whatever it was built for, and Aryk has none of: keys, PCI devices, accelerators, a governor. Control
-//! context.
+//! Queries about features that every SPDK application has, and Aryk lacks: keys, PCI devices, accelerators, a governor. Control
 //!
-//! Tools that look at a daemon as a whole ask for these, and are told that there are none. Methods of whole families that are not here,
-//! such as NVMe controllers or logical volumes, are not answered so: clients take such a method's name for a sign that the family is there.
+//! Tools that monitor a whole daemon call these methods, and receive empty results. Methods of families that Aryk lacks as a
+//! whole, such as NVMe controllers or logical volumes, do not exist here: clients take the presence of such a method as a sign
+//! that the family is supported.
 
 use super::{Control, Error, Members, NoParams, Phase, Table};
 use rustix::io::Errno;
@@ -10,13 +10,33 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub(super) fn register(table: &mut Table<Control>) {
-    table.add("framework_get_governor", Phase::Any, "Who sets cores' frequencies: not we.", nothing);
-    table.add("framework_get_pci_devices", Phase::Any, "The PCI devices that we drive: none.", none);
-    table.add("keyring_get_keys", Phase::Any, "The keys that are kept: none.", none);
-    table.add("accel_get_module_info", Phase::Any, "The engines that compute on data: none.", none);
-    table.add("accel_get_opc_assignments", Phase::RunTime, "Which engine computes what: none.", nothing);
-    table.add("accel_get_stats", Phase::RunTime, "What engines have computed: nothing.", get_accel_stats);
-    table.add("accel_crypto_keys_get", Phase::RunTime, "The keys for encryption: none.", get_crypto_keys);
+    table.add(
+        "framework_get_governor",
+        Phase::Any,
+        "Reports the CPU frequency governor: always empty, since Aryk does not set frequencies.",
+        nothing,
+    );
+    table.add("framework_get_pci_devices", Phase::Any, "Lists the PCI devices in use: always empty.", none);
+    table.add("keyring_get_keys", Phase::Any, "Lists the keys of the keyring: always empty.", none);
+    table.add("accel_get_module_info", Phase::Any, "Lists the acceleration modules: always empty.", none);
+    table.add(
+        "accel_get_opc_assignments",
+        Phase::RunTime,
+        "Lists which acceleration module handles which operation: always empty.",
+        nothing,
+    );
+    table.add(
+        "accel_get_stats",
+        Phase::RunTime,
+        "Reports acceleration statistics: all counts are 0.",
+        get_accel_stats,
+    );
+    table.add(
+        "accel_crypto_keys_get",
+        Phase::RunTime,
+        "Lists the encryption keys: always empty.",
+        get_crypto_keys,
+    );
     table.add(
         "framework_disable_cpumask_locks",
         Phase::Any,
@@ -26,13 +46,13 @@ pub(super) fn register(table: &mut Table<Control>) {
     table.add(
         "sock_get_default_impl",
         Phase::Any,
-        "Whose sockets are used, where RPC is served by HTTP: the kernel's.",
+        "Reports the socket implementation, which RPC over HTTP uses: the kernel's.",
         async |_: &Control, _: NoParams| Ok(SockImpl { impl_name: POSIX }),
     );
     table.add(
         "sock_set_default_impl",
         Phase::Any,
-        "Chooses whose sockets are used: there are the kernel's, `posix`.",
+        "Sets the socket implementation: only the kernel's, `posix`, exists.",
         set_default_impl,
     );
 }
@@ -52,7 +72,7 @@ struct AccelStats {
     sequence_executed: u64,
     /// 0.
     sequence_failed: u64,
-    /// Those that were ever carried out: none.
+    /// Always empty.
     operations: Vec<Members>,
 }
 
@@ -64,7 +84,7 @@ async fn get_accel_stats(_: &Control, _: NoParams) -> Result<AccelStats, Error> 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct GetCryptoKeys {
-    /// All, if none is named.
+    /// Name of the key. Default: all keys.
     key_name: Option<String>,
 }
 
@@ -96,6 +116,8 @@ struct SetSockImpl {
 async fn set_default_impl(_: &Control, p: SetSockImpl) -> Result<bool, Error> {
     match p.impl_name == POSIX {
         true => Ok(true),
-        false => Err(Error::invalid(format!("there are no sockets '{}', only {POSIX}", p.impl_name))),
+        false => {
+            Err(Error::invalid(format!("there is no socket implementation '{}', only {POSIX}", p.impl_name)))
+        }
     }
 }

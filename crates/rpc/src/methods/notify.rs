@@ -1,7 +1,7 @@
-//! `notify_*`: what became of the disks, for those who ask again and again. Control context.
+//! `notify_*`: events about disks, for clients that poll. Control context.
 //!
-//! Events have numbers that go up by one. The last [`KEPT`] are kept, so a client that sees the number jump knows that it
-//! has missed some, and looks at all disks.
+//! Event numbers increase by one. The daemon keeps the last [`KEPT`] events, so that a client that sees a gap in the numbers
+//! knows that it has missed some, and must list all disks.
 
 use super::{Control, Count, Error, NoParams, Phase, Table};
 use aryk_bdev::Change;
@@ -10,10 +10,10 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard};
 
-/// Events that can be asked for.
+/// Number of events that the daemon keeps.
 const KEPT: usize = 1024;
 
-/// What happened.
+/// Type of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[schemars(rename = "EventType")]
 pub(crate) enum Kind {
@@ -38,12 +38,12 @@ impl From<Change> for Kind {
 /// One of the results of `notify_get_notifications`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 struct Event {
-    /// What happened.
+    /// Type of the event.
     #[serde(rename = "type")]
     kind: Kind,
-    /// The disk.
+    /// Name of the disk.
     ctx: String,
-    /// Its number.
+    /// Number of the event.
     id: u64,
 }
 
@@ -58,7 +58,7 @@ struct Ring {
 }
 
 impl Events {
-    /// Notes one about `disk`.
+    /// Records an event about `disk`.
     pub(crate) fn note(&self, kind: Kind, disk: &str) {
         let mut ring = self.lock();
         if ring.latest.len() == KEPT {
@@ -73,7 +73,7 @@ impl Events {
         self.0.lock().expect("no one panics holding it")
     }
 
-    /// Up to `max` of those from `id` on.
+    /// Up to `max` events from number `id` on.
     fn since(&self, id: u64, max: usize) -> Vec<Event> {
         let ring = self.lock();
         let later = ring.latest.iter().skip_while(|event| event.id < id);
@@ -82,11 +82,11 @@ impl Events {
 }
 
 pub(super) fn register(table: &mut Table<Control>) {
-    table.add("notify_get_types", Phase::Any, "The types of events that there are.", get_types);
+    table.add("notify_get_types", Phase::Any, "Lists the types of events.", get_types);
     table.add(
         "notify_get_notifications",
         Phase::RunTime,
-        "What became of the disks: the latest events, oldest first.",
+        "Lists the latest events about disks, oldest first.",
         get_notifications,
     );
 }
@@ -99,10 +99,10 @@ async fn get_types(_: &Control, _: NoParams) -> Result<[Kind; 3], Error> {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct GetNotifications {
-    /// The first that is wanted: one more than the last that was seen.
+    /// Number of the first event to return: one more than the last that the client has seen.
     #[serde(default)]
     id: Count,
-    /// By default all.
+    /// Maximum number of events. Default: all.
     max: Option<Count>,
 }
 
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_numbered_and_the_oldest_forgotten() {
+    fn events_are_numbered_and_the_oldest_dropped() {
         let events = Events::default();
         assert_eq!(events.since(0, KEPT), []);
         for _ in 0..3 {

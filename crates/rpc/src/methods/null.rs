@@ -1,4 +1,4 @@
-//! `bdev_null_*`: disks that keep nothing. Control context.
+//! `bdev_null_*`: disks that discard their data. Control context.
 
 use super::details::{Details, Preferred};
 use super::{Control, Count, Error, Name, Phase, Table, is_default};
@@ -11,44 +11,39 @@ use uuid::Uuid;
 const MODULE: &str = "null";
 
 pub(super) fn register(table: &mut Table<Control>) {
-    table.add("bdev_null_create", Phase::RunTime, "Makes a disk that keeps nothing.", create);
-    table.add("bdev_null_delete", Phase::RunTime, "Removes a disk that `bdev_null_create` made.", delete);
-    table.add(
-        "bdev_null_resize",
-        Phase::RunTime,
-        "Gives a disk that `bdev_null_create` made another size.",
-        resize,
-    );
+    table.add("bdev_null_create", Phase::RunTime, "Creates a disk that discards its data.", create);
+    table.add("bdev_null_delete", Phase::RunTime, "Removes a null disk.", delete);
+    table.add("bdev_null_resize", Phase::RunTime, "Changes the size of a null disk.", resize);
 }
 
 /// Parameters of `bdev_null_create`.
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Create {
-    /// The name that it is to have.
+    /// Name of the new disk.
     name: String,
-    /// Bytes.
+    /// Block size in bytes.
     block_size: u32,
-    /// How many of these.
+    /// Number of blocks.
     num_blocks: Count,
-    /// By default a random one.
+    /// Default: a random uuid.
     uuid: Option<Uuid>,
-    /// Bytes of a block of the store that it plays; by default as large as a block.
+    /// Physical block size that the disk reports, in bytes. Default: the block size.
     #[serde(skip_serializing_if = "Option::is_none")]
     physical_block_size: Option<u32>,
-    /// Metadata beside each block: 0, for there is none.
+    /// Size of metadata for each block: must be 0, since metadata is not supported.
     #[serde(default, skip_serializing)]
     md_size: u32,
-    /// 0, for blocks have no protection information.
+    /// Must be 0, since protection information is not supported.
     #[serde(default, skip_serializing)]
     dif_type: u32,
-    /// How metadata would be laid out that there is not.
+    /// Layout of metadata, which is not supported. Ignored.
     #[serde(default, rename = "dif_is_head_of_md", skip_serializing)]
     _dif_is_head_of_md: bool,
-    /// Not heeded.
+    /// Ignored.
     #[serde(default, rename = "dif_pi_format", skip_serializing)]
     _dif_pi_format: u32,
-    /// Blocks. Told by `bdev_get_bdevs`, as the others: what is written in which pieces is all the same to this disk.
+    /// In blocks. `bdev_get_bdevs` reports this value, as the following ones; it has no effect on this disk.
     #[serde(default, skip_serializing_if = "is_default")]
     preferred_write_granularity: u32,
     /// Blocks.
@@ -97,7 +92,7 @@ async fn delete(control: &Control, p: Name) -> Result<bool, Error> {
 struct Resize {
     /// Name, alias or uuid.
     name: String,
-    /// MiB.
+    /// New size in MiB.
     new_size: Count,
 }
 

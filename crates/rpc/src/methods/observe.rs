@@ -1,6 +1,6 @@
-//! `bdev_set_qd_sampling_period`, `bdev_*_histogram*`, `bdev_set_io_timeout`: what disks are watched for. Control context.
+//! `bdev_set_qd_sampling_period`, `bdev_*_histogram*`, `bdev_set_io_timeout`: settings that monitor disks. Control context.
 //!
-//! What is set has a note of its own for each method and disk, and goes with the disk.
+//! Each method's setting for a disk has its own note, which is removed with the disk.
 
 use super::framework::TICK_RATE;
 use super::{Control, Count, Error, Name, Phase, Table};
@@ -18,31 +18,26 @@ pub(super) fn register(table: &mut Table<Control>) {
     table.add(
         SAMPLE,
         Phase::RunTime,
-        "Has a disk's queue depth sampled, for `bdev_get_iostat`.",
+        "Samples a disk's queue depth, for `bdev_get_iostat`.",
         set_qd_sampling_period,
     );
-    table.add(
-        RECORD,
-        Phase::RunTime,
-        "Has the latencies of a disk recorded, or no longer.",
-        enable_histogram,
-    );
+    table.add(RECORD, Phase::RunTime, "Starts or stops the latency histogram of a disk.", enable_histogram);
     table.add(
         "bdev_get_histogram",
         Phase::RunTime,
-        "The latencies of a disk since they are recorded.",
+        "Reports the latency histogram of a disk.",
         get_histogram,
     );
     table.add(
         "bdev_get_histogram_borders",
         Phase::RunTime,
-        "How many requests of a disk took no longer than each of some times, since latencies are recorded.",
+        "Reports how many requests of a disk did not exceed each of the given latencies.",
         get_histogram_borders,
     );
     table.add(
         LIMIT,
         Phase::RunTime,
-        "Sets how long requests of a disk may take, and what becomes of those that take longer.",
+        "Sets the deadline for requests of a disk, and the action for requests that exceed it.",
         set_io_timeout,
     );
 }
@@ -53,11 +48,11 @@ pub(super) fn register(table: &mut Table<Control>) {
 struct SetQdSamplingPeriod {
     /// Name, alias or uuid.
     name: String,
-    /// Microseconds; 0 ends it.
+    /// Sampling period in microseconds; 0 stops the sampling.
     period: Count,
 }
 
-/// Notes what was set for a disk, or that it is no longer.
+/// Notes a setting of a disk, or removes the note.
 fn note(control: &Control, method: &'static str, disk: &str, set: Option<&impl Serialize>) {
     let object = format!("{method} {disk}");
     match set {
@@ -68,17 +63,17 @@ fn note(control: &Control, method: &'static str, disk: &str, set: Option<&impl S
     }
 }
 
-/// The disk that a note is about: no method has a space in its name.
+/// The disk of a note: no method's name contains a space.
 fn disk_of(object: &str) -> &str {
     object.split_once(' ').map_or("", |(_, disk)| disk)
 }
 
-/// What was set for disks that are there no more is forgotten.
+/// Removes the notes of settings of disks that no longer exist.
 pub(crate) fn forget_gone(control: &Control) {
     control.config.retain(Subsystem::Watch, |object| control.disks.find(disk_of(object)).is_ok());
 }
 
-/// So is what was set for one that is not there, and is not waited for any more.
+/// Removes the notes of settings of a disk that does not exist and is no longer expected.
 pub(crate) fn forget_absent(control: &Control, disk: &str) {
     control.config.forget_all_absent(Subsystem::Watch, |object| disk_of(object) == disk);
 }
@@ -103,18 +98,18 @@ async fn set_qd_sampling_period(control: &Control, mut p: SetQdSamplingPeriod) -
 struct EnableHistogram {
     /// Name, alias or uuid.
     name: String,
-    /// Whether they are recorded from now on.
+    /// Whether to record latencies.
     enable: bool,
-    /// Of all operations, if none is named.
+    /// Operation to record. Default: all operations.
     #[serde(skip_serializing_if = "Option::is_none")]
     opc: Option<String>,
-    /// Taken and not heeded: `bdev_get_histogram` tells the one there is.
+    /// Ignored: `bdev_get_histogram` reports the granularity in use.
     #[serde(default, skip_serializing, rename = "granularity")]
     _granularity: Option<u8>,
-    /// Nanoseconds below which they are all one; by default 1000.
+    /// Shorter latencies, in nanoseconds, share one bucket. Default: 1000.
     #[serde(skip_serializing_if = "Option::is_none")]
     min_nsec: Option<Count>,
-    /// Nanoseconds above which they are all one; by default two minutes.
+    /// Longer latencies, in nanoseconds, share one bucket. Default: two minutes.
     #[serde(skip_serializing_if = "Option::is_none")]
     max_nsec: Option<Count>,
 }
@@ -131,7 +126,7 @@ async fn enable_histogram(control: &Control, mut p: EnableHistogram) -> Result<b
         max_ns: p.max_nsec.as_ref().map_or(120_000_000_000, |n| n.0),
     };
     if recording.min_ns >= recording.max_ns {
-        return Err(Error::invalid("min_nsec is not below max_nsec"));
+        return Err(Error::invalid("min_nsec must be less than max_nsec"));
     }
     bdev.record_latencies(p.enable.then_some(recording)).await;
     p.name = bdev.name().to_owned();
@@ -143,15 +138,15 @@ async fn enable_histogram(control: &Control, mut p: EnableHistogram) -> Result<b
 #[derive(Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[schemars(rename = "Histogram")]
 struct EncodedHistogram {
-    /// The counts of all buckets from the first octave to the last, each of eight bytes, the lowest first, in base64.
+    /// The counts of all buckets from the first octave to the last, 8 bytes each, least significant byte first, in base64.
     histogram: String,
-    /// The binary logarithm of the buckets in an octave.
+    /// The binary logarithm of the number of buckets in an octave.
     granularity: u32,
-    /// The first octave: its first bucket has what is below it too.
+    /// The first octave: its first bucket also counts all lower values.
     min_range: u32,
-    /// The last octave: its last bucket has what is above it too.
+    /// The last octave: its last bucket also counts all higher values.
     max_range: u32,
-    /// Units of the latencies in a second.
+    /// Units of the latencies per second.
     tsc_rate: u64,
 }
 
@@ -163,8 +158,8 @@ impl EncodedHistogram {
         let counts = histogram.counts();
         let mut told = counts[first * per_octave..(last + 1) * per_octave].to_vec();
         let (below, above) = (&counts[..first * per_octave], &counts[(last + 1) * per_octave..]);
-        *told.first_mut().expect("an octave has buckets") += below.iter().sum::<u64>();
-        *told.last_mut().expect("an octave has buckets") += above.iter().sum::<u64>();
+        *counts.first_mut().expect("an octave has buckets") += below.iter().sum::<u64>();
+        *counts.last_mut().expect("an octave has buckets") += above.iter().sum::<u64>();
         let bytes: Vec<u8> = told.iter().flat_map(|count| count.to_le_bytes()).collect();
         Self {
             histogram: BASE64.encode(bytes),
@@ -184,11 +179,11 @@ async fn get_histogram(control: &Control, p: Name) -> Result<EncodedHistogram, E
 async fn recorded(control: &Control, name: &str) -> Result<(Recording, Histogram), Error> {
     let recorded = control.disks.find(name)?.recorded().await;
     recorded.ok_or_else(|| {
-        Error::errno(Errno::FAULT, format!("no histogram of '{name}' is enabled")).coded(INTERNAL)
+        Error::errno(Errno::FAULT, format!("the histogram of '{name}' is not enabled")).coded(INTERNAL)
     })
 }
 
-/// Borders that may be asked for at a time.
+/// Borders in one call, at most.
 const BORDERS: usize = 1024;
 
 /// Parameters of `bdev_get_histogram_borders`.
@@ -197,27 +192,28 @@ const BORDERS: usize = 1024;
 struct GetHistogramBorders {
     /// Name, alias or uuid.
     name: String,
-    /// Microseconds, ascending.
+    /// Latencies in microseconds, ascending.
     borders: Vec<Count>,
 }
 
 /// Result of `bdev_get_histogram_borders`.
 #[derive(Debug, Serialize, JsonSchema)]
 struct HistogramBorders {
-    /// For each border the requests that took no longer, to the precision of the histogram, an eighth; and then all.
+    /// For each border the number of requests that did not exceed it, with the histogram's precision of one eighth; then the
+    /// number of all requests.
     borders_count: Vec<u64>,
 }
 
 async fn get_histogram_borders(control: &Control, p: GetHistogramBorders) -> Result<HistogramBorders, Error> {
     if p.borders.is_empty() || p.borders.len() > BORDERS || !p.borders.is_sorted_by(|a, b| a.0 < b.0) {
-        return Err(Error::invalid(format!("borders are 1 to {BORDERS} times, each longer than the last")));
+        return Err(Error::invalid(format!("borders must be 1 to {BORDERS} ascending values")));
     }
     let (_, histogram) = recorded(control, &p.name).await?;
     let borders = p.borders.iter().map(|border| border.0.saturating_mul(1000));
     Ok(HistogramBorders { borders_count: cumulative(&histogram, borders) })
 }
 
-/// How many values are in buckets that are not beyond each border, and in all.
+/// The number of values in buckets that do not exceed each border, and the number of all values.
 fn cumulative(histogram: &Histogram, borders: impl Iterator<Item = u64>) -> Vec<u64> {
     let (mut buckets, mut sum) = (histogram.buckets().peekable(), 0);
     let below = borders.map(|border| {
@@ -231,20 +227,20 @@ fn cumulative(histogram: &Histogram, borders: impl Iterator<Item = u64>) -> Vec<
     counts
 }
 
-/// Parameters of `bdev_set_io_timeout`, a method of ours.
+/// Parameters of `bdev_set_io_timeout`, a method of Aryk only.
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct SetIoTimeout {
     /// Name, alias or uuid.
     name: String,
-    /// Milliseconds; 0 for no limit.
+    /// Deadline in milliseconds; 0 for no deadline.
     timeout_ms: Count,
-    /// What becomes of those that take longer.
+    /// Action for requests that exceed the deadline.
     #[serde(default)]
     action: Action,
 }
 
-/// What becomes of a request that takes longer.
+/// Action for a request that exceeds the deadline.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 #[schemars(rename = "TimeoutAction")]
@@ -284,7 +280,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn borders_count_what_is_not_beyond_them() {
+    fn borders_count_values_up_to_them() {
         let mut histogram = Histogram::default();
         [1, 5, 5, 7, 100, 1 << 40].into_iter().for_each(|v| histogram.record(v));
         assert_eq!(cumulative(&histogram, [0, 1, 5, 6, 200, u64::MAX].into_iter()), [0, 1, 3, 3, 5, 6, 6]);
@@ -294,7 +290,7 @@ mod tests {
     #[test]
     fn a_histogram_has_all_values_within_its_octaves() {
         let mut histogram = Histogram::default();
-        // Buckets of one value each, then of two from 16 on.
+        // Buckets of one value each, and from 16 on of two values each.
         [1, 9, 20, 21, 40, 1 << 40].into_iter().for_each(|v| histogram.record(v));
         let decode = |min_ns, max_ns| {
             let recording = Recording { op: None, min_ns, max_ns };

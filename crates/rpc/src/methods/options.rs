@@ -1,7 +1,7 @@
-//! `*_set_options` and `iobuf_*`: the sizes of pools that SPDK has and Aryk has not. Control context.
+//! `*_set_options` and `iobuf_*`: sizes of pools, which SPDK has and Aryk lacks. Control context.
 //!
-//! Clients and saved configurations set them before anything else, and go on only if that succeeds. The parameters are
-//! checked, and do nothing: memory comes from the system as it is needed, so there is nothing to size.
+//! Clients and saved configurations call these methods first, and continue only if they succeed. The parameters are checked and
+//! have no effect: memory is allocated from the system when it is needed.
 
 use super::{Control, Count, Error, NoParams, Phase, Table};
 use schemars::JsonSchema;
@@ -11,31 +11,31 @@ pub(super) fn register(table: &mut Table<Control>) {
     table.add(
         "bdev_set_options",
         Phase::Any,
-        "Checks its parameters, and does nothing: there are no pools to size.",
+        "Checks its parameters and does nothing else: Aryk has no pools to size.",
         async |_: &Control, _: BdevOptions| Ok(true),
     );
     table.add(
         "accel_set_options",
         Phase::Any,
-        "Checks its parameters, and does nothing: there are no pools to size.",
+        "Checks its parameters and does nothing else: Aryk has no pools to size.",
         async |_: &Control, _: AccelOptions| Ok(true),
     );
     table.add(
         "iobuf_set_options",
         Phase::Any,
-        "Checks its parameters, and does nothing: there are no pools to size.",
+        "Checks its parameters and does nothing else: Aryk has no pools to size.",
         async |_: &Control, _: IobufOptions| Ok(true),
     );
     table.add(
         "iobuf_get_stats",
         Phase::RunTime,
-        "How often a buffer was waited for: never, as there are no pools.",
+        "Reports how often requests waited for a buffer: never, since Aryk has no pools.",
         get_iobuf_stats,
     );
     table.add(
         "bdev_examine",
         Phase::RunTime,
-        "Checks its parameters, and does nothing: no module looks for its own on disks that others made.",
+        "Checks its parameters and does nothing else: no module examines the disks of others.",
         async |_: &Control, _: Examine| Ok(true),
     );
 }
@@ -43,71 +43,71 @@ pub(super) fn register(table: &mut Table<Control>) {
 /// Parameters of `bdev_set_options`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[expect(dead_code, reason = "they are checked and do nothing")]
+#[expect(dead_code, reason = "the parameters are checked and have no effect")]
 struct BdevOptions {
-    /// Not heeded.
+    /// Ignored.
     bdev_io_pool_size: Option<u32>,
-    /// Not heeded.
+    /// Ignored.
     bdev_io_cache_size: Option<u32>,
-    /// Not heeded.
+    /// Ignored.
     bdev_auto_examine: Option<bool>,
-    /// Not heeded.
+    /// Ignored.
     iobuf_small_cache_size: Option<u32>,
-    /// Not heeded.
+    /// Ignored.
     iobuf_large_cache_size: Option<u32>,
 }
 
 /// Parameters of `accel_set_options`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[expect(dead_code, reason = "they are checked and do nothing")]
+#[expect(dead_code, reason = "the parameters are checked and have no effect")]
 struct AccelOptions {
-    /// Not heeded.
+    /// Ignored.
     small_cache_size: Option<u32>,
-    /// Not heeded.
+    /// Ignored.
     large_cache_size: Option<u32>,
-    /// Not heeded.
+    /// Ignored.
     task_count: Option<u32>,
-    /// Not heeded.
+    /// Ignored.
     sequence_count: Option<u32>,
-    /// Not heeded.
+    /// Ignored.
     buf_count: Option<u32>,
 }
 
 /// Parameters of `iobuf_set_options`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[expect(dead_code, reason = "they are checked and do nothing")]
+#[expect(dead_code, reason = "the parameters are checked and have no effect")]
 struct IobufOptions {
-    /// Not heeded.
+    /// Ignored.
     small_pool_count: Option<Count>,
-    /// Not heeded.
+    /// Ignored.
     large_pool_count: Option<Count>,
-    /// Not heeded.
+    /// Ignored.
     small_bufsize: Option<u32>,
-    /// Not heeded.
+    /// Ignored.
     large_bufsize: Option<u32>,
-    /// Not heeded.
+    /// Ignored.
     enable_numa: Option<bool>,
 }
 
 /// One of the results of `iobuf_get_stats`.
 #[derive(Debug, Serialize, JsonSchema)]
 struct IobufStats {
-    /// Whose they are.
+    /// Owner of the pools.
     module: &'static str,
     small_pool: PoolStats,
     large_pool: PoolStats,
 }
 
-/// How often a buffer came from where.
+/// Number of buffers, by source.
 #[derive(Debug, Default, Serialize, JsonSchema)]
 struct PoolStats {
-    /// From a thread's own.
+    /// Buffers from a thread's own cache.
     cache: u64,
-    /// From those of all.
+    /// Buffers from the shared pool.
     main: u64,
-    /// Requests that had to wait for one: what clients watch, and none ever does.
+    /// Requests that had to wait for a buffer, which clients monitor: always 0.
     retry: u64,
 }
 
@@ -119,8 +119,8 @@ async fn get_iobuf_stats(_: &Control, _: NoParams) -> Result<Vec<IobufStats>, Er
 /// Parameters of `bdev_examine`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[expect(dead_code, reason = "it is checked and does nothing")]
+#[expect(dead_code, reason = "the parameter is checked and has no effect")]
 struct Examine {
-    /// Of a disk, which may come later: SPDK saves these calls before those that make disks. Not heeded.
+    /// Name of a disk, which may not exist yet: SPDK saves these calls before those that create disks. Ignored.
     name: String,
 }

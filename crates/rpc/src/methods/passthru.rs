@@ -1,4 +1,4 @@
-//! `bdev_passthru_*`: disks that are other disks. Control context.
+//! `bdev_passthru_*`: disks that pass all requests to another disk. Control context.
 
 use super::details::{Details, Passthru};
 use super::waiting::waits;
@@ -8,30 +8,25 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-/// Of the uuids of its disks.
+/// Namespace of the disks' uuids.
 const NAMESPACE: Uuid = uuid::uuid!("7e25812e-c8c0-4d3f-8599-16d790555b85");
 const MODULE: &str = "passthru";
 pub(super) const CREATE: &str = "bdev_passthru_create";
 
 pub(super) fn register(table: &mut Table<Control>) {
-    table.add(CREATE, Phase::RunTime, "Makes a disk that is another disk.", create);
-    table.add(
-        "bdev_passthru_delete",
-        Phase::RunTime,
-        "Removes a disk that `bdev_passthru_create` made.",
-        delete,
-    );
+    table.add(CREATE, Phase::RunTime, "Creates a disk that passes all requests to another disk.", create);
+    table.add("bdev_passthru_delete", Phase::RunTime, "Removes a disk of `bdev_passthru_create`.", delete);
 }
 
 /// Parameters of `bdev_passthru_create`.
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Create {
-    /// The name that it is to have.
+    /// Name of the new disk.
     name: String,
-    /// The other disk.
+    /// Name of the base disk.
     base_bdev_name: String,
-    /// By default one that follows from the other's.
+    /// Default: derived from the base disk's uuid.
     #[serde(skip_serializing_if = "Option::is_none")]
     uuid: Option<Uuid>,
 }

@@ -1,4 +1,4 @@
-//! `thread_get_pollers` and `thread_get_io_channels`: what the threads on reactors poll, and what they have open. Control context.
+//! `thread_get_pollers` and `thread_get_io_channels`: pollers and open disks of the reactors' threads. Control context.
 
 use super::framework::{AppThread, TICK_RATE, ask, ticks};
 use super::{Control, Error, NoParams, Phase, Table};
@@ -12,13 +12,13 @@ pub(super) fn register(table: &mut Table<Control>) {
     table.add(
         "thread_get_pollers",
         Phase::RunTime,
-        "What the threads on all reactors poll: queues, and what runs at a period.",
+        "Lists the pollers of the threads on all reactors: queues, and periodic pollers.",
         get_pollers,
     );
     table.add(
         "thread_get_io_channels",
         Phase::RunTime,
-        "The disks that the threads on all reactors have open, each with the number of its channels.",
+        "Lists the disks that the threads on all reactors have open, with the number of channels of each.",
         get_io_channels,
     );
 }
@@ -28,36 +28,36 @@ pub(super) fn register(table: &mut Table<Control>) {
 struct Pollers {
     /// Ticks in a second.
     tick_rate: u64,
-    /// Of all reactors.
+    /// The threads of all reactors.
     threads: Vec<ThreadPollers>,
 }
 
-/// What a thread polls.
+/// The pollers of a thread.
 #[derive(Debug, Serialize, JsonSchema)]
 struct ThreadPollers {
     name: String,
     id: u64,
-    /// What is polled in every turn of the reactor now.
+    /// Pollers that currently run in every turn of the reactor.
     active_pollers: Vec<Poller>,
-    /// What runs at a period.
+    /// Periodic pollers.
     timed_pollers: Vec<Poller>,
-    /// What is polled when something wakes it: queues without work.
+    /// Pollers that run when they are woken: queues without work.
     paused_pollers: Vec<Poller>,
 }
 
-/// A queue, or something else that is polled.
+/// A queue, or another poller.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Poller {
     name: String,
-    /// A number that none other of its reactor has.
+    /// ID of the poller, unique on its reactor.
     id: u64,
     /// `waiting` or `paused`.
     state: &'static str,
-    /// How often it was polled.
+    /// Number of polls.
     run_count: u64,
-    /// How often there was work.
+    /// Number of polls that found work.
     busy_count: u64,
-    /// Of a timed one.
+    /// Period of a timed poller.
     #[serde(skip_serializing_if = "Option::is_none")]
     period_ticks: Option<u64>,
 }
@@ -87,7 +87,7 @@ async fn get_pollers(control: &Control, _: NoParams) -> Result<Pollers, Error> {
         paused_pollers: Vec::new(),
     }];
     for handle in control.reactors.handles() {
-        // One that has just ended has none.
+        // A reactor that has just ended has no pollers.
         let Ok((own, mut polled)) = ask(&handle, |cx| (cx.thread_stats(), cx.poller_stats())).await else {
             continue;
         };
@@ -120,11 +120,11 @@ async fn get_pollers(control: &Control, _: NoParams) -> Result<Pollers, Error> {
 struct IoChannels {
     /// Ticks in a second.
     tick_rate: u64,
-    /// Of all reactors.
+    /// The threads of all reactors.
     threads: Vec<ThreadChannels>,
 }
 
-/// What a thread has open.
+/// The open disks of a thread.
 #[derive(Debug, Serialize, JsonSchema)]
 struct ThreadChannels {
     name: String,
@@ -134,9 +134,9 @@ struct ThreadChannels {
 /// A disk that a thread has open.
 #[derive(Debug, Serialize, JsonSchema)]
 struct IoChannel {
-    /// The disk's.
+    /// Name of the disk.
     name: String,
-    /// Channels of it: a queue has one.
+    /// Number of channels: a queue has one.
     #[serde(rename = "ref")]
     count: u32,
 }
@@ -144,7 +144,7 @@ struct IoChannel {
 async fn get_io_channels(control: &Control, _: NoParams) -> Result<IoChannels, Error> {
     let mut threads = vec![ThreadChannels { name: AppThread::NAME.into(), io_channels: Vec::new() }];
     for handle in control.reactors.handles() {
-        // One that has just ended has none.
+        // A reactor that has just ended has no channels.
         let Ok((own, open)) = ask(&handle, |cx| (cx.thread_stats(), open_channels(cx))).await else {
             continue;
         };

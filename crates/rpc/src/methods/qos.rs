@@ -1,6 +1,6 @@
-//! `bdev_set_qos_limit`, `bdev_qos_group*`: how much disks and groups of disks may do. Control context.
+//! `bdev_set_qos_limit`, `bdev_qos_group*`: rate limits of disks and groups of disks. Control context.
 //!
-//! A disk's limits, a group, its limits and a disk's place in a group have a note each, among those of the disks.
+//! A disk's limits, a group, its limits, and the membership of a disk in a group have one note each, among those of the disks.
 
 use super::{Control, Count, Error, NAME_LEN_MAX, Phase, Table};
 use crate::config::Subsystem;
@@ -18,30 +18,29 @@ pub(super) fn register(table: &mut Table<Control>) {
     table.add(
         SET_LIMIT,
         Phase::RunTime,
-        "Limits what a disk does in a second. What is not given stays as it is; 0 is no limit.",
+        "Sets the rate limits of a disk. Omitted limits are unchanged; 0 removes a limit.",
         set_limit,
     );
     table.add(
         CREATE,
         Phase::RunTime,
-        "Makes a group of disks, which are to be limited together.",
+        "Creates a QoS group: its disks share rate limits.",
         create_group,
     );
     table.add(
         SET_GROUP_LIMIT,
         Phase::RunTime,
-        "Limits what all disks of a group, and of the groups in it, do in a second together. What is not given stays as it is; 0 is no limit.",
+        "Sets the rate limits that all disks of a group, and of the groups within it, share. Omitted limits are unchanged; 0 removes a limit.",
         set_group_limit,
     );
     table.add(ADD, Phase::RunTime, "Puts a disk into a group, from whichever it is in.", add_bdev);
     table.add("bdev_qos_group_remove_bdev", Phase::RunTime, "Takes a disk out of a group.", remove_bdev);
     table.add(
-        "bdev_qos_group_delete",
+        "bdev_qos_groups_get",
         Phase::RunTime,
-        "Deletes a group in which there is nothing.",
-        delete_group,
+        "Lists the QoS groups, or describes one of them.",
+        get_groups,
     );
-    table.add("bdev_qos_groups_get", Phase::RunTime, "The groups, or one of them.", get_groups);
 }
 
 pub(crate) const SET_LIMIT: &str = "bdev_set_qos_limit";
@@ -49,7 +48,7 @@ pub(crate) const CREATE: &str = "bdev_qos_group_create";
 pub(crate) const SET_GROUP_LIMIT: &str = "bdev_qos_group_set_limit";
 pub(crate) const ADD: &str = "bdev_qos_group_add_bdev";
 
-/// A part of a note's name. The rest is the disk's or the group's.
+/// Prefixes of the notes' object names; the name of the disk or group follows.
 const LIMITS: &str = "limits/";
 const PLACE: &str = "place/";
 const GROUP: &str = "group/";
@@ -57,31 +56,32 @@ const GROUP_LIMITS: &str = "group-limits/";
 
 const MBYTE: u64 = 1 << 20;
 
-/// Parameters of `bdev_set_qos_limit` and `bdev_qos_group_set_limit`: what is given changes.
+/// Parameters of `bdev_set_qos_limit` and `bdev_qos_group_set_limit`: only the given limits change.
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct SetLimit {
-    /// The disk: its name, alias or uuid. Or the group.
+    /// Name, alias or uuid of the disk; or the name of the group.
     name: String,
-    /// Requests a second.
+    /// Requests per second.
     rw_ios_per_sec: Option<Count>,
-    /// Ours: reads a second.
+    /// Aryk only: reads per second.
     r_ios_per_sec: Option<Count>,
-    /// Ours: writes, and all else that is no read, a second.
+    /// Aryk only: writes, and all other requests that are not reads, per second.
     w_ios_per_sec: Option<Count>,
-    /// Mebibytes a second.
+    /// Mebibytes per second.
     rw_mbytes_per_sec: Option<Count>,
-    /// Mebibytes read a second.
+    /// Mebibytes read per second.
     r_mbytes_per_sec: Option<Count>,
-    /// Mebibytes written a second.
+    /// Mebibytes written per second.
     w_mbytes_per_sec: Option<Count>,
-    /// Ours: how many seconds' worth can be saved up while less is done.
+    /// Aryk only: the burst, in seconds' worth of unused allowance that can accumulate.
     burst_seconds: Option<Count>,
-    /// Ours: a limit of requests and one of mebibytes are one, which requests of 4 KiB and of 4 MiB meet exactly, and others between.
+    /// Aryk only: combines the limits of requests and of mebibytes into one, which requests of 4 KiB and of 4 MiB meet exactly,
+    /// and other sizes in between.
     combined: Option<bool>,
 }
 
-/// What a disk or a group may do in a second.
+/// Rate limits of a disk or a group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 #[schemars(rename = "RateLimits")]
 pub(super) struct Limits {
@@ -89,7 +89,7 @@ pub(super) struct Limits {
     rw_mbytes_per_sec: u64,
     r_mbytes_per_sec: u64,
     w_mbytes_per_sec: u64,
-    /// Ours, as all that follow.
+    /// Aryk only, as all members below.
     r_ios_per_sec: u64,
     w_ios_per_sec: u64,
     burst_seconds: u64,
@@ -112,7 +112,7 @@ impl From<RateLimits> for Limits {
 }
 
 impl SetLimit {
-    /// `limits` with what is to change.
+    /// `limits` with the given changes.
     fn apply(&self, mut limits: RateLimits) -> Result<RateLimits, Error> {
         let counts = [
             (self.rw_ios_per_sec, &mut limits.ios, 1),
@@ -125,9 +125,9 @@ impl SetLimit {
         let mut is_empty = self.burst_seconds.is_none() && self.combined.is_none();
         for (given, limit, unit) in counts {
             if let Some(Count(count)) = given {
-                *limit = count
-                    .checked_mul(unit)
-                    .ok_or_else(|| Error::invalid(format!("{count} mebibytes a second are too many")))?;
+                *limit = count.checked_mul(unit).ok_or_else(|| {
+                    Error::invalid(format!("{count} mebibytes per second exceed the maximum"))
+                })?;
                 is_empty = false;
             }
         }
@@ -142,15 +142,15 @@ impl SetLimit {
     }
 }
 
-/// A note of limits, as the call that sets them all: those that there are.
+/// A note of limits, as the call that sets all limits which are not 0.
 #[derive(Debug, Serialize)]
 struct LimitsNote<'a> {
     name: &'a str,
-    #[serde(flatten, serialize_with = "those_that_there_are")]
+    #[serde(flatten, serialize_with = "nonzero_limits")]
     limits: Limits,
 }
 
-fn those_that_there_are<S: Serializer>(limits: &Limits, to: S) -> Result<S::Ok, S::Error> {
+fn nonzero_limits<S: Serializer>(limits: &Limits, to: S) -> Result<S::Ok, S::Error> {
     let all = |limits: Limits| serde_json::to_value(limits).map_err(S::Error::custom);
     let (unlimited, mut limits) = (all(RateLimits::default().into())?, all(limits.clone())?);
     if let Value::Object(limits) = &mut limits {
@@ -159,7 +159,7 @@ fn those_that_there_are<S: Serializer>(limits: &Limits, to: S) -> Result<S::Ok, 
     limits.serialize(to)
 }
 
-/// Notes the limits of a disk or group, or that it has none.
+/// Notes the limits of a disk or group, or removes the note if it has none.
 fn note(control: &Control, object: &str, method: &'static str, name: &str, limits: RateLimits) {
     if limits.is_unlimited() {
         control.config.removed(Subsystem::Qos, object);
@@ -177,7 +177,7 @@ async fn set_limit(control: &Control, p: SetLimit) -> Result<bool, Error> {
     let limits = p.apply(bdev.qos_limits())?;
     let set = bdev.set_qos_limits(limits, now()).await;
     set.map_err(|e| Error::from(e).coded(INVALID_PARAMS))?;
-    // Of several calls at one time, the last has set them.
+    // If several calls run at the same time, the last one has set the limits.
     note(control, &object(LIMITS, bdev.name()), SET_LIMIT, bdev.name(), bdev.qos_limits());
     Ok(true)
 }
@@ -190,34 +190,34 @@ async fn set_group_limit(control: &Control, p: SetLimit) -> Result<bool, Error> 
     Ok(true)
 }
 
-/// Parameters of `bdev_qos_group_create`, a method of ours.
+/// Parameters of `bdev_qos_group_create`, a method of Aryk only.
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct CreateGroup {
-    /// Its name.
+    /// Name of the new group.
     name: String,
-    /// The group that it is in; by default none.
+    /// The parent group. Default: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     parent: Option<String>,
 }
 
 async fn create_group(control: &Control, p: CreateGroup) -> Result<bool, Error> {
     if p.name.is_empty() || p.name.len() > NAME_LEN_MAX {
-        return Err(Error::invalid(format!("a group's name has 1 to {NAME_LEN_MAX} bytes")));
+        return Err(Error::invalid(format!("a group's name must have 1 to {NAME_LEN_MAX} bytes")));
     }
     control.disks.groups.create(&p.name, p.parent.as_deref())?;
     control.config.made(Subsystem::Qos, &object(GROUP, &p.name), CREATE, &p);
     Ok(true)
 }
 
-/// Parameters of `bdev_qos_group_add_bdev` and `bdev_qos_group_remove_bdev`, methods of ours.
+/// Parameters of `bdev_qos_group_add_bdev` and `bdev_qos_group_remove_bdev`, methods of Aryk only.
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "QosGroupBdev")]
 struct Member {
-    /// The group.
+    /// Name of the group.
     name: String,
-    /// The disk: its name, alias or uuid.
+    /// Name, alias or uuid of the disk.
     bdev_name: String,
 }
 
@@ -235,7 +235,7 @@ async fn remove_bdev(control: &Control, p: Member) -> Result<bool, Error> {
     Ok(true)
 }
 
-/// Notes which group a disk is in.
+/// Notes the group of a disk.
 fn note_place(control: &Control, bdev: &Bdev) {
     let object = object(PLACE, bdev.name());
     match bdev.qos_group() {
@@ -247,11 +247,11 @@ fn note_place(control: &Control, bdev: &Bdev) {
     }
 }
 
-/// Parameters of `bdev_qos_group_delete`, a method of ours.
+/// Parameters of `bdev_qos_group_delete`, a method of Aryk only.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct DeleteGroup {
-    /// The group.
+    /// Name of the group.
     name: String,
 }
 
@@ -263,11 +263,11 @@ async fn delete_group(control: &Control, p: DeleteGroup) -> Result<bool, Error> 
     Ok(true)
 }
 
-/// Parameters of `bdev_qos_groups_get`, a method of ours.
+/// Parameters of `bdev_qos_groups_get`, a method of Aryk only.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct GetGroups {
-    /// The only one that is wanted.
+    /// Name of the group to describe. Default: all groups.
     name: Option<String>,
 }
 
@@ -276,12 +276,12 @@ struct GetGroups {
 #[schemars(rename = "QosGroup")]
 struct GroupInfo {
     name: String,
-    /// The group that it is in.
+    /// The parent group.
     #[serde(skip_serializing_if = "Option::is_none")]
     parent: Option<String>,
-    /// Of all that is in it, together.
+    /// Limits of all members together.
     assigned_rate_limits: Limits,
-    /// The disks in it, but for those of groups in it.
+    /// The disks of the group, without those of groups within it.
     bdevs: Vec<String>,
 }
 
@@ -306,7 +306,7 @@ async fn get_groups(control: &Control, p: GetGroups) -> Result<Vec<GroupInfo>, E
     Ok(infos)
 }
 
-/// The name of a group's note.
+/// The object name of a group's note.
 pub(crate) fn group_object(name: &str) -> String {
     object(GROUP, name)
 }
@@ -320,14 +320,14 @@ fn object(kind: &str, name: &str) -> String {
     format!("{kind}{name}")
 }
 
-/// Forgets the limits and the place of a disk that is gone.
+/// Removes the notes of limits and membership of a removed disk.
 pub(crate) fn forget(control: &Control, disk: &str) {
     for kind in [LIMITS, PLACE] {
         control.config.removed(Subsystem::Qos, &object(kind, disk));
     }
 }
 
-/// Forgets the limits and the place of a disk that was absent, and will not come.
+/// Removes the notes of limits and membership of an absent disk that is no longer expected.
 pub(crate) fn forget_absent(control: &Control, disk: &str) {
     for kind in [LIMITS, PLACE] {
         control.config.forget_absent(Subsystem::Qos, &object(kind, disk));
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_given_changes() {
+    fn only_given_limits_change() {
         let before = RateLimits { ios: 7, read_bytes: MBYTE, ..RateLimits::default() };
         let after = change(json!({"name": "d", "rw_ios_per_sec": "9", "burst_seconds": 5}), before);
         let burst = Duration::from_secs(5);
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn invalid_limits_are_refused() {
         let code = |mut params: Value| {
             params["name"] = json!("d");
             change(params, RateLimits::default()).unwrap_err().code()

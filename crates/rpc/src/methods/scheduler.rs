@@ -1,4 +1,5 @@
-//! `framework_*_scheduler` and `framework_monitor_context_switch`: who runs where, and undisturbed or not. Control context.
+//! `framework_*_scheduler` and `framework_monitor_context_switch`: assignment of queues to cores, and preemption of reactors.
+//! Control context.
 
 use super::framework::ask;
 use super::{Control, Count, Error, NoParams, Phase, Table};
@@ -17,36 +18,36 @@ use std::rc::Rc;
 use std::time::Duration;
 use tokio::task::AbortHandle;
 
-/// What the call that chose the scheduler is noted for.
+/// The note's object for the call that chose the scheduler.
 const OBJECT: &str = "scheduler";
 const SET: &str = "framework_set_scheduler";
-/// How often reactors' context switches are looked at.
+/// Interval at which reactors' context switches are read.
 const WATCH_PERIOD: Duration = Duration::from_secs(1);
 
 pub(super) fn register(table: &mut Table<Control>) {
     table.add(
         "framework_get_scheduler",
         Phase::RunTime,
-        "The scheduler, which says which queue runs on which reactor.",
+        "Reports the scheduler, which assigns queues to reactors.",
         get_scheduler,
     );
     table.add(
         SET,
         Phase::Any,
-        "Chooses the scheduler: with `static` queues stay where they are, with `dynamic` they go where there is time for them, and together on few reactors when idle.",
+        "Sets the scheduler: with `static`, queues stay on their reactors; with `dynamic`, they move to reactors with free time, and idle queues gather on few reactors.",
         set_scheduler,
     );
     table.add(
         "thread_set_cpumask",
         Phase::RunTime,
-        "Says on which cores a thread may run, and moves it there while its machine's I/O goes on.",
+        "Sets the cores on which a thread may run, and moves the thread there without interrupting its VM's I/O.",
         set_cpumask,
     );
     let watch = Rc::new(RefCell::new(None));
     table.add(
         "framework_monitor_context_switch",
         Phase::RunTime,
-        "Has the log tell when the kernel takes a core away from its reactor, and tells whether it does.",
+        "Starts or stops logging of reactors that the kernel has preempted, and reports whether logging is on.",
         async move |control: &Control, p| monitor_context_switch(control, &watch, p).await,
     );
 }
@@ -56,24 +57,24 @@ pub(super) fn register(table: &mut Table<Control>) {
 struct Scheduler {
     /// `static` or `dynamic`.
     scheduler_name: &'static str,
-    /// Microseconds between two decisions; `static` has none to make.
+    /// Microseconds between two decisions; 0 with `static`.
     scheduler_period: u64,
-    /// Where queues that are nearly idle are gathered first.
+    /// The core on which nearly idle queues gather first.
     scheduling_core: u16,
-    /// Cores without it.
+    /// Cores that the scheduler does not use.
     isolated_core_mask: &'static str,
-    /// Of `dynamic`: a queue that is less busy than that, in percent of a core, is nearly idle.
+    /// Of `dynamic`: a queue whose load is below this percentage of a core is nearly idle.
     #[serde(skip_serializing_if = "Option::is_none")]
     load_limit: Option<u8>,
-    /// Of `dynamic`: no core is filled over that, in percent.
+    /// Of `dynamic`: queues are not moved to a core whose load would exceed this percentage.
     #[serde(skip_serializing_if = "Option::is_none")]
     core_limit: Option<u8>,
-    /// Of `dynamic`: from a core that is as busy as that, in percent, queues are moved away.
+    /// Of `dynamic`: queues are moved away from a core whose load reaches this percentage.
     #[serde(skip_serializing_if = "Option::is_none")]
     core_busy: Option<u8>,
-    /// Ours: queues that it has moved since the daemon began.
+    /// Aryk only: queues that the scheduler has moved since the start of the daemon.
     moves: u64,
-    /// Ours: moves that did not come about, as requests took too long.
+    /// Aryk only: moves that failed, since requests took too long.
     failed_moves: u64,
 }
 
@@ -104,26 +105,26 @@ async fn get_scheduler(control: &Control, _: NoParams) -> Result<Scheduler, Erro
     })
 }
 
-/// Parameters of `framework_set_scheduler`. What is not given stays as it is.
+/// Parameters of `framework_set_scheduler`. Omitted ones are unchanged.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct SetScheduler {
     /// `static` or `dynamic`.
     name: String,
-    /// Microseconds between two decisions: by default 1000000, at least 10000; 0 leaves it as it is.
+    /// Microseconds between two decisions. Default: 1000000; at least 10000; 0 leaves the period unchanged.
     period: Option<Count>,
-    /// A queue that is less busy than that, in percent of a core, is nearly idle: by default 20. Of `dynamic`.
+    /// A queue whose load is below this percentage of a core is nearly idle. Default: 20. Of `dynamic`.
     load_limit: Option<u8>,
-    /// No core is filled over that, in percent: by default 80. Of `dynamic`.
+    /// Queues are not moved to a core whose load would exceed this percentage. Default: 80. Of `dynamic`.
     core_limit: Option<u8>,
-    /// From a core that is as busy as that, in percent, queues are moved away: by default 95. Of `dynamic`.
+    /// Queues are moved away from a core whose load reaches this percentage. Default: 95. Of `dynamic`.
     core_busy: Option<u8>,
-    /// Not heeded.
+    /// Ignored.
     #[serde(rename = "mappings")]
     _mappings: Option<String>,
 }
 
-/// The call that chooses a scheduler again.
+/// The call that sets the scheduler again.
 #[derive(Serialize)]
 struct SchedulerNote {
     name: &'static str,
@@ -143,7 +144,7 @@ async fn set_scheduler(control: &Control, p: SetScheduler) -> Result<bool, Error
     let percents = [("load_limit", p.load_limit), ("core_limit", p.core_limit), ("core_busy", p.core_busy)];
     if let Some((name, value)) = percents.into_iter().find(|(_, value)| value.is_some_and(|v| v > 100)) {
         let value = value.unwrap_or_default();
-        return Err(Error::invalid(format!("{name} is in percent of a core: 0 to 100, not {value}")));
+        return Err(Error::invalid(format!("{name} must be a percentage of a core, 0 to 100, not {value}")));
     }
     let scheduler = &control.scheduler;
     let now = scheduler.limits();
@@ -171,9 +172,9 @@ async fn set_scheduler(control: &Control, p: SetScheduler) -> Result<bool, Error
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct SetCpumask {
-    /// The thread, as `thread_get_stats` gives it.
+    /// ID of the thread, as in `thread_get_stats`.
     id: u64,
-    /// Where it may run.
+    /// Cores on which the thread may run.
     cpumask: CpuMask,
 }
 
@@ -190,7 +191,7 @@ async fn set_cpumask(control: &Control, p: SetCpumask) -> Result<bool, Error> {
     Ok(true)
 }
 
-/// Says where a thread may run that is no queue, and stays where it is.
+/// Sets the cores of a thread that is not a queue, and therefore cannot move.
 async fn confine(control: &Control, id: u64, cores: CoreSet) -> Result<(), Error> {
     for handle in control.reactors.handles() {
         let (cores, may_stay) = (cores.clone(), cores.contains(handle.core()));
@@ -205,12 +206,14 @@ async fn confine(control: &Control, id: u64, cores: CoreSet) -> Result<(), Error
             Some(true) => return Ok(()),
             Some(false) => {
                 let core = handle.core();
-                return Err(Error::invalid(format!("thread {id} is no queue, and stays on core {core}")));
+                return Err(Error::invalid(format!(
+                    "thread {id} is not a queue and cannot leave core {core}"
+                )));
             }
             None => {}
         }
     }
-    Err(Error::InvalidParams(format!("there is no thread {id} that goes by a mask")))
+    Err(Error::InvalidParams(format!("there is no thread {id} with a core mask")))
 }
 
 impl From<MoveError> for Error {
@@ -229,7 +232,7 @@ impl From<MoveError> for Error {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct MonitorContextSwitch {
-    /// By default it stays as it is.
+    /// Default: unchanged.
     enabled: Option<bool>,
 }
 
@@ -237,11 +240,11 @@ struct MonitorContextSwitch {
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "ContextSwitchMonitor")]
 struct Monitored {
-    /// Whether it is on now.
+    /// Whether logging is on.
     enabled: bool,
 }
 
-/// While it is enabled, the log tells when the kernel takes a core away from its reactor.
+/// While enabled, logs when the kernel preempts a reactor.
 async fn monitor_context_switch(
     control: &Control,
     watch: &RefCell<Option<AbortHandle>>,
@@ -264,13 +267,13 @@ async fn monitor_context_switch(
     Ok(Monitored { enabled: watch.borrow().is_some() })
 }
 
-/// By reactor thread: its core, and how often the kernel took it away.
+/// By reactor thread: its core, and how often the kernel has preempted it.
 type Switches = BTreeMap<i32, (u16, u64)>;
 
 async fn all_switches(reactors: &Reactors) -> Switches {
     let mut all = Switches::new();
     for handle in reactors.handles() {
-        // One that has just ended runs on no core.
+        // A reactor that has just ended runs on no core.
         let Ok(tid) = ask(&handle, |_| rustix::thread::gettid().as_raw_nonzero().get()).await else {
             continue;
         };
@@ -288,14 +291,14 @@ async fn watch_switches(reactors: Rc<Reactors>) {
             if let Some((_, before)) = before.get(tid)
                 && now > before
             {
-                tracing::info!(core, times = now - before, "the kernel took the core from its reactor");
+                tracing::info!(core, times = now - before, "the kernel has preempted the core's reactor");
             }
         }
         before = now;
     }
 }
 
-/// How often the kernel took the processor from a thread of ours that wanted to run on.
+/// How often the kernel has preempted one of the daemon's threads.
 fn switches(tid: i32) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/self/task/{tid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("nonvoluntary_ctxt_switches:"))?;
@@ -307,7 +310,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_tells_of_switches() {
+    fn the_kernel_counts_switches() {
         let tid = rustix::thread::gettid().as_raw_nonzero().get();
         assert!(switches(tid).is_some());
         assert_eq!(switches(1 << 30), None);

@@ -1,4 +1,4 @@
-//! `bdev_split_*`: disks that are parts of another. Control context.
+//! `bdev_split_*`: disks that are parts of another disk. Control context.
 
 use super::details::{Details, Split};
 use super::waiting::waits;
@@ -12,19 +12,19 @@ const MODULE: &str = "split";
 pub(super) const CREATE: &str = "bdev_split_create";
 
 pub(super) fn register(table: &mut Table<Control>) {
-    table.add(CREATE, Phase::RunTime, "Makes disks that are parts of another.", create);
-    table.add("bdev_split_delete", Phase::RunTime, "Removes all parts of a disk.", delete);
+    table.add(CREATE, Phase::RunTime, "Creates disks that are parts of another disk.", create);
+    table.add("bdev_split_delete", Phase::RunTime, "Removes all parts of a split disk.", delete);
 }
 
-/// Parameters of `bdev_split_create`; its result is empty where the other disk is not there yet.
+/// Parameters of `bdev_split_create`; its result is empty if the base disk does not exist yet.
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Create {
-    /// The other disk.
+    /// Name of the base disk.
     base_bdev: String,
-    /// Parts.
+    /// Number of parts.
     split_count: u32,
-    /// MiB in each part; by default, or if it is 0, as many as there is room for.
+    /// Size of each part in MiB. Default, or 0: the base disk is divided evenly.
     #[serde(default)]
     split_size_mb: Count,
 }
@@ -43,17 +43,17 @@ pub(super) async fn create(control: &Control, mut p: Create) -> Result<Vec<Strin
     let parts = module::create(&control.disks.registry, config).await?;
     let mut names = Vec::new();
     for part in &parts {
-        let offset = module::offset_in(part, &base).expect("it is a part of it");
+        let offset = module::offset_in(part, &base).expect("the part lies in its base");
         let split = Split { base_bdev: base.name().to_owned(), offset_blocks: offset };
         control.disks.made(part, MODULE, Details { split: Some(split), ..Details::default() });
         names.push(part.name().to_owned());
     }
-    // One call makes all: it is noted with the first, which goes with the others.
+    // One call creates all parts: its note has the name of the first part, which is removed with the others.
     control.config.made(Subsystem::Bdev, &names[0], CREATE, &p);
     Ok(names)
 }
 
-/// The name of a disk's first part, under which all are noted.
+/// The name of a disk's first part, under which the note is stored.
 fn first_part(base: &str) -> String {
     format!("{base}p0")
 }
@@ -62,7 +62,7 @@ fn first_part(base: &str) -> String {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Delete {
-    /// The other disk.
+    /// Name of the base disk.
     base_bdev: String,
 }
 

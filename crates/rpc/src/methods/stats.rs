@@ -1,4 +1,4 @@
-//! `aryk_stats_get`, `aryk_latency_get`: what `aryk top` and `aryk latency` show. Methods of ours; control context.
+//! `aryk_stats_get`, `aryk_latency_get`: the data of `aryk top` and `aryk latency`. Methods of Aryk only; control context.
 
 use super::framework::TICK_RATE;
 use super::qos::Limits;
@@ -9,57 +9,57 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use std::time::{Duration, UNIX_EPOCH};
 
-/// How old what is told may be: those who ask at the same time share it.
+/// Maximum age of reported statistics: calls within this time share one result.
 const AGE: Duration = Duration::from_millis(50);
 
 pub(super) fn register(table: &mut Table<Control>) {
     table.add(
         "aryk_stats_get",
         Phase::Any,
-        "What all disks, groups, controllers and reactors have counted, in brief.",
+        "Reports the counters of all disks, groups, controllers and reactors, in brief.",
         get_stats,
     );
     table.add(
         "aryk_latency_get",
         Phase::RunTime,
-        "How long a disk's requests took, layer by layer.",
+        "Reports the latencies of a disk's requests, layer by layer.",
         get_latencies,
     );
 }
 
-/// Result of `aryk_stats_get`. Times in ticks, added up over all requests.
+/// Result of `aryk_stats_get`. Times in ticks, summed over all requests.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Counts {
     /// Ticks in a second.
     tick_rate: u64,
-    /// Now.
+    /// Current time.
     ticks: u64,
-    /// By age.
+    /// In the order of creation.
     disks: Vec<DiskCounts>,
-    /// Each after its parent.
+    /// Each group after its parent.
     groups: Vec<GroupCounts>,
-    /// By name.
+    /// In the order of names.
     controllers: Vec<ControllerState>,
-    /// By core.
+    /// In the order of cores.
     reactors: Vec<ReactorCounts>,
 }
 
-/// A disk's.
+/// Counters of a disk.
 #[derive(Debug, Serialize, JsonSchema)]
 struct DiskCounts {
     name: String,
-    /// What its module calls it.
+    /// The module's name for the kind of disk.
     kind: &'static str,
-    /// Bytes.
+    /// Size in bytes.
     size: u64,
-    /// The group that it is limited with.
+    /// QoS group of the disk.
     group: Option<String>,
     #[serde(flatten)]
     work: Work,
-    /// The last request that its store has failed.
+    /// The last request that the disk's store has failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     last_error: Option<LastError>,
-    /// The most that were in flight lately.
+    /// Maximum number of requests in flight in the last seconds.
     in_flight_max: u64,
 }
 
@@ -67,13 +67,13 @@ struct DiskCounts {
 #[derive(Debug, Serialize, JsonSchema)]
 struct LastError {
     op: &'static str,
-    /// The first block.
+    /// First block of the request.
     lba: u64,
     blocks: u64,
     errno: i32,
-    /// The errno's text.
+    /// Text of the errno.
     error: String,
-    /// Seconds since 1970.
+    /// Time in seconds since 1970.
     time: u64,
 }
 
@@ -85,47 +85,47 @@ impl From<&Failure> for LastError {
     }
 }
 
-/// What the disks of a group did while they were its.
+/// Counters of the disks of a group, while they were its members.
 #[derive(Debug, Serialize, JsonSchema)]
 struct GroupCounts {
     name: String,
-    /// The group that it is in.
+    /// The parent group.
     parent: Option<String>,
-    /// Disks in it, and in the groups in it.
+    /// Number of disks in the group, and in groups within it.
     disks: u64,
     limits: Limits,
     #[serde(flatten)]
     work: Work,
 }
 
-/// What a disk, or several, did.
+/// Counters of a disk, or of several.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Work {
     read_ops: u64,
     read_bytes: u64,
     write_ops: u64,
     write_bytes: u64,
-    /// Neither reads nor writes.
+    /// Operations that are neither reads nor writes.
     other_ops: u64,
-    /// Requests that failed: all, and by kind.
+    /// Failed requests: all, and by kind.
     errors: u64,
     read_errors: u64,
     write_errors: u64,
     other_errors: u64,
-    /// Requests that were over the disk's deadline.
+    /// Requests that exceeded the disk's deadline.
     overdue: u64,
-    /// From the front-end's handing them down to its having them back.
+    /// Time from the submission by the front-end to the completion.
     latency_ticks: u64,
-    /// The part of that in which limits of the disk or its groups held them up.
+    /// The part of that in which limits of the disk or its groups delayed requests.
     throttled_ticks: u64,
     /// The part of that in the block layer's queue.
     queue_ticks: u64,
     /// The part of that in the module.
     module_ticks: u64,
-    /// From the completion until the guest has been told.
+    /// Time from the completion to the notification of the guest.
     front_end_ticks: u64,
     in_flight: u64,
-    /// Of those, the ones that wait in the block layer.
+    /// The part of `in_flight` that waits in the block layer.
     waiting: u64,
 }
 
@@ -155,7 +155,7 @@ impl Work {
     }
 }
 
-/// A controller.
+/// State of a controller.
 #[derive(Debug, Serialize, JsonSchema)]
 struct ControllerState {
     name: String,
@@ -163,11 +163,11 @@ struct ControllerState {
     kind: &'static str,
     disks: Vec<String>,
     connected: bool,
-    /// Queues that are served.
+    /// Number of running queues.
     queues: u64,
 }
 
-/// A reactor's.
+/// Counters of a reactor.
 #[derive(Debug, Serialize, JsonSchema)]
 struct ReactorCounts {
     core: u16,
@@ -177,9 +177,9 @@ struct ReactorCounts {
     idle_ticks: u64,
     sleeping_ticks: u64,
     turns: u64,
-    /// The longest turn lately.
+    /// The longest turn of the last seconds.
     longest_turn_ticks: u64,
-    /// Queues and pollers on it.
+    /// Number of queues and pollers of the reactor.
     members: u64,
 }
 
@@ -242,31 +242,31 @@ impl Counts {
 /// Result of `aryk_latency_get`.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Latencies {
-    /// The disk.
+    /// Name of the disk.
     name: String,
     /// Ticks in a second.
     tick_rate: u64,
-    /// In the order in which a request passes them; the last is `total`.
+    /// In the order in which a request passes the layers; the last is `total`.
     layers: Vec<LayerLatencies>,
 }
 
-/// Times spent in a layer: `throttle`, `queue`, `module` or `front-end`; or in all of them, `total`.
+/// Latencies in a layer: `throttle`, `queue`, `module` or `front-end`; or in all of them, `total`.
 #[derive(Debug, Serialize, JsonSchema)]
 struct LayerLatencies {
     layer: &'static str,
-    /// Requests; of `throttle` and `queue`, only those that waited there.
+    /// Number of requests; of `throttle` and `queue`, only those that waited there.
     ops: u64,
-    /// All together.
+    /// Sum of the latencies.
     latency_ticks: u64,
-    /// Those that are not empty. Those of `total` are from the front-end's handing a request down to its having it back.
+    /// Buckets that are not empty. Those of `total` count the time from the submission by the front-end to the completion.
     buckets: Vec<Bucket>,
 }
 
-/// Requests that took about the same time.
+/// Requests with about the same latency.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "LatencyBucket")]
 struct Bucket {
-    /// They took less, in ticks; and no less than where the bucket before ends.
+    /// Upper end of the bucket in ticks, exclusive; the lower end is the end of the bucket before.
     end_ticks: u64,
     ops: u64,
 }

@@ -1,4 +1,4 @@
-//! `rpc_get_methods`, `rpc.discover` and `load_config`: the methods about methods. Control context.
+//! `rpc_get_methods`, `rpc.discover` and `load_config`: methods that list or call methods. Control context.
 
 use super::{Control, Error, Methods, NoParams, Phase, Table};
 use crate::load::{LoadConfig, load_config};
@@ -14,28 +14,28 @@ pub(super) fn register(table: &mut Table<Control>, this: &Weak<Methods<Control>>
     table.add(
         "rpc_get_methods",
         Phase::Any,
-        "The names of all methods.",
+        "Lists the names of all methods.",
         async move |control: &Control, p: GetMethods| {
             let methods = upgrade(&all)?;
             Ok(get_methods(&methods, p.current.then(|| control.has_started())))
         },
     );
-    // It is long to make, and the same every time.
+    // The document takes long to build, and is the same every time.
     let document = OnceCell::new();
     table.add(
         DISCOVER,
         Phase::Any,
-        "The OpenRPC document of all methods, with the schemas of what they take and give.",
+        "Reports the OpenRPC document of all methods, with the schemas of parameters and results.",
         async move |_: &Control, _: NoParams| Ok(Document(document.get_or_init(openrpc::document).clone())),
     );
     let all = Weak::clone(this);
-    table.add("load_config", Phase::RunTime, "Makes the calls that `save_config` gave, in their order, up to the first that fails: what was made before it stays.", async move |_: &Control, p: LoadConfig| {
+    table.add("load_config", Phase::RunTime, "Makes the calls of a `save_config` output in order, up to the first that fails: objects created before it stay.", async move |_: &Control, p: LoadConfig| {
         let methods = upgrade(&all)?;
         load_config(&methods, p).await
     });
 }
 
-/// OpenRPC's name for the method that gives the document.
+/// OpenRPC's name for the method that reports the document.
 pub(crate) const DISCOVER: &str = "rpc.discover";
 
 /// Result of `rpc.discover`.
@@ -43,7 +43,7 @@ pub(crate) const DISCOVER: &str = "rpc.discover";
 #[serde(transparent)]
 struct Document(#[schemars(with = "Map<String, Value>")] Value);
 
-/// The table does not outlive the server; a call that was just started may.
+/// The table lives as long as the server; a call that was just started may outlive both.
 fn upgrade(table: &Weak<Methods<Control>>) -> Result<Rc<Methods<Control>>, Error> {
     table.upgrade().ok_or_else(|| Error::State("the daemon is ending".into()))
 }
@@ -52,10 +52,10 @@ fn upgrade(table: &Weak<Methods<Control>>) -> Result<Rc<Methods<Control>>, Error
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct GetMethods {
-    /// Only those that may be called now.
+    /// List only methods that may be called now.
     #[serde(default)]
     current: bool,
-    /// Also deprecated names, of which there are none.
+    /// Ignored: there are no deprecated names.
     #[serde(default, rename = "include_aliases")]
     _include_aliases: bool,
 }

@@ -1,10 +1,10 @@
-//! What is true of all methods.
+//! Properties of all methods.
 
 use super::*;
 use aryk_reactor::{Options, Reactors};
 
 #[test]
-fn those_that_only_read_are_named_so() {
+fn read_only_methods_have_names_of_queries() {
     let dir = tempfile::TempDir::new().unwrap();
     let reactors = Rc::new(Reactors::start(&Options::default()).unwrap());
     let level = log::PrintLevel::Error;

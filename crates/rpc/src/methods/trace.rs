@@ -1,7 +1,7 @@
-//! `trace_*`: the trace of requests, as SPDK's clients ask for it, and `aryk_trace_get`, which gives it. Control context.
+//! `trace_*`: the trace of requests, in SPDK's terms, and `aryk_trace_get`, which returns its records. Control context.
 //!
-//! Our trace is always on, in each layer: what SPDK calls a group of trace points is a layer, and its points are a
-//! request's way down and its completion's way up.
+//! Aryk's trace is always on, in each layer: SPDK's group of trace points is a layer, and its points are the submission of a
+//! request and its completion.
 
 use super::framework::TICK_RATE;
 use super::{Control, Error, NoParams, Phase, Table};
@@ -13,14 +13,14 @@ use serde::{Deserialize, Serialize};
 const LAYERS: [Layer; 3] = [Layer::Frontend, Layer::Bdev, Layer::Module];
 const POINTS: [Point; 2] = [Point::Submit, Point::Complete];
 
-/// Records given where nobody says how many.
+/// Default number of records.
 const COUNT: usize = 256;
 
 pub(super) fn register(table: &mut Table<Control>) {
     table.add(
         "trace_get_tpoint_group_mask",
         Phase::Any,
-        "The groups of trace points: the layers that a request passes.",
+        "Lists the groups of trace points: the layers that a request passes.",
         get_groups,
     );
     table.add(
@@ -40,14 +40,14 @@ pub(super) fn register(table: &mut Table<Control>) {
     table.add(
         "trace_get_info",
         Phase::Any,
-        "The groups of trace points, and where the trace is: not in shared memory.",
+        "Lists the groups of trace points, and the path of the trace in shared memory: always empty.",
         get_info,
     );
-    table.add("trace_clear", Phase::Any, "Forgets what has happened to requests until now.", clear);
+    table.add("trace_clear", Phase::Any, "Discards the trace records up to now.", clear);
     table.add(
         "aryk_trace_get",
         Phase::Any,
-        "The last that happened to requests on all reactors, oldest first.",
+        "Reports the latest trace records of requests on all reactors, oldest first.",
         get_records,
     );
 }
@@ -67,23 +67,23 @@ struct Groups {
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "TraceGroup")]
 struct Group {
-    /// Always.
+    /// Always true.
     enabled: bool,
-    /// Its bit.
+    /// Bit of the group.
     mask: String,
-    /// Those of its points that are on.
+    /// Bits of the enabled points.
     tpoint_mask: String,
-    /// Its points.
+    /// Points of the group.
     tpoints: [TracePoint; POINTS.len()],
 }
 
-/// A place where the trace is written.
+/// A trace point.
 #[derive(Debug, Serialize, JsonSchema)]
 struct TracePoint {
     name: &'static str,
-    /// Its number within the group.
+    /// Number of the point within the group.
     id: u8,
-    /// The same, as some versions of SPDK name it.
+    /// Same as `id`, under the name of some versions of SPDK.
     tpoint_id: u8,
     enabled: bool,
 }
@@ -113,7 +113,7 @@ async fn get_groups(_: &Control, _: NoParams) -> Result<Groups, Error> {
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "TraceInfo")]
 struct Info {
-    /// Empty: `aryk_trace_get` gives the trace.
+    /// Always empty: `aryk_trace_get` returns the trace.
     tpoint_shm_path: &'static str,
     tpoint_group_mask: String,
     bdev: GroupInfo,
@@ -126,9 +126,9 @@ struct Info {
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "TraceGroupInfo")]
 struct GroupInfo {
-    /// Its bit.
+    /// Bit of the group.
     mask: String,
-    /// Those of its points that are on.
+    /// Bits of the enabled points.
     tpoint_mask: String,
 }
 
@@ -152,7 +152,7 @@ const fn bit(layer: Layer) -> u64 {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct EnableGroup {
-    /// The group, or `all`.
+    /// Name of the group, or `all`.
     name: String,
 }
 
@@ -164,7 +164,7 @@ async fn enable_group(_: &Control, p: EnableGroup) -> Result<bool, Error> {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct SetMask {
-    /// The group, or `all`.
+    /// Name of the group, or `all`.
     name: String,
     /// A bit for each point.
     tpoint_mask: u64,
@@ -191,7 +191,7 @@ async fn clear(control: &Control, _: NoParams) -> Result<bool, Error> {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct GetRecords {
-    /// Records at most, the latest; 256 by default. Each reactor keeps its last 4095.
+    /// Maximum number of records, the latest ones. Default: 256. Each reactor keeps its last 4095.
     count: Option<u32>,
 }
 
@@ -205,20 +205,20 @@ struct Records {
     records: Vec<TraceRecord>,
 }
 
-/// Something that happened to a request.
+/// A trace record of a request.
 #[derive(Debug, Serialize, JsonSchema)]
 struct TraceRecord {
-    /// When, in ticks since the daemon began.
+    /// Time in ticks since the start of the daemon.
     ticks: u64,
-    /// The reactor's core.
+    /// Core of the reactor.
     lcore: u16,
-    /// Which layer: front-end, bdev or module.
+    /// Layer: front-end, bdev or module.
     layer: &'static str,
-    /// What: submit or complete.
+    /// Point: submit or complete.
     point: &'static str,
-    /// Which queue or channel: its name, if it has one still, or its number.
+    /// Queue or channel: its name, or its number if it has been closed.
     object: String,
-    /// Which request of that queue or channel.
+    /// The request's tag within the queue or channel.
     tag: u32,
 }
 
@@ -231,7 +231,7 @@ async fn get_records(control: &Control, p: GetRecords) -> Result<Records, Error>
     if let Some(cleared) = control.trace_cleared.get() {
         records.retain(|(_, record)| record.at > cleared);
     }
-    // What happened in the same turn stays in its order.
+    // Events of the same turn keep their order.
     records.sort_by_key(|(_, record)| record.at);
     let surplus = records.len().saturating_sub(p.count.map_or(COUNT, |count| count as usize));
     let records = records.split_off(surplus).into_iter().map(|(handle, record)| {
@@ -248,11 +248,14 @@ async fn get_records(control: &Control, p: GetRecords) -> Result<Records, Error>
     Ok(Records { tick_rate: TICK_RATE, records: records.collect() })
 }
 
-/// What is to be enabled is there, and on.
+/// Checks that the group exists; all groups are enabled.
 fn check_group(name: &str) -> Result<(), Error> {
     if name == "all" || LAYERS.iter().any(|layer| layer.name() == name) {
         return Ok(());
     }
     let names = LAYERS.map(Layer::name).join(", ");
-    Err(Error::errno(Errno::INVAL, format!("there is no group of trace points '{name}', only {names}")))
+    Err(Error::errno(
+        Errno::INVAL,
+        format!("there is no group of trace points '{name}'; the groups are {names}"),
+    ))
 }

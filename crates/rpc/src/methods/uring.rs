@@ -1,5 +1,5 @@
-//! `bdev_uring_*` and `bdev_aio_*`: disks in files and block devices. One module of ours serves both families, each of which knows its own disks
-//! only, as clients expect. Control context.
+//! `bdev_uring_*` and `bdev_aio_*`: disks in files and block devices. One module of Aryk serves both families; each family only
+//! handles its own disks, as clients expect. Control context.
 
 use super::details::{Aio, Details, Uring};
 use super::{Control, Count, Error, Name, Phase, Table, is_default};
@@ -21,42 +21,42 @@ const URING: &str = "uring";
 const AIO: &str = "aio";
 
 pub(super) fn register(table: &mut Table<Control>) {
-    table.add("bdev_uring_create", Phase::RunTime, "Makes a disk in a file or block device.", create_uring);
+    table.add("bdev_uring_create", Phase::RunTime, "Creates a disk in a file or block device.", create_uring);
     table.add(
         "bdev_uring_delete",
         Phase::RunTime,
-        "Removes a disk that `bdev_uring_create` made; its file stays.",
+        "Removes a disk of `bdev_uring_create`; its file stays.",
         async |control: &Control, p: Name| control.remove_disk(URING, &p.name).await,
     );
     table.add(
         "bdev_uring_rescan",
         Phase::RunTime,
-        "Has a disk that `bdev_uring_create` made take on the size that its file has now.",
+        "Adjusts the size of a disk of `bdev_uring_create` to the present size of its file.",
         async |control: &Control, p: Name| rescan(control, URING, &p.name).await,
     );
     table.add(
         "aryk_file_systems_get",
         Phase::RunTime,
-        "What disks in files promise, and what their file systems have for that.",
+        "Reports the space that disks in files may use, and the free space of their file systems.",
         get_file_systems,
     );
     table.add("bdev_uring_resize", Phase::RunTime, "Changes the size of a disk and its file.", resize);
     table.add(
         "bdev_aio_create",
         Phase::RunTime,
-        "Makes a disk in a file or block device: the same as `bdev_uring_create`.",
+        "Creates a disk in a file or block device, as `bdev_uring_create` does.",
         create_aio,
     );
     table.add(
         "bdev_aio_delete",
         Phase::RunTime,
-        "Removes a disk that `bdev_aio_create` made; its file stays.",
+        "Removes a disk of `bdev_aio_create`; its file stays.",
         async |control: &Control, p: Name| control.remove_disk(AIO, &p.name).await,
     );
     table.add(
         "bdev_aio_rescan",
         Phase::RunTime,
-        "Has a disk that `bdev_aio_create` made take on the size that its file has now.",
+        "Adjusts the size of a disk of `bdev_aio_create` to the present size of its file.",
         async |control: &Control, p: Name| rescan(control, AIO, &p.name).await,
     );
 }
@@ -65,36 +65,37 @@ pub(super) fn register(table: &mut Table<Control>) {
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Create {
-    /// The name that it is to have.
+    /// Name of the new disk.
     name: String,
-    /// The file, or block device.
+    /// Path of the file or block device.
     filename: PathBuf,
-    /// By default 512 for a file, and what it says of itself for a block device.
+    /// Block size in bytes. Default: 512 for a file, the device's own for a block device.
     #[serde(skip_serializing_if = "Option::is_none")]
     block_size: Option<u32>,
-    /// By default a random one.
+    /// Default: a random uuid.
     uuid: Option<Uuid>,
     /// Whether writes are refused.
     #[serde(default, skip_serializing_if = "is_default")]
     readonly: bool,
-    /// Ours: bytes of the sparse file that is created if there is none, or an empty one. A file that has another size is refused.
+    /// Aryk only: size in bytes of the sparse file that is created if the file does not exist or is empty. A file of another size
+    /// is refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     size: Option<Count>,
-    /// Ours: what becomes of writes when the store is full.
+    /// Aryk only: action for writes when the store is full.
     #[serde(default, skip_serializing_if = "is_default")]
     enospc: Enospc,
-    /// Ours: for how long the file is kept from others.
+    /// Aryk only: how long the file is locked against other processes.
     #[serde(default, skip_serializing_if = "is_default")]
     lock: Lock,
-    /// Kept, and without effect: holes are always punched where the file system can.
+    /// Saved, without effect: unmapped blocks are always deallocated if the file system supports it.
     #[serde(default, skip_serializing_if = "is_default")]
     fallocate: bool,
-    /// Kept, and without effect: nothing here ever waits for the device.
+    /// Saved, without effect: the daemon never blocks on the device.
     #[serde(default, skip_serializing_if = "is_default")]
     nowait: bool,
 }
 
-/// What becomes of writes when the store is full.
+/// Action for writes when the store is full.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum Enospc {
@@ -103,7 +104,7 @@ enum Enospc {
     Hold,
 }
 
-/// For how long a file is kept from others: as long as the disk is there, or from its first channel to its last.
+/// How long a file is locked against other processes: as long as the disk exists, or from its first channel to its last.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[schemars(rename = "FileLock")]
@@ -136,14 +137,14 @@ async fn create(
     details: Details,
 ) -> Result<String, Error> {
     if p.name.is_empty() || p.filename.as_os_str().is_empty() {
-        return Err(Error::invalid("a disk's name and its file's are not empty"));
+        return Err(Error::invalid("the names of a disk and its file must not be empty"));
     }
     let config = module::Config {
         product,
         uuid: p.uuid,
         block_size: p.block_size,
         read_only: p.readonly,
-        // A file that was there before the restart is missing, not new: its data would be zeroes.
+        // A file that existed before the restart is missing, not new: a new file would hold zeroes instead of its data.
         size: p.size.map(|bytes| bytes.0).filter(|_| !journal::is_restore()),
         on_full: match p.enospc {
             Enospc::Error => module::OnFull::Error,
@@ -153,7 +154,7 @@ async fn create(
             Lock::Always => module::Lock::Always,
             Lock::InUse => module::Lock::InUse,
         },
-        // After a restart, others need not wait: this one is tried again.
+        // After a restart, the other disks need not wait for this one, which is retried.
         waits: !journal::is_restore(),
         ..module::Config::new(&p.name, &p.filename)
     };
@@ -165,23 +166,23 @@ async fn create(
     let bdev = blocking(control, make).await?;
     let has = bdev.blocks() * u64::from(bdev.geometry().block_size);
     if let Some(had) = p.size.map(|bytes| bytes.0).filter(|had| *had != has) {
-        // A file that was there is taken as it is, for the resize that was under way may not have been noted.
+        // An existing file is accepted with its size, since a resize may have been in progress that was not noted yet.
         let (disk, path) = (bdev.name(), p.filename.display());
-        tracing::warn!(disk, %path, had, has, "the file has another size than it had: is it the disk's?");
+        tracing::warn!(disk, %path, had, has, "the file has another size than before the restart: check that it is the disk's file");
     }
     p.uuid = Some(bdev.identity().uuid);
     Ok(control.made_disk(&bdev, module, details, (method, &p)))
 }
 
-/// How often file systems are looked at, and told of in the log, as disks are made: it takes a while where there are thousands.
+/// Limit of the check of file systems, and of its log lines, when disks are created: the check is slow with thousands of disks.
 static ROOMS: LogLimit = LogLimit::new(10, Duration::from_secs(1));
 
-/// Tells the log if now more is promised than there is, after `disk` was made or has grown.
+/// Logs a warning if the disks may use more space than their file system has, after `disk` was created or has grown.
 fn warn_of_missing_room(registry: &Registry, disk: &str) {
     if ROOMS.admit().is_none() {
         return;
     }
-    // It is there, and this is by the way.
+    // The disk exists, and the check is optional.
     let Ok(rooms) = module::rooms(registry, Some(disk)) else { return };
     for room in rooms.iter().filter(|room| room.missing() > 0) {
         let (file_system, missing) = (room.path.display(), room.missing());
@@ -193,7 +194,7 @@ fn warn_of_missing_room(registry: &Registry, disk: &str) {
             allocated = room.allocated,
             free = room.free,
             missing,
-            "the disks in this file system are promised more bytes than it has: once they are written, writes fail"
+            "the disks in this file system may use more bytes than are free: writes will fail when the file system is full"
         );
     }
 }
@@ -202,24 +203,24 @@ fn warn_of_missing_room(registry: &Registry, disk: &str) {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct GetFileSystems {
-    /// Only the one that this disk is in: name, alias or uuid.
+    /// Name, alias or uuid of a disk: report only its file system. Default: all.
     disk: Option<String>,
 }
 
-/// What disks in files of one file system promise. All in bytes.
+/// Space that the disks in files of one file system may use. All in bytes.
 #[derive(Debug, Serialize, JsonSchema)]
 struct FileSystem {
-    /// Where it is mounted.
+    /// Mount point.
     path: PathBuf,
-    /// How many there are.
+    /// Number of disks.
     disks: u64,
-    /// Their sizes together.
+    /// Sum of the disks' sizes.
     promised: u64,
-    /// What they have of that already.
+    /// Bytes that the files have allocated.
     allocated: u64,
-    /// What the file system has left.
+    /// Free bytes of the file system.
     free: u64,
-    /// What is promised, and is not there: more than 0 says that writes will fail before the disks are full.
+    /// Bytes that the disks may still allocate beyond the free space: if more than 0, writes will fail before the disks are full.
     missing: u64,
 }
 
@@ -236,7 +237,7 @@ async fn get_file_systems(control: &Control, p: GetFileSystems) -> Result<Vec<Fi
     Ok(rooms.into_iter().map(told).collect())
 }
 
-/// Runs what may wait for a file system, apart from all others.
+/// Runs a function that may block on a file system on another thread.
 async fn blocking<R: Send + 'static>(
     control: &Control,
     f: impl FnOnce(&Registry) -> Result<R, module::Error> + Send + 'static,
@@ -249,20 +250,20 @@ async fn blocking<R: Send + 'static>(
 async fn rescan(control: &Control, module: &str, name: &str) -> Result<bool, Error> {
     let bdev = control.disks.find_made_by(&[module], name)?;
     set_size(control, &bdev, module::Size::Rescan).await?;
-    // Whatever size it was made with: a file that has another one would be refused.
+    // The noted size is cleared: a file of another size would be refused after a restart.
     control.config.changed(Subsystem::Bdev, bdev.name(), "size", Value::Null);
     Ok(true)
 }
 
-/// Parameters of `bdev_uring_resize`, a method of ours.
+/// Parameters of `bdev_uring_resize`, a method of Aryk only.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Resize {
     /// Name, alias or uuid.
     name: String,
-    /// Bytes.
+    /// New size in bytes.
     size: Count,
-    /// Cut off what lies behind, if it is smaller than it was.
+    /// Allow a smaller size, and discard the data beyond it.
     #[serde(default)]
     shrink: bool,
 }

@@ -1,4 +1,4 @@
-//! `vhost_*`: the controllers through which virtual machines reach disks. Control context.
+//! `vhost_*`: the controllers through which VMs access disks. Control context.
 
 use super::{Control, Error, Phase, Table, vhost_scsi};
 use crate::config::Subsystem;
@@ -15,65 +15,70 @@ pub(super) fn register(table: &mut Table<Control>) {
     table.add(
         "vhost_create_blk_controller",
         Phase::RunTime,
-        "Makes a controller: a socket through which a virtual machine reaches a disk.",
+        "Creates a vhost-user-blk controller: a socket through which a VM accesses a disk.",
         create_blk_controller,
     );
     table.add("vhost_delete_controller", Phase::RunTime, "Removes a controller.", delete_controller);
-    table.add("vhost_get_controllers", Phase::RunTime, "The controllers, or one of them.", get_controllers);
+    table.add(
+        "vhost_get_controllers",
+        Phase::RunTime,
+        "Lists the controllers, or describes one of them.",
+        get_controllers,
+    );
     table.add(
         SET_COALESCING,
         Phase::RunTime,
-        "Keeps by how much SPDK would delay signals to a machine. They are not delayed: they are given as the machine's driver asks for them.",
+        "Stores the interrupt coalescing of a controller, without delaying interrupts. They are not delayed: the guest's driver alone determines when it is notified.",
         set_coalescing,
     );
     table.add(
         "virtio_blk_get_transports",
         Phase::RunTime,
-        "The ways by which machines reach controllers.",
+        "Lists the transports of vhost-user-blk controllers.",
         get_transports,
     );
 }
 
-/// The one way by which machines reach controllers.
+/// The only transport of vhost-user-blk controllers.
 const TRANSPORT: &str = "vhost_user_blk";
 
 /// Parameters of `vhost_create_blk_controller`.
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct CreateBlkController {
-    /// The name that it is to have, and its socket.
+    /// Name of the new controller, and of its socket.
     ctrlr: String,
-    /// The disk: name, alias or uuid.
+    /// Name, alias or uuid of the disk.
     dev_name: String,
-    /// Whether the machine may only read.
+    /// Whether the VM may only read.
     #[serde(default)]
     readonly: bool,
-    /// The cores to serve it on; by default any.
+    /// Cores whose reactors may serve the queues. Default: all.
     #[serde(skip_serializing_if = "Option::is_none")]
     cpumask: Option<CpuMask>,
-    /// `vhost_user_blk`, which is the default.
+    /// `vhost_user_blk`, the default.
     #[serde(default, skip_serializing)]
     transport: Option<String>,
-    /// Not heeded: packed rings are always offered, and the machine chooses.
+    /// Ignored: packed rings are always offered, and the guest's driver chooses.
     #[serde(default, skip_serializing)]
-    #[expect(dead_code, reason = "packed rings are offered in any case; the machine chooses")]
+    #[expect(dead_code, reason = "packed rings are always offered; the guest's driver chooses")]
     packed_ring: bool,
-    /// Ours: the most queues that a machine can have.
+    /// Aryk only: maximum number of queues of the VM.
     #[serde(skip_serializing_if = "Option::is_none")]
     num_queues: Option<u16>,
-    /// Ours: the machine's socket, which to connect to instead of listening.
+    /// Aryk only: path of the VM's socket, to which the controller connects instead of listening.
     #[serde(skip_serializing_if = "Option::is_none")]
     connect: Option<PathBuf>,
-    /// Ours.
+    /// Aryk only: owner of the socket.
     #[serde(skip_serializing_if = "Option::is_none")]
     socket_owner: Option<SocketOwner>,
-    /// Ours.
+    /// Aryk only: group of the socket.
     #[serde(skip_serializing_if = "Option::is_none")]
     socket_group: Option<SocketGroup>,
-    /// Ours: permissions in octal digits; if not given, 660 with `socket_group`, and 600 otherwise.
+    /// Aryk only: permissions of the socket in octal digits. Default: 660 with `socket_group`, 600 otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     socket_mode: Option<SocketMode>,
-    /// Ours: refuse a disk that others have open, unless all of them only read.
+    /// Aryk only: refuse a disk that others have open, unless all of them only read.
     #[serde(default, skip_serializing)]
     exclusive: bool,
 }
@@ -98,21 +103,21 @@ async fn create_blk_controller(control: &Control, p: CreateBlkController) -> Res
         queues: p.num_queues.unwrap_or(vhost::QUEUES),
         link,
     })?;
-    // Now that it is open no one can register any more; who has before is not to meet one that reservations do not hold off.
+    // Now that the controller has opened the disk, no initiator can register; but one that registered before relies on
+    // reservations, which this controller does not enforce.
     let disk = control.disks.registry.find(&p.dev_name)?;
     if control.scsi_controllers.units().is_registered(&disk) {
         control.controllers.delete(&p.ctrlr).await?;
-        let why =
-            "SCSI initiators have registered with it to reserve it, which a block controller does not heed";
-        let todo = "attach it with --scsi, or have them unregister";
+        let why = "SCSI initiators have registered to reserve this disk, and a blk controller does not enforce reservations";
+        let todo = "attach the disk with --scsi, or unregister the initiators";
         return Err(Error::errno(Errno::BUSY, format!("'{}': {why}: {todo}", p.dev_name)));
     }
     control.config.made(Subsystem::VhostBlk, &p.ctrlr, "vhost_create_blk_controller", &p);
     Ok(true)
 }
 
-/// Refuses a disk that others have open, unless nobody writes: two machines that write to one file system destroy it. Whoever opens the disk next does so
-/// before anybody else is asked.
+/// Refuses a disk that others have open, unless none of them writes: two VMs that write to one file system destroy it. No other
+/// opener can appear between this check and the opening of the disk.
 pub(super) fn refuse_shared(control: &Control, disk: &str, read_only: bool) -> Result<(), Error> {
     let bdev = control.disks.find(disk)?;
     if bdev.device().is_read_only() {
@@ -124,12 +129,12 @@ pub(super) fn refuse_shared(control: &Control, disk: &str, read_only: bool) -> R
     }
 }
 
-/// Whether there is a controller of that name, of any kind.
+/// Whether a controller of any kind has that name.
 pub(super) fn taken(control: &Control, name: &str) -> bool {
     control.controllers.has(name) || control.scsi_controllers.has(name)
 }
 
-/// How a controller and its machine find each other: by the machine's socket, or by one of ours with these rights.
+/// How a controller and its VM connect: through the VM's socket, or through a socket of arykd with these permissions.
 pub(super) fn link(
     connect: Option<&PathBuf>,
     (owner, group, mode): (Option<&SocketOwner>, Option<&SocketGroup>, Option<SocketMode>),
@@ -140,9 +145,9 @@ pub(super) fn link(
         mode: mode.map(|mode| mode.0),
     };
     match connect {
-        Some(_) if rights != vhost::SocketOptions::default() => {
-            Err(Error::invalid("a socket that is connected to has its owner's rights already"))
-        }
+        Some(_) if rights != vhost::SocketOptions::default() => Err(Error::invalid(
+            "socket owner, group and mode cannot be set with `connect`: the VM creates the socket",
+        )),
         Some(path) => Ok(vhost::Link::Connect(path.clone())),
         None => Ok(vhost::Link::Listen(rights)),
     }
@@ -152,18 +157,18 @@ pub(super) fn link(
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct DeleteController {
-    /// Its name.
+    /// Name of the controller.
     ctrlr: String,
 }
 
 async fn delete_controller(control: &Control, p: DeleteController) -> Result<bool, Error> {
     if control.scsi_controllers.has(&p.ctrlr) {
         if control.scsi_controllers.is_connected(&p.ctrlr) {
-            let why = "a machine is connected to controller";
+            let why = "a VM is connected to controller";
             let name = &p.ctrlr;
             return Err(Error::errno(
                 Errno::BUSY,
-                format!("{why} `{name}`: stop it first; its disks can be taken away one by one"),
+                format!("{why} `{name}`: stop the VM first; its disks can be detached one by one"),
             ));
         }
         let deleted = control.scsi_controllers.delete(&p.ctrlr).await;
@@ -176,7 +181,7 @@ async fn delete_controller(control: &Control, p: DeleteController) -> Result<boo
         return Ok(true);
     }
     let deleted = control.controllers.delete(&p.ctrlr).await;
-    // Another of that name may have been made while its end was waited for.
+    // While this call waited for the end, a new controller of that name may have been created.
     if !control.controllers.has(&p.ctrlr) {
         control.config.removed(Subsystem::VhostBlk, &p.ctrlr);
     }
@@ -184,7 +189,7 @@ async fn delete_controller(control: &Control, p: DeleteController) -> Result<boo
     Ok(deleted.map(|()| true)?)
 }
 
-/// Forgets a controller that could not be made again, and its targets; tells whether there was one.
+/// Removes the notes of an absent controller and of its targets; returns whether there was one.
 fn forget_absent(control: &Control, controller: &str) -> bool {
     let is_known = [Subsystem::VhostBlk, Subsystem::VhostScsi]
         .into_iter()
@@ -196,7 +201,7 @@ fn forget_absent(control: &Control, controller: &str) -> bool {
     is_known
 }
 
-/// Forgets what was set of a controller that is there no more.
+/// Removes the note of the coalescing of a removed controller.
 fn forget_signals(control: &Control, controller: &str) {
     if !taken(control, controller) {
         control.config.forget(Subsystem::Signals, controller);
@@ -207,7 +212,7 @@ fn forget_signals(control: &Control, controller: &str) {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct GetControllers {
-    /// The only one that is wanted.
+    /// Name of the controller to describe. Default: all controllers.
     name: Option<String>,
 }
 
@@ -215,75 +220,75 @@ struct GetControllers {
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "VhostController")]
 struct Controller {
-    /// Its name.
+    /// Name of the controller.
     ctrlr: String,
-    /// The cores that it may be served on.
+    /// Cores that may serve the controller.
     cpumask: String,
-    /// As `vhost_controller_set_coalescing` has set it, without effect: interrupts are not delayed.
+    /// As set by `vhost_controller_set_coalescing`, without effect: interrupts are not delayed.
     delay_base_us: u32,
-    /// The same.
+    /// As set by `vhost_controller_set_coalescing`, without effect.
     iops_threshold: u32,
-    /// The socket's path.
+    /// Path of the socket.
     socket: PathBuf,
-    /// Ours.
+    /// Aryk only: maximum number of queues.
     num_queues: u16,
-    /// Ours: what disks know a SCSI controller by when its machine reserves them.
+    /// Aryk only: the name of a SCSI controller's VM as initiator, for reservations.
     #[serde(skip_serializing_if = "Option::is_none")]
     transport_id: Option<String>,
-    /// Ours: whether the socket is the machine's.
+    /// Aryk only: whether the controller connects to the VM's socket.
     connects: bool,
-    /// The machine, if it is connected.
+    /// The connected VM, if any.
     sessions: Vec<Session>,
-    /// What only controllers of disks have.
+    /// Members of one kind of controller.
     backend_specific: BackendSpecific,
-    /// Ours.
+    /// Aryk only: counters of the controller.
     statistics: Statistics,
 }
 
-/// A front-end that is connected.
+/// A connected front-end.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "VhostSession")]
 struct Session {
-    /// Counts the connections.
+    /// Number of the connection.
     vid: u64,
-    /// The same.
+    /// Same as `vid`.
     id: u64,
-    /// For people.
+    /// Name of the session, for display.
     name: String,
-    /// Whether a queue is served.
+    /// Whether a queue runs.
     started: bool,
-    /// Queues that are served.
+    /// Number of running queues.
     max_queues: usize,
-    /// Ours: its process, if the kernel tells.
+    /// Aryk only: process ID of the front-end, if the kernel reports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pid: Option<i32>,
-    /// Ours.
+    /// Aryk only: running queues.
     queues: Vec<Queue>,
 }
 
-/// A queue of a machine.
+/// A queue of a VM.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "VhostQueue")]
 struct Queue {
-    /// Its number.
+    /// Number of the queue.
     index: u16,
-    /// The core that serves it.
+    /// Core that serves the queue.
     lcore: u16,
 }
 
-/// What only controllers of disks have.
+/// Members of one kind of controller.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "VhostBackend")]
 struct BackendSpecific {
-    /// Of a controller of one disk.
+    /// Of a vhost-user-blk controller.
     #[serde(skip_serializing_if = "Option::is_none")]
     block: Option<Block>,
-    /// Of a controller whose disks come and go.
+    /// Of a vhost-user-scsi controller: the targets with a disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     scsi: Option<Vec<Target>>,
 }
 
-/// A target that has a disk.
+/// A target with a disk.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "VhostTarget")]
 struct Target {
@@ -311,52 +316,52 @@ impl Target {
     }
 }
 
-/// The disk, as the machine sees it.
+/// The disk, as the VM sees it.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "VhostBlock")]
 struct Block {
-    /// Whether the machine may only read.
+    /// Whether the VM may only read.
     readonly: bool,
-    /// `null` when the disk has been removed.
+    /// Name of the disk; `null` after the disk was removed.
     bdev: Option<String>,
     /// `vhost_user_blk`.
     transport: &'static str,
 }
 
-/// What has happened at the socket since the controller was made.
+/// Counters of the controller since its creation.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "VhostStatistics")]
 struct Statistics {
     /// Front-ends that have connected.
     sessions: u64,
-    /// Those of them that did not end by hanging up.
+    /// Sessions that did not end with a disconnect of the front-end.
     failed_sessions: u64,
-    /// From the machine.
+    /// Messages received from the front-end.
     messages: u64,
-    /// Those of them that were answered with a failure, after which the session went on.
+    /// Messages answered with a failure, after which the session continued.
     refused_messages: u64,
-    /// Errors, each a refusal or the end of a session, of the connection.
+    /// Errors of the connection; each is a refused message or the end of a session.
     connection_errors: u64,
     /// Errors in messages.
     protocol_errors: u64,
     /// Errors in the number or kind of file descriptors.
     fd_errors: u64,
-    /// Errors in the machine's memory and its tables.
+    /// Errors in guest memory and its tables.
     memory_errors: u64,
-    /// Errors that the controller has found.
+    /// Errors that the controller has reported.
     device_errors: u64,
-    /// For people.
+    /// Text of the last error.
     last_error: Option<String>,
-    /// Descriptor chains that made no request.
+    /// Descriptor chains that are not valid requests.
     bad_chains: u64,
-    /// Requests without a place for their status.
+    /// Requests without a field for their status.
     unanswerable_requests: u64,
-    /// Rings that contradicted themselves.
+    /// Queues that stopped because of an invalid ring.
     broken_queues: u64,
 }
 
 impl Session {
-    /// The front-end of a controller, if one is connected.
+    /// The session of a controller's front-end, if one is connected.
     fn of(name: &str, sessions: &Snapshot, running: &[(u16, u16)]) -> Option<Self> {
         sessions.connected.then(|| Self {
             vid: sessions.sessions,
@@ -455,15 +460,15 @@ async fn get_controllers(control: &Control, p: GetControllers) -> Result<Vec<Con
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct SetCoalescing {
-    /// The controller.
+    /// Name of the controller.
     ctrlr: String,
-    /// Microseconds at most. Kept and told, without effect.
+    /// Maximum delay in microseconds. Stored and reported, without effect.
     delay_base_us: u32,
-    /// Requests a second from which on signals would be delayed. Kept and told, without effect.
+    /// Requests per second from which on interrupts would be delayed. Stored and reported, without effect.
     iops_threshold: u32,
 }
 
-/// By how much SPDK would delay signals, and from when on.
+/// Interrupt coalescing, as SPDK defines it.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
 struct Coalescing {
     delay_base_us: u32,
@@ -471,7 +476,7 @@ struct Coalescing {
 }
 
 impl Coalescing {
-    /// What was set of a controller.
+    /// The stored settings of a controller.
     fn of(control: &Control, controller: &str) -> Self {
         let params = control.config.params(Subsystem::Signals, controller);
         params.and_then(|params| serde_json::from_value(params).ok()).unwrap_or_default()
@@ -502,7 +507,7 @@ struct Transport {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct GetTransports {
-    /// The only one that is wanted.
+    /// Name of the transport. Default: all transports.
     name: Option<String>,
 }
 

@@ -1,7 +1,7 @@
-//! `vhost_*scsi*`: controllers whose disks come and go while their machine runs. Control context.
+//! `vhost_*scsi*`: controllers whose disks can be attached and detached while their VM runs. Control context.
 //!
-//! A controller and each of its targets have notes of their own. After a restart a controller is reached only when all its targets are there again:
-//! a guest that came back before would find that disks in use had gone.
+//! A controller and each of its targets have one note each. After a restart, a controller accepts connections only when all its
+//! targets exist again: a guest that reconnected before would see that disks in use are gone.
 
 use super::vhost::{errno_of, link, refuse_shared, taken};
 use super::{Control, Error, NoParams, Phase, Table};
@@ -17,31 +17,31 @@ pub(super) fn register(table: &mut Table<Control>) {
     table.add(
         "vhost_create_scsi_controller",
         Phase::RunTime,
-        "Makes a controller: a socket through which a virtual machine reaches disks that may come and go.",
+        "Creates a vhost-user-scsi controller: a socket through which a VM accesses disks that can be attached and detached.",
         create_scsi_controller,
     );
     table.add(
         "vhost_start_scsi_controller",
         Phase::RunTime,
-        "Makes the socket of a controller that was made with `delay`.",
+        "Creates the socket of a controller that was created with `delay`.",
         start_scsi_controller,
     );
     table.add(
         "vhost_scsi_controller_add_target",
         Phase::RunTime,
-        "Gives a disk to a controller's target, and tells the machine. The result is the target's number.",
+        "Attaches a disk as a target of a controller, and notifies the VM. The result is the target's number.",
         add_target,
     );
     table.add(
         "vhost_scsi_controller_remove_target",
         Phase::RunTime,
-        "Takes the disk of a controller's target away, whatever the machine does, and tells the machine.",
+        "Detaches the disk of a controller's target without waiting for the VM, and notifies the VM.",
         remove_target,
     );
     table.add(
         "scsi_get_devices",
         Phase::RunTime,
-        "The targets of all controllers that have a disk, as `vhost_get_controllers` numbers and names them.",
+        "Lists the targets with a disk of all controllers, with the numbers and names of `vhost_get_controllers`.",
         get_devices,
     );
 }
@@ -53,31 +53,31 @@ pub(crate) const ADD: &str = "vhost_scsi_controller_add_target";
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct CreateScsiController {
-    /// Its name, and its socket's.
+    /// Name of the new controller, and of its socket.
     ctrlr: String,
-    /// Cores whose reactors may serve its queues; all if not given.
+    /// Cores whose reactors may serve the queues. Default: all.
     #[serde(skip_serializing_if = "Option::is_none")]
     cpumask: Option<CpuMask>,
-    /// Its socket is made by `vhost_start_scsi_controller` only.
+    /// Create the socket later, with `vhost_start_scsi_controller`.
     #[serde(default)]
     delay: bool,
-    /// Ours: the most queues for commands that a machine can have.
+    /// Aryk only: maximum number of command queues of the VM.
     #[serde(skip_serializing_if = "Option::is_none")]
     num_queues: Option<u16>,
-    /// Ours: what disks know it by when its machine reserves them, as `naa.` and 16 hexadecimal digits, the first of them 2, 3 or 5. By default it is made of
-    /// the controller's name.
+    /// Aryk only: the name of the VM as initiator, for reservations: `naa.` and 16 hexadecimal digits, the first of them 2, 3 or
+    /// 5. Default: derived from the controller's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     transport_id: Option<String>,
-    /// Ours: the machine's socket, which to connect to instead of listening.
+    /// Aryk only: path of the VM's socket, to which the controller connects instead of listening.
     #[serde(skip_serializing_if = "Option::is_none")]
     connect: Option<PathBuf>,
-    /// Ours: the socket's owner.
+    /// Aryk only: owner of the socket.
     #[serde(skip_serializing_if = "Option::is_none")]
     socket_owner: Option<SocketOwner>,
-    /// Ours: the socket's group.
+    /// Aryk only: group of the socket.
     #[serde(skip_serializing_if = "Option::is_none")]
     socket_group: Option<SocketGroup>,
-    /// Ours: permissions in octal digits; if not given, 660 with `socket_group`, and 600 otherwise.
+    /// Aryk only: permissions of the socket in octal digits. Default: 660 with `socket_group`, 600 otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     socket_mode: Option<SocketMode>,
 }
@@ -109,7 +109,7 @@ async fn create_scsi_controller(control: &Control, p: CreateScsiController) -> R
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct StartScsiController {
-    /// Its name.
+    /// Name of the controller.
     ctrlr: String,
 }
 
@@ -123,13 +123,13 @@ async fn start_scsi_controller(control: &Control, p: StartScsiController) -> Res
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct AddTarget {
-    /// The controller.
+    /// Name of the controller.
     ctrlr: String,
-    /// 0 to 7, or -1: the first that has no disk.
+    /// Number of the target, 0 to 7; or -1 for the first free target.
     scsi_target_num: i32,
-    /// The disk: its name, alias or uuid.
+    /// Name, alias or uuid of the disk.
     bdev_name: String,
-    /// Ours: refuse a disk that others have open.
+    /// Aryk only: refuse a disk that others have open.
     #[serde(default, skip_serializing)]
     exclusive: bool,
 }
@@ -155,9 +155,9 @@ async fn add_target(control: &Control, p: AddTarget) -> Result<u8, Error> {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct RemoveTarget {
-    /// The controller.
+    /// Name of the controller.
     ctrlr: String,
-    /// 0 to 7.
+    /// Number of the target, 0 to 7.
     scsi_target_num: u32,
 }
 
@@ -173,16 +173,16 @@ async fn remove_target(control: &Control, p: RemoveTarget) -> Result<bool, Error
     Ok(removed.map(|()| true)?)
 }
 
-/// The name of a target's note. No controller's name has a slash.
+/// The object name of a target's note. No controller's name contains a slash.
 fn target_object(controller: &str, target: u8) -> String {
     format!("{controller}/{target}")
 }
 
-/// Takes back what a call has made.
+/// Removes an object that a call has created.
 pub(crate) async fn unmake(control: &Control, object: &str) -> Result<(), Error> {
     let undone = match object.split_once('/') {
         Some((controller, target)) => {
-            let target = target.parse().expect("a note of ours");
+            let target = target.parse().expect("a valid note");
             control.scsi_controllers.remove_target(controller, target).await
         }
         None => control.scsi_controllers.delete(object).await,
@@ -191,11 +191,11 @@ pub(crate) async fn unmake(control: &Control, object: &str) -> Result<(), Error>
     Ok(undone?)
 }
 
-/// Forgets controllers and targets that are not there any more.
+/// Removes the notes of controllers and targets that no longer exist.
 pub(crate) fn forget_gone(control: &Control) {
     let controllers = &control.scsi_controllers;
     let exists = |object: &str| match object.split_once('/') {
-        Some((name, target)) => controllers.has_target(name, target.parse().expect("a note of ours")),
+        Some((name, target)) => controllers.has_target(name, target.parse().expect("a valid note")),
         None => controllers.has(object),
     };
     control.config.retain(Subsystem::VhostScsi, exists);
@@ -209,12 +209,12 @@ fn has_absent_targets(control: &Control, controller: &str) -> bool {
     control.config.has_absent(Subsystem::VhostScsi, |object| is_target_of(object, controller))
 }
 
-/// Forgets the targets of a controller that is gone, whose disks were not there.
+/// Removes the notes of a removed controller's targets whose disks were absent.
 pub(super) fn forget_absent_targets(control: &Control, controller: &str) {
     control.config.forget_all_absent(Subsystem::VhostScsi, |object| is_target_of(object, controller));
 }
 
-/// Starts a controller that has waited for its targets to be there again.
+/// Starts a controller that has waited until all its targets exist again.
 fn start_if_whole(control: &Control, controller: &str) {
     let is_delayed = control.config.has_param(Subsystem::VhostScsi, controller, "delay", &true.into());
     if is_delayed || has_absent_targets(control, controller) {
@@ -222,7 +222,7 @@ fn start_if_whole(control: &Control, controller: &str) {
     }
     match control.scsi_controllers.start(controller) {
         Ok(()) | Err(vhost::Error::Started(_) | vhost::Error::NotFound(_)) => {}
-        Err(error) => tracing::error!(controller, %error, "the controller cannot be started"),
+        Err(error) => tracing::error!(controller, %error, "cannot start the controller"),
     }
 }
 
@@ -245,7 +245,7 @@ impl From<vhost::Error> for Error {
 /// One of the results of `scsi_get_devices`.
 #[derive(Debug, Serialize, JsonSchema)]
 struct ScsiDevice {
-    /// The target's, within its controller.
+    /// Number of the target within its controller.
     id: u8,
     device_name: String,
 }

@@ -1,5 +1,5 @@
-//! Disks that are asked for before the disk that they are made of, as in SPDK's files: they wait for it; and `aryk_absent_get`, which tells of what is
-//! not there. Control context.
+//! Disks that are created before their base disk exists, as in SPDK's files: they wait for the base; and `aryk_absent_get`, which
+//! lists absent objects. Control context.
 
 use super::{Control, Error, NoParams, Phase, Table, delay, error, passthru, split};
 use crate::config::{Call, Subsystem};
@@ -16,7 +16,7 @@ pub(super) fn register(table: &mut Table<Control>) {
     table.add(
         "aryk_absent_get",
         Phase::RunTime,
-        "What is configured and not there: disks that wait for the disk that they are made of, what could not be made again after a restart, and why.",
+        "Lists configured objects that do not exist, and why: disks that wait for their base disk, and objects that could not be created again after a restart.",
         get_absent,
     );
 }
@@ -24,15 +24,15 @@ pub(super) fn register(table: &mut Table<Control>) {
 /// One of the results of `aryk_absent_get`.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Absent {
-    /// What it is, and its name, for people.
+    /// Kind and name of the object, as text.
     object: String,
-    /// What it is: `disk`, `controller`, `target` or `setting`.
+    /// Kind of the object: `disk`, `controller`, `target` or `setting`.
     kind: &'static str,
-    /// Its name; a target's is its controller's and its number, as `ctrlr/3`.
+    /// Name of the object; of a target the name of its controller and its number, as `ctrlr/3`.
     name: String,
-    /// Why it is not there.
+    /// Why the object does not exist.
     why: String,
-    /// Since when it is tried again and again, in seconds since 1970; not if it waits for a disk.
+    /// Time since which the daemon retries, in seconds since 1970; missing if the object waits for a disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     tried_since: Option<u64>,
     #[serde(flatten)]
@@ -51,9 +51,9 @@ async fn get_absent(control: &Control, _: NoParams) -> Result<Vec<Absent>, Error
     Ok(config.absent().into_iter().filter_map(told).collect())
 }
 
-/// Whether the disk `name`, to be made of the disk `base` by this call, has to wait for that, and is noted to.
+/// Whether the disk `name`, which this call creates on top of the disk `base`, must wait for `base`; if so, the call is noted.
 ///
-/// Who names the base by its uuid has seen it, and is told that it is gone.
+/// A client that names the base by its uuid has seen the base, and receives the error that it no longer exists.
 ///
 /// # Errors
 /// `EEXIST`, `EINVAL`.
@@ -65,7 +65,7 @@ pub(super) fn waits(
 ) -> Result<bool, Error> {
     let exists =
         |name: &str| Error::errno(Errno::EXIST, format!("a disk '{name}' exists, or waits for its base"));
-    // Before it is said that the base is in use: it is by the one that is there.
+    // This check comes before the one whether the base is in use: an existing disk of this name uses it.
     if control.disks.find(name).is_ok() {
         return Err(exists(name));
     }
@@ -74,29 +74,29 @@ pub(super) fn waits(
     }
     super::identity(name, None)?;
     control.config.wait(base, name, call).map_err(exists)?;
-    tracing::info!(disk = name, base, "the disk waits for the one that it is made of");
+    tracing::info!(disk = name, base, "the disk waits for its base disk");
     Ok(true)
 }
 
-/// Makes what has waited for the disk `name`, which is there, and what waits for that in turn.
+/// Creates the disks that waited for the disk `name`, which exists now, and the disks that waited for these.
 pub(crate) async fn make_waiting(control: &Control, name: &str) {
     let mut made = vec![name.to_owned()];
     while let Some(base) = made.pop() {
         for (key, call) in control.config.waiting_for(&base) {
-            // It may have been made, or forgotten, by a client meanwhile.
+            // A client may have created or removed the object in between.
             if !control.config.is_absent(key) {
                 continue;
             }
             let Some(_trying) = control.start_up.try_object(key) else { continue };
             let object = control.config.describe(key);
             let (outcome, mut done) = journal::watch(Caller::Restore, make(control, call)).await;
-            // It stands in the store as it is. A store that cannot be written says so itself.
+            // The note is already in the store. The store reports a failed write itself.
             let _ = done.written().await;
             match outcome {
-                Ok(()) => tracing::info!(%object, base, "what it has waited for is there, and so is it"),
+                Ok(()) => tracing::info!(%object, base, "created, since its base disk exists now"),
                 Err(error) => {
                     control.config.failed(key, &error.to_string());
-                    tracing::error!(%object, base, %error, "what it has waited for is there, but it cannot be made");
+                    tracing::error!(%object, base, %error, "its base disk exists now, but it cannot be created");
                 }
             }
             let disks = done.made.into_iter().filter(|(subsystem, _)| *subsystem == Subsystem::Bdev);
@@ -111,7 +111,7 @@ async fn make(control: &Control, call: Call) -> Result<(), Error> {
         error::CREATE => error::create(control, params(call.params)?).await.map(drop),
         passthru::CREATE => passthru::create(control, params(call.params)?).await.map(drop),
         split::CREATE => split::create(control, params(call.params)?).await.map(drop),
-        other => Err(Error::Internal(format!("{other} does not wait"))),
+        other => Err(Error::Internal(format!("{other} has no base disk to wait for"))),
     }
 }
 

@@ -1,4 +1,4 @@
-//! The document is whole, and what is generated from it has names to go by.
+//! The document is complete, and its types have usable names.
 
 use super::*;
 
@@ -16,7 +16,7 @@ fn references(value: &Value, found: &mut Vec<String>) {
 }
 
 #[test]
-fn each_method_is_told_of() {
+fn each_method_is_described() {
     let document = document();
     for method in document["methods"].as_array().unwrap() {
         let summary = method["summary"].as_str().unwrap();
@@ -29,7 +29,7 @@ fn each_method_is_told_of() {
 }
 
 #[test]
-fn types_have_names_of_their_own() {
+fn types_have_unique_names() {
     let document = document();
     let schemas = document["components"]["schemas"].as_object().unwrap();
     let mut found = Vec::new();
@@ -40,7 +40,7 @@ fn types_have_names_of_their_own() {
         assert!(schemas.contains_key(name), "{reference}");
     }
     for name in schemas.keys() {
-        // A second type of the same name gets a number.
+        // A second type with the same name would get a number.
         assert!(!name.ends_with(|c: char| c.is_ascii_digit()), "{name}");
     }
 }
@@ -57,14 +57,14 @@ fn parameters_are_described() {
             {
                 "name": "size",
                 "required": true,
-                "description": "Bytes.",
+                "description": "New size in bytes.",
                 "schema":
                     {"type": ["integer", "string"], "format": "uint64", "minimum": 0, "pattern": "^[0-9]+$"},
             },
             {
                 "name": "shrink",
                 "required": false,
-                "description": "Cut off what lies behind, if it is smaller than it was.",
+                "description": "Allow a smaller size, and discard the data beyond it.",
                 "schema": {"type": "boolean", "default": false},
             },
         ])

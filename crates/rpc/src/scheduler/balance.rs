@@ -1,13 +1,15 @@
-//! Which queue is to run where: loads in, moves out. Pure: it knows neither time nor reactors, so that all of it is tested by simulation.
+//! Decides which queue runs on which core: loads in, moves out. Pure: without time or reactors, so that it can be tested by
+//! simulation.
 //!
-//! **Spread.** From a core that is busier than `core_busy`, queues go to the least busy of those that they may run on, until `core_limit` is left of it; but
-//! only where they are better off afterwards by a margin, so that two full cores exchange nothing.
+//! **Spread.** From a core whose load exceeds `core_busy`, queues move to the least busy core that they may use, until the load
+//! is down to `core_limit`; but only if they gain a margin by that, so that two full cores do not exchange queues.
 //!
-//! **Gather.** What few cores can carry is put on the first of them, so that the others sleep: a core is left by all that runs on it, or by those queues
-//! that are nearly idle. No core is filled over `core_limit` by that.
+//! **Gather.** Load that few cores can carry is moved to the first of them, so that the others sleep: either all queues leave a
+//! core, or only those that are nearly idle. This never raises a core's load above `core_limit`.
 //!
-//! **No flapping.** Gathering waits until it would have been right for some rounds in a row; and each time that a core is overloaded soon after queues
-//! were gathered, it waits twice as long. A queue rests for a round after its move; and one that could not be moved for ever longer.
+//! **No flapping.** Gathering waits until it would have been right for several rounds in a row; each time that a core is
+//! overloaded soon after a gathering, this wait is doubled. A queue rests for a round after its move; a queue that could not be
+//! moved rests longer each time.
 
 use aryk_reactor::CoreSet;
 use std::cmp::Reverse;
@@ -15,26 +17,26 @@ use std::collections::{HashMap, HashSet};
 
 /// Loads are in thousandths of a core.
 pub(crate) const WHOLE: u32 = 1000;
-/// How much less busy than it was where it came from must it be where a queue goes, with that queue.
+/// Minimum gain of a move: how much less busy the target core, including the queue, must be than the source core was.
 const MARGIN: u32 = 100;
-/// Moves of a round. The others come in later rounds, when it is known what these have done.
+/// Moves of a round, at most. Further moves wait for later rounds, when the effect of these is known.
 const MOVES: usize = 128;
-/// Rounds for which gathering must have been right: at first, and at last.
+/// Rounds for which gathering must have been right: initial and maximum number.
 const PATIENCE_MIN: u64 = 2;
 const PATIENCE_MAX: u64 = 512;
-/// Overloaded that many times that long after it was gathered, it was gathered too early.
+/// An overload within this multiple of the patience after a gathering counts as caused by it.
 const SOON: u64 = 16;
-/// Rounds for which a queue stays that could not be moved, at last.
+/// Maximum number of rounds for which a queue that could not be moved rests.
 const HOLD_MAX: u64 = 1024;
 
-/// When to move, as SPDK's dynamic scheduler has it. In hundredths of a core.
+/// Thresholds, as in SPDK's dynamic scheduler. In hundredths of a core.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Limits {
-    /// A queue that is less busy than that is nearly idle.
+    /// A queue with a load below this is nearly idle.
     pub load_limit: u8,
-    /// No core is filled over that.
+    /// Moves do not raise a core's load above this.
     pub core_limit: u8,
-    /// A core that is as busy as that is overloaded.
+    /// A core with a load of at least this is overloaded.
     pub core_busy: u8,
 }
 
@@ -53,7 +55,7 @@ impl Limits {
         u32::from(self.core_busy) * 10
     }
 
-    /// Never over what is overloaded.
+    /// Never above the overload threshold.
     fn full(self) -> u32 {
         (u32::from(self.core_limit) * 10).min(self.busy())
     }
@@ -63,44 +65,44 @@ impl Limits {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Core {
     pub number: u16,
-    /// How busy its reactor was.
+    /// Load of the reactor.
     pub busy: u32,
 }
 
-/// A queue, or whatever else has a thread.
+/// A queue, or another thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Load {
     pub thread: u64,
-    /// Where it runs: one of the cores.
+    /// The core on which it runs.
     pub core: u16,
     pub busy: u32,
-    /// Where it may run.
+    /// The cores on which it may run.
     pub cores: CoreSet,
 }
 
-/// What is to be done.
+/// A queue to move, and its target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Move {
     pub thread: u64,
     pub to: u16,
 }
 
-/// A queue that stays where it is for now.
+/// A queue that is not moved for now.
 #[derive(Debug, Clone, Copy, Default)]
 struct Held {
     until: u64,
     failures: u32,
 }
 
-/// What is remembered from round to round.
+/// State between rounds.
 #[derive(Debug)]
 pub(crate) struct Balancer {
     round: u64,
-    /// Rounds in a row in which gathering would have been right.
+    /// Consecutive rounds in which gathering would have been right.
     calm: u64,
-    /// As many are waited for.
+    /// Number of such rounds before queues are gathered.
     patience: u64,
-    /// The last round that gathered.
+    /// The last round that gathered queues.
     gathered: Option<u64>,
     held: HashMap<u64, Held>,
 }
@@ -112,7 +114,7 @@ impl Default for Balancer {
 }
 
 impl Balancer {
-    /// The moves of this round, of which no two are of one thread.
+    /// The moves of this round, at most one for each thread.
     pub fn round(&mut self, limits: Limits, cores: &[Core], loads: &[Load]) -> Vec<Move> {
         self.round += 1;
         let round = self.round;
@@ -133,14 +135,14 @@ impl Balancer {
         plan.moves
     }
 
-    /// A move did not come about.
+    /// Records that a move has failed.
     pub fn failed(&mut self, thread: u64) {
         let held = self.held.entry(thread).or_default();
         held.failures += 1;
         held.until = self.round + (2_u64 << held.failures.min(16)).min(HOLD_MAX);
     }
 
-    /// A move was made.
+    /// Records that a move was made.
     pub fn moved(&mut self, thread: u64) {
         if let Some(held) = self.held.get_mut(&thread) {
             held.failures = 0;
@@ -153,13 +155,13 @@ impl Balancer {
 
     fn was_overloaded(&mut self) {
         self.calm = 0;
-        // It was too much for one core, though it did not seem so.
+        // The load was too much for one core, although it did not seem so.
         if self.gathered.take_if(|at| self.round <= *at + SOON * self.patience).is_some() {
             self.patience = (self.patience * 2).min(PATIENCE_MAX);
         }
     }
 
-    /// Plans to gather; whether it is too early for that, or there is nothing to gather.
+    /// Plans to gather; returns whether it is too early for that, or there is nothing to gather.
     fn wait_to_gather(&mut self, plan: &mut Plan) -> bool {
         if self.gathered.take_if(|at| self.round > *at + 4 * SOON * self.patience).is_some() {
             self.patience = (self.patience / 2).max(PATIENCE_MIN);
@@ -178,10 +180,10 @@ impl Balancer {
     }
 }
 
-/// A queue as a plan sees it.
+/// A queue within a plan.
 struct Queue {
     thread: u64,
-    /// Its core's place in the plan.
+    /// Index of its core in the plan.
     at: usize,
     busy: u32,
     cores: CoreSet,
@@ -191,7 +193,7 @@ struct Queue {
 /// Cores and queues as they would be after the moves.
 struct Plan {
     limits: Limits,
-    /// By number.
+    /// In the order of core numbers.
     cores: Vec<Core>,
     queues: Vec<Queue>,
     moves: Vec<Move>,
@@ -208,7 +210,7 @@ impl Plan {
                 sums[at] += u64::from(load.busy);
             }
         }
-        // What a reactor does besides, it does for its queues: it goes with them.
+        // A reactor's overhead is caused by its queues: it moves with them.
         let share = |at: usize, busy: u32| {
             let whole = u64::from(busy) * u64::from(cores[at].busy);
             whole.checked_div(sums[at]).map_or(0, |busy| busy.min(u64::from(WHOLE)) as u32)
@@ -240,7 +242,7 @@ impl Plan {
         self.cores[at].busy >= self.limits.busy()
     }
 
-    /// Takes load off the cores that have too much.
+    /// Moves load away from overloaded cores.
     fn spread(&mut self) {
         let mut sources: Vec<usize> = (0..self.cores.len()).filter(|&at| self.is_overloaded(at)).collect();
         sources.sort_by_key(|&at| Reverse(self.cores[at].busy));
@@ -252,7 +254,7 @@ impl Plan {
         }
     }
 
-    /// The queue of a core, and where it goes, that leave the busier of both the least busy.
+    /// The queue of a core, and its target, that minimise the load of the busier of the two cores.
     fn best_relief(&self, from: usize) -> Option<(usize, usize)> {
         let source = self.cores[from].busy;
         let relief = |(index, queue): (usize, &Queue)| {
@@ -266,10 +268,10 @@ impl Plan {
         movable.filter_map(relief).min().map(|(_, queue, to)| (queue, to))
     }
 
-    /// Puts queues together on the first cores, from the last.
+    /// Gathers queues on the first cores, starting with the last core.
     fn gather(&mut self) {
         let mut order: Vec<usize> = (0..self.cores.len()).collect();
-        // A core that nothing runs on sleeps, and is not woken for this. One that cannot be relieved is left alone.
+        // A core without queues sleeps, and is not woken for this. A core that stays overloaded is left alone.
         let takes_part = |at: usize| !self.is_overloaded(at) && self.queues.iter().any(|q| q.at == at);
         order.retain(|&at| takes_part(at));
         for last in (1..order.len()).rev() {
@@ -295,7 +297,7 @@ impl Plan {
         self.fit(&idle, targets)
     }
 
-    /// Where each of these queues can go, of those that can.
+    /// The targets of those queues that fit somewhere.
     fn fit(&self, queues: &[usize], targets: &[usize]) -> Vec<(usize, usize)> {
         let mut busy: Vec<u32> = self.cores.iter().map(|core| core.busy).collect();
         let fits = |&index: &usize| {

@@ -1,4 +1,4 @@
-//! Raw sockets against a server with methods of the tests' own.
+//! Raw sockets against a server with test methods.
 
 use super::*;
 use crate::{Error, NoParams, Phase, Table};
@@ -14,7 +14,7 @@ use tokio::time::timeout;
 const PATIENCE: Duration = Duration::from_secs(20);
 const PRIVATE: SocketOptions = SocketOptions::with_mode(0o600);
 
-/// What the handlers did.
+/// Records the handlers' actions.
 #[derive(Default)]
 struct Seen {
     finished: Cell<u32>,
@@ -44,7 +44,7 @@ fn methods() -> Rc<Methods<Seen>> {
     Rc::new(Methods::new(Rc::new(Seen::default()), table, |_| true))
 }
 
-/// Runs `test` against a server, then stops it and checks that it goes in time.
+/// Runs `test` against a server, then stops the server and checks that it ends in time.
 fn with_server<F: AsyncFnOnce(&Path)>(test: F) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     tokio::task::LocalSet::new().block_on(&runtime, async {
@@ -60,7 +60,7 @@ fn with_server<F: AsyncFnOnce(&Path)>(test: F) {
     });
 }
 
-/// Sends `bytes`, closes that half, and reads all replies to the end.
+/// Sends `bytes`, closes the sending half, and reads all replies to the end.
 async fn talk(path: &Path, bytes: &[u8]) -> Vec<Value> {
     let mut stream = UnixStream::connect(path).await.unwrap();
     stream.write_all(bytes).await.unwrap();
@@ -98,7 +98,7 @@ fn a_half_closed_client_gets_all_its_replies() {
 }
 
 #[test]
-fn a_slow_request_does_not_hold_up_the_next() {
+fn a_slow_request_does_not_delay_the_next() {
     with_server(async |path| {
         let replies = talk(path, format!("{}{}", request("slow", 1), request("echo", 2)).as_bytes()).await;
         let ids: Vec<_> = replies.iter().map(|r| r["id"].as_u64().unwrap()).collect();
@@ -119,12 +119,12 @@ fn brief_requests_run_in_order() {
 }
 
 #[test]
-fn no_request_gets_an_error_and_the_end() {
+fn an_invalid_request_gets_an_error_and_ends_the_connection() {
     with_server(async |path| {
         let mut bytes = format!("{} GET / HTTP/1.1\r\n", request("echo", 1)).into_bytes();
         bytes.resize(300_000, b'z');
         let mut stream = UnixStream::connect(path).await.unwrap();
-        // The server may have closed before all of it is written.
+        // The server may have closed the connection before all bytes are written.
         let _ = stream.write_all(&bytes).await;
         assert_eq!(read_reply(&mut stream).await["id"], 1);
         let reply = read_reply(&mut stream).await;
@@ -138,7 +138,7 @@ fn no_request_gets_an_error_and_the_end() {
 }
 
 #[test]
-fn a_client_that_does_not_read_is_not_read_from() {
+fn requests_of_a_client_that_does_not_read_are_not_read() {
     with_server(async |path| {
         let mut deaf = UnixStream::connect(path).await.unwrap();
         let bigs: String = (0..20_000).map(|id| request("big", id)).collect();
@@ -154,7 +154,7 @@ fn a_client_that_does_not_read_is_not_read_from() {
 }
 
 #[test]
-fn a_client_gone_in_mid_reply_harms_nobody() {
+fn a_client_that_disconnects_in_mid_reply_affects_no_other() {
     with_server(async |path| {
         for _ in 0..20 {
             let mut rude = UnixStream::connect(path).await.unwrap();
@@ -164,7 +164,7 @@ fn a_client_gone_in_mid_reply_harms_nobody() {
         assert_eq!(talk(path, request("echo", 1).as_bytes()).await[0]["id"], 1);
         tokio::time::sleep(Duration::from_millis(600)).await;
         let seen = &talk(path, request("seen", 1).as_bytes()).await[0]["result"];
-        assert_eq!(seen, 21, "requests run to their end, client or not");
+        assert_eq!(seen, 21, "requests run to their end even without their client");
     });
 }
 
@@ -198,7 +198,7 @@ fn a_handler_that_panics_is_answered() {
 }
 
 #[test]
-fn stopping_answers_what_was_asked() {
+fn stopping_answers_pending_requests() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     tokio::task::LocalSet::new().block_on(&runtime, async {
         let dir = TempDir::new().unwrap();
@@ -215,7 +215,7 @@ fn stopping_answers_what_was_asked() {
     });
 }
 
-/// Binding needs a runtime, for tokio registers the socket.
+/// Binding needs a runtime, since tokio registers the socket.
 fn in_runtime(test: impl FnOnce(&Path)) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let _guard = runtime.enter();
@@ -247,7 +247,7 @@ fn a_server_without_a_lock_is_refused_too() {
 }
 
 #[test]
-fn what_is_no_socket_is_left_alone() {
+fn a_file_that_is_no_socket_is_not_replaced() {
     in_runtime(|dir| {
         let path = dir.join("s");
         fs::write(&path, "precious").unwrap();
@@ -259,7 +259,7 @@ fn what_is_no_socket_is_left_alone() {
 }
 
 #[test]
-fn the_mode_is_as_asked() {
+fn the_mode_is_set() {
     in_runtime(|dir| {
         for mode in [0o600, 0o660, 0o777] {
             let server = Server::bind(&dir.join("s"), SocketOptions::with_mode(mode)).unwrap();
@@ -270,13 +270,13 @@ fn the_mode_is_as_asked() {
     });
 }
 
-/// What a reader was refused.
+/// The error code of a refused call.
 fn code(reply: &Value) -> &Value {
     &reply["error"]["code"]
 }
 
 #[test]
-fn who_may_only_read_changes_nothing() {
+fn read_only_clients_change_nothing() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     tokio::task::LocalSet::new().block_on(&runtime, async {
         let (mut ours, theirs) = UnixStream::pair().unwrap();

@@ -1,4 +1,4 @@
-//! From the text of one request, or of one batch, to calls. Any context.
+//! Parses the text of one request or one batch into calls. Any context.
 
 use super::BATCH_LEN_MAX;
 use crate::Error;
@@ -6,12 +6,12 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-/// A request's `id`, as it was written: it is only ever given back.
+/// A request's `id`, as it was written: it is only copied into the reply.
 #[derive(Debug, Clone)]
 pub struct Id(Box<RawValue>);
 
 impl Id {
-    /// Its JSON text.
+    /// The JSON text of the `id`.
     pub fn as_json(&self) -> &RawValue {
         &self.0
     }
@@ -24,11 +24,11 @@ pub struct Call {
     pub id: Option<Id>,
     /// The method's name.
     pub method: String,
-    /// The text of `params`, if it holds anything: a missing, `null` or empty one is `None`.
+    /// The text of `params` if it has members: a missing, `null` or empty one is `None`.
     pub params: Option<Box<RawValue>>,
 }
 
-/// JSON that is no call, and the `id` that its error goes to, if there was one.
+/// A JSON value that is not a call, and the `id` for its error, if it had one.
 #[derive(Debug)]
 pub struct Rejected {
     /// `None` makes the reply's id `null`.
@@ -37,7 +37,7 @@ pub struct Rejected {
     pub error: Error,
 }
 
-/// What stands between two requests' boundaries.
+/// A complete message of the stream.
 #[derive(Debug)]
 pub enum Message {
     /// One call.
@@ -50,7 +50,7 @@ impl Message {
     /// Parses one complete value.
     ///
     /// # Errors
-    /// [`Error::Parse`] if it is no JSON.
+    /// [`Error::Parse`] if the text is not JSON.
     pub(super) fn parse(text: &[u8]) -> Result<Self, Error> {
         let parse_error = |e: serde_json::Error| Error::Parse(e.to_string());
         if text.first() != Some(&b'[') {
@@ -61,16 +61,16 @@ impl Message {
         let reject =
             |why: String| Ok(Self::One(Err(Rejected { id: None, error: Error::InvalidRequest(why) })));
         if values.is_empty() {
-            return reject("a batch holds at least one request".into());
+            return reject("a batch must hold at least one request".into());
         }
         if values.len() > BATCH_LEN_MAX {
-            return reject(format!("a batch holds at most {BATCH_LEN_MAX} requests"));
+            return reject(format!("a batch may hold at most {BATCH_LEN_MAX} requests"));
         }
         Ok(Self::Batch(values.into_iter().map(Call::parse).collect()))
     }
 }
 
-/// A request's members, none of them checked. Others are ignored, as JSON-RPC allows.
+/// A request's members, unchecked. Others are ignored, as JSON-RPC allows.
 #[derive(Deserialize)]
 struct Members<'a> {
     #[serde(borrow)]
@@ -83,7 +83,7 @@ struct Members<'a> {
     id: Option<&'a RawValue>,
 }
 
-/// Tells `"id": null`, which is answered, from no id at all.
+/// Distinguishes `"id": null`, which is answered, from a missing id.
 fn present<'de: 'a, 'a, D: Deserializer<'de>>(from: D) -> Result<Option<&'a RawValue>, D::Error> {
     Deserialize::deserialize(from).map(Some)
 }
@@ -92,18 +92,19 @@ impl Call {
     fn parse(value: &RawValue) -> Result<Self, Rejected> {
         let reject = |id, why: &str| Rejected { id, error: Error::InvalidRequest(why.into()) };
         if !value.get().starts_with('{') {
-            return Err(reject(None, "a request is an object"));
+            return Err(reject(None, "a request must be an object"));
         }
         let members: Members<'_> =
             serde_json::from_str(value.get()).map_err(|e| reject(None, &e.to_string()))?;
         let id = match members.id.map(RawValue::get) {
             None => None,
             Some(text) if text.starts_with(['{', '[', 't', 'f']) => {
-                return Err(reject(None, "'id' is a string, a number or null"));
+                return Err(reject(None, "'id' must be a string, a number or null"));
             }
-            // It goes back as it came: what the client could not read (a number beyond all range, half a surrogate pair) does not.
+            // The id is returned as it was written: one that the client could not parse (a number out of any range, half a
+            // surrogate pair) is refused.
             Some(text) if serde_json::from_str::<Value>(text).is_err() => {
-                return Err(reject(None, "'id' is no number or string that can be told back"));
+                return Err(reject(None, "'id' cannot be represented in the reply"));
             }
             Some(_) => members.id.map(|raw| Id(raw.to_owned())),
         };
@@ -114,7 +115,7 @@ impl Call {
         }
         let Some(method) = members.method.and_then(|raw| serde_json::from_str::<String>(raw.get()).ok())
         else {
-            return Err(reject(id, "'method' is a string"));
+            return Err(reject(id, "'method' must be a string"));
         };
         match params(members.params) {
             Ok(params) => Ok(Self { id, method, params }),
@@ -123,7 +124,7 @@ impl Call {
     }
 }
 
-/// Named parameters, if there are any.
+/// The named parameters, if there are any.
 fn params(raw: Option<&RawValue>) -> Result<Option<Box<RawValue>>, Error> {
     let Some(raw) = raw else { return Ok(None) };
     let text = raw.get();
@@ -131,7 +132,7 @@ fn params(raw: Option<&RawValue>) -> Result<Option<Box<RawValue>>, Error> {
     match text.as_bytes()[0] {
         b'{' | b'[' if is_empty(text) => Ok(None),
         b'{' => Ok(Some(raw.to_owned())),
-        b'[' => Err(Error::InvalidParams("parameters go by name: 'params' is an object".into())),
-        _ => Err(Error::InvalidRequest("'params' is an object".into())),
+        b'[' => Err(Error::InvalidParams("parameters are named: 'params' must be an object".into())),
+        _ => Err(Error::InvalidRequest("'params' must be an object".into())),
     }
 }

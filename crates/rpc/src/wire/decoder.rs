@@ -1,28 +1,28 @@
-//! Finds where requests begin and end in a stream of bytes. Any context.
+//! Finds the boundaries of requests in a stream of bytes. Any context.
 
 use super::{DEPTH_MAX, Message, REQUEST_LEN_MAX};
 use crate::Error;
 use serde::de::IgnoredAny;
 
-/// Cuts a stream into [`Message`]s.
+/// Splits a stream into [`Message`]s.
 ///
-/// Every byte is looked at a bounded number of times, however the stream is cut.
+/// Every byte is examined a bounded number of times, however the stream is split.
 #[derive(Debug)]
 pub struct Decoder {
     buf: Vec<u8>,
-    /// Where the request that is being scanned begins; all before it was given out.
+    /// Start of the request that is being scanned; all bytes before it were returned.
     start: usize,
     /// The first byte that was not scanned.
     next: usize,
     /// Open arrays and objects at `next`.
     depth: u32,
     text: Text,
-    /// An unfinished request is tried by the parser when it is this long, so that a mistake in it is told before
-    /// its end, which may never come.
+    /// Length at which the parser checks an unfinished request, so that an error in it is reported before its end, which may
+    /// never arrive.
     probe_len: usize,
 }
 
-/// Where in a string the scanner is.
+/// The scanner's state within a string.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Text {
     Outside,
@@ -37,7 +37,7 @@ impl Default for Decoder {
 }
 
 impl Decoder {
-    /// Takes the stream's next bytes.
+    /// Appends the stream's next bytes.
     pub fn push(&mut self, bytes: &[u8]) {
         if self.start > 0 {
             self.buf.drain(..self.start);
@@ -47,15 +47,15 @@ impl Decoder {
         self.buf.extend_from_slice(bytes);
     }
 
-    /// The next request, if all of it has come.
+    /// The next request, if it is complete.
     ///
     /// # Errors
-    /// [`Error::Parse`]: the stream is of no more use.
+    /// [`Error::Parse`]: the rest of the stream is unusable.
     pub fn next_message(&mut self) -> Result<Option<Message>, Error> {
         let end = self.scan()?;
         let request = &self.buf[self.start..end.unwrap_or(self.next)];
         if request.len() > REQUEST_LEN_MAX {
-            return Err(Error::Parse(format!("a request has at most {REQUEST_LEN_MAX} bytes")));
+            return Err(Error::Parse(format!("a request may have at most {REQUEST_LEN_MAX} bytes")));
         }
         if end.is_none() {
             return self.probe().map(|()| None);
@@ -64,7 +64,7 @@ impl Decoder {
         self.start = self.next;
         self.probe_len = 1;
         if self.start == self.buf.len() {
-            // Whoever sent one huge request keeps no memory for it.
+            // The memory of one huge request is freed after it.
             *self = Self::default();
         }
         Ok(Some(message))
@@ -81,7 +81,7 @@ impl Decoder {
         Err(Error::Parse("the stream ended in the middle of a request".into()))
     }
 
-    /// Goes on until a request's last byte: returns the position after it, or `None` if it has not come.
+    /// Scans up to a request's last byte: returns the position after it, or `None` if it has not arrived.
     fn scan(&mut self) -> Result<Option<usize>, Error> {
         if self.depth == 0 {
             self.skip_white_space()?;
@@ -94,7 +94,7 @@ impl Decoder {
                 (Text::Outside, b'{' | b'[') => {
                     self.depth += 1;
                     if self.depth > DEPTH_MAX {
-                        return Err(Error::Parse(format!("a request nests at most {DEPTH_MAX} levels")));
+                        return Err(Error::Parse(format!("a request may nest at most {DEPTH_MAX} levels")));
                     }
                 }
                 (Text::Outside, b'}' | b']') => {
@@ -117,7 +117,7 @@ impl Decoder {
         }
     }
 
-    /// Goes to the next request's first byte.
+    /// Skips to the next request's first byte.
     fn skip_white_space(&mut self) -> Result<(), Error> {
         let blank = |b: &&u8| matches!(b, b' ' | b'\t' | b'\r' | b'\n');
         self.next += self.buf[self.next..].iter().take_while(blank).count();
@@ -125,20 +125,20 @@ impl Decoder {
         match self.buf.get(self.next) {
             None | Some(b'{' | b'[') => Ok(()),
             Some(other) => Err(Error::Parse(format!(
-                "a request starts with '{{' or '[', not '{}'",
+                "a request must start with '{{' or '[', not '{}'",
                 other.escape_ascii()
             ))),
         }
     }
 
-    /// Asks the parser whether an unfinished request can still become one.
+    /// Lets the parser check whether an unfinished request can still become valid.
     fn probe(&mut self) -> Result<(), Error> {
         let so_far = &self.buf[self.start..self.next];
         if so_far.len() < self.probe_len {
             return Ok(());
         }
         self.probe_len = 2 * so_far.len();
-        // To the parser a number that was cut is a wrong one: it is left for the next time.
+        // The parser may reject a number that is cut off: the end is checked the next time.
         let is_number = |b: &u8| matches!(b, b'0'..=b'9' | b'-' | b'+' | b'.' | b'e' | b'E');
         let cut = so_far.iter().rev().take_while(|b| is_number(b)).count();
         match serde_json::from_slice::<IgnoredAny>(&so_far[..so_far.len() - cut]) {

@@ -1,9 +1,9 @@
-//! Whole numbers as clients may write them: `2048`, `2.048e3`, `2048.0`. Any context.
+//! Integers in the forms that clients write: `2048`, `2.048e3`, `2048.0`. Any context.
 
 use std::borrow::Cow;
 
-/// JSON whose whole numbers are written without fraction and exponent, as decoders of integers want them. Other numbers stay as they are, to be
-/// refused there.
+/// Rewrites integers of a JSON text without fraction and exponent, as integer decoders require. Other numbers stay as they are,
+/// and the decoders refuse them.
 pub fn whole(json: &str) -> Cow<'_, str> {
     let (mut out, mut copied, mut at) = (String::new(), 0, 0);
     let bytes = json.as_bytes();
@@ -26,7 +26,7 @@ pub fn whole(json: &str) -> Cow<'_, str> {
     if copied == 0 { Cow::Borrowed(json) } else { Cow::Owned(out + &json[copied..]) }
 }
 
-/// Behind the quotation mark that ends the string which begins at `at`.
+/// The position after the closing quotation mark of the string that begins at `at`.
 fn end_of_string(bytes: &[u8], at: usize) -> usize {
     let mut at = at + 1;
     while at < bytes.len() {
@@ -39,7 +39,8 @@ fn end_of_string(bytes: &[u8], at: usize) -> usize {
     bytes.len()
 }
 
-/// The digits of a whole number that has a fraction or an exponent; `None` if it has neither, or is not whole, or has more than 20 digits.
+/// The digits of an integer that is written with a fraction or an exponent; `None` if it has neither, is not an integer, or has
+/// more than 20 digits.
 fn as_integer(number: &str) -> Option<String> {
     let (sign, rest) = number.strip_prefix('-').map_or(("", number), |rest| ("-", rest));
     let (mantissa, exponent) = rest.split_once(['e', 'E']).unwrap_or((rest, "0"));
@@ -67,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whole_numbers_lose_fraction_and_exponent() {
+    fn integers_lose_fraction_and_exponent() {
         for (json, expected) in [
             ("2.048e3", "2048"),
             ("2048.0", "2048"),
@@ -82,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn all_else_stays_as_it_is() {
+    fn other_text_is_unchanged() {
         for json in [
             "",
             "7",

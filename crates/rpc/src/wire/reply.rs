@@ -1,4 +1,4 @@
-//! Responses as text. Any context.
+//! Encodes responses. Any context.
 
 use super::Id;
 use crate::Error;
@@ -16,7 +16,7 @@ struct Response<'a> {
     error: Option<crate::error::WireError<'a>>,
 }
 
-/// The response to the request `id`; an error that belongs to none has the id `null`.
+/// The response to the request `id`; an error without a request has the id `null`.
 pub fn response(id: Option<&Id>, outcome: &Result<Box<RawValue>, Error>) -> Vec<u8> {
     let response = Response {
         jsonrpc: "2.0",
@@ -24,10 +24,10 @@ pub fn response(id: Option<&Id>, outcome: &Result<Box<RawValue>, Error>) -> Vec<
         result: outcome.as_ref().ok().map(AsRef::as_ref),
         error: outcome.as_ref().err().map(Error::to_wire),
     };
-    serde_json::to_vec(&response).expect("strings, numbers and JSON make JSON")
+    serde_json::to_vec(&response).expect("all members are valid JSON")
 }
 
-/// The responses of a batch as one array; `None` if there are none, for then nothing is sent.
+/// The responses of a batch as one array; `None` if there are none, since then nothing is sent.
 pub fn to_batch(responses: &[Vec<u8>]) -> Option<Vec<u8>> {
     if responses.is_empty() {
         return None;

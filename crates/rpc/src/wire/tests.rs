@@ -1,11 +1,11 @@
-//! Recorded byte streams, cut in every way.
+//! Recorded byte streams, split at every position.
 
 use super::*;
 use crate::Error;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-/// What a decoder makes of `pieces`: one line a message, then how the stream ended.
+/// The decoder's results for `pieces`: one line for each message, then how the stream ended.
 fn decode<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<String> {
     let mut decoder = Decoder::default();
     let mut seen = Vec::new();
@@ -52,8 +52,8 @@ fn whole(stream: &str) -> Vec<String> {
     decode([stream.as_bytes()])
 }
 
-/// Requests as real clients send them: compact, pretty-printed with blanks or tabs, glued together, with brackets
-/// and escaped quotes in strings, in batches, with any Unicode.
+/// Requests as real clients send them: compact, pretty-printed with blanks or tabs, without separators, with brackets and escaped
+/// quotes in strings, in batches, with any Unicode.
 const STREAM: &str = concat!(
     r#"{"jsonrpc":"2.0","method":"a","id":1}{"jsonrpc":"2.0","method":"b","id":"x","params":{"p":[1,{}]}}"#,
     "\n\t {\n\t\"method\":\t\"c\",\r\n  \"params\": null ,\n  \"id\": null\n}\n\n",
@@ -139,7 +139,7 @@ fn bytes_that_are_no_json_end_the_stream() {
 }
 
 #[test]
-fn a_mistake_is_told_before_the_end_comes() {
+fn an_error_is_reported_before_the_end_arrives() {
     assert_eq!(whole("{nonsense"), ["error -32700"]);
     let mut decoder = Decoder::default();
     decoder.push(b"{\"method\":\"m\", nonsense");
@@ -208,7 +208,7 @@ fn any_json() -> impl Strategy<Value = Value> {
     })
 }
 
-/// A request's text, and what it says.
+/// A request's text, and its meaning.
 fn request() -> impl Strategy<Value = (String, (String, Value))> {
     (any::<String>(), any_json(), any::<u32>(), any::<bool>()).prop_map(|(method, p, id, is_pretty)| {
         let params = json!({"p": p});

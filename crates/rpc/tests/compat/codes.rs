@@ -1,6 +1,7 @@
-//! By which codes methods say what is wrong: as SPDK's do, for its clients go by them.
+//! Error codes of methods: those of SPDK, on which its clients depend.
 //!
-//! Parameters that cannot be decoded are made of the facts, each in turn missing, of another type and unknown; what else can be wrong is listed.
+//! Parameters that cannot be decoded are generated from the facts: each in turn missing, of another type, and unknown; other
+//! errors are listed.
 
 use super::facts::Facts;
 use super::{Daemon, STRANGER, in_daemon};
@@ -9,7 +10,7 @@ use serde_json::{Map, Value, json};
 const INVALID: i64 = -32602;
 const INTERNAL: i64 = -32603;
 
-/// The families whose methods say that what they were given cannot be decoded is an internal error, and those of their methods that do not.
+/// The families whose methods report parameters that cannot be decoded as an internal error, and the exceptions.
 const INTERNAL_FAMILIES: [&str; 9] = [
     "bdev_aio_",
     "bdev_delay_",
@@ -65,7 +66,7 @@ fn undecodable(facts: &Facts, method: &str) -> Vec<Value> {
 }
 
 #[test]
-fn what_cannot_be_decoded() {
+fn parameters_that_cannot_be_decoded() {
     let facts = Facts::read();
     in_daemon(async |daemon| {
         daemon.call("framework_start_init", &json!({})).await.unwrap();
@@ -89,10 +90,10 @@ const EXISTS: &str = "File exists";
 const NO_DEVICE: &str = "No such device";
 const ARGUMENT: &str = "Invalid argument";
 
-/// A call, and the code and perhaps the text by which it fails where these exist: what [`prepare`] has made.
+/// A call, and the code and optionally the text of its error, given the objects that [`prepare`] has created.
 type Row = (&'static str, Value, i64, Option<&'static str>);
 
-/// Of disks: making and changing them.
+/// Creating and changing disks.
 fn disks() -> Vec<Row> {
     let disk = |name: &str| json!({"name": name, "block_size": 512, "num_blocks": 8});
     let file = |name: &str| json!({"name": name, "filename": "/nowhere/at/all"});
@@ -132,7 +133,7 @@ fn disks() -> Vec<Row> {
     ]
 }
 
-/// Of disks: looking at them.
+/// Reading disks' properties.
 fn watches() -> Vec<Row> {
     let mut rows = vec![
         ("bdev_get_bdevs", json!({"name": "z"}), -19, Some(NO_DEVICE)),
@@ -176,7 +177,7 @@ fn watches() -> Vec<Row> {
     rows
 }
 
-/// Of controllers.
+/// Controllers.
 fn controllers() -> Vec<Row> {
     let blk = |name: &str, disk: &str| json!({"ctrlr": name, "dev_name": disk});
     let target = |ctrlr: &str, number: i32, disk: &str| json!({"ctrlr": ctrlr, "scsi_target_num": number, "bdev_name": disk});
@@ -218,7 +219,7 @@ fn controllers() -> Vec<Row> {
     ]
 }
 
-/// Of all else.
+/// All other methods.
 fn others() -> Vec<Row> {
     let mut rows = vec![
         ("framework_get_config", json!({"name": "z"}), INVALID, None),
@@ -256,7 +257,7 @@ async fn prepare(daemon: &Daemon) {
 }
 
 #[test]
-fn what_is_wrong_otherwise() {
+fn other_errors() {
     in_daemon(async |daemon| {
         prepare(daemon).await;
         let mut wrong = Vec::new();
@@ -285,7 +286,7 @@ fn whole_numbers_may_have_fractions_and_exponents() {
     });
 }
 
-/// What SPDK's own monitor decodes strictly: members that it does not know end it, and so do those that it misses.
+/// SPDK's monitor decodes these strictly: unknown members and missing members make it fail.
 #[test]
 fn threads_and_reactors_have_spdk_s_members() {
     in_daemon(async |daemon| {
@@ -303,7 +304,7 @@ fn threads_and_reactors_have_spdk_s_members() {
         let counts =
             ["busy", "idle", "in_interrupt", "irq", "lcore", "lw_threads", "numa_id", "sys", "tid", "usr"];
         assert_eq!(members(reactor), counts);
-        assert!(reactor["usr"].as_u64().unwrap() > 0, "the machine has worked: {reactor}");
+        assert!(reactor["usr"].as_u64().unwrap() > 0, "the computer has used some time: {reactor}");
         assert_eq!(reactor["lw_threads"][0]["id"], app["id"]);
         assert_eq!(members(&reactor["lw_threads"][0]), ["cpumask", "elapsed", "id", "name"]);
     });

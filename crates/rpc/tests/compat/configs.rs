@@ -1,17 +1,17 @@
-//! Configurations go from SPDK to Aryk, and back.
+//! Configurations of SPDK loaded by Aryk, and the reverse.
 //!
-//! `spdk-config.json` is one as SPDK writes it, with `DIR` for a directory and `CORES` for the reactors' cores: disks that are made of others come before
-//! these, and options are there whether or not they are at their defaults.
+//! `spdk-config.json` is a configuration as SPDK writes it, with `DIR` for a directory and `CORES` for the reactors' cores: disks
+//! come before their base disks, and options are included whether or not they are at their defaults.
 
 use crate::facts::Facts;
 use crate::{Daemon, in_daemon};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Methods of the file that leave nothing to save.
+/// Methods of the file that save nothing.
 const UNSAVED: [&str; 3] = ["_options", "bdev_wait_for_examine", "vhost_start_scsi_controller"];
 
-/// The file, for this daemon.
+/// The file, adapted to this daemon.
 fn spdk_config(daemon: &Daemon) -> Value {
     for file in ["a0", "a1", "u0", "u1"] {
         std::fs::write(daemon.dir.path().join(file), [0; 8192]).unwrap();
@@ -31,7 +31,7 @@ async fn call(daemon: &Daemon, method: &str, params: Value) -> Value {
     daemon.call(method, &params).await.unwrap_or_else(|error| panic!("{method} {params}: {error}"))
 }
 
-/// The disks and controllers of the file are there.
+/// Checks that the disks and controllers of the file exist.
 async fn check_all(daemon: &Daemon) {
     let disks = call(daemon, "bdev_get_bdevs", json!({})).await;
     let names: BTreeSet<_> = disks.as_array().unwrap().iter().map(|d| d["name"].as_str().unwrap()).collect();
@@ -44,7 +44,7 @@ async fn check_all(daemon: &Daemon) {
 }
 
 #[test]
-fn what_spdk_saved_is_loaded_call_by_call() {
+fn an_spdk_configuration_is_loaded_call_by_call() {
     in_daemon(async |daemon| {
         let config = spdk_config(daemon);
         let known = call(daemon, "rpc_get_methods", json!({})).await;
@@ -60,13 +60,13 @@ fn what_spdk_saved_is_loaded_call_by_call() {
 }
 
 #[test]
-fn what_spdk_saved_is_loaded_at_once_and_saved_again() {
+fn an_spdk_configuration_is_loaded_at_once_and_saved_again() {
     in_daemon(async |daemon| {
         call(daemon, "framework_start_init", json!({})).await;
         let mut config = spdk_config(daemon);
-        // Some files have more than SPDK's own, and calls that are to be made together.
+        // Some files have further members, and calls that SPDK makes at the same time.
         config["comment"] = json!("by hand");
-        // Where SPDK examines nothing by itself, it saves what it is to examine before the disks.
+        // If SPDK does not examine disks by itself, it saves the examine calls before the disks.
         let early = json!([{"method": "bdev_examine", "params": {"name": "PT0"}}]);
         config["subsystems"].as_array_mut().unwrap().insert(0, json!({"subsystem": "bdev", "config": early}));
         config["subsystems"].as_array_mut().unwrap().push(json!({"subsystem": "bdev", "config": [[
@@ -88,7 +88,7 @@ fn what_spdk_saved_is_loaded_at_once_and_saved_again() {
             for (param, value) in after["params"].as_object().unwrap() {
                 let same = match param.as_str() {
                     "cpumask" | "delay" => true,
-                    // SPDK's file leaves it open.
+                    // SPDK's file does not set the uuid.
                     "uuid" => method == "bdev_error_create" || before["params"][param] == *value,
                     "period" | "load_limit" | "core_limit" | "core_busy" => {
                         method == "framework_set_scheduler"
@@ -113,7 +113,7 @@ fn is_saved(method: &str) -> bool {
         && !["_set_opts", "_set_hotplug", "nvmf_", "sock_", "bdev_examine"].into_iter().any(is_default)
 }
 
-/// Whether two calls of a method are about one object.
+/// Whether two calls of a method concern the same object.
 fn is_of_the_same(a: &Value, b: &Value) -> bool {
     let named =
         ["name", "base_bdev", "base_name", "ctrlr"].into_iter().find(|n| a["params"].get(n).is_some());
@@ -123,7 +123,7 @@ fn is_of_the_same(a: &Value, b: &Value) -> bool {
 }
 
 #[test]
-fn what_is_saved_is_loaded_by_spdk() {
+fn saved_configurations_are_accepted_by_spdk() {
     let facts = Facts::read();
     in_daemon(async |daemon| {
         call(daemon, "framework_start_init", json!({})).await;
@@ -160,12 +160,12 @@ fn what_is_saved_is_loaded_by_spdk() {
 }
 
 #[test]
-fn a_disk_waits_for_the_one_that_it_is_made_of() {
+fn a_disk_waits_for_its_base() {
     in_daemon(async |daemon| {
         call(daemon, "framework_start_init", json!({})).await;
         let code = async |method: &str, params: Value| daemon.call(method, &params).await.unwrap_err().code();
         let passthru = |name: &str, base: &str| json!({"name": name, "base_bdev_name": base});
-        // Top, middle, bottom; and parts that there is no room for.
+        // Top, middle, bottom; and parts that do not fit.
         assert_eq!(call(daemon, "bdev_passthru_create", passthru("top", "middle")).await, "top");
         call(daemon, "bdev_passthru_create", passthru("middle", "bottom")).await;
         call(daemon, "bdev_error_create", json!({"base_name": "top"})).await;
@@ -178,7 +178,7 @@ fn a_disk_waits_for_the_one_that_it_is_made_of() {
             assert_eq!(refused.message(), "File exists", "{method}");
         }
         let gone = passthru("p", "913fc008-79a7-447f-b2c4-c73543638c31");
-        assert_eq!(code("bdev_passthru_create", gone).await, -19, "whose uuid is known was there once");
+        assert_eq!(code("bdev_passthru_create", gone).await, -19, "a base named by its uuid existed before");
         assert_eq!(code("bdev_get_bdevs", json!({"name": "top"})).await, -19);
         let saved = call(daemon, "framework_get_config", json!({"name": "bdev"})).await;
         assert_eq!(saved.as_array().unwrap().len(), 4, "{saved}");
@@ -202,7 +202,7 @@ fn a_disk_waits_for_the_one_that_it_is_made_of() {
         call(daemon, "bdev_passthru_create", passthru("never", "x")).await;
         call(daemon, "bdev_passthru_delete", json!({"name": "never"})).await;
         assert_eq!(code("bdev_passthru_delete", json!({"name": "never"})).await, -19);
-        // As they are saved, so they are undone: each before what it is made of.
+        // The saved order is the order of removal: each disk before its base.
         let saved = call(daemon, "framework_get_config", json!({"name": "bdev"})).await;
         let names: Vec<_> = saved.as_array().unwrap().iter().map(|c| c["params"]["name"].as_str()).collect();
         assert_eq!(names, [None, Some("top"), Some("middle"), Some("bottom"), Some("small")]);

@@ -1,11 +1,11 @@
-//! What clients know disks by: kinds, uuids, who deletes what, and what they are told of disks.
+//! What clients know about disks: kinds, uuids, which method deletes which disk, and events.
 
 use super::{Daemon, in_daemon};
 use serde_json::{Value, json};
 
 const UUID: &str = "6ba7b810-9dad-11d1-80b4-00c04fd430c8";
 
-/// A disk of each kind: its name, and what made it.
+/// Creates a disk of each kind: its name, and the method.
 async fn make_all(daemon: &Daemon) {
     let call = async |method: &str, params: Value| {
         daemon.call(method, &params).await.unwrap_or_else(|e| panic!("{method} {params}: {e}"));
@@ -57,9 +57,9 @@ fn kinds_have_spdk_s_names() {
     });
 }
 
-/// The values are those of RFC 9562's version 5, of SPDK's namespaces and the uuids of the disks below.
+/// The values are those of RFC 9562's version 5, of SPDK's namespaces and the uuids of the base disks.
 #[test]
-fn uuids_follow_from_the_disks_below() {
+fn uuids_are_derived_from_the_base_disks() {
     in_daemon(async |daemon| {
         make_all(daemon).await;
         for (name, uuid) in [
@@ -96,7 +96,7 @@ fn each_family_deletes_its_own_disks_only() {
 }
 
 #[test]
-fn disks_that_have_another_size_are_told_of() {
+fn changed_sizes_are_reported_as_events() {
     in_daemon(async |daemon| {
         make_all(daemon).await;
         let types = daemon.call("notify_get_types", &json!({})).await.unwrap();
@@ -107,7 +107,7 @@ fn disks_that_have_another_size_are_told_of() {
             resized.map(|e| e["ctx"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
         };
         daemon.call("bdev_aio_rescan", &json!({"name": "aio"})).await.unwrap();
-        assert_eq!(events().await, Vec::<String>::new(), "its size is what it was");
+        assert_eq!(events().await, Vec::<String>::new(), "the size has not changed");
         let grown = std::fs::File::options().write(true).open(daemon.dir.path().join("a")).unwrap();
         grown.set_len(16384).unwrap();
         daemon.call("bdev_aio_rescan", &json!({"name": "aio"})).await.unwrap();

@@ -1,7 +1,7 @@
-//! What `docs/rpc-compat.md` says: rows `| method | yes or no | note |`.
+//! Parses `docs/rpc-compat.md`: rows `| method | yes or no | note |`.
 //!
-//! A note may say, checked, "Not taken: `a`, `b`." of parameters, "Not taken values: `"x"`." of what they may be, and "Not given: `c`." of
-//! members of the result.
+//! A note may state the following, which is checked: "Not taken: `a`, `b`." for parameters, "Not taken values: `"x"`." for
+//! values, and "Not given: `c`." for members of the result.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,12 +24,12 @@ pub struct Row {
 }
 
 impl Row {
-    /// Its result has no members: "Always empty".
+    /// The result has no members: "Always empty".
     pub fn is_empty(&self) -> bool {
         self.note.starts_with("Always empty")
     }
 
-    /// It is answered, for the sake of who asks, and there is nothing here that it is about.
+    /// The method is answered for compatibility, without any effect or contents.
     fn is_idle(&self) -> bool {
         let is_said = |start: &&str| self.note.starts_with(*start);
         self.is_answered && ["Always", "All counts are 0", "Without effect"].iter().any(is_said)
@@ -65,7 +65,7 @@ impl Document {
         self.rows.get(method).unwrap_or_else(|| panic!("the document does not speak of {method}"))
     }
 
-    /// The counts that it gives, of all methods and of each section's.
+    /// Checks the counts in the document, of all methods and of each section.
     pub fn check_counts(&self, answered: usize, all: usize) {
         let told = format!("**{answered} of {all}**");
         assert!(self.text.contains(&told), "the document should say {told}");
@@ -85,7 +85,7 @@ impl Document {
 /// The names in backquotes after `label`, up to the next full stop.
 fn names_after(label: &str, note: &str) -> BTreeSet<String> {
     let Some((_, list)) = note.split_once(label) else { return BTreeSet::new() };
-    // Names may have full stops in them, and then no space after.
+    // Names may contain full stops, which no space follows.
     let list = list.split(". ").next().unwrap_or_default();
     list.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }

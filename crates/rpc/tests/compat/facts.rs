@@ -1,4 +1,4 @@
-//! What `data/spdk-methods.json` says.
+//! Parses `data/spdk-methods.json`.
 //!
 //! A parameter is a type (`uint32`, `enum:name`, …), with `!` if it is required. A result is a shape: the name of a JSON type; an
 //! object of members, of which `name?` may be missing and `*` is any; or an array of one shape.
@@ -47,7 +47,7 @@ impl Param {
         Self { name: name.into(), is_required, kind: kind.into(), class: class.map(str::to_owned) }
     }
 
-    /// Values that it can have: all of an enumeration.
+    /// Valid values: all values of an enumeration.
     pub fn samples(&self, facts: &Facts) -> Vec<Value> {
         match (self.kind.as_str(), self.class.as_deref()) {
             ("string", _) if self.name.contains("mask") => vec![json!("0x1"), json!("[0]")],
@@ -68,7 +68,7 @@ impl Param {
                 };
                 vec![Value::Object(members.iter().map(member).collect()), json!({})]
             }
-            (kind, class) => panic!("{}: nobody knows a value of type {kind} {class:?}", self.name),
+            (kind, class) => panic!("{}: no sample value for type {kind} {class:?}", self.name),
         }
     }
 
@@ -81,12 +81,12 @@ impl Param {
     }
 }
 
-/// The parts of a result that were there.
+/// The parts of a result that were seen.
 #[derive(Default)]
 pub struct Seen(BTreeSet<String>);
 
 impl Seen {
-    /// Notes the parts of `value`.
+    /// Records the parts of `value`.
     pub fn note(&mut self, path: &str, shape: &Value, value: &Value) {
         self.0.insert(path.to_owned());
         match shape {
@@ -110,12 +110,12 @@ impl Seen {
         }
     }
 
-    /// Whether nothing was seen but the result itself.
+    /// Whether only the result itself was seen.
     pub fn is_empty(&self) -> bool {
         self.0.len() == 1
     }
 
-    /// What of `shape` was never there, less what may be missing: paths below the result.
+    /// Parts of `shape` that were never seen, except optional ones: paths below the result.
     pub fn missing(&self, root: &str, shape: &Value) -> BTreeSet<String> {
         let mut missing = BTreeSet::new();
         self.look_for(root, root.len(), shape, &mut missing);

@@ -1,7 +1,7 @@
-//! Every method of SPDK's is answered as SPDK answers it, or `docs/rpc-compat.md` says why not, and in what it differs.
+//! Every method of SPDK is answered as SPDK answers it, or `docs/rpc-compat.md` states why not, and the differences.
 //!
-//! `data/spdk-methods.json` has the facts: each method's parameters, types and result. All parameters are tried one by
-//! one, without carrying the method out; then `scenario` carries out each method and compares its result.
+//! `data/spdk-methods.json` has the facts: each method's parameters, types and result. All parameters are tried one by one,
+//! without carrying the method out; then `scenario` carries out each method and compares its result.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -29,10 +29,10 @@ use std::rc::Rc;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// No method has a parameter of this name.
+/// No method has a parameter with this name.
 const STRANGER: &str = "no such parameter";
 
-/// A daemon without a socket, before its start-up.
+/// A daemon without a socket, before its start-up is complete.
 struct Daemon {
     dir: tempfile::TempDir,
     reactors: Rc<Reactors>,
@@ -63,7 +63,7 @@ impl Daemon {
         Ok(serde_json::from_str(reply.get()).unwrap())
     }
 
-    /// What is wrong with `params`, which are wrong.
+    /// The error text for invalid `params`.
     async fn complaint(&self, method: &str, params: &str) -> String {
         match self.call_with(method, params).await {
             Err(Error::Coded { code: -32602 | -32603, message, detail })
@@ -75,7 +75,7 @@ impl Daemon {
         }
     }
 
-    /// The names of the parameters that `method` takes.
+    /// The names of the parameters that `method` accepts.
     async fn taken(&self, method: &str) -> BTreeSet<String> {
         let detail = self.complaint(method, &format!("{{\"{STRANGER}\":0}}")).await;
         let (_, names) = detail
@@ -92,7 +92,7 @@ fn in_daemon(test: impl AsyncFnOnce(&Daemon)) {
 }
 
 #[test]
-fn the_document_speaks_of_each_method() {
+fn the_document_lists_each_method() {
     let (facts, document) = (Facts::read(), Document::read());
     in_daemon(async |daemon| {
         let names = daemon.names();
@@ -102,7 +102,7 @@ fn the_document_speaks_of_each_method() {
         for method in known {
             let row = document.row(method);
             assert_eq!(row.is_answered, names.contains(method), "{method}");
-            assert!(row.is_answered || !row.note.is_empty(), "{method} is not answered for no reason");
+            assert!(row.is_answered || !row.note.is_empty(), "the document gives no reason for {method}");
         }
         let answered = document.rows.values().filter(|row| row.is_answered).count();
         document.check_counts(answered, facts.names().count());
@@ -112,7 +112,7 @@ fn the_document_speaks_of_each_method() {
 }
 
 #[test]
-fn parameters_are_taken_and_strangers_refused() {
+fn parameters_are_accepted_and_unknown_ones_refused() {
     let (facts, document) = (Facts::read(), Document::read());
     in_daemon(async |daemon| {
         let mut check = ParamCheck { daemon, facts: &facts, document: &document, wrong: Vec::new() };
@@ -126,7 +126,7 @@ fn parameters_are_taken_and_strangers_refused() {
     });
 }
 
-/// Gathers what is wrong with methods' parameters.
+/// Collects errors of methods' parameters.
 struct ParamCheck<'a> {
     daemon: &'a Daemon,
     facts: &'a Facts,
@@ -140,7 +140,9 @@ impl ParamCheck<'_> {
         let missing = params.iter().map(|p| &p.name).filter(|name| !taken.contains(*name));
         let missing: BTreeSet<String> = missing.cloned().collect();
         let told = &self.document.row(method).not_taken;
-        self.check(missing == *told, || format!("{method}: not taken are {missing:?}, told are {told:?}"));
+        self.check(missing == *told, || {
+            format!("{method}: not taken are {missing:?}, documented are {told:?}")
+        });
         for param in params.iter().filter(|p| taken.contains(&p.name)) {
             self.values(method, param).await;
         }
@@ -153,7 +155,7 @@ impl ParamCheck<'_> {
         }
     }
 
-    /// Whatever is wrong with a value is told before the stranger after it.
+    /// An invalid value is reported before the unknown parameter that follows.
     async fn values(&mut self, method: &str, param: &Param) {
         let right = param.samples(self.facts).into_iter().map(|value| (value, true));
         for (value, is_right) in right.chain([(param.wrong_sample(), false)]) {
@@ -193,7 +195,7 @@ fn results_have_their_shape() {
                 (Some(shape), Some(seen)) => {
                     let missing = seen.missing(method, shape);
                     if missing != *told {
-                        wrong.push(format!("{method}: not given are {missing:?}, told are {told:?}"));
+                        wrong.push(format!("{method}: not given are {missing:?}, documented are {told:?}"));
                     }
                 }
             }
@@ -202,13 +204,13 @@ fn results_have_their_shape() {
     });
 }
 
-/// Carries out the scenario: what was seen of each result.
+/// Carries out the scenario; returns the parts seen of each result.
 async fn carry_out(daemon: &Daemon, facts: &Facts) -> BTreeMap<&'static str, Seen> {
     let mut seen: BTreeMap<_, Seen> = BTreeMap::new();
     let reactor = &daemon.reactors.handles()[0];
     let thread = add_machine(reactor).await;
     let number = reactor.call(move |cx| cx.thread_number(thread)).await.unwrap();
-    // The daemon signals its own process, which is ours.
+    // The daemon signals its own process, which is the test.
     let mut signals = signal(SignalKind::user_defined1()).unwrap();
     let schemas = schema::Schemas::new();
     for step in scenario::steps(daemon.dir.path(), (number, reactor.core())) {
@@ -235,11 +237,11 @@ async fn carry_out(daemon: &Daemon, facts: &Facts) -> BTreeMap<&'static str, See
     seen
 }
 
-/// Threads come with machines, of which there is none.
+/// Adds a thread and a poller, since no VM is connected.
 async fn add_machine(reactor: &Handle) -> ThreadId {
     let core = reactor.core();
     let add = move |cx: &mut Cx| {
-        let thread = cx.add_thread("a machine's", [core].into_iter().collect());
+        let thread = cx.add_thread("a VM's", [core].into_iter().collect());
         cx.add_root(thread, "queue", |_, _| Ok::<_, Infallible>(Queue)).unwrap();
         cx.add_poller(thread, "always", None, |_| false);
         cx.add_poller(thread, "at times", Some(Duration::from_millis(1)), |_| true);
@@ -248,7 +250,7 @@ async fn add_machine(reactor: &Handle) -> ThreadId {
     reactor.call(add).await.unwrap()
 }
 
-/// One that has no work.
+/// A queue without work.
 struct Queue;
 
 impl Root for Queue {
@@ -258,7 +260,7 @@ impl Root for Queue {
 }
 
 #[test]
-fn values_that_mean_nothing_here_are_refused() {
+fn values_without_meaning_for_aryk_are_refused() {
     in_daemon(async |daemon| {
         daemon.call("framework_start_init", &json!({})).await.unwrap();
         for (method, params, code) in [
@@ -297,7 +299,7 @@ fn the_service_describes_itself() {
 }
 
 #[test]
-fn a_part_of_the_daemon_is_told_of_while_its_flag_is_set() {
+fn a_log_flag_enables_its_part_of_the_daemon() {
     in_daemon(async |daemon| {
         let settings = || daemon.control.log_settings();
         daemon.call("log_set_flag", &json!({"flag": "vhost_user"})).await.unwrap();
@@ -318,7 +320,7 @@ fn a_part_of_the_daemon_is_told_of_while_its_flag_is_set() {
 }
 
 #[test]
-fn context_switches_are_watched_while_asked_for() {
+fn context_switches_are_monitored_while_enabled() {
     in_daemon(async |daemon| {
         daemon.call("framework_start_init", &json!({})).await.unwrap();
         let calls = [(json!({}), false), (json!({"enabled": true}), true), (json!({"enabled": true}), true)];
@@ -330,14 +332,17 @@ fn context_switches_are_watched_while_asked_for() {
 }
 
 #[test]
-fn disks_that_come_and_go_are_told_of() {
+fn new_and_removed_disks_are_reported_as_events() {
     in_daemon(async |daemon| {
         daemon.call("framework_start_init", &json!({})).await.unwrap();
         let base = json!({"name": "base", "block_size": 512, "num_blocks": 8});
         daemon.call("bdev_null_create", &base).await.unwrap();
         let top = json!({"name": "top", "base_bdev_name": "base"});
         daemon.call("bdev_passthru_create", &top).await.unwrap();
-        assert!(daemon.call("bdev_null_create", &base).await.is_err(), "one that is not made is not told of");
+        assert!(
+            daemon.call("bdev_null_create", &base).await.is_err(),
+            "a disk that was not created is not reported"
+        );
         daemon.call("bdev_null_delete", &json!({"name": "base"})).await.unwrap();
         let told = daemon.call("notify_get_notifications", &json!({"id": 0, "max": 10})).await.unwrap();
         let event = |id, kind, ctx| json!({"id": id, "type": kind, "ctx": ctx});

@@ -9,14 +9,14 @@ pub struct Step {
     pub params: Value,
 }
 
-/// The calls. `dir` is an empty directory.
+/// The calls. `dir` must be an empty directory.
 pub fn steps(dir: &Path, (thread, core): (u64, u16)) -> Vec<Step> {
     let mut steps = Vec::new();
     let mut call = |method, params| steps.push(Step { method, params });
     start(&mut call);
     make_disks(dir, &mut call);
     watch_disks(&mut call);
-    let other = CoreSet::allowed().iter().find(|other| *other != core).expect("a machine with two cores");
+    let other = CoreSet::allowed().iter().find(|other| *other != core).expect("a computer with two cores");
     call("aryk_core_add", json!({"core": other}));
     call("aryk_core_remove", json!({"core": other}));
     call("thread_set_cpumask", json!({"id": thread, "cpumask": format!("[{core}]")}));
@@ -78,7 +78,7 @@ fn start(call: &mut impl FnMut(&'static str, Value)) {
     }
 }
 
-/// Options of what is not here, some of them as SPDK has them by default.
+/// Options of features that Aryk lacks, some of them at SPDK's defaults.
 fn set_defaults(call: &mut impl FnMut(&'static str, Value)) {
     call("sock_impl_set_options", json!({"impl_name": "ssl", "recv_buf_size": 4096}));
     call("fsdev_set_opts", json!({"fsdev_io_pool_size": 65535, "fsdev_io_cache_size": 256}));

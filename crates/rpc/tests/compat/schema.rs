@@ -1,4 +1,4 @@
-//! What is asked and answered is what `openrpc::document` says, no less and no more.
+//! Parameters and results match `openrpc::document`, without missing or additional members.
 
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ impl Schemas {
         }
     }
 
-    /// A call that succeeded.
+    /// Checks a call that succeeded.
     pub fn check_call(&self, method: &str, params: &Value, result: &Value) {
         let told = &self.methods[method];
         let described = told["params"].as_array().unwrap();
@@ -65,7 +65,7 @@ impl Schemas {
             Value::Array(_) => "array",
             Value::Object(_) => "object",
         };
-        // `true` is the schema of anything.
+        // `true` is the schema of any value.
         if *schema != true && !types.iter().any(|t| t == kind) {
             return wrong();
         }

@@ -1,4 +1,4 @@
-//! Byte streams as clients send them, whole and in pieces, and what must come back. The methods are the daemon's own.
+//! Byte streams as clients send them, whole and in pieces, and the expected replies. The methods are the daemon's own.
 
 use crate::Daemon;
 use aryk_rpc::server::{Server, SocketOptions};
@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 
-/// Bytes, and what answers them in any order: ids with results, or with codes and texts of errors.
+/// Bytes, and their replies in any order: ids with results, or with codes and texts of errors.
 struct Recording {
     bytes: &'static str,
     replies: fn() -> Vec<Value>,
@@ -35,7 +35,7 @@ const RECORDINGS: [Recording; 6] = [
             ]
         },
     },
-    // Compact, a line each; parameters missing, null and empty; ids of all kinds.
+    // Compact, one line each; parameters missing, null and empty; ids of all kinds.
     Recording {
         bytes: concat!(
             "{\"jsonrpc\":\"2.0\",\"id\":\"a\",\"method\":\"bdev_get_bdevs\"}\n",
@@ -55,7 +55,7 @@ const RECORDINGS: [Recording; 6] = [
             ]
         },
     },
-    // With tabs and line ends between all tokens, and what is wrong with a request in many ways.
+    // With tabs and line ends between all tokens, and requests with various errors.
     Recording {
         bytes: concat!(
             "\t{\r\n\t\"method\"\t:\t\"no_such_method\"\t,\t\"id\"\t:\t1\t}\t",
@@ -89,7 +89,7 @@ const RECORDINGS: [Recording; 6] = [
         ),
         replies: || vec![json!([1, []]), json!([[2, "диск"], [3, -19, "No such device"]]), json!([4, []])],
     },
-    // Batches of other kinds: empty, of what is no request, of notifications alone, which nothing answers, and one after another.
+    // Other batches: empty, of invalid requests, of notifications alone, which are not answered, and one after another.
     Recording {
         bytes: concat!(
             "[]\n[1,\"x\",null]\r\n[{\"method\":\"bdev_get_bdevs\"},{\"method\":\"no_such_method\"}]",
@@ -107,7 +107,7 @@ const RECORDINGS: [Recording; 6] = [
             ]
         },
     },
-    // Pipelined calls that need one another, without a byte between them; brackets, quotes and escapes in strings.
+    // Pipelined calls that depend on one another, without a byte between them; brackets, quotes and escapes in strings.
     Recording {
         bytes: concat!(
             "{\"id\":1,\"method\":\"bdev_null_create\",\"params\":{\"name\":\"}{][\\\"\\\\\",\"block_size\":512,\"num_blocks\":8}}",
@@ -140,12 +140,12 @@ fn brief(reply: &Value) -> Value {
     }
 }
 
-/// Sends pieces so that the server sees each alone; closes that half or not; the replies.
+/// Sends pieces so that the server sees each alone; closes the sending half or not; returns the replies.
 async fn talk(path: &Path, pieces: &[&[u8]], half_close: bool, replies: usize) -> Vec<Value> {
     let mut stream = UnixStream::connect(path).await.unwrap();
     for piece in pieces {
         stream.write_all(piece).await.unwrap();
-        // The server is a task of this very thread.
+        // The server is a task of this thread.
         tokio::task::yield_now().await;
     }
     if half_close {

@@ -1,4 +1,5 @@
-//! Clients that speak TLS, that do not, and that never finish; files that are of no use. The certificate is made by openssl.
+//! Clients that speak TLS, that do not, and that never finish the handshake; files that are not usable. openssl makes the
+//! certificate.
 
 use super::*;
 use crate::http::{HttpServer, Passwords};
@@ -17,7 +18,7 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A self-signed certificate for `localhost`, and its key; `None`, and says so, where there is no openssl.
+/// A self-signed certificate for `localhost`, and its key; `None`, with a message, if openssl is not installed.
 fn certificate(dir: &Path, name: &str) -> Option<(PathBuf, PathBuf)> {
     let (certificate, key) = (dir.join(format!("{name}.crt")), dir.join(format!("{name}.key")));
     let made = Command::new("openssl")
@@ -29,7 +30,7 @@ fn certificate(dir: &Path, name: &str) -> Option<(PathBuf, PathBuf)> {
         .arg(&key)
         .output();
     let Ok(made) = made else {
-        eprintln!("skipped: there is no openssl");
+        eprintln!("skipped: openssl is not installed");
         return None;
     };
     assert!(made.status.success(), "{made:?}");
@@ -48,7 +49,7 @@ fn connector(certificate: &Path) -> TlsConnector {
     TlsConnector::from(Arc::new(config))
 }
 
-/// Runs `test` against an encrypted server.
+/// Runs `test` against a server with TLS.
 fn with_server(test: impl AsyncFnOnce(SocketAddr, &Path)) {
     let dir = TempDir::new().unwrap();
     let Some((certificate, key)) = certificate(dir.path(), "a") else { return };
@@ -75,7 +76,7 @@ fn with_server(test: impl AsyncFnOnce(SocketAddr, &Path)) {
 const REQUEST: &str = "POST / HTTP/1.1\r\nHost: x\r\nAuthorization: Basic c3BkazphOmI=\r\nConnection: close\r\n\
     Content-Length: 24\r\n\r\n{\"method\":\"echo\",\"id\":7}";
 
-/// One request and its reply.
+/// Sends one request and returns its reply.
 async fn ask(address: SocketAddr, certificate: &Path) -> String {
     let stream = TcpStream::connect(address).await.unwrap();
     let name = ServerName::try_from("localhost").unwrap();
@@ -96,12 +97,12 @@ fn a_client_is_answered() {
 }
 
 #[test]
-fn who_does_not_encrypt_is_not_served() {
+fn clients_without_tls_are_not_served() {
     with_server(async |address, certificate| {
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(REQUEST.as_bytes()).await.unwrap();
         let mut reply = Vec::new();
-        // It is told so in TLS (an alert), or the connection just ends.
+        // The server sends a TLS alert, or just closes the connection.
         let _ = stream.read_to_end(&mut reply).await;
         assert!(!String::from_utf8_lossy(&reply).contains("HTTP"), "{reply:?}");
         assert!(ask(address, certificate).await.contains("200 OK"));
@@ -109,37 +110,37 @@ fn who_does_not_encrypt_is_not_served() {
 }
 
 #[test]
-fn a_handshake_that_never_ends_holds_up_nobody() {
+fn an_endless_handshake_does_not_block_other_clients() {
     with_server(async |address, certificate| {
         let mut silent = Vec::new();
         for client in 0..20 {
             let mut stream = TcpStream::connect(address).await.unwrap();
             if client % 2 == 0 {
-                // The first bytes of a record that says it will have 512.
+                // The first bytes of a record that announces 512 bytes.
                 stream.write_all(&[22, 3, 1, 2, 0, 1]).await.unwrap();
             }
             silent.push(stream);
         }
         let asked = timeout(HANDSHAKE_TIME / 2, ask(address, certificate)).await;
-        assert!(asked.expect("it does not wait for others").contains("200 OK"));
+        assert!(asked.expect("the client does not wait for others").contains("200 OK"));
         for mut stream in silent {
             let mut left = Vec::new();
             let ended = timeout(HANDSHAKE_TIME * 2, stream.read_to_end(&mut left)).await;
-            assert!(ended.is_ok(), "its time is over");
+            assert!(ended.is_ok(), "the handshake has timed out");
         }
     });
 }
 
 #[test]
-fn any_number_of_silent_clients_holds_up_nobody() {
+fn silent_clients_do_not_block_others() {
     with_server(async |address, certificate| {
         let mut silent = Vec::new();
         for _ in 0..3 * HANDSHAKES_MAX {
             silent.push(TcpStream::connect(address).await.unwrap());
         }
         let asked = timeout(HANDSHAKE_TIME / 2, ask(address, certificate)).await;
-        assert!(asked.expect("it does not wait for others").contains("200 OK"));
-        // Those that came first have had to go, and the last still have their time.
+        assert!(asked.expect("the client does not wait for others").contains("200 OK"));
+        // The oldest handshakes were ended; the latest still have time.
         let ended = timeout(HANDSHAKE_TIME / 4, silent[0].read(&mut [0])).await;
         assert!(ended.is_ok());
         let last = silent.last_mut().unwrap();
@@ -148,7 +149,7 @@ fn any_number_of_silent_clients_holds_up_nobody() {
 }
 
 #[test]
-fn files_that_are_of_no_use() {
+fn unusable_files() {
     let dir = TempDir::new().unwrap();
     let at = |name: &str| dir.path().join(name);
     let (Some((certificate, key)), Some((_, other))) =
@@ -158,7 +159,7 @@ fn files_that_are_of_no_use() {
     };
     std::fs::write(at("empty"), "").unwrap();
     let text = |certificate: &Path, key: &Path| Tls::read(certificate, key).unwrap_err().to_string();
-    assert!(text(&at("none"), &key).starts_with("cannot take a certificate from"));
+    assert!(text(&at("none"), &key).starts_with("cannot read a certificate from"));
     assert!(matches!(Tls::read(&certificate, &at("none")), Err(TlsError::File { .. })));
     assert!(text(&certificate, &at("empty")).contains("empty"), "{}", text(&certificate, &at("empty")));
     assert!(matches!(Tls::read(&certificate, &other), Err(TlsError::Unfit { .. })));

@@ -1,13 +1,13 @@
-//! The balancer, against machines whose queues want so much time and get what their core has.
+//! The balancer in a simulation: queues demand processor time, and share the time of their core.
 
 use super::*;
 use proptest::prelude::*;
 
 /// A queue of the simulation.
 #[derive(Debug, Clone)]
-struct Wants {
+struct SimQueue {
     core: u16,
-    /// What it would use on a core of its own.
+    /// Load that the queue would cause on a core of its own.
     wants: u32,
     cores: CoreSet,
     can_move: bool,
@@ -16,21 +16,21 @@ struct Wants {
 /// Queues on cores, in rounds.
 struct World {
     cores: u16,
-    queues: Vec<Wants>,
+    queues: Vec<SimQueue>,
     balancer: Balancer,
     limits: Limits,
-    /// What a core needs besides, for each queue with work on it.
+    /// Additional load of a core for each queue with work.
     overhead: u32,
 }
 
 impl World {
-    fn new(cores: u16, queues: Vec<Wants>) -> Self {
+    fn new(cores: u16, queues: Vec<SimQueue>) -> Self {
         Self { cores, queues, balancer: Balancer::default(), limits: Limits::default(), overhead: 0 }
     }
 
-    /// How many queues of these wishes there are on core 0 of so many.
+    /// A world of `cores` cores, with queues of these demands on core 0.
     fn on_first(cores: u16, wants: &[u32]) -> Self {
-        let queue = |&wants| Wants { core: 0, wants, cores: (0..cores).collect(), can_move: true };
+        let queue = |&wants| SimQueue { core: 0, wants, cores: (0..cores).collect(), can_move: true };
         Self::new(cores, wants.iter().map(queue).collect())
     }
 
@@ -49,7 +49,7 @@ impl World {
         ((0..self.cores).map(core).collect(), (0..).zip(&self.queues).map(load).collect())
     }
 
-    /// A round; how many queues have moved.
+    /// Runs a round; returns the number of moved queues.
     fn round(&mut self) -> usize {
         let (cores, loads) = self.seen();
         let moves = self.balancer.round(self.limits, &cores, &loads);
@@ -61,7 +61,7 @@ impl World {
         for Move { thread, to } in moves {
             let queue = &mut self.queues[thread as usize];
             assert!(queue.cores.contains(to), "queue {thread} may not run on core {to}: {queue:?}");
-            assert_ne!(queue.core, to, "queue {thread} is there already");
+            assert_ne!(queue.core, to, "queue {thread} is on that core already");
             if queue.can_move {
                 queue.core = to;
                 self.balancer.moved(thread);
@@ -87,7 +87,7 @@ impl World {
 }
 
 #[test]
-fn an_overloaded_core_is_relieved_and_then_all_is_quiet() {
+fn an_overloaded_core_is_relieved_and_moves_end() {
     let mut world = World::on_first(2, &[500; 4]);
     assert!(world.rounds(20) >= 2);
     assert_eq!(world.busiest(), 1000, "two of them on each");
@@ -99,7 +99,7 @@ fn an_overloaded_core_is_relieved_and_then_all_is_quiet() {
 }
 
 #[test]
-fn many_small_ones_are_too_much_together() {
+fn many_small_queues_can_overload_a_core() {
     let mut world = World::on_first(4, &[2; 1000]);
     world.rounds(40);
     assert!(world.busiest() < 950, "{}", world.busiest());
@@ -107,7 +107,7 @@ fn many_small_ones_are_too_much_together() {
 }
 
 #[test]
-fn what_one_core_carries_is_gathered_there() {
+fn load_that_one_core_can_carry_is_gathered_there() {
     let mut world = World::on_first(4, &[50; 8]);
     (0..).zip(&mut world.queues).for_each(|(i, queue)| queue.core = i % 4);
     assert_eq!(world.rounds(PATIENCE_MIN as usize), 0, "not at once");
@@ -118,7 +118,7 @@ fn what_one_core_carries_is_gathered_there() {
 }
 
 #[test]
-fn gathering_fills_no_core_over_its_limit() {
+fn gathering_respects_the_core_limit() {
     let mut world = World::on_first(4, &[300; 4]);
     (0..).zip(&mut world.queues).for_each(|(i, queue)| queue.core = i);
     world.rounds(50);
@@ -126,7 +126,7 @@ fn gathering_fills_no_core_over_its_limit() {
 }
 
 #[test]
-fn who_wakes_up_is_spread_and_who_falls_asleep_is_gathered() {
+fn busy_queues_are_spread_and_idle_ones_gathered() {
     let mut world = World::on_first(2, &[0; 6]);
     world.rounds(10);
     world.queues.iter_mut().for_each(|queue| queue.wants = 300);
@@ -169,7 +169,7 @@ fn a_queue_stays_where_it_may_run() {
 }
 
 #[test]
-fn who_cannot_move_is_left_alone_ever_longer() {
+fn a_queue_that_cannot_move_is_retried_less_and_less_often() {
     let mut world = World::on_first(2, &[600, 600]);
     world.queues.iter_mut().for_each(|queue| queue.can_move = false);
     let mut tried = 0;
@@ -183,12 +183,12 @@ fn who_cannot_move_is_left_alone_ever_longer() {
     assert!((4..=24).contains(&tried), "{tried} attempts");
     world.queues[1].can_move = true;
     world.rounds(2 * HOLD_MAX as usize);
-    assert_eq!(world.busiest(), 600, "it is tried again at last");
+    assert_eq!(world.busiest(), 600, "the move is retried in the end");
 }
 
 #[test]
 fn a_load_that_comes_and_goes_does_not_flap() {
-    // Gathered it is too much for a core, spread it looks as if it were not.
+    // Gathered, the load is too much for a core; spread, it looks as if one core could carry it.
     let mut world = World::on_first(2, &[390, 390]);
     world.queues[1].core = 1;
     let mut moves = 0;
@@ -196,12 +196,12 @@ fn a_load_that_comes_and_goes_does_not_flap() {
         world.overhead = if world.used() == 1 { 100 } else { 0 };
         moves += world.round();
     }
-    assert!(moves > 0, "it is tried");
+    assert!(moves > 0, "gathering is tried");
     assert!(moves <= 40, "{moves} moves in 2000 rounds");
 }
 
 #[test]
-fn a_limit_over_what_is_overloaded_does_no_harm() {
+fn a_limit_above_the_overload_threshold_does_no_harm() {
     let mut world = World::on_first(2, &[300, 300]);
     world.limits = Limits { load_limit: 100, core_limit: 100, core_busy: 50 };
     world.rounds(10);
@@ -217,39 +217,43 @@ fn a_limit_over_what_is_overloaded_does_no_harm() {
 }
 
 #[test]
-fn nothing_comes_of_nothing() {
+fn no_load_no_moves() {
     let mut balancer = Balancer::default();
     assert_eq!(balancer.round(Limits::default(), &[], &[]), []);
     let elsewhere = Load { thread: 1, core: 9, busy: 1000, cores: CoreSet::from_iter([0]) };
     let core = Core { number: 0, busy: 1000 };
-    assert_eq!(balancer.round(Limits::default(), &[core], &[elsewhere]), [], "its core has just gone");
+    assert_eq!(
+        balancer.round(Limits::default(), &[core], &[elsewhere]),
+        [],
+        "the queue's core has just ended"
+    );
 }
 
-fn queues(cores: u16) -> impl Strategy<Value = Vec<Wants>> {
+fn queues(cores: u16) -> impl Strategy<Value = Vec<SimQueue>> {
     let mask = proptest::collection::btree_set(0..cores, 1..=usize::from(cores));
     let one = (0..cores, 0_u32..1200, mask, proptest::bool::weighted(0.97));
     let queue = |(core, wants, mask, can_move): (u16, u32, std::collections::BTreeSet<u16>, bool)| {
         let cores = mask.into_iter().chain([core]).collect();
-        Wants { core, wants: wants * wants / 1200, cores, can_move }
+        SimQueue { core, wants: wants * wants / 1200, cores, can_move }
     };
     proptest::collection::vec(one.prop_map(queue), 1..40)
 }
 
 proptest! {
     #[test]
-    fn a_steady_load_comes_to_rest((cores, queues) in (1_u16..12).prop_flat_map(|c| (Just(c), queues(c)))) {
+    fn a_steady_load_ends_in_no_moves((cores, queues) in (1_u16..12).prop_flat_map(|c| (Just(c), queues(c)))) {
         let mut world = World::new(cores, queues);
         let before = world.busiest();
         world.rounds(300);
         prop_assert_eq!(world.rounds(300), 0);
         let limit = world.limits.full().max(before);
-        // Of moves that were meant to come together, some may fail.
+        // Of moves that only help together, some may fail.
         prop_assume!(world.queues.iter().all(|queue| queue.can_move));
         prop_assert!(world.busiest() <= limit, "{} of {limit}", world.busiest());
     }
 
     #[test]
-    fn a_restless_load_moves_little(
+    fn a_changing_load_causes_few_moves(
         (cores, queues) in (2_u16..8).prop_flat_map(|c| (Just(c), queues(c))),
         noise in proptest::collection::vec(90_u32..110, 97),
     ) {
