@@ -246,5 +246,5 @@ pub fn start(level: PrintLevel, format: Format) -> impl Fn(&LogSettings) {
 
 fn targets(settings: &LogSettings) -> Targets {
     let targets = Targets::new().with_default(Level::from(settings.level));
-    targets.with_targets(settings.told().map(|target| (target, Level::TRACE)))
+    targets.with_targets(settings.verbose_targets().map(|target| (target, Level::TRACE)))
 }

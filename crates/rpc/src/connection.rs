@@ -153,8 +153,8 @@ impl<C: 'static> Connection<C> {
         tokio::task::spawn_local(async move {
             // If the receiver is closed, the client has disconnected.
             let report = |step| drop(finished.send((number, step)));
-            let reply = methods.answer_telling(message, rights, || tell(Step::Ran)).await;
-            tell(Step::Answered(reply));
+            let reply = methods.answer_reporting(message, rights, || report(Step::Ran)).await;
+            report(Step::Answered(reply));
         });
     }
 

@@ -190,7 +190,7 @@ impl<C: 'static> Methods<C> {
                 let (outcome, done) = self.run(method, params, caller).await?;
                 ran();
                 let outcome = (self.settle)(Rc::clone(&self.context), outcome, done).await;
-                outcome.map_err(|error| entry.codes.tell(error))
+                outcome.map_err(|error| entry.codes.apply(error))
             }
         }
     }

@@ -30,7 +30,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use clients::{Clients, Known};
+use clients::{Authenticated, Clients};
 use tls::Handshakes;
 pub use tls::{Tls, TlsError};
 
@@ -167,7 +167,7 @@ impl HttpServer {
                 accepted = self.listener.accept(), if has_room => match (accepted, &self.tls) {
                     (Ok((stream, _)), Some(tls)) => handshakes.begin(tls.clone(), stream),
                     (Ok((stream, _)), None) => {
-                        clients.begin(|known| serve_client(stream, shared.clone(), known, stopped.clone()));
+                        clients.begin(|authenticated| serve_client(stream, shared.clone(), authenticated, stopped.clone()));
                     }
                     (Err(error), _) => {
                         tracing::warn!(%error, "cannot accept an RPC client");
@@ -175,7 +175,7 @@ impl HttpServer {
                     }
                 },
                 Some(agreed) = handshakes.next(), if has_room => if let Some(stream) = agreed {
-                    clients.begin(|known| serve_client(stream, shared.clone(), known, stopped.clone()));
+                    clients.begin(|authenticated| serve_client(stream, shared.clone(), authenticated, stopped.clone()));
                 },
                 Some(()) = clients.next_gone() => {}
                 _ = stop.wait_for(|stop| *stop) => break,
@@ -191,12 +191,13 @@ type Reply = Response<Full<Bytes>>;
 async fn serve_client<C: 'static>(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     shared: Shared<C>,
-    known: Known,
+    authenticated: Authenticated,
     mut stop: watch::Receiver<bool>,
 ) {
     let service = service_fn(|request| {
-        let (methods, passwords, known) = (Rc::clone(&shared.0), Rc::clone(&shared.1), Rc::clone(&known));
-        async move { Ok::<_, Infallible>(respond(request, &methods, &passwords, &known).await) }
+        let (methods, passwords, authenticated) =
+            (Rc::clone(&shared.0), Rc::clone(&shared.1), Rc::clone(&authenticated));
+        async move { Ok::<_, Infallible>(respond(request, &methods, &passwords, &authenticated).await) }
     });
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(REQUEST_TIME).half_close(true);
@@ -217,7 +218,7 @@ async fn respond<C: 'static>(
     request: Request<Incoming>,
     methods: &Methods<C>,
     passwords: &Passwords,
-    known: &Known,
+    authenticated: &Authenticated,
 ) -> Reply {
     if !passwords.admit(request.headers().get(AUTHORIZATION).map(|header| header.as_bytes())) {
         tracing::info!("an HTTP RPC client has sent no password, or a wrong one");
@@ -227,7 +228,7 @@ async fn respond<C: 'static>(
         reply.headers_mut().insert(WWW_AUTHENTICATE, challenge);
         return reply;
     }
-    known.set(true);
+    authenticated.set(true);
     if request.method() != Method::POST {
         let mut reply = plain(StatusCode::METHOD_NOT_ALLOWED, "JSON-RPC requires POST\n");
         reply.headers_mut().insert(ALLOW, "POST".parse().expect("the text is ASCII"));

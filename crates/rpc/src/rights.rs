@@ -99,7 +99,7 @@ impl FromStr for Rule {
 fn uid(text: &str) -> Result<u32, RuleError> {
     let by_name = || User::from_name(text).ok().flatten().map(|user| user.uid.as_raw());
     let unknown = || RuleError::UnknownName { kind: "user", name: text.to_owned() };
-    text.parse().ok().or_else(by_name).ok_or_else(nobody)
+    text.parse().ok().or_else(by_name).ok_or_else(unknown)
 }
 
 /// The group ID for a number or a name.
@@ -109,7 +109,7 @@ fn uid(text: &str) -> Result<u32, RuleError> {
 pub fn gid(text: &str) -> Result<u32, RuleError> {
     let by_name = || Group::from_name(text).ok().flatten().map(|group| group.gid.as_raw());
     let unknown = || RuleError::UnknownName { kind: "group", name: text.to_owned() };
-    text.parse().ok().or_else(by_name).ok_or_else(nobody)
+    text.parse().ok().or_else(by_name).ok_or_else(unknown)
 }
 
 impl Who {

@@ -281,14 +281,10 @@ pub fn decode(bytes: &[u8]) -> Result<Command, Sense> {
 #[inline]
 pub(crate) fn plain(bytes: &[u8]) -> Option<(Op, Transfer)> {
     let cdb = bytes.first_chunk::<16>()?;
-    let command = |at: usize| u32::from_be_bytes([cdb[at], cdb[at + 1], cdb[at + 2], cdb[at + 3]]);
+    let word = |at: usize| u32::from_be_bytes([cdb[at], cdb[at + 1], cdb[at + 2], cdb[at + 3]]);
     let (lba, blocks, control) = match cdb[0] {
-        op::READ_16 | op::WRITE_16 => {
-            (u64::from(command(2)) << 32 | u64::from(command(6)), command(10), cdb[15])
-        }
-        op::READ_10 | op::WRITE_10 => {
-            (command(2).into(), u16::from_be_bytes([cdb[7], cdb[8]]).into(), cdb[9])
-        }
+        op::READ_16 | op::WRITE_16 => (u64::from(word(2)) << 32 | u64::from(word(6)), word(10), cdb[15]),
+        op::READ_10 | op::WRITE_10 => (word(2).into(), u16::from_be_bytes([cdb[7], cdb[8]]).into(), cdb[9]),
         _ => return None,
     };
     if cdb[1] >> 5 != 0 || control != 0 {

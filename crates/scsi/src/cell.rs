@@ -37,7 +37,7 @@ impl UnitCell {
     pub fn command(&self, command: Command, cx: &mut Cx) {
         self.commands.borrow_mut().push(command);
         self.has_command.set(true);
-        cx.raise_for_all(self.root);
+        cx.tell(self.root);
     }
 
     #[inline]

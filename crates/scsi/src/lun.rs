@@ -11,7 +11,7 @@
 
 use crate::cell::{Cells, Command, UnitCell};
 use crate::reservations::{Access, Change, Effects, Kind, Refused, Registration, Reservations};
-use crate::state::{Port, SaveRequest, SaveSender, SavedState};
+use crate::saved::{Port, SaveRequest, SaveSender, SavedState};
 use crate::{Key, Sense};
 use aryk_bdev::{Bdev, Descriptor, Op, OpenError};
 use aryk_reactor::{Cx, Handle, RootId};
@@ -343,12 +343,12 @@ impl Lun {
             let send = move |cx: &mut Cx| -> Vec<_> {
                 let of_nexus = |cell: &Rc<UnitCell>| which.matches_nexus(cell.nexus);
                 let cells: Vec<_> = Cells::of(serial, cx).into_iter().filter(of_nexus).collect();
-                let command_channels = |cell: Rc<UnitCell>| {
+                let send_command = |cell: Rc<UnitCell>| {
                     let (sender, receiver) = oneshot::channel();
                     cell.command(command(which.clone(), sender), cx);
                     receiver
                 };
-                cells.into_iter().map(command_channels).collect()
+                cells.into_iter().map(send_command).collect()
             };
             // If the reactor has ended, its channels are closed.
             answers.extend(reactor.call(send).await.unwrap_or_default());

@@ -84,7 +84,7 @@ fn one_request_or_one_batch() {
                 assert_eq!((status, &reply["error"]["code"]), (200, &json!(code)), "{body}");
             }
         },
-        nobody,
+        no_client,
     );
 }
 
@@ -111,7 +111,7 @@ fn clients_without_a_password_are_refused() {
             let lower = "POST / HTTP/1.1\r\nauthorization: basic  c3BkazphOmI=\r\n";
             assert_eq!(ask(address, lower, br#"{"method":"echo","id":1}"#).await.0, 200);
         },
-        nobody,
+        no_client,
     );
 }
 
@@ -130,7 +130,7 @@ fn invalid_requests() {
             stream.read_to_string(&mut reply).await.unwrap();
             assert!(reply.is_empty() || reply.starts_with("HTTP/1.1 400"), "{reply}");
         },
-        nobody,
+        no_client,
     );
 }
 

@@ -156,11 +156,11 @@ impl EncodedHistogram {
         let first = Histogram::octave(recording.min_ns);
         let last = Histogram::octave(recording.max_ns - 1).max(first);
         let counts = histogram.counts();
-        let mut told = counts[first * per_octave..(last + 1) * per_octave].to_vec();
+        let mut in_range = counts[first * per_octave..(last + 1) * per_octave].to_vec();
         let (below, above) = (&counts[..first * per_octave], &counts[(last + 1) * per_octave..]);
-        *counts.first_mut().expect("an octave has buckets") += below.iter().sum::<u64>();
-        *counts.last_mut().expect("an octave has buckets") += above.iter().sum::<u64>();
-        let bytes: Vec<u8> = told.iter().flat_map(|count| count.to_le_bytes()).collect();
+        *in_range.first_mut().expect("an octave has buckets") += below.iter().sum::<u64>();
+        *in_range.last_mut().expect("an octave has buckets") += above.iter().sum::<u64>();
+        let bytes: Vec<u8> = in_range.iter().flat_map(|count| count.to_le_bytes()).collect();
         Self {
             histogram: BASE64.encode(bytes),
             granularity: per_octave.ilog2(),

@@ -304,18 +304,21 @@ fn a_log_flag_enables_its_part_of_the_daemon() {
         let settings = || daemon.control.log_settings();
         daemon.call("log_set_flag", &json!({"flag": "vhost_user"})).await.unwrap();
         daemon.call("log_enable_timestamps", &json!({"enabled": false})).await.unwrap();
-        assert_eq!(settings().told().collect::<Vec<_>>(), ["aryk_vhost_user"]);
+        assert_eq!(settings().verbose_targets().collect::<Vec<_>>(), ["aryk_vhost_user"]);
         assert!(!settings().timestamps);
         let flags = daemon.call("log_get_flags", &json!({})).await.unwrap();
         assert_eq!((&flags["vhost_user"], &flags["bdev"]), (&json!(true), &json!(false)));
         daemon.call("log_set_flag", &json!({"flag": "vhost"})).await.unwrap();
-        assert_eq!(settings().told().filter(|target| target.starts_with("aryk_vhost_")).count(), 4);
-        assert_eq!(settings().told().count(), 4);
+        assert_eq!(
+            settings().verbose_targets().filter(|target| target.starts_with("aryk_vhost_")).count(),
+            4
+        );
+        assert_eq!(settings().verbose_targets().count(), 4);
         daemon.call("log_set_flag", &json!({"flag": "all"})).await.unwrap();
         daemon.call("log_clear_flag", &json!({"flag": "rpc"})).await.unwrap();
-        assert_eq!(settings().told().count(), flags.as_object().unwrap().len() - 1);
+        assert_eq!(settings().verbose_targets().count(), flags.as_object().unwrap().len() - 1);
         daemon.call("log_clear_flag", &json!({"flag": "all"})).await.unwrap();
-        assert_eq!(settings().told().count(), 0);
+        assert_eq!(settings().verbose_targets().count(), 0);
     });
 }
 

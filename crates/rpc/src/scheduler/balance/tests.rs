@@ -41,7 +41,7 @@ impl World {
 
     fn seen(&self) -> (Vec<Core>, Vec<Load>) {
         let core = |number| Core { number, busy: self.wanted_on(number).min(WHOLE) };
-        let load = |(thread, queue): (u64, &Wants)| {
+        let load = |(thread, queue): (u64, &SimQueue)| {
             let whole = self.wanted_on(queue.core).max(WHOLE);
             let busy = queue.wants * WHOLE / whole;
             Load { thread, core: queue.core, busy, cores: queue.cores.clone() }
