@@ -77,14 +77,14 @@ pub struct Call {
 }
 
 impl Call {
-    /// Whether it is about the disk of that name, or makes something of it.
+    /// Whether the call concerns the disk of that name, or creates something on top of it.
     pub(crate) fn names(&self, disk: &str) -> bool {
         const PARAMS: [&str; 6] =
             ["name", "bdev_name", "dev_name", "base_bdev_name", "base_bdev", "base_name"];
         PARAMS.iter().any(|param| self.params.get(param).is_some_and(|value| value == disk))
     }
 
-    /// The disk that it makes another of.
+    /// The disk on which the call's disk is built.
     pub(crate) fn base(&self) -> Option<&str> {
         ["base_bdev_name", "base_bdev", "base_name"].iter().find_map(|base| self.params.get(base)?.as_str())
     }
@@ -181,16 +181,16 @@ impl Notes {
     }
 }
 
-/// An object that is configured and not there.
+/// An object that is configured and does not exist.
 #[derive(Debug, Clone)]
 pub(crate) struct AbsentObject {
-    /// The key of its note.
+    /// Key of the object's note.
     pub key: u64,
-    /// The part of the daemon that it belongs to.
+    /// The part of the daemon to which the object belongs.
     pub subsystem: Subsystem,
-    /// Its name.
+    /// Name of the object.
     pub name: String,
-    /// The call that makes it.
+    /// The call that creates the object.
     pub call: Call,
 }
 
@@ -199,13 +199,13 @@ impl AbsentObject {
         Self { key, subsystem: note.subsystem, name: note.object.clone(), call: note.call.clone() }
     }
 
-    /// A parameter of the call that makes it, if that is a text.
+    /// A parameter of the object's call, if it is a string.
     pub fn text(&self, param: &str) -> Option<&str> {
         self.call.params.get(param)?.as_str()
     }
 }
 
-/// Why an absent object is not there.
+/// Why an absent object does not exist.
 #[derive(Debug, Default)]
 struct Absence {
     /// The base disk for which the object waits.
@@ -256,37 +256,37 @@ impl Config {
         self.absent_objects().into_iter().map(|object| (object.key, object.call)).collect()
     }
 
-    /// The absent objects, in the order in which they were made first.
+    /// The absent objects, in the order of their first creation.
     pub(crate) fn absent_objects(&self) -> Vec<AbsentObject> {
         self.absent_objects_that(|_| true)
     }
 
-    /// The absent objects of which `is_meant` is true; not what initiators have set.
-    pub(crate) fn absent_objects_that(&self, is_meant: impl Fn(&Call) -> bool) -> Vec<AbsentObject> {
+    /// The absent objects whose calls `is_selected` accepts, without the states of logical units.
+    pub(crate) fn absent_objects_that(&self, is_selected: impl Fn(&Call) -> bool) -> Vec<AbsentObject> {
         let absent = self.absent.borrow();
         let objects = absent.notes.iter().filter(|(_, note)| note.subsystem != Subsystem::Unit);
-        let meant = objects.filter(|(_, note)| is_meant(&note.call));
-        meant.map(|(key, note)| AbsentObject::new(*key, note)).collect()
+        let selected = objects.filter(|(_, note)| is_selected(&note.call));
+        selected.map(|(key, note)| AbsentObject::new(*key, note)).collect()
     }
 
-    /// Objects of `subsystem` whose call `is_meant` are absent from now on: they went with a disk that may come back.
-    pub(crate) fn went(&self, subsystem: Subsystem, is_meant: impl Fn(&Call) -> bool) {
+    /// Makes the objects of `subsystem` absent whose calls `is_selected` accepts: they ended with a disk that may come back.
+    pub(crate) fn went(&self, subsystem: Subsystem, is_selected: impl Fn(&Call) -> bool) {
         let (mut notes, mut absent) = (self.notes.borrow_mut(), self.absent.borrow_mut());
-        let is_one = |note: &Note| note.subsystem == subsystem && is_meant(&note.call);
+        let is_one = |note: &Note| note.subsystem == subsystem && is_selected(&note.call);
         let gone: Vec<String> =
             notes.notes.values().filter(|note| is_one(note)).map(|note| note.object.clone()).collect();
         for object in gone {
-            let (key, note) = notes.take(subsystem, &object).expect("it was just found");
+            let (key, note) = notes.take(subsystem, &object).expect("the note was just found");
             absent.insert(key, note);
         }
     }
 
-    /// How many notes there are of objects that are not there.
+    /// Number of notes whose objects do not exist.
     pub fn absent_count(&self) -> usize {
         self.absent.borrow().notes.len()
     }
 
-    /// The place of an object that is there among all, in the order in which they were made first.
+    /// The position of an existing object among all, in the order of their first creation.
     pub(crate) fn place(&self, subsystem: Subsystem, object: &str) -> Option<u64> {
         self.notes.borrow().key(subsystem, object)
     }

@@ -24,9 +24,9 @@ use tokio::sync::watch;
 
 /// The daemon.
 pub struct Control {
-    /// What modules make disks with.
+    /// Environment in which modules create disks.
     pub env: Env,
-    /// Where I/O runs.
+    /// The reactors, on which I/O runs.
     pub reactors: Rc<Reactors>,
     /// The disks.
     pub disks: Disks,
@@ -42,9 +42,9 @@ pub struct Control {
     pub collector: Collector,
     /// Whether methods of run time may be called.
     started: watch::Sender<bool>,
-    /// What clients wait for while it comes up.
+    /// Operations of the start-up for which clients wait.
     pub(crate) start_up: Rc<StartUp>,
-    /// Since when it is there.
+    /// When the daemon was started.
     born: Nanos,
     log: RefCell<LogSettings>,
     apply_log: Box<dyn Fn(&LogSettings)>,
@@ -99,7 +99,7 @@ impl Control {
         Duration::from_nanos(Clock::Monotonic.now().0.saturating_sub(self.born.0))
     }
 
-    /// Lets methods of run time be called.
+    /// Permits calls of run-time methods.
     pub fn start(&self) {
         self.started.send_replace(true);
     }
@@ -109,13 +109,13 @@ impl Control {
         *self.started.borrow()
     }
 
-    /// Holds off the end of start-up until the result is dropped: what was configured is being made again. If a file is loaded too, clients' calls at run
-    /// time wait until then.
+    /// Delays the end of start-up until the result is dropped, while the configuration is restored. With `loads_file`, clients'
+    /// calls at run time wait until then.
     pub fn begin_start_up(&self, loads_file: bool) -> Unfinished {
         self.start_up.begin(loads_file)
     }
 
-    /// Waits until start-up is complete: methods of run time may be called, and what was configured was made again as far as it can be.
+    /// Waits until start-up is complete: run-time methods may be called, and the configuration was restored as far as possible.
     pub async fn until_started(&self) {
         // The sender lives as long as the borrowed `self`.
         let _ = self.started.subscribe().wait_for(|started| *started).await;
@@ -135,10 +135,10 @@ impl Control {
         bdev.name().to_owned()
     }
 
-    /// All disks, in the order in which they were configured: after a restart they are made again in another.
+    /// All disks, in the order of their first configuration; a restart creates them in another order.
     pub(crate) fn list_disks(&self) -> Vec<Arc<Bdev>> {
         let mut disks = self.disks.registry.list();
-        // One call makes all parts of a disk, and is noted as the first part.
+        // All parts of a split disk have one note, under the name of the first part.
         let noted = |name: &str| self.config.place(Subsystem::Bdev, name);
         let first_part = |name: &str| noted(&format!("{}p0", name.rsplit_once('p')?.0));
         disks.sort_by_cached_key(|disk| {
@@ -148,7 +148,7 @@ impl Control {
         disks
     }
 
-    /// Removes a disk that `module` has made, and those that are made of it.
+    /// Removes a disk that `module` has created, and the disks built on it.
     pub(crate) async fn remove_disk(&self, module: &'static str, name: &str) -> Result<bool, Error> {
         if self.disks.find(name).is_err() && self.config.forget_absent(Subsystem::Bdev, name) {
             self.config.forget(Subsystem::Unit, name);

@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-/// All disks, and what the methods that made some of them know of these.
+/// All disks, with the data of the methods that created some of them.
 #[derive(Debug)]
 pub struct Disks {
     /// All disks.
@@ -23,9 +23,9 @@ pub struct Disks {
     made: RefCell<HashMap<String, Made>>,
     /// Names of removed disks, for [`Disks::take_gone`].
     gone: RefCell<Vec<String>>,
-    /// Sent to whenever there is a new one.
+    /// Notified of each new disk.
     grown: Arc<watch::Sender<()>>,
-    /// What became of them.
+    /// Events about disks.
     pub(crate) events: Arc<Events>,
 }
 
@@ -66,7 +66,7 @@ impl Disks {
         self.made.borrow_mut().insert(bdev.name().to_owned(), Made { module, details });
     }
 
-    /// Whether a call has made the disk of that name, and it is not forgotten yet.
+    /// Whether a call has created the disk of that name, and its notes have not been removed yet.
     pub(crate) fn is_made(&self, name: &str) -> bool {
         self.made.borrow().contains_key(name) || self.gone.borrow().iter().any(|gone| gone == name)
     }

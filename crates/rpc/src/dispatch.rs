@@ -25,7 +25,7 @@ pub type Outcome = Result<Box<RawValue>, Error>;
 pub(crate) type Running = Pin<Box<dyn Future<Output = Outcome>>>;
 /// Handles the changes of a call: waits until they are stored, or undoes them.
 type Settle<C> = Box<dyn Fn(Rc<C>, Outcome, Done) -> Running>;
-/// What a client's call, which may change something or not, waits for before it runs, by its parameters.
+/// The future for which a client's call waits before it runs, given whether the call may change something, and its parameters.
 type Hold<C> = Box<dyn Fn(&C, bool, Option<&RawValue>) -> Option<Pin<Box<dyn Future<Output = ()>>>>>;
 
 /// The parameters of a method without parameters.
@@ -60,7 +60,8 @@ impl<C: 'static> Methods<C> {
         }
     }
 
-    /// Makes clients' calls at run time wait for what `hold` returns for whether they may change something, and their parameters.
+    /// Makes clients' calls at run time wait for the future that `hold` returns, given whether they may change something, and
+    /// their parameters.
     #[must_use]
     pub fn held_by<W>(mut self, hold: impl Fn(&C, bool, Option<&RawValue>) -> Option<W> + 'static) -> Self
     where
@@ -73,7 +74,7 @@ impl<C: 'static> Methods<C> {
         self
     }
 
-    /// Has `settle` see to what each call has done, before it is answered.
+    /// Makes `settle` handle the changes of each call before the call is answered.
     #[must_use]
     pub fn settled_by<F>(mut self, settle: F) -> Self
     where
@@ -141,7 +142,7 @@ impl<C: 'static> Methods<C> {
         match call {
             Err(Rejected { id, error }) => Some(wire::response(id.as_ref(), &Err(error))),
             Ok(Call { id, method, params }) => {
-                let outcome = self.call_telling(&method, params, Caller::Client(rights), ran).await;
+                let outcome = self.call_reporting(&method, params, Caller::Client(rights), ran).await;
                 if let Err(error) = &outcome {
                     tracing::debug!(method, %error, "request failed");
                 }
@@ -155,12 +156,12 @@ impl<C: 'static> Methods<C> {
     /// # Errors
     /// The handler's error; or the method does not exist, may not be called now, or does not accept its parameters.
     pub async fn call(&self, method: &str, params: Option<Box<RawValue>>) -> Outcome {
-        self.call_telling(method, params, Caller::Client(Rights::Full), || {}).await
+        self.call_reporting(method, params, Caller::Client(Rights::Full), || {}).await
     }
 
-    /// The same for a call of the file that the daemon starts with.
+    /// As [`Methods::call`], for a call of the file with which the daemon starts.
     pub(crate) async fn call_of_file(&self, method: &str, params: Option<Box<RawValue>>) -> Outcome {
-        self.call_telling(method, params, Caller::File, || {}).await
+        self.call_reporting(method, params, Caller::File, || {}).await
     }
 
     async fn call_reporting(

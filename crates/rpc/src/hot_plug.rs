@@ -1,6 +1,8 @@
-//! Disks that come and go by themselves: no call made them, so no call sees to what is configured of them. Control context.
+//! Disks that appear and disappear by themselves: no call has created them, so that no call handles the configuration that refers
+//! to them. Control context.
 //!
-//! What needs such a disk, as a controller or a limit that was configured before a restart, is made when it comes. What was set of it is kept when it goes,
+//! Objects that need such a disk, such as a controller or a limit configured before a restart, are created when the disk appears.
+//! The settings of the disk are kept when it disappears, and are applied again when it comes back.
 //! and set again when it comes back.
 
 use crate::config::{Call, Subsystem};
@@ -11,12 +13,12 @@ use aryk_bdev::Change;
 use std::rc::{Rc, Weak};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-/// Follows the disks from now on, for as long as the daemon lives. Needs a tokio `LocalSet`.
+/// Follows changes of the disks as long as the daemon lives. Needs a tokio `LocalSet`.
 pub fn follow_disks(control: &Rc<Control>, methods: &Rc<Methods<Control>>) {
     let (sender, changes) = unbounded_channel();
     control.disks.registry.observe(move |change, bdev| {
         if change != Change::Resized {
-            // Whoever followed has ended with the daemon.
+            // The receiver has ended with the daemon.
             let _ = sender.send((change, bdev.name().to_owned()));
         }
     });
@@ -30,7 +32,8 @@ async fn follow(
 ) {
     while let Some((change, disk)) = changes.recv().await {
         let (Some(control), Some(methods)) = (control.upgrade(), methods.upgrade()) else { return };
-        // The call that made it sees to that; while all is made again, what needs it is tried anyway.
+        // The call that created the disk handles its notes; during the restoration, the objects that need the disk are tried
+        // anyway.
         if control.disks.is_made(&disk) || !control.start_up.is_over() {
             continue;
         }
@@ -38,23 +41,23 @@ async fn follow(
         match change {
             Change::Added if is_there => {
                 make_waiting(&control, &disk).await;
-                restore::make_those_of(&disk, &control, &methods).await;
+                restore::create_dependents_of(&disk, &control, &methods).await;
             }
-            Change::Removed if !is_there => keep_what_was_set(&control, &disk),
-            // It has gone, or come back, meanwhile: that is the next change.
+            Change::Removed if !is_there => keep_settings(&control, &disk),
+            // The disk has disappeared or come back in between: that is the next change.
             Change::Added | Change::Removed | Change::Resized => {}
         }
     }
 }
 
-/// What was set of a disk that is gone stays configured.
-fn keep_what_was_set(control: &Control, disk: &str) {
+/// Keeps the settings of a removed disk in the configuration.
+fn keep_settings(control: &Control, disk: &str) {
     for subsystem in [Subsystem::Watch, Subsystem::Qos, Subsystem::VhostScsi] {
         control.config.went(subsystem, |call| disk_of(subsystem, call) == Some(disk));
     }
 }
 
-/// The disk that a call sets something of.
+/// The disk of which a call sets something.
 fn disk_of(subsystem: Subsystem, call: &Call) -> Option<&str> {
     let param = match (subsystem, &*call.method) {
         (Subsystem::Watch, _) | (Subsystem::Qos, qos::SET_LIMIT) => "name",

@@ -15,9 +15,9 @@ use std::future::Future;
 pub enum Caller {
     /// A client with these rights.
     Client(Rights),
-    /// The file that the daemon starts with.
+    /// The file with which the daemon starts.
     File,
-    /// We, to have again what was configured before.
+    /// The daemon itself, to create a stored object again.
     Restore,
 }
 

@@ -99,7 +99,7 @@ pub enum LoadError {
         /// The cause.
         source: serde_json::Error,
     },
-    /// A call of it failed.
+    /// A call of the file has failed.
     #[error("{}: {error}", .path.display())]
     Failed {
         /// The file.
@@ -152,7 +152,8 @@ impl File {
         for (place, call) in self.config.into_calls() {
             let mut outcome = make(control, methods, &call).await;
             if outcome.is_err() && !control.config.absent().is_empty() {
-                // It may need what the state store could not make again, which may have waited for what the file has made since.
+                // The call may need an object that the state store could not create again, and which may have waited for objects
+                // of the file.
                 restore::round(control, methods).await.report(control);
                 outcome = make(control, methods, &call).await;
             }

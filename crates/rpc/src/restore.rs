@@ -1,10 +1,11 @@
 //! Restores the configuration after a restart. Control context.
 //!
-//! The calls that made it are made, as many at a time as [`AT_ONCE`], each after those of the objects that it needs. What fails, because a file is not there
-//! or its lock is still held by the last requests of a daemon that was killed, stays in the store, is reported, and is tried again for as long as it is not
-//! there.
+//! Makes the stored calls, up to [`AT_ONCE`] at the same time, each after those of the objects that it needs. A call fails if,
+//! for example, a file is missing or the last requests of a killed daemon still hold its lock; the object then stays in the
+//! store, is reported, and is retried until it exists.
 //!
-//! Clients are served meanwhile. A call of theirs that changes something waits for the objects that it names, until each was tried once.
+//! Clients are served during the restoration. A client's call that changes something waits for the objects that it names, until
+//! each was tried once.
 
 mod plan;
 mod start_up;
@@ -24,9 +25,9 @@ use std::rc::{Rc, Weak};
 use std::time::Duration;
 use tokio::task::JoinSet;
 
-/// How many objects are made at a time. Each may have a thread, and wait for its store.
+/// Objects that are created at the same time, at most. Each may use a thread, and wait for its store.
 const AT_ONCE: usize = 64;
-/// How long until what could not be made is tried again: at first, and at last.
+/// First and last delay before a failed object is retried.
 const RETRY_MIN: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(1);
 
@@ -39,29 +40,29 @@ pub struct Restored {
     pub absent: usize,
 }
 
-/// What came of trying all absent objects once.
+/// Result of one attempt to create all absent objects.
 #[derive(Debug, Default)]
 pub(crate) struct Round {
-    /// Objects that are there again.
+    /// Number of objects that exist again.
     made: usize,
-    /// The keys of those that failed for another reason than before.
-    failed_anew: Vec<u64>,
+    /// Keys of the objects that failed for another reason than before.
+    newly_failed: Vec<u64>,
 }
 
 impl Round {
-    /// Reports what failed for another reason than before.
+    /// Reports the objects that failed for another reason than before.
     pub fn report(&self, control: &Control) {
-        self.failed_anew.iter().for_each(|key| report(control, *key));
+        self.newly_failed.iter().for_each(|key| report(control, *key));
     }
 }
 
-/// Makes what `control` has notes of and is not there. What cannot be made now is tried again in the background. Needs a tokio `LocalSet`.
+/// Creates the noted objects that do not exist. Failed ones are retried in the background. Needs a tokio `LocalSet`.
 pub async fn restore(control: &Rc<Control>, methods: &Rc<Methods<Control>>) -> Restored {
     let mut made = 0;
     let mut plan = Plan::new(control.config.absent_objects());
     let mut held = plan.objects().map(|object| (object.key, control.start_up.hold(object))).collect();
-    // An object that was made anew under an old one's name may be needed by what is not noted as needing it: as long as a round gets anywhere, there is
-    // another.
+    // An object that was created under the name of an earlier one may be needed by an object whose note does not name it: rounds
+    // are repeated as long as one makes progress.
     loop {
         let round = run(control, methods, plan, held).await;
         made += round.made;
@@ -101,20 +102,20 @@ async fn retry(control: Weak<Control>, methods: Weak<Methods<Control>>) {
     }
 }
 
-/// Tries each absent object once, but for those that wait for a disk.
+/// Tries each absent object once, except those that wait for a disk.
 pub(crate) async fn round(control: &Rc<Control>, methods: &Rc<Methods<Control>>) -> Round {
     run(control, methods, Plan::new(control.config.absent_objects()), HashMap::new()).await
 }
 
-/// Tries the absent objects that name the disk `disk`, which has just come.
-pub(crate) async fn make_those_of(disk: &str, control: &Rc<Control>, methods: &Rc<Methods<Control>>) {
+/// Tries the absent objects that name the disk `disk`, which has just appeared.
+pub(crate) async fn create_dependents_of(disk: &str, control: &Rc<Control>, methods: &Rc<Methods<Control>>) {
     let objects = control.config.absent_objects_that(|call| call.names(disk));
     if !objects.is_empty() {
         run(control, methods, Plan::new(objects), HashMap::new()).await.report(control);
     }
 }
 
-/// Carries out a plan. What of `held` belongs to an object, by its key, is let go when that was tried.
+/// Carries out a plan. The entry of `held` for an object's key is dropped after the object was tried.
 async fn run(
     control: &Rc<Control>,
     methods: &Rc<Methods<Control>>,
@@ -139,42 +140,42 @@ async fn run(
         plan.done(place);
         match outcome {
             Outcome::Made => round.made += 1,
-            Outcome::FailedAnew => round.failed_anew.push(key),
+            Outcome::NewlyFailed => round.newly_failed.push(key),
             Outcome::Failed | Outcome::NotTried => {}
         }
     }
 }
 
-/// What came of trying an object.
+/// Result of the attempt to create an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
     Made,
-    /// For the same reason as before.
+    /// The object failed for the same reason as before.
     Failed,
-    /// For another reason than before.
-    FailedAnew,
-    /// It is not absent any more, waits for a disk, or is being tried already.
+    /// The object failed for another reason than before.
+    NewlyFailed,
+    /// The object is no longer absent, waits for a disk, or another task is trying it.
     NotTried,
 }
 
-/// Tries an absent object.
+/// Tries to create an absent object.
 async fn make(control: &Control, methods: &Methods<Control>, object: &AbsentObject) -> Outcome {
     let (config, key) = (&control.config, object.key);
-    // It may have been made, or forgotten, by a client meanwhile.
+    // A client may have created or removed the object in between.
     if !config.is_absent(key) || config.is_waiting(key) {
         return Outcome::NotTried;
     }
     let Some(_trying) = control.start_up.try_object(key) else { return Outcome::NotTried };
     let (described, had_failed) = (config.describe(key), config.has_failed(key));
-    let params = to_raw_value(&object.call.params).expect("it was JSON");
+    let params = to_raw_value(&object.call.params).expect("the parameters are valid JSON");
     match methods.restore(&object.call.method, params).await {
         Ok(_) => {
             if had_failed {
-                tracing::info!(object = described, "is there again");
+                tracing::info!(object = described, "exists again");
             }
             Outcome::Made
         }
-        Err(error) if config.failed(key, &error.to_string()) => Outcome::FailedAnew,
+        Err(error) if config.failed(key, &error.to_string()) => Outcome::NewlyFailed,
         Err(_) => Outcome::Failed,
     }
 }

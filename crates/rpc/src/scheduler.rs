@@ -108,7 +108,8 @@ impl Scheduler {
         }
     }
 
-    /// Moves the queue, of whichever kind of controller, or the background task that is the thread of that number; `None` if there is none.
+    /// Moves the thread with that ID: a queue of either kind of controller, or a background task; `None` if there is no such
+    /// thread.
     pub async fn move_thread(
         &self,
         thread: u64,

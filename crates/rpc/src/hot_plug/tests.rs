@@ -1,4 +1,4 @@
-//! A disk that no call has made.
+//! A disk that no call has created.
 
 use super::*;
 use crate::methods::log::PrintLevel;
@@ -35,7 +35,7 @@ impl Daemon {
         Ok(serde_json::from_str(reply.get()).unwrap())
     }
 
-    /// A module finds a disk.
+    /// Registers a disk, as a module does that finds one.
     fn plug_in(&self) {
         let identity = Identity::named("plugged");
         let config =
@@ -81,12 +81,12 @@ fn in_local_set(test: impl AsyncFnOnce(&Path)) {
 }
 
 #[test]
-fn a_disk_that_comes_by_itself_is_seen_and_what_is_configured_of_it_comes_with_it() {
+fn a_disk_that_appears_by_itself_is_reported_with_its_configuration() {
     in_local_set(async |dir| {
         {
             let daemon = Daemon::start(dir).await;
             daemon.plug_in();
-            // One of its group's name is left alone.
+            // A group with the disk's name is left alone.
             daemon.call("bdev_qos_group_create", json!({"name": "plugged"})).await.unwrap();
             let calls = [
                 ("vhost_create_blk_controller", json!({"ctrlr": "c", "dev_name": "plugged"})),
@@ -107,12 +107,12 @@ fn a_disk_that_comes_by_itself_is_seen_and_what_is_configured_of_it_comes_with_i
         daemon.plug_in();
         let disks = daemon.call("bdev_get_bdevs", json!({})).await.unwrap();
         assert_eq!(disks[0]["name"], "plugged");
-        assert_eq!(daemon.control.disks()[0].name(), "plugged", "metrics have it");
+        assert_eq!(daemon.control.disks()[0].name(), "plugged", "the metrics include the disk");
         daemon.until_offered().await;
         daemon.until_limited().await;
         assert_eq!(daemon.notifications().await, [r#""bdev_register" "plugged""#]);
         assert_eq!(daemon.control.config.absent_count(), 0);
-        // It goes by itself, and comes back.
+        // The disk disappears by itself, and comes back.
         daemon.control.disks.registry.remove("plugged").await.unwrap();
         let absent = |reply: &Result<Value, Error>| reply.as_ref().unwrap().as_array().unwrap().len() == 2;
         daemon.until("aryk_absent_get", json!({}), absent).await;

@@ -47,7 +47,7 @@ struct Event {
     id: u64,
 }
 
-/// The latest events. They come from any thread.
+/// The latest events. Usable from any thread.
 #[derive(Debug, Default)]
 pub(crate) struct Events(Mutex<Ring>);
 
@@ -70,7 +70,7 @@ impl Events {
     }
 
     fn lock(&self) -> MutexGuard<'_, Ring> {
-        self.0.lock().expect("no one panics holding it")
+        self.0.lock().expect("no holder of the lock panics")
     }
 
     /// Up to `max` events from number `id` on.

@@ -21,20 +21,16 @@ pub(super) fn register(table: &mut Table<Control>) {
         "Sets the rate limits of a disk. Omitted limits are unchanged; 0 removes a limit.",
         set_limit,
     );
-    table.add(
-        CREATE,
-        Phase::RunTime,
-        "Creates a QoS group: its disks share rate limits.",
-        create_group,
-    );
+    table.add(CREATE, Phase::RunTime, "Creates a QoS group: its disks share rate limits.", create_group);
     table.add(
         SET_GROUP_LIMIT,
         Phase::RunTime,
         "Sets the rate limits that all disks of a group, and of the groups within it, share. Omitted limits are unchanged; 0 removes a limit.",
         set_group_limit,
     );
-    table.add(ADD, Phase::RunTime, "Puts a disk into a group, from whichever it is in.", add_bdev);
-    table.add("bdev_qos_group_remove_bdev", Phase::RunTime, "Takes a disk out of a group.", remove_bdev);
+    table.add(ADD, Phase::RunTime, "Moves a disk into a group, out of its present group.", add_bdev);
+    table.add("bdev_qos_group_remove_bdev", Phase::RunTime, "Removes a disk from a group.", remove_bdev);
+    table.add("bdev_qos_group_delete", Phase::RunTime, "Deletes an empty group.", delete_group);
     table.add(
         "bdev_qos_groups_get",
         Phase::RunTime,
@@ -311,7 +307,7 @@ pub(crate) fn group_object(name: &str) -> String {
     object(GROUP, name)
 }
 
-/// The name of the note of a group's limits.
+/// The object name of the note of a group's limits.
 pub(crate) fn group_limits_object(name: &str) -> String {
     object(GROUP_LIMITS, name)
 }

@@ -1,32 +1,33 @@
-//! In which order absent objects are made: each after those that it needs, as many at a time as the caller wants. Pure.
+//! The order in which absent objects are created: each after those that it needs, as many at the same time as the caller wants.
+//! Pure.
 
 use crate::config::{AbsentObject, Subsystem};
 use crate::methods::qos;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Absent objects that are to be made, each once.
+/// Absent objects to create, each once.
 #[derive(Debug)]
 pub(super) struct Plan {
     objects: Vec<Planned>,
-    /// Those that can be made now, by their places.
+    /// Indices of the objects that can be created now.
     ready: BTreeSet<usize>,
-    /// Those that were not handed out yet.
+    /// Indices of the objects that were not handed out yet.
     left: BTreeSet<usize>,
-    /// How many were handed out and are not done.
+    /// Number of objects that were handed out and are not done.
     running: usize,
 }
 
 #[derive(Debug)]
 struct Planned {
     object: AbsentObject,
-    /// How many others must be done before it.
+    /// Number of objects that must be done before this one.
     needs: usize,
-    /// The places of those that need it.
+    /// Indices of the objects that need this one.
     needed_by: Vec<usize>,
 }
 
 impl Plan {
-    /// A plan for `objects`, which stand in the order in which they were made first.
+    /// A plan for `objects`, which are in the order of their first creation.
     pub fn new(objects: Vec<AbsentObject>) -> Self {
         let needs = Index::new(&objects).needs(&objects);
         let planned = objects.into_iter().zip(&needs);
@@ -46,9 +47,10 @@ impl Plan {
         self.objects.iter().map(|planned| &planned.object)
     }
 
-    /// The next object that can be made now, and its place. `None` while all that are left need one that is not done, and when none is left.
+    /// The next object that can be created now, and its index. `None` while all remaining objects need one that is not done, and
+    /// when none remains.
     pub fn next(&mut self) -> Option<(usize, AbsentObject)> {
-        // Where nothing runs and nothing is ready, those that are left need each other: no order is right for them.
+        // If no object is in progress or ready, the remaining ones need each other, and no order satisfies them.
         let stuck = || if self.running == 0 { self.left.first() } else { None };
         let place = *self.ready.first().or_else(stuck)?;
         self.ready.remove(&place);
@@ -57,9 +59,9 @@ impl Plan {
         Some((place, self.objects[place].object.clone()))
     }
 
-    /// The object at `place` was tried: those that need it need wait for it no longer, whatever came of it.
+    /// Records that the object at `place` was tried: the objects that need it no longer wait for it, whatever the result.
     pub fn done(&mut self, place: usize) {
-        self.running = self.running.checked_sub(1).expect("it was handed out");
+        self.running = self.running.checked_sub(1).expect("the object was handed out");
         for needed_by in std::mem::take(&mut self.objects[place].needed_by) {
             let planned = &mut self.objects[needed_by];
             planned.needs -= 1;
@@ -70,11 +72,11 @@ impl Plan {
     }
 }
 
-/// Finds objects by what others call them.
+/// Finds objects by the names that other objects use for them.
 struct Index<'a> {
     by_name: BTreeMap<(Subsystem, &'a str), usize>,
     disks_by_uuid: BTreeMap<String, usize>,
-    /// What was set of each disk: its limits, its group, what it is watched for.
+    /// Settings of each disk: its limits, its group, its monitoring.
     settings: BTreeMap<&'a str, Vec<usize>>,
 }
 
@@ -100,7 +102,8 @@ impl<'a> Index<'a> {
         self.by_name.get(&(subsystem, name)).copied()
     }
 
-    /// The object that makes the disk of that name or uuid. One call makes all parts of a disk, and is noted as the first part.
+    /// The object that creates the disk of that name or uuid. All parts of a split disk have one note, under the name of the
+    /// first part.
     fn disk(&self, name: &str) -> Option<usize> {
         let find = |name: &str| self.find(Subsystem::Bdev, name);
         let first_part = || find(&format!("{}p0", name.rsplit_once('p')?.0));
@@ -112,10 +115,11 @@ impl<'a> Index<'a> {
         self.settings.get(disk).into_iter().flatten().copied()
     }
 
-    /// For each object the places of those that it needs.
+    /// For each object the indices of those that it needs.
     fn needs(&self, objects: &'a [AbsentObject]) -> Vec<Vec<usize>> {
         let is_setting = |object: &AbsentObject| is_of_daemon(object.subsystem);
-        // Settings of the daemon come first, one after the other: cores and the scheduler are there before what runs on them.
+        // Settings of the daemon come first, one after the other: cores and the scheduler must exist before the objects that run
+        // on them.
         let mut last_setting = None;
         let mut all: Vec<Vec<usize>> = Vec::with_capacity(objects.len());
         for (place, object) in objects.iter().enumerate() {
@@ -137,7 +141,7 @@ impl<'a> Index<'a> {
     fn needs_of(&self, object: &AbsentObject) -> Vec<usize> {
         let disk = |param: &str| self.disk(object.text(param)?);
         let group = |param: &str| self.find(Subsystem::Qos, &qos::group_object(object.text(param)?));
-        // What a disk may do is set before a guest can reach it.
+        // A disk's limits are set before a guest can reach the disk.
         let offered = |param: &str| {
             let settings = object.text(param).into_iter().flat_map(|disk| self.settings(disk));
             disk(param).into_iter().chain(settings).collect()
@@ -175,7 +179,7 @@ const fn is_of_daemon(subsystem: Subsystem) -> bool {
     matches!(subsystem, Subsystem::Daemon | Subsystem::Scheduler)
 }
 
-/// The disk that an object is a setting of.
+/// The disk of which an object is a setting.
 fn set_of(object: &AbsentObject) -> Option<&str> {
     match (object.subsystem, &*object.call.method) {
         (Subsystem::Watch, _) | (Subsystem::Qos, qos::SET_LIMIT) => object.text("name"),
@@ -200,7 +204,7 @@ mod tests {
         AbsentObject { key, subsystem, name: name.into(), call: Call { method: method.into(), params } }
     }
 
-    /// The names of the objects in the waves in which they can be made.
+    /// The names of the objects in the waves in which they can be created.
     fn waves(objects: Vec<AbsentObject>) -> Vec<Vec<String>> {
         let (mut plan, mut waves) = (Plan::new(objects), Vec::new());
         loop {
@@ -214,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn each_object_is_made_after_those_that_it_needs() {
+    fn each_object_is_created_after_those_that_it_needs() {
         use Subsystem::{Bdev, Daemon, Qos, Signals, VhostBlk, VhostScsi, Watch};
         let uuid = "6BA7B810-9DAD-11D1-80B4-00C04FD430C8";
         let objects = vec![
@@ -262,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_need_each_other_are_tried_all_the_same() {
+    fn objects_that_need_each_other_are_tried_too() {
         let disk = |key, name: &str, base: &str| {
             let params = json!({"name": name, "base_bdev_name": base});
             object(key, Subsystem::Bdev, name, "bdev_passthru_create", params)

@@ -1,4 +1,5 @@
-//! What clients must wait for while the daemon comes up: the objects that are being made again, the file that is loaded, the end of both. Control context.
+//! The operations of the start-up for which clients must wait: the objects being restored, the file being loaded, and the end of
+//! both. Control context.
 
 use crate::config::AbsentObject;
 use serde_json::Value;
@@ -8,7 +9,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
 use tokio::sync::watch;
 
-/// Parameters that name an object, or what it is made of.
+/// Parameters that name an object, or the object on which it is built.
 const NAMES: [&str; 10] = [
     "name",
     "uuid",
@@ -22,18 +23,18 @@ const NAMES: [&str; 10] = [
     "connect",
 ];
 
-/// What is under way until the daemon is up.
+/// The operations in progress until start-up is over.
 #[derive(Debug)]
 pub(crate) struct StartUp {
-    /// Names of what is about to be made again, each with the number of objects that have it.
+    /// Names of the objects that are about to be restored, each with the number of objects that have it.
     names: RefCell<HashMap<String, usize>>,
-    /// How many hold off the end of start-up.
+    /// Number of operations that delay the end of start-up.
     unfinished: Cell<usize>,
-    /// Whether the file that the daemon starts with is still to be loaded.
+    /// Whether the file with which the daemon starts still has to be loaded.
     loads_file: Cell<bool>,
-    /// The keys of the objects that are being tried.
+    /// Keys of the objects that are being tried.
     tried: RefCell<BTreeSet<u64>>,
-    /// Sent to whenever some of that has ended.
+    /// Notified whenever one of these operations has ended.
     changed: watch::Sender<()>,
 }
 
@@ -49,7 +50,7 @@ impl Default for StartUp {
     }
 }
 
-/// Start-up is not over while this is there.
+/// Start-up is not over until this is dropped.
 #[derive(Debug)]
 pub struct Unfinished(Rc<StartUp>);
 
@@ -61,7 +62,7 @@ impl Drop for Unfinished {
     }
 }
 
-/// Calls that name the object wait while this is there.
+/// Calls that name the object wait until this is dropped.
 #[derive(Debug)]
 pub(super) struct Held {
     start_up: Rc<StartUp>,
@@ -84,7 +85,7 @@ impl Drop for Held {
     }
 }
 
-/// The object with that key is being tried while this is there.
+/// The object with that key is being tried until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Trying {
     start_up: Rc<StartUp>,
@@ -98,7 +99,7 @@ impl Drop for Trying {
 }
 
 impl StartUp {
-    /// Begins what ends when the result is dropped. With `loads_file`, clients' calls wait until then.
+    /// Begins an operation, which ends when the result is dropped. With `loads_file`, clients' calls wait until then.
     pub fn begin(self: &Rc<Self>, loads_file: bool) -> Unfinished {
         self.unfinished.set(self.unfinished.get() + 1);
         self.loads_file.set(loads_file);
@@ -118,12 +119,12 @@ impl StartUp {
     async fn until(&self, is_so: impl Fn() -> bool) {
         let mut changed = self.changed.subscribe();
         while !is_so() {
-            // The sender lives as long as we are borrowed.
+            // The sender lives as long as the borrowed `self`.
             let _ = changed.changed().await;
         }
     }
 
-    /// Makes calls that name this object wait until it was tried.
+    /// Makes calls that name this object wait until the object was tried.
     pub(super) fn hold(self: &Rc<Self>, object: &AbsentObject) -> Held {
         let params = NAMES.iter().filter_map(|param| object.text(param));
         let names: BTreeSet<&str> = params.chain([&*object.name]).collect();
@@ -135,13 +136,13 @@ impl StartUp {
         Held { start_up: Rc::clone(self), names }
     }
 
-    /// Notes that an object is being tried. `None`: somebody else is at it.
+    /// Marks an object as being tried. `None` if another task is trying it.
     pub fn try_object(self: &Rc<Self>, key: u64) -> Option<Trying> {
         self.tried.borrow_mut().insert(key).then(|| Trying { start_up: Rc::clone(self), key })
     }
 
-    /// What a client's call with these parameters has to wait for: the file that the daemon starts with; and, if it `changes` something, the objects that it
-    /// names.
+    /// The operations for which a client's call with these parameters must wait: the loading of the file with which the daemon
+    /// starts; and, if the call `changes` something, the restoration of the objects that it names.
     pub fn wait_for_call(
         self: &Rc<Self>,
         changes: bool,
@@ -161,7 +162,7 @@ impl StartUp {
     }
 }
 
-/// All texts among a call's parameters: it is one of these by which it names an object.
+/// All strings among a call's parameters: the call names an object by one of these.
 fn texts(params: Option<&RawValue>) -> Vec<String> {
     let params = params.and_then(|params| serde_json::from_str(params.get()).ok());
     let Some(Value::Object(params)) = params else { return Vec::new() };
@@ -201,7 +202,7 @@ mod tests {
         assert!(start_up.wait_for_call(true, None).is_none());
         drop(held.0);
         assert!(!waits(&start_up, json!({"name": "a"})));
-        assert!(waits(&start_up, json!({"name": "c", "filename": "/a"})), "the other disk's");
+        assert!(waits(&start_up, json!({"name": "c", "filename": "/a"})), "the file of the other disk");
         let params = serde_json::value::to_raw_value(&json!({"name": "b"})).unwrap();
         let mut waiting = pin!(start_up.wait_for_call(true, Some(&params)).unwrap());
         let mut cx = Context::from_waker(Waker::noop());

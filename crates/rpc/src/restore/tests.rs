@@ -1,4 +1,4 @@
-//! Many objects that take long to make, and clients meanwhile.
+//! Many objects that take long to create, and clients during that time.
 
 use super::*;
 use crate::config::Subsystem;
@@ -13,12 +13,12 @@ use std::cell::{Cell, RefCell};
 use std::path::Path;
 use tokio::time::Instant;
 
-/// What the tests' own methods did.
+/// Records of the test methods.
 #[derive(Default)]
 struct Seen {
     running: Cell<usize>,
     most: Cell<usize>,
-    /// Names in the order in which they were made.
+    /// Names in the order of creation.
     made: RefCell<Vec<String>>,
 }
 
@@ -28,13 +28,13 @@ struct Create {
     name: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     base_name: Option<String>,
-    /// Milliseconds that it takes.
+    /// Duration of the creation in milliseconds.
     takes: u64,
 }
 
 const CREATE: &str = "test_create";
 
-/// A daemon whose disks take as long to make as they are asked to.
+/// A daemon whose disks take the requested time to create.
 fn daemon(dir: &Path) -> (Rc<Control>, Rc<Methods<Control>>, Rc<Seen>) {
     let reactors = Rc::new(Reactors::start(&Options::default()).unwrap());
     let control = Rc::new(Control::new(reactors, dir, 1024, PrintLevel::Error, |_| {}));
@@ -52,7 +52,7 @@ fn daemon(dir: &Path) -> (Rc<Control>, Rc<Methods<Control>>, Rc<Seen>) {
                 return Err(Error::no_device("disk", base));
             }
             if seen.made.borrow().contains(&p.name) {
-                return Err(Error::errno(rustix::io::Errno::EXIST, "it is there"));
+                return Err(Error::errno(rustix::io::Errno::EXIST, "the disk exists"));
             }
             seen.running.set(seen.running.get() + 1);
             seen.most.set(seen.most.get().max(seen.running.get()));
@@ -71,7 +71,7 @@ fn in_local_set(test: impl AsyncFnOnce()) {
     tokio::task::LocalSet::new().block_on(&runtime, test());
 }
 
-/// Has a daemon note these disks, and end.
+/// Makes a daemon note these disks, and end.
 async fn note(dir: &Path, disks: &[serde_json::Value]) {
     let (control, _, _) = daemon(dir);
     for disk in disks {
@@ -80,7 +80,7 @@ async fn note(dir: &Path, disks: &[serde_json::Value]) {
 }
 
 #[test]
-fn many_slow_disks_are_made_at_a_time_and_calls_are_answered_meanwhile() {
+fn slow_disks_are_created_in_parallel_while_calls_are_answered() {
     const DISKS: usize = 200;
     in_local_set(async || {
         let dir = tempfile::TempDir::new().unwrap();
@@ -102,10 +102,10 @@ fn many_slow_disks_are_made_at_a_time_and_calls_are_answered_meanwhile() {
         for method in ["spdk_get_version", "bdev_get_bdevs", "framework_get_subsystems", "save_config"] {
             methods.call(method, None).await.unwrap();
         }
-        // It is among the last to be tried.
+        // This disk is among the last to be tried.
         let again = to_raw_value(&json!({"name": "d199", "takes": 0})).unwrap();
         let error = methods.call(CREATE, Some(again)).await.unwrap_err();
-        assert_eq!(error.code(), -17, "a disk is not made twice: {error}");
+        assert_eq!(error.code(), -17, "a disk is not created twice: {error}");
         assert!(began.elapsed() > Duration::from_secs(3), "the call has waited: {:?}", began.elapsed());
         assert_eq!(restoring.await.unwrap(), Restored { made: DISKS, absent: 0 });
         assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
@@ -115,7 +115,7 @@ fn many_slow_disks_are_made_at_a_time_and_calls_are_answered_meanwhile() {
 }
 
 #[test]
-fn a_new_disk_waits_for_none_and_start_up_ends_with_the_last() {
+fn a_new_disk_does_not_wait_and_start_up_ends_with_the_last_disk() {
     in_local_set(async || {
         let dir = tempfile::TempDir::new().unwrap();
         note(dir.path(), &[json!({"name": "slow", "takes": 500})]).await;
@@ -137,7 +137,7 @@ fn a_new_disk_waits_for_none_and_start_up_ends_with_the_last() {
 }
 
 #[test]
-fn disks_wait_for_their_bases_and_those_without_are_tried_again() {
+fn disks_wait_for_their_bases_and_failed_disks_are_retried() {
     in_local_set(async || {
         let dir = tempfile::TempDir::new().unwrap();
         let disks = [

@@ -216,7 +216,7 @@ async fn carry_out(daemon: &Daemon, facts: &Facts) -> BTreeMap<&'static str, See
     for step in scenario::steps(daemon.dir.path(), (number, reactor.core())) {
         if step.method == "thread_get_io_channels" {
             let registry = &daemon.control.disks.registry;
-            let disk = registry.open("Malloc0", Access::Shared, "a machine", |_| {}).unwrap();
+            let disk = registry.open("Malloc0", Access::Shared, "a VM", |_| {}).unwrap();
             disk.prepare(reactor).await.unwrap();
             let open = move |cx: &mut Cx| {
                 let channel = AsyncChannel::open(&disk, thread, cx).unwrap();
