@@ -31,13 +31,13 @@ class HttpError(ArykError):
 
 
 class RpcError(ArykError):
-    """The daemon's error."""
+    """An error of the daemon."""
 
-    #: The number: a negated errno, or one of JSON-RPC's.
+    #: A negated errno, or a code of JSON-RPC.
     code: int
-    #: The text that belongs to the code.
+    #: The text of the code.
     message: str
-    #: What was wrong with what.
+    #: The details of the error, mostly a text.
     data: Any
 
     def __init__(self, method: str, error: Mapping[str, Any]) -> None:
@@ -50,20 +50,20 @@ class RpcError(ArykError):
 
     @property
     def errno(self) -> int | None:
-        """The system's number, such as `errno.EEXIST`; None if the code is another."""
+        """The errno, such as `errno.EEXIST`; None if the code is no errno."""
         return -self.code if -_LAST_ERRNO <= self.code < _WRONG_STATE else None
 
     @property
     def is_existing(self) -> bool:
-        """Whether there is something of that name already."""
+        """Whether an object of that name already exists."""
         return self.errno == _errno.EEXIST
 
     @property
     def is_missing(self) -> bool:
-        """Whether there is nothing of that name."""
+        """Whether no object of that name exists."""
         return self.errno == _errno.ENODEV
 
     @property
     def is_busy(self) -> bool:
-        """Whether somebody else has it."""
+        """Whether the object is in use."""
         return self.errno == _errno.EBUSY

@@ -1,4 +1,4 @@
-"""JSON-RPC 2.0 as the daemon speaks it: objects that follow one another without frames."""
+"""The daemon's JSON-RPC 2.0 wire format: a sequence of objects without frames."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from ._errors import ConnectionLost, RpcError
 
-#: Where arykd, as SPDK, listens if it is not told otherwise.
+#: The default socket of arykd, and of SPDK.
 DEFAULT_ADDRESS = "/var/tmp/spdk.sock"
 
 _QUOTE = b'"'
@@ -19,7 +19,7 @@ _QUOTE = b'"'
 
 @dataclass(frozen=True)
 class Address:
-    """Where the daemon is: at a socket's path, or at an HTTP server."""
+    """The address of the daemon: the path of a socket, or an HTTP server."""
 
     path: str | None = None
     host: str = ""
@@ -30,7 +30,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str, username: str | None, password: str | None) -> Address:
-        """`/path`, `unix:/path`, `http://host:port` or `https://…`; the latter may have the user and password within."""
+        """`/path`, `unix:/path`, `http://host:port` or `https://…`; an HTTP address may contain user and password."""
         parts = urlsplit(text)
         if parts.scheme not in ("http", "https"):
             if username is not None or password is not None:
