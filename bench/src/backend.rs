@@ -1,4 +1,4 @@
-//! The back ends that are compared: `arykd`, and `qemu-storage-daemon` as its peer.
+//! The back-ends that are compared: `arykd`, and `qemu-storage-daemon` as its peer.
 
 use crate::process::{BACK_END_CORE, Process};
 use crate::rpc::Rpc;
@@ -7,42 +7,42 @@ use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What a disk keeps its data in.
+/// The store of a disk.
 #[derive(Clone, Debug)]
 pub enum Store {
-    /// Nothing: reads return what they find, writes go nowhere.
+    /// No store: reads leave their buffers unchanged, writes are discarded.
     Null {
         /// Bytes.
         size: u64,
     },
-    /// Memory: of `arykd` itself; of a file in /dev/shm for its peer.
+    /// Memory: `arykd`'s own; for its peer, a file in /dev/shm.
     Memory {
         /// Bytes.
         size: u64,
         /// The peer's file.
         peer: PathBuf,
     },
-    /// A regular file on a disk, used without the page cache, by all in turn: two files of the same disk differed by half in how fast they could
-    /// be written.
+    /// A regular file on a disk, used without the page cache. All back-ends use the same file in turn: two files on the
+    /// same disk differed by half in write throughput.
     File {
         /// The file.
         path: PathBuf,
     },
 }
 
-/// When `arykd` sleeps: its `--sleep-policy`.
+/// `arykd`'s `--sleep-policy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Policy {
-    /// Never.
+    /// Never sleeps.
     Poll,
-    /// When there has been nothing to do for a while.
+    /// Sleeps after a while without work.
     Adaptive,
-    /// As soon as there is nothing to do.
+    /// Sleeps as soon as there is no work.
     Interrupt,
 }
 
 impl Policy {
-    /// As the command line has it.
+    /// The policy's name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Poll => "poll",
@@ -52,33 +52,34 @@ impl Policy {
     }
 }
 
-/// The socket of `arykd`'s metrics, in the directory of its others.
+/// The file name of `arykd`'s metrics socket, in the directory of its other sockets.
 pub const METRICS: &str = "metrics.sock";
 
-/// A back end with one disk to connect to.
+/// A back-end with one disk.
 #[derive(Debug)]
 pub struct BackEnd {
-    /// The daemon.
+    /// The daemon's process.
     pub process: Process,
     /// The disk's vhost-user socket.
     pub socket: PathBuf,
-    /// Its RPC, if it has one.
+    /// The daemon's RPC, if it has one.
     pub rpc: Option<Rpc>,
 }
 
 impl BackEnd {
-    /// The time that its reactors have worked so far, in ns, if it tells.
+    /// The reactors' busy time so far, in ns; `None` for a daemon that does not report it.
     pub fn busy(&mut self) -> Result<Option<f64>> {
         self.rpc.as_mut().map(Rpc::busy).transpose()
     }
 }
 
-/// Starts `arykd` with one core, without a disk; its sockets come to lie in `dir`, which is made. What is configured is kept in `state`, if that is a directory.
+/// Starts `arykd` on one core, without a disk. Creates `dir` for its sockets. The daemon keeps its configuration in
+/// `state`, if that is a directory.
 pub fn arykd(program: &Path, policy: Policy, dir: &Path, state: Option<&Path>) -> Result<(Process, Rpc)> {
     arykd_on(program, 1 << BACK_END_CORE, policy, dir, state)
 }
 
-/// The same on other cores, a mask.
+/// As [`arykd`], on the cores of a mask.
 pub fn arykd_on(
     program: &Path,
     cores: usize,
@@ -111,7 +112,7 @@ pub fn arykd_on(
     Ok((process, Rpc::connect(&rpc)?))
 }
 
-/// `arykd` with one disk over `store`.
+/// Starts `arykd` with one disk over `store`.
 pub fn aryk(program: &Path, policy: Policy, store: &Store, dir: &Path) -> Result<BackEnd> {
     let (mut process, mut rpc) = arykd(program, policy, dir, None)?;
     match store {
@@ -132,7 +133,7 @@ pub fn aryk(program: &Path, policy: Policy, store: &Store, dir: &Path) -> Result
     Ok(BackEnd { process, socket, rpc: Some(rpc) })
 }
 
-/// `qemu-storage-daemon` with one disk over `store`, whose file it uses through `aio` (`threads` is its default), and
+/// Starts `qemu-storage-daemon` with one disk over `store`, with the file engine `aio` (its default is `threads`) and
 /// with an I/O thread, which polls for a while before it sleeps.
 pub fn peer(store: &Store, aio: &str, dir: &Path) -> Result<BackEnd> {
     std::fs::create_dir_all(dir)?;
@@ -142,7 +143,7 @@ pub fn peer(store: &Store, aio: &str, dir: &Path) -> Result<BackEnd> {
         Store::Memory { peer, .. } => {
             format!("driver=file,node-name=d0,filename={},aio={aio}", peer.display())
         }
-        // We hold the lock.
+        // The bench process holds the file's lock.
         Store::File { path } => {
             let name = path.display();
             format!("driver=file,node-name=d0,filename={name},aio={aio},cache.direct=on,locking=off")
@@ -169,12 +170,12 @@ pub fn peer(store: &Store, aio: &str, dir: &Path) -> Result<BackEnd> {
     Ok(BackEnd { process, socket, rpc: None })
 }
 
-/// Builds `arykd` as it is delivered, and says where it is: beside this program.
+/// Builds the release `arykd` and returns its path, beside this program.
 pub fn build_arykd() -> Result<PathBuf> {
     build_program("arykd")
 }
 
-/// Builds one of the programs as it is delivered.
+/// Builds the release version of a program of the workspace and returns its path.
 pub fn build_program(name: &str) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = Command::new(cargo)

@@ -1,7 +1,8 @@
-//! `cargo xtask bench rpc`: what calls cost, and what I/O notices of them.
+//! `cargo xtask bench rpc`: the duration of RPC calls, and their effect on I/O latency.
 //!
-//! The daemon's reactor has the back end's core. All else, the daemon's control thread, the client of its RPC and the front-end, shares the other one; so
-//! that the front-end measures the reactor and not its neighbours, it goes before them (SCHED_FIFO), and sleeps while nothing is in flight.
+//! The daemon's reactor has the back-end's core. The daemon's control thread, the RPC client and the front-end share the
+//! other core. So that the front-end measures the reactor and not its neighbours, the front-end runs at real-time
+//! priority (SCHED_FIFO), and sleeps while no request is in flight.
 
 use crate::backend::{self, BackEnd, Policy};
 use crate::frontend::FrontEnd;
@@ -19,30 +20,32 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Disks that are made.
+/// Disks that are created.
 const DISKS: usize = 3_000;
-/// Requests a second of the disk that is watched.
+/// Requests per second to the measured disk.
 const RATE: f64 = 5_000.0;
-/// How long it is watched at a time, after it has run for as long. The machine below ours takes a core away for milliseconds, several times a second: few
-/// longer spans have none of that, and a percentile needs as many requests as this one brings.
+/// Length of a measured window; a warm-up of the same length precedes it. The hypervisor takes a core away for
+/// milliseconds, several times a second: few longer windows are free of that, and a percentile needs at least as many
+/// requests as this window has.
 const WINDOW: Duration = Duration::from_millis(100);
-/// Windows for each run that is wanted.
+/// Windows per run.
 const WINDOWS: usize = 20;
-/// Aims: seconds for all disks one after another, and pipelined; for their list; and by how much calls may lengthen I/O.
+/// Aims in seconds: creating all disks one after another, creating them pipelined, and listing them; then the ratio by
+/// which calls may lengthen I/O.
 const AIMS: [f64; 3] = [1.5, 0.4, 0.05];
 const AIM_IO: f64 = 1.2;
 
-/// Measures calls, then I/O beside them.
+/// Measures the calls, then I/O while calls run.
 pub fn measure(settings: &Settings, report: &mut Report) -> Result<()> {
     calls(settings, report)?;
-    // On a thread of its own, which changes how it is scheduled.
+    // On a thread of its own, because the measurement changes the thread's scheduling.
     std::thread::scope(|scope| {
         let measuring = scope.spawn(|| beside_io(settings, report));
         measuring.join().expect("measuring does not panic")
     })
 }
 
-/// What one daemon's calls took, in seconds.
+/// Durations of one daemon's calls, in seconds.
 #[derive(Debug, Default)]
 struct Times {
     one_by_one: Runs,
@@ -97,7 +100,7 @@ fn start(settings: &Settings, dir: &Path, keeps: bool) -> Result<(Process, Rpc)>
     backend::arykd(&settings.arykd, Policy::Adaptive, dir, state.as_deref())
 }
 
-/// The time to make all, and the daemon's command.
+/// Creates all disks one after another; returns the duration and the daemon's command line.
 fn one_by_one(settings: &Settings, dir: &Path, keeps: bool) -> Result<(f64, String)> {
     let (process, mut rpc) = start(settings, dir, keeps)?;
     let began = Instant::now();
@@ -107,7 +110,7 @@ fn one_by_one(settings: &Settings, dir: &Path, keeps: bool) -> Result<(f64, Stri
     Ok((began.elapsed().as_secs_f64(), process.command.clone()))
 }
 
-/// The time to make all, and the time to list them.
+/// Creates all disks pipelined and lists them; returns both durations.
 fn pipelined(settings: &Settings, dir: &Path, keeps: bool) -> Result<(f64, f64)> {
     let (_process, _rpc) = start(settings, dir, keeps)?;
     let pipe = Pipe::connect(&dir.join("rpc.sock"))?;
@@ -123,7 +126,7 @@ fn pipelined(settings: &Settings, dir: &Path, keeps: bool) -> Result<(f64, f64)>
     Ok((made, listed))
 }
 
-/// A connection whose calls do not wait for each other.
+/// A connection with pipelined calls.
 struct Pipe(UnixStream);
 
 impl Pipe {
@@ -132,7 +135,7 @@ impl Pipe {
         Ok(Self(connected.with_context(|| format!("connecting to {}", socket.display()))?))
     }
 
-    /// Sends all calls while it takes their replies.
+    /// Sends all calls and receives the replies at the same time.
     fn call_all(&self, method: &str, params: impl Iterator<Item = Value>) -> Result<()> {
         let calls: Vec<String> = (0..)
             .zip(params)
@@ -151,7 +154,7 @@ impl Pipe {
         })
     }
 
-    /// One call; the line that answers it.
+    /// Makes one call and returns the line of the reply.
     fn call_raw(&self, method: &str) -> Result<String> {
         (&self.0).write_all(json!({"jsonrpc": "2.0", "id": 0, "method": method}).to_string().as_bytes())?;
         let mut line = String::new();
@@ -160,11 +163,11 @@ impl Pipe {
     }
 }
 
-/// What goes on beside the I/O.
+/// The load on the calls' core during the I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Beside {
+enum SideLoad {
     Nothing,
-    /// A loop, on the core that the calls would have: what of a difference is the machine's.
+    /// A busy loop on the calls' core: shows the part of a difference that the test machine causes, not the calls.
     Loop,
     Calls,
 }
@@ -173,8 +176,8 @@ fn beside_io(settings: &Settings, report: &mut Report) -> Result<()> {
     let dir = settings.files.path().join("rpc-io");
     let aryk = backend::aryk(&settings.arykd, Policy::Adaptive, &null(), &dir)?;
     report.command(&aryk.process.command);
-    go_first()?;
-    let sides = [Beside::Nothing, Beside::Loop, Beside::Calls];
+    raise_priority()?;
+    let sides = [SideLoad::Nothing, SideLoad::Loop, SideLoad::Calls];
     let mut runs: [[Runs; 2]; 3] = Default::default();
     for _ in 0..settings.runs * WINDOWS {
         for (side, [p50, p99]) in sides.into_iter().zip(&mut runs) {
@@ -201,17 +204,17 @@ fn beside_io(settings: &Settings, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-const IO_INTRO: &str = "5,000 4 KiB reads a second of a null disk, on a Poisson schedule, each timed from its submission. The calls: \
-    3,000 disks are made, pipelined, listed ten times, and removed, over and over. Percentiles are of windows of 100 ms, 20 for each run, shown as \
-    median (least–greatest); ratios are of neighbouring ones.";
+const IO_INTRO: &str = "5,000 4 KiB reads a second of a null disk, on a Poisson schedule, each timed from its submission. The calls \
+    create 3,000 disks, pipelined, list them ten times, and delete them, in a loop. Percentiles are of windows of 100 ms, 20 for each run, shown as \
+    median (least–greatest); ratios are of neighbouring windows.";
 
-/// Has the calling thread, whose I/O is timed, go before what shares its core.
-fn go_first() -> Result<()> {
+/// Gives the calling thread, whose I/O is timed, real-time priority on its shared core.
+fn raise_priority() -> Result<()> {
     schedule("--fifo", "1").context("the right to SCHED_FIFO is needed, as root has it")
 }
 
-/// An ordinary thread again: it was started by one that goes first.
-fn stand_back() -> Result<()> {
+/// Returns the calling thread to normal priority: its parent runs at real-time priority.
+fn restore_priority() -> Result<()> {
     schedule("--other", "0")
 }
 
@@ -222,19 +225,19 @@ fn schedule(policy: &str, priority: &str) -> Result<()> {
     Ok(())
 }
 
-fn run_beside(aryk: &BackEnd, rpc: &Path, side: Beside) -> Result<hdrhistogram::Histogram<u64>> {
+fn run_beside(aryk: &BackEnd, rpc: &Path, side: SideLoad) -> Result<hdrhistogram::Histogram<u64>> {
     let mut front_end = FrontEnd::connect(&aryk.socket, 1, WORKLOAD)?;
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let beside = scope.spawn(|| {
-            stand_back()?;
+            restore_priority()?;
             match side {
-                Beside::Nothing => Ok(()),
-                Beside::Loop => {
+                SideLoad::Nothing => Ok(()),
+                SideLoad::Loop => {
                     spin(&stop);
                     Ok(())
                 }
-                Beside::Calls => call(rpc, &stop),
+                SideLoad::Calls => call(rpc, &stop),
             }
         });
         let warm_up = front_end.paced(RATE, WINDOW);
@@ -251,7 +254,7 @@ fn spin(stop: &AtomicBool) {
     }
 }
 
-/// Finishes a round, so that each begins with the same disks.
+/// Completes its last round before it returns, so that each window starts with the same disks.
 fn call(socket: &Path, stop: &AtomicBool) -> Result<()> {
     let pipe = Pipe::connect(socket)?;
     while !stop.load(Ordering::Relaxed) {

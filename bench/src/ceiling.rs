@@ -1,7 +1,7 @@
-//! The front-end's own ceiling: how fast it can go at all, against a back end that does nothing but answer.
+//! The front-end's own ceiling: its request rate against a back-end that does nothing but answer.
 //!
-//! A result that comes close to this says little about the back end. The answering thread rests after each burst for a
-//! while, as a back end does that works; which rest is best for the front-end is found by trying.
+//! A result close to the ceiling says little about the back-end. The answering thread rests for a while after each burst,
+//! as a back-end does that is at work; the best rest for the front-end is found by trial.
 
 use crate::frontend::FrontEnd;
 use crate::report::{Record, Report, Runs, Section, number};
@@ -12,11 +12,11 @@ use crate::{closed, frontends};
 use anyhow::{Context, Result};
 use std::time::Duration;
 
-/// What rests are tried, in µs, where there is more than one request in flight.
+/// The rests that are tried, in µs, for workloads with more than one request in flight.
 const RESTS: [u64; 5] = [0, 2, 5, 10, 20];
 const QUICK_RESTS: [u64; 2] = [0, 5];
 
-/// The target, and what rest serves the front-end best.
+/// The target, and the best rest per workload.
 #[derive(Debug, Default)]
 pub struct Ceilings {
     target: Option<Target>,
@@ -24,7 +24,7 @@ pub struct Ceilings {
 }
 
 impl Ceilings {
-    /// Finds the ceilings of all workloads that are about to be measured.
+    /// Measures the ceilings of all workloads that the run includes.
     pub fn measure(settings: &Settings, report: &mut Report) -> Result<Self> {
         let wanted = |workload: &Workload| {
             settings.wants(&format!("ceiling/{}", workload.name()))
@@ -67,8 +67,8 @@ impl Ceilings {
         Ok(Self { target: Some(target), rests: served_best })
     }
 
-    /// What the front-end does now, in requests per second, with the rest that served it best.
-    pub fn again(&self, settings: &Settings, workload: &Workload) -> Result<f64> {
+    /// Measures the front-end's request rate once more, with the best rest known for the workload.
+    pub fn measure_again(&self, settings: &Settings, workload: &Workload) -> Result<f64> {
         let target = self.target.as_ref().context("no ceiling was measured")?;
         let (_, rest) =
             self.rests.iter().find(|(known, _)| known == workload).context("an unknown workload")?;
@@ -76,7 +76,7 @@ impl Ceilings {
     }
 }
 
-/// What the front-end gets from the target, in requests per second.
+/// The front-end's request rate against the target.
 fn run(settings: &Settings, target: &Target, workload: &Workload, rest: Duration) -> Result<f64> {
     target.rest_after_bursts(rest);
     let mut front_end = FrontEnd::connect(target.socket(), settings.queues, *workload)?;
@@ -84,5 +84,5 @@ fn run(settings: &Settings, target: &Target, workload: &Workload, rest: Duration
     Ok(front_end.closed(settings.span / 2)?.rate())
 }
 
-const INTRO: &str = "Against a polled target in the bench's own process that takes requests and gives them back, without \
-    looking at their data.";
+const INTRO: &str = "Against a polled target in the bench's own process that takes requests and completes them without \
+    reading or writing their data.";

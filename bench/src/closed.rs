@@ -1,5 +1,5 @@
-//! Closed loops: a fixed number of requests in flight, as fast as they come back. `arykd` and its peers take turns, so
-//! that what else the machine does meets all of them.
+//! Closed loops: a fixed number of requests in flight, each replaced when it completes. `arykd` and its peers take turns,
+//! so that other work on the test machine affects all of them.
 
 use crate::backend::{self, BackEnd, Store};
 use crate::ceiling::Ceilings;
@@ -15,7 +15,7 @@ use std::path::PathBuf;
 /// The stores, in order.
 pub const CASES: [&str; 3] = ["null", "memory", "file"];
 
-/// What is measured beside `arykd`.
+/// The peers of `arykd`.
 #[derive(Debug)]
 enum Peer {
     Daemon(&'static str, BackEnd),
@@ -42,11 +42,11 @@ impl Peer {
 struct Run {
     /// Requests per second.
     rate: f64,
-    /// Work of the daemon's reactors for each, in ns; if it has any.
+    /// Busy time of the daemon's reactors per request, in ns; `None` for a daemon that does not report it.
     busy: Option<f64>,
 }
 
-/// The ratios that are aimed for, in the order of [`peers`].
+/// The target ratios, in the order of [`peers`].
 fn aims(case: &str, workload: &Workload) -> &'static [f64] {
     match (case, workload.sequential, workload.depth) {
         ("null", false, 1) => &[4.0],
@@ -58,7 +58,7 @@ fn aims(case: &str, workload: &Workload) -> &'static [f64] {
     }
 }
 
-/// The busy time per request that is aimed for, in ns.
+/// The target busy time per request, in ns.
 fn busy_aim(case: &str, workload: &Workload) -> Option<f64> {
     match (case, workload.sequential, workload.depth) {
         (_, true, _) | (_, _, 1) => None,
@@ -68,13 +68,13 @@ fn busy_aim(case: &str, workload: &Workload) -> Option<f64> {
     }
 }
 
-/// The workloads of a case that were asked for.
+/// The workloads of a case that the command line selects.
 pub fn wanted(settings: &Settings, case: &str) -> Vec<Workload> {
     let wants = |workload: &Workload| settings.wants(&format!("{case}/{}", workload.name()));
     workload::all().into_iter().filter(wants).collect()
 }
 
-/// Measures all that was asked for on one kind of store.
+/// Measures the selected workloads on one kind of store.
 pub fn measure(settings: &Settings, case: &str, ceilings: &Ceilings, report: &mut Report) -> Result<()> {
     let workloads = wanted(settings, case);
     if workloads.is_empty() {
@@ -114,8 +114,8 @@ pub fn measure(settings: &Settings, case: &str, ceilings: &Ceilings, report: &mu
 }
 
 const INTRO: &str = "Thousand requests per second (128 KiB: GB/s), as median (least–greatest). A ratio counts where the \
-    front-end can do at least 1.3 times the result; elsewhere the front-end is what was measured. \
-    All rounds of a row were made while a cache line took about as long from core to core and back as the last column \
+    front-end's ceiling is at least 1.3 times the result; elsewhere the front-end is what was measured. \
+    In all rounds of a row, a cache line took about as long from core to core and back as the last column \
     says.";
 
 fn peers(settings: &Settings, case: &str, store: &Store) -> Result<Vec<Peer>> {
@@ -125,7 +125,7 @@ fn peers(settings: &Settings, case: &str, store: &Store) -> Result<Vec<Peer>> {
     };
     Ok(match store {
         Store::Null { .. } => vec![daemon("qemu-storage-daemon", "threads")?],
-        // Its default, and what is faster.
+        // `qemu-storage-daemon`'s default engine, and the faster one.
         Store::Memory { .. } => {
             vec![
                 daemon("qemu-storage-daemon", "threads")?,
@@ -136,7 +136,7 @@ fn peers(settings: &Settings, case: &str, store: &Store) -> Result<Vec<Peer>> {
     })
 }
 
-/// One workload on all sides in turn; the table's row.
+/// Measures one workload on all sides in turn, and adds the table's row.
 fn compare(
     settings: &Settings,
     case: &str,
@@ -146,13 +146,13 @@ fn compare(
     ceilings: &Ceilings,
     report: &mut Report,
 ) -> Result<Vec<String>> {
-    let rounds = rounds::alike(settings.runs, || round(settings, workload, aryk, peers, ceilings))?;
+    let rounds = rounds::run_comparable(settings.runs, || round(settings, workload, aryk, peers, ceilings))?;
     let runs = |of: &dyn Fn(&Round) -> Option<f64>| rounds.each.iter().filter_map(of).collect::<Runs>();
     let (ours, busy) = (runs(&|round| Some(round.ours.rate)), runs(&|round| round.ours.busy));
     let name = format!("{case}/{}", workload.name());
     let (unit, factor, shown) = units(workload);
     let show = |rate: f64| number(rate * shown);
-    // What any back end has got out of the front-end, it can do.
+    // The front-end's ceiling is at least the best result of any back-end.
     let fastest =
         |round: &Round| round.peers.iter().copied().fold(round.ceiling.max(round.ours.rate), f64::max);
     let ceiling = rounds.each.iter().map(fastest).fold(0.0, f64::max);
@@ -179,11 +179,11 @@ fn compare(
     Ok(row)
 }
 
-/// What all sides did one after the other.
+/// The results of one round, in which each side ran once.
 struct Round {
     ours: Run,
     peers: Vec<f64>,
-    /// What the front-end did without a disk.
+    /// The front-end's request rate without a disk.
     ceiling: f64,
 }
 
@@ -196,10 +196,10 @@ fn round(
 ) -> Result<Round> {
     let ours = run(settings, aryk, workload)?;
     let peers = peers.iter_mut().map(|peer| peer.run(settings, workload)).collect::<Result<_>>()?;
-    Ok(Round { ours, peers, ceiling: ceilings.again(settings, workload)? })
+    Ok(Round { ours, peers, ceiling: ceilings.measure_again(settings, workload)? })
 }
 
-/// The unit of a workload's throughput; how many of it a request is, and how many of what the table shows.
+/// The unit of a workload's throughput, the amount of one request in it, and the amount of one unit of the table in it.
 const fn units(workload: &Workload) -> (&'static str, f64, f64) {
     if workload.sequential {
         ("B/s", workload.block as f64, workload.block as f64 / 1e9)
@@ -208,7 +208,7 @@ const fn units(workload: &Workload) -> (&'static str, f64, f64) {
     }
 }
 
-/// One run against one daemon; it holds still before and after.
+/// Runs one workload against one daemon, which is stopped before and after.
 fn run(settings: &Settings, back_end: &mut BackEnd, workload: &Workload) -> Result<Run> {
     back_end.process.resume()?;
     let mut front_end = FrontEnd::connect(&back_end.socket, settings.queues, *workload)?;

@@ -1,7 +1,7 @@
-//! A part of `cargo xtask bench qos`: a limit that reactors share which do not even have cores of their own.
+//! A part of `cargo xtask bench qos`: a limit shared by more reactors than there are cores.
 //!
-//! `arykd` has one reactor for each core, so these are within this process: as many threads as are asked for, each with a reactor, on whichever cores the kernel gives
-//! them, and each with a closed loop on a channel of the same null disk.
+//! `arykd` has one reactor per core, so these reactors run within the bench process: each on a thread of its own, on the
+//! cores that the kernel chooses, with a closed loop on a channel of the same null disk.
 
 use crate::process::unpinned;
 use anyhow::{Context, Result};
@@ -16,7 +16,7 @@ use std::time::Duration;
 const LEN: u32 = 4096;
 const BLOCK: u32 = 512;
 
-/// What all loops have done, by windows of time.
+/// Requests completed by all loops, per time window.
 struct Counts {
     start: Nanos,
     window: Duration,
@@ -42,7 +42,7 @@ impl Counts {
 struct Load {
     channel: BdevChannel,
     buffer: Buffer,
-    /// The buffer, lent to all requests at once: a null disk leaves it alone.
+    /// The buffer, which all requests share: a null disk does not touch it.
     data: Sgl,
     counts: Arc<Counts>,
     completions: Vec<Completion>,
@@ -82,19 +82,19 @@ impl Root for Load {
     }
 }
 
-/// A disk's limit, and those who share it.
+/// A disk's limit, and the reactors that share it.
 #[derive(Clone, Copy, Debug)]
 pub struct Crowd {
-    /// Requests a second.
+    /// The limit in requests per second.
     pub limit: u64,
-    /// Each with its channel.
+    /// Number of reactors, each with its own channel.
     pub reactors: u16,
     /// Requests in flight on each channel.
     pub depth: u64,
 }
 
 impl Crowd {
-    /// What they get together, in each of `windows` windows of time after `warm_up`.
+    /// Runs the loops; returns the requests of all reactors in each of `windows` windows after `warm_up`.
     pub fn run(self, warm_up: Duration, window: Duration, windows: usize) -> Result<Vec<u64>> {
         let registry = Registry::new();
         let (block_size, physical_block_size) = (BLOCK, BLOCK);
@@ -110,7 +110,7 @@ impl Crowd {
             std::thread::scope(|scope| {
                 let begin = |number| {
                     let (registry, bdev, counts) = (&registry, &bdev, &counts);
-                    scope.spawn(move || self.one(number, registry, bdev, counts))
+                    scope.spawn(move || self.run_reactor(number, registry, bdev, counts))
                 };
                 let threads: Vec<_> = (0..self.reactors).map(begin).collect();
                 threads.into_iter().try_for_each(|thread| thread.join().expect("it does not panic"))
@@ -120,8 +120,8 @@ impl Crowd {
         Ok(counts.windows.iter().map(|window| window.load(Ordering::Relaxed)).collect())
     }
 
-    /// A reactor with a loop, from its first request to its last.
-    fn one(self, number: u16, registry: &Registry, bdev: &Bdev, counts: &Arc<Counts>) -> Result<()> {
+    /// Runs one reactor with a loop, from its first request to its last.
+    fn run_reactor(self, number: u16, registry: &Registry, bdev: &Bdev, counts: &Arc<Counts>) -> Result<()> {
         let mut reactor = Reactor::new(number, SleepPolicy::Adaptive, Engine::Auto, Clock::Monotonic)?;
         let cx = reactor.cx();
         let thread = cx.add_thread("load", CoreSet::from_iter([number]));
@@ -165,7 +165,7 @@ mod tests {
         let crowd = Crowd { limit: 2000, reactors: 3, depth: 4 };
         let windows = crowd.run(Duration::from_millis(20), Duration::from_millis(20), 5).unwrap();
         let count: u64 = windows.iter().sum();
-        // 200, one of each, and 2 ms' worth; how few there are depends on the machine.
+        // At most 200, one for each reactor, and 2 ms' worth; the least number depends on the test machine.
         assert!((1..=207).contains(&count), "{windows:?}");
     }
 }

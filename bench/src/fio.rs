@@ -1,4 +1,4 @@
-//! fio's `io_uring` engine on the same kind of file, without any transport: what the kernel and the disk give.
+//! fio's `io_uring` engine on the same kind of file, without a transport: the throughput of kernel and disk alone.
 
 use crate::process::BACK_END_CORE;
 use crate::workload::Workload;
@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-/// The arguments for a workload on a file.
+/// fio's arguments for a workload on a file.
 fn arguments(workload: &Workload, file: &Path, warm_up: Duration, span: Duration) -> Vec<String> {
     vec![
         "--name=b".to_owned(),
@@ -27,12 +27,12 @@ fn arguments(workload: &Workload, file: &Path, warm_up: Duration, span: Duration
     ]
 }
 
-/// The command line, for the report.
+/// fio's command line, for the report.
 pub fn command(workload: &Workload, file: &Path, warm_up: Duration, span: Duration) -> String {
     format!("fio {}", arguments(workload, file, warm_up, span).join(" "))
 }
 
-/// Requests per second.
+/// Runs fio; returns requests per second.
 pub fn rate(workload: &Workload, file: &Path, warm_up: Duration, span: Duration) -> Result<f64> {
     let args = arguments(workload, file, warm_up, span);
     let output = Command::new("fio").args(&args).output().context("running fio")?;
@@ -40,5 +40,5 @@ pub fn rate(workload: &Workload, file: &Path, warm_up: Duration, span: Duration)
     let results: Value = serde_json::from_slice(&output.stdout).context("fio's results")?;
     let job = &results["jobs"][0];
     let sides = job["read"]["iops"].as_f64().zip(job["write"]["iops"].as_f64());
-    sides.map(|(reads, writes)| reads + writes).context("fio gives rates")
+    sides.map(|(reads, writes)| reads + writes).context("fio reports no rates")
 }

@@ -1,5 +1,5 @@
-//! Many disks at once, as their machines see them: the project's own front-end, one session for each controller, and one memfd for all
-//! controllers of a machine. One thread, which polls.
+//! Many disks at once, as their VMs use them: the project's own front-end, with one session per controller and one memfd
+//! for all controllers of a VM. One thread, which polls.
 
 use anyhow::{Context, Result, ensure};
 use aryk_front_end::{
@@ -15,28 +15,28 @@ use crate::rpc::Rpc;
 
 /// Bytes of a request.
 const LEN: u32 = 4096;
-/// Requests that a loaded disk has in flight.
+/// Requests in flight per loaded disk.
 pub const DEPTH: u16 = 16;
-/// Descriptors of a ring: three for each request.
+/// Descriptors of a ring: three per request.
 const RING: u16 = 64;
-/// Blocks of a disk, of 512 bytes.
+/// Blocks of 512 bytes per disk.
 const BLOCKS: u64 = 2048;
-/// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// Turns between two looks at the clock.
-const TURNS_PER_LOOK: u32 = 64;
+/// Timeout of each reply.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// Loop turns between two readings of the clock.
+const TURNS_PER_CLOCK_READ: u32 = 64;
 
-/// What keeps the data.
+/// The store of the disks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backing {
-    /// Nothing.
+    /// No store.
     Null,
     /// Memory.
     Memory,
 }
 
 impl Backing {
-    /// For tables.
+    /// The name in tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Null => "null",
@@ -52,48 +52,48 @@ impl Backing {
     }
 }
 
-/// How many there are of what.
+/// The size of a topology.
 #[derive(Clone, Copy, Debug)]
 pub struct Numbers {
-    /// Controllers, each with a front-end of its own.
+    /// Number of controllers, each with a front-end of its own.
     pub controllers: usize,
-    /// Disks of each.
+    /// Disks per controller.
     pub disks: usize,
-    /// Controllers of one machine.
-    pub of_a_machine: usize,
+    /// Controllers per VM.
+    pub per_vm: usize,
 }
 
 impl Numbers {
-    /// All disks.
+    /// Number of all disks.
     pub const fn total(self) -> usize {
         self.controllers * self.disks
     }
 
-    /// All machines.
-    pub const fn machines(self) -> usize {
-        self.controllers.div_ceil(self.of_a_machine)
+    /// Number of all VMs.
+    pub const fn vms(self) -> usize {
+        self.controllers.div_ceil(self.per_vm)
     }
 }
 
 /// A type of controller.
 pub trait Topology {
-    /// Its requests.
+    /// The builder of its requests.
     type Requests: Builder + Copy;
-    /// For tables.
+    /// The name in tables.
     const NAME: &'static str;
-    /// Queues before the one for requests.
+    /// Queues before the first request queue.
     const FIXED: u16;
-    /// All that is to be served.
+    /// The full size of the topology.
     const ALL: Numbers;
 
-    /// What a disk's requests look like.
+    /// Creates the builder of a disk's requests.
     fn requests() -> Self::Requests;
 
-    /// Makes a controller over disks that are there.
+    /// Creates a controller for disks that exist.
     fn create(rpc: &mut Rpc, controller: usize, disks: usize) -> Result<()>;
 
-    /// Asks a loaded disk what has to be asked first.
-    fn look(queue: &mut Queue<Self::Requests>) -> Result<()>;
+    /// Sends the commands that a loaded disk needs before its first read.
+    fn probe(queue: &mut Queue<Self::Requests>) -> Result<()>;
 }
 
 /// vhost-user-blk: a controller for each disk.
@@ -104,7 +104,7 @@ impl Topology for Blk {
     type Requests = blk::Requests;
     const NAME: &'static str = "blk";
     const FIXED: u16 = 0;
-    const ALL: Numbers = Numbers { controllers: 3072, disks: 1, of_a_machine: 64 };
+    const ALL: Numbers = Numbers { controllers: 3072, disks: 1, per_vm: 64 };
 
     fn requests() -> blk::Requests {
         blk::Requests
@@ -115,7 +115,7 @@ impl Topology for Blk {
         rpc.call("vhost_create_blk_controller", params).map(drop)
     }
 
-    fn look(_: &mut Queue<blk::Requests>) -> Result<()> {
+    fn probe(_: &mut Queue<blk::Requests>) -> Result<()> {
         Ok(())
     }
 }
@@ -128,7 +128,7 @@ impl Topology for Scsi {
     type Requests = scsi::Requests;
     const NAME: &'static str = "scsi";
     const FIXED: u16 = scsi::FIXED_QUEUES;
-    const ALL: Numbers = Numbers { controllers: 48 * 8, disks: 8, of_a_machine: 8 };
+    const ALL: Numbers = Numbers { controllers: 48 * 8, disks: 8, per_vm: 8 };
 
     fn requests() -> scsi::Requests {
         scsi::Requests::new(0, 0)
@@ -145,54 +145,54 @@ impl Topology for Scsi {
         Ok(())
     }
 
-    fn look(queue: &mut Queue<scsi::Requests>) -> Result<()> {
-        queue.look(PATIENCE)?;
+    fn probe(queue: &mut Queue<scsi::Requests>) -> Result<()> {
+        queue.probe(TIMEOUT)?;
         Ok(())
     }
 }
 
-/// A group for each machine, with its disks in it. Nothing is limited yet.
+/// Creates a QoS group for each VM, with the VM's disks in it, without limits.
 pub fn group<T: Topology>(rpc: &mut Rpc, numbers: Numbers) -> Result<()> {
     for controller in 0..numbers.controllers {
-        let machine = machine(controller / numbers.of_a_machine);
-        if controller % numbers.of_a_machine == 0 {
-            rpc.call("bdev_qos_group_create", json!({"name": machine}))?;
+        let group = vm_group(controller / numbers.per_vm);
+        if controller % numbers.per_vm == 0 {
+            rpc.call("bdev_qos_group_create", json!({"name": group}))?;
         }
         for target in 0..numbers.disks {
             let bdev = disk(controller, target);
-            rpc.call("bdev_qos_group_add_bdev", json!({"name": machine, "bdev_name": bdev}))?;
+            rpc.call("bdev_qos_group_add_bdev", json!({"name": group, "bdev_name": bdev}))?;
         }
     }
     Ok(())
 }
 
-/// Limits each disk of these machines, and each of the machines, to so many requests a second; 0 is no limit.
+/// Limits each disk of these VMs, and each of the VMs, to a number of requests per second; 0 means no limit.
 pub fn limit(
     rpc: &mut Rpc,
     numbers: Numbers,
-    machines: impl Iterator<Item = usize>,
-    (of_disk, of_machine): (u64, u64),
+    vms: impl Iterator<Item = usize>,
+    (of_disk, of_vm): (u64, u64),
 ) -> Result<()> {
-    for number in machines {
-        for controller in (number * numbers.of_a_machine..numbers.controllers).take(numbers.of_a_machine) {
+    for number in vms {
+        for controller in (number * numbers.per_vm..numbers.controllers).take(numbers.per_vm) {
             for target in 0..numbers.disks {
                 let params = json!({"name": disk(controller, target), "rw_ios_per_sec": of_disk});
                 rpc.call("bdev_set_qos_limit", params)?;
             }
         }
-        let params = json!({"name": machine(number), "rw_ios_per_sec": of_machine});
+        let params = json!({"name": vm_group(number), "rw_ios_per_sec": of_vm});
         rpc.call("bdev_qos_group_set_limit", params)?;
     }
     Ok(())
 }
 
-/// Removes the groups again, out of which all disks are.
+/// Removes all disks from the groups, and deletes the groups.
 pub fn ungroup(rpc: &mut Rpc, numbers: Numbers) -> Result<()> {
-    (0..numbers.machines())
-        .try_for_each(|number| rpc.call("bdev_qos_group_delete", json!({"name": machine(number)})).map(drop))
+    (0..numbers.vms())
+        .try_for_each(|number| rpc.call("bdev_qos_group_delete", json!({"name": vm_group(number)})).map(drop))
 }
 
-fn machine(number: usize) -> String {
+fn vm_group(number: usize) -> String {
     format!("vm{number}")
 }
 
@@ -204,7 +204,7 @@ fn disk(controller: usize, target: usize) -> String {
     format!("d{controller}.{target}")
 }
 
-/// Makes all disks and controllers, a call after the other's reply.
+/// Creates all disks and controllers, each after the reply to the call before.
 pub fn create<T: Topology>(rpc: &mut Rpc, numbers: Numbers, backing: Backing) -> Result<()> {
     let method = format!("bdev_{}_create", backing.module());
     for controller in 0..numbers.controllers {
@@ -217,7 +217,7 @@ pub fn create<T: Topology>(rpc: &mut Rpc, numbers: Numbers, backing: Backing) ->
     Ok(())
 }
 
-/// Waits until the daemon knows that nobody is attached.
+/// Waits until the daemon reports no attached front-end.
 pub fn wait_until_detached(rpc: &mut Rpc) -> Result<()> {
     let start = Instant::now();
     loop {
@@ -226,12 +226,12 @@ pub fn wait_until_detached(rpc: &mut Rpc) -> Result<()> {
         if all.iter().all(|one| one["sessions"].as_array().is_some_and(Vec::is_empty)) {
             return Ok(());
         }
-        ensure!(start.elapsed() < PATIENCE, "front-ends that have gone are still known");
+        ensure!(start.elapsed() < TIMEOUT, "the daemon still reports front-ends that have disconnected");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
-/// Removes them again.
+/// Deletes all controllers and disks.
 pub fn delete(rpc: &mut Rpc, numbers: Numbers, backing: Backing) -> Result<()> {
     let method = format!("bdev_{}_delete", backing.module());
     for controller in 0..numbers.controllers {
@@ -241,22 +241,22 @@ pub fn delete(rpc: &mut Rpc, numbers: Numbers, backing: Backing) -> Result<()> {
         }
     }
     let left = rpc.call("bdev_get_bdevs", json!({}))?;
-    ensure!(left.as_array().is_some_and(Vec::is_empty), "all disks were deleted, and some are left");
+    ensure!(left.as_array().is_some_and(Vec::is_empty), "the daemon lists disks after all were deleted");
     Ok(())
 }
 
-/// A controller's front-end.
+/// The front-end of a controller.
 struct Attached<B> {
     queue: Queue<B>,
-    /// A ring of each type that carries no load.
+    /// The queues before the request queue, which carry no load.
     _fixed: Vec<Queue<B>>,
     session: Session,
-    /// Of its machine.
+    /// Shared with the other controllers of its VM.
     _memory: Rc<Memory>,
     looked: bool,
 }
 
-/// All front-ends of a daemon. Dropping it closes their sockets.
+/// All front-ends of a daemon. Dropping the fleet closes their sockets.
 pub struct Fleet<T: Topology> {
     attached: Vec<Attached<T::Requests>>,
     random: u64,
@@ -273,11 +273,11 @@ impl<T: Topology> Fleet<T> {
         let mut attached = Vec::with_capacity(numbers.controllers);
         let mut memory = None;
         for controller in 0..numbers.controllers {
-            let place = controller % numbers.of_a_machine;
+            let place = controller % numbers.per_vm;
             if place == 0 {
-                memory = Some(Rc::new(Memory::new(each * numbers.of_a_machine as u64)?));
+                memory = Some(Rc::new(Memory::new(each * numbers.per_vm as u64)?));
             }
-            let memory = memory.clone().expect("made for the first");
+            let memory = memory.clone().expect("the first controller of a VM creates its memory");
             let at = place as u64 * each;
             let fixed =
                 |i: u16| Queue::new(T::requests(), &memory, i, at + space + u64::from(i) * bare_space, bare);
@@ -291,7 +291,8 @@ impl<T: Topology> Fleet<T> {
         Ok(Self { attached, random: 1 })
     }
 
-    /// Reads from one disk of each of the controllers `chosen` for `span`; how many requests of each came back, and in what time.
+    /// Reads for `span` from one disk of each of the controllers `chosen`; returns the completed requests of each, and
+    /// the elapsed time.
     pub fn load(
         &mut self,
         chosen: impl Iterator<Item = usize>,
@@ -301,7 +302,7 @@ impl<T: Topology> Fleet<T> {
         let all = self.attached.iter_mut().enumerate();
         let mut loaded: Vec<_> = all.filter_map(|(i, disk)| chosen.contains(&i).then_some(disk)).collect();
         for disk in loaded.iter_mut().filter(|disk| !disk.looked) {
-            T::look(&mut disk.queue)?;
+            T::probe(&mut disk.queue)?;
             disk.looked = true;
         }
         let mut random = self.random;
@@ -323,26 +324,26 @@ impl<T: Topology> Fleet<T> {
         let mut drained = vec![0_u64; loaded.len()];
         while drained.iter().sum::<u64>() < all {
             turns(&mut loaded, &mut place, &mut drained, false)?;
-            ensure!(start.elapsed() < span + PATIENCE, "requests do not come back");
+            ensure!(start.elapsed() < span + TIMEOUT, "requests were not completed in time");
         }
         self.random = self.random.wrapping_add(1);
         Ok((done, elapsed))
     }
 
-    /// Whether no daemon has hung up.
-    pub fn are_well(&self) -> bool {
+    /// Whether the daemon keeps all connections open.
+    pub fn are_connected(&self) -> bool {
         self.attached.iter().all(|disk| !disk.session.wire().has_ended())
     }
 }
 
-/// Takes what comes back, counted by disk, and submits as much again if it `goes_on`.
+/// Takes completions, counts them by disk, and submits as many new requests if `goes_on`.
 fn turns<B: Builder>(
     loaded: &mut [&mut Attached<B>],
     place: &mut impl FnMut() -> u64,
     done: &mut [u64],
     goes_on: bool,
 ) -> Result<()> {
-    for _ in 0..TURNS_PER_LOOK {
+    for _ in 0..TURNS_PER_CLOCK_READ {
         for (disk, done) in loaded.iter_mut().zip(&mut *done) {
             let before = *done;
             while let Some(request) = disk.queue.take()? {
@@ -374,10 +375,10 @@ fn session<T: Topology>(
             protocol: protocol::MQ | protocol::REPLY_ACK | protocol::CONFIGURE_MEM_SLOTS,
             optional_protocol: 0,
             queues,
-            patience: PATIENCE,
+            patience: TIMEOUT,
         },
     )?;
-    session.settle()?;
+    session.set_features()?;
     session.share(memory)?;
     for queue in fixed.iter().chain([queue]) {
         session.start(&queue.announced())?;

@@ -1,8 +1,8 @@
-//! The front-end: crate `blkio`'s polled vhost-user-blk driver on the calling thread. It is no part of the project, so
-//! that every back end meets the same stranger.
+//! The front-end: crate `blkio`'s polled vhost-user-blk driver on the calling thread. The crate is no part of the
+//! project, so that every back-end is measured by the same independent front-end.
 //!
 //! Runs on the main thread, which is pinned to the front-end's core. All requests share one region of memory; request
-//! slot `i` owns its `i`th block. A queue's requests are those slots that are `i` modulo the number of queues.
+//! slot `i` owns its `i`th block. A queue's requests are the slots that are `i` modulo the number of queues.
 
 use crate::workload::{Random, Workload};
 use anyhow::{Context, Result, ensure};
@@ -17,16 +17,16 @@ use std::time::{Duration, Instant};
 const QUEUE_SIZE: i32 = 512;
 /// Bytes in a request that fills a disk.
 const FILL_LEN: u32 = 128 << 10;
-/// Turns of the closed loop between two looks at the clock.
-const TURNS_PER_LOOK: u32 = 64;
-/// A request that takes longer than this is lost.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Turns of the closed loop between two readings of the clock.
+const TURNS_PER_CLOCK_READ: u32 = 64;
+/// Timeout of a request, after which it counts as lost.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Whether requests are in flight, and a count that moves while they come back: for [`watch`].
+/// Whether requests are in flight, and a count that grows with each completion, both for [`watch`].
 static RUNNING: AtomicBool = AtomicBool::new(false);
 static PROGRESS: AtomicU64 = AtomicU64::new(0);
 
-/// What a closed loop saw.
+/// The result of a closed loop.
 #[derive(Clone, Copy, Debug)]
 pub struct Closed {
     /// Requests completed.
@@ -42,18 +42,18 @@ impl Closed {
     }
 }
 
-/// What an open loop saw.
+/// The result of an open loop.
 #[derive(Debug)]
 pub struct Open {
     /// Requests completed.
     pub requests: u64,
-    /// From the time that each request should have been sent, in ns.
+    /// Latency from each request's scheduled time, in ns.
     pub latency: Histogram<u64>,
 }
 
-/// A connection to a back end, with its queues and memory.
+/// A connection to a back-end, with its queues and memory.
 pub struct FrontEnd {
-    // Dropped before the driver, whose memory they use.
+    // Dropped before the driver, whose memory the queues use.
     queues: Vec<Blkioq>,
     _driver: Blkio,
     memory: usize,
@@ -64,7 +64,7 @@ pub struct FrontEnd {
 }
 
 impl FrontEnd {
-    /// Connects to the vhost-user socket of a disk, with memory for one workload.
+    /// Connects to a disk's vhost-user socket, with memory for one workload.
     pub fn connect(socket: &Path, queues: usize, workload: Workload) -> Result<Self> {
         let connect = || -> blkio::Result<Self> {
             let mut driver = Blkio::new("virtio-blk-vhost-user")?;
@@ -92,12 +92,12 @@ impl FrontEnd {
         front_end.run(|done, _| done < blocks).map(drop)
     }
 
-    /// Keeps the workload's depth of requests in flight for `span`.
+    /// Keeps the workload's number of requests in flight for `span`.
     pub fn closed(&mut self, span: Duration) -> Result<Closed> {
         self.run(|_, elapsed| elapsed < span)
     }
 
-    /// Keeps requests in flight while `go_on(completed, elapsed)`, then waits for those in flight.
+    /// Keeps requests in flight while `go_on(completed, elapsed)` is true, then waits for those in flight.
     fn run(&mut self, go_on: impl Fn(u64, Duration) -> bool) -> Result<Closed> {
         let start = Instant::now();
         let workload = self.workload;
@@ -107,7 +107,7 @@ impl FrontEnd {
             self.submit(&mut cursor, slot);
         }
         let (mut requests, mut turns, mut going) = (0, 0, true);
-        // One queue can be waited for in blkio, which is the tightest loop; several cannot.
+        // blkio can wait for one queue, which is the tightest loop, but not for several.
         let wait = usize::from(self.queues.len() == 1);
         RUNNING.store(true, Ordering::Relaxed);
         while left > 0 {
@@ -127,7 +127,7 @@ impl FrontEnd {
                 }
             }
             turns += 1;
-            if turns % TURNS_PER_LOOK == 0 {
+            if turns % TURNS_PER_CLOCK_READ == 0 {
                 PROGRESS.store(requests, Ordering::Relaxed);
                 going = going && go_on(requests, start.elapsed());
             }
@@ -136,8 +136,8 @@ impl FrontEnd {
         Ok(Closed { requests, elapsed: start.elapsed() })
     }
 
-    /// Sends requests on a Poisson schedule of `rate` a second for `span`, late rather than never; a request's latency
-    /// counts from when the schedule wanted it.
+    /// Sends requests on a Poisson schedule of `rate` per second for `span`; a delayed request is sent late, never
+    /// skipped. A request's latency counts from its scheduled time.
     pub fn open(&mut self, rate: f64, span: Duration) -> Result<Open> {
         let workload = self.workload;
         let mut cursor = Cursor::new(&workload, self.capacity);
@@ -173,7 +173,8 @@ impl FrontEnd {
         Ok(Open { requests: latency.len(), latency })
     }
 
-    /// The same, but asleep while nothing is in flight, and timed from the submission, unless a slot had to be waited for: for a core that is shared.
+    /// As [`FrontEnd::open`], but sleeps while no request is in flight, and counts latency from the submission, or from
+    /// the scheduled time if all slots were in use: for a core that is shared.
     pub fn paced(&mut self, rate: f64, span: Duration) -> Result<Open> {
         let workload = self.workload;
         let mut cursor = Cursor::new(&workload, self.capacity);
@@ -238,7 +239,7 @@ impl FrontEnd {
     }
 }
 
-/// Where a workload's next request lies.
+/// The place of a workload's next request.
 struct Cursor {
     block: u64,
     blocks: u64,
@@ -266,26 +267,26 @@ impl Cursor {
     }
 }
 
-/// Writes every byte of a region, so that its pages are there, and are different.
+/// Writes every byte of a region with different data, so that the kernel allocates each page.
 #[expect(unsafe_code, reason = "blkio gives its memory as an address")]
 fn fill(address: usize, len: usize) {
     for (i, offset) in (0..len).step_by(8).enumerate() {
         let word = (i as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        // SAFETY: blkio has just mapped the region for us, page-aligned, and nobody else knows it.
+        // SAFETY: blkio has just mapped the region for us, page-aligned, and no other code knows it.
         unsafe { std::ptr::with_exposed_provenance_mut::<u64>(address + offset).write(word) };
     }
 }
 
-/// Ends the process when requests do not come back: the closed loop waits inside of `blkio`, which does not look at the
-/// time.
+/// Starts a thread that ends the process when requests are not completed: the closed loop waits inside `blkio`, which
+/// checks no timeout.
 pub fn watch() {
     std::thread::spawn(|| {
         let mut seen = None;
         loop {
-            std::thread::sleep(PATIENCE);
+            std::thread::sleep(TIMEOUT);
             let now = PROGRESS.load(Ordering::Relaxed);
             if RUNNING.load(Ordering::Relaxed) && seen == Some(now) {
-                eprintln!("the front-end has waited for a completion for {PATIENCE:?}: giving up");
+                eprintln!("no request was completed for {TIMEOUT:?}: ending the bench");
                 std::process::exit(1);
             }
             seen = Some(now);

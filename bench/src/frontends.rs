@@ -1,5 +1,5 @@
-//! Front-ends compared: `aryk bench` and `blkio`, in turns, against the same `arykd` with a null disk, and against nothing. What a
-//! front-end cannot do itself it hides of the back end.
+//! Compares two front-ends, `aryk bench` and `blkio`, in turns, against the same `arykd` with a null disk, and against a
+//! target without a disk. A front-end's own ceiling hides faster results of a back-end.
 
 use crate::backend::{self, BackEnd};
 use crate::ceiling::Ceilings;
@@ -15,13 +15,13 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Command;
 
-/// The workloads that were asked for.
+/// The workloads that the command line selects.
 pub fn wanted(settings: &Settings) -> Vec<Workload> {
     let all = [1, 32, 128].map(|depth| Workload::random(0, 4 << 10, depth));
     all.into_iter().filter(|workload| settings.wants(&format!("front-end/{}", workload.name()))).collect()
 }
 
-/// What both did one after the other, in requests per second.
+/// The results of one round, in requests per second.
 struct Round {
     ours: f64,
     blkio: f64,
@@ -29,7 +29,7 @@ struct Round {
     blkio_ceiling: f64,
 }
 
-/// Measures all that was asked for.
+/// Measures the selected workloads.
 pub fn measure(settings: &Settings, ceilings: &Ceilings, report: &mut Report) -> Result<()> {
     let workloads = wanted(settings);
     if workloads.is_empty() {
@@ -56,7 +56,8 @@ pub fn measure(settings: &Settings, ceilings: &Ceilings, report: &mut Report) ->
     ];
     let mut section = Section::new("Front-ends: null", INTRO, columns.map(str::to_owned).to_vec());
     for workload in workloads {
-        let rounds = rounds::alike(settings.runs, || round(settings, &aryk, &back_end, &workload, ceilings))?;
+        let rounds =
+            rounds::run_comparable(settings.runs, || round(settings, &aryk, &back_end, &workload, ceilings))?;
         let runs = |of: &dyn Fn(&Round) -> f64| rounds.each.iter().map(of).collect::<Runs>();
         let case = format!("front-end/{}", workload.name());
         let pairs = [
@@ -101,11 +102,11 @@ fn round(
         ours: ours["iops"].as_f64().context("no rate")?,
         blkio,
         our_ceiling: ceiling["ceiling"]["iops"].as_f64().context("no ceiling")?,
-        blkio_ceiling: ceilings.again(settings, workload)?,
+        blkio_ceiling: ceilings.measure_again(settings, workload)?,
     })
 }
 
-/// What `aryk bench` says of a workload.
+/// Runs `aryk bench` for a workload; returns its JSON result.
 pub fn bench(aryk: &Path, workload: &Workload, args: &[&OsStr]) -> Result<Value> {
     let (core, depth) = (FRONT_END_CORE.to_string(), workload.depth.to_string());
     let mut command = Command::new(aryk);
@@ -116,4 +117,4 @@ pub fn bench(aryk: &Path, workload: &Workload, args: &[&OsStr]) -> Result<Value>
 }
 
 const INTRO: &str = "Thousand requests per second, as median (least–greatest). `aryk bench` measures every request's latency \
-    meanwhile, `blkio` here none. The ceilings are each front-end's own, against a thread that answers at once.";
+    at the same time, `blkio` here none. The ceilings are each front-end's own, against a thread that answers at once.";

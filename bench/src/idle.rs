@@ -1,4 +1,4 @@
-//! Idleness: what disks cost that nobody uses, and what a request pays that finds the daemon asleep.
+//! Idle cost: the processor time of disks without I/O, and the latency of a request to a sleeping daemon.
 
 use crate::backend::{self, BackEnd, Policy};
 use crate::frontend::FrontEnd;
@@ -10,14 +10,14 @@ use anyhow::Result;
 use serde_json::json;
 use std::time::{Duration, Instant};
 
-/// How long a daemon is left alone before it counts as idle.
+/// Wait before a daemon counts as idle.
 const SETTLE: Duration = Duration::from_millis(500);
-/// Disks in the larger case.
+/// Number of disks in the larger case.
 const DISKS: usize = 1_000;
-/// Requests a second that find the daemon asleep: 4 ms apart, where it spins for 200 µs at most.
+/// Requests per second of the wake-up case: 4 ms apart, while the daemon polls for 200 µs at most before it sleeps.
 const WAKE_RATE: f64 = 250.0;
 
-/// Measures what was asked for.
+/// Measures the selected cases.
 pub fn measure(settings: &Settings, report: &mut Report) -> Result<()> {
     if settings.wants("idle/attached-1") || settings.wants("idle/created-1000") {
         idle(settings, report)?;
@@ -30,7 +30,7 @@ pub fn measure(settings: &Settings, report: &mut Report) -> Result<()> {
 
 fn idle(settings: &Settings, report: &mut Report) -> Result<()> {
     let columns = ["what", "arykd, adaptive", "qemu-storage-daemon", "aim"].map(str::to_owned).to_vec();
-    let intro = "Processor time in percent of one core, all threads, while nothing is asked of the daemon.";
+    let intro = "Processor time in percent of one core, all threads, while the daemon receives neither calls nor requests.";
     let mut section = Section::new("Idle", intro, columns);
     let mut add = |case: &str, what: &str, ours: &Runs, theirs: &Runs| {
         report.records.push(Record::new(case, "processor time", "%", ours, theirs));
@@ -60,7 +60,7 @@ fn idle(settings: &Settings, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// The idle processor time of a back end whose disk has just been used, and is attached.
+/// The idle processor time of a back-end with an attached disk that was used just before.
 fn attached(settings: &Settings, back_end: &BackEnd) -> Result<Runs> {
     let mut front_end = FrontEnd::connect(&back_end.socket, 1, open::WORKLOAD)?;
     front_end.closed(settings.warm_up)?;
@@ -77,7 +77,7 @@ fn watch(settings: &Settings, process: &Process) -> Result<Runs> {
     Ok(runs)
 }
 
-/// Few requests, so that each finds a sleeper: against a daemon that never sleeps.
+/// The latency of rare requests, each of which wakes the daemon, compared with a daemon that never sleeps.
 fn wake(settings: &Settings, report: &mut Report) -> Result<()> {
     let sides = open::aryks(settings, "wake", &[Policy::Adaptive, Policy::Poll])?;
     let mut figures = vec![Figures::default(); sides.len()];

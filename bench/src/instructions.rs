@@ -1,5 +1,5 @@
-//! Instructions per request of the path within one process, counted by valgrind: unlike times, they are the same on every
-//! run, so that a change that makes the path longer is seen at once. They are kept in a file beside the code.
+//! Instructions per request of the path within one process, counted by valgrind. Unlike times, the counts are the same in
+//! every run, so a longer path is detected at once. A file beside the code records them.
 
 use crate::stack::{CASES, Case};
 use anyhow::{Context, Result, bail, ensure};
@@ -7,19 +7,19 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-/// Where the records are, in the workspace.
+/// The file of recorded counts, in the workspace.
 const RECORDS: &str = "bench/instructions.json";
-/// Growth that is not an accident of the compiler's any more.
+/// Growth beyond this fails: it is no accident of the compiler any more.
 const GROWTH_MAX: f64 = 1.05;
-/// Requests in the two runs whose difference is counted.
+/// Requests of the two runs whose difference is counted.
 const FEW: u32 = 2_048;
 const MANY: u32 = 12_288;
 
 /// Instructions per request, by case.
 type Counts = BTreeMap<String, f64>;
 
-/// Counts, and shows what was recorded beside it. With `record`, writes the records; with `check`, fails if a case has
-/// grown by more than a twentieth.
+/// Counts, and prints each count beside the recorded one. With `record`, writes the records; with `check`, fails if a
+/// case has grown by more than a twentieth.
 pub fn instructions(check: bool, record: bool) -> Result<()> {
     let before = read()?;
     let now: Counts =
@@ -37,14 +37,14 @@ pub fn instructions(check: bool, record: bool) -> Result<()> {
         let grown = grown(&before, &now);
         ensure!(
             grown.is_empty(),
-            "{}: the path has become longer. If that is worth it, say so by `cargo xtask bench instructions --record`",
+            "{}: the path has become longer. To accept that, run `cargo xtask bench instructions --record`",
             grown.join(", ")
         );
     }
     Ok(())
 }
 
-/// The cases that have grown too much, or were never recorded.
+/// The cases that have grown too much, or have no record.
 fn grown(before: &Counts, now: &Counts) -> Vec<String> {
     let has_grown = |case: &str, now: f64| before.get(case).is_none_or(|&before| now > before * GROWTH_MAX);
     now.iter().filter(|&(case, &now)| has_grown(case, now)).map(|(case, _)| case.clone()).collect()
@@ -55,7 +55,7 @@ fn read() -> Result<Counts> {
         return Ok(Counts::new());
     }
     let json = std::fs::read_to_string(RECORDS)?;
-    serde_json::from_str(&json).with_context(|| format!("{RECORDS} is no list of counts"))
+    serde_json::from_str(&json).with_context(|| format!("{RECORDS} is not a JSON object of counts"))
 }
 
 fn count(case: &Case) -> Result<f64> {
@@ -65,7 +65,7 @@ fn count(case: &Case) -> Result<f64> {
     Ok((more as f64 / f64::from((many - few) * case.depth())).round())
 }
 
-/// Instructions that a run of so many batches takes.
+/// The instructions of a run of `batches` batches.
 fn executed(case: &Case, batches: u32) -> Result<u64> {
     let output = Command::new("valgrind")
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
@@ -77,7 +77,7 @@ fn executed(case: &Case, batches: u32) -> Result<u64> {
     if !output.status.success() {
         bail!("{} under valgrind: {log}", case.name);
     }
-    collected(&log).with_context(|| format!("valgrind tells no count: {log}"))
+    collected(&log).with_context(|| format!("valgrind prints no count: {log}"))
 }
 
 /// The count in valgrind's summary.
@@ -90,7 +90,7 @@ mod tests {
     use super::{Counts, collected, grown};
 
     #[test]
-    fn growth_beyond_a_twentieth_is_told() {
+    fn growth_beyond_a_twentieth_is_reported() {
         let counts = |null: f64| Counts::from([("null".to_owned(), null)]);
         assert!(grown(&counts(100.0), &counts(104.0)).is_empty());
         assert_eq!(grown(&counts(100.0), &counts(106.0)), ["null"]);
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn valgrinds_summary_is_understood() {
+    fn valgrinds_summary_is_parsed() {
         let log = "==12== Events    : Ir\n==12== Collected : 1234567\n==12== \n";
         assert_eq!(collected(log), Some(1_234_567));
         assert_eq!(collected("==12== Events    : Ir\n"), None);

@@ -1,11 +1,12 @@
-//! The other part of `cargo xtask bench scale`: limits on all disks and all machines, at work or not, and looks at all of it.
+//! The second part of `cargo xtask bench scale`: limits on all disks and all VMs, first not reached and then in effect,
+//! and metrics scrapes of all disks.
 //!
-//! Eight disks of each machine are used. First half of the machines have limits that nobody reaches, and work in turns with the others; then each machine
-//! is held to its rate.
+//! Eight disks of each VM are used. First, half of the VMs have limits that their load does not reach, and run in turns
+//! with the other half; then each VM runs at its limit.
 
 use crate::backend::{self, Policy};
 use crate::fleet::{self, Backing, Fleet, Numbers, Topology};
-use crate::plot::{Of, Plot};
+use crate::plot::{Data, Plot};
 use crate::process::Process;
 use crate::report::{Record, Report, Runs, Section, cell, number};
 use crate::rpc::Rpc;
@@ -18,43 +19,44 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Disks of a machine that are used.
+/// Disks per VM that are used.
 const USED: usize = 8;
-/// Limits that nobody reaches.
+/// Limits that the load does not reach.
 const LOOSE: (u64, u64) = (10_000_000, 100_000_000);
-/// What a machine is held to, and each of its disks by itself.
+/// The limit of a VM, and of each of its disks.
 const RATE: u64 = 6000;
 const OF_A_DISK: u64 = 3000;
-/// Turns of each half of the machines in a run, of a tenth of a measurement each: neighbours in time see the same machine.
+/// Turns per run of each half of the VMs; a turn takes a tenth of a measurement, so that both halves see the same state
+/// of the test machine.
 const TURNS: u32 = 10;
-/// Turns with scrapes, and without.
+/// Pairs of turns with and without scrapes.
 const PAIRS: usize = 11;
-/// Scrapes in a second, while they are measured.
+/// Scrapes per second.
 const SCRAPES: u32 = 4;
 
 /// The tables of both topologies.
 pub struct Tables {
     loose: Section,
     binding: Section,
-    looks: Section,
-    /// Of limits that nobody reaches, run by run in percent.
+    scrapes: Section,
+    /// Throughput with limits that are not reached, in percent of that without limits, per run.
     shares: Vec<(String, Runs)>,
-    /// What each machine got, in percent of its limit.
-    machines: Vec<(String, Runs)>,
+    /// Throughput of each VM, in percent of its limit.
+    vms: Vec<(String, Runs)>,
 }
 
 impl Tables {
-    /// Empty ones.
+    /// Creates empty tables.
     pub fn new() -> Self {
         let section = |title, text: &str, columns: &[&str]| {
             Section::new(title, text, columns.iter().map(|&name| name.to_owned()).collect())
         };
         Self {
             loose: section(
-                "Limits that nobody reaches",
-                "Thousands of 4 KiB random reads a second of eight disks of each of 24 machines, 16 in flight each, and what a reactor works for a request: of machines \
-                 without any limit, and of as many with one on each disk and one on each machine's group. All are there at one time, and work in turns of a tenth of what is said \
-                 above: in each run ten of each, and ten more after they have exchanged their limits. A run's share is the geometric mean of both medians, of each turn and the one before it.",
+                "Overhead of limits that are not hit",
+                "Thousands of 4 KiB random reads a second of eight disks of each of 24 VMs, 16 in flight each, and the reactor's busy time per request: of VMs \
+                 without any limit, and of as many VMs with a limit on each disk and one on each VM's group. All VMs are attached at the same time, and run in turns of a tenth of the span \
+                 above: ten turns each per run, and ten more after both halves have exchanged their limits. A run's share is the geometric mean of both medians of the ratio of each turn to the turn before it.",
                 &[
                     "disks",
                     "sleep policy",
@@ -66,14 +68,14 @@ impl Tables {
                 ],
             ),
             binding: section(
-                "Machines at their limits",
-                "The same load, where each machine's group is held to 6,000 requests a second and each disk to 3,000: what machines get, in percent of that. `limit` is how \
-                 long it took to make the groups, put all disks into them and limit all, by calls one after the other's reply.",
-                &["disks", "sleep policy", "all machines", "least", "most", "reactor busy, %", "limit, s"],
+                "VMs at their limits",
+                "The same load, with a limit of 6,000 requests a second on each VM's group and of 3,000 on each disk: the VMs' throughput, in percent of their limits. `limit` is the \
+                 time to create the groups, add all disks and limit all, each call after the reply to the call before.",
+                &["disks", "sleep policy", "all VMs", "least", "most", "reactor busy, %", "limit, s"],
             ),
-            looks: section(
-                "Looking at all of it",
-                "A scrape of all metrics by a UNIX socket, and what a reactor works for a request while there are four a second, beside none.",
+            scrapes: section(
+                "Metrics scrapes of all disks",
+                "A scrape of all metrics over a UNIX socket, and the reactor's busy time per request with four scrapes a second and with none.",
                 &[
                     "disks",
                     "sleep policy",
@@ -84,27 +86,27 @@ impl Tables {
                 ],
             ),
             shares: Vec::new(),
-            machines: Vec::new(),
+            vms: Vec::new(),
         }
     }
 
-    /// Into the report.
-    pub fn tell(mut self, report: &mut Report) {
+    /// Adds the tables and plots to the report.
+    pub fn add_to(mut self, report: &mut Report) {
         if !self.shares.is_empty() {
             self.loose.plot(Plot {
                 name: "loose",
-                title: "Limits that nobody reaches".to_owned(),
+                title: "Overhead of limits that are not hit".to_owned(),
                 axis: "% of the throughput without limits; the line is the aim".to_owned(),
-                of: Of::Spreads { rows: self.shares, aim: Some(95.0) },
+                data: Data::Spreads { rows: self.shares, aim: Some(95.0) },
             });
             self.binding.plot(Plot {
-                name: "machines",
-                title: "What each of the machines gets".to_owned(),
+                name: "vms",
+                title: "Throughput of each VM".to_owned(),
                 axis: "% of its 6,000 requests a second".to_owned(),
-                of: Of::Spreads { rows: self.machines, aim: None },
+                data: Data::Spreads { rows: self.vms, aim: None },
             });
         }
-        [self.loose, self.binding, self.looks].into_iter().for_each(|section| report.section(section));
+        [self.loose, self.binding, self.scrapes].into_iter().for_each(|section| report.section(section));
     }
 }
 
@@ -118,34 +120,31 @@ struct Rig<T: Topology> {
 }
 
 impl<T: Topology> Rig<T> {
-    fn machines(&self) -> Range<usize> {
-        0..self.numbers.machines()
+    fn vms(&self) -> Range<usize> {
+        0..self.numbers.vms()
     }
 
-    /// Every other machine: those with an even number, or as many with an odd one.
+    /// Every other VM: those with an even number, or as many with an odd number.
     fn half(&self, odd: usize) -> impl Iterator<Item = usize> + use<T> {
-        (odd..self.numbers.machines() / 2 * 2).step_by(2)
+        (odd..self.numbers.vms() / 2 * 2).step_by(2)
     }
 
-    /// What eight disks of each of the `machines` did, by machine; its time, and the time that the reactor worked, in ns.
-    fn load(
-        &mut self,
-        machines: impl Iterator<Item = usize>,
-        span: Duration,
-    ) -> Result<(Vec<f64>, f64, f64)> {
-        let of_a_machine = self.numbers.of_a_machine;
-        let used = machines.flat_map(|machine| (machine * of_a_machine..).take(USED));
+    /// Loads eight disks of each of the VMs; returns the requests per VM, the elapsed time and the reactor's busy time,
+    /// in ns.
+    fn load(&mut self, vms: impl Iterator<Item = usize>, span: Duration) -> Result<(Vec<f64>, f64, f64)> {
+        let per_vm = self.numbers.per_vm;
+        let used = vms.flat_map(|vm| (vm * per_vm..).take(USED));
         let before = self.rpc.busy()?;
         let (done, elapsed) = self.fleet.load(used, span)?;
         let busy = self.rpc.busy()? - before;
-        let machines = done.chunks(USED).map(|disks| disks.iter().sum::<u64>() as f64).collect();
-        Ok((machines, elapsed.as_secs_f64(), busy))
+        let vms = done.chunks(USED).map(|disks| disks.iter().sum::<u64>() as f64).collect();
+        Ok((vms, elapsed.as_secs_f64(), busy))
     }
 }
 
 /// Measures one topology.
 pub fn measure<T: Topology>(settings: &Settings, report: &mut Report, tables: &mut Tables) -> Result<()> {
-    // What holds the data changes what limits cost beside it, and nothing else.
+    // The store changes only how large the overhead of limits is beside it.
     let cases =
         [(Backing::Null, Policy::Adaptive), (Backing::Null, Policy::Poll), (Backing::Memory, Policy::Poll)];
     for (backing, policy) in cases {
@@ -161,7 +160,7 @@ pub fn measure<T: Topology>(settings: &Settings, report: &mut Report, tables: &m
         let fleet = Fleet::attach(&dir, numbers)?;
         let metrics = dir.join(backend::METRICS);
         let mut rig = Rig::<T> { fleet, _process: process, rpc, numbers, metrics };
-        rig.load(rig.machines(), settings.warm_up)?;
+        rig.load(rig.vms(), settings.warm_up)?;
         let start = Instant::now();
         fleet::group::<T>(&mut rig.rpc, numbers)?;
         let grouped = start.elapsed().as_secs_f64();
@@ -169,10 +168,10 @@ pub fn measure<T: Topology>(settings: &Settings, report: &mut Report, tables: &m
         loose(settings, report, tables, &case, &names, &mut rig)?;
         if backing == Backing::Null {
             binding(settings, report, tables, &case, &names, (&mut rig, grouped))?;
-            fleet::limit(&mut rig.rpc, numbers, 0..numbers.machines(), (0, 0))?;
-            looks(settings, report, &mut tables.looks, &case, &names, &mut rig)?;
+            fleet::limit(&mut rig.rpc, numbers, 0..numbers.vms(), (0, 0))?;
+            scrapes(settings, report, &mut tables.scrapes, &case, &names, &mut rig)?;
         }
-        ensure!(rig.fleet.are_well(), "a session of {case} has ended");
+        ensure!(rig.fleet.are_connected(), "a session of {case} has ended");
         let Rig { fleet, mut rpc, .. } = rig;
         drop(fleet);
         fleet::wait_until_detached(&mut rpc)?;
@@ -182,19 +181,20 @@ pub fn measure<T: Topology>(settings: &Settings, report: &mut Report, tables: &m
     Ok(())
 }
 
-/// Thousands of requests a second and the reactor's time for one, turn by turn: of the half without limits, and of the one that has some.
+/// Throughput in thousand requests per second and busy time per request, turn by turn: of the half without limits, and of
+/// the half with limits.
 fn in_turns<T: Topology>(settings: &Settings, rig: &mut Rig<T>, limited: usize) -> Result<[[Runs; 2]; 2]> {
     let halves = [1 - limited, limited];
     for (half, limits) in halves.into_iter().zip([(0, 0), LOOSE]) {
-        let machines = rig.half(half);
-        fleet::limit(&mut rig.rpc, rig.numbers, machines, limits)?;
+        let vms = rig.half(half);
+        fleet::limit(&mut rig.rpc, rig.numbers, vms, limits)?;
     }
-    rig.load(rig.machines(), settings.warm_up / 2)?;
+    rig.load(rig.vms(), settings.warm_up / 2)?;
     let mut turns = <[[Runs; 2]; 2]>::default();
     for _ in 0..TURNS {
         for (half, [rates, busy]) in halves.into_iter().zip(&mut turns) {
-            let (machines, seconds, worked) = rig.load(rig.half(half), settings.span / TURNS)?;
-            let requests: f64 = machines.iter().sum();
+            let (vms, seconds, worked) = rig.load(rig.half(half), settings.span / TURNS)?;
+            let requests: f64 = vms.iter().sum();
             rates.push(requests / seconds / 1e3);
             busy.push(worked / requests);
         }
@@ -225,7 +225,7 @@ fn loose<T: Topology>(
         share.push(100.0 * f64::sqrt(product));
     }
     let [[none, none_busy], [all, all_busy]] = sides;
-    report.records.push(Record::new(case, "limits that nobody reaches", "1000/s", &all, &none));
+    report.records.push(Record::new(case, "limits that are not hit", "1000/s", &all, &none));
     tables.shares.push((names.join(", "), share.clone()));
     let cells = [none, all, share, none_busy, all_busy].map(|runs| cell(&runs, number));
     tables.loose.row([&names[..], &cells].concat());
@@ -241,27 +241,27 @@ fn binding<T: Topology>(
     (rig, grouped): (&mut Rig<T>, f64),
 ) -> Result<()> {
     let start = Instant::now();
-    let machines = rig.machines();
-    fleet::limit(&mut rig.rpc, rig.numbers, machines, (OF_A_DISK, RATE))?;
+    let vms = rig.vms();
+    fleet::limit(&mut rig.rpc, rig.numbers, vms, (OF_A_DISK, RATE))?;
     let limited = start.elapsed().as_secs_f64() + grouped;
-    rig.load(rig.machines(), settings.warm_up)?;
+    rig.load(rig.vms(), settings.warm_up)?;
     let [mut all, mut each, mut busy] = <[Runs; 3]>::default();
     for _ in 0..settings.runs {
-        let (machines, seconds, worked) = rig.load(rig.machines(), settings.span)?;
+        let (vms, seconds, worked) = rig.load(rig.vms(), settings.span)?;
         busy.push(100.0 * worked / 1e9 / seconds);
         let percent = |requests: f64| 100.0 * requests / seconds / RATE as f64;
-        all.push(percent(machines.iter().sum::<f64>() / machines.len() as f64));
-        machines.into_iter().for_each(|requests| each.push(percent(requests)));
+        all.push(percent(vms.iter().sum::<f64>() / vms.len() as f64));
+        vms.into_iter().for_each(|requests| each.push(percent(requests)));
     }
-    report.records.push(Record::new(case, "each machine, of its limit", "%", &each, &Runs::default()));
+    report.records.push(Record::new(case, "each VM, of its limit", "%", &each, &Runs::default()));
     let [least, most] = each.spread().unwrap_or([f64::NAN; 2]);
     let cells = vec![cell(&all, number), number(least), number(most), cell(&busy, number), number(limited)];
     tables.binding.row([names.to_vec(), cells].concat());
-    tables.machines.push((names.join(", "), each));
+    tables.vms.push((names.join(", "), each));
     Ok(())
 }
 
-fn looks<T: Topology>(
+fn scrapes<T: Topology>(
     settings: &Settings,
     report: &mut Report,
     section: &mut Section,
@@ -271,7 +271,7 @@ fn looks<T: Topology>(
 ) -> Result<()> {
     let (mut bytes, mut times) = (Runs::default(), Runs::default());
     for _ in 0..settings.runs {
-        // Those that come soon after others share their look.
+        // The daemon answers scrapes in quick succession from the same collection.
         std::thread::sleep(Duration::from_secs(1) / SCRAPES);
         let start = Instant::now();
         bytes.push(scrape(&rig.metrics)? as f64 / 1e6);
@@ -290,8 +290,8 @@ fn looks<T: Topology>(
                 }
                 Ok(())
             });
-            let (machines, _, worked) = rig.load(rig.machines(), settings.span)?;
-            busy.push(worked / machines.iter().sum::<f64>());
+            let (vms, _, worked) = rig.load(rig.vms(), settings.span)?;
+            busy.push(worked / vms.iter().sum::<f64>());
             scraper.join().expect("it does not panic")?;
         }
     }
@@ -303,7 +303,7 @@ fn looks<T: Topology>(
     Ok(())
 }
 
-/// Bytes of a scrape.
+/// Scrapes the metrics; returns the bytes of the reply.
 fn scrape(socket: &PathBuf) -> Result<usize> {
     let mut stream = UnixStream::connect(socket)?;
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;

@@ -1,10 +1,10 @@
-//! What a result depends on besides the code: the machine, the kernel, versions, the date.
+//! The environment of a result: the test machine, the kernel, versions, the date.
 
 use std::fmt::Write;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Processor time that the hypervisor gave to others since a moment.
+/// Processor time that the hypervisor took from this machine since a moment.
 #[derive(Debug)]
 pub struct Stolen {
     since: Instant,
@@ -12,29 +12,29 @@ pub struct Stolen {
 }
 
 impl Stolen {
-    /// From now on.
+    /// Starts watching.
     pub fn watch() -> Self {
         Self { since: Instant::now(), before: stolen_ticks() }
     }
 
-    /// How much it was until now.
-    fn tell(&self) -> Option<String> {
+    /// The share of time taken until now.
+    fn share(&self) -> Option<String> {
         let ticks = stolen_ticks()?.checked_sub(self.before?)? as f64;
-        // The kernel tells in USER_HZ, a hundredth of a second (proc(5)).
+        // The kernel reports USER_HZ, hundredths of a second (proc(5)).
         let cores = cores(&std::fs::read_to_string("/proc/cpuinfo").ok()?) as f64;
         let share = ticks / (self.since.elapsed().as_secs_f64() * cores);
         Some(format!("{share:.1} % of the time"))
     }
 }
 
-/// What `/proc/stat` says was stolen from all cores.
+/// The ticks stolen from all cores, as `/proc/stat` reports.
 fn stolen_ticks() -> Option<u64> {
     let stat = std::fs::read_to_string("/proc/stat").ok()?;
     stat.lines().next()?.split_whitespace().nth(8)?.parse().ok()
 }
 
-/// Lines of a list for the head of a report. What cannot be found out is left out.
-/// `round_trips` were measured before and after.
+/// The lines of a list for the head of a report; omits facts that cannot be determined. `round_trips` were measured
+/// before and after.
 pub fn describe(date: Option<&str>, stolen: &Stolen, round_trips: [Duration; 2]) -> String {
     let date = date.map_or_else(|| output("date", &["--utc", "+%F"]), |date| Some(date.to_owned()));
     let [before, after] = round_trips.map(|time| time.as_nanos());
@@ -44,7 +44,7 @@ pub fn describe(date: Option<&str>, stolen: &Stolen, round_trips: [Duration; 2])
         ("processor", processor()),
         ("memory", memory()),
         ("a cache line from core to core and back", Some(format!("{before} ns before, {after} ns after"))),
-        ("taken by the hypervisor meanwhile", stolen.tell()),
+        ("taken by the hypervisor during the run", stolen.share()),
         ("kernel", output("uname", &["-srm"])),
         ("compiler", output("rustc", &["--version"])),
         ("peer", output("qemu-storage-daemon", &["--version"])),
@@ -71,7 +71,7 @@ fn processor() -> Option<String> {
     Some(format!("{}, {} cores", model.split_once(':')?.1.trim(), cores(&info)))
 }
 
-/// How many `/proc/cpuinfo` lists.
+/// The number of cores that `/proc/cpuinfo` lists.
 fn cores(info: &str) -> usize {
     info.lines().filter(|line| line.starts_with("processor")).count()
 }

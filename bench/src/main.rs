@@ -1,19 +1,19 @@
 //! `cargo xtask bench`: measures `arykd` and `qemu-storage-daemon` under one front-end from outside the project.
 //!
-//! - [`frontend`]: the polled front-end, on a core of its own; [`workload`]: what it asks for.
-//! - [`backend`], [`process`], [`rpc`], [`fio`]: what is measured, on the other core.
-//! - [`ceiling`], [`target`]: what the front-end can do at all; [`closed`], [`open`], [`idle`]: the measurements, [`rounds`]
-//!   of which are repeated until they can be compared.
-//! - [`frontends`]: the front-end that `aryk bench` is, against this one.
-//! - [`scsi`]: SCSI hosts beside block devices, both of `arykd`.
+//! - [`frontend`]: the polled front-end, on a core of its own; [`workload`]: its requests.
+//! - [`backend`], [`process`], [`rpc`], [`fio`]: the measured programs, on the other core.
+//! - [`ceiling`], [`target`]: the front-end's own limit; [`closed`], [`open`], [`idle`]: the measurements, repeated in
+//!   comparable [`rounds`].
+//! - [`frontends`]: the front-end of `aryk bench`, compared with this one.
+//! - [`scsi`]: SCSI hosts compared with block devices, both of `arykd`.
 //! - [`scale`]: thousands of disks, and [`fleet`], their front-ends.
-//! - [`calls`]: the control plane, and what I/O notices of it.
-//! - [`qos`]: limits, their accuracy and their fairness.
+//! - [`calls`]: the control plane, and its effect on I/O.
+//! - [`qos`]: accuracy and fairness of limits.
 //! - [`instructions`], [`stack`]: the path within one process, counted instead of timed.
-//! - [`report`], [`machine`]: medians, records, tables, and what they depend on.
+//! - [`report`], [`machine`]: medians, records, tables, and the environment of the results.
 //!
-//! A tool: it runs on its main thread, waits, and reads the wall clock. It never measures two back ends at a time: those
-//! not measured hold still by SIGSTOP.
+//! A tool: it runs on its main thread, waits, and reads the wall clock. It never measures two back-ends at a time: the
+//! others are stopped by SIGSTOP.
 #![deny(unsafe_code)]
 #![expect(clippy::disallowed_methods, reason = "a benchmark measures wall time, and waits")]
 
@@ -55,15 +55,15 @@ use settings::Settings;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Where the tables of a whole run go.
+/// The page of a full run's tables.
 const RESULTS: &str = "docs/bench/results.md";
-/// Where those of `rpc` go.
+/// The page of `rpc`.
 const RPC_RESULTS: &str = "docs/bench/rpc.md";
-/// Where those of `scsi` go.
+/// The page of `scsi`.
 const SCSI_RESULTS: &str = "docs/bench/scsi.md";
-/// Where those of `qos` go.
+/// The page of `qos`.
 const QOS_RESULTS: &str = "docs/bench/qos.md";
-/// Where those of `scale` go.
+/// The page of `scale`.
 const SCALE_RESULTS: &str = "docs/bench/scale.md";
 
 /// Measures arykd and its peers.
@@ -72,10 +72,11 @@ const SCALE_RESULTS: &str = "docs/bench/scale.md";
 struct Args {
     #[command(subcommand)]
     command: Option<Subcommand>,
-    /// Rather quick than exact: a whole run takes less than a minute.
+    /// Quick instead of exact: a full run takes less than a minute.
     #[arg(long, global = true)]
     quick: bool,
-    /// Only cases whose name contains this, as in "null", "memory/randread-4k/qd32", "open/10k", "idle", "ceiling", "front-end".
+    /// Only cases whose name contains this, such as "null", "memory/randread-4k/qd32", "open/10k", "idle", "ceiling",
+    /// "front-end".
     #[arg(long, value_name = "PART", global = true)]
     case: Vec<String>,
     /// Runs of each measurement, on each side in turn [default: 5, or 1 with --quick].
@@ -93,40 +94,40 @@ struct Args {
     /// Writes all results as a JSON list.
     #[arg(long, value_name = "FILE", global = true)]
     json: Option<PathBuf>,
-    /// Writes the tables as a page [default: docs/bench/results.md, if everything was measured, and not quickly].
+    /// Writes the tables as a page [default: docs/bench/results.md, after a full run without --quick].
     #[arg(long, value_name = "FILE", global = true)]
     markdown: Option<PathBuf>,
     /// The date to put on the page [default: the system's].
     #[arg(long, global = true)]
     date: Option<String>,
-    /// The arykd to measure [default: this workspace's, built for release].
+    /// The arykd to measure [default: the release build of this workspace].
     #[arg(long, value_name = "FILE", global = true)]
     arykd: Option<PathBuf>,
-    /// Where files on a disk go.
+    /// Directory for files on a disk.
     #[arg(long, value_name = "DIR", default_value = "/var/tmp", global = true)]
     dir: PathBuf,
 }
 
 #[derive(Debug, clap::Subcommand)]
 enum Subcommand {
-    /// Counts the instructions of a request within one process, by valgrind.
+    /// Counts the instructions of a request within one process, with valgrind.
     Instructions {
-        /// Fails if a request takes over 5% more than recorded.
+        /// Fails if a request takes over 5% more instructions than recorded.
         #[arg(long)]
         check: bool,
-        /// Records what it takes now.
+        /// Records the current counts.
         #[arg(long, conflicts_with = "check")]
         record: bool,
     },
-    /// Measures calls of the daemon's RPC, and what I/O notices of them.
+    /// Measures RPC calls of the daemon, and their effect on I/O.
     Rpc,
-    /// Measures disks of a SCSI host beside block devices.
+    /// Compares disks of a SCSI host with block devices.
     Scsi,
     /// Measures how exact and how fair limits are.
     Qos,
     /// Measures thousands of attached disks, a few of which are used.
     Scale,
-    /// What is counted.
+    /// Runs the path that valgrind counts.
     #[command(hide = true)]
     Stack { case: String, batches: u32 },
 }
@@ -157,7 +158,7 @@ impl Args {
         })
     }
 
-    /// Where to write the tables, if anywhere.
+    /// The page for the tables, if the run writes one.
     fn page(&self) -> Option<PathBuf> {
         let whole = self.case.is_empty() && !self.quick;
         let page = match self.command {
@@ -192,7 +193,7 @@ fn main() -> Result<()> {
     }
 }
 
-/// Measures all that was asked for.
+/// Runs the selected measurements and writes the results.
 fn measure(args: &Args, what: impl FnOnce(&Settings, &mut Report) -> Result<()>) -> Result<()> {
     let settings = args.settings()?;
     process::pin(process::FRONT_END_CORE)?;
@@ -216,7 +217,7 @@ fn measure(args: &Args, what: impl FnOnce(&Settings, &mut Report) -> Result<()>)
     Ok(())
 }
 
-/// The head of the page: what it is, how it was made, and where.
+/// The head of the page: the measurements, how to repeat them, and the environment.
 fn preface(args: &Args, settings: &Settings, report: &Report, machine: &str) -> String {
     let commands: Vec<String> =
         report.commands.iter().map(|command| settings.without_paths(command)).collect();
@@ -229,7 +230,7 @@ fn preface(args: &Args, settings: &Settings, report: &Report, machine: &str) -> 
     };
     format!(
         "# Measurements\n\nWritten by `cargo xtask {command}`: {runs} runs of {:?} of each measurement, in turns. Front-end: \
-         {front_end}, polled, {} queue(s), on core {}; back ends on core {}.\n\n{}\nCommands:\n\n```text\n{}\n```\n",
+         {front_end}, polled, {} queue(s), on core {}; back-ends on core {}.\n\n{}\nCommands:\n\n```text\n{}\n```\n",
         settings.span,
         settings.queues,
         process::FRONT_END_CORE,

@@ -1,5 +1,5 @@
-//! Open loops: requests come on a Poisson schedule, whether the back end keeps up or not. What a request costs in
-//! processor time when there are few, and how long it takes: the price of sleeping.
+//! Open loops: requests follow a Poisson schedule, independent of the back-end's speed. They measure the processor time
+//! and latency of a request at low rates: the cost of sleeping.
 
 use crate::backend::{self, BackEnd, Policy};
 use crate::frontend::FrontEnd;
@@ -9,13 +9,13 @@ use crate::settings::{Settings, null};
 use crate::workload::Workload;
 use anyhow::Result;
 
-/// Requests per second, and their name.
+/// Requests per second, and the names of the rates.
 const RATES: [(f64, &str); 3] = [(1e3, "1k"), (1e4, "10k"), (1e5, "100k")];
 
-/// 4 KiB reads; as many in flight as the schedule wants.
+/// 4 KiB reads, with as many in flight as the schedule requires.
 pub const WORKLOAD: Workload = Workload::random(0, 4 << 10, 128);
 
-/// What is measured of each side.
+/// The measured values of one side.
 #[derive(Clone, Debug, Default)]
 pub struct Figures {
     /// Processor time of the whole process per request, in µs.
@@ -27,7 +27,7 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// Adds a run of a back end that holds still before and after.
+    /// Adds a run of a back-end that is stopped before and after.
     pub fn run(&mut self, settings: &Settings, back_end: &BackEnd, rate: f64) -> Result<()> {
         back_end.process.resume()?;
         let mut front_end = FrontEnd::connect(&back_end.socket, settings.queues, WORKLOAD)?;
@@ -48,7 +48,7 @@ impl Figures {
     }
 }
 
-/// `arykd` with a null disk, once for each policy, holding still.
+/// Starts `arykd` with a null disk, once for each policy, and stops the processes.
 pub fn aryks(settings: &Settings, name: &str, policies: &[Policy]) -> Result<Vec<BackEnd>> {
     let start = |policy: &Policy| {
         let dir = settings.sockets.path().join(format!("{name}-{}", policy.name()));
@@ -59,7 +59,7 @@ pub fn aryks(settings: &Settings, name: &str, policies: &[Policy]) -> Result<Vec
     policies.iter().map(start).collect()
 }
 
-/// Measures the curves that were asked for.
+/// Measures the selected curves.
 pub fn measure(settings: &Settings, report: &mut Report) -> Result<()> {
     let wanted: Vec<_> =
         RATES.into_iter().filter(|(_, name)| settings.wants(&format!("open/{name}"))).collect();
@@ -73,7 +73,7 @@ pub fn measure(settings: &Settings, report: &mut Report) -> Result<()> {
     aryks.iter().map(|aryk| &aryk.process).chain([&peer.process]).for_each(|process: &Process| {
         report.command(&process.command);
     });
-    let columns = ["requests/s", "back end", "processor µs per request", "p50 µs", "p99 µs"];
+    let columns = ["requests/s", "back-end", "processor µs per request", "p50 µs", "p99 µs"];
     let mut section = Section::new("Open loop: null", INTRO, columns.map(str::to_owned).to_vec());
     for (rate, name) in wanted {
         let mut ours = vec![Figures::default(); aryks.len()];
@@ -101,5 +101,5 @@ pub fn measure(settings: &Settings, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-const INTRO: &str = "4 KiB random reads on a Poisson schedule. Processor time is that of all threads of the back end's \
-    process, kernel included; latency counts from when the schedule wanted the request sent, in a front-end that polls.";
+const INTRO: &str = "4 KiB random reads on a Poisson schedule. Processor time is that of all threads of the back-end's \
+    process, kernel included; latency counts from the request's scheduled time, in a front-end that polls.";

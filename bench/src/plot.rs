@@ -1,4 +1,4 @@
-//! Pictures of results, as SVG files beside the page that they are of.
+//! Plots of results, as SVG files beside their page.
 
 use crate::report::Runs;
 use anyhow::{Result, anyhow};
@@ -7,7 +7,7 @@ use plotters::prelude::*;
 use std::path::Path;
 
 const WIDTH: u32 = 860;
-/// Height of a row of [`Of::Spreads`], of what is around them, and of [`Of::Lines`].
+/// Heights: a row of [`Data::Spreads`], the frame around the rows, and [`Data::Lines`].
 const ROW: u32 = 24;
 const FRAME: u32 = 100;
 const LINES: u32 = 420;
@@ -15,47 +15,47 @@ const FONT: (&str, u32) = ("sans-serif", 14);
 const COLOURS: [RGBColor; 2] = [RGBColor(0x1f, 0x5f, 0xa8), RGBColor(0xc0, 0x50, 0x20)];
 const AIM: RGBColor = RGBColor(0x60, 0x90, 0x40);
 
-/// A picture.
+/// A plot.
 #[derive(Clone, Debug)]
 pub struct Plot {
-    /// What its file is called, behind the page's name.
+    /// The suffix of the file's name, after the page's name.
     pub name: &'static str,
-    /// What is seen, for those who do not see it.
+    /// The title, also the text alternative in the page.
     pub title: String,
-    /// What is along the horizontal axis.
+    /// The label of the horizontal axis.
     pub axis: String,
-    /// What it shows.
-    pub of: Of,
+    /// The data.
+    pub data: Data,
 }
 
-/// What a picture shows.
+/// The data of a plot.
 #[derive(Clone, Debug)]
-pub enum Of {
-    /// Measurements below each other: medians, and from the least to the greatest.
+pub enum Data {
+    /// Measurements in rows: the median, and a line from the least to the greatest.
     Spreads {
-        /// Each with its name.
+        /// Name and runs of each row.
         rows: Vec<(String, Runs)>,
-        /// What they should be at least.
+        /// The least value aimed for.
         aim: Option<f64>,
     },
-    /// Curves over numbers that grow by factors.
+    /// Curves over a logarithmic axis.
     Lines {
-        /// What is along the vertical axis.
+        /// The label of the vertical axis.
         axis: &'static str,
-        /// Each with its name, as points.
+        /// Name and points of each curve.
         curves: Vec<(&'static str, Vec<(f64, f64)>)>,
     },
 }
 
 impl Plot {
-    /// Writes it into a file.
+    /// Writes the plot into a file.
     ///
     /// # Errors
-    /// That cannot be written.
+    /// The file cannot be written.
     pub fn write(&self, file: &Path) -> Result<()> {
-        let drawn = match &self.of {
-            Of::Spreads { rows, aim } => self.spreads(file, rows, *aim),
-            Of::Lines { axis, curves } => self.lines(file, axis, curves),
+        let drawn = match &self.data {
+            Data::Spreads { rows, aim } => self.spreads(file, rows, *aim),
+            Data::Lines { axis, curves } => self.lines(file, axis, curves),
         };
         drawn.map_err(|error| anyhow!("drawing {}: {error}", file.display()))
     }
@@ -80,7 +80,7 @@ impl Plot {
             .y_label_area_size(190)
             .build_cartesian_2d(least - margin..most + margin, (0..count).into_segmented())?;
         let name = |at: &SegmentValue<i32>| match at {
-            // The first is to be on top.
+            // The first row is on top.
             SegmentValue::CenterOf(i) => usize::try_from(count - 1 - i)
                 .ok()
                 .and_then(|i| rows.get(i))
@@ -91,7 +91,8 @@ impl Plot {
         chart
             .configure_mesh()
             .disable_y_mesh()
-            // Not of both: asked for none on an axis of whole numbers, the library (0.3.7) multiplies until it overflows.
+            // Zero on this axis only: asked for none on an axis of whole numbers, the library (0.3.7) multiplies until it
+            // overflows.
             .x_max_light_lines(0)
             .x_desc(&self.axis)
             .x_label_formatter(&short)
@@ -156,8 +157,8 @@ impl Plot {
     }
 }
 
-/// A number at an axis.
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "the library wants it so")]
+/// The label of a value on an axis.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the library's signature")]
 fn short(value: &f64) -> String {
     format!("{}", (value * 100.0).round() / 100.0)
 }
@@ -166,10 +167,10 @@ fn short(value: &f64) -> String {
 mod tests {
     use super::{Of, Plot};
 
-    fn drawn(of: Of) -> String {
+    fn drawn(data: Data) -> String {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("plot.svg");
-        let plot = Plot { name: "x", title: "What is seen".to_owned(), axis: "% of it".to_owned(), of };
+        let plot = Plot { name: "x", title: "Shares of runs".to_owned(), axis: "% of it".to_owned(), data };
         plot.write(&file).unwrap();
         std::fs::read_to_string(file).unwrap()
     }
@@ -178,8 +179,8 @@ mod tests {
     fn each_row_has_its_name_and_its_median() {
         let rows = [("first", [90.0, 95.0, 99.0]), ("second", [97.0, 98.0, 100.0])];
         let rows = rows.map(|(name, runs)| (name.to_owned(), runs.into_iter().collect()));
-        let svg = drawn(Of::Spreads { rows: rows.into(), aim: Some(99.0) });
-        for text in ["What is seen", "first", "second", "% of it"] {
+        let svg = drawn(Data::Spreads { rows: rows.into(), aim: Some(99.0) });
+        for text in ["Shares of runs", "first", "second", "% of it"] {
             assert!(svg.contains(text), "{text} is missing in {svg}");
         }
         assert_eq!(svg.matches("<circle").count(), 2, "{svg}");
@@ -189,7 +190,7 @@ mod tests {
     fn each_curve_has_its_points_and_its_name() {
         let curves =
             vec![("ours", vec![(10.0, 5.0), (1000.0, 5.0)]), ("theirs", vec![(10.0, 5.0), (1000.0, 1.0)])];
-        let svg = drawn(Of::Lines { axis: "1e6/s", curves });
+        let svg = drawn(Data::Lines { axis: "1e6/s", curves });
         for text in ["ours", "theirs", "1e6/s"] {
             assert!(svg.contains(text), "{text} is missing in {svg}");
         }

@@ -1,4 +1,4 @@
-//! Back-end processes: pinned to the back end's core, measured, and gone when the bench is.
+//! Back-end processes: pinned to the back-end's core, measured, and ended with the bench.
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
@@ -9,22 +9,22 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The core that back ends work on.
+/// The core of the back-ends.
 pub const BACK_END_CORE: usize = 0;
-/// The core that the front-end works on.
+/// The core of the front-end.
 pub const FRONT_END_CORE: usize = 1;
 
-/// How long a back end may take until it listens.
-const START_PATIENCE: Duration = Duration::from_secs(10);
+/// Timeout until a back-end listens.
+const START_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Keeps the calling thread on a core.
+/// Pins the calling thread to a core.
 pub fn pin(core: usize) -> Result<()> {
     let mut cores = CpuSet::new();
     cores.set(core);
     sched_setaffinity(None, &cores).with_context(|| format!("core {core} is not there: two are needed"))
 }
 
-/// Calls `f` where the calling thread, and what it starts, may run on both cores.
+/// Calls `f` while the calling thread and its children may run on both cores.
 pub fn unpinned<T>(f: impl FnOnce() -> T) -> Result<T> {
     let before = sched_getaffinity(None)?;
     let mut both = CpuSet::new();
@@ -36,17 +36,17 @@ pub fn unpinned<T>(f: impl FnOnce() -> T) -> Result<T> {
     Ok(value)
 }
 
-/// A child process; dropping it ends it.
+/// A child process; dropping it ends the process.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
     name: &'static str,
-    /// The command, as a shell would take it.
+    /// The command line, quoted for a shell.
     pub command: String,
 }
 
 impl Process {
-    /// Starts `program`. The kernel ends it when we end, however that comes.
+    /// Starts `program`. The kernel ends it when the bench process ends for any reason.
     pub fn start<A: AsRef<OsStr>>(name: &'static str, program: &Path, args: &[A]) -> Result<Self> {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--"]).arg(program).args(args);
@@ -58,25 +58,25 @@ impl Process {
         Ok(Self { child, name, command: shown })
     }
 
-    /// Waits until the process has made `socket`.
+    /// Waits until the process has created `socket`.
     pub fn wait_for(&mut self, socket: &Path) -> Result<()> {
         let start = Instant::now();
         while !socket.exists() {
             if let Some(status) = self.child.try_wait()? {
                 bail!("{} ended with {status}: {}", self.name, self.command);
             }
-            ensure!(start.elapsed() < START_PATIENCE, "{} does not make {}", self.name, socket.display());
+            ensure!(start.elapsed() < START_TIMEOUT, "{} has not created {}", self.name, socket.display());
             std::thread::sleep(Duration::from_millis(2));
         }
         Ok(())
     }
 
-    /// Holds the process, so that it cannot disturb what else is measured.
+    /// Stops the process with SIGSTOP, so that it does not disturb other measurements.
     pub fn pause(&self) -> Result<()> {
         self.signal(Signal::STOP)
     }
 
-    /// Lets it go on.
+    /// Continues the process.
     pub fn resume(&self) -> Result<()> {
         self.signal(Signal::CONT)
     }
@@ -91,7 +91,7 @@ impl Process {
         Ok(self.cpu_by_thread()?.into_values().sum())
     }
 
-    /// Processor time of all its threads since they had `before`; what a thread used that has ended meanwhile is not in it.
+    /// Processor time of all its threads since `before`, without threads that have ended since then.
     pub fn cpu_since(&self, before: &BTreeMap<OsString, Duration>) -> Result<Duration> {
         let now = self.cpu_by_thread()?;
         let used = |(thread, now): (&OsString, &Duration)| {
@@ -114,17 +114,17 @@ impl Process {
         Ok(times)
     }
 
-    /// Bytes of memory that are its own.
+    /// Bytes of anonymous memory of the process.
     pub fn memory(&self) -> Result<u64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()));
         let status = status.with_context(|| format!("{} has ended", self.name))?;
         let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
         let kilobytes =
-            line.and_then(|line| line.trim().strip_suffix(" kB")).context("the kernel tells RssAnon")?;
+            line.and_then(|line| line.trim().strip_suffix(" kB")).context("the kernel reports no RssAnon")?;
         Ok(kilobytes.parse::<u64>()? * 1024)
     }
 
-    /// Descriptors that it has open.
+    /// Number of open file descriptors.
     pub fn descriptors(&self) -> Result<usize> {
         let open = std::fs::read_dir(format!("/proc/{}/fd", self.child.id()));
         Ok(open.with_context(|| format!("{} has ended", self.name))?.count())
@@ -133,7 +133,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended by itself, or hold still.
+        // The process may have ended by itself, or be stopped.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

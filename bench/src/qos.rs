@@ -1,10 +1,11 @@
-//! `cargo xtask bench qos`: how exact and how fair limits are, by the real clock, and what they cost those who have none.
+//! `cargo xtask bench qos`: how exact and how fair limits are in real time, and their effect on disks without limits.
 //!
-//! All machines are queues of one polled front-end, the project's own, on one thread. Where there are two reactors, one of them shares its core.
+//! All VMs are queues of one polled front-end, the project's own, on one thread. With two reactors, one of them shares
+//! the front-end's core.
 
 use crate::backend::{self, Policy};
 use crate::crowd::Crowd;
-use crate::plot::{Of, Plot};
+use crate::plot::{Data, Plot};
 use crate::process::{BACK_END_CORE, FRONT_END_CORE, Process};
 use crate::report::{Record, Report, Runs, Section, cell, number};
 use crate::rpc::Rpc;
@@ -18,21 +19,22 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Windows in which the lower bound is looked at besides the whole.
+/// Windows in which the lower bound is checked, in addition to the whole run.
 const WINDOW: Duration = Duration::from_millis(100);
-/// With nothing to take, the front-end leaves its core for so long.
+/// Sleep of the front-end when it finds no completion.
 const REST: Duration = Duration::from_micros(50);
 /// Bytes on each disk.
 const DISK: u64 = 1 << 30;
-/// Neighbours that are held up by their limits, beside a disk without.
+/// Disks whose requests wait for their limits, beside a disk without limits.
 const NEIGHBOURS: usize = 1000;
-/// Turns with such neighbours, and without, of a fifth of a measurement each: the sooner one follows the other, the more they see the same machine.
+/// Pairs of turns with and without such neighbours, of a fifth of a measurement each: short turns see the same state of
+/// the test machine.
 const PAIRS: usize = 41;
-/// How long what waited has to go, or what comes has to be held up, before one.
+/// Wait before a turn, in which waiting requests complete, or new requests reach their limits.
 const SETTLE: Duration = Duration::from_millis(100);
 
-/// One machine with one disk, in a closed loop.
-struct Machine {
+/// A VM with one disk, in a closed loop.
+struct Vm {
     queue: Queue<Requests>,
     _memory: Memory,
     _session: Session,
@@ -45,7 +47,7 @@ struct Machine {
     done: Done,
 }
 
-/// What a machine saw since it was last asked.
+/// The results of a VM since the last call of `run`.
 struct Done {
     requests: u64,
     windows: Vec<u64>,
@@ -59,7 +61,7 @@ impl Done {
     }
 }
 
-impl Machine {
+impl Vm {
     fn connect(socket: &Path, depth: u16, len: u32) -> Result<Self> {
         let wanted = Wanted {
             features: feature::VERSION_1 | feature::PROTOCOL,
@@ -75,7 +77,7 @@ impl Machine {
         let layout = Layout { shape, slots: depth, len, indirect: false };
         let memory = Memory::new(layout.space::<Requests>())?;
         let queue = Queue::new(Requests, &memory, 0, 0, layout)?;
-        session.settle()?;
+        session.set_features()?;
         session.share(&memory)?;
         session.start(&queue.announced())?;
         session.enable(1)?;
@@ -109,7 +111,7 @@ impl Machine {
         self.queue.publish();
     }
 
-    /// Takes what has come; whether that was something.
+    /// Takes completions; returns whether there were any.
     fn turn(&mut self, start: Instant) -> Result<bool> {
         let mut worked = false;
         while let Some(done) = self.queue.take()? {
@@ -135,32 +137,32 @@ impl Machine {
     }
 }
 
-/// A daemon, and machines at it.
+/// A daemon, and VMs attached to it.
 struct Rig {
     process: Process,
     rpc: Rpc,
     dir: PathBuf,
-    machines: Vec<Machine>,
+    vms: Vec<Vm>,
 }
 
 impl Rig {
     fn start(settings: &Settings, name: &str, reactors: u16) -> Result<Self> {
         let dir = settings.sockets.path().join(name);
         if dir.exists() {
-            // Of a daemon before this one: its sockets would be taken for the new one's.
+            // A daemon before this one may have left sockets, which would be mistaken for the new daemon's.
             std::fs::remove_dir_all(&dir)?;
         }
         let cores = if reactors == 1 { 1 << BACK_END_CORE } else { 1 << BACK_END_CORE | 1 << FRONT_END_CORE };
         let (process, rpc) = backend::arykd_on(&settings.arykd, cores, Policy::Adaptive, &dir, None)?;
-        Ok(Self { process, rpc, dir, machines: Vec::new() })
+        Ok(Self { process, rpc, dir, vms: Vec::new() })
     }
 
     fn add(&mut self, depth: u16, len: u32) -> Result<String> {
-        let name = format!("d{}", self.machines.len());
+        let name = format!("d{}", self.vms.len());
         let disk = json!({"name": name, "num_blocks": DISK / 512, "block_size": 512});
         self.rpc.call("bdev_null_create", disk)?;
         self.rpc.call("vhost_create_blk_controller", json!({"ctrlr": name, "dev_name": name}))?;
-        self.machines.push(Machine::connect(&self.dir.join(&name), depth, len)?);
+        self.vms.push(Vm::connect(&self.dir.join(&name), depth, len)?);
         Ok(name)
     }
 
@@ -169,28 +171,28 @@ impl Rig {
         self.rpc.call("bdev_set_qos_limit", limits).map(drop)
     }
 
-    /// Lets all go on for so long, and gives what each saw.
+    /// Runs all VMs for `span`, and returns the results of each.
     fn run(&mut self, span: Duration) -> Result<Vec<Done>> {
         let start = Instant::now();
-        self.machines.iter_mut().for_each(|m| m.done = Done::new());
+        self.vms.iter_mut().for_each(|m| m.done = Done::new());
         while start.elapsed() < span {
             let mut worked = false;
-            for machine in &mut self.machines {
-                worked |= machine.turn(start)?;
+            for vm in &mut self.vms {
+                worked |= vm.turn(start)?;
             }
             if !worked {
                 std::thread::sleep(REST);
             }
         }
-        Ok(self.machines.iter_mut().map(|m| std::mem::replace(&mut m.done, Done::new())).collect())
+        Ok(self.vms.iter_mut().map(|m| std::mem::replace(&mut m.done, Done::new())).collect())
     }
 
     fn begin(&mut self) {
-        self.machines.iter_mut().filter(|m| m.in_flight == 0).for_each(Machine::begin);
+        self.vms.iter_mut().filter(|m| m.in_flight == 0).for_each(Vm::begin);
     }
 }
 
-/// Measures accuracy, then fairness, then neighbours.
+/// Measures accuracy, then fairness, then the effect on neighbours.
 pub fn measure(settings: &Settings, report: &mut Report) -> Result<()> {
     accuracy(settings, report)?;
     fairness(settings, report)?;
@@ -198,7 +200,7 @@ pub fn measure(settings: &Settings, report: &mut Report) -> Result<()> {
     scanner::measure(settings, report)
 }
 
-/// A limit, what is asked of it, and what it should come to in requests a second.
+/// A limit, its load, and the expected requests per second.
 struct Case {
     name: &'static str,
     limits: fn() -> Value,
@@ -220,15 +222,15 @@ fn combined() -> Value {
     json!({"rw_ios_per_sec": 3000, "rw_mbytes_per_sec": 125, "combined": true})
 }
 
-const ACCURACY: &str = "One disk, 16 requests in flight (128 at 50,000 IOPS; 2 of 4 MiB), and what it gets of its limit: over the whole of a run, and in its worst \
-     tenth of a second (of those with 100 requests or more in them). *combined* is 3,000 IOPS and 125 MiB/s on one scale. *shared*: reactors within one process, as many as \
-     are said, on two cores that they share; each has a closed loop on a channel of one limited disk.";
+const ACCURACY: &str = "One disk, 16 requests in flight (128 at 50,000 IOPS; 2 of 4 MiB), and its throughput in percent of its limit: over the whole of a run, and in its worst \
+     tenth of a second (for limits that allow 100 requests or more in it). *combined* is 3,000 IOPS and 125 MiB/s on one scale. *shared*: the given number of reactors within one process, on \
+     two cores that they share; each has a closed loop on a channel of one limited disk.";
 
-/// Limits that reactors share: what they are called, requests a second, and how many each reactor has in flight.
+/// Limits that reactors share: their name, requests per second, and the requests that each reactor has in flight.
 const CROWDS: [(&str, u64, u64); 3] =
     [("1000 IOPS, shared", 1000, 16), ("6000 IOPS, shared", 6000, 16), ("50000 IOPS, shared", 50_000, 64)];
 
-/// The table of how exact limits are, and its pictures.
+/// The table of how exact limits are, and its plots.
 struct Accuracy {
     section: Section,
     whole: Vec<(String, Runs)>,
@@ -242,7 +244,7 @@ impl Accuracy {
         Self { section, whole: Vec::new(), worst: Vec::new() }
     }
 
-    /// Takes one limit: what each run got of it, and its worst window if that says something.
+    /// Adds one limit: each run's throughput in percent of it, and the worst window if the window has enough requests.
     fn add(&mut self, report: &mut Report, name: &str, reactors: u16, runs: &[[f64; 2]], aim: &str) {
         let whole: Runs = runs.iter().map(|[all, _]| all * 100.0).collect();
         let worst: Runs =
@@ -266,15 +268,15 @@ impl Accuracy {
         self.whole.push((name, whole));
     }
 
-    fn tell(mut self, report: &mut Report) {
+    fn add_to(mut self, report: &mut Report) {
         let plots = [
             ("whole", "whole runs", self.whole, 99.0),
             ("worst", "the worst tenth of a second", self.worst, 95.0),
         ];
         for (name, what, rows, aim) in plots.into_iter().filter(|(_, _, rows, _)| !rows.is_empty()) {
-            let title = format!("What a disk gets of its limit: {what}");
+            let title = format!("Throughput of a disk in percent of its limit: {what}");
             let axis = "% of the limit; the line is the aim for one reactor and two".to_owned();
-            self.section.plot(Plot { name, title, axis, of: Of::Spreads { rows, aim: Some(aim) } });
+            self.section.plot(Plot { name, title, axis, data: Data::Spreads { rows, aim: Some(aim) } });
         }
         report.section(self.section);
     }
@@ -297,7 +299,7 @@ fn accuracy(settings: &Settings, report: &mut Report) -> Result<()> {
             accuracy.add(report, name, reactors, &runs, aim);
         }
     }
-    accuracy.tell(report);
+    accuracy.add_to(report);
     Ok(())
 }
 
@@ -305,7 +307,7 @@ fn on(reactors: u16) -> String {
     if reactors == 1 { "1 reactor".to_owned() } else { format!("{reactors} reactors") }
 }
 
-/// What the reactors of a crowd get of their limit: in all, and in the worst window.
+/// The throughput of reactors that share a limit, as a fraction of it: of the whole run, and of the worst window.
 fn shared_limit(settings: &Settings, crowd: Crowd) -> Result<[f64; 2]> {
     let windows = settings.span.as_nanos().div_ceil(WINDOW.as_nanos()) as usize;
     let counts = crowd.run(settings.warm_up.max(Duration::from_millis(200)), WINDOW, windows)?;
@@ -314,11 +316,12 @@ fn shared_limit(settings: &Settings, crowd: Crowd) -> Result<[f64; 2]> {
     Ok([counts.iter().sum::<u64>() as f64 / expected / windows as f64, least])
 }
 
-/// What one disk gets of its limit: in all, and in the worst window.
+/// The throughput of one disk as a fraction of its limit: of the whole run, and of the worst window.
 fn one_limit(settings: &Settings, case: &Case, reactors: u16, report: &mut Report) -> Result<[f64; 2]> {
     let mut rig = Rig::start(settings, &format!("accuracy-{reactors}"), reactors)?;
     report.command(&rig.process.command);
-    // Enough for what the limit lets through in two milliseconds, so that demand does not end while the front-end is held up.
+    // Covers the requests that the limit allows in two milliseconds, so that demand continues while the front-end is
+    // delayed.
     let depth = match case.expected {
         _ if case.len > 1 << 20 => 2,
         expected if expected > 10_000.0 => 128,
@@ -339,8 +342,7 @@ fn one_limit(settings: &Settings, case: &Case, reactors: u16, report: &mut Repor
     Ok([count as f64 / spent / case.expected, if expected >= 100.0 { least } else { f64::INFINITY }])
 }
 
-const FAIRNESS: &str =
-    "Disks of one group of 6,000 IOPS, and what each gets. Jain's index is 1 when all get the same.";
+const FAIRNESS: &str = "Disks of one group of 6,000 IOPS, and the throughput of each. Jain's index is 1 when all have the same throughput.";
 
 fn fairness(settings: &Settings, report: &mut Report) -> Result<()> {
     let columns = ["disks", "reactors", "the group got, %", "least and most of a disk, IOPS", "Jain's index"];
@@ -389,9 +391,9 @@ fn fairness(settings: &Settings, report: &mut Report) -> Result<()> {
     if !rows.is_empty() {
         section.plot(Plot {
             name: "fairness",
-            title: "What each disk of a group gets".to_owned(),
+            title: "Throughput of each disk of a group".to_owned(),
             axis: "% of an equal part of the group's limit".to_owned(),
-            of: Of::Spreads { rows, aim: None },
+            data: Data::Spreads { rows, aim: None },
         });
     }
     report.section(section);
@@ -402,10 +404,10 @@ fn exact(value: f64) -> String {
     format!("{value:.4}")
 }
 
-const BESIDE: &str = "A disk without limits, reading 4 KiB at QD1, while 1,000 others have requests that their limits (1 IOPS each) hold up, and while the same \
-     1,000 want nothing; in 41 turns of each of a fifth of what is said above, medians and their spread; the ratio is of each turn and the one behind it.";
+const BESIDE: &str = "A disk without limits, reading 4 KiB at QD1, while requests of 1,000 others wait for their limits (1 IOPS each), and while the same \
+     1,000 are idle; in 41 turns of each of a fifth of the span above, medians and their spread; the ratio is of each turn and the turn after it.";
 
-/// What an unlimited disk notices of many that are held up.
+/// The effect of many disks with waiting requests on an unlimited disk.
 fn neighbours(settings: &Settings, report: &mut Report) -> Result<()> {
     if !settings.wants("neighbours") {
         return Ok(());
@@ -424,20 +426,23 @@ fn neighbours(settings: &Settings, report: &mut Report) -> Result<()> {
         }
         rig.begin();
         rig.run(SETTLE)?;
-        alone(&mut rig, settings, &mut held)?;
-        // They want nothing any more, and what waits is let go.
-        rig.machines[1..].iter_mut().for_each(|m| m.wants = false);
+        poll_first_vm(&mut rig, settings, &mut held)?;
+        // The load ends, and removing the limits lets the waiting requests complete.
+        rig.vms[1..].iter_mut().for_each(|m| m.wants = false);
         for n in 1..=NEIGHBOURS {
             rig.limit(&format!("d{n}"), json!({"rw_ios_per_sec": 0}))?;
         }
         let start = Instant::now();
-        while rig.machines[1..].iter().any(|m| m.in_flight > 0) {
-            ensure!(start.elapsed() < Duration::from_secs(10), "requests stay though nothing limits them");
+        while rig.vms[1..].iter().any(|m| m.in_flight > 0) {
+            ensure!(
+                start.elapsed() < Duration::from_secs(10),
+                "requests still wait after their limits were removed"
+            );
             rig.run(SETTLE)?;
         }
-        alone(&mut rig, settings, &mut free)?;
+        poll_first_vm(&mut rig, settings, &mut free)?;
     }
-    let columns = ["of the unlimited disk", "1,000 held up", "1,000 idle", "ratio", "aim"];
+    let columns = ["of the unlimited disk", "1,000 waiting", "1,000 idle", "ratio", "aim"];
     let mut section = Section::new("Neighbours", BESIDE, columns.map(str::to_owned).to_vec());
     for (i, (what, aim)) in
         [("busy time, ns a request", "≤ 1.05"), ("p99, µs", "≤ 1.2")].into_iter().enumerate()
@@ -453,19 +458,19 @@ fn neighbours(settings: &Settings, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// The first machine alone is polled: what the reactor works for each of its requests, and the latency.
-fn alone(rig: &mut Rig, settings: &Settings, [busy, p99]: &mut [Runs; 2]) -> Result<()> {
+/// Polls the first VM alone: the reactor's busy time per request, and the latency.
+fn poll_first_vm(rig: &mut Rig, settings: &Settings, [busy, p99]: &mut [Runs; 2]) -> Result<()> {
     let machine_busy = |rig: &mut Rig| -> Result<f64> {
         let reactors = rig.rpc.call("framework_get_reactors", json!({}))?;
-        reactors["reactors"][0]["busy"].as_f64().context("a reactor says how busy it was")
+        reactors["reactors"][0]["busy"].as_f64().context("a reactor reports no busy time")
     };
-    rig.machines[0].done = Done::new();
+    rig.vms[0].done = Done::new();
     let (start, before) = (Instant::now(), machine_busy(rig)?);
     while start.elapsed() < settings.span / 5 {
-        rig.machines[0].turn(start)?;
+        rig.vms[0].turn(start)?;
     }
     let worked = machine_busy(rig)? - before;
-    let done = std::mem::replace(&mut rig.machines[0].done, Done::new());
+    let done = std::mem::replace(&mut rig.vms[0].done, Done::new());
     busy.push(worked / done.requests.max(1) as f64);
     p99.push(done.latency.value_at_quantile(0.99) as f64 / 1e3);
     Ok(())

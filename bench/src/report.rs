@@ -6,7 +6,7 @@ use serde::Serialize;
 use std::fmt::Write;
 use std::path::Path;
 
-/// What alternating runs of one measurement gave.
+/// The values of the alternating runs of one measurement.
 #[derive(Clone, Debug, Default)]
 pub struct Runs(Vec<f64>);
 
@@ -22,30 +22,30 @@ impl Runs {
         self.0.push(value);
     }
 
-    /// The same in another unit.
+    /// The same runs in another unit.
     #[must_use]
     pub fn scaled(&self, factor: f64) -> Self {
         Self(self.0.iter().map(|value| value * factor).collect())
     }
 
-    /// How many times the run of `other` at the same turn each run is.
+    /// The ratio of each run to the run of `other` in the same turn.
     #[must_use]
     pub fn over(&self, other: &Self) -> Self {
         Self(self.0.iter().zip(&other.0).map(|(one, other)| one / other).collect())
     }
 
-    /// By how much each run is above the run of `other` at the same turn.
+    /// The difference between each run and the run of `other` in the same turn.
     #[must_use]
     pub fn minus(&self, other: &Self) -> Self {
         Self(self.0.iter().zip(&other.0).map(|(ours, theirs)| ours - theirs).collect())
     }
 
-    /// How many there are.
+    /// Number of runs.
     pub const fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// The middle one, or the mean of the two in the middle. `None` without runs.
+    /// The middle run, or the mean of the two in the middle. `None` without runs.
     pub fn median(&self) -> Option<f64> {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
@@ -54,7 +54,7 @@ impl Runs {
         Some(if sorted.len() % 2 == 1 { high } else { (sorted[middle - 1] + high) / 2.0 })
     }
 
-    /// The least and the greatest.
+    /// The least and the greatest run.
     pub fn spread(&self) -> Option<[f64; 2]> {
         let least = self.0.iter().copied().min_by(f64::total_cmp)?;
         let greatest = self.0.iter().copied().max_by(f64::total_cmp)?;
@@ -65,35 +65,35 @@ impl Runs {
 /// The least and greatest run of each side.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Spread {
-    /// Ours.
+    /// `arykd`'s.
     pub aryk: Option<[f64; 2]>,
     /// The peer's.
     pub peer: Option<[f64; 2]>,
 }
 
-/// One measurement, as `--json` gives it. All but the ratio are in `unit`.
+/// One measurement, as an element of `--json`. All values but the ratio are in `unit`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Record {
-    /// What was done, as in `null/randread-4k/qd32`.
+    /// The case, such as `null/randread-4k/qd32`.
     pub case: String,
-    /// What was measured.
+    /// The measured quantity.
     pub metric: String,
-    /// What it was measured in.
+    /// The unit of the values.
     pub unit: &'static str,
-    /// Our median.
+    /// `arykd`'s median.
     pub aryk: Option<f64>,
     /// The peer's median.
     pub peer: Option<f64>,
-    /// Ours divided by the peer's; nothing where the front-end was the limit.
+    /// `arykd`'s median divided by the peer's; `None` where the front-end was the limit.
     pub ratio: Option<f64>,
-    /// How far the runs lay apart.
+    /// The least and greatest run of each side.
     pub spread: Spread,
-    /// How many runs each side had.
+    /// Number of runs of each side.
     pub runs: usize,
 }
 
 impl Record {
-    /// A record of `aryk`'s runs against `peer`'s.
+    /// Compares `aryk`'s runs with `peer`'s.
     pub fn new(case: &str, metric: &str, unit: &'static str, aryk: &Runs, peer: &Runs) -> Self {
         let (ours, theirs) = (aryk.median(), peer.median());
         Self {
@@ -109,7 +109,7 @@ impl Record {
     }
 }
 
-/// A part of the report: a table, what has to be said about it, and pictures.
+/// A part of the report: a table with its introduction, and plots.
 #[derive(Clone, Debug)]
 pub struct Section {
     title: String,
@@ -120,7 +120,7 @@ pub struct Section {
 }
 
 impl Section {
-    /// An empty table with these columns.
+    /// Creates an empty table with these columns.
     pub fn new(title: &str, intro: &str, columns: Vec<String>) -> Self {
         Self {
             title: title.to_owned(),
@@ -131,7 +131,7 @@ impl Section {
         }
     }
 
-    /// Adds a row, one cell for each column.
+    /// Adds a row, one cell per column.
     ///
     /// # Panics
     /// If there are more or fewer cells.
@@ -140,17 +140,17 @@ impl Section {
         self.rows.push(cells);
     }
 
-    /// Adds a picture.
+    /// Adds a plot.
     pub fn plot(&mut self, plot: Plot) {
         self.plots.push(plot);
     }
 
-    /// Whether it has no rows.
+    /// Whether the table has no rows.
     pub const fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
-    /// Markdown, with columns that line up in a terminal too.
+    /// Markdown, with columns that are also aligned in a terminal.
     pub fn markdown(&self) -> String {
         let width = |i: usize| {
             let cells = std::iter::once(&self.header).chain(&self.rows).map(|row| row[i].chars().count());
@@ -170,19 +170,19 @@ impl Section {
     }
 }
 
-/// Everything that a run of the bench found out.
+/// All results of a run of the bench.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// For programs.
+    /// The results for programs.
     pub records: Vec<Record>,
-    /// For people.
+    /// The results for people.
     pub sections: Vec<Section>,
-    /// What was started, in order, each command once.
+    /// The commands that were started, in order, without duplicates.
     pub commands: Vec<String>,
 }
 
 impl Report {
-    /// Adds a section that was measured, and shows it at once.
+    /// Adds a section and prints it at once.
     pub fn section(&mut self, section: Section) {
         if !section.is_empty() {
             println!("{}", section.markdown());
@@ -190,7 +190,7 @@ impl Report {
         }
     }
 
-    /// Notes a command that was started.
+    /// Adds a command that was started, unless it is listed already.
     pub fn command(&mut self, command: &str) {
         if !self.commands.iter().any(|known| known == command) {
             self.commands.push(command.to_owned());
@@ -204,7 +204,7 @@ impl Report {
         std::fs::write(file, json).with_context(|| format!("writing {}", file.display()))
     }
 
-    /// Writes the sections as a page that starts with `preface`, and their pictures beside it.
+    /// Writes the sections as a page that starts with `preface`, and their plots beside the page.
     pub fn write_markdown(&self, file: &Path, preface: &str) -> Result<()> {
         let mut page = preface.to_owned();
         let stem = file.file_stem().context("the page has no name")?.to_string_lossy();
@@ -220,7 +220,7 @@ impl Report {
     }
 }
 
-/// A cell of a table: a median and, if there was more than one run, its spread, each as `show` has it.
+/// A cell of a table: a median and, if there was more than one run, its spread, each formatted by `show`.
 pub fn cell(runs: &Runs, show: impl Fn(f64) -> String) -> String {
     match (runs.median(), runs.spread()) {
         (Some(median), Some([least, greatest])) if runs.len() > 1 => {
@@ -231,7 +231,7 @@ pub fn cell(runs: &Runs, show: impl Fn(f64) -> String) -> String {
     }
 }
 
-/// A number with three significant digits, or all before the point.
+/// A number with three significant digits, or with all digits before the point.
 pub fn number(value: f64) -> String {
     match value.abs() {
         0.0 => "0".to_owned(),

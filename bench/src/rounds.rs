@@ -1,7 +1,7 @@
 //! Rounds that can be compared. The two cores of a virtual machine may be neighbours now, and on different chips a second
-//! later; what they share by memory then differs by a factor of eight, and every result by up to four. So the
-//! distance is measured before and after each round: one in which it changed says nothing, and only rounds at one
-//! distance are compared.
+//! later; communication through shared memory then differs by a factor of eight, and every result by up to four. So the
+//! distance is measured before and after each round: a round in which the distance changed is dropped, and only rounds at
+//! the same distance are compared.
 
 use crate::process::{self, BACK_END_CORE};
 use anyhow::Result;
@@ -9,27 +9,28 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Rounds that are made at most, for each that is wanted.
+/// Upper bound of rounds, per wanted round.
 const TRIES: usize = 3;
 
-/// Rounds at one distance.
+/// Rounds at the same distance.
 #[derive(Debug)]
 pub struct Rounds<T> {
-    /// How long a cache line took from core to core and back.
+    /// The round trip of a cache line from core to core and back.
     pub round_trip: Duration,
-    /// What each gave.
+    /// The result of each round.
     pub each: Vec<T>,
 }
 
-/// Makes rounds until there are `wanted` at one distance, or, when that takes too many, as many at one distance as there are.
-pub fn alike<T>(wanted: usize, mut round: impl FnMut() -> Result<T>) -> Result<Rounds<T>> {
+/// Runs rounds until `wanted` of them have the same distance. At the upper bound, returns the largest group at one
+/// distance.
+pub fn run_comparable<T>(wanted: usize, mut round: impl FnMut() -> Result<T>) -> Result<Rounds<T>> {
     let mut kinds: Vec<Rounds<T>> = Vec::new();
     for made in 1.. {
         let before = round_trip();
         let result = round()?;
         let after = round_trip();
         let last = made >= TRIES * wanted;
-        // The last counts in any case, if nothing else does.
+        // The last round counts in any case if no other does.
         if is_near(before, after) || (last && kinds.is_empty()) {
             let place = kinds.iter().position(|kind| is_near(kind.round_trip, before)).unwrap_or_else(|| {
                 kinds.push(Rounds { round_trip: before, each: Vec::new() });
@@ -45,18 +46,18 @@ pub fn alike<T>(wanted: usize, mut round: impl FnMut() -> Result<T>) -> Result<R
     Ok(most.expect("the last round counted, if none before did"))
 }
 
-/// Whether two measurements are of one distance.
+/// Whether two measurements are of the same distance.
 fn is_near(a: Duration, b: Duration) -> bool {
     a.max(b) < a.min(b) * 2
 }
 
-/// How long a cache line takes from the calling thread's core to the back ends' and back, at best.
+/// The least time of a cache line from the calling thread's core to the back-ends' core and back.
 pub fn round_trip() -> Duration {
     const ROUNDS: u32 = 500;
     const BATCHES: u32 = 10;
     let line = Arc::new(AtomicU32::new(0));
     let theirs = Arc::clone(&line);
-    // Whoever sees the other's number answers with the next: ours are odd.
+    // Each side answers the other's number with the next one; this side's numbers are odd.
     let answering = std::thread::spawn(move || {
         let pinned = process::pin(BACK_END_CORE);
         for number in (1..2 * ROUNDS * BATCHES).step_by(2) {
@@ -80,7 +81,7 @@ pub fn round_trip() -> Duration {
         }
         best = best.min(start.elapsed() / ROUNDS);
     }
-    let pinned = answering.join().expect("it only counts");
+    let pinned = answering.join().expect("the counting thread does not panic");
     pinned.expect("the bench's own thread could be pinned");
     best
 }
@@ -100,7 +101,7 @@ mod tests {
     #[test]
     fn rounds_are_made_until_there_are_enough() {
         let mut made = 0;
-        let rounds = alike(2, || {
+        let rounds = run_comparable(2, || {
             made += 1;
             Ok(made)
         });

@@ -8,12 +8,12 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long a call may take.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// How long a daemon may take from making its socket to listening.
-const START_PATIENCE: Duration = Duration::from_secs(2);
+/// Timeout of a call.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// Timeout between a daemon's bind and listen.
+const START_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A connection.
+/// A connection to the daemon.
 #[derive(Debug)]
 pub struct Rpc {
     stream: UnixStream,
@@ -27,23 +27,21 @@ impl Rpc {
             let start = Instant::now();
             let stream = loop {
                 match UnixStream::connect(socket) {
-                    // It is bound, and does not listen yet.
-                    Err(e)
-                        if e.kind() == ErrorKind::ConnectionRefused && start.elapsed() < START_PATIENCE =>
-                    {
+                    // The socket is bound, and does not listen yet.
+                    Err(e) if e.kind() == ErrorKind::ConnectionRefused && start.elapsed() < START_TIMEOUT => {
                         std::thread::yield_now();
                     }
                     connected => break connected?,
                 }
             };
-            stream.set_read_timeout(Some(PATIENCE))?;
+            stream.set_read_timeout(Some(TIMEOUT))?;
             std::io::Result::Ok(stream)
         };
         let stream = connect().with_context(|| format!("connecting to {}", socket.display()))?;
         Ok(Self { stream, calls: 0 })
     }
 
-    /// Calls `method`.
+    /// Calls `method` and returns its result.
     pub fn call(&mut self, method: &str, params: Value) -> Result<Value> {
         self.calls += 1;
         let call = json!({"jsonrpc": "2.0", "id": self.calls, "method": method, "params": params});
@@ -56,10 +54,10 @@ impl Rpc {
         Ok(reply["result"].take())
     }
 
-    /// The time that all reactors have worked so far, in ns.
+    /// The busy time of all reactors so far, in ns.
     pub fn busy(&mut self) -> Result<f64> {
         let all = self.call("framework_get_reactors", json!({}))?;
-        let rate = all["tick_rate"].as_f64().context("framework_get_reactors gives tick_rate")?;
+        let rate = all["tick_rate"].as_f64().context("framework_get_reactors returns tick_rate")?;
         let reactors = all["reactors"].as_array().context("framework_get_reactors lists reactors")?;
         let busy: Option<f64> = reactors.iter().map(|reactor| reactor["busy"].as_f64()).sum();
         Ok(busy.context("each reactor has a busy time")? * 1e9 / rate)

@@ -1,12 +1,13 @@
 //! `cargo xtask bench scale`: thousands of disks on one daemon, most of them idle.
 //!
-//! The topology is a public cloud's: 48 machines of 64 disks, by vhost-user-scsi (8 controllers × 8 targets each) or by vhost-user-blk (64 controllers). Measured
-//! is what those attached cost the few that are used, what they cost while none is, and how long it takes to make and remove them.
+//! The topology is a public cloud's: 48 VMs of 64 disks, over vhost-user-scsi (8 controllers × 8 targets each) or
+//! vhost-user-blk (64 controllers). The bench measures the cost of the attached disks for the few that are used, their
+//! cost while all are idle, and the time to create and delete them.
 
 use crate::backend::{self, Policy};
 use crate::fleet::{self, Backing, Blk, DEPTH, Fleet, Numbers, Scsi, Topology};
 use crate::limited;
-use crate::plot::{Of, Plot};
+use crate::plot::{Data, Plot};
 use crate::process::Process;
 use crate::report::{Record, Report, Runs, Section, cell, number};
 use crate::rpc::Rpc;
@@ -20,12 +21,12 @@ use std::time::{Duration, Instant};
 const ACTIVE: usize = 10;
 /// Runs that are compared in pairs.
 pub const PAIRS: usize = 11;
-/// How long a daemon is left alone before it counts as idle.
+/// Wait before a daemon counts as idle.
 const SETTLE: Duration = Duration::from_secs(1);
 
 /// Measures both topologies.
 pub fn measure(settings: &Settings, report: &mut Report) -> Result<()> {
-    // Three descriptors for each queue.
+    // Three descriptors per queue.
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?;
     let mut tables = Tables::new(numbers::<Blk>(settings).total());
@@ -34,14 +35,14 @@ pub fn measure(settings: &Settings, report: &mut Report) -> Result<()> {
     let mut limited = limited::Tables::new();
     limited::measure::<Blk>(settings, report, &mut limited)?;
     limited::measure::<Scsi>(settings, report, &mut limited)?;
-    tables.tell(report);
-    limited.tell(report);
+    tables.add_to(report);
+    limited.add_to(report);
     Ok(())
 }
 
 struct Tables {
     throughput: Section,
-    /// Turn by turn, in percent.
+    /// In percent, turn by turn.
     shares: Vec<(String, Runs)>,
     cost: Section,
 }
@@ -50,12 +51,12 @@ impl Tables {
     fn new(disks: usize) -> Self {
         let columns = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
         let loaded = format!(
-            "Thousands of 4 KiB random reads a second of {ACTIVE} disks, {DEPTH} in flight each: of a daemon that has no others, and of one to which {disks} are \
-             attached, in turns; and the daemon's processor time for each request, which other work on the machine changes less. Both shares of \
+            "Thousands of 4 KiB random reads a second of {ACTIVE} disks, {DEPTH} in flight each: of a daemon without other disks, and of a daemon with {disks} attached \
+             disks, in turns; and the daemon's processor time for each request, which other work on the test machine changes less. Both shares of \
              the medians are to be ≥ 95 %."
         );
-        let cost = "Calls go one after the other's reply, on one connection; `attach` is all that a front-end says until its queues run. Memory is \
-            what the kernel counts as the daemon's own (RssAnon), above that of a daemon without disks; what it shares with the guests is the guests'.";
+        let cost = "Each call follows the reply to the call before, on one connection; `attach` is the whole negotiation of a front-end until its queues run. Memory is \
+            the daemon's anonymous memory (RssAnon), above that of a daemon without disks; the memory that it shares with the guests is the guests'.";
         Self {
             throughput: Section::new(
                 "A few disks among thousands",
@@ -72,7 +73,7 @@ impl Tables {
                 ]),
             ),
             cost: Section::new(
-                "What thousands of disks cost",
+                "The cost of thousands of disks",
                 cost,
                 columns(&["what", "blk or scsi", "measured", "aim"]),
             ),
@@ -80,13 +81,13 @@ impl Tables {
         }
     }
 
-    fn tell(mut self, report: &mut Report) {
+    fn add_to(mut self, report: &mut Report) {
         if !self.shares.is_empty() {
             self.throughput.plot(Plot {
                 name: "few",
-                title: "Ten disks among all, beside ten alone".to_owned(),
+                title: "Ten disks among all, compared with ten alone".to_owned(),
                 axis: "% of the throughput of ten alone in the turn before; the line is the aim".to_owned(),
-                of: Of::Spreads { rows: self.shares, aim: Some(95.0) },
+                data: Data::Spreads { rows: self.shares, aim: Some(95.0) },
             });
         }
         report.section(self.throughput);
@@ -106,7 +107,7 @@ fn topology<T: Topology>(settings: &Settings, report: &mut Report, tables: &mut 
         if !settings.wants(&case) {
             continue;
         }
-        let few = Numbers { controllers: ACTIVE, disks: 1, of_a_machine: 1 };
+        let few = Numbers { controllers: ACTIVE, disks: 1, per_vm: 1 };
         let alone = Side::<T>::start(settings, policy, backing, few, &format!("{case}-alone"))?;
         let among = Side::<T>::start(settings, policy, backing, numbers::<T>(settings), &case)?;
         report.command(&among.process.command);
@@ -115,13 +116,13 @@ fn topology<T: Topology>(settings: &Settings, report: &mut Report, tables: &mut 
     Ok(())
 }
 
-/// Fewer in a quick run.
+/// The topology's size, smaller in a quick run.
 pub const fn numbers<T: Topology>(settings: &Settings) -> Numbers {
     let all = T::ALL;
     if settings.quick { Numbers { controllers: all.controllers / 16, ..all } } else { all }
 }
 
-/// A daemon, and those attached to it.
+/// A daemon, and the front-ends attached to it.
 struct Side<T: Topology> {
     fleet: Fleet<T>,
     process: Process,
@@ -129,10 +130,10 @@ struct Side<T: Topology> {
     numbers: Numbers,
     backing: Backing,
     policy: Policy,
-    /// Seconds.
+    /// Seconds to create disks and controllers.
     created: f64,
     attached: f64,
-    /// Bytes and descriptors of all disks.
+    /// Memory in bytes and number of descriptors of all disks.
     memory: u64,
     descriptors: usize,
 }
@@ -159,7 +160,8 @@ impl<T: Topology> Side<T> {
         Ok(Self { fleet, process, rpc, numbers, backing, policy, created, attached, memory, descriptors })
     }
 
-    /// Thousands of requests a second of the disks that are used, and the daemon's processor time for each, in ns. It holds still before and after that.
+    /// Throughput of the used disks in thousand requests per second, and the daemon's processor time per request, in ns.
+    /// The daemon is stopped before and after.
     fn load(&mut self, settings: &Settings) -> Result<(f64, f64)> {
         self.process.resume()?;
         self.fleet.load(0..ACTIVE, settings.warm_up)?;
@@ -171,7 +173,7 @@ impl<T: Topology> Side<T> {
         Ok((requests / 1e3 / elapsed.as_secs_f64(), used.as_nanos() as f64 / requests))
     }
 
-    /// Processor time in percent of a core while nobody asks for anything.
+    /// Processor time in percent of a core without calls or requests.
     fn idle(&self, settings: &Settings) -> Result<f64> {
         std::thread::sleep(SETTLE);
         let (start, before) = (Instant::now(), self.process.cpu_by_thread()?);
@@ -202,7 +204,7 @@ fn compare<T: Topology>(
         }
     }
     among.process.resume()?;
-    ensure!(among.fleet.are_well(), "a session of {case} has ended");
+    ensure!(among.fleet.are_connected(), "a session of {case} has ended");
     let [[few, few_time], [many, many_time]] = runs;
     report.records.push(Record::new(case, "10 disks among all", "1000/s", &many, &few));
     report.records.push(Record::new(case, "10 disks among all, processor time", "ns", &many_time, &few_time));
@@ -227,7 +229,7 @@ fn compare<T: Topology>(
     Ok(())
 }
 
-/// What all disks cost, now that they have been used.
+/// The cost of all disks, after they have been used.
 fn cost<T: Topology>(
     report: &mut Report,
     tables: &mut Tables,

@@ -1,10 +1,11 @@
-//! A part of `cargo xtask bench qos`: why limits are not kept by a poller that visits all disks.
+//! A part of `cargo xtask bench qos`: why the daemon does not keep limits by a poller that visits all disks.
 //!
-//! The way that is naive: a request takes from its disk's count of this millisecond, and every millisecond a poller visits each channel of each limited disk, under
-//! one lock, to set the counts anew; a channel, being another thread's, has a lock of its own. Here all is on one thread, where nobody ever waits for a lock: what
-//! is seen is the visiting alone. Beside it the project's own limits, which nobody visits. Ten disks are used, however many there are.
+//! The naive way: a request takes from its disk's count for this millisecond, and every millisecond a poller visits each
+//! channel of each limited disk, under one lock, to reset the counts; a channel belongs to another thread and has a lock
+//! of its own. Here all runs on one thread, where no lock is ever contended: the numbers show the visits alone. The
+//! project's own limits, which need no visits, are measured beside it. Ten disks are used, however many exist.
 
-use crate::plot::{Of, Plot};
+use crate::plot::{Data, Plot};
 use crate::report::{Record, Report, Runs, Section, cell, number};
 use crate::settings::Settings;
 use anyhow::Result;
@@ -16,19 +17,19 @@ use std::time::{Duration, Instant};
 
 /// Disks that are used.
 const USED: usize = 10;
-/// Channels of a disk: one for each core of a host.
+/// Channels per disk: one per core of a host.
 const CHANNELS: usize = 8;
-/// Requests between two looks at the clock, as of a reactor's turn.
+/// Requests between two readings of the clock, as in a reactor's turn.
 const TURN: usize = 32;
 /// The scanner's window.
 const WINDOW: Duration = Duration::from_millis(1);
-/// A limit that nobody reaches, per second.
+/// A limit per second that the load does not reach.
 const LIMIT: u64 = 1_000_000_000;
 
-/// Wakes nobody: nobody waits.
-struct Nobody;
+/// A wheel without effect: no request waits.
+struct NoWakeups;
 
-impl Wheel for Nobody {
+impl Wheel for NoWakeups {
     type Who = ();
     type Timer = ();
 
@@ -39,7 +40,7 @@ impl Wheel for Nobody {
     fn cancel(&mut self, (): ()) {}
 }
 
-/// A channel of a disk, as the scanner knows it.
+/// A channel of a disk, as the scanner sees it.
 #[derive(Default)]
 struct Channel {
     /// Requests that wait for the next window.
@@ -47,17 +48,17 @@ struct Channel {
     visits: u64,
 }
 
-/// A disk, as the scanner knows it.
+/// A disk, as the scanner sees it.
 struct Disk {
     left: u64,
     channels: Vec<Arc<Mutex<Channel>>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().expect("nobody panics with it")
+    mutex.lock().expect("no thread panics while it holds the lock")
 }
 
-/// Requests a second under a scanner of `count` disks.
+/// Requests per second under a scanner of `count` disks.
 fn scanned(count: usize, span: Duration) -> f64 {
     let of_a_window = LIMIT / 1000;
     let disk = || Disk { left: of_a_window, channels: (0..CHANNELS).map(|_| Arc::default()).collect() };
@@ -89,7 +90,7 @@ fn scanned(count: usize, span: Duration) -> f64 {
     done as f64 / start.elapsed().as_secs_f64()
 }
 
-/// Requests a second under our limits of `count` disks.
+/// Requests per second under the project's limits on `count` disks.
 fn ours(count: usize, span: Duration) -> Result<f64> {
     let mut lanes = Vec::with_capacity(count);
     for _ in 0..count {
@@ -107,22 +108,22 @@ fn ours(count: usize, span: Duration) -> Result<f64> {
         let now = 1_000_000_000 + elapsed.as_nanos() as u64;
         for request in 0..TURN {
             let lane = &mut lanes[request % USED];
-            done += u64::from(lane.ask(4096, 0, now, &mut Nobody));
-            lane.settle(false, now, &mut Nobody);
+            done += u64::from(lane.ask(4096, 0, now, &mut NoWakeups));
+            lane.settle(false, now, &mut NoWakeups);
         }
     }
 }
 
-/// Lets both take turns.
+/// Measures both in turns.
 pub fn measure(settings: &Settings, report: &mut Report) -> Result<()> {
     if !settings.wants("scanner") {
         return Ok(());
     }
-    let text = "Millions of requests a second that one thread lets through, for ten disks of so many that are limited. *scanner*: a poller visits all channels (eight of \
-         each disk) of all limited disks each millisecond, to count anew; a copy of that idea, made for this table. *ours*: what `arykd` has.";
+    let text = "Millions of requests a second that one thread lets through, for ten disks, with the given number of limited disks. *scanner*: a poller visits all channels (eight of \
+         each disk) of all limited disks each millisecond, to reset the counts; a copy of that idea, made for this table. *ours*: `arykd`'s implementation.";
     let columns =
         ["limited disks", "scanner", "ours", "scanner, of itself with ten", "ours, of itself with ten"];
-    let mut section = Section::new("Why nobody visits", text, columns.map(str::to_owned).to_vec());
+    let mut section = Section::new("Cost of a limit scanner", text, columns.map(str::to_owned).to_vec());
     let span = settings.span / 4;
     let mut first = None;
     let (mut scanner, mut own_curve) = (Vec::new(), Vec::new());
@@ -148,10 +149,10 @@ pub fn measure(settings: &Settings, report: &mut Report) -> Result<()> {
     }
     section.plot(Plot {
         name: "scanner",
-        title: "What ten disks get, by how many are limited".to_owned(),
+        title: "Throughput of ten disks, by number of limited disks".to_owned(),
         axis: "limited disks".to_owned(),
-        of: Of::Lines {
-            axis: "% of what they get where there are no others",
+        data: Data::Lines {
+            axis: "% of their throughput without other disks",
             curves: vec![("ours", own_curve), ("a scanner", scanner)],
         },
     });

@@ -1,6 +1,7 @@
-//! `cargo xtask bench scsi`: disks of a SCSI host beside block devices. One `arykd` has the same disk twice, once behind each front-end, and
-//! `aryk bench` takes turns at them: both ask for the same, from the same core, of the same reactor. Where a process' memory happens to lie makes up to
-//! a tenth of the difference between two of them, so each round has a daemon of its own.
+//! `cargo xtask bench scsi`: disks of a SCSI host compared with block devices. One `arykd` has the same disk twice, once
+//! behind each front-end type, and `aryk bench` measures them in turns: both send the same requests from the same core to
+//! the same reactor. The placement of a process' memory changes the result by up to a tenth, so each round starts a new
+//! daemon.
 
 use crate::backend;
 use crate::frontends::bench;
@@ -15,34 +16,34 @@ use serde_json::json;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-/// What SCSI is to reach of what a block device does, with these many requests in flight and more.
+/// The throughput of SCSI that is aimed for, as a share of a block device's, from this number of requests in flight on.
 const AIM: f64 = 0.9;
 const AIM_DEPTH: usize = 32;
 
-/// The two sides, in the order of all arrays here: a socket's name, and what `aryk bench` is told about it.
+/// The two sides, in the order of all arrays here: the socket's name, and the arguments of `aryk bench`.
 const SIDES: [(&str, &[&str]); 2] = [("scsi", &["--scsi"]), ("blk", &[])];
 
-/// Bytes of a disk that keeps nothing.
+/// Bytes of a null disk.
 const NULL_SIZE: u64 = 1 << 40;
-/// How a disk is filled.
+/// The workload that fills a disk.
 const FILL: Workload = Workload::sequential(100, 128 << 10, 8);
 
-/// A daemon with both.
+/// A daemon with both disks.
 struct Both {
     process: Process,
     rpc: Rpc,
     dir: PathBuf,
 }
 
-/// What each side did, and what the front-end can do at all.
+/// The results of both sides, and the front-end's ceiling.
 struct Round {
     rates: [f64; 2],
-    /// Work of the reactor for a request, in ns.
+    /// Busy time of the reactor per request, in ns.
     busy: [f64; 2],
     ceilings: [f64; 2],
 }
 
-/// Measures all that was asked for.
+/// Measures the selected workloads.
 pub fn measure(settings: &Settings, report: &mut Report) -> Result<()> {
     let aryk = backend::build_program("aryk")?;
     for case in ["null", "memory"] {
@@ -72,7 +73,7 @@ pub fn measure(settings: &Settings, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-const INTRO: &str = "Thousand requests per second, as median (least–greatest), one queue, a daemon for each run; the ratio is of the medians. The ceilings are \
+const INTRO: &str = "Thousand requests per second, as median (least–greatest), one queue, a new daemon for each run; the ratio is of the medians. The ceilings are \
     the front-end's own for each kind of request, against a thread that answers at once.";
 
 fn workloads(case: &str) -> Vec<Workload> {
@@ -81,11 +82,12 @@ fn workloads(case: &str) -> Vec<Workload> {
     writes.iter().flat_map(all).collect()
 }
 
-/// A daemon with a disk of this kind behind each front-end; each has been used, and holds something, if it can.
+/// Starts a daemon with a disk of this kind behind each front-end type; each disk has been used, and filled if it stores
+/// data.
 fn start(settings: &Settings, case: &str, aryk: &Path) -> Result<Both> {
     let dir = settings.sockets.path().join(format!("scsi-{case}"));
     if dir.exists() {
-        // The sockets of the daemon before are not this one's.
+        // The previous daemon's sockets would be mistaken for this daemon's.
         std::fs::remove_dir_all(&dir)?;
     }
     let (mut process, mut rpc) = backend::arykd(&settings.arykd, settings.policy, &dir, None)?;
@@ -116,7 +118,7 @@ fn arguments<'a>(socket: &'a Path, more: &'a [&'a str]) -> Vec<&'a OsStr> {
     std::iter::once(socket.as_os_str()).chain(more.iter().map(OsStr::new)).collect()
 }
 
-/// One workload on both sides in turn; the table's row.
+/// Measures one workload on both sides in turn, and adds the table's row.
 fn compare(
     settings: &Settings,
     case: &str,
@@ -124,7 +126,7 @@ fn compare(
     aryk: &Path,
     report: &mut Report,
 ) -> Result<Vec<String>> {
-    let rounds = rounds::alike(settings.runs, || {
+    let rounds = rounds::run_comparable(settings.runs, || {
         let mut both = start(settings, case, aryk)?;
         report.command(&both.process.command);
         round(settings, workload, aryk, &mut both)

@@ -1,4 +1,4 @@
-//! What to run, and for how long: the command line's wishes, worked out.
+//! The settings of a run, derived from the command line.
 
 use crate::backend::{Policy, Store};
 use anyhow::{Context, Result};
@@ -8,20 +8,20 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// How a run of the bench is to be done.
+/// The settings of a run of the bench.
 #[derive(Debug)]
 pub struct Settings {
     /// Runs of each measurement on each side.
     pub runs: usize,
-    /// How long a closed or open loop is measured.
+    /// Duration of a closed or open loop.
     pub span: Duration,
-    /// How long it runs before that.
+    /// Duration of the warm-up before a loop.
     pub warm_up: Duration,
-    /// How long idleness is watched.
+    /// Duration of an idle measurement.
     pub idle: Duration,
-    /// Rather quick than exact.
+    /// Quick instead of exact.
     pub quick: bool,
-    /// Only cases whose name contains one of these; all if there are none.
+    /// Only cases whose name contains one of these strings; all cases if there are none.
     pub cases: Vec<String>,
     /// The sleep policy of `arykd` in closed loops.
     pub policy: Policy,
@@ -29,21 +29,21 @@ pub struct Settings {
     pub queues: usize,
     /// The `arykd` to measure.
     pub arykd: PathBuf,
-    /// Sockets.
+    /// Directory for sockets.
     pub sockets: TempDir,
-    /// Files on a disk.
+    /// Directory for files on a disk.
     pub files: TempDir,
-    /// Files in memory.
+    /// Directory for files in memory.
     pub memory: TempDir,
 }
 
 impl Settings {
-    /// Whether a case was asked for.
+    /// Whether the command line selects a case.
     pub fn wants(&self, case: &str) -> bool {
         self.cases.is_empty() || self.cases.iter().any(|part| case.contains(part.as_str()))
     }
 
-    /// A command with names for our temporary directories.
+    /// The command with placeholders for the temporary directories.
     pub fn without_paths(&self, command: &str) -> String {
         let dirs = [(&self.sockets, "$SOCKETS"), (&self.files, "$FILES"), (&self.memory, "$SHM")];
         dirs.into_iter().fold(command.to_owned(), |command, (dir, name)| {
@@ -51,12 +51,12 @@ impl Settings {
         })
     }
 
-    /// Bytes in disks that hold something.
+    /// Bytes of disks that store data.
     pub const fn size(&self) -> u64 {
         if self.quick { 128 << 20 } else { 1 << 30 }
     }
 
-    /// The store of a case of closed loops, made and filled where it is a file.
+    /// The store of a case of closed loops; a file is created and filled.
     pub fn store(&self, case: &str) -> Result<Store> {
         let size = self.size();
         Ok(match case {
@@ -67,12 +67,12 @@ impl Settings {
     }
 }
 
-/// A disk that keeps nothing, of a terabyte.
+/// A null disk of a terabyte.
 pub const fn null() -> Store {
     Store::Null { size: 1 << 40 }
 }
 
-/// A file of `size` bytes with no hole in it.
+/// Creates a file of `size` bytes without holes.
 fn filled(dir: &Path, name: &str, size: u64) -> Result<PathBuf> {
     let path = dir.join(name);
     let write = || {

@@ -1,6 +1,6 @@
-//! The whole path of a request within one process and one thread: a guest's ring, a queue of vhost-blk or vhost-scsi, the block layer and a
-//! module, turned by a reactor in virtual time. Nothing waits and nothing is random, so that the instructions of a request
-//! can be counted.
+//! The whole path of a request within one process and one thread: a guest's ring, a queue of vhost-blk or vhost-scsi, the
+//! block layer and a module, polled by a reactor in virtual time. Nothing waits and nothing is random, so that the
+//! instructions of a request can be counted.
 
 use anyhow::{Context, Result, bail, ensure};
 use aryk_bdev::{Access, Bdev, Identity, QosGroups, Registry};
@@ -17,14 +17,14 @@ use std::time::Duration;
 
 /// Descriptors in the queue.
 const SIZE: u16 = 256;
-/// Where all is in the guest's memory.
+/// The layout of the guest's memory.
 const GUEST: u64 = 0x1_0000_0000;
 const MEMORY_LEN: u64 = 16 << 20;
 const AVAIL: u64 = 64 << 10;
 const USED: u64 = 128 << 10;
 const HEADERS: u64 = 1 << 20;
 const DATA: u64 = 2 << 20;
-/// Bytes of a request without its data, and where in them a SCSI host's answer is.
+/// Bytes of a request without its data, and the offset of a SCSI host's response in them.
 const SPACE: u64 = 192;
 const ANSWER_AT: u64 = 64;
 /// Bytes of a request's data.
@@ -37,20 +37,20 @@ const WRITE: u16 = 2;
 /// VIRTIO_BLK_T_IN and VIRTIO_BLK_T_OUT (section 5.2.6).
 const IN: u32 = 0;
 const OUT: u32 = 1;
-/// How far time moves in a turn.
+/// The virtual time of a turn.
 const TURN: Duration = Duration::from_micros(1);
-/// Turns without an answer before something is wrong.
+/// Turns without an answer before the run fails.
 const TURNS_MAX: u32 = 1_000;
 
-/// What is counted: a front-end, a module, a direction, a depth.
+/// A counted case: a front-end type, a module, a direction, a depth.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    /// As in the file of records.
+    /// The name in the file of records.
     pub name: &'static str,
     scsi: bool,
     memory: bool,
     write: bool,
-    /// The disk and its group have limits that are not reached.
+    /// The disk and its group have limits that the load does not reach.
     limited: bool,
     depth: u16,
 }
@@ -62,11 +62,11 @@ impl Case {
     }
 }
 
-/// What the cases differ from: reads of a null block device without limits, 32 in flight.
+/// The base of all cases: reads of a null block device without limits, 32 in flight.
 const NULL_READ: Case =
     Case { name: "", scsi: false, memory: false, write: false, limited: false, depth: 32 };
 
-/// All of them.
+/// All cases.
 pub const CASES: [Case; 10] = [
     Case { name: "limited/null/read-4k/qd32", limited: true, ..NULL_READ },
     Case { name: "null/read-4k/qd1", depth: 1, ..NULL_READ },
@@ -80,7 +80,7 @@ pub const CASES: [Case; 10] = [
     Case { name: "scsi/memory/write-4k/qd32", scsi: true, memory: true, write: true, ..NULL_READ },
 ];
 
-/// Carries out `batches` times as many requests as are in flight at a time.
+/// Executes `batches` times as many requests as are in flight at a time.
 pub fn run(case: &str, batches: u32) -> Result<()> {
     let case = CASES.into_iter().find(|known| known.name == case).context("no such case")?;
     let mut guest = Guest::new(case)?;
@@ -95,7 +95,7 @@ pub fn run(case: &str, batches: u32) -> Result<()> {
             now.store(Nanos(now.load(Ordering::Relaxed)).after(TURN).0, Ordering::Relaxed);
             reactor.turn();
             turns += 1;
-            ensure!(turns < TURNS_MAX, "requests do not come back");
+            ensure!(turns < TURNS_MAX, "requests were not completed");
         }
     }
     guest.check()
@@ -148,7 +148,7 @@ fn start_queue(reactor: &mut Reactor, case: Case, guest: &Guest) -> Result<()> {
         alarm: Box::new(|trouble| panic!("{trouble}")),
     };
     if case.scsi {
-        // Its first command is answered by an attention, and does nothing else.
+        // The unit answers its first command with a unit attention, without executing it.
         let nexus = Units::default().nexus(disk, Port { initiator: 3 << 60, target: 1 }, 0);
         let mut targets = Targets::default();
         targets[0] = Some(nexus);
@@ -163,7 +163,7 @@ fn start_queue(reactor: &mut Reactor, case: Case, guest: &Guest) -> Result<()> {
     Ok(())
 }
 
-/// The guest's side: its memory, and as much of a driver as it takes to send the same requests again and again.
+/// The guest's side: its memory, and the minimal driver that sends the same requests repeatedly.
 struct Guest {
     memory: Arc<MemTable>,
     desc: GuestArea,
@@ -171,7 +171,7 @@ struct Guest {
     used: GuestArea,
     scsi: bool,
     depth: u16,
-    /// Requests offered so far.
+    /// Requests made available so far.
     offered: u16,
 }
 
@@ -199,7 +199,7 @@ impl Guest {
     /// Writes a request and its descriptors.
     fn lay_out(&self, request: u64, case: Case) -> Result<()> {
         let header = GUEST + HEADERS + SPACE * request;
-        // Far apart, as a random guest's would be.
+        // Far apart, as a guest's random requests are.
         let sector = request * 977 * (BLOCK / 512) % (DISK / 512);
         let data = (GUEST + DATA + BLOCK * request, BLOCK as u32, if case.write { 0 } else { WRITE });
         let chain = if case.scsi {
@@ -242,7 +242,7 @@ impl Guest {
         })?)
     }
 
-    /// Makes all requests available once more. They were all answered.
+    /// Makes all requests available once more. All of them must have been completed.
     fn offer(&mut self) {
         for request in 0..self.depth {
             let place = usize::from(self.offered.wrapping_add(request) % SIZE);
@@ -256,7 +256,7 @@ impl Guest {
         used_idx(&self.used) == self.offered
     }
 
-    /// All of the last requests went well.
+    /// Checks that all of the last requests succeeded.
     fn check(&self) -> Result<()> {
         for request in 0..u64::from(self.depth) {
             let header = GUEST + HEADERS + SPACE * request;

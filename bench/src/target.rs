@@ -1,7 +1,7 @@
-//! A bare block target: takes requests off virtqueues and says that they went well. It does nothing else, so what it
-//! reaches is what the front-end can do.
+//! A bare block target: takes requests off virtqueues and completes them with success. It does nothing else, so its
+//! throughput is the front-end's ceiling.
 //!
-//! Sessions run on a control thread; each queue has a thread that polls, all on the back end's core.
+//! Sessions run on a control thread; each queue has a thread that polls, all on the back-end's core.
 
 use crate::process::{self, BACK_END_CORE};
 use anyhow::{Context, Result};
@@ -27,11 +27,11 @@ const CONFIG_NUM_QUEUES: usize = 34;
 /// 512-byte sectors of the disk: 1 TiB.
 const SECTORS: u64 = 1 << 31;
 
-/// The target, listening; its threads end with the process.
+/// A listening target; its threads end with the process.
 #[derive(Debug)]
 pub struct Target {
     socket: PathBuf,
-    /// How long a queue's thread rests after a burst, in ns.
+    /// Rest of a queue's thread after a burst, in ns.
     rest: Arc<AtomicU64>,
 }
 
@@ -47,12 +47,12 @@ impl Target {
         Ok(Self { socket, rest })
     }
 
-    /// Where it listens.
+    /// The path of the socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// Sets how long it rests after having answered several requests at once.
+    /// Sets the rest after a burst of several requests.
     pub fn rest_after_bursts(&self, rest: Duration) {
         self.rest.store(rest.as_nanos() as u64, Ordering::Relaxed);
     }
@@ -66,7 +66,7 @@ fn serve(disk: Disk, listener: Listener, up: &mpsc::Sender<std::io::Result<()>>)
         let local = tokio::task::LocalSet::new();
         local.block_on(&runtime, async {
             let server = Server::start("ceiling", listener, Rc::new(disk));
-            // Receives as long as the target is being started.
+            // The receiver exists until the target has started.
             let _ = up.send(server.as_ref().map(drop).map_err(|error| std::io::Error::from(error.kind())));
             std::future::pending::<()>().await;
         });
@@ -79,7 +79,7 @@ fn serve(disk: Disk, listener: Listener, up: &mpsc::Sender<std::io::Result<()>>)
 struct Poller {
     setup: QueueSetup,
     stop: Arc<AtomicBool>,
-    /// Gives the index of the next available entry.
+    /// Returns the index of the next available entry.
     thread: JoinHandle<u16>,
 }
 
@@ -101,7 +101,7 @@ impl Poller {
         Ok(Self { setup, stop, thread })
     }
 
-    /// Ends the thread. What it would need to go on.
+    /// Ends the thread; returns the setup for continuing the queue.
     fn stop(self) -> QueueSetup {
         self.stop.store(true, Ordering::Relaxed);
         let base = self.thread.join().expect("a queue's thread does not panic");
@@ -109,7 +109,7 @@ impl Poller {
     }
 }
 
-/// Answers requests until `stop`. The front-end polls, so it is never called.
+/// Answers requests until `stop`. The front-end polls, so it needs no calls.
 fn answer(mut queue: SplitQueue, setup: &QueueSetup, stop: &AtomicBool, rest: &AtomicU64) -> u16 {
     process::pin(BACK_END_CORE).expect("the control thread could be pinned to this core");
     let mut chain = Chain::default();
@@ -138,7 +138,7 @@ fn answer(mut queue: SplitQueue, setup: &QueueSetup, stop: &AtomicBool, rest: &A
     queue.next_avail()
 }
 
-/// The device that sessions see. Used on the control thread only.
+/// The device of the sessions. Used on the control thread only.
 #[derive(Debug)]
 struct Disk {
     queues: u16,

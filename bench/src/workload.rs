@@ -1,4 +1,4 @@
-//! What is asked of a disk: sizes, directions, depths; and the randomness of it.
+//! Workloads: sizes, directions and depths of requests, and their random source.
 
 /// A stream of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -7,24 +7,24 @@ pub struct Workload {
     pub write_percent: u32,
     /// Bytes in a request.
     pub block: u32,
-    /// Requests in flight; in an open loop, at most.
+    /// Requests in flight; in an open loop, the upper bound.
     pub depth: usize,
-    /// One after another through the disk, else uniformly at random.
+    /// Sequential through the disk, instead of uniformly at random.
     pub sequential: bool,
 }
 
 impl Workload {
-    /// At random places.
+    /// Requests at random places.
     pub const fn random(write_percent: u32, block: u32, depth: usize) -> Self {
         Self { write_percent, block, depth, sequential: false }
     }
 
-    /// One after another.
+    /// Sequential requests.
     pub const fn sequential(write_percent: u32, block: u32, depth: usize) -> Self {
         Self { write_percent, block, depth, sequential: true }
     }
 
-    /// As in `randread-4k/qd32`.
+    /// The name, such as `randread-4k/qd32`.
     pub fn name(&self) -> String {
         format!("{}-{}k/qd{}", self.rw(), self.block >> 10, self.depth)
     }
@@ -57,7 +57,7 @@ pub fn all() -> Vec<Workload> {
 pub struct Random(u64);
 
 impl Random {
-    /// A generator that starts from `seed`, which is not 0.
+    /// Creates a generator from `seed`, which must not be 0.
     pub const fn new(seed: u64) -> Self {
         Self(seed | 1)
     }

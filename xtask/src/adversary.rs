@@ -1,19 +1,20 @@
-//! `cargo xtask adversary`: hostile front-ends beside a victim, in the long form. Its short form is the daemon's test of the same name, whose code this runs.
+//! `cargo xtask adversary`: hostile front-ends beside a measured VM, in the long form. The short form is arykd's test of
+//! the same name, whose code this command runs.
 
 use anyhow::Result;
 
 use crate::workspace;
 
-/// How long, and what.
+/// Duration, seed and choice of the attacks.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// How many seconds each attack lasts
+    /// Seconds of each attack
     #[arg(long, default_value_t = 20)]
     seconds: u64,
-    /// What the attacks are drawn from
+    /// Seed of the random attacks
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Only scenes with this in their name
+    /// Only scenes whose name contains this
     #[arg(default_value = "")]
     scene: String,
 }

@@ -1,10 +1,10 @@
-//! `cargo xtask bench`: hands over to the crate in `bench/`.
+//! `cargo xtask bench`: runs the crate in `bench/`.
 
 use anyhow::Result;
 
 use crate::{install, workspace};
 
-/// What the benchmark takes is its own affair.
+/// The crate in `bench/` parses all arguments itself.
 #[derive(Debug, clap::Args)]
 #[command(disable_help_flag = true)]
 pub(crate) struct Args {

@@ -1,6 +1,6 @@
-//! `cargo xtask check`: what review should not have to say.
+//! `cargo xtask check`: the house rules that a program can check.
 //!
-//! Each check gives a list of findings; all run, and all findings are printed.
+//! Each check returns a list of findings; all checks run, and all findings are printed.
 
 mod edges;
 mod files;
@@ -16,7 +16,7 @@ use crate::{generate, workspace};
 /// The workspaces of this repository; the second is built with other flags.
 const MANIFESTS: [&str; 2] = ["Cargo.toml", "fuzz/Cargo.toml"];
 
-/// A name and what finds its violations.
+/// The name of a check, and the function that returns its findings.
 type Check = (&'static str, fn() -> Result<Vec<String>>);
 
 const CHECKS: [Check; 7] = [
@@ -29,7 +29,7 @@ const CHECKS: [Check; 7] = [
     ("clippy", clippy),
 ];
 
-#[expect(clippy::disallowed_methods, reason = "a person wants to know what is slow")]
+#[expect(clippy::disallowed_methods, reason = "the output shows the duration of each check")]
 pub(crate) fn run() -> Result<()> {
     let mut failed = Vec::new();
     for (name, check) in CHECKS {
@@ -58,7 +58,7 @@ fn format() -> Result<Vec<String>> {
     Ok(Vec::new())
 }
 
-/// Missing documentation is among the warnings that are denied here.
+/// Also denies warnings about missing documentation.
 fn clippy() -> Result<Vec<String>> {
     let mut cargo = workspace::cargo();
     cargo.args(["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]);
@@ -66,11 +66,11 @@ fn clippy() -> Result<Vec<String>> {
     Ok(Vec::new())
 }
 
-/// The packages of the main workspace, as cargo describes them.
+/// The packages of the main workspace, from `cargo metadata`.
 fn members() -> Result<Vec<Value>> {
     let mut metadata = workspace::metadata("Cargo.toml", &["--no-deps"])?;
     match metadata["packages"].take() {
         Value::Array(packages) => Ok(packages),
-        other => bail!("cargo metadata gives {other} for packages"),
+        other => bail!("cargo metadata reports {other} as packages"),
     }
 }

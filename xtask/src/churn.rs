@@ -1,16 +1,17 @@
-//! `cargo xtask churn`: disks that come and go under load, in the long form. Its short form is the test of the same name among the daemon's, whose code this runs.
+//! `cargo xtask churn`: random creation, use and deletion of disks under load, in the long form. The short form is
+//! arykd's test of the same name, whose code this command runs.
 
 use anyhow::Result;
 
 use crate::workspace;
 
-/// How often.
+/// Number and seed of the calls.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Random things that are done, by four connections together
+    /// Random calls, over four connections together
     #[arg(long, default_value_t = 10_000)]
     rounds: u64,
-    /// What they are drawn from
+    /// Seed of the random calls
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }

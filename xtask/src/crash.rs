@@ -1,4 +1,5 @@
-//! `cargo xtask crash`: builds `arykd` with its crash points, and hands over to the crate in `tests/crash/`; or has guests live through crashes.
+//! `cargo xtask crash`: builds `arykd` with its crash points and runs the crate in `tests/crash/`, or crashes `arykd`
+//! under Linux guests.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -10,18 +11,18 @@ use aryk_guest_tests::cases;
 
 use crate::{test, workspace};
 
-/// Crashes in `cargo xtask test`, and in its long form.
+/// Number of crashes in `cargo xtask test`, and in its long form.
 const ROUNDS: u32 = 50;
 const LONG_ROUNDS: u32 = 1000;
 
-/// What the test takes is its own affair.
+/// The crate in `tests/crash/` parses its arguments itself.
 #[derive(Debug, clap::Args)]
 #[command(disable_help_flag = true)]
 pub(crate) struct Args {
-    /// Kill arykd under Linux guests instead, 20 times in each guest's life
+    /// Kill arykd under Linux guests instead, 20 times during each guest's run
     #[arg(long)]
     guests: bool,
-    /// Write how the guests fared into this page, in place of what it says of guests
+    /// Write the guests' results into this page, in place of its section about guests
     #[arg(long, value_name = "FILE", requires = "guests")]
     page: Option<PathBuf>,
     /// Arguments of the crash test
@@ -31,35 +32,35 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     if args.guests {
-        ensure!(args.arguments.is_empty(), "guests take no {}", args.arguments[0]);
+        ensure!(args.arguments.is_empty(), "--guests allows no {}", args.arguments[0]);
         return guests(args.page.as_deref());
     }
     workspace::run(command()?.args(&args.arguments))
 }
 
-/// A stage of `cargo xtask test`.
+/// Runs the crash test as a stage of `cargo xtask test`.
 pub(crate) fn check(long: bool) -> Result<()> {
     let rounds = if long { LONG_ROUNDS } else { ROUNDS };
     workspace::run(command()?.args(["--rounds", &rounds.to_string()]))
 }
 
-/// The test, with a daemon of its own: one that dies where it is told to is nobody else's.
+/// The crash test, with its own copy of the daemon: no other test may use a daemon with crash points.
 fn command() -> Result<Command> {
     let own = workspace::target()?.join("crash");
     std::fs::create_dir_all(&own)?;
     let armed = workspace::build_programs_with(&["--features", "arykd/crash-points"])?;
-    std::fs::copy(armed.join("arykd"), own.join("arykd")).context("keeping the daemon with crash points")?;
-    // Puts the daemon without them back into its place.
+    std::fs::copy(armed.join("arykd"), own.join("arykd")).context("copying the daemon with crash points")?;
+    // `build_programs` replaces the daemon by one without crash points.
     let mut test = Command::new(workspace::build_programs()?.join("aryk-crash-tests"));
     test.arg("--arykd").arg(own.join("arykd")).arg("--disks").arg(own);
     Ok(test)
 }
 
-/// The heading of what a page says of guests: its last part.
+/// The heading of the page's last section, about guests.
 const GUESTS: &str = "## Guests\n";
 
-/// Guests whose daemon dies, or that move, in the long form.
-#[expect(clippy::disallowed_methods, reason = "a report says how long it took")]
+/// Runs the guests whose daemon is killed, or that migrate, in the long form.
+#[expect(clippy::disallowed_methods, reason = "the report contains the duration")]
 fn guests(page: Option<&Path>) -> Result<()> {
     let names =
         cases::list(true).into_iter().map(|case| case.name).filter(|name| name.starts_with("recovery/"));

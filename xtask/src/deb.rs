@@ -1,6 +1,6 @@
-//! `cargo xtask deb`: the Debian package `aryk`, from the list that `bin/arykd/Cargo.toml` has for cargo-deb.
+//! `cargo xtask deb`: builds the Debian package `aryk` from the list for cargo-deb in `bin/arykd/Cargo.toml`.
 //!
-//! dpkg's own tools build it: cargo-deb would be a tool more to install, which takes longer than all the rest. A tool on an ordinary thread.
+//! Uses dpkg's own tools: installing cargo-deb would take longer than all other steps. A tool on an ordinary thread.
 
 pub(crate) mod pages;
 
@@ -15,10 +15,10 @@ use serde_json::Value;
 
 use crate::{install, workspace};
 
-/// What to build.
+/// The extent of the build.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Only make what the list names and the repository does not hold, for cargo-deb
+    /// Only create the listed files that the repository does not contain, for cargo-deb
     #[arg(long)]
     stage_only: bool,
 }
@@ -32,7 +32,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Builds the package of the programs in `bin`, and returns where it is.
+/// Builds the package of the programs in `bin`, and returns its path.
 pub(crate) fn build(bin: &Path) -> Result<PathBuf> {
     install::ensure(install::DEB)?;
     stage(bin)?;
@@ -65,7 +65,7 @@ pub(crate) fn build(bin: &Path) -> Result<PathBuf> {
     Ok(package)
 }
 
-/// Makes the pages, the completions and the list of libraries, beside the programs.
+/// Creates the pages, the completions and the list of libraries, beside the programs.
 fn stage(bin: &Path) -> Result<()> {
     let package = bin.join("package");
     let metadata = workspace::metadata("bin/arykd/Cargo.toml", &["--no-deps"])?;
@@ -84,7 +84,7 @@ fn stage(bin: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What the programs are linked with: name, version, licence and source of each library of others, a line each.
+/// The third-party libraries that the programs are linked with: name, version, licence and source, one per line.
 fn linked_with() -> Result<String> {
     let mut tree = workspace::cargo();
     tree.args(["tree", "--locked", "--package", "arykd", "--package", "aryk", "--edges", "normal"]);
@@ -96,7 +96,7 @@ fn linked_with() -> Result<String> {
     Ok(lines.into_iter().map(|line| format!("{line}\n")).collect())
 }
 
-/// KiB, as dpkg counts them: each file by itself, and one for each directory.
+/// The installed size in KiB, as dpkg counts it: each file by itself, and one for each directory.
 fn installed_size(directory: &Path) -> Result<u64> {
     let mut size = 0;
     for entry in fs::read_dir(directory)? {
@@ -112,12 +112,12 @@ fn installed_size(directory: &Path) -> Result<u64> {
     Ok(size)
 }
 
-/// What the manifest says.
+/// The package's metadata, from the manifest.
 struct Recipe {
     deb: Value,
     version: String,
     description: String,
-    /// Its address on the web.
+    /// The repository's URL.
     repository: String,
     architecture: String,
     scripts: PathBuf,
@@ -161,7 +161,7 @@ impl Recipe {
         text(&self.deb["maintainer"])
     }
 
-    /// The package's description, for dpkg. `size` is in KiB, `scratch` an empty directory but for `root`.
+    /// The package's control file, for dpkg. `size` is in KiB; `scratch` is an empty directory except for `root`.
     fn control(&self, size: u64, root: &Path, scratch: &Path) -> Result<String> {
         let field = |key: &str| text(&self.deb[key]);
         let depends = field("depends")?.replace("$auto", &libraries(root, scratch)?);
@@ -184,13 +184,13 @@ impl Recipe {
 /// A file of the package.
 struct Asset {
     source: PathBuf,
-    /// Below the root.
+    /// Path below the root directory.
     target: PathBuf,
     mode: u32,
 }
 
 impl Asset {
-    /// The file at `source`, or all in its directory whose names end as its own does after a `*`.
+    /// The file at `source`; or, if its name begins with `*`, all files in its directory with the suffix after the `*`.
     fn find(source: &Path, target: &str, mode: u32) -> Result<Vec<Self>> {
         let name = source.file_name().and_then(|name| name.to_str()).context("an asset without a name")?;
         let mut sources = Vec::new();
@@ -204,7 +204,7 @@ impl Asset {
         } else {
             sources.push(source.to_owned());
         }
-        ensure!(!sources.is_empty(), "there is no {}", source.display());
+        ensure!(!sources.is_empty(), "no file matches {}", source.display());
         let asset = |source: PathBuf| {
             let name = source.file_name().context("a file without a name")?;
             let target = if target.ends_with('/') { Path::new(target).join(name) } else { target.into() };
@@ -222,7 +222,7 @@ impl Asset {
             fs::set_permissions(&directory, fs::Permissions::from_mode(0o755))?;
         }
         copy(&self.source, &target, self.mode)?;
-        // As cargo-deb does by itself.
+        // As cargo-deb compresses them.
         if self.target.starts_with("usr/share/man") || self.target.ends_with("changelog") {
             return compress(&target);
         }
@@ -234,7 +234,7 @@ impl Asset {
     }
 }
 
-/// Replaces a file by one that is compressed as Debian wants it: as small as can be, and the same each time.
+/// Replaces a file by a compressed one as Debian requires: at the best compression, and reproducible.
 fn compress(path: &Path) -> Result<()> {
     output(Command::new("gzip").args(["-9", "--no-name"]).arg(path)).map(drop)
 }
@@ -244,9 +244,9 @@ fn copy(source: &Path, target: &Path, mode: u32) -> Result<()> {
     Ok(fs::set_permissions(target, fs::Permissions::from_mode(mode))?)
 }
 
-/// The packages of the libraries that the programs are linked with.
+/// The Debian packages of the libraries that the programs are linked with.
 fn libraries(root: &Path, scratch: &Path) -> Result<String> {
-    // dpkg-shlibdeps wants to see a source package around it.
+    // dpkg-shlibdeps expects a source package's directory.
     fs::create_dir_all(scratch.join("debian"))?;
     fs::write(scratch.join("debian/control"), "Source: aryk\n\nPackage: aryk\nArchitecture: any\n")?;
     let mut command = Command::new("dpkg-shlibdeps");
@@ -256,14 +256,14 @@ fn libraries(root: &Path, scratch: &Path) -> Result<String> {
         .args(["arykd", "aryk"].map(|name| root.join("usr/bin").join(name)));
     let said = output(&mut command)?;
     let depends = said.lines().find_map(|line| line.strip_prefix("shlibs:Depends="));
-    Ok(depends.with_context(|| format!("dpkg-shlibdeps says {said:?}"))?.to_owned())
+    Ok(depends.with_context(|| format!("dpkg-shlibdeps printed {said:?}"))?.to_owned())
 }
 
 fn text(value: &Value) -> Result<String> {
-    Ok(value.as_str().with_context(|| format!("{value} is no text"))?.to_owned())
+    Ok(value.as_str().with_context(|| format!("{value} is no string"))?.to_owned())
 }
 
-/// Runs a command to its end; what it printed.
+/// Runs a command to its end and returns its standard output.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let output = command.output().with_context(|| format!("running {command:?}"))?;
     if !output.status.success() {

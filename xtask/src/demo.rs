@@ -1,7 +1,7 @@
-//! `cargo xtask demo`: a virtual machine's disk, end to end, in front of your eyes.
+//! `cargo xtask demo`: shows a VM on a disk that `arykd` serves, from start to end.
 //!
-//! Everything it starts is a child that is killed when this function returns, however it returns, and lives
-//! in a temporary directory.
+//! Everything that it starts is a child process that is killed when this function returns, for any reason, and works in a
+//! temporary directory.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,11 +14,11 @@ use comfy_table::{CellAlignment, Table, presets};
 use crate::progress::Clock;
 use crate::{install, workspace};
 
-/// The guest takes ten to twenty seconds; on a busy machine several times that.
-const PATIENCE: Duration = Duration::from_secs(180);
+/// Timeout of the guest: it takes ten to twenty seconds, several times that on a busy test machine.
+const TIMEOUT: Duration = Duration::from_secs(180);
 const QUEUES: u16 = 2;
 
-/// The jobs, what they are, and their fio options beyond the verified area.
+/// The jobs: name, title, and their fio options; `@VERIFY@` stands for the verified area.
 const JOBS: &[(&str, &str, &str)] = &[
     (
         "write4k",
@@ -42,7 +42,7 @@ const JOBS: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// Lines that start with `-` are for the reader.
+/// Lines that start with `-` are printed for the reader.
 const FILES: &str = r"
     read -r up idle </proc/uptime
     echo - Linux $(uname -r) is up after $up s and sees $(disk 0): $(cat /sys/block/$(basename $(disk 0))/size) sectors, $(ls /sys/block/$(basename $(disk 0))/mq | wc -l) queues
@@ -67,14 +67,14 @@ pub(crate) fn run() -> Result<()> {
     println!(
         "A Linux guest on a disk of arykd's: less than two minutes, and before that, the first time, some for building.\n"
     );
-    clock.say("Looking whether QEMU and what else a guest needs is installed.");
+    clock.say("Checking that QEMU and the other programs for a guest are installed.");
     install::ensure(install::GUEST)?;
-    clock.say("Building arykd and aryk; cargo says how far it is:");
+    clock.say("Building arykd and aryk; cargo shows the progress:");
     let bin = workspace::build_programs()?;
     clock.say("Preparing the guest: Debian's kernel and some tools (once: it is kept in target/guest).");
     let image = Image::prepare(&workspace::target()?.join("guest"))?;
     let directory = tempfile::Builder::new().prefix("aryk-demo-").tempdir()?;
-    clock.say("Starting arykd, and making a disk:");
+    clock.say("Starting arykd, and creating a disk:");
     let daemon = serve(&bin, directory.path())?;
     let result = boot(&daemon, &image, directory.path(), &clock)
         .with_context(|| format!("arykd said:\n{}", daemon.last_words()));
@@ -82,11 +82,11 @@ pub(crate) fn run() -> Result<()> {
     println!("{}", daemon.aryk(&["disk", "stat", "demo"])?.trim_end());
     daemon.stop()?;
     drop(directory);
-    println!("\nEverything that ran has ended, and its files are gone.");
+    println!("\nAll processes have ended, and their files are deleted.");
     Ok(())
 }
 
-/// Two commands make a disk that a machine can use.
+/// Starts arykd and creates a disk for a VM with two commands.
 fn serve(bin: &Path, directory: &Path) -> Result<Daemon> {
     println!("$ arykd -r {0}/rpc.sock -S {0}/vhost", directory.display());
     let daemon = Daemon::start(bin, directory, &[])?;
@@ -97,20 +97,20 @@ fn serve(bin: &Path, directory: &Path) -> Result<Daemon> {
     Ok(daemon)
 }
 
-/// Boots the guest, tells what it tells, and returns the table.
+/// Boots the guest, prints its progress lines, and returns the table.
 fn boot(daemon: &Daemon, image: &Image, directory: &Path, clock: &Clock) -> Result<Table> {
     let socket = daemon.attach("demo", &[])?;
     clock.say(&format!("A guest boots from {} with its disk at {}:", image.kernel, socket.display()));
     let machine = Machine::with_disks(vec![Disk::new(&socket, QUEUES)]);
     let mut guest = Guest::boot(image, &machine, &script(), directory)?;
     loop {
-        let line = guest.wait_line("-", PATIENCE)?;
+        let line = guest.wait_line("-", TIMEOUT)?;
         if line == "-- done" {
             break;
         }
         clock.say(&format!("  {line}"));
     }
-    let report = guest.finish(PATIENCE)?;
+    let report = guest.finish(TIMEOUT)?;
     clock.say(&format!("  - powered off {:.1} s after power-on", report.elapsed.as_secs_f32()));
     let mut table = Table::new();
     table.load_preset(presets::UTF8_FULL_CONDENSED);
@@ -118,7 +118,7 @@ fn boot(daemon: &Daemon, image: &Image, directory: &Path, clock: &Clock) -> Resu
     for (name, title, _) in JOBS {
         let json = report.files.get(*name).with_context(|| format!("no report of {name}"))?;
         let job = fio::parse(json)?.pop().context("fio ran no job")?;
-        let measured = job.write.or(job.read).context("fio's job did nothing")?;
+        let measured = job.write.or(job.read).context("fio's job did no I/O")?;
         table.add_row(row(title, &measured));
     }
     for column in table.column_iter_mut().skip(1) {

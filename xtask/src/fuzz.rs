@@ -1,8 +1,8 @@
 //! `cargo xtask fuzz`: builds the fuzzers of `fuzz/` and runs them for a while.
 //!
-//! libFuzzer on stable Rust: the coverage passes are asked of LLVM through `RUSTFLAGS`. An explicit
-//! `--target` keeps those flags away from build scripts and procedural macros. Found inputs stay under
-//! `target/`; the corpora in `fuzz/corpus` hold what was chosen by hand.
+//! libFuzzer on stable Rust: `RUSTFLAGS` enables LLVM's coverage passes. An explicit `--target` keeps those flags away
+//! from build scripts and procedural macros. New inputs stay under `target/`; the corpora in `fuzz/corpus` hold inputs
+//! chosen by hand.
 
 use std::path::Path;
 use std::process::Command;
@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::test::{Tally, lanes};
 use crate::{install, workspace};
 
-/// LLVM's instrumentation, as libFuzzer wants it.
+/// LLVM's instrumentation, as libFuzzer needs it.
 const RUSTFLAGS: &str = "-Cpasses=sancov-module \
     -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
@@ -21,15 +21,15 @@ const RUSTFLAGS: &str = "-Cpasses=sancov-module \
     --cfg fuzzing";
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 const MANIFEST: &str = "fuzz/Cargo.toml";
-/// No input may need more memory, or a target has found an allocation that a peer controls.
+/// Memory limit of an input: beyond it, a target has found an allocation that a peer controls.
 const RSS_LIMIT_MB: u32 = 1024;
-/// Nor more time.
+/// Time limit of an input.
 const TIMEOUT_S: u32 = 10;
 
-/// Fuzzers at a time: each has one thread.
+/// Number of fuzzers at a time: each has one thread.
 const AT_A_TIME: usize = 2;
 
-/// Which targets, how long, and from which seed.
+/// Target, duration and seed.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Only this target [default: all, two at a time]
@@ -45,7 +45,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<()> {
     let mut names = targets()?;
     if let Some(wanted) = &args.target {
-        ensure!(names.contains(wanted), "no target {wanted}; there are {}", names.join(", "));
+        ensure!(names.contains(wanted), "no target {wanted}; the targets are {}", names.join(", "));
         names.retain(|name| name == wanted);
     }
     let tally = run_targets(&names, args.seconds, args.seed)?;
@@ -55,7 +55,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Runs all targets, each a test that passes or fails.
+/// Runs all targets, each as a test that passes or fails.
 pub(crate) fn run_all(seconds: u32) -> Result<Tally> {
     run_targets(&targets()?, seconds, 1)
 }

@@ -1,7 +1,9 @@
-//! `cargo xtask generate`: what is made of the RPC methods' types: the document, the reference, the clients.
+//! `cargo xtask generate`: files generated from the types of the RPC methods: the OpenRPC document, the reference, the
+//! clients.
 //!
-//! The document is OpenRPC, and comes from the daemon's own types (`aryk_rpc::openrpc`). All else is made of the document. What is
-//! generated is kept in the repository, for those who take a client from there; `cargo xtask check` finds what is stale.
+//! The document comes from the daemon's own types (`aryk_rpc::openrpc`); everything else is generated from the document.
+//! The repository contains the generated files, for users who copy a client from there; `cargo xtask check` finds stale
+//! ones.
 
 mod go;
 mod model;
@@ -12,7 +14,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::workspace;
 
-/// Writes all that is generated.
+/// Writes all generated files.
 pub(crate) fn run() -> Result<()> {
     for (path, content) in files()? {
         let file = workspace::root().join(path);
@@ -26,7 +28,7 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// What is not as it would be generated now.
+/// The generated files whose content is out of date.
 pub(crate) fn stale() -> Result<Vec<String>> {
     let is_stale = |(path, content): &(&str, String)| {
         std::fs::read_to_string(workspace::root().join(path)).ok().as_ref() != Some(content)
@@ -35,7 +37,7 @@ pub(crate) fn stale() -> Result<Vec<String>> {
     Ok(stale.map(|(path, _)| format!("{path}: stale; run `cargo xtask generate`")).collect())
 }
 
-/// Each file, relative to the root.
+/// Path, relative to the root, and content of each file.
 fn files() -> Result<Vec<(&'static str, String)>> {
     let document = document()?;
     let api = model::Api::read(&document)?;
@@ -52,7 +54,7 @@ fn document() -> Result<String> {
         .output()
         .context("running cargo")?;
     if !output.status.success() {
-        bail!("the document cannot be made: {}", String::from_utf8_lossy(&output.stderr));
+        bail!("generating the document failed: {}", String::from_utf8_lossy(&output.stderr));
     }
     Ok(String::from_utf8(output.stdout)?)
 }

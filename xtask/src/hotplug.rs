@@ -1,4 +1,5 @@
-//! `cargo xtask hotplug`: disks of a SCSI controller that come and go under a Linux guest, in the long form. Its short form are the guest tests `scsi/`.
+//! `cargo xtask hotplug`: plugs and unplugs disks of a SCSI controller under a Linux guest, in the long form. The short
+//! form are the guest tests `scsi/`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,22 +10,22 @@ use aryk_guest_tests::{Image, hotplug};
 
 use crate::{install, workspace};
 
-/// How often, and where the report goes.
+/// Number of rounds, seed, and files for the results.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Rounds in which disks are taken away and come back; half of them with packed rings
+    /// Rounds in which disks are unplugged and plugged again; half of them with packed rings
     #[arg(long, default_value_t = 200)]
     rounds: u32,
-    /// Begin no more rounds after so long, in minutes
+    /// Start no round after this many minutes
     #[arg(long, value_name = "N")]
     minutes: Option<u64>,
-    /// What rounds are drawn from
+    /// Seed of the rounds
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Write everything to this file
+    /// Write all results to this JSON file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write a page to this file
+    /// Write the results as a Markdown page to this file
     #[arg(long, value_name = "FILE")]
     page: Option<PathBuf>,
 }

@@ -1,4 +1,4 @@
-//! What the commands need from Debian: installed by apt where we are root, named exactly where we are not.
+//! Debian packages that the commands need: installed by apt as root; otherwise the missing ones are named.
 
 use std::process::Command;
 
@@ -7,59 +7,59 @@ use anyhow::{Result, bail};
 use crate::progress::run_logged;
 use crate::workspace;
 
-/// A program and the package that brings it.
+/// A program and the Debian package that contains it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Need {
+pub(crate) struct Requirement {
     program: &'static str,
     package: &'static str,
 }
 
-const fn need(program: &'static str, package: &'static str) -> Need {
-    Need { program, package }
+const fn requirement(program: &'static str, package: &'static str) -> Requirement {
+    Requirement { program, package }
 }
 
-/// The machine that guests run in.
-pub(crate) const QEMU: Need = need("qemu-system-x86_64", "qemu-system-x86");
-/// The peer that the harness is proved against, and measured against.
-pub(crate) const QEMU_STORAGE_DAEMON: Need = need("qemu-storage-daemon", "qemu-system-common");
+/// Runs the guests.
+pub(crate) const QEMU: Requirement = requirement("qemu-system-x86_64", "qemu-system-x86");
+/// The peer for proving the test harness, and for measurements.
+pub(crate) const QEMU_STORAGE_DAEMON: Requirement = requirement("qemu-storage-daemon", "qemu-system-common");
 /// The load in guests, and the peer of file measurements.
-pub(crate) const FIO: Need = need("fio", "fio");
-/// What makes file systems: the guest's tools disk here, a disk under test there.
-const MKFS: Need = need("mkfs.ext4", "e2fsprogs");
-/// What asks SCSI disks in guests, command by command.
-const SG3: Need = need("sg_inq", "sg3-utils");
-/// What Debian's cloud kernels are compressed with.
-const LZ4: Need = need("lz4", "lz4");
-/// `setpriv` starts children that end with us; `unshare` and `blkdiscard` are from the same package.
-const SETPRIV: Need = need("setpriv", "util-linux");
-/// What links libFuzzer.
-pub(crate) const CXX: Need = need("c++", "g++");
-/// What counts instructions.
-pub(crate) const VALGRIND: Need = need("valgrind", "valgrind");
+pub(crate) const FIO: Requirement = requirement("fio", "fio");
+/// Creates file systems: on the host for the guest's tools disk, in the guest on a disk under test.
+const MKFS: Requirement = requirement("mkfs.ext4", "e2fsprogs");
+/// Sends single commands to SCSI disks in guests.
+const SG3: Requirement = requirement("sg_inq", "sg3-utils");
+/// Unpacks Debian's cloud kernels.
+const LZ4: Requirement = requirement("lz4", "lz4");
+/// `setpriv` starts children that end with the parent; `unshare` and `blkdiscard` are from the same package.
+const SETPRIV: Requirement = requirement("setpriv", "util-linux");
+/// Links libFuzzer.
+pub(crate) const CXX: Requirement = requirement("c++", "g++");
+/// Counts instructions.
+pub(crate) const VALGRIND: Requirement = requirement("valgrind", "valgrind");
 
-/// What the Python client runs on, and what checks its types.
-const PYTHON: Need = need("python3", "python3");
-const MYPY: Need = need("mypy", "mypy");
+/// The Python client's interpreter and type checker.
+const PYTHON: Requirement = requirement("python3", "python3");
+const MYPY: Requirement = requirement("mypy", "mypy");
 
-/// What the Go client is built with.
-const GO: Need = need("go", "golang-go");
+/// Builds the Go client.
+const GO: Requirement = requirement("go", "golang-go");
 
-/// What builds a Debian package.
-const DPKG_SHLIBDEPS: Need = need("dpkg-shlibdeps", "dpkg-dev");
-/// What runs the installed service.
-const SYSTEMD: Need = need("systemd-analyze", "systemd");
-/// What checks an XML file against a schema.
-const XMLLINT: Need = need("xmllint", "libxml2-utils");
+/// Builds a Debian package.
+const DPKG_SHLIBDEPS: Requirement = requirement("dpkg-shlibdeps", "dpkg-dev");
+/// Runs the installed service.
+const SYSTEMD: Requirement = requirement("systemd-analyze", "systemd");
+/// Checks an XML file against a schema.
+const XMLLINT: Requirement = requirement("xmllint", "libxml2-utils");
 
-/// What the web page is tested in.
-const CHROMIUM: Need = need("chromium", "chromium");
+/// Runs the tests of the web page.
+const CHROMIUM: Requirement = requirement("chromium", "chromium");
 
-/// What the Debian package needs.
-pub(crate) const DEB: &[Need] = &[DPKG_SHLIBDEPS, SYSTEMD];
-/// What a guest needs.
-pub(crate) const GUEST: &[Need] = &[QEMU, FIO, MKFS, SG3, LZ4, SETPRIV];
-/// What all commands need.
-pub(crate) const ALL: &[Need] = &[
+/// For the Debian package.
+pub(crate) const DEB: &[Requirement] = &[DPKG_SHLIBDEPS, SYSTEMD];
+/// For guests.
+pub(crate) const GUEST: &[Requirement] = &[QEMU, FIO, MKFS, SG3, LZ4, SETPRIV];
+/// For all commands.
+pub(crate) const ALL: &[Requirement] = &[
     QEMU,
     QEMU_STORAGE_DAEMON,
     FIO,
@@ -78,8 +78,8 @@ pub(crate) const ALL: &[Need] = &[
     CHROMIUM,
 ];
 
-/// Installs the packages of all programs in `needs` that are missing.
-pub(crate) fn ensure(needs: &[Need]) -> Result<()> {
+/// Installs the packages of all missing programs in `needs`; without root, names them in an error.
+pub(crate) fn ensure(needs: &[Requirement]) -> Result<()> {
     let mut packages: Vec<_> =
         needs.iter().filter(|need| !is_installed(need.program)).map(|need| need.package).collect();
     packages.dedup();
@@ -93,7 +93,7 @@ pub(crate) fn ensure(needs: &[Need]) -> Result<()> {
     let target = workspace::target()?;
     std::fs::create_dir_all(&target)?;
     let log = target.join("install.log");
-    run_logged("Asking Debian what there is", &log, apt().arg("update"))?;
+    run_logged("Updating apt's package lists", &log, apt().arg("update"))?;
     let what = format!("Installing {}", packages.join(", "));
     run_logged(&what, &log, apt().args(["-y", "--no-install-recommends", "install"]).args(packages))
 }

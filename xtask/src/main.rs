@@ -1,7 +1,7 @@
-//! The project's commands, as `cargo xtask …`: everything that a person or CI does here but plain `cargo build`.
+//! The project's commands, as `cargo xtask …`: all tasks of developers and CI except plain `cargo build`.
 //!
-//! Each command is a module; what they share is where things are ([`workspace`]) and what must be installed
-//! ([`install`]). A tool on an ordinary thread: it runs other programs and waits for them.
+//! Each command is a module; they share the paths ([`workspace`]) and the required packages ([`install`]). A tool on an
+//! ordinary thread: it runs other programs and waits for them.
 #![forbid(unsafe_code)]
 
 mod adversary;
@@ -32,7 +32,7 @@ struct Cli {
     command: Command,
 }
 
-/// What to do.
+/// The command to run.
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Boot a Linux guest on a disk that arykd serves, and show what happens
@@ -41,23 +41,23 @@ enum Command {
     Test(test::Args),
     /// Check format, lints, dependency edges, licences and house rules
     Check,
-    /// Fuzz what reads hostile bytes
+    /// Fuzz the parsers of untrusted input
     Fuzz(fuzz::Args),
-    /// Measure arykd and its peers; `bench -- --help` lists what it takes
+    /// Measure arykd and its peers; `bench -- --help` lists its arguments
     Bench(bench::Args),
-    /// Kill arykd under load, and check all that a front-end reads; `crash -- --help` lists what it takes
+    /// Kill arykd under load, and check all that a front-end reads; `crash -- --help` lists its arguments
     Crash(crash::Args),
     /// Plug and unplug disks of a running Linux guest, hundreds of times
     Hotplug(hotplug::Args),
-    /// Make, use and remove disks at random, thousands of times, beside machines that verify theirs
+    /// Create, use and delete disks at random, thousands of times, beside VMs that verify theirs
     Churn(churn::Args),
     /// Attack arykd as hostile VMs do, beside a VM that is measured
     Adversary(adversary::Args),
-    /// Make the RPC reference and the clients anew from the types of the methods
+    /// Regenerate the RPC reference and the clients from the types of the methods
     Generate,
     /// Build the Debian package
     Deb(deb::Args),
-    /// Install what the commands need (as root), or say what is missing
+    /// Install the packages that the commands need (as root), or name the missing ones
     Install,
 }
 
@@ -87,13 +87,13 @@ fn run(command: Command) -> Result<()> {
         Command::Deb(args) => deb::run(&args),
         Command::Install => {
             install::ensure(install::ALL)?;
-            println!("All that the commands need is installed.");
+            println!("All packages that the commands need are installed.");
             Ok(())
         }
     }
 }
 
-/// Lets Ctrl-C and its kin unwind through whatever runs, so that nothing is left running.
+/// Makes SIGINT and other terminating signals unwind the running command, so that it ends its children.
 fn interrupt_on_signals() -> Result<()> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])?;

@@ -1,4 +1,4 @@
-//! What a person sees of work that takes a while: what has begun, how long it has taken so far, where the details are.
+//! The progress of long work: the current step, its duration, and where the details are.
 
 use std::fs::File;
 use std::io::{IsTerminal, Write};
@@ -8,44 +8,45 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-/// Between two looks at a program that runs.
-const LOOK: Duration = Duration::from_millis(100);
-/// Between two lines about it, where lines cannot be drawn over.
-const LINE: Duration = Duration::from_secs(10);
+/// Interval of polling a running program.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// Interval of progress lines where a line cannot be overwritten.
+const LINE_INTERVAL: Duration = Duration::from_secs(10);
 /// Lines of a failed program's output that are shown.
 const LAST_LINES: usize = 20;
 
-/// Says what happens, each with the time since it was made.
+/// Prints messages with the time since its creation.
 #[derive(Debug)]
 pub(crate) struct Clock(Instant);
 
 impl Clock {
-    #[expect(clippy::disallowed_methods, reason = "a person wants to know how long it took")]
+    #[expect(clippy::disallowed_methods, reason = "the output shows durations")]
     pub(crate) fn start() -> Self {
         Self(Instant::now())
     }
 
-    /// A line with the time before it.
+    /// Prints a line with the time before it.
     pub(crate) fn say(&self, text: &str) {
         println!("[{:>4} s] {text}", self.0.elapsed().as_secs());
     }
 
-    /// Whole seconds since its start.
+    /// Whole seconds since the creation.
     pub(crate) fn seconds(&self) -> u64 {
         self.0.elapsed().as_secs()
     }
 }
 
-/// Processor seconds that this process and all that it waited for have used, user and system.
+/// User and system time of this process and of all children that it has waited for, in seconds.
 pub(crate) fn cpu_seconds() -> Result<u64> {
     let stat = std::fs::read_to_string("/proc/self/stat").context("reading /proc/self/stat")?;
-    // The name in parentheses may hold spaces. Behind it comes field 3; fields 14 to 17 are the times, in ticks.
+    // The name in parentheses may contain spaces. Field 3 follows it; fields 14 to 17 are the times, in ticks.
     let (_, fields) = stat.rsplit_once(')').context("no name in /proc/self/stat")?;
     let ticks: u64 = fields.split_whitespace().skip(11).take(4).map(|t| t.parse().unwrap_or(0)).sum();
     Ok(ticks / rustix::param::clock_ticks_per_second())
 }
 
-/// Runs a program whose output goes to the end of the file `log`, and tells how long that takes. If it fails, the last of what it said is in the error.
+/// Runs a program whose output is appended to the file `log`, and prints the duration. If the program fails, the error
+/// contains the last lines of its output.
 pub(crate) fn run_logged(what: &str, log: &Path, command: &mut Command) -> Result<()> {
     let clock = Clock::start();
     let shown = log.display();
@@ -60,17 +61,17 @@ pub(crate) fn run_logged(what: &str, log: &Path, command: &mut Command) -> Resul
         let said = std::fs::read_to_string(log).unwrap_or_default();
         let lines: Vec<_> = said.lines().collect();
         let last = lines[lines.len().saturating_sub(LAST_LINES)..].join("\n");
-        bail!("{command:?}: {status}. The last of {shown}:\n{last}");
+        bail!("{command:?}: {status}. The last lines of {shown}:\n{last}");
     }
     println!("  done in {} s", clock.seconds());
     Ok(())
 }
 
-/// Waits until it has ended. On a terminal one line counts the seconds, elsewhere there is a line now and then.
+/// Waits until the child has ended. On a terminal one line counts the seconds; elsewhere a line is printed at intervals.
 fn wait(child: &mut Child, clock: &Clock) -> Result<ExitStatus> {
     let mut out = std::io::stdout();
     let is_terminal = out.is_terminal();
-    let mut due = if is_terminal { Duration::ZERO } else { LINE };
+    let mut due = if is_terminal { Duration::ZERO } else { LINE_INTERVAL };
     loop {
         if let Some(status) = child.try_wait()? {
             if is_terminal {
@@ -84,9 +85,9 @@ fn wait(child: &mut Child, clock: &Clock) -> Result<ExitStatus> {
                 false => writeln!(out, "  {} s …", clock.seconds())?,
             }
             out.flush()?;
-            due += if is_terminal { Duration::from_secs(1) } else { LINE };
+            due += if is_terminal { Duration::from_secs(1) } else { LINE_INTERVAL };
         }
-        std::thread::park_timeout(LOOK);
+        std::thread::park_timeout(POLL_INTERVAL);
     }
 }
 

@@ -1,7 +1,7 @@
-//! `cargo xtask test`: everything, from units to guests, and one line that adds it up.
+//! `cargo xtask test`: all stages, from unit tests to guests, and one line that sums up the results.
 //!
-//! Stages run one after the other and all to the end, whatever fails; what a stage cannot count for itself
-//! (a build that breaks) counts as one failure. What failed is printed again at the end, before what each stage took.
+//! Stages run one after the other, all of them even after failures. A stage that fails without test results (a broken
+//! build) counts as one failure. At the end the failures are printed again, and the duration of each stage.
 
 mod binaries;
 mod clients;
@@ -16,13 +16,13 @@ use anyhow::{Result, bail};
 use crate::progress::{self, Clock};
 use crate::{crash, fuzz, install};
 
-/// Seconds of each fuzzer.
+/// Seconds per fuzzer.
 const FUZZ_SECONDS: u32 = 20;
 
-/// What to run.
+/// The extent of the tests.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The long matrices too
+    /// Include the long matrices
     #[arg(long)]
     all: bool,
     /// Only these stages
@@ -40,11 +40,11 @@ pub(crate) struct Args {
 enum Stage {
     /// `cargo test`
     Unit,
-    /// Models of what threads may do to each other
+    /// Loom models of concurrent threads
     Loom,
-    /// Instructions of a request, against those recorded
+    /// Instructions of a request, compared with the recorded ones
     Instructions,
-    /// Fuzzers, a while each
+    /// Fuzzers, 20 seconds each unless set
     Fuzz,
     /// `arykd` killed under load
     Crash,
@@ -70,7 +70,7 @@ const STAGES: [Stage; 9] = [
     Stage::Docs,
 ];
 
-/// How many tests ended how, and what the failed ones said.
+/// The numbers of passed, failed and skipped tests, and the output of the failed ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
     pub(crate) passed: u32,
@@ -81,7 +81,7 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// Counts one test and says how it ended.
+    /// Counts one test and prints its result.
     pub(crate) fn count(&mut self, name: &str, result: Result<()>) {
         match result {
             Ok(()) => {
@@ -141,12 +141,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// What a stage took, in seconds.
+/// The cost of a stage, in seconds.
 #[derive(Debug)]
 struct Cost {
     stage: Stage,
     wall: u64,
-    /// Of the processor, by all programs that the stage ran.
+    /// Processor time of all programs that the stage ran.
     cpu: u64,
 }
 
@@ -168,7 +168,7 @@ fn sum(costs: &[Cost], part: fn(&Cost) -> u64) -> String {
     costs.iter().map(part).sum::<u64>().to_string()
 }
 
-/// The crash test, as one test.
+/// The crash test, counted as one test.
 fn crashes(long: bool) -> Result<Tally> {
     let mut tally = Tally::default();
     tally.count("crashes under load", crash::check(long));

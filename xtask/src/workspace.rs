@@ -1,4 +1,4 @@
-//! Where things are, and how programs are run from there.
+//! Paths of the repository, and how programs are run from there.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,7 +15,7 @@ pub(crate) fn root() -> &'static Path {
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root());
-    // Cargo sets these for us; a cargo below must not take them for its own package's.
+    // Cargo sets these variables for this process; a nested cargo must not mistake them for its own package's.
     for (name, _) in std::env::vars_os().filter(|(name, _)| {
         name.to_str().is_some_and(|n| n.starts_with("CARGO_PKG_") || n.starts_with("CARGO_MANIFEST_"))
     }) {
@@ -24,7 +24,7 @@ pub(crate) fn cargo() -> Command {
     command
 }
 
-/// Runs a command to its end; an error if it does not exit with 0.
+/// Runs a command to its end; any exit status but 0 is an error.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let status = command.status().with_context(|| format!("running {command:?}"))?;
     if !status.success() {
@@ -50,13 +50,13 @@ pub(crate) fn target() -> Result<PathBuf> {
     Ok(metadata["target_directory"].as_str().context("cargo metadata names no target directory")?.into())
 }
 
-/// Builds the programs that are delivered, and those that test them, for release; returns the directory that they are in.
+/// Builds the delivered programs, and those that test them, for release; returns their directory.
 pub(crate) fn build_programs() -> Result<PathBuf> {
     build_programs_with(&[])
 }
 
-/// As [`build_programs`], with these arguments to cargo too. It is always the same choice of packages: another one gives the libraries other features, and
-/// builds all of them again.
+/// As [`build_programs`], with more arguments to cargo. It is always the same choice of packages: another choice gives
+/// the libraries other features, and rebuilds all of them.
 pub(crate) fn build_programs_with(arguments: &[&str]) -> Result<PathBuf> {
     let mut build = cargo();
     build.args(["build", "--release"]).args(arguments);

@@ -5,49 +5,49 @@ use aryk_dma::GuestArea;
 
 /// Feature bits (section 5.2.3).
 pub mod feature {
-    /// It can be read only.
+    /// The disk is read-only.
     pub const RO: u64 = 1 << 5;
-    /// The size of blocks is known.
+    /// The device reports its block size.
     pub const BLK_SIZE: u64 = 1 << 6;
-    /// It has a cache that is flushed on request.
+    /// The device has a write cache, which the FLUSH request flushes.
     pub const FLUSH: u64 = 1 << 9;
-    /// Several queues.
+    /// The device has several queues.
     pub const MQ: u64 = 1 << 12;
-    /// Blocks can be discarded.
+    /// The device executes DISCARD.
     pub const DISCARD: u64 = 1 << 13;
-    /// Blocks can be made zeroes.
+    /// The device executes WRITE ZEROES.
     pub const WRITE_ZEROES: u64 = 1 << 14;
 }
 
 /// Bytes of `struct virtio_blk_config` that every back-end has (section 5.2.4).
 pub const CONFIG_LEN: usize = 60;
-/// Bytes of a sector, in which all is addressed.
+/// Bytes of a sector, the unit of all addresses on the disk.
 pub const SECTOR: u64 = 512;
 
 /// Request types (section 5.2.6).
 const IN: u32 = 0;
 const OUT: u32 = 1;
 
-/// A request's parts, beside each other on one line.
+/// Where a request's parts lie: header and status are on one cache line.
 const HEADER_LEN: u32 = 16;
 const STATUS_AT: u64 = 16;
-/// No device answers so.
+/// A status that no device writes: the request is not completed.
 const UNANSWERED: u8 = 0xff;
 
-/// What a device says about itself.
+/// The fields of a device's configuration space that the front-end uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Sectors.
+    /// Capacity in sectors.
     pub capacity: u64,
     /// Bytes of a block.
     pub block_size: u32,
 }
 
 impl Config {
-    /// Reads the configuration space, as `features` say what of it counts.
+    /// Parses the configuration space; `features` are the negotiated bits, which decide the fields that are valid.
     ///
     /// # Errors
-    /// It is too short, or says what cannot be.
+    /// The space is too short, or holds impossible values.
     pub fn parse(bytes: &[u8], features: u64) -> Result<Self, Error> {
         let wrong = |what: String| Error::Reply { request: Request::GET_CONFIG, what };
         let field = |at: usize| {
@@ -55,7 +55,7 @@ impl Config {
             Some(u32::from_le_bytes(bytes))
         };
         let [Some(low), Some(high), Some(block_size)] = [field(0), field(4), field(20)] else {
-            return Err(wrong(format!("a configuration of {} bytes", bytes.len())));
+            return Err(wrong(format!("a configuration space of {} bytes", bytes.len())));
         };
         let block_size = if features & feature::BLK_SIZE == 0 { SECTOR as u32 } else { block_size };
         if !block_size.is_power_of_two() || u64::from(block_size) < SECTOR {
@@ -69,7 +69,7 @@ impl Config {
     }
 }
 
-/// Requests of block devices.
+/// Builds requests for block devices.
 #[derive(Clone, Copy, Debug)]
 pub struct Requests;
 

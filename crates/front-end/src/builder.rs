@@ -1,21 +1,21 @@
-//! What a type of device adds: how its requests look. The front-end's thread; nothing is allocated for a request.
+//! The layout of a device type's requests. Runs on the front-end's thread; no allocation per request.
 
 use crate::Piece;
 use aryk_dma::GuestArea;
 
-/// What a request does.
+/// The operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// From the disk to memory.
+    /// Reads from the disk into memory.
     Read,
-    /// From memory to the disk.
+    /// Writes from memory to the disk.
     Write,
 }
 
-/// Where a request lies in the memory.
+/// Where a request lies in the guest's memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
-    /// Offset of [`Builder::SPACE`] bytes for all but the data.
+    /// Offset of the [`Builder::SPACE`] bytes that hold everything but the data.
     pub head: u64,
     /// Offset of the data.
     pub data: u64,
@@ -23,52 +23,52 @@ pub struct Place {
     pub len: u32,
 }
 
-/// What a device did wrong to a request.
+/// A failed or wrongly completed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Trouble {
-    /// It answered with an error.
-    #[error("a request was answered by {0}")]
+    /// The device completed the request with an error.
+    #[error("a request failed: {0}")]
     Failed(&'static str),
-    /// It answered with something that is none of the answers.
-    #[error("a request was answered by {0:#x}, which means nothing")]
+    /// The device wrote a status that the specification does not define.
+    #[error("a request was completed with the undefined status {0:#x}")]
     Nonsense(u8),
-    /// It answered with sense data.
+    /// The command ended with CHECK CONDITION and sense data.
     #[error("a command ended with sense key {key:x}h, code {code:02x}h, qualifier {qualifier:02x}h")]
     Sense {
         /// Sense key.
         key: u8,
         /// Additional sense code.
         code: u8,
-        /// And its qualifier.
+        /// Additional sense code qualifier.
         qualifier: u8,
     },
-    /// It says that it wrote less, or more, than it had to.
-    #[error("a read came back with {written} bytes written, not {expected}")]
+    /// The used length differs from the bytes that the device had to write.
+    #[error("a read was completed with {written} bytes written instead of {expected}")]
     Length {
-        /// What it says.
+        /// Bytes written, as the device reports them.
         written: u32,
-        /// What it had to write.
+        /// Bytes that the device had to write.
         expected: u32,
     },
 }
 
-/// How requests of one type of device look.
+/// Lays out the requests of one type of device.
 ///
-/// A request is laid out once, and then set up for each place of the disk that it goes to.
+/// A request is laid out once, and then prepared for each place of the disk that it addresses.
 pub trait Builder {
-    /// Bytes of what is not data: a multiple of 64.
+    /// Bytes of a request without its data: a multiple of 64.
     const SPACE: u64;
 
-    /// The pieces of a request.
+    /// The descriptors of a request.
     fn pieces(&self, operation: Operation, place: Place) -> [Piece; 3];
 
-    /// Makes it a request for the disk's bytes from `offset` on, unanswered.
+    /// Prepares the request for the disk's bytes from `offset` on, and resets its status to "not completed".
     fn set_up(&self, memory: &GuestArea, operation: Operation, place: Place, offset: u64);
 
-    /// Sees how it was answered.
+    /// Checks the status of a completed request.
     ///
     /// # Errors
-    /// Not well.
+    /// The request failed.
     fn check(
         &self,
         memory: &GuestArea,

@@ -1,69 +1,69 @@
-//! What goes wrong with a back end.
+//! Errors of a session with a back-end.
 
 use crate::{NotOutstanding, Request, Trouble};
 use aryk_dma::MapError;
 use rustix::io::Errno;
 use std::path::PathBuf;
 
-/// Why there is no session, or none any more.
+/// Why a session cannot be opened, or has ended.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Nobody listens, or not to us.
+    /// No process listens on the socket, or the connection is refused.
     #[error("cannot connect to {}: {source}", .path.display())]
     Connect {
         /// The socket.
         path: PathBuf,
-        /// Why.
+        /// The operating system's error.
         source: std::io::Error,
     },
-    /// The connection ended.
-    #[error("the back end has hung up")]
+    /// The back-end closed the connection.
+    #[error("the back-end closed the connection")]
     HungUp,
-    /// A message was not answered in time.
-    #[error("the back end does not answer {0}")]
+    /// The back-end did not reply to a message in time.
+    #[error("the back-end does not reply to {0}")]
     Silent(Request),
-    /// A message was answered with a failure.
-    #[error("the back end refuses {0}")]
+    /// The back-end replied to a message with a failure.
+    #[error("the back-end refuses {0}")]
     Refused(Request),
-    /// A reply that no back end may send.
-    #[error("the back end's reply to {request} makes no sense: {what}")]
+    /// A reply that the protocol does not allow.
+    #[error("the back-end's reply to {request} is invalid: {what}")]
     Reply {
-        /// To which message.
+        /// The message that the back-end replied to.
         request: Request,
-        /// What is wrong with it.
+        /// What is wrong with the reply.
         what: String,
     },
-    /// Something that is needed is not there.
-    #[error("the back end does not offer {0}")]
+    /// The back-end lacks a feature that the front-end needs.
+    #[error("the back-end does not offer {0}")]
     Lacks(String),
-    /// A completion of what is not in flight.
+    /// The back-end completed a chain that is not in flight.
     #[error("queue {queue}: {source}")]
     Ring {
-        /// Its index.
+        /// The queue's index.
         queue: u16,
-        /// What came.
+        /// The completion.
         source: NotOutstanding,
     },
-    /// A request was not answered in time.
-    #[error("queue {0}: a request is not answered")]
+    /// A request was not completed in time.
+    #[error("queue {0}: a request was not completed in time")]
     Unanswered(u16),
     /// A request failed.
     #[error("queue {queue}: {source}")]
     Request {
-        /// Its index.
+        /// The queue's index.
         queue: u16,
-        /// How.
+        /// How the request failed.
         source: Trouble,
     },
-    /// The kernel gives no memory.
+    /// Guest memory cannot be allocated.
     #[error(transparent)]
     Map(#[from] MapError),
-    /// The kernel refuses something else.
+    /// Another system call failed.
     #[error("{what}: {source}")]
     Os {
-        /// What was tried.
+        /// What the system call was for.
         what: &'static str,
-        /// Why it failed.
+        /// The operating system's error.
         source: Errno,
     },
 }

@@ -1,14 +1,15 @@
-//! The other side: what a virtual machine and its monitor do, for measuring and testing back ends.
+//! A vhost-user front-end: the part of a VM and its VMM, for measuring and testing back-ends.
 //!
 //! - [`Memory`]: the guest's memory, a memfd.
 //! - [`Ring`]: a virtqueue's driver side, split or packed.
 //! - [`Wire`] and [`Session`]: vhost-user's messages, and their order.
-//! - [`blk`] and [`scsi`]: requests of block devices and SCSI hosts, each a [`Builder`].
-//! - [`Queue`]: a ring whose requests are laid out once, and offered again and again: no allocation and at most one
-//!   system call, the kick, for many of them.
+//! - [`blk`] and [`scsi`]: requests for block devices and SCSI hosts, each a [`Builder`].
+//! - [`Queue`]: a ring whose requests are laid out once and submitted repeatedly: no allocation per request, and at
+//!   most one system call, the kick, per batch.
 //!
-//! Written from the virtio and vhost-user specifications, and apart from the device side. Nothing that a back end
-//! says is believed: what is wrong gives an [`Error`], and what does not come gives one too. Any one thread; whoever calls polls.
+//! Written from the virtio and vhost-user specifications, independently of the device side. Everything that a
+//! back-end sends is checked: a wrong message and a missing reply both give an [`Error`]. Runs on any one thread; the
+//! caller polls.
 #![forbid(unsafe_code)]
 
 pub mod blk;

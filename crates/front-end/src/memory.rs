@@ -1,4 +1,4 @@
-//! The guest's memory: a memfd that the back end maps too. Any context.
+//! The guest's memory: a memfd that the back-end maps too. Any context.
 
 use crate::Error;
 use aryk_dma::{GuestArea, Mapping, MemTable, Region, TableError};
@@ -6,12 +6,12 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// Where the memory begins for the guest.
+/// The memory's guest physical address.
 const GUEST_ADDR: u64 = 0x1000_0000;
-/// Where it would be in the front-end's process; only ever an argument of messages.
+/// The memory's user address in vhost-user messages. The front-end maps nothing there.
 const USER_ADDR: u64 = 0x7f12_3000_0000;
 
-/// Memory of a guest. Places in it are named by offset.
+/// A guest's memory. Places in it are offsets.
 #[derive(Debug)]
 pub struct Memory {
     fd: OwnedFd,
@@ -20,53 +20,54 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Zeroes, `len` bytes rounded up to whole pages.
+    /// Allocates `len` bytes of zeroes, rounded up to whole pages.
     ///
     /// # Errors
-    /// The kernel gives none.
+    /// The kernel refuses the memory.
     pub fn new(len: u64) -> Result<Self, Error> {
         let len = len.next_multiple_of(aryk_dma::PAGE);
         let fd = memfd_create("guest", MemfdFlags::CLOEXEC).map_err(Error::os("memfd_create"))?;
         ftruncate(&fd, len).map_err(Error::os("ftruncate"))?;
         let mapping = Arc::new(Mapping::shared(fd.as_fd(), 0, len)?);
-        let whole = GuestArea::new(&mapping, 0, len).expect("the whole is inside");
+        let whole = GuestArea::new(&mapping, 0, len).expect("the whole mapping is inside the mapping");
         Ok(Self { fd, mapping, whole })
     }
 
-    /// The file.
+    /// The memfd.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// Guest address, length, user address and offset in the file, as messages have them.
+    /// Guest address, length, user address and offset in the file, in the order of vhost-user's memory region
+    /// messages.
     #[must_use]
     pub const fn region(&self) -> [u64; 4] {
         [GUEST_ADDR, self.whole.len(), USER_ADDR, 0]
     }
 
-    /// The address of an offset for the device.
+    /// The guest address of an offset, as the device uses it in descriptors.
     #[must_use]
     pub const fn guest_addr(offset: u64) -> u64 {
         GUEST_ADDR + offset
     }
 
-    /// The address of an offset in messages about rings.
+    /// The user address of an offset, as vhost-user messages about rings use it.
     #[must_use]
     pub const fn user_addr(offset: u64) -> u64 {
         USER_ADDR + offset
     }
 
-    /// All of it.
+    /// The whole memory.
     #[must_use]
     pub const fn whole(&self) -> &GuestArea {
         &self.whole
     }
 
-    /// As a device within this process sees it.
+    /// The memory as a memory table, for a device in this process.
     ///
     /// # Errors
-    /// It cannot be one region of a guest.
+    /// The memory cannot be one region of a guest.
     pub fn table(&self) -> Result<MemTable, TableError> {
         let [guest_addr, len, user_addr, offset] = self.region();
         let mapping = Arc::clone(&self.mapping);

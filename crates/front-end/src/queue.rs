@@ -1,4 +1,5 @@
-//! A queue under load: requests of one length, laid out once, and offered again and again. The front-end's thread.
+//! A queue under load: requests of one length, laid out once and submitted repeatedly. Runs on the front-end's
+//! thread.
 
 use crate::{Announced, Builder, Error, Memory, Operation, Piece, Place, Ring, Shape, Trouble};
 use aryk_dma::GuestArea;
@@ -6,10 +7,10 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-/// Bytes of an indirect table of three pieces, on a line of its own.
+/// Bytes of an indirect table of three descriptors, on a cache line of its own.
 const TABLE: u64 = 64;
 
-/// A queue, all of whose requests have a slot.
+/// A queue with a slot for each request.
 #[derive(Debug)]
 pub struct Queue<B> {
     index: u16,
@@ -21,36 +22,36 @@ pub struct Queue<B> {
     builder: B,
     slots: Vec<(Operation, Place)>,
     indirect: bool,
-    /// Where slot 0's table lies.
+    /// Offset of slot 0's indirect table.
     tables: u64,
 }
 
-/// A request that came back well.
+/// A request that completed successfully.
 #[derive(Clone, Copy, Debug)]
 pub struct Done {
     /// Its slot.
     pub slot: u16,
-    /// What it did.
+    /// Its operation.
     pub operation: Operation,
     /// Where its data lies.
     pub place: Place,
 }
 
-/// What a queue is to be.
+/// The parameters of a queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
     /// Its ring.
     pub shape: Shape,
-    /// Requests.
+    /// Number of requests.
     pub slots: u16,
-    /// Bytes of data of each.
+    /// Bytes of data per request.
     pub len: u32,
-    /// Whether each has a table of its own, instead of descriptors in the ring.
+    /// Whether each request has an indirect table, instead of descriptors in the ring.
     pub indirect: bool,
 }
 
 impl Layout {
-    /// Bytes of memory of such a queue.
+    /// Bytes of memory that the queue takes.
     #[must_use]
     pub fn space<B: Builder>(&self) -> u64 {
         self.shape.space() + self.heads::<B>() + u64::from(self.slots) * self.step()
@@ -61,20 +62,20 @@ impl Layout {
         (u64::from(self.slots) * (B::SPACE + TABLE)).next_multiple_of(aryk_dma::PAGE)
     }
 
-    /// From one request's data to the next one's.
+    /// Bytes from one request's data to the next request's.
     fn step(&self) -> u64 {
         u64::from(self.len).next_multiple_of(aryk_dma::PAGE)
     }
 }
 
 impl<B: Builder> Queue<B> {
-    /// Queue number `index`, polled, from offset `at` of the memory on.
+    /// Creates queue `index`, which is polled, in the memory from offset `at` on.
     ///
     /// # Errors
-    /// The kernel gives no file descriptor.
+    /// The kernel refuses an eventfd.
     ///
     /// # Panics
-    /// If it does not fit.
+    /// If the queue does not fit.
     pub fn new(builder: B, memory: &Memory, index: u16, at: u64, layout: Layout) -> Result<Self, Error> {
         let Layout { shape, slots, len, indirect } = layout;
         let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
@@ -108,7 +109,7 @@ impl<B: Builder> Queue<B> {
         self.ring.prepare(slot, &pieces, table);
     }
 
-    /// As a session announces it.
+    /// The queue's parameters for [`crate::Session::start`].
     #[must_use]
     pub fn announced(&self) -> Announced<'_> {
         Announced {
@@ -120,22 +121,23 @@ impl<B: Builder> Queue<B> {
         }
     }
 
-    /// How its requests look.
+    /// The builder of the queue's requests.
     pub(crate) const fn builder_mut(&mut self) -> &mut B {
         &mut self.builder
     }
 
-    /// The memory.
+    /// The guest's memory.
     pub(crate) const fn area(&self) -> &GuestArea {
         &self.area
     }
 
-    /// What is wrong with a request of this queue.
+    /// The error for a failed request of this queue.
     pub(crate) const fn failed(&self, source: Trouble) -> Error {
         Error::Request { queue: self.index, source }
     }
 
-    /// One request, laid out as a read, that `set_up` writes; where it lies, once it has come back. Nothing else is in flight.
+    /// Submits one request, laid out as a read and then changed by `set_up`, and waits for its completion; returns
+    /// its place. No other request may be in flight.
     pub(crate) fn round_trip(
         &mut self,
         patience: Duration,
@@ -158,7 +160,7 @@ impl<B: Builder> Queue<B> {
             if ready.map_err(Error::os("poll"))? == 0 {
                 return Err(Error::Unanswered(queue));
             }
-            // What was read is only how often it was called.
+            // The value read is only the number of calls.
             let _ = rustix::io::read(&self.call, &mut [0; 8]);
         }
         self.ring.disarm();
@@ -166,16 +168,16 @@ impl<B: Builder> Queue<B> {
         Ok(place)
     }
 
-    /// Where a slot's request lies.
+    /// The place of a slot's request.
     #[must_use]
     pub fn place(&self, slot: u16) -> Place {
         self.slots[usize::from(slot)].1
     }
 
-    /// Adds a request for the disk's bytes from `offset` on, without showing it yet.
+    /// Adds a request for the disk's bytes from `offset` on; [`Queue::publish`] makes it visible to the device.
     ///
     /// # Panics
-    /// If the slot's last request has not come back.
+    /// If the slot's last request is not completed.
     #[inline]
     pub fn submit(&mut self, slot: u16, operation: Operation, offset: u64) {
         let (last, place) = self.slots[usize::from(slot)];
@@ -187,7 +189,7 @@ impl<B: Builder> Queue<B> {
         self.ring.offer(slot);
     }
 
-    /// Shows what was added, and kicks the device if it wants to be.
+    /// Makes the added requests visible to the device, and kicks it if it asks for kicks.
     #[inline]
     pub fn publish(&mut self) {
         if self.ring.publish() {
@@ -197,14 +199,14 @@ impl<B: Builder> Queue<B> {
 
     #[cold]
     fn kick(&self) {
-        // Full is as good: the device has not looked yet.
+        // EAGAIN, a full counter, is harmless: the device has not read the earlier kicks yet.
         let _ = rustix::io::write(&self.kick, &1_u64.to_ne_bytes());
     }
 
-    /// The next request that came back.
+    /// Takes the next completion.
     ///
     /// # Errors
-    /// It was not in flight, or failed.
+    /// The request was not in flight, or failed.
     #[inline]
     pub fn take(&mut self) -> Result<Option<Done>, Error> {
         let queue = self.index;

@@ -1,7 +1,8 @@
-//! Virtqueues, driver side (virtio 1.2, sections 2.7 and 2.8). The front-end's thread; no allocation once a ring is made.
+//! The driver side of virtqueues (virtio 1.2, sections 2.7 and 2.8). Runs on the front-end's thread; no allocation
+//! once a ring exists.
 //!
-//! A ring may outlive its device: it goes on with the next one. What is outstanding is known from memory of our own, never
-//! from the ring's.
+//! A ring may outlive its device and continue with the next one. The requests outstanding are known from the
+//! front-end's own memory, never from the ring's.
 
 mod packed;
 mod split;
@@ -14,10 +15,11 @@ const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 
-/// What the device writes begins on lines of its own, a pair of which processors fetch together.
+/// Bytes between the parts that the device writes and the driver's: two cache lines, which processors fetch as a
+/// pair.
 const APART: u64 = 128;
 
-/// How a ring is laid out.
+/// The layout of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// Descriptor table, available and used ring.
@@ -26,19 +28,19 @@ pub enum Format {
     Packed,
 }
 
-/// What a ring is to be.
+/// The parameters of a ring.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// Its layout.
     pub format: Format,
-    /// Descriptors: a power of two.
+    /// Number of descriptors: a power of two.
     pub size: u16,
     /// Whether EVENT_IDX is negotiated.
     pub event_idx: bool,
 }
 
 impl Shape {
-    /// Bytes that such a ring takes.
+    /// Bytes of memory that the ring takes.
     #[must_use]
     pub fn space(&self) -> u64 {
         let size = u64::from(self.size);
@@ -50,57 +52,57 @@ impl Shape {
     }
 }
 
-/// A piece of a request.
+/// A buffer of a request, for one descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// Offset into the memory.
     pub at: u64,
     /// Bytes.
     pub len: u32,
-    /// Whether the device writes to it.
+    /// Whether the device writes to the buffer.
     pub write: bool,
 }
 
-/// The device gave back what it does not have.
+/// The device completed a chain that is not outstanding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct NotOutstanding {
-    /// What it gave as the chain's id.
+    /// The id in the used element.
     pub id: u32,
 }
 
 impl fmt::Display for NotOutstanding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "id {} was completed, which is not outstanding", self.id)
+        write!(f, "the device completed id {}, which is not outstanding", self.id)
     }
 }
 
-/// Offsets of a ring's three parts into the memory.
+/// Offsets of a ring's three parts in the memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Parts {
-    /// Descriptors.
+    /// The descriptors.
     pub desc: u64,
-    /// What the driver writes: the available ring, or its event suppression.
+    /// The driver area: the available ring, or the driver's event suppression.
     pub driver: u64,
-    /// What the device writes: the used ring, or its event suppression.
+    /// The device area: the used ring, or the device's event suppression.
     pub device: u64,
 }
 
-/// A ring and what is outstanding in it.
+/// A ring and its outstanding requests.
 ///
-/// A request is known by its **slot**, a number below the ring's size.
+/// A request is identified by its **slot**, a number below the ring's size.
 #[derive(Debug)]
 pub enum Ring {
-    /// Section 2.7.
+    /// A split ring (section 2.7).
     Split(split::Split),
-    /// Section 2.8.
+    /// A packed ring (section 2.8).
     Packed(packed::Packed),
 }
 
 impl Ring {
-    /// An empty ring at offset `at` of the memory, a multiple of a page.
+    /// Creates an empty ring at offset `at` of the memory, a multiple of the page size.
     ///
     /// # Panics
-    /// If its size is no power of two, or it does not lie in the memory.
+    /// If the ring's size is no power of two, or it does not lie in the memory.
     #[must_use]
     pub fn new(shape: Shape, memory: &Memory, at: u64) -> Self {
         assert!(shape.size.is_power_of_two(), "a ring of {} descriptors", shape.size);
@@ -112,18 +114,18 @@ impl Ring {
         }
     }
 
-    /// Uses descriptors in this order, as a driver does that has run for a while. Packed rings know only one. Nothing may
-    /// be outstanding.
+    /// Sets the order in which descriptors are allocated, so that a new ring behaves like that of a driver that has
+    /// run for a while. Packed rings have a fixed order. No request may be outstanding.
     ///
     /// # Panics
-    /// If something is, or these are not all descriptors.
+    /// If a request is outstanding, or `order` is not a permutation of all descriptors.
     pub fn set_order(&mut self, order: &[u16]) {
         if let Self::Split(ring) = self {
             ring.set_order(order);
         }
     }
 
-    /// Where its parts are.
+    /// The offsets of the ring's parts.
     #[must_use]
     pub const fn parts(&self) -> Parts {
         match self {
@@ -132,7 +134,7 @@ impl Ring {
         }
     }
 
-    /// Free descriptors.
+    /// Number of free descriptors.
     #[must_use]
     pub const fn room(&self) -> usize {
         match self {
@@ -141,10 +143,11 @@ impl Ring {
         }
     }
 
-    /// Adds the request of `slot`; `table` is where its indirect table goes, if it is to have one. There must be room.
+    /// Adds the request of `slot`; `table` is the place of its indirect table, if it gets one. Needs free
+    /// descriptors.
     ///
     /// # Panics
-    /// If there is none, or the slot is outstanding.
+    /// If descriptors are missing, or the slot is outstanding.
     pub fn add(&mut self, slot: u16, pieces: &[Piece], table: Option<u64>) {
         match self {
             Self::Split(ring) => ring.add(slot, pieces, table),
@@ -152,11 +155,11 @@ impl Ring {
         }
     }
 
-    /// Lays out the request of `slot` for [`Ring::offer`], over and over. It keeps its descriptors from then on;
-    /// laid out once more, it has as many pieces as before.
+    /// Lays out the request of `slot` for repeated [`Ring::offer`]. The request keeps its descriptors from then on;
+    /// another `prepare` of the slot must have the same number of pieces.
     ///
     /// # Panics
-    /// If there is no room, or the number of pieces changed.
+    /// If descriptors are missing, or the number of pieces changed.
     pub fn prepare(&mut self, slot: u16, pieces: &[Piece], table: Option<u64>) {
         match self {
             Self::Split(ring) => ring.prepare(slot, pieces, table),
@@ -164,10 +167,10 @@ impl Ring {
         }
     }
 
-    /// Adds a request that was prepared.
+    /// Adds a request that [`Ring::prepare`] laid out.
     ///
     /// # Panics
-    /// If it was not, or is outstanding.
+    /// If the slot is not prepared, or is outstanding.
     #[inline]
     pub fn offer(&mut self, slot: u16) {
         match self {
@@ -176,7 +179,7 @@ impl Ring {
         }
     }
 
-    /// Shows the device what was added; whether it wants to be kicked.
+    /// Makes the added requests visible to the device. Returns whether the device asks for a kick.
     #[inline]
     pub fn publish(&mut self) -> bool {
         match self {
@@ -185,10 +188,10 @@ impl Ring {
         }
     }
 
-    /// The next completion: its slot, and how many bytes were written.
+    /// Takes the next completion: its slot, and the bytes that the device wrote.
     ///
     /// # Errors
-    /// It is of nothing that is outstanding.
+    /// The completed chain is not outstanding.
     #[inline]
     pub fn take(&mut self) -> Result<Option<(u16, u32)>, NotOutstanding> {
         match self {
@@ -197,7 +200,7 @@ impl Ring {
         }
     }
 
-    /// Whether [`Ring::take`] has something.
+    /// Whether [`Ring::take`] would return a completion.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         match self {
@@ -206,7 +209,8 @@ impl Ring {
         }
     }
 
-    /// Asks for a call at the next completion. What is there already may go without: look again.
+    /// Asks for a call at the next completion. Completions that exist already may cause none: poll once more after
+    /// `arm`.
     pub fn arm(&mut self) {
         match self {
             Self::Split(ring) => ring.arm(),
@@ -214,7 +218,7 @@ impl Ring {
         }
     }
 
-    /// Asks for no calls from now on: the ring is polled.
+    /// Asks for no calls: the ring is polled from now on.
     pub fn disarm(&mut self) {
         match self {
             Self::Split(ring) => ring.disarm(),
@@ -222,7 +226,7 @@ impl Ring {
         }
     }
 
-    /// What SET_VRING_BASE says of a device that did not say goodbye: where its completions end.
+    /// The index for SET_VRING_BASE after a device that died without GET_VRING_BASE: where its completions end.
     #[must_use]
     pub fn base(&self) -> u32 {
         match self {
@@ -232,7 +236,7 @@ impl Ring {
     }
 }
 
-/// Section 2.7.10: whether an index went past `event` on its way from `old` to `new`.
+/// Section 2.7.10: whether an index passed `event` between `old` and `new`.
 const fn passed(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }
@@ -243,7 +247,7 @@ fn write_desc(area: &GuestArea, at: u64, piece: Piece, two: [u16; 2]) {
     area.write(at as usize + 14, &two[1].to_le_bytes());
 }
 
-/// The part of a descriptor that both formats share: address and length.
+/// Writes the fields of a descriptor that both formats share: address and length.
 fn write_addr(area: &GuestArea, at: u64, piece: Piece) {
     area.write(at as usize, &Memory::guest_addr(piece.at).to_le_bytes());
     area.write(at as usize + 8, &piece.len.to_le_bytes());
@@ -253,7 +257,7 @@ const fn direction(piece: &Piece) -> u16 {
     if piece.write { WRITE } else { 0 }
 }
 
-/// The descriptor of an indirect table.
+/// The descriptor that refers to an indirect table.
 const fn indirect(table: u64, pieces: &[Piece]) -> Piece {
     Piece { at: table, len: 16 * pieces.len() as u32, write: false }
 }

@@ -1,64 +1,64 @@
-//! SCSI hosts (virtio 1.2, section 5.6), and a disk behind one (SPC-4, SBC-3).
+//! Requests for SCSI hosts (virtio 1.2, section 5.6), and for a disk behind one (SPC-4, SBC-3).
 
 use crate::{Builder, Error, Operation, Piece, Place, Queue, Trouble};
 use aryk_dma::GuestArea;
 use std::time::Duration;
 
-/// Queues before the first for commands: task management and events.
+/// Number of queues before the first request queue: control and event queue.
 pub const FIXED_QUEUES: u16 = 2;
 
 /// Bytes of `struct virtio_scsi_config` (section 5.6.4).
 pub const CONFIG_LEN: usize = 36;
 
-/// Where a request's parts lie, on lines of their own.
+/// Where a request's parts lie, each on its own cache lines.
 const ANSWER_AT: u64 = 64;
 /// `struct virtio_scsi_req_cmd` with a CDB of 32 bytes (section 5.6.6.1).
 const REQUEST_LEN: u32 = 51;
-/// Its answer, with 96 bytes of sense data.
+/// Bytes of the response, with 96 bytes of sense data.
 const ANSWER_LEN: u32 = 108;
-/// In an answer: the status, the response, and the sense data.
+/// In a response: the status, the response code, and the sense data.
 const STATUS_AT: u64 = ANSWER_AT + 10;
 const SENSE_AT: u64 = ANSWER_AT + 12;
-/// No device answers so.
+/// A response code that no device writes: the command is not completed.
 const UNANSWERED: u8 = 0xff;
 const CHECK_CONDITION: u8 = 2;
-/// The unit has something to say before it does anything (SPC-4, table 48).
+/// The sense key by which a unit reports an event before it executes a command (SPC-4, table 48).
 const UNIT_ATTENTION: u8 = 6;
-/// How often it may have.
+/// Number of unit attentions after which a command is given up.
 const ATTENTIONS_MAX: u32 = 16;
 
-/// The part of a request's CDB that is used.
+/// The part of the CDB that the front-end uses.
 type Cdb = [u8; 16];
 
 const READ_16: u8 = 0x88;
 const WRITE_16: u8 = 0x8a;
 const TEST_UNIT_READY: Cdb = [0; 16];
-/// READ CAPACITY (16), of 32 bytes.
+/// READ CAPACITY (16), with an allocation length of 32 bytes.
 const READ_CAPACITY: Cdb = [0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 32, 0, 0];
 const CAPACITY_LEN: usize = 32;
-/// MODE SENSE (6), of the header and no block descriptors.
+/// MODE SENSE (6), for the header without block descriptors.
 const MODE_SENSE: Cdb = [0x1a, 0x08, 0x3f, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 const MODE_LEN: usize = 4;
 
-/// What a disk says about itself.
+/// The parameters that a disk reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
-    /// Blocks.
+    /// Number of blocks.
     pub blocks: u64,
     /// Bytes of a block.
     pub block_size: u32,
-    /// It can be read only.
+    /// The disk is read-only.
     pub readonly: bool,
 }
 
-/// Whether a configuration space is a SCSI host's by its sizes (section 5.6.4): 96 bytes of sense data, 32 of a CDB. No block device has blocks so
-/// large.
+/// Whether a configuration space is a SCSI host's, judged by its sizes (section 5.6.4): 96 bytes of sense data and a
+/// CDB of 32 bytes. The same bytes would give a block device blocks of an impossible size.
 #[must_use]
 pub fn is_config(bytes: &[u8]) -> bool {
     bytes.get(20..28) == Some(&[96, 0, 0, 0, 32, 0, 0, 0])
 }
 
-/// Reads and writes of one disk.
+/// Builds reads and writes for one disk.
 #[derive(Clone, Copy, Debug)]
 pub struct Requests {
     target: u8,
@@ -67,14 +67,15 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// For a target's unit, whose blocks have 512 bytes until [`Queue::look`] knows better.
+    /// Requests for a target's unit. The block size is 512 bytes until [`Queue::probe`] reads the disk's.
     #[must_use]
     pub const fn new(target: u8, lun: u16) -> Self {
         Self { target, lun, block_shift: 9 }
     }
 
-    /// Writes a request: the address, a tag, a simple task's attributes, and the CDB. All in words, for a copy of what was just put together from smaller
-    /// parts would wait until those have left the processor.
+    /// Writes a request: the address, a tag, the attributes of a simple task, and the CDB. All stores are whole
+    /// words: loading a word that was just stored in smaller parts would wait until those stores have left the store
+    /// buffer.
     #[inline]
     fn write(&self, memory: &GuestArea, place: Place, cdb: &Cdb) {
         let [high, low] = self.lun.to_be_bytes();
@@ -125,7 +126,7 @@ impl Builder for Requests {
     }
 }
 
-/// Sees how a command was answered (section 5.6.6.1.1).
+/// Checks the response of a command (section 5.6.6.1.1).
 #[inline]
 fn answered(memory: &GuestArea, place: Place) -> Result<(), Trouble> {
     let [status, response]: [u8; 2] = memory.read((place.head + STATUS_AT) as usize);
@@ -147,7 +148,7 @@ fn answered(memory: &GuestArea, place: Place) -> Result<(), Trouble> {
     }
 }
 
-/// Sense data, in fixed format or in that of descriptors (SPC-4, section 4.5).
+/// Parses sense data, in the fixed or the descriptor format (SPC-4, section 4.5).
 #[cold]
 fn check_condition(memory: &GuestArea, place: Place) -> Trouble {
     let sense: [u8; 14] = memory.read((place.head + SENSE_AT) as usize);
@@ -159,14 +160,15 @@ fn check_condition(memory: &GuestArea, place: Place) -> Trouble {
 }
 
 impl Queue<Requests> {
-    /// Asks the unit what it is, before anything else. Each answer may take as long as `patience`. Requests have at least 512 bytes of data.
+    /// Reads the unit's type, capacity and block size; must be called before any other request. Each command may take
+    /// as long as `patience`. The queue's requests must have at least 512 bytes of data.
     ///
     /// # Errors
-    /// The unit is not there, does not answer, or is no disk.
+    /// The unit does not exist, does not answer, or is no disk.
     ///
     /// # Panics
     /// If requests are in flight, or have too little data.
-    pub fn look(&mut self, patience: Duration) -> Result<Capacity, Error> {
+    pub fn probe(&mut self, patience: Duration) -> Result<Capacity, Error> {
         self.command(&TEST_UNIT_READY, patience)?;
         let capacity: [u8; CAPACITY_LEN] = self.answer_of(&READ_CAPACITY, patience)?;
         let mode: [u8; MODE_LEN] = self.answer_of(&MODE_SENSE, patience)?;
@@ -175,28 +177,28 @@ impl Queue<Requests> {
         let blocks = last.checked_add(1);
         let bytes = blocks.and_then(|blocks| blocks.checked_mul(block_size.into()));
         let (Some(blocks), Some(_)) = (blocks, bytes) else {
-            return Err(self.failed(Trouble::Failed("a capacity that no disk has")));
+            return Err(self.failed(Trouble::Failed("it reports an impossible capacity")));
         };
         if !block_size.is_power_of_two() || block_size < 512 {
-            return Err(self.failed(Trouble::Failed("blocks of a size that is none")));
+            return Err(self.failed(Trouble::Failed("it reports an impossible block size")));
         }
         self.set_block_size(block_size);
         Ok(Capacity { blocks, block_size, readonly: mode[2] & 0x80 != 0 })
     }
 
-    /// The disk's blocks have so many bytes, a power of two.
+    /// Sets the block size of the disk, in bytes: a power of two.
     pub const fn set_block_size(&mut self, bytes: u32) {
         self.builder_mut().block_shift = bytes.trailing_zeros();
     }
 
-    /// A command, and the first bytes of its data.
+    /// Executes a command and returns the first bytes of its data.
     fn answer_of<const N: usize>(&mut self, cdb: &Cdb, patience: Duration) -> Result<[u8; N], Error> {
         let place = self.command(cdb, patience)?;
         assert!(place.len as usize >= N, "requests of {} bytes", place.len);
         Ok(self.area().read(place.data as usize))
     }
 
-    /// A command, over and over while the unit has something else to say.
+    /// Executes a command, and repeats it as long as the unit answers with a unit attention.
     fn command(&mut self, cdb: &Cdb, patience: Duration) -> Result<Place, Error> {
         let requests = *self.builder_mut();
         let mut attentions = 0;

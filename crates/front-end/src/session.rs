@@ -1,7 +1,7 @@
-//! The order in which a front-end says what there is to say. Any one thread, which waits for the answers.
+//! The order of a front-end's messages. Runs on any one thread, which waits for the replies.
 //!
 //! ```text
-//! open → config → settle → share → start, for each queue → enable
+//! open → config → set_features → share → start, for each queue → enable
 //! ```
 
 use crate::{Error, Memory, Request, Ring, Wire, payload};
@@ -12,13 +12,13 @@ use std::time::Duration;
 
 /// Feature bits of all devices (virtio 1.2, section 6; vhost-user's own is 30).
 pub mod feature {
-    /// What is written to the memory is noted.
+    /// The back-end logs the pages that it writes.
     pub const LOG_ALL: u64 = 1 << 26;
-    /// Chains may be in tables of their own.
+    /// Chains may be in indirect tables.
     pub const INDIRECT: u64 = 1 << 28;
-    /// Notifications are asked for by index.
+    /// Notifications are requested by index.
     pub const EVENT_IDX: u64 = 1 << 29;
-    /// There are protocol features.
+    /// The back-end has protocol features.
     pub const PROTOCOL: u64 = 1 << 30;
     /// Virtio 1.
     pub const VERSION_1: u64 = 1 << 32;
@@ -28,52 +28,52 @@ pub mod feature {
 
 /// Protocol feature bits: "Protocol features".
 pub mod protocol {
-    /// Several queues.
+    /// The device has several queues.
     pub const MQ: u64 = 1 << 0;
-    /// A log of what is written is shared as a file.
+    /// The dirty-page log is shared as a file.
     pub const LOG_SHMFD: u64 = 1 << 1;
-    /// Messages are acknowledged.
+    /// The back-end acknowledges messages on request.
     pub const REPLY_ACK: u64 = 1 << 3;
-    /// The configuration space can be read.
+    /// The front-end can read the configuration space.
     pub const CONFIG: u64 = 1 << 9;
-    /// What is in flight survives the back-end.
+    /// Requests in flight are recorded in a region that survives the back-end.
     pub const INFLIGHT_SHMFD: u64 = 1 << 12;
-    /// Memory is announced region by region.
+    /// Memory regions are added and removed one by one.
     pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
 }
 
-/// VHOST_VRING_F_LOG: writes to the ring are noted.
+/// VHOST_VRING_F_LOG: the back-end logs its writes to the ring.
 const LOGGED: u32 = 1;
 
-/// What is asked of a back-end.
+/// What the front-end requires of a back-end.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
-    /// Features without which there is no session.
+    /// Feature bits that the session needs.
     pub features: u64,
-    /// Features that are taken where they are offered.
+    /// Feature bits that are negotiated if the back-end offers them.
     pub optional: u64,
-    /// Protocol features without which there is no session.
+    /// Protocol feature bits that the session needs.
     pub protocol: u64,
-    /// Protocol features that are taken where they are offered.
+    /// Protocol feature bits that are negotiated if the back-end offers them.
     pub optional_protocol: u64,
-    /// Queues.
+    /// Number of queues.
     pub queues: u16,
-    /// How long an answer may take.
+    /// Timeout of each reply.
     pub patience: Duration,
 }
 
-/// A queue as a session announces it.
+/// A queue's parameters, for [`Session::start`].
 #[derive(Debug)]
 pub struct Announced<'a> {
     /// Its index.
     pub index: u16,
-    /// Descriptors in its ring.
+    /// Number of descriptors in its ring.
     pub size: u16,
     /// Its ring.
     pub ring: &'a Ring,
-    /// For the device.
+    /// The eventfd that notifies the device.
     pub kick: BorrowedFd<'a>,
-    /// For the driver.
+    /// The eventfd that notifies the driver.
     pub call: BorrowedFd<'a>,
 }
 
@@ -89,16 +89,16 @@ impl Session {
     /// Connects to a back-end that listens at `path`.
     ///
     /// # Errors
-    /// Nobody does, or as [`Session::open`].
+    /// No process listens there, or the errors of [`Session::open`].
     pub fn connect(path: &Path, wanted: &Wanted) -> Result<Self, Error> {
         let refused = |source| Error::Connect { path: path.to_owned(), source };
         Self::open(UnixStream::connect(path).map_err(refused)?, wanted)
     }
 
-    /// Agrees on features.
+    /// Negotiates features on a connection.
     ///
     /// # Errors
-    /// The back-end is gone, or does not offer what is needed.
+    /// The connection broke, or the back-end lacks a required feature.
     pub fn open(stream: UnixStream, wanted: &Wanted) -> Result<Self, Error> {
         let mut wire = Wire::new(stream, wanted.patience)?;
         let offered = wire.ask_u64(Request::GET_FEATURES)?;
@@ -115,116 +115,116 @@ impl Session {
         }
         let protocol = offered & (wanted.protocol | wanted.optional_protocol);
         if has_protocol {
-            wire.tell(Request::SET_PROTOCOL_FEATURES, &payload![protocol], &[])?;
+            wire.send(Request::SET_PROTOCOL_FEATURES, &payload![protocol], &[])?;
         }
         wire.acknowledged = protocol & protocol::REPLY_ACK != 0;
         let most = if protocol & protocol::MQ == 0 { 1 } else { wire.ask_u64(Request::GET_QUEUE_NUM)? };
         if most < wanted.queues.into() {
-            return Err(Error::Lacks(format!("{} queues, but {most}", wanted.queues)));
+            return Err(Error::Lacks(format!("{} queues (it offers {most})", wanted.queues)));
         }
-        wire.tell(Request::SET_OWNER, &[], &[])?;
+        wire.send(Request::SET_OWNER, &[], &[])?;
         Ok(Self { wire, features, protocol })
     }
 
-    /// The features that both sides have.
+    /// The negotiated feature bits.
     #[must_use]
     pub const fn features(&self) -> u64 {
         self.features
     }
 
-    /// For messages that this type does not know, and for waiting until the peer hangs up.
+    /// The connection, for messages that this type does not send, and for waiting until the peer closes it.
     #[must_use]
     pub const fn wire(&self) -> &Wire {
         &self.wire
     }
 
-    /// The first `len` bytes of the device's configuration space.
+    /// Reads the first `len` bytes of the device's configuration space.
     ///
     /// # Errors
-    /// The back-end is gone, or gives something else.
+    /// The connection broke, or the reply is invalid.
     pub fn config(&self, len: usize) -> Result<Vec<u8>, Error> {
         let request = [payload![0_u32, len as u32, 0_u32], vec![0; len]].concat();
         let (mut reply, _) = self.wire.ask(Request::GET_CONFIG, &request)?;
         if reply.len() != request.len() {
-            let what = format!("{} bytes where {} were asked for", reply.len(), request.len());
+            let what = format!("{} bytes instead of {}", reply.len(), request.len());
             return Err(Error::Reply { request: Request::GET_CONFIG, what });
         }
         Ok(reply.split_off(12))
     }
 
-    /// Settles the features.
+    /// Sends the negotiated features (SET_FEATURES).
     ///
     /// # Errors
-    /// The back-end is gone, or refuses.
-    pub fn settle(&self) -> Result<(), Error> {
-        self.wire.tell(Request::SET_FEATURES, &payload![self.features], &[])
+    /// The connection broke, or the back-end refuses.
+    pub fn set_features(&self) -> Result<(), Error> {
+        self.wire.send(Request::SET_FEATURES, &payload![self.features], &[])
     }
 
-    /// Announces the memory.
+    /// Sends the memory table.
     ///
     /// # Errors
-    /// The back-end is gone, or refuses.
+    /// The connection broke, or the back-end refuses.
     pub fn share(&self, memory: &Memory) -> Result<(), Error> {
         let [guest, len, user, offset] = memory.region();
         let region = payload![guest, len, user, offset];
         if self.protocol & protocol::CONFIGURE_MEM_SLOTS != 0 {
             let message = [payload![0_u64], region].concat();
-            self.wire.tell(Request::ADD_MEM_REG, &message, &[memory.fd()])
+            self.wire.send(Request::ADD_MEM_REG, &message, &[memory.fd()])
         } else {
             let message = [payload![1_u32, 0_u32], region].concat();
-            self.wire.tell(Request::SET_MEM_TABLE, &message, &[memory.fd()])
+            self.wire.send(Request::SET_MEM_TABLE, &message, &[memory.fd()])
         }
     }
 
-    /// Hands over a queue.
+    /// Sends a queue's ring, index, call and kick; the kick starts the queue.
     ///
     /// # Errors
-    /// The back-end is gone, or refuses.
+    /// The connection broke, or the back-end refuses.
     pub fn start(&self, queue: &Announced<'_>) -> Result<(), Error> {
         let index = u32::from(queue.index);
         let wire = &self.wire;
-        wire.tell(Request::SET_VRING_NUM, &payload![index, u32::from(queue.size)], &[])?;
-        wire.tell(Request::SET_VRING_BASE, &payload![index, queue.ring.base()], &[])?;
+        wire.send(Request::SET_VRING_NUM, &payload![index, u32::from(queue.size)], &[])?;
+        wire.send(Request::SET_VRING_BASE, &payload![index, queue.ring.base()], &[])?;
         self.locate(queue, 0)?;
-        wire.tell(Request::SET_VRING_KICK, &payload![u64::from(index)], &[queue.kick])?;
-        wire.tell(Request::SET_VRING_CALL, &payload![u64::from(index)], &[queue.call])
+        wire.send(Request::SET_VRING_KICK, &payload![u64::from(index)], &[queue.kick])?;
+        wire.send(Request::SET_VRING_CALL, &payload![u64::from(index)], &[queue.call])
     }
 
     fn locate(&self, queue: &Announced<'_>, flags: u32) -> Result<(), Error> {
         let parts = queue.ring.parts();
         let [desc, used, avail] = [parts.desc, parts.device, parts.driver].map(Memory::user_addr);
         let (index, noted) = (u32::from(queue.index), Memory::guest_addr(parts.device));
-        self.wire.tell(Request::SET_VRING_ADDR, &payload![index, flags, desc, used, avail, noted], &[])
+        self.wire.send(Request::SET_VRING_ADDR, &payload![index, flags, desc, used, avail, noted], &[])
     }
 
-    /// Has it noted from now on, in a file of `len` bytes with a bit for each page, what is written to the memory and to these queues' rings. They run;
-    /// LOG_SHMFD is negotiated.
+    /// Starts dirty-page logging: from now on the back-end marks the pages that it writes in `file`, of `len` bytes
+    /// with one bit per page, for the memory and for the rings of `queues`, which must be started. Needs LOG_SHMFD.
     ///
     /// # Errors
-    /// The back-end is gone, or refuses.
+    /// The connection broke, or the back-end refuses.
     pub fn log(&self, file: BorrowedFd<'_>, len: u64, queues: &[Announced<'_>]) -> Result<(), Error> {
         self.wire.ask_with(Request::SET_LOG_BASE, &payload![len, 0_u64], &[file])?;
-        self.wire.tell(Request::SET_FEATURES, &payload![self.features | feature::LOG_ALL], &[])?;
+        self.wire.send(Request::SET_FEATURES, &payload![self.features | feature::LOG_ALL], &[])?;
         queues.iter().try_for_each(|queue| self.locate(queue, LOGGED))
     }
 
-    /// Lets queues run that were handed over.
+    /// Enables the first `queues` queues, which must be started.
     ///
     /// # Errors
-    /// The back-end is gone, or refuses.
+    /// The connection broke, or the back-end refuses.
     pub fn enable(&self, queues: u16) -> Result<(), Error> {
-        // Without protocol features, they run from the start.
+        // Without protocol features, queues are enabled from the start.
         if self.features & feature::PROTOCOL == 0 {
             return Ok(());
         }
         (0..u32::from(queues))
-            .try_for_each(|index| self.wire.tell(Request::SET_VRING_ENABLE, &payload![index, 1_u32], &[]))
+            .try_for_each(|index| self.wire.send(Request::SET_VRING_ENABLE, &payload![index, 1_u32], &[]))
     }
 
-    /// Takes a queue back; what the back-end says of where it is.
+    /// Stops a queue (GET_VRING_BASE) and returns the base that the back-end reports.
     ///
     /// # Errors
-    /// The back-end is gone, or answers nonsense.
+    /// The connection broke, or the reply is invalid.
     pub fn stop(&self, queue: u16) -> Result<u32, Error> {
         let request = Request::GET_VRING_BASE;
         let (reply, _) = self.wire.ask(request, &payload![u32::from(queue), 0_u32])?;

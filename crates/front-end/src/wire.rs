@@ -1,6 +1,6 @@
-//! vhost-user messages as a front-end sends them, one after the other. Any one thread, which waits for the answers.
+//! vhost-user messages as a front-end sends them, one at a time. Runs on any one thread, which waits for the replies.
 //!
-//! A peer that is gone, slow, or talks nonsense gives an error.
+//! A peer that is gone, slow, or sends invalid messages gives an error.
 
 use crate::Error;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -66,18 +66,18 @@ requests! {
 const VERSION: u32 = 1;
 const REPLY: u32 = 1 << 2;
 const NEED_REPLY: u32 = 1 << 3;
-/// No reply is longer.
+/// Upper bound of a reply's payload, in bytes.
 const PAYLOAD_MAX: u32 = 4096;
 
 /// A connection to a back-end.
 #[derive(Debug)]
 pub struct Wire {
     stream: UnixStream,
-    /// REPLY_ACK is negotiated.
+    /// Whether REPLY_ACK is negotiated.
     pub acknowledged: bool,
 }
 
-/// Integers of mixed widths as they lie in a message.
+/// Builds a message's payload from integers of mixed widths.
 #[macro_export]
 macro_rules! payload {
     ($($value:expr),* $(,)?) => {{
@@ -88,10 +88,10 @@ macro_rules! payload {
 }
 
 impl Wire {
-    /// Speaks through `stream`; each message may take as long as `patience`.
+    /// Uses `stream`; each message may take as long as `patience`.
     ///
     /// # Errors
-    /// It is no socket that can be waited for.
+    /// The timeouts of the socket cannot be set.
     pub fn new(stream: UnixStream, patience: Duration) -> Result<Self, Error> {
         let set_up = || {
             stream.set_nonblocking(false)?;
@@ -105,13 +105,13 @@ impl Wire {
         Ok(Self { stream, acknowledged: false })
     }
 
-    /// For waiting until the peer hangs up.
+    /// The socket, for waiting until the peer closes it.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
 
-    /// Whether the peer has hung up, or says what nobody asked for.
+    /// Whether the peer has closed the connection, or sent an unsolicited message.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         let mut fds = [PollFd::new(&self.stream, PollFlags::IN)];
@@ -119,13 +119,13 @@ impl Wire {
         poll(&mut fds, Some(&now)).is_ok_and(|n| n > 0)
     }
 
-    /// Sends a request that has no reply of its own, and sees that it was taken.
+    /// Sends a request that has no reply of its own. With REPLY_ACK, waits until the peer has accepted it.
     ///
     /// # Errors
-    /// The peer is gone, or refuses.
-    pub fn tell(&self, request: Request, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
+    /// The connection broke, or the peer refuses the request.
+    pub fn send(&self, request: Request, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
         let flags = if self.acknowledged { NEED_REPLY } else { 0 };
-        self.send(request, flags, payload, fds)?;
+        self.write(request, flags, payload, fds)?;
         if self.acknowledged && self.reply_u64(request)? != 0 {
             return Err(Error::Refused(request));
         }
@@ -135,7 +135,7 @@ impl Wire {
     /// Sends a request and returns its reply.
     ///
     /// # Errors
-    /// The peer is gone.
+    /// The connection broke.
     pub fn ask(&self, request: Request, payload: &[u8]) -> Result<(Vec<u8>, Option<OwnedFd>), Error> {
         self.ask_with(request, payload, &[])
     }
@@ -143,23 +143,23 @@ impl Wire {
     /// As [`Wire::ask`], with file descriptors.
     ///
     /// # Errors
-    /// The peer is gone.
+    /// The connection broke.
     pub fn ask_with(
         &self,
         request: Request,
         payload: &[u8],
         fds: &[BorrowedFd<'_>],
     ) -> Result<(Vec<u8>, Option<OwnedFd>), Error> {
-        self.send(request, 0, payload, fds)?;
+        self.write(request, 0, payload, fds)?;
         self.reply(request)
     }
 
     /// As [`Wire::ask`], for a reply of one integer.
     ///
     /// # Errors
-    /// The peer is gone, or replies with something else.
+    /// The connection broke, or the reply is not one integer.
     pub fn ask_u64(&self, request: Request) -> Result<u64, Error> {
-        self.send(request, 0, &[], &[])?;
+        self.write(request, 0, &[], &[])?;
         self.reply_u64(request)
     }
 
@@ -169,7 +169,7 @@ impl Wire {
         Ok(u64::from_ne_bytes(bytes.try_into().map_err(wrong)?))
     }
 
-    fn send(
+    fn write(
         &self,
         request: Request,
         flags: u32,
@@ -232,6 +232,6 @@ fn broken(request: Request, error: Errno) -> Error {
     match error {
         Errno::AGAIN => Error::Silent(request),
         Errno::PIPE | Errno::CONNRESET => Error::HungUp,
-        source => Error::Os { what: "speaking to the back end", source },
+        source => Error::Os { what: "communicating with the back-end", source },
     }
 }

@@ -1,17 +1,17 @@
 //! A fixed table whose keys carry a generation.
 //!
-//! Owned by one thread and never shared. A key that has been freed, or was never given out, finds
-//! nothing: the caller decides whether that is a bug of ours (`expect`) or a peer's lie (an error).
-//! The table allocates when it is made and when it is told to grow, at no other time.
+//! One thread owns a table; it is never shared. A key whose value was removed, or that the table never issued, finds
+//! nothing: the caller decides whether that is a bug of our own (`expect`) or invalid input of a peer (an error). The
+//! table allocates only when it is created and in [`Slots::grow`].
 #![forbid(unsafe_code)]
 
-/// Names one use of one slot: index in the low 32 bits, generation in the high ones.
+/// Identifies one use of one slot: index in the low 32 bits, generation in the high 32 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Key(u64);
 
 impl Key {
-    /// The key whose wire form is `raw`, as [`Key::raw`] gave it. Any value is allowed here; a false
-    /// one just finds nothing.
+    /// The key whose wire form is `raw`, as [`Key::raw`] returned it. Any value is allowed; an invalid one finds
+    /// nothing.
     pub const fn from_raw(raw: u64) -> Self {
         Self(raw)
     }
@@ -21,7 +21,7 @@ impl Key {
         self.0
     }
 
-    /// Which slot it names, below the table's capacity for a key that the table gave out.
+    /// The slot's index, below the table's capacity for a key that the table issued.
     pub const fn index(self) -> u32 {
         self.0 as u32
     }
@@ -50,7 +50,7 @@ struct Slot<T> {
 /// Marks the end of the free list.
 const NONE: u32 = u32::MAX;
 
-/// A table of up to `capacity` values, each found by the [`Key`] that inserting it gave.
+/// A table of up to `capacity` values, each found by the [`Key`] that [`Slots::insert`] returned.
 #[derive(Debug)]
 pub struct Slots<T> {
     slots: Box<[Slot<T>]>,
@@ -59,7 +59,7 @@ pub struct Slots<T> {
 }
 
 impl<T> Slots<T> {
-    /// An empty table.
+    /// Creates an empty table.
     ///
     /// # Panics
     /// If `capacity` is 2³²−1 or more.
@@ -69,7 +69,7 @@ impl<T> Slots<T> {
         table
     }
 
-    /// Makes room for `more` values. Keys keep their meaning.
+    /// Adds `more` slots. Existing keys stay valid.
     ///
     /// # Panics
     /// If the capacity would reach 2³²−1.
@@ -86,30 +86,30 @@ impl<T> Slots<T> {
         self.free = if more == 0 { free } else { old };
     }
 
-    /// How many values it can hold.
+    /// Number of slots.
     pub fn capacity(&self) -> u32 {
         self.slots.len() as u32
     }
 
-    /// How many values it holds.
+    /// Number of values.
     pub const fn len(&self) -> u32 {
         self.len
     }
 
-    /// Whether it holds none.
+    /// Whether the table holds no value.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether the next insertion would be refused.
+    /// Whether the table has no free slot, so that [`Slots::insert`] would fail.
     pub const fn is_full(&self) -> bool {
         self.free == NONE
     }
 
-    /// Stores `value`.
+    /// Stores `value` and returns its key.
     ///
     /// # Errors
-    /// A full table gives the value back.
+    /// The table is full; returns the value.
     pub fn insert(&mut self, value: T) -> Result<Key, T> {
         let index = self.free;
         let Some(slot) = self.slots.get_mut(index as usize) else {
@@ -122,7 +122,7 @@ impl<T> Slots<T> {
         Ok(Key::new(index, slot.generation))
     }
 
-    /// The value of `key`, if it is still there.
+    /// The value of `key`, if the table still holds it.
     pub fn get(&self, key: Key) -> Option<&T> {
         match self.slots.get(key.index() as usize) {
             Some(Slot { generation, state: State::Used(value) }) if *generation == key.generation() => {
@@ -132,7 +132,7 @@ impl<T> Slots<T> {
         }
     }
 
-    /// The value of `key`, to change, if it is still there.
+    /// The value of `key`, mutable, if the table still holds it.
     pub fn get_mut(&mut self, key: Key) -> Option<&mut T> {
         match self.slots.get_mut(key.index() as usize) {
             Some(Slot { generation, state: State::Used(value) }) if *generation == key.generation() => {
@@ -142,7 +142,7 @@ impl<T> Slots<T> {
         }
     }
 
-    /// Takes the value of `key` out; the key finds nothing from then on.
+    /// Removes and returns the value of `key`; the key is invalid from then on.
     pub fn remove(&mut self, key: Key) -> Option<T> {
         let slot = self.slots.get_mut(key.index() as usize)?;
         if slot.generation != key.generation() || matches!(slot.state, State::Free { .. }) {
@@ -158,7 +158,7 @@ impl<T> Slots<T> {
         Some(value)
     }
 
-    /// The key and the value in slot `index`, if there is one.
+    /// The key and the value in slot `index`, if the slot is used.
     pub fn at_index(&self, index: u32) -> Option<(Key, &T)> {
         match self.slots.get(index as usize)? {
             Slot { generation, state: State::Used(value) } => Some((Key::new(index, *generation), value)),
@@ -166,7 +166,7 @@ impl<T> Slots<T> {
         }
     }
 
-    /// Every key and its value, by index.
+    /// All keys and their values, by index.
     pub fn iter(&self) -> impl Iterator<Item = (Key, &T)> {
         self.slots.iter().zip(0..).filter_map(|(slot, i)| match &slot.state {
             State::Used(value) => Some((Key::new(i, slot.generation), value)),
@@ -174,7 +174,7 @@ impl<T> Slots<T> {
         })
     }
 
-    /// Every key and its value, to change, by index.
+    /// All keys and their values, mutable, by index.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (Key, &mut T)> {
         self.slots.iter_mut().zip(0..).filter_map(|(slot, i)| match &mut slot.state {
             State::Used(value) => Some((Key::new(i, slot.generation), value)),

@@ -40,13 +40,13 @@ pub fn establish(
     let session = Session::open(stream, &wanted(shape))?;
     check_config(&session, shape, capacity)?;
     // The format of rings is known from here on, and with it that of the region.
-    session.settle()?;
+    session.set_features()?;
     let region = match inflight.take() {
         Some(region) => region,
         None => ask_for_inflight(&session, shape)?,
     };
     let region = inflight.insert(region);
-    session.wire().tell(Request::SET_INFLIGHT_FD, &region.description, &[region.fd.as_fd()])?;
+    session.wire().send(Request::SET_INFLIGHT_FD, &region.description, &[region.fd.as_fd()])?;
     session.share(memory.guest())?;
     queues.iter().try_for_each(|queue| session.start(queue))?;
     session.enable(shape.first_queue() + shape.queues)?;

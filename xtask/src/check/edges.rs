@@ -1,13 +1,13 @@
-//! Who may know whom: the design's dependency edges, by layer.
+//! The allowed dependencies between crates, by layer.
 //!
-//! Only what is linked into the product counts; tests (`dev-dependencies`) may know what they like.
+//! Only dependencies that are linked into the product are checked; tests (`dev-dependencies`) may depend on any crate.
 
 use anyhow::{Context, Result};
 use serde_json::Value;
 
 use crate::workspace;
 
-/// A crate's place in the house.
+/// The layer of a crate in the design.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layer {
     /// Memory, tables, stores, rates and sockets: `dma`, `log-limit`, `slots`, `state`, `qos`, `unix-listener`.
@@ -16,21 +16,21 @@ enum Layer {
     Device,
     Reactor,
     Bdev,
-    /// The suite that modules pass.
+    /// The suite that every module passes.
     Conformance,
     /// Bdev modules: `crates/modules/*`.
     Module,
-    /// What front-ends are made of: rings and protocols.
+    /// The building blocks of front-ends: rings and protocols.
     Transport,
-    /// Sets of commands over the block layer that several front-ends speak: `scsi`.
+    /// Command sets over the block layer that several front-ends use: `scsi`.
     Commands,
     FrontEnd,
-    /// What is told of all the others: `metrics`.
+    /// Metrics of all the others: `metrics`.
     Metrics,
     Rpc,
     /// The programs: `bin/*`.
     Program,
-    /// What builds, tests and measures.
+    /// Tools that build, test and measure.
     Tool,
 }
 
@@ -40,7 +40,7 @@ use Layer::{
 };
 
 impl Layer {
-    /// The layer of the crate at `path`, relative to the root. A new crate must be given its place here.
+    /// The layer of the crate at `path`, relative to the root. A new crate must be added here.
     fn of(path: &str) -> Option<Self> {
         Some(match path {
             "crates/crash-point"
@@ -69,8 +69,9 @@ impl Layer {
         })
     }
 
-    /// The layers whose crates this layer's may depend on. Where its own is not listed, siblings are strangers.
-    const fn may_know(self) -> &'static [Self] {
+    /// The layers that crates of this layer may depend on. Crates of one layer may not depend on each other unless the
+    /// layer lists itself.
+    const fn may_depend_on(self) -> &'static [Self] {
         match self {
             Ground => &[Ground],
             Device => &[Ground],
@@ -102,14 +103,18 @@ impl Layer {
     }
 }
 
-/// Libraries that belong to some layers only, and why.
+/// Libraries that only some layers may use, and why.
 const RESERVED: &[(&str, &[Layer], &str)] = &[
-    ("anyhow", &[Program, Tool], "libraries have errors that callers can tell apart"),
-    ("serde_json", &[Metrics, Rpc, Program, Tool], "no JSON enters what I/O passes through"),
+    ("anyhow", &[Program, Tool], "libraries return errors that callers can distinguish"),
+    (
+        "serde_json",
+        &[Metrics, Rpc, Program, Tool],
+        "O passes through/no JSON in crates on the I/O path/O passes through",
+    ),
     ("clap", &[Program, Tool], "only programs have arguments"),
 ];
 
-/// Names that say nothing about what is inside.
+/// Crate names that say nothing about the content.
 const VAGUE: &[&str] = &["util", "utils", "common", "base", "helpers", "misc"];
 
 pub(super) fn check(packages: &[Value]) -> Result<Vec<String>> {
@@ -121,7 +126,7 @@ pub(super) fn check(packages: &[Value]) -> Result<Vec<String>> {
             continue;
         };
         if path.split(['/', '-']).any(|word| VAGUE.contains(&word)) {
-            findings.push(format!("{path}: a name that says nothing"));
+            findings.push(format!("{path}: a name that says nothing about the content"));
         }
         let dependencies = package["dependencies"].as_array().context("a package without dependencies")?;
         for dependency in dependencies.iter().filter(|dependency| dependency["kind"] != "dev") {
@@ -135,8 +140,8 @@ fn check_edge(path: &str, layer: Layer, dependency: &Value) -> Result<Option<Str
     let name = dependency["name"].as_str().context("a dependency without a name")?;
     if let Some(directory) = dependency["path"].as_str() {
         let target = path_of(&format!("{directory}/Cargo.toml"))?;
-        let allowed = Layer::of(&target).is_some_and(|target| layer.may_know().contains(&target));
-        return Ok((!allowed).then(|| format!("{path} ({layer:?}) must not know {target}")));
+        let allowed = Layer::of(&target).is_some_and(|target| layer.may_depend_on().contains(&target));
+        return Ok((!allowed).then(|| format!("{path} ({layer:?}) must not depend on {target}")));
     }
     let reserved = RESERVED.iter().find(|(library, layers, _)| *library == name && !layers.contains(&layer));
     Ok(reserved.map(|(_, _, reason)| format!("{path} ({layer:?}) must not use {name}: {reason}")))

@@ -1,4 +1,4 @@
-//! Licences of all that is linked or built: each dependency must offer one that we may take.
+//! Licences of all crates that are linked or built: each dependency must offer one that the project may use.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use super::MANIFESTS;
 use crate::workspace;
 
-/// Licences compatible with Apache-2.0 that ask for no more than notice.
+/// Licences compatible with Apache-2.0 that require no more than a notice.
 const ALLOWED: &[&str] = &[
     "0BSD",
     "Apache-2.0",
@@ -40,7 +40,7 @@ pub(super) fn check() -> Result<Vec<String>> {
     Ok(findings.into_iter().collect())
 }
 
-/// Whether an SPDX expression can be met by allowed licences. `/` is how old packages wrote OR.
+/// Whether the allowed licences satisfy an SPDX expression. `/` is how old packages write OR.
 fn is_allowed(expression: &str) -> bool {
     let spaced = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
     let words: Vec<_> = spaced.split_whitespace().collect();
@@ -52,7 +52,7 @@ fn any_of(words: &mut &[&str]) -> bool {
     let mut allowed = all_of(words);
     while let Some(("OR", rest)) = words.split_first().map(|(word, rest)| (*word, rest)) {
         *words = rest;
-        // No short circuit: the words must be read.
+        // No short circuit: the call consumes words.
         allowed |= all_of(words);
     }
     allowed

@@ -1,5 +1,5 @@
-//! The repository's pages as the package has them: laid out as here, with links to what it does not bring leading to the repository on the web.
-//! A tool on an ordinary thread.
+//! Writes the repository's pages into the package: with the same layout, and with links to files outside the package
+//! replaced by links to the repository on the web. A tool on an ordinary thread.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,11 +9,11 @@ use anyhow::{Context, Result};
 
 use crate::workspace;
 
-/// Directories whose pages are shipped, from the root; of the root itself, these two.
+/// Directories whose pages are shipped, relative to the root; of the root itself, the pages of the second list.
 const DIRECTORIES: [&str; 2] = ["docs", "docs/rpc"];
 const AT_THE_ROOT: [&str; 2] = ["README.md", "CHANGELOG.md"];
 
-/// Writes the pages below `directory`. `repository` is its address on the web.
+/// Writes the pages below `directory`. `repository` is the repository's URL.
 pub(super) fn write(directory: &Path, repository: &str) -> Result<()> {
     let root = workspace::root();
     let mut pages: BTreeSet<PathBuf> = AT_THE_ROOT.into_iter().map(PathBuf::from).collect();
@@ -35,7 +35,7 @@ pub(super) fn write(directory: &Path, repository: &str) -> Result<()> {
     Ok(())
 }
 
-/// `text` with its links to files that are not among `pages` leading to the repository.
+/// Returns `text` with its links to files that are not among `pages` replaced by links to the repository.
 fn relink(page: &Path, text: &str, pages: &BTreeSet<PathBuf>, repository: &str) -> String {
     let mut relinked = String::new();
     let mut rest = text;
@@ -61,7 +61,7 @@ pub(crate) fn links(text: &str) -> impl Iterator<Item = &str> {
     targets.filter(|to| !to.starts_with('#') && !to.contains("://") && !to.contains(char::is_whitespace))
 }
 
-/// Where the link `to` of `page` leads, from the directory that `page` is named from.
+/// The path that the link `to` of `page` leads to, relative to the same directory as `page`.
 pub(crate) fn resolve(page: &Path, to: &str) -> PathBuf {
     let mut path = page.parent().map(Path::to_owned).unwrap_or_default();
     for part in Path::new(to).components() {

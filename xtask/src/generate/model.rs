@@ -1,18 +1,18 @@
-//! The document, read: methods, their parameters and results, and the types that these are made of.
+//! The parsed document: methods, their parameters and results, and the named types in them.
 //!
-//! The document is ours, so what is not understood is an error, not left out.
+//! The project writes the document itself, so an unknown construct is an error, and never ignored.
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, Value};
 
-/// All that is generated from.
+/// The input of all generators.
 #[derive(Debug)]
 pub(super) struct Api {
-    /// The daemon's, and the clients'.
+    /// The version of the daemon and the clients.
     pub(super) version: String,
-    /// By name.
+    /// Sorted by name.
     pub(super) methods: Vec<Method>,
-    /// By name.
+    /// Sorted by name.
     pub(super) types: Vec<Type>,
 }
 
@@ -20,15 +20,15 @@ pub(super) struct Api {
 pub(super) struct Method {
     pub(super) name: String,
     pub(super) summary: String,
-    /// Whether it is refused to those who may only read.
+    /// Whether the method is refused to read-only clients.
     pub(super) changes: bool,
     pub(super) phase: Phase,
-    /// The required ones first.
+    /// The required parameters first.
     pub(super) params: Vec<Field>,
     pub(super) result: Kind,
 }
 
-/// When a method may be called.
+/// The phase of the daemon in which a method is allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     StartUp,
@@ -36,7 +36,7 @@ pub(super) enum Phase {
     Any,
 }
 
-/// A type with a name.
+/// A named type.
 #[derive(Debug)]
 pub(super) struct Type {
     pub(super) name: String,
@@ -46,7 +46,7 @@ pub(super) struct Type {
 
 #[derive(Debug)]
 pub(super) enum Shape {
-    /// The required ones first.
+    /// The required members first.
     Struct(Vec<Field>),
     /// One of these words.
     Enum(Vec<String>),
@@ -60,23 +60,23 @@ pub(super) struct Field {
     pub(super) kind: Kind,
     pub(super) is_required: bool,
     pub(super) is_nullable: bool,
-    /// What it is if it is not given, as JSON.
+    /// The default value, as JSON.
     pub(super) default: Option<Value>,
 }
 
-/// What a value is.
+/// The type of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Bool,
-    /// Its width as the document says it: `uint32`.
+    /// The width in the document: `uint32`.
     Int(String),
     Text,
     List(Box<Self>),
-    /// A type by its name.
+    /// A named type.
     Named(String),
-    /// An object of any members.
+    /// An object with any members.
     Object,
-    /// Anything.
+    /// Any value.
     Any,
 }
 
@@ -93,12 +93,12 @@ impl Api {
         })
     }
 
-    /// The type of that name.
+    /// Finds a type by its name.
     pub(super) fn find(&self, name: &str) -> Option<&Type> {
         self.types.iter().find(|known| known.name == name)
     }
 
-    /// Whether the type of that name is one of some words.
+    /// Whether the named type is an enumeration.
     pub(super) fn is_enum(&self, name: &str) -> bool {
         self.find(name).is_some_and(|known| matches!(known.shape, Shape::Enum(_)))
     }
@@ -135,13 +135,13 @@ impl Type {
         let shape = match (schema["enum"].as_array(), schema["properties"].as_object()) {
             (Some(words), None) => Shape::Enum(words.iter().map(text).collect::<Result<_>>()?),
             (None, Some(members)) => Shape::Struct(members_of(schema, members)?),
-            _ => bail!("neither an object nor words: {schema}"),
+            _ => bail!("neither an object nor an enumeration: {schema}"),
         };
         Ok(Self { name: name.to_owned(), description: optional_text(&schema["description"]), shape })
     }
 }
 
-/// The members in the document's order: the required ones as they are listed, then the others by name.
+/// The members in the document's order: the required ones as listed, then the others by name.
 fn members_of(schema: &Value, members: &Map<String, Value>) -> Result<Vec<Field>> {
     let required = schema["required"].as_array().map_or(&[][..], Vec::as_slice);
     let place = |name: &str| required.iter().position(|required| required == name);
@@ -165,13 +165,15 @@ impl Field {
 }
 
 impl Kind {
-    /// What a schema admits, and whether `null` is among it.
+    /// The type of a schema's values, and whether `null` is allowed.
     fn read(schema: &Value) -> Result<(Self, bool)> {
         if *schema == true {
             return Ok((Self::Any, false));
         }
         if let Some(reference) = schema["$ref"].as_str() {
-            let name = reference.strip_prefix("#/components/schemas/").context("a reference elsewhere")?;
+            let name = reference
+                .strip_prefix("#/components/schemas/")
+                .context("a reference outside of the components")?;
             return Ok((Self::Named(name.to_owned()), false));
         }
         if let Some([one]) = schema["allOf"].as_array().map(Vec::as_slice) {
@@ -186,26 +188,26 @@ impl Kind {
             Value::Array(types) => types.iter().filter_map(Value::as_str).collect(),
             one => one.as_str().into_iter().collect(),
         };
-        // A number that may come as text too is a number.
+        // A number that may also be sent as a string counts as a number.
         let kind = match types.first() {
             Some(&"boolean") => Self::Bool,
             Some(&"integer") => Self::Int(text(&schema["format"])?),
             Some(&"string") => Self::Text,
             Some(&"array") => Self::List(Box::new(Self::read(&schema["items"])?.0)),
-            // Members of any name: `true`, or what they are like, which is not carried over.
+            // Members of any name: `true`, or a schema for all of them, which is dropped.
             Some(&"object") if schema["additionalProperties"] == true => Self::Object,
             Some(&"object") if schema["additionalProperties"].is_object() => Self::Object,
-            _ => bail!("not understood: {schema}"),
+            _ => bail!("unknown schema: {schema}"),
         };
         Ok((kind, types.contains(&"null")))
     }
 }
 
 fn text(value: &Value) -> Result<String> {
-    value.as_str().map(str::to_owned).with_context(|| format!("{value} is no text"))
+    value.as_str().map(str::to_owned).with_context(|| format!("{value} is no string"))
 }
 
-/// A description in one line.
+/// A description, joined into one line.
 fn optional_text(value: &Value) -> Option<String> {
     value.as_str().map(|text| text.split_whitespace().collect::<Vec<_>>().join(" "))
 }

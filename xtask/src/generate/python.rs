@@ -1,5 +1,5 @@
-//! The Python client's part that follows from the document: types, and a function for each method, twice: one that waits and one that
-//! is awaited. How calls are made is written by hand, beside.
+//! The generated part of the Python client: types, and two functions per method, one blocking and one async. The
+//! transport of calls is written by hand, in other files.
 
 use std::fmt::Write as _;
 
@@ -52,7 +52,7 @@ class AsyncMethods(ABC):
         """Calls any method by its name."""
 "#;
 
-/// Words that are no names in Python.
+/// Python's keywords, which cannot be parameter names.
 const KEYWORDS: &[&str] = &[
     "False", "None", "True", "and", "as", "assert", "async", "await", "break", "class", "continue", "def",
     "del", "elif", "else", "except", "finally", "for", "from", "global", "if", "import", "in", "is",
@@ -70,7 +70,7 @@ pub(super) fn files(api: &Api) -> Result<Vec<(&'static str, String)>> {
 
 fn types(api: &Api) -> String {
     let mut text = TYPES.to_owned();
-    // Words first: they are looked at when the module is read.
+    // Enumerations first: Python evaluates them when it loads the module.
     for Type { name, description, shape } in &api.types {
         if let Shape::Enum(words) = shape {
             text.push('\n');
@@ -106,7 +106,7 @@ fn typed_dict(name: &str, description: Option<&str>, fields: &[Field]) -> String
     text
 }
 
-/// A member that is not required is left out rather than `None`.
+/// The type of a member. An optional member is omitted, not `None`.
 fn member_type(field: &Field) -> String {
     let kind = kind(&field.kind, "", "list");
     match (field.is_required, field.is_nullable) {

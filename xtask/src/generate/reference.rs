@@ -1,25 +1,25 @@
-//! The reference: one page of markdown for each area, and one that leads there.
+//! The reference: one Markdown page per area, and a first page with links to them.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use super::model::{Api, Field, Kind, Method, Phase, Shape, Type};
 
-/// What the first page says before the tables.
+/// The text of the first page before the tables.
 const INTRODUCTION: &str = include_str!("reference.md");
 const GENERATED: &str = "<!-- Made by `cargo xtask generate` of the types in `crates/rpc`. -->\n\n";
 
-/// Methods that belong together.
+/// Methods of one page.
 struct Area {
-    /// The page's name.
+    /// File name of the page.
     page: &'static str,
     path: &'static str,
     title: &'static str,
-    /// What the methods' names begin with.
+    /// Prefixes of the methods' names.
     prefixes: &'static [&'static str],
 }
 
-/// In the order of the first page. A method belongs to the first that fits.
+/// In the order of the first page. A method belongs to the first area with a matching prefix.
 const AREAS: [Area; 4] = [
     Area {
         page: "vhost.md",
@@ -121,7 +121,7 @@ const fn right(method: &Method) -> &'static str {
     if method.changes { "" } else { " For those who may only read, too." }
 }
 
-/// The types with names that `kinds` are made of, by name.
+/// The named types that `kinds` refer to, directly or indirectly, by name.
 fn types_within<'a>(api: &'a Api, mut kinds: Vec<&'a Kind>) -> Vec<&'a Type> {
     let mut names = BTreeSet::new();
     while let Some(kind) = kinds.pop() {
@@ -173,7 +173,7 @@ fn kind(kind: &Kind) -> String {
     }
 }
 
-/// The description and the default.
+/// The description and the default of a field.
 fn about(field: &Field) -> String {
     let mut about = field.description.clone().unwrap_or_default();
     if let Some(default) = &field.default {

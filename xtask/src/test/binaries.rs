@@ -1,7 +1,8 @@
-//! The workspace's test programs: built by cargo at once, then run by us, two at a time where no time is measured.
+//! The workspace's test programs: built by cargo in one call, then run by this module, two at a time where no time is
+//! measured.
 //!
-//! `cargo test` runs them one after the other. Most of them wait more than they compute (for timeouts, for a killed daemon),
-//! so two at a time keep both cores busy. Those in [`ALONE`] measure times or rates and get the machine for themselves.
+//! `cargo test` runs them one after the other. Most of them wait more than they compute (for timeouts, for a killed
+//! daemon), so two at a time use both cores. The programs in [`ALONE`] measure times or rates and run without others.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
@@ -17,9 +18,9 @@ use crate::workspace;
 
 /// Test programs at a time.
 const LANES: usize = 2;
-/// Directories and targets whose tests measure times or rates: they run alone, after the others.
+/// Package directories and targets whose tests measure times or rates: they run alone, after the others.
 const ALONE: [(&str, &str); 1] = [("bin/arykd", "adversary")];
-/// Those that take longest are begun first, so that no lane waits for one at the end.
+/// The longest programs are started first, so that no lane waits for one at the end.
 const FIRST: [(&str, &str); 1] = [("bin/arykd", "daemon")];
 
 /// One test program.
@@ -36,7 +37,7 @@ impl Binary {
         list.iter().any(|(directory, target)| self.directory.ends_with(directory) && self.target == *target)
     }
 
-    /// Runs it to its end and prints what it said in one piece.
+    /// Runs the program to its end and prints its output in one piece.
     fn run(&self, environment: &[(String, OsString)], arguments: &[&str]) -> Result<Tally> {
         let clock = Clock::start();
         let directory = self.directory.strip_prefix(workspace::root()).unwrap_or(&self.directory);
@@ -54,11 +55,11 @@ impl Binary {
     }
 }
 
-/// What cargo built.
+/// The result of the build.
 #[derive(Debug, Default)]
 struct Built {
     tests: Vec<Binary>,
-    /// `ARYK` and `ARYKD`, the programs that tests of the other package start, and settings of single tests.
+    /// `ARYK` and `ARYKD`, the programs that tests of other packages start, and settings for single tests.
     environment: Vec<(String, OsString)>,
 }
 
@@ -77,14 +78,15 @@ pub(super) fn run_without_guests(settings: &[(&str, &str)]) -> Result<Tally> {
     Ok(tally)
 }
 
-/// The harness's own tests, with those that boot guests. One at a time: each guest wants the cores.
+/// Runs the harness's own tests, including those that boot guests. One at a time: each guest needs both cores.
 pub(super) fn run_guests_harness() -> Result<Tally> {
     let Built { mut tests, environment } = build()?;
     tests.retain(|test| test.directory.ends_with(GUESTS));
     lanes::run(tests, 1, |test: Binary| test.run(&environment, &["--include-ignored", "--test-threads=1"]))
 }
 
-/// Has cargo build all of them, with the programs that they start: always the same choice of packages, which gives their libraries the same features.
+/// Builds all tests with cargo, and the programs that they start: always the same choice of packages, because another one
+/// gives the libraries other features.
 fn build() -> Result<Built> {
     let mut cargo = workspace::cargo();
     cargo.args(["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]);
@@ -101,14 +103,14 @@ fn build() -> Result<Built> {
     Ok(built)
 }
 
-/// The variable and the path of `aryk` or `arykd`, when a message says that it is built.
+/// The variable and the path of `aryk` or `arykd`, if cargo's message reports one of them as built.
 fn our_program(message: &Value) -> Option<(String, OsString)> {
     let name = message["target"]["name"].as_str()?;
     let is_program = message["profile"]["test"] == Value::Bool(false) && ["aryk", "arykd"].contains(&name);
     is_program.then(|| Some((name.to_uppercase(), message["executable"].as_str()?.into())))?
 }
 
-/// The test program that a message of cargo's says it has built.
+/// The test program that one of cargo's messages reports as built.
 fn test_program(message: &Value) -> Option<Binary> {
     if message["profile"]["test"] != Value::Bool(true) {
         return None;

@@ -1,4 +1,4 @@
-//! The clients of other languages: their own checks, and their own tests against the built `arykd`.
+//! The clients in other languages: their own checks, and their own tests against the built `arykd`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -23,7 +23,7 @@ fn python() -> PathBuf {
     workspace::root().join("clients/python")
 }
 
-/// Whatever Python warns of, such as a connection that was not closed, is an error.
+/// Python's warnings, such as one about an unclosed connection, count as errors.
 fn python_tests(arykd: &Path) -> Command {
     let mut python3 = Command::new("python3");
     python3.args(["-W", "error", "-m", "unittest", "discover", "-s", "tests"]).current_dir(python());
@@ -34,12 +34,12 @@ fn python_tests(arykd: &Path) -> Command {
 fn go() -> Command {
     let mut go = Command::new("go");
     go.current_dir(workspace::root().join("clients/go"));
-    // What the repository's state is does not matter, and may not be known.
+    // The build needs no version-control state, which may be unknown.
     go.env("GOFLAGS", "-buildvcs=false");
     go
 }
 
-/// With the race detector: one client is for many goroutines.
+/// With the race detector: many goroutines share one client.
 fn go_tests() -> Command {
     let mut tests = go();
     tests.args(["test", "-race", "-count=1", "-timeout=120s", "./..."]);
@@ -51,7 +51,7 @@ fn go_format() -> Result<()> {
     let output = gofmt.args(["-l", "."]).current_dir(workspace::root().join("clients/go")).output();
     let output = output.context("running gofmt")?;
     if !output.status.success() || !output.stdout.is_empty() {
-        bail!("not as gofmt has it: {}", String::from_utf8_lossy(&output.stdout));
+        bail!("not formatted by gofmt: {}", String::from_utf8_lossy(&output.stdout));
     }
     Ok(())
 }

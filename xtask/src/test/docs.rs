@@ -1,9 +1,8 @@
-//! The documentation's commands: each page's `console` blocks, as one session of a new user.
+//! The documentation's commands: runs each page's `console` blocks as one session of a new user.
 //!
-//! A line that starts with `$ ` is a command; the page's commands run in order, in an empty directory, with
-//! the built programs in `PATH`. The session has its own process and mount namespaces: its daemons die with
-//! it, and the default sockets' directories are its own. Commands of cargo and git are left out: they are
-//! what is running us.
+//! A line that starts with `$ ` is a command. A page's commands run in order, in an empty directory, with the built
+//! programs in `PATH`. The session has its own process and mount namespaces: its daemons die with it, and the directories
+//! of the default sockets are its own. Commands of cargo and git are skipped: they are already running this stage.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -13,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use super::Tally;
 use crate::workspace;
 
-/// Programs whose commands the session does not run.
+/// Programs whose commands the session skips.
 const LEFT_OUT: &[&str] = &["cargo", "git", "cd"];
 
 /// Prepares the namespaces; `$0` is the session's directory, `$1` its script.
@@ -92,7 +91,8 @@ fn session(commands: &[String], bin: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What a person would type: waits for a daemon put in the background before going on.
+/// The script of a session: the commands as a user types them; it waits for a daemon put in the background before it
+/// continues.
 fn script_of(commands: &[String]) -> String {
     let mut script = String::new();
     for command in commands {

@@ -1,4 +1,4 @@
-//! Guests on disks that `arykd` serves.
+//! Stage of the Linux guests on disks that `arykd` serves.
 
 use anyhow::Result;
 use aryk_guest_tests::{Image, cases};
@@ -9,7 +9,7 @@ use crate::{install, workspace};
 
 /// Guests at a time.
 const LANES: usize = 2;
-/// Groups in which nothing is killed or measured under load: two of their guests share the cores.
+/// Groups that neither kill processes nor measure under load: two of their guests can share the cores.
 const BESIDE_ANOTHER: [&str; 3] = ["verify/", "disks/", "contrib/"];
 
 /// Runs the harness's own tests, then all cases whose name contains `part`.

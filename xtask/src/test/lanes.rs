@@ -1,4 +1,4 @@
-//! Tests side by side, where no time is measured.
+//! Runs tests in parallel lanes, where no time is measured.
 
 use std::sync::Mutex;
 
@@ -6,7 +6,8 @@ use anyhow::Result;
 
 use super::Tally;
 
-/// Runs `test` on each of `tests`, `lanes` at a time and begun in this order, and adds up how they ended. The first error of a test ends its lane.
+/// Runs `test` on each of `tests` in this order, `lanes` at a time, and adds up the results. The first error of a test
+/// ends its lane.
 pub(crate) fn run<T: Send>(
     tests: impl IntoIterator<Item = T>,
     lanes: usize,
@@ -37,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_test_runs_once_and_an_error_is_told() {
+    fn each_test_runs_once_and_an_error_is_returned() {
         let ran = Mutex::new(Vec::new());
         let tally = run(0..20, 2, |n| {
             ran.lock().unwrap().push(n);

@@ -1,7 +1,7 @@
-//! The Debian package: built, installed on a copy of this machine that systemd runs, used, upgraded, removed and purged.
+//! The Debian package: built, installed on a copy of this machine that systemd boots, used, upgraded, removed and purged.
 //!
-//! The copy is an overlay in memory, in namespaces of its own: nothing of what the package, or systemd, does there reaches this machine. It takes root, and is
-//! skipped, aloud, where that or something of the kernel's is missing.
+//! The copy is an overlay in memory, in namespaces of its own: no change by the package or systemd reaches this machine.
+//! The test needs root, and is skipped with a message without root or without a kernel feature.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -22,16 +22,16 @@ for _ in 1 2 3 4 5; do
     sleep 0.2
 done
 "#;
-/// It takes ten seconds.
-const PATIENCE: Duration = Duration::from_secs(120);
-/// Tenths of systemd's points: what the unit leaves open. It was 17 when this was written.
+/// Timeout of the test, which takes ten seconds.
+const TIMEOUT: Duration = Duration::from_secs(120);
+/// Upper bound of systemd's exposure score of the unit, in tenths of a point. It was 17 when this was written.
 const EXPOSURE_MAX: u32 = 20;
 
 pub(crate) fn run() -> Result<Tally> {
     let mut tally = Tally::default();
     let package = deb::build(&workspace::build_programs()?)?;
-    tally.count("package: what is in it", contents(&package));
-    tally.count("package: what its unit leaves open", exposure(&package));
+    tally.count("package: contents", contents(&package));
+    tally.count("package: exposure of its unit", exposure(&package));
     tally.count("package: contrib/libvirt", schema());
     match lifetime(&package) {
         Ok(Some(why)) => {
@@ -55,38 +55,38 @@ fn contents(package: &Path) -> Result<()> {
         "/drop-ins/loopback.conf",
         "/drop-ins/network.conf",
     ] {
-        ensure!(listing.lines().any(|line| line.ends_with(file)), "{file} is not in it:\n{listing}");
+        ensure!(listing.lines().any(|line| line.ends_with(file)), "{file} is not in the package:\n{listing}");
     }
     ensure!(listing.lines().all(|line| line.contains(" root/root ")), "not root's:\n{listing}");
     let control = deb::output(Command::new("dpkg-deb").arg("-f").arg(package).arg("Depends"))?;
-    ensure!(control.contains("libc6"), "depends on {control}");
+    ensure!(control.contains("libc6"), "the package depends on {control}");
     let tree = tempfile::tempdir()?;
     deb::output(Command::new("dpkg-deb").arg("-x").arg(package).arg(tree.path()))?;
     let said = contact(package, tree.path())?;
-    ensure!(!said.contains("localhost"), "whom to write to: {said}");
+    ensure!(!said.contains("localhost"), "the maintainer's address: {said}");
     pages(&tree.path().join("usr/share/doc/aryk"))?;
     size(package, tree.path())
 }
 
-/// Who made it, and how they are told of bugs.
+/// The maintainer, and where users report bugs.
 fn contact(package: &Path, tree: &Path) -> Result<String> {
     let mut said = deb::output(Command::new("dpkg-deb").arg("-f").arg(package).args(["Maintainer", "Bugs"]))?;
     let doc = tree.join("usr/share/doc/aryk");
     said += &deb::output(Command::new("zcat").arg(doc.join("changelog.gz")))?;
     said += &std::fs::read_to_string(doc.join("copyright"))?;
-    ensure!(said.contains("/issues") && said.contains("urgency="), "whom to write to: {said}");
+    ensure!(said.contains("/issues") && said.contains("urgency="), "where to report bugs: {said}");
     let libraries = std::fs::read_to_string(doc.join("libraries"))?;
     ensure!(libraries.contains("\ntokio v") && !libraries.contains("aryk"), "linked with {libraries}");
     Ok(said)
 }
 
-/// Whether each page's links lead to files that are there.
+/// Checks that each page's links lead to existing files.
 fn pages(doc: &Path) -> Result<()> {
     let mut dead = Vec::new();
     for page in
         ["README.md", "docs/operating.md", "docs/observing.md", "docs/security.md", "docs/rpc/README.md"]
     {
-        ensure!(doc.join(page).is_file(), "{page} is not in it");
+        ensure!(doc.join(page).is_file(), "{page} is not in the package");
     }
     for directory in ["", "docs", "docs/rpc"] {
         for entry in std::fs::read_dir(doc.join(directory))? {
@@ -106,13 +106,13 @@ fn pages(doc: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether the size that it says is the one it has, but for what directories take.
+/// Checks the declared size against the real one, except for the size of directories.
 fn size(package: &Path, tree: &Path) -> Result<()> {
     let said: u64 =
         deb::output(Command::new("dpkg-deb").arg("-f").arg(package).arg("Installed-Size"))?.trim().parse()?;
     let found = deb::output(Command::new("du").args(["--apparent-size", "--summarize", "-k"]).arg(tree))?;
-    let found: u64 = found.split_whitespace().next().context("du says nothing")?.parse()?;
-    ensure!(said.abs_diff(found) < found / 20 + 400, "{said} KiB are said to be installed, {found} are");
+    let found: u64 = found.split_whitespace().next().context("du prints nothing")?.parse()?;
+    ensure!(said.abs_diff(found) < found / 20 + 400, "the package declares {said} KiB, and installs {found}");
     Ok(())
 }
 
@@ -125,7 +125,7 @@ fn exposure(package: &Path) -> Result<()> {
     deb::output(analyze.arg(unit)).map(drop)
 }
 
-/// Whether the example is what libvirt's own schema allows, which is unpacked, not installed.
+/// Checks the example against libvirt's own schema, from a package that is unpacked and not installed.
 fn schema() -> Result<()> {
     let tree = tempfile::tempdir()?;
     deb::output(Command::new("apt-get").args(["-qq", "download", "libvirt0"]).current_dir(tree.path()))
@@ -138,10 +138,10 @@ fn schema() -> Result<()> {
     deb::output(&mut lint).map(drop)
 }
 
-/// Installs and uses it; why it was not tried, if it was not.
+/// Installs and uses the package; returns the reason if it cannot.
 fn lifetime(package: &Path) -> Result<Option<String>> {
     if !rustix::process::geteuid().is_root() {
-        return Ok(Some("it takes root".to_owned()));
+        return Ok(Some("the test needs root".to_owned()));
     }
     let directory = tempfile::tempdir()?;
     let path = |name: &str| directory.path().join(name);
@@ -158,14 +158,14 @@ fn lifetime(package: &Path) -> Result<Option<String>> {
         .spawn()
         .context("running unshare")?;
     let read = |name: &str| std::fs::read_to_string(path("result").join(name)).unwrap_or_default();
-    let ended = wait_until("the package's test", PATIENCE, || {
+    let ended = wait_until("the package's test", TIMEOUT, || {
         let status = read("status").trim().to_owned();
         Ok((!status.is_empty() || machine.try_wait()?.is_some()).then_some(status))
     });
-    // With unshare, its child dies, and with that all of its processes.
+    // Killing `unshare` kills its child, and with it all processes of the namespace.
     machine.kill()?;
     machine.wait()?;
-    // Its control groups stay until nobody is in them.
+    // A control group can be removed only after its last process has ended.
     let _ = Command::new("unshare").args(["--mount", "sh", "-c", CLEAN]).arg(path("scratch")).status();
     let skipped = read("skipped");
     if !skipped.is_empty() {

@@ -1,4 +1,4 @@
-//! The suites that cargo runs itself, their results added up from what they print.
+//! The suites that cargo runs itself; their results are added up from their output.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
@@ -9,12 +9,13 @@ use anyhow::{Context, Result};
 use super::{Tally, binaries};
 use crate::workspace;
 
-/// Random calls of the long form, in the place of ten thousand.
+/// Number of random calls in the long form, instead of ten thousand.
 const RPC_CALLS: &str = "100000";
-/// Lines of what a failed suite says that are kept for the end of the run.
+/// Lines of a failed suite's output that are kept for the end of the run.
 const LINES_OF_A_FAILURE: usize = 60;
 
-/// All tests of the workspace, some in their long form if that is asked for. Those that boot a guest count as guests'.
+/// All tests of the workspace, some of them in the long form if `long`. Tests that boot a guest belong to the guests'
+/// stage.
 pub(crate) fn workspace(long: bool) -> Result<Tally> {
     let settings: &[_] = if long { &[("ARYK_RPC_CALLS", RPC_CALLS)] } else { &[] };
     let mut tally = binaries::run_without_guests(settings)?;
@@ -22,7 +23,7 @@ pub(crate) fn workspace(long: bool) -> Result<Tally> {
     Ok(tally)
 }
 
-/// `tests/loom.rs` of each crate that has one, built for loom in a directory of their own.
+/// `tests/loom.rs` of each crate that has one, built for loom in a separate target directory.
 pub(crate) fn loom() -> Result<Tally> {
     let mut cargo = workspace::cargo();
     cargo.args(["test", "--release", "--no-fail-fast", "--test", "loom"]);
@@ -37,7 +38,7 @@ pub(crate) fn loom() -> Result<Tally> {
     summed("loom", &mut cargo)
 }
 
-/// Whether a request costs as many instructions as was recorded, or fewer. One test.
+/// Checks that a request takes at most the recorded number of instructions. One test.
 pub(crate) fn instructions() -> Result<Tally> {
     let bench = workspace::build_programs()?.join("aryk-bench");
     let mut count = Command::new(bench);
@@ -47,7 +48,7 @@ pub(crate) fn instructions() -> Result<Tally> {
     Ok(tally)
 }
 
-/// Runs `cargo test`, passes on what it prints, and adds up its results.
+/// Runs `cargo test`, passes its output on, and adds up its results.
 fn summed(name: &str, cargo: &mut Command) -> Result<Tally> {
     let mut child = cargo.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("running cargo")?;
     let output = child.stdout.take().context("stdout was piped")?;
@@ -61,7 +62,8 @@ fn summed(name: &str, cargo: &mut Command) -> Result<Tally> {
     Ok(tally(name, &said, child.wait()?.success()))
 }
 
-/// Adds up the results in what the tests `name` said. If they failed without a result, they did not compile or were killed: one failure.
+/// Adds up the results in the output `said` of the tests `name`. A failure without a result (compile error, killed)
+/// counts as one failure.
 pub(super) fn tally(name: &str, said: &str, succeeded: bool) -> Tally {
     let mut tally = Tally::default();
     for result in said.lines().filter_map(result_line) {
@@ -74,7 +76,8 @@ pub(super) fn tally(name: &str, said: &str, succeeded: bool) -> Tally {
     tally
 }
 
-/// What libtest says of failed tests, between its two lines `failures:`; or the last that was said.
+/// The text that libtest prints about failed tests, between its two lines `failures:`; otherwise the last lines of the
+/// output.
 fn what_failed(said: &str) -> String {
     let lines: Vec<_> = said.lines().collect();
     let told: Vec<_> =
@@ -83,7 +86,7 @@ fn what_failed(said: &str) -> String {
     told[told.len().saturating_sub(LINES_OF_A_FAILURE)..].join("\n")
 }
 
-/// All that was written to a file, wherever it stands now.
+/// The whole content of a file, independent of its current position.
 pub(super) fn read_all(file: &mut File) -> Result<String> {
     let mut bytes = Vec::new();
     file.seek(SeekFrom::Start(0))?;

@@ -71,7 +71,7 @@ impl Rig<scsi::Requests> {
         let features = session.features();
         let rig = Self::bare(scsi::Requests::new(number, lun), args, features)?;
         let mut rig = rig.started(session)?;
-        let capacity = rig.queues[0].look(patience)?;
+        let capacity = rig.queues[0].probe(patience)?;
         let disk = Disk {
             bytes: capacity.blocks * u64::from(capacity.block_size),
             block_size: capacity.block_size,
@@ -105,7 +105,7 @@ impl<B: Builder + Copy> Rig<B> {
 
     /// Starts the queues at the back-end.
     fn started(mut self, session: Session) -> Result<Self, Error> {
-        session.settle()?;
+        session.set_features()?;
         session.share(&self.memory)?;
         let mut all = self.idle.iter().chain(&self.queues);
         all.try_for_each(|queue| session.start(&queue.announced()))?;

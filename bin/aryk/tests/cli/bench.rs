@@ -272,7 +272,7 @@ fn fails_on(fault: Fault, expected: &str) {
 #[test]
 fn back_ends_that_disconnect() {
     for messages in 0..Fake::MESSAGES - 1 {
-        fails_on(Fault::HangUpAfter(messages), "hung up");
+        fails_on(Fault::HangUpAfter(messages), "closed the connection");
     }
     // The queue runs already.
     fails_on(Fault::HangUpAfter(Fake::MESSAGES - 1), "disconnected with 32 requests in flight");
@@ -280,13 +280,13 @@ fn back_ends_that_disconnect() {
 
 #[test]
 fn back_ends_whose_messages_are_wrong() {
-    fails_on(Fault::Silent, "does not answer GET_FEATURES");
-    fails_on(Fault::ShortReply, "reply to GET_FEATURES makes no sense: 3 bytes");
-    fails_on(Fault::LongReply, "reply to GET_FEATURES makes no sense");
-    fails_on(Fault::OtherReply, "reply to GET_FEATURES makes no sense: message 99");
-    fails_on(Fault::HalfReply, "does not answer GET_FEATURES");
+    fails_on(Fault::Silent, "does not reply to GET_FEATURES");
+    fails_on(Fault::ShortReply, "reply to GET_FEATURES is invalid: 3 bytes");
+    fails_on(Fault::LongReply, "reply to GET_FEATURES is invalid");
+    fails_on(Fault::OtherReply, "reply to GET_FEATURES is invalid: message 99");
+    fails_on(Fault::HalfReply, "does not reply to GET_FEATURES");
     fails_on(Fault::NoFeatures, "does not offer features");
-    fails_on(Fault::ShortConfig, "reply to GET_CONFIG makes no sense: 8 bytes");
+    fails_on(Fault::ShortConfig, "reply to GET_CONFIG is invalid: 8 bytes");
     fails_on(Fault::Blocks(0), "blocks of 0 bytes");
     fails_on(Fault::Blocks(700), "blocks of 700 bytes");
     fails_on(Fault::Capacity(u64::MAX), "a disk of 18446744073709551615 sectors");
@@ -296,10 +296,10 @@ fn back_ends_whose_messages_are_wrong() {
 #[test]
 fn back_ends_whose_rings_are_wrong() {
     fails_on(Fault::NoAnswers, "has completed none of 32 requests");
-    fails_on(Fault::Id(0xffff), "id 65535 was completed, which is not outstanding");
+    fails_on(Fault::Id(0xffff), "completed id 65535, which is not outstanding");
     // The slot is in use again by then, with no status written yet.
-    fails_on(Fault::Twice, "0xff, which means nothing");
+    fails_on(Fault::Twice, "undefined status 0xff");
     fails_on(Fault::Status(1), "an I/O error");
-    fails_on(Fault::Status(77), "0x4d, which means nothing");
-    fails_on(Fault::Length(17), "17 bytes written, not 4097");
+    fails_on(Fault::Status(77), "undefined status 0x4d");
+    fails_on(Fault::Length(17), "17 bytes written instead of 4097");
 }

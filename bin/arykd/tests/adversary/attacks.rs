@@ -223,7 +223,7 @@ impl Attacker<'_> {
                     Memory::user_addr(0),
                     0_u64
                 ];
-                raw.session.wire().tell(Request::REM_MEM_REG, &region, &[])?;
+                raw.session.wire().send(Request::REM_MEM_REG, &region, &[])?;
             }
         }
         Ok(())
@@ -232,14 +232,14 @@ impl Attacker<'_> {
     fn huge_memory(&mut self) -> Result<(), Error> {
         while self.goes_on() {
             let session = Session::connect(&self.socket("fast"), &wanted(1))?;
-            session.settle()?;
+            session.set_features()?;
             let len = 1_u64 << self.random.one(&[40, 43, 44, 45]);
             for region in 0..16 {
                 let file = memfd_create("huge", MemfdFlags::CLOEXEC).unwrap();
                 ftruncate(&file, len).unwrap();
                 let at = region * len;
                 let message = payload![0_u64, at, len, at, 0_u64];
-                match session.wire().tell(Request::ADD_MEM_REG, &message, &[file.as_fd()]) {
+                match session.wire().send(Request::ADD_MEM_REG, &message, &[file.as_fd()]) {
                     Ok(()) => {}
                     Err(Error::Refused(_)) => break,
                     Err(error) => return Err(error),
@@ -272,7 +272,7 @@ impl Attacker<'_> {
                 3 => (Request::REM_MEM_REG, payload![0_u64, 1_u64, 2_u64, 3_u64, 4_u64]),
                 _ => (Request::SET_FEATURES, payload![u64::MAX]),
             };
-            match wire.tell(request, &payload, &[]) {
+            match wire.send(request, &payload, &[]) {
                 Ok(()) | Err(Error::Refused(_)) => {}
                 Err(error) => return Err(error),
             }

@@ -57,7 +57,7 @@ impl Raw {
         let size = SIZE;
         let session = Session::connect(socket, &wanted(plan.index + 1))?;
         // Takes all features, like a Linux guest with a SCSI host, except the dirty log, which is requested later.
-        session.wire().tell(Request::SET_FEATURES, &payload![session.features() & !feature::LOG_ALL], &[])?;
+        session.wire().send(Request::SET_FEATURES, &payload![session.features() & !feature::LOG_ALL], &[])?;
         let memory = Memory::new(plan.memory)?;
         session.share(&memory)?;
         let ring = Ring::new(Shape { format: Format::Split, size, event_idx: false }, &memory, 0);
@@ -82,7 +82,7 @@ impl Raw {
 
     pub fn enable(&self, on: bool) -> Result<(), Error> {
         let on = u32::from(on);
-        self.session.wire().tell(Request::SET_VRING_ENABLE, &payload![u32::from(self.index), on], &[])
+        self.session.wire().send(Request::SET_VRING_ENABLE, &payload![u32::from(self.index), on], &[])
     }
 
     /// Stops the ring after its requests in flight have completed.

@@ -51,7 +51,7 @@ impl Victim {
         };
         let session = Session::connect(socket, &wanted).unwrap();
         let memory = Memory::new(LEN).unwrap();
-        session.settle().unwrap();
+        session.set_features().unwrap();
         session.share(&memory).unwrap();
         let ring = Ring::new(Shape { format: Format::Split, size: 16, event_idx: false }, &memory, 0);
         let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();

@@ -57,7 +57,7 @@ fn read(socket: &Path, count: &AtomicU64, stop: &AtomicBool) {
     let layout = Layout { shape, slots: DEPTH, len: 4096, indirect: false };
     let memory = Memory::new(layout.space::<Requests>()).unwrap();
     let mut queue = Queue::new(Requests, &memory, 0, 0, layout).unwrap();
-    session.settle().unwrap();
+    session.set_features().unwrap();
     session.share(&memory).unwrap();
     session.start(&queue.announced()).unwrap();
     session.enable(1).unwrap();

@@ -53,10 +53,10 @@ impl Vm {
         let session = Session::connect(socket, &wanted).unwrap();
         let memory = || Memory::new(LEN).unwrap();
         let (memory, more, unused) = (memory(), memory(), memory());
-        session.settle().unwrap();
+        session.set_features().unwrap();
         session.share(&memory).unwrap();
         for (other, at) in [(&more, MORE), (&unused, UNUSED)] {
-            session.wire().tell(Request::ADD_MEM_REG, &region(at), &[other.fd()]).unwrap();
+            session.wire().send(Request::ADD_MEM_REG, &region(at), &[other.fd()]).unwrap();
         }
         let ring = Ring::new(Shape { format: Format::Split, size: 16, event_idx: false }, &memory, 0);
         let event = || eventfd(0, EventfdFlags::CLOEXEC).unwrap();
@@ -95,7 +95,7 @@ impl Vm {
     /// Removes memory. Returns how long that took.
     fn remove(&self, at: u64) -> Duration {
         let began = Instant::now();
-        self.session.wire().tell(Request::REM_MEM_REG, &region(at), &[]).unwrap();
+        self.session.wire().send(Request::REM_MEM_REG, &region(at), &[]).unwrap();
         began.elapsed()
     }
 

@@ -58,7 +58,7 @@ impl Vm<scsi::Requests> {
     pub fn scsi(socket: &Path, queues: u16) -> Self {
         let mut vm = Self::connect(scsi::Requests::new(0, 0), socket, scsi::FIXED_QUEUES, queues);
         for lane in &mut vm.lanes {
-            lane.queue.look(PATIENCE).unwrap();
+            lane.queue.probe(PATIENCE).unwrap();
         }
         vm
     }
@@ -94,7 +94,7 @@ impl<B: Builder + Copy> Vm<B> {
             patience: PATIENCE,
         };
         let session = Session::connect(socket, &wanted).unwrap();
-        session.settle().unwrap();
+        session.set_features().unwrap();
         session.share(&memory).unwrap();
         idle.iter().for_each(|queue| session.start(&queue.announced()).unwrap());
         lanes.iter().for_each(|lane| session.start(&lane.queue.announced()).unwrap());

@@ -33,7 +33,7 @@ impl Position {
         }
     }
 
-    /// In 16 bits, as event suppression and SET_VRING_BASE have it.
+    /// The position as 16 bits, the encoding of event suppression and SET_VRING_BASE.
     const fn bits(self) -> u16 {
         self.index | (self.wrap as u16) << 15
     }
@@ -46,18 +46,18 @@ pub struct Packed {
     parts: Parts,
     size: u16,
     event_idx: bool,
-    /// By buffer id, which is the slot: how many descriptors its chain has.
+    /// Indexed by buffer id, which is the slot: the number of descriptors of the outstanding chain.
     outstanding: Vec<Option<u16>>,
-    /// By slot: the descriptors of a chain that was prepared, and whether they are one of a table.
+    /// Indexed by slot: the descriptors of a prepared chain, and whether they are in an indirect table.
     prepared: Vec<(Vec<Piece>, bool)>,
     free: usize,
     next_avail: Position,
     next_used: Position,
-    /// Descriptors made available since the device was last asked whether it wants a kick.
+    /// Descriptors made available since the driver last read the device's event suppression.
     shown: u16,
 }
 
-/// Where a ring's parts lie that begins at `at`.
+/// The offsets of the parts of a ring at `at`.
 pub(super) fn parts(at: u64, size: u16) -> Parts {
     let driver = (at + 16 * u64::from(size)).next_multiple_of(APART);
     Parts { desc: at, driver, device: driver + APART }
@@ -117,7 +117,7 @@ impl Packed {
 
     #[inline]
     pub(super) fn offer(&mut self, slot: u16) {
-        // Out for the time being, for the ring is changed meanwhile.
+        // Taken out of the vector because `show_chain` borrows `self`; put back below.
         let (chain, is_table) = std::mem::take(&mut self.prepared[usize::from(slot)]);
         assert!(!chain.is_empty(), "slot {slot} was not prepared");
         self.show_chain(slot, &chain, is_table);
@@ -134,7 +134,7 @@ impl Packed {
     fn show_chain(&mut self, slot: u16, chain: &[Piece], is_table: bool) {
         assert!(self.outstanding[usize::from(slot)].is_none(), "a free slot is outstanding");
         let count = chain.len() as u16;
-        assert!(chain.len() <= self.free, "there is no room");
+        assert!(chain.len() <= self.free, "no free descriptors");
         let head = self.next_avail;
         let flags = |i: usize| {
             let next = if i + 1 < chain.len() { NEXT } else { 0 };
@@ -145,7 +145,7 @@ impl Packed {
             let desc = self.desc(at.index);
             write_addr(&self.area, desc as u64, *piece);
             self.area.store_u16(desc + 12, slot, Relaxed);
-            // The device must not see the chain before all of it is there: its head comes last.
+            // The head comes last: the device must not see the chain before it is complete.
             if i > 0 {
                 self.show(at, flags(i));
             }
@@ -162,7 +162,7 @@ impl Packed {
         self.parts.desc as usize + 16 * usize::from(index)
     }
 
-    /// Makes the descriptor at a place available.
+    /// Makes the descriptor at a position available.
     #[inline]
     fn show(&self, at: Position, flags: u16) {
         let bits = if at.wrap { AVAIL } else { USED };
@@ -225,7 +225,8 @@ impl Packed {
         self.area.store_u16(self.parts.driver as usize + 2, DISABLE, Release);
     }
 
-    /// Where completions were taken up to, as both of the device's positions: it finds the rest by the in-flight region.
+    /// Both of the device's positions, equal to the position up to which completions were taken: the device finds the
+    /// requests after it in the in-flight region.
     pub(super) fn base(&self) -> u32 {
         let bits = u32::from(self.next_used.bits());
         bits | bits << 16

@@ -7,18 +7,18 @@ use aryk_dma::GuestArea;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::fence;
 
-/// In the available ring's flags: calls are not wanted. In the used ring's: kicks are not.
+/// In the available ring's flags: the driver wants no calls. In the used ring's: the device wants no kicks.
 const NO_NOTIFY: u16 = 1;
-/// No descriptor.
+/// Stands for "no descriptor".
 const NONE: u16 = u16::MAX;
-/// After so many completions a polled ring's event index is moved on, so that it is never reached.
+/// Number of completions after which a polled ring moves its event index, so that the device never reaches it.
 const MOVE_EVENT: u16 = 1 << 14;
 
-/// A chain that is outstanding.
+/// An outstanding chain.
 #[derive(Clone, Copy, Debug)]
 struct Held {
     slot: u16,
-    /// Its last descriptor, if they are free once it is completed.
+    /// The chain's last descriptor, if its descriptors are freed when it completes.
     last: Option<u16>,
 }
 
@@ -30,20 +30,20 @@ pub struct Split {
     size: u16,
     event_idx: bool,
     polled: bool,
-    /// By descriptor: the next one of its chain, or the next free one.
+    /// Indexed by descriptor: the next one of its chain, or the next free one.
     links: Vec<u16>,
     first_free: u16,
     free: usize,
-    /// By head.
+    /// Indexed by the head descriptor.
     outstanding: Vec<Option<Held>>,
-    /// By slot: the head of a chain that was prepared, and how many pieces it has.
+    /// Indexed by slot: the head of a prepared chain, and its number of pieces.
     prepared: Vec<(u16, usize)>,
     next_avail: u16,
     shown: u16,
     next_used: u16,
 }
 
-/// Where a ring's parts lie that begins at `at`.
+/// The offsets of the parts of a ring at `at`.
 pub(super) fn parts(at: u64, size: u16) -> Parts {
     let driver = at + 16 * u64::from(size);
     let device = (driver + 6 + 2 * u64::from(size)).next_multiple_of(APART);
@@ -75,7 +75,7 @@ impl Split {
     pub(super) fn set_order(&mut self, order: &[u16]) {
         assert!(
             order.len() == usize::from(self.size) && self.free == order.len(),
-            "the order of a free ring"
+            "set_order needs a free ring and one index per descriptor"
         );
         self.first_free = order[0];
         for pair in order.windows(2) {
@@ -117,16 +117,16 @@ impl Split {
         self.show(head, Held { slot, last: None });
     }
 
-    /// Takes a chain off the free ones, which begin with it.
+    /// Removes a chain from the front of the free list.
     fn remove_free(&mut self, head: u16, last: u16, count: usize) {
         debug_assert_eq!(head, self.first_free, "chains are taken in order");
         self.free -= count;
         self.first_free = self.links[usize::from(last)];
     }
 
-    /// Writes the descriptors of a chain that is linked already; its first and last one.
+    /// Writes the descriptors of a chain that is already linked; returns the first and the last one.
     fn lay_out(&self, head: u16, pieces: &[Piece], table: Option<u64>) -> (u16, u16) {
-        assert_ne!(head, NONE, "there is no room");
+        assert_ne!(head, NONE, "no free descriptors");
         if let Some(table) = table {
             for (i, piece) in (0_u16..).zip(pieces) {
                 let is_last = usize::from(i) + 1 == pieces.len();
@@ -144,7 +144,7 @@ impl Split {
                 write_desc(&self.area, self.desc(at), *piece, [direction(piece), 0]);
                 break;
             }
-            assert_ne!(next, NONE, "there is no room");
+            assert_ne!(next, NONE, "no free descriptors");
             write_desc(&self.area, self.desc(at), *piece, [direction(piece) | NEXT, next]);
             at = next;
         }
@@ -234,7 +234,7 @@ impl Split {
     pub(super) fn disarm(&mut self) {
         self.polled = true;
         if self.event_idx {
-            // As far ahead as can be.
+            // As far ahead as the 16 bits allow.
             self.store_event(self.next_used.wrapping_sub(1));
         } else {
             self.area.store_u16(self.parts.driver as usize, NO_NOTIFY, Release);
@@ -246,7 +246,7 @@ impl Split {
         self.area.store_u16(at as usize, index, Release);
     }
 
-    /// As QEMU has it after a crash: the used index in the ring.
+    /// The used index in the ring, which QEMU sends too after a crash of the back-end.
     pub(super) fn base(&self) -> u32 {
         self.used_idx().into()
     }

@@ -1,4 +1,4 @@
-//! Rings against a device that is played by hand: it writes what the specification says a device writes.
+//! Tests of rings against a simulated device, which writes the ring's memory as the specification says.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -35,7 +35,7 @@ impl Rig {
         self.ring.add(slot, &pieces, None);
     }
 
-    /// The id of the chain that was made available as number `n`.
+    /// The id of the `n`th chain made available.
     fn available(&self, n: u16) -> u32 {
         let parts = self.ring.parts();
         match &self.ring {
@@ -44,7 +44,7 @@ impl Rig {
         }
     }
 
-    /// The device completes `id`, whose chain has `count` descriptors.
+    /// Plays the device: completes `id`, whose chain has `count` descriptors.
     fn complete(&mut self, id: u32, count: u16, len: u32) {
         let parts = self.ring.parts();
         let (at, wrap) = self.used;
@@ -77,7 +77,7 @@ fn chains_go_round_and_come_back() {
             rig.add(round % 5, 3);
             assert!(rig.ring.publish(), "a device that never said otherwise wants to be kicked");
             assert_eq!((rig.ring.take(), rig.ring.room()), (Ok(None), 5));
-            // Split rings count chains, packed ones descriptors, of which the last has the id.
+            // Split rings count chains; packed rings count descriptors, the last of which has the id.
             let id = rig.available(if format == Format::Split { round } else { position + 2 });
             rig.complete(id, 3, 512);
             assert_eq!(rig.ring.take(), Ok(Some((round % 5, 512))), "{format:?} {round}");
@@ -126,7 +126,7 @@ fn kicks_are_given_where_the_device_asks_for_them() {
         };
         event(&rig, 1);
         rig.add(0, 1);
-        assert!(!rig.ring.publish(), "{format:?}: number 1 was asked for, and this is number 0");
+        assert!(!rig.ring.publish(), "{format:?}: the event index is 1, and this is chain 0");
         rig.add(1, 1);
         assert!(rig.ring.publish(), "{format:?}");
         rig.add(2, 1);
@@ -175,7 +175,7 @@ fn prepared_chains_go_round_as_they_are() {
             assert_eq!(rig.ring.take(), Ok(None));
             position = (position + used) % SIZE;
         }
-        // Split rings keep the descriptors.
+        // Prepared chains of split rings keep their descriptors.
         let kept = if format == Format::Split { 2 * usize::from(used) } else { 0 };
         assert_eq!(rig.ring.room(), usize::from(SIZE) - kept);
     }

@@ -120,14 +120,14 @@ impl Guest {
             space: i * (ring_space + SPACE) + ring_space,
         };
         let lanes: Vec<_> = (0..3).map(lane).collect();
-        session.settle().expect("features");
+        session.set_features().expect("features");
         session.share(&memory).expect("memory");
         if keeps {
             // Of three queues; the answer begins with a size and an offset.
             let asked = payload![0_u64, 0_u64, 3_u16, SIZE, 0_u32];
             let (region, fd) = session.wire().ask(Request::GET_INFLIGHT_FD, &asked).expect("a region");
             let fd = fd.expect("a file");
-            session.wire().tell(Request::SET_INFLIGHT_FD, &region, &[fd.as_fd()]).expect("a region");
+            session.wire().send(Request::SET_INFLIGHT_FD, &region, &[fd.as_fd()]).expect("a region");
         }
         for (index, lane) in (0..).zip(&lanes) {
             let (kick, call) = (lane.kick.as_fd(), lane.call.as_fd());
@@ -261,7 +261,7 @@ impl Guest {
         }
         let message = [payload![files.len() as u32, 0_u32], regions].concat();
         let began = Instant::now();
-        self.session.wire().tell(Request::SET_MEM_TABLE, &message, &files).expect("memory");
+        self.session.wire().send(Request::SET_MEM_TABLE, &message, &files).expect("memory");
         began.elapsed()
     }
 
