@@ -165,7 +165,7 @@ fn short(value: &f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Of, Plot};
+    use super::{Data, Plot};
 
     fn drawn(data: Data) -> String {
         let dir = tempfile::tempdir().unwrap();

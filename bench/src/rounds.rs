@@ -88,7 +88,7 @@ pub fn round_trip() -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use super::{alike, is_near};
+    use super::{is_near, run_comparable};
     use std::time::Duration;
 
     #[test]

@@ -1,6 +1,7 @@
-//! A hostile guest of a virtio-blk queue: any bytes in its memory, changed between turns, with a disk in memory behind.
+//! A hostile guest of a virtio-blk queue: arbitrary bytes in its memory, changed between turns, with a memory disk behind
+//! the queue.
 //!
-//! Whatever it does, nothing panics, every chain that it offers comes back at most once, and the queue can be stopped.
+//! For any input, no code panics, every chain is completed at most once, and the queue can be stopped.
 #![no_main]
 
 use aryk_bdev::{Identity, Registry};
@@ -11,7 +12,7 @@ use libfuzzer_sys::fuzz_target;
 
 /// Blocks of the disk.
 const BLOCKS: u64 = 64;
-/// Where most of what matters lies: rings, headers, the first data.
+/// Offset of the busy part of the memory: rings, headers, the first data.
 const BUSY: u64 = 0x5000;
 
 fn step(guest: &mut Guest, u: &mut Unstructured<'_>) -> Result<()> {
@@ -36,7 +37,7 @@ fn step(guest: &mut Guest, u: &mut Unstructured<'_>) -> Result<()> {
             );
         }
         5 => guest.memory.write(u.int_in_range(0..=BUSY)? as usize, &u.arbitrary::<u64>()?),
-        // A header that means something.
+        // A header with valid fields.
         6 => {
             let at = u.int_in_range(0x3000..=BUSY)? as usize;
             guest.memory.write(at, &u.int_in_range(0u32..=14)?);

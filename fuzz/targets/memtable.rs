@@ -1,7 +1,7 @@
-//! Memory tables as a hostile front-end sends them: regions that overlap, wrap, are empty or exceed their files, and files
-//! that are truncated while in use. Then any addresses, against a plain search through the same regions.
+//! Memory tables from a hostile front-end: regions that overlap, wrap, are empty or exceed their files, and files that
+//! are truncated while in use. Lookups of arbitrary addresses are compared with a linear search through the same regions.
 //!
-//! The first byte says how many regions there are; each is described by a few bytes; steps follow.
+//! The first byte is the number of regions; a few bytes describe each of them; steps follow.
 #![no_main]
 
 use aryk_dma::{Mapping, MemTable, Region, SgTable, install_fault_handler};
@@ -17,11 +17,11 @@ const FILE: u64 = 4 * PAGE;
 
 struct File {
     fd: OwnedFd,
-    /// Bytes still in it.
+    /// Its current length in bytes.
     len: u64,
 }
 
-/// An address that is interesting more often than not: near 0, near one of a few places, or near the end.
+/// An address that is mostly an edge case: near 0, near one of a few places, or near the end.
 fn address(u: &mut Unstructured<'_>) -> Result<u64> {
     let (class, low) = (u.arbitrary::<u8>()?, u.arbitrary::<u16>()?);
     Ok(match class % 8 {
@@ -52,7 +52,7 @@ fn region(u: &mut Unstructured<'_>, files: &mut Vec<File>) -> Result<Option<Regi
     Ok(Some(Region { guest_addr, user_addr, len, offset, mapping: Arc::new(mapping) }))
 }
 
-/// Whether the regions make a table, said as plainly as possible.
+/// Whether the regions make a valid table, in the simplest possible code.
 fn sound(regions: &[Region]) -> bool {
     let space = 1_u128 << 64;
     let end = |at: u64, len: u64| u128::from(at) + u128::from(len);
@@ -69,7 +69,7 @@ fn sound(regions: &[Region]) -> bool {
     })
 }
 
-/// Whether all bytes from `addr` on are in some region.
+/// Whether regions contain all bytes from `addr` on.
 fn is_there(regions: &[Region], addr: u64, len: u64) -> bool {
     (0..u128::from(len)).all(|i| {
         let byte = u128::from(addr) + i;
@@ -143,7 +143,7 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
 fuzz_target!(
     init: install_fault_handler(),
     |data: &[u8]| {
-        // An input that ends early is as good as any.
+        // An input may end early.
         let _ended_early = run(&mut Unstructured::new(data));
     }
 );

@@ -1,9 +1,9 @@
-//! A hostile driver's queue, split or packed: any bytes in guest memory, rings and all, changed between the steps of a device like
-//! virtio-blk, which also loses and regains part of the memory, dies, and is succeeded by one that finds an in-flight region
-//! of any bytes.
+//! A hostile driver's queue, split or packed: arbitrary bytes in guest memory, rings included, changed between the steps
+//! of a device like virtio-blk. The device also loses and regains part of the memory, dies, and is replaced by a
+//! successor that reads an in-flight region of arbitrary bytes.
 //!
-//! Whatever the guest does, a chain is in flight once, chains are within their limits and in order, scatter lists are as
-//! long as their pieces, and a broken queue stays broken. The first byte chooses format, size and features, then come steps.
+//! For any input, a chain is in flight at most once, chains are within their limits and in order, scatter lists are as
+//! long as their pieces, and a broken queue stays broken. The first byte chooses format, size and features; steps follow.
 #![no_main]
 
 use aryk_dma::{GuestArea, Mapping, MemTable, Region, SgTable};
@@ -15,10 +15,10 @@ use libfuzzer_sys::fuzz_target;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Two adjoining regions of guest memory, at an address that one byte more would not fit into a descriptor's low half.
+/// Two adjacent regions of guest memory, at an address whose low half overflows within them.
 const BASE: u64 = 0xffff_0000;
 const REGION: u64 = 16 << 10;
-/// Where the driver put the queue's parts, each with more room than it needs.
+/// Offsets of the queue's parts, each with more space than it needs.
 const DESC: u64 = 0;
 const DRIVER: u64 = 0x1000;
 const DEVICE: u64 = 0x1800;
@@ -26,7 +26,7 @@ const PART: u64 = 0x800;
 /// Flags of a packed ring's descriptors.
 const AVAIL: u16 = 1 << 7;
 const USED: u16 = 1 << 15;
-/// The in-flight region, of which a queue has as much as it needs.
+/// Bytes of the in-flight region, of which a queue uses as much as it needs.
 const INFLIGHT_LEN: u64 = 8 << 10;
 /// The disk.
 const DISK: u64 = 64 << 10;
@@ -44,19 +44,19 @@ struct Device {
     queue: Virtqueue,
     chain: Chain,
     sg: SgTable,
-    /// What was taken and not given back, and where its status byte lies.
+    /// Chains that were taken and not completed, and the address of their status byte.
     in_flight: Vec<(u16, Option<u64>)>,
-    /// Whether something was given back since the last time that was shown.
+    /// Whether a chain was completed since the last `publish`.
     has_given: bool,
     desc: GuestArea,
     driver: GuestArea,
     device: GuestArea,
-    /// Where the driver of a packed ring goes on, and its wrap counter.
+    /// The next position of a packed ring's driver, and its wrap counter.
     next: (u16, bool),
     inflight: Option<GuestArea>,
 }
 
-/// What the first byte says.
+/// The fields of the first byte.
 #[derive(Clone, Copy)]
 struct Choice {
     format: Format,
@@ -150,7 +150,7 @@ impl Device {
             0 | 1 => {
                 let (at, len) = (u.arbitrary::<u16>()?, u.arbitrary::<u8>()? % 48);
                 let bytes = u.bytes(len.into())?;
-                // It may lie outside, which is the driver's own problem.
+                // The address may lie outside of the memory; then nothing is written.
                 let _written = self.memory.write_bytes(BASE + u64::from(at), bytes);
             }
             2 | 3 => self.offer(u.arbitrary()?),
@@ -175,7 +175,7 @@ impl Device {
         Ok(())
     }
 
-    /// What a driver does to add a chain; of a packed ring, one descriptor, whose other fields are as they are.
+    /// Makes a chain available as a driver does; in a packed ring, one descriptor, whose other fields stay unchanged.
     fn offer(&mut self, head: u8) {
         let size = self.choice.size;
         if self.choice.format == Format::Split {
@@ -192,7 +192,7 @@ impl Device {
         self.next = if index + 1 == size { (0, !wrap) } else { (index + 1, wrap) };
     }
 
-    /// The front-end writes to the in-flight region.
+    /// Writes to the in-flight region as a front-end can.
     fn scribble(&self, u: &mut Unstructured<'_>) -> Result<()> {
         let Some(region) = &self.inflight else { return Ok(()) };
         let (at, len) = (u.arbitrary::<u16>()?, u.arbitrary::<u8>()? % 24);
@@ -202,7 +202,7 @@ impl Device {
         Ok(())
     }
 
-    /// Another device takes this one's place, if what it finds makes sense.
+    /// Replaces the device by a successor, if the region's content is valid.
     fn crash(&mut self) -> Result<()> {
         self.in_flight.drain(..).for_each(|(id, _)| self.sg.end(id));
         self.has_given = false;
@@ -243,7 +243,7 @@ impl Device {
         self.in_flight.push((head, None));
     }
 
-    /// A block request: header, data either way, a status byte.
+    /// A block request: header, data in either direction, a status byte.
     fn start(&mut self, head: u16) {
         let before = (self.chain.readable_len(), self.chain.writable_len());
         let status = self.chain.take_last_writable();
@@ -291,7 +291,7 @@ impl Device {
 
     fn publish(&mut self) {
         let _called = self.queue.publish();
-        // Else the index is the driver's to scribble on.
+        // Otherwise the driver may have overwritten the index.
         if std::mem::take(&mut self.has_given) {
             if let Virtqueue::Split(queue) = &self.queue {
                 assert_eq!(used_idx(&self.device), queue.next_used());

@@ -1,7 +1,7 @@
-//! Bytes that an RPC client may send, in pieces: to the decoder, and on to the dispatcher.
+//! Arbitrary bytes of an RPC client, in pieces: to the decoder, and on to the dispatcher.
 //!
-//! The first byte says how the rest is cut. Whatever comes, it is answered in JSON, the same in pieces as in one; and after a parse error
-//! comes nothing more.
+//! The first byte decides how the rest is cut. For any input, the answer is JSON, and is the same for the pieces as for
+//! the whole; after a parse error there is no further answer.
 #![no_main]
 
 use aryk_rpc::wire::Decoder;
@@ -25,7 +25,7 @@ fn methods() -> Methods<()> {
     Methods::new(Rc::new(()), table, |()| true)
 }
 
-/// All that is sent back.
+/// Everything that the server sends back.
 fn answers(pieces: &mut dyn Iterator<Item = &[u8]>) -> Vec<u8> {
     let methods = METHODS.with(Rc::clone);
     let mut decoder = Decoder::default();

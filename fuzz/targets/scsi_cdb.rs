@@ -1,6 +1,6 @@
-//! Hostile initiators of a SCSI disk in memory: any CDBs, of any length, with data lists of any length.
+//! Hostile initiators of a SCSI disk in memory: arbitrary CDBs, of any length, with data lists of any length.
 //!
-//! Whatever they ask for, nothing panics, every command ends, and none says that it moved more than there was room for.
+//! For any input, no code panics, every command ends, and no command reports more data than its buffer holds.
 #![no_main]
 
 use aryk_bdev::{Access, Identity, Registry};
@@ -12,24 +12,24 @@ use libfuzzer_sys::fuzz_target;
 
 /// Blocks of the disk.
 const BLOCKS: u64 = 256;
-/// Bytes of a data list, at most.
+/// Upper bound of a data list, in bytes.
 const LIST_MAX: usize = 8192;
 
-/// A command: an initiator, a CDB, data, and room for as much.
+/// Executes one command: an initiator, a CDB, data, and a buffer of the same length.
 fn step(all: &mut Initiators, u: &mut Unstructured<'_>) -> Result<()> {
     let who = usize::from(u.arbitrary::<bool>()?);
     let len = usize::from(u.arbitrary::<u8>()? % 34);
     let cdb = u.bytes(len.min(u.len()))?;
     let given = usize::from(u.arbitrary::<u8>()?).min(u.len());
     let mut out = u.bytes(given)?.to_vec();
-    // What follows is like what came first: a list of many blocks needs few bytes of input.
+    // The rest repeats the first byte: so a list of many blocks needs few bytes of input.
     out.resize(usize::from(u.arbitrary::<u16>()?) % LIST_MAX, out.first().copied().unwrap_or(0));
     let room = usize::from(u.arbitrary::<u16>()?) % LIST_MAX;
     let (outcome, data) = all.run(who, cdb, &out, room);
     assert!(outcome.moved as usize <= out.len().max(room));
     assert!(outcome.status != Status::Good || outcome.overrun.is_none());
     if decode(cdb).is_err() {
-        assert!(data.iter().all(|byte| *byte == 0xee), "a command that is none has written");
+        assert!(data.iter().all(|byte| *byte == 0xee), "an invalid command has written data");
     }
     Ok(())
 }

@@ -1,7 +1,9 @@
-//! A hostile guest of a SCSI host's three queues: any bytes in its memory, changed between turns, with two disks in memory behind.
+//! A hostile guest of a SCSI host's three queues: arbitrary bytes in its memory, changed between turns, with two memory
+//! disks behind the queues.
 //!
-//! Commands whose data is shorter or longer than they say, answers without room, functions for what is not there, buffers too small for an event,
-//! addresses of any kind, while disks go and come back. Whatever it does, nothing panics, and the queues can be stopped.
+//! Commands whose data is shorter or longer than declared, responses without a buffer, task management for missing
+//! targets, event buffers that are too small, arbitrary addresses, while disks are unplugged and plugged. For any input,
+//! no code panics, and the queues can be stopped.
 #![no_main]
 
 use aryk_bdev::{Identity, Registry};
@@ -12,28 +14,28 @@ use libfuzzer_sys::fuzz_target;
 
 /// Blocks of each disk.
 const BLOCKS: u64 = 64;
-/// Where most of what matters lies: rings, requests, the first data.
+/// Address of the busy part of the memory: rings, requests, the first data.
 const BUSY: u64 = FREE + 0x4000;
-/// The queue for commands, and those before it.
+/// The indices of the control queue, the event queue and the first request queue.
 const CONTROL: u16 = 0;
 const EVENT: u16 = 1;
 const REQUEST: u16 = 2;
 /// Descriptor flags.
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
-/// Operation codes that a disk knows: the others are drawn less often.
+/// Operation codes that a disk implements; others are drawn less often.
 const KNOWN: [u8; 30] = [
     0x00, 0x03, 0x08, 0x0a, 0x12, 0x15, 0x1a, 0x1b, 0x25, 0x28, 0x2a, 0x2f, 0x35, 0x41, 0x42, 0x55, 0x5a,
     0x5e, 0x5f, 0x88, 0x89, 0x8a, 0x8f, 0x91, 0x93, 0x9e, 0xa0, 0xa3, 0xa8, 0xaa,
 ];
 
-/// The guest.
+/// The guest's driver.
 struct Driver {
     guest: Guest,
 }
 
 impl Driver {
-    /// Offers pieces one after the other, from a random descriptor on; they lie beside each other from `at` on.
+    /// Makes a chain of `pieces` available, from a random descriptor on; the pieces lie one after the other from `at` on.
     fn chain(&mut self, queue: u16, at: u64, pieces: &[(u32, bool)], u: &mut Unstructured<'_>) -> Result<()> {
         let head = u.int_in_range(0..=SIZE - 1)?;
         let mut at = at;
@@ -47,7 +49,7 @@ impl Driver {
         Ok(())
     }
 
-    /// A command that a disk might do, with data that may be too much or too little.
+    /// A command that a disk may implement, with data that may be too long or too short.
     fn command(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         let at = u.int_in_range(FREE..=BUSY)?;
         let mut request = [0; 51];
@@ -68,7 +70,7 @@ impl Driver {
         self.chain(REQUEST, at, &pieces, u)
     }
 
-    /// A function, for a command that there may be.
+    /// A task management function, for a command that may exist.
     fn manage(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         let at = u.int_in_range(FREE..=BUSY)? as usize;
         self.guest.memory.write(at, &u.int_in_range(0_u32..=3)?);
@@ -107,7 +109,7 @@ impl Driver {
     }
 }
 
-/// A unit's address, mostly of one that there is.
+/// The address of a unit, mostly of an existing one.
 fn address(u: &mut Unstructured<'_>) -> Result<[u8; 8]> {
     Ok(match u.int_in_range(0..=7)? {
         0 => u.arbitrary()?,
@@ -117,7 +119,7 @@ fn address(u: &mut Unstructured<'_>) -> Result<[u8; 8]> {
     })
 }
 
-/// Bytes of a list: none, whole blocks, or whatever.
+/// Bytes of a list: none, whole blocks, or any number.
 fn length(u: &mut Unstructured<'_>) -> Result<u32> {
     Ok(match u.int_in_range(0..=3)? {
         0 => 0,

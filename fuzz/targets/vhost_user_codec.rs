@@ -1,5 +1,5 @@
-//! The vhost-user codec: any bytes, in pieces of any size, give the messages that they give in one piece, or the same
-//! error; and each message asks for no more file descriptors than one may carry.
+//! The vhost-user codec: arbitrary bytes, in pieces of any size, give the same messages as in one piece, or the same
+//! error; and no message allows more file descriptors than a message may carry.
 //!
 //! The first byte is the size of the pieces; the rest is the stream.
 #![no_main]

@@ -1,7 +1,7 @@
-//! A vhost-user session with a hostile front-end: any messages in any order, with file descriptors of every kind, some of them
-//! truncated while they are mapped. The device checks what it is told and touches the memory that it is given.
+//! A vhost-user session with a hostile front-end: any messages in any order, with file descriptors of every kind, some of
+//! them truncated while they are mapped. The device checks its parameters and touches all memory of its queues.
 //!
-//! The input is a list of steps: a byte for the request, one for its shape, then what the shape needs.
+//! The input is a list of steps: a byte for the request, one for its shape, then the shape's parameters.
 #![no_main]
 
 use aryk_dma::{GuestArea, install_fault_handler};
@@ -26,7 +26,7 @@ use tokio::runtime::Runtime;
 const QUEUES: u16 = 3;
 /// Bytes in each memory file.
 const FILE: u64 = 0x1_0000;
-/// Where the front-end says that its memory is.
+/// The user address of the front-end's memory.
 const USER: u64 = 0x7f00_0000_0000;
 
 #[derive(Default)]
@@ -35,7 +35,7 @@ struct Checker {
     session: RefCell<Option<SessionHandle>>,
 }
 
-/// Reads and writes all that a queue is given, from end to end.
+/// Reads and writes all memory of a queue, from end to end.
 fn touch(queue: &QueueSetup) {
     let rings = &queue.rings;
     for area in [&rings.desc, &rings.driver, &rings.device].into_iter().chain(&queue.inflight) {
@@ -147,7 +147,7 @@ impl Device for Checker {
     }
 }
 
-/// One of each kind of file that a front-end might send.
+/// One file of each kind that a front-end may send.
 struct Files(Vec<OwnedFd>);
 
 impl Files {
@@ -176,7 +176,7 @@ fn pair(index: u32, num: u32) -> Vec<u8> {
     [index.to_ne_bytes(), num.to_ne_bytes()].concat()
 }
 
-/// A memory region, most often one that can be mapped.
+/// A memory region, mostly one that can be mapped.
 fn region(u: &mut Unstructured<'_>) -> Result<Vec<u8>> {
     let (at, shape): (u8, u8) = (u.arbitrary()?, u.arbitrary()?);
     let at = u64::from(at % 8) * FILE;
@@ -188,7 +188,7 @@ fn region(u: &mut Unstructured<'_>) -> Result<Vec<u8>> {
     })
 }
 
-/// A request, its payload, and its file descriptors by number: sound as a rule, anything now and then.
+/// A request, its payload, and the numbers of its file descriptors: mostly valid, sometimes arbitrary.
 fn request(u: &mut Unstructured<'_>) -> Result<(u32, Vec<u8>, Vec<u8>)> {
     let (code, shape): (u8, u8) = (u.arbitrary()?, u.arbitrary()?);
     let index = u32::from(shape % 4);
@@ -246,7 +246,7 @@ fn later_request(code: u8, shape: u8, u: &mut Unstructured<'_>) -> Result<(u32, 
             (6, integers(&[size, offset]), memory)
         }
         24 => {
-            // A ring that is logged, anywhere or at a page.
+            // A ring with dirty logging, at any address or at a page.
             let at = USER + u64::from(u.arbitrary::<u8>()?) * 4096;
             let log = if shape >= 0x80 { u.arbitrary()? } else { u64::from(shape) * 4096 };
             let flags = u32::from(shape & 0x60 != 0x60);
@@ -261,7 +261,7 @@ fn later_request(code: u8, shape: u8, u: &mut Unstructured<'_>) -> Result<(u32, 
     })
 }
 
-/// An in-flight region, most often one that can be mapped.
+/// An in-flight region, mostly one that can be mapped.
 fn inflight(shape: u8, u: &mut Unstructured<'_>) -> Result<Vec<u8>> {
     let (queues, size) = (u16::from(shape % 4), 1_u16 << (shape >> 4));
     let (bytes, offset) = match shape >> 2 & 3 {
@@ -281,7 +281,7 @@ fn send(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
     if !fds.is_empty() {
         assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
     }
-    // It may be full, or closed at the other end.
+    // The socket may be full, or closed by the peer.
     let _ = sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
 }
 
@@ -290,7 +290,7 @@ async fn front_end(u: &mut Unstructured<'_>, stream: UnixStream) -> Result<()> {
     while !u.is_empty() {
         let shape = u.arbitrary::<u8>()?;
         if shape == 0xff {
-            // Whatever is mapped of it from here on is a hole.
+            // From here on, every mapped page of the file is a hole.
             ftruncate(files.get(0), 0).expect("a memfd can be truncated");
             continue;
         }

@@ -1,7 +1,8 @@
-//! Bytes that a client of the web page or of the metrics may send, in pieces.
+//! Arbitrary bytes of a client of the web page or of the metrics, in pieces.
 //!
-//! The first byte says whom it talks to, and how the rest is cut. To the page's numbers the rest is only a query, which a second, naive reader reads too. Whatever comes, what is answered is
-//! HTTP, nobody is kept waiting, and the next client is served.
+//! The first byte chooses the server, and how the rest is cut. For the page's numbers the rest is only a query, which a
+//! second, naive parser checks. For any input, the answer is HTTP, it comes in time, and the server serves the next
+//! client.
 #![no_main]
 
 use aryk_bdev::{Bdev, QosGroup};
@@ -20,12 +21,12 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 use tokio::task::LocalSet;
 
-/// As long as an answer may take.
+/// Timeout of an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Bytes of a filter that are not too many.
+/// Allowed length of a filter, in bytes.
 const FILTER_MAX: usize = 256;
 
-/// A daemon that has nothing.
+/// A daemon without reactors, disks and controllers.
 #[derive(Default)]
 struct Nothing(Collector);
 
@@ -60,7 +61,7 @@ struct Rig {
     local: LocalSet,
     page: SocketAddr,
     metrics: SocketAddr,
-    /// They serve as long as it is there.
+    /// The servers run as long as the sender exists.
     _stop: watch::Sender<bool>,
 }
 
@@ -86,7 +87,7 @@ impl Rig {
         Self { runtime, local, page, metrics, _stop: stop }
     }
 
-    /// All that is answered to these pieces. A client may be hung up on before it has sent all.
+    /// The whole answer to these pieces. The server may close the connection before the client has sent all of them.
     fn answers<'a>(&self, address: SocketAddr, pieces: impl Iterator<Item = &'a [u8]>) -> Vec<u8> {
         let talk = async {
             let mut stream = TcpStream::connect(address).await.expect("somebody listens");
@@ -102,12 +103,12 @@ impl Rig {
             all
         };
         let answers = async { tokio::time::timeout(PATIENCE, talk).await };
-        let answers = self.local.block_on(&self.runtime, answers).expect("nobody is kept waiting");
+        let answers = self.local.block_on(&self.runtime, answers).expect("an answer in time");
         assert!(answers.is_empty() || answers.starts_with(b"HTTP/1."), "{answers:?}");
         answers
     }
 
-    /// The status and content of the page's numbers.
+    /// The HTTP status and the body of the page's numbers.
     fn numbers(&self, query: &str) -> (u16, String) {
         let request =
             format!("GET /live.json?{query} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
@@ -119,7 +120,7 @@ impl Rig {
     }
 }
 
-/// A value without its escapes.
+/// Decodes the escapes of a value.
 fn plain(value: &str) -> Option<String> {
     let value = value.replace('+', " ");
     let mut parts = value.split('%');
@@ -135,7 +136,7 @@ fn plain(value: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// Whether a query makes sense.
+/// Whether a query is valid.
 fn makes_sense(query: &str) -> bool {
     let mut filter = String::new();
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {

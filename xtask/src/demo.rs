@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use aryk_guest_tests::fio::{self, Measured};
-use aryk_guest_tests::{Daemon, Disk, Guest, Image, Machine};
+use aryk_guest_tests::{Daemon, Disk, Guest, Image, Vm};
 use comfy_table::{CellAlignment, Table, presets};
 
 use crate::progress::Clock;
@@ -101,8 +101,8 @@ fn serve(bin: &Path, directory: &Path) -> Result<Daemon> {
 fn boot(daemon: &Daemon, image: &Image, directory: &Path, clock: &Clock) -> Result<Table> {
     let socket = daemon.attach("demo", &[])?;
     clock.say(&format!("A guest boots from {} with its disk at {}:", image.kernel, socket.display()));
-    let machine = Machine::with_disks(vec![Disk::new(&socket, QUEUES)]);
-    let mut guest = Guest::boot(image, &machine, &script(), directory)?;
+    let vm = Vm::with_disks(vec![Disk::new(&socket, QUEUES)]);
+    let mut guest = Guest::boot(image, &vm, &script(), directory)?;
     loop {
         let line = guest.wait_line("-", TIMEOUT)?;
         if line == "-- done" {

@@ -1,11 +1,12 @@
-//! Which values a read may see. Pure: events in, verdicts out. Test tool, any thread.
+//! Decides which values a read may return. Pure: events in, verdicts out. Test tool, any thread.
 //!
-//! A request's interval is from before the device could see it to when its completion was seen. Within it a write may be applied at any
-//! time, and more than once: a request that was in flight at a crash is submitted again. So a read may see a write W, unless something
-//! that was submitted after W had completed, itself completed before the read was submitted, and left another value: a later write, or an
-//! earlier read that saw another value. What is still in flight may always be seen.
+//! A request's interval is from before the device could see it until its completion was seen. Within the interval a write
+//! may be applied at any time, and more than once: a request that was in flight at a crash is submitted again. So a read
+//! may return a write W unless there is a request that was submitted after W had completed, that completed before the
+//! read was submitted, and that shows another value: a later write, or an earlier read that returned another value.
+//! Writes that are still in flight may always be seen.
 //!
-//! A write-zeroes is a write of zeroes. A discard may leave zeroes or what was there.
+//! A write-zeroes is a write of zeroes. A discard leaves zeroes or the old content.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,17 +14,17 @@ use std::ops::Range;
 
 use crate::content::Content;
 
-/// A moment: the number of events before it.
+/// A point in time: the number of events before it.
 type Moment = u64;
 
-/// What a changing request leaves.
+/// The effect of a changing request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Sectors with its number.
+    /// Writes sectors that carry the write's number.
     Write,
-    /// Zeroes.
+    /// Writes zeroes.
     Zeroes,
-    /// Zeroes, or nothing changed.
+    /// Writes zeroes, or changes nothing.
     Discard,
 }
 
@@ -33,7 +34,7 @@ struct Candidate {
     seq: u64,
     change: Change,
     completed: Option<Moment>,
-    /// From when on no new read may see it.
+    /// The moment from which no new read may return the value.
     obsolete: Option<Moment>,
 }
 
@@ -61,13 +62,13 @@ impl fmt::Display for Candidate {
         let state = match (self.completed, self.obsolete) {
             (None, _) => " in flight",
             (Some(_), None) => "",
-            (Some(_), Some(_)) => " overwritten meanwhile",
+            (Some(_), Some(_)) => " overwritten since",
         };
         write!(f, "{name} {}{state}", self.seq)
     }
 }
 
-/// A read that runs.
+/// A read in flight.
 #[derive(Debug)]
 pub struct Read {
     submitted: Moment,
@@ -75,14 +76,14 @@ pub struct Read {
 }
 
 impl Read {
-    /// What it reads.
+    /// The sectors of the read.
     #[must_use]
     pub fn sectors(&self) -> Range<u64> {
         self.sectors.clone()
     }
 }
 
-/// A write, write-zeroes or discard that runs.
+/// A write, write-zeroes or discard in flight.
 #[derive(Debug)]
 pub struct Write {
     submitted: Moment,
@@ -92,27 +93,27 @@ pub struct Write {
 }
 
 impl Write {
-    /// Its number, which its sectors carry.
+    /// The request's number, which its sectors carry.
     #[must_use]
     pub const fn seq(&self) -> u64 {
         self.seq
     }
 
-    /// What it changes.
+    /// The sectors of the change.
     #[must_use]
     pub fn sectors(&self) -> Range<u64> {
         self.sectors.clone()
     }
 }
 
-/// A read saw what it must not.
+/// A read returned a value that it must not return.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WrongValue {
-    /// Where.
+    /// The sector.
     pub sector: u64,
-    /// What was seen.
+    /// The returned content.
     pub saw: Content,
-    /// What it might have seen.
+    /// The contents that the read was allowed to return.
     pub allowed: Vec<String>,
 }
 
@@ -122,18 +123,18 @@ impl fmt::Display for WrongValue {
     }
 }
 
-/// What every sector of an area may hold.
+/// The allowed contents of every sector of an area.
 #[derive(Debug)]
 pub struct Checker {
     now: Moment,
     next_seq: u64,
     sectors: Vec<Vec<Candidate>>,
-    /// When the reads that run were submitted.
+    /// The submission times of the reads in flight.
     reads: BTreeMap<Moment, ()>,
 }
 
 impl Checker {
-    /// An area of `sectors`, each holding what write 0 left.
+    /// Creates an area of `sectors`, each with the content of write 0.
     #[must_use]
     pub fn new(sectors: u64) -> Self {
         let first = Candidate { seq: 0, change: Change::Write, completed: Some(0), obsolete: None };
@@ -145,7 +146,7 @@ impl Checker {
         self.now
     }
 
-    /// A change is about to be submitted.
+    /// Records a change that is about to be submitted.
     pub fn submit_write(&mut self, sectors: Range<u64>, change: Change) -> Write {
         let submitted = self.tick();
         let seq = self.next_seq;
@@ -153,14 +154,14 @@ impl Checker {
         let oldest_read = self.reads.first_key_value().map_or(submitted, |(&moment, ())| moment);
         for sector in sectors.clone() {
             let candidates = &mut self.sectors[sector as usize];
-            // What became obsolete before any read that runs was submitted is nobody's any more.
+            // No read in flight can return a value that became obsolete before its submission.
             candidates.retain(|c| c.obsolete.is_none_or(|obsolete| obsolete > oldest_read));
             candidates.push(Candidate { seq, change, completed: None, obsolete: None });
         }
         Write { submitted, seq, change, sectors }
     }
 
-    /// A change's completion was seen.
+    /// Records the completion of a change.
     pub fn complete_write(&mut self, write: &Write) {
         let now = self.tick();
         for sector in write.sectors() {
@@ -174,17 +175,17 @@ impl Checker {
         }
     }
 
-    /// A read is about to be submitted.
+    /// Records a read that is about to be submitted.
     pub fn submit_read(&mut self, sectors: Range<u64>) -> Read {
         let submitted = self.tick();
         self.reads.insert(submitted, ());
         Read { submitted, sectors }
     }
 
-    /// A read's completion was seen, with this in its buffer, sector by sector.
+    /// Records the completion of a read, with the contents of its buffer, sector by sector.
     ///
     /// # Errors
-    /// The first value that it must not have seen.
+    /// The first content that the read must not return.
     pub fn complete_read(
         &mut self,
         read: &Read,
@@ -205,17 +206,18 @@ impl Checker {
             let allowed = candidates.iter().filter(|c| may_see(c)).map(ToString::to_string).collect();
             return Err(WrongValue { sector, saw: content, allowed });
         }
-        // At some moment since then the sector held this: what had completed before and is something else, is past.
+        // At some moment since `since` the sector held this content: different values whose requests had completed before
+        // are obsolete.
         for candidate in candidates.iter_mut().filter(|c| !c.is(content) && c.completed_before(since)) {
             candidate.obsolete.get_or_insert(now);
         }
         Ok(())
     }
 
-    /// What a sector may hold now that nothing runs, by looking past the device.
+    /// Checks a sector's content in the file, past the device, while no request is in flight.
     ///
     /// # Errors
-    /// It holds something else.
+    /// The sector has another content.
     pub fn check_at_rest(&mut self, sector: u64, content: Content) -> Result<(), WrongValue> {
         let now = self.tick();
         self.see(sector, content, now, now)

@@ -1,7 +1,7 @@
-//! What the test writes into a sector, and how it knows it again. Test tool, any thread.
+//! The content of sectors that the test writes, and its recognition. Test tool, any thread.
 //!
-//! Every sector carries its own number and that of its write; the rest of it follows from the two, so that a sector that is torn, or in
-//! the wrong place, is none that was ever written.
+//! Every sector carries its own number and that of its write; its other bytes are computed from the two numbers, so a
+//! torn sector, or one in the wrong place, differs from every sector that was ever written.
 
 use std::fmt;
 
@@ -10,20 +10,20 @@ use crate::random::mix;
 /// Bytes in a sector: the unit of all checks, whatever the disk's block is.
 pub const SECTOR: usize = 512;
 
-/// What a sector holds.
+/// The content of a sector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// What write number `0` put there.
+    /// The content that write number `0` left.
     Written(u64),
     /// Nothing but zeroes.
     Zero,
-    /// Something that no request wrote there.
+    /// A content that no request wrote into this sector.
     Foreign {
-        /// Which sector it says it is.
+        /// The sector's number, as the content says.
         sector: u64,
-        /// Which write it says it is.
+        /// The write's number, as the content says.
         seq: u64,
-        /// Byte from which on it is not what these two say.
+        /// The first byte that differs from the content of these two numbers.
         differs_at: usize,
     },
 }
@@ -40,7 +40,7 @@ impl fmt::Display for Content {
     }
 }
 
-/// The bytes of `sector` as write `seq` leaves them.
+/// The content of `sector` after write `seq`.
 #[must_use]
 pub fn fill(sector: u64, seq: u64) -> [u8; SECTOR] {
     let mut bytes = [0; SECTOR];
@@ -54,7 +54,7 @@ pub fn fill(sector: u64, seq: u64) -> [u8; SECTOR] {
     bytes
 }
 
-/// What bytes read from `sector` are.
+/// Recognizes the content of bytes that were read from `sector`.
 #[must_use]
 pub fn identify(sector: u64, bytes: &[u8; SECTOR]) -> Content {
     if bytes.iter().all(|&b| b == 0) {

@@ -14,26 +14,26 @@ use crate::load::SECTORS;
 use crate::rpc;
 use crate::shape::{Device, Mode, Shape};
 
-/// An orderly end waits for what runs.
+/// Timeout of an orderly shutdown, which waits for requests in flight.
 const DRAIN: Duration = Duration::from_secs(20);
 const CONTROLLER: &str = "guest";
 
-/// Where everything of one life is.
+/// The paths of one life.
 #[derive(Debug)]
 pub struct Place {
-    /// Sockets and logs.
+    /// Directory of sockets and logs.
     directory: PathBuf,
-    /// The disk.
+    /// The disk's file.
     image: PathBuf,
-    /// The program.
+    /// The daemon's program.
     arykd: PathBuf,
 }
 
 impl Place {
-    /// Sockets and logs in `directory`; the disk, which is made here, in `disks`.
+    /// Uses `directory` for sockets and logs; creates the disk in `disks`.
     ///
     /// # Errors
-    /// They cannot be written.
+    /// The files cannot be written.
     pub fn new(directory: &Path, disks: &Path, arykd: &Path) -> Result<Self> {
         let image = disks.join("crash.img");
         let sectors: Vec<u8> = (0..SECTORS).flat_map(|sector| content::fill(sector, 0)).collect();
@@ -42,9 +42,9 @@ impl Place {
         Ok(Self { directory: directory.to_owned(), image, arykd: arykd.to_owned() })
     }
 
-    /// Where the front-end and the daemon meet.
+    /// The vhost-user socket.
     #[must_use]
-    pub fn meeting_point(&self, mode: Mode) -> PathBuf {
+    pub fn vhost_socket(&self, mode: Mode) -> PathBuf {
         match mode {
             Mode::Server => self.directory.join("vhost").join(CONTROLLER),
             Mode::Client => self.directory.join("front-end"),
@@ -55,10 +55,10 @@ impl Place {
         self.directory.join("rpc")
     }
 
-    /// What is on the disk, as any other program reads it.
+    /// Reads the disk's content past the daemon.
     ///
     /// # Errors
-    /// It cannot be read, or has another length than it was made with.
+    /// The file cannot be read, or has another length than at its creation.
     pub fn image(&self) -> Result<Vec<u8>> {
         let bytes = std::fs::read(&self.image)?;
         ensure!(bytes.len() as u64 == SECTORS * SECTOR as u64, "the disk has {} bytes", bytes.len());
@@ -66,7 +66,7 @@ impl Place {
     }
 }
 
-/// A running daemon, or one after the other with a supervisor; killed when dropped.
+/// A running daemon, or a series of them under a supervisor; killed when dropped.
 #[derive(Debug)]
 pub struct Daemon {
     process: Process,
@@ -74,17 +74,17 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts the first of a life, and has its disk and controller made.
+    /// Starts the first daemon of a life, and creates its disk and controller.
     ///
     /// # Errors
-    /// It cannot be started, or refuses.
+    /// The daemon cannot be started, or refuses a call.
     pub fn first(place: &Place, shape: &Shape) -> Result<Self> {
         let daemon = Self::spawn(place, None, shape.supervised)?;
         let disk = json!({"name": "disk", "filename": place.image, "block_size": shape.block_size});
         rpc::call(&place.rpc(), "bdev_uring_create", &disk)?;
         let mut controller = json!({"ctrlr": CONTROLLER, "num_queues": shape.queues});
         if shape.mode == Mode::Client {
-            controller["connect"] = json!(place.meeting_point(Mode::Client));
+            controller["connect"] = json!(place.vhost_socket(Mode::Client));
         }
         match shape.device {
             Device::Blk => {
@@ -103,10 +103,10 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Starts one that knows from its predecessors what there is; `step`, as `used:7`, is where it is to kill itself.
+    /// Starts a daemon with the state of its predecessors; `step`, such as `used:7`, is where it kills itself.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The daemon cannot be started.
     pub fn spawn(place: &Place, step: Option<&str>, supervised: bool) -> Result<Self> {
         let path = |path: PathBuf| path.display().to_string();
         let mut arguments = vec![path(place.arykd.clone()), "-r".into(), path(place.rpc()), "-S".into()];
@@ -127,7 +127,7 @@ impl Daemon {
         Ok(Self { process, supervised })
     }
 
-    /// Whether it has ended, by itself or by [`Daemon::kill`].
+    /// Whether the daemon has ended, by itself or by [`Daemon::kill`].
     ///
     /// # Errors
     /// Those of `waitpid`.
@@ -135,10 +135,10 @@ impl Daemon {
         Ok(self.process.exited()?.is_some())
     }
 
-    /// Kills it, as a crash would, and returns at once. A supervisor stays.
+    /// Kills the daemon like a crash, and returns at once. A supervisor stays.
     ///
     /// # Errors
-    /// It has ended before.
+    /// The daemon has ended before.
     pub fn kill(&mut self) -> Result<()> {
         if !self.supervised {
             return self.process.signal(Signal::KILL);
@@ -149,21 +149,21 @@ impl Daemon {
         Ok(kill_process(child.context("the supervisor has no daemon")?, Signal::KILL)?)
     }
 
-    /// Whether another one comes by itself.
+    /// Whether a supervisor restarts the daemon.
     #[must_use]
     pub const fn is_supervised(&self) -> bool {
         self.supervised
     }
 
-    /// Returns once it is gone.
-    pub fn bury(&mut self) {
+    /// Waits until the daemon has ended.
+    pub fn wait_until_ended(&mut self) {
         self.process.kill();
     }
 
-    /// Ends it as an operator does.
+    /// Ends the daemon by SIGTERM, as an operator does.
     ///
     /// # Errors
-    /// It has ended before, or does not end with success.
+    /// The daemon has ended before, or exits with an error.
     pub fn stop(mut self) -> Result<()> {
         self.process.signal(Signal::TERM)?;
         let status = self.process.wait(DRAIN)?;
@@ -172,7 +172,8 @@ impl Daemon {
     }
 }
 
-/// Has all queues of a daemon with two cores move from one to the other, and back, until it is no more. Its successor has one core, and refuses.
+/// Moves all queues of a daemon with two cores from one core to the other, and back, until the daemon has ended. Its
+/// successor has one core, and refuses.
 fn move_queues(socket: &Path) {
     for round in 0_u64.. {
         let Ok(told) = rpc::call(socket, "thread_get_stats", &json!({})) else { return };
@@ -193,7 +194,7 @@ fn move_queues(socket: &Path) {
     }
 }
 
-/// Whether a queue only did not move this time: its requests took too long, or it has just come to its end.
+/// Whether the error is temporary: the queue's requests took too long, or the queue has just ended.
 fn is_passing(error: &str) -> bool {
     ["-110", "-19"].iter().any(|code| error.contains(&format!("\"code\":{code},")))
 }

@@ -1,7 +1,7 @@
-//! A guest and its front-end: it keeps queues full, checks all that comes back, and meets one back-end after the other. Test tool, one
-//! thread.
+//! A guest and its front-end: keeps queues full, checks all completions, and connects to one back-end after the other.
+//! Test tool, one thread.
 //!
-//! What is in its rings stays there while no back-end is connected, as a guest's requests do.
+//! Requests in the rings stay there while no back-end is connected, like a guest's requests.
 
 use std::fmt;
 use std::io::ErrorKind;
@@ -16,30 +16,30 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::checker::Checker;
 use crate::content::{self, SECTOR};
-use crate::load::{self, SECTORS, Wish};
+use crate::load::{self, IoRequest, SECTORS};
 use crate::memory::Memory;
 use crate::random::Random;
-use crate::requests::{self, Answered, Kept};
+use crate::requests::{self, Outcome, Pending};
 use crate::session::{self, Inflight};
 use crate::shape::{Mode, Shape};
 
-/// The longest that a request may take, restarts apart.
-pub const PATIENCE: Duration = Duration::from_secs(20);
-/// How long a wait for a call may be before the rings are looked at without one.
+/// Upper bound of a request's duration, apart from restarts.
+pub const TIMEOUT: Duration = Duration::from_secs(20);
+/// Timeout of a wait for a call, after which the rings are polled without one.
 const CALL_WAIT: Duration = Duration::from_millis(100);
-/// How much later the call of a completion may come.
+/// Allowed delay between a completion and its call.
 const CALL_LATE: Duration = Duration::from_secs(1);
-/// How often a back-end's socket is tried, and a running one is asked whether it is there.
-const LOOK: Duration = Duration::from_millis(1);
-/// After how many requests another depth is chosen.
+/// Interval of attempts to connect to a back-end, and of checks that a connected one is alive.
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
+/// Number of requests after which the depth changes.
 const DEPTH_CHANGE: u64 = 500;
 
-/// The back-end did what it must not, or not what it must.
+/// The back-end violated a rule.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Violation {
-    /// Which rule.
+    /// The rule.
     pub kind: Kind,
-    /// What was seen.
+    /// What happened.
     pub detail: String,
 }
 
@@ -47,19 +47,19 @@ pub struct Violation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// A read saw what it must not.
+    /// A read returned a value that it must not return.
     WrongValue,
-    /// A completion of what was not outstanding.
+    /// The back-end completed a chain that was not outstanding.
     NotOutstanding,
-    /// A request was answered by an error, or with a wrong length.
+    /// A request failed, or was completed with a wrong length.
     Failed,
-    /// A request was not answered.
+    /// A request was not completed in time.
     Unanswered,
-    /// A completion was not announced.
+    /// A completion came without a call.
     NotCalled,
-    /// The back-end ended on its own, or could not be met.
+    /// The back-end ended by itself, or could not be connected.
     Session,
-    /// The file holds what it must not.
+    /// The file has a content that it must not have.
     File,
 }
 
@@ -71,8 +71,8 @@ impl fmt::Display for Violation {
 
 #[derive(Debug)]
 struct Outstanding {
-    kept: Kept,
-    /// For a unit that wants to be asked again.
+    kept: Pending,
+    /// Pending to submit the request again after a unit attention.
     pieces: Vec<Piece>,
     since: Instant,
 }
@@ -92,24 +92,24 @@ impl Queue {
     }
 }
 
-/// What happened so far.
+/// Counters of the run so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Counts {
-    /// Completed.
+    /// Completed requests.
     pub requests: u64,
-    /// Of them reads.
+    /// Reads among them.
     pub reads: u64,
-    /// Sectors that were compared.
+    /// Sectors whose content was checked.
     pub sectors_checked: u64,
-    /// Sessions that were established.
+    /// Established sessions.
     pub sessions: u64,
-    /// Attempts that a back-end's death cut short.
+    /// Attempts that failed because the back-end died.
     pub sessions_cut: u64,
-    /// Requests that a unit wanted to be asked again: once for each back-end at most.
+    /// Requests that ended with a unit attention and were submitted again: at most one per back-end.
     pub attentions: u64,
 }
 
-/// See the module.
+/// A guest and its front-end; see the module.
 #[derive(Debug)]
 pub struct FrontEnd {
     shape: Shape,
@@ -121,28 +121,28 @@ pub struct FrontEnd {
     path: PathBuf,
     listener: Option<UnixListener>,
     session: Option<Session>,
-    /// When the socket was looked at last.
-    looked: Instant,
+    /// When the socket was last checked.
+    socket_checked: Instant,
     depth: u64,
-    /// When the back-end that answers now was met.
-    met: Instant,
-    /// Why the last attempt to meet one failed.
+    /// When the connected back-end was connected.
+    connected_at: Instant,
+    /// Why the last attempt to connect failed.
     refusal: Option<String>,
-    /// When a completion was seen last.
+    /// When the last completion was seen.
     pub last_completion: Instant,
     /// The longest time between two completions while requests were outstanding.
     pub longest_gap: Duration,
-    /// The first completion of the session that runs.
+    /// When the first completion of the current session was seen.
     pub first_of_session: Option<Instant>,
-    /// What happened so far.
+    /// Counters of the run so far.
     pub counts: Counts,
 }
 
 impl FrontEnd {
-    /// A front-end that meets its back-ends at `path`.
+    /// Creates a front-end that connects to its back-ends at `path`.
     ///
     /// # Errors
-    /// The kernel gives no memory, or no socket.
+    /// The kernel refuses memory or a socket.
     pub fn new(shape: &Shape, mut random: Random, path: &Path) -> Result<Self> {
         let count = shape.first_queue() + shape.queues;
         let memory = Memory::new(count, shape.depth)?;
@@ -179,8 +179,8 @@ impl FrontEnd {
             path: path.to_owned(),
             listener,
             session: None,
-            looked: now,
-            met: now,
+            socket_checked: now,
+            connected_at: now,
             refusal: None,
             last_completion: now,
             longest_gap: Duration::ZERO,
@@ -189,13 +189,13 @@ impl FrontEnd {
         })
     }
 
-    /// What is outstanding.
+    /// Number of outstanding requests.
     #[must_use]
     pub fn running(&self) -> usize {
         self.queues.iter().map(Queue::running).sum()
     }
 
-    /// The first of its queues that carries requests.
+    /// The first queue that carries requests.
     fn first_queue(&self) -> usize {
         self.shape.first_queue().into()
     }
@@ -212,45 +212,46 @@ impl FrontEnd {
         self.session.is_some()
     }
 
-    /// One turn: meets, reaps, submits if it is to, and waits for a moment if there was nothing to do.
+    /// One turn: connects, reaps completions, submits requests if `submit`, and waits a moment if there was nothing to
+    /// do.
     ///
     /// # Errors
     /// A violation.
     pub fn turn(&mut self, submit: bool) -> Result<(), Violation> {
-        self.look()?;
+        self.check_session()?;
         let mut work = self.reap()?;
         if submit {
-            work += self.submit_wishes();
+            work += self.submit_requests();
         }
         self.check_answers()?;
         if work == 0 { self.wait() } else { Ok(()) }
     }
 
-    /// Sees whether the back-end is gone, or a new one there.
-    fn look(&mut self) -> Result<(), Violation> {
-        if self.looked.elapsed() < LOOK {
+    /// Checks whether the back-end is gone, or a new one can be connected.
+    fn check_session(&mut self) -> Result<(), Violation> {
+        if self.socket_checked.elapsed() < POLL_INTERVAL {
             return Ok(());
         }
-        self.looked = Instant::now();
+        self.socket_checked = Instant::now();
         if self.session.as_ref().is_some_and(|session| session.wire().has_ended()) {
             self.session = None;
         }
         if self.session.is_none() {
-            // What the last one has completed is its own.
+            // The previous back-end's completions still count for it.
             self.reap()?;
-            if let Some(stream) = self.meet() {
+            if let Some(stream) = self.connect() {
                 self.establish(stream);
             }
         }
         Ok(())
     }
 
-    fn meet(&mut self) -> Option<UnixStream> {
-        let met = match &self.listener {
+    fn connect(&mut self) -> Option<UnixStream> {
+        let stream = match &self.listener {
             None => UnixStream::connect(&self.path),
             Some(listener) => listener.accept().map(|(stream, _)| stream),
         };
-        match met {
+        match stream {
             Ok(stream) => Some(stream),
             Err(error) if error.kind() == ErrorKind::WouldBlock => None,
             Err(error) => {
@@ -276,19 +277,19 @@ impl FrontEnd {
         match session::establish(stream, &self.shape, SECTORS, &self.memory, &announced, &mut self.inflight) {
             Ok(session) => {
                 self.session = Some(session);
-                self.met = Instant::now();
+                self.connected_at = Instant::now();
                 self.first_of_session = None;
                 self.counts.sessions += 1;
             }
             Err(error) => {
-                // It may have been killed meanwhile. One that refuses for good is found by `check_answers`.
+                // The back-end may have been killed. One that refuses permanently is found by `check_answers`.
                 self.counts.sessions_cut += 1;
                 self.refusal = Some(format!("{error:#}"));
             }
         }
     }
 
-    /// Takes all completions; how many there were.
+    /// Takes all completions; returns their number.
     fn reap(&mut self) -> Result<u64, Violation> {
         let mut taken = 0;
         for index in 0..self.queues.len() {
@@ -317,31 +318,31 @@ impl FrontEnd {
         let done = queue.outstanding[usize::from(slot)].take().expect("the ring knows what is outstanding");
         let place = self.memory.slot(index as u16, slot);
         match requests::answered(&self.memory, &done.kept, place, len, &self.shape) {
-            Answered::Well => queue.free.push(slot),
-            Answered::Attention
+            Outcome::Success => queue.free.push(slot),
+            Outcome::Attention
                 if self.counts.attentions < self.counts.sessions + self.counts.sessions_cut =>
             {
                 self.counts.attentions += 1;
-                requests::unanswer(&self.memory, place);
+                requests::reset_status(&self.memory, place);
                 queue.ring.add(slot, &done.pieces, self.shape.indirect.then_some(place.table));
                 queue.outstanding[usize::from(slot)] = Some(done);
                 self.publish(index);
                 return Ok(());
             }
-            Answered::Attention => {
+            Outcome::Attention => {
                 let what = format!("{:?}: one attention more than there were sessions", done.kept);
                 return Err(violation(Kind::Failed, what));
             }
-            Answered::Badly(said) => {
+            Outcome::Failure(said) => {
                 let what = format!("{:?}: answered {said:?}, {len} bytes written", done.kept);
                 return Err(violation(Kind::Failed, what));
             }
         }
         self.counts.requests += 1;
         match done.kept {
-            Kept::Flush => {}
-            Kept::Write(write) => self.checker.complete_write(&write),
-            Kept::Read(read) => {
+            Pending::Flush => {}
+            Pending::Write(write) => self.checker.complete_write(&write),
+            Pending::Read(read) => {
                 let sectors = read.sectors();
                 self.counts.reads += 1;
                 self.counts.sectors_checked += sectors.end - sectors.start;
@@ -356,13 +357,13 @@ impl FrontEnd {
         Ok(())
     }
 
-    /// Fills the queues up; how many requests that were.
-    fn submit_wishes(&mut self) -> u64 {
+    /// Fills the queues; returns the number of submitted requests.
+    fn submit_requests(&mut self) -> u64 {
         let mut submitted = 0;
         for index in self.first_queue()..self.queues.len() {
             while (self.queues[index].running() as u64) < self.depth {
-                let wish = load::draw(&mut self.random, &self.shape);
-                if !self.submit(index, &wish) {
+                let request = load::draw(&mut self.random, &self.shape);
+                if !self.submit(index, &request) {
                     break;
                 }
                 submitted += 1;
@@ -378,13 +379,13 @@ impl FrontEnd {
     fn publish(&mut self, index: usize) {
         let queue = &mut self.queues[index];
         if queue.ring.publish() {
-            // Full is as good: the device has not looked yet.
+            // EAGAIN, a full counter, is harmless: the device has not read the earlier kicks yet.
             let _ = rustix::io::write(&queue.kick, &1_u64.to_ne_bytes());
         }
     }
 
-    /// Puts a request into a ring, without showing it yet; whether there was room.
-    fn submit(&mut self, index: usize, wish: &Wish) -> bool {
+    /// Puts a request into a ring, without making it visible; returns whether there was space.
+    fn submit(&mut self, index: usize, request: &IoRequest) -> bool {
         let queue = &mut self.queues[index];
         let Some(&slot) = queue.free.last() else { return false };
         let place = self.memory.slot(index as u16, slot);
@@ -394,40 +395,41 @@ impl FrontEnd {
             return false;
         }
         let (memory, checker) = (&self.memory, &mut self.checker);
-        let (pieces, kept) = requests::prepare(&mut self.random, memory, checker, wish, place, &self.shape);
+        let (pieces, kept) =
+            requests::prepare(&mut self.random, memory, checker, request, place, &self.shape);
         queue.free.pop();
         queue.ring.add(slot, &pieces, self.shape.indirect.then_some(place.table));
         queue.outstanding[usize::from(slot)] = Some(Outstanding { kept, pieces, since: Instant::now() });
         true
     }
 
-    /// Whether a request waits for longer than it may, whoever is there to answer.
+    /// Checks that no request waits longer than allowed, with or without a connected back-end.
     fn check_answers(&self) -> Result<(), Violation> {
         let Some(oldest) = self.oldest() else { return Ok(()) };
         let waited = oldest.elapsed();
-        if waited < PATIENCE || (self.connected() && self.met.elapsed() < PATIENCE) {
+        if waited < TIMEOUT || (self.connected() && self.connected_at.elapsed() < TIMEOUT) {
             return Ok(());
         }
         let (running, refusal) = (self.running(), self.refusal.as_deref().unwrap_or("none"));
-        let state = if self.connected() { "connected" } else { "nobody is connected" };
+        let state = if self.connected() { "connected" } else { "not connected" };
         let detail = format!(
             "the oldest of {running} requests waits for {waited:.1?}, {state}; last refusal: {refusal}"
         );
         Err(violation(Kind::Unanswered, detail))
     }
 
-    /// Waits for a call, or for the back-end to come or go.
+    /// Waits for a call, or for the back-end to connect or disconnect.
     fn wait(&mut self) -> Result<(), Violation> {
         for queue in &mut self.queues {
             let mut count = [0; 8];
-            // Nothing there is as good.
+            // EAGAIN is harmless: there was no call.
             let _ = rustix::io::read(&queue.call, &mut count);
             queue.ring.arm();
         }
         if self.any_ready() {
             return Ok(());
         }
-        let timeout = if self.connected() { CALL_WAIT } else { LOOK };
+        let timeout = if self.connected() { CALL_WAIT } else { POLL_INTERVAL };
         if self.poll(timeout)? || !self.connected() || !self.any_ready() {
             return Ok(());
         }
@@ -441,7 +443,7 @@ impl FrontEnd {
         self.queues.iter().any(|queue| queue.ring.is_ready())
     }
 
-    /// Whether something happened within `timeout`.
+    /// Waits for an event; returns whether one came within `timeout`.
     fn poll(&self, timeout: Duration) -> Result<bool, Violation> {
         let mut fds: Vec<_> =
             self.queues.iter().map(|queue| PollFd::new(&queue.call, PollFlags::IN)).collect();
@@ -456,7 +458,7 @@ impl FrontEnd {
         }
     }
 
-    /// Submits nothing more, and returns when all is answered.
+    /// Submits nothing more, and returns when all requests are complete.
     ///
     /// # Errors
     /// A violation.
@@ -467,7 +469,7 @@ impl FrontEnd {
         Ok(())
     }
 
-    /// Reads the whole area through the device. Nothing may run.
+    /// Reads the whole area through the device. No request may be in flight.
     ///
     /// # Errors
     /// A violation.
@@ -475,7 +477,7 @@ impl FrontEnd {
         let (first, mut next) = (self.first_queue(), 0);
         while next < SECTORS {
             let range = next..next + 8;
-            if self.submit(first, &Wish::Read(range)) {
+            if self.submit(first, &IoRequest::Read(range)) {
                 next += 8;
             } else {
                 self.publish(first);
@@ -486,7 +488,7 @@ impl FrontEnd {
         self.drain()
     }
 
-    /// Compares the file with what may be in it. Nothing may run.
+    /// Compares the file's content with the allowed contents. No request may be in flight.
     ///
     /// # Errors
     /// A violation, as [`Kind::File`].

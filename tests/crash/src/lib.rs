@@ -1,8 +1,11 @@
-//! A crash test: a guest of our own keeps its queues full while `arykd` is killed under it, and checks everything that it reads.
+//! A crash test: the test's own guest keeps its queues full while `arykd` is killed under it, and checks everything that
+//! it reads.
 //!
-//! [`front_end`] is the guest and its front-end, with [`session`]s and [`memory`], made of `aryk-front-end`'s parts; [`checker`] knows which values a read may
-//! see, [`content`] what sectors look like, [`load`] which request comes next, [`requests`] how it is put. [`life`] is one front-end from start to end, with the
-//! [`daemon`]s that it meets; [`report`] adds them up. A test tool: it measures time, sleeps and starts processes. One thread; `unsafe` is left to `aryk-dma`.
+//! [`front_end`] is the guest and its front-end, with [`session`]s and [`memory`], made of `aryk-front-end`'s parts;
+//! [`checker`] decides which values a read may return, [`content`] defines the content of sectors, [`load`] draws the
+//! next request, [`requests`] builds it. [`life`] is one front-end from start to end, with the [`daemon`]s that it
+//! connects to; [`report`] adds them up. A test tool: it measures time, sleeps and starts processes. One thread; `unsafe`
+//! is left to `aryk-dma`.
 #![forbid(unsafe_code)]
 #![expect(clippy::disallowed_methods, reason = "it waits for other processes, in wall time")]
 

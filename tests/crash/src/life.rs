@@ -1,4 +1,5 @@
-//! One life of a front-end: its load, its back-ends' deaths, and what is left in the end. Test tool, one thread.
+//! One life of a front-end: its load, the crashes of its back-ends, and the check of the disk at the end. Test tool, one
+//! thread.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -12,43 +13,43 @@ use crate::front_end::{Counts, FrontEnd, Kind, Violation, violation};
 use crate::random::Random;
 use crate::shape::Shape;
 
-/// How long a daemon may work without reaching its step, before it is killed anyway.
-const STEP_PATIENCE: Duration = Duration::from_secs(2);
-/// A kill comes within this time of a restart, or of the first completion after it.
+/// Time until a daemon that does not reach its step is killed anyway.
+const STEP_TIMEOUT: Duration = Duration::from_secs(2);
+/// Upper bound of the delay between a restart, or the first completion after it, and the next kill.
 const DELAY_MAX: Duration = Duration::from_millis(80);
 
-/// A supervisor lets a daemon wait that takes the place of one that lived for less than a second.
+/// A supervisor delays the restart of a daemon that ran for less than this time.
 const LIVED: Duration = Duration::from_secs(1);
-/// Lines of the daemons' log that are kept of a life in which something was wrong.
+/// Lines of the daemons' log that are kept of a life with a violation.
 const LOG_LINES: usize = 25;
 
 /// When a daemon is killed.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Plan {
-    /// By us, some time after its first completion.
+    /// By the test, some time after its first completion.
     Later {
-        /// How long.
+        /// The delay.
         us: u64,
     },
-    /// By us, some time after it was started: in its recovery, or before.
+    /// By the test, some time after its start: during its recovery, or before.
     Early {
-        /// How long.
+        /// The delay.
         us: u64,
     },
     /// By itself, at a step.
     Step {
-        /// Its name.
+        /// The step's name.
         step: &'static str,
-        /// At which time.
+        /// At which occurrence of the step.
         time: u64,
-        /// By a panic of the thread that is there, and not by a signal.
+        /// By a panic of the thread at the step, instead of a signal.
         panics: bool,
     },
 }
 
 impl Plan {
-    /// For crash number `crash` of a run: every other one is at a step, and these take turns.
+    /// Draws the plan of crash number `crash` of a run: every other crash is at a step, and the steps take turns.
     fn draw(random: &mut Random, crash: u64, shape: &Shape) -> Self {
         if shape.supervised {
             return Self::Later { us: (LIVED.as_micros() as u64) + random.below(100_000) };
@@ -58,7 +59,7 @@ impl Plan {
             let most = match step {
                 Step::Recovered | Step::Started => shape.queues.into(),
                 Step::Moving => 50,
-                Step::Found | Step::Marked | Step::Submitted | Step::Completed | Step::Answered => 1000,
+                Step::Found | Step::Marked | Step::Submitted | Step::Completed | Step::Outcome => 1000,
                 _ => 150,
             };
             return Self::Step { step: step.name(), time: 1 + random.below(most), panics: random.chance(25) };
@@ -80,53 +81,54 @@ impl Plan {
 /// One crash.
 #[derive(Clone, Debug, Serialize)]
 pub struct Crash {
-    /// When it was to be.
+    /// The plan.
     pub plan: Plan,
     /// Whether the step was reached, or the time came.
     pub reached: bool,
     /// Requests that were outstanding.
     pub outstanding: usize,
-    /// From the death until the next daemon's first completion, in microseconds; none if that was killed before it had one.
+    /// From the daemon's death until the next daemon's first completion, in microseconds; `None` if the next was killed
+    /// before that.
     pub gap_us: Option<u64>,
 }
 
-/// What one life was like.
+/// The results of one life.
 #[derive(Clone, Debug, Serialize)]
 pub struct Record {
-    /// Its number in the run; with the seed it repeats the life.
+    /// The life's number in the run; with the seed it repeats the life.
     pub life: u64,
     /// Its front-end and disk.
     pub shape: Shape,
-    /// What was done.
+    /// Its counters.
     pub counts: Counts,
-    /// The longest time between two completions without any event, in microseconds.
+    /// The longest time between two completions without a crash, in microseconds.
     pub control_us: u64,
-    /// What happened to its daemons.
+    /// The crashes of its daemons.
     pub crashes: Vec<Crash>,
-    /// What was wrong.
+    /// The violation that ended it.
     pub violation: Option<Violation>,
-    /// The daemons' log, where something was wrong.
+    /// The daemons' log, if there was a violation.
     pub log: Option<String>,
 }
 
-/// What all lives of a run have in common.
+/// The settings of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings<'a> {
-    /// The program.
+    /// The daemon's program.
     pub arykd: &'a Path,
-    /// Where disks are made.
+    /// Directory of disks.
     pub disks: &'a Path,
-    /// Where everything that is drawn comes from.
+    /// The seed of all random decisions.
     pub seed: u64,
-    /// How long the load runs undisturbed.
+    /// How long the load runs without crashes.
     pub control: Duration,
 }
 
-/// Lives life number `life`, with crashes of these numbers.
+/// Runs life number `life`, with crashes of these numbers.
 ///
 /// # Errors
-/// The test itself cannot go on; violations are in the record.
-pub fn live(
+/// The test itself cannot continue; violations are in the record.
+pub fn run_life(
     settings: Settings<'_>,
     life: u64,
     shape: &Shape,
@@ -136,14 +138,14 @@ pub fn live(
     let disks = tempfile::tempdir_in(settings.disks)?;
     let place = Place::new(sockets.path(), disks.path(), settings.arykd)?;
     let random = |stream| Random::new(settings.seed, life << 8 | stream);
-    let front_end = FrontEnd::new(shape, random(1), &place.meeting_point(shape.mode))?;
+    let front_end = FrontEnd::new(shape, random(1), &place.vhost_socket(shape.mode))?;
     let mut plans: Vec<_> = crashes.map(|crash| Plan::draw(&mut random(2 + crash), crash, shape)).collect();
     plans.reverse();
     let daemon = Daemon::first(&place, shape)?;
     let mut running =
         Life { place: &place, front_end, daemon, started: Instant::now(), last: None, crashes: Vec::new() };
     let mut control = Duration::ZERO;
-    let outcome = running.through(settings.control, &mut control, plans);
+    let outcome = running.run_crashes(settings.control, &mut control, plans);
     let mut record = Record {
         life,
         shape: shape.clone(),
@@ -156,13 +158,13 @@ pub fn live(
     let outcome = outcome.and_then(|()| running.end());
     if let Err(violation) = outcome {
         record.violation = Some(violation);
-        record.log = Some(last_words(sockets.path()));
+        record.log = Some(log_tail(sockets.path()));
     }
     Ok(record)
 }
 
-/// The end of what the daemons said.
-fn last_words(directory: &Path) -> String {
+/// The last lines of the daemons' log.
+fn log_tail(directory: &Path) -> String {
     let log = std::fs::read_to_string(directory.join("arykd.log")).unwrap_or_default();
     let lines: Vec<_> = log.lines().collect();
     lines[lines.len().saturating_sub(LOG_LINES)..].join("\n")
@@ -172,38 +174,38 @@ struct Life<'a> {
     place: &'a Place,
     front_end: FrontEnd,
     daemon: Daemon,
-    /// When the daemon was.
+    /// When the daemon was started.
     started: Instant,
-    /// When the one before died, and how many sessions there had been.
+    /// When the previous daemon died, and the number of sessions before.
     last: Option<(Instant, u64)>,
     crashes: Vec<Crash>,
 }
 
 impl Life<'_> {
-    /// Through the load and all crashes, and back to rest. `plans` are taken from the end.
-    fn through(
+    /// Runs the load and all crashes, and ends with the final check. Takes `plans` from the end.
+    fn run_crashes(
         &mut self,
         control: Duration,
         longest_gap: &mut Duration,
         mut plans: Vec<Plan>,
     ) -> Result<(), Violation> {
-        self.until(|life| life.front_end.first_of_session.is_some())?;
+        self.run_until(|life| life.front_end.first_of_session.is_some())?;
         self.front_end.longest_gap = Duration::ZERO;
         let started = Instant::now();
-        self.until(|_| started.elapsed() > control)?;
+        self.run_until(|_| started.elapsed() > control)?;
         *longest_gap = self.front_end.longest_gap;
         while let Some(plan) = plans.pop() {
             let next = plans.last().and_then(Plan::step);
             self.crash(plan, next.as_deref())?;
         }
-        self.until(Self::is_served)?;
+        self.run_until(Self::is_served)?;
         self.note_gap();
         self.front_end.drain()?;
         self.front_end.read_back()
     }
 
-    /// Runs the load until something has come true, or the daemon has ended; whether it has come true.
-    fn until(&mut self, mut condition: impl FnMut(&Self) -> bool) -> Result<bool, Violation> {
+    /// Runs the load until `condition` is true, or the daemon has ended; returns whether the condition became true.
+    fn run_until(&mut self, mut condition: impl FnMut(&Self) -> bool) -> Result<bool, Violation> {
         loop {
             if condition(self) {
                 return Ok(true);
@@ -215,26 +217,28 @@ impl Life<'_> {
         }
     }
 
-    /// Whether the daemon that runs now has completed something.
+    /// Whether the current daemon has completed a request.
     fn is_served(&self) -> bool {
         let sessions = self.last.map_or(0, |(_, sessions)| sessions);
         self.front_end.counts.sessions > sessions && self.front_end.first_of_session.is_some()
     }
 
-    /// For how long it has done so.
+    /// The time since the current daemon's first completion.
     fn served(&self) -> Duration {
         let first = self.front_end.first_of_session.filter(|_| self.is_served());
         first.map_or(Duration::ZERO, |first| first.elapsed())
     }
 
-    /// Waits for the daemon's time and sees it die; starts the next, which is to die at `step`.
+    /// Waits for the daemon's death as planned; starts the next daemon, which dies at `step`.
     fn crash(&mut self, plan: Plan, step: Option<&str>) -> Result<(), Violation> {
         let alive = match plan {
-            Plan::Early { us } => self.until(|life| life.started.elapsed() >= Duration::from_micros(us))?,
-            Plan::Later { us } => {
-                self.until(|life| life.is_served() && life.served() >= Duration::from_micros(us))?
+            Plan::Early { us } => {
+                self.run_until(|life| life.started.elapsed() >= Duration::from_micros(us))?
             }
-            Plan::Step { .. } => self.until(|life| life.served() >= STEP_PATIENCE)?,
+            Plan::Later { us } => {
+                self.run_until(|life| life.is_served() && life.served() >= Duration::from_micros(us))?
+            }
+            Plan::Step { .. } => self.run_until(|life| life.served() >= STEP_TIMEOUT)?,
         };
         let by_itself = matches!(plan, Plan::Step { .. });
         if !alive && !by_itself {
@@ -249,14 +253,14 @@ impl Life<'_> {
         let outstanding = self.front_end.running();
         self.crashes.push(Crash { plan, reached: alive != by_itself, outstanding, gap_us: None });
         if !self.daemon.is_supervised() {
-            self.daemon.bury();
+            self.daemon.wait_until_ended();
             self.daemon = Daemon::spawn(self.place, step, false).map_err(broken)?;
         }
         self.started = Instant::now();
         Ok(())
     }
 
-    /// How long it took from the last crash until the first completion after it, if that has come.
+    /// Records the time from the last crash until the first completion after it, once that has come.
     fn note_gap(&mut self) {
         let Some(first) = self.front_end.first_of_session.filter(|_| self.is_served()) else { return };
         if let (Some((died, _)), Some(crash)) = (self.last, self.crashes.last_mut()) {
@@ -264,7 +268,7 @@ impl Life<'_> {
         }
     }
 
-    /// Nothing runs any more: what is in the file?
+    /// Ends the load and the daemon, and checks the file's content.
     fn end(mut self) -> Result<(), Violation> {
         self.daemon.stop().map_err(broken)?;
         let bytes = self.place.image().map_err(|error| violation(Kind::File, format!("{error:#}")))?;

@@ -1,4 +1,4 @@
-//! Which request comes next. Test tool, the front-end's thread.
+//! Draws the next request. Test tool, the front-end's thread.
 
 use std::ops::Range;
 
@@ -7,41 +7,41 @@ use crate::memory::DATA_MAX;
 use crate::random::Random;
 use crate::shape::Shape;
 
-/// Sectors of the area under load: small, so that requests meet.
+/// Sectors of the area under load: few, so that requests overlap.
 pub const SECTORS: u64 = 4096;
-/// Sectors of the part of it that most requests go to.
+/// Sectors of the part of it that most requests address.
 const HOT: u64 = 192;
 
-/// What to ask of the disk.
+/// A request to the disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wish {
+pub enum IoRequest {
     /// Sectors to read.
     Read(Range<u64>),
     /// Sectors to write.
     Write(Range<u64>),
-    /// Sectors to fill with zeroes; whether they may be unmapped.
+    /// Sectors to fill with zeroes; whether the disk may unmap them.
     WriteZeroes(Range<u64>, bool),
     /// Sectors to discard.
     Discard(Range<u64>),
-    /// All that completed shall be durable.
+    /// Makes all completed writes durable.
     Flush,
 }
 
 /// Draws the next request.
-pub fn draw(random: &mut Random, shape: &Shape) -> Wish {
+pub fn draw(random: &mut Random, shape: &Shape) -> IoRequest {
     match random.below(100) {
-        0..=46 => Wish::Read(range(random, shape)),
-        47..=92 => Wish::Write(range(random, shape)),
-        93..=95 => Wish::Flush,
+        0..=46 => IoRequest::Read(range(random, shape)),
+        47..=92 => IoRequest::Write(range(random, shape)),
+        93..=95 => IoRequest::Flush,
         96..=97 => {
             let unmap = random.chance(50);
-            Wish::WriteZeroes(range(random, shape), unmap)
+            IoRequest::WriteZeroes(range(random, shape), unmap)
         }
-        _ => Wish::Discard(range(random, shape)),
+        _ => IoRequest::Discard(range(random, shape)),
     }
 }
 
-/// 1 to 8 pieces of 4 KiB; anywhere that the disk's block allows.
+/// 1 to 8 ranges of 4 KiB, at any place that the disk's block size allows.
 fn range(random: &mut Random, shape: &Shape) -> Range<u64> {
     let block = u64::from(shape.block_size) / SECTOR as u64;
     let most = DATA_MAX / SECTOR as u64;
@@ -55,7 +55,7 @@ fn range(random: &mut Random, shape: &Shape) -> Range<u64> {
     start..start + len
 }
 
-/// Parts into which data is cut at most.
+/// Upper bound of the parts of a request's data.
 pub const PARTS_MAX: usize = 4;
 
 /// Cuts `bytes` of data into 1 to [`PARTS_MAX`] parts.

@@ -12,9 +12,10 @@ use aryk_crash_tests::report::Report;
 use aryk_crash_tests::shape::{Device, Format, Mode, Shape};
 use clap::Parser;
 
-/// Crashes of one life. Even, so that its first is by our hand: the daemon of the control has no step to die at.
+/// Crashes of one life. Even, so that the first crash is a kill by the test: the daemon of the control phase has no step
+/// to die at.
 const CRASHES: u64 = 10;
-/// How long a life runs undisturbed.
+/// How long a life runs without crashes.
 const CONTROL: Duration = Duration::from_millis(300);
 
 /// Kills arykd under load, and checks everything that a front-end reads.
@@ -24,31 +25,31 @@ struct Cli {
     /// The daemon
     #[arg(long, value_name = "PATH", hide = true)]
     arykd: PathBuf,
-    /// Crashes; 0 runs each kind of front-end undisturbed
+    /// Number of crashes; 0 runs each kind of front-end without crashes
     #[arg(long, default_value_t = 50)]
     rounds: u64,
-    /// What requests, front-ends and delays are drawn from
+    /// Seed of requests, front-ends and delays
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Only this life of the run that seed and rounds describe
+    /// Only this life of the run with this seed and number of crashes
     #[arg(long)]
     life: Option<u64>,
-    /// Only front-ends that connect so
+    /// Only front-ends that connect in this mode
     #[arg(long, value_enum)]
     mode: Vec<Mode>,
-    /// Only disks that are this to the guest
+    /// Only disks of this device type
     #[arg(long, value_enum)]
     device: Option<Device>,
     /// Only rings of this format
     #[arg(long, value_enum)]
     format: Vec<Format>,
-    /// Where disks are made: on a real file system
+    /// Directory for disks, on a real file system
     #[arg(long, value_name = "DIR", default_value = ".")]
     disks: PathBuf,
-    /// Write everything to this file
+    /// Write all results to this JSON file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write a page to this file
+    /// Write the results as a Markdown page to this file
     #[arg(long, value_name = "FILE")]
     markdown: Option<PathBuf>,
 }
@@ -79,10 +80,13 @@ fn run(cli: &Cli) -> Result<()> {
         }
         let shape = Shape::draw(&mut Random::new(cli.seed, life << 8), life, cli.device, &modes, &formats);
         println!("life {life}: {}, {} crashes", shape.summary(), crashes.end - crashes.start);
-        let record = life::live(settings, life, &shape, crashes)?;
+        let record = life::run_life(settings, life, &shape, crashes)?;
         if let Some(violation) = &record.violation {
             println!("VIOLATION: {violation}\n{}", record.log.as_deref().unwrap_or_default());
-            println!("again: cargo xtask crash --seed {} --rounds {} --life {life}", cli.seed, cli.rounds);
+            println!(
+                "to repeat: cargo xtask crash --seed {} --rounds {} --life {life}",
+                cli.seed, cli.rounds
+            );
         }
         records.push(record);
     }

@@ -1,4 +1,4 @@
-//! The guest's memory: where things lie in it, and access to them. Test tool, the front-end's thread.
+//! The layout of the guest's memory, and access to it. Test tool, the front-end's thread.
 
 use aryk_dma::GuestArea;
 use aryk_front_end::{Error, Memory as Guest};
@@ -21,14 +21,14 @@ pub struct Memory {
     slots: u64,
 }
 
-/// Where the parts of one request lie, as offsets into the memory.
+/// Offsets of the parts of one request in the memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Slot {
-    /// 64 bytes: a block device's kind and sector, or a SCSI host's request.
+    /// 64 bytes: a block device's request type and sector, or a SCSI host's request.
     pub header: u64,
     /// 64 bytes: the range of a discard or write-zeroes.
     pub range: u64,
-    /// 128 bytes: a block device's status, or a SCSI host's answer.
+    /// 128 bytes: a block device's status, or a SCSI host's response.
     pub status: u64,
     /// Descriptors, 16 bytes each.
     pub table: u64,
@@ -37,48 +37,48 @@ pub struct Slot {
 }
 
 impl Memory {
-    /// Memory for `queues` rings with `slots` requests each.
+    /// Allocates memory for `queues` rings with `slots` requests each.
     ///
     /// # Errors
-    /// The kernel gives none.
+    /// The kernel refuses the memory.
     pub fn new(queues: u16, slots: u16) -> Result<Self, Error> {
         let (queues, slots) = (u64::from(queues), u64::from(slots));
         let guest = Guest::new(queues * (RING_SPACE + slots * SLOT_SPACE))?;
         Ok(Self { guest, queues, slots })
     }
 
-    /// As the back-end is given it.
+    /// The memory that is shared with the back-end.
     #[must_use]
     pub const fn guest(&self) -> &Guest {
         &self.guest
     }
 
-    /// All of it.
+    /// The whole memory.
     #[must_use]
     pub const fn whole(&self) -> &GuestArea {
         self.guest.whole()
     }
 
-    /// Where a queue's rings begin.
+    /// The offset of a queue's rings.
     #[must_use]
     pub fn ring(&self, queue: u16) -> u64 {
         u64::from(queue) * RING_SPACE
     }
 
-    /// Where a request lies.
+    /// The offsets of a request's parts.
     #[must_use]
     pub fn slot(&self, queue: u16, slot: u16) -> Slot {
         let at = self.queues * RING_SPACE + (u64::from(queue) * self.slots + u64::from(slot)) * SLOT_SPACE;
         Slot { header: at, range: at + 64, status: at + 128, table: at + 256, data: at + SLOT_HEAD }
     }
 
-    /// A sector of a request's data.
+    /// Reads a sector of a request's data.
     #[must_use]
     pub fn sector(&self, data: u64, index: u64) -> [u8; SECTOR] {
         self.whole().read((data + index * SECTOR as u64) as usize)
     }
 
-    /// Changes a sector of a request's data.
+    /// Writes a sector of a request's data.
     pub fn set_sector(&self, data: u64, index: u64, bytes: &[u8; SECTOR]) {
         self.whole().write((data + index * SECTOR as u64) as usize, bytes);
     }

@@ -1,4 +1,4 @@
-//! What a run says: as JSON, and as a page. Test tool, one thread.
+//! The report of a run: as JSON, and as a page. Test tool, one thread.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -10,47 +10,47 @@ use crate::life::{Plan, Record};
 /// A run.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// What everything was drawn from.
+    /// The seed of all random decisions.
     pub seed: u64,
-    /// Crashes.
+    /// Number of crashes.
     pub rounds: usize,
-    /// Lives in which something was wrong.
+    /// Lives with a violation.
     pub violations: usize,
     /// Requests that were completed.
     pub requests: u64,
-    /// Sectors that were compared.
+    /// Sectors whose content was checked.
     pub sectors_checked: u64,
-    /// Deaths by the step at which they were to be, and how many of them were there.
+    /// Deaths by their planned step, and how many of them happened there.
     pub steps: BTreeMap<&'static str, Reached>,
-    /// Gaps by who connects, of kills by us.
+    /// Gaps of kills by the test, by connection mode.
     pub gaps: BTreeMap<String, Gaps>,
-    /// The longest time between two completions without any event, by who connects.
+    /// The longest time between two completions without a crash, by connection mode.
     pub control: BTreeMap<String, Gaps>,
-    /// One front-end each.
+    /// The lives, each of one front-end.
     pub lives: Vec<Record>,
 }
 
-/// How often a step was to be reached, and was.
+/// How often a step was planned, and reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Reached {
-    /// Planned.
+    /// Planned deaths.
     pub planned: u32,
-    /// Died there.
+    /// Deaths that happened at the step.
     pub reached: u32,
 }
 
 /// A distribution, in microseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Gaps {
-    /// How many.
+    /// Number of values.
     pub count: usize,
-    /// Half are not above.
+    /// The median.
     pub p50_us: u64,
-    /// 99 of 100 are not above.
+    /// The 99th percentile.
     pub p99_us: u64,
-    /// The longest.
+    /// The maximum.
     pub max_us: u64,
-    /// All of them, in order of size.
+    /// All values, sorted.
     #[serde(skip)]
     sorted: Vec<u64>,
 }
@@ -66,18 +66,19 @@ impl Gaps {
     }
 }
 
-/// What a page begins with.
+/// The first paragraph of the page.
 const INTRODUCTION: &str = "\
 Written by `cargo xtask crash --markdown FILE`. A front-end keeps its queues full of reads and overlapping writes of a small area, and
-checks all that it reads, while `arykd` is killed under it: by hand, some time after it began to answer or while it recovers, and by
-itself at every labelled step of a request. With a supervisor it lives for a second before, for one that dies young waits.
+checks all that it reads, while `arykd` is killed under it: by the test, some time after its first completion or during its recovery, and by
+itself at every labelled step of a request. Under a supervisor it runs for a second first, because the supervisor delays the restart of a
+daemon that dies earlier.
 ";
 
-/// A backlog of at most so many requests is small.
+/// Upper bound of a small number of requests in flight.
 const SMALL: usize = 32;
 
 impl Report {
-    /// Adds up what lives were like.
+    /// Adds up the results of lives.
     #[must_use]
     pub fn new(seed: u64, lives: Vec<Record>) -> Self {
         let mut steps: BTreeMap<_, Reached> = BTreeMap::new();
@@ -112,7 +113,7 @@ impl Report {
         }
     }
 
-    /// One line.
+    /// A summary in one line.
     #[must_use]
     pub fn summary(&self) -> String {
         format!(
@@ -126,7 +127,7 @@ impl Report {
         )
     }
 
-    /// A page.
+    /// The report as a Markdown page.
     #[must_use]
     pub fn markdown(&self) -> String {
         let mut page = format!("# Crash test\n\n{INTRODUCTION}\n{}.\n", self.summary());
@@ -168,7 +169,7 @@ impl Report {
         Ok(())
     }
 
-    /// Lives, crashes and requests by the main traits of a shape.
+    /// Lives, crashes and requests by the main properties of a shape.
     fn shapes(&self) -> BTreeMap<String, [u64; 3]> {
         let mut shapes: BTreeMap<String, [u64; 3]> = BTreeMap::new();
         for life in &self.lives {
@@ -193,7 +194,7 @@ fn write_row(page: &mut String, name: &str, gaps: &Gaps) -> std::fmt::Result {
     writeln!(page, "| {name} | {} | {p50} | {p99} | {max} |", gaps.count)
 }
 
-/// Bars of equal width in time, the longest as long as the page is wide.
+/// A histogram with bars of equal width in time; the longest bar is as wide as the page.
 fn write_histogram(page: &mut String, gaps: &Gaps) -> std::fmt::Result {
     const BARS: u64 = 20;
     const WIDTH: usize = 60;

@@ -1,4 +1,4 @@
-//! How a wish becomes a request of either device, and how its answer is read. Test tool, the front-end's thread.
+//! Builds requests for both device types, and reads their responses. Test tool, the front-end's thread.
 
 use std::iter::once;
 use std::ops::Range;
@@ -7,52 +7,53 @@ use aryk_front_end::Piece;
 
 use crate::checker::{Change, Checker, Read, Write};
 use crate::content::{self, SECTOR};
-use crate::load::{self, Wish};
+use crate::load::{self, IoRequest};
 use crate::memory::{Memory, Slot};
 use crate::random::Random;
 use crate::shape::{Device, Shape};
 
-/// Bytes of a block device's header and status (virtio 1.2, section 5.2.6), and of a SCSI host's request and answer (section 5.6.6.1).
+/// Bytes of a block device's header and status (virtio 1.2, section 5.2.6), and of a SCSI host's request and response
+/// (section 5.6.6.1).
 const BLK: [u32; 2] = [16, 1];
 const SCSI: [u32; 2] = [51, 108];
-/// Where in a SCSI answer status and response are, and the sense key of sense data in fixed format.
+/// Offsets of status and response code in a SCSI response, and of the sense key of sense data in fixed format.
 const STATUS_AT: u64 = 10;
 const KEY_AT: u64 = 14;
 const CHECK_CONDITION: u8 = 2;
 const UNIT_ATTENTION: u8 = 6;
 
-/// What is known of a request that runs.
+/// The checker's record of a request in flight.
 #[derive(Debug)]
-pub enum Kept {
-    /// What it may see.
+pub enum Pending {
+    /// A read, and the values that it may return.
     Read(Read),
-    /// What it may leave.
+    /// A change, and the values that it may leave.
     Write(Write),
-    /// It changes nothing.
+    /// A flush changes no value.
     Flush,
 }
 
-/// How a request was answered.
+/// The result of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answered {
-    /// Well, and with as many bytes as it must have.
-    Well,
-    /// Not at all: the unit had something else to say, and wants to be asked again.
+pub enum Outcome {
+    /// Success, with the right number of bytes.
+    Success,
+    /// A unit attention: the command was not executed, and must be submitted again.
     Attention,
-    /// Otherwise; as it says.
-    Badly([u8; 2]),
+    /// A failure; the two bytes of status.
+    Failure([u8; 2]),
 }
 
-/// Writes a request, and notes what it does; its pieces.
+/// Writes a request and records it with the checker; returns its pieces.
 pub fn prepare(
     random: &mut Random,
     memory: &Memory,
     checker: &mut Checker,
-    wish: &Wish,
+    request: &IoRequest,
     place: Slot,
     shape: &Shape,
-) -> (Vec<Piece>, Kept) {
-    let data = data(random, memory, wish, place, shape);
+) -> (Vec<Piece>, Pending) {
+    let data = data(random, memory, request, place, shape);
     let [header, answer] = match shape.device {
         Device::Blk => BLK,
         Device::Scsi => SCSI,
@@ -65,22 +66,22 @@ pub fn prepare(
         Device::Scsi => once(header).chain(read).chain([answer]).chain(written).collect(),
     };
     match shape.device {
-        Device::Blk => write_header(memory, wish, place),
-        Device::Scsi => write_command(memory, wish, place, shape),
+        Device::Blk => write_header(memory, request, place),
+        Device::Scsi => write_command(memory, request, place, shape),
     }
-    unanswer(memory, place);
-    (pieces, keep(memory, checker, wish, place))
+    reset_status(memory, place);
+    (pieces, keep(memory, checker, request, place))
 }
 
-/// Makes a request one that is not answered.
-pub fn unanswer(memory: &Memory, place: Slot) {
+/// Resets the status of a request to a value that no device writes.
+pub fn reset_status(memory: &Memory, place: Slot) {
     memory.whole().write(place.status as usize, &[0xff_u8; 16]);
 }
 
-/// How a request was answered, of which so many bytes were written.
-pub fn answered(memory: &Memory, kept: &Kept, place: Slot, len: u32, shape: &Shape) -> Answered {
+/// The result of a request, of which the device wrote `len` bytes.
+pub fn answered(memory: &Memory, kept: &Pending, place: Slot, len: u32, shape: &Shape) -> Outcome {
     let data = match kept {
-        Kept::Read(read) => sectors_len(&read.sectors()),
+        Pending::Read(read) => sectors_len(&read.sectors()),
         _ => 0,
     };
     let byte = |at: u64| memory.whole().read::<u8>((place.status + at) as usize);
@@ -93,24 +94,24 @@ pub fn answered(memory: &Memory, kept: &Kept, place: Slot, len: u32, shape: &Sha
         && byte(KEY_AT) & 0xf == UNIT_ATTENTION
         && len == answer
     {
-        return Answered::Attention;
+        return Outcome::Attention;
     }
-    if said == [0, 0] && len == answer + data { Answered::Well } else { Answered::Badly(said) }
+    if said == [0, 0] && len == answer + data { Outcome::Success } else { Outcome::Failure(said) }
 }
 
-/// Bytes of sectors.
+/// Bytes of the sectors.
 pub fn sectors_len(sectors: &Range<u64>) -> u32 {
     (sectors.end - sectors.start) as u32 * SECTOR as u32
 }
 
-/// The pieces of a request's data, and what of it is no sectors.
-fn data(random: &mut Random, memory: &Memory, wish: &Wish, place: Slot, shape: &Shape) -> Vec<Piece> {
-    let (len, write) = match (wish, shape.device) {
-        (Wish::Read(sectors), _) => (sectors_len(sectors), true),
-        (Wish::Write(sectors), _) => (sectors_len(sectors), false),
-        (Wish::Flush, _) => return Vec::new(),
-        (Wish::Discard(sectors) | Wish::WriteZeroes(sectors, _), Device::Blk) => {
-            let flags = u32::from(matches!(wish, Wish::WriteZeroes(_, true)));
+/// The pieces of a request's data; writes data that is not sectors.
+fn data(random: &mut Random, memory: &Memory, request: &IoRequest, place: Slot, shape: &Shape) -> Vec<Piece> {
+    let (len, write) = match (request, shape.device) {
+        (IoRequest::Read(sectors), _) => (sectors_len(sectors), true),
+        (IoRequest::Write(sectors), _) => (sectors_len(sectors), false),
+        (IoRequest::Flush, _) => return Vec::new(),
+        (IoRequest::Discard(sectors) | IoRequest::WriteZeroes(sectors, _), Device::Blk) => {
+            let flags = u32::from(matches!(request, IoRequest::WriteZeroes(_, true)));
             let count = (sectors.end - sectors.start) as u32;
             let range =
                 [sectors.start.to_le_bytes(), (u64::from(count) | u64::from(flags) << 32).to_le_bytes()];
@@ -118,7 +119,7 @@ fn data(random: &mut Random, memory: &Memory, wish: &Wish, place: Slot, shape: &
             return vec![Piece { at: place.range, len: 16, write: false }];
         }
         // UNMAP's parameter list of one descriptor (SBC-3, section 5.28.2).
-        (Wish::Discard(sectors), Device::Scsi) => {
+        (IoRequest::Discard(sectors), Device::Scsi) => {
             let (lba, blocks) = blocks_of(sectors, shape);
             let mut list = [0; 24];
             list[..4].copy_from_slice(&[0, 22, 0, 16]);
@@ -127,8 +128,8 @@ fn data(random: &mut Random, memory: &Memory, wish: &Wish, place: Slot, shape: &
             memory.whole().write(place.range as usize, &list);
             return vec![Piece { at: place.range, len: 24, write: false }];
         }
-        // WRITE SAME's one block.
-        (Wish::WriteZeroes(..), Device::Scsi) => {
+        // The one block of WRITE SAME.
+        (IoRequest::WriteZeroes(..), Device::Scsi) => {
             let bytes = shape.block_size;
             (0..u64::from(bytes) / SECTOR as u64)
                 .for_each(|i| memory.set_sector(place.data, i, &[0; SECTOR]));
@@ -144,28 +145,28 @@ fn data(random: &mut Random, memory: &Memory, wish: &Wish, place: Slot, shape: &
     .collect()
 }
 
-/// A block device's header: kind and sector.
-fn write_header(memory: &Memory, wish: &Wish, place: Slot) {
+/// Writes a block device's header: request type and sector.
+fn write_header(memory: &Memory, request: &IoRequest, place: Slot) {
     // Section 5.2.6: VIRTIO_BLK_T_IN, OUT, FLUSH, DISCARD, WRITE_ZEROES.
-    let (kind, sector) = match wish {
-        Wish::Read(sectors) => (0_u64, sectors.start),
-        Wish::Write(sectors) => (1, sectors.start),
-        Wish::Flush => (4, 0),
-        Wish::Discard(_) => (11, 0),
-        Wish::WriteZeroes(..) => (13, 0),
+    let (kind, sector) = match request {
+        IoRequest::Read(sectors) => (0_u64, sectors.start),
+        IoRequest::Write(sectors) => (1, sectors.start),
+        IoRequest::Flush => (4, 0),
+        IoRequest::Discard(_) => (11, 0),
+        IoRequest::WriteZeroes(..) => (13, 0),
     };
     memory.whole().write(place.header as usize, &[kind.to_le(), sector.to_le()]);
 }
 
-/// A SCSI host's request: target 0, unit 0, and a CDB of 16 bytes.
-fn write_command(memory: &Memory, wish: &Wish, place: Slot, shape: &Shape) {
-    // READ, WRITE, SYNCHRONIZE CACHE, UNMAP and WRITE SAME; all but the fourth in their forms of 16 bytes (SBC-3, section 5).
-    let (opcode, flags, sectors) = match wish {
-        Wish::Read(sectors) => (0x88, 0, sectors.clone()),
-        Wish::Write(sectors) => (0x8a, 0, sectors.clone()),
-        Wish::Flush => (0x91, 0, 0..0),
-        Wish::Discard(_) => (0x42, 0, 0..0),
-        Wish::WriteZeroes(sectors, unmap) => (0x93, u8::from(*unmap) << 3, sectors.clone()),
+/// Writes a SCSI host's request: target 0, unit 0, and a CDB of 16 bytes.
+fn write_command(memory: &Memory, request: &IoRequest, place: Slot, shape: &Shape) {
+    // READ, WRITE, SYNCHRONIZE CACHE, UNMAP and WRITE SAME; all but UNMAP in their 16-byte forms (SBC-3, section 5).
+    let (opcode, flags, sectors) = match request {
+        IoRequest::Read(sectors) => (0x88, 0, sectors.clone()),
+        IoRequest::Write(sectors) => (0x8a, 0, sectors.clone()),
+        IoRequest::Flush => (0x91, 0, 0..0),
+        IoRequest::Discard(_) => (0x42, 0, 0..0),
+        IoRequest::WriteZeroes(sectors, unmap) => (0x93, u8::from(*unmap) << 3, sectors.clone()),
     };
     let (lba, blocks) = blocks_of(&sectors, shape);
     let mut request = [0; 51];
@@ -183,33 +184,33 @@ fn write_command(memory: &Memory, wish: &Wish, place: Slot, shape: &Shape) {
     memory.whole().write_bytes(place.header as usize, &request);
 }
 
-/// Sectors in blocks of the disk: the first, and how many.
+/// The sectors in blocks of the disk: the first block, and the number of blocks.
 fn blocks_of(sectors: &Range<u64>, shape: &Shape) -> (u64, u32) {
     let block = u64::from(shape.block_size) / SECTOR as u64;
     (sectors.start / block, ((sectors.end - sectors.start) / block) as u32)
 }
 
-/// Fills a request's sectors, and notes what it does.
-fn keep(memory: &Memory, checker: &mut Checker, wish: &Wish, place: Slot) -> Kept {
+/// Fills a request's sectors, and records the request with the checker.
+fn keep(memory: &Memory, checker: &mut Checker, request: &IoRequest, place: Slot) -> Pending {
     let mut change =
-        |sectors: &Range<u64>, change| Kept::Write(checker.submit_write(sectors.clone(), change));
-    match wish {
-        Wish::Flush => Kept::Flush,
-        Wish::Discard(sectors) => change(sectors, Change::Discard),
-        Wish::WriteZeroes(sectors, _) => change(sectors, Change::Zeroes),
-        Wish::Read(sectors) => {
-            // What an earlier request left there must not pass for an answer.
+        |sectors: &Range<u64>, change| Pending::Write(checker.submit_write(sectors.clone(), change));
+    match request {
+        IoRequest::Flush => Pending::Flush,
+        IoRequest::Discard(sectors) => change(sectors, Change::Discard),
+        IoRequest::WriteZeroes(sectors, _) => change(sectors, Change::Zeroes),
+        IoRequest::Read(sectors) => {
+            // The content of an earlier request must not look like the result of this read.
             for i in 0..sectors.end - sectors.start {
                 memory.whole().write((place.data + i * SECTOR as u64) as usize, &[0xa5_u8; 16]);
             }
-            Kept::Read(checker.submit_read(sectors.clone()))
+            Pending::Read(checker.submit_read(sectors.clone()))
         }
-        Wish::Write(sectors) => {
+        IoRequest::Write(sectors) => {
             let write = checker.submit_write(sectors.clone(), Change::Write);
             for (i, sector) in (0..).zip(sectors.clone()) {
                 memory.set_sector(place.data, i, &content::fill(sector, write.seq()));
             }
-            Kept::Write(write)
+            Pending::Write(write)
         }
     }
 }

@@ -1,6 +1,8 @@
-//! What a front-end says to a back-end that it meets, for the first time or after a crash. Test tool, the front-end's thread.
+//! The messages of a front-end to a back-end, at the first connection or after a crash. Test tool, the front-end's
+//! thread.
 //!
-//! The order is QEMU's. What a back-end must do after a crash follows from the in-flight region, which is the same for all of them.
+//! The order is QEMU's. After a crash, the back-end must follow the in-flight region, which is the same region for all
+//! back-ends.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -14,21 +16,21 @@ use aryk_front_end::{Announced, Request, Session, Wanted, feature, payload, prot
 use crate::memory::Memory;
 use crate::shape::{Device, Format, Shape};
 
-/// Longer than any answer may take here, shorter than what a test waits for.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Longer than any reply takes here, shorter than the timeouts of the test.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The region in which a back-end keeps what is in flight, on behalf of its successor.
+/// The region in which a back-end records requests in flight for its successor.
 #[derive(Debug)]
 pub struct Inflight {
     fd: OwnedFd,
-    /// "Inflight description", as the back-end gave it.
+    /// "Inflight description", as the back-end sent it.
     description: Vec<u8>,
 }
 
-/// Negotiates, hands everything over, and starts the queues.
+/// Negotiates features, shares memory and rings, and starts the queues.
 ///
 /// # Errors
-/// The back-end is gone, refuses, or does not offer what the shape needs.
+/// The back-end is gone, refuses a message, or lacks a feature of the shape.
 pub fn establish(
     stream: UnixStream,
     shape: &Shape,
@@ -39,7 +41,7 @@ pub fn establish(
 ) -> Result<Session> {
     let session = Session::open(stream, &wanted(shape))?;
     check_config(&session, shape, capacity)?;
-    // The format of rings is known from here on, and with it that of the region.
+    // From here on, the back-end knows the ring format, which determines the region's format.
     session.set_features()?;
     let region = match inflight.take() {
         Some(region) => region,
@@ -71,10 +73,10 @@ fn wanted(shape: &Shape) -> Wanted {
     let protocol = protocol::MQ | protocol::CONFIG | protocol::REPLY_ACK | protocol::INFLIGHT_SHMFD;
     let optional_protocol = if shape.memory_slots { protocol::CONFIGURE_MEM_SLOTS } else { 0 };
     let queues = shape.first_queue() + shape.queues;
-    Wanted { features, optional: 0, protocol, optional_protocol, queues, patience: PATIENCE }
+    Wanted { features, optional: 0, protocol, optional_protocol, queues, patience: TIMEOUT }
 }
 
-/// Whether the configuration space is that of the disk, or of a SCSI host.
+/// Checks that the configuration space is that of the disk, or of a SCSI host.
 fn check_config(session: &Session, shape: &Shape, capacity: u64) -> Result<()> {
     if shape.device == Device::Scsi {
         let config = session.config(scsi::CONFIG_LEN)?;

@@ -1,4 +1,4 @@
-//! What one life of a front-end is like: drawn from the seed, or pinned by a person. Test tool, any thread.
+//! The parameters of one life of a front-end: drawn from the seed, or set on the command line. Test tool, any thread.
 
 use aryk_front_end::scsi::FIXED_QUEUES;
 use aryk_front_end::{Format as Layout, Shape as RingShape};
@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::random::Random;
 
-/// Who connects to whom.
+/// The direction of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
@@ -16,7 +16,7 @@ pub enum Mode {
     Client,
 }
 
-/// How rings are laid out.
+/// The layout of rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Format {
@@ -26,7 +26,7 @@ pub enum Format {
     Packed,
 }
 
-/// What the guest's disk is to it.
+/// The device type of the guest's disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Device {
@@ -36,41 +36,42 @@ pub enum Device {
     Scsi,
 }
 
-/// Of five lives two have a SCSI host: of both formats, and of both ways to connect.
+/// Of five lives two have a SCSI host: with both formats, and in both connection modes.
 const DEVICES: [Device; 5] = [Device::Blk, Device::Scsi, Device::Scsi, Device::Blk, Device::Blk];
 
-/// One of so many lives has a supervisor: these take longer, for it lets daemons that die young wait.
+/// One life in this number has a supervisor: such a life takes longer, because the supervisor delays early restarts.
 const SUPERVISED: u64 = 5;
 
 /// The front-end and the disk of one life.
 #[derive(Clone, Debug, Serialize)]
 pub struct Shape {
-    /// What its disk is to the guest.
+    /// The device type of the disk.
     pub device: Device,
-    /// Who connects.
+    /// The connection mode.
     pub mode: Mode,
     /// Whether `arykd --supervise` restarts the daemon; otherwise the test does.
     pub supervised: bool,
-    /// Of all its rings.
+    /// The format of all its rings.
     pub format: Format,
-    /// How many carry requests.
+    /// Number of queues that carry requests.
     pub queues: u16,
-    /// Descriptors of each.
+    /// Descriptors per queue.
     pub size: u16,
-    /// Requests in flight in each at most.
+    /// Upper bound of requests in flight per queue.
     pub depth: u16,
-    /// Whether chains are in tables of their own.
+    /// Whether chains are in indirect tables.
     pub indirect: bool,
-    /// Whether notifications are asked for by index.
+    /// Whether notifications are requested by index.
     pub event_idx: bool,
-    /// Bytes of the disk's block.
+    /// Block size of the disk in bytes.
     pub block_size: u32,
-    /// Whether memory is announced region by region.
+    /// Whether memory regions are announced one by one.
     pub memory_slots: bool,
 }
 
 impl Shape {
-    /// That of life number `life`: devices, unless there is only this one, ways to connect and formats take turns, and `random` says the rest.
+    /// The shape of life number `life`: devices (unless `only` sets one), connection modes and formats take turns;
+    /// `random` decides the rest.
     ///
     /// # Panics
     /// If there is nothing to choose from.
@@ -99,7 +100,7 @@ impl Shape {
         }
     }
 
-    /// Queues before those that carry requests.
+    /// Number of queues before those that carry requests.
     #[must_use]
     pub const fn first_queue(&self) -> u16 {
         match self.device {
@@ -108,7 +109,7 @@ impl Shape {
         }
     }
 
-    /// That of each of its rings.
+    /// The shape of each of its rings.
     #[must_use]
     pub const fn ring(&self) -> RingShape {
         let format = match self.format {
@@ -118,7 +119,7 @@ impl Shape {
         RingShape { format, size: self.size, event_idx: self.event_idx }
     }
 
-    /// In a few words.
+    /// A short description.
     #[must_use]
     pub fn summary(&self) -> String {
         format!(

@@ -1,4 +1,4 @@
-//! The tests: what a guest does with disks that `arykd` serves, and what happens to either meanwhile.
+//! The test cases: Linux guests use disks that `arykd` serves, while the case disturbs one of them.
 
 mod contrib;
 mod disks;
@@ -14,12 +14,12 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use crate::process::tail;
-use crate::{Daemon, Disk, Guest, Image, Machine};
+use crate::{Daemon, Disk, Guest, Image, Vm};
 
-/// Long enough for any script here on a busy machine; a hang is found in the end.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(240);
+/// Timeout of any script in these cases on a busy test machine, so that a hang is found.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(240);
 
-/// What all cases share.
+/// What all cases share: the image and the programs.
 #[derive(Clone, Debug)]
 pub struct Lab {
     /// The guest's image.
@@ -28,7 +28,7 @@ pub struct Lab {
     pub bin: PathBuf,
 }
 
-/// What a case does at its site.
+/// The body of a case.
 type Body = dyn Fn(&Site<'_>) -> Result<()> + Send + Sync;
 
 /// One test.
@@ -49,19 +49,19 @@ impl Case {
         Self { name: name.into(), body: Box::new(body) }
     }
 
-    /// Runs it in an empty directory.
+    /// Runs the case in an empty directory.
     ///
     /// # Errors
-    /// What went wrong, with the daemon's last words.
+    /// The case's failure, with the end of the daemon's log.
     pub fn run(&self, lab: &Lab) -> Result<()> {
         with_site(lab, |site| (self.body)(site))
     }
 }
 
-/// Does something in an empty directory.
+/// Runs `body` in an empty directory.
 ///
 /// # Errors
-/// What went wrong, with the daemon's last words.
+/// The failure of `body`, with the end of the daemon's log.
 pub(crate) fn with_site<T>(lab: &Lab, body: impl FnOnce(&Site<'_>) -> Result<T>) -> Result<T> {
     let directory = tempfile::tempdir()?;
     let site = Site { lab, directory: directory.path() };
@@ -81,7 +81,7 @@ pub fn list(long: bool) -> Vec<Case> {
     cases
 }
 
-/// Where one case runs.
+/// The place where one case runs.
 pub(crate) struct Site<'a> {
     lab: &'a Lab,
     directory: &'a Path,
@@ -107,16 +107,16 @@ impl Site<'_> {
     }
 
     /// Boots a guest with logs in a directory of its own, so that several may run at once.
-    pub(crate) fn boot(&self, machine: &Machine, script: &str) -> Result<Guest> {
+    pub(crate) fn boot(&self, vm: &Vm, script: &str) -> Result<Guest> {
         let logs = tempfile::Builder::new().prefix("guest-").tempdir_in(self.directory)?.keep();
-        Guest::boot(&self.lab.image, machine, script, &logs)
+        Guest::boot(&self.lab.image, vm, script, &logs)
     }
 
-    /// A daemon with one file-backed disk attached, and a machine that has it.
-    fn one_disk(&self, queues: u16) -> Result<(Daemon, Machine)> {
+    /// A daemon with one file-backed disk attached, and a VM that has the disk.
+    fn one_disk(&self, queues: u16) -> Result<(Daemon, Vm)> {
         let daemon = self.daemon(&[])?;
         self.file_disk(&daemon, "disk0", "256M")?;
         let socket = daemon.attach("disk0", &[])?;
-        Ok((daemon, Machine::with_disks(vec![Disk::new(&socket, queues)])))
+        Ok((daemon, Vm::with_disks(vec![Disk::new(&socket, queues)])))
     }
 }

@@ -1,9 +1,9 @@
 //! Writes the "newc" cpio archives that Linux unpacks as its initial file system.
 //!
-//! Only what an initrd needs: directories, regular files, all owned by root. Format:
+//! Only the entries that an initrd needs: directories and regular files, all owned by root. Format:
 //! `Documentation/driver-api/early-userspace/buffer-format.rst`.
 
-/// An archive being written. Entries appear in the order in which they were added; parents come first.
+/// An archive under construction. Entries appear in the order in which they were added; parents come first.
 #[derive(Default)]
 pub(crate) struct Archive {
     bytes: Vec<u8>,
@@ -21,7 +21,7 @@ impl Archive {
         self.entry(path, 0o100_000 | mode, data);
     }
 
-    /// Closes the archive. The kernel takes several archives one after the other, each padded to 4 bytes.
+    /// Closes the archive. The kernel accepts several archives one after the other, each padded to 4 bytes.
     pub(crate) fn finish(mut self) -> Vec<u8> {
         self.entry("TRAILER!!!", 0, &[]);
         self.bytes

@@ -1,4 +1,4 @@
-//! `arykd` under test, driven through `aryk` as an operator would.
+//! `arykd` under test, controlled by `aryk` as an operator does.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::process::{Process, Signal, Stdin, wait_until};
 use crate::rpc;
 
-/// An orderly end drains running I/O; a laptop's disk may need a while for it.
+/// Timeout of an orderly shutdown, which drains I/O; the disk of a laptop may need a while.
 const DRAIN: Duration = Duration::from_secs(20);
 
 /// A running `arykd` with its sockets, log and disks in one directory; killed when dropped.
@@ -22,10 +22,10 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts `arykd` from the directory of programs `bin`, with further `options`; returns once it answers.
+    /// Starts `arykd` from the directory of programs `bin`, with further `options`; returns once it answers calls.
     ///
     /// # Errors
-    /// It cannot be started, or ends before it answers.
+    /// The daemon cannot be started, or ends before it answers.
     pub fn start(bin: &Path, directory: &Path, options: &[&str]) -> Result<Self> {
         let sockets = directory.join("vhost");
         std::fs::create_dir_all(&sockets)?;
@@ -43,10 +43,10 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Runs `aryk` with `arguments` and returns what it printed.
+    /// Runs `aryk` with `arguments` and returns its standard output.
     ///
     /// # Errors
-    /// It exits with another status than 0; what it said is in the error.
+    /// `aryk` exits with another status than 0; its output is in the error.
     pub fn aryk(&self, arguments: &[&str]) -> Result<String> {
         let output = Command::new(&self.aryk)
             .arg("-s")
@@ -70,10 +70,10 @@ impl Daemon {
         serde_json::from_str(&answer).with_context(|| format!("{method} answered {answer:?}"))
     }
 
-    /// The same without a program between; and how long the answer took.
+    /// Calls a JSON-RPC method directly, without `aryk`; also returns the duration of the call.
     ///
     /// # Errors
-    /// The daemon refuses, or does not answer.
+    /// The daemon refuses, or does not reply.
     pub fn call(&self, method: &str, params: &Value) -> Result<(Value, Duration)> {
         rpc::call(&self.directory.join("rpc.sock"), method, params)
     }
@@ -89,7 +89,7 @@ impl Daemon {
         Ok(PathBuf::from(socket))
     }
 
-    /// Kills it, as a crash would, and returns once it is gone.
+    /// Kills the daemon like a crash, and waits until it has ended.
     pub fn kill(mut self) {
         self.process.kill();
     }
@@ -97,10 +97,10 @@ impl Daemon {
     /// Fails if the daemon has ended.
     ///
     /// # Errors
-    /// With its last words.
+    /// The daemon's status, with the end of its log.
     pub fn alive(&mut self) -> Result<()> {
         if let Some(status) = self.process.exited()? {
-            bail!("arykd ended: {status}\n{}", self.process.last_words());
+            bail!("arykd ended: {status}\n{}", self.process.log_tail());
         }
         Ok(())
     }
@@ -108,18 +108,18 @@ impl Daemon {
     /// Ends the daemon by SIGTERM, as an operator does.
     ///
     /// # Errors
-    /// It has ended before, does not end in time, or not with status 0.
+    /// The daemon has ended before, does not end in time, or exits with another status than 0.
     pub fn stop(mut self) -> Result<()> {
         self.alive()?;
         self.process.signal(Signal::TERM)?;
         let status = self.process.wait(DRAIN)?;
-        ensure!(status.success(), "arykd ended with {status}\n{}", self.process.last_words());
+        ensure!(status.success(), "arykd ended with {status}\n{}", self.process.log_tail());
         Ok(())
     }
 
-    /// What it logged last, to explain another failure.
+    /// The end of the daemon's log, to explain another failure.
     #[must_use]
-    pub fn last_words(&self) -> String {
-        self.process.last_words()
+    pub fn log_tail(&self) -> String {
+        self.process.log_tail()
     }
 }

@@ -1,4 +1,4 @@
-//! What fio measured, out of its `--output-format=json`.
+//! fio's measurements, from its `--output-format=json`.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -25,18 +25,18 @@ pub struct Measured {
 pub struct Job {
     /// `--name`.
     pub name: String,
-    /// Reads, verification's included, if there were any.
+    /// Reads, including those of verification, if there were any.
     pub read: Option<Measured>,
     /// Writes, if there were any.
     pub write: Option<Measured>,
 }
 
-/// Reads a run's report.
+/// Parses a run's report.
 ///
 /// # Errors
-/// It is not fio's JSON, or a job ended with an error (verification's are such).
+/// The report is not fio's JSON, or a job ended with an error (failed verification is one).
 pub fn parse(report: &str) -> Result<Vec<Job>> {
-    // Warnings precede the JSON on the same stream.
+    // fio prints warnings before the JSON on the same stream.
     let start = report.find('{').context("fio reported nothing")?;
     let mut values = serde_json::Deserializer::from_str(&report[start..]).into_iter::<Value>();
     let root = values.next().context("fio reported nothing")??;

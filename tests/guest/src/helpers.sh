@@ -1,6 +1,6 @@
-# What every script in the guest can call.
+# Functions for every script in the guest.
 
-# The block device behind the N-th disk of the machine: disks sit in PCI slots 0x10, 0x11, ...
+# The block device of the guest's N-th disk: disks are in PCI slots 0x10, 0x11, ...
 disk() {
     slot=$(printf '/0000:00:%02x.0/' $((16 + $1)))
     for block in /sys/block/vd*; do
@@ -10,14 +10,14 @@ disk() {
     return 1
 }
 
-# The virtio device (virtioN) of the N-th disk, bound to a driver or not.
+# The virtio device (virtioN) of the N-th disk, whether a driver is bound to it or not.
 virtio_of() {
     path=$(printf '/sys/bus/pci/devices/0000:00:%02x.0/virtio*' $((16 + $1)))
     set -- $path
     echo "${1##*/}"
 }
 
-# Hands a file to the host under a name.
+# Sends a file to the host under a name.
 publish() {
     printf '\naryk-file %s\n' "$1"
     cat "$2"

@@ -1,13 +1,13 @@
-//! Disks of a SCSI controller that come and go while their guest uses them.
+//! Disks of a SCSI controller that are plugged and unplugged while their guest uses them.
 //!
 //! | module     | owns                                                                             |
 //! | ---------- | -------------------------------------------------------------------------------- |
-//! | `agent`    | a guest that does as it is told, and passes on what its kernel says              |
-//! | `bench`    | a daemon, a controller, and disks with what is known of them                     |
-//! | [`rounds`] | eight disks under load, some of which go and come back in each round             |
-//! | `scenes`   | a frozen machine, one that hears nothing, a stuck store, a file system           |
-//! | `sg`       | what the disks say to sg3-utils, command by command                              |
-//! | [`report`] | what a long run came to, as a page and as JSON                                   |
+//! | `agent`    | a guest that executes the host's commands, and reports its kernel's events       |
+//! | `bench`    | a daemon, a controller, and disks with their expected content                    |
+//! | [`rounds`] | eight disks under load, some of which are unplugged and plugged in each round    |
+//! | `scenes`   | a frozen VM, one without hotplug events, a stuck store, a file system            |
+//! | `sg`       | the disks' responses to sg3-utils, command by command                            |
+//! | [`report`] | the results of a long run, as a page and as JSON                                 |
 //!
 //! The scenes, and a few rounds, are guest tests ([`crate::cases`]); [`run`] is the long form. Ordinary threads, in wall time.
 
@@ -26,10 +26,11 @@ use crate::cases::{Lab, with_site};
 use report::{Report, Scene};
 use rounds::Settings;
 
-/// Runs everything: so many rounds, half of them with rings of either kind, or as many as `patience` allows; and each scene.
+/// Runs all rounds and scenes: `rounds` rounds, half of them with split and half with packed rings, or as many as
+/// `patience` allows; then each scene.
 ///
 /// # Errors
-/// A round found something wrong. (A scene that did is in the report.)
+/// A round failed. (A failed scene is in the report.)
 pub fn run(lab: &Lab, rounds: u32, seed: u64, patience: Option<Duration>) -> Result<Report> {
     let mut all = Vec::new();
     for (packed, rounds) in [(false, rounds.div_ceil(2)), (true, rounds / 2)] {

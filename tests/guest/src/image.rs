@@ -1,8 +1,8 @@
 //! The guest's image: Debian's cloud kernel as an ELF file, a small initrd, and a disk with larger tools.
 //!
-//! It is assembled once, without root, from Debian's packages and this host's programs, and kept under
-//! `target/guest`, named after the kernel's version and a hash of the recipe. Nothing here depends on a
-//! disk under test. Needs the network on a miss only.
+//! It is assembled once, without root, from Debian's packages and this host's programs, and kept under `target/guest`,
+//! named after the kernel's version and a hash of the recipe. The image is independent of the disks under test.
+//! Assembling needs the network, a cached image does not.
 
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -15,9 +15,9 @@ use crate::{cpio, kernel};
 
 /// The package whose dependency names the current kernel.
 const KERNEL_META_PACKAGE: &str = "linux-image-cloud-amd64";
-/// What the initrd loads, in order; their dependencies are found.
+/// Modules that the initrd loads, in order; their dependencies are found automatically.
 const MODULES: &[&str] = &["virtio_pci", "virtio_blk", "virtio_scsi", "sd_mod", "crc32c_intel"];
-/// This host's programs that the guest has beside busybox's, with the libraries that they load.
+/// This host's programs that the guest has in addition to busybox, with the libraries that they load.
 const TOOLS: &[&str] = &[
     "fio",
     "mkfs.ext4",
@@ -42,12 +42,12 @@ const TOOLS: &[&str] = &[
     "sg_vpd",
     "sg_write_same",
 ];
-/// Counted up when the way of assembling changes without its inputs changing.
+/// Incremented when the assembly changes and its inputs do not.
 const RECIPE: u32 = 1;
 const INIT: &str = include_str!("init.sh");
 const HELPERS: &str = include_str!("helpers.sh");
 
-/// Where the three parts of an assembled image are.
+/// The paths of the three parts of an assembled image.
 #[derive(Clone, Debug)]
 pub struct Image {
     /// The uncompressed kernel.
@@ -64,7 +64,7 @@ impl Image {
     /// Finds the image under `cache`, or assembles it there.
     ///
     /// # Errors
-    /// A program that it needs is missing, or a package can be neither found nor fetched.
+    /// A required program is missing, or a package can be neither found nor fetched.
     pub fn prepare(cache: &Path) -> Result<Self> {
         let recipe = recipe_hash()?;
         let kernel = match newest_kernel() {
@@ -77,7 +77,7 @@ impl Image {
             let work = tempfile::tempdir_in(cache)?;
             assemble(&kernel, work.path())
                 .with_context(|| format!("assembling the guest's image from {kernel}"))?;
-            // Another process may have been faster; its image is as good.
+            // Another process may have been faster; its image is equivalent.
             if let Err(error) = std::fs::rename(work.path(), &home) {
                 ensure!(home.exists(), "keeping the guest's image: {error}");
             }
@@ -91,7 +91,7 @@ impl Image {
     }
 }
 
-/// Everything but the kernel that decides what an image holds.
+/// A hash of everything but the kernel that determines the image's content.
 fn recipe_hash() -> Result<u64> {
     let mut hasher = DefaultHasher::new();
     (RECIPE, INIT, HELPERS, MODULES, TOOLS).hash(&mut hasher);
@@ -102,7 +102,7 @@ fn recipe_hash() -> Result<u64> {
     Ok(hasher.finish())
 }
 
-/// An image of this recipe with whatever kernel, for when apt cannot tell the current one.
+/// A cached image of this recipe with any kernel, for when apt cannot name the current one.
 fn cached(cache: &Path, recipe: u64) -> Option<Image> {
     let suffix = format!("-{recipe:016x}");
     std::fs::read_dir(cache).ok()?.filter_map(Result::ok).find_map(|entry| {
@@ -163,14 +163,14 @@ fn initrd(root: &Path, modules: &Path) -> Result<Vec<u8>> {
     Ok(archive.finish())
 }
 
-/// The archive that carries `script` into the guest, to be put after the initrd's.
+/// The archive that carries `script` into the guest, to be appended to the initrd.
 pub(crate) fn script_archive(script: &str) -> Vec<u8> {
     let mut archive = cpio::Archive::default();
     archive.file("script", 0o644, script.as_bytes());
     archive.finish()
 }
 
-/// Copies the tools and their libraries into `tree` (which becomes the guest's /usr), and makes it a disk.
+/// Copies the tools and their libraries into `tree` (which becomes the guest's /usr), and makes a disk of it.
 fn tools_disk(tree: &Path, disk: &Path) -> Result<()> {
     let mut files = BTreeSet::new();
     for tool in TOOLS {
@@ -180,7 +180,7 @@ fn tools_disk(tree: &Path, disk: &Path) -> Result<()> {
     }
     let mut bytes = 0;
     for file in files {
-        // Debian's /bin and /lib are links into /usr: one tree holds what either name means.
+        // Debian's /bin and /lib are links into /usr: one tree serves both names.
         let inside = file.strip_prefix("/usr").or_else(|_| file.strip_prefix("/"))?;
         let target = tree.join(inside);
         std::fs::create_dir_all(target.parent().context("a file at the root")?)?;
@@ -198,7 +198,7 @@ fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
     Ok(listing.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from).collect())
 }
 
-/// Finds a program the way root's shell would, though we may not be root.
+/// Finds a program in root's PATH, without being root.
 fn program(name: &str) -> Result<PathBuf> {
     let path = std::env::var("PATH").unwrap_or_default();
     std::env::split_paths(&path)

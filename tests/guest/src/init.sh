@@ -14,7 +14,7 @@ for block in /sys/block/vd*; do
 done
 ln -s usr/lib /lib
 ln -s usr/lib64 /lib64
-# Busybox's shell takes its own applets before any of these: what it lacks an option for needs its full path.
+# Busybox's shell prefers its own applets to these programs: use the full path for options that an applet lacks.
 export PATH=/usr/bin:/usr/sbin:/bin
 stty -F /dev/ttyS1 raw -echo
 sh -eu -c '. /helpers; . /script' </dev/ttyS1 >/dev/ttyS1

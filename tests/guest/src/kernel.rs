@@ -1,9 +1,9 @@
-//! Takes a Debian kernel package apart: the ELF `vmlinux` inside its `vmlinuz`, and its modules in the
-//! order in which they must be inserted.
+//! Unpacks a Debian kernel package: the ELF `vmlinux` inside its `vmlinuz`, and its modules in the order in which they
+//! must be inserted.
 //!
-//! The uncompressed kernel is what QEMU can enter through PVH; running the decompressor under TCG costs
-//! several seconds a boot. Module dependencies are read from the modules themselves (`.modinfo`), because
-//! `modules.dep` exists only where a package was installed.
+//! QEMU can enter the uncompressed kernel through PVH; running the decompressor under TCG takes several seconds per boot.
+//! Module dependencies are read from the modules themselves (`.modinfo`), because `modules.dep` exists only where a
+//! package was installed.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -50,7 +50,7 @@ fn payload(image: &[u8]) -> Result<(&[u8], u32)> {
     Ok((packed, u32::from_le_bytes(*size)))
 }
 
-/// The program that understands the payload: Debian's cloud kernels use lz4, its generic ones xz.
+/// The program that decompresses the payload: Debian's cloud kernels use lz4, its generic ones xz.
 fn decompressor(packed: &[u8]) -> Result<&'static str> {
     Ok(match packed.get(..4) {
         Some([0x02, 0x21, 0x4c, 0x18]) => "lz4",
@@ -61,9 +61,9 @@ fn decompressor(packed: &[u8]) -> Result<&'static str> {
     })
 }
 
-/// The files of `wanted` modules and of all they need, each after its dependencies.
+/// The files of the `wanted` modules and of their dependencies, each after its dependencies.
 ///
-/// A wanted module that the package lacks is taken to be built in.
+/// A wanted module that the package lacks is assumed to be built in.
 pub(crate) fn modules(root: &Path, wanted: &[&str]) -> Result<Vec<PathBuf>> {
     let mut files = BTreeMap::new();
     index(root, &mut files)?;

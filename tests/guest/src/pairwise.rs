@@ -1,7 +1,7 @@
-//! Few points of a large matrix, such that each pair of values meets in one of them.
+//! A few points of a large matrix, such that each pair of values occurs in one of them.
 //!
-//! Most faults that a combination causes are caused by two of its values; a dozen points find those where
-//! the whole matrix has hundreds.
+//! Most faults that a combination causes are caused by two of its values; a dozen points find those where the whole
+//! matrix has hundreds.
 
 /// Every point of a matrix whose axes have `sizes` values.
 pub(crate) fn all(sizes: &[usize]) -> Vec<Vec<usize>> {
@@ -13,7 +13,7 @@ pub(crate) fn all(sizes: &[usize]) -> Vec<Vec<usize>> {
     points
 }
 
-/// Points chosen greedily, always the same: each next one covers most of the pairs that are left.
+/// Points chosen greedily and deterministically: each next one covers most of the remaining pairs.
 pub(crate) fn pairs(sizes: &[usize]) -> Vec<Vec<usize>> {
     let candidates = all(sizes);
     let mut open: Vec<_> = candidates.iter().flat_map(|point| pairs_of(point)).collect();
@@ -23,7 +23,7 @@ pub(crate) fn pairs(sizes: &[usize]) -> Vec<Vec<usize>> {
     while !open.is_empty() {
         let covers =
             |point: &&Vec<usize>| pairs_of(point).filter(|pair| open.binary_search(pair).is_ok()).count();
-        // Of equals, the first: the order of values is the order of preference.
+        // Of equal points, the first: the order of values is the order of preference.
         let best = candidates.iter().rev().max_by_key(covers).expect("a matrix has points");
         open.retain(|pair| !pairs_of(best).any(|covered| covered == *pair));
         chosen.push(best.clone());
@@ -31,7 +31,7 @@ pub(crate) fn pairs(sizes: &[usize]) -> Vec<Vec<usize>> {
     chosen
 }
 
-/// The pairs of (axis, value) that meet in a point.
+/// The pairs of (axis, value) that occur in a point.
 fn pairs_of(point: &[usize]) -> impl Iterator<Item = [(usize, usize); 2]> {
     (0..point.len()).flat_map(move |b| (0..b).map(move |a| [(a, point[a]), (b, point[b])]))
 }

@@ -1,4 +1,4 @@
-//! `qemu-storage-daemon` as the back end: proves the harness without Aryk, and is its point of comparison.
+//! `qemu-storage-daemon` as the back-end: proves the harness without Aryk, and serves for comparison.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,7 +18,7 @@ impl StorageDaemon {
     /// Serves `file` with `queues` queues at `peer.sock` in `directory`.
     ///
     /// # Errors
-    /// It cannot be started, or refuses the file.
+    /// The daemon cannot be started, or refuses the file.
     pub fn start(file: &Path, queues: u16, directory: &Path) -> Result<Self> {
         let socket = directory.join("peer.sock");
         let arguments = [
@@ -40,7 +40,7 @@ impl StorageDaemon {
         Ok(daemon)
     }
 
-    /// Where it listens.
+    /// The path of its socket.
     #[must_use]
     pub fn socket(&self) -> &Path {
         &self.socket
@@ -48,7 +48,7 @@ impl StorageDaemon {
 
     fn ready(&mut self) -> Result<Option<()>> {
         if let Some(status) = self.process.exited()? {
-            bail!("qemu-storage-daemon ended: {status}\n{}", self.process.last_words());
+            bail!("qemu-storage-daemon ended: {status}\n{}", self.process.log_tail());
         }
         Ok(self.socket.exists().then_some(()))
     }

@@ -1,8 +1,8 @@
-//! Child processes that cannot outlive us.
+//! Child processes that cannot outlive this process.
 //!
-//! Dropping a [`Process`] kills it; should we be killed ourselves, the kernel does (`setpriv --pdeathsig`,
-//! which takes effect when the *thread* that spawned it ends: spawn from one that lives as long as the
-//! child should). [`interrupt`] makes every wait return an error, so that Ctrl-C unwinds through the drops.
+//! Dropping a [`Process`] kills it; if this process is killed, the kernel kills the child (`setpriv --pdeathsig`, which
+//! takes effect when the *thread* that spawned it ends: spawn from a thread that lives as long as the child should).
+//! [`interrupt`] makes every wait return an error, so that Ctrl-C unwinds through the drops.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 pub use rustix::process::Signal;
 use rustix::process::{Pid, kill_process};
 
-/// How often a wait looks again: short against a guest's boot, long against a wake-up.
+/// Poll interval of a wait: short against a guest's boot, long against a wake-up.
 pub(crate) const TICK: Duration = Duration::from_millis(20);
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
@@ -35,10 +35,10 @@ pub fn check_interrupt() -> Result<()> {
     Ok(())
 }
 
-/// Asks `condition` until it gives a value; an error after `timeout`.
+/// Calls `condition` until it returns a value; fails after `timeout`.
 ///
 /// # Errors
-/// What `condition` fails with, `timeout` passed ("… waiting for `what`"), or [`interrupt`] was called.
+/// The error of `condition`, `timeout` passed ("… waiting for `what`"), or [`interrupt`] was called.
 pub fn wait_until<T>(
     what: &str,
     timeout: Duration,
@@ -65,17 +65,17 @@ pub struct Process {
     log: PathBuf,
 }
 
-/// What becomes of a child's standard input and output.
+/// A child's standard input and output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stdin {
     /// No input; output goes to the log.
     Null,
-    /// Both are pipes, to be had once by [`Process::take_pipes`].
+    /// Both are pipes, which [`Process::take_pipes`] returns once.
     Piped,
 }
 
 impl Process {
-    /// Starts `program` with `args`; what it says is appended to `log`.
+    /// Starts `program` with `args`; its output is appended to `log`.
     ///
     /// # Errors
     /// The program or `setpriv` (util-linux) cannot be run, or the log cannot be written.
@@ -98,7 +98,7 @@ impl Process {
         Ok(Self { name, child, log: log.to_owned() })
     }
 
-    /// The child's pipes, if it was spawned with them and nobody took them yet.
+    /// The child's pipes, if it was spawned with them and they were not taken yet.
     pub fn take_pipes(&mut self) -> Option<(ChildStdin, ChildStdout)> {
         Some((self.child.stdin.take()?, self.child.stdout.take()?))
     }
@@ -120,9 +120,9 @@ impl Process {
         Ok(kill_process(Pid::from_child(&self.child), signal)?)
     }
 
-    /// Kills it, and returns once it is gone.
+    /// Kills the process, and waits until it has ended.
     pub fn kill(&mut self) {
-        // Both fail only where the child has ended already, which is what we want.
+        // Both fail only if the child has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -135,7 +135,7 @@ impl Process {
         Ok(self.child.try_wait()?)
     }
 
-    /// Waits for its end.
+    /// Waits until the process has ended.
     ///
     /// # Errors
     /// `timeout` passed, or [`interrupt`] was called.
@@ -146,7 +146,7 @@ impl Process {
 
     /// The last lines that it wrote to its log.
     #[must_use]
-    pub fn last_words(&self) -> String {
+    pub fn log_tail(&self) -> String {
         tail(&self.log, 20)
     }
 }
@@ -179,7 +179,7 @@ mod tests {
         let log = directory.path().join("log");
         let mut child = shell("echo one; echo two >&2; exit 3", Stdin::Null, &log);
         assert_eq!(child.wait(Duration::from_secs(10)).unwrap().code(), Some(3));
-        assert_eq!(child.last_words(), "one\ntwo");
+        assert_eq!(child.log_tail(), "one\ntwo");
         assert!(child.signal(Signal::TERM).is_err());
     }
 

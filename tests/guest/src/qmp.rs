@@ -1,4 +1,4 @@
-//! A running QEMU's monitor, as far as tests need it: one command after another, each with its answer.
+//! A running QEMU's monitor, as far as tests need it: one command at a time, each with its reply.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 
 use crate::process::wait_until;
 
-/// Longer than any command takes that does not wait for a back end.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Timeout, longer than any command that does not wait for a back-end.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A connection to a QEMU's monitor.
 #[derive(Debug)]
@@ -20,17 +20,17 @@ pub(crate) struct Qmp {
 }
 
 impl Qmp {
-    /// Connects to the monitor at `socket`, once there is one.
+    /// Connects to the monitor at `socket`, once it exists.
     pub(crate) fn connect(socket: &Path) -> Result<Self> {
-        let stream = wait_until("QEMU's monitor", PATIENCE, || Ok(UnixStream::connect(socket).ok()))?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        let stream = wait_until("QEMU's monitor", TIMEOUT, || Ok(UnixStream::connect(socket).ok()))?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
         let mut qmp = Self { stream: BufReader::new(stream) };
         qmp.read()?;
         qmp.call("qmp_capabilities", &json!({}))?;
         Ok(qmp)
     }
 
-    /// Runs a command and gives what it returns.
+    /// Runs a command and returns its result.
     pub(crate) fn call(&mut self, command: &str, arguments: &Value) -> Result<Value> {
         let request = json!({"execute": command, "arguments": arguments});
         writeln!(self.stream.get_mut(), "{request}")?;
@@ -39,7 +39,7 @@ impl Qmp {
             if let Some(error) = answer.get("error") {
                 bail!("QEMU refuses {command}: {}", error["desc"]);
             }
-            // Events come between.
+            // Events may come before the reply.
             if let Some(result) = answer.get_mut("return") {
                 return Ok(result.take());
             }

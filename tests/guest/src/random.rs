@@ -1,11 +1,11 @@
-//! Randomness that a seed repeats. Test tool, any thread.
+//! Random numbers that a seed repeats. Test tool, any thread.
 
-/// A generator (SplitMix64): as good as a load needs, and the same on every machine.
+/// A generator (SplitMix64): good enough for a load, and the same on every platform.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// The generator of `seed`; `stream` tells apart those of one seed.
+    /// The generator of `seed`; `stream` distinguishes generators of one seed.
     #[must_use]
     pub const fn new(seed: u64, stream: u64) -> Self {
         Self(mix(seed).wrapping_add(mix(stream ^ 0x5851_f42d_4c95_7f2d)))
@@ -28,12 +28,12 @@ impl Random {
         self.below(100) < percent
     }
 
-    /// One of several.
+    /// A random element.
     pub const fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
         &from[self.below(from.len() as u64) as usize]
     }
 
-    /// Brings them into another order.
+    /// Shuffles the items.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for i in (1..items.len()).rev() {
             items.swap(i, self.below(i as u64 + 1) as usize);

@@ -1,4 +1,4 @@
-//! The harness itself, against `qemu-storage-daemon`: what it claims to do to a guest, it does.
+//! Tests of the harness itself, against `qemu-storage-daemon`.
 //!
 //! Ignored by plain `cargo test` because it needs QEMU and Debian's packages; `cargo xtask test` runs it.
 
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use aryk_guest_tests::peer::StorageDaemon;
-use aryk_guest_tests::{Disk, Guest, Image, Machine, fio};
+use aryk_guest_tests::{Disk, Guest, Image, Vm, fio};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -27,13 +27,13 @@ fn disk_file(directory: &Path) -> PathBuf {
 fn fio_verifies_a_disk_and_its_numbers_arrive() {
     let directory = tempfile::tempdir().unwrap();
     let peer = StorageDaemon::start(&disk_file(directory.path()), 4, directory.path()).unwrap();
-    let machine = Machine::with_disks(vec![Disk::new(peer.socket(), 4)]);
+    let vm = Vm::with_disks(vec![Disk::new(peer.socket(), 4)]);
     let script = "
         d=$(disk 0)
         ls /sys/block/${d##*/}/mq | wc -l
         measure fio --filename=$d --rw=randwrite --bs=4k --iodepth=32 --size=16M --verify=crc32c --verify_fatal=1
     ";
-    let guest = Guest::boot(&image(), &machine, script, directory.path()).unwrap();
+    let guest = Guest::boot(&image(), &vm, script, directory.path()).unwrap();
     let report = guest.finish(MINUTE).unwrap();
     assert_eq!(report.lines, ["4"], "a hardware queue for each virtqueue");
     let jobs = fio::parse(&report.files["fio"]).unwrap();
@@ -46,11 +46,11 @@ fn fio_verifies_a_disk_and_its_numbers_arrive() {
 #[ignore = "needs QEMU"]
 fn a_failing_script_and_a_hung_one_are_errors() {
     let directory = tempfile::tempdir().unwrap();
-    let machine = Machine::with_disks(Vec::new());
-    let failing = Guest::boot(&image(), &machine, "false", directory.path()).unwrap();
+    let vm = Vm::with_disks(Vec::new());
+    let failing = Guest::boot(&image(), &vm, "false", directory.path()).unwrap();
     let error = failing.finish(MINUTE).unwrap_err().to_string();
     assert!(error.contains("the script failed with 1"), "{error}");
-    let mut hung = Guest::boot(&image(), &machine, "echo up; await go; echo went", directory.path()).unwrap();
+    let mut hung = Guest::boot(&image(), &vm, "echo up; await go; echo went", directory.path()).unwrap();
     hung.wait_line("up", MINUTE).unwrap();
     assert!(hung.wait_line("went", Duration::from_millis(200)).is_err());
     hung.send("go").unwrap();

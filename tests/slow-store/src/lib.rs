@@ -1,10 +1,10 @@
-//! A file whose requests wait until a test lets them go: a store that is slow, or stuck. For tests only; takes root.
+//! A file whose requests wait until a test releases them: a slow or stuck store. For tests only; needs root.
 //!
-//! It is served by FUSE, so all between a process and its disk is the kernel's own. The kernel reads and writes the pages of a request that is held,
-//! and keeps its file open, as with any disk: also when the process that made it is gone. A held write has not happened yet; it happens when it is
-//! let go.
+//! FUSE serves the file, so everything between a process and the store is the real kernel. The kernel reads and writes
+//! the pages of a held request, and keeps its file open, as with any disk, even after the process has died. A held write
+//! has not happened yet; it happens when it is released.
 //!
-//! Whoever drops the store lets go of all that it holds: nothing can be stuck for good.
+//! Dropping the store releases all held requests, so no process stays stuck.
 #![forbid(unsafe_code)]
 
 use fuser::{
@@ -21,31 +21,32 @@ use std::time::{Duration, UNIX_EPOCH};
 
 const NAME: &str = "image";
 const IMAGE: INodeNo = INodeNo(2);
-/// Requests that may wait at the same time. The kernel keeps what exceeds them to itself, and forgets them if their process is killed.
+/// Upper bound of requests that wait at the same time. The kernel queues further requests, and drops them if their
+/// process is killed.
 pub const HELD_MAX: u16 = 1024;
 
-/// How long the kernel may believe what it was told of names and attributes: they never change.
+/// How long the kernel may cache names and attributes: they never change.
 const FOR_EVER: Duration = Duration::from_secs(1 << 30);
 
-/// A file system with one file, `image`, of a size that stays; all of it in memory.
+/// A file system with one file, `image`, of constant size; its content is in memory.
 pub struct SlowStore {
     shared: Arc<Shared>,
     path: PathBuf,
-    /// It has a thread, which ends when the kernel has nothing more of it.
+    /// Owns a thread, which ends when the kernel has no more requests for it.
     session: Option<BackgroundSession>,
     directory: tempfile::TempDir,
 }
 
-/// Which requests wait.
+/// The requests that wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Hold {
-    /// Writes only: a file can still be opened, for it is read then.
+    /// Writes only: a file can still be opened, because opening reads it.
     Writes,
     /// Reads and writes.
     All,
 }
 
-/// Requests that wait.
+/// A waiting request.
 enum Held {
     Write { offset: usize, data: Vec<u8>, reply: ReplyWrite },
     Read { offset: usize, len: usize, reply: ReplyData },
@@ -56,7 +57,7 @@ struct State {
     holds: Option<Hold>,
     held: Vec<Held>,
     fails_syncs: bool,
-    /// By which error.
+    /// The errno of failing writes.
     fails_writes: Option<Errno>,
 }
 
@@ -66,10 +67,10 @@ struct Shared {
 }
 
 impl SlowStore {
-    /// A file of `size` bytes of zeroes, in a new directory below `directory`. It holds nothing yet.
+    /// Creates a file of `size` bytes of zeroes, in a new directory below `directory`. No request is held at first.
     ///
     /// # Errors
-    /// The kernel's, if nothing may be mounted here or it knows no FUSE.
+    /// The kernel refuses the mount, or has no FUSE.
     pub fn new(directory: &Path, size: usize) -> io::Result<Self> {
         let state = State {
             bytes: vec![0; size],
@@ -90,49 +91,49 @@ impl SlowStore {
         &self.path
     }
 
-    /// From now on these requests wait.
+    /// Holds these requests from now on.
     pub fn hold(&self, what: Hold) {
         self.shared.lock().holds = Some(what);
     }
 
-    /// From now on none does. Those that wait already go on waiting.
+    /// Holds no new requests from now on. Requests that already wait continue to wait.
     pub fn pass(&self) {
         self.shared.lock().holds = None;
     }
 
-    /// Whether from now on syncs fail, as where a disk does not take what a cache has for it.
+    /// Sets whether syncs fail from now on, like those of a disk that fails to write its cache.
     pub fn fail_syncs(&self, fails: bool) {
         self.shared.lock().fails_syncs = fails;
     }
 
-    /// By which error writes fail from now on, if they do.
+    /// Sets the errno of writes from now on; `None` makes them succeed.
     pub fn fail_writes(&self, errno: Option<i32>) {
         self.shared.lock().fails_writes = errno.map(Errno::from_i32);
     }
 
-    /// Carries out all that waits, in the order in which it came.
+    /// Executes all waiting requests, in the order of their arrival.
     pub fn let_go(&self) {
         self.shared.let_go();
     }
 
-    /// Waits until `count` requests wait at the same time; whether they did before `patience` ended.
+    /// Waits until `count` requests wait at the same time; returns whether that happened before `patience` ended.
     pub fn await_held(&self, count: usize, patience: Duration) -> bool {
         let waits = |state: &mut State| state.held.len() < count;
         let waited = self.shared.changed.wait_timeout_while(self.shared.lock(), patience, waits);
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
-    /// Requests that wait.
+    /// Number of waiting requests.
     pub fn held(&self) -> usize {
         self.shared.lock().held.len()
     }
 
-    /// Has all of the file be `byte`.
+    /// Fills the file with `byte`.
     pub fn fill(&self, byte: u8) {
         self.shared.lock().bytes.fill(byte);
     }
 
-    /// What has really been written.
+    /// The content that has really been written.
     pub fn bytes(&self, offset: usize, len: usize) -> Vec<u8> {
         self.shared.lock().bytes[offset..][..len].to_vec()
     }
@@ -142,7 +143,7 @@ impl Drop for SlowStore {
     fn drop(&mut self) {
         self.pass();
         self.let_go();
-        // What the kernel itself still has of a process that was killed must not keep the directory.
+        // Detached: requests that the kernel still has of a killed process must not keep the directory busy.
         if let Err(error) = rustix::mount::unmount(self.directory.path(), UnmountFlags::DETACH) {
             eprintln!("{} stays mounted: {error}", self.directory.path().display());
         }
@@ -201,7 +202,7 @@ impl State {
     }
 }
 
-/// What the kernel asks. On a thread of its own.
+/// The handler of the kernel's FUSE requests. Runs on a thread of its own.
 struct Server {
     shared: Arc<Shared>,
 }
@@ -232,7 +233,7 @@ impl Server {
 
 impl Filesystem for Server {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        // Else whoever writes waits for each request itself, and cannot be killed before it is over.
+        // Otherwise a writer waits for each request by itself, and cannot be killed before the request is complete.
         config.add_capabilities(InitFlags::FUSE_ASYNC_DIO).map_err(|_| io::ErrorKind::Unsupported)?;
         config.set_max_background(HELD_MAX).map_err(|_| io::ErrorKind::Unsupported.into()).map(drop)
     }

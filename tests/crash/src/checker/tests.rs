@@ -1,4 +1,4 @@
-//! The checker against devices that are right, and against devices that are wrong in ways that matter.
+//! The checker against a correct model device, and against devices with relevant faults.
 
 use super::{Change, Checker, Read, Write, WrongValue};
 use crate::content::Content;
@@ -6,19 +6,19 @@ use crate::random::Random;
 
 const SECTORS: u64 = 24;
 
-/// How a device is wrong.
+/// The fault of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mutation {
     None,
-    /// A write is answered and not done.
+    /// A write is completed and not applied.
     LostWrite,
-    /// A read gives what was there before the last change that had completed.
+    /// A read returns the content before the last completed change.
     StaleRead,
-    /// A write is done once more after a later one has completed, as by a dead process.
+    /// A write is applied once more after a later one has completed, as by a dead process.
     LateWrite,
-    /// Write-zeroes is answered and not done.
+    /// A write-zeroes is completed and not applied.
     LostZeroes,
-    /// A sector is written next to where it belongs.
+    /// A sector is written next to its place.
     Misplaced,
 }
 
@@ -27,7 +27,7 @@ enum Running {
     Write(Write),
 }
 
-/// A device that applies what runs in any order, and sometimes again before it answers.
+/// A device that applies requests in flight in any order, and sometimes again before it completes them.
 struct Model {
     sectors: Vec<Content>,
     before: Vec<Content>,
@@ -55,7 +55,7 @@ impl Model {
         }
     }
 
-    /// Whether this is when it is wrong.
+    /// Whether the fault happens now.
     fn mutate(&mut self, mutation: Mutation, random: &mut Random) -> bool {
         let now = self.mutation == mutation && random.chance(3);
         self.mutated += u32::from(now);
@@ -72,7 +72,7 @@ impl Model {
         }
         let index = random.below(self.running.len() as u64) as usize;
         if random.chance(40) {
-            // A crash: what runs may be done by the dead process, and by the next.
+            // A crash: requests in flight may be applied by the dead process, and by its successor.
             if let Running::Write(write) = &self.running[index] {
                 let again = Write { sectors: write.sectors(), ..*write };
                 self.apply(&again, random);
@@ -140,12 +140,12 @@ impl Model {
     }
 }
 
-/// Runs a device for a while; what the checker said, and how often the device was wrong.
+/// Runs a device for a while; returns the checker's result, and how often the fault happened.
 fn run(mutation: Mutation, seed: u64) -> (Result<(), WrongValue>, u32) {
     let mut random = Random::new(seed, 0);
     let mut checker = Checker::new(SECTORS);
     let mut model = Model::new(mutation);
-    // Not every mutation is one: a lost write may lie under another that ran at the same time.
+    // Not every fault has an effect: a concurrent write may cover a lost write.
     for _ in 0..if mutation == Mutation::None { 3000 } else { 50_000 } {
         let seen = model.step(&mut checker, &mut random);
         if seen.is_err() {
@@ -169,7 +169,7 @@ fn devices_that_are_wrong_are_found() {
     for mutation in [LostWrite, StaleRead, LateWrite, LostZeroes, Misplaced] {
         for seed in 0..50 {
             let (seen, mutated) = run(mutation, seed);
-            assert!(mutated > 0 && seen.is_err(), "{mutation:?}, seed {seed}: wrong {mutated} times, unseen");
+            assert!(mutated > 0 && seen.is_err(), "{mutation:?}, seed {seed}: {mutated} faults, none found");
         }
     }
 }
@@ -186,7 +186,7 @@ fn writes_in_flight_may_be_seen_or_not_until_they_complete() {
     let second = checker.submit_write(3..4, Change::Write);
     for seq in [0, 1, 2, 1, 0, 2] {
         read(&mut checker, Content::Written(seq)).unwrap_or_else(|_| {
-            // Once one of the two was seen, what was before them is past.
+            // After one of the two was read, the content before them is obsolete.
             assert_eq!(seq, 0);
         });
     }

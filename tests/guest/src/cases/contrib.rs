@@ -1,11 +1,11 @@
-//! The examples of `contrib/qemu`: each is run as it is, and its machine uses its disk.
+//! The examples of `contrib/qemu`: each is run unchanged, and its VM uses its disk.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Case, PATIENCE, Site};
-use crate::Machine;
+use super::{Case, Site, TIMEOUT};
+use crate::Vm;
 
 pub(super) fn cases() -> Vec<Case> {
     vec![
@@ -15,7 +15,7 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// The daemon listens; the machine's disk has so many queues.
+/// The daemon listens; the VM's disk has `queues` queues.
 fn listening(site: &Site<'_>, script: &str, queues: u32) -> Result<()> {
     let daemon = site.daemon(&[])?;
     site.file_disk(&daemon, "vm1", "64M")?;
@@ -25,7 +25,7 @@ fn listening(site: &Site<'_>, script: &str, queues: u32) -> Result<()> {
     daemon.stop()
 }
 
-/// The machine listens.
+/// QEMU listens.
 fn connecting(site: &Site<'_>) -> Result<()> {
     let daemon = site.daemon(&[])?;
     site.file_disk(&daemon, "vm1", "64M")?;
@@ -35,12 +35,12 @@ fn connecting(site: &Site<'_>) -> Result<()> {
     daemon.stop()
 }
 
-/// Boots what the example starts, and has it write and read; how many queues it saw.
+/// Boots the VM that the example starts, and writes and reads there; returns the number of queues that the guest saw.
 fn run(site: &Site<'_>, script: &str, socket: &Path) -> Result<u32> {
     let example: PathBuf = [env!("CARGO_MANIFEST_DIR"), "../../contrib/qemu", script].iter().collect();
     let example = Some((example, socket.to_owned()));
-    let machine = Machine { example, ..Machine::with_disks(Vec::new()) };
-    // Where the disk sits is the example's choice; the only other one is the image's.
+    let vm = Vm { example, ..Vm::with_disks(Vec::new()) };
+    // The example decides the disk's PCI slot; the only other disk is the image's.
     let write = r#"
         for block in /sys/block/vd*; do
             [ "$(cat "$block/serial")" = aryk-tools ] || ours=${block##*/}
@@ -51,6 +51,6 @@ fn run(site: &Site<'_>, script: &str, socket: &Path) -> Result<u32> {
         cmp /tmp/data /tmp/back
         ls /sys/block/$ours/mq | wc -l
     "#;
-    let report = site.boot(&machine, write)?.finish(PATIENCE)?;
+    let report = site.boot(&vm, write)?.finish(TIMEOUT)?;
     Ok(report.lines.last().context("no queues were counted")?.trim().parse()?)
 }

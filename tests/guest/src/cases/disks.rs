@@ -1,11 +1,11 @@
-//! What a disk is to its guest: a file system's home, read-only, thin, one of several.
+//! Properties of a disk as the guest sees them: it holds a file system, is read-only, thin, or one of several.
 
 use std::os::unix::fs::MetadataExt;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Case, PATIENCE, Site};
-use crate::{Disk, Machine};
+use super::{Case, Site, TIMEOUT};
+use crate::{Disk, Vm};
 
 pub(super) fn cases() -> Vec<Case> {
     vec![
@@ -19,7 +19,7 @@ pub(super) fn cases() -> Vec<Case> {
 
 /// Files on ext4 survive caches, remounting, the guest and the daemon.
 fn file_system(site: &Site<'_>) -> Result<()> {
-    let (daemon, machine) = site.one_disk(2)?;
+    let (daemon, vm) = site.one_disk(2)?;
     let fill = "
         mkfs.ext4 -q $(disk 0)
         mount -t ext4 $(disk 0) /mnt
@@ -31,7 +31,7 @@ fn file_system(site: &Site<'_>) -> Result<()> {
         umount /mnt
         e2fsck -fn $(disk 0) >/dev/null
     ";
-    site.boot(&machine, fill)?.finish(PATIENCE)?;
+    site.boot(&vm, fill)?.finish(TIMEOUT)?;
     daemon.stop()?;
     let daemon = site.daemon(&[])?;
     site.file_disk(&daemon, "disk0", "256M")?;
@@ -41,14 +41,14 @@ fn file_system(site: &Site<'_>) -> Result<()> {
         mount -t ext4 -r $(disk 0) /mnt
         cd /mnt && sha256sum -c sums | wc -l
     ";
-    let machine = Machine::with_disks(vec![Disk::new(&socket, 1)]);
-    let report = site.boot(&machine, look)?.finish(PATIENCE)?;
+    let vm = Vm::with_disks(vec![Disk::new(&socket, 1)]);
+    let report = site.boot(&vm, look)?.finish(TIMEOUT)?;
     let files: u32 = report.lines.last().context("nothing was counted")?.parse()?;
     ensure!(files >= 3, "only {files} files were compared");
     daemon.stop()
 }
 
-/// The guest is told, and refused should it try; nothing reaches the file.
+/// The guest sees the disk as read-only, and its writes are refused; nothing reaches the file.
 fn read_only(site: &Site<'_>) -> Result<()> {
     let daemon = site.daemon(&[])?;
     std::fs::write(site.path("disk0.img"), vec![b'r'; 1 << 20])?;
@@ -61,16 +61,16 @@ fn read_only(site: &Site<'_>) -> Result<()> {
         [ $(dd if=$d bs=64k iflag=direct 2>/dev/null | tr -d r | wc -c) = 0 ]
         if dd if=/dev/zero of=$d bs=4k count=1 oflag=direct 2>/dev/null; then exit 1; fi
     ";
-    site.boot(&Machine::with_disks(vec![Disk::new(&socket, 1)]), script)?.finish(PATIENCE)?;
+    site.boot(&Vm::with_disks(vec![Disk::new(&socket, 1)]), script)?.finish(TIMEOUT)?;
     daemon.stop()?;
     let bytes = std::fs::read(site.path("disk0.img"))?;
     ensure!(bytes.iter().all(|&byte| byte == b'r'), "a read-only disk was written");
     Ok(())
 }
 
-/// Discarded blocks read as zeroes and give their space back; so do zeroes written without data.
+/// Discarded blocks read as zeroes and free their space; so do zeroes written without data.
 fn discard(site: &Site<'_>) -> Result<()> {
-    let (daemon, machine) = site.one_disk(1)?;
+    let (daemon, vm) = site.one_disk(1)?;
     let image = site.path("disk0.img");
     let script = "
         d=$(disk 0)
@@ -85,15 +85,15 @@ fn discard(site: &Site<'_>) -> Result<()> {
         fill; /usr/sbin/blkdiscard -z -o 1M -l 14M $d
         empty 16 224; if empty 0 16; then exit 1; fi
     ";
-    let mut guest = site.boot(&machine, script)?;
-    guest.wait_line("filled", PATIENCE)?;
+    let mut guest = site.boot(&vm, script)?;
+    guest.wait_line("filled", TIMEOUT)?;
     let full = std::fs::metadata(&image)?.blocks();
     guest.send("go")?;
-    guest.wait_line("discarded", PATIENCE)?;
+    guest.wait_line("discarded", TIMEOUT)?;
     let left = std::fs::metadata(&image)?.blocks();
     ensure!(full >= 16 << 11 && left <= 3 << 11, "{full} sectors before, {left} after the discard");
     guest.send("go")?;
-    guest.finish(PATIENCE)?;
+    guest.finish(TIMEOUT)?;
     daemon.stop()
 }
 
@@ -115,13 +115,13 @@ fn several(site: &Site<'_>) -> Result<()> {
         done
         wait $p0; wait $p1; wait $p2
     ";
-    site.boot(&Machine::with_disks(disks), script)?.finish(PATIENCE)?;
+    site.boot(&Vm::with_disks(disks), script)?.finish(TIMEOUT)?;
     daemon.stop()
 }
 
-/// A disk that grows while it is in use: the guest is told, and can use what was added.
+/// A disk grows while it is in use: the guest is notified, and can use the new blocks.
 fn resized(site: &Site<'_>) -> Result<()> {
-    let (daemon, machine) = site.one_disk(2)?;
+    let (daemon, vm) = site.one_disk(2)?;
     let script = "
         d=$(disk 0)
         size=/sys/block/${d##*/}/size
@@ -130,10 +130,10 @@ fn resized(site: &Site<'_>) -> Result<()> {
         echo after $(cat $size)
         measure new --filename=$d --rw=randwrite --bs=4k --iodepth=8 --offset=256M --size=4M --verify=crc32c
     ";
-    let mut guest = site.boot(&machine, script)?;
-    guest.wait_line("before 524288", PATIENCE)?;
+    let mut guest = site.boot(&vm, script)?;
+    guest.wait_line("before 524288", TIMEOUT)?;
     daemon.aryk(&["disk", "resize", "disk0", "512M"])?;
-    guest.wait_line("after 1048576", PATIENCE)?;
-    guest.finish(PATIENCE)?;
+    guest.wait_line("after 1048576", TIMEOUT)?;
+    guest.finish(TIMEOUT)?;
     daemon.stop()
 }

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
-use super::{Case, PATIENCE, Site};
-use crate::machine::Front;
-use crate::{Daemon, Disk, Guest, Machine};
+use super::{Case, Site, TIMEOUT};
+use crate::vm::Front;
+use crate::{Daemon, Disk, Guest, Vm};
 
-/// A node does what it is told, line by line, and says how it ended.
+/// Executes the host's commands line by line, and reports how each ended.
 const NODE: &str = r#"
     for block in /sys/bus/scsi/devices/*:0:0:0/block/sd*; do d=/dev/${block##*/}; done
     dd if=/dev/zero of=/tmp/zeroes bs=1M count=8 2>/dev/null
@@ -43,15 +43,15 @@ struct Node {
 impl Node {
     fn boot(site: &Site<'_>, socket: &Path, name: &'static str) -> Result<Self> {
         let disk = Disk { front: Front::Scsi, ..Disk::new(socket, 2) };
-        let mut guest = site.boot(&Machine::with_disks(vec![disk]), NODE)?;
-        guest.wait_line("ready", PATIENCE)?;
+        let mut guest = site.boot(&Vm::with_disks(vec![disk]), NODE)?;
+        guest.wait_line("ready", TIMEOUT)?;
         Ok(Self { guest, name })
     }
 
-    /// How a command ended, and what it said.
+    /// Runs a command; returns its status and its output.
     fn run(&mut self, command: &str) -> Result<(u8, String)> {
         self.guest.send(command)?;
-        let line = self.guest.wait_line("over", PATIENCE)?;
+        let line = self.guest.wait_line("over", TIMEOUT)?;
         let line = line.trim_start_matches("over ").to_owned();
         let (status, said) = line.split_once(' ').unwrap_or((&line, ""));
         Ok((status.parse()?, said.to_owned()))
@@ -71,7 +71,7 @@ impl Node {
 
     fn end(mut self) -> Result<()> {
         self.guest.send("end")?;
-        self.guest.finish(PATIENCE).map(drop)
+        self.guest.finish(TIMEOUT).map(drop)
     }
 }
 
@@ -80,13 +80,13 @@ fn daemon(site: &Site<'_>) -> Result<Daemon> {
     site.daemon(&["-m", "0x3", "--state-dir", &state])
 }
 
-/// A controller with the disk, for the node `name`.
+/// Attaches the disk to a controller for the node `name`.
 fn attach(daemon: &Daemon, name: &str) -> Result<PathBuf> {
     daemon.attach("shared", &["--scsi", "--controller", name, "--shared"])
 }
 
-/// Node b fences node a, which writes all the while: after PREEMPT is answered no write of a reaches the disk, nor after the daemon has died. QEMU 7.2 does not
-/// reconnect a SCSI controller, so both nodes are booted again then.
+/// Node b fences node a, which writes all the time: after PREEMPT is complete, no write of a reaches the disk, even after
+/// the daemon has died. QEMU 7.2 does not reconnect a SCSI controller, so both nodes are booted again then.
 fn fenced(site: &Site<'_>) -> Result<()> {
     let arykd = daemon(site)?;
     site.file_disk(&arykd, "shared", "16M")?;
@@ -101,11 +101,11 @@ fn fenced(site: &Site<'_>) -> Result<()> {
     ensure!(status.contains("Key=0xa1") && status.contains("Key=0xb2"), "{status}");
     b.succeeds("write_zeroes")?;
     a.guest.send("load")?;
-    // It writes by now.
+    // Node a writes after this time.
     std::thread::sleep(Duration::from_secs(3));
     b.succeeds("are_zeroes && exit 1 || exit 0")?;
     b.succeeds("sg_persist --out --preempt --param-rk=b2 --param-sark=a1 --prout-type=5 $d && write_zeroes")?;
-    let load = a.guest.wait_line("over", PATIENCE)?;
+    let load = a.guest.wait_line("over", TIMEOUT)?;
     ensure!(load.contains("load failed"), "{load}");
     b.succeeds("sleep 2; are_zeroes")?;
     a.fails("write_zeroes")?;
@@ -126,7 +126,7 @@ fn fenced(site: &Site<'_>) -> Result<()> {
     a.fails("dd if=/dev/urandom of=$d bs=1M count=1 oflag=direct")?;
     a.fails("sg_persist --out --register --param-rk=a1 --param-sark=a1 $d")?;
     b.succeeds("are_zeroes")?;
-    // It is let in again.
+    // Node a is admitted again.
     a.succeeds("sg_persist --out --register-ignore --param-sark=a1 $d && write_zeroes")?;
     a.end()?;
     b.end()?;

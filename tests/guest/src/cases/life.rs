@@ -1,18 +1,18 @@
-//! What happens to a guest while it writes: crash, reboot, a driver that lets go, a long silence. Whatever it
-//! was told is stored must be there afterwards.
+//! Events during a guest's writes: a crash, a reboot, a driver that unbinds, a long pause. All writes that the device had
+//! acknowledged must be there afterwards.
 //!
-//! Records of 4 KiB go to the first half of the disk, each reported to the host after the disk acknowledged
-//! it; meanwhile fio keeps the second half busy, so that there is always I/O in flight.
+//! Records of 4 KiB go to the first half of the disk; each is reported to the host after the disk has acknowledged it. At
+//! the same time fio keeps the second half busy, so that there is always I/O in flight.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Case, PATIENCE, Site};
+use super::{Case, Site, TIMEOUT};
 use crate::process::Signal;
-use crate::{Disk, Machine};
+use crate::{Disk, Vm};
 
-/// Functions of the scripts here.
+/// Shell functions of the scripts here.
 const RECORDS: &str = "
     d=$(disk 0)
     record() { yes \"record $1\" | head -c 4096; }
@@ -55,28 +55,28 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// QEMU dies with I/O in flight and another takes its place, three times.
+/// QEMU is killed with I/O in flight and restarted, three times.
 fn killed(site: &Site<'_>, queues: u16) -> Result<()> {
-    let (mut daemon, machine) = site.one_disk(queues)?;
+    let (mut daemon, vm) = site.one_disk(queues)?;
     let mut last = 0;
     for round in 0..3 {
         let script = format!("{RECORDS}\ncheck 1 {last}\necho intact\nload\nstore {} 10000\n", last + 1);
-        let mut guest = site.boot(&machine, &script)?;
-        guest.wait_line("intact", PATIENCE).with_context(|| format!("round {round}, records 1 to {last}"))?;
+        let mut guest = site.boot(&vm, &script)?;
+        guest.wait_line("intact", TIMEOUT).with_context(|| format!("round {round}, records 1 to {last}"))?;
         last += 25;
-        guest.wait_line(&format!("stored {last}"), PATIENCE)?;
+        guest.wait_line(&format!("stored {last}"), TIMEOUT)?;
         guest.kill();
         daemon.alive()?;
     }
     let script = format!("{RECORDS}\ncheck 1 {last}\n");
-    site.boot(&machine, &script)?.finish(PATIENCE)?;
+    site.boot(&vm, &script)?.finish(TIMEOUT)?;
     daemon.stop()
 }
 
-/// The machine is reset with I/O in flight, and its driver starts anew; the count of boots is on the disk.
+/// The VM is reset with I/O in flight, and its driver starts again; the disk stores the number of boots.
 fn rebooted(site: &Site<'_>) -> Result<()> {
-    let (daemon, mut machine) = site.one_disk(4)?;
-    machine.reboots = true;
+    let (daemon, mut vm) = site.one_disk(4)?;
+    vm.reboots = true;
     let script = format!(
         "{RECORDS}
         boots=$(dd if=$d bs=4k count=1 iflag=direct 2>/dev/null | tr -d '\\0')
@@ -92,15 +92,15 @@ fn rebooted(site: &Site<'_>) -> Result<()> {
         fi
         "
     );
-    let report = site.boot(&machine, &script)?.finish(PATIENCE)?;
+    let report = site.boot(&vm, &script)?.finish(TIMEOUT)?;
     let boots: Vec<_> = report.lines.iter().filter(|line| line.starts_with("boot ")).collect();
     ensure!(boots == ["boot 0", "boot 1", "boot 2"], "{boots:?}");
     daemon.stop()
 }
 
-/// The driver lets the device go under load and takes it again.
+/// The driver unbinds the device under load and binds it again.
 fn rebound(site: &Site<'_>) -> Result<()> {
-    let (daemon, machine) = site.one_disk(4)?;
+    let (daemon, vm) = site.one_disk(4)?;
     let script = format!(
         "{RECORDS}
         for round in 0 1 2; do
@@ -116,28 +116,28 @@ fn rebound(site: &Site<'_>) -> Result<()> {
         done
         "
     );
-    site.boot(&machine, &script)?.finish(PATIENCE)?;
+    site.boot(&vm, &script)?.finish(TIMEOUT)?;
     daemon.stop()
 }
 
-/// A guest that stands still with I/O in flight holds up nobody else on its core, and goes on unharmed.
+/// A frozen guest with I/O in flight delays no other guest on its core, and continues without errors.
 fn frozen_neighbour(site: &Site<'_>) -> Result<()> {
-    let (daemon, machine) = site.one_disk(1)?;
+    let (daemon, vm) = site.one_disk(1)?;
     site.file_disk(&daemon, "disk1", "64M")?;
-    let neighbour = Machine::with_disks(vec![Disk::new(&daemon.attach("disk1", &[])?, 1)]);
+    let neighbour = Vm::with_disks(vec![Disk::new(&daemon.attach("disk1", &[])?, 1)]);
     let script = format!("{RECORDS}\nload\nstore 1 10\necho ready\nawait go\nstore 11 20\ncheck 1 20\n");
-    let mut frozen = site.boot(&machine, &script)?;
-    frozen.wait_line("ready", PATIENCE)?;
+    let mut frozen = site.boot(&vm, &script)?;
+    frozen.wait_line("ready", TIMEOUT)?;
     frozen.signal(Signal::STOP)?;
     let verify =
         "measure v --filename=$(disk 0) --rw=randwrite --bs=4k --iodepth=8 --size=8M --verify=crc32c";
-    site.boot(&neighbour, verify)?.finish(PATIENCE)?;
-    // The control thread is as free as the reactors.
+    site.boot(&neighbour, verify)?.finish(TIMEOUT)?;
+    // The control thread is as responsive as the reactors.
     let asked = Instant::now();
     daemon.aryk(&["status"])?;
     ensure!(asked.elapsed() < Duration::from_secs(2), "status took {:?}", asked.elapsed());
     frozen.signal(Signal::CONT)?;
     frozen.send("go")?;
-    frozen.finish(PATIENCE)?;
+    frozen.finish(TIMEOUT)?;
     daemon.stop()
 }

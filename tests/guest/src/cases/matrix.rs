@@ -1,23 +1,23 @@
-//! Verified I/O over back ends, queues, cores, sleep policies and features.
+//! Verified I/O over back-ends, queues, cores, sleep policies and features.
 
 use anyhow::{Result, ensure};
 use serde_json::json;
 
-use super::{Case, PATIENCE, Site};
-use crate::{Daemon, Disk, Machine, fio, pairwise};
+use super::{Case, Site, TIMEOUT};
+use crate::{Daemon, Disk, Vm, fio, pairwise};
 
-/// The axes, most ordinary values first.
+/// The axes; the most common value of each comes first.
 const BACK_ENDS: [&str; 3] = ["file", "memory", "passthru"];
 const POLICIES: [&str; 3] = ["adaptive", "interrupt", "poll"];
 const QUEUES: [u16; 2] = [1, 4];
 const CORES: [&str; 2] = ["0x1", "0x3"];
 const BLOCK_SIZES: [&str; 2] = ["512", "4096"];
 const ENGINES: [&str; 2] = ["auto", "epoll"];
-/// Whether the driver is offered a volatile cache (and so has to flush).
+/// Whether the device offers a volatile cache (so that the driver must flush).
 const CACHES: [bool; 2] = [true, false];
 const EVENT_IDX: [bool; 2] = [true, false];
 
-/// Written and verified by each job.
+/// The script: each job writes and verifies.
 const SCRIPT: &str = "
     d=$(disk 0)
     queue=/sys/block/${d##*/}/queue
@@ -106,7 +106,7 @@ fn verify(site: &Site<'_>, setup: Setup) -> Result<()> {
         disk.properties = format!("event_idx={}", on(setup.event_idx));
     }
     let script = SCRIPT.replace("@JOBS@", &setup.queues.to_string()).replace("@BLOCK@", setup.block_size);
-    let report = site.boot(&Machine::with_disks(vec![disk]), &script)?.finish(PATIENCE)?;
+    let report = site.boot(&Vm::with_disks(vec![disk]), &script)?.finish(TIMEOUT)?;
     let queues = format!("queues {}", setup.queues);
     let block = format!("block {}", setup.block_size);
     ensure!(report.lines[..2] == [queues, block], "the driver sees {:?}", report.lines);

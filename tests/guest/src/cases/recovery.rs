@@ -1,16 +1,16 @@
-//! `arykd` dies, and its guest goes on; a guest moves to another QEMU, and another `arykd`.
+//! `arykd` is killed, and its guest continues; a VM migrates to another QEMU and another `arykd`.
 //!
-//! fio writes and verifies all the while, pass after pass, so that whatever is lost, late or done twice to other data is found.
+//! fio writes and verifies all the time, pass after pass, so that a lost, late or repeated write is found.
 
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::{Case, PATIENCE, Site};
-use crate::{Daemon, Disk, Guest, Link, Machine};
+use super::{Case, Site, TIMEOUT};
+use crate::{Daemon, Disk, Guest, Link, Vm};
 
-/// Passes of fio until the host says that it is enough, told of one by one.
+/// Runs passes of fio until the host ends them; reports each pass.
 const PASSES: &str = "
     d=$(disk 0)
     exec 3<&0
@@ -26,18 +26,19 @@ const PASSES: &str = "
     [ $(dmesg | grep -c 'I/O error') = 0 ] && [ ! -e /tmp/stale ]
 ";
 
-/// Before and beside [`PASSES`]: a part of the disk that fio leaves alone is read into the page cache while the machine moves, so that we write
-/// memory that has moved already; and is looked at there after the move. A block device that nobody has open has no cache, and without `invalidate=0`
-/// fio empties it. The first reading goes past it, so that the right data has not been in memory before.
+/// Before and beside [`PASSES`]: the guest reads a part of the disk that fio does not touch into the page cache while the
+/// VM migrates, so that the device writes pages that were already transferred; and compares it after the migration. A
+/// block device without an opener has no cache, and without `invalidate=0` fio empties it. The first read bypasses the
+/// cache, so that memory did not hold the right data before.
 const FILL: &str = "
     exec 4<$(disk 0)
     part() { dd if=$(disk 0) bs=1M skip=64 count=32 $* 2>/dev/null; }
     dd if=/dev/urandom of=$(disk 0) bs=1M seek=64 count=32 oflag=direct 2>/dev/null
     before=$(part iflag=direct | md5sum)
 ";
-const LOOK: &str = "await read; part >/dev/null; echo cached; await enough; [ \"$(part | md5sum)\" = \"$before\" ] || touch /tmp/stale";
+const COMPARE: &str = "await read; part >/dev/null; echo cached; await enough; [ \"$(part | md5sum)\" = \"$before\" ] || touch /tmp/stale";
 
-/// Crashes of `arykd` in one guest's life.
+/// Crashes of `arykd` during one guest's run.
 const ROUNDS: u32 = 3;
 /// The same in the long form.
 const ROUNDS_LONG: u32 = 20;
@@ -55,7 +56,7 @@ pub(super) fn cases(long: bool) -> Vec<Case> {
     cases
 }
 
-/// `hear` listens to the host, and ends when it is enough.
+/// `hear` waits for the host, and ends with the passes.
 fn script(queues: u16, hear: &str) -> String {
     PASSES.replace("@JOBS@", &queues.to_string()).replace("@HEAR@", hear)
 }
@@ -65,7 +66,7 @@ fn daemon(site: &Site<'_>) -> Result<Daemon> {
     site.daemon(&["-m", "0x3", "--state-dir", &state])
 }
 
-/// The daemon is killed under load, and started again with nothing but its state, time after time.
+/// The daemon is killed under load, and started again with only its state, `rounds` times.
 fn killed(site: &Site<'_>, link: Link, queues: u16, ring: &str, rounds: u32) -> Result<()> {
     let mut arykd = daemon(site)?;
     site.file_disk(&arykd, "disk0", "64M")?;
@@ -79,10 +80,10 @@ fn killed(site: &Site<'_>, link: Link, queues: u16, ring: &str, rounds: u32) -> 
     };
     let on = if ring == "packed" { "on" } else { "off" };
     let properties = format!("packed={on}");
-    let machine = Machine::with_disks(vec![Disk { link, properties, ..Disk::new(&socket, queues) }]);
-    let mut guest = site.boot(&machine, &script(queues, "await enough"))?;
+    let vm = Vm::with_disks(vec![Disk { link, properties, ..Disk::new(&socket, queues) }]);
+    let mut guest = site.boot(&vm, &script(queues, "await enough"))?;
     for round in 0..rounds {
-        guest.wait_line("pass", PATIENCE).with_context(|| format!("after {round} crashes"))?;
+        guest.wait_line("pass", TIMEOUT).with_context(|| format!("after {round} crashes"))?;
         // At another point of a pass each time.
         std::thread::sleep(Duration::from_millis(u64::from(round * 137 % 800)));
         arykd.kill();
@@ -92,31 +93,31 @@ fn killed(site: &Site<'_>, link: Link, queues: u16, ring: &str, rounds: u32) -> 
     arykd.stop()
 }
 
-/// One whole pass more, and the end.
+/// Runs one more complete pass, and ends the guest.
 fn finish(mut guest: Guest) -> Result<()> {
     for _ in 0..2 {
-        guest.wait_line("pass", PATIENCE)?;
+        guest.wait_line("pass", TIMEOUT)?;
     }
     guest.send("enough")?;
-    guest.finish(PATIENCE).map(drop)
+    guest.finish(TIMEOUT).map(drop)
 }
 
-/// A machine moves between two QEMUs with a daemon each, on one file.
+/// A VM migrates between two QEMUs with a daemon each, on one file.
 fn migrated(site: &Site<'_>) -> Result<()> {
     let image = site.path("disk0.img");
     let there = tempfile::tempdir_in(site.directory)?;
     let [from, to] = [site.directory, there.path()].map(|directory| side(site, directory, &image));
     let ((from, socket), (to, to_socket)) = (from?, to?);
-    let script = format!("{FILL}{}", script(2, LOOK));
-    let mut guest = site.boot(&Machine::with_disks(vec![Disk::new(&socket, 2)]), &script)?;
-    guest.wait_line("pass", PATIENCE)?;
+    let script = format!("{FILL}{}", script(2, COMPARE));
+    let mut guest = site.boot(&Vm::with_disks(vec![Disk::new(&socket, 2)]), &script)?;
+    guest.wait_line("pass", TIMEOUT)?;
     let meeting = site.path("meeting.sock");
     let incoming = Some(meeting.clone());
-    let machine = Machine { incoming, ..Machine::with_disks(vec![Disk::new(&to_socket, 2)]) };
-    let moved = site.boot(&machine, &script)?;
+    let vm = Vm { incoming, ..Vm::with_disks(vec![Disk::new(&to_socket, 2)]) };
+    let moved = site.boot(&vm, &script)?;
     let on_its_way = guest.begin_move(&meeting)?;
     guest.send("read")?;
-    guest.wait_line("cached", PATIENCE)?;
+    guest.wait_line("cached", TIMEOUT)?;
     on_its_way.end()?;
     finish(moved)?;
     guest.kill();
@@ -124,7 +125,7 @@ fn migrated(site: &Site<'_>) -> Result<()> {
     to.stop()
 }
 
-/// A daemon in `directory` that offers `image`, and its socket.
+/// Starts a daemon in `directory` that serves `image`; returns it and its socket.
 fn side(site: &Site<'_>, directory: &Path, image: &Path) -> Result<(Daemon, std::path::PathBuf)> {
     let daemon = Daemon::start(&site.lab.bin, directory, &[])?;
     let image = image.display().to_string();

@@ -1,4 +1,5 @@
-//! A guest with a SCSI controller: its disks come and go, and grow, while it works ([`crate::hotplug`], in short).
+//! A guest with a SCSI controller whose disks are plugged, unplugged and resized under load (the short form of
+//! [`crate::hotplug`]).
 
 use super::Case;
 use crate::hotplug::rounds::{self, Settings};
@@ -8,7 +9,7 @@ use crate::hotplug::scenes;
 const ROUNDS: u32 = 2;
 /// The same in the long form.
 const ROUNDS_LONG: u32 = 30;
-/// What they are drawn from.
+/// The seed of the rounds.
 const SEED: u64 = 1;
 
 pub(super) fn cases(long: bool) -> Vec<Case> {

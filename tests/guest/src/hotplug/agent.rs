@@ -1,38 +1,38 @@
-//! A guest that works on disks of a SCSI controller as it is told (`agent.sh`), and says what its kernel says of them. One thread, beside the guest's
-//! own reader.
+//! A guest that executes the host's commands on disks of a SCSI controller (`agent.sh`), and reports its kernel's events.
+//! One thread, beside the guest's own reader.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::cases::{PATIENCE, Site};
-use crate::machine::{Front, Guest, Report};
-use crate::{Disk, Machine};
+use crate::cases::{Site, TIMEOUT};
+use crate::vm::{Front, Guest, Report};
+use crate::{Disk, Vm};
 
 const SCRIPT: &str = include_str!("agent.sh");
-/// MiB of a guest in which eight fios run.
+/// MiB of memory of a guest that runs eight fios.
 const MEMORY_MIB: u32 = 512;
 
-/// A command that the guest has been given.
+/// A command that was sent to the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Task(u64);
 
-/// What a guest's kernel says of a disk.
+/// An event of a disk, as the guest's kernel reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum News {
-    /// It is there.
+pub(super) enum DiskEvent {
+    /// The disk was added.
     Added,
-    /// It is gone.
+    /// The disk was removed.
     Removed,
-    /// It has another size.
+    /// The disk's size changed.
     Resized,
 }
 
 #[derive(Debug)]
 struct Heard {
     at: Instant,
-    news: News,
+    news: DiskEvent,
     target: u8,
     sectors: u64,
 }
@@ -43,70 +43,71 @@ pub(super) struct Agent {
     guest: Guest,
     given: u64,
     heard: VecDeque<Heard>,
-    /// Commands that are over, by number: the status, and the answer.
+    /// Ended commands, by number: the status, and the output.
     done: BTreeMap<Task, (u8, String)>,
 }
 
 impl Agent {
-    /// A guest whose controller is at the daemon's socket `controller`, with further properties of QEMU's device; up and listening.
+    /// Boots a guest whose controller is at the daemon's socket `controller`, with further properties of QEMU's device;
+    /// returns when its script listens.
     pub fn boot(site: &Site<'_>, controller: &str, properties: &str) -> Result<Self> {
         let socket = site.path("vhost").join(controller);
         let disk = Disk { front: Front::Scsi, properties: properties.to_owned(), ..Disk::new(&socket, 2) };
-        let machine = Machine { memory_mib: MEMORY_MIB, ..Machine::with_disks(vec![disk]) };
-        let mut guest = site.boot(&machine, SCRIPT)?;
-        guest.wait_line("ready", PATIENCE)?;
+        let vm = Vm { memory_mib: MEMORY_MIB, ..Vm::with_disks(vec![disk]) };
+        let mut guest = site.boot(&vm, SCRIPT)?;
+        guest.wait_line("ready", TIMEOUT)?;
         Ok(Self { guest, given: 0, heard: VecDeque::new(), done: BTreeMap::new() })
     }
 
-    /// The machine itself.
+    /// The VM.
     pub const fn guest(&self) -> &Guest {
         &self.guest
     }
 
-    /// Gives it a command.
+    /// Starts a command.
     pub fn begin(&mut self, command: &str) -> Result<Task> {
         self.given += 1;
         self.guest.send(&format!("{} {command}", self.given))?;
         Ok(Task(self.given))
     }
 
-    /// Waits for a command's end, and gives its answer.
+    /// Waits until a command has ended, and returns its output.
     ///
     /// # Errors
-    /// It failed, or does not end.
+    /// The command failed, or does not end.
     pub fn end(&mut self, task: Task) -> Result<String> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !self.done.contains_key(&task) {
             let came = self.take_line(deadline)?;
-            ensure!(came, "the guest's command {} does not end\n{}", task.0, self.guest.last_words());
+            ensure!(came, "the guest's command {} does not end\n{}", task.0, self.guest.log_tail());
         }
         let (status, answer) = self.done.remove(&task).expect("just seen");
         ensure!(status == 0, "the guest's command {} failed with {status}: {answer}", task.0);
         Ok(answer)
     }
 
-    /// A whole command.
+    /// Runs a command from start to end.
     pub fn run(&mut self, command: &str) -> Result<String> {
         let task = self.begin(command)?;
         self.end(task).with_context(|| command.to_owned())
     }
 
-    /// Whether a command goes on, as far as is known by now.
+    /// Whether a command is still running, as far as the host knows.
     pub fn goes_on(&mut self, task: Task) -> Result<bool> {
         while self.take_line(Instant::now())? {}
         Ok(!self.done.contains_key(&task))
     }
 
-    /// Waits until the kernel has said this of a target; when that was, and how many sectors its disk had then.
-    pub fn hear(&mut self, news: News, target: u8) -> Result<(Instant, u64)> {
-        self.hear_within(news, target, PATIENCE)?
-            .with_context(|| format!("target {target}: {news:?} is not heard\n{}", self.guest.last_words()))
+    /// Waits for an event of a target; returns its time, and the disk's number of sectors then.
+    pub fn hear(&mut self, news: DiskEvent, target: u8) -> Result<(Instant, u64)> {
+        self.hear_within(news, target, TIMEOUT)?
+            .with_context(|| format!("target {target}: {news:?} is not heard\n{}", self.guest.log_tail()))
     }
 
-    /// The same, if it is said in time.
+    /// As [`Agent::hear`], with a timeout; `None` if the event does not come in time.
     pub fn hear_within(
         &mut self,
-        news: News,
+        news: DiskEvent,
         target: u8,
         patience: Duration,
     ) -> Result<Option<(Instant, u64)>> {
@@ -122,22 +123,22 @@ impl Agent {
         }
     }
 
-    /// Ends the guest, whose commands are over.
+    /// Ends the guest; all its commands must have ended.
     pub fn finish(mut self) -> Result<Report> {
         self.guest.send("0 end")?;
-        self.guest.finish(PATIENCE)
+        self.guest.finish(TIMEOUT)
     }
 
-    /// Files what the guest says next; whether it said something in time.
+    /// Handles the guest's next line; returns whether there was one in time.
     fn take_line(&mut self, deadline: Instant) -> Result<bool> {
         let Some((at, line)) = self.guest.line_within(deadline)? else { return Ok(false) };
         let words: Vec<_> = line.splitn(4, ' ').collect();
         match words[..] {
             ["heard", news, target, sectors] => {
                 let news = match news {
-                    "add" => News::Added,
-                    "remove" => News::Removed,
-                    _ => News::Resized,
+                    "add" => DiskEvent::Added,
+                    "remove" => DiskEvent::Removed,
+                    _ => DiskEvent::Resized,
                 };
                 let (target, sectors) = (target.parse()?, sectors.trim().parse()?);
                 self.heard.push_back(Heard { at, news, target, sectors });
@@ -147,7 +148,7 @@ impl Agent {
                 self.done.insert(task, (status.parse()?, answer.trim().to_owned()));
             }
             ["aryk-done", ..] => bail!("the guest's script has ended: {line}"),
-            // What programs in the background say.
+            // Output of background programs.
             _ => {}
         }
         Ok(true)

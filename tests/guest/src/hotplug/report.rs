@@ -1,4 +1,4 @@
-//! What a long run of plugging came to. Pure.
+//! The results of a long hotplug run. Pure.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -9,33 +9,33 @@ use serde_json::{Value, json};
 use super::bench::DEADLINE;
 use super::rounds::Rounds;
 
-/// A scene, and how it ended.
+/// A scene and its result.
 #[derive(Clone, Debug)]
 pub struct Scene {
     /// Its name.
     pub name: &'static str,
-    /// What happens in it.
+    /// A description of the scene.
     pub what: &'static str,
-    /// How long it took.
+    /// Its duration.
     pub elapsed: Duration,
-    /// What was wrong.
+    /// The error, if it failed.
     pub failure: Option<String>,
 }
 
-/// All of it.
+/// All results.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// What rounds were drawn from.
+    /// The seed of the rounds.
     pub seed: u64,
     /// The guest's kernel.
     pub kernel: String,
-    /// Rounds by the kind of rings.
+    /// The rounds, by ring format.
     pub rounds: Vec<(&'static str, Rounds)>,
-    /// Scenes.
+    /// The scenes.
     pub scenes: Vec<Scene>,
 }
 
-/// How times are spread, in milliseconds.
+/// The distribution of durations, in milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Spread {
     count: usize,
@@ -61,11 +61,16 @@ impl Spread {
 
 const INTRODUCTION: &str = "\
 Written by `cargo xtask hotplug --page FILE`. A Linux guest in QEMU (TCG, two processors) has a `vhost-user-scsi-pci` controller with eight disks of \
-16 MiB, half\nof them in files and half in memory, served by `arykd -m 0x3`. In the guest, fio writes and verifies each of them all the while \
-(crc32c; the rate is held at\n20 reads and 20 writes a second and disk, which leaves the emulated processors time for the rest). In each round one to three disks, \
-drawn by the seed, are taken away at once; 60% of them\nwhile a second fio writes as fast as it can, with 32 requests in flight. \
-Those two must fail, and have verified all before; all others must go on and verify.\nThen the disks are given to each other's targets. The guest must find them, with a part whose sum is known \
-as it was,\nevery 4 KiB block of the rest whole, and the right size. In between, disks in use grow.";
+16 MiB, half
+of them in files and half in memory, served by `arykd -m 0x3`. In the guest, fio writes and verifies each of them all the time \
+(crc32c; the rate is limited to
+20 reads and 20 writes a second and disk, which leaves the emulated processors time for the rest). In each round one to three disks, \
+drawn by the seed, are unplugged at once; 60% of them
+while a second fio writes as fast as it can, with 32 requests in flight. \
+Both loads of an unplugged disk must fail, without a verification error before; all other loads must continue and verify.
+Then the disks are plugged into each other's targets. The guest must find each of them with its checksummed part \
+unchanged,
+every 4 KiB block of the rest untorn, and the right size. In between, disks in use grow.";
 
 impl Report {
     fn times(&self) -> Vec<(&'static str, Spread)> {
@@ -75,10 +80,10 @@ impl Report {
         };
         vec![
             ("unplug → answered", of(|r| &r.unplug_answered)),
-            ("unplug → the guest's kernel says so", of(|r| &r.unplug_seen)),
+            ("unplug → reported by the guest's kernel", of(|r| &r.unplug_seen)),
             ("plug → answered", of(|r| &r.plug_answered)),
-            ("plug → the guest's kernel says so", of(|r| &r.plug_seen)),
-            ("resize → the guest's kernel says so", of(|r| &r.resize_seen)),
+            ("plug → reported by the guest's kernel", of(|r| &r.plug_seen)),
+            ("resize → reported by the guest's kernel", of(|r| &r.resize_seen)),
         ]
     }
 
@@ -90,7 +95,7 @@ impl Report {
         sums
     }
 
-    /// Everything, for programs; times in milliseconds.
+    /// All results for programs; times in milliseconds.
     #[must_use]
     pub fn json(&self) -> Value {
         let times: BTreeMap<_, _> = self.times().into_iter().map(|(name, s)| (name, s.json())).collect();
@@ -107,7 +112,7 @@ impl Report {
         })
     }
 
-    /// A page.
+    /// The results as a Markdown page.
     #[must_use]
     pub fn page(&self) -> String {
         let mut page = format!("# Hot plug\n\n{INTRODUCTION}\n");

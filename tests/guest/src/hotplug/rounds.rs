@@ -1,4 +1,4 @@
-//! Eight disks under load, of which some are taken away in each round, and come back elsewhere. One thread.
+//! Eight disks under load; in each round, some are unplugged, and plugged into other targets. One thread.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -6,53 +6,53 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
-use super::agent::{Agent, News, Task};
+use super::agent::{Agent, DiskEvent, Task};
 use super::bench::{Bench, CONTROLLER, Disk, heard, lost};
 use crate::cases::Site;
 use crate::random::Random;
 
-/// Disks, one for each target.
+/// Number of disks, one per target.
 const DISKS: u8 = 8;
-/// Disks that are taken away in one round, at most.
+/// Upper bound of disks that one round unplugs.
 const VICTIMS_MAX: u64 = 3;
-/// Rounds between two looks at what the kernel says.
-const LOOK: u32 = 10;
+/// Rounds between two checks of the kernel's messages.
+const MESSAGE_CHECK_INTERVAL: u32 = 10;
 
-/// What rounds are drawn from, and how many there are at most.
+/// Number, seed and ring format of the rounds.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// Rounds.
+    /// Upper bound of rounds.
     pub rounds: u32,
     /// The seed.
     pub seed: u64,
     /// Whether the guest's rings are packed.
     pub packed: bool,
-    /// Begin no more rounds after so long.
+    /// Time after which no new round starts.
     pub patience: Option<Duration>,
 }
 
-/// What rounds came to.
+/// Results of the rounds.
 #[derive(Clone, Debug, Default)]
 pub struct Rounds {
     /// Rounds that were run.
     pub rounds: u32,
-    /// How long all of it took.
+    /// Total duration.
     pub elapsed: Duration,
-    /// From the call that plugs to its answer.
+    /// From the call that plugs to its reply.
     pub plug_answered: Vec<Duration>,
-    /// From that call until the guest's kernel says that the disk is there.
+    /// From that call until the guest's kernel reports the disk.
     pub plug_seen: Vec<Duration>,
-    /// From the call that unplugs to its answer.
+    /// From the call that unplugs to its reply.
     pub unplug_answered: Vec<Duration>,
-    /// From that call until the guest's kernel says that the disk is gone.
+    /// From that call until the guest's kernel reports the disk as removed.
     pub unplug_seen: Vec<Duration>,
-    /// From the call that resizes until the guest's kernel says so.
+    /// From the call that resizes until the guest's kernel reports the new size.
     pub resize_seen: Vec<Duration>,
-    /// How loads of disks that were taken away ended, and how many did so.
+    /// fio's errors of the loads of unplugged disks, with their number.
     pub errors: BTreeMap<String, u64>,
-    /// What the guest's kernel said of failed commands, and how often.
+    /// The kernel's messages about failed commands, with their number.
     pub kinds: BTreeMap<String, u64>,
-    /// Disks that were taken away while the guest wrote to them as fast as it could; and all.
+    /// Disks that were unplugged while the guest wrote to them as fast as possible; and all unplugged disks.
     pub under_load: (u64, u64),
 }
 
@@ -67,7 +67,7 @@ struct Run {
 /// Runs all rounds in one guest.
 ///
 /// # Errors
-/// Something was lost, wrong, late, or touched what it should not have.
+/// Data was lost, wrong or late, or an unplug affected another disk.
 pub(crate) fn run(site: &Site<'_>, settings: Settings) -> Result<Rounds> {
     let begun = Instant::now();
     let mut run = start(site, settings)?;
@@ -77,8 +77,8 @@ pub(crate) fn run(site: &Site<'_>, settings: Settings) -> Result<Rounds> {
             break;
         }
         run.round(round).with_context(|| format!("round {round} of seed {}", settings.seed))?;
-        if (round + 1) % LOOK == 0 {
-            run.look()?;
+        if (round + 1) % MESSAGE_CHECK_INTERVAL == 0 {
+            run.collect_messages()?;
             println!("    {} rounds, {} s", round + 1, begun.elapsed().as_secs());
         }
     }
@@ -97,7 +97,7 @@ fn start(site: &Site<'_>, settings: Settings) -> Result<Run> {
             if target % 2 == 0 { bench.file_disk(site, &name)? } else { bench.memory_disk(&name)? };
         let (begun, took) = bench.plug(&mut disk, target)?;
         record.plug_answered.push(took);
-        record.plug_seen.push(heard(&mut agent, News::Added, target, begun)?);
+        record.plug_seen.push(heard(&mut agent, DiskEvent::Added, target, begun)?);
         disk.prepare(&mut agent)?;
         disk.load(&mut agent)?;
         disks.push(disk);
@@ -106,7 +106,7 @@ fn start(site: &Site<'_>, settings: Settings) -> Result<Run> {
 }
 
 impl Run {
-    /// Some disks go, all of them are looked at, and those come back.
+    /// Unplugs some disks, checks all others, and plugs the disks again.
     fn round(&mut self, round: u32) -> Result<()> {
         let mut order: Vec<_> = (0..self.disks.len()).collect();
         self.random.shuffle(&mut order);
@@ -126,7 +126,7 @@ impl Run {
             self.agent.run(&format!("busy {} 16", self.disks[*victim].at()?))?;
         }
         for &victim in victims {
-            self.disks[victim].is_well(&mut self.agent)?;
+            self.disks[victim].check_load(&mut self.agent)?;
         }
         self.record.under_load.0 += bursts.len() as u64;
         self.record.under_load.1 += victims.len() as u64;
@@ -139,13 +139,13 @@ impl Run {
         self.random.shuffle(&mut places);
         self.bring_back(victims, &places)?;
         for disk in &self.disks {
-            disk.is_well(&mut self.agent)?;
+            disk.check_load(&mut self.agent)?;
         }
         self.record.rounds += 1;
         Ok(())
     }
 
-    /// All at once; the targets that are free then.
+    /// Unplugs all victims at once; returns the targets that are free then.
     fn take_away(&mut self, victims: &[usize], bursts: &mut BTreeMap<usize, Task>) -> Result<Vec<u8>> {
         let mut gone = Vec::new();
         for &victim in victims {
@@ -155,11 +155,11 @@ impl Run {
             gone.push((target, begun));
         }
         for &(target, begun) in &gone {
-            self.record.unplug_seen.push(heard(&mut self.agent, News::Removed, target, begun)?);
+            self.record.unplug_seen.push(heard(&mut self.agent, DiskEvent::Removed, target, begun)?);
         }
         for victim in victims {
             let burst = bursts.remove(victim).map(|burst| lost(&mut self.agent, burst)).transpose()?;
-            let load = self.disks[*victim].lose(&mut self.agent)?;
+            let load = self.disks[*victim].end_lost_load(&mut self.agent)?;
             for error in burst.into_iter().chain(load) {
                 *self.record.errors.entry(error).or_default() += 1;
             }
@@ -175,7 +175,7 @@ impl Run {
             back.push((target, begun));
         }
         for (target, begun) in back {
-            self.record.plug_seen.push(heard(&mut self.agent, News::Added, target, begun)?);
+            self.record.plug_seen.push(heard(&mut self.agent, DiskEvent::Added, target, begun)?);
         }
         let begin = |&victim: &usize| self.disks[victim].begin_check(&mut self.agent);
         let checks: Vec<_> = victims.iter().map(begin).collect::<Result<_>>()?;
@@ -186,18 +186,18 @@ impl Run {
         Ok(())
     }
 
-    /// A disk grows while it is in use.
+    /// Grows a disk while it is in use.
     fn grow(&mut self, other: usize) -> Result<()> {
         let disk = &mut self.disks[other];
         let begun = self.bench.grow(disk)?;
-        let (at, sectors) = self.agent.hear(News::Resized, disk.at()?)?;
+        let (at, sectors) = self.agent.hear(DiskEvent::Resized, disk.at()?)?;
         ensure!(sectors == disk.mib << 11, "{} has {sectors} sectors for the guest", disk.name);
         self.record.resize_seen.push(at.saturating_duration_since(begun));
         Ok(())
     }
 
-    /// Asks what the kernel has said of failed commands.
-    fn look(&mut self) -> Result<()> {
+    /// Collects the kernel's messages about failed commands.
+    fn collect_messages(&mut self) -> Result<()> {
         let said = self.agent.run("kinds")?;
         let words: Vec<_> = said.split_whitespace().collect();
         for pair in words.chunks_exact(2) {
@@ -207,12 +207,12 @@ impl Run {
     }
 
     fn finish(mut self, begun: Instant) -> Result<Rounds> {
-        self.look()?;
+        self.collect_messages()?;
         for disk in &mut self.disks {
-            disk.relieve(&mut self.agent)?;
+            disk.end_load(&mut self.agent)?;
             disk.check(&mut self.agent)?;
         }
-        // As SPDK has it: not while a machine uses it.
+        // As in SPDK: not while a VM uses the controller.
         let params = json!({"ctrlr": CONTROLLER});
         let refused = self.bench.daemon.call("vhost_delete_controller", &params);
         let why = refused.err().context("a controller in use could be deleted")?.to_string();

@@ -1,4 +1,4 @@
-//! Odd moments: a machine that stands still, one that hears of nothing, a store that does not answer, a file system. One thread.
+//! Special situations: a frozen VM, one without hotplug events, a store that does not answer, a file system. One thread.
 
 use std::time::{Duration, Instant};
 
@@ -6,45 +6,46 @@ use anyhow::{Context, Result, ensure};
 use aryk_slow_store::{Hold, SlowStore};
 use serde_json::json;
 
-use super::agent::{Agent, News};
+use super::agent::{Agent, DiskEvent};
 use super::bench::{Bench, CONTROLLER, heard, lost};
-use crate::cases::{PATIENCE, Site};
+use crate::cases::{Site, TIMEOUT};
 
-/// A scene: what happens at a site.
+/// A scene: a function that runs at a site.
 type Play = fn(&Site<'_>) -> Result<()>;
 
-/// All scenes: their names, and what happens in them.
+/// All scenes: name, description and function.
 pub(crate) const ALL: [(&str, &str, Play); 5] = [
     (
         "frozen",
-        "QEMU holds the machine while disks go, come 20 times, and grow; then it goes on, and finds things as they are",
+        "QEMU freezes the VM while disks are unplugged, plugged 20 times, and resized; then it thaws, and sees the current state",
         frozen,
     ),
     (
-        "deaf",
-        "a machine that has not agreed to hear of plugged disks: they go nevertheless, and are found when it looks",
-        deaf,
+        "without_events",
+        "a VM that has not negotiated hotplug events: disks are unplugged all the same, and plugged ones are found by a scan",
+        without_events,
     ),
     (
         "stuck",
-        "the store of a disk does not answer while the disk is taken away, with writes in the kernel",
+        "the store of a disk does not answer while the disk is unplugged, with writes in the kernel",
         stuck,
     ),
     (
         "file-system",
-        "ext4 is unmounted, its disk taken away and given to another target, checked and compared, three times",
+        "ext4 is unmounted, its disk unplugged and plugged into another target, checked and compared, three times",
         file_system,
     ),
-    ("sg", "sg3-utils in the guest, command by command, and what they say", super::sg::asked),
+    ("sg", "sg3-utils in the guest, command by command, and their output", super::sg::asked),
 ];
 
-/// Times that a disk comes and goes while nobody listens: more than a guest has buffers for.
+/// Number of plugs and unplugs while the guest is frozen: more than the guest has event buffers.
 const STORM: u32 = 20;
-/// Long enough for what is not to come.
+/// Time after which an event counts as absent.
 const NEVER: Duration = Duration::from_secs(1);
 
-/// The machine's processors are held. Meanwhile a disk in use goes, another comes and goes and comes, one goes and comes back, and one grows: each call
-/// is answered in time. Then the machine goes on, and finds things as they are.
+/// The VM's processors are stopped. During that time a disk in use is unplugged, another is plugged, unplugged and
+/// plugged, one is unplugged and plugged, and one grows: each call is answered in time. Then the VM continues, and sees
+/// the current state.
 pub(crate) fn frozen(site: &Site<'_>) -> Result<()> {
     let bench = Bench::new(site)?;
     let mut agent = Agent::boot(site, CONTROLLER, "")?;
@@ -52,7 +53,7 @@ pub(crate) fn frozen(site: &Site<'_>) -> Result<()> {
         [bench.file_disk(site, "stays")?, bench.file_disk(site, "goes")?, bench.memory_disk("returns")?];
     for (target, disk) in (0..).zip(&mut disks) {
         bench.plug(disk, target)?;
-        agent.hear(News::Added, target)?;
+        agent.hear(DiskEvent::Added, target)?;
         disk.prepare(&mut agent)?;
         disk.load(&mut agent)?;
     }
@@ -74,42 +75,46 @@ pub(crate) fn frozen(site: &Site<'_>) -> Result<()> {
     bench.plug(&mut comes, 5)?;
     bench.unplug(returns)?;
     let grown = bench.grow(stays)?;
-    ensure!(agent.hear_within(News::Removed, 1, NEVER)?.is_none(), "the machine did not stand still");
+    ensure!(agent.hear_within(DiskEvent::Removed, 1, NEVER)?.is_none(), "the VM was not frozen");
     agent.guest().thaw()?;
 
-    agent.hear(News::Removed, 1)?;
-    agent.hear(News::Removed, 2)?;
-    agent.hear(News::Added, 5)?;
-    heard(&mut agent, News::Resized, 0, grown)?;
+    agent.hear(DiskEvent::Removed, 1)?;
+    agent.hear(DiskEvent::Removed, 2)?;
+    agent.hear(DiskEvent::Added, 5)?;
+    heard(&mut agent, DiskEvent::Resized, 0, grown)?;
     lost(&mut agent, burst)?;
-    goes.lose(&mut agent)?;
-    returns.lose(&mut agent)?;
-    // Of a disk that is not there the bus itself says so, and of nothing else anything.
+    goes.end_lost_load(&mut agent)?;
+    returns.end_lost_load(&mut agent)?;
+    // The kernel reports a bad target for a disk that is gone, and no other error.
     let kinds = agent.run("kinds")?;
-    ensure!(kinds.contains("hostbyte=DID_BAD_TARGET"), "the machine was told of failed commands: {kinds}");
+    ensure!(kinds.contains("hostbyte=DID_BAD_TARGET"), "the guest's kernel reports failed commands: {kinds}");
     ensure!(!kinds.contains("Medium_Error"), "{kinds}");
     bench.plug(returns, 1)?;
-    agent.hear(News::Added, 1)?;
+    agent.hear(DiskEvent::Added, 1)?;
     returns.check(&mut agent)?;
     comes.prepare(&mut agent)?;
     comes.check(&mut agent)?;
-    stays.is_well(&mut agent)?;
-    stays.relieve(&mut agent)?;
+    stays.check_load(&mut agent)?;
+    stays.end_load(&mut agent)?;
     stays.check(&mut agent)?;
     agent.finish()?;
     bench.daemon.stop()
 }
 
-/// A machine that has not agreed to hear of plugged disks: one is taken away nevertheless, and another is there when the machine looks for it.
-pub(crate) fn deaf(site: &Site<'_>) -> Result<()> {
+/// A VM that has not negotiated hotplug events: a disk is unplugged all the same, and the VM finds a plugged disk when it
+/// scans for it.
+pub(crate) fn without_events(site: &Site<'_>) -> Result<()> {
     let bench = Bench::new(site)?;
     let mut agent = Agent::boot(site, CONTROLLER, "hotplug=off")?;
     let mut disks = [bench.file_disk(site, "stays")?, bench.file_disk(site, "goes")?];
     for (target, disk) in (0..).zip(&mut disks) {
         bench.plug(disk, target)?;
-        ensure!(agent.hear_within(News::Added, target, NEVER)?.is_none(), "the machine was to hear nothing");
+        ensure!(
+            agent.hear_within(DiskEvent::Added, target, NEVER)?.is_none(),
+            "the VM received a hotplug event"
+        );
         agent.run(&format!("scan {target}"))?;
-        agent.hear(News::Added, target)?;
+        agent.hear(DiskEvent::Added, target)?;
         disk.prepare(&mut agent)?;
         disk.load(&mut agent)?;
     }
@@ -120,19 +125,19 @@ pub(crate) fn deaf(site: &Site<'_>) -> Result<()> {
         bench.plug(goes, 1)?;
     }
     bench.unplug(goes)?;
-    goes.lose(&mut agent)?;
+    goes.end_lost_load(&mut agent)?;
     bench.plug(goes, 2)?;
     agent.run("scan 2")?;
-    agent.hear(News::Added, 2)?;
+    agent.hear(DiskEvent::Added, 2)?;
     goes.check(&mut agent)?;
-    stays.is_well(&mut agent)?;
-    stays.relieve(&mut agent)?;
+    stays.check_load(&mut agent)?;
+    stays.end_load(&mut agent)?;
     agent.finish()?;
     bench.daemon.stop()
 }
 
-/// A disk's store does not answer any more, with writes in the kernel, and the disk is taken away: that is answered in time, and the others do not notice.
-/// What the kernel has goes back to the guest when the store answers.
+/// A disk's store does not answer any more, with writes in the kernel, and the disk is unplugged: the call is answered in
+/// time, without effect on other disks. The kernel's requests are completed to the guest when the store answers.
 pub(crate) fn stuck(site: &Site<'_>) -> Result<()> {
     let store = SlowStore::new(site.directory(), 16 << 20)?;
     let bench = Bench::new(site)?;
@@ -143,63 +148,67 @@ pub(crate) fn stuck(site: &Site<'_>) -> Result<()> {
     let mut stuck = bench.disk("stuck");
     for (target, disk) in [(0, &mut stays), (1, &mut stuck)] {
         bench.plug(disk, target)?;
-        agent.hear(News::Added, target)?;
+        agent.hear(DiskEvent::Added, target)?;
         disk.prepare(&mut agent)?;
     }
     stays.load(&mut agent)?;
     let burst = agent.begin("burst 1")?;
     agent.run("busy 1 16")?;
     store.hold(Hold::All);
-    ensure!(store.await_held(4, PATIENCE), "nothing waits for the store");
+    ensure!(store.await_held(4, TIMEOUT), "no request waits for the store");
     bench.unplug(&mut stuck)?;
     let during = Instant::now();
     while during.elapsed() < 4 * NEVER {
-        stays.is_well(&mut agent)?;
+        stays.check_load(&mut agent)?;
         std::thread::sleep(NEVER / 10);
     }
-    // The daemon itself has no trouble either, and its other disks come and go.
+    // The daemon itself stays responsive, and its other disks can be plugged and unplugged.
     let mut other = bench.memory_disk("other")?;
     bench.plug(&mut other, 2)?;
     bench.unplug(&mut other)?;
     bench.plug(&mut other, 1)?;
     store.pass();
     store.let_go();
-    agent.hear(News::Removed, 1)?;
+    agent.hear(DiskEvent::Removed, 1)?;
     lost(&mut agent, burst)?;
-    agent.hear(News::Added, 1)?;
+    agent.hear(DiskEvent::Added, 1)?;
     other.prepare(&mut agent)?;
     other.check(&mut agent)?;
-    stays.is_well(&mut agent)?;
-    stays.relieve(&mut agent)?;
+    stays.check_load(&mut agent)?;
+    stays.end_load(&mut agent)?;
     stays.check(&mut agent)?;
     agent.finish()?;
     let deleted = bench.daemon.call("bdev_uring_delete", &json!({"name": "stuck"}));
-    deleted.context("nobody has it open any more")?;
+    deleted.context("the disk has no opener any more")?;
     bench.daemon.stop()
 }
 
-/// A file system is unmounted, its disk taken away and given to another target; then it is whole, and what was in it is there.
+/// A file system is unmounted, its disk unplugged and plugged into another target; then the file system is intact, with
+/// all files.
 pub(crate) fn file_system(site: &Site<'_>) -> Result<()> {
     let bench = Bench::new(site)?;
     let mut agent = Agent::boot(site, CONTROLLER, "")?;
     let mut stays = bench.memory_disk("stays")?;
     bench.plug(&mut stays, 0)?;
-    agent.hear(News::Added, 0)?;
+    agent.hear(DiskEvent::Added, 0)?;
     stays.prepare(&mut agent)?;
     stays.load(&mut agent)?;
     let mut disk = bench.file_disk(site, "files")?;
     for (target, verb) in [(3, "make_files"), (6, "check_files"), (3, "check_files")] {
         bench.plug(&mut disk, target)?;
-        agent.hear(News::Added, target)?;
+        agent.hear(DiskEvent::Added, target)?;
         let files: u32 = agent.run(&format!("{verb} {target}"))?.parse()?;
         ensure!(files >= 3, "only {files} files were compared");
         bench.unplug(&mut disk)?;
-        agent.hear(News::Removed, target)?;
+        agent.hear(DiskEvent::Removed, target)?;
     }
     let kinds = agent.run("kinds")?;
-    // The kernel's own last look at a disk that is gone fails, but nothing else.
-    ensure!(!kinds.contains("I/O_error"), "an unmounted disk that was taken away has failed: {kinds}");
-    stays.relieve(&mut agent)?;
+    // Only the kernel's own last read of a removed disk may fail.
+    ensure!(
+        !kinds.contains("I/O_error"),
+        "commands failed of a disk that was unmounted and unplugged: {kinds}"
+    );
+    stays.end_load(&mut agent)?;
     agent.finish()?;
     bench.daemon.stop()
 }

@@ -1,4 +1,4 @@
-//! What disks say to sg3-utils in a guest, command by command: how each ends, and what is in its answer. One thread.
+//! Responses of disks to sg3-utils in a guest, command by command: the exit status, and parts of the output. One thread.
 
 use std::fmt::Write;
 
@@ -6,9 +6,9 @@ use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
 use super::bench::{Bench, CONTROLLER, DISK_MIB};
-use crate::cases::{PATIENCE, Site};
-use crate::machine::Front;
-use crate::{Disk, Machine};
+use crate::cases::{Site, TIMEOUT};
+use crate::vm::Front;
+use crate::{Disk, Vm};
 
 /// Exit codes of sg3-utils, beside 0.
 const ILLEGAL_REQUEST: i32 = 5;
@@ -17,7 +17,7 @@ const INVALID_OPCODE: i32 = 9;
 const MISCOMPARE: i32 = 14;
 const LBA_OUT_OF_RANGE: i32 = 22;
 
-/// A command line, how it ends, and what it says.
+/// A command line, its expected status, and strings in its expected output.
 struct Step {
     command: &'static str,
     status: i32,
@@ -28,7 +28,7 @@ const fn step(command: &'static str, status: i32, says: &'static [&'static str])
     Step { command, status, says }
 }
 
-/// What the steps need. Blocks are of 512 bytes.
+/// Prepares the guest for the steps. Blocks are of 512 bytes.
 const PREPARE: &str = r#"
     for block in /sys/bus/scsi/devices/*:0:0:0/block/sd*; do d=/dev/${block##*/}; done
     yes one | head -c 512 >/tmp/one
@@ -172,7 +172,7 @@ const RESERVATIONS: &[Step] = &[
 
 const ALL: [&[Step]; 4] = [IDENTITY, CONDITION, BLOCKS, RESERVATIONS];
 
-/// Each command ends as it should, and says what it should.
+/// Runs all steps and checks each command's status and output.
 pub(crate) fn asked(site: &Site<'_>) -> Result<()> {
     let bench = Bench::new(site)?;
     let mut disk = bench.file_disk(site, "disk")?;
@@ -181,7 +181,7 @@ pub(crate) fn asked(site: &Site<'_>) -> Result<()> {
     let (bdevs, _) = bench.daemon.call("bdev_get_bdevs", &json!({"name": "disk"}))?;
     let serial = bdevs[0]["uuid"].as_str().context("a disk without a uuid")?.replace('-', "");
     let socket = site.path("vhost").join(CONTROLLER);
-    let machine = Machine::with_disks(vec![Disk { front: Front::Scsi, ..Disk::new(&socket, 2) }]);
+    let vm = Vm::with_disks(vec![Disk { front: Front::Scsi, ..Disk::new(&socket, 2) }]);
     let steps = || ALL.into_iter().flatten().enumerate();
     let mut script = format!("{PREPARE}\nfill\n");
     for (number, step) in steps() {
@@ -192,7 +192,7 @@ pub(crate) fn asked(site: &Site<'_>) -> Result<()> {
             "( {command} ) >/tmp/said 2>&1 && {status} || {status}\npublish {number} /tmp/said"
         )?;
     }
-    let report = site.boot(&machine, &script)?.finish(PATIENCE)?;
+    let report = site.boot(&vm, &script)?.finish(TIMEOUT)?;
     let mut wrong = String::new();
     for (number, step) in steps() {
         let said = report.files.get(&number.to_string()).context("a step is missing")?;
@@ -203,7 +203,7 @@ pub(crate) fn asked(site: &Site<'_>) -> Result<()> {
         if !missing.is_empty() || !ended {
             writeln!(
                 wrong,
-                "$ {} (to end with {}; missing: {missing:?})\n{said}",
+                "$ {} (expected status {}; missing: {missing:?})\n{said}",
                 step.command, step.status
             )?;
         }
@@ -212,7 +212,7 @@ pub(crate) fn asked(site: &Site<'_>) -> Result<()> {
     bench.daemon.stop()
 }
 
-/// The NAA designator of a disk, made of its uuid: 60 of its bits, behind a 3.
+/// The NAA designator of a disk, derived from its uuid: 60 of its bits, after a 3.
 fn naa(serial: &str) -> String {
     let (high, low) = serial.split_at(16);
     let parse = |half| u64::from_str_radix(half, 16).expect("a uuid");

@@ -1,8 +1,8 @@
-//! One guest: boots an [`Image`] with disks under test, runs a shell script in it, and reports.
+//! One VM: boots an [`Image`] with disks under test, runs a shell script in the guest, and collects its output.
 //!
-//! The script runs as root under `sh -eu` with the functions of `helpers.sh`. Its standard output comes to
-//! the host line by line ([`Guest::wait_line`], [`Report`]), its standard input is what [`Guest::send`]
-//! sent; its stderr and the kernel's messages go to `console.log`. The guest powers off when it ends.
+//! The script runs as root under `sh -eu` with the functions of `helpers.sh`. Its standard output comes to the host line
+//! by line ([`Guest::wait_line`], [`Report`]), its standard input comes from [`Guest::send`]; its stderr and the kernel's
+//! messages go to `console.log`. The guest powers off when the script ends.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -18,52 +18,53 @@ use crate::image::{Image, script_archive};
 use crate::process::{Process, Signal, Stdin, TICK, check_interrupt, tail, wait_until};
 use crate::qmp::Qmp;
 
-/// KiB that a machine has above whole MiB. QEMU before 9.0 loses dirty pages of a TCG machine that moves, if its memory is a multiple of 256 KiB: where
-/// it takes a whole word of its bitmap at once, it forgets to tell the vCPUs. Seen as kernel crashes after a move, with QEMU's own disks too.
+/// KiB of a VM's memory above whole MiB. QEMU before 9.0 loses dirty pages of a migrating TCG VM whose memory is a
+/// multiple of 256 KiB: where it takes a whole word of its bitmap at once, it does not notify the vCPUs. Seen as kernel
+/// crashes after a migration, with QEMU's own disks too.
 const ODD_KIB: u64 = 8;
 
-/// The PCI slot of the first disk under test; `helpers.sh` knows it too.
+/// The PCI slot of the first disk under test; `helpers.sh` uses the same number.
 const FIRST_DISK_SLOT: usize = 0x10;
 /// Each disk has a slot of its own on the root bus.
 const DISKS_MAX: usize = 8;
 
-/// How QEMU and the back end find each other.
+/// How QEMU and the back-end connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Link {
     /// QEMU connects, once.
     Client,
-    /// QEMU connects, and again each second after losing the back end.
+    /// QEMU connects, and again each second after losing the back-end.
     Reconnect,
-    /// QEMU listens, and the back end connects whenever it likes.
+    /// QEMU listens, and the back-end connects at any time.
     Server,
 }
 
-/// What a guest sees of a back end.
+/// The device type that the guest sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Front {
     /// One disk: `vhost-user-blk-pci`.
     Blk,
-    /// A SCSI controller, whose disks come and go: `vhost-user-scsi-pci`.
+    /// A SCSI controller with hotplug disks: `vhost-user-scsi-pci`.
     Scsi,
 }
 
-/// A disk of the guest, or a controller of some.
+/// A disk of the guest, or a controller of several disks.
 #[derive(Clone, Debug)]
 pub struct Disk {
-    /// Which of both.
+    /// The device type.
     pub front: Front,
-    /// The socket between QEMU and the back end.
+    /// The socket between QEMU and the back-end.
     pub socket: PathBuf,
-    /// Virtqueues; the guest's driver uses no more than the machine has CPUs.
+    /// Number of virtqueues; the guest's driver uses at most one per CPU.
     pub queues: u16,
-    /// Who connects to whom.
+    /// The direction of the connection.
     pub link: Link,
     /// Further properties of QEMU's device, e.g. `queue-size=256`.
     pub properties: String,
 }
 
 impl Disk {
-    /// A disk with `queues` queues, whose back end listens at `socket`.
+    /// A disk with `queues` queues, whose back-end listens at `socket`.
     #[must_use]
     pub fn new(socket: &Path, queues: u16) -> Self {
         let (front, link) = (Front::Blk, Link::Client);
@@ -71,25 +72,26 @@ impl Disk {
     }
 }
 
-/// The hardware of a guest.
+/// The hardware of a VM.
 #[derive(Clone, Debug)]
-pub struct Machine {
+pub struct Vm {
     /// Virtual CPUs.
     pub cpus: u16,
-    /// Memory, shared with the back ends, MiB.
+    /// Memory, shared with the back-ends, in MiB.
     pub memory_mib: u32,
     /// Disks under test, in PCI order.
     pub disks: Vec<Disk>,
     /// Whether a reboot boots again; otherwise it ends QEMU.
     pub reboots: bool,
-    /// The socket at which it waits for another machine, alike, to move in, instead of booting.
+    /// The socket at which QEMU waits for the migration of an equal VM, instead of booting.
     pub incoming: Option<PathBuf>,
-    /// A script that starts QEMU with the memory, the processors and the one disk it has itself, in place of ours: the script, and the disk's socket.
+    /// A script that starts QEMU with its own memory, processors and disk, instead of this module: the script, and the
+    /// disk's socket.
     pub example: Option<(PathBuf, PathBuf)>,
 }
 
-impl Machine {
-    /// A guest with these disks and a CPU for each queue of the widest, but at least two.
+impl Vm {
+    /// A VM with these disks and a CPU for each queue of the largest disk, but at least two.
     #[must_use]
     pub fn with_disks(disks: Vec<Disk>) -> Self {
         let widest = disks.iter().map(|disk| disk.queues).max().unwrap_or(0);
@@ -99,7 +101,7 @@ impl Machine {
     fn arguments(&self, image: &Image, initrd: &Path, console: &Path, monitor: &Path) -> Vec<String> {
         let memory = u64::from(self.memory_mib) * 1024 + ODD_KIB;
         let mut words: Vec<String> = [
-            // The plainest CPU boots fastest under TCG; fio wants the crc32 instruction.
+            // The simplest CPU boots fastest under TCG; fio needs the crc32 instruction.
             "-nodefaults -display none -accel tcg,thread=multi -cpu qemu64,+ssse3,+sse4.1,+sse4.2",
             "-chardev stdio,id=script,signal=off",
         ]
@@ -115,9 +117,10 @@ impl Machine {
         }
         option("-kernel", image.vmlinux.display().to_string());
         option("-initrd", initrd.display().to_string());
-        // Without no_timer_check a busy host's late timer ticks are taken for a broken timer. Debian's kernel fills pages with zeros when it
-        // hands them out, which makes them dirty for a migration whether or not a disk says that it has written to them. The kernel's tests of
-        // its own ciphers were seen to spin forever under TCG ("soft lockup … cryptomgr_test"), once in hundreds of boots; no test needs them.
+        // Without no_timer_check, the kernel takes the late timer ticks of a busy host for a broken timer. Debian's
+        // kernel zeroes pages when it allocates them, which makes them dirty for a migration whether or not a disk logs
+        // its writes to them. The kernel's tests of its own ciphers were seen to spin forever under TCG ("soft lockup …
+        // cryptomgr_test"), once in hundreds of boots; no test needs them.
         let append = "console=ttyS0 panic=-1 quiet nokaslr mitigations=off no_timer_check init_on_alloc=0 cryptomgr.notests";
         option("-append", append.to_owned());
         option("-serial", format!("file:{}", console.display()));
@@ -152,25 +155,26 @@ impl Machine {
     }
 }
 
-/// A machine on its way to another QEMU.
+/// A VM that migrates to another QEMU.
 #[derive(Debug)]
 pub struct Move(Qmp);
 
 impl Move {
-    /// Has it arrive; the QEMU that it leaves stands still from then on.
+    /// Completes the migration; the source QEMU is stopped from then on.
     ///
     /// # Errors
-    /// It arrived before this was asked, so that nothing was tested on the way; the move fails, or takes longer than a minute.
+    /// The migration completed before this call, so that nothing was tested during it; it failed, or takes longer than a
+    /// minute.
     pub fn end(mut self) -> Result<()> {
         let status = self.0.call("query-migrate", &json!({}))?["status"].clone();
-        ensure!(status == "active", "the machine was to be on its way, and is {status}");
+        ensure!(status == "active", "the migration should be active, and is {status}");
         self.0
             .call("migrate-set-parameters", &json!({"downtime-limit": 2000, "max-bandwidth": 1_u64 << 40}))?;
-        wait_until("the machine to move", Duration::from_secs(60), || {
+        wait_until("the migration", Duration::from_secs(60), || {
             let info = self.0.call("query-migrate", &json!({}))?;
             match info["status"].as_str() {
                 Some("completed") => Ok(Some(())),
-                Some("failed") => bail!("the machine stays: {}", info["error-desc"]),
+                Some("failed") => bail!("the migration failed: {}", info["error-desc"]),
                 _ => Ok(None),
             }
         })
@@ -189,10 +193,10 @@ pub struct Guest {
     started: Instant,
 }
 
-/// What a finished script told the host.
+/// The output of a finished script.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// Its standard output, but for published files.
+    /// Its standard output, without published files.
     pub lines: Vec<String>,
     /// The files that it published, by name.
     pub files: BTreeMap<String, String>,
@@ -201,23 +205,23 @@ pub struct Report {
 }
 
 impl Guest {
-    /// Starts `machine` with `script` in it. `directory` receives logs and the script's archive, and must
-    /// not be shared with another running guest.
+    /// Starts `vm` with `script` in it. `directory` receives logs and the script's archive, and must not be shared
+    /// with another running guest.
     ///
     /// # Errors
-    /// QEMU cannot be started. (What QEMU itself refuses is found by the first wait.)
-    pub fn boot(image: &Image, machine: &Machine, script: &str, directory: &Path) -> Result<Self> {
-        ensure!(machine.disks.len() <= DISKS_MAX, "a guest has at most {DISKS_MAX} disks");
+    /// QEMU cannot be started. (The first wait finds errors of QEMU itself.)
+    pub fn boot(image: &Image, vm: &Vm, script: &str, directory: &Path) -> Result<Self> {
+        ensure!(vm.disks.len() <= DISKS_MAX, "a guest has at most {DISKS_MAX} disks");
         let initrd = directory.join("initrd");
         let mut archive = std::fs::read(&image.initrd)?;
         archive.extend_from_slice(&script_archive(script));
         std::fs::write(&initrd, archive)?;
         let console = directory.join("console.log");
         let monitor = directory.join("qmp.sock");
-        let mut arguments = machine.arguments(image, &initrd, &console, &monitor);
+        let mut arguments = vm.arguments(image, &initrd, &console, &monitor);
         let log = directory.join("qemu.log");
         let mut program = Path::new("qemu-system-x86_64");
-        if let Some((script, socket)) = &machine.example {
+        if let Some((script, socket)) = &vm.example {
             program = script;
             arguments.insert(0, socket.display().to_string());
         }
@@ -242,13 +246,13 @@ impl Guest {
                 return Ok(line);
             }
             if let Some(status) = line.strip_prefix("aryk-done ") {
-                bail!("the script ended ({status}) before {prefix:?}\n{}", self.last_words());
+                bail!("the script ended ({status}) before {prefix:?}\n{}", self.log_tail());
             }
             self.take(line, deadline)?;
         }
     }
 
-    /// Waits until the script has ended well and the guest has powered off.
+    /// Waits until the script has succeeded and the guest has powered off.
     ///
     /// # Errors
     /// The script failed, QEMU ended early, `timeout` passed, or the process was interrupted.
@@ -258,12 +262,12 @@ impl Guest {
             let line = self.next_line(deadline).context("waiting for the script's end")?;
             match line.strip_prefix("aryk-done ") {
                 Some("0") => break,
-                Some(status) => bail!("the script failed with {status}\n{}", self.last_words()),
+                Some(status) => bail!("the script failed with {status}\n{}", self.log_tail()),
                 None => self.take(line, deadline)?,
             }
         }
         let status = self.qemu.wait(deadline.saturating_duration_since(Instant::now()))?;
-        ensure!(status.success(), "QEMU ended with {status}\n{}", self.last_words());
+        ensure!(status.success(), "QEMU ended with {status}\n{}", self.log_tail());
         self.report.elapsed = self.started.elapsed();
         Ok(std::mem::take(&mut self.report))
     }
@@ -276,7 +280,7 @@ impl Guest {
         writeln!(self.to_script, "{line}").context("writing to the guest")
     }
 
-    /// Sends QEMU a signal: `STOP` and `CONT` freeze and thaw the whole machine.
+    /// Sends QEMU a signal: `STOP` and `CONT` freeze and thaw the whole VM.
     ///
     /// # Errors
     /// QEMU has ended.
@@ -284,18 +288,22 @@ impl Guest {
         self.qemu.signal(signal)
     }
 
-    /// Begins to move the running machine to the QEMU that waits for it at `socket` ([`Machine::incoming`]). Returns when all of its memory has
-    /// gone there once. What it writes from then on goes again, and again, until [`Move::end`].
+    /// Starts the migration of the running VM to the QEMU that waits at `socket` ([`Vm::incoming`]). Returns when
+    /// all of its memory was transferred once. Pages that are written from then on are transferred again, until
+    /// [`Move::end`].
     ///
     /// # Errors
+    /// No QEMU listens there, this one refuses, or it takes longer than a minute.
     /// There is no such QEMU, this one refuses, or it takes longer than a minute.
     pub fn begin_move(&self, socket: &Path) -> Result<Move> {
-        wait_until("the QEMU to move to", Duration::from_secs(20), || Ok(socket.exists().then_some(())))?;
+        wait_until("the QEMU of the migration's target", Duration::from_secs(20), || {
+            Ok(socket.exists().then_some(()))
+        })?;
         let mut qmp = Qmp::connect(&self.monitor)?;
-        // So short, in milliseconds, that a machine that does anything never arrives.
+        // So short, in milliseconds, that the migration of a busy VM never converges.
         qmp.call("migrate-set-parameters", &json!({"downtime-limit": 1, "max-bandwidth": 64 << 20}))?;
         qmp.call("migrate", &json!({"uri": format!("unix:{}", socket.display())}))?;
-        wait_until("the machine's memory to go", Duration::from_secs(60), || {
+        wait_until("the transfer of the VM's memory", Duration::from_secs(60), || {
             let info = qmp.call("query-migrate", &json!({}))?;
             let passes_begun = info["ram"]["dirty-sync-count"].as_u64().unwrap_or(0);
             Ok((passes_begun >= 2).then_some(()))
@@ -303,7 +311,7 @@ impl Guest {
         Ok(Move(qmp))
     }
 
-    /// Has QEMU hold all of the machine's processors: its script stands still, while QEMU itself goes on.
+    /// Makes QEMU stop all of the VM's processors: its script stops, while QEMU itself continues.
     ///
     /// # Errors
     /// QEMU has ended.
@@ -311,7 +319,7 @@ impl Guest {
         Qmp::connect(&self.monitor)?.call("stop", &json!({})).map(drop)
     }
 
-    /// Has the processors go on.
+    /// Makes the processors continue.
     ///
     /// # Errors
     /// QEMU has ended.
@@ -319,12 +327,12 @@ impl Guest {
         Qmp::connect(&self.monitor)?.call("cont", &json!({})).map(drop)
     }
 
-    /// Kills QEMU, as a crash would.
+    /// Kills QEMU like a crash.
     pub fn kill(mut self) {
         self.qemu.kill();
     }
 
-    /// Files a line of output away; a published file's lines are collected up to its end.
+    /// Stores a line of output; collects a published file's lines up to its end.
     fn take(&mut self, line: String, deadline: Instant) -> Result<()> {
         let Some(name) = line.strip_prefix("aryk-file ") else {
             if !line.is_empty() {
@@ -348,11 +356,11 @@ impl Guest {
     fn next_line(&mut self, deadline: Instant) -> Result<String> {
         match self.line_within(deadline)? {
             Some((_, line)) => Ok(line),
-            None => bail!("out of time\n{}", self.last_words()),
+            None => bail!("out of time\n{}", self.log_tail()),
         }
     }
 
-    /// The script's next line of output, and when it came, if there is one in time.
+    /// The script's next line of output, and its time, if there is one before the deadline.
     ///
     /// # Errors
     /// QEMU ended, or the process was interrupted.
@@ -364,17 +372,17 @@ impl Guest {
                 Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => {}
                 Err(RecvTimeoutError::Timeout) => return Ok(None),
                 Err(RecvTimeoutError::Disconnected) => {
-                    bail!("QEMU ended before the script\n{}", self.last_words())
+                    bail!("QEMU ended before the script\n{}", self.log_tail())
                 }
             }
         }
     }
 
-    /// What it said last, to explain a failure.
-    pub(crate) fn last_words(&self) -> String {
+    /// The end of all logs, to explain a failure.
+    pub(crate) fn log_tail(&self) -> String {
         let said = self.report.lines.join("\n");
         let console = tail(&self.console, 30);
-        format!("script: {said}\nconsole: {console}\nqemu: {}", self.qemu.last_words())
+        format!("script: {said}\nconsole: {console}\nqemu: {}", self.qemu.log_tail())
     }
 }
 
