@@ -1,6 +1,7 @@
-//! Ways to copy a request's data between a guest's buffers and a large disk in memory, measured as a memory disk uses
-//! them: the guest's side on another core, which fills the buffers before a write and reads them after a read; blocks
-//! of the disk at random or in sequence; requests in batches. What `src/copy.rs` chooses rests on this table.
+//! Compares ways to copy a request's data between a guest's buffers and a large disk in memory, under the conditions of a
+//! memory disk: the guest's side runs on another core, and fills the buffers before a write and reads them after a read;
+//! blocks of the disk are random or sequential; requests come in batches. The choices in `src/copy.rs` rest on this
+//! table.
 //!
 //! `cargo run --release -p aryk-dma --example copy`
 #![expect(clippy::disallowed_methods, reason = "a benchmark measures wall time")]
@@ -19,7 +20,7 @@ use std::time::{Duration, Instant};
 
 const DISK: u64 = 1 << 30;
 const BUFFERS: usize = 2 << 20;
-/// Bytes copied in one way, before another takes its turn.
+/// Bytes copied by one method before the next method's turn.
 const ROUND_BYTES: usize = 128 << 20;
 
 /// Copies a request's bytes: destination, source, length, and the source of the next request.
@@ -57,9 +58,9 @@ unsafe fn streaming_next(dst: *mut u8, src: *const u8, len: usize, next: *const 
     copy::settle();
 }
 
-/// A line of each of four pages in turn, so that the processor's prefetching, which stops at the end of a page, has
-/// four pages to work on. All four are loaded before one is stored: a load would wait for a store to the same place of
-/// another page.
+/// One cache line of each of four pages in turn: the processor's prefetcher stops at the end of a page, so it works on
+/// four pages at once. All four lines are loaded before one is stored: a load would wait for a store to the same offset
+/// of another page.
 #[target_feature(enable = "avx512f")]
 unsafe fn interleaved_512(dst: *mut u8, src: *const u8, len: usize) {
     const PAGE: usize = 4096;
@@ -125,7 +126,7 @@ const CASES: [Case; 5] = [
     Case { name: "128 KiB seq. write, 8", write: true, len: 128 << 10, batch: 8, random: false },
 ];
 
-/// Two sides take turns: even numbers are the device's, odd ones the guest's.
+/// The two sides take turns: the device has the even numbers, the guest the odd ones.
 #[derive(Default)]
 struct Turn {
     now: AtomicU32,
@@ -137,7 +138,7 @@ impl Turn {
         self.now.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Waits for a turn of this parity; false when all is over.
+    /// Waits for a turn of this parity; `false` at the end of the measurement.
     fn wait(&self, parity: u32) -> bool {
         while self.now.load(Ordering::Acquire) % 2 != parity {
             if self.ended.load(Ordering::Relaxed) {
@@ -149,7 +150,7 @@ impl Turn {
     }
 }
 
-/// Touches all the lines of the batch's buffers, as the guest's processor would.
+/// Reads or writes all cache lines of the batch's buffers, as the guest's processor does.
 fn guest(turn: &Turn, buffers: &Mapping, bytes: usize, write: bool) {
     let base = buffers.base().as_ptr();
     while turn.wait(1) {
@@ -185,7 +186,7 @@ impl Positions {
     }
 }
 
-/// Time for some batches, done in one way.
+/// The time of some batches with one method.
 fn measure(way: Copy, positions: &mut Positions, turn: &Turn, disk: &Mapping, buffers: &Mapping) -> Duration {
     let case = positions.case;
     let buffer = |i: usize| buffers.base().as_ptr().wrapping_add(i % case.batch * case.len);
@@ -210,7 +211,7 @@ fn measure(way: Copy, positions: &mut Positions, turn: &Turn, disk: &Mapping, bu
     taken
 }
 
-/// GB/s of each way: medians of rounds in which all ways take turns.
+/// GB/s of each method: medians of rounds in which all methods take turns.
 fn compare(case: Case, disk: &Mapping, buffers: &Mapping) -> Vec<f64> {
     const ROUNDS: usize = 9;
     let turn = Turn::default();

@@ -9,8 +9,8 @@ use zerocopy::{FromBytes, IntoBytes};
 
 /// `len` bytes of one mapping, which it keeps mapped.
 ///
-/// Every access is checked against the length: an index out of range is our bug, and panics; indices that
-/// a guest gives are masked or checked by the caller first.
+/// Every access is checked against the length: an index out of range is a bug of this process, and panics; callers mask
+/// or check indices from a guest first.
 #[derive(Clone, Debug)]
 pub struct GuestArea {
     base: NonNull<u8>,
@@ -22,7 +22,7 @@ pub struct GuestArea {
 unsafe impl Send for GuestArea {}
 
 impl GuestArea {
-    /// `len` bytes from `offset` of `mapping`; `None` if they are not all inside.
+    /// The `len` bytes from `offset` of `mapping` on; `None` if the mapping does not contain all of them.
     pub fn new(mapping: &Arc<Mapping>, offset: u64, len: u64) -> Option<Self> {
         let end = offset.checked_add(len)?;
         if end > mapping.len() {
@@ -33,27 +33,27 @@ impl GuestArea {
         Some(Self { base, len: len as usize, mapping: Arc::clone(mapping) })
     }
 
-    /// Bytes in it.
+    /// Length in bytes.
     pub const fn len(&self) -> u64 {
         self.len as u64
     }
 
-    /// Whether there are none.
+    /// Whether the length is 0.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether it starts at a multiple of `align`, a power of two.
+    /// Whether the area starts at a multiple of `align`, a power of two.
     pub fn is_aligned(&self, align: usize) -> bool {
         self.base.as_ptr() as usize & (align - 1) == 0
     }
 
-    /// Whether the memory behind it was lost; see [`Mapping::is_poisoned`].
+    /// Whether the memory of its mapping was lost; see [`Mapping::is_poisoned`].
     pub fn is_poisoned(&self) -> bool {
         self.mapping.is_poisoned()
     }
 
-    /// Has the kernel make its pages now; see [`Mapping::populate`].
+    /// Makes the kernel allocate the area's pages now; see [`Mapping::populate`].
     pub fn populate(&self) {
         let offset = self.base.as_ptr() as usize - self.mapping.base().as_ptr() as usize;
         self.mapping.populate(offset as u64, self.len());
@@ -67,7 +67,7 @@ impl GuestArea {
         unsafe { copy::read_once(src) }
     }
 
-    /// Copies a value in.
+    /// Copies a value into the area.
     #[inline]
     pub fn write<T: IntoBytes + zerocopy::Immutable>(&self, offset: usize, value: &T) {
         let dst = self.at(offset, size_of::<T>());
@@ -75,17 +75,17 @@ impl GuestArea {
         unsafe { copy::to_shared(dst, value.as_bytes().as_ptr(), size_of::<T>()) };
     }
 
-    /// Copies bytes out.
+    /// Copies bytes out of the area.
     ///
     /// # Panics
-    /// If they are not all inside.
+    /// If the area does not contain all of them.
     pub fn read_bytes(&self, offset: usize, out: &mut [u8]) {
         let src = self.at(offset, out.len());
         // SAFETY: `at` checked the source; the destination is ours.
         unsafe { copy::from_shared(out.as_mut_ptr(), src, out.len()) };
     }
 
-    /// Copies bytes in.
+    /// Copies bytes into the area.
     ///
     /// # Panics
     /// As [`GuestArea::read_bytes`].
@@ -113,7 +113,7 @@ impl GuestArea {
         self.atomic_u16(offset).store(value.to_le(), order);
     }
 
-    /// Loads a little-endian 64-bit integer, all of it at one time.
+    /// Loads a little-endian 64-bit integer in a single access.
     ///
     /// # Panics
     /// If `offset` is out of bounds or the address is no multiple of 8.
@@ -122,7 +122,7 @@ impl GuestArea {
         u64::from_le(self.atomic_u64(offset).load(Ordering::Acquire))
     }
 
-    /// Stores a little-endian 64-bit integer, all of it at one time.
+    /// Stores a little-endian 64-bit integer in a single access.
     ///
     /// # Panics
     /// As [`GuestArea::load_u64`].
@@ -139,7 +139,7 @@ impl GuestArea {
         unsafe { AtomicU64::from_ptr(ptr) }
     }
 
-    /// Asks the processor for the line at `offset`.
+    /// Prefetches the cache line at `offset`.
     #[inline]
     pub fn prefetch(&self, offset: usize) {
         copy::prefetch(self.base.as_ptr().wrapping_add(offset), 1);
@@ -163,7 +163,7 @@ impl GuestArea {
     }
 }
 
-/// Apart, so that the checks on the hot path are a compare and a branch.
+/// A separate function, so that the checks on the hot path are a compare and a branch.
 #[cold]
 #[inline(never)]
 fn outside(offset: usize, len: usize, of: usize) -> ! {

@@ -1,32 +1,34 @@
-//! How much of peers' memory the process maps at most. Any context.
+//! Upper bounds of the peers' memory that the process maps. Any context.
 //!
-//! A memory file costs its owner nothing while it is empty, but whoever maps it pays with address space, of which a process has 128 TiB, and with one of the
-//! mappings that the kernel counts (`vm.max_map_count`). Without either the next allocation fails, and with it the process. So what peers can have us map is
-//! counted from the mapping to the unmapping, and has an end before that of the process.
+//! An empty memory file costs its owner nothing, but a mapping of it costs the mapping process address space, of which a
+//! process has 128 TiB, and one of the mappings that the kernel counts (`vm.max_map_count`). When either is used up, the
+//! next allocation fails, and with it the process. So the memory that peers make this process map is counted from the
+//! mapping to the unmapping, and limited below the process's own limits.
 
 use crate::MapError;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// What may be mapped.
+/// The limits of mapped memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes for one peer: of all that it has announced at a time.
+    /// Bytes per peer: of all memory that it has announced at a time.
     pub peer: u64,
-    /// Bytes in all.
+    /// Bytes of all peers.
     pub process: u64,
-    /// Mappings in all.
+    /// Mappings of all peers.
     pub mappings: u64,
 }
 
-/// Bytes of a mapping for which the last eighth of the process's limits is kept: who takes much does not take the last from those who take little.
+/// Only mappings up to this size, in bytes, may use the last eighth of the process's limits: so peers with much memory do
+/// not take the last of it from peers with little.
 const SMALL: u64 = 64 << 30;
 
 struct Budget {
     peer: AtomicU64,
     process: AtomicU64,
     mappings: AtomicU64,
-    /// What is mapped.
+    /// Mapped bytes.
     bytes: AtomicU64,
     count: AtomicU64,
 }
@@ -40,17 +42,17 @@ static BUDGET: Budget = Budget {
 };
 
 impl Limits {
-    /// A guest of 12 TiB has room, also while its regions are exchanged for others; and so have we, in 128 TiB. Three quarters of the mappings that Linux gives a
-    /// process unless told otherwise.
+    /// A guest of 12 TiB fits, even while its regions are replaced by others; and the total fits into 128 TiB. The number
+    /// of mappings is three quarters of a process's default limit in Linux.
     pub const DEFAULT: Self = Self { peer: 16 << 40, process: 112 << 40, mappings: 65_530 / 4 * 3 };
 
-    /// Those of this process.
+    /// The limits of this process.
     pub fn get() -> Self {
         let Budget { peer, process, mappings, .. } = &BUDGET;
         Self { peer: peer.load(Relaxed), process: process.load(Relaxed), mappings: mappings.load(Relaxed) }
     }
 
-    /// Makes them those of this process. What is mapped stays.
+    /// Sets the limits of this process. Existing mappings stay.
     pub fn set(self) {
         BUDGET.peer.store(self.peer, Relaxed);
         BUDGET.process.store(self.process, Relaxed);
@@ -58,14 +60,14 @@ impl Limits {
     }
 }
 
-/// Bytes, and mappings, of peers' memory that the process has now.
+/// Bytes and number of the mappings of peers' memory in this process.
 pub fn mapped() -> (u64, u64) {
     (BUDGET.bytes.load(Relaxed), BUDGET.count.load(Relaxed))
 }
 
-/// Who gave mappings ([`crate::Mapping::given_by`]). Knows how much of what was given is not needed any more, and not unmapped
-/// yet either: a peer that is to announce
-/// more waits for that, lest it has us hold what it gave up as often as it likes.
+/// The peer that shared mappings ([`crate::Mapping::given_by`]). Counts its mappings that are no longer needed and not
+/// unmapped yet: a peer that announces more memory waits for them, so that it cannot make the process hold ever more
+/// memory that it gave up.
 #[derive(Clone, Debug, Default)]
 pub struct Peer(Arc<GivenUp>);
 
@@ -76,12 +78,12 @@ struct GivenUp {
 }
 
 impl Peer {
-    /// Bytes, and mappings, that wait to be unmapped.
+    /// Bytes and number of the mappings that wait to be unmapped.
     pub fn given_up(&self) -> (u64, u64) {
         (self.0.bytes.load(Relaxed), self.0.mappings.load(Relaxed))
     }
 
-    /// A mapping of `len` bytes waits to be unmapped.
+    /// Records that a mapping of `len` bytes waits to be unmapped.
     pub(crate) fn gives_up(&self, len: u64) -> Waiting {
         self.0.bytes.fetch_add(len, Relaxed);
         self.0.mappings.fetch_add(1, Relaxed);
@@ -89,7 +91,7 @@ impl Peer {
     }
 }
 
-/// A mapping that its peer has given up, until this is dropped.
+/// A mapping that waits to be unmapped; the record ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Waiting {
     peer: Peer,
@@ -103,12 +105,12 @@ impl Drop for Waiting {
     }
 }
 
-/// A mapping that counts, until it is dropped.
+/// A mapping's share of the limits, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Charge(u64);
 
 impl Charge {
-    /// Counts a mapping of `len` bytes.
+    /// Charges a mapping of `len` bytes.
     pub fn new(len: u64) -> Result<Self, MapError> {
         let limits = Limits::get();
         let part = |max: u64| if len <= SMALL { max } else { max / 8 * 7 };

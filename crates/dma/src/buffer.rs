@@ -1,15 +1,15 @@
-//! Aligned memory of our own that can be lent to a request. Any context.
+//! Aligned memory of this process that can be lent to a request. Any context.
 
 use crate::{Seg, Sgl, copy};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
-/// Zeroed at first, readable and writable while it is not lent.
+/// Zeroed at first; readable and writable while the buffer is not lent.
 #[derive(Debug)]
 pub struct Buffer {
     base: NonNull<u8>,
     layout: Layout,
-    /// Boxed, so that an [`Sgl`] of it stays valid when the buffer moves.
+    /// Boxed, so that its [`Sgl`] stays valid when the buffer moves.
     seg: Option<Box<Seg>>,
     lent: bool,
 }
@@ -18,7 +18,7 @@ pub struct Buffer {
 unsafe impl Send for Buffer {}
 
 impl Buffer {
-    /// `len` bytes at a multiple of `align`.
+    /// Allocates `len` bytes at a multiple of `align`.
     ///
     /// # Panics
     /// If `len` is 0 or above 2³²−1, or `align` is not a power of two.
@@ -32,28 +32,28 @@ impl Buffer {
         Self { base, layout, seg, lent: false }
     }
 
-    /// A buffer with the bytes of `data`, page aligned.
+    /// A page-aligned buffer with a copy of `data`.
     pub fn from_slice(data: &[u8]) -> Self {
         let mut buffer = Self::new(data.len(), crate::PAGE as usize);
         buffer.write(0, data);
         buffer
     }
 
-    /// Bytes in it.
+    /// Length in bytes.
     pub const fn len(&self) -> usize {
         self.layout.size()
     }
 
-    /// Never: it has at least one byte.
+    /// Always `false`: a buffer has at least one byte.
     pub const fn is_empty(&self) -> bool {
         false
     }
 
-    /// Lends the whole buffer to a request. Until [`Buffer::reclaim`] it can be neither read nor written, and
-    /// dropping it leaks its memory.
+    /// Lends the whole buffer to a request. Until [`Buffer::reclaim`] it can be neither read nor written, and dropping it
+    /// leaks its memory.
     ///
     /// # Panics
-    /// If it is lent already.
+    /// If the buffer is lent already.
     pub fn lend(&mut self) -> Sgl {
         self.assert_ours();
         self.lent = true;
@@ -68,20 +68,20 @@ impl Buffer {
         self.lent = false;
     }
 
-    /// Its bytes.
+    /// The buffer's bytes.
     ///
     /// # Panics
-    /// If it is lent.
+    /// If the buffer is lent.
     pub fn bytes(&self) -> &[u8] {
         self.assert_ours();
-        // SAFETY: it is ours, initialized, and nobody else writes to it, for it is not lent.
+        // SAFETY: `self` owns the memory, it is initialized, and no request writes to it, because it is not lent.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.layout.size()) }
     }
 
-    /// Its bytes, to change.
+    /// The buffer's bytes, mutable.
     ///
     /// # Panics
-    /// If it is lent.
+    /// If the buffer is lent.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         self.assert_ours();
         // SAFETY: as in `bytes`, and it is borrowed mutably.
@@ -91,7 +91,7 @@ impl Buffer {
     /// Copies `data` to `offset`.
     ///
     /// # Panics
-    /// If it is lent, or too short.
+    /// If the buffer is lent, or too short.
     pub fn write(&mut self, offset: usize, data: &[u8]) {
         self.assert_ours();
         let end = offset.checked_add(data.len());

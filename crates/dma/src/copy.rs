@@ -1,10 +1,10 @@
-//! Copies between our memory and memory that others may change meanwhile, by direction and size.
+//! Copies between this process's own memory and memory that others may change at the same time, by direction and size.
 //!
-//! A guest that changes its data while it is copied gets what it deserves: torn data. It cannot harm us, for
-//! no value that steers control is read through these functions twice.
+//! A guest that changes its data during the copy gets torn data. It cannot harm this process, because these functions
+//! never read a control value twice.
 //!
-//! Which way to copy was measured by `examples/copy.rs`, with the guest's side on another core (Zen 5, 32 MiB of L3 cache;
-//! ratios to `memcpy`, medians):
+//! The choice of method was measured by `examples/copy.rs`, with the guest's side on another core (Zen 5, 32 MiB of L3
+//! cache; ratios to `memcpy`, medians):
 //!
 //! | | 4 KiB random read | 4 KiB random write | 128 KiB read | 128 KiB write |
 //! | --- | --- | --- | --- | --- |
@@ -14,11 +14,11 @@
 //! | four pages side by side | 0.88 | 1.0 | 0.54 | 0.68 |
 //! | source prefetched a page ahead | 0.93 | 1.0 | 0.72 | 0.76 |
 //!
-//! So data goes into a guest's memory, which the guest is about to read, by `memcpy`; the caller, who knows the next
-//! request, prefetches its source. Into a large store's memory, which nobody reads soon, it goes by non-temporal stores.
-//! On this processor they are about even; on Sapphire Rapids a whole target gained 30% in 4 KiB random writes, for a
-//! plain store there costs a read of the line first, and pushes another out of the cache. Four pages side by side
-//! gained 34% at 128 KiB there, less than they cost here.
+//! So data goes by `memcpy` into a guest's memory, which the guest is about to read; the caller, who knows the next
+//! request, prefetches its source. Data goes by non-temporal stores into a large store's memory, which is not read soon.
+//! On this processor both methods perform about equally; on Sapphire Rapids a whole target gained 30% in 4 KiB random
+//! writes, because a plain store there first reads the cache line, and evicts another. Four pages side by side gained 34%
+//! at 128 KiB there, less than they cost here.
 
 use std::arch::asm;
 use std::arch::x86_64::{__m128i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_sfence, _mm_stream_si128};
@@ -27,8 +27,8 @@ use zerocopy::FromBytes;
 /// Bytes in a cache line.
 const LINE: usize = 64;
 
-/// Copies a value out of memory that others may change, reading each byte once: what is checked is what is used. The
-/// compiler may not read again later, as it may after a plain copy.
+/// Copies a value out of memory that others may change, reading each byte once: the checked value is the used value.
+/// After a plain copy, the compiler might read the source again later.
 ///
 /// # Safety
 /// `size_of::<T>()` bytes from `src` on are mapped.
@@ -43,7 +43,8 @@ pub(crate) unsafe fn read_once<T: FromBytes>(src: *const u8) -> T {
     let mut value = std::mem::MaybeUninit::<T>::uninit();
     let dst = value.as_mut_ptr().cast::<u8>();
     let len = size_of::<T>();
-    // So large a value stays in memory for a while: a field that lies across two stores would wait until both have left the processor.
+    // A value of this size stays in memory for a while: a field that spans two stores would wait until both have left the
+    // store buffer.
     let quads = if len >= 32 { len / 16 } else { 0 };
     let words = (len - 16 * quads) / 8;
     for i in 0..quads {
@@ -74,7 +75,7 @@ pub(crate) unsafe fn read_once<T: FromBytes>(src: *const u8) -> T {
 /// Both ranges are mapped, and do not overlap.
 #[inline]
 pub(crate) unsafe fn from_shared(dst: *mut u8, src: *const u8, len: usize) {
-    // SAFETY: the caller's promise. The source may change meanwhile: `memcpy` of bytes has no invariant
+    // SAFETY: the caller's promise. The source may change during the copy: `memcpy` of bytes has no invariant
     // to break, and the compiler cannot see through the pointers' origin.
     unsafe { std::ptr::copy_nonoverlapping(src, dst, len) };
 }
@@ -89,8 +90,8 @@ pub(crate) unsafe fn to_shared(dst: *mut u8, src: *const u8, len: usize) {
     unsafe { std::ptr::copy_nonoverlapping(src, dst, len) };
 }
 
-/// Copies `len` bytes with stores that pass by the cache: into memory too large to stay in it, whose lines would cost
-/// a read each and push others out. What is stored later may be seen earlier, up to [`settle`].
+/// Copies `len` bytes with non-temporal stores: for memory too large to stay in the cache, where each written line would
+/// cost a read and evict another line. Later stores may become visible earlier, up to [`settle`].
 ///
 /// # Safety
 /// Both ranges are mapped, and do not overlap.
@@ -108,7 +109,7 @@ pub(crate) unsafe fn streaming(dst: *mut u8, src: *const u8, len: usize) {
     unsafe { std::ptr::copy_nonoverlapping(src.wrapping_add(body), dst.wrapping_add(body), len - body) };
 }
 
-/// Makes what [`streaming`] stored visible to all before anything that is stored later: a completion, say.
+/// Makes the stores of [`streaming`] visible before all later stores, such as a completion.
 pub(crate) fn settle() {
     // SAFETY: every x86-64 processor has this instruction.
     unsafe { _mm_sfence() };
@@ -136,7 +137,7 @@ pub(crate) unsafe fn fill(dst: *mut u8, byte: u8, len: usize) {
     unsafe { std::ptr::write_bytes(dst, byte, len) };
 }
 
-/// Asks for the first lines of a range, at most as many as the processor fetches side by side.
+/// Prefetches the first cache lines of a range, at most as many as the processor fetches in parallel.
 #[inline]
 pub(crate) fn prefetch(src: *const u8, len: usize) {
     const LINES_MAX: usize = 64;
@@ -146,12 +147,12 @@ pub(crate) fn prefetch(src: *const u8, len: usize) {
     }
 }
 
-/// Asks for the line at `dst`, to write to it: one trip to the other core's cache instead of two where it is first
-/// read and then written.
+/// Prefetches the cache line at `dst` for writing: one transfer from the other core's cache instead of two where the line
+/// is first read and then written.
 #[inline]
 pub(crate) fn prefetch_write(dst: *const u8) {
-    // SAFETY: a prefetch of any address is a hint that never faults. The intrinsic would give PREFETCHT0, for not
-    // every x86-64 processor has this instruction; those without it (before 2006) take it as a NOP.
+    // SAFETY: a prefetch of any address is a hint that never faults. The intrinsic would emit PREFETCHT0, because not
+    // every x86-64 processor has PREFETCHW; processors without it (before 2006) execute it as a NOP.
     unsafe { asm!("prefetchw [{}]", in(reg) dst, options(nostack, preserves_flags, readonly)) };
 }
 

@@ -1,5 +1,5 @@
-//! The dirty log of a guest that migrates: a bit for each page of guest memory, set by us, read and cleared by its front-end.
-//! Made in control context, marked in reactor context.
+//! The dirty log of a migrating guest: one bit per page of guest memory, set by this process, read and cleared by the
+//! front-end. Created in control context, marked in reactor context.
 
 use crate::{MapError, Mapping, PAGE, Peer};
 use std::os::fd::BorrowedFd;
@@ -7,26 +7,26 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Pages whose bits lie in one byte.
 const PAGES_PER_BYTE: u64 = 8;
-/// The same of a word.
+/// Pages whose bits lie in one word.
 const PAGES_PER_WORD: u64 = 64;
 const _: () = assert!(cfg!(target_endian = "little"), "a word's bits are those of its bytes, in order");
 
-/// Bytes that are mapped of a log at most: for guest addresses up to 128 TiB.
+/// Upper bound of the mapped bytes of a log: for guest addresses up to 128 TiB.
 const LEN_MAX: u64 = 4 << 30;
 
 /// A log shared with a front-end. "Migration" of the vhost-user specification: bit `n % 8` of byte `n / 8` stands for the
 /// 4 KiB from guest address `n * 4096`.
 ///
-/// The front-end may change it, and truncate its file, at any time: nothing is ever read from it.
+/// The front-end may change the log, and truncate its file, at any time: this process never reads from it.
 #[derive(Debug)]
 pub struct DirtyLog {
     mapping: Mapping,
-    /// Pages marked in vain: beyond the log's end.
+    /// Number of marked pages beyond the log's end.
     beyond: AtomicU64,
 }
 
 impl DirtyLog {
-    /// Maps a log of `len` bytes from `offset` of the front-end's memory file, and no more of it than is of use.
+    /// Maps a log of `len` bytes from `offset` of the front-end's memory file, at most the useful part.
     ///
     /// # Errors
     /// As [`Mapping::shared`].
@@ -40,13 +40,14 @@ impl DirtyLog {
         Self { mapping: self.mapping.given_by(peer), ..self }
     }
 
-    /// Whether there is a bit for each of `len` bytes of guest memory from address 0 on.
+    /// Whether the log has a bit for each of `len` bytes of guest memory from address 0 on.
     pub fn covers(&self, len: u64) -> bool {
         len.div_ceil(PAGE).div_ceil(PAGES_PER_BYTE) <= self.mapping.len()
     }
 
-    /// Marks the pages of `len` bytes at `guest_addr` as written to. Call it after the write: a mark that the front-end takes
-    /// away before the bytes are there would be lost. What lies beyond the log's end is counted, and nothing else. How many words of the log that took.
+    /// Marks the pages of `len` bytes at `guest_addr` as written. Call it after the write: a mark that the front-end
+    /// clears before the bytes are there would be lost. Pages beyond the log's end are only counted. Returns the number
+    /// of log words that were changed.
     pub fn mark(&self, guest_addr: u64, len: u64) -> u64 {
         if len == 0 {
             return 0;
@@ -70,24 +71,25 @@ impl DirtyLog {
         words
     }
 
-    /// Pages marked that have no bit in the log.
+    /// Number of marked pages without a bit in the log.
     pub fn beyond(&self) -> u64 {
         self.beyond.load(Ordering::Relaxed)
     }
 
-    /// Whether its file was truncated; see [`Mapping::is_poisoned`].
+    /// Whether the log's file was truncated; see [`Mapping::is_poisoned`].
     pub fn is_poisoned(&self) -> bool {
         self.mapping.is_poisoned()
     }
 
-    /// A word of the log, whose last may end behind it.
+    /// A word of the log; the last word may extend beyond the log's end.
     fn word(&self, at: u64) -> &AtomicU64 {
         let at = size_of::<u64>() as u64 * at;
         assert!(at < self.mapping.len(), "byte {at} of a log of {}", self.mapping.len());
         let ptr = self.mapping.base().as_ptr().wrapping_add(at as usize);
         assert!(ptr.cast::<AtomicU64>().is_aligned(), "a mapping begins at a page");
-        // SAFETY: aligned, as was just looked at, and its first byte inside of the mapping, whose last page is mapped to its end; so all of it is. The mapping lives
-        // as long as `self`. The front-end may change it at any time, as an atomic allows; bits behind the log's end are not changed.
+        // SAFETY: the address is aligned, as checked above, and its first byte is inside of the mapping, whose last page
+        // is mapped to its end; so the whole word is mapped. The mapping lives as long as `self`. The front-end may
+        // change the word at any time, as an atomic allows; bits beyond the log's end are not changed.
         unsafe { AtomicU64::from_ptr(ptr.cast()) }
     }
 }
@@ -110,7 +112,7 @@ mod tests {
         bytes
     }
 
-    /// Bit by bit, as the specification has it.
+    /// The expected log, bit by bit as in the specification.
     fn expected(marks: &[(u64, u64)], len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         for page in 0..len as u64 * 8 {
@@ -154,7 +156,7 @@ mod tests {
         assert_eq!(log.beyond(), 4);
         let bytes = contents(&fd, 4097);
         assert!(bytes[..4096].iter().all(|&b| b == 0) && bytes[4096] == 0x80);
-        // What is there already stays, and a file that is gone harms nobody.
+        // Existing marks stay, and a truncated file is harmless.
         log.mark(0, 1);
         assert_eq!(contents(&fd, 4097)[4096], 0x81);
         crate::install_fault_handler();
@@ -166,7 +168,7 @@ mod tests {
     #[test]
     fn a_long_range_is_marked_by_words() {
         const BYTES: u64 = 1 << 17;
-        // The last word is not whole.
+        // The last word is incomplete.
         for len in [BYTES, BYTES + 4097] {
             let fd = file(len);
             let log = DirtyLog::map(fd.as_fd(), 0, len).expect("a log of 4 GiB and more");

@@ -1,15 +1,17 @@
-//! What happens when a peer truncates the memory file that it shared with us.
+//! Handling of a peer that truncates the memory file it shared with this process.
 //!
-//! Touching a page beyond a file's end raises SIGBUS. The handler finds which watched mapping the address
-//! belongs to, maps anonymous memory over what lies around it and marks the mapping poisoned: the access goes on, and the session that
-//! gave the memory is ended by its owner at the next look. Any other SIGBUS is as fatal as ever.
+//! An access to a page beyond a file's end raises SIGBUS. The handler finds the watched mapping of the address, maps
+//! anonymous memory over the part around it and marks the mapping as poisoned: the access continues, and the owner of the
+//! mapping's session ends the session at its next check. Any other SIGBUS stays fatal.
 //!
-//! The handler may run on any thread at any instruction, so it reads only atomics and makes one system call, of bounded cost: not all of the mapping is replaced,
-//! for to take some gigabytes of pages out takes milliseconds.
+//! The handler may run on any thread at any instruction, so it reads only atomics and makes one system call of bounded
+//! cost: it does not replace the whole mapping, because removing some gigabytes of pages takes milliseconds.
 //!
-//! **Invariant.** The handler maps over nothing but the mapping whose access failed. A span that holds the failed address is read as a whole ([`Range`]). The access
-//! keeps its mapping alive until the handler returns, so the one entry of that mapping does not change meanwhile; spans of other live mappings do not hold the
-//! address; and an entry's span is taken out before its addresses are unmapped, so a span of a dead mapping is in no entry by the time its addresses are another's.
+//! **Invariant.** The handler maps over nothing but the mapping whose access failed. It reads a span that contains the
+//! failed address consistently ([`Range`]). The access keeps its mapping alive until the handler returns, so the entry of
+//! that mapping does not change during that time; spans of other live mappings do not contain the address; and an entry's
+//! span is removed before its addresses are unmapped, so no entry has a span of a dead mapping when its addresses are
+//! reused.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Once;
@@ -20,38 +22,38 @@ mod range;
 use range::Range;
 pub(crate) use range::Span;
 
-/// One watched range. Entries are reused and never freed: the handler may be reading any of them.
+/// A watched range. Entries are reused and never freed, because the handler may be reading any of them.
 #[derive(Default)]
 struct Entry {
     taken: AtomicBool,
-    /// None while the entry is free.
+    /// `None` while the entry is free.
     range: Range,
     poisoned: AtomicBool,
-    /// How often part of it has been replaced.
+    /// How often a part of the range was replaced.
     replaced: AtomicU32,
     next: AtomicPtr<Entry>,
 }
 
 static ENTRIES: AtomicPtr<Entry> = AtomicPtr::new(std::ptr::null_mut());
 
-/// How often memory has been replaced.
+/// How often memory was replaced, in this process.
 static FAULTS: AtomicU64 = AtomicU64::new(0);
 
-/// Parts of one span, and of all, that are replaced each by itself.
+/// The number of parts that are replaced one by one, per span and in all spans.
 const PARTS_OF_SPAN: u32 = 8;
 const PARTS_MAX: u32 = 1024;
 
-/// Parts of all spans that were replaced, or that would have been but for [`PARTS_MAX`]: of each span at most [`PARTS_OF_SPAN`].
+/// Replaced parts of all spans, counting those that [`PARTS_MAX`] prevented: at most [`PARTS_OF_SPAN`] per span.
 static PARTS: AtomicU32 = AtomicU32::new(0);
 
-/// How often, in this process, an access has hit a hole in a peer's memory file. Whoever sees it change asks its own mappings
-/// whether they are poisoned.
+/// How often an access in this process has hit a hole in a peer's memory file. A caller that sees the number change
+/// checks whether its mappings are poisoned.
 #[inline]
 pub fn faults() -> u64 {
     FAULTS.load(Ordering::Relaxed)
 }
 
-/// Keeps a range watched until it is dropped.
+/// Keeps a range watched until the guard is dropped.
 #[derive(Debug)]
 pub(crate) struct Guard(&'static Entry);
 
@@ -85,7 +87,7 @@ fn entries() -> impl Iterator<Item = &'static Entry> {
     })
 }
 
-/// Watches a span, which must be a mapping of the caller's for as long as the guard lives.
+/// Watches a span, which must be a mapping of the caller for as long as the guard lives.
 pub(crate) fn watch(span: Span) -> Guard {
     let take =
         |e: &Entry| e.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
@@ -111,10 +113,10 @@ fn add_entry() -> &'static Entry {
     }
 }
 
-/// Installs the handler for this process. Once is enough; more is harmless.
+/// Installs the handler for this process. Further calls are harmless.
 ///
 /// # Panics
-/// If the kernel refuses, which it does for no valid signal.
+/// If the kernel refuses, which it does not do for a valid signal.
 pub fn install() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -139,11 +141,12 @@ extern "C" fn on_sigbus(_signal: c_int, info: *mut libc::siginfo_t, _context: *m
     }
 }
 
-/// Maps anonymous memory over the part of the entry's span that `address` is in; whether that worked.
+/// Maps anonymous memory over the part of the entry's span that contains `address`; returns whether that succeeded.
 ///
-/// Each part can make two mappings more, of which a process has no end of either: who truncates much memory with many requests in flight is not to take the
-/// last. So there are a few parts of one span, and not many of all; then all behind the address goes too: of a file that ends before it, there are no pages to
-/// be taken out.
+/// Each replaced part can add two mappings to the process, whose number is limited: a peer that truncates much memory
+/// with many requests in flight must not use them up. So only a few parts of one span are replaced separately, and a
+/// limited number in all spans; after that, everything from the address on is replaced: a file that ends before it has no
+/// pages there.
 fn replace(entry: &Entry, span: Span, address: usize) -> bool {
     /// Bytes replaced at a time, or a page of the file if that is larger.
     const WINDOW: usize = 256 << 10;
@@ -153,7 +156,7 @@ fn replace(entry: &Entry, span: Span, address: usize) -> bool {
     let is_one_of_few = entry.replaced.fetch_add(1, Ordering::Relaxed) < PARTS_OF_SPAN
         && PARTS.fetch_add(1, Ordering::Relaxed) < PARTS_MAX;
     let end = if is_one_of_few { first.saturating_add(window).min(span_end) } else { span_end };
-    // Where there are no more mappings to be had, all of it still takes the place of one.
+    // If there are no more mappings, replacing the whole span needs no additional one.
     let replaced = map_over(start, end - start) || map_over(span.base, span.len);
     entry.poisoned.store(true, Ordering::Release);
     FAULTS.fetch_add(1, Ordering::Release);

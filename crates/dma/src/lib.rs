@@ -1,20 +1,20 @@
 //! Guest and DMA memory.
 //!
-//! What a guest, a kernel or a device may change while we look at it is never a `&[u8]` here: it is
-//! reached through copies and atomics only, and this crate holds the `unsafe` that does so.
+//! Memory that a guest, a kernel or a device may change at any time is never a `&[u8]` here: it is accessed only through
+//! copies and atomics, and this crate holds the `unsafe` for that.
 //!
 //! - [`Mapping`]: memory that this process mapped: anonymous, or a peer's memfd.
-//! - [`MemTable`]: one epoch of a guest's memory: which guest address lies where.
+//! - [`MemTable`]: one epoch of a guest's memory: the mapping of guest addresses to memory.
 //! - [`GuestArea`]: a checked, contiguous piece of it, such as one part of a virtqueue.
 //! - [`Sgl`]: a scatter list of a request; [`SgTable`] owns those of a front-end's requests.
-//! - [`Buffer`]: aligned memory of our own, lent to a request.
-//! - [`Limits`]: how much of peers' memory is mapped at most; [`Peer`]: who gave a mapping.
-//! - [`close_memory`], [`reclaiming`]: memory is unmapped, and its files are closed, on a thread of their own.
-//! - [`DirtyLog`]: which pages of a guest that migrates were written to.
+//! - [`Buffer`]: aligned memory of this process, lent to a request.
+//! - [`Limits`]: upper bounds of mapped peers' memory; [`Peer`]: the peer that shared a mapping.
+//! - [`close_memory`], [`reclaiming`]: a separate thread unmaps memory and closes its files.
+//! - [`DirtyLog`]: the pages of a migrating guest that were written.
 //!
-//! **Invariant.** An [`Sgl`] may be used from the submission of a request until its completion, and
-//! not after. Whoever lends the memory ([`SgTable`], [`Buffer`]) keeps it mapped for that time, even
-//! when it is itself dropped earlier: it leaks the memory rather than freeing it under a device.
+//! **Invariant.** An [`Sgl`] may be used from the submission of a request until its completion, and not after. The owner
+//! of the memory ([`SgTable`], [`Buffer`]) keeps it mapped for that time, even when the owner itself is dropped earlier:
+//! it leaks the memory rather than freeing it under a device.
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod area;

@@ -1,4 +1,4 @@
-//! Memory that this process mapped. Made and dropped in control context; used from any.
+//! Memory that this process mapped. Created and dropped in control context; used from any.
 
 use crate::budget::{Charge, Peer};
 use crate::reclaim::{self, Pages};
@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 /// Why memory cannot be mapped.
 #[derive(Debug, thiserror::Error)]
 pub enum MapError {
-    /// The file is not one whose pages are always in reach (see [`Mapping::shared`]).
+    /// The file's pages may not always be accessible (see [`Mapping::shared`]).
     #[error("guest memory must be a memfd, or a file on tmpfs or hugetlbfs (this is {0})")]
     NotMemory(&'static str),
     /// The file ends before the range does.
@@ -32,22 +32,22 @@ pub enum MapError {
         /// Bytes.
         len: u64,
     },
-    /// All guests' memory together would be more than may be mapped.
+    /// The memory of all guests together would exceed the limit.
     #[error(
         "{len} bytes more of guests' memory are too many beside {mapped} that are mapped: at most {max} may be, once for each controller (--guest-memory-total)"
     )]
     NoRoom {
-        /// Bytes asked for.
+        /// Requested bytes.
         len: u64,
-        /// Bytes mapped.
+        /// Mapped bytes.
         mapped: u64,
-        /// Bytes that may be, for a mapping of this size.
+        /// The limit, in bytes, for a mapping of this size.
         max: u64,
     },
-    /// There are too many regions of guests' memory.
+    /// There would be too many regions of guests' memory.
     #[error("there are {max} regions of guests' memory, and may be no more (sysctl vm.max_map_count)")]
     TooMany {
-        /// Regions that may be, for one of this size.
+        /// The limit of regions, for one of this size.
         max: u64,
     },
     /// The kernel refused.
@@ -60,7 +60,7 @@ pub enum MapError {
 pub struct Mapping {
     base: NonNull<u8>,
     len: usize,
-    /// All that was mapped: whole pages of the file's own size, which may be huge. There until it is dropped.
+    /// All mapped pages: whole pages of the file's own page size, which may be huge. `Some` until the mapping is dropped.
     pages: Option<Pages>,
 }
 
@@ -71,33 +71,33 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Zeroed memory of our own, `len` bytes rounded up to whole pages. Pages cost nothing until they
-    /// are written.
+    /// Zeroed anonymous memory, `len` bytes rounded up to whole pages. The kernel allocates pages when they are first
+    /// written.
     ///
     /// # Errors
-    /// [`MapError::BadRange`] for none at all; [`MapError::Os`].
+    /// [`MapError::BadRange`] for a length of 0; [`MapError::Os`].
     pub fn anonymous(len: u64) -> Result<Self, MapError> {
         let rounded = len.checked_next_multiple_of(crate::PAGE).filter(|&n| n > 0);
         let len = rounded.ok_or(MapError::BadRange { offset: 0, len })? as usize;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a new mapping, at an address that the kernel chooses, changes no memory of ours.
+        // SAFETY: a new mapping, at an address that the kernel chooses, changes no existing memory.
         let base = unsafe { mmap_anonymous(std::ptr::null_mut(), len, Self::PROT, flags)? };
         Ok(Self::new(Pages::of_ours(base, len), 0, len))
     }
 
-    /// `len` bytes from `offset` of a peer's memory file, shared with that peer.
+    /// Maps `len` bytes from `offset` of a peer's memory file, shared with that peer.
     ///
-    /// Only memfd, tmpfs and hugetlbfs are taken: a page of another file system's file (FUSE above all)
-    /// may take as long as its server likes, and would hold a core in a page fault. A file that is
-    /// truncated later is caught by the fault handler: see [`Mapping::is_poisoned`].
+    /// Only memfd, tmpfs and hugetlbfs files are accepted: a page of another file system's file (FUSE above all) may take
+    /// as long as its server chooses, and would block a core in a page fault. The fault handler catches later truncation
+    /// of a file: see [`Mapping::is_poisoned`].
     ///
     /// # Errors
-    /// As [`MapError`] says.
+    /// [`MapError`].
     pub fn shared(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<Self, MapError> {
         Self::shared_start(fd, offset, len, len)
     }
 
-    /// As [`Mapping::shared`], of which only the first `max` bytes are mapped.
+    /// As [`Mapping::shared`], but maps only the first `max` bytes.
     pub(crate) fn shared_start(
         fd: BorrowedFd<'_>,
         offset: u64,
@@ -114,21 +114,21 @@ impl Mapping {
             return Err(MapError::TooShort { size: file_len, offset, end });
         }
         let len = len.min(max);
-        // Front-ends announce ranges of hugetlbfs files that begin and end within a huge page (the PC's holes below
-        // 1 MiB), but only whole ones can be mapped and unmapped.
+        // Front-ends announce ranges of hugetlbfs files that begin and end within a huge page (the PC's holes below 1
+        // MiB), but only whole huge pages can be mapped and unmapped.
         let skip = offset % page;
         let all =
             (skip + len).checked_next_multiple_of(page).and_then(|n| usize::try_from(n).ok()).ok_or(bad)?;
         let charge = Charge::new(all as u64)?;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
-        // SAFETY: a new mapping, at an address that the kernel chooses, changes no memory of ours.
+        // SAFETY: a new mapping, at an address that the kernel chooses, changes no existing memory.
         let base = unsafe { mmap(std::ptr::null_mut(), all, Self::PROT, flags, fd, offset - skip)? };
         let fault = fault::watch(fault::Span { base: base as usize, len: all, page: page as usize });
         let pages = Pages::of_file(base, all, fault, charge);
         Ok(Self::new(pages, skip as usize, len as usize))
     }
 
-    /// The same, for whose unmapping `peer` is to wait.
+    /// Makes `peer` wait for the unmapping of this mapping before it may announce much more memory.
     #[must_use]
     pub fn given_by(mut self, peer: &Peer) -> Self {
         if let Some(pages) = &mut self.pages {
@@ -150,25 +150,25 @@ impl Mapping {
         self.pages.as_ref()?.fault.as_ref()
     }
 
-    /// Its first byte.
+    /// Address of the first byte.
     pub const fn base(&self) -> NonNull<u8> {
         self.base
     }
 
-    /// Bytes in it.
+    /// Length in bytes.
     pub const fn len(&self) -> u64 {
         self.len as u64
     }
 
-    /// Never: a mapping has at least one page.
+    /// Always `false`: a mapping has at least one page.
     pub const fn is_empty(&self) -> bool {
         false
     }
 
-    /// Makes `len` bytes from `offset` zeroes, and gives whole pages of them back to the kernel. Only of memory of our own.
+    /// Zeroes `len` bytes from `offset`, and returns whole pages of them to the kernel. Only for anonymous memory.
     ///
     /// # Panics
-    /// If they are not all inside, or the memory is a peer's.
+    /// If the mapping does not contain all of them, or the memory is a peer's.
     pub fn zero(&self, offset: u64, len: u64) {
         assert!(self.fault().is_none(), "a file's pages are not zeroed by being given back");
         let end = offset.checked_add(len).filter(|&end| end <= self.len());
@@ -181,12 +181,12 @@ impl Mapping {
         }
         self.fill_zero(offset, pages_start);
         let base = self.base.as_ptr().wrapping_add(pages_start as usize);
-        // SAFETY: the range is inside of this mapping, which nobody has references into; it is private and anonymous, so that
-        // the kernel gives zeroes from now on.
+        // SAFETY: the range is inside of this mapping, into which no references exist; the mapping is private and
+        // anonymous, so that the kernel supplies zeroes from now on.
         let given =
             unsafe { madvise(base.cast(), (pages_end - pages_start) as usize, Advice::LinuxDontNeed) };
         if given.is_err() {
-            // Locked pages cannot be given back.
+            // Locked pages cannot be returned to the kernel.
             self.fill_zero(pages_start, pages_end);
         }
         self.fill_zero(pages_end, end);
@@ -198,27 +198,28 @@ impl Mapping {
         unsafe { copy::fill(base, 0, (end - start) as usize) };
     }
 
-    /// Asks the processor for the lines that a copy of `len` bytes from `offset` on would read first. Only a hint: worth
-    /// it for the next request while this one is copied.
+    /// Prefetches the cache lines that a copy of `len` bytes from `offset` on would read first. Only a hint: useful for
+    /// the next request while the current one is copied.
     pub fn prefetch(&self, offset: u64, len: u32) {
         if offset < self.len() {
             copy::prefetch(self.base.as_ptr().wrapping_add(offset as usize), len as usize);
         }
     }
 
-    /// Whether the file behind it was truncated and an access has hit the hole. The memory is readable and
-    /// writable still, but what was in the hole is lost, and no longer shared: end the session that gave it.
+    /// Whether the file was truncated and an access has hit the hole. The memory is still readable and writable, but the
+    /// content of the hole is lost, and no longer shared: end the session of this mapping.
     pub fn is_poisoned(&self) -> bool {
         self.fault().is_some_and(fault::Guard::is_poisoned)
     }
 
-    /// Has the kernel make pages for `len` bytes from `offset`, so that whoever uses them first need not wait for that. Waits itself: for as long as it takes,
-    /// which the owner of a file may make long. Only a hint: a page that cannot be made is made, or missed, when it is used.
+    /// Makes the kernel allocate the pages of `len` bytes from `offset`, so that the first access need not wait. The call
+    /// itself waits, for a time that the owner of the file can make long. Only a hint: a page that cannot be allocated
+    /// now is allocated, or fails, at its first access.
     pub fn populate(&self, offset: u64, len: u64) {
         let Some(end) = offset.checked_add(len).filter(|&end| end <= self.len() && len > 0) else { return };
         let first = (self.base.as_ptr() as usize + offset as usize) & !(crate::PAGE as usize - 1);
         let last = self.base.as_ptr() as usize + end as usize;
-        // SAFETY: whole pages of this mapping, whose contents it does not change.
+        // SAFETY: whole pages of this mapping, whose content stays unchanged.
         let _ = unsafe {
             madvise(
                 first as *mut std::ffi::c_void,
@@ -237,7 +238,7 @@ impl Drop for Mapping {
     }
 }
 
-/// The file's length and the size of its pages, if these are always in reach.
+/// The file's length and its page size, if its pages are always accessible.
 fn check_file(fd: BorrowedFd<'_>) -> Result<(u64, u64), MapError> {
     // Linux's include/uapi/linux/magic.h. A memfd is a file of tmpfs, or of hugetlbfs with MFD_HUGETLB.
     const TMPFS_MAGIC: i64 = 0x0102_1994;

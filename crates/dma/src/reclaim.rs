@@ -1,13 +1,14 @@
-//! Unmapping, and closing memory files, on a thread of its own. Any context may ask for it; that is a message, and never waits.
+//! Unmaps memory and closes memory files on a thread of its own. Any context may request it; a request is a message, and
+//! never waits.
 //!
-//! Who is the last to let go of much memory waits for the kernel to free it: a second for some gigabytes that nobody else holds. That is neither a reactor's time nor
-//! the control thread's. What waits here is bounded by what may be mapped ([`crate::Limits`]), for a peer by what it may announce
-//! ([`crate::Peer`]), and for files by
-//! who closes them ([`close_memory`]). Nobody waits for another peer's.
+//! The thread that drops the last reference to much memory waits for the kernel to free it: a second for some gigabytes.
+//! Neither a reactor nor the control thread may spend that time. The work that waits here is bounded by the limits of
+//! mapped memory ([`crate::Limits`]), for a peer by the memory that it may announce ([`crate::Peer`]), and for files by
+//! the caller of [`close_memory`]. No peer waits for another peer's memory.
 //!
-//! The kernel may lack what it takes to unmap: part of a mapping that it has merged with its neighbours makes two of one, and
-//! there may be no more of them
-//! (`vm.max_map_count`). What a peer can bring about ends no process: it stays mapped, and counted, and is tried again.
+//! The kernel may be unable to unmap: unmapping part of a mapping that it has merged with its neighbours makes two
+//! mappings of one, and their number is limited (`vm.max_map_count`). Such a failure, which a peer can cause, must not
+//! end the process: the memory stays mapped and counted, and the thread retries.
 
 use crate::{budget, fault};
 use rustix::io::Errno;
@@ -20,13 +21,14 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// What is unmapped at a time: between two pieces others may map, unmap and fault. A multiple of every page's size.
+/// Bytes that are unmapped at a time: between two pieces, other threads may map, unmap and fault. A multiple of every
+/// page size.
 const PIECE: usize = 1 << 30;
 
-/// When what could not be unmapped is tried again.
+/// Interval of retries of failed unmapping.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// Mapped pages, whole ones of their file's size.
+/// Mapped pages: whole pages of their file's page size.
 #[derive(Debug)]
 pub(crate) struct Pages {
     pub base: *mut c_void,
@@ -34,7 +36,7 @@ pub(crate) struct Pages {
     pub fault: Option<fault::Guard>,
     pub peer: Option<budget::Peer>,
     waiting: Option<budget::Waiting>,
-    /// Last: it goes when they are unmapped.
+    /// The last field: it is dropped after the unmapping.
     _charge: Option<budget::Charge>,
 }
 
@@ -43,33 +45,34 @@ unsafe impl Send for Pages {}
 // SAFETY: as above; a shared reference gives only numbers away.
 unsafe impl Sync for Pages {}
 
-/// There is something left of [`Pages`], which the kernel cannot unmap now.
+/// The rest of [`Pages`] that the kernel cannot unmap now.
 struct Kept(Pages);
 
 impl Pages {
-    /// Those from `base` on, which are the caller's: memory of our own.
+    /// The pages from `base` on, which the caller owns: anonymous memory.
     pub const fn of_ours(base: *mut c_void, len: usize) -> Self {
         Self { base, len, fault: None, peer: None, waiting: None, _charge: None }
     }
 
-    /// The same of a file that others have too.
+    /// As [`Pages::of_ours`], for a shared file.
     pub const fn of_file(base: *mut c_void, len: usize, fault: fault::Guard, charge: budget::Charge) -> Self {
         Self { base, len, fault: Some(fault), peer: None, waiting: None, _charge: Some(charge) }
     }
 
     fn unmap(mut self) -> Result<(), Kept> {
-        // Before the addresses are others' to have.
+        // Before other mappings can reuse the addresses.
         self.fault = None;
         while self.len > 0 {
             let piece = PIECE.min(self.len);
-            // SAFETY: these pages are part of a mapping that only this value owns, and by the crate's invariant no request uses it any more; what was
-            // unmapped before is not touched again.
+            // SAFETY: these pages are part of a mapping that only this value owns, and by the crate's invariant no
+            // request uses it any more; pages that were unmapped before are not accessed again.
             match unsafe { munmap(self.base, piece) } {
                 Ok(()) => {}
                 Err(Errno::INTR) => continue,
                 Err(Errno::NOMEM) => return Err(Kept(self)),
-                // It says that these are no pages of ours: then nobody knows what else is not.
-                Err(error) => panic!("a mapping of ours can be unmapped: {error}"),
+                // The kernel reports that these are not this process's pages: then the state of all other mappings is
+                // unknown, too.
+                Err(error) => panic!("a mapping of this process cannot be unmapped: {error}"),
             }
             self.base = self.base.wrapping_byte_add(piece);
             self.len -= piece;
@@ -83,31 +86,32 @@ enum Job {
     Close { _file: OwnedFd, _ticket: Arc<()> },
 }
 
-/// The way to the thread; `None` if it could not be started.
+/// The channel to the thread; `None` if the thread could not be started.
 static WORKER: OnceLock<Option<Sender<(Job, Instant)>>> = OnceLock::new();
 
 static PENDING: AtomicU64 = AtomicU64::new(0);
 static DONE: AtomicU64 = AtomicU64::new(0);
 static DELAY_NS_MAX: AtomicU64 = AtomicU64::new(0);
 
-/// How far the thread is behind.
+/// The backlog of the thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reclaiming {
-    /// Mappings and files that wait for it, or are at it.
+    /// Mappings and files that wait, or are being handled.
     pub pending: u64,
-    /// Those that are gone.
+    /// Handled mappings and files.
     pub done: u64,
-    /// The longest time between one's being given up and its being gone.
+    /// The longest time between a request and its completion.
     pub delay_max: Duration,
 }
 
-/// How far unmapping and closing are behind, in this process.
+/// The backlog of unmapping and closing, in this process.
 pub fn reclaiming() -> Reclaiming {
     let delay_max = Duration::from_nanos(DELAY_NS_MAX.load(Relaxed));
     Reclaiming { pending: PENDING.load(Relaxed), done: DONE.load(Relaxed), delay_max }
 }
 
-/// Closes a peer's memory file, later. `ticket` is dropped when that has been done, so that who closes many for one peer can wait for some of them.
+/// Closes a peer's memory file, later. `ticket` is dropped after that, so that a caller that closes many files for one
+/// peer can wait for some of them.
 pub fn close_memory(file: OwnedFd, ticket: Arc<()>) {
     ask(Job::Close { _file: file, _ticket: ticket });
 }
@@ -117,7 +121,7 @@ pub(crate) fn unmap(mut pages: Pages) {
     ask(Job::Unmap(pages));
 }
 
-/// Starts the thread, if it is not there. In control context, before there is anything to reclaim.
+/// Starts the thread, unless it runs already. In control context, before the first request.
 pub(crate) fn prepare() {
     WORKER.get_or_init(|| {
         let (sender, jobs) = channel();
@@ -130,21 +134,21 @@ fn ask(job: Job) {
     PENDING.fetch_add(1, Relaxed);
     let asked = now();
     match WORKER.get() {
-        // It never ends, so it takes it.
+        // The thread never ends, so the send succeeds.
         Some(Some(worker)) => drop(worker.send((job, asked))),
         Some(None) | None => {
             if let Err(Kept(pages)) = work_off(job, asked) {
-                // There is nobody to try again: it stays mapped, and counted.
+                // No thread can retry: the memory stays mapped, and counted.
                 std::mem::forget(pages);
             }
         }
     }
 }
 
-/// The thread.
+/// The state of the thread.
 struct Worker {
     jobs: Receiver<(Job, Instant)>,
-    /// What is tried again.
+    /// Memory whose unmapping is retried.
     kept: VecDeque<(Pages, Instant)>,
 }
 
@@ -162,14 +166,14 @@ impl Worker {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
-            // Up to the first that still cannot be.
+            // Up to the first failure.
             while let Some((pages, asked)) = self.kept.pop_front()
                 && self.keep(work_off(Job::Unmap(pages), asked), asked)
             {}
         }
     }
 
-    /// Keeps what could not be unmapped, for later; whether it could.
+    /// Keeps pages that could not be unmapped, for a retry; returns whether the unmapping succeeded.
     fn keep(&mut self, result: Result<(), Kept>, asked: Instant) -> bool {
         let is_done = result.is_ok();
         if let Err(Kept(pages)) = result {
@@ -191,7 +195,7 @@ fn work_off(job: Job, asked: Instant) -> Result<(), Kept> {
     Ok(())
 }
 
-#[expect(clippy::disallowed_methods, reason = "how long it takes is what is told")]
+#[expect(clippy::disallowed_methods, reason = "the duration is reported")]
 fn now() -> Instant {
     Instant::now()
 }

@@ -1,16 +1,16 @@
-//! Scatter lists: where a request's data lies. Used in reactor context, and by the threads that do a
-//! reactor's blocking calls.
+//! Scatter lists: the memory of a request's data. Used in reactor context, and by the threads that execute a reactor's
+//! blocking calls.
 
 use crate::{Mapping, copy};
 use zerocopy::{Immutable, IntoBytes};
 
-/// A store of at least so many bytes does not fit into the cache beside all else: data goes past the cache.
+/// A store of at least this many bytes does not fit into the cache beside other data: writes use non-temporal stores.
 const STREAMED_STORE_MIN: u64 = 32 << 20;
 
-/// Pieces shorter than this are not worth the fence at the end.
+/// For shorter pieces, the fence at the end costs more than is gained.
 const STREAMED_LEN_MIN: usize = 4096;
 
-/// One contiguous piece of memory. Laid out as the kernel's `struct iovec`.
+/// A contiguous piece of memory, with the layout of the kernel's `struct iovec`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Seg {
@@ -26,17 +26,17 @@ impl Seg {
         Self { base, len }
     }
 
-    /// Its first byte.
+    /// Address of its first byte.
     pub const fn base(&self) -> *mut u8 {
         self.base
     }
 
-    /// Bytes in it.
+    /// Length in bytes.
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has none.
+    /// Whether the length is 0.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -44,7 +44,7 @@ impl Seg {
 
 /// A view of `len` bytes of a list of segments, starting `skip` bytes into it.
 ///
-/// It borrows without a lifetime: see the crate's invariant. A view of no bytes is always valid.
+/// Borrows the list without a lifetime: see the crate's invariant. An empty view is always valid.
 #[derive(Clone, Copy, Debug)]
 pub struct Sgl {
     segs: *const Seg,
@@ -58,7 +58,7 @@ pub struct Sgl {
 unsafe impl Send for Sgl {}
 
 impl Sgl {
-    /// A view of nothing, for requests without data.
+    /// An empty view, for requests without data.
     pub const EMPTY: Self = Self { segs: std::ptr::null(), count: 0, skip: 0, len: 0 };
 
     /// A view of all of `segs`, whose lengths sum up to `len`.
@@ -71,25 +71,25 @@ impl Sgl {
         Self { segs: segs.as_ptr(), count: segs.len() as u32, skip: 0, len }
     }
 
-    /// Bytes in the view.
+    /// Length of the view in bytes.
     pub const fn len(&self) -> u32 {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether the length is 0.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Pieces of the view, or more: segments behind its end count too.
+    /// Upper bound of the view's pieces: counts segments beyond its end too.
     pub const fn segments(&self) -> u32 {
         self.count
     }
 
-    /// `len` bytes of it from `offset`, without those segments in front that are not needed.
+    /// The view of `len` bytes from `offset`, without unneeded segments in front.
     ///
     /// # Panics
-    /// If it is shorter than that.
+    /// If this view is shorter than that.
     #[inline]
     #[must_use]
     pub fn slice(&self, offset: u32, len: u32) -> Self {
@@ -127,13 +127,13 @@ impl Sgl {
         })
     }
 
-    /// The view as one piece, if it is one.
+    /// The view as a single piece, if it has only one.
     pub fn as_single(&self) -> Option<Seg> {
         let first = self.pieces().next()?;
         (first.len == self.len as usize).then_some(first)
     }
 
-    /// Whether every piece starts at, and has a length of, a multiple of `align` (a power of two).
+    /// Whether every piece's address and length are multiples of `align` (a power of two).
     pub fn is_aligned(&self, align: usize) -> bool {
         self.pieces().all(|s| (s.base as usize | s.len) & (align - 1) == 0)
     }
@@ -145,8 +145,8 @@ impl Sgl {
     pub fn read(&self, offset: u32, dst: &mut [u8]) {
         let mut at = 0;
         for seg in self.slice(offset, dst.len() as u32).pieces() {
-            // SAFETY: by the crate's invariant the piece is mapped; `dst` has room, as the pieces sum up to its
-            // length, and is ours alone.
+            // SAFETY: by the crate's invariant the piece is mapped; `dst` has room, because the pieces sum up to its
+            // length, and no other code accesses it.
             unsafe { copy::from_shared(dst[at..].as_mut_ptr(), seg.base, seg.len) };
             at += seg.len;
         }
@@ -202,7 +202,7 @@ impl Sgl {
         unreachable!("segments are as long as the view");
     }
 
-    /// Copies bytes of `store` from `offset` on over the whole view: a read from a disk in memory.
+    /// Copies bytes of `store` from `offset` on into the whole view: a read from a memory disk.
     ///
     /// # Panics
     /// If `store` ends before the view does.
@@ -216,7 +216,7 @@ impl Sgl {
         }
     }
 
-    /// Copies the whole view over bytes of `store` from `offset` on: a write to a disk in memory.
+    /// Copies the whole view to bytes of `store` from `offset` on: a write to a memory disk.
     ///
     /// # Panics
     /// If `store` ends before the view does.
@@ -224,7 +224,7 @@ impl Sgl {
         let mut dst = store_at(store, offset, self.len);
         let large = store.len() >= STREAMED_STORE_MIN;
         for seg in self.pieces() {
-            // SAFETY: as in `load_from`, the other way.
+            // SAFETY: as in `load_from`, in the other direction.
             unsafe {
                 if large && seg.len >= STREAMED_LEN_MIN {
                     copy::streaming(dst, seg.base, seg.len);
@@ -247,14 +247,14 @@ impl Sgl {
         }
     }
 
-    /// Asks the processor for the cache lines that a copy out of the view would read first.
+    /// Prefetches the cache lines that a copy out of the view would read first.
     pub fn prefetch(&self) {
         if let Some(seg) = self.pieces().next() {
             copy::prefetch(seg.base, seg.len);
         }
     }
 
-    /// Asks the processor for the line of the view's first byte, to write to it.
+    /// Prefetches the cache line of the view's first byte for writing.
     #[inline]
     pub fn prefetch_write(&self) {
         if let Some(first) = self.all().first() {
@@ -272,7 +272,7 @@ impl Sgl {
     }
 }
 
-/// Where `len` bytes from `offset` of `store` lie.
+/// The address of `len` bytes from `offset` of `store`.
 fn store_at(store: &Mapping, offset: u64, len: u32) -> *mut u8 {
     let end = offset.checked_add(len.into());
     assert!(end.is_some_and(|end| end <= store.len()), "{offset}+{len} of {}", store.len());

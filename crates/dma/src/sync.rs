@@ -1,3 +1,3 @@
-//! The primitives that [`crate::fault`] reads ranges with, so that a test can put loom's in their place.
+//! The primitives with which [`crate::fault`] reads ranges, so that a test can substitute loom's.
 
 pub use std::sync::atomic::{AtomicUsize, Ordering, fence};

@@ -1,9 +1,9 @@
-//! A guest's memory, epoch by epoch, and the scatter lists of the requests that use it.
+//! A guest's memory, one epoch per table, and the scatter lists of the requests that use it.
 //!
-//! The control thread makes a [`MemTable`]; each queue's [`SgTable`] takes it over in reactor context. A table never
-//! changes: when the guest's memory does, a new table takes its place, which shares the regions that stayed.
-//! A region is unmapped when the last table that holds it goes, and a table goes when the last request that needs
-//! it has completed: requests whose memory a change has not touched go over to the new one.
+//! The control thread creates a [`MemTable`]; each queue's [`SgTable`] takes it over in reactor context. A table never
+//! changes: when the guest's memory changes, a new table replaces it, and shares the unchanged regions. A region is
+//! unmapped when the last table that contains it is dropped, and a table is dropped when the last request that needs it
+//! has completed: requests whose memory did not change switch to the new table.
 
 use crate::{DirtyLog, GuestArea, Mapping, Seg, Sgl, copy};
 use smallvec::SmallVec;
@@ -12,23 +12,23 @@ use std::ops::Range;
 use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// A piece of guest memory: `len` bytes at guest-physical `guest_addr`, which the front-end process sees at
-/// `user_addr` and we from `offset` of `mapping` on.
+/// A piece of guest memory: `len` bytes at guest-physical `guest_addr`, which the front-end's process has mapped at
+/// `user_addr`, and this process from `offset` of `mapping` on.
 #[derive(Clone, Debug)]
 pub struct Region {
-    /// Guest-physical address: what descriptors hold.
+    /// Guest-physical address, used in descriptors.
     pub guest_addr: u64,
-    /// Address in the front-end's process: what ring addresses are given in.
+    /// Address in the front-end's process, used in messages about rings.
     pub user_addr: u64,
     /// Bytes.
     pub len: u64,
-    /// The first byte's place in `mapping`.
+    /// Offset of the first byte in `mapping`.
     pub offset: u64,
-    /// Where it is mapped here.
+    /// The mapping in this process.
     pub mapping: Arc<Mapping>,
 }
 
-/// Why regions make no table.
+/// Why regions do not make a valid table.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum TableError {
     /// A region is empty, wraps around the address space, or lies outside of its mapping.
@@ -39,7 +39,7 @@ pub enum TableError {
     Overlap(u64, u64),
 }
 
-/// A guest address, or a length from it, that is in no region.
+/// A guest address range that is not in a region.
 #[derive(Debug, thiserror::Error, PartialEq, Eq, Clone, Copy)]
 #[error("guest memory has no {len} bytes at {addr:#x}")]
 pub struct BadAddress {
@@ -49,7 +49,7 @@ pub struct BadAddress {
     pub len: u32,
 }
 
-/// What translating an address needs of a region, close together.
+/// The part of a region that address translation needs, stored compactly.
 #[derive(Debug)]
 struct Span {
     guest_addr: u64,
@@ -57,7 +57,7 @@ struct Span {
     base: *mut u8,
 }
 
-// SAFETY: it points into the mapping of the region that it stands for, which is `Send` and `Sync` and lives as long.
+// SAFETY: it points into its region's mapping, which is `Send` and `Sync` and lives as long.
 unsafe impl Send for Span {}
 // SAFETY: as above.
 unsafe impl Sync for Span {}
@@ -68,7 +68,7 @@ impl Span {
         Self { guest_addr: region.guest_addr, len: region.len, base }
     }
 
-    /// Where a guest address in it lies, and how many bytes follow from there.
+    /// The local address of a guest address in this span, and the number of bytes from there to its end.
     #[inline]
     fn locate(&self, addr: u64) -> Option<(*mut u8, u64)> {
         let at = addr.wrapping_sub(self.guest_addr);
@@ -79,9 +79,9 @@ impl Span {
 /// All regions of a guest at one time, sorted by guest address.
 #[derive(Debug, Default)]
 pub struct MemTable {
-    /// One for each region, in the same order.
+    /// One span per region, in the same order.
     spans: Box<[Span]>,
-    /// Places in `spans`, by where they lie in this process.
+    /// Indices into `spans`, ordered by their local address.
     by_base: Box<[u16]>,
     regions: Box<[Region]>,
 }
@@ -112,7 +112,7 @@ impl MemTable {
         Ok(Self { spans, by_base, regions: regions.into() })
     }
 
-    /// Its regions, by guest address.
+    /// The regions, ordered by guest address.
     pub fn regions(&self) -> &[Region] {
         &self.regions
     }
@@ -122,19 +122,19 @@ impl MemTable {
         self.regions.iter().any(|r| r.mapping.is_poisoned())
     }
 
-    /// `len` bytes at `user_addr` of the front-end's process, if they lie in one region.
+    /// The area of `len` bytes at `user_addr` of the front-end's process, if they lie in one region.
     pub fn area_at_user(&self, user_addr: u64, len: u64) -> Option<GuestArea> {
         let region = self.regions.iter().find(|r| user_addr.wrapping_sub(r.user_addr) < r.len)?;
         Self::area_in(region, user_addr - region.user_addr, len)
     }
 
-    /// `len` bytes at guest-physical `guest_addr`, if they lie in one region.
+    /// The area of `len` bytes at guest-physical `guest_addr`, if they lie in one region.
     pub fn area_at_guest(&self, guest_addr: u64, len: u64) -> Option<GuestArea> {
         let region = self.regions.iter().find(|r| guest_addr.wrapping_sub(r.guest_addr) < r.len)?;
         Self::area_in(region, guest_addr - region.guest_addr, len)
     }
 
-    /// The guest-physical address of a place in the front-end's process.
+    /// The guest-physical address of an address in the front-end's process.
     pub fn guest_addr_at_user(&self, user_addr: u64) -> Option<u64> {
         let region = self.regions.iter().find(|r| user_addr.wrapping_sub(r.user_addr) < r.len)?;
         Some(region.guest_addr + (user_addr - region.user_addr))
@@ -146,7 +146,7 @@ impl MemTable {
         Some(span.guest_addr + (seg.base() as usize - span.base as usize) as u64)
     }
 
-    /// The span that a piece lies in. If several are mapped from the same memory, each has its own mapping of it.
+    /// The span of a piece. If several spans are mapped from the same memory, each has a mapping of its own.
     fn span_of(&self, seg: &Seg) -> Option<usize> {
         let (addr, spans) = (seg.base() as usize, &self.spans);
         let before = self.by_base.partition_point(|i| spans[usize::from(*i)].base as usize <= addr);
@@ -154,7 +154,7 @@ impl MemTable {
         (((addr - spans[at].base as usize) as u64) < spans[at].len).then_some(at)
     }
 
-    /// Whether a piece that was looked up in `other` is in the same place here.
+    /// Whether a piece that was looked up in `other` has the same address in this table.
     fn has_as_in(&self, other: &Self, seg: &Seg) -> bool {
         let Some(i) = other.span_of(seg) else { return false };
         let was = &other.regions[i];
@@ -172,11 +172,11 @@ impl MemTable {
         GuestArea::new(&region.mapping, region.offset + at, len)
     }
 
-    /// Where a guest address lies, and how many bytes of its region follow from there.
+    /// The local address of a guest address, and the number of bytes from there to the end of its region.
     #[inline]
     fn locate(&self, addr: u64) -> Option<(*mut u8, u64)> {
-        // Most guests have up to three regions, and use one of them: a scan is predicted well. Those with hot-plugged
-        // memory may have hundreds.
+        // Most guests have up to three regions, and use one of them: the branches of a scan are predicted well. Guests
+        // with hot-plugged memory may have hundreds.
         const SCANNED_MAX: usize = 8;
         if self.spans.len() <= SCANNED_MAX {
             return self.spans.iter().find_map(|span| span.locate(addr));
@@ -185,13 +185,13 @@ impl MemTable {
         self.spans[i].locate(addr)
     }
 
-    /// Where `len` bytes lie, if they lie in one region.
+    /// The local address of `len` bytes, if they lie in one region.
     #[inline]
     fn locate_all(&self, addr: u64, len: usize) -> Option<*mut u8> {
         self.locate(addr).and_then(|(base, room)| (len as u64 <= room).then_some(base))
     }
 
-    /// Copies `out.len()` bytes from a guest address, crossing from region to region where they adjoin.
+    /// Copies `out.len()` bytes from a guest address, across adjoining regions.
     ///
     /// # Errors
     /// [`BadAddress`]; some of `out` may have been written.
@@ -201,7 +201,7 @@ impl MemTable {
     pub fn read_bytes(&self, addr: u64, out: &mut [u8]) -> Result<(), BadAddress> {
         let mut at = 0;
         self.for_each_piece(addr, len_of(out), |base, len| {
-            // SAFETY: the piece lies in a region of ours, which is mapped; `out` has room for all pieces.
+            // SAFETY: the piece lies in a mapped region; `out` has room for all pieces.
             unsafe { copy::from_shared(out[at..].as_mut_ptr(), base, len) };
             at += len;
         })
@@ -214,7 +214,7 @@ impl MemTable {
     #[inline]
     pub fn read<T: FromBytes + KnownLayout + IntoBytes>(&self, addr: u64) -> Result<T, BadAddress> {
         if let Some(src) = self.locate_all(addr, size_of::<T>()) {
-            // SAFETY: the bytes lie in a region of ours, which is mapped.
+            // SAFETY: the bytes lie in a mapped region.
             return Ok(unsafe { copy::read_once(src) });
         }
         let mut value = T::new_zeroed();
@@ -222,8 +222,8 @@ impl MemTable {
         Ok(value)
     }
 
-    /// As [`MemTable::read`], where something close by will be written soon: the line travels from the other core once
-    /// instead of twice.
+    /// As [`MemTable::read`], for a cache line that will be written soon: the line is transferred from the other core
+    /// once instead of twice.
     ///
     /// # Errors
     /// [`BadAddress`].
@@ -234,21 +234,21 @@ impl MemTable {
     {
         let Some(src) = self.locate_all(addr, size_of::<T>()) else { return self.read(addr) };
         copy::prefetch_write(src);
-        // SAFETY: the bytes lie in a region of ours, which is mapped.
+        // SAFETY: the bytes lie in a mapped region.
         Ok(unsafe { copy::read_once(src) })
     }
 
     /// Copies bytes to a guest address.
     ///
     /// # Errors
-    /// [`BadAddress`]; some may have been written.
+    /// [`BadAddress`]; a part may have been written.
     ///
     /// # Panics
     /// If `data` has 4 GiB or more.
     pub fn write_bytes(&self, addr: u64, data: &[u8]) -> Result<(), BadAddress> {
         let mut at = 0;
         self.for_each_piece(addr, len_of(data), |base, len| {
-            // SAFETY: the piece lies in a region of ours, which is mapped; `data` has as many bytes from `at` on.
+            // SAFETY: the piece lies in a mapped region; `data` has as many bytes from `at` on.
             unsafe { copy::to_shared(base, data[at..].as_ptr(), len) };
             at += len;
         })
@@ -257,19 +257,19 @@ impl MemTable {
     /// Copies a value to a guest address.
     ///
     /// # Errors
-    /// [`BadAddress`]; some of it may have been written.
+    /// [`BadAddress`]; a part may have been written.
     #[inline]
     pub fn write<T: IntoBytes + Immutable>(&self, addr: u64, value: &T) -> Result<(), BadAddress> {
         let bytes = value.as_bytes();
         if let Some(dst) = self.locate_all(addr, size_of::<T>()) {
-            // SAFETY: the bytes lie in a region of ours, which is mapped; `bytes` has as many.
+            // SAFETY: the bytes lie in a mapped region; `bytes` has as many.
             unsafe { copy::to_shared(dst, bytes.as_ptr(), size_of::<T>()) };
             return Ok(());
         }
         self.write_bytes(addr, bytes)
     }
 
-    /// Asks the processor for the line at a guest address, if there is one.
+    /// Prefetches the cache line at a guest address, if the address is in a region.
     #[inline]
     pub fn prefetch(&self, addr: u64) {
         if let Some((base, _)) = self.locate(addr) {
@@ -277,7 +277,7 @@ impl MemTable {
         }
     }
 
-    /// Asks the processor for the line at a guest address, to write to it, if there is one.
+    /// Prefetches the cache line at a guest address for writing, if the address is in a region.
     #[inline]
     pub fn prefetch_write(&self, addr: u64) {
         if let Some((base, _)) = self.locate(addr) {
@@ -309,7 +309,7 @@ fn len_of(bytes: &[u8]) -> u32 {
     u32::try_from(bytes.len()).expect("copies are shorter than 4 GiB")
 }
 
-/// A table, and how many requests use it.
+/// A table, and the number of requests that use it.
 #[derive(Debug)]
 struct Epoch {
     serial: NonZeroU32,
@@ -317,35 +317,34 @@ struct Epoch {
     users: u32,
 }
 
-/// Pieces that a list which has had as many keeps memory for: a request of as many segments as front-ends are told to send, with what is before and after its
-/// data. The memory of longer ones goes with their request.
+/// Number of pieces for which a list keeps its memory: a request with as many segments as the device allows (`seg_max`),
+/// plus the pieces before and after its data. A longer list's memory is freed with its request.
 const KEPT_PIECES: usize = 128;
 
-/// Pieces of the longest list: of the longest chain (1,024 buffers), each of whose buffers crosses from one region to the next.
-/// Without an end, buffers that cross hundreds
-/// of small regions would make half a million.
+/// Upper bound of a list's pieces: the longest chain (1,024 buffers), each of whose buffers spans two regions. Without a
+/// bound, buffers that span hundreds of small regions would make half a million pieces.
 const LIST_MAX: usize = 2048;
 
-/// A list: a cache line, with as many pieces as it takes.
+/// A list: one cache line, and a vector of its pieces.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Slot {
     segs: SmallVec<[Seg; 3]>,
     len: u32,
-    /// Serial number of the epoch that its addresses were looked up in, while it is in use.
+    /// Serial number of the epoch in which its addresses were looked up, while the slot is in use.
     epoch: Option<NonZeroU32>,
 }
 
 const _: () = assert!(size_of::<Slot>() == 64);
 
 impl Slot {
-    /// Its pieces, if they are too many to stand in it.
+    /// Number of its pieces, if they do not fit into the slot itself.
     #[inline]
     fn long(&self) -> u32 {
         if self.segs.spilled() { self.segs.len() as u32 } else { 0 }
     }
 
-    /// Gives back the memory of a very long list.
+    /// Frees the memory of a very long list.
     #[cold]
     fn shorten(&mut self) {
         if self.segs.capacity() > KEPT_PIECES {
@@ -353,7 +352,7 @@ impl Slot {
         }
     }
 
-    /// Adds bytes that do not lie in one region; adds to `parts` in how many they lie, as far as that was looked up.
+    /// Adds bytes that span several regions; adds the number of regions that were looked up to `parts`.
     #[cold]
     fn push_parts(
         &mut self,
@@ -367,49 +366,49 @@ impl Slot {
         let pushed =
             pushed.and(if self.segs.len() > LIST_MAX { Err(BadAddress { addr, len }) } else { Ok(()) });
         if pushed.is_err() {
-            // The first pieces may have been there.
+            // The first pieces may have been found.
             self.segs.truncate(before);
         }
         pushed
     }
 }
 
-/// The scatter lists of one queue's requests, one per slot, over the guest's memory as it changes.
+/// The scatter lists of one queue's requests, one per slot, over the guest's changing memory.
 ///
-/// A slot's list is filled by [`SgTable::push`] after [`SgTable::begin`], lent out by [`SgTable::sgl`], and given back by
-/// [`SgTable::end`] when the request has completed. While any slot is in use, the memory that it names stays mapped.
+/// [`SgTable::begin`] and [`SgTable::push`] fill a slot's list, [`SgTable::sgl`] lends it to a request, and
+/// [`SgTable::end`] frees it when the request has completed. While a slot is in use, the memory of its list stays mapped.
 #[derive(Debug)]
 pub struct SgTable {
     slots: Box<[Slot]>,
     current: Epoch,
-    /// Tables that were replaced, but are in use still.
+    /// Replaced tables that are still in use.
     old: Vec<Epoch>,
-    /// Of all long lists in use.
+    /// Sum over all long lists in use.
     long_pieces: u32,
-    /// Looked up since [`SgTable::take_parts`].
+    /// Number of region lookups since [`SgTable::take_parts`].
     parts: u32,
 }
 
 impl SgTable {
-    /// A table of `slots` empty lists over `memory`.
+    /// Creates a table of `slots` empty lists over `memory`.
     pub fn new(slots: u16, memory: Arc<MemTable>) -> Self {
         let slots = std::iter::repeat_with(Slot::default).take(slots.into()).collect();
         let current = Epoch { serial: NonZeroU32::MIN, table: memory, users: 0 };
         Self { slots, current, old: Vec::new(), long_pieces: 0, parts: 0 }
     }
 
-    /// The guest's memory as requests to come see it.
+    /// The guest's memory for new requests.
     #[inline]
     pub fn memory(&self) -> &MemTable {
         &self.current.table
     }
 
-    /// The same, for another table of lists.
+    /// The guest's memory for new requests, for another table of lists.
     pub fn share_memory(&self) -> Arc<MemTable> {
         Arc::clone(&self.current.table)
     }
 
-    /// The guest's memory as the request in `slot` sees it: where its header and status lie.
+    /// The guest's memory for the request in `slot`: where its header and status lie.
     ///
     /// # Panics
     /// If the slot is not in use.
@@ -419,7 +418,8 @@ impl SgTable {
         table_of(&self.current, &self.old, serial)
     }
 
-    /// Requests to come see `memory`, and so do those in flight whose memory is all in it. The others keep what they see.
+    /// Makes new requests use `memory`, and also those in flight whose memory is completely in it. The others keep their
+    /// table.
     pub fn set_memory(&mut self, memory: Arc<MemTable>) {
         let serial = self.current.serial.checked_add(1).unwrap_or(NonZeroU32::MIN);
         let before = std::mem::replace(&mut self.current, Epoch { serial, table: memory, users: 0 });
@@ -431,7 +431,8 @@ impl SgTable {
         }
     }
 
-    /// Has a request see the current table if all that it names is there as it was, so that it holds up nothing that was removed.
+    /// Switches a request to the current table if all its memory is unchanged there, so that it keeps no removed memory
+    /// mapped.
     fn go_over(&mut self, slot: usize) {
         let Slot { segs, epoch: Some(serial), .. } = &self.slots[slot] else { return };
         let (serial, table) = (*serial, table_of(&self.current, &self.old, *serial));
@@ -442,42 +443,44 @@ impl SgTable {
         }
     }
 
-    /// Whether requests in flight use memory that has been removed.
+    /// Whether requests in flight use removed memory.
     pub fn has_old_users(&self) -> bool {
         !self.old.is_empty()
     }
 
-    /// The slots of requests in flight that use memory that has been removed.
+    /// The slots of requests in flight that use removed memory.
     pub fn old_users(&self) -> impl Iterator<Item = u16> {
         (0..self.slots.len()).map(|slot| slot as u16).filter(|slot| self.is_old_user(*slot))
     }
 
-    /// Whether a slot is in use by a request that uses memory that has been removed.
+    /// Whether the request in a slot uses removed memory.
     pub fn is_old_user(&self, slot: u16) -> bool {
         self.slots[usize::from(slot)].epoch.is_some_and(|serial| serial != self.current.serial)
     }
 
-    /// How many slots are in use.
+    /// Number of slots in use.
     pub fn in_use(&self) -> u32 {
         self.current.users + self.old.iter().map(|epoch| epoch.users).sum::<u32>()
     }
 
-    /// Pieces of all lists in use that are longer than three, or were once: with three for each slot, what a change of memory goes through at most.
+    /// Pieces of all lists in use that have, or had, more than three pieces. Together with three per slot, the upper
+    /// bound of the pieces that a change of memory visits.
     #[inline]
     pub const fn long_pieces(&self) -> u32 {
         self.long_pieces
     }
 
-    /// In how many regions buffers lay that did not lie in one, since this was asked last, also those of lists that were refused: each had to be found.
+    /// Number of regions of buffers that span several, since the last call, including refused lists: each region costs a
+    /// lookup.
     #[inline]
     pub const fn take_parts(&mut self) -> u32 {
         std::mem::replace(&mut self.parts, 0)
     }
 
-    /// Takes `slot` into use with an empty list, and gives this to be filled.
+    /// Takes `slot` into use, and returns its empty list for filling.
     ///
     /// # Panics
-    /// If it is in use.
+    /// If the slot is in use.
     #[inline]
     pub fn begin(&mut self, slot: u16) -> List<'_> {
         let slot = &mut self.slots[usize::from(slot)];
@@ -495,10 +498,10 @@ impl SgTable {
         }
     }
 
-    /// As [`List::push`], to the list of a slot in use.
+    /// As [`List::push`], for the list of a slot in use.
     ///
     /// # Errors
-    /// As there.
+    /// As [`List::push`].
     ///
     /// # Panics
     /// If the slot is not in use.
@@ -510,7 +513,7 @@ impl SgTable {
             .push(addr, len)
     }
 
-    /// The list of `slot`, for the request that it is about.
+    /// The list of `slot`, for its request.
     ///
     /// # Panics
     /// If the slot is not in use.
@@ -523,10 +526,11 @@ impl SgTable {
         unsafe { Sgl::new(&slot.segs, slot.len) }
     }
 
-    /// Marks those bytes of the list of `slot`, which its request may have written to; how many words of the log, and pieces of the list, that took.
+    /// Marks the bytes of the list of `slot` that its request may have written; returns the number of log words and list
+    /// pieces visited.
     ///
     /// # Panics
-    /// If the slot is not in use, or its list ends before.
+    /// If the slot is not in use, or its list is shorter.
     #[cold]
     pub fn mark_dirty(&self, slot: u16, bytes: Range<u32>, log: &DirtyLog) -> u64 {
         let table = self.memory_of(slot);
@@ -538,10 +542,10 @@ impl SgTable {
         cost
     }
 
-    /// Gives `slot` back: its request has completed.
+    /// Frees `slot`: its request has completed.
     ///
     /// # Panics
-    /// If it is not in use.
+    /// If the slot is not in use.
     #[inline]
     pub fn end(&mut self, slot: u16) {
         let slot = &mut self.slots[usize::from(slot)];
@@ -574,12 +578,12 @@ pub struct List<'a> {
     table: &'a MemTable,
     long_pieces: &'a mut u32,
     parts: &'a mut u32,
-    /// Its pieces that are among those.
+    /// Its pieces that are counted in `long_pieces`.
     counted: u32,
 }
 
 impl<'a> List<'a> {
-    /// The memory that its addresses are looked up in.
+    /// The memory in which its addresses are looked up.
     pub const fn memory(&self) -> &'a MemTable {
         self.table
     }
@@ -587,17 +591,17 @@ impl<'a> List<'a> {
     /// Adds `len` bytes at a guest address.
     ///
     /// # Errors
-    /// [`BadAddress`], also if the list would come to 4 GiB, or to more than 2,048 pieces because buffers cross many regions;
+    /// [`BadAddress`], also if the list would reach 4 GiB, or more than 2,048 pieces because buffers span many regions;
     /// then nothing was added.
     #[inline]
     pub fn push(&mut self, addr: u64, len: u32) -> Result<(), BadAddress> {
         self.extend([(addr, len)]).map(drop)
     }
 
-    /// Adds pieces, each so many bytes at a guest address; the sum of their lengths.
+    /// Adds pieces, each a length at a guest address; returns the sum of their lengths.
     ///
     /// # Errors
-    /// As [`List::push`], of the first piece that cannot be added; those before it were.
+    /// As [`List::push`], for the first piece that cannot be added; those before it were added.
     // Always: as a function of its own it gives its result in memory.
     #[inline(always)]
     pub fn extend(&mut self, pieces: impl IntoIterator<Item = (u64, u32)>) -> Result<u32, BadAddress> {

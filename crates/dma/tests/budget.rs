@@ -1,4 +1,4 @@
-//! What peers can have a process map. A binary of its own, with one test: what is counted is the process's.
+//! The limits of peers' mapped memory. A test program of its own, with one test, because the counters are the process's.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -24,13 +24,13 @@ fn wait_until_all_is_gone() {
 fn what_peers_can_have_us_map_has_an_end() {
     let twelve_tib = sparse(12 << 40);
     let map = |len| Mapping::shared(twelve_tib.as_fd(), 0, len);
-    // Eight guests; a ninth is refused, and the kernel was not asked.
+    // Eight guests; a ninth is refused, without a call of the kernel.
     let guests: Vec<_> = (0..8).map(|_| map(12 << 40).unwrap()).collect();
     let refused = map(12 << 40).unwrap_err();
     assert!(
         matches!(refused, MapError::NoRoom { .. }) && refused.to_string().contains("--guest-memory-total")
     );
-    // What is small finds room still; so does our own memory.
+    // Small mappings still succeed; so does the process's own memory.
     drop(map(GIB).unwrap());
     drop(Mapping::anonymous(64 * GIB).unwrap());
     drop(guests);
@@ -46,7 +46,7 @@ fn what_peers_can_have_us_map_has_an_end() {
     wait_until_all_is_gone();
     let pages: Vec<_> = (0..7).map(|_| map(4096).unwrap()).collect();
     assert!(matches!(map(4096), Err(MapError::TooMany { max: 8 })));
-    // What fails is not counted.
+    // A failed mapping is not counted.
     assert!(Mapping::shared(sparse(0).as_fd(), 0, 4096).is_err());
     assert_eq!(mapped(), (896 * GIB + 7 * 4096, 8));
     drop((large, pages));

@@ -1,4 +1,5 @@
-//! A process that has as many mappings as the kernel lets it. A binary of its own, with one test, for they are the process's.
+//! A process with as many mappings as the kernel allows. A test program of its own, with one test, because mappings are
+//! the process's.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -14,7 +15,7 @@ use std::time::Duration;
 const PAGE: usize = 4096;
 const GIB: u64 = 1 << 30;
 
-/// Mappings of no use, until there can be no more.
+/// Fills the process with unused mappings, up to the limit.
 struct Crowd(*mut c_void, usize);
 
 impl Crowd {
@@ -22,12 +23,12 @@ impl Crowd {
         let most: usize =
             std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap().trim().parse().unwrap();
         let len = 2 * most * PAGE;
-        // SAFETY: a new mapping, at an address that the kernel chooses, changes no memory of ours.
+        // SAFETY: a new mapping, at an address that the kernel chooses, changes no existing memory.
         let base = unsafe { mmap_anonymous(null_mut(), len, ProtFlags::empty(), MapFlags::PRIVATE) }.unwrap();
         let crowd = Self(base, len);
-        // Every other page with other rights than its neighbours.
+        // Every other page gets other rights than its neighbours.
         let full = (0..len).step_by(2 * PAGE).find_map(|at| {
-            // SAFETY: a page of the mapping that was just made, which nobody uses.
+            // SAFETY: a page of the mapping that was just made, which no code uses.
             unsafe { mprotect(base.wrapping_byte_add(at), PAGE, MprotectFlags::READ) }.err()
         });
         assert_eq!(full, Some(Errno::NOMEM));
@@ -37,12 +38,12 @@ impl Crowd {
 
 impl Drop for Crowd {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's, and nobody uses it.
+        // SAFETY: this value owns the mapping, and no code uses it.
         unsafe { munmap(self.0, self.1) }.unwrap();
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "a thread of its own unmaps meanwhile")]
+#[expect(clippy::disallowed_methods, reason = "another thread unmaps at the same time")]
 fn sleep() {
     std::thread::sleep(Duration::from_millis(10));
 }
@@ -51,13 +52,14 @@ fn sleep() {
 fn what_cannot_be_unmapped_now_is_unmapped_later() {
     let fd = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&fd, 3 * GIB).unwrap();
-    // The kernel gives addresses downwards: they lie side by side as they do in the file, so that it makes one of the three.
+    // The kernel allocates addresses downwards: the three lie in the order of the file, so the kernel merges them into
+    // one.
     let [high, middle, low] = [2, 1, 0].map(|i| Mapping::shared(fd.as_fd(), i * GIB, GIB).unwrap());
     let base = |mapping: &Mapping| mapping.base().as_ptr() as u64;
     assert_eq!((base(&middle) - base(&low), base(&high) - base(&middle)), (GIB, GIB));
 
     let crowd = Crowd::gather();
-    // To take it out would make two of one.
+    // Removing the middle one would split the mapping in two.
     drop(middle);
     (0..30).for_each(|_| sleep());
     assert_eq!((reclaiming().pending, reclaiming().done), (1, 0), "it waits");

@@ -1,4 +1,4 @@
-//! The range that the fault handler reads, under every order of execution that loom can tell apart.
+//! The range that the fault handler reads, under every order of execution that loom distinguishes.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p aryk-dma --release --test loom`
 #![cfg(loom)]
@@ -13,7 +13,7 @@ mod range;
 use range::{Range, Span};
 use std::sync::Arc;
 
-/// Ranges of two guests, one after the other in the same place: no mixture of them is ever seen.
+/// Ranges of two guests, one after the other in the same place: no reader sees a mixture of them.
 #[test]
 fn a_reused_range_is_seen_as_a_whole_or_not_at_all() {
     const OLD: Span = Span { base: 0x1000, len: 0x10_0000, page: 4096 };

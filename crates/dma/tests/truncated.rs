@@ -1,4 +1,4 @@
-//! A process of its own: all mappings that are truncated together.
+//! All mappings of a process are truncated together. A test program of its own.
 
 use aryk_dma::{GuestArea, Mapping, install_fault_handler};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 const MIB: u64 = 1 << 20;
 const BIG: u64 = 16 * MIB;
-/// What is less than a part of a large one is replaced as a whole.
+/// A mapping smaller than a part is replaced as a whole.
 const SMALL: u64 = 4096;
 const SPANS: usize = 300;
-/// Parts that are replaced each by itself, of all mappings.
+/// Upper bound of separately replaced parts, of all mappings.
 const PARTS_MAX: usize = 1024;
 
 #[test]

@@ -1,46 +1,46 @@
-//! A range that one thread changes and a signal handler on any other reads as a whole. Any context.
+//! A range that one thread changes and a signal handler on any other thread reads consistently. Any context.
 //!
-//! A sequence lock: its writer makes the generation odd, changes the parts, makes it even again. A reader takes the parts only if it sees the same even generation
-//! before and after. It never tries again: see [`Range::get`].
+//! A sequence lock: the writer makes the generation odd, changes the parts, and makes it even again. A reader uses the
+//! parts only if it sees the same even generation before and after. It never retries: see [`Range::get`].
 
 use crate::sync::{AtomicUsize, Ordering, fence};
 
-/// Part of the address space, whose file has pages of a size of its own.
+/// A part of the address space, and the page size of its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     /// The first byte's address.
     pub base: usize,
-    /// Bytes.
+    /// Length in bytes.
     pub len: usize,
-    /// Bytes of a page of the file: what can be mapped anew is a multiple of it.
+    /// Page size of the file in bytes: only multiples of it can be replaced.
     pub page: usize,
 }
 
 impl Span {
-    /// Whether a byte is in it.
+    /// Whether the span contains an address.
     pub fn has(&self, address: usize) -> bool {
         address.wrapping_sub(self.base) < self.len
     }
 }
 
-/// A place for a span, or none.
+/// A span or none.
 #[derive(Debug, Default)]
 pub struct Range {
-    /// Odd while the rest is being changed.
+    /// Odd while the other fields are being changed.
     generation: AtomicUsize,
     base: AtomicUsize,
-    /// 0 while there is none.
+    /// 0 while there is no span.
     len: AtomicUsize,
     page: AtomicUsize,
 }
 
 impl Range {
-    /// Changes it. For one thread at a time: who owns it.
+    /// Changes the span. Only one thread at a time may call it: the owner.
     pub fn set(&self, span: Option<Span>) {
         let Span { base, len, page } = span.unwrap_or(Span { base: 0, len: 0, page: 0 });
         let generation = self.generation.load(Ordering::Relaxed);
         self.generation.store(generation.wrapping_add(1), Ordering::Relaxed);
-        // Whoever sees a part of what follows sees the odd generation, too.
+        // A reader that sees a part of the following changes sees the odd generation, too.
         fence(Ordering::Release);
         self.base.store(base, Ordering::Relaxed);
         self.len.store(len, Ordering::Relaxed);
@@ -48,8 +48,8 @@ impl Range {
         self.generation.store(generation.wrapping_add(2), Ordering::Release);
     }
 
-    /// What was set last. `None`, too, while it is being changed: one that a reader has a claim to (because it uses memory in the span) is not, so a reader need not
-    /// wait for it.
+    /// The span that was set last. `None` also while it is being changed: the span of memory that the reader uses is
+    /// never being changed, so a reader need not wait.
     pub fn get(&self) -> Option<Span> {
         let before = self.generation.load(Ordering::Acquire);
         let base = self.base.load(Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! A peer truncates its memory: real SIGBUS, in this process.
+//! Tests with a peer that truncates its memory: real SIGBUS, in this process.
 
 use super::{faults, install};
 use crate::{GuestArea, Mapping, MemTable, Region};
@@ -42,13 +42,13 @@ fn a_truncated_file_poisons_its_mapping_only() {
     assert!(!other.is_poisoned());
     assert_eq!(area(&other).read::<u64>(100), 8);
 
-    // What the place in the list is used for next is not poisoned.
+    // The next user of the list's entry is not poisoned.
     drop(mapping);
     let (_fd, next) = shared();
     assert!(!next.is_poisoned());
 }
 
-/// To replace all of a mapping would take as long as the peer has made it large.
+/// Replacing the whole mapping would take time in proportion to a size that the peer chooses.
 #[test]
 fn only_what_lies_around_the_hole_is_replaced() {
     const BIG: u64 = 2 << 20;
@@ -66,7 +66,7 @@ fn only_what_lies_around_the_hole_is_replaced() {
     }
 }
 
-/// Mappings are what a process has no end of either.
+/// The number of a process's mappings is limited, too.
 #[test]
 fn a_mapping_is_not_cut_to_pieces() {
     const MIB: u64 = 1 << 20;
@@ -99,7 +99,7 @@ fn a_write_into_the_hole_goes_on_too() {
     let table = MemTable::new(vec![region]).unwrap();
     ftruncate(&fd, 4096).unwrap();
     assert!(table.write_bytes(0, &[1; 4096]).is_ok() && !table.is_poisoned());
-    // From the last page that is there into the first that is not.
+    // From the last existing page into the first missing one.
     let data: Vec<u8> = (0..8192_u32).map(|i| i as u8).collect();
     table.write_bytes(0, &data).unwrap();
     assert!(table.is_poisoned());
@@ -128,7 +128,7 @@ fn many_truncations_on_many_threads() {
     });
 }
 
-/// In a process of its own, which is this test again.
+/// Runs this test again in a process of its own.
 #[test]
 fn any_other_fault_is_fatal() {
     const CHILD: &str = "ARYK_DMA_TEST_FAULTS";
@@ -137,10 +137,10 @@ fn any_other_fault_is_fatal() {
         let fd = memfd_create("ours", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&fd, 4096).unwrap();
         let (prot, flags) = (rustix::mm::ProtFlags::READ, rustix::mm::MapFlags::SHARED);
-        // SAFETY: a new mapping changes no memory of ours.
+        // SAFETY: a new mapping changes no existing memory.
         let page = unsafe { rustix::mm::mmap(std::ptr::null_mut(), 4096, prot, flags, &fd, 0) }.unwrap();
         ftruncate(&fd, 0).unwrap();
-        // SAFETY: it is mapped; the kernel ends the process, for nothing watches it.
+        // SAFETY: it is mapped; the kernel ends the process, because no guard watches it.
         unsafe { page.cast::<u8>().read_volatile() };
         unreachable!("the page is gone");
     }

@@ -1,4 +1,4 @@
-//! Which files are taken, which bytes are seen, and when memory goes.
+//! Tests of accepted files, of the mapped bytes, and of unmapping.
 
 use super::{MapError, Mapping};
 use crate::{Buffer, PAGE};
@@ -61,7 +61,7 @@ fn memory_goes_with_its_mapping() {
             }
             !is_mapped(base)
         };
-        // Another test's thread may be given the address at once, but hardly every time.
+        // The address may be reused at once by another test's thread, but hardly every time.
         assert!((0..50).any(goes));
     }
 }
@@ -111,7 +111,8 @@ fn memory_that_we_may_not_write_is_refused() {
     assert!(matches!(Mapping::shared(read_only.as_fd(), 0, 4096), Err(MapError::Os(_))));
 }
 
-/// A guest's memory in huge pages comes as ranges that begin and end anywhere. No huge page is needed to map them.
+/// A guest's memory in huge pages is announced as ranges that begin and end anywhere. Mapping them allocates no huge
+/// page.
 #[test]
 fn ranges_of_huge_pages_may_begin_and_end_within_one() {
     let Ok(fd) = memfd_create("guest", MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB) else {
@@ -152,7 +153,7 @@ fn zeroing_outside_is_refused() {
     Mapping::anonymous(PAGE).unwrap().zero(PAGE, PAGE);
 }
 
-/// To free half a gigabyte takes some tenths of a second, which is not the dropper's time.
+/// Freeing half a gigabyte takes some tenths of a second, which the dropping thread must not spend.
 #[test]
 fn who_drops_much_memory_does_not_wait_for_its_end() {
     const LEN: u64 = 512 << 20;
@@ -165,7 +166,7 @@ fn who_drops_much_memory_does_not_wait_for_its_end() {
     crate::close_memory(theirs, Arc::clone(&ticket));
     drop(mapping);
     let spent = thread_times(dropper) - spent;
-    // Other tests give up mappings too.
+    // Other tests drop mappings too.
     while Arc::strong_count(&ticket) > 1 || crate::reclaiming().pending > 0 {
         std::thread::yield_now();
     }
@@ -173,7 +174,7 @@ fn who_drops_much_memory_does_not_wait_for_its_end() {
     assert!(crate::reclaiming().delay_max > std::time::Duration::from_millis(5), "{:?}", crate::reclaiming());
 }
 
-/// Hundredths of a second that a thread has had a processor.
+/// Processor time of a thread in hundredths of a second.
 fn thread_times(tid: rustix::thread::Pid) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/self/task/{}/stat", tid.as_raw_nonzero())).unwrap();
     let fields: Vec<_> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
@@ -188,7 +189,7 @@ fn pages_are_there_before_they_are_used() {
     assert_eq!(blocks(), 0);
     mapping.populate(5000, 8192);
     assert_eq!(blocks(), 3 * 8, "three pages, in sectors");
-    // What is no part of it, or of its file any more, is nobody's harm.
+    // Bytes beyond the mapping, or beyond its file, are ignored.
     mapping.populate(0, (1 << 20) + 1);
     mapping.populate(u64::MAX, 2);
     ftruncate(&file, 0).unwrap();

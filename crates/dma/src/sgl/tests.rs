@@ -1,4 +1,4 @@
-//! Scatter lists against the same bytes in one array.
+//! Tests of scatter lists against the same bytes in one array.
 
 use super::{STREAMED_STORE_MIN, Seg, Sgl};
 use crate::Mapping;
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use std::sync::OnceLock;
 
-/// Memory with a list of pieces in it, apart from each other, and what they hold, as one array.
+/// Memory with a list of separate pieces in it, and their content as one array.
 struct Scattered {
     memory: Vec<u8>,
     segs: Vec<Seg>,
@@ -15,7 +15,7 @@ struct Scattered {
 }
 
 impl Scattered {
-    /// Pieces of some lengths, each after a gap.
+    /// Pieces of the given lengths, each after a gap.
     fn new(pieces: &[(usize, usize)]) -> Self {
         let total: usize = pieces.iter().map(|(gap, len)| gap + len).sum();
         let mut memory: Vec<u8> = (0..total).map(|i| (i * 31 + i / 251) as u8).collect();
@@ -47,7 +47,7 @@ impl Scattered {
     }
 }
 
-/// Mostly pieces of a few bytes; now and then one that is large enough to be copied past the cache.
+/// Mostly pieces of a few bytes; sometimes one that is large enough for non-temporal stores.
 fn pieces() -> impl Strategy<Value = Vec<(usize, usize)>> {
     let len = prop_oneof![10 => 1..100_usize, 1 => 4000..20_000_usize];
     vec((0..70_usize, len), 1..9)
@@ -59,7 +59,7 @@ fn part(of: usize, (from, to): (Index, Index)) -> std::ops::Range<usize> {
     a.min(b)..a.max(b)
 }
 
-/// A disk in memory, small or so large that writes pass by the cache.
+/// A memory disk, small or large enough for non-temporal stores.
 fn store(large: bool) -> &'static Mapping {
     static STORES: [OnceLock<Mapping>; 2] = [OnceLock::new(), OnceLock::new()];
     let len = if large { STREAMED_STORE_MIN } else { 1 << 20 };

@@ -1,4 +1,4 @@
-//! Translation against the same memory in one array, and how long memory stays.
+//! Translation compared with the same memory in one array, and the lifetime of memory.
 
 use super::{BadAddress, KEPT_PIECES, LIST_MAX, MemTable, Region, SgTable, TableError};
 use crate::Mapping;
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use std::sync::{Arc, Weak};
 
 const PAGE: u64 = crate::PAGE;
-/// How far the front-end's addresses are from the guest's.
+/// The distance between the front-end's addresses and the guest's.
 const USER: u64 = 0x7f00_0000_0000;
 
 fn region(guest_addr: u64, len: u64) -> Region {
@@ -78,7 +78,7 @@ fn ring_fields_are_aligned() {
     area.store_u16(1, 0, std::sync::atomic::Ordering::Relaxed);
 }
 
-/// A guest's memory as regions with gaps, and as an array of what each address holds, if anything.
+/// A guest's memory as regions with gaps, and as an array of the content of each address.
 struct Model {
     table: Arc<MemTable>,
     bytes: Vec<Option<u8>>,
@@ -101,7 +101,7 @@ impl Model {
         Self { table: table(&regions), bytes }
     }
 
-    /// What is at `addr` and after it, if all of it is there.
+    /// The bytes from `addr` on, if all of them exist.
     fn bytes(&mut self, addr: u64, len: usize) -> Option<&mut [Option<u8>]> {
         let at = usize::try_from(addr.wrapping_sub(Self::START)).ok()?;
         self.bytes.get_mut(at..at.checked_add(len)?).filter(|bytes| bytes.iter().all(Option::is_some))
@@ -141,7 +141,7 @@ proptest! {
         }
     }
 
-    /// Values take a short way where they lie in one region.
+    /// Values within one region take a fast path.
     #[test]
     fn values_are_bytes(layout in vec((Just(0), 1..40_u8), 1..20), at in 0..200_u64, value: [u8; 12]) {
         let mut model = Model::new(&layout);
@@ -168,7 +168,7 @@ fn the_last_address_can_be_used() {
     assert!(table.read::<u64>(u64::MAX).is_err());
 }
 
-/// A region and a handle that tells whether it is still mapped.
+/// A region, and a weak handle that shows whether it is still mapped.
 fn watched(guest_addr: u64) -> (Region, Weak<Mapping>) {
     let region = region(guest_addr, PAGE);
     let watch = Arc::downgrade(&region.mapping);
@@ -190,7 +190,7 @@ fn a_removed_region_stays_until_its_last_user_has_completed() {
     }
     sg.set_memory(table(&[kept]));
     assert!(is_there(&watch) && sg.has_old_users());
-    // Requests to come see the new table, those in flight the old one.
+    // New requests use the new table, those in flight the old one.
     sg.begin(2);
     assert!(sg.push(2, PAGE, 1).is_err() && sg.push(2, 0, 1).is_ok());
     assert!(sg.memory().read::<u8>(PAGE).is_err());
@@ -229,7 +229,7 @@ fn a_removed_region_does_not_wait_for_requests_elsewhere() {
     sg.end(1);
     assert!(is_there(&watch));
     sg.end(2);
-    assert!(!is_there(&watch), "whoever is left has never used it");
+    assert!(!is_there(&watch), "the remaining requests never used it");
     sg.set_memory(table(&[kept]));
     assert_eq!((sg.old_users().count(), sg.in_use(), is_there(&elsewhere_watch)), (0, 1, false));
     let log_sees = sg.memory_of(0).guest_addr_of(&sg.sgl(0).pieces().next().unwrap());
@@ -268,7 +268,7 @@ fn each_epoch_ends_with_its_own_users() {
 }
 
 #[test]
-fn a_table_nobody_used_goes_at_once() {
+fn an_unused_table_is_dropped_at_once() {
     let (region, watch) = watched(0);
     let mut sg = SgTable::new(1, table(&[region]));
     sg.set_memory(Arc::default());
@@ -279,7 +279,7 @@ fn a_table_nobody_used_goes_at_once() {
 fn what_is_in_flight_when_its_table_is_dropped_leaks() {
     let (region, watch) = watched(0);
     let mut sg = SgTable::new(2, table(&[region]));
-    // More pieces than fit into a slot: its list lies elsewhere, and must stay as well.
+    // With more pieces than fit into a slot, the list lies elsewhere, and must stay as well.
     sg.begin(1);
     (0..20).for_each(|i| sg.push(1, 100 * i, 10).unwrap());
     let sgl = sg.sgl(1);
@@ -310,7 +310,7 @@ fn what_is_only_partly_there_is_not_listed_at_all() {
     let mut sg = SgTable::new(1, table(&[region(0, PAGE), region(PAGE, PAGE)]));
     sg.begin(0);
     sg.push(0, 8, 8).unwrap();
-    assert!(sg.push(0, PAGE - 8, 8192).is_err(), "two of three regions are there");
+    assert!(sg.push(0, PAGE - 8, 8192).is_err(), "two of three regions exist");
     sg.push(0, 100, 1).unwrap();
     sg.sgl(0).write(8, b"s");
     assert_eq!((sg.sgl(0).len(), sg.memory().read(100)), (9, Ok(*b"s")));
@@ -339,7 +339,7 @@ fn pieces_know_where_they_came_from() {
     use crate::{DirtyLog, Seg};
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
     use std::os::fd::AsFd;
-    // Adjoining for the guest, and apart here; and one further up.
+    // Adjoining for the guest, and apart in this process; and one at a higher address.
     let before = table(&[region(PAGE, PAGE), region(2 * PAGE, 2 * PAGE), region(40 * PAGE, PAGE)]);
     assert_eq!(before.guest_addr_at_user(USER + 2 * PAGE + 5), Some(2 * PAGE + 5));
     assert_eq!(before.guest_addr_at_user(USER + 4 * PAGE), None);
@@ -358,7 +358,7 @@ fn pieces_know_where_they_came_from() {
     }
     sgs.push(0, 2 * PAGE - 1, 2).unwrap();
     sgs.push(0, 40 * PAGE, 1).unwrap();
-    // The table goes; the slot keeps it.
+    // The table is replaced; the slot keeps it.
     sgs.set_memory(table(&[region(0, PAGE)]));
     let file = memfd_create("log", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&file, PAGE).unwrap();
@@ -392,7 +392,7 @@ fn a_list_keeps_no_more_memory_than_ordinary_requests_need() {
 
 #[test]
 fn pieces_of_long_lists_in_use_are_counted_and_those_of_one_have_an_end() {
-    // Adjoining regions, of a page each.
+    // Adjoining regions of a page each.
     let regions: Vec<Region> = (0..64).map(|i| region(i * PAGE, PAGE)).collect();
     let mut sgs = SgTable::new(2, table(&regions));
     sgs.begin(0).extend([(0, 1), (100, 1), (200, 1)]).unwrap();
@@ -400,10 +400,10 @@ fn pieces_of_long_lists_in_use_are_counted_and_those_of_one_have_an_end() {
     sgs.begin(1).extend((0..32).map(|_| (0, all))).unwrap();
     assert_eq!((sgs.long_pieces(), sgs.sgl(1).segments()), (LIST_MAX as u32, LIST_MAX as u32));
     assert_eq!(sgs.push(1, 0, 2 * PAGE as u32), Err(BadAddress { addr: 0, len: 2 * PAGE as u32 }));
-    // One that lies in one region has its place: an answer's.
+    // A byte within one region needs no lookup of parts, as for a response.
     sgs.push(1, 0, 1).unwrap();
     assert_eq!((sgs.long_pieces(), sgs.sgl(1).len()), (1 + LIST_MAX as u32, 32 * all + 1));
-    assert_eq!(sgs.take_parts(), 32 * 64 + 2, "also those of what was refused");
+    assert_eq!(sgs.take_parts(), 32 * 64 + 2, "including those of refused lists");
     sgs.end(1);
     assert_eq!((sgs.long_pieces(), sgs.take_parts()), (0, 0), "three pieces stand in their slot");
     assert!(sgs.push(0, 300, 1).is_ok() && sgs.push(0, 64 * PAGE, 1).is_err());
