@@ -1,8 +1,8 @@
-//! File operations of a [`Ring`](crate::Ring), done by the calling thread, for where io_uring is forbidden. Each blocks,
-//! so they run on threads kept for that, never on a reactor.
+//! File operations of a [`Ring`](crate::Ring), executed by the calling thread, for hosts that forbid io_uring. Each
+//! blocks, so they run on dedicated threads, never on a reactor.
 //!
-//! **Contract.** As the ring's: the result is a number of bytes (which may be fewer than asked for), 0, or a negated
-//! errno; `sgl` stays in place until the request completes, which is after the function has returned.
+//! **Contract.** As the ring's: the result is a number of bytes (possibly fewer than requested), 0, or a negated errno;
+//! `sgl` stays in place until the request completes, which is after the function has returned.
 
 use crate::Fsync;
 use crate::ring::VECTOR_MAX;
@@ -21,7 +21,7 @@ pub fn read(fd: BorrowedFd<'_>, sgl: &Sgl, offset: u64) -> i32 {
     })
 }
 
-/// Writes `sgl` to `fd` at `offset`; it is durable on return if `dsync`.
+/// Writes `sgl` to `fd` at `offset`; the data is durable on return if `dsync`.
 ///
 /// # Panics
 /// As [`read`].
@@ -47,7 +47,7 @@ pub fn fsync(fd: BorrowedFd<'_>, what: Fsync) -> i32 {
     })
 }
 
-/// Does a `fallocate(2)` with `mode`, over `len` bytes from `offset`.
+/// Executes a `fallocate(2)` with `mode`, over `len` bytes from `offset`.
 pub fn fallocate(fd: BorrowedFd<'_>, mode: i32, offset: u64, len: u64) -> i32 {
     retried(|| {
         // SAFETY: no memory is passed.
@@ -63,7 +63,7 @@ fn vectored(sgl: &Sgl, call: impl Fn(*const libc::iovec, i32) -> isize) -> i32 {
     retried(|| call(pieces.as_ptr().cast(), pieces.len() as i32))
 }
 
-/// A system call's result as the ring would give it.
+/// Converts a system call's result to the form of the ring's results.
 fn retried(call: impl Fn() -> isize) -> i32 {
     loop {
         let result = call();

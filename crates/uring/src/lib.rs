@@ -1,7 +1,7 @@
 //! The two kernel interfaces that a reactor works with: its io_uring, and signalling that cannot block.
 //!
-//! This crate holds the `unsafe` that they need. It decides nothing: which operations, when to submit and what a
-//! completion means is the caller's. Reactor context.
+//! This crate holds the `unsafe` that they need. It makes no decisions: the caller chooses the operations and the time of
+//! submission, and interprets completions. Reactor context.
 #![deny(unsafe_op_in_unsafe_fn)]
 
 pub mod blocking;

@@ -4,7 +4,7 @@
 //! [`Ring::submit`] or [`Ring::wait`]. Each completes once (a poll: many times) with the [`Tag`] it was given.
 //!
 //! **Invariant.** A request's scatter list stays in place until its completion is reaped; this is the invariant of
-//! [`aryk_dma::Sgl`], which whoever queues a read or a write upholds by not completing the request before.
+//! [`aryk_dma::Sgl`]. The caller that queues a read or a write upholds it by not completing the request earlier.
 
 use aryk_dma::{Seg, Sgl};
 use io_uring::{Builder, EnterFlags, IoUring, cqueue, opcode, squeue, types};
@@ -13,23 +13,23 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
-/// Comes back with a completion: which client of the ring, and which of its operations.
+/// Returned with a completion: identifies the client of the ring, and its operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tag {
-    /// Whose operation it is.
+    /// The client that owns the operation.
     pub client: u16,
-    /// The client's own number for it, below 2⁴⁸.
+    /// The client's own number of the operation, below 2⁴⁸.
     pub token: u64,
 }
 
 impl Tag {
-    /// Tells the ring's own operations (cancellations), whose completions nobody waits for.
-    const NOBODY: u64 = u64::MAX;
+    /// Marks the ring's own operations (cancellations), whose completions have no recipient.
+    const NO_RECIPIENT: u64 = u64::MAX;
 
     fn raw(self) -> u64 {
         assert!(self.token < 1 << 48, "a token has 48 bits");
         let raw = u64::from(self.client) << 48 | self.token;
-        assert_ne!(raw, Self::NOBODY, "the last token of the last client is taken");
+        assert_ne!(raw, Self::NO_RECIPIENT, "the last token of the last client is reserved");
         raw
     }
 
@@ -38,23 +38,23 @@ impl Tag {
     }
 }
 
-/// What the kernel says of an operation.
+/// The result of an operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Completion {
     /// The operation's tag.
     pub tag: Tag,
-    /// Bytes, poll events, or the like; a negated errno if it failed.
+    /// Bytes, poll events, or similar; a negated errno if the operation failed.
     pub result: i32,
     /// Whether the same operation completes again.
     pub more: bool,
 }
 
-/// How durable [`Ring::fsync`] makes a file.
+/// The durability of [`Ring::fsync`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fsync {
-    /// Its data, and what metadata is needed to read it.
+    /// The file's data, and the metadata needed to read it.
     Data,
-    /// All of it.
+    /// Data and all metadata.
     All,
 }
 
@@ -64,9 +64,9 @@ pub struct Ring {
     /// Vectors of operations that are queued and not yet submitted. The kernel copies them on submission, so the
     /// arena is reused from its start then. Never grown while in use: entries point into it.
     vectors: Vec<Seg>,
-    /// Operations whose last completion is still to come, polls included.
+    /// Operations whose last completion is pending, polls included.
     in_flight: u32,
-    /// Bytes of reads and writes that are queued; of those that the kernel has taken part of, all.
+    /// Bytes of queued reads and writes; after a partial submission, still the bytes of all of them.
     bytes: u64,
 }
 
@@ -80,7 +80,7 @@ impl std::fmt::Debug for Ring {
 pub(crate) const VECTOR_MAX: usize = 1024;
 
 impl Ring {
-    /// A ring with room for `entries` unsubmitted operations. It must be used by the thread that makes it.
+    /// Creates a ring with room for `entries` unsubmitted operations. Only the creating thread may use it.
     ///
     /// # Errors
     /// The kernel's: `EPERM` or `ENOSYS` where io_uring is forbidden.
@@ -88,7 +88,7 @@ impl Ring {
         let mut modern = IoUring::builder();
         modern.setup_single_issuer().setup_coop_taskrun().setup_taskrun_flag().setup_submit_all();
         match Self::with(&mut modern, entries) {
-            // Before Linux 6.0, which has all of these; they make it faster, and nothing else.
+            // Kernels before Linux 6.0 lack some of these flags, which affect only speed.
             Err(e) if e.raw_os_error() == Some(libc::EINVAL) => Self::with(&mut IoUring::builder(), entries),
             made => made,
         }
@@ -97,7 +97,7 @@ impl Ring {
     fn with(builder: &mut Builder, entries: u32) -> io::Result<Self> {
         let ring = builder.setup_cqsize(entries * 4).build(entries)?;
         let has = ring.params();
-        // The last came with Linux 5.13, as did polls that last, which have no mark of their own.
+        // The last feature came with Linux 5.13, as did multishot polls, which have no feature flag of their own.
         if !(has.is_feature_nodrop()
             && has.is_feature_submit_stable()
             && has.is_feature_ext_arg()
@@ -108,17 +108,18 @@ impl Ring {
         Ok(Self { ring, vectors: Vec::with_capacity(4 * VECTOR_MAX), in_flight: 0, bytes: 0 })
     }
 
-    /// Operations whose last completion is still to come, polls included.
+    /// Operations whose last completion is pending, polls included.
     pub const fn in_flight(&self) -> u32 {
         self.in_flight
     }
 
-    /// Operations that are queued and not yet in the kernel's hands.
+    /// Operations that are queued and not yet submitted to the kernel.
     pub fn unsubmitted(&mut self) -> usize {
         self.ring.submission().len()
     }
 
-    /// Bytes of reads and writes that are queued and not yet in the kernel's hands. It may move them while they are submitted.
+    /// Bytes of reads and writes that are queued and not yet submitted to the kernel. It may move them during the
+    /// submission.
     pub const fn unsubmitted_bytes(&self) -> u64 {
         self.bytes
     }
@@ -203,7 +204,7 @@ impl Ring {
         self.push(tag, opcode::Fallocate::new(fd, len).offset(offset).mode(mode).build())
     }
 
-    /// Queues a lasting poll: it completes, with more to come, each time that `fd` becomes readable.
+    /// Queues a multishot poll: it completes, with more to come, each time that `fd` becomes readable.
     ///
     /// # Errors
     /// As [`Ring::read`].
@@ -217,13 +218,14 @@ impl Ring {
     /// # Errors
     /// As [`Ring::read`].
     pub fn cancel(&mut self, tag: Tag) -> io::Result<()> {
-        self.push_raw(opcode::AsyncCancel::new(tag.raw()).build().user_data(Tag::NOBODY))
+        self.push_raw(opcode::AsyncCancel::new(tag.raw()).build().user_data(Tag::NO_RECIPIENT))
     }
 
-    /// Hands all that is queued to the kernel. No system call if that is nothing.
+    /// Submits all queued operations to the kernel. Without queued operations, there is no system call.
     ///
     /// # Errors
-    /// What `io_uring_enter` says. `EBUSY` and `EAGAIN`, which ask to reap first, are no errors: what is queued stays queued.
+    /// The errors of `io_uring_enter`. `EBUSY` and `EAGAIN`, which ask to reap first, are no errors: operations stay
+    /// queued.
     pub fn submit(&mut self) -> io::Result<()> {
         if self.ring.submission().is_empty() {
             return Ok(());
@@ -232,8 +234,8 @@ impl Ring {
         self.submitted(result)
     }
 
-    /// Hands all that is queued to the kernel and sleeps until there is a completion or `timeout` has passed; for ever
-    /// if there is none.
+    /// Submits all queued operations and sleeps until there is a completion or `timeout` has passed; without a timeout,
+    /// for any time.
     ///
     /// # Errors
     /// As [`Ring::submit`].
@@ -247,7 +249,7 @@ impl Ring {
         self.submitted(result)
     }
 
-    /// Takes up to `budget` completions. No system call, but for one when the kernel has some that did not fit.
+    /// Takes up to `budget` completions. No system call, except when the kernel holds completions that did not fit.
     pub fn reap(&mut self, budget: u32, mut each: impl FnMut(Completion)) -> u32 {
         self.flush_overflow();
         let mut count = 0;
@@ -256,7 +258,7 @@ impl Ring {
             let Some(entry) = queue.next() else { break };
             count += 1;
             let more = cqueue::more(entry.flags());
-            if entry.user_data() == Tag::NOBODY {
+            if entry.user_data() == Tag::NO_RECIPIENT {
                 continue;
             }
             self.in_flight -= u32::from(!more);
@@ -265,26 +267,27 @@ impl Ring {
         count
     }
 
-    /// Whether a completion is there to be reaped.
+    /// Whether a completion can be reaped.
     pub fn has_completions(&mut self) -> bool {
         !self.ring.completion().is_empty()
     }
 
-    /// With COOP_TASKRUN, and after an overflow, completions appear only when the kernel is entered; it says so by
-    /// flags in shared memory.
+    /// With COOP_TASKRUN, and after an overflow, completions appear only when the kernel is entered; flags in shared
+    /// memory report that.
     fn flush_overflow(&mut self) {
         let queue = self.ring.submission();
         if !(queue.cq_overflow() || queue.taskrun()) {
             return;
         }
         drop(queue);
-        // SAFETY: no argument is passed, so there is none to be wrong.
+        // SAFETY: the call passes no memory.
         let entered = unsafe { self.ring.submitter().enter::<()>(0, 0, EnterFlags::GETEVENTS.bits(), None) };
         debug_assert!(entered.is_ok(), "{entered:?}");
     }
 
-    /// Copies the pieces of `sgl` to the arena; where they lie there, until the next submission. There is room for the entry that names them: were it to
-    /// wait for a submission, the next vector would take their place.
+    /// Copies the pieces of `sgl` to the arena; returns their place there, valid until the next submission. The queue has
+    /// room for the entry that refers to them: if the entry had to wait for a submission, the next vector would overwrite
+    /// them.
     fn vector(&mut self, sgl: &Sgl) -> io::Result<(*const libc::iovec, u32)> {
         let pieces = sgl.pieces();
         if !self.has_room_for_vector() {
@@ -314,8 +317,8 @@ impl Ring {
         if self.ring.submission().is_full() {
             self.submit()?;
         }
-        // SAFETY: descriptors are the kernel's to check; the memory that the entry names stays in place: vectors until
-        // submission by `vector`, data until completion by the file's invariant.
+        // SAFETY: the kernel checks descriptors; the memory that the entry names stays in place: vectors until submission
+        // by `vector`, data until completion by the file's invariant.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         pushed.map_err(|_| Errno::AGAIN.into())
     }
@@ -350,7 +353,7 @@ mod tests {
         Tag { client: 3, token }
     }
 
-    /// As on a new kernel, and as on an old one.
+    /// With the setup flags of new kernels, and of old ones.
     fn rings() -> [Ring; 2] {
         [Ring::new(4).unwrap(), Ring::with(&mut IoUring::builder(), 4).unwrap()]
     }
@@ -398,7 +401,7 @@ mod tests {
         }
     }
 
-    /// They go by what is queued, also if that is submitted because there is no more room.
+    /// The bytes are subtracted when the operations are submitted, even if a full queue forces the submission.
     #[test]
     fn unsubmitted_bytes_are_those_that_are_queued() {
         let file = tempfile::tempfile().unwrap();
@@ -410,7 +413,7 @@ mod tests {
                 ring.write(tag(i), file.as_fd(), &sgl, 10 * i, false).unwrap();
                 assert_eq!(ring.unsubmitted_bytes(), 10 * ring.unsubmitted() as u64, "after {i}");
             }
-            assert_eq!(ring.unsubmitted(), 1, "the last found the queue full");
+            assert_eq!(ring.unsubmitted(), 1, "the last one forced the submission of the full queue");
             ring.submit().unwrap();
             assert_eq!((ring.unsubmitted(), ring.unsubmitted_bytes()), (0, 0));
             for _ in 0..=entries {
@@ -420,7 +423,7 @@ mod tests {
         }
     }
 
-    /// The queue may be full, or become full, at any of them.
+    /// The queue may be full, or become full, at any of these operations.
     #[test]
     fn vectors_stay_in_place_until_they_are_submitted() {
         let len = 4 * PAGE;
@@ -472,7 +475,7 @@ mod tests {
             ring.cancel(tag(9)).unwrap();
             let mut last = reap_one(&mut ring);
             while last.more {
-                // The kernel may tell of one kick twice.
+                // The kernel may report one kick twice.
                 last = reap_one(&mut ring);
             }
             assert_eq!((last.more, last.result), (false, -libc::ECANCELED));

@@ -1,14 +1,14 @@
 //! Signals peers' eventfds without ever blocking.
 //!
 //! A plain `write` to an eventfd blocks while its counter is saturated, which a hostile guest can arrange, and O_NONBLOCK
-//! belongs to a description that the peer shares and can change. io_uring can do the write without blocking us, but
-//! only by handing each to a kernel worker thread: 40–110 µs of CPU each, measured on Linux 6.18. Kernel AIO,
-//! however, can notify an eventfd of an operation's completion, with the kernel's own never-blocking
-//! `eventfd_signal`. So a signal is an empty read of `/dev/zero`, which completes at once, with the eventfd as its
-//! `aio_resfd`: 0.5 µs, and all of a turn go in one system call.
+//! belongs to a description that the peer shares and can change. io_uring can write without blocking the caller, but only
+//! by handing each write to a kernel worker thread: 40–110 µs of CPU each, measured on Linux 6.18. Kernel AIO, however,
+//! can notify an eventfd of an operation's completion, with the kernel's own never-blocking `eventfd_signal`. So a signal
+//! is an empty read of `/dev/zero`, which completes at once, with the eventfd as its `aio_resfd`: 0.5 µs, and all signals
+//! of a turn take one system call.
 //!
-//! Where AIO is not to be had, `poll` and `write` take its place; then a peer that races us can still block us for a
-//! while, and the caller is told by [`Signaller::is_bounded`].
+//! Where AIO is not available, `poll` and `write` replace it; then a peer that wins a race can still block the thread for
+//! a while, and [`Signaller::is_bounded`] returns false.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
@@ -47,13 +47,13 @@ struct IoEvent {
 const IOCB_CMD_PREAD: u16 = 0;
 const IOCB_FLAG_RESFD: u32 = 1;
 
-/// Signals that go out together at most.
+/// Upper bound of signals per system call.
 const BATCH: usize = 64;
 
 struct Aio {
     context: u64,
     zero: OwnedFd,
-    /// Completed operations whose events we have not fetched; the kernel has room for [`BATCH`] at least.
+    /// Completed operations whose events were not fetched; the kernel has room for [`BATCH`] at least.
     unfetched: usize,
 }
 
@@ -76,7 +76,7 @@ impl Default for Signaller {
 }
 
 impl Signaller {
-    /// One for the calling thread.
+    /// Creates a signaller for the calling thread.
     pub fn new() -> Self {
         Self { aio: Aio::new().ok(), pending: Vec::with_capacity(BATCH) }
     }
@@ -94,9 +94,9 @@ impl Signaller {
         self.pending.push(fd.as_raw_fd());
     }
 
-    /// Signals all that is pending. One system call for all, or none for nothing.
+    /// Sends all pending signals. One system call for all of them, and none without pending signals.
     ///
-    /// What cannot be signalled (a descriptor that is no eventfd) is left out: the peer that gave it misses it.
+    /// A descriptor that cannot be signalled (it is no eventfd) is skipped: the peer that sent it misses the signal.
     pub fn flush(&mut self) {
         match &mut self.aio {
             _ if self.pending.is_empty() => return,
@@ -111,7 +111,7 @@ impl Aio {
     fn new() -> io::Result<Self> {
         let zero = rustix::fs::open("/dev/zero", rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty())?;
         let mut context = 0u64;
-        // SAFETY: the kernel writes a handle to `context`, which is ours.
+        // SAFETY: the kernel writes a handle to `context`, which this function owns.
         let result = unsafe { libc::syscall(libc::SYS_io_setup, BATCH, &raw mut context) };
         if result < 0 {
             return Err(io::Error::last_os_error());
@@ -142,21 +142,21 @@ impl Aio {
             // SAFETY: the kernel reads the `left` control blocks behind `first` before it returns; they read nothing,
             // so no memory is in use afterwards.
             let taken = unsafe { libc::syscall(libc::SYS_io_submit, self.context, left, first) };
-            // It stops at the first bad one; that one is left out.
+            // The kernel stops at the first invalid descriptor; that one is skipped.
             let taken = usize::try_from(taken).unwrap_or(0);
             self.unfetched += taken;
             done += taken.max(1);
         }
     }
 
-    /// Completions stay in the kernel's ring until fetched; with it full, submission is refused.
+    /// Completions stay in the kernel's ring until they are fetched; if the ring is full, the kernel refuses submissions.
     fn make_room(&mut self, more: usize) {
         if self.unfetched + more <= BATCH {
             return;
         }
         let mut events = [IoEvent::default(); BATCH];
         let none = std::ptr::null_mut::<libc::timespec>();
-        // SAFETY: the kernel writes at most BATCH events, and waits for none, as 0 are asked for.
+        // SAFETY: the kernel writes at most BATCH events, and does not wait, because the minimum is 0.
         let got = unsafe {
             libc::syscall(libc::SYS_io_getevents, self.context, 0, BATCH, events.as_mut_ptr(), none)
         };
@@ -166,18 +166,18 @@ impl Aio {
 
 impl Drop for Aio {
     fn drop(&mut self) {
-        // SAFETY: the context is ours, and nothing is in flight: empty reads complete at submission.
+        // SAFETY: `self` owns the context, and nothing is in flight: empty reads complete at submission.
         unsafe { libc::syscall(libc::SYS_io_destroy, self.context) };
     }
 }
 
 fn poll_and_write(fd: RawFd) {
-    // SAFETY: the caller of `signal` keeps it open until the flush.
+    // SAFETY: the caller of `signal` keeps the descriptor open until the flush.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     let mut polled = [PollFd::from_borrowed_fd(fd, PollFlags::OUT)];
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
     if poll(&mut polled, Some(&at_once)).is_ok() && polled[0].revents().contains(PollFlags::OUT) {
-        // A failure means that the descriptor is none that we could signal.
+        // A failure means that the descriptor cannot be signalled.
         let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
     }
 }

@@ -1,13 +1,13 @@
-//! Where a seccomp filter forbids io_uring, as containers' do, making a ring fails and nothing else does.
+//! Where a seccomp filter forbids io_uring, as in containers, creating a ring fails, and nothing else does.
 
 use aryk_uring::{Ring, Signaller};
 
-/// Makes `io_uring_setup` fail with EPERM, for the calling thread and for good.
+/// Makes `io_uring_setup` fail with EPERM, permanently for the calling thread.
 fn forbid_io_uring() {
     let statement = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
     let refuse = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
     let mut program = [
-        // The call's number is the first word of what the filter is given.
+        // The number of the system call is the first word of the filter's input.
         statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
         statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, libc::SYS_io_uring_setup as u32, 0, 1),
         statement(libc::BPF_RET | libc::BPF_K, refuse, 0, 0),
