@@ -1,6 +1,6 @@
-//! How long the device's side of one block request of three descriptors takes: popping and walking its chain, taking the
-//! header and the status byte, making a scatter list of the data, and completing it. Driver and device take turns on
-//! one thread, so no cache line travels: this is the instructions' share.
+//! Measures the device's side of one block request of three descriptors: popping and walking its chain, taking the header
+//! and the status byte, making a scatter list of the data, and completing it. Driver and device take turns on one thread,
+//! so no cache line moves between cores: this is the cost of the instructions.
 //!
 //! `cargo run --release -p aryk-virtqueue --example pop_walk_complete`
 #![expect(clippy::disallowed_methods, reason = "a benchmark measures wall time")]
@@ -34,7 +34,7 @@ struct Bench {
     avail: GuestArea,
     format: Format,
     indirect: bool,
-    /// The driver's: chains offered (split), or its place in the ring and wrap counter (packed).
+    /// The driver's state: chains offered (split), or its position in the ring and wrap counter (packed).
     next: u16,
     wrap: bool,
     queue: Virtqueue,
@@ -118,7 +118,8 @@ impl Bench {
         }
     }
 
-    /// Chains of the same buffers as the split ring's; the device overwrites descriptors, so they are written anew.
+    /// Offers chains of the same buffers as the split ring's; the device overwrites descriptors, so they are written
+    /// again.
     fn offer_packed(&mut self) {
         for request in 0..BATCH {
             let header = GUEST + HEADERS + 64 * u64::from(request);
@@ -157,7 +158,7 @@ impl Bench {
         self.avail.store_u16(2, idx, Ordering::Release);
     }
 
-    /// Pops and walks, and gives back at once.
+    /// Pops and walks chains, and completes them at once.
     fn rings_only(&mut self) -> u64 {
         let mut sum = 0;
         while let Ok(Some(head)) = self.queue.pop(&self.memory, &mut self.chain) {
@@ -167,7 +168,7 @@ impl Bench {
         sum + u64::from(self.queue.publish())
     }
 
-    /// All that a block front-end does around a request, except for the disk.
+    /// The whole work of a block front-end on a request, without the disk.
     fn whole(&mut self) -> u64 {
         let mut sum = 0;
         let mut status = [(0, 0); BATCH as usize];

@@ -1,16 +1,16 @@
 //! The buffers of one request, copied out of the guest's descriptors. Used in reactor context.
 //!
-//! A chain says where buffers are, as the guest claims; whether there is memory is found out when they are used.
+//! A chain holds buffers as the guest describes them; whether memory exists there is checked when they are used.
 
 use crate::ChainError;
 use aryk_dma::{BadAddress, MemTable};
 use zerocopy::{FromBytes, IntoBytes, KnownLayout};
 
-/// Descriptors in the longest chain, in the ring and an indirect table together, whatever the queue's size.
+/// Upper bound of the descriptors of a chain, in the ring and an indirect table together, for all queue sizes.
 ///
 /// Section 2.7.5.3.1 limits chains to the queue's size, but Linux's driver puts as many segments into an indirect table
-/// as the device's own limit (`seg_max`) allows, in queues of any size. QEMU's largest queues have as many as this, and it tells guests of its SCSI hosts of two
-/// fewer; it is Linux's IOV_MAX too.
+/// as the device's own limit (`seg_max`) allows, in queues of any size. QEMU's largest queues have this many descriptors,
+/// and its SCSI hosts report two fewer to guests; it is Linux's IOV_MAX too.
 pub const CHAIN_MAX: u16 = 1024;
 
 /// A buffer: `len` bytes (not 0) at guest-physical `addr`.
@@ -22,9 +22,10 @@ pub struct Piece {
     pub len: u32,
 }
 
-/// The buffers of one chain: first those for the device to read, then those for it to write.
+/// The buffers of one chain: first those that the device reads, then those that it writes.
 ///
-/// One serves as scratch for all queues of an owner: [`SplitQueue::pop`](crate::SplitQueue::pop) overwrites it.
+/// One chain serves as scratch memory for all queues of an owner: [`SplitQueue::pop`](crate::SplitQueue::pop) overwrites
+/// it.
 #[derive(Debug)]
 pub struct Chain {
     pieces: Box<[Piece; CHAIN_MAX as usize]>,
@@ -33,12 +34,12 @@ pub struct Chain {
     /// `pieces[split..end]` are writable.
     split: usize,
     end: usize,
-    /// Descriptors that were looked at, and have no piece.
+    /// Descriptors that were read and have no piece.
     skipped: u16,
 }
 
 impl Default for Chain {
-    /// An empty one.
+    /// An empty chain.
     fn default() -> Self {
         let pieces = vec![Piece::default(); CHAIN_MAX.into()].into_boxed_slice();
         let pieces = pieces.try_into().expect("as many");
@@ -47,35 +48,35 @@ impl Default for Chain {
 }
 
 impl Chain {
-    /// Buffers for the device to read, in order.
+    /// Buffers that the device reads, in order.
     #[inline]
     pub fn readable(&self) -> &[Piece] {
         &self.pieces[self.start..self.split]
     }
 
-    /// Buffers for the device to write, in order.
+    /// Buffers that the device writes, in order.
     #[inline]
     pub fn writable(&self) -> &[Piece] {
         &self.pieces[self.split..self.end]
     }
 
-    /// Bytes for the device to read.
+    /// Total length of the readable buffers in bytes.
     #[inline]
     pub fn readable_len(&self) -> u64 {
         self.readable().iter().map(|p| u64::from(p.len)).sum()
     }
 
-    /// Bytes for the device to write.
+    /// Total length of the writable buffers in bytes.
     #[inline]
     pub fn writable_len(&self) -> u64 {
         self.writable().iter().map(|p| u64::from(p.len)).sum()
     }
 
-    /// Copies a header off the front of the readable part, once, however the guest split it; what follows it stays.
-    /// `Ok(None)` if the part is shorter than that.
+    /// Copies a header from the front of the readable part, once, however the guest split it; the rest of the part stays.
+    /// `Ok(None)` if the part is shorter than the header.
     ///
     /// # Errors
-    /// [`BadAddress`] if it is not in the guest's memory. After either failure the readable part is undefined.
+    /// [`BadAddress`] if the header is not in the guest's memory. After either failure the readable part is undefined.
     #[inline]
     pub fn take_header<T>(&mut self, memory: &MemTable) -> Result<Option<T>, BadAddress>
     where
@@ -84,7 +85,7 @@ impl Chain {
         match self.readable().first() {
             Some(&Piece { addr, len }) if len as usize == size_of::<T>() => {
                 self.start += 1;
-                // Drivers keep the status byte in the header's line.
+                // Drivers keep the status byte in the header's cache line.
                 memory.read_before_write(addr).map(Some)
             }
             _ => self.gather_header(memory),
@@ -110,8 +111,8 @@ impl Chain {
         Ok(Some(value))
     }
 
-    /// Takes the last byte off the writable part, where block and SCSI devices put a request's status, and says where it
-    /// is. `None` if there is no writable part.
+    /// Takes the last byte off the writable part, where block and SCSI devices put a request's status, and returns its
+    /// address. `None` if there is no writable part.
     #[inline]
     pub fn take_last_writable(&mut self) -> Option<u64> {
         let last = self.pieces[self.split..self.end].last_mut()?;
@@ -121,37 +122,37 @@ impl Chain {
         Some(addr)
     }
 
-    /// Empties it.
+    /// Removes all buffers.
     #[inline]
     pub(crate) const fn clear(&mut self) {
         (self.start, self.split, self.end, self.skipped) = (0, 0, 0, 0);
     }
 
-    /// About how many descriptors were looked at to find it, also if it was refused: what it cost.
+    /// The approximate number of descriptors that were read to find the chain, even if it was refused: its cost.
     #[inline]
     pub const fn cost(&self) -> u32 {
         self.end as u32 + self.skipped as u32 + 1
     }
 
-    /// Descriptors were looked at that are no part of it.
+    /// Counts descriptors that were read and are not part of the chain.
     #[cold]
     pub(crate) const fn skip(&mut self, count: u16) {
         self.skipped = count;
     }
 
-    /// Whether there is something for the device to write.
+    /// Whether the chain has writable buffers.
     #[inline]
     const fn has_writable(&self) -> bool {
         self.end > self.split
     }
 
-    /// Descriptors in it.
+    /// Number of descriptors in the chain.
     #[inline]
     pub(crate) const fn count(&self) -> u16 {
         self.end as u16
     }
 
-    /// Adds a descriptor's buffer, if that makes sense.
+    /// Adds a descriptor's buffer, if it is valid.
     #[inline]
     pub(crate) fn add(&mut self, piece: Piece, writable: bool) -> Result<(), ChainError> {
         if piece.len == 0 {

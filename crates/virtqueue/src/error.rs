@@ -1,6 +1,6 @@
-//! What can be wrong with a queue or with what a guest put into it. Any context.
+//! Errors of a queue and of the guest's descriptors. Any context.
 
-/// Why a queue cannot be made as it was announced.
+/// Why a queue with these parameters cannot be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// The number of descriptors is not a power of two from 1 to 32,768.
@@ -9,83 +9,83 @@ pub enum ConfigError {
     /// A packed queue has 1 to 32,768 descriptors.
     #[error("a packed queue of {0} descriptors: not 1 to 32768")]
     PackedSize(u16),
-    /// A packed queue cannot go on there.
-    #[error("a packed queue of this size cannot go on at {0:#x}")]
+    /// A packed queue cannot start at this position.
+    #[error("a packed queue of this size cannot start at {0:#x}")]
     Base(u32),
-    /// An area is shorter than the queue's size asks for.
+    /// An area is too short for the queue's size.
     #[error("the {part} has {len} bytes, but needs {needed}")]
     TooShort {
-        /// Which area.
+        /// The area.
         part: &'static str,
-        /// Bytes in it.
+        /// The area's length in bytes.
         len: u64,
-        /// Bytes needed.
+        /// The required bytes.
         needed: u64,
     },
-    /// An area's address is not a multiple of what section 2.7 or 2.8 asks for.
+    /// An area's address is not a multiple of the alignment in section 2.7 or 2.8.
     #[error("the {part} is not aligned to {align} bytes")]
     Unaligned {
-        /// Which area.
+        /// The area.
         part: &'static str,
-        /// Bytes.
+        /// The required alignment in bytes.
         align: usize,
     },
-    /// What the in-flight region says cannot be.
-    #[error("the in-flight region is of no use: {0}")]
+    /// The content of the in-flight region is invalid.
+    #[error("the in-flight region is invalid: {0}")]
     Inflight(#[from] InflightError),
 }
 
-/// What is wrong with what an in-flight region says.
+/// Why the content of an in-flight region is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InflightError {
-    /// It is of another version.
+    /// The region has another version.
     #[error("its version is {0}")]
     Version(u16),
-    /// It was made for another queue.
+    /// The region was made for another queue size.
     #[error("it was made for {region} descriptors, and the queue has {queue}")]
     Size {
-        /// What it says.
+        /// The region's queue size.
         region: u16,
-        /// What the queue has.
+        /// The queue's size.
         queue: u16,
     },
-    /// A descriptor is neither in flight nor not.
+    /// A descriptor's state is neither "in flight" nor "not in flight".
     #[error("descriptor {head}'s state is {value}")]
     State {
-        /// Which.
+        /// The descriptor.
         head: u16,
-        /// What it says.
+        /// The state.
         value: u8,
     },
-    /// It knows of another used index than one that this ring had lately.
+    /// The region's used index is none that this ring had recently.
     #[error("its used index is {region}, the ring's {ring}")]
     UsedIndex {
-        /// What it says.
+        /// The region's used index.
         region: u16,
-        /// What the ring says.
+        /// The ring's used index.
         ring: u16,
     },
-    /// It names a descriptor beyond the table's end.
+    /// The region names a descriptor beyond the table's end.
     #[error("it names descriptor {0}")]
     Head(u16),
-    /// Descriptors that it says to be a chain in flight are none.
+    /// The descriptors of a chain in flight, as the region lists them, do not form a chain.
     #[error("the descriptors from {0} on are no chain")]
     Chain(u16),
 }
 
-/// Why a chain was refused. The queue goes on; give the head back with a length of 0.
+/// Why a chain was refused. The queue continues; complete the head with a length of 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChainError {
     /// A `next` field names a descriptor beyond the table's end.
     #[error("descriptor index {0} is out of range")]
     Index(u16),
-    /// The chain runs in a circle, or has more descriptors than it may.
+    /// The chain is a loop, or has more descriptors than allowed.
     #[error("the descriptor chain loops or is too long")]
     TooLong,
     /// A buffer of no bytes.
     #[error("a descriptor of length 0")]
     Empty,
-    /// A buffer for the device to read, after one for it to write.
+    /// A device-readable buffer after a device-writable one.
     #[error("a device-readable descriptor follows a device-writable one")]
     Order,
     /// An indirect descriptor, though the feature was not negotiated.
@@ -94,7 +94,7 @@ pub enum ChainError {
     /// An indirect descriptor inside of an indirect table.
     #[error("an indirect table inside of another")]
     IndirectNested,
-    /// An indirect descriptor that says that there is a next one.
+    /// An indirect descriptor with the NEXT flag.
     #[error("an indirect descriptor with the NEXT flag")]
     IndirectNext,
     /// An indirect table of no descriptors, of too many, or of a fraction of one.
@@ -105,21 +105,21 @@ pub enum ChainError {
     IndirectAddress(u64),
 }
 
-/// Why a queue can go no further: stop it, and report.
+/// Why a queue is broken: stop it, and report the error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QueueError {
     /// The available index moved by more than the queue's size.
     #[error("the available index jumped from {from} to {to}")]
     IndexJump {
-        /// The last index that made sense.
+        /// The last valid index.
         from: u16,
-        /// What the guest wrote.
+        /// The index that the guest wrote.
         to: u16,
     },
     /// The available ring names a descriptor, or a packed ring a buffer id, beyond the table's end.
     #[error("the ring names chain {0}, which is out of range")]
     HeadIndex(u16),
-    /// The ring names a chain that has not been given back.
+    /// The ring names a chain that is still in flight.
     #[error("the ring names chain {0}, which is in flight")]
     HeadInFlight(u16),
     /// More descriptors of a packed ring were made available than it has.
@@ -127,18 +127,18 @@ pub enum QueueError {
     Overrun,
 }
 
-/// Why a chain could not be taken.
+/// Why no chain could be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PopError {
-    /// A malformed chain. It counts as taken: its head must be given back, with a length of 0.
+    /// A malformed chain. It counts as taken: its head must be completed, with a length of 0.
     #[error("chain {head}: {error}")]
     Chain {
-        /// The chain's first descriptor, its name in the used ring.
+        /// The chain's first descriptor, its id in the used ring.
         head: u16,
-        /// What is wrong with it.
+        /// The reason.
         error: ChainError,
     },
-    /// The queue is broken: nothing more will come out of it.
+    /// The queue is broken: no more chains can be taken from it.
     #[error(transparent)]
     Queue(#[from] QueueError),
 }

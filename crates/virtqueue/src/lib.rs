@@ -1,14 +1,15 @@
 //! virtio virtqueues, device side, in a guest's memory (virtio 1.2 and 1.3, sections 2.7 and 2.8).
 //!
-//! - [`SplitQueue`]: a split ring: takes descriptor chains, gives used elements, and decides who wakes whom.
-//! - [`PackedQueue`]: the same of a packed ring; [`Virtqueue`]: either.
-//! - [`Chain`]: the buffers of one request, as copied and checked out of the guest's descriptors.
+//! - [`SplitQueue`]: a split ring: takes descriptor chains, writes used elements, and handles notifications in both
+//!   directions.
+//! - [`PackedQueue`]: the same for a packed ring; [`Virtqueue`]: either.
+//! - [`Chain`]: the buffers of one request, copied from the guest's descriptors and checked.
 //!
-//! All is used in reactor context by the queue's one owner; nothing here blocks, locks, or allocates after a queue and
-//! its scratch [`Chain`] were made.
+//! The queue's one owner uses everything in reactor context; no function blocks, locks, or allocates after the creation
+//! of a queue and its scratch [`Chain`].
 //!
-//! **Invariant.** What a guest can change is read once, then checked, and only the copy is used. Whatever it
-//! writes gives an error here, never a panic: a [`ChainError`] condemns one request, a [`QueueError`] the queue.
+//! **Invariant.** Memory that a guest can change is read once, then checked, and only the copy is used. Any content gives
+//! an error here, never a panic: a [`ChainError`] fails one request, a [`QueueError`] the queue.
 //!
 //! Device types know requests; this crate knows buffers only.
 #![forbid(unsafe_code)]

@@ -1,8 +1,9 @@
 //! Packed virtqueues (section 2.8). Used in reactor context by the queue's one owner.
 //!
-//! Driver and device share one ring of descriptors. A descriptor is the driver's or the device's according to two bits in its flags, which change
-//! their meaning each time around: each side has a wrap counter. The device writes what it gives back over descriptors that it has taken, in the order in which it
-//! gives back, and skips as many as the chain had.
+//! Driver and device share one ring of descriptors. Two bits in a descriptor's flags decide whether it is the driver's or
+//! the device's; their meaning changes with each pass over the ring, so each side has a wrap counter. The device writes
+//! used elements over descriptors that it has taken, in the order of completion, and skips as many descriptors as the
+//! chain had.
 
 use crate::chain::{CHAIN_MAX, Chain, Piece};
 use crate::error::{ChainError, ConfigError, PopError, QueueError};
@@ -51,10 +52,10 @@ pub const EVENT_LEN: u64 = 4;
 const EVENT_OFF_WRAP: usize = 0;
 const EVENT_FLAGS: usize = 2;
 
-/// How many descriptors ahead of the next its buffer is asked for.
+/// Distance in descriptors at which a buffer is prefetched.
 const BUFFERS_AHEAD: u16 = 3;
 
-/// A place in the ring, and how often it was come around to.
+/// A position in the ring, with the wrap counter of that pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Cursor {
     index: u16,
@@ -62,7 +63,7 @@ struct Cursor {
 }
 
 impl Cursor {
-    /// As GET_VRING_BASE has it, in 16 bits.
+    /// Decodes the 16 bits of GET_VRING_BASE.
     const fn from_bits(bits: u16) -> Self {
         Self {
             index: bits & !(1 << VRING_PACKED_EVENT_F_WRAP_CTR),
@@ -74,7 +75,7 @@ impl Cursor {
         self.index | (self.wrap as u16) << VRING_PACKED_EVENT_F_WRAP_CTR
     }
 
-    /// `count` descriptors on, at most once around.
+    /// The position `count` descriptors later, at most one pass.
     #[inline]
     const fn after(self, count: u16, size: u16) -> Self {
         let index = self.index as u32 + count as u32;
@@ -85,13 +86,13 @@ impl Cursor {
         }
     }
 
-    /// Whether a descriptor here with these flags is one that the driver has made available.
+    /// Whether a descriptor at this position with these flags is available.
     #[inline]
     const fn is_avail(self, flags: u16) -> bool {
         (flags & AVAIL != 0) == self.wrap && (flags & USED != 0) != self.wrap
     }
 
-    /// The flags of one that is given back here.
+    /// The flags of a used descriptor at this position.
     #[inline]
     const fn used(self, len: u32) -> u16 {
         let written = if len > 0 { WRITE } else { 0 };
@@ -99,7 +100,7 @@ impl Cursor {
     }
 }
 
-/// What a packed queue is made of.
+/// The parameters of a packed queue.
 #[derive(Debug)]
 pub struct PackedConfig {
     /// Descriptors in the ring: up to [`SIZE_MAX`].
@@ -108,13 +109,14 @@ pub struct PackedConfig {
     pub desc: GuestArea,
     /// The driver's event suppression: [`EVENT_LEN`] bytes, aligned to 4.
     pub driver: GuestArea,
-    /// The device's.
+    /// The device's event suppression: the same.
     pub device: GuestArea,
     /// Whether VIRTIO_F_EVENT_IDX was negotiated.
     pub event_idx: bool,
     /// Whether VIRTIO_F_INDIRECT_DESC was negotiated.
     pub indirect: bool,
-    /// Bits 0–14: the next descriptor to take; bit 15: its wrap counter; bits 16–30 and 31: the same of the next to give back.
+    /// Bits 0–14: the next descriptor to take; bit 15: its wrap counter; bits 16–30 and 31: the same for the next used
+    /// descriptor.
     pub base: u32,
 }
 
@@ -141,37 +143,37 @@ impl PackedConfig {
     }
 }
 
-/// What has been written to the ring, and is not visible yet.
+/// A used element that is not visible yet.
 #[derive(Clone, Copy, Debug)]
 struct Given {
     at: Cursor,
     flags: u16,
 }
 
-/// The device's side of a packed queue. As [`SplitQueue`](crate::SplitQueue), but that a chain's name is its buffer id.
+/// The device's side of a packed queue. As [`SplitQueue`](crate::SplitQueue), but a chain's name is its buffer id.
 #[derive(Debug)]
 pub struct PackedQueue {
     config: PackedConfig,
     next_avail: Cursor,
     next_used: Cursor,
-    /// Descriptors taken and not given back.
+    /// Descriptors taken and not returned.
     taken: u16,
     /// Descriptors of each chain in flight, by id; 0: not in flight.
     counts: Box<[u16]>,
-    /// Given back since the last publication, in order.
+    /// Used elements since the last publication, in order.
     given: Vec<Given>,
-    /// Where that began, in descriptors before [`PackedQueue::next_used`].
+    /// The number of descriptors between the first of them and [`PackedQueue::next_used`].
     unpublished: u16,
-    /// Whether anything was published: the driver may wait for a call that a predecessor owed it.
+    /// Whether anything was published: until then, the driver may wait for a call that a predecessor failed to send.
     has_published: bool,
-    /// A call that a publication within [`PackedQueue::pop`] found wanted.
+    /// A publication within [`PackedQueue::pop`] found that the driver needs a call.
     owes_call: bool,
     kept: Option<Inflight>,
     broken: Option<QueueError>,
 }
 
 impl PackedQueue {
-    /// A queue over areas of a guest's memory. Nothing is written to them yet.
+    /// Creates a queue over areas of a guest's memory. Nothing is written to them yet.
     ///
     /// # Errors
     /// [`ConfigError`].
@@ -198,8 +200,9 @@ impl PackedQueue {
         })
     }
 
-    /// The same, with a region that knows what is in flight when the process is gone. Where a predecessor has used it, it says where to go on, and what is in flight
-    /// there comes first; `base` counts only if the region is new.
+    /// As [`PackedQueue::new`], with a region that records the chains in flight for a successor process. If a predecessor
+    /// has used the region, its chains in flight come first, and its position is continued; `base` counts only if the
+    /// region is new.
     ///
     /// # Errors
     /// [`ConfigError`].
@@ -219,17 +222,17 @@ impl PackedQueue {
         self.config.size
     }
 
-    /// Where a successor goes on, as [`PackedConfig::base`] has it.
+    /// The position of a successor, in the form of [`PackedConfig::base`].
     pub const fn base(&self) -> u32 {
         self.next_avail.bits() as u32 | (self.next_used.bits() as u32) << 16
     }
 
-    /// Chains that were taken and not given back.
+    /// Chains that were taken and not completed.
     pub fn in_flight(&self) -> u32 {
         self.counts.iter().filter(|count| **count > 0).count() as u32
     }
 
-    /// What broke the queue, if something did.
+    /// The error that broke the queue, if any.
     pub const fn broken(&self) -> Option<QueueError> {
         self.broken
     }
@@ -240,7 +243,7 @@ impl PackedQueue {
             || self.kept.as_ref().is_some_and(Inflight::is_poisoned)
     }
 
-    /// The guest's memory has changed, and the same ring lies here in it now.
+    /// Sets the ring's areas after a change of the guest's memory.
     ///
     /// # Errors
     /// [`ConfigError`]; then nothing has changed.
@@ -256,7 +259,7 @@ impl PackedQueue {
         Ok(())
     }
 
-    /// 1 if a chain can be popped, else 0: how many there are is not known before they are looked at.
+    /// 1 if a chain can be popped, else 0: their number is unknown before their descriptors are read.
     ///
     /// # Errors
     /// [`QueueError`] if the queue is broken.
@@ -270,12 +273,12 @@ impl PackedQueue {
 
     #[inline]
     fn is_available(&self) -> bool {
-        // Acquire: the chain's other descriptors and buffers were written before.
+        // Acquire: the driver wrote the chain's other descriptors and buffers before.
         let flags = self.config.desc.load_u16(self.at(self.next_avail) + FLAGS, Ordering::Acquire);
         self.next_avail.is_avail(flags)
     }
 
-    /// Where a descriptor lies in the ring.
+    /// The offset of a descriptor in the ring.
     #[inline]
     const fn at(&self, cursor: Cursor) -> usize {
         DESC_LEN * cursor.index as usize
@@ -287,7 +290,7 @@ impl PackedQueue {
         error.into()
     }
 
-    /// The same, when descriptors of a chain have been looked at.
+    /// As [`PackedQueue::break_down`], after descriptors of a chain were read.
     #[cold]
     fn give_up(&mut self, error: QueueError) -> PopError {
         if let Some(kept) = &mut self.kept {
@@ -296,8 +299,8 @@ impl PackedQueue {
         self.break_down(error)
     }
 
-    /// Takes the next chain, if there is one: the id that names it until [`PackedQueue::push_used`], and its buffers in `chain`.
-    /// `memory` is where indirect tables lie.
+    /// Takes the next chain, if there is one: returns the id that names it until [`PackedQueue::push_used`], and fills
+    /// `chain` with its buffers. Indirect tables are looked up in `memory`.
     ///
     /// # Errors
     /// [`PopError`]. After [`PopError::Chain`] the chain is taken as well, and `chain` is undefined.
@@ -310,7 +313,7 @@ impl PackedQueue {
             if let Some(replay) = kept.next_replay() {
                 return self.take_replay(&replay, memory, chain);
             }
-            // The region has one free list, which what was given back must have joined before anything is taken from it.
+            // The region has one free list: completed chains must have joined it before anything is taken from it.
             if !self.given.is_empty() && self.is_available() {
                 self.owes_call |= self.publish_given();
             }
@@ -341,7 +344,7 @@ impl PackedQueue {
             }
             count += 1;
             cursor = cursor.after(1, self.config.size);
-            // A chain that is none is followed to its end all the same, where its name is.
+            // A malformed chain is followed to its end all the same, because its id is there.
             sound = sound.and_then(|()| add(&desc, self.config.indirect, memory, chain));
             if is_last {
                 break desc.id;
@@ -366,12 +369,12 @@ impl PackedQueue {
         })
     }
 
-    /// Chains that a predecessor left in flight, which are taken before all others.
+    /// Number of chains that a predecessor left in flight, which are taken before all others.
     pub fn replays(&self) -> usize {
         self.kept.as_ref().map_or(0, Inflight::replays)
     }
 
-    /// Takes a chain that a predecessor left in flight. Its ids were checked, its descriptors are still the guest's.
+    /// Takes a chain that a predecessor left in flight. Its id was checked; its descriptors still come from the guest.
     #[cold]
     fn take_replay(
         &mut self,
@@ -385,7 +388,7 @@ impl PackedQueue {
         sound.map(|()| Some(replay.id)).map_err(|error| PopError::Chain { head: replay.id, error })
     }
 
-    /// Gives a chain back: the device wrote `len` bytes from the start of its writable part. The driver sees it after
+    /// Completes a chain: the device wrote `len` bytes from the start of its writable part. The driver sees that after
     /// [`PackedQueue::publish`].
     ///
     /// # Panics
@@ -407,8 +410,8 @@ impl PackedQueue {
         }
     }
 
-    /// Shows the driver all chains given back so far; whether it wants to be called (interrupted) for them.
-    /// Always after the first time, for what a predecessor may have owed.
+    /// Makes all completed chains visible to the driver; returns whether the driver needs a call (interrupt) for them.
+    /// Always `true` the first time, because a predecessor may have failed to send a call.
     #[inline]
     #[must_use = "a driver that is not called waits for ever"]
     pub fn publish(&mut self) -> bool {
@@ -422,7 +425,8 @@ impl PackedQueue {
     fn publish_given(&mut self) -> bool {
         match &mut self.kept {
             None => {
-                // The driver looks at them in order, so it sees none before the first. Release: what is written before is there.
+                // The driver reads the descriptors in order, so it sees none before the first. Release: earlier writes
+                // are visible.
                 for given in self.given.iter().rev() {
                     let place = DESC_LEN * usize::from(given.at.index) + FLAGS;
                     self.config.desc.store_u16(place, given.flags, Ordering::Release);
@@ -430,7 +434,8 @@ impl PackedQueue {
             }
             Some(kept) => {
                 kept.publishing(self.next_used);
-                // In order, so that a successor finds how far we came: none behind one that is not visible looks as if it were.
+                // In order, so that a successor finds the last visible one: descriptors after an invisible one must look
+                // unused.
                 for given in &self.given {
                     let place = DESC_LEN * usize::from(given.at.index) + FLAGS;
                     self.config.desc.store_u16(place, given.flags, Ordering::Release);
@@ -441,12 +446,13 @@ impl PackedQueue {
         }
         self.given.clear();
         let count = std::mem::take(&mut self.unpublished);
-        // The driver turns calls on, then looks at the ring again; we write to the ring, then look whether calls are on.
+        // The driver enables calls, then reads the ring again; the device writes to the ring, then reads whether calls
+        // are enabled.
         fence(Ordering::SeqCst);
         self.wants_call(count)
     }
 
-    /// Whether the driver wants to be called for the `count` descriptors before the next used.
+    /// Whether the driver needs a call for the `count` descriptors before the next used one.
     #[inline]
     fn wants_call(&self, count: u16) -> bool {
         match self.config.driver.load_u16(EVENT_FLAGS, Ordering::Relaxed) {
@@ -462,8 +468,8 @@ impl PackedQueue {
         }
     }
 
-    /// Asks the driver to kick (notify) when it adds a chain, and looks again: whether there are chains already, for
-    /// which no kick may come.
+    /// Asks the driver to kick (notify) when it adds a chain, and checks again: returns whether there are chains already,
+    /// for which no kick may come.
     #[inline]
     #[must_use = "no kick may come for chains that are there already"]
     pub fn enable_kicks(&mut self) -> bool {
@@ -473,9 +479,10 @@ impl PackedQueue {
         } else {
             EVENT_ENABLE
         };
-        // Release: flags that ask for an event come after the event.
+        // Release: the flags that request an event come after the event.
         self.config.device.store_u16(EVENT_FLAGS, flags, Ordering::Release);
-        // The driver writes a descriptor, then reads whether kicks are on; we turn them on, then read the descriptor.
+        // The driver writes a descriptor, then reads whether kicks are enabled; the device enables kicks, then reads the
+        // descriptor.
         fence(Ordering::SeqCst);
         self.is_available() || self.kept.as_ref().is_some_and(Inflight::has_replays)
     }
@@ -486,19 +493,19 @@ impl PackedQueue {
         self.config.device.store_u16(EVENT_FLAGS, EVENT_DISABLE, Ordering::Relaxed);
     }
 
-    /// Asks the processor for what taking the next chains will touch. Only a hint.
+    /// Prefetches the memory that taking the next chains will read. Only a hint.
     #[inline]
     pub fn prefetch_first(&self, memory: &MemTable) {
         (1..BUFFERS_AHEAD).for_each(|ahead| self.prefetch_buffer(ahead, memory));
     }
 
-    /// The same, between one [`PackedQueue::pop`] and the next.
+    /// As [`PackedQueue::prefetch_first`], between one [`PackedQueue::pop`] and the next.
     #[inline]
     pub fn prefetch_next(&self, memory: &MemTable) {
         self.prefetch_buffer(BUFFERS_AHEAD, memory);
     }
 
-    /// Asks for the buffer of the descriptor `ahead` places after the next, if it is an available one.
+    /// Prefetches the buffer of the descriptor `ahead` positions after the next, if it is available.
     #[inline]
     fn prefetch_buffer(&self, ahead: u16, memory: &MemTable) {
         if ahead >= self.config.size {
@@ -517,17 +524,18 @@ impl PackedQueue {
     }
 }
 
-/// Descriptors from `from` to `to`, which is at most once around ahead.
+/// Number of descriptors from `from` to `to`; `None` if that is more than one pass.
 const fn distance(from: Cursor, to: Cursor, size: u16) -> Option<u16> {
     if from.wrap == to.wrap {
         to.index.checked_sub(from.index)
     } else {
-        // Once around and a bit: `to` is not past `from`.
+        // More than one pass: `to` must not be past `from`.
         if to.index <= from.index { Some(to.index + (size - from.index)) } else { None }
     }
 }
 
-/// Adds a ring descriptor's buffer, or those of the table that it names, to `chain`; such tables are `indirect`, if they were negotiated.
+/// Adds a ring descriptor's buffer, or those of its indirect table, to `chain`; indirect tables are allowed if
+/// `indirect`.
 #[inline]
 fn add(desc: &Desc, indirect: bool, memory: &MemTable, chain: &mut Chain) -> Result<(), ChainError> {
     if desc.flags & INDIRECT != 0 {
@@ -536,7 +544,7 @@ fn add(desc: &Desc, indirect: bool, memory: &MemTable, chain: &mut Chain) -> Res
     chain.add(Piece { addr: desc.addr, len: desc.len }, desc.flags & WRITE != 0)
 }
 
-/// Section 2.8.7: a table's descriptors follow one another; of their flags only WRITE means something.
+/// Section 2.8.7: a table's descriptors are consecutive; of their flags only WRITE is valid.
 #[inline(never)]
 fn add_table(table: &Desc, indirect: bool, memory: &MemTable, chain: &mut Chain) -> Result<(), ChainError> {
     if !indirect {

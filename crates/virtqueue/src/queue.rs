@@ -1,4 +1,5 @@
-//! A queue of either format, as device types see it. Made in control context, used in reactor context by its one owner.
+//! A queue of either format, as device types use it. Created in control context, used in reactor context by its one
+//! owner.
 
 use crate::{
     Chain, ConfigError, PackedConfig, PackedQueue, PopError, QueueError, SplitConfig, SplitQueue, packed,
@@ -6,42 +7,43 @@ use crate::{
 };
 use aryk_dma::{GuestArea, MemTable};
 
-/// How a ring is laid out.
+/// The layout of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// Section 2.7.
+    /// A split ring (section 2.7).
     Split,
-    /// Section 2.8.
+    /// A packed ring (section 2.8).
     Packed,
 }
 
-/// What a queue is made of.
+/// The parameters of a queue.
 #[derive(Debug)]
 pub struct Config {
-    /// How its ring is laid out.
+    /// The layout of its ring.
     pub format: Format,
     /// Descriptors.
     pub size: u16,
     /// The descriptors.
     pub desc: GuestArea,
-    /// What the driver writes: the available ring, or its event suppression.
+    /// The driver area: the available ring, or the driver's event suppression.
     pub driver: GuestArea,
-    /// What the device writes: the used ring, or its event suppression.
+    /// The device area: the used ring, or the device's event suppression.
     pub device: GuestArea,
     /// Whether VIRTIO_F_EVENT_IDX was negotiated.
     pub event_idx: bool,
     /// Whether VIRTIO_F_INDIRECT_DESC was negotiated.
     pub indirect: bool,
-    /// Where to go on, as GET_VRING_BASE said and SET_VRING_BASE says. Split: the index of the next available entry. Packed: as
-    /// [`PackedConfig::base`].
+    /// The starting position, as returned by GET_VRING_BASE and sent by SET_VRING_BASE. Split: the index of the next
+    /// available entry. Packed: as [`PackedConfig::base`].
     pub base: u32,
-    /// Where what is in flight is known over restarts: [`inflight_len`] bytes. What it knows comes before `base`.
+    /// The memory that records chains in flight across restarts: [`inflight_len`] bytes. Its content takes precedence
+    /// over `base`.
     pub inflight: Option<GuestArea>,
 }
 
 /// Bytes of one queue's part of an in-flight region.
 pub const fn inflight_len(format: Format, size: u16) -> u64 {
-    // Its neighbour's part starts on a cache line of its own.
+    // The next queue's part starts on a cache line of its own.
     match format {
         Format::Split => split::inflight::len(size).next_multiple_of(64),
         Format::Packed => packed::inflight::len(size).next_multiple_of(64),
@@ -51,13 +53,13 @@ pub const fn inflight_len(format: Format, size: u16) -> u64 {
 /// A queue of either format.
 #[derive(Debug)]
 pub enum Virtqueue {
-    /// A split one.
+    /// A split queue.
     Split(SplitQueue),
-    /// A packed one.
+    /// A packed queue.
     Packed(PackedQueue),
 }
 
-/// The same for every format.
+/// Applies the same expression to either format.
 macro_rules! each {
     ($self:ident, $queue:ident => $what:expr) => {
         match $self {
@@ -68,7 +70,7 @@ macro_rules! each {
 }
 
 impl Virtqueue {
-    /// A queue over areas of a guest's memory.
+    /// Creates a queue over areas of a guest's memory.
     ///
     /// # Errors
     /// [`ConfigError`].
@@ -110,7 +112,7 @@ impl Virtqueue {
         each!(self, queue => queue.size())
     }
 
-    /// Where a successor goes on once all taken chains are given back, as [`Config::base`] has it.
+    /// The position of a successor after all taken chains are completed, in the form of [`Config::base`].
     pub const fn base(&self) -> u32 {
         match self {
             Self::Split(queue) => queue.next_avail() as u32,

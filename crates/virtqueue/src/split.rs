@@ -25,11 +25,11 @@ const NEXT: u16 = VRING_DESC_F_NEXT as u16;
 const WRITE: u16 = VRING_DESC_F_WRITE as u16;
 const INDIRECT: u16 = VRING_DESC_F_INDIRECT as u16;
 
-/// How many chains ahead of the next its first descriptor, and its first buffer, are asked for.
+/// Distance in chains at which a chain's first descriptor, and its first buffer, are prefetched.
 const DESCS_AHEAD: u16 = 8;
 const BUFFERS_AHEAD: u16 = 4;
 
-/// Where both rings' `flags` lie; `idx` and the entries follow.
+/// Offset of both rings' `flags`; `idx` and the entries follow.
 const FLAGS: usize = 0;
 const IDX: usize = 2;
 const RING: usize = 4;
@@ -72,7 +72,7 @@ pub const fn used_len(size: u16, event_idx: bool) -> u64 {
     RING as u64 + USED_ELEM_LEN as u64 * size as u64 + 2 * event_idx as u64
 }
 
-/// The index that a used ring shows: where a device that takes a queue over goes on.
+/// The used ring's index: the starting position of a device that takes a queue over.
 ///
 /// # Panics
 /// If the area is shorter than 4 bytes or unaligned.
@@ -80,7 +80,7 @@ pub fn used_idx(used: &GuestArea) -> u16 {
     used.load_u16(IDX, Ordering::Relaxed)
 }
 
-/// What a queue is made of.
+/// The parameters of a split queue.
 #[derive(Debug)]
 pub struct SplitConfig {
     /// Descriptors in the table and entries in each ring: a power of two.
@@ -97,7 +97,7 @@ pub struct SplitConfig {
     pub indirect: bool,
     /// Index of the next chain to take.
     pub next_avail: u16,
-    /// Index of the next used element to give; [`used_idx`] of a running queue's.
+    /// Index of the next used element; [`used_idx`] for a queue that has run before.
     pub next_used: u16,
 }
 
@@ -133,23 +133,24 @@ impl SplitConfig {
 #[derive(Debug)]
 pub struct SplitQueue {
     config: SplitConfig,
-    /// `size - 1`: an index's place in a ring.
+    /// `size - 1`: maps an index to a position in a ring.
     mask: u16,
     /// The driver's available index as last read.
     avail_idx: u16,
-    /// The used index as last published. `None` at first: the driver may wait for a call that a predecessor owed it.
+    /// The used index as last published. `None` at first: the driver may wait for a call that a predecessor failed to
+    /// send.
     published: Option<u16>,
-    /// One bit per descriptor: whether it is the head of a chain that was taken and not given back.
+    /// One bit per descriptor: whether it is the head of a chain that was taken and not completed.
     in_flight: Box<[u64]>,
-    /// The same for a successor, if the front-end keeps it.
+    /// The same information for a successor, if the front-end keeps a region.
     kept: Option<Inflight>,
-    /// Chains that a predecessor left in flight, last first.
+    /// Chains that a predecessor left in flight, in reverse order.
     replay: Vec<u16>,
     broken: Option<QueueError>,
 }
 
 impl SplitQueue {
-    /// A queue over areas of a guest's memory. Nothing is written to them yet.
+    /// Creates a queue over areas of a guest's memory. Nothing is written to them yet.
     ///
     /// # Errors
     /// [`ConfigError`].
@@ -168,8 +169,9 @@ impl SplitQueue {
         })
     }
 
-    /// The same, with a region that knows what is in flight when the process is gone. Where a predecessor has left chains in flight, these come first, and
-    /// where to go on follows from them: `next_avail` counts only if the region is new.
+    /// As [`SplitQueue::new`], with a region that records the chains in flight for a successor process. Chains that a
+    /// predecessor has left in flight come first, and determine the starting position: `next_avail` counts only if the
+    /// region is new.
     ///
     /// # Errors
     /// [`ConfigError`].
@@ -192,22 +194,22 @@ impl SplitQueue {
         self.config.size
     }
 
-    /// Index of the next chain to take: what GET_VRING_BASE answers once all taken chains are given back.
+    /// Index of the next chain to take: the reply to GET_VRING_BASE once all taken chains are completed.
     pub const fn next_avail(&self) -> u16 {
         self.config.next_avail
     }
 
-    /// Index of the next used element, which may be ahead of what was published.
+    /// Index of the next used element, which may be ahead of the published index.
     pub const fn next_used(&self) -> u16 {
         self.config.next_used
     }
 
-    /// Chains that were taken and not given back.
+    /// Chains that were taken and not completed.
     pub fn in_flight(&self) -> u32 {
         self.in_flight.iter().map(|word| word.count_ones()).sum()
     }
 
-    /// What broke the queue, if something did.
+    /// The error that broke the queue, if any.
     pub const fn broken(&self) -> Option<QueueError> {
         self.broken
     }
@@ -218,7 +220,7 @@ impl SplitQueue {
             || self.kept.as_ref().is_some_and(Inflight::is_poisoned)
     }
 
-    /// The guest's memory has changed, and the same rings lie here in it now.
+    /// Sets the rings' areas after a change of the guest's memory.
     ///
     /// # Errors
     /// [`ConfigError`]; then nothing has changed.
@@ -234,7 +236,8 @@ impl SplitQueue {
         Ok(())
     }
 
-    /// How many chains can be popped. Looks at the guest's index only when all that it showed before were taken.
+    /// Number of chains that can be popped. Reads the guest's index only when all chains up to the last read index were
+    /// taken.
     ///
     /// # Errors
     /// [`QueueError`] if the queue is broken.
@@ -250,7 +253,7 @@ impl SplitQueue {
         if let Some(error) = self.broken {
             return Err(error);
         }
-        // Acquire: the entries, descriptors and buffers up to this index were written before it.
+        // Acquire: the driver wrote the entries, descriptors and buffers up to this index before it.
         let idx = self.config.avail.load_u16(IDX, Ordering::Acquire);
         let new = idx.wrapping_sub(self.config.next_avail);
         if new > self.config.size {
@@ -267,8 +270,8 @@ impl SplitQueue {
         error
     }
 
-    /// Takes the next chain, if there is one: its head, which names it until [`SplitQueue::push_used`], and its buffers in
-    /// `chain`. `memory` is where indirect tables lie.
+    /// Takes the next chain, if there is one: returns its head, which names it until [`SplitQueue::push_used`], and fills
+    /// `chain` with its buffers. Indirect tables are looked up in `memory`.
     ///
     /// # Errors
     /// [`PopError`]. After [`PopError::Chain`] the head is taken as well, and `chain` is undefined.
@@ -307,12 +310,12 @@ impl SplitQueue {
         }
     }
 
-    /// Chains that a predecessor left in flight, which are taken before all others.
+    /// Number of chains that a predecessor left in flight, which are taken before all others.
     pub const fn replays(&self) -> usize {
         self.replay.len()
     }
 
-    /// Takes the next chain that a predecessor left in flight: its heads are distinct and in range.
+    /// Takes the next chain that a predecessor left in flight: the heads are distinct and in range.
     #[cold]
     fn pop_replay(&mut self, memory: &MemTable, chain: &mut Chain) -> Result<Option<u16>, PopError> {
         let Some(head) = self.replay.pop() else { return Ok(None) };
@@ -339,7 +342,7 @@ impl SplitQueue {
         Err(ChainError::TooLong)
     }
 
-    /// Goes on in the table that `table` refers to (section 2.7.5.3).
+    /// Continues in the table that `table` refers to (section 2.7.5.3).
     #[inline(never)]
     fn walk_indirect(&self, table: Desc, memory: &MemTable, chain: &mut Chain) -> Result<(), ChainError> {
         if !self.config.indirect {
@@ -370,7 +373,7 @@ impl SplitQueue {
         Err(ChainError::TooLong)
     }
 
-    /// Gives a chain back: the device wrote `len` bytes from the start of its writable part. The driver sees it after
+    /// Completes a chain: the device wrote `len` bytes from the start of its writable part. The driver sees that after
     /// [`SplitQueue::publish`].
     ///
     /// # Panics
@@ -389,8 +392,8 @@ impl SplitQueue {
         }
     }
 
-    /// Shows the driver all chains given back so far; whether it wants to be called (interrupted) for them.
-    /// Always after the first time, for what a predecessor may have owed.
+    /// Makes all completed chains visible to the driver; returns whether the driver needs a call (interrupt) for them.
+    /// Always `true` the first time, because a predecessor may have failed to send a call.
     #[inline]
     #[must_use = "a driver that is not called waits for ever"]
     pub fn publish(&mut self) -> bool {
@@ -399,13 +402,14 @@ impl SplitQueue {
         if old == Some(new) {
             return false;
         }
-        // Release: the elements, and the data written before, are there when the index is.
+        // Release: the elements, and the data written before, are visible with the index.
         self.config.used.store_u16(IDX, new, Ordering::Release);
         if let Some(kept) = &mut self.kept {
             step(Step::Published);
             kept.published(new);
         }
-        // The driver turns calls on, then reads the index again; we write the index, then read whether calls are on.
+        // The driver enables calls, then reads the index again; the device writes the index, then reads whether calls are
+        // enabled.
         fence(Ordering::SeqCst);
         if !self.config.event_idx {
             let flags = self.config.avail.load_u16(FLAGS, Ordering::Relaxed);
@@ -416,8 +420,8 @@ impl SplitQueue {
         old.is_none_or(|old| passed(event, old, new))
     }
 
-    /// Asks the driver to kick (notify) when it adds a chain, and looks again: whether there are chains already, for
-    /// which no kick may come.
+    /// Asks the driver to kick (notify) when it adds a chain, and checks again: returns whether there are chains already,
+    /// for which no kick may come.
     #[inline]
     #[must_use = "no kick may come for chains that are there already"]
     pub fn enable_kicks(&mut self) -> bool {
@@ -427,14 +431,15 @@ impl SplitQueue {
         } else {
             self.config.used.store_u16(FLAGS, 0, Ordering::Relaxed);
         }
-        // The driver writes the index, then reads whether kicks are on; we turn them on, then read the index.
+        // The driver writes the index, then reads whether kicks are enabled; the device enables kicks, then reads the
+        // index.
         fence(Ordering::SeqCst);
         self.config.avail.load_u16(IDX, Ordering::Relaxed) != self.config.next_avail
             || !self.replay.is_empty()
     }
 
-    /// Asks the driver not to kick, while the queue is polled. With EVENT_IDX there is nothing to write: the index at
-    /// which the driver kicks stays behind.
+    /// Asks the driver not to kick, while the queue is polled. With EVENT_IDX nothing is written: the index at which the
+    /// driver kicks stays in the past.
     #[inline]
     pub fn disable_kicks(&mut self) {
         if !self.config.event_idx {
@@ -442,12 +447,12 @@ impl SplitQueue {
         }
     }
 
-    /// Asks the processor for what taking the first known chains will touch: to be called before a burst of
+    /// Prefetches the memory that taking the first known chains will read. To be called before a burst of
     /// [`SplitQueue::pop`], each followed by [`SplitQueue::prefetch_next`]. Only hints.
     #[inline]
     pub fn prefetch_first(&self, memory: &MemTable) {
         let known = self.avail_idx.wrapping_sub(self.config.next_avail);
-        // Nothing else could be done meanwhile.
+        // There would be no other work during the prefetch.
         if known < 2 {
             return;
         }
@@ -455,9 +460,9 @@ impl SplitQueue {
         (0..known.min(BUFFERS_AHEAD)).for_each(|ahead| self.prefetch_buffer(ahead, memory));
     }
 
-    /// Asks the processor for what taking later chains will touch. Each line comes from the driver's core, which takes longer
-    /// than a request does; so they are asked for some requests ahead: first a chain's descriptor, then, when that is
-    /// there, the buffer that it names.
+    /// Prefetches the memory that taking later chains will read. Each cache line comes from the driver's core, which
+    /// takes longer than a request; so lines are prefetched some requests ahead: first a chain's descriptor, then, once
+    /// that has arrived, the buffer that it names.
     #[inline]
     pub fn prefetch_next(&self, memory: &MemTable) {
         let known = self.avail_idx.wrapping_sub(self.config.next_avail);
@@ -469,14 +474,14 @@ impl SplitQueue {
         }
     }
 
-    /// Asks for the first descriptor of the chain `ahead` places after the next.
+    /// Prefetches the first descriptor of the chain `ahead` positions after the next.
     #[inline]
     fn prefetch_desc(&self, ahead: u16) {
         self.config.desc.prefetch(DESC_LEN * usize::from(self.head(ahead)));
     }
 
-    /// Asks for the first buffer of the chain `ahead` places after the next, to write to it: the header of a block request,
-    /// next to which drivers keep the status byte.
+    /// Prefetches the first buffer of the chain `ahead` positions after the next, for writing: the header of a block
+    /// request, next to which drivers keep the status byte.
     #[inline]
     fn prefetch_buffer(&self, ahead: u16, memory: &MemTable) {
         let desc: Desc = self.config.desc.read(DESC_LEN * usize::from(self.head(ahead)));
@@ -487,7 +492,8 @@ impl SplitQueue {
         }
     }
 
-    /// The head of the chain `ahead` places after the next; some descriptor's index, if the driver wrote nonsense.
+    /// The head of the chain `ahead` positions after the next; any descriptor's index, if the driver wrote an invalid
+    /// one.
     #[inline]
     fn head(&self, ahead: u16) -> u16 {
         let place = usize::from(self.config.next_avail.wrapping_add(ahead) & self.mask);
@@ -495,14 +501,14 @@ impl SplitQueue {
     }
 }
 
-/// Adds a direct descriptor's buffer to `chain`: the index of the next descriptor, if there is one.
+/// Adds a direct descriptor's buffer to `chain`; returns the index of the next descriptor, if there is one.
 #[inline]
 fn take(desc: Desc, chain: &mut Chain) -> Result<Option<u16>, ChainError> {
     chain.add(Piece { addr: desc.addr, len: desc.len }, desc.flags & WRITE != 0)?;
     Ok((desc.flags & NEXT != 0).then_some(desc.next))
 }
 
-/// Whether the event at index `event` happened when the index went from `old` to `new` (section 2.7.10).
+/// Whether index `event` was passed when the index went from `old` to `new` (section 2.7.10).
 const fn passed(event: u16, old: u16, new: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }

@@ -1,17 +1,21 @@
-//! What of a packed queue is in flight, in memory that outlives the process ("Inflight I/O tracking" of the vhost-user
-//! specification). Used in reactor context by the queue; made in control context.
+//! Records the chains of a packed queue that are in flight, in memory that outlives the process ("Inflight I/O tracking"
+//! of the vhost-user specification). Created in control context, used by the queue in reactor context.
 //!
-//! What the device gives back overwrites descriptors that other chains may still need, so the region has a copy of each: entries, as many as the
-//! ring has descriptors, each free or in one chain. The free ones are a list, at whose head a chain's entries are taken and given back.
+//! Used descriptors overwrite descriptors that other chains may still need, so the region holds a copy of each
+//! descriptor: as many entries as the ring has descriptors, each free or in one chain. The free entries form a list; a
+//! chain's entries are taken from its head and returned to it.
 //!
-//! - A chain is in flight when its first entry is marked so, which is done last: the marks are what a successor goes by.
-//! - A batch is given back in steps: its chains join the free list; the used position is noted beside the old one, in one store; the ring's descriptors become
-//!   visible, one after the other; the marks go; the old position follows. A successor that finds two positions walks the list back to where it began, and the ring
-//!   itself says how many of the batch the driver can see. The others are in flight as before.
+//! - A chain is in flight when its first entry is marked, which is the last store: a successor relies on the marks.
+//! - A batch is completed in steps: its chains join the free list; one store records the new used position beside the old
+//!   one; the ring's descriptors become visible, one after the other; the marks are cleared; the old position is set to
+//!   the new one. A successor that finds two positions walks the list back to where the batch began, and the ring itself
+//!   shows how many chains of the batch the driver can see. The others are still in flight.
 //!
-//! The order of the stores is what it relies on: the kernel completes a killed process's stores in program order, which the fences keep.
+//! The order of the stores is essential: the kernel completes a killed process's stores in program order, which the
+//! fences preserve.
 //!
-//! **Invariant.** The region is shared with the front-end: it is read once, at the start, and checked; what is needed again later is kept here.
+//! **Invariant.** The region is shared with the front-end: it is read once, at the start, and checked; values that are
+//! needed later are kept here.
 
 use super::{Cursor, DESC_LEN, Desc, FLAGS, NEXT as HAS_NEXT};
 use crate::error::{ConfigError, InflightError};
@@ -20,7 +24,7 @@ use aryk_dma::GuestArea;
 use std::collections::VecDeque;
 use std::sync::atomic::{Ordering, compiler_fence};
 
-/// The only version there is.
+/// The only defined version.
 const VERSION: u16 = 1;
 
 /// Offsets in the head; entries follow.
@@ -29,7 +33,8 @@ const VERSION_AT: usize = 8;
 const DESC_NUM: usize = 10;
 const FREE_HEAD: usize = 12;
 const OLD_FREE_HEAD: usize = 14;
-/// Used index (16 bits), old used index (16), used wrap counter (8), old used wrap counter (8): one word, so that they change together.
+/// Used index (16 bits), old used index (16), used wrap counter (8), old used wrap counter (8): one word, so that they
+/// change together.
 const USED: usize = 16;
 const ENTRIES: usize = 32;
 
@@ -74,26 +79,27 @@ struct Entries {
 pub(super) struct Inflight {
     area: GuestArea,
     size: u16,
-    /// The next chain's place in the order of arrival.
+    /// The next chain's position in the order of arrival.
     counter: u64,
-    /// What follows each entry in its chain, or in the list of free ones; `size` at the end of that.
+    /// The successor of each entry in its chain, or in the free list; `size` at the end of the free list.
     next: Box<[u16]>,
     free_head: u16,
-    /// The chain that is being taken, and how many entries it has.
+    /// The chain that is being taken, and the number of its entries.
     taking: Entries,
     count: u16,
     /// The entries of each chain in flight, by buffer id.
     chains: Box<[Entries]>,
-    /// First entries of what was given back since the last publication.
+    /// First entries of the chains completed since the last publication.
     batch: Vec<u16>,
-    /// Where the driver sees that the device has come to.
+    /// The used position that the driver sees.
     used: Cursor,
     replays: VecDeque<Replay>,
     is_new: bool,
 }
 
 impl Inflight {
-    /// Takes a region over, or makes a new one of zeroes, for a queue that gives back at `used` next. `ring` is the descriptor ring.
+    /// Takes a region over, or initializes one of zeroes, for a queue whose next used position is `used`. `ring` is the
+    /// descriptor ring.
     pub fn attach(area: GuestArea, size: u16, used: Cursor, ring: &GuestArea) -> Result<Self, ConfigError> {
         let needed = len(size);
         if area.len() < needed {
@@ -157,17 +163,18 @@ impl Inflight {
         }
     }
 
-    /// Notes how far the device has come, and how far the driver is known to see it.
+    /// Records the device's used position, and the one that the driver is known to see.
     fn note_used(&self, new: Cursor, old: Cursor) {
         let ([a, b], [c, d]) = (new.index.to_le_bytes(), old.index.to_le_bytes());
         self.area.store_u64(USED, u64::from_le_bytes([a, b, c, d, new.wrap.into(), old.wrap.into(), 0, 0]));
     }
 
-    /// Of a batch that was being given back, the chains that the driver can see are in flight no more. How far it can see.
+    /// Ends the chains of an interrupted batch that the driver can see. Returns the position up to which the driver can
+    /// see.
     fn settle_batch(&self, old: Cursor, new: Cursor, ring: &GuestArea) -> Result<Cursor, InflightError> {
         let (mut head, end) = (self.area.read::<u16>(FREE_HEAD), self.area.read::<u16>(OLD_FREE_HEAD));
         if head == end {
-            // All is done but this.
+            // Only this step is missing.
             return Ok(new);
         }
         let mut batch = Vec::new();
@@ -183,7 +190,8 @@ impl Inflight {
         let mut used = old;
         for (head, num) in batch.into_iter().rev() {
             let flags = ring.load_u16(DESC_LEN * usize::from(used.index) + FLAGS, Ordering::Acquire);
-            // As the driver made it. It is not asked whether it is a used one: a driver that saw it may have used the place again since.
+            // The flags as the driver wrote them. They are not checked for "used": a driver that saw the used descriptor
+            // may have reused it since.
             if used.is_avail(flags) {
                 break;
             }
@@ -193,12 +201,12 @@ impl Inflight {
         Ok(used)
     }
 
-    /// Where a part of an entry lies.
+    /// The offset of a field of an entry.
     fn at(&self, index: u16, part: usize) -> Result<usize, InflightError> {
         if index < self.size { Ok(entry(index) + part) } else { Err(InflightError::Head(index)) }
     }
 
-    /// Finds the chains in flight; what is in none of them is free.
+    /// Finds the chains in flight; all entries outside of them are free.
     fn collect(&mut self) -> Result<(), InflightError> {
         let (mut taken, mut ids) = (vec![false; self.size.into()], vec![false; self.size.into()]);
         let mut replays = Vec::new();
@@ -222,7 +230,7 @@ impl Inflight {
         Ok(())
     }
 
-    /// The chain whose first entry this is. Its entries are marked in `taken`, where none of them may be already.
+    /// The chain with this first entry. Marks its entries in `taken`, where none of them may be marked already.
     fn chain(&mut self, first: u16, taken: &mut [bool]) -> Result<Replay, InflightError> {
         let broken = InflightError::Chain(first);
         let num = self.area.read::<u16>(self.at(first, NUM)?);
@@ -233,7 +241,7 @@ impl Inflight {
             }
             descs.push(self.desc(index));
             (last, index) = (index, self.area.read(entry(index) + NEXT));
-            // Read once; what follows the last means nothing.
+            // Read once; the successor of the last entry is meaningless.
             self.next[usize::from(last)] = index;
         }
         let id = descs.last().ok_or(broken)?.id;
@@ -246,7 +254,7 @@ impl Inflight {
         Ok(Replay { counter, entries: Entries { first, last }, id, descs })
     }
 
-    /// The copy in an entry.
+    /// The descriptor in an entry.
     fn desc(&self, index: u16) -> Desc {
         let at = entry(index);
         Desc {
@@ -257,7 +265,7 @@ impl Inflight {
         }
     }
 
-    /// Makes the list of free entries anew.
+    /// Rebuilds the list of free entries.
     fn free_all_but(&mut self, taken: &[bool]) {
         self.free_head = self.size;
         for index in (0..self.size).rev().filter(|&index| !taken[usize::from(index)]) {
@@ -277,23 +285,24 @@ impl Inflight {
         Some(replay)
     }
 
-    /// So many such chains are left.
+    /// Number of such chains left.
     pub fn replays(&self) -> usize {
         self.replays.len()
     }
 
-    /// Whether there are such.
+    /// Whether any of them are left.
     pub fn has_replays(&self) -> bool {
         !self.replays.is_empty()
     }
 
-    /// Where a predecessor has given back up to, if there was one, and the descriptors that it left in flight.
+    /// The used position of a predecessor, if there was one, and the number of descriptors that it left in flight.
     pub fn recovered(&self) -> Option<(Cursor, u16)> {
         let descs = self.replays.iter().map(|replay| replay.descs.len()).sum::<usize>();
         (!self.is_new).then_some((self.used, descs as u16))
     }
 
-    /// Copies the next descriptor of a chain that is being taken. There is a free entry as long as the ring has a descriptor that was not taken.
+    /// Copies the next descriptor of a chain that is being taken. A free entry exists as long as the ring has a
+    /// descriptor that was not taken.
     #[inline]
     pub fn note(&mut self, desc: &Desc, is_first: bool) {
         let index = self.free_head;
@@ -312,13 +321,13 @@ impl Inflight {
         self.free_head = self.next[usize::from(index)];
     }
 
-    /// What was copied is no chain that can be taken.
+    /// Discards the copied descriptors: they are not a valid chain.
     #[cold]
     pub fn forget(&mut self) {
         self.free_head = self.taking.first;
     }
 
-    /// The chain whose descriptors were copied has been taken.
+    /// Records that the copied chain has been taken.
     #[inline]
     pub fn begin(&mut self, id: u16) {
         let at = entry(self.taking.first);
@@ -334,7 +343,7 @@ impl Inflight {
         self.chains[usize::from(id)] = self.taking;
     }
 
-    /// A chain has been given back; the driver does not see it yet.
+    /// Records that a chain was completed; the driver does not see that yet.
     #[inline]
     pub fn end(&mut self, id: u16) {
         let Entries { first, last } = self.chains[usize::from(id)];
@@ -346,7 +355,7 @@ impl Inflight {
         self.batch.push(first);
     }
 
-    /// The batch is about to become visible: the device has come to `used`.
+    /// Records that the batch is about to become visible, up to `used`.
     #[inline]
     pub fn publishing(&mut self, used: Cursor) {
         compiler_fence(Ordering::SeqCst);
@@ -355,7 +364,7 @@ impl Inflight {
         compiler_fence(Ordering::SeqCst);
     }
 
-    /// The batch is visible.
+    /// Records that the batch is visible.
     #[inline]
     pub fn published(&mut self) {
         compiler_fence(Ordering::SeqCst);

@@ -1,4 +1,4 @@
-//! The queue against a naive driver, through crashes and without.
+//! Tests of the queue against a naive driver, with and without crashes.
 
 mod driver;
 
@@ -154,7 +154,7 @@ fn calls_and_kicks_as_asked_for() {
     assert!(give(&mut queue, &mut driver));
     driver.ask_for_calls(EVENT_DISABLE, 0);
     assert!(!give(&mut queue, &mut driver));
-    // At 2, where the next goes, at 3, and once around at 1.
+    // At 2, at 3, and after one pass at 1.
     driver.ask_for_calls(EVENT_DESC, 2 | 1 << 15);
     assert!(give(&mut queue, &mut driver));
     driver.ask_for_calls(EVENT_DESC, 1);
@@ -168,20 +168,20 @@ fn calls_and_kicks_as_asked_for() {
     assert!(queue.enable_kicks());
 }
 
-/// What happens next.
+/// The next event.
 #[derive(Clone, Copy, Debug)]
 enum Act {
-    /// The driver adds a chain of so many descriptors.
+    /// The driver adds a chain of this many descriptors.
     Add(u16),
     Pop,
-    /// The device gives the n-th chain in flight back.
+    /// The device completes the n-th chain in flight.
     Give(usize),
     Publish,
-    /// The device dies; the driver goes on, and may fill the ring, before another takes its place.
+    /// The device dies; the driver continues, and may fill the ring, before a successor starts.
     Crash {
         refill: bool,
     },
-    /// The device dies while it publishes, after so many stores.
+    /// The device dies during a publication, after this many stores.
     CrashWithin {
         stores: usize,
         refill: bool,
@@ -200,7 +200,8 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
     prop::collection::vec(act, 1..120)
 }
 
-/// Publishes as [`PackedQueue::publish`] does, but only the first `stores` of its steps. `region` is the in-flight region.
+/// Publishes as [`PackedQueue::publish`] does, but executes only the first `stores` steps. `region` is the in-flight
+/// region.
 fn publish_in_part(queue: &mut PackedQueue, region: &GuestArea, stores: usize) {
     let Some(kept) = queue.kept.as_mut().filter(|_| !queue.given.is_empty()) else { return };
     let mut left = 0..stores;
@@ -223,7 +224,7 @@ fn publish_in_part(queue: &mut PackedQueue, region: &GuestArea, stores: usize) {
     let before = bytes();
     kept.published();
     let after = bytes();
-    // The marks went one by one, then the old end of the free list, then the old position.
+    // The marks were cleared one by one, then the old end of the free list and the old position were set.
     let marks = (32..after.len()).filter(|&at| before[at] != after[at]).map(|at| at..at + 1);
     for range in marks.chain([14..16, 16..24]) {
         if !next() {
@@ -232,13 +233,13 @@ fn publish_in_part(queue: &mut PackedQueue, region: &GuestArea, stores: usize) {
     }
 }
 
-/// A driver, its device, and what must come of them.
+/// A driver, its device, and their expected state.
 struct World {
     driver: Driver,
     queue: PackedQueue,
     /// Descriptors of each chain that the driver waits for.
     waited: BTreeMap<u16, u16>,
-    /// Ids that the device has, in order.
+    /// Ids of the chains that the device has taken, in order.
     taken: Vec<u16>,
 }
 
@@ -303,7 +304,7 @@ proptest! {
     fn each_chain_is_answered_once_through_any_crashes(size in 1u16..9, acts in acts()) {
         let mut world = World::new(size);
         acts.into_iter().for_each(|act| world.act(act));
-        // And in the end all are.
+        // In the end all chains are completed.
         for _ in 0..64 {
             world.act(Act::Pop);
             world.act(Act::Give(0));

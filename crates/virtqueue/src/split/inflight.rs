@@ -1,17 +1,19 @@
-//! What of a split queue is in flight, in memory that outlives the process ("Inflight I/O tracking" of the vhost-user
-//! specification). Used in reactor context by the queue; made in control context.
+//! Records the chains of a split queue that are in flight, in memory that outlives the process ("Inflight I/O tracking"
+//! of the vhost-user specification). Created in control context, used by the queue in reactor context.
 //!
-//! A successor finds there which chains were taken and not given back, and whether a batch was being given back. The order of the
-//! stores is what it relies on: the kernel completes a killed process's stores in program order, which the fences keep.
+//! A successor finds there the chains that were taken and not completed, and whether a batch was being completed. The
+//! order of the stores is essential: the kernel completes a killed process's stores in program order, which the fences
+//! preserve.
 //!
-//! **Invariant.** The region is shared with the front-end: it is read once, at the start, and checked; what is needed again later is kept here.
+//! **Invariant.** The region is shared with the front-end: it is read once, at the start, and checked; values that are
+//! needed later are kept here.
 
 use crate::error::{ConfigError, InflightError};
 use aryk_crash_point::{Step, step};
 use aryk_dma::GuestArea;
 use std::sync::atomic::{Ordering, compiler_fence};
 
-/// The only version there is.
+/// The only defined version.
 const VERSION: u16 = 1;
 
 /// Offsets in the head; descriptors' states follow.
@@ -36,16 +38,17 @@ pub(crate) const fn len(size: u16) -> u64 {
 #[derive(Debug)]
 pub(super) struct Inflight {
     area: GuestArea,
-    /// The next chain's place in the order of arrival.
+    /// The next chain's position in the order of arrival.
     counter: u64,
     last_batch_head: u16,
-    /// Heads given back since the last publication.
+    /// Heads of the chains completed since the last publication.
     batch: Vec<u16>,
     is_new: bool,
 }
 
 impl Inflight {
-    /// Takes a region over, or makes a new one of zeroes; the heads of the chains in flight, in the order in which they came. `used_idx` is the used ring's.
+    /// Takes a region over, or initializes one of zeroes; returns the heads of the chains in flight, in the order of
+    /// their arrival. `used_idx` is the used ring's index.
     pub fn attach(area: GuestArea, size: u16, used_idx: u16) -> Result<(Self, Vec<u16>), ConfigError> {
         let needed = len(size);
         if area.len() < needed {
@@ -102,7 +105,8 @@ impl Inflight {
         Ok(heads.into_iter().map(|(_, head)| head).collect())
     }
 
-    /// The used ring has moved on since the region's index was noted: the batch that moved it is not in flight, whatever its states say.
+    /// The used ring has moved on since the region's index was recorded: the batch that moved it is not in flight,
+    /// whatever its states are.
     fn settle_batch(&mut self, size: u16, used_idx: u16) -> Result<(), InflightError> {
         let noted = self.area.read::<u16>(USED_IDX);
         let count = used_idx.wrapping_sub(noted);
@@ -122,7 +126,7 @@ impl Inflight {
         Ok(())
     }
 
-    /// A chain has been taken.
+    /// Records that a chain has been taken.
     #[inline]
     pub fn begin(&mut self, head: u16) {
         self.area.write(state(head) + COUNTER, &self.counter);
@@ -132,7 +136,7 @@ impl Inflight {
         compiler_fence(Ordering::SeqCst);
     }
 
-    /// A chain's used element has been written; it is not visible yet.
+    /// Records that a chain's used element has been written; it is not visible yet.
     #[inline]
     pub fn end(&mut self, head: u16) {
         self.area.write(state(head) + NEXT, &self.last_batch_head);
@@ -142,7 +146,7 @@ impl Inflight {
         self.batch.push(head);
     }
 
-    /// The batch is visible: the used ring's index is `used_idx`.
+    /// Records that the batch is visible: the used ring's index is `used_idx`.
     #[inline]
     pub fn published(&mut self, used_idx: u16) {
         compiler_fence(Ordering::SeqCst);
@@ -155,7 +159,7 @@ impl Inflight {
         self.area.write(USED_IDX, &used_idx);
     }
 
-    /// Whether nobody has used it before.
+    /// Whether no device has used the region before.
     pub const fn is_new(&self) -> bool {
         self.is_new
     }

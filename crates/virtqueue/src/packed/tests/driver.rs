@@ -1,4 +1,4 @@
-//! A driver: memory, a packed ring in it, and an in-flight region as a front-end keeps it.
+//! A driver: memory, a packed ring in it, and an in-flight region that a front-end keeps.
 
 use super::super::{AVAIL, Cursor, EVENT_LEN, NEXT, PackedConfig, PackedQueue, USED, inflight};
 use crate::ConfigError;
@@ -9,9 +9,9 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 const LEN: u64 = 1 << 20;
 const DRIVER: u64 = 512 << 10;
 const DEVICE: u64 = DRIVER + 64;
-/// Where indirect tables lie.
+/// Address of indirect tables.
 pub const TABLES: u64 = 600 << 10;
-/// Where buffers lie.
+/// Address of buffers.
 pub const BUFFERS: u64 = 700 << 10;
 
 pub struct Driver {
@@ -20,7 +20,7 @@ pub struct Driver {
     ring: GuestArea,
     pub region: GuestArea,
     size: u16,
-    /// What it says with SET_VRING_BASE.
+    /// The base that the front-end sends with SET_VRING_BASE.
     pub base: u32,
     avail: Cursor,
     used: Cursor,
@@ -65,7 +65,7 @@ impl Driver {
         PackedQueue::new(self.config(event_idx)).unwrap()
     }
 
-    /// As a daemon that starts finds things.
+    /// Creates the queue of a daemon that starts now.
     pub fn successor(&self) -> Result<PackedQueue, ConfigError> {
         PackedQueue::with_inflight(self.config(false), self.region.clone())
     }
@@ -74,7 +74,7 @@ impl Driver {
         self.counts.iter().sum::<u16>() + count <= self.size
     }
 
-    /// Makes a chain of `count` buffers available; its id.
+    /// Makes a chain of `count` buffers available; returns its id.
     pub fn add(&mut self, count: u16) -> u16 {
         let descs: Vec<_> = (0..u64::from(count)).map(|i| (BUFFERS + 64 * i, 8, 0)).collect();
         self.offer(&descs)
@@ -87,7 +87,7 @@ impl Driver {
         id
     }
 
-    /// The same under a given id.
+    /// As [`Self::offer`], under a given id.
     pub fn offer_as(&mut self, id: u16, descs: &[(u64, u32, u16)]) {
         if let Some(count) = self.counts.get_mut(usize::from(id)) {
             *count = descs.len() as u16;
@@ -121,7 +121,7 @@ impl Driver {
         }
     }
 
-    /// The next chain that was given back: its id, and what the device says to have written.
+    /// The next completed chain: its id, and the length that the device reports.
     pub fn take_used(&mut self) -> Option<(u16, u32)> {
         let at = 16 * usize::from(self.used.index);
         let flags = self.ring.load_u16(at + 14, Acquire);

@@ -1,4 +1,4 @@
-//! A guest: memory, and a driver's hands in it. Addresses are counted from the start of its memory.
+//! A guest: memory, and a driver's access to it. Addresses are relative to the start of its memory.
 
 use super::super::{SplitConfig, SplitQueue, avail_len, desc_len, used_len};
 use crate::Piece;
@@ -25,13 +25,13 @@ pub(super) struct Guest {
     pub base: u64,
     pub memory: Arc<MemTable>,
     mapping: Arc<Mapping>,
-    /// All of its memory.
+    /// The whole memory.
     whole: GuestArea,
     start: u16,
 }
 
 impl Guest {
-    /// Where its memory starts for the guest.
+    /// The guest address of its memory.
     pub const BASE: u64 = 0x4000_0000;
     pub const LEN: u64 = 16 << 20;
     /// The last 4 MiB hold the queue: a descriptor table, an available and a used ring.
@@ -43,7 +43,7 @@ impl Guest {
         Self::starting_at(size, 0)
     }
 
-    /// With both indices at `start`.
+    /// Creates a guest with both indices at `start`.
     pub fn starting_at(size: u16, start: u16) -> Self {
         let mapping = Arc::new(Mapping::anonymous(Self::LEN).unwrap());
         let region = Region {
@@ -125,7 +125,7 @@ impl Guest {
         self.whole.read(Self::DESC as usize + 16 * usize::from(index))
     }
 
-    /// What lies at a guest-physical address, which may be larger than any.
+    /// The bytes at a guest-physical address, which may be beyond 64 bits.
     pub fn memory_bytes(&self, addr: u128) -> Option<[u8; 16]> {
         let at = addr.checked_sub(Self::BASE.into()).filter(|at| at + 16 <= Self::LEN.into())?;
         Some(self.whole.read(at as usize))
@@ -147,7 +147,7 @@ impl Guest {
         self.store(Self::AVAIL, 2, idx);
     }
 
-    /// Adds a chain to the available ring, and shows it.
+    /// Adds a chain to the available ring, and makes it visible.
     pub fn offer(&self, head: u16) {
         let idx = self.avail_idx();
         self.set_avail(idx % self.size, head);
@@ -170,7 +170,7 @@ impl Guest {
         self.load(Self::USED, 0)
     }
 
-    /// The used element at a place in the ring: id and length.
+    /// The used element at a position in the ring: id and length.
     pub fn used(&self, place: u16) -> (u32, u32) {
         let at = Self::USED as usize + 4 + 8 * usize::from(place);
         (self.whole.read(at), self.whole.read(at + 4))

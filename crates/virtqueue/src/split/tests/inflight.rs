@@ -1,4 +1,4 @@
-//! What a successor makes of an in-flight region, wherever its predecessor stopped.
+//! A successor with an in-flight region, for each step at which its predecessor can have stopped.
 
 use super::driver::{Desc, Guest, WRITE};
 use crate::split::inflight;
@@ -19,7 +19,7 @@ fn bytes(area: &GuestArea) -> Vec<u8> {
     (0..area.len() as usize).map(|at| area.read::<u8>(at)).collect()
 }
 
-/// As a daemon that starts finds things.
+/// Creates the queue of a daemon that starts now.
 fn successor(guest: &Guest, region: &GuestArea) -> Result<SplitQueue, ConfigError> {
     let next_used = guest.used_idx();
     // QEMU sends the used index as the base after a crash.
@@ -47,7 +47,7 @@ fn what_is_in_flight_comes_again_in_order_and_then_what_is_new() {
     queue.push_used(1, 1);
     let _ = queue.publish();
     guest.offer(1);
-    // Given back, and never shown: still in flight.
+    // Completed and never published: still in flight.
     queue.push_used(7, 1);
     drop(queue);
     let mut queue = successor(&guest, &region).unwrap();
@@ -59,7 +59,7 @@ fn what_is_in_flight_comes_again_in_order_and_then_what_is_new() {
     assert_eq!((pop_all(&guest, &mut queue), queue.next_avail()), (vec![], guest.avail_idx()));
 }
 
-/// The region's bytes after each store of a batch, in its order.
+/// The region's bytes after each store of a batch, in the order of the stores.
 fn states_of_a_batch(before: &[u8], after: &[u8], batch: &[u16]) -> Vec<Vec<u8>> {
     let mut states = vec![before.to_vec()];
     for &head in batch {
@@ -128,7 +128,7 @@ proptest! {
         region.write(10, &SIZE);
         region.write(14, &guest.used_idx().wrapping_sub(u16::from(content[14] % 4)));
         if let Ok(mut queue) = successor(&guest, &region) {
-            // What it claims to be in flight makes the available index one of the past.
+            // The region's claims put the available index into the past.
             let mut chain = Chain::default();
             let mut seen = BTreeSet::new();
             while let Ok(Some(head)) = queue.pop(&guest.memory, &mut chain) {

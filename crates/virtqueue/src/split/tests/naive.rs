@@ -1,14 +1,14 @@
-//! The device's side once more, as slowly and plainly as section 2.7 reads: no state but what is passed in, no
-//! shortcuts, numbers wide enough never to wrap.
+//! The device's side once more, as slow and simple as section 2.7: no state but the parameters, no shortcuts, numbers
+//! wide enough never to wrap.
 
 use super::driver::{Guest, INDIRECT, NEXT, WRITE};
 use crate::{CHAIN_MAX, ChainError, Piece, PopError, QueueError};
 use std::collections::BTreeSet;
 
-/// What taking a chain ends in: its head and its readable and writable buffers; `None` if there is none.
+/// The result of taking a chain: its head and its readable and writable buffers; `None` if there is none.
 pub(super) type Outcome = Result<Option<(u16, Vec<Piece>, Vec<Piece>)>, PopError>;
 
-/// What a device does next that has taken chains up to index `next`, of which `in_flight` were not given back.
+/// Takes the next chain as a device that has taken chains up to index `next`, of which `in_flight` were not completed.
 pub(super) fn pop(
     guest: &Guest,
     indirect: bool,
@@ -17,7 +17,7 @@ pub(super) fn pop(
     in_flight: &BTreeSet<u16>,
 ) -> Outcome {
     let idx = shown;
-    // Counting up from `next`, the driver's index is reached within as many steps as the queue has places.
+    // Counting up from `next`, the driver's index is reached after at most as many steps as the queue has descriptors.
     let Some(new) = (0..=guest.size).find(|n| next.wrapping_add(*n) == idx) else {
         return Err(QueueError::IndexJump { from: next, to: idx }.into());
     };
@@ -127,8 +127,8 @@ fn add(desc: Raw, (readable, writable): &mut (Vec<Piece>, Vec<Piece>)) -> Result
     Ok(())
 }
 
-/// Whether the other side wants to hear of the entries from index `old` up to, but not including, `new`: it waits for
-/// the one at index `event`.
+/// Whether the other side needs a notification about the entries from index `old` up to, but not including, `new`: it
+/// waits for the entry at index `event`.
 pub(super) fn wanted(event: u16, old: u16, new: u16) -> bool {
     let mut index = old;
     while index != new {

@@ -1,5 +1,5 @@
-//! Random steps of a driver and a device: what the queue does is what the naive device would do, and what a driver sees
-//! in its used ring is what was given back.
+//! Random steps of a driver and a device: the queue behaves like the naive device, and the driver's used ring contains
+//! exactly the completed chains.
 
 use super::driver::{Desc, Guest, INDIRECT, NEXT, WRITE};
 use super::naive;
@@ -9,30 +9,30 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Where the driver keeps indirect tables and buffers.
+/// Addresses of the driver's indirect tables and buffers.
 const TABLES: u64 = 0x1_0000;
 const TABLE_LEN: u64 = 0x1000;
 const BUFFERS: u64 = 0x20_0000;
 
-/// A request as a decent driver makes it.
+/// A valid request.
 #[derive(Clone, Debug)]
 struct Request {
     readable: Vec<u32>,
     writable: Vec<u32>,
-    /// How many of its descriptors are in the queue's own table, if the rest is in an indirect one.
+    /// The number of its descriptors in the queue's own table, if the others are in an indirect table.
     direct: Option<Index>,
-    /// Picks among the free descriptors.
+    /// Choices among the free descriptors.
     places: Vec<Index>,
 }
 
 #[derive(Clone, Debug)]
 enum Step {
     Offer(Request),
-    /// A descriptor, written wherever, also into chains in flight.
+    /// Overwrites any descriptor, also of chains in flight.
     Scribble(Index, Desc),
-    /// The same in the first indirect table.
+    /// Overwrites a descriptor of the first indirect table.
     ScribbleTable(u8, Desc),
-    /// A head that the driver has no right to.
+    /// Offers a head that the driver does not own.
     OfferWild(u16),
     Jump(u16),
     Pop,
@@ -83,7 +83,7 @@ fn decent() -> impl Strategy<Value = Step> {
         6 => request().prop_map(Step::Offer),
         6 => Just(Step::Pop),
         6 => (any::<Index>(), any::<u32>()).prop_map(|(i, len)| Step::GiveBack(i, len)),
-        // An event index near the present, for one far away is never passed.
+        // An event index near the current one, because a distant one is never passed.
         3 => (0..2_u16, 0..6_u16).prop_map(|(flags, used_event)| Step::Publish { flags, used_event }),
         1 => Just(Step::EnableKicks),
         1 => Just(Step::DisableKicks),
@@ -101,20 +101,20 @@ fn hostile() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Both sides, and what must be true of them.
+/// Both sides, and their expected state.
 struct World {
     guest: Guest,
     event_idx: bool,
     indirect: bool,
     queue: SplitQueue,
     chain: Chain,
-    /// Free descriptors, as the driver keeps them.
+    /// Free descriptors, as the driver tracks them.
     free: BTreeSet<u16>,
-    /// What the driver meant, by head, and the descriptors that it used.
+    /// The driver's requests, by head, and the descriptors that they use.
     meant: BTreeMap<u16, (Request, Vec<u16>)>,
-    /// What was taken and not given back.
+    /// Chains that were taken and not completed.
     in_flight: BTreeSet<u16>,
-    /// Given back, not yet shown.
+    /// Completed chains that are not published yet.
     given: Vec<(u32, u32)>,
     next_avail: u16,
     shown: u16,
@@ -188,7 +188,7 @@ impl World {
         assert_eq!(self.guest.used_idx(), self.published);
     }
 
-    /// Lays a request out as its dice fell, if there are descriptors for it.
+    /// Lays out a random request, if there are descriptors for it.
     fn offer(&mut self, mut request: Request) {
         let parts = [(&request.readable, 0), (&request.writable, WRITE)];
         let mut descs: Vec<_> = parts
@@ -233,7 +233,7 @@ impl World {
     }
 
     fn pop(&mut self) {
-        // The driver's index is looked at only when all that it showed is taken.
+        // The device reads the driver's index only when all chains up to the last read index are taken.
         if self.shown == self.next_avail {
             self.shown = self.guest.avail_idx();
         }
@@ -313,7 +313,7 @@ fn size() -> impl Strategy<Value = u16> {
     (0..7_u32).prop_map(|log| 1 << log)
 }
 
-/// Also such that indices wrap soon.
+/// Includes values with which indices wrap soon.
 fn start() -> impl Strategy<Value = u16> {
     prop_oneof![Just(0), 65_500..=u16::MAX, any::<u16>()]
 }
