@@ -1,10 +1,11 @@
 //! A token bucket that all reactors share. Any context; nothing waits.
 //!
-//! It is sold out up to a time, `until`; as the clock goes on, it fills by itself. Whoever takes moves that time on by what he takes; once it has
-//! passed the present, nobody gets more. A large request may move it far: the bucket is in debt, and the clock pays. While the time lags behind, there is
-//! something to take, but no more than the burst and [`SLACK`].
+//! The bucket is sold out up to a time, `until`; as the clock goes on, it fills by itself. A reactor that takes tokens
+//! moves that time on by their cost; once `until` has passed the present, no reactor gets more. A large request may move
+//! it far: the bucket is in debt, and the clock pays. While `until` lags behind the clock, tokens are available, but no
+//! more than the burst and [`SLACK`].
 //!
-//! Costs are in 2^-16 ns, of which leases keep the fractions; the bucket itself counts whole nanoseconds.
+//! Costs are in 2^-16 ns; leases keep the fractions, the bucket itself counts whole nanoseconds.
 
 use crate::sync::{
     AtomicU64,
@@ -13,10 +14,10 @@ use crate::sync::{
 use crate::tariff::{Cost, FRACTION};
 use std::time::Duration;
 
-/// How late reactors may be, in nanoseconds, and still sell all: without it, a limit without burst would lose the time between a request's turn and the
-/// reactor's look at it.
+/// How late reactors may be, in nanoseconds, and still use the whole limit: without it, a limit without burst would lose
+/// the time between a request's turn and the reactor's poll.
 pub const SLACK: u64 = 1_000_000;
-/// How much all reactors together may hold leased, in nanoseconds. With [`SLACK`], 0.2% of a second.
+/// Upper bound of the leases of all reactors together, in nanoseconds. With [`SLACK`], 0.2% of a second.
 pub const LEASES: u64 = 1_000_000;
 
 /// A token bucket. See the file's head.
@@ -26,13 +27,13 @@ pub struct Bucket {
     request: AtomicU64,
     byte: AtomicU64,
     burst: AtomicU64,
-    /// Counts the changes.
+    /// Number of changes.
     version: AtomicU64,
-    /// Sold out up to this time, in nanoseconds.
+    /// The bucket is sold out up to this time, in nanoseconds.
     until: AtomicU64,
-    /// What reactors hold leased, in nanoseconds.
+    /// The leases of all reactors, in nanoseconds.
     leased: AtomicU64,
-    /// Lanes that wait, on all reactors.
+    /// Number of waiting lanes, on all reactors.
     waiting: AtomicU64,
 }
 
@@ -42,7 +43,7 @@ const fn nanos(burst: Duration) -> u64 {
 }
 
 impl Bucket {
-    /// A bucket that begins empty.
+    /// Creates an empty bucket.
     pub fn new(cost: Cost, burst: Duration, now: u64) -> Self {
         Self {
             request: AtomicU64::new(cost.request),
@@ -61,13 +62,14 @@ impl Bucket {
         Cost { request: self.request.load(Relaxed), byte: self.byte.load(Relaxed) }
     }
 
-    /// Counts the changes of price and burst. Who has seen a version sees its price, or a later one's.
+    /// Number of changes of price and burst. A reactor that has read a version reads its price, or a later one's.
     #[inline]
     pub fn version(&self) -> u64 {
         self.version.load(Acquire)
     }
 
-    /// Has another price from now on. A debt stays the same in requests or bytes; what was saved up stays within the new burst.
+    /// Sets another price and burst. A debt stays the same in requests or bytes; saved-up tokens are limited to the new
+    /// burst.
     pub fn set(&self, cost: Cost, burst: Duration, now: u64) {
         const SIZE: u64 = 64 << 10;
         let (before, after) = (self.cost().of(SIZE).max(1), cost.of(SIZE));
@@ -90,7 +92,8 @@ impl Bucket {
         }
     }
 
-    /// Where what can be taken at `now` begins: there is something if that is not later than `now`, and otherwise there will be then.
+    /// The start of the available tokens at `now`: tokens are available if it is at most `now`; otherwise they will be at
+    /// that time.
     #[inline]
     pub fn free_from(&self, now: u64) -> u64 {
         self.begin(self.until.load(Relaxed), now)
@@ -100,10 +103,11 @@ impl Bucket {
         until.max(now.saturating_sub(self.burst.load(Relaxed).saturating_add(SLACK)))
     }
 
-    /// Takes `need` nanoseconds, by going into debt if they are more than there are, and of `extra` as many as there are besides. Returns how many it
-    /// took.
+    /// Takes `need` nanoseconds, going into debt if fewer are available, and as much of `extra` as is available beyond
+    /// them. Returns the number taken.
     ///
     /// # Errors
+    /// The time at which tokens will be available, if there are none.
     /// When there will be something, if there is nothing.
     #[inline]
     pub fn take(&self, need: u64, extra: u64, now: u64) -> Result<u64, u64> {
@@ -120,12 +124,13 @@ impl Bucket {
         }
     }
 
-    /// Gives back what was taken and not used.
+    /// Returns tokens that were taken and not used.
     pub fn give_back(&self, unused: u64) {
         self.update(|until| until.saturating_sub(unused));
     }
 
-    /// A reactor that held `before` leased is to hold `kept`, and as much of `more` besides as all may hold together. Returns how much of that.
+    /// Replaces a reactor's lease of `before` by `kept`, and by as much of `more` in addition as all reactors together
+    /// may hold. Returns that part of `more`.
     pub fn lease(&self, before: u64, kept: u64, more: u64) -> u64 {
         let mut is = self.leased.load(Relaxed);
         loop {
@@ -138,12 +143,12 @@ impl Bucket {
         }
     }
 
-    /// What all reactors hold leased, in nanoseconds.
+    /// The leases of all reactors, in nanoseconds.
     pub fn leased(&self) -> u64 {
         self.leased.load(Relaxed)
     }
 
-    /// Lanes that wait, on all reactors.
+    /// Number of waiting lanes, on all reactors.
     #[inline]
     pub fn waiting(&self) -> u64 {
         self.waiting.load(Relaxed)

@@ -1,9 +1,10 @@
-//! An opener's line: its requests, one by one, before all buckets that they go by. Reactor context.
+//! An opener's queue before all buckets that limit its requests. Reactor context.
 //!
-//! A request gets what it costs from every bucket on its path, or nothing. While one of them has nothing, the lane waits in that one's ring, and in no other.
+//! A request gets its cost from every bucket on its path, or nothing. While one bucket has no tokens, the lane waits in
+//! that bucket's ring, and in no other.
 //!
-//! Where leases allow it, several requests are paid at a time, for as long as they are of one size: the next ones look at no bucket's share at all. What is
-//! paid ahead counts as leased. A lane that waits, or is dropped since limits have changed, hands it back.
+//! Where leases allow it, several requests of one size are paid at a time: the next ones check no bucket's share at all.
+//! Prepaid requests count as leased. A lane that waits, or is dropped because limits have changed, returns them.
 
 use crate::share::{Share, Wheel};
 use std::cell::RefCell;
@@ -11,40 +12,40 @@ use std::fmt;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The buckets that a request goes by, from the disk's to the outermost group's.
+/// The buckets that limit a request, from the disk's to the outermost group's.
 pub type Path<W, T> = Vec<Rc<RefCell<Share<W, T>>>>;
 
-/// A bucket on the path, and what each request that is paid ahead has cost there.
+/// A bucket on the path, and the cost there of each prepaid request.
 struct Stage<W, T> {
     share: Rc<RefCell<Share<W, T>>>,
     price: u64,
 }
 
-/// Requests of one size that are paid ahead.
+/// Prepaid requests of one size.
 #[derive(Default)]
 struct Prepaid {
     bytes: u64,
     left: u64,
-    /// How many they were.
+    /// Their number when they were paid.
     of: u64,
-    /// Requests of other sizes since.
+    /// Requests of other sizes since then.
     others: u64,
 }
 
-/// What the next lane is called in the rings.
+/// The id of the next lane.
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
-/// An opener's line. See the file's head.
-// What nearly every request looks at comes first, and so stands together.
+/// An opener's queue. See the file's head.
+// The fields that nearly every request reads come first, and so share cache lines.
 #[repr(C)]
 pub struct Lane<W, T> {
     prepaid: Prepaid,
     id: u64,
     who: W,
     path: Vec<Stage<W, T>>,
-    /// Which bucket it waits for.
+    /// The bucket that the lane waits for.
     waits_at: Option<usize>,
-    /// What it owed which bucket when it ceased to wait.
+    /// The bucket in which the lane had a debt when it stopped waiting, and the debt.
     debt: (usize, i64),
 }
 
@@ -56,19 +57,19 @@ impl<W, T> fmt::Debug for Lane<W, T> {
 }
 
 impl<W: Copy, T> Lane<W, T> {
-    /// A lane of `who` that goes by these buckets.
+    /// Creates a lane of `who` with these buckets.
     pub fn new(who: W, path: Path<W, T>) -> Self {
         let path = path.into_iter().map(|share| Stage { share, price: 0 }).collect();
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         Self { id, who, prepaid: Prepaid::default(), path, waits_at: None, debt: (0, 0) }
     }
 
-    /// Whether it waits.
+    /// Whether the lane waits.
     pub const fn is_waiting(&self) -> bool {
         self.waits_at.is_some()
     }
 
-    /// Whether a request of so many bytes is one of those that are paid ahead; it is not any more. If it is none, [`Lane::ask`].
+    /// Uses one prepaid request of this size; `false` if there is none, and then [`Lane::ask`] is needed.
     #[inline]
     pub fn spend_ahead(&mut self, bytes: u64) -> bool {
         let is_paid = self.prepaid.left > 0 && self.prepaid.bytes == bytes;
@@ -76,14 +77,14 @@ impl<W: Copy, T> Lane<W, T> {
         is_paid
     }
 
-    /// Pays a request of so many bytes from what is leased of all buckets, if that is enough and nobody waits here.
+    /// Pays a request of this size from the leases of all buckets; `false` if a lease is too small or lanes wait.
     fn pay(&mut self, bytes: u64) -> bool {
         let is_short = |stage: &Stage<W, T>| !stage.share.borrow_mut().spend(bytes);
         if let Some(paid) = self.path.iter().position(is_short) {
             self.path[..paid].iter().for_each(|stage| stage.share.borrow_mut().take_back(bytes));
             return false;
         }
-        // Sizes may have changed for good.
+        // Request sizes may have changed for good.
         if self.prepaid.others >= self.prepaid.left {
             self.pay_ahead(bytes);
         } else {
@@ -92,7 +93,7 @@ impl<W: Copy, T> Lane<W, T> {
         true
     }
 
-    /// Pays as many further requests as all leases allow.
+    /// Prepays as many further requests as all leases allow.
     fn pay_ahead(&mut self, bytes: u64) {
         self.hand_back();
         let payable = |stage: &Stage<W, T>| {
@@ -107,7 +108,8 @@ impl<W: Copy, T> Lane<W, T> {
         }
     }
 
-    /// Asks for the first request, of so many bytes; `behind` more wait in the line. [`Lane::settle`] must follow the last of several of these.
+    /// Asks for the first request, of so many bytes; `behind` more requests wait behind it. [`Lane::settle`] must follow
+    /// the last of a series of calls.
     pub fn ask(
         &mut self,
         bytes: u64,
@@ -149,7 +151,7 @@ impl<W: Copy, T> Lane<W, T> {
         true
     }
 
-    /// Waits for that bucket, and for no other.
+    /// Starts waiting for that bucket, and stops waiting for any other.
     fn wait_at(&mut self, at: usize, now: u64, wheel: &mut impl Wheel<Who = W, Timer = T>) {
         if self.waits_at == Some(at) {
             return;
@@ -161,7 +163,7 @@ impl<W: Copy, T> Lane<W, T> {
         self.waits_at = Some(at);
     }
 
-    /// Has asked for all that it wants to for now; `has_more`: requests wait in the line.
+    /// Ends a series of [`Lane::ask`]; `has_more`: requests still wait.
     pub fn settle(&mut self, has_more: bool, now: u64, wheel: &mut impl Wheel<Who = W, Timer = T>) {
         if !has_more {
             self.leave(now, wheel);
@@ -170,7 +172,7 @@ impl<W: Copy, T> Lane<W, T> {
         }
     }
 
-    /// Waits no more: its requests are gone, or cannot go now for another reason.
+    /// Stops waiting: the lane's requests are gone, or cannot be submitted now for another reason.
     pub fn leave(&mut self, now: u64, wheel: &mut impl Wheel<Who = W, Timer = T>) {
         if let Some(at) = self.waits_at.take() {
             let mut share = self.path[at].share.borrow_mut();
@@ -181,7 +183,7 @@ impl<W: Copy, T> Lane<W, T> {
 }
 
 impl<W, T> Lane<W, T> {
-    /// Has nothing paid ahead any more, so that [`Lane::spend_ahead`] lets nothing go before others.
+    /// Returns all prepaid requests, so that [`Lane::spend_ahead`] lets no request overtake others.
     pub fn hand_back(&mut self) {
         let Prepaid { left, of, .. } = std::mem::take(&mut self.prepaid);
         if of > 0 {

@@ -1,20 +1,24 @@
-//! Rate limits of disks and groups of disks. Pure: the time is passed in, and whoever is to be woken is told to the caller.
+//! Rate limits of disks and groups of disks. Pure: the caller passes the time in, and wakes the lanes that the crate
+//! names.
 //!
-//! - [`Limits`] is what an operator says: requests and bytes a second, of all requests, reads or writes, and a burst. It becomes up to six
-//!   [`Bucket`]s, each with a price for a request ([`Cost`]): time, of which a second has one second.
-//! - A [`Bucket`] is shared by all reactors. It is one number, the time up to which it is sold out, so that it fills by itself, and nobody visits it.
-//! - A [`Share`] is a reactor's part of a bucket: the slice that it has leased, and the lanes that wait for more, in the order of deficit round robin.
-//! - A [`Lane`] is an opener's line: it asks for a request at a time, and gets it from every bucket on its path or from none; where nobody waits, several are
-//!   paid at a time.
+//! - [`Limits`] are an operator's settings: requests and bytes per second, of all requests, reads or writes, and a burst.
+//!   They become up to six [`Bucket`]s, each with a price per request ([`Cost`]): time, of which a second has one second.
+//! - A [`Bucket`] is shared by all reactors. It is one number, the time up to which it is sold out, so it fills by
+//!   itself, without periodic visits.
+//! - A [`Share`] is a reactor's part of a bucket: its lease, and the lanes that wait for more, in the order of deficit
+//!   round robin.
+//! - A [`Lane`] is an opener's queue: it asks for one request at a time, and gets it from every bucket on its path or
+//!   from none; where no lane waits, several are paid at a time.
 //!
-//! | context | what runs in it |
+//! | context | functions and types |
 //! | --- | --- |
 //! | control | [`Limiter::new`], [`Limiter::set`] |
 //! | reactor | [`Share`], [`Lane`] |
 //! | any | [`Bucket`], by atomics |
 //!
-//! **How much at most.** In any time W, a bucket lets through its rate × (W + burst), one request of each lane, and 2 ms of its rate: one
-//! half is how late reactors may be without losing anything ([`SLACK`]), the other what all of them have leased together ([`LEASES`]).
+//! **Upper bound.** In any time W, a bucket lets through its rate × (W + burst), one request of each lane, and 2 ms of
+//! its rate: one half is how late reactors may be without losing anything ([`SLACK`]), the other half the leases of all
+//! reactors together ([`LEASES`]).
 #![forbid(unsafe_code)]
 
 mod bucket;

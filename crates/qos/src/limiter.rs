@@ -1,9 +1,9 @@
-//! The limits of one disk or group, as the buckets that reactors go by. Control context.
+//! The limits of one disk or group, as buckets for the reactors. Control context.
 
 use crate::{Bucket, Kind, Limits, LimitsError};
 use std::sync::Arc;
 
-/// Limits, and the buckets that they are.
+/// Limits and their buckets.
 #[derive(Clone, Debug, Default)]
 pub struct Limiter {
     limits: Limits,
@@ -11,22 +11,23 @@ pub struct Limiter {
 }
 
 impl Limiter {
-    /// Without any limit.
+    /// A limiter without limits.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// What was set.
+    /// The current limits.
     pub const fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// The buckets, each with what it counts.
+    /// The buckets, each with the requests that it limits.
     pub fn buckets(&self) -> &[(Kind, Arc<Bucket>)] {
         &self.buckets
     }
 
-    /// Has other limits from now on. Buckets that stay keep their debt. Whoever goes by buckets must be told if there are others now.
+    /// Sets other limits. Buckets that stay keep their debt. If the set of buckets changes, the caller must notify all
+    /// users of buckets.
     ///
     /// # Errors
     /// [`LimitsError`]; then nothing has changed.

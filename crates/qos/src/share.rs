@@ -1,16 +1,18 @@
 //! A reactor's part of a bucket: what it has leased, and the lanes that wait for more. Reactor context.
 //!
-//! **Leases.** A look at the bucket takes more than the request at hand costs, so that the next ones cost no atomic. While lanes wait: no more than what
-//! waits here, and of what may be leased at all this reactor's share of the lanes that wait; when no lane waits any more, the rest goes back. While none waits
-//! anywhere: an [`AHEAD`]th of what there is, which is the less the nearer the limit is, so that a limit that nobody reaches costs next to nothing. Of that
-//! it lends some to lanes ([`crate::Lane`]), each of which may have an equal part of it at one time.
+//! **Leases.** A reactor takes more from the bucket than the current request costs, so that the next ones cost no atomic
+//! operation. While lanes wait here: no more than the waiting requests cost, and at most this reactor's share, by waiting
+//! lanes, of the total that may be leased; when no lane waits any more, the rest is returned. While no lane waits on any
+//! reactor: an [`AHEAD`]th of the available tokens, which is smaller the nearer the limit is, so that a limit that is not
+//! reached costs next to nothing. Part of that is lent to lanes ([`crate::Lane`]), in equal parts.
 //!
-//! **Turns.** The lanes that wait stand in a ring. The first asks until its deficit is used up, and goes to the end; each time that a lane comes to the front,
-//! it is given a quantum. So requests of all sizes are weighed by what they cost.
+//! **Turns.** Waiting lanes form a ring. The first asks until its deficit is used up, and goes to the end; each time that
+//! a lane comes to the front, it gets a quantum. So requests of all sizes are weighed by their cost.
 //!
-//! **Pace.** Reactors come by at different moments, and the one that happens to come more often would get more. So each keeps a time of its own, which what it
-//! takes moves on by its cost, times all lanes that wait, divided by those that wait here. Ahead of the clock, it leaves what there is to the others, unless
-//! they leave it for [`LEFT_OVER`].
+//! **Pace.** Reactors poll at different moments, and one that polls more often would get more. So each reactor keeps a
+//! time of its own: taking tokens moves it on by their cost, times the number of all waiting lanes, divided by the number
+//! of lanes waiting here. While that time is ahead of the clock, the reactor leaves available tokens to the other
+//! reactors, unless they leave them for [`LEFT_OVER`].
 
 use crate::bucket::{Bucket, LEASES, nanos_up};
 use crate::tariff::FRACTION;
@@ -18,40 +20,42 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
-/// A look at a bucket that is sold out is followed by the next no sooner than this, in nanoseconds: at high rates a slice is taken at a time.
+/// Minimum time between two reads of a sold-out bucket, in nanoseconds: at high rates a whole slice is taken at a time.
 const GRAIN: u64 = 100_000;
-/// What nobody has taken for so long, in nanoseconds, is anybody's. Well below [`crate::SLACK`], beyond which it is lost.
+/// Tokens that no reactor has taken for this time, in nanoseconds, may be taken by any. Well below [`crate::SLACK`],
+/// beyond which they are lost.
 const LEFT_OVER: u64 = 250_000;
-/// How far a reactor's pace may be from the clock, in nanoseconds: what it missed before that is forgotten.
+/// Upper bound of the distance between a reactor's pace and the clock, in nanoseconds: older shortfalls are forgotten.
 const PACE_SPAN: u64 = 20_000_000;
-/// What part of what a bucket has a reactor leases where nobody waits, and what part at most of what may be leased.
+/// The fraction of a bucket's tokens that a reactor leases while no lane waits, and the largest fraction of the total
+/// that may be leased.
 const AHEAD: u64 = 8;
-/// What part of a lease a lane may have lent at most.
+/// The largest fraction of a lease that a lane may borrow.
 const LENT: u64 = 4;
 /// The request that a lane's quantum pays for, in bytes.
 const QUANTUM: u64 = 4 << 10;
 
-/// How lanes are woken.
+/// Wakes lanes.
 pub trait Wheel {
-    /// Names whoever a lane is of.
+    /// Identifies the owner of a lane.
     type Who;
-    /// Names a wake-up that is to come.
+    /// Identifies a pending wake-up.
     type Timer;
 
-    /// Wakes someone now.
+    /// Wakes the owner now.
     fn wake(&mut self, who: Self::Who);
 
-    /// Wakes someone at a time in nanoseconds.
+    /// Wakes the owner at a time in nanoseconds.
     fn wake_at(&mut self, who: Self::Who, at: u64) -> Self::Timer;
 
-    /// Takes that back, if it is still to come.
+    /// Cancels a wake-up that is still pending.
     fn cancel(&mut self, timer: Self::Timer);
 }
 
 struct Standing<W> {
     lane: u64,
     who: W,
-    /// What it may still take in this turn, in 2^-16 ns; below zero, what it took too much.
+    /// The remaining cost of this turn, in 2^-16 ns; below zero, the excess that it has taken.
     deficit: i64,
 }
 
@@ -65,17 +69,17 @@ struct Alarm<T> {
 pub struct Share<W, T> {
     bucket: Arc<Bucket>,
     version: u64,
-    /// The last request's bytes and cost: most are of one size.
+    /// Bytes and cost of the last request: most requests have one size.
     last: (u64, u64),
-    /// What it may spend without asking, in 2^-16 ns.
+    /// The lease: the cost that it may spend without asking the bucket, in 2^-16 ns.
     lease: u64,
-    /// What lanes have of it to spend by themselves, at most, in 2^-16 ns.
+    /// Upper bound of the part of the lease that lanes have borrowed, in 2^-16 ns.
     lent: u64,
-    /// How much of both the bucket knows of, in nanoseconds.
+    /// The part of both that the bucket has recorded, in nanoseconds.
     reserved: u64,
-    /// Its own time; see the file's head.
+    /// The reactor's own time; see the file's head.
     pace: u64,
-    /// There is nothing before this time.
+    /// No tokens are available before this time.
     not_before: u64,
     ring: VecDeque<Standing<W>>,
     alarm: Option<Alarm<T>>,
@@ -89,7 +93,7 @@ impl<W, T> fmt::Debug for Share<W, T> {
 }
 
 impl<W: Copy, T> Share<W, T> {
-    /// A part of `bucket`, without anything yet.
+    /// Creates a share of `bucket`, without a lease.
     pub fn new(bucket: Arc<Bucket>) -> Self {
         Self {
             version: bucket.version(),
@@ -110,7 +114,7 @@ impl<W: Copy, T> Share<W, T> {
         &self.bucket
     }
 
-    /// What a request of so many bytes costs here.
+    /// The cost of a request of so many bytes.
     #[inline]
     pub(crate) fn cost(&mut self, bytes: u64) -> u64 {
         if self.last.0 != bytes {
@@ -119,7 +123,8 @@ impl<W: Copy, T> Share<W, T> {
         self.last.1
     }
 
-    /// Takes what a request of so many bytes costs from the lease; `false` if that is not enough, lanes wait, or the price has changed.
+    /// Takes the cost of a request from the lease; `false` if the lease is too small, lanes wait, or the price has
+    /// changed.
     #[inline]
     pub(crate) fn spend(&mut self, bytes: u64) -> bool {
         let cost = self.cost(bytes);
@@ -130,18 +135,18 @@ impl<W: Copy, T> Share<W, T> {
         is_paid
     }
 
-    /// Has back what a request cost that another bucket's lease was not enough for.
+    /// Takes back the cost of a request for which another bucket's lease was too small.
     pub(crate) fn take_back(&mut self, bytes: u64) {
         self.lease += self.cost(bytes);
     }
 
-    /// How many requests of so many bytes may be paid ahead for one of so many lanes.
+    /// The number of requests of this size that may be prepaid for one of `lanes` lanes.
     pub(crate) fn payable(&mut self, bytes: u64, lanes: u64) -> u64 {
         let part = ((LEASES / AHEAD) << FRACTION) / lanes;
         part.min(self.lease / LENT) / self.cost(bytes).max(1)
     }
 
-    /// Pays so many ahead, of which [`Share::payable`] told; what each costs.
+    /// Prepays as many requests as [`Share::payable`] allowed; returns the cost of each.
     pub(crate) fn lend(&mut self, bytes: u64, requests: u64) -> u64 {
         let cost = self.cost(bytes);
         self.lease -= cost * requests;
@@ -149,7 +154,7 @@ impl<W: Copy, T> Share<W, T> {
         cost
     }
 
-    /// Whether `lane` may have something that costs so much now.
+    /// Whether `lane` may take this cost now.
     #[inline]
     pub(crate) fn may_take(&mut self, lane: u64, cost: u64, now: u64) -> bool {
         if self.version != self.bucket.version() {
@@ -170,7 +175,7 @@ impl<W: Copy, T> Share<W, T> {
         self.return_lease();
     }
 
-    /// Whether the bucket has something for this reactor; notes when to look again, if not.
+    /// Whether the bucket has tokens for this reactor; if not, records when to read it again.
     fn look(&mut self, now: u64) -> bool {
         let begin = self.bucket.free_from(now);
         let others_wait = self.bucket.waiting() > self.ring.len() as u64;
@@ -185,7 +190,8 @@ impl<W: Copy, T> Share<W, T> {
         false
     }
 
-    /// Takes what [`Share::may_take`] allowed; `behind`: how many requests of its lane wait behind it. `false` if another reactor was faster.
+    /// Takes the cost that [`Share::may_take`] allowed; `behind` requests of its lane wait behind it. `false` if another reactor was
+    /// faster.
     #[inline]
     pub(crate) fn take(&mut self, cost: u64, behind: u64, now: u64) -> bool {
         if let Some(rest) = self.lease.checked_sub(cost) {
@@ -228,20 +234,20 @@ impl<W: Copy, T> Share<W, T> {
         true
     }
 
-    /// Another bucket had nothing: this one has its own again.
+    /// Returns the taken cost, because another bucket had no tokens.
     pub(crate) fn give_back(&mut self, cost: u64) {
         self.lease += cost;
         self.return_lease();
     }
 
-    /// A lane waits from now on; it may owe something from before.
+    /// Adds a waiting lane, which may have a debt from before.
     pub(crate) fn join(&mut self, lane: u64, who: W, debt: i64) {
         self.bucket.begin_waiting();
         self.ring.push_back(Standing { lane, who, deficit: debt.min(0) });
         self.next_turn();
     }
 
-    /// A lane does not wait any more. Returns what it owes.
+    /// Removes a waiting lane and returns its debt.
     pub(crate) fn leave(&mut self, lane: u64) -> i64 {
         let at = self.ring.iter().position(|s| s.lane == lane).expect("it waits here");
         let left = self.ring.remove(at).expect("just found");
@@ -250,7 +256,7 @@ impl<W: Copy, T> Share<W, T> {
         left.deficit.min(0)
     }
 
-    /// The first lane has had something that cost so much.
+    /// Records that the first lane has taken this cost.
     pub(crate) fn served(&mut self, cost: u64) {
         let first = self.ring.front_mut().expect("it waits here");
         first.deficit = first.deficit.saturating_sub_unsigned(cost);
@@ -260,7 +266,7 @@ impl<W: Copy, T> Share<W, T> {
         }
     }
 
-    /// Has a lane at the front that may take something.
+    /// Brings a lane to the front that may take tokens.
     fn next_turn(&mut self) {
         if self.ring.front().is_none_or(|first| first.deficit > 0) {
             return;
@@ -274,7 +280,7 @@ impl<W: Copy, T> Share<W, T> {
             }
             self.ring.rotate_left(1);
         }
-        // All owe more than a quantum: as many rounds as the least of them needs, at one time.
+        // All lanes owe more than a quantum: applies as many rounds as the smallest debt needs, at once.
         let least = self.ring.iter().map(|s| s.deficit).max().expect("looked at above");
         let rounds = least.unsigned_abs() / quantum.unsigned_abs() + 1;
         let gain = i64::try_from(rounds).unwrap_or(i64::MAX).saturating_mul(quantum);
@@ -283,7 +289,7 @@ impl<W: Copy, T> Share<W, T> {
         self.ring.rotate_left(first);
     }
 
-    /// Sees to it that the first lane is woken when there is something, and that nothing is kept that nobody waits for.
+    /// Schedules the wake-up of the first lane, and returns tokens that no lane waits for.
     pub(crate) fn settle(&mut self, now: u64, wheel: &mut impl Wheel<Who = W, Timer = T>) {
         let Some(first) = self.ring.front() else {
             self.return_lease();
@@ -313,13 +319,13 @@ impl<W: Copy, T> Share<W, T> {
 }
 
 impl<W, T> Share<W, T> {
-    /// Has back what was lent to a lane, of which so much is left.
+    /// Takes back a lane's loan, of which `left` is unused.
     pub(crate) fn end_loan(&mut self, lent: u64, left: u64) {
         self.lent -= lent;
         self.lease += left;
     }
 
-    /// What it keeps reserved for lanes, in nanoseconds.
+    /// The part that it keeps reserved for lanes, in nanoseconds.
     fn kept(&self) -> u64 {
         // Fractions may add up to more than is reserved.
         (self.lent >> FRACTION).min(self.reserved)

@@ -1,3 +1,3 @@
-//! The primitives that [`crate::bucket`] is made of, so that a test can put loom's in their place.
+//! The primitives of [`crate::bucket`], so that a test can substitute loom's.
 
 pub use std::sync::atomic::{AtomicU64, Ordering};

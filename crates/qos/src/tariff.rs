@@ -1,50 +1,50 @@
-//! What limits say, and what a request costs by them. Any context.
+//! The limits of an operator, and the cost of a request under them. Any context.
 //!
 //! A request costs time: at 1,000 requests a second, a millisecond. Prices are exact to 2^-32 ns and rounded up, so that a limit is never exceeded.
 
 use std::time::Duration;
 
-/// Fractions of a nanosecond that costs and leases are counted in: 2^16.
+/// Binary digits of the fractions of a nanosecond in costs and leases: 2^16.
 pub(crate) const FRACTION: u32 = 16;
-/// The same of prices.
+/// The same for prices.
 const PRICE_FRACTION: u32 = 32;
-/// So that sums of some costs do not overflow.
+/// Keeps sums of several costs from overflowing.
 const COST_MAX: u64 = u64::MAX >> 1;
 const SECOND: u128 = 1_000_000_000 << PRICE_FRACTION;
 
-/// The most requests a second that can be asked for: more is no limit.
+/// The largest limit of requests per second.
 pub const IOS_MAX: u64 = 1_000_000_000;
-/// The most bytes a second.
+/// The largest limit of bytes per second.
 pub const BYTES_MAX: u64 = 1 << 50;
 /// The longest burst.
 pub const BURST_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// What requests that move no bytes, and cost the store something all the same, are counted with: as many as a small request. Otherwise a limit of bytes alone would let any
-/// number of them through.
+/// The size in bytes that is charged for requests without data that cost the store something all the same: that of a
+/// small request. Otherwise a limit of bytes alone would let any number of them through.
 pub const LEAST_BYTES: u64 = SMALL;
 
-/// The two sizes at which combined limits are met.
+/// The two sizes at which combined limits apply exactly.
 const SMALL: u64 = 4 << 10;
 const LARGE: u64 = 4 << 20;
 
-/// Which way a request's data goes, if it has some; what changes the disk in other ways is a write.
+/// The direction of a request's data, if it has any; other changes of the disk count as writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Direction {
-    /// From the disk.
+    /// From the disk to memory.
     Read,
-    /// To it.
+    /// From memory to the disk.
     Write,
 }
 
-/// One of the limits.
+/// A kind of limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Kind {
     /// Requests, or with combined limits requests and bytes.
     All,
-    /// Reads, likewise.
+    /// Reads, and likewise their bytes.
     Reads,
-    /// Writes, likewise.
+    /// Writes, and likewise their bytes.
     Writes,
     /// Bytes.
     AllBytes,
@@ -55,7 +55,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Whether requests of that direction count.
+    /// Whether the limit applies to requests of this direction.
     pub const fn counts(self, direction: Direction) -> bool {
         match self {
             Self::All | Self::AllBytes => true,
@@ -65,7 +65,7 @@ impl Kind {
     }
 }
 
-/// What an operator says. 0 is no limit.
+/// An operator's limits. 0 means no limit.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Limits {
     /// Requests a second.
@@ -80,7 +80,7 @@ pub struct Limits {
     pub read_bytes: u64,
     /// Bytes written a second.
     pub write_bytes: u64,
-    /// How much time's worth can be saved up.
+    /// The time whose tokens can be saved up.
     pub burst: Duration,
     /// A limit of requests and one of bytes are ends of one scale: a request costs 1/C1 + bytes/C2 seconds, such that requests of 4 KiB
     /// meet the first, and those of 4 MiB the second.
@@ -90,16 +90,16 @@ pub struct Limits {
 /// Why limits are refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LimitsError {
-    /// More requests than any disk does.
+    /// A limit of requests beyond [`IOS_MAX`].
     #[error("{0} requests a second are more than {IOS_MAX}, the most that can be set; 0 is no limit")]
     Ios(u64),
-    /// More bytes than any disk moves.
+    /// A limit of bytes beyond [`BYTES_MAX`].
     #[error("{0} bytes a second are more than {BYTES_MAX}, the most that can be set; 0 is no limit")]
     Bytes(u64),
     /// A burst of more than a day.
     #[error("a burst of {0:?} is longer than {BURST_MAX:?}")]
     Burst(Duration),
-    /// Combined limits where the limit of bytes is met before that of requests.
+    /// Combined limits where the limit of bytes applies before that of requests.
     #[error(
         "at {ios} requests of 4 KiB a second there are more bytes than {bytes}: together they cannot both be met"
     )]
@@ -109,7 +109,7 @@ pub enum LimitsError {
         /// Bytes a second.
         bytes: u64,
     },
-    /// Combined limits where the limit of requests is met before that of bytes.
+    /// Combined limits where the limit of requests applies before that of bytes.
     #[error(
         "{ios} requests of 4 MiB a second are fewer bytes than {bytes}: together they cannot both be met"
     )]
@@ -121,17 +121,17 @@ pub enum LimitsError {
     },
 }
 
-/// What a request costs: so much for itself, and so much for each byte, in 2^-32 ns.
+/// The price of a request: a constant, and an amount per byte, in 2^-32 ns.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Cost {
-    /// For itself.
+    /// Per request.
     pub request: u64,
-    /// For each byte.
+    /// Per byte.
     pub byte: u64,
 }
 
 impl Cost {
-    /// What `bytes` cost, in 2^-16 ns, rounded up, and no more than 39 hours.
+    /// The cost of `bytes` bytes in 2^-16 ns, rounded up, at most 39 hours.
     #[inline]
     pub fn of(self, bytes: u64) -> u64 {
         let price = u128::from(self.request) + u128::from(self.byte) * u128::from(bytes);
@@ -163,12 +163,12 @@ impl Cost {
 }
 
 impl Limits {
-    /// Whether there are none.
+    /// Whether there are no limits.
     pub fn is_unlimited(&self) -> bool {
         [self.ios, self.read_ios, self.write_ios, self.bytes, self.read_bytes, self.write_bytes] == [0; 6]
     }
 
-    /// The buckets that these limits are.
+    /// The buckets of these limits.
     ///
     /// # Errors
     /// [`LimitsError`].

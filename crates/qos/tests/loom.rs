@@ -1,4 +1,4 @@
-//! The atomics of a bucket under every order of execution that loom can tell apart.
+//! The atomics of a bucket under every order of execution that loom distinguishes.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p aryk-qos --release --test loom`
 #![cfg(loom)]
@@ -24,7 +24,7 @@ fn bucket() -> Arc<Bucket> {
     Arc::new(Bucket::new(Cost { request: 1 << 32, byte: 0 }, Duration::ZERO, 0))
 }
 
-/// What two reactors take together is what there is: no more, and nothing is lost.
+/// Two reactors together take all available tokens: no more, and nothing is lost.
 #[test]
 fn nothing_is_sold_twice() {
     loom::model(|| {
@@ -44,7 +44,7 @@ fn nothing_is_sold_twice() {
     });
 }
 
-/// Giving back and taking meet: the sum stays.
+/// Returning and taking at the same time keeps the sum.
 #[test]
 fn what_is_given_back_is_there_again() {
     loom::model(|| {
@@ -58,7 +58,7 @@ fn what_is_given_back_is_there_again() {
     });
 }
 
-/// Reactors never hold more than may be leased together, whatever they want.
+/// Reactors together never hold more than the lease limit.
 #[test]
 fn leases_stay_within_their_bound() {
     loom::model(|| {
@@ -77,7 +77,7 @@ fn leases_stay_within_their_bound() {
     });
 }
 
-/// A change of price while others take loses nothing of what they took.
+/// A change of price while reactors take tokens loses none of the taken tokens.
 #[test]
 fn a_change_meets_a_taker() {
     loom::model(|| {
@@ -86,7 +86,7 @@ fn a_change_meets_a_taker() {
         let there = thread::spawn(move || other.take(4 * SLACK, 0, NOW).is_ok());
         bucket.set(Cost { request: 2 << 32, byte: 0 }, Duration::ZERO, NOW);
         assert!(there.join().unwrap());
-        // It has debts of 3 SLACK, or of twice as much if it took before the change.
+        // The bucket's debt is 3 SLACK, or twice as much if tokens were taken before the change.
         let debt = bucket.free_from(NOW) - NOW;
         assert!(debt == 3 * SLACK || debt == 6 * SLACK, "{debt}");
     });

@@ -1,10 +1,10 @@
-//! The bucket against a naive one, which counts tokens.
+//! The bucket compared with a naive one that counts tokens.
 
 use super::*;
 use crate::Limits;
 use proptest::prelude::*;
 
-/// Tokens, filled step by step: what a bucket is said to be.
+/// Tokens, filled step by step: the definition of a token bucket.
 struct Naive {
     /// In request-nanoseconds: a token is 1,000,000,000 of them.
     tokens: i128,
@@ -60,10 +60,10 @@ proptest! {
 fn extra_is_only_what_is_there() {
     let cost = Limits { ios: 1000, ..Limits::default() }.costs().unwrap()[0].1;
     let bucket = Bucket::new(cost, Duration::ZERO, 0);
-    // Half a millisecond is there: a request may go, but nothing besides.
+    // Half a millisecond is available: a request may go, and nothing beyond it.
     assert_eq!(bucket.take(1_000_000, 5_000_000, 500_000), Ok(1_000_000));
     assert_eq!(bucket.take(1, 0, 900_000), Err(1_000_000));
-    // No more than the slack is kept.
+    // No more than the slack is saved up.
     assert_eq!(bucket.take(100_000, 5_000_000, 50_000_000), Ok(SLACK));
     bucket.give_back(SLACK - 100_000);
     assert_eq!(bucket.take(100_000, 0, 50_000_000), Ok(100_000));

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How late reactors are: as they are on a machine that has the cores, in nanoseconds.
+/// How late reactors are, in nanoseconds, on a host with enough cores.
 const LATE: u64 = 80_000;
 
 const LOAD: Load = Load { reactor: 0, depth: 32, bytes: 4096, latency: 80_000, direction: Direction::Read };
@@ -31,7 +31,8 @@ fn check_bound(sim: &Sim, lanes: usize, burst: Duration, cost: f64) {
     assert!(most <= bound + 1.0, "{most} > {bound}");
 }
 
-/// What saturating loads on so many reactors get of a limit, over windows of `window`; each must be at least `least`.
+/// Throughput of saturating loads on so many reactors under a limit, in windows of `window`; each window must have at
+/// least `least`.
 fn saturate(rate: u64, reactors: usize, lanes: usize, window: u64, least: f64) {
     let disk = ios(rate);
     let mut sim = Sim::new(rate + lanes as u64, LATE);
@@ -199,9 +200,10 @@ fn readers_go_on_while_writers_wait() {
     assert!(counts[0] >= 19_800 && counts[1] >= 396 && counts[1] <= 402, "{counts:?}");
 }
 
-/// Where nobody waits reactors lease ahead. One that does nothing more keeps that, and the other has its due all the same.
+/// Where no lane waits, reactors lease ahead. A reactor that becomes idle keeps its lease, and the other still gets its
+/// share.
 #[test]
-fn what_is_leased_ahead_is_missed_by_nobody() {
+fn leasing_ahead_takes_no_share_of_others() {
     let group = ios(100_000);
     let mut sim = Sim::new(13, LATE);
     // A quarter of the limit.
@@ -218,7 +220,7 @@ fn what_is_leased_ahead_is_missed_by_nobody() {
     check_bound(&sim, 3, Duration::ZERO, 10_000.0);
 }
 
-/// What lanes have paid ahead is leased, is nobody's when limits change, and comes back.
+/// Requests that lanes have prepaid count as leased, are unclaimed when limits change, and are returned.
 #[test]
 fn what_is_paid_ahead_counts_as_leased() {
     let mut group = ios(1_000_000);
@@ -246,7 +248,7 @@ fn what_is_paid_ahead_counts_as_leased() {
     buckets.for_each(|(_, bucket)| assert_eq!((bucket.leased(), bucket.waiting()), (0, 0)));
 }
 
-/// Whatever is paid ahead for one size, requests of others cost what they cost, and no more is gone in the end than they did.
+/// With requests prepaid for one size, requests of other sizes cost their own price, and the total is exact.
 #[test]
 fn requests_of_changing_sizes_are_paid_as_they_are() {
     let disk = limiter(Limits { bytes: 1 << 40, ..Limits::default() });
@@ -256,7 +258,7 @@ fn requests_of_changing_sizes_are_paid_as_they_are() {
     let (mut random, mut moved, now) = (Random::new(19), 0, 2 * SECOND);
     let before = bucket.free_from(now);
     for i in 0..10_000 {
-        // Now one size for long, now another each time.
+        // One size for long periods, then another each time.
         let size = if i / 1000 % 2 == 0 { 4096 } else { 4096 << random.below(5) };
         assert!(lane.ask(size, 0, now, &mut wheel), "after {moved} bytes");
         lane.settle(false, now, &mut wheel);
@@ -304,7 +306,7 @@ fn a_thousand_changes_let_nothing_slip() {
 }
 
 #[test]
-fn who_leaves_holds_up_nobody() {
+fn a_lane_that_leaves_blocks_no_other() {
     let (group, other) = (ios(1000), ios(1000));
     let mut sim = Sim::new(9, LATE);
     for i in 0..20 {

@@ -1,4 +1,5 @@
-//! Reactors and openers in virtual time: closed loops over a device of some latency, and reactors that look later than they should.
+//! Reactors and openers in virtual time: closed loops over a device with latency, and reactors that poll later than they
+//! should.
 
 use aryk_qos::{Bucket, Direction, Lane, Limiter, Path, Share, Wheel};
 use std::cell::RefCell;
@@ -26,7 +27,7 @@ impl Random {
     }
 }
 
-/// What a lane asks of its reactor.
+/// A lane's requests to its reactor.
 #[derive(Default)]
 struct Asked {
     next: u64,
@@ -65,20 +66,20 @@ enum Event {
     Complete { who: usize },
 }
 
-/// What an opener does all the time.
+/// The continuous load of an opener.
 #[derive(Clone, Copy)]
 pub struct Load {
     pub reactor: usize,
     pub depth: u64,
     pub bytes: u64,
-    /// Of the device.
+    /// The device's latency.
     pub latency: u64,
     pub direction: Direction,
 }
 
 struct Opener {
     load: Load,
-    /// What its lane goes by.
+    /// The buckets of its lane.
     buckets: Vec<*const Bucket>,
     lane: Lane<usize, u64>,
     queue: VecDeque<u64>,
@@ -92,7 +93,7 @@ pub struct Admitted {
     pub who: usize,
 }
 
-/// What a reactor has of a bucket.
+/// A reactor's share of a bucket.
 type Part = Rc<RefCell<Share<usize, u64>>>;
 
 pub struct Sim {
@@ -104,7 +105,7 @@ pub struct Sim {
     openers: Vec<Opener>,
     shares: HashMap<(usize, *const Bucket), Part>,
     random: Random,
-    /// How late a reactor looks at most.
+    /// How late a reactor polls at most.
     lateness: u64,
 }
 
@@ -123,7 +124,7 @@ impl Sim {
         }
     }
 
-    /// A lane of `who` that goes by these buckets.
+    /// Creates a lane of `who` with these buckets.
     fn lane(
         &mut self,
         who: usize,
@@ -142,7 +143,7 @@ impl Sim {
         (buckets, Lane::new(who, path))
     }
 
-    /// Adds an opener that goes by these levels, and starts its load.
+    /// Adds an opener under these levels, and starts its load.
     pub fn open(&mut self, levels: &[&Limiter], load: Load) -> usize {
         let who = self.openers.len();
         let (buckets, lane) = self.lane(who, load, levels);
@@ -153,7 +154,7 @@ impl Sim {
         who
     }
 
-    /// Goes by other levels from now on.
+    /// Changes the opener's levels.
     pub fn move_to(&mut self, who: usize, levels: &[&Limiter]) {
         let (buckets, lane) = self.lane(who, self.openers[who].load, levels);
         let opener = &mut self.openers[who];
@@ -163,7 +164,7 @@ impl Sim {
         self.collect();
     }
 
-    /// Wants nothing any more.
+    /// Ends the opener's load.
     pub fn stop(&mut self, who: usize) {
         let opener = &mut self.openers[who];
         opener.stopped = true;
@@ -172,7 +173,7 @@ impl Sim {
         self.collect();
     }
 
-    /// Limits have changed: all look anew, as channels do that are told.
+    /// Limits have changed: all lanes ask again, as channels do when they are notified.
     pub fn poke(&mut self) {
         for (who, opener) in self.openers.iter_mut().enumerate() {
             let path =
@@ -205,7 +206,7 @@ impl Sim {
         }
     }
 
-    /// Sends what may go, as a channel does when it is polled.
+    /// Submits the requests that may go, as a channel does when it is polled.
     fn serve(&mut self, who: usize) {
         let opener = &mut self.openers[who];
         while let Some(&bytes) = opener.queue.front() {
@@ -237,7 +238,7 @@ impl Sim {
                 Event::Complete { who } => {
                     let opener = &mut self.openers[who];
                     opener.queue.push_back(opener.load.bytes);
-                    // A new request stands behind those that wait, and otherwise asks at once.
+                    // A new request stands behind the waiting ones; otherwise it asks at once.
                     if opener.queue.len() == 1 {
                         self.serve(who);
                     }
@@ -248,7 +249,7 @@ impl Sim {
         self.now = end;
     }
 
-    /// How many requests of each opener were let through since `from`.
+    /// The number of requests of each opener that were let through since `from`.
     pub fn counts(&self, from: u64) -> Vec<u64> {
         let mut counts = vec![0; self.openers.len()];
         self.admitted.iter().filter(|a| a.at > from).for_each(|a| counts[a.who] += 1);
@@ -260,7 +261,7 @@ impl Sim {
     }
 }
 
-/// The most, in nanoseconds of a bucket, that any window had beyond its length.
+/// The largest excess of any window over its length, in nanoseconds of a bucket.
 pub fn excess<'a>(admitted: impl Iterator<Item = &'a Admitted>, cost: impl Fn(&Admitted) -> f64) -> f64 {
     let (mut sum, mut lowest, mut most) = (0.0, f64::INFINITY, f64::NEG_INFINITY);
     for a in admitted {
@@ -272,7 +273,7 @@ pub fn excess<'a>(admitted: impl Iterator<Item = &'a Admitted>, cost: impl Fn(&A
     most
 }
 
-/// 1 if all are the same.
+/// Jain's index: 1 if all values are equal.
 pub fn jain(counts: &[u64]) -> f64 {
     let (sum, squares) =
         counts.iter().fold((0.0, 0.0), |(s, q), &c| (s + c as f64, q + (c as f64) * (c as f64)));
