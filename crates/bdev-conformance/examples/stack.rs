@@ -1,7 +1,8 @@
-//! What a layer costs: nanoseconds a request through null, alone and under up to three passthrus, by queue depth.
+//! The cost of a layer: nanoseconds per request of a null disk, alone and under up to three passthrus, by queue depth.
 //!
-//! `cargo run --release -p aryk-bdev-conformance --example stack`. The best of many short measurements counts, for others use the machine too. The channel is driven by plain calls, as a front-end's
-//! root does within one turn, so that the reactor's own turn is not in the numbers.
+//! `cargo run --release -p aryk-bdev-conformance --example stack`. The best of many short measurements counts, because
+//! other programs use the machine too. The channel is driven by plain calls, as a front-end's root does within one turn,
+//! so that the numbers exclude the reactor's turn.
 #![expect(clippy::disallowed_methods, reason = "it measures wall time")]
 
 use aryk_bdev::{Access, Bdev, BdevChannel, Completion, Identity, Io, Op, Registry, Tag};

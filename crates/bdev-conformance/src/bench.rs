@@ -1,4 +1,4 @@
-//! A reactor that a check steps by itself, and openers on it.
+//! A reactor that a check polls itself, and openers on it.
 
 use crate::data::Shape;
 use aryk_bdev::{Access, BdevChannel, Completion, Descriptor, Event, Io, Op, Registry, Status, Tag};
@@ -12,7 +12,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
-/// Turns in which nothing happens before a check gives up; each lets other threads run first.
+/// Idle turns after which a check fails; each lets other threads run first.
 const IDLE_TURNS_MAX: u32 = 20_000_000;
 
 /// One reactor on the calling thread.
@@ -23,15 +23,15 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// One by the system's clock.
+    /// Creates a reactor with the system's clock.
     ///
     /// # Panics
-    /// If the kernel refuses what a reactor needs.
+    /// If the kernel refuses resources of a reactor.
     pub fn new() -> Self {
         Self::at(Clock::Monotonic)
     }
 
-    /// One by another clock.
+    /// Creates a reactor with another clock.
     ///
     /// # Panics
     /// As [`Bench::new`].
@@ -46,20 +46,20 @@ impl Bench {
         self.reactor.cx()
     }
 
-    /// The thread of all that is on it.
+    /// The thread of everything on the reactor.
     pub const fn thread(&self) -> ThreadId {
         self.thread
     }
 
-    /// One turn.
+    /// Runs one turn.
     pub fn turn(&mut self) -> bool {
         self.reactor.turn()
     }
 
-    /// Turns until `is_done`.
+    /// Runs turns until `is_done`.
     ///
     /// # Panics
-    /// If that takes forever.
+    /// If the reactor stays idle too long.
     pub fn until(&mut self, what: &str, mut is_done: impl FnMut() -> bool) {
         let mut idle = 0;
         while !is_done() {
@@ -67,12 +67,12 @@ impl Bench {
                 continue;
             }
             idle += 1;
-            assert!(idle < IDLE_TURNS_MAX, "waited in vain for {what}");
+            assert!(idle < IDLE_TURNS_MAX, "idle while waiting for {what}");
             std::thread::yield_now();
         }
     }
 
-    /// Turns until `future` is ready.
+    /// Runs turns until `future` is ready.
     ///
     /// # Panics
     /// As [`Bench::until`].
@@ -90,10 +90,10 @@ impl Bench {
         result.expect("it was ready")
     }
 
-    /// Opens a disk, with a channel, and memory for `requests` requests of up to `bytes` bytes.
+    /// Opens a disk, with a channel, and with memory for `requests` requests of up to `bytes` bytes.
     ///
     /// # Panics
-    /// If it cannot be opened.
+    /// If the disk cannot be opened.
     pub fn open(
         &mut self,
         registry: &Registry,
@@ -139,7 +139,7 @@ impl Default for Bench {
     }
 }
 
-/// What of an opener the reactor polls.
+/// The part of an opener that the reactor polls.
 struct Queue {
     id: RootId,
     channel: BdevChannel,
@@ -156,7 +156,7 @@ impl Root for Queue {
     }
 }
 
-/// A guest's memory, with room for each request.
+/// A guest's memory, with a slot for each request.
 struct GuestMemory {
     table: Arc<MemTable>,
     lists: SgTable,
@@ -164,7 +164,7 @@ struct GuestMemory {
     room: u64,
 }
 
-/// What memory outside of segments holds.
+/// The content of memory outside of segments.
 const CANARY: u8 = 0xee;
 
 impl GuestMemory {
@@ -197,7 +197,7 @@ impl GuestMemory {
         bytes
     }
 
-    /// The bytes around each segment, one before and one behind.
+    /// The bytes around each segment, one before and one after.
     fn around(segments: &[(u32, u32)]) -> impl Iterator<Item = u32> + '_ {
         segments.iter().flat_map(|&(offset, len)| [offset.checked_sub(1), Some(offset + len)]).flatten()
     }
@@ -207,29 +207,30 @@ impl GuestMemory {
     }
 }
 
-/// What became of a request.
+/// The result of a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Outcome {
-    /// Its number.
+    /// The request's number.
     pub id: u64,
-    /// How it ended.
+    /// The request's status.
     pub status: Status,
-    /// What its memory holds: of a read, what was read.
+    /// The content of its memory: of a read, the data read.
     pub data: Vec<u8>,
 }
 
-/// A request that an opener has submitted.
+/// A submitted request.
 struct Sent {
     slot: Option<u16>,
     segments: Vec<(u32, u32)>,
     op: Op,
 }
 
-/// A disk that is open on a [`Bench`]. Numbers its requests, and panics if one completes that it did not submit, or twice.
+/// A disk that is open on a [`Bench`]. Numbers its requests, and panics if a request completes that it did not submit, or
+/// completes twice.
 pub struct Opener {
     root: Rc<RefCell<Queue>>,
     events: Arc<Mutex<Vec<Event>>>,
-    /// Gone once it has let go of the disk, whose channel may still be open.
+    /// `None` after the descriptor was dropped, while the channel may still be open.
     descriptor: Option<Descriptor>,
     memory: GuestMemory,
     block_size: u32,
@@ -276,10 +277,10 @@ impl Opener {
         )
     }
 
-    /// Submits a request with this data, whatever number of blocks it speaks of.
+    /// Submits a request with this data, independent of its number of blocks.
     ///
     /// # Panics
-    /// If more requests are in flight than there is memory for.
+    /// If there are more requests in flight than memory for them.
     pub fn with_data(
         &mut self,
         op: Op,
@@ -327,10 +328,10 @@ impl Opener {
         self.root.borrow_mut().channel.abort_all(bench.cx());
     }
 
-    /// What has completed since the last look, in order.
+    /// The requests that completed since the last call, in order.
     ///
     /// # Panics
-    /// If something completed that was not in flight, or memory outside of a request's segments was written.
+    /// If a request completed that was not in flight, or memory outside of a request's segments was written.
     pub fn completed(&mut self) -> Vec<Outcome> {
         let completed = std::mem::take(&mut self.root.borrow_mut().completed);
         completed.into_iter().map(|c| self.outcome(c)).collect()
@@ -356,7 +357,7 @@ impl Opener {
     /// Waits until all requests have completed.
     ///
     /// # Panics
-    /// As [`Opener::completed`], and if it takes forever.
+    /// As [`Opener::completed`], and if it takes too long.
     pub fn drain(&mut self, bench: &mut Bench) -> Vec<Outcome> {
         let mut outcomes = Vec::new();
         let root = Rc::clone(&self.root);
@@ -367,10 +368,10 @@ impl Opener {
         outcomes
     }
 
-    /// Waits for the one request that is in flight.
+    /// Waits for the only request in flight.
     ///
     /// # Panics
-    /// If there is not exactly one, or as [`Opener::drain`].
+    /// If not exactly one request is in flight, or as [`Opener::drain`].
     pub fn finish(&mut self, bench: &mut Bench) -> Outcome {
         let mut outcomes = self.drain(bench);
         assert_eq!(outcomes.len(), 1, "{outcomes:?}");
@@ -382,20 +383,20 @@ impl Opener {
         self.sent.len()
     }
 
-    /// What it was told.
+    /// The events that the opener received.
     ///
     /// # Panics
-    /// Not unless a listener has.
+    /// Only if a listener has panicked.
     pub fn events(&self) -> Vec<Event> {
         self.events.lock().expect("no one panics holding it").clone()
     }
 
-    /// Lets go of the disk, though its channel is still open.
+    /// Drops the disk's descriptor, while its channel stays open.
     pub fn drop_descriptor(&mut self) {
         self.descriptor = None;
     }
 
-    /// Closes its channel, and the disk.
+    /// Closes the channel, and the disk.
     ///
     /// # Panics
     /// If requests are in flight.

@@ -1,4 +1,4 @@
-//! What every disk must do. Each check panics where one does not.
+//! The required behaviour of every disk. Each check panics if a disk fails it.
 
 mod compounds;
 mod exclusion;
@@ -10,7 +10,7 @@ mod threads;
 mod wait;
 
 pub use compounds::{compare_and_write, compares, compounds_under_aborts_and_resets, copies};
-pub use exclusion::{compare_and_write_is_atomic, held_off_by_nobody_forever};
+pub use exclusion::{compare_and_write_is_atomic, no_request_is_held_off_forever};
 pub use lifecycle::{
     abort_under_load, claims, deadlines, preparation, read_only_opening, removal_under_load,
     removal_waits_for_channels, reset_under_load, resizing, resizing_under_load, statistics_add_up,

@@ -1,6 +1,6 @@
-//! Contents of blocks, and how their memory is cut into segments. Any context.
+//! Contents of blocks, and shapes of requests' memory. Any context.
 
-/// What a block holds: zeroes for seed 0, or bytes that no other seed and no other block has.
+/// Fills a block: zeroes for seed 0; otherwise bytes that are unique to the seed and the block.
 pub fn fill(seed: u64, lba: u64, block: &mut [u8]) {
     let mut word = seed;
     for (i, bytes) in block.chunks_exact_mut(8).enumerate() {
@@ -21,7 +21,7 @@ pub fn contents(seed: u64, lba: u64, blocks: u64, block_size: u32) -> Vec<u8> {
     bytes
 }
 
-/// How a request's memory is cut.
+/// The segmentation of a request's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Shape {
     /// One segment, page aligned.
@@ -32,12 +32,12 @@ pub enum Shape {
     Halves,
     /// Segments of a page that each cross into the next.
     Crossing,
-    /// Lengths of no pattern, some of one byte, in up to 60 segments.
+    /// Irregular lengths, some of one byte, in up to 60 segments.
     Ragged,
 }
 
 impl Shape {
-    /// All of them.
+    /// All shapes.
     pub const ALL: [Self; 5] = [Self::Single, Self::Odd, Self::Halves, Self::Crossing, Self::Ragged];
 
     /// The segments of `bytes` bytes, as offsets and lengths, all within [`Shape::room`].
@@ -55,14 +55,14 @@ impl Shape {
         }
     }
 
-    /// Bytes of memory that the segments of `bytes` bytes may take.
+    /// Bytes of memory that the segments of `bytes` bytes may span.
     pub const fn room(bytes: u32) -> u32 {
-        // Halves of blocks of 512 bytes, each with a page behind it.
+        // Halves of blocks of 512 bytes, each followed by a page.
         bytes * 17 + 8192
     }
 }
 
-/// Cuts `bytes` bytes from `start` on into segments, whose length and the gap behind which `next` says.
+/// Cuts `bytes` bytes from `start` on into segments; `next` returns the length of each and the gap after it.
 fn cut(bytes: u32, start: u32, next: impl Fn(usize) -> (u32, u32)) -> Vec<(u32, u32)> {
     let (mut segments, mut at, mut left) = (Vec::new(), start, bytes);
     while left > 0 {

@@ -1,9 +1,10 @@
 //! The suite that every bdev module passes.
 //!
-//! A module's tests give [`conformance!`] a function that makes a [`Fixture`]: a registry with one of its disks. Each check makes its own, opens the
-//! disk on a reactor that the check steps itself ([`Bench`]), or on several that run, and looks at every completion and every byte.
+//! A module's tests give [`conformance!`] a function that creates a [`Fixture`]: a registry with one of its disks. Each
+//! check creates its own, opens the disk on a reactor that the check polls itself ([`Bench`]), or on several that run,
+//! and verifies every completion and every byte.
 //!
-//! Disks of some thousand blocks are enough; a check that needs more than there is panics.
+//! Disks of some thousand blocks are enough; a check that needs more blocks panics.
 #![forbid(unsafe_code)]
 
 mod bench;
@@ -18,38 +19,39 @@ pub use probe::{Log, Probe, Properties, Seen};
 
 use aryk_bdev::Registry;
 
-/// What can be asked of a fixture's disk.
+/// Properties of a fixture's disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Features {
-    /// It keeps what is written.
+    /// The disk stores data.
     pub data: bool,
     /// An unmapped block reads as zeroes.
     pub unmap_zeroes: bool,
 }
 
-/// A disk to be checked, and what it stands on.
+/// A disk to be checked, and its registry.
 pub trait Fixture {
-    /// Where it is registered.
+    /// The disk's registry.
     fn registry(&self) -> &Registry;
 
-    /// Its name.
+    /// The disk's name.
     fn name(&self) -> &str {
         "disk"
     }
 
-    /// What can be asked of it.
+    /// The disk's properties.
     fn features(&self) -> Features {
         Features { data: true, unmap_zeroes: true }
     }
 
-    /// Gives the store another number of blocks, as its operator would; `false` if that cannot be done to it.
+    /// Sets the store's number of blocks, as an operator does; `false` if the store cannot be resized.
     fn resize(&self, blocks: u64) -> bool {
         let _ = blocks;
         false
     }
 }
 
-/// Tests of a module: one for each of [`checks`], on what `$make` makes, a function or closure that gives a [`Fixture`].
+/// Generates a module's tests: one per function of [`checks`], with the disks of `$make`, a function or closure that
+/// returns a [`Fixture`].
 #[macro_export]
 macro_rules! conformance {
     ($make:expr) => {
@@ -76,7 +78,7 @@ macro_rules! conformance {
             copies
             compounds_under_aborts_and_resets
             compare_and_write_is_atomic
-            held_off_by_nobody_forever
+            no_request_is_held_off_forever
             deadlines
         );
     };

@@ -1,4 +1,4 @@
-//! A disk that is another device behind tighter limits, and notes whatever the block layer lets through to it.
+//! A disk that puts another device behind tighter limits, and records the requests that the block layer sends to it.
 
 use aryk_bdev::{
     BaseEvent, Bdev, BoxFuture, Channel, Completion, Device, Geometry, Io, Limits, Op, OpSet, OpenError,
@@ -7,29 +7,29 @@ use aryk_bdev::{
 use aryk_reactor::{Cx, Handle, RootId};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// A request as the device saw it.
+/// A request as the device received it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Seen {
-    /// What was asked for.
+    /// The operation.
     pub op: Op,
     /// The first block.
     pub lba: u64,
-    /// How many.
+    /// Number of blocks.
     pub blocks: u64,
-    /// In how many pieces of memory.
+    /// Number of pieces of memory.
     pub pieces: u32,
 }
 
-/// What went through a probe.
+/// The record of a probe.
 #[derive(Debug, Default)]
 pub struct Log {
     /// Every request.
     pub seen: Vec<Seen>,
-    /// The most that were in flight on one channel.
+    /// The largest number of requests in flight on one channel.
     pub in_flight_max: u32,
 }
 
-/// What the block layer is told of the device. Whoever changes it calls [`aryk_bdev::Registry::changed`].
+/// The properties that the probe reports to the block layer. After a change, call [`aryk_bdev::Registry::changed`].
 #[derive(Debug)]
 pub struct Properties {
     /// As [`Device::limits`].
@@ -40,7 +40,7 @@ pub struct Properties {
     pub is_read_only: bool,
 }
 
-/// See the file's head.
+/// A recording device; see the file's head.
 pub struct Probe {
     device: Arc<dyn Device>,
     properties: Arc<Mutex<Properties>>,
@@ -48,18 +48,18 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// `device`, of which the block layer is told these limits and operations.
+    /// Creates a probe of `device` that reports these limits and operations to the block layer.
     pub fn new(device: Arc<dyn Device>, limits: Limits, ops: OpSet) -> Self {
         let properties = Properties { limits, ops, is_read_only: device.is_read_only() };
         Self { device, properties: Arc::new(Mutex::new(properties)), log: Arc::default() }
     }
 
-    /// What the block layer is told of it, now and later.
+    /// The reported properties, which the caller may change.
     pub fn properties(&self) -> Arc<Mutex<Properties>> {
         Arc::clone(&self.properties)
     }
 
-    /// What went through it, now and later.
+    /// The probe's record, which continues to grow.
     pub fn log(&self) -> Arc<Mutex<Log>> {
         Arc::clone(&self.log)
     }

@@ -1,4 +1,4 @@
-//! Requests that do not end in time, in time that the test moves.
+//! Requests that miss their deadline, in virtual time.
 
 use aryk_bdev::{Access, Bdev, Deadline, Identity, OnDeadline, Op, OpSet, Registry, Status};
 use aryk_bdev_conformance::{Bench, Opener, Shape, contents};
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// A disk that holds requests when told to, and a clock that stands still.
+/// A disk that holds requests on demand, and a clock that the test moves.
 struct Rig {
     registry: Registry,
     bdev: Arc<Bdev>,
@@ -48,7 +48,7 @@ impl Rig {
         self.pass(0);
     }
 
-    /// What completes within so much more time.
+    /// Moves the clock; returns the requests that complete.
     fn pass(&mut self, ms: u64) -> Vec<(u64, Status)> {
         self.nanos.fetch_add(ms * 1_000_000, Ordering::Relaxed);
         for _ in 0..30 {
@@ -84,7 +84,7 @@ fn a_late_request_is_counted_once_and_goes_on() {
     assert_eq!(rig.overdue(), 1);
     assert_eq!(rig.pass(5000), []);
     assert_eq!(rig.overdue(), 1);
-    // Those that come later have their own deadlines.
+    // Later requests have their own deadlines.
     rig.hold(Op::Read, 2);
     rig.read(1);
     rig.pass(50);
@@ -145,7 +145,7 @@ fn a_compare_and_write_that_waits_for_its_blocks_is_aborted_too() {
         rig.disk.with_data(Op::CompareAndWrite, 0, 1, Shape::Single, &[0; 512].repeat(2), &mut rig.bench);
     assert_eq!(rig.pass(10), []);
     rig.limit(70, OnDeadline::Abort);
-    // What it waited for is over: it goes on.
+    // The request that it waited for has ended: it continues.
     assert_eq!(rig.pass(10), [(held, Status::Aborted), (waits, Status::Ok)]);
     rig.hold(Op::Write, 1);
     rig.bench.wait("no deadline", rig.bdev.set_deadline(None));

@@ -1,4 +1,4 @@
-//! What the `error` and `delay` modules do on purpose.
+//! Faults injected by the `error` module, and latencies of the `delay` module.
 
 use aryk_bdev::{Access, Identity, Op, OpSet, Registry, Status};
 use aryk_bdev_conformance::{Bench, Opener, Shape, contents};
@@ -98,7 +98,7 @@ fn corruption_changes_one_byte_of_what_is_read_or_stored_and_none_of_the_submitt
             assert_eq!(disk.finish(&mut bench).data, *expected, "{op:?}");
         }
     }
-    // What is too short has no such byte.
+    // A shorter buffer has no such byte.
     inject(&registry, fault, OpSet::ALL, 1, 0);
     disk.write(0, &data[..512], Shape::Single, &mut bench);
     assert_eq!(disk.finish(&mut bench).status, Status::Ok);
@@ -126,7 +126,7 @@ fn what_makes_no_sense_is_refused() {
     assert!(aryk_bdev_null::resize(&registry, "base", 1).is_err());
 }
 
-/// A delay disk, in time that the test moves.
+/// A delay disk, in virtual time.
 struct Delayed {
     registry: Registry,
     nanos: Arc<AtomicU64>,
@@ -152,7 +152,7 @@ impl Delayed {
         Self { registry, nanos, bench, disk }
     }
 
-    /// How many complete within so many more microseconds.
+    /// Moves the clock by this many microseconds; returns the number of completions.
     fn after(&mut self, us: u64) -> usize {
         self.nanos.fetch_add(us * 1000, Ordering::Relaxed);
         for _ in 0..10 {

@@ -1,4 +1,4 @@
-//! Requests that do not end by themselves: who ends them, and what becomes of their memory.
+//! Requests that a device holds: how they end, and when their memory is free.
 
 use aryk_bdev::{Access, AsyncChannel, Identity, Op, OpSet, Registry, Status};
 use aryk_bdev_conformance::{Bench, Opener, Shape, contents};
@@ -52,7 +52,7 @@ fn a_reset_ends_what_is_held_and_keeps_what_waits() {
     let mut bench = Bench::new();
     let mut disk = bench.open(&registry, "disk", Access::Exclusive, 300, 512);
     inject(&registry, Fault::Pending, &[Op::Write], 256);
-    // As many as the depth, all held, and one behind them.
+    // As many requests as the depth, all held, and one after them.
     for lba in 0..256 {
         disk.write(lba, &contents(1, lba, 1, 512), Shape::Single, &mut bench);
     }
@@ -83,7 +83,7 @@ fn lines_do_not_grow_with_what_was_aborted_in_them() {
         disk.read(lba, 1, Shape::Single, &mut bench);
     }
     turn(&mut bench, 50);
-    // One that waits behind them for a credit, given up and asked for again; and one that waits for compares to end.
+    // One request that waits for a credit, is aborted and submitted again; and one that waits for compares to end.
     for op in [Op::Flush, Op::Compare] {
         for _ in 0..5000 {
             let id = match op {
@@ -138,7 +138,7 @@ fn what_is_held_goes_on_when_it_is_told_to() {
     bench.wait("to go on", aryk_bdev_error::resume(&registry, "disk")).unwrap();
     let outcomes = disk.drain(&mut bench);
     assert_eq!(outcomes.iter().map(|o| o.status).collect::<Vec<_>>(), [Status::Ok; 4]);
-    // Nothing is held any more, and nothing was lost.
+    // No request is held any more, and nothing was lost.
     disk.write(4, &contents(1, 4, 1, 512), Shape::Single, &mut bench);
     assert_eq!(disk.finish(&mut bench).status, Status::Ok);
     disk.read(0, 5, Shape::Single, &mut bench);
@@ -160,17 +160,17 @@ fn a_disk_is_settled_when_what_changes_those_blocks_has_completed() {
         assert!(is_pending(settled.as_mut()));
         bench.turn();
     }
-    // Other blocks are none of its business.
+    // Other blocks do not concern it.
     bench.wait("other blocks", bdev.settle(0..500));
     assert!(is_pending(settled.as_mut()));
     bench.wait("to go on", aryk_bdev_error::resume(&registry, "disk")).unwrap();
     bench.wait("the blocks", settled);
     assert_eq!(disk.drain(&mut bench).len(), 1);
-    // Nothing is held off any more.
+    // No request is held off any more.
     disk.write(500, &contents(2, 500, 1, 512), Shape::Single, &mut bench);
     assert_eq!(disk.finish(&mut bench).status, Status::Ok);
     disk.close(&mut bench);
-    assert!(!is_pending(pin!(bdev.settle(0..BLOCKS))), "nobody has it open");
+    assert!(!is_pending(pin!(bdev.settle(0..BLOCKS))), "the disk has no opener");
 }
 
 #[test]
@@ -247,7 +247,8 @@ fn the_buffer_of_a_task_that_gave_up_is_kept_until_its_request_ends() {
         turn(&mut bench, 5);
         assert!(is_pending(given_up.as_mut()));
     }
-    // Its channel works on, stays open while the request is held, though the task's end of it is dropped, and closes then.
+    // The channel continues to work, stays open while the request is held, though the task's handle of it is dropped, and
+    // closes then.
     let read = bench.wait("a read", channel.read(0, 8, Buffer::new(4096, 4096))).unwrap();
     assert_eq!(read.bytes(), data);
     let failed = bench.wait("a read", channel.read(BLOCKS, 8, Buffer::new(4096, 4096)));
@@ -287,7 +288,7 @@ fn a_reset_waits_for_all_reactors() {
         }))
         .unwrap();
     }
-    // Each has submitted by the time that it counts one in flight.
+    // Each task has submitted its request when the statistics count it as in flight.
     while block_on(bdev.stats()).in_flight < tasks as u64 {
         std::thread::yield_now();
     }
@@ -307,7 +308,8 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// A channel asks for the blocks of eight compound requests at one time, also if those that ask are aborted and others come.
+/// A channel requests the blocks of eight compound requests at one time, even if those requests are aborted and others
+/// come.
 #[test]
 fn an_abort_gives_no_other_a_place_while_blocks_are_asked_for() {
     let registry = registry();
@@ -320,7 +322,7 @@ fn an_abort_gives_no_other_a_place_while_blocks_are_asked_for() {
         turn(bench, 50);
         id
     };
-    // It has its block, and does not go on.
+    // It has its block, and does not continue.
     let holder = swap(&mut disk, 5, &mut bench);
     for _ in 0..3 {
         let ids: Vec<_> = (0..7).map(|_| swap(&mut disk, 5, &mut bench)).collect();
@@ -329,14 +331,14 @@ fn an_abort_gives_no_other_a_place_while_blocks_are_asked_for() {
         let ended = disk.completed();
         assert_eq!(ended.iter().map(|o| o.status).collect::<Vec<_>>(), [Status::Aborted; 7], "at once");
     }
-    // Nobody else wants its block, but all places are taken.
+    // No other request needs its block, but all places are taken.
     let other = swap(&mut disk, 100, &mut bench);
     assert_eq!(disk.completed().len(), 0);
     disk.abort(holder, &mut bench);
     let mut ended: Vec<_> = disk.drain(&mut bench).into_iter().map(|o| (o.id, o.status)).collect();
     ended.sort_unstable_by_key(|(id, _)| *id);
     assert_eq!(ended, [(holder, Status::Aborted), (other, Status::Ok)]);
-    // And then all are free again.
+    // Then all places are free again.
     let ids: Vec<_> = (0..8).map(|lba| swap(&mut disk, 200 + lba, &mut bench)).collect();
     assert_eq!(disk.drain(&mut bench).iter().filter(|o| o.status == Status::Ok).count(), ids.len());
     disk.close(&mut bench);

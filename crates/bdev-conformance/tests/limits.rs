@@ -1,4 +1,4 @@
-//! Disks and groups that are limited, in time that the test moves.
+//! Limits of disks and groups, in virtual time.
 
 use aryk_bdev::{Access, Bdev, Error, Event, Identity, Op, QosGroups, RateLimits, Registry, Status};
 use aryk_bdev_conformance::{Bench, Opener, Shape};
@@ -68,7 +68,7 @@ impl Rig {
         }
     }
 
-    /// Lets so much time pass, in steps as a reactor's looks at the clock.
+    /// Moves the clock, in steps like a reactor's readings of it.
     fn pass(&mut self, ms: u64) {
         for _ in 0..ms * 10 {
             self.nanos.fetch_add(100_000, Ordering::Relaxed);
@@ -79,7 +79,7 @@ impl Rig {
         self.turns();
     }
 
-    /// How each of a disk's requests that have completed ended.
+    /// The statuses of a disk's completed requests.
     fn completed(&mut self, disk: usize) -> Vec<Status> {
         self.disks[disk].completed().into_iter().map(|o| o.status).collect()
     }
@@ -129,7 +129,7 @@ fn a_limit_holds_and_is_changed_at_once() {
     rig.pass(50);
     let count = rig.count(0);
     assert!((95..=103).contains(&count), "{count}");
-    // No limit: all that waits goes.
+    // Without a limit, all waiting requests go.
     rig.limit(0, RateLimits::default());
     rig.turns();
     rig.count(0);
@@ -160,7 +160,7 @@ fn bytes_count_and_a_large_request_is_paid_off() {
 
 #[test]
 fn a_limit_of_bytes_counts_what_moves_none() {
-    // As many bytes as the blocks for zeroes, and as a small request for the others.
+    // The charge is the number of bytes for zeroes, and that of a small request for the others.
     for (op, blocks, ms) in [(Op::WriteZeroes, 16, 20), (Op::Unmap, 1000, 10), (Op::Flush, 0, 10)] {
         let mut rig = Rig::new(1);
         rig.limit(0, RateLimits { write_bytes: 409_600, ..RateLimits::default() });
@@ -188,7 +188,7 @@ fn reads_do_not_wait_behind_writes() {
     }
     rig.read(0, 100);
     assert_eq!(rig.count(0), 101);
-    // The lines become one; nothing is lost.
+    // The queues are merged; nothing is lost.
     rig.limit(0, ios(100));
     rig.pass(100);
     assert_eq!(rig.count(0), 9);
@@ -209,7 +209,7 @@ fn compound_requests_wait_too() {
         rig.pass(10);
         assert_eq!(rig.count(0), 1);
     }
-    // A fence does not wait for what has not begun.
+    // A fence does not wait for requests that have not started.
     rig.limit(0, RateLimits { write_bytes: 512, ..RateLimits::default() });
     rig.disks[0].write(7, &[1; 512], Shape::Single, &mut rig.bench);
     rig.disks[0].copy(7, 9, 1, &mut rig.bench);
@@ -222,7 +222,7 @@ fn compound_requests_wait_too() {
 }
 
 #[test]
-fn what_waits_can_be_aborted_and_holds_up_nobody() {
+fn waiting_requests_can_be_aborted_and_block_no_other() {
     let mut rig = Rig::new(2);
     rig.groups.create("g", None).unwrap();
     rig.limit_group("g", ios(100));
@@ -301,12 +301,12 @@ fn a_group_holds_its_disks_together() {
     rig.pass(100);
     let (a, b) = (rig.count(0), rig.count(1));
     assert!(a.abs_diff(b) <= 2 && (98..=102).contains(&(a + b)), "{a} {b}");
-    // The outer one binds from now on.
+    // The outer limit applies from now on.
     rig.limit_group("outer", ios(200));
     rig.pass(100);
     let both = rig.count(0) + rig.count(1);
     assert!((19..=23).contains(&both), "{both}");
-    // One leaves, and has no limit any more.
+    // A disk leaves, and has no limit any more.
     let remove = rig.groups.remove(&rig.registry, "inner", "a");
     rig.bench.wait("membership", remove).unwrap();
     rig.turns();

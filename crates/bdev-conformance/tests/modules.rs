@@ -1,4 +1,4 @@
-//! The modules that need nothing but memory, alone and on each other.
+//! The modules that need nothing but memory, alone and on top of each other.
 
 use aryk_bdev::{Identity, Registry};
 use aryk_bdev_conformance::{Features, Fixture, conformance};
@@ -27,7 +27,7 @@ impl Fixture for Stack {
     }
 }
 
-/// What a future gives that has nothing to wait for.
+/// Polls a future that is ready at once.
 fn now<T>(future: impl Future<Output = T>) -> T {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => value,
@@ -87,7 +87,7 @@ impl Stack {
         let config = aryk_bdev_split::Config { base: base.to_owned(), count: 3, bytes: None };
         let parts = now(aryk_bdev_split::create(&self.registry, config)).expect("it can be cut");
         assert_eq!(parts.len(), 3);
-        // They do not grow with it.
+        // The parts do not grow with the disk.
         Self { null: None, ..self }
     }
 

@@ -1,4 +1,4 @@
-//! Queue depths and latencies as they are told, in time that the test moves.
+//! Reported queue depths and latencies, in virtual time.
 
 use aryk_bdev::{Access, Bdev, Histogram, Identity, Op, QueueDepth, Recording, Registry, Status};
 use aryk_bdev_conformance::{Bench, Opener, Shape};
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// A disk whose reads take 100 µs and whose writes take 300, and a clock that stands still.
+/// A disk whose reads take 100 µs and whose writes take 300 µs, and a clock that the test moves.
 struct Rig {
     bdev: Arc<Bdev>,
     nanos: Arc<AtomicU64>,
@@ -37,11 +37,11 @@ impl Rig {
         Self { bdev, nanos, bench, disk }
     }
 
-    /// Lets time pass in steps of a microsecond.
+    /// Moves the clock in steps of a microsecond.
     fn pass(&mut self, us: u64) {
         for _ in 0..us {
             self.nanos.fetch_add(1000, Ordering::Relaxed);
-            // A sample goes through some turns: to the reactor, to the channels, and back.
+            // A sample takes some turns: to the reactor, to the channels, and back.
             (0..6).for_each(|_| {
                 self.bench.turn();
             });
@@ -68,7 +68,7 @@ impl Rig {
     }
 }
 
-/// As near as periods and steps allow.
+/// As exact as periods and steps allow.
 fn is_about(got: Duration, us: u64) -> bool {
     got.abs_diff(Duration::from_micros(us)) <= Duration::from_micros(14)
 }
@@ -89,11 +89,11 @@ fn queue_depth_is_sampled_while_asked_for() {
     let now = rig.bdev.queue_depth().unwrap();
     assert_eq!(now.depth, 0);
     assert!(is_about(now.busy, 100) && is_about(now.weighted / 3, 100), "{now:?}");
-    // Another period begins anew, and takes the place of the first.
+    // Another period starts again, and replaces the first.
     rig.sample(Some(50));
     rig.read(1);
     rig.pass(20);
-    assert_eq!(rig.bdev.queue_depth().unwrap().busy, zero, "nobody samples at the old period");
+    assert_eq!(rig.bdev.queue_depth().unwrap().busy, zero, "the old period has no sampler");
     rig.pass(35);
     assert_eq!(rig.bdev.queue_depth().unwrap().depth, 1);
     rig.sample(None);
@@ -111,12 +111,12 @@ fn sampling_ends_with_the_disk() {
     rig.disk.close(&mut rig.bench);
     let weak = Arc::downgrade(&rig.bdev);
     drop(rig.bdev);
-    // The registry is gone already.
+    // The registry is dropped already.
     for _ in 0..100 {
         rig.nanos.fetch_add(1000, Ordering::Relaxed);
         rig.bench.turn();
     }
-    assert!(weak.upgrade().is_none(), "the sampler keeps nothing");
+    assert!(weak.upgrade().is_none(), "the sampler keeps the disk alive");
 }
 
 #[test]
@@ -140,14 +140,14 @@ fn latencies_are_recorded_from_when_that_was_asked_for_by_operation() {
     rig.bench.wait("recording", rig.bdev.record_latencies(Some(writes)));
     rig.read(7);
     rig.disk.write(0, &[0; 512], Shape::Single, &mut rig.bench);
-    // One that is refused has taken no time, and is none of those.
+    // A refused request takes no time, and is not counted.
     rig.disk.write(5000, &[0; 512], Shape::Single, &mut rig.bench);
     rig.pass(301);
     let counted = rig.recorded().unwrap();
     assert_eq!((counted.total(), bucket(&counted, 300)), (1, 1));
     let refused = rig.disk.completed().iter().filter(|o| o.status == Status::OutOfRange).count();
     assert_eq!(refused, 1);
-    // Statistics that are cleared do not confuse it.
+    // Clearing statistics does not affect it.
     rig.bench.wait("clearing", rig.bdev.clear_stats(aryk_bdev::Clear::All));
     assert_eq!(rig.recorded().unwrap().total(), 0);
     rig.disk.write(0, &[0; 512], Shape::Single, &mut rig.bench);

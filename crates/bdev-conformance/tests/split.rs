@@ -1,4 +1,4 @@
-//! What the parts of a disk do beyond what every disk does.
+//! The behaviour of a disk's parts beyond that of every disk.
 
 use aryk_bdev::{Access, Bdev, Error, Event, Identity, Op, Registry, Status};
 use aryk_bdev_conformance::{Bench, Shape, contents};
@@ -112,13 +112,13 @@ fn the_disk_is_free_again_when_the_last_part_has_gone() {
     assert_eq!(names(&left), ["basep1"]);
     bench.wait("a removal", registry.remove("basep1")).unwrap();
     assert!(registry.open("base", Access::Exclusive, "me", |_| ()).is_ok());
-    // A name that is taken: there is no part, and the disk is free.
+    // With a name that is taken, no part is created, and the disk has no opener.
     null(&registry, "basep1", 1);
     assert!(matches!(cut(&registry, &mut bench, 3, None), Err(SplitError::Registry(Error::Exists(_)))));
     assert!(registry.find("basep0").is_err());
     assert!(registry.open("base", Access::Exclusive, "me", |_| ()).is_ok());
     bench.wait("a removal", registry.remove("basep1")).unwrap();
-    // Whoever removes the disk removes its parts.
+    // Removing the disk removes its parts.
     let uuids = |parts: Vec<Arc<Bdev>>| parts.iter().map(|p| p.identity().uuid).collect::<Vec<_>>();
     let first = uuids(cut(&registry, &mut bench, 3, None).unwrap());
     for name in ["basep0", "basep1", "basep2"] {

@@ -4,7 +4,7 @@ use crate::{Bench, Fixture, Opener, Probe, Shape, contents};
 use aryk_bdev::{Access, Identity, Limits, Op, Registry, Status};
 use std::sync::Arc;
 
-/// The largest request of these checks, in bytes: several chunks of whatever the block layer moves at one time.
+/// The largest request of these checks, in bytes: several of the block layer's chunks.
 const BYTES_MAX: u32 = 256 * 1024;
 
 /// A disk that is open behind narrow limits or its own.
@@ -16,7 +16,7 @@ struct Rig {
 }
 
 impl Rig {
-    /// One behind each of some limits.
+    /// Runs `check` behind each of some limits.
     fn each<F: Fixture>(make: &impl Fn() -> F, mut check: impl FnMut(&mut Self)) {
         let fixture = make();
         let bdev = fixture.registry().find(fixture.name()).expect("it is registered");
@@ -59,17 +59,17 @@ impl Rig {
         outcome.status
     }
 
-    /// What an operation ends with: where the disk keeps no data, one that compares may miscompare.
+    /// Checks a status: where the disk stores no data, an operation that compares may miscompare.
     fn expect(&self, got: Status, expected: Status) {
         let may_differ = !self.has_data && [Status::Ok, Status::Miscompare].contains(&got);
         assert!(got == expected || may_differ, "{got:?}, not {expected:?}");
     }
 }
 
-/// Compares find what is there, and every byte that is not, with memory of each shape and of many chunks.
+/// Compares accept equal data, and find every differing byte, with memory of each shape and of many chunks.
 ///
 /// # Panics
-/// If the disk fails it.
+/// If the disk fails the check.
 pub fn compares<F: Fixture>(make: &impl Fn() -> F) {
     Rig::each(make, |rig| {
         for (seed, blocks) in [(1, 1), (2, 7), (3, rig.blocks_max())] {
@@ -91,10 +91,10 @@ pub fn compares<F: Fixture>(make: &impl Fn() -> F) {
     });
 }
 
-/// Compare-and-writes write if and only if all was as compared, as often as asked at one time; and those that are wrong are refused.
+/// Compare-and-writes write if and only if all data was equal, also several at one time; invalid ones are refused.
 ///
 /// # Panics
-/// If the disk fails it.
+/// If the disk fails the check.
 pub fn compare_and_write<F: Fixture>(make: &impl Fn() -> F) {
     Rig::each(make, |rig| {
         let size = rig.block_size;
@@ -115,7 +115,7 @@ pub fn compare_and_write<F: Fixture>(make: &impl Fn() -> F) {
             assert!(!rig.has_data || rig.read(lba, blocks) == new, "all is written");
             assert!(!rig.has_data || rig.read(lba - 1, 1) != rig.read(lba, 1));
         }
-        // Of several at one time that expect the same, one has it.
+        // Of several at one time that expect the same data, one succeeds.
         let (old, new) = (contents(1, 40, 2, size), contents(2, 40, 2, size));
         rig.write(40, &old);
         for _ in 0..8 {
@@ -124,7 +124,7 @@ pub fn compare_and_write<F: Fixture>(make: &impl Fn() -> F) {
         }
         let outcomes = rig.disk.drain(&mut rig.bench);
         let done = outcomes.iter().filter(|o| o.status == Status::Ok).count();
-        assert!(!rig.has_data || done == 1, "{done} of 8 have it");
+        assert!(!rig.has_data || done == 1, "{done} of 8 succeeded");
         let block = vec![1; size as usize];
         assert_eq!(rig.with_data(Op::CompareAndWrite, 0, 1, Shape::Single, &block), Status::Invalid);
         assert_eq!(rig.with_data(Op::Compare, 0, 2, Shape::Single, &block), Status::Invalid);
@@ -132,10 +132,10 @@ pub fn compare_and_write<F: Fixture>(make: &impl Fn() -> F) {
     });
 }
 
-/// Copies of few blocks and many, to places before, behind and on their source.
+/// Copies of few blocks and many, to places before, after and overlapping their source.
 ///
 /// # Panics
-/// If the disk fails it.
+/// If the disk fails the check.
 pub fn copies<F: Fixture>(make: &impl Fn() -> F) {
     Rig::each(make, |rig| {
         let size = rig.block_size;
@@ -161,10 +161,11 @@ pub fn copies<F: Fixture>(make: &impl Fn() -> F) {
     });
 }
 
-/// Many of all kinds in flight over the same blocks, some aborted, with resets and closing between: each completes once, and the disk goes on.
+/// Many requests of all kinds in flight over the same blocks, some aborted, with resets and closing in between: each
+/// completes once, and the disk works afterwards.
 ///
 /// # Panics
-/// If the disk fails it.
+/// If the disk fails the check.
 pub fn compounds_under_aborts_and_resets<F: Fixture>(make: &impl Fn() -> F) {
     let fixture = make();
     let bdev = fixture.registry().find(fixture.name()).expect("it is registered");
@@ -192,7 +193,7 @@ pub fn compounds_under_aborts_and_resets<F: Fixture>(make: &impl Fn() -> F) {
         for outcome in outcomes {
             assert!([Status::Ok, Status::Aborted, Status::Miscompare].contains(&outcome.status));
         }
-        // What was held off or waited is forgotten.
+        // No request that was held off or waited has left anything behind.
         let data = contents(round, 4, 8, block_size);
         disk.write(4, &data, Shape::Single, &mut bench);
         assert_eq!(disk.finish(&mut bench).status, Status::Ok);

@@ -1,4 +1,4 @@
-//! Compare-and-write against other changes, on several reactors.
+//! Compare-and-write concurrent with other changes, on several reactors.
 
 use super::wait::block_on;
 use crate::{Fixture, contents};
@@ -7,13 +7,13 @@ use aryk_dma::Buffer;
 use aryk_reactor::{CoreSet, Cx, Handle, Options, Reactors};
 use futures_channel::oneshot::{self, Receiver};
 
-/// Reactors on each core that may be used, two at least.
+/// Reactors on each core of the affinity mask, at least two.
 fn reactors() -> Reactors {
     let options = Options { cores: CoreSet::allowed(), ..Options::default() };
     Reactors::start(&options).expect("reactors start")
 }
 
-/// Runs `job` with a channel of its own on a reactor. What is received is its result.
+/// Runs `job` with a channel of its own on a reactor. The receiver returns its result.
 fn start<R: Send + 'static>(
     handle: &Handle,
     descriptor: &Descriptor,
@@ -39,11 +39,12 @@ fn start<R: Send + 'static>(
 /// Blocks of each request.
 const BLOCKS: u64 = 4;
 
-/// Two jobs on each reactor count up in the same blocks by compare-and-write: no count is lost. And a write that is in flight beside a compare-and-write
-/// comes before it, which then miscompares, or after it: it is never overwritten.
+/// Two jobs on each reactor increment a number in the same blocks by compare-and-write: no increment is lost. And a write
+/// that is in flight beside a compare-and-write is applied before it, which then miscompares, or after it: it is never
+/// overwritten.
 ///
 /// # Panics
-/// If the disk fails it.
+/// If the disk fails the check.
 pub fn compare_and_write_is_atomic<F: Fixture>(make: &impl Fn() -> F) {
     let fixture = make();
     if !fixture.features().data {
@@ -51,7 +52,7 @@ pub fn compare_and_write_is_atomic<F: Fixture>(make: &impl Fn() -> F) {
     }
     let reactors = reactors();
     let descriptor = fixture.registry().open(fixture.name(), Access::Exclusive, "jobs", |_| ());
-    let descriptor = descriptor.expect("nobody has it");
+    let descriptor = descriptor.expect("the disk has no other opener");
     let size = descriptor.bdev().geometry().block_size;
     let block = move |seed: u64| contents(seed, 0, BLOCKS, size);
     let zero = async move |channel: &AsyncChannel| {
@@ -88,7 +89,7 @@ pub fn compare_and_write_is_atomic<F: Fixture>(make: &impl Fn() -> F) {
     }
 }
 
-/// Times that each job counts.
+/// Increments of each job.
 const COUNTS: u64 = 25;
 
 fn count_up(reactors: &Reactors, descriptor: &Descriptor, size: u32) {
@@ -101,7 +102,7 @@ fn count_up(reactors: &Reactors, descriptor: &Descriptor, size: u32) {
             while done < COUNTS {
                 let read = channel.read(0, BLOCKS, Buffer::new(bytes, 4096)).await.expect("it can be read");
                 let holds = |&count: &u64| contents(count, 0, BLOCKS, size) == read.bytes();
-                // A read beside a write may see a part of it.
+                // A read beside a write may see a part of the write.
                 let Some(count) = (0..jobs * COUNTS).find(holds) else { continue };
                 let both = [read.bytes(), &contents(count + 1, 0, BLOCKS, size)].concat();
                 match channel.compare_and_write(0, BLOCKS, Buffer::from_slice(&both)).await {
@@ -116,20 +117,20 @@ fn count_up(reactors: &Reactors, descriptor: &Descriptor, size: u32) {
         let expected = contents(jobs * COUNTS, 0, BLOCKS, size);
         channel.compare(0, BLOCKS, Buffer::from_slice(&expected)).await.map(drop)
     });
-    assert_eq!(block_on(last), Ok(Ok(())), "each count is one more than that before");
+    assert_eq!(block_on(last), Ok(Ok(())), "each count is the previous one plus one");
     let stats = block_on(descriptor.bdev().stats());
     assert_eq!(stats.op(Op::CompareAndWrite).ops, jobs * COUNTS);
 }
 
-/// Writes and copies over the same blocks from all reactors, while channels come and go: all complete.
+/// Writes and copies over the same blocks from all reactors, while channels are opened and closed: all complete.
 ///
 /// # Panics
-/// If the disk fails it.
-pub fn held_off_by_nobody_forever<F: Fixture>(make: &impl Fn() -> F) {
+/// If the disk fails the check.
+pub fn no_request_is_held_off_forever<F: Fixture>(make: &impl Fn() -> F) {
     let fixture = make();
     let reactors = reactors();
     let descriptor = fixture.registry().open(fixture.name(), Access::Exclusive, "jobs", |_| ());
-    let descriptor = descriptor.expect("nobody has it");
+    let descriptor = descriptor.expect("the disk has no other opener");
     let size = descriptor.bdev().geometry().block_size;
     let mut ends = Vec::new();
     for (handle, i) in reactors.handles().iter().cycle().zip(0..24_u64) {

@@ -4,7 +4,7 @@ use crate::{Bench, Features, Fixture, Opener, Outcome, Shape, contents};
 use aryk_bdev::{Access, Deadline, Error, Event, OnDeadline, Op, OpenError, Status};
 use std::time::Duration;
 
-/// Requests that these checks keep in flight.
+/// Number of requests that these checks keep in flight.
 const LOAD: u64 = 300;
 
 /// Opens the disk, and puts writes and reads in flight.
@@ -30,17 +30,17 @@ fn block_size(fixture: &impl Fixture) -> u32 {
     fixture.registry().find(fixture.name()).expect("it is registered").geometry().block_size
 }
 
-/// All have completed, done or with `failure`.
+/// Checks that all requests have succeeded, or failed with `failure`.
 fn assert_each(outcomes: &[Outcome], failure: Status) {
     for outcome in outcomes {
         assert!(outcome.status.is_ok() || outcome.status == failure, "{:?}", outcome.status);
     }
 }
 
-/// The disk works: what is written is read.
+/// Checks that the disk works: a read returns the written data.
 fn assert_works(disk: &mut Opener, fixture: &impl Fixture, bench: &mut Bench) {
     let data = contents(77, 9, 3, block_size(fixture));
-    // Three blocks take the memory of three requests of one.
+    // Three blocks take the memory of three requests of one block.
     disk.with_data(Op::Write, 9, 1, Shape::Single, &data[..data.len() / 3], bench);
     assert_eq!(disk.finish(bench).status, Status::Ok);
     disk.read(9, 1, Shape::Odd, bench);
@@ -50,10 +50,11 @@ fn assert_works(disk: &mut Opener, fixture: &impl Fixture, bench: &mut Bench) {
     assert!(!has_data || outcome.data == data[..data.len() / 3]);
 }
 
-/// Aborts of one request, of some that wait, of one that is not there, and of all: each completes once, done or aborted.
+/// Aborts of one request, of some that wait, of one that does not exist, and of all: each request completes once, with
+/// success or aborted.
 ///
 /// # Panics
-/// If the disk fails it.
+/// If the disk fails the check.
 pub fn abort_under_load<F: Fixture>(make: &impl Fn() -> F) {
     let fixture = make();
     let mut bench = Bench::new();
@@ -72,10 +73,11 @@ pub fn abort_under_load<F: Fixture>(make: &impl Fn() -> F) {
     disk.close(&mut bench);
 }
 
-/// A reset with requests in flight and more to come: each completes once, done or aborted, and the disk goes on.
+/// A reset with requests in flight and more to come: each completes once, with success or aborted, and the disk works
+/// afterwards.
 ///
 /// # Panics
-/// If the disk fails it.
+/// If the disk fails the check.
 pub fn reset_under_load<F: Fixture>(make: &impl Fn() -> F) {
     let fixture = make();
     let mut bench = Bench::new();
@@ -89,7 +91,7 @@ pub fn reset_under_load<F: Fixture>(make: &impl Fn() -> F) {
         assert_each(&outcomes, Status::Aborted);
         load(&mut disk, block_size(&fixture), &mut bench);
     }
-    // One whose caller does not wait for it leaves nothing frozen.
+    // A reset whose caller drops the future freezes nothing permanently.
     {
         let mut reset = std::pin::pin!(bdev.reset());
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
@@ -100,11 +102,11 @@ pub fn reset_under_load<F: Fixture>(make: &impl Fn() -> F) {
     disk.close(&mut bench);
 }
 
-/// A deadline that all requests meet, and one that few do, set and ended under load: each completes once, late ones are counted, and the disk
-/// goes on.
+/// A deadline that all requests meet, and one that few meet, set and ended under load: each request completes once, late
+/// ones are counted, and the disk works afterwards.
 ///
 /// # Panics
-/// If the disk fails it.
+/// If the disk fails the check.
 pub fn deadlines<F: Fixture>(make: &impl Fn() -> F) {
     let fixture = make();
     let mut bench = Bench::new();
@@ -125,7 +127,7 @@ pub fn deadlines<F: Fixture>(make: &impl Fn() -> F) {
         }
         bench.wait("no deadline", bdev.set_deadline(None));
     }
-    // A reset that a deadline asked for may still be under way.
+    // A reset that a deadline caused may still be in progress.
     while !bench.wait("a reset", bdev.reset()) {
         bench.turn();
     }
@@ -133,10 +135,11 @@ pub fn deadlines<F: Fixture>(make: &impl Fn() -> F) {
     disk.close(&mut bench);
 }
 
-/// Removal with requests in flight: they complete, new ones are refused, the opener is told, and the disk goes when it is closed.
+/// Removal with requests in flight: they complete, new ones are refused, the opener is notified, and the disk disappears
+/// when it is closed.
 ///
 /// # Panics
-/// If the disk fails it.
+/// If the disk fails the check.
 pub fn removal_under_load<F: Fixture>(make: &impl Fn() -> F) {
     let fixture = make();
     let mut bench = Bench::new();
@@ -161,10 +164,10 @@ pub fn removal_under_load<F: Fixture>(make: &impl Fn() -> F) {
     assert!(matches!(registry.find(fixture.name()), Err(Error::NotFound(_))));
 }
 
-/// Removal of a disk whose opener has let go of it, but has a channel open, waits for that.
+/// Removal of a disk whose opener has dropped its descriptor, but has a channel open, waits for the channel.
 ///
 /// # Panics
-/// If the disk fails it.
+/// If the disk fails the check.
 pub fn removal_waits_for_channels<F: Fixture>(make: &impl Fn() -> F) {
     let fixture = make();
     let mut bench = Bench::new();
@@ -182,10 +185,10 @@ pub fn removal_waits_for_channels<F: Fixture>(make: &impl Fn() -> F) {
     assert_eq!(bench.wait("the removal", removal), Ok(()));
 }
 
-/// One writer, or several: claims exclude each other as they should, and end with their openers.
+/// One exclusive writer, or several shared ones: claims exclude each other as documented, and end with their openers.
 ///
 /// # Panics
-/// If the disk fails it.
+/// If the disk fails the check.
 pub fn claims<F: Fixture>(make: &impl Fn() -> F) {
     let fixture = make();
     let open = |access, owner: &str| fixture.registry().open(fixture.name(), access, owner, |_| ());
@@ -193,10 +196,10 @@ pub fn claims<F: Fixture>(make: &impl Fn() -> F) {
         Err(Error::Claimed { owner, .. }) => assert_eq!(owner, by),
         other => panic!("{access:?} gives {other:?}"),
     };
-    let exclusive = open(Access::Exclusive, "one").expect("nobody has it");
+    let exclusive = open(Access::Exclusive, "one").expect("the disk has no other opener");
     refused(Access::Exclusive, "one");
     refused(Access::Shared, "one");
-    let reader = open(Access::Read, "reader").expect("readers are always let in");
+    let reader = open(Access::Read, "reader").expect("readers are always admitted");
     assert!(exclusive.is_writable() && !reader.is_writable());
     drop(exclusive);
     let shared =
@@ -206,18 +209,18 @@ pub fn claims<F: Fixture>(make: &impl Fn() -> F) {
     assert!(open(Access::Exclusive, "four").is_ok());
 }
 
-/// Reactors are prepared again and again, also where that was cancelled before; and not for a disk whose removal has begun.
+/// A reactor can be prepared repeatedly, also after a cancelled preparation; but not for a disk whose removal has begun.
 ///
 /// # Panics
-/// If the disk fails it.
+/// If the disk fails the check.
 pub fn preparation<F: Fixture>(make: &impl Fn() -> F) {
     let fixture = make();
     let mut bench = Bench::new();
     let reactor = bench.cx().handle().clone();
     let registry = fixture.registry();
-    let descriptor = registry.open(fixture.name(), Access::Shared, "another", |_| ()).expect("nobody has it");
+    let descriptor = registry.open(fixture.name(), Access::Shared, "another", |_| ()).expect("the disk has no exclusive opener");
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-    // Whether it is ready at once or cancelled, others go by what they find.
+    // Ready at once or cancelled: later preparations must succeed either way.
     let _ = std::pin::pin!(descriptor.prepare(&reactor)).poll(&mut context);
     for _ in 0..2 {
         bench.wait("the reactor to be prepared", descriptor.prepare(&reactor)).expect("it can be prepared");
@@ -233,10 +236,10 @@ pub fn preparation<F: Fixture>(make: &impl Fn() -> F) {
     assert_eq!(bench.wait("the removal", removal), Ok(()));
 }
 
-/// Who opened the disk to read cannot change it.
+/// An opener with read access cannot change the disk.
 ///
 /// # Panics
-/// If the disk fails it.
+/// If the disk fails the check.
 pub fn read_only_opening<F: Fixture>(make: &impl Fn() -> F) {
     let fixture = make();
     let mut bench = Bench::new();
@@ -260,10 +263,10 @@ pub fn read_only_opening<F: Fixture>(make: &impl Fn() -> F) {
     writer.close(&mut bench);
 }
 
-/// Where the store can be given another size: openers are told, and the new bounds hold.
+/// If the store can be resized: openers are notified, and the new bounds apply.
 ///
 /// # Panics
-/// If the disk fails it.
+/// If the disk fails the check.
 pub fn resizing<F: Fixture>(make: &impl Fn() -> F) {
     let fixture = make();
     let bdev = fixture.registry().find(fixture.name()).expect("it is registered");
@@ -285,11 +288,11 @@ pub fn resizing<F: Fixture>(make: &impl Fn() -> F) {
     disk.close(&mut bench);
 }
 
-/// Where the store can be given another size, it can be with requests in flight, and in the FIFO, on what stays: all of them are done, what is new can be
-/// used at once, and what has gone is refused.
+/// If the store can be resized: it can be resized with requests in flight, and in the FIFO, on the remaining blocks: all
+/// of them succeed, new blocks can be used at once, and requests to removed blocks are refused.
 ///
 /// # Panics
-/// If the disk fails it.
+/// If the disk fails the check.
 pub fn resizing_under_load<F: Fixture>(make: &impl Fn() -> F) {
     let fixture = make();
     let bdev = fixture.registry().find(fixture.name()).expect("it is registered");
@@ -323,10 +326,11 @@ pub fn resizing_under_load<F: Fixture>(make: &impl Fn() -> F) {
     disk.close(&mut bench);
 }
 
-/// Counts of operations, bytes, failures and latencies are right, over two channels, and stay when these are closed.
+/// Counts of operations, bytes, failures and latencies are right, over two channels, and stay when the channels are
+/// closed.
 ///
 /// # Panics
-/// If the disk fails it.
+/// If the disk fails the check.
 pub fn statistics_add_up<F: Fixture>(make: &impl Fn() -> F) {
     let fixture = make();
     let bdev = fixture.registry().find(fixture.name()).expect("it is registered");

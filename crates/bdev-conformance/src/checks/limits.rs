@@ -4,10 +4,11 @@ use crate::{Bench, Fixture, Log, Opener, Probe, Shape, contents};
 use aryk_bdev::{Access, Bdev, Identity, Limits, Op, OpSet, Registry, Status};
 use std::sync::{Arc, Mutex};
 
-/// Four times as many requests in flight as the device takes: all complete, the device never has more than its depth.
+/// Four times as many requests in flight as the device accepts: all complete, and the device never has more than its
+/// depth.
 ///
 /// # Panics
-/// If the disk fails it.
+/// If the disk fails the check.
 pub fn more_in_flight_than_the_depth<F: Fixture>(make: &impl Fn() -> F) {
     let fixture = make();
     let bdev = fixture.registry().find(fixture.name()).expect("it is registered");
@@ -52,11 +53,11 @@ fn probed(bdev: &Arc<Bdev>, limits: Limits, ops: OpSet) -> (Registry, Arc<Mutex<
     (registry, log)
 }
 
-/// The device behind each limit, narrow and alone, and behind all at once: requests are split as they must be, cover each block once, and
-/// carry the right data.
+/// The device behind each limit, narrow and alone, and behind all at once: requests are split as the limits require,
+/// cover each block once, and carry the right data.
 ///
 /// # Panics
-/// If the disk fails it.
+/// If the disk fails the check.
 pub fn tight_limits<F: Fixture>(make: &impl Fn() -> F) {
     let fixture = make();
     let bdev = fixture.registry().find(fixture.name()).expect("it is registered");
@@ -121,7 +122,7 @@ fn split(bdev: &Arc<Bdev>, limits: Limits, ops: OpSet, fixture: &impl Fixture) {
     disk.close(&mut bench);
 }
 
-/// The pieces of a request lie end to end.
+/// Checks that the pieces of a request are contiguous.
 fn covers(log: &Log, lba: u64) {
     let mut at = lba;
     for seen in &log.seen {

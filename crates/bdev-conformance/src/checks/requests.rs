@@ -6,10 +6,11 @@ use aryk_bdev::{Access, Op, Status};
 /// The largest request of this check, in bytes.
 const BYTES_MAX: u32 = 256 * 1024;
 
-/// Each operation, from the first block to the last, of one block and of many, aligned and not, with memory of each shape.
+/// Each operation, from the first block to the last, of one block and of many, aligned and not, with memory of each
+/// shape.
 ///
 /// # Panics
-/// If the disk fails it.
+/// If the disk fails the check.
 pub fn every_operation_at_every_alignment<F: Fixture>(make: &impl Fn() -> F) {
     let fixture = make();
     let mut bench = Bench::new();
@@ -54,7 +55,7 @@ impl At<'_> {
         assert_eq!(self.disk.finish(self.bench).status, Status::Ok, "write {shape:?} {seed}");
         self.disk.command(Op::Flush, 0, 0, self.bench);
         assert_eq!(self.disk.finish(self.bench).status, Status::Ok, "flush");
-        // By another shape than it was written with.
+        // With another shape than the write's.
         let other = Shape::ALL[seed as usize % Shape::ALL.len()];
         for shape in [shape, other] {
             self.reads(shape, &data, features);
@@ -78,10 +79,11 @@ impl At<'_> {
     }
 }
 
-/// Requests beyond the disk's end, without blocks, with data of the wrong length, or for what the disk does not do.
+/// Requests beyond the disk's end, without blocks, with data of the wrong length, or for an operation that the disk
+/// lacks.
 ///
 /// # Panics
-/// If the disk fails it.
+/// If the disk fails the check.
 pub fn bounds_and_bad_requests<F: Fixture>(make: &impl Fn() -> F) {
     let fixture = make();
     let mut bench = Bench::new();

@@ -1,4 +1,4 @@
-//! Any sequence of requests, aborts and resets, against a model.
+//! Random sequences of requests, aborts and resets, compared with a model.
 
 use crate::model::Model;
 use crate::{Bench, Features, Fixture, Opener, Outcome, Probe, Shape, contents, fill};
@@ -9,7 +9,7 @@ use proptest::test_runner::{Config, TestError, TestRunner};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Blocks that the requests of this check are about, and the most in one.
+/// Number of blocks that this check uses, and of the largest request.
 const AREA: u64 = 96;
 const BLOCKS_MAX: u64 = 40;
 
@@ -21,7 +21,7 @@ enum Step {
         blocks: u64,
         shape: Shape,
     },
-    /// Aborts the request that was submitted so many before the last.
+    /// Aborts the request that was submitted this many requests before the last.
     Abort {
         back: u64,
     },
@@ -58,7 +58,7 @@ fn step() -> BoxedStrategy<Step> {
     .boxed()
 }
 
-/// Limits to run behind: the device's own, or narrow ones.
+/// Limits of the run: the device's own, or narrow ones.
 fn limits(own: Limits) -> BoxedStrategy<Limits> {
     let narrow = (1..5u32, 1..9u32, 3..6u32, 1..9u64, 1..9u64, 0..9u32);
     let narrow = narrow.prop_map(
@@ -74,10 +74,11 @@ fn limits(own: Limits) -> BoxedStrategy<Limits> {
     prop_oneof![proptest::strategy::Just(own), narrow].boxed()
 }
 
-/// Sequences of requests that overlap or not, with aborts, resets and new openings between: what is read is what the last write left.
+/// Sequences of requests that overlap or not, with aborts, resets and new openers in between: a read returns the data of
+/// the last write.
 ///
 /// # Panics
-/// If the disk fails it, with the shortest sequence that does so.
+/// If the disk fails the check, with the shortest failing sequence.
 pub fn any_sequence<F: Fixture>(make: &impl Fn() -> F) {
     let fixture = make();
     let bdev = fixture.registry().find(fixture.name()).expect("it is registered");
@@ -161,7 +162,7 @@ impl Run {
         self.open();
     }
 
-    /// Submits a request, once those that it overlaps with have completed, if they or it change anything.
+    /// Submits a request, after the requests that it overlaps with have completed, if they or it change data.
     fn request(&mut self, op: Op, lba: u64, blocks: u64, shape: Shape) {
         let overlaps =
             |s: &Sent| (op.is_change() || s.op.is_change()) && s.lba < lba + blocks && lba < s.lba + s.blocks;

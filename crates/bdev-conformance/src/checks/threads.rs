@@ -1,4 +1,4 @@
-//! Several reactors at once.
+//! Checks on several reactors at once.
 
 use super::wait::block_on;
 use crate::{Fixture, contents, fill};
@@ -6,26 +6,26 @@ use aryk_bdev::{Access, AsyncChannel, Bdev, Descriptor, Op, Status};
 use aryk_dma::Buffer;
 use aryk_reactor::{CoreSet, Handle, Options, Reactors};
 
-/// Channels on each reactor, and writes of each.
+/// Channels on each reactor, each with a writer.
 const CHANNELS: u64 = 2;
 const WRITES: u64 = 100;
 /// Blocks of each write.
 const BLOCKS: u64 = 4;
-/// Blocks that all of them share.
+/// Blocks that all writers share.
 const SHARED: u64 = 16;
 
-/// Channels on all cores, each with blocks of its own, and some blocks of all: each holds in the end what one of its writers wrote. Meanwhile the disk is
-/// reset, its statistics are read, and in the end they add up.
+/// Channels on all cores, each with blocks of its own, and some shared blocks: each block holds in the end the data of
+/// one of its writers. During the writes the disk is reset and its statistics are read; in the end they add up.
 ///
 /// # Panics
-/// If the disk fails it.
+/// If the disk fails the check.
 pub fn several_threads<F: Fixture>(make: &impl Fn() -> F) {
     let fixture = make();
     let bdev = fixture.registry().find(fixture.name()).expect("it is registered");
     let options = Options { cores: CoreSet::allowed(), ..Options::default() };
     let reactors = Reactors::start(&options).expect("reactors start");
     let descriptor = fixture.registry().open(fixture.name(), Access::Exclusive, "threads", |_| ());
-    let descriptor = descriptor.expect("nobody has it");
+    let descriptor = descriptor.expect("the disk has no other opener");
     let mut writers = Vec::new();
     for (handle, writer) in reactors.handles().iter().cycle().zip(0..2 * CHANNELS) {
         writers.push(block_on(start(handle, &descriptor, writer)));
@@ -53,7 +53,7 @@ pub fn several_threads<F: Fixture>(make: &impl Fn() -> F) {
 
 type Ended = futures_channel::oneshot::Receiver<u64>;
 
-/// Starts a writer; it ends with the number of its writes that a reset aborted, all of which it did again.
+/// Starts a writer; it returns the number of its writes that a reset aborted, all of which it repeated.
 async fn start(handle: &Handle, descriptor: &Descriptor, writer: u64) -> Ended {
     descriptor.prepare(handle).await.expect("the reactor can be prepared");
     let descriptor = descriptor.clone();
@@ -72,7 +72,7 @@ async fn start(handle: &Handle, descriptor: &Descriptor, writer: u64) -> Ended {
     wait
 }
 
-/// Where a writer's own blocks are.
+/// The first of a writer's own blocks.
 const fn own(writer: u64) -> u64 {
     SHARED + writer * BLOCKS
 }
@@ -89,7 +89,7 @@ async fn write(channel: &AsyncChannel, bdev: &Bdev, writer: u64) -> u64 {
     failed + write_once(channel, own(writer), writer + 1, block_size).await
 }
 
-/// Writes until it is done; how often that was aborted.
+/// Writes until it succeeds; returns the number of aborted attempts.
 async fn write_once(channel: &AsyncChannel, lba: u64, seed: u64, block_size: u32) -> u64 {
     let mut aborted = 0;
     loop {
@@ -102,7 +102,7 @@ async fn write_once(channel: &AsyncChannel, lba: u64, seed: u64, block_size: u32
     }
 }
 
-/// Reads all blocks; what is wrong with them.
+/// Reads all blocks; returns a description of the first wrong one.
 async fn verify(handle: &Handle, descriptor: &Descriptor, has_data: bool) -> Result<(), String> {
     descriptor.prepare(handle).await.expect("the reactor can be prepared");
     let descriptor = descriptor.clone();

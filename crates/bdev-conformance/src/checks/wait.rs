@@ -1,4 +1,4 @@
-//! Waiting for what reactors do, on a thread that is none. Any context.
+//! Waits for reactors, on a thread that is no reactor. Any context.
 
 use std::future::Future;
 use std::pin::pin;
