@@ -30,7 +30,7 @@ pub enum Error {
     Reply {
         /// The message that the back-end replied to.
         request: Request,
-        /// What is wrong with the reply.
+        /// The defect of the reply.
         what: String,
     },
     /// The back-end lacks a feature that the front-end needs.

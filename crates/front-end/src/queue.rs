@@ -29,18 +29,18 @@ pub struct Queue<B> {
 /// A request that completed successfully.
 #[derive(Clone, Copy, Debug)]
 pub struct Done {
-    /// Its slot.
+    /// The request's slot.
     pub slot: u16,
-    /// Its operation.
+    /// The request's operation.
     pub operation: Operation,
-    /// Where its data lies.
+    /// The place of the request's data.
     pub place: Place,
 }
 
 /// The parameters of a queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
-    /// Its ring.
+    /// The ring's shape.
     pub shape: Shape,
     /// Number of requests.
     pub slots: u16,

@@ -31,7 +31,7 @@ pub enum Format {
 /// The parameters of a ring.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// Its layout.
+    /// The ring's layout.
     pub format: Format,
     /// Number of descriptors: a power of two.
     pub size: u16,

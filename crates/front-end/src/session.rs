@@ -65,11 +65,11 @@ pub struct Wanted {
 /// A queue's parameters, for [`Session::start`].
 #[derive(Debug)]
 pub struct Announced<'a> {
-    /// Its index.
+    /// The queue's index.
     pub index: u16,
     /// Number of descriptors in its ring.
     pub size: u16,
-    /// Its ring.
+    /// The queue's ring.
     pub ring: &'a Ring,
     /// The eventfd that notifies the device.
     pub kick: BorrowedFd<'a>,
