@@ -90,7 +90,7 @@ impl Rig {
     /// The whole answer to these pieces. The server may close the connection before the client has sent all of them.
     fn answers<'a>(&self, address: SocketAddr, pieces: impl Iterator<Item = &'a [u8]>) -> Vec<u8> {
         let talk = async {
-            let mut stream = TcpStream::connect(address).await.expect("somebody listens");
+            let mut stream = TcpStream::connect(address).await.expect("the server listens");
             for piece in pieces {
                 if stream.write_all(piece).await.is_err() {
                     break;

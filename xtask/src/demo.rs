@@ -77,7 +77,7 @@ pub(crate) fn run() -> Result<()> {
     clock.say("Starting arykd, and creating a disk:");
     let daemon = serve(&bin, directory.path())?;
     let result = boot(&daemon, &image, directory.path(), &clock)
-        .with_context(|| format!("arykd said:\n{}", daemon.last_words()));
+        .with_context(|| format!("arykd said:\n{}", daemon.log_tail()));
     println!("\n{}", result?);
     println!("{}", daemon.aryk(&["disk", "stat", "demo"])?.trim_end());
     daemon.stop()?;

@@ -59,7 +59,7 @@ impl Plan {
             let most = match step {
                 Step::Recovered | Step::Started => shape.queues.into(),
                 Step::Moving => 50,
-                Step::Found | Step::Marked | Step::Submitted | Step::Completed | Step::Outcome => 1000,
+                Step::Found | Step::Marked | Step::Submitted | Step::Completed | Step::Answered => 1000,
                 _ => 150,
             };
             return Self::Step { step: step.name(), time: 1 + random.below(most), panics: random.chance(25) };
@@ -78,7 +78,7 @@ impl Plan {
     }
 }
 
-/// One crash.
+/// A crash of a daemon.
 #[derive(Clone, Debug, Serialize)]
 pub struct Crash {
     /// The plan.
@@ -99,7 +99,7 @@ pub struct Record {
     pub life: u64,
     /// Its front-end and disk.
     pub shape: Shape,
-    /// Its counters.
+    /// The life's counters.
     pub counts: Counts,
     /// The longest time between two completions without a crash, in microseconds.
     pub control_us: u64,

@@ -31,7 +31,7 @@ pub struct Lab {
 /// The body of a case.
 type Body = dyn Fn(&Site<'_>) -> Result<()> + Send + Sync;
 
-/// One test.
+/// A test case.
 pub struct Case {
     /// Its name, with a `/` between group and variant.
     pub name: String,

@@ -20,7 +20,7 @@ pub struct Measured {
     pub latency_ns_p99: u64,
 }
 
-/// One job of a run.
+/// A job of a fio run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Job {
     /// `--name`.

@@ -18,11 +18,11 @@ pub(super) fn files(api: &Api) -> Vec<(&'static str, String)> {
 
 fn types(api: &Api) -> String {
     let mut text = format!(
-        "{TYPES}\n// APIVersion is that of the daemon whose methods these are.\nconst APIVersion = \"{}\"\n",
+        "{TYPES}\n// APIVersion is the version of the daemon with these methods.\nconst APIVersion = \"{}\"\n",
         api.version
     );
     for Type { name, description, shape } in &api.types {
-        let description = description.as_deref().unwrap_or("part of what methods take or give.");
+        let description = description.as_deref().unwrap_or("part of a method's parameters or result.");
         match shape {
             Shape::Enum(words) => text.push_str(&enumeration(name, description, words)),
             Shape::Struct(fields) => {

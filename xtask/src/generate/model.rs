@@ -48,7 +48,7 @@ pub(super) struct Type {
 pub(super) enum Shape {
     /// The required members first.
     Struct(Vec<Field>),
-    /// One of these words.
+    /// An enumeration of these words.
     Enum(Vec<String>),
 }
 

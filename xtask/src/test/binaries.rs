@@ -23,7 +23,7 @@ const ALONE: [(&str, &str); 1] = [("bin/arykd", "adversary")];
 /// The longest programs are started first, so that no lane waits for one at the end.
 const FIRST: [(&str, &str); 1] = [("bin/arykd", "daemon")];
 
-/// One test program.
+/// A test program.
 #[derive(Debug)]
 struct Binary {
     /// The package's directory: tests run there, as under cargo.

@@ -12,11 +12,11 @@ use super::rounds::Rounds;
 /// A scene and its result.
 #[derive(Clone, Debug)]
 pub struct Scene {
-    /// Its name.
+    /// The scene's name.
     pub name: &'static str,
     /// A description of the scene.
     pub what: &'static str,
-    /// Its duration.
+    /// The scene's duration.
     pub elapsed: Duration,
     /// The error, if it failed.
     pub failure: Option<String>,
@@ -141,7 +141,7 @@ impl Report {
         }
         writeln!(
             page,
-            "\n## Errors\n\nHow the loads of disks that were taken away ended (none of others has):\n5, EIO; 6, ENXIO, or 19, ENODEV; or, as Linux gives\na removed disk no blocks, 28, ENOSPC, for a write of it, and 84, EILSEQ, where fio has verified what a read of it did not give (so we believe: it was not traced).\n"
+            "\n## Errors\n\nThe errors with which the loads of unplugged disks ended (no other load ended):\n5, EIO; 6, ENXIO, or 19, ENODEV; or, as Linux gives\na removed disk no blocks, 28, ENOSPC, for a write of it, and 84, EILSEQ, where fio verified data that a read of it did not return (an assumption: it was not traced).\n"
         )?;
         writeln!(page, "| errno | loads |\n| --- | ---: |")?;
         for (error, count) in self.sums(|r| &r.errors) {
@@ -149,7 +149,7 @@ impl Report {
         }
         writeln!(
             page,
-            "\nWhat the guest's kernel said of failed commands, as far as it did not hold back:\n"
+            "\nThe messages of the guest's kernel about failed commands, as far as it did not suppress them:\n"
         )?;
         writeln!(page, "| | times |\n| --- | ---: |")?;
         for (kind, count) in self.sums(|r| &r.kinds) {
@@ -157,7 +157,7 @@ impl Report {
         }
         writeln!(page, "\n## Scenes\n\n| | | seconds | |\n| --- | --- | ---: | --- |")?;
         for Scene { name, what, elapsed, failure } in &self.scenes {
-            let end = if failure.is_none() { "as it should" } else { "FAILED" };
+            let end = if failure.is_none() { "passed" } else { "FAILED" };
             writeln!(page, "| {name} | {what} | {} | {end} |", elapsed.as_secs())?;
         }
         Ok(())

@@ -21,7 +21,7 @@ pub(crate) const ALL: [(&str, &str, Play); 5] = [
         frozen,
     ),
     (
-        "without_events",
+        "without-events",
         "a VM that has not negotiated hotplug events: disks are unplugged all the same, and plugged ones are found by a scan",
         without_events,
     ),
