@@ -218,7 +218,9 @@ pub fn preparation<F: Fixture>(make: &impl Fn() -> F) {
     let mut bench = Bench::new();
     let reactor = bench.cx().handle().clone();
     let registry = fixture.registry();
-    let descriptor = registry.open(fixture.name(), Access::Shared, "another", |_| ()).expect("the disk has no exclusive opener");
+    let descriptor = registry
+        .open(fixture.name(), Access::Shared, "another", |_| ())
+        .expect("the disk has no exclusive opener");
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     // Ready at once or cancelled: later preparations must succeed either way.
     let _ = std::pin::pin!(descriptor.prepare(&reactor)).poll(&mut context);
