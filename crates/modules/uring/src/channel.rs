@@ -175,7 +175,9 @@ impl FileChannel {
             let key = key(answer.tag.token);
             let entry = self.entries.get_mut(key).expect("the kernel answers each call once");
             let next = entry.request.answered(answer.result, &self.store, &mut self.pool);
-            out.extend(self.obey(key, next, cx));
+            if let Some(completion) = self.obey(key, next, cx) {
+                out.push(completion);
+            }
         }
         self.answers.drain(..taken);
     }
