@@ -140,7 +140,10 @@ impl ProbeChannel {
             Op::Read | Op::Write => limits.transfer_blocks.into(),
             Op::Unmap => limits.unmap_blocks,
             Op::WriteZeroes => limits.write_zeroes_blocks,
-            _ => 0,
+            Op::Compare => limits.compare_blocks,
+            Op::CompareAndWrite => limits.compare_and_write_blocks,
+            Op::Copy => limits.copy_blocks,
+            Op::Flush => 0,
         };
         assert!(
             io.blocks <= max && (io.blocks > 0 || io.op == Op::Flush),

@@ -547,6 +547,25 @@ impl Bdev {
         true
     }
 
+    /// Makes each of its channels wait until the device has completed what it has of that channel, and then use another one that the device opens: after the
+    /// device has changed what carries its requests out. Requests that come meanwhile wait.
+    ///
+    /// # Errors
+    /// [`OpenError`] if a channel could not be opened, or the disk is being reset; what has no other channel keeps its own.
+    pub async fn reopen_channels(&self) -> Result<(), OpenError> {
+        let reopen = |cell: &Rc<ChannelCell>, cx: &mut Cx| {
+            let (sender, receiver) = oneshot::channel();
+            cell.command(Command::Reopen(sender), cx);
+            receiver
+        };
+        let mut result = Ok(());
+        for reopened in self.for_each_channel(reopen).await {
+            // A channel that was closed meanwhile needs no other, and a reset that came between is told like one that came before.
+            result = result.and(reopened.await.unwrap_or(Ok(())));
+        }
+        result
+    }
+
     async fn freeze_and_thaw(&self) {
         let freeze = |cell: &Rc<ChannelCell>, cx: &mut Cx| {
             let (sender, receiver) = oneshot::channel();

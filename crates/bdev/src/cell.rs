@@ -4,11 +4,11 @@
 //! ([`crate::Bdev::for_each_channel`]), finds their cells there, and leaves a command, which the channel heeds at its next poll.
 
 use crate::ranges::{Extent, RangeLock};
-use crate::{BaseEvent, Bdev, Deadline, Stats};
-use aryk_reactor::{Cx, RootId};
+use crate::{BaseEvent, Bdev, Deadline, OpenError, Stats};
+use aryk_reactor::{Cx, Handle, RootId};
 use aryk_slots::Key;
 use futures_channel::oneshot;
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, RefCell, RefMut};
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -20,6 +20,8 @@ pub(crate) enum Command {
     Freeze(oneshot::Sender<()>),
     /// Go on.
     Thaw,
+    /// Let the device complete what it has, then open another channel of it instead of this one's.
+    Reopen(oneshot::Sender<Result<(), OpenError>>),
     /// Abort all requests.
     Abort,
     /// Hold off changes of some blocks, and say when those before have completed.
@@ -47,7 +49,7 @@ pub(crate) struct ChannelCell {
     pub root: RootId,
     /// Its disk's name.
     name: String,
-    /// But for the depths, which are beside.
+    /// All counts but the depths.
     pub stats: RefCell<Stats>,
     /// Requests in flight, and those of them that wait.
     depths: Cell<(u32, u32)>,
@@ -65,7 +67,7 @@ impl ChannelCell {
     }
 
     #[inline]
-    pub fn set_depths(&self, in_flight: u32, waiting: u32) {
+    fn set_depths(&self, in_flight: u32, waiting: u32) {
         self.depths.set((in_flight, waiting));
         if in_flight > self.in_flight_max.get() {
             self.in_flight_max.set(in_flight);
@@ -95,12 +97,7 @@ impl ChannelCell {
         stats
     }
 
-    #[inline]
-    pub fn has_command(&self) -> bool {
-        self.has_command.get()
-    }
-
-    pub fn take_command(&self) -> Option<Command> {
+    fn take_command(&self) -> Option<Command> {
         let command = self.commands.borrow_mut().pop_front();
         self.has_command.set(command.is_some());
         command
@@ -112,33 +109,6 @@ impl ChannelCell {
 pub(crate) struct Cells(RefCell<HashMap<u64, Vec<Rc<ChannelCell>>>>);
 
 impl Cells {
-    /// Makes the cell of a new channel of `bdev` on this reactor.
-    pub fn open(bdev: &Bdev, root: RootId, cx: &mut Cx) -> (Rc<Self>, Rc<ChannelCell>) {
-        let cell = Rc::new(ChannelCell {
-            root,
-            name: bdev.name().to_owned(),
-            stats: RefCell::default(),
-            depths: Cell::default(),
-            in_flight_max: Cell::default(),
-            commands: RefCell::default(),
-            has_command: Cell::new(false),
-        });
-        let cells = cx.local_state::<Self>();
-        cells.0.borrow_mut().entry(bdev.serial()).or_default().push(Rc::clone(&cell));
-        bdev.channel_opened(cx.handle());
-        (cells, cell)
-    }
-
-    /// Forgets the cell of a channel that is being closed.
-    pub fn close(&self, serial: u64, cell: &Rc<ChannelCell>) {
-        let mut all = self.0.borrow_mut();
-        let list = all.get_mut(&serial).expect("a cell is there until it is closed");
-        list.retain(|c| !Rc::ptr_eq(c, cell));
-        if list.is_empty() {
-            all.remove(&serial);
-        }
-    }
-
     /// Runs `f` for each cell of the disk `serial`.
     pub fn for_each(&self, serial: u64, f: impl FnMut(&Rc<ChannelCell>)) {
         self.0.borrow().get(&serial).into_iter().flatten().for_each(f);
@@ -149,6 +119,90 @@ impl Cells {
         let cells = cx.local_state::<Self>();
         let all = cells.0.borrow();
         all.get(&serial).cloned().unwrap_or_default()
+    }
+}
+
+/// A channel's place among the channels of its disk and of its reactor. [`Registration::close`] ends it.
+#[derive(Debug)]
+pub(crate) struct Registration {
+    cells: Rc<Cells>,
+    cell: Rc<ChannelCell>,
+    reactor: Handle,
+    /// The disk's number, for the trace.
+    serial: u16,
+}
+
+impl Registration {
+    /// Registers a new channel of `bdev` on this reactor.
+    pub fn new(bdev: &Bdev, root: RootId, cx: &mut Cx) -> Self {
+        let cell = Rc::new(ChannelCell {
+            root,
+            name: bdev.name().to_owned(),
+            stats: RefCell::default(),
+            depths: Cell::default(),
+            in_flight_max: Cell::default(),
+            commands: RefCell::default(),
+            has_command: Cell::new(false),
+        });
+        let cells = cx.local_state::<Cells>();
+        cells.0.borrow_mut().entry(bdev.serial()).or_default().push(Rc::clone(&cell));
+        bdev.channel_opened(cx.handle());
+        Self { cells, cell, reactor: cx.handle().clone(), serial: bdev.serial() as u16 }
+    }
+
+    /// Ends the registration of a channel of `bdev`, which keeps its counts.
+    pub fn close(&self, bdev: &Bdev) {
+        let mut all = self.cells.0.borrow_mut();
+        let list = all.get_mut(&bdev.serial()).expect("a cell is there until its channel is closed");
+        list.retain(|c| !Rc::ptr_eq(c, &self.cell));
+        if list.is_empty() {
+            all.remove(&bdev.serial());
+        }
+        drop(all);
+        bdev.channel_closed(&self.reactor, &self.cell.stats.take());
+    }
+
+    /// The part that others on the reactor reach.
+    pub const fn cell(&self) -> &Rc<ChannelCell> {
+        &self.cell
+    }
+
+    #[inline]
+    pub fn root(&self) -> RootId {
+        self.cell.root
+    }
+
+    /// The disk's number in trace records.
+    #[inline]
+    pub const fn serial(&self) -> u16 {
+        self.serial
+    }
+
+    /// The channel's counts.
+    #[inline]
+    pub fn stats_mut(&self) -> RefMut<'_, Stats> {
+        self.cell.stats.borrow_mut()
+    }
+
+    /// Publishes the number of requests in flight; that of those that wait has not changed.
+    #[inline]
+    pub fn set_in_flight(&self, in_flight: u32) {
+        self.cell.set_depths(in_flight, self.cell.depths.get().1);
+    }
+
+    /// Publishes the number of requests in flight, and of those of them that wait.
+    #[inline]
+    pub fn set_depths(&self, in_flight: u32, waiting: u32) {
+        self.cell.set_depths(in_flight, waiting);
+    }
+
+    #[inline]
+    pub fn has_command(&self) -> bool {
+        self.cell.has_command.get()
+    }
+
+    pub fn take_command(&self) -> Option<Command> {
+        self.cell.take_command()
     }
 }
 

@@ -1,6 +1,6 @@
 //! The trait at the heart of the data path. Reactor context.
 
-use crate::{BaseEvent, Bdev, Completion, Io, Tag};
+use crate::{BaseEvent, Bdev, Completion, CreditPool, Io, Tag};
 use aryk_reactor::Cx;
 use std::sync::Arc;
 
@@ -21,5 +21,12 @@ pub trait Channel {
     /// Something happens to a disk that this channel's is made of, of which [`crate::Device::base_event`] has been told. Called before a poll.
     fn base_event(&mut self, base: &Arc<Bdev>, event: BaseEvent, cx: &mut Cx) {
         let _ = (base, event, cx);
+    }
+
+    /// The credits that this channel shares with other channels of its reactor, if what carries out its requests, such as a queue pair or a connection,
+    /// takes a limited number from all of them together. Each request needs one of them, besides one of the channel's own. Asked once, when
+    /// the channel is opened.
+    fn credits(&self) -> Option<CreditPool> {
+        None
     }
 }

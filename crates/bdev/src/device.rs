@@ -1,6 +1,6 @@
 //! What a bdev module implements. Control context; channels are opened in reactor context.
 
-use crate::{Base, Bdev, Channel, Failure, OpSet};
+use crate::{Base, Bdev, Channel, Failure, Op, OpSet};
 use aryk_reactor::{Cx, Handle, RootId};
 use std::any::Any;
 use std::pin::Pin;
@@ -42,8 +42,28 @@ pub struct Limits {
     pub unmap_blocks: u64,
     /// Blocks in one write-zeroes.
     pub write_zeroes_blocks: u64,
-    /// No read or write crosses a multiple of this many blocks; 0 for none.
+    /// No read, write or compare crosses a multiple of this many blocks; 0 for none.
     pub boundary_blocks: u32,
+    /// Blocks in one compare, for a device that does it ([`Device::ops`]). Longer ones are made of reads.
+    pub compare_blocks: u64,
+    /// Blocks in one compare-and-write, for a device that does it.
+    pub compare_and_write_blocks: u64,
+    /// Blocks in one copy, for a device that does it.
+    pub copy_blocks: u64,
+    /// Whether other hosts may change the store too. Then a compare-and-write or a copy that the device does not do, or not in this size, is refused: made of
+    /// reads and writes, they would be apart from this host's changes only.
+    pub is_shared: bool,
+}
+
+impl Limits {
+    /// The most blocks of one compare-and-write that the channels of a device with these limits and `ops` take.
+    pub const fn compare_and_write_max(&self, ops: OpSet) -> u64 {
+        match (self.is_shared, ops.contains(Op::CompareAndWrite)) {
+            (false, _) => u64::MAX,
+            (true, true) => self.compare_and_write_blocks,
+            (true, false) => 0,
+        }
+    }
 }
 
 impl Default for Limits {
@@ -56,6 +76,10 @@ impl Default for Limits {
             unmap_blocks: u64::MAX,
             write_zeroes_blocks: u64::MAX,
             boundary_blocks: 0,
+            compare_blocks: u64::MAX,
+            compare_and_write_blocks: u64::MAX,
+            copy_blocks: u64::MAX,
+            is_shared: false,
         }
     }
 }
@@ -107,8 +131,8 @@ pub trait Device: Any + Send + Sync {
     /// What its channels can take. When it has changed, [`crate::Registry::changed`] is called.
     fn limits(&self) -> Limits;
 
-    /// What its channels can do. When it has changed, [`crate::Registry::changed`] is called. Compound ones, and a write-zeroes that is missing, are made of others by
-    /// the block layer.
+    /// What its channels can do. When it has changed, [`crate::Registry::changed`] is called. The block layer makes what is missing of reads and writes:
+    /// write-zeroes and compound operations.
     fn ops(&self) -> OpSet;
 
     /// Whether it cannot be written. When it has changed, [`crate::Registry::changed`] is called.

@@ -52,7 +52,7 @@ impl Op {
         matches!(self, Self::Write | Self::Unmap | Self::WriteZeroes | Self::CompareAndWrite | Self::Copy)
     }
 
-    /// Whether the block layer makes it of reads and writes. Modules never see it.
+    /// Whether the block layer makes it of reads and writes where the device does not do it.
     #[inline]
     pub const fn is_compound(self) -> bool {
         self as u8 >= Self::Compare as u8
@@ -81,8 +81,22 @@ impl OpSet {
     /// Every operation.
     pub const ALL: Self = Self::of(&Op::ALL);
 
-    /// Every operation that a module can do; the block layer makes the others of these.
+    /// Every operation that the block layer does not make of others.
     pub const PLAIN: Self = Self::of(&[Op::Read, Op::Write, Op::Flush, Op::Unmap, Op::WriteZeroes]);
+
+    /// These without those that change the disk.
+    #[must_use]
+    pub const fn without_changes(self) -> Self {
+        let mut bits = self.0;
+        let mut i = 0;
+        while i < Op::ALL.len() {
+            if Op::ALL[i].is_change() {
+                bits &= !(1 << Op::ALL[i] as u8);
+            }
+            i += 1;
+        }
+        Self(bits)
+    }
 
     /// These operations.
     pub const fn of(ops: &[Op]) -> Self {

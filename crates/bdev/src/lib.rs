@@ -45,7 +45,7 @@ pub use aryk_qos::{Limits as RateLimits, LimitsError as RateLimitsError};
 pub use async_channel::AsyncChannel;
 pub use base::Base;
 pub use bdev::{Bdev, Descriptor, Event, Identity, OpeningId};
-pub use bdev_channel::BdevChannel;
+pub use bdev_channel::{BdevChannel, CreditPool};
 pub use cell::open_channels;
 pub use channel::Channel;
 pub use deadline::{Deadline, OnDeadline};

@@ -25,11 +25,13 @@ impl<T> Outbox<T> {
         self.ready.is_empty()
     }
 
-    /// Adds a completion, and wakes the root.
+    /// Adds a completion, and wakes the root if it is the first: while completions wait the root is awake, for each of its polls takes them all.
     #[inline]
     pub fn push(&mut self, completion: T, cx: &mut Cx) {
+        if self.ready.is_empty() {
+            cx.wake(self.root);
+        }
         self.ready.push(completion);
-        cx.wake(self.root);
     }
 
     /// Moves all completions to the end of `out`. An empty `out` changes places with the list, and nothing is copied.

@@ -2,17 +2,25 @@
 //! Any context.
 
 use crate::{Nexus, Sense};
+use aryk_bdev::Bdev;
 
 const VENDOR: &[u8; 8] = b"ARYK    ";
 const PRODUCT: &[u8; 16] = b"DISK            ";
 const REVISION: &[u8; 4] = b"0001";
 
-/// Blocks in one COMPARE AND WRITE, at most.
-pub(crate) const COMPARE_BLOCKS_MAX: u8 = 128;
+/// Blocks in one COMPARE AND WRITE, at most, unless the disk takes fewer.
+const COMPARE_BLOCKS_MAX: u8 = 128;
 /// Ranges in one UNMAP, at most.
 pub(crate) const UNMAP_RANGES_MAX: u32 = 256;
 /// Bytes in all ranges of one UNMAP, or in one WRITE SAME, at most: 4 GiB. The block layer splits them at the module's limits.
 const RANGE_BYTES_MAX: u64 = 1 << 32;
+
+/// Blocks in one COMPARE AND WRITE, at most.
+pub(crate) fn compare_blocks_max(disk: &Bdev) -> u8 {
+    let device = disk.device();
+    let blocks = device.limits().compare_and_write_max(device.ops());
+    u8::try_from(blocks).map_or(COMPARE_BLOCKS_MAX, |blocks| blocks.min(COMPARE_BLOCKS_MAX))
+}
 
 /// Blocks in all ranges of one UNMAP, or in one WRITE SAME, at most.
 pub(crate) fn range_blocks_max(nexus: &Nexus) -> u64 {
@@ -85,7 +93,7 @@ fn limits(nexus: &Nexus) -> Vec<u8> {
     let geometry = nexus.bdev().geometry();
     let mut body = vec![0; 60];
     // WSNZ is 0: a WRITE SAME of 0 blocks extends to the end of the disk.
-    body[1] = COMPARE_BLOCKS_MAX;
+    body[1] = compare_blocks_max(nexus.bdev());
     let physical = (geometry.physical_block_size / geometry.block_size).max(1);
     body[2..4].copy_from_slice(&u16::try_from(physical).unwrap_or(u16::MAX).to_be_bytes());
     body[8..12].copy_from_slice(&geometry.optimal_io_blocks.to_be_bytes());

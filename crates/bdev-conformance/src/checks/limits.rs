@@ -69,6 +69,7 @@ pub fn tight_limits<F: Fixture>(make: &impl Fn() -> F) {
         unmap_blocks: 7,
         write_zeroes_blocks: 3,
         boundary_blocks: 8,
+        ..own
     };
     let each = [
         Limits { depth: 1, ..own },

@@ -62,13 +62,16 @@ fn step() -> BoxedStrategy<Step> {
 fn limits(own: Limits) -> BoxedStrategy<Limits> {
     let narrow = (1..5u32, 1..9u32, 3..6u32, 1..9u64, 1..9u64, 0..9u32);
     let narrow = narrow.prop_map(
-        |(depth, transfer_blocks, segments, unmap_blocks, write_zeroes_blocks, boundary_blocks)| Limits {
-            depth,
-            transfer_blocks,
-            segments,
-            unmap_blocks,
-            write_zeroes_blocks,
-            boundary_blocks,
+        move |(depth, transfer_blocks, segments, unmap_blocks, write_zeroes_blocks, boundary_blocks)| {
+            Limits {
+                depth,
+                transfer_blocks,
+                segments,
+                unmap_blocks,
+                write_zeroes_blocks,
+                boundary_blocks,
+                ..own
+            }
         },
     );
     prop_oneof![proptest::strategy::Just(own), narrow].boxed()

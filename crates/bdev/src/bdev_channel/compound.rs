@@ -1,7 +1,7 @@
 //! Requests that are made of reads and writes: compare, compare-and-write, copy. Reactor context.
 //!
 //! One goes through its blocks in chunks of a bounce buffer: reads, and compares or writes. Its key, and its place among the channel's requests, stay the
-//! same; in each step its [`Pending`] is the read or write that is under way. Those that write have their blocks to themselves meanwhile
+//! same; in each step its [`Request`] is the read or write that is under way. Those that write have their blocks to themselves meanwhile
 //! ([`crate::ranges`]).
 //!
 //! An aborted request begins no further step: if it is aborted while it reads, it writes nothing. A compare-and-write that has
@@ -11,11 +11,11 @@
 //! So many of a channel's run at one time as it has buffers, which are its own, and made when they are first needed. The others wait in line, and stand in nobody's
 //! table meanwhile: what a table or a list of them is gone through for does not grow with what a guest asks for.
 
-use super::throttle::Waiting;
-use super::{BdevChannel, Pending, Progress, make_room};
+use super::request::{Place, Progress, Request};
+use super::{BdevChannel, make_room};
 use crate::cell::Command;
 use crate::ranges::{self, Extent, RangeLock, Wanted};
-use crate::{Completion, Io, Op, Status};
+use crate::{Completion, Op, Status};
 use aryk_dma::{Buffer, PAGE, Sgl};
 use aryk_reactor::Cx;
 use aryk_slots::Key;
@@ -58,15 +58,6 @@ struct Compound {
     lock: Option<RangeLock>,
 }
 
-impl Pending {
-    /// Whether it is a compare-and-write that has written a piece. It then writes the rest too: a reader is to find all of it or
-    /// nothing.
-    pub(super) fn has_begun_to_swap(&self, block_size: u32) -> bool {
-        let is_swap = self.asked == Op::CompareAndWrite && self.op == Op::Write;
-        is_swap && self.blocks < self.bytes / u64::from(block_size)
-    }
-}
-
 impl Compound {
     /// The blocks that nobody else is to change meanwhile.
     fn extent(&self) -> Extent {
@@ -104,7 +95,7 @@ pub(super) struct Compounds {
     /// Buffers of those that have ended.
     free: Vec<Buffer>,
     /// Those that have not begun; some may have ended.
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<Key>,
 }
 
 impl Compounds {
@@ -141,32 +132,14 @@ fn is_same(data: Sgl, bytes: &[u8]) -> bool {
 }
 
 impl BdevChannel {
-    /// Whether a compound request can be carried out.
+    /// Starts a compound request, at [`Place::Compound`], that the device does not do.
     #[cold]
-    pub(super) fn check_compound(&self, io: Io) -> Result<(), Status> {
-        let bytes = u128::from(io.blocks) * u128::from(self.block_size);
-        let data = match io.op {
-            Op::Compare => bytes,
-            Op::CompareAndWrite => 2 * bytes,
-            _ => 0,
-        };
-        let end = io.source.checked_add(io.blocks);
-        match end {
-            Some(end) if end <= self.bdev.blocks() || io.op != Op::Copy => {}
-            _ => return Err(Status::OutOfRange),
-        }
-        if u128::from(io.data.len()) == data { Ok(()) } else { Err(Status::Invalid) }
-    }
-
-    /// Starts a compound request that has been checked and has its place.
-    #[cold]
-    pub(super) fn begin_compound(&mut self, key: Key, io: Io, cx: &mut Cx) {
-        self.pending.get_mut(key).expect("just inserted").to_go = false;
+    pub(super) fn begin_compound(&mut self, key: Key, cx: &mut Cx) {
         if self.compounds.is_full() || self.compounds.has_waiting() {
-            make_room(&mut self.compounds.waiting, &self.pending, |w| w.key);
-            self.compounds.waiting.push_back(Waiting { key, source: io.source });
+            make_room(&mut self.compounds.waiting, &self.requests, |key| *key);
+            self.compounds.waiting.push_back(key);
         } else {
-            self.run_compound(key, io, cx);
+            self.run_compound(key, cx);
         }
     }
 
@@ -174,20 +147,20 @@ impl BdevChannel {
     #[cold]
     pub(super) fn advance_compounds(&mut self, cx: &mut Cx) {
         while !self.compounds.is_full()
-            && let Some(Waiting { key, source }) = self.compounds.waiting.pop_front()
+            && let Some(key) = self.compounds.waiting.pop_front()
         {
-            // One that was aborted is gone.
-            if let Some(&Pending { tag, asked: op, fua, lba, blocks, data, .. }) = self.pending.get(key) {
-                let io = Io { tag, op, fua, may_unmap: false, lba, blocks, source, data };
-                self.run_compound(key, io, cx);
+            // A request that was aborted is gone.
+            if self.requests.get(key).is_some() {
+                self.run_compound(key, cx);
             }
         }
     }
 
-    fn run_compound(&mut self, key: Key, io: Io, cx: &mut Cx) {
-        let Io { op, fua, lba, source, blocks, data, .. } = io;
+    fn run_compound(&mut self, key: Key, cx: &mut Cx) {
+        let request = self.requests.get(key).expect("the caller looked");
+        let &Request { op, fua, lba, source, blocks, data, .. } = request;
         let (step, done, chunk) = (Step::Waiting, 0, 0);
-        let bytes = BUFFER.max(self.block_size) as usize;
+        let bytes = BUFFER.max(self.shape.block_size) as usize;
         let buffer = self.compounds.free.pop().unwrap_or_else(|| Buffer::new(bytes, PAGE as usize));
         let (wanted, unwanted) = ranges::want();
         let compound = Compound {
@@ -211,7 +184,7 @@ impl BdevChannel {
         if op == Op::Compare {
             return self.next_chunk(key, cx);
         }
-        let (cell, local) = (Rc::downgrade(&self.cell), cx.local().clone());
+        let (cell, local) = (Rc::downgrade(self.registration.cell()), cx.local().clone());
         let grant = move |lock| {
             local.defer(move |cx| {
                 // If the channel is closed, or the request has ended, the lock is dropped.
@@ -220,12 +193,12 @@ impl BdevChannel {
                 }
             });
         };
-        cx.local().spawn(ranges::hold(Arc::clone(&self.bdev), extent, unwanted, grant)).detach();
+        cx.local().spawn(ranges::hold(Arc::clone(self.bdev()), extent, unwanted, grant)).detach();
     }
 
     /// The blocks of a request are its own. If it has ended meanwhile, it gives them up, and its place; the poll then runs another there.
     pub(super) fn granted(&mut self, key: Key, lock: RangeLock, cx: &mut Cx) {
-        if self.pending.get(key).is_some() {
+        if self.requests.get(key).is_some() {
             self.compounds.find(key).lock = Some(lock);
             self.next_chunk(key, cx);
         } else if let Some(index) = self.compounds.running.iter().position(|c| c.key == key) {
@@ -235,7 +208,7 @@ impl BdevChannel {
 
     /// Reads the next chunk.
     fn next_chunk(&mut self, key: Key, cx: &mut Cx) {
-        let block_size = self.block_size;
+        let block_size = self.shape.block_size;
         let c = self.compounds.find(key);
         c.chunk = (c.blocks - c.done).min((BUFFER / block_size).max(1).into());
         c.step = Step::Reading;
@@ -247,23 +220,24 @@ impl BdevChannel {
 
     /// Sends a read or write of a compound request.
     fn step(&mut self, key: Key, op: Op, fua: bool, lba: u64, data: Sgl, cx: &mut Cx) {
-        let blocks = u64::from(data.len() / self.block_size);
-        let p = self.pending.get_mut(key).expect("it runs until it ends");
-        *p = Pending { op, fua, lba, blocks, data, to_go: true, ..*p };
+        let blocks = u64::from(data.len() / self.shape.block_size);
+        let request = self.requests.get_mut(key).expect("it runs until it ends");
+        let place = Place::Queued;
+        *request = Request { op, fua, lba, blocks, source: 0, data, place, ..*request };
         self.enqueue(key, cx);
     }
 
     /// A step of a compound request has ended. Its completion, if that was all.
     #[cold]
     pub(super) fn stepped(&mut self, key: Key, cx: &mut Cx) -> Option<Completion> {
-        let p = self.pending.get_mut(key).expect("the caller looked");
+        let request = self.requests.get_mut(key).expect("the caller looked");
         let c = self.compounds.find(key);
         c.reclaim();
-        let is_given_up = p.progress == Progress::GivenUp;
-        if p.status.is_ok() && is_given_up && c.step == Step::Reading {
-            p.status = Status::Aborted;
+        let is_aborted = request.progress == Progress::Aborted;
+        if request.status.is_ok() && is_aborted && c.step == Step::Reading {
+            request.status = Status::Aborted;
         }
-        if !p.status.is_ok() {
+        if !request.status.is_ok() {
             return Some(self.end_compound(key, cx));
         }
         match c.step {
@@ -271,15 +245,15 @@ impl BdevChannel {
             Step::Reading if c.op == Op::Copy => {
                 c.step = Step::Writing;
                 let (fua, lba) = (c.fua, c.lba + c.offset());
-                let data = c.lend(self.block_size);
+                let data = c.lend(self.shape.block_size);
                 self.step(key, Op::Write, fua, lba, data, cx);
                 return None;
             }
             Step::Reading => {
-                let bytes = c.chunk as u32 * self.block_size;
-                let expected = c.data.slice(c.done as u32 * self.block_size, bytes);
+                let bytes = c.chunk as u32 * self.shape.block_size;
+                let expected = c.data.slice(c.done as u32 * self.shape.block_size, bytes);
                 if !is_same(expected, &c.buffer.bytes()[..bytes as usize]) {
-                    p.status = Status::Miscompare;
+                    request.status = Status::Miscompare;
                     return Some(self.end_compound(key, cx));
                 }
             }
@@ -288,8 +262,8 @@ impl BdevChannel {
             Step::Writing => {}
         }
         c.done += c.chunk;
-        if is_given_up && c.done < c.blocks {
-            p.status = Status::Aborted;
+        if is_aborted && c.done < c.blocks {
+            request.status = Status::Aborted;
             return Some(self.end_compound(key, cx));
         }
         if c.done < c.blocks {

@@ -55,10 +55,10 @@ impl BdevChannel {
     pub(super) fn watch_oldest(&mut self, cx: &mut Cx) {
         let Some(Deadline { after, .. }) = self.watch.deadline else { return };
         let seen_until = self.watch.seen_until;
-        let oldest = self.pending.iter().map(|(_, p)| p.started).filter(|&s| s > seen_until).min();
+        let oldest = self.requests.iter().map(|(_, r)| r.started).filter(|&s| s > seen_until).min();
         self.watch.must_begin = oldest.is_none();
         self.watch.timer = oldest.map(|oldest| {
-            let cell = Rc::downgrade(&self.cell);
+            let cell = Rc::downgrade(self.registration.cell());
             cx.call_at(oldest.after(after), move |cx| {
                 // A channel that is closed has nothing in flight.
                 if let Some(cell) = cell.upgrade() {
@@ -74,17 +74,17 @@ impl BdevChannel {
         let now = cx.now();
         let seen_until = self.watch.seen_until;
         let is_late = |s: Nanos| s > seen_until && s.after(after) <= now;
-        let late = self.pending.iter().filter(|(_, p)| is_late(p.started));
+        let late = self.requests.iter().filter(|(_, r)| is_late(r.started));
         let keys: Vec<Key> = late.map(|(key, _)| key).collect();
         self.watch.seen_until = Nanos(now.0.saturating_sub(after.as_nanos() as u64));
-        self.cell.stats.borrow_mut().overdue += keys.len() as u64;
+        self.registration.stats_mut().overdue += keys.len() as u64;
         if !keys.is_empty() {
             self.report(keys.len() as u64, after, now);
             match action {
                 OnDeadline::Report => {}
                 OnDeadline::Abort => keys.into_iter().for_each(|key| self.abort_one(key, cx)),
                 OnDeadline::Reset => {
-                    let bdev = Arc::clone(&self.bdev);
+                    let bdev = Arc::clone(self.bdev());
                     // One that is under way already is as good.
                     cx.local().spawn(async move { bdev.reset().await }).detach();
                 }
@@ -98,7 +98,7 @@ impl BdevChannel {
         if self.watch.reported.is_none_or(|at| now.since(at) >= REPORT_INTERVAL) {
             self.watch.reported = Some(now);
             let requests = std::mem::take(&mut self.watch.unreported);
-            tracing::warn!(disk = self.bdev.name(), requests, ?after, "requests are over their deadline");
+            tracing::warn!(disk = self.bdev().name(), requests, ?after, "requests are over their deadline");
         }
     }
 }

@@ -1,9 +1,10 @@
-//! Fences of a channel: changes of some blocks are held off while a compound request, of whichever channel, has them to itself
+//! Fences of a channel: changes of some blocks are held off while an emulated compound request, of any channel, has them to itself
 //! ([`crate::ranges`]). Reactor context.
 //!
-//! Compound requests pass all fences: they go by the table of the disk.
+//! Emulated compound requests pass all fences: the disk's table keeps them apart.
 
-use super::{BdevChannel, Pending, make_room};
+use super::request::{Place, Request};
+use super::{BdevChannel, make_room};
 use crate::Op;
 use crate::ranges::Extent;
 use aryk_reactor::Cx;
@@ -51,39 +52,29 @@ impl Fences {
         self.list.iter().any(|f| f.extent.touches(blocks))
     }
 
-    /// Whether a new request is to be held off.
+    /// Whether a new request, which is not emulated, is to be held off.
     #[cold]
     pub fn hold_off(&self, op: Op, lba: u64, blocks: u64) -> bool {
-        op.is_change() && !op.is_compound() && self.touch(&(lba..lba + blocks))
-    }
-}
-
-impl Pending {
-    /// The blocks that it is about, gone to the module or not.
-    fn range(&self, block_size: u32) -> Range<u64> {
-        let end = self.lba + self.blocks;
-        end - self.bytes / u64::from(block_size)..end
+        op.is_change() && self.touch(&(lba..lba + blocks))
     }
 }
 
 impl BdevChannel {
-    /// A fence holds a request off.
+    /// Adds a request to those that fences hold off.
     pub(super) fn add_held(&mut self, key: Key) {
-        self.pending.get_mut(key).expect("it has just come").is_held = true;
-        make_room(&mut self.fences.held, &self.pending, |key| *key);
+        make_room(&mut self.fences.held, &self.requests, |key| *key);
         self.fences.held.push_back(key);
     }
 
     pub(super) fn put_up_fence(&mut self, id: u64, extent: Extent, quiet: oneshot::Sender<()>) {
-        let block_size = self.block_size;
-        let is_before = |(_, p): &(Key, &Pending)| {
-            p.asked.is_change()
-                && !p.is_limited
-                && !p.is_held
-                && !p.asked.is_compound()
-                && extent.touches(&p.range(block_size))
+        let block_shift = self.shape.block_shift;
+        let is_before = |(_, r): &(Key, &Request)| {
+            r.asked.is_change()
+                && matches!(r.place, Place::Queued | Place::AtDevice)
+                && !r.is_emulated()
+                && extent.touches(&r.range(block_shift))
         };
-        let before = self.pending.iter().filter(is_before).map(|(key, _)| key).collect();
+        let before = self.requests.iter().filter(is_before).map(|(key, _)| key).collect();
         self.fences.list.retain(|f| f.id != id);
         self.fences.list.push(Fence { id, extent, before, quiet: Some(quiet) });
     }
@@ -92,9 +83,8 @@ impl BdevChannel {
     pub(super) fn take_down_fence(&mut self, id: u64, cx: &mut Cx) {
         self.fences.list.retain(|f| f.id != id);
         for key in std::mem::take(&mut self.fences.held) {
-            let Some(p) = self.pending.get_mut(key) else { continue };
-            p.is_held = self.fences.touch(&p.range(self.block_size));
-            if p.is_held {
+            let Some(request) = self.requests.get(key) else { continue };
+            if self.fences.touch(&request.range(self.shape.block_shift)) {
                 self.fences.held.push_back(key);
             } else {
                 self.enqueue(key, cx);
@@ -102,11 +92,11 @@ impl BdevChannel {
         }
     }
 
-    /// Tells those whose fences have nothing before them any more.
+    /// Reports to the owners of fences that have no change before them any more.
     #[cold]
-    pub(super) fn look_before_fences(&mut self) {
+    pub(super) fn report_quiet_fences(&mut self) {
         for fence in &mut self.fences.list {
-            fence.before.retain(|&key| self.pending.get(key).is_some());
+            fence.before.retain(|&key| self.requests.get(key).is_some());
             if fence.before.is_empty()
                 && let Some(quiet) = fence.quiet.take()
             {

@@ -1,7 +1,7 @@
 //! Aborts of requests that a device has and does not give up, as the kernel does not; and the claims of closed channels.
 
 use super::*;
-use crate::{Access, Device, Geometry, Identity, Registry};
+use crate::{Access, Device, Geometry, Identity, Limits, OpSet, Registry};
 use aryk_reactor::{Armed, Clock, CoreSet, Engine, Reactor, Root, RootRef, SleepPolicy};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

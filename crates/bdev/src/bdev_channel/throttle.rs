@@ -5,8 +5,9 @@
 //!
 //! A channel has one line, or one for each direction where some bucket counts only one: then reads do not wait behind writes that are out of their limit.
 
-use super::{BdevChannel, Pending, State, make_room};
-use crate::{Bdev, Io, Op, Status};
+use super::request::{Place, Request};
+use super::{BdevChannel, State, make_room};
+use crate::{Bdev, Op, Status};
 use aryk_qos::{Bucket, Direction, Lane, Path, Share, Wheel};
 use aryk_reactor::{Cx, Nanos, RootId, TimerId};
 use aryk_slots::Key;
@@ -36,17 +37,10 @@ impl Wheel for Waker<'_> {
     }
 }
 
-/// A request that waits. The source, of a copy, is not in its [`Pending`].
-#[derive(Clone, Copy)]
-pub(super) struct Waiting {
-    pub key: Key,
-    pub source: u64,
-}
-
 #[repr(C)]
 struct Line {
     lane: Lane<RootId, TimerId>,
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<Key>,
 }
 
 impl Line {
@@ -57,11 +51,11 @@ impl Line {
             return false;
         }
         let (now, waker) = (cx.now().0, &mut Waker(cx));
-        let may_go = self.lane.ask(bytes, 0, now, waker);
-        if !may_go {
+        let goes = self.lane.ask(bytes, 0, now, waker);
+        if !goes {
             self.lane.settle(true, now, waker);
         }
-        may_go
+        goes
     }
 }
 
@@ -70,6 +64,8 @@ pub(super) struct Throttle {
     /// A line of their own, where not all limits count all requests.
     writes: Option<Box<Line>>,
     line: Line,
+    /// Requests at [`Place::Limited`]. The lines may have more entries: of requests that have failed meanwhile.
+    held: u32,
 }
 
 type Parts = HashMap<*const Bucket, Weak<RefCell<Share<RootId, TimerId>>>>;
@@ -109,7 +105,7 @@ impl Throttle {
         let counts_all = |d| buckets.iter().all(|(kind, _)| kind.counts(d));
         let is_one = counts_all(Direction::Read) && counts_all(Direction::Write);
         let writes = (!is_one).then(|| Box::new(line(Direction::Write)));
-        Some(Self { writes, line: line(Direction::Read) })
+        Some(Self { writes, line: line(Direction::Read), held: 0 })
     }
 
     #[inline]
@@ -124,18 +120,35 @@ impl Throttle {
         iter::once(&mut self.line).chain(self.writes.as_deref_mut())
     }
 
-    /// Whether a new request may go at once. If not, [`Throttle::hold`] must follow.
+    /// Spends what a new request costs, if it may go at once. If not, [`Throttle::hold`] must follow.
     #[inline]
-    fn may_go(&mut self, direction: Direction, bytes: u64, cx: &mut Cx) -> bool {
+    fn try_spend(&mut self, direction: Direction, bytes: u64, cx: &mut Cx) -> bool {
         let line = self.line(direction);
         line.lane.spend_ahead(bytes) || line.ask(bytes, cx)
     }
 
-    /// Has a request wait.
-    fn hold(&mut self, direction: Direction, waiting: Waiting) {
+    /// Adds a request to its line.
+    fn hold(&mut self, direction: Direction, key: Key) {
         let line = self.line(direction);
         line.lane.hand_back();
-        line.waiting.push_back(waiting);
+        line.waiting.push_back(key);
+        self.held += 1;
+    }
+
+    /// Requests that wait.
+    #[inline]
+    pub const fn held(&self) -> u32 {
+        self.held
+    }
+
+    /// A request that waited has failed. Its entry stays in its line.
+    pub const fn forget_one(&mut self) {
+        self.held -= 1;
+    }
+
+    /// Whether some line has entries.
+    pub fn has_lines(&self) -> bool {
+        iter::once(&self.line).chain(self.writes.as_deref()).any(|line| !line.waiting.is_empty())
     }
 
     /// Asks for nothing for now: others are not to wait for it.
@@ -150,7 +163,7 @@ impl Throttle {
     }
 
     /// Those that wait, in each line's order.
-    fn into_waiting(self) -> Vec<Waiting> {
+    fn into_waiting(self) -> Vec<Key> {
         iter::once(self.line).chain(self.writes.map(|line| *line)).flat_map(|line| line.waiting).collect()
     }
 }
@@ -177,91 +190,87 @@ impl BdevChannel {
         }
     }
 
-    /// Whether a new request of a limited disk may go at once. If not, [`Self::hold`] must follow; so it does without asking while the channel is frozen.
+    /// Spends what a new request of a disk with rate limits costs, if it may go at once. If not, [`Self::hold`] must follow; a frozen channel holds each request.
     // Not inlined: the path of disks without limits is to stay as short as it is.
     #[inline(never)]
-    pub(super) fn may_go(&mut self, op: Op, bytes: u64, cx: &mut Cx) -> bool {
+    pub(super) fn try_spend(&mut self, op: Op, bytes: u64, cx: &mut Cx) -> bool {
         let bytes = Self::counted_bytes(op, bytes);
         let throttle = self.throttle.as_mut().expect("the caller looked");
-        matches!(self.state, State::Running) && throttle.may_go(direction(op), bytes, cx)
+        matches!(self.state, State::Running) && throttle.try_spend(direction(op), bytes, cx)
     }
 
-    /// Has a request wait.
-    pub(super) fn hold(&mut self, key: Key, op: Op, source: u64) {
+    /// Makes a request at [`Place::Limited`] wait.
+    pub(super) fn hold(&mut self, key: Key) {
+        let direction = direction(self.requests.get(key).expect("it has just come").op);
         let throttle = self.throttle.as_mut().expect("the caller looked");
-        make_room(&mut throttle.line(direction(op)).waiting, &self.pending, |w| w.key);
-        throttle.hold(direction(op), Waiting { key, source });
-        self.limited += 1;
-        self.holds = true;
+        make_room(&mut throttle.line(direction).waiting, &self.requests, |key| *key);
+        throttle.hold(direction, key);
     }
 
-    /// Starts what may go by now.
+    /// Starts the requests that the limits let go by now.
     pub(super) fn advance_limited(&mut self, cx: &mut Cx) {
         if !matches!(self.state, State::Running) {
             return;
         }
         let Some(mut throttle) = self.throttle.take() else { return };
-        let now = cx.now().0;
+        let (now, mut started) = (cx.now().0, 0);
         for line in throttle.lines() {
-            while let Some(&waiting) = line.waiting.front() {
-                // One that has failed is gone.
-                if let Some(p) = self.pending.get(waiting.key) {
-                    let bytes = Self::counted_bytes(p.op, p.bytes);
+            while let Some(&key) = line.waiting.front() {
+                // A request that has failed is gone.
+                if let Some(r) = self.requests.get(key) {
+                    let bytes = Self::counted_bytes(r.op, r.bytes);
                     if !line.lane.ask(bytes, line.waiting.len() as u64 - 1, now, &mut Waker(cx)) {
                         break;
                     }
-                    self.start_limited(waiting, cx);
+                    started += 1;
+                    self.start_limited(key, cx);
                 }
                 line.waiting.pop_front();
             }
             line.lane.settle(!line.waiting.is_empty(), now, &mut Waker(cx));
         }
-        self.holds = throttle.lines().any(|line| !line.waiting.is_empty());
+        throttle.held -= started;
         self.throttle = Some(throttle);
     }
 
-    /// Starts a request that has waited.
-    fn start_limited(&mut self, waiting: Waiting, cx: &mut Cx) {
-        let p = self.pending.get_mut(waiting.key).expect("the caller looked");
-        p.is_limited = false;
-        self.limited -= 1;
-        let held = cx.now().since(p.started);
-        p.waited_ns = held.as_nanos() as u64;
-        let mut stats = self.cell.stats.borrow_mut();
+    /// Starts a request that the limits have let go.
+    fn start_limited(&mut self, key: Key, cx: &mut Cx) {
+        let request = self.requests.get_mut(key).expect("the caller looked");
+        assert!(request.place == Place::Limited, "{:?} is not held by limits", request.place);
+        request.place = Place::Queued;
+        let held = cx.now().since(request.started);
+        request.waited_ns = held.as_nanos() as u64;
+        let mut stats = self.registration.stats_mut();
         stats.throttled(held);
-        stats.layers.throttled(p.waited_ns);
+        stats.layers.throttled(request.waited_ns);
         drop(stats);
-        let &mut Pending { tag, asked: op, fua, may_unmap, lba, blocks, data, .. } = p;
-        let io = Io { tag, op, fua, may_unmap, lba, blocks, source: waiting.source, data };
-        self.start(waiting.key, io, cx);
+        self.start(key, cx);
     }
 
-    /// Goes by the limits that there are now.
+    /// Applies the limits that there are now.
     pub(super) fn look_at_limits(&mut self, cx: &mut Cx) {
         let mut waiting = Vec::new();
         if let Some(mut before) = self.throttle.take() {
             before.step_aside(cx);
             waiting = before.into_waiting();
-            waiting.retain(|w| self.pending.get(w.key).is_some());
+            waiting.retain(|&key| self.requests.get(key).is_some());
             // Two lines may become one.
-            waiting.sort_by_key(|w| self.pending.get(w.key).map(|p| p.started));
+            waiting.sort_by_key(|&key| self.requests.get(key).map(|r| r.started));
         }
-        self.throttle = Throttle::new(&self.bdev, self.root, cx);
-        self.holds &= self.throttle.is_some();
-        for w in waiting {
+        self.throttle = Throttle::new(self.descriptor.bdev(), self.registration.root(), cx);
+        for key in waiting {
+            let op = self.requests.get(key).expect("the others are gone").op;
             match &mut self.throttle {
-                Some(throttle) => {
-                    let op = self.pending.get(w.key).expect("the others are gone").op;
-                    throttle.hold(direction(op), w);
-                }
-                None => self.start_limited(w, cx),
+                Some(throttle) => throttle.hold(direction(op), key),
+                None => self.start_limited(key, cx),
             }
         }
     }
 
-    /// Fails what waits for its turn.
+    /// Fails the requests that the limits hold.
     pub(super) fn fail_limited(&mut self, status: Status, cx: &mut Cx) {
-        let limited = self.pending.iter().filter(|(_, p)| p.is_limited);
+        let is_limited = |(_, r): &(Key, &Request)| r.place == Place::Limited;
+        let limited = self.requests.iter().filter(is_limited);
         let keys: Vec<Key> = limited.map(|(key, _)| key).collect();
         keys.into_iter().for_each(|key| self.fail(key, status, cx));
     }

@@ -176,8 +176,10 @@ struct PartChannel {
 impl Channel for PartChannel {
     #[inline]
     fn submit(&mut self, io: Io, cx: &mut Cx) {
-        let lba = if io.op == Op::Flush { io.lba } else { io.lba + self.offset };
-        self.base.submit(Io { lba, ..io }, cx);
+        let shift = |lba: u64| lba + self.offset;
+        let lba = if io.op == Op::Flush { io.lba } else { shift(io.lba) };
+        let source = if io.op == Op::Copy { shift(io.source) } else { 0 };
+        self.base.submit(Io { lba, source, ..io }, cx);
     }
 
     fn abort(&mut self, tag: Tag, cx: &mut Cx) {

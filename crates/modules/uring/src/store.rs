@@ -275,7 +275,7 @@ impl Device for FileDevice {
             segments: SEGMENTS,
             unmap_blocks: allocate,
             write_zeroes_blocks: allocate,
-            boundary_blocks: 0,
+            ..Limits::default()
         }
     }
 

@@ -3,7 +3,7 @@
 
 use super::{Begun, Failure, Request, UnitChannel};
 use crate::cdb::{Check, Command, PageControl, Transfer};
-use crate::inquiry::{self, COMPARE_BLOCKS_MAX, UNMAP_RANGES_MAX};
+use crate::inquiry::{self, UNMAP_RANGES_MAX};
 use crate::{Sense, mode, opcodes};
 use aryk_bdev::{Io, Op, Tag};
 use aryk_dma::Sgl;
@@ -132,7 +132,7 @@ impl UnitChannel {
     }
 
     fn compare_and_write(&mut self, transfer: Transfer, request: &Request<'_>, cx: &mut Cx) -> Begun {
-        if transfer.blocks > COMPARE_BLOCKS_MAX.into() {
+        if transfer.blocks > inquiry::compare_blocks_max(self.disk.bdev()).into() {
             return Err(Sense::in_cdb(13).into());
         }
         self.transfer(Op::CompareAndWrite, transfer, request, cx)
