@@ -2,6 +2,7 @@
 
 use crate::account::Running;
 use crate::background;
+use crate::bell::{Bell, Bells};
 use crate::blocking::Blocking;
 use crate::drivers::Drivers;
 use crate::executor::Local;
@@ -107,6 +108,7 @@ pub struct Cx {
     pub(crate) background: VecDeque<background::Waiting>,
     pub(crate) trace: Trace,
     pub(crate) outgoing: Outgoing,
+    pub(crate) bells: Bells,
     pub(crate) awake_until: Nanos,
     /// Whether the last turn had work.
     pub(crate) worked: bool,
@@ -169,6 +171,7 @@ impl Cx {
             background: VecDeque::new(),
             trace,
             outgoing: Outgoing::default(),
+            bells: Bells::default(),
             awake_until: Nanos(0),
             worked: false,
             results_may_be_there: false,
@@ -378,6 +381,7 @@ impl Cx {
     pub fn remove_root(&mut self, id: RootId) {
         let entry = self.roots.remove(id.0).expect("a root of this reactor");
         self.joined(entry.thread, -1);
+        self.bells.remove(id);
         lock(&self.handle.0.names).remove(&Running::root(id.0.index()));
     }
 
@@ -426,6 +430,19 @@ impl Cx {
             entry.woken = false;
             std::mem::take(&mut entry.told)
         })
+    }
+
+    /// Wakes `root` now, and each time that `bell`, which is a bell of this reactor, is rung, until the root is removed.
+    pub fn answer_bell(&mut self, bell: &Bell, root: RootId) {
+        self.bells.add(bell, root);
+        self.wake(root);
+    }
+
+    /// Wakes the roots whose bells were rung.
+    pub(crate) fn answer_bells(&mut self) {
+        let bells = std::mem::take(&mut self.bells);
+        bells.silence(|root| self.wake(root));
+        self.bells = bells;
     }
 
     /// Promotes `root`: it is polled every turn until it has been without work for a while.

@@ -183,6 +183,11 @@ impl Handle {
         self.0.mailbox.push_or_wait(message, waker).map(|taken| self.0.act_on(taken))
     }
 
+    /// Makes the reactor look at what it cannot be sent a message about.
+    pub(crate) fn notify(&self) {
+        self.0.act_on(self.0.mailbox.notify());
+    }
+
     /// A task of the reactor can go on.
     pub(crate) fn schedule(&self, runnable: Runnable) {
         match &mut *lock(&self.0.runnable) {
@@ -190,7 +195,7 @@ impl Handle {
             // Its future belongs to a thread that is no more, and may not be dropped by another.
             None => return std::mem::forget(runnable),
         }
-        self.0.act_on(self.0.mailbox.notify());
+        self.notify();
     }
 
     /// Those of its tasks that can go on.
@@ -212,7 +217,7 @@ impl Handle {
     /// Brings the result of a blocking call.
     pub(crate) fn complete_blocking(&self, result: Completion) {
         lock(&self.0.results).push(result);
-        self.0.act_on(self.0.mailbox.notify());
+        self.notify();
     }
 
     /// Takes the results of blocking calls that have ended, into an empty list; as [`Handle::look_for_runnable`].

@@ -19,6 +19,7 @@
 
 mod account;
 mod background;
+mod bell;
 mod blocking;
 mod clock;
 mod cores;
@@ -44,6 +45,7 @@ mod watchdog;
 pub use account::ReactorStats;
 pub use async_task::Task;
 pub use background::{Background, BackgroundTask, Budget, Turns};
+pub use bell::Bell;
 pub use clock::{Clock, Nanos};
 pub use cores::{CoreSet, ParseCoreSetError};
 pub use cx::Cx;

@@ -169,6 +169,7 @@ impl Reactor {
             self.cx.handle.look_for_runnable(&mut self.runnable);
             self.cx.results_may_be_there = true;
             self.cx.outgoing.retry();
+            self.cx.answer_bells();
         }
         now
     }

@@ -1,0 +1,252 @@
+//! A disk whose requests are all carried out on one reactor, wherever they come from.
+
+#![expect(clippy::unwrap_used, reason = "what a test sets up is there, or the test fails")]
+
+use aryk_bdev::{
+    Access, AsyncChannel, Base, Bdev, BdevChannel, BoxFuture, Channel, Completion, Device, ForwardChannel,
+    Geometry, Identity, Io, Limits, OpSet, OpenError, Registry, Tag,
+};
+use aryk_bdev_conformance::{Bench, Features, Fixture, Shape, conformance};
+use aryk_dma::Buffer;
+use aryk_reactor::{CoreSet, Cx, Handle, Hold, Options, Reactors, RootId};
+use std::future::Future;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+const BLOCKS: u64 = 8192;
+const BLOCK: u32 = 512;
+
+/// A disk on another that only its owner reaches.
+struct Forwarded {
+    base: Arc<Base>,
+    owner: Mutex<Hold>,
+    /// Channels of its base that its owners have opened.
+    opened: Arc<AtomicU64>,
+}
+
+impl Device for Forwarded {
+    fn product(&self) -> &'static str {
+        "forwarded"
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.base.bdev().geometry()
+    }
+
+    fn limits(&self) -> Limits {
+        self.base.bdev().device().limits()
+    }
+
+    fn ops(&self) -> OpSet {
+        self.base.bdev().device().ops()
+    }
+
+    fn bases(&self) -> Vec<Arc<Bdev>> {
+        vec![Arc::clone(self.base.bdev())]
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        self.base.close();
+        Box::pin(std::future::ready(()))
+    }
+
+    fn prepare(&self, _: &Handle) -> BoxFuture<'_, Result<(), OpenError>> {
+        let owner = Handle::clone(&self.owner.lock().unwrap());
+        Box::pin(async move { self.base.prepare(&owner).await })
+    }
+
+    fn open_channel(&self, root: RootId, cx: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
+        let (base, opened) = (Arc::clone(&self.base), Arc::clone(&self.opened));
+        let open = move |root, cx: &mut Cx| {
+            opened.fetch_add(1, Ordering::Relaxed);
+            Ok::<_, OpenError>(Box::new(Own(base.open_channel(root, cx)?)) as Box<dyn Channel>)
+        };
+        let owner = self.owner.lock().unwrap();
+        if **owner == *cx.handle() {
+            return open(root, cx);
+        }
+        Ok(Box::new(ForwardChannel::open(&owner, Arc::new(open), root, cx)))
+    }
+}
+
+struct Own(BdevChannel);
+
+impl Channel for Own {
+    fn submit(&mut self, io: Io, cx: &mut Cx) {
+        self.0.submit(io, cx);
+    }
+
+    fn abort(&mut self, tag: Tag, cx: &mut Cx) {
+        self.0.abort(tag, cx);
+    }
+
+    fn poll(&mut self, cx: &mut Cx, out: &mut Vec<Completion>) {
+        self.0.poll(cx, out);
+    }
+}
+
+struct Stack {
+    registry: Registry,
+    disk: Arc<Bdev>,
+    opened: Arc<AtomicU64>,
+    reactors: Reactors,
+}
+
+impl Fixture for Stack {
+    fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    fn features(&self) -> Features {
+        Features { data: true, unmap_zeroes: true }
+    }
+}
+
+impl Stack {
+    /// `disk`, owned by the first of the reactors on `cores`.
+    fn on(cores: CoreSet) -> Self {
+        let registry = Registry::new();
+        let malloc = aryk_bdev_malloc::Config {
+            identity: Identity::named("base"),
+            block_size: BLOCK,
+            physical_block_size: BLOCK,
+            blocks: BLOCKS,
+            optimal_io_blocks: 0,
+        };
+        aryk_bdev_malloc::create(&registry, malloc).unwrap();
+        let reactors = Reactors::start(&Options { cores, ..Options::default() }).unwrap();
+        let owner = reactors.hold(&reactors.handles()[0]).unwrap();
+        let base = Arc::new(Base::open(&registry, "base", "disk").unwrap());
+        let opened = Arc::new(AtomicU64::new(0));
+        let device = Forwarded { base, owner: Mutex::new(owner), opened: Arc::clone(&opened) };
+        let disk = registry.register(Identity::named("disk"), Arc::new(device)).unwrap();
+        Self { registry, disk, opened, reactors }
+    }
+
+    fn new() -> Self {
+        Self::on(Options::default().cores)
+    }
+
+    /// Makes another reactor the owner.
+    fn move_to(&self, owner: &Handle) {
+        let hold = self.reactors.hold(owner).unwrap();
+        *self.disk.device_as::<Forwarded>().unwrap().owner.lock().unwrap() = hold;
+        block_on(self.disk.reopen_channels()).unwrap();
+    }
+}
+
+mod conformance {
+    use super::*;
+    conformance!(Stack::new);
+}
+
+#[test]
+fn one_link_serves_all_channels_and_ends_with_the_last() {
+    let stack = Stack::new();
+    let mut bench = Bench::new();
+    let mut disks: Vec<_> =
+        (0..20).map(|_| bench.open(&stack.registry, "disk", Access::Shared, 8, BLOCK)).collect();
+    for round in 0..50 {
+        for disk in &mut disks {
+            for _ in 0..8 {
+                disk.read(0, 1, Shape::Single, &mut bench);
+            }
+        }
+        for disk in &mut disks {
+            assert!(disk.drain(&mut bench).iter().all(|o| o.status.is_ok()), "round {round}");
+        }
+    }
+    assert_eq!(stack.opened.load(Ordering::Relaxed), 20);
+    let owner = &stack.reactors.handles()[0];
+    // Its own thread and that of the owner's end.
+    let threads = |bench: &mut Bench| bench.cx().thread_stats().len();
+    assert_eq!(threads(&mut bench), 2, "the bench's own, and the link's");
+    assert_eq!(block_on(owner.call(|cx| cx.thread_stats().len())), Ok(1));
+    disks.drain(..).for_each(|disk| disk.close(&mut bench));
+    while threads(&mut bench) > 1 {
+        bench.turn();
+    }
+    await_for("the owner's end of the link to end", || {
+        block_on(owner.call(|cx| cx.thread_stats().len())) == Ok(0)
+    });
+}
+
+/// Writes a block, reads it back, and so on, until it is told to stop; how often.
+async fn write_and_read(channel: &AsyncChannel, stop: &AtomicBool) -> u64 {
+    let mut rounds = 0_u64;
+    while !stop.load(Ordering::Relaxed) || rounds < 100 {
+        let (lba, data) = (rounds % 64, [rounds as u8; BLOCK as usize]);
+        channel.write(lba, 1, Buffer::from_slice(&data)).await.expect("a write does not fail");
+        let read =
+            channel.read(lba, 1, Buffer::new(BLOCK as usize, 512)).await.expect("a read does not fail");
+        assert_eq!(read.bytes(), data, "round {rounds}");
+        rounds += 1;
+    }
+    rounds
+}
+
+#[test]
+fn the_owner_moves_under_requests_and_its_reactor_ends() {
+    let stack = Stack::on(CoreSet::allowed());
+    let handles = stack.reactors.handles();
+    let [first, second, ..] = &handles[..] else { panic!("a test of two cores") };
+    let descriptor = stack.registry.open("disk", Access::Exclusive, "test", |_| ()).unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let writer = {
+        let (descriptor, stop) = (descriptor.clone(), Arc::clone(&stop));
+        let (ended, wait) = futures_channel::oneshot::channel();
+        let start = move |cx: &mut Cx| {
+            let thread = cx.add_thread("writer", CoreSet::allowed());
+            let channel = AsyncChannel::open(&descriptor, thread, cx).unwrap();
+            let task = async move {
+                let rounds = write_and_read(&channel, &stop).await;
+                let _ = ended.send(rounds);
+            };
+            cx.local().spawn(task).detach();
+        };
+        block_on(second.call(start)).unwrap();
+        wait
+    };
+    for _ in 0..20 {
+        stack.move_to(second);
+        stack.move_to(first);
+    }
+    stack.move_to(second);
+    let leaving = stack.reactors.begin_to_leave(first.core()).unwrap();
+    await_for("the reactor that was the owner to end", || block_on(stack.reactors.end(&leaving)).is_some());
+    stop.store(true, Ordering::Relaxed);
+    assert!(block_on(writer).unwrap() >= 100);
+}
+
+/// Waits for ten seconds at most.
+fn await_for(what: &str, mut is_done: impl FnMut() -> bool) {
+    for _ in 0..10_000 {
+        if is_done() {
+            return;
+        }
+        std::thread::park_timeout(Duration::from_millis(1));
+    }
+    panic!("waited in vain for {what}");
+}
+
+struct Unpark(std::thread::Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut future = pin!(future);
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(value) => return value,
+            Poll::Pending => std::thread::park(),
+        }
+    }
+}

@@ -1,0 +1,424 @@
+//! Requests to a device that another reactor owns. Reactor context.
+//!
+//! A device with fewer hardware queues than there are reactors, or whose state has one owner, opens a channel of its own on the owner, and a
+//! [`ForwardChannel`] on every other reactor. From one reactor, the *client*, to another, the *owner*, there is one link, whatever the number of devices and
+//! channels:
+//!
+//! ```text
+//! client                                                     owner
+//! ForwardChannel ─┐                                     ┌─ Endpoint: the device's own channel
+//! ForwardChannel ─┼─ Link ──── ring of commands ────────┼─ Endpoint
+//! ForwardChannel ─┘       ◄─── ring of completions ─────┴─ Service
+//! ```
+//!
+//! Each ring has one producer and one consumer, and each side adds to its ring what it has gathered, once a turn, and then rings the other side's [`Bell`].
+//! A pool of credits bounds a link's requests ([`CreditPool`]), so that completions always have room. Commands that are no requests (open, abort, close) may
+//! exceed the room; the commands then wait at the client, in order.
+//!
+//! A link ends with its last channel. Until then the reactor of its owner does not end: there is a root of the link on it.
+
+use crate::{Channel, Completion, CreditPool, Io, OpenError, Outbox, Status, Tag};
+use aryk_reactor::{Bell, CoreSet, Cx, Handle, Hold, Local, Root, RootId, ThreadId};
+use aryk_slots::{Key, Slots};
+use rtrb::{Consumer, Producer, RingBuffer};
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::fmt;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Requests of a link in flight, of all its channels together.
+const CREDITS: u32 = 1024;
+
+/// Commands that the owner's ring has room for: each request, its abort, and some to open and close.
+const COMMANDS: usize = 4 * CREDITS as usize;
+
+/// Commands, or completions, that one poll takes.
+const BATCH: usize = 128;
+
+/// Opens the device's own channel, on the owner.
+pub type OpenOwn = Arc<dyn Fn(RootId, &mut Cx) -> Result<Box<dyn Channel>, OpenError> + Send + Sync>;
+
+/// What the owner is to do for a channel, which goes by its key at the client.
+enum Command {
+    Open(Key, OpenOwn),
+    Submit(Key, Io),
+    Abort(Key, Tag),
+    Close(Key),
+}
+
+/// What a channel's request came to.
+struct Answer(Key, Completion);
+
+/// A producer's end of a ring, and what waits to be added to it.
+struct Sender<T> {
+    ring: Producer<T>,
+    staged: VecDeque<T>,
+}
+
+impl<T> Sender<T> {
+    fn new(ring: Producer<T>) -> Self {
+        Self { ring, staged: VecDeque::new() }
+    }
+
+    /// Adds what there is room for; whether that is anything.
+    fn send(&mut self) -> bool {
+        let count = self.staged.len().min(self.ring.slots());
+        if count == 0 {
+            return false;
+        }
+        let chunk = self.ring.write_chunk_uninit(count).expect("there are as many slots");
+        let sent = chunk.fill_from_iter(self.staged.drain(..count));
+        assert_eq!(sent, count, "a chunk takes as many as it has slots");
+        true
+    }
+}
+
+/// Takes up to a batch out of a ring.
+fn receive<T>(ring: &mut Consumer<T>, into: &mut Vec<T>) {
+    let count = ring.slots().min(BATCH);
+    if count > 0 {
+        into.extend(ring.read_chunk(count).expect("there are as many slots"));
+    }
+}
+
+/// The links of a client, by owner. There are about as many as cores.
+#[derive(Default)]
+struct Links(RefCell<Vec<Rc<Link>>>);
+
+/// A client's end of a link.
+struct Link {
+    owner: Handle,
+    /// The owner's bell.
+    bell: Bell,
+    root: RootId,
+    thread: ThreadId,
+    credits: CreditPool,
+    commands: RefCell<Sender<Command>>,
+    /// The completions of each channel.
+    outboxes: RefCell<Slots<Outbox>>,
+}
+
+impl Link {
+    /// The link of this reactor to `owner`, made if there is none.
+    fn to(owner: &Handle, cx: &mut Cx) -> Rc<Self> {
+        let links = cx.local_state::<Links>();
+        if let Some(link) = links.0.borrow().iter().find(|link| link.owner == *owner) {
+            return Rc::clone(link);
+        }
+        let (commands, owners_commands) = RingBuffer::new(COMMANDS);
+        let (answers, our_answers) = RingBuffer::new(CREDITS as usize);
+        let (bell, our_bell) = (Bell::new(owner), Bell::new(cx.handle()));
+        let (client, core) = (cx.handle().core(), owner.core());
+        let thread = cx.add_thread(format!("requests to core {core}"), CoreSet::from_iter([client]));
+        let make = |root, cx: &mut Cx| {
+            cx.answer_bell(&our_bell, root);
+            let link = Rc::new(Self {
+                owner: owner.clone(),
+                bell: bell.clone(),
+                root,
+                thread,
+                credits: CreditPool::new(CREDITS),
+                commands: RefCell::new(Sender::new(commands)),
+                outboxes: RefCell::new(Slots::new(8)),
+            });
+            Ok::<_, Infallible>(Client { link, answers: our_answers, batch: Vec::new() })
+        };
+        let Ok(root) = cx.add_root(thread, &format!("requests to core {core}"), make);
+        let link = Rc::clone(&cx.root::<Client>(root.id()).expect("just added").borrow().link);
+        links.0.borrow_mut().push(Rc::clone(&link));
+        let start = move |cx: &mut Cx| Service::start(client, owners_commands, answers, &bell, our_bell, cx);
+        cx.post(owner, start);
+        link
+    }
+
+    /// Sends a command at the end of this turn's work.
+    fn command(&self, command: Command, cx: &mut Cx) {
+        let mut commands = self.commands.borrow_mut();
+        if commands.staged.is_empty() {
+            cx.wake(self.root);
+        }
+        commands.staged.push_back(command);
+    }
+
+    /// Whether no channel uses the link, and the owner has, or can take, every command.
+    fn is_over(&self) -> bool {
+        self.outboxes.borrow().is_empty() && self.commands.borrow().staged.is_empty()
+    }
+
+    /// Ends the link, unless a channel has come meanwhile.
+    fn end(this: Rc<Self>, cx: &mut Cx) {
+        let links = cx.local_state::<Links>();
+        let mut list = links.0.borrow_mut();
+        let found = list.iter().position(|link| Rc::ptr_eq(link, &this));
+        let Some(at) = found.filter(|_| this.is_over()) else { return };
+        list.swap_remove(at);
+        drop(list);
+        cx.remove_root(this.root);
+        cx.remove_thread(this.thread);
+        let bell = this.bell.clone();
+        // The owner finds the ring abandoned.
+        drop(this);
+        bell.ring();
+    }
+}
+
+/// The root of a client's end of a link.
+struct Client {
+    link: Rc<Link>,
+    answers: Consumer<Answer>,
+    batch: Vec<Answer>,
+}
+
+impl Root for Client {
+    fn poll(&mut self, cx: &mut Cx) -> bool {
+        receive(&mut self.answers, &mut self.batch);
+        let count = self.batch.len();
+        let mut outboxes = self.link.outboxes.borrow_mut();
+        for Answer(channel, Completion { tag, status }) in self.batch.drain(..) {
+            let outbox = outboxes.get_mut(channel).expect("a channel is closed after its last completion");
+            outbox.push(tag, status, cx);
+        }
+        drop(outboxes);
+        if count == BATCH {
+            cx.wake(self.link.root);
+        }
+        let has_sent = self.link.commands.borrow_mut().send();
+        if has_sent {
+            self.link.bell.ring();
+        }
+        if self.link.is_over() {
+            let link = Rc::clone(&self.link);
+            cx.local().defer(move |cx| Link::end(link, cx));
+        }
+        count > 0 || has_sent
+    }
+}
+
+/// A channel whose requests another reactor carries out, by a channel of its own.
+pub struct ForwardChannel {
+    link: Rc<Link>,
+    key: Key,
+    local: Local,
+    /// The owner does not end before it has the link.
+    _owner: Hold,
+}
+
+impl fmt::Debug for ForwardChannel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a channel to {:?}", self.link.owner)
+    }
+}
+
+impl ForwardChannel {
+    /// A channel of this reactor to the channel that `open` opens on `owner`. Until that is open, requests wait for it; if it cannot be opened, each fails
+    /// with [`Status::Removed`].
+    ///
+    /// # Panics
+    /// If `owner` is this reactor, whose channels are its own.
+    pub fn open(owner: &Hold, open: OpenOwn, root: RootId, cx: &mut Cx) -> Self {
+        assert!(**owner != *cx.handle(), "a reactor forwards nothing to itself");
+        let link = Link::to(owner, cx);
+        let mut outboxes = link.outboxes.borrow_mut();
+        if outboxes.is_full() {
+            let more = outboxes.capacity();
+            outboxes.grow(more);
+        }
+        let Ok(key) = outboxes.insert(Outbox::new(root)) else { unreachable!("it has room") };
+        drop(outboxes);
+        link.command(Command::Open(key, open), cx);
+        Self { link, key, local: cx.local().clone(), _owner: owner.clone() }
+    }
+}
+
+impl Channel for ForwardChannel {
+    fn submit(&mut self, io: Io, cx: &mut Cx) {
+        self.link.command(Command::Submit(self.key, io), cx);
+    }
+
+    fn abort(&mut self, tag: Tag, cx: &mut Cx) {
+        self.link.command(Command::Abort(self.key, tag), cx);
+    }
+
+    fn poll(&mut self, _: &mut Cx, out: &mut Vec<Completion>) {
+        self.link.outboxes.borrow_mut().get_mut(self.key).expect("it is there until the end").take(out);
+    }
+
+    fn credits(&self) -> Option<CreditPool> {
+        Some(self.link.credits.clone())
+    }
+}
+
+impl Drop for ForwardChannel {
+    fn drop(&mut self) {
+        let (link, key) = (Rc::clone(&self.link), self.key);
+        self.local.defer(move |cx| {
+            link.outboxes.borrow_mut().remove(key);
+            link.command(Command::Close(key), cx);
+        });
+    }
+}
+
+/// The owner's end of a link: takes commands, and sends answers.
+struct Service {
+    commands: Consumer<Command>,
+    batch: Vec<Command>,
+    answers: Rc<RefCell<Sender<Answer>>>,
+    /// The client's bell.
+    bell: Bell,
+    /// By the index of the channel's key.
+    endpoints: Vec<Option<(Key, Endpoint)>>,
+    root: RootId,
+    thread: ThreadId,
+}
+
+#[derive(Clone)]
+enum Endpoint {
+    Open(RootId, Rc<RefCell<EndpointRoot>>),
+    /// The device's channel could not be opened.
+    Failed,
+}
+
+/// The device's own channel, for one channel of the client.
+struct EndpointRoot {
+    channel: Box<dyn Channel>,
+    completions: Vec<Completion>,
+    key: Key,
+    answers: Rc<RefCell<Sender<Answer>>>,
+    service: RootId,
+}
+
+impl Root for EndpointRoot {
+    fn poll(&mut self, cx: &mut Cx) -> bool {
+        self.channel.poll(cx, &mut self.completions);
+        let has_completed = !self.completions.is_empty();
+        if has_completed {
+            let answers = self.completions.drain(..).map(|completion| Answer(self.key, completion));
+            self.answers.borrow_mut().staged.extend(answers);
+            cx.wake(self.service);
+        }
+        has_completed
+    }
+}
+
+impl Service {
+    /// Starts the owner's end of a link from the reactor on core `client`.
+    fn start(
+        client: u16,
+        commands: Consumer<Command>,
+        answers: Producer<Answer>,
+        bell: &Bell,
+        clients_bell: Bell,
+        cx: &mut Cx,
+    ) {
+        let name = format!("requests of core {client}");
+        let thread = cx.add_thread(&*name, CoreSet::from_iter([cx.handle().core()]));
+        let make = |root, cx: &mut Cx| {
+            cx.answer_bell(bell, root);
+            Ok::<_, Infallible>(Self {
+                commands,
+                batch: Vec::new(),
+                answers: Rc::new(RefCell::new(Sender::new(answers))),
+                bell: clients_bell,
+                endpoints: Vec::new(),
+                root,
+                thread,
+            })
+        };
+        let Ok(_) = cx.add_root(thread, &name, make);
+    }
+
+    fn endpoint(&self, key: Key) -> &Endpoint {
+        let found = self.endpoints[key.index() as usize].as_ref().filter(|(of, _)| *of == key);
+        &found.expect("a channel is opened first and closed last").1
+    }
+
+    fn obey(&mut self, command: Command, cx: &mut Cx) {
+        match command {
+            Command::Open(key, open) => self.open(key, &open, cx),
+            Command::Submit(key, io) => match self.endpoint(key) {
+                Endpoint::Open(_, endpoint) => endpoint.borrow_mut().channel.submit(io, cx),
+                Endpoint::Failed => {
+                    let completion = Completion { tag: io.tag, status: Status::Removed };
+                    self.answers.borrow_mut().staged.push_back(Answer(key, completion));
+                }
+            },
+            Command::Abort(key, tag) => match self.endpoint(key) {
+                Endpoint::Open(_, endpoint) => endpoint.borrow_mut().channel.abort(tag, cx),
+                // Its request has been answered.
+                Endpoint::Failed => {}
+            },
+            Command::Close(key) => {
+                if let Endpoint::Open(root, _) = *self.endpoint(key) {
+                    cx.remove_root(root);
+                }
+                self.endpoints[key.index() as usize] = None;
+            }
+        }
+    }
+
+    fn open(&mut self, key: Key, open: &OpenOwn, cx: &mut Cx) {
+        let (answers, service) = (Rc::clone(&self.answers), self.root);
+        let make = |root, cx: &mut Cx| {
+            let channel = open(root, cx)?;
+            Ok::<_, OpenError>(EndpointRoot { channel, completions: Vec::new(), key, answers, service })
+        };
+        let endpoint = match cx.add_root(self.thread, "forwarded requests", make) {
+            Ok(root) => Endpoint::Open(root.id(), cx.root(root.id()).expect("just added")),
+            Err(error) => {
+                tracing::warn!(%error, "a channel for another reactor's requests cannot be opened; they fail");
+                Endpoint::Failed
+            }
+        };
+        let index = key.index() as usize;
+        if self.endpoints.len() <= index {
+            self.endpoints.resize_with(index + 1, || None);
+        }
+        assert!(self.endpoints[index].is_none(), "a channel is closed before another has its place");
+        self.endpoints[index] = Some((key, endpoint));
+    }
+}
+
+impl Root for Service {
+    fn poll(&mut self, cx: &mut Cx) -> bool {
+        // Before the ring is looked at: what the client added before it left is there.
+        let is_over = self.commands.is_abandoned();
+        let mut batch = std::mem::take(&mut self.batch);
+        receive(&mut self.commands, &mut batch);
+        let count = batch.len();
+        let mut has_made_room = false;
+        for command in batch.drain(..) {
+            has_made_room |= !matches!(command, Command::Submit(..));
+            self.obey(command, cx);
+        }
+        self.batch = batch;
+        let mut answers = self.answers.borrow_mut();
+        let has_sent = answers.send();
+        assert!(answers.staged.is_empty(), "each answer has a place in the ring");
+        // A client whose commands had no room hears of some by an answer, or by this.
+        if has_sent || has_made_room {
+            self.bell.ring();
+        }
+        if count == BATCH {
+            cx.wake(self.root);
+        } else if is_over {
+            let (root, thread) = (self.root, self.thread);
+            let endpoints = std::mem::take(&mut self.endpoints);
+            cx.local().defer(move |cx| {
+                // Those that a client left open that has ended.
+                for (_, endpoint) in endpoints.into_iter().flatten() {
+                    if let Endpoint::Open(root, _) = endpoint {
+                        cx.remove_root(root);
+                    }
+                }
+                // Another poll may have come to the same end.
+                if cx.root::<Self>(root).is_some() {
+                    cx.remove_root(root);
+                    cx.remove_thread(thread);
+                }
+            });
+        }
+        count > 0 || has_sent
+    }
+}
