@@ -1,4 +1,4 @@
-//! What a disk that is made of another holds of that one. Control context; channels are opened in reactor context.
+//! The bases of a disk: the disks that it is made of. Control context; channels are opened in reactor context.
 
 use crate::bdev::lock;
 use crate::{Access, Bdev, BdevChannel, Descriptor, Error, OpenError, Registry};
@@ -6,9 +6,10 @@ use aryk_reactor::{Cx, Handle, RootId};
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-/// A disk that another is made of: open from that one's making until [`Base::close`], which its [`crate::Device::close`] calls.
+/// A disk that another disk is made of. It is open from the creation of that disk until [`Base::close`], which
+/// [`crate::Device::close`] calls, or [`crate::Device::base_event`] if the disk stays without this base.
 ///
-/// It needs to hear of no events: [`Registry`] removes what is made of a disk before the disk, and asks it to follow when the disk is resized.
+/// It needs no listener for events: [`Registry`] calls the device above when the base is removed, resized or changed.
 pub struct Base {
     bdev: Arc<Bdev>,
     descriptor: Mutex<Option<Descriptor>>,
@@ -21,7 +22,7 @@ impl fmt::Debug for Base {
 }
 
 impl Base {
-    /// Opens the disk `name` as its one writer, for the disk `owner` that is to be made of it.
+    /// Opens the disk `name` as its only writer, for the disk `owner` that will be made of it.
     ///
     /// # Errors
     /// As [`Registry::open`].
@@ -35,7 +36,7 @@ impl Base {
         &self.bdev
     }
 
-    /// Makes a reactor ready for channels of the disk, as [`Descriptor::prepare`].
+    /// Prepares a reactor for channels of the base, as [`Descriptor::prepare`].
     ///
     /// # Errors
     /// [`OpenError`].
@@ -43,7 +44,7 @@ impl Base {
         self.descriptor()?.prepare(reactor).await
     }
 
-    /// A channel of the disk for the calling reactor, whose completions wake `root`.
+    /// Opens a channel of the base on the calling reactor. Its completions wake `root`.
     ///
     /// # Errors
     /// [`OpenError`].
@@ -55,7 +56,7 @@ impl Base {
         lock(&self.descriptor).clone().ok_or(OpenError::Removed)
     }
 
-    /// Lets go of it. Channels that are open keep it until they are closed.
+    /// Closes the base. Channels that are open keep it open until they are closed.
     pub fn close(&self) {
         let descriptor = lock(&self.descriptor).take();
         drop(descriptor);

@@ -1,4 +1,4 @@
-//! All disks of the process. Control context: any thread, but no reactor's.
+//! All disks of the process. Control context: any thread that runs no reactor.
 
 use crate::bdev::{Claim, Listener, lock};
 use crate::observers::{Change, Observers};
@@ -10,24 +10,24 @@ use std::sync::{Arc, Mutex};
 /// Why a disk cannot be registered, found, opened or removed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// A disk has that name, alias or UUID already.
+    /// Another disk has that name, alias or UUID.
     #[error("a disk named `{0}` exists already")]
     Exists(String),
     /// No disk has that name.
     #[error("there is no disk named `{0}`")]
     NotFound(String),
-    /// Someone's claim forbids it.
+    /// The claim of another opener forbids it.
     #[error("`{name}` is in use by {owner}")]
     Claimed {
         /// The disk.
         name: String,
-        /// Who has it.
+        /// The opener that holds the claim.
         owner: String,
     },
     /// The disk is being removed.
     #[error("`{0}` is being removed")]
     Busy(String),
-    /// A group has that name already.
+    /// Another QoS group has that name.
     #[error("a QoS group named `{0}` exists already")]
     GroupExists(String),
     /// No group has that name.
@@ -41,21 +41,21 @@ pub enum Error {
         /// The group.
         group: String,
     },
-    /// Something is in the group.
+    /// The group has members.
     #[error("the QoS group `{group}` has {by} in it")]
     GroupInUse {
         /// The group.
         group: String,
-        /// What.
+        /// The members.
         by: String,
     },
-    /// The group would be within too many others.
+    /// The group would be nested too deeply.
     #[error("`{0}` would be within more than {max} QoS groups", max = crate::GROUP_DEPTH - 1)]
     GroupDepth(String),
-    /// Limits cannot be so.
+    /// The limits are invalid.
     #[error(transparent)]
     Limits(#[from] aryk_qos::LimitsError),
-    /// A disk cannot have this shape.
+    /// The block size is invalid.
     #[error("a block size of {0} is not a power of two from 512 on")]
     BlockSize(u32),
 }
@@ -63,20 +63,20 @@ pub enum Error {
 /// How a disk is opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
-    /// To read only.
+    /// For reads only.
     Read,
-    /// To write too, as others may.
+    /// For reads and writes; other openers may write too.
     Shared,
-    /// As the one writer.
+    /// For reads and writes, as the only writer.
     Exclusive,
 }
 
-/// What the next disk is called by its channels' cells: a reactor may have disks of several registries.
+/// The number of the next disk. A reactor may have disks of several registries, so the numbers are the process's.
 static SERIALS: AtomicU64 = AtomicU64::new(1);
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// In the order of their making.
+    /// In the order of registration.
     disks: Vec<Arc<Bdev>>,
     /// By name, alias and UUID.
     names: HashMap<String, Arc<Bdev>>,
@@ -93,7 +93,7 @@ impl Inner {
         self.disks.iter().filter(is_on).cloned().collect()
     }
 
-    /// Adds a disk to `order`, after those that are made of it and do not stay without it.
+    /// Asks each disk that is made of `bdev` whether it stays, and adds `bdev` to `order` behind those that do not.
     fn find_doomed(&self, bdev: &Arc<Bdev>, order: &mut Vec<Arc<Bdev>>) {
         let is_known = |bdev: &Arc<Bdev>, order: &[Arc<Bdev>]| {
             bdev.is_doomed() || order.iter().any(|b| Arc::ptr_eq(b, bdev))
@@ -111,7 +111,7 @@ impl Inner {
     }
 }
 
-/// Disks that are being removed, the next one last.
+/// Disks that a removal has marked as doomed, the next one to remove last.
 struct Doomed<'a> {
     registry: &'a Registry,
     left: Vec<Arc<Bdev>>,
@@ -131,7 +131,7 @@ fn names(identity: &Identity) -> Vec<String> {
 }
 
 impl Registry {
-    /// An empty one.
+    /// An empty registry.
     pub fn new() -> Self {
         Self::default()
     }
@@ -143,10 +143,10 @@ impl Registry {
         lock(&self.0).observers.add(observer);
     }
 
-    /// Adds a disk.
+    /// Registers a disk.
     ///
     /// # Errors
-    /// [`Error::Exists`], [`Error::BlockSize`]; [`Error::Busy`] if a disk that it is made of is being removed.
+    /// [`Error::Exists`], [`Error::BlockSize`]; [`Error::Busy`] if one of its bases is being removed.
     pub fn register(&self, identity: Identity, device: Arc<dyn Device>) -> Result<Arc<Bdev>, Error> {
         let block_size = device.geometry().block_size;
         if !block_size.is_power_of_two() || block_size < 512 {
@@ -184,17 +184,17 @@ impl Registry {
         found.cloned().ok_or_else(|| Error::NotFound(name.to_owned()))
     }
 
-    /// All disks, in the order of their making.
+    /// All disks, in the order of registration.
     pub fn list(&self) -> Vec<Arc<Bdev>> {
         lock(&self.0).disks.clone()
     }
 
-    /// Opens a disk for `owner`, who is told by `listener` what happens to it.
+    /// Opens a disk for `owner`. Events of the disk go to `listener`.
     ///
-    /// `listener` runs in control context, and must do no more than pass the news on.
+    /// `listener` runs in control context, and must only pass the event on.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Claimed`], [`Error::Busy`] while it is being removed.
+    /// [`Error::NotFound`], [`Error::Claimed`]; [`Error::Busy`] while the disk is being removed.
     pub fn open(
         &self,
         name: &str,
@@ -203,7 +203,7 @@ impl Registry {
         listener: impl Fn(Event) + Send + Sync + 'static,
     ) -> Result<Descriptor, Error> {
         let bdev = self.find(name)?;
-        // Under the lock, so that a removal either sees this opener or is seen here.
+        // The lock orders this with a removal: either the removal finds this opener, or the disk is doomed here.
         let _inner = lock(&self.0);
         if bdev.is_doomed() {
             return Err(Error::Busy(bdev.name().to_owned()));
@@ -218,18 +218,19 @@ impl Registry {
         bdev.open(claim, owner, listener).map_err(clash)
     }
 
-    /// Removes a disk, and first those that are made of it and do not stay without it ([`Device::base_event`]): new requests fail, running ones complete, openers are told, and when the last has
-    /// closed it and its device has ended what it has, it is gone. What is still in flight after ten seconds is aborted.
+    /// Removes a disk, and before it the disks that are made of it and do not stay without it ([`Device::base_event`]). New
+    /// requests fail, requests in flight complete, and openers get [`Event::Removed`]. When the last opener has closed the disk
+    /// and the device is closed ([`Device::close`]), the disk is gone. Requests that are in flight after ten seconds are aborted.
     ///
-    /// A caller that stops waiting leaves a disk that fails requests; it may be removed again.
+    /// If the future is dropped, the disk stays and fails its requests; it may be removed again.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Busy`] if that is under way already.
+    /// [`Error::NotFound`]; [`Error::Busy`] if another removal is under way.
     pub async fn remove(&self, name: &str) -> Result<(), Error> {
         self.remove_telling(name, |_| {}).await
     }
 
-    /// The same; `gone` is called with the name of each disk that is gone.
+    /// As [`Registry::remove`]; `gone` is called with the name of each disk that is gone.
     ///
     /// # Errors
     /// As [`Registry::remove`].
@@ -241,7 +242,7 @@ impl Registry {
         while let Some(bdev) = doomed.left.last() {
             bdev.begin_removal().await;
             bdev.closed_by_all().await;
-            // Until then its name is taken: a successor is not to find the store in use.
+            // The name is freed last, so that a successor does not find the store in use.
             bdev.device().close().await;
             self.forget(bdev);
             gone(bdev.name());
@@ -250,7 +251,8 @@ impl Registry {
         Ok(())
     }
 
-    /// Has a disk and all those that go with it opened no more. Those that someone else is removing already are left to them.
+    /// Marks a disk and all disks that are removed with it as doomed: nobody can open them any more. A disk that another removal
+    /// has marked is left to that one.
     fn doom(&self, name: &str) -> Result<Doomed<'_>, Error> {
         let bdev = self.find(name)?;
         let inner = lock(&self.0);
@@ -271,7 +273,7 @@ impl Registry {
         inner.observers.report(Change::Removed, bdev);
     }
 
-    /// The module says that its disk has another size: openers are told, and disks made of it follow.
+    /// A module reports that its disk has another size. Openers get [`Event::Resized`], and disks that are made of it follow.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -294,9 +296,10 @@ impl Registry {
         Ok(())
     }
 
-    /// The module says that its disk has other limits or operations, or can or cannot be written now: every channel goes by them when this is ready, disks
-    /// made of it follow, and openers are told. A request that was submitted before ends under the old ones: the device still answers it, be it with a
-    /// failure.
+    /// A module reports that the limits, the operations or the read-only state of its disk have changed. Every channel has
+    /// applied the new ones when the future is ready, openers have got [`Event::Changed`], and disks that are made of it have
+    /// followed. A request that was submitted before completes under the old ones: the device still answers it, with a failure if
+    /// need be.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -311,7 +314,7 @@ impl Registry {
             bdev.reload_properties().await;
             let above = lock(&self.0).made_of(bdev);
             for above in &above {
-                // The answer is about removal.
+                // The answer matters for a removal only.
                 above.device().base_event(bdev, BaseEvent::Changed);
                 above.tell_channels(bdev, BaseEvent::Changed).await;
                 self.follow_change(above).await;

@@ -1,9 +1,10 @@
-//! A queue moves to another reactor while its guest does I/O. Reactor context; the errors in control context.
+//! The move of a queue to another reactor while its guest does I/O. Reactor context; the errors in control context.
 //!
-//! The disks prepare the other reactor first, while the queue runs on (`queues.rs`). Then it takes no more chains, and what it has in flight completes. Then the ring, which knows where it is, goes to the other reactor by message, and the queue
-//! starts there as any queue does: on channels of its own, as if kicked, with one signal to its guest. No request is in flight in between, so that a
-//! daemon that dies there leaves nothing behind but chains that nobody has taken. A disk that does not complete in time cancels the move, and the queue goes
-//! on where it is; other queues notice nothing of all that.
+//! First the disks prepare the other reactor, while the queue runs (`queues.rs`). Then the queue takes no more chains, and its
+//! requests in flight complete. Then the ring, with its indexes, goes to the other reactor by message. The queue starts there as
+//! any queue does: it opens channels, polls once without a kick, and signals its guest once. No request is in flight in between,
+//! so a daemon that dies there leaves only chains that no queue has taken. A disk that does not complete its requests in time
+//! cancels the move, and the queue goes on where it is. Other queues are not affected.
 
 use crate::Line;
 use aryk_reactor::{CoreSet, Cx, Handle, Root, RootId, RootRef, TimerId};
@@ -11,51 +12,53 @@ use futures_channel::oneshot;
 use std::fmt;
 use std::time::Duration;
 
-/// How long a queue that is to move waits for the requests that it has in flight, if nothing else is said. Meanwhile its guest waits for the queue.
+/// The default time that a queue waits for its requests in flight before it moves. Its guest waits for the queue during that
+/// time.
 pub const MOVE_PATIENCE: Duration = Duration::from_millis(100);
 
-/// How long disks may take to prepare a reactor for a queue that is to move there. Meanwhile the queue runs on where it is.
+/// The time that disks may take to prepare the other reactor. The queue runs where it is during that time.
 pub(crate) const PREPARE_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Why a queue runs where it ran before.
+/// Why a queue did not move.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MoveError {
-    /// No reactor is there.
+    /// No reactor runs on these cores.
     #[error("no reactor runs on any of the cores {0}")]
     Cores(CoreSet),
-    /// Requests took too long.
+    /// Requests in flight did not complete in time.
     #[error("its requests have not completed in time: it stays where it is")]
     TooSlow,
-    /// The disks have not prepared the other reactor in time.
+    /// The disks did not prepare the other reactor in time.
     #[error("its disks are not ready there after {} s: it stays where it is", PREPARE_PATIENCE.as_secs())]
     NotReady,
-    /// The disk cannot be opened on the other reactor.
+    /// A disk could not be opened on the other reactor.
     #[error("it cannot run there: {0}")]
     Open(String),
-    /// It is being stopped, or has been.
+    /// The queue is stopping or has stopped.
     #[error("it is ending")]
     Ending,
 }
 
 /// A queue that can move.
 pub trait Movable: Root + Sized {
-    /// All of it but its channels.
+    /// The state of a queue without its channels.
     type Luggage: Send + 'static;
-    /// What its channels are opened on.
+    /// The disks that its channels are opened on.
     type Disks: Send + 'static;
 
-    /// What it has of its guest.
+    /// The guest's side of the queue.
     fn line(&mut self) -> &mut Line;
 
-    /// Its move, if it has begun one.
+    /// The move that has begun, if there is one.
     fn order(&mut self) -> &mut Option<Move<Self>>;
 
-    /// Whether nothing but its line keeps it from moving.
+    /// Whether the queue may begin to move, as far as its requests go.
     fn is_free(&self) -> bool {
         true
     }
 
-    /// Begins to move to another reactor, on channels of those disks, and gives who hears of the end. `None` if it is ending.
+    /// Begins a move to another reactor, where channels are opened on those disks. The receiver gets the result. `None` if the
+    /// queue is stopping.
     fn begin_move(
         &mut self,
         there: (Handle, Self::Disks),
@@ -70,10 +73,10 @@ pub trait Movable: Root + Sized {
         Some(hears)
     }
 
-    /// Leaves this reactor, where it is a root no more.
+    /// Takes the queue off this reactor; it is not a root any more.
     fn pack(self, cx: &mut Cx) -> Self::Luggage;
 
-    /// Starts on this reactor.
+    /// Starts the queue on this reactor.
     ///
     /// # Errors
     /// [`Stranded`].
@@ -86,9 +89,9 @@ pub trait Movable: Root + Sized {
 
 /// Why a queue cannot start on a reactor.
 pub enum Stranded<L> {
-    /// Its disk cannot be opened: it may go elsewhere.
+    /// A disk cannot be opened. The queue may start on another reactor.
     Shut(Box<L>, String),
-    /// Its kicks cannot be watched.
+    /// The kick fd cannot be watched. The queue is lost.
     Lost(std::io::Error),
 }
 
@@ -101,14 +104,14 @@ impl<L> fmt::Debug for Stranded<L> {
     }
 }
 
-/// How a move has ended. If nobody says how, the queue is no more.
+/// The result of a move. If the sender is dropped without a result, the queue is lost.
 #[derive(Debug)]
 pub enum Moved<Q> {
-    /// It runs on the other reactor.
+    /// The queue runs on the other reactor.
     There(RootRef<Q>),
-    /// It runs on the reactor that it came from, for it cannot run on the other.
+    /// The queue runs on the reactor that it came from, because it could not start on the other one.
     Back(RootRef<Q>, String),
-    /// It has never stopped: its requests took too long.
+    /// The queue did not move: its requests took too long.
     TooSlow,
 }
 
@@ -118,7 +121,7 @@ pub struct Move<Q: Movable> {
     disks: Q::Disks,
     deadline: TimerId,
     told: oneshot::Sender<Moved<Q>>,
-    /// Nothing is in flight any more, and nothing can end it.
+    /// No request is in flight, and the move cannot be cancelled any more.
     is_quiet: bool,
 }
 
@@ -129,8 +132,9 @@ impl<Q: Movable> fmt::Debug for Move<Q> {
 }
 
 impl<Q: Movable> Move<Q> {
-    /// The move of the root `id` to the reactor `to`, where its channels will be on `disks`, if all that is in flight completes within `patience`; and who hears
-    /// of its end. The root keeps it until then, and takes nothing from its ring.
+    /// Begins the move of the root `id` to the reactor `to`, where its channels are opened on `disks`. The move is cancelled if
+    /// requests are in flight after `patience`. The receiver gets the result. The root keeps the move until then, and takes
+    /// nothing from its ring.
     pub fn begin(
         id: RootId,
         (to, disks): (Handle, Q::Disks),
@@ -167,13 +171,13 @@ impl<Q: Movable> Move<Q> {
 fn cancel<Q: Movable>(queue: &mut Q, cx: &mut Cx) {
     let order = queue.order();
     if let Some(given_up) = order.take_if(|order| !order.is_quiet) {
-        // Whoever waited may have gone.
+        // The receiver may have been dropped.
         let _ = given_up.told.send(Moved::TooSlow);
         queue.line().go_on(cx);
     }
 }
 
-/// Starts a queue that comes from another reactor. `home` is where it may go back to, or why it is back.
+/// Starts a queue that comes from another reactor. `home` is the reactor that it may go back to, or the reason why it came back.
 fn land<Q: Movable>(
     luggage: Q::Luggage,
     disks: Q::Disks,

@@ -1,4 +1,4 @@
-//! The queues of a controller that run, and how one of them goes to another reactor. Control context.
+//! The running queues of a controller, and the moves of a queue to another reactor. Control context.
 
 use crate::moving::{MOVE_PATIENCE, Movable, MoveError, Moved, PREPARE_PATIENCE};
 use aryk_bdev::{Descriptor, OpenError, OpeningId};
@@ -14,45 +14,45 @@ use tokio::time::timeout;
 
 /// A controller whose queues can move.
 pub trait Host: 'static {
-    /// They.
+    /// Its queues.
     type Queue: Movable;
 
-    /// Those that run.
+    /// The running queues.
     fn queues(&self) -> &Queues<Self::Queue>;
 
-    /// What a queue's channels are to be opened on, now.
+    /// The disks that a queue opens its channels on, at this time.
     fn disks(&self) -> <Self::Queue as Movable>::Disks;
 
-    /// The disks among these on which the queue of that index opens a channel.
+    /// The disks on which the queue `index` opens a channel, as openings: each prepares a reactor first.
     fn open_disks(&self, index: u16) -> Vec<Descriptor>;
 
-    /// The session that its queues belong to.
+    /// The session that the queues belong to.
     fn session(&self) -> Option<SessionHandle>;
 }
 
-/// Why the disks of a queue that is to start are not ready on a reactor.
+/// Why the disks of a queue are not ready for its start on a reactor.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotReady {
-    /// A disk cannot be prepared.
+    /// A disk could not prepare the reactor.
     #[error("cannot open the disk for a queue: {0}")]
     Disk(#[from] OpenError),
-    /// The session has ended before they were.
+    /// The session ended first.
     #[error("its session is ending")]
     Ending,
 }
 
-/// The queues of a controller that run.
+/// The running queues of a controller.
 pub struct Queues<Q> {
     running: RefCell<BTreeMap<u16, Running<Q>>>,
     still: Mutex<()>,
     reactors: Rc<Reactors>,
 }
 
-/// A queue that runs.
+/// A running queue.
 pub struct Running<Q> {
-    /// It.
+    /// The queue.
     pub root: RootRef<Q>,
-    /// Its thread's number.
+    /// The number of its thread.
     pub thread: u64,
 }
 
@@ -69,28 +69,29 @@ impl<Q> fmt::Debug for Running<Q> {
 }
 
 impl<Q: Movable> Queues<Q> {
-    /// None yet; they run on some of `reactors`.
+    /// No queues yet; queues will run on some of `reactors`.
     pub const fn new(reactors: Rc<Reactors>) -> Self {
         Self { running: RefCell::new(BTreeMap::new()), still: Mutex::const_new(()), reactors }
     }
 
-    /// Waits until none is moving, and has none begin to while this is held: for whoever asks something of queues.
+    /// Waits until no queue is moving. While the guard is held, no queue begins to move, so a call reaches every queue.
     pub async fn hold_still(&self) -> MutexGuard<'_, ()> {
         self.still.lock().await
     }
 
-    /// Waits until the disks of a queue of `host` have prepared a reactor and no queue is moving, for whoever opens channels on them then. The queues are
-    /// held still when that is so, but not while the disks prepare. A disk that is being removed is not waited for.
+    /// Waits until the disks of the queue `index` of `host` have prepared a reactor, and returns with the queues held still, for
+    /// the caller to open channels. The queues are not held still while the disks prepare. A disk that is being removed counts as
+    /// prepared, because no channel opens on it.
     ///
     /// # Errors
-    /// A disk cannot be prepared.
+    /// A disk could not prepare the reactor.
     async fn hold_prepared(
         &self,
         host: &impl Host<Queue = Q>,
         index: u16,
         reactor: &Handle,
     ) -> Result<MutexGuard<'_, ()>, OpenError> {
-        // No disk is kept open but the one that prepares: one that is taken away meanwhile can go.
+        // Only the disk that prepares is kept open: the others can be removed meanwhile.
         let mut prepared: Vec<OpeningId> = Vec::new();
         loop {
             let still = self.hold_still().await;
@@ -106,7 +107,8 @@ impl<Q: Movable> Queues<Q> {
         }
     }
 
-    /// As [`Queues::hold_still`], for the start of a queue of `host` on a reactor, which its disks have prepared by then. Gives up when the session ends.
+    /// Waits until the disks of the queue `index` of `host` have prepared a reactor for its start, and returns with the queues
+    /// held still. The end of the session cancels that.
     ///
     /// # Errors
     /// [`NotReady`].
@@ -130,28 +132,28 @@ impl<Q: Movable> Queues<Q> {
         }
     }
 
-    /// A queue runs from now on. It was started while queues are held still: what happens to all queues finds this one too, and a disk that is taken away
-    /// while a queue opens it does not stay open.
+    /// Adds a queue that was started while the queues are held still. So a call to all queues reaches this one too, and a disk
+    /// that is removed while the queue opens it does not stay open.
     pub fn add(&self, _still: &MutexGuard<'_, ()>, index: u16, queue: Running<Q>) {
         self.running.borrow_mut().insert(index, queue);
     }
 
-    /// One runs no more.
+    /// Removes a queue that has stopped.
     pub fn remove(&self, index: u16) {
         self.running.borrow_mut().remove(&index);
     }
 
-    /// One of them, if it runs.
+    /// The queue of that index, if it runs.
     pub fn get(&self, index: u16) -> Option<RootRef<Q>> {
         self.running.borrow().get(&index).map(|queue| queue.root.clone())
     }
 
-    /// All of them, by index.
+    /// All running queues, by index.
     pub fn all(&self) -> Vec<(u16, RootRef<Q>)> {
         self.running.borrow().iter().map(|(&index, queue)| (index, queue.root.clone())).collect()
     }
 
-    /// All of them, and the cores that they run on.
+    /// The indexes of all running queues, and the cores that they run on.
     pub fn cores(&self) -> Vec<(u16, u16)> {
         self.running.borrow().iter().map(|(&index, queue)| (index, queue.root.handle().core())).collect()
     }
@@ -161,7 +163,7 @@ impl<Q: Movable> Queues<Q> {
     }
 }
 
-/// A queue that somebody wants elsewhere.
+/// A queue that is to run on another reactor.
 pub struct Traveller<H> {
     host: Rc<H>,
     index: u16,
@@ -174,14 +176,14 @@ impl<H> fmt::Debug for Traveller<H> {
 }
 
 impl<H: Host> Traveller<H> {
-    /// The queue of `host` that is the thread of that number, if it has one.
+    /// The queue of `host` whose thread has that number, if there is one.
     pub fn find(host: &Rc<H>, thread: u64) -> Option<Self> {
         let running = host.queues().running.borrow();
         let (&index, _) = running.iter().find(|(_, queue)| queue.thread == thread)?;
         Some(Self { host: Rc::clone(host), index })
     }
 
-    /// Has it run on one of `cores` from now on.
+    /// Makes the queue run on one of `cores` from now on.
     ///
     /// # Errors
     /// [`MoveError`].
@@ -189,7 +191,7 @@ impl<H: Host> Traveller<H> {
         to_the_end(async move { self.stay_on(cores).await }).await
     }
 
-    /// Moves it to another reactor, if all that it has in flight completes within `patience`.
+    /// Moves the queue to another reactor. Fails if the requests that it has in flight do not complete within `patience`.
     ///
     /// # Errors
     /// [`MoveError`].
@@ -212,13 +214,13 @@ impl<H: Host> Traveller<H> {
         told.map_err(|Gone| MoveError::Ending)
     }
 
-    /// To be awaited to its end: whoever asks for queues meanwhile waits for that.
+    /// The future must be polled to its end: callers that want the queues still wait for it.
     async fn go(&self, to: Hold, patience: Duration) -> Result<(), MoveError> {
         let queues = self.host.queues();
         if *queues.get(self.index).ok_or(MoveError::Ending)?.handle() == *to {
             return Ok(());
         }
-        // The queue runs on while its disks prepare the other reactor.
+        // The queue runs while its disks prepare the other reactor.
         let prepared = queues.hold_prepared(&*self.host, self.index, &to);
         let _still = timeout(PREPARE_PATIENCE, prepared)
             .await
@@ -228,7 +230,7 @@ impl<H: Host> Traveller<H> {
         if *queue.handle() == *to {
             return Ok(());
         }
-        // It may come back.
+        // The queue may come back.
         let _home = queues.reactors.hold(queue.handle()).ok_or(MoveError::Ending)?;
         let there = (Handle::clone(&to), self.host.disks());
         let begun = queue.call(move |queue, cx| queue.begin_move(there, patience, cx)).await;
@@ -253,7 +255,7 @@ impl<H: Host> Traveller<H> {
     }
 }
 
-/// Has `moving` go on even if nobody waits for it any more.
+/// Polls `moving` to its end, also if the caller is dropped.
 async fn to_the_end(moving: impl Future<Output = Result<(), MoveError>> + 'static) -> Result<(), MoveError> {
     tokio::task::spawn_local(moving).await.unwrap_or(Err(MoveError::Ending))
 }
