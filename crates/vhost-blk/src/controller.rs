@@ -1,6 +1,7 @@
-//! One vhost-user-blk controller: a disk, as the sessions of its socket see it. Control context.
+//! One vhost-user-blk controller: the device that the sessions of its socket serve, with one disk. Control context.
 //!
-//! Each queue is a root of its own, on a thread of its own, on the least loaded reactor of the controller's cores: the queues of one disk spread over them.
+//! Each queue is a root with a thread of its own, on the reactor with the least load among the controller's cores. So the queues
+//! of one disk spread over these reactors.
 
 use crate::config::{self, BlkConfig};
 use crate::moving;
@@ -16,15 +17,15 @@ use std::sync::Arc;
 use virtio_bindings::bindings::virtio_blk::{VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_ID_BYTES};
 use zerocopy::IntoBytes;
 
-/// How a controller is to serve its disk.
+/// The settings of a controller.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub name: String,
     pub read_only: bool,
-    /// Reactors for its queues; all if `None`.
+    /// The cores whose reactors serve its queues; all cores if `None`.
     pub cores: Option<CoreSet>,
     pub queues: u16,
-    /// Descriptors of the largest queue that a guest may have.
+    /// The largest number of descriptors of a queue.
     pub queue_size_max: u16,
 }
 
@@ -32,9 +33,9 @@ pub(crate) struct Settings {
 pub(crate) struct Controller {
     settings: Settings,
     reactors: Rc<Reactors>,
-    /// Device features, as offered since its creation.
+    /// Device features. They are offered from its creation on and never change.
     features: u64,
-    /// `None` when the disk has been removed.
+    /// `None` if the disk was removed.
     disk: RefCell<Option<Descriptor>>,
     config: RefCell<BlkConfig>,
     queues: Queues<Queue>,
@@ -80,15 +81,15 @@ impl Controller {
         &self.errors
     }
 
-    /// The disk's name, while it has one.
+    /// The name of the disk, if the controller has one.
     pub fn disk_name(&self) -> Option<String> {
         self.disk.borrow().as_ref().map(|d| d.bdev().name().to_owned())
     }
 
-    /// Something happened to the disk.
+    /// Handles an event of the disk.
     pub async fn disk_event(&self, event: Event) {
         match event {
-            // What a guest has negotiated stays: a disk that cannot be written any more fails its writes.
+            // The guest has negotiated its features already: a disk that has become read-only fails the guest's writes.
             Event::Changed => {}
             Event::Resized { .. } => {
                 if let Some(disk) = &*self.disk.borrow() {
@@ -100,7 +101,7 @@ impl Controller {
             }
             Event::Removed => {
                 let _still = self.queues.hold_still().await;
-                // A queue that is gone has closed its channel already.
+                // A queue that has ended has closed its channel already.
                 for (_, queue) in self.queues.all() {
                     let _ = queue.call(Queue::lose_disk).await;
                 }
@@ -166,7 +167,7 @@ impl Controller {
         }
     }
 
-    /// What a queue in trouble calls: its session ends.
+    /// The function that a queue calls when it cannot go on: it ends the session.
     fn alarm(&self) -> Box<dyn Fn(Trouble) + Send> {
         let session = self.session.borrow().clone();
         Box::new(move |trouble| {
@@ -258,7 +259,7 @@ impl Device for Controller {
         drop(still);
         let base = match stopping {
             Ok(stopped) => stopped.await.unwrap_or(0),
-            // The daemon is ending, and nobody will go on from that base.
+            // The daemon is ending, and no successor uses that base.
             Err(Gone) => 0,
         };
         self.queues.remove(index);
@@ -273,7 +274,7 @@ impl Device for Controller {
     }
 
     async fn set_err(&self, _index: u16, _err: Option<EventFd>) {
-        // A queue in trouble ends its session, which tells the front-end more.
+        // A queue that cannot go on ends its session, which tells the front-end more than a signal.
     }
 
     async fn set_log(&self, index: u16, log: Option<QueueLog>) {
@@ -286,7 +287,7 @@ impl Device for Controller {
     async fn revoke_memory(&self) {
         let _still = self.queues.hold_still().await;
         for (_, queue) in self.queues.all() {
-            // One that is gone uses no memory.
+            // A queue that has ended uses no memory.
             let _ = queue.call(Queue::leave_removed_memory).await;
         }
     }

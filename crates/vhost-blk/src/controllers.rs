@@ -3,7 +3,7 @@
 use crate::controller::{Controller, Settings};
 use aryk_bdev::{Access, Error as BdevError, Event, Registry};
 use aryk_reactor::{CoreSet, Hold, Reactors};
-use aryk_vhost_device::{Endpoint, EndpointError, Host, Link, MoveError, Traveller};
+use aryk_vhost_device::{Endpoint, EndpointError, Host, Link, MoveError, Mover};
 use aryk_vhost_user::Snapshot;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -15,41 +15,41 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-/// A controller that is to be made.
+/// The options of a new controller.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Its name, and its socket's.
+    /// Its name, which is also the name of its socket.
     pub name: String,
     /// The disk.
     pub disk: String,
-    /// Whether the guest may only read.
+    /// Whether the guest can only read.
     pub read_only: bool,
-    /// The cores whose reactors serve its queues; all if `None`.
+    /// The cores whose reactors serve its queues; all cores if `None`.
     pub cores: Option<CoreSet>,
     /// Queues that a guest can have: 1 to 256.
     pub queues: u16,
-    /// How it and its machine find each other.
+    /// Whether it listens for its front-end or connects to it.
     pub link: Link,
 }
 
-/// Queues that a guest can have if nothing is said.
+/// The default number of queues.
 pub const QUEUES: u16 = 128;
-/// Queues that a guest can have at most.
+/// The largest number of queues.
 pub const QUEUES_MAX: u16 = 256;
 
-/// Why a controller cannot be made or found.
+/// Why a controller cannot be created or found.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is one of that name.
+    /// Another controller has that name.
     #[error("a controller named `{0}` exists already")]
     Exists(String),
-    /// There is none of that name.
+    /// No controller has that name.
     #[error("there is no controller named `{0}`")]
     NotFound(String),
-    /// The name cannot be a socket's.
+    /// The name cannot be the name of a socket.
     #[error("`{0}` cannot be a controller's name, as it is no file name")]
     Name(String),
-    /// None, or too many.
+    /// The number of queues is 0 or too large.
     #[error("a controller has 1 to {QUEUES_MAX} queues, not {0}")]
     Queues(u16),
     /// No reactor runs on any of these cores.
@@ -58,48 +58,48 @@ pub enum Error {
     /// The disk cannot be opened.
     #[error(transparent)]
     Disk(#[from] BdevError),
-    /// It cannot be reached.
+    /// Its socket cannot be created or watched.
     #[error(transparent)]
     Endpoint(#[from] EndpointError),
 }
 
-/// What there is to know of a controller.
+/// The state of a controller.
 #[derive(Clone, Debug)]
 pub struct Info {
     /// Its name.
     pub name: String,
-    /// Its disk; `None` when that has been removed.
+    /// Its disk; `None` if the disk was removed.
     pub disk: Option<String>,
     /// Whether the guest may only read.
     pub read_only: bool,
-    /// Its socket, or its machine's.
+    /// Its own socket, or the front-end's socket that it connects to.
     pub socket: PathBuf,
-    /// Whether it is its machine's.
+    /// Whether that is the front-end's socket.
     pub connects: bool,
-    /// The cores that it was restricted to.
+    /// The cores that it is restricted to.
     pub cores: Option<CoreSet>,
     /// Queues that a guest can have.
     pub queues: u16,
-    /// Queues that run, each with its core.
+    /// Running queues, each with its core.
     pub running: Vec<(u16, u16)>,
-    /// What its sessions have come to.
+    /// Statistics of its sessions.
     pub sessions: Snapshot,
-    /// Descriptor chains that made no request.
+    /// Descriptor chains that were no valid request.
     pub bad_chains: u64,
-    /// Requests without a place for their status.
+    /// Requests without a buffer for their status.
     pub unanswerable: u64,
-    /// Rings that contradicted themselves.
+    /// Queues that stopped because their ring was inconsistent.
     pub broken_queues: u64,
 }
 
 struct Entry {
     controller: Rc<Controller>,
     endpoint: Endpoint,
-    /// Passes news of the disk on.
+    /// Passes events of the disk on.
     events: JoinHandle<()>,
 }
 
-/// The controllers.
+/// All controllers.
 pub struct Controllers {
     directory: PathBuf,
     registry: Arc<Registry>,
@@ -115,7 +115,7 @@ impl std::fmt::Debug for Controllers {
 }
 
 impl Controllers {
-    /// None yet; their sockets will be in `directory`, and their queues have up to `queue_size_max` descriptors.
+    /// No controllers yet. Their sockets will be in `directory`, and their queues have up to `queue_size_max` descriptors.
     pub fn new(
         directory: &Path,
         queue_size_max: u16,
@@ -126,7 +126,7 @@ impl Controllers {
         Self { directory, registry, reactors, queue_size_max, entries }
     }
 
-    /// Makes a controller and its socket; the socket's path.
+    /// Creates a controller and its socket. Returns the path of the socket.
     ///
     /// # Errors
     /// [`Error`].
@@ -147,10 +147,10 @@ impl Controllers {
             return Err(Error::Cores(cores.clone()));
         }
         let access = if options.read_only { Access::Read } else { Access::Shared };
-        let (news, arriving) = mpsc::unbounded_channel();
-        // A controller that is being deleted does not want to know.
+        let (events, arriving) = mpsc::unbounded_channel();
+        // A controller that is being deleted needs no events.
         let tell = move |event| {
-            let _ = news.send(event);
+            let _ = events.send(event);
         };
         let owner = format!("vhost controller {name}");
         let disk = self.registry.open(&options.disk, access, &owner, tell)?;
@@ -169,27 +169,28 @@ impl Controllers {
         Ok(path)
     }
 
-    /// Has the queue that is the thread of that number run on one of `cores` from now on; `None` if there is none.
+    /// Makes the queue whose thread has that number run on one of `cores` from now on. `None` if no queue has that thread.
     pub async fn place(&self, thread: u64, cores: CoreSet) -> Option<Result<(), MoveError>> {
         Some(self.find_thread(thread)?.place(cores).await)
     }
 
-    /// Moves the queue that is the thread of that number to another reactor, if all that it has in flight completes within `patience`; `None` if there is none.
+    /// Moves the queue whose thread has that number to another reactor. Fails if the requests that it has in flight do not
+    /// complete within `patience`. `None` if no queue has that thread.
     pub async fn move_to(&self, thread: u64, to: Hold, patience: Duration) -> Option<Result<(), MoveError>> {
         Some(self.find_thread(thread)?.move_to(to, patience).await)
     }
 
-    fn find_thread(&self, thread: u64) -> Option<Traveller<Controller>> {
+    fn find_thread(&self, thread: u64) -> Option<Mover<Controller>> {
         let entries = self.entries.borrow();
-        entries.values().find_map(|entry| Traveller::find(&entry.controller, thread))
+        entries.values().find_map(|entry| Mover::find(&entry.controller, thread))
     }
 
-    /// Whether there is a controller of that name.
+    /// Whether a controller has that name.
     pub fn has(&self, name: &str) -> bool {
         self.entries.borrow().contains_key(name)
     }
 
-    /// Ends a controller: its front-end is disconnected, its requests complete, its socket goes.
+    /// Deletes a controller: disconnects its front-end, waits until its requests complete, and removes its socket.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -201,7 +202,7 @@ impl Controllers {
         Ok(())
     }
 
-    /// Ends all of them.
+    /// Deletes all controllers.
     pub async fn delete_all(&self) {
         let entries = std::mem::take(&mut *self.entries.borrow_mut());
         for entry in entries.into_values() {
@@ -210,12 +211,12 @@ impl Controllers {
         }
     }
 
-    /// Tells the log how many lines about their front-ends were left out, if it is time.
+    /// Logs how many lines about front-ends were left out, if it is time.
     pub fn tell_left_out(&self) {
         self.entries.borrow().values().for_each(|entry| entry.endpoint.tell_left_out());
     }
 
-    /// All of them, by name.
+    /// The state of all controllers, by name.
     pub fn list(&self) -> Vec<Info> {
         self.entries.borrow().values().map(Entry::info).collect()
     }

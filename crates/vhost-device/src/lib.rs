@@ -11,8 +11,8 @@ mod trouble;
 
 pub use endpoint::{Endpoint, EndpointError, Link};
 pub use line::{Line, MakeParts, Parts, STOP_GRACE};
-pub use moving::{MOVE_PATIENCE, Movable, Move, MoveError, Stranded};
+pub use moving::{MOVE_PATIENCE, Movable, Move, MoveError, StartFailure};
 pub use pace::Pace;
-pub use queues::{Host, NotReady, Queues, Running, Traveller};
+pub use queues::{Host, Mover, NotReady, Queues, Running};
 pub use ring::virtqueue;
 pub use trouble::{Alarm, Errors, Trouble};

@@ -42,7 +42,7 @@ pub enum MoveError {
 /// A queue that can move.
 pub trait Movable: Root + Sized {
     /// The state of a queue without its channels.
-    type Luggage: Send + 'static;
+    type Detached: Send + 'static;
     /// The disks that its channels are opened on.
     type Disks: Send + 'static;
 
@@ -74,31 +74,31 @@ pub trait Movable: Root + Sized {
     }
 
     /// Takes the queue off this reactor; it is not a root any more.
-    fn pack(self, cx: &mut Cx) -> Self::Luggage;
+    fn pack(self, cx: &mut Cx) -> Self::Detached;
 
     /// Starts the queue on this reactor.
     ///
     /// # Errors
-    /// [`Stranded`].
+    /// [`StartFailure`].
     fn unpack(
-        luggage: Self::Luggage,
+        detached: Self::Detached,
         disks: &Self::Disks,
         cx: &mut Cx,
-    ) -> Result<RootRef<Self>, Stranded<Self::Luggage>>;
+    ) -> Result<RootRef<Self>, StartFailure<Self::Detached>>;
 }
 
 /// Why a queue cannot start on a reactor.
-pub enum Stranded<L> {
+pub enum StartFailure<L> {
     /// A disk cannot be opened. The queue may start on another reactor.
-    Shut(Box<L>, String),
+    Open(Box<L>, String),
     /// The kick fd cannot be watched. The queue is lost.
     Lost(std::io::Error),
 }
 
-impl<L> fmt::Debug for Stranded<L> {
+impl<L> fmt::Debug for StartFailure<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Shut(_, why) => why.fmt(f),
+            Self::Open(_, why) => why.fmt(f),
             Self::Lost(error) => error.fmt(f),
         }
     }
@@ -160,10 +160,10 @@ impl<Q: Movable> Move<Q> {
         cx.call_at(cx.now(), move |cx| {
             let Some(mut queue) = cx.take_root::<Q>(id) else { return };
             let order = queue.order().take().expect("a move that is quiet is not cancelled");
-            let (home, luggage) = (cx.handle().clone(), queue.pack(cx));
+            let (home, detached) = (cx.handle().clone(), queue.pack(cx));
             aryk_crash_point::step(aryk_crash_point::Step::Moving);
             let Self { to, disks, told, .. } = order;
-            cx.post(&to, move |cx| land(luggage, disks, Ok(home), told, cx));
+            cx.post(&to, move |cx| land(detached, disks, Ok(home), told, cx));
         });
     }
 }
@@ -179,17 +179,17 @@ fn cancel<Q: Movable>(queue: &mut Q, cx: &mut Cx) {
 
 /// Starts a queue that comes from another reactor. `home` is the reactor that it may go back to, or the reason why it came back.
 fn land<Q: Movable>(
-    luggage: Q::Luggage,
+    detached: Q::Detached,
     disks: Q::Disks,
     home: Result<Handle, String>,
     told: oneshot::Sender<Moved<Q>>,
     cx: &mut Cx,
 ) {
-    match (Q::unpack(luggage, &disks, cx), home) {
+    match (Q::unpack(detached, &disks, cx), home) {
         (Ok(root), Ok(_)) => drop(told.send(Moved::There(root))),
         (Ok(root), Err(why)) => drop(told.send(Moved::Back(root, why))),
-        (Err(Stranded::Shut(luggage, why)), Ok(home)) => {
-            cx.post(&home, move |cx| land(*luggage, disks, Err(why), told, cx));
+        (Err(StartFailure::Open(detached, why)), Ok(home)) => {
+            cx.post(&home, move |cx| land(*detached, disks, Err(why), told, cx));
         }
         (Err(error), _) => tracing::error!(?error, "a queue cannot go on after it has left its reactor"),
     }

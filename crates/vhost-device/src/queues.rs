@@ -164,18 +164,18 @@ impl<Q: Movable> Queues<Q> {
 }
 
 /// A queue that is to run on another reactor.
-pub struct Traveller<H> {
+pub struct Mover<H> {
     host: Rc<H>,
     index: u16,
 }
 
-impl<H> fmt::Debug for Traveller<H> {
+impl<H> fmt::Debug for Mover<H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Traveller").field("index", &self.index).finish_non_exhaustive()
+        f.debug_struct("Mover").field("index", &self.index).finish_non_exhaustive()
     }
 }
 
-impl<H: Host> Traveller<H> {
+impl<H: Host> Mover<H> {
     /// The queue of `host` whose thread has that number, if there is one.
     pub fn find(host: &Rc<H>, thread: u64) -> Option<Self> {
         let running = host.queues().running.borrow();

@@ -1,8 +1,9 @@
-//! One vhost-user-scsi controller: eight targets, as the sessions of its socket see them. Control context.
+//! One vhost-user-scsi controller: the device that the sessions of its socket serve, with eight targets. Control context.
 //!
-//! Queue 0 is for task management, queue 1 for events; all others are for commands, each a root of its own on the least loaded reactor of the
-//! controller's cores. Targets come and go without any help of the guest's: their disk is taken from every queue by message, the guest is told, and
-//! what runs ends aside.
+//! Queue 0 is the control queue, queue 1 the event queue; all others are request queues. Each queue is a root of its own on the
+//! reactor with the least load among the controller's cores. A disk is attached and detached without the guest's help: every
+//! queue gets a message, the guest gets an event, and commands in flight on a disk that was detached end beside the target's next
+//! disk.
 
 use crate::Error;
 use crate::events::{Events, News, Waiting};
@@ -23,22 +24,22 @@ use zerocopy::IntoBytes;
 
 /// The control queue's index.
 const CONTROL: u16 = 0;
-/// The event queue's.
+/// The event queue's index.
 const EVENT: u16 = 1;
-/// Queues that are not for commands.
+/// Queues that are not request queues.
 pub(crate) const FIXED: u16 = 2;
 
-/// How a controller is to serve its targets.
+/// The settings of a controller.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub name: String,
-    /// Reactors for its queues; all if `None`.
+    /// The cores whose reactors serve its queues; all cores if `None`.
     pub cores: Option<CoreSet>,
-    /// Queues for commands.
+    /// Request queues.
     pub queues: u16,
-    /// What it is called as an initiator.
+    /// Its initiator port name.
     pub initiator: u64,
-    /// Descriptors of the largest queue that a guest may have.
+    /// The largest number of descriptors of a queue.
     pub queue_size_max: u16,
 }
 
@@ -46,12 +47,13 @@ pub(crate) struct Settings {
 pub(crate) struct Controller {
     settings: Settings,
     reactors: Rc<Reactors>,
-    /// They change only while queues are held still, so that each queue learns of all.
+    /// The disks of the targets. They change only while the queues are held still, so that each queue learns of every change.
     targets: RefCell<Targets>,
-    /// Targets whose disk is being attached, by bit.
+    /// Targets to which a disk is being attached, by bit.
     arriving: Cell<u8>,
     queues: Queues<Queue>,
-    /// What the guest is to be told when its event queue runs again. `None`: it has not run in this session, and the guest looks for itself first.
+    /// Events for the guest that wait until its event queue runs again. `None` if the queue has not run in this session: the
+    /// guest scans the targets first.
     untold: Cell<Option<Waiting>>,
     session: RefCell<Option<SessionHandle>>,
     errors: Arc<Errors>,
@@ -60,24 +62,24 @@ pub(crate) struct Controller {
 /// Why a queue cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// A target's disk is not ready for it.
+    /// The disk of a target is not ready.
     #[error(transparent)]
     NotReady(#[from] NotReady),
-    /// A target's disk cannot be opened.
+    /// The disk of a target cannot be opened.
     #[error("cannot open a disk for a queue: {0}")]
     Open(#[from] OpenError),
-    /// The kernel refuses.
+    /// The kick fd cannot be watched.
     #[error("cannot watch the queue's kicks: {0}")]
     Os(#[from] std::io::Error),
-    /// It is none.
+    /// The ring is invalid.
     #[error("the queue is refused: {0}")]
     Ring(#[from] aryk_virtqueue::ConfigError),
-    /// Nobody serves it.
+    /// The reactor has ended.
     #[error("its reactor has stopped")]
     Gone(#[from] Gone),
 }
 
-/// What becomes a role on the queue's reactor.
+/// The parts of a queue's role, before they are on its reactor.
 enum Plan {
     Control(Targets),
     Event(u64, Option<Waiting>),
@@ -114,7 +116,7 @@ impl Controller {
         all.filter_map(|(target, nexus)| nexus.as_ref().map(|n| (target, named(n)))).collect()
     }
 
-    /// Whether a target has no disk, and gets none at the moment.
+    /// Whether a target has no disk and none is being attached to it.
     pub fn is_free(&self, target: u8) -> bool {
         !self.has_disk(target) && self.arriving.get() & 1 << target == 0
     }
@@ -124,10 +126,10 @@ impl Controller {
         self.targets.borrow()[usize::from(target)].is_some()
     }
 
-    /// Gives a target a disk, and tells the guest. What stands for the target's having this disk.
+    /// Attaches a disk to a target and sends the guest an event. The result identifies this attachment.
     ///
     /// # Errors
-    /// It has one, or this cannot be opened on a queue's reactor.
+    /// The target has a disk, or the disk cannot be prepared or opened on a queue's reactor.
     pub async fn attach(&self, target: u8, nexus: Arc<Nexus>) -> Result<Weak<Nexus>, Error> {
         if !self.is_free(target) {
             return Err(Error::Taken(target));
@@ -148,7 +150,7 @@ impl Controller {
                     requests.attach(target, nexus, line, cx)
                 }
             });
-            // A queue that is gone knows of nothing.
+            // A queue that has ended needs no target.
             if let Ok(Err(error)) = told.await {
                 self.take_away(target).await;
                 return Err(error.into());
@@ -158,7 +160,8 @@ impl Controller {
         Ok(Arc::downgrade(&nexus))
     }
 
-    /// Waits until a disk has prepared the reactors of all queues for commands, and then holds the queues still. They are not held while it prepares.
+    /// Waits until a disk has prepared the reactors of all request queues, and returns with the queues held still. They are not
+    /// held still while it prepares.
     async fn hold_for_disk(&self, disk: &Descriptor) -> Result<MutexGuard<'_, ()>, OpenError> {
         let mut prepared: Vec<Handle> = Vec::new();
         loop {
@@ -167,7 +170,7 @@ impl Controller {
             let next = reactors.find(|(_, queue)| !prepared.contains(queue.handle()));
             let Some((_, queue)) = next else { return Ok(still) };
             drop(still);
-            // One that has ended has no queues, whatever they say.
+            // A reactor that has ended has no queue.
             if let Some(reactor) = self.reactors.hold(queue.handle()) {
                 disk.prepare(&reactor).await?;
             }
@@ -175,7 +178,8 @@ impl Controller {
         }
     }
 
-    /// Takes a target's disk away, whatever it and the guest do, and tells the guest. Whether it had one; this one, if that is said.
+    /// Detaches the disk of a target, whatever the disk and the guest do, and sends the guest an event. Returns whether the
+    /// target had a disk; if `this` is given, whether it had that one.
     pub async fn detach(&self, target: u8, this: Option<&Weak<Nexus>>) -> bool {
         let _changing = self.queues.hold_still().await;
         let had = self.disk_of(target).is_some_and(|nexus| is_same(&nexus, this));
@@ -205,12 +209,12 @@ impl Controller {
         }
     }
 
-    /// This disk of a target has another size.
+    /// Handles another size of the disk `this` of a target.
     pub async fn resized(&self, target: u8, this: &Weak<Nexus>) {
         self.tell(News::Resized, Lun::resized, target, this).await;
     }
 
-    /// This disk of a target has other limits or operations, or can or cannot be written now.
+    /// Handles other limits, operations or another read-only state of the disk `this` of a target.
     pub async fn changed(&self, target: u8, this: &Weak<Nexus>) {
         self.tell(News::Changed, Lun::changed, target, this).await;
     }
@@ -224,7 +228,7 @@ impl Controller {
         }
     }
 
-    /// Under the lock of changes: the event queue neither starts nor is replaced meanwhile.
+    /// Sends the guest an event. The queues are held still, so the event queue neither starts nor stops meanwhile.
     async fn post(&self, news: News, target: u8) {
         let told = match self.queues.get(EVENT) {
             Some(queue) => queue.call(move |queue, cx| queue.post(news, target, cx)).await.unwrap_or(false),
@@ -283,7 +287,7 @@ impl Controller {
         reactor.call(start).await?
     }
 
-    /// What a queue in trouble calls: its session ends.
+    /// The function that a queue calls when it cannot go on: it ends the session.
     fn alarm(&self) -> Box<dyn Fn(Trouble) + Send> {
         let session = self.session.borrow().clone();
         Box::new(move |trouble| {
@@ -294,7 +298,7 @@ impl Controller {
     }
 }
 
-/// A target whose disk is being attached: no other disk is meanwhile.
+/// Marks a target to which a disk is being attached: no other disk is attached to it meanwhile.
 struct Arriving<'a>(&'a Cell<u8>, u8);
 
 impl<'a> Arriving<'a> {
@@ -310,14 +314,14 @@ impl Drop for Arriving<'_> {
     }
 }
 
-/// Whether a target's disk is this one, if one is meant. Another may have taken its place.
+/// Whether `nexus` is the attachment `this`, if that is given. Another disk may have taken its place.
 fn is_same(nexus: &Arc<Nexus>, this: Option<&Weak<Nexus>>) -> bool {
     this.is_none_or(|this| std::ptr::eq(this.as_ptr(), Arc::as_ptr(nexus)))
 }
 
-/// Whether a ring is as a driver has it that has just begun.
+/// Whether a ring is in the state that a new driver gives it.
 fn is_unused(ring: &mut Virtqueue) -> bool {
-    /// Where rings begin: split ones at 0, packed ones with both wrap counters set.
+    /// The bases of new rings: 0 for split rings, both wrap counters set for packed rings.
     const BEGINNINGS: [u32; 2] = [0, 0x8000_8000];
     BEGINNINGS.contains(&ring.base()) && ring.available() == Ok(0)
 }
@@ -327,7 +331,7 @@ fn start_on(cx: &mut Cx, mut parts: Parts, plan: Plan) -> Result<RootRef<Queue>,
     cx.add_root(parts.thread, &name, |id, cx| match plan {
         Plan::Control(targets) => Ok(Queue::start(id, parts, Role::Control(Manager::new(targets)), cx)?),
         Plan::Event(features, untold) => {
-            // A driver that has given us no buffer yet is new, and looks for itself.
+            // A driver that has made no buffer available is new, and scans the targets itself.
             let is_new = is_unused(&mut parts.ring);
             let waiting = untold.filter(|_| !is_new).unwrap_or_default();
             Ok(Queue::start(id, parts, Role::Event(Events::new(features, waiting)), cx)?)
@@ -347,7 +351,7 @@ impl Host for Controller {
         self.targets.borrow().clone()
     }
 
-    /// Queues that are not for commands open none.
+    /// Only request queues open channels.
     fn open_disks(&self, index: u16) -> Vec<Descriptor> {
         match index {
             CONTROL | EVENT => Vec::new(),
@@ -422,7 +426,7 @@ impl Device for Controller {
                 }
                 stopped.await.unwrap_or(0)
             }
-            // The daemon is ending, and nobody will go on from that base.
+            // The daemon is ending, and no successor uses that base.
             Err(Gone) => 0,
         };
         self.queues.remove(index);
@@ -437,7 +441,7 @@ impl Device for Controller {
     }
 
     async fn set_err(&self, _index: u16, _err: Option<EventFd>) {
-        // A queue in trouble ends its session, which tells the front-end more.
+        // A queue that cannot go on ends its session, which tells the front-end more than a signal.
     }
 
     async fn set_log(&self, index: u16, log: Option<QueueLog>) {
@@ -450,7 +454,7 @@ impl Device for Controller {
     async fn revoke_memory(&self) {
         let _changing = self.queues.hold_still().await;
         for (_, queue) in self.queues.all() {
-            // One that is gone uses no memory.
+            // A queue that has ended uses no memory.
             let _ = queue.call(Queue::leave_removed_memory).await;
         }
     }

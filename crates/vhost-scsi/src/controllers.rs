@@ -6,7 +6,7 @@ use crate::wire::TARGETS;
 use aryk_bdev::{Access, Error as BdevError, Event, OpenError, Registry};
 use aryk_reactor::{CoreSet, Hold, Reactors};
 use aryk_scsi::{Nexus, Port, Units};
-use aryk_vhost_device::{Endpoint, EndpointError, Host, Link, MoveError, Traveller};
+use aryk_vhost_device::{Endpoint, EndpointError, Host, Link, MoveError, Mover};
 use aryk_vhost_user::Snapshot;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -17,47 +17,47 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// A controller that is to be made.
+/// The options of a new controller.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Its name, and its socket's.
+    /// Its name, which is also the name of its socket.
     pub name: String,
-    /// The cores whose reactors serve its queues; all if `None`.
+    /// The cores whose reactors serve its queues; all cores if `None`.
     pub cores: Option<CoreSet>,
-    /// Queues for commands that a guest can have: 1 to 254.
+    /// Request queues: 1 to 254.
     pub queues: u16,
-    /// What disks know it by, as an initiator that reserves them; made of its name if `None`.
+    /// Its initiator port name for reservations; derived from its name if `None`.
     pub initiator: Option<Initiator>,
-    /// How it and its machine find each other.
+    /// Whether it listens for its front-end or connects to it.
     pub link: Link,
-    /// It is reached only after [`Controllers::start`].
+    /// Its socket is created by [`Controllers::start`] only.
     pub delay: bool,
 }
 
-/// Queues for commands that a guest can have if nothing is said.
+/// The default number of request queues.
 pub const QUEUES: u16 = 128;
-/// Queues for commands that a guest can have at most.
+/// The largest number of request queues.
 pub const QUEUES_MAX: u16 = 256 - FIXED;
 
-/// Why a controller cannot be made, found or changed.
+/// Why a controller cannot be created, found or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is one of that name.
+    /// Another controller has that name.
     #[error("a controller named `{0}` exists already")]
     Exists(String),
-    /// There is none of that name.
+    /// No controller has that name.
     #[error("there is no controller named `{0}`")]
     NotFound(String),
-    /// The name cannot be a socket's.
+    /// The name cannot be the name of a socket.
     #[error("`{0}` cannot be a controller's name, as it is no file name")]
     Name(String),
-    /// None, or too many.
+    /// The number of queues is 0 or too large.
     #[error("a controller has 1 to {QUEUES_MAX} queues for commands, not {0}")]
     Queues(u16),
     /// No reactor runs on any of these cores.
     #[error("no reactor runs on a core of {0}")]
     Cores(CoreSet),
-    /// It was not to be delayed, or has been started before.
+    /// The controller was not created with `delay`, or was started before.
     #[error("controller `{0}` has been started already")]
     Started(String),
     /// There is no such target.
@@ -75,40 +75,40 @@ pub enum Error {
     /// The disk cannot be opened.
     #[error(transparent)]
     Disk(#[from] BdevError),
-    /// The same, on a reactor.
+    /// The disk cannot be opened on a queue's reactor.
     #[error("cannot open the disk for a queue: {0}")]
     Open(#[from] OpenError),
-    /// It cannot be reached.
+    /// Its socket cannot be created or watched.
     #[error(transparent)]
     Endpoint(#[from] EndpointError),
 }
 
-/// What there is to know of a controller.
+/// The state of a controller.
 #[derive(Clone, Debug)]
 pub struct Info {
     /// Its name.
     pub name: String,
     /// Its targets that have disks, and the disks' names.
     pub targets: Vec<(u8, String)>,
-    /// Its socket, or its machine's.
+    /// Its own socket, or the front-end's socket that it connects to.
     pub socket: PathBuf,
-    /// Whether it is its machine's.
+    /// Whether that is the front-end's socket.
     pub connects: bool,
-    /// The cores that it was restricted to.
+    /// The cores that it is restricted to.
     pub cores: Option<CoreSet>,
-    /// Queues for commands that a guest can have.
+    /// Request queues that a guest can have.
     pub queues: u16,
-    /// What disks know it by.
+    /// Its initiator port name.
     pub initiator: Initiator,
-    /// Queues that run, each with its core.
+    /// Running queues, each with its core.
     pub running: Vec<(u16, u16)>,
-    /// What its sessions have come to; `None` before it is started.
+    /// Statistics of its sessions; `None` before it is started.
     pub sessions: Option<Snapshot>,
-    /// Descriptor chains that made no request.
+    /// Descriptor chains that were no valid request.
     pub bad_chains: u64,
-    /// Requests without a place for their answer.
+    /// Requests without a buffer for their response.
     pub unanswerable: u64,
-    /// Rings that contradicted themselves.
+    /// Queues that stopped because their ring was inconsistent.
     pub broken_queues: u64,
 }
 
@@ -119,7 +119,7 @@ struct Entry {
     link: Link,
 }
 
-/// The controllers.
+/// All controllers.
 pub struct Controllers {
     directory: PathBuf,
     registry: Arc<Registry>,
@@ -136,7 +136,7 @@ impl std::fmt::Debug for Controllers {
 }
 
 impl Controllers {
-    /// None yet; their sockets will be in `directory`, and their queues have up to `queue_size_max` descriptors.
+    /// No controllers yet. Their sockets will be in `directory`, and their queues have up to `queue_size_max` descriptors.
     pub fn new(
         directory: &Path,
         queue_size_max: u16,
@@ -152,7 +152,7 @@ impl Controllers {
         &self.units
     }
 
-    /// Makes a controller without disks, and its socket unless it is delayed.
+    /// Creates a controller without disks, and its socket unless it is delayed.
     ///
     /// # Errors
     /// [`Error`].
@@ -184,7 +184,7 @@ impl Controllers {
         Ok(())
     }
 
-    /// Makes the socket of a controller that was delayed.
+    /// Creates the socket of a controller that was delayed.
     ///
     /// # Errors
     /// [`Error`].
@@ -199,7 +199,7 @@ impl Controllers {
         Ok(())
     }
 
-    /// Gives a disk to a target, or to the first that has none; which it is.
+    /// Attaches a disk to a target, or to the first target without a disk. Returns the number of the target.
     ///
     /// # Errors
     /// [`Error`].
@@ -213,10 +213,10 @@ impl Controllers {
                 (0..TARGETS).find(|t| controller.is_free(*t)).ok_or_else(|| Error::Full(name.to_owned()))?
             }
         };
-        let (news, arriving) = mpsc::unbounded_channel();
-        // A target that has let go of its disk does not want to know.
+        let (events, arriving) = mpsc::unbounded_channel();
+        // A target without the disk needs no events.
         let tell = move |event| {
-            let _ = news.send(event);
+            let _ = events.send(event);
         };
         let owner = format!("vhost controller {name}");
         let opened = self.registry.open(disk, Access::Shared, &owner, tell)?;
@@ -227,7 +227,7 @@ impl Controllers {
         Ok(target)
     }
 
-    /// Takes a target's disk away.
+    /// Detaches the disk of a target.
     ///
     /// # Errors
     /// [`Error`].
@@ -243,39 +243,40 @@ impl Controllers {
         Ok(Rc::clone(&entry.controller))
     }
 
-    /// Has the queue that is the thread of that number run on one of `cores` from now on; `None` if there is none.
+    /// Makes the queue whose thread has that number run on one of `cores` from now on. `None` if no queue has that thread.
     pub async fn place(&self, thread: u64, cores: CoreSet) -> Option<Result<(), MoveError>> {
         Some(self.find_thread(thread)?.place(cores).await)
     }
 
-    /// Moves the queue that is the thread of that number to another reactor, if all that it has in flight completes within `patience`; `None` if there is none.
+    /// Moves the queue whose thread has that number to another reactor. Fails if the requests that it has in flight do not
+    /// complete within `patience`. `None` if no queue has that thread.
     pub async fn move_to(&self, thread: u64, to: Hold, patience: Duration) -> Option<Result<(), MoveError>> {
         Some(self.find_thread(thread)?.move_to(to, patience).await)
     }
 
-    fn find_thread(&self, thread: u64) -> Option<Traveller<Controller>> {
+    fn find_thread(&self, thread: u64) -> Option<Mover<Controller>> {
         let entries = self.entries.borrow();
-        entries.values().find_map(|entry| Traveller::find(&entry.controller, thread))
+        entries.values().find_map(|entry| Mover::find(&entry.controller, thread))
     }
 
-    /// Whether there is a controller of that name.
+    /// Whether a controller has that name.
     pub fn has(&self, name: &str) -> bool {
         self.entries.borrow().contains_key(name)
     }
 
-    /// Whether a machine is connected to the controller of that name.
+    /// Whether a front-end is connected to the controller of that name.
     pub fn is_connected(&self, name: &str) -> bool {
         let entries = self.entries.borrow();
         let endpoint = entries.get(name).and_then(|entry| entry.endpoint.as_ref());
         endpoint.is_some_and(|endpoint| endpoint.stats().connected)
     }
 
-    /// Whether that target of a controller has a disk.
+    /// Whether a target of a controller has a disk.
     pub fn has_target(&self, name: &str, target: u8) -> bool {
         self.entries.borrow().get(name).is_some_and(|entry| entry.controller.has_disk(target))
     }
 
-    /// Ends a controller: its front-end is disconnected, its commands complete, its socket goes.
+    /// Deletes a controller: disconnects its front-end, waits until its commands complete, and removes its socket.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -285,7 +286,7 @@ impl Controllers {
         Ok(())
     }
 
-    /// Ends all of them.
+    /// Deletes all controllers.
     pub async fn delete_all(&self) {
         let entries = std::mem::take(&mut *self.entries.borrow_mut());
         for entry in entries.into_values() {
@@ -293,19 +294,19 @@ impl Controllers {
         }
     }
 
-    /// Tells the log how many lines about their front-ends were left out, if it is time.
+    /// Logs how many lines about front-ends were left out, if it is time.
     pub fn tell_left_out(&self) {
         let entries = self.entries.borrow();
         entries.values().filter_map(|entry| entry.endpoint.as_ref()).for_each(Endpoint::tell_left_out);
     }
 
-    /// All of them, by name.
+    /// The state of all controllers, by name.
     pub fn list(&self) -> Vec<Info> {
         self.entries.borrow().values().map(|entry| entry.info(&self.directory)).collect()
     }
 }
 
-/// Passes news of a target's disk on, until the target has let go of it.
+/// Passes events of a target's disk on, until the target is without the disk.
 async fn pass_on(
     mut arriving: mpsc::UnboundedReceiver<Event>,
     controller: Weak<Controller>,

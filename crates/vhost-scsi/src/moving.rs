@@ -1,28 +1,28 @@
-//! What a queue takes along to another reactor; see [`aryk_vhost_device::Movable`]. Reactor context.
+//! The move of a queue to another reactor; see [`aryk_vhost_device::Movable`]. Reactor context.
 
 use crate::events::Events;
 use crate::manage::Manager;
 use crate::queue::{Queue, Role, Targets};
 use crate::requests::Requests;
 use aryk_reactor::{Cx, Moving, RootRef};
-use aryk_vhost_device::{Line, MakeParts, Movable, Move, Stranded};
+use aryk_vhost_device::{Line, MakeParts, Movable, Move, StartFailure};
 
-/// What a role takes along: commands have their channels anew.
+/// The state of a role between two reactors. A request queue opens its channels again.
 pub enum Duty {
     Control(Manager),
     Event(Events),
     Request,
 }
 
-/// A queue between two reactors.
-pub struct Luggage {
+/// The state of a queue between two reactors.
+pub struct Detached {
     thread: Moving,
     parts: MakeParts,
     duty: Duty,
 }
 
 impl Movable for Queue {
-    type Luggage = Luggage;
+    type Detached = Detached;
     type Disks = Targets;
 
     fn line(&mut self) -> &mut Line {
@@ -33,18 +33,22 @@ impl Movable for Queue {
         &mut self.order
     }
 
-    fn pack(self, cx: &mut Cx) -> Luggage {
+    fn pack(self, cx: &mut Cx) -> Detached {
         let (thread, parts) = self.line.pack(cx);
         let duty = match self.role {
             Role::Control(manager) => Duty::Control(manager),
             Role::Event(events) => Duty::Event(events),
             Role::Request(_) => Duty::Request,
         };
-        Luggage { thread, parts, duty }
+        Detached { thread, parts, duty }
     }
 
-    fn unpack(luggage: Luggage, disks: &Targets, cx: &mut Cx) -> Result<RootRef<Self>, Stranded<Luggage>> {
-        let Luggage { thread, parts, duty } = luggage;
+    fn unpack(
+        detached: Detached,
+        disks: &Targets,
+        cx: &mut Cx,
+    ) -> Result<RootRef<Self>, StartFailure<Detached>> {
+        let Detached { thread, parts, duty } = detached;
         let name = thread.name().to_owned();
         let thread = cx.adopt_thread(thread);
         let parts = parts(thread);
@@ -54,7 +58,7 @@ impl Movable for Queue {
                 Duty::Event(events) => Role::Event(events),
                 Duty::Request => Role::Request(Requests::new(parts.ring.size())),
             };
-            let mut queue = Self::start(id, parts, role, cx).map_err(Stranded::Lost)?;
+            let mut queue = Self::start(id, parts, role, cx).map_err(StartFailure::Lost)?;
             let opened = match queue.role {
                 Role::Request(_) => queue.attach_all(disks, cx),
                 Role::Control(_) | Role::Event(_) => Ok(()),
@@ -63,16 +67,16 @@ impl Movable for Queue {
                 Ok(()) => Ok(queue),
                 Err(why) => {
                     queue.requests().0.close();
-                    Err(Stranded::Shut(Box::new(queue), why.to_string()))
+                    Err(StartFailure::Open(Box::new(queue), why.to_string()))
                 }
             }
         });
-        started.map_err(|stranded| match stranded {
-            // It is no root any more, but its thread is still here.
-            Stranded::Shut(queue, why) => Stranded::Shut(Box::new(queue.pack(cx)), why),
-            Stranded::Lost(error) => {
+        started.map_err(|failure| match failure {
+            // The queue is not a root any more, but its thread is still on this reactor.
+            StartFailure::Open(queue, why) => StartFailure::Open(Box::new(queue.pack(cx)), why),
+            StartFailure::Lost(error) => {
                 cx.remove_thread(thread);
-                Stranded::Lost(error)
+                StartFailure::Lost(error)
             }
         })
     }

@@ -8,7 +8,7 @@ use aryk_bdev::{
     OpenError, Outbox, Registry, Status, Tag,
 };
 use aryk_reactor::{CoreSet, Cx, Handle, Options, Reactors, RootId};
-use aryk_vhost_device::{MOVE_PATIENCE, Movable, MoveError, Traveller};
+use aryk_vhost_device::{MOVE_PATIENCE, Movable, MoveError, Mover};
 use aryk_vhost_user::{Device, SessionHandle};
 use std::pin::pin;
 use std::rc::Rc;
@@ -207,7 +207,7 @@ fn a_queue_moves_when_its_disk_is_ready_there_and_stays_if_it_cannot_be() {
             queue.call(|queue: &mut Queue, cx| cx.thread_number(queue.line().thread())).await.unwrap();
         let go = || {
             let to = rig.reactors.hold(&other).unwrap();
-            Traveller::find(&rig.controller, thread).unwrap().move_to(to, MOVE_PATIENCE)
+            Mover::find(&rig.controller, thread).unwrap().move_to(to, MOVE_PATIENCE)
         };
         rig.gate.fails.store(true, Ordering::Relaxed);
         assert_eq!(go().await, Err(MoveError::Open("the target does not answer".to_owned())));
