@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_beyond_is_counted() {
+    fn pages_beyond_the_log_are_counted() {
         let fd = file(4096 + 1);
         let log = DirtyLog::map(fd.as_fd(), 4096, 1).expect("a log of 8 pages");
         assert!(log.covers(8 * 4096) && !log.covers(8 * 4096 + 1) && log.covers(0));

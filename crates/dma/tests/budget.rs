@@ -21,7 +21,7 @@ fn wait_until_all_is_gone() {
 }
 
 #[test]
-fn what_peers_can_have_us_map_has_an_end() {
+fn mappings_of_peers_are_limited() {
     let twelve_tib = sparse(12 << 40);
     let map = |len| Mapping::shared(twelve_tib.as_fd(), 0, len);
     // Eight guests; a ninth is refused, without a call of the kernel.

@@ -49,7 +49,7 @@ fn sleep() {
 }
 
 #[test]
-fn what_cannot_be_unmapped_now_is_unmapped_later() {
+fn failed_unmapping_is_retried() {
     let fd = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&fd, 3 * GIB).unwrap();
     // The kernel allocates addresses downwards: the three lie in the order of the file, so the kernel merges them into

@@ -55,7 +55,7 @@ fn a_lent_buffer_is_not_read() {
 
 #[test]
 #[should_panic(expected = "is not lent")]
-fn what_is_not_lent_is_not_reclaimed() {
+fn an_unlent_buffer_is_not_reclaimed() {
     Buffer::new(1, 1).reclaim();
 }
 

@@ -30,7 +30,7 @@ fn is_mapped(address: usize) -> bool {
 }
 
 #[test]
-fn a_peer_and_we_see_the_same_bytes() {
+fn both_sides_of_a_mapping_see_the_same_bytes() {
     let mut file = memfd(16 << 10);
     file.seek(SeekFrom::Start(4096)).unwrap();
     file.write_all(b"theirs").unwrap();
@@ -104,7 +104,7 @@ fn only_memory_files_are_taken() {
 }
 
 #[test]
-fn memory_that_we_may_not_write_is_refused() {
+fn read_only_memory_is_refused() {
     let file = memfd(4096);
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let read_only = File::open(path).unwrap();
@@ -155,7 +155,7 @@ fn zeroing_outside_is_refused() {
 
 /// Freeing half a gigabyte takes some tenths of a second, which the dropping thread must not spend.
 #[test]
-fn who_drops_much_memory_does_not_wait_for_its_end() {
+fn dropping_much_memory_does_not_wait_for_its_unmapping() {
     const LEN: u64 = 512 << 20;
     let file = memfd(LEN);
     let mapping = Mapping::shared(file.as_fd(), 0, LEN).unwrap();
@@ -182,7 +182,7 @@ fn thread_times(tid: rustix::thread::Pid) -> u64 {
 }
 
 #[test]
-fn pages_are_there_before_they_are_used() {
+fn pages_are_allocated_before_their_first_access() {
     let file = memfd(1 << 20);
     let mapping = Mapping::shared(file.as_fd(), 0, 1 << 20).unwrap();
     let blocks = || rustix::fs::fstat(&file).unwrap().st_blocks;

@@ -276,7 +276,7 @@ fn an_unused_table_is_dropped_at_once() {
 }
 
 #[test]
-fn what_is_in_flight_when_its_table_is_dropped_leaks() {
+fn dropping_a_table_leaks_memory_of_requests_in_flight() {
     let (region, watch) = watched(0);
     let mut sg = SgTable::new(2, table(&[region]));
     // With more pieces than fit into a slot, the list lies elsewhere, and must stay as well.
@@ -306,7 +306,7 @@ fn a_list_has_less_than_4_gib() {
 }
 
 #[test]
-fn what_is_only_partly_there_is_not_listed_at_all() {
+fn a_partly_missing_buffer_is_not_listed() {
     let mut sg = SgTable::new(1, table(&[region(0, PAGE), region(PAGE, PAGE)]));
     sg.begin(0);
     sg.push(0, 8, 8).unwrap();
