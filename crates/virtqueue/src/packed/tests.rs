@@ -91,7 +91,7 @@ fn an_indirect_table_is_one_descriptor() {
 }
 
 #[test]
-fn chains_that_are_none_are_refused_by_name() {
+fn malformed_chains_are_refused_by_id() {
     let cases: [(&Descs, ChainError); 6] = [
         (&[(BUFFERS, 0, 0)], ChainError::Empty),
         (&[(BUFFERS, 1, WRITE), (BUFFERS, 1, 0)], ChainError::Order),
@@ -112,7 +112,7 @@ fn chains_that_are_none_are_refused_by_name() {
 }
 
 #[test]
-fn nonsense_breaks_the_queue() {
+fn invalid_indices_break_the_queue() {
     let mut driver = Driver::new(4);
     let mut queue = driver.queue(false);
     driver.offer_as(4, &[(BUFFERS, 1, 0)]);

@@ -106,7 +106,7 @@ impl Inflight {
     }
 
     /// The used ring has moved on since the region's index was recorded: the batch that moved it is not in flight,
-    /// whatever its states are.
+    /// independent of its states.
     fn settle_batch(&mut self, size: u16, used_idx: u16) -> Result<(), InflightError> {
         let noted = self.area.read::<u16>(USED_IDX);
         let count = used_idx.wrapping_sub(noted);

@@ -86,7 +86,7 @@ fn a_chain_may_end_in_an_indirect_table() {
 }
 
 #[test]
-fn malformed_chains_condemn_themselves_only() {
+fn malformed_chains_fail_only_themselves() {
     let ok = Desc { addr: 0x1000, len: 16, flags: 0, next: 0 };
     let table = |len| Desc { addr: 0x5000, len, flags: INDIRECT, next: 0 };
     let nested = [Desc { flags: INDIRECT, ..ok }];
@@ -132,7 +132,7 @@ fn indirect_tables_must_be_negotiated() {
 }
 
 #[test]
-fn what_has_no_name_breaks_the_queue() {
+fn a_chain_without_an_id_breaks_the_queue() {
     let jump = QueueError::IndexJump { from: 0, to: 9 };
     let cases = [(8, 1, QueueError::HeadIndex(8)), (0, 2, QueueError::HeadInFlight(0)), (0, 9, jump)];
     for (head, idx, error) in cases {

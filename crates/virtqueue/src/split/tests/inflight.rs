@@ -39,7 +39,7 @@ fn guest() -> Guest {
 }
 
 #[test]
-fn what_is_in_flight_comes_again_in_order_and_then_what_is_new() {
+fn chains_in_flight_are_replayed_in_order_before_new_ones() {
     let (guest, region) = (guest(), region());
     let mut queue = successor(&guest, &region).unwrap();
     [5, 1, 7, 2].into_iter().for_each(|head| guest.offer(head));
@@ -91,7 +91,7 @@ fn a_batch_is_settled_from_each_of_its_steps() {
 }
 
 #[test]
-fn nonsense_is_refused() {
+fn an_invalid_region_is_refused() {
     let (guest, region) = (guest(), region());
     drop(successor(&guest, &region).unwrap());
     let used = guest.used_idx();

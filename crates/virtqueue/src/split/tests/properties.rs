@@ -320,7 +320,7 @@ fn start() -> impl Strategy<Value = u16> {
 
 proptest! {
     #[test]
-    fn a_decent_driver_is_served(
+    fn a_valid_driver_is_served(
         size in size(), start in start(), event_idx: bool, indirect: bool, steps in vec(decent(), 0..150),
     ) {
         let mut world = World::new(size, start, event_idx, indirect);
