@@ -3,7 +3,7 @@
 //! A request gets its cost from every bucket on its path, or nothing. While one bucket has no tokens, the lane waits in
 //! that bucket's ring, and in no other.
 //!
-//! Where leases allow it, several requests of one size are paid at a time: the next ones check no bucket's share at all.
+//! If leases allow it, several requests of one size are paid at a time: the next ones check no bucket's share at all.
 //! Prepaid requests count as leased. A lane that waits, or is dropped because limits have changed, returns them.
 
 use crate::share::{Share, Wheel};

@@ -190,8 +190,8 @@ impl<W: Copy, T> Share<W, T> {
         false
     }
 
-    /// Takes the cost that [`Share::may_take`] allowed; `behind` requests of its lane wait behind it. `false` if another reactor was
-    /// faster.
+    /// Takes the cost that [`Share::may_take`] allowed; `behind` requests of its lane wait behind it. `false` if another
+    /// reactor was faster.
     #[inline]
     pub(crate) fn take(&mut self, cost: u64, behind: u64, now: u64) -> bool {
         if let Some(rest) = self.lease.checked_sub(cost) {

@@ -1,6 +1,7 @@
 //! The limits of an operator, and the cost of a request under them. Any context.
 //!
-//! A request costs time: at 1,000 requests a second, a millisecond. Prices are exact to 2^-32 ns and rounded up, so that a limit is never exceeded.
+//! A request costs time: at 1,000 requests a second, a millisecond. Prices are exact to 2^-32 ns and rounded up, so that a
+//! limit is never exceeded.
 
 use std::time::Duration;
 
@@ -82,8 +83,8 @@ pub struct Limits {
     pub write_bytes: u64,
     /// The time whose tokens can be saved up.
     pub burst: Duration,
-    /// A limit of requests and one of bytes are ends of one scale: a request costs 1/C1 + bytes/C2 seconds, such that requests of 4 KiB
-    /// meet the first, and those of 4 MiB the second.
+    /// A limit of requests and one of bytes are ends of one scale: a request costs 1/C1 + bytes/C2 seconds, such that
+    /// requests of 4 KiB meet the first, and those of 4 MiB the second.
     pub combined: bool,
 }
 
@@ -238,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn impossible_values_are_refused() {
         let refused = |limits: Limits| limits.costs().unwrap_err();
         let none = Limits::default();
         assert_eq!(refused(Limits { ios: u64::MAX, ..none }), LimitsError::Ios(u64::MAX));

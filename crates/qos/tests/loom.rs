@@ -46,7 +46,7 @@ fn nothing_is_sold_twice() {
 
 /// Returning and taking at the same time keeps the sum.
 #[test]
-fn what_is_given_back_is_there_again() {
+fn returned_tokens_are_available_again() {
     loom::model(|| {
         let bucket = bucket();
         assert_eq!(bucket.take(SLACK / 2, 0, NOW), Ok(SLACK / 2));

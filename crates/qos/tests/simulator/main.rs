@@ -222,7 +222,7 @@ fn leasing_ahead_takes_no_share_of_others() {
 
 /// Requests that lanes have prepaid count as leased, are unclaimed when limits change, and are returned.
 #[test]
-fn what_is_paid_ahead_counts_as_leased() {
+fn prepaid_requests_count_as_leased() {
     let mut group = ios(1_000_000);
     let disks: Vec<Limiter> = (0..8).map(|_| ios(500_000)).collect();
     let mut sim = Sim::new(17, LATE);
