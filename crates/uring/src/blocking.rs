@@ -85,7 +85,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     #[test]
-    fn what_was_written_is_read() {
+    fn reads_return_written_data() {
         let file = tempfile::tempfile().unwrap();
         let mut out = Buffer::from_slice(b"0123456789");
         let sgl = out.lend();
