@@ -1,7 +1,7 @@
 //! The cost of a layer: nanoseconds per request of a null disk, alone and under up to three passthrus, by queue depth.
 //!
 //! `cargo run --release -p aryk-bdev-conformance --example stack`. The best of many short measurements counts, because
-//! other programs use the machine too. The channel is driven by plain calls, as a front-end's root does within one turn,
+//! other programs run at the same time. The channel is driven by plain calls, as a front-end's root does within one turn,
 //! so that the numbers exclude the reactor's turn.
 #![expect(clippy::disallowed_methods, reason = "it measures wall time")]
 

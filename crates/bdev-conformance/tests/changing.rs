@@ -41,7 +41,7 @@ impl Rig {
         self.bench.open(&self.registry, "above", Access::Shared, 64, 64 * 512)
     }
 
-    /// The store's operator changes it.
+    /// Changes the probe's properties.
     fn change(&mut self, change: impl FnOnce(&mut Properties)) {
         change(&mut self.properties.lock().expect("no one panics holding it"));
         self.bench.wait("the change", self.registry.changed("disk")).expect("a disk of ours");
@@ -53,7 +53,7 @@ impl Rig {
         aryk_bdev_error::inject(&self.registry, "held", injection).expect("a disk of ours");
     }
 
-    /// Requests that are held go on.
+    /// Releases held requests.
     fn resume(&mut self) {
         self.bench.wait("to go on", aryk_bdev_error::resume(&self.registry, "held")).expect("a disk of ours");
         let disk = self.registry.find("disk").expect("a disk of ours");
@@ -66,7 +66,7 @@ impl Rig {
         }
     }
 
-    /// What the device has got since the last look.
+    /// The requests that the device received since the last call.
     fn seen(&self) -> Vec<Seen> {
         std::mem::take(&mut self.log.lock().expect("no one panics holding it").seen)
     }
@@ -89,13 +89,13 @@ fn a_depth_shrinks_and_grows_with_requests_in_flight() {
     assert_eq!(rig.seen().len(), 8);
     rig.change(|p| p.limits.depth = 2);
     rig.turns();
-    assert_eq!(rig.seen().len(), 0, "six more are there than may be");
+    assert_eq!(rig.seen().len(), 0, "six more are in flight than the depth");
     assert_eq!(disk.events(), [Event::Changed]);
     rig.change(|p| p.limits.depth = 9);
     rig.turns();
     assert_eq!(rig.seen().len(), 1);
     rig.change(|p| p.limits.depth = 3);
-    // The probe sees that no more go there while three are.
+    // The probe checks that no more requests arrive while three are in flight.
     rig.resume();
     all_done(&mut disk, &mut rig.bench);
     assert_eq!(rig.seen().len(), 11);
@@ -116,7 +116,7 @@ fn a_depth_shrinks_and_grows_with_requests_in_flight() {
 }
 
 #[test]
-fn what_waits_is_cut_by_the_new_limits() {
+fn waiting_requests_are_split_at_the_new_limits() {
     let mut rig = Rig::new(Limits { depth: 1, ..Limits::default() });
     let mut disk = rig.open();
     rig.hold_writes();
@@ -168,7 +168,7 @@ fn a_disk_becomes_read_only_and_writable_again() {
         assert_eq!(write(&mut disk, seed, &mut rig), expected);
         disk.copy(0, 8, 1, &mut rig.bench);
         assert_eq!(disk.finish(&mut rig.bench).status, expected);
-        // A channel that is opened now goes by the same.
+        // A channel that is opened now has the same limits.
         let mut other = rig.open();
         assert_eq!(write(&mut other, seed, &mut rig), expected);
         other.read(0, 4, Shape::Single, &mut rig.bench);

@@ -109,7 +109,7 @@ fn corruption_changes_one_byte_of_what_is_read_or_stored_and_none_of_the_submitt
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_injections_are_refused() {
     let registry = error();
     let nothing = Injection {
         fault: Fault::CorruptData { offset: 0, value: 0 },

@@ -73,7 +73,7 @@ fn a_reset_ends_what_is_held_and_keeps_what_waits() {
 }
 
 #[test]
-fn lines_do_not_grow_with_what_was_aborted_in_them() {
+fn queues_do_not_grow_with_aborted_requests() {
     let registry = registry();
     let bdev = registry.find("disk").unwrap();
     let mut bench = Bench::new();
@@ -125,7 +125,7 @@ fn an_abort_ends_one_that_is_held_and_one_that_waits() {
 }
 
 #[test]
-fn what_is_held_goes_on_when_it_is_told_to() {
+fn held_requests_continue_on_demand() {
     let registry = registry();
     let mut bench = Bench::new();
     let mut disk = bench.open(&registry, "disk", Access::Exclusive, 8, 512);

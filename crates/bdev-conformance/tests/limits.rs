@@ -257,7 +257,7 @@ fn a_reset_passes_over_what_waits() {
 }
 
 #[test]
-fn what_waits_fails_when_its_disk_goes() {
+fn waiting_requests_fail_when_their_disk_is_removed() {
     let mut rig = Rig::new(1);
     rig.limit(0, ios(1));
     rig.read(0, 10);

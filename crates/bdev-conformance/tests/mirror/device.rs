@@ -1,4 +1,5 @@
-//! A mirror, as a module would make it: writes go to all of its disks, reads to one of them in turn, and it stays as long as one is left.
+//! A mirror as a module would implement it: writes go to all of its disks, reads to one of them in turn, and the mirror
+//! stays as long as one disk is left.
 
 use aryk_bdev::{
     Base, BaseEvent, Bdev, BdevChannel, BoxFuture, Channel, Completion, Device, Geometry, Identity, Io,
@@ -9,16 +10,16 @@ use aryk_reactor::{Cx, RootId};
 use aryk_slots::{Key, Slots};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// One of its disks.
+/// A disk of the mirror.
 struct Leg {
     base: Base,
-    /// Nothing is read from it any more.
+    /// The mirror reads nothing from the disk any more.
     is_leaving: bool,
 }
 
 struct Mirror(Mutex<Vec<Leg>>);
 
-/// Makes a mirror of disks of one size.
+/// Creates a mirror of disks of one size.
 pub fn create(registry: &Registry, name: &str, bases: &[&str]) {
     let leg = |base: &&str| Leg {
         base: Base::open(registry, base, name).expect("a disk of ours"),
@@ -59,7 +60,7 @@ impl Device for Mirror {
         let mut legs = self.legs();
         let is_it = |leg: &Leg| Arc::ptr_eq(leg.base.bdev(), base);
         if event == BaseEvent::Removed {
-            // Its channels have channels of it still.
+            // Channels of the mirror still have channels of the disk.
             legs.retain(|leg| !is_it(leg));
         } else if legs.iter().all(|leg| leg.is_leaving || is_it(leg)) {
             return Stay::Remove;
@@ -84,11 +85,11 @@ impl Device for Mirror {
     }
 }
 
-/// Requests of a channel.
+/// Upper bound of a channel's requests.
 const DEPTH: u32 = 32;
 
 struct LegChannel {
-    /// `None` once it has been let go of.
+    /// `None` once the channel was dropped.
     channel: Option<BdevChannel>,
     reads: bool,
     changes: bool,
@@ -99,7 +100,7 @@ impl LegChannel {
         self.channel.as_ref().is_some_and(|channel| Arc::ptr_eq(channel.bdev(), base))
     }
 
-    /// Lets go of a disk that nothing more is sent to, if nothing is in flight there.
+    /// Drops the channel of a leaving disk, if nothing is in flight there.
     fn settle(&mut self) {
         self.channel.take_if(|channel| !self.changes && channel.in_flight() == 0);
     }
@@ -111,7 +112,7 @@ struct Request {
     lba: u64,
     blocks: u64,
     data: Sgl,
-    /// Disks that have not completed it.
+    /// Disks that have not completed the request.
     left: u32,
     status: Status,
 }
@@ -150,7 +151,7 @@ impl MirrorChannel {
         let request = self.requests.get_mut(key).expect("in flight");
         request.left -= 1;
         let is_read = request.op == Op::Read;
-        // What a disk that is leaving does not do is done by the others.
+        // The other disks execute the request of a leaving disk.
         if !status.is_ok()
             && is_read
             && let Some(other) = self.next_to_read(Some(leg))

@@ -1,4 +1,4 @@
-//! A disk that stays when one that it is made of is removed: no request fails, and none reads old data.
+//! A disk that stays when one of its bases is removed: no request fails, and none reads old data.
 
 mod device;
 
@@ -15,7 +15,7 @@ use std::task::{Context, Poll, Waker};
 
 const BLOCKS: u64 = 64;
 
-/// `mirror` on `a` and `b`, each a disk of the error module on one in memory.
+/// `mirror` on `a` and `b`, each a disk of the error module on a disk in memory.
 fn registry() -> Registry {
     let registry = Registry::new();
     for (store, leg) in [("a0", "a"), ("b0", "b")] {
@@ -47,7 +47,7 @@ fn all_done(disk: &mut Opener, bench: &mut Bench) {
     assert!(outcomes.iter().all(|outcome| outcome.status == Status::Ok), "{outcomes:?}");
 }
 
-/// Each opener reads all blocks several times, from each disk that there is.
+/// Each opener reads all blocks several times, from each remaining disk.
 fn holds(disks: &mut [&mut Opener], seed: u64, bench: &mut Bench) {
     for disk in disks {
         for _ in 0..4 {
@@ -84,7 +84,7 @@ fn a_mirror_stays_without_one_of_its_disks() {
             assert!(is_pending(removal.as_mut()), "it has writes in flight");
         }
         assert_eq!(first.completed(), []);
-        // The mirror goes on meanwhile, on the other.
+        // At the same time the mirror serves requests with the other disk.
         second.write(4, &contents(2, 4, BLOCKS - 4, 512), Shape::Single, &mut bench);
         all_done(&mut second, &mut bench);
         let late = open(&mut bench);
@@ -102,7 +102,7 @@ fn a_mirror_stays_without_one_of_its_disks() {
     holds(&mut [&mut first, &mut second, &mut third], 3, &mut bench);
     assert_eq!(first.events(), []);
 
-    // The last goes, and the mirror before it.
+    // The last disk is removed, and the mirror before it.
     let mut removal = pin!(registry.remove("b0"));
     assert!(is_pending(removal.as_mut()));
     assert_eq!(first.events(), [Event::Removed]);
@@ -117,7 +117,7 @@ fn a_mirror_stays_without_one_of_its_disks() {
 fn a_removal_that_is_abandoned_is_taken_up_again() {
     let (registry, mut bench) = (registry(), Bench::new());
     let mut disk = bench.open(&registry, "mirror", Access::Shared, 8, 512 * BLOCKS as u32);
-    // It stops after each of its steps once, and the next does all of them.
+    // The removal is dropped once after each of its steps, and the next removal runs all of them.
     for turns in 0..20 {
         let mut removal = pin!(registry.remove("a0"));
         let mut ended = !is_pending(removal.as_mut());
@@ -146,7 +146,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// What writers have written for certain, by block.
+/// The completed writes, by block.
 #[derive(Default)]
 struct Board {
     written: [AtomicU64; 8],
@@ -154,7 +154,7 @@ struct Board {
     stop: AtomicBool,
 }
 
-/// Writes ascending numbers to one block, and reads what others have written.
+/// Writes ascending numbers to one block, and reads the other writers' blocks.
 async fn work(channel: &AsyncChannel, board: &Board, own: usize) -> Result<(), String> {
     let mut number = 0_u64;
     while !board.stop.load(Ordering::Acquire) {
