@@ -87,7 +87,7 @@ fn chains_go_round_and_come_back() {
 }
 
 #[test]
-fn what_is_completed_twice_is_found() {
+fn a_repeated_completion_is_found() {
     for format in [Format::Split, Format::Packed] {
         let mut rig = Rig::new(format, false);
         rig.add(0, 1);
@@ -103,7 +103,7 @@ fn what_is_completed_twice_is_found() {
 }
 
 #[test]
-fn ids_that_are_none_are_found() {
+fn invalid_ids_are_found() {
     for format in [Format::Split, Format::Packed] {
         let mut rig = Rig::new(format, false);
         rig.add(0, 1);
