@@ -2,7 +2,7 @@
 
 package aryk
 
-// APIVersion is that of the daemon whose methods these are.
+// APIVersion is the version of the daemon with these methods.
 const APIVersion = "0.1.0"
 
 // Absent: One of the results of `aryk_absent_get`.
@@ -1022,7 +1022,7 @@ type VhostController struct {
 	TransportID *string `json:"transport_id,omitempty"`
 }
 
-// VhostLun: part of what methods take or give.
+// VhostLun: part of a method's parameters or result.
 type VhostLun struct {
 	ID       uint16 `json:"id"`
 	BdevName string `json:"bdev_name"`

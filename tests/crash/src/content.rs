@@ -7,7 +7,7 @@ use std::fmt;
 
 use crate::random::mix;
 
-/// Bytes in a sector: the unit of all checks, whatever the disk's block is.
+/// Bytes in a sector: the unit of all checks, for every block size of the disk.
 pub const SECTOR: usize = 512;
 
 /// The content of a sector.

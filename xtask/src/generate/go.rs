@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_gos() {
+    fn names_follow_gos_style() {
         for (name, go) in [
             ("bdev_get_bdevs", "BdevGetBdevs"),
             ("uuid", "UUID"),

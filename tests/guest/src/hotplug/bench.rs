@@ -11,7 +11,7 @@ use crate::cases::Site;
 
 /// The only controller.
 pub(super) const CONTROLLER: &str = "s0";
-/// Timeout of a call that plugs or unplugs, whatever a guest or a store does. Calls take much less, but the test machine
+/// Timeout of a call that plugs or unplugs, independent of the guest and the store. Calls take much less, but the test machine
 /// may have other work.
 pub(super) const DEADLINE: Duration = Duration::from_secs(2);
 /// Initial size of a disk in MiB.
