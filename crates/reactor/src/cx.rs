@@ -93,6 +93,8 @@ pub struct Cx {
     pub(crate) handle: Handle,
     pub(crate) roots: Slots<RootEntry>,
     pub(crate) woken: VecDeque<RootId>,
+    /// The root that was woken last and has not been polled since: nearly all completions of a batch wake the same.
+    pub(crate) last_woken: Option<RootId>,
     pub(crate) kicked: Vec<RootId>,
     pub(crate) promoted: VecDeque<RootId>,
     pub(crate) drivers: Drivers,
@@ -158,6 +160,7 @@ impl Cx {
             handle,
             roots: Slots::new(16),
             woken: VecDeque::new(),
+            last_woken: None,
             kicked: Vec::new(),
             promoted: VecDeque::new(),
             drivers: Drivers::default(),
@@ -405,6 +408,15 @@ impl Cx {
     /// Makes the reactor poll `root`, in this turn or the next. A root that is gone is passed over.
     #[inline]
     pub fn wake(&mut self, root: RootId) {
+        if self.last_woken != Some(root) {
+            self.wake_other(root);
+        }
+        debug_assert!(self.roots.get(root.0).is_none_or(|entry| entry.woken), "a wake-up is lost");
+    }
+
+    #[inline(never)]
+    fn wake_other(&mut self, root: RootId) {
+        self.last_woken = Some(root);
         if let Some(entry) = self.roots.get_mut(root.0)
             && !std::mem::replace(&mut entry.woken, true)
             && !std::mem::replace(&mut entry.queued, true)
@@ -425,6 +437,7 @@ impl Cx {
     /// Cancels a pending wake of `root`, which is about to check what the wake is for; whether a wake was by [`Cx::tell`].
     #[inline]
     pub fn clear_wake(&mut self, root: RootId) -> bool {
+        self.last_woken = None;
         // Its place in the queue is passed over when its turn comes.
         self.roots.get_mut(root.0).is_some_and(|entry| {
             entry.woken = false;

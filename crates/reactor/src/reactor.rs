@@ -275,6 +275,7 @@ impl Reactor {
     }
 
     fn poll_root(&mut self, id: RootId) -> bool {
+        self.cx.last_woken = None;
         let Some(entry) = self.cx.roots.get_mut(id.0) else { return false };
         entry.woken = false;
         let (root, thread) = (Rc::clone(&entry.root), entry.thread);

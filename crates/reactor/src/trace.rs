@@ -74,47 +74,46 @@ const RECORDS: usize = 4096;
 #[cfg(loom)]
 const RECORDS: usize = 2;
 
-/// Time in the low 56 bits of a record's first word (two years), layer and point above; object and tag in the second.
+/// Layer and point in the low 8 bits of a record's first word, 56 bits of the time (two years) above; object and tag in the second.
 #[derive(Debug)]
 struct Ring {
     /// Records written since the start.
     written: AtomicU64,
-    words: Box<[[AtomicU64; 2]; RECORDS]>,
+    words: [[AtomicU64; 2]; RECORDS],
 }
 
-/// The writing end. The reactor's.
+/// The writing end. The reactor's, and the only one of its ring.
 #[derive(Debug)]
-pub(crate) struct Trace {
-    ring: Arc<Ring>,
-    written: u64,
-}
+pub(crate) struct Trace(Arc<Ring>);
 
 /// A reading end. Anyone's.
 #[derive(Clone, Debug)]
 pub struct TraceReader(Arc<Ring>);
 
-const TIME_MASK: u64 = (1 << 56) - 1;
+/// Bits of a record's first word below the time.
+const WHAT_BITS: u32 = 8;
 
 impl Trace {
     pub fn new() -> Self {
-        let words: Box<[_]> = (0..RECORDS).map(|_| [AtomicU64::new(0), AtomicU64::new(0)]).collect();
-        let words = words.try_into().expect("it was made of that length");
-        Self { ring: Arc::new(Ring { written: AtomicU64::new(0), words }), written: 0 }
+        let words = std::array::from_fn(|_| [AtomicU64::new(0), AtomicU64::new(0)]);
+        Self(Arc::new(Ring { written: AtomicU64::new(0), words }))
     }
 
     pub fn reader(&self) -> TraceReader {
-        TraceReader(Arc::clone(&self.ring))
+        TraceReader(Arc::clone(&self.0))
     }
 
     #[inline]
     pub fn record(&mut self, r: Record) {
-        let [first, second] = &self.ring.words[self.written as usize % RECORDS];
+        let ring = &*self.0;
+        // Nobody else writes it.
+        let written = ring.written.load(Ordering::Relaxed);
+        let [first, second] = &ring.words[written as usize % RECORDS];
         let what = (r.layer as u64) << 1 | r.point as u64;
         fence(Ordering::Release);
-        first.store(r.at.0 & TIME_MASK | what << 56, Ordering::Relaxed);
+        first.store(r.at.0 << WHAT_BITS | what, Ordering::Relaxed);
         second.store(u64::from(r.tag) | u64::from(r.object) << 32, Ordering::Relaxed);
-        self.written += 1;
-        self.ring.written.store(self.written, Ordering::Release);
+        ring.written.store(written + 1, Ordering::Release);
     }
 }
 
@@ -139,13 +138,14 @@ impl TraceReader {
         if self.0.written.load(Ordering::Relaxed) >= position + RECORDS as u64 {
             return None;
         }
-        let layer = match a >> 57 {
+        let what = a & ((1 << WHAT_BITS) - 1);
+        let layer = match what >> 1 {
             0 => Layer::Frontend,
             1 => Layer::Bdev,
             _ => Layer::Module,
         };
-        let point = if a >> 56 & 1 == 0 { Point::Submit } else { Point::Complete };
-        Some(Record { at: Nanos(a & TIME_MASK), layer, point, object: (b >> 32) as u16, tag: b as u32 })
+        let point = if what & 1 == 0 { Point::Submit } else { Point::Complete };
+        Some(Record { at: Nanos(a >> WHAT_BITS), layer, point, object: (b >> 32) as u16, tag: b as u32 })
     }
 }
 
