@@ -8,7 +8,7 @@
 
 use aryk_dma::{GuestArea, Mapping, MemTable, Region, SgTable};
 use aryk_virtqueue::{
-    CHAIN_MAX, Chain, Config, ConfigError, Format, PopError, Virtqueue, inflight_len, used_idx,
+    CHAIN_MAX, Chain, Config, ConfigError, Format, Popped, Virtqueue, inflight_len, used_idx,
 };
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
@@ -217,21 +217,22 @@ impl Device {
     fn pop(&mut self) {
         let was_broken = self.queue.broken();
         match self.queue.pop(self.sg.memory(), &mut self.chain) {
-            Ok(None) => assert_eq!(self.queue.available(), Ok(0)),
-            Ok(Some(head)) => {
+            Popped::Nothing => assert_eq!(self.queue.available(), Ok(0)),
+            Popped::Chain(head) => {
                 let pieces = self.chain.readable().iter().chain(self.chain.writable());
                 assert!(pieces.clone().count() <= usize::from(CHAIN_MAX));
                 assert!(pieces.clone().count() > 0 && pieces.clone().all(|piece| piece.len > 0));
                 self.took(head);
                 self.start(head);
             }
-            Err(PopError::Chain { head, .. }) => {
+            Popped::Malformed(head) => {
                 self.took(head);
                 self.sg.begin(head);
             }
-            Err(PopError::Queue(error)) => {
+            Popped::Broken => {
+                let error = self.queue.broken().expect("a broken queue says why");
                 assert!(was_broken.is_none_or(|was| was == error));
-                assert_eq!((self.queue.broken(), self.queue.available()), (Some(error), Err(error)));
+                assert_eq!(self.queue.available(), Err(error));
                 return;
             }
         }

@@ -53,6 +53,18 @@ impl GuestArea {
         self.mapping.is_poisoned()
     }
 
+    /// The mapping that contains the area.
+    pub(crate) const fn mapping(&self) -> &Arc<Mapping> {
+        &self.mapping
+    }
+
+    /// The local address of `len` bytes from `offset`; `None` if they are not all inside.
+    pub(crate) fn start_of(&self, offset: usize, len: usize) -> Option<NonNull<u8>> {
+        let is_inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
+        // SAFETY: `offset` is within the area, or one past its end.
+        is_inside.then(|| unsafe { self.base.add(offset) })
+    }
+
     /// Makes the kernel allocate the area's pages now; see [`Mapping::populate`].
     pub fn populate(&self) {
         let offset = self.base.as_ptr() as usize - self.mapping.base().as_ptr() as usize;
@@ -137,12 +149,6 @@ impl GuestArea {
         assert!(ptr.is_aligned(), "64-bit fields lie on multiples of 8");
         // SAFETY: in bounds and aligned; others may change it at any time, as an atomic allows.
         unsafe { AtomicU64::from_ptr(ptr) }
-    }
-
-    /// Prefetches the cache line at `offset`.
-    #[inline]
-    pub fn prefetch(&self, offset: usize) {
-        copy::prefetch(self.base.as_ptr().wrapping_add(offset), 1);
     }
 
     #[inline]

@@ -5,7 +5,8 @@
 //!
 //! - [`Mapping`]: memory that this process mapped: anonymous, or a peer's memfd.
 //! - [`MemTable`]: one epoch of a guest's memory: the mapping of guest addresses to memory.
-//! - [`GuestArea`]: a checked, contiguous piece of it, such as one part of a virtqueue.
+//! - [`GuestArea`]: a checked, contiguous piece of it, such as one part of a virtqueue; [`GuestArray`]: values of one
+//!   type in it.
 //! - [`Sgl`]: a scatter list of a request; [`SgTable`] owns those of a front-end's requests.
 //! - [`Buffer`]: aligned memory of this process, lent to a request.
 //! - [`Limits`]: upper bounds of mapped peers' memory; [`Peer`]: the peer that shared a mapping.
@@ -18,6 +19,7 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod area;
+mod array;
 mod budget;
 mod buffer;
 mod copy;
@@ -30,6 +32,7 @@ mod sync;
 mod table;
 
 pub use area::GuestArea;
+pub use array::GuestArray;
 pub use budget::{Limits, Peer, mapped};
 pub use buffer::Buffer;
 pub use dirty::DirtyLog;

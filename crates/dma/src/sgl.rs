@@ -108,6 +108,17 @@ impl Sgl {
         Self { segs: all[first..].as_ptr(), count: self.count - first as u32, skip: skip as u32, len }
     }
 
+    /// The first `len` bytes of the view.
+    ///
+    /// # Panics
+    /// If the view is shorter.
+    #[inline]
+    #[must_use]
+    pub fn first(&self, len: u32) -> Self {
+        assert!(len <= self.len, "the first {len} of {} bytes", self.len);
+        if len == 0 { Self::EMPTY } else { Self { len, ..*self } }
+    }
+
     /// The pieces of the view, in order; none is empty.
     pub fn pieces(&self) -> impl Iterator<Item = Seg> + use<> {
         let (all, mut i, mut skip, mut left) = (*self, 0, self.skip as usize, self.len as usize);

@@ -6,7 +6,6 @@
 //! has completed: requests whose memory did not change switch to the new table.
 
 use crate::{DirtyLog, GuestArea, Mapping, Seg, Sgl, copy};
-use smallvec::SmallVec;
 use std::num::NonZeroU32;
 use std::ops::Range;
 use std::sync::Arc;
@@ -50,7 +49,7 @@ pub struct BadAddress {
 }
 
 /// The part of a region that address translation needs, stored compactly.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Span {
     guest_addr: u64,
     len: u64,
@@ -63,6 +62,9 @@ unsafe impl Send for Span {}
 unsafe impl Sync for Span {}
 
 impl Span {
+    /// A span that contains no address.
+    const NONE: Self = Self { guest_addr: 0, len: 0, base: std::ptr::null_mut() };
+
     fn new(region: &Region) -> Self {
         let base = region.mapping.base().as_ptr().wrapping_add(region.offset as usize);
         Self { guest_addr: region.guest_addr, len: region.len, base }
@@ -74,16 +76,31 @@ impl Span {
         let at = addr.wrapping_sub(self.guest_addr);
         (at < self.len).then(|| (self.base.wrapping_add(at as usize), self.len - at))
     }
+
+    /// The local address of `len` bytes from a guest address, if they are all in the span.
+    #[inline]
+    fn locate_all(&self, addr: u64, len: usize) -> Option<*mut u8> {
+        self.locate(addr).and_then(|(base, room)| (len as u64 <= room).then_some(base))
+    }
 }
 
 /// All regions of a guest at one time, sorted by guest address.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct MemTable {
+    /// The largest region, which contains nearly all buffers of a guest: a lookup tries it before it searches the others.
+    largest: Span,
     /// One span per region, in the same order.
     spans: Box<[Span]>,
     /// Indices into `spans`, ordered by their local address.
     by_base: Box<[u16]>,
     regions: Box<[Region]>,
+}
+
+impl Default for MemTable {
+    /// A table without memory.
+    fn default() -> Self {
+        Self { largest: Span::NONE, spans: Box::default(), by_base: Box::default(), regions: Box::default() }
+    }
 }
 
 impl MemTable {
@@ -109,7 +126,8 @@ impl MemTable {
         let spans: Box<[Span]> = regions.iter().map(Span::new).collect();
         let mut by_base: Box<[u16]> = (0..spans.len()).map(|i| i as u16).collect();
         by_base.sort_by_key(|i| spans[usize::from(*i)].base as usize);
-        Ok(Self { spans, by_base, regions: regions.into() })
+        let largest = spans.iter().max_by_key(|span| span.len).copied().unwrap_or(Span::NONE);
+        Ok(Self { largest, spans, by_base, regions: regions.into() })
     }
 
     /// The regions, ordered by guest address.
@@ -175,12 +193,13 @@ impl MemTable {
     /// The local address of a guest address, and the number of bytes from there to the end of its region.
     #[inline]
     fn locate(&self, addr: u64) -> Option<(*mut u8, u64)> {
-        // Most guests have up to three regions, and use one of them: the branches of a scan are predicted well. Guests
-        // with hot-plugged memory may have hundreds.
-        const SCANNED_MAX: usize = 8;
-        if self.spans.len() <= SCANNED_MAX {
-            return self.spans.iter().find_map(|span| span.locate(addr));
-        }
+        self.largest.locate(addr).or_else(|| self.search(addr))
+    }
+
+    /// [`MemTable::locate`] for an address outside of the largest region. A separate function, so that a lookup on the hot
+    /// path takes a few instructions.
+    #[inline(never)]
+    fn search(&self, addr: u64) -> Option<(*mut u8, u64)> {
         let i = self.spans.partition_point(|span| span.guest_addr <= addr).checked_sub(1)?;
         self.spans[i].locate(addr)
     }
@@ -188,7 +207,13 @@ impl MemTable {
     /// The local address of `len` bytes, if they lie in one region.
     #[inline]
     fn locate_all(&self, addr: u64, len: usize) -> Option<*mut u8> {
-        self.locate(addr).and_then(|(base, room)| (len as u64 <= room).then_some(base))
+        self.largest.locate_all(addr, len).or_else(|| self.search_all(addr, len))
+    }
+
+    /// [`MemTable::locate_all`] for bytes that are not all in the largest region.
+    #[inline(never)]
+    fn search_all(&self, addr: u64, len: usize) -> Option<*mut u8> {
+        self.search(addr).and_then(|(base, room)| (len as u64 <= room).then_some(base))
     }
 
     /// Copies `out.len()` bytes from a guest address, across adjoining regions.
@@ -325,52 +350,46 @@ const KEPT_PIECES: usize = 128;
 /// bound, buffers that span hundreds of small regions would make half a million pieces.
 const LIST_MAX: usize = 2048;
 
-/// A list: one cache line, and a vector of its pieces.
-#[derive(Debug, Default)]
-#[repr(align(64))]
+/// Number of pieces that fit into a slot itself.
+const SHORT: usize = 3;
+
+/// A list: one cache line, with a vector beside it for long lists.
+#[derive(Debug)]
+#[repr(C, align(64))]
 struct Slot {
-    segs: SmallVec<[Seg; 3]>,
+    /// The pieces. If they are more than fit, all of them are in [`Longs::lists`].
+    short: [Seg; SHORT],
+    /// Number of pieces.
+    count: u32,
+    /// Bytes.
     len: u32,
     /// Serial number of the epoch in which its addresses were looked up, while the slot is in use.
     epoch: Option<NonZeroU32>,
+    /// A number that the owner stores with the request.
+    note: u32,
 }
 
 const _: () = assert!(size_of::<Slot>() == 64);
 
 impl Slot {
-    /// Number of its pieces, if they do not fit into the slot itself.
+    const FREE: Self =
+        Self { short: [Seg::new(std::ptr::null_mut(), 0); SHORT], count: 0, len: 0, epoch: None, note: 0 };
+
     #[inline]
-    fn long(&self) -> u32 {
-        if self.segs.spilled() { self.segs.len() as u32 } else { 0 }
+    const fn is_long(&self) -> bool {
+        self.count as usize > SHORT
     }
+}
 
-    /// Frees the memory of a very long list.
-    #[cold]
-    fn shorten(&mut self) {
-        if self.segs.capacity() > KEPT_PIECES {
-            self.segs = SmallVec::new();
-        }
-    }
-
-    /// Adds bytes that span several regions; adds the number of regions that were looked up to `parts`.
-    #[cold]
-    fn push_parts(
-        &mut self,
-        table: &MemTable,
-        (addr, len): (u64, u32),
-        parts: &mut u32,
-    ) -> Result<(), BadAddress> {
-        let before = self.segs.len();
-        let pushed = table.for_each_piece(addr, len, |base, n| self.segs.push(Seg::new(base, n)));
-        *parts = parts.saturating_add((self.segs.len() - before) as u32);
-        let pushed =
-            pushed.and(if self.segs.len() > LIST_MAX { Err(BadAddress { addr, len }) } else { Ok(()) });
-        if pushed.is_err() {
-            // The first pieces may have been found.
-            self.segs.truncate(before);
-        }
-        pushed
-    }
+/// The lists that have more pieces than fit into a slot.
+#[derive(Debug)]
+struct Longs {
+    /// One per slot; empty, or with old contents, while the slot's list is short.
+    lists: Box<[Vec<Seg>]>,
+    /// Sum over all long lists in use.
+    pieces: u32,
+    /// Number of region lookups since [`SgTable::take_parts`].
+    parts: u32,
 }
 
 /// The scatter lists of one queue's requests, one per slot, over the guest's changing memory.
@@ -380,21 +399,19 @@ impl Slot {
 #[derive(Debug)]
 pub struct SgTable {
     slots: Box<[Slot]>,
+    longs: Longs,
     current: Epoch,
     /// Replaced tables that are still in use.
     old: Vec<Epoch>,
-    /// Sum over all long lists in use.
-    long_pieces: u32,
-    /// Number of region lookups since [`SgTable::take_parts`].
-    parts: u32,
 }
 
 impl SgTable {
     /// Creates a table of `slots` empty lists over `memory`.
     pub fn new(slots: u16, memory: Arc<MemTable>) -> Self {
-        let slots = std::iter::repeat_with(Slot::default).take(slots.into()).collect();
+        let lists = vec![Vec::new(); slots.into()].into();
+        let slots = (0..slots).map(|_| Slot::FREE).collect();
         let current = Epoch { serial: NonZeroU32::MIN, table: memory, users: 0 };
-        Self { slots, current, old: Vec::new(), long_pieces: 0, parts: 0 }
+        Self { slots, longs: Longs { lists, pieces: 0, parts: 0 }, current, old: Vec::new() }
     }
 
     /// The guest's memory for new requests.
@@ -434,9 +451,9 @@ impl SgTable {
     /// Switches a request to the current table if all its memory is unchanged there, so that it keeps no removed memory
     /// mapped.
     fn go_over(&mut self, slot: usize) {
-        let Slot { segs, epoch: Some(serial), .. } = &self.slots[slot] else { return };
-        let (serial, table) = (*serial, table_of(&self.current, &self.old, *serial));
-        if segs.iter().all(|seg| self.current.table.has_as_in(table, seg)) {
+        let Some(serial) = self.slots[slot].epoch else { return };
+        let table = table_of(&self.current, &self.old, serial);
+        if self.segs(slot).iter().all(|seg| self.current.table.has_as_in(table, seg)) {
             self.end_old(serial);
             self.slots[slot].epoch = Some(self.current.serial);
             self.current.users += 1;
@@ -463,18 +480,25 @@ impl SgTable {
         self.current.users + self.old.iter().map(|epoch| epoch.users).sum::<u32>()
     }
 
-    /// Pieces of all lists in use that have, or had, more than three pieces. Together with three per slot, the upper
-    /// bound of the pieces that a change of memory visits.
+    /// The pieces of a slot's list.
+    #[inline]
+    fn segs(&self, slot: usize) -> &[Seg] {
+        let Slot { short, count, .. } = &self.slots[slot];
+        short.get(..*count as usize).unwrap_or_else(|| self.longs.of(slot, *count))
+    }
+
+    /// Pieces of all lists in use that have more than three pieces. Together with three per slot, the upper bound of the
+    /// pieces that a change of memory visits.
     #[inline]
     pub const fn long_pieces(&self) -> u32 {
-        self.long_pieces
+        self.longs.pieces
     }
 
     /// Number of regions of buffers that span several, since the last call, including refused lists: each region costs a
     /// lookup.
     #[inline]
     pub const fn take_parts(&mut self) -> u32 {
-        std::mem::replace(&mut self.parts, 0)
+        std::mem::replace(&mut self.longs.parts, 0)
     }
 
     /// Takes `slot` into use, and returns its empty list for filling.
@@ -483,19 +507,13 @@ impl SgTable {
     /// If the slot is in use.
     #[inline]
     pub fn begin(&mut self, slot: u16) -> List<'_> {
-        let slot = &mut self.slots[usize::from(slot)];
+        let index = usize::from(slot);
+        let slot = &mut self.slots[index];
         assert!(slot.epoch.is_none(), "the slot is in use");
         slot.epoch = Some(self.current.serial);
+        (slot.count, slot.len) = (0, 0);
         self.current.users += 1;
-        slot.segs.clear();
-        slot.len = 0;
-        List {
-            slot,
-            table: &self.current.table,
-            long_pieces: &mut self.long_pieces,
-            parts: &mut self.parts,
-            counted: 0,
-        }
+        List { slot, index, longs: &mut self.longs, table: &self.current.table }
     }
 
     /// As [`List::push`], for the list of a slot in use.
@@ -506,11 +524,10 @@ impl SgTable {
     /// # Panics
     /// If the slot is not in use.
     pub fn push(&mut self, slot: u16, addr: u64, len: u32) -> Result<(), BadAddress> {
-        let slot = &mut self.slots[usize::from(slot)];
+        let index = usize::from(slot);
+        let slot = &mut self.slots[index];
         let table = table_of(&self.current, &self.old, slot.epoch.expect("the slot is in use"));
-        let counted = slot.long();
-        List { slot, table, long_pieces: &mut self.long_pieces, parts: &mut self.parts, counted }
-            .push(addr, len)
+        List { slot, index, longs: &mut self.longs, table }.push(addr, len)
     }
 
     /// The list of `slot`, for its request.
@@ -519,11 +536,45 @@ impl SgTable {
     /// If the slot is not in use.
     #[inline]
     pub fn sgl(&self, slot: u16) -> Sgl {
-        let slot = &self.slots[usize::from(slot)];
-        assert!(slot.epoch.is_some(), "the slot is not in use");
+        let slot = usize::from(slot);
+        let Slot { epoch, len, .. } = self.slots[slot];
+        assert!(epoch.is_some(), "the slot is not in use");
         // SAFETY: the list does not change until `end`, which the owner calls on completion; the memory stays
         // mapped by the slot's epoch; both are leaked if this table is dropped before.
-        unsafe { Sgl::new(&slot.segs, slot.len) }
+        unsafe { Sgl::new(self.segs(slot), len) }
+    }
+
+    /// Writes the last byte of the list of `slot`, a status. Returns the number that [`List::note`] stored.
+    ///
+    /// # Panics
+    /// If the slot is not in use, or its list has no bytes.
+    #[inline]
+    pub fn put_last_byte(&self, slot: u16, byte: u8) -> u32 {
+        let slot = usize::from(slot);
+        let Slot { epoch, note, .. } = self.slots[slot];
+        assert!(epoch.is_some(), "the slot is not in use");
+        let Some(last) = self.segs(slot).last() else { unreachable!("a list with a status has a piece") };
+        // SAFETY: the piece is mapped by the slot's epoch, and no piece is empty.
+        unsafe { copy::to_shared(last.base().wrapping_add(last.len() - 1), &raw const byte, 1) };
+        note
+    }
+
+    /// Length of the list of `slot` in bytes.
+    #[inline]
+    pub fn len_of(&self, slot: u16) -> u32 {
+        self.slots[usize::from(slot)].len
+    }
+
+    /// The number that the owner stored with the request in `slot`.
+    #[inline]
+    pub fn note_of(&self, slot: u16) -> u32 {
+        self.slots[usize::from(slot)].note
+    }
+
+    /// Stores a number of the owner's with the request in `slot`.
+    #[inline]
+    pub fn note(&mut self, slot: u16, note: u32) {
+        self.slots[usize::from(slot)].note = note;
     }
 
     /// Marks the bytes of the list of `slot` that its request may have written; returns the number of log words and list
@@ -548,11 +599,11 @@ impl SgTable {
     /// If the slot is not in use.
     #[inline]
     pub fn end(&mut self, slot: u16) {
-        let slot = &mut self.slots[usize::from(slot)];
+        let index = usize::from(slot);
+        let slot = &mut self.slots[index];
         let serial = slot.epoch.take().expect("the slot is in use");
-        if slot.segs.spilled() {
-            self.long_pieces -= slot.long();
-            slot.shorten();
+        if slot.is_long() {
+            self.longs.end(index, slot.count);
         }
         if serial == self.current.serial {
             self.current.users -= 1;
@@ -575,17 +626,32 @@ impl SgTable {
 #[derive(Debug)]
 pub struct List<'a> {
     slot: &'a mut Slot,
+    index: usize,
+    longs: &'a mut Longs,
     table: &'a MemTable,
-    long_pieces: &'a mut u32,
-    parts: &'a mut u32,
-    /// Its pieces that are counted in `long_pieces`.
-    counted: u32,
 }
 
 impl<'a> List<'a> {
     /// The memory in which its addresses are looked up.
     pub const fn memory(&self) -> &'a MemTable {
         self.table
+    }
+
+    /// Stores a number of the owner's with the request: see [`SgTable::note_of`].
+    #[inline]
+    pub const fn note(&mut self, note: u32) {
+        self.slot.note = note;
+    }
+
+    /// Length in bytes.
+    #[inline]
+    pub const fn len(&self) -> u32 {
+        self.slot.len
+    }
+
+    /// Whether the list has no bytes.
+    pub const fn is_empty(&self) -> bool {
+        self.slot.len == 0
     }
 
     /// Adds `len` bytes at a guest address.
@@ -609,19 +675,90 @@ impl<'a> List<'a> {
         for (addr, len) in pieces {
             let total = self.slot.len.checked_add(len).ok_or(BadAddress { addr, len })?;
             match self.table.locate_all(addr, len as usize) {
-                Some(base) if len > 0 => self.slot.segs.push(Seg::new(base, len as usize)),
-                _ => self.slot.push_parts(self.table, (addr, len), self.parts)?,
+                Some(base) if len > 0 => self.add(Seg::new(base, len as usize)),
+                _ if self.push_parts(addr, len) => {}
+                _ => return Err(BadAddress { addr, len }),
             }
             self.slot.len = total;
         }
         Ok(self.slot.len - before)
     }
+
+    /// The finished list, for its request.
+    #[inline]
+    pub fn sgl(self) -> Sgl {
+        let Slot { short, count, len, .. } = &*self.slot;
+        let segs = short.get(..*count as usize).unwrap_or_else(|| self.longs.of(self.index, *count));
+        // SAFETY: as in `SgTable::sgl`.
+        unsafe { Sgl::new(segs, *len) }
+    }
+
+    /// Adds a piece.
+    #[inline]
+    fn add(&mut self, seg: Seg) {
+        match self.slot.short.get_mut(self.slot.count as usize) {
+            Some(place) => *place = seg,
+            None => self.longs.add(self.index, self.slot, seg),
+        }
+        self.slot.count += 1;
+    }
+
+    /// Adds bytes that span several regions; returns whether they were added. They are not if some are in no region, or if
+    /// the list would have too many pieces. Counts the regions that were looked up.
+    #[cold]
+    fn push_parts(&mut self, addr: u64, len: u32) -> bool {
+        let before = self.slot.count;
+        let table = self.table;
+        let pushed = table.for_each_piece(addr, len, |base, n| self.add(Seg::new(base, n)));
+        self.longs.parts = self.longs.parts.saturating_add(self.slot.count - before);
+        let fits = pushed.is_ok() && self.slot.count as usize <= LIST_MAX;
+        if !fits {
+            // The first pieces may have been found.
+            self.longs.truncate(self.index, self.slot.count, before);
+            self.slot.count = before;
+        }
+        fits
+    }
 }
 
-impl Drop for List<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        *self.long_pieces += self.slot.long() - self.counted;
+impl Longs {
+    /// The list of a slot, if it does not fit into the slot.
+    #[cold]
+    fn of(&self, slot: usize, count: u32) -> &[Seg] {
+        let list = &self.lists[slot];
+        assert_eq!(list.len(), count as usize, "a long list has as many pieces as its slot counts");
+        list
+    }
+
+    /// Adds a piece to the list of a slot that is full.
+    #[inline(never)]
+    fn add(&mut self, index: usize, slot: &Slot, seg: Seg) {
+        let list = &mut self.lists[index];
+        if !slot.is_long() {
+            list.clear();
+            list.extend_from_slice(&slot.short);
+            self.pieces += SHORT as u32;
+        }
+        list.push(seg);
+        self.pieces += 1;
+    }
+
+    /// Shortens a list from `count` pieces to `left`. If these fit into the slot, they are still there.
+    fn truncate(&mut self, index: usize, count: u32, left: u32) {
+        let long = |count: u32| if count as usize > SHORT { count } else { 0 };
+        self.pieces -= long(count) - long(left);
+        if long(left) > 0 {
+            self.lists[index].truncate(left as usize);
+        }
+    }
+
+    /// Ends a long list, and frees the memory of a very long one.
+    #[inline(never)]
+    fn end(&mut self, index: usize, count: u32) {
+        self.pieces -= count;
+        if self.lists[index].capacity() > KEPT_PIECES {
+            self.lists[index] = Vec::new();
+        }
     }
 }
 
@@ -639,6 +776,7 @@ impl Drop for SgTable {
     fn drop(&mut self) {
         if self.in_use() > 0 {
             std::mem::forget(std::mem::take(&mut self.slots));
+            std::mem::forget(std::mem::take(&mut self.longs.lists));
             std::mem::forget(std::mem::take(&mut self.old));
             std::mem::forget(Arc::clone(&self.current.table));
         }

@@ -93,7 +93,7 @@ pub struct Cx {
     pub(crate) handle: Handle,
     pub(crate) roots: Slots<RootEntry>,
     pub(crate) woken: VecDeque<RootId>,
-    /// The root that was woken last and has not been polled since: nearly all completions of a batch wake the same.
+    /// The root that was woken last, until it is polled: nearly all completions of a batch wake the same root.
     pub(crate) last_woken: Option<RootId>,
     pub(crate) kicked: Vec<RootId>,
     pub(crate) promoted: VecDeque<RootId>,

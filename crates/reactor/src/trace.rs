@@ -82,7 +82,7 @@ struct Ring {
     words: [[AtomicU64; 2]; RECORDS],
 }
 
-/// The writing end. The reactor's, and the only one of its ring.
+/// The writing end. It belongs to the reactor, and is the only one of its ring.
 #[derive(Debug)]
 pub(crate) struct Trace(Arc<Ring>);
 
@@ -106,7 +106,7 @@ impl Trace {
     #[inline]
     pub fn record(&mut self, r: Record) {
         let ring = &*self.0;
-        // Nobody else writes it.
+        // Only this thread writes the counter.
         let written = ring.written.load(Ordering::Relaxed);
         let [first, second] = &ring.words[written as usize % RECORDS];
         let what = (r.layer as u64) << 1 | r.point as u64;

@@ -3,8 +3,8 @@
 //! A request is named by the head of its descriptor chain, all the way: it is the slot of its scatter list, the tag of its [`aryk_bdev::Io`], and the
 //! id of its used element. The ring sees to it that no head is in flight twice.
 
-use crate::request::{Answer, Disk, Parsed, Unanswerable, write_status};
-use aryk_bdev::{BdevChannel, Completion, Op, Status};
+use crate::request::{Answer, Disk, Parsed, Unanswerable};
+use aryk_bdev::{BdevChannel, Completion, Status};
 use aryk_crash_point::{Step, step};
 use aryk_dma::MemTable;
 use aryk_reactor::{Armed, Cx, Layer, Point, Root, RootId};
@@ -26,8 +26,6 @@ pub(crate) struct Requests {
     pub disk: Disk,
     /// `None` when the disk has been removed: requests fail.
     channel: Option<BdevChannel>,
-    /// Bytes that each request in flight writes to its guest, status included, by head.
-    written: Box<[u32]>,
     completions: Vec<Completion>,
     closing_channel: bool,
     /// Requests are being aborted so that the queue can stop.
@@ -47,7 +45,6 @@ impl Queue {
         let requests = Requests {
             disk,
             channel,
-            written: vec![0; size.into()].into(),
             completions: Vec::with_capacity(size.into()),
             closing_channel: false,
             giving_up: false,
@@ -131,39 +128,23 @@ impl Requests {
     #[inline]
     fn start(&mut self, head: u16, chain: &mut Chain, line: &mut Line, cx: &mut Cx) {
         match self.disk.parse(chain, head, &mut line.sgs) {
-            Ok(Parsed::Submit(request)) => {
-                let io = self.disk.io(request, head, line.sgs.sgl(head));
-                self.written[usize::from(head)] = 1 + if io.op == Op::Read { io.data.len() } else { 0 };
+            Ok(Parsed::Submit(io)) => {
                 cx.trace(Layer::Frontend, Point::Submit, line.id.trace_number(), head.into());
                 match &mut self.channel {
                     Some(channel) if !self.closing_channel => channel.submit(io, cx),
-                    _ => self.finish(head, Answer::IoError, line),
+                    _ => finish(head, Answer::IoError, line),
                 }
                 step(Step::Submitted);
             }
             Ok(Parsed::Identify) => {
                 let (answer, written) = self.disk.write_id(chain, line.sgs.memory());
                 line.mark_written(chain, written);
-                self.written[usize::from(head)] = 1 + written;
-                self.finish(head, answer, line);
+                line.sgs.note(head, 1 + written);
+                finish(head, answer, line);
             }
-            Ok(Parsed::Answer(answer)) => {
-                self.written[usize::from(head)] = 1;
-                self.finish(head, answer, line);
-            }
+            Ok(Parsed::Answer(answer)) => finish(head, answer, line),
             Err(Unanswerable) => line.give_up(head),
         }
-    }
-
-    #[inline]
-    fn finish(&self, head: u16, answer: Answer, line: &mut Line) {
-        let all = line.sgs.sgl(head);
-        write_status(all, answer);
-        step(Step::Answered);
-        // What a read that failed has written of its data is not known.
-        let most = self.written[usize::from(head)];
-        let written = if answer == Answer::Ok { most } else { 1 };
-        line.give_back(head, written, || all.len().saturating_sub(most)..all.len());
     }
 
     /// Gives back what the disk has completed; whether there was any.
@@ -182,11 +163,21 @@ impl Requests {
                 continue;
             }
             step(Step::Completed);
-            self.finish(head, status.into(), line);
+            finish(head, status.into(), line);
         }
         self.completions = completions;
         worked
     }
+}
+
+/// Completes a request with its answer.
+#[inline]
+fn finish(head: u16, answer: Answer, line: &mut Line) {
+    let most = line.sgs.put_last_byte(head, answer as u8);
+    step(Step::Answered);
+    // What a read that failed has written of its data is not known.
+    let written = if answer == Answer::Ok { most } else { 1 };
+    line.give_back(head, written, |all| all.saturating_sub(most)..all);
 }
 
 impl Root for Queue {

@@ -54,8 +54,8 @@ impl From<Status> for Answer {
 /// What becomes of a request.
 #[derive(Debug)]
 pub(crate) enum Parsed {
-    /// It goes to the disk: [`Disk::io`].
-    Submit(Request),
+    /// It goes to the disk.
+    Submit(Io),
     /// It asks for the disk's id: [`Disk::write_id`].
     Identify,
     /// It is answered at once, without data.
@@ -64,11 +64,19 @@ pub(crate) enum Parsed {
 
 /// What a request asks of the disk.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Request {
-    pub(crate) op: Op,
+struct Request {
+    op: Op,
     may_unmap: bool,
     lba: u64,
     blocks: u64,
+}
+
+/// What a request is, before there is a place for its status.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Submit(Request),
+    Identify,
+    Answer(Answer),
 }
 
 /// A request that has no place for its status, or one that is not in memory: there is nothing to answer to.
@@ -87,7 +95,8 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Reads the request in `chain` and takes `slot` of `sgs` for it: its data, then its status byte. The caller ends the slot.
+    /// Reads the request in `chain` and takes `slot` of `sgs` for it: its data, then its status byte. Stores with it the
+    /// number of bytes that it writes to its guest, status included. The caller ends the slot.
     ///
     /// # Errors
     /// [`Unanswerable`]; the slot is in use then too.
@@ -102,33 +111,41 @@ impl Disk {
         let header = chain.take_header::<Header>(sgs.memory());
         let mut list = sgs.begin(slot);
         let status = status.ok_or(Unanswerable)?;
-        let parsed = match header {
-            Ok(Some(header)) => self.parse_kind(header, chain, &mut list).unwrap_or(Parsed::FAILED),
-            Ok(None) | Err(BadAddress { .. }) => Parsed::FAILED,
+        let kind = match header {
+            Ok(Some(header)) => self.parse_kind(header, chain, &mut list).unwrap_or(Kind::FAILED),
+            Ok(None) | Err(BadAddress { .. }) => Kind::FAILED,
         };
         list.push(status, 1).map_err(|_| Unanswerable)?;
-        Ok(parsed)
+        Ok(match kind {
+            Kind::Submit(request) => Parsed::Submit(self.io(request, slot, list)),
+            Kind::Identify => Parsed::Identify,
+            Kind::Answer(answer) => {
+                list.note(1);
+                Parsed::Answer(answer)
+            }
+        })
     }
 
-    /// The request in `slot`, whose list is `all`, as the block layer takes it.
+    /// The request in `slot`, whose list is complete, as the block layer takes it.
     #[inline]
-    pub(crate) fn io(&self, request: Request, slot: u16, all: Sgl) -> Io {
+    fn io(&self, request: Request, slot: u16, mut list: List<'_>) -> Io {
         let Request { op, may_unmap, lba, blocks } = request;
         let (tag, fua) = (Tag(slot.into()), self.write_through && op != Op::Flush);
-        Io { tag, op, fua, may_unmap, lba, blocks, source: 0, data: data_of(all, op) }
+        list.note(if op == Op::Read { list.len() } else { 1 });
+        Io { tag, op, fua, may_unmap, lba, blocks, source: 0, data: data_of(list.sgl(), op) }
     }
 
     #[inline]
-    fn parse_kind(&self, header: Header, chain: &Chain, list: &mut List<'_>) -> Result<Parsed, BadAddress> {
+    fn parse_kind(&self, header: Header, chain: &Chain, list: &mut List<'_>) -> Result<Kind, BadAddress> {
         match header.kind {
             VIRTIO_BLK_T_IN => self.transfer(Op::Read, header.sector, chain.writable(), list),
             VIRTIO_BLK_T_OUT => self.transfer(Op::Write, header.sector, chain.readable(), list),
             VIRTIO_BLK_T_FLUSH => {
-                Ok(Parsed::Submit(Request { op: Op::Flush, may_unmap: false, lba: 0, blocks: 0 }))
+                Ok(Kind::Submit(Request { op: Op::Flush, may_unmap: false, lba: 0, blocks: 0 }))
             }
             VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES => self.range(header.kind, chain, list.memory()),
-            VIRTIO_BLK_T_GET_ID => Ok(Parsed::Identify),
-            _ => Ok(Parsed::Answer(Answer::Unsupported)),
+            VIRTIO_BLK_T_GET_ID => Ok(Kind::Identify),
+            _ => Ok(Kind::Answer(Answer::Unsupported)),
         }
     }
 
@@ -139,14 +156,14 @@ impl Disk {
         sector: u64,
         pieces: &[Piece],
         list: &mut List<'_>,
-    ) -> Result<Parsed, BadAddress> {
+    ) -> Result<Kind, BadAddress> {
         // The guest was told.
         if pieces.len() > SEG_MAX as usize {
-            return Ok(Parsed::FAILED);
+            return Ok(Kind::FAILED);
         }
         let bytes = list.extend(pieces.iter().map(|piece| (piece.addr, piece.len)))?;
-        let Some((lba, blocks)) = self.blocks(sector, bytes.into()) else { return Ok(Parsed::FAILED) };
-        Ok(Parsed::Submit(Request { op, may_unmap: false, lba, blocks }))
+        let Some((lba, blocks)) = self.blocks(sector, bytes.into()) else { return Ok(Kind::FAILED) };
+        Ok(Kind::Submit(Request { op, may_unmap: false, lba, blocks }))
     }
 
     /// A range of sectors in blocks, if it is whole blocks.
@@ -158,8 +175,9 @@ impl Disk {
         aligned.then_some((start >> shift, bytes >> shift))
     }
 
-    fn range(&self, kind: u32, chain: &Chain, memory: &MemTable) -> Result<Parsed, BadAddress> {
-        let unsupported = Parsed::Answer(Answer::Unsupported);
+    #[inline(never)]
+    fn range(&self, kind: u32, chain: &Chain, memory: &MemTable) -> Result<Kind, BadAddress> {
+        let unsupported = Kind::Answer(Answer::Unsupported);
         if chain.readable_len() != size_of::<Range>() as u64 {
             return Ok(unsupported);
         }
@@ -179,10 +197,10 @@ impl Disk {
             return Ok(unsupported);
         }
         let Some((lba, blocks)) = self.blocks(range.sector, u64::from(range.sectors) * SECTOR) else {
-            return Ok(Parsed::FAILED);
+            return Ok(Kind::FAILED);
         };
         let may_unmap = range.flags & VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP != 0;
-        Ok(Parsed::Submit(Request { op, may_unmap, lba, blocks }))
+        Ok(Kind::Submit(Request { op, may_unmap, lba, blocks }))
     }
 
     /// Writes the disk's id to a request's data, as far as there is room: the answer, and how many bytes it took. Only of a
@@ -207,18 +225,12 @@ impl Disk {
     }
 }
 
-impl Parsed {
+impl Kind {
     const FAILED: Self = Self::Answer(Answer::IoError);
 }
 
 /// A slot's list without the status byte at its end.
 #[inline]
 fn data_of(all: Sgl, op: Op) -> Sgl {
-    if op.has_data() { all.slice(0, all.len() - 1) } else { Sgl::EMPTY }
-}
-
-/// Writes a slot's status byte, the last of its list.
-#[inline]
-pub(crate) fn write_status(all: Sgl, answer: Answer) {
-    all.put_byte(all.len() - 1, answer as u8);
+    if op.has_data() { all.first(all.len() - 1) } else { Sgl::EMPTY }
 }

@@ -7,7 +7,7 @@ use crate::{Alarm, Errors, Pace, Trouble};
 use aryk_dma::{MemTable, SgTable};
 use aryk_reactor::{Armed, Cx, Layer, Moving, RootId, ThreadId, WatchId};
 use aryk_vhost_user::{EventFd, QueueLog, Rings};
-use aryk_virtqueue::{Chain, ConfigError, PopError, Virtqueue};
+use aryk_virtqueue::{Chain, ConfigError, Popped, Virtqueue};
 use futures_channel::oneshot;
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -122,10 +122,6 @@ struct Owed {
     touched: Range<u32>,
 }
 
-/// A chain that was none was given back.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Skipped;
-
 /// Scratch that all queues of a reactor share.
 struct Scratch(RefCell<Chain>);
 
@@ -195,9 +191,9 @@ impl Line {
             let popped = self.pop(&mut chain);
             descriptors += chain.cost();
             match popped {
-                Ok(Some(head)) => start(self, head, &mut chain, cx),
-                Ok(None) => break,
-                Err(Skipped) => {}
+                Popped::Chain(head) => start(self, head, &mut chain, cx),
+                Popped::Nothing | Popped::Broken => break,
+                Popped::Malformed(_) => {}
             }
             taken += 1;
             descriptors += self.sgs.take_parts();
@@ -220,9 +216,9 @@ impl Line {
         let scratch = Rc::clone(&self.scratch);
         let mut chain = scratch.0.borrow_mut();
         match self.pop(&mut chain) {
-            Ok(Some(head)) => start(self, head, &mut chain),
-            Ok(None) => return false,
-            Err(Skipped) => {}
+            Popped::Chain(head) => start(self, head, &mut chain),
+            Popped::Nothing | Popped::Broken => return false,
+            Popped::Malformed(_) => {}
         }
         self.replays = self.replays.saturating_sub(1);
         true
@@ -234,25 +230,26 @@ impl Line {
         self.replays > 0
     }
 
-    /// The next chain, into `chain`.
-    ///
-    /// # Errors
-    /// It was none, and is given back.
+    /// The next chain, into `chain`. A malformed one has been given back; of a broken queue the session has been told.
     // Always: as a function of its own it costs a SCSI host, whose requests are long, 30 instructions each.
     #[inline(always)]
-    fn pop(&mut self, chain: &mut Chain) -> Result<Option<u16>, Skipped> {
-        match self.ring.pop(self.sgs.memory(), chain) {
-            Ok(head) => Ok(head),
-            Err(PopError::Chain { head, .. }) => {
-                self.errors.bad_chains.fetch_add(1, Ordering::Relaxed);
-                self.ring.push_used(head, 0);
-                Err(Skipped)
-            }
-            Err(PopError::Queue(error)) => {
-                self.errors.broken_queues.fetch_add(1, Ordering::Relaxed);
-                self.raise(Trouble::Broken(self.index, error));
-                Ok(None)
-            }
+    fn pop(&mut self, chain: &mut Chain) -> Popped {
+        let popped = self.ring.pop(self.sgs.memory(), chain);
+        if let Popped::Malformed(_) | Popped::Broken = popped {
+            self.refuse(popped);
+        }
+        popped
+    }
+
+    /// What was popped is no chain.
+    #[cold]
+    fn refuse(&mut self, popped: Popped) {
+        if let Popped::Malformed(head) = popped {
+            self.errors.bad_chains.fetch_add(1, Ordering::Relaxed);
+            self.ring.push_used(head, 0);
+        } else if let Some(error) = self.ring.broken() {
+            self.errors.broken_queues.fetch_add(1, Ordering::Relaxed);
+            self.raise(Trouble::Broken(self.index, error));
         }
     }
 
@@ -264,10 +261,11 @@ impl Line {
         self.ring.push_used(head, 0);
     }
 
-    /// Gives back a chain, of which so many bytes were written; its slot is in use. No bytes of the slot's list but those `touched` can have been written to.
+    /// Completes a chain, of which `written` bytes were written; its slot is in use. `touched` receives the length of the
+    /// slot's list, and returns the range of it that may have been written.
     #[inline]
-    pub fn give_back(&mut self, head: u16, written: u32, touched: impl FnOnce() -> Range<u32>) {
-        if self.log.is_some() && !self.note(head, written, touched()) {
+    pub fn give_back(&mut self, head: u16, written: u32, touched: impl FnOnce(u32) -> Range<u32>) {
+        if self.log.is_some() && !self.note(head, written, touched(self.sgs.len_of(head))) {
             return;
         }
         self.sgs.end(head);
@@ -300,7 +298,7 @@ impl Line {
         while self.marked < MARKS
             && let Some(Owed { head, written, touched }) = self.owed.pop_front()
         {
-            self.give_back(head, written, || touched);
+            self.give_back(head, written, |_| touched);
         }
         if !self.owed.is_empty() {
             cx.wake(self.id);

@@ -117,7 +117,6 @@ impl Events {
         let mut list = line.sgs.begin(head);
         let fits = chain.writable_len() >= size_of::<Event>() as u64
             && chain.writable().iter().all(|p| list.push(p.addr, p.len).is_ok());
-        drop(list);
         if !fits {
             line.give_up(head);
             return;
@@ -125,6 +124,6 @@ impl Events {
         let event = self.take().expect("there is some");
         line.sgs.sgl(head).write(0, event.as_bytes());
         let len = size_of::<Event>() as u32;
-        line.give_back(head, len, || 0..len);
+        line.give_back(head, len, |_| 0..len);
     }
 }

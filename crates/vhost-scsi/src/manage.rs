@@ -79,7 +79,6 @@ impl Manager {
         };
         let mut list = line.sgs.begin(head);
         let placed = chain.writable().iter().all(|p| list.push(p.addr, p.len).is_ok());
-        drop(list);
         if !placed || chain.writable().is_empty() {
             line.give_up(head);
             return;
@@ -216,7 +215,7 @@ fn answer(head: u16, bytes: &[u8], line: &mut Line) {
     let all = line.sgs.sgl(head);
     let len = bytes.len().min(all.len() as usize);
     all.write(0, &bytes[..len]);
-    line.give_back(head, len as u32, || 0..len as u32);
+    line.give_back(head, len as u32, |_| 0..len as u32);
 }
 
 #[cfg(test)]

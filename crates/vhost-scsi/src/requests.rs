@@ -20,14 +20,22 @@ use zerocopy::{Immutable, IntoBytes};
 /// How long commands have to complete on a disk that is taken away, before they are aborted.
 const DETACH_GRACE: Duration = Duration::from_secs(2);
 
-/// Lengths of a command in flight.
-#[derive(Clone, Copy, Debug, Default)]
+/// Lengths of a command's data. Its list holds them: the list has the answer's place and all data, and `data_in` is stored
+/// with it.
+#[derive(Clone, Copy, Debug)]
 struct Lengths {
     data_in: u32,
     data_out: u32,
 }
 
 impl Lengths {
+    /// The lengths of the command in flight whose chain has this head.
+    #[inline]
+    fn of(head: u16, line: &Line) -> Self {
+        let data_in = line.sgs.note_of(head);
+        Self { data_in, data_out: line.sgs.len_of(head) - ANSWER - data_in }
+    }
+
     const fn all(self) -> u32 {
         self.data_in + self.data_out
     }
@@ -43,8 +51,8 @@ pub(crate) struct Requests {
     busy: u8,
     /// Disks that were taken away, and have commands still.
     leaving: Vec<UnitChannel>,
-    /// By head.
-    lengths: Box<[Lengths]>,
+    /// Upper bound of chains' heads.
+    depth: u16,
     outcomes: Vec<Outcome>,
     /// Commands are being aborted so that the queue can stop, and stay in flight.
     giving_up: bool,
@@ -60,7 +68,7 @@ impl Requests {
             present: 0,
             busy: 0,
             leaving: Vec::new(),
-            lengths: vec![Lengths::default(); size.into()].into(),
+            depth: size,
             outcomes: Vec::with_capacity(size.into()),
             giving_up: false,
         }
@@ -79,7 +87,7 @@ impl Requests {
     ) -> Result<(), OpenError> {
         let place = &mut self.targets[usize::from(target)];
         assert!(place.is_none(), "target {target} has a disk");
-        *place = Some(UnitChannel::open(nexus, self.lengths.len() as u16, line.id, cx)?);
+        *place = Some(UnitChannel::open(nexus, self.depth, line.id, cx)?);
         self.present |= 1 << target;
         self.busy |= 1 << target;
         Ok(())
@@ -125,11 +133,10 @@ impl Requests {
     #[inline]
     pub fn start(&mut self, head: u16, chain: &mut Chain, line: &mut Line, cx: &mut Cx) {
         let command = chain.take_header::<Command>(line.sgs.memory());
-        let Ok(lengths) = place(chain, line.sgs.begin(head)) else {
+        let Ok((lengths, all)) = place(chain, line.sgs.begin(head)) else {
             line.give_up(head);
             return;
         };
-        self.lengths[usize::from(head)] = lengths;
         let Ok(Some(command)) = command else {
             self.refuse(head, Response::Failure, 0, line);
             return;
@@ -143,7 +150,6 @@ impl Requests {
             return;
         };
         cx.trace(Layer::Frontend, Point::Submit, line.id.trace_number(), head.into());
-        let all = line.sgs.sgl(head);
         // The guest has written there, and when the command is over it is to be here.
         all.prefetch_write();
         let request = Request {
@@ -167,7 +173,7 @@ impl Requests {
 
     #[cold]
     fn refuse(&self, head: u16, response: Response, filled: u32, line: &mut Line) {
-        let lengths = self.lengths[usize::from(head)];
+        let lengths = Lengths::of(head, line);
         give_back(head, &Verdict::without_status(response, lengths.all()), (0, filled), lengths, line);
     }
 
@@ -175,7 +181,7 @@ impl Requests {
     #[cold]
     fn finish(&self, outcome: &Outcome, descriptors: bool, line: &mut Line) {
         let head = outcome.tag;
-        let lengths = self.lengths[usize::from(head)];
+        let lengths = Lengths::of(head, line);
         let answer = Answer::new(outcome, lengths.all(), descriptors);
         give_back(head, &answer, (outcome.moved, outcome.filled), lengths, line);
     }
@@ -195,7 +201,7 @@ impl Requests {
                 worked = true;
                 cx.trace(Layer::Frontend, Point::Complete, line.id.trace_number(), head.into());
                 step(Step::Completed);
-                let lengths = self.lengths[usize::from(head)];
+                let lengths = Lengths::of(head, line);
                 give_back(head, &Verdict::good(lengths.all() - moved), (moved, moved), lengths, line);
             });
             if !outcomes.is_empty() {
@@ -275,7 +281,7 @@ fn give_back(
 ) {
     line.sgs.sgl(head).put(answer);
     step(Step::Answered);
-    let touched = || 0..ANSWER + filled.min(lengths.data_in);
+    let touched = |_| 0..ANSWER + filled.min(lengths.data_in);
     line.give_back(head, ANSWER + moved.min(lengths.data_in), touched);
 }
 
@@ -285,12 +291,13 @@ fn part(all: Sgl, offset: u32, len: u32) -> Sgl {
     if len == 0 { Sgl::EMPTY } else { all.slice(offset, len) }
 }
 
-/// Fills a list: the answer's place, where data goes to, where data comes from.
+/// Fills a list, and gives it: the answer's place, where data goes to, where data comes from.
 #[inline]
-fn place(chain: &Chain, mut list: List<'_>) -> Result<Lengths, Unanswerable> {
+fn place(chain: &Chain, mut list: List<'_>) -> Result<(Lengths, Sgl), Unanswerable> {
     let mut push =
         |pieces: &[Piece]| list.extend(pieces.iter().map(|p| (p.addr, p.len))).map_err(|_| Unanswerable);
     let data_in = push(chain.writable())?.checked_sub(ANSWER).ok_or(Unanswerable)?;
     let data_out = if chain.readable().is_empty() { 0 } else { push(chain.readable())? };
-    Ok(Lengths { data_in, data_out })
+    list.note(data_in);
+    Ok((Lengths { data_in, data_out }, list.sgl()))
 }

@@ -6,7 +6,7 @@
 #![expect(clippy::disallowed_methods, reason = "a benchmark measures wall time")]
 
 use aryk_dma::{GuestArea, Mapping, MemTable, Region, SgTable};
-use aryk_virtqueue::{Chain, Config, Format, Virtqueue, avail_len, desc_len, used_len};
+use aryk_virtqueue::{Chain, Config, Format, Popped, Virtqueue, avail_len, desc_len, used_len};
 use std::error::Error;
 use std::hint::black_box;
 use std::sync::Arc;
@@ -161,7 +161,7 @@ impl Bench {
     /// Pops and walks chains, and completes them at once.
     fn rings_only(&mut self) -> u64 {
         let mut sum = 0;
-        while let Ok(Some(head)) = self.queue.pop(&self.memory, &mut self.chain) {
+        while let Popped::Chain(head) = self.queue.pop(&self.memory, &mut self.chain) {
             sum += self.chain.writable_len();
             self.queue.push_used(head, 4097);
         }
@@ -173,7 +173,7 @@ impl Bench {
         let mut sum = 0;
         let mut status = [(0, 0); BATCH as usize];
         let mut count = 0;
-        while let Ok(Some(head)) = self.queue.pop(&self.memory, &mut self.chain) {
+        while let Popped::Chain(head) = self.queue.pop(&self.memory, &mut self.chain) {
             let header = self.chain.take_header::<[u64; 2]>(&self.memory);
             let status_addr = self.chain.take_last_writable().unwrap_or_default();
             self.sg.begin(head);

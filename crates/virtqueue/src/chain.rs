@@ -51,13 +51,13 @@ impl Chain {
     /// Buffers that the device reads, in order.
     #[inline]
     pub fn readable(&self) -> &[Piece] {
-        &self.pieces[self.start..self.split]
+        self.pieces.get(self.start..self.split).unwrap_or_default()
     }
 
     /// Buffers that the device writes, in order.
     #[inline]
     pub fn writable(&self) -> &[Piece] {
-        &self.pieces[self.split..self.end]
+        self.pieces.get(self.split..self.end).unwrap_or_default()
     }
 
     /// Total length of the readable buffers in bytes.
@@ -115,7 +115,10 @@ impl Chain {
     /// address. `None` if there is no writable part.
     #[inline]
     pub fn take_last_writable(&mut self) -> Option<u64> {
-        let last = self.pieces[self.split..self.end].last_mut()?;
+        if self.end == self.split {
+            return None;
+        }
+        let last = self.pieces.get_mut(self.end - 1)?;
         last.len -= 1;
         let addr = last.addr.wrapping_add(last.len.into());
         self.end -= usize::from(last.len == 0);
@@ -140,12 +143,6 @@ impl Chain {
         self.skipped = count;
     }
 
-    /// Whether the chain has writable buffers.
-    #[inline]
-    const fn has_writable(&self) -> bool {
-        self.end > self.split
-    }
-
     /// Number of descriptors in the chain.
     #[inline]
     pub(crate) const fn count(&self) -> u16 {
@@ -155,15 +152,57 @@ impl Chain {
     /// Adds a descriptor's buffer, if it is valid.
     #[inline]
     pub(crate) fn add(&mut self, piece: Piece, writable: bool) -> Result<(), ChainError> {
+        let mut filling = self.filling();
+        let added = filling.add(piece, writable);
+        let filled = filling.filled;
+        self.set_filled(filled);
+        added
+    }
+
+    /// Adds many buffers: the caller keeps the counts in registers until it calls [`Chain::set_filled`].
+    #[inline]
+    pub(crate) const fn filling(&mut self) -> Filling<'_> {
+        Filling { pieces: &mut self.pieces, filled: Filled { split: self.split, end: self.end } }
+    }
+
+    /// Stores the counts of the buffers that were added.
+    #[inline]
+    pub(crate) const fn set_filled(&mut self, filled: Filled) {
+        (self.split, self.end) = (filled.split, filled.end);
+    }
+}
+
+/// A chain to which buffers are being added.
+pub(crate) struct Filling<'a> {
+    pieces: &'a mut [Piece; CHAIN_MAX as usize],
+    pub filled: Filled,
+}
+
+/// The counts of a chain's buffers.
+#[derive(Clone, Copy)]
+pub(crate) struct Filled {
+    split: usize,
+    end: usize,
+}
+
+impl Filling<'_> {
+    /// As [`Chain::add`].
+    #[inline]
+    pub fn add(&mut self, piece: Piece, writable: bool) -> Result<(), ChainError> {
+        let Filled { split, end } = &mut self.filled;
         if piece.len == 0 {
             return Err(ChainError::Empty);
         }
-        if !writable && self.has_writable() {
+        if writable {
+            *self.pieces.get_mut(*end).ok_or(ChainError::TooLong)? = piece;
+            *end += 1;
+        } else if *end > *split {
             return Err(ChainError::Order);
+        } else {
+            *self.pieces.get_mut(*end).ok_or(ChainError::TooLong)? = piece;
+            *end += 1;
+            *split = *end;
         }
-        *self.pieces.get_mut(self.end).ok_or(ChainError::TooLong)? = piece;
-        self.end += 1;
-        self.split += usize::from(!writable);
         Ok(())
     }
 }

@@ -3,10 +3,10 @@
 //! The descriptor table and the available ring belong to the driver, the used ring to the device. Indices count
 //! entries since the start, modulo 2¹⁶; an entry's place is its index modulo the queue's size.
 
-use crate::chain::{CHAIN_MAX, Chain, Piece};
+use crate::chain::{CHAIN_MAX, Chain, Filling, Piece};
 use crate::error::{ChainError, ConfigError, PopError, QueueError};
 use aryk_crash_point::{Step, step};
-use aryk_dma::{GuestArea, MemTable};
+use aryk_dma::{GuestArea, GuestArray, MemTable};
 use std::sync::atomic::{Ordering, fence};
 use virtio_bindings::bindings::virtio_ring::{
     VRING_AVAIL_F_NO_INTERRUPT, VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE,
@@ -35,7 +35,7 @@ const IDX: usize = 2;
 const RING: usize = 4;
 
 /// A descriptor (section 2.7.5).
-#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 struct Desc {
     addr: u64,
@@ -45,7 +45,7 @@ struct Desc {
 }
 
 /// An element of the used ring (section 2.7.8).
-#[derive(IntoBytes, Immutable)]
+#[derive(Debug, IntoBytes, Immutable)]
 #[repr(C)]
 struct UsedElem {
     id: u32,
@@ -102,7 +102,7 @@ pub struct SplitConfig {
 }
 
 impl SplitConfig {
-    fn check(&self) -> Result<(), ConfigError> {
+    fn check(&self) -> Result<Rings, ConfigError> {
         let size = self.size;
         if !size.is_power_of_two() || size > SIZE_MAX {
             return Err(ConfigError::Size(size));
@@ -120,8 +120,24 @@ impl SplitConfig {
                 return Err(ConfigError::Unaligned { part, align });
             }
         }
-        Ok(())
+        let size = usize::from(size);
+        // Each length and alignment was checked above.
+        Ok(Rings {
+            descs: GuestArray::new(&self.desc, 0, size)
+                .expect("the descriptor table is long and aligned enough"),
+            heads: GuestArray::new(&self.avail, RING, size)
+                .expect("the available ring is long and aligned enough"),
+            used: GuestArray::new(&self.used, RING, size).expect("the used ring is long and aligned enough"),
+        })
     }
+}
+
+/// The entries of the three areas.
+#[derive(Debug)]
+struct Rings {
+    descs: GuestArray<Desc>,
+    heads: GuestArray<u16>,
+    used: GuestArray<UsedElem>,
 }
 
 /// The device's side of a split queue.
@@ -133,6 +149,7 @@ impl SplitConfig {
 #[derive(Debug)]
 pub struct SplitQueue {
     config: SplitConfig,
+    rings: Rings,
     /// `size - 1`: maps an index to a position in a ring.
     mask: u16,
     /// The driver's available index as last read.
@@ -140,8 +157,8 @@ pub struct SplitQueue {
     /// The used index as last published. `None` at first: the driver may wait for a call that a predecessor failed to
     /// send.
     published: Option<u16>,
-    /// One bit per descriptor: whether it is the head of a chain that was taken and not completed.
-    in_flight: Box<[u64]>,
+    /// One value per descriptor: whether it is the head of a chain that was taken and not completed.
+    in_flight: Box<[bool]>,
     /// The same information for a successor, if the front-end keeps a region.
     kept: Option<Inflight>,
     /// Chains that a predecessor left in flight, in reverse order.
@@ -155,13 +172,13 @@ impl SplitQueue {
     /// # Errors
     /// [`ConfigError`].
     pub fn new(config: SplitConfig) -> Result<Self, ConfigError> {
-        config.check()?;
-        let words = usize::from(config.size).div_ceil(64);
+        let rings = config.check()?;
         Ok(Self {
+            rings,
             mask: config.size - 1,
             avail_idx: config.next_avail,
             published: None,
-            in_flight: vec![0; words].into(),
+            in_flight: vec![false; config.size.into()].into(),
             kept: None,
             replay: Vec::new(),
             broken: None,
@@ -206,7 +223,7 @@ impl SplitQueue {
 
     /// Chains that were taken and not completed.
     pub fn in_flight(&self) -> u32 {
-        self.in_flight.iter().map(|word| word.count_ones()).sum()
+        self.in_flight.iter().filter(|is_in_flight| **is_in_flight).count() as u32
     }
 
     /// The error that broke the queue, if any.
@@ -231,7 +248,7 @@ impl SplitQueue {
         used: GuestArea,
     ) -> Result<(), ConfigError> {
         let config = SplitConfig { desc, avail, used, ..self.config };
-        config.check()?;
+        self.rings = config.check()?;
         self.config = config;
         Ok(())
     }
@@ -284,16 +301,12 @@ impl SplitQueue {
             return Ok(None);
         }
         step(Step::Found);
-        let place = usize::from(self.config.next_avail & self.mask);
-        let head = self.config.avail.load_u16(RING + 2 * place, Ordering::Relaxed);
-        if head >= self.config.size {
-            return Err(self.break_down(QueueError::HeadIndex(head)).into());
+        let head = self.rings.heads.load(usize::from(self.config.next_avail & self.mask));
+        match self.in_flight.get_mut(usize::from(head)) {
+            Some(is_in_flight @ false) => *is_in_flight = true,
+            Some(true) => return Err(self.break_down(QueueError::HeadInFlight(head)).into()),
+            None => return Err(self.break_down(QueueError::HeadIndex(head)).into()),
         }
-        let (word, bit) = (usize::from(head) / 64, 1 << (head % 64));
-        if self.in_flight[word] & bit != 0 {
-            return Err(self.break_down(QueueError::HeadInFlight(head)).into());
-        }
-        self.in_flight[word] |= bit;
         self.config.next_avail = self.config.next_avail.wrapping_add(1);
         if let Some(kept) = &mut self.kept {
             kept.begin(head);
@@ -319,7 +332,7 @@ impl SplitQueue {
     #[cold]
     fn pop_replay(&mut self, memory: &MemTable, chain: &mut Chain) -> Result<Option<u16>, PopError> {
         let Some(head) = self.replay.pop() else { return Ok(None) };
-        self.in_flight[usize::from(head) / 64] |= 1 << (head % 64);
+        self.in_flight[usize::from(head)] = true;
         self.walk_from(head, memory, chain)
     }
 
@@ -327,19 +340,36 @@ impl SplitQueue {
     #[inline]
     fn walk(&self, head: u16, memory: &MemTable, chain: &mut Chain) -> Result<(), ChainError> {
         chain.clear();
+        let mut filling = chain.filling();
+        let walked = self.walk_direct(head, &mut filling);
+        let filled = filling.filled;
+        chain.set_filled(filled);
+        match walked? {
+            Some(table) => self.walk_indirect(table, memory, chain),
+            None => Ok(()),
+        }
+    }
+
+    /// Collects the chain's descriptors in the queue's own table; returns the last one if it refers to an indirect table.
+    #[inline]
+    fn walk_direct(&self, head: u16, filling: &mut Filling<'_>) -> Result<Option<Desc>, ChainError> {
         let mut index = head;
         for _ in 0..self.config.size.min(CHAIN_MAX) {
-            let desc: Desc = self.config.desc.read(DESC_LEN * usize::from(index));
+            let desc = self.rings.descs.read(usize::from(index)).ok_or(ChainError::Index(index))?;
             if desc.flags & INDIRECT != 0 {
-                return self.walk_indirect(desc, memory, chain);
+                return Ok(Some(desc));
             }
-            match take(desc, chain)? {
-                None => return Ok(()),
-                Some(next) if next >= self.config.size => return Err(ChainError::Index(next)),
-                Some(next) => index = next,
+            filling.add(Piece { addr: desc.addr, len: desc.len }, desc.flags & WRITE != 0)?;
+            if desc.flags & NEXT == 0 {
+                return Ok(None);
             }
+            index = desc.next;
         }
-        Err(ChainError::TooLong)
+        Err(if usize::from(index) < self.in_flight.len() {
+            ChainError::TooLong
+        } else {
+            ChainError::Index(index)
+        })
     }
 
     /// Continues in the table that `table` refers to (section 2.7.5.3).
@@ -380,11 +410,10 @@ impl SplitQueue {
     /// If no chain with this head is in flight.
     #[inline]
     pub fn push_used(&mut self, head: u16, len: u32) {
-        let (word, bit) = (usize::from(head) / 64, 1 << (head % 64));
-        assert!(self.in_flight[word] & bit != 0, "chain {head} is not in flight");
-        self.in_flight[word] &= !bit;
+        let is_in_flight = self.in_flight.get_mut(usize::from(head)).is_some_and(std::mem::take);
+        assert!(is_in_flight, "chain {head} is not in flight");
         let place = usize::from(self.config.next_used & self.mask);
-        self.config.used.write(RING + USED_ELEM_LEN * place, &UsedElem { id: head.into(), len });
+        self.rings.used.write(place, &UsedElem { id: head.into(), len });
         self.config.next_used = self.config.next_used.wrapping_add(1);
         if let Some(kept) = &mut self.kept {
             kept.end(head);
@@ -477,14 +506,14 @@ impl SplitQueue {
     /// Prefetches the first descriptor of the chain `ahead` positions after the next.
     #[inline]
     fn prefetch_desc(&self, ahead: u16) {
-        self.config.desc.prefetch(DESC_LEN * usize::from(self.head(ahead)));
+        self.rings.descs.prefetch(self.head(ahead));
     }
 
     /// Prefetches the first buffer of the chain `ahead` positions after the next, for writing: the header of a block
     /// request, next to which drivers keep the status byte.
     #[inline]
     fn prefetch_buffer(&self, ahead: u16, memory: &MemTable) {
-        let desc: Desc = self.config.desc.read(DESC_LEN * usize::from(self.head(ahead)));
+        let Some(desc) = self.rings.descs.read(self.head(ahead)) else { return };
         if desc.flags & INDIRECT != 0 {
             memory.prefetch(desc.addr);
         } else {
@@ -492,12 +521,10 @@ impl SplitQueue {
         }
     }
 
-    /// The head of the chain `ahead` positions after the next; any descriptor's index, if the driver wrote an invalid
-    /// one.
+    /// The head of the chain `ahead` positions after the next; may be out of range, if the driver wrote an invalid one.
     #[inline]
-    fn head(&self, ahead: u16) -> u16 {
-        let place = usize::from(self.config.next_avail.wrapping_add(ahead) & self.mask);
-        self.config.avail.load_u16(RING + 2 * place, Ordering::Relaxed) & self.mask
+    fn head(&self, ahead: u16) -> usize {
+        self.rings.heads.load(usize::from(self.config.next_avail.wrapping_add(ahead) & self.mask)).into()
     }
 }
 

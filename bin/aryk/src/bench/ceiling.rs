@@ -11,7 +11,7 @@ use super::{affinity, blocks_of};
 use crate::error::Error;
 use aryk_dma::{GuestArea, MemTable};
 use aryk_front_end::{Builder, Format, Memory, Shape, blk, feature, scsi};
-use aryk_virtqueue::{Chain, Config, Virtqueue};
+use aryk_virtqueue::{Chain, Config, Popped, Virtqueue};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -132,7 +132,7 @@ fn answer(mut queues: Vec<Virtqueue>, well: Answer, memory: &MemTable, stop: &At
     while !stop.load(Ordering::Relaxed) {
         let mut count = 0;
         for (queue, chain) in queues.iter_mut().zip(&mut chains) {
-            while let Ok(Some(head)) = queue.pop(memory, chain) {
+            while let Popped::Chain(head) = queue.pop(memory, chain) {
                 let len = chain.writable_len() as u32;
                 well(chain, memory);
                 queue.push_used(head, len);

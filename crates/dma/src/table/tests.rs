@@ -386,7 +386,7 @@ fn a_list_keeps_no_more_memory_than_ordinary_requests_need() {
         sgs.begin(0).extend((0..pieces as u64).map(|i| (i, 1))).unwrap();
         assert_eq!(sgs.sgl(0).segments() as usize, pieces);
         sgs.end(0);
-        assert_eq!(sgs.slots[0].segs.capacity() >= KEPT_PIECES, kept, "after {pieces} pieces");
+        assert_eq!(sgs.longs.lists[0].capacity() >= KEPT_PIECES, kept, "after {pieces} pieces");
     }
 }
 
@@ -410,4 +410,41 @@ fn pieces_of_long_lists_in_use_are_counted_and_those_of_one_have_an_end() {
     assert_eq!(sgs.long_pieces(), 4);
     sgs.end(0);
     assert_eq!(sgs.long_pieces(), 0);
+}
+
+#[test]
+fn a_list_grows_out_of_its_slot_and_keeps_its_order() {
+    // Adjoining for the guest, and apart here.
+    let mut sgs = SgTable::new(1, table(&[region(0, PAGE), region(PAGE, PAGE), region(2 * PAGE, PAGE)]));
+    for count in 0..8_u32 {
+        sgs.begin(0);
+        (0..count).for_each(|i| sgs.push(0, 16 * u64::from(i), 1 + i).unwrap());
+        // Refused when two of its three parts were added: nothing is left of it, wherever the list stands.
+        assert!(sgs.push(0, PAGE + 8, 2 * PAGE as u32).is_err());
+        assert_eq!(sgs.long_pieces(), if count > 3 { count } else { 0 });
+        let lens: Vec<_> = sgs.sgl(0).pieces().map(|seg| seg.len() as u32).collect();
+        assert_eq!((lens, sgs.len_of(0)), ((1..=count).collect(), (1..=count).sum()));
+        sgs.end(0);
+        assert_eq!(sgs.long_pieces(), 0);
+    }
+}
+
+#[test]
+fn the_last_byte_is_written_wherever_the_list_ends() {
+    let mut sgs = SgTable::new(1, table(&[region(0, PAGE), region(PAGE, PAGE)]));
+    for pieces in 1..6_u64 {
+        let mut list = sgs.begin(0);
+        list.extend((0..pieces).map(|i| (64 * i, 8))).unwrap();
+        // The last crosses from region to region.
+        list.push(PAGE - 2, 4).unwrap();
+        list.note(pieces as u32);
+        let all = list.sgl();
+        let byte = 0x80 + pieces as u8;
+        assert_eq!(
+            (all.len(), sgs.put_last_byte(0, byte), sgs.note_of(0)),
+            (8 * pieces as u32 + 4, pieces as u32, pieces as u32)
+        );
+        assert_eq!(sgs.memory().read::<[u8; 3]>(PAGE), Ok([0, byte, 0]));
+        sgs.end(0);
+    }
 }

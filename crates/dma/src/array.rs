@@ -1,0 +1,140 @@
+//! Values of one type, side by side in guest memory: the entries of a virtqueue's rings. Used in reactor context.
+
+use crate::{GuestArea, Mapping, copy};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// `len` values of type `T` in one mapping, which the array keeps mapped.
+///
+/// [`GuestArray::new`] checks once what does not change: all values are inside of the mapping, and aligned. An access then
+/// checks its index only, which a queue must check anyway if the guest chose it.
+#[derive(Debug)]
+pub struct GuestArray<T> {
+    base: NonNull<T>,
+    len: usize,
+    _mapping: Arc<Mapping>,
+}
+
+// SAFETY: it points into its mapping, which is `Send` and `Sync`; access is by copies and atomics of plain bytes.
+unsafe impl<T> Send for GuestArray<T> {}
+
+impl<T> GuestArray<T> {
+    /// `len` values from `offset` of `area`; `None` if they are not all inside, or the first is not aligned for a `T`.
+    pub fn new(area: &GuestArea, offset: usize, len: usize) -> Option<Self> {
+        let bytes = size_of::<T>().checked_mul(len)?;
+        let base = area.start_of(offset, bytes)?.cast::<T>();
+        base.is_aligned().then(|| Self { base, len, _mapping: Arc::clone(area.mapping()) })
+    }
+
+    /// Prefetches the cache line of a value. An index that is out of range prefetches another line, which does no harm.
+    #[inline]
+    pub fn prefetch(&self, index: usize) {
+        copy::prefetch(self.base.as_ptr().wrapping_add(index).cast(), 1);
+    }
+
+    /// The address of a value; `None` if the index is out of range.
+    #[inline]
+    fn at(&self, index: usize) -> Option<*mut T> {
+        // SAFETY: `new` checked that `len` values lie in the mapping.
+        (index < self.len).then(|| unsafe { self.base.add(index) }.as_ptr())
+    }
+
+    /// The address of a value.
+    ///
+    /// # Panics
+    /// If the index is out of range: the caller computed it.
+    #[inline]
+    fn place(&self, index: usize) -> *mut T {
+        match self.at(index) {
+            Some(place) => place,
+            None => outside(index, self.len),
+        }
+    }
+}
+
+impl<T: FromBytes> GuestArray<T> {
+    /// Copies a value out: each byte is read once. `None` if the index is out of range.
+    #[inline]
+    pub fn read(&self, index: usize) -> Option<T> {
+        // SAFETY: the value lies in the mapping.
+        self.at(index).map(|place| unsafe { copy::read_once(place.cast()) })
+    }
+}
+
+impl<T: IntoBytes + Immutable> GuestArray<T> {
+    /// Copies a value in.
+    ///
+    /// # Panics
+    /// If the index is out of range: the caller computed it.
+    #[inline]
+    pub fn write(&self, index: usize, value: &T) {
+        let place = self.place(index);
+        // SAFETY: the place lies in the mapping; the source is a `T` of ours.
+        unsafe { copy::to_shared(place.cast(), value.as_bytes().as_ptr(), size_of::<T>()) };
+    }
+}
+
+impl GuestArray<u16> {
+    /// Loads a little-endian 16-bit integer, in no order with other accesses.
+    ///
+    /// # Panics
+    /// If the index is out of range: the caller computed it.
+    #[inline]
+    pub fn load(&self, index: usize) -> u16 {
+        // SAFETY: in the mapping, and aligned as `new` checked; the guest may change it at any time, as an atomic allows.
+        u16::from_le(unsafe { AtomicU16::from_ptr(self.place(index)) }.load(Ordering::Relaxed))
+    }
+}
+
+/// A separate function, so that the check on the hot path is a compare and a branch.
+#[cold]
+#[inline(never)]
+fn outside(index: usize, len: usize) -> ! {
+    panic!("value {index} is outside of an array of {len}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn area() -> GuestArea {
+        GuestArea::new(&Arc::new(Mapping::anonymous(crate::PAGE).unwrap()), 0, 64).unwrap()
+    }
+
+    #[test]
+    fn an_array_lies_inside_of_its_area_and_is_aligned() {
+        let area = area();
+        assert!(
+            GuestArray::<u64>::new(&area, 0, 8).is_some() && GuestArray::<u64>::new(&area, 56, 1).is_some()
+        );
+        assert!(GuestArray::<u64>::new(&area, 0, 9).is_none(), "too long");
+        assert!(GuestArray::<u64>::new(&area, 64, 1).is_none(), "behind the end");
+        assert!(GuestArray::<u64>::new(&area, 4, 1).is_none(), "unaligned");
+        assert!(GuestArray::<u64>::new(&area, 0, usize::MAX / 4).is_none(), "the length wraps");
+        assert!(GuestArray::<u64>::new(&area, usize::MAX - 7, 1).is_none(), "the end wraps");
+    }
+
+    #[test]
+    fn values_are_read_and_written_in_their_places() {
+        let area = area();
+        let (words, halves) =
+            (GuestArray::<u32>::new(&area, 8, 4).unwrap(), GuestArray::<u16>::new(&area, 8, 8).unwrap());
+        words.write(1, &0x0403_0201);
+        words.write(3, &0xffff_fffe);
+        assert_eq!(area.read::<[u8; 4]>(12), [1, 2, 3, 4]);
+        assert_eq!(
+            (words.read(1), words.read(3), words.read(4), words.read(usize::MAX)),
+            (Some(0x0403_0201), Some(0xffff_fffe), None, None)
+        );
+        assert_eq!((halves.load(2), halves.load(3), halves.load(7)), (0x0201, 0x0403, 0xffff));
+        words.prefetch(1 << 40);
+    }
+
+    #[test]
+    #[should_panic(expected = "value 4 is outside of an array of 4")]
+    fn an_index_of_ours_is_in_range() {
+        GuestArray::<u32>::new(&area(), 0, 4).unwrap().write(4, &0);
+    }
+}
