@@ -115,7 +115,7 @@ fn run(cli: &Cli, supervisor: Option<u32>) -> anyhow::Result<()> {
         }
     };
     let ended = LocalSet::new().block_on(&runtime, serving);
-    // A thread that opens a disk whose store does not reply is not waited for.
+    // Do not wait for a thread that opens a disk whose store does not respond.
     runtime.shutdown_timeout(FLUSH_TIMEOUT);
     ended
 }
@@ -149,7 +149,7 @@ async fn serve(
     let serving_http = serving_http.map(tokio::task::spawn_local);
     let watching = start::serve_watchers(metrics, web, &control, &stopped);
     let serving = tokio::task::spawn_local(server.serve(Rc::clone(&methods), stopped));
-    // Not dropped before the servers have ended: the calls that it holds off must not run then.
+    // Dropped after the servers have ended: the calls that it delays must not run then.
     let mut starting = pin!(async {
         let restored = tokio::select! {
             restored = restore::restore(&control, &methods) => restored,

@@ -44,7 +44,7 @@ impl Daemon {
         }
     }
 
-    /// Waits until the configuration is restored. A daemon that ends, or refuses us, is left to the test.
+    /// Waits until the configuration is restored. Errors are ignored: the test detects a daemon that ends or refuses the call.
     fn wait_for_init(&self) {
         let mut stream = self.connect();
         let request = json!({"jsonrpc": "2.0", "id": 1, "method": "framework_wait_init"});

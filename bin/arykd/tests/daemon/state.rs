@@ -191,12 +191,12 @@ fn a_locked_disk_is_retried_in_the_background() {
     wait_for(&daemon, "p");
 }
 
-/// A daemon that was killed, and its disk `slow`, which cannot be opened now, offered by a controller; beside disk `fast`.
+/// The successor of a killed daemon, with a disk `slow` that cannot be opened now and a disk `fast`, each with a controller.
 fn with_a_stuck_disk() -> Option<(Daemon, SlowStore)> {
     let mut daemon = Daemon::start(KEPT);
     let elsewhere = std::env::temp_dir();
     let store = SlowStore::new(&elsewhere, 1 << 20)
-        .inspect_err(|error| eprintln!("skipped: FUSE takes root and a kernel that has it: {error}"))
+        .inspect_err(|error| eprintln!("skipped: FUSE needs root and kernel support: {error}"))
         .ok()?;
     daemon.call("bdev_uring_create", json!({"name": "slow", "filename": store.path()})).unwrap();
     daemon.call("bdev_null_create", null("fast")).unwrap();
@@ -219,7 +219,7 @@ fn calls_are_answered_while_a_disk_is_opened() {
     for method in ["spdk_get_version", "framework_get_subsystems"] {
         daemon.call(method, json!({})).unwrap();
     }
-    // What needs no other disk is there.
+    // Objects that do not need the stuck disk exist already.
     daemon.call("vhost_get_controllers", json!({"name": "of-fast"})).unwrap();
     daemon.call("bdev_null_create", null("new")).unwrap();
     let saved = daemon.call("save_config", json!({})).unwrap().to_string();
@@ -237,7 +237,7 @@ fn calls_are_answered_while_a_disk_is_opened() {
             (exists, scope.spawn(move || daemon.call(method, params)))
         });
         std::thread::park_timeout(wait);
-        assert!(calls.iter().all(|(_, call)| !call.is_finished()), "they wait for the disk");
+        assert!(calls.iter().all(|(_, call)| !call.is_finished()), "the calls wait for the disk");
         store.pass();
         store.let_go();
         for (exists, call) in calls {
@@ -252,7 +252,7 @@ fn calls_are_answered_while_a_disk_is_opened() {
 #[test]
 fn a_daemon_ends_while_a_disk_is_opened() {
     let Some((mut daemon, store)) = with_a_stuck_disk() else { return };
-    // The kernel lets no process go that has a request in FUSE: all else of the daemon has ended before that.
+    // The kernel does not end a process with a request in FUSE; the rest of the daemon has ended before.
     assert_eq!(daemon.signal_and_wait("TERM", Duration::from_secs(4)), None);
     assert!(daemon.try_connect().is_none() && !daemon.dir().join("rpc.sock").exists());
     store.pass();
