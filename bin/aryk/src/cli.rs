@@ -301,7 +301,7 @@ pub struct AttachArgs {
     /// Attach a disk that another controller has too: only for cluster file systems (OCFS2, GFS2), others are corrupted
     #[arg(long)]
     pub shared: bool,
-    /// Attach the disk as a target of this SCSI controller, which is created if it does not exist: up to eight targets are
+    /// Attach the disk as a target of a SCSI controller, which is created if it does not exist: up to eight targets are
     /// hot-plugged and unplugged while the VM runs
     #[arg(long, conflicts_with = "readonly")]
     pub scsi: bool,
