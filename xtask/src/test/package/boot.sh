@@ -1,15 +1,15 @@
 #!/bin/bash
-# Boots systemd in namespaces of its own, upon a copy of this machine that is written to memory and thrown away:
+# Boots systemd in new namespaces, on an overlay of this computer's file system whose changes stay in memory:
 #   boot.sh SCRATCH PACKAGE SCRIPT RESULT
-# SCRATCH is an empty directory to mount on, RESULT the one directory of the machine that the inside can write to.
-# Runs as root in new namespaces. Ends with 77 where a kernel or a container does not allow it.
+# SCRATCH is an empty directory for the mount, RESULT the only directory of this computer to which SCRIPT can write.
+# Runs as root in new namespaces. Exits with 77 if the kernel or a container does not allow that.
 set -eu
 scratch=$1 package=$2 script=$3 result=$4
 root=$scratch/root
 
 give_up() { echo "$1" >"$result/skipped"; exit 77; }
 
-# First, into a control group that is its own, and in which it cannot see out.
+# First, enters a new control group and a cgroup namespace, so that systemd sees no other groups.
 if [ $# = 4 ]; then
     mount --make-rprivate /
     mount -t tmpfs tmpfs "$scratch" 2>/dev/null || give_up "nothing can be mounted here"
@@ -24,7 +24,7 @@ mkdir "$scratch/upper" "$scratch/work" "$root"
 mount -t overlay overlay -o "lowerdir=/,upperdir=$scratch/upper,workdir=$scratch/work" "$root" 2>/dev/null ||
     give_up "no overlay file system here"
 
-# Whatever systemd and the package do from here on, they do to the copy: the kernel's knobs are read-only too.
+# From here on, systemd and the package change only the overlay: the kernel's settings are read-only too.
 mount -t proc proc "$root/proc"
 mount -o bind,ro "$root/proc/sys" "$root/proc/sys"
 mount -t sysfs -o ro sysfs "$root/sys" 2>/dev/null || give_up "no sysfs here"

@@ -1,9 +1,9 @@
-# What an administrator does with the package, as root on a machine that systemd runs. Any command that fails ends it.
+# The commands of an administrator with the package, as root under systemd. The script ends at the first command that fails.
 
 said() { "$@" 2>&1 || true; }
 
-# Installed: it runs, as its own user, with no rights.
-# (Containers' images forbid packages to start services.)
+# Installed: the service runs, as its own user, without capabilities.
+# (Container images forbid packages to start services.)
 rm -f /usr/sbin/policy-rc.d
 names() { find /usr /lib/systemd /etc -xdev -name '*aryk*' -not -path '*/arykd.service.d*' | sort; }
 useradd --no-create-home keeper
@@ -17,11 +17,11 @@ pid=$(systemctl show -P MainPID arykd.service)
 grep -q '^CapEff:	0*$' /proc/$pid/status
 grep -q '^NoNewPrivs:	1$' /proc/$pid/status
 grep -q '^Seccomp:	2$' /proc/$pid/status
-# It counts as started when it answers: nothing waits for it after this, anywhere below, but for one that was killed.
+# The service counts as started when the daemon answers, so the commands below wait only after a kill.
 [ "$(stat -c %U:%G:%a /run/aryk/rpc.sock)" = aryk:aryk:660 ]
 [ "$(stat -c %U:%G:%a /var/lib/aryk/state)" = aryk:aryk:750 ]
 
-# A member of the group makes a disk, and gives it to a machine; others are refused.
+# A member of the group creates a disk and attaches it; other users are refused.
 as() { runuser -u keeper -- "$@"; }
 said runuser -u nobody -- aryk status | grep -qi 'permission denied'
 as aryk status
@@ -29,12 +29,12 @@ as aryk disk create vm1 --file /var/lib/aryk/disks/vm1.img --size 64M
 as aryk attach vm1 --socket-group kvm --socket-mode 660
 [ "$(stat -c %G:%a /run/aryk/vm1)" = kvm:660 ]
 usermod -aG kvm keeper
-# It is what the whole sandbox lets through: memory of another process, io_uring or threads, kernel AIO.
+# The benchmark uses what the sandbox must permit: memory of another process, io_uring or threads, kernel AIO.
 as aryk bench /run/aryk/vm1 --rw write --verify --destroy --qd 8 --time 1s
 [ "$(cat /proc/sys/kernel/io_uring_disabled 2>/dev/null || echo 0)" != 0 ] || ls -l /proc/$pid/fd | grep -q io_uring
 as aryk disk resize vm1 128M
 
-# Disks are in no other place; another takes both the option and the drop-in.
+# The daemon refuses disks in other directories; a new directory needs both the option and the drop-in.
 said as aryk disk create passwd --file /etc/passwd | grep -q -- --allow-dir
 mkdir -m 777 /srv/more
 echo 'ARYKD_OPTIONS="--allow-dir /var/lib/aryk/disks --allow-dir /srv/more"' >/etc/default/arykd
@@ -49,14 +49,14 @@ as aryk status
 as aryk disk create more --file /srv/more/d.img --size 1M
 as aryk disk remove more
 
-# Killed: another is there, and knows its disk.
+# Killed: systemd starts another daemon, which restores the disk.
 pid=$(systemctl show -P MainPID arykd.service)
 kill -KILL $pid
 for _ in $(seq 100); do as aryk disk show vm1 >/dev/null 2>&1 && break; sleep 0.1; done
 [ "$(systemctl show -P MainPID arykd.service)" != $pid ]
 as aryk bench /run/aryk/vm1 --rw read --qd 8 --time 1s
 
-# With a supervisor, which is what systemd sees.
+# With a supervisor, which is the main process for systemd.
 sed -i 's/^ARYKD_OPTIONS="/&--supervise /' /etc/default/arykd
 systemctl restart arykd.service
 as aryk disk show vm1
@@ -66,7 +66,7 @@ kill -KILL $child
 for _ in $(seq 100); do as aryk disk show vm1 >/dev/null 2>&1 && break; sleep 0.1; done
 [ "$(systemctl show -P MainPID arykd.service)" = $pid ]
 
-# A daemon that does not answer is replaced, where that is asked for.
+# With WatchdogSec=, systemd restarts a daemon that does not answer.
 sed -i 's/--supervise //' /etc/default/arykd
 printf '[Service]\nWatchdogSec=1s\n' >/etc/systemd/system/arykd.service.d/watchdog.conf
 systemctl daemon-reload
@@ -78,13 +78,13 @@ kill -STOP $pid
 for _ in $(seq 100); do as timeout 1 aryk disk show vm1 >/dev/null 2>&1 && break; sleep 0.1; done
 [ "$(systemctl show -P MainPID arykd.service)" != $pid ]
 
-# What it brings.
+# Completion and man pages of the package.
 [ -s /usr/share/bash-completion/completions/aryk ]
 zgrep -q '^.TH' /usr/share/man/man1/aryk-attach.1.gz
 zgrep -q '^.TH' /usr/share/man/man8/arykd.8.gz
 bash -n /usr/share/bash-completion/completions/aryk
 
-# Metrics and the web page, on TCP: forbidden, with a word on what to do, until there is the drop-in; and then to this host alone.
+# Metrics and the web page on TCP: forbidden, with a hint, until the drop-in is installed; then for this host alone.
 ip link set lo up
 rm /etc/systemd/system/arykd.service.d/watchdog.conf
 sed -i 's/^ARYKD_OPTIONS="/&--metrics 9477 --web 9478 /' /etc/default/arykd
@@ -107,13 +107,13 @@ systemctl daemon-reload
 systemctl restart arykd.service
 page 9477 /metrics | grep -q '^aryk_disk_ops_total{disk="vm1"'
 
-# An upgrade leaves the daemon alone, and the administrator's options.
+# An upgrade leaves the running daemon and the administrator's options alone.
 pid=$(systemctl show -P MainPID arykd.service)
 dpkg -i /run/package.deb
 [ "$(systemctl show -P MainPID arykd.service)" = $pid ]
 grep -q /srv/more /etc/default/arykd
 
-# Removed: it has ended, what was configured stays. Purged: only the disks stay.
+# Removed: the daemon has ended, the configuration stays. Purged: only the disks stay.
 dpkg -r aryk
 said systemctl is-active arykd.service | grep -q inactive
 [ ! -e /usr/bin/arykd ]
