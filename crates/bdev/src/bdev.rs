@@ -1,4 +1,4 @@
-//! A disk, and its being open. Control context, but for what channels ask of it.
+//! Disks and their openings. Control context, except for the methods that channels call.
 
 use crate::cell::{Cells, ChannelCell, Command};
 use crate::qos::DiskQos;
@@ -21,10 +21,10 @@ use std::task::Poll;
 use std::time::Duration;
 use uuid::Uuid;
 
-/// The namespace of parts' UUIDs: SPDK's, so that a disk has the same one here as there.
+/// The namespace of the UUIDs of parts. It is SPDK's, so that a part has the same UUID as in SPDK.
 const PARTS: Uuid = uuid::uuid!("976b899e-3e1e-4d71-ab69-c2b08e9df8b8");
 
-/// By what a disk is found.
+/// The names by which a disk is found.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Identity {
     /// Its name.
@@ -36,17 +36,17 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// A name, and a random UUID.
+    /// An identity of a name and a random UUID.
     pub fn named(name: impl Into<String>) -> Self {
         Self { name: name.into(), aliases: Vec::new(), uuid: Uuid::new_v4() }
     }
 
-    /// The UUID of a disk of one kind that is made of all of this one: always the same. Each kind has a namespace.
+    /// The UUID of a disk of one kind that is made of all of this disk: always the same UUID. Each kind has a namespace.
     pub fn uuid_of_whole(&self, namespace: Uuid) -> Uuid {
         Uuid::new_v5(&namespace, self.uuid.as_bytes())
     }
 
-    /// The UUID of a disk that is made of some blocks of this one: always the same.
+    /// The UUID of a disk that is made of some blocks of this disk: always the same UUID.
     pub fn uuid_of_part(&self, offset: u64, blocks: u64) -> Uuid {
         let mut name = [0; 32];
         name[..16].copy_from_slice(self.uuid.as_bytes());
@@ -56,22 +56,22 @@ impl Identity {
     }
 }
 
-/// What openers are told.
+/// An event of a disk, for its openers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// The disk is being removed: close it.
+    /// The disk is being removed, and the opener must close it.
     Removed,
     /// The disk has this many blocks now.
     Resized {
         /// Blocks.
         blocks: u64,
     },
-    /// The disk's limits, operations or read-only state have changed ([`Device::limits`], [`Device::ops`], [`Device::is_read_only`]). Its channels go
-    /// by the new ones already.
+    /// The limits, the operations or the read-only state of the disk have changed ([`Device::limits`], [`Device::ops`],
+    /// [`Device::is_read_only`]). Its channels have applied the new ones.
     Changed,
 }
 
-/// How an opener is told. Called in control context, and must not call back into the registry.
+/// The function that an opener gets events by. It is called in control context, and must not call the registry.
 pub(crate) type Listener = Arc<dyn Fn(Event) + Send + Sync>;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -92,25 +92,26 @@ struct Opener {
 struct Openers {
     next: u64,
     list: Vec<Opener>,
-    /// Who waits for the last to close.
+    /// Removals that wait for the last opener to close the disk.
     waiting: Vec<oneshot::Sender<()>>,
-    /// Each is dropped when the disk's removal begins: those that prepare reactors stop.
+    /// One for each opener that prepares a reactor. They are dropped when the removal of the disk begins, which cancels the
+    /// preparation.
     preparing: Vec<oneshot::Sender<Infallible>>,
 }
 
-/// A disk that has been registered.
+/// A registered disk.
 pub struct Bdev {
     serial: u64,
     identity: Identity,
     device: Arc<dyn Device>,
     blocks: AtomicU64,
-    /// Whether someone is removing it, or what it is made of: nobody may open it any more.
+    /// Whether a removal of the disk or of one of its bases is under way: the disk cannot be opened any more.
     doomed: AtomicBool,
-    /// Whether that has come to it: new requests fail.
+    /// Whether that removal has reached this disk: new requests fail.
     removing: AtomicBool,
     resetting: AtomicBool,
     openers: Mutex<Openers>,
-    /// Disks that are made of it, and stay without it when it is removed.
+    /// Disks that are made of this one and stay without it when it is removed.
     staying: Mutex<Vec<Weak<Bdev>>>,
     places: Arc<Mutex<Vec<Place>>>,
     ranges: Ranges,
@@ -124,11 +125,11 @@ pub struct Bdev {
 pub(crate) struct Place {
     pub reactor: Handle,
     pub channels: usize,
-    /// What those that are closed have counted. Written on that reactor only.
+    /// The counts of closed channels. Written on that reactor only.
     pub closed: Stats,
 }
 
-/// How long requests in flight have to complete when a disk is removed, before they are aborted.
+/// The time that requests in flight have when a disk is removed, before they are aborted.
 const REMOVAL_GRACE: Duration = Duration::from_secs(10);
 
 impl fmt::Debug for Bdev {
@@ -137,7 +138,7 @@ impl fmt::Debug for Bdev {
     }
 }
 
-/// A lock that is held for a few instructions only, and whose holder does not panic.
+/// Takes a lock that is held for a few instructions only, and whose holder does not panic.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("no one panics holding it")
 }
@@ -163,7 +164,7 @@ impl Bdev {
         }
     }
 
-    /// By what it is found.
+    /// Its names.
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
@@ -178,12 +179,12 @@ impl Bdev {
         self.serial
     }
 
-    /// Blocks that compound requests have to themselves.
+    /// The ranges of blocks that compound requests hold exclusively.
     pub(crate) fn ranges(&self) -> &Ranges {
         &self.ranges
     }
 
-    /// Where its channels are, and were.
+    /// The reactors that have, or had, channels of it.
     pub(crate) const fn places(&self) -> &Arc<Mutex<Vec<Place>>> {
         &self.places
     }
@@ -196,23 +197,23 @@ impl Bdev {
         &self.sampling
     }
 
-    /// What its module made of it.
+    /// Its implementation.
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.device
     }
 
-    /// Its device, if that is a `T`: how a module finds its own again.
+    /// Its device, if that is a `T`: a module finds its own devices by this.
     pub fn device_as<T: Device>(&self) -> Option<&T> {
         let any: &dyn Any = &*self.device;
         any.downcast_ref()
     }
 
-    /// Its shape now.
+    /// Its current shape.
     pub fn geometry(&self) -> Geometry {
         Geometry { blocks: self.blocks(), ..self.device.geometry() }
     }
 
-    /// Its number of blocks now.
+    /// Its current number of blocks.
     #[inline]
     pub fn blocks(&self) -> u64 {
         self.blocks.load(Ordering::Relaxed)
@@ -224,34 +225,34 @@ impl Bdev {
         self.removing.load(Ordering::Relaxed)
     }
 
-    /// How many have opened it to write.
+    /// The number of openers that may write.
     pub fn writers(&self) -> usize {
         lock(&self.openers).list.iter().filter(|o| o.claim != Claim::None).count()
     }
 
-    /// Who has claimed it, if someone has: for one writer, or for several.
+    /// The owner of a claim for one writer or for several, if there is one.
     pub fn claimed_by(&self) -> Option<String> {
         let openers = lock(&self.openers);
         openers.list.iter().find(|o| o.claim != Claim::None).map(|o| o.owner.clone())
     }
 
-    /// Who has it open, and whether to write.
+    /// The owners of all openings, and whether each may write.
     pub fn openers(&self) -> Vec<(String, bool)> {
         let openers = lock(&self.openers);
         openers.list.iter().map(|o| (o.owner.clone(), o.claim != Claim::None)).collect()
     }
 
-    /// Whether it, or what it is made of, is being removed.
+    /// Whether a removal of it or of one of its bases is under way.
     pub(crate) fn is_doomed(&self) -> bool {
         self.doomed.load(Ordering::Relaxed)
     }
 
-    /// Sets whether someone is removing it. Under the registry's lock, so that it is in order with opening.
+    /// Sets whether a removal is under way. The caller holds the registry's lock, which orders this with openings.
     pub(crate) fn set_doomed(&self, doomed: bool) {
         self.doomed.store(doomed, Ordering::Relaxed);
     }
 
-    /// A disk that is made of this one stays without it.
+    /// Notes that `above`, which is made of this disk, stays without it.
     pub(crate) fn add_staying(&self, above: &Arc<Self>) {
         let mut staying = lock(&self.staying);
         if staying.iter().all(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(above))) {
@@ -259,8 +260,8 @@ impl Bdev {
         }
     }
 
-    /// Has the disks that stay without this one use it no more. First none of their channels reads from it. Then none changes it: a channel that
-    /// read while another no longer wrote there would find old data.
+    /// Makes the disks that stay without this one stop using it: first no channel reads from it, then no channel writes to it. If
+    /// both were one step, a channel could read old data here after another channel had stopped writing here.
     pub(crate) async fn part_from_staying(self: &Arc<Self>) {
         let staying: Vec<_> = lock(&self.staying).iter().filter_map(Weak::upgrade).collect();
         for above in staying {
@@ -268,11 +269,11 @@ impl Bdev {
             above.device.base_event(self, BaseEvent::Removed);
             above.tell_channels(self, BaseEvent::Removed).await;
         }
-        // Not before all is done: a removal that is abandoned here is taken up again from the beginning.
+        // Cleared last: if this removal is cancelled, the next one starts from the beginning.
         lock(&self.staying).clear();
     }
 
-    /// Tells each of its channels what happens to a disk that it is made of, and waits until they know.
+    /// Sends an event of a base to each channel of this disk, and waits until all channels have got it.
     pub(crate) async fn tell_channels(&self, base: &Arc<Self>, event: BaseEvent) {
         let base = Arc::clone(base);
         let tell = move |cell: &Rc<ChannelCell>, cx: &mut Cx| {
@@ -281,12 +282,13 @@ impl Bdev {
             knows
         };
         for knows in self.for_each_channel(tell).await {
-            // A channel that was closed meanwhile has no channel of the base.
+            // If a channel was closed meanwhile, so was its channel of the base.
             let _ = knows.await;
         }
     }
 
-    /// Fails new requests and those that limits hold up, tells the openers, and aborts what is still in flight after [`REMOVAL_GRACE`].
+    /// Fails new requests and those that rate limits hold, sends openers [`Event::Removed`], and aborts requests in flight after
+    /// [`REMOVAL_GRACE`].
     pub(crate) async fn begin_removal(&self) {
         if self.removing.swap(true, Ordering::Relaxed) {
             return;
@@ -311,7 +313,8 @@ impl Bdev {
         }
     }
 
-    /// Has each of its channels go by the properties that its device has now, waits until they do, and tells the openers.
+    /// Makes each channel apply the current limits, operations and read-only state of the device, waits until all have, and sends
+    /// openers [`Event::Changed`].
     pub(crate) async fn reload_properties(&self) {
         let reload = |cell: &Rc<ChannelCell>, cx: &mut Cx| {
             let (done, reloaded) = oneshot::channel();
@@ -319,7 +322,7 @@ impl Bdev {
             reloaded
         };
         for reloaded in self.for_each_channel(reload).await {
-            // A channel that was closed meanwhile goes by none.
+            // A channel that was closed meanwhile needs none.
             let _ = reloaded.await;
         }
         self.tell(Event::Changed);
@@ -330,7 +333,7 @@ impl Bdev {
         listeners.iter().for_each(|listener| listener(event));
     }
 
-    /// Waits until nobody has it open.
+    /// Waits until the disk has no opener.
     pub(crate) async fn closed_by_all(&self) {
         let (sender, receiver) = oneshot::channel();
         {
@@ -340,11 +343,11 @@ impl Bdev {
             }
             openers.waiting.push(sender);
         }
-        // The sender is kept until it is used.
+        // The sender is kept until the last opener has closed the disk.
         let _ = receiver.await;
     }
 
-    /// Opens it, unless the claims of others forbid; then says whose.
+    /// Opens the disk. If the claim of another opener forbids that, returns the owner of that claim.
     pub(crate) fn open(
         self: &Arc<Self>,
         claim: Claim,
@@ -371,13 +374,13 @@ impl Bdev {
         openers.list.retain(|o| o.id != id);
         if openers.list.is_empty() {
             for waiting in openers.waiting.drain(..) {
-                // Whoever has stopped waiting does not want to know.
+                // The receiver may have been dropped.
                 let _ = waiting.send(());
             }
         }
     }
 
-    /// Makes a reactor ready for channels of this disk, as [`Device::prepare`], unless the disk is being removed, or its removal begins meanwhile.
+    /// Prepares a reactor for channels of this disk, as [`Device::prepare`]. The removal of the disk cancels that.
     pub(crate) async fn prepare(&self, reactor: &Handle) -> Result<(), OpenError> {
         let mut removal = self.removal()?;
         let mut prepared = self.device.prepare(reactor);
@@ -388,10 +391,10 @@ impl Bdev {
         .await
     }
 
-    /// What is ready when the disk's removal begins.
+    /// A receiver that is ready when the removal of the disk begins.
     fn removal(&self) -> Result<oneshot::Receiver<Infallible>, OpenError> {
         let (sender, receiver) = oneshot::channel();
-        // Under the lock, so that a removal that begins now is either seen or finds the sender.
+        // The lock orders this with a removal that begins now: either it is seen here, or it finds the sender.
         let mut openers = lock(&self.openers);
         if self.is_removing() {
             return Err(OpenError::Removed);
@@ -407,7 +410,7 @@ impl Bdev {
             place.channels += 1;
             return;
         }
-        // The core had a reactor before, which has ended: its channels' counts are the core's.
+        // An ended reactor had the same core: its counts are kept under the core.
         let former = |p: &&mut Place| p.reactor.core() == on.core() && p.reactor.has_ended();
         match places.iter_mut().find(former) {
             Some(place) => (place.reactor, place.channels) = (on.clone(), 1),
@@ -439,7 +442,7 @@ impl Bdev {
         all
     }
 
-    /// Runs `f` for each channel of this disk, on its reactor, and gathers what it gives. Goes only to reactors that have some.
+    /// Runs `f` for each channel of this disk on its reactor, and returns the results. Reactors without channels are not called.
     pub(crate) async fn for_each_channel<R, F>(&self, f: F) -> Vec<R>
     where
         R: Send + 'static,
@@ -451,15 +454,15 @@ impl Bdev {
         self.on_each_reactor(each).await.into_iter().flatten().collect()
     }
 
-    /// Has each of its channels polled: its module has something new for them.
+    /// Makes each of its channels be polled, because its module has something new for them.
     pub async fn wake_channels(&self) {
         self.for_each_channel(|cell, cx| cx.tell(cell.root)).await;
     }
 
-    /// What all its channels, also those that are closed, have counted.
+    /// The sum of the counts of all its channels, open and closed.
     pub async fn stats(&self) -> Stats {
         let places = Arc::clone(&self.places);
-        // On its reactor no channel closes meanwhile, and none is counted twice or not at all.
+        // No channel closes on its reactor during the call, so each one is counted once.
         let of_reactor = move |cells: &[Rc<ChannelCell>], cx: &mut Cx| {
             let mut sum = closed_on(&places, cx.handle());
             cells.iter().for_each(|cell| sum.merge(&cell.read_stats()));
@@ -473,7 +476,7 @@ impl Bdev {
         sum
     }
 
-    /// What each of its open channels has counted, and the number of the thread that the channel belongs to.
+    /// The counts of each open channel, with the number of the thread that the channel belongs to.
     pub async fn channel_stats(&self) -> Vec<(u64, Stats)> {
         let one = |cell: &Rc<ChannelCell>, cx: &mut Cx| {
             (cx.thread_of(cell.root).unwrap_or_default(), cell.read_stats())
@@ -492,7 +495,7 @@ impl Bdev {
         }
     }
 
-    /// Has latencies from now on be told by [`Bdev::recorded`], from nothing, or ends that.
+    /// Starts a new recording of latencies for [`Bdev::recorded`], or ends the recording.
     pub async fn record_latencies(&self, recording: Option<Recording>) {
         let before = match recording {
             Some(Recording { op, .. }) => self.stats().await.latencies(op),
@@ -507,20 +510,20 @@ impl Bdev {
         Some((recording, self.stats().await.latencies(recording.op).since(&before)))
     }
 
-    /// How long its requests may take, if that is limited.
+    /// The deadline of its requests, if it has one.
     pub fn deadline(&self) -> Option<Deadline> {
         *lock(&self.deadline)
     }
 
-    /// Limits how long its requests may take, those in flight too, or ends that.
+    /// Sets or removes the deadline of its requests, also of those in flight.
     pub async fn set_deadline(&self, deadline: Option<Deadline>) {
-        // First for channels to come: one that is opened between has it from there.
+        // Set first, so that a channel that is opened meanwhile reads it.
         *lock(&self.deadline) = deadline;
         self.for_each_channel(move |cell, cx| cell.command(Command::SetDeadline(deadline), cx)).await;
     }
 
-    /// Aborts every request that the device has, waits for them to complete, and goes on. Requests that come meanwhile wait. `false` if a reset is
-    /// under way already.
+    /// Aborts all requests that the device has, and waits until they complete. Requests that are submitted meanwhile wait.
+    /// Returns `false` if another reset is under way.
     pub async fn reset(self: &Arc<Self>) -> bool {
         if self.resetting.swap(true, Ordering::Acquire) {
             return false;
@@ -530,7 +533,7 @@ impl Bdev {
         else {
             return true;
         };
-        // A task of a reactor goes on to its end though the caller stops waiting, and would leave channels frozen.
+        // A task of a reactor is polled to its end also if the caller is dropped, which would leave channels frozen.
         let start = move |cx: &mut Cx| {
             let (done, wait) = oneshot::channel::<()>();
             let task = async move {
@@ -547,8 +550,8 @@ impl Bdev {
         true
     }
 
-    /// Makes each of its channels wait until the device has completed what it has of that channel, and then use another one that the device opens: after the
-    /// device has changed what carries its requests out. Requests that come meanwhile wait.
+    /// Makes each of its channels wait until the device has completed what it has of that channel, and then use another one that
+    /// the device opens: after the device has changed what carries its requests out. Requests that come meanwhile wait.
     ///
     /// # Errors
     /// [`OpenError`] if a channel could not be opened, or the disk is being reset; what has no other channel keeps its own.
@@ -560,7 +563,8 @@ impl Bdev {
         };
         let mut result = Ok(());
         for reopened in self.for_each_channel(reopen).await {
-            // A channel that was closed meanwhile needs no other, and a reset that came between is told like one that came before.
+            // A channel that was closed meanwhile needs no other, and a reset that came between is told like one that came
+            // before.
             result = result.and(reopened.await.unwrap_or(Ok(())));
         }
         result
@@ -580,7 +584,7 @@ impl Bdev {
     }
 }
 
-/// Stands for a reset that is under way.
+/// A reset that is under way.
 struct Resetting(Arc<Bdev>);
 
 impl Drop for Resetting {
@@ -605,11 +609,11 @@ impl Drop for Opening {
     }
 }
 
-/// A disk that is open. Clones, and the channels made of it, keep it open.
+/// An opening of a disk. Its clones and its channels keep the disk open.
 #[derive(Clone)]
 pub struct Descriptor(Arc<Opening>);
 
-/// Which opening of which disk a descriptor is of, without keeping the disk open. Clones of a descriptor have the same.
+/// The identity of an opening. It does not keep the disk open. Clones of a descriptor have the same identity.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct OpeningId {
     disk: u64,
@@ -628,7 +632,7 @@ impl Descriptor {
         &self.0.bdev
     }
 
-    /// Which opening it is of.
+    /// The identity of the opening.
     pub fn id(&self) -> OpeningId {
         OpeningId { disk: self.0.bdev.serial, opening: self.0.id }
     }
@@ -638,8 +642,9 @@ impl Descriptor {
         self.0.writable && !self.0.bdev.device.is_read_only()
     }
 
-    /// Makes a reactor ready for channels, which may take seconds: to be awaited each time before [`Descriptor::open_channel`] is called there, in control
-    /// context. Dropping the future cancels that. It ends with [`OpenError::Removed`] when the disk's removal begins.
+    /// Prepares a reactor for channels, which may take seconds. The opener awaits this in control context each time before it
+    /// calls [`Descriptor::open_channel`] there, and cancels it by dropping the future. It returns [`OpenError::Removed`] when
+    /// the removal of the disk begins.
     ///
     /// # Errors
     /// [`OpenError`].
@@ -647,7 +652,8 @@ impl Descriptor {
         self.0.bdev.prepare(reactor).await
     }
 
-    /// A channel for the calling reactor, which has been prepared ([`Descriptor::prepare`]). The channel's completions wake `root`.
+    /// Opens a channel on the calling reactor, which is prepared ([`Descriptor::prepare`]). Completions of the channel wake
+    /// `root`.
     ///
     /// # Errors
     /// [`OpenError`].

@@ -1,7 +1,8 @@
-//! What of a channel others on its reactor may reach: its statistics, and commands to it. Reactor context.
+//! The part of a channel that other code on its reactor reaches: statistics and commands. Reactor context.
 //!
-//! A channel is its opener's alone. Whoever wants something of all channels of a disk goes to each reactor that has some
-//! ([`crate::Bdev::for_each_channel`]), finds their cells there, and leaves a command, which the channel heeds at its next poll.
+//! A channel belongs to its opener. Code that needs all channels of a disk calls each reactor that has some
+//! ([`crate::Bdev::for_each_channel`]), finds their cells there, and adds a command to each. The channel carries the command out
+//! at its next poll.
 
 use crate::ranges::{Extent, RangeLock};
 use crate::{BaseEvent, Bdev, Deadline, OpenError, Stats};
@@ -13,34 +14,34 @@ use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// What a channel is told.
+/// A command to a channel.
 #[derive(Debug)]
 pub(crate) enum Command {
-    /// Abort all requests that the device has, hold those to come, and say when the device has none.
+    /// Abort all requests that the device has, hold new ones, and report when the device has none.
     Freeze(oneshot::Sender<()>),
-    /// Go on.
+    /// Send requests again.
     Thaw,
     /// Let the device complete what it has, then open another channel of it instead of this one's.
     Reopen(oneshot::Sender<Result<(), OpenError>>),
     /// Abort all requests.
     Abort,
-    /// Hold off changes of some blocks, and say when those before have completed.
+    /// Hold off changes of some blocks, and report when the changes before have completed.
     Fence { id: u64, extent: Extent, quiet: oneshot::Sender<()> },
-    /// That is over.
+    /// End a fence.
     Unfence(u64),
-    /// A compound request has its blocks to itself.
+    /// A compound request holds its blocks exclusively.
     Granted { key: Key, lock: RangeLock },
-    /// How long requests may take.
+    /// Set the deadline of requests.
     SetDeadline(Option<Deadline>),
-    /// Some may be late now.
+    /// Check deadlines: some requests may be late.
     LookAtDeadlines,
-    /// The disk's limits are others now.
+    /// Apply the new rate limits of the disk.
     LookAtLimits,
-    /// The disk is being removed: fail what its limits hold.
+    /// The disk is being removed: fail the requests that its rate limits hold.
     FailLimited,
-    /// The device has other limits or operations, or may be written or not: go by them from now on, and say so.
+    /// Apply the current limits, operations and read-only state of the device, and report that.
     ReloadProperties(oneshot::Sender<()>),
-    /// Something happens to a disk that this one is made of: the module's channel is to know, and then the sender.
+    /// Pass an event of a base on to the device's channel, and report that.
     BaseEvent { base: Arc<Bdev>, event: BaseEvent, told: oneshot::Sender<()> },
 }
 
@@ -53,7 +54,7 @@ pub(crate) struct ChannelCell {
     pub stats: RefCell<Stats>,
     /// Requests in flight, and those of them that wait.
     depths: Cell<(u32, u32)>,
-    /// The most that were in flight since somebody asked.
+    /// The most requests in flight since [`ChannelCell::take_in_flight_max`] was called last.
     in_flight_max: Cell<u32>,
     commands: RefCell<VecDeque<Command>>,
     has_command: Cell<bool>,
@@ -74,7 +75,7 @@ impl ChannelCell {
         }
     }
 
-    /// The most requests that were in flight since this was last asked.
+    /// The most requests in flight since the last call.
     pub fn take_in_flight_max(&self) -> u32 {
         self.in_flight_max.replace(self.depths.get().0)
     }
@@ -89,7 +90,7 @@ impl ChannelCell {
         self.depths.get()
     }
 
-    /// What has been counted, and the depths now.
+    /// The counts, and the current depths.
     pub fn read_stats(&self) -> Stats {
         let (in_flight, waiting) = self.depths.get();
         let mut stats = self.stats.borrow().clone();

@@ -1,4 +1,4 @@
-//! What a bdev module implements. Control context; channels are opened in reactor context.
+//! The traits that a bdev module implements. Control context; channels are opened in reactor context.
 
 use crate::{Base, Bdev, Channel, Failure, Op, OpSet};
 use aryk_reactor::{Cx, Handle, RootId};
@@ -6,7 +6,7 @@ use std::any::Any;
 use std::pin::Pin;
 use std::sync::Arc;
 
-/// A future that a device gives, boxed so that a `dyn Device` can give it.
+/// A future that a device returns, boxed so that a `dyn Device` can return it.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// The shape of a disk.
@@ -18,7 +18,7 @@ pub struct Geometry {
     pub physical_block_size: u32,
     /// Blocks on the disk.
     pub blocks: u64,
-    /// Blocks in a stripe or the like, for front-ends to tell guests of; 0 for none.
+    /// Blocks in a stripe or similar unit, which front-ends report to guests; 0 for none.
     pub optimal_io_blocks: u32,
 }
 
@@ -29,7 +29,7 @@ impl Geometry {
     }
 }
 
-/// What a device can take. The block layer splits and queues, so that it never sees more.
+/// The limits of a device. The block layer splits and queues requests, so the device never gets more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
     /// Requests in flight on one channel.
@@ -50,8 +50,8 @@ pub struct Limits {
     pub compare_and_write_blocks: u64,
     /// Blocks in one copy, for a device that does it.
     pub copy_blocks: u64,
-    /// Whether other hosts may change the store too. Then a compare-and-write or a copy that the device does not do, or not in this size, is refused: made of
-    /// reads and writes, they would be apart from this host's changes only.
+    /// Whether other hosts may change the store too. Then a compare-and-write or a copy that the device does not do, or not in
+    /// this size, is refused: made of reads and writes, they would be apart from this host's changes only.
     pub is_shared: bool,
 }
 
@@ -67,7 +67,7 @@ impl Limits {
 }
 
 impl Default for Limits {
-    /// 256 requests in flight, otherwise none.
+    /// 256 requests in flight, and no other limit.
     fn default() -> Self {
         Self {
             depth: 256,
@@ -90,66 +90,67 @@ pub enum OpenError {
     /// The device is being removed.
     #[error("the disk is being removed")]
     Removed,
-    /// Something that the channel needs is not to be had.
+    /// Something that the channel needs is not available.
     #[error("{0}")]
     Unavailable(String),
 }
 
-/// What happens to a disk that another is made of.
+/// An event of a base: a disk that another disk is made of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BaseEvent {
-    /// The base is to be removed. The disk that is made of it answers whether it stays.
+    /// The base will be removed. The device of the disk above answers whether the disk stays.
     ///
-    /// If it does, each of its channels reads from the base no more, but changes it on, for not all channels may know yet. Channels that are opened from
-    /// now on do the same.
+    /// If the disk stays, its channels stop reading from the base, but still write to it, because other channels may not have got
+    /// the event yet. Channels that are opened from now on do the same.
     Removing,
-    /// The disk stays without the base, and each of its channels has been told [`BaseEvent::Removing`]. It lets go of the base ([`Base::close`]) and no
-    /// longer names it among [`Device::bases`]. Each of its channels sends nothing more to the base, and closes the base's channel as soon as
-    /// what is in flight there has completed. The base works until all of them have been told.
+    /// The disk stays, and all of its channels have got [`BaseEvent::Removing`]. The device closes the base ([`Base::close`]) and
+    /// removes it from [`Device::bases`]. Each channel sends nothing more to the base, and closes its channel of the base as soon
+    /// as its requests there have completed. The base does not fail requests until all channels have got this event.
     Removed,
-    /// The base's limits, operations or read-only state have changed.
+    /// The limits, the operations or the read-only state of the base have changed.
     Changed,
 }
 
-/// Whether a disk stays without one that it is made of.
+/// Whether a disk stays without one of its bases.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stay {
-    /// It goes on.
+    /// The disk stays.
     Stay,
-    /// It is removed first.
+    /// The disk is removed before the base.
     Remove,
 }
 
-/// A disk, as its module makes it; `Any`, so that the module finds what is its own.
+/// The implementation of a disk by its module. It is `Any`, so that the module finds its own devices again.
 pub trait Device: Any + Send + Sync {
-    /// What kind of disk it is, for people.
+    /// The kind of disk, for people.
     fn product(&self) -> &'static str;
 
-    /// Its shape. Only the number of blocks may change, and [`crate::Registry::resized`] is called when it has.
+    /// The shape of the disk. Only the number of blocks may change; the module then calls [`crate::Registry::resized`].
     fn geometry(&self) -> Geometry;
 
-    /// What its channels can take. When it has changed, [`crate::Registry::changed`] is called.
+    /// The limits of its channels. When they have changed, the module calls [`crate::Registry::changed`].
     fn limits(&self) -> Limits;
 
-    /// What its channels can do. When it has changed, [`crate::Registry::changed`] is called. The block layer makes what is missing of reads and writes:
-    /// write-zeroes and compound operations.
+    /// The operations of its channels. When they have changed, the module calls [`crate::Registry::changed`]. The block layer
+    /// makes what is missing of reads and writes: write-zeroes and compound operations.
     fn ops(&self) -> OpSet;
 
-    /// Whether it cannot be written. When it has changed, [`crate::Registry::changed`] is called.
+    /// Whether the disk is read-only. When that has changed, the module calls [`crate::Registry::changed`].
     fn is_read_only(&self) -> bool {
         false
     }
 
-    /// The disks that it is made of. They are not removed while it is there, and it goes with them, unless [`Device::base_event`] says otherwise.
+    /// The bases: the disks that this disk is made of. A base is removed after this disk, unless this disk stays without the base
+    /// ([`Device::base_event`]).
     fn bases(&self) -> Vec<Arc<Bdev>> {
         Vec::new()
     }
 
-    /// Something happens to one of the disks that it is made of. The device hears of it first, and then each of its channels, on every reactor
-    /// ([`Channel::base_event`]); the next event comes when all have. Must not call back into the registry. If a removal is abandoned and taken up
-    /// again, so are its events.
+    /// Handles an event of a base. The device gets the event first, and then each of its channels, on every reactor
+    /// ([`Channel::base_event`]); the next event comes when all channels have got this one. The method must not call the
+    /// registry. If a removal is cancelled and started again, its events are repeated.
     ///
-    /// What is returned counts for [`BaseEvent::Removing`] only. By default, the disk is removed with its base.
+    /// The answer matters for [`BaseEvent::Removing`] only. By default, the disk is removed before its base.
     fn base_event(&self, base: &Arc<Bdev>, event: BaseEvent) -> Stay {
         let _ = base;
         match event {
@@ -158,36 +159,37 @@ pub trait Device: Any + Send + Sync {
         }
     }
 
-    /// One of the disks that it is made of has another size now. Returns its own new number of blocks, if that changed.
+    /// A base has another size now. Returns the new number of blocks of this disk, if that follows.
     fn base_resized(&self) -> Option<u64> {
         None
     }
 
-    /// The last request that its store has failed.
+    /// The last failure of its store.
     fn last_failure(&self) -> Option<Failure> {
         None
     }
 
-    /// Tells the log how many lines about itself were left out, if it is time. Control context; asked now and then.
+    /// Logs how many lines about this device were left out, if it is time. Called now and then in control context.
     fn tell_left_out(&self) {}
 
-    /// Closes the disk, whose removal is under way: the last channel and the last opening of it are closed, though someone may still hold a reference to
-    /// it. Ends its connections, gives its queue pairs and what it prepared back, and lets go of the disks that it is made of ([`Base::close`]). The
-    /// removal is over when the future is ready, which may take seconds.
+    /// Closes the device during the removal of its disk, after the last channel and the last opener. References to the device may
+    /// still exist. The device closes its connections, frees its queue pairs and everything that [`Device::prepare`] created, and
+    /// closes its bases ([`Base::close`]). The removal ends when the future is ready, which may take seconds.
     ///
-    /// If the future is dropped before, because nobody waits for the removal any more, it is called again when the removal is taken up again.
+    /// If the caller drops the future, the removal is not over: the next removal calls this method again.
     fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(std::future::ready(()))
     }
 
-    /// Makes a reactor ready for channels of this disk: creates the queue pair or the connection that they share there. Every opener awaits this
-    /// before it opens a channel, each time, so a reactor that is ready costs nothing. It may take seconds. Dropping the future cancels it, and so
-    /// does the disk's removal. What it has made and no channel uses stays with the device, until [`Device::close`] at the latest.
+    /// Prepares a reactor for channels of this disk: creates the queue pair or the connection that the channels share there.
+    /// Every opener awaits this method each time before it opens a channel, so it must be cheap for a reactor that is prepared
+    /// already. It may take seconds. The opener cancels it by dropping the future, and so does the removal of the disk. The
+    /// device keeps what it has created, also if no channel uses it, until [`Device::close`] at the latest.
     ///
-    /// By default, the disks that it is made of are prepared.
+    /// By default, the bases prepare the reactor.
     ///
     /// # Errors
-    /// [`OpenError`]; then no channel is opened there.
+    /// [`OpenError`]; then the opener opens no channel there.
     fn prepare(&self, reactor: &Handle) -> BoxFuture<'_, Result<(), OpenError>> {
         let (bases, reactor) = (self.bases(), reactor.clone());
         Box::pin(async move {
@@ -198,43 +200,44 @@ pub trait Device: Any + Send + Sync {
         })
     }
 
-    /// A channel for the calling reactor, which has been prepared. It takes microseconds. What completes on the channel wakes `root`.
+    /// Opens a channel on the calling reactor, which is prepared. This must not take longer than microseconds. Completions of the
+    /// channel wake `root`.
     ///
     /// # Errors
     /// [`OpenError`].
     fn open_channel(&self, root: RootId, cx: &mut Cx) -> Result<Box<dyn Channel>, OpenError>;
 }
 
-/// A disk on top of another that changes what its channels do. Its shape, limits and operations are those of its base, whose size it follows; a module
-/// overrides those that differ.
+/// A disk on one base whose channels change requests on their way. Shape, limits and operations are those of the base, and the
+/// size follows the base; a module overrides those that differ.
 pub trait Decorator: Send + Sync + 'static {
-    /// What kind of disk it is, for people.
+    /// The kind of disk, for people.
     fn product(&self) -> &'static str;
 
-    /// The disk below.
+    /// The base.
     fn base(&self) -> &Base;
 
-    /// As [`Device::geometry`]: by default the base's. It is asked for again when the base is resized.
+    /// As [`Device::geometry`]: by default that of the base. Called again when the base is resized.
     fn geometry(&self) -> Geometry {
         self.base().bdev().geometry()
     }
 
-    /// As [`Device::limits`]: by default the base's.
+    /// As [`Device::limits`]: by default those of the base.
     fn limits(&self) -> Limits {
         self.base().bdev().device().limits()
     }
 
-    /// As [`Device::ops`]: by default the base's.
+    /// As [`Device::ops`]: by default those of the base.
     fn ops(&self) -> OpSet {
         self.base().bdev().device().ops()
     }
 
-    /// As [`Device::is_read_only`]: by default whether the base is.
+    /// As [`Device::is_read_only`]: by default that of the base.
     fn is_read_only(&self) -> bool {
         self.base().bdev().device().is_read_only()
     }
 
-    /// Makes a reactor ready for channels, as [`Device::prepare`]. By default, the disk below does.
+    /// Prepares a reactor, as [`Device::prepare`]. By default, the base prepares it.
     ///
     /// # Errors
     /// [`OpenError`].
@@ -243,12 +246,12 @@ pub trait Decorator: Send + Sync + 'static {
         Box::pin(async move { self.base().prepare(&reactor).await })
     }
 
-    /// What there is to do before the disk below is let go of, as [`Device::close`]. By default nothing.
+    /// Closes the decorator before its base is closed, as [`Device::close`]. By default, there is nothing to close.
     fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(std::future::ready(()))
     }
 
-    /// A channel for the calling reactor, as [`Device::open_channel`].
+    /// Opens a channel on the calling reactor, as [`Device::open_channel`].
     ///
     /// # Errors
     /// [`OpenError`].
