@@ -270,6 +270,31 @@ fn a_driver_that_cannot_be_made_leaves_nothing() {
 }
 
 #[test]
+fn a_watch_of_a_driver_may_end_before_the_driver() {
+    for engine in ENGINES {
+        let (mut reactor, thread) = reactor(SleepPolicy::Interrupt, engine, &Time::default());
+        let device = Device::new();
+        let channel = channel(&device, thread, reactor.cx());
+        let driver = driver(&device, reactor.cx());
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        let watch = reactor.cx().watch_driver(reader, driver.id()).unwrap();
+        settle(&mut reactor);
+        assert!(reactor.cx().unwatch(watch).is_some() && reactor.cx().unwatch(watch).is_none());
+        settle(&mut reactor);
+        assert_eq!(rustix::io::write(&writer, b"x"), Err(rustix::io::Errno::PIPE), "it is still watched");
+        submit(&channel, 1, reactor.cx());
+        settle(&mut reactor);
+        device.complete(0, 1);
+        settle(&mut reactor);
+        assert_eq!(got(&channel, &mut reactor), 1);
+        drop(driver);
+        reactor.cx().remove_root(channel.id());
+        settle(&mut reactor);
+        assert_eq!(Rc::strong_count(&device), 1);
+    }
+}
+
+#[test]
 fn drivers_that_are_parked_cost_a_turn_nothing() {
     for engine in ENGINES {
         let time = Time::default();

@@ -3,8 +3,8 @@
 
 use crate::support::{ENGINES, add, block_on, kick};
 use aryk_reactor::{
-    Armed, ChangeError, CoreSet, Cx, Driver, DriverKey, Engine, Gone, Handle, Layer, Options, Point,
-    Reactors, Root, RootRef, SleepPolicy,
+    Armed, ChangeError, CoreSet, Cx, Driver, DriverKey, DriverRef, Engine, Gone, Handle, Layer, Options,
+    Point, Reactors, Root, RootRef, SleepPolicy,
 };
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::time::{ClockId, clock_gettime};
@@ -159,6 +159,89 @@ fn no_kick_is_lost() {
                 "{engine:?} {policy:?}: {added} alone, {all} in all; {kicks}+{more} kicks, {parks} parkings"
             );
             assert!(parks > 0 && disk.root.handle() == &reactors.handles()[0]);
+        }
+    }
+}
+
+/// A device that completes on another thread.
+#[derive(Default)]
+struct Device {
+    done: AtomicU64,
+    reaped: AtomicU64,
+    is_armed: AtomicBool,
+    parks: AtomicU64,
+}
+
+struct Remote(Arc<Device>);
+
+impl Driver for Remote {
+    fn reap(&mut self, budget: u32, _: &mut Cx) -> u32 {
+        self.0.is_armed.store(false, Ordering::Relaxed);
+        let reaped = self.0.reaped.load(Ordering::Relaxed);
+        let count = (self.0.done.load(Ordering::Acquire) - reaped).min(budget.into());
+        self.0.reaped.store(reaped + count, Ordering::Release);
+        count as u32
+    }
+
+    fn flush(&mut self, _: &mut Cx) {}
+
+    fn arm(&mut self, _: &mut Cx) -> Armed {
+        self.0.parks.fetch_add(1, Ordering::Relaxed);
+        self.0.is_armed.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let is_behind = self.0.done.load(Ordering::Acquire) > self.0.reaped.load(Ordering::Relaxed);
+        if is_behind { Armed::Busy } else { Armed::Yes }
+    }
+
+    fn in_flight(&self) -> u32 {
+        0
+    }
+}
+
+/// Keeps its driver.
+struct Keeper {
+    _driver: DriverRef<Remote>,
+}
+
+impl Root for Keeper {
+    fn poll(&mut self, _: &mut Cx) -> bool {
+        false
+    }
+}
+
+#[test]
+fn no_completion_of_a_driver_is_lost() {
+    for engine in ENGINES {
+        for policy in [SleepPolicy::Interrupt, SleepPolicy::Adaptive] {
+            let reactors = start(policy, engine);
+            let handle = &reactors.handles()[0];
+            leave_core(handle.core());
+            let device = Arc::new(Device::default());
+            let interrupt = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+            let (watched, driven) = (interrupt.try_clone().unwrap(), Arc::clone(&device));
+            let begin = move |cx: &mut Cx| {
+                let make = |id, cx: &mut Cx| cx.watch_driver(watched, id).map(|_| Remote(driven));
+                let driver = cx.driver(DriverKey::unique(), make).unwrap();
+                let thread = cx.add_thread("driver", CoreSet::allowed());
+                add(cx, thread, |_| Keeper { _driver: driver });
+            };
+            block_on(handle.call(begin)).unwrap();
+            let (start, mut done) = (Instant::now(), 0);
+            while start.elapsed() < Duration::from_millis(500) {
+                done = device.done.fetch_add(1, Ordering::Release) + 1;
+                fence(Ordering::SeqCst);
+                if device.is_armed.load(Ordering::Relaxed) {
+                    kick(&interrupt);
+                }
+                let asked = Instant::now();
+                while device.reaped.load(Ordering::Acquire) < done {
+                    assert!(asked.elapsed() < Duration::from_secs(20), "a wake-up was lost after {done}");
+                    std::thread::yield_now();
+                }
+            }
+            let parks = device.parks.load(Ordering::Relaxed);
+            println!("{engine:?} {policy:?}: {done} completions, parked {parks} times");
+            assert!(parks > 0);
         }
     }
 }
