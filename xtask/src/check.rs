@@ -11,7 +11,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use serde_json::Value;
 
-use crate::{generate, workspace};
+use crate::{budget, generate, workspace};
 
 /// The workspaces of this repository; the second is built with other flags.
 const MANIFESTS: [&str; 2] = ["Cargo.toml", "fuzz/Cargo.toml"];
@@ -44,6 +44,9 @@ pub(crate) fn run() -> Result<()> {
         if !findings.is_empty() {
             failed.push(name);
         }
+    }
+    for warning in budget::warnings()? {
+        println!("warning: {warning}");
     }
     if !failed.is_empty() {
         bail!("failed: {}", failed.join(", "));

@@ -6,6 +6,7 @@
 
 mod adversary;
 mod bench;
+mod budget;
 mod check;
 mod churn;
 mod crash;

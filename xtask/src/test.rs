@@ -14,7 +14,7 @@ mod suites;
 use anyhow::{Result, bail};
 
 use crate::progress::{self, Clock};
-use crate::{crash, fuzz, install};
+use crate::{budget, crash, fuzz, install};
 
 /// Seconds per fuzzer.
 const FUZZ_SECONDS: u32 = 20;
@@ -135,10 +135,24 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         println!("\n── Failed: {failure}");
     }
     println!("\n{}\n\n{} in {} s", table(&costs), tally.counts(), clock.seconds());
+    // A part of a stage takes less than the stage.
+    if args.guest.is_none() {
+        budget::keep(costs.iter().map(|cost| (name(cost.stage), cost.cpu)))?;
+    }
     if tally.failed > 0 {
         bail!("{} failed", tally.failed);
     }
     Ok(())
+}
+
+fn name(stage: Stage) -> String {
+    format!("{stage:?}")
+}
+
+/// The stages, as the table of a run names them.
+#[cfg(test)]
+pub(crate) fn stage_names() -> Vec<String> {
+    STAGES.into_iter().map(name).collect()
 }
 
 /// The cost of a stage, in seconds.
@@ -158,7 +172,7 @@ fn table(costs: &[Cost]) -> comfy_table::Table {
         "processor seconds",
     ]);
     for cost in costs {
-        table.add_row([format!("{:?}", cost.stage), cost.wall.to_string(), cost.cpu.to_string()]);
+        table.add_row([name(cost.stage), cost.wall.to_string(), cost.cpu.to_string()]);
     }
     table.add_row(["all".into(), sum(costs, |c| c.wall), sum(costs, |c| c.cpu)]);
     table
