@@ -30,7 +30,7 @@ const LIMIT: u64 = 1_000_000_000;
 struct NoWakeups;
 
 impl Wheel for NoWakeups {
-    type Who = ();
+    type Waiter = ();
     type Timer = ();
 
     fn wake(&mut self, (): ()) {}

@@ -1,6 +1,6 @@
 //! Block devices (virtio 1.2, section 5.2).
 
-use crate::{Builder, Error, Operation, Piece, Place, Request, Trouble};
+use crate::{Builder, Error, Operation, Piece, Place, Request, RequestError};
 use aryk_dma::GuestArea;
 
 /// Feature bits (section 5.2.3).
@@ -99,17 +99,17 @@ impl Builder for Requests {
         operation: Operation,
         place: Place,
         written: u32,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), RequestError> {
         let status: u8 = memory.read((place.head + STATUS_AT) as usize);
         match status {
             0 => {}
-            1 => return Err(Trouble::Failed("an I/O error")),
-            2 => return Err(Trouble::Failed("'unsupported'")),
-            other => return Err(Trouble::Nonsense(other)),
+            1 => return Err(RequestError::Failed("an I/O error")),
+            2 => return Err(RequestError::Failed("'unsupported'")),
+            other => return Err(RequestError::Nonsense(other)),
         }
         let expected = place.len + 1;
         if operation == Operation::Read && written != expected {
-            return Err(Trouble::Length { written, expected });
+            return Err(RequestError::Length { written, expected });
         }
         Ok(())
     }

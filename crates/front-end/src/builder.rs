@@ -25,7 +25,7 @@ pub struct Place {
 
 /// A failed or wrongly completed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Trouble {
+pub enum RequestError {
     /// The device completed the request with an error.
     #[error("a request failed: {0}")]
     Failed(&'static str),
@@ -75,5 +75,5 @@ pub trait Builder {
         operation: Operation,
         place: Place,
         written: u32,
-    ) -> Result<(), Trouble>;
+    ) -> Result<(), RequestError>;
 }

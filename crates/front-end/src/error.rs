@@ -1,6 +1,6 @@
 //! Errors of a session with a back-end.
 
-use crate::{NotOutstanding, Request, Trouble};
+use crate::{NotOutstanding, Request, RequestError};
 use aryk_dma::MapError;
 use rustix::io::Errno;
 use std::path::PathBuf;
@@ -53,7 +53,7 @@ pub enum Error {
         /// The queue's index.
         queue: u16,
         /// How the request failed.
-        source: Trouble,
+        source: RequestError,
     },
     /// Guest memory cannot be allocated.
     #[error(transparent)]

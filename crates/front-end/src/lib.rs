@@ -22,7 +22,7 @@ pub mod scsi;
 mod session;
 mod wire;
 
-pub use builder::{Builder, Operation, Place, Trouble};
+pub use builder::{Builder, Operation, Place, RequestError};
 pub use error::Error;
 pub use memory::Memory;
 pub use queue::{Done, Layout, Queue};

@@ -1,7 +1,7 @@
 //! A queue under load: requests of one length, laid out once and submitted repeatedly. Runs on the front-end's
 //! thread.
 
-use crate::{Announced, Builder, Error, Memory, Operation, Piece, Place, Ring, Shape, Trouble};
+use crate::{Announced, Builder, Error, Memory, Operation, Piece, Place, RequestError, Ring, Shape};
 use aryk_dma::GuestArea;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::os::fd::{AsFd, OwnedFd};
@@ -132,7 +132,7 @@ impl<B: Builder> Queue<B> {
     }
 
     /// The error for a failed request of this queue.
-    pub(crate) const fn failed(&self, source: Trouble) -> Error {
+    pub(crate) const fn failed(&self, source: RequestError) -> Error {
         Error::Request { queue: self.index, source }
     }
 
@@ -214,7 +214,7 @@ impl<B: Builder> Queue<B> {
         let Some((slot, written)) = taken else { return Ok(None) };
         let (operation, place) = self.slots[usize::from(slot)];
         let checked = self.builder.check(&self.area, operation, place, written);
-        checked.map_err(|source: Trouble| Error::Request { queue, source })?;
+        checked.map_err(|source: RequestError| Error::Request { queue, source })?;
         Ok(Some(Done { slot, operation, place }))
     }
 }

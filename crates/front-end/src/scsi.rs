@@ -1,6 +1,6 @@
 //! Requests for SCSI hosts (virtio 1.2, section 5.6), and for a disk behind one (SPC-4, SBC-3).
 
-use crate::{Builder, Error, Operation, Piece, Place, Queue, Trouble};
+use crate::{Builder, Error, Operation, Piece, Place, Queue, RequestError};
 use aryk_dma::GuestArea;
 use std::time::Duration;
 
@@ -116,11 +116,11 @@ impl Builder for Requests {
         operation: Operation,
         place: Place,
         written: u32,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), RequestError> {
         answered(memory, place)?;
         let expected = place.len + ANSWER_LEN;
         if operation == Operation::Read && written != expected {
-            return Err(Trouble::Length { written, expected });
+            return Err(RequestError::Length { written, expected });
         }
         Ok(())
     }
@@ -128,35 +128,35 @@ impl Builder for Requests {
 
 /// Checks the response of a command (section 5.6.6.1.1).
 #[inline]
-fn answered(memory: &GuestArea, place: Place) -> Result<(), Trouble> {
+fn answered(memory: &GuestArea, place: Place) -> Result<(), RequestError> {
     let [status, response]: [u8; 2] = memory.read((place.head + STATUS_AT) as usize);
     match (response, status) {
         (0, 0) => Ok(()),
         (0, CHECK_CONDITION) => Err(check_condition(memory, place)),
-        (0, 0x08) => Err(Trouble::Failed("BUSY")),
-        (0, 0x18) => Err(Trouble::Failed("RESERVATION CONFLICT")),
-        (0, 0x28) => Err(Trouble::Failed("TASK SET FULL")),
-        (0, 0x40) => Err(Trouble::Failed("TASK ABORTED")),
-        (0, other) => Err(Trouble::Nonsense(other)),
-        (1, _) => Err(Trouble::Failed("'overrun'")),
-        (2, _) => Err(Trouble::Failed("'aborted'")),
-        (3, _) => Err(Trouble::Failed("'bad target'")),
-        (4, _) => Err(Trouble::Failed("'reset'")),
-        (5, _) => Err(Trouble::Failed("'busy'")),
-        (6..=9, _) => Err(Trouble::Failed("'failure'")),
-        (other, _) => Err(Trouble::Nonsense(other)),
+        (0, 0x08) => Err(RequestError::Failed("BUSY")),
+        (0, 0x18) => Err(RequestError::Failed("RESERVATION CONFLICT")),
+        (0, 0x28) => Err(RequestError::Failed("TASK SET FULL")),
+        (0, 0x40) => Err(RequestError::Failed("TASK ABORTED")),
+        (0, other) => Err(RequestError::Nonsense(other)),
+        (1, _) => Err(RequestError::Failed("'overrun'")),
+        (2, _) => Err(RequestError::Failed("'aborted'")),
+        (3, _) => Err(RequestError::Failed("'bad target'")),
+        (4, _) => Err(RequestError::Failed("'reset'")),
+        (5, _) => Err(RequestError::Failed("'busy'")),
+        (6..=9, _) => Err(RequestError::Failed("'failure'")),
+        (other, _) => Err(RequestError::Nonsense(other)),
     }
 }
 
 /// Parses sense data, in the fixed or the descriptor format (SPC-4, section 4.5).
 #[cold]
-fn check_condition(memory: &GuestArea, place: Place) -> Trouble {
+fn check_condition(memory: &GuestArea, place: Place) -> RequestError {
     let sense: [u8; 14] = memory.read((place.head + SENSE_AT) as usize);
     let (key, code, qualifier) = match sense[0] & 0x7f {
         0x72 | 0x73 => (sense[1] & 0xf, sense[2], sense[3]),
         _ => (sense[2] & 0xf, sense[12], sense[13]),
     };
-    Trouble::Sense { key, code, qualifier }
+    RequestError::Sense { key, code, qualifier }
 }
 
 impl Queue<Requests> {
@@ -177,10 +177,10 @@ impl Queue<Requests> {
         let blocks = last.checked_add(1);
         let bytes = blocks.and_then(|blocks| blocks.checked_mul(block_size.into()));
         let (Some(blocks), Some(_)) = (blocks, bytes) else {
-            return Err(self.failed(Trouble::Failed("it reports an impossible capacity")));
+            return Err(self.failed(RequestError::Failed("it reports an impossible capacity")));
         };
         if !block_size.is_power_of_two() || block_size < 512 {
-            return Err(self.failed(Trouble::Failed("it reports an impossible block size")));
+            return Err(self.failed(RequestError::Failed("it reports an impossible block size")));
         }
         self.set_block_size(block_size);
         Ok(Capacity { blocks, block_size, readonly: mode[2] & 0x80 != 0 })
@@ -206,7 +206,7 @@ impl Queue<Requests> {
             let place = self.round_trip(patience, |memory, place| requests.write(memory, place, cdb))?;
             match answered(self.area(), place) {
                 Ok(()) => return Ok(place),
-                Err(Trouble::Sense { key: UNIT_ATTENTION, .. }) if attentions < ATTENTIONS_MAX => {
+                Err(RequestError::Sense { key: UNIT_ATTENTION, .. }) if attentions < ATTENTIONS_MAX => {
                     attentions += 1;
                 }
                 Err(trouble) => return Err(self.failed(trouble)),

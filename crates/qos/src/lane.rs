@@ -115,7 +115,7 @@ impl<W: Copy, T> Lane<W, T> {
         bytes: u64,
         behind: u64,
         now: u64,
-        wheel: &mut impl Wheel<Who = W, Timer = T>,
+        wheel: &mut impl Wheel<Waiter = W, Timer = T>,
     ) -> bool {
         if self.spend_ahead(bytes) || self.pay(bytes) {
             return true;
@@ -123,7 +123,7 @@ impl<W: Copy, T> Lane<W, T> {
         for at in 0..self.path.len() {
             let mut share = self.path[at].share.borrow_mut();
             let cost = share.cost(bytes);
-            if !share.may_take(self.id, cost, now) {
+            if !share.try_admit(self.id, cost, now) {
                 drop(share);
                 self.wait_at(at, now, wheel);
                 return false;
@@ -152,7 +152,7 @@ impl<W: Copy, T> Lane<W, T> {
     }
 
     /// Starts waiting for that bucket, and stops waiting for any other.
-    fn wait_at(&mut self, at: usize, now: u64, wheel: &mut impl Wheel<Who = W, Timer = T>) {
+    fn wait_at(&mut self, at: usize, now: u64, wheel: &mut impl Wheel<Waiter = W, Timer = T>) {
         if self.waits_at == Some(at) {
             return;
         }
@@ -164,7 +164,7 @@ impl<W: Copy, T> Lane<W, T> {
     }
 
     /// Ends a series of [`Lane::ask`]; `has_more`: requests still wait.
-    pub fn settle(&mut self, has_more: bool, now: u64, wheel: &mut impl Wheel<Who = W, Timer = T>) {
+    pub fn settle(&mut self, has_more: bool, now: u64, wheel: &mut impl Wheel<Waiter = W, Timer = T>) {
         if !has_more {
             self.leave(now, wheel);
         } else if let Some(at) = self.waits_at {
@@ -173,7 +173,7 @@ impl<W: Copy, T> Lane<W, T> {
     }
 
     /// Stops waiting: the lane's requests are gone, or cannot be submitted now for another reason.
-    pub fn leave(&mut self, now: u64, wheel: &mut impl Wheel<Who = W, Timer = T>) {
+    pub fn leave(&mut self, now: u64, wheel: &mut impl Wheel<Waiter = W, Timer = T>) {
         if let Some(at) = self.waits_at.take() {
             let mut share = self.path[at].share.borrow_mut();
             self.debt = (at, share.leave(self.id));

@@ -37,16 +37,16 @@ const QUANTUM: u64 = 4 << 10;
 
 /// Wakes lanes.
 pub trait Wheel {
-    /// Identifies the owner of a lane.
-    type Who;
+    /// Identifies the waiter that owns a lane.
+    type Waiter;
     /// Identifies a pending wake-up.
     type Timer;
 
-    /// Wakes the owner now.
-    fn wake(&mut self, who: Self::Who);
+    /// Wakes the waiter now.
+    fn wake(&mut self, waiter: Self::Waiter);
 
-    /// Wakes the owner at a time in nanoseconds.
-    fn wake_at(&mut self, who: Self::Who, at: u64) -> Self::Timer;
+    /// Wakes the waiter at a time in nanoseconds.
+    fn wake_at(&mut self, waiter: Self::Waiter, at: u64) -> Self::Timer;
 
     /// Cancels a wake-up that is still pending.
     fn cancel(&mut self, timer: Self::Timer);
@@ -154,9 +154,9 @@ impl<W: Copy, T> Share<W, T> {
         cost
     }
 
-    /// Whether `lane` may take this cost now.
+    /// Returns whether `lane` may take this cost now, and records when to ask again if not.
     #[inline]
-    pub(crate) fn may_take(&mut self, lane: u64, cost: u64, now: u64) -> bool {
+    pub(crate) fn try_admit(&mut self, lane: u64, cost: u64, now: u64) -> bool {
         if self.version != self.bucket.version() {
             self.follow_change();
         }
@@ -190,7 +190,7 @@ impl<W: Copy, T> Share<W, T> {
         false
     }
 
-    /// Takes the cost that [`Share::may_take`] allowed; `behind` requests of its lane wait behind it. `false` if another
+    /// Takes the cost that [`Share::try_admit`] allowed; `behind` requests of its lane wait behind it. `false` if another
     /// reactor was faster.
     #[inline]
     pub(crate) fn take(&mut self, cost: u64, behind: u64, now: u64) -> bool {
@@ -290,7 +290,7 @@ impl<W: Copy, T> Share<W, T> {
     }
 
     /// Schedules the wake-up of the first lane, and returns tokens that no lane waits for.
-    pub(crate) fn settle(&mut self, now: u64, wheel: &mut impl Wheel<Who = W, Timer = T>) {
+    pub(crate) fn settle(&mut self, now: u64, wheel: &mut impl Wheel<Waiter = W, Timer = T>) {
         let Some(first) = self.ring.front() else {
             self.return_lease();
             if let Some(alarm) = self.alarm.take() {

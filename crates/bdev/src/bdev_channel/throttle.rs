@@ -21,7 +21,7 @@ use std::sync::Arc;
 struct Waker<'a>(&'a mut Cx);
 
 impl Wheel for Waker<'_> {
-    type Who = RootId;
+    type Waiter = RootId;
     type Timer = TimerId;
 
     fn wake(&mut self, who: RootId) {

@@ -40,7 +40,7 @@ struct Asked {
 pub struct Clockwork(Rc<RefCell<Asked>>);
 
 impl Wheel for Clockwork {
-    type Who = usize;
+    type Waiter = usize;
     type Timer = u64;
 
     fn wake(&mut self, who: usize) {
