@@ -630,21 +630,21 @@ mod tests {
             config
         };
         let config = open();
-        let told = [
+        let expected = [
             (Subsystem::Qos, "QoS of 'x'"),
             (Subsystem::Signals, "signals of 'x'"),
             (Subsystem::Watch, "call 'x'"),
             (Subsystem::Daemon, "setting 'x'"),
         ];
-        for (subsystem, _) in told {
+        for (subsystem, _) in expected {
             config.made(subsystem, "x", "bdev_set_qos_limit", &json!({}));
         }
         drop(config);
         let config = open();
-        for ((key, _), (_, words)) in config.absent().into_iter().zip(told) {
+        for ((key, _), (_, words)) in config.absent().into_iter().zip(expected) {
             assert_eq!(config.kind_and_name(key), Some(("setting", "x".into())));
             assert_eq!(config.describe(key), words);
         }
-        assert_eq!(config.absent().len(), told.len());
+        assert_eq!(config.absent().len(), expected.len());
     }
 }

@@ -3,7 +3,6 @@
 //!
 //! Objects that need such a disk, such as a controller or a limit configured before a restart, are created when the disk appears.
 //! The settings of the disk are kept when it disappears, and are applied again when it comes back.
-//! and set again when it comes back.
 
 use crate::config::{Call, Subsystem};
 use crate::methods::waiting::make_waiting;

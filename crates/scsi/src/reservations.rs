@@ -311,8 +311,10 @@ impl Reservations {
         }
         let mut effects = Effects::default();
         self.list.retain(|r| !goes(r));
-        let told = |n: &&u32| **n != nexus;
-        effects.attentions.extend(gone.iter().filter(told).map(|n| (*n, Attention::RegistrationsPreempted)));
+        let others = |n: &&u32| **n != nexus;
+        effects
+            .attentions
+            .extend(gone.iter().filter(others).map(|n| (*n, Attention::RegistrationsPreempted)));
         effects.removed = gone;
         if takes_over {
             let before = self.holder.replace((nexus, kind)).map(|(_, kind)| kind);

@@ -159,8 +159,8 @@ impl Connection {
         }
     }
 
-    /// Ends the connection. Waits until the front-end's descriptors and `channel` are closed, however long that takes; during that time,
-    /// only this controller's next front-end must wait.
+    /// Ends the connection. Waits until the front-end's descriptors and `channel` are closed, however long that takes; during
+    /// that time, only this controller's next front-end must wait.
     pub(crate) async fn close(self, channel: Option<OwnedFd>) {
         let closing = tokio::task::spawn_blocking(move || drop((self, channel)));
         closing.await.expect("closing does not panic");

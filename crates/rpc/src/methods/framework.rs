@@ -146,7 +146,7 @@ struct Reactors {
     tick_rate: u64,
     /// Process ID of the daemon.
     pid: u32,
-    /// One for each core.
+    /// One entry for each core.
     reactors: Vec<Reactor>,
 }
 

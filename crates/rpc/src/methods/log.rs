@@ -208,7 +208,7 @@ mod tests {
         }
         // The limiter's lines are those of the crates that use it.
         logging.remove("aryk_log_limit");
-        let told: BTreeSet<_> = FLAGS.into_iter().map(|(_, target)| target.to_owned()).collect();
-        assert_eq!(told, logging);
+        let flagged: BTreeSet<_> = FLAGS.into_iter().map(|(_, target)| target.to_owned()).collect();
+        assert_eq!(flagged, logging);
     }
 }

@@ -278,7 +278,7 @@ async fn get_latencies(control: &Control, p: Name) -> Result<Latencies, Error> {
 }
 
 fn layers(stats: &Stats) -> Vec<LayerLatencies> {
-    let told = |layer, latency_ticks, histogram: &Histogram| LayerLatencies {
+    let layer_latencies = |layer, latency_ticks, histogram: &Histogram| LayerLatencies {
         layer,
         ops: histogram.total(),
         latency_ticks,
@@ -286,7 +286,8 @@ fn layers(stats: &Stats) -> Vec<LayerLatencies> {
     };
     let times = TimeLayer::ALL.map(|layer| (layer.name(), stats.times(layer)));
     let sum = times.iter().map(|(_, times)| times.sum_ns).sum();
-    let mut all: Vec<_> = times.iter().map(|(name, t)| told(name, t.sum_ns, &t.histogram)).collect();
-    all.push(told("total", sum, &stats.latencies(None)));
+    let mut all: Vec<_> =
+        times.iter().map(|(name, t)| layer_latencies(name, t.sum_ns, &t.histogram)).collect();
+    all.push(layer_latencies("total", sum, &stats.latencies(None)));
     all
 }

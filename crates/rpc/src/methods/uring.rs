@@ -226,7 +226,7 @@ struct FileSystem {
 
 async fn get_file_systems(control: &Control, p: GetFileSystems) -> Result<Vec<FileSystem>, Error> {
     let rooms = blocking(control, move |registry| module::rooms(registry, p.disk.as_deref())).await?;
-    let told = |room: module::Room| FileSystem {
+    let describe = |room: module::Room| FileSystem {
         missing: room.missing(),
         path: room.path,
         disks: room.disks,
@@ -234,7 +234,7 @@ async fn get_file_systems(control: &Control, p: GetFileSystems) -> Result<Vec<Fi
         allocated: room.allocated,
         free: room.free,
     };
-    Ok(rooms.into_iter().map(told).collect())
+    Ok(rooms.into_iter().map(describe).collect())
 }
 
 /// Runs a function that may block on a file system on another thread.

@@ -41,14 +41,14 @@ struct Absent {
 
 async fn get_absent(control: &Control, _: NoParams) -> Result<Vec<Absent>, Error> {
     let config = &control.config;
-    let told = |(key, call)| {
+    let describe = |(key, call)| {
         let (kind, name) = config.kind_and_name(key)?;
         let since = config.tried_since(key);
         let tried_since = since.map(|at| at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs());
         let (object, why) = (config.describe(key), config.why_absent(key));
         Some(Absent { object, kind, name, why, tried_since, call })
     };
-    Ok(config.absent().into_iter().filter_map(told).collect())
+    Ok(config.absent().into_iter().filter_map(describe).collect())
 }
 
 /// Whether the disk `name`, which this call creates on top of the disk `base`, must wait for `base`; if so, the call is noted.

@@ -59,7 +59,7 @@ impl Plan {
         Some((place, self.objects[place].object.clone()))
     }
 
-    /// Records that the object at `place` was tried: the objects that need it no longer wait for it, whatever the result.
+    /// Records that the object at `place` was tried: the objects that need it no longer wait for it, also if the attempt failed.
     pub fn done(&mut self, place: usize) {
         self.running = self.running.checked_sub(1).expect("the object was handed out");
         for needed_by in std::mem::take(&mut self.objects[place].needed_by) {

@@ -17,7 +17,7 @@ impl Id {
     }
 }
 
-/// One method call.
+/// A method call.
 #[derive(Debug)]
 pub struct Call {
     /// `None` for a notification, which gets no reply.
@@ -40,7 +40,7 @@ pub struct Rejected {
 /// A complete message of the stream.
 #[derive(Debug)]
 pub enum Message {
-    /// One call.
+    /// A single call.
     One(Result<Call, Rejected>),
     /// An array of calls, answered by an array.
     Batch(Vec<Result<Call, Rejected>>),

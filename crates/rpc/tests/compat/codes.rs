@@ -292,15 +292,15 @@ fn threads_and_reactors_have_spdk_s_members() {
     in_daemon(async |daemon| {
         daemon.call("framework_start_init", &json!({})).await.unwrap();
         let members = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
-        let told = daemon.call("thread_get_stats", &json!({})).await.unwrap();
-        let app = &told["threads"][0];
+        let reported = daemon.call("thread_get_stats", &json!({})).await.unwrap();
+        let app = &reported["threads"][0];
         assert_eq!(app["name"], "app_thread");
         assert!(app["busy"].as_u64().unwrap() > 0, "{app}");
         let counts =
             ["active_pollers_count", "busy", "cpumask", "id", "idle", "name", "paused_pollers_count"];
         assert_eq!(members(app), [&counts[..], &["timed_pollers_count"]].concat());
-        let told = daemon.call("framework_get_reactors", &json!({})).await.unwrap();
-        let reactor = &told["reactors"][0];
+        let reported = daemon.call("framework_get_reactors", &json!({})).await.unwrap();
+        let reactor = &reported["reactors"][0];
         let counts =
             ["busy", "idle", "in_interrupt", "irq", "lcore", "lw_threads", "numa_id", "sys", "tid", "usr"];
         assert_eq!(members(reactor), counts);

@@ -1,4 +1,4 @@
-//! What clients know about disks: kinds, uuids, which method deletes which disk, and events.
+//! Facts about disks on which clients rely: kinds, uuids, which method deletes which disk, and events.
 
 use super::{Daemon, in_daemon};
 use serde_json::{Value, json};
@@ -102,8 +102,8 @@ fn changed_sizes_are_reported_as_events() {
         let types = daemon.call("notify_get_types", &json!({})).await.unwrap();
         assert_eq!(types, json!(["bdev_register", "bdev_unregister", "bdev_resize"]));
         let events = async || {
-            let told = daemon.call("notify_get_notifications", &json!({})).await.unwrap();
-            let resized = told.as_array().unwrap().iter().filter(|e| e["type"] == "bdev_resize");
+            let reported = daemon.call("notify_get_notifications", &json!({})).await.unwrap();
+            let resized = reported.as_array().unwrap().iter().filter(|e| e["type"] == "bdev_resize");
             resized.map(|e| e["ctx"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
         };
         daemon.call("bdev_aio_rescan", &json!({"name": "aio"})).await.unwrap();

@@ -67,17 +67,17 @@ impl Document {
 
     /// Checks the counts in the document, of all methods and of each section.
     pub fn check_counts(&self, answered: usize, all: usize) {
-        let told = format!("**{answered} of {all}**");
-        assert!(self.text.contains(&told), "the document should say {told}");
+        let expected = format!("**{answered} of {all}**");
+        assert!(self.text.contains(&expected), "the document should say {expected}");
         let idle = self.rows.values().filter(|row| row.is_idle()).count();
-        let told = format!("**{idle} of these**");
-        assert!(self.text.contains(&told), "the document should say {told}");
+        let expected = format!("**{idle} of these**");
+        assert!(self.text.contains(&expected), "the document should say {expected}");
         for section in self.text.split("\n## ").skip(1) {
             let title = section.lines().next().unwrap_or_default();
             let count = |cell: &str| section.lines().filter(|line| line.contains(cell)).count();
             let (yes, no) = (count("` | yes |"), count("` | no |"));
-            let told = format!(": {yes} of {}", yes + no);
-            assert!(yes + no == 0 || title.ends_with(&told), "'{title}' should end with '{told}'");
+            let expected = format!(": {yes} of {}", yes + no);
+            assert!(yes + no == 0 || title.ends_with(&expected), "'{title}' should end with '{expected}'");
         }
     }
 }

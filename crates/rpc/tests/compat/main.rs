@@ -139,9 +139,9 @@ impl ParamCheck<'_> {
         let (taken, params) = (self.daemon.taken(method).await, self.facts.params(method));
         let missing = params.iter().map(|p| &p.name).filter(|name| !taken.contains(*name));
         let missing: BTreeSet<String> = missing.cloned().collect();
-        let told = &self.document.row(method).not_taken;
-        self.check(missing == *told, || {
-            format!("{method}: not taken are {missing:?}, documented are {told:?}")
+        let documented = &self.document.row(method).not_taken;
+        self.check(missing == *documented, || {
+            format!("{method}: not taken are {missing:?}, documented are {documented:?}")
         });
         for param in params.iter().filter(|p| taken.contains(&p.name)) {
             self.values(method, param).await;
@@ -183,7 +183,7 @@ fn results_have_their_shape() {
         let (names, mut wrong) = (daemon.names(), Vec::new());
         for method in facts.names().filter(|method| names.contains(method)) {
             let row = document.row(method);
-            let told = &row.not_given;
+            let documented = &row.not_given;
             match (facts.result(method), seen.get(method)) {
                 (None, _) => {}
                 (_, None) => wrong.push(format!("{method} is not in the scenario")),
@@ -194,8 +194,10 @@ fn results_have_their_shape() {
                 }
                 (Some(shape), Some(seen)) => {
                     let missing = seen.missing(method, shape);
-                    if missing != *told {
-                        wrong.push(format!("{method}: not given are {missing:?}, documented are {told:?}"));
+                    if missing != *documented {
+                        wrong.push(format!(
+                            "{method}: not given are {missing:?}, documented are {documented:?}"
+                        ));
                     }
                 }
             }
@@ -292,9 +294,9 @@ fn the_service_describes_itself() {
     in_daemon(async |daemon| {
         let document = daemon.call("rpc.discover", &json!({})).await.unwrap();
         assert_eq!(document, aryk_rpc::openrpc::document());
-        let told = document["methods"].as_array().unwrap().iter().map(|m| m["name"].as_str().unwrap());
-        let told: BTreeSet<_> = told.chain(["rpc.discover"]).collect();
-        assert_eq!(told, daemon.names());
+        let reported = document["methods"].as_array().unwrap().iter().map(|m| m["name"].as_str().unwrap());
+        let reported: BTreeSet<_> = reported.chain(["rpc.discover"]).collect();
+        assert_eq!(reported, daemon.names());
     });
 }
 
@@ -328,8 +330,8 @@ fn context_switches_are_monitored_while_enabled() {
         daemon.call("framework_start_init", &json!({})).await.unwrap();
         let calls = [(json!({}), false), (json!({"enabled": true}), true), (json!({"enabled": true}), true)];
         for (params, enabled) in calls.into_iter().chain([(json!({"enabled": false}), false)]) {
-            let told = daemon.call("framework_monitor_context_switch", &params).await.unwrap();
-            assert_eq!(told, json!({"enabled": enabled}), "{params}");
+            let reported = daemon.call("framework_monitor_context_switch", &params).await.unwrap();
+            assert_eq!(reported, json!({"enabled": enabled}), "{params}");
         }
     });
 }
@@ -347,12 +349,12 @@ fn new_and_removed_disks_are_reported_as_events() {
             "a disk that was not created is not reported"
         );
         daemon.call("bdev_null_delete", &json!({"name": "base"})).await.unwrap();
-        let told = daemon.call("notify_get_notifications", &json!({"id": 0, "max": 10})).await.unwrap();
+        let reported = daemon.call("notify_get_notifications", &json!({"id": 0, "max": 10})).await.unwrap();
         let event = |id, kind, ctx| json!({"id": id, "type": kind, "ctx": ctx});
         let made = [event(0, "bdev_register", "base"), event(1, "bdev_register", "top")];
-        assert_eq!(told.as_array().unwrap()[..2], made);
+        assert_eq!(reported.as_array().unwrap()[..2], made);
         let mut gone: Vec<_> =
-            told.as_array().unwrap()[2..].iter().map(|e| (&e["type"], &e["ctx"])).collect();
+            reported.as_array().unwrap()[2..].iter().map(|e| (&e["type"], &e["ctx"])).collect();
         gone.sort_by_key(|(_, name)| name.to_string());
         assert_eq!(
             gone,

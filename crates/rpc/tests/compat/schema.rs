@@ -21,8 +21,8 @@ impl Schemas {
 
     /// Checks a call that succeeded.
     pub fn check_call(&self, method: &str, params: &Value, result: &Value) {
-        let told = &self.methods[method];
-        let described = told["params"].as_array().unwrap();
+        let described_method = &self.methods[method];
+        let described = described_method["params"].as_array().unwrap();
         let given = params.as_object().unwrap();
         for param in described {
             let name = param["name"].as_str().unwrap();
@@ -34,7 +34,7 @@ impl Schemas {
         }
         let known = |name: &String| described.iter().any(|param| param["name"] == *name);
         assert!(given.keys().all(known), "{method} {params}");
-        self.fits(method, result, &told["result"]["schema"]).unwrap();
+        self.fits(method, result, &described_method["result"]["schema"]).unwrap();
     }
 
     fn fits(&self, place: &str, value: &Value, schema: &Value) -> Result<(), String> {

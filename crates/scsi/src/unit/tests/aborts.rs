@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 /// A disk that completes reads when the test allows, not when they are aborted, and counts aborts.
 #[derive(Clone, Default)]
 struct StuckDisk {
-    hears: Arc<AtomicBool>,
+    completes: Arc<AtomicBool>,
     aborts: Arc<AtomicU32>,
 }
 
@@ -53,7 +53,7 @@ impl Channel for StuckChannel {
 
     fn poll(&mut self, cx: &mut Cx, out: &mut Vec<Completion>) {
         cx.wake(self.root);
-        if self.device.hears.load(Ordering::Relaxed) {
+        if self.device.completes.load(Ordering::Relaxed) {
             out.extend(self.held.drain(..).map(|tag| Completion { tag, status: BdevStatus::Ok }));
         }
     }
@@ -93,7 +93,7 @@ fn equal_aborts_are_merged_and_forgotten_without_callers() {
     drop((of_one, of_all));
     let last = abort(&mut all, 1, TaskFilter::All);
     assert_eq!((standing(&all), aborts()), (1, 2));
-    device.hears.store(true, Ordering::Relaxed);
+    device.completes.store(true, Ordering::Relaxed);
     tags.iter().for_each(|tag| assert_eq!(all.wait(0, *tag).status, Status::Good));
     assert_eq!(standing(&all), 0);
     (0..100).for_each(|_| all.turn());

@@ -249,10 +249,10 @@ fn a_reset_undoes_a_mode_that_was_not_saved_and_raises_an_attention() {
     (0..100).for_each(|_| unit.0.turn());
     unit.1.try_recv().unwrap().done.send(true).unwrap();
     (0..100).for_each(|_| unit.0.turn());
-    for told in [Attention::Reset, Attention::ModeChanged] {
+    for attention in [Attention::Reset, Attention::ModeChanged] {
         assert_eq!(
             sense_of(&mut unit.0, 0, &[0; 6], &[]),
-            told.sense(),
+            attention.sense(),
             "also the initiator that set the mode"
         );
     }
