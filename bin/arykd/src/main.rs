@@ -143,7 +143,7 @@ async fn serve(
     if !cli.wait_for_rpc {
         control.start();
     }
-    tokio::task::spawn_local(left_out::keep_telling(Rc::downgrade(&control)));
+    tokio::task::spawn_local(left_out::log_left_out(Rc::downgrade(&control)));
     let (stop, stopped) = watch::channel(false);
     let serving_http = http.map(|http| http.serve(Rc::clone(&methods), stopped.clone()));
     let serving_http = serving_http.map(tokio::task::spawn_local);
@@ -197,7 +197,7 @@ async fn http_server(
     let server = server.with_context(|| format!("cannot serve RPC by HTTP at {address}"));
     let server = server.map_err(start::with_tcp_hint)?;
     if let Some(tls) = tls {
-        return Ok(Some(server.encrypted(tls)));
+        return Ok(Some(server.with_tls(tls)));
     }
     if !address.ip().is_loopback() {
         tracing::warn!(%address, "RPC by HTTP is not encrypted: an eavesdropper reads the password");

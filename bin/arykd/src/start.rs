@@ -59,7 +59,7 @@ pub fn rpc_socket(cli: &Cli) -> Result<Socket, BindError> {
 
 /// The RPC server, with the given rules.
 pub fn rpc_server(cli: &Cli, socket: Socket) -> Result<Server, BindError> {
-    Ok(Server::new(socket)?.ruled_by(Rules::new(cli.rpc_allow.clone())))
+    Ok(Server::new(socket)?.with_rules(Rules::new(cli.rpc_allow.clone())))
 }
 
 /// Adds a hint to `error` if a sandbox without TCP caused it: the sandbox of the systemd unit.

@@ -63,7 +63,7 @@ impl<C: 'static> Methods<C> {
     /// Makes clients' calls at run time wait for the future that `hold` returns, given whether they may change something, and
     /// their parameters.
     #[must_use]
-    pub fn held_by<W>(mut self, hold: impl Fn(&C, bool, Option<&RawValue>) -> Option<W> + 'static) -> Self
+    pub fn hold_with<W>(mut self, hold: impl Fn(&C, bool, Option<&RawValue>) -> Option<W> + 'static) -> Self
     where
         W: Future<Output = ()> + 'static,
     {
@@ -76,7 +76,7 @@ impl<C: 'static> Methods<C> {
 
     /// Makes `settle` handle the changes of each call before the call is answered.
     #[must_use]
-    pub fn settled_by<F>(mut self, settle: F) -> Self
+    pub fn settle_with<F>(mut self, settle: F) -> Self
     where
         F: AsyncFn(&C, Outcome, Done) -> Outcome + 'static,
     {

@@ -143,7 +143,7 @@ impl HttpServer {
 
     /// Enables TLS; clients without TLS are not served.
     #[must_use]
-    pub fn encrypted(self, tls: Tls) -> Self {
+    pub fn with_tls(self, tls: Tls) -> Self {
         Self { tls: Some(tls), ..self }
     }
 

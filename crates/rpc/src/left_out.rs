@@ -8,7 +8,7 @@ use std::time::Duration;
 const PERIOD: Duration = Duration::from_secs(5);
 
 /// Logs how many lines about disks and controllers were suppressed, as long as the daemon lives.
-pub async fn keep_telling(control: Weak<Control>) {
+pub async fn log_left_out(control: Weak<Control>) {
     loop {
         tokio::time::sleep(PERIOD).await;
         let Some(control) = control.upgrade() else { return };

@@ -57,8 +57,8 @@ pub fn table_with(control: Rc<Control>, extend: impl FnOnce(&mut Table<Control>)
         let mut table = all(this);
         extend(&mut table);
         Methods::new(control, table, Control::has_started)
-            .settled_by(async |control: &Control, outcome, done| control.settle(outcome, done).await)
-            .held_by(|control: &Control, changes, params| control.start_up.wait_for_call(changes, params))
+            .settle_with(async |control: &Control, outcome, done| control.settle(outcome, done).await)
+            .hold_with(|control: &Control, changes, params| control.start_up.wait_for_call(changes, params))
     })
 }
 

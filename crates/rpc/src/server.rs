@@ -96,7 +96,7 @@ impl Server {
 
     /// Gives clients the rights that `rules` define.
     #[must_use]
-    pub fn ruled_by(mut self, rules: Rules) -> Self {
+    pub fn with_rules(mut self, rules: Rules) -> Self {
         self.rules = rules;
         self
     }

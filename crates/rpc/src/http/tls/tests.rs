@@ -63,7 +63,7 @@ fn with_server(test: impl AsyncFnOnce(SocketAddr, &Path)) {
         table.add("echo", Phase::Any, "", async |(): &(), p: Value| Ok(p));
         let methods = Methods::new(Rc::new(()), table, |()| true);
         let server = HttpServer::bind("127.0.0.1:0".parse().unwrap(), passwords).await.unwrap();
-        let server = server.encrypted(Tls::read(&certificate, &key).unwrap());
+        let server = server.with_tls(Tls::read(&certificate, &key).unwrap());
         let address = server.address().unwrap();
         let (stop, stopped) = watch::channel(false);
         let serving = tokio::task::spawn_local(server.serve(Rc::new(methods), stopped));
