@@ -6,83 +6,83 @@ import "context"
 
 // AccelCryptoKeysGetParams are the parameters of accel_crypto_keys_get.
 type AccelCryptoKeysGetParams struct {
-	// All, if none is named.
+	// Name of the key. Default: all keys.
 	KeyName string `json:"key_name,omitempty"`
 }
 
-// AccelCryptoKeysGet calls accel_crypto_keys_get. The keys for encryption: none.
+// AccelCryptoKeysGet calls accel_crypto_keys_get. Lists the encryption keys: always empty.
 func (c *Client) AccelCryptoKeysGet(ctx context.Context, params AccelCryptoKeysGetParams) ([]map[string]any, error) {
 	return call[[]map[string]any](ctx, c, "accel_crypto_keys_get", params)
 }
 
-// AccelGetModuleInfo calls accel_get_module_info. The engines that compute on data: none.
+// AccelGetModuleInfo calls accel_get_module_info. Lists the acceleration modules: always empty.
 func (c *Client) AccelGetModuleInfo(ctx context.Context) ([]map[string]any, error) {
 	return call[[]map[string]any](ctx, c, "accel_get_module_info", nil)
 }
 
-// AccelGetOpcAssignments calls accel_get_opc_assignments. Which engine computes what: none.
+// AccelGetOpcAssignments calls accel_get_opc_assignments. Lists which acceleration module handles which operation: always empty.
 func (c *Client) AccelGetOpcAssignments(ctx context.Context) (map[string]any, error) {
 	return call[map[string]any](ctx, c, "accel_get_opc_assignments", nil)
 }
 
-// AccelGetStats calls accel_get_stats. What engines have computed: nothing.
+// AccelGetStats calls accel_get_stats. Reports acceleration statistics: all counts are 0.
 func (c *Client) AccelGetStats(ctx context.Context) (AccelStats, error) {
 	return call[AccelStats](ctx, c, "accel_get_stats", nil)
 }
 
 // AccelSetOptionsParams are the parameters of accel_set_options.
 type AccelSetOptionsParams struct {
-	// Not heeded.
+	// Ignored.
 	BufCount *uint32 `json:"buf_count,omitempty"`
-	// Not heeded.
+	// Ignored.
 	LargeCacheSize *uint32 `json:"large_cache_size,omitempty"`
-	// Not heeded.
+	// Ignored.
 	SequenceCount *uint32 `json:"sequence_count,omitempty"`
-	// Not heeded.
+	// Ignored.
 	SmallCacheSize *uint32 `json:"small_cache_size,omitempty"`
-	// Not heeded.
+	// Ignored.
 	TaskCount *uint32 `json:"task_count,omitempty"`
 }
 
-// AccelSetOptions calls accel_set_options. Checks its parameters, and does nothing: there are no pools to size.
+// AccelSetOptions calls accel_set_options. Checks its parameters and does nothing else: Aryk has no pools to size.
 func (c *Client) AccelSetOptions(ctx context.Context, params AccelSetOptionsParams) (bool, error) {
 	return call[bool](ctx, c, "accel_set_options", params)
 }
 
-// ArykAbsentGet calls aryk_absent_get. What is configured and not there: disks that wait for the disk that they are made of, what could not be made again after a restart, and why.
+// ArykAbsentGet calls aryk_absent_get. Lists configured objects that do not exist, and why: disks that wait for their base disk, and objects that could not be created again after a restart.
 func (c *Client) ArykAbsentGet(ctx context.Context) ([]Absent, error) {
 	return call[[]Absent](ctx, c, "aryk_absent_get", nil)
 }
 
 // ArykCoreAddParams are the parameters of aryk_core_add.
 type ArykCoreAddParams struct {
-	// The core's number.
+	// Number of the core.
 	Core uint16 `json:"core"`
 }
 
-// ArykCoreAdd calls aryk_core_add. Starts a reactor on another core, for the queues to come and those that are moved there.
+// ArykCoreAdd calls aryk_core_add. Starts a reactor on another core, for new queues and for queues that are moved there.
 func (c *Client) ArykCoreAdd(ctx context.Context, params ArykCoreAddParams) (bool, error) {
 	return call[bool](ctx, c, "aryk_core_add", params)
 }
 
 // ArykCoreRemoveParams are the parameters of aryk_core_remove.
 type ArykCoreRemoveParams struct {
-	// The core's number.
+	// Number of the core.
 	Core uint16 `json:"core"`
 }
 
-// ArykCoreRemove calls aryk_core_remove. Moves all that is on a core's reactor to the others, while I/O goes on, and ends the reactor.
+// ArykCoreRemove calls aryk_core_remove. Moves all work of a core's reactor to the other reactors, without interrupting I/O, and ends the reactor.
 func (c *Client) ArykCoreRemove(ctx context.Context, params ArykCoreRemoveParams) (bool, error) {
 	return call[bool](ctx, c, "aryk_core_remove", params)
 }
 
 // ArykFileSystemsGetParams are the parameters of aryk_file_systems_get.
 type ArykFileSystemsGetParams struct {
-	// Only the one that this disk is in: name, alias or uuid.
+	// Name, alias or uuid of a disk: report only its file system. Default: all.
 	Disk string `json:"disk,omitempty"`
 }
 
-// ArykFileSystemsGet calls aryk_file_systems_get. What disks in files promise, and what their file systems have for that.
+// ArykFileSystemsGet calls aryk_file_systems_get. Reports the space that disks in files may use, and the free space of their file systems.
 func (c *Client) ArykFileSystemsGet(ctx context.Context, params ArykFileSystemsGetParams) ([]FileSystem, error) {
 	return call[[]FileSystem](ctx, c, "aryk_file_systems_get", params)
 }
@@ -93,52 +93,52 @@ type ArykLatencyGetParams struct {
 	Name string `json:"name"`
 }
 
-// ArykLatencyGet calls aryk_latency_get. How long a disk's requests took, layer by layer.
+// ArykLatencyGet calls aryk_latency_get. Reports the latencies of a disk's requests, layer by layer.
 func (c *Client) ArykLatencyGet(ctx context.Context, params ArykLatencyGetParams) (Latencies, error) {
 	return call[Latencies](ctx, c, "aryk_latency_get", params)
 }
 
-// ArykStatsGet calls aryk_stats_get. What all disks, groups, controllers and reactors have counted, in brief.
+// ArykStatsGet calls aryk_stats_get. Reports the counters of all disks, groups, controllers and reactors, in brief.
 func (c *Client) ArykStatsGet(ctx context.Context) (Counts, error) {
 	return call[Counts](ctx, c, "aryk_stats_get", nil)
 }
 
 // ArykTraceGetParams are the parameters of aryk_trace_get.
 type ArykTraceGetParams struct {
-	// Records at most, the latest; 256 by default. Each reactor keeps its last 4095.
+	// Maximum number of records, the latest ones. Default: 256. Each reactor keeps its last 4095.
 	Count *uint32 `json:"count,omitempty"`
 }
 
-// ArykTraceGet calls aryk_trace_get. The last that happened to requests on all reactors, oldest first.
+// ArykTraceGet calls aryk_trace_get. Reports the latest trace records of requests on all reactors, oldest first.
 func (c *Client) ArykTraceGet(ctx context.Context, params ArykTraceGetParams) (Trace, error) {
 	return call[Trace](ctx, c, "aryk_trace_get", params)
 }
 
 // BdevAioCreateParams are the parameters of bdev_aio_create.
 type BdevAioCreateParams struct {
-	// The name that it is to have.
+	// Name of the new disk.
 	Name string `json:"name"`
-	// The file, or block device.
+	// Path of the file or block device.
 	Filename string `json:"filename"`
-	// By default 512 for a file, and what it says of itself for a block device.
+	// Block size in bytes. Default: 512 for a file, the device's own for a block device.
 	BlockSize *uint32 `json:"block_size,omitempty"`
-	// Ours: what becomes of writes when the store is full.
+	// Aryk only: action for writes when the store is full.
 	Enospc Enospc `json:"enospc,omitempty"`
-	// Kept, and without effect: holes are always punched where the file system can.
+	// Saved, without effect: unmapped blocks are always deallocated if the file system supports it.
 	Fallocate bool `json:"fallocate,omitempty"`
-	// Ours: for how long the file is kept from others.
+	// Aryk only: how long the file is locked against other processes.
 	Lock FileLock `json:"lock,omitempty"`
-	// Kept, and without effect: nothing here ever waits for the device.
+	// Saved, without effect: the daemon never blocks on the device.
 	Nowait bool `json:"nowait,omitempty"`
 	// Whether writes are refused.
 	Readonly bool `json:"readonly,omitempty"`
-	// Ours: bytes of the sparse file that is created if there is none, or an empty one. A file that has another size is refused.
+	// Aryk only: size in bytes of the sparse file that is created if the file does not exist or is empty. A file of another size is refused.
 	Size *uint64 `json:"size,omitempty"`
-	// By default a random one.
+	// Default: a random uuid.
 	UUID string `json:"uuid,omitempty"`
 }
 
-// BdevAioCreate calls bdev_aio_create. Makes a disk in a file or block device: the same as `bdev_uring_create`.
+// BdevAioCreate calls bdev_aio_create. Creates a disk in a file or block device, as `bdev_uring_create` does.
 func (c *Client) BdevAioCreate(ctx context.Context, params BdevAioCreateParams) (string, error) {
 	return call[string](ctx, c, "bdev_aio_create", params)
 }
@@ -149,7 +149,7 @@ type BdevAioDeleteParams struct {
 	Name string `json:"name"`
 }
 
-// BdevAioDelete calls bdev_aio_delete. Removes a disk that `bdev_aio_create` made; its file stays.
+// BdevAioDelete calls bdev_aio_delete. Removes a disk of `bdev_aio_create`; its file stays.
 func (c *Client) BdevAioDelete(ctx context.Context, params BdevAioDeleteParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_aio_delete", params)
 }
@@ -160,30 +160,30 @@ type BdevAioRescanParams struct {
 	Name string `json:"name"`
 }
 
-// BdevAioRescan calls bdev_aio_rescan. Has a disk that `bdev_aio_create` made take on the size that its file has now.
+// BdevAioRescan calls bdev_aio_rescan. Adjusts the size of a disk of `bdev_aio_create` to the present size of its file.
 func (c *Client) BdevAioRescan(ctx context.Context, params BdevAioRescanParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_aio_rescan", params)
 }
 
 // BdevDelayCreateParams are the parameters of bdev_delay_create.
 type BdevDelayCreateParams struct {
-	// The name that it is to have.
+	// Name of the new disk.
 	Name string `json:"name"`
-	// The other disk.
+	// Name of the base disk.
 	BaseBdevName string `json:"base_bdev_name"`
-	// What most reads take longer.
+	// Additional latency of most reads.
 	AvgReadLatency uint64 `json:"avg_read_latency"`
-	// What one read of a hundred takes longer.
+	// Additional latency of 1 % of the reads.
 	P99ReadLatency uint64 `json:"p99_read_latency"`
-	// What most writes take longer.
+	// Additional latency of most writes.
 	AvgWriteLatency uint64 `json:"avg_write_latency"`
-	// What one write of a hundred takes longer.
+	// Additional latency of 1 % of the writes.
 	P99WriteLatency uint64 `json:"p99_write_latency"`
-	// By default one that follows from the other's.
+	// Default: derived from the base disk's uuid.
 	UUID string `json:"uuid,omitempty"`
 }
 
-// BdevDelayCreate calls bdev_delay_create. Makes a disk that is another, later.
+// BdevDelayCreate calls bdev_delay_create. Creates a delay disk on top of another disk.
 func (c *Client) BdevDelayCreate(ctx context.Context, params BdevDelayCreateParams) (string, error) {
 	return call[string](ctx, c, "bdev_delay_create", params)
 }
@@ -194,7 +194,7 @@ type BdevDelayDeleteParams struct {
 	Name string `json:"name"`
 }
 
-// BdevDelayDelete calls bdev_delay_delete. Removes a disk that `bdev_delay_create` made.
+// BdevDelayDelete calls bdev_delay_delete. Removes a delay disk.
 func (c *Client) BdevDelayDelete(ctx context.Context, params BdevDelayDeleteParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_delay_delete", params)
 }
@@ -203,13 +203,13 @@ func (c *Client) BdevDelayDelete(ctx context.Context, params BdevDelayDeletePara
 type BdevDelayUpdateLatencyParams struct {
 	// Name, alias or uuid.
 	DelayBdevName string `json:"delay_bdev_name"`
-	// Which.
+	// The latency to change.
 	LatencyType LatencyType `json:"latency_type"`
-	// Microseconds.
+	// New latency in microseconds.
 	LatencyUs uint64 `json:"latency_us"`
 }
 
-// BdevDelayUpdateLatency calls bdev_delay_update_latency. Changes one latency of a disk that `bdev_delay_create` made.
+// BdevDelayUpdateLatency calls bdev_delay_update_latency. Changes one latency of a delay disk.
 func (c *Client) BdevDelayUpdateLatency(ctx context.Context, params BdevDelayUpdateLatencyParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_delay_update_latency", params)
 }
@@ -218,32 +218,32 @@ func (c *Client) BdevDelayUpdateLatency(ctx context.Context, params BdevDelayUpd
 type BdevEnableHistogramParams struct {
 	// Name, alias or uuid.
 	Name string `json:"name"`
-	// Whether they are recorded from now on.
+	// Whether to record latencies.
 	Enable bool `json:"enable"`
-	// Taken and not heeded: `bdev_get_histogram` tells the one there is.
+	// Ignored: `bdev_get_histogram` reports the granularity in use.
 	Granularity *uint8 `json:"granularity,omitempty"`
-	// Nanoseconds above which they are all one; by default two minutes.
+	// Longer latencies, in nanoseconds, share one bucket. Default: two minutes.
 	MaxNsec *uint64 `json:"max_nsec,omitempty"`
-	// Nanoseconds below which they are all one; by default 1000.
+	// Shorter latencies, in nanoseconds, share one bucket. Default: 1000.
 	MinNsec *uint64 `json:"min_nsec,omitempty"`
-	// Of all operations, if none is named.
+	// Operation to record. Default: all operations.
 	Opc string `json:"opc,omitempty"`
 }
 
-// BdevEnableHistogram calls bdev_enable_histogram. Has the latencies of a disk recorded, or no longer.
+// BdevEnableHistogram calls bdev_enable_histogram. Starts or stops the latency histogram of a disk.
 func (c *Client) BdevEnableHistogram(ctx context.Context, params BdevEnableHistogramParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_enable_histogram", params)
 }
 
 // BdevErrorCreateParams are the parameters of bdev_error_create.
 type BdevErrorCreateParams struct {
-	// The other disk.
+	// Name of the base disk.
 	BaseName string `json:"base_name"`
-	// By default one that follows from the other's.
+	// Default: derived from the base disk's uuid.
 	UUID string `json:"uuid,omitempty"`
 }
 
-// BdevErrorCreate calls bdev_error_create. Makes a disk that is another, named as that with `EE_` before it, and fails when it is told to.
+// BdevErrorCreate calls bdev_error_create. Creates an error disk on top of another disk, with the prefix `EE_` before that disk's name. It fails requests as `bdev_error_inject_error` sets.
 func (c *Client) BdevErrorCreate(ctx context.Context, params BdevErrorCreateParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_error_create", params)
 }
@@ -254,7 +254,7 @@ type BdevErrorDeleteParams struct {
 	Name string `json:"name"`
 }
 
-// BdevErrorDelete calls bdev_error_delete. Removes a disk that `bdev_error_create` made.
+// BdevErrorDelete calls bdev_error_delete. Removes an error disk.
 func (c *Client) BdevErrorDelete(ctx context.Context, params BdevErrorDeleteParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_error_delete", params)
 }
@@ -263,21 +263,21 @@ func (c *Client) BdevErrorDelete(ctx context.Context, params BdevErrorDeletePara
 type BdevErrorInjectErrorParams struct {
 	// Name, alias or uuid.
 	Name string `json:"name"`
-	// Which requests; `clear` ends all failures.
+	// The requests that fail; `clear` ends all failures.
 	IoType IoType `json:"io_type"`
-	// How they fail.
+	// How the requests fail.
 	ErrorType ErrorType `json:"error_type"`
-	// With `corrupt_data`: the byte in each request.
+	// With `corrupt_data`: index of the byte in each request that is corrupted.
 	CorruptOffset uint64 `json:"corrupt_offset,omitempty"`
-	// With `corrupt_data`: what becomes of it.
+	// With `corrupt_data`: the value by which that byte is changed.
 	CorruptValue uint8 `json:"corrupt_value,omitempty"`
-	// Requests that it befalls.
+	// Number of requests to fail.
 	Num *uint32 `json:"num,omitempty"`
-	// Only when so many others are in flight.
+	// Fail a request only while this many others are in flight.
 	QueueDepth uint32 `json:"queue_depth,omitempty"`
 }
 
-// BdevErrorInjectError calls bdev_error_inject_error. Tells a disk that `bdev_error_create` made which requests are to fail, and how.
+// BdevErrorInjectError calls bdev_error_inject_error. Sets which requests of an error disk fail, and how.
 func (c *Client) BdevErrorInjectError(ctx context.Context, params BdevErrorInjectErrorParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_error_inject_error", params)
 }
@@ -288,31 +288,31 @@ type BdevErrorResumePendingParams struct {
 	Name string `json:"name"`
 }
 
-// BdevErrorResumePending calls bdev_error_resume_pending. Has the requests go on that a disk that `bdev_error_create` made holds, and ends that it holds any.
+// BdevErrorResumePending calls bdev_error_resume_pending. Resumes the requests that an error disk holds as pending, and stops holding requests.
 func (c *Client) BdevErrorResumePending(ctx context.Context, params BdevErrorResumePendingParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_error_resume_pending", params)
 }
 
 // BdevExamineParams are the parameters of bdev_examine.
 type BdevExamineParams struct {
-	// Of a disk, which may come later: SPDK saves these calls before those that make disks. Not heeded.
+	// Name of a disk, which may not exist yet: SPDK saves these calls before those that create disks. Ignored.
 	Name string `json:"name"`
 }
 
-// BdevExamine calls bdev_examine. Checks its parameters, and does nothing: no module looks for its own on disks that others made.
+// BdevExamine calls bdev_examine. Checks its parameters and does nothing else: no module examines the disks of others.
 func (c *Client) BdevExamine(ctx context.Context, params BdevExamineParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_examine", params)
 }
 
 // BdevGetBdevsParams are the parameters of bdev_get_bdevs.
 type BdevGetBdevsParams struct {
-	// Name, alias or uuid of the only one that is wanted.
+	// Name, alias or uuid of the disk to describe. Default: all disks.
 	Name string `json:"name,omitempty"`
 	// Milliseconds to wait for the disk to appear.
 	Timeout uint64 `json:"timeout,omitempty"`
 }
 
-// BdevGetBdevs calls bdev_get_bdevs. The disks, or one of them.
+// BdevGetBdevs calls bdev_get_bdevs. Lists the disks, or describes one of them.
 func (c *Client) BdevGetBdevs(ctx context.Context, params BdevGetBdevsParams) ([]Bdev, error) {
 	return call[[]Bdev](ctx, c, "bdev_get_bdevs", params)
 }
@@ -323,7 +323,7 @@ type BdevGetHistogramParams struct {
 	Name string `json:"name"`
 }
 
-// BdevGetHistogram calls bdev_get_histogram. The latencies of a disk since they are recorded.
+// BdevGetHistogram calls bdev_get_histogram. Reports the latency histogram of a disk.
 func (c *Client) BdevGetHistogram(ctx context.Context, params BdevGetHistogramParams) (Histogram, error) {
 	return call[Histogram](ctx, c, "bdev_get_histogram", params)
 }
@@ -332,72 +332,72 @@ func (c *Client) BdevGetHistogram(ctx context.Context, params BdevGetHistogramPa
 type BdevGetHistogramBordersParams struct {
 	// Name, alias or uuid.
 	Name string `json:"name"`
-	// Microseconds, ascending.
+	// Latencies in microseconds, ascending.
 	Borders []uint64 `json:"borders"`
 }
 
-// BdevGetHistogramBorders calls bdev_get_histogram_borders. How many requests of a disk took no longer than each of some times, since latencies are recorded.
+// BdevGetHistogramBorders calls bdev_get_histogram_borders. Reports how many requests of a disk did not exceed each of the given latencies.
 func (c *Client) BdevGetHistogramBorders(ctx context.Context, params BdevGetHistogramBordersParams) (HistogramBorders, error) {
 	return call[HistogramBorders](ctx, c, "bdev_get_histogram_borders", params)
 }
 
 // BdevGetIostatParams are the parameters of bdev_get_iostat.
 type BdevGetIostatParams struct {
-	// What `names` was once.
+	// Older name of `names`, for one disk.
 	Name string `json:"name,omitempty"`
-	// Names, aliases or uuids; by default all.
+	// Names, aliases or uuids. Default: all disks.
 	Names []string `json:"names,omitempty"`
-	// Of each open channel of the one disk that is named, instead of the disk.
+	// Report each open channel of the one named disk, instead of the disk.
 	PerChannel bool `json:"per_channel,omitempty"`
-	// What is set to zero after it was read; by default nothing.
+	// Statistics that are set to zero after they were read. Default: none.
 	ResetMode ResetMode `json:"reset_mode,omitempty"`
 }
 
-// BdevGetIostat calls bdev_get_iostat. What disks have done: operations, bytes, latencies, errors.
+// BdevGetIostat calls bdev_get_iostat. Reports the statistics of disks: operations, bytes, latencies, errors.
 func (c *Client) BdevGetIostat(ctx context.Context, params BdevGetIostatParams) (Iostat, error) {
 	return call[Iostat](ctx, c, "bdev_get_iostat", params)
 }
 
 // BdevIscsiSetOptionsParams are the parameters of bdev_iscsi_set_options.
 type BdevIscsiSetOptionsParams struct {
-	// Without effect: `[30]`.
+	// Without effect. Accepted values: `[30]`.
 	TimeoutSec *int64 `json:"timeout_sec,omitempty"`
 }
 
-// BdevIscsiSetOptions calls bdev_iscsi_set_options. Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+// BdevIscsiSetOptions calls bdev_iscsi_set_options. Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
 func (c *Client) BdevIscsiSetOptions(ctx context.Context, params BdevIscsiSetOptionsParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_iscsi_set_options", params)
 }
 
 // BdevMallocCreateParams are the parameters of bdev_malloc_create.
 type BdevMallocCreateParams struct {
-	// Bytes.
+	// Block size in bytes.
 	BlockSize uint32 `json:"block_size"`
-	// How many of these.
+	// Number of blocks.
 	NumBlocks uint64 `json:"num_blocks"`
-	// Not heeded.
+	// Ignored.
 	DifIsHeadOfMd bool `json:"dif_is_head_of_md,omitempty"`
-	// Not heeded.
+	// Ignored.
 	DifPiFormat uint32 `json:"dif_pi_format,omitempty"`
-	// 0, for blocks have no protection information.
+	// Must be 0, since protection information is not supported.
 	DifType uint32 `json:"dif_type,omitempty"`
-	// How metadata would be laid out that there is not.
+	// Layout of metadata, which is not supported. Ignored.
 	MdInterleave bool `json:"md_interleave,omitempty"`
-	// Metadata beside each block: 0, for there is none.
+	// Size of metadata for each block: must be 0, since metadata is not supported.
 	MdSize uint32 `json:"md_size,omitempty"`
-	// By default the first of `Malloc0`, `Malloc1`, … that is free.
+	// Name of the new disk. Default: the first free name of `Malloc0`, `Malloc1`, …
 	Name string `json:"name,omitempty"`
-	// The kernel places memory.
+	// Ignored: the kernel places the memory.
 	NumaID int32 `json:"numa_id,omitempty"`
-	// Blocks.
+	// Preferred I/O boundary in blocks.
 	OptimalIoBoundary uint32 `json:"optimal_io_boundary,omitempty"`
-	// Bytes of a block of the store that it plays; by default as large as a block.
+	// Physical block size that the disk reports, in bytes. Default: the block size.
 	PhysicalBlockSize *uint32 `json:"physical_block_size,omitempty"`
-	// By default a random one.
+	// Default: a random uuid.
 	UUID string `json:"uuid,omitempty"`
 }
 
-// BdevMallocCreate calls bdev_malloc_create. Makes a disk in memory.
+// BdevMallocCreate calls bdev_malloc_create. Creates a disk in memory.
 func (c *Client) BdevMallocCreate(ctx context.Context, params BdevMallocCreateParams) (string, error) {
 	return call[string](ctx, c, "bdev_malloc_create", params)
 }
@@ -408,30 +408,30 @@ type BdevMallocDeleteParams struct {
 	Name string `json:"name"`
 }
 
-// BdevMallocDelete calls bdev_malloc_delete. Removes a disk that `bdev_malloc_create` made.
+// BdevMallocDelete calls bdev_malloc_delete. Removes a disk of `bdev_malloc_create`.
 func (c *Client) BdevMallocDelete(ctx context.Context, params BdevMallocDeleteParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_malloc_delete", params)
 }
 
 // BdevNullCreateParams are the parameters of bdev_null_create.
 type BdevNullCreateParams struct {
-	// The name that it is to have.
+	// Name of the new disk.
 	Name string `json:"name"`
-	// Bytes.
+	// Block size in bytes.
 	BlockSize uint32 `json:"block_size"`
-	// How many of these.
+	// Number of blocks.
 	NumBlocks uint64 `json:"num_blocks"`
-	// How metadata would be laid out that there is not.
+	// Layout of metadata, which is not supported. Ignored.
 	DifIsHeadOfMd bool `json:"dif_is_head_of_md,omitempty"`
-	// Not heeded.
+	// Ignored.
 	DifPiFormat uint32 `json:"dif_pi_format,omitempty"`
-	// 0, for blocks have no protection information.
+	// Must be 0, since protection information is not supported.
 	DifType uint32 `json:"dif_type,omitempty"`
-	// Metadata beside each block: 0, for there is none.
+	// Size of metadata for each block: must be 0, since metadata is not supported.
 	MdSize uint32 `json:"md_size,omitempty"`
 	// Blocks.
 	OptimalWriteSize uint32 `json:"optimal_write_size,omitempty"`
-	// Bytes of a block of the store that it plays; by default as large as a block.
+	// Physical block size that the disk reports, in bytes. Default: the block size.
 	PhysicalBlockSize *uint32 `json:"physical_block_size,omitempty"`
 	// Blocks.
 	PreferredUnmapAlignment uint32 `json:"preferred_unmap_alignment,omitempty"`
@@ -439,13 +439,13 @@ type BdevNullCreateParams struct {
 	PreferredUnmapGranularity uint32 `json:"preferred_unmap_granularity,omitempty"`
 	// Blocks.
 	PreferredWriteAlignment uint32 `json:"preferred_write_alignment,omitempty"`
-	// Blocks. Told by `bdev_get_bdevs`, as the others: what is written in which pieces is all the same to this disk.
+	// In blocks. `bdev_get_bdevs` reports this value, as the following ones; it has no effect on this disk.
 	PreferredWriteGranularity uint32 `json:"preferred_write_granularity,omitempty"`
-	// By default a random one.
+	// Default: a random uuid.
 	UUID string `json:"uuid,omitempty"`
 }
 
-// BdevNullCreate calls bdev_null_create. Makes a disk that keeps nothing.
+// BdevNullCreate calls bdev_null_create. Creates a disk that discards its data.
 func (c *Client) BdevNullCreate(ctx context.Context, params BdevNullCreateParams) (string, error) {
 	return call[string](ctx, c, "bdev_null_create", params)
 }
@@ -456,7 +456,7 @@ type BdevNullDeleteParams struct {
 	Name string `json:"name"`
 }
 
-// BdevNullDelete calls bdev_null_delete. Removes a disk that `bdev_null_create` made.
+// BdevNullDelete calls bdev_null_delete. Removes a null disk.
 func (c *Client) BdevNullDelete(ctx context.Context, params BdevNullDeleteParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_null_delete", params)
 }
@@ -465,125 +465,125 @@ func (c *Client) BdevNullDelete(ctx context.Context, params BdevNullDeleteParams
 type BdevNullResizeParams struct {
 	// Name, alias or uuid.
 	Name string `json:"name"`
-	// MiB.
+	// New size in MiB.
 	NewSize uint64 `json:"new_size"`
 }
 
-// BdevNullResize calls bdev_null_resize. Gives a disk that `bdev_null_create` made another size.
+// BdevNullResize calls bdev_null_resize. Changes the size of a null disk.
 func (c *Client) BdevNullResize(ctx context.Context, params BdevNullResizeParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_null_resize", params)
 }
 
 // BdevNvmeGetControllersParams are the parameters of bdev_nvme_get_controllers.
 type BdevNvmeGetControllersParams struct {
-	// All, if none is named.
+	// Name of the controller. Default: all.
 	Name string `json:"name,omitempty"`
 }
 
-// BdevNvmeGetControllers calls bdev_nvme_get_controllers. The NVMe controllers that we drive: none.
+// BdevNvmeGetControllers calls bdev_nvme_get_controllers. Lists the NVMe controllers: always empty, since Aryk has no NVMe driver.
 func (c *Client) BdevNvmeGetControllers(ctx context.Context, params BdevNvmeGetControllersParams) ([]map[string]any, error) {
 	return call[[]map[string]any](ctx, c, "bdev_nvme_get_controllers", params)
 }
 
 // BdevNvmeSetHotplugParams are the parameters of bdev_nvme_set_hotplug.
 type BdevNvmeSetHotplugParams struct {
-	// Without effect: `[false]`.
+	// Without effect. Accepted values: `[false]`.
 	Enable bool `json:"enable"`
-	// Without effect: `[100_000, 0]`.
+	// Without effect. Accepted values: `[100_000, 0]`.
 	PeriodUs *int64 `json:"period_us,omitempty"`
 }
 
-// BdevNvmeSetHotplug calls bdev_nvme_set_hotplug. Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+// BdevNvmeSetHotplug calls bdev_nvme_set_hotplug. Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
 func (c *Client) BdevNvmeSetHotplug(ctx context.Context, params BdevNvmeSetHotplugParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_nvme_set_hotplug", params)
 }
 
 // BdevNvmeSetOptionsParams are the parameters of bdev_nvme_set_options.
 type BdevNvmeSetOptionsParams struct {
-	// Without effect: `["none"]`.
+	// Without effect. Accepted values: `["none"]`.
 	ActionOnTimeout string `json:"action_on_timeout,omitempty"`
-	// Without effect: `[false]`.
+	// Without effect. Accepted values: `[false]`.
 	AllowAccelSequence *bool `json:"allow_accel_sequence,omitempty"`
-	// Without effect: `[0]`.
+	// Without effect. Accepted values: `[0]`.
 	ArbitrationBurst *int64 `json:"arbitration_burst,omitempty"`
-	// Without effect: `[3]`.
+	// Without effect. Accepted values: `[3]`.
 	BdevRetryCount *int64 `json:"bdev_retry_count,omitempty"`
-	// Without effect: `[0]`.
+	// Without effect. Accepted values: `[0]`.
 	CtrlrLossTimeoutSec *int64 `json:"ctrlr_loss_timeout_sec,omitempty"`
-	// Without effect: `[true]`.
+	// Without effect. Accepted values: `[true]`.
 	DelayCmdSubmit *bool `json:"delay_cmd_submit,omitempty"`
-	// Without effect: `[DHCHAP_DHGROUPS]`.
+	// Without effect. Accepted values: `[DHCHAP_DHGROUPS]`.
 	DhchapDhgroups []string `json:"dhchap_dhgroups,omitempty"`
-	// Without effect: `[DHCHAP_DIGESTS]`.
+	// Without effect. Accepted values: `[DHCHAP_DIGESTS]`.
 	DhchapDigests []string `json:"dhchap_digests,omitempty"`
-	// Without effect: `[false]`.
+	// Without effect. Accepted values: `[false]`.
 	DisableAutoFailback *bool `json:"disable_auto_failback,omitempty"`
-	// Without effect: `[false]`.
+	// Without effect. Accepted values: `[false]`.
 	EnableFlush *bool `json:"enable_flush,omitempty"`
-	// Without effect: `[0]`.
+	// Without effect. Accepted values: `[0]`.
 	FastIoFailTimeoutSec *int64 `json:"fast_io_fail_timeout_sec,omitempty"`
-	// Without effect: `[false]`.
+	// Without effect. Accepted values: `[false]`.
 	GenerateUuids *bool `json:"generate_uuids,omitempty"`
-	// Without effect: `[0]`.
+	// Without effect. Accepted values: `[0]`.
 	HighPriorityWeight *int64 `json:"high_priority_weight,omitempty"`
-	// Without effect: `[false]`.
+	// Without effect. Accepted values: `[false]`.
 	IoPathStat *bool `json:"io_path_stat,omitempty"`
-	// Without effect: `[0]`.
+	// Without effect. Accepted values: `[0]`.
 	IoQueueRequests *int64 `json:"io_queue_requests,omitempty"`
-	// Without effect: `[10_000]`.
+	// Without effect. Accepted values: `[10_000]`.
 	KeepAliveTimeoutMs *int64 `json:"keep_alive_timeout_ms,omitempty"`
-	// Without effect: `[0]`.
+	// Without effect. Accepted values: `[0]`.
 	LowPriorityWeight *int64 `json:"low_priority_weight,omitempty"`
-	// Without effect: `[0]`.
+	// Without effect. Accepted values: `[0]`.
 	MediumPriorityWeight *int64 `json:"medium_priority_weight,omitempty"`
-	// Without effect: `[AsBuilt]`.
+	// Without effect. Accepted values: `[AsBuilt]`.
 	MultipathOpts *MultipathOptions `json:"multipath_opts,omitempty"`
-	// Without effect: `[10_000]`.
+	// Without effect. Accepted values: `[10_000]`.
 	NvmeAdminqPollPeriodUs *int64 `json:"nvme_adminq_poll_period_us,omitempty"`
-	// Without effect: `[false]`.
+	// Without effect. Accepted values: `[false]`.
 	NvmeErrorStat *bool `json:"nvme_error_stat,omitempty"`
-	// Without effect: `[0]`.
+	// Without effect. Accepted values: `[0]`.
 	NvmeIoqPollPeriodUs *int64 `json:"nvme_ioq_poll_period_us,omitempty"`
-	// Without effect: `[0]`.
+	// Without effect. Accepted values: `[0]`.
 	RdmaCmEventTimeoutMs *int64 `json:"rdma_cm_event_timeout_ms,omitempty"`
-	// Without effect: `[0]`.
+	// Without effect. Accepted values: `[0]`.
 	RdmaMaxCqSize *int64 `json:"rdma_max_cq_size,omitempty"`
-	// Without effect: `[0]`.
+	// Without effect. Accepted values: `[0]`.
 	RdmaSrqSize *int64 `json:"rdma_srq_size,omitempty"`
-	// Without effect: `[false]`.
+	// Without effect. Accepted values: `[false]`.
 	RdmaUmrPerIo *bool `json:"rdma_umr_per_io,omitempty"`
-	// Without effect: `[0]`.
+	// Without effect. Accepted values: `[0]`.
 	ReconnectDelaySec *int64 `json:"reconnect_delay_sec,omitempty"`
-	// Without effect: `[0]`.
+	// Without effect. Accepted values: `[0]`.
 	TcpConnectTimeoutMs *int64 `json:"tcp_connect_timeout_ms,omitempty"`
-	// Without effect: `[0]`.
+	// Without effect. Accepted values: `[0]`.
 	TimeoutAdminUs *int64 `json:"timeout_admin_us,omitempty"`
-	// Without effect: `[0]`.
+	// Without effect. Accepted values: `[0]`.
 	TimeoutUs *int64 `json:"timeout_us,omitempty"`
-	// Without effect: `[0]`.
+	// Without effect. Accepted values: `[0]`.
 	TransportAckTimeout *int64 `json:"transport_ack_timeout,omitempty"`
-	// Without effect: `[4]`.
+	// Without effect. Accepted values: `[4]`.
 	TransportRetryCount *int64 `json:"transport_retry_count,omitempty"`
-	// Without effect: `[0]`.
+	// Without effect. Accepted values: `[0]`.
 	TransportTos *int64 `json:"transport_tos,omitempty"`
 }
 
-// BdevNvmeSetOptions calls bdev_nvme_set_options. Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+// BdevNvmeSetOptions calls bdev_nvme_set_options. Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
 func (c *Client) BdevNvmeSetOptions(ctx context.Context, params BdevNvmeSetOptionsParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_nvme_set_options", params)
 }
 
 // BdevPassthruCreateParams are the parameters of bdev_passthru_create.
 type BdevPassthruCreateParams struct {
-	// The name that it is to have.
+	// Name of the new disk.
 	Name string `json:"name"`
-	// The other disk.
+	// Name of the base disk.
 	BaseBdevName string `json:"base_bdev_name"`
-	// By default one that follows from the other's.
+	// Default: derived from the base disk's uuid.
 	UUID string `json:"uuid,omitempty"`
 }
 
-// BdevPassthruCreate calls bdev_passthru_create. Makes a disk that is another disk.
+// BdevPassthruCreate calls bdev_passthru_create. Creates a disk that passes all requests to another disk.
 func (c *Client) BdevPassthruCreate(ctx context.Context, params BdevPassthruCreateParams) (string, error) {
 	return call[string](ctx, c, "bdev_passthru_create", params)
 }
@@ -594,108 +594,108 @@ type BdevPassthruDeleteParams struct {
 	Name string `json:"name"`
 }
 
-// BdevPassthruDelete calls bdev_passthru_delete. Removes a disk that `bdev_passthru_create` made.
+// BdevPassthruDelete calls bdev_passthru_delete. Removes a disk of `bdev_passthru_create`.
 func (c *Client) BdevPassthruDelete(ctx context.Context, params BdevPassthruDeleteParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_passthru_delete", params)
 }
 
 // BdevQosGroupAddBdevParams are the parameters of bdev_qos_group_add_bdev.
 type BdevQosGroupAddBdevParams struct {
-	// The group.
+	// Name of the group.
 	Name string `json:"name"`
-	// The disk: its name, alias or uuid.
+	// Name, alias or uuid of the disk.
 	BdevName string `json:"bdev_name"`
 }
 
-// BdevQosGroupAddBdev calls bdev_qos_group_add_bdev. Puts a disk into a group, from whichever it is in.
+// BdevQosGroupAddBdev calls bdev_qos_group_add_bdev. Moves a disk into a group, out of its present group.
 func (c *Client) BdevQosGroupAddBdev(ctx context.Context, params BdevQosGroupAddBdevParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_qos_group_add_bdev", params)
 }
 
 // BdevQosGroupCreateParams are the parameters of bdev_qos_group_create.
 type BdevQosGroupCreateParams struct {
-	// Its name.
+	// Name of the new group.
 	Name string `json:"name"`
-	// The group that it is in; by default none.
+	// The parent group. Default: none.
 	Parent string `json:"parent,omitempty"`
 }
 
-// BdevQosGroupCreate calls bdev_qos_group_create. Makes a group of disks, which are to be limited together.
+// BdevQosGroupCreate calls bdev_qos_group_create. Creates a QoS group: its disks share rate limits.
 func (c *Client) BdevQosGroupCreate(ctx context.Context, params BdevQosGroupCreateParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_qos_group_create", params)
 }
 
 // BdevQosGroupDeleteParams are the parameters of bdev_qos_group_delete.
 type BdevQosGroupDeleteParams struct {
-	// The group.
+	// Name of the group.
 	Name string `json:"name"`
 }
 
-// BdevQosGroupDelete calls bdev_qos_group_delete. Deletes a group in which there is nothing.
+// BdevQosGroupDelete calls bdev_qos_group_delete. Deletes an empty group.
 func (c *Client) BdevQosGroupDelete(ctx context.Context, params BdevQosGroupDeleteParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_qos_group_delete", params)
 }
 
 // BdevQosGroupRemoveBdevParams are the parameters of bdev_qos_group_remove_bdev.
 type BdevQosGroupRemoveBdevParams struct {
-	// The group.
+	// Name of the group.
 	Name string `json:"name"`
-	// The disk: its name, alias or uuid.
+	// Name, alias or uuid of the disk.
 	BdevName string `json:"bdev_name"`
 }
 
-// BdevQosGroupRemoveBdev calls bdev_qos_group_remove_bdev. Takes a disk out of a group.
+// BdevQosGroupRemoveBdev calls bdev_qos_group_remove_bdev. Removes a disk from a group.
 func (c *Client) BdevQosGroupRemoveBdev(ctx context.Context, params BdevQosGroupRemoveBdevParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_qos_group_remove_bdev", params)
 }
 
 // BdevQosGroupSetLimitParams are the parameters of bdev_qos_group_set_limit.
 type BdevQosGroupSetLimitParams struct {
-	// The disk: its name, alias or uuid. Or the group.
+	// Name, alias or uuid of the disk; or the name of the group.
 	Name string `json:"name"`
-	// Ours: how many seconds' worth can be saved up while less is done.
+	// Aryk only: the burst, in seconds' worth of unused allowance that can accumulate.
 	BurstSeconds *uint64 `json:"burst_seconds,omitempty"`
-	// Ours: a limit of requests and one of mebibytes are one, which requests of 4 KiB and of 4 MiB meet exactly, and others between.
+	// Aryk only: combines the limits of requests and of mebibytes into one, which requests of 4 KiB and of 4 MiB meet exactly, and other sizes in between.
 	Combined *bool `json:"combined,omitempty"`
-	// Ours: reads a second.
+	// Aryk only: reads per second.
 	RIosPerSec *uint64 `json:"r_ios_per_sec,omitempty"`
-	// Mebibytes read a second.
+	// Mebibytes read per second.
 	RMbytesPerSec *uint64 `json:"r_mbytes_per_sec,omitempty"`
-	// Requests a second.
+	// Requests per second.
 	RwIosPerSec *uint64 `json:"rw_ios_per_sec,omitempty"`
-	// Mebibytes a second.
+	// Mebibytes per second.
 	RwMbytesPerSec *uint64 `json:"rw_mbytes_per_sec,omitempty"`
-	// Ours: writes, and all else that is no read, a second.
+	// Aryk only: writes, and all other requests that are not reads, per second.
 	WIosPerSec *uint64 `json:"w_ios_per_sec,omitempty"`
-	// Mebibytes written a second.
+	// Mebibytes written per second.
 	WMbytesPerSec *uint64 `json:"w_mbytes_per_sec,omitempty"`
 }
 
-// BdevQosGroupSetLimit calls bdev_qos_group_set_limit. Limits what all disks of a group, and of the groups in it, do in a second together. What is not given stays as it is; 0 is no limit.
+// BdevQosGroupSetLimit calls bdev_qos_group_set_limit. Sets the rate limits that all disks of a group, and of the groups within it, share. Omitted limits are unchanged; 0 removes a limit.
 func (c *Client) BdevQosGroupSetLimit(ctx context.Context, params BdevQosGroupSetLimitParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_qos_group_set_limit", params)
 }
 
 // BdevQosGroupsGetParams are the parameters of bdev_qos_groups_get.
 type BdevQosGroupsGetParams struct {
-	// The only one that is wanted.
+	// Name of the group to describe. Default: all groups.
 	Name string `json:"name,omitempty"`
 }
 
-// BdevQosGroupsGet calls bdev_qos_groups_get. The groups, or one of them.
+// BdevQosGroupsGet calls bdev_qos_groups_get. Lists the QoS groups, or describes one of them.
 func (c *Client) BdevQosGroupsGet(ctx context.Context, params BdevQosGroupsGetParams) ([]QosGroup, error) {
 	return call[[]QosGroup](ctx, c, "bdev_qos_groups_get", params)
 }
 
 // BdevRaidSetOptionsParams are the parameters of bdev_raid_set_options.
 type BdevRaidSetOptionsParams struct {
-	// Without effect: `[0]`.
+	// Without effect. Accepted values: `[0]`.
 	ProcessMaxBandwidthMbSec *int64 `json:"process_max_bandwidth_mb_sec,omitempty"`
-	// Without effect: `[1024]`.
+	// Without effect. Accepted values: `[1024]`.
 	ProcessWindowSizeKb *int64 `json:"process_window_size_kb,omitempty"`
 }
 
-// BdevRaidSetOptions calls bdev_raid_set_options. Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+// BdevRaidSetOptions calls bdev_raid_set_options. Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
 func (c *Client) BdevRaidSetOptions(ctx context.Context, params BdevRaidSetOptionsParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_raid_set_options", params)
 }
@@ -706,20 +706,20 @@ type BdevResetParams struct {
 	Name string `json:"name"`
 }
 
-// BdevReset calls bdev_reset. Aborts the requests that the disk's device holds, and goes on with those that came after.
+// BdevReset calls bdev_reset. Aborts the requests in flight at the disk's device, and continues with those that arrived later.
 func (c *Client) BdevReset(ctx context.Context, params BdevResetParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_reset", params)
 }
 
 // BdevResetIostatParams are the parameters of bdev_reset_iostat.
 type BdevResetIostatParams struct {
-	// By default all counts.
+	// Default: all statistics.
 	Mode ResetMode `json:"mode,omitempty"`
-	// Name, alias or uuid; by default all disks.
+	// Name, alias or uuid. Default: all disks.
 	Name string `json:"name,omitempty"`
 }
 
-// BdevResetIostat calls bdev_reset_iostat. Sets the statistics of a disk, or of all, to zero.
+// BdevResetIostat calls bdev_reset_iostat. Sets the statistics of a disk, or of all disks, to zero.
 func (c *Client) BdevResetIostat(ctx context.Context, params BdevResetIostatParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_reset_iostat", params)
 }
@@ -728,32 +728,32 @@ func (c *Client) BdevResetIostat(ctx context.Context, params BdevResetIostatPara
 type BdevSetIoTimeoutParams struct {
 	// Name, alias or uuid.
 	Name string `json:"name"`
-	// Milliseconds; 0 for no limit.
+	// Deadline in milliseconds; 0 for no deadline.
 	TimeoutMs uint64 `json:"timeout_ms"`
-	// What becomes of those that take longer.
+	// Action for requests that exceed the deadline.
 	Action TimeoutAction `json:"action,omitempty"`
 }
 
-// BdevSetIoTimeout calls bdev_set_io_timeout. Sets how long requests of a disk may take, and what becomes of those that take longer.
+// BdevSetIoTimeout calls bdev_set_io_timeout. Sets the deadline for requests of a disk, and the action for requests that exceed it.
 func (c *Client) BdevSetIoTimeout(ctx context.Context, params BdevSetIoTimeoutParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_set_io_timeout", params)
 }
 
 // BdevSetOptionsParams are the parameters of bdev_set_options.
 type BdevSetOptionsParams struct {
-	// Not heeded.
+	// Ignored.
 	BdevAutoExamine *bool `json:"bdev_auto_examine,omitempty"`
-	// Not heeded.
+	// Ignored.
 	BdevIoCacheSize *uint32 `json:"bdev_io_cache_size,omitempty"`
-	// Not heeded.
+	// Ignored.
 	BdevIoPoolSize *uint32 `json:"bdev_io_pool_size,omitempty"`
-	// Not heeded.
+	// Ignored.
 	IobufLargeCacheSize *uint32 `json:"iobuf_large_cache_size,omitempty"`
-	// Not heeded.
+	// Ignored.
 	IobufSmallCacheSize *uint32 `json:"iobuf_small_cache_size,omitempty"`
 }
 
-// BdevSetOptions calls bdev_set_options. Checks its parameters, and does nothing: there are no pools to size.
+// BdevSetOptions calls bdev_set_options. Checks its parameters and does nothing else: Aryk has no pools to size.
 func (c *Client) BdevSetOptions(ctx context.Context, params BdevSetOptionsParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_set_options", params)
 }
@@ -762,93 +762,93 @@ func (c *Client) BdevSetOptions(ctx context.Context, params BdevSetOptionsParams
 type BdevSetQdSamplingPeriodParams struct {
 	// Name, alias or uuid.
 	Name string `json:"name"`
-	// Microseconds; 0 ends it.
+	// Sampling period in microseconds; 0 stops the sampling.
 	Period uint64 `json:"period"`
 }
 
-// BdevSetQdSamplingPeriod calls bdev_set_qd_sampling_period. Has a disk's queue depth sampled, for `bdev_get_iostat`.
+// BdevSetQdSamplingPeriod calls bdev_set_qd_sampling_period. Samples a disk's queue depth, for `bdev_get_iostat`.
 func (c *Client) BdevSetQdSamplingPeriod(ctx context.Context, params BdevSetQdSamplingPeriodParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_set_qd_sampling_period", params)
 }
 
 // BdevSetQosLimitParams are the parameters of bdev_set_qos_limit.
 type BdevSetQosLimitParams struct {
-	// The disk: its name, alias or uuid. Or the group.
+	// Name, alias or uuid of the disk; or the name of the group.
 	Name string `json:"name"`
-	// Ours: how many seconds' worth can be saved up while less is done.
+	// Aryk only: the burst, in seconds' worth of unused allowance that can accumulate.
 	BurstSeconds *uint64 `json:"burst_seconds,omitempty"`
-	// Ours: a limit of requests and one of mebibytes are one, which requests of 4 KiB and of 4 MiB meet exactly, and others between.
+	// Aryk only: combines the limits of requests and of mebibytes into one, which requests of 4 KiB and of 4 MiB meet exactly, and other sizes in between.
 	Combined *bool `json:"combined,omitempty"`
-	// Ours: reads a second.
+	// Aryk only: reads per second.
 	RIosPerSec *uint64 `json:"r_ios_per_sec,omitempty"`
-	// Mebibytes read a second.
+	// Mebibytes read per second.
 	RMbytesPerSec *uint64 `json:"r_mbytes_per_sec,omitempty"`
-	// Requests a second.
+	// Requests per second.
 	RwIosPerSec *uint64 `json:"rw_ios_per_sec,omitempty"`
-	// Mebibytes a second.
+	// Mebibytes per second.
 	RwMbytesPerSec *uint64 `json:"rw_mbytes_per_sec,omitempty"`
-	// Ours: writes, and all else that is no read, a second.
+	// Aryk only: writes, and all other requests that are not reads, per second.
 	WIosPerSec *uint64 `json:"w_ios_per_sec,omitempty"`
-	// Mebibytes written a second.
+	// Mebibytes written per second.
 	WMbytesPerSec *uint64 `json:"w_mbytes_per_sec,omitempty"`
 }
 
-// BdevSetQosLimit calls bdev_set_qos_limit. Limits what a disk does in a second. What is not given stays as it is; 0 is no limit.
+// BdevSetQosLimit calls bdev_set_qos_limit. Sets the rate limits of a disk. Omitted limits are unchanged; 0 removes a limit.
 func (c *Client) BdevSetQosLimit(ctx context.Context, params BdevSetQosLimitParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_set_qos_limit", params)
 }
 
 // BdevSplitCreateParams are the parameters of bdev_split_create.
 type BdevSplitCreateParams struct {
-	// The other disk.
+	// Name of the base disk.
 	BaseBdev string `json:"base_bdev"`
-	// Parts.
+	// Number of parts.
 	SplitCount uint32 `json:"split_count"`
-	// MiB in each part; by default, or if it is 0, as many as there is room for.
+	// Size of each part in MiB. Default, or 0: the base disk is divided evenly.
 	SplitSizeMb uint64 `json:"split_size_mb,omitempty"`
 }
 
-// BdevSplitCreate calls bdev_split_create. Makes disks that are parts of another.
+// BdevSplitCreate calls bdev_split_create. Creates disks that are parts of another disk.
 func (c *Client) BdevSplitCreate(ctx context.Context, params BdevSplitCreateParams) ([]string, error) {
 	return call[[]string](ctx, c, "bdev_split_create", params)
 }
 
 // BdevSplitDeleteParams are the parameters of bdev_split_delete.
 type BdevSplitDeleteParams struct {
-	// The other disk.
+	// Name of the base disk.
 	BaseBdev string `json:"base_bdev"`
 }
 
-// BdevSplitDelete calls bdev_split_delete. Removes all parts of a disk.
+// BdevSplitDelete calls bdev_split_delete. Removes all parts of a split disk.
 func (c *Client) BdevSplitDelete(ctx context.Context, params BdevSplitDeleteParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_split_delete", params)
 }
 
 // BdevUringCreateParams are the parameters of bdev_uring_create.
 type BdevUringCreateParams struct {
-	// The name that it is to have.
+	// Name of the new disk.
 	Name string `json:"name"`
-	// The file, or block device.
+	// Path of the file or block device.
 	Filename string `json:"filename"`
-	// By default 512 for a file, and what it says of itself for a block device.
+	// Block size in bytes. Default: 512 for a file, the device's own for a block device.
 	BlockSize *uint32 `json:"block_size,omitempty"`
-	// Ours: what becomes of writes when the store is full.
+	// Aryk only: action for writes when the store is full.
 	Enospc Enospc `json:"enospc,omitempty"`
-	// Kept, and without effect: holes are always punched where the file system can.
+	// Saved, without effect: unmapped blocks are always deallocated if the file system supports it.
 	Fallocate bool `json:"fallocate,omitempty"`
-	// Ours: for how long the file is kept from others.
+	// Aryk only: how long the file is locked against other processes.
 	Lock FileLock `json:"lock,omitempty"`
-	// Kept, and without effect: nothing here ever waits for the device.
+	// Saved, without effect: the daemon never blocks on the device.
 	Nowait bool `json:"nowait,omitempty"`
 	// Whether writes are refused.
 	Readonly bool `json:"readonly,omitempty"`
-	// Ours: bytes of the sparse file that is created if there is none, or an empty one. A file that has another size is refused.
+	// Aryk only: size in bytes of the sparse file that is created if the file does not exist or is empty. A file of another size is refused.
 	Size *uint64 `json:"size,omitempty"`
-	// By default a random one.
+	// Default: a random uuid.
 	UUID string `json:"uuid,omitempty"`
 }
 
-// BdevUringCreate calls bdev_uring_create. Makes a disk in a file or block device.
+// BdevUringCreate calls bdev_uring_create. Creates a disk in a file or block device.
 func (c *Client) BdevUringCreate(ctx context.Context, params BdevUringCreateParams) (string, error) {
 	return call[string](ctx, c, "bdev_uring_create", params)
 }
@@ -859,7 +859,7 @@ type BdevUringDeleteParams struct {
 	Name string `json:"name"`
 }
 
-// BdevUringDelete calls bdev_uring_delete. Removes a disk that `bdev_uring_create` made; its file stays.
+// BdevUringDelete calls bdev_uring_delete. Removes a disk of `bdev_uring_create`; its file stays.
 func (c *Client) BdevUringDelete(ctx context.Context, params BdevUringDeleteParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_uring_delete", params)
 }
@@ -870,7 +870,7 @@ type BdevUringRescanParams struct {
 	Name string `json:"name"`
 }
 
-// BdevUringRescan calls bdev_uring_rescan. Has a disk that `bdev_uring_create` made take on the size that its file has now.
+// BdevUringRescan calls bdev_uring_rescan. Adjusts the size of a disk of `bdev_uring_create` to the present size of its file.
 func (c *Client) BdevUringRescan(ctx context.Context, params BdevUringRescanParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_uring_rescan", params)
 }
@@ -879,9 +879,9 @@ func (c *Client) BdevUringRescan(ctx context.Context, params BdevUringRescanPara
 type BdevUringResizeParams struct {
 	// Name, alias or uuid.
 	Name string `json:"name"`
-	// Bytes.
+	// New size in bytes.
 	Size uint64 `json:"size"`
-	// Cut off what lies behind, if it is smaller than it was.
+	// Allow a smaller size, and discard the data beyond it.
 	Shrink bool `json:"shrink,omitempty"`
 }
 
@@ -892,18 +892,18 @@ func (c *Client) BdevUringResize(ctx context.Context, params BdevUringResizePara
 
 // BdevVirtioBlkSetHotplugParams are the parameters of bdev_virtio_blk_set_hotplug.
 type BdevVirtioBlkSetHotplugParams struct {
-	// Without effect: `[false]`.
+	// Without effect. Accepted values: `[false]`.
 	Enable bool `json:"enable"`
-	// Without effect: `[100_000, 0]`.
+	// Without effect. Accepted values: `[100_000, 0]`.
 	PeriodUs *int64 `json:"period_us,omitempty"`
 }
 
-// BdevVirtioBlkSetHotplug calls bdev_virtio_blk_set_hotplug. Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+// BdevVirtioBlkSetHotplug calls bdev_virtio_blk_set_hotplug. Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
 func (c *Client) BdevVirtioBlkSetHotplug(ctx context.Context, params BdevVirtioBlkSetHotplugParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_virtio_blk_set_hotplug", params)
 }
 
-// BdevWaitForExamine calls bdev_wait_for_examine. Waits until new disks are examined, which they are at once.
+// BdevWaitForExamine calls bdev_wait_for_examine. Waits until new disks are examined: returns at once, since Aryk has no examination.
 func (c *Client) BdevWaitForExamine(ctx context.Context) (bool, error) {
 	return call[bool](ctx, c, "bdev_wait_for_examine", nil)
 }
@@ -917,47 +917,47 @@ func (c *Client) FrameworkDisableCpumaskLocks(ctx context.Context) (bool, error)
 type FrameworkGetConfigParams struct {
 	// The subsystem: `bdev` or `vhost_blk`.
 	Name string `json:"name"`
-	// Not heeded.
+	// Ignored.
 	WithBatches bool `json:"with_batches,omitempty"`
 }
 
-// FrameworkGetConfig calls framework_get_config. The calls that configure one subsystem as it is now.
+// FrameworkGetConfig calls framework_get_config. Reports the calls that create the current configuration of one subsystem.
 func (c *Client) FrameworkGetConfig(ctx context.Context, params FrameworkGetConfigParams) ([]Call, error) {
 	return call[[]Call](ctx, c, "framework_get_config", params)
 }
 
-// FrameworkGetGovernor calls framework_get_governor. Who sets cores' frequencies: not we.
+// FrameworkGetGovernor calls framework_get_governor. Reports the CPU frequency governor: always empty, since Aryk does not set frequencies.
 func (c *Client) FrameworkGetGovernor(ctx context.Context) (map[string]any, error) {
 	return call[map[string]any](ctx, c, "framework_get_governor", nil)
 }
 
-// FrameworkGetPciDevices calls framework_get_pci_devices. The PCI devices that we drive: none.
+// FrameworkGetPciDevices calls framework_get_pci_devices. Lists the PCI devices in use: always empty.
 func (c *Client) FrameworkGetPciDevices(ctx context.Context) ([]map[string]any, error) {
 	return call[[]map[string]any](ctx, c, "framework_get_pci_devices", nil)
 }
 
-// FrameworkGetReactors calls framework_get_reactors. The reactors: where they run, and how busy they are.
+// FrameworkGetReactors calls framework_get_reactors. Lists the reactors: the core and the load of each.
 func (c *Client) FrameworkGetReactors(ctx context.Context) (Reactors, error) {
 	return call[Reactors](ctx, c, "framework_get_reactors", nil)
 }
 
-// FrameworkGetScheduler calls framework_get_scheduler. The scheduler, which says which queue runs on which reactor.
+// FrameworkGetScheduler calls framework_get_scheduler. Reports the scheduler, which assigns queues to reactors.
 func (c *Client) FrameworkGetScheduler(ctx context.Context) (Scheduler, error) {
 	return call[Scheduler](ctx, c, "framework_get_scheduler", nil)
 }
 
-// FrameworkGetSubsystems calls framework_get_subsystems. The parts of the daemon that have a configuration, each after those that it depends on.
+// FrameworkGetSubsystems calls framework_get_subsystems. Lists the subsystems that have a configuration, each after those that it depends on.
 func (c *Client) FrameworkGetSubsystems(ctx context.Context) ([]SubsystemInfo, error) {
 	return call[[]SubsystemInfo](ctx, c, "framework_get_subsystems", nil)
 }
 
 // FrameworkMonitorContextSwitchParams are the parameters of framework_monitor_context_switch.
 type FrameworkMonitorContextSwitchParams struct {
-	// By default it stays as it is.
+	// Default: unchanged.
 	Enabled *bool `json:"enabled,omitempty"`
 }
 
-// FrameworkMonitorContextSwitch calls framework_monitor_context_switch. Has the log tell when the kernel takes a core away from its reactor, and tells whether it does.
+// FrameworkMonitorContextSwitch calls framework_monitor_context_switch. Starts or stops logging of reactors that the kernel has preempted, and reports whether logging is on.
 func (c *Client) FrameworkMonitorContextSwitch(ctx context.Context, params FrameworkMonitorContextSwitchParams) (ContextSwitchMonitor, error) {
 	return call[ContextSwitchMonitor](ctx, c, "framework_monitor_context_switch", params)
 }
@@ -966,24 +966,24 @@ func (c *Client) FrameworkMonitorContextSwitch(ctx context.Context, params Frame
 type FrameworkSetSchedulerParams struct {
 	// `static` or `dynamic`.
 	Name string `json:"name"`
-	// From a core that is as busy as that, in percent, queues are moved away: by default 95. Of `dynamic`.
+	// Queues are moved away from a core whose load reaches this percentage. Default: 95. Of `dynamic`.
 	CoreBusy *uint8 `json:"core_busy,omitempty"`
-	// No core is filled over that, in percent: by default 80. Of `dynamic`.
+	// Queues are not moved to a core whose load would exceed this percentage. Default: 80. Of `dynamic`.
 	CoreLimit *uint8 `json:"core_limit,omitempty"`
-	// A queue that is less busy than that, in percent of a core, is nearly idle: by default 20. Of `dynamic`.
+	// A queue whose load is below this percentage of a core is nearly idle. Default: 20. Of `dynamic`.
 	LoadLimit *uint8 `json:"load_limit,omitempty"`
-	// Not heeded.
+	// Ignored.
 	Mappings string `json:"mappings,omitempty"`
-	// Microseconds between two decisions: by default 1000000, at least 10000; 0 leaves it as it is.
+	// Microseconds between two decisions. Default: 1000000; at least 10000; 0 leaves the period unchanged.
 	Period *uint64 `json:"period,omitempty"`
 }
 
-// FrameworkSetScheduler calls framework_set_scheduler. Chooses the scheduler: with `static` queues stay where they are, with `dynamic` they go where there is time for them, and together on few reactors when idle.
+// FrameworkSetScheduler calls framework_set_scheduler. Sets the scheduler: with `static`, queues stay on their reactors; with `dynamic`, they move to reactors with free time, and idle queues gather on few reactors.
 func (c *Client) FrameworkSetScheduler(ctx context.Context, params FrameworkSetSchedulerParams) (bool, error) {
 	return call[bool](ctx, c, "framework_set_scheduler", params)
 }
 
-// FrameworkStartInit calls framework_start_init. Completes start-up, where the daemon waits for it (`--wait-for-rpc`).
+// FrameworkStartInit calls framework_start_init. Completes start-up, if the daemon waits for this call (`--wait-for-rpc`).
 func (c *Client) FrameworkStartInit(ctx context.Context) (bool, error) {
 	return call[bool](ctx, c, "framework_start_init", nil)
 }
@@ -995,313 +995,313 @@ func (c *Client) FrameworkWaitInit(ctx context.Context) (bool, error) {
 
 // FsdevSetOptsParams are the parameters of fsdev_set_opts.
 type FsdevSetOptsParams struct {
-	// Without effect: `[65_535]`.
+	// Without effect. Accepted values: `[65_535]`.
 	FsdevIoPoolSize int64 `json:"fsdev_io_pool_size"`
-	// Without effect: `[256]`.
+	// Without effect. Accepted values: `[256]`.
 	FsdevIoCacheSize int64 `json:"fsdev_io_cache_size"`
 }
 
-// FsdevSetOpts calls fsdev_set_opts. Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+// FsdevSetOpts calls fsdev_set_opts. Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
 func (c *Client) FsdevSetOpts(ctx context.Context, params FsdevSetOptsParams) (bool, error) {
 	return call[bool](ctx, c, "fsdev_set_opts", params)
 }
 
-// IobufGetStats calls iobuf_get_stats. How often a buffer was waited for: never, as there are no pools.
+// IobufGetStats calls iobuf_get_stats. Reports how often requests waited for a buffer: never, since Aryk has no pools.
 func (c *Client) IobufGetStats(ctx context.Context) ([]IobufStats, error) {
 	return call[[]IobufStats](ctx, c, "iobuf_get_stats", nil)
 }
 
 // IobufSetOptionsParams are the parameters of iobuf_set_options.
 type IobufSetOptionsParams struct {
-	// Not heeded.
+	// Ignored.
 	EnableNuma *bool `json:"enable_numa,omitempty"`
-	// Not heeded.
+	// Ignored.
 	LargeBufsize *uint32 `json:"large_bufsize,omitempty"`
-	// Not heeded.
+	// Ignored.
 	LargePoolCount *uint64 `json:"large_pool_count,omitempty"`
-	// Not heeded.
+	// Ignored.
 	SmallBufsize *uint32 `json:"small_bufsize,omitempty"`
-	// Not heeded.
+	// Ignored.
 	SmallPoolCount *uint64 `json:"small_pool_count,omitempty"`
 }
 
-// IobufSetOptions calls iobuf_set_options. Checks its parameters, and does nothing: there are no pools to size.
+// IobufSetOptions calls iobuf_set_options. Checks its parameters and does nothing else: Aryk has no pools to size.
 func (c *Client) IobufSetOptions(ctx context.Context, params IobufSetOptionsParams) (bool, error) {
 	return call[bool](ctx, c, "iobuf_set_options", params)
 }
 
 // IscsiSetOptionsParams are the parameters of iscsi_set_options.
 type IscsiSetOptionsParams struct {
-	// Without effect: `[false]`.
+	// Without effect. Accepted values: `[false]`.
 	AllowDuplicatedIsid *bool `json:"allow_duplicated_isid,omitempty"`
-	// Without effect: `[""]`.
+	// Without effect. Accepted values: `[""]`.
 	AuthFile string `json:"auth_file,omitempty"`
-	// Without effect: `[0]`.
+	// Without effect. Accepted values: `[0]`.
 	ChapGroup *int64 `json:"chap_group,omitempty"`
-	// Without effect: `[2048]`.
+	// Without effect. Accepted values: `[2048]`.
 	DataOutPoolSize *int64 `json:"data_out_pool_size,omitempty"`
-	// Without effect: `[20]`.
+	// Without effect. Accepted values: `[20]`.
 	DefaultTime2retain *int64 `json:"default_time2retain,omitempty"`
-	// Without effect: `[2]`.
+	// Without effect. Accepted values: `[2]`.
 	DefaultTime2wait *int64 `json:"default_time2wait,omitempty"`
-	// Without effect: `[false]`.
+	// Without effect. Accepted values: `[false]`.
 	DisableChap *bool `json:"disable_chap,omitempty"`
-	// Without effect: `[0]`.
+	// Without effect. Accepted values: `[0]`.
 	ErrorRecoveryLevel *int64 `json:"error_recovery_level,omitempty"`
-	// Without effect: `[8192]`.
+	// Without effect. Accepted values: `[8192]`.
 	FirstBurstLength *int64 `json:"first_burst_length,omitempty"`
-	// Without effect: `[true]`.
+	// Without effect. Accepted values: `[true]`.
 	ImmediateData *bool `json:"immediate_data,omitempty"`
-	// Without effect: `[16_384]`.
+	// Without effect. Accepted values: `[16_384]`.
 	ImmediateDataPoolSize *int64 `json:"immediate_data_pool_size,omitempty"`
-	// Without effect: `[2]`.
+	// Without effect. Accepted values: `[2]`.
 	MaxConnectionsPerSession *int64 `json:"max_connections_per_session,omitempty"`
-	// Without effect: `[64]`.
+	// Without effect. Accepted values: `[64]`.
 	MaxLargeDatainPerConnection *int64 `json:"max_large_datain_per_connection,omitempty"`
-	// Without effect: `[64]`.
+	// Without effect. Accepted values: `[64]`.
 	MaxQueueDepth *int64 `json:"max_queue_depth,omitempty"`
-	// Without effect: `[4]`.
+	// Without effect. Accepted values: `[4]`.
 	MaxR2tPerConnection *int64 `json:"max_r2t_per_connection,omitempty"`
-	// Without effect: `[128]`.
+	// Without effect. Accepted values: `[128]`.
 	MaxSessions *int64 `json:"max_sessions,omitempty"`
-	// Without effect: `[false]`.
+	// Without effect. Accepted values: `[false]`.
 	MutualChap *bool `json:"mutual_chap,omitempty"`
-	// Without effect: `["iqn.2016-06.io.spdk"]`.
+	// Without effect. Accepted values: `["iqn.2016-06.io.spdk"]`.
 	NodeBase string `json:"node_base,omitempty"`
-	// Without effect: `[30]`.
+	// Without effect. Accepted values: `[30]`.
 	NopInInterval *int64 `json:"nop_in_interval,omitempty"`
-	// Without effect: `[60]`.
+	// Without effect. Accepted values: `[60]`.
 	NopTimeout *int64 `json:"nop_timeout,omitempty"`
-	// Without effect: `[36_864]`.
+	// Without effect. Accepted values: `[36_864]`.
 	PduPoolSize *int64 `json:"pdu_pool_size,omitempty"`
-	// Without effect: `[false]`.
+	// Without effect. Accepted values: `[false]`.
 	RequireChap *bool `json:"require_chap,omitempty"`
 }
 
-// IscsiSetOptions calls iscsi_set_options. Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+// IscsiSetOptions calls iscsi_set_options. Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
 func (c *Client) IscsiSetOptions(ctx context.Context, params IscsiSetOptionsParams) (bool, error) {
 	return call[bool](ctx, c, "iscsi_set_options", params)
 }
 
-// KeyringGetKeys calls keyring_get_keys. The keys that are kept: none.
+// KeyringGetKeys calls keyring_get_keys. Lists the keys of the keyring: always empty.
 func (c *Client) KeyringGetKeys(ctx context.Context) ([]map[string]any, error) {
 	return call[[]map[string]any](ctx, c, "keyring_get_keys", nil)
 }
 
 // KeyringLinuxSetOptionsParams are the parameters of keyring_linux_set_options.
 type KeyringLinuxSetOptionsParams struct {
-	// Without effect: `[false]`.
+	// Without effect. Accepted values: `[false]`.
 	Enable *bool `json:"enable,omitempty"`
 }
 
-// KeyringLinuxSetOptions calls keyring_linux_set_options. Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+// KeyringLinuxSetOptions calls keyring_linux_set_options. Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
 func (c *Client) KeyringLinuxSetOptions(ctx context.Context, params KeyringLinuxSetOptionsParams) (bool, error) {
 	return call[bool](ctx, c, "keyring_linux_set_options", params)
 }
 
 // LoadConfigParams are the parameters of load_config.
 type LoadConfigParams struct {
-	// What `save_config` gave.
+	// Subsystems, as in the output of `save_config`.
 	Subsystems []SavedSubsystem `json:"subsystems"`
 }
 
-// LoadConfig calls load_config. Makes the calls that `save_config` gave, in their order, up to the first that fails: what was made before it stays.
+// LoadConfig calls load_config. Makes the calls of a `save_config` output in order, up to the first that fails: objects created before it stay.
 func (c *Client) LoadConfig(ctx context.Context, params LoadConfigParams) (bool, error) {
 	return call[bool](ctx, c, "load_config", params)
 }
 
 // LogClearFlagParams are the parameters of log_clear_flag.
 type LogClearFlagParams struct {
-	// One of those that `log_get_flags` gives, or `all`, or what several of them begin with: `vhost`.
+	// A flag of `log_get_flags`, or `all`, or a common prefix of several flags: `vhost`.
 	Flag string `json:"flag"`
 }
 
-// LogClearFlag calls log_clear_flag. Ends what `log_set_flag` began.
+// LogClearFlag calls log_clear_flag. Clears a log flag.
 func (c *Client) LogClearFlag(ctx context.Context, params LogClearFlagParams) (bool, error) {
 	return call[bool](ctx, c, "log_clear_flag", params)
 }
 
 // LogEnableTimestampsParams are the parameters of log_enable_timestamps.
 type LogEnableTimestampsParams struct {
-	// From now on.
+	// Whether to log timestamps.
 	Enabled bool `json:"enabled"`
 }
 
-// LogEnableTimestamps calls log_enable_timestamps. Whether the log's lines for people have their time; what a journal takes never has.
+// LogEnableTimestamps calls log_enable_timestamps. Sets whether log lines in text format have a timestamp; lines for the journal never have one.
 func (c *Client) LogEnableTimestamps(ctx context.Context, params LogEnableTimestampsParams) (bool, error) {
 	return call[bool](ctx, c, "log_enable_timestamps", params)
 }
 
-// LogGetFlags calls log_get_flags. The parts of the daemon, and of which all is told.
+// LogGetFlags calls log_get_flags. Lists the log flags of the daemon's parts, and which of them are set.
 func (c *Client) LogGetFlags(ctx context.Context) (map[string]any, error) {
 	return call[map[string]any](ctx, c, "log_get_flags", nil)
 }
 
-// LogGetLevel calls log_get_level. The same as `log_get_print_level`: there is one log.
+// LogGetLevel calls log_get_level. Reports the log level, as `log_get_print_level` does: Aryk has one log.
 func (c *Client) LogGetLevel(ctx context.Context) (PrintLevel, error) {
 	return call[PrintLevel](ctx, c, "log_get_level", nil)
 }
 
-// LogGetPrintLevel calls log_get_print_level. What the log tells.
+// LogGetPrintLevel calls log_get_print_level. Reports the log level.
 func (c *Client) LogGetPrintLevel(ctx context.Context) (PrintLevel, error) {
 	return call[PrintLevel](ctx, c, "log_get_print_level", nil)
 }
 
 // LogSetFlagParams are the parameters of log_set_flag.
 type LogSetFlagParams struct {
-	// One of those that `log_get_flags` gives, or `all`, or what several of them begin with: `vhost`.
+	// A flag of `log_get_flags`, or `all`, or a common prefix of several flags: `vhost`.
 	Flag string `json:"flag"`
 }
 
-// LogSetFlag calls log_set_flag. Has the log tell all of a part of the daemon, whatever the level.
+// LogSetFlag calls log_set_flag. Sets a log flag: all messages of that part of the daemon are logged, regardless of the level.
 func (c *Client) LogSetFlag(ctx context.Context, params LogSetFlagParams) (bool, error) {
 	return call[bool](ctx, c, "log_set_flag", params)
 }
 
 // LogSetLevelParams are the parameters of log_set_level.
 type LogSetLevelParams struct {
-	// From now on; what is more detailed is not told.
+	// The new level; more detailed messages are not logged.
 	Level PrintLevel `json:"level"`
 }
 
-// LogSetLevel calls log_set_level. The same as `log_set_print_level`: there is one log.
+// LogSetLevel calls log_set_level. Sets the log level, as `log_set_print_level` does: Aryk has one log.
 func (c *Client) LogSetLevel(ctx context.Context, params LogSetLevelParams) (bool, error) {
 	return call[bool](ctx, c, "log_set_level", params)
 }
 
 // LogSetPrintLevelParams are the parameters of log_set_print_level.
 type LogSetPrintLevelParams struct {
-	// From now on; what is more detailed is not told.
+	// The new level; more detailed messages are not logged.
 	Level PrintLevel `json:"level"`
 }
 
-// LogSetPrintLevel calls log_set_print_level. Changes what the log tells.
+// LogSetPrintLevel calls log_set_print_level. Sets the log level.
 func (c *Client) LogSetPrintLevel(ctx context.Context, params LogSetPrintLevelParams) (bool, error) {
 	return call[bool](ctx, c, "log_set_print_level", params)
 }
 
 // NotifyGetNotificationsParams are the parameters of notify_get_notifications.
 type NotifyGetNotificationsParams struct {
-	// The first that is wanted: one more than the last that was seen.
+	// Number of the first event to return: one more than the last that the client has seen.
 	ID uint64 `json:"id,omitempty"`
-	// By default all.
+	// Maximum number of events. Default: all.
 	Max *uint64 `json:"max,omitempty"`
 }
 
-// NotifyGetNotifications calls notify_get_notifications. What became of the disks: the latest events, oldest first.
+// NotifyGetNotifications calls notify_get_notifications. Lists the latest events about disks, oldest first.
 func (c *Client) NotifyGetNotifications(ctx context.Context, params NotifyGetNotificationsParams) ([]Event, error) {
 	return call[[]Event](ctx, c, "notify_get_notifications", params)
 }
 
-// NotifyGetTypes calls notify_get_types. The types of events that there are.
+// NotifyGetTypes calls notify_get_types. Lists the types of events.
 func (c *Client) NotifyGetTypes(ctx context.Context) ([]EventType, error) {
 	return call[[]EventType](ctx, c, "notify_get_types", nil)
 }
 
 // NvmfSetConfigParams are the parameters of nvmf_set_config.
 type NvmfSetConfigParams struct {
-	// Without effect: `[AsBuilt]`.
+	// Without effect. Accepted values: `[AsBuilt]`.
 	AdminCmdPassthru *AdminPassthru `json:"admin_cmd_passthru,omitempty"`
-	// Without effect: `[DHCHAP_DHGROUPS]`.
+	// Without effect. Accepted values: `[DHCHAP_DHGROUPS]`.
 	DhchapDhgroups []string `json:"dhchap_dhgroups,omitempty"`
-	// Without effect: `[DHCHAP_DIGESTS]`.
+	// Without effect. Accepted values: `[DHCHAP_DIGESTS]`.
 	DhchapDigests []string `json:"dhchap_digests,omitempty"`
-	// Without effect: `["match_any"]`.
+	// Without effect. Accepted values: `["match_any"]`.
 	DiscoveryFilter string `json:"discovery_filter,omitempty"`
-	// Without effect: `[NO_FILTERS]`.
+	// Without effect. Accepted values: `[NO_FILTERS]`.
 	DiscoveryFilters []string `json:"discovery_filters,omitempty"`
-	// Without effect: `["allow"]`.
+	// Without effect. Accepted values: `["allow"]`.
 	DupHostPolicy string `json:"dup_host_policy,omitempty"`
-	// Without effect: `[""]`.
+	// Without effect. Accepted values: `[""]`.
 	PollGroupsMask string `json:"poll_groups_mask,omitempty"`
 }
 
-// NvmfSetConfig calls nvmf_set_config. Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+// NvmfSetConfig calls nvmf_set_config. Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
 func (c *Client) NvmfSetConfig(ctx context.Context, params NvmfSetConfigParams) (bool, error) {
 	return call[bool](ctx, c, "nvmf_set_config", params)
 }
 
 // NvmfSetCrdtParams are the parameters of nvmf_set_crdt.
 type NvmfSetCrdtParams struct {
-	// Without effect: `[0]`.
+	// Without effect. Accepted values: `[0]`.
 	Crdt1 *int64 `json:"crdt1,omitempty"`
-	// Without effect: `[0]`.
+	// Without effect. Accepted values: `[0]`.
 	Crdt2 *int64 `json:"crdt2,omitempty"`
-	// Without effect: `[0]`.
+	// Without effect. Accepted values: `[0]`.
 	Crdt3 *int64 `json:"crdt3,omitempty"`
 }
 
-// NvmfSetCrdt calls nvmf_set_crdt. Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+// NvmfSetCrdt calls nvmf_set_crdt. Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
 func (c *Client) NvmfSetCrdt(ctx context.Context, params NvmfSetCrdtParams) (bool, error) {
 	return call[bool](ctx, c, "nvmf_set_crdt", params)
 }
 
 // NvmfSetMaxSubsystemsParams are the parameters of nvmf_set_max_subsystems.
 type NvmfSetMaxSubsystemsParams struct {
-	// Without effect: `[1024, 0]`.
+	// Without effect. Accepted values: `[1024, 0]`.
 	MaxSubsystems int64 `json:"max_subsystems"`
 }
 
-// NvmfSetMaxSubsystems calls nvmf_set_max_subsystems. Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+// NvmfSetMaxSubsystems calls nvmf_set_max_subsystems. Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
 func (c *Client) NvmfSetMaxSubsystems(ctx context.Context, params NvmfSetMaxSubsystemsParams) (bool, error) {
 	return call[bool](ctx, c, "nvmf_set_max_subsystems", params)
 }
 
 // RpcGetMethodsParams are the parameters of rpc_get_methods.
 type RpcGetMethodsParams struct {
-	// Only those that may be called now.
+	// List only methods that may be called now.
 	Current bool `json:"current,omitempty"`
-	// Also deprecated names, of which there are none.
+	// Ignored: there are no deprecated names.
 	IncludeAliases bool `json:"include_aliases,omitempty"`
 }
 
-// RpcGetMethods calls rpc_get_methods. The names of all methods.
+// RpcGetMethods calls rpc_get_methods. Lists the names of all methods.
 func (c *Client) RpcGetMethods(ctx context.Context, params RpcGetMethodsParams) ([]string, error) {
 	return call[[]string](ctx, c, "rpc_get_methods", params)
 }
 
-// SaveConfig calls save_config. The calls that configure the daemon as it is now, for `load_config` or a file.
+// SaveConfig calls save_config. Reports the calls that create the current configuration of the daemon, for `load_config` or a file.
 func (c *Client) SaveConfig(ctx context.Context) (SavedConfig, error) {
 	return call[SavedConfig](ctx, c, "save_config", nil)
 }
 
-// ScsiGetDevices calls scsi_get_devices. The targets of all controllers that have a disk, as `vhost_get_controllers` numbers and names them.
+// ScsiGetDevices calls scsi_get_devices. Lists the targets with a disk of all controllers, with the numbers and names of `vhost_get_controllers`.
 func (c *Client) ScsiGetDevices(ctx context.Context) ([]ScsiDevice, error) {
 	return call[[]ScsiDevice](ctx, c, "scsi_get_devices", nil)
 }
 
-// SockGetDefaultImpl calls sock_get_default_impl. Whose sockets are used, where RPC is served by HTTP: the kernel's.
+// SockGetDefaultImpl calls sock_get_default_impl. Reports the socket implementation, which RPC over HTTP uses: the kernel's.
 func (c *Client) SockGetDefaultImpl(ctx context.Context) (SockImpl, error) {
 	return call[SockImpl](ctx, c, "sock_get_default_impl", nil)
 }
 
 // SockImplSetOptionsParams are the parameters of sock_impl_set_options.
 type SockImplSetOptionsParams struct {
-	// Without effect: `["posix", "ssl", "uring"]`.
+	// Without effect. Accepted values: `["posix", "ssl", "uring"]`.
 	ImplName string `json:"impl_name"`
-	// Without effect: `[false]`.
+	// Without effect. Accepted values: `[false]`.
 	EnableKtls *bool `json:"enable_ktls,omitempty"`
-	// Without effect: `[0]`.
+	// Without effect. Accepted values: `[0]`.
 	EnablePlacementID *int64 `json:"enable_placement_id,omitempty"`
-	// Without effect: `[false]`.
+	// Without effect. Accepted values: `[false]`.
 	EnableQuickack *bool `json:"enable_quickack,omitempty"`
-	// Without effect: `[true]`.
+	// Without effect. Accepted values: `[true]`.
 	EnableRecvPipe *bool `json:"enable_recv_pipe,omitempty"`
-	// Without effect: `[false]`.
+	// Without effect. Accepted values: `[false]`.
 	EnableZerocopySendClient *bool `json:"enable_zerocopy_send_client,omitempty"`
-	// Without effect: `[true, false]`.
+	// Without effect. Accepted values: `[true, false]`.
 	EnableZerocopySendServer *bool `json:"enable_zerocopy_send_server,omitempty"`
-	// Without effect: `[2_097_152, 4096]`.
+	// Without effect. Accepted values: `[2_097_152, 4096]`.
 	RecvBufSize *int64 `json:"recv_buf_size,omitempty"`
-	// Without effect: `[2_097_152, 4096]`.
+	// Without effect. Accepted values: `[2_097_152, 4096]`.
 	SendBufSize *int64 `json:"send_buf_size,omitempty"`
-	// Without effect: `[0]`.
+	// Without effect. Accepted values: `[0]`.
 	TlsVersion *int64 `json:"tls_version,omitempty"`
-	// Without effect: `[0]`.
+	// Without effect. Accepted values: `[0]`.
 	ZerocopyThreshold *int64 `json:"zerocopy_threshold,omitempty"`
 }
 
-// SockImplSetOptions calls sock_impl_set_options. Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+// SockImplSetOptions calls sock_impl_set_options. Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
 func (c *Client) SockImplSetOptions(ctx context.Context, params SockImplSetOptionsParams) (bool, error) {
 	return call[bool](ctx, c, "sock_impl_set_options", params)
 }
@@ -1312,63 +1312,63 @@ type SockSetDefaultImplParams struct {
 	ImplName string `json:"impl_name"`
 }
 
-// SockSetDefaultImpl calls sock_set_default_impl. Chooses whose sockets are used: there are the kernel's, `posix`.
+// SockSetDefaultImpl calls sock_set_default_impl. Sets the socket implementation: only the kernel's, `posix`, exists.
 func (c *Client) SockSetDefaultImpl(ctx context.Context, params SockSetDefaultImplParams) (bool, error) {
 	return call[bool](ctx, c, "sock_set_default_impl", params)
 }
 
-// SpdkGetVersion calls spdk_get_version. The version of the daemon.
+// SpdkGetVersion calls spdk_get_version. Reports the version of the daemon.
 func (c *Client) SpdkGetVersion(ctx context.Context) (Version, error) {
 	return call[Version](ctx, c, "spdk_get_version", nil)
 }
 
 // SpdkKillInstanceParams are the parameters of spdk_kill_instance.
 type SpdkKillInstanceParams struct {
-	// Which.
+	// The signal to send.
 	SigName Signal `json:"sig_name"`
 }
 
-// SpdkKillInstance calls spdk_kill_instance. Sends a signal to the daemon: SIGTERM ends it in good order.
+// SpdkKillInstance calls spdk_kill_instance. Sends a signal to the daemon: SIGTERM ends the daemon in an orderly way.
 func (c *Client) SpdkKillInstance(ctx context.Context, params SpdkKillInstanceParams) (bool, error) {
 	return call[bool](ctx, c, "spdk_kill_instance", params)
 }
 
-// ThreadGetIoChannels calls thread_get_io_channels. The disks that the threads on all reactors have open, each with the number of its channels.
+// ThreadGetIoChannels calls thread_get_io_channels. Lists the disks that the threads on all reactors have open, with the number of channels of each.
 func (c *Client) ThreadGetIoChannels(ctx context.Context) (IoChannels, error) {
 	return call[IoChannels](ctx, c, "thread_get_io_channels", nil)
 }
 
-// ThreadGetPollers calls thread_get_pollers. What the threads on all reactors poll: queues, and what runs at a period.
+// ThreadGetPollers calls thread_get_pollers. Lists the pollers of the threads on all reactors: queues, and periodic pollers.
 func (c *Client) ThreadGetPollers(ctx context.Context) (Pollers, error) {
 	return call[Pollers](ctx, c, "thread_get_pollers", nil)
 }
 
-// ThreadGetStats calls thread_get_stats. The threads on all reactors, and how busy they are.
+// ThreadGetStats calls thread_get_stats. Reports the load of the threads on all reactors.
 func (c *Client) ThreadGetStats(ctx context.Context) (Threads, error) {
 	return call[Threads](ctx, c, "thread_get_stats", nil)
 }
 
 // ThreadSetCpumaskParams are the parameters of thread_set_cpumask.
 type ThreadSetCpumaskParams struct {
-	// The thread, as `thread_get_stats` gives it.
+	// ID of the thread, as in `thread_get_stats`.
 	ID uint64 `json:"id"`
-	// Where it may run.
+	// Cores on which the thread may run.
 	Cpumask string `json:"cpumask"`
 }
 
-// ThreadSetCpumask calls thread_set_cpumask. Says on which cores a thread may run, and moves it there while its machine's I/O goes on.
+// ThreadSetCpumask calls thread_set_cpumask. Sets the cores on which a thread may run, and moves the thread there without interrupting its VM's I/O.
 func (c *Client) ThreadSetCpumask(ctx context.Context, params ThreadSetCpumaskParams) (bool, error) {
 	return call[bool](ctx, c, "thread_set_cpumask", params)
 }
 
-// TraceClear calls trace_clear. Forgets what has happened to requests until now.
+// TraceClear calls trace_clear. Discards the trace records up to now.
 func (c *Client) TraceClear(ctx context.Context) (bool, error) {
 	return call[bool](ctx, c, "trace_clear", nil)
 }
 
 // TraceClearTpointMaskParams are the parameters of trace_clear_tpoint_mask.
 type TraceClearTpointMaskParams struct {
-	// The group, or `all`.
+	// Name of the group, or `all`.
 	Name string `json:"name"`
 	// A bit for each point.
 	TpointMask uint64 `json:"tpoint_mask"`
@@ -1381,7 +1381,7 @@ func (c *Client) TraceClearTpointMask(ctx context.Context, params TraceClearTpoi
 
 // TraceDisableTpointGroupParams are the parameters of trace_disable_tpoint_group.
 type TraceDisableTpointGroupParams struct {
-	// The group, or `all`.
+	// Name of the group, or `all`.
 	Name string `json:"name"`
 }
 
@@ -1392,7 +1392,7 @@ func (c *Client) TraceDisableTpointGroup(ctx context.Context, params TraceDisabl
 
 // TraceEnableTpointGroupParams are the parameters of trace_enable_tpoint_group.
 type TraceEnableTpointGroupParams struct {
-	// The group, or `all`.
+	// Name of the group, or `all`.
 	Name string `json:"name"`
 }
 
@@ -1401,19 +1401,19 @@ func (c *Client) TraceEnableTpointGroup(ctx context.Context, params TraceEnableT
 	return call[bool](ctx, c, "trace_enable_tpoint_group", params)
 }
 
-// TraceGetInfo calls trace_get_info. The groups of trace points, and where the trace is: not in shared memory.
+// TraceGetInfo calls trace_get_info. Lists the groups of trace points, and the path of the trace in shared memory: always empty.
 func (c *Client) TraceGetInfo(ctx context.Context) (TraceInfo, error) {
 	return call[TraceInfo](ctx, c, "trace_get_info", nil)
 }
 
-// TraceGetTpointGroupMask calls trace_get_tpoint_group_mask. The groups of trace points: the layers that a request passes.
+// TraceGetTpointGroupMask calls trace_get_tpoint_group_mask. Lists the groups of trace points: the layers that a request passes.
 func (c *Client) TraceGetTpointGroupMask(ctx context.Context) (TraceGroups, error) {
 	return call[TraceGroups](ctx, c, "trace_get_tpoint_group_mask", nil)
 }
 
 // TraceSetTpointMaskParams are the parameters of trace_set_tpoint_mask.
 type TraceSetTpointMaskParams struct {
-	// The group, or `all`.
+	// Name of the group, or `all`.
 	Name string `json:"name"`
 	// A bit for each point.
 	TpointMask uint64 `json:"tpoint_mask"`
@@ -1426,82 +1426,82 @@ func (c *Client) TraceSetTpointMask(ctx context.Context, params TraceSetTpointMa
 
 // VhostControllerSetCoalescingParams are the parameters of vhost_controller_set_coalescing.
 type VhostControllerSetCoalescingParams struct {
-	// The controller.
+	// Name of the controller.
 	Ctrlr string `json:"ctrlr"`
-	// Microseconds at most. Kept and told, without effect.
+	// Maximum delay in microseconds. Stored and reported, without effect.
 	DelayBaseUs uint32 `json:"delay_base_us"`
-	// Requests a second from which on signals would be delayed. Kept and told, without effect.
+	// Requests per second from which on interrupts would be delayed. Stored and reported, without effect.
 	IopsThreshold uint32 `json:"iops_threshold"`
 }
 
-// VhostControllerSetCoalescing calls vhost_controller_set_coalescing. Keeps by how much SPDK would delay signals to a machine. They are not delayed: they are given as the machine's driver asks for them.
+// VhostControllerSetCoalescing calls vhost_controller_set_coalescing. Stores the interrupt coalescing of a controller, without delaying interrupts. They are not delayed: the guest's driver alone determines when it is notified.
 func (c *Client) VhostControllerSetCoalescing(ctx context.Context, params VhostControllerSetCoalescingParams) (bool, error) {
 	return call[bool](ctx, c, "vhost_controller_set_coalescing", params)
 }
 
 // VhostCreateBlkControllerParams are the parameters of vhost_create_blk_controller.
 type VhostCreateBlkControllerParams struct {
-	// The name that it is to have, and its socket.
+	// Name of the new controller, and of its socket.
 	Ctrlr string `json:"ctrlr"`
-	// The disk: name, alias or uuid.
+	// Name, alias or uuid of the disk.
 	DevName string `json:"dev_name"`
-	// Ours: the machine's socket, which to connect to instead of listening.
+	// Aryk only: path of the VM's socket, to which the controller connects instead of listening.
 	Connect string `json:"connect,omitempty"`
-	// The cores to serve it on; by default any.
+	// Cores whose reactors may serve the queues. Default: all.
 	Cpumask string `json:"cpumask,omitempty"`
-	// Ours: refuse a disk that others have open, unless all of them only read.
+	// Aryk only: refuse a disk that others have open, unless all of them only read.
 	Exclusive bool `json:"exclusive,omitempty"`
-	// Ours: the most queues that a machine can have.
+	// Aryk only: maximum number of queues of the VM.
 	NumQueues *uint16 `json:"num_queues,omitempty"`
-	// Not heeded: packed rings are always offered, and the machine chooses.
+	// Ignored: packed rings are always offered, and the guest's driver chooses.
 	PackedRing bool `json:"packed_ring,omitempty"`
-	// Whether the machine may only read.
+	// Whether the VM may only read.
 	Readonly bool `json:"readonly,omitempty"`
-	// Ours.
+	// Aryk only: group of the socket.
 	SocketGroup string `json:"socket_group,omitempty"`
-	// Ours: permissions in octal digits; if not given, 660 with `socket_group`, and 600 otherwise.
+	// Aryk only: permissions of the socket in octal digits. Default: 660 with `socket_group`, 600 otherwise.
 	SocketMode string `json:"socket_mode,omitempty"`
-	// Ours.
+	// Aryk only: owner of the socket.
 	SocketOwner string `json:"socket_owner,omitempty"`
-	// `vhost_user_blk`, which is the default.
+	// `vhost_user_blk`, the default.
 	Transport string `json:"transport,omitempty"`
 }
 
-// VhostCreateBlkController calls vhost_create_blk_controller. Makes a controller: a socket through which a virtual machine reaches a disk.
+// VhostCreateBlkController calls vhost_create_blk_controller. Creates a vhost-user-blk controller: a socket through which a VM accesses a disk.
 func (c *Client) VhostCreateBlkController(ctx context.Context, params VhostCreateBlkControllerParams) (bool, error) {
 	return call[bool](ctx, c, "vhost_create_blk_controller", params)
 }
 
 // VhostCreateScsiControllerParams are the parameters of vhost_create_scsi_controller.
 type VhostCreateScsiControllerParams struct {
-	// Its name, and its socket's.
+	// Name of the new controller, and of its socket.
 	Ctrlr string `json:"ctrlr"`
-	// Ours: the machine's socket, which to connect to instead of listening.
+	// Aryk only: path of the VM's socket, to which the controller connects instead of listening.
 	Connect string `json:"connect,omitempty"`
-	// Cores whose reactors may serve its queues; all if not given.
+	// Cores whose reactors may serve the queues. Default: all.
 	Cpumask string `json:"cpumask,omitempty"`
-	// Its socket is made by `vhost_start_scsi_controller` only.
+	// Create the socket later, with `vhost_start_scsi_controller`.
 	Delay bool `json:"delay,omitempty"`
-	// Ours: the most queues for commands that a machine can have.
+	// Aryk only: maximum number of command queues of the VM.
 	NumQueues *uint16 `json:"num_queues,omitempty"`
-	// Ours: the socket's group.
+	// Aryk only: group of the socket.
 	SocketGroup string `json:"socket_group,omitempty"`
-	// Ours: permissions in octal digits; if not given, 660 with `socket_group`, and 600 otherwise.
+	// Aryk only: permissions of the socket in octal digits. Default: 660 with `socket_group`, 600 otherwise.
 	SocketMode string `json:"socket_mode,omitempty"`
-	// Ours: the socket's owner.
+	// Aryk only: owner of the socket.
 	SocketOwner string `json:"socket_owner,omitempty"`
-	// Ours: what disks know it by when its machine reserves them, as `naa.` and 16 hexadecimal digits, the first of them 2, 3 or 5. By default it is made of the controller's name.
+	// Aryk only: the name of the VM as initiator, for reservations: `naa.` and 16 hexadecimal digits, the first of them 2, 3 or 5. Default: derived from the controller's name.
 	TransportID string `json:"transport_id,omitempty"`
 }
 
-// VhostCreateScsiController calls vhost_create_scsi_controller. Makes a controller: a socket through which a virtual machine reaches disks that may come and go.
+// VhostCreateScsiController calls vhost_create_scsi_controller. Creates a vhost-user-scsi controller: a socket through which a VM accesses disks that can be attached and detached.
 func (c *Client) VhostCreateScsiController(ctx context.Context, params VhostCreateScsiControllerParams) (bool, error) {
 	return call[bool](ctx, c, "vhost_create_scsi_controller", params)
 }
 
 // VhostDeleteControllerParams are the parameters of vhost_delete_controller.
 type VhostDeleteControllerParams struct {
-	// Its name.
+	// Name of the controller.
 	Ctrlr string `json:"ctrlr"`
 }
 
@@ -1512,63 +1512,63 @@ func (c *Client) VhostDeleteController(ctx context.Context, params VhostDeleteCo
 
 // VhostGetControllersParams are the parameters of vhost_get_controllers.
 type VhostGetControllersParams struct {
-	// The only one that is wanted.
+	// Name of the controller to describe. Default: all controllers.
 	Name string `json:"name,omitempty"`
 }
 
-// VhostGetControllers calls vhost_get_controllers. The controllers, or one of them.
+// VhostGetControllers calls vhost_get_controllers. Lists the controllers, or describes one of them.
 func (c *Client) VhostGetControllers(ctx context.Context, params VhostGetControllersParams) ([]VhostController, error) {
 	return call[[]VhostController](ctx, c, "vhost_get_controllers", params)
 }
 
 // VhostScsiControllerAddTargetParams are the parameters of vhost_scsi_controller_add_target.
 type VhostScsiControllerAddTargetParams struct {
-	// The controller.
+	// Name of the controller.
 	Ctrlr string `json:"ctrlr"`
-	// 0 to 7, or -1: the first that has no disk.
+	// Number of the target, 0 to 7; or -1 for the first free target.
 	ScsiTargetNum int32 `json:"scsi_target_num"`
-	// The disk: its name, alias or uuid.
+	// Name, alias or uuid of the disk.
 	BdevName string `json:"bdev_name"`
-	// Ours: refuse a disk that others have open.
+	// Aryk only: refuse a disk that others have open.
 	Exclusive bool `json:"exclusive,omitempty"`
 }
 
-// VhostScsiControllerAddTarget calls vhost_scsi_controller_add_target. Gives a disk to a controller's target, and tells the machine. The result is the target's number.
+// VhostScsiControllerAddTarget calls vhost_scsi_controller_add_target. Attaches a disk as a target of a controller, and notifies the VM. The result is the target's number.
 func (c *Client) VhostScsiControllerAddTarget(ctx context.Context, params VhostScsiControllerAddTargetParams) (uint8, error) {
 	return call[uint8](ctx, c, "vhost_scsi_controller_add_target", params)
 }
 
 // VhostScsiControllerRemoveTargetParams are the parameters of vhost_scsi_controller_remove_target.
 type VhostScsiControllerRemoveTargetParams struct {
-	// The controller.
+	// Name of the controller.
 	Ctrlr string `json:"ctrlr"`
-	// 0 to 7.
+	// Number of the target, 0 to 7.
 	ScsiTargetNum uint32 `json:"scsi_target_num"`
 }
 
-// VhostScsiControllerRemoveTarget calls vhost_scsi_controller_remove_target. Takes the disk of a controller's target away, whatever the machine does, and tells the machine.
+// VhostScsiControllerRemoveTarget calls vhost_scsi_controller_remove_target. Detaches the disk of a controller's target without waiting for the VM, and notifies the VM.
 func (c *Client) VhostScsiControllerRemoveTarget(ctx context.Context, params VhostScsiControllerRemoveTargetParams) (bool, error) {
 	return call[bool](ctx, c, "vhost_scsi_controller_remove_target", params)
 }
 
 // VhostStartScsiControllerParams are the parameters of vhost_start_scsi_controller.
 type VhostStartScsiControllerParams struct {
-	// Its name.
+	// Name of the controller.
 	Ctrlr string `json:"ctrlr"`
 }
 
-// VhostStartScsiController calls vhost_start_scsi_controller. Makes the socket of a controller that was made with `delay`.
+// VhostStartScsiController calls vhost_start_scsi_controller. Creates the socket of a controller that was created with `delay`.
 func (c *Client) VhostStartScsiController(ctx context.Context, params VhostStartScsiControllerParams) (bool, error) {
 	return call[bool](ctx, c, "vhost_start_scsi_controller", params)
 }
 
 // VirtioBlkGetTransportsParams are the parameters of virtio_blk_get_transports.
 type VirtioBlkGetTransportsParams struct {
-	// The only one that is wanted.
+	// Name of the transport. Default: all transports.
 	Name string `json:"name,omitempty"`
 }
 
-// VirtioBlkGetTransports calls virtio_blk_get_transports. The ways by which machines reach controllers.
+// VirtioBlkGetTransports calls virtio_blk_get_transports. Lists the transports of vhost-user-blk controllers.
 func (c *Client) VirtioBlkGetTransports(ctx context.Context, params VirtioBlkGetTransportsParams) ([]VirtioBlkTransport, error) {
 	return call[[]VirtioBlkTransport](ctx, c, "virtio_blk_get_transports", params)
 }

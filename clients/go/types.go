@@ -7,19 +7,19 @@ const APIVersion = "0.1.0"
 
 // Absent: One of the results of `aryk_absent_get`.
 type Absent struct {
-	// What it is, and its name, for people.
+	// Kind and name of the object, as text.
 	Object string `json:"object"`
-	// What it is: `disk`, `controller`, `target` or `setting`.
+	// Kind of the object: `disk`, `controller`, `target` or `setting`.
 	Kind string `json:"kind"`
-	// Its name; a target's is its controller's and its number, as `ctrlr/3`.
+	// Name of the object; of a target the name of its controller and its number, as `ctrlr/3`.
 	Name string `json:"name"`
-	// Why it is not there.
+	// Why the object does not exist.
 	Why string `json:"why"`
 	// The method.
 	Method string `json:"method"`
-	// Its parameters.
+	// Parameters of the method.
 	Params map[string]any `json:"params"`
-	// Since when it is tried again and again, in seconds since 1970; not if it waits for a disk.
+	// Time since which the daemon retries, in seconds since 1970; missing if the object waits for a disk.
 	TriedSince *uint64 `json:"tried_since,omitempty"`
 }
 
@@ -29,11 +29,11 @@ type AccelStats struct {
 	SequenceExecuted uint64 `json:"sequence_executed"`
 	// 0.
 	SequenceFailed uint64 `json:"sequence_failed"`
-	// Those that were ever carried out: none.
+	// Always empty.
 	Operations []map[string]any `json:"operations"`
 }
 
-// AdminPassthru: Which commands go to NVMe controllers as they come: none.
+// AdminPassthru: Which commands are passed through to NVMe controllers: none.
 type AdminPassthru struct {
 	FwUpdate         *bool `json:"fw_update,omitempty"`
 	GetLogPage       *bool `json:"get_log_page,omitempty"`
@@ -46,13 +46,13 @@ type AdminPassthru struct {
 	VendorSpecific   *bool `json:"vendor_specific,omitempty"`
 }
 
-// AioDetails: Of a disk that `bdev_aio_create` made.
+// AioDetails: A disk of `bdev_aio_create`.
 type AioDetails struct {
-	// Whether its block size was given.
+	// Whether the block size was set explicitly.
 	BlockSizeOverride bool `json:"block_size_override"`
-	// Whether holes are punched.
+	// Whether unmapped blocks are deallocated in the file.
 	Fallocate bool `json:"fallocate"`
-	// The file, or block device.
+	// Path of the file or block device.
 	Filename string `json:"filename"`
 	// Whether writes are refused.
 	Readonly bool `json:"readonly"`
@@ -60,15 +60,15 @@ type AioDetails struct {
 
 // Bdev: One of the results of `bdev_get_bdevs`.
 type Bdev struct {
-	// It identifies the disk, as do the others.
+	// Name of the disk. Aliases and the uuid identify it as well.
 	Name string `json:"name"`
-	// Other names.
+	// Other names of the disk.
 	Aliases []string `json:"aliases"`
-	// What kind of disk it is.
+	// Kind of the disk.
 	ProductName string `json:"product_name"`
-	// Bytes.
+	// Block size in bytes.
 	BlockSize uint32 `json:"block_size"`
-	// How many of these.
+	// Number of blocks.
 	NumBlocks                 uint64 `json:"num_blocks"`
 	UUID                      string `json:"uuid"`
 	PreferredWriteAlignment   uint32 `json:"preferred_write_alignment"`
@@ -76,37 +76,37 @@ type Bdev struct {
 	OptimalWriteSize          uint32 `json:"optimal_write_size"`
 	PreferredUnmapAlignment   uint32 `json:"preferred_unmap_alignment"`
 	PreferredUnmapGranularity uint32 `json:"preferred_unmap_granularity"`
-	// Ours: bytes of a block of the store below.
+	// Aryk only: block size of the store below, in bytes.
 	PhysicalBlockSize uint32 `json:"physical_block_size"`
-	// Ours.
+	// Aryk only: whether writes are refused.
 	Readonly bool `json:"readonly"`
-	// 0 for none.
+	// Rate limits; 0 means no limit.
 	AssignedRateLimits RateLimits `json:"assigned_rate_limits"`
-	// Whether somebody has it for himself.
+	// Whether an opener has claimed the disk for exclusive write access.
 	Claimed bool `json:"claimed"`
-	// Never.
+	// Always false.
 	Zoned bool `json:"zoned"`
-	// What it can be asked for.
+	// Operations that the disk supports.
 	SupportedIoTypes IoTypes `json:"supported_io_types"`
-	// None.
+	// Always empty.
 	MemoryDomains []any `json:"memory_domains"`
-	// What only disks of its kind have.
+	// Members that only disks of this kind have.
 	DriverSpecific DriverSpecific `json:"driver_specific"`
-	// How: nobody else may write.
+	// Type of the claim: other openers may not write.
 	ClaimType *string `json:"claim_type,omitempty"`
-	// Ours: by whom.
+	// Aryk only: the owner of the claim.
 	ClaimedBy *string `json:"claimed_by,omitempty"`
-	// Ours: what becomes of requests that take longer.
+	// Aryk only: action for requests that exceed the deadline.
 	IoTimeoutAction *TimeoutAction `json:"io_timeout_action,omitempty"`
-	// Ours: milliseconds that a request may take.
+	// Aryk only: deadline of a request, in milliseconds.
 	IoTimeoutMs *uint64 `json:"io_timeout_ms,omitempty"`
-	// Blocks.
+	// Preferred I/O boundary in blocks.
 	OptimalIoBoundary *uint32 `json:"optimal_io_boundary,omitempty"`
-	// Ours: the group that it is limited with.
+	// Aryk only: the QoS group of the disk.
 	QosGroup *string `json:"qos_group,omitempty"`
 }
 
-// BdevStat: The statistics of a disk. Times in ticks; those that only a disk has whose queue depth is sampled, in microseconds.
+// BdevStat: The statistics of a disk. Times in ticks; the members that exist only while the queue depth is sampled, in microseconds.
 type BdevStat struct {
 	Name                 string `json:"name"`
 	BytesRead            uint64 `json:"bytes_read"`
@@ -132,7 +132,7 @@ type BdevStat struct {
 	QueueDepth           uint64 `json:"queue_depth"`
 	// Requests that failed.
 	IoError IoError `json:"io_error"`
-	// Ours, as all that follow: requests that wait in the block layer, part of `queue_depth`.
+	// Aryk only, as all members below: requests that wait in the block layer, part of `queue_depth`.
 	QueueWaiting             uint64 `json:"queue_waiting"`
 	NumFlushOps              uint64 `json:"num_flush_ops"`
 	FlushLatencyTicks        uint64 `json:"flush_latency_ticks"`
@@ -149,11 +149,11 @@ type BdevStat struct {
 	NumCompareErrors         uint64 `json:"num_compare_errors"`
 	NumCompareAndWriteOps    uint64 `json:"num_compare_and_write_ops"`
 	NumCompareAndWriteErrors uint64 `json:"num_compare_and_write_errors"`
-	// Requests that were over the disk's deadline.
+	// Requests that exceeded the disk's deadline.
 	NumOverdue uint64 `json:"num_overdue"`
-	// Requests that limits, the disk's or its groups', held up.
+	// Requests that the limits of the disk or its groups delayed.
 	NumThrottledOps uint64 `json:"num_throttled_ops"`
-	// For how long, all of them together.
+	// Sum of these delays.
 	ThrottledTicks          uint64  `json:"throttled_ticks"`
 	P50ReadLatencyTicks     uint64  `json:"p50_read_latency_ticks"`
 	P99ReadLatencyTicks     uint64  `json:"p99_read_latency_ticks"`
@@ -164,17 +164,17 @@ type BdevStat struct {
 	WeightedIoTime          *uint64 `json:"weighted_io_time,omitempty"`
 }
 
-// Call: A call that makes an object.
+// Call: A call that creates an object.
 type Call struct {
 	// The method.
 	Method string `json:"method"`
-	// Its parameters.
+	// Parameters of the method.
 	Params map[string]any `json:"params"`
 }
 
 // ChannelStat: The statistics of a channel.
 type ChannelStat struct {
-	// The thread that it belongs to, as in `thread_get_stats`.
+	// ID of the thread that owns the channel, as in `thread_get_stats`.
 	ThreadID             uint64 `json:"thread_id"`
 	Name                 string `json:"name"`
 	BytesRead            uint64 `json:"bytes_read"`
@@ -200,7 +200,7 @@ type ChannelStat struct {
 	QueueDepth           uint64 `json:"queue_depth"`
 	// Requests that failed.
 	IoError IoError `json:"io_error"`
-	// Ours, as all that follow: requests that wait in the block layer, part of `queue_depth`.
+	// Aryk only, as all members below: requests that wait in the block layer, part of `queue_depth`.
 	QueueWaiting             uint64 `json:"queue_waiting"`
 	NumFlushOps              uint64 `json:"num_flush_ops"`
 	FlushLatencyTicks        uint64 `json:"flush_latency_ticks"`
@@ -217,11 +217,11 @@ type ChannelStat struct {
 	NumCompareErrors         uint64 `json:"num_compare_errors"`
 	NumCompareAndWriteOps    uint64 `json:"num_compare_and_write_ops"`
 	NumCompareAndWriteErrors uint64 `json:"num_compare_and_write_errors"`
-	// Requests that were over the disk's deadline.
+	// Requests that exceeded the disk's deadline.
 	NumOverdue uint64 `json:"num_overdue"`
-	// Requests that limits, the disk's or its groups', held up.
+	// Requests that the limits of the disk or its groups delayed.
 	NumThrottledOps uint64 `json:"num_throttled_ops"`
-	// For how long, all of them together.
+	// Sum of these delays.
 	ThrottledTicks          uint64  `json:"throttled_ticks"`
 	P50ReadLatencyTicks     uint64  `json:"p50_read_latency_ticks"`
 	P99ReadLatencyTicks     uint64  `json:"p99_read_latency_ticks"`
@@ -234,95 +234,95 @@ type ChannelStat struct {
 
 // ContextSwitchMonitor: Result of `framework_monitor_context_switch`.
 type ContextSwitchMonitor struct {
-	// Whether it is on now.
+	// Whether logging is on.
 	Enabled bool `json:"enabled"`
 }
 
-// ControllerState: A controller.
+// ControllerState: State of a controller.
 type ControllerState struct {
 	Name string `json:"name"`
 	// `blk` or `scsi`.
 	Kind      string   `json:"kind"`
 	Disks     []string `json:"disks"`
 	Connected bool     `json:"connected"`
-	// Queues that are served.
+	// Number of running queues.
 	Queues uint64 `json:"queues"`
 }
 
-// Counts: Result of `aryk_stats_get`. Times in ticks, added up over all requests.
+// Counts: Result of `aryk_stats_get`. Times in ticks, summed over all requests.
 type Counts struct {
 	// Ticks in a second.
 	TickRate uint64 `json:"tick_rate"`
-	// Now.
+	// Current time.
 	Ticks uint64 `json:"ticks"`
-	// By age.
+	// In the order of creation.
 	Disks []DiskCounts `json:"disks"`
-	// Each after its parent.
+	// Each group after its parent.
 	Groups []GroupCounts `json:"groups"`
-	// By name.
+	// In the order of names.
 	Controllers []ControllerState `json:"controllers"`
-	// By core.
+	// In the order of cores.
 	Reactors []ReactorCounts `json:"reactors"`
 }
 
-// DelayDetails: Of a disk that `bdev_delay_create` made. Latencies in microseconds.
+// DelayDetails: A disk of `bdev_delay_create`. Latencies in microseconds.
 type DelayDetails struct {
-	// What most reads take longer.
+	// Additional latency of most reads.
 	AvgReadLatency uint64 `json:"avg_read_latency"`
-	// What most writes take longer.
+	// Additional latency of most writes.
 	AvgWriteLatency uint64 `json:"avg_write_latency"`
-	// The other disk.
+	// Name of the base disk.
 	BaseBdevName string `json:"base_bdev_name"`
-	// Its own name.
+	// Name of the disk.
 	Name string `json:"name"`
-	// What one read of a hundred takes longer.
+	// Additional latency of 1 % of the reads.
 	P99ReadLatency uint64 `json:"p99_read_latency"`
-	// What one write of a hundred takes longer.
+	// Additional latency of 1 % of the writes.
 	P99WriteLatency uint64 `json:"p99_write_latency"`
 }
 
-// DiskCounts: A disk's.
+// DiskCounts: Counters of a disk.
 type DiskCounts struct {
 	Name string `json:"name"`
-	// What its module calls it.
+	// The module's name for the kind of disk.
 	Kind string `json:"kind"`
-	// Bytes.
+	// Size in bytes.
 	Size uint64 `json:"size"`
-	// The group that it is limited with.
+	// QoS group of the disk.
 	Group      *string `json:"group"`
 	ReadOps    uint64  `json:"read_ops"`
 	ReadBytes  uint64  `json:"read_bytes"`
 	WriteOps   uint64  `json:"write_ops"`
 	WriteBytes uint64  `json:"write_bytes"`
-	// Neither reads nor writes.
+	// Operations that are neither reads nor writes.
 	OtherOps uint64 `json:"other_ops"`
-	// Requests that failed: all, and by kind.
+	// Failed requests: all, and by kind.
 	Errors      uint64 `json:"errors"`
 	ReadErrors  uint64 `json:"read_errors"`
 	WriteErrors uint64 `json:"write_errors"`
 	OtherErrors uint64 `json:"other_errors"`
-	// Requests that were over the disk's deadline.
+	// Requests that exceeded the disk's deadline.
 	Overdue uint64 `json:"overdue"`
-	// From the front-end's handing them down to its having them back.
+	// Time from the submission by the front-end to the completion.
 	LatencyTicks uint64 `json:"latency_ticks"`
-	// The part of that in which limits of the disk or its groups held them up.
+	// The part of that in which limits of the disk or its groups delayed requests.
 	ThrottledTicks uint64 `json:"throttled_ticks"`
 	// The part of that in the block layer's queue.
 	QueueTicks uint64 `json:"queue_ticks"`
 	// The part of that in the module.
 	ModuleTicks uint64 `json:"module_ticks"`
-	// From the completion until the guest has been told.
+	// Time from the completion to the notification of the guest.
 	FrontEndTicks uint64 `json:"front_end_ticks"`
 	InFlight      uint64 `json:"in_flight"`
-	// Of those, the ones that wait in the block layer.
+	// The part of `in_flight` that waits in the block layer.
 	Waiting uint64 `json:"waiting"`
-	// The most that were in flight lately.
+	// Maximum number of requests in flight in the last seconds.
 	InFlightMax uint64 `json:"in_flight_max"`
-	// The last request that its store has failed.
+	// The last request that the disk's store has failed.
 	LastError *LastError `json:"last_error,omitempty"`
 }
 
-// DriverSpecific: What a disk's module says of it: one member at most, of the module's name.
+// DriverSpecific: A module's description of a disk: one member at most, with the module's name.
 type DriverSpecific struct {
 	Aio       *AioDetails      `json:"aio,omitempty"`
 	Delay     *DelayDetails    `json:"delay,omitempty"`
@@ -333,7 +333,7 @@ type DriverSpecific struct {
 	Uring     *UringDetails    `json:"uring,omitempty"`
 }
 
-// Enospc: What becomes of writes when the store is full.
+// Enospc: Action for writes when the store is full.
 type Enospc string
 
 // The values of Enospc.
@@ -342,9 +342,9 @@ const (
 	EnospcHold  Enospc = "hold"
 )
 
-// ErrorDetails: Of a disk that `bdev_error_create` made.
+// ErrorDetails: A disk of `bdev_error_create`.
 type ErrorDetails struct {
-	// The other disk.
+	// Name of the base disk.
 	BaseBdev string `json:"base_bdev"`
 }
 
@@ -361,15 +361,15 @@ const (
 
 // Event: One of the results of `notify_get_notifications`.
 type Event struct {
-	// What happened.
+	// Type of the event.
 	Type EventType `json:"type"`
-	// The disk.
+	// Name of the disk.
 	Ctx string `json:"ctx"`
-	// Its number.
+	// Number of the event.
 	ID uint64 `json:"id"`
 }
 
-// EventType: What happened.
+// EventType: Type of an event.
 type EventType string
 
 // The values of EventType.
@@ -379,7 +379,7 @@ const (
 	EventTypeBdevResize     EventType = "bdev_resize"
 )
 
-// FileLock: For how long a file is kept from others: as long as the disk is there, or from its first channel to its last.
+// FileLock: How long a file is locked against other processes: as long as the disk exists, or from its first channel to its last.
 type FileLock string
 
 // The values of FileLock.
@@ -388,83 +388,83 @@ const (
 	FileLockInUse  FileLock = "in_use"
 )
 
-// FileSystem: What disks in files of one file system promise. All in bytes.
+// FileSystem: Space that the disks in files of one file system may use. All in bytes.
 type FileSystem struct {
-	// Where it is mounted.
+	// Mount point.
 	Path string `json:"path"`
-	// How many there are.
+	// Number of disks.
 	Disks uint64 `json:"disks"`
-	// Their sizes together.
+	// Sum of the disks' sizes.
 	Promised uint64 `json:"promised"`
-	// What they have of that already.
+	// Bytes that the files have allocated.
 	Allocated uint64 `json:"allocated"`
-	// What the file system has left.
+	// Free bytes of the file system.
 	Free uint64 `json:"free"`
-	// What is promised, and is not there: more than 0 says that writes will fail before the disks are full.
+	// Bytes that the disks may still allocate beyond the free space: if more than 0, writes will fail before the disks are full.
 	Missing uint64 `json:"missing"`
 }
 
-// GroupCounts: What the disks of a group did while they were its.
+// GroupCounts: Counters of the disks of a group, while they were its members.
 type GroupCounts struct {
 	Name string `json:"name"`
-	// The group that it is in.
+	// The parent group.
 	Parent *string `json:"parent"`
-	// Disks in it, and in the groups in it.
+	// Number of disks in the group, and in groups within it.
 	Disks      uint64     `json:"disks"`
 	Limits     RateLimits `json:"limits"`
 	ReadOps    uint64     `json:"read_ops"`
 	ReadBytes  uint64     `json:"read_bytes"`
 	WriteOps   uint64     `json:"write_ops"`
 	WriteBytes uint64     `json:"write_bytes"`
-	// Neither reads nor writes.
+	// Operations that are neither reads nor writes.
 	OtherOps uint64 `json:"other_ops"`
-	// Requests that failed: all, and by kind.
+	// Failed requests: all, and by kind.
 	Errors      uint64 `json:"errors"`
 	ReadErrors  uint64 `json:"read_errors"`
 	WriteErrors uint64 `json:"write_errors"`
 	OtherErrors uint64 `json:"other_errors"`
-	// Requests that were over the disk's deadline.
+	// Requests that exceeded the disk's deadline.
 	Overdue uint64 `json:"overdue"`
-	// From the front-end's handing them down to its having them back.
+	// Time from the submission by the front-end to the completion.
 	LatencyTicks uint64 `json:"latency_ticks"`
-	// The part of that in which limits of the disk or its groups held them up.
+	// The part of that in which limits of the disk or its groups delayed requests.
 	ThrottledTicks uint64 `json:"throttled_ticks"`
 	// The part of that in the block layer's queue.
 	QueueTicks uint64 `json:"queue_ticks"`
 	// The part of that in the module.
 	ModuleTicks uint64 `json:"module_ticks"`
-	// From the completion until the guest has been told.
+	// Time from the completion to the notification of the guest.
 	FrontEndTicks uint64 `json:"front_end_ticks"`
 	InFlight      uint64 `json:"in_flight"`
-	// Of those, the ones that wait in the block layer.
+	// The part of `in_flight` that waits in the block layer.
 	Waiting uint64 `json:"waiting"`
 }
 
 // Histogram: Result of `bdev_get_histogram`.
 type Histogram struct {
-	// The counts of all buckets from the first octave to the last, each of eight bytes, the lowest first, in base64.
+	// The counts of all buckets from the first octave to the last, 8 bytes each, least significant byte first, in base64.
 	Histogram string `json:"histogram"`
-	// The binary logarithm of the buckets in an octave.
+	// The binary logarithm of the number of buckets in an octave.
 	Granularity uint32 `json:"granularity"`
-	// The first octave: its first bucket has what is below it too.
+	// The first octave: its first bucket also counts all lower values.
 	MinRange uint32 `json:"min_range"`
-	// The last octave: its last bucket has what is above it too.
+	// The last octave: its last bucket also counts all higher values.
 	MaxRange uint32 `json:"max_range"`
-	// Units of the latencies in a second.
+	// Units of the latencies per second.
 	TscRate uint64 `json:"tsc_rate"`
 }
 
 // HistogramBorders: Result of `bdev_get_histogram_borders`.
 type HistogramBorders struct {
-	// For each border the requests that took no longer, to the precision of the histogram, an eighth; and then all.
+	// For each border the number of requests that did not exceed it, with the histogram's precision of one eighth; then the number of all requests.
 	BordersCount []uint64 `json:"borders_count"`
 }
 
 // IoChannel: A disk that a thread has open.
 type IoChannel struct {
-	// The disk's.
+	// Name of the disk.
 	Name string `json:"name"`
-	// Channels of it: a queue has one.
+	// Number of channels: a queue has one.
 	Ref uint32 `json:"ref"`
 }
 
@@ -472,17 +472,17 @@ type IoChannel struct {
 type IoChannels struct {
 	// Ticks in a second.
 	TickRate uint64 `json:"tick_rate"`
-	// Of all reactors.
+	// The threads of all reactors.
 	Threads []ThreadChannels `json:"threads"`
 }
 
-// IoError: Requests that failed, by status. Those of all statuses are counted as `failed`.
+// IoError: Failed requests, by status. Aryk counts all statuses as `failed`.
 type IoError struct {
-	// Not given where there are none.
+	// Omitted if no request has failed.
 	Failed *uint64 `json:"failed,omitempty"`
 }
 
-// IoType: Which requests are to fail.
+// IoType: The requests that fail.
 type IoType string
 
 // The values of IoType.
@@ -495,7 +495,7 @@ const (
 	IoTypeAll   IoType = "all"
 )
 
-// IoTypes: What a disk can be asked for.
+// IoTypes: Operations that a disk supports.
 type IoTypes struct {
 	Read            bool `json:"read"`
 	Write           bool `json:"write"`
@@ -521,7 +521,7 @@ type IoTypes struct {
 
 // IobufStats: One of the results of `iobuf_get_stats`.
 type IobufStats struct {
-	// Whose they are.
+	// Owner of the pools.
 	Module    string    `json:"module"`
 	SmallPool PoolStats `json:"small_pool"`
 	LargePool PoolStats `json:"large_pool"`
@@ -531,47 +531,47 @@ type IobufStats struct {
 type Iostat struct {
 	// Ticks in a second.
 	TickRate uint64 `json:"tick_rate"`
-	// Now.
+	// Current time.
 	Ticks uint64 `json:"ticks"`
-	// One for each disk; none if channels were asked for.
+	// Statistics of each disk; empty if `per_channel` is set.
 	Bdevs []BdevStat `json:"bdevs"`
-	// One for each open channel.
+	// Statistics of each open channel.
 	Channels []ChannelStat `json:"channels,omitempty"`
-	// The disk.
+	// Name of the disk.
 	Name *string `json:"name,omitempty"`
 }
 
 // LastError: A request that a disk's store has failed.
 type LastError struct {
 	Op string `json:"op"`
-	// The first block.
+	// First block of the request.
 	Lba    uint64 `json:"lba"`
 	Blocks uint64 `json:"blocks"`
 	Errno  int32  `json:"errno"`
-	// The errno's text.
+	// Text of the errno.
 	Error string `json:"error"`
-	// Seconds since 1970.
+	// Time in seconds since 1970.
 	Time uint64 `json:"time"`
 }
 
 // Latencies: Result of `aryk_latency_get`.
 type Latencies struct {
-	// The disk.
+	// Name of the disk.
 	Name string `json:"name"`
 	// Ticks in a second.
 	TickRate uint64 `json:"tick_rate"`
-	// In the order in which a request passes them; the last is `total`.
+	// In the order in which a request passes the layers; the last is `total`.
 	Layers []LayerLatencies `json:"layers"`
 }
 
-// LatencyBucket: Requests that took about the same time.
+// LatencyBucket: Requests with about the same latency.
 type LatencyBucket struct {
-	// They took less, in ticks; and no less than where the bucket before ends.
+	// Upper end of the bucket in ticks, exclusive; the lower end is the end of the bucket before.
 	EndTicks uint64 `json:"end_ticks"`
 	Ops      uint64 `json:"ops"`
 }
 
-// LatencyType: One of the latencies.
+// LatencyType: One of the latencies of a delay disk.
 type LatencyType string
 
 // The values of LatencyType.
@@ -582,18 +582,18 @@ const (
 	LatencyTypeP99Write LatencyType = "p99_write"
 )
 
-// LayerLatencies: Times spent in a layer: `throttle`, `queue`, `module` or `front-end`; or in all of them, `total`.
+// LayerLatencies: Latencies in a layer: `throttle`, `queue`, `module` or `front-end`; or in all of them, `total`.
 type LayerLatencies struct {
 	Layer string `json:"layer"`
-	// Requests; of `throttle` and `queue`, only those that waited there.
+	// Number of requests; of `throttle` and `queue`, only those that waited there.
 	Ops uint64 `json:"ops"`
-	// All together.
+	// Sum of the latencies.
 	LatencyTicks uint64 `json:"latency_ticks"`
-	// Those that are not empty. Those of `total` are from the front-end's handing a request down to its having it back.
+	// Buckets that are not empty. Those of `total` count the time from the submission by the front-end to the completion.
 	Buckets []LatencyBucket `json:"buckets"`
 }
 
-// LwThread: What runs on a reactor: the queues of one machine, or the like.
+// LwThread: A thread of a reactor: the work of one queue or service.
 type LwThread struct {
 	Name    string `json:"name"`
 	ID      uint64 `json:"id"`
@@ -602,42 +602,42 @@ type LwThread struct {
 	Elapsed uint64 `json:"elapsed"`
 }
 
-// MallocDetails: Of a disk that `bdev_malloc_create` made, and that was made again when the daemon started.
+// MallocDetails: A disk of `bdev_malloc_create` that was created again when the daemon started.
 type MallocDetails struct {
-	// What it held went with the daemon before.
+	// Its contents were lost with the previous daemon.
 	Emptied bool `json:"emptied"`
 }
 
-// MultipathOptions: How paths to one namespace are chosen.
+// MultipathOptions: How a path to a namespace is selected.
 type MultipathOptions struct {
-	// Not given.
+	// Omitted.
 	MinIo *int64 `json:"min_io,omitempty"`
 	// `active_passive`.
 	Policy *string `json:"policy,omitempty"`
-	// Not given.
+	// Omitted.
 	Selector *string `json:"selector,omitempty"`
 }
 
-// PassthruDetails: Of a disk that `bdev_passthru_create` made.
+// PassthruDetails: A disk of `bdev_passthru_create`.
 type PassthruDetails struct {
-	// The other disk.
+	// Name of the base disk.
 	BaseBdevName string `json:"base_bdev_name"`
-	// Its own name.
+	// Name of the disk.
 	Name string `json:"name"`
 }
 
-// Poller: A queue, or something else that is polled.
+// Poller: A queue, or another poller.
 type Poller struct {
 	Name string `json:"name"`
-	// A number that none other of its reactor has.
+	// ID of the poller, unique on its reactor.
 	ID uint64 `json:"id"`
 	// `waiting` or `paused`.
 	State string `json:"state"`
-	// How often it was polled.
+	// Number of polls.
 	RunCount uint64 `json:"run_count"`
-	// How often there was work.
+	// Number of polls that found work.
 	BusyCount uint64 `json:"busy_count"`
-	// Of a timed one.
+	// Period of a timed poller.
 	PeriodTicks *uint64 `json:"period_ticks,omitempty"`
 }
 
@@ -645,21 +645,21 @@ type Poller struct {
 type Pollers struct {
 	// Ticks in a second.
 	TickRate uint64 `json:"tick_rate"`
-	// Of all reactors.
+	// The threads of all reactors.
 	Threads []ThreadPollers `json:"threads"`
 }
 
-// PoolStats: How often a buffer came from where.
+// PoolStats: Number of buffers, by source.
 type PoolStats struct {
-	// From a thread's own.
+	// Buffers from a thread's own cache.
 	Cache uint64 `json:"cache"`
-	// From those of all.
+	// Buffers from the shared pool.
 	Main uint64 `json:"main"`
-	// Requests that had to wait for one: what clients watch, and none ever does.
+	// Requests that had to wait for a buffer, which clients monitor: always 0.
 	Retry uint64 `json:"retry"`
 }
 
-// PrintLevel: SPDK's levels. `NOTICE` is what a daemon tells by default.
+// PrintLevel: SPDK's log levels. `NOTICE` is the default of a daemon.
 type PrintLevel string
 
 // The values of PrintLevel.
@@ -674,32 +674,32 @@ const (
 // QosGroup: One of the results of `bdev_qos_groups_get`.
 type QosGroup struct {
 	Name string `json:"name"`
-	// Of all that is in it, together.
+	// Limits of all members together.
 	AssignedRateLimits RateLimits `json:"assigned_rate_limits"`
-	// The disks in it, but for those of groups in it.
+	// The disks of the group, without those of groups within it.
 	Bdevs []string `json:"bdevs"`
-	// The group that it is in.
+	// The parent group.
 	Parent *string `json:"parent,omitempty"`
 }
 
-// RateLimits: What a disk or a group may do in a second.
+// RateLimits: Rate limits of a disk or a group.
 type RateLimits struct {
 	RwIosPerSec    uint64 `json:"rw_ios_per_sec"`
 	RwMbytesPerSec uint64 `json:"rw_mbytes_per_sec"`
 	RMbytesPerSec  uint64 `json:"r_mbytes_per_sec"`
 	WMbytesPerSec  uint64 `json:"w_mbytes_per_sec"`
-	// Ours, as all that follow.
+	// Aryk only, as all members below.
 	RIosPerSec   uint64 `json:"r_ios_per_sec"`
 	WIosPerSec   uint64 `json:"w_ios_per_sec"`
 	BurstSeconds uint64 `json:"burst_seconds"`
 	Combined     bool   `json:"combined"`
 }
 
-// Reactor: A reactor: a core, in a loop.
+// Reactor: A reactor: a thread that polls on one core.
 type Reactor struct {
-	// Its core.
+	// Core of the reactor.
 	Lcore uint16 `json:"lcore"`
-	// Its thread's number.
+	// Thread ID in the kernel.
 	Tid int32 `json:"tid"`
 	// Time with work.
 	Busy uint64 `json:"busy"`
@@ -707,19 +707,19 @@ type Reactor struct {
 	Idle uint64 `json:"idle"`
 	// Whether it has slept.
 	InInterrupt bool `json:"in_interrupt"`
-	// What the kernel has counted of the core, all processes together, in its ticks: interrupts.
+	// Time of the core in interrupts, as the kernel counts it for all processes, in the kernel's ticks.
 	Irq uint64 `json:"irq"`
-	// The same: the kernel's own work.
+	// Time of the core in the kernel, counted in the same way.
 	Sys uint64 `json:"sys"`
-	// The same: programs.
+	// Time of the core in user processes, counted in the same way.
 	Usr uint64 `json:"usr"`
-	// The core's NUMA node.
+	// NUMA node of the core.
 	NumaID int32 `json:"numa_id"`
-	// What runs on it.
+	// Threads of the reactor.
 	LwThreads []LwThread `json:"lw_threads"`
 }
 
-// ReactorCounts: A reactor's.
+// ReactorCounts: Counters of a reactor.
 type ReactorCounts struct {
 	Core uint16 `json:"core"`
 	// Time with work.
@@ -728,9 +728,9 @@ type ReactorCounts struct {
 	IdleTicks     uint64 `json:"idle_ticks"`
 	SleepingTicks uint64 `json:"sleeping_ticks"`
 	Turns         uint64 `json:"turns"`
-	// The longest turn lately.
+	// The longest turn of the last seconds.
 	LongestTurnTicks uint64 `json:"longest_turn_ticks"`
-	// Queues and pollers on it.
+	// Number of queues and pollers of the reactor.
 	Members uint64 `json:"members"`
 }
 
@@ -738,13 +738,13 @@ type ReactorCounts struct {
 type Reactors struct {
 	// Ticks in a second.
 	TickRate uint64 `json:"tick_rate"`
-	// The daemon's process.
+	// Process ID of the daemon.
 	Pid uint32 `json:"pid"`
-	// One for each core.
+	// One entry for each core.
 	Reactors []Reactor `json:"reactors"`
 }
 
-// ResetMode: Which counts are set to zero.
+// ResetMode: Statistics that are set to zero.
 type ResetMode string
 
 // The values of ResetMode.
@@ -757,15 +757,15 @@ const (
 
 // SavedConfig: Result of `save_config`.
 type SavedConfig struct {
-	// In the order in which they are made again.
+	// In the order in which the subsystems are created again.
 	Subsystems []SavedSubsystem `json:"subsystems"`
 }
 
 // SavedSubsystem: The calls that configure a subsystem.
 type SavedSubsystem struct {
-	// Its name.
+	// Name of the subsystem.
 	Subsystem string `json:"subsystem"`
-	// The calls, in their order.
+	// The calls, in order.
 	Config []Call `json:"config"`
 }
 
@@ -773,27 +773,27 @@ type SavedSubsystem struct {
 type Scheduler struct {
 	// `static` or `dynamic`.
 	SchedulerName string `json:"scheduler_name"`
-	// Microseconds between two decisions; `static` has none to make.
+	// Microseconds between two decisions; 0 with `static`.
 	SchedulerPeriod uint64 `json:"scheduler_period"`
-	// Where queues that are nearly idle are gathered first.
+	// The core on which nearly idle queues gather first.
 	SchedulingCore uint16 `json:"scheduling_core"`
-	// Cores without it.
+	// Cores that the scheduler does not use.
 	IsolatedCoreMask string `json:"isolated_core_mask"`
-	// Ours: queues that it has moved since the daemon began.
+	// Aryk only: queues that the scheduler has moved since the start of the daemon.
 	Moves uint64 `json:"moves"`
-	// Ours: moves that did not come about, as requests took too long.
+	// Aryk only: moves that failed, since requests took too long.
 	FailedMoves uint64 `json:"failed_moves"`
-	// Of `dynamic`: from a core that is as busy as that, in percent, queues are moved away.
+	// Of `dynamic`: queues are moved away from a core whose load reaches this percentage.
 	CoreBusy *uint8 `json:"core_busy,omitempty"`
-	// Of `dynamic`: no core is filled over that, in percent.
+	// Of `dynamic`: queues are not moved to a core whose load would exceed this percentage.
 	CoreLimit *uint8 `json:"core_limit,omitempty"`
-	// Of `dynamic`: a queue that is less busy than that, in percent of a core, is nearly idle.
+	// Of `dynamic`: a queue whose load is below this percentage of a core is nearly idle.
 	LoadLimit *uint8 `json:"load_limit,omitempty"`
 }
 
 // ScsiDevice: One of the results of `scsi_get_devices`.
 type ScsiDevice struct {
-	// The target's, within its controller.
+	// Number of the target within its controller.
 	ID         uint8  `json:"id"`
 	DeviceName string `json:"device_name"`
 }
@@ -817,52 +817,52 @@ type SockImpl struct {
 	ImplName string `json:"impl_name"`
 }
 
-// SplitDetails: Of a disk that `bdev_split_create` made.
+// SplitDetails: A disk of `bdev_split_create`.
 type SplitDetails struct {
-	// The other disk.
+	// Name of the base disk.
 	BaseBdev string `json:"base_bdev"`
-	// Where it begins in that disk.
+	// The first block of the part in the base disk.
 	OffsetBlocks uint64 `json:"offset_blocks"`
 }
 
 // SubsystemInfo: One of the results of `framework_get_subsystems`.
 type SubsystemInfo struct {
-	// Its name.
+	// Name of the subsystem.
 	Subsystem string `json:"subsystem"`
-	// Those that come before it.
+	// Subsystems that come before this one.
 	DependsOn []string `json:"depends_on"`
 }
 
-// Thread: The same, with all that is counted.
+// Thread: A thread with its counters.
 type Thread struct {
 	Name    string `json:"name"`
 	ID      uint64 `json:"id"`
 	Cpumask string `json:"cpumask"`
 	// Time with work.
 	Busy uint64 `json:"busy"`
-	// What its reactor had left: time is not idle for one thread more than for another.
+	// Idle time of the thread's reactor: idle time does not belong to a single thread.
 	Idle uint64 `json:"idle"`
-	// What it polls.
+	// Number of pollers of the thread.
 	ActivePollersCount uint32 `json:"active_pollers_count"`
 	TimedPollersCount  uint32 `json:"timed_pollers_count"`
 	PausedPollersCount uint32 `json:"paused_pollers_count"`
 }
 
-// ThreadChannels: What a thread has open.
+// ThreadChannels: The open disks of a thread.
 type ThreadChannels struct {
 	Name       string      `json:"name"`
 	IoChannels []IoChannel `json:"io_channels"`
 }
 
-// ThreadPollers: What a thread polls.
+// ThreadPollers: The pollers of a thread.
 type ThreadPollers struct {
 	Name string `json:"name"`
 	ID   uint64 `json:"id"`
-	// What is polled in every turn of the reactor now.
+	// Pollers that currently run in every turn of the reactor.
 	ActivePollers []Poller `json:"active_pollers"`
-	// What runs at a period.
+	// Periodic pollers.
 	TimedPollers []Poller `json:"timed_pollers"`
-	// What is polled when something wakes it: queues without work.
+	// Pollers that run when they are woken: queues without work.
 	PausedPollers []Poller `json:"paused_pollers"`
 }
 
@@ -870,11 +870,11 @@ type ThreadPollers struct {
 type Threads struct {
 	// Ticks in a second.
 	TickRate uint64 `json:"tick_rate"`
-	// `app_thread`, which answers calls, and those of all reactors.
+	// `app_thread`, which answers calls, and the threads of all reactors.
 	Threads []Thread `json:"threads"`
 }
 
-// TimeoutAction: What becomes of a request that takes longer.
+// TimeoutAction: Action for a request that exceeds the deadline.
 type TimeoutAction string
 
 // The values of TimeoutAction.
@@ -894,21 +894,21 @@ type Trace struct {
 
 // TraceGroup: A layer that requests pass.
 type TraceGroup struct {
-	// Always.
+	// Always true.
 	Enabled bool `json:"enabled"`
-	// Its bit.
+	// Bit of the group.
 	Mask string `json:"mask"`
-	// Those of its points that are on.
+	// Bits of the enabled points.
 	TpointMask string `json:"tpoint_mask"`
-	// Its points.
+	// Points of the group.
 	Tpoints []TracePoint `json:"tpoints"`
 }
 
 // TraceGroupInfo: A layer that requests pass, in brief.
 type TraceGroupInfo struct {
-	// Its bit.
+	// Bit of the group.
 	Mask string `json:"mask"`
-	// Those of its points that are on.
+	// Bits of the enabled points.
 	TpointMask string `json:"tpoint_mask"`
 }
 
@@ -922,7 +922,7 @@ type TraceGroups struct {
 
 // TraceInfo: Result of `trace_get_info`.
 type TraceInfo struct {
-	// Empty: `aryk_trace_get` gives the trace.
+	// Always empty: `aryk_trace_get` returns the trace.
 	TpointShmPath   string         `json:"tpoint_shm_path"`
 	TpointGroupMask string         `json:"tpoint_group_mask"`
 	Bdev            TraceGroupInfo `json:"bdev"`
@@ -930,43 +930,43 @@ type TraceInfo struct {
 	Module          TraceGroupInfo `json:"module"`
 }
 
-// TracePoint: A place where the trace is written.
+// TracePoint: A trace point.
 type TracePoint struct {
 	Name string `json:"name"`
-	// Its number within the group.
+	// Number of the point within the group.
 	ID uint8 `json:"id"`
-	// The same, as some versions of SPDK name it.
+	// Same as `id`, under the name of some versions of SPDK.
 	TpointID uint8 `json:"tpoint_id"`
 	Enabled  bool  `json:"enabled"`
 }
 
-// TraceRecord: Something that happened to a request.
+// TraceRecord: A trace record of a request.
 type TraceRecord struct {
-	// When, in ticks since the daemon began.
+	// Time in ticks since the start of the daemon.
 	Ticks uint64 `json:"ticks"`
-	// The reactor's core.
+	// Core of the reactor.
 	Lcore uint16 `json:"lcore"`
-	// Which layer: front-end, bdev or module.
+	// Layer: front-end, bdev or module.
 	Layer string `json:"layer"`
-	// What: submit or complete.
+	// Point: submit or complete.
 	Point string `json:"point"`
-	// Which queue or channel: its name, if it has one still, or its number.
+	// Queue or channel: its name, or its number if it has been closed.
 	Object string `json:"object"`
-	// Which request of that queue or channel.
+	// The request's tag within the queue or channel.
 	Tag uint32 `json:"tag"`
 }
 
-// UringDetails: Of a disk that `bdev_uring_create` made.
+// UringDetails: A disk of `bdev_uring_create`.
 type UringDetails struct {
-	// The file, or block device.
+	// Path of the file or block device.
 	Filename string `json:"filename"`
 }
 
 // Version: Result of `spdk_get_version`.
 type Version struct {
-	// For people.
+	// The version as text.
 	Version string `json:"version"`
-	// Its parts.
+	// Parts of the version.
 	Fields VersionFields `json:"fields"`
 }
 
@@ -978,19 +978,19 @@ type VersionFields struct {
 	Suffix string `json:"suffix"`
 }
 
-// VhostBackend: What only controllers of disks have.
+// VhostBackend: Members of one kind of controller.
 type VhostBackend struct {
-	// Of a controller of one disk.
+	// Of a vhost-user-blk controller.
 	Block *VhostBlock `json:"block,omitempty"`
-	// Of a controller whose disks come and go.
+	// Of a vhost-user-scsi controller: the targets with a disk.
 	Scsi []VhostTarget `json:"scsi,omitempty"`
 }
 
-// VhostBlock: The disk, as the machine sees it.
+// VhostBlock: The disk, as the VM sees it.
 type VhostBlock struct {
-	// Whether the machine may only read.
+	// Whether the VM may only read.
 	Readonly bool `json:"readonly"`
-	// `null` when the disk has been removed.
+	// Name of the disk; `null` after the disk was removed.
 	Bdev *string `json:"bdev"`
 	// `vhost_user_blk`.
 	Transport string `json:"transport"`
@@ -998,27 +998,27 @@ type VhostBlock struct {
 
 // VhostController: One of the results of `vhost_get_controllers`.
 type VhostController struct {
-	// Its name.
+	// Name of the controller.
 	Ctrlr string `json:"ctrlr"`
-	// The cores that it may be served on.
+	// Cores that may serve the controller.
 	Cpumask string `json:"cpumask"`
-	// As `vhost_controller_set_coalescing` has set it, without effect: interrupts are not delayed.
+	// As set by `vhost_controller_set_coalescing`, without effect: interrupts are not delayed.
 	DelayBaseUs uint32 `json:"delay_base_us"`
-	// The same.
+	// As set by `vhost_controller_set_coalescing`, without effect.
 	IopsThreshold uint32 `json:"iops_threshold"`
-	// The socket's path.
+	// Path of the socket.
 	Socket string `json:"socket"`
-	// Ours.
+	// Aryk only: maximum number of queues.
 	NumQueues uint16 `json:"num_queues"`
-	// Ours: whether the socket is the machine's.
+	// Aryk only: whether the controller connects to the VM's socket.
 	Connects bool `json:"connects"`
-	// The machine, if it is connected.
+	// The connected VM, if any.
 	Sessions []VhostSession `json:"sessions"`
-	// What only controllers of disks have.
+	// Members of one kind of controller.
 	BackendSpecific VhostBackend `json:"backend_specific"`
-	// Ours.
+	// Aryk only: counters of the controller.
 	Statistics VhostStatistics `json:"statistics"`
-	// Ours: what disks know a SCSI controller by when its machine reserves them.
+	// Aryk only: the name of a SCSI controller's VM as initiator, for reservations.
 	TransportID *string `json:"transport_id,omitempty"`
 }
 
@@ -1028,63 +1028,63 @@ type VhostLun struct {
 	BdevName string `json:"bdev_name"`
 }
 
-// VhostQueue: A queue of a machine.
+// VhostQueue: A queue of a VM.
 type VhostQueue struct {
-	// Its number.
+	// Number of the queue.
 	Index uint16 `json:"index"`
-	// The core that serves it.
+	// Core that serves the queue.
 	Lcore uint16 `json:"lcore"`
 }
 
-// VhostSession: A front-end that is connected.
+// VhostSession: A connected front-end.
 type VhostSession struct {
-	// Counts the connections.
+	// Number of the connection.
 	Vid uint64 `json:"vid"`
-	// The same.
+	// Same as `vid`.
 	ID uint64 `json:"id"`
-	// For people.
+	// Name of the session, for display.
 	Name string `json:"name"`
-	// Whether a queue is served.
+	// Whether a queue runs.
 	Started bool `json:"started"`
-	// Queues that are served.
+	// Number of running queues.
 	MaxQueues uint64 `json:"max_queues"`
-	// Ours.
+	// Aryk only: running queues.
 	Queues []VhostQueue `json:"queues"`
-	// Ours: its process, if the kernel tells.
+	// Aryk only: process ID of the front-end, if the kernel reports it.
 	Pid *int32 `json:"pid,omitempty"`
 }
 
-// VhostStatistics: What has happened at the socket since the controller was made.
+// VhostStatistics: Counters of the controller since its creation.
 type VhostStatistics struct {
 	// Front-ends that have connected.
 	Sessions uint64 `json:"sessions"`
-	// Those of them that did not end by hanging up.
+	// Sessions that did not end with a disconnect of the front-end.
 	FailedSessions uint64 `json:"failed_sessions"`
-	// From the machine.
+	// Messages received from the front-end.
 	Messages uint64 `json:"messages"`
-	// Those of them that were answered with a failure, after which the session went on.
+	// Messages answered with a failure, after which the session continued.
 	RefusedMessages uint64 `json:"refused_messages"`
-	// Errors, each a refusal or the end of a session, of the connection.
+	// Errors of the connection; each is a refused message or the end of a session.
 	ConnectionErrors uint64 `json:"connection_errors"`
 	// Errors in messages.
 	ProtocolErrors uint64 `json:"protocol_errors"`
 	// Errors in the number or kind of file descriptors.
 	FdErrors uint64 `json:"fd_errors"`
-	// Errors in the machine's memory and its tables.
+	// Errors in guest memory and its tables.
 	MemoryErrors uint64 `json:"memory_errors"`
-	// Errors that the controller has found.
+	// Errors that the controller has reported.
 	DeviceErrors uint64 `json:"device_errors"`
-	// For people.
+	// Text of the last error.
 	LastError *string `json:"last_error"`
-	// Descriptor chains that made no request.
+	// Descriptor chains that are not valid requests.
 	BadChains uint64 `json:"bad_chains"`
-	// Requests without a place for their status.
+	// Requests without a field for their status.
 	UnanswerableRequests uint64 `json:"unanswerable_requests"`
-	// Rings that contradicted themselves.
+	// Queues that stopped because of an invalid ring.
 	BrokenQueues uint64 `json:"broken_queues"`
 }
 
-// VhostTarget: A target that has a disk.
+// VhostTarget: A target with a disk.
 type VhostTarget struct {
 	ScsiDevNum uint8      `json:"scsi_dev_num"`
 	ID         uint8      `json:"id"`

@@ -25,10 +25,10 @@ class Methods(ABC):
         *,
         key_name: str | None = None,
     ) -> list[dict[str, Any]]:
-        """The keys for encryption: none.
+        """Lists the encryption keys: always empty.
 
         Parameters:
-            key_name: All, if none is named.
+            key_name: Name of the key. Default: all keys.
         """
         result: list[dict[str, Any]] = self.call(
             "accel_crypto_keys_get",
@@ -39,17 +39,17 @@ class Methods(ABC):
         return result
 
     def accel_get_module_info(self) -> list[dict[str, Any]]:
-        """The engines that compute on data: none."""
+        """Lists the acceleration modules: always empty."""
         result: list[dict[str, Any]] = self.call("accel_get_module_info")
         return result
 
     def accel_get_opc_assignments(self) -> dict[str, Any]:
-        """Which engine computes what: none."""
+        """Lists which acceleration module handles which operation: always empty."""
         result: dict[str, Any] = self.call("accel_get_opc_assignments")
         return result
 
     def accel_get_stats(self) -> types.AccelStats:
-        """What engines have computed: nothing."""
+        """Reports acceleration statistics: all counts are 0."""
         result: types.AccelStats = self.call("accel_get_stats")
         return result
 
@@ -62,14 +62,14 @@ class Methods(ABC):
         small_cache_size: int | None = None,
         task_count: int | None = None,
     ) -> bool:
-        """Checks its parameters, and does nothing: there are no pools to size.
+        """Checks its parameters and does nothing else: Aryk has no pools to size.
 
         Parameters:
-            buf_count: Not heeded.
-            large_cache_size: Not heeded.
-            sequence_count: Not heeded.
-            small_cache_size: Not heeded.
-            task_count: Not heeded.
+            buf_count: Ignored.
+            large_cache_size: Ignored.
+            sequence_count: Ignored.
+            small_cache_size: Ignored.
+            task_count: Ignored.
         """
         result: bool = self.call(
             "accel_set_options",
@@ -84,7 +84,7 @@ class Methods(ABC):
         return result
 
     def aryk_absent_get(self) -> list[types.Absent]:
-        """What is configured and not there: disks that wait for the disk that they are made of, what could not be made again after a restart, and why."""
+        """Lists configured objects that do not exist, and why: disks that wait for their base disk, and objects that could not be created again after a restart."""
         result: list[types.Absent] = self.call("aryk_absent_get")
         return result
 
@@ -93,10 +93,10 @@ class Methods(ABC):
         *,
         core: int,
     ) -> bool:
-        """Starts a reactor on another core, for the queues to come and those that are moved there.
+        """Starts a reactor on another core, for new queues and for queues that are moved there.
 
         Parameters:
-            core: The core's number.
+            core: Number of the core.
         """
         result: bool = self.call(
             "aryk_core_add",
@@ -111,10 +111,10 @@ class Methods(ABC):
         *,
         core: int,
     ) -> bool:
-        """Moves all that is on a core's reactor to the others, while I/O goes on, and ends the reactor.
+        """Moves all work of a core's reactor to the other reactors, without interrupting I/O, and ends the reactor.
 
         Parameters:
-            core: The core's number.
+            core: Number of the core.
         """
         result: bool = self.call(
             "aryk_core_remove",
@@ -129,10 +129,10 @@ class Methods(ABC):
         *,
         disk: str | None = None,
     ) -> list[types.FileSystem]:
-        """What disks in files promise, and what their file systems have for that.
+        """Reports the space that disks in files may use, and the free space of their file systems.
 
         Parameters:
-            disk: Only the one that this disk is in: name, alias or uuid.
+            disk: Name, alias or uuid of a disk: report only its file system. Default: all.
         """
         result: list[types.FileSystem] = self.call(
             "aryk_file_systems_get",
@@ -147,7 +147,7 @@ class Methods(ABC):
         *,
         name: str,
     ) -> types.Latencies:
-        """How long a disk's requests took, layer by layer.
+        """Reports the latencies of a disk's requests, layer by layer.
 
         Parameters:
             name: Name, alias or uuid.
@@ -161,7 +161,7 @@ class Methods(ABC):
         return result
 
     def aryk_stats_get(self) -> types.Counts:
-        """What all disks, groups, controllers and reactors have counted, in brief."""
+        """Reports the counters of all disks, groups, controllers and reactors, in brief."""
         result: types.Counts = self.call("aryk_stats_get")
         return result
 
@@ -170,10 +170,10 @@ class Methods(ABC):
         *,
         count: int | None = None,
     ) -> types.Trace:
-        """The last that happened to requests on all reactors, oldest first.
+        """Reports the latest trace records of requests on all reactors, oldest first.
 
         Parameters:
-            count: Records at most, the latest; 256 by default. Each reactor keeps its last 4095.
+            count: Maximum number of records, the latest ones. Default: 256. Each reactor keeps its last 4095.
         """
         result: types.Trace = self.call(
             "aryk_trace_get",
@@ -197,19 +197,19 @@ class Methods(ABC):
         size: int | None = None,
         uuid: str | None = None,
     ) -> str:
-        """Makes a disk in a file or block device: the same as `bdev_uring_create`.
+        """Creates a disk in a file or block device, as `bdev_uring_create` does.
 
         Parameters:
-            name: The name that it is to have.
-            filename: The file, or block device.
-            block_size: By default 512 for a file, and what it says of itself for a block device.
-            enospc: Ours: what becomes of writes when the store is full.
-            fallocate: Kept, and without effect: holes are always punched where the file system can.
-            lock: Ours: for how long the file is kept from others.
-            nowait: Kept, and without effect: nothing here ever waits for the device.
+            name: Name of the new disk.
+            filename: Path of the file or block device.
+            block_size: Block size in bytes. Default: 512 for a file, the device's own for a block device.
+            enospc: Aryk only: action for writes when the store is full.
+            fallocate: Saved, without effect: unmapped blocks are always deallocated if the file system supports it.
+            lock: Aryk only: how long the file is locked against other processes.
+            nowait: Saved, without effect: the daemon never blocks on the device.
             readonly: Whether writes are refused.
-            size: Ours: bytes of the sparse file that is created if there is none, or an empty one. A file that has another size is refused.
-            uuid: By default a random one.
+            size: Aryk only: size in bytes of the sparse file that is created if the file does not exist or is empty. A file of another size is refused.
+            uuid: Default: a random uuid.
         """
         result: str = self.call(
             "bdev_aio_create",
@@ -233,7 +233,7 @@ class Methods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Removes a disk that `bdev_aio_create` made; its file stays.
+        """Removes a disk of `bdev_aio_create`; its file stays.
 
         Parameters:
             name: Name, alias or uuid.
@@ -251,7 +251,7 @@ class Methods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Has a disk that `bdev_aio_create` made take on the size that its file has now.
+        """Adjusts the size of a disk of `bdev_aio_create` to the present size of its file.
 
         Parameters:
             name: Name, alias or uuid.
@@ -275,16 +275,16 @@ class Methods(ABC):
         p99_write_latency: int,
         uuid: str | None = None,
     ) -> str:
-        """Makes a disk that is another, later.
+        """Creates a delay disk on top of another disk.
 
         Parameters:
-            name: The name that it is to have.
-            base_bdev_name: The other disk.
-            avg_read_latency: What most reads take longer.
-            p99_read_latency: What one read of a hundred takes longer.
-            avg_write_latency: What most writes take longer.
-            p99_write_latency: What one write of a hundred takes longer.
-            uuid: By default one that follows from the other's.
+            name: Name of the new disk.
+            base_bdev_name: Name of the base disk.
+            avg_read_latency: Additional latency of most reads.
+            p99_read_latency: Additional latency of 1 % of the reads.
+            avg_write_latency: Additional latency of most writes.
+            p99_write_latency: Additional latency of 1 % of the writes.
+            uuid: Default: derived from the base disk's uuid.
         """
         result: str = self.call(
             "bdev_delay_create",
@@ -305,7 +305,7 @@ class Methods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Removes a disk that `bdev_delay_create` made.
+        """Removes a delay disk.
 
         Parameters:
             name: Name, alias or uuid.
@@ -325,12 +325,12 @@ class Methods(ABC):
         latency_type: types.LatencyType,
         latency_us: int,
     ) -> bool:
-        """Changes one latency of a disk that `bdev_delay_create` made.
+        """Changes one latency of a delay disk.
 
         Parameters:
             delay_bdev_name: Name, alias or uuid.
-            latency_type: Which.
-            latency_us: Microseconds.
+            latency_type: The latency to change.
+            latency_us: New latency in microseconds.
         """
         result: bool = self.call(
             "bdev_delay_update_latency",
@@ -352,15 +352,15 @@ class Methods(ABC):
         min_nsec: int | None = None,
         opc: str | None = None,
     ) -> bool:
-        """Has the latencies of a disk recorded, or no longer.
+        """Starts or stops the latency histogram of a disk.
 
         Parameters:
             name: Name, alias or uuid.
-            enable: Whether they are recorded from now on.
-            granularity: Taken and not heeded: `bdev_get_histogram` tells the one there is.
-            max_nsec: Nanoseconds above which they are all one; by default two minutes.
-            min_nsec: Nanoseconds below which they are all one; by default 1000.
-            opc: Of all operations, if none is named.
+            enable: Whether to record latencies.
+            granularity: Ignored: `bdev_get_histogram` reports the granularity in use.
+            max_nsec: Longer latencies, in nanoseconds, share one bucket. Default: two minutes.
+            min_nsec: Shorter latencies, in nanoseconds, share one bucket. Default: 1000.
+            opc: Operation to record. Default: all operations.
         """
         result: bool = self.call(
             "bdev_enable_histogram",
@@ -381,11 +381,11 @@ class Methods(ABC):
         base_name: str,
         uuid: str | None = None,
     ) -> bool:
-        """Makes a disk that is another, named as that with `EE_` before it, and fails when it is told to.
+        """Creates an error disk on top of another disk, with the prefix `EE_` before that disk's name. It fails requests as `bdev_error_inject_error` sets.
 
         Parameters:
-            base_name: The other disk.
-            uuid: By default one that follows from the other's.
+            base_name: Name of the base disk.
+            uuid: Default: derived from the base disk's uuid.
         """
         result: bool = self.call(
             "bdev_error_create",
@@ -401,7 +401,7 @@ class Methods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Removes a disk that `bdev_error_create` made.
+        """Removes an error disk.
 
         Parameters:
             name: Name, alias or uuid.
@@ -425,16 +425,16 @@ class Methods(ABC):
         num: int | None = None,
         queue_depth: int | None = None,
     ) -> bool:
-        """Tells a disk that `bdev_error_create` made which requests are to fail, and how.
+        """Sets which requests of an error disk fail, and how.
 
         Parameters:
             name: Name, alias or uuid.
-            io_type: Which requests; `clear` ends all failures.
-            error_type: How they fail.
-            corrupt_offset: With `corrupt_data`: the byte in each request.
-            corrupt_value: With `corrupt_data`: what becomes of it.
-            num: Requests that it befalls.
-            queue_depth: Only when so many others are in flight.
+            io_type: The requests that fail; `clear` ends all failures.
+            error_type: How the requests fail.
+            corrupt_offset: With `corrupt_data`: index of the byte in each request that is corrupted.
+            corrupt_value: With `corrupt_data`: the value by which that byte is changed.
+            num: Number of requests to fail.
+            queue_depth: Fail a request only while this many others are in flight.
         """
         result: bool = self.call(
             "bdev_error_inject_error",
@@ -455,7 +455,7 @@ class Methods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Has the requests go on that a disk that `bdev_error_create` made holds, and ends that it holds any.
+        """Resumes the requests that an error disk holds as pending, and stops holding requests.
 
         Parameters:
             name: Name, alias or uuid.
@@ -473,10 +473,10 @@ class Methods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Checks its parameters, and does nothing: no module looks for its own on disks that others made.
+        """Checks its parameters and does nothing else: no module examines the disks of others.
 
         Parameters:
-            name: Of a disk, which may come later: SPDK saves these calls before those that make disks. Not heeded.
+            name: Name of a disk, which may not exist yet: SPDK saves these calls before those that create disks. Ignored.
         """
         result: bool = self.call(
             "bdev_examine",
@@ -492,10 +492,10 @@ class Methods(ABC):
         name: str | None = None,
         timeout: int | None = None,
     ) -> list[types.Bdev]:
-        """The disks, or one of them.
+        """Lists the disks, or describes one of them.
 
         Parameters:
-            name: Name, alias or uuid of the only one that is wanted.
+            name: Name, alias or uuid of the disk to describe. Default: all disks.
             timeout: Milliseconds to wait for the disk to appear.
         """
         result: list[types.Bdev] = self.call(
@@ -512,7 +512,7 @@ class Methods(ABC):
         *,
         name: str,
     ) -> types.Histogram:
-        """The latencies of a disk since they are recorded.
+        """Reports the latency histogram of a disk.
 
         Parameters:
             name: Name, alias or uuid.
@@ -531,11 +531,11 @@ class Methods(ABC):
         name: str,
         borders: Sequence[int],
     ) -> types.HistogramBorders:
-        """How many requests of a disk took no longer than each of some times, since latencies are recorded.
+        """Reports how many requests of a disk did not exceed each of the given latencies.
 
         Parameters:
             name: Name, alias or uuid.
-            borders: Microseconds, ascending.
+            borders: Latencies in microseconds, ascending.
         """
         result: types.HistogramBorders = self.call(
             "bdev_get_histogram_borders",
@@ -554,13 +554,13 @@ class Methods(ABC):
         per_channel: bool | None = None,
         reset_mode: types.ResetMode | None = None,
     ) -> types.Iostat:
-        """What disks have done: operations, bytes, latencies, errors.
+        """Reports the statistics of disks: operations, bytes, latencies, errors.
 
         Parameters:
-            name: What `names` was once.
-            names: Names, aliases or uuids; by default all.
-            per_channel: Of each open channel of the one disk that is named, instead of the disk.
-            reset_mode: What is set to zero after it was read; by default nothing.
+            name: Older name of `names`, for one disk.
+            names: Names, aliases or uuids. Default: all disks.
+            per_channel: Report each open channel of the one named disk, instead of the disk.
+            reset_mode: Statistics that are set to zero after they were read. Default: none.
         """
         result: types.Iostat = self.call(
             "bdev_get_iostat",
@@ -578,10 +578,10 @@ class Methods(ABC):
         *,
         timeout_sec: int | None = None,
     ) -> bool:
-        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+        """Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
 
         Parameters:
-            timeout_sec: Without effect: `[30]`.
+            timeout_sec: Without effect. Accepted values: `[30]`.
         """
         result: bool = self.call(
             "bdev_iscsi_set_options",
@@ -607,21 +607,21 @@ class Methods(ABC):
         physical_block_size: int | None = None,
         uuid: str | None = None,
     ) -> str:
-        """Makes a disk in memory.
+        """Creates a disk in memory.
 
         Parameters:
-            block_size: Bytes.
-            num_blocks: How many of these.
-            dif_is_head_of_md: Not heeded.
-            dif_pi_format: Not heeded.
-            dif_type: 0, for blocks have no protection information.
-            md_interleave: How metadata would be laid out that there is not.
-            md_size: Metadata beside each block: 0, for there is none.
-            name: By default the first of `Malloc0`, `Malloc1`, … that is free.
-            numa_id: The kernel places memory.
-            optimal_io_boundary: Blocks.
-            physical_block_size: Bytes of a block of the store that it plays; by default as large as a block.
-            uuid: By default a random one.
+            block_size: Block size in bytes.
+            num_blocks: Number of blocks.
+            dif_is_head_of_md: Ignored.
+            dif_pi_format: Ignored.
+            dif_type: Must be 0, since protection information is not supported.
+            md_interleave: Layout of metadata, which is not supported. Ignored.
+            md_size: Size of metadata for each block: must be 0, since metadata is not supported.
+            name: Name of the new disk. Default: the first free name of `Malloc0`, `Malloc1`, …
+            numa_id: Ignored: the kernel places the memory.
+            optimal_io_boundary: Preferred I/O boundary in blocks.
+            physical_block_size: Physical block size that the disk reports, in bytes. Default: the block size.
+            uuid: Default: a random uuid.
         """
         result: str = self.call(
             "bdev_malloc_create",
@@ -647,7 +647,7 @@ class Methods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Removes a disk that `bdev_malloc_create` made.
+        """Removes a disk of `bdev_malloc_create`.
 
         Parameters:
             name: Name, alias or uuid.
@@ -678,23 +678,23 @@ class Methods(ABC):
         preferred_write_granularity: int | None = None,
         uuid: str | None = None,
     ) -> str:
-        """Makes a disk that keeps nothing.
+        """Creates a disk that discards its data.
 
         Parameters:
-            name: The name that it is to have.
-            block_size: Bytes.
-            num_blocks: How many of these.
-            dif_is_head_of_md: How metadata would be laid out that there is not.
-            dif_pi_format: Not heeded.
-            dif_type: 0, for blocks have no protection information.
-            md_size: Metadata beside each block: 0, for there is none.
+            name: Name of the new disk.
+            block_size: Block size in bytes.
+            num_blocks: Number of blocks.
+            dif_is_head_of_md: Layout of metadata, which is not supported. Ignored.
+            dif_pi_format: Ignored.
+            dif_type: Must be 0, since protection information is not supported.
+            md_size: Size of metadata for each block: must be 0, since metadata is not supported.
             optimal_write_size: Blocks.
-            physical_block_size: Bytes of a block of the store that it plays; by default as large as a block.
+            physical_block_size: Physical block size that the disk reports, in bytes. Default: the block size.
             preferred_unmap_alignment: Blocks.
             preferred_unmap_granularity: Blocks.
             preferred_write_alignment: Blocks.
-            preferred_write_granularity: Blocks. Told by `bdev_get_bdevs`, as the others: what is written in which pieces is all the same to this disk.
-            uuid: By default a random one.
+            preferred_write_granularity: In blocks. `bdev_get_bdevs` reports this value, as the following ones; it has no effect on this disk.
+            uuid: Default: a random uuid.
         """
         result: str = self.call(
             "bdev_null_create",
@@ -722,7 +722,7 @@ class Methods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Removes a disk that `bdev_null_create` made.
+        """Removes a null disk.
 
         Parameters:
             name: Name, alias or uuid.
@@ -741,11 +741,11 @@ class Methods(ABC):
         name: str,
         new_size: int,
     ) -> bool:
-        """Gives a disk that `bdev_null_create` made another size.
+        """Changes the size of a null disk.
 
         Parameters:
             name: Name, alias or uuid.
-            new_size: MiB.
+            new_size: New size in MiB.
         """
         result: bool = self.call(
             "bdev_null_resize",
@@ -761,10 +761,10 @@ class Methods(ABC):
         *,
         name: str | None = None,
     ) -> list[dict[str, Any]]:
-        """The NVMe controllers that we drive: none.
+        """Lists the NVMe controllers: always empty, since Aryk has no NVMe driver.
 
         Parameters:
-            name: All, if none is named.
+            name: Name of the controller. Default: all.
         """
         result: list[dict[str, Any]] = self.call(
             "bdev_nvme_get_controllers",
@@ -780,11 +780,11 @@ class Methods(ABC):
         enable: bool,
         period_us: int | None = None,
     ) -> bool:
-        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+        """Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
 
         Parameters:
-            enable: Without effect: `[false]`.
-            period_us: Without effect: `[100_000, 0]`.
+            enable: Without effect. Accepted values: `[false]`.
+            period_us: Without effect. Accepted values: `[100_000, 0]`.
         """
         result: bool = self.call(
             "bdev_nvme_set_hotplug",
@@ -832,42 +832,42 @@ class Methods(ABC):
         transport_retry_count: int | None = None,
         transport_tos: int | None = None,
     ) -> bool:
-        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+        """Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
 
         Parameters:
-            action_on_timeout: Without effect: `["none"]`.
-            allow_accel_sequence: Without effect: `[false]`.
-            arbitration_burst: Without effect: `[0]`.
-            bdev_retry_count: Without effect: `[3]`.
-            ctrlr_loss_timeout_sec: Without effect: `[0]`.
-            delay_cmd_submit: Without effect: `[true]`.
-            dhchap_dhgroups: Without effect: `[DHCHAP_DHGROUPS]`.
-            dhchap_digests: Without effect: `[DHCHAP_DIGESTS]`.
-            disable_auto_failback: Without effect: `[false]`.
-            enable_flush: Without effect: `[false]`.
-            fast_io_fail_timeout_sec: Without effect: `[0]`.
-            generate_uuids: Without effect: `[false]`.
-            high_priority_weight: Without effect: `[0]`.
-            io_path_stat: Without effect: `[false]`.
-            io_queue_requests: Without effect: `[0]`.
-            keep_alive_timeout_ms: Without effect: `[10_000]`.
-            low_priority_weight: Without effect: `[0]`.
-            medium_priority_weight: Without effect: `[0]`.
-            multipath_opts: Without effect: `[AsBuilt]`.
-            nvme_adminq_poll_period_us: Without effect: `[10_000]`.
-            nvme_error_stat: Without effect: `[false]`.
-            nvme_ioq_poll_period_us: Without effect: `[0]`.
-            rdma_cm_event_timeout_ms: Without effect: `[0]`.
-            rdma_max_cq_size: Without effect: `[0]`.
-            rdma_srq_size: Without effect: `[0]`.
-            rdma_umr_per_io: Without effect: `[false]`.
-            reconnect_delay_sec: Without effect: `[0]`.
-            tcp_connect_timeout_ms: Without effect: `[0]`.
-            timeout_admin_us: Without effect: `[0]`.
-            timeout_us: Without effect: `[0]`.
-            transport_ack_timeout: Without effect: `[0]`.
-            transport_retry_count: Without effect: `[4]`.
-            transport_tos: Without effect: `[0]`.
+            action_on_timeout: Without effect. Accepted values: `["none"]`.
+            allow_accel_sequence: Without effect. Accepted values: `[false]`.
+            arbitration_burst: Without effect. Accepted values: `[0]`.
+            bdev_retry_count: Without effect. Accepted values: `[3]`.
+            ctrlr_loss_timeout_sec: Without effect. Accepted values: `[0]`.
+            delay_cmd_submit: Without effect. Accepted values: `[true]`.
+            dhchap_dhgroups: Without effect. Accepted values: `[DHCHAP_DHGROUPS]`.
+            dhchap_digests: Without effect. Accepted values: `[DHCHAP_DIGESTS]`.
+            disable_auto_failback: Without effect. Accepted values: `[false]`.
+            enable_flush: Without effect. Accepted values: `[false]`.
+            fast_io_fail_timeout_sec: Without effect. Accepted values: `[0]`.
+            generate_uuids: Without effect. Accepted values: `[false]`.
+            high_priority_weight: Without effect. Accepted values: `[0]`.
+            io_path_stat: Without effect. Accepted values: `[false]`.
+            io_queue_requests: Without effect. Accepted values: `[0]`.
+            keep_alive_timeout_ms: Without effect. Accepted values: `[10_000]`.
+            low_priority_weight: Without effect. Accepted values: `[0]`.
+            medium_priority_weight: Without effect. Accepted values: `[0]`.
+            multipath_opts: Without effect. Accepted values: `[AsBuilt]`.
+            nvme_adminq_poll_period_us: Without effect. Accepted values: `[10_000]`.
+            nvme_error_stat: Without effect. Accepted values: `[false]`.
+            nvme_ioq_poll_period_us: Without effect. Accepted values: `[0]`.
+            rdma_cm_event_timeout_ms: Without effect. Accepted values: `[0]`.
+            rdma_max_cq_size: Without effect. Accepted values: `[0]`.
+            rdma_srq_size: Without effect. Accepted values: `[0]`.
+            rdma_umr_per_io: Without effect. Accepted values: `[false]`.
+            reconnect_delay_sec: Without effect. Accepted values: `[0]`.
+            tcp_connect_timeout_ms: Without effect. Accepted values: `[0]`.
+            timeout_admin_us: Without effect. Accepted values: `[0]`.
+            timeout_us: Without effect. Accepted values: `[0]`.
+            transport_ack_timeout: Without effect. Accepted values: `[0]`.
+            transport_retry_count: Without effect. Accepted values: `[4]`.
+            transport_tos: Without effect. Accepted values: `[0]`.
         """
         result: bool = self.call(
             "bdev_nvme_set_options",
@@ -916,12 +916,12 @@ class Methods(ABC):
         base_bdev_name: str,
         uuid: str | None = None,
     ) -> str:
-        """Makes a disk that is another disk.
+        """Creates a disk that passes all requests to another disk.
 
         Parameters:
-            name: The name that it is to have.
-            base_bdev_name: The other disk.
-            uuid: By default one that follows from the other's.
+            name: Name of the new disk.
+            base_bdev_name: Name of the base disk.
+            uuid: Default: derived from the base disk's uuid.
         """
         result: str = self.call(
             "bdev_passthru_create",
@@ -938,7 +938,7 @@ class Methods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Removes a disk that `bdev_passthru_create` made.
+        """Removes a disk of `bdev_passthru_create`.
 
         Parameters:
             name: Name, alias or uuid.
@@ -957,11 +957,11 @@ class Methods(ABC):
         name: str,
         bdev_name: str,
     ) -> bool:
-        """Puts a disk into a group, from whichever it is in.
+        """Moves a disk into a group, out of its present group.
 
         Parameters:
-            name: The group.
-            bdev_name: The disk: its name, alias or uuid.
+            name: Name of the group.
+            bdev_name: Name, alias or uuid of the disk.
         """
         result: bool = self.call(
             "bdev_qos_group_add_bdev",
@@ -978,11 +978,11 @@ class Methods(ABC):
         name: str,
         parent: str | None = None,
     ) -> bool:
-        """Makes a group of disks, which are to be limited together.
+        """Creates a QoS group: its disks share rate limits.
 
         Parameters:
-            name: Its name.
-            parent: The group that it is in; by default none.
+            name: Name of the new group.
+            parent: The parent group. Default: none.
         """
         result: bool = self.call(
             "bdev_qos_group_create",
@@ -998,10 +998,10 @@ class Methods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Deletes a group in which there is nothing.
+        """Deletes an empty group.
 
         Parameters:
-            name: The group.
+            name: Name of the group.
         """
         result: bool = self.call(
             "bdev_qos_group_delete",
@@ -1017,11 +1017,11 @@ class Methods(ABC):
         name: str,
         bdev_name: str,
     ) -> bool:
-        """Takes a disk out of a group.
+        """Removes a disk from a group.
 
         Parameters:
-            name: The group.
-            bdev_name: The disk: its name, alias or uuid.
+            name: Name of the group.
+            bdev_name: Name, alias or uuid of the disk.
         """
         result: bool = self.call(
             "bdev_qos_group_remove_bdev",
@@ -1045,18 +1045,18 @@ class Methods(ABC):
         w_ios_per_sec: int | None = None,
         w_mbytes_per_sec: int | None = None,
     ) -> bool:
-        """Limits what all disks of a group, and of the groups in it, do in a second together. What is not given stays as it is; 0 is no limit.
+        """Sets the rate limits that all disks of a group, and of the groups within it, share. Omitted limits are unchanged; 0 removes a limit.
 
         Parameters:
-            name: The disk: its name, alias or uuid. Or the group.
-            burst_seconds: Ours: how many seconds' worth can be saved up while less is done.
-            combined: Ours: a limit of requests and one of mebibytes are one, which requests of 4 KiB and of 4 MiB meet exactly, and others between.
-            r_ios_per_sec: Ours: reads a second.
-            r_mbytes_per_sec: Mebibytes read a second.
-            rw_ios_per_sec: Requests a second.
-            rw_mbytes_per_sec: Mebibytes a second.
-            w_ios_per_sec: Ours: writes, and all else that is no read, a second.
-            w_mbytes_per_sec: Mebibytes written a second.
+            name: Name, alias or uuid of the disk; or the name of the group.
+            burst_seconds: Aryk only: the burst, in seconds' worth of unused allowance that can accumulate.
+            combined: Aryk only: combines the limits of requests and of mebibytes into one, which requests of 4 KiB and of 4 MiB meet exactly, and other sizes in between.
+            r_ios_per_sec: Aryk only: reads per second.
+            r_mbytes_per_sec: Mebibytes read per second.
+            rw_ios_per_sec: Requests per second.
+            rw_mbytes_per_sec: Mebibytes per second.
+            w_ios_per_sec: Aryk only: writes, and all other requests that are not reads, per second.
+            w_mbytes_per_sec: Mebibytes written per second.
         """
         result: bool = self.call(
             "bdev_qos_group_set_limit",
@@ -1079,10 +1079,10 @@ class Methods(ABC):
         *,
         name: str | None = None,
     ) -> list[types.QosGroup]:
-        """The groups, or one of them.
+        """Lists the QoS groups, or describes one of them.
 
         Parameters:
-            name: The only one that is wanted.
+            name: Name of the group to describe. Default: all groups.
         """
         result: list[types.QosGroup] = self.call(
             "bdev_qos_groups_get",
@@ -1098,11 +1098,11 @@ class Methods(ABC):
         process_max_bandwidth_mb_sec: int | None = None,
         process_window_size_kb: int | None = None,
     ) -> bool:
-        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+        """Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
 
         Parameters:
-            process_max_bandwidth_mb_sec: Without effect: `[0]`.
-            process_window_size_kb: Without effect: `[1024]`.
+            process_max_bandwidth_mb_sec: Without effect. Accepted values: `[0]`.
+            process_window_size_kb: Without effect. Accepted values: `[1024]`.
         """
         result: bool = self.call(
             "bdev_raid_set_options",
@@ -1118,7 +1118,7 @@ class Methods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Aborts the requests that the disk's device holds, and goes on with those that came after.
+        """Aborts the requests in flight at the disk's device, and continues with those that arrived later.
 
         Parameters:
             name: Name, alias or uuid.
@@ -1137,11 +1137,11 @@ class Methods(ABC):
         mode: types.ResetMode | None = None,
         name: str | None = None,
     ) -> bool:
-        """Sets the statistics of a disk, or of all, to zero.
+        """Sets the statistics of a disk, or of all disks, to zero.
 
         Parameters:
-            mode: By default all counts.
-            name: Name, alias or uuid; by default all disks.
+            mode: Default: all statistics.
+            name: Name, alias or uuid. Default: all disks.
         """
         result: bool = self.call(
             "bdev_reset_iostat",
@@ -1159,12 +1159,12 @@ class Methods(ABC):
         timeout_ms: int,
         action: types.TimeoutAction | None = None,
     ) -> bool:
-        """Sets how long requests of a disk may take, and what becomes of those that take longer.
+        """Sets the deadline for requests of a disk, and the action for requests that exceed it.
 
         Parameters:
             name: Name, alias or uuid.
-            timeout_ms: Milliseconds; 0 for no limit.
-            action: What becomes of those that take longer.
+            timeout_ms: Deadline in milliseconds; 0 for no deadline.
+            action: Action for requests that exceed the deadline.
         """
         result: bool = self.call(
             "bdev_set_io_timeout",
@@ -1185,14 +1185,14 @@ class Methods(ABC):
         iobuf_large_cache_size: int | None = None,
         iobuf_small_cache_size: int | None = None,
     ) -> bool:
-        """Checks its parameters, and does nothing: there are no pools to size.
+        """Checks its parameters and does nothing else: Aryk has no pools to size.
 
         Parameters:
-            bdev_auto_examine: Not heeded.
-            bdev_io_cache_size: Not heeded.
-            bdev_io_pool_size: Not heeded.
-            iobuf_large_cache_size: Not heeded.
-            iobuf_small_cache_size: Not heeded.
+            bdev_auto_examine: Ignored.
+            bdev_io_cache_size: Ignored.
+            bdev_io_pool_size: Ignored.
+            iobuf_large_cache_size: Ignored.
+            iobuf_small_cache_size: Ignored.
         """
         result: bool = self.call(
             "bdev_set_options",
@@ -1212,11 +1212,11 @@ class Methods(ABC):
         name: str,
         period: int,
     ) -> bool:
-        """Has a disk's queue depth sampled, for `bdev_get_iostat`.
+        """Samples a disk's queue depth, for `bdev_get_iostat`.
 
         Parameters:
             name: Name, alias or uuid.
-            period: Microseconds; 0 ends it.
+            period: Sampling period in microseconds; 0 stops the sampling.
         """
         result: bool = self.call(
             "bdev_set_qd_sampling_period",
@@ -1240,18 +1240,18 @@ class Methods(ABC):
         w_ios_per_sec: int | None = None,
         w_mbytes_per_sec: int | None = None,
     ) -> bool:
-        """Limits what a disk does in a second. What is not given stays as it is; 0 is no limit.
+        """Sets the rate limits of a disk. Omitted limits are unchanged; 0 removes a limit.
 
         Parameters:
-            name: The disk: its name, alias or uuid. Or the group.
-            burst_seconds: Ours: how many seconds' worth can be saved up while less is done.
-            combined: Ours: a limit of requests and one of mebibytes are one, which requests of 4 KiB and of 4 MiB meet exactly, and others between.
-            r_ios_per_sec: Ours: reads a second.
-            r_mbytes_per_sec: Mebibytes read a second.
-            rw_ios_per_sec: Requests a second.
-            rw_mbytes_per_sec: Mebibytes a second.
-            w_ios_per_sec: Ours: writes, and all else that is no read, a second.
-            w_mbytes_per_sec: Mebibytes written a second.
+            name: Name, alias or uuid of the disk; or the name of the group.
+            burst_seconds: Aryk only: the burst, in seconds' worth of unused allowance that can accumulate.
+            combined: Aryk only: combines the limits of requests and of mebibytes into one, which requests of 4 KiB and of 4 MiB meet exactly, and other sizes in between.
+            r_ios_per_sec: Aryk only: reads per second.
+            r_mbytes_per_sec: Mebibytes read per second.
+            rw_ios_per_sec: Requests per second.
+            rw_mbytes_per_sec: Mebibytes per second.
+            w_ios_per_sec: Aryk only: writes, and all other requests that are not reads, per second.
+            w_mbytes_per_sec: Mebibytes written per second.
         """
         result: bool = self.call(
             "bdev_set_qos_limit",
@@ -1276,12 +1276,12 @@ class Methods(ABC):
         split_count: int,
         split_size_mb: int | None = None,
     ) -> list[str]:
-        """Makes disks that are parts of another.
+        """Creates disks that are parts of another disk.
 
         Parameters:
-            base_bdev: The other disk.
-            split_count: Parts.
-            split_size_mb: MiB in each part; by default, or if it is 0, as many as there is room for.
+            base_bdev: Name of the base disk.
+            split_count: Number of parts.
+            split_size_mb: Size of each part in MiB. Default, or 0: the base disk is divided evenly.
         """
         result: list[str] = self.call(
             "bdev_split_create",
@@ -1298,10 +1298,10 @@ class Methods(ABC):
         *,
         base_bdev: str,
     ) -> bool:
-        """Removes all parts of a disk.
+        """Removes all parts of a split disk.
 
         Parameters:
-            base_bdev: The other disk.
+            base_bdev: Name of the base disk.
         """
         result: bool = self.call(
             "bdev_split_delete",
@@ -1325,19 +1325,19 @@ class Methods(ABC):
         size: int | None = None,
         uuid: str | None = None,
     ) -> str:
-        """Makes a disk in a file or block device.
+        """Creates a disk in a file or block device.
 
         Parameters:
-            name: The name that it is to have.
-            filename: The file, or block device.
-            block_size: By default 512 for a file, and what it says of itself for a block device.
-            enospc: Ours: what becomes of writes when the store is full.
-            fallocate: Kept, and without effect: holes are always punched where the file system can.
-            lock: Ours: for how long the file is kept from others.
-            nowait: Kept, and without effect: nothing here ever waits for the device.
+            name: Name of the new disk.
+            filename: Path of the file or block device.
+            block_size: Block size in bytes. Default: 512 for a file, the device's own for a block device.
+            enospc: Aryk only: action for writes when the store is full.
+            fallocate: Saved, without effect: unmapped blocks are always deallocated if the file system supports it.
+            lock: Aryk only: how long the file is locked against other processes.
+            nowait: Saved, without effect: the daemon never blocks on the device.
             readonly: Whether writes are refused.
-            size: Ours: bytes of the sparse file that is created if there is none, or an empty one. A file that has another size is refused.
-            uuid: By default a random one.
+            size: Aryk only: size in bytes of the sparse file that is created if the file does not exist or is empty. A file of another size is refused.
+            uuid: Default: a random uuid.
         """
         result: str = self.call(
             "bdev_uring_create",
@@ -1361,7 +1361,7 @@ class Methods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Removes a disk that `bdev_uring_create` made; its file stays.
+        """Removes a disk of `bdev_uring_create`; its file stays.
 
         Parameters:
             name: Name, alias or uuid.
@@ -1379,7 +1379,7 @@ class Methods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Has a disk that `bdev_uring_create` made take on the size that its file has now.
+        """Adjusts the size of a disk of `bdev_uring_create` to the present size of its file.
 
         Parameters:
             name: Name, alias or uuid.
@@ -1403,8 +1403,8 @@ class Methods(ABC):
 
         Parameters:
             name: Name, alias or uuid.
-            size: Bytes.
-            shrink: Cut off what lies behind, if it is smaller than it was.
+            size: New size in bytes.
+            shrink: Allow a smaller size, and discard the data beyond it.
         """
         result: bool = self.call(
             "bdev_uring_resize",
@@ -1422,11 +1422,11 @@ class Methods(ABC):
         enable: bool,
         period_us: int | None = None,
     ) -> bool:
-        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+        """Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
 
         Parameters:
-            enable: Without effect: `[false]`.
-            period_us: Without effect: `[100_000, 0]`.
+            enable: Without effect. Accepted values: `[false]`.
+            period_us: Without effect. Accepted values: `[100_000, 0]`.
         """
         result: bool = self.call(
             "bdev_virtio_blk_set_hotplug",
@@ -1438,7 +1438,7 @@ class Methods(ABC):
         return result
 
     def bdev_wait_for_examine(self) -> bool:
-        """Waits until new disks are examined, which they are at once."""
+        """Waits until new disks are examined: returns at once, since Aryk has no examination."""
         result: bool = self.call("bdev_wait_for_examine")
         return result
 
@@ -1453,11 +1453,11 @@ class Methods(ABC):
         name: str,
         with_batches: bool | None = None,
     ) -> list[types.Call]:
-        """The calls that configure one subsystem as it is now.
+        """Reports the calls that create the current configuration of one subsystem.
 
         Parameters:
             name: The subsystem: `bdev` or `vhost_blk`.
-            with_batches: Not heeded.
+            with_batches: Ignored.
         """
         result: list[types.Call] = self.call(
             "framework_get_config",
@@ -1469,27 +1469,27 @@ class Methods(ABC):
         return result
 
     def framework_get_governor(self) -> dict[str, Any]:
-        """Who sets cores' frequencies: not we."""
+        """Reports the CPU frequency governor: always empty, since Aryk does not set frequencies."""
         result: dict[str, Any] = self.call("framework_get_governor")
         return result
 
     def framework_get_pci_devices(self) -> list[dict[str, Any]]:
-        """The PCI devices that we drive: none."""
+        """Lists the PCI devices in use: always empty."""
         result: list[dict[str, Any]] = self.call("framework_get_pci_devices")
         return result
 
     def framework_get_reactors(self) -> types.Reactors:
-        """The reactors: where they run, and how busy they are."""
+        """Lists the reactors: the core and the load of each."""
         result: types.Reactors = self.call("framework_get_reactors")
         return result
 
     def framework_get_scheduler(self) -> types.Scheduler:
-        """The scheduler, which says which queue runs on which reactor."""
+        """Reports the scheduler, which assigns queues to reactors."""
         result: types.Scheduler = self.call("framework_get_scheduler")
         return result
 
     def framework_get_subsystems(self) -> list[types.SubsystemInfo]:
-        """The parts of the daemon that have a configuration, each after those that it depends on."""
+        """Lists the subsystems that have a configuration, each after those that it depends on."""
         result: list[types.SubsystemInfo] = self.call("framework_get_subsystems")
         return result
 
@@ -1498,10 +1498,10 @@ class Methods(ABC):
         *,
         enabled: bool | None = None,
     ) -> types.ContextSwitchMonitor:
-        """Has the log tell when the kernel takes a core away from its reactor, and tells whether it does.
+        """Starts or stops logging of reactors that the kernel has preempted, and reports whether logging is on.
 
         Parameters:
-            enabled: By default it stays as it is.
+            enabled: Default: unchanged.
         """
         result: types.ContextSwitchMonitor = self.call(
             "framework_monitor_context_switch",
@@ -1521,15 +1521,15 @@ class Methods(ABC):
         mappings: str | None = None,
         period: int | None = None,
     ) -> bool:
-        """Chooses the scheduler: with `static` queues stay where they are, with `dynamic` they go where there is time for them, and together on few reactors when idle.
+        """Sets the scheduler: with `static`, queues stay on their reactors; with `dynamic`, they move to reactors with free time, and idle queues gather on few reactors.
 
         Parameters:
             name: `static` or `dynamic`.
-            core_busy: From a core that is as busy as that, in percent, queues are moved away: by default 95. Of `dynamic`.
-            core_limit: No core is filled over that, in percent: by default 80. Of `dynamic`.
-            load_limit: A queue that is less busy than that, in percent of a core, is nearly idle: by default 20. Of `dynamic`.
-            mappings: Not heeded.
-            period: Microseconds between two decisions: by default 1000000, at least 10000; 0 leaves it as it is.
+            core_busy: Queues are moved away from a core whose load reaches this percentage. Default: 95. Of `dynamic`.
+            core_limit: Queues are not moved to a core whose load would exceed this percentage. Default: 80. Of `dynamic`.
+            load_limit: A queue whose load is below this percentage of a core is nearly idle. Default: 20. Of `dynamic`.
+            mappings: Ignored.
+            period: Microseconds between two decisions. Default: 1000000; at least 10000; 0 leaves the period unchanged.
         """
         result: bool = self.call(
             "framework_set_scheduler",
@@ -1545,7 +1545,7 @@ class Methods(ABC):
         return result
 
     def framework_start_init(self) -> bool:
-        """Completes start-up, where the daemon waits for it (`--wait-for-rpc`)."""
+        """Completes start-up, if the daemon waits for this call (`--wait-for-rpc`)."""
         result: bool = self.call("framework_start_init")
         return result
 
@@ -1560,11 +1560,11 @@ class Methods(ABC):
         fsdev_io_pool_size: int,
         fsdev_io_cache_size: int,
     ) -> bool:
-        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+        """Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
 
         Parameters:
-            fsdev_io_pool_size: Without effect: `[65_535]`.
-            fsdev_io_cache_size: Without effect: `[256]`.
+            fsdev_io_pool_size: Without effect. Accepted values: `[65_535]`.
+            fsdev_io_cache_size: Without effect. Accepted values: `[256]`.
         """
         result: bool = self.call(
             "fsdev_set_opts",
@@ -1576,7 +1576,7 @@ class Methods(ABC):
         return result
 
     def iobuf_get_stats(self) -> list[types.IobufStats]:
-        """How often a buffer was waited for: never, as there are no pools."""
+        """Reports how often requests waited for a buffer: never, since Aryk has no pools."""
         result: list[types.IobufStats] = self.call("iobuf_get_stats")
         return result
 
@@ -1589,14 +1589,14 @@ class Methods(ABC):
         small_bufsize: int | None = None,
         small_pool_count: int | None = None,
     ) -> bool:
-        """Checks its parameters, and does nothing: there are no pools to size.
+        """Checks its parameters and does nothing else: Aryk has no pools to size.
 
         Parameters:
-            enable_numa: Not heeded.
-            large_bufsize: Not heeded.
-            large_pool_count: Not heeded.
-            small_bufsize: Not heeded.
-            small_pool_count: Not heeded.
+            enable_numa: Ignored.
+            large_bufsize: Ignored.
+            large_pool_count: Ignored.
+            small_bufsize: Ignored.
+            small_pool_count: Ignored.
         """
         result: bool = self.call(
             "iobuf_set_options",
@@ -1636,31 +1636,31 @@ class Methods(ABC):
         pdu_pool_size: int | None = None,
         require_chap: bool | None = None,
     ) -> bool:
-        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+        """Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
 
         Parameters:
-            allow_duplicated_isid: Without effect: `[false]`.
-            auth_file: Without effect: `[""]`.
-            chap_group: Without effect: `[0]`.
-            data_out_pool_size: Without effect: `[2048]`.
-            default_time2retain: Without effect: `[20]`.
-            default_time2wait: Without effect: `[2]`.
-            disable_chap: Without effect: `[false]`.
-            error_recovery_level: Without effect: `[0]`.
-            first_burst_length: Without effect: `[8192]`.
-            immediate_data: Without effect: `[true]`.
-            immediate_data_pool_size: Without effect: `[16_384]`.
-            max_connections_per_session: Without effect: `[2]`.
-            max_large_datain_per_connection: Without effect: `[64]`.
-            max_queue_depth: Without effect: `[64]`.
-            max_r2t_per_connection: Without effect: `[4]`.
-            max_sessions: Without effect: `[128]`.
-            mutual_chap: Without effect: `[false]`.
-            node_base: Without effect: `["iqn.2016-06.io.spdk"]`.
-            nop_in_interval: Without effect: `[30]`.
-            nop_timeout: Without effect: `[60]`.
-            pdu_pool_size: Without effect: `[36_864]`.
-            require_chap: Without effect: `[false]`.
+            allow_duplicated_isid: Without effect. Accepted values: `[false]`.
+            auth_file: Without effect. Accepted values: `[""]`.
+            chap_group: Without effect. Accepted values: `[0]`.
+            data_out_pool_size: Without effect. Accepted values: `[2048]`.
+            default_time2retain: Without effect. Accepted values: `[20]`.
+            default_time2wait: Without effect. Accepted values: `[2]`.
+            disable_chap: Without effect. Accepted values: `[false]`.
+            error_recovery_level: Without effect. Accepted values: `[0]`.
+            first_burst_length: Without effect. Accepted values: `[8192]`.
+            immediate_data: Without effect. Accepted values: `[true]`.
+            immediate_data_pool_size: Without effect. Accepted values: `[16_384]`.
+            max_connections_per_session: Without effect. Accepted values: `[2]`.
+            max_large_datain_per_connection: Without effect. Accepted values: `[64]`.
+            max_queue_depth: Without effect. Accepted values: `[64]`.
+            max_r2t_per_connection: Without effect. Accepted values: `[4]`.
+            max_sessions: Without effect. Accepted values: `[128]`.
+            mutual_chap: Without effect. Accepted values: `[false]`.
+            node_base: Without effect. Accepted values: `["iqn.2016-06.io.spdk"]`.
+            nop_in_interval: Without effect. Accepted values: `[30]`.
+            nop_timeout: Without effect. Accepted values: `[60]`.
+            pdu_pool_size: Without effect. Accepted values: `[36_864]`.
+            require_chap: Without effect. Accepted values: `[false]`.
         """
         result: bool = self.call(
             "iscsi_set_options",
@@ -1692,7 +1692,7 @@ class Methods(ABC):
         return result
 
     def keyring_get_keys(self) -> list[dict[str, Any]]:
-        """The keys that are kept: none."""
+        """Lists the keys of the keyring: always empty."""
         result: list[dict[str, Any]] = self.call("keyring_get_keys")
         return result
 
@@ -1701,10 +1701,10 @@ class Methods(ABC):
         *,
         enable: bool | None = None,
     ) -> bool:
-        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+        """Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
 
         Parameters:
-            enable: Without effect: `[false]`.
+            enable: Without effect. Accepted values: `[false]`.
         """
         result: bool = self.call(
             "keyring_linux_set_options",
@@ -1719,10 +1719,10 @@ class Methods(ABC):
         *,
         subsystems: Sequence[types.SavedSubsystem],
     ) -> bool:
-        """Makes the calls that `save_config` gave, in their order, up to the first that fails: what was made before it stays.
+        """Makes the calls of a `save_config` output in order, up to the first that fails: objects created before it stay.
 
         Parameters:
-            subsystems: What `save_config` gave.
+            subsystems: Subsystems, as in the output of `save_config`.
         """
         result: bool = self.call(
             "load_config",
@@ -1737,10 +1737,10 @@ class Methods(ABC):
         *,
         flag: str,
     ) -> bool:
-        """Ends what `log_set_flag` began.
+        """Clears a log flag.
 
         Parameters:
-            flag: One of those that `log_get_flags` gives, or `all`, or what several of them begin with: `vhost`.
+            flag: A flag of `log_get_flags`, or `all`, or a common prefix of several flags: `vhost`.
         """
         result: bool = self.call(
             "log_clear_flag",
@@ -1755,10 +1755,10 @@ class Methods(ABC):
         *,
         enabled: bool,
     ) -> bool:
-        """Whether the log's lines for people have their time; what a journal takes never has.
+        """Sets whether log lines in text format have a timestamp; lines for the journal never have one.
 
         Parameters:
-            enabled: From now on.
+            enabled: Whether to log timestamps.
         """
         result: bool = self.call(
             "log_enable_timestamps",
@@ -1769,17 +1769,17 @@ class Methods(ABC):
         return result
 
     def log_get_flags(self) -> dict[str, Any]:
-        """The parts of the daemon, and of which all is told."""
+        """Lists the log flags of the daemon's parts, and which of them are set."""
         result: dict[str, Any] = self.call("log_get_flags")
         return result
 
     def log_get_level(self) -> types.PrintLevel:
-        """The same as `log_get_print_level`: there is one log."""
+        """Reports the log level, as `log_get_print_level` does: Aryk has one log."""
         result: types.PrintLevel = self.call("log_get_level")
         return result
 
     def log_get_print_level(self) -> types.PrintLevel:
-        """What the log tells."""
+        """Reports the log level."""
         result: types.PrintLevel = self.call("log_get_print_level")
         return result
 
@@ -1788,10 +1788,10 @@ class Methods(ABC):
         *,
         flag: str,
     ) -> bool:
-        """Has the log tell all of a part of the daemon, whatever the level.
+        """Sets a log flag: all messages of that part of the daemon are logged, regardless of the level.
 
         Parameters:
-            flag: One of those that `log_get_flags` gives, or `all`, or what several of them begin with: `vhost`.
+            flag: A flag of `log_get_flags`, or `all`, or a common prefix of several flags: `vhost`.
         """
         result: bool = self.call(
             "log_set_flag",
@@ -1806,10 +1806,10 @@ class Methods(ABC):
         *,
         level: types.PrintLevel,
     ) -> bool:
-        """The same as `log_set_print_level`: there is one log.
+        """Sets the log level, as `log_set_print_level` does: Aryk has one log.
 
         Parameters:
-            level: From now on; what is more detailed is not told.
+            level: The new level; more detailed messages are not logged.
         """
         result: bool = self.call(
             "log_set_level",
@@ -1824,10 +1824,10 @@ class Methods(ABC):
         *,
         level: types.PrintLevel,
     ) -> bool:
-        """Changes what the log tells.
+        """Sets the log level.
 
         Parameters:
-            level: From now on; what is more detailed is not told.
+            level: The new level; more detailed messages are not logged.
         """
         result: bool = self.call(
             "log_set_print_level",
@@ -1843,11 +1843,11 @@ class Methods(ABC):
         id: int | None = None,
         max: int | None = None,
     ) -> list[types.Event]:
-        """What became of the disks: the latest events, oldest first.
+        """Lists the latest events about disks, oldest first.
 
         Parameters:
-            id: The first that is wanted: one more than the last that was seen.
-            max: By default all.
+            id: Number of the first event to return: one more than the last that the client has seen.
+            max: Maximum number of events. Default: all.
         """
         result: list[types.Event] = self.call(
             "notify_get_notifications",
@@ -1859,7 +1859,7 @@ class Methods(ABC):
         return result
 
     def notify_get_types(self) -> list[types.EventType]:
-        """The types of events that there are."""
+        """Lists the types of events."""
         result: list[types.EventType] = self.call("notify_get_types")
         return result
 
@@ -1874,16 +1874,16 @@ class Methods(ABC):
         dup_host_policy: str | None = None,
         poll_groups_mask: str | None = None,
     ) -> bool:
-        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+        """Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
 
         Parameters:
-            admin_cmd_passthru: Without effect: `[AsBuilt]`.
-            dhchap_dhgroups: Without effect: `[DHCHAP_DHGROUPS]`.
-            dhchap_digests: Without effect: `[DHCHAP_DIGESTS]`.
-            discovery_filter: Without effect: `["match_any"]`.
-            discovery_filters: Without effect: `[NO_FILTERS]`.
-            dup_host_policy: Without effect: `["allow"]`.
-            poll_groups_mask: Without effect: `[""]`.
+            admin_cmd_passthru: Without effect. Accepted values: `[AsBuilt]`.
+            dhchap_dhgroups: Without effect. Accepted values: `[DHCHAP_DHGROUPS]`.
+            dhchap_digests: Without effect. Accepted values: `[DHCHAP_DIGESTS]`.
+            discovery_filter: Without effect. Accepted values: `["match_any"]`.
+            discovery_filters: Without effect. Accepted values: `[NO_FILTERS]`.
+            dup_host_policy: Without effect. Accepted values: `["allow"]`.
+            poll_groups_mask: Without effect. Accepted values: `[""]`.
         """
         result: bool = self.call(
             "nvmf_set_config",
@@ -1906,12 +1906,12 @@ class Methods(ABC):
         crdt2: int | None = None,
         crdt3: int | None = None,
     ) -> bool:
-        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+        """Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
 
         Parameters:
-            crdt1: Without effect: `[0]`.
-            crdt2: Without effect: `[0]`.
-            crdt3: Without effect: `[0]`.
+            crdt1: Without effect. Accepted values: `[0]`.
+            crdt2: Without effect. Accepted values: `[0]`.
+            crdt3: Without effect. Accepted values: `[0]`.
         """
         result: bool = self.call(
             "nvmf_set_crdt",
@@ -1928,10 +1928,10 @@ class Methods(ABC):
         *,
         max_subsystems: int,
     ) -> bool:
-        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+        """Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
 
         Parameters:
-            max_subsystems: Without effect: `[1024, 0]`.
+            max_subsystems: Without effect. Accepted values: `[1024, 0]`.
         """
         result: bool = self.call(
             "nvmf_set_max_subsystems",
@@ -1947,11 +1947,11 @@ class Methods(ABC):
         current: bool | None = None,
         include_aliases: bool | None = None,
     ) -> list[str]:
-        """The names of all methods.
+        """Lists the names of all methods.
 
         Parameters:
-            current: Only those that may be called now.
-            include_aliases: Also deprecated names, of which there are none.
+            current: List only methods that may be called now.
+            include_aliases: Ignored: there are no deprecated names.
         """
         result: list[str] = self.call(
             "rpc_get_methods",
@@ -1963,17 +1963,17 @@ class Methods(ABC):
         return result
 
     def save_config(self) -> types.SavedConfig:
-        """The calls that configure the daemon as it is now, for `load_config` or a file."""
+        """Reports the calls that create the current configuration of the daemon, for `load_config` or a file."""
         result: types.SavedConfig = self.call("save_config")
         return result
 
     def scsi_get_devices(self) -> list[types.ScsiDevice]:
-        """The targets of all controllers that have a disk, as `vhost_get_controllers` numbers and names them."""
+        """Lists the targets with a disk of all controllers, with the numbers and names of `vhost_get_controllers`."""
         result: list[types.ScsiDevice] = self.call("scsi_get_devices")
         return result
 
     def sock_get_default_impl(self) -> types.SockImpl:
-        """Whose sockets are used, where RPC is served by HTTP: the kernel's."""
+        """Reports the socket implementation, which RPC over HTTP uses: the kernel's."""
         result: types.SockImpl = self.call("sock_get_default_impl")
         return result
 
@@ -1992,20 +1992,20 @@ class Methods(ABC):
         tls_version: int | None = None,
         zerocopy_threshold: int | None = None,
     ) -> bool:
-        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+        """Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
 
         Parameters:
-            impl_name: Without effect: `["posix", "ssl", "uring"]`.
-            enable_ktls: Without effect: `[false]`.
-            enable_placement_id: Without effect: `[0]`.
-            enable_quickack: Without effect: `[false]`.
-            enable_recv_pipe: Without effect: `[true]`.
-            enable_zerocopy_send_client: Without effect: `[false]`.
-            enable_zerocopy_send_server: Without effect: `[true, false]`.
-            recv_buf_size: Without effect: `[2_097_152, 4096]`.
-            send_buf_size: Without effect: `[2_097_152, 4096]`.
-            tls_version: Without effect: `[0]`.
-            zerocopy_threshold: Without effect: `[0]`.
+            impl_name: Without effect. Accepted values: `["posix", "ssl", "uring"]`.
+            enable_ktls: Without effect. Accepted values: `[false]`.
+            enable_placement_id: Without effect. Accepted values: `[0]`.
+            enable_quickack: Without effect. Accepted values: `[false]`.
+            enable_recv_pipe: Without effect. Accepted values: `[true]`.
+            enable_zerocopy_send_client: Without effect. Accepted values: `[false]`.
+            enable_zerocopy_send_server: Without effect. Accepted values: `[true, false]`.
+            recv_buf_size: Without effect. Accepted values: `[2_097_152, 4096]`.
+            send_buf_size: Without effect. Accepted values: `[2_097_152, 4096]`.
+            tls_version: Without effect. Accepted values: `[0]`.
+            zerocopy_threshold: Without effect. Accepted values: `[0]`.
         """
         result: bool = self.call(
             "sock_impl_set_options",
@@ -2030,7 +2030,7 @@ class Methods(ABC):
         *,
         impl_name: str,
     ) -> bool:
-        """Chooses whose sockets are used: there are the kernel's, `posix`.
+        """Sets the socket implementation: only the kernel's, `posix`, exists.
 
         Parameters:
             impl_name: `posix`.
@@ -2044,7 +2044,7 @@ class Methods(ABC):
         return result
 
     def spdk_get_version(self) -> types.Version:
-        """The version of the daemon."""
+        """Reports the version of the daemon."""
         result: types.Version = self.call("spdk_get_version")
         return result
 
@@ -2053,10 +2053,10 @@ class Methods(ABC):
         *,
         sig_name: types.Signal,
     ) -> bool:
-        """Sends a signal to the daemon: SIGTERM ends it in good order.
+        """Sends a signal to the daemon: SIGTERM ends the daemon in an orderly way.
 
         Parameters:
-            sig_name: Which.
+            sig_name: The signal to send.
         """
         result: bool = self.call(
             "spdk_kill_instance",
@@ -2067,17 +2067,17 @@ class Methods(ABC):
         return result
 
     def thread_get_io_channels(self) -> types.IoChannels:
-        """The disks that the threads on all reactors have open, each with the number of its channels."""
+        """Lists the disks that the threads on all reactors have open, with the number of channels of each."""
         result: types.IoChannels = self.call("thread_get_io_channels")
         return result
 
     def thread_get_pollers(self) -> types.Pollers:
-        """What the threads on all reactors poll: queues, and what runs at a period."""
+        """Lists the pollers of the threads on all reactors: queues, and periodic pollers."""
         result: types.Pollers = self.call("thread_get_pollers")
         return result
 
     def thread_get_stats(self) -> types.Threads:
-        """The threads on all reactors, and how busy they are."""
+        """Reports the load of the threads on all reactors."""
         result: types.Threads = self.call("thread_get_stats")
         return result
 
@@ -2087,11 +2087,11 @@ class Methods(ABC):
         id: int,
         cpumask: str,
     ) -> bool:
-        """Says on which cores a thread may run, and moves it there while its machine's I/O goes on.
+        """Sets the cores on which a thread may run, and moves the thread there without interrupting its VM's I/O.
 
         Parameters:
-            id: The thread, as `thread_get_stats` gives it.
-            cpumask: Where it may run.
+            id: ID of the thread, as in `thread_get_stats`.
+            cpumask: Cores on which the thread may run.
         """
         result: bool = self.call(
             "thread_set_cpumask",
@@ -2103,7 +2103,7 @@ class Methods(ABC):
         return result
 
     def trace_clear(self) -> bool:
-        """Forgets what has happened to requests until now."""
+        """Discards the trace records up to now."""
         result: bool = self.call("trace_clear")
         return result
 
@@ -2116,7 +2116,7 @@ class Methods(ABC):
         """Without effect: the trace is always on.
 
         Parameters:
-            name: The group, or `all`.
+            name: Name of the group, or `all`.
             tpoint_mask: A bit for each point.
         """
         result: bool = self.call(
@@ -2136,7 +2136,7 @@ class Methods(ABC):
         """Without effect: the trace is always on.
 
         Parameters:
-            name: The group, or `all`.
+            name: Name of the group, or `all`.
         """
         result: bool = self.call(
             "trace_disable_tpoint_group",
@@ -2154,7 +2154,7 @@ class Methods(ABC):
         """Without effect: the trace is always on.
 
         Parameters:
-            name: The group, or `all`.
+            name: Name of the group, or `all`.
         """
         result: bool = self.call(
             "trace_enable_tpoint_group",
@@ -2165,12 +2165,12 @@ class Methods(ABC):
         return result
 
     def trace_get_info(self) -> types.TraceInfo:
-        """The groups of trace points, and where the trace is: not in shared memory."""
+        """Lists the groups of trace points, and the path of the trace in shared memory: always empty."""
         result: types.TraceInfo = self.call("trace_get_info")
         return result
 
     def trace_get_tpoint_group_mask(self) -> types.TraceGroups:
-        """The groups of trace points: the layers that a request passes."""
+        """Lists the groups of trace points: the layers that a request passes."""
         result: types.TraceGroups = self.call("trace_get_tpoint_group_mask")
         return result
 
@@ -2183,7 +2183,7 @@ class Methods(ABC):
         """Without effect: the trace is always on.
 
         Parameters:
-            name: The group, or `all`.
+            name: Name of the group, or `all`.
             tpoint_mask: A bit for each point.
         """
         result: bool = self.call(
@@ -2202,12 +2202,12 @@ class Methods(ABC):
         delay_base_us: int,
         iops_threshold: int,
     ) -> bool:
-        """Keeps by how much SPDK would delay signals to a machine. They are not delayed: they are given as the machine's driver asks for them.
+        """Stores the interrupt coalescing of a controller, without delaying interrupts. They are not delayed: the guest's driver alone determines when it is notified.
 
         Parameters:
-            ctrlr: The controller.
-            delay_base_us: Microseconds at most. Kept and told, without effect.
-            iops_threshold: Requests a second from which on signals would be delayed. Kept and told, without effect.
+            ctrlr: Name of the controller.
+            delay_base_us: Maximum delay in microseconds. Stored and reported, without effect.
+            iops_threshold: Requests per second from which on interrupts would be delayed. Stored and reported, without effect.
         """
         result: bool = self.call(
             "vhost_controller_set_coalescing",
@@ -2235,21 +2235,21 @@ class Methods(ABC):
         socket_owner: str | None = None,
         transport: str | None = None,
     ) -> bool:
-        """Makes a controller: a socket through which a virtual machine reaches a disk.
+        """Creates a vhost-user-blk controller: a socket through which a VM accesses a disk.
 
         Parameters:
-            ctrlr: The name that it is to have, and its socket.
-            dev_name: The disk: name, alias or uuid.
-            connect: Ours: the machine's socket, which to connect to instead of listening.
-            cpumask: The cores to serve it on; by default any.
-            exclusive: Ours: refuse a disk that others have open, unless all of them only read.
-            num_queues: Ours: the most queues that a machine can have.
-            packed_ring: Not heeded: packed rings are always offered, and the machine chooses.
-            readonly: Whether the machine may only read.
-            socket_group: Ours.
-            socket_mode: Ours: permissions in octal digits; if not given, 660 with `socket_group`, and 600 otherwise.
-            socket_owner: Ours.
-            transport: `vhost_user_blk`, which is the default.
+            ctrlr: Name of the new controller, and of its socket.
+            dev_name: Name, alias or uuid of the disk.
+            connect: Aryk only: path of the VM's socket, to which the controller connects instead of listening.
+            cpumask: Cores whose reactors may serve the queues. Default: all.
+            exclusive: Aryk only: refuse a disk that others have open, unless all of them only read.
+            num_queues: Aryk only: maximum number of queues of the VM.
+            packed_ring: Ignored: packed rings are always offered, and the guest's driver chooses.
+            readonly: Whether the VM may only read.
+            socket_group: Aryk only: group of the socket.
+            socket_mode: Aryk only: permissions of the socket in octal digits. Default: 660 with `socket_group`, 600 otherwise.
+            socket_owner: Aryk only: owner of the socket.
+            transport: `vhost_user_blk`, the default.
         """
         result: bool = self.call(
             "vhost_create_blk_controller",
@@ -2283,18 +2283,18 @@ class Methods(ABC):
         socket_owner: str | None = None,
         transport_id: str | None = None,
     ) -> bool:
-        """Makes a controller: a socket through which a virtual machine reaches disks that may come and go.
+        """Creates a vhost-user-scsi controller: a socket through which a VM accesses disks that can be attached and detached.
 
         Parameters:
-            ctrlr: Its name, and its socket's.
-            connect: Ours: the machine's socket, which to connect to instead of listening.
-            cpumask: Cores whose reactors may serve its queues; all if not given.
-            delay: Its socket is made by `vhost_start_scsi_controller` only.
-            num_queues: Ours: the most queues for commands that a machine can have.
-            socket_group: Ours: the socket's group.
-            socket_mode: Ours: permissions in octal digits; if not given, 660 with `socket_group`, and 600 otherwise.
-            socket_owner: Ours: the socket's owner.
-            transport_id: Ours: what disks know it by when its machine reserves them, as `naa.` and 16 hexadecimal digits, the first of them 2, 3 or 5. By default it is made of the controller's name.
+            ctrlr: Name of the new controller, and of its socket.
+            connect: Aryk only: path of the VM's socket, to which the controller connects instead of listening.
+            cpumask: Cores whose reactors may serve the queues. Default: all.
+            delay: Create the socket later, with `vhost_start_scsi_controller`.
+            num_queues: Aryk only: maximum number of command queues of the VM.
+            socket_group: Aryk only: group of the socket.
+            socket_mode: Aryk only: permissions of the socket in octal digits. Default: 660 with `socket_group`, 600 otherwise.
+            socket_owner: Aryk only: owner of the socket.
+            transport_id: Aryk only: the name of the VM as initiator, for reservations: `naa.` and 16 hexadecimal digits, the first of them 2, 3 or 5. Default: derived from the controller's name.
         """
         result: bool = self.call(
             "vhost_create_scsi_controller",
@@ -2320,7 +2320,7 @@ class Methods(ABC):
         """Removes a controller.
 
         Parameters:
-            ctrlr: Its name.
+            ctrlr: Name of the controller.
         """
         result: bool = self.call(
             "vhost_delete_controller",
@@ -2335,10 +2335,10 @@ class Methods(ABC):
         *,
         name: str | None = None,
     ) -> list[types.VhostController]:
-        """The controllers, or one of them.
+        """Lists the controllers, or describes one of them.
 
         Parameters:
-            name: The only one that is wanted.
+            name: Name of the controller to describe. Default: all controllers.
         """
         result: list[types.VhostController] = self.call(
             "vhost_get_controllers",
@@ -2356,13 +2356,13 @@ class Methods(ABC):
         bdev_name: str,
         exclusive: bool | None = None,
     ) -> int:
-        """Gives a disk to a controller's target, and tells the machine. The result is the target's number.
+        """Attaches a disk as a target of a controller, and notifies the VM. The result is the target's number.
 
         Parameters:
-            ctrlr: The controller.
-            scsi_target_num: 0 to 7, or -1: the first that has no disk.
-            bdev_name: The disk: its name, alias or uuid.
-            exclusive: Ours: refuse a disk that others have open.
+            ctrlr: Name of the controller.
+            scsi_target_num: Number of the target, 0 to 7; or -1 for the first free target.
+            bdev_name: Name, alias or uuid of the disk.
+            exclusive: Aryk only: refuse a disk that others have open.
         """
         result: int = self.call(
             "vhost_scsi_controller_add_target",
@@ -2381,11 +2381,11 @@ class Methods(ABC):
         ctrlr: str,
         scsi_target_num: int,
     ) -> bool:
-        """Takes the disk of a controller's target away, whatever the machine does, and tells the machine.
+        """Detaches the disk of a controller's target without waiting for the VM, and notifies the VM.
 
         Parameters:
-            ctrlr: The controller.
-            scsi_target_num: 0 to 7.
+            ctrlr: Name of the controller.
+            scsi_target_num: Number of the target, 0 to 7.
         """
         result: bool = self.call(
             "vhost_scsi_controller_remove_target",
@@ -2401,10 +2401,10 @@ class Methods(ABC):
         *,
         ctrlr: str,
     ) -> bool:
-        """Makes the socket of a controller that was made with `delay`.
+        """Creates the socket of a controller that was created with `delay`.
 
         Parameters:
-            ctrlr: Its name.
+            ctrlr: Name of the controller.
         """
         result: bool = self.call(
             "vhost_start_scsi_controller",
@@ -2419,10 +2419,10 @@ class Methods(ABC):
         *,
         name: str | None = None,
     ) -> list[types.VirtioBlkTransport]:
-        """The ways by which machines reach controllers.
+        """Lists the transports of vhost-user-blk controllers.
 
         Parameters:
-            name: The only one that is wanted.
+            name: Name of the transport. Default: all transports.
         """
         result: list[types.VirtioBlkTransport] = self.call(
             "virtio_blk_get_transports",
@@ -2445,10 +2445,10 @@ class AsyncMethods(ABC):
         *,
         key_name: str | None = None,
     ) -> list[dict[str, Any]]:
-        """The keys for encryption: none.
+        """Lists the encryption keys: always empty.
 
         Parameters:
-            key_name: All, if none is named.
+            key_name: Name of the key. Default: all keys.
         """
         result: list[dict[str, Any]] = await self.call(
             "accel_crypto_keys_get",
@@ -2459,17 +2459,17 @@ class AsyncMethods(ABC):
         return result
 
     async def accel_get_module_info(self) -> list[dict[str, Any]]:
-        """The engines that compute on data: none."""
+        """Lists the acceleration modules: always empty."""
         result: list[dict[str, Any]] = await self.call("accel_get_module_info")
         return result
 
     async def accel_get_opc_assignments(self) -> dict[str, Any]:
-        """Which engine computes what: none."""
+        """Lists which acceleration module handles which operation: always empty."""
         result: dict[str, Any] = await self.call("accel_get_opc_assignments")
         return result
 
     async def accel_get_stats(self) -> types.AccelStats:
-        """What engines have computed: nothing."""
+        """Reports acceleration statistics: all counts are 0."""
         result: types.AccelStats = await self.call("accel_get_stats")
         return result
 
@@ -2482,14 +2482,14 @@ class AsyncMethods(ABC):
         small_cache_size: int | None = None,
         task_count: int | None = None,
     ) -> bool:
-        """Checks its parameters, and does nothing: there are no pools to size.
+        """Checks its parameters and does nothing else: Aryk has no pools to size.
 
         Parameters:
-            buf_count: Not heeded.
-            large_cache_size: Not heeded.
-            sequence_count: Not heeded.
-            small_cache_size: Not heeded.
-            task_count: Not heeded.
+            buf_count: Ignored.
+            large_cache_size: Ignored.
+            sequence_count: Ignored.
+            small_cache_size: Ignored.
+            task_count: Ignored.
         """
         result: bool = await self.call(
             "accel_set_options",
@@ -2504,7 +2504,7 @@ class AsyncMethods(ABC):
         return result
 
     async def aryk_absent_get(self) -> list[types.Absent]:
-        """What is configured and not there: disks that wait for the disk that they are made of, what could not be made again after a restart, and why."""
+        """Lists configured objects that do not exist, and why: disks that wait for their base disk, and objects that could not be created again after a restart."""
         result: list[types.Absent] = await self.call("aryk_absent_get")
         return result
 
@@ -2513,10 +2513,10 @@ class AsyncMethods(ABC):
         *,
         core: int,
     ) -> bool:
-        """Starts a reactor on another core, for the queues to come and those that are moved there.
+        """Starts a reactor on another core, for new queues and for queues that are moved there.
 
         Parameters:
-            core: The core's number.
+            core: Number of the core.
         """
         result: bool = await self.call(
             "aryk_core_add",
@@ -2531,10 +2531,10 @@ class AsyncMethods(ABC):
         *,
         core: int,
     ) -> bool:
-        """Moves all that is on a core's reactor to the others, while I/O goes on, and ends the reactor.
+        """Moves all work of a core's reactor to the other reactors, without interrupting I/O, and ends the reactor.
 
         Parameters:
-            core: The core's number.
+            core: Number of the core.
         """
         result: bool = await self.call(
             "aryk_core_remove",
@@ -2549,10 +2549,10 @@ class AsyncMethods(ABC):
         *,
         disk: str | None = None,
     ) -> list[types.FileSystem]:
-        """What disks in files promise, and what their file systems have for that.
+        """Reports the space that disks in files may use, and the free space of their file systems.
 
         Parameters:
-            disk: Only the one that this disk is in: name, alias or uuid.
+            disk: Name, alias or uuid of a disk: report only its file system. Default: all.
         """
         result: list[types.FileSystem] = await self.call(
             "aryk_file_systems_get",
@@ -2567,7 +2567,7 @@ class AsyncMethods(ABC):
         *,
         name: str,
     ) -> types.Latencies:
-        """How long a disk's requests took, layer by layer.
+        """Reports the latencies of a disk's requests, layer by layer.
 
         Parameters:
             name: Name, alias or uuid.
@@ -2581,7 +2581,7 @@ class AsyncMethods(ABC):
         return result
 
     async def aryk_stats_get(self) -> types.Counts:
-        """What all disks, groups, controllers and reactors have counted, in brief."""
+        """Reports the counters of all disks, groups, controllers and reactors, in brief."""
         result: types.Counts = await self.call("aryk_stats_get")
         return result
 
@@ -2590,10 +2590,10 @@ class AsyncMethods(ABC):
         *,
         count: int | None = None,
     ) -> types.Trace:
-        """The last that happened to requests on all reactors, oldest first.
+        """Reports the latest trace records of requests on all reactors, oldest first.
 
         Parameters:
-            count: Records at most, the latest; 256 by default. Each reactor keeps its last 4095.
+            count: Maximum number of records, the latest ones. Default: 256. Each reactor keeps its last 4095.
         """
         result: types.Trace = await self.call(
             "aryk_trace_get",
@@ -2617,19 +2617,19 @@ class AsyncMethods(ABC):
         size: int | None = None,
         uuid: str | None = None,
     ) -> str:
-        """Makes a disk in a file or block device: the same as `bdev_uring_create`.
+        """Creates a disk in a file or block device, as `bdev_uring_create` does.
 
         Parameters:
-            name: The name that it is to have.
-            filename: The file, or block device.
-            block_size: By default 512 for a file, and what it says of itself for a block device.
-            enospc: Ours: what becomes of writes when the store is full.
-            fallocate: Kept, and without effect: holes are always punched where the file system can.
-            lock: Ours: for how long the file is kept from others.
-            nowait: Kept, and without effect: nothing here ever waits for the device.
+            name: Name of the new disk.
+            filename: Path of the file or block device.
+            block_size: Block size in bytes. Default: 512 for a file, the device's own for a block device.
+            enospc: Aryk only: action for writes when the store is full.
+            fallocate: Saved, without effect: unmapped blocks are always deallocated if the file system supports it.
+            lock: Aryk only: how long the file is locked against other processes.
+            nowait: Saved, without effect: the daemon never blocks on the device.
             readonly: Whether writes are refused.
-            size: Ours: bytes of the sparse file that is created if there is none, or an empty one. A file that has another size is refused.
-            uuid: By default a random one.
+            size: Aryk only: size in bytes of the sparse file that is created if the file does not exist or is empty. A file of another size is refused.
+            uuid: Default: a random uuid.
         """
         result: str = await self.call(
             "bdev_aio_create",
@@ -2653,7 +2653,7 @@ class AsyncMethods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Removes a disk that `bdev_aio_create` made; its file stays.
+        """Removes a disk of `bdev_aio_create`; its file stays.
 
         Parameters:
             name: Name, alias or uuid.
@@ -2671,7 +2671,7 @@ class AsyncMethods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Has a disk that `bdev_aio_create` made take on the size that its file has now.
+        """Adjusts the size of a disk of `bdev_aio_create` to the present size of its file.
 
         Parameters:
             name: Name, alias or uuid.
@@ -2695,16 +2695,16 @@ class AsyncMethods(ABC):
         p99_write_latency: int,
         uuid: str | None = None,
     ) -> str:
-        """Makes a disk that is another, later.
+        """Creates a delay disk on top of another disk.
 
         Parameters:
-            name: The name that it is to have.
-            base_bdev_name: The other disk.
-            avg_read_latency: What most reads take longer.
-            p99_read_latency: What one read of a hundred takes longer.
-            avg_write_latency: What most writes take longer.
-            p99_write_latency: What one write of a hundred takes longer.
-            uuid: By default one that follows from the other's.
+            name: Name of the new disk.
+            base_bdev_name: Name of the base disk.
+            avg_read_latency: Additional latency of most reads.
+            p99_read_latency: Additional latency of 1 % of the reads.
+            avg_write_latency: Additional latency of most writes.
+            p99_write_latency: Additional latency of 1 % of the writes.
+            uuid: Default: derived from the base disk's uuid.
         """
         result: str = await self.call(
             "bdev_delay_create",
@@ -2725,7 +2725,7 @@ class AsyncMethods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Removes a disk that `bdev_delay_create` made.
+        """Removes a delay disk.
 
         Parameters:
             name: Name, alias or uuid.
@@ -2745,12 +2745,12 @@ class AsyncMethods(ABC):
         latency_type: types.LatencyType,
         latency_us: int,
     ) -> bool:
-        """Changes one latency of a disk that `bdev_delay_create` made.
+        """Changes one latency of a delay disk.
 
         Parameters:
             delay_bdev_name: Name, alias or uuid.
-            latency_type: Which.
-            latency_us: Microseconds.
+            latency_type: The latency to change.
+            latency_us: New latency in microseconds.
         """
         result: bool = await self.call(
             "bdev_delay_update_latency",
@@ -2772,15 +2772,15 @@ class AsyncMethods(ABC):
         min_nsec: int | None = None,
         opc: str | None = None,
     ) -> bool:
-        """Has the latencies of a disk recorded, or no longer.
+        """Starts or stops the latency histogram of a disk.
 
         Parameters:
             name: Name, alias or uuid.
-            enable: Whether they are recorded from now on.
-            granularity: Taken and not heeded: `bdev_get_histogram` tells the one there is.
-            max_nsec: Nanoseconds above which they are all one; by default two minutes.
-            min_nsec: Nanoseconds below which they are all one; by default 1000.
-            opc: Of all operations, if none is named.
+            enable: Whether to record latencies.
+            granularity: Ignored: `bdev_get_histogram` reports the granularity in use.
+            max_nsec: Longer latencies, in nanoseconds, share one bucket. Default: two minutes.
+            min_nsec: Shorter latencies, in nanoseconds, share one bucket. Default: 1000.
+            opc: Operation to record. Default: all operations.
         """
         result: bool = await self.call(
             "bdev_enable_histogram",
@@ -2801,11 +2801,11 @@ class AsyncMethods(ABC):
         base_name: str,
         uuid: str | None = None,
     ) -> bool:
-        """Makes a disk that is another, named as that with `EE_` before it, and fails when it is told to.
+        """Creates an error disk on top of another disk, with the prefix `EE_` before that disk's name. It fails requests as `bdev_error_inject_error` sets.
 
         Parameters:
-            base_name: The other disk.
-            uuid: By default one that follows from the other's.
+            base_name: Name of the base disk.
+            uuid: Default: derived from the base disk's uuid.
         """
         result: bool = await self.call(
             "bdev_error_create",
@@ -2821,7 +2821,7 @@ class AsyncMethods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Removes a disk that `bdev_error_create` made.
+        """Removes an error disk.
 
         Parameters:
             name: Name, alias or uuid.
@@ -2845,16 +2845,16 @@ class AsyncMethods(ABC):
         num: int | None = None,
         queue_depth: int | None = None,
     ) -> bool:
-        """Tells a disk that `bdev_error_create` made which requests are to fail, and how.
+        """Sets which requests of an error disk fail, and how.
 
         Parameters:
             name: Name, alias or uuid.
-            io_type: Which requests; `clear` ends all failures.
-            error_type: How they fail.
-            corrupt_offset: With `corrupt_data`: the byte in each request.
-            corrupt_value: With `corrupt_data`: what becomes of it.
-            num: Requests that it befalls.
-            queue_depth: Only when so many others are in flight.
+            io_type: The requests that fail; `clear` ends all failures.
+            error_type: How the requests fail.
+            corrupt_offset: With `corrupt_data`: index of the byte in each request that is corrupted.
+            corrupt_value: With `corrupt_data`: the value by which that byte is changed.
+            num: Number of requests to fail.
+            queue_depth: Fail a request only while this many others are in flight.
         """
         result: bool = await self.call(
             "bdev_error_inject_error",
@@ -2875,7 +2875,7 @@ class AsyncMethods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Has the requests go on that a disk that `bdev_error_create` made holds, and ends that it holds any.
+        """Resumes the requests that an error disk holds as pending, and stops holding requests.
 
         Parameters:
             name: Name, alias or uuid.
@@ -2893,10 +2893,10 @@ class AsyncMethods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Checks its parameters, and does nothing: no module looks for its own on disks that others made.
+        """Checks its parameters and does nothing else: no module examines the disks of others.
 
         Parameters:
-            name: Of a disk, which may come later: SPDK saves these calls before those that make disks. Not heeded.
+            name: Name of a disk, which may not exist yet: SPDK saves these calls before those that create disks. Ignored.
         """
         result: bool = await self.call(
             "bdev_examine",
@@ -2912,10 +2912,10 @@ class AsyncMethods(ABC):
         name: str | None = None,
         timeout: int | None = None,
     ) -> list[types.Bdev]:
-        """The disks, or one of them.
+        """Lists the disks, or describes one of them.
 
         Parameters:
-            name: Name, alias or uuid of the only one that is wanted.
+            name: Name, alias or uuid of the disk to describe. Default: all disks.
             timeout: Milliseconds to wait for the disk to appear.
         """
         result: list[types.Bdev] = await self.call(
@@ -2932,7 +2932,7 @@ class AsyncMethods(ABC):
         *,
         name: str,
     ) -> types.Histogram:
-        """The latencies of a disk since they are recorded.
+        """Reports the latency histogram of a disk.
 
         Parameters:
             name: Name, alias or uuid.
@@ -2951,11 +2951,11 @@ class AsyncMethods(ABC):
         name: str,
         borders: Sequence[int],
     ) -> types.HistogramBorders:
-        """How many requests of a disk took no longer than each of some times, since latencies are recorded.
+        """Reports how many requests of a disk did not exceed each of the given latencies.
 
         Parameters:
             name: Name, alias or uuid.
-            borders: Microseconds, ascending.
+            borders: Latencies in microseconds, ascending.
         """
         result: types.HistogramBorders = await self.call(
             "bdev_get_histogram_borders",
@@ -2974,13 +2974,13 @@ class AsyncMethods(ABC):
         per_channel: bool | None = None,
         reset_mode: types.ResetMode | None = None,
     ) -> types.Iostat:
-        """What disks have done: operations, bytes, latencies, errors.
+        """Reports the statistics of disks: operations, bytes, latencies, errors.
 
         Parameters:
-            name: What `names` was once.
-            names: Names, aliases or uuids; by default all.
-            per_channel: Of each open channel of the one disk that is named, instead of the disk.
-            reset_mode: What is set to zero after it was read; by default nothing.
+            name: Older name of `names`, for one disk.
+            names: Names, aliases or uuids. Default: all disks.
+            per_channel: Report each open channel of the one named disk, instead of the disk.
+            reset_mode: Statistics that are set to zero after they were read. Default: none.
         """
         result: types.Iostat = await self.call(
             "bdev_get_iostat",
@@ -2998,10 +2998,10 @@ class AsyncMethods(ABC):
         *,
         timeout_sec: int | None = None,
     ) -> bool:
-        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+        """Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
 
         Parameters:
-            timeout_sec: Without effect: `[30]`.
+            timeout_sec: Without effect. Accepted values: `[30]`.
         """
         result: bool = await self.call(
             "bdev_iscsi_set_options",
@@ -3027,21 +3027,21 @@ class AsyncMethods(ABC):
         physical_block_size: int | None = None,
         uuid: str | None = None,
     ) -> str:
-        """Makes a disk in memory.
+        """Creates a disk in memory.
 
         Parameters:
-            block_size: Bytes.
-            num_blocks: How many of these.
-            dif_is_head_of_md: Not heeded.
-            dif_pi_format: Not heeded.
-            dif_type: 0, for blocks have no protection information.
-            md_interleave: How metadata would be laid out that there is not.
-            md_size: Metadata beside each block: 0, for there is none.
-            name: By default the first of `Malloc0`, `Malloc1`, … that is free.
-            numa_id: The kernel places memory.
-            optimal_io_boundary: Blocks.
-            physical_block_size: Bytes of a block of the store that it plays; by default as large as a block.
-            uuid: By default a random one.
+            block_size: Block size in bytes.
+            num_blocks: Number of blocks.
+            dif_is_head_of_md: Ignored.
+            dif_pi_format: Ignored.
+            dif_type: Must be 0, since protection information is not supported.
+            md_interleave: Layout of metadata, which is not supported. Ignored.
+            md_size: Size of metadata for each block: must be 0, since metadata is not supported.
+            name: Name of the new disk. Default: the first free name of `Malloc0`, `Malloc1`, …
+            numa_id: Ignored: the kernel places the memory.
+            optimal_io_boundary: Preferred I/O boundary in blocks.
+            physical_block_size: Physical block size that the disk reports, in bytes. Default: the block size.
+            uuid: Default: a random uuid.
         """
         result: str = await self.call(
             "bdev_malloc_create",
@@ -3067,7 +3067,7 @@ class AsyncMethods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Removes a disk that `bdev_malloc_create` made.
+        """Removes a disk of `bdev_malloc_create`.
 
         Parameters:
             name: Name, alias or uuid.
@@ -3098,23 +3098,23 @@ class AsyncMethods(ABC):
         preferred_write_granularity: int | None = None,
         uuid: str | None = None,
     ) -> str:
-        """Makes a disk that keeps nothing.
+        """Creates a disk that discards its data.
 
         Parameters:
-            name: The name that it is to have.
-            block_size: Bytes.
-            num_blocks: How many of these.
-            dif_is_head_of_md: How metadata would be laid out that there is not.
-            dif_pi_format: Not heeded.
-            dif_type: 0, for blocks have no protection information.
-            md_size: Metadata beside each block: 0, for there is none.
+            name: Name of the new disk.
+            block_size: Block size in bytes.
+            num_blocks: Number of blocks.
+            dif_is_head_of_md: Layout of metadata, which is not supported. Ignored.
+            dif_pi_format: Ignored.
+            dif_type: Must be 0, since protection information is not supported.
+            md_size: Size of metadata for each block: must be 0, since metadata is not supported.
             optimal_write_size: Blocks.
-            physical_block_size: Bytes of a block of the store that it plays; by default as large as a block.
+            physical_block_size: Physical block size that the disk reports, in bytes. Default: the block size.
             preferred_unmap_alignment: Blocks.
             preferred_unmap_granularity: Blocks.
             preferred_write_alignment: Blocks.
-            preferred_write_granularity: Blocks. Told by `bdev_get_bdevs`, as the others: what is written in which pieces is all the same to this disk.
-            uuid: By default a random one.
+            preferred_write_granularity: In blocks. `bdev_get_bdevs` reports this value, as the following ones; it has no effect on this disk.
+            uuid: Default: a random uuid.
         """
         result: str = await self.call(
             "bdev_null_create",
@@ -3142,7 +3142,7 @@ class AsyncMethods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Removes a disk that `bdev_null_create` made.
+        """Removes a null disk.
 
         Parameters:
             name: Name, alias or uuid.
@@ -3161,11 +3161,11 @@ class AsyncMethods(ABC):
         name: str,
         new_size: int,
     ) -> bool:
-        """Gives a disk that `bdev_null_create` made another size.
+        """Changes the size of a null disk.
 
         Parameters:
             name: Name, alias or uuid.
-            new_size: MiB.
+            new_size: New size in MiB.
         """
         result: bool = await self.call(
             "bdev_null_resize",
@@ -3181,10 +3181,10 @@ class AsyncMethods(ABC):
         *,
         name: str | None = None,
     ) -> list[dict[str, Any]]:
-        """The NVMe controllers that we drive: none.
+        """Lists the NVMe controllers: always empty, since Aryk has no NVMe driver.
 
         Parameters:
-            name: All, if none is named.
+            name: Name of the controller. Default: all.
         """
         result: list[dict[str, Any]] = await self.call(
             "bdev_nvme_get_controllers",
@@ -3200,11 +3200,11 @@ class AsyncMethods(ABC):
         enable: bool,
         period_us: int | None = None,
     ) -> bool:
-        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+        """Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
 
         Parameters:
-            enable: Without effect: `[false]`.
-            period_us: Without effect: `[100_000, 0]`.
+            enable: Without effect. Accepted values: `[false]`.
+            period_us: Without effect. Accepted values: `[100_000, 0]`.
         """
         result: bool = await self.call(
             "bdev_nvme_set_hotplug",
@@ -3252,42 +3252,42 @@ class AsyncMethods(ABC):
         transport_retry_count: int | None = None,
         transport_tos: int | None = None,
     ) -> bool:
-        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+        """Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
 
         Parameters:
-            action_on_timeout: Without effect: `["none"]`.
-            allow_accel_sequence: Without effect: `[false]`.
-            arbitration_burst: Without effect: `[0]`.
-            bdev_retry_count: Without effect: `[3]`.
-            ctrlr_loss_timeout_sec: Without effect: `[0]`.
-            delay_cmd_submit: Without effect: `[true]`.
-            dhchap_dhgroups: Without effect: `[DHCHAP_DHGROUPS]`.
-            dhchap_digests: Without effect: `[DHCHAP_DIGESTS]`.
-            disable_auto_failback: Without effect: `[false]`.
-            enable_flush: Without effect: `[false]`.
-            fast_io_fail_timeout_sec: Without effect: `[0]`.
-            generate_uuids: Without effect: `[false]`.
-            high_priority_weight: Without effect: `[0]`.
-            io_path_stat: Without effect: `[false]`.
-            io_queue_requests: Without effect: `[0]`.
-            keep_alive_timeout_ms: Without effect: `[10_000]`.
-            low_priority_weight: Without effect: `[0]`.
-            medium_priority_weight: Without effect: `[0]`.
-            multipath_opts: Without effect: `[AsBuilt]`.
-            nvme_adminq_poll_period_us: Without effect: `[10_000]`.
-            nvme_error_stat: Without effect: `[false]`.
-            nvme_ioq_poll_period_us: Without effect: `[0]`.
-            rdma_cm_event_timeout_ms: Without effect: `[0]`.
-            rdma_max_cq_size: Without effect: `[0]`.
-            rdma_srq_size: Without effect: `[0]`.
-            rdma_umr_per_io: Without effect: `[false]`.
-            reconnect_delay_sec: Without effect: `[0]`.
-            tcp_connect_timeout_ms: Without effect: `[0]`.
-            timeout_admin_us: Without effect: `[0]`.
-            timeout_us: Without effect: `[0]`.
-            transport_ack_timeout: Without effect: `[0]`.
-            transport_retry_count: Without effect: `[4]`.
-            transport_tos: Without effect: `[0]`.
+            action_on_timeout: Without effect. Accepted values: `["none"]`.
+            allow_accel_sequence: Without effect. Accepted values: `[false]`.
+            arbitration_burst: Without effect. Accepted values: `[0]`.
+            bdev_retry_count: Without effect. Accepted values: `[3]`.
+            ctrlr_loss_timeout_sec: Without effect. Accepted values: `[0]`.
+            delay_cmd_submit: Without effect. Accepted values: `[true]`.
+            dhchap_dhgroups: Without effect. Accepted values: `[DHCHAP_DHGROUPS]`.
+            dhchap_digests: Without effect. Accepted values: `[DHCHAP_DIGESTS]`.
+            disable_auto_failback: Without effect. Accepted values: `[false]`.
+            enable_flush: Without effect. Accepted values: `[false]`.
+            fast_io_fail_timeout_sec: Without effect. Accepted values: `[0]`.
+            generate_uuids: Without effect. Accepted values: `[false]`.
+            high_priority_weight: Without effect. Accepted values: `[0]`.
+            io_path_stat: Without effect. Accepted values: `[false]`.
+            io_queue_requests: Without effect. Accepted values: `[0]`.
+            keep_alive_timeout_ms: Without effect. Accepted values: `[10_000]`.
+            low_priority_weight: Without effect. Accepted values: `[0]`.
+            medium_priority_weight: Without effect. Accepted values: `[0]`.
+            multipath_opts: Without effect. Accepted values: `[AsBuilt]`.
+            nvme_adminq_poll_period_us: Without effect. Accepted values: `[10_000]`.
+            nvme_error_stat: Without effect. Accepted values: `[false]`.
+            nvme_ioq_poll_period_us: Without effect. Accepted values: `[0]`.
+            rdma_cm_event_timeout_ms: Without effect. Accepted values: `[0]`.
+            rdma_max_cq_size: Without effect. Accepted values: `[0]`.
+            rdma_srq_size: Without effect. Accepted values: `[0]`.
+            rdma_umr_per_io: Without effect. Accepted values: `[false]`.
+            reconnect_delay_sec: Without effect. Accepted values: `[0]`.
+            tcp_connect_timeout_ms: Without effect. Accepted values: `[0]`.
+            timeout_admin_us: Without effect. Accepted values: `[0]`.
+            timeout_us: Without effect. Accepted values: `[0]`.
+            transport_ack_timeout: Without effect. Accepted values: `[0]`.
+            transport_retry_count: Without effect. Accepted values: `[4]`.
+            transport_tos: Without effect. Accepted values: `[0]`.
         """
         result: bool = await self.call(
             "bdev_nvme_set_options",
@@ -3336,12 +3336,12 @@ class AsyncMethods(ABC):
         base_bdev_name: str,
         uuid: str | None = None,
     ) -> str:
-        """Makes a disk that is another disk.
+        """Creates a disk that passes all requests to another disk.
 
         Parameters:
-            name: The name that it is to have.
-            base_bdev_name: The other disk.
-            uuid: By default one that follows from the other's.
+            name: Name of the new disk.
+            base_bdev_name: Name of the base disk.
+            uuid: Default: derived from the base disk's uuid.
         """
         result: str = await self.call(
             "bdev_passthru_create",
@@ -3358,7 +3358,7 @@ class AsyncMethods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Removes a disk that `bdev_passthru_create` made.
+        """Removes a disk of `bdev_passthru_create`.
 
         Parameters:
             name: Name, alias or uuid.
@@ -3377,11 +3377,11 @@ class AsyncMethods(ABC):
         name: str,
         bdev_name: str,
     ) -> bool:
-        """Puts a disk into a group, from whichever it is in.
+        """Moves a disk into a group, out of its present group.
 
         Parameters:
-            name: The group.
-            bdev_name: The disk: its name, alias or uuid.
+            name: Name of the group.
+            bdev_name: Name, alias or uuid of the disk.
         """
         result: bool = await self.call(
             "bdev_qos_group_add_bdev",
@@ -3398,11 +3398,11 @@ class AsyncMethods(ABC):
         name: str,
         parent: str | None = None,
     ) -> bool:
-        """Makes a group of disks, which are to be limited together.
+        """Creates a QoS group: its disks share rate limits.
 
         Parameters:
-            name: Its name.
-            parent: The group that it is in; by default none.
+            name: Name of the new group.
+            parent: The parent group. Default: none.
         """
         result: bool = await self.call(
             "bdev_qos_group_create",
@@ -3418,10 +3418,10 @@ class AsyncMethods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Deletes a group in which there is nothing.
+        """Deletes an empty group.
 
         Parameters:
-            name: The group.
+            name: Name of the group.
         """
         result: bool = await self.call(
             "bdev_qos_group_delete",
@@ -3437,11 +3437,11 @@ class AsyncMethods(ABC):
         name: str,
         bdev_name: str,
     ) -> bool:
-        """Takes a disk out of a group.
+        """Removes a disk from a group.
 
         Parameters:
-            name: The group.
-            bdev_name: The disk: its name, alias or uuid.
+            name: Name of the group.
+            bdev_name: Name, alias or uuid of the disk.
         """
         result: bool = await self.call(
             "bdev_qos_group_remove_bdev",
@@ -3465,18 +3465,18 @@ class AsyncMethods(ABC):
         w_ios_per_sec: int | None = None,
         w_mbytes_per_sec: int | None = None,
     ) -> bool:
-        """Limits what all disks of a group, and of the groups in it, do in a second together. What is not given stays as it is; 0 is no limit.
+        """Sets the rate limits that all disks of a group, and of the groups within it, share. Omitted limits are unchanged; 0 removes a limit.
 
         Parameters:
-            name: The disk: its name, alias or uuid. Or the group.
-            burst_seconds: Ours: how many seconds' worth can be saved up while less is done.
-            combined: Ours: a limit of requests and one of mebibytes are one, which requests of 4 KiB and of 4 MiB meet exactly, and others between.
-            r_ios_per_sec: Ours: reads a second.
-            r_mbytes_per_sec: Mebibytes read a second.
-            rw_ios_per_sec: Requests a second.
-            rw_mbytes_per_sec: Mebibytes a second.
-            w_ios_per_sec: Ours: writes, and all else that is no read, a second.
-            w_mbytes_per_sec: Mebibytes written a second.
+            name: Name, alias or uuid of the disk; or the name of the group.
+            burst_seconds: Aryk only: the burst, in seconds' worth of unused allowance that can accumulate.
+            combined: Aryk only: combines the limits of requests and of mebibytes into one, which requests of 4 KiB and of 4 MiB meet exactly, and other sizes in between.
+            r_ios_per_sec: Aryk only: reads per second.
+            r_mbytes_per_sec: Mebibytes read per second.
+            rw_ios_per_sec: Requests per second.
+            rw_mbytes_per_sec: Mebibytes per second.
+            w_ios_per_sec: Aryk only: writes, and all other requests that are not reads, per second.
+            w_mbytes_per_sec: Mebibytes written per second.
         """
         result: bool = await self.call(
             "bdev_qos_group_set_limit",
@@ -3499,10 +3499,10 @@ class AsyncMethods(ABC):
         *,
         name: str | None = None,
     ) -> list[types.QosGroup]:
-        """The groups, or one of them.
+        """Lists the QoS groups, or describes one of them.
 
         Parameters:
-            name: The only one that is wanted.
+            name: Name of the group to describe. Default: all groups.
         """
         result: list[types.QosGroup] = await self.call(
             "bdev_qos_groups_get",
@@ -3518,11 +3518,11 @@ class AsyncMethods(ABC):
         process_max_bandwidth_mb_sec: int | None = None,
         process_window_size_kb: int | None = None,
     ) -> bool:
-        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+        """Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
 
         Parameters:
-            process_max_bandwidth_mb_sec: Without effect: `[0]`.
-            process_window_size_kb: Without effect: `[1024]`.
+            process_max_bandwidth_mb_sec: Without effect. Accepted values: `[0]`.
+            process_window_size_kb: Without effect. Accepted values: `[1024]`.
         """
         result: bool = await self.call(
             "bdev_raid_set_options",
@@ -3538,7 +3538,7 @@ class AsyncMethods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Aborts the requests that the disk's device holds, and goes on with those that came after.
+        """Aborts the requests in flight at the disk's device, and continues with those that arrived later.
 
         Parameters:
             name: Name, alias or uuid.
@@ -3557,11 +3557,11 @@ class AsyncMethods(ABC):
         mode: types.ResetMode | None = None,
         name: str | None = None,
     ) -> bool:
-        """Sets the statistics of a disk, or of all, to zero.
+        """Sets the statistics of a disk, or of all disks, to zero.
 
         Parameters:
-            mode: By default all counts.
-            name: Name, alias or uuid; by default all disks.
+            mode: Default: all statistics.
+            name: Name, alias or uuid. Default: all disks.
         """
         result: bool = await self.call(
             "bdev_reset_iostat",
@@ -3579,12 +3579,12 @@ class AsyncMethods(ABC):
         timeout_ms: int,
         action: types.TimeoutAction | None = None,
     ) -> bool:
-        """Sets how long requests of a disk may take, and what becomes of those that take longer.
+        """Sets the deadline for requests of a disk, and the action for requests that exceed it.
 
         Parameters:
             name: Name, alias or uuid.
-            timeout_ms: Milliseconds; 0 for no limit.
-            action: What becomes of those that take longer.
+            timeout_ms: Deadline in milliseconds; 0 for no deadline.
+            action: Action for requests that exceed the deadline.
         """
         result: bool = await self.call(
             "bdev_set_io_timeout",
@@ -3605,14 +3605,14 @@ class AsyncMethods(ABC):
         iobuf_large_cache_size: int | None = None,
         iobuf_small_cache_size: int | None = None,
     ) -> bool:
-        """Checks its parameters, and does nothing: there are no pools to size.
+        """Checks its parameters and does nothing else: Aryk has no pools to size.
 
         Parameters:
-            bdev_auto_examine: Not heeded.
-            bdev_io_cache_size: Not heeded.
-            bdev_io_pool_size: Not heeded.
-            iobuf_large_cache_size: Not heeded.
-            iobuf_small_cache_size: Not heeded.
+            bdev_auto_examine: Ignored.
+            bdev_io_cache_size: Ignored.
+            bdev_io_pool_size: Ignored.
+            iobuf_large_cache_size: Ignored.
+            iobuf_small_cache_size: Ignored.
         """
         result: bool = await self.call(
             "bdev_set_options",
@@ -3632,11 +3632,11 @@ class AsyncMethods(ABC):
         name: str,
         period: int,
     ) -> bool:
-        """Has a disk's queue depth sampled, for `bdev_get_iostat`.
+        """Samples a disk's queue depth, for `bdev_get_iostat`.
 
         Parameters:
             name: Name, alias or uuid.
-            period: Microseconds; 0 ends it.
+            period: Sampling period in microseconds; 0 stops the sampling.
         """
         result: bool = await self.call(
             "bdev_set_qd_sampling_period",
@@ -3660,18 +3660,18 @@ class AsyncMethods(ABC):
         w_ios_per_sec: int | None = None,
         w_mbytes_per_sec: int | None = None,
     ) -> bool:
-        """Limits what a disk does in a second. What is not given stays as it is; 0 is no limit.
+        """Sets the rate limits of a disk. Omitted limits are unchanged; 0 removes a limit.
 
         Parameters:
-            name: The disk: its name, alias or uuid. Or the group.
-            burst_seconds: Ours: how many seconds' worth can be saved up while less is done.
-            combined: Ours: a limit of requests and one of mebibytes are one, which requests of 4 KiB and of 4 MiB meet exactly, and others between.
-            r_ios_per_sec: Ours: reads a second.
-            r_mbytes_per_sec: Mebibytes read a second.
-            rw_ios_per_sec: Requests a second.
-            rw_mbytes_per_sec: Mebibytes a second.
-            w_ios_per_sec: Ours: writes, and all else that is no read, a second.
-            w_mbytes_per_sec: Mebibytes written a second.
+            name: Name, alias or uuid of the disk; or the name of the group.
+            burst_seconds: Aryk only: the burst, in seconds' worth of unused allowance that can accumulate.
+            combined: Aryk only: combines the limits of requests and of mebibytes into one, which requests of 4 KiB and of 4 MiB meet exactly, and other sizes in between.
+            r_ios_per_sec: Aryk only: reads per second.
+            r_mbytes_per_sec: Mebibytes read per second.
+            rw_ios_per_sec: Requests per second.
+            rw_mbytes_per_sec: Mebibytes per second.
+            w_ios_per_sec: Aryk only: writes, and all other requests that are not reads, per second.
+            w_mbytes_per_sec: Mebibytes written per second.
         """
         result: bool = await self.call(
             "bdev_set_qos_limit",
@@ -3696,12 +3696,12 @@ class AsyncMethods(ABC):
         split_count: int,
         split_size_mb: int | None = None,
     ) -> list[str]:
-        """Makes disks that are parts of another.
+        """Creates disks that are parts of another disk.
 
         Parameters:
-            base_bdev: The other disk.
-            split_count: Parts.
-            split_size_mb: MiB in each part; by default, or if it is 0, as many as there is room for.
+            base_bdev: Name of the base disk.
+            split_count: Number of parts.
+            split_size_mb: Size of each part in MiB. Default, or 0: the base disk is divided evenly.
         """
         result: list[str] = await self.call(
             "bdev_split_create",
@@ -3718,10 +3718,10 @@ class AsyncMethods(ABC):
         *,
         base_bdev: str,
     ) -> bool:
-        """Removes all parts of a disk.
+        """Removes all parts of a split disk.
 
         Parameters:
-            base_bdev: The other disk.
+            base_bdev: Name of the base disk.
         """
         result: bool = await self.call(
             "bdev_split_delete",
@@ -3745,19 +3745,19 @@ class AsyncMethods(ABC):
         size: int | None = None,
         uuid: str | None = None,
     ) -> str:
-        """Makes a disk in a file or block device.
+        """Creates a disk in a file or block device.
 
         Parameters:
-            name: The name that it is to have.
-            filename: The file, or block device.
-            block_size: By default 512 for a file, and what it says of itself for a block device.
-            enospc: Ours: what becomes of writes when the store is full.
-            fallocate: Kept, and without effect: holes are always punched where the file system can.
-            lock: Ours: for how long the file is kept from others.
-            nowait: Kept, and without effect: nothing here ever waits for the device.
+            name: Name of the new disk.
+            filename: Path of the file or block device.
+            block_size: Block size in bytes. Default: 512 for a file, the device's own for a block device.
+            enospc: Aryk only: action for writes when the store is full.
+            fallocate: Saved, without effect: unmapped blocks are always deallocated if the file system supports it.
+            lock: Aryk only: how long the file is locked against other processes.
+            nowait: Saved, without effect: the daemon never blocks on the device.
             readonly: Whether writes are refused.
-            size: Ours: bytes of the sparse file that is created if there is none, or an empty one. A file that has another size is refused.
-            uuid: By default a random one.
+            size: Aryk only: size in bytes of the sparse file that is created if the file does not exist or is empty. A file of another size is refused.
+            uuid: Default: a random uuid.
         """
         result: str = await self.call(
             "bdev_uring_create",
@@ -3781,7 +3781,7 @@ class AsyncMethods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Removes a disk that `bdev_uring_create` made; its file stays.
+        """Removes a disk of `bdev_uring_create`; its file stays.
 
         Parameters:
             name: Name, alias or uuid.
@@ -3799,7 +3799,7 @@ class AsyncMethods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Has a disk that `bdev_uring_create` made take on the size that its file has now.
+        """Adjusts the size of a disk of `bdev_uring_create` to the present size of its file.
 
         Parameters:
             name: Name, alias or uuid.
@@ -3823,8 +3823,8 @@ class AsyncMethods(ABC):
 
         Parameters:
             name: Name, alias or uuid.
-            size: Bytes.
-            shrink: Cut off what lies behind, if it is smaller than it was.
+            size: New size in bytes.
+            shrink: Allow a smaller size, and discard the data beyond it.
         """
         result: bool = await self.call(
             "bdev_uring_resize",
@@ -3842,11 +3842,11 @@ class AsyncMethods(ABC):
         enable: bool,
         period_us: int | None = None,
     ) -> bool:
-        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+        """Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
 
         Parameters:
-            enable: Without effect: `[false]`.
-            period_us: Without effect: `[100_000, 0]`.
+            enable: Without effect. Accepted values: `[false]`.
+            period_us: Without effect. Accepted values: `[100_000, 0]`.
         """
         result: bool = await self.call(
             "bdev_virtio_blk_set_hotplug",
@@ -3858,7 +3858,7 @@ class AsyncMethods(ABC):
         return result
 
     async def bdev_wait_for_examine(self) -> bool:
-        """Waits until new disks are examined, which they are at once."""
+        """Waits until new disks are examined: returns at once, since Aryk has no examination."""
         result: bool = await self.call("bdev_wait_for_examine")
         return result
 
@@ -3873,11 +3873,11 @@ class AsyncMethods(ABC):
         name: str,
         with_batches: bool | None = None,
     ) -> list[types.Call]:
-        """The calls that configure one subsystem as it is now.
+        """Reports the calls that create the current configuration of one subsystem.
 
         Parameters:
             name: The subsystem: `bdev` or `vhost_blk`.
-            with_batches: Not heeded.
+            with_batches: Ignored.
         """
         result: list[types.Call] = await self.call(
             "framework_get_config",
@@ -3889,27 +3889,27 @@ class AsyncMethods(ABC):
         return result
 
     async def framework_get_governor(self) -> dict[str, Any]:
-        """Who sets cores' frequencies: not we."""
+        """Reports the CPU frequency governor: always empty, since Aryk does not set frequencies."""
         result: dict[str, Any] = await self.call("framework_get_governor")
         return result
 
     async def framework_get_pci_devices(self) -> list[dict[str, Any]]:
-        """The PCI devices that we drive: none."""
+        """Lists the PCI devices in use: always empty."""
         result: list[dict[str, Any]] = await self.call("framework_get_pci_devices")
         return result
 
     async def framework_get_reactors(self) -> types.Reactors:
-        """The reactors: where they run, and how busy they are."""
+        """Lists the reactors: the core and the load of each."""
         result: types.Reactors = await self.call("framework_get_reactors")
         return result
 
     async def framework_get_scheduler(self) -> types.Scheduler:
-        """The scheduler, which says which queue runs on which reactor."""
+        """Reports the scheduler, which assigns queues to reactors."""
         result: types.Scheduler = await self.call("framework_get_scheduler")
         return result
 
     async def framework_get_subsystems(self) -> list[types.SubsystemInfo]:
-        """The parts of the daemon that have a configuration, each after those that it depends on."""
+        """Lists the subsystems that have a configuration, each after those that it depends on."""
         result: list[types.SubsystemInfo] = await self.call("framework_get_subsystems")
         return result
 
@@ -3918,10 +3918,10 @@ class AsyncMethods(ABC):
         *,
         enabled: bool | None = None,
     ) -> types.ContextSwitchMonitor:
-        """Has the log tell when the kernel takes a core away from its reactor, and tells whether it does.
+        """Starts or stops logging of reactors that the kernel has preempted, and reports whether logging is on.
 
         Parameters:
-            enabled: By default it stays as it is.
+            enabled: Default: unchanged.
         """
         result: types.ContextSwitchMonitor = await self.call(
             "framework_monitor_context_switch",
@@ -3941,15 +3941,15 @@ class AsyncMethods(ABC):
         mappings: str | None = None,
         period: int | None = None,
     ) -> bool:
-        """Chooses the scheduler: with `static` queues stay where they are, with `dynamic` they go where there is time for them, and together on few reactors when idle.
+        """Sets the scheduler: with `static`, queues stay on their reactors; with `dynamic`, they move to reactors with free time, and idle queues gather on few reactors.
 
         Parameters:
             name: `static` or `dynamic`.
-            core_busy: From a core that is as busy as that, in percent, queues are moved away: by default 95. Of `dynamic`.
-            core_limit: No core is filled over that, in percent: by default 80. Of `dynamic`.
-            load_limit: A queue that is less busy than that, in percent of a core, is nearly idle: by default 20. Of `dynamic`.
-            mappings: Not heeded.
-            period: Microseconds between two decisions: by default 1000000, at least 10000; 0 leaves it as it is.
+            core_busy: Queues are moved away from a core whose load reaches this percentage. Default: 95. Of `dynamic`.
+            core_limit: Queues are not moved to a core whose load would exceed this percentage. Default: 80. Of `dynamic`.
+            load_limit: A queue whose load is below this percentage of a core is nearly idle. Default: 20. Of `dynamic`.
+            mappings: Ignored.
+            period: Microseconds between two decisions. Default: 1000000; at least 10000; 0 leaves the period unchanged.
         """
         result: bool = await self.call(
             "framework_set_scheduler",
@@ -3965,7 +3965,7 @@ class AsyncMethods(ABC):
         return result
 
     async def framework_start_init(self) -> bool:
-        """Completes start-up, where the daemon waits for it (`--wait-for-rpc`)."""
+        """Completes start-up, if the daemon waits for this call (`--wait-for-rpc`)."""
         result: bool = await self.call("framework_start_init")
         return result
 
@@ -3980,11 +3980,11 @@ class AsyncMethods(ABC):
         fsdev_io_pool_size: int,
         fsdev_io_cache_size: int,
     ) -> bool:
-        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+        """Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
 
         Parameters:
-            fsdev_io_pool_size: Without effect: `[65_535]`.
-            fsdev_io_cache_size: Without effect: `[256]`.
+            fsdev_io_pool_size: Without effect. Accepted values: `[65_535]`.
+            fsdev_io_cache_size: Without effect. Accepted values: `[256]`.
         """
         result: bool = await self.call(
             "fsdev_set_opts",
@@ -3996,7 +3996,7 @@ class AsyncMethods(ABC):
         return result
 
     async def iobuf_get_stats(self) -> list[types.IobufStats]:
-        """How often a buffer was waited for: never, as there are no pools."""
+        """Reports how often requests waited for a buffer: never, since Aryk has no pools."""
         result: list[types.IobufStats] = await self.call("iobuf_get_stats")
         return result
 
@@ -4009,14 +4009,14 @@ class AsyncMethods(ABC):
         small_bufsize: int | None = None,
         small_pool_count: int | None = None,
     ) -> bool:
-        """Checks its parameters, and does nothing: there are no pools to size.
+        """Checks its parameters and does nothing else: Aryk has no pools to size.
 
         Parameters:
-            enable_numa: Not heeded.
-            large_bufsize: Not heeded.
-            large_pool_count: Not heeded.
-            small_bufsize: Not heeded.
-            small_pool_count: Not heeded.
+            enable_numa: Ignored.
+            large_bufsize: Ignored.
+            large_pool_count: Ignored.
+            small_bufsize: Ignored.
+            small_pool_count: Ignored.
         """
         result: bool = await self.call(
             "iobuf_set_options",
@@ -4056,31 +4056,31 @@ class AsyncMethods(ABC):
         pdu_pool_size: int | None = None,
         require_chap: bool | None = None,
     ) -> bool:
-        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+        """Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
 
         Parameters:
-            allow_duplicated_isid: Without effect: `[false]`.
-            auth_file: Without effect: `[""]`.
-            chap_group: Without effect: `[0]`.
-            data_out_pool_size: Without effect: `[2048]`.
-            default_time2retain: Without effect: `[20]`.
-            default_time2wait: Without effect: `[2]`.
-            disable_chap: Without effect: `[false]`.
-            error_recovery_level: Without effect: `[0]`.
-            first_burst_length: Without effect: `[8192]`.
-            immediate_data: Without effect: `[true]`.
-            immediate_data_pool_size: Without effect: `[16_384]`.
-            max_connections_per_session: Without effect: `[2]`.
-            max_large_datain_per_connection: Without effect: `[64]`.
-            max_queue_depth: Without effect: `[64]`.
-            max_r2t_per_connection: Without effect: `[4]`.
-            max_sessions: Without effect: `[128]`.
-            mutual_chap: Without effect: `[false]`.
-            node_base: Without effect: `["iqn.2016-06.io.spdk"]`.
-            nop_in_interval: Without effect: `[30]`.
-            nop_timeout: Without effect: `[60]`.
-            pdu_pool_size: Without effect: `[36_864]`.
-            require_chap: Without effect: `[false]`.
+            allow_duplicated_isid: Without effect. Accepted values: `[false]`.
+            auth_file: Without effect. Accepted values: `[""]`.
+            chap_group: Without effect. Accepted values: `[0]`.
+            data_out_pool_size: Without effect. Accepted values: `[2048]`.
+            default_time2retain: Without effect. Accepted values: `[20]`.
+            default_time2wait: Without effect. Accepted values: `[2]`.
+            disable_chap: Without effect. Accepted values: `[false]`.
+            error_recovery_level: Without effect. Accepted values: `[0]`.
+            first_burst_length: Without effect. Accepted values: `[8192]`.
+            immediate_data: Without effect. Accepted values: `[true]`.
+            immediate_data_pool_size: Without effect. Accepted values: `[16_384]`.
+            max_connections_per_session: Without effect. Accepted values: `[2]`.
+            max_large_datain_per_connection: Without effect. Accepted values: `[64]`.
+            max_queue_depth: Without effect. Accepted values: `[64]`.
+            max_r2t_per_connection: Without effect. Accepted values: `[4]`.
+            max_sessions: Without effect. Accepted values: `[128]`.
+            mutual_chap: Without effect. Accepted values: `[false]`.
+            node_base: Without effect. Accepted values: `["iqn.2016-06.io.spdk"]`.
+            nop_in_interval: Without effect. Accepted values: `[30]`.
+            nop_timeout: Without effect. Accepted values: `[60]`.
+            pdu_pool_size: Without effect. Accepted values: `[36_864]`.
+            require_chap: Without effect. Accepted values: `[false]`.
         """
         result: bool = await self.call(
             "iscsi_set_options",
@@ -4112,7 +4112,7 @@ class AsyncMethods(ABC):
         return result
 
     async def keyring_get_keys(self) -> list[dict[str, Any]]:
-        """The keys that are kept: none."""
+        """Lists the keys of the keyring: always empty."""
         result: list[dict[str, Any]] = await self.call("keyring_get_keys")
         return result
 
@@ -4121,10 +4121,10 @@ class AsyncMethods(ABC):
         *,
         enable: bool | None = None,
     ) -> bool:
-        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+        """Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
 
         Parameters:
-            enable: Without effect: `[false]`.
+            enable: Without effect. Accepted values: `[false]`.
         """
         result: bool = await self.call(
             "keyring_linux_set_options",
@@ -4139,10 +4139,10 @@ class AsyncMethods(ABC):
         *,
         subsystems: Sequence[types.SavedSubsystem],
     ) -> bool:
-        """Makes the calls that `save_config` gave, in their order, up to the first that fails: what was made before it stays.
+        """Makes the calls of a `save_config` output in order, up to the first that fails: objects created before it stay.
 
         Parameters:
-            subsystems: What `save_config` gave.
+            subsystems: Subsystems, as in the output of `save_config`.
         """
         result: bool = await self.call(
             "load_config",
@@ -4157,10 +4157,10 @@ class AsyncMethods(ABC):
         *,
         flag: str,
     ) -> bool:
-        """Ends what `log_set_flag` began.
+        """Clears a log flag.
 
         Parameters:
-            flag: One of those that `log_get_flags` gives, or `all`, or what several of them begin with: `vhost`.
+            flag: A flag of `log_get_flags`, or `all`, or a common prefix of several flags: `vhost`.
         """
         result: bool = await self.call(
             "log_clear_flag",
@@ -4175,10 +4175,10 @@ class AsyncMethods(ABC):
         *,
         enabled: bool,
     ) -> bool:
-        """Whether the log's lines for people have their time; what a journal takes never has.
+        """Sets whether log lines in text format have a timestamp; lines for the journal never have one.
 
         Parameters:
-            enabled: From now on.
+            enabled: Whether to log timestamps.
         """
         result: bool = await self.call(
             "log_enable_timestamps",
@@ -4189,17 +4189,17 @@ class AsyncMethods(ABC):
         return result
 
     async def log_get_flags(self) -> dict[str, Any]:
-        """The parts of the daemon, and of which all is told."""
+        """Lists the log flags of the daemon's parts, and which of them are set."""
         result: dict[str, Any] = await self.call("log_get_flags")
         return result
 
     async def log_get_level(self) -> types.PrintLevel:
-        """The same as `log_get_print_level`: there is one log."""
+        """Reports the log level, as `log_get_print_level` does: Aryk has one log."""
         result: types.PrintLevel = await self.call("log_get_level")
         return result
 
     async def log_get_print_level(self) -> types.PrintLevel:
-        """What the log tells."""
+        """Reports the log level."""
         result: types.PrintLevel = await self.call("log_get_print_level")
         return result
 
@@ -4208,10 +4208,10 @@ class AsyncMethods(ABC):
         *,
         flag: str,
     ) -> bool:
-        """Has the log tell all of a part of the daemon, whatever the level.
+        """Sets a log flag: all messages of that part of the daemon are logged, regardless of the level.
 
         Parameters:
-            flag: One of those that `log_get_flags` gives, or `all`, or what several of them begin with: `vhost`.
+            flag: A flag of `log_get_flags`, or `all`, or a common prefix of several flags: `vhost`.
         """
         result: bool = await self.call(
             "log_set_flag",
@@ -4226,10 +4226,10 @@ class AsyncMethods(ABC):
         *,
         level: types.PrintLevel,
     ) -> bool:
-        """The same as `log_set_print_level`: there is one log.
+        """Sets the log level, as `log_set_print_level` does: Aryk has one log.
 
         Parameters:
-            level: From now on; what is more detailed is not told.
+            level: The new level; more detailed messages are not logged.
         """
         result: bool = await self.call(
             "log_set_level",
@@ -4244,10 +4244,10 @@ class AsyncMethods(ABC):
         *,
         level: types.PrintLevel,
     ) -> bool:
-        """Changes what the log tells.
+        """Sets the log level.
 
         Parameters:
-            level: From now on; what is more detailed is not told.
+            level: The new level; more detailed messages are not logged.
         """
         result: bool = await self.call(
             "log_set_print_level",
@@ -4263,11 +4263,11 @@ class AsyncMethods(ABC):
         id: int | None = None,
         max: int | None = None,
     ) -> list[types.Event]:
-        """What became of the disks: the latest events, oldest first.
+        """Lists the latest events about disks, oldest first.
 
         Parameters:
-            id: The first that is wanted: one more than the last that was seen.
-            max: By default all.
+            id: Number of the first event to return: one more than the last that the client has seen.
+            max: Maximum number of events. Default: all.
         """
         result: list[types.Event] = await self.call(
             "notify_get_notifications",
@@ -4279,7 +4279,7 @@ class AsyncMethods(ABC):
         return result
 
     async def notify_get_types(self) -> list[types.EventType]:
-        """The types of events that there are."""
+        """Lists the types of events."""
         result: list[types.EventType] = await self.call("notify_get_types")
         return result
 
@@ -4294,16 +4294,16 @@ class AsyncMethods(ABC):
         dup_host_policy: str | None = None,
         poll_groups_mask: str | None = None,
     ) -> bool:
-        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+        """Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
 
         Parameters:
-            admin_cmd_passthru: Without effect: `[AsBuilt]`.
-            dhchap_dhgroups: Without effect: `[DHCHAP_DHGROUPS]`.
-            dhchap_digests: Without effect: `[DHCHAP_DIGESTS]`.
-            discovery_filter: Without effect: `["match_any"]`.
-            discovery_filters: Without effect: `[NO_FILTERS]`.
-            dup_host_policy: Without effect: `["allow"]`.
-            poll_groups_mask: Without effect: `[""]`.
+            admin_cmd_passthru: Without effect. Accepted values: `[AsBuilt]`.
+            dhchap_dhgroups: Without effect. Accepted values: `[DHCHAP_DHGROUPS]`.
+            dhchap_digests: Without effect. Accepted values: `[DHCHAP_DIGESTS]`.
+            discovery_filter: Without effect. Accepted values: `["match_any"]`.
+            discovery_filters: Without effect. Accepted values: `[NO_FILTERS]`.
+            dup_host_policy: Without effect. Accepted values: `["allow"]`.
+            poll_groups_mask: Without effect. Accepted values: `[""]`.
         """
         result: bool = await self.call(
             "nvmf_set_config",
@@ -4326,12 +4326,12 @@ class AsyncMethods(ABC):
         crdt2: int | None = None,
         crdt3: int | None = None,
     ) -> bool:
-        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+        """Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
 
         Parameters:
-            crdt1: Without effect: `[0]`.
-            crdt2: Without effect: `[0]`.
-            crdt3: Without effect: `[0]`.
+            crdt1: Without effect. Accepted values: `[0]`.
+            crdt2: Without effect. Accepted values: `[0]`.
+            crdt3: Without effect. Accepted values: `[0]`.
         """
         result: bool = await self.call(
             "nvmf_set_crdt",
@@ -4348,10 +4348,10 @@ class AsyncMethods(ABC):
         *,
         max_subsystems: int,
     ) -> bool:
-        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+        """Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
 
         Parameters:
-            max_subsystems: Without effect: `[1024, 0]`.
+            max_subsystems: Without effect. Accepted values: `[1024, 0]`.
         """
         result: bool = await self.call(
             "nvmf_set_max_subsystems",
@@ -4367,11 +4367,11 @@ class AsyncMethods(ABC):
         current: bool | None = None,
         include_aliases: bool | None = None,
     ) -> list[str]:
-        """The names of all methods.
+        """Lists the names of all methods.
 
         Parameters:
-            current: Only those that may be called now.
-            include_aliases: Also deprecated names, of which there are none.
+            current: List only methods that may be called now.
+            include_aliases: Ignored: there are no deprecated names.
         """
         result: list[str] = await self.call(
             "rpc_get_methods",
@@ -4383,17 +4383,17 @@ class AsyncMethods(ABC):
         return result
 
     async def save_config(self) -> types.SavedConfig:
-        """The calls that configure the daemon as it is now, for `load_config` or a file."""
+        """Reports the calls that create the current configuration of the daemon, for `load_config` or a file."""
         result: types.SavedConfig = await self.call("save_config")
         return result
 
     async def scsi_get_devices(self) -> list[types.ScsiDevice]:
-        """The targets of all controllers that have a disk, as `vhost_get_controllers` numbers and names them."""
+        """Lists the targets with a disk of all controllers, with the numbers and names of `vhost_get_controllers`."""
         result: list[types.ScsiDevice] = await self.call("scsi_get_devices")
         return result
 
     async def sock_get_default_impl(self) -> types.SockImpl:
-        """Whose sockets are used, where RPC is served by HTTP: the kernel's."""
+        """Reports the socket implementation, which RPC over HTTP uses: the kernel's."""
         result: types.SockImpl = await self.call("sock_get_default_impl")
         return result
 
@@ -4412,20 +4412,20 @@ class AsyncMethods(ABC):
         tls_version: int | None = None,
         zerocopy_threshold: int | None = None,
     ) -> bool:
-        """Without effect: takes what is SPDK's default, for there is nothing that it would be for.
+        """Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
 
         Parameters:
-            impl_name: Without effect: `["posix", "ssl", "uring"]`.
-            enable_ktls: Without effect: `[false]`.
-            enable_placement_id: Without effect: `[0]`.
-            enable_quickack: Without effect: `[false]`.
-            enable_recv_pipe: Without effect: `[true]`.
-            enable_zerocopy_send_client: Without effect: `[false]`.
-            enable_zerocopy_send_server: Without effect: `[true, false]`.
-            recv_buf_size: Without effect: `[2_097_152, 4096]`.
-            send_buf_size: Without effect: `[2_097_152, 4096]`.
-            tls_version: Without effect: `[0]`.
-            zerocopy_threshold: Without effect: `[0]`.
+            impl_name: Without effect. Accepted values: `["posix", "ssl", "uring"]`.
+            enable_ktls: Without effect. Accepted values: `[false]`.
+            enable_placement_id: Without effect. Accepted values: `[0]`.
+            enable_quickack: Without effect. Accepted values: `[false]`.
+            enable_recv_pipe: Without effect. Accepted values: `[true]`.
+            enable_zerocopy_send_client: Without effect. Accepted values: `[false]`.
+            enable_zerocopy_send_server: Without effect. Accepted values: `[true, false]`.
+            recv_buf_size: Without effect. Accepted values: `[2_097_152, 4096]`.
+            send_buf_size: Without effect. Accepted values: `[2_097_152, 4096]`.
+            tls_version: Without effect. Accepted values: `[0]`.
+            zerocopy_threshold: Without effect. Accepted values: `[0]`.
         """
         result: bool = await self.call(
             "sock_impl_set_options",
@@ -4450,7 +4450,7 @@ class AsyncMethods(ABC):
         *,
         impl_name: str,
     ) -> bool:
-        """Chooses whose sockets are used: there are the kernel's, `posix`.
+        """Sets the socket implementation: only the kernel's, `posix`, exists.
 
         Parameters:
             impl_name: `posix`.
@@ -4464,7 +4464,7 @@ class AsyncMethods(ABC):
         return result
 
     async def spdk_get_version(self) -> types.Version:
-        """The version of the daemon."""
+        """Reports the version of the daemon."""
         result: types.Version = await self.call("spdk_get_version")
         return result
 
@@ -4473,10 +4473,10 @@ class AsyncMethods(ABC):
         *,
         sig_name: types.Signal,
     ) -> bool:
-        """Sends a signal to the daemon: SIGTERM ends it in good order.
+        """Sends a signal to the daemon: SIGTERM ends the daemon in an orderly way.
 
         Parameters:
-            sig_name: Which.
+            sig_name: The signal to send.
         """
         result: bool = await self.call(
             "spdk_kill_instance",
@@ -4487,17 +4487,17 @@ class AsyncMethods(ABC):
         return result
 
     async def thread_get_io_channels(self) -> types.IoChannels:
-        """The disks that the threads on all reactors have open, each with the number of its channels."""
+        """Lists the disks that the threads on all reactors have open, with the number of channels of each."""
         result: types.IoChannels = await self.call("thread_get_io_channels")
         return result
 
     async def thread_get_pollers(self) -> types.Pollers:
-        """What the threads on all reactors poll: queues, and what runs at a period."""
+        """Lists the pollers of the threads on all reactors: queues, and periodic pollers."""
         result: types.Pollers = await self.call("thread_get_pollers")
         return result
 
     async def thread_get_stats(self) -> types.Threads:
-        """The threads on all reactors, and how busy they are."""
+        """Reports the load of the threads on all reactors."""
         result: types.Threads = await self.call("thread_get_stats")
         return result
 
@@ -4507,11 +4507,11 @@ class AsyncMethods(ABC):
         id: int,
         cpumask: str,
     ) -> bool:
-        """Says on which cores a thread may run, and moves it there while its machine's I/O goes on.
+        """Sets the cores on which a thread may run, and moves the thread there without interrupting its VM's I/O.
 
         Parameters:
-            id: The thread, as `thread_get_stats` gives it.
-            cpumask: Where it may run.
+            id: ID of the thread, as in `thread_get_stats`.
+            cpumask: Cores on which the thread may run.
         """
         result: bool = await self.call(
             "thread_set_cpumask",
@@ -4523,7 +4523,7 @@ class AsyncMethods(ABC):
         return result
 
     async def trace_clear(self) -> bool:
-        """Forgets what has happened to requests until now."""
+        """Discards the trace records up to now."""
         result: bool = await self.call("trace_clear")
         return result
 
@@ -4536,7 +4536,7 @@ class AsyncMethods(ABC):
         """Without effect: the trace is always on.
 
         Parameters:
-            name: The group, or `all`.
+            name: Name of the group, or `all`.
             tpoint_mask: A bit for each point.
         """
         result: bool = await self.call(
@@ -4556,7 +4556,7 @@ class AsyncMethods(ABC):
         """Without effect: the trace is always on.
 
         Parameters:
-            name: The group, or `all`.
+            name: Name of the group, or `all`.
         """
         result: bool = await self.call(
             "trace_disable_tpoint_group",
@@ -4574,7 +4574,7 @@ class AsyncMethods(ABC):
         """Without effect: the trace is always on.
 
         Parameters:
-            name: The group, or `all`.
+            name: Name of the group, or `all`.
         """
         result: bool = await self.call(
             "trace_enable_tpoint_group",
@@ -4585,12 +4585,12 @@ class AsyncMethods(ABC):
         return result
 
     async def trace_get_info(self) -> types.TraceInfo:
-        """The groups of trace points, and where the trace is: not in shared memory."""
+        """Lists the groups of trace points, and the path of the trace in shared memory: always empty."""
         result: types.TraceInfo = await self.call("trace_get_info")
         return result
 
     async def trace_get_tpoint_group_mask(self) -> types.TraceGroups:
-        """The groups of trace points: the layers that a request passes."""
+        """Lists the groups of trace points: the layers that a request passes."""
         result: types.TraceGroups = await self.call("trace_get_tpoint_group_mask")
         return result
 
@@ -4603,7 +4603,7 @@ class AsyncMethods(ABC):
         """Without effect: the trace is always on.
 
         Parameters:
-            name: The group, or `all`.
+            name: Name of the group, or `all`.
             tpoint_mask: A bit for each point.
         """
         result: bool = await self.call(
@@ -4622,12 +4622,12 @@ class AsyncMethods(ABC):
         delay_base_us: int,
         iops_threshold: int,
     ) -> bool:
-        """Keeps by how much SPDK would delay signals to a machine. They are not delayed: they are given as the machine's driver asks for them.
+        """Stores the interrupt coalescing of a controller, without delaying interrupts. They are not delayed: the guest's driver alone determines when it is notified.
 
         Parameters:
-            ctrlr: The controller.
-            delay_base_us: Microseconds at most. Kept and told, without effect.
-            iops_threshold: Requests a second from which on signals would be delayed. Kept and told, without effect.
+            ctrlr: Name of the controller.
+            delay_base_us: Maximum delay in microseconds. Stored and reported, without effect.
+            iops_threshold: Requests per second from which on interrupts would be delayed. Stored and reported, without effect.
         """
         result: bool = await self.call(
             "vhost_controller_set_coalescing",
@@ -4655,21 +4655,21 @@ class AsyncMethods(ABC):
         socket_owner: str | None = None,
         transport: str | None = None,
     ) -> bool:
-        """Makes a controller: a socket through which a virtual machine reaches a disk.
+        """Creates a vhost-user-blk controller: a socket through which a VM accesses a disk.
 
         Parameters:
-            ctrlr: The name that it is to have, and its socket.
-            dev_name: The disk: name, alias or uuid.
-            connect: Ours: the machine's socket, which to connect to instead of listening.
-            cpumask: The cores to serve it on; by default any.
-            exclusive: Ours: refuse a disk that others have open, unless all of them only read.
-            num_queues: Ours: the most queues that a machine can have.
-            packed_ring: Not heeded: packed rings are always offered, and the machine chooses.
-            readonly: Whether the machine may only read.
-            socket_group: Ours.
-            socket_mode: Ours: permissions in octal digits; if not given, 660 with `socket_group`, and 600 otherwise.
-            socket_owner: Ours.
-            transport: `vhost_user_blk`, which is the default.
+            ctrlr: Name of the new controller, and of its socket.
+            dev_name: Name, alias or uuid of the disk.
+            connect: Aryk only: path of the VM's socket, to which the controller connects instead of listening.
+            cpumask: Cores whose reactors may serve the queues. Default: all.
+            exclusive: Aryk only: refuse a disk that others have open, unless all of them only read.
+            num_queues: Aryk only: maximum number of queues of the VM.
+            packed_ring: Ignored: packed rings are always offered, and the guest's driver chooses.
+            readonly: Whether the VM may only read.
+            socket_group: Aryk only: group of the socket.
+            socket_mode: Aryk only: permissions of the socket in octal digits. Default: 660 with `socket_group`, 600 otherwise.
+            socket_owner: Aryk only: owner of the socket.
+            transport: `vhost_user_blk`, the default.
         """
         result: bool = await self.call(
             "vhost_create_blk_controller",
@@ -4703,18 +4703,18 @@ class AsyncMethods(ABC):
         socket_owner: str | None = None,
         transport_id: str | None = None,
     ) -> bool:
-        """Makes a controller: a socket through which a virtual machine reaches disks that may come and go.
+        """Creates a vhost-user-scsi controller: a socket through which a VM accesses disks that can be attached and detached.
 
         Parameters:
-            ctrlr: Its name, and its socket's.
-            connect: Ours: the machine's socket, which to connect to instead of listening.
-            cpumask: Cores whose reactors may serve its queues; all if not given.
-            delay: Its socket is made by `vhost_start_scsi_controller` only.
-            num_queues: Ours: the most queues for commands that a machine can have.
-            socket_group: Ours: the socket's group.
-            socket_mode: Ours: permissions in octal digits; if not given, 660 with `socket_group`, and 600 otherwise.
-            socket_owner: Ours: the socket's owner.
-            transport_id: Ours: what disks know it by when its machine reserves them, as `naa.` and 16 hexadecimal digits, the first of them 2, 3 or 5. By default it is made of the controller's name.
+            ctrlr: Name of the new controller, and of its socket.
+            connect: Aryk only: path of the VM's socket, to which the controller connects instead of listening.
+            cpumask: Cores whose reactors may serve the queues. Default: all.
+            delay: Create the socket later, with `vhost_start_scsi_controller`.
+            num_queues: Aryk only: maximum number of command queues of the VM.
+            socket_group: Aryk only: group of the socket.
+            socket_mode: Aryk only: permissions of the socket in octal digits. Default: 660 with `socket_group`, 600 otherwise.
+            socket_owner: Aryk only: owner of the socket.
+            transport_id: Aryk only: the name of the VM as initiator, for reservations: `naa.` and 16 hexadecimal digits, the first of them 2, 3 or 5. Default: derived from the controller's name.
         """
         result: bool = await self.call(
             "vhost_create_scsi_controller",
@@ -4740,7 +4740,7 @@ class AsyncMethods(ABC):
         """Removes a controller.
 
         Parameters:
-            ctrlr: Its name.
+            ctrlr: Name of the controller.
         """
         result: bool = await self.call(
             "vhost_delete_controller",
@@ -4755,10 +4755,10 @@ class AsyncMethods(ABC):
         *,
         name: str | None = None,
     ) -> list[types.VhostController]:
-        """The controllers, or one of them.
+        """Lists the controllers, or describes one of them.
 
         Parameters:
-            name: The only one that is wanted.
+            name: Name of the controller to describe. Default: all controllers.
         """
         result: list[types.VhostController] = await self.call(
             "vhost_get_controllers",
@@ -4776,13 +4776,13 @@ class AsyncMethods(ABC):
         bdev_name: str,
         exclusive: bool | None = None,
     ) -> int:
-        """Gives a disk to a controller's target, and tells the machine. The result is the target's number.
+        """Attaches a disk as a target of a controller, and notifies the VM. The result is the target's number.
 
         Parameters:
-            ctrlr: The controller.
-            scsi_target_num: 0 to 7, or -1: the first that has no disk.
-            bdev_name: The disk: its name, alias or uuid.
-            exclusive: Ours: refuse a disk that others have open.
+            ctrlr: Name of the controller.
+            scsi_target_num: Number of the target, 0 to 7; or -1 for the first free target.
+            bdev_name: Name, alias or uuid of the disk.
+            exclusive: Aryk only: refuse a disk that others have open.
         """
         result: int = await self.call(
             "vhost_scsi_controller_add_target",
@@ -4801,11 +4801,11 @@ class AsyncMethods(ABC):
         ctrlr: str,
         scsi_target_num: int,
     ) -> bool:
-        """Takes the disk of a controller's target away, whatever the machine does, and tells the machine.
+        """Detaches the disk of a controller's target without waiting for the VM, and notifies the VM.
 
         Parameters:
-            ctrlr: The controller.
-            scsi_target_num: 0 to 7.
+            ctrlr: Name of the controller.
+            scsi_target_num: Number of the target, 0 to 7.
         """
         result: bool = await self.call(
             "vhost_scsi_controller_remove_target",
@@ -4821,10 +4821,10 @@ class AsyncMethods(ABC):
         *,
         ctrlr: str,
     ) -> bool:
-        """Makes the socket of a controller that was made with `delay`.
+        """Creates the socket of a controller that was created with `delay`.
 
         Parameters:
-            ctrlr: Its name.
+            ctrlr: Name of the controller.
         """
         result: bool = await self.call(
             "vhost_start_scsi_controller",
@@ -4839,10 +4839,10 @@ class AsyncMethods(ABC):
         *,
         name: str | None = None,
     ) -> list[types.VirtioBlkTransport]:
-        """The ways by which machines reach controllers.
+        """Lists the transports of vhost-user-blk controllers.
 
         Parameters:
-            name: The only one that is wanted.
+            name: Name of the transport. Default: all transports.
         """
         result: list[types.VirtioBlkTransport] = await self.call(
             "virtio_blk_get_transports",

@@ -7,53 +7,53 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 if TYPE_CHECKING:
     from typing import NotRequired
 
-#: What becomes of writes when the store is full.
+#: Action for writes when the store is full.
 Enospc = Literal["error", "hold"]
 
 #: How requests fail.
 ErrorType = Literal["failure", "pending", "corrupt_data", "nomem"]
 
-#: What happened.
+#: Type of an event.
 EventType = Literal["bdev_register", "bdev_unregister", "bdev_resize"]
 
-#: For how long a file is kept from others: as long as the disk is there, or from its first channel to its last.
+#: How long a file is locked against other processes: as long as the disk exists, or from its first channel to its last.
 FileLock = Literal["always", "in_use"]
 
-#: Which requests are to fail.
+#: The requests that fail.
 IoType = Literal["clear", "read", "write", "unmap", "flush", "all"]
 
-#: One of the latencies.
+#: One of the latencies of a delay disk.
 LatencyType = Literal["avg_read", "p99_read", "avg_write", "p99_write"]
 
-#: SPDK's levels. `NOTICE` is what a daemon tells by default.
+#: SPDK's log levels. `NOTICE` is the default of a daemon.
 PrintLevel = Literal["ERROR", "WARNING", "NOTICE", "INFO", "DEBUG"]
 
-#: Which counts are set to zero.
+#: Statistics that are set to zero.
 ResetMode = Literal["all", "maxmin", "error", "none"]
 
 #: A signal.
 Signal = Literal["SIGINT", "SIGTERM", "SIGQUIT", "SIGHUP", "SIGKILL", "SIGUSR1"]
 
-#: What becomes of a request that takes longer.
+#: Action for a request that exceeds the deadline.
 TimeoutAction = Literal["report", "abort", "reset"]
 
 
 class Absent(TypedDict):
     """One of the results of `aryk_absent_get`."""
 
-    #: What it is, and its name, for people.
+    #: Kind and name of the object, as text.
     object: str
-    #: What it is: `disk`, `controller`, `target` or `setting`.
+    #: Kind of the object: `disk`, `controller`, `target` or `setting`.
     kind: str
-    #: Its name; a target's is its controller's and its number, as `ctrlr/3`.
+    #: Name of the object; of a target the name of its controller and its number, as `ctrlr/3`.
     name: str
-    #: Why it is not there.
+    #: Why the object does not exist.
     why: str
     #: The method.
     method: str
-    #: Its parameters.
+    #: Parameters of the method.
     params: dict[str, Any]
-    #: Since when it is tried again and again, in seconds since 1970; not if it waits for a disk.
+    #: Time since which the daemon retries, in seconds since 1970; missing if the object waits for a disk.
     tried_since: NotRequired[int]
 
 
@@ -64,12 +64,12 @@ class AccelStats(TypedDict):
     sequence_executed: int
     #: 0.
     sequence_failed: int
-    #: Those that were ever carried out: none.
+    #: Always empty.
     operations: list[dict[str, Any]]
 
 
 class AdminPassthru(TypedDict):
-    """Which commands go to NVMe controllers as they come: none."""
+    """Which commands are passed through to NVMe controllers: none."""
 
     fw_update: NotRequired[bool]
     get_log_page: NotRequired[bool]
@@ -83,13 +83,13 @@ class AdminPassthru(TypedDict):
 
 
 class AioDetails(TypedDict):
-    """Of a disk that `bdev_aio_create` made."""
+    """A disk of `bdev_aio_create`."""
 
-    #: Whether its block size was given.
+    #: Whether the block size was set explicitly.
     block_size_override: bool
-    #: Whether holes are punched.
+    #: Whether unmapped blocks are deallocated in the file.
     fallocate: bool
-    #: The file, or block device.
+    #: Path of the file or block device.
     filename: str
     #: Whether writes are refused.
     readonly: bool
@@ -98,15 +98,15 @@ class AioDetails(TypedDict):
 class Bdev(TypedDict):
     """One of the results of `bdev_get_bdevs`."""
 
-    #: It identifies the disk, as do the others.
+    #: Name of the disk. Aliases and the uuid identify it as well.
     name: str
-    #: Other names.
+    #: Other names of the disk.
     aliases: list[str]
-    #: What kind of disk it is.
+    #: Kind of the disk.
     product_name: str
-    #: Bytes.
+    #: Block size in bytes.
     block_size: int
-    #: How many of these.
+    #: Number of blocks.
     num_blocks: int
     uuid: str
     preferred_write_alignment: int
@@ -114,38 +114,38 @@ class Bdev(TypedDict):
     optimal_write_size: int
     preferred_unmap_alignment: int
     preferred_unmap_granularity: int
-    #: Ours: bytes of a block of the store below.
+    #: Aryk only: block size of the store below, in bytes.
     physical_block_size: int
-    #: Ours.
+    #: Aryk only: whether writes are refused.
     readonly: bool
-    #: 0 for none.
+    #: Rate limits; 0 means no limit.
     assigned_rate_limits: RateLimits
-    #: Whether somebody has it for himself.
+    #: Whether an opener has claimed the disk for exclusive write access.
     claimed: bool
-    #: Never.
+    #: Always false.
     zoned: bool
-    #: What it can be asked for.
+    #: Operations that the disk supports.
     supported_io_types: IoTypes
-    #: None.
+    #: Always empty.
     memory_domains: list[Any]
-    #: What only disks of its kind have.
+    #: Members that only disks of this kind have.
     driver_specific: DriverSpecific
-    #: How: nobody else may write.
+    #: Type of the claim: other openers may not write.
     claim_type: NotRequired[str]
-    #: Ours: by whom.
+    #: Aryk only: the owner of the claim.
     claimed_by: NotRequired[str]
-    #: Ours: what becomes of requests that take longer.
+    #: Aryk only: action for requests that exceed the deadline.
     io_timeout_action: NotRequired[TimeoutAction]
-    #: Ours: milliseconds that a request may take.
+    #: Aryk only: deadline of a request, in milliseconds.
     io_timeout_ms: NotRequired[int]
-    #: Blocks.
+    #: Preferred I/O boundary in blocks.
     optimal_io_boundary: NotRequired[int]
-    #: Ours: the group that it is limited with.
+    #: Aryk only: the QoS group of the disk.
     qos_group: NotRequired[str]
 
 
 class BdevStat(TypedDict):
-    """The statistics of a disk. Times in ticks; those that only a disk has whose queue depth is sampled, in microseconds."""
+    """The statistics of a disk. Times in ticks; the members that exist only while the queue depth is sampled, in microseconds."""
 
     name: str
     bytes_read: int
@@ -171,7 +171,7 @@ class BdevStat(TypedDict):
     queue_depth: int
     #: Requests that failed.
     io_error: IoError
-    #: Ours, as all that follow: requests that wait in the block layer, part of `queue_depth`.
+    #: Aryk only, as all members below: requests that wait in the block layer, part of `queue_depth`.
     queue_waiting: int
     num_flush_ops: int
     flush_latency_ticks: int
@@ -188,11 +188,11 @@ class BdevStat(TypedDict):
     num_compare_errors: int
     num_compare_and_write_ops: int
     num_compare_and_write_errors: int
-    #: Requests that were over the disk's deadline.
+    #: Requests that exceeded the disk's deadline.
     num_overdue: int
-    #: Requests that limits, the disk's or its groups', held up.
+    #: Requests that the limits of the disk or its groups delayed.
     num_throttled_ops: int
-    #: For how long, all of them together.
+    #: Sum of these delays.
     throttled_ticks: int
     p50_read_latency_ticks: int
     p99_read_latency_ticks: int
@@ -204,18 +204,18 @@ class BdevStat(TypedDict):
 
 
 class Call(TypedDict):
-    """A call that makes an object."""
+    """A call that creates an object."""
 
     #: The method.
     method: str
-    #: Its parameters.
+    #: Parameters of the method.
     params: dict[str, Any]
 
 
 class ChannelStat(TypedDict):
     """The statistics of a channel."""
 
-    #: The thread that it belongs to, as in `thread_get_stats`.
+    #: ID of the thread that owns the channel, as in `thread_get_stats`.
     thread_id: int
     name: str
     bytes_read: int
@@ -241,7 +241,7 @@ class ChannelStat(TypedDict):
     queue_depth: int
     #: Requests that failed.
     io_error: IoError
-    #: Ours, as all that follow: requests that wait in the block layer, part of `queue_depth`.
+    #: Aryk only, as all members below: requests that wait in the block layer, part of `queue_depth`.
     queue_waiting: int
     num_flush_ops: int
     flush_latency_ticks: int
@@ -258,11 +258,11 @@ class ChannelStat(TypedDict):
     num_compare_errors: int
     num_compare_and_write_ops: int
     num_compare_and_write_errors: int
-    #: Requests that were over the disk's deadline.
+    #: Requests that exceeded the disk's deadline.
     num_overdue: int
-    #: Requests that limits, the disk's or its groups', held up.
+    #: Requests that the limits of the disk or its groups delayed.
     num_throttled_ops: int
-    #: For how long, all of them together.
+    #: Sum of these delays.
     throttled_ticks: int
     p50_read_latency_ticks: int
     p99_read_latency_ticks: int
@@ -276,100 +276,100 @@ class ChannelStat(TypedDict):
 class ContextSwitchMonitor(TypedDict):
     """Result of `framework_monitor_context_switch`."""
 
-    #: Whether it is on now.
+    #: Whether logging is on.
     enabled: bool
 
 
 class ControllerState(TypedDict):
-    """A controller."""
+    """State of a controller."""
 
     name: str
     #: `blk` or `scsi`.
     kind: str
     disks: list[str]
     connected: bool
-    #: Queues that are served.
+    #: Number of running queues.
     queues: int
 
 
 class Counts(TypedDict):
-    """Result of `aryk_stats_get`. Times in ticks, added up over all requests."""
+    """Result of `aryk_stats_get`. Times in ticks, summed over all requests."""
 
     #: Ticks in a second.
     tick_rate: int
-    #: Now.
+    #: Current time.
     ticks: int
-    #: By age.
+    #: In the order of creation.
     disks: list[DiskCounts]
-    #: Each after its parent.
+    #: Each group after its parent.
     groups: list[GroupCounts]
-    #: By name.
+    #: In the order of names.
     controllers: list[ControllerState]
-    #: By core.
+    #: In the order of cores.
     reactors: list[ReactorCounts]
 
 
 class DelayDetails(TypedDict):
-    """Of a disk that `bdev_delay_create` made. Latencies in microseconds."""
+    """A disk of `bdev_delay_create`. Latencies in microseconds."""
 
-    #: What most reads take longer.
+    #: Additional latency of most reads.
     avg_read_latency: int
-    #: What most writes take longer.
+    #: Additional latency of most writes.
     avg_write_latency: int
-    #: The other disk.
+    #: Name of the base disk.
     base_bdev_name: str
-    #: Its own name.
+    #: Name of the disk.
     name: str
-    #: What one read of a hundred takes longer.
+    #: Additional latency of 1 % of the reads.
     p99_read_latency: int
-    #: What one write of a hundred takes longer.
+    #: Additional latency of 1 % of the writes.
     p99_write_latency: int
 
 
 class DiskCounts(TypedDict):
-    """A disk's."""
+    """Counters of a disk."""
 
     name: str
-    #: What its module calls it.
+    #: The module's name for the kind of disk.
     kind: str
-    #: Bytes.
+    #: Size in bytes.
     size: int
-    #: The group that it is limited with.
+    #: QoS group of the disk.
     group: str | None
     read_ops: int
     read_bytes: int
     write_ops: int
     write_bytes: int
-    #: Neither reads nor writes.
+    #: Operations that are neither reads nor writes.
     other_ops: int
-    #: Requests that failed: all, and by kind.
+    #: Failed requests: all, and by kind.
     errors: int
     read_errors: int
     write_errors: int
     other_errors: int
-    #: Requests that were over the disk's deadline.
+    #: Requests that exceeded the disk's deadline.
     overdue: int
-    #: From the front-end's handing them down to its having them back.
+    #: Time from the submission by the front-end to the completion.
     latency_ticks: int
-    #: The part of that in which limits of the disk or its groups held them up.
+    #: The part of that in which limits of the disk or its groups delayed requests.
     throttled_ticks: int
     #: The part of that in the block layer's queue.
     queue_ticks: int
     #: The part of that in the module.
     module_ticks: int
-    #: From the completion until the guest has been told.
+    #: Time from the completion to the notification of the guest.
     front_end_ticks: int
     in_flight: int
-    #: Of those, the ones that wait in the block layer.
+    #: The part of `in_flight` that waits in the block layer.
     waiting: int
-    #: The most that were in flight lately.
+    #: Maximum number of requests in flight in the last seconds.
     in_flight_max: int
-    #: The last request that its store has failed.
+    #: The last request that the disk's store has failed.
     last_error: NotRequired[LastError]
 
 
 class DriverSpecific(TypedDict):
-    """What a disk's module says of it: one member at most, of the module's name."""
+    """A module's description of a disk: one member at most, with the module's name."""
 
     aio: NotRequired[AioDetails]
     delay: NotRequired[DelayDetails]
@@ -381,105 +381,105 @@ class DriverSpecific(TypedDict):
 
 
 class ErrorDetails(TypedDict):
-    """Of a disk that `bdev_error_create` made."""
+    """A disk of `bdev_error_create`."""
 
-    #: The other disk.
+    #: Name of the base disk.
     base_bdev: str
 
 
 class Event(TypedDict):
     """One of the results of `notify_get_notifications`."""
 
-    #: What happened.
+    #: Type of the event.
     type: EventType
-    #: The disk.
+    #: Name of the disk.
     ctx: str
-    #: Its number.
+    #: Number of the event.
     id: int
 
 
 class FileSystem(TypedDict):
-    """What disks in files of one file system promise. All in bytes."""
+    """Space that the disks in files of one file system may use. All in bytes."""
 
-    #: Where it is mounted.
+    #: Mount point.
     path: str
-    #: How many there are.
+    #: Number of disks.
     disks: int
-    #: Their sizes together.
+    #: Sum of the disks' sizes.
     promised: int
-    #: What they have of that already.
+    #: Bytes that the files have allocated.
     allocated: int
-    #: What the file system has left.
+    #: Free bytes of the file system.
     free: int
-    #: What is promised, and is not there: more than 0 says that writes will fail before the disks are full.
+    #: Bytes that the disks may still allocate beyond the free space: if more than 0, writes will fail before the disks are full.
     missing: int
 
 
 class GroupCounts(TypedDict):
-    """What the disks of a group did while they were its."""
+    """Counters of the disks of a group, while they were its members."""
 
     name: str
-    #: The group that it is in.
+    #: The parent group.
     parent: str | None
-    #: Disks in it, and in the groups in it.
+    #: Number of disks in the group, and in groups within it.
     disks: int
     limits: RateLimits
     read_ops: int
     read_bytes: int
     write_ops: int
     write_bytes: int
-    #: Neither reads nor writes.
+    #: Operations that are neither reads nor writes.
     other_ops: int
-    #: Requests that failed: all, and by kind.
+    #: Failed requests: all, and by kind.
     errors: int
     read_errors: int
     write_errors: int
     other_errors: int
-    #: Requests that were over the disk's deadline.
+    #: Requests that exceeded the disk's deadline.
     overdue: int
-    #: From the front-end's handing them down to its having them back.
+    #: Time from the submission by the front-end to the completion.
     latency_ticks: int
-    #: The part of that in which limits of the disk or its groups held them up.
+    #: The part of that in which limits of the disk or its groups delayed requests.
     throttled_ticks: int
     #: The part of that in the block layer's queue.
     queue_ticks: int
     #: The part of that in the module.
     module_ticks: int
-    #: From the completion until the guest has been told.
+    #: Time from the completion to the notification of the guest.
     front_end_ticks: int
     in_flight: int
-    #: Of those, the ones that wait in the block layer.
+    #: The part of `in_flight` that waits in the block layer.
     waiting: int
 
 
 class Histogram(TypedDict):
     """Result of `bdev_get_histogram`."""
 
-    #: The counts of all buckets from the first octave to the last, each of eight bytes, the lowest first, in base64.
+    #: The counts of all buckets from the first octave to the last, 8 bytes each, least significant byte first, in base64.
     histogram: str
-    #: The binary logarithm of the buckets in an octave.
+    #: The binary logarithm of the number of buckets in an octave.
     granularity: int
-    #: The first octave: its first bucket has what is below it too.
+    #: The first octave: its first bucket also counts all lower values.
     min_range: int
-    #: The last octave: its last bucket has what is above it too.
+    #: The last octave: its last bucket also counts all higher values.
     max_range: int
-    #: Units of the latencies in a second.
+    #: Units of the latencies per second.
     tsc_rate: int
 
 
 class HistogramBorders(TypedDict):
     """Result of `bdev_get_histogram_borders`."""
 
-    #: For each border the requests that took no longer, to the precision of the histogram, an eighth; and then all.
+    #: For each border the number of requests that did not exceed it, with the histogram's precision of one eighth; then the number of all requests.
     borders_count: list[int]
 
 
 class IoChannel(TypedDict):
     """A disk that a thread has open."""
 
-    #: The disk's.
+    #: Name of the disk.
     name: str
-    #: Channels of it: a queue has one.
+    #: Number of channels: a queue has one.
     ref: int
 
 
@@ -488,19 +488,19 @@ class IoChannels(TypedDict):
 
     #: Ticks in a second.
     tick_rate: int
-    #: Of all reactors.
+    #: The threads of all reactors.
     threads: list[ThreadChannels]
 
 
 class IoError(TypedDict):
-    """Requests that failed, by status. Those of all statuses are counted as `failed`."""
+    """Failed requests, by status. Aryk counts all statuses as `failed`."""
 
-    #: Not given where there are none.
+    #: Omitted if no request has failed.
     failed: NotRequired[int]
 
 
 class IoTypes(TypedDict):
-    """What a disk can be asked for."""
+    """Operations that a disk supports."""
 
     read: bool
     write: bool
@@ -527,7 +527,7 @@ class IoTypes(TypedDict):
 class IobufStats(TypedDict):
     """One of the results of `iobuf_get_stats`."""
 
-    #: Whose they are.
+    #: Owner of the pools.
     module: str
     small_pool: PoolStats
     large_pool: PoolStats
@@ -538,13 +538,13 @@ class Iostat(TypedDict):
 
     #: Ticks in a second.
     tick_rate: int
-    #: Now.
+    #: Current time.
     ticks: int
-    #: One for each disk; none if channels were asked for.
+    #: Statistics of each disk; empty if `per_channel` is set.
     bdevs: list[BdevStat]
-    #: One for each open channel.
+    #: Statistics of each open channel.
     channels: NotRequired[list[ChannelStat]]
-    #: The disk.
+    #: Name of the disk.
     name: NotRequired[str]
 
 
@@ -552,49 +552,49 @@ class LastError(TypedDict):
     """A request that a disk's store has failed."""
 
     op: str
-    #: The first block.
+    #: First block of the request.
     lba: int
     blocks: int
     errno: int
-    #: The errno's text.
+    #: Text of the errno.
     error: str
-    #: Seconds since 1970.
+    #: Time in seconds since 1970.
     time: int
 
 
 class Latencies(TypedDict):
     """Result of `aryk_latency_get`."""
 
-    #: The disk.
+    #: Name of the disk.
     name: str
     #: Ticks in a second.
     tick_rate: int
-    #: In the order in which a request passes them; the last is `total`.
+    #: In the order in which a request passes the layers; the last is `total`.
     layers: list[LayerLatencies]
 
 
 class LatencyBucket(TypedDict):
-    """Requests that took about the same time."""
+    """Requests with about the same latency."""
 
-    #: They took less, in ticks; and no less than where the bucket before ends.
+    #: Upper end of the bucket in ticks, exclusive; the lower end is the end of the bucket before.
     end_ticks: int
     ops: int
 
 
 class LayerLatencies(TypedDict):
-    """Times spent in a layer: `throttle`, `queue`, `module` or `front-end`; or in all of them, `total`."""
+    """Latencies in a layer: `throttle`, `queue`, `module` or `front-end`; or in all of them, `total`."""
 
     layer: str
-    #: Requests; of `throttle` and `queue`, only those that waited there.
+    #: Number of requests; of `throttle` and `queue`, only those that waited there.
     ops: int
-    #: All together.
+    #: Sum of the latencies.
     latency_ticks: int
-    #: Those that are not empty. Those of `total` are from the front-end's handing a request down to its having it back.
+    #: Buckets that are not empty. Those of `total` count the time from the submission by the front-end to the completion.
     buckets: list[LatencyBucket]
 
 
 class LwThread(TypedDict):
-    """What runs on a reactor: the queues of one machine, or the like."""
+    """A thread of a reactor: the work of one queue or service."""
 
     name: str
     id: int
@@ -604,45 +604,45 @@ class LwThread(TypedDict):
 
 
 class MallocDetails(TypedDict):
-    """Of a disk that `bdev_malloc_create` made, and that was made again when the daemon started."""
+    """A disk of `bdev_malloc_create` that was created again when the daemon started."""
 
-    #: What it held went with the daemon before.
+    #: Its contents were lost with the previous daemon.
     emptied: bool
 
 
 class MultipathOptions(TypedDict):
-    """How paths to one namespace are chosen."""
+    """How a path to a namespace is selected."""
 
-    #: Not given.
+    #: Omitted.
     min_io: NotRequired[int]
     #: `active_passive`.
     policy: NotRequired[str]
-    #: Not given.
+    #: Omitted.
     selector: NotRequired[str]
 
 
 class PassthruDetails(TypedDict):
-    """Of a disk that `bdev_passthru_create` made."""
+    """A disk of `bdev_passthru_create`."""
 
-    #: The other disk.
+    #: Name of the base disk.
     base_bdev_name: str
-    #: Its own name.
+    #: Name of the disk.
     name: str
 
 
 class Poller(TypedDict):
-    """A queue, or something else that is polled."""
+    """A queue, or another poller."""
 
     name: str
-    #: A number that none other of its reactor has.
+    #: ID of the poller, unique on its reactor.
     id: int
     #: `waiting` or `paused`.
     state: str
-    #: How often it was polled.
+    #: Number of polls.
     run_count: int
-    #: How often there was work.
+    #: Number of polls that found work.
     busy_count: int
-    #: Of a timed one.
+    #: Period of a timed poller.
     period_ticks: NotRequired[int]
 
 
@@ -651,18 +651,18 @@ class Pollers(TypedDict):
 
     #: Ticks in a second.
     tick_rate: int
-    #: Of all reactors.
+    #: The threads of all reactors.
     threads: list[ThreadPollers]
 
 
 class PoolStats(TypedDict):
-    """How often a buffer came from where."""
+    """Number of buffers, by source."""
 
-    #: From a thread's own.
+    #: Buffers from a thread's own cache.
     cache: int
-    #: From those of all.
+    #: Buffers from the shared pool.
     main: int
-    #: Requests that had to wait for one: what clients watch, and none ever does.
+    #: Requests that had to wait for a buffer, which clients monitor: always 0.
     retry: int
 
 
@@ -670,22 +670,22 @@ class QosGroup(TypedDict):
     """One of the results of `bdev_qos_groups_get`."""
 
     name: str
-    #: Of all that is in it, together.
+    #: Limits of all members together.
     assigned_rate_limits: RateLimits
-    #: The disks in it, but for those of groups in it.
+    #: The disks of the group, without those of groups within it.
     bdevs: list[str]
-    #: The group that it is in.
+    #: The parent group.
     parent: NotRequired[str]
 
 
 class RateLimits(TypedDict):
-    """What a disk or a group may do in a second."""
+    """Rate limits of a disk or a group."""
 
     rw_ios_per_sec: int
     rw_mbytes_per_sec: int
     r_mbytes_per_sec: int
     w_mbytes_per_sec: int
-    #: Ours, as all that follow.
+    #: Aryk only, as all members below.
     r_ios_per_sec: int
     w_ios_per_sec: int
     burst_seconds: int
@@ -693,11 +693,11 @@ class RateLimits(TypedDict):
 
 
 class Reactor(TypedDict):
-    """A reactor: a core, in a loop."""
+    """A reactor: a thread that polls on one core."""
 
-    #: Its core.
+    #: Core of the reactor.
     lcore: int
-    #: Its thread's number.
+    #: Thread ID in the kernel.
     tid: int
     #: Time with work.
     busy: int
@@ -705,20 +705,20 @@ class Reactor(TypedDict):
     idle: int
     #: Whether it has slept.
     in_interrupt: bool
-    #: What the kernel has counted of the core, all processes together, in its ticks: interrupts.
+    #: Time of the core in interrupts, as the kernel counts it for all processes, in the kernel's ticks.
     irq: int
-    #: The same: the kernel's own work.
+    #: Time of the core in the kernel, counted in the same way.
     sys: int
-    #: The same: programs.
+    #: Time of the core in user processes, counted in the same way.
     usr: int
-    #: The core's NUMA node.
+    #: NUMA node of the core.
     numa_id: int
-    #: What runs on it.
+    #: Threads of the reactor.
     lw_threads: list[LwThread]
 
 
 class ReactorCounts(TypedDict):
-    """A reactor's."""
+    """Counters of a reactor."""
 
     core: int
     #: Time with work.
@@ -727,9 +727,9 @@ class ReactorCounts(TypedDict):
     idle_ticks: int
     sleeping_ticks: int
     turns: int
-    #: The longest turn lately.
+    #: The longest turn of the last seconds.
     longest_turn_ticks: int
-    #: Queues and pollers on it.
+    #: Number of queues and pollers of the reactor.
     members: int
 
 
@@ -738,25 +738,25 @@ class Reactors(TypedDict):
 
     #: Ticks in a second.
     tick_rate: int
-    #: The daemon's process.
+    #: Process ID of the daemon.
     pid: int
-    #: One for each core.
+    #: One entry for each core.
     reactors: list[Reactor]
 
 
 class SavedConfig(TypedDict):
     """Result of `save_config`."""
 
-    #: In the order in which they are made again.
+    #: In the order in which the subsystems are created again.
     subsystems: list[SavedSubsystem]
 
 
 class SavedSubsystem(TypedDict):
     """The calls that configure a subsystem."""
 
-    #: Its name.
+    #: Name of the subsystem.
     subsystem: str
-    #: The calls, in their order.
+    #: The calls, in order.
     config: list[Call]
 
 
@@ -765,28 +765,28 @@ class Scheduler(TypedDict):
 
     #: `static` or `dynamic`.
     scheduler_name: str
-    #: Microseconds between two decisions; `static` has none to make.
+    #: Microseconds between two decisions; 0 with `static`.
     scheduler_period: int
-    #: Where queues that are nearly idle are gathered first.
+    #: The core on which nearly idle queues gather first.
     scheduling_core: int
-    #: Cores without it.
+    #: Cores that the scheduler does not use.
     isolated_core_mask: str
-    #: Ours: queues that it has moved since the daemon began.
+    #: Aryk only: queues that the scheduler has moved since the start of the daemon.
     moves: int
-    #: Ours: moves that did not come about, as requests took too long.
+    #: Aryk only: moves that failed, since requests took too long.
     failed_moves: int
-    #: Of `dynamic`: from a core that is as busy as that, in percent, queues are moved away.
+    #: Of `dynamic`: queues are moved away from a core whose load reaches this percentage.
     core_busy: NotRequired[int]
-    #: Of `dynamic`: no core is filled over that, in percent.
+    #: Of `dynamic`: queues are not moved to a core whose load would exceed this percentage.
     core_limit: NotRequired[int]
-    #: Of `dynamic`: a queue that is less busy than that, in percent of a core, is nearly idle.
+    #: Of `dynamic`: a queue whose load is below this percentage of a core is nearly idle.
     load_limit: NotRequired[int]
 
 
 class ScsiDevice(TypedDict):
     """One of the results of `scsi_get_devices`."""
 
-    #: The target's, within its controller.
+    #: Number of the target within its controller.
     id: int
     device_name: str
 
@@ -799,56 +799,56 @@ class SockImpl(TypedDict):
 
 
 class SplitDetails(TypedDict):
-    """Of a disk that `bdev_split_create` made."""
+    """A disk of `bdev_split_create`."""
 
-    #: The other disk.
+    #: Name of the base disk.
     base_bdev: str
-    #: Where it begins in that disk.
+    #: The first block of the part in the base disk.
     offset_blocks: int
 
 
 class SubsystemInfo(TypedDict):
     """One of the results of `framework_get_subsystems`."""
 
-    #: Its name.
+    #: Name of the subsystem.
     subsystem: str
-    #: Those that come before it.
+    #: Subsystems that come before this one.
     depends_on: list[str]
 
 
 class Thread(TypedDict):
-    """The same, with all that is counted."""
+    """A thread with its counters."""
 
     name: str
     id: int
     cpumask: str
     #: Time with work.
     busy: int
-    #: What its reactor had left: time is not idle for one thread more than for another.
+    #: Idle time of the thread's reactor: idle time does not belong to a single thread.
     idle: int
-    #: What it polls.
+    #: Number of pollers of the thread.
     active_pollers_count: int
     timed_pollers_count: int
     paused_pollers_count: int
 
 
 class ThreadChannels(TypedDict):
-    """What a thread has open."""
+    """The open disks of a thread."""
 
     name: str
     io_channels: list[IoChannel]
 
 
 class ThreadPollers(TypedDict):
-    """What a thread polls."""
+    """The pollers of a thread."""
 
     name: str
     id: int
-    #: What is polled in every turn of the reactor now.
+    #: Pollers that currently run in every turn of the reactor.
     active_pollers: list[Poller]
-    #: What runs at a period.
+    #: Periodic pollers.
     timed_pollers: list[Poller]
-    #: What is polled when something wakes it: queues without work.
+    #: Pollers that run when they are woken: queues without work.
     paused_pollers: list[Poller]
 
 
@@ -857,7 +857,7 @@ class Threads(TypedDict):
 
     #: Ticks in a second.
     tick_rate: int
-    #: `app_thread`, which answers calls, and those of all reactors.
+    #: `app_thread`, which answers calls, and the threads of all reactors.
     threads: list[Thread]
 
 
@@ -873,22 +873,22 @@ class Trace(TypedDict):
 class TraceGroup(TypedDict):
     """A layer that requests pass."""
 
-    #: Always.
+    #: Always true.
     enabled: bool
-    #: Its bit.
+    #: Bit of the group.
     mask: str
-    #: Those of its points that are on.
+    #: Bits of the enabled points.
     tpoint_mask: str
-    #: Its points.
+    #: Points of the group.
     tpoints: list[TracePoint]
 
 
 class TraceGroupInfo(TypedDict):
     """A layer that requests pass, in brief."""
 
-    #: Its bit.
+    #: Bit of the group.
     mask: str
-    #: Those of its points that are on.
+    #: Bits of the enabled points.
     tpoint_mask: str
 
 
@@ -899,46 +899,46 @@ TraceInfo = TypedDict("TraceInfo", {"tpoint_shm_path": "str", "tpoint_group_mask
 
 
 class TracePoint(TypedDict):
-    """A place where the trace is written."""
+    """A trace point."""
 
     name: str
-    #: Its number within the group.
+    #: Number of the point within the group.
     id: int
-    #: The same, as some versions of SPDK name it.
+    #: Same as `id`, under the name of some versions of SPDK.
     tpoint_id: int
     enabled: bool
 
 
 class TraceRecord(TypedDict):
-    """Something that happened to a request."""
+    """A trace record of a request."""
 
-    #: When, in ticks since the daemon began.
+    #: Time in ticks since the start of the daemon.
     ticks: int
-    #: The reactor's core.
+    #: Core of the reactor.
     lcore: int
-    #: Which layer: front-end, bdev or module.
+    #: Layer: front-end, bdev or module.
     layer: str
-    #: What: submit or complete.
+    #: Point: submit or complete.
     point: str
-    #: Which queue or channel: its name, if it has one still, or its number.
+    #: Queue or channel: its name, or its number if it has been closed.
     object: str
-    #: Which request of that queue or channel.
+    #: The request's tag within the queue or channel.
     tag: int
 
 
 class UringDetails(TypedDict):
-    """Of a disk that `bdev_uring_create` made."""
+    """A disk of `bdev_uring_create`."""
 
-    #: The file, or block device.
+    #: Path of the file or block device.
     filename: str
 
 
 class Version(TypedDict):
     """Result of `spdk_get_version`."""
 
-    #: For people.
+    #: The version as text.
     version: str
-    #: Its parts.
+    #: Parts of the version.
     fields: VersionFields
 
 
@@ -952,20 +952,20 @@ class VersionFields(TypedDict):
 
 
 class VhostBackend(TypedDict):
-    """What only controllers of disks have."""
+    """Members of one kind of controller."""
 
-    #: Of a controller of one disk.
+    #: Of a vhost-user-blk controller.
     block: NotRequired[VhostBlock]
-    #: Of a controller whose disks come and go.
+    #: Of a vhost-user-scsi controller: the targets with a disk.
     scsi: NotRequired[list[VhostTarget]]
 
 
 class VhostBlock(TypedDict):
-    """The disk, as the machine sees it."""
+    """The disk, as the VM sees it."""
 
-    #: Whether the machine may only read.
+    #: Whether the VM may only read.
     readonly: bool
-    #: `null` when the disk has been removed.
+    #: Name of the disk; `null` after the disk was removed.
     bdev: str | None
     #: `vhost_user_blk`.
     transport: str
@@ -974,27 +974,27 @@ class VhostBlock(TypedDict):
 class VhostController(TypedDict):
     """One of the results of `vhost_get_controllers`."""
 
-    #: Its name.
+    #: Name of the controller.
     ctrlr: str
-    #: The cores that it may be served on.
+    #: Cores that may serve the controller.
     cpumask: str
-    #: As `vhost_controller_set_coalescing` has set it, without effect: interrupts are not delayed.
+    #: As set by `vhost_controller_set_coalescing`, without effect: interrupts are not delayed.
     delay_base_us: int
-    #: The same.
+    #: As set by `vhost_controller_set_coalescing`, without effect.
     iops_threshold: int
-    #: The socket's path.
+    #: Path of the socket.
     socket: str
-    #: Ours.
+    #: Aryk only: maximum number of queues.
     num_queues: int
-    #: Ours: whether the socket is the machine's.
+    #: Aryk only: whether the controller connects to the VM's socket.
     connects: bool
-    #: The machine, if it is connected.
+    #: The connected VM, if any.
     sessions: list[VhostSession]
-    #: What only controllers of disks have.
+    #: Members of one kind of controller.
     backend_specific: VhostBackend
-    #: Ours.
+    #: Aryk only: counters of the controller.
     statistics: VhostStatistics
-    #: Ours: what disks know a SCSI controller by when its machine reserves them.
+    #: Aryk only: the name of a SCSI controller's VM as initiator, for reservations.
     transport_id: NotRequired[str]
 
 
@@ -1006,66 +1006,66 @@ class VhostLun(TypedDict):
 
 
 class VhostQueue(TypedDict):
-    """A queue of a machine."""
+    """A queue of a VM."""
 
-    #: Its number.
+    #: Number of the queue.
     index: int
-    #: The core that serves it.
+    #: Core that serves the queue.
     lcore: int
 
 
 class VhostSession(TypedDict):
-    """A front-end that is connected."""
+    """A connected front-end."""
 
-    #: Counts the connections.
+    #: Number of the connection.
     vid: int
-    #: The same.
+    #: Same as `vid`.
     id: int
-    #: For people.
+    #: Name of the session, for display.
     name: str
-    #: Whether a queue is served.
+    #: Whether a queue runs.
     started: bool
-    #: Queues that are served.
+    #: Number of running queues.
     max_queues: int
-    #: Ours.
+    #: Aryk only: running queues.
     queues: list[VhostQueue]
-    #: Ours: its process, if the kernel tells.
+    #: Aryk only: process ID of the front-end, if the kernel reports it.
     pid: NotRequired[int]
 
 
 class VhostStatistics(TypedDict):
-    """What has happened at the socket since the controller was made."""
+    """Counters of the controller since its creation."""
 
     #: Front-ends that have connected.
     sessions: int
-    #: Those of them that did not end by hanging up.
+    #: Sessions that did not end with a disconnect of the front-end.
     failed_sessions: int
-    #: From the machine.
+    #: Messages received from the front-end.
     messages: int
-    #: Those of them that were answered with a failure, after which the session went on.
+    #: Messages answered with a failure, after which the session continued.
     refused_messages: int
-    #: Errors, each a refusal or the end of a session, of the connection.
+    #: Errors of the connection; each is a refused message or the end of a session.
     connection_errors: int
     #: Errors in messages.
     protocol_errors: int
     #: Errors in the number or kind of file descriptors.
     fd_errors: int
-    #: Errors in the machine's memory and its tables.
+    #: Errors in guest memory and its tables.
     memory_errors: int
-    #: Errors that the controller has found.
+    #: Errors that the controller has reported.
     device_errors: int
-    #: For people.
+    #: Text of the last error.
     last_error: str | None
-    #: Descriptor chains that made no request.
+    #: Descriptor chains that are not valid requests.
     bad_chains: int
-    #: Requests without a place for their status.
+    #: Requests without a field for their status.
     unanswerable_requests: int
-    #: Rings that contradicted themselves.
+    #: Queues that stopped because of an invalid ring.
     broken_queues: int
 
 
 class VhostTarget(TypedDict):
-    """A target that has a disk."""
+    """A target with a disk."""
 
     scsi_dev_num: int
     id: int
