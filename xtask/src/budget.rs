@@ -1,5 +1,5 @@
-//! The budgets of the test stages, in processor seconds: `docs/gate.md` has them, `cargo xtask test` keeps what the stages took, and `cargo xtask check` compares
-//! the two.
+//! The budgets of the test stages, in processor seconds: `docs/gate.md` lists them, `cargo xtask test` records the time
+//! of each stage, and `cargo xtask check` compares both.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -8,10 +8,10 @@ use anyhow::{Context, Result};
 
 use crate::workspace;
 
-/// Processor seconds by stage.
+/// Processor seconds per stage.
 type Seconds = BTreeMap<String, u64>;
 
-/// Keeps what stages took, beside what is known of others.
+/// Records the times of some stages, and keeps those of the others.
 pub(crate) fn keep(costs: impl IntoIterator<Item = (String, u64)>) -> Result<()> {
     let mut known = last_run().unwrap_or_default();
     known.extend(costs);
@@ -20,7 +20,7 @@ pub(crate) fn keep(costs: impl IntoIterator<Item = (String, u64)>) -> Result<()>
         .with_context(|| format!("writing {}", file.display()))
 }
 
-/// A line for each stage whose last run took more than its budget, and for each that has none.
+/// A finding for each stage whose last run exceeded its budget, and for each stage without a budget.
 pub(crate) fn warnings() -> Result<Vec<String>> {
     let page = workspace::root().join("docs/gate.md");
     let text = std::fs::read_to_string(&page).with_context(|| format!("reading {}", page.display()))?;
@@ -48,7 +48,7 @@ fn budgets(page: &str) -> Seconds {
     page.lines().filter_map(row).collect()
 }
 
-/// What the stages took when they last ran here. An error if they never did.
+/// The recorded times of the last runs. An error if there are none.
 fn last_run() -> Result<Seconds> {
     Ok(serde_json::from_str(&std::fs::read_to_string(file()?)?)?)
 }
@@ -75,8 +75,7 @@ mod tests {
 
     #[test]
     fn each_stage_has_a_budget() {
-        let text =
-            std::fs::read_to_string(workspace::root().join("docs/gate.md")).expect("the page is there");
+        let text = std::fs::read_to_string(workspace::root().join("docs/gate.md")).expect("the page exists");
         let budgets = budgets(&text);
         for stage in crate::test::stage_names() {
             assert!(budgets.contains_key(&stage), "{stage}");

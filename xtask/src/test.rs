@@ -135,7 +135,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         println!("\n── Failed: {failure}");
     }
     println!("\n{}\n\n{} in {} s", table(&costs), tally.counts(), clock.seconds());
-    // A part of a stage takes less than the stage.
+    // Running only a part of a stage takes less than the stage.
     if args.guest.is_none() {
         budget::keep(costs.iter().map(|cost| (name(cost.stage), cost.cpu)))?;
     }
@@ -149,7 +149,7 @@ fn name(stage: Stage) -> String {
     format!("{stage:?}")
 }
 
-/// The stages, as the table of a run names them.
+/// The names of the stages, as in the table of a run.
 #[cfg(test)]
 pub(crate) fn stage_names() -> Vec<String> {
     STAGES.into_iter().map(name).collect()

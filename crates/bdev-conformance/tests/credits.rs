@@ -19,11 +19,11 @@ const CHANNELS: usize = 300;
 const BUSY: usize = 48;
 const BLOCK: u32 = 512;
 
-/// A reactor's queue, which all channels of the device share.
+/// The queue of a reactor, which all channels of the device share.
 struct Queue {
     credits: CreditPool,
     in_flight: RefCell<VecDeque<(Tag, Rc<RefCell<Outbox>>)>>,
-    /// The most requests that were in flight.
+    /// The largest number of requests in flight.
     peak: Cell<usize>,
     polls: Cell<u64>,
 }
@@ -112,7 +112,7 @@ impl Rig {
         Self { bench, bdev, queue, disks }
     }
 
-    /// Completes some requests, and turns until all who hear of that have been polled.
+    /// Completes some requests, and runs turns until all woken channels were polled.
     fn complete(&mut self, count: usize) {
         self.queue.complete(count, self.bench.cx());
         while self.bench.turn() {}
@@ -128,7 +128,7 @@ impl Rig {
 fn busy_channels_of_hundreds_have_the_same_share_of_a_short_queue() {
     let mut rig = Rig::new();
     let mut done = [0_u32; BUSY];
-    // Some have many requests at a time, and some have few.
+    // Half of the channels keep many requests in flight, the others few.
     let depth = |i: usize| if i.is_multiple_of(2) { 32 } else { 2 };
     for (i, disk) in rig.disks.iter_mut().take(BUSY).enumerate() {
         for _ in 0..depth(i) {
@@ -154,7 +154,7 @@ fn busy_channels_of_hundreds_have_the_same_share_of_a_short_queue() {
     let (min, max) = (done.iter().min().unwrap(), done.iter().max().unwrap());
     assert!(max - min <= DEPTH + 2 && *min > 3 * rounds / BUSY as u32 - 8, "{done:?}");
     assert_eq!(rig.queue.peak.get(), DEPTH as usize);
-    // Channels that want nothing cost nothing: two polls a request, of the channel that it completes on and of the one that has its credit.
+    // Idle channels cost nothing: a request costs two polls, of its own channel and of the channel that gets its credit.
     let polls = rig.queue.polls.get();
     assert!(polls <= 2 * 3 * u64::from(rounds) + 100, "{polls} polls of {} requests", 3 * rounds);
     while rig.queue.credits.free() < DEPTH {
@@ -168,7 +168,7 @@ fn busy_channels_of_hundreds_have_the_same_share_of_a_short_queue() {
 fn what_is_aborted_in_the_line_and_what_is_reset_takes_no_credit() {
     let mut rig = Rig::new();
     let bdev = Arc::clone(&rig.bdev);
-    // The first has all credits.
+    // The first channel has all credits.
     for _ in 0..DEPTH {
         rig.disks[0].read(0, 1, Shape::Single, &mut rig.bench);
     }
@@ -177,7 +177,7 @@ fn what_is_aborted_in_the_line_and_what_is_reset_takes_no_credit() {
     }
     rig.disks[1].abort_all(&mut rig.bench);
     rig.complete(2);
-    // The two credits are the third's and the fourth's.
+    // The third and the fourth channel have the two credits.
     rig.complete(8);
     let completed = |disk: &mut Opener| disk.completed().iter().map(|o| o.status).collect::<Vec<_>>();
     assert_eq!(completed(&mut rig.disks[1]), [Status::Aborted]);
@@ -187,7 +187,7 @@ fn what_is_aborted_in_the_line_and_what_is_reset_takes_no_credit() {
     assert_eq!(completed(&mut rig.disks[3]), [Status::Ok]);
     assert_eq!((rig.queue.credits.free(), completed(&mut rig.disks[0]).len()), (DEPTH, DEPTH as usize));
 
-    // A reset waits for what the queue has; what waits in the line goes on after it.
+    // A reset waits for the requests in the queue; waiting requests continue after it.
     for _ in 0..DEPTH + 2 {
         rig.disks[0].read(0, 1, Shape::Single, &mut rig.bench);
     }

@@ -1,4 +1,4 @@
-//! A disk whose requests are all carried out on one reactor, wherever they come from.
+//! A disk whose requests are all executed on one reactor, independent of the submitting reactor.
 
 #![expect(clippy::unwrap_used, reason = "what a test sets up is there, or the test fails")]
 
@@ -19,11 +19,11 @@ use std::time::Duration;
 const BLOCKS: u64 = 8192;
 const BLOCK: u32 = 512;
 
-/// A disk on another that only its owner reaches.
+/// A disk on top of a base that only the owning reactor accesses.
 struct Forwarded {
     base: Arc<Base>,
     owner: Mutex<Hold>,
-    /// Channels of its base that its owners have opened.
+    /// Number of channels of the base that the owners have opened.
     opened: Arc<AtomicU64>,
 }
 
@@ -106,7 +106,7 @@ impl Fixture for Stack {
 }
 
 impl Stack {
-    /// `disk`, owned by the first of the reactors on `cores`.
+    /// Creates `disk`, owned by the first of the reactors on `cores`.
     fn on(cores: CoreSet) -> Self {
         let registry = Registry::new();
         let malloc = aryk_bdev_malloc::Config {
@@ -161,7 +161,7 @@ fn one_link_serves_all_channels_and_ends_with_the_last() {
     }
     assert_eq!(stack.opened.load(Ordering::Relaxed), 20);
     let owner = &stack.reactors.handles()[0];
-    // Its own thread and that of the owner's end.
+    // The bench's own thread, and that of the link at the owner.
     let threads = |bench: &mut Bench| bench.cx().thread_stats().len();
     assert_eq!(threads(&mut bench), 2, "the bench's own, and the link's");
     assert_eq!(block_on(owner.call(|cx| cx.thread_stats().len())), Ok(1));
@@ -174,7 +174,7 @@ fn one_link_serves_all_channels_and_ends_with_the_last() {
     });
 }
 
-/// Writes a block, reads it back, and so on, until it is told to stop; how often.
+/// Writes a block and reads it back, repeatedly, until `stop`; returns the number of rounds.
 async fn write_and_read(channel: &AsyncChannel, stop: &AtomicBool) -> u64 {
     let mut rounds = 0_u64;
     while !stop.load(Ordering::Relaxed) || rounds < 100 {
@@ -221,7 +221,7 @@ fn the_owner_moves_under_requests_and_its_reactor_ends() {
     assert!(block_on(writer).unwrap() >= 100);
 }
 
-/// Waits for ten seconds at most.
+/// Waits for at most ten seconds.
 fn await_for(what: &str, mut is_done: impl FnMut() -> bool) {
     for _ in 0..10_000 {
         if is_done() {
@@ -229,7 +229,7 @@ fn await_for(what: &str, mut is_done: impl FnMut() -> bool) {
         }
         std::thread::park_timeout(Duration::from_millis(1));
     }
-    panic!("waited in vain for {what}");
+    panic!("timeout while waiting for {what}");
 }
 
 struct Unpark(std::thread::Thread);

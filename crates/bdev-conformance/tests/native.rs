@@ -1,4 +1,5 @@
-//! A disk that does compound operations itself: they go to it as they are, within its limits, and the others are made of reads and writes beside them.
+//! A disk that executes compound operations itself: within its limits it gets them unchanged; larger ones are split into
+//! reads and writes.
 
 #![expect(clippy::unwrap_used, reason = "what a test sets up is there, or the test fails")]
 
@@ -14,7 +15,7 @@ use std::sync::{Arc, Mutex};
 const BLOCK: u32 = 512;
 const BLOCKS: u64 = 8192;
 
-/// A disk in memory, with a lock that makes each operation one step.
+/// A memory disk with a lock that makes each operation atomic.
 struct Native {
     bytes: Arc<Mutex<Vec<u8>>>,
 }
@@ -133,7 +134,7 @@ mod behind_a_delay {
     });
 }
 
-/// A copy has two places in its part of the disk.
+/// Source and target of a copy are both translated to the part's base.
 #[test]
 fn parts_of_it_copy_within_themselves() {
     let stack = stack("base");
@@ -179,7 +180,8 @@ fn what_it_does_itself_reaches_it_as_it_is() {
     for op in [Op::CompareAndWrite, Op::Copy] {
         assert_eq!(seen(limits, op, 2), (Status::Ok, vec![op]));
         assert_eq!(seen(limits, op, 3), (Status::Ok, vec![Op::Read, Op::Write]));
-        // On a store of several hosts, nothing is made of reads and writes that others could come between.
+        // On a store that several hosts share, no operation is split into reads and writes that other hosts could
+        // interleave.
         let shared = Limits { is_shared: true, ..limits };
         assert_eq!(seen(shared, op, 2), (Status::Ok, vec![op]));
         assert_eq!(seen(shared, op, 3), (Status::Unsupported, vec![]));

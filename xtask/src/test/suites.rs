@@ -24,7 +24,7 @@ pub(crate) fn workspace(long: bool) -> Result<Tally> {
     Ok(tally)
 }
 
-/// The tests in the documentation of the crates that have some: of the others, rustdoc would read everything for nothing.
+/// The documentation tests of the crates that have some: for the others, rustdoc would parse everything without a result.
 fn documentation() -> Result<Tally> {
     let mut cargo = workspace::cargo();
     cargo.args(["test", "--doc", "--no-fail-fast"]);
@@ -39,7 +39,7 @@ fn documentation() -> Result<Tally> {
     summed("documentation", &mut cargo)
 }
 
-/// Whether a Rust file in `directory` has a block of code in its documentation that is not marked as text.
+/// Whether a Rust file in `directory` has a documentation code block that is not marked as text.
 fn has_documentation_test(directory: &Path) -> Result<bool> {
     for entry in std::fs::read_dir(directory).with_context(|| format!("reading {}", directory.display()))? {
         let path = entry?.path();
@@ -51,7 +51,7 @@ fn has_documentation_test(directory: &Path) -> Result<bool> {
                     let line = line.trim_start();
                     line.strip_prefix("/// ```").or_else(|| line.strip_prefix("//! ```"))
                 });
-                // Of each pair of fences the first says what is between.
+                // Of each pair of fences, the first has the language of the block.
                 fences.step_by(2).any(|info| !info.starts_with("text") && !info.starts_with("ignore"))
             }
             Some(_) => false,

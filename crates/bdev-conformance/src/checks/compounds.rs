@@ -22,7 +22,7 @@ impl Rig {
         let bdev = fixture.registry().find(fixture.name()).expect("it is registered");
         let own = bdev.device().limits();
         let narrow = Limits { depth: 2, transfer_blocks: 5, segments: 4, boundary_blocks: 8, ..own };
-        // Where the device does them, small compound requests are its own, and the others are made of reads and writes beside them.
+        // If the device implements them, it gets small compound requests, and the others are split into reads and writes.
         let narrow = Limits { compare_blocks: 3, compare_and_write_blocks: 3, copy_blocks: 3, ..narrow };
         for limits in [own, narrow] {
             let probe = Probe::new(Arc::clone(bdev.device()), limits, bdev.device().ops());

@@ -419,7 +419,7 @@ fn a_list_grows_out_of_its_slot_and_keeps_its_order() {
     for count in 0..8_u32 {
         sgs.begin(0);
         (0..count).for_each(|i| sgs.push(0, 16 * u64::from(i), 1 + i).unwrap());
-        // Refused when two of its three parts were added: nothing is left of it, wherever the list stands.
+        // Refused after two of its three parts were added: the list must not keep them, in the slot or outside.
         assert!(sgs.push(0, PAGE + 8, 2 * PAGE as u32).is_err());
         assert_eq!(sgs.long_pieces(), if count > 3 { count } else { 0 });
         let lens: Vec<_> = sgs.sgl(0).pieces().map(|seg| seg.len() as u32).collect();
