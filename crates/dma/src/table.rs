@@ -80,7 +80,13 @@ impl Span {
     /// The local address of `len` bytes from a guest address, if they are all in the span.
     #[inline]
     fn locate_all(&self, addr: u64, len: usize) -> Option<*mut u8> {
-        self.locate(addr).and_then(|(base, room)| (len as u64 <= room).then_some(base))
+        let at = addr.wrapping_sub(self.guest_addr);
+        // An address before the region wraps to one far behind it.
+        let end = at.checked_add(len as u64)?;
+        if end > self.len {
+            return None;
+        }
+        Some(self.base.wrapping_add(at as usize))
     }
 }
 
@@ -207,7 +213,10 @@ impl MemTable {
     /// The local address of `len` bytes, if they lie in one region.
     #[inline]
     fn locate_all(&self, addr: u64, len: usize) -> Option<*mut u8> {
-        self.largest.locate_all(addr, len).or_else(|| self.search_all(addr, len))
+        match self.largest.locate_all(addr, len) {
+            Some(base) => Some(base),
+            None => self.search_all(addr, len),
+        }
     }
 
     /// [`MemTable::locate_all`] for bytes that are not all in the largest region.
@@ -257,10 +266,22 @@ impl MemTable {
     where
         T: FromBytes + KnownLayout + IntoBytes,
     {
-        let Some(src) = self.locate_all(addr, size_of::<T>()) else { return self.read(addr) };
+        let Some(src) = self.largest.locate_all(addr, size_of::<T>()) else {
+            // Taken apart, because a call returns it in memory, and would force the value below into memory too.
+            return match self.read_apart(addr) {
+                Ok(value) => Ok(value),
+                Err(error) => Err(error),
+            };
+        };
         copy::prefetch_write(src);
         // SAFETY: the bytes lie in a mapped region.
         Ok(unsafe { copy::read_once(src) })
+    }
+
+    /// [`MemTable::read`] as a separate function.
+    #[inline(never)]
+    fn read_apart<T: FromBytes + KnownLayout + IntoBytes>(&self, addr: u64) -> Result<T, BadAddress> {
+        self.read(addr)
     }
 
     /// Copies bytes to a guest address.
@@ -671,17 +692,24 @@ impl<'a> List<'a> {
     // Always: as a function of its own it gives its result in memory.
     #[inline(always)]
     pub fn extend(&mut self, pieces: impl IntoIterator<Item = (u64, u32)>) -> Result<u32, BadAddress> {
-        let before = self.slot.len;
+        let Self { slot, index, longs, table } = self;
+        let before = slot.len;
         for (addr, len) in pieces {
-            let total = self.slot.len.checked_add(len).ok_or(BadAddress { addr, len })?;
-            match self.table.locate_all(addr, len as usize) {
-                Some(base) if len > 0 => self.add(Seg::new(base, len as usize)),
-                _ if self.push_parts(addr, len) => {}
-                _ => return Err(BadAddress { addr, len }),
+            let Some(total) = slot.len.checked_add(len) else { return Err(BadAddress { addr, len }) };
+            let base = table.largest.locate_all(addr, len as usize);
+            if let Some(base) = base
+                && len > 0
+                && let Some(place) = slot.short.get_mut(slot.count as usize)
+            {
+                *place = Seg::new(base, len as usize);
+                slot.count += 1;
+            // It gets the parts of the list: a reference to the list would force that into memory.
+            } else if !push_apart(slot, *index, longs, table, (addr, len)) {
+                return Err(BadAddress { addr, len });
             }
-            self.slot.len = total;
+            slot.len = total;
         }
-        Ok(self.slot.len - before)
+        Ok(slot.len - before)
     }
 
     /// The finished list, for its request.
@@ -718,6 +746,25 @@ impl<'a> List<'a> {
             self.slot.count = before;
         }
         fits
+    }
+}
+
+/// Adds bytes that are not all in the largest region, or that do not fit into the slot; returns whether they were added.
+#[inline(never)]
+fn push_apart(
+    slot: &mut Slot,
+    index: usize,
+    longs: &mut Longs,
+    table: &MemTable,
+    (addr, len): (u64, u32),
+) -> bool {
+    let mut list = List { slot, index, longs, table };
+    match table.locate_all(addr, len as usize) {
+        Some(base) if len > 0 => {
+            list.add(Seg::new(base, len as usize));
+            true
+        }
+        _ => list.push_parts(addr, len),
     }
 }
 

@@ -3,8 +3,8 @@
 //! A request is named by the head of its descriptor chain, all the way: it is the slot of its scatter list, the tag of its [`aryk_bdev::Io`], and the
 //! id of its used element. The ring sees to it that no head is in flight twice.
 
-use crate::request::{Answer, Disk, Parsed, Unanswerable};
-use aryk_bdev::{BdevChannel, Completion, Status};
+use crate::request::{Answer, Disk, Other, Parsed, Unanswerable};
+use aryk_bdev::{BdevChannel, Completion, Io, Status};
 use aryk_crash_point::{Step, step};
 use aryk_dma::MemTable;
 use aryk_reactor::{Armed, Cx, Layer, Point, Root, RootId};
@@ -125,24 +125,36 @@ impl Queue {
 }
 
 impl Requests {
-    #[inline]
+    #[inline(always)]
     fn start(&mut self, head: u16, chain: &mut Chain, line: &mut Line, cx: &mut Cx) {
         match self.disk.parse(chain, head, &mut line.sgs) {
-            Ok(Parsed::Submit(io)) => {
-                cx.trace(Layer::Frontend, Point::Submit, line.id.trace_number(), head.into());
-                match &mut self.channel {
-                    Some(channel) if !self.closing_channel => channel.submit(io, cx),
-                    _ => finish(head, Answer::IoError, line),
-                }
-                step(Step::Submitted);
-            }
+            Ok(io) => self.submit(io, head, line, cx),
+            Err(other) => self.start_other(other, head, chain, line, cx),
+        }
+    }
+
+    #[inline]
+    fn submit(&mut self, io: Io, head: u16, line: &mut Line, cx: &mut Cx) {
+        cx.trace(Layer::Frontend, Point::Submit, line.id.trace_number(), head.into());
+        match &mut self.channel {
+            Some(channel) if !self.closing_channel => channel.submit(io, cx),
+            _ => answer(head, Answer::IoError, line),
+        }
+        step(Step::Submitted);
+    }
+
+    /// Starts a request that is neither a read nor a write.
+    #[inline(never)]
+    fn start_other(&mut self, other: Other, head: u16, chain: &Chain, line: &mut Line, cx: &mut Cx) {
+        match self.disk.parse_other(other, chain, head, &mut line.sgs) {
+            Ok(Parsed::Submit(io)) => self.submit(io, head, line, cx),
             Ok(Parsed::Identify) => {
-                let (answer, written) = self.disk.write_id(chain, line.sgs.memory());
+                let (well, written) = self.disk.write_id(chain, line.sgs.memory());
                 line.mark_written(chain, written);
                 line.sgs.note(head, 1 + written);
-                finish(head, answer, line);
+                answer(head, well, line);
             }
-            Ok(Parsed::Answer(answer)) => finish(head, answer, line),
+            Ok(Parsed::Answer(failed)) => answer(head, failed, line),
             Err(Unanswerable) => line.give_up(head),
         }
     }
@@ -170,8 +182,14 @@ impl Requests {
     }
 }
 
+/// Answers a request that did not go to the disk.
+#[cold]
+fn answer(head: u16, answer: Answer, line: &mut Line) {
+    finish(head, answer, line);
+}
+
 /// Completes a request with its answer.
-#[inline]
+#[inline(always)]
 fn finish(head: u16, answer: Answer, line: &mut Line) {
     let most = line.sgs.put_last_byte(head, answer as u8);
     step(Step::Answered);

@@ -2,8 +2,8 @@
 
 use crate::config::SEG_MAX;
 use aryk_bdev::{Io, Op, Status, Tag};
-use aryk_dma::{BadAddress, List, MemTable, SgTable, Sgl};
-use aryk_virtqueue::{Chain, Piece};
+use aryk_dma::{BadAddress, MemTable, SgTable, Sgl};
+use aryk_virtqueue::Chain;
 use virtio_bindings::bindings::virtio_blk::{
     VIRTIO_BLK_ID_BYTES, VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD,
     VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
@@ -51,7 +51,16 @@ impl From<Status> for Answer {
     }
 }
 
-/// What becomes of a request.
+/// A request that is neither a read nor a write, or that failed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Other {
+    /// Guest address of its status, if it has a place for one.
+    status: Option<u64>,
+    /// Its header; `None` if it failed.
+    header: Option<Header>,
+}
+
+/// The next step of such a request.
 #[derive(Debug)]
 pub(crate) enum Parsed {
     /// It goes to the disk.
@@ -69,14 +78,6 @@ struct Request {
     may_unmap: bool,
     lba: u64,
     blocks: u64,
-}
-
-/// What a request is, before there is a place for its status.
-#[derive(Clone, Copy, Debug)]
-enum Kind {
-    Submit(Request),
-    Identify,
-    Answer(Answer),
 }
 
 /// A request that has no place for its status, or one that is not in memory: there is nothing to answer to.
@@ -99,71 +100,88 @@ impl Disk {
     /// number of bytes that it writes to its guest, status included. The caller ends the slot.
     ///
     /// # Errors
-    /// [`Unanswerable`]; the slot is in use then too.
-    #[inline]
-    pub(crate) fn parse(
-        &self,
-        chain: &mut Chain,
-        slot: u16,
-        sgs: &mut SgTable,
-    ) -> Result<Parsed, Unanswerable> {
+    /// [`Other`], for [`Disk::parse_other`]; the slot is in use then too.
+    // Always inlined, and without detours: nearly all requests are reads and writes, and inlined values stay in registers.
+    #[inline(always)]
+    pub(crate) fn parse(&self, chain: &mut Chain, slot: u16, sgs: &mut SgTable) -> Result<Io, Other> {
         let status = chain.take_last_writable();
         let header = chain.take_header::<Header>(sgs.memory());
         let mut list = sgs.begin(slot);
-        let status = status.ok_or(Unanswerable)?;
-        let kind = match header {
-            Ok(Some(header)) => self.parse_kind(header, chain, &mut list).unwrap_or(Kind::FAILED),
-            Ok(None) | Err(BadAddress { .. }) => Kind::FAILED,
+        let Ok(Some(header)) = header else { return Err(Other { status, header: None }) };
+        let failed = Other { status, header: None };
+        let (op, pieces) = match header.kind {
+            VIRTIO_BLK_T_IN => (Op::Read, chain.writable()),
+            VIRTIO_BLK_T_OUT => (Op::Write, chain.readable()),
+            _ => return Err(Other { status, header: Some(header) }),
         };
-        list.push(status, 1).map_err(|_| Unanswerable)?;
-        Ok(match kind {
-            Kind::Submit(request) => Parsed::Submit(self.io(request, slot, list)),
-            Kind::Identify => Parsed::Identify,
-            Kind::Answer(answer) => {
-                list.note(1);
-                Parsed::Answer(answer)
-            }
+        // The guest was told.
+        if pieces.len() > SEG_MAX as usize {
+            return Err(failed);
+        }
+        let Ok(bytes) = list.extend(pieces.iter().map(|piece| (piece.addr, piece.len))) else {
+            return Err(failed);
+        };
+        let Some((lba, blocks)) = self.blocks(header.sector, bytes.into()) else { return Err(failed) };
+        let Some(status) = status else { return Err(failed) };
+        if list.push(status, 1).is_err() {
+            return Err(Other { status: None, header: None });
+        }
+        list.note(if op == Op::Read { bytes + 1 } else { 1 });
+        Ok(Io {
+            tag: Tag(slot.into()),
+            op,
+            fua: self.write_through,
+            may_unmap: false,
+            lba,
+            blocks,
+            source: 0,
+            data: list.sgl().first(bytes),
         })
     }
 
-    /// The request in `slot`, whose list is complete, as the block layer takes it.
-    #[inline]
-    fn io(&self, request: Request, slot: u16, mut list: List<'_>) -> Io {
+    /// The next step of a request for which [`Disk::parse`] returned [`Other`].
+    ///
+    /// # Errors
+    /// [`Unanswerable`].
+    #[inline(never)]
+    pub(crate) fn parse_other(
+        &self,
+        other: Other,
+        chain: &Chain,
+        slot: u16,
+        sgs: &mut SgTable,
+    ) -> Result<Parsed, Unanswerable> {
+        let status = other.status.ok_or(Unanswerable)?;
+        let parsed = match other.header {
+            Some(header) => self.parse_rare(header, chain, slot, sgs.memory()).unwrap_or(Parsed::FAILED),
+            None => Parsed::FAILED,
+        };
+        sgs.push(slot, status, 1).map_err(|_| Unanswerable)?;
+        sgs.note(slot, 1);
+        Ok(parsed)
+    }
+
+    fn parse_rare(
+        &self,
+        header: Header,
+        chain: &Chain,
+        slot: u16,
+        memory: &MemTable,
+    ) -> Result<Parsed, BadAddress> {
+        let request = match header.kind {
+            VIRTIO_BLK_T_FLUSH => Request { op: Op::Flush, may_unmap: false, lba: 0, blocks: 0 },
+            VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES => {
+                match self.range(header.kind, chain, memory)? {
+                    Ok(request) => request,
+                    Err(answer) => return Ok(Parsed::Answer(answer)),
+                }
+            }
+            VIRTIO_BLK_T_GET_ID => return Ok(Parsed::Identify),
+            _ => return Ok(Parsed::Answer(Answer::Unsupported)),
+        };
         let Request { op, may_unmap, lba, blocks } = request;
         let (tag, fua) = (Tag(slot.into()), self.write_through && op != Op::Flush);
-        list.note(if op == Op::Read { list.len() } else { 1 });
-        Io { tag, op, fua, may_unmap, lba, blocks, source: 0, data: data_of(list.sgl(), op) }
-    }
-
-    #[inline]
-    fn parse_kind(&self, header: Header, chain: &Chain, list: &mut List<'_>) -> Result<Kind, BadAddress> {
-        match header.kind {
-            VIRTIO_BLK_T_IN => self.transfer(Op::Read, header.sector, chain.writable(), list),
-            VIRTIO_BLK_T_OUT => self.transfer(Op::Write, header.sector, chain.readable(), list),
-            VIRTIO_BLK_T_FLUSH => {
-                Ok(Kind::Submit(Request { op: Op::Flush, may_unmap: false, lba: 0, blocks: 0 }))
-            }
-            VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES => self.range(header.kind, chain, list.memory()),
-            VIRTIO_BLK_T_GET_ID => Ok(Kind::Identify),
-            _ => Ok(Kind::Answer(Answer::Unsupported)),
-        }
-    }
-
-    #[inline]
-    fn transfer(
-        &self,
-        op: Op,
-        sector: u64,
-        pieces: &[Piece],
-        list: &mut List<'_>,
-    ) -> Result<Kind, BadAddress> {
-        // The guest was told.
-        if pieces.len() > SEG_MAX as usize {
-            return Ok(Kind::FAILED);
-        }
-        let bytes = list.extend(pieces.iter().map(|piece| (piece.addr, piece.len)))?;
-        let Some((lba, blocks)) = self.blocks(sector, bytes.into()) else { return Ok(Kind::FAILED) };
-        Ok(Kind::Submit(Request { op, may_unmap: false, lba, blocks }))
+        Ok(Parsed::Submit(Io { tag, op, fua, may_unmap, lba, blocks, source: 0, data: Sgl::EMPTY }))
     }
 
     /// A range of sectors in blocks, if it is whole blocks.
@@ -175,11 +193,15 @@ impl Disk {
         aligned.then_some((start >> shift, bytes >> shift))
     }
 
-    #[inline(never)]
-    fn range(&self, kind: u32, chain: &Chain, memory: &MemTable) -> Result<Kind, BadAddress> {
-        let unsupported = Kind::Answer(Answer::Unsupported);
+    /// The request of a discard or write-zeroes, or the answer if it is invalid.
+    fn range(
+        &self,
+        kind: u32,
+        chain: &Chain,
+        memory: &MemTable,
+    ) -> Result<Result<Request, Answer>, BadAddress> {
         if chain.readable_len() != size_of::<Range>() as u64 {
-            return Ok(unsupported);
+            return Ok(Err(Answer::Unsupported));
         }
         let mut bytes = [0; size_of::<Range>()];
         let mut at = 0;
@@ -194,13 +216,13 @@ impl Disk {
         };
         // Section 5.2.6.2: unknown flags, and unmap in a discard, are answered by UNSUPP.
         if range.flags & !allowed != 0 {
-            return Ok(unsupported);
+            return Ok(Err(Answer::Unsupported));
         }
         let Some((lba, blocks)) = self.blocks(range.sector, u64::from(range.sectors) * SECTOR) else {
-            return Ok(Kind::FAILED);
+            return Ok(Err(Answer::IoError));
         };
         let may_unmap = range.flags & VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP != 0;
-        Ok(Kind::Submit(Request { op, may_unmap, lba, blocks }))
+        Ok(Ok(Request { op, may_unmap, lba, blocks }))
     }
 
     /// Writes the disk's id to a request's data, as far as there is room: the answer, and how many bytes it took. Only of a
@@ -225,12 +247,6 @@ impl Disk {
     }
 }
 
-impl Kind {
+impl Parsed {
     const FAILED: Self = Self::Answer(Answer::IoError);
-}
-
-/// A slot's list without the status byte at its end.
-#[inline]
-fn data_of(all: Sgl, op: Op) -> Sgl {
-    if op.has_data() { all.first(all.len() - 1) } else { Sgl::EMPTY }
 }

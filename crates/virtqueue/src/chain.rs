@@ -82,13 +82,18 @@ impl Chain {
     where
         T: FromBytes + IntoBytes + KnownLayout,
     {
-        match self.readable().first() {
-            Some(&Piece { addr, len }) if len as usize == size_of::<T>() => {
-                self.start += 1;
-                // Drivers keep the status byte in the header's cache line.
-                memory.read_before_write(addr).map(Some)
-            }
-            _ => self.gather_header(memory),
+        if self.start < self.split
+            && let Some(&Piece { addr, len }) = self.pieces.get(self.start)
+            && len as usize == size_of::<T>()
+        {
+            self.start += 1;
+            // Drivers keep the status byte in the header's cache line.
+            return memory.read_before_write(addr).map(Some);
+        }
+        // Taken apart: see `MemTable::read_before_write`.
+        match self.gather_header(memory) {
+            Ok(header) => Ok(header),
+            Err(error) => Err(error),
         }
     }
 

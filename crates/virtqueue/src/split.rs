@@ -152,6 +152,8 @@ pub struct SplitQueue {
     rings: Rings,
     /// `size - 1`: maps an index to a position in a ring.
     mask: u16,
+    /// Upper bound of the descriptors in a chain, without those of indirect tables.
+    chain_max: u16,
     /// The driver's available index as last read.
     avail_idx: u16,
     /// The used index as last published. `None` at first: the driver may wait for a call that a predecessor failed to
@@ -176,6 +178,7 @@ impl SplitQueue {
         Ok(Self {
             rings,
             mask: config.size - 1,
+            chain_max: config.size.min(CHAIN_MAX),
             avail_idx: config.next_avail,
             published: None,
             in_flight: vec![false; config.size.into()].into(),
@@ -354,7 +357,7 @@ impl SplitQueue {
     #[inline]
     fn walk_direct(&self, head: u16, filling: &mut Filling<'_>) -> Result<Option<Desc>, ChainError> {
         let mut index = head;
-        for _ in 0..self.config.size.min(CHAIN_MAX) {
+        for _ in 0..self.chain_max {
             let desc = self.rings.descs.read(usize::from(index)).ok_or(ChainError::Index(index))?;
             if desc.flags & INDIRECT != 0 {
                 return Ok(Some(desc));
