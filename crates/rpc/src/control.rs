@@ -135,6 +135,17 @@ impl Control {
         bdev.name().to_owned()
     }
 
+    /// Records a disk that `module` has created, and the call that creates it again after a restart: for methods of modules that are
+    /// not part of this crate. Returns the disk's name, the usual result of such a method.
+    pub fn made_by(
+        &self,
+        bdev: &Bdev,
+        module: &'static str,
+        call: (&'static str, &impl Serialize),
+    ) -> String {
+        self.made_disk(bdev, module, Details::default(), call)
+    }
+
     /// All disks, in the order of their first configuration; a restart creates them in another order.
     pub(crate) fn list_disks(&self) -> Vec<Arc<Bdev>> {
         let mut disks = self.disks.registry.list();
@@ -148,8 +159,11 @@ impl Control {
         disks
     }
 
-    /// Removes a disk that `module` has created, and the disks built on it.
-    pub(crate) async fn remove_disk(&self, module: &'static str, name: &str) -> Result<bool, Error> {
+    /// Removes a disk that `module` has created, and the disks built on it; or forgets a disk that is configured and absent.
+    ///
+    /// # Errors
+    /// `ENODEV`: `module` has created no disk of that name. `EBUSY`: the disk is being removed.
+    pub async fn remove_disk(&self, module: &'static str, name: &str) -> Result<bool, Error> {
         if self.disks.find(name).is_err() && self.config.forget_absent(Subsystem::Bdev, name) {
             self.config.forget(Subsystem::Unit, name);
             crate::methods::observe::forget_absent(self, name);

@@ -95,3 +95,6 @@ impl Leaving<'_> {
         reactors.least_loaded(reactors.is_any_on(cores).then_some(cores))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -88,6 +88,11 @@ impl<C: 'static> Methods<C> {
         self
     }
 
+    /// All of them.
+    pub(crate) const fn table(&self) -> &Table<C> {
+        &self.table
+    }
+
     /// Whether a method may change anything.
     ///
     /// # Errors

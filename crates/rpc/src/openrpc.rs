@@ -19,7 +19,7 @@ pub fn document() -> Value {
     document_of(&methods::all(&Weak::new()))
 }
 
-fn document_of<C: 'static>(table: &Table<C>) -> Value {
+pub(crate) fn document_of<C: 'static>(table: &Table<C>) -> Value {
     let mut settings = SchemaSettings::draft07();
     settings.definitions_path = "/components/schemas".into();
     settings.meta_schema = None;

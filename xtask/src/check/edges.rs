@@ -30,13 +30,15 @@ enum Layer {
     Rpc,
     /// The programs: `bin/*`.
     Program,
+    /// Programs that add modules to the daemon: `examples/*`.
+    Example,
     /// Tools that build, test and measure.
     Tool,
 }
 
 use Layer::{
-    Bdev, Commands, Conformance, Device, FrontEnd, Ground, Metrics, Module, Program, Reactor, Rpc, Tool,
-    Transport,
+    Bdev, Commands, Conformance, Device, Example, FrontEnd, Ground, Metrics, Module, Program, Reactor, Rpc,
+    Tool, Transport,
 };
 
 impl Layer {
@@ -64,6 +66,7 @@ impl Layer {
             "xtask" | "bench" => Tool,
             _ if path.starts_with("crates/modules/") => Module,
             _ if path.starts_with("bin/") => Program,
+            _ if path.starts_with("examples/") => Example,
             _ if path.starts_with("tests/") => Tool,
             _ => return None,
         })
@@ -85,6 +88,7 @@ impl Layer {
             Metrics => &[Ground, Reactor, Bdev],
             Rpc => &[Ground, Device, Reactor, Bdev, Module, Transport, Commands, FrontEnd, Metrics],
             Program => &[Ground, Device, Reactor, Bdev, Module, Transport, FrontEnd, Metrics, Rpc],
+            Example => &[Reactor, Bdev, Rpc, Program],
             Tool => &[
                 Ground,
                 Device,

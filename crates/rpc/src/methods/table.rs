@@ -22,11 +22,15 @@ pub(super) fn register(table: &mut Table<Control>, this: &Weak<Methods<Control>>
     );
     // The document takes long to build, and is the same every time.
     let document = OnceCell::new();
+    let all = Weak::clone(this);
     table.add(
         DISCOVER,
         Phase::Any,
         "Reports the OpenRPC document of all methods, with the schemas of parameters and results.",
-        async move |_: &Control, _: NoParams| Ok(Document(document.get_or_init(openrpc::document).clone())),
+        async move |_: &Control, _: NoParams| {
+            let methods = upgrade(&all)?;
+            Ok(Document(document.get_or_init(|| openrpc::document_of(methods.table())).clone()))
+        },
     );
     let all = Weak::clone(this);
     table.add("load_config", Phase::RunTime, "Makes the calls of a `save_config` output in order, up to the first that fails: objects created before it stay.", async move |_: &Control, p: LoadConfig| {

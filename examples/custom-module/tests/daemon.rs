@@ -1,0 +1,129 @@
+//! The daemon with the module: a disk is made by RPC, read, kept over a restart, and removed.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use aryk_example_custom_module::block;
+use aryk_front_end::{Announced, Format, Memory, Piece, Ring, Session, Shape, Wanted, feature, protocol};
+use rustix::event::{EventfdFlags, eventfd};
+use serde_json::{Value, json};
+use std::io::{BufReader, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command};
+use std::time::Duration;
+
+struct Daemon(Child);
+
+impl Daemon {
+    fn start(dir: &Path) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_aryk-example-custom-module"));
+        command.arg("-r").arg(dir.join("rpc.sock")).arg("-S").arg(dir.join("vhost"));
+        let daemon = Self(command.arg("--state-dir").arg(dir.join("state")).spawn().unwrap());
+        for _ in 0..3000 {
+            if UnixStream::connect(dir.join("rpc.sock")).is_ok() {
+                break;
+            }
+            std::thread::park_timeout(Duration::from_millis(10));
+        }
+        call(dir, "framework_wait_init", json!({})).unwrap();
+        daemon
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Reads a block as a VM does, through a ring in its own memory.
+fn read(socket: &Path, lba: u64) -> [u8; 4096] {
+    const HEADER: u64 = 32 << 10;
+    const STATUS: u64 = HEADER + 16;
+    const DATA: u64 = 48 << 10;
+    let wanted = Wanted {
+        features: feature::VERSION_1,
+        optional: 0,
+        protocol: protocol::CONFIGURE_MEM_SLOTS | protocol::REPLY_ACK,
+        optional_protocol: 0,
+        queues: 1,
+        patience: Duration::from_secs(20),
+    };
+    let session = Session::connect(socket, &wanted).unwrap();
+    let memory = Memory::new(64 << 10).unwrap();
+    session.settle().unwrap();
+    session.share(&memory).unwrap();
+    let mut ring = Ring::new(Shape { format: Format::Split, size: 16, event_idx: false }, &memory, 0);
+    let (kick, call) = [(); 2].map(|()| eventfd(0, EventfdFlags::CLOEXEC).unwrap()).into();
+    session
+        .start(&Announced { index: 0, size: 16, ring: &ring, kick: kick.as_fd(), call: call.as_fd() })
+        .unwrap();
+    session.enable(1).unwrap();
+    // A request to read, and its first sector of 512 bytes.
+    memory.whole().write(HEADER as usize, &[0_u64, lba * 8]);
+    let pieces = [
+        Piece { at: HEADER, len: 16, write: false },
+        Piece { at: DATA, len: 4096, write: true },
+        Piece { at: STATUS, len: 1, write: true },
+    ];
+    ring.add(0, &pieces, None);
+    if ring.publish() {
+        rustix::io::write(&kick, &1_u64.to_ne_bytes()).unwrap();
+    }
+    while ring.take().unwrap().is_none() {
+        std::thread::park_timeout(Duration::from_millis(1));
+    }
+    assert_eq!(memory.whole().read::<u8>(STATUS as usize), 0);
+    memory.whole().read(DATA as usize)
+}
+
+fn call(dir: &Path, method: &str, params: Value) -> Result<Value, Value> {
+    let mut stream = UnixStream::connect(dir.join("rpc.sock")).unwrap();
+    let request = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
+    stream.write_all(request.to_string().as_bytes()).unwrap();
+    stream.shutdown(std::net::Shutdown::Write).unwrap();
+    let mut reply: Value = serde_json::from_reader(BufReader::new(stream)).unwrap();
+    match reply.get("error") {
+        Some(error) => Err(error.clone()),
+        None => Ok(reply["result"].take()),
+    }
+}
+
+#[test]
+fn a_disk_of_the_module_is_one_like_any_other() {
+    let dir = tempfile::TempDir::new().unwrap();
+    let dir = dir.path();
+    let daemon = Daemon::start(dir);
+    let methods = call(dir, "rpc_get_methods", json!({})).unwrap();
+    assert!(methods.as_array().unwrap().contains(&json!("bdev_pattern_create")));
+    let document = call(dir, "rpc.discover", json!({})).unwrap();
+    let documented =
+        document["methods"].as_array().unwrap().iter().any(|m| m["name"] == "bdev_pattern_create");
+    assert!(documented);
+    let create = json!({"name": "p", "num_blocks": 1 << 40});
+    assert_eq!(call(dir, "bdev_pattern_create", create.clone()).unwrap(), "p");
+    assert!(call(dir, "bdev_pattern_create", create).unwrap_err().to_string().contains("exists"));
+    call(dir, "bdev_passthru_create", json!({"name": "top", "base_bdev_name": "p"})).unwrap();
+    call(dir, "vhost_create_blk_controller", json!({"ctrlr": "c", "dev_name": "top"})).unwrap();
+    for lba in [0, 7, (1 << 40) - 1] {
+        assert_eq!(read(&dir.join("vhost/c"), lba), block(lba));
+    }
+    let before = call(dir, "bdev_get_bdevs", json!({})).unwrap();
+    assert_eq!(before[0]["product_name"], "Pattern disk");
+    drop(daemon);
+    let _daemon = Daemon::start(dir);
+    assert_eq!(call(dir, "bdev_get_bdevs", json!({})).unwrap()[0]["uuid"], before[0]["uuid"]);
+    call(dir, "vhost_get_controllers", json!({"name": "c"})).unwrap();
+    call(dir, "bdev_pattern_delete", json!({"name": "top"})).unwrap_err();
+    call(dir, "bdev_pattern_delete", json!({"name": "p"})).unwrap();
+    assert_eq!(call(dir, "bdev_get_bdevs", json!({})).unwrap(), json!([]));
+}
+
+#[test]
+fn each_block_holds_its_number() {
+    assert_eq!(block(7)[..16], [7, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(block(u64::MAX), [0xff; 4096]);
+}
