@@ -3,7 +3,7 @@
 
 use aryk_bdev::Identity;
 use aryk_example_custom_module::{Config, create};
-use aryk_rpc::{Control, Error, Phase, Table};
+use aryk_rpc::{Control, Error, Phase};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::process::ExitCode;

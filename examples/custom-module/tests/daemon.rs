@@ -13,6 +13,9 @@ use std::path::Path;
 use std::process::{Child, Command};
 use std::time::Duration;
 
+/// Four pebibytes.
+const BLOCKS: u64 = 1 << 40;
+
 struct Daemon(Child);
 
 impl Daemon {
@@ -103,12 +106,12 @@ fn a_disk_of_the_module_is_one_like_any_other() {
     let documented =
         document["methods"].as_array().unwrap().iter().any(|m| m["name"] == "bdev_pattern_create");
     assert!(documented);
-    let create = json!({"name": "p", "num_blocks": 1 << 40});
+    let create = json!({"name": "p", "num_blocks": BLOCKS});
     assert_eq!(call(dir, "bdev_pattern_create", create.clone()).unwrap(), "p");
     assert!(call(dir, "bdev_pattern_create", create).unwrap_err().to_string().contains("exists"));
     call(dir, "bdev_passthru_create", json!({"name": "top", "base_bdev_name": "p"})).unwrap();
     call(dir, "vhost_create_blk_controller", json!({"ctrlr": "c", "dev_name": "top"})).unwrap();
-    for lba in [0, 7, (1 << 40) - 1] {
+    for lba in [0, 7, BLOCKS - 1] {
         assert_eq!(read(&dir.join("vhost/c"), lba), block(lba));
     }
     let before = call(dir, "bdev_get_bdevs", json!({})).unwrap();

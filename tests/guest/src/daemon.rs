@@ -40,6 +40,8 @@ impl Daemon {
             daemon.alive()?;
             Ok(daemon.aryk(&["status"]).ok())
         })?;
+        // It answers before it has restored what was configured.
+        daemon.rpc("framework_wait_init", &serde_json::json!({}))?;
         Ok(daemon)
     }
 
