@@ -57,7 +57,7 @@ fn read(socket: &Path, lba: u64) -> [u8; 4096] {
     };
     let session = Session::connect(socket, &wanted).unwrap();
     let memory = Memory::new(64 << 10).unwrap();
-    session.settle().unwrap();
+    session.set_features().unwrap();
     session.share(&memory).unwrap();
     let mut ring = Ring::new(Shape { format: Format::Split, size: 16, event_idx: false }, &memory, 0);
     let (kick, call) = [(); 2].map(|()| eventfd(0, EventfdFlags::CLOEXEC).unwrap()).into();
