@@ -27,7 +27,7 @@ const PARTS: Uuid = uuid::uuid!("976b899e-3e1e-4d71-ab69-c2b08e9df8b8");
 /// The names by which a disk is found.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Identity {
-    /// Its name.
+    /// The name of the disk.
     pub name: String,
     /// Other names.
     pub aliases: Vec<String>,
@@ -164,12 +164,12 @@ impl Bdev {
         }
     }
 
-    /// Its names.
+    /// The names of the disk.
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
 
-    /// Its name.
+    /// The name of the disk.
     pub fn name(&self) -> &str {
         &self.identity.name
     }
@@ -197,7 +197,7 @@ impl Bdev {
         &self.sampling
     }
 
-    /// Its implementation.
+    /// The module's device of the disk.
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.device
     }
@@ -208,7 +208,7 @@ impl Bdev {
         any.downcast_ref()
     }
 
-    /// Its current shape.
+    /// The current shape of the disk.
     pub fn geometry(&self) -> Geometry {
         Geometry { blocks: self.blocks(), ..self.device.geometry() }
     }
@@ -282,7 +282,7 @@ impl Bdev {
             knows
         };
         for knows in self.for_each_channel(tell).await {
-            // If a channel was closed meanwhile, so was its channel of the base.
+            // If a channel was closed in between, so was its channel of the base.
             let _ = knows.await;
         }
     }
@@ -322,7 +322,7 @@ impl Bdev {
             reloaded
         };
         for reloaded in self.for_each_channel(reload).await {
-            // A channel that was closed meanwhile needs none.
+            // A channel that was closed in between needs none.
             let _ = reloaded.await;
         }
         self.tell(Event::Changed);
@@ -517,12 +517,12 @@ impl Bdev {
 
     /// Sets or removes the deadline of its requests, also of those in flight.
     pub async fn set_deadline(&self, deadline: Option<Deadline>) {
-        // Set first, so that a channel that is opened meanwhile reads it.
+        // Set first, so that a channel that is opened from now on reads it.
         *lock(&self.deadline) = deadline;
         self.for_each_channel(move |cell, cx| cell.command(Command::SetDeadline(deadline), cx)).await;
     }
 
-    /// Aborts all requests that the device has, and waits until they complete. Requests that are submitted meanwhile wait.
+    /// Aborts all requests that the device has, and waits until they complete. Requests that are submitted during that time wait.
     /// Returns `false` if another reset is under way.
     pub async fn reset(self: &Arc<Self>) -> bool {
         if self.resetting.swap(true, Ordering::Acquire) {
@@ -551,10 +551,10 @@ impl Bdev {
     }
 
     /// Makes each of its channels wait until the device has completed what it has of that channel, and then use another one that
-    /// the device opens: after the device has changed what carries its requests out. Requests that come meanwhile wait.
+    /// the device opens: after the device has changed what carries its requests out. Requests that are submitted during that time wait.
     ///
     /// # Errors
-    /// [`OpenError`] if a channel could not be opened, or the disk is being reset; what has no other channel keeps its own.
+    /// [`OpenError`] if a channel could not be opened, or the disk is being reset; the channels that it failed for keep what they have.
     pub async fn reopen_channels(&self) -> Result<(), OpenError> {
         let reopen = |cell: &Rc<ChannelCell>, cx: &mut Cx| {
             let (sender, receiver) = oneshot::channel();
@@ -563,8 +563,7 @@ impl Bdev {
         };
         let mut result = Ok(());
         for reopened in self.for_each_channel(reopen).await {
-            // A channel that was closed meanwhile needs no other, and a reset that came between is told like one that came
-            // before.
+            // A channel that was closed in between needs no other.
             result = result.and(reopened.await.unwrap_or(Ok(())));
         }
         result
@@ -577,7 +576,7 @@ impl Bdev {
             receiver
         };
         for frozen in self.for_each_channel(freeze).await {
-            // A channel that was closed meanwhile has nothing in flight.
+            // A channel that was closed in between has nothing in flight.
             let _ = frozen.await;
         }
         self.for_each_channel(|cell, cx| cell.command(Command::Thaw, cx)).await;

@@ -67,7 +67,7 @@ pub struct BdevChannel {
     shape: Shape,
     state: State,
     requests: Slots<Request>,
-    /// Requests at [`Place::Queued`], in the order of their turns; some may have ended meanwhile.
+    /// Requests at [`Place::Queued`], in the order of their turns; some may have ended since.
     queue: VecDeque<Key>,
     credits: Credits,
     /// Completions of requests that did not end at the device.
@@ -147,7 +147,7 @@ impl BdevChannel {
     }
 
     /// Starts a request, which completes exactly once, in a later [`BdevChannel::poll`]. Its data stays in place until then.
-    // What is called here and is not inlined has no reference to the request. So its parts stay in registers until they are stored where they are kept;
+    // No function that is called here and is not inlined has a reference to the request. So its parts stay in registers until they are stored where they are kept;
     // copied from memory that they were just put into, they would wait for all stores before them, those to a guest's lines among them.
     #[inline]
     pub fn submit(&mut self, io: Io, cx: &mut Cx) {
@@ -527,7 +527,7 @@ impl BdevChannel {
                 Command::LookAtDeadlines => self.look_at_deadlines(cx),
                 Command::LookAtLimits => self.look_at_limits(cx),
                 Command::FailLimited => self.fail_limited(Status::Removed, cx),
-                // Whoever asked for one of these may have stopped waiting.
+                // The caller of each of the next two may have stopped waiting.
                 Command::ReloadProperties(done) => {
                     self.reload_properties();
                     let _ = done.send(());
@@ -542,7 +542,9 @@ impl BdevChannel {
 
     /// Sends nothing more to the device, aborts what it has, and reports to `done` when it has nothing.
     fn freeze(&mut self, done: oneshot::Sender<()>, cx: &mut Cx) {
-        self.state = State::Freezing(done);
+        if let State::Reopening(done) = std::mem::replace(&mut self.state, State::Freezing(done)) {
+            let _ = done.send(Err(is_being_reset()));
+        }
         if let Some(throttle) = &mut self.throttle {
             throttle.step_aside(cx);
         }
@@ -556,7 +558,7 @@ impl BdevChannel {
         if matches!(self.state, State::Running) {
             self.state = State::Reopening(done);
         } else {
-            let _ = done.send(Err(OpenError::Unavailable("the disk is being reset".to_owned())));
+            let _ = done.send(Err(is_being_reset()));
         }
     }
 
@@ -585,6 +587,10 @@ impl BdevChannel {
         self.credits = Credits::new(self.shape.limits.depth, self.device.credits(), root, cx.local());
         Ok(())
     }
+}
+
+fn is_being_reset() -> OpenError {
+    OpenError::Unavailable("the disk is being reset".to_owned())
 }
 
 impl Zeroes {

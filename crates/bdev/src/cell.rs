@@ -48,7 +48,7 @@ pub(crate) enum Command {
 #[derive(Debug)]
 pub(crate) struct ChannelCell {
     pub root: RootId,
-    /// Its disk's name.
+    /// The name of the channel's disk.
     name: String,
     /// All counts but the depths.
     pub stats: RefCell<Stats>,

@@ -1,13 +1,13 @@
-//! How long a disk's requests may take, and what becomes of those that take longer. Any context.
+//! Deadlines of a disk's requests, and the action for those that take longer. Any context.
 
 use std::time::Duration;
 
-/// What becomes of a request that is over its deadline. Each is counted ([`crate::Stats::overdue`]), whichever.
+/// The action for a request that is over its deadline. Each such request is counted ([`crate::Stats::overdue`]), whatever the action.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OnDeadline {
-    /// The log says so, but no more than once a second of each disk and core.
+    /// The log reports it, at most once a second for each disk and core.
     Report,
-    /// It is aborted.
+    /// The request is aborted.
     Abort,
     /// The disk is reset.
     Reset,
@@ -16,8 +16,8 @@ pub enum OnDeadline {
 /// How long requests may take from their submission to their completion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Deadline {
-    /// So long.
+    /// The time from submission to completion.
     pub after: Duration,
-    /// What becomes of one that takes longer.
+    /// The action for a request that takes longer.
     pub action: OnDeadline,
 }

@@ -4,7 +4,7 @@ use crate::Registry;
 use aryk_reactor::{Background, Reactors};
 use std::sync::Arc;
 
-/// What modules make disks with: `create(&Env, Config)`. Cheap to clone.
+/// The environment in which modules create disks: `create(&Env, Config)`. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Env {
     registry: Arc<Registry>,

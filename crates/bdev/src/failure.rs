@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 /// A request that a disk's store has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// What was asked for.
+    /// The operation that failed.
     pub op: Op,
     /// The first block.
     pub lba: u64,
@@ -56,7 +56,7 @@ impl Failures {
     /// The store of `disk` has failed a request.
     #[cold]
     pub fn add(&self, disk: &str, failure: Failure) {
-        // Whoever has it now writes or reads another failure of this moment, which does as well.
+        // The thread that holds the lock writes or reads another failure of this moment, which serves as well.
         match self.last.try_lock() {
             Ok(mut last) => *last = Some(failure),
             Err(TryLockError::WouldBlock | TryLockError::Poisoned(_)) => {}

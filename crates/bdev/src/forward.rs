@@ -147,7 +147,7 @@ impl Link {
         self.outboxes.borrow().is_empty() && self.commands.borrow().staged.is_empty()
     }
 
-    /// Ends the link, unless a channel has come meanwhile.
+    /// Ends the link, unless a channel was opened in between.
     fn end(this: Rc<Self>, cx: &mut Cx) {
         let links = cx.local_state::<Links>();
         let mut list = links.0.borrow_mut();
@@ -396,7 +396,7 @@ impl Root for Service {
         let mut answers = self.answers.borrow_mut();
         let has_sent = answers.send();
         assert!(answers.staged.is_empty(), "each answer has a place in the ring");
-        // A client whose commands had no room hears of some by an answer, or by this.
+        // Wakes a client whose commands had no room; an answer would wake it too.
         if has_sent || has_made_room {
             self.bell.ring();
         }

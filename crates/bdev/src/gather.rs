@@ -31,7 +31,7 @@ pub struct Part {
     pub disk: usize,
     /// The core.
     pub core: u16,
-    /// What it has counted there.
+    /// The counts of its channels there.
     pub counts: Summary,
 }
 
@@ -98,11 +98,11 @@ async fn visit_all(slices: Vec<Vec<Visit>>, local: Local, sender: oneshot::Sende
         let visit = |visit: Visit, cx: &mut Cx| (visit.index, visit_one(&visit, cx));
         parts.extend(local.with(move |cx| slice.into_iter().map(|v| visit(v, cx)).collect::<Vec<_>>()).await);
     }
-    // Whoever asked may have gone.
+    // The caller may have stopped waiting.
     let _ = sender.send(parts);
 }
 
-/// On its reactor no channel closes meanwhile, and none is counted twice or not at all.
+/// No channel of this reactor closes during the call, so each is counted once.
 fn visit_one(visit: &Visit, cx: &mut Cx) -> Summary {
     let mut summary = Summary::default();
     if let Some(place) = lock(&visit.places).iter().find(|p| p.reactor == *cx.handle()) {

@@ -55,7 +55,7 @@ impl Coarse {
         &self.0
     }
 
-    /// What was counted since it was `earlier`.
+    /// The counts that were added since the state `earlier`.
     pub fn since(&self, earlier: &Self) -> Self {
         Self(std::array::from_fn(|i| crate::summary::since(self.0[i], earlier.0[i])))
     }
@@ -86,14 +86,14 @@ impl Coarse {
     }
 }
 
-/// That latencies are told apart from those before.
+/// A recording of latencies, apart from those of requests that completed before it began.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Recording {
     /// Of this operation, or of all.
     pub op: Option<Op>,
-    /// The shortest latency that is told from shorter ones, in nanoseconds.
+    /// The shortest latency with a bucket of its own, in nanoseconds.
     pub min_ns: u64,
-    /// The longest that is told from longer ones.
+    /// The longest latency with a bucket of its own, in nanoseconds.
     pub max_ns: u64,
 }
 

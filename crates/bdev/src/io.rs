@@ -18,7 +18,7 @@ pub enum Op {
     Flush,
     /// Gives blocks back to the store: what they read as afterwards is zeroes, or what they held.
     Unmap,
-    /// Makes blocks read as zeroes. What becomes of their place in the store goes by [`Io::may_unmap`].
+    /// Makes blocks read as zeroes. [`Io::may_unmap`] says whether the store may give their space back.
     WriteZeroes,
     /// Compares blocks with memory.
     Compare,
@@ -84,7 +84,7 @@ impl OpSet {
     /// Every operation that the block layer does not make of others.
     pub const PLAIN: Self = Self::of(&[Op::Read, Op::Write, Op::Flush, Op::Unmap, Op::WriteZeroes]);
 
-    /// These without those that change the disk.
+    /// The set without operations that change the disk.
     #[must_use]
     pub const fn without_changes(self) -> Self {
         let mut bits = self.0;
@@ -98,7 +98,7 @@ impl OpSet {
         Self(bits)
     }
 
-    /// These operations.
+    /// The set of these operations.
     pub const fn of(ops: &[Op]) -> Self {
         let mut bits = 0;
         let mut i = 0;
@@ -114,25 +114,25 @@ impl OpSet {
         self.0 >> op as u8 & 1 == 1
     }
 
-    /// These, and `op`.
+    /// The set with `op` added.
     #[must_use]
     pub const fn with(self, op: Op) -> Self {
         Self(self.0 | 1 << op as u8)
     }
 
-    /// These without `op`.
+    /// The set with `op` removed.
     #[must_use]
     pub const fn without(self, op: Op) -> Self {
         Self(self.0 & !(1 << op as u8))
     }
 }
 
-/// A request. Moved by value, down to whoever carries it out.
+/// A request. It moves by value, from the opener down to the device.
 #[derive(Debug)]
 pub struct Io {
     /// The submitter's.
     pub tag: Tag,
-    /// What is asked for.
+    /// The operation.
     pub op: Op,
     /// The write is durable when it completes.
     pub fua: bool,
@@ -155,7 +155,7 @@ const _: () = assert!(size_of::<Io>() <= 64, "a request fits a cache line");
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Status {
-    /// It was done.
+    /// The request succeeded.
     Ok,
     /// Something about it is wrong: no blocks, or data of another length than the blocks.
     Invalid,

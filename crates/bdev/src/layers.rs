@@ -1,4 +1,4 @@
-//! Where the time of requests goes, layer by layer. Written in reactor context by a channel; merged wherever it is read.
+//! The time that requests spend in each layer. A channel writes it in reactor context; any thread merges copies of it.
 //!
 //! Most requests go to their module at once, and all of their latency is the module's: of them nothing is counted here. Those that waited are counted apart, once as
 //! what they took and once as what of it was the module's, and the module's latencies of all are had by taking the ones for the others. So a request that
@@ -23,7 +23,7 @@ impl TimeLayer {
     /// All of them, as a request passes them.
     pub const ALL: [Self; 4] = [Self::Throttle, Self::Queue, Self::Module, Self::FrontEnd];
 
-    /// Its name.
+    /// The name of the layer.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Throttle => "throttle",
@@ -83,7 +83,7 @@ impl Layers {
         self.waited_at_module.record(latency_ns.saturating_sub(waited_ns), 1);
     }
 
-    /// The guest has been told of so many requests, so long after they had completed.
+    /// Counts requests whose completions the guest was notified of `ns` nanoseconds after they had completed.
     pub fn told(&mut self, ns: u64, requests: u64) {
         self.front_end.record(ns, requests);
     }

@@ -14,7 +14,7 @@
 //! many pieces as the module's limits ask for. While the module's depth is used up, requests wait in the channel's one FIFO. [`BdevChannel::poll`]
 //! brings completions back, each exactly once. No layer below refuses a request or queues it again.
 //!
-//! **Removal while requests run is ordinary**: new ones fail with [`Status::Removed`], running ones complete, every opener is told by an [`Event`],
+//! **Removal while requests run is ordinary**: new ones fail with [`Status::Removed`], running ones complete, every opener receives an [`Event`],
 //! and the disk goes when the last has closed it.
 #![forbid(unsafe_code)]
 

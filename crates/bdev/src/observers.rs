@@ -1,4 +1,4 @@
-//! Who follows all disks of a registry. Control context.
+//! Observers of all disks of a registry. Control context.
 
 use crate::Bdev;
 use std::fmt;
@@ -16,7 +16,7 @@ pub enum Change {
 
 type Observer = Box<dyn Fn(Change, &Bdev) + Send + Sync>;
 
-/// Those who are told of each change.
+/// The functions that are called for each change.
 #[derive(Default)]
 pub(crate) struct Observers(Vec<Observer>);
 

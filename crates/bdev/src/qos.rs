@@ -1,7 +1,7 @@
-//! Limits of disks and of groups of disks. Control context, but for what channels ask of it.
+//! Limits of disks and of groups of disks. Control context, except for the functions that channels call.
 //!
-//! A disk's limits and its group are changed under a short lock, and then its channels are told to look; each takes what it finds then, so that the
-//! last change counts, in whichever order the channels come to know.
+//! A disk's limits and its group are changed under a short lock, and then each of its channels gets a command to read them again. Each channel
+//! applies what it finds at that time, so the last change counts, in whatever order the commands arrive.
 
 use crate::bdev::lock;
 use crate::cell::Command;
@@ -38,7 +38,7 @@ impl fmt::Debug for QosGroup {
 }
 
 impl QosGroup {
-    /// Its name.
+    /// The name of the group.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -48,7 +48,7 @@ impl QosGroup {
         self.parent.as_ref()
     }
 
-    /// Its limits.
+    /// The limits of the group.
     pub fn limits(&self) -> Limits {
         *lock(&self.limiter).limits()
     }
@@ -60,7 +60,7 @@ impl QosGroup {
 }
 
 impl Bdev {
-    /// Its own limits.
+    /// The limits of the disk itself.
     pub fn qos_limits(&self) -> Limits {
         *lock(self.qos()).limiter.limits()
     }
@@ -165,7 +165,7 @@ impl QosGroups {
     pub async fn add(&self, registry: &Registry, name: &str, disk: &str) -> Result<Arc<Bdev>, Error> {
         let bdev = registry.find(disk)?;
         {
-            // Under the lock, so that nobody deletes the group meanwhile.
+            // Under the lock, so that the group is not deleted before the disk is in it.
             let groups = lock(&self.0);
             let group = find(&groups, name)?;
             lock(bdev.qos()).group = Some(group);

@@ -1,14 +1,14 @@
-//! Which blocks of a disk a compound request has to itself: no channel, on whichever reactor, changes them meanwhile.
+//! Blocks of a disk that one emulated compound request has to itself: no channel, on any reactor, changes them while it runs.
 //!
-//! Whoever wants blocks stands in the disk's table, in the order of arrival, behind a lock that is held for one look through it. When nobody
-//! before it has any of its blocks, it goes to all channels of the disk by message: each puts up a *fence*, which holds off changes to
-//! come, and says when those before have completed. In the end the fences go the same way, and only then the next in the table
-//! has its turn, so that what the fences held off is not overtaken for ever.
+//! A request claims its blocks in the disk's table, in the order of arrival. A short lock protects the table. When no earlier claim has any of its blocks, a
+//! message goes to every channel of the disk: the channel puts up a *fence*, which holds off new changes of these blocks, and reports when the changes before it
+//! have completed. At the end another message takes the fences down, and only then does the next claim of these blocks have its turn, so that the changes
+//! that the fences held off are not overtaken for ever.
 //!
 //! A claim ends with its channel, whether it has its turn or not: opening and closing channels in a loop leaves nothing in the table.
 //!
-//! A channel that is opened meanwhile finds the fences that stand in the table. It is counted among the disk's channels before it looks, and the
-//! table says that fences stand before the channels are gone to, so that it is not missed.
+//! A channel that is opened in between takes over the fences that stand in the table. It is registered as a channel of the disk before it reads the table, and
+//! the table has the fences before the messages go out, so that no fence misses a channel.
 //!
 //! Context: the table any; [`hold`] a task of a reactor.
 
@@ -76,7 +76,7 @@ impl Claims {
 pub(crate) struct Ranges(Mutex<Claims>);
 
 impl Ranges {
-    /// Puts a claim into the table. What is received, if there is something, is its turn.
+    /// Puts a claim into the table. If the claim has to wait, the receiver resolves when its turn has come.
     fn claim(&self, extent: &Extent) -> (u64, Option<oneshot::Receiver<()>>) {
         let mut claims = lock(&self.0);
         let id = claims.next;
@@ -194,7 +194,7 @@ pub(crate) async fn hold(
     };
     let mut is_wanted = true;
     for is_quiet in bdev.for_each_channel(put_up).await {
-        // A channel that was closed meanwhile has nothing in flight.
+        // A channel that was closed in between has nothing in flight.
         is_wanted = is_wanted && comes(is_quiet, &mut unwanted).await;
     }
     if is_wanted {
@@ -208,7 +208,7 @@ pub(crate) async fn hold(
 }
 
 impl Bdev {
-    /// Waits until every change of `blocks` that was submitted before has completed. Those that come meanwhile wait too, and go on then. Any context.
+    /// Waits until every change of `blocks` that was submitted before has completed. Changes that are submitted during that time wait too, and are sent afterwards. Any context.
     pub async fn settle(self: &Arc<Self>, blocks: Range<u64>) {
         let used = lock(self.places()).iter().find(|p| p.channels > 0).map(|p| p.reactor.clone());
         let Some(reactor) = used else { return };

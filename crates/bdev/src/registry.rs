@@ -136,7 +136,7 @@ impl Registry {
         Self::default()
     }
 
-    /// Calls `observer` for each disk that is added, removed or resized from now on, whoever does that, in this order for each disk.
+    /// Calls `observer` for each disk that is added, removed or resized from now on, by a call or by its module, in this order for each disk.
     ///
     /// `observer` runs in control context, on any thread, while the registry is locked: it must do no more than pass the news on.
     pub fn observe(&self, observer: impl Fn(Change, &Bdev) + Send + Sync + 'static) {
@@ -251,7 +251,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Marks a disk and all disks that are removed with it as doomed: nobody can open them any more. A disk that another removal
+    /// Marks a disk and all disks that are removed with it as doomed: they can no longer be opened. A disk that another removal
     /// has marked is left to that one.
     fn doom(&self, name: &str) -> Result<Doomed<'_>, Error> {
         let bdev = self.find(name)?;

@@ -8,7 +8,7 @@ use aryk_reactor::{Cx, Gone, Handle, Local, Nanos, Task};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-/// What has been sampled since that began.
+/// The samples since sampling began.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QueueDepth {
     /// Between two samples.
@@ -26,7 +26,7 @@ struct State {
     /// Tells a task that another has taken its place.
     generation: u64,
     now: Option<QueueDepth>,
-    /// Who takes the samples, and where.
+    /// The poller that takes the samples, and its reactor.
     sampler: Option<(Handle, Task<()>)>,
 }
 
@@ -62,7 +62,7 @@ impl Sampling {
 }
 
 impl Bdev {
-    /// What has been sampled, if the disk is.
+    /// The samples, if the disk is sampled.
     pub fn queue_depth(&self) -> Option<QueueDepth> {
         lock(&self.sampling().0).now
     }
@@ -112,7 +112,7 @@ impl Bdev {
         };
         let task = on.call(start).await?;
         let mut state = lock(&self.sampling().0);
-        // If another has been started meanwhile, this one is dropped.
+        // If another one was started in between, this one is dropped.
         if state.generation == generation {
             state.sampler = Some((on.clone(), task));
         }

@@ -1,4 +1,4 @@
-//! What a channel counts. Written in reactor context by its owner; merged wherever it is read.
+//! The counts of a channel. Its owner writes them in reactor context; any thread merges copies of them.
 
 use crate::layers::Layers;
 use crate::{Histogram, Op, Status};
@@ -64,7 +64,7 @@ pub enum Clear {
 pub struct Stats {
     ops: [OpStats; Op::ALL.len()],
     pub(crate) layers: Layers,
-    /// Requests that were found to be over the disk's deadline, whatever became of them.
+    /// Requests that took longer than the disk's deadline, whether they succeeded or failed.
     pub overdue: u64,
     /// Requests that the disk's limits, or its groups', have held up.
     pub throttled_ios: u64,

@@ -45,7 +45,7 @@ impl OpSummary {
     }
 }
 
-/// What a count has grown by; one that was set to zero meanwhile has begun anew.
+/// The growth of a count. A count that was set to zero in between started again from zero.
 pub(crate) const fn since(now: u64, earlier: u64) -> u64 {
     match now.checked_sub(earlier) {
         Some(grown) => grown,
@@ -117,7 +117,7 @@ impl Summary {
         }
     }
 
-    /// What it has counted since it was `earlier`; the depths and the longest latencies are those of now.
+    /// The counts since the state `earlier`; the depths and the longest latencies are those of now.
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
             ops: std::array::from_fn(|i| self.ops[i].since(&earlier.ops[i])),

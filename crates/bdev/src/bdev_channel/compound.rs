@@ -1,15 +1,14 @@
 //! Requests that are made of reads and writes: compare, compare-and-write, copy. Reactor context.
 //!
-//! One goes through its blocks in chunks of a bounce buffer: reads, and compares or writes. Its key, and its place among the channel's requests, stay the
-//! same; in each step its [`Request`] is the read or write that is under way. Those that write have their blocks to themselves meanwhile
-//! ([`crate::ranges`]).
+//! A compound request is carried out in chunks of a bounce buffer: each chunk is read, then compared or written. The request's slot stays the same; in each step
+//! its [`Request`] is the read or write that is under way. A compound request that writes has its blocks to itself while it runs ([`crate::ranges`]).
 //!
 //! An aborted request begins no further step: if it is aborted while it reads, it writes nothing. A compare-and-write that has
 //! written a piece writes the rest and completes. A module may still give up a piece that it holds; then the request ends as
 //! aborted, with a part written.
 //!
-//! So many of a channel's run at one time as it has buffers, which are its own, and made when they are first needed. The others wait in line, and stand in nobody's
-//! table meanwhile: what a table or a list of them is gone through for does not grow with what a guest asks for.
+//! A channel runs as many compound requests at one time as it has buffers, which it allocates when they are first needed. The others wait in the channel's line and
+//! have no claim in the disk's table: the table and the list of running requests do not grow with the number of requests that a guest submits.
 
 use super::request::{Place, Progress, Request};
 use super::{BdevChannel, make_room};
@@ -59,7 +58,7 @@ struct Compound {
 }
 
 impl Compound {
-    /// The blocks that nobody else is to change meanwhile.
+    /// The blocks that no other request may change while this one runs.
     fn extent(&self) -> Extent {
         let of = |lba| lba..lba + self.blocks;
         Extent([of(self.lba), if self.op == Op::Copy { of(self.source) } else { 0..0 }])
@@ -196,7 +195,7 @@ impl BdevChannel {
         cx.local().spawn(ranges::hold(Arc::clone(self.bdev()), extent, unwanted, grant)).detach();
     }
 
-    /// The blocks of a request are its own. If it has ended meanwhile, it gives them up, and its place; the poll then runs another there.
+    /// A request has got its blocks. If the request has ended in the meantime, the lock is dropped and its place is free: the poll runs another request there.
     pub(super) fn granted(&mut self, key: Key, lock: RangeLock, cx: &mut Cx) {
         if self.requests.get(key).is_some() {
             self.compounds.find(key).lock = Some(lock);

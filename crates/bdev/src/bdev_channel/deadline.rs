@@ -12,7 +12,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The log tells of a disk's late requests no more often than this.
+/// The log has at most one line about a disk's late requests in this time.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Default)]

@@ -24,11 +24,11 @@ pub(super) enum Place {
 /// How far a request has come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Progress {
-    /// The device has had no piece of it.
+    /// The device has had no piece of the request.
     Waits,
     /// The device has had its first piece.
     Begun,
-    /// It was aborted, and the device was told to abort each piece that it has.
+    /// The request was aborted, and the device has an abort for each piece that it has.
     Aborted,
 }
 

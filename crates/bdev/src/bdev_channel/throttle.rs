@@ -1,9 +1,9 @@
-//! Where the requests of a limited disk wait for their turn, before anything else becomes of them. Reactor context.
+//! Rate limits: the lines in which the requests of a limited disk wait for their turn, before they go any further. Reactor context.
 //!
-//! What is counted: each request is one, whatever it does. Reads and compares are reads; all else is a write. Bytes are those of its blocks; both ways for what is made of
-//! reads and writes and writes in the end; and [`aryk_qos::LEAST_BYTES`] for flushes and unmaps, which move none.
+//! Each request counts as one request. Reads and compares count as reads, all other operations as writes. A request counts the bytes of its blocks; a
+//! compare-and-write and a copy count them twice; a flush and an unmap, which move no data, count [`aryk_qos::LEAST_BYTES`].
 //!
-//! A channel has one line, or one for each direction where some bucket counts only one: then reads do not wait behind writes that are out of their limit.
+//! A channel has one line, or one for each direction if some bucket counts only one direction: then reads do not wait behind writes that are over their limit.
 
 use super::request::{Place, Request};
 use super::{BdevChannel, State, make_room};
@@ -64,7 +64,7 @@ pub(super) struct Throttle {
     /// A line of their own, where not all limits count all requests.
     writes: Option<Box<Line>>,
     line: Line,
-    /// Requests at [`Place::Limited`]. The lines may have more entries: of requests that have failed meanwhile.
+    /// Requests at [`Place::Limited`]. The lines may have more entries, of requests that failed while they waited.
     held: u32,
 }
 

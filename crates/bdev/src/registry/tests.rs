@@ -197,7 +197,7 @@ fn a_disk_is_gone_when_its_device_has_closed_it() {
         assert_eq!(add_on(&registry, "above", &[]).unwrap_err(), Error::Exists("above".to_owned()));
         assert_eq!(registry.find("base").unwrap().claimed_by().as_deref(), Some("above"));
     }
-    // Nobody waits any more: whoever takes it up again closes the device again.
+    // The removal was abandoned; a second removal closes the device again.
     is_slow.store(false, Ordering::Relaxed);
     assert_eq!(now(registry.remove_telling("base", |name| gone.borrow_mut().push(name.to_owned()))), Ok(()));
     assert_eq!(*gone.borrow(), ["above", "base"]);
