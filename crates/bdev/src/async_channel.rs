@@ -103,7 +103,8 @@ impl AsyncChannel {
         Ok(buffer.expect("it comes back"))
     }
 
-    /// Writes the second half of `buffer` to `blocks` blocks from `lba` if these hold its first half. It has twice as many bytes as they.
+    /// Writes the second half of `buffer` to `blocks` blocks from `lba` if these hold its first half. It has twice as many
+    /// bytes as they.
     ///
     /// # Errors
     /// As [`AsyncChannel::compare`].

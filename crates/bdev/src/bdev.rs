@@ -550,11 +550,13 @@ impl Bdev {
         true
     }
 
-    /// Makes each of its channels wait until the device has completed what it has of that channel, and then use another one that
-    /// the device opens: after the device has changed what carries its requests out. Requests that are submitted during that time wait.
+    /// Makes each of its channels wait until the device has completed what it has of that channel, and then use another one
+    /// that the device opens: after the device has changed what carries its requests out. Requests that are submitted
+    /// during that time wait.
     ///
     /// # Errors
-    /// [`OpenError`] if a channel could not be opened, or the disk is being reset; the channels that it failed for keep what they have.
+    /// [`OpenError`] if a channel could not be opened, or the disk is being reset; the channels that it failed for keep
+    /// what they have.
     pub async fn reopen_channels(&self) -> Result<(), OpenError> {
         let reopen = |cell: &Rc<ChannelCell>, cx: &mut Cx| {
             let (sender, receiver) = oneshot::channel();

@@ -1,11 +1,12 @@
 //! The channel as its opener holds it: a pipeline from [`BdevChannel::submit`] to [`BdevChannel::poll`]. Reactor context.
 //!
-//! A request is checked (`shape`), gets a slot, and is at one [`Place`](request::Place) at any time until its completion is handed out: held by rate limits
-//! (`throttle`) or by a fence (`fence`), in the channel's one queue, or at the device. It goes to the device in as many pieces as the device's limits ask for
-//! (`shape`), each of which takes a credit (`credits`) and carries the slot's key as its tag.
+//! A request is checked (`shape`), gets a slot, and is at one [`Place`](request::Place) at any time until its completion is
+//! handed out: held by rate limits (`throttle`) or by a fence (`fence`), in the channel's one queue, or at the device. It
+//! goes to the device in as many pieces as the device's limits ask for (`shape`), each of which takes a credit (`credits`)
+//! and carries the slot's key as its tag.
 //!
-//! Beside the pipeline: compound requests that the device does not do, which are made of reads and writes (`compound`), and how long requests may take
-//! (`deadline`).
+//! Beside the pipeline: compound requests that the device does not do, which are made of reads and writes (`compound`), and
+//! how long requests may take (`deadline`).
 
 mod compound;
 mod credits;
@@ -147,8 +148,9 @@ impl BdevChannel {
     }
 
     /// Starts a request, which completes exactly once, in a later [`BdevChannel::poll`]. Its data stays in place until then.
-    // No function that is called here and is not inlined has a reference to the request. So its parts stay in registers until they are stored where they are kept;
-    // copied from memory that they were just put into, they would wait for all stores before them, those to a guest's lines among them.
+    // No function that is called here and is not inlined has a reference to the request. So its parts stay in registers
+    // until they are stored where they are kept; copied from memory that they were just put into, they would wait for all
+    // stores before them, those to a guest's lines among them.
     #[inline]
     pub fn submit(&mut self, io: Io, cx: &mut Cx) {
         cx.trace(Layer::Bdev, Point::Submit, self.registration.serial(), io.tag.0 as u32);
@@ -343,7 +345,8 @@ impl BdevChannel {
         }
     }
 
-    /// Sends a piece of each request in the queue in turn while there are credits: a request of many pieces does not hold up those behind it.
+    /// Sends a piece of each request in the queue in turn while there are credits: a request of many pieces does not hold
+    /// up those behind it.
     fn advance_queue(&mut self, cx: &mut Cx) {
         while let Some(&key) = self.queue.front() {
             let is_queued = self.requests.get(key).is_some_and(|r| r.place == Place::Queued);
@@ -601,8 +604,9 @@ impl Zeroes {
     }
 }
 
-/// Makes room for one more in a line of requests, in which requests stay that have ended meanwhile: when they are most of the line, they leave. So the line
-/// never has many more entries than there are requests, and each request that joins it pays for about one look.
+/// Makes room for one more in a line of requests, in which requests stay that have ended meanwhile: when they are most of
+/// the line, they leave. So the line never has many more entries than there are requests, and each request that joins it
+/// pays for about one look.
 #[inline]
 fn make_room<T>(line: &mut VecDeque<T>, requests: &Slots<Request>, key: impl Fn(&T) -> Key) {
     if line.len() >= ENDED_MIN + 2 * requests.len() as usize {

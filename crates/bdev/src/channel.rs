@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 /// One opener's way to a device, on one reactor.
 pub trait Channel {
-    /// Starts a request. It is never refused, for the caller holds a credit: [`crate::Limits::depth`] requests may be in flight.
-    /// It completes exactly once, in a later [`Channel::poll`]; until then the owner of its data keeps the data in place. Its tag may
-    /// be that of others in flight: the pieces of one request share theirs.
+    /// Starts a request. It is never refused, for the caller holds a credit: [`crate::Limits::depth`] requests may be in
+    /// flight. It completes exactly once, in a later [`Channel::poll`]; until then the owner of its data keeps the data in
+    /// place. Its tag may be that of others in flight: the pieces of one request share theirs.
     fn submit(&mut self, io: Io, cx: &mut Cx);
 
-    /// A hint that the submitter no longer needs the requests with this tag. They still complete, with [`crate::Status::Aborted`] or as
-    /// they would have. A device that holds requests for as long as it likes must heed it.
+    /// A hint that the submitter no longer needs the requests with this tag. They still complete, with
+    /// [`crate::Status::Aborted`] or as they would have. A device that holds requests for as long as it likes must heed it.
     fn abort(&mut self, tag: Tag, cx: &mut Cx);
 
     /// Adds what has completed to `out`. Called after the channel's root was woken.

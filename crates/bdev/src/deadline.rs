@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-/// The action for a request that is over its deadline. Each such request is counted ([`crate::Stats::overdue`]), whatever the action.
+/// The action for a request that is over its deadline. Each such request is counted ([`crate::Stats::overdue`]), whatever
+/// the action.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OnDeadline {
     /// The log reports it, at most once a second for each disk and core.

@@ -1,4 +1,5 @@
-//! What the stores of disks have failed: told to the log, as often as that bears, and kept for those who ask. Any context; a reactor waits for nothing here.
+//! What the stores of disks have failed: told to the log, as often as that bears, and kept for those who ask. Any context;
+//! a reactor waits for nothing here.
 
 use crate::Op;
 use crate::bdev::lock;

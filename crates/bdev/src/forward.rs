@@ -1,8 +1,8 @@
 //! Requests to a device that another reactor owns. Reactor context.
 //!
-//! A device with fewer hardware queues than there are reactors, or whose state has one owner, opens a channel of its own on the owner, and a
-//! [`ForwardChannel`] on every other reactor. From one reactor, the *client*, to another, the *owner*, there is one link, whatever the number of devices and
-//! channels:
+//! A device with fewer hardware queues than there are reactors, or whose state has one owner, opens a channel of its own on
+//! the owner, and a [`ForwardChannel`] on every other reactor. From one reactor, the *client*, to another, the *owner*,
+//! there is one link, whatever the number of devices and channels:
 //!
 //! ```text
 //! client                                                     owner
@@ -11,9 +11,10 @@
 //! ForwardChannel ─┘       ◄─── ring of completions ─────┴─ Service
 //! ```
 //!
-//! Each ring has one producer and one consumer, and each side adds to its ring what it has gathered, once a turn, and then rings the other side's [`Bell`].
-//! A pool of credits bounds a link's requests ([`CreditPool`]), so that completions always have room. Commands that are no requests (open, abort, close) may
-//! exceed the room; the commands then wait at the client, in order.
+//! Each ring has one producer and one consumer, and each side adds to its ring what it has gathered, once a turn, and then
+//! rings the other side's [`Bell`]. A pool of credits bounds a link's requests ([`CreditPool`]), so that completions always
+//! have room. Commands that are no requests (open, abort, close) may exceed the room; the commands then wait at the client,
+//! in order.
 //!
 //! A link ends with its last channel. Until then the reactor of its owner does not end: there is a root of the link on it.
 
@@ -212,8 +213,8 @@ impl fmt::Debug for ForwardChannel {
 }
 
 impl ForwardChannel {
-    /// A channel of this reactor to the channel that `open` opens on `owner`. Until that is open, requests wait for it; if it cannot be opened, each fails
-    /// with [`Status::Removed`].
+    /// A channel of this reactor to the channel that `open` opens on `owner`. Until that is open, requests wait for it; if
+    /// it cannot be opened, each fails with [`Status::Removed`].
     ///
     /// # Panics
     /// If `owner` is this reactor, whose channels are its own.

@@ -1,7 +1,9 @@
-//! What many disks have counted, gathered without being in the way. Control context; the gathering itself runs on each reactor, as a task.
+//! What many disks have counted, gathered without being in the way. Control context; the gathering itself runs on each
+//! reactor, as a task.
 //!
-//! A reactor visits a few channels in a turn, and goes on in its next: what it takes for a scrape of thousands of disks is spread over as many turns as it
-//! needs, none of which is longer than by some microseconds. One message asks it, and one answer comes back, however many disks there are.
+//! A reactor visits a few channels in a turn, and goes on in its next: what it takes for a scrape of thousands of disks is
+//! spread over as many turns as it needs, none of which is longer than by some microseconds. One message asks it, and one
+//! answer comes back, however many disks there are.
 
 use crate::bdev::{Place, lock};
 use crate::cell::Cells;

@@ -23,13 +23,15 @@ impl PartialEq for Histogram {
 
 impl Eq for Histogram {}
 
-/// A histogram in few buckets, for a look at many disks at once. Values below 2 to the power of each of [`Coarse::BOUNDS_LOG2`], and those above.
+/// A histogram in few buckets, for a look at many disks at once. Values below 2 to the power of each of
+/// [`Coarse::BOUNDS_LOG2`], and those above.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Coarse([u64; Coarse::BUCKETS]);
 
 impl Coarse {
-    /// The binary logarithms of the buckets' upper bounds in nanoseconds, but for the last one's, which has none: from 4 microseconds to 8 seconds, fine
-    /// up to 4 milliseconds, where disks' latencies are. Each one is half a megabyte in a scrape of thousands of disks.
+    /// The binary logarithms of the buckets' upper bounds in nanoseconds, but for the last one's, which has none: from 4
+    /// microseconds to 8 seconds, fine up to 4 milliseconds, where disks' latencies are. Each one is half a megabyte in a
+    /// scrape of thousands of disks.
     pub const BOUNDS_LOG2: [u32; Self::BUCKETS - 1] =
         [12, 14, 15, 16, 17, 18, 19, 20, 21, 22, 24, 26, 29, 33];
     /// Buckets.
@@ -151,8 +153,8 @@ impl Histogram {
         Self { counts: Some(since) }
     }
 
-    /// All counts, [`Histogram::PER_OCTAVE`] to each octave. The first octave is that of the values below that number; each further
-    /// begins where the one before ends, at a power of two.
+    /// All counts, [`Histogram::PER_OCTAVE`] to each octave. The first octave is that of the values below that number; each
+    /// further begins where the one before ends, at a power of two.
     pub fn counts(&self) -> &[u64] {
         self.counts.as_deref().map_or(&ZEROES, |counts| counts)
     }

@@ -22,10 +22,11 @@ pub enum Op {
     WriteZeroes,
     /// Compares blocks with memory.
     Compare,
-    /// Compares blocks with the first half of the memory, and if they are the same, writes the second half: no change of these blocks, through
-    /// whichever channel, comes between.
+    /// Compares blocks with the first half of the memory, and if they are the same, writes the second half: no change of
+    /// these blocks, through whichever channel, comes between.
     CompareAndWrite,
-    /// Copies blocks to other blocks of the disk, which hold in the end what the first held at the beginning, also if the two overlap.
+    /// Copies blocks to other blocks of the disk, which hold in the end what the first held at the beginning, also if the
+    /// two overlap.
     Copy,
 }
 
@@ -136,7 +137,8 @@ pub struct Io {
     pub op: Op,
     /// The write is durable when it completes.
     pub fua: bool,
-    /// The blocks of a write-zeroes may be given back to the store. If not, they have their place in it afterwards; false for all else.
+    /// The blocks of a write-zeroes may be given back to the store. If not, they have their place in it afterwards; false
+    /// for all else.
     pub may_unmap: bool,
     /// The first block.
     pub lba: u64,
@@ -144,8 +146,8 @@ pub struct Io {
     pub blocks: u64,
     /// The first of the blocks that a copy reads; 0 for all else.
     pub source: u64,
-    /// Where the data lies: as many bytes as the blocks have for a read, a write or a compare, twice as many for a compare-and-write, none
-    /// otherwise.
+    /// Where the data lies: as many bytes as the blocks have for a read, a write or a compare, twice as many for a
+    /// compare-and-write, none otherwise.
     pub data: Sgl,
 }
 

@@ -1,8 +1,8 @@
 //! The time that requests spend in each layer. A channel writes it in reactor context; any thread merges copies of it.
 //!
-//! Most requests go to their module at once, and all of their latency is the module's: of them nothing is counted here. Those that waited are counted apart, once as
-//! what they took and once as what of it was the module's, and the module's latencies of all are had by taking the ones for the others. So a request that
-//! waits for nothing costs nothing here.
+//! Most requests go to their module at once, and all of their latency is the module's: of them nothing is counted here.
+//! Those that waited are counted apart, once as what they took and once as what of it was the module's, and the module's
+//! latencies of all are had by taking the ones for the others. So a request that waits for nothing costs nothing here.
 
 use crate::{Coarse, Histogram, Op, Stats};
 

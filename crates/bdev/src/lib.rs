@@ -10,12 +10,13 @@
 //! | control | [`Registry`], opening, preparing reactors, removing, resizing, resetting, reading statistics |
 //! | reactor | channels: private to their opener, on one reactor, never locked |
 //!
-//! **A request's life.** [`BdevChannel::submit`] checks it and takes a slot for it; the slot's key is the tag of what goes to the module, in as
-//! many pieces as the module's limits ask for. While the module's depth is used up, requests wait in the channel's one FIFO. [`BdevChannel::poll`]
-//! brings completions back, each exactly once. No layer below refuses a request or queues it again.
+//! **A request's life.** [`BdevChannel::submit`] checks it and takes a slot for it; the slot's key is the tag of what goes
+//! to the module, in as many pieces as the module's limits ask for. While the module's depth is used up, requests wait in
+//! the channel's one FIFO. [`BdevChannel::poll`] brings completions back, each exactly once. No layer below refuses a
+//! request or queues it again.
 //!
-//! **Removal while requests run is ordinary**: new ones fail with [`Status::Removed`], running ones complete, every opener receives an [`Event`],
-//! and the disk goes when the last has closed it.
+//! **Removal while requests run is ordinary**: new ones fail with [`Status::Removed`], running ones complete, every opener
+//! receives an [`Event`], and the disk goes when the last has closed it.
 #![forbid(unsafe_code)]
 
 mod async_channel;

@@ -1,7 +1,8 @@
 //! Limits of disks and of groups of disks. Control context, except for the functions that channels call.
 //!
-//! A disk's limits and its group are changed under a short lock, and then each of its channels gets a command to read them again. Each channel
-//! applies what it finds at that time, so the last change counts, in whatever order the commands arrive.
+//! A disk's limits and its group are changed under a short lock, and then each of its channels gets a command to read them
+//! again. Each channel applies what it finds at that time, so the last change counts, in whatever order the commands
+//! arrive.
 
 use crate::bdev::lock;
 use crate::cell::Command;

@@ -1,14 +1,17 @@
 //! Blocks of a disk that one emulated compound request has to itself: no channel, on any reactor, changes them while it runs.
 //!
-//! A request claims its blocks in the disk's table, in the order of arrival. A short lock protects the table. When no earlier claim has any of its blocks, a
-//! message goes to every channel of the disk: the channel puts up a *fence*, which holds off new changes of these blocks, and reports when the changes before it
-//! have completed. At the end another message takes the fences down, and only then does the next claim of these blocks have its turn, so that the changes
-//! that the fences held off are not overtaken for ever.
+//! A request claims its blocks in the disk's table, in the order of arrival. A short lock protects the table. When no
+//! earlier claim has any of its blocks, a message goes to every channel of the disk: the channel puts up a *fence*, which
+//! holds off new changes of these blocks, and reports when the changes before it have completed. At the end another message
+//! takes the fences down, and only then does the next claim of these blocks have its turn, so that the changes that the
+//! fences held off are not overtaken for ever.
 //!
-//! A claim ends with its channel, whether it has its turn or not: opening and closing channels in a loop leaves nothing in the table.
+//! A claim ends with its channel, whether it has its turn or not: opening and closing channels in a loop leaves nothing in
+//! the table.
 //!
-//! A channel that is opened in between takes over the fences that stand in the table. It is registered as a channel of the disk before it reads the table, and
-//! the table has the fences before the messages go out, so that no fence misses a channel.
+//! A channel that is opened in between takes over the fences that stand in the table. It is registered as a channel of the
+//! disk before it reads the table, and the table has the fences before the messages go out, so that no fence misses a
+//! channel.
 //!
 //! Context: the table any; [`hold`] a task of a reactor.
 
@@ -41,7 +44,8 @@ pub(crate) struct RangeLock {
     _released: oneshot::Sender<()>,
 }
 
-/// Claims of a disk that have their blocks at one time. Each has a fence in every channel of the disk, which every change there looks at.
+/// Claims of a disk that have their blocks at one time. Each has a fence in every channel of the disk, which every change
+/// there looks at.
 const GRANTED_MAX: usize = 16;
 
 #[derive(Debug)]
@@ -71,7 +75,8 @@ impl Claims {
     }
 }
 
-/// A disk's table. It holds a few claims of each channel (`bdev_channel/compound.rs`), and is gone through once for each that comes or goes.
+/// A disk's table. It holds a few claims of each channel (`bdev_channel/compound.rs`), and is gone through once for each
+/// that comes or goes.
 #[derive(Debug, Default)]
 pub(crate) struct Ranges(Mutex<Claims>);
 
@@ -170,8 +175,8 @@ async fn comes(mut event: oneshot::Receiver<()>, unwanted: &mut Unwanted) -> boo
     .await
 }
 
-/// Waits until the blocks of `extent` are the caller's, says so by `grant`, and waits until the lock that this is given is dropped.
-/// A claim that becomes unwanted before the grant ends at once.
+/// Waits until the blocks of `extent` are the caller's, says so by `grant`, and waits until the lock that this is given is
+/// dropped. A claim that becomes unwanted before the grant ends at once.
 pub(crate) async fn hold(
     bdev: Arc<Bdev>,
     extent: Extent,
@@ -208,7 +213,8 @@ pub(crate) async fn hold(
 }
 
 impl Bdev {
-    /// Waits until every change of `blocks` that was submitted before has completed. Changes that are submitted during that time wait too, and are sent afterwards. Any context.
+    /// Waits until every change of `blocks` that was submitted before has completed. Changes that are submitted during that
+    /// time wait too, and are sent afterwards. Any context.
     pub async fn settle(self: &Arc<Self>, blocks: Range<u64>) {
         let used = lock(self.places()).iter().find(|p| p.channels > 0).map(|p| p.reactor.clone());
         let Some(reactor) = used else { return };

@@ -136,7 +136,8 @@ impl Registry {
         Self::default()
     }
 
-    /// Calls `observer` for each disk that is added, removed or resized from now on, by a call or by its module, in this order for each disk.
+    /// Calls `observer` for each disk that is added, removed or resized from now on, by a call or by its module, in this
+    /// order for each disk.
     ///
     /// `observer` runs in control context, on any thread, while the registry is locked: it must do no more than pass the news on.
     pub fn observe(&self, observer: impl Fn(Change, &Bdev) + Send + Sync + 'static) {

@@ -1,6 +1,7 @@
 //! How deep a disk's queues are, sampled at a fixed period. Control context; the samples are taken by a task of one reactor.
 //!
-//! Only disks that are sampled cost anything: a timer each, and a message to each reactor that has channels of the disk, once in a period.
+//! Only disks that are sampled cost anything: a timer each, and a message to each reactor that has channels of the disk,
+//! once in a period.
 
 use crate::Bdev;
 use crate::bdev::lock;

@@ -1,11 +1,12 @@
 //! Background work: what a module does by itself, such as to check a disk, while nobody asks for it.
 //!
-//! [`Background::spawn`] starts a task on a reactor, in a thread of its own, under whose name its processor time is counted. The task is a future that asks
-//! for each next piece of work by [`Turns::next`]. It is granted no more than its budget in one turn of the reactor. A turn in which something else had work
-//! grants nothing, unless the task has waited for [`STARVED`]: the requests of guests come first.
+//! [`Background::spawn`] starts a task on a reactor, in a thread of its own, under whose name its processor time is
+//! counted. The task is a future that asks for each next piece of work by [`Turns::next`]. It is granted no more than its
+//! budget in one turn of the reactor. A turn in which something else had work grants nothing, unless the task has waited
+//! for [`STARVED`]: the requests of guests come first.
 //!
-//! The future stays on its reactor: it may have channels there. To move it, its future is dropped at a call of [`Turns::next`], and its module makes another on
-//! the other reactor. What is to outlast that is not in the future.
+//! The future stays on its reactor: it may have channels there. To move it, its future is dropped at a call of
+//! [`Turns::next`], and its module makes another on the other reactor. What is to outlast that is not in the future.
 
 use crate::group::{Member, Members};
 use crate::handle::{Handle, lock};
@@ -90,8 +91,9 @@ impl Background {
         Self(Arc::new(Shared { members, tasks: Mutex::default() }))
     }
 
-    /// Starts a task of that name on the reactor with the least to do. `start` makes its future, each time that it comes to a reactor; what the task is to
-    /// remember over a move belongs to `start`. It runs until its future ends or what is returned is dropped. Any thread, but no reactor's.
+    /// Starts a task of that name on the reactor with the least to do. `start` makes its future, each time that it comes to
+    /// a reactor; what the task is to remember over a move belongs to `start`. It runs until its future ends or what is
+    /// returned is dropped. Any thread, but no reactor's.
     pub fn spawn<F>(
         &self,
         name: &str,
@@ -127,7 +129,8 @@ impl Background {
         BackgroundTask(entry)
     }
 
-    /// Moves the task that is the thread of that number to another reactor, and waits until it is there; whether there is such a task.
+    /// Moves the task that is the thread of that number to another reactor, and waits until it is there; whether there is
+    /// such a task.
     pub async fn move_to(&self, number: u64, to: Hold) -> bool {
         let find = |entry: &&Arc<Entry>| entry.number == number;
         let Some(entry) = lock(&self.0.tasks).iter().find(find).cloned() else { return false };
@@ -291,8 +294,8 @@ impl Turns {
         self.thread
     }
 
-    /// Returns when the task may do its next piece of work: at once while there is some of this turn's budget left. Where the task is moved or ended, it
-    /// never returns.
+    /// Returns when the task may do its next piece of work: at once while there is some of this turn's budget left. Where
+    /// the task is moved or ended, it never returns.
     pub async fn next(&mut self) {
         let now = self.clock.now();
         if self.spent.get() + now.since(self.polled_at.get()) < self.budget.turn {

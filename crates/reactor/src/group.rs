@@ -1,6 +1,8 @@
-//! The reactors of a process: starting them on their cores, choosing among them, adding and taking them, stopping them. Control context.
+//! The reactors of a process: starting them on their cores, choosing among them, adding and taking them, stopping them.
+//! Control context.
 //!
-//! One that is taken ends only when nothing is on it, nothing new comes to it, and nobody is about to bring something there or back: whoever does holds it.
+//! One that is taken ends only when nothing is on it, nothing new comes to it, and nobody is about to bring something there
+//! or back: whoever does holds it.
 
 use crate::background::Background;
 use crate::blocking::Blocking;

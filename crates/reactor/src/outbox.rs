@@ -25,7 +25,8 @@ impl<T> Outbox<T> {
         self.ready.is_empty()
     }
 
-    /// Adds a completion, and wakes the root if it is the first: while completions wait the root is awake, for each of its polls takes them all.
+    /// Adds a completion, and wakes the root if it is the first: while completions wait the root is awake, for each of its
+    /// polls takes them all.
     #[inline]
     pub fn push(&mut self, completion: T, cx: &mut Cx) {
         if self.ready.is_empty() {

@@ -49,16 +49,17 @@ const SPIN_START: Duration = Duration::from_micros(10);
 
 /// A promoted root without work for this long is parked, though the reactor polls on.
 const PARK_AFTER: Duration = SPIN_MAX;
-/// But not before it has been polled in vain so often, which costs about what a kick does. Where turns are long, for there are many roots with work, the next
-/// request is but a few turns away: without this, each of a machine's requests would be kicked in just when the reactor has the least time for it.
+/// But not before it has been polled in vain so often, which costs about what a kick does. Where turns are long, for there
+/// are many roots with work, the next request is but a few turns away: without this, each of a machine's requests would be
+/// kicked in just when the reactor has the least time for it.
 const PARK_AFTER_POLLS: u32 = 64;
 /// The same where polling is what is wanted: long enough to spare nearly every kick, and not for ever, as a turn's cost is
 /// to follow the disks in use.
 const PARK_AFTER_POLL: Duration = Duration::from_millis(10);
 
 /// The window of polling before sleep, as KVM's halt polling adapts its own: a gap that a longer window would have bridged
-/// doubles it; a gap that none could have bridged ends polling until the gaps are short again. There are two windows, for the two kinds of gap:
-/// while a disk owes an answer, and while none does.
+/// doubles it; a gap that none could have bridged ends polling until the gaps are short again. There are two windows, for
+/// the two kinds of gap: while a disk owes an answer, and while none does.
 #[derive(Debug)]
 pub(crate) struct Spin {
     policy: SleepPolicy,

@@ -74,7 +74,8 @@ const RECORDS: usize = 4096;
 #[cfg(loom)]
 const RECORDS: usize = 2;
 
-/// Layer and point in the low 8 bits of a record's first word, 56 bits of the time (two years) above; object and tag in the second.
+/// Layer and point in the low 8 bits of a record's first word, 56 bits of the time (two years) above; object and tag in the
+/// second.
 #[derive(Debug)]
 struct Ring {
     /// Records written since the start.

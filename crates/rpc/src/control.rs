@@ -135,8 +135,8 @@ impl Control {
         bdev.name().to_owned()
     }
 
-    /// Records a disk that `module` has created, and the call that creates it again after a restart: for methods of modules that are
-    /// not part of this crate. Returns the disk's name, the usual result of such a method.
+    /// Records a disk that `module` has created, and the call that creates it again after a restart: for methods of modules
+    /// that are not part of this crate. Returns the disk's name, the usual result of such a method.
     pub fn made_by(
         &self,
         bdev: &Bdev,

@@ -1,4 +1,5 @@
-//! What a guest is told of the disk: the configuration space and the features (virtio 1.2, sections 5.2.3 and 5.2.4). Control context.
+//! What a guest is told of the disk: the configuration space and the features (virtio 1.2, sections 5.2.3 and 5.2.4).
+//! Control context.
 
 use crate::request::SECTOR;
 use aryk_bdev::{Bdev, Op};
@@ -43,7 +44,8 @@ pub(crate) const SEG_MAX: u32 = 126;
 const SIZE_MAX: u32 = 1 << 20;
 /// Sectors in one discard: 2 GiB. The block layer splits as its module likes.
 const DISCARD_SECTORS_MAX: u32 = 1 << 22;
-/// Sectors in one write-zeroes: 32 MiB. It counts with its bytes where the disk is limited, and those behind it wait until it is paid for.
+/// Sectors in one write-zeroes: 32 MiB. It counts with its bytes where the disk is limited, and those behind it wait until
+/// it is paid for.
 const WRITE_ZEROES_SECTORS_MAX: u32 = 1 << 16;
 
 impl BlkConfig {

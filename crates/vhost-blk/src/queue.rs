@@ -1,7 +1,7 @@
 //! One virtqueue of one disk, on its reactor: from the guest's ring to the disk's channel and back. Reactor context.
 //!
-//! A request is named by the head of its descriptor chain, all the way: it is the slot of its scatter list, the tag of its [`aryk_bdev::Io`], and the
-//! id of its used element. The ring sees to it that no head is in flight twice.
+//! A request is named by the head of its descriptor chain, all the way: it is the slot of its scatter list, the tag of its
+//! [`aryk_bdev::Io`], and the id of its used element. The ring sees to it that no head is in flight twice.
 
 use crate::request::{Answer, Disk, Other, Parsed, Unanswerable};
 use aryk_bdev::{BdevChannel, Completion, Io, Status};
@@ -33,7 +33,8 @@ pub(crate) struct Requests {
 }
 
 impl Queue {
-    /// A queue on the calling reactor, already kicked: there may be requests that came before. `disk` says how they are to be read.
+    /// A queue on the calling reactor, already kicked: there may be requests that came before. `disk` says how they are to
+    /// be read.
     pub fn start(
         id: RootId,
         parts: Parts,
@@ -52,9 +53,9 @@ impl Queue {
         Ok(Self { line: Line::new(id, parts, cx)?, requests, order: None })
     }
 
-    /// Takes requests no more; when the last has completed, the queue is gone and its base known: where a successor goes on. A disk that does not
-    /// complete them within [`STOP_GRACE`] is asked to give them up; those that it does then stay in flight for the successor, if an in-flight region
-    /// knows of them, and fail otherwise.
+    /// Takes requests no more; when the last has completed, the queue is gone and its base known: where a successor goes
+    /// on. A disk that does not complete them within [`STOP_GRACE`] is asked to give them up; those that it does then stay
+    /// in flight for the successor, if an in-flight region knows of them, and fail otherwise.
     pub fn stop(&mut self, cx: &mut Cx) -> oneshot::Receiver<u32> {
         let (receiver, id) = (self.line.stop(cx), self.line.id);
         cx.call_at(cx.now().after(STOP_GRACE), move |cx| {

@@ -1,7 +1,7 @@
 //! What all queues have in common, block or SCSI: the guest's ring, its memory, and what is called or counted. Reactor context.
 //!
-//! A queue is a [`Line`] and what becomes of the chains that it brings. It names a chain by its head, which is also the slot of its scatter list, from
-//! [`Line::take`] to [`Line::give_back`].
+//! A queue is a [`Line`] and what becomes of the chains that it brings. It names a chain by its head, which is also the
+//! slot of its scatter list, from [`Line::take`] to [`Line::give_back`].
 
 use crate::{Alarm, Errors, Pace, Trouble};
 use aryk_dma::{MemTable, SgTable};
@@ -22,8 +22,8 @@ use std::time::Duration;
 /// Chains taken from the ring in one poll.
 const BATCH: u32 = 64;
 
-/// Descriptors looked at in one poll, and those of one chain more: chains may have very different lengths, and each descriptor costs. One whose buffer crosses
-/// regions of memory counts as one for each of these, too.
+/// Descriptors looked at in one poll, and those of one chain more: chains may have very different lengths, and each
+/// descriptor costs. One whose buffer crosses regions of memory counts as one for each of these, too.
 const DESCRIPTORS: u32 = 1024;
 
 /// Pieces of memory that requests in flight have in all, and those of one request more: a change of the guest's memory goes
@@ -31,11 +31,12 @@ const DESCRIPTORS: u32 = 1024;
 /// no more chains meanwhile. With pages of 4 KiB they are 64 MiB.
 const PIECES: u32 = 1 << 14;
 
-/// Words of a dirty log, and pieces of lists, that are gone through in one poll, and those of one request more. A request of 4 GiB takes as many.
+/// Words of a dirty log, and pieces of lists, that are gone through in one poll, and those of one request more. A request
+/// of 4 GiB takes as many.
 const MARKS: u64 = 1 << 14;
 
-/// How long requests have to complete once their queue is to stop. Then they are aborted, for the front-end, and with it the guest, stands still
-/// while it waits for the queue's end.
+/// How long requests have to complete once their queue is to stop. Then they are aborted, for the front-end, and with it
+/// the guest, stands still while it waits for the queue's end.
 pub const STOP_GRACE: Duration = Duration::from_secs(2);
 
 /// The parts of a queue that is to start.
@@ -372,8 +373,9 @@ impl Line {
         Ok(())
     }
 
-    /// Memory that was removed from the guest is waited for: has `abort` ask whoever has them to give up the requests that use it, and tell which those
-    /// are, by head. Those that are given up fail, for it was the guest that took its memory away.
+    /// Memory that was removed from the guest is waited for: has `abort` ask whoever has them to give up the requests that
+    /// use it, and tell which those are, by head. Those that are given up fail, for it was the guest that took its memory
+    /// away.
     pub fn leave_removed_memory(&mut self, abort: impl FnOnce(&dyn Fn(u16) -> bool)) {
         let requests = self.sgs.old_users().count();
         if requests > 0 {

@@ -164,8 +164,9 @@ impl Pace {
 mod tests {
     use super::*;
 
-    /// A guest with `depth` requests in flight, on a core of its own: it notices an answer `notice` ns after, and needs `each` ns to make a request. A look
-    /// costs `look` ns of the queue's time and, as it takes the line away, of the guest's. Returns requests per second over the second half, and the pace.
+    /// A guest with `depth` requests in flight, on a core of its own: it notices an answer `notice` ns after, and needs
+    /// `each` ns to make a request. A look costs `look` ns of the queue's time and, as it takes the line away, of the
+    /// guest's. Returns requests per second over the second half, and the pace.
     fn run(depth: u32, notice: u64, each: u64, look: u64, looks: u32) -> (f64, Pace) {
         let mut pace = Pace::new(Nanos(0));
         let (mut now, mut guest_at, mut ready, mut owed) = (0u64, 0u64, depth, 0u32);

@@ -1,9 +1,10 @@
 //! What guests are told unasked (virtio 1.2, section 5.6.6.3). Reactor context.
 //!
-//! Events wait for the guest's buffers. What waits is not a queue but what is to be said of each target: that its disk is gone, that there is one, that it
-//! has another size, that it has other properties, in this order. So a guest that does not refill its queue, however long, is told in a few events how things are when it does; none is
-//! ever lost, and none comes that is out of date by then. A queue that stops leaves what waits to its successor: a machine that its monitor stops and lets go
-//! on is not to miss anything.
+//! Events wait for the guest's buffers. What waits is not a queue but what is to be said of each target: that its disk is
+//! gone, that there is one, that it has another size, that it has other properties, in this order. So a guest that does not
+//! refill its queue, however long, is told in a few events how things are when it does; none is ever lost, and none comes
+//! that is out of date by then. A queue that stops leaves what waits to its successor: a machine that its monitor stops and
+//! lets go on is not to miss anything.
 
 use crate::wire::{Event, TARGETS};
 use aryk_vhost_device::Line;

@@ -1,4 +1,5 @@
-//! A guest's side of a SCSI host, for fuzzers: memory, a ring of each kind in it, and two disks behind, on a reactor that is stepped.
+//! A guest's side of a SCSI host, for fuzzers: memory, a ring of each kind in it, and two disks behind, on a reactor that
+//! is stepped.
 
 use crate::events::{Events, News, Waiting};
 use crate::manage::Manager;

@@ -1,8 +1,9 @@
 //! Task management, on the control queue (virtio 1.2, section 5.6.6.2). Reactor context.
 //!
-//! A function is answered when the commands that it concerns have ended, on whichever reactor; meanwhile the queue goes on. One whose commands do not end,
-//! for the kernel or a store holds them, has failed after [`DEADLINE`]: they are still in flight then, and end as aborted when they do.
-//! The function's task ends at its deadline too: a guest that goes on asking holds no more than [`WAITING_MAX`] of them.
+//! A function is answered when the commands that it concerns have ended, on whichever reactor; meanwhile the queue goes on.
+//! One whose commands do not end, for the kernel or a store holds them, has failed after [`DEADLINE`]: they are still in
+//! flight then, and end as aborted when they do. The function's task ends at its deadline too: a guest that goes on asking
+//! holds no more than [`WAITING_MAX`] of them.
 
 use crate::queue::{Queue, Targets};
 use crate::wire::{Address, Response, Tmf, control, tmf};
@@ -22,7 +23,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// How long a function may take. Linux waits for its answer without a limit of its own.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// Functions that wait at one time; more fail at once. Guests ask for one at a time, and each of these is looked at when a command ends.
+/// Functions that wait at one time; more fail at once. Guests ask for one at a time, and each of these is looked at when a
+/// command ends.
 const WAITING_MAX: usize = 64;
 
 /// A request about asynchronous notifications, behind its type.

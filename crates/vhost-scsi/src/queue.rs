@@ -72,9 +72,9 @@ impl Queue {
         Ok(Self { line: Line::new(id, parts, cx)?, role, order: None })
     }
 
-    /// Takes requests no more; when the last has completed, the queue is gone and its base known: where a successor goes on. A disk that does not
-    /// complete them within [`STOP_GRACE`] is asked to give them up; those that it does then stay in flight for the successor, if an in-flight region
-    /// knows of them, and fail otherwise.
+    /// Takes requests no more; when the last has completed, the queue is gone and its base known: where a successor goes
+    /// on. A disk that does not complete them within [`STOP_GRACE`] is asked to give them up; those that it does then stay
+    /// in flight for the successor, if an in-flight region knows of them, and fail otherwise.
     pub fn stop(&mut self, cx: &mut Cx) -> oneshot::Receiver<u32> {
         let (receiver, id) = (self.line.stop(cx), self.line.id);
         cx.call_at(cx.now().after(STOP_GRACE), move |cx| {

@@ -1,9 +1,10 @@
 //! The commands of one request queue: from the guest's ring to a target's channel and back. Reactor context.
 //!
-//! A command is named by the head of its descriptor chain, all the way: it is the slot of its scatter list, the tag of its [`aryk_scsi::Request`], and
-//! the id of its used element. The guest's own tag is what task management knows it by.
+//! A command is named by the head of its descriptor chain, all the way: it is the slot of its scatter list, the tag of its
+//! [`aryk_scsi::Request`], and the id of its used element. The guest's own tag is what task management knows it by.
 //!
-//! A disk that is taken away has its channel moved aside: what runs on it ends there, while the target's place may be taken by another.
+//! A disk that is taken away has its channel moved aside: what runs on it ends there, while the target's place may be taken
+//! by another.
 
 use crate::wire::{ANSWER, Answer, Command, Response, TARGETS, Verdict};
 use aryk_bdev::OpenError;
@@ -269,8 +270,8 @@ impl Requests {
 
 /// Gives back a command that has moved so many bytes, and may have written to so many of where data goes to.
 ///
-/// An answer without sense leaves the place for it as it is, two cache lines of the guest's, and the length counts that place all the same: what comes behind it
-/// is data. Linux's driver looks neither there nor at the length.
+/// An answer without sense leaves the place for it as it is, two cache lines of the guest's, and the length counts that
+/// place all the same: what comes behind it is data. Linux's driver looks neither there nor at the length.
 #[inline]
 fn give_back(
     head: u16,

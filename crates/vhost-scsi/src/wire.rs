@@ -109,8 +109,9 @@ pub(crate) enum Response {
     IncorrectLun = 12,
 }
 
-/// How a command ended (section 5.6.6.1): two words, for so it is copied. A copy of halves that were just stored apart waits until those have left the
-/// processor, behind all that was stored for others before: there was a sixth of a reactor's samples. Its sense, if there is some, and data follow.
+/// How a command ended (section 5.6.6.1): two words, for so it is copied. A copy of halves that were just stored apart
+/// waits until those have left the processor, behind all that was stored for others before: there was a sixth of a
+/// reactor's samples. Its sense, if there is some, and data follow.
 #[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
 #[repr(C, packed(4))]
 pub(crate) struct Verdict {

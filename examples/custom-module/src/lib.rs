@@ -1,4 +1,5 @@
-//! A module: read-only disks whose blocks hold a pattern, the number of each block over and over. Such a disk is as large as you like and takes no memory.
+//! A module: read-only disks whose blocks hold a pattern, the number of each block over and over. Such a disk is as large
+//! as you like and takes no memory.
 #![forbid(unsafe_code)]
 
 use aryk_bdev::{

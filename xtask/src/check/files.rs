@@ -1,4 +1,4 @@
-//! House rules that a file either keeps or breaks.
+//! House rules about single files.
 
 use std::process::Command;
 
@@ -7,13 +7,16 @@ use serde_json::Value;
 
 use crate::workspace;
 
-/// Beyond this a file is split, whatever it holds.
+/// Upper bound of a file's lines.
 const LINES_MAX: usize = 1000;
 
-/// Packages that may hold `unsafe`: memory and devices, and the measuring front-end, whose library asks for it.
+/// Upper bound of the columns of a comment line. rustfmt breaks code at its own width, but never comments.
+const COMMENT_WIDTH: usize = 130;
+
+/// Packages that may hold `unsafe`: memory and devices, and the measuring front-end, whose library requires it.
 const UNSAFE_ALLOWED: &[&str] = &["aryk-dma", "aryk-uring", "aryk-bench"];
 
-/// Every root of every package forbids `unsafe`, but for the few.
+/// Checks that every root of every other package forbids `unsafe`.
 pub(super) fn check_unsafe(packages: &[Value]) -> Result<Vec<String>> {
     let mut findings = Vec::new();
     for package in packages {
@@ -35,7 +38,7 @@ pub(super) fn check_unsafe(packages: &[Value]) -> Result<Vec<String>> {
     Ok(findings)
 }
 
-/// Every Rust file says first what it is, and stays short enough to be read.
+/// Checks every Rust file: it opens with its documentation, and neither the file nor a comment line is too long.
 pub(super) fn check_files() -> Result<Vec<String>> {
     let output = Command::new("git")
         .args(["ls-files", "--cached", "--others", "--exclude-standard", "--", "*.rs"])
@@ -46,7 +49,7 @@ pub(super) fn check_files() -> Result<Vec<String>> {
     let listing = String::from_utf8(output.stdout)?;
     let mut findings = Vec::new();
     for name in listing.lines() {
-        // A file that was removed but not yet from the index is listed too.
+        // git also lists a removed file that is still in the index.
         let Ok(source) = std::fs::read_to_string(workspace::root().join(name)) else { continue };
         findings.extend(finding(name, &source));
     }
@@ -58,7 +61,23 @@ fn finding(name: &str, source: &str) -> Option<String> {
     if lines > LINES_MAX {
         return Some(format!("{name}: {lines} lines, more than {LINES_MAX}"));
     }
-    (!source.starts_with("//! ")).then(|| format!("{name}: does not open with //!"))
+    if !source.starts_with("//! ") {
+        return Some(format!("{name}: does not open with //!"));
+    }
+    wide_comment(name, source)
+}
+
+/// Reports the first comment line that exceeds [`COMMENT_WIDTH`]. A line without a break (a table's row, a lone URL) may.
+fn wide_comment(name: &str, source: &str) -> Option<String> {
+    let is_wide = |line: &str| {
+        let comment = line.trim_start();
+        let text = comment.trim_start_matches(['/', '!']).trim_start();
+        let can_break = text.contains(' ') && !text.starts_with('|');
+        comment.starts_with("//") && can_break && line.chars().count() > COMMENT_WIDTH
+    };
+    let count = source.lines().filter(|line| is_wide(line)).count();
+    let at = source.lines().position(is_wide)? + 1;
+    Some(format!("{name}:{at}: a comment line of more than {COMMENT_WIDTH} columns ({count} in this file)"))
 }
 
 #[cfg(test)]
@@ -66,9 +85,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_files_and_silent_ones_are_found() {
+    fn long_files_and_those_without_documentation_are_found() {
         assert_eq!(finding("a.rs", "//! A.\n"), None);
         assert!(finding("a.rs", "use std;\n").is_some());
         assert!(finding("a.rs", &"//! A.\n".repeat(LINES_MAX + 1)).is_some());
+    }
+
+    #[test]
+    fn wide_comment_lines_are_found() {
+        let after = |line: &str| finding("a.rs", &format!("//! A.\n{line}\n"));
+        for start in ["//! ", "/// ", "// ", "    /// ", "        // "] {
+            let fits = format!("{start}ä {}", "x".repeat(COMMENT_WIDTH - start.len() - 2));
+            assert_eq!(after(&fits), None, "{fits}");
+            let found = after(&format!("{fits}x")).unwrap();
+            assert!(found.starts_with("a.rs:2: a comment line of more than 130 columns"), "{found}");
+        }
+        let wide = "x ".repeat(COMMENT_WIDTH);
+        assert_eq!(after(&format!("let x = \"{wide}\";")), None, "code is rustfmt's");
+        assert_eq!(after(&format!("//! | {wide} |")), None, "a table's row cannot be broken");
     }
 }

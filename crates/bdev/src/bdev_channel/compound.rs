@@ -1,14 +1,16 @@
 //! Requests that are made of reads and writes: compare, compare-and-write, copy. Reactor context.
 //!
-//! A compound request is carried out in chunks of a bounce buffer: each chunk is read, then compared or written. The request's slot stays the same; in each step
-//! its [`Request`] is the read or write that is under way. A compound request that writes has its blocks to itself while it runs ([`crate::ranges`]).
+//! A compound request is carried out in chunks of a bounce buffer: each chunk is read, then compared or written. The
+//! request's slot stays the same; in each step its [`Request`] is the read or write that is under way. A compound request
+//! that writes has its blocks to itself while it runs ([`crate::ranges`]).
 //!
 //! An aborted request begins no further step: if it is aborted while it reads, it writes nothing. A compare-and-write that has
 //! written a piece writes the rest and completes. A module may still give up a piece that it holds; then the request ends as
 //! aborted, with a part written.
 //!
-//! A channel runs as many compound requests at one time as it has buffers, which it allocates when they are first needed. The others wait in the channel's line and
-//! have no claim in the disk's table: the table and the list of running requests do not grow with the number of requests that a guest submits.
+//! A channel runs as many compound requests at one time as it has buffers, which it allocates when they are first needed.
+//! The others wait in the channel's line and have no claim in the disk's table: the table and the list of running requests
+//! do not grow with the number of requests that a guest submits.
 
 use super::request::{Place, Progress, Request};
 use super::{BdevChannel, make_room};
@@ -64,8 +66,8 @@ impl Compound {
         Extent([of(self.lba), if self.op == Op::Copy { of(self.source) } else { 0..0 }])
     }
 
-    /// Where in it the chunk under way lies. A copy to behind its source goes from its end to its beginning, so that it reads no block that it
-    /// has written.
+    /// Where in it the chunk under way lies. A copy to behind its source goes from its end to its beginning, so that it
+    /// reads no block that it has written.
     const fn offset(&self) -> u64 {
         if matches!(self.op, Op::Copy) && self.lba > self.source {
             self.blocks - self.done - self.chunk
@@ -195,7 +197,8 @@ impl BdevChannel {
         cx.local().spawn(ranges::hold(Arc::clone(self.bdev()), extent, unwanted, grant)).detach();
     }
 
-    /// A request has got its blocks. If the request has ended in the meantime, the lock is dropped and its place is free: the poll runs another request there.
+    /// A request has got its blocks. If the request has ended in the meantime, the lock is dropped and its place is free:
+    /// the poll runs another request there.
     pub(super) fn granted(&mut self, key: Key, lock: RangeLock, cx: &mut Cx) {
         if self.requests.get(key).is_some() {
             self.compounds.find(key).lock = Some(lock);
@@ -281,8 +284,8 @@ impl BdevChannel {
     /// Ends a compound request of which the module has nothing. The next poll runs another in its place.
     pub(super) fn end_compound(&mut self, key: Key, cx: &mut Cx) -> Completion {
         let compounds = &mut self.compounds;
-        // One that waits for its turn is left in its line. One whose blocks are asked for keeps its place until it has them (`granted`): so a channel never
-        // asks for those of more than there are places, however many are aborted.
+        // One that waits for its turn is left in its line. One whose blocks are asked for keeps its place until it has them
+        // (`granted`): so a channel never asks for those of more than there are places, however many are aborted.
         if let Some(index) = compounds.running.iter().position(|c| c.key == key)
             && compounds.running[index].step != Step::Waiting
         {

@@ -1,9 +1,10 @@
 //! How many pieces a device has at one time. Pure but for waking roots; reactor context.
 //!
-//! A channel has [`Limits::depth`](crate::Limits::depth) credits of its own. Where channels share what carries their requests out, such
-//! as one NVMe queue pair or one connection for hundreds of disks, the driver has a [`CreditPool`] besides, and each piece needs a
-//! credit of the pool too. While the pool is short, channels that want a credit stand in a line, and each credit that comes back goes to
-//! the first of them: one credit a turn of the line for each channel, however many requests it has.
+//! A channel has [`Limits::depth`](crate::Limits::depth) credits of its own. Where channels share what carries their
+//! requests out, such as one NVMe queue pair or one connection for hundreds of disks, the driver has a [`CreditPool`]
+//! besides, and each piece needs a credit of the pool too. While the pool is short, channels that want a credit stand in a
+//! line, and each credit that comes back goes to the first of them: one credit a turn of the line for each channel, however
+//! many requests it has.
 
 use aryk_reactor::{Cx, Local, RootId};
 use std::cell::{Cell, RefCell};
@@ -11,9 +12,9 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::rc::Rc;
 
-/// Bytes that a channel sends to its device from one poll to the next, and those of one piece more: a module may copy them then and there, or have the
-/// kernel do so. Requests that want more wait for the next turn, in which other channels send theirs too. It is about 80 µs of copies, so that a
-/// reactor's turn stays short beside the latency of a disk.
+/// Bytes that a channel sends to its device from one poll to the next, and those of one piece more: a module may copy them
+/// then and there, or have the kernel do so. Requests that want more wait for the next turn, in which other channels send
+/// theirs too. It is about 80 µs of copies, so that a reactor's turn stays short beside the latency of a disk.
 const POLL_BYTES: u64 = 512 << 10;
 
 /// The credits of a driver, which the channels of one reactor share ([`crate::Channel::credits`]).

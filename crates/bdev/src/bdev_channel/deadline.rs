@@ -1,7 +1,8 @@
 //! The deadlines of a channel's requests. Reactor context.
 //!
-//! There is one timer, for the oldest request that is not known to be late; it is set only while there is such a request. Each look at the
-//! requests finds those that have become late since the last, by the time of their submission, so that a request carries nothing for it.
+//! There is one timer, for the oldest request that is not known to be late; it is set only while there is such a request.
+//! Each look at the requests finds those that have become late since the last, by the time of their submission, so that a
+//! request carries nothing for it.
 
 use super::BdevChannel;
 use crate::cell::Command;

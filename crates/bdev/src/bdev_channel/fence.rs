@@ -1,5 +1,5 @@
-//! Fences of a channel: changes of some blocks are held off while an emulated compound request, of any channel, has them to itself
-//! ([`crate::ranges`]). Reactor context.
+//! Fences of a channel: changes of some blocks are held off while an emulated compound request, of any channel, has them to
+//! itself ([`crate::ranges`]). Reactor context.
 //!
 //! Emulated compound requests pass all fences: the disk's table keeps them apart.
 

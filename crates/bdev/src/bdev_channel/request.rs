@@ -5,15 +5,16 @@ use aryk_dma::Sgl;
 use aryk_reactor::Nanos;
 use std::ops::Range;
 
-/// Where a request is. It leaves `Limited`, `Held` and `Compound` for `Queued`, and `Queued` for `AtDevice`; a compound request goes
-/// back from `AtDevice` to `Queued` with each of its steps.
+/// Where a request is. It leaves `Limited`, `Held` and `Compound` for `Queued`, and `Queued` for `AtDevice`; a compound
+/// request goes back from `AtDevice` to `Queued` with each of its steps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Place {
     /// The disk's rate limits hold the request: it stands in a line of the channel's throttle, and has not begun.
     Limited,
     /// A fence holds the request off: it stands in the fences' list.
     Held,
-    /// The request has a piece to send, even if it is an empty one, as of a flush: it stands in the channel's queue, or is being sent.
+    /// The request has a piece to send, even if it is an empty one, as of a flush: it stands in the channel's queue, or is
+    /// being sent.
     Queued,
     /// The request has nothing more to send. It completes with the last of its pieces at the device.
     AtDevice,
@@ -54,7 +55,8 @@ pub(super) struct Request {
     /// Bytes of all its blocks.
     pub bytes: u64,
     pub started: Nanos,
-    /// How long it waited before its first piece went to the device, in nanoseconds; until then, the part of that time which is counted already.
+    /// How long it waited before its first piece went to the device, in nanoseconds; until then, the part of that time
+    /// which is counted already.
     pub waited_ns: u64,
 }
 
@@ -101,8 +103,8 @@ impl Request {
         end - (self.bytes >> block_shift)..end
     }
 
-    /// Whether it is an emulated compare-and-write that has written a piece. Such a request writes the rest too: a reader finds all of
-    /// it or nothing.
+    /// Whether it is an emulated compare-and-write that has written a piece. Such a request writes the rest too: a reader
+    /// finds all of it or nothing.
     pub const fn has_begun_to_swap(&self, block_shift: u32) -> bool {
         let is_swap = matches!((self.asked, self.op), (Op::CompareAndWrite, Op::Write));
         is_swap && self.blocks < self.bytes >> block_shift

@@ -167,8 +167,8 @@ impl Shape {
     /// The next piece of what is left of a request.
     ///
     /// # Errors
-    /// The status that it fails with: no whole block of it fits the device's limits, for its segments are small; or the device's properties have changed, and
-    /// it no longer does this.
+    /// The status that it fails with: no whole block of it fits the device's limits, for its segments are small; or the
+    /// device's properties have changed, and it no longer does this.
     #[inline]
     pub fn next_piece(&self, request: &Request) -> Result<Piece, Status> {
         let (limits, blocks) = (&self.limits, request.blocks);

@@ -1,9 +1,12 @@
-//! Rate limits: the lines in which the requests of a limited disk wait for their turn, before they go any further. Reactor context.
+//! Rate limits: the lines in which the requests of a limited disk wait for their turn, before they go any further. Reactor
+//! context.
 //!
-//! Each request counts as one request. Reads and compares count as reads, all other operations as writes. A request counts the bytes of its blocks; a
-//! compare-and-write and a copy count them twice; a flush and an unmap, which move no data, count [`aryk_qos::LEAST_BYTES`].
+//! Each request counts as one request. Reads and compares count as reads, all other operations as writes. A request counts
+//! the bytes of its blocks; a compare-and-write and a copy count them twice; a flush and an unmap, which move no data,
+//! count [`aryk_qos::LEAST_BYTES`].
 //!
-//! A channel has one line, or one for each direction if some bucket counts only one direction: then reads do not wait behind writes that are over their limit.
+//! A channel has one line, or one for each direction if some bucket counts only one direction: then reads do not wait
+//! behind writes that are over their limit.
 
 use super::request::{Place, Request};
 use super::{BdevChannel, State, make_room};
@@ -190,7 +193,8 @@ impl BdevChannel {
         }
     }
 
-    /// Spends what a new request of a disk with rate limits costs, if it may go at once. If not, [`Self::hold`] must follow; a frozen channel holds each request.
+    /// Spends what a new request of a disk with rate limits costs, if it may go at once. If not, [`Self::hold`] must
+    /// follow; a frozen channel holds each request.
     // Not inlined: the path of disks without limits is to stay as short as it is.
     #[inline(never)]
     pub(super) fn try_spend(&mut self, op: Op, bytes: u64, cx: &mut Cx) -> bool {

@@ -1,5 +1,5 @@
-//! A disk that is another disk, with a slower store: a read or write that the base has completed is held for as long as configured.
-//! Control context; its channels in reactor context.
+//! A disk that is another disk, with a slower store: a read or write that the base has completed is held for as long as
+//! configured. Control context; its channels in reactor context.
 //!
 //! One read in a hundred, and one write, is held for the p99 latency, all others for the average. Other operations are not held.
 #![forbid(unsafe_code)]

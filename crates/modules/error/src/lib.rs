@@ -1,5 +1,5 @@
-//! A disk that is another disk, until it is told to fail: requests that fail, that never end, or whose data is wrong. Control context;
-//! its channels in reactor context, which take a lock while something is injected, and only then.
+//! A disk that is another disk, until it is told to fail: requests that fail, that never end, or whose data is wrong.
+//! Control context; its channels in reactor context, which take a lock while something is injected, and only then.
 #![forbid(unsafe_code)]
 
 mod channel;

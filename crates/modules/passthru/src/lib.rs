@@ -1,4 +1,5 @@
-//! A disk that is another disk: what a module that is made of another disk needs at least. Control context; its channels in reactor context.
+//! A disk that is another disk: what a module that is made of another disk needs at least. Control context; its channels in
+//! reactor context.
 #![forbid(unsafe_code)]
 
 use aryk_bdev::{

@@ -1,7 +1,7 @@
 //! A disk cut into equal parts, each of which is a disk. Control context; their channels in reactor context.
 //!
-//! The parts share the disk: it is open for one writer, which is all of them, until the last has gone. A part has its size also if the disk
-//! grows; if the disk shrinks, so do the parts that reach beyond its end, until it grows again.
+//! The parts share the disk: it is open for one writer, which is all of them, until the last has gone. A part has its size
+//! also if the disk grows; if the disk shrinks, so do the parts that reach beyond its end, until it grows again.
 #![forbid(unsafe_code)]
 
 use aryk_bdev::{

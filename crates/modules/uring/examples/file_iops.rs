@@ -1,6 +1,8 @@
-//! 4 KiB random reads and writes of a file, QD 32, through a disk's channel and by fio's io_uring engine, in turns; the ratio of their medians.
+//! 4 KiB random reads and writes of a file, QD 32, through a disk's channel and by fio's io_uring engine, in turns; the
+//! ratio of their medians.
 //!
-//! `cargo run --release -p aryk-bdev-uring --example file_iops [directory]`. Both have one thread on core 0 and the same file, which is written once before.
+//! `cargo run --release -p aryk-bdev-uring --example file_iops [directory]`. Both have one thread on core 0 and the same
+//! file, which is written once before.
 #![expect(clippy::disallowed_methods, reason = "it measures wall time")]
 
 use aryk_bdev::{Access, BdevChannel, Completion, Descriptor, Io, Op, OpenError, Registry, Status, Tag};

@@ -8,7 +8,8 @@ use std::sync::OnceLock;
 /// Where disks may be. A process confines all of itself, and once, so this is the process's too.
 static ALLOWED: OnceLock<Vec<PathBuf>> = OnceLock::new();
 
-/// Notes that the process has confined itself to `directories`, which are canonical: errors say so from now on. Further calls do nothing.
+/// Notes that the process has confined itself to `directories`, which are canonical: errors say so from now on. Further
+/// calls do nothing.
 pub fn note_allowed(directories: Vec<PathBuf>) {
     let _ = ALLOWED.set(directories);
 }

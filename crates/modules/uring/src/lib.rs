@@ -1,4 +1,5 @@
-//! The uring module: disks in regular files and block devices, over the reactor's io_uring, or over blocking calls in threads where that is forbidden.
+//! The uring module: disks in regular files and block devices, over the reactor's io_uring, or over blocking calls in
+//! threads where that is forbidden.
 //!
 //! | file | what |
 //! | --- | --- |
@@ -11,11 +12,11 @@
 //! | `resize` | another size |
 //! | `room` | what files promise, and what there is |
 //!
-//! **Direct I/O** wherever the file takes it, with its alignment as the kernel tells it. What is not aligned goes through a bounce buffer, and a write of
-//! less than a block of the store reads that block first.
+//! **Direct I/O** wherever the file takes it, with its alignment as the kernel tells it. What is not aligned goes through a
+//! bounce buffer, and a write of less than a block of the store reads that block first.
 //!
-//! **Durable** is what was written before a flush, or with FUA, has completed. **Sparse** is what was unmapped, or written with zeroes. **Locked** is the file
-//! as QEMU's tools understand it, for as long as anything may still be written to it.
+//! **Durable** is what was written before a flush, or with FUA, has completed. **Sparse** is what was unmapped, or written
+//! with zeroes. **Locked** is the file as QEMU's tools understand it, for as long as anything may still be written to it.
 #![forbid(unsafe_code)]
 
 mod channel;
@@ -69,8 +70,8 @@ pub enum Lock {
     /// For as long as the disk is there.
     #[default]
     Always,
-    /// From its first channel to its last, so that two daemons can have the file, and the machine that is moved from one to the other settles who uses it.
-    /// A block device is then kept from those only who look at locks, as we and QEMU do.
+    /// From its first channel to its last, so that two daemons can have the file, and the machine that is moved from one to
+    /// the other settles who uses it. A block device is then kept from those only who look at locks, as we and QEMU do.
     InUse,
 }
 

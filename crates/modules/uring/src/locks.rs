@@ -1,14 +1,16 @@
-//! Who may have a file open: locks that QEMU's tools understand, and that outlive a process until its last request has ended. Control context.
+//! Who may have a file open: locks that QEMU's tools understand, and that outlive a process until its last request has
+//! ended. Control context.
 //!
-//! **The scheme is QEMU's** (`docs/interop` and `block/file-posix.c` there): for each thing that an opener does with an image there is a byte from 100
-//! on, and for each that it does not suffer others to do one from 200 on. An opener takes read locks on its bytes, then looks whether anyone else holds
-//! the opposite ones. Two that open at the same time may both give up; that both go on cannot happen.
+//! **The scheme is QEMU's** (`docs/interop` and `block/file-posix.c` there): for each thing that an opener does with an
+//! image there is a byte from 100 on, and for each that it does not suffer others to do one from 200 on. An opener takes
+//! read locks on its bytes, then looks whether anyone else holds the opposite ones. Two that open at the same time may both
+//! give up; that both go on cannot happen.
 //!
-//! **It is a fence too.** The locks belong to the open file description, which every request in flight holds: those of a process that was killed end
-//! with the last of its requests, not before. So there is no lock besides.
+//! **It is a fence too.** The locks belong to the open file description, which every request in flight holds: those of a
+//! process that was killed end with the last of its requests, not before. So there is no lock besides.
 //!
-//! Who locks the whole file, as `lockf(3)` and Cloud Hypervisor do, has our bytes too, and is kept from them. `flock(2)` is another kind of lock, which the
-//! kernel keeps apart from these, and which nobody takes of images: it is not looked at.
+//! Who locks the whole file, as `lockf(3)` and Cloud Hypervisor do, has our bytes too, and is kept from them. `flock(2)` is
+//! another kind of lock, which the kernel keeps apart from these, and which nobody takes of images: it is not looked at.
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};

@@ -21,11 +21,12 @@ const ALIGNMENT_MAX: u32 = 64 * 1024;
 /// Bytes in a block of a file, where none are asked for: every guest can boot from it.
 const BLOCK_SIZE: u32 = 512;
 
-/// Largest block of a file system that is told to guests as the physical one. Some network file systems tell their transfer size instead.
+/// Largest block of a file system that is told to guests as the physical one. Some network file systems tell their transfer
+/// size instead.
 const PHYSICAL_MAX: u64 = 4096;
 
-/// How long to wait for the last requests of a process that has ended, for one that may have been killed just now and is still to be seen, and for a
-/// disk of ours that is just being removed.
+/// How long to wait for the last requests of a process that has ended, for one that may have been killed just now and is
+/// still to be seen, and for a disk of ours that is just being removed.
 const PATIENCE: Duration = Duration::from_secs(30);
 const SEEN_PATIENCE: Duration = Duration::from_secs(1);
 const OWN_PATIENCE: Duration = Duration::from_millis(250);
@@ -245,8 +246,8 @@ fn into_store(
     Ok(Opened { store, is_ours: is_ours && !locks_in_use })
 }
 
-/// Whether an ENOSPC of a write is about that write: these take the room for it before they answer. An unknown file system may report that of earlier writes,
-/// as NFS does.
+/// Whether an ENOSPC of a write is about that write: these take the room for it before they answer. An unknown file system
+/// may report that of earlier writes, as NFS does.
 fn enospc_is_own(kind: Kind, file: &OwnedFd) -> bool {
     /// Of OpenZFS, which Linux does not have in its headers.
     const ZFS_SUPER_MAGIC: rustix::fs::FsWord = 0x2fc1_2fc1;

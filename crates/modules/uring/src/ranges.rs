@@ -1,13 +1,14 @@
-//! Which blocks of a store are being rewritten. Reactor context; shared by all channels of a disk, and there only if the disk's blocks are smaller than
-//! those of its store.
+//! Which blocks of a store are being rewritten. Reactor context; shared by all channels of a disk, and there only if the
+//! disk's blocks are smaller than those of its store.
 //!
-//! A write of less than a block of the store reads that block, changes a part of it and writes it back. If another write to the same block came
-//! between, it would be undone, though it was acknowledged. So each change of such a disk claims the range it touches: alone, if it must
-//! read first; or beside others that write whole blocks, for their order is their submitter's business.
+//! A write of less than a block of the store reads that block, changes a part of it and writes it back. If another write to
+//! the same block came between, it would be undone, though it was acknowledged. So each change of such a disk claims the
+//! range it touches: alone, if it must read first; or beside others that write whole blocks, for their order is their
+//! submitter's business.
 //!
-//! The table is a list in the order of arrival, and a claim holds once nothing before it is in its way: nobody is overtaken by those he waits for.
-//! It is behind a lock that is held for one look through the list. A claim that has to wait is granted by whoever releases the last one in its way, with
-//! a message to its reactor.
+//! The table is a list in the order of arrival, and a claim holds once nothing before it is in its way: nobody is overtaken
+//! by those he waits for. It is behind a lock that is held for one look through the list. A claim that has to wait is
+//! granted by whoever releases the last one in its way, with a message to its reactor.
 
 use aryk_reactor::{Cx, Handle, RootId};
 use aryk_slots::Key;
@@ -81,7 +82,8 @@ impl Claim {
 pub(crate) struct Ranges(Mutex<Vec<Claim>>);
 
 impl Ranges {
-    /// Claims `bytes` for the request `key`, beside others or alone. Whether the claim holds at once; otherwise [`Claimant::take_granted`] has it later.
+    /// Claims `bytes` for the request `key`, beside others or alone. Whether the claim holds at once; otherwise
+    /// [`Claimant::take_granted`] has it later.
     pub fn claim(&self, bytes: Range<u64>, alone: bool, key: Key, by: &Arc<Claimant>) -> bool {
         let mut claim = Claim { bytes, alone, before: 0, key, by: Arc::clone(by) };
         let mut claims = lock(&self.0);

@@ -1,8 +1,8 @@
 //! One request on its way through the kernel: what to ask next, and what an answer means. Reactor context.
 //!
-//! A request is carried out from its first byte to its last, `at` being how far it has come, in as many steps as it takes: nearly always one, straight
-//! between its memory and the file. What is left of it after a step is looked at anew, so that short transfers, bounced chunks and
-//! blocks at its edges need no plan.
+//! A request is carried out from its first byte to its last, `at` being how far it has come, in as many steps as it takes:
+//! nearly always one, straight between its memory and the file. What is left of it after a step is looked at anew, so that
+//! short transfers, bounced chunks and blocks at its edges need no plan.
 //!
 //! This decides, and copies; it starts nothing and keeps no list. The channel does that.
 
@@ -183,7 +183,8 @@ impl Request {
         (self.at, self.sync) = (self.bytes.start, self.syncs);
     }
 
-    /// Whether it lies within the disk as it is now: it may have become smaller since the request was checked, and the file must not grow again.
+    /// Whether it lies within the disk as it is now: it may have become smaller since the request was checked, and the file
+    /// must not grow again.
     #[inline]
     pub fn is_within(&self, store: &Store) -> bool {
         self.bytes.end <= store.blocks.load(Ordering::Relaxed) * u64::from(store.block_size)
@@ -339,8 +340,8 @@ impl Request {
         (self.at.is_multiple_of(unit) && to > self.at).then_some(to)
     }
 
-    /// How to `fallocate(2)`; `None` if the store cannot. What may not be unmapped keeps its place, or gets one. A hole in a file reads as zeroes; on a
-    /// block device, only a range of zeroes is sure to.
+    /// How to `fallocate(2)`; `None` if the store cannot. What may not be unmapped keeps its place, or gets one. A hole in
+    /// a file reads as zeroes; on a block device, only a range of zeroes is sure to.
     fn mode(&self, store: &Store) -> Option<i32> {
         let can = |ability: &AtomicBool| ability.load(Ordering::Relaxed) && !self.by_hand;
         let may_punch = match self.op {

@@ -1,7 +1,8 @@
 //! Another size for a disk. Control context; blocks.
 //!
-//! A disk is made smaller in steps, so that nothing that was asked for before makes its file grow again: first the disk has its new size, by which each
-//! request goes before it is started; then what the kernel has of what lies behind completes; and only then the file is cut off.
+//! A disk is made smaller in steps, so that nothing that was asked for before makes its file grow again: first the disk has
+//! its new size, by which each request goes before it is started; then what the kernel has of what lies behind completes;
+//! and only then the file is cut off.
 
 use crate::open::{cannot_lock, check_multiple, set_size, size_of};
 use crate::store::{Kind, Store};

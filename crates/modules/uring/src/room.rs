@@ -1,7 +1,7 @@
 //! Whether file systems have the room that their disks promise. Control context; blocks.
 //!
-//! A sparse file takes no room before it is written to, so that files of more bytes than there are can be made; and machines that write to all of them
-//! fail one day. Nothing is forbidden here, for that may be wanted: it is told.
+//! A sparse file takes no room before it is written to, so that files of more bytes than there are can be made; and
+//! machines that write to all of them fail one day. Nothing is forbidden here, for that may be wanted: it is told.
 
 use crate::store::{Kind, Store};
 use crate::{Error, store_of};
@@ -32,8 +32,8 @@ impl Room {
     }
 }
 
-/// The file systems that disks in files of `registry` are in, in the order of the disks; of read-only disks, which are not written, none. If a disk is named,
-/// only the one that it is in.
+/// The file systems that disks in files of `registry` are in, in the order of the disks; of read-only disks, which are not
+/// written, none. If a disk is named, only the one that it is in.
 ///
 /// # Errors
 /// [`Error::Os`].
@@ -78,7 +78,8 @@ fn device_of(registry: &Registry, disk: &str) -> Result<Option<u64>, Error> {
     Ok(Some(stat.st_dev))
 }
 
-/// Where the file system `device` is mounted that the file `path` is in: the uppermost directory on its way that is of it. If the file is there no more, its path.
+/// Where the file system `device` is mounted that the file `path` is in: the uppermost directory on its way that is of it.
+/// If the file is there no more, its path.
 fn mounted_at(path: &Path, device: u64) -> PathBuf {
     let is_of_it = |path: &&Path| path.metadata().is_ok_and(|meta| meta.dev() == device);
     let Ok(whole) = path.canonicalize() else { return path.to_owned() };

@@ -47,7 +47,8 @@ pub(crate) struct Store {
     pub block_size: u32,
     pub physical_block_size: u32,
     pub alignment: Alignment,
-    /// To multiples of what holes and zeroes must be aligned that it makes by itself. A power of two, no less than the alignment's.
+    /// To multiples of what holes and zeroes must be aligned that it makes by itself. A power of two, no less than the
+    /// alignment's.
     pub allocation: u32,
     /// Requests wait for a device behind the kernel, instead of being answered within the system call.
     pub has_device: bool,
@@ -103,7 +104,8 @@ impl Default for Counts {
 /// Requests in flight on one channel: as many as the largest virtqueue in use has, and more than an SSD needs to be busy.
 pub(crate) const DEPTH: u32 = 256;
 
-/// Bytes in one read or write: as many as the kernel puts into one `bio`; more it would split too, and our pieces go side by side.
+/// Bytes in one read or write: as many as the kernel puts into one `bio`; more it would split too, and our pieces go side
+/// by side.
 const TRANSFER: u32 = 1 << 20;
 
 /// Bytes in one unmap or write-zeroes. They keep other requests to the same file waiting, so they are not to take long.
@@ -112,12 +114,14 @@ const ALLOCATE: u64 = 256 << 20;
 /// Pieces of memory in one request (`UIO_MAXIOV`).
 const SEGMENTS: u32 = 1024;
 
-/// Requests that are handed to the kernel together, at most. It starts none of a batch before it has looked at all of it, at 3 µs each, and a disk with
-/// one queue that has just answered everything has nothing to do meanwhile: 32 at a time gave 0.83 of what four at a time give.
+/// Requests that are handed to the kernel together, at most. It starts none of a batch before it has looked at all of it,
+/// at 3 µs each, and a disk with one queue that has just answered everything has nothing to do meanwhile: 32 at a time gave
+/// 0.83 of what four at a time give.
 const BATCH: usize = 4;
 
-/// Bytes of reads and writes that are submitted at one time, whatever the store: what is in the page cache the kernel copies then and there, and other pages it pins. So that
-/// time is the disk's whose requests they are, and the reactor sees it pass, rather than all at the end of its turn.
+/// Bytes of reads and writes that are submitted at one time, whatever the store: what is in the page cache the kernel
+/// copies then and there, and other pages it pins. So that time is the disk's whose requests they are, and the reactor sees
+/// it pass, rather than all at the end of its turn.
 const SUBMIT_BYTES: u64 = 1 << 20;
 
 /// What the kernel is asked to do.

@@ -302,8 +302,8 @@ fn a_disk_that_prepares_holds_nothing_up() {
     });
 }
 
-/// Its event queue is never refilled while disks come and go 100 times, beside one that it goes on reading. It is told how things are when it
-/// listens again, and nothing else.
+/// Its event queue is never refilled while disks come and go 100 times, beside one that it goes on reading. It is told how
+/// things are when it listens again, and nothing else.
 #[test]
 fn a_guest_that_does_not_listen_is_told_later_how_things_are() {
     run(async {
@@ -345,7 +345,8 @@ fn a_guest_that_does_not_listen_is_told_later_how_things_are() {
     });
 }
 
-/// A monitor that stops a machine takes its queues back; what happens then, the machine is told when it goes on. A driver that begins anew is told nothing.
+/// A monitor that stops a machine takes its queues back; what happens then, the machine is told when it goes on. A driver
+/// that begins anew is told nothing.
 #[test]
 fn a_machine_that_was_stopped_is_told_what_has_happened() {
     for format in [Format::Split, Format::Packed] {

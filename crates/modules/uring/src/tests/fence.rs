@@ -89,7 +89,8 @@ impl Drop for Loop {
     }
 }
 
-/// Has a predecessor write, and kills it. When this returns it is gone, as far as any supervisor can tell, and none of its writes has landed.
+/// Has a predecessor write, and kills it. When this returns it is gone, as far as any supervisor can tell, and none of its
+/// writes has landed.
 fn predecessor(store: &SlowStore, path: &Path) {
     store.hold(Hold::Writes);
     let mut child = Command::new(std::env::current_exe().unwrap())

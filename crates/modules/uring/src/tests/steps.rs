@@ -214,7 +214,8 @@ fn a_lost_page_cache_stays_lost() {
 #[test]
 fn what_a_cached_write_is_told_may_be_of_earlier_ones() {
     let own = [libc::ENOSPC, libc::EDQUOT, libc::EFBIG, libc::ENOMEM];
-    // By errno: whether the disk is marked as having lost writes, where ENOSPC is known to be the write's own, and where it is not.
+    // By errno: whether the disk is marked as having lost writes, where ENOSPC is known to be the write's own, and where it
+    // is not.
     let cases = own.map(|errno| (errno, [false, true])).into_iter().chain([
         (libc::EFAULT, [false; 2]),
         (libc::EIO, [true; 2]),
