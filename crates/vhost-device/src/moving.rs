@@ -26,16 +26,19 @@ pub enum MoveError {
     #[error("no reactor runs on any of the cores {0}")]
     Cores(CoreSet),
     /// Requests in flight did not complete in time.
-    #[error("its requests have not completed in time: it stays where it is")]
+    #[error("requests in flight did not complete in time, so the queue stays on its core")]
     TooSlow,
     /// The disks did not prepare the other reactor in time.
-    #[error("its disks are not ready there after {} s: it stays where it is", PREPARE_PATIENCE.as_secs())]
+    #[error(
+        "its disks did not prepare the other core within {} s, so the queue stays on its core",
+        PREPARE_PATIENCE.as_secs()
+    )]
     NotReady,
     /// A disk could not be opened on the other reactor.
-    #[error("it cannot run there: {0}")]
+    #[error("the queue cannot run there: {0}")]
     Open(String),
     /// The queue is stopping or has stopped.
-    #[error("it is ending")]
+    #[error("the queue is stopping")]
     Ending,
 }
 

@@ -37,7 +37,7 @@ pub enum NotReady {
     #[error("cannot open the disk for a queue: {0}")]
     Disk(#[from] OpenError),
     /// The session ended first.
-    #[error("its session is ending")]
+    #[error("the session ended before the disks were ready")]
     Ending,
 }
 

@@ -162,7 +162,7 @@ fn a_session_that_ends_cancels_the_start_of_a_queue() {
             a_while().await;
             rig.session.end("the test says so");
         });
-        assert_eq!(started.unwrap_err().to_string(), "its session is ending");
+        assert_eq!(started.unwrap_err().to_string(), "the session ended before the disks were ready");
         assert_eq!(rig.gate.under_way.load(Ordering::Relaxed), 0, "cancelled");
     });
 }
