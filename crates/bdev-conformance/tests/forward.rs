@@ -3,14 +3,16 @@
 #![expect(clippy::unwrap_used, reason = "what a test sets up is there, or the test fails")]
 
 use aryk_bdev::{
-    Access, AsyncChannel, Base, Bdev, BdevChannel, BoxFuture, Channel, Completion, Device, ForwardChannel,
-    Geometry, Identity, Io, Limits, OpSet, OpenError, Registry, Tag,
+    Access, AsyncChannel, Base, Bdev, BdevChannel, BoxFuture, Channel, Completion, CreditPool, Device,
+    ForwardChannel, Geometry, Identity, Io, Limits, OpSet, OpenError, Registry, Tag,
 };
 use aryk_bdev_conformance::{Bench, Features, Fixture, Shape, conformance};
 use aryk_dma::Buffer;
 use aryk_reactor::{CoreSet, Cx, Handle, Hold, Options, Reactors, RootId};
+use std::cell::Cell;
 use std::future::Future;
 use std::pin::pin;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
@@ -62,7 +64,8 @@ impl Device for Forwarded {
         let (base, opened) = (Arc::clone(&self.base), Arc::clone(&self.opened));
         let open = move |root, cx: &mut Cx| {
             opened.fetch_add(1, Ordering::Relaxed);
-            Ok::<_, OpenError>(Box::new(Own(base.open_channel(root, cx)?)) as Box<dyn Channel>)
+            let own = Own { base: base.open_channel(root, cx)?, queue: cx.local_state::<OwnQueue>() };
+            Ok::<_, OpenError>(Box::new(own) as Box<dyn Channel>)
         };
         let owner = self.owner.lock().unwrap();
         if **owner == *cx.handle() {
@@ -72,19 +75,46 @@ impl Device for Forwarded {
     }
 }
 
-struct Own(BdevChannel);
+/// Requests that the owner takes at one time, of all channels together.
+const DEPTH: u32 = 4;
+
+/// The owner's queue, which all of its channels share.
+struct OwnQueue {
+    credits: CreditPool,
+    in_flight: Cell<u32>,
+}
+
+impl Default for OwnQueue {
+    fn default() -> Self {
+        Self { credits: CreditPool::new(DEPTH), in_flight: Cell::new(0) }
+    }
+}
+
+/// A channel of the owner.
+struct Own {
+    base: BdevChannel,
+    queue: Rc<OwnQueue>,
+}
 
 impl Channel for Own {
     fn submit(&mut self, io: Io, cx: &mut Cx) {
-        self.0.submit(io, cx);
+        self.queue.in_flight.update(|n| n + 1);
+        assert!(self.queue.in_flight.get() <= DEPTH, "the queue has room for {DEPTH}");
+        self.base.submit(io, cx);
     }
 
     fn abort(&mut self, tag: Tag, cx: &mut Cx) {
-        self.0.abort(tag, cx);
+        self.base.abort(tag, cx);
     }
 
     fn poll(&mut self, cx: &mut Cx, out: &mut Vec<Completion>) {
-        self.0.poll(cx, out);
+        let before = out.len();
+        self.base.poll(cx, out);
+        self.queue.in_flight.update(|n| n - (out.len() - before) as u32);
+    }
+
+    fn credits(&self) -> Option<CreditPool> {
+        Some(self.queue.credits.clone())
     }
 }
 

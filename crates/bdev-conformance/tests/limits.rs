@@ -342,3 +342,28 @@ fn groups_that_cannot_be() {
     rig.groups.delete(&rig.registry, "g").unwrap();
     rig.end();
 }
+
+#[test]
+fn channels_that_are_opened_again_keep_their_limits_and_their_requests() {
+    let mut rig = Rig::new(2);
+    rig.bench.wait("a group", async { rig.groups.create("g", None) }).expect("it can be created");
+    rig.limit_group("g", ios(1000));
+    rig.add("g", 0);
+    rig.add("g", 1);
+    for disk in 0..2 {
+        for _ in 0..100 {
+            rig.disks[disk].read(0, 1, Shape::Single, &mut rig.bench);
+        }
+    }
+    let mut counts = [0; 2];
+    for round in 0..20 {
+        let bdev = rig.bdev(round % 2);
+        assert_eq!(rig.bench.wait("other channels", bdev.reopen_channels()), Ok(()));
+        rig.pass(20);
+        for (disk, count) in counts.iter_mut().enumerate() {
+            *count += rig.count(disk);
+        }
+    }
+    assert_eq!(counts, [100; 2], "all have gone, and none twice");
+    rig.end();
+}

@@ -290,11 +290,11 @@ impl Bdev {
     /// Fails new requests and those that rate limits hold, sends openers [`Event::Removed`], and aborts requests in flight after
     /// [`REMOVAL_GRACE`].
     pub(crate) async fn begin_removal(&self) {
-        if self.removing.swap(true, Ordering::Relaxed) {
-            return;
+        if !self.removing.swap(true, Ordering::Relaxed) {
+            lock(&self.openers).preparing.clear();
+            self.tell(Event::Removed);
         }
-        lock(&self.openers).preparing.clear();
-        self.tell(Event::Removed);
+        // Each time: a removal that was abandoned may have reached some of the channels only.
         let abort_late = |cell: &Rc<ChannelCell>, cx: &mut Cx| {
             cell.command(Command::FailLimited, cx);
             let (cell, at) = (Rc::downgrade(cell), cx.now().after(REMOVAL_GRACE));

@@ -9,7 +9,7 @@
 //! how long requests may take (`deadline`).
 
 mod compound;
-mod credits;
+pub(crate) mod credits;
 mod deadline;
 mod fence;
 mod properties;
@@ -520,8 +520,10 @@ impl BdevChannel {
         while let Some(command) = self.registration.take_command() {
             match command {
                 Command::Freeze(done) => self.freeze(done, cx),
+                // A channel that was opened after a reset began knows nothing of that reset.
+                Command::Thaw if matches!(self.state, State::Reopening(_)) => {}
                 Command::Thaw => self.state = State::Running,
-                Command::Reopen(done) => self.begin_to_reopen(done),
+                Command::Reopen(done) => self.begin_to_reopen(done, cx),
                 Command::Abort => self.abort_all(cx),
                 Command::Fence { id, extent, quiet } => self.put_up_fence(id, extent, quiet),
                 Command::Unfence(id) => self.take_down_fence(id, cx),
@@ -557,9 +559,12 @@ impl BdevChannel {
     }
 
     /// Sends nothing more to the device, and opens another channel of it when it has nothing. Not while the disk is reset.
-    fn begin_to_reopen(&mut self, done: oneshot::Sender<Result<(), OpenError>>) {
+    fn begin_to_reopen(&mut self, done: oneshot::Sender<Result<(), OpenError>>, cx: &mut Cx) {
         if matches!(self.state, State::Running) {
             self.state = State::Reopening(done);
+            if let Some(throttle) = &mut self.throttle {
+                throttle.step_aside(cx);
+            }
         } else {
             let _ = done.send(Err(is_being_reset()));
         }
@@ -578,7 +583,8 @@ impl BdevChannel {
             State::Frozen => self.state = State::Frozen,
             State::Reopening(done) => {
                 let _ = done.send(self.reopen(cx));
-                self.advance_queue(cx);
+                // What has waited, in the queue or for the limits, goes on in the next poll.
+                cx.wake(self.root());
             }
         }
     }

@@ -16,8 +16,11 @@
 //! have room. Commands that are no requests (open, abort, close) may exceed the room; the commands then wait at the client,
 //! in order.
 //!
+//! Events of bases ([`Channel::base_event`]) do not go over a link: a device that stays when one of its bases is removed handles them at its owner.
+//!
 //! A link ends with its last channel. Until then the reactor of its owner does not end: there is a root of the link on it.
 
+use crate::bdev_channel::credits::Credits;
 use crate::{Channel, Completion, CreditPool, Io, OpenError, Outbox, Status, Tag};
 use aryk_reactor::{Bell, CoreSet, Cx, Handle, Hold, Local, Root, RootId, ThreadId};
 use aryk_slots::{Key, Slots};
@@ -50,6 +53,7 @@ enum Command {
 }
 
 /// What a channel's request came to.
+#[derive(Clone)]
 struct Answer(Key, Completion);
 
 /// A producer's end of a ring, and what waits to be added to it.
@@ -284,9 +288,14 @@ enum Endpoint {
 /// The device's own channel, for one channel of the client.
 struct EndpointRoot {
     channel: Box<dyn Channel>,
+    /// The credits that the channel shares at the owner, if it does. Its depth is the client's to keep.
+    credits: Credits,
+    /// Requests that wait for a credit.
+    queue: VecDeque<Io>,
     completions: Vec<Completion>,
     key: Key,
     answers: Rc<RefCell<Sender<Answer>>>,
+    root: RootId,
     service: RootId,
 }
 
@@ -294,12 +303,58 @@ impl Root for EndpointRoot {
     fn poll(&mut self, cx: &mut Cx) -> bool {
         self.channel.poll(cx, &mut self.completions);
         let has_completed = !self.completions.is_empty();
+        for _ in 0..self.completions.len() {
+            self.credits.give_back(cx);
+        }
+        self.credits.begin_poll();
+        while !self.queue.is_empty() && self.credits.try_take() {
+            let io = self.queue.pop_front().expect("it is not empty");
+            self.send(io, cx);
+        }
+        if self.queue.is_empty() {
+            self.credits.decline(cx);
+        } else if self.credits.is_out_of_bytes() {
+            cx.wake(self.root);
+        }
         if has_completed {
             let answers = self.completions.drain(..).map(|completion| Answer(self.key, completion));
             self.answers.borrow_mut().staged.extend(answers);
             cx.wake(self.service);
         }
         has_completed
+    }
+}
+
+impl EndpointRoot {
+    fn submit(&mut self, io: Io, cx: &mut Cx) {
+        if self.queue.is_empty() && self.credits.try_take() {
+            self.send(io, cx);
+        } else {
+            self.queue.push_back(io);
+            if self.credits.is_out_of_bytes() {
+                cx.wake(self.root);
+            }
+        }
+    }
+
+    /// Sends a request whose credit was taken.
+    fn send(&mut self, io: Io, cx: &mut Cx) {
+        self.credits.spend(io.data.len().into());
+        self.channel.submit(io, cx);
+    }
+
+    fn abort(&mut self, tag: Tag, cx: &mut Cx) {
+        let queued = self.queue.len();
+        self.queue.retain(|io| io.tag != tag);
+        let answer = Answer(self.key, Completion { tag, status: Status::Aborted });
+        let aborted = queued - self.queue.len();
+        if aborted > 0 {
+            self.answers.borrow_mut().staged.extend(std::iter::repeat_n(answer, aborted));
+            cx.wake(self.service);
+            // A credit that was granted for them goes to another.
+            cx.wake(self.root);
+        }
+        self.channel.abort(tag, cx);
     }
 }
 
@@ -339,14 +394,14 @@ impl Service {
         match command {
             Command::Open(key, open) => self.open(key, &open, cx),
             Command::Submit(key, io) => match self.endpoint(key) {
-                Endpoint::Open(_, endpoint) => endpoint.borrow_mut().channel.submit(io, cx),
+                Endpoint::Open(_, endpoint) => endpoint.borrow_mut().submit(io, cx),
                 Endpoint::Failed => {
                     let completion = Completion { tag: io.tag, status: Status::Removed };
                     self.answers.borrow_mut().staged.push_back(Answer(key, completion));
                 }
             },
             Command::Abort(key, tag) => match self.endpoint(key) {
-                Endpoint::Open(_, endpoint) => endpoint.borrow_mut().channel.abort(tag, cx),
+                Endpoint::Open(_, endpoint) => endpoint.borrow_mut().abort(tag, cx),
                 // Its request has been answered.
                 Endpoint::Failed => {}
             },
@@ -363,7 +418,18 @@ impl Service {
         let (answers, service) = (Rc::clone(&self.answers), self.root);
         let make = |root, cx: &mut Cx| {
             let channel = open(root, cx)?;
-            Ok::<_, OpenError>(EndpointRoot { channel, completions: Vec::new(), key, answers, service })
+            let credits = Credits::new(u32::MAX, channel.credits(), root, cx.local());
+            let (queue, completions) = (VecDeque::new(), Vec::new());
+            Ok::<_, OpenError>(EndpointRoot {
+                channel,
+                credits,
+                queue,
+                completions,
+                key,
+                answers,
+                root,
+                service,
+            })
         };
         let endpoint = match cx.add_root(self.thread, "forwarded requests", make) {
             Ok(root) => Endpoint::Open(root.id(), cx.root(root.id()).expect("just added")),

@@ -41,10 +41,10 @@ enum Standing {
     Aside,
     /// The channel stands in the line.
     Waiting,
+    /// The channel stands in the line and wants no credit any more. Its place is passed over, unless it wants one again before that.
+    Left,
     /// A credit was granted, and the channel has not taken it.
     Granted,
-    /// The channel stood in the line and is closed.
-    Closed,
 }
 
 impl fmt::Debug for CreditPool {
@@ -76,9 +76,12 @@ impl Pool {
     fn give_back(&self, mut wake: impl FnMut(RootId)) {
         let mut line = self.line.borrow_mut();
         while let Some(place) = line.pop_front() {
-            match place.state.replace(Standing::Granted) {
-                Standing::Waiting => return wake(place.root),
-                Standing::Closed => {}
+            match place.state.get() {
+                Standing::Waiting => {
+                    place.state.set(Standing::Granted);
+                    return wake(place.root);
+                }
+                Standing::Left => place.state.set(Standing::Aside),
                 other => unreachable!("a channel in the line is {other:?}"),
             }
         }
@@ -97,8 +100,8 @@ struct Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         self.decline(|root| self.local.defer(move |cx| cx.wake(root)));
-        if self.place.state.get() == Standing::Waiting {
-            self.place.state.set(Standing::Closed);
+        if self.place.state.get() == Standing::Left {
+            self.pool.line.borrow_mut().retain(|place| !Rc::ptr_eq(place, &self.place));
         }
     }
 }
@@ -112,8 +115,11 @@ impl Lease {
                 return true;
             }
             Standing::Waiting => return false,
+            Standing::Left => {
+                place.state.set(Standing::Waiting);
+                return false;
+            }
             Standing::Aside => {}
-            Standing::Closed => unreachable!("only a closed channel is closed"),
         }
         let free = pool.free.get();
         if free > 0 {
@@ -126,17 +132,21 @@ impl Lease {
         false
     }
 
-    /// Gives a credit back that was granted and is not wanted any more.
+    /// Wants no credit any more: leaves the line, or gives the credit back that was granted.
     fn decline(&self, wake: impl FnMut(RootId)) {
-        if self.place.state.get() == Standing::Granted {
-            self.place.state.set(Standing::Aside);
-            self.pool.give_back(wake);
+        match self.place.state.get() {
+            Standing::Granted => {
+                self.place.state.set(Standing::Aside);
+                self.pool.give_back(wake);
+            }
+            Standing::Waiting => self.place.state.set(Standing::Left),
+            Standing::Aside | Standing::Left => {}
         }
     }
 }
 
 /// What a channel may send to its device at the moment.
-pub(super) struct Credits {
+pub(crate) struct Credits {
     /// Pieces that the device has.
     at_device: u32,
     /// How many it may have of this channel.
@@ -213,7 +223,8 @@ impl Credits {
         self.lease.is_some()
     }
 
-    /// The channel has nothing to send: a credit that was granted goes to another.
+    /// The channel has nothing to send: it leaves the pool's line, or the credit that it was granted goes to another channel. So a channel that is quiet has no
+    /// credit that nothing would make it give back.
     #[inline]
     pub fn decline(&mut self, cx: &mut Cx) {
         if let Some(lease) = &self.lease {

@@ -81,6 +81,26 @@ fn a_credit_that_is_not_wanted_goes_to_the_next_channel() {
 }
 
 #[test]
+fn a_channel_that_has_nothing_to_send_leaves_the_line() {
+    let (mut reactor, pool) = (reactor(), CreditPool::new(1));
+    let [mut a, mut b, mut c] = channels(&mut reactor, 8, &pool);
+    assert!(a.try_take() && !b.try_take() && !c.try_take());
+    // However often it joins and leaves, it has one place.
+    for _ in 0..100 {
+        b.decline(reactor.cx());
+        assert!(!b.try_take());
+    }
+    b.decline(reactor.cx());
+    assert_eq!(pool.0.line.borrow().len(), 2);
+    a.give_back(reactor.cx());
+    assert!(!b.try_take() && c.try_take(), "the credit went past it");
+    c.give_back(reactor.cx());
+    assert!(b.try_take());
+    b.give_back(reactor.cx());
+    assert_eq!((pool.free(), pool.0.line.borrow().len()), (1, 0));
+}
+
+#[test]
 #[should_panic(expected = "a device completes a piece once")]
 fn a_credit_does_not_come_back_twice() {
     let (mut reactor, pool) = (reactor(), CreditPool::new(1));
