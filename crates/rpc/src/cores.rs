@@ -29,7 +29,7 @@ pub(crate) async fn remove(control: &Control, core: u16) -> Result<(), Error> {
     let leaving = Leaving { control, handle: control.reactors.begin_to_leave(core)? };
     let until = Instant::now() + PATIENCE;
     loop {
-        let stays = leaving.move_all_away().await;
+        let stays = leaving.move_all_away(until).await;
         if let Some(ending) = control.reactors.end(&leaving.handle).await {
             while !ending.is_over() {
                 sleep(Duration::from_millis(1)).await;
@@ -69,8 +69,8 @@ impl Drop for Leaving<'_> {
 }
 
 impl Leaving<'_> {
-    /// Tries to move each of the queues once; returns why one of them stays, if one does.
-    async fn move_all_away(&self) -> Option<String> {
+    /// Tries to move each of the queues and background tasks once, but begins no move after `until`; returns why one of them stays, if one does.
+    async fn move_all_away(&self, until: Instant) -> Option<String> {
         let control = self.control;
         let other = control.reactors.least_loaded(None);
         for bdev in control.disks.registry.list() {
@@ -80,6 +80,9 @@ impl Leaving<'_> {
         let threads = self.handle.call(|cx| cx.thread_stats()).await.unwrap_or_default();
         let mut stays = None;
         for thread in threads {
+            if Instant::now() > until {
+                return stays.or_else(|| Some(format!("{}: the others took too long", thread.name)));
+            }
             let there = self.destination(&thread.cores);
             let moved = control.scheduler.move_thread(thread.id, there, MOVE_PATIENCE).await;
             if let Some(Err(error)) = moved {

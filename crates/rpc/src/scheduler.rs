@@ -196,7 +196,11 @@ impl World {
         if let Some(moved) = self.scsi_controllers.move_to(thread, to.clone(), patience).await {
             return Some(moved);
         }
-        self.reactors.background().move_to(thread, to).await.then_some(Ok(()))
+        // A task whose request does not end leaves when it does, whether this waits or not.
+        match tokio::time::timeout(patience, self.reactors.background().move_to(thread, to)).await {
+            Ok(is_task) => is_task.then_some(Ok(())),
+            Err(_) => Some(Err(MoveError::TooSlow)),
+        }
     }
 
     async fn read(&self) -> Reading {
