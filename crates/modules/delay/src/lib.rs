@@ -1,7 +1,7 @@
-//! A disk that is another disk, with a slower store: a read or write that the base has completed is held for as long as
-//! configured. Control context; its channels in reactor context.
+//! The delay disk: forwards requests to a base disk, and holds each read or write that the base has completed for a configured
+//! time. Control context; its channels run in reactor context.
 //!
-//! One read in a hundred, and one write, is held for the p99 latency, all others for the average. Other operations are not held.
+//! One read and one write in a hundred are held for the p99 latency, all others for the average. Other operations are not held.
 #![forbid(unsafe_code)]
 
 use aryk_bdev::{
@@ -16,37 +16,37 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Which latency.
+/// A kind of latency.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// Of most reads.
+    /// The latency of most reads.
     AvgRead,
-    /// Of one read in a hundred.
+    /// The latency of one read in a hundred.
     P99Read,
-    /// Of most writes.
+    /// The latency of most writes.
     AvgWrite,
-    /// Of one write in a hundred.
+    /// The latency of one write in a hundred.
     P99Write,
 }
 
-/// What it is to be. Latencies are in microseconds, and come on top of the base's.
+/// Configuration of a delay disk. Latencies are in microseconds, and are added to those of the base.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// By what it is found.
+    /// Names and UUID of the disk.
     pub identity: Identity,
-    /// The disk that it is made of.
+    /// The name of the base disk.
     pub base: String,
-    /// Of most reads.
+    /// The latency of most reads.
     pub avg_read_us: u64,
-    /// Of one read in a hundred.
+    /// The latency of one read in a hundred.
     pub p99_read_us: u64,
-    /// Of most writes.
+    /// The latency of most writes.
     pub avg_write_us: u64,
-    /// Of one write in a hundred.
+    /// The latency of one write in a hundred.
     pub p99_write_us: u64,
 }
 
-/// Makes one.
+/// Creates a delay disk on top of another disk.
 ///
 /// # Errors
 /// As [`Registry::open`] and [`Registry::register`].
@@ -60,7 +60,7 @@ pub fn create(registry: &Registry, config: Config) -> Result<Arc<Bdev>, Error> {
 /// Sets a latency, for reads and writes that are submitted from now on.
 ///
 /// # Errors
-/// [`Error::NotFound`] if there is no such disk of this module.
+/// [`Error::NotFound`] if `name` is not a delay disk.
 pub fn set_latency(registry: &Registry, name: &str, kind: Kind, us: u64) -> Result<(), Error> {
     let bdev = registry.find(name)?;
     let delay = bdev.device_as::<Delay>().ok_or_else(|| Error::NotFound(name.to_owned()))?;
@@ -68,7 +68,7 @@ pub fn set_latency(registry: &Registry, name: &str, kind: Kind, us: u64) -> Resu
     Ok(())
 }
 
-/// In microseconds, by [`Kind`].
+/// The latencies in microseconds, by [`Kind`].
 struct Latencies([AtomicU64; 4]);
 
 struct Delay {
@@ -103,7 +103,7 @@ impl Decorator for Delay {
 struct Request {
     tag: Tag,
     latency: Duration,
-    /// Set when the base has completed it.
+    /// Set when the base has completed the request.
     status: Option<Status>,
 }
 
@@ -114,9 +114,9 @@ struct DelayChannel {
     requests: Slots<Request>,
     reads: u64,
     writes: u64,
-    /// Until when which request is held. Those that were released early are passed over.
+    /// Completed requests with the time until which they are held. Entries of requests that were released early are skipped.
     held: BinaryHeap<Reverse<(Nanos, u64)>>,
-    /// What wakes us for the first of them.
+    /// The timer for the first entry of `held`.
     timer: Option<(Nanos, TimerId)>,
     from_base: Vec<Completion>,
 }
@@ -124,7 +124,7 @@ struct DelayChannel {
 impl Channel for DelayChannel {
     fn submit(&mut self, io: Io, cx: &mut Cx) {
         let request = Request { tag: io.tag, latency: self.latency(io.op), status: None };
-        // The depth may have grown since it was opened.
+        // The base's depth may have grown since the channel was opened.
         if self.requests.is_full() {
             self.requests.grow(self.requests.capacity());
         }
@@ -132,7 +132,7 @@ impl Channel for DelayChannel {
         self.base.submit(Io { tag: Tag(key.raw()), ..io }, cx);
     }
 
-    /// One that the base has completed is released at once, and says so.
+    /// A request that the base has completed is released at once, with the base's status.
     fn abort(&mut self, tag: Tag, cx: &mut Cx) {
         for (key, request) in self.requests.iter_mut().filter(|(_, r)| r.tag == tag) {
             request.latency = Duration::ZERO;

@@ -1,4 +1,4 @@
-//! A channel that lets faults befall requests. Reactor context.
+//! The channel of an error disk, which injects faults into requests. Reactor context.
 
 use crate::{Fault, Injected};
 use aryk_bdev::{BdevChannel, Channel, Completion, Io, Op, Outbox, Status, Tag};
@@ -7,23 +7,23 @@ use aryk_reactor::{Cx, RootId};
 use aryk_slots::{Key, Slots};
 use std::sync::Arc;
 
-/// A request in flight. The base knows it by its key, for several may have one tag.
+/// A request in flight. Its key is its tag at the base, since several requests may have one tag.
 struct Request {
     tag: Tag,
-    fault: Befallen,
+    fault: RequestFault,
 }
 
-enum Befallen {
-    Nothing,
-    /// The base does not see it, unless it goes on.
+enum RequestFault {
+    None,
+    /// The request is not submitted to the base until it is resumed.
     Held(Io),
-    /// What is read is changed once it is there.
+    /// The data of a read is changed when the base has completed it.
     CorruptRead {
         data: Sgl,
         offset: u32,
         value: u8,
     },
-    /// A changed copy is written, for the data itself is the submitter's.
+    /// A changed copy is written, since the data itself belongs to the submitter.
     CorruptWrite(Buffer),
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct ErrorChannel {
     base: BdevChannel,
     injected: Arc<Injected>,
     outbox: Outbox,
-    /// How often held requests were told to go on, when ours last did.
+    /// The value of [`Injected::resumed`] when this channel last resumed its held requests.
     resumed: u64,
     requests: Slots<Request>,
     from_base: Vec<Completion>,
@@ -43,8 +43,8 @@ impl ErrorChannel {
         Self { base, injected, outbox: Outbox::new(root), resumed, requests, from_base: Vec::new() }
     }
 
-    fn add(&mut self, tag: Tag, fault: Befallen) -> Tag {
-        // The depth may have grown since it was opened.
+    fn add(&mut self, tag: Tag, fault: RequestFault) -> Tag {
+        // The base's depth may have grown since the channel was opened.
         if self.requests.is_full() {
             self.requests.grow(self.requests.capacity());
         }
@@ -52,13 +52,13 @@ impl ErrorChannel {
         Tag(key.raw())
     }
 
-    /// Hands on what is held.
+    /// Submits the held requests to the base.
     fn resume(&mut self, cx: &mut Cx) {
-        let is_held = |(key, r): (Key, &Request)| matches!(r.fault, Befallen::Held(_)).then_some(key);
+        let is_held = |(key, r): (Key, &Request)| matches!(r.fault, RequestFault::Held(_)).then_some(key);
         let held: Vec<_> = self.requests.iter().filter_map(is_held).collect();
         for key in held {
             let Some(request) = self.requests.get_mut(key) else { continue };
-            if let Befallen::Held(io) = std::mem::replace(&mut request.fault, Befallen::Nothing) {
+            if let RequestFault::Held(io) = std::mem::replace(&mut request.fault, RequestFault::None) {
                 self.base.submit(Io { tag: Tag(key.raw()), ..io }, cx);
             }
         }
@@ -71,11 +71,11 @@ impl Channel for ErrorChannel {
             Some(Fault::Failure) => return self.outbox.push(io.tag, Status::Medium, cx),
             Some(Fault::NoMem) => return self.outbox.push(io.tag, Status::NoSpace, cx),
             Some(Fault::Pending) => {
-                self.add(io.tag, Befallen::Held(io));
+                self.add(io.tag, RequestFault::Held(io));
                 return;
             }
             Some(Fault::CorruptData { offset, value }) => corrupt(&mut io, offset, value),
-            None => Befallen::Nothing,
+            None => RequestFault::None,
         };
         io.tag = self.add(io.tag, fault);
         self.base.submit(io, cx);
@@ -85,7 +85,7 @@ impl Channel for ErrorChannel {
         let with_tag: Vec<_> =
             self.requests.iter().filter(|(_, r)| r.tag == tag).map(|(key, _)| key).collect();
         for key in with_tag {
-            if self.requests.get(key).is_some_and(|r| matches!(r.fault, Befallen::Held(_))) {
+            if self.requests.get(key).is_some_and(|r| matches!(r.fault, RequestFault::Held(_))) {
                 self.requests.remove(key);
                 self.outbox.push(tag, Status::Aborted, cx);
             } else {
@@ -104,30 +104,32 @@ impl Channel for ErrorChannel {
         for Completion { tag, status } in self.from_base.drain(..) {
             let request = self.requests.remove(Key::from_raw(tag.0)).expect("completed once");
             match request.fault {
-                Befallen::CorruptRead { data, offset, value } if status.is_ok() => flip(data, offset, value),
-                Befallen::CorruptWrite(mut copy) => copy.reclaim(),
-                Befallen::CorruptRead { .. } | Befallen::Nothing => {}
-                Befallen::Held(_) => unreachable!("the base never saw it"),
+                RequestFault::CorruptRead { data, offset, value } if status.is_ok() => {
+                    flip(data, offset, value)
+                }
+                RequestFault::CorruptWrite(mut copy) => copy.reclaim(),
+                RequestFault::CorruptRead { .. } | RequestFault::None => {}
+                RequestFault::Held(_) => unreachable!("the base never saw it"),
             }
             out.push(Completion { tag: request.tag, status });
         }
     }
 }
 
-/// Has one byte of a read be made wrong when it is there, or of a copy of what is to be written.
-fn corrupt(io: &mut Io, offset: u64, value: u8) -> Befallen {
+/// Corrupts one byte: of a read when it completes, of a write in a copy of its data.
+fn corrupt(io: &mut Io, offset: u64, value: u8) -> RequestFault {
     let Some(offset) = u32::try_from(offset).ok().filter(|&offset| offset < io.data.len()) else {
-        return Befallen::Nothing;
+        return RequestFault::None;
     };
     if io.op == Op::Read {
-        return Befallen::CorruptRead { data: io.data, offset, value };
+        return RequestFault::CorruptRead { data: io.data, offset, value };
     }
     let mut copy = Buffer::new(io.data.len() as usize, PAGE as usize);
     let lent = copy.lend();
     copy_over(io.data, lent);
     flip(lent, offset, value);
     io.data = lent;
-    Befallen::CorruptWrite(copy)
+    RequestFault::CorruptWrite(copy)
 }
 
 fn flip(data: Sgl, offset: u32, value: u8) {

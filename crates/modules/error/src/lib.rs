@@ -1,5 +1,5 @@
-//! A disk that is another disk, until it is told to fail: requests that fail, that never end, or whose data is wrong.
-//! Control context; its channels in reactor context, which take a lock while something is injected, and only then.
+//! The error disk: forwards requests to a base disk and injects faults on command: requests that fail, that never complete, or
+//! whose data is wrong. Control context; its channels run in reactor context and take a lock only while a fault is injected.
 #![forbid(unsafe_code)]
 
 mod channel;
@@ -10,58 +10,58 @@ use channel::ErrorChannel;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// What happens to a request.
+/// A fault of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// It fails with [`aryk_bdev::Status::Medium`].
+    /// The request fails with [`aryk_bdev::Status::Medium`].
     Failure,
-    /// It fails with [`aryk_bdev::Status::NoSpace`].
+    /// The request fails with [`aryk_bdev::Status::NoSpace`].
     NoMem,
-    /// It does not go on until it is told to ([`resume`]), and does not end before, unless it is aborted or the disk is reset.
+    /// The request is held until [`resume`], and does not complete before, unless it is aborted or the disk is reset.
     Pending,
-    /// One byte of what is read or written is changed. A request that is shorter is left alone.
+    /// One byte of the data of a read or write is changed. A request that is too short for `offset` is not changed.
     CorruptData {
-        /// The byte's place in the request's data.
+        /// The offset of the byte in the request's data.
         offset: u64,
-        /// What it is combined with by exclusive or; not 0.
+        /// The byte is combined with this value by exclusive or; not 0.
         value: u8,
     },
 }
 
-/// A fault, and which requests it befalls.
+/// A fault, and the requests that get it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Injection {
-    /// What happens.
+    /// The fault.
     pub fault: Fault,
-    /// To which operations.
+    /// The operations that get the fault.
     pub ops: OpSet,
-    /// To how many requests of each operation.
+    /// The number of requests of each operation that get the fault.
     pub count: u32,
-    /// Only to requests that find so many others in flight on their channel.
+    /// Only requests that find at least so many others in flight on their channel get the fault.
     pub queue_depth: u32,
 }
 
-/// What it is to be.
+/// Configuration of an error disk.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// By what it is found.
+    /// Names and UUID of the disk.
     pub identity: Identity,
-    /// The disk that it is made of.
+    /// The name of the base disk.
     pub base: String,
 }
 
-/// Why it cannot be made or told.
+/// An error of creating an error disk or of injecting a fault.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// There is no such disk of this module, or its name is taken, or its base is in use.
+    /// The module has no disk of this name, or the name is taken, or the base is in use.
     #[error(transparent)]
     Registry(#[from] aryk_bdev::Error),
-    /// Exclusive or with nothing changes nothing.
+    /// Exclusive or with 0 does not change the data.
     #[error("data is not corrupted by a value of 0")]
     CorruptsNothing,
 }
 
-/// Makes one.
+/// Creates an error disk.
 ///
 /// # Errors
 /// As [`Registry::open`] and [`Registry::register`].
@@ -70,7 +70,7 @@ pub fn create(registry: &Registry, config: Config) -> Result<Arc<Bdev>, Error> {
     Ok(registry.register(config.identity, Arc::new(ErrorDevice { base, injected: Arc::default() }))?)
 }
 
-/// Injects a fault, in the place of earlier ones for the same operations.
+/// Injects a fault, which replaces earlier faults of the same operations.
 ///
 /// # Errors
 /// [`Error`].
@@ -86,7 +86,7 @@ pub fn inject(registry: &Registry, name: &str, injection: Injection) -> Result<(
     })
 }
 
-/// Injects nothing any more. Requests that are held stay so.
+/// Removes all faults. Requests that are held stay held.
 ///
 /// # Errors
 /// [`Error::Registry`].
@@ -94,7 +94,7 @@ pub fn clear(registry: &Registry, name: &str) -> Result<(), Error> {
     on_device(registry, name, |injected| *injected = Table::default())
 }
 
-/// Has requests that are held go on, and holds none any more.
+/// Resumes the requests that are held, and stops holding further ones.
 ///
 /// # Errors
 /// [`Error::Registry`].
@@ -121,13 +121,13 @@ fn on_device(registry: &Registry, name: &str, change: impl FnOnce(&mut Table)) -
     Ok(())
 }
 
-/// What is still to befall requests, by operation.
+/// The faults that are still to be injected, by operation.
 type Table = [Option<Injection>; Op::ALL.len()];
 
 #[derive(Default)]
 struct Injected {
     any: AtomicBool,
-    /// How often what was held was told to go on.
+    /// How often held requests were resumed.
     resumed: AtomicU64,
     table: Mutex<Table>,
 }
@@ -141,7 +141,7 @@ impl Injected {
         self.resumed.load(Ordering::Acquire)
     }
 
-    /// What befalls a request that finds `in_flight` others.
+    /// Takes the fault for a request that finds `in_flight` others, and counts it.
     #[inline]
     fn take(&self, op: Op, in_flight: u32) -> Option<Fault> {
         if !self.any.load(Ordering::Relaxed) {

@@ -1,7 +1,8 @@
-//! A disk in memory, zeroes at first, gone with the process. Control context; its channels in reactor context.
+//! The malloc disk: a disk in memory, which is zeroed at its creation and lost at the end of the process. Control context;
+//! its channels run in reactor context.
 //!
-//! A request is carried out when its channel is polled, so that a poll's work is bounded however much was submitted. Pages that
-//! were never written, or were unmapped or zeroed since, cost no memory.
+//! A request is executed when its channel is polled, so the work of a poll is bounded for any number of submitted requests.
+//! Pages that were never written, or were unmapped or zeroed since, take no memory.
 #![forbid(unsafe_code)]
 
 use aryk_bdev::{
@@ -13,46 +14,46 @@ use aryk_reactor::{Cx, RootId};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Bytes that one poll copies, and the most in one read or write: about 40 µs.
+/// Bytes that one poll copies, and the maximum of one read or write: about 40 µs.
 const COPY_MAX: u64 = 256 << 10;
 
-/// How much cheaper a byte is to give back than to copy.
+/// The cost of copying a byte divided by the cost of freeing one.
 const DISCARD_DISCOUNT: u64 = 4;
 
-/// What it is to be.
+/// Configuration of a malloc disk.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// By what it is found.
+    /// Names and UUID of the disk.
     pub identity: Identity,
     /// Bytes in a block.
     pub block_size: u32,
-    /// Bytes in a block of the store that it plays: `block_size`, or a larger power of two.
+    /// Bytes in a physical block that the disk reports: `block_size`, or a larger power of two.
     pub physical_block_size: u32,
-    /// Blocks.
+    /// The number of blocks.
     pub blocks: u64,
-    /// Blocks in a stripe, for front-ends to tell guests of; 0 for none.
+    /// Blocks in a stripe, which front-ends report to guests; 0 for none.
     pub optimal_io_blocks: u32,
 }
 
-/// Why it cannot be made.
+/// An error of creating a malloc disk.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Its name is taken, or it cannot have that shape.
+    /// The name is taken, or the geometry is not valid.
     #[error(transparent)]
     Registry(#[from] aryk_bdev::Error),
-    /// There is no memory of that size.
+    /// The memory cannot be mapped.
     #[error("a disk of {blocks} blocks of {block_size} bytes: {error}")]
     Memory {
-        /// Blocks.
+        /// The number of blocks.
         blocks: u64,
         /// Bytes in a block.
         block_size: u32,
-        /// What the kernel says.
+        /// The kernel's error.
         error: MapError,
     },
 }
 
-/// Makes one.
+/// Creates a malloc disk.
 ///
 /// # Errors
 /// [`Error`].
@@ -122,7 +123,7 @@ impl Channel for MallocChannel {
             if let Some(next) = self.submitted.front() {
                 self.prefetch(next);
             }
-            let cost = self.carry_out(&io);
+            let cost = self.execute(&io);
             out.push(Completion { tag: io.tag, status: Status::Ok });
             if cost >= budget {
                 break;
@@ -136,7 +137,7 @@ impl Channel for MallocChannel {
 }
 
 impl MallocChannel {
-    /// Has the memory that a request copies from be fetched while the one before it is copied.
+    /// Prefetches the memory that a request copies from, while the request before it is copied.
     #[inline]
     fn prefetch(&self, io: &Io) {
         match io.op {
@@ -146,9 +147,9 @@ impl MallocChannel {
         }
     }
 
-    /// What it cost, in bytes copied.
+    /// Executes a request and returns its cost, in bytes copied.
     #[inline]
-    fn carry_out(&self, io: &Io) -> u64 {
+    fn execute(&self, io: &Io) -> u64 {
         let (offset, len) = (io.lba * self.block_size, io.blocks * self.block_size);
         match io.op {
             Op::Read => io.data.load_from(&self.store, offset),

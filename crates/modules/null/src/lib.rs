@@ -1,8 +1,8 @@
-//! A disk that does nothing: writes go nowhere, and reads leave the memory that they are to fill as it was, for what is measured
-//! with it is everything else. Control context; its channels in reactor context.
+//! The null disk: writes are discarded, and reads leave their memory unchanged, so that measurements show the cost of
+//! everything else. Control context; its channels run in reactor context.
 //!
-//! Reads give no zeroes, and no data that was written: whoever must not see what its own memory held before is served by
-//! another module.
+//! Reads return neither zeroes nor data that was written. A client that must not see the former content of its own memory
+//! needs another module.
 #![forbid(unsafe_code)]
 
 use aryk_bdev::{
@@ -13,20 +13,20 @@ use aryk_reactor::{Cx, RootId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What it is to be.
+/// Configuration of a null disk.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// By what it is found.
+    /// Names and UUID of the disk.
     pub identity: Identity,
     /// Bytes in a block.
     pub block_size: u32,
-    /// Bytes in a block of the store that it plays: `block_size`, or a larger power of two.
+    /// Bytes in a physical block that the disk reports: `block_size`, or a larger power of two.
     pub physical_block_size: u32,
-    /// Blocks.
+    /// The number of blocks.
     pub blocks: u64,
 }
 
-/// Makes one.
+/// Creates a null disk.
 ///
 /// # Errors
 /// As [`Registry::register`].
@@ -36,10 +36,10 @@ pub fn create(registry: &Registry, config: Config) -> Result<Arc<Bdev>, Error> {
     registry.register(identity, Arc::new(Null { shape, blocks: AtomicU64::new(blocks) }))
 }
 
-/// Gives the disk `name` another size.
+/// Resizes the disk `name` to `blocks` blocks.
 ///
 /// # Errors
-/// [`Error::NotFound`] if there is no such disk of this module.
+/// [`Error::NotFound`] if `name` is not a null disk.
 pub fn resize(registry: &Registry, name: &str, blocks: u64) -> Result<(), Error> {
     let bdev = registry.find(name)?;
     let null = bdev.device_as::<Null>().ok_or_else(|| Error::NotFound(name.to_owned()))?;

@@ -1,5 +1,5 @@
-//! A disk that is another disk: what a module that is made of another disk needs at least. Control context; its channels in
-//! reactor context.
+//! The passthru disk: forwards all requests to a base disk. It is the smallest module on top of another disk. Control context;
+//! its channels run in reactor context.
 #![forbid(unsafe_code)]
 
 use aryk_bdev::{
@@ -8,16 +8,16 @@ use aryk_bdev::{
 use aryk_reactor::{Cx, RootId};
 use std::sync::Arc;
 
-/// What it is to be.
+/// Configuration of a passthru disk.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// By what it is found.
+    /// Names and UUID of the disk.
     pub identity: Identity,
-    /// The disk that it is made of.
+    /// The name of the base disk.
     pub base: String,
 }
 
-/// Makes one.
+/// Creates a passthru disk.
 ///
 /// # Errors
 /// As [`Registry::open`] and [`Registry::register`].

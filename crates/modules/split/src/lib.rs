@@ -1,7 +1,8 @@
-//! A disk cut into equal parts, each of which is a disk. Control context; their channels in reactor context.
+//! Split disks: a disk is divided into equal parts, each of which is a disk. Control context; their channels run in reactor
+//! context.
 //!
-//! The parts share the disk: it is open for one writer, which is all of them, until the last has gone. A part has its size
-//! also if the disk grows; if the disk shrinks, so do the parts that reach beyond its end, until it grows again.
+//! The parts share one exclusive open of the disk, until the last part is removed. A part keeps its size if the disk grows;
+//! if the disk shrinks, the parts that reach beyond its end shrink too, until it grows again.
 #![forbid(unsafe_code)]
 
 use aryk_bdev::{
@@ -12,39 +13,41 @@ use aryk_reactor::{Cx, RootId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// How to cut.
+/// How to split a disk.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The disk.
+    /// The disk to split.
     pub base: String,
-    /// How many parts, at most: no more than there is room for.
+    /// The maximum number of parts: there are no more than fit on the disk.
     pub count: u32,
-    /// Bytes in each, if they are not to be as large as possible.
+    /// Bytes in each part; as large as possible if `None`.
     pub bytes: Option<u64>,
 }
 
-/// Why a disk cannot be cut.
+/// An error of splitting a disk.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// There is no such disk, or it is in use, or a part's name is taken.
+    /// The disk does not exist or is in use, or the name of a part is taken.
     #[error(transparent)]
     Registry(#[from] aryk_bdev::Error),
-    /// The parts would have no blocks, or a part of one, or be none.
-    #[error("`{base}`, of {blocks} blocks of {block_size} bytes, cannot be cut like that")]
+    /// The parts would have no blocks or an incomplete one, or there would be no part.
+    #[error(
+        "`{base}`, of {blocks} blocks of {block_size} bytes, cannot be split into parts of this number and size"
+    )]
     Size {
         /// The disk.
         base: String,
-        /// Its blocks.
+        /// The number of its blocks.
         blocks: u64,
         /// Bytes in each.
         block_size: u32,
     },
 }
 
-/// Cuts a disk. Its parts are named after it, with `p0`, `p1` and so on behind, and their UUIDs follow from its own.
+/// Splits a disk. The names of the parts are its name followed by `p0`, `p1` and so on; their UUIDs are derived from its UUID.
 ///
 /// # Errors
-/// [`Error`]; then there is no part.
+/// [`Error`]; then no part is left.
 pub async fn create(registry: &Registry, config: Config) -> Result<Vec<Arc<Bdev>>, Error> {
     let bdev = registry.find(&config.base)?;
     let (blocks, count) = cut(&bdev, &config)?;
@@ -61,7 +64,7 @@ pub async fn create(registry: &Registry, config: Config) -> Result<Vec<Arc<Bdev>
             Ok(part) => parts.push(part),
             Err(error) => {
                 for part in &parts {
-                    // Someone who removes it at the same time does it as well.
+                    // An error means that another caller removes the part at the same time.
                     let _ = registry.remove(part.name()).await;
                 }
                 shared.base.close();
@@ -72,19 +75,19 @@ pub async fn create(registry: &Registry, config: Config) -> Result<Vec<Arc<Bdev>
     Ok(parts)
 }
 
-/// The parts of a disk, in order.
+/// The parts of a disk, in the order of their creation.
 pub fn parts(registry: &Registry, base: &Bdev) -> Vec<Arc<Bdev>> {
     let is_part = |b: &Arc<Bdev>| offset_in(b, base).is_some();
     registry.list().into_iter().filter(is_part).collect()
 }
 
-/// The block of `base` with which a part of it begins; `None` if it is none.
+/// The first block of `part` in `base`; `None` if `part` is not a part of `base`.
 pub fn offset_in(part: &Bdev, base: &Bdev) -> Option<u64> {
     let part = part.device_as::<Part>()?;
     std::ptr::eq(&raw const **part.shared.base.bdev(), base).then_some(part.offset)
 }
 
-/// Blocks of each part, and how many.
+/// The number of blocks of each part, and the number of parts.
 fn cut(bdev: &Bdev, config: &Config) -> Result<(u64, u32), Error> {
     let Geometry { block_size, blocks, .. } = bdev.geometry();
     let each = match config.bytes {
@@ -99,10 +102,10 @@ fn cut(bdev: &Bdev, config: &Config) -> Result<(u64, u32), Error> {
     Ok((each, count))
 }
 
-/// What the parts of a disk hold of it.
+/// The open base disk, which its parts share.
 struct Shared {
     base: Base,
-    /// Parts that have not gone.
+    /// Parts that are not closed.
     left: AtomicU32,
 }
 
@@ -110,7 +113,7 @@ struct Part {
     shared: Arc<Shared>,
     offset: u64,
     blocks: u64,
-    /// It has let go of the disk.
+    /// The part has released the base.
     closed: AtomicBool,
 }
 
@@ -133,7 +136,7 @@ impl Device for Part {
         Geometry { blocks, optimal_io_blocks: if is_aligned { base.optimal_io_blocks } else { 0 }, ..base }
     }
 
-    /// The base's, but for its boundary, which lies elsewhere in each part: the base's own channel sees to it.
+    /// The limits of the base without its boundary, whose offset differs in each part: the base's channel splits there.
     fn limits(&self) -> Limits {
         Limits { boundary_blocks: 0, ..self.base().device().limits() }
     }
@@ -154,7 +157,7 @@ impl Device for Part {
         Some(self.geometry().blocks)
     }
 
-    /// The last part lets go of the disk.
+    /// Releases the part's share of the base; the last part closes the base.
     fn close(&self) -> BoxFuture<'_, ()> {
         let is_first_time = !self.closed.swap(true, Ordering::AcqRel);
         if is_first_time && self.shared.left.fetch_sub(1, Ordering::AcqRel) == 1 {

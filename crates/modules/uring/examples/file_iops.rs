@@ -1,8 +1,8 @@
-//! 4 KiB random reads and writes of a file, QD 32, through a disk's channel and by fio's io_uring engine, in turns; the
-//! ratio of their medians.
+//! Measures 4 KiB random reads and writes of a file at queue depth 32, alternately through a disk's channel and with fio's
+//! io_uring engine, and prints the ratio of their medians.
 //!
-//! `cargo run --release -p aryk-bdev-uring --example file_iops [directory]`. Both have one thread on core 0 and the same
-//! file, which is written once before.
+//! `cargo run --release -p aryk-bdev-uring --example file_iops [directory]`. Both use one thread on core 0 and the same
+//! file, which is written once before the measurement.
 #![expect(clippy::disallowed_methods, reason = "it measures wall time")]
 
 use aryk_bdev::{Access, BdevChannel, Completion, Descriptor, Io, Op, OpenError, Registry, Status, Tag};
@@ -22,7 +22,7 @@ const SIZE: u64 = 1 << 30;
 const SECONDS: u64 = 2;
 const ROUNDS: usize = 5;
 
-/// Keeps `DEPTH` requests in flight, each on memory of its own.
+/// Keeps `DEPTH` requests in flight, each with separate memory.
 struct Load {
     channel: BdevChannel,
     op: Op,
@@ -35,7 +35,7 @@ struct Load {
 
 impl Load {
     fn submit(&mut self, tag: Tag, cx: &mut Cx) {
-        // Xorshift: where matters less than that it costs nothing.
+        // Xorshift: its cost matters more than the quality of the numbers.
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;

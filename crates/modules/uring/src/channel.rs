@@ -1,9 +1,9 @@
-//! A disk's channel: the table of its requests, and what each of them waits for. Reactor context.
+//! A disk's channel: the table of its requests, with the place where each of them waits. Reactor context.
 //!
-//! A request is in the kernel's hands, or waits for its turn in a block of the store ([`Ranges`](crate::ranges::Ranges)), or
-//! until it is tried again. On the usual path it goes into the table, to the ring, and out again: nothing is allocated, locked or
-//! counted. A poll takes the kernel's answers as one list, by a swap, and puts the completion of each straight into the list of
-//! its caller.
+//! The kernel has a request, or the request waits for its claim of a range ([`Ranges`](crate::ranges::Ranges)), or until it
+//! is retried. On the usual path a request goes into the table, to the ring, and out again, without an allocation, a lock or
+//! a counter. A poll takes the kernel's completions as one list, by a swap, and puts the completion of each request directly
+//! into the list of its caller.
 
 use crate::ranges::Claimant;
 use crate::request::{AGAIN_DELAY, Next, Pool, Request};
@@ -15,16 +15,16 @@ use aryk_uring::{Completion as Answer, Tag as RingTag};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes that the answers of one poll may copy through bounce buffers, and those of one answer more; the other answers wait for
-/// the next turn.
+/// Bytes that one poll may copy through bounce buffers before it takes no further answer, so one answer may exceed them; the
+/// other answers wait for the next turn.
 const COPY_MAX: u64 = 1 << 20;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Place {
     Kernel,
-    /// It waits for its range of the store.
+    /// The request waits for its range of the store.
     Range,
-    /// It stands in the list of requests that are tried again.
+    /// The request is in the list of requests to retry.
     Later,
 }
 
@@ -32,7 +32,7 @@ enum Place {
 struct Entry {
     request: Request,
     place: Place,
-    /// It has a range of the store, or awaits it.
+    /// The request has claimed a range of the store, or waits for one.
     claims: bool,
 }
 
@@ -41,9 +41,9 @@ pub(crate) struct FileChannel {
     client: RingClient,
     entries: Slots<Entry>,
     pool: Pool,
-    /// What a poll has taken and not processed; empty but while a poll has more to copy than it may.
+    /// Answers that a poll has taken and not processed; empty unless a poll had more to copy than it may.
     answers: Vec<Answer>,
-    /// Requests that end elsewhere than in a poll: aborted, or refused when they were submitted.
+    /// Requests that end outside of a poll: aborted, or refused at their submission.
     outbox: Outbox,
     later: Vec<(Nanos, Key)>,
     /// Present if the store has [`Store::ranges`].
@@ -52,7 +52,7 @@ pub(crate) struct FileChannel {
 
 const _: () = assert!(DEPTH <= 1 << 16, "a token has 16 bits for the index");
 
-/// A key in the 48 bits of a ring's tag: 32 of its generation, 16 of its index.
+/// Packs a key into the 48 bits of a ring's tag: 32 bits of its generation, 16 bits of its index.
 const fn token(key: Key) -> u64 {
     let raw = key.raw();
     raw >> 32 << 16 | raw & 0xffff
@@ -76,7 +76,7 @@ impl FileChannel {
         }
     }
 
-    /// Starts a request, at first or over again, once it has its range. Its completion, if it is over.
+    /// Starts a request, for the first time or again, once it has its range. Returns its completion if it is over.
     #[inline]
     fn begin(&mut self, key: Key, cx: &mut Cx) -> Option<Completion> {
         let entry = self.entries.get_mut(key).expect("a request of this channel");
@@ -116,14 +116,14 @@ impl FileChannel {
                     return None;
                 }
                 let entry = self.entries.get_mut(key).expect("the caller looked");
-                // All that is used of the result is the delay.
+                // The delay is known, so the result is not needed.
                 let _ = entry.request.later(AGAIN_DELAY, &mut self.pool);
                 self.postpone(key, AGAIN_DELAY, cx)
             }
         }
     }
 
-    /// Tries a request again later, unless its caller has aborted it.
+    /// Retries a request later, unless its caller has aborted it.
     #[cold]
     fn postpone(&mut self, key: Key, delay: Duration, cx: &mut Cx) -> Option<Completion> {
         let entry = self.entries.get_mut(key).expect("the caller looked");
@@ -151,7 +151,7 @@ impl FileChannel {
         Completion { tag: request.tag, status }
     }
 
-    /// Gives up a request's claim, if it has or awaits one.
+    /// Releases a request's claim, if it has or awaits one.
     #[inline]
     fn release(&mut self, key: Key, cx: &mut Cx) {
         let (Some(ranges), Some(claimant)) = (&self.store.ranges, &self.claimant) else { return };
@@ -161,7 +161,7 @@ impl FileChannel {
         }
     }
 
-    /// Processes the kernel's answers, until they have copied enough for one turn.
+    /// Processes the kernel's answers, until they have copied as much as one turn may.
     #[inline]
     fn take_answers(&mut self, cx: &mut Cx, out: &mut Vec<Completion>) {
         self.client.take(&mut self.answers);
@@ -182,7 +182,7 @@ impl FileChannel {
         self.answers.drain(..taken);
     }
 
-    /// Tries the requests again whose time has come.
+    /// Retries the requests whose time has come.
     fn retry(&mut self, cx: &mut Cx, out: &mut Vec<Completion>) {
         let now = cx.now();
         while let Some(i) = self.later.iter().position(|&(at, _)| at <= now) {
@@ -194,7 +194,7 @@ impl FileChannel {
     fn abort_one(&mut self, key: Key, cx: &mut Cx) {
         let entry = self.entries.get_mut(key).expect("a request of this channel");
         match entry.place {
-            // It ends as it ends: a file's requests are not cancelled, but it is not held afterwards.
+            // The kernel completes the request: requests to a file are not cancelled. It is not held afterwards.
             Place::Kernel => return entry.request.abandoned = true,
             Place::Range => {}
             Place::Later => self.later.retain(|&(_, k)| k != key),
@@ -226,7 +226,7 @@ impl Channel for FileChannel {
         self.take_answers(cx, out);
         if let Some(claimant) = &self.claimant {
             for key in claimant.take_granted() {
-                // A request that was aborted meanwhile is gone.
+                // The request may have been aborted meanwhile.
                 if self.entries.get(key).is_some() {
                     out.extend(self.go_on(key, cx));
                 }

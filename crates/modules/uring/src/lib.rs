@@ -1,22 +1,23 @@
 //! The uring module: disks in regular files and block devices, over the reactor's io_uring, or over blocking calls in
-//! threads where that is forbidden.
+//! threads where io_uring is forbidden.
 //!
-//! | file | what |
+//! | file | contents |
 //! | --- | --- |
-//! | `open` | finding, creating and measuring the file |
-//! | `locks` | keeping others from it |
-//! | `store` | what all channels share: the device |
-//! | `channel` | one opener's requests |
-//! | `request` | one request's steps |
-//! | `ranges` | who may rewrite which block of the store |
-//! | `resize` | another size |
-//! | `room` | what files promise, and what there is |
+//! | `open` | opening, creating and measuring the store |
+//! | `locks` | locks that keep other processes from the store |
+//! | `store` | the device, which all channels share |
+//! | `channel` | the requests of one opener |
+//! | `request` | the steps of one request |
+//! | `ranges` | claims of requests that rewrite a block of the store |
+//! | `resize` | changing the size of a disk |
+//! | `room` | thin provisioning: sizes of sparse files and free space |
 //!
-//! **Direct I/O** wherever the file takes it, with its alignment as the kernel tells it. What is not aligned goes through a
-//! bounce buffer, and a write of less than a block of the store reads that block first.
+//! **Direct I/O** is used wherever the file supports it, with the alignment that the kernel reports. Data that is not aligned
+//! goes through a bounce buffer, and a write of less than a block of the store reads that block first.
 //!
-//! **Durable** is what was written before a flush, or with FUA, has completed. **Sparse** is what was unmapped, or written
-//! with zeroes. **Locked** is the file as QEMU's tools understand it, for as long as anything may still be written to it.
+//! Data is **durable** once it was written and a later flush has completed, or once its write with FUA has completed.
+//! Ranges that were unmapped, or written with zeroes, are **sparse**. The file is **locked**, as QEMU's tools understand
+//! it, for as long as a request may still write to it.
 #![forbid(unsafe_code)]
 
 mod channel;
@@ -44,68 +45,70 @@ use std::sync::Arc;
 use store::{Alignment, FileDevice, Store};
 use uuid::Uuid;
 
-/// What becomes of a write that finds the store full.
+/// Handling of a write that finds the store full.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum OnFull {
-    /// It fails with [`aryk_bdev::Status::NoSpace`].
+    /// The write fails with [`aryk_bdev::Status::NoSpace`].
     #[default]
     Error,
-    /// It is held, and tried again until there is room, it is aborted, or the disk is removed.
+    /// The write is held, and retried until there is room, it is aborted, or the disk is removed.
     Hold,
 }
 
-/// Whether the page cache is passed by.
+/// Whether direct I/O is used, which bypasses the page cache.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Direct {
-    /// Where the file system can.
+    /// Direct I/O is used where the file system supports it.
     #[default]
     Auto,
-    /// Never.
+    /// All I/O goes through the page cache.
     Never,
 }
 
-/// For how long the file is kept from others.
+/// For how long the file is locked against other processes and disks.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Lock {
-    /// For as long as the disk is there.
+    /// The file is locked for as long as the disk exists.
     #[default]
     Always,
-    /// From its first channel to its last, so that two daemons can have the file, and the machine that is moved from one to
-    /// the other settles who uses it. A block device is then kept from those only who look at locks, as we and QEMU do.
+    /// The file is locked from the first channel to the last. Two daemons can then have a disk of the same file, and the VM
+    /// that migrates from one to the other decides which daemon uses it. A block device is then protected only against
+    /// programs that check locks, as Aryk and QEMU do.
     InUse,
 }
 
-/// A disk to be made.
+/// Configuration of a new disk.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Its name.
+    /// The disk's name.
     pub name: String,
-    /// What kind of disk it is called.
+    /// The product name that the disk reports.
     pub product: &'static str,
-    /// Other names of it.
+    /// Further names of the disk.
     pub aliases: Vec<String>,
-    /// Its UUID; a random one if there is none.
+    /// The disk's UUID; a random one if `None`.
     pub uuid: Option<Uuid>,
     /// The regular file or block device.
     pub path: PathBuf,
-    /// Bytes in a block; by default 512 for a file, and what it says of itself for a block device.
+    /// Bytes in a block; by default 512 for a file, and the logical sector for a block device, but no less than 512.
     pub block_size: Option<u32>,
-    /// Whether it is never written. Several may then read it at the same time.
+    /// Whether the disk is never written. Several disks and processes may then read the file at the same time.
     pub read_only: bool,
-    /// Bytes of the sparse file to be created if there is none, or an empty one. A file that has another size is refused.
+    /// Bytes of the sparse file to be created if the file is missing or empty. A file that has another size is refused.
     pub size: Option<u64>,
-    /// What becomes of writes when the store is full.
+    /// Handling of writes that find the store full.
     pub on_full: OnFull,
-    /// Whether the page cache is passed by.
+    /// Whether direct I/O is used.
     pub direct: Direct,
-    /// For how long the file is kept from others.
+    /// For how long the file is locked.
     pub lock: Lock,
-    /// Whether to wait, for seconds, for the lock of one who is about to leave. If not, [`Error::Locked`] comes at once.
+    /// Whether to wait, for seconds, for a lock whose holder may be about to release it. If not, [`Error::Locked`] is returned
+    /// at once.
     pub waits: bool,
 }
 
 impl Config {
-    /// A disk of an existing file, with the defaults.
+    /// Configures a disk of an existing file, with the defaults.
     pub fn new(name: impl Into<String>, path: impl Into<PathBuf>) -> Self {
         Self {
             name: name.into(),
@@ -124,7 +127,7 @@ impl Config {
     }
 }
 
-/// Makes a disk. Control context; it blocks, so not on a reactor.
+/// Creates a disk. Control context; the call blocks, so it must not run on a reactor.
 ///
 /// # Errors
 /// [`Error`].
@@ -132,17 +135,17 @@ pub fn create(registry: &Registry, config: Config) -> Result<Arc<Bdev>, Error> {
     create_forced(registry, config, Forced::default())
 }
 
-/// What tests ask for, on stores that would not.
+/// Properties that tests force on a store that does not have them.
 #[derive(Clone, Copy, Default, Debug)]
 struct Forced {
-    /// In place of the store's.
+    /// Replaces the store's alignment.
     alignment: Option<Alignment>,
-    /// Threads in place of the ring.
+    /// Uses blocking calls in threads, also where there is a ring.
     blocking: bool,
 }
 
 fn create_forced(registry: &Registry, config: Config, forced: Forced) -> Result<Arc<Bdev>, Error> {
-    // Before a file is created for it.
+    // This check precedes the creation of the file.
     if registry.find(&config.name).is_ok() {
         return Err(aryk_bdev::Error::Exists(config.name).into());
     }
@@ -159,16 +162,16 @@ fn create_forced(registry: &Registry, config: Config, forced: Forced) -> Result<
     Ok(bdev)
 }
 
-/// What a disk of this module counts, beside what the block layer does.
+/// Counters of a disk of this module, in addition to those of the block layer.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Stats {
     /// Requests that are held now because the store is full.
     pub held: u64,
-    /// Requests that have ever been.
+    /// Requests that were ever held, since the disk was created.
     pub held_total: u64,
 }
 
-/// What `bdev` has counted; `None` if it is not of this module.
+/// Returns the counters of `bdev`; `None` if it is not a disk of this module.
 pub fn stats(bdev: &Bdev) -> Option<Stats> {
     store_of(bdev).map(|store| store.stats())
 }

@@ -1,16 +1,17 @@
-//! Who may have a file open: locks that QEMU's tools understand, and that outlive a process until its last request has
-//! ended. Control context.
+//! Locks of files: QEMU's tools understand them, and they outlive a process until its last request has ended. Control
+//! context.
 //!
-//! **The scheme is QEMU's** (`docs/interop` and `block/file-posix.c` there): for each thing that an opener does with an
-//! image there is a byte from 100 on, and for each that it does not suffer others to do one from 200 on. An opener takes
-//! read locks on its bytes, then looks whether anyone else holds the opposite ones. Two that open at the same time may both
-//! give up; that both go on cannot happen.
+//! **The scheme is QEMU's** (`docs/interop` and `block/file-posix.c` there): each permission that an opener uses on an
+//! image has a byte from 100 on, and each permission that it denies to other openers has one from 200 on. An opener takes
+//! read locks on its bytes, then checks whether another opener holds the opposite ones. Two openers at the same time may
+//! both fail; they cannot both succeed.
 //!
-//! **It is a fence too.** The locks belong to the open file description, which every request in flight holds: those of a
-//! process that was killed end with the last of its requests, not before. So there is no lock besides.
+//! **The locks are a fence too.** They belong to the open file description, which every request in flight holds: the locks
+//! of a process that was killed end with the last of its requests, not before. So no other lock is needed.
 //!
-//! Who locks the whole file, as `lockf(3)` and Cloud Hypervisor do, has our bytes too, and is kept from them. `flock(2)` is
-//! another kind of lock, which the kernel keeps apart from these, and which nobody takes of images: it is not looked at.
+//! A lock of the whole file, as `lockf(3)` and Cloud Hypervisor take it, covers our bytes too, so it and our locks exclude
+//! each other. `flock(2)` is another kind of lock, which the kernel keeps apart from these; no program that uses images
+//! takes it, and it is not checked.
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
@@ -30,23 +31,23 @@ enum Permission {
 
 use Permission::{ConsistentRead, Resize, Write, WriteUnchanged};
 
-/// Where the bytes of permissions in use begin, and those of permissions that others are refused.
+/// The first byte of the permissions that an opener uses, and of those that it denies to others.
 const USED: i64 = 100;
 const REFUSED: i64 = 200;
 
-/// Who else has a file locked.
+/// The holder of a lock of a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Holder {
-    /// This process.
+    /// Another disk of this process.
     Ourselves,
-    /// Another one.
+    /// Another process.
     Process {
-        /// Its number.
+        /// The process ID.
         pid: u32,
-        /// Its name.
+        /// The name of its command.
         name: String,
     },
-    /// One that we are not allowed to see, or one that has ended and whose last requests are still being carried out.
+    /// A process that we have no permission to inspect, or one that has ended and whose last requests are still in flight.
     Unknown,
 }
 
@@ -65,32 +66,32 @@ impl fmt::Display for Holder {
 /// Why a file cannot be locked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum LockError {
-    /// Someone else has it.
+    /// Another opener has locked the file.
     Held,
-    /// This file system, or this kernel, has no locks.
+    /// This file system, or this kernel, does not support the locks.
     None(Errno),
-    /// The kernel refuses, and whether someone else has the file is not known.
+    /// The kernel returned an error, and whether another opener has locked the file is unknown.
     Os(Errno),
 }
 
 impl From<Errno> for LockError {
-    /// What an answer of `fcntl(2)` to a lock means. One that is not known here may hide another's lock.
+    /// Classifies an error of `fcntl(2)` for a lock. An unknown errno may hide a lock of another opener.
     fn from(errno: Errno) -> Self {
         match errno {
-            // Others' locks may be of another kind and of other bytes: POSIX has both for one that is in the way.
+            // Another opener's lock may be of another kind and of other bytes: POSIX allows both errors for a conflicting lock.
             Errno::EAGAIN | Errno::EACCES => Self::Held,
-            // A server without a lock manager; a file system without locks; a kernel that knows no locks of descriptions.
+            // A server without a lock manager; a file system without locks; a kernel without open file description locks.
             Errno::ENOLCK | Errno::EOPNOTSUPP | Errno::EINVAL => Self::None(errno),
             other => Self::Os(other),
         }
     }
 }
 
-/// Locks `file` for reading, which others may do too, or for writing. If that fails, it has no lock.
+/// Locks `file` for reading, which other openers may do too, or for writing. On an error `file` holds no lock.
 pub(crate) fn lock(file: impl AsFd, writes: bool) -> Result<(), LockError> {
     let locked = try_lock(&file, writes);
     if locked.is_err() {
-        // The first error is the one to tell; where there are no locks, there is nothing to give up.
+        // The first error is the one to report; where locks are not supported there is none to release.
         let _ = unlock(&file);
     }
     locked
@@ -115,17 +116,17 @@ fn try_lock(file: &impl AsFd, writes: bool) -> Result<(), LockError> {
     Ok(())
 }
 
-/// Gives up all locks of `file`.
+/// Releases all locks of `file`.
 pub(crate) fn unlock(file: impl AsFd) -> Result<(), Errno> {
     set(file, libc::F_UNLCK, USED, REFUSED)
 }
 
-/// How often a file is in use whose lock is held only as long as it is.
+/// Counts the users of a file that is locked only while it is in use.
 #[derive(Debug, Default)]
 pub(crate) struct Uses(Mutex<u32>);
 
 impl Uses {
-    /// One more: the first takes the lock, unless someone else has it.
+    /// Adds a user: the first one takes the lock, and fails if another opener has it.
     pub fn enter(&self, file: impl AsFd, writes: bool) -> Result<(), LockError> {
         let mut uses = self.count();
         if *uses == 0 {
@@ -135,19 +136,19 @@ impl Uses {
         Ok(())
     }
 
-    /// One less: the last gives the lock up. Nothing is in flight any more that was started since [`Self::enter`].
+    /// Removes a user: the last one releases the lock. No request that was started since [`Self::enter`] is in flight.
     pub fn leave(&self, file: impl AsFd) {
         let mut uses = self.count();
         *uses -= 1;
         if *uses == 0
             && let Err(errno) = unlock(file)
         {
-            tracing::error!(%errno, "a lock cannot be given up");
+            tracing::error!(%errno, "cannot release the lock of a file");
         }
     }
 
     fn count(&self) -> MutexGuard<'_, u32> {
-        // Nothing panics while it is locked; whoever waits waits for a few system calls, when a disk's use begins or ends.
+        // No code panics while it is locked; a caller waits for a few system calls, when the use of a disk begins or ends.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -165,21 +166,22 @@ fn range(kind: i32, start: i64, len: i64) -> libc::flock {
 fn set(file: impl AsFd, kind: i32, start: i64, len: i64) -> Result<(), Errno> {
     loop {
         match fcntl(&file, FcntlArg::F_OFD_SETLK(&range(kind, start, len))) {
-            // A server was asked, and a signal came before its answer.
+            // A signal arrived while the kernel waited for the answer of a file server.
             Err(Errno::EINTR) => {}
             result => return result.map(drop),
         }
     }
 }
 
-/// Whether another description holds a lock on `byte`.
+/// Whether another open file description holds a lock on `byte`.
 fn is_held(file: impl AsFd, byte: i64) -> Result<bool, Errno> {
     let mut asked = range(libc::F_WRLCK, byte, 1);
     fcntl(file, FcntlArg::F_OFD_GETLK(&mut asked))?;
     Ok(i32::from(asked.l_type) != libc::F_UNLCK)
 }
 
-/// Who holds a lock on the file `inode` of `device`. The kernel does not tell, so all processes that we may look into are asked.
+/// Finds the holder of a lock on the file `inode` of `device`. The kernel does not report it, so this reads `/proc` of all
+/// processes that we may inspect.
 pub(crate) fn holder(device: u64, inode: u64) -> Holder {
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     let file = format!(" {major:02x}:{minor:02x}:{inode} ");

@@ -1,4 +1,4 @@
-//! Finding, creating and measuring what holds a disk. Control context; blocks.
+//! Opening, creating and measuring the store of a disk. Control context; blocks.
 
 use crate::locks::{self, Holder, LockError, Uses};
 use crate::ranges::Ranges;
@@ -15,18 +15,18 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
-/// Larger alignments than this are not worth it: the file is used through the page cache.
+/// Largest alignment of direct I/O that is used: a file that needs a larger one is used through the page cache.
 const ALIGNMENT_MAX: u32 = 64 * 1024;
 
-/// Bytes in a block of a file, where none are asked for: every guest can boot from it.
+/// Default block size of a file in bytes: every guest can boot from such a disk.
 const BLOCK_SIZE: u32 = 512;
 
-/// Largest block of a file system that is told to guests as the physical one. Some network file systems tell their transfer
-/// size instead.
+/// Largest block of a file system that guests see as the physical block. Some network file systems report their transfer
+/// size as the block size.
 const PHYSICAL_MAX: u64 = 4096;
 
-/// How long to wait for the last requests of a process that has ended, for one that may have been killed just now and is
-/// still to be seen, and for a disk of ours that is just being removed.
+/// How long to wait for the last requests of a process that has ended, for a visible process that may have been killed just
+/// now, and for a disk of this process that is being removed.
 const PATIENCE: Duration = Duration::from_secs(30);
 const SEEN_PATIENCE: Duration = Duration::from_secs(1);
 const OWN_PATIENCE: Duration = Duration::from_millis(250);
@@ -42,23 +42,23 @@ fn os(action: &'static str, path: &Path) -> impl Fn(Errno) -> Error {
 /// A disk's store, opened.
 pub(crate) struct Opened {
     pub store: Store,
-    /// The file is this call's own, and locked, so that nobody else has it: [`remove`] may take it away again.
+    /// This call created the file and has locked it, so no other opener has it: [`remove`] may delete it.
     pub is_ours: bool,
 }
 
-/// What is at a path.
+/// The result of finding or creating the file of a path.
 enum Found {
     There(Kind),
-    /// An empty file, made by this call.
+    /// An empty file, which this call created.
     Created(OwnedFd),
-    /// Another one has made it, and removed it, in between.
+    /// Another process created the file and removed it in between.
     Gone,
 }
 
-/// How often a path is looked at again at which others make and remove files meanwhile.
+/// How often a path is tried again while other processes create and remove files there.
 const TRIES: u32 = 100;
 
-/// Opens what `config` names, creates it if it is to be, locks it, and finds out what it is like.
+/// Opens the store that `config` names, or creates it if `config` asks for that, locks it, and measures it.
 pub(crate) fn open(config: &Config, forced: Forced) -> Result<Opened, Error> {
     if let Some(size) = config.block_size
         && !(size.is_power_of_two() && (512..=65_536).contains(&size))
@@ -78,12 +78,12 @@ pub(crate) fn open(config: &Config, forced: Forced) -> Result<Opened, Error> {
             },
             Found::Created(file) => match locks::lock(&file, true) {
                 Ok(()) => (file, Kind::File, true),
-                // Whoever has opened it since has it now: it is as any other file.
+                // Another process has opened and locked the file since: from now on it is an existing file.
                 Err(LockError::Held) => continue,
                 Err(error) => (without_lock(error, file, path)?, Kind::File, false),
             },
         };
-        // Another may have removed it before it was locked, having made it itself.
+        // The process that created the file may have removed it before it was locked here.
         if is_at(&file, path)? {
             return into_store(config, forced, kind, file, is_ours);
         }
@@ -109,7 +109,7 @@ fn find_or_create(config: &Config) -> Result<Found, Error> {
     }
 }
 
-/// Nothing is at `path`, or not even a directory for it.
+/// The error for a missing file: its directory may be missing too.
 fn missing(path: &Path) -> Error {
     let directory = directory_of(path);
     match rustix::fs::stat(directory) {
@@ -118,13 +118,13 @@ fn missing(path: &Path) -> Error {
     }
 }
 
-/// Whether there is a symbolic link to nothing.
+/// Whether `path` is a symbolic link whose target does not exist.
 fn leads_nowhere(path: &Path) -> bool {
     let is_link = |stat: rustix::fs::Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink;
     rustix::fs::lstat(path).is_ok_and(is_link) && matches!(rustix::fs::stat(path), Err(Errno::NOENT))
 }
 
-/// Whether `file` is what is at `path` now.
+/// Whether `path` names the open `file` now.
 fn is_at(file: impl AsFd, path: &Path) -> Result<bool, Error> {
     let ours = rustix::fs::fstat(file).map_err(os("find", path))?;
     match rustix::fs::stat(path) {
@@ -134,16 +134,16 @@ fn is_at(file: impl AsFd, path: &Path) -> Result<bool, Error> {
     }
 }
 
-/// Takes away a file that is [`Opened::is_ours`], unless another is at its path now.
+/// Deletes a file that is [`Opened::is_ours`], unless another file is at its path now.
 pub(crate) fn remove(file: impl AsFd, path: &Path) {
     if is_at(file, path).is_ok_and(|is| is)
         && let Err(error) = std::fs::remove_file(path)
     {
-        tracing::warn!(path = %path.display(), %error, "a file that was made for a disk stays, and there is no disk");
+        tracing::warn!(path = %path.display(), %error, "cannot delete the file that was created for a disk that failed");
     }
 }
 
-/// What is at `path`; `None` if nothing.
+/// The kind of the file at `path`; `None` if there is no file.
 fn kind_of(path: &Path) -> Result<Option<Kind>, Error> {
     let stat = match rustix::fs::stat(path) {
         Ok(stat) => stat,
@@ -158,7 +158,7 @@ fn kind_of(path: &Path) -> Result<Option<Kind>, Error> {
     }
 }
 
-/// What a store is like.
+/// Properties of a store.
 struct Measured {
     size: u64,
     block_size: u32,
@@ -167,7 +167,7 @@ struct Measured {
     allocation: u32,
 }
 
-/// Measures a file that is locked, and gives it its size if it is empty.
+/// Measures a locked file, and sets the size of an empty one.
 fn measure(config: &Config, forced: Forced, kind: Kind, file: &OwnedFd) -> Result<Measured, Error> {
     let path = &config.path;
     let mut size = size_of(file, path)?;
@@ -246,10 +246,10 @@ fn into_store(
     Ok(Opened { store, is_ours: is_ours && !locks_in_use })
 }
 
-/// Whether an ENOSPC of a write is about that write: these take the room for it before they answer. An unknown file system
-/// may report that of earlier writes, as NFS does.
+/// Whether ENOSPC of a write refers to that write: the file systems listed here allocate its space before they complete it.
+/// An unknown file system may report the ENOSPC of earlier writes, as NFS does.
 fn enospc_is_own(kind: Kind, file: &OwnedFd) -> bool {
-    /// Of OpenZFS, which Linux does not have in its headers.
+    /// The magic number of OpenZFS, which the headers of Linux do not define.
     const ZFS_SUPER_MAGIC: rustix::fs::FsWord = 0x2fc1_2fc1;
     const OWN: [rustix::fs::FsWord; 6] = [
         libc::EXT4_SUPER_MAGIC,
@@ -262,7 +262,7 @@ fn enospc_is_own(kind: Kind, file: &OwnedFd) -> bool {
     kind == Kind::BlockDevice || rustix::fs::fstatfs(file).is_ok_and(|fs| OWN.contains(&fs.f_type))
 }
 
-/// Whether the file lies on a tmpfs, which takes direct I/O (Linux 6.6) and has no device.
+/// Whether the file is on a tmpfs, which supports direct I/O (Linux 6.6) and has no device.
 fn is_in_memory(file: &OwnedFd) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|fs| fs.f_type == libc::TMPFS_MAGIC)
 }
@@ -274,7 +274,7 @@ pub(crate) fn check_multiple(path: &Path, size: u64, unit: u64) -> Result<(), Er
     Err(Error::NotAMultiple { path: path.to_owned(), size, unit })
 }
 
-/// Opens and locks; `None` if nothing is there any more. Waits a while for one who is just about to leave.
+/// Opens and locks the file; `None` if it no longer exists. Waits a while for a lock whose holder may be about to end.
 fn open_locked(config: &Config, kind: Kind) -> Result<Option<OwnedFd>, Error> {
     let mut waited = Duration::ZERO;
     loop {
@@ -297,7 +297,7 @@ fn open_locked(config: &Config, kind: Kind) -> Result<Option<OwnedFd>, Error> {
 
 #[expect(
     clippy::disallowed_methods,
-    reason = "opening a file blocks anyway, and no one can be told to wake us"
+    reason = "opening a file blocks anyway, and the kernel does not notify us of a released lock"
 )]
 fn pause() {
     std::thread::sleep(PATIENCE_STEP);
@@ -316,25 +316,25 @@ fn try_open_locked(config: &Config, kind: Kind) -> Result<Option<OwnedFd>, Error
     };
     match locks::lock(&file, !read_only) {
         Ok(()) => Ok(Some(file)),
-        // Another has it now; that it has a size is all that is asked of it until we may.
+        // Another process has the file now; until we may lock it, only a size is required of it.
         Err(LockError::Held) if *lock == Lock::InUse && size_of(&file, path)? > 0 => Ok(Some(file)),
         Err(error) => without_lock(error, file, path).map(Some),
     }
 }
 
-/// Goes on with a file that could not be locked, if that is because there are no locks.
+/// Continues with a file that could not be locked if the file system does not support locks.
 fn without_lock(error: LockError, file: OwnedFd, path: &Path) -> Result<OwnedFd, Error> {
     match error {
         LockError::None(errno) => {
             let path = path.display();
-            tracing::warn!(%path, %errno, "no locks here: nothing keeps another process from writing to it");
+            tracing::warn!(%path, %errno, "no locks here: another process may open the file and write to it");
             Ok(file)
         }
         error => Err(cannot_lock(error, path)),
     }
 }
 
-/// Why a file cannot be locked, as an error of the disk.
+/// Converts an error of locking a file to an error of the disk.
 pub(crate) fn cannot_lock(error: LockError, path: &Path) -> Error {
     match error {
         LockError::Held => Error::Locked { path: path.to_owned(), holder: holder(path) },
@@ -344,12 +344,12 @@ pub(crate) fn cannot_lock(error: LockError, path: &Path) -> Error {
     }
 }
 
-/// Who has locked what is at `path`.
+/// Finds the holder of the lock of the file at `path`.
 pub(crate) fn holder(path: &Path) -> Holder {
     rustix::fs::stat(path).map_or(Holder::Unknown, |stat| locks::holder(stat.st_dev, stat.st_ino))
 }
 
-/// The block device has an exclusive opener.
+/// The error for a block device that has an exclusive opener.
 fn in_use(path: &Path) -> Error {
     match holder(path) {
         Holder::Unknown => Error::InUse(path.to_owned()),
@@ -357,18 +357,18 @@ fn in_use(path: &Path) -> Error {
     }
 }
 
-/// Bytes of the file or block device.
+/// The size of the file or block device in bytes.
 pub(crate) fn size_of(file: impl AsFd, path: &Path) -> Result<u64, Error> {
     rustix::fs::seek(file, rustix::fs::SeekFrom::End(0)).map_err(os("measure", path))
 }
 
-/// Sets the size, so that it is there after a crash.
+/// Sets the size and makes it durable.
 pub(crate) fn set_size(file: impl AsFd, path: &Path, size: u64) -> Result<(), Error> {
     rustix::fs::ftruncate(&file, size).map_err(os("set the size of", path))?;
     rustix::fs::fsync(&file).map_err(os("sync", path))
 }
 
-/// Where a file's name stands.
+/// The directory of a file.
 fn directory_of(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if parent != Path::new("") => parent,
@@ -376,7 +376,7 @@ fn directory_of(path: &Path) -> &Path {
     }
 }
 
-/// Gives a new file its size, and makes it and its name durable.
+/// Sets the size of a new file, and makes the size and the file's name durable.
 fn grow_empty(file: impl AsFd, path: &Path, size: u64) -> Result<(), Error> {
     set_size(file, path, size)?;
     let directory = directory_of(path);
@@ -385,7 +385,7 @@ fn grow_empty(file: impl AsFd, path: &Path, size: u64) -> Result<(), Error> {
     rustix::fs::fsync(opened).map_err(os("sync", directory))
 }
 
-/// Bytes in a block of what lies below.
+/// The physical block size of the device or file system, in bytes.
 fn physical_block_size(file: impl AsFd, kind: Kind, path: &Path) -> Result<u32, Error> {
     let measured = os("measure", path);
     match kind {
@@ -398,23 +398,23 @@ fn physical_block_size(file: impl AsFd, kind: Kind, path: &Path) -> Result<u32, 
     }
 }
 
-/// Has `file` pass by the page cache if it can, and says what alignment that takes.
+/// Enables direct I/O of `file` if the file supports it, and returns the alignment that it needs.
 fn find_alignment(file: &OwnedFd, kind: Kind, size: u64, path: &Path) -> Result<Alignment, Error> {
     match set_direct(file, true) {
         Ok(()) => {}
-        // What file systems say that have no direct I/O.
+        // File systems without direct I/O return these.
         Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(Alignment::NONE),
         Err(errno) => return Err(os("set direct I/O of", path)(errno)),
     }
     let found = ask_alignment(file, kind).unwrap_or_else(|| probe_alignment(file));
-    // The last block would have to be cut.
+    // With another size the last block would be incomplete.
     if let Some(alignment) = found
         && alignment.offset <= ALIGNMENT_MAX
         && size.is_multiple_of(alignment.offset.into())
     {
         return Ok(alignment);
     }
-    // It was not set when the file was opened, so it can be unset; with it, nothing that is not aligned would be written.
+    // The flag was not set when the file was opened, so it can be cleared; with it, writes that are not aligned would fail.
     set_direct(file, false).map_err(os("unset direct I/O of", path))?;
     Ok(Alignment::NONE)
 }
@@ -425,7 +425,7 @@ fn set_direct(file: &OwnedFd, on: bool) -> Result<(), Errno> {
     rustix::fs::fcntl_setfl(file, flags)
 }
 
-/// What the kernel says: an alignment, or that there is no direct I/O (`Some(None)`); `None` if it does not know.
+/// Asks the kernel for the alignment; `Some(None)` if there is no direct I/O, `None` if the kernel does not report it.
 fn ask_alignment(file: &OwnedFd, kind: Kind) -> Option<Option<Alignment>> {
     let statx = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
     if let Some(s) = statx.filter(|s| StatxFlags::from_bits_retain(s.stx_mask).contains(StatxFlags::DIOALIGN))
@@ -452,7 +452,7 @@ fn probe_alignment(file: &OwnedFd) -> Option<Alignment> {
         if result >= 0 {
             return Some(Alignment { memory: size, offset: size });
         }
-        // The store fails, or has no direct I/O after all: the page cache does no harm, and tells who reads.
+        // The store fails, or has no direct I/O after all: the page cache is safe, and later reads report the error.
         if result != -libc::EINVAL {
             return None;
         }

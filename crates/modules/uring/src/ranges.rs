@@ -1,14 +1,14 @@
-//! Which blocks of a store are being rewritten. Reactor context; shared by all channels of a disk, and there only if the
-//! disk's blocks are smaller than those of its store.
+//! Claims of block ranges that requests rewrite. Reactor context. All channels of a disk share the table, which exists only
+//! if the disk's blocks are smaller than those of its store.
 //!
-//! A write of less than a block of the store reads that block, changes a part of it and writes it back. If another write to
-//! the same block came between, it would be undone, though it was acknowledged. So each change of such a disk claims the
-//! range it touches: alone, if it must read first; or beside others that write whole blocks, for their order is their
-//! submitter's business.
+//! A write of less than a block of the store reads that block, changes a part of it and writes it back. This would undo
+//! another, acknowledged write to the same block between the two steps. So each request that changes such a disk claims the
+//! range it touches: exclusively, if it must read first; or shared with other requests that write whole blocks, whose order
+//! is their submitter's responsibility.
 //!
-//! The table is a list in the order of arrival, and a claim holds once nothing before it is in its way: nobody is overtaken
-//! by those he waits for. It is behind a lock that is held for one look through the list. A claim that has to wait is
-//! granted by whoever releases the last one in its way, with a message to its reactor.
+//! The table is a list in the order of arrival. A claim holds once no earlier claim conflicts with it, so no later claim
+//! overtakes one that conflicts with it. A mutex protects the list and is held for one pass over it. The request that
+//! releases the last conflicting claim grants the waiting one, with a message to its reactor.
 
 use aryk_reactor::{Cx, Handle, RootId};
 use aryk_slots::Key;
@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// A channel as its claims know it.
+/// The channel that owns claims, and how to wake it.
 #[derive(Debug)]
 pub(crate) struct Claimant {
     reactor: Handle,
@@ -25,7 +25,7 @@ pub(crate) struct Claimant {
     has_granted: AtomicBool,
 }
 
-/// A lock that is held for a few instructions only, and whose holder does not panic.
+/// Locks a mutex that is held for a few instructions only, and whose holder does not panic.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("no one panics holding it")
 }
@@ -36,7 +36,7 @@ impl Claimant {
         Self { reactor, root, granted: Mutex::default(), has_granted: AtomicBool::new(false) }
     }
 
-    /// Requests that had to wait, and whose claims hold now.
+    /// Takes the requests that had to wait, and whose claims hold now.
     pub fn take_granted(&self) -> Vec<Key> {
         if self.has_granted.swap(false, Ordering::Acquire) {
             std::mem::take(&mut *lock(&self.granted))
@@ -64,7 +64,7 @@ impl Claimant {
 struct Claim {
     bytes: Range<u64>,
     alone: bool,
-    /// Claims before it that are in its way: it holds when there are none.
+    /// The number of earlier claims that conflict with this one: the claim holds when it is 0.
     before: u32,
     key: Key,
     by: Arc<Claimant>,
@@ -82,8 +82,8 @@ impl Claim {
 pub(crate) struct Ranges(Mutex<Vec<Claim>>);
 
 impl Ranges {
-    /// Claims `bytes` for the request `key`, beside others or alone. Whether the claim holds at once; otherwise
-    /// [`Claimant::take_granted`] has it later.
+    /// Claims `bytes` for the request `key`, shared or exclusively (`alone`). Returns whether the claim holds at once;
+    /// otherwise [`Claimant::take_granted`] returns the request later.
     pub fn claim(&self, bytes: Range<u64>, alone: bool, key: Key, by: &Arc<Claimant>) -> bool {
         let mut claim = Claim { bytes, alone, before: 0, key, by: Arc::clone(by) };
         let mut claims = lock(&self.0);

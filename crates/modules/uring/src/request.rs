@@ -1,10 +1,10 @@
-//! One request on its way through the kernel: what to ask next, and what an answer means. Reactor context.
+//! The state machine of one request: the next call to the kernel, and how its result is handled. Reactor context.
 //!
-//! A request is carried out from its first byte to its last, `at` being how far it has come, in as many steps as it takes:
-//! nearly always one, straight between its memory and the file. What is left of it after a step is looked at anew, so that
-//! short transfers, bounced chunks and blocks at its edges need no plan.
+//! A request is executed from its first byte to its last, in as many steps as needed: nearly always one, directly between
+//! its memory and the file. `at` is the offset of the first byte that is not done. After each step the next one is chosen
+//! for the remaining bytes, so short transfers, bounced chunks and partial blocks at the edges need no plan.
 //!
-//! This decides, and copies; it starts nothing and keeps no list. The channel does that.
+//! This module decides and copies; the channel starts the calls and keeps the lists.
 
 use crate::OnFull;
 use crate::store::{Call, Kind, Store};
@@ -17,23 +17,23 @@ use std::time::Duration;
 /// Bytes in a bounce buffer, unless the store's blocks are larger. Longer requests go through it in chunks.
 const BOUNCE: usize = 128 * 1024;
 
-/// Bounce buffers kept when they are not in use.
+/// Bounce buffers that a channel keeps while they are not in use.
 const KEPT: usize = 32;
 
-/// When a request that found the store full is tried again, at first and at last.
+/// Delay before a request that found the store full is retried: the first and the largest one.
 const FULL_DELAY_MIN: Duration = Duration::from_millis(100);
 const FULL_DELAY_MAX: Duration = Duration::from_secs(1);
 
-/// When a request is tried again for which the kernel lacked something.
+/// Delay before a request is retried for which the kernel lacked a resource.
 pub(crate) const AGAIN_DELAY: Duration = Duration::from_millis(1);
 
-/// Bounce buffers of a channel. Made when first needed.
+/// Bounce buffers of a channel, allocated when first needed.
 #[derive(Debug)]
 pub(crate) struct Pool {
     free: Vec<Buffer>,
     len: usize,
     align: usize,
-    /// Bytes that were copied between buffers and requests' memory, or set.
+    /// Bytes that were copied between buffers and requests' memory, or filled.
     pub copied: u64,
 }
 
@@ -59,18 +59,18 @@ impl Pool {
     }
 }
 
-/// What to do with a request now.
+/// The next action for a request.
 #[derive(Debug)]
 pub(crate) enum Next {
-    /// Ask the kernel.
+    /// Start this call to the kernel.
     Start(Call),
-    /// It is over.
+    /// Complete the request.
     Done(Status),
-    /// Start over after this time.
+    /// Restart the request after this delay.
     Later(Duration),
 }
 
-/// What the kernel is doing.
+/// The step that the kernel executes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
     /// Moving data between the request's memory and the file.
@@ -79,41 +79,41 @@ enum Step {
     Bounced,
     /// Reading the block at an edge, to change a part of it.
     EdgeRead,
-    /// Writing it back.
+    /// Writing this block back.
     EdgeWrite,
-    /// Making a hole, or zeroes.
+    /// Punching a hole, or zeroing a range.
     Allocate,
-    /// Making all durable.
+    /// Making all data of the store durable.
     Sync,
 }
 
-/// A request. See the file's head.
+/// A request. See the head of this file.
 #[derive(Debug)]
 pub(crate) struct Request {
     pub tag: Tag,
     pub op: Op,
-    /// Nobody wants it any more: it is not to be held.
+    /// The caller has aborted the request: it must not be held.
     pub abandoned: bool,
-    /// It is held because the store is full.
+    /// The request is held because the store is full.
     pub held: bool,
     fua: bool,
-    /// Its blocks may become a hole.
+    /// The blocks of a write-zeroes may become a hole.
     may_unmap: bool,
-    /// It ends with a sync.
+    /// The request ends with a sync.
     syncs: bool,
-    /// Must go through a bounce buffer, though it does not look like it.
+    /// The request must go through a bounce buffer although its alignment fits.
     unfit: bool,
-    /// The store has refused to allocate or free this range by itself.
+    /// The store has refused to punch or zero this range, so zeroes are written from a buffer.
     by_hand: bool,
     step: Step,
-    /// Its place in the file.
+    /// The request's range in the file.
     bytes: Range<u64>,
     at: u64,
     data: Sgl,
-    /// A sync is still to come at the end.
+    /// The sync at the end is still to be done.
     sync: bool,
     delay: Duration,
-    /// The current step: how to allocate, if it does, where in the file, how many bytes, and how many of them are done.
+    /// The current step: the mode of `fallocate`, the offset in the file, the number of bytes, and how many of them are done.
     mode: i32,
     from: u64,
     len: u64,
@@ -124,7 +124,7 @@ pub(crate) struct Request {
 #[derive(Debug)]
 struct Bounce {
     buffer: Buffer,
-    /// While lent to the kernel.
+    /// Present while the buffer is lent to the kernel.
     view: Option<Sgl>,
 }
 
@@ -141,7 +141,7 @@ impl Request {
         let start = io.lba * u64::from(store.block_size);
         let mut bytes = start..start + io.blocks * u64::from(store.block_size);
         if io.op == Op::Unmap {
-            // Blocks of the store that are not its alone keep what they hold.
+            // Blocks of the store that the range covers only partly keep their data.
             let align = store.allocation.into();
             let (start, end) = (ceil(bytes.start, align), floor(bytes.end, align));
             bytes = start..end.max(start);
@@ -156,7 +156,7 @@ impl Request {
             syncs: match io.op {
                 Op::Flush => true,
                 Op::WriteZeroes | Op::Unmap => io.fua,
-                // By a sync of its own, so that it is known that what fails is the write-back: of this write, or of earlier ones.
+                // A separate sync tells an error of the write-back, of this write or of earlier ones, from one of the write.
                 Op::Write => io.fua && store.is_cached(),
                 _ => false,
             },
@@ -178,19 +178,19 @@ impl Request {
         new
     }
 
-    /// From the beginning. What was done already is done again, which changes nothing.
+    /// Restarts the request from its first byte. Steps that were done are repeated, which changes nothing.
     fn restart(&mut self) {
         (self.at, self.sync) = (self.bytes.start, self.syncs);
     }
 
-    /// Whether it lies within the disk as it is now: it may have become smaller since the request was checked, and the file
-    /// must not grow again.
+    /// Whether the request is within the disk's present size: the disk may have become smaller since the request was checked,
+    /// and the file must not grow again.
     #[inline]
     pub fn is_within(&self, store: &Store) -> bool {
         self.bytes.end <= store.blocks.load(Ordering::Relaxed) * u64::from(store.block_size)
     }
 
-    /// The range of the store that it changes, and whether it must be alone there: it reads blocks first.
+    /// The range of the store that the request changes, and whether the claim must be exclusive since blocks are read first.
     pub fn claim(&self, store: &Store) -> (Range<u64>, bool) {
         let align = store.alignment.offset.into();
         let whole = floor(self.bytes.start, align)..ceil(self.bytes.end, align);
@@ -198,7 +198,7 @@ impl Request {
         (whole, alone)
     }
 
-    /// What to ask for, `at` being how far it has come.
+    /// Chooses the next step for the bytes from `at` on.
     #[inline]
     pub fn next(&mut self, store: &Store, pool: &mut Pool) -> Next {
         if self.at == self.bytes.end {
@@ -219,12 +219,12 @@ impl Request {
                     self.mode = mode;
                     self.step(Step::Allocate, self.at, to - self.at);
                 }
-                // Unmapping is a favour that the store does not do.
+                // An unmap is advisory, and this store cannot do it.
                 _ if self.op == Op::Unmap => {
                     self.at = self.bytes.end;
                     return self.last(store, pool);
                 }
-                // Up to where it can.
+                // Zeroes are written up to the first offset that the store can zero by itself.
                 (None, Some(_)) => {
                     let next = ceil(self.at + 1, store.allocation.into());
                     self.bounce_chunk(next.min(end), align, pool);
@@ -240,13 +240,13 @@ impl Request {
         Next::Start(self.call())
     }
 
-    /// All its bytes are done.
+    /// The last steps, after all bytes are done.
     fn last(&mut self, store: &Store, pool: &mut Pool) -> Next {
         if let Some(bounce) = self.bounce.take() {
             pool.give(bounce.buffer);
         }
         if std::mem::take(&mut self.sync) {
-            // Earlier writes that were acknowledged are not where they should be; no later sync says so again.
+            // Earlier acknowledged writes were lost; no later sync of the kernel reports that again.
             if store.lost.load(Ordering::Relaxed) {
                 return self.over(libc::EIO, store, pool);
             }
@@ -256,7 +256,7 @@ impl Request {
         Next::Done(Status::Ok)
     }
 
-    /// Whether what is left up to `end` can go straight between the request's memory and the file.
+    /// Whether the bytes from `at` to `end` can be transferred directly between the request's memory and the file.
     #[inline]
     fn is_fit(&self, end: u64, store: &Store) -> bool {
         let (memory, offset) = (store.alignment.memory as usize, u64::from(store.alignment.offset));
@@ -276,7 +276,7 @@ impl Request {
         (self.step, self.from, self.len, self.done) = (step, from, len, 0);
     }
 
-    /// The request's memory of `bytes` of the file.
+    /// The part of the request's memory for `bytes` of the file.
     #[inline]
     fn memory(&self, bytes: Range<u64>) -> Sgl {
         if bytes == self.bytes {
@@ -285,14 +285,14 @@ impl Request {
         self.data.slice((bytes.start - self.bytes.start) as u32, (bytes.end - bytes.start) as u32)
     }
 
-    /// Begins with the block at `at`, of which only a part is to change.
+    /// Begins the step for the block at `at`, of which only a part changes.
     fn edge(&mut self, align: u64, pool: &mut Pool) -> Next {
         self.step(Step::EdgeRead, floor(self.at, align), align);
         self.buffer(pool).lend();
         Next::Start(self.call())
     }
 
-    /// Begins with as much as the bounce buffer takes.
+    /// Begins a step of as many bytes as the bounce buffer has.
     fn bounce_chunk(&mut self, end: u64, align: u64, pool: &mut Pool) {
         let from = floor(self.at, align);
         let len = (ceil(end, align) - from).min(pool.len as u64);
@@ -313,7 +313,7 @@ impl Request {
         self.bounce.get_or_insert_with(|| Bounce { buffer: pool.take(), view: None })
     }
 
-    /// What to ask for in this step, from where it has come.
+    /// The call to the kernel for the bytes of this step that are not done.
     #[inline]
     fn call(&self) -> Call {
         let offset = self.from + self.done;
@@ -333,15 +333,15 @@ impl Request {
         if writes { Call::Write { data, offset, dsync } } else { Call::Read { data, offset } }
     }
 
-    /// How far from `at` on, up to `end`, the store may make zeroes or holes by itself; `None` if not there.
+    /// The end of the range from `at` to at most `end` that the store can zero or punch by itself; `None` if it is empty.
     fn allocation(&self, end: u64, store: &Store) -> Option<u64> {
         let unit = u64::from(store.allocation);
         let to = floor(end, unit);
         (self.at.is_multiple_of(unit) && to > self.at).then_some(to)
     }
 
-    /// How to `fallocate(2)`; `None` if the store cannot. What may not be unmapped keeps its place, or gets one. A hole in
-    /// a file reads as zeroes; on a block device, only a range of zeroes is sure to.
+    /// The mode for `fallocate(2)`; `None` if the store supports none. Blocks that may not be unmapped stay allocated, or are
+    /// allocated. A hole in a file reads as zeroes; on a block device only a zeroed range is sure to.
     fn mode(&self, store: &Store) -> Option<i32> {
         let can = |ability: &AtomicBool| ability.load(Ordering::Relaxed) && !self.by_hand;
         let may_punch = match self.op {
@@ -357,14 +357,14 @@ impl Request {
         }
     }
 
-    /// The kernel has answered.
+    /// Handles the kernel's answer to a call and chooses the next action.
     #[inline]
     pub fn answered(&mut self, result: i32, store: &Store, pool: &mut Pool) -> Next {
         if result < 0 {
             return self.failed(-result, store, pool);
         }
         match self.step {
-            // The kernel tells one of two syncs that run at one time: the other looks at what that one has found.
+            // Of two syncs that run at one time the kernel reports an error to one: the other checks the flag that it sets.
             Step::Sync if store.lost.load(Ordering::Relaxed) => return self.over(libc::EIO, store, pool),
             Step::Sync => {}
             Step::Allocate => self.at = self.from + self.len,
@@ -382,19 +382,19 @@ impl Request {
         self.next(store, pool)
     }
 
-    /// A step has moved some of its data only, `before` being how far it was already.
+    /// Continues a step that has transferred only a part of its data; `before` is the number of bytes done before.
     #[cold]
     fn short(&mut self, before: u64, store: &Store, pool: &mut Pool) -> Next {
-        // Direct I/O goes on at a multiple of the alignment only.
+        // Direct I/O can continue only at a multiple of the alignment.
         self.done = floor(self.done, store.alignment.offset.into());
         if self.done > before {
             return Next::Start(self.call());
         }
-        // The file has been cut off below us.
+        // Another program has truncated the file.
         self.over(libc::EIO, store, pool)
     }
 
-    /// A step has moved all its data; whether another one follows it at the same place.
+    /// Ends a step that has transferred all its data. Returns whether another step follows at the same place.
     fn moved(&mut self, pool: &mut Pool) -> bool {
         let end = (self.from + self.len).min(self.bytes.end);
         if let Some(bounce) = &mut self.bounce {
@@ -428,14 +428,14 @@ impl Request {
         false
     }
 
-    /// The kernel has refused, or failed. What is not known here is a failure of the store.
+    /// Classifies an error of the kernel. An unknown errno is a failure of the store.
     #[cold]
     fn failed(&mut self, errno: i32, store: &Store, pool: &mut Pool) -> Next {
         match (errno, self.step) {
-            // It has not begun, or lacked memory for the request: that passes.
+            // The call has not begun, or the kernel lacked memory for it: both are temporary.
             (libc::EINTR, _) => Next::Start(self.call()),
             (libc::EAGAIN, _) => self.later(AGAIN_DELAY, pool),
-            // Stricter than it told.
+            // The store needs a stricter alignment than it reports.
             (libc::EINVAL, Step::Straight) if store.alignment.offset > 1 && !self.unfit => {
                 self.unfit = true;
                 self.next(store, pool)
@@ -446,25 +446,25 @@ impl Request {
                 can.store(false, Ordering::Relaxed);
                 self.next(store, pool)
             }
-            // Not this range: it asks for another alignment than it told. Others may be well.
+            // The store refuses this range: it needs another alignment than it reports. Other ranges may succeed.
             (libc::EINVAL, Step::Allocate) => {
                 self.by_hand = true;
                 self.next(store, pool)
             }
-            // All that ends with a sync comes here, so that no other call has the kernel forget what it could not write back.
+            // All requests that end with a sync come here, so no other call makes the kernel forget a write-back error.
             (_, Step::Sync) => {
                 store.lost.fetch_or(store.is_cached(), Ordering::Relaxed);
                 self.over(errno, store, pool)
             }
             _ => {
-                let is_lost = self.op.is_change() && store.may_tell_of_earlier(errno);
+                let is_lost = self.op.is_change() && store.may_report_earlier(errno);
                 store.lost.fetch_or(is_lost, Ordering::Relaxed);
                 self.refused(errno, store, pool)
             }
         }
     }
 
-    /// The store does not do it, or not now.
+    /// Handles a failed step: holds the request if the store is full and `on_full` asks for that; otherwise fails it.
     fn refused(&mut self, errno: i32, store: &Store, pool: &mut Pool) -> Next {
         if !matches!(errno, libc::ENOSPC | libc::EDQUOT) || store.on_full == OnFull::Error {
             return self.over(errno, store, pool);

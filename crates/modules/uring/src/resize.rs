@@ -1,8 +1,8 @@
-//! Another size for a disk. Control context; blocks.
+//! Resizing a disk. Control context; blocks.
 //!
-//! A disk is made smaller in steps, so that nothing that was asked for before makes its file grow again: first the disk has
-//! its new size, by which each request goes before it is started; then what the kernel has of what lies behind completes;
-//! and only then the file is cut off.
+//! A disk is made smaller in steps, since an earlier request must not make its file grow again: first the disk gets its new
+//! size, against which each request is checked before it starts; then the requests behind the new end that the kernel has
+//! complete; only then the file is truncated.
 
 use crate::open::{cannot_lock, check_multiple, set_size, size_of};
 use crate::store::{Kind, Store};
@@ -11,27 +11,27 @@ use aryk_bdev::{Bdev, Registry};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// The size that a disk is to have.
+/// The new size of a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Size {
-    /// So many bytes, and no less than now.
+    /// So many bytes, which must be no less than the present size.
     GrowTo(u64),
-    /// So many bytes, be it less than now: what lies behind is destroyed.
+    /// So many bytes, also if that is less than the present size: the data behind the new end is destroyed.
     Exactly(u64),
-    /// What the file or block device has now.
+    /// The present size of the file or block device.
     Rescan,
 }
 
-/// How far a disk has come to its new size.
+/// The state of a resize.
 #[derive(Debug)]
 pub enum Resized {
-    /// It has so many bytes.
+    /// The disk has so many bytes.
     Done(u64),
-    /// It is smaller, and its file is still to be.
+    /// The disk is smaller, and its file is not truncated yet.
     Shrinking(Shrinking),
 }
 
-/// Nobody else gives the disk another size, until this is dropped.
+/// Excludes other resizes of the disk until this is dropped.
 #[derive(Debug)]
 struct Resizing {
     store: Arc<Store>,
@@ -46,14 +46,14 @@ impl Resizing {
         Ok(Self { store: Arc::clone(store), has_entered: false })
     }
 
-    /// Has the file for itself: whoever has it locked has looked at its size.
+    /// Locks the file: another opener that has it locked relies on its size.
     fn enter(&mut self) -> Result<(), Error> {
         self.store.enter().map_err(|error| cannot_lock(error, &self.store.path))?;
         self.has_entered = true;
         Ok(())
     }
 
-    /// Has the disk and its openers know of `bytes`.
+    /// Sets the disk's size to `bytes` and notifies its openers.
     fn publish(&self, registry: &Registry, name: &str, bytes: u64) -> Result<(), Error> {
         let blocks = bytes / u64::from(self.store.block_size);
         self.store.blocks.store(blocks, Ordering::Relaxed);
@@ -70,7 +70,7 @@ impl Drop for Resizing {
     }
 }
 
-/// Gives the disk `name` another size; its openers are told.
+/// Resizes the disk `name` and notifies its openers.
 ///
 /// # Errors
 /// [`Error`].
@@ -83,7 +83,7 @@ pub fn resize(registry: &Registry, name: &str, size: Size) -> Result<Resized, Er
     let now = size_of(&store.file, path)?;
     let new = match size {
         Size::Rescan => {
-            // A part of a block at the end is not ours.
+            // An incomplete block at the end is not used.
             let whole = now - now % unit;
             resizing.publish(registry, name, whole)?;
             return Ok(Resized::Done(whole));
@@ -107,7 +107,7 @@ pub fn resize(registry: &Registry, name: &str, size: Size) -> Result<Resized, Er
     Ok(Resized::Done(new))
 }
 
-/// A disk that is smaller, and whose file is not.
+/// A disk that is smaller, and whose file is not truncated yet.
 #[derive(Debug)]
 pub struct Shrinking {
     resizing: Resizing,
@@ -117,7 +117,7 @@ pub struct Shrinking {
 }
 
 impl Shrinking {
-    /// Waits until nothing changes what lies behind any more. Any context.
+    /// Waits until no request changes the range behind the new end any more. Any context.
     pub async fn settle(self) -> Settled {
         let block_size = u64::from(self.resizing.store.block_size);
         self.bdev.settle(self.to / block_size..self.from.div_ceil(block_size)).await;
@@ -125,12 +125,12 @@ impl Shrinking {
     }
 }
 
-/// A disk that is smaller, and whose file may be cut off.
+/// A disk that is smaller, and whose file may be truncated.
 #[derive(Debug)]
 pub struct Settled(Shrinking);
 
 impl Settled {
-    /// Cuts the file off. Returns the disk's bytes. If it cannot be done, the disk has its former size again.
+    /// Truncates the file and returns the disk's size in bytes. If that fails, the disk gets its former size back.
     ///
     /// # Errors
     /// [`Error`].

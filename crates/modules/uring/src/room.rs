@@ -1,7 +1,7 @@
-//! Whether file systems have the room that their disks promise. Control context; blocks.
+//! Thin provisioning: whether file systems have the space that their sparse disks promise. Control context; blocks.
 //!
-//! A sparse file takes no room before it is written to, so that files of more bytes than there are can be made; and
-//! machines that write to all of them fail one day. Nothing is forbidden here, for that may be wanted: it is told.
+//! A sparse file takes no space before it is written to, so files can promise more bytes than the file system has; writes
+//! of guests that fill all of them fail one day. Overcommitment may be wanted, so it is not refused but reported.
 
 use crate::store::{Kind, Store};
 use crate::{Error, store_of};
@@ -10,30 +10,30 @@ use rustix::io::Errno;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// What disks in files promise, and what their file system has for that.
+/// The space that disks in files of one file system promise, and the space that it has.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Room {
-    /// Where it is mounted.
+    /// Where the file system is mounted.
     pub path: PathBuf,
-    /// Disks in files there.
+    /// Disks in files of this file system.
     pub disks: u64,
-    /// Their sizes together, in bytes.
+    /// The sum of the disks' sizes, in bytes.
     pub promised: u64,
-    /// What the files have of that already; no file more than its size.
+    /// Bytes that the files have allocated already; no file counts more than its size.
     pub allocated: u64,
-    /// What the file system has left, for those who are not root.
+    /// Free bytes of the file system for users other than root.
     pub free: u64,
 }
 
 impl Room {
-    /// Bytes that are promised, and that there are not.
+    /// Bytes that are promised, but neither allocated nor free.
     pub const fn missing(&self) -> u64 {
         self.promised.saturating_sub(self.allocated).saturating_sub(self.free)
     }
 }
 
-/// The file systems that disks in files of `registry` are in, in the order of the disks; of read-only disks, which are not
-/// written, none. If a disk is named, only the one that it is in.
+/// Lists the file systems of the disks in files of `registry`, in the order of the disks. Read-only disks are left out, since
+/// they are not written. If `of` names a disk, only its file system is listed.
 ///
 /// # Errors
 /// [`Error::Os`].
@@ -70,7 +70,7 @@ pub fn rooms(registry: &Registry, of: Option<&str>) -> Result<Vec<Room>, Error> 
     Ok(rooms.into_iter().map(|(_, room)| room).collect())
 }
 
-/// The file system that a disk's file is in; `None` if the disk is in none.
+/// The device number of the file system that a disk's file is in; `None` if the disk is not in a file.
 fn device_of(registry: &Registry, disk: &str) -> Result<Option<u64>, Error> {
     let bdev = registry.find(disk)?;
     let Some(store) = store_of(&bdev).filter(|store| store.kind == Kind::File) else { return Ok(None) };
@@ -78,8 +78,8 @@ fn device_of(registry: &Registry, disk: &str) -> Result<Option<u64>, Error> {
     Ok(Some(stat.st_dev))
 }
 
-/// Where the file system `device` is mounted that the file `path` is in: the uppermost directory on its way that is of it.
-/// If the file is there no more, its path.
+/// The mount point of the file system `device` with the file `path`: the uppermost parent directory that is on `device`.
+/// If the file no longer exists, its path.
 fn mounted_at(path: &Path, device: u64) -> PathBuf {
     let is_of_it = |path: &&Path| path.metadata().is_ok_and(|meta| meta.dev() == device);
     let Ok(whole) = path.canonicalize() else { return path.to_owned() };

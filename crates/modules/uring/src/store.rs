@@ -1,4 +1,4 @@
-//! A file or block device that holds a disk: what channels of all reactors share of it. Any context.
+//! The file or block device of a disk, which the channels of all reactors share. Any context.
 
 use crate::channel::FileChannel;
 use crate::locks::{LockError, Uses};
@@ -16,21 +16,21 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-/// To multiples of what requests to the kernel must be aligned; 1 where it does not matter. Powers of two.
+/// Alignment of requests to the kernel in bytes; 1 if there is none. Powers of two.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Alignment {
-    /// Addresses of pieces of memory.
+    /// Alignment of the addresses of memory pieces.
     pub memory: u32,
-    /// Offsets in the file, and lengths.
+    /// Alignment of offsets in the file, and of lengths.
     pub offset: u32,
 }
 
 impl Alignment {
-    /// The page cache takes anything.
+    /// The page cache needs no alignment.
     pub const NONE: Self = Self { memory: 1, offset: 1 };
 }
 
-/// What holds a disk.
+/// The kind of a store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     File,
@@ -42,31 +42,31 @@ pub(crate) struct Store {
     pub file: OwnedFd,
     pub path: PathBuf,
     pub kind: Kind,
-    /// What kind of disk it is called.
+    /// The product name that the disk reports.
     pub product: &'static str,
     pub block_size: u32,
     pub physical_block_size: u32,
     pub alignment: Alignment,
-    /// To multiples of what holes and zeroes must be aligned that it makes by itself. A power of two, no less than the
-    /// alignment's.
+    /// Alignment in bytes of the ranges that the store can punch or zero by itself. A power of two, no less than
+    /// `alignment.offset`.
     pub allocation: u32,
-    /// Requests wait for a device behind the kernel, instead of being answered within the system call.
+    /// Requests wait for a device, instead of completing within the system call.
     pub has_device: bool,
-    /// Goes by threads, though there is a ring.
+    /// The store uses blocking calls in threads, also where there is a ring.
     pub blocking: bool,
     pub read_only: bool,
     pub on_full: OnFull,
-    /// An ENOSPC of a write is known to be about that write ([`Self::may_tell_of_earlier`]).
+    /// ENOSPC of a write is known to refer to that write ([`Self::may_report_earlier`]).
     pub enospc_is_own: bool,
     pub blocks: AtomicU64,
-    /// Someone is giving it another size.
+    /// A resize is in progress.
     pub resizing: AtomicBool,
     /// Present if a write of one block may have to read first.
     pub ranges: Option<Ranges>,
     /// Whether the store has not yet refused to make holes, and to make zeroes by itself.
     pub punches: AtomicBool,
     pub zeroes: AtomicBool,
-    /// What was written has been lost on its way from the page cache. The kernel tells that once only; it stays true.
+    /// Written data was lost between the page cache and the device. The kernel reports that only once, so this stays true.
     pub lost: AtomicBool,
     pub counts: Counts,
     pub failures: Failures,
@@ -80,14 +80,14 @@ pub(crate) struct Store {
 pub(crate) struct Counts {
     /// Requests that are held because the store is full.
     held: AtomicU64,
-    /// Requests that have ever been.
+    /// Requests that were ever held.
     held_total: AtomicU64,
-    /// Lines of the log that say so, and whether the last was that some are.
+    /// Limits the log lines about held requests; `logged` is whether the last line was that requests are held.
     lines: LogLimit,
-    told: AtomicBool,
+    logged: AtomicBool,
 }
 
-/// How often the log says that requests are held, and no longer: a store that is nearly full has room now and then.
+/// Period of the log lines that requests are held, and no longer held: a store that is nearly full has room now and then.
 const HOLD_PERIOD: Duration = Duration::from_secs(10);
 
 impl Default for Counts {
@@ -96,35 +96,35 @@ impl Default for Counts {
             held: AtomicU64::new(0),
             held_total: AtomicU64::new(0),
             lines: LogLimit::new(1, HOLD_PERIOD),
-            told: AtomicBool::new(false),
+            logged: AtomicBool::new(false),
         }
     }
 }
 
-/// Requests in flight on one channel: as many as the largest virtqueue in use has, and more than an SSD needs to be busy.
+/// Requests in flight on one channel: as many as the largest virtqueue in use has, and more than keep an SSD busy.
 pub(crate) const DEPTH: u32 = 256;
 
-/// Bytes in one read or write: as many as the kernel puts into one `bio`; more it would split too, and our pieces go side
-/// by side.
+/// Bytes in one read or write: as many as the kernel puts into one `bio`. The kernel would split a larger transfer too, and
+/// our pieces run in parallel.
 const TRANSFER: u32 = 1 << 20;
 
-/// Bytes in one unmap or write-zeroes. They keep other requests to the same file waiting, so they are not to take long.
+/// Bytes in one unmap or write-zeroes. Other requests to the same file wait for it, so it must not take long.
 const ALLOCATE: u64 = 256 << 20;
 
 /// Pieces of memory in one request (`UIO_MAXIOV`).
 const SEGMENTS: u32 = 1024;
 
-/// Requests that are handed to the kernel together, at most. It starts none of a batch before it has looked at all of it,
-/// at 3 µs each, and a disk with one queue that has just answered everything has nothing to do meanwhile: 32 at a time gave
-/// 0.83 of what four at a time give.
+/// Requests in one submission to the kernel, at most. The kernel starts none of a batch before it has prepared all of it, at
+/// 3 µs per request, and a device with one queue that has just completed everything is idle meanwhile: the throughput of
+/// batches of 32 was 0.83 of that of batches of 4.
 const BATCH: usize = 4;
 
-/// Bytes of reads and writes that are submitted at one time, whatever the store: what is in the page cache the kernel
-/// copies then and there, and other pages it pins. So that time is the disk's whose requests they are, and the reactor sees
-/// it pass, rather than all at the end of its turn.
+/// Bytes of reads and writes that are submitted at one time, for each kind of store: during the submission the kernel
+/// copies pages of the page cache and pins other pages. This time is then accounted to the disk of the requests, and the
+/// reactor measures it as it passes, instead of all of it at the end of the turn.
 const SUBMIT_BYTES: u64 = 1 << 20;
 
-/// What the kernel is asked to do.
+/// A call to the kernel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Call {
     Read { data: Sgl, offset: u64 },
@@ -134,27 +134,27 @@ pub(crate) enum Call {
 }
 
 impl Store {
-    /// Whether its data go through the page cache.
+    /// Whether the store's data goes through the page cache.
     pub const fn is_cached(&self) -> bool {
         self.alignment.offset == 1
     }
 
-    /// Whether the error of a change may be about earlier writes that were acknowledged. Through the page cache, NFS reports in a
-    /// write what the write-back of earlier ones has met, and no later sync reports it again. An unknown errno counts as such.
-    pub const fn may_tell_of_earlier(&self, errno: i32) -> bool {
+    /// Whether the error of a change may refer to earlier writes that were acknowledged. Through the page cache, NFS reports the
+    /// write-back error of earlier writes in a later write, and no later sync reports it again. An unknown errno counts as such.
+    pub const fn may_report_earlier(&self, errno: i32) -> bool {
         self.is_cached()
             && match errno {
-                // The guest's memory is at fault.
+                // The guest's memory cannot be accessed.
                 libc::EFAULT => false,
                 libc::ENOSPC | libc::EDQUOT | libc::EFBIG | libc::ENOMEM => !self.enospc_is_own,
                 _ => true,
             }
     }
 
-    /// Has the file for itself until [`Self::leave`], if it has not anyway.
+    /// Locks the file until [`Self::leave`], unless it is locked for the life of the disk.
     ///
     /// # Errors
-    /// Someone else has it.
+    /// Another opener has locked the file, or the lock fails.
     pub fn enter(&self) -> Result<(), LockError> {
         self.uses.as_ref().map_or(Ok(()), |uses| uses.enter(&self.file, !self.read_only))
     }
@@ -165,7 +165,7 @@ impl Store {
         }
     }
 
-    /// Asks the kernel, whose answer is a completion of `tag`.
+    /// Starts a call to the kernel, which ends in a completion with `tag`.
     ///
     /// # Errors
     /// The ring has no room now.
@@ -185,13 +185,13 @@ impl Store {
         }
         let is_batch = self.has_device && ring.unsubmitted() >= BATCH;
         if is_batch || ring.unsubmitted_bytes() >= SUBMIT_BYTES {
-            // It is queued, whatever the kernel returns, which the end of the turn meets too.
+            // The request is queued even if this fails: the end of the turn submits again and handles the error.
             let _ = ring.submit();
         }
         Ok(())
     }
 
-    /// Does it by itself. Blocks.
+    /// Executes `call` in the calling thread, and blocks.
     fn call(&self, call: Call) -> i32 {
         let file = self.file.as_fd();
         match call {
@@ -207,29 +207,29 @@ impl Store {
         self.bdev.get().and_then(Weak::upgrade).is_some_and(|b| b.is_removing())
     }
 
-    /// A request has found the store full, and is held.
+    /// Counts a request that has found the store full and is held.
     pub fn hold(&self) {
         self.counts.held_total.fetch_add(1, Ordering::Relaxed);
         if self.counts.held.fetch_add(1, Ordering::Relaxed) == 0
-            && !self.counts.told.load(Ordering::Relaxed)
+            && !self.counts.logged.load(Ordering::Relaxed)
             && let Some(admitted) = self.counts.lines.admit()
         {
-            self.counts.told.store(true, Ordering::Relaxed);
+            self.counts.logged.store(true, Ordering::Relaxed);
             let (path, left_out) = (self.path.display(), admitted.left_out());
             tracing::warn!(left_out, %path, "the store is full: writes are held until there is room");
         }
     }
 
-    /// A request that was held is no longer.
+    /// Counts a request that is no longer held.
     pub fn unhold(&self) {
         if self.counts.held.fetch_sub(1, Ordering::Relaxed) == 1
-            && self.counts.told.swap(false, Ordering::Relaxed)
+            && self.counts.logged.swap(false, Ordering::Relaxed)
         {
             tracing::info!(path = %self.path.display(), "no write is held any more");
         }
     }
 
-    /// The store has failed a request.
+    /// Records that the store has failed a request.
     #[cold]
     pub fn failed(&self, failure: Failure) {
         let bdev = self.bdev.get().and_then(Weak::upgrade);
@@ -252,7 +252,7 @@ impl Store {
     }
 }
 
-/// The device that the block layer has.
+/// The device that the block layer opens channels of.
 #[derive(Debug)]
 pub(crate) struct FileDevice(pub Arc<Store>);
 

@@ -1,4 +1,4 @@
-//! Loop devices. Needs root.
+//! Disks on loop devices. Needs root.
 
 use super::harness::{Bench, MIB, disk_directory, pattern, resized};
 use crate::{Config, Direct, Error, Size, create};
@@ -50,7 +50,7 @@ impl Drop for Loop {
 struct OnLoop {
     registry: Registry,
     unmap_zeroes: bool,
-    /// Goes last.
+    /// Dropped last.
     _device: Loop,
 }
 
@@ -135,7 +135,7 @@ fn a_device_is_unmapped_and_zeroed() {
     assert!(bench.read(2024, 24) == pattern(MIB as usize, 1)[2024 * 512..]);
 }
 
-/// Through the page cache, which takes any range, a device still allocates whole sectors only.
+/// The page cache accepts any range, but the device still allocates whole sectors only.
 #[test]
 fn parts_of_a_sector_are_zeroed_by_hand_and_not_unmapped() {
     let Some(device) = Loop::new("4096") else { return };

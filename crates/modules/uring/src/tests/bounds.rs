@@ -1,4 +1,4 @@
-//! What one turn copies, and what is handed to the kernel at one time.
+//! Bounds on the bytes that one turn copies, and that are submitted to the kernel at one time.
 
 use super::harness::{MIB, STRICT, disk_directory, sparse};
 use crate::channel::FileChannel;
@@ -45,7 +45,7 @@ fn request(op: Op, number: u32, buffer: &mut Buffer, (skew, bytes): (u32, u32)) 
 }
 
 #[test]
-#[expect(clippy::disallowed_methods, reason = "threads of their own answer meanwhile")]
+#[expect(clippy::disallowed_methods, reason = "the sleep lets other threads answer")]
 fn bytes_that_are_copied_are_spread_over_turns() {
     const READS: u32 = 32;
     const BYTES: u32 = 128 << 10;

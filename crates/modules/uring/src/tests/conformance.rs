@@ -1,4 +1,4 @@
-//! The suite, on each kind of file.
+//! The conformance suite of the block layer, on each kind of file.
 
 use super::harness::{MIB, STRICT, directory, disk, sparse};
 use crate::{Config, Direct, Forced, Size, create_forced, resize};
@@ -10,7 +10,7 @@ pub struct OnFile {
     registry: Registry,
     block_size: u64,
     unmap_zeroes: bool,
-    /// Goes last.
+    /// Dropped last.
     _dir: tempfile::TempDir,
 }
 
@@ -38,7 +38,7 @@ fn on(below: impl AsRef<Path>, forced: Forced, change: impl FnOnce(&mut Config))
     change(&mut config);
     let registry = Registry::new();
     let bdev = create_forced(&registry, config, forced).unwrap();
-    // A part of a block of the store is not unmapped.
+    // A range that is smaller than a block of the store is not unmapped.
     let unmap_zeroes = forced.alignment.is_none();
     OnFile { registry, block_size: bdev.geometry().block_size.into(), unmap_zeroes, _dir: dir }
 }

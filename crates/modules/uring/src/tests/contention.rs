@@ -1,4 +1,5 @@
-//! A disk of 512-byte blocks on a store of 4 KiB ones, changed from two reactors at the same time: what was acknowledged stays.
+//! A disk of 512-byte blocks on a store of 4 KiB blocks, which two reactors change at the same time: no acknowledged write is
+//! lost.
 
 use super::harness::{MIB, STRICT, disk_directory, pattern, sparse};
 use crate::{Forced, create_forced};
@@ -29,13 +30,13 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// What a task does, again and again, and then checks.
+/// The operation that a task repeats, and then checks.
 #[derive(Clone, Copy, Debug)]
 struct Work {
     op: Op,
     lba: u64,
     blocks: u64,
-    /// Blocks from `lba` on that nobody else changes.
+    /// Blocks from `lba` on that no other task changes.
     mine: usize,
 }
 
@@ -61,7 +62,7 @@ async fn work(channel: AsyncChannel, work: Work) -> Result<(), String> {
     Ok(())
 }
 
-/// Runs all of `works`, on each reactor every other one.
+/// Runs all of `works`, alternating between the reactors.
 fn run(engine: Engine, works: &[Work]) {
     let dir = disk_directory();
     let registry = Registry::new();

@@ -1,4 +1,4 @@
-//! Several that make a disk of one path at the same time: whoever has it keeps it.
+//! Several calls create a disk of one path at the same time: the call that succeeds keeps its file.
 
 use super::harness::{MIB, disk_directory, sparse};
 use crate::{Config, Error, create, store_of};
@@ -11,7 +11,7 @@ use std::thread;
 
 const ROUNDS: usize = 100;
 
-/// Makes disks of each of `configs` at the same time. The registries keep those that were made.
+/// Creates a disk of each of `configs` at the same time. The registries keep the disks that were created.
 fn race(configs: Vec<Config>) -> Vec<(Registry, Result<Arc<Bdev>, Error>)> {
     let start = Arc::new(Barrier::new(configs.len()));
     let threads = configs.into_iter().map(|config| {
@@ -41,7 +41,7 @@ fn the_losers_of_a_race_leave_the_winners_file() {
         let config = Config { waits: false, ..sparse(dir.path(), MIB) };
         let made = race(vec![config.clone(); 4]);
         let winners: Vec<_> = made.iter().filter_map(|(_, made)| made.as_ref().ok()).collect();
-        // Each may have seen the locks of another, and have given up.
+        // Each call may have seen the locks of another one, and have failed.
         assert!(winners.len() <= 1);
         winners.iter().for_each(|bdev| assert_has_its_file(bdev, &config.path));
         let lost = |(_, made): &(Registry, Result<_, Error>)| match made {

@@ -1,4 +1,4 @@
-//! What is written is read, through every path that data takes.
+//! Reads return the data that was written, on every path of the data.
 
 use super::harness::{Bench, MIB, STRICT, directory, disk, pattern, sparse};
 use crate::{Config, Direct};
@@ -7,7 +7,7 @@ use aryk_reactor::Engine;
 use std::fs;
 use std::path::Path;
 
-/// Each store, and each engine.
+/// Runs `test` on each kind of store with each engine.
 fn on_all_stores(test: impl Fn(&mut Bench)) {
     let on = |below: &Path, alignment, direct, engine| {
         let dir = directory(below);

@@ -1,6 +1,7 @@
-//! What a killed process had handed to the kernel lands after its end: seen without the lock, and never with it.
+//! Writes that a killed process had submitted to the kernel reach the store after the process's end: a successor without the
+//! lock sees that, a successor with the lock never does.
 //!
-//! The store holds the predecessor's writes back until the test lets them go, so that nothing here is left to chance.
+//! The store holds the predecessor's writes until the test releases them, so the result does not depend on timing.
 
 use super::harness::{Bench, disk};
 use crate::{Config, create};
@@ -17,24 +18,24 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-/// Writes of the predecessor that are in flight when it dies, of one block each.
+/// Writes of the predecessor, of one block each, that are in flight when it is killed.
 const WRITES: usize = 32;
 const BLOCK: usize = 4096;
-/// From each write to the next: they do not touch, so that none is merged with another.
+/// Distance from each write to the next: the writes are not adjacent, so the kernel does not merge them.
 const STRIDE: usize = 2 * BLOCK;
-/// What the predecessor writes to each block, and what its successor does.
+/// The byte that the predecessor writes to each block, and the byte that its successor writes.
 const OLD: u8 = 0xaa;
 const NEW: u8 = 0xbb;
 
-/// For what happens soon, or never.
+/// Timeout for events that must happen.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// For what must not happen.
+/// How long to check that an event does not happen.
 const WHILE: Duration = Duration::from_millis(300);
 
-/// Where the predecessor finds its disk. Only [`predecessor`] sets it.
+/// The variable with the path of the predecessor's disk. Only [`predecessor`] sets it.
 const IMAGE: &str = "ARYK_TEST_FENCE_IMAGE";
 
-/// The predecessor's life; nothing in any process but its own.
+/// Runs in the predecessor's process; does nothing in any other process.
 #[test]
 fn a_predecessor_writes_until_it_is_killed() {
     let Ok(image) = std::env::var(IMAGE) else { return };
@@ -53,7 +54,7 @@ fn a_predecessor_writes_until_it_is_killed() {
     panic!("a write has not been held: {:?}", bench.wait(first));
 }
 
-/// A store whose disk is at the path; nothing if there is none of this kind here.
+/// Makes a store whose disk is at the path; `None` if this host does not support the kind of store.
 type Make = fn() -> Option<(SlowStore, Option<Loop>, PathBuf)>;
 
 fn store() -> Option<SlowStore> {
@@ -89,8 +90,8 @@ impl Drop for Loop {
     }
 }
 
-/// Has a predecessor write, and kills it. When this returns it is gone, as far as any supervisor can tell, and none of its
-/// writes has landed.
+/// Starts a predecessor that writes, and kills it. On return the process has ended, as far as any supervisor can see, and
+/// none of its writes has reached the store.
 fn predecessor(store: &SlowStore, path: &Path) {
     store.hold(Hold::Writes);
     let mut child = Command::new(std::env::current_exe().unwrap())
@@ -106,7 +107,7 @@ fn predecessor(store: &SlowStore, path: &Path) {
     store.pass();
 }
 
-/// The successor's first writes, whoever has the disk locked.
+/// Executes the successor's first writes, without a check of the locks.
 fn overwrite(path: &Path) {
     let flags = OFlags::RDWR | OFlags::DIRECT | OFlags::CLOEXEC;
     let file = rustix::fs::open(path, flags, Mode::empty()).unwrap();
@@ -140,7 +141,7 @@ fn no_write_is_late_with_the_fence(make: Make) {
     let successor = thread::spawn({
         let path = path.clone();
         move || {
-            // What a daemon does: it makes the disk, and goes on from there.
+            // As a daemon does: it creates the disk, and then writes to it.
             let created = create(&Registry::new(), Config::new("d", &path));
             made.send(()).unwrap();
             created.unwrap();

@@ -1,4 +1,4 @@
-//! A store without room: a small tmpfs. Needs root.
+//! A full store: a small tmpfs. Needs root.
 
 use super::harness::{Bench, MIB, pattern, sparse};
 use crate::{Config, Direct, OnFull, Stats, create, rooms, stats};
@@ -49,7 +49,7 @@ fn a_full_store_fails_writes() {
         assert_eq!(bench.write(4096, &pattern(MIB as usize / 2, 2)), Status::NoSpace);
         let last = bench.bdev().device().last_failure().expect("it is told");
         assert_eq!((last.op, last.lba, last.blocks, last.errno), (Op::Write, 4096, 1024, libc::ENOSPC));
-        // Blocks that have their place can still be written, and a flush succeeds.
+        // Allocated blocks can still be written, and a flush succeeds.
         assert_eq!(bench.write(0, &pattern(4096, 3)), Status::Ok);
         assert_eq!(bench.command(Op::Flush, 0, 0), Status::Ok);
         assert_eq!(bench.command(Op::Unmap, 0, 2048), Status::Ok);
@@ -66,7 +66,7 @@ fn promises_that_cannot_be_kept_are_seen() {
     let first = room(&bench);
     assert_eq!((first.disks, first.promised, first.allocated, first.missing()), (1, MIB / 2, 0, 0));
     assert_eq!(first.path, dir.path().canonicalize().unwrap());
-    // What is written is no longer free, and no longer owed.
+    // Written bytes are no longer free, and no longer promised.
     assert_eq!(bench.write(0, &pattern(MIB as usize / 4, 1)), Status::Ok);
     let written = room(&bench);
     assert_eq!((written.allocated, first.free - written.free, written.missing()), (MIB / 4, MIB / 4, 0));
@@ -78,7 +78,7 @@ fn promises_that_cannot_be_kept_are_seen() {
     create(&bench.registry, other("large", 8 * MIB)).unwrap();
     let over = room(&bench);
     assert_eq!((over.disks, over.missing()), (2, 8 * MIB + MIB / 4 - over.free));
-    // Another file system is another matter.
+    // A disk on another file system is counted there.
     let elsewhere = super::harness::disk().join(format!("room{}", std::process::id()));
     create(&bench.registry, Config { path: elsewhere.clone(), ..other("o", MIB) }).unwrap();
     let all = rooms(&bench.registry, None).unwrap();
@@ -87,7 +87,7 @@ fn promises_that_cannot_be_kept_are_seen() {
     let of = |disk| rooms(&bench.registry, Some(disk)).unwrap();
     assert_eq!((of("o"), of("large")), (all[1..].to_vec(), all[..1].to_vec()));
     std::fs::remove_file(&elsewhere).unwrap();
-    // A file that is gone still has its room.
+    // A deleted file that is still open is counted too.
     assert_eq!(of("o")[0].path, elsewhere);
 }
 
@@ -115,7 +115,7 @@ fn a_held_write_goes_on_when_there_is_room() {
     for engine in [Engine::IoUring, Engine::Epoll] {
         let mut bench = bench(&dir, OnFull::Hold, engine);
         let mut held = hold(&mut bench);
-        // Others are not kept waiting.
+        // Other requests do not wait for the held write.
         assert!(bench.read(0, 8) == pattern(4096, 1));
         assert_eq!(bench.command(Op::Unmap, 0, 2048), Status::Ok);
         assert_eq!(bench.wait(held.tag), Status::Ok);

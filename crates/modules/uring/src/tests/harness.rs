@@ -36,12 +36,12 @@ pub struct Bench {
     next: u64,
 }
 
-/// A place for files of a test, gone with it. `below` is on the file system to be tested.
+/// A directory for the files of a test, which is deleted with the value. `below` is on the file system to be tested.
 pub fn directory(below: impl AsRef<Path>) -> tempfile::TempDir {
     tempfile::tempdir_in(below).unwrap()
 }
 
-/// Where there is a disk below, and no tmpfs as `/tmp` may be: beside the test itself.
+/// A directory on a disk, since `/tmp` may be a tmpfs: the directory of the test's executable.
 pub fn disk() -> PathBuf {
     std::env::current_exe().unwrap().parent().unwrap().to_owned()
 }
@@ -61,12 +61,12 @@ impl Bench {
         Self::on(&registry, engine)
     }
 
-    /// A channel of the disk `d`.
+    /// Opens a channel of the disk `d`.
     pub fn on(registry: &Arc<Registry>, engine: Engine) -> Self {
         Self::try_on(registry, engine).unwrap()
     }
 
-    /// The same, if it can be opened.
+    /// Opens a channel of the disk `d`, or returns the error.
     pub fn try_on(registry: &Arc<Registry>, engine: Engine) -> Result<Self, aryk_bdev::OpenError> {
         let descriptor = registry.open("d", Access::Shared, "test", |_| {}).unwrap();
         let mut reactor = Reactor::new(0, SleepPolicy::Adaptive, engine, Clock::Monotonic).unwrap();
@@ -97,7 +97,7 @@ impl Bench {
         self.start(Io { tag: Tag(0), op, fua, may_unmap: false, lba, blocks, source: 0, data })
     }
 
-    /// Submits a request, by a tag of its own.
+    /// Submits a request with a new tag.
     fn start(&mut self, io: Io) -> Tag {
         self.next += 1;
         let tag = Tag(self.next);
@@ -117,7 +117,7 @@ impl Bench {
         opener.borrow_mut().channel.abort(tag, self.reactor.cx());
     }
 
-    /// Steps until the request has completed.
+    /// Runs turns of the reactor until the request has completed.
     pub fn wait(&mut self, tag: Tag) -> Status {
         let opener = self.opener();
         loop {
@@ -139,7 +139,7 @@ impl Bench {
         self.wait(tag)
     }
 
-    /// Writes zeroes whose place may be given back.
+    /// Writes zeroes, and allows the store to free the blocks.
     pub fn zero_or_unmap(&mut self, lba: u64, blocks: u64) -> Status {
         let (tag, op, data) = (Tag(0), Op::WriteZeroes, Sgl::EMPTY);
         let tag = self.start(Io { tag, op, fua: false, may_unmap: true, lba, blocks, source: 0, data });
@@ -197,13 +197,13 @@ impl Drop for Bench {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             self.reactor.cx().remove_root(self.opener.id());
-            // The channel leaves the ring.
+            // This turn removes the channel's client from the ring.
             self.reactor.turn();
         }
     }
 }
 
-/// Gives the disk `d` another size, which is no smaller.
+/// Resizes the disk `d` to a size that is no smaller.
 pub fn resized(registry: &Registry, size: Size) -> Result<u64, Error> {
     match resize(registry, "d", size)? {
         Resized::Done(bytes) => Ok(bytes),
@@ -211,7 +211,7 @@ pub fn resized(registry: &Registry, size: Size) -> Result<u64, Error> {
     }
 }
 
-/// Bytes that tell where they belong.
+/// Bytes that differ at each place and for each seed.
 pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
     let word = |i: u64| (i ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
     (0..len as u64).map(|i| word(i / 8)[i as usize % 8]).collect()

@@ -1,4 +1,4 @@
-//! Who is kept from a file: QEMU's tools, other processes, and other disks of ours.
+//! Locks of a file against QEMU's tools, other processes, and other disks of this process.
 
 use super::harness::{Bench, MIB, disk_directory, resized, sparse};
 use crate::locks::LockError;
@@ -30,7 +30,7 @@ fn image(dir: &Path) -> std::path::PathBuf {
     path
 }
 
-/// Who keeps both those that write and those that only read from an image.
+/// The holder of the lock that refuses both a writer and a reader of an image.
 fn both_refused_by(path: &Path) -> Holder {
     let [writer, reader] =
         [Config::new("w", path), read_only(path)].map(|config| refused_by(Config { waits: false, ..config }));
@@ -38,7 +38,7 @@ fn both_refused_by(path: &Path) -> Holder {
     writer
 }
 
-/// Runs one of QEMU's tools; `None` if there is none here.
+/// Runs one of QEMU's tools; `None` if it is not installed.
 fn qemu(tool: &str, args: &[&str], path: &Path) -> Option<Output> {
     let output = Command::new(tool).args(args).arg(path).output().ok();
     if output.is_none() {
@@ -70,7 +70,7 @@ fn qemus_tools_keep_off_a_disk_that_is_written() {
     let grow = ["resize", "-f", "raw", path.to_str().unwrap()];
     let Some(refused) = qemu("qemu-img", &grow, Path::new("2M")) else { return };
     assert_refused(&refused);
-    // A raw image's readers put up with its being written, under QEMU too.
+    // Readers of a raw image tolerate a writer, under QEMU too.
     assert_works(&qemu("qemu-img", &["info", "-f", "raw"], &path).unwrap());
     drop(bench);
     assert_works(&qemu("qemu-io", &write, &path).unwrap());
@@ -119,21 +119,21 @@ fn readers_share_and_a_writer_is_alone() {
     assert_eq!(refused_by(read_only(&path)), Holder::Ourselves);
 }
 
-/// Ends with the test.
+/// A process that is killed at the end of the test.
 struct Killed(Child);
 
 impl Drop for Killed {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended by itself.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// What another process says when it has the image.
+/// The line that another process prints when it has locked the image.
 const DONE: &str = "it has the image";
 
-/// Another process that runs the test of that name of this file, once it has the image.
+/// Starts another process that runs the test of that name in this file, and waits until it has locked the image.
 fn other_process(test: &str, variable: &str, image: &Path) -> Killed {
     let other = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "--nocapture", &format!("tests::locks::{test}")])
@@ -150,7 +150,7 @@ fn other_process(test: &str, variable: &str, image: &Path) -> Killed {
 
 const IMAGE: &str = "ARYK_TEST_IMAGE";
 
-/// The other process of `another_process_is_kept_off_until_it_has_ended`; nothing in any other.
+/// Runs in the other process of `another_process_is_kept_off_until_it_has_ended`; does nothing in any other process.
 #[test]
 fn hold_an_image() {
     let Ok(image) = std::env::var(IMAGE) else { return };
@@ -169,9 +169,9 @@ fn another_process_is_kept_off_until_it_has_ended() {
     let Holder::Process { pid, .. } = refused_by(Config::new("w", &path)) else { panic!("not seen") };
     assert_eq!(pid, other.0.id());
     other.0.kill().unwrap();
-    // No wait for its end: the lock is, if need be, waited for.
+    // The test does not wait for the end of the process: `create` waits for the lock.
     create(&Registry::new(), Config::new("w", &path)).unwrap();
-    // So that the pipe is open up to here.
+    // This keeps the pipe open up to here.
     drop(other.0.stdin.as_mut().map(Write::flush));
 }
 
@@ -205,7 +205,7 @@ fn a_lock_of_the_whole_file_is_heeded() {
     drop(other);
     let registry = Registry::new();
     create(&registry, Config::new("w", &path)).unwrap();
-    // And the other way round.
+    // Our lock excludes a lock of the whole file, too.
     let other = std::fs::File::options().read(true).write(true).open(&path).unwrap();
     let refused = fcntl(&other, FcntlArg::F_OFD_SETLK(&whole(libc::F_WRLCK)));
     assert_eq!(refused, Err(Errno::EAGAIN));
@@ -213,7 +213,7 @@ fn a_lock_of_the_whole_file_is_heeded() {
 
 const LOCKED_IMAGE: &str = "ARYK_TEST_LOCKED_IMAGE";
 
-/// The other process of `a_posix_lock_of_another_process_is_heeded`; nothing in any other.
+/// Runs in the other process of `a_posix_lock_of_another_process_is_heeded`; does nothing in any other process.
 #[test]
 fn lock_an_image() {
     let Ok(image) = std::env::var(LOCKED_IMAGE) else { return };
@@ -243,7 +243,7 @@ fn a_disk_may_be_locked_only_while_it_is_used() {
     let mut first = Bench::on(&ours, Engine::IoUring);
     let second = Bench::on(&ours, Engine::IoUring);
     assert_eq!(first.write(0, &[7; 4096]), Status::Ok);
-    // One that comes while it is in use may have it, but not use it.
+    // A disk that is created while the file is in use can exist, but cannot open a channel.
     create(&Registry::new(), shared("late")).unwrap();
     assert_eq!(refused_by(Config { waits: false, ..sparse(dir.path(), MIB) }), Holder::Ourselves);
     let refused = Bench::try_on(&theirs, Engine::IoUring).err();

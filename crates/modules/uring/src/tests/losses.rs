@@ -1,4 +1,4 @@
-//! What was acknowledged, and did not reach the store: it is told for ever. Needs FUSE.
+//! Acknowledged writes that did not reach the store: every later flush reports the loss. Needs FUSE.
 
 use super::harness::{Bench, disk, pattern};
 use crate::{Config, Direct, create};
@@ -22,7 +22,7 @@ fn after_a_sync_that_failed_no_flush_succeeds() {
     };
     let data = pattern(4096, 1);
     for engine in [Engine::IoUring, Engine::Epoll] {
-        // Of each kind of request that ends with a sync, one meets the failure; all others hear of it later.
+        // One kind of request that ends with a sync gets the failure of the kernel; all other kinds report it later.
         for fails in 0..3 {
             let mut bench = cached(&store, engine);
             let mut durable = |i: u64| match i {
@@ -38,7 +38,7 @@ fn after_a_sync_that_failed_no_flush_succeeds() {
             assert_eq!(durable(fails), Status::Medium);
             store.fail_syncs(false);
             assert_eq!([0, 1, 2].map(&mut durable), [Status::Medium; 3], "{fails}");
-            // What claims nothing of earlier writes goes on.
+            // Requests that promise nothing about earlier writes still succeed.
             assert_eq!(bench.write(24, &data), Status::Ok);
             assert!(bench.read(24, 8) == data);
         }

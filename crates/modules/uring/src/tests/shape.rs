@@ -1,4 +1,4 @@
-//! What files become disks, of which shape, and how that changes.
+//! Which files can be disks, the geometry of these disks, and resizes.
 
 use super::harness::{Bench, MIB, directory, disk, disk_directory, pattern, resized, sparse};
 use crate::{Config, Direct, Error, Size, create};
@@ -23,7 +23,7 @@ fn a_file_of_the_asked_size_is_created_and_found_again() {
     let meta = fs::metadata(dir.path().join("image")).unwrap();
     assert_eq!((meta.len(), meta.blocks(), meta.permissions().mode() & 0o777), (1 << 40, 0, 0o600));
     drop((bdev, registry));
-    // Who asks for another size than there is does not get what he asks for.
+    // A size that differs from the file's size is refused.
     let other = failure(Config { size: Some(MIB), ..config.clone() });
     assert!(matches!(other, Error::OtherSize { size: 0x100_0000_0000, asked: MIB, .. }), "{other}");
     for size in [None, config.size] {
@@ -66,7 +66,7 @@ fn what_is_no_disk_is_refused_with_a_reason() {
         assert!(matches!(failure(config), Error::BlockSize(s) if s == size));
     }
     assert!(matches!(failure(sparse(dir.path(), 1000)), Error::NotAMultiple { size: 1000, unit: 512, .. }));
-    // What was not there before is not there afterwards.
+    // The failed call leaves no file behind.
     assert!(!path.exists());
     File::create(&path).unwrap().set_len(1000).unwrap();
     assert!(matches!(failure(Config::new("d", &path)), Error::NotAMultiple { .. }));
@@ -144,14 +144,14 @@ fn zeroed_blocks_that_may_not_be_unmapped_keep_their_room() {
         assert!(allocated(&path) >= MIB, "{}", allocated(&path));
         assert!(bench.read(8, 2000).iter().all(|&b| b == 0));
         assert!(bench.read(0, 8) == pattern(4096, 5));
-        // What had no room has some afterwards.
+        // A range without blocks gets blocks.
         assert_eq!(bench.command(Op::WriteZeroes, 2048, 2048), Status::Ok);
         assert!(allocated(&path) >= 2 * MIB, "{}", allocated(&path));
         assert_eq!(fs::metadata(&path).unwrap().len(), 4 * MIB);
     }
 }
 
-/// Two writes for each that the device has at one time, all of them in what is cut off.
+/// Twice as many writes as the device accepts at one time, all of them in the range that is truncated.
 #[test]
 fn what_waits_while_a_disk_is_made_smaller_does_not_make_its_file_grow_again() {
     for engine in [Engine::IoUring, Engine::Epoll] {

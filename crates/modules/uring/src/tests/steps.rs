@@ -1,4 +1,4 @@
-//! One request's steps, with the test in the kernel's place.
+//! The steps of one request; the test answers in place of the kernel.
 
 use super::harness::{MIB, disk_directory, sparse};
 use crate::request::{Next, Pool, Request};
@@ -15,7 +15,7 @@ struct Rig {
     store: Store,
     pool: Pool,
     request: Request,
-    /// What the request does first.
+    /// The first action of the request.
     first: Next,
     buffer: Buffer,
 }
@@ -46,7 +46,7 @@ impl Rig {
     }
 }
 
-/// Offset and length of the transfer that is asked for.
+/// Offset and length of the transfer that the request starts.
 fn transfer(next: &Next) -> (u64, u32) {
     match next {
         Next::Start(Call::Read { data, offset } | Call::Write { data, offset, .. }) => (*offset, data.len()),
@@ -66,7 +66,7 @@ fn short_transfers_are_continued() {
     for op in [Op::Read, Op::Write] {
         let mut rig = rig(op, SECTOR, |_| {});
         assert_eq!(transfer(&rig.first), (4096, 8192));
-        // From a multiple of the alignment on.
+        // The request continues at a multiple of the alignment.
         assert_eq!(transfer(&rig.answer(1500)), (4096 + 1024, 8192 - 1024));
         assert_eq!(transfer(&rig.answer(-libc::EINTR)), (4096 + 1024, 8192 - 1024));
         assert_eq!(transfer(&rig.answer(4096)), (4096 + 5120, 8192 - 5120));
@@ -121,7 +121,7 @@ fn a_store_that_is_stricter_than_it_told_gets_bounced_data() {
     };
     assert_eq!((offset, data.len()), (4096, 8192));
     assert_ne!(data.as_single().unwrap().base(), straight);
-    // But only once.
+    // A second EINVAL fails the request.
     assert_eq!(status(&rig.answer(-libc::EINVAL)), Status::Medium);
     rig.buffer.reclaim();
 }
@@ -166,7 +166,7 @@ fn a_range_that_cannot_be_allocated_says_nothing_of_others() {
     for rig in [zeroes, unmap] {
         assert!(rig.store.punches.load(Ordering::Relaxed) && rig.store.zeroes.load(Ordering::Relaxed));
     }
-    // Anything else is a failure.
+    // Any other errno fails the request.
     for errno in [libc::EIO, libc::EPERM, libc::ENODEV, libc::EFBIG] {
         assert_eq!(status(&rig(Op::Unmap, SECTOR, |_| {}).answer(-errno)), Status::Medium);
     }
@@ -181,7 +181,7 @@ fn a_write_through_the_page_cache_is_durable_by_a_sync_that_is_seen_to_fail() {
     assert_eq!(status(&rig.answer(-libc::EIO)), Status::Medium);
     assert!(rig.store.lost.load(Ordering::Relaxed));
     rig.buffer.reclaim();
-    // With direct I/O there is nothing else that could be lost.
+    // With direct I/O no earlier write can be lost.
     let mut rig = rig_of(Op::Write, SECTOR, |_| {}, |io| Io { fua: true, ..io });
     assert!(matches!(rig.first, Next::Start(Call::Write { dsync: true, .. })));
     assert_eq!(status(&rig.answer(8192)), Status::Ok);
@@ -214,8 +214,8 @@ fn a_lost_page_cache_stays_lost() {
 #[test]
 fn what_a_cached_write_is_told_may_be_of_earlier_ones() {
     let own = [libc::ENOSPC, libc::EDQUOT, libc::EFBIG, libc::ENOMEM];
-    // By errno: whether the disk is marked as having lost writes, where ENOSPC is known to be the write's own, and where it
-    // is not.
+    // By errno: whether the disk is marked as having lost writes, if ENOSPC is known to refer to the write itself, and if it
+    // is not known.
     let cases = own.map(|errno| (errno, [false, true])).into_iter().chain([
         (libc::EFAULT, [false; 2]),
         (libc::EIO, [true; 2]),
