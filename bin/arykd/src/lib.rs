@@ -167,8 +167,8 @@ async fn serve(
             never = start::report_progress(&control, manager) => match never {},
         };
         let loaded = start::load(cli, config, &control, &methods).await?;
-        drop(start_up);
         start::print_summary(cli, options, vhost_dir, &control, (restored, loaded)).await;
+        drop(start_up);
         manager.ready();
         std::future::pending::<anyhow::Result<()>>().await
     });
