@@ -452,7 +452,8 @@ impl Config {
 
     /// Stores the call that created `object`. The note replaces that of an earlier object with the same name.
     pub fn made(&self, subsystem: Subsystem, object: &str, method: &'static str, params: &impl Serialize) {
-        if matches!(subsystem, Subsystem::VhostBlk | Subsystem::VhostScsi) {
+        let is_controller = matches!(subsystem, Subsystem::VhostBlk | Subsystem::VhostScsi);
+        if is_controller {
             journal::made(subsystem, object);
         }
         let note = Note::new(subsystem, object, method, params);
@@ -460,7 +461,10 @@ impl Config {
         let before = self.take_absent(subsystem, object).or_else(|| notes.take(subsystem, object));
         let key = before.as_ref().map_or_else(|| self.last_key.get() + 1, |(key, _)| *key);
         self.last_key.set(key.max(self.last_key.get()));
-        if before.is_none_or(|(_, before)| before != note) {
+        if before.is_none() && journal::is_restore() && (is_controller || subsystem == Subsystem::Bdev) {
+            // A client has removed the absent object in between: the new one is removed too, and does not get into the store.
+            journal::revived(subsystem, object, key);
+        } else if before.is_none_or(|(_, before)| before != note) {
             self.write(key, Some(&note));
         }
         notes.insert(key, note);

@@ -44,6 +44,8 @@ pub struct Control {
     started: watch::Sender<bool>,
     /// Operations of the start-up for which clients wait.
     pub(crate) start_up: Rc<StartUp>,
+    /// Whether the daemon is ending: nothing is created any more.
+    closing: Cell<bool>,
     /// When the daemon was started.
     born: Nanos,
     log: RefCell<LogSettings>,
@@ -87,6 +89,7 @@ impl Control {
             collector: Collector::default(),
             started: watch::Sender::new(false),
             start_up: Rc::default(),
+            closing: Cell::new(false),
             born: Clock::Monotonic.now(),
             log: RefCell::new(LogSettings::new(level)),
             apply_log: Box::new(apply_log),
@@ -190,9 +193,7 @@ impl Control {
     /// cannot be stored, the objects that the call created are removed.
     pub(crate) async fn settle(&self, outcome: Outcome, mut done: Done) -> Outcome {
         let Err(error) = done.written().await else {
-            for (_, name) in done.made.iter().filter(|(subsystem, _)| *subsystem == Subsystem::Bdev) {
-                crate::methods::waiting::make_waiting(self, name).await;
-            }
+            self.make_waiting_for(&done).await;
             return outcome;
         };
         let errno = error.as_ref().and_then(WriteError::errno).map_or(Errno::IO, Errno::from_raw_os_error);
@@ -207,6 +208,30 @@ impl Control {
             }
         }
         outcome.and(Err(Error::errno(errno, format!("nothing was made: {why}"))))
+    }
+
+    /// Creates the disks that waited for the disks which a call has created.
+    pub(crate) async fn make_waiting_for(&self, done: &Done) {
+        for (_, name) in done.made.iter().filter(|(subsystem, _)| *subsystem == Subsystem::Bdev) {
+            crate::methods::waiting::make_waiting(self, name).await;
+        }
+    }
+
+    /// Removes what a restoring call has created, if a client removed the absent object while the call ran; returns whether one
+    /// did.
+    pub(crate) async fn undo_revived(&self, done: &Done) -> bool {
+        // Another object may have the name by now.
+        let is_ours = |(subsystem, name, key): &(Subsystem, String, u64)| {
+            self.config.place(*subsystem, name) == Some(*key)
+        };
+        if done.revived.iter().any(is_ours) {
+            for (subsystem, name) in done.made.iter().rev() {
+                if let Err(error) = self.unmake(*subsystem, name).await {
+                    tracing::error!(%error, name, "cannot remove the object, which was removed while it was being created");
+                }
+            }
+        }
+        !done.revived.is_empty()
     }
 
     async fn unmake(&self, subsystem: Subsystem, name: &str) -> Result<(), Error> {
@@ -233,10 +258,24 @@ impl Control {
 
     /// Removes all objects: no request runs afterwards.
     pub async fn close(&self) {
+        self.closing.set(true);
         self.scheduler.stop();
         self.controllers.delete_all().await;
         self.scsi_controllers.delete_all().await;
         self.disks.close().await;
+    }
+
+    /// Whether the daemon is ending: nothing may be created any more.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing.get()
+    }
+
+    /// Checks that the daemon is not ending.
+    ///
+    /// # Errors
+    /// [`Error::State`].
+    pub(crate) fn check_open(&self) -> Result<(), Error> {
+        if self.is_closing() { Err(Error::State("the daemon is ending".into())) } else { Ok(()) }
     }
 
     /// The log settings.

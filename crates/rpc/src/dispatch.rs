@@ -203,11 +203,11 @@ impl<C: 'static> Methods<C> {
 
     /// Calls one method, in any phase, to create a stored object again. The method's changes are stored when this returns; mostly
     /// there are none, since the object is in the store already. Needs a tokio `LocalSet`.
-    pub(crate) async fn restore(&self, method: &str, params: Box<RawValue>) -> Outcome {
+    pub(crate) async fn restore(&self, method: &str, params: Box<RawValue>) -> Result<Done, Error> {
         let (outcome, mut done) = self.run(method, Some(params), Caller::Restore).await?;
         // The store reports a failed write itself, and repeats it with its next write.
         let _ = done.written().await;
-        outcome
+        outcome.map(|_| done)
     }
 
     /// Runs a handler in a separate task: it goes on if the future is dropped, and a panic in it affects no other request.

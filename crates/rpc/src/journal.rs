@@ -26,6 +26,7 @@ pub enum Caller {
 struct Call {
     caller: Caller,
     made: Vec<(Subsystem, String)>,
+    revived: Vec<(Subsystem, String, u64)>,
     writes: Vec<Written>,
 }
 
@@ -36,6 +37,9 @@ tokio::task_local!(static CALL: RefCell<Call>);
 pub struct Done {
     /// The objects.
     pub made: Vec<(Subsystem, String)>,
+    /// The objects, with the keys of their notes, that a restoring call has created although their notes were removed while the
+    /// call ran.
+    pub(crate) revived: Vec<(Subsystem, String, u64)>,
     writes: Vec<Written>,
 }
 
@@ -56,12 +60,16 @@ impl Done {
 
 /// Runs the handler of a call.
 pub(crate) async fn watch<R>(caller: Caller, handler: impl Future<Output = R>) -> (R, Done) {
-    let call = RefCell::new(Call { caller, made: Vec::new(), writes: Vec::new() });
+    let call = RefCell::new(Call { caller, made: Vec::new(), revived: Vec::new(), writes: Vec::new() });
     CALL.scope(call, async {
         let result = handler.await;
         let done = CALL.with(|call| {
             let mut call = call.borrow_mut();
-            Done { made: std::mem::take(&mut call.made), writes: std::mem::take(&mut call.writes) }
+            Done {
+                made: std::mem::take(&mut call.made),
+                revived: std::mem::take(&mut call.revived),
+                writes: std::mem::take(&mut call.writes),
+            }
         });
         (result, done)
     })
@@ -89,6 +97,11 @@ pub(crate) fn may_change(what: &str) -> Result<(), Error> {
 pub(crate) fn made(subsystem: Subsystem, name: &str) {
     // Outside of calls there is no reply to delay, and nothing is undone.
     let _ = CALL.try_with(|call| call.borrow_mut().made.push((subsystem, name.to_owned())));
+}
+
+/// Records that the current call has created an object whose note, with the key `key`, was removed while the call ran.
+pub(crate) fn revived(subsystem: Subsystem, name: &str, key: u64) {
+    let _ = CALL.try_with(|call| call.borrow_mut().revived.push((subsystem, name.to_owned(), key)));
 }
 
 /// Records that the current call has sent a change to the store.

@@ -95,6 +95,7 @@ async fn create_blk_controller(control: &Control, p: CreateBlkController) -> Res
     if p.exclusive {
         refuse_shared(control, &p.dev_name, p.readonly)?;
     }
+    control.check_open()?;
     control.controllers.create(vhost::Options {
         name: p.ctrlr.clone(),
         disk: p.dev_name.clone(),

@@ -88,6 +88,7 @@ async fn create_scsi_controller(control: &Control, p: CreateScsiController) -> R
     }
     let initiator = p.transport_id.as_deref().map(str::parse).transpose();
     let initiator = initiator.map_err(|e: vhost::BadInitiator| Error::invalid(e.to_string()))?;
+    control.check_open()?;
     control.scsi_controllers.create(vhost::Options {
         name: p.ctrlr.clone(),
         cores: p.cpumask.as_ref().map(|mask| mask.0.clone()),
@@ -144,6 +145,7 @@ async fn add_target(control: &Control, p: AddTarget) -> Result<u8, Error> {
     if p.exclusive {
         refuse_shared(control, &p.bdev_name, false)?;
     }
+    control.check_open()?;
     let target = control.scsi_controllers.add_target(&p.ctrlr, wanted, &p.bdev_name).await?;
     let note = AddTarget { scsi_target_num: target.into(), ..p };
     control.config.made(Subsystem::VhostScsi, &target_object(&note.ctrlr, target), ADD, &note);

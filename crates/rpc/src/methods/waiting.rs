@@ -84,7 +84,7 @@ pub(crate) async fn make_waiting(control: &Control, name: &str) {
     while let Some(base) = made.pop() {
         for (key, call) in control.config.waiting_for(&base) {
             // A client may have created or removed the object in between.
-            if !control.config.is_absent(key) {
+            if !control.config.is_absent(key) || control.is_closing() {
                 continue;
             }
             let Some(_trying) = control.start_up.try_object(key) else { continue };
@@ -92,6 +92,9 @@ pub(crate) async fn make_waiting(control: &Control, name: &str) {
             let (outcome, mut done) = journal::watch(Caller::Restore, make(control, call)).await;
             // The note is already in the store. The store reports a failed write itself.
             let _ = done.written().await;
+            if control.undo_revived(&done).await {
+                continue;
+            }
             match outcome {
                 Ok(()) => tracing::info!(%object, base, "created, since its base disk exists now"),
                 Err(error) => {

@@ -24,6 +24,8 @@ struct Planned {
     needs: usize,
     /// Indices of the objects that need this one.
     needed_by: Vec<usize>,
+    /// Keys of the needed objects that could not be created.
+    failed_needs: Vec<u64>,
 }
 
 impl Plan {
@@ -32,7 +34,12 @@ impl Plan {
         let needs = Index::new(&objects).needs(&objects);
         let planned = objects.into_iter().zip(&needs);
         let mut objects: Vec<Planned> = planned
-            .map(|(object, needs)| Planned { object, needs: needs.len(), needed_by: Vec::new() })
+            .map(|(object, needs)| Planned {
+                object,
+                needs: needs.len(),
+                needed_by: Vec::new(),
+                failed_needs: Vec::new(),
+            })
             .collect();
         for (place, needs) in needs.iter().enumerate() {
             needs.iter().for_each(|&needed| objects[needed].needed_by.push(place));
@@ -59,12 +66,19 @@ impl Plan {
         Some((place, self.objects[place].object.clone()))
     }
 
-    /// Records that the object at `place` was tried: the objects that need it no longer wait for it, also if the attempt failed.
-    pub fn done(&mut self, place: usize) {
+    /// Keys of the objects that the object at `place` needs and that could not be created when they were tried.
+    pub fn failed_needs(&self, place: usize) -> &[u64] {
+        &self.objects[place].failed_needs
+    }
+
+    /// Records that the object at `place` was tried: the objects that need it no longer wait for it, even if it does not exist.
+    pub fn done(&mut self, place: usize, exists: bool) {
+        let key = self.objects[place].object.key;
         self.running = self.running.checked_sub(1).expect("the object was handed out");
         for needed_by in std::mem::take(&mut self.objects[place].needed_by) {
             let planned = &mut self.objects[needed_by];
             planned.needs -= 1;
+            planned.failed_needs.extend((!exists).then_some(key));
             if planned.needs == 0 && self.left.contains(&needed_by) {
                 self.ready.insert(needed_by);
             }
@@ -213,7 +227,7 @@ mod tests {
                 return waves;
             }
             waves.push(wave.iter().map(|(_, object)| object.name.clone()).collect());
-            wave.into_iter().for_each(|(place, _)| plan.done(place));
+            wave.into_iter().for_each(|(place, _)| plan.done(place, true));
         }
     }
 

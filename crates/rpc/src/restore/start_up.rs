@@ -34,6 +34,10 @@ pub(crate) struct StartUp {
     loads_file: Cell<bool>,
     /// Keys of the objects that are being tried.
     tried: RefCell<BTreeSet<u64>>,
+    /// Whether a task retries failed objects.
+    pub(super) retries: Cell<bool>,
+    /// Whether the next retry is due soon: an object has failed for the first time, or was created.
+    pub(super) retry_soon: Cell<bool>,
     /// Notified whenever one of these operations has ended.
     changed: watch::Sender<()>,
 }
@@ -45,6 +49,8 @@ impl Default for StartUp {
             unfinished: Cell::default(),
             loads_file: Cell::default(),
             tried: RefCell::default(),
+            retries: Cell::default(),
+            retry_soon: Cell::default(),
             changed: watch::Sender::new(()),
         }
     }

@@ -33,6 +33,7 @@ struct Create {
 }
 
 const CREATE: &str = "test_create";
+const MODULE: &str = "test";
 
 /// A daemon whose disks take the requested time to create.
 fn daemon(dir: &Path) -> (Rc<Control>, Rc<Methods<Control>>, Rc<Seen>) {
@@ -59,8 +60,11 @@ fn daemon(dir: &Path) -> (Rc<Control>, Rc<Methods<Control>>, Rc<Seen>) {
             tokio::time::sleep(Duration::from_millis(p.takes)).await;
             seen.running.set(seen.running.get() - 1);
             seen.made.borrow_mut().push(p.name.clone());
-            control.config.made(Subsystem::Bdev, &p.name, CREATE, &p);
-            Ok(p.name)
+            let identity = aryk_bdev::Identity::named(&p.name);
+            let config =
+                aryk_bdev_null::Config { identity, block_size: 512, physical_block_size: 512, blocks: 8 };
+            let bdev = aryk_bdev_null::create(&control.disks.registry, config)?;
+            Ok(control.made_by(&bdev, MODULE, (CREATE, &p)))
         });
     });
     (control, methods, seen)
@@ -159,5 +163,113 @@ fn disks_wait_for_their_bases_and_failed_disks_are_retried() {
         };
         tokio::time::timeout(Duration::from_secs(20), are_there).await.unwrap();
         assert_eq!(control.config.absent_count(), 0);
+    });
+}
+
+async fn create(methods: &Rc<Methods<Control>>, disk: serde_json::Value) {
+    methods.call(CREATE, Some(to_raw_value(&disk).unwrap())).await.unwrap();
+}
+
+async fn until(what: &str, limit: Duration, is_so: impl Fn() -> bool) {
+    let waiting = async {
+        while !is_so() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(limit, waiting).await.unwrap_or_else(|_| panic!("not in time: {what}"));
+}
+
+fn start_restoring(control: &Rc<Control>, methods: &Rc<Methods<Control>>) -> JoinHandle<Restored> {
+    let (control, methods) = (Rc::clone(control), Rc::clone(methods));
+    tokio::task::spawn_local(async move { restore(&control, &methods).await })
+}
+
+#[test]
+fn stores_that_do_not_respond_delay_no_other_disk() {
+    const HOUR: u64 = 3_600_000;
+    in_local_set(async || {
+        let dir = tempfile::TempDir::new().unwrap();
+        let hung = (0..AT_ONCE).map(|n| json!({"name": format!("hung{n}"), "takes": HOUR}));
+        let orphan = json!({"name": "orphan", "base_name": "lost", "takes": 0});
+        let last = json!({"name": "last", "takes": 0});
+        note(dir.path(), &[orphan].into_iter().chain(hung).chain([last]).collect::<Vec<_>>()).await;
+        let (control, methods, seen) = daemon(dir.path());
+        let began = Instant::now();
+        let restoring = start_restoring(&control, &methods);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        create(&methods, json!({"name": "lost", "takes": 0})).await;
+        // A failed disk is retried while others are being opened.
+        until("the orphan", Duration::from_secs(3), || control.disks.find("orphan").is_ok()).await;
+        assert!(!restoring.is_finished());
+        // The stuck tries free their places.
+        assert_eq!(restoring.await.unwrap().absent, AT_ONCE);
+        assert!(began.elapsed() < PATIENCE * 2, "{:?}", began.elapsed());
+        assert!(control.disks.find("last").is_ok());
+        assert!(
+            control.config.why_absent(2).contains("does not respond"),
+            "{}",
+            control.config.why_absent(2)
+        );
+        // No disk is tried twice, and calls that name a disk no longer wait.
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert_eq!(seen.running.get(), AT_ONCE);
+        let names = to_raw_value(&json!({"name": "hung0"})).unwrap();
+        assert!(control.start_up.wait_for_call(true, Some(&names)).is_none());
+        assert!(control.remove_disk(MODULE, "hung0").await.unwrap());
+    });
+}
+
+#[test]
+fn a_disk_that_is_removed_while_it_is_being_restored_does_not_come_back() {
+    in_local_set(async || {
+        let dir = tempfile::TempDir::new().unwrap();
+        note(dir.path(), &[json!({"name": "slow", "takes": 300}), json!({"name": "kept", "takes": 300})])
+            .await;
+        let (control, methods, seen) = daemon(dir.path());
+        let restoring = start_restoring(&control, &methods);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert_eq!(seen.running.get(), 2);
+        assert!(control.remove_disk(MODULE, "slow").await.unwrap());
+        assert_eq!(restoring.await.unwrap(), Restored { made: 1, absent: 0 });
+        assert_eq!(seen.made.borrow().len(), 2, "the creation has succeeded");
+        assert!(control.disks.find("slow").is_err() && control.disks.find("kept").is_ok());
+        assert_eq!(control.config.noted(Subsystem::Bdev, "slow"), None);
+        drop((control, methods));
+        tokio::task::yield_now().await;
+        let (_, records) = Store::open(dir.path()).unwrap();
+        assert_eq!(records.len(), 1);
+    });
+}
+
+#[test]
+fn a_disk_that_waits_for_a_restored_disk_is_created() {
+    in_local_set(async || {
+        let dir = tempfile::TempDir::new().unwrap();
+        note(dir.path(), &[json!({"name": "orphan", "base_name": "lost", "takes": 0})]).await;
+        let (control, methods, _) = daemon(dir.path());
+        assert_eq!(restore(&control, &methods).await, Restored { made: 0, absent: 1 });
+        let above = to_raw_value(&json!({"name": "above", "base_bdev_name": "orphan"})).unwrap();
+        methods.call("bdev_passthru_create", Some(above)).await.unwrap();
+        assert!(control.disks.find("above").is_err());
+        create(&methods, json!({"name": "lost", "takes": 0})).await;
+        until("the disk above", Duration::from_secs(5), || control.disks.find("above").is_ok()).await;
+        assert_eq!(control.config.absent_count(), 0);
+    });
+}
+
+#[test]
+fn nothing_is_restored_while_the_daemon_ends() {
+    in_local_set(async || {
+        let dir = tempfile::TempDir::new().unwrap();
+        note(dir.path(), &[json!({"name": "orphan", "base_name": "lost", "takes": 0})]).await;
+        let (control, methods, seen) = daemon(dir.path());
+        assert_eq!(restore(&control, &methods).await, Restored { made: 0, absent: 1 });
+        control.close().await;
+        seen.made.borrow_mut().push("lost".into());
+        tokio::time::sleep(RETRY_MAX * 2).await;
+        assert_eq!(*seen.made.borrow(), ["lost"]);
+        let params = json!({"ctrlr": "c", "dev_name": "lost"});
+        let create = methods.call("vhost_create_blk_controller", Some(to_raw_value(&params).unwrap())).await;
+        assert!(create.unwrap_err().to_string().contains("the daemon is ending"));
     });
 }
