@@ -16,7 +16,8 @@
 //! have room. Commands that are no requests (open, abort, close) may exceed the room; the commands then wait at the client,
 //! in order.
 //!
-//! Events of bases ([`Channel::base_event`]) do not go over a link: a device that stays when one of its bases is removed handles them at its owner.
+//! Events of bases ([`Channel::base_event`]) do not go over a link: a device that stays when one of its bases is removed
+//! handles them at its owner.
 //!
 //! A link ends with its last channel. Until then the reactor of its owner does not end: there is a root of the link on it.
 

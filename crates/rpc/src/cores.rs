@@ -69,8 +69,8 @@ impl Drop for Leaving<'_> {
 }
 
 impl Leaving<'_> {
-    /// Tries to move each of the queues and background tasks once, but begins no move after `until`; returns why one of them stays,
-    /// if one does.
+    /// Tries to move each of the queues and background tasks once, but begins no move after `until`; returns why one of them
+    /// stays, if one does.
     async fn move_all_away(&self, until: Instant) -> Option<String> {
         let control = self.control;
         let other = control.reactors.least_loaded(None);

@@ -24,6 +24,8 @@ enum Layer {
     Transport,
     /// Command sets over the block layer that several front-ends use: `scsi`.
     Commands,
+    /// The queues of virtio devices, with their disks and their moves: `vhost-device`, which all front-ends share.
+    Queues,
     FrontEnd,
     /// Metrics of all the others: `metrics`.
     Metrics,
@@ -37,8 +39,8 @@ enum Layer {
 }
 
 use Layer::{
-    Bdev, Commands, Conformance, Device, Example, FrontEnd, Ground, Metrics, Module, Program, Reactor, Rpc,
-    Tool, Transport,
+    Bdev, Commands, Conformance, Device, Example, FrontEnd, Ground, Metrics, Module, Program, Queues,
+    Reactor, Rpc, Tool, Transport,
 };
 
 impl Layer {
@@ -56,9 +58,8 @@ impl Layer {
             "crates/reactor" => Reactor,
             "crates/bdev" => Bdev,
             "crates/bdev-conformance" => Conformance,
-            "crates/front-end" | "crates/virtqueue" | "crates/vhost-device" | "crates/vhost-user" => {
-                Transport
-            }
+            "crates/front-end" | "crates/virtqueue" | "crates/vhost-user" => Transport,
+            "crates/vhost-device" => Queues,
             "crates/scsi" => Commands,
             "crates/vhost-blk" | "crates/vhost-scsi" => FrontEnd,
             "crates/metrics" => Metrics,
@@ -84,9 +85,10 @@ impl Layer {
             Module => &[Ground, Device, Reactor, Bdev],
             Transport => &[Ground, Reactor, Transport],
             Commands => &[Ground, Reactor, Bdev],
-            FrontEnd => &[Ground, Reactor, Bdev, Transport, Commands],
+            Queues => &[Ground, Reactor, Bdev, Transport],
+            FrontEnd => &[Ground, Reactor, Bdev, Transport, Commands, Queues],
             Metrics => &[Ground, Reactor, Bdev],
-            Rpc => &[Ground, Device, Reactor, Bdev, Module, Transport, Commands, FrontEnd, Metrics],
+            Rpc => &[Ground, Device, Reactor, Bdev, Module, Transport, Commands, Queues, FrontEnd, Metrics],
             Program => &[Ground, Device, Reactor, Bdev, Module, Transport, FrontEnd, Metrics, Rpc],
             Example => &[Reactor, Bdev, Rpc, Program],
             Tool => &[
@@ -98,6 +100,7 @@ impl Layer {
                 Module,
                 Transport,
                 Commands,
+                Queues,
                 FrontEnd,
                 Metrics,
                 Rpc,

@@ -41,7 +41,8 @@ enum Standing {
     Aside,
     /// The channel stands in the line.
     Waiting,
-    /// The channel stands in the line and wants no credit any more. Its place is passed over, unless it wants one again before that.
+    /// The channel stands in the line and wants no credit any more. Its place is passed over, unless it wants one again before
+    /// that.
     Left,
     /// A credit was granted, and the channel has not taken it.
     Granted,
@@ -223,8 +224,8 @@ impl Credits {
         self.lease.is_some()
     }
 
-    /// The channel has nothing to send: it leaves the pool's line, or the credit that it was granted goes to another channel. So a channel that is quiet has no
-    /// credit that nothing would make it give back.
+    /// The channel has nothing to send: it leaves the pool's line, or the credit that it was granted goes to another channel.
+    /// So a channel that is quiet has no credit that nothing would make it give back.
     #[inline]
     pub fn decline(&mut self, cx: &mut Cx) {
         if let Some(lease) = &self.lease {

@@ -1,3 +1,5 @@
+//! Credits of channels, alone and of a pool: who has one, and who is next.
+
 use super::*;
 use aryk_reactor::{Clock, CoreSet, Engine, Reactor, Root, SleepPolicy};
 use std::convert::Infallible;

@@ -1,3 +1,5 @@
+//! Checks, routes and cuts of requests.
+
 use super::super::request::Place;
 use super::*;
 use crate::{Channel, Geometry, OpenError, Tag};
