@@ -89,8 +89,9 @@ impl Plan {
 /// Finds objects by the names that other objects use for them.
 struct Index<'a> {
     by_name: BTreeMap<(Subsystem, &'a str), usize>,
-    disks_by_uuid: BTreeMap<String, usize>,
-    /// Settings of each disk: its limits, its group, its monitoring.
+    /// The disks' names, by uuid in lower case.
+    disks_by_uuid: BTreeMap<String, &'a str>,
+    /// Settings of each disk: its limits, its group, its monitoring. By the disk's name.
     settings: BTreeMap<&'a str, Vec<usize>>,
 }
 
@@ -103,9 +104,12 @@ impl<'a> Index<'a> {
             if object.subsystem == Subsystem::Bdev
                 && let Some(uuid) = object.text("uuid")
             {
-                index.disks_by_uuid.insert(uuid.to_ascii_lowercase(), place);
+                index.disks_by_uuid.insert(uuid.to_ascii_lowercase(), &object.name);
             }
+        }
+        for (place, object) in objects.iter().enumerate() {
             if let Some(disk) = set_of(object) {
+                let disk = index.disk_name(disk);
                 index.settings.entry(disk).or_default().push(place);
             }
         }
@@ -121,12 +125,33 @@ impl<'a> Index<'a> {
     fn disk(&self, name: &str) -> Option<usize> {
         let find = |name: &str| self.find(Subsystem::Bdev, name);
         let first_part = || find(&format!("{}p0", name.rsplit_once('p')?.0));
+        find(self.disk_name(name)).or_else(first_part)
+    }
+
+    /// The name of the disk that has this name or uuid.
+    fn disk_name<'b>(&self, name: &'b str) -> &'b str
+    where
+        'a: 'b,
+    {
+        let is_name = self.find(Subsystem::Bdev, name).is_some();
         let by_uuid = || self.disks_by_uuid.get(&name.to_ascii_lowercase()).copied();
-        find(name).or_else(by_uuid).or_else(first_part)
+        if is_name { name } else { by_uuid().unwrap_or(name) }
     }
 
     fn settings(&self, disk: &str) -> impl Iterator<Item = usize> {
-        self.settings.get(disk).into_iter().flatten().copied()
+        self.settings.get(self.disk_name(disk)).into_iter().flatten().copied()
+    }
+
+    /// The limits of a group, and of the groups that contain it.
+    fn group_limits(&self, objects: &[AbsentObject], group: &str) -> BTreeSet<usize> {
+        let (mut limits, mut seen, mut next) = (BTreeSet::new(), BTreeSet::new(), Some(group));
+        // Damaged notes may name each other as parents.
+        while let Some(group) = next.filter(|group| seen.insert(*group)) {
+            limits.extend(self.find(Subsystem::Qos, &qos::group_limits_object(group)));
+            let created = self.find(Subsystem::Qos, &qos::group_object(group));
+            next = created.and_then(|place| objects[place].text("parent"));
+        }
+        limits
     }
 
     /// For each object the indices of those that it needs.
@@ -137,7 +162,7 @@ impl<'a> Index<'a> {
         let mut last_setting = None;
         let mut all: Vec<Vec<usize>> = Vec::with_capacity(objects.len());
         for (place, object) in objects.iter().enumerate() {
-            let mut needs = self.needs_of(object);
+            let mut needs = self.needs_of(objects, object);
             if is_setting(object) {
                 needs.extend(last_setting.replace(place));
             }
@@ -152,7 +177,7 @@ impl<'a> Index<'a> {
         all
     }
 
-    fn needs_of(&self, object: &AbsentObject) -> Vec<usize> {
+    fn needs_of(&self, objects: &[AbsentObject], object: &AbsentObject) -> Vec<usize> {
         let disk = |param: &str| self.disk(object.text(param)?);
         let group = |param: &str| self.find(Subsystem::Qos, &qos::group_object(object.text(param)?));
         // A disk's limits are set before a guest can reach the disk.
@@ -168,9 +193,9 @@ impl<'a> Index<'a> {
                 qos::CREATE => group("parent").into_iter().collect(),
                 qos::SET_GROUP_LIMIT => group("name").into_iter().collect(),
                 qos::ADD => {
-                    let limits = object.text("name").map(qos::group_limits_object);
-                    let limits = limits.and_then(|limits| self.find(Subsystem::Qos, &limits));
-                    [group("name"), limits, disk("bdev_name")].into_iter().flatten().collect()
+                    let limits = object.text("name").map(|group| self.group_limits(objects, group));
+                    let limits = limits.into_iter().flatten();
+                    limits.chain(group("name")).chain(disk("bdev_name")).collect()
                 }
                 _ => disk("name").into_iter().collect(),
             },
@@ -277,6 +302,25 @@ mod tests {
             &["c"],
         ];
         assert_eq!(waves, wanted);
+    }
+
+    #[test]
+    fn a_controller_that_names_its_disk_by_uuid_comes_after_all_limits() {
+        use Subsystem::{Bdev, Qos, VhostBlk};
+        let uuid = "6BA7B810-9DAD-11D1-80B4-00C04FD430C8";
+        let controller = json!({"ctrlr": "c", "dev_name": uuid.to_lowercase()});
+        let objects = vec![
+            object(1, VhostBlk, "c", "vhost_create_blk_controller", controller),
+            object(2, Qos, "place/a", qos::ADD, json!({"name": "g", "bdev_name": "a"})),
+            object(3, Bdev, "a", "bdev_uring_create", json!({"name": "a", "uuid": uuid})),
+            object(4, Qos, "group-limits/all", qos::SET_GROUP_LIMIT, json!({"name": "all"})),
+            object(5, Qos, "group/g", qos::CREATE, json!({"name": "g", "parent": "all"})),
+            object(6, Qos, "group/all", qos::CREATE, json!({"name": "all"})),
+        ];
+        let waves = waves(objects);
+        assert_eq!(waves.last().unwrap(), &["c"]);
+        let place = |name: &str| waves.iter().position(|wave| wave.iter().any(|n| n == name));
+        assert!(place("group-limits/all") < place("place/a"), "{waves:?}");
     }
 
     #[test]
