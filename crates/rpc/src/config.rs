@@ -418,6 +418,11 @@ impl Config {
         self.notes.borrow().find(subsystem, object).map(|note| note.call.params.clone())
     }
 
+    /// The parameters of the call that creates the absent `object`.
+    pub fn absent_params(&self, subsystem: Subsystem, object: &str) -> Option<Value> {
+        self.absent.borrow().find(subsystem, object).map(|note| note.call.params.clone())
+    }
+
     /// The call that creates `object`, whether the object exists or is absent.
     pub fn noted(&self, subsystem: Subsystem, object: &str) -> Option<Call> {
         let call = |notes: &RefCell<Notes>| notes.borrow().find(subsystem, object).map(|n| n.call.clone());

@@ -67,7 +67,7 @@ impl Round {
 pub async fn restore(control: &Rc<Control>, methods: &Rc<Methods<Control>>) -> Restored {
     let mut made = 0;
     let mut plan = Plan::new(control.config.absent_objects());
-    let mut held = plan.objects().map(|object| (object.key, control.start_up.hold(object))).collect();
+    let mut held = control.start_up.hold_all(plan.objects().collect());
     // An object that was created under the name of an earlier one may be needed by an object whose note does not name it: rounds
     // are repeated as long as one makes progress.
     loop {

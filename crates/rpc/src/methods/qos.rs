@@ -158,10 +158,17 @@ fn nonzero_limits<S: Serializer>(limits: &Limits, to: S) -> Result<S::Ok, S::Err
 /// Notes the limits of a disk or group, or removes the note if it has none.
 fn note(control: &Control, object: &str, method: &'static str, name: &str, limits: RateLimits) {
     if limits.is_unlimited() {
-        control.config.removed(Subsystem::Qos, object);
+        control.config.forget(Subsystem::Qos, object);
     } else {
         control.config.made(Subsystem::Qos, object, method, &LimitsNote { name, limits: limits.into() });
     }
+}
+
+/// `limits`, changed by the noted limits of `object` that were not restored yet: the next note replaces theirs.
+fn with_absent(control: &Control, object: &str, limits: RateLimits) -> RateLimits {
+    let noted = control.config.absent_params(Subsystem::Qos, object);
+    let noted = noted.and_then(|params| serde_json::from_value::<SetLimit>(params).ok());
+    noted.and_then(|noted| noted.apply(limits).ok()).unwrap_or(limits)
 }
 
 fn now() -> Nanos {
@@ -170,19 +177,21 @@ fn now() -> Nanos {
 
 async fn set_limit(control: &Control, p: SetLimit) -> Result<bool, Error> {
     let bdev = control.disks.find(&p.name)?;
-    let limits = p.apply(bdev.qos_limits())?;
+    let object = object(LIMITS, bdev.name());
+    let limits = p.apply(with_absent(control, &object, bdev.qos_limits()))?;
     let set = bdev.set_qos_limits(limits, now()).await;
     set.map_err(|e| Error::from(e).coded(INVALID_PARAMS))?;
     // If several calls run at the same time, the last one has set the limits.
-    note(control, &object(LIMITS, bdev.name()), SET_LIMIT, bdev.name(), bdev.qos_limits());
+    note(control, &object, SET_LIMIT, bdev.name(), bdev.qos_limits());
     Ok(true)
 }
 
 async fn set_group_limit(control: &Control, p: SetLimit) -> Result<bool, Error> {
     let group = control.disks.groups.find(&p.name)?;
-    let limits = p.apply(group.limits())?;
+    let object = object(GROUP_LIMITS, &p.name);
+    let limits = p.apply(with_absent(control, &object, group.limits()))?;
     control.disks.groups.set_limits(&control.disks.registry, &p.name, limits, now()).await?;
-    note(control, &object(GROUP_LIMITS, &p.name), SET_GROUP_LIMIT, &p.name, group.limits());
+    note(control, &object, SET_GROUP_LIMIT, &p.name, group.limits());
     Ok(true)
 }
 

@@ -1,7 +1,7 @@
 //! The operations of the start-up for which clients must wait: the objects being restored, the file being loaded, and the end of
 //! both. Control context.
 
-use crate::config::AbsentObject;
+use crate::config::{AbsentObject, Subsystem};
 use serde_json::Value;
 use serde_json::value::RawValue;
 use std::cell::{Cell, RefCell};
@@ -26,7 +26,7 @@ const NAMES: [&str; 10] = [
 /// The operations in progress until start-up is over.
 #[derive(Debug)]
 pub(crate) struct StartUp {
-    /// Names of the objects that are about to be restored, each with the number of objects that have it.
+    /// Names in lower case, and uuids, of objects that are about to be restored, each with the number of objects that have it.
     names: RefCell<HashMap<String, usize>>,
     /// Number of operations that delay the end of start-up.
     unfinished: Cell<usize>,
@@ -130,16 +130,26 @@ impl StartUp {
         }
     }
 
-    /// Makes calls that name this object wait until the object was tried.
-    pub(super) fn hold(self: &Rc<Self>, object: &AbsentObject) -> Held {
+    /// Makes calls that name one of these objects, or its disk by name or uuid, wait until the object was tried. By key.
+    pub(super) fn hold_all(self: &Rc<Self>, objects: Vec<&AbsentObject>) -> HashMap<u64, Held> {
+        let disks = objects.iter().filter(|object| object.subsystem == Subsystem::Bdev);
+        let uuids = disks.filter_map(|disk| Some((&*disk.name, disk.text("uuid")?))).collect();
+        objects.iter().map(|object| (object.key, self.hold(object, &uuids))).collect()
+    }
+
+    /// As [`StartUp::hold_all`], for one object; `uuids` are those of the disks, by name.
+    fn hold(self: &Rc<Self>, object: &AbsentObject, uuids: &HashMap<&str, &str>) -> Held {
         let params = NAMES.iter().filter_map(|param| object.text(param));
         let names: BTreeSet<&str> = params.chain([&*object.name]).collect();
+        let uuids = names.iter().filter_map(|name| uuids.get(name));
+        // Hexadecimal digits have two cases. That a call with the name of another object waits too does no harm.
+        let names: BTreeSet<String> =
+            names.iter().chain(uuids).map(|name| name.to_ascii_lowercase()).collect();
         let mut held = self.names.borrow_mut();
         for name in &names {
-            *held.entry((*name).to_owned()).or_default() += 1;
+            *held.entry(name.clone()).or_default() += 1;
         }
-        let names = names.into_iter().map(str::to_owned).collect();
-        Held { start_up: Rc::clone(self), names }
+        Held { start_up: Rc::clone(self), names: names.into_iter().collect() }
     }
 
     /// Marks an object as being tried. `None` if another task is trying it.
@@ -168,11 +178,11 @@ impl StartUp {
     }
 }
 
-/// All strings among a call's parameters: the call names an object by one of these.
+/// All strings among a call's parameters, in lower case: the call names an object by one of these.
 fn texts(params: Option<&RawValue>) -> Vec<String> {
     let params = params.and_then(|params| serde_json::from_str(params.get()).ok());
     let Some(Value::Object(params)) = params else { return Vec::new() };
-    let text = |value| if let Value::String(text) = value { Some(text) } else { None };
+    let text = |value| if let Value::String(text) = value { Some(text.to_ascii_lowercase()) } else { None };
     params.into_iter().filter_map(|(_, value)| text(value)).collect()
 }
 
@@ -199,7 +209,8 @@ mod tests {
     #[test]
     fn calls_wait_for_the_objects_that_they_name() {
         let start_up = Rc::new(StartUp::default());
-        let held = (start_up.hold(&disk("a", "/a")), start_up.hold(&disk("b", "/a")));
+        let none = HashMap::new();
+        let held = (start_up.hold(&disk("a", "/a"), &none), start_up.hold(&disk("b", "/a"), &none));
         assert!(waits(&start_up, json!({"name": "a"})));
         assert!(waits(&start_up, json!({"ctrlr": "new", "dev_name": "b"})));
         assert!(waits(&start_up, json!({"name": "c", "filename": "/a"})));
@@ -215,6 +226,21 @@ mod tests {
         assert!(waiting.as_mut().poll(&mut cx).is_pending());
         drop(held.1);
         assert!(waiting.as_mut().poll(&mut cx).is_ready());
+    }
+
+    #[test]
+    fn calls_that_name_a_disk_by_its_uuid_wait_for_its_settings() {
+        let uuid = "6ba7b810-9dad-11d1-80b4-00c04fd430c8";
+        let start_up = Rc::new(StartUp::default());
+        let mut disk = disk("a", "/a");
+        disk.call.params["uuid"] = uuid.into();
+        let call = Call { method: "bdev_set_qos_limit".into(), params: json!({"name": "a"}) };
+        let limits = AbsentObject { key: 2, subsystem: Subsystem::Qos, name: "limits/a".into(), call };
+        let mut held = start_up.hold_all(vec![&disk, &limits]);
+        held.remove(&1).unwrap();
+        assert!(waits(&start_up, json!({"name": uuid.to_uppercase()})));
+        held.remove(&2).unwrap();
+        assert!(!waits(&start_up, json!({"name": uuid})));
     }
 
     #[test]

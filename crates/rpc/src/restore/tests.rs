@@ -273,3 +273,25 @@ fn nothing_is_restored_while_the_daemon_ends() {
         assert!(create.unwrap_err().to_string().contains("the daemon is ending"));
     });
 }
+
+#[test]
+fn limits_that_are_not_restored_yet_are_changed_and_not_replaced() {
+    in_local_set(async || {
+        let dir = tempfile::TempDir::new().unwrap();
+        let stored = json!({"name": "d", "rw_ios_per_sec": 1000});
+        {
+            let (control, _, _) = daemon(dir.path());
+            control.config.made(Subsystem::Qos, "limits/d", "bdev_set_qos_limit", &stored);
+        }
+        let (control, methods, _) = daemon(dir.path());
+        create(&methods, json!({"name": "d", "takes": 0})).await;
+        let uuid = control.disks.find("d").unwrap().identity().uuid;
+        let set = to_raw_value(&json!({"name": uuid, "r_mbytes_per_sec": 7})).unwrap();
+        methods.call("bdev_set_qos_limit", Some(set)).await.unwrap();
+        let limits = control.disks.find("d").unwrap().qos_limits();
+        assert_eq!((limits.ios, limits.read_bytes), (1000, 7 << 20));
+        let noted = control.config.noted(Subsystem::Qos, "limits/d").unwrap();
+        assert_eq!(noted.params, json!({"name": "d", "rw_ios_per_sec": 1000, "r_mbytes_per_sec": 7}));
+        assert_eq!(control.config.absent_count(), 0);
+    });
+}
