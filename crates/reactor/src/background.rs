@@ -1,9 +1,9 @@
-//! Background work: what a module does by itself, such as to check a disk, while nobody asks for it.
+//! Background work: tasks that a module runs without a request of a client, such as checking a disk.
 //!
 //! [`Background::spawn`] starts a task on a reactor, in a thread of its own, under whose name its processor time is
 //! counted. The task is a future that asks for each next piece of work by [`Turns::next`]. It is granted no more than its
 //! budget in one turn of the reactor. A turn in which something else had work grants nothing, unless the task has waited
-//! for [`STARVED`]: the requests of guests come first.
+//! for [`STARVED`]: requests of guests have priority.
 //!
 //! The future stays on its reactor: it may have channels there. To move it, its future is dropped at a call of
 //! [`Turns::next`], and its module makes another on the other reactor. What is to outlast that is not in the future.
@@ -62,11 +62,11 @@ struct Entry {
     all: std::sync::Weak<Shared>,
 }
 
-/// Where a task is.
+/// The place of a task.
 #[derive(Debug)]
 enum Place {
     On(Handle),
-    /// On its way to another reactor.
+    /// The task moves to another reactor.
     Moving,
     Ended,
 }
@@ -147,7 +147,7 @@ impl Background {
                 Place::Moving | Place::Ended => return true,
             }
         };
-        // If it is gone, so is the task.
+        // If the reactor has ended, so has the task.
         let _ = from.cast(move |cx| leave(&entry, to, sender, cx)).await;
         // The sender is dropped when the task is there, or has ended.
         let _ = arrived.await;
@@ -330,7 +330,7 @@ impl Cx {
                 return;
             }
             if let Some(first) = self.background.pop_front() {
-                // A task that has ended does not want it.
+                // A task that has ended does not receive the grant.
                 let _ = first.sender.send(());
             }
         }

@@ -1,10 +1,10 @@
 //! Bells: how another thread wakes a root of a reactor without a message. Rung in any context, answered in reactor context.
 //!
-//! Whoever shares memory with a root, such as a ring, changes it and then rings. A bell that rings already is not rung
-//! again, so a batch of changes costs one look at the reactor's `sleeping` flag.
+//! A thread that shares memory with a root, such as a ring, changes it and then rings. A bell that rings already is not rung
+//! again, so a batch of changes costs one load of the reactor's `sleeping` flag.
 //!
 //! **No change is missed.** A ringer changes the memory, then swaps `rung` to true. The reactor swaps it to false, then
-//! wakes the root, which looks at the memory. All swaps stand in one order: if the reactor's comes after a ringer's, its
+//! wakes the root, which reads the memory. All swaps have one order: if the reactor's swap comes after a ringer's, its
 //! root sees that ringer's change; if it comes before, the ringer finds the bell silent, and notifies the reactor.
 
 use crate::sync::{AtomicBool, Ordering};

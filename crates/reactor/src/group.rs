@@ -1,8 +1,8 @@
-//! The reactors of a process: starting them on their cores, choosing among them, adding and taking them, stopping them.
+//! The reactors of a process: starting them on their cores, choosing among them, adding, removing and stopping them.
 //! Control context.
 //!
-//! One that is taken ends only when nothing is on it, nothing new comes to it, and nobody is about to bring something there
-//! or back: whoever does holds it.
+//! A reactor that is being removed ends only when it has no roots and pollers, gets no new ones, and no caller has a
+//! [`Hold`] of it, as each caller does that is about to place something there or move it back.
 
 use crate::background::Background;
 use crate::blocking::Blocking;
@@ -16,16 +16,16 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How reactors are to run.
+/// Options of the reactors of a process.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// One reactor each.
+    /// The cores that get one reactor each.
     pub cores: CoreSet,
-    /// What they do without work.
+    /// The sleep policy of an idle reactor.
     pub policy: SleepPolicy,
-    /// Which kernel interface they use.
+    /// The kernel interface that the reactors use.
     pub engine: Engine,
-    /// A turn longer than this is told of.
+    /// A turn longer than this is reported in the log.
     pub watchdog: Duration,
 }
 
@@ -40,7 +40,7 @@ impl Default for Options {
     }
 }
 
-/// Why reactors cannot start.
+/// An error of starting the reactors.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// None of the cores may be used.
@@ -61,7 +61,7 @@ pub enum StartError {
     },
 }
 
-/// Why a reactor cannot be added or taken.
+/// An error of adding or removing a reactor.
 #[derive(Debug, thiserror::Error)]
 pub enum ChangeError {
     /// The process may not use that core.
@@ -72,16 +72,16 @@ pub enum ChangeError {
         /// Cores of this process.
         allowed: CoreSet,
     },
-    /// There is one.
+    /// The core has a reactor already.
     #[error("there is a reactor on core {0} already")]
     Exists(u16),
-    /// There is none.
+    /// The core has no reactor.
     #[error("there is no reactor on core {0}")]
     NotFound(u16),
-    /// Somebody is about to take it.
+    /// Another call is removing the reactor.
     #[error("the reactor on core {0} is being taken already")]
     Leaving(u16),
-    /// Somebody has to carry the I/O.
+    /// The last reactor cannot be removed, since it serves the I/O.
     #[error("the reactor on core {0} is the last one")]
     Last(u16),
     /// The kernel refuses.
@@ -101,14 +101,14 @@ pub(crate) struct Member {
     thread: Option<JoinHandle<()>>,
     /// A clone of this for each [`Hold`].
     holds: Arc<()>,
-    /// Nothing new comes to it.
+    /// The reactor is being removed: nothing new is placed on it.
     leaving: bool,
 }
 
 /// Members by core; shared with the watchdog.
 pub(crate) type Members = Arc<Mutex<Vec<Member>>>;
 
-/// A reactor that something is being brought to, or taken from, so that it does not end.
+/// Keeps a reactor from ending while a caller places something on it or takes something from it.
 #[derive(Debug, Clone)]
 pub struct Hold {
     handle: Handle,
@@ -185,12 +185,12 @@ impl Reactors {
         &self.allowed
     }
 
-    /// All of them, by core.
+    /// The handles of all reactors, by core.
     pub fn handles(&self) -> Vec<Handle> {
         lock(&self.members).iter().map(|member| member.handle.clone()).collect()
     }
 
-    /// Those of them that are not about to end.
+    /// The handles of the reactors that are not being removed.
     pub fn staying(&self) -> Vec<Handle> {
         let members = lock(&self.members);
         members.iter().filter(|member| !member.leaving).map(|member| member.handle.clone()).collect()

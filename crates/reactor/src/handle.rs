@@ -1,4 +1,4 @@
-//! How others reach a reactor: messages. Any context.
+//! The handle of a reactor, by which other threads send it messages. Any context.
 
 use crate::account::{Account, Running};
 use crate::mailbox::{Mailbox, Refused, Taken};
@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Poll, Wake, Waker};
 use std::time::Duration;
 
-/// What a reactor is asked to do.
+/// A message: a closure that runs on the reactor.
 pub(crate) type Message = Box<dyn FnOnce(&mut Cx) + Send>;
 
 /// The reactor, or the root, is there no more.
@@ -24,7 +24,7 @@ pub(crate) type Message = Box<dyn FnOnce(&mut Cx) + Send>;
 #[error("it has stopped")]
 pub struct Gone;
 
-/// Messages that a reactor has room for.
+/// The number of messages that a reactor's mailbox can hold.
 const MAILBOX: usize = 1024;
 
 /// What a reactor and its handles share.
@@ -115,7 +115,7 @@ impl Handle {
         self.0.account.read(&self.0.clock)
     }
 
-    /// Its longest turn since this was last asked: for the one who watches all reactors.
+    /// The longest turn since the last call of this function. Only one caller may use it: the one that watches all reactors.
     pub fn take_longest_turn(&self) -> Duration {
         self.0.account.take_longest_turn()
     }
@@ -192,7 +192,7 @@ impl Handle {
     pub(crate) fn schedule(&self, runnable: Runnable) {
         match &mut *lock(&self.0.runnable) {
             Some(list) => list.push(runnable),
-            // Its future belongs to a thread that is no more, and may not be dropped by another.
+            // Its future belongs to a thread that has ended, and must not be dropped by another thread.
             None => return std::mem::forget(runnable),
         }
         self.notify();

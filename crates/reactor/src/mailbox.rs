@@ -32,7 +32,7 @@ pub enum Refused<T> {
 pub enum Taken {
     /// Nothing: the receiver is awake.
     Awake,
-    /// Wake the receiver: it sleeps, and nobody else will wake it.
+    /// Wake the receiver: it sleeps, and no other sender will wake it.
     MustWake,
 }
 
@@ -57,7 +57,7 @@ pub struct Mailbox<T> {
     /// Senders that found no room.
     waiting: Mutex<Vec<Waker>>,
     has_waiting: AtomicBool,
-    /// Makes one receiver of those who drop messages after the end.
+    /// Serialises the threads that drop messages after the end, so that there is one receiver.
     draining: Mutex<()>,
 }
 
@@ -229,15 +229,15 @@ impl<T> Mailbox<T> {
         }
     }
 
-    /// Drops messages that nobody will take. A sender that is still at work on its cell hides those behind it; it drains
-    /// when it is done.
+    /// Drops messages that the receiver will not take. A sender that still writes its cell hides the messages behind it; it
+    /// drains them when it is done.
     fn drain(&self) {
         let mut dropped = Vec::new();
         {
             let _one = self.draining.lock().expect("no one panics holding it");
             dropped.extend(std::iter::from_fn(|| self.pop()));
         }
-        // Outside of the lock: a message's drop may wake whatever waits for its answer.
+        // Outside of the lock: the drop of a message may wake a task that waits for its answer.
         drop(dropped);
     }
 

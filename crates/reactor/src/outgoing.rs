@@ -1,7 +1,7 @@
 //! Messages from this reactor to others. Reactor context.
 //!
-//! Each goes when the turn ends. Those for a reactor that has no room wait, in order, and hold up nobody else's; that
-//! reactor wakes this one when it has room.
+//! Each message is sent at the end of the turn. Messages for a reactor that has no room wait, in order, and do not delay
+//! messages for other reactors; that reactor wakes this one when it has room.
 
 use crate::handle::{Handle, Message};
 use crate::mailbox::Refused;
@@ -11,7 +11,7 @@ use std::task::Waker;
 struct Destination {
     to: Handle,
     messages: VecDeque<Message>,
-    /// It had no room, and will say when it may have.
+    /// The destination had no room, and will wake this reactor when it may have.
     waits: bool,
 }
 
@@ -65,12 +65,12 @@ impl Outgoing {
                         destination.waits = true;
                         break;
                     }
-                    // Nobody is there to run it.
+                    // The destination has ended, so the message cannot run.
                     Err(Refused::Closed(message)) => drop(message),
                 }
             }
         }
-        // What a stopped reactor is named in may go.
+        // Destinations that have ended are removed.
         self.destinations.retain(|d| !d.to.has_ended());
     }
 }

@@ -1,4 +1,4 @@
-//! What a reactor runs. Reactor context.
+//! Roots and drivers: the objects that a reactor polls. Reactor context.
 
 use crate::Cx;
 use aryk_slots::Key;
@@ -18,12 +18,12 @@ impl RootId {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct PollerId(pub(crate) Key);
 
-/// Whether something may be left alone until it wakes us.
+/// Whether a root or driver may be left unpolled until it wakes the reactor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Armed {
     /// Its wake-up is on, and there was nothing after it was turned on.
     Yes,
-    /// There is work: look at it first.
+    /// There is work: poll again first.
     Busy,
 }
 

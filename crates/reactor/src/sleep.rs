@@ -12,7 +12,7 @@ pub enum SleepPolicy {
     /// It polls for about as long as the recent gaps between requests were, then sleeps.
     #[default]
     Adaptive,
-    /// It sleeps at once.
+    /// An idle reactor sleeps at once.
     Interrupt,
 }
 
@@ -49,9 +49,9 @@ const SPIN_START: Duration = Duration::from_micros(10);
 
 /// A promoted root without work for this long is parked, though the reactor polls on.
 const PARK_AFTER: Duration = SPIN_MAX;
-/// But not before it has been polled in vain so often, which costs about what a kick does. Where turns are long, for there
-/// are many roots with work, the next request is but a few turns away: without this, each of a machine's requests would be
-/// kicked in just when the reactor has the least time for it.
+/// The root is not parked before so many polls without work, which cost about as much as a kick. Where turns are long,
+/// since many roots have work, the next request is only a few turns away: without this, each request of a VM would cost a
+/// kick just when the reactor has the least time for it.
 const PARK_AFTER_POLLS: u32 = 64;
 /// The same where polling is what is wanted: long enough to spare nearly every kick, and not for ever, as a turn's cost is
 /// to follow the disks in use.

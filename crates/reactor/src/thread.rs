@@ -51,7 +51,7 @@ impl Moving {
 pub struct ThreadStats {
     /// Its name.
     pub name: String,
-    /// Its number, unique in the process. It keeps it where ever it moves.
+    /// Its number, unique in the process. The number stays the same when the thread moves.
     pub id: u64,
     /// Where it may run.
     pub cores: CoreSet,
@@ -61,7 +61,7 @@ pub struct ThreadStats {
     pub members: u32,
 }
 
-/// How often something of a thread runs.
+/// How often a root or poller of a thread runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Polled {
     /// Every turn.
@@ -90,9 +90,9 @@ pub struct PollerStats {
 /// How often something has run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Runs {
-    /// In all.
+    /// All runs.
     pub all: u64,
-    /// With work.
+    /// Runs with work.
     pub busy: u64,
 }
 

@@ -1,4 +1,4 @@
-//! What is to happen at a time. Reactor context.
+//! Timers. Reactor context.
 
 use crate::Nanos;
 use std::cmp::Reverse;
@@ -12,7 +12,7 @@ pub struct TimerId(u64);
 #[derive(Debug)]
 pub(crate) struct Timers<T> {
     heap: BinaryHeap<Reverse<(Nanos, TimerId)>>,
-    /// What each does. Absent: cancelled, and the heap's entry is passed over.
+    /// The action of each timer. A missing entry means that the timer was cancelled: its entry in the heap is skipped.
     targets: HashMap<TimerId, T>,
     next: u64,
 }
@@ -47,7 +47,7 @@ impl<T> Timers<T> {
         self.heap.peek().map(|Reverse((at, _))| *at)
     }
 
-    /// Takes one that is due at `now`.
+    /// Takes a timer that is due at `now`.
     pub fn pop(&mut self, now: Nanos) -> Option<T> {
         if self.next()? > now {
             return None;
@@ -58,7 +58,7 @@ impl<T> Timers<T> {
         target
     }
 
-    /// Keeps the heap's top one that is not cancelled, so that `next` wakes nobody for nothing.
+    /// Removes cancelled timers from the top of the heap, so that `next` causes no needless wake-up.
     fn drop_cancelled(&mut self) {
         while let Some(Reverse((_, id))) = self.heap.peek() {
             if self.targets.contains_key(id) {
