@@ -42,6 +42,9 @@ fn has_no_effect(call: &Call) -> bool {
     }
 }
 
+/// The message of the daemon's replies about objects that exist. Their codes differ by method, as SPDK's do.
+const EXISTS: &str = "File exists";
+
 pub fn apply(args: &ApplyArgs, client: &mut Client, out: &Output) -> Result<ExitCode, Error> {
     let wanted = read(&args.file)?;
     let (wanted, skipped) = known(wanted, client)?;
@@ -86,6 +89,7 @@ pub fn apply(args: &ApplyArgs, client: &mut Client, out: &Output) -> Result<Exit
             absent::ensure_still_absent(|now| removes(step, now), &step.name, client)?;
         }
         let done = client.call(&step.call.method, Value::Object(step.call.params.clone()));
+        let done = done.or_else(|error| created_by_daemon(step, &absent, error));
         let done = done.map_err(|error| error.hinted(hints(step)));
         done.map_err(|source| Error::Step { step: line(step), source: Box::new(source) })?;
         if !out.json {
@@ -97,6 +101,18 @@ pub fn apply(args: &ApplyArgs, client: &mut Client, out: &Output) -> Result<Exit
         eprintln!("aryk: absent so far: {}", absent::why(&absent));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Accepts that an object exists which was absent when the state was read, and which the daemon has created since then from the
+/// same call.
+fn created_by_daemon(step: &Step, absent: &[Call], error: Error) -> Result<Value, Error> {
+    let is_same = |call: &&Call| call.method == step.call.method && step.call.differences(call).is_empty();
+    match error {
+        Error::Refused { message, .. } if message == EXISTS && absent.iter().any(|call| is_same(&call)) => {
+            Ok(Value::Null)
+        }
+        error => Err(error),
+    }
 }
 
 /// Whether a step removes this object.

@@ -5,7 +5,7 @@
 //! use aryk_log_limit::{LogLimit, limited};
 //! use std::time::Duration;
 //!
-//! A burst of ten lines, then one every five seconds.
+//! // A burst of ten lines, then one every five seconds.
 //! let lines = LogLimit::new(10, Duration::from_secs(5));
 //! limited!(lines, warn, disk = "vm1", "a write failed");
 //! ```

@@ -149,17 +149,26 @@ impl Control {
         self.made_disk(bdev, module, Details::default(), call)
     }
 
-    /// All disks, in the order of their first configuration; a restart creates them in another order.
+    /// All disks, in the order in which the calls of the configuration create them one by one; a restart creates them in another
+    /// order.
     pub(crate) fn list_disks(&self) -> Vec<Arc<Bdev>> {
         let mut disks = self.disks.registry.list();
+        disks.sort_by_cached_key(|disk| self.creation_order(disk));
+        disks
+    }
+
+    /// The place of the call that creates a disk, or of a later one that creates a disk below it, which the disk waits for; and the
+    /// number of disks between the two.
+    fn creation_order(&self, disk: &Bdev) -> (u64, u32) {
         // All parts of a split disk have one note, under the name of the first part.
         let noted = |name: &str| self.config.place(Subsystem::Bdev, name);
         let first_part = |name: &str| noted(&format!("{}p0", name.rsplit_once('p')?.0));
-        disks.sort_by_cached_key(|disk| {
-            let place = noted(disk.name()).or_else(|| first_part(disk.name()));
-            place.unwrap_or(u64::MAX)
-        });
-        disks
+        let place = noted(disk.name()).or_else(|| first_part(disk.name())).unwrap_or(u64::MAX);
+        let after = |base: &Arc<Bdev>| {
+            let (place, between) = self.creation_order(base);
+            (place, between + 1)
+        };
+        disk.device().bases().iter().map(after).fold((place, 0), Ord::max)
     }
 
     /// Removes a disk that `module` has created, and the disks built on it; or forgets a disk that is configured and absent.

@@ -142,7 +142,7 @@ fn the_first_load_of_a_file_is_compared_with_the_state_directory() {
         path.to_str().unwrap(),
         "bdev_malloc_create of subsystem 'bdev'",
         "'M0' is there already",
-        "num_blocks is 32768, and 65536 in the file",
+        "num_blocks is 32768, but 65536 in the file",
         "--json-ignore-init-errors",
     ] {
         assert!(stderr.contains(part), "{part}: {stderr}");
