@@ -7,7 +7,6 @@ mod limits;
 mod requests;
 mod sequences;
 mod threads;
-mod wait;
 
 pub use compounds::{compare_and_write, compares, compounds_under_aborts_and_resets, copies};
 pub use exclusion::{compare_and_write_is_atomic, no_request_is_held_off_forever};

@@ -12,10 +12,12 @@ pub mod checks;
 mod data;
 mod model;
 mod probe;
+mod wait;
 
 pub use bench::{Bench, Opener, Outcome};
 pub use data::{Shape, contents, fill};
 pub use probe::{Log, Probe, Properties, Seen};
+pub use wait::block_on;
 
 use aryk_bdev::Registry;
 

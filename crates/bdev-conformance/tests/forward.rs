@@ -6,16 +6,13 @@ use aryk_bdev::{
     Access, AsyncChannel, Base, Bdev, BdevChannel, BoxFuture, Channel, Completion, CreditPool, Device,
     ForwardChannel, Geometry, Identity, Io, Limits, OpSet, OpenError, Registry, Tag,
 };
-use aryk_bdev_conformance::{Bench, Features, Fixture, Shape, conformance};
+use aryk_bdev_conformance::{Bench, Features, Fixture, Shape, block_on, conformance};
 use aryk_dma::Buffer;
 use aryk_reactor::{CoreSet, Cx, Handle, Hold, Options, Reactors, RootId};
 use std::cell::Cell;
-use std::future::Future;
-use std::pin::pin;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 const BLOCKS: u64 = 8192;
@@ -260,23 +257,4 @@ fn await_for(what: &str, mut is_done: impl FnMut() -> bool) {
         std::thread::park_timeout(Duration::from_millis(1));
     }
     panic!("timeout while waiting for {what}");
-}
-
-struct Unpark(std::thread::Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
-fn block_on<T>(future: impl Future<Output = T>) -> T {
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    let mut future = pin!(future);
-    loop {
-        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(value) => return value,
-            Poll::Pending => std::thread::park(),
-        }
-    }
 }

@@ -1,7 +1,7 @@
 //! Requests that a device holds: how they end, and when their memory is free.
 
 use aryk_bdev::{Access, AsyncChannel, Identity, Op, OpSet, Registry, Status};
-use aryk_bdev_conformance::{Bench, Opener, Shape, contents};
+use aryk_bdev_conformance::{Bench, Opener, Shape, block_on, contents};
 use aryk_bdev_error::{Fault, Injection};
 use aryk_dma::Buffer;
 use aryk_reactor::{Clock, CoreSet, Options, Reactors};
@@ -296,16 +296,6 @@ fn a_reset_waits_for_all_reactors() {
     drop(descriptor);
     assert_eq!(block_on(registry.remove("disk")), Ok(()));
     assert_eq!(*ended.lock().unwrap(), vec![Err(Status::Aborted); tasks]);
-}
-
-fn block_on<T>(future: impl Future<Output = T>) -> T {
-    let mut future = pin!(future);
-    loop {
-        match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            std::task::Poll::Ready(value) => return value,
-            std::task::Poll::Pending => std::thread::yield_now(),
-        }
-    }
 }
 
 /// A channel requests the blocks of eight compound requests at one time, even if those requests are aborted and others

@@ -154,11 +154,8 @@ impl Queue {
         done: oneshot::Sender<(Status, Option<Buffer>)>,
         cx: &mut Cx,
     ) {
-        if self.waiting.is_full() {
-            self.waiting.grow(self.waiting.capacity());
-        }
         let data = buffer.as_mut().map_or(Sgl::EMPTY, Buffer::lend);
-        let Ok(key) = self.waiting.insert(Waiting { buffer, done }) else { unreachable!("it has room") };
+        let key = self.waiting.add(Waiting { buffer, done });
         self.channel.submit(
             Io { tag: Tag(key.raw()), op, fua: false, may_unmap: false, lba, blocks, source, data },
             cx,

@@ -171,11 +171,7 @@ impl BdevChannel {
             false if is_limited => Place::Limited,
             false => Place::Queued,
         };
-        if self.requests.is_full() {
-            self.requests.grow(self.requests.capacity());
-        }
-        let request = Request::new(&io, bytes, cx.now(), place);
-        let Ok(key) = self.requests.insert(request) else { unreachable!("it has room") };
+        let key = self.requests.add(Request::new(&io, bytes, cx.now(), place));
         self.registration.set_in_flight(self.requests.len());
         if goes_at_once {
             self.credits.spend(bytes);
@@ -241,7 +237,7 @@ impl BdevChannel {
                 return;
             }
         }
-        make_room(&mut self.queue, &self.requests, |key| *key);
+        make_room(&mut self.queue, &self.requests);
         self.queue.push_back(key);
         if self.credits.is_out_of_bytes() {
             cx.wake(self.root());
@@ -575,17 +571,16 @@ impl BdevChannel {
     fn drained(&mut self, cx: &mut Cx) {
         // The asker may have stopped waiting. If it froze the channel, the thaw is on its way all the same.
         match std::mem::replace(&mut self.state, State::Running) {
-            State::Running => {}
             State::Freezing(done) => {
                 self.state = State::Frozen;
                 let _ = done.send(());
             }
-            State::Frozen => self.state = State::Frozen,
             State::Reopening(done) => {
                 let _ = done.send(self.reopen(cx));
-                // What has waited, in the queue or for the limits, goes on in the next poll.
+                // Requests in the queue and in the lines of the limits go on in the next poll.
                 cx.wake(self.root());
             }
+            settled @ (State::Running | State::Frozen) => self.state = settled,
         }
     }
 
@@ -610,13 +605,13 @@ impl Zeroes {
     }
 }
 
-/// Makes room for one more in a line of requests, in which requests stay that have ended meanwhile: when they are most of
-/// the line, they leave. So the line never has many more entries than there are requests, and each request that joins it
-/// pays for about one look.
+/// Makes room for one more in a line of requests. A request that ends while it stands in a line leaves its entry there: when
+/// such entries are most of the line, they are removed. So the line never has many more entries than there are requests,
+/// and each request that joins it pays for about one look.
 #[inline]
-fn make_room<T>(line: &mut VecDeque<T>, requests: &Slots<Request>, key: impl Fn(&T) -> Key) {
+fn make_room(line: &mut VecDeque<Key>, requests: &Slots<Request>) {
     if line.len() >= ENDED_MIN + 2 * requests.len() as usize {
-        line.retain(|waiting| requests.get(key(waiting)).is_some());
+        line.retain(|key| requests.get(*key).is_some());
     }
 }
 

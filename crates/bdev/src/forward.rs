@@ -226,13 +226,7 @@ impl ForwardChannel {
     pub fn open(owner: &Hold, open: OpenOwn, root: RootId, cx: &mut Cx) -> Self {
         assert!(**owner != *cx.handle(), "a reactor forwards nothing to itself");
         let link = Link::to(owner, cx);
-        let mut outboxes = link.outboxes.borrow_mut();
-        if outboxes.is_full() {
-            let more = outboxes.capacity();
-            outboxes.grow(more);
-        }
-        let Ok(key) = outboxes.insert(Outbox::new(root)) else { unreachable!("it has room") };
-        drop(outboxes);
+        let key = link.outboxes.borrow_mut().add(Outbox::new(root));
         link.command(Command::Open(key, open), cx);
         Self { link, key, local: cx.local().clone(), _owner: owner.clone() }
     }

@@ -8,7 +8,7 @@
 //! The future stays on its reactor: it may have channels there. To move it, its future is dropped at a call of
 //! [`Turns::next`], and its module makes another on the other reactor. What is to outlast that is not in the future.
 
-use crate::group::{Member, Members};
+use crate::group::{Members, find_least_loaded};
 use crate::handle::{Handle, lock};
 use crate::mailbox::Refused;
 use crate::thread::{Moving, Thread, ThreadId};
@@ -104,10 +104,7 @@ impl Background {
         F: Future<Output = ()> + 'static,
     {
         let thread = Moving(Thread::new(name.to_owned(), CoreSet::allowed()));
-        let members = lock(&self.0.members);
-        let staying = members.iter().filter(|member| !member.is_leaving());
-        let to = staying.min_by_key(|member| member.handle.members()).map(Member::hold);
-        drop(members);
+        let to = find_least_loaded(&self.0.members, None);
         let place = to.as_ref().map_or(Place::Ended, |to| Place::On(Handle::clone(to)));
         let entry = Arc::new(Entry {
             number: thread.number(),

@@ -126,15 +126,6 @@ impl fmt::Debug for Cx {
     }
 }
 
-/// Inserts into a table that grows.
-pub(crate) fn insert<T>(slots: &mut Slots<T>, value: T) -> aryk_slots::Key {
-    if slots.is_full() {
-        slots.grow(slots.capacity().max(8));
-    }
-    let Ok(key) = slots.insert(value) else { unreachable!("it has room") };
-    key
-}
-
 impl Cx {
     pub(crate) fn new(
         handle: Handle,
@@ -227,12 +218,12 @@ impl Cx {
 
     /// Makes a thread.
     pub fn add_thread(&mut self, name: impl Into<String>, cores: CoreSet) -> ThreadId {
-        ThreadId(insert(&mut self.threads, Thread::new(name.into(), cores)))
+        ThreadId(self.threads.add(Thread::new(name.into(), cores)))
     }
 
     /// A thread that comes from another reactor.
     pub fn adopt_thread(&mut self, thread: Moving) -> ThreadId {
-        ThreadId(insert(&mut self.threads, thread.0))
+        ThreadId(self.threads.add(thread.0))
     }
 
     /// Takes a thread out, to go to another reactor.
@@ -368,7 +359,7 @@ impl Cx {
             idle_polls: 0,
             runs: Runs::default(),
         };
-        let id = RootId(insert(&mut self.roots, entry));
+        let id = RootId(self.roots.add(entry));
         self.joined(thread, 1);
         let made = make(id, self);
         let root = made.inspect_err(|_| self.remove_root(id))?;
@@ -495,7 +486,7 @@ impl Cx {
     ) -> PollerId {
         let period = period.filter(|p| !p.is_zero());
         let poller = Poller { thread, period, run: Some(Box::new(run)), runs: Runs::default() };
-        let id = PollerId(insert(&mut self.pollers, poller));
+        let id = PollerId(self.pollers.add(poller));
         self.joined(thread, 1);
         match period {
             None => self.active_pollers.push_back(id),

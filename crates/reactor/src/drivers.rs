@@ -5,7 +5,6 @@
 //! and it counts as one that owes answers.
 
 use crate::account::Running;
-use crate::cx::insert;
 use crate::handle::lock;
 use crate::kernel::{WatchId, Watcher};
 use crate::sleep::Spin;
@@ -222,7 +221,7 @@ impl Cx {
             return Ok(DriverRef::new(found, self.local().clone()));
         }
         let place = Place { key, watches: Vec::new(), made: None };
-        let id = DriverId(insert(&mut self.drivers.places, place));
+        let id = DriverId(self.drivers.places.add(place));
         self.drivers.by_key.insert(key, id);
         let made = make(id, self);
         let driver = made.inspect_err(|_| self.remove_driver(id))?;

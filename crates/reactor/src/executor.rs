@@ -92,13 +92,7 @@ impl Local {
     }
 
     fn list(&self) -> Key {
-        let mut tasks = self.state.tasks.borrow_mut();
-        if tasks.is_full() {
-            let more = tasks.capacity();
-            tasks.grow(more);
-        }
-        let Ok(key) = tasks.insert(None) else { unreachable!("it has room") };
-        key
+        self.state.tasks.borrow_mut().add(None)
     }
 
     /// Runs `f` with the reactor at hand, in this turn or the next.

@@ -203,18 +203,12 @@ impl Reactors {
 
     /// The one with the fewest roots and pollers among those on `cores`; or, which it says, among all if none is there.
     pub fn least_loaded(&self, cores: Option<&CoreSet>) -> Hold {
-        let found = self.find_least_loaded(cores);
+        let found = find_least_loaded(&self.members, cores);
         found.unwrap_or_else(|| {
             let asked = cores.map(tracing::field::display);
             tracing::warn!(asked, "no reactor runs on the cores asked for: any will do");
-            self.find_least_loaded(None).expect("one always stays")
+            find_least_loaded(&self.members, None).expect("one always stays")
         })
-    }
-
-    fn find_least_loaded(&self, cores: Option<&CoreSet>) -> Option<Hold> {
-        let members = lock(&self.members);
-        let fits = |m: &&Member| !m.leaving && cores.is_none_or(|c| c.contains(m.handle.core()));
-        members.iter().filter(fits).min_by_key(|m| m.handle.members()).map(Member::hold)
     }
 
     /// The one on `core`, to bring something there; not if it is about to end.
@@ -306,13 +300,15 @@ impl Reactors {
     }
 }
 
-impl Member {
-    /// Whether nothing new may come to it.
-    pub(crate) const fn is_leaving(&self) -> bool {
-        self.leaving
-    }
+/// The reactor with the fewest roots and pollers among those on `cores`, or among all; `None` if each of them is about to end.
+pub(crate) fn find_least_loaded(members: &Members, cores: Option<&CoreSet>) -> Option<Hold> {
+    let members = lock(members);
+    let fits = |m: &&Member| !m.leaving && cores.is_none_or(|c| c.contains(m.handle.core()));
+    members.iter().filter(fits).min_by_key(|m| m.handle.members()).map(Member::hold)
+}
 
-    pub(crate) fn hold(&self) -> Hold {
+impl Member {
+    fn hold(&self) -> Hold {
         Hold { handle: self.handle.clone(), _count: Arc::clone(&self.holds) }
     }
 }

@@ -141,10 +141,7 @@ impl KernelDriver {
 
     /// Fires `watcher` each time that `fd` becomes readable.
     pub fn watch(&mut self, fd: OwnedFd, watcher: Watcher) -> io::Result<WatchId> {
-        if self.watches.is_full() {
-            self.watches.grow(self.watches.capacity());
-        }
-        let Ok(key) = self.watches.insert(Watch { fd, watcher }) else { unreachable!("it has room") };
+        let key = self.watches.add(Watch { fd, watcher });
         self.start(key).inspect_err(|_| drop(self.watches.remove(key)))?;
         Ok(WatchId(key))
     }

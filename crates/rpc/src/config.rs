@@ -90,13 +90,16 @@ impl Call {
     }
 }
 
+/// The name under which the note of a split disk's part would stand: all parts have one note, under the name of the first part.
+pub(crate) fn first_part(name: &str) -> Option<String> {
+    Some(format!("{}p0", name.rsplit_once('p')?.0))
+}
+
 /// Sorts disks so that each comes before its base, and otherwise the last created first.
 fn dependents_first(notes: &mut [&Note]) {
     const UNKNOWN: usize = 0;
     const IN_PROGRESS: usize = usize::MAX;
     let places: BTreeMap<&str, usize> = notes.iter().enumerate().map(|(i, n)| (&*n.object, i)).collect();
-    // All parts of a split disk have one note, under the name of the first part.
-    let first_part = |name: &str| Some(format!("{}p0", name.rsplit_once('p')?.0));
     let place = |name: &str| {
         let part = || places.get(first_part(name)?.as_str());
         places.get(name).or_else(part).copied()
@@ -580,6 +583,15 @@ impl Config {
 mod tests {
     use super::*;
     use serde_json::json;
+    use std::path::Path;
+
+    /// The configuration that the store in a directory has.
+    fn stored_in(dir: &Path) -> Config {
+        let config = Config::default();
+        let (store, records) = Store::open(dir).unwrap();
+        config.keep_in(store, records).unwrap();
+        config
+    }
 
     #[test]
     fn notes_follow_their_objects() {
@@ -599,12 +611,7 @@ mod tests {
     #[test]
     fn absent_objects_keep_their_place() {
         let dir = tempfile::TempDir::new().unwrap();
-        let open = || {
-            let config = Config::default();
-            let (store, records) = Store::open(dir.path()).unwrap();
-            config.keep_in(store, records).unwrap();
-            config
-        };
+        let open = || stored_in(dir.path());
         let config = open();
         for name in ["a", "b", "c"] {
             config.made(Subsystem::Bdev, name, "bdev_null_create", &json!({"name": name}));
@@ -632,12 +639,7 @@ mod tests {
     #[test]
     fn settings_are_one_kind_with_distinct_descriptions() {
         let dir = tempfile::TempDir::new().unwrap();
-        let open = || {
-            let config = Config::default();
-            let (store, records) = Store::open(dir.path()).unwrap();
-            config.keep_in(store, records).unwrap();
-            config
-        };
+        let open = || stored_in(dir.path());
         let config = open();
         let expected = [
             (Subsystem::Qos, "QoS of 'x'"),

@@ -1,6 +1,6 @@
 //! The state on which the methods work: the daemon, as its control thread sees it. Control context.
 
-use crate::config::{Config, Subsystem};
+use crate::config::{Config, Subsystem, first_part};
 use crate::journal::Done;
 use crate::methods::details::Details;
 use crate::methods::log::{LogSettings, PrintLevel};
@@ -157,13 +157,11 @@ impl Control {
         disks
     }
 
-    /// The place of the call that creates a disk, or of a later one that creates a disk below it, which the disk waits for; and the
-    /// number of disks between the two.
+    /// The place of the call that creates a disk, or of a later one that creates a disk below it, which the disk waits for;
+    /// and the number of disks between the two.
     fn creation_order(&self, disk: &Bdev) -> (u64, u32) {
-        // All parts of a split disk have one note, under the name of the first part.
         let noted = |name: &str| self.config.place(Subsystem::Bdev, name);
-        let first_part = |name: &str| noted(&format!("{}p0", name.rsplit_once('p')?.0));
-        let place = noted(disk.name()).or_else(|| first_part(disk.name())).unwrap_or(u64::MAX);
+        let place = noted(disk.name()).or_else(|| noted(&first_part(disk.name())?)).unwrap_or(u64::MAX);
         let after = |base: &Arc<Bdev>| {
             let (place, between) = self.creation_order(base);
             (place, between + 1)

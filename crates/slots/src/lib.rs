@@ -122,6 +122,19 @@ impl<T> Slots<T> {
         Ok(Key::new(index, slot.generation))
     }
 
+    /// Stores `value`, in a table that grows twofold when it is full.
+    ///
+    /// # Panics
+    /// As [`Slots::grow`].
+    #[inline]
+    pub fn add(&mut self, value: T) -> Key {
+        if self.is_full() {
+            self.grow(self.capacity().max(1));
+        }
+        let Ok(key) = self.insert(value) else { unreachable!("the table has room") };
+        key
+    }
+
     /// The value of `key`, if the table still holds it.
     pub fn get(&self, key: Key) -> Option<&T> {
         match self.slots.get(key.index() as usize) {
@@ -223,6 +236,14 @@ mod tests {
         assert_eq!((t.get(a), t.get(b), t.capacity(), t.len()), (Some(&'a'), Some(&'b'), 3, 2));
         t.insert('c').unwrap();
         assert!(t.is_full());
+    }
+
+    #[test]
+    fn a_full_table_grows_for_one_more() {
+        let mut t = Slots::new(0);
+        let keys: Vec<_> = (0..5).map(|i| t.add(i)).collect();
+        assert!(keys.iter().zip(0..).all(|(key, i)| t.get(*key) == Some(&i)));
+        assert_eq!((t.len(), t.capacity()), (5, 8));
     }
 
     #[test]

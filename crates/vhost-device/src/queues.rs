@@ -1,5 +1,6 @@
 //! The running queues of a controller, and the moves of a queue to another reactor. Control context.
 
+use crate::Alarm;
 use crate::moving::{MOVE_PATIENCE, Movable, MoveError, Moved, PREPARE_PATIENCE};
 use aryk_bdev::{Descriptor, OpenError, OpeningId};
 use aryk_reactor::{CoreSet, Gone, Handle, Hold, Reactors, RootRef};
@@ -28,6 +29,16 @@ pub trait Host: 'static {
 
     /// The session that the queues belong to.
     fn session(&self) -> Option<SessionHandle>;
+
+    /// The function that a queue of the session calls when it cannot go on: it ends the session.
+    fn alarm(&self) -> Alarm {
+        let session = self.session();
+        Box::new(move |trouble| {
+            if let Some(session) = &session {
+                session.end(trouble.to_string());
+            }
+        })
+    }
 }
 
 /// Why the disks of a queue are not ready for its start on a reactor.
@@ -107,12 +118,31 @@ impl<Q: Movable> Queues<Q> {
         }
     }
 
+    /// Starts the queue `index` of `host` on a reactor by `start`, and adds it, when the disks of the queue have prepared the
+    /// reactor. The queues are held still while `start` runs. So a call to all queues reaches this one too, and a disk that is
+    /// removed while the queue opens it does not stay open.
+    ///
+    /// # Errors
+    /// [`NotReady`], and those of `start`.
+    pub async fn start<E: From<NotReady>>(
+        &self,
+        host: &impl Host<Queue = Q>,
+        index: u16,
+        reactor: &Handle,
+        start: impl Future<Output = Result<Running<Q>, E>>,
+    ) -> Result<(), E> {
+        let _still = self.hold_for_start(host, index, reactor).await?;
+        let queue = start.await?;
+        self.running.borrow_mut().insert(index, queue);
+        Ok(())
+    }
+
     /// Waits until the disks of the queue `index` of `host` have prepared a reactor for its start, and returns with the queues
     /// held still. The end of the session cancels that.
     ///
     /// # Errors
     /// [`NotReady`].
-    pub async fn hold_for_start(
+    async fn hold_for_start(
         &self,
         host: &impl Host<Queue = Q>,
         index: u16,
@@ -130,12 +160,6 @@ impl<Q: Movable> Queues<Q> {
             () = ending => Err(NotReady::Ending),
             held = self.hold_prepared(host, index, reactor) => Ok(held?),
         }
-    }
-
-    /// Adds a queue that was started while the queues are held still. So a call to all queues reaches this one too, and a disk
-    /// that is removed while the queue opens it does not stay open.
-    pub fn add(&self, _still: &MutexGuard<'_, ()>, index: u16, queue: Running<Q>) {
-        self.running.borrow_mut().insert(index, queue);
     }
 
     /// Removes a queue that has stopped.

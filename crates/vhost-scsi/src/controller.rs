@@ -242,10 +242,7 @@ impl Controller {
 
     async fn start(&self, index: u16, setup: QueueSetup) -> Result<(), StartError> {
         let reactor = self.reactors.least_loaded(self.settings.cores.as_ref());
-        let still = self.queues.hold_for_start(self, index, &reactor).await?;
-        let queue = self.start_on(&reactor, index, setup).await?;
-        self.queues.add(&still, index, queue);
-        Ok(())
+        self.queues.start(self, index, &reactor, self.start_on(&reactor, index, setup)).await
     }
 
     async fn start_on(
@@ -285,16 +282,6 @@ impl Controller {
             Ok(Running { root, thread: number })
         };
         reactor.call(start).await?
-    }
-
-    /// The function that a queue calls when it cannot go on: it ends the session.
-    fn alarm(&self) -> Box<dyn Fn(Trouble) + Send> {
-        let session = self.session.borrow().clone();
-        Box::new(move |trouble| {
-            if let Some(session) = &session {
-                session.end(trouble.to_string());
-            }
-        })
     }
 }
 

@@ -45,12 +45,14 @@ impl Daemon {
         daemon
     }
 
-    /// Stops a daemon with a state directory, calls `action` with its directory, and starts it again.
+    /// Stops a daemon with a state directory, calls `action` with its directory, and starts it again. Returns when the
+    /// daemon has tried to restore each object.
     pub fn restart(&mut self, action: impl FnOnce(&Path)) {
         self.kill();
         action(self.dir());
         self.process = spawn(self.dir(), log_in(self.dir()), true);
         self.wait();
+        self.ok(&["rpc", "framework_wait_init"]);
     }
 
     fn start_with(stderr: impl FnOnce(&Path) -> Stdio) -> Self {

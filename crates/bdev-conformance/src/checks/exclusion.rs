@@ -1,7 +1,6 @@
 //! Compare-and-write concurrent with other changes, on several reactors.
 
-use super::wait::block_on;
-use crate::{Fixture, contents};
+use crate::{Fixture, block_on, contents};
 use aryk_bdev::{Access, AsyncChannel, Descriptor, Op, Status};
 use aryk_dma::Buffer;
 use aryk_reactor::{CoreSet, Cx, Handle, Options, Reactors};

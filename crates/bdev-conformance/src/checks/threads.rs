@@ -1,7 +1,6 @@
 //! Checks on several reactors at once.
 
-use super::wait::block_on;
-use crate::{Fixture, contents, fill};
+use crate::{Fixture, block_on, contents, fill};
 use aryk_bdev::{Access, AsyncChannel, Bdev, Descriptor, Op, Status};
 use aryk_dma::Buffer;
 use aryk_reactor::{CoreSet, Handle, Options, Reactors};

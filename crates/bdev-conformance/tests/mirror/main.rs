@@ -3,7 +3,7 @@
 mod device;
 
 use aryk_bdev::{Access, AsyncChannel, Event, Identity, Op, OpSet, Registry, Status};
-use aryk_bdev_conformance::{Bench, Opener, Shape, contents};
+use aryk_bdev_conformance::{Bench, Opener, Shape, block_on, contents};
 use aryk_bdev_error::{Fault, Injection};
 use aryk_dma::Buffer;
 use aryk_reactor::{CoreSet, Options, Reactors};
@@ -11,7 +11,7 @@ use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Waker};
 
 const BLOCKS: u64 = 64;
 
@@ -134,16 +134,6 @@ fn a_removal_that_is_abandoned_is_taken_up_again() {
     }
     assert_eq!(names(&registry), ["b0", "b", "mirror"]);
     disk.close(&mut bench);
-}
-
-fn block_on<T>(future: impl Future<Output = T>) -> T {
-    let mut future = pin!(future);
-    loop {
-        match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(value) => return value,
-            Poll::Pending => std::thread::yield_now(),
-        }
-    }
 }
 
 /// The completed writes, by block.

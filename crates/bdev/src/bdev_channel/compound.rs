@@ -137,7 +137,7 @@ impl BdevChannel {
     #[cold]
     pub(super) fn begin_compound(&mut self, key: Key, cx: &mut Cx) {
         if self.compounds.is_full() || self.compounds.has_waiting() {
-            make_room(&mut self.compounds.waiting, &self.requests, |key| *key);
+            make_room(&mut self.compounds.waiting, &self.requests);
             self.compounds.waiting.push_back(key);
         } else {
             self.run_compound(key, cx);

@@ -62,7 +62,7 @@ impl Fences {
 impl BdevChannel {
     /// Adds a request to those that fences hold off.
     pub(super) fn add_held(&mut self, key: Key) {
-        make_room(&mut self.fences.held, &self.requests, |key| *key);
+        make_room(&mut self.fences.held, &self.requests);
         self.fences.held.push_back(key);
     }
 

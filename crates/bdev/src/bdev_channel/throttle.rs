@@ -207,7 +207,7 @@ impl BdevChannel {
     pub(super) fn hold(&mut self, key: Key) {
         let direction = direction(self.requests.get(key).expect("it has just come").op);
         let throttle = self.throttle.as_mut().expect("the caller looked");
-        make_room(&mut throttle.line(direction).waiting, &self.requests, |key| *key);
+        make_room(&mut throttle.line(direction).waiting, &self.requests);
         throttle.hold(direction, key);
     }
 

@@ -45,11 +45,7 @@ impl ErrorChannel {
 
     fn add(&mut self, tag: Tag, fault: RequestFault) -> Tag {
         // The base's depth may have grown since the channel was opened.
-        if self.requests.is_full() {
-            self.requests.grow(self.requests.capacity());
-        }
-        let Ok(key) = self.requests.insert(Request { tag, fault }) else { unreachable!("it has room") };
-        Tag(key.raw())
+        Tag(self.requests.add(Request { tag, fault }).raw())
     }
 
     /// Submits the held requests to the base.

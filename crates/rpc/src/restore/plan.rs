@@ -1,7 +1,7 @@
 //! The order in which absent objects are created: each after those that it needs, as many at the same time as the caller wants.
 //! Pure.
 
-use crate::config::{AbsentObject, Subsystem};
+use crate::config::{AbsentObject, Subsystem, first_part};
 use crate::methods::qos;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -120,12 +120,10 @@ impl<'a> Index<'a> {
         self.by_name.get(&(subsystem, name)).copied()
     }
 
-    /// The object that creates the disk of that name or uuid. All parts of a split disk have one note, under the name of the
-    /// first part.
+    /// The object that creates the disk of that name or uuid.
     fn disk(&self, name: &str) -> Option<usize> {
         let find = |name: &str| self.find(Subsystem::Bdev, name);
-        let first_part = || find(&format!("{}p0", name.rsplit_once('p')?.0));
-        find(self.disk_name(name)).or_else(first_part)
+        find(self.disk_name(name)).or_else(|| find(&first_part(name)?))
     }
 
     /// The name of the disk that has this name or uuid.

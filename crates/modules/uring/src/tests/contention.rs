@@ -4,31 +4,13 @@
 use super::harness::{MIB, STRICT, disk_directory, pattern, sparse};
 use crate::{Forced, create_forced};
 use aryk_bdev::{Access, AsyncChannel, Descriptor, Op, Registry, Status};
+use aryk_bdev_conformance::block_on;
 use aryk_dma::Buffer;
 use aryk_reactor::{CoreSet, Engine, Options, Reactors};
 use std::future::Future;
 use std::sync::{Arc, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
-
-struct Unpark(Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
-fn block_on<T>(future: impl Future<Output = T>) -> T {
-    let mut future = std::pin::pin!(future);
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    loop {
-        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(value) => return value,
-            Poll::Pending => std::thread::park(),
-        }
-    }
-}
 
 /// The operation that a task repeats, and then checks.
 #[derive(Clone, Copy, Debug)]
