@@ -7,10 +7,7 @@ use aryk_bdev::{Access, AsyncChannel, Descriptor, Op, Registry, Status};
 use aryk_bdev_conformance::block_on;
 use aryk_dma::Buffer;
 use aryk_reactor::{CoreSet, Engine, Options, Reactors};
-use std::future::Future;
-use std::sync::{Arc, mpsc};
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::Thread;
+use std::sync::mpsc;
 
 /// The operation that a task repeats, and then checks.
 #[derive(Clone, Copy, Debug)]
