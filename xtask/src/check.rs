@@ -19,20 +19,30 @@ const MANIFESTS: [&str; 2] = ["Cargo.toml", "fuzz/Cargo.toml"];
 /// The name of a check, and the function that returns its findings.
 type Check = (&'static str, fn() -> Result<Vec<String>>);
 
-const CHECKS: [Check; 7] = [
+/// These take seconds.
+const QUICK_CHECKS: [Check; 5] = [
     ("format", format),
     ("dependency edges", || edges::check(&members()?)),
     ("unsafe code", || files::check_unsafe(&members()?)),
     ("files", files::check_files),
     ("licences", licences::check),
-    ("generated files", generate::stale),
-    ("clippy", clippy),
 ];
 
+/// These compile the workspace.
+const OTHER_CHECKS: [Check; 2] = [("generated files", generate::stale), ("clippy", clippy)];
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Only the checks that compile nothing: they take seconds
+    #[arg(long)]
+    quick: bool,
+}
+
 #[expect(clippy::disallowed_methods, reason = "the output shows the duration of each check")]
-pub(crate) fn run() -> Result<()> {
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let others: &[Check] = if args.quick { &[] } else { &OTHER_CHECKS };
     let mut failed = Vec::new();
-    for (name, check) in CHECKS {
+    for &(name, check) in QUICK_CHECKS.iter().chain(others) {
         let started = Instant::now();
         let findings = check().unwrap_or_else(|error| vec![format!("{error:#}")]);
         let seconds = started.elapsed().as_secs_f32();

@@ -41,7 +41,7 @@ enum Command {
     /// Run all tests: units, models, fuzzers, guests, the documentation's commands
     Test(test::Args),
     /// Check format, lints, dependency edges, licences and house rules
-    Check,
+    Check(check::Args),
     /// Fuzz the parsers of untrusted input
     Fuzz(fuzz::Args),
     /// Measure arykd and its peers; `bench -- --help` lists its arguments
@@ -77,7 +77,7 @@ fn run(command: Command) -> Result<()> {
     match command {
         Command::Demo => demo::run(),
         Command::Test(args) => test::run(&args),
-        Command::Check => check::run(),
+        Command::Check(args) => check::run(&args),
         Command::Fuzz(args) => fuzz::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Crash(args) => crash::run(&args),
