@@ -10,6 +10,7 @@ use crate::handle::{Handle, RootRef, lock};
 use crate::kernel::{Engine, KernelDriver, WatchId, Watcher};
 use crate::outgoing::Outgoing;
 use crate::ring_clients::RingClient;
+use crate::sleep::SleepPolicy;
 use crate::thread::{Moving, Polled, PollerStats, Runs, Thread, ThreadId, ThreadStats};
 use crate::timers::{TimerId, Timers};
 use crate::trace::{Layer, Point, Record, Trace};
@@ -36,6 +37,7 @@ pub(crate) struct RootEntry {
     /// A wake of it was by [`Cx::tell`].
     pub told: bool,
     pub promoted: bool,
+    pub policy: SleepPolicy,
     /// When it last had work while promoted.
     pub last_work: Nanos,
     /// How often it was polled without work since.
@@ -112,6 +114,10 @@ pub struct Cx {
     pub(crate) outgoing: Outgoing,
     pub(crate) bells: Bells,
     pub(crate) awake_until: Nanos,
+    /// The reactor's own policy, and that of roots without one.
+    pub(crate) policy: SleepPolicy,
+    /// Number of roots with the policy [`SleepPolicy::Poll`]. While there are any, the reactor does not sleep.
+    pub(crate) sleepless_roots: u32,
     /// Whether the last turn had work.
     pub(crate) worked: bool,
     /// Blocking calls may have ended.
@@ -130,6 +136,7 @@ impl Cx {
     pub(crate) fn new(
         handle: Handle,
         clock: Clock,
+        policy: SleepPolicy,
         engine: Engine,
         trace: Trace,
         blocking: Blocking,
@@ -167,6 +174,8 @@ impl Cx {
             outgoing: Outgoing::default(),
             bells: Bells::default(),
             awake_until: Nanos(0),
+            policy,
+            sleepless_roots: 0,
             worked: false,
             results_may_be_there: false,
             stopping: false,
@@ -355,11 +364,13 @@ impl Cx {
             queued: false,
             told: false,
             promoted: false,
+            policy: self.policy,
             last_work: self.now,
             idle_polls: 0,
             runs: Runs::default(),
         };
         let id = RootId(self.roots.add(entry));
+        self.count_sleepless(self.policy, 1);
         self.joined(thread, 1);
         let made = make(id, self);
         let root = made.inspect_err(|_| self.remove_root(id))?;
@@ -374,9 +385,28 @@ impl Cx {
     /// Takes a root out. It is dropped when it is no longer running.
     pub fn remove_root(&mut self, id: RootId) {
         let entry = self.roots.remove(id.0).expect("a root of this reactor");
+        self.count_sleepless(entry.policy, -1);
         self.joined(entry.thread, -1);
         self.bells.remove(id);
         lock(&self.handle.0.names).remove(&Running::root(id.0.index()));
+    }
+
+    /// Sets what the reactor does after the work of `root`, when there is no more work; `None`: as the reactor's own policy says.
+    ///
+    /// # Panics
+    /// If the root is not on this reactor.
+    pub fn set_sleep_policy(&mut self, root: RootId, policy: Option<SleepPolicy>) {
+        let policy = policy.unwrap_or(self.policy);
+        let entry = self.roots.get_mut(root.0).expect("a root of this reactor");
+        let before = std::mem::replace(&mut entry.policy, policy);
+        self.count_sleepless(before, -1);
+        self.count_sleepless(policy, 1);
+    }
+
+    const fn count_sleepless(&mut self, policy: SleepPolicy, change: i32) {
+        if matches!(policy, SleepPolicy::Poll) {
+            self.sleepless_roots = self.sleepless_roots.strict_add_signed(change);
+        }
     }
 
     /// Takes a root out that is to go on elsewhere; nothing if it is not here, or not of this type. Not from within the root

@@ -7,7 +7,6 @@
 use crate::account::Running;
 use crate::handle::lock;
 use crate::kernel::{WatchId, Watcher};
-use crate::sleep::Spin;
 use crate::{Armed, Cx, Driver, Local, Nanos};
 use aryk_slots::{Key, Slots};
 use std::any::Any;
@@ -294,11 +293,11 @@ impl Cx {
 
     /// Reaps the active drivers, and parks those that have long been idle; whether there were completions.
     #[inline]
-    pub(crate) fn reap_drivers(&mut self, spin: &Spin) -> bool {
-        !self.drivers.active.is_empty() && self.reap_active_drivers(spin)
+    pub(crate) fn reap_drivers(&mut self) -> bool {
+        !self.drivers.active.is_empty() && self.reap_active_drivers()
     }
 
-    fn reap_active_drivers(&mut self, spin: &Spin) -> bool {
+    fn reap_active_drivers(&mut self) -> bool {
         let (mut worked, mut budget) = (false, TURN_COMPLETIONS);
         for _ in 0..self.drivers.active.len() {
             if budget == 0 {
@@ -318,8 +317,8 @@ impl Cx {
             } else {
                 entry.idle_reaps.update(|n| n.saturating_add(1));
             }
-            let is_to_park =
-                is_idle && spin.is_to_park(self.now.since(entry.last_work.get()), entry.idle_reaps.get());
+            let is_to_park = is_idle
+                && self.policy.is_to_park(self.now.since(entry.last_work.get()), entry.idle_reaps.get());
             if !(is_to_park && self.park_driver(&entry)) {
                 self.drivers.active.push_back(entry);
             }

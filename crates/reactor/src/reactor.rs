@@ -38,7 +38,9 @@ pub struct Reactor {
     cx: Cx,
     kernel: Rc<RefCell<KernelDriver>>,
     spin: Spin,
-    /// The reactor has slept since the last turn with work.
+    /// The most wakeful policy of the roots that had work in this turn, or in the last one; `None`: none had.
+    policy_of_work: Option<SleepPolicy>,
+    /// The reactor has slept since the last turn with work to poll on for.
     slept: bool,
     /// Up to when the reactor's time is in its account.
     settled: Nanos,
@@ -92,9 +94,10 @@ impl Reactor {
         let trace = Trace::new();
         let handle = Handle::new(core, clock.clone(), trace.reader())?;
         let waker = handle.waker();
-        let cx = Cx::new(handle, clock, engine, trace, blocking)?;
+        let cx = Cx::new(handle, clock, policy, engine, trace, blocking)?;
         Ok(Self {
-            spin: Spin::new(policy, cx.now()),
+            spin: Spin::new(cx.now()),
+            policy_of_work: None,
             slept: false,
             settled: cx.now(),
             owed: Owed { thread: None, since: cx.now() },
@@ -127,7 +130,7 @@ impl Reactor {
         if self.turn() {
             return Step::Worked;
         }
-        if self.spin.is_over(self.cx.now) && self.is_quiet() && self.arm() {
+        if self.may_sleep() && self.is_quiet() && self.arm() {
             return self.sleep();
         }
         std::hint::spin_loop();
@@ -147,11 +150,21 @@ impl Reactor {
         worked |= self.calls_and_tasks();
         self.cx.grant_background(others_worked);
         self.flush();
-        if worked {
+        self.cx.worked = worked;
+        if self.is_to_poll_on() {
             self.spin.worked(start, std::mem::take(&mut self.slept));
         }
-        self.cx.worked = worked;
         worked
+    }
+
+    /// Whether the last turn had work after which the reactor is to poll on for a while.
+    fn is_to_poll_on(&self) -> bool {
+        self.cx.worked && self.policy_of_work.unwrap_or(self.cx.policy) != SleepPolicy::Interrupt
+    }
+
+    fn may_sleep(&self) -> bool {
+        let never = self.cx.policy == SleepPolicy::Poll || self.cx.sleepless_roots > 0;
+        !never && self.spin.is_over(self.cx.now)
     }
 
     /// Reads the clock, which ends the last turn's time too.
@@ -161,10 +174,11 @@ impl Reactor {
         self.cx.handle.0.account.begin_turn(now, now.ns_since(self.settled), self.cx.worked);
         self.settled = now;
         self.pay(now);
-        if self.cx.worked {
+        if self.is_to_poll_on() {
             let is_owed = self.kernel.borrow().in_flight() > 0 || self.cx.drivers.is_owed();
             self.spin.ended(now, is_owed);
         }
+        self.policy_of_work = None;
         if self.cx.handle.0.mailbox.take_attention() {
             self.cx.handle.look_for_runnable(&mut self.runnable);
             self.cx.results_may_be_there = true;
@@ -195,7 +209,7 @@ impl Reactor {
         self.run_as(Running::KERNEL);
         // First, for it wakes other drivers.
         let worked = self.kernel.borrow_mut().reap(KERNEL_COMPLETIONS, &mut self.cx) > 0;
-        worked | self.cx.reap_drivers(&self.spin)
+        worked | self.cx.reap_drivers()
     }
 
     fn promoted_roots(&mut self) -> bool {
@@ -239,7 +253,7 @@ impl Reactor {
 
     fn is_long_without_work(&self, id: RootId) -> bool {
         let Some(entry) = self.cx.roots.get(id.0) else { return true };
-        self.spin.is_to_park(self.cx.now.since(entry.last_work), entry.idle_polls)
+        entry.policy.is_to_park(self.cx.now.since(entry.last_work), entry.idle_polls)
     }
 
     /// Turns a promoted root's wake-ups on; whether it can be left alone.
@@ -287,6 +301,7 @@ impl Reactor {
             if worked {
                 entry.last_work = self.cx.now;
                 entry.idle_polls = 0;
+                self.policy_of_work = self.policy_of_work.max(Some(entry.policy));
             } else {
                 entry.idle_polls = entry.idle_polls.saturating_add(1);
             }
@@ -336,6 +351,10 @@ impl Reactor {
             match timed {
                 Timed::Wake(root) => {
                     worked = true;
+                    // It is polled in the next turn: this one counts as its work.
+                    if let Some(entry) = self.cx.roots.get(root.0) {
+                        self.policy_of_work = self.policy_of_work.max(Some(entry.policy));
+                    }
                     self.cx.wake(root);
                 }
                 Timed::Call(f) => {

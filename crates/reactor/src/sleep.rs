@@ -4,16 +4,17 @@ use crate::Nanos;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// What a reactor does when there is no work.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+/// What a reactor does when there is no work: its own policy, or that of a root ([`crate::Cx::set_sleep_policy`]). The order is
+/// that of the processor time that they take, the least first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 pub enum SleepPolicy {
-    /// It never sleeps: the lowest latency, and all of its core's time.
-    Poll,
-    /// It polls for about as long as the recent gaps between requests were, then sleeps.
+    /// The reactor sleeps at once.
+    Interrupt,
+    /// The reactor polls for about as long as the recent gaps between requests were, then sleeps.
     #[default]
     Adaptive,
-    /// An idle reactor sleeps at once.
-    Interrupt,
+    /// The reactor never sleeps: the lowest latency, and all of its core's time.
+    Poll,
 }
 
 impl SleepPolicy {
@@ -23,6 +24,18 @@ impl SleepPolicy {
             Self::Poll => "poll",
             Self::Adaptive => "adaptive",
             Self::Interrupt => "interrupt",
+        }
+    }
+}
+
+impl SleepPolicy {
+    /// Whether to park a promoted root or a driver with this policy that was without work for so long, and was polled in vain so
+    /// often.
+    pub(crate) fn is_to_park(self, idle: Duration, polls: u32) -> bool {
+        match self {
+            Self::Poll => idle >= PARK_AFTER_POLL,
+            Self::Adaptive => idle >= PARK_AFTER && polls >= PARK_AFTER_POLLS,
+            Self::Interrupt => true,
         }
     }
 }
@@ -59,15 +72,15 @@ const PARK_AFTER_POLL: Duration = Duration::from_millis(10);
 
 /// The window of polling before sleep, as KVM's halt polling adapts its own: a gap that a longer window would have bridged
 /// doubles it; a gap that none could have bridged ends polling until the gaps are short again. There are two windows, for
-/// the two kinds of gap: while a disk owes an answer, and while none does.
+/// the two kinds of gap: while a disk owes an answer, and while none does. Work with the policy [`SleepPolicy::Interrupt`] is
+/// not to be polled on for: the windows do not learn of it.
 #[derive(Debug)]
 pub(crate) struct Spin {
-    policy: SleepPolicy,
     owed: Window,
     unowed: Window,
     /// Whether a disk owed an answer when the last turn with work ended.
     is_owed: bool,
-    /// When the last turn with work ended.
+    /// When the last turn with work to poll on for ended.
     last_work: Nanos,
 }
 
@@ -89,46 +102,31 @@ impl Window {
 }
 
 impl Spin {
-    pub const fn new(policy: SleepPolicy, now: Nanos) -> Self {
+    pub const fn new(now: Nanos) -> Self {
         let (owed, unowed) = (Window::new(SPIN_MAX), Window::new(SPIN_UNOWED_MAX));
-        Self { policy, owed, unowed, is_owed: false, last_work: now }
+        Self { owed, unowed, is_owed: false, last_work: now }
     }
 
-    /// Whether a promoted root is to be parked that was without work for so long, and was polled in vain so often.
-    pub fn is_to_park(&self, idle: Duration, polls: u32) -> bool {
-        match self.policy {
-            SleepPolicy::Poll => idle >= PARK_AFTER_POLL,
-            SleepPolicy::Adaptive => idle >= PARK_AFTER && polls >= PARK_AFTER_POLLS,
-            SleepPolicy::Interrupt => true,
-        }
-    }
-
-    /// There was work in the turn that began at `now`. `slept`: the first since a sleep.
+    /// There was work to poll on for in the turn that began at `now`. `slept`: the first since a sleep.
     pub fn worked(&mut self, now: Nanos, slept: bool) {
         let gap = now.since(self.last_work);
-        if slept && self.policy == SleepPolicy::Adaptive {
+        if slept {
             let window = if self.is_owed { &mut self.owed } else { &mut self.unowed };
             window.missed(gap);
         }
         self.last_work = now;
     }
 
-    /// A turn with work has ended, and disks owe answers or not.
+    /// A turn with work to poll on for has ended, and disks owe answers or not.
     pub const fn ended(&mut self, now: Nanos, is_owed: bool) {
         self.last_work = now;
         self.is_owed = is_owed;
     }
 
-    /// Whether an idle reactor is to sleep now.
+    /// Whether an idle reactor that may sleep is to sleep now.
     pub fn is_over(&self, now: Nanos) -> bool {
-        match self.policy {
-            SleepPolicy::Poll => false,
-            SleepPolicy::Interrupt => true,
-            SleepPolicy::Adaptive => {
-                let window = if self.is_owed { &self.owed } else { &self.unowed };
-                now.since(self.last_work) >= window.now
-            }
-        }
+        let window = if self.is_owed { &self.owed } else { &self.unowed };
+        now.since(self.last_work) >= window.now
     }
 }
 
@@ -153,7 +151,7 @@ mod tests {
     fn each_window_follows_its_gaps() {
         let micros = Duration::from_micros;
         for (is_owed, bridged, max) in [(true, micros(100), SPIN_MAX), (false, micros(40), SPIN_UNOWED_MAX)] {
-            let mut spin = Spin::new(SleepPolicy::Adaptive, Nanos(0));
+            let mut spin = Spin::new(Nanos(0));
             assert_eq!(after(micros(1000), is_owed, &mut spin), Duration::ZERO);
             let window = after(bridged, is_owed, &mut spin);
             assert!(window > bridged && window <= max, "{window:?}");
@@ -167,9 +165,11 @@ mod tests {
 
     #[test]
     fn policies() {
-        let at = |policy: SleepPolicy, nanos| Spin::new(policy, Nanos(0)).is_over(Nanos(nanos));
-        assert!(!at(SleepPolicy::Poll, u64::MAX));
-        assert!(at(SleepPolicy::Interrupt, 0) && at(SleepPolicy::Adaptive, 0));
+        assert!(SleepPolicy::Interrupt < SleepPolicy::Adaptive && SleepPolicy::Adaptive < SleepPolicy::Poll);
+        let parks = |policy: SleepPolicy, idle| policy.is_to_park(idle, PARK_AFTER_POLLS);
+        assert!(parks(SleepPolicy::Interrupt, Duration::ZERO));
+        assert!(parks(SleepPolicy::Adaptive, PARK_AFTER) && !parks(SleepPolicy::Adaptive, PARK_AFTER / 2));
+        assert!(parks(SleepPolicy::Poll, PARK_AFTER_POLL) && !parks(SleepPolicy::Poll, PARK_AFTER));
         assert_eq!("adaptive".parse(), Ok(SleepPolicy::Adaptive));
         assert!("never".parse::<SleepPolicy>().is_err());
     }

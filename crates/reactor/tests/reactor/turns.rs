@@ -1,7 +1,7 @@
 //! A reactor turn by turn, in virtual time, on both engines.
 
 use crate::support::{ENGINES, Log, Scripted, Time, add, kick, reactor, scripted, settle, take};
-use aryk_reactor::{Armed, CoreSet, Cx, Driver, DriverKey, Nanos, Root, RootId, SleepPolicy, Step};
+use aryk_reactor::{Armed, CoreSet, Cx, Driver, DriverKey, Nanos, Reactor, Root, RootId, SleepPolicy, Step};
 use rustix::event::{EventfdFlags, eventfd};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -379,6 +379,57 @@ fn sleep_by_policy() {
         time.set(at.0);
         assert_eq!(adaptive.step(), Step::Worked);
         assert_eq!(adaptive.step(), Step::Slept(None));
+    }
+}
+
+/// How often `reactor` sleeps in 20 gaps of 40 µs between the work of `root`.
+fn sleeps_between(reactor: &mut Reactor, root: RootId, time: &Time) -> usize {
+    let mut sleeps = 0;
+    for _ in 0..20 {
+        let at = Nanos(time.nanos()).after(micros(40));
+        reactor.cx().wake_at(root, at);
+        while time.nanos() < at.0 {
+            match reactor.step() {
+                Step::Worked => (),
+                Step::Polled => time.pass(micros(1)),
+                Step::Slept(until) => {
+                    sleeps += 1;
+                    time.set(until.unwrap_or(at).0);
+                }
+            }
+        }
+    }
+    sleeps
+}
+
+#[test]
+fn a_root_may_have_its_own_sleep_policy() {
+    for engine in ENGINES {
+        for own in [SleepPolicy::Adaptive, SleepPolicy::Interrupt] {
+            let (time, log) = (Time::default(), Log::default());
+            let (mut reactor, thread) = reactor(own, engine, &time);
+            let root = scripted(reactor.cx(), thread, &log, "q", |_| true).id();
+            let other = scripted(reactor.cx(), thread, &log, "r", |_| true).id();
+            settle(&mut reactor);
+            let mut sleeps = |policy| {
+                reactor.cx().set_sleep_policy(root, policy);
+                sleeps_between(&mut reactor, root, &time)
+            };
+            assert_eq!(sleeps(Some(SleepPolicy::Interrupt)), 20, "{engine:?} {own:?}");
+            assert!(sleeps(Some(SleepPolicy::Adaptive)) < 10, "{engine:?} {own:?}");
+            assert_eq!(sleeps(Some(SleepPolicy::Poll)), 0, "{engine:?} {own:?}");
+            assert_eq!(sleeps(None) == 20, own == SleepPolicy::Interrupt, "{engine:?} {own:?}");
+            // The work of one root does not change what follows the work of another.
+            reactor.cx().set_sleep_policy(root, Some(SleepPolicy::Interrupt));
+            assert_eq!(sleeps_between(&mut reactor, root, &time), 20);
+            assert_eq!(sleeps_between(&mut reactor, other, &time) == 20, own == SleepPolicy::Interrupt);
+            // A removed root keeps nothing awake.
+            reactor.cx().set_sleep_policy(root, Some(SleepPolicy::Poll));
+            (0..1000).for_each(|_| assert!(!matches!(reactor.step(), Step::Slept(_))));
+            reactor.cx().remove_root(root);
+            time.pass(Duration::from_secs(1));
+            settle(&mut reactor);
+        }
     }
 }
 
