@@ -3,9 +3,9 @@
 use crate::Alarm;
 use crate::moving::{MOVE_PATIENCE, Movable, MoveError, Moved, PREPARE_PATIENCE};
 use aryk_bdev::{Descriptor, OpenError, OpeningId};
-use aryk_reactor::{CoreSet, Gone, Handle, Hold, Reactors, RootRef};
+use aryk_reactor::{CoreSet, Gone, Handle, Hold, Reactors, RootRef, SleepPolicy};
 use aryk_vhost_user::SessionHandle;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::Rc;
@@ -56,6 +56,8 @@ pub enum NotReady {
 pub struct Queues<Q> {
     running: RefCell<BTreeMap<u16, Running<Q>>>,
     still: Mutex<()>,
+    /// `None`: the daemon's policy.
+    sleep_policy: Cell<Option<SleepPolicy>>,
     reactors: Rc<Reactors>,
 }
 
@@ -82,7 +84,12 @@ impl<Q> fmt::Debug for Running<Q> {
 impl<Q: Movable> Queues<Q> {
     /// No queues yet; queues will run on some of `reactors`.
     pub const fn new(reactors: Rc<Reactors>) -> Self {
-        Self { running: RefCell::new(BTreeMap::new()), still: Mutex::const_new(()), reactors }
+        Self {
+            running: RefCell::new(BTreeMap::new()),
+            still: Mutex::const_new(()),
+            sleep_policy: Cell::new(None),
+            reactors,
+        }
     }
 
     /// Waits until no queue is moving. While the guard is held, no queue begins to move, so a call reaches every queue.
@@ -133,8 +140,30 @@ impl<Q: Movable> Queues<Q> {
     ) -> Result<(), E> {
         let _still = self.hold_for_start(host, index, reactor).await?;
         let queue = start.await?;
+        self.apply_sleep_policy(&queue.root).await;
         self.running.borrow_mut().insert(index, queue);
         Ok(())
+    }
+
+    /// Sets the sleep policy of all queues, also of those that start later; `None`: the daemon's policy.
+    pub async fn set_sleep_policy(&self, policy: Option<SleepPolicy>) {
+        let _still = self.hold_still().await;
+        self.sleep_policy.set(policy);
+        for (_, queue) in self.all() {
+            apply_sleep_policy(&queue, policy).await;
+        }
+    }
+
+    /// The sleep policy of the queues; `None`: the daemon's policy.
+    pub fn sleep_policy(&self) -> Option<SleepPolicy> {
+        self.sleep_policy.get()
+    }
+
+    /// Applies the sleep policy to a queue that has just started on its reactor, with the daemon's policy.
+    async fn apply_sleep_policy(&self, queue: &RootRef<Q>) {
+        if let Some(policy) = self.sleep_policy() {
+            apply_sleep_policy(queue, Some(policy)).await;
+        }
     }
 
     /// Waits until the disks of the queue `index` of `host` have prepared a reactor for its start, and returns with the queues
@@ -182,9 +211,15 @@ impl<Q: Movable> Queues<Q> {
         self.running.borrow().iter().map(|(&index, queue)| (index, queue.root.handle().core())).collect()
     }
 
-    fn has_moved(&self, index: u16, root: RootRef<Q>) {
+    async fn has_moved(&self, index: u16, root: RootRef<Q>) {
+        self.apply_sleep_policy(&root).await;
         self.running.borrow_mut().get_mut(&index).expect("queues do not end while they move").root = root;
     }
+}
+
+async fn apply_sleep_policy<Q: Movable>(queue: &RootRef<Q>, policy: Option<SleepPolicy>) {
+    // A queue that has ended needs none.
+    let _ = queue.call(move |queue, cx| cx.set_sleep_policy(queue.line().id, policy)).await;
 }
 
 /// A queue that is to run on another reactor.
@@ -261,11 +296,11 @@ impl<H: Host> Mover<H> {
         let ends = begun.ok().flatten().ok_or(MoveError::Ending)?;
         match ends.await {
             Ok(Moved::There(root)) => {
-                queues.has_moved(self.index, root);
+                queues.has_moved(self.index, root).await;
                 Ok(())
             }
             Ok(Moved::Back(root, why)) => {
-                queues.has_moved(self.index, root);
+                queues.has_moved(self.index, root).await;
                 Err(MoveError::Open(why))
             }
             Ok(Moved::TooSlow) => Err(MoveError::TooSlow),
