@@ -5,7 +5,7 @@
 
 use crate::process::unpinned;
 use anyhow::{Context, Result};
-use aryk_bdev::{Access, Bdev, BdevChannel, Completion, Identity, Io, Op, Registry, Tag};
+use aryk_bdev::{Access, Bdev, BdevChannel, Completion, Env, Identity, Io, Op, Registry, Tag};
 use aryk_dma::{Buffer, Sgl};
 use aryk_qos::Limits;
 use aryk_reactor::{Clock, CoreSet, Cx, Engine, Nanos, Reactor, Root, RootId, SleepPolicy};
@@ -96,11 +96,11 @@ pub struct Crowd {
 impl Crowd {
     /// Runs the loops; returns the requests of all reactors in each of `windows` windows after `warm_up`.
     pub fn run(self, warm_up: Duration, window: Duration, windows: usize) -> Result<Vec<u64>> {
-        let registry = Registry::new();
+        let env = Env::default();
         let (block_size, physical_block_size) = (BLOCK, BLOCK);
         let identity = Identity::named("crowd");
         let config = aryk_bdev_null::Config { identity, block_size, physical_block_size, blocks: 1 << 20 };
-        let bdev = aryk_bdev_null::create(&registry, config)?;
+        let bdev = aryk_bdev_null::create(&env, config)?;
         let now = Clock::Monotonic.now();
         let runtime = tokio::runtime::Builder::new_current_thread().build()?;
         runtime.block_on(bdev.set_qos_limits(Limits { ios: self.limit, ..Limits::default() }, now))?;
@@ -109,7 +109,7 @@ impl Crowd {
         let run = || {
             std::thread::scope(|scope| {
                 let begin = |number| {
-                    let (registry, bdev, counts) = (&registry, &bdev, &counts);
+                    let (registry, bdev, counts) = (env.registry(), &bdev, &counts);
                     scope.spawn(move || self.run_reactor(number, registry, bdev, counts))
                 };
                 let threads: Vec<_> = (0..self.reactors).map(begin).collect();

@@ -3,7 +3,7 @@
 //! instructions of a request can be counted.
 
 use anyhow::{Context, Result, bail, ensure};
-use aryk_bdev::{Access, Bdev, Identity, QosGroups, Registry};
+use aryk_bdev::{Access, Bdev, Env, Identity, QosGroups, Registry};
 use aryk_dma::{GuestArea, Mapping, MemTable, Region};
 use aryk_qos::{IOS_MAX, Limits};
 use aryk_reactor::{Clock, CoreSet, Cx, Engine, Nanos, Reactor, SleepPolicy};
@@ -101,17 +101,17 @@ pub fn run(case: &str, batches: u32) -> Result<()> {
     guest.check()
 }
 
-fn disk(registry: &Registry, memory: bool) -> Result<Arc<Bdev>> {
+fn disk(env: &Env, memory: bool) -> Result<Arc<Bdev>> {
     let identity = Identity::named("d0");
     let (block_size, physical_block_size, blocks) = (512, 512, DISK / 512);
     Ok(if memory {
         let optimal_io_blocks = 0;
         let config =
             aryk_bdev_malloc::Config { identity, block_size, physical_block_size, blocks, optimal_io_blocks };
-        aryk_bdev_malloc::create(registry, config)?
+        aryk_bdev_malloc::create(env, config)?
     } else {
         let config = aryk_bdev_null::Config { identity, block_size, physical_block_size, blocks };
-        aryk_bdev_null::create(registry, config)?
+        aryk_bdev_null::create(env, config)?
     })
 }
 
@@ -125,13 +125,13 @@ async fn limit(registry: &Registry, bdev: &Bdev) -> Result<()> {
 }
 
 fn start_queue(reactor: &mut Reactor, case: Case, guest: &Guest) -> Result<()> {
-    let registry = Registry::new();
-    let bdev = disk(&registry, case.memory)?;
+    let env = Env::default();
+    let bdev = disk(&env, case.memory)?;
     if case.limited {
         let runtime = tokio::runtime::Builder::new_current_thread().build()?;
-        runtime.block_on(limit(&registry, &bdev))?;
+        runtime.block_on(limit(env.registry(), &bdev))?;
     }
-    let disk = registry.open(bdev.name(), Access::Exclusive, "bench", |_| {})?;
+    let disk = env.registry().open(bdev.name(), Access::Exclusive, "bench", |_| {})?;
     let cx = reactor.cx();
     let thread = cx.add_thread("bench", CoreSet::from_iter([0]));
     let parts = Parts {

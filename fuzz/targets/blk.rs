@@ -4,7 +4,7 @@
 //! For any input, no code panics, every chain is completed at most once, and the queue can be stopped.
 #![no_main]
 
-use aryk_bdev::{Identity, Registry};
+use aryk_bdev::{Env, Identity};
 use aryk_bdev_malloc::Config;
 use aryk_vhost_blk::guest::{Guest, MEMORY, SIZE};
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
@@ -49,7 +49,7 @@ fn step(guest: &mut Guest, u: &mut Unstructured<'_>) -> Result<()> {
 }
 
 fuzz_target!(|data: &[u8]| {
-    let registry = Registry::new();
+    let env = Env::default();
     let config = Config {
         identity: Identity::named("memory"),
         block_size: 512,
@@ -57,7 +57,7 @@ fuzz_target!(|data: &[u8]| {
         blocks: BLOCKS,
         optimal_io_blocks: 0,
     };
-    let disk = aryk_bdev_malloc::create(&registry, config).expect("a small disk");
+    let disk = aryk_bdev_malloc::create(&env, config).expect("a small disk");
     let mut u = Unstructured::new(data);
     let mut guest = Guest::new(disk.device().clone(), u.arbitrary().unwrap_or(true));
     while !u.is_empty() && step(&mut guest, &mut u).is_ok() {}

@@ -3,7 +3,7 @@
 //! For any input, no code panics, every command ends, and no command reports more data than its buffer holds.
 #![no_main]
 
-use aryk_bdev::{Access, Identity, Registry};
+use aryk_bdev::{Access, Env, Identity};
 use aryk_bdev_malloc::Config;
 use aryk_scsi::initiator::Initiators;
 use aryk_scsi::{Status, decode, lun_number};
@@ -35,7 +35,7 @@ fn step(all: &mut Initiators, u: &mut Unstructured<'_>) -> Result<()> {
 }
 
 fuzz_target!(|data: &[u8]| {
-    let registry = Registry::new();
+    let env = Env::default();
     let config = Config {
         identity: Identity::named("memory"),
         block_size: 512,
@@ -43,8 +43,8 @@ fuzz_target!(|data: &[u8]| {
         blocks: BLOCKS,
         optimal_io_blocks: 0,
     };
-    aryk_bdev_malloc::create(&registry, config).expect("a small disk");
-    let mut all = Initiators::new(&registry, "memory", Access::Shared, 2);
+    aryk_bdev_malloc::create(&env, config).expect("a small disk");
+    let mut all = Initiators::new(env.registry(), "memory", Access::Shared, 2);
     let mut u = Unstructured::new(data);
     if let Ok(field) = u.arbitrary() {
         let _ = lun_number(field);

@@ -6,7 +6,7 @@
 //! no code panics, and the queues can be stopped.
 #![no_main]
 
-use aryk_bdev::{Identity, Registry};
+use aryk_bdev::{Env, Identity};
 use aryk_bdev_malloc::Config;
 use aryk_vhost_scsi::guest::{FREE, Guest, MEMORY, QUEUES, SIZE, TARGETS};
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
@@ -129,7 +129,7 @@ fn length(u: &mut Unstructured<'_>) -> Result<u32> {
 }
 
 fuzz_target!(|data: &[u8]| {
-    let registry = Registry::new();
+    let env = Env::default();
     let disks = ["first", "second"];
     for name in disks {
         let config = Config {
@@ -139,9 +139,9 @@ fuzz_target!(|data: &[u8]| {
             blocks: BLOCKS,
             optimal_io_blocks: 0,
         };
-        aryk_bdev_malloc::create(&registry, config).expect("a small disk");
+        aryk_bdev_malloc::create(&env, config).expect("a small disk");
     }
-    let mut driver = Driver { guest: Guest::new(&registry, disks) };
+    let mut driver = Driver { guest: Guest::new(env.registry(), disks) };
     let mut u = Unstructured::new(data);
     while !u.is_empty() && driver.step(&mut u).is_ok() {}
     driver.guest.turn();

@@ -5,7 +5,7 @@
 //! so that the numbers exclude the reactor's turn.
 #![expect(clippy::disallowed_methods, reason = "it measures wall time")]
 
-use aryk_bdev::{Access, Bdev, BdevChannel, Completion, Identity, Io, Op, Registry, Tag};
+use aryk_bdev::{Access, Bdev, BdevChannel, Completion, Env, Identity, Io, Op, Tag};
 use aryk_dma::Buffer;
 use aryk_reactor::{Clock, CoreSet, Cx, Engine, Reactor, Root, RootId, SleepPolicy};
 use std::convert::Infallible;
@@ -28,10 +28,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let cx = reactor.cx();
     let thread = cx.add_thread("load", CoreSet::from_iter([0]));
     let root = cx.add_root(thread, "load", |_, _| Ok::<_, Infallible>(Idle))?.id();
-    let registry = Registry::new();
+    let env = Env::default();
     for layers in 0..=3 {
-        let top = stack(&registry, layers)?;
-        let descriptor = registry.open(top.name(), Access::Exclusive, "load", |_| ())?;
+        let top = stack(&env, layers)?;
+        let descriptor = env.registry().open(top.name(), Access::Exclusive, "load", |_| ())?;
         let mut channel = descriptor.open_channel(root, cx)?;
         for depth in [1, 32] {
             let best = (0..ROUNDS).map(|_| measure(&mut channel, root, depth, cx)).fold(f64::MAX, f64::min);
@@ -42,15 +42,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 /// A null disk with `layers` passthrus on it.
-fn stack(registry: &Registry, layers: u32) -> Result<Arc<Bdev>, aryk_bdev::Error> {
+fn stack(env: &Env, layers: u32) -> Result<Arc<Bdev>, aryk_bdev::Error> {
     let identity = Identity::named(format!("null{layers}"));
     let config =
         aryk_bdev_null::Config { identity, block_size: 512, physical_block_size: 512, blocks: 1 << 30 };
-    let mut top = aryk_bdev_null::create(registry, config)?;
+    let mut top = aryk_bdev_null::create(env, config)?;
     for layer in 1..=layers {
         let identity = Identity::named(format!("pass{layers}.{layer}"));
         let config = aryk_bdev_passthru::Config { identity, base: top.name().to_owned() };
-        top = aryk_bdev_passthru::create(registry, config)?;
+        top = aryk_bdev_passthru::create(env, config)?;
     }
     Ok(top)
 }

@@ -1,6 +1,6 @@
 //! A disk whose limits, operations and read-only state change while it is open, with requests in flight and waiting.
 
-use aryk_bdev::{Access, Event, Identity, Limits, Op, OpSet, Registry, Status};
+use aryk_bdev::{Access, Env, Event, Identity, Limits, Op, OpSet, Status};
 use aryk_bdev_conformance::{Bench, Log, Opener, Probe, Properties, Seen, Shape, contents};
 use aryk_bdev_error::{Fault, Injection};
 use std::sync::{Arc, Mutex};
@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 const BLOCKS: u64 = 1024;
 
 struct Rig {
-    registry: Registry,
+    env: Env,
     bench: Bench,
     properties: Arc<Mutex<Properties>>,
     log: Arc<Mutex<Log>>,
@@ -17,7 +17,7 @@ struct Rig {
 impl Rig {
     /// `above` on `disk`, a probe of a disk of the error module, which is `held`.
     fn new(limits: Limits) -> Self {
-        let registry = Registry::new();
+        let env = Env::default();
         let malloc = aryk_bdev_malloc::Config {
             identity: Identity::named("store"),
             block_size: 512,
@@ -25,38 +25,40 @@ impl Rig {
             blocks: BLOCKS,
             optimal_io_blocks: 0,
         };
-        aryk_bdev_malloc::create(&registry, malloc).expect("a disk of ours");
+        aryk_bdev_malloc::create(&env, malloc).expect("a disk of ours");
         let error = aryk_bdev_error::Config { identity: Identity::named("held"), base: "store".to_owned() };
-        let held = aryk_bdev_error::create(&registry, error).expect("a disk of ours");
+        let held = aryk_bdev_error::create(&env, error).expect("a disk of ours");
         let probe = Probe::new(Arc::clone(held.device()), limits, OpSet::PLAIN);
         let (properties, log) = (probe.properties(), probe.log());
-        registry.register(Identity::named("disk"), Arc::new(probe)).expect("a disk of ours");
+        env.registry().register(Identity::named("disk"), Arc::new(probe)).expect("a disk of ours");
         let above =
             aryk_bdev_passthru::Config { identity: Identity::named("above"), base: "disk".to_owned() };
-        aryk_bdev_passthru::create(&registry, above).expect("a disk of ours");
-        Self { registry, bench: Bench::new(), properties, log }
+        aryk_bdev_passthru::create(&env, above).expect("a disk of ours");
+        Self { env, bench: Bench::new(), properties, log }
     }
 
     fn open(&mut self) -> Opener {
-        self.bench.open(&self.registry, "above", Access::Shared, 64, 64 * 512)
+        self.bench.open(self.env.registry(), "above", Access::Shared, 64, 64 * 512)
     }
 
     /// Changes the probe's properties.
     fn change(&mut self, change: impl FnOnce(&mut Properties)) {
         change(&mut self.properties.lock().expect("no one panics holding it"));
-        self.bench.wait("the change", self.registry.changed("disk")).expect("a disk of ours");
+        self.bench.wait("the change", self.env.registry().changed("disk")).expect("a disk of ours");
     }
 
     fn hold_writes(&self) {
         let injection =
             Injection { fault: Fault::Pending, ops: OpSet::of(&[Op::Write]), count: 64, queue_depth: 0 };
-        aryk_bdev_error::inject(&self.registry, "held", injection).expect("a disk of ours");
+        aryk_bdev_error::inject(self.env.registry(), "held", injection).expect("a disk of ours");
     }
 
     /// Releases held requests.
     fn resume(&mut self) {
-        self.bench.wait("to go on", aryk_bdev_error::resume(&self.registry, "held")).expect("a disk of ours");
-        let disk = self.registry.find("disk").expect("a disk of ours");
+        self.bench
+            .wait("to go on", aryk_bdev_error::resume(self.env.registry(), "held"))
+            .expect("a disk of ours");
+        let disk = self.env.registry().find("disk").expect("a disk of ours");
         self.bench.wait("a look", disk.wake_channels());
     }
 

@@ -1,6 +1,6 @@
 //! Requests that miss their deadline, in virtual time.
 
-use aryk_bdev::{Access, Bdev, Deadline, Identity, OnDeadline, Op, OpSet, Registry, Status};
+use aryk_bdev::{Access, Bdev, Deadline, Env, Identity, OnDeadline, Op, OpSet, Status};
 use aryk_bdev_conformance::{Bench, Opener, Shape, contents};
 use aryk_bdev_error::{Fault, Injection};
 use aryk_reactor::Clock;
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// A disk that holds requests on demand, and a clock that the test moves.
 struct Rig {
-    registry: Registry,
+    env: Env,
     bdev: Arc<Bdev>,
     nanos: Arc<AtomicU64>,
     bench: Bench,
@@ -19,7 +19,7 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
-        let registry = Registry::new();
+        let env = Env::default();
         let malloc = aryk_bdev_malloc::Config {
             identity: Identity::named("base"),
             block_size: 512,
@@ -27,19 +27,19 @@ impl Rig {
             blocks: 1024,
             optimal_io_blocks: 0,
         };
-        aryk_bdev_malloc::create(&registry, malloc).expect("it can be made");
+        aryk_bdev_malloc::create(&env, malloc).expect("it can be made");
         let error = aryk_bdev_error::Config { identity: Identity::named("disk"), base: "base".to_owned() };
-        aryk_bdev_error::create(&registry, error).expect("it can be made");
-        let bdev = registry.find("disk").expect("it is registered");
+        aryk_bdev_error::create(&env, error).expect("it can be made");
+        let bdev = env.registry().find("disk").expect("it is registered");
         let nanos = Arc::new(AtomicU64::new(1_000_000));
         let mut bench = Bench::at(Clock::Virtual(Arc::clone(&nanos)));
-        let disk = bench.open(&registry, "disk", Access::Exclusive, 400, 512);
-        Self { registry, bdev, nanos, bench, disk }
+        let disk = bench.open(env.registry(), "disk", Access::Exclusive, 400, 512);
+        Self { env, bdev, nanos, bench, disk }
     }
 
     fn hold(&self, op: Op, count: u32) {
         let injection = Injection { fault: Fault::Pending, ops: OpSet::of(&[op]), count, queue_depth: 0 };
-        aryk_bdev_error::inject(&self.registry, "disk", injection).expect("the disk is there");
+        aryk_bdev_error::inject(self.env.registry(), "disk", injection).expect("the disk is there");
     }
 
     fn limit(&mut self, ms: u64, action: OnDeadline) {
@@ -167,7 +167,7 @@ fn a_deadline_is_for_channels_to_come_and_for_requests_in_flight() {
     rig.pass(500);
     rig.limit(1000, OnDeadline::Abort);
     let bench = &mut rig.bench;
-    let mut other = bench.open(&rig.registry, "disk", Access::Read, 4, 512);
+    let mut other = bench.open(rig.env.registry(), "disk", Access::Read, 4, 512);
     let theirs = other.read(1, 1, Shape::Single, bench);
     assert_eq!(rig.pass(500), [(before, Status::Aborted)]);
     assert_eq!(other.completed().len(), 0);

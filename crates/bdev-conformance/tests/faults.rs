@@ -1,6 +1,6 @@
 //! Faults injected by the `error` module, and latencies of the `delay` module.
 
-use aryk_bdev::{Access, Identity, Op, OpSet, Registry, Status};
+use aryk_bdev::{Access, Env, Identity, Op, OpSet, Registry, Status};
 use aryk_bdev_conformance::{Bench, Opener, Shape, contents};
 use aryk_bdev_delay::Kind;
 use aryk_bdev_error::{Fault, Injection};
@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 const BLOCK: u32 = 512;
 
-fn malloc(name: &str) -> Registry {
-    let registry = Registry::new();
+fn malloc(name: &str) -> Env {
+    let env = Env::default();
     let config = aryk_bdev_malloc::Config {
         identity: Identity::named(name),
         block_size: BLOCK,
@@ -19,15 +19,15 @@ fn malloc(name: &str) -> Registry {
         blocks: 1024,
         optimal_io_blocks: 0,
     };
-    aryk_bdev_malloc::create(&registry, config).expect("it can be made");
-    registry
+    aryk_bdev_malloc::create(&env, config).expect("it can be made");
+    env
 }
 
-fn error() -> Registry {
-    let registry = malloc("base");
+fn error() -> Env {
+    let env = malloc("base");
     let config = aryk_bdev_error::Config { identity: Identity::named("disk"), base: "base".to_owned() };
-    aryk_bdev_error::create(&registry, config).expect("it can be made");
-    registry
+    aryk_bdev_error::create(&env, config).expect("it can be made");
+    env
 }
 
 fn inject(registry: &Registry, fault: Fault, ops: OpSet, count: u32, queue_depth: u32) {
@@ -43,11 +43,11 @@ fn statuses(disk: &mut Opener, bench: &mut Bench) -> Vec<Status> {
 
 #[test]
 fn failures_befall_as_many_requests_of_each_operation_as_told() {
-    let registry = error();
+    let env = error();
     let mut bench = Bench::new();
-    let mut disk = bench.open(&registry, "disk", Access::Exclusive, 8, BLOCK);
-    inject(&registry, Fault::Failure, OpSet::of(&[Op::Read, Op::Flush]), 2, 0);
-    inject(&registry, Fault::NoMem, OpSet::of(&[Op::Write]), 1, 0);
+    let mut disk = bench.open(env.registry(), "disk", Access::Exclusive, 8, BLOCK);
+    inject(env.registry(), Fault::Failure, OpSet::of(&[Op::Read, Op::Flush]), 2, 0);
+    inject(env.registry(), Fault::NoMem, OpSet::of(&[Op::Write]), 1, 0);
     for _ in 0..3 {
         disk.read(0, 1, Shape::Single, &mut bench);
         disk.write(0, &contents(1, 0, 1, BLOCK), Shape::Single, &mut bench);
@@ -57,10 +57,10 @@ fn failures_befall_as_many_requests_of_each_operation_as_told() {
     use Status::{Medium, NoSpace, Ok};
     let expected = [Medium, NoSpace, Medium, Ok, Medium, Ok, Medium, Ok, Ok, Ok, Ok, Ok];
     assert_eq!(statuses(&mut disk, &mut bench), expected);
-    inject(&registry, Fault::Failure, OpSet::ALL, u32::MAX, 0);
+    inject(env.registry(), Fault::Failure, OpSet::ALL, u32::MAX, 0);
     disk.command(Op::WriteZeroes, 1, 1, &mut bench);
     assert_eq!(disk.finish(&mut bench).status, Medium);
-    aryk_bdev_error::clear(&registry, "disk").unwrap();
+    aryk_bdev_error::clear(env.registry(), "disk").unwrap();
     disk.command(Op::WriteZeroes, 1, 1, &mut bench);
     assert_eq!(disk.finish(&mut bench).status, Ok);
     disk.close(&mut bench);
@@ -68,10 +68,10 @@ fn failures_befall_as_many_requests_of_each_operation_as_told() {
 
 #[test]
 fn failures_can_wait_for_a_queue_depth() {
-    let registry = error();
+    let env = error();
     let mut bench = Bench::new();
-    let mut disk = bench.open(&registry, "disk", Access::Exclusive, 8, BLOCK);
-    inject(&registry, Fault::Failure, OpSet::of(&[Op::Read]), 2, 3);
+    let mut disk = bench.open(env.registry(), "disk", Access::Exclusive, 8, BLOCK);
+    inject(env.registry(), Fault::Failure, OpSet::of(&[Op::Read]), 2, 3);
     for lba in 0..6 {
         disk.read(lba, 1, Shape::Single, &mut bench);
     }
@@ -82,15 +82,15 @@ fn failures_can_wait_for_a_queue_depth() {
 
 #[test]
 fn corruption_changes_one_byte_of_what_is_read_or_stored_and_none_of_the_submitters() {
-    let registry = error();
+    let env = error();
     let mut bench = Bench::new();
-    let mut disk = bench.open(&registry, "disk", Access::Exclusive, 8, 20 * BLOCK);
+    let mut disk = bench.open(env.registry(), "disk", Access::Exclusive, 8, 20 * BLOCK);
     let data = contents(1, 0, 20, BLOCK);
     let mut wrong = data.clone();
     wrong[700] ^= 0x81;
     let fault = Fault::CorruptData { offset: 700, value: 0x81 };
     for (op, shape, stored) in [(Op::Read, Shape::Halves, &data), (Op::Write, Shape::Odd, &wrong)] {
-        inject(&registry, fault, OpSet::of(&[op]), 1, 0);
+        inject(env.registry(), fault, OpSet::of(&[op]), 1, 0);
         disk.write(0, &data, shape, &mut bench);
         assert_eq!(disk.finish(&mut bench).data, data, "the submitter's memory is its own");
         for expected in [&wrong, stored] {
@@ -99,10 +99,10 @@ fn corruption_changes_one_byte_of_what_is_read_or_stored_and_none_of_the_submitt
         }
     }
     // A shorter buffer has no such byte.
-    inject(&registry, fault, OpSet::ALL, 1, 0);
+    inject(env.registry(), fault, OpSet::ALL, 1, 0);
     disk.write(0, &data[..512], Shape::Single, &mut bench);
     assert_eq!(disk.finish(&mut bench).status, Status::Ok);
-    aryk_bdev_error::clear(&registry, "disk").unwrap();
+    aryk_bdev_error::clear(env.registry(), "disk").unwrap();
     disk.read(0, 1, Shape::Single, &mut bench);
     assert_eq!(disk.finish(&mut bench).data, data[..512]);
     disk.close(&mut bench);
@@ -110,7 +110,7 @@ fn corruption_changes_one_byte_of_what_is_read_or_stored_and_none_of_the_submitt
 
 #[test]
 fn invalid_injections_are_refused() {
-    let registry = error();
+    let env = error();
     let nothing = Injection {
         fault: Fault::CorruptData { offset: 0, value: 0 },
         ops: OpSet::ALL,
@@ -118,17 +118,17 @@ fn invalid_injections_are_refused() {
         queue_depth: 0,
     };
     assert_eq!(
-        aryk_bdev_error::inject(&registry, "disk", nothing),
+        aryk_bdev_error::inject(env.registry(), "disk", nothing),
         Err(aryk_bdev_error::Error::CorruptsNothing)
     );
-    assert!(aryk_bdev_error::clear(&registry, "base").is_err(), "not a disk of this module");
-    assert!(aryk_bdev_delay::set_latency(&registry, "disk", Kind::AvgRead, 1).is_err());
-    assert!(aryk_bdev_null::resize(&registry, "base", 1).is_err());
+    assert!(aryk_bdev_error::clear(env.registry(), "base").is_err(), "not a disk of this module");
+    assert!(aryk_bdev_delay::set_latency(env.registry(), "disk", Kind::AvgRead, 1).is_err());
+    assert!(aryk_bdev_null::resize(env.registry(), "base", 1).is_err());
 }
 
 /// A delay disk, in virtual time.
 struct Delayed {
-    registry: Registry,
+    env: Env,
     nanos: Arc<AtomicU64>,
     bench: Bench,
     disk: Opener,
@@ -136,7 +136,7 @@ struct Delayed {
 
 impl Delayed {
     fn new() -> Self {
-        let registry = malloc("base");
+        let env = malloc("base");
         let config = aryk_bdev_delay::Config {
             identity: Identity::named("disk"),
             base: "base".to_owned(),
@@ -145,11 +145,11 @@ impl Delayed {
             avg_write_us: 300,
             p99_write_us: 2000,
         };
-        aryk_bdev_delay::create(&registry, config).expect("it can be made");
+        aryk_bdev_delay::create(&env, config).expect("it can be made");
         let nanos = Arc::new(AtomicU64::new(1));
         let mut bench = Bench::at(Clock::Virtual(Arc::clone(&nanos)));
-        let disk = bench.open(&registry, "disk", Access::Exclusive, 400, BLOCK);
-        Self { registry, nanos, bench, disk }
+        let disk = bench.open(env.registry(), "disk", Access::Exclusive, 400, BLOCK);
+        Self { env, nanos, bench, disk }
     }
 
     /// Moves the clock by this many microseconds; returns the number of completions.
@@ -189,7 +189,7 @@ fn latencies_change_at_run_time_and_a_shorter_one_overtakes() {
     let mut d = Delayed::new();
     d.submit(1, 0);
     assert_eq!(d.after(0), 0);
-    aryk_bdev_delay::set_latency(&d.registry, "disk", Kind::AvgRead, 10).unwrap();
+    aryk_bdev_delay::set_latency(d.env.registry(), "disk", Kind::AvgRead, 10).unwrap();
     d.submit(1, 0);
     assert_eq!([0, 9, 1, 89, 1].map(|us| d.after(us)), [0, 0, 1, 0, 1]);
     d.disk.close(&mut d.bench);

@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "what a test sets up is there, or the test fails")]
 
 use aryk_bdev::{
-    Access, AsyncChannel, Base, Bdev, BdevChannel, BoxFuture, Channel, Completion, CreditPool, Device,
+    Access, AsyncChannel, Base, Bdev, BdevChannel, BoxFuture, Channel, Completion, CreditPool, Device, Env,
     ForwardChannel, Geometry, Identity, Io, Limits, OpSet, OpenError, Registry, Tag,
 };
 use aryk_bdev_conformance::{Bench, Features, Fixture, Shape, block_on, conformance};
@@ -116,7 +116,7 @@ impl Channel for Own {
 }
 
 struct Stack {
-    registry: Registry,
+    env: Env,
     disk: Arc<Bdev>,
     opened: Arc<AtomicU64>,
     reactors: Reactors,
@@ -124,7 +124,7 @@ struct Stack {
 
 impl Fixture for Stack {
     fn registry(&self) -> &Registry {
-        &self.registry
+        self.env.registry()
     }
 
     fn features(&self) -> Features {
@@ -135,7 +135,7 @@ impl Fixture for Stack {
 impl Stack {
     /// Creates `disk`, owned by the first of the reactors on `cores`.
     fn on(cores: CoreSet) -> Self {
-        let registry = Registry::new();
+        let env = Env::default();
         let malloc = aryk_bdev_malloc::Config {
             identity: Identity::named("base"),
             block_size: BLOCK,
@@ -143,14 +143,14 @@ impl Stack {
             blocks: BLOCKS,
             optimal_io_blocks: 0,
         };
-        aryk_bdev_malloc::create(&registry, malloc).unwrap();
+        aryk_bdev_malloc::create(&env, malloc).unwrap();
         let reactors = Reactors::start(&Options { cores, ..Options::default() }).unwrap();
         let owner = reactors.hold(&reactors.handles()[0]).unwrap();
-        let base = Arc::new(Base::open(&registry, "base", "disk").unwrap());
+        let base = Arc::new(Base::open(env.registry(), "base", "disk").unwrap());
         let opened = Arc::new(AtomicU64::new(0));
         let device = Forwarded { base, owner: Mutex::new(owner), opened: Arc::clone(&opened) };
-        let disk = registry.register(Identity::named("disk"), Arc::new(device)).unwrap();
-        Self { registry, disk, opened, reactors }
+        let disk = env.registry().register(Identity::named("disk"), Arc::new(device)).unwrap();
+        Self { env, disk, opened, reactors }
     }
 
     fn new() -> Self {
@@ -175,7 +175,7 @@ fn one_link_serves_all_channels_and_ends_with_the_last() {
     let stack = Stack::new();
     let mut bench = Bench::new();
     let mut disks: Vec<_> =
-        (0..20).map(|_| bench.open(&stack.registry, "disk", Access::Shared, 8, BLOCK)).collect();
+        (0..20).map(|_| bench.open(stack.env.registry(), "disk", Access::Shared, 8, BLOCK)).collect();
     for round in 0..50 {
         for disk in &mut disks {
             for _ in 0..8 {
@@ -220,7 +220,7 @@ fn the_owner_moves_under_requests_and_its_reactor_ends() {
     let stack = Stack::on(CoreSet::allowed());
     let handles = stack.reactors.handles();
     let [first, second, ..] = &handles[..] else { panic!("a test of two cores") };
-    let descriptor = stack.registry.open("disk", Access::Exclusive, "test", |_| ()).unwrap();
+    let descriptor = stack.env.registry().open("disk", Access::Exclusive, "test", |_| ()).unwrap();
     let stop = Arc::new(AtomicBool::new(false));
     let writer = {
         let (descriptor, stop) = (descriptor.clone(), Arc::clone(&stop));

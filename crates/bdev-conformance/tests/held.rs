@@ -1,6 +1,6 @@
 //! Requests that a device holds: how they end, and when their memory is free.
 
-use aryk_bdev::{Access, AsyncChannel, Identity, Op, OpSet, Registry, Status};
+use aryk_bdev::{Access, AsyncChannel, Env, Identity, Op, OpSet, Registry, Status};
 use aryk_bdev_conformance::{Bench, Opener, Shape, block_on, contents};
 use aryk_bdev_error::{Fault, Injection};
 use aryk_dma::Buffer;
@@ -15,8 +15,8 @@ use std::time::Duration;
 const BLOCKS: u64 = 1024;
 
 /// `disk` on `base`, in memory.
-fn registry() -> Registry {
-    let registry = Registry::new();
+fn env() -> Env {
+    let env = Env::default();
     let malloc = aryk_bdev_malloc::Config {
         identity: Identity::named("base"),
         block_size: 512,
@@ -24,10 +24,10 @@ fn registry() -> Registry {
         blocks: BLOCKS,
         optimal_io_blocks: 0,
     };
-    aryk_bdev_malloc::create(&registry, malloc).expect("it can be made");
+    aryk_bdev_malloc::create(&env, malloc).expect("it can be made");
     let error = aryk_bdev_error::Config { identity: Identity::named("disk"), base: "base".to_owned() };
-    aryk_bdev_error::create(&registry, error).expect("it can be made");
-    registry
+    aryk_bdev_error::create(&env, error).expect("it can be made");
+    env
 }
 
 fn inject(registry: &Registry, fault: Fault, ops: &[Op], count: u32) {
@@ -47,11 +47,11 @@ fn is_pending(future: std::pin::Pin<&mut impl Future>) -> bool {
 
 #[test]
 fn a_reset_ends_what_is_held_and_keeps_what_waits() {
-    let registry = registry();
-    let bdev = registry.find("disk").unwrap();
+    let env = env();
+    let bdev = env.registry().find("disk").unwrap();
     let mut bench = Bench::new();
-    let mut disk = bench.open(&registry, "disk", Access::Exclusive, 300, 512);
-    inject(&registry, Fault::Pending, &[Op::Write], 256);
+    let mut disk = bench.open(env.registry(), "disk", Access::Exclusive, 300, 512);
+    inject(env.registry(), Fault::Pending, &[Op::Write], 256);
     // As many requests as the depth, all held, and one after them.
     for lba in 0..256 {
         disk.write(lba, &contents(1, lba, 1, 512), Shape::Single, &mut bench);
@@ -74,11 +74,11 @@ fn a_reset_ends_what_is_held_and_keeps_what_waits() {
 
 #[test]
 fn queues_do_not_grow_with_aborted_requests() {
-    let registry = registry();
-    let bdev = registry.find("disk").unwrap();
+    let env = env();
+    let bdev = env.registry().find("disk").unwrap();
     let mut bench = Bench::new();
-    let mut disk = bench.open(&registry, "disk", Access::Exclusive, 300, 512);
-    inject(&registry, Fault::Pending, &[Op::Read], 256);
+    let mut disk = bench.open(env.registry(), "disk", Access::Exclusive, 300, 512);
+    inject(env.registry(), Fault::Pending, &[Op::Read], 256);
     for lba in 0..256 {
         disk.read(lba, 1, Shape::Single, &mut bench);
     }
@@ -104,10 +104,10 @@ fn queues_do_not_grow_with_aborted_requests() {
 
 #[test]
 fn an_abort_ends_one_that_is_held_and_one_that_waits() {
-    let registry = registry();
+    let env = env();
     let mut bench = Bench::new();
-    let mut disk = bench.open(&registry, "disk", Access::Exclusive, 300, 512);
-    inject(&registry, Fault::Pending, &[Op::Read], 256);
+    let mut disk = bench.open(env.registry(), "disk", Access::Exclusive, 300, 512);
+    inject(env.registry(), Fault::Pending, &[Op::Read], 256);
     let held: Vec<_> = (0..256).map(|lba| disk.read(lba, 1, Shape::Single, &mut bench)).collect();
     let waiting = [300, 301].map(|lba| disk.read(lba, 1, Shape::Single, &mut bench));
     disk.abort(waiting[0], &mut bench);
@@ -126,16 +126,16 @@ fn an_abort_ends_one_that_is_held_and_one_that_waits() {
 
 #[test]
 fn held_requests_continue_on_demand() {
-    let registry = registry();
+    let env = env();
     let mut bench = Bench::new();
-    let mut disk = bench.open(&registry, "disk", Access::Exclusive, 8, 512);
-    inject(&registry, Fault::Pending, &[Op::Write], 256);
+    let mut disk = bench.open(env.registry(), "disk", Access::Exclusive, 8, 512);
+    inject(env.registry(), Fault::Pending, &[Op::Write], 256);
     for lba in 0..4 {
         disk.write(lba, &contents(1, lba, 1, 512), Shape::Single, &mut bench);
     }
     turn(&mut bench, 20);
     assert_eq!(disk.completed(), []);
-    bench.wait("to go on", aryk_bdev_error::resume(&registry, "disk")).unwrap();
+    bench.wait("to go on", aryk_bdev_error::resume(env.registry(), "disk")).unwrap();
     let outcomes = disk.drain(&mut bench);
     assert_eq!(outcomes.iter().map(|o| o.status).collect::<Vec<_>>(), [Status::Ok; 4]);
     // No request is held any more, and nothing was lost.
@@ -148,11 +148,11 @@ fn held_requests_continue_on_demand() {
 
 #[test]
 fn a_disk_is_settled_when_what_changes_those_blocks_has_completed() {
-    let registry = registry();
-    let bdev = registry.find("disk").unwrap();
+    let env = env();
+    let bdev = env.registry().find("disk").unwrap();
     let mut bench = Bench::new();
-    let mut disk = bench.open(&registry, "disk", Access::Exclusive, 8, 512);
-    inject(&registry, Fault::Pending, &[Op::Write], 256);
+    let mut disk = bench.open(env.registry(), "disk", Access::Exclusive, 8, 512);
+    inject(env.registry(), Fault::Pending, &[Op::Write], 256);
     disk.write(500, &contents(1, 500, 1, 512), Shape::Single, &mut bench);
     turn(&mut bench, 20);
     let mut settled = pin!(bdev.settle(500..BLOCKS));
@@ -163,7 +163,7 @@ fn a_disk_is_settled_when_what_changes_those_blocks_has_completed() {
     // Other blocks do not concern it.
     bench.wait("other blocks", bdev.settle(0..500));
     assert!(is_pending(settled.as_mut()));
-    bench.wait("to go on", aryk_bdev_error::resume(&registry, "disk")).unwrap();
+    bench.wait("to go on", aryk_bdev_error::resume(env.registry(), "disk")).unwrap();
     bench.wait("the blocks", settled);
     assert_eq!(disk.drain(&mut bench).len(), 1);
     // No request is held off any more.
@@ -175,13 +175,13 @@ fn a_disk_is_settled_when_what_changes_those_blocks_has_completed() {
 
 #[test]
 fn removal_aborts_what_is_held_after_a_while() {
-    let registry = registry();
+    let env = env();
     let nanos = Arc::new(AtomicU64::new(1));
     let mut bench = Bench::at(Clock::Virtual(Arc::clone(&nanos)));
-    let mut disk = bench.open(&registry, "disk", Access::Exclusive, 4, 512);
-    inject(&registry, Fault::Pending, &[Op::Write], 1);
+    let mut disk = bench.open(env.registry(), "disk", Access::Exclusive, 4, 512);
+    inject(env.registry(), Fault::Pending, &[Op::Write], 1);
     disk.write(0, &contents(1, 0, 1, 512), Shape::Single, &mut bench);
-    let mut removal = pin!(registry.remove("base"));
+    let mut removal = pin!(env.registry().remove("base"));
     let pass = |bench: &mut Bench, time: Duration| {
         nanos.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
         turn(bench, 20);
@@ -195,23 +195,23 @@ fn removal_aborts_what_is_held_after_a_while() {
     assert_eq!(disk.finish(&mut bench).status, Status::Aborted);
     disk.close(&mut bench);
     assert_eq!(bench.wait("the removal", removal), Ok(()));
-    assert!(registry.list().is_empty());
+    assert!(env.registry().list().is_empty());
 }
 
 #[test]
 fn removal_during_a_reset_ends_both() {
-    let registry = registry();
-    let bdev = registry.find("disk").unwrap();
+    let env = env();
+    let bdev = env.registry().find("disk").unwrap();
     let mut bench = Bench::new();
-    let mut disk = bench.open(&registry, "disk", Access::Exclusive, 300, 512);
-    inject(&registry, Fault::Pending, &[Op::Write], 256);
+    let mut disk = bench.open(env.registry(), "disk", Access::Exclusive, 300, 512);
+    inject(env.registry(), Fault::Pending, &[Op::Write], 256);
     for lba in 0..260 {
         disk.write(lba, &contents(1, lba, 1, 512), Shape::Single, &mut bench);
     }
     let mut reset = pin!(bdev.reset());
     assert!(is_pending(reset.as_mut()));
     bench.turn();
-    let mut removal = pin!(registry.remove("disk"));
+    let mut removal = pin!(env.registry().remove("disk"));
     assert!(is_pending(removal.as_mut()));
     let late = disk.read(0, 1, Shape::Single, &mut bench);
     assert!(bench.wait("the reset", reset));
@@ -231,16 +231,16 @@ fn removal_during_a_reset_ends_both() {
 
 #[test]
 fn the_buffer_of_a_task_that_gave_up_is_kept_until_its_request_ends() {
-    let registry = registry();
-    let bdev = registry.find("disk").unwrap();
+    let env = env();
+    let bdev = env.registry().find("disk").unwrap();
     let mut bench = Bench::new();
-    let descriptor = registry.open("disk", Access::Exclusive, "tasks", |_| ()).unwrap();
+    let descriptor = env.registry().open("disk", Access::Exclusive, "tasks", |_| ()).unwrap();
     let (thread, reactor) = (bench.thread(), bench.cx().handle().clone());
     bench.wait("the reactor to be prepared", descriptor.prepare(&reactor)).unwrap();
     let channel = AsyncChannel::open(&descriptor, thread, bench.cx()).unwrap();
     let data = contents(3, 0, 8, 512);
     bench.wait("a write", channel.write(0, 8, Buffer::from_slice(&data))).unwrap();
-    inject(&registry, Fault::Pending, &[Op::Read], 1);
+    inject(env.registry(), Fault::Pending, &[Op::Read], 1);
     {
         let mut given_up = pin!(channel.read(0, 8, Buffer::new(4096, 4096)));
         assert!(is_pending(given_up.as_mut()));
@@ -255,7 +255,7 @@ fn the_buffer_of_a_task_that_gave_up_is_kept_until_its_request_ends() {
     assert_eq!(failed.unwrap_err(), Status::OutOfRange);
     bench.wait("a flush", channel.command(Op::Flush, 0, 0)).unwrap();
     drop((channel, descriptor));
-    let mut removal = pin!(registry.remove("disk"));
+    let mut removal = pin!(env.registry().remove("disk"));
     for _ in 0..20 {
         assert!(is_pending(removal.as_mut()), "a request is held");
         bench.turn();
@@ -266,12 +266,12 @@ fn the_buffer_of_a_task_that_gave_up_is_kept_until_its_request_ends() {
 
 #[test]
 fn a_reset_waits_for_all_reactors() {
-    let registry = registry();
-    let bdev = registry.find("disk").unwrap();
+    let env = env();
+    let bdev = env.registry().find("disk").unwrap();
     let options = Options { cores: CoreSet::allowed(), ..Options::default() };
     let reactors = Reactors::start(&options).unwrap();
-    inject(&registry, Fault::Pending, &[Op::Write], u32::MAX);
-    let descriptor = registry.open("disk", Access::Exclusive, "tasks", |_| ()).unwrap();
+    inject(env.registry(), Fault::Pending, &[Op::Write], u32::MAX);
+    let descriptor = env.registry().open("disk", Access::Exclusive, "tasks", |_| ()).unwrap();
     let ended = Arc::new(std::sync::Mutex::new(Vec::new()));
     let tasks = 2 * reactors.handles().len();
     for (handle, i) in reactors.handles().iter().cycle().zip(0..tasks as u64) {
@@ -294,7 +294,7 @@ fn a_reset_waits_for_all_reactors() {
     }
     assert!(block_on(bdev.reset()));
     drop(descriptor);
-    assert_eq!(block_on(registry.remove("disk")), Ok(()));
+    assert_eq!(block_on(env.registry().remove("disk")), Ok(()));
     assert_eq!(*ended.lock().unwrap(), vec![Err(Status::Aborted); tasks]);
 }
 
@@ -302,11 +302,11 @@ fn a_reset_waits_for_all_reactors() {
 /// come.
 #[test]
 fn an_abort_gives_no_other_a_place_while_blocks_are_asked_for() {
-    let registry = registry();
+    let env = env();
     let mut bench = Bench::new();
-    let mut disk = bench.open(&registry, "disk", Access::Exclusive, 64, 2 * 512);
+    let mut disk = bench.open(env.registry(), "disk", Access::Exclusive, 64, 2 * 512);
     let data = [vec![0; 512], contents(1, 0, 1, 512)].concat();
-    inject(&registry, Fault::Pending, &[Op::Read], 1);
+    inject(env.registry(), Fault::Pending, &[Op::Read], 1);
     let swap = |disk: &mut Opener, lba, bench: &mut Bench| {
         let id = disk.with_data(Op::CompareAndWrite, lba, 1, Shape::Single, &data, bench);
         turn(bench, 50);

@@ -1,13 +1,13 @@
 //! Limits of disks and groups, in virtual time.
 
-use aryk_bdev::{Access, Bdev, Error, Event, Identity, Op, QosGroups, RateLimits, Registry, Status};
+use aryk_bdev::{Access, Bdev, Env, Error, Event, Identity, Op, QosGroups, RateLimits, Status};
 use aryk_bdev_conformance::{Bench, Opener, Shape};
 use aryk_reactor::{Clock, Nanos};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 struct Rig {
-    registry: Registry,
+    env: Env,
     groups: QosGroups,
     nanos: Arc<AtomicU64>,
     bench: Bench,
@@ -18,7 +18,7 @@ const NAMES: [&str; 3] = ["a", "b", "c"];
 
 impl Rig {
     fn new(disks: usize) -> Self {
-        let registry = Registry::new();
+        let env = Env::default();
         let nanos = Arc::new(AtomicU64::new(1_000_000_000));
         let mut bench = Bench::at(Clock::Virtual(Arc::clone(&nanos)));
         let open = |name: &&str| {
@@ -29,15 +29,15 @@ impl Rig {
                 blocks: 1024,
                 optimal_io_blocks: 0,
             };
-            aryk_bdev_malloc::create(&registry, malloc).expect("it can be made");
-            bench.open(&registry, name, Access::Exclusive, 400, 4096)
+            aryk_bdev_malloc::create(&env, malloc).expect("it can be made");
+            bench.open(env.registry(), name, Access::Exclusive, 400, 4096)
         };
         let disks = NAMES[..disks].iter().map(open).collect();
-        Self { registry, groups: QosGroups::new(), nanos, bench, disks }
+        Self { env, groups: QosGroups::new(), nanos, bench, disks }
     }
 
     fn bdev(&self, disk: usize) -> Arc<Bdev> {
-        self.registry.find(NAMES[disk]).expect("it is there")
+        self.env.registry().find(NAMES[disk]).expect("it is there")
     }
 
     fn now(&self) -> Nanos {
@@ -51,13 +51,13 @@ impl Rig {
     }
 
     fn limit_group(&mut self, name: &str, limits: RateLimits) {
-        let set = self.groups.set_limits(&self.registry, name, limits, self.now());
+        let set = self.groups.set_limits(self.env.registry(), name, limits, self.now());
         self.bench.wait("limits", set).expect("they can be set");
         self.turns();
     }
 
     fn add(&mut self, group: &str, disk: usize) {
-        let add = self.groups.add(&self.registry, group, NAMES[disk]);
+        let add = self.groups.add(self.env.registry(), group, NAMES[disk]);
         self.bench.wait("membership", add).expect("it can be added");
         self.turns();
     }
@@ -261,8 +261,8 @@ fn waiting_requests_fail_when_their_disk_is_removed() {
     let mut rig = Rig::new(1);
     rig.limit(0, ios(1));
     rig.read(0, 10);
-    let registry = Arc::new(std::mem::take(&mut rig.registry));
-    let there = Arc::clone(&registry);
+    let env = rig.env.clone();
+    let there = Arc::clone(env.registry());
     let removal = std::thread::spawn(move || {
         let mut future = std::pin::pin!(there.remove("a"));
         let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
@@ -281,7 +281,7 @@ fn waiting_requests_fail_when_their_disk_is_removed() {
     assert!(removed >= 8, "{statuses:?}");
     rig.end();
     removal.join().unwrap();
-    assert!(registry.find("a").is_err());
+    assert!(env.registry().find("a").is_err());
 }
 
 #[test]
@@ -307,7 +307,7 @@ fn a_group_holds_its_disks_together() {
     let both = rig.count(0) + rig.count(1);
     assert!((19..=23).contains(&both), "{both}");
     // A disk leaves, and has no limit any more.
-    let remove = rig.groups.remove(&rig.registry, "inner", "a");
+    let remove = rig.groups.remove(rig.env.registry(), "inner", "a");
     rig.bench.wait("membership", remove).unwrap();
     rig.turns();
     rig.count(0);
@@ -327,19 +327,19 @@ fn groups_that_cannot_be() {
     }
     assert_eq!(groups.create("5", Some("4")).unwrap_err(), Error::GroupDepth("5".to_owned()));
     let in_use = |by: &str| Error::GroupInUse { group: "g".to_owned(), by: by.to_owned() };
-    assert_eq!(groups.delete(&rig.registry, "g").unwrap_err(), in_use("group '2'"));
+    assert_eq!(groups.delete(rig.env.registry(), "g").unwrap_err(), in_use("group '2'"));
     for name in ["4", "3", "2"] {
-        groups.delete(&rig.registry, name).unwrap();
+        groups.delete(rig.env.registry(), name).unwrap();
     }
-    assert_eq!(groups.delete(&rig.registry, "2").unwrap_err(), no_group("2"));
+    assert_eq!(groups.delete(rig.env.registry(), "2").unwrap_err(), no_group("2"));
     rig.add("g", 0);
-    assert_eq!(rig.groups.delete(&rig.registry, "g").unwrap_err(), in_use("disk 'a'"));
+    assert_eq!(rig.groups.delete(rig.env.registry(), "g").unwrap_err(), in_use("disk 'a'"));
     rig.groups.create("h", None).unwrap();
-    let wrong = rig.groups.remove(&rig.registry, "h", "a");
+    let wrong = rig.groups.remove(rig.env.registry(), "h", "a");
     let not_in = Error::NotInGroup { disk: "a".to_owned(), group: "h".to_owned() };
     assert_eq!(rig.bench.wait("an error", wrong).unwrap_err(), not_in);
     rig.add("h", 0);
-    rig.groups.delete(&rig.registry, "g").unwrap();
+    rig.groups.delete(rig.env.registry(), "g").unwrap();
     rig.end();
 }
 

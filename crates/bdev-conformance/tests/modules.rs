@@ -1,13 +1,13 @@
 //! The modules that need nothing but memory, alone and on top of each other.
 
-use aryk_bdev::{Identity, Registry};
+use aryk_bdev::{Env, Identity, Registry};
 use aryk_bdev_conformance::{Features, Fixture, conformance};
 use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
 struct Stack {
-    registry: Registry,
+    env: Env,
     features: Features,
     /// The disk at the bottom, if it can be resized.
     null: Option<&'static str>,
@@ -15,7 +15,7 @@ struct Stack {
 
 impl Fixture for Stack {
     fn registry(&self) -> &Registry {
-        &self.registry
+        self.env.registry()
     }
 
     fn features(&self) -> Features {
@@ -23,7 +23,7 @@ impl Fixture for Stack {
     }
 
     fn resize(&self, blocks: u64) -> bool {
-        self.null.is_some_and(|name| aryk_bdev_null::resize(&self.registry, name, blocks).is_ok())
+        self.null.is_some_and(|name| aryk_bdev_null::resize(self.env.registry(), name, blocks).is_ok())
     }
 }
 
@@ -39,7 +39,7 @@ impl Stack {
     const BLOCKS: u64 = 8192;
 
     fn malloc(name: &'static str, block_size: u32) -> Self {
-        let registry = Registry::new();
+        let env = Env::default();
         let config = aryk_bdev_malloc::Config {
             identity: Identity::named(name),
             block_size,
@@ -47,25 +47,25 @@ impl Stack {
             blocks: Self::BLOCKS,
             optimal_io_blocks: 0,
         };
-        aryk_bdev_malloc::create(&registry, config).expect("it can be made");
-        Self { registry, features: Features { data: true, unmap_zeroes: true }, null: None }
+        aryk_bdev_malloc::create(&env, config).expect("it can be made");
+        Self { env, features: Features { data: true, unmap_zeroes: true }, null: None }
     }
 
     fn null(name: &'static str) -> Self {
-        let registry = Registry::new();
+        let env = Env::default();
         let config = aryk_bdev_null::Config {
             identity: Identity::named(name),
             block_size: 512,
             physical_block_size: 4096,
             blocks: Self::BLOCKS,
         };
-        aryk_bdev_null::create(&registry, config).expect("it can be made");
-        Self { registry, features: Features { data: false, unmap_zeroes: false }, null: Some(name) }
+        aryk_bdev_null::create(&env, config).expect("it can be made");
+        Self { env, features: Features { data: false, unmap_zeroes: false }, null: Some(name) }
     }
 
     fn passthru(self, base: &str, name: &str) -> Self {
         let config = aryk_bdev_passthru::Config { identity: Identity::named(name), base: base.to_owned() };
-        aryk_bdev_passthru::create(&self.registry, config).expect("it can be made");
+        aryk_bdev_passthru::create(&self.env, config).expect("it can be made");
         self
     }
 
@@ -78,14 +78,14 @@ impl Stack {
             avg_write_us: us / 2,
             p99_write_us: us,
         };
-        aryk_bdev_delay::create(&self.registry, config).expect("it can be made");
+        aryk_bdev_delay::create(&self.env, config).expect("it can be made");
         self
     }
 
     /// The last of three parts of the disk.
     fn split(self, base: &str) -> Self {
         let config = aryk_bdev_split::Config { base: base.to_owned(), count: 3, bytes: None };
-        let parts = now(aryk_bdev_split::create(&self.registry, config)).expect("it can be cut");
+        let parts = now(aryk_bdev_split::create(&self.env, config)).expect("it can be cut");
         assert_eq!(parts.len(), 3);
         // The parts do not grow with the disk.
         Self { null: None, ..self }
@@ -93,7 +93,7 @@ impl Stack {
 
     fn error(self, base: &str, name: &str) -> Self {
         let config = aryk_bdev_error::Config { identity: Identity::named(name), base: base.to_owned() };
-        aryk_bdev_error::create(&self.registry, config).expect("it can be made");
+        aryk_bdev_error::create(&self.env, config).expect("it can be made");
         self
     }
 }

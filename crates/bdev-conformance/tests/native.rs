@@ -4,7 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "what a test sets up is there, or the test fails")]
 
 use aryk_bdev::{
-    Access, Channel, Completion, Device, Geometry, Identity, Io, Limits, Op, OpSet, OpenError, Outbox,
+    Access, Channel, Completion, Device, Env, Geometry, Identity, Io, Limits, Op, OpSet, OpenError, Outbox,
     Registry, Status, Tag,
 };
 use aryk_bdev_conformance::{Bench, Features, Fixture, Probe, Shape, conformance, contents};
@@ -94,11 +94,11 @@ fn native() -> Native {
     Native { bytes: Arc::new(Mutex::new(vec![0; (BLOCKS * u64::from(BLOCK)) as usize])) }
 }
 
-struct Stack(Registry);
+struct Stack(Env);
 
 impl Fixture for Stack {
     fn registry(&self) -> &Registry {
-        &self.0
+        self.0.registry()
     }
 
     fn features(&self) -> Features {
@@ -107,9 +107,9 @@ impl Fixture for Stack {
 }
 
 fn stack(name: &str) -> Stack {
-    let registry = Registry::new();
-    registry.register(Identity::named(name), Arc::new(native())).unwrap();
-    Stack(registry)
+    let env = Env::default();
+    env.registry().register(Identity::named(name), Arc::new(native())).unwrap();
+    Stack(env)
 }
 
 mod alone {
@@ -141,7 +141,7 @@ fn parts_of_it_copy_within_themselves() {
     let mut bench = Bench::new();
     let config = aryk_bdev_split::Config { base: "base".to_owned(), count: 4, bytes: None };
     let parts = bench.wait("parts", aryk_bdev_split::create(&stack.0, config)).unwrap();
-    let mut disk = bench.open(&stack.0, parts[2].name(), Access::Exclusive, 4, BLOCK);
+    let mut disk = bench.open(stack.0.registry(), parts[2].name(), Access::Exclusive, 4, BLOCK);
     disk.write(9, &contents(1, 9, 1, BLOCK), Shape::Single, &mut bench);
     assert_eq!(disk.finish(&mut bench).status, Status::Ok);
     disk.copy(9, 3, 1, &mut bench);

@@ -1,6 +1,6 @@
 //! Reported queue depths and latencies, in virtual time.
 
-use aryk_bdev::{Access, Bdev, Histogram, Identity, Op, QueueDepth, Recording, Registry, Status};
+use aryk_bdev::{Access, Bdev, Env, Histogram, Identity, Op, QueueDepth, Recording, Status};
 use aryk_bdev_conformance::{Bench, Opener, Shape};
 use aryk_reactor::Clock;
 use std::sync::Arc;
@@ -17,11 +17,11 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
-        let registry = Registry::new();
+        let env = Env::default();
         let identity = Identity::named("base");
         let null =
             aryk_bdev_null::Config { identity, block_size: 512, physical_block_size: 512, blocks: 1024 };
-        aryk_bdev_null::create(&registry, null).expect("it can be made");
+        aryk_bdev_null::create(&env, null).expect("it can be made");
         let delay = aryk_bdev_delay::Config {
             identity: Identity::named("disk"),
             base: "base".to_owned(),
@@ -30,10 +30,10 @@ impl Rig {
             avg_write_us: 300,
             p99_write_us: 300,
         };
-        let bdev = aryk_bdev_delay::create(&registry, delay).expect("it can be made");
+        let bdev = aryk_bdev_delay::create(&env, delay).expect("it can be made");
         let nanos = Arc::new(AtomicU64::new(1_000_000));
         let mut bench = Bench::at(Clock::Virtual(Arc::clone(&nanos)));
-        let disk = bench.open(&registry, "disk", Access::Exclusive, 64, 512);
+        let disk = bench.open(env.registry(), "disk", Access::Exclusive, 64, 512);
         Self { bdev, nanos, bench, disk }
     }
 

@@ -1,19 +1,19 @@
 //! The behaviour of a disk's parts beyond that of every disk.
 
-use aryk_bdev::{Access, Bdev, Error, Event, Identity, Op, Registry, Status};
+use aryk_bdev::{Access, Bdev, Env, Error, Event, Identity, Op, Status};
 use aryk_bdev_conformance::{Bench, Shape, contents};
 use aryk_bdev_split::{Config, Error as SplitError};
 use std::sync::Arc;
 
 const BLOCK: u32 = 512;
 
-fn null(registry: &Registry, name: &str, blocks: u64) {
+fn null(env: &Env, name: &str, blocks: u64) {
     let identity = Identity::named(name);
     let config = aryk_bdev_null::Config { identity, block_size: BLOCK, physical_block_size: BLOCK, blocks };
-    aryk_bdev_null::create(registry, config).expect("it can be made");
+    aryk_bdev_null::create(env, config).expect("it can be made");
 }
 
-fn malloc(registry: &Registry, blocks: u64) {
+fn malloc(env: &Env, blocks: u64) {
     let config = aryk_bdev_malloc::Config {
         identity: Identity::named("base"),
         block_size: BLOCK,
@@ -21,17 +21,12 @@ fn malloc(registry: &Registry, blocks: u64) {
         blocks,
         optimal_io_blocks: 0,
     };
-    aryk_bdev_malloc::create(registry, config).expect("it can be made");
+    aryk_bdev_malloc::create(env, config).expect("it can be made");
 }
 
-fn cut(
-    registry: &Registry,
-    bench: &mut Bench,
-    count: u32,
-    bytes: Option<u64>,
-) -> Result<Vec<Arc<Bdev>>, SplitError> {
+fn cut(env: &Env, bench: &mut Bench, count: u32, bytes: Option<u64>) -> Result<Vec<Arc<Bdev>>, SplitError> {
     let config = Config { base: "base".to_owned(), count, bytes };
-    bench.wait("the parts", aryk_bdev_split::create(registry, config))
+    bench.wait("the parts", aryk_bdev_split::create(env, config))
 }
 
 fn names(parts: &[Arc<Bdev>]) -> Vec<&str> {
@@ -52,15 +47,15 @@ fn parts_are_as_large_and_as_many_as_told_or_as_there_is_room_for() {
         (2, Some(100), None),
         (2, Some(0), None),
     ] {
-        let registry = Registry::new();
-        null(&registry, "base", 1000);
-        match (cut(&registry, &mut bench, count, bytes), expected) {
+        let env = Env::default();
+        null(&env, "base", 1000);
+        match (cut(&env, &mut bench, count, bytes), expected) {
             (Ok(parts), Some((count, blocks))) => {
                 assert_eq!((parts.len(), parts[0].blocks()), (count, blocks));
                 assert!(parts.iter().all(|p| p.blocks() == blocks));
             }
             (Err(SplitError::Size { .. }), None) => {
-                assert!(registry.open("base", Access::Exclusive, "me", |_| ()).is_ok());
+                assert!(env.registry().open("base", Access::Exclusive, "me", |_| ()).is_ok());
             }
             (other, _) => panic!("{count} of {bytes:?}: {other:?}"),
         }
@@ -69,20 +64,20 @@ fn parts_are_as_large_and_as_many_as_told_or_as_there_is_room_for() {
 
 #[test]
 fn a_part_ends_where_the_next_begins() {
-    let registry = Registry::new();
-    malloc(&registry, 300);
+    let env = Env::default();
+    malloc(&env, 300);
     let mut bench = Bench::new();
-    let parts = cut(&registry, &mut bench, 3, None).unwrap();
+    let parts = cut(&env, &mut bench, 3, None).unwrap();
     assert_eq!(names(&parts), ["basep0", "basep1", "basep2"]);
     let offset = |name: &str| {
-        aryk_bdev_split::offset_in(&registry.find(name).unwrap(), &registry.find("base").unwrap())
+        aryk_bdev_split::offset_in(&env.registry().find(name).unwrap(), &env.registry().find("base").unwrap())
     };
     assert_eq!([offset("basep0"), offset("basep2"), offset("base")], [Some(0), Some(200), None]);
-    let refused = registry.open("base", Access::Shared, "me", |_| ());
+    let refused = env.registry().open("base", Access::Shared, "me", |_| ());
     assert!(matches!(refused, Err(Error::Claimed { owner, .. }) if owner == "the parts of base"));
-    let mut base = bench.open(&registry, "base", Access::Read, 4, 300 * BLOCK);
+    let mut base = bench.open(env.registry(), "base", Access::Read, 4, 300 * BLOCK);
     for (i, part) in parts.iter().enumerate() {
-        let mut part = bench.open(&registry, part.name(), Access::Exclusive, 4, 100 * BLOCK);
+        let mut part = bench.open(env.registry(), part.name(), Access::Exclusive, 4, 100 * BLOCK);
         part.write(0, &contents(i as u64 + 1, 0, 100, BLOCK), Shape::Odd, &mut bench);
         assert_eq!(part.finish(&mut bench).status, Status::Ok);
         for (op, lba, blocks) in [(Op::Unmap, 99, 2), (Op::WriteZeroes, 100, 1), (Op::WriteZeroes, 0, 101)] {
@@ -101,44 +96,44 @@ fn a_part_ends_where_the_next_begins() {
 
 #[test]
 fn the_disk_is_free_again_when_the_last_part_has_gone() {
-    let registry = Registry::new();
-    null(&registry, "base", 300);
+    let env = Env::default();
+    null(&env, "base", 300);
     let mut bench = Bench::new();
-    cut(&registry, &mut bench, 2, None).unwrap();
-    assert!(matches!(cut(&registry, &mut bench, 2, None), Err(SplitError::Registry(Error::Claimed { .. }))));
-    bench.wait("a removal", registry.remove("basep0")).unwrap();
-    assert!(registry.open("base", Access::Exclusive, "me", |_| ()).is_err());
-    let left = aryk_bdev_split::parts(&registry, &registry.find("base").unwrap());
+    cut(&env, &mut bench, 2, None).unwrap();
+    assert!(matches!(cut(&env, &mut bench, 2, None), Err(SplitError::Registry(Error::Claimed { .. }))));
+    bench.wait("a removal", env.registry().remove("basep0")).unwrap();
+    assert!(env.registry().open("base", Access::Exclusive, "me", |_| ()).is_err());
+    let left = aryk_bdev_split::parts(env.registry(), &env.registry().find("base").unwrap());
     assert_eq!(names(&left), ["basep1"]);
-    bench.wait("a removal", registry.remove("basep1")).unwrap();
-    assert!(registry.open("base", Access::Exclusive, "me", |_| ()).is_ok());
+    bench.wait("a removal", env.registry().remove("basep1")).unwrap();
+    assert!(env.registry().open("base", Access::Exclusive, "me", |_| ()).is_ok());
     // With a name that is taken, no part is created, and the disk has no opener.
-    null(&registry, "basep1", 1);
-    assert!(matches!(cut(&registry, &mut bench, 3, None), Err(SplitError::Registry(Error::Exists(_)))));
-    assert!(registry.find("basep0").is_err());
-    assert!(registry.open("base", Access::Exclusive, "me", |_| ()).is_ok());
-    bench.wait("a removal", registry.remove("basep1")).unwrap();
+    null(&env, "basep1", 1);
+    assert!(matches!(cut(&env, &mut bench, 3, None), Err(SplitError::Registry(Error::Exists(_)))));
+    assert!(env.registry().find("basep0").is_err());
+    assert!(env.registry().open("base", Access::Exclusive, "me", |_| ()).is_ok());
+    bench.wait("a removal", env.registry().remove("basep1")).unwrap();
     // Removing the disk removes its parts.
     let uuids = |parts: Vec<Arc<Bdev>>| parts.iter().map(|p| p.identity().uuid).collect::<Vec<_>>();
-    let first = uuids(cut(&registry, &mut bench, 3, None).unwrap());
+    let first = uuids(cut(&env, &mut bench, 3, None).unwrap());
     for name in ["basep0", "basep1", "basep2"] {
-        bench.wait("a removal", registry.remove(name)).unwrap();
+        bench.wait("a removal", env.registry().remove(name)).unwrap();
     }
-    assert_eq!(uuids(cut(&registry, &mut bench, 3, None).unwrap()), first, "UUIDs stay");
-    bench.wait("a removal", registry.remove("base")).unwrap();
-    assert_eq!(registry.list().len(), 0);
+    assert_eq!(uuids(cut(&env, &mut bench, 3, None).unwrap()), first, "UUIDs stay");
+    bench.wait("a removal", env.registry().remove("base")).unwrap();
+    assert_eq!(env.registry().list().len(), 0);
 }
 
 #[test]
 fn parts_shrink_with_the_disk_and_grow_back_but_no_further() {
-    let registry = Registry::new();
-    null(&registry, "base", 300);
+    let env = Env::default();
+    null(&env, "base", 300);
     let mut bench = Bench::new();
-    let parts = cut(&registry, &mut bench, 3, None).unwrap();
-    let disk = bench.open(&registry, "basep1", Access::Exclusive, 1, BLOCK);
+    let parts = cut(&env, &mut bench, 3, None).unwrap();
+    let disk = bench.open(env.registry(), "basep1", Access::Exclusive, 1, BLOCK);
     let blocks = || parts.iter().map(|p| p.blocks()).collect::<Vec<_>>();
     for (size, expected) in [(150, [100, 50, 0]), (250, [100, 100, 50]), (999, [100, 100, 100])] {
-        aryk_bdev_null::resize(&registry, "base", size).unwrap();
+        aryk_bdev_null::resize(env.registry(), "base", size).unwrap();
         assert_eq!(blocks(), expected);
     }
     assert_eq!(disk.events(), [Event::Resized { blocks: 50 }, Event::Resized { blocks: 100 }]);

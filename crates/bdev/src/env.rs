@@ -1,11 +1,14 @@
 //! What a module finds around it. Control context: any thread, but no reactor's.
 
 use crate::Registry;
-use aryk_reactor::{Background, Reactors};
+use aryk_reactor::{Background, ReactorList, Reactors};
 use std::sync::Arc;
 
 /// The environment in which modules create disks: `create(&Env, Config)`. Cheap to clone.
-#[derive(Clone, Debug)]
+///
+/// The default has a registry of its own and no reactors, for a program that runs a reactor itself: background tasks of its disks
+/// do not run.
+#[derive(Clone, Debug, Default)]
 pub struct Env {
     registry: Arc<Registry>,
     background: Background,
@@ -20,6 +23,11 @@ impl Env {
     /// All disks of the process.
     pub const fn registry(&self) -> &Arc<Registry> {
         &self.registry
+    }
+
+    /// The reactors on which the disks' channels are.
+    pub fn reactors(&self) -> &ReactorList {
+        self.background.reactors()
     }
 
     /// Where a module starts what its disks do by themselves.

@@ -8,11 +8,10 @@
 //! The future stays on its reactor: it may have channels there. To move it, its future is dropped at a call of
 //! [`Turns::next`], and its module makes another on the other reactor. What is to outlast that is not in the future.
 
-use crate::group::{Members, find_least_loaded};
 use crate::handle::{Handle, lock};
 use crate::mailbox::Refused;
 use crate::thread::{Moving, Thread, ThreadId};
-use crate::{Clock, CoreSet, Cx, Hold, Local, Nanos};
+use crate::{Clock, CoreSet, Cx, Hold, Local, Nanos, ReactorList};
 use async_task::Task;
 use futures_channel::oneshot;
 use std::cell::{Cell, RefCell};
@@ -42,11 +41,13 @@ type Work = Pin<Box<dyn Future<Output = ()>>>;
 type Start = Box<dyn FnMut(Turns) -> Work + Send>;
 
 /// Starts the tasks of modules, and moves them between the reactors of a process. Cheap to clone. Control context.
-#[derive(Clone)]
+/// The default has no reactors: its tasks do not run.
+#[derive(Clone, Default)]
 pub struct Background(Arc<Shared>);
 
+#[derive(Default)]
 struct Shared {
-    members: Members,
+    reactors: ReactorList,
     /// All that have not ended.
     tasks: Mutex<Vec<Arc<Entry>>>,
 }
@@ -87,8 +88,13 @@ impl fmt::Debug for BackgroundTask {
 }
 
 impl Background {
-    pub(crate) fn new(members: Members) -> Self {
-        Self(Arc::new(Shared { members, tasks: Mutex::default() }))
+    pub(crate) fn new(reactors: ReactorList) -> Self {
+        Self(Arc::new(Shared { reactors, tasks: Mutex::default() }))
+    }
+
+    /// The reactors on which the tasks run.
+    pub fn reactors(&self) -> &ReactorList {
+        &self.0.reactors
     }
 
     /// Starts a task of that name on the reactor with the least to do. `start` makes its future, each time that it comes to
@@ -104,7 +110,7 @@ impl Background {
         F: Future<Output = ()> + 'static,
     {
         let thread = Moving(Thread::new(name.to_owned(), CoreSet::allowed()));
-        let to = find_least_loaded(&self.0.members, None);
+        let to = self.0.reactors.find_least_loaded(None);
         let place = to.as_ref().map_or(Place::Ended, |to| Place::On(Handle::clone(to)));
         let entry = Arc::new(Entry {
             number: thread.number(),

@@ -12,7 +12,7 @@ use crate::reactor::BLOCKING_THREADS;
 use crate::{Clock, CoreSet, Engine, Handle, Reactor, SleepPolicy, watchdog};
 use std::io;
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -96,8 +96,8 @@ pub enum ChangeError {
 
 /// A reactor of the group.
 #[derive(Debug)]
-pub(crate) struct Member {
-    pub handle: Handle,
+struct Member {
+    handle: Handle,
     thread: Option<JoinHandle<()>>,
     /// A clone of this for each [`Hold`].
     holds: Arc<()>,
@@ -105,8 +105,50 @@ pub(crate) struct Member {
     leaving: bool,
 }
 
-/// Members by core; shared with the watchdog.
-pub(crate) type Members = Arc<Mutex<Vec<Member>>>;
+/// The running reactors of a process, by core. Cheap to clone; empty where a program runs its reactors itself. Any thread.
+#[derive(Clone, Debug, Default)]
+pub struct ReactorList(Arc<Mutex<Vec<Member>>>);
+
+impl ReactorList {
+    fn lock(&self) -> MutexGuard<'_, Vec<Member>> {
+        lock(&self.0)
+    }
+
+    /// The handles of all reactors, by core.
+    pub fn handles(&self) -> Vec<Handle> {
+        self.lock().iter().map(|member| member.handle.clone()).collect()
+    }
+
+    /// The handles of the reactors that are not being removed.
+    pub fn staying(&self) -> Vec<Handle> {
+        let members = self.lock();
+        members.iter().filter(|member| !member.leaving).map(|member| member.handle.clone()).collect()
+    }
+
+    /// Whether there is a reactor on one of `cores` to which something may be brought.
+    pub fn is_any_on(&self, cores: &CoreSet) -> bool {
+        self.lock().iter().any(|m| !m.leaving && cores.contains(m.handle.core()))
+    }
+
+    /// The reactor with the fewest roots and pollers among those on `cores`, or among all; `None` if each of them is about to
+    /// end.
+    pub fn find_least_loaded(&self, cores: Option<&CoreSet>) -> Option<Hold> {
+        let members = self.lock();
+        let fits = |m: &&Member| !m.leaving && cores.is_none_or(|c| c.contains(m.handle.core()));
+        members.iter().filter(fits).min_by_key(|m| m.handle.members()).map(Member::hold)
+    }
+
+    /// The one on `core`, to bring something there; not if it is about to end.
+    pub fn hold_for_arrival(&self, core: u16) -> Option<Hold> {
+        let members = self.lock();
+        members.iter().find(|m| m.handle.core() == core && !m.leaving).map(Member::hold)
+    }
+
+    /// Keeps a reactor, from which something is being taken, that may come back. `None` if it has ended.
+    pub fn hold(&self, handle: &Handle) -> Option<Hold> {
+        self.lock().iter().find(|member| member.handle == *handle).map(Member::hold)
+    }
+}
 
 /// Keeps a reactor from ending while a caller places something on it or takes something from it.
 #[derive(Debug, Clone)]
@@ -130,9 +172,17 @@ pub struct Reactors {
     allowed: CoreSet,
     options: Options,
     blocking: Blocking,
-    members: Members,
+    members: ReactorList,
     background: Background,
     watchdog: Option<(mpsc::Sender<()>, JoinHandle<()>)>,
+}
+
+impl Deref for Reactors {
+    type Target = ReactorList;
+
+    fn deref(&self) -> &ReactorList {
+        &self.members
+    }
 }
 
 impl Reactors {
@@ -149,12 +199,12 @@ impl Reactors {
         if cores != options.cores {
             tracing::warn!(asked = %options.cores, used = %cores, "this process may not use all cores asked for");
         }
-        let members = Members::default();
+        let members = ReactorList::default();
         let mut reactors = Self {
             allowed,
             options: options.clone(),
             blocking: Blocking::new(BLOCKING_THREADS),
-            background: Background::new(Arc::clone(&members)),
+            background: Background::new(members.clone()),
             members,
             watchdog: None,
         };
@@ -162,7 +212,7 @@ impl Reactors {
             reactors.start_on(core).map_err(|error| StartError::Os { core, error })?;
         }
         let (stop, stopped) = mpsc::channel();
-        let (members, limit) = (Arc::clone(&reactors.members), options.watchdog);
+        let (members, limit) = (reactors.members.clone(), options.watchdog);
         let watch = move || watchdog::run(&members, limit, &stopped);
         let thread = std::thread::Builder::new().name("watchdog".to_owned()).spawn(watch);
         let thread = thread.map_err(|error| StartError::Os { core: 0, error })?;
@@ -174,7 +224,7 @@ impl Reactors {
         let (handle, thread) = start_one(core, &self.options, self.blocking.clone())?;
         let member =
             Member { handle: handle.clone(), thread: Some(thread), holds: Arc::default(), leaving: false };
-        let mut members = lock(&self.members);
+        let mut members = self.members.lock();
         members.push(member);
         members.sort_unstable_by_key(|member| member.handle.core());
         Ok(handle)
@@ -185,41 +235,14 @@ impl Reactors {
         &self.allowed
     }
 
-    /// The handles of all reactors, by core.
-    pub fn handles(&self) -> Vec<Handle> {
-        lock(&self.members).iter().map(|member| member.handle.clone()).collect()
-    }
-
-    /// The handles of the reactors that are not being removed.
-    pub fn staying(&self) -> Vec<Handle> {
-        let members = lock(&self.members);
-        members.iter().filter(|member| !member.leaving).map(|member| member.handle.clone()).collect()
-    }
-
-    /// Whether there is a reactor on one of `cores` to which something may be brought.
-    pub fn is_any_on(&self, cores: &CoreSet) -> bool {
-        lock(&self.members).iter().any(|m| !m.leaving && cores.contains(m.handle.core()))
-    }
-
     /// The one with the fewest roots and pollers among those on `cores`; or, which it says, among all if none is there.
     pub fn least_loaded(&self, cores: Option<&CoreSet>) -> Hold {
-        let found = find_least_loaded(&self.members, cores);
+        let found = self.members.find_least_loaded(cores);
         found.unwrap_or_else(|| {
             let asked = cores.map(tracing::field::display);
             tracing::warn!(asked, "no reactor runs on the cores asked for: any will do");
-            find_least_loaded(&self.members, None).expect("one always stays")
+            self.members.find_least_loaded(None).expect("one always stays")
         })
-    }
-
-    /// The one on `core`, to bring something there; not if it is about to end.
-    pub fn hold_for_arrival(&self, core: u16) -> Option<Hold> {
-        let members = lock(&self.members);
-        members.iter().find(|m| m.handle.core() == core && !m.leaving).map(Member::hold)
-    }
-
-    /// Keeps a reactor, from which something is being taken, that may come back. `None` if it has ended.
-    pub fn hold(&self, handle: &Handle) -> Option<Hold> {
-        lock(&self.members).iter().find(|member| member.handle == *handle).map(Member::hold)
     }
 
     /// Starts tasks of modules on them.
@@ -235,7 +258,7 @@ impl Reactors {
         if !self.allowed.contains(core) {
             return Err(ChangeError::Forbidden { core, allowed: self.allowed.clone() });
         }
-        if lock(&self.members).iter().any(|member| member.handle.core() == core) {
+        if self.members.lock().iter().any(|member| member.handle.core() == core) {
             return Err(ChangeError::Exists(core));
         }
         self.start_on(core).map_err(|error| ChangeError::Os { core, error })
@@ -246,7 +269,7 @@ impl Reactors {
     /// # Errors
     /// [`ChangeError`].
     pub fn begin_to_leave(&self, core: u16) -> Result<Handle, ChangeError> {
-        let mut members = lock(&self.members);
+        let mut members = self.members.lock();
         let others = members.iter().filter(|m| m.handle.core() != core && !m.leaving).count();
         let found = members.iter_mut().find(|m| m.handle.core() == core);
         let member = found.ok_or(ChangeError::NotFound(core))?;
@@ -262,7 +285,7 @@ impl Reactors {
 
     /// It does not leave after all.
     pub fn keep(&self, handle: &Handle) {
-        if let Some(member) = lock(&self.members).iter_mut().find(|member| member.handle == *handle) {
+        if let Some(member) = self.members.lock().iter_mut().find(|member| member.handle == *handle) {
             member.leaving = false;
         }
     }
@@ -273,7 +296,7 @@ impl Reactors {
             return None;
         }
         let thread = {
-            let mut members = lock(&self.members);
+            let mut members = self.members.lock();
             let at = members.iter().position(|member| member.handle == *handle && member.leaving)?;
             if Arc::strong_count(&members[at].holds) > 1 {
                 return None;
@@ -298,13 +321,6 @@ impl Reactors {
         }
         Ok(rustix::thread::sched_setaffinity(None, &others)?)
     }
-}
-
-/// The reactor with the fewest roots and pollers among those on `cores`, or among all; `None` if each of them is about to end.
-pub(crate) fn find_least_loaded(members: &Members, cores: Option<&CoreSet>) -> Option<Hold> {
-    let members = lock(members);
-    let fits = |m: &&Member| !m.leaving && cores.is_none_or(|c| c.contains(m.handle.core()));
-    members.iter().filter(fits).min_by_key(|m| m.handle.members()).map(Member::hold)
 }
 
 impl Member {
@@ -364,7 +380,7 @@ fn pin(core: u16) -> io::Result<()> {
 
 impl Drop for Reactors {
     fn drop(&mut self) {
-        let members = std::mem::take(&mut *lock(&self.members));
+        let members = std::mem::take(&mut *self.members.lock());
         for member in &members {
             let mut stop: Message = Box::new(|cx| cx.stopping = true);
             while let Err(Refused::Full(again)) = member.handle.try_send(stop) {

@@ -51,7 +51,7 @@ pub use cores::{CoreSet, ParseCoreSetError};
 pub use cx::Cx;
 pub use drivers::{DriverId, DriverKey, DriverRef};
 pub use executor::Local;
-pub use group::{ChangeError, Ending, Hold, Options, Reactors, StartError};
+pub use group::{ChangeError, Ending, Hold, Options, ReactorList, Reactors, StartError};
 pub use handle::{Gone, Handle, RootRef};
 pub use kernel::{Engine, WatchId};
 pub use outbox::Outbox;

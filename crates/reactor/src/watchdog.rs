@@ -1,21 +1,19 @@
 //! Reports a reactor's turn that takes too long, and what runs in it. A thread of its own.
 
-use crate::group::Members;
 use crate::handle::{Handle, lock};
-use crate::{Clock, Nanos};
+use crate::{Clock, Nanos, ReactorList};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
-/// Checks `members` every half of `limit`, until `stop` is closed.
-pub(crate) fn run(members: &Members, limit: Duration, stop: &Receiver<()>) {
+/// Checks the reactors every half of `limit`, until `stop` is closed.
+pub(crate) fn run(reactors: &ReactorList, limit: Duration, stop: &Receiver<()>) {
     // By core, the turn that was reported last.
     let mut reported = BTreeMap::new();
     while stop.recv_timeout(limit / 2) == Err(RecvTimeoutError::Timeout) {
         let now = Clock::Monotonic.now();
-        let handles: Vec<Handle> = lock(members).iter().map(|member| member.handle.clone()).collect();
-        for handle in &handles {
+        for handle in &reactors.handles() {
             if let Some(stuck) = Stuck::look(handle, now, limit)
                 && reported.insert(handle.core(), stuck.began) != Some(stuck.began)
             {

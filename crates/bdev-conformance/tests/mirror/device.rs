@@ -2,8 +2,8 @@
 //! stays as long as one disk is left.
 
 use aryk_bdev::{
-    Base, BaseEvent, Bdev, BdevChannel, BoxFuture, Channel, Completion, Device, Geometry, Identity, Io,
-    Limits, Op, OpSet, OpenError, Registry, Status, Stay, Tag,
+    Base, BaseEvent, Bdev, BdevChannel, BoxFuture, Channel, Completion, Device, Env, Geometry, Identity, Io,
+    Limits, Op, OpSet, OpenError, Status, Stay, Tag,
 };
 use aryk_dma::Sgl;
 use aryk_reactor::{Cx, RootId};
@@ -20,13 +20,15 @@ struct Leg {
 struct Mirror(Mutex<Vec<Leg>>);
 
 /// Creates a mirror of disks of one size.
-pub fn create(registry: &Registry, name: &str, bases: &[&str]) {
+pub fn create(env: &Env, name: &str, bases: &[&str]) {
     let leg = |base: &&str| Leg {
-        base: Base::open(registry, base, name).expect("a disk of ours"),
+        base: Base::open(env.registry(), base, name).expect("a disk of ours"),
         is_leaving: false,
     };
     let legs = bases.iter().map(leg).collect();
-    registry.register(Identity::named(name), Arc::new(Mirror(Mutex::new(legs)))).expect("a name of ours");
+    env.registry()
+        .register(Identity::named(name), Arc::new(Mirror(Mutex::new(legs))))
+        .expect("a name of ours");
 }
 
 impl Mirror {

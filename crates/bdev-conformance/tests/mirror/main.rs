@@ -2,7 +2,7 @@
 
 mod device;
 
-use aryk_bdev::{Access, AsyncChannel, Event, Identity, Op, OpSet, Registry, Status};
+use aryk_bdev::{Access, AsyncChannel, Env, Event, Identity, Op, OpSet, Registry, Status};
 use aryk_bdev_conformance::{Bench, Opener, Shape, block_on, contents};
 use aryk_bdev_error::{Fault, Injection};
 use aryk_dma::Buffer;
@@ -16,8 +16,8 @@ use std::task::{Context, Waker};
 const BLOCKS: u64 = 64;
 
 /// `mirror` on `a` and `b`, each a disk of the error module on a disk in memory.
-fn registry() -> Registry {
-    let registry = Registry::new();
+fn env() -> Env {
+    let env = Env::default();
     for (store, leg) in [("a0", "a"), ("b0", "b")] {
         let malloc = aryk_bdev_malloc::Config {
             identity: Identity::named(store),
@@ -26,12 +26,12 @@ fn registry() -> Registry {
             blocks: BLOCKS,
             optimal_io_blocks: 0,
         };
-        aryk_bdev_malloc::create(&registry, malloc).expect("a disk of ours");
+        aryk_bdev_malloc::create(&env, malloc).expect("a disk of ours");
         let error = aryk_bdev_error::Config { identity: Identity::named(leg), base: store.to_owned() };
-        aryk_bdev_error::create(&registry, error).expect("a disk of ours");
+        aryk_bdev_error::create(&env, error).expect("a disk of ours");
     }
-    device::create(&registry, "mirror", &["a", "b"]);
-    registry
+    device::create(&env, "mirror", &["a", "b"]);
+    env
 }
 
 fn names(registry: &Registry) -> Vec<String> {
@@ -61,8 +61,9 @@ fn holds(disks: &mut [&mut Opener], seed: u64, bench: &mut Bench) {
 
 #[test]
 fn a_mirror_stays_without_one_of_its_disks() {
-    let (registry, mut bench) = (registry(), Bench::new());
-    let open = |bench: &mut Bench| bench.open(&registry, "mirror", Access::Shared, 8, 512 * BLOCKS as u32);
+    let (env, mut bench) = (env(), Bench::new());
+    let open =
+        |bench: &mut Bench| bench.open(env.registry(), "mirror", Access::Shared, 8, 512 * BLOCKS as u32);
     let (mut first, mut second) = (open(&mut bench), open(&mut bench));
     first.write(0, &contents(1, 0, BLOCKS, 512), Shape::Single, &mut bench);
     all_done(&mut first, &mut bench);
@@ -71,13 +72,13 @@ fn a_mirror_stays_without_one_of_its_disks() {
     // Writes that `a` holds when it is removed.
     let injection =
         Injection { fault: Fault::Pending, ops: OpSet::of(&[Op::Write]), count: 4, queue_depth: 0 };
-    aryk_bdev_error::inject(&registry, "a", injection).unwrap();
+    aryk_bdev_error::inject(env.registry(), "a", injection).unwrap();
     for lba in 0..4 {
         first.write(lba, &contents(2, lba, 1, 512), Shape::Single, &mut bench);
     }
     bench.turn();
     {
-        let mut removal = pin!(registry.remove("a"));
+        let mut removal = pin!(env.registry().remove("a"));
         assert!(is_pending(removal.as_mut()));
         for _ in 0..50 {
             bench.turn();
@@ -88,13 +89,13 @@ fn a_mirror_stays_without_one_of_its_disks() {
         second.write(4, &contents(2, 4, BLOCKS - 4, 512), Shape::Single, &mut bench);
         all_done(&mut second, &mut bench);
         let late = open(&mut bench);
-        bench.wait("to go on", aryk_bdev_error::resume(&registry, "a")).unwrap();
+        bench.wait("to go on", aryk_bdev_error::resume(env.registry(), "a")).unwrap();
         all_done(&mut first, &mut bench);
         assert_eq!(bench.wait("the removal", removal), Ok(()));
         late.close(&mut bench);
     }
-    assert_eq!(names(&registry), ["a0", "b0", "b", "mirror"]);
-    assert_eq!(registry.find("a0").unwrap().claimed_by(), None);
+    assert_eq!(names(env.registry()), ["a0", "b0", "b", "mirror"]);
+    assert_eq!(env.registry().find("a0").unwrap().claimed_by(), None);
     let mut third = open(&mut bench);
     holds(&mut [&mut first, &mut second, &mut third], 2, &mut bench);
     first.write(0, &contents(3, 0, BLOCKS, 512), Shape::Single, &mut bench);
@@ -103,23 +104,23 @@ fn a_mirror_stays_without_one_of_its_disks() {
     assert_eq!(first.events(), []);
 
     // The last disk is removed, and the mirror before it.
-    let mut removal = pin!(registry.remove("b0"));
+    let mut removal = pin!(env.registry().remove("b0"));
     assert!(is_pending(removal.as_mut()));
     assert_eq!(first.events(), [Event::Removed]);
     for disk in [first, second, third] {
         disk.close(&mut bench);
     }
     assert_eq!(bench.wait("the removal", removal), Ok(()));
-    assert_eq!(names(&registry), ["a0"]);
+    assert_eq!(names(env.registry()), ["a0"]);
 }
 
 #[test]
 fn a_removal_that_is_abandoned_is_taken_up_again() {
-    let (registry, mut bench) = (registry(), Bench::new());
-    let mut disk = bench.open(&registry, "mirror", Access::Shared, 8, 512 * BLOCKS as u32);
+    let (env, mut bench) = (env(), Bench::new());
+    let mut disk = bench.open(env.registry(), "mirror", Access::Shared, 8, 512 * BLOCKS as u32);
     // The removal is dropped once after each of its steps, and the next removal runs all of them.
     for turns in 0..20 {
-        let mut removal = pin!(registry.remove("a0"));
+        let mut removal = pin!(env.registry().remove("a0"));
         let mut ended = !is_pending(removal.as_mut());
         for _ in 0..turns {
             bench.turn();
@@ -132,7 +133,7 @@ fn a_removal_that_is_abandoned_is_taken_up_again() {
             break;
         }
     }
-    assert_eq!(names(&registry), ["b0", "b", "mirror"]);
+    assert_eq!(names(env.registry()), ["b0", "b", "mirror"]);
     disk.close(&mut bench);
 }
 
@@ -173,8 +174,8 @@ fn no_reactor_reads_old_data_while_a_disk_leaves() {
     let options = Options { cores: CoreSet::allowed(), ..Options::default() };
     let reactors = Reactors::start(&options).unwrap();
     for round in 0..8 {
-        let (registry, board) = (registry(), Arc::<Board>::default());
-        let mirror = registry.open("mirror", Access::Shared, "tasks", |_| ()).unwrap();
+        let (env, board) = (env(), Arc::<Board>::default());
+        let mirror = env.registry().open("mirror", Access::Shared, "tasks", |_| ()).unwrap();
         let ended = Arc::new(std::sync::Mutex::new(Vec::new()));
         let tasks = board.written.len();
         for (handle, own) in reactors.handles().iter().cycle().zip(0..tasks) {
@@ -199,13 +200,13 @@ fn no_reactor_reads_old_data_while_a_disk_leaves() {
             }
         };
         go_on(64);
-        assert_eq!(block_on(registry.remove(["a", "b"][round % 2])), Ok(()));
+        assert_eq!(block_on(env.registry().remove(["a", "b"][round % 2])), Ok(()));
         go_on(64);
         board.stop.store(true, Ordering::Release);
         while ended.lock().unwrap().len() < tasks {
             std::thread::yield_now();
         }
         assert_eq!(*ended.lock().unwrap(), vec![Ok(()); tasks]);
-        assert!(registry.find("mirror").is_ok());
+        assert!(env.registry().find("mirror").is_ok());
     }
 }

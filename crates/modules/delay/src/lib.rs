@@ -5,8 +5,8 @@
 #![forbid(unsafe_code)]
 
 use aryk_bdev::{
-    Base, Bdev, BdevChannel, Channel, Completion, Decorator, Error, Identity, Io, Op, OpenError, Registry,
-    Status, Tag,
+    Base, Bdev, BdevChannel, Channel, Completion, Decorator, Env, Error, Identity, Io, Op, OpenError,
+    Registry, Status, Tag,
 };
 use aryk_reactor::{Cx, Nanos, RootId, TimerId};
 use aryk_slots::{Key, Slots};
@@ -49,12 +49,12 @@ pub struct Config {
 /// Creates a delay disk on top of another disk.
 ///
 /// # Errors
-/// As [`Registry::open`] and [`Registry::register`].
-pub fn create(registry: &Registry, config: Config) -> Result<Arc<Bdev>, Error> {
-    let base = Base::open(registry, &config.base, &config.identity.name)?;
+/// As [`aryk_bdev::Registry::open`] and [`aryk_bdev::Registry::register`].
+pub fn create(env: &Env, config: Config) -> Result<Arc<Bdev>, Error> {
+    let base = Base::open(env.registry(), &config.base, &config.identity.name)?;
     let latencies = [config.avg_read_us, config.p99_read_us, config.avg_write_us, config.p99_write_us];
     let latencies = Arc::new(Latencies(latencies.map(AtomicU64::new)));
-    registry.register(config.identity, Arc::new(Delay { base, latencies }))
+    env.registry().register(config.identity, Arc::new(Delay { base, latencies }))
 }
 
 /// Sets a latency, for reads and writes that are submitted from now on.

@@ -4,7 +4,7 @@
 
 mod channel;
 
-use aryk_bdev::{Base, Bdev, Channel, Decorator, Identity, Op, OpSet, OpenError, Registry};
+use aryk_bdev::{Base, Bdev, Channel, Decorator, Env, Identity, Op, OpSet, OpenError, Registry};
 use aryk_reactor::{Cx, RootId};
 use channel::ErrorChannel;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -64,10 +64,10 @@ pub enum Error {
 /// Creates an error disk.
 ///
 /// # Errors
-/// As [`Registry::open`] and [`Registry::register`].
-pub fn create(registry: &Registry, config: Config) -> Result<Arc<Bdev>, Error> {
-    let base = Base::open(registry, &config.base, &config.identity.name)?;
-    Ok(registry.register(config.identity, Arc::new(ErrorDevice { base, injected: Arc::default() }))?)
+/// As [`aryk_bdev::Registry::open`] and [`aryk_bdev::Registry::register`].
+pub fn create(env: &Env, config: Config) -> Result<Arc<Bdev>, Error> {
+    let base = Base::open(env.registry(), &config.base, &config.identity.name)?;
+    Ok(env.registry().register(config.identity, Arc::new(ErrorDevice { base, injected: Arc::default() }))?)
 }
 
 /// Injects a fault, which replaces earlier faults of the same operations.

@@ -6,8 +6,7 @@
 #![forbid(unsafe_code)]
 
 use aryk_bdev::{
-    Bdev, Channel, Completion, Device, Geometry, Identity, Io, Limits, Op, OpSet, OpenError, Registry,
-    Status, Tag,
+    Bdev, Channel, Completion, Device, Env, Geometry, Identity, Io, Limits, Op, OpSet, OpenError, Status, Tag,
 };
 use aryk_dma::{MapError, Mapping};
 use aryk_reactor::{Cx, RootId};
@@ -57,13 +56,13 @@ pub enum Error {
 ///
 /// # Errors
 /// [`Error`].
-pub fn create(registry: &Registry, config: Config) -> Result<Arc<Bdev>, Error> {
+pub fn create(env: &Env, config: Config) -> Result<Arc<Bdev>, Error> {
     let Config { identity, block_size, physical_block_size, blocks, optimal_io_blocks } = config;
     let len = blocks.saturating_mul(block_size.into());
     let memory = |error| Error::Memory { blocks, block_size, error };
     let store = Arc::new(Mapping::anonymous(len).map_err(memory)?);
     let geometry = Geometry { block_size, physical_block_size, blocks, optimal_io_blocks };
-    Ok(registry.register(identity, Arc::new(Malloc { geometry, store }))?)
+    Ok(env.registry().register(identity, Arc::new(Malloc { geometry, store }))?)
 }
 
 struct Malloc {

@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 use aryk_bdev::{
-    Bdev, Channel, Completion, Device, Error, Geometry, Identity, Io, Limits, OpSet, OpenError, Outbox,
+    Bdev, Channel, Completion, Device, Env, Error, Geometry, Identity, Io, Limits, OpSet, OpenError, Outbox,
     Registry, Status, Tag,
 };
 use aryk_reactor::{Cx, RootId};
@@ -29,11 +29,11 @@ pub struct Config {
 /// Creates a null disk.
 ///
 /// # Errors
-/// As [`Registry::register`].
-pub fn create(registry: &Registry, config: Config) -> Result<Arc<Bdev>, Error> {
+/// As [`aryk_bdev::Registry::register`].
+pub fn create(env: &Env, config: Config) -> Result<Arc<Bdev>, Error> {
     let Config { identity, block_size, physical_block_size, blocks } = config;
     let shape = Geometry { physical_block_size, ..Geometry::plain(block_size, blocks) };
-    registry.register(identity, Arc::new(Null { shape, blocks: AtomicU64::new(blocks) }))
+    env.registry().register(identity, Arc::new(Null { shape, blocks: AtomicU64::new(blocks) }))
 }
 
 /// Resizes the disk `name` to `blocks` blocks.

@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use aryk_bdev::{
-    Base, Bdev, BdevChannel, Channel, Completion, Decorator, Error, Identity, Io, OpenError, Registry, Tag,
+    Base, Bdev, BdevChannel, Channel, Completion, Decorator, Env, Error, Identity, Io, OpenError, Tag,
 };
 use aryk_reactor::{Cx, RootId};
 use std::sync::Arc;
@@ -20,10 +20,10 @@ pub struct Config {
 /// Creates a passthru disk.
 ///
 /// # Errors
-/// As [`Registry::open`] and [`Registry::register`].
-pub fn create(registry: &Registry, config: Config) -> Result<Arc<Bdev>, Error> {
-    let base = Base::open(registry, &config.base, &config.identity.name)?;
-    registry.register(config.identity, Arc::new(Passthru(base)))
+/// As [`aryk_bdev::Registry::open`] and [`aryk_bdev::Registry::register`].
+pub fn create(env: &Env, config: Config) -> Result<Arc<Bdev>, Error> {
+    let base = Base::open(env.registry(), &config.base, &config.identity.name)?;
+    env.registry().register(config.identity, Arc::new(Passthru(base)))
 }
 
 struct Passthru(Base);

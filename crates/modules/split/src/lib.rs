@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 use aryk_bdev::{
-    Base, Bdev, BdevChannel, BoxFuture, Channel, Completion, Device, Geometry, Identity, Io, Limits, Op,
+    Base, Bdev, BdevChannel, BoxFuture, Channel, Completion, Device, Env, Geometry, Identity, Io, Limits, Op,
     OpSet, OpenError, Registry, Tag,
 };
 use aryk_reactor::{Cx, RootId};
@@ -48,24 +48,26 @@ pub enum Error {
 ///
 /// # Errors
 /// [`Error`]; then no part is left.
-pub async fn create(registry: &Registry, config: Config) -> Result<Vec<Arc<Bdev>>, Error> {
-    let bdev = registry.find(&config.base)?;
+pub async fn create(env: &Env, config: Config) -> Result<Vec<Arc<Bdev>>, Error> {
+    let bdev = env.registry().find(&config.base)?;
     let (blocks, count) = cut(&bdev, &config)?;
     let owner = format!("the parts of {}", bdev.name());
-    let shared =
-        Arc::new(Shared { base: Base::open(registry, bdev.name(), &owner)?, left: AtomicU32::new(count) });
+    let shared = Arc::new(Shared {
+        base: Base::open(env.registry(), bdev.name(), &owner)?,
+        left: AtomicU32::new(count),
+    });
     let mut parts = Vec::new();
     for i in 0..count {
         let mut identity = Identity::named(format!("{}p{i}", bdev.name()));
         let offset = u64::from(i) * blocks;
         identity.uuid = bdev.identity().uuid_of_part(offset, blocks);
         let part = Part { shared: Arc::clone(&shared), offset, blocks, closed: AtomicBool::new(false) };
-        match registry.register(identity, Arc::new(part)) {
+        match env.registry().register(identity, Arc::new(part)) {
             Ok(part) => parts.push(part),
             Err(error) => {
                 for part in &parts {
                     // An error means that another caller removes the part at the same time.
-                    let _ = registry.remove(part.name()).await;
+                    let _ = env.registry().remove(part.name()).await;
                 }
                 shared.base.close();
                 return Err(error.into());

@@ -5,7 +5,7 @@
 //! file, which is written once before the measurement.
 #![expect(clippy::disallowed_methods, reason = "it measures wall time")]
 
-use aryk_bdev::{Access, BdevChannel, Completion, Descriptor, Io, Op, OpenError, Registry, Status, Tag};
+use aryk_bdev::{Access, BdevChannel, Completion, Descriptor, Env, Io, Op, OpenError, Status, Tag};
 use aryk_bdev_uring::Config;
 use aryk_dma::{Buffer, Sgl};
 use aryk_reactor::{Clock, CoreSet, Cx, Engine, Reactor, Root, SleepPolicy};
@@ -139,10 +139,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     for op in [Op::Read, Op::Write] {
         let (mut aryk, mut peer) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
-            let registry = Registry::new();
-            aryk_bdev_uring::create(&registry, Config::new("d", &path))?;
-            aryk.push(ours(&registry.open("d", Access::Exclusive, "load", |_| ())?, op)?);
-            drop(registry);
+            let env = Env::default();
+            aryk_bdev_uring::create(&env, Config::new("d", &path))?;
+            aryk.push(ours(&env.registry().open("d", Access::Exclusive, "load", |_| ())?, op)?);
+            drop(env);
             peer.push(fio(&path, op)?);
         }
         let (aryk, peer) = (median(aryk), median(peer));

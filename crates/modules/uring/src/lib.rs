@@ -37,7 +37,7 @@ pub use locks::Holder;
 pub use resize::{Resized, Settled, Shrinking, Size, resize};
 pub use room::{Room, rooms};
 
-use aryk_bdev::{Bdev, Identity, Registry};
+use aryk_bdev::{Bdev, Env, Identity};
 use open::Opened;
 use std::any::Any;
 use std::path::PathBuf;
@@ -131,8 +131,8 @@ impl Config {
 ///
 /// # Errors
 /// [`Error`].
-pub fn create(registry: &Registry, config: Config) -> Result<Arc<Bdev>, Error> {
-    create_forced(registry, config, Forced::default())
+pub fn create(env: &Env, config: Config) -> Result<Arc<Bdev>, Error> {
+    create_forced(env, config, Forced::default())
 }
 
 /// Properties that tests force on a store that does not have them.
@@ -144,20 +144,21 @@ struct Forced {
     blocking: bool,
 }
 
-fn create_forced(registry: &Registry, config: Config, forced: Forced) -> Result<Arc<Bdev>, Error> {
+fn create_forced(env: &Env, config: Config, forced: Forced) -> Result<Arc<Bdev>, Error> {
     // This check precedes the creation of the file.
-    if registry.find(&config.name).is_ok() {
+    if env.registry().find(&config.name).is_ok() {
         return Err(aryk_bdev::Error::Exists(config.name).into());
     }
     let Opened { store, is_ours } = open::open(&config, forced)?;
     let store = Arc::new(store);
     let Config { name, aliases, uuid, .. } = config;
     let identity = Identity { name, aliases, uuid: uuid.unwrap_or_else(Uuid::new_v4) };
-    let bdev = registry.register(identity, Arc::new(FileDevice(Arc::clone(&store)))).inspect_err(|_| {
-        if is_ours {
-            open::remove(&store.file, &store.path);
-        }
-    })?;
+    let bdev =
+        env.registry().register(identity, Arc::new(FileDevice(Arc::clone(&store)))).inspect_err(|_| {
+            if is_ours {
+                open::remove(&store.file, &store.path);
+            }
+        })?;
     store.bdev.set(Arc::downgrade(&bdev)).expect("set once, here");
     Ok(bdev)
 }

@@ -83,7 +83,7 @@ async fn removed_core(dir: &std::path::Path, options: &Options) {
         blocks: BLOCKS,
         optimal_io_blocks: 0,
     };
-    aryk_bdev_malloc::create(daemon.control.env.registry(), config).unwrap();
+    aryk_bdev_malloc::create(&daemon.control.env, config).unwrap();
     let checked = Arc::new(AtomicU64::new(0));
     let task = scrub(&daemon.control.env, "disk", &checked);
     until(async || checked.load(Relaxed) > 1000).await;

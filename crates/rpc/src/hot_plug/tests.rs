@@ -40,7 +40,7 @@ impl Daemon {
         let identity = Identity::named("plugged");
         let config =
             aryk_bdev_null::Config { identity, block_size: 512, physical_block_size: 512, blocks: 8 };
-        aryk_bdev_null::create(&self.control.disks.registry, config).unwrap();
+        aryk_bdev_null::create(&self.control.env, config).unwrap();
     }
 
     async fn until(&self, method: &str, params: Value, is_so: impl Fn(&Result<Value, Error>) -> bool) {

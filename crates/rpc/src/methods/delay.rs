@@ -61,7 +61,7 @@ pub(super) async fn create(control: &Control, mut p: Create) -> Result<String, E
         avg_write_us: p.avg_write_latency.0,
         p99_write_us: p.p99_write_latency.0,
     };
-    let bdev = module::create(&control.disks.registry, config)?;
+    let bdev = module::create(&control.env, config)?;
     let delay = Delay {
         avg_read_latency: p.avg_read_latency,
         avg_write_latency: p.avg_write_latency,

@@ -59,7 +59,7 @@ pub(super) async fn create(control: &Control, mut p: Create) -> Result<bool, Err
     let identity = super::identity(&name_over(base.name()), Some(uuid))?;
     p.uuid = Some(identity.uuid);
     let config = module::Config { identity, base: p.base_name.clone() };
-    let bdev = module::create(&control.disks.registry, config)?;
+    let bdev = module::create(&control.env, config)?;
     let details =
         Details { error_disk: Some(ErrorDisk { base_bdev: p.base_name.clone() }), ..Details::default() };
     control.made_disk(&bdev, MODULE, details, (CREATE, &p));

@@ -67,7 +67,7 @@ async fn create(control: &Control, mut p: Create) -> Result<String, Error> {
         blocks: super::check_blocks(p.num_blocks)?,
         optimal_io_blocks: p.optimal_io_boundary,
     };
-    let bdev = module::create(&control.disks.registry, config)?;
+    let bdev = module::create(&control.env, config)?;
     let emptied = journal::is_restore();
     if emptied {
         let disk = bdev.name();

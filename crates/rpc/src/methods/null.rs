@@ -70,7 +70,7 @@ async fn create(control: &Control, mut p: Create) -> Result<String, Error> {
         physical_block_size: super::physical_block_size(p.physical_block_size, p.block_size)?,
         blocks: super::check_blocks(p.num_blocks)?,
     };
-    let bdev = module::create(&control.disks.registry, config)?;
+    let bdev = module::create(&control.env, config)?;
     let preferred = Preferred {
         preferred_write_alignment: p.preferred_write_alignment,
         preferred_write_granularity: p.preferred_write_granularity,

@@ -39,7 +39,7 @@ pub(super) async fn create(control: &Control, mut p: Create) -> Result<String, E
     let identity = super::identity_over(&p.name, p.uuid, &base, NAMESPACE)?;
     p.uuid = Some(identity.uuid);
     let config = module::Config { identity, base: p.base_bdev_name.clone() };
-    let bdev = module::create(&control.disks.registry, config)?;
+    let bdev = module::create(&control.env, config)?;
     let details = Details {
         passthru: Some(Passthru { base_bdev_name: p.base_bdev_name.clone(), name: p.name.clone() }),
         ..Details::default()

@@ -40,7 +40,7 @@ pub(super) async fn create(control: &Control, mut p: Create) -> Result<Vec<Strin
         mib.map(|mib| mib.checked_mul(1 << 20).ok_or_else(|| Error::invalid("the size is too large")));
     let config =
         module::Config { base: p.base_bdev.clone(), count: p.split_count, bytes: bytes.transpose()? };
-    let parts = module::create(&control.disks.registry, config).await?;
+    let parts = module::create(&control.env, config).await?;
     let mut names = Vec::new();
     for part in &parts {
         let offset = module::offset_in(part, &base).expect("the part lies in its base");

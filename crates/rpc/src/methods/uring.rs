@@ -5,7 +5,7 @@ use super::details::{Aio, Details, Uring};
 use super::{Control, Count, Error, Name, Phase, Table, is_default};
 use crate::config::Subsystem;
 use crate::journal;
-use aryk_bdev::{Bdev, Registry};
+use aryk_bdev::{Bdev, Env, Registry};
 use aryk_bdev_uring as module;
 use aryk_log_limit::LogLimit;
 use rustix::io::Errno;
@@ -158,9 +158,9 @@ async fn create(
         waits: !journal::is_restore(),
         ..module::Config::new(&p.name, &p.filename)
     };
-    let make = move |registry: &Registry| {
-        let bdev = module::create(registry, config)?;
-        warn_of_missing_room(registry, bdev.name());
+    let make = move |env: &Env| {
+        let bdev = module::create(env, config)?;
+        warn_of_missing_room(env.registry(), bdev.name());
         Ok(bdev)
     };
     let bdev = blocking(control, make).await?;
@@ -225,7 +225,7 @@ struct FileSystem {
 }
 
 async fn get_file_systems(control: &Control, p: GetFileSystems) -> Result<Vec<FileSystem>, Error> {
-    let rooms = blocking(control, move |registry| module::rooms(registry, p.disk.as_deref())).await?;
+    let rooms = blocking(control, move |env| module::rooms(env.registry(), p.disk.as_deref())).await?;
     let describe = |room: module::Room| FileSystem {
         missing: room.missing(),
         path: room.path,
@@ -240,10 +240,10 @@ async fn get_file_systems(control: &Control, p: GetFileSystems) -> Result<Vec<Fi
 /// Runs a function that may block on a file system on another thread.
 async fn blocking<R: Send + 'static>(
     control: &Control,
-    f: impl FnOnce(&Registry) -> Result<R, module::Error> + Send + 'static,
+    f: impl FnOnce(&Env) -> Result<R, module::Error> + Send + 'static,
 ) -> Result<R, Error> {
-    let registry = Arc::clone(&control.disks.registry);
-    let done = tokio::task::spawn_blocking(move || f(&registry)).await;
+    let env = control.env.clone();
+    let done = tokio::task::spawn_blocking(move || f(&env)).await;
     Ok(done.map_err(|e| Error::Internal(e.to_string()))??)
 }
 
@@ -279,16 +279,16 @@ async fn resize(control: &Control, p: Resize) -> Result<bool, Error> {
 
 async fn set_size(control: &Control, bdev: &Arc<Bdev>, size: module::Size) -> Result<u64, Error> {
     let name = bdev.name().to_owned();
-    let change = move |registry: &Registry| {
-        let resized = module::resize(registry, &name, size)?;
-        warn_of_missing_room(registry, &name);
+    let change = move |env: &Env| {
+        let resized = module::resize(env.registry(), &name, size)?;
+        warn_of_missing_room(env.registry(), &name);
         Ok(resized)
     };
     match blocking(control, change).await? {
         module::Resized::Done(bytes) => Ok(bytes),
         module::Resized::Shrinking(shrinking) => {
             let settled = shrinking.settle().await;
-            blocking(control, move |registry| settled.cut(registry)).await
+            blocking(control, move |env| settled.cut(env.registry())).await
         }
     }
 }

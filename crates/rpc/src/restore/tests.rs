@@ -63,7 +63,7 @@ fn daemon(dir: &Path) -> (Rc<Control>, Rc<Methods<Control>>, Rc<Seen>) {
             let identity = aryk_bdev::Identity::named(&p.name);
             let config =
                 aryk_bdev_null::Config { identity, block_size: 512, physical_block_size: 512, blocks: 8 };
-            let bdev = aryk_bdev_null::create(&control.disks.registry, config)?;
+            let bdev = aryk_bdev_null::create(&control.env, config)?;
             Ok(control.made_by(&bdev, MODULE, (CREATE, &p)))
         });
     });

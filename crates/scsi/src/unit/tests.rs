@@ -2,7 +2,7 @@
 
 use crate::initiator::Initiators;
 use crate::{Attention, Key, Outcome, Sense, Status, TaskFilter};
-use aryk_bdev::{Access, Identity, Op, OpSet, Registry};
+use aryk_bdev::{Access, Env, Identity, Op, OpSet, Registry};
 use aryk_bdev_error::Injection;
 use aryk_bdev_malloc as malloc;
 use aryk_dma::{Buffer, Sgl};
@@ -15,8 +15,8 @@ mod shared;
 const BLOCK: usize = 512;
 const BLOCKS: u64 = 2048;
 
-fn disk() -> Arc<Registry> {
-    let registry = Arc::new(Registry::new());
+fn disk() -> Env {
+    let env = Env::default();
     let identity = Identity::named("disk");
     let config = malloc::Config {
         identity,
@@ -25,13 +25,13 @@ fn disk() -> Arc<Registry> {
         blocks: BLOCKS,
         optimal_io_blocks: 0,
     };
-    malloc::create(&registry, config).unwrap();
-    registry
+    malloc::create(&env, config).unwrap();
+    env
 }
 
 /// Initiators that have already received the attention that the unit is new.
 fn initiators(count: u8) -> Initiators {
-    let mut all = Initiators::new(&disk(), "disk", Access::Shared, count);
+    let mut all = Initiators::new(disk().registry(), "disk", Access::Shared, count);
     for i in 0..count.into() {
         assert_eq!(sense_of(&mut all, i, &[0; 6], &[]), Sense::new(Key::UnitAttention, 0x29, 0));
     }
@@ -216,7 +216,7 @@ fn inquiry_and_capacity_describe_the_disk() {
 
 #[test]
 fn each_initiator_receives_an_attention_once() {
-    let mut all = Initiators::new(&disk(), "disk", Access::Shared, 2);
+    let mut all = Initiators::new(disk().registry(), "disk", Access::Shared, 2);
     // These commands do not report the attention, and leave it pending.
     good(&mut all, 0, &[0x12, 0, 0, 0, 36, 0], &[], 36);
     assert_eq!(sense_of(&mut all, 0, &[0; 6], &[]), Attention::PowerOn.sense());
@@ -256,7 +256,7 @@ fn a_mode_set_by_one_initiator_is_in_force_for_all() {
 
 #[test]
 fn a_read_only_disk_is_read_only() {
-    let mut all = Initiators::new(&disk(), "disk", Access::Read, 1);
+    let mut all = Initiators::new(disk().registry(), "disk", Access::Read, 1);
     sense_of(&mut all, 0, &[0; 6], &[]);
     for opcode in [0x8a, 0x93] {
         assert_eq!(sense_of(&mut all, 0, &cdb_16(opcode, 0, 0, 1), &[0; BLOCK]), Sense::WRITE_PROTECTED);
@@ -315,13 +315,13 @@ fn reservations_keep_others_out() {
 
 #[test]
 fn commands_that_wait_for_the_disk_can_be_aborted() {
-    let registry = disk();
+    let env = disk();
     let config = aryk_bdev_error::Config { identity: Identity::named("slow"), base: "disk".to_owned() };
-    aryk_bdev_error::create(&registry, config).unwrap();
+    aryk_bdev_error::create(&env, config).unwrap();
     let fault = aryk_bdev_error::Fault::Pending;
     let never = Injection { fault, ops: OpSet::of(&[Op::Read]), count: u32::MAX, queue_depth: 0 };
-    aryk_bdev_error::inject(&registry, "slow", never).unwrap();
-    let mut all = Initiators::new(&registry, "slow", Access::Shared, 2);
+    aryk_bdev_error::inject(env.registry(), "slow", never).unwrap();
+    let mut all = Initiators::new(env.registry(), "slow", Access::Shared, 2);
     for i in 0..2 {
         sense_of(&mut all, i, &[0; 6], &[]);
     }
@@ -443,11 +443,10 @@ fn limits_are_those_that_commands_have() {
 #[test]
 fn failures_of_the_store_have_the_right_sense_data() {
     use aryk_bdev_error::Fault;
-    let registry = disk();
+    let env = disk();
     let identity = Identity::named("bad");
-    aryk_bdev_error::create(&registry, aryk_bdev_error::Config { identity, base: "disk".to_owned() })
-        .unwrap();
-    let mut all = Initiators::new(&registry, "bad", Access::Shared, 1);
+    aryk_bdev_error::create(&env, aryk_bdev_error::Config { identity, base: "disk".to_owned() }).unwrap();
+    let mut all = Initiators::new(env.registry(), "bad", Access::Shared, 1);
     sense_of(&mut all, 0, &[0; 6], &[]);
     let cases = [
         (Fault::Failure, Op::Read, (0x3, 0x11, 0x00)),
@@ -456,7 +455,7 @@ fn failures_of_the_store_have_the_right_sense_data() {
     ];
     for (fault, op, expected) in cases {
         let injection = Injection { fault, ops: OpSet::of(&[op]), count: 1, queue_depth: 0 };
-        aryk_bdev_error::inject(&registry, "bad", injection).unwrap();
+        aryk_bdev_error::inject(env.registry(), "bad", injection).unwrap();
         let cdb = cdb_16(if op == Op::Read { 0x88 } else { 0x8a }, 0, 77, 1);
         let sense = sense_of(&mut all, 0, &cdb, &[1; BLOCK]);
         assert_eq!((sense.key as u8, sense.code.0, sense.code.1), expected, "{fault:?}");

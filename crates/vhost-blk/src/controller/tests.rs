@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::guest::{AVAIL, DESC, MEMORY, SIZE, USED};
-use aryk_bdev::{Access, Identity, Registry};
+use aryk_bdev::{Access, Env, Identity};
 use aryk_bdev_malloc as malloc;
 use aryk_dma::{Mapping, MemTable, Region};
 use aryk_reactor::{Engine, Options, SleepPolicy};
@@ -44,7 +44,7 @@ mod preparing;
 fn a_disk_that_is_removed_while_a_queue_opens_it_is_let_go_of() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let registry = Registry::new();
+        let env = Env::default();
         let config = malloc::Config {
             identity: Identity::named("disk"),
             block_size: 512,
@@ -52,7 +52,7 @@ fn a_disk_that_is_removed_while_a_queue_opens_it_is_let_go_of() {
             blocks: 8,
             optimal_io_blocks: 0,
         };
-        malloc::create(&registry, config).unwrap();
+        malloc::create(&env, config).unwrap();
         let options = Options {
             cores: "0x1".parse().unwrap(),
             policy: SleepPolicy::Adaptive,
@@ -60,13 +60,13 @@ fn a_disk_that_is_removed_while_a_queue_opens_it_is_let_go_of() {
             watchdog: Duration::from_secs(60),
         };
         let reactors = Rc::new(Reactors::start(&options).unwrap());
-        let disk = registry.open("disk", Access::Shared, "test", |_| ()).unwrap();
+        let disk = env.registry().open("disk", Access::Shared, "test", |_| ()).unwrap();
         let controller = Controller::new(settings(), disk, reactors);
         // The queue's start is with its reactor when the news comes.
         let (started, ()) =
             tokio::join!(controller.start_queue(0, setup()), controller.disk_event(Event::Removed));
         started.unwrap();
-        let removed = tokio::time::timeout(Duration::from_secs(20), registry.remove("disk")).await;
+        let removed = tokio::time::timeout(Duration::from_secs(20), env.registry().remove("disk")).await;
         removed.expect("the disk is let go of").unwrap();
         controller.stop_queue(0).await;
     });

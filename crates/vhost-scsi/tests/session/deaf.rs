@@ -1,7 +1,7 @@
 //! A disk that does not complete what it has until it is let, whoever aborts it: as the kernel, when the store behind it hangs.
 
 use aryk_bdev::{
-    Channel, Completion, Device, Geometry, Identity, Io, Limits, Op, OpSet, OpenError, Registry, Status, Tag,
+    Channel, Completion, Device, Env, Geometry, Identity, Io, Limits, Op, OpSet, OpenError, Status, Tag,
 };
 use aryk_reactor::{Cx, RootId};
 use std::sync::Arc;
@@ -19,10 +19,10 @@ struct DeafChannel {
 }
 
 /// Makes one of this name, and gives what lets it go on.
-pub fn create(registry: &Registry, name: &str, blocks: u64) -> Arc<AtomicBool> {
+pub fn create(env: &Env, name: &str, blocks: u64) -> Arc<AtomicBool> {
     let hears = Arc::new(AtomicBool::new(false));
     let device = Deaf { blocks, hears: Arc::clone(&hears) };
-    registry.register(Identity::named(name), Arc::new(device)).expect("a disk of ours");
+    env.registry().register(Identity::named(name), Arc::new(device)).expect("a disk of ours");
     hears
 }
 

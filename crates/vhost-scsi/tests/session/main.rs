@@ -4,7 +4,7 @@ mod deaf;
 mod guest;
 mod remote;
 
-use aryk_bdev::{Identity, Op, OpSet, OpenError, Registry};
+use aryk_bdev::{Env, Identity, Op, OpSet, OpenError};
 use aryk_bdev_error::{Fault, Injection};
 use aryk_bdev_malloc as malloc;
 use aryk_front_end::{Format, Memory};
@@ -36,7 +36,7 @@ fn cdb_16(opcode: u8, lba: u64, blocks: u32) -> Vec<u8> {
 /// The daemon's side.
 struct Host {
     directory: tempfile::TempDir,
-    registry: Arc<Registry>,
+    env: Env,
     controllers: Controllers,
     /// The last to go.
     _reactors: Rc<Reactors>,
@@ -46,7 +46,7 @@ impl Host {
     /// With disks `m0`, `m1` and so on in memory.
     fn new(disks: u32) -> Self {
         aryk_dma::install_fault_handler();
-        let registry = Arc::new(Registry::new());
+        let env = Env::default();
         for i in 0..disks {
             let identity = Identity::named(format!("m{i}"));
             let (block_size, physical_block_size) = (512, 512);
@@ -57,7 +57,7 @@ impl Host {
                 blocks: BLOCKS,
                 optimal_io_blocks: 0,
             };
-            malloc::create(&registry, config).expect("a host of ours");
+            malloc::create(&env, config).expect("a host of ours");
         }
         let options = ReactorOptions {
             cores: "0x3".parse::<CoreSet>().expect("a host of ours"),
@@ -68,8 +68,8 @@ impl Host {
         let reactors = Rc::new(Reactors::start(&options).expect("a host of ours"));
         let directory = tempfile::tempdir().expect("a host of ours");
         let controllers =
-            Controllers::new(directory.path(), 1024, Arc::clone(&registry), Rc::clone(&reactors));
-        Self { directory, registry, controllers, _reactors: reactors }
+            Controllers::new(directory.path(), 1024, Arc::clone(env.registry()), Rc::clone(&reactors));
+        Self { directory, env, controllers, _reactors: reactors }
     }
 
     fn create(&self, name: &str, delay: bool) -> Result<(), Error> {
@@ -220,7 +220,7 @@ fn disks_come_and_go_and_grow() {
             greet(guest, 2);
         })
         .await;
-        host.registry.resized("m0", BLOCKS / 2).unwrap();
+        host.env.registry().resized("m0", BLOCKS / 2).unwrap();
         let (guest, ()) = with(guest, |guest| {
             assert_eq!(guest.event(SOON), Some((3, [1, 2, 0, 0, 0, 0, 0, 0], 0x092a)), "its capacity");
             let told = guest.command(unit(2), &cdb_16(0x88, 0, 1), &[], 512);
@@ -230,7 +230,7 @@ fn disks_come_and_go_and_grow() {
             guest.refill(0);
         })
         .await;
-        host.registry.changed("m0").await.unwrap();
+        host.env.registry().changed("m0").await.unwrap();
         let (guest, ()) = with(guest, |guest| {
             assert_eq!(guest.event(SOON), Some((3, [1, 2, 0, 0, 0, 0, 0, 0], 0x012a)), "its mode parameters");
             let told = guest.command(unit(2), &cdb_16(0x88, 0, 1), &[], 512);
@@ -246,7 +246,7 @@ fn disks_come_and_go_and_grow() {
         .await;
         // It is another disk's place then, and a disk that is deleted leaves its own.
         host.controllers.add_target("vm", Some(2), "m1").await.unwrap();
-        host.registry.remove("m1").await.unwrap();
+        host.env.registry().remove("m1").await.unwrap();
         let (guest, ()) = with(guest, |guest| {
             assert_eq!(guest.event(SOON).map(|e| e.2), Some(1));
             guest.refill(0);
@@ -264,8 +264,8 @@ fn disks_come_and_go_and_grow() {
 fn a_disk_that_prepares_holds_nothing_up() {
     run(async {
         let host = Host::new(1);
-        let ready = remote::create(&host.registry, "remote", BLOCKS);
-        remote::create(&host.registry, "lost", BLOCKS);
+        let ready = remote::create(&host.env, "remote", BLOCKS);
+        remote::create(&host.env, "lost", BLOCKS);
         host.create("vm", false).unwrap();
         let guest = host.guest("vm", Format::Split).await;
         let attaching = async {
@@ -291,7 +291,7 @@ fn a_disk_that_prepares_holds_nothing_up() {
         // One that is removed before it is ready is not attached.
         let removing = async {
             tokio::time::sleep(NEVER).await;
-            host.registry.remove("lost").await
+            host.env.registry().remove("lost").await
         };
         let (lost, removed) = tokio::join!(host.controllers.add_target("vm", None, "lost"), removing);
         assert!(matches!(lost, Err(Error::Open(OpenError::Removed))), "{lost:?}");
@@ -326,7 +326,7 @@ fn a_guest_that_does_not_listen_is_told_later_how_things_are() {
             host.controllers.remove_target("vm", 1).await.unwrap();
         }
         host.controllers.add_target("vm", Some(3), "m1").await.unwrap();
-        host.registry.resized("m2", BLOCKS / 2).unwrap();
+        host.env.registry().resized("m2", BLOCKS / 2).unwrap();
         let (guest, ()) = with(guest, |guest| {
             // Too small, which is no place for an event.
             guest.offer(EVENT, 9, &[(0, 8, true)]);
@@ -366,7 +366,7 @@ fn a_machine_that_was_stopped_is_told_what_has_happened() {
             host.controllers.remove_target("vm", 2).await.unwrap();
             host.controllers.add_target("vm", Some(2), "m1").await.unwrap();
             host.controllers.add_target("vm", Some(6), "m0").await.unwrap();
-            host.registry.resized("m0", BLOCKS / 2).unwrap();
+            host.env.registry().resized("m0", BLOCKS / 2).unwrap();
             host.controllers.remove_target("vm", 6).await.unwrap();
             let (guest, ()) = with(guest, |guest| {
                 guest.resume(EVENT);
@@ -386,10 +386,10 @@ fn a_machine_that_was_stopped_is_told_what_has_happened() {
 async fn stuck() -> Host {
     let host = Host::new(1);
     let config = aryk_bdev_error::Config { identity: Identity::named("stuck"), base: "m0".to_owned() };
-    aryk_bdev_error::create(&host.registry, config).expect("a disk of ours");
+    aryk_bdev_error::create(&host.env, config).expect("a disk of ours");
     let ops = OpSet::of(&[Op::Read]);
     let never = Injection { fault: Fault::Pending, ops, count: u32::MAX, queue_depth: 0 };
-    aryk_bdev_error::inject(&host.registry, "stuck", never).expect("a disk of ours");
+    aryk_bdev_error::inject(host.env.registry(), "stuck", never).expect("a disk of ours");
     host.create("vm", false).expect("a disk of ours");
     host.controllers.add_target("vm", Some(0), "stuck").await.expect("a disk of ours");
     host
@@ -433,7 +433,7 @@ fn commands_of_a_stuck_disk_can_be_aborted() {
 fn an_abortion_is_answered_though_the_store_hangs() {
     run(async {
         let host = Host::new(0);
-        let hears = deaf::create(&host.registry, "deaf", BLOCKS);
+        let hears = deaf::create(&host.env, "deaf", BLOCKS);
         host.create("vm", false).unwrap();
         host.controllers.add_target("vm", Some(0), "deaf").await.unwrap();
         let guest = host.guest("vm", Format::Split).await;
@@ -467,7 +467,7 @@ fn functions_that_wait_have_a_limit() {
     const WAITING_MAX: u16 = 64;
     run(async {
         let host = Host::new(0);
-        let hears = deaf::create(&host.registry, "deaf", BLOCKS);
+        let hears = deaf::create(&host.env, "deaf", BLOCKS);
         host.create("vm", false).unwrap();
         host.controllers.add_target("vm", Some(0), "deaf").await.unwrap();
         let guest = host.guest("vm", Format::Split).await;
@@ -542,7 +542,7 @@ fn a_detach_waits_for_nobody() {
         .await;
         drop(guest);
         host.controllers.delete_all().await;
-        let closed = tokio::time::timeout(SOON, host.registry.remove("stuck")).await;
+        let closed = tokio::time::timeout(SOON, host.env.registry().remove("stuck")).await;
         closed.expect("nobody has it open").unwrap();
     });
 }
@@ -583,7 +583,7 @@ fn a_delayed_controller_is_reached_when_it_is_started() {
         let (guest, ()) = with(guest, |guest| greet(guest, 0)).await;
         drop(guest);
         host.controllers.delete("vm").await.unwrap();
-        host.registry.remove("m0").await.unwrap();
+        host.env.registry().remove("m0").await.unwrap();
     });
 }
 
@@ -600,7 +600,7 @@ fn a_disk_of_two_controllers_is_reserved_for_one() {
     run(async {
         let host = Host::new(1);
         let config = aryk_bdev_error::Config { identity: Identity::named("disk"), base: "m0".to_owned() };
-        aryk_bdev_error::create(&host.registry, config).unwrap();
+        aryk_bdev_error::create(&host.env, config).unwrap();
         for (name, target) in [("a", 0), ("b", 3)] {
             host.create(name, false).unwrap();
             host.controllers.add_target(name, Some(target), "disk").await.unwrap();
@@ -617,7 +617,7 @@ fn a_disk_of_two_controllers_is_reserved_for_one() {
         .await;
         let never =
             Injection { fault: Fault::Pending, ops: OpSet::of(&[Op::Write]), count: 1, queue_depth: 0 };
-        aryk_bdev_error::inject(&host.registry, "disk", never).unwrap();
+        aryk_bdev_error::inject(host.env.registry(), "disk", never).unwrap();
         let (a, ()) = with(a, |a| {
             a.submit(1, unit(0), &cdb_16(0x8a, 0, 1), &[1; 512], 0);
             assert_eq!(a.take(REQUEST, NEVER), None);
@@ -659,10 +659,10 @@ fn what_cannot_be_done_twice_is_not() {
         run(async move {
             let host = Host::new(1);
             let config = aryk_bdev_error::Config { identity: Identity::named("disk"), base: "m0".to_owned() };
-            aryk_bdev_error::create(&host.registry, config).unwrap();
+            aryk_bdev_error::create(&host.env, config).unwrap();
             let ops = OpSet::of(&[Op::Read, Op::Write]);
             let never = Injection { fault: Fault::Pending, ops, count: 1, queue_depth: 0 };
-            aryk_bdev_error::inject(&host.registry, "disk", never).unwrap();
+            aryk_bdev_error::inject(host.env.registry(), "disk", never).unwrap();
             host.create("vm", false).unwrap();
             host.controllers.add_target("vm", Some(0), "disk").await.unwrap();
             let socket = host.socket("vm");

@@ -1,8 +1,8 @@
 //! A disk that prepares a reactor only when it is let: as one behind a connection that takes its time.
 
 use aryk_bdev::{
-    BoxFuture, Channel, Completion, Device, Geometry, Identity, Io, Limits, OpSet, OpenError, Outbox,
-    Registry, Status, Tag,
+    BoxFuture, Channel, Completion, Device, Env, Geometry, Identity, Io, Limits, OpSet, OpenError, Outbox,
+    Status, Tag,
 };
 use aryk_reactor::{Cx, Handle, RootId};
 use std::sync::Arc;
@@ -14,10 +14,10 @@ struct Remote {
 }
 
 /// Makes one of this name, and gives what makes it ready.
-pub fn create(registry: &Registry, name: &str, blocks: u64) -> Arc<watch::Sender<bool>> {
+pub fn create(env: &Env, name: &str, blocks: u64) -> Arc<watch::Sender<bool>> {
     let ready = Arc::<watch::Sender<bool>>::default();
     let device = Remote { blocks, ready: Arc::clone(&ready) };
-    registry.register(Identity::named(name), Arc::new(device)).expect("a disk of ours");
+    env.registry().register(Identity::named(name), Arc::new(device)).expect("a disk of ours");
     ready
 }
 

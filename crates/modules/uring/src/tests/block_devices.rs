@@ -2,13 +2,12 @@
 
 use super::harness::{Bench, MIB, disk_directory, pattern, resized};
 use crate::{Config, Direct, Error, Size, create};
-use aryk_bdev::{Op, Registry, Status};
+use aryk_bdev::{Env, Op, Registry, Status};
 use aryk_bdev_conformance::{Features, Fixture, checks};
 use aryk_reactor::Engine;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
 
 /// A loop device of 16 MiB; detached when dropped.
 struct Loop {
@@ -48,7 +47,7 @@ impl Drop for Loop {
 }
 
 struct OnLoop {
-    registry: Registry,
+    env: Env,
     unmap_zeroes: bool,
     /// Dropped last.
     _device: Loop,
@@ -56,7 +55,7 @@ struct OnLoop {
 
 impl Fixture for OnLoop {
     fn registry(&self) -> &Registry {
-        &self.registry
+        self.env.registry()
     }
 
     fn name(&self) -> &'static str {
@@ -74,9 +73,9 @@ fn conforms(sector: &str, block_size: Option<u32>) {
     }
     let make = || {
         let device = Loop::new(sector).expect("there was one just now");
-        let registry = Registry::new();
-        create(&registry, Config { block_size, ..device.config() }).unwrap();
-        OnLoop { registry, unmap_zeroes: block_size.is_none(), _device: device }
+        let env = Env::default();
+        create(&env, Config { block_size, ..device.config() }).unwrap();
+        OnLoop { env, unmap_zeroes: block_size.is_none(), _device: device }
     };
     checks::every_operation_at_every_alignment(&make);
     checks::removal_under_load(&make);
@@ -105,12 +104,12 @@ fn a_device_tells_its_shape_and_is_alone() {
     let geometry = bench.bdev().geometry();
     assert_eq!((geometry.block_size, geometry.physical_block_size, geometry.blocks), (4096, 4096, 4096));
     assert_eq!(bench.store().alignment.offset, 4096);
-    let other = create(&Registry::new(), device.config());
+    let other = create(&Env::default(), device.config());
     assert!(matches!(other, Err(Error::Locked { holder: crate::Holder::Ourselves, .. })), "{other:?}");
-    assert!(matches!(resized(&bench.registry, Size::GrowTo(32 * MIB)), Err(Error::FixedSize(_))));
+    assert!(matches!(resized(bench.env.registry(), Size::GrowTo(32 * MIB)), Err(Error::FixedSize(_))));
     drop(bench);
     let reader = || Config { read_only: true, ..device.config() };
-    let (first, second) = (Registry::new(), Registry::new());
+    let (first, second) = (Env::default(), Env::default());
     create(&first, reader()).unwrap();
     create(&second, reader()).unwrap();
 }
@@ -161,12 +160,12 @@ fn parts_of_a_sector_are_zeroed_by_hand_and_not_unmapped() {
 #[test]
 fn a_device_that_has_grown_is_looked_at_again() {
     let Some(device) = Loop::new("512") else { return };
-    let registry = Arc::new(Registry::new());
-    create(&registry, device.config()).unwrap();
+    let env = Env::default();
+    create(&env, device.config()).unwrap();
     File::options().write(true).open(device.dir.path().join("backing")).unwrap().set_len(24 * MIB).unwrap();
     let changed = |path: &Path| Command::new("losetup").arg("--set-capacity").arg(path).status().unwrap();
     assert!(changed(&device.device).success());
-    assert_eq!(resized(&registry, Size::Rescan).unwrap(), 24 * MIB);
-    let mut bench = Bench::on(&registry, Engine::IoUring);
+    assert_eq!(resized(env.registry(), Size::Rescan).unwrap(), 24 * MIB);
+    let mut bench = Bench::on(&env, Engine::IoUring);
     assert_eq!(bench.write(24 * 2048 - 8, &pattern(4096, 9)), Status::Ok);
 }

@@ -2,12 +2,12 @@
 
 use super::harness::{MIB, STRICT, directory, disk, sparse};
 use crate::{Config, Direct, Forced, Size, create_forced, resize};
-use aryk_bdev::Registry;
+use aryk_bdev::{Env, Registry};
 use aryk_bdev_conformance::{Features, Fixture, conformance};
 use std::path::Path;
 
 pub struct OnFile {
-    registry: Registry,
+    env: Env,
     block_size: u64,
     unmap_zeroes: bool,
     /// Dropped last.
@@ -16,7 +16,7 @@ pub struct OnFile {
 
 impl Fixture for OnFile {
     fn registry(&self) -> &Registry {
-        &self.registry
+        self.env.registry()
     }
 
     fn name(&self) -> &'static str {
@@ -28,7 +28,7 @@ impl Fixture for OnFile {
     }
 
     fn resize(&self, blocks: u64) -> bool {
-        resize(&self.registry, "d", Size::Exactly(blocks * self.block_size)).is_ok()
+        resize(self.env.registry(), "d", Size::Exactly(blocks * self.block_size)).is_ok()
     }
 }
 
@@ -36,11 +36,11 @@ fn on(below: impl AsRef<Path>, forced: Forced, change: impl FnOnce(&mut Config))
     let dir = directory(below);
     let mut config = sparse(dir.path(), 16 * MIB);
     change(&mut config);
-    let registry = Registry::new();
-    let bdev = create_forced(&registry, config, forced).unwrap();
+    let env = Env::default();
+    let bdev = create_forced(&env, config, forced).unwrap();
     // A range that is smaller than a block of the store is not unmapped.
     let unmap_zeroes = forced.alignment.is_none();
-    OnFile { registry, block_size: bdev.geometry().block_size.into(), unmap_zeroes, _dir: dir }
+    OnFile { env, block_size: bdev.geometry().block_size.into(), unmap_zeroes, _dir: dir }
 }
 
 const PLAIN: Forced = Forced { alignment: None, blocking: false };

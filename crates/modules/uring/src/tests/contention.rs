@@ -3,7 +3,7 @@
 
 use super::harness::{MIB, STRICT, disk_directory, pattern, sparse};
 use crate::{Forced, create_forced};
-use aryk_bdev::{Access, AsyncChannel, Descriptor, Op, Registry, Status};
+use aryk_bdev::{Access, AsyncChannel, Descriptor, Env, Op, Status};
 use aryk_bdev_conformance::block_on;
 use aryk_dma::Buffer;
 use aryk_reactor::{CoreSet, Engine, Options, Reactors};
@@ -44,10 +44,10 @@ async fn work(channel: AsyncChannel, work: Work) -> Result<(), String> {
 /// Runs all of `works`, alternating between the reactors.
 fn run(engine: Engine, works: &[Work]) {
     let dir = disk_directory();
-    let registry = Registry::new();
+    let env = Env::default();
     let strict = Forced { alignment: Some(STRICT), blocking: false };
-    create_forced(&registry, sparse(dir.path(), MIB), strict).unwrap();
-    let descriptor = registry.open("d", Access::Shared, "test", |_| {}).unwrap();
+    create_forced(&env, sparse(dir.path(), MIB), strict).unwrap();
+    let descriptor = env.registry().open("d", Access::Shared, "test", |_| {}).unwrap();
     let options = Options { cores: CoreSet::allowed(), engine, ..Options::default() };
     let reactors = Reactors::start(&options).unwrap();
     if reactors.handles().len() < 2 {
@@ -62,7 +62,7 @@ fn run(engine: Engine, works: &[Work]) {
     let results: Vec<_> = results.iter().collect();
     assert_eq!(results, vec![Ok(()); works.len()]);
     drop(descriptor);
-    block_on(registry.remove("d")).unwrap();
+    block_on(env.registry().remove("d")).unwrap();
 }
 
 async fn start(

@@ -2,7 +2,7 @@
 
 use super::harness::{MIB, disk_directory, sparse};
 use crate::{Config, Error, create, store_of};
-use aryk_bdev::{Bdev, Registry};
+use aryk_bdev::{Bdev, Env};
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -12,15 +12,15 @@ use std::thread;
 const ROUNDS: usize = 100;
 
 /// Creates a disk of each of `configs` at the same time. The registries keep the disks that were created.
-fn race(configs: Vec<Config>) -> Vec<(Registry, Result<Arc<Bdev>, Error>)> {
+fn race(configs: Vec<Config>) -> Vec<(Env, Result<Arc<Bdev>, Error>)> {
     let start = Arc::new(Barrier::new(configs.len()));
     let threads = configs.into_iter().map(|config| {
         let start = Arc::clone(&start);
         thread::spawn(move || {
-            let registry = Registry::new();
+            let env = Env::default();
             start.wait();
-            let made = create(&registry, config);
-            (registry, made)
+            let made = create(&env, config);
+            (env, made)
         })
     });
     let threads: Vec<_> = threads.collect();
@@ -44,7 +44,7 @@ fn the_losers_of_a_race_leave_the_winners_file() {
         // Each call may have seen the locks of another one, and have failed.
         assert!(winners.len() <= 1);
         winners.iter().for_each(|bdev| assert_has_its_file(bdev, &config.path));
-        let lost = |(_, made): &(Registry, Result<_, Error>)| match made {
+        let lost = |(_, made): &(Env, Result<_, Error>)| match made {
             Ok(_) | Err(Error::Locked { .. }) => {}
             Err(error) => panic!("{error}"),
         };

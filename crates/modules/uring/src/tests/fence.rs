@@ -5,7 +5,7 @@
 
 use super::harness::{Bench, disk};
 use crate::{Config, create};
-use aryk_bdev::{Op, Registry};
+use aryk_bdev::{Env, Op};
 use aryk_dma::Buffer;
 use aryk_reactor::Engine;
 use aryk_slow_store::{Hold, SlowStore};
@@ -39,9 +39,9 @@ const IMAGE: &str = "ARYK_TEST_FENCE_IMAGE";
 #[test]
 fn a_predecessor_writes_until_it_is_killed() {
     let Ok(image) = std::env::var(IMAGE) else { return };
-    let registry = std::sync::Arc::new(Registry::new());
-    create(&registry, Config::new("d", image)).unwrap();
-    let mut bench = Bench::on(&registry, Engine::IoUring);
+    let env = Env::default();
+    create(&env, Config::new("d", image)).unwrap();
+    let mut bench = Bench::on(&env, Engine::IoUring);
     let mut buffer = Buffer::new(BLOCK, BLOCK);
     buffer.write(0, &[OLD; BLOCK]);
     let data = buffer.lend();
@@ -142,7 +142,7 @@ fn no_write_is_late_with_the_fence(make: Make) {
         let path = path.clone();
         move || {
             // As a daemon does: it creates the disk, and then writes to it.
-            let created = create(&Registry::new(), Config::new("d", &path));
+            let created = create(&Env::default(), Config::new("d", &path));
             made.send(()).unwrap();
             created.unwrap();
             overwrite(&path);

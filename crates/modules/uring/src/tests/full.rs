@@ -62,7 +62,7 @@ fn a_full_store_fails_writes() {
 fn promises_that_cannot_be_kept_are_seen() {
     let Some(dir) = Small::mount() else { return };
     let mut bench = Bench::new(sparse(dir.path(), MIB / 2), None, Engine::IoUring);
-    let room = |bench: &Bench| rooms(&bench.registry, None).unwrap().remove(0);
+    let room = |bench: &Bench| rooms(bench.env.registry(), None).unwrap().remove(0);
     let first = room(&bench);
     assert_eq!((first.disks, first.promised, first.allocated, first.missing()), (1, MIB / 2, 0, 0));
     assert_eq!(first.path, dir.path().canonicalize().unwrap());
@@ -75,16 +75,16 @@ fn promises_that_cannot_be_kept_are_seen() {
         path: dir.path().join(name),
         ..sparse(dir.path(), size)
     };
-    create(&bench.registry, other("large", 8 * MIB)).unwrap();
+    create(&bench.env, other("large", 8 * MIB)).unwrap();
     let over = room(&bench);
     assert_eq!((over.disks, over.missing()), (2, 8 * MIB + MIB / 4 - over.free));
     // A disk on another file system is counted there.
     let elsewhere = super::harness::disk().join(format!("room{}", std::process::id()));
-    create(&bench.registry, Config { path: elsewhere.clone(), ..other("o", MIB) }).unwrap();
-    let all = rooms(&bench.registry, None).unwrap();
+    create(&bench.env, Config { path: elsewhere.clone(), ..other("o", MIB) }).unwrap();
+    let all = rooms(bench.env.registry(), None).unwrap();
     assert_eq!((all.len(), all[1].disks, all[1].missing()), (2, 1, 0));
     assert!(elsewhere.canonicalize().unwrap().starts_with(&all[1].path), "{}", all[1].path.display());
-    let of = |disk| rooms(&bench.registry, Some(disk)).unwrap();
+    let of = |disk| rooms(bench.env.registry(), Some(disk)).unwrap();
     assert_eq!((of("o"), of("large")), (all[1..].to_vec(), all[..1].to_vec()));
     std::fs::remove_file(&elsewhere).unwrap();
     // A deleted file that is still open is counted too.
@@ -142,8 +142,8 @@ fn a_held_write_ends_when_the_disk_is_removed() {
     let Some(dir) = Small::mount() else { return };
     let mut bench = bench(&dir, OnFull::Hold, Engine::IoUring);
     let mut held = hold(&mut bench);
-    let registry = std::sync::Arc::clone(&bench.registry);
-    let mut removal = std::pin::pin!(registry.remove("d"));
+    let env = bench.env.clone();
+    let mut removal = std::pin::pin!(env.registry().remove("d"));
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     assert!(removal.as_mut().poll(&mut context).is_pending());
     assert_eq!(bench.wait(held.tag), Status::Removed);

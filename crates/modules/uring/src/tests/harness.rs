@@ -2,7 +2,7 @@
 
 use crate::store::{Alignment, Store};
 use crate::{Config, Error, Forced, Resized, Size, create_forced, resize, store_of};
-use aryk_bdev::{Access, Bdev, BdevChannel, Completion, Io, Op, Registry, Status, Tag};
+use aryk_bdev::{Access, Bdev, BdevChannel, Completion, Env, Io, Op, Registry, Status, Tag};
 use aryk_dma::{Buffer, Sgl};
 use aryk_reactor::{Clock, CoreSet, Cx, Engine, Reactor, Root, RootRef, SleepPolicy};
 use std::cell::RefCell;
@@ -32,7 +32,7 @@ impl Root for Opener {
 pub struct Bench {
     reactor: Reactor,
     opener: RootRef<Opener>,
-    pub registry: Arc<Registry>,
+    pub env: Env,
     next: u64,
 }
 
@@ -56,19 +56,19 @@ pub fn sparse(dir: &Path, size: u64) -> Config {
 
 impl Bench {
     pub fn new(config: Config, alignment: Option<Alignment>, engine: Engine) -> Self {
-        let registry = Arc::new(Registry::new());
-        create_forced(&registry, config, Forced { alignment, blocking: false }).unwrap();
-        Self::on(&registry, engine)
+        let env = Env::default();
+        create_forced(&env, config, Forced { alignment, blocking: false }).unwrap();
+        Self::on(&env, engine)
     }
 
     /// Opens a channel of the disk `d`.
-    pub fn on(registry: &Arc<Registry>, engine: Engine) -> Self {
-        Self::try_on(registry, engine).unwrap()
+    pub fn on(env: &Env, engine: Engine) -> Self {
+        Self::try_on(env, engine).unwrap()
     }
 
     /// Opens a channel of the disk `d`, or returns the error.
-    pub fn try_on(registry: &Arc<Registry>, engine: Engine) -> Result<Self, aryk_bdev::OpenError> {
-        let descriptor = registry.open("d", Access::Shared, "test", |_| {}).unwrap();
+    pub fn try_on(env: &Env, engine: Engine) -> Result<Self, aryk_bdev::OpenError> {
+        let descriptor = env.registry().open("d", Access::Shared, "test", |_| {}).unwrap();
         let mut reactor = Reactor::new(0, SleepPolicy::Adaptive, engine, Clock::Monotonic).unwrap();
         let cx = reactor.cx();
         let thread = cx.add_thread("test", CoreSet::allowed());
@@ -78,11 +78,11 @@ impl Bench {
                 done: Vec::new(),
             })
         })?;
-        Ok(Self { reactor, opener, registry: Arc::clone(registry), next: 0 })
+        Ok(Self { reactor, opener, env: env.clone(), next: 0 })
     }
 
     pub fn bdev(&self) -> Arc<Bdev> {
-        self.registry.find("d").unwrap()
+        self.env.registry().find("d").unwrap()
     }
 
     pub fn store(&self) -> Arc<Store> {
@@ -148,15 +148,15 @@ impl Bench {
 
     /// Makes the disk `d` smaller.
     pub fn shrink(&mut self, to: u64) -> Result<u64, Error> {
-        let registry = Arc::clone(&self.registry);
-        let Resized::Shrinking(shrinking) = resize(&registry, "d", Size::Exactly(to))? else {
+        let env = self.env.clone();
+        let Resized::Shrinking(shrinking) = resize(env.registry(), "d", Size::Exactly(to))? else {
             panic!("it was no larger")
         };
         let mut settling = std::pin::pin!(shrinking.settle());
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
         loop {
             if let std::task::Poll::Ready(settled) = settling.as_mut().poll(&mut context) {
-                return settled.cut(&registry);
+                return settled.cut(env.registry());
             }
             self.reactor.step();
         }

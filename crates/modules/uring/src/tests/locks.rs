@@ -3,7 +3,7 @@
 use super::harness::{Bench, MIB, disk_directory, resized, sparse};
 use crate::locks::LockError;
 use crate::{Config, Error, Holder, Lock, Size, create};
-use aryk_bdev::{Registry, Status};
+use aryk_bdev::{Env, Status};
 use aryk_reactor::Engine;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
@@ -11,14 +11,13 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::Arc;
 
 fn read_only(path: &Path) -> Config {
     Config { read_only: true, ..Config::new("r", path) }
 }
 
 fn refused_by(config: Config) -> Holder {
-    match create(&Registry::new(), config) {
+    match create(&Env::default(), config) {
         Err(Error::Locked { holder, .. }) => holder,
         other => panic!("should be locked: {other:?}"),
     }
@@ -81,8 +80,8 @@ fn qemus_tools_keep_off_a_disk_that_is_written() {
 fn qemus_tools_may_read_a_disk_that_is_read() {
     let dir = disk_directory();
     let path = image(dir.path());
-    let registry = Registry::new();
-    create(&registry, read_only(&path)).unwrap();
+    let env = Env::default();
+    create(&env, read_only(&path)).unwrap();
     let Some(read) = qemu("qemu-io", &["-f", "raw", "-r", "-c", "read 0 4k"], &path) else { return };
     assert_works(&read);
     assert_refused(&qemu("qemu-io", &["-f", "raw", "-c", "write 0 4k"], &path).unwrap());
@@ -108,13 +107,13 @@ fn we_keep_off_an_image_that_qemu_writes() {
 fn readers_share_and_a_writer_is_alone() {
     let dir = disk_directory();
     let path = image(dir.path());
-    let (first, second) = (Registry::new(), Registry::new());
+    let (first, second) = (Env::default(), Env::default());
     create(&first, read_only(&path)).unwrap();
     create(&second, read_only(&path)).unwrap();
     assert_eq!(refused_by(Config::new("w", &path)), Holder::Ourselves);
     drop((first, second));
-    let registry = Registry::new();
-    create(&registry, Config::new("w", &path)).unwrap();
+    let env = Env::default();
+    create(&env, Config::new("w", &path)).unwrap();
     assert_eq!(refused_by(Config::new("w", &path)), Holder::Ourselves);
     assert_eq!(refused_by(read_only(&path)), Holder::Ourselves);
 }
@@ -154,8 +153,8 @@ const IMAGE: &str = "ARYK_TEST_IMAGE";
 #[test]
 fn hold_an_image() {
     let Ok(image) = std::env::var(IMAGE) else { return };
-    let registry = Registry::new();
-    create(&registry, Config::new("d", image)).unwrap();
+    let env = Env::default();
+    create(&env, Config::new("d", image)).unwrap();
     println!("{DONE}");
     // Until it is killed.
     std::io::stdin().read_line(&mut String::new()).unwrap();
@@ -170,7 +169,7 @@ fn another_process_is_kept_off_until_it_has_ended() {
     assert_eq!(pid, other.0.id());
     other.0.kill().unwrap();
     // The test does not wait for the end of the process: `create` waits for the lock.
-    create(&Registry::new(), Config::new("w", &path)).unwrap();
+    create(&Env::default(), Config::new("w", &path)).unwrap();
     // This keeps the pipe open up to here.
     drop(other.0.stdin.as_mut().map(Write::flush));
 }
@@ -203,8 +202,8 @@ fn a_lock_of_the_whole_file_is_heeded() {
         assert_eq!(both_refused_by(&path), Holder::Ourselves);
     }
     drop(other);
-    let registry = Registry::new();
-    create(&registry, Config::new("w", &path)).unwrap();
+    let env = Env::default();
+    create(&env, Config::new("w", &path)).unwrap();
     // Our lock excludes a lock of the whole file, too.
     let other = std::fs::File::options().read(true).write(true).open(&path).unwrap();
     let refused = fcntl(&other, FcntlArg::F_OFD_SETLK(&whole(libc::F_WRLCK)));
@@ -237,19 +236,19 @@ fn a_posix_lock_of_another_process_is_heeded() {
 fn a_disk_may_be_locked_only_while_it_is_used() {
     let dir = disk_directory();
     let shared = |name: &str| Config { name: name.into(), lock: Lock::InUse, ..sparse(dir.path(), MIB) };
-    let (ours, theirs) = (Arc::new(Registry::new()), Arc::new(Registry::new()));
+    let (ours, theirs) = (Env::default(), Env::default());
     create(&ours, shared("d")).unwrap();
     create(&theirs, shared("d")).unwrap();
     let mut first = Bench::on(&ours, Engine::IoUring);
     let second = Bench::on(&ours, Engine::IoUring);
     assert_eq!(first.write(0, &[7; 4096]), Status::Ok);
     // A disk that is created while the file is in use can exist, but cannot open a channel.
-    create(&Registry::new(), shared("late")).unwrap();
+    create(&Env::default(), shared("late")).unwrap();
     assert_eq!(refused_by(Config { waits: false, ..sparse(dir.path(), MIB) }), Holder::Ourselves);
     let refused = Bench::try_on(&theirs, Engine::IoUring).err();
     let why = refused.map(|error| error.to_string());
     assert!(why.is_some_and(|why| why.contains("in use elsewhere")));
-    assert!(matches!(resized(&theirs, Size::GrowTo(2 * MIB)), Err(Error::Locked { .. })));
+    assert!(matches!(resized(theirs.registry(), Size::GrowTo(2 * MIB)), Err(Error::Locked { .. })));
     drop(first);
     assert!(Bench::try_on(&theirs, Engine::IoUring).is_err(), "it has another channel");
     drop(second);
@@ -257,5 +256,5 @@ fn a_disk_may_be_locked_only_while_it_is_used() {
     assert_eq!(moved.read(0, 8), [7; 4096]);
     assert!(Bench::try_on(&ours, Engine::IoUring).is_err());
     drop(moved);
-    create(&Registry::new(), Config { waits: false, ..sparse(dir.path(), MIB) }).unwrap();
+    create(&Env::default(), Config { waits: false, ..sparse(dir.path(), MIB) }).unwrap();
 }

@@ -2,17 +2,16 @@
 
 use super::harness::{Bench, disk, pattern};
 use crate::{Config, Direct, create};
-use aryk_bdev::{Op, Registry, Status};
+use aryk_bdev::{Env, Op, Status};
 use aryk_reactor::Engine;
 use aryk_slow_store::SlowStore;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 fn cached(store: &SlowStore, engine: Engine) -> Bench {
-    let registry = Arc::new(Registry::new());
+    let env = Env::default();
     let config = Config { direct: Direct::Never, ..Config::new("d", store.path()) };
-    create(&registry, config).unwrap();
-    Bench::on(&registry, engine)
+    create(&env, config).unwrap();
+    Bench::on(&env, engine)
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::harness::{Bench, MIB, directory, disk, disk_directory, pattern, resized, sparse};
 use crate::{Config, Direct, Error, Size, create};
-use aryk_bdev::{Access, Event, Op, Registry, Status};
+use aryk_bdev::{Access, Env, Event, Op, Status};
 use aryk_reactor::Engine;
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -10,24 +10,24 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 fn failure(config: Config) -> Error {
-    create(&Registry::new(), config).unwrap_err()
+    create(&Env::default(), config).unwrap_err()
 }
 
 #[test]
 fn a_file_of_the_asked_size_is_created_and_found_again() {
     let dir = disk_directory();
-    let registry = Registry::new();
+    let env = Env::default();
     let config = Config { block_size: Some(4096), ..sparse(dir.path(), 1 << 40) };
-    let bdev = create(&registry, config.clone()).unwrap();
+    let bdev = create(&env, config.clone()).unwrap();
     assert_eq!((bdev.blocks(), bdev.geometry().block_size), (1 << 28, 4096));
     let meta = fs::metadata(dir.path().join("image")).unwrap();
     assert_eq!((meta.len(), meta.blocks(), meta.permissions().mode() & 0o777), (1 << 40, 0, 0o600));
-    drop((bdev, registry));
+    drop((bdev, env));
     // A size that differs from the file's size is refused.
     let other = failure(Config { size: Some(MIB), ..config.clone() });
     assert!(matches!(other, Error::OtherSize { size: 0x100_0000_0000, asked: MIB, .. }), "{other}");
     for size in [None, config.size] {
-        let bdev = create(&Registry::new(), Config { size, ..config.clone() }).unwrap();
+        let bdev = create(&Env::default(), Config { size, ..config.clone() }).unwrap();
         assert_eq!(bdev.blocks(), 1 << 28);
     }
 }
@@ -38,7 +38,7 @@ fn an_empty_file_is_grown() {
     let path = dir.path().join("image");
     File::create(&path).unwrap();
     assert!(matches!(failure(Config::new("d", &path)), Error::Empty(_)));
-    let bdev = create(&Registry::new(), sparse(dir.path(), MIB)).unwrap();
+    let bdev = create(&Env::default(), sparse(dir.path(), MIB)).unwrap();
     assert_eq!(bdev.blocks(), 2048);
 }
 
@@ -76,21 +76,21 @@ fn what_is_no_disk_is_refused_with_a_reason() {
 #[test]
 fn a_name_that_is_taken_creates_no_file() {
     let dir = disk_directory();
-    let registry = Registry::new();
-    create(&registry, sparse(dir.path(), MIB)).unwrap();
+    let env = Env::default();
+    create(&env, sparse(dir.path(), MIB)).unwrap();
     let again = Config { path: dir.path().join("other"), ..sparse(dir.path(), MIB) };
-    assert!(matches!(create(&registry, again), Err(Error::Bdev(aryk_bdev::Error::Exists(_)))));
+    assert!(matches!(create(&env, again), Err(Error::Bdev(aryk_bdev::Error::Exists(_)))));
     assert!(!dir.path().join("other").exists());
 }
 
 #[test]
 fn an_alias_that_is_taken_leaves_no_file() {
     let dir = disk_directory();
-    let registry = Registry::new();
-    create(&registry, sparse(dir.path(), MIB)).unwrap();
+    let env = Env::default();
+    create(&env, sparse(dir.path(), MIB)).unwrap();
     let (name, path) = ("e".into(), dir.path().join("other"));
     let again = Config { name, path, aliases: vec!["d".into()], ..sparse(dir.path(), MIB) };
-    assert!(matches!(create(&registry, again), Err(Error::Bdev(aryk_bdev::Error::Exists(_)))));
+    assert!(matches!(create(&env, again), Err(Error::Bdev(aryk_bdev::Error::Exists(_)))));
     assert!(!dir.path().join("other").exists() && dir.path().join("image").exists());
 }
 
@@ -174,19 +174,20 @@ fn openers_are_told_of_a_new_size() {
     let mut bench = Bench::new(sparse(dir.path(), MIB), None, Engine::IoUring);
     let events = Arc::new(Mutex::new(Vec::new()));
     let told = Arc::clone(&events);
-    let _open = bench.registry.open("d", Access::Read, "t", move |e| told.lock().unwrap().push(e)).unwrap();
-    let registry = Arc::clone(&bench.registry);
-    assert_eq!(resized(&registry, Size::GrowTo(2 * MIB)).unwrap(), 2 * MIB);
+    let _open =
+        bench.env.registry().open("d", Access::Read, "t", move |e| told.lock().unwrap().push(e)).unwrap();
+    let env = bench.env.clone();
+    assert_eq!(resized(env.registry(), Size::GrowTo(2 * MIB)).unwrap(), 2 * MIB);
     assert_eq!(bench.write(2048, &pattern(4096, 1)), Status::Ok);
     assert!(matches!(
-        resized(&registry, Size::GrowTo(MIB)),
+        resized(env.registry(), Size::GrowTo(MIB)),
         Err(Error::Shrinks { from: 0x20_0000, to: 0x10_0000, .. })
     ));
-    assert!(matches!(resized(&registry, Size::GrowTo(3 * MIB + 1)), Err(Error::NotAMultiple { .. })));
+    assert!(matches!(resized(env.registry(), Size::GrowTo(3 * MIB + 1)), Err(Error::NotAMultiple { .. })));
     assert_eq!(bench.shrink(MIB).unwrap(), MIB);
     assert_eq!(bench.command(Op::WriteZeroes, 2048, 1), Status::OutOfRange);
     File::options().write(true).open(bench.path()).unwrap().set_len(3 * MIB + 100).unwrap();
-    assert_eq!(resized(&registry, Size::Rescan).unwrap(), 3 * MIB);
+    assert_eq!(resized(env.registry(), Size::Rescan).unwrap(), 3 * MIB);
     assert!(bench.read(2048, 8).iter().all(|&b| b == 0));
     let resized = [4096, 2048, 6144].map(|blocks| Event::Resized { blocks });
     assert_eq!(*events.lock().unwrap(), resized);

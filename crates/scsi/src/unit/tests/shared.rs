@@ -19,13 +19,13 @@ const EXCLUSIVE: u8 = 3;
 /// `count` initiators of a disk on which requests of these kinds do not complete; the first two are registered with keys 10 and
 /// 11.
 pub fn stuck(ops: &[Op], count: u8) -> Initiators {
-    let registry = disk();
+    let env = disk();
     let config = aryk_bdev_error::Config { identity: Identity::named("slow"), base: "disk".to_owned() };
-    aryk_bdev_error::create(&registry, config).unwrap();
+    aryk_bdev_error::create(&env, config).unwrap();
     let fault = aryk_bdev_error::Fault::Pending;
     let never = Injection { fault, ops: OpSet::of(ops), count: u32::MAX, queue_depth: 0 };
-    aryk_bdev_error::inject(&registry, "slow", never).unwrap();
-    let mut all = Initiators::new(&registry, "slow", Access::Shared, count);
+    aryk_bdev_error::inject(env.registry(), "slow", never).unwrap();
+    let mut all = Initiators::new(env.registry(), "slow", Access::Shared, count);
     for i in 0..count.into() {
         sense_of(&mut all, i, &[0; 6], &[]);
     }
@@ -126,10 +126,10 @@ fn register_and_move_moves_the_reservation() {
 
 #[test]
 fn no_reservation_while_another_opener_writes() {
-    let registry = disk();
-    let mut all = Initiators::new(&registry, "disk", Access::Shared, 1);
+    let env = disk();
+    let mut all = Initiators::new(env.registry(), "disk", Access::Shared, 1);
     sense_of(&mut all, 0, &[0; 6], &[]);
-    let other = registry.open("disk", Access::Shared, "block", |_| ()).unwrap();
+    let other = env.registry().open("disk", Access::Shared, "block", |_| ()).unwrap();
     assert_eq!(reserve(&mut all, 0, REGISTER, 0, 0, 1).sense, Sense::OPCODE);
     drop(other);
     assert_eq!(reserve(&mut all, 0, REGISTER, 0, 0, 1).status, Status::Good);
@@ -220,8 +220,8 @@ fn caches_writes(all: &mut Initiators, control: u8) -> bool {
 
 #[test]
 fn a_saved_mode_outlives_a_restart() {
-    let registry = disk();
-    let mut unit = with_saved(&registry, None);
+    let env = disk();
+    let mut unit = with_saved(env.registry(), None);
     let (cdb, page) = write_through(&mut unit.0, true);
     let (outcome, stored) = run_and_save(&mut unit, (&cdb, &page), true);
     assert_eq!(outcome.status, Status::Good);
@@ -234,13 +234,13 @@ fn a_saved_mode_outlives_a_restart() {
     assert_eq!(sense_of(&mut unit.0, 0, &[0; 6], &[]), Attention::Reset.sense());
     assert_eq!([0, 2, 3].map(|control| caches_writes(&mut unit.0, control)), [false, true, false]);
     drop(unit);
-    let (mut all, _saving) = with_saved(&registry, Some(stored));
+    let (mut all, _saving) = with_saved(env.registry(), Some(stored));
     assert!(!caches_writes(&mut all, 0), "after a restart");
 }
 
 #[test]
 fn a_reset_undoes_a_mode_that_was_not_saved_and_raises_an_attention() {
-    let mut unit = with_saved(&disk(), None);
+    let mut unit = with_saved(disk().registry(), None);
     let (cdb, page) = write_through(&mut unit.0, false);
     let (_, stored) = run_and_save(&mut unit, (&cdb, &page), true);
     assert_eq!((stored.mode.write_cache, stored.saved.write_cache), (false, true));
@@ -261,8 +261,8 @@ fn a_reset_undoes_a_mode_that_was_not_saved_and_raises_an_attention() {
 
 #[test]
 fn persistent_reservations_are_saved_before_they_take_effect() {
-    let registry = disk();
-    let mut unit = with_saved(&registry, None);
+    let env = disk();
+    let mut unit = with_saved(env.registry(), None);
     let (cdb, mut list) = reserve_out(REGISTER, 0, 0, 10);
     list[20] = 1;
     let (outcome, _) = run_and_save(&mut unit, (&cdb, &list), false);
@@ -277,7 +277,7 @@ fn persistent_reservations_are_saved_before_they_take_effect() {
     assert_eq!((&stored.registrations[..], stored.reservation), (&[(own, 10)][..], Some((own, REGISTRANTS))));
     drop(unit);
     // The next process.
-    let (mut all, _saving) = with_saved(&registry, Some(stored));
+    let (mut all, _saving) = with_saved(env.registry(), Some(stored));
     assert_eq!(all.run(1, &cdb_16(0x8a, 0, 0, 1), &[1; BLOCK], 0).0.status, Status::ReservationConflict);
     good(&mut all, 0, &cdb_16(0x8a, 0, 0, 1), &[1; BLOCK], 0);
     let keys = good(&mut all, 1, &[0x5e, 0, 0, 0, 0, 0, 0, 0, 255, 0], &[], 255);
@@ -303,7 +303,7 @@ fn save_next_how(
 /// A registration or a mode that outlives a loss of power does not come back after it was removed.
 #[test]
 fn durable_state_is_removed_durably() {
-    let mut unit = with_saved(&disk(), None);
+    let mut unit = with_saved(disk().registry(), None);
     let (cdb, _) = reserve_out(REGISTER_AND_IGNORE, 0, 0, 0);
     let register = |unit: &mut (Initiators, _), key, aptpl| {
         let (_, mut list) = reserve_out(REGISTER_AND_IGNORE, 0, 0, key);
@@ -342,7 +342,7 @@ fn durable_state_is_removed_durably() {
 /// An initiator that aborts commands which wait for the store has no more changes in progress than any other.
 #[test]
 fn aborted_changes_count_until_they_have_ended() {
-    let mut unit = with_saved(&disk(), None);
+    let mut unit = with_saved(disk().registry(), None);
     let mut lists: Vec<_> = [10, 11]
         .map(|key| {
             let (_, mut list) = reserve_out(REGISTER_AND_IGNORE, 0, 0, key);
@@ -389,7 +389,7 @@ fn begin(all: &mut Initiators, commands: [(usize, &[u8], &[u8]); 2]) -> ([u16; 2
 
 #[test]
 fn a_mode_change_of_a_preempted_initiator_is_refused() {
-    let mut unit = with_saved(&disk(), None);
+    let mut unit = with_saved(disk().registry(), None);
     for i in 0..2 {
         let (cdb, list) = reserve_out(REGISTER, 0, 0, 10 + i);
         let mut list = Buffer::from_slice(&list);
@@ -417,7 +417,7 @@ fn a_mode_change_of_a_preempted_initiator_is_refused() {
 #[test]
 fn a_registration_change_of_a_preempted_initiator_is_refused() {
     for action in [PREEMPT, CLEAR] {
-        let mut unit = with_saved(&disk(), None);
+        let mut unit = with_saved(disk().registry(), None);
         for i in 0..2 {
             let (cdb, list) = reserve_out(REGISTER, 0, 0, 10 + i);
             let mut list = Buffer::from_slice(&list);
@@ -450,7 +450,7 @@ fn a_registration_change_of_a_preempted_initiator_is_refused() {
 /// A change that is aborted while it waits for another initiator's change has no effect when its turn comes.
 #[test]
 fn a_change_that_was_aborted_before_its_turn_has_no_effect() {
-    let mut unit = with_saved(&disk(), None);
+    let mut unit = with_saved(disk().registry(), None);
     let (select, page) = write_through(&mut unit.0, true);
     let (register, list) = reserve_out(REGISTER_AND_IGNORE, 0, 0, 10);
     let commands: [(usize, &[u8], &[u8]); 2] = [(1, &select, &page), (1, &register, &list)];
@@ -472,7 +472,7 @@ fn a_change_that_was_aborted_before_its_turn_has_no_effect() {
 
 #[test]
 fn concurrent_mode_selects_do_not_undo_each_other() {
-    let mut unit = with_saved(&disk(), None);
+    let mut unit = with_saved(disk().registry(), None);
     let (select, page) = write_through(&mut unit.0, false);
     let mut control = good(&mut unit.0, 0, &[0x1a, 8, 0x0a, 0, 255, 0], &[], 255);
     (control[0], control[4 + 2]) = (0, control[4 + 2] | 0x04);
@@ -488,10 +488,10 @@ fn concurrent_mode_selects_do_not_undo_each_other() {
 
 #[test]
 fn initiators_that_come_and_go_use_no_extra_memory() {
-    let registry = disk();
+    let env = disk();
     let units = Units::default();
     let nexus = |initiator| {
-        let disk = registry.open("disk", Access::Shared, "test", |_| ()).unwrap();
+        let disk = env.registry().open("disk", Access::Shared, "test", |_| ()).unwrap();
         units.nexus(disk, Port { initiator, target: 1 }, 0)
     };
     let stays = nexus(0);
