@@ -1,6 +1,6 @@
 //! What a module finds around it. Control context: any thread, but no reactor's.
 
-use crate::Registry;
+use crate::{Memory, Registry};
 use aryk_reactor::{Background, ReactorList, Reactors};
 use std::sync::Arc;
 
@@ -28,6 +28,11 @@ impl Env {
     /// The reactors on which the disks' channels are.
     pub fn reactors(&self) -> &ReactorList {
         self.background.reactors()
+    }
+
+    /// The memory of all guests, for devices that access it by themselves.
+    pub fn memory(&self) -> &Memory {
+        self.registry.memory()
     }
 
     /// Where a module starts what its disks do by themselves.

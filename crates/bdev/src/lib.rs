@@ -34,6 +34,7 @@ mod gather;
 mod histogram;
 mod io;
 mod layers;
+mod memory;
 mod observers;
 mod outbox;
 mod qos;
@@ -59,6 +60,10 @@ pub use gather::{Part, gather};
 pub use histogram::{Coarse, Histogram, Recording};
 pub use io::{Completion, Io, Op, OpSet, Status, Tag};
 pub use layers::{TimeLayer, Times};
+pub use memory::{
+    Attachment, MEMORY_CLIENTS_MAX, Memory, MemoryClient, MemoryClientInfo, MemoryError, MemoryLookup,
+    MemoryRange, MemoryWithout, Place, RegisterError,
+};
 pub use observers::Change;
 pub use outbox::Outbox;
 pub use qos::{GROUP_DEPTH, QosGroup, QosGroups};

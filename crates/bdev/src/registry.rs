@@ -2,7 +2,7 @@
 
 use crate::bdev::{Claim, Listener, lock};
 use crate::observers::{Change, Observers};
-use crate::{BaseEvent, Bdev, BoxFuture, Descriptor, Device, Event, Identity, Stay};
+use crate::{BaseEvent, Bdev, BoxFuture, Descriptor, Device, Event, Identity, Memory, Stay};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -83,9 +83,12 @@ struct Inner {
     observers: Observers,
 }
 
-/// The disks of a process, by name.
+/// The disks of a process, by name, and the guests' memory that their devices register.
 #[derive(Debug, Default)]
-pub struct Registry(Mutex<Inner>);
+pub struct Registry {
+    inner: Mutex<Inner>,
+    memory: Memory,
+}
 
 impl Inner {
     fn made_of(&self, base: &Arc<Bdev>) -> Vec<Arc<Bdev>> {
@@ -119,7 +122,7 @@ struct Doomed<'a> {
 
 impl Drop for Doomed<'_> {
     fn drop(&mut self) {
-        let _inner = lock(&self.registry.0);
+        let _inner = lock(&self.registry.inner);
         self.left.iter().for_each(|b| b.set_doomed(false));
     }
 }
@@ -136,12 +139,17 @@ impl Registry {
         Self::default()
     }
 
+    /// The memory of all guests. Front-ends announce it here, and devices that access it by themselves register it.
+    pub const fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
     /// Calls `observer` for each disk that is added, removed or resized from now on, by a call or by its module, in this
     /// order for each disk.
     ///
     /// `observer` runs in control context, on any thread, while the registry is locked: it must do no more than pass the news on.
     pub fn observe(&self, observer: impl Fn(Change, &Bdev) + Send + Sync + 'static) {
-        lock(&self.0).observers.add(observer);
+        lock(&self.inner).observers.add(observer);
     }
 
     /// Registers a disk.
@@ -153,7 +161,7 @@ impl Registry {
         if !block_size.is_power_of_two() || block_size < 512 {
             return Err(Error::BlockSize(block_size));
         }
-        let mut inner = lock(&self.0);
+        let mut inner = lock(&self.inner);
         let names = names(&identity);
         if let Some(taken) = names.iter().find(|n| inner.names.contains_key(*n)) {
             return Err(Error::Exists(taken.clone()));
@@ -174,7 +182,7 @@ impl Registry {
     /// # Errors
     /// [`Error::NotFound`].
     pub fn find(&self, name: &str) -> Result<Arc<Bdev>, Error> {
-        let inner = lock(&self.0);
+        let inner = lock(&self.inner);
         let by_uuid = || {
             inner
                 .names
@@ -187,7 +195,7 @@ impl Registry {
 
     /// All disks, in the order of registration.
     pub fn list(&self) -> Vec<Arc<Bdev>> {
-        lock(&self.0).disks.clone()
+        lock(&self.inner).disks.clone()
     }
 
     /// Opens a disk for `owner`. Events of the disk go to `listener`.
@@ -205,7 +213,7 @@ impl Registry {
     ) -> Result<Descriptor, Error> {
         let bdev = self.find(name)?;
         // The lock orders this with a removal: either the removal finds this opener, or the disk is doomed here.
-        let _inner = lock(&self.0);
+        let _inner = lock(&self.inner);
         if bdev.is_doomed() {
             return Err(Error::Busy(bdev.name().to_owned()));
         }
@@ -256,7 +264,7 @@ impl Registry {
     /// has marked is left to that one.
     fn doom(&self, name: &str) -> Result<Doomed<'_>, Error> {
         let bdev = self.find(name)?;
-        let inner = lock(&self.0);
+        let inner = lock(&self.inner);
         if bdev.is_doomed() {
             return Err(Error::Busy(bdev.name().to_owned()));
         }
@@ -268,7 +276,7 @@ impl Registry {
     }
 
     fn forget(&self, bdev: &Arc<Bdev>) {
-        let mut inner = lock(&self.0);
+        let mut inner = lock(&self.inner);
         inner.disks.retain(|b| !Arc::ptr_eq(b, bdev));
         names(bdev.identity()).iter().for_each(|name| drop(inner.names.remove(name)));
         inner.observers.report(Change::Removed, bdev);
@@ -283,7 +291,7 @@ impl Registry {
         let before = bdev.blocks();
         bdev.set_blocks(blocks);
         let above = {
-            let inner = lock(&self.0);
+            let inner = lock(&self.inner);
             if before != blocks {
                 inner.observers.report(Change::Resized, &bdev);
             }
@@ -313,7 +321,7 @@ impl Registry {
     fn follow_change<'a>(&'a self, bdev: &'a Arc<Bdev>) -> BoxFuture<'a, ()> {
         Box::pin(async move {
             bdev.reload_properties().await;
-            let above = lock(&self.0).made_of(bdev);
+            let above = lock(&self.inner).made_of(bdev);
             for above in &above {
                 // The answer matters for a removal only.
                 above.device().base_event(bdev, BaseEvent::Changed);

@@ -11,6 +11,7 @@
 //! - [`Buffer`]: aligned memory of this process, lent to a request.
 //! - [`Limits`]: upper bounds of mapped peers' memory; [`Peer`]: the peer that shared a mapping.
 //! - [`close_memory`], [`reclaiming`]: a separate thread unmaps memory and closes its files.
+//! - [`Keeper`]: delays the unmapping while devices have the memory registered.
 //! - [`DirtyLog`]: the pages of a migrating guest that were written.
 //!
 //! **Invariant.** An [`Sgl`] may be used from the submission of a request until its completion, and not after. The owner
@@ -38,7 +39,7 @@ pub use buffer::Buffer;
 pub use dirty::DirtyLog;
 pub use fault::{faults, install as install_fault_handler};
 pub use mapping::{MapError, Mapping};
-pub use reclaim::{Reclaiming, close_memory, reclaiming};
+pub use reclaim::{HeldPages, Keeper, Reclaiming, close_memory, reclaiming};
 pub use sgl::{Seg, Sgl};
 pub use table::{BadAddress, List, MemTable, Region, SgTable, TableError};
 

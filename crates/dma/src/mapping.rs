@@ -1,12 +1,13 @@
 //! Memory that this process mapped. Created and dropped in control context; used from any.
 
 use crate::budget::{Charge, Peer};
-use crate::reclaim::{self, Pages};
+use crate::reclaim::{self, Keeper, Pages};
 use crate::{copy, fault};
 use rustix::fs::FileType;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous};
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 /// Why memory cannot be mapped.
 #[derive(Debug, thiserror::Error)]
@@ -135,6 +136,12 @@ impl Mapping {
             pages.peer = Some(peer.clone());
         }
         self
+    }
+
+    /// Makes `keeper` decide when the pages are unmapped, once the mapping was dropped. A mapping has one keeper, the first;
+    /// returns whether this is the one.
+    pub fn set_keeper(&self, keeper: Arc<dyn Keeper>) -> bool {
+        self.pages.as_ref().is_some_and(|pages| pages.keeper.set(keeper).is_ok())
     }
 
     const PROT: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);

@@ -9,12 +9,15 @@
 //! The kernel may be unable to unmap: unmapping part of a mapping that it has merged with its neighbours makes two
 //! mappings of one, and their number is limited (`vm.max_map_count`). Such a failure, which a peer can cause, must not
 //! end the process: the memory stays mapped and counted, and the thread retries.
+//!
+//! Devices may have the memory registered. Then its [`Keeper`] gets the pages, and returns them when no device has.
 
 use crate::{budget, fault};
 use rustix::io::Errno;
 use rustix::mm::munmap;
 use std::collections::VecDeque;
 use std::ffi::c_void;
+use std::mem::ManuallyDrop;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -35,6 +38,8 @@ pub(crate) struct Pages {
     len: usize,
     pub fault: Option<fault::Guard>,
     pub peer: Option<budget::Peer>,
+    /// Decides when dropped pages are unmapped; see [`crate::Mapping::set_keeper`].
+    pub keeper: OnceLock<Arc<dyn Keeper>>,
     waiting: Option<budget::Waiting>,
     /// The last field: it is dropped after the unmapping.
     _charge: Option<budget::Charge>,
@@ -45,18 +50,45 @@ unsafe impl Send for Pages {}
 // SAFETY: as above; a shared reference gives only numbers away.
 unsafe impl Sync for Pages {}
 
+/// Decides when the pages of a dropped mapping are unmapped, because devices may still access them.
+pub trait Keeper: Send + Sync + std::fmt::Debug {
+    /// The mapping was dropped: requests no longer use its memory. Called once, on the thread that unmaps memory, so it must not
+    /// wait.
+    fn dropped(&self, pages: HeldPages);
+}
+
+/// The pages of a dropped mapping. They stay mapped, and count as the peer's, until [`HeldPages::release`]. If this is dropped
+/// instead, they stay mapped for ever: no memory is freed under a device.
+#[derive(Debug)]
+pub struct HeldPages(ManuallyDrop<Pages>);
+
+impl HeldPages {
+    /// Unmaps the pages, later: no device accesses them any more.
+    pub fn release(self) {
+        send(Job::Unmap(ManuallyDrop::into_inner(self.0)), now());
+    }
+}
+
 /// The rest of [`Pages`] that the kernel cannot unmap now.
 struct Kept(Pages);
 
 impl Pages {
     /// The pages from `base` on, which the caller owns: anonymous memory.
     pub const fn of_ours(base: *mut c_void, len: usize) -> Self {
-        Self { base, len, fault: None, peer: None, waiting: None, _charge: None }
+        Self { base, len, fault: None, peer: None, keeper: OnceLock::new(), waiting: None, _charge: None }
     }
 
     /// As [`Pages::of_ours`], for a shared file.
     pub const fn of_file(base: *mut c_void, len: usize, fault: fault::Guard, charge: budget::Charge) -> Self {
-        Self { base, len, fault: Some(fault), peer: None, waiting: None, _charge: Some(charge) }
+        Self {
+            base,
+            len,
+            fault: Some(fault),
+            peer: None,
+            keeper: OnceLock::new(),
+            waiting: None,
+            _charge: Some(charge),
+        }
     }
 
     fn unmap(mut self) -> Result<(), Kept> {
@@ -132,7 +164,10 @@ pub(crate) fn prepare() {
 
 fn ask(job: Job) {
     PENDING.fetch_add(1, Relaxed);
-    let asked = now();
+    send(job, now());
+}
+
+fn send(job: Job, asked: Instant) {
     match WORKER.get() {
         // The thread never ends, so the send succeeds.
         Some(Some(worker)) => drop(worker.send((job, asked))),
@@ -185,7 +220,14 @@ impl Worker {
 
 fn work_off(job: Job, asked: Instant) -> Result<(), Kept> {
     match job {
-        Job::Unmap(pages) => pages.unmap()?,
+        Job::Unmap(mut pages) => match pages.keeper.take() {
+            // They stay pending.
+            Some(keeper) => {
+                keeper.dropped(HeldPages(ManuallyDrop::new(pages)));
+                return Ok(());
+            }
+            None => pages.unmap()?,
+        },
         close @ Job::Close { .. } => drop(close),
     }
     let delay = u64::try_from(asked.elapsed().as_nanos()).unwrap_or(u64::MAX);

@@ -7,7 +7,8 @@ use crate::config::{self, BlkConfig};
 use crate::moving;
 use crate::queue::Queue;
 use crate::request::Disk;
-use aryk_bdev::{Descriptor, Event, OpenError};
+use aryk_bdev::{Descriptor, Event, Memory, OpenError};
+use aryk_dma::MemTable;
 use aryk_reactor::{CoreSet, Cx, Gone, Handle, Reactors, RootRef, ThreadId};
 use aryk_vhost_device::{Errors, Host, NotReady, Parts, Queues, Running, Trouble, virtqueue};
 use aryk_vhost_user::{Device, DeviceError, EventFd, MemoryChange, QueueLog, QueueSetup, SessionHandle};
@@ -33,6 +34,8 @@ pub(crate) struct Settings {
 pub(crate) struct Controller {
     settings: Settings,
     reactors: Rc<Reactors>,
+    /// Where its guest's memory is announced.
+    memory: Memory,
     /// Device features. They are offered from its creation on and never change.
     features: u64,
     /// `None` if the disk was removed.
@@ -59,7 +62,7 @@ enum StartError {
 }
 
 impl Controller {
-    pub fn new(settings: Settings, disk: Descriptor, reactors: Rc<Reactors>) -> Self {
+    pub fn new(settings: Settings, disk: Descriptor, memory: Memory, reactors: Rc<Reactors>) -> Self {
         let bdev = Arc::clone(disk.bdev());
         Self {
             features: config::features(&bdev, settings.read_only || !disk.is_writable()),
@@ -69,6 +72,7 @@ impl Controller {
             session: RefCell::default(),
             errors: Arc::default(),
             settings,
+            memory,
             reactors,
         }
     }
@@ -269,6 +273,10 @@ impl Device for Controller {
         if let Some(queue) = self.queues.get(index) {
             let _ = queue.call(move |q, _| q.set_log(log)).await;
         }
+    }
+
+    async fn register_memory(&self, memory: &MemTable) {
+        self.memory.add(memory.regions(), &self.settings.name).await;
     }
 
     async fn revoke_memory(&self) {

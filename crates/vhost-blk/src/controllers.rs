@@ -161,7 +161,8 @@ impl Controllers {
             queues: options.queues,
             queue_size_max: self.queue_size_max,
         };
-        let controller = Rc::new(Controller::new(settings, disk, Rc::clone(&self.reactors)));
+        let memory = self.registry.memory().clone();
+        let controller = Rc::new(Controller::new(settings, disk, memory, Rc::clone(&self.reactors)));
         let endpoint = Endpoint::start(&name, options.link, &self.directory, Rc::clone(&controller))?;
         let path = endpoint.path().to_owned();
         let events = tokio::task::spawn_local(pass_on(arriving, Rc::clone(&controller)));

@@ -10,7 +10,8 @@ use crate::events::{Events, News, Waiting};
 use crate::manage::Manager;
 use crate::queue::{Queue, Role, Targets};
 use crate::wire::{self, Config, feature};
-use aryk_bdev::{Descriptor, OpenError};
+use aryk_bdev::{Descriptor, Memory, OpenError};
+use aryk_dma::MemTable;
 use aryk_reactor::{CoreSet, Cx, Gone, Handle, Reactors, RootRef};
 use aryk_scsi::{Lun, Nexus};
 use aryk_vhost_device::{Errors, Host, NotReady, Parts, Queues, Running, Trouble, virtqueue};
@@ -47,6 +48,8 @@ pub(crate) struct Settings {
 pub(crate) struct Controller {
     settings: Settings,
     reactors: Rc<Reactors>,
+    /// Where its guest's memory is announced.
+    memory: Memory,
     /// The disks of the targets. They change only while the queues are held still, so that each queue learns of every change.
     targets: RefCell<Targets>,
     /// Targets to which a disk is being attached, by bit.
@@ -87,13 +90,14 @@ enum Plan {
 }
 
 impl Controller {
-    pub fn new(settings: Settings, reactors: Rc<Reactors>) -> Self {
+    pub fn new(settings: Settings, memory: Memory, reactors: Rc<Reactors>) -> Self {
         Self {
             settings,
             targets: RefCell::default(),
             arriving: Cell::default(),
             queues: Queues::new(Rc::clone(&reactors)),
             reactors,
+            memory,
             untold: Cell::default(),
             session: RefCell::default(),
             errors: Arc::default(),
@@ -436,6 +440,10 @@ impl Device for Controller {
         if let Some(queue) = self.queues.get(index) {
             let _ = queue.call(move |q, _| q.set_log(log)).await;
         }
+    }
+
+    async fn register_memory(&self, memory: &MemTable) {
+        self.memory.add(memory.regions(), &self.settings.name).await;
     }
 
     async fn revoke_memory(&self) {

@@ -175,7 +175,8 @@ impl Controllers {
         let initiator = initiator.unwrap_or_else(|| Initiator::of(&name)).0;
         let queue_size_max = self.queue_size_max;
         let settings = Settings { name: name.clone(), cores, queues, initiator, queue_size_max };
-        let controller = Rc::new(Controller::new(settings, Rc::clone(&self.reactors)));
+        let memory = self.registry.memory().clone();
+        let controller = Rc::new(Controller::new(settings, memory, Rc::clone(&self.reactors)));
         let endpoint = match delay {
             true => None,
             false => Some(Endpoint::start(&name, link.clone(), &self.directory, Rc::clone(&controller))?),

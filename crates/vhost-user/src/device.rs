@@ -163,6 +163,13 @@ pub trait Device: 'static {
     /// Returns the position at which another back-end or a later start resumes, in the format of [`QueueSetup::base`].
     async fn stop_queue(&self, index: u16) -> u32;
 
+    /// Registers the guest's new memory with the devices that access it by themselves. The session awaits this before any queue
+    /// uses the memory and before it answers the front-end, but drops the future if the session is to end. The registration of a
+    /// mapping ends with the mapping.
+    async fn register_memory(&self, memory: &MemTable) {
+        let _ = memory;
+    }
+
     /// Makes all running queues use a new memory table. Returns when each queue does; requests in flight that use removed memory
     /// keep the old table. The session itself waits until a removed region is no longer in use.
     async fn set_memory(&self, change: MemoryChange);

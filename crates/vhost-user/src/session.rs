@@ -219,9 +219,22 @@ impl<D: Device> Session<'_, D> {
         self.connection.wait_watching((what, &self.stats.lines.sessions), work).await
     }
 
-    /// Waits until memory that the front-end has released is unmapped, if its limit requires that.
-    pub(super) async fn await_room(&self, sizes: impl Iterator<Item = u64>) {
-        self.wait("removed memory is unmapped", self.memory.room_for(sizes)).await;
+    /// Waits until memory that the front-end has released is unmapped, if its limit requires that. A device may keep it for ever, so
+    /// the wait ends with the session.
+    pub(super) async fn await_room(&self, sizes: impl Iterator<Item = u64>) -> Result<(), Error> {
+        tokio::select! {
+            biased;
+            () = self.memory.room_for(sizes) => Ok(()),
+            () = self.ending() => Err(Error::Ended("removed memory is not unmapped yet".to_owned())),
+        }
+    }
+
+    /// Waits until the session is to end, or the front-end has hung up.
+    async fn ending(&self) {
+        tokio::select! {
+            () = self.handle.ending() => {}
+            () = self.connection.hung_up() => self.handle.front_end_left(),
+        }
     }
 
     /// "VHOST_USER_PROTOCOL_F_REPLY_ACK".
@@ -285,12 +298,12 @@ impl<D: Device> Session<'_, D> {
                 written.map_err(|source| Error::Device { code, source })
             }
             Request::SetMemTable(regions) => {
-                self.await_room(regions.iter().map(|region| region.size)).await;
+                self.await_room(regions.iter().map(|region| region.size)).await?;
                 let removed = self.memory.set(&regions, fds)?;
                 self.memory_changed(code, removed).await
             }
             Request::AddMemReg(region) => {
-                self.await_room([region.size].into_iter()).await;
+                self.await_room([region.size].into_iter()).await?;
                 let removed = self.memory.add(region, &fds[0])?;
                 self.memory_changed(code, removed).await
             }
@@ -311,7 +324,7 @@ impl<D: Device> Session<'_, D> {
                 Ok(())
             }
             Request::SetInflightFd(desc) => {
-                self.await_room([desc.size].into_iter()).await;
+                self.await_room([desc.size].into_iter()).await?;
                 let (packed, queues) = (self.is_packed(), self.vrings.len());
                 let given = (self.memory.peer(), &fds[0]);
                 self.set_inflight(code, Inflight::map(code, desc, packed, queues, given)?).await

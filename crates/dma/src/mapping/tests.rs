@@ -196,3 +196,58 @@ fn pages_are_allocated_before_their_first_access() {
     mapping.populate(0, 1 << 20);
     assert!(!mapping.is_poisoned());
 }
+
+#[derive(Debug, Default)]
+struct Keeps(std::sync::Mutex<Option<crate::HeldPages>>);
+
+impl crate::Keeper for Keeps {
+    fn dropped(&self, pages: crate::HeldPages) {
+        *self.0.lock().unwrap() = Some(pages);
+    }
+}
+
+#[test]
+fn a_keeper_decides_when_the_pages_of_a_dropped_mapping_go_and_the_peer_pays_until_then() {
+    let (file, peer) = (memfd(8192), crate::Peer::default());
+    let mapping = Mapping::shared(file.as_fd(), 0, 8192).unwrap().given_by(&peer);
+    let base = mapping.base().as_ptr() as usize;
+    let keeper = Arc::new(Keeps::default());
+    assert!(mapping.set_keeper(Arc::clone(&keeper) as Arc<dyn crate::Keeper>));
+    assert!(!mapping.set_keeper(Arc::new(Keeps::default())), "the first one stays");
+    drop(mapping);
+    let held = loop {
+        if let Some(held) = keeper.0.lock().unwrap().take() {
+            break held;
+        }
+        std::thread::yield_now();
+    };
+    assert!(is_mapped(base));
+    assert_eq!(peer.given_up(), (8192, 1));
+    held.release();
+    while peer.given_up() != (0, 0) {
+        std::thread::yield_now();
+    }
+    assert!(!is_mapped(base));
+}
+
+#[test]
+fn pages_that_a_keeper_loses_stay_mapped_and_counted() {
+    #[derive(Debug)]
+    struct Loses;
+    impl crate::Keeper for Loses {
+        fn dropped(&self, _: crate::HeldPages) {}
+    }
+    let (file, peer) = (memfd(4096), crate::Peer::default());
+    let mapping = Mapping::shared(file.as_fd(), 0, 4096).unwrap().given_by(&peer);
+    let base = mapping.base().as_ptr() as usize;
+    assert!(mapping.set_keeper(Arc::new(Loses)));
+    drop(mapping);
+    // The thread works in order: when it has unmapped the second, it has handled the first.
+    let next = crate::Peer::default();
+    drop(Mapping::shared(file.as_fd(), 0, 4096).unwrap().given_by(&next));
+    while next.given_up() != (0, 0) {
+        std::thread::yield_now();
+    }
+    assert!(is_mapped(base));
+    assert_eq!(peer.given_up(), (4096, 1));
+}

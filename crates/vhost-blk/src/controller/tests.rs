@@ -61,7 +61,7 @@ fn a_disk_that_is_removed_while_a_queue_opens_it_is_let_go_of() {
         };
         let reactors = Rc::new(Reactors::start(&options).unwrap());
         let disk = env.registry().open("disk", Access::Shared, "test", |_| ()).unwrap();
-        let controller = Controller::new(settings(), disk, reactors);
+        let controller = Controller::new(settings(), disk, env.memory().clone(), reactors);
         // The queue's start is with its reactor when the news comes.
         let (started, ()) =
             tokio::join!(controller.start_queue(0, setup()), controller.disk_event(Event::Removed));

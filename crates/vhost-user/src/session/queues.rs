@@ -8,7 +8,7 @@ use crate::inflight::Inflight;
 use crate::memory::Removed;
 use crate::message::{self, Code, LogDesc, Request, VringFd, VringState};
 use crate::vring::{Kick, Vring, is_packed};
-use aryk_dma::{DirtyLog, GuestArea};
+use aryk_dma::{DirtyLog, GuestArea, MemTable};
 use aryk_log_limit::limited;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -124,7 +124,7 @@ impl<D: Device> Session<'_, D> {
 
     /// SET_LOG_BASE. Answered when no queue marks the old log any more.
     pub(super) async fn set_log(&mut self, code: Code, desc: LogDesc, fd: &OwnedFd) -> Result<(), Error> {
-        self.await_room([desc.size].into_iter()).await;
+        self.await_room([desc.size].into_iter()).await?;
         let log = DirtyLog::map(fd.as_fd(), desc.offset, desc.size);
         let log = log.map_err(|source| Error::Log { code, source })?.given_by(self.memory.peer());
         let end = self.memory_end();
@@ -241,10 +241,20 @@ impl<D: Device> Session<'_, D> {
         starting.await
     }
 
+    /// Waits until devices have registered the memory, or the session is to end.
+    async fn register(&self, memory: &MemTable) {
+        tokio::select! {
+            biased;
+            () = self.device.register_memory(memory) => {}
+            () = self.ending() => {}
+        }
+    }
+
     /// Updates the device after a change of the memory table. Queues whose rings are in removed memory wait until it is added
     /// again: front-ends remove and add a region to change its size.
     pub(super) async fn memory_changed(&mut self, code: Code, removed: Removed) -> Result<(), Error> {
         let memory = self.memory.table();
+        self.register(&memory).await;
         let features = self.features.unwrap_or(0);
         let mut rings = Vec::new();
         for index in 0..self.vrings.len() {

@@ -1,0 +1,557 @@
+//! Registration of guests' memory with the devices that access it by themselves: an IOMMU mapping for VFIO, a key for RDMA. Control
+//! context: any thread but a reactor's, except [`MemoryLookup`], which is a channel's own, in reactor context.
+//!
+//! A [`MemoryClient`] is what has a table of its own of the memory that it may access: an IOMMU container, a protection domain. Many
+//! devices may share one. A front-end announces each mapping of a guest's memory ([`Memory::add`]), and waits until every client has
+//! registered it, or has failed to, or the patience is over. A client that attaches later first gets all mappings that are there
+//! ([`Memory::attach`]). A request whose memory has no value for a client uses memory that the client's module has registered
+//! itself: bounce buffers.
+//!
+//! **Invariants.** A client is asked to unregister a range once, after the last request that uses the range, or when it detaches.
+//! The range stays mapped, and counted against its guest ([`aryk_dma::Limits`], [`aryk_dma::Peer`]), until all clients have
+//! unregistered it, however long they take; a front-end does not wait for that. For one range and one client, `register` and
+//! `unregister` never run at the same time.
+
+mod executor;
+mod lookup;
+#[cfg(test)]
+mod tests;
+
+pub use lookup::{MemoryLookup, Place};
+
+use crate::BoxFuture;
+use crate::bdev::lock;
+use aryk_dma::{HeldPages, Keeper, Mapping, PAGE, Region};
+use aryk_log_limit::{LogLimit, limited};
+use executor::Executor;
+use futures_channel::oneshot;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::time::Duration;
+
+/// Clients of a process: IOMMU containers and protection domains, of which a process needs few.
+pub const MEMORY_CLIENTS_MAX: usize = 8;
+
+/// How long a front-end's reply waits for registrations, by default. A registration that takes longer goes on.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Log lines about one client: a burst, then one per period.
+const LINES: u32 = 10;
+const LINE_PERIOD: Duration = Duration::from_secs(5);
+
+/// The value of a range for a client that has not registered it.
+const NO_VALUE: u64 = u64::MAX;
+
+/// Why a client cannot register a range. Its text is written to the log.
+pub type RegisterError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Whole pages of this process's address space that hold a guest's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MemoryRange {
+    /// Address of the first byte, a multiple of [`aryk_dma::PAGE`].
+    pub addr: u64,
+    /// Bytes, a multiple of [`aryk_dma::PAGE`].
+    pub len: u64,
+}
+
+/// A table of the memory that devices may access by themselves.
+///
+/// The futures run on one thread for all clients, which also runs while the control context is busy. So they must not block: a
+/// client whose system calls take long makes them on a thread of its own. Calls for different ranges run at the same time, also for
+/// those of different guests; a client that can make one at a time puts them in line, and should then give each guest its turn.
+///
+/// Registration makes the kernel allocate and pin all pages of the range, at the cost of this process: a client must limit what it
+/// pins (`RLIMIT_MEMLOCK`), because a front-end may announce far more memory than the host has.
+pub trait MemoryClient: Send + Sync + 'static {
+    /// The client, for people: `vfio 0000:3d:00.0`.
+    fn name(&self) -> &str;
+
+    /// Registers a range, which is mapped at least until the future is ready. Returns the value for the data path: the range's
+    /// address for the device (IOVA), or its key; anything but `u64::MAX`.
+    ///
+    /// # Errors
+    /// The range stays without a value, and requests there use bounce buffers.
+    fn register(&self, range: MemoryRange) -> BoxFuture<'_, Result<u64, RegisterError>>;
+
+    /// Ends the registration of a range. When the future is ready, no device accesses the range any more, and the range may be
+    /// unmapped: a client that cannot be sure must never complete the future.
+    fn unregister(&self, range: MemoryRange, value: u64) -> BoxFuture<'_, ()>;
+}
+
+/// Why a client cannot be attached.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    /// There are too many.
+    #[error("{MEMORY_CLIENTS_MAX} devices or groups of devices have guests' memory registered, and no more can")]
+    TooManyClients,
+    /// The thread that runs registrations cannot be started.
+    #[error("cannot start a thread for the registration of guests' memory: {0}")]
+    Thread(#[from] std::io::Error),
+}
+
+/// All memory of guests, and the clients that register it. Cheap to clone.
+#[derive(Clone, Default)]
+pub struct Memory(Arc<Inner>);
+
+struct Inner {
+    /// By address. Locked for the time of a look-up or an insertion only.
+    ranges: RwLock<BTreeMap<u64, Arc<Range>>>,
+    /// Locked while a mapping is added or a client attached, so that each client gets each mapping once. A place is free when its
+    /// client has unregistered everything, and no channel refers to it.
+    clients: Mutex<[Weak<Client>; MEMORY_CLIENTS_MAX]>,
+    executor: Executor,
+    patience_ms: AtomicU64,
+}
+
+impl Default for Inner {
+    fn default() -> Self {
+        Self {
+            ranges: RwLock::default(),
+            clients: Mutex::default(),
+            executor: Executor::default(),
+            patience_ms: AtomicU64::new(PATIENCE.as_millis() as u64),
+        }
+    }
+}
+
+/// A range, and its values for all clients.
+struct Range {
+    range: MemoryRange,
+    /// Whose memory it is.
+    owner: Arc<str>,
+    values: [AtomicU64; MEMORY_CLIENTS_MAX],
+    /// Pieces of requests without a value.
+    bounced: [AtomicU64; MEMORY_CLIENTS_MAX],
+    /// The mapping was dropped: another range may get the same addresses.
+    ended: AtomicBool,
+    state: Mutex<RangeState>,
+}
+
+#[derive(Default)]
+struct RangeState {
+    registered: [Option<(Arc<Client>, u64)>; MEMORY_CLIENTS_MAX],
+    /// Clients that register the range, have it registered, or unregister it.
+    users: u32,
+    /// The pages, after the mapping was dropped.
+    held: Option<HeldPages>,
+}
+
+/// An attached client, until it has unregistered everything.
+struct Client {
+    index: usize,
+    client: Box<dyn MemoryClient>,
+    memory: Memory,
+    detaching: AtomicBool,
+    counters: Counters,
+    lines: LogLimit,
+    /// Dropped with the client.
+    _gone: oneshot::Sender<()>,
+}
+
+#[derive(Default)]
+struct Counters {
+    registering: AtomicU64,
+    registered: AtomicU64,
+    unregistering: AtomicU64,
+    failed: AtomicU64,
+    late: AtomicU64,
+    bounced: AtomicU64,
+}
+
+/// The state of a client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryClientInfo {
+    /// Its name.
+    pub name: String,
+    /// Ranges that it registers now.
+    pub registering: u64,
+    /// Registered ranges.
+    pub registered: u64,
+    /// Ranges that it unregisters now. They stay mapped.
+    pub unregistering: u64,
+    /// Registrations that have failed, in total.
+    pub failed: u64,
+    /// Times that a reply or a device waited for registrations longer than the patience, in total.
+    pub late: u64,
+    /// Pieces of requests that had no value, so that the device used bounce buffers, in total.
+    pub bounced: u64,
+    /// The ranges without a value.
+    pub without: Vec<MemoryWithout>,
+}
+
+/// A range without a value for a client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryWithout {
+    /// The front-end's controller.
+    pub owner: String,
+    /// Bytes.
+    pub len: u64,
+    /// Pieces of requests there.
+    pub bounced: u64,
+}
+
+/// The wait for some registrations: it ends when the last holder has dropped the ticket, or the patience is over.
+pub(crate) struct Ticket {
+    done: Mutex<Option<oneshot::Sender<()>>>,
+    /// The clients whose registrations take part.
+    clients: Vec<Weak<Client>>,
+}
+
+impl Ticket {
+    /// The patience is over.
+    fn expire(&self) {
+        if lock(&self.done).take().is_none() {
+            return;
+        }
+        for client in self.clients.iter().filter_map(Weak::upgrade) {
+            let registering = client.counters.registering.load(Ordering::Relaxed);
+            if registering > 0 {
+                client.counters.late.fetch_add(1, Ordering::Relaxed);
+                limited!(
+                    client.lines,
+                    warn,
+                    registering,
+                    "{} takes long to register guests' memory: until it has, requests there use bounce buffers",
+                    client.client.name()
+                );
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory").field("clients", &self.clients()).finish_non_exhaustive()
+    }
+}
+
+impl Memory {
+    /// Sets how long replies and devices wait for registrations, instead of ten seconds: up to an hour.
+    pub fn set_patience(&self, patience: Duration) {
+        let patience = patience.min(Duration::from_hours(1));
+        self.0.patience_ms.store(patience.as_millis() as u64, Ordering::Relaxed);
+    }
+
+    /// Announces a guest's memory; mappings that were announced before are left out. The future is ready when every client has
+    /// registered the others or has failed to, or when the patience is over. Dropping it changes nothing else.
+    ///
+    /// A mapping leaves by being dropped. `owner` names the front-end's controller for people.
+    pub fn add(&self, regions: &[Region], owner: &str) -> impl Future<Output = ()> + Send + use<> {
+        let owner: Arc<str> = owner.into();
+        let places = lock(&self.0.clients);
+        let clients: Vec<Arc<Client>> =
+            places.iter().filter_map(Weak::upgrade).filter(|client| !client.is_detaching()).collect();
+        let (ticket, settled) = self.ticket(&clients);
+        for region in regions {
+            let Some(range) = self.0.insert(&region.mapping, &owner, self) else { continue };
+            clients.iter().for_each(|client| client.begin(&range, &ticket));
+        }
+        // Before the clients: the end of one runs its module's code.
+        drop(places);
+        settled
+    }
+
+    /// Attaches a client. The future is ready when the client has registered all memory that is there, or has failed to, or when
+    /// the patience is over; so a device awaits it in [`crate::Device::prepare`] at the latest.
+    ///
+    /// # Errors
+    /// [`MemoryError`].
+    pub async fn attach(&self, client: impl MemoryClient) -> Result<Attachment, MemoryError> {
+        self.0.executor.start()?;
+        let (attachment, settled) = self.attach_now(Box::new(client))?;
+        settled.await;
+        Ok(attachment)
+    }
+
+    fn attach_now(
+        &self,
+        client: Box<dyn MemoryClient>,
+    ) -> Result<(Attachment, impl Future<Output = ()> + Send + use<>), MemoryError> {
+        let mut places = lock(&self.0.clients);
+        let free = places.iter().position(|place| place.strong_count() == 0);
+        let index = free.ok_or(MemoryError::TooManyClients)?;
+        let (sender, gone) = oneshot::channel();
+        let client = Arc::new(Client {
+            index,
+            client,
+            memory: self.clone(),
+            detaching: AtomicBool::new(false),
+            counters: Counters::default(),
+            lines: LogLimit::new(LINES, LINE_PERIOD),
+            _gone: sender,
+        });
+        places[index] = Arc::downgrade(&client);
+        let ranges: Vec<Arc<Range>> = self.0.ranges().values().cloned().collect();
+        let (ticket, settled) = self.ticket(std::slice::from_ref(&client));
+        for range in &ranges {
+            range.bounced[index].store(0, Ordering::Relaxed);
+            client.begin(range, &ticket);
+        }
+        drop(places);
+        Ok((Attachment { client: Some(client), gone }, settled))
+    }
+
+    /// A ticket for registrations of these clients, and the wait for it.
+    fn ticket(&self, clients: &[Arc<Client>]) -> (Arc<Ticket>, impl Future<Output = ()> + Send + use<>) {
+        let (sender, settled) = oneshot::channel();
+        let clients: Vec<_> = clients.iter().map(Arc::downgrade).collect();
+        let has_clients = !clients.is_empty();
+        let ticket = Arc::new(Ticket { done: Mutex::new(Some(sender)), clients });
+        if has_clients {
+            let patience = Duration::from_millis(self.0.patience_ms.load(Ordering::Relaxed));
+            self.0.executor.expire_after(patience, &ticket);
+        }
+        // The sender only ends.
+        (ticket, async move { settled.await.unwrap_or_default() })
+    }
+
+    /// The attached clients, including those that still unregister.
+    pub fn clients(&self) -> Vec<MemoryClientInfo> {
+        let clients: Vec<_> = lock(&self.0.clients).iter().filter_map(Weak::upgrade).collect();
+        clients.iter().map(|client| client.info()).collect()
+    }
+}
+
+impl Inner {
+    fn ranges(&self) -> std::sync::RwLockReadGuard<'_, BTreeMap<u64, Arc<Range>>> {
+        self.ranges.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a range for a mapping, unless it has one.
+    fn insert(&self, mapping: &Arc<Mapping>, owner: &Arc<str>, memory: &Memory) -> Option<Arc<Range>> {
+        let addr = mapping.base().as_ptr() as u64;
+        let range = Arc::new(Range {
+            range: MemoryRange { addr, len: mapping.len().next_multiple_of(PAGE) },
+            owner: Arc::clone(owner),
+            values: std::array::from_fn(|_| AtomicU64::new(NO_VALUE)),
+            bounced: std::array::from_fn(|_| AtomicU64::new(0)),
+            ended: AtomicBool::new(false),
+            state: Mutex::default(),
+        });
+        let keeper = KeptRange { range: Arc::clone(&range), memory: memory.clone() };
+        if !mapping.set_keeper(Arc::new(keeper)) {
+            return None;
+        }
+        let mut ranges = self.ranges.write().unwrap_or_else(PoisonError::into_inner);
+        let before = ranges.insert(addr, Arc::clone(&range));
+        assert!(before.is_none(), "a range leaves before it is unmapped");
+        Some(range)
+    }
+
+    fn remove(&self, addr: u64) {
+        self.ranges.write().unwrap_or_else(PoisonError::into_inner).remove(&addr);
+    }
+}
+
+impl Range {
+    fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
+    /// Ends a client's use; the last of an ended range lets it be unmapped.
+    fn end_use(&self) {
+        let released = {
+            let mut state = lock(&self.state);
+            state.users -= 1;
+            if state.users == 0 { state.held.take() } else { None }
+        };
+        if let Some(pages) = released {
+            pages.release();
+        }
+    }
+}
+
+/// The end of a range, as its mapping sees it.
+struct KeptRange {
+    range: Arc<Range>,
+    memory: Memory,
+}
+
+impl fmt::Debug for KeptRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.range.range.fmt(f)
+    }
+}
+
+impl Keeper for KeptRange {
+    fn dropped(&self, pages: HeldPages) {
+        let range = &self.range;
+        self.memory.0.remove(range.range.addr);
+        let (registered, released) = {
+            let mut state = lock(&range.state);
+            range.ended.store(true, Ordering::Release);
+            range.values.iter().for_each(|value| value.store(NO_VALUE, Ordering::Release));
+            let registered = std::mem::take(&mut state.registered);
+            if state.users > 0 {
+                state.held = Some(pages);
+                (registered, None)
+            } else {
+                (registered, Some(pages))
+            }
+        };
+        for (client, value) in registered.into_iter().flatten() {
+            client.unregister(range, value);
+        }
+        if let Some(pages) = released {
+            pages.release();
+        }
+    }
+}
+
+impl Client {
+    fn is_detaching(&self) -> bool {
+        self.detaching.load(Ordering::Acquire)
+    }
+
+    /// Begins to register a range, unless it has ended.
+    fn begin(self: &Arc<Self>, range: &Arc<Range>, ticket: &Arc<Ticket>) {
+        {
+            let mut state = lock(&range.state);
+            if range.has_ended() {
+                return;
+            }
+            state.users += 1;
+        }
+        self.counters.registering.fetch_add(1, Ordering::Relaxed);
+        let (client, range, ticket) = (Arc::clone(self), Arc::clone(range), Arc::clone(ticket));
+        self.memory.0.executor.spawn(async move {
+            let result = client.client.register(range.range).await;
+            client.settle(&range, result);
+            drop(ticket);
+        });
+    }
+
+    /// Handles the result of a registration.
+    fn settle(self: &Arc<Self>, range: &Arc<Range>, result: Result<u64, RegisterError>) {
+        self.counters.registering.fetch_sub(1, Ordering::Relaxed);
+        let value = match result {
+            Ok(value) => value,
+            Err(error) => {
+                self.counters.failed.fetch_add(1, Ordering::Relaxed);
+                limited!(
+                    self.lines,
+                    warn,
+                    owner = &*range.owner,
+                    bytes = range.range.len,
+                    "{} cannot register guest memory, so that requests there use bounce buffers: {error}",
+                    self.client.name()
+                );
+                range.end_use();
+                return;
+            }
+        };
+        assert!(value != NO_VALUE, "{} registers guest memory with a reserved value", self.client.name());
+        self.counters.registered.fetch_add(1, Ordering::Relaxed);
+        let is_over = {
+            let mut state = lock(&range.state);
+            let is_over = range.has_ended() || self.is_detaching();
+            if !is_over {
+                range.values[self.index].store(value, Ordering::Release);
+                state.registered[self.index] = Some((Arc::clone(self), value));
+            }
+            is_over
+        };
+        if is_over {
+            self.unregister(range, value);
+        }
+    }
+
+    /// Begins to unregister a range that has no value for the client any more.
+    fn unregister(self: &Arc<Self>, range: &Arc<Range>, value: u64) {
+        self.counters.registered.fetch_sub(1, Ordering::Relaxed);
+        self.counters.unregistering.fetch_add(1, Ordering::Relaxed);
+        let (client, range) = (Arc::clone(self), Arc::clone(range));
+        self.memory.0.executor.spawn(async move {
+            client.client.unregister(range.range, value).await;
+            client.counters.unregistering.fetch_sub(1, Ordering::Relaxed);
+            range.end_use();
+        });
+    }
+
+    /// Begins to unregister everything.
+    fn detach(self: &Arc<Self>) {
+        // Before the ranges are visited: a registration that ends later sees it.
+        self.detaching.store(true, Ordering::Release);
+        let ranges: Vec<Arc<Range>> = self.memory.0.ranges().values().cloned().collect();
+        for range in ranges {
+            let registered = {
+                let mut state = lock(&range.state);
+                let ours =
+                    state.registered[self.index].take_if(|(client, _)| Arc::ptr_eq(client, self));
+                if ours.is_some() {
+                    range.values[self.index].store(NO_VALUE, Ordering::Release);
+                }
+                ours
+            };
+            if let Some((_, value)) = registered {
+                self.unregister(&range, value);
+            }
+        }
+    }
+
+    fn info(&self) -> MemoryClientInfo {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let Counters { registering, registered, unregistering, failed, late, bounced } = &self.counters;
+        let without = |range: &Arc<Range>| MemoryWithout {
+            owner: range.owner.to_string(),
+            len: range.range.len,
+            bounced: get(&range.bounced[self.index]),
+        };
+        let ranges: Vec<Arc<Range>> = self.memory.0.ranges().values().cloned().collect();
+        let has_none = |range: &&Arc<Range>| get(&range.values[self.index]) == NO_VALUE;
+        MemoryClientInfo {
+            name: self.client.name().to_owned(),
+            registering: get(registering),
+            registered: get(registered),
+            unregistering: get(unregistering),
+            failed: get(failed),
+            late: get(late),
+            bounced: get(bounced),
+            without: ranges.iter().filter(has_none).map(without).collect(),
+        }
+    }
+}
+
+/// An attached client. Dropping it detaches the client in the background.
+pub struct Attachment {
+    /// `None` once it is detached.
+    client: Option<Arc<Client>>,
+    gone: oneshot::Receiver<()>,
+}
+
+impl fmt::Debug for Attachment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Attachment").field("client", &self.client.as_ref().map(|c| c.info())).finish()
+    }
+}
+
+impl Attachment {
+    /// A look-up for one channel of the client's devices.
+    ///
+    /// # Panics
+    /// Never: the client is attached.
+    pub fn lookup(&self) -> MemoryLookup {
+        MemoryLookup::new(Arc::clone(self.client.as_ref().expect("attached until it is dropped")))
+    }
+
+    /// Detaches the client, and waits until it has unregistered everything and every [`MemoryLookup`] is dropped: after the last
+    /// channel of its devices is closed, in [`crate::Device::close`].
+    pub async fn detach(mut self) {
+        self.begin_to_detach();
+        let _ = (&mut self.gone).await;
+    }
+
+    fn begin_to_detach(&mut self) {
+        if let Some(client) = self.client.take() {
+            client.detach();
+        }
+    }
+}
+
+impl Drop for Attachment {
+    fn drop(&mut self) {
+        self.begin_to_detach();
+    }
+}
