@@ -84,7 +84,9 @@ pub trait MemoryClient: Send + Sync + 'static {
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
     /// There are too many.
-    #[error("{MEMORY_CLIENTS_MAX} devices or groups of devices have guests' memory registered, and no more can")]
+    #[error(
+        "{MEMORY_CLIENTS_MAX} devices or groups of devices have guests' memory registered, and no more can"
+    )]
     TooManyClients,
     /// The thread that runs registrations cannot be started.
     #[error("cannot start a thread for the registration of guests' memory: {0}")]
@@ -478,8 +480,7 @@ impl Client {
         for range in ranges {
             let registered = {
                 let mut state = lock(&range.state);
-                let ours =
-                    state.registered[self.index].take_if(|(client, _)| Arc::ptr_eq(client, self));
+                let ours = state.registered[self.index].take_if(|(client, _)| Arc::ptr_eq(client, self));
                 if ours.is_some() {
                     range.values[self.index].store(NO_VALUE, Ordering::Release);
                 }

@@ -38,7 +38,8 @@ impl Executor {
     pub fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
         let sender = self.sender().clone();
         // The thread ends after the last sender, so that it receives everything.
-        let (runnable, task) = async_task::spawn(future, move |runnable| drop(sender.send(Job::Run(runnable))));
+        let (runnable, task) =
+            async_task::spawn(future, move |runnable| drop(sender.send(Job::Run(runnable))));
         runnable.schedule();
         task.detach();
     }

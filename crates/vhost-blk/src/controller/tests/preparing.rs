@@ -126,7 +126,8 @@ fn run(test: impl AsyncFnOnce(&Rig)) {
         let options = Options { cores: CoreSet::allowed(), ..Options::default() };
         let reactors = Rc::new(Reactors::start(&options).unwrap());
         let disk = registry.open("disk", Access::Shared, "test", |_| ()).unwrap();
-        let controller = Rc::new(Controller::new(settings(), disk, registry.memory().clone(), Rc::clone(&reactors)));
+        let controller =
+            Rc::new(Controller::new(settings(), disk, registry.memory().clone(), Rc::clone(&reactors)));
         let session = SessionHandle::default();
         controller.connected(session.clone());
         let rig = Rig { gate, registry, reactors, controller, session };
