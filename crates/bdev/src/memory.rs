@@ -1,11 +1,11 @@
-//! Registration of guests' memory with the devices that access it by themselves: an IOMMU mapping for VFIO, a key for RDMA. Control
-//! context: any thread but a reactor's, except [`MemoryLookup`], which is a channel's own, in reactor context.
+//! Registration of guests' memory with the devices that access it by themselves: an IOMMU mapping for VFIO, a key for RDMA.
+//! Control context: any thread but a reactor's, except [`MemoryLookup`], which is a channel's own, in reactor context.
 //!
-//! A [`MemoryClient`] is what has a table of its own of the memory that it may access: an IOMMU container, a protection domain. Many
-//! devices may share one. A front-end announces each mapping of a guest's memory ([`Memory::add`]), and waits until every client has
-//! registered it, or has failed to, or the patience is over. A client that attaches later first gets all mappings that are there
-//! ([`Memory::attach`]). A request whose memory has no value for a client uses memory that the client's module has registered
-//! itself: bounce buffers.
+//! A [`MemoryClient`] is what has a table of its own of the memory that it may access: an IOMMU container, a protection domain.
+//! Many devices may share one. A front-end announces each mapping of a guest's memory ([`Memory::add`]), and waits until every
+//! client has registered it, or has failed to, or the patience is over. A client that attaches later first gets all mappings that
+//! are there ([`Memory::attach`]). A request whose memory has no value for a client uses memory that the client's module has
+//! registered itself: bounce buffers.
 //!
 //! **Invariants.** A client is asked to unregister a range once, after the last request that uses the range, or when it detaches.
 //! The range stays mapped, and counted against its guest ([`aryk_dma::Limits`], [`aryk_dma::Peer`]), until all clients have
@@ -59,11 +59,12 @@ pub struct MemoryRange {
 /// A table of the memory that devices may access by themselves.
 ///
 /// The futures run on one thread for all clients, which also runs while the control context is busy. So they must not block: a
-/// client whose system calls take long makes them on a thread of its own. Calls for different ranges run at the same time, also for
-/// those of different guests; a client that can make one at a time puts them in line, and should then give each guest its turn.
+/// client whose system calls take long makes them on a thread of its own. Calls for different ranges run at the same time, also
+/// for those of different guests; a client that can make one at a time puts them in line, and should then give each guest its
+/// turn.
 ///
-/// Registration makes the kernel allocate and pin all pages of the range, at the cost of this process: a client must limit what it
-/// pins (`RLIMIT_MEMLOCK`), because a front-end may announce far more memory than the host has.
+/// Registration makes the kernel allocate and pin all pages of the range, at the cost of this process: a client must limit what
+/// it pins (`RLIMIT_MEMLOCK`), because a front-end may announce far more memory than the host has.
 pub trait MemoryClient: Send + Sync + 'static {
     /// The client, for people: `vfio 0000:3d:00.0`.
     fn name(&self) -> &str;

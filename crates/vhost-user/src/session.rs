@@ -219,8 +219,8 @@ impl<D: Device> Session<'_, D> {
         self.connection.wait_watching((what, &self.stats.lines.sessions), work).await
     }
 
-    /// Waits until memory that the front-end has released is unmapped, if its limit requires that. A device may keep it for ever, so
-    /// the wait ends with the session.
+    /// Waits until memory that the front-end has released is unmapped, if its limit requires that. A device may keep it for ever,
+    /// so the wait ends with the session.
     pub(super) async fn await_room(&self, sizes: impl Iterator<Item = u64>) -> Result<(), Error> {
         tokio::select! {
             biased;

@@ -1,4 +1,5 @@
-//! The thread that runs the clients' futures. It starts with the first client, and ends with the [`Executor`] and the last future.
+//! The thread that runs the clients' futures. It starts with the first client, and ends with the [`Executor`] and the last
+//! future.
 
 use super::Ticket;
 use async_task::Runnable;

@@ -1,8 +1,8 @@
 //! What a channel asks on the data path: where the device finds a piece of a request's memory. Reactor context.
 //!
 //! A channel serves one guest, so it finds nearly all pieces in the range of the piece before, and else in its own list of that
-//! guest's ranges: no lock, no reference counting, nothing that other channels write. Only for a range that it has not used before
-//! does it try the lock of all ranges, once; if a range is added at that very moment, the piece has no value this time.
+//! guest's ranges: no lock, no reference counting, nothing that other channels write. Only for a range that it has not used
+//! before does it try the lock of all ranges, once; if a range is added at that very moment, the piece has no value this time.
 
 use super::{Client, NO_VALUE, Range};
 use aryk_dma::Seg;
