@@ -11,8 +11,8 @@ use aryk_bdev::{Bdev, Env, QosGroup};
 use aryk_metrics::{Collector, Controller, Inventory};
 use aryk_reactor::{Clock, Handle, Nanos, Reactors};
 use aryk_state::WriteError;
-use aryk_vhost_blk::Controllers;
-use aryk_vhost_scsi::Controllers as ScsiControllers;
+use aryk_vhost_device::{Controllers, Info};
+use aryk_vhost_scsi::ScsiControllers;
 use rustix::io::Errno;
 use serde::Serialize;
 use std::cell::{Cell, RefCell};
@@ -30,10 +30,10 @@ pub struct Control {
     pub reactors: Rc<Reactors>,
     /// The disks.
     pub disks: Disks,
-    /// The vhost-user-blk controllers.
+    /// The controllers, of all kinds.
     pub controllers: Rc<Controllers>,
-    /// The vhost-user-scsi controllers.
-    pub scsi_controllers: Rc<ScsiControllers>,
+    /// The vhost-user-scsi controllers among them, and their logical units.
+    pub scsi: ScsiControllers,
     /// Moves queues between reactors.
     pub(crate) scheduler: Scheduler,
     /// The configuration.
@@ -72,16 +72,13 @@ impl Control {
     ) -> Self {
         let disks = Disks::default();
         let registry = Arc::clone(&disks.registry);
-        let (disks_of, reactors_of) = (Arc::clone(&registry), Rc::clone(&reactors));
-        let controllers = Rc::new(Controllers::new(vhost_dir, queue_size_max, disks_of, reactors_of));
+        let (memory, reactors_of) = (registry.memory().clone(), Rc::clone(&reactors));
+        let controllers = Rc::new(Controllers::new(vhost_dir, queue_size_max, memory, reactors_of));
         let env = Env::new(Arc::clone(&registry), &reactors);
-        let scsi_controllers =
-            ScsiControllers::new(vhost_dir, queue_size_max, registry, Rc::clone(&reactors));
-        let scsi_controllers = Rc::new(scsi_controllers);
         Self {
-            scheduler: Scheduler::new(&reactors, &controllers, &scsi_controllers),
+            scheduler: Scheduler::new(&reactors, &controllers),
+            scsi: ScsiControllers::new(Rc::clone(&controllers), registry),
             controllers,
-            scsi_controllers,
             env,
             reactors,
             disks,
@@ -248,12 +245,9 @@ impl Control {
                 self.forget_removed_disks();
                 undone
             }
-            Subsystem::VhostBlk => {
-                let undone = self.controllers.delete(name).await;
-                self.config.removed(subsystem, name);
-                Ok(undone?)
+            Subsystem::VhostBlk | Subsystem::VhostScsi => {
+                crate::methods::vhost::unmake(self, subsystem, name).await
             }
-            Subsystem::VhostScsi => crate::methods::vhost_scsi::unmake(self, name).await,
             Subsystem::Watch
             | Subsystem::Qos
             | Subsystem::Signals
@@ -268,7 +262,6 @@ impl Control {
         self.closing.set(true);
         self.scheduler.stop();
         self.controllers.delete_all().await;
-        self.scsi_controllers.delete_all().await;
         self.disks.close().await;
     }
 
@@ -312,30 +305,24 @@ impl Inventory for Control {
     }
 
     fn controllers(&self) -> Vec<Controller> {
-        let blk = self.controllers.list().into_iter().map(|info| Controller {
-            name: info.name,
-            kind: "blk",
-            disks: info.disk.into_iter().collect(),
-            connected: info.sessions.connected,
-            queues: info.running.len() as u64,
-            sessions: info.sessions.sessions,
-            failed_sessions: info.sessions.failed,
-            errors: errors(info.bad_chains, info.unanswerable, info.broken_queues),
-        });
-        let scsi = self.scsi_controllers.list().into_iter().map(|info| {
+        let controller = |info: Info| {
             let sessions = info.sessions.unwrap_or_default();
             Controller {
                 name: info.name,
-                kind: "scsi",
-                disks: info.targets.into_iter().map(|(_, disk)| disk).collect(),
+                kind: info.kind,
+                disks: info.disks,
                 connected: sessions.connected,
                 queues: info.running.len() as u64,
                 sessions: sessions.sessions,
                 failed_sessions: sessions.failed,
-                errors: errors(info.bad_chains, info.unanswerable, info.broken_queues),
+                errors: [
+                    ("bad_chain", info.bad_chains),
+                    ("unanswerable", info.unanswerable),
+                    ("broken_queue", info.broken_queues),
+                ],
             }
-        });
-        blk.chain(scsi).collect()
+        };
+        self.controllers.list().into_iter().map(controller).collect()
     }
 
     fn file(&self, disk: &str) -> Option<PathBuf> {
@@ -345,8 +332,4 @@ impl Inventory for Control {
     fn collector(&self) -> &Collector {
         &self.collector
     }
-}
-
-const fn errors(bad_chains: u64, unanswerable: u64, broken_queues: u64) -> [(&'static str, u64); 3] {
-    [("bad_chain", bad_chains), ("unanswerable", unanswerable), ("broken_queue", broken_queues)]
 }

@@ -6,7 +6,7 @@
 
 use crate::{Control, Error};
 use aryk_reactor::{CoreSet, Handle, Hold};
-use aryk_vhost_blk::MOVE_PATIENCE;
+use aryk_vhost_device::MOVE_PATIENCE;
 use rustix::io::Errno;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};

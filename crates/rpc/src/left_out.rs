@@ -14,6 +14,5 @@ pub async fn log_left_out(control: Weak<Control>) {
         let Some(control) = control.upgrade() else { return };
         control.disks.registry.list().iter().for_each(|bdev| bdev.device().tell_left_out());
         control.controllers.tell_left_out();
-        control.scsi_controllers.tell_left_out();
     }
 }

@@ -28,7 +28,8 @@ mod stats;
 mod table;
 mod trace;
 mod uring;
-mod vhost;
+pub(crate) mod vhost;
+mod vhost_blk;
 pub(crate) mod vhost_scsi;
 pub(crate) mod waiting;
 
@@ -87,6 +88,7 @@ pub(crate) fn all(this: &Weak<Methods<Control>>) -> Table<Control> {
     trace::register(&mut table);
     uring::register(&mut table);
     vhost::register(&mut table);
+    vhost_blk::register(&mut table);
     vhost_scsi::register(&mut table);
     waiting::register(&mut table);
     table::register(&mut table, this);

@@ -6,8 +6,7 @@
 pub(crate) mod balance;
 
 use aryk_reactor::{CoreSet, Handle, Hold, ReactorStats, Reactors, ThreadStats};
-use aryk_vhost_blk::{Controllers, MoveError};
-use aryk_vhost_scsi::Controllers as ScsiControllers;
+use aryk_vhost_device::{Controllers, MoveError};
 use balance::{Balancer, Core, Limits, Load, Move, WHOLE};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -58,19 +57,14 @@ pub(crate) struct Scheduler {
 struct World {
     reactors: Rc<Reactors>,
     controllers: Rc<Controllers>,
-    scsi_controllers: Rc<ScsiControllers>,
     done: Cell<Done>,
 }
 
 impl Scheduler {
     /// The static scheduler.
-    pub fn new(reactors: &Rc<Reactors>, blk: &Rc<Controllers>, scsi: &Rc<ScsiControllers>) -> Self {
-        let world = World {
-            reactors: Rc::clone(reactors),
-            controllers: Rc::clone(blk),
-            scsi_controllers: Rc::clone(scsi),
-            done: Cell::default(),
-        };
+    pub fn new(reactors: &Rc<Reactors>, controllers: &Rc<Controllers>) -> Self {
+        let (reactors, controllers) = (Rc::clone(reactors), Rc::clone(controllers));
+        let world = World { reactors, controllers, done: Cell::default() };
         Self {
             world: Rc::new(world),
             kind: Cell::new(Kind::Static),
@@ -108,7 +102,7 @@ impl Scheduler {
         }
     }
 
-    /// Moves the thread with that ID: a queue of either kind of controller, or a background task; `None` if there is no such
+    /// Moves the thread with that ID: a queue of a controller, or a background task; `None` if there is no such
     /// thread.
     pub async fn move_thread(
         &self,
@@ -191,9 +185,6 @@ impl World {
 
     async fn move_thread(&self, thread: u64, to: Hold, patience: Duration) -> Option<Result<(), MoveError>> {
         if let Some(moved) = self.controllers.move_to(thread, to.clone(), patience).await {
-            return Some(moved);
-        }
-        if let Some(moved) = self.scsi_controllers.move_to(thread, to.clone(), patience).await {
             return Some(moved);
         }
         // A task whose request does not end leaves when it does, whether this waits or not.

@@ -106,7 +106,7 @@ pub fn keep(control: &Rc<Control>) -> std::io::Result<()> {
     let boot: Rc<str> = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().into();
     let (saver, requests) = mpsc::unbounded();
     let (of, then) = (Rc::downgrade(control), Rc::clone(&boot));
-    control.scsi_controllers.units().persist(saver, move |disk: &Bdev| {
+    control.scsi.units().persist(saver, move |disk: &Bdev| {
         let stored = of.upgrade()?.config.unit_state(disk.name())?;
         match serde_json::from_value::<Stored>(stored) {
             Ok(stored) => stored.saved(disk.identity().uuid, &then),

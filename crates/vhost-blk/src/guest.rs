@@ -5,7 +5,7 @@ use crate::request::Disk;
 use aryk_bdev::{Access, Device, Registry};
 use aryk_dma::{GuestArea, Mapping, MemTable, Region};
 use aryk_reactor::{Clock, CoreSet, Engine, Reactor, RootRef, SleepPolicy};
-use aryk_vhost_device::{Errors, Parts, Trouble};
+use aryk_vhost_device::{DeviceQueue, Errors, Parts, Trouble};
 use aryk_vhost_user::QueueLog;
 use aryk_virtqueue::{Config, Format, Virtqueue, avail_len, desc_len, used_len};
 use std::convert::Infallible;
@@ -130,7 +130,7 @@ impl Guest {
     /// What is written to its memory is noted there from now on, or nowhere.
     pub fn set_log(&mut self, log: Option<QueueLog>) {
         let (queue, cx) = (self.queue.id(), self.reactor.cx());
-        cx.root::<Queue>(queue).expect("it runs until it is stopped").borrow_mut().set_log(log);
+        cx.root::<Queue>(queue).expect("it runs until it is stopped").borrow_mut().line.set_log(log);
     }
 
     /// Requests that were taken and have not come back.

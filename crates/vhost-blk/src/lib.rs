@@ -3,15 +3,12 @@
 
 mod config;
 mod controller;
-mod controllers;
 #[cfg(any(test, fuzzing))]
 pub mod guest;
 mod moving;
 mod queue;
 mod request;
 
-pub use aryk_vhost_device::{Alarm, EndpointError, Errors, Link, MOVE_PATIENCE, MoveError, Parts, Trouble};
-pub use aryk_vhost_user::{ListenError, SocketOptions};
-pub use controllers::{Controllers, Error, Info, Options, QUEUES, QUEUES_MAX};
+pub use controller::{Blk, QUEUES, create};
 pub use queue::Queue;
 pub use request::Disk;

@@ -1,21 +1,31 @@
-//! The move of a queue to another reactor; see [`aryk_vhost_device::Movable`]. Reactor context.
+//! The queue as the shared parts of all devices see it; see [`DeviceQueue`]. Reactor context.
 
 use crate::queue::Queue;
 use crate::request::Disk;
-use aryk_bdev::{BdevChannel, Descriptor, OpenError};
-use aryk_reactor::{Cx, Moving, RootId, RootRef};
-use aryk_vhost_device::{Line, MakeParts, Movable, Move, Parts, StartFailure};
+use aryk_bdev::{Descriptor, OpenError};
+use aryk_reactor::{Cx, RootId};
+use aryk_vhost_device::{DeviceQueue, Line, Move, Parts};
 
-/// The state of a queue between two reactors.
-pub struct Detached {
-    thread: Moving,
-    parts: MakeParts,
-    disk: Disk,
-}
-
-impl Movable for Queue {
-    type Detached = Detached;
+impl DeviceQueue for Queue {
+    type Role = Disk;
     type Disks = Option<Descriptor>;
+    type Left = ();
+
+    fn new(id: RootId, parts: Parts, disk: Disk, cx: &mut Cx) -> std::io::Result<Self> {
+        Self::start(id, parts, disk, None, cx)
+    }
+
+    fn open(&mut self, disk: &Option<Descriptor>, cx: &mut Cx) -> Result<(), OpenError> {
+        self.requests.channel = match disk.as_ref().map(|disk| disk.open_channel(self.line.id, cx)) {
+            None | Some(Err(OpenError::Removed)) => None,
+            Some(channel) => Some(channel?),
+        };
+        Ok(())
+    }
+
+    fn close(&mut self) {
+        drop(self.requests.channel.take());
+    }
 
     fn line(&mut self) -> &mut Line {
         &mut self.line
@@ -25,54 +35,21 @@ impl Movable for Queue {
         &mut self.order
     }
 
+    fn into_parts(self) -> (Line, Disk) {
+        (self.line, self.requests.disk)
+    }
+
     fn is_free(&self) -> bool {
         !self.is_losing_disk()
     }
 
-    fn pack(self, cx: &mut Cx) -> Detached {
-        let (thread, parts) = self.line.pack(cx);
-        Detached { thread, parts, disk: self.requests.disk }
+    fn give_up(&mut self, cx: &mut Cx) {
+        Self::give_up(self, cx);
     }
 
-    fn unpack(
-        detached: Detached,
-        disk: &Option<Descriptor>,
-        cx: &mut Cx,
-    ) -> Result<RootRef<Self>, StartFailure<Detached>> {
-        let Detached { thread, parts, disk: requests } = detached;
-        let name = thread.name().to_owned();
-        let thread = cx.adopt_thread(thread);
-        let parts = parts(thread);
-        let landed = cx.add_root(thread, &name, |id, cx| match open(disk.as_ref(), id, cx) {
-            Ok(channel) => Self::start(id, parts, requests, channel, cx).map_err(StartFailure::Lost),
-            Err(error) => Err(StartFailure::Open(Box::new((parts, requests)), error.to_string())),
-        });
-        landed.map_err(|failure| match failure {
-            StartFailure::Open(taken, why) => {
-                let (parts, disk) = *taken;
-                let thread = cx.release_thread(thread);
-                let parts: MakeParts = Box::new(move |thread| Parts { thread, ..parts });
-                StartFailure::Open(Box::new(Detached { thread, parts, disk }), why)
-            }
-            StartFailure::Lost(error) => {
-                cx.remove_thread(thread);
-                StartFailure::Lost(error)
-            }
-        })
+    fn leave_removed_memory(&mut self, cx: &mut Cx) {
+        Self::leave_removed_memory(self, cx);
     }
-}
 
-/// Opens a channel of a queue's disk, if it has one.
-///
-/// # Errors
-/// As [`Descriptor::open_channel`]; but a disk that is being removed gives `None`.
-pub(crate) fn open(
-    disk: Option<&Descriptor>,
-    root: RootId,
-    cx: &mut Cx,
-) -> Result<Option<BdevChannel>, OpenError> {
-    match disk.map(|disk| disk.open_channel(root, cx)) {
-        None | Some(Err(OpenError::Removed)) => Ok(None),
-        Some(channel) => channel.map(Some),
-    }
+    fn take_left(&mut self) {}
 }

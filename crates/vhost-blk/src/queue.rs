@@ -6,13 +6,9 @@
 use crate::request::{Answer, Disk, Other, Parsed, Unanswerable};
 use aryk_bdev::{BdevChannel, Completion, Io, Status};
 use aryk_crash_point::{Step, step};
-use aryk_dma::MemTable;
 use aryk_reactor::{Armed, Cx, Layer, Point, Root, RootId};
-use aryk_vhost_device::{Line, Move, Parts, STOP_GRACE};
-use aryk_vhost_user::{EventFd, QueueLog, Rings};
-use aryk_virtqueue::{Chain, ConfigError};
-use futures_channel::oneshot;
-use std::sync::Arc;
+use aryk_vhost_device::{Line, Move, Parts};
+use aryk_virtqueue::Chain;
 
 /// The queue. A root of its reactor from start to stop.
 pub struct Queue {
@@ -25,7 +21,7 @@ pub struct Queue {
 pub(crate) struct Requests {
     pub disk: Disk,
     /// `None` when the disk has been removed: requests fail.
-    channel: Option<BdevChannel>,
+    pub channel: Option<BdevChannel>,
     completions: Vec<Completion>,
     closing_channel: bool,
     /// Requests are being aborted so that the queue can stop.
@@ -53,23 +49,9 @@ impl Queue {
         Ok(Self { line: Line::new(id, parts, cx)?, requests, order: None })
     }
 
-    /// Takes requests no more; when the last has completed, the queue is gone and its base known: where a successor goes
-    /// on. A disk that does not complete them within [`STOP_GRACE`] is asked to give them up; those that it does then stay
-    /// in flight for the successor, if an in-flight region knows of them, and fail otherwise.
-    pub fn stop(&mut self, cx: &mut Cx) -> oneshot::Receiver<u32> {
-        let (receiver, id) = (self.line.stop(cx), self.line.id);
-        cx.call_at(cx.now().after(STOP_GRACE), move |cx| {
-            if let Some(queue) = cx.root::<Self>(id) {
-                let mut queue = queue.borrow_mut();
-                queue.requests.giving_up = queue.line.keeps_in_flight;
-                queue.abort_all(cx);
-            }
-        });
-        receiver
-    }
-
-    /// Asks the disk to give up what it has not completed.
-    pub fn abort_all(&mut self, cx: &mut Cx) {
+    /// As [`DeviceQueue::give_up`](aryk_vhost_device::DeviceQueue::give_up).
+    pub(crate) fn give_up(&mut self, cx: &mut Cx) {
+        self.requests.giving_up = self.line.keeps_in_flight;
         let (queue, requests) = (self.line.index, self.line.sgs.in_use());
         if let Some(channel) = self.requests.channel.as_mut().filter(|_| requests > 0) {
             tracing::warn!(queue, requests, "the disk is slow: requests are aborted");
@@ -77,23 +59,8 @@ impl Queue {
         }
     }
 
-    /// As [`Line::set_call`].
-    pub fn set_call(&mut self, call: Option<EventFd>, cx: &mut Cx) {
-        self.line.set_call(call, cx);
-    }
-
-    /// As [`Line::set_log`].
-    pub fn set_log(&mut self, log: Option<QueueLog>) {
-        self.line.set_log(log);
-    }
-
-    /// As [`Line::set_memory`].
-    pub fn set_memory(&mut self, memory: Arc<MemTable>, rings: Rings) -> Result<(), ConfigError> {
-        self.line.set_memory(memory, rings)
-    }
-
     /// As [`Line::leave_removed_memory`].
-    pub fn leave_removed_memory(&mut self, cx: &mut Cx) {
+    pub(crate) fn leave_removed_memory(&mut self, cx: &mut Cx) {
         let Self { line, requests, .. } = self;
         if let Some(channel) = &mut requests.channel {
             line.leave_removed_memory(|uses_it| channel.abort_those(|tag| uses_it(tag.0 as u16), cx));

@@ -1,15 +1,15 @@
-//! How a controller and its machine find each other. Control context.
+//! How a controller and its front-end connect. Control context.
 
 use aryk_vhost_user::{Client, Device, ListenError, Listener, Server, Snapshot, SocketOptions};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-/// Who connects to whom.
+/// Which side connects.
 #[derive(Clone, Debug)]
 pub enum Link {
-    /// The machine, to a socket of the controller's name with these rights.
+    /// The front-end connects, to a socket of the controller's name with these rights.
     Listen(SocketOptions),
-    /// The controller, to the machine's socket.
+    /// The controller connects, to the front-end's socket.
     Connect(PathBuf),
 }
 
@@ -51,11 +51,6 @@ impl Endpoint {
             }
             Link::Connect(path) => Self::Client(Client::start(name, path, device)?),
         })
-    }
-
-    /// Whether the socket is its machine's.
-    pub const fn connects(&self) -> bool {
-        matches!(self, Self::Client(_))
     }
 
     /// The socket.

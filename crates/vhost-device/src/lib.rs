@@ -1,18 +1,25 @@
-//! What the devices that are served over vhost-user have in common, block or SCSI.
+//! What the devices that are served over vhost-user have in common: their controllers, and the queues of these.
 #![forbid(unsafe_code)]
 
+mod controller;
+mod controllers;
 mod endpoint;
 mod line;
 mod moving;
 mod pace;
+mod placing;
+mod queue;
 mod queues;
 mod ring;
 mod trouble;
 
-pub use endpoint::{Endpoint, EndpointError, Link};
-pub use line::{Line, MakeParts, Parts, STOP_GRACE};
-pub use moving::{MOVE_PATIENCE, Movable, Move, MoveError, StartFailure};
+pub use controller::{Controller, Kind, NotReady, Settings, StartError};
+pub use controllers::{Controllers, Error, Info, Options, QUEUES_MAX};
+pub use endpoint::{EndpointError, Link};
+pub use line::{Line, Parts};
+pub use moving::{MOVE_PATIENCE, Move, MoveError, Moved};
 pub use pace::Pace;
-pub use queues::{Host, Mover, NotReady, Queues, Running};
-pub use ring::virtqueue;
+pub use placing::Order;
+pub use queue::DeviceQueue;
+pub use queues::Queues;
 pub use trouble::{Alarm, Errors, Trouble};

@@ -6,8 +6,10 @@
 //! so a daemon that dies there leaves only chains that no queue has taken. A disk that does not complete its requests in time
 //! cancels the move, and the queue goes on where it is. Other queues are not affected.
 
-use crate::Line;
-use aryk_reactor::{CoreSet, Cx, Handle, Root, RootId, RootRef, TimerId};
+use crate::DeviceQueue;
+use crate::line::MakeParts;
+use aryk_bdev::OpenError;
+use aryk_reactor::{CoreSet, Cx, Handle, Moving, RootId, RootRef, TimerId};
 use futures_channel::oneshot;
 use std::fmt;
 use std::time::Duration;
@@ -42,69 +44,19 @@ pub enum MoveError {
     Ending,
 }
 
-/// A queue that can move.
-pub trait Movable: Root + Sized {
-    /// The state of a queue without its channels.
-    type Detached: Send + 'static;
-    /// The disks that its channels are opened on.
-    type Disks: Send + 'static;
-
-    /// The guest's side of the queue.
-    fn line(&mut self) -> &mut Line;
-
-    /// The move that has begun, if there is one.
-    fn order(&mut self) -> &mut Option<Move<Self>>;
-
-    /// Whether the queue may begin to move, as far as its requests go.
-    fn is_free(&self) -> bool {
-        true
-    }
-
-    /// Begins a move to another reactor, where channels are opened on those disks. The receiver gets the result. `None` if the
-    /// queue is stopping.
-    fn begin_move(
-        &mut self,
-        there: (Handle, Self::Disks),
-        patience: Duration,
-        cx: &mut Cx,
-    ) -> Option<oneshot::Receiver<Moved<Self>>> {
-        if !self.is_free() || !self.line().begin_move() {
-            return None;
-        }
-        let (order, hears) = Move::begin(self.line().id, there, patience, cx);
-        *self.order() = Some(order);
-        Some(hears)
-    }
-
-    /// Takes the queue off this reactor; it is not a root any more.
-    fn pack(self, cx: &mut Cx) -> Self::Detached;
-
-    /// Starts the queue on this reactor.
-    ///
-    /// # Errors
-    /// [`StartFailure`].
-    fn unpack(
-        detached: Self::Detached,
-        disks: &Self::Disks,
-        cx: &mut Cx,
-    ) -> Result<RootRef<Self>, StartFailure<Self::Detached>>;
+/// The state of a queue between two reactors.
+struct Detached<Q: DeviceQueue> {
+    thread: Moving,
+    parts: MakeParts,
+    role: Q::Role,
 }
 
 /// Why a queue cannot start on a reactor.
-pub enum StartFailure<L> {
+enum StartFailure<Q> {
     /// A disk cannot be opened. The queue may start on another reactor.
-    Open(Box<L>, String),
+    Open(Box<Q>, OpenError),
     /// The kick fd cannot be watched. The queue is lost.
     Lost(std::io::Error),
-}
-
-impl<L> fmt::Debug for StartFailure<L> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Open(_, why) => why.fmt(f),
-            Self::Lost(error) => error.fmt(f),
-        }
-    }
 }
 
 /// The result of a move. If the sender is dropped without a result, the queue is lost.
@@ -119,7 +71,7 @@ pub enum Moved<Q> {
 }
 
 /// A move that has begun.
-pub struct Move<Q: Movable> {
+pub struct Move<Q: DeviceQueue> {
     to: Handle,
     disks: Q::Disks,
     deadline: TimerId,
@@ -128,13 +80,13 @@ pub struct Move<Q: Movable> {
     is_quiet: bool,
 }
 
-impl<Q: Movable> fmt::Debug for Move<Q> {
+impl<Q: DeviceQueue> fmt::Debug for Move<Q> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Move").field("to", &self.to).field("is_quiet", &self.is_quiet).finish_non_exhaustive()
     }
 }
 
-impl<Q: Movable> Move<Q> {
+impl<Q: DeviceQueue> Move<Q> {
     /// Begins the move of the root `id` to the reactor `to`, where its channels are opened on `disks`. The move is cancelled if
     /// requests are in flight after `patience`. The receiver gets the result. The root keeps the move until then, and takes
     /// nothing from its ring.
@@ -163,7 +115,7 @@ impl<Q: Movable> Move<Q> {
         cx.call_at(cx.now(), move |cx| {
             let Some(mut queue) = cx.take_root::<Q>(id) else { return };
             let order = queue.order().take().expect("a move that is quiet is not cancelled");
-            let (home, detached) = (cx.handle().clone(), queue.pack(cx));
+            let (home, detached) = (cx.handle().clone(), pack(queue, cx));
             aryk_crash_point::step(aryk_crash_point::Step::Moving);
             let Self { to, disks, told, .. } = order;
             cx.post(&to, move |cx| land(detached, disks, Ok(home), told, cx));
@@ -171,7 +123,7 @@ impl<Q: Movable> Move<Q> {
     }
 }
 
-fn cancel<Q: Movable>(queue: &mut Q, cx: &mut Cx) {
+fn cancel<Q: DeviceQueue>(queue: &mut Q, cx: &mut Cx) {
     let order = queue.order();
     if let Some(given_up) = order.take_if(|order| !order.is_quiet) {
         // The receiver may have been dropped.
@@ -180,20 +132,49 @@ fn cancel<Q: Movable>(queue: &mut Q, cx: &mut Cx) {
     }
 }
 
+/// Takes the queue off this reactor; it is not a root any more.
+fn pack<Q: DeviceQueue>(queue: Q, cx: &mut Cx) -> Detached<Q> {
+    let (line, role) = queue.into_parts();
+    let (thread, parts) = line.pack(cx);
+    Detached { thread, parts, role }
+}
+
 /// Starts a queue that comes from another reactor. `home` is the reactor that it may go back to, or the reason why it came back.
-fn land<Q: Movable>(
-    detached: Q::Detached,
+fn land<Q: DeviceQueue>(
+    detached: Detached<Q>,
     disks: Q::Disks,
     home: Result<Handle, String>,
     told: oneshot::Sender<Moved<Q>>,
     cx: &mut Cx,
 ) {
-    match (Q::unpack(detached, &disks, cx), home) {
-        (Ok(root), Ok(_)) => drop(told.send(Moved::There(root))),
-        (Ok(root), Err(why)) => drop(told.send(Moved::Back(root, why))),
-        (Err(StartFailure::Open(detached, why)), Ok(home)) => {
-            cx.post(&home, move |cx| land(*detached, disks, Err(why), told, cx));
+    let Detached { thread, parts, role } = detached;
+    let name = thread.name().to_owned();
+    let thread = cx.adopt_thread(thread);
+    let parts = parts(thread);
+    let landed = cx.add_root(thread, &name, |id, cx| {
+        let mut queue = Q::new(id, parts, role, cx).map_err(StartFailure::Lost)?;
+        match queue.open(&disks, cx) {
+            Ok(()) => Ok(queue),
+            Err(why) => Err(StartFailure::Open(Box::new(queue), why)),
         }
-        (Err(error), _) => tracing::error!(?error, "a queue cannot go on after it has left its reactor"),
-    }
+    });
+    let error = match (landed, home) {
+        (Ok(root), Ok(_)) => return drop(told.send(Moved::There(root))),
+        (Ok(root), Err(why)) => return drop(told.send(Moved::Back(root, why))),
+        (Err(StartFailure::Open(mut queue, why)), Ok(home)) => {
+            // The queue is not a root any more, but its thread is still on this reactor.
+            queue.close();
+            let detached = pack(*queue, cx);
+            cx.post(&home, move |cx| land(detached, disks, Err(why.to_string()), told, cx));
+            return;
+        }
+        (Err(StartFailure::Open(mut queue, why)), Err(_)) => {
+            queue.close();
+            queue.line().forget(cx);
+            why.to_string()
+        }
+        (Err(StartFailure::Lost(error)), _) => error.to_string(),
+    };
+    cx.remove_thread(thread);
+    tracing::error!(error, "a queue cannot go on after it has left its reactor");
 }

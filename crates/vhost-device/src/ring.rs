@@ -7,7 +7,7 @@ use aryk_virtqueue::{Config, ConfigError, Format, Virtqueue};
 ///
 /// # Errors
 /// As [`Virtqueue::new`].
-pub fn virtqueue(setup: &QueueSetup) -> Result<Virtqueue, ConfigError> {
+pub(crate) fn virtqueue(setup: &QueueSetup) -> Result<Virtqueue, ConfigError> {
     let has = |feature| setup.features & feature != 0;
     Virtqueue::new(Config {
         format: if has(F_RING_PACKED) { Format::Packed } else { Format::Split },

@@ -3,8 +3,8 @@
 //! Events wait for the guest's buffers. What waits is not a queue but what is to be said of each target: that its disk is
 //! gone, that there is one, that it has another size, that it has other properties, in this order. So a guest that does not
 //! refill its queue, however long, is told in a few events how things are when it does; none is ever lost, and none comes
-//! that is out of date by then. A queue that stops leaves what waits to its successor: a machine that its monitor stops and
-//! lets go on is not to miss anything.
+//! that is out of date by then. A queue that stops leaves what waits to its successor: a VM that its monitor stops and lets go
+//! on is not to miss anything.
 
 use crate::wire::{Event, TARGETS};
 use aryk_vhost_device::Line;
@@ -13,7 +13,7 @@ use zerocopy::IntoBytes;
 
 /// What there may be to say of a target.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum News {
+pub enum News {
     /// Its disk is gone. The guest may know of that disk by having looked for itself.
     Unplugged,
     /// It has a disk.
@@ -43,7 +43,7 @@ const BUFFERS: usize = 4;
 
 /// What waits, by target and in the order of [`News::ALL`].
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Waiting([[bool; 4]; TARGETS as usize]);
+pub struct Waiting([[bool; 4]; TARGETS as usize]);
 
 impl Waiting {
     /// Something is to be said of a target.
@@ -66,7 +66,7 @@ impl Waiting {
 
 /// Events that wait.
 #[derive(Debug)]
-pub(crate) struct Events {
+pub struct Events {
     /// What the guest has agreed to hear.
     features: u64,
     waiting: Waiting,

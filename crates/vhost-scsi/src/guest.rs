@@ -3,12 +3,13 @@
 
 use crate::events::{Events, News, Waiting};
 use crate::manage::Manager;
-use crate::queue::{Queue, Role, Targets};
+use crate::moving::Duty;
+use crate::queue::{Queue, Targets};
 use aryk_bdev::{Access, Registry};
 use aryk_dma::{GuestArea, Mapping, MemTable, Region};
 use aryk_reactor::{Clock, CoreSet, Cx, Engine, Reactor, RootRef, SleepPolicy};
 use aryk_scsi::{Nexus, Port, Units};
-use aryk_vhost_device::{Errors, Parts};
+use aryk_vhost_device::{DeviceQueue, Errors, Parts};
 use aryk_virtqueue::{Config, Format, Virtqueue, avail_len, desc_len, used_len};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -166,10 +167,12 @@ fn start(
         alarm: Box::new(|_| ()),
     };
     let queue = cx.add_root(thread, "queue", |id, cx| match index {
-        0 => Ok(Queue::start(id, parts, Role::Control(Manager::new(targets)), cx)?),
-        1 => Ok(Queue::start(id, parts, Role::Event(Events::new(u64::MAX, Waiting::default())), cx)?),
+        0 => Queue::begin(id, parts, Duty::Control(Manager::new(targets.clone())), &targets, cx),
+        1 => {
+            let events = Events::new(u64::MAX, Waiting::default());
+            Queue::begin(id, parts, Duty::Event(events), &targets, cx)
+        }
         _ => Queue::of_commands(id, parts, targets, cx),
     });
-    let queue: Result<_, crate::StartError> = queue;
     queue.expect("disks of ours")
 }

@@ -15,10 +15,8 @@ mod queue;
 mod requests;
 mod wire;
 
-pub use aryk_vhost_device::{Alarm, EndpointError, Errors, Link, Parts, Trouble};
-pub use aryk_vhost_user::{ListenError, SocketOptions};
-pub use controller::StartError;
-pub use controllers::{Controllers, Error, Info, Options, QUEUES, QUEUES_MAX};
+pub use controller::Scsi;
+pub use controllers::{Error, QUEUES, ScsiControllers};
 pub use initiator::{BadInitiator, Initiator};
 pub use queue::{Queue, Targets};
 pub use wire::TARGETS;

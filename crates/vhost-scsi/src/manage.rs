@@ -48,7 +48,7 @@ struct Waiting {
 }
 
 /// Functions and their targets.
-pub(crate) struct Manager {
+pub struct Manager {
     targets: Targets,
     waiting: Vec<Waiting>,
     serial: u64,

@@ -1,29 +1,46 @@
-//! The move of a queue to another reactor; see [`aryk_vhost_device::Movable`]. Reactor context.
+//! The queue as the shared parts of all devices see it; see [`DeviceQueue`]. Reactor context.
 
-use crate::events::Events;
+use crate::events::{Events, Waiting};
 use crate::manage::Manager;
 use crate::queue::{Queue, Role, Targets};
 use crate::requests::Requests;
-use aryk_reactor::{Cx, Moving, RootRef};
-use aryk_vhost_device::{Line, MakeParts, Movable, Move, StartFailure};
+use aryk_bdev::OpenError;
+use aryk_reactor::{Cx, RootId};
+use aryk_vhost_device::{DeviceQueue, Line, Move, Parts};
 
-/// The state of a role between two reactors. A request queue opens its channels again.
+/// A queue's role without its channels. A request queue opens them on each reactor anew.
 pub enum Duty {
     Control(Manager),
     Event(Events),
     Request,
 }
 
-/// The state of a queue between two reactors.
-pub struct Detached {
-    thread: Moving,
-    parts: MakeParts,
-    duty: Duty,
-}
-
-impl Movable for Queue {
-    type Detached = Detached;
+impl DeviceQueue for Queue {
+    type Role = Duty;
     type Disks = Targets;
+    type Left = Option<Waiting>;
+
+    fn new(id: RootId, parts: Parts, duty: Duty, cx: &mut Cx) -> std::io::Result<Self> {
+        let role = match duty {
+            Duty::Control(manager) => Role::Control(manager),
+            Duty::Event(events) => Role::Event(events),
+            Duty::Request => Role::Request(Requests::new(parts.ring.size())),
+        };
+        Ok(Self { line: Line::new(id, parts, cx)?, role, order: None })
+    }
+
+    fn open(&mut self, targets: &Targets, cx: &mut Cx) -> Result<(), OpenError> {
+        match self.role {
+            Role::Request(_) => self.attach_all(targets, cx),
+            Role::Control(_) | Role::Event(_) => Ok(()),
+        }
+    }
+
+    fn close(&mut self) {
+        if let Role::Request(requests) = &mut self.role {
+            requests.close();
+        }
+    }
 
     fn line(&mut self) -> &mut Line {
         &mut self.line
@@ -33,51 +50,37 @@ impl Movable for Queue {
         &mut self.order
     }
 
-    fn pack(self, cx: &mut Cx) -> Detached {
-        let (thread, parts) = self.line.pack(cx);
+    fn into_parts(self) -> (Line, Duty) {
         let duty = match self.role {
             Role::Control(manager) => Duty::Control(manager),
             Role::Event(events) => Duty::Event(events),
             Role::Request(_) => Duty::Request,
         };
-        Detached { thread, parts, duty }
+        (self.line, duty)
     }
 
-    fn unpack(
-        detached: Detached,
-        disks: &Targets,
-        cx: &mut Cx,
-    ) -> Result<RootRef<Self>, StartFailure<Detached>> {
-        let Detached { thread, parts, duty } = detached;
-        let name = thread.name().to_owned();
-        let thread = cx.adopt_thread(thread);
-        let parts = parts(thread);
-        let started = cx.add_root(thread, &name, |id, cx| {
-            let role = match duty {
-                Duty::Control(manager) => Role::Control(manager),
-                Duty::Event(events) => Role::Event(events),
-                Duty::Request => Role::Request(Requests::new(parts.ring.size())),
-            };
-            let mut queue = Self::start(id, parts, role, cx).map_err(StartFailure::Lost)?;
-            let opened = match queue.role {
-                Role::Request(_) => queue.attach_all(disks, cx),
-                Role::Control(_) | Role::Event(_) => Ok(()),
-            };
-            match opened {
-                Ok(()) => Ok(queue),
-                Err(why) => {
-                    queue.requests().0.close();
-                    Err(StartFailure::Open(Box::new(queue), why.to_string()))
-                }
-            }
-        });
-        started.map_err(|failure| match failure {
-            // The queue is not a root any more, but its thread is still on this reactor.
-            StartFailure::Open(queue, why) => StartFailure::Open(Box::new(queue.pack(cx)), why),
-            StartFailure::Lost(error) => {
-                cx.remove_thread(thread);
-                StartFailure::Lost(error)
-            }
-        })
+    fn give_up(&mut self, cx: &mut Cx) {
+        match &mut self.role {
+            Role::Control(manager) => manager.give_up(&mut self.line, cx),
+            Role::Event(_) => {}
+            Role::Request(requests) => requests.give_up(&self.line, cx),
+        }
+        self.line.publish(cx);
+        cx.wake(self.line.id);
+    }
+
+    /// Task management is answered soon, and buffers for events are taken when there are some.
+    fn leave_removed_memory(&mut self, cx: &mut Cx) {
+        let Self { line, role, .. } = self;
+        if let Role::Request(requests) = role {
+            line.leave_removed_memory(|uses_it| requests.abort_those(uses_it, cx));
+        }
+    }
+
+    fn take_left(&mut self) -> Option<Waiting> {
+        match &mut self.role {
+            Role::Event(events) => Some(events.take_waiting()),
+            Role::Control(_) | Role::Request(_) => None,
+        }
     }
 }

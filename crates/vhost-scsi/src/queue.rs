@@ -1,18 +1,14 @@
 //! One virtqueue of a controller, on its reactor: a line to the guest, and one of three roles. Reactor context.
 
-use crate::controller::StartError;
-use crate::events::{Events, News, Waiting};
+use crate::events::{Events, News};
 use crate::manage::Manager;
+use crate::moving::Duty;
 use crate::requests::Requests;
 use crate::wire::TARGETS;
 use aryk_bdev::OpenError;
-use aryk_dma::MemTable;
 use aryk_reactor::{Armed, Cx, Root, RootId};
 use aryk_scsi::Nexus;
-use aryk_vhost_device::{Line, Move, Parts, STOP_GRACE};
-use aryk_vhost_user::{EventFd, QueueLog, Rings};
-use aryk_virtqueue::ConfigError;
-use futures_channel::oneshot;
+use aryk_vhost_device::{DeviceQueue, Line, Move, Parts, StartError};
 use std::sync::Arc;
 
 /// Disks by target.
@@ -41,13 +37,7 @@ impl Queue {
     /// # Errors
     /// A disk cannot be opened, or the kernel refuses.
     pub fn of_commands(id: RootId, parts: Parts, targets: Targets, cx: &mut Cx) -> Result<Self, StartError> {
-        let requests = Requests::new(parts.ring.size());
-        let mut queue = Self::start(id, parts, Role::Request(requests), cx)?;
-        if let Err(error) = queue.attach_all(&targets, cx) {
-            queue.abandon(cx);
-            return Err(error.into());
-        }
-        Ok(queue)
+        Self::begin(id, parts, Duty::Request, &targets, cx)
     }
 
     /// Opens a channel on each disk of a queue for commands.
@@ -65,34 +55,6 @@ impl Queue {
             }
         }
         Ok(())
-    }
-
-    /// A queue on the calling reactor.
-    pub(crate) fn start(id: RootId, parts: Parts, role: Role, cx: &mut Cx) -> std::io::Result<Self> {
-        Ok(Self { line: Line::new(id, parts, cx)?, role, order: None })
-    }
-
-    /// Takes requests no more; when the last has completed, the queue is gone and its base known: where a successor goes
-    /// on. A disk that does not complete them within [`STOP_GRACE`] is asked to give them up; those that it does then stay
-    /// in flight for the successor, if an in-flight region knows of them, and fail otherwise.
-    pub fn stop(&mut self, cx: &mut Cx) -> oneshot::Receiver<u32> {
-        let (receiver, id) = (self.line.stop(cx), self.line.id);
-        cx.call_at(cx.now().after(STOP_GRACE), move |cx| {
-            if let Some(queue) = cx.root::<Self>(id) {
-                queue.borrow_mut().give_up(cx);
-            }
-        });
-        receiver
-    }
-
-    fn give_up(&mut self, cx: &mut Cx) {
-        match &mut self.role {
-            Role::Control(manager) => manager.give_up(&mut self.line, cx),
-            Role::Event(_) => {}
-            Role::Request(requests) => requests.give_up(&self.line, cx),
-        }
-        self.line.publish(cx);
-        cx.wake(self.line.id);
     }
 
     /// The commands' side of it, and its line.
@@ -125,45 +87,6 @@ impl Queue {
             cx.wake(self.line.id);
         }
         takes
-    }
-
-    /// What the guest has not been told, if that is the queue's role.
-    pub(crate) fn take_waiting(&mut self) -> Option<Waiting> {
-        match &mut self.role {
-            Role::Event(events) => Some(events.take_waiting()),
-            Role::Control(_) | Role::Request(_) => None,
-        }
-    }
-
-    /// It has just been started, but cannot be: lets go of everything but its place on the reactor.
-    fn abandon(&mut self, cx: &mut Cx) {
-        if let Role::Request(requests) = &mut self.role {
-            requests.close();
-        }
-        self.line.forget(cx);
-    }
-
-    /// As [`Line::set_call`].
-    pub fn set_call(&mut self, call: Option<EventFd>, cx: &mut Cx) {
-        self.line.set_call(call, cx);
-    }
-
-    /// As [`Line::set_log`].
-    pub fn set_log(&mut self, log: Option<QueueLog>) {
-        self.line.set_log(log);
-    }
-
-    /// As [`Line::set_memory`].
-    pub fn set_memory(&mut self, memory: Arc<MemTable>, rings: Rings) -> Result<(), ConfigError> {
-        self.line.set_memory(memory, rings)
-    }
-
-    /// As [`Line::leave_removed_memory`]. Task management is answered soon, and buffers for events are taken when there are some.
-    pub fn leave_removed_memory(&mut self, cx: &mut Cx) {
-        let Self { line, role, .. } = self;
-        if let Role::Request(requests) = role {
-            line.leave_removed_memory(|uses_it| requests.abort_those(uses_it, cx));
-        }
     }
 
     /// Takes new chains off the ring and starts them; whether there were any.

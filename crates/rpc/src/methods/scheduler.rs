@@ -8,7 +8,7 @@ use crate::params::CpuMask;
 use crate::scheduler::Kind;
 use crate::scheduler::balance::Limits;
 use aryk_reactor::{CoreSet, Cx, Reactors};
-use aryk_vhost_blk::MoveError;
+use aryk_vhost_device::MoveError;
 use rustix::io::Errno;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -180,11 +180,7 @@ struct SetCpumask {
 
 async fn set_cpumask(control: &Control, p: SetCpumask) -> Result<bool, Error> {
     let SetCpumask { id, cpumask: CpuMask(cores) } = p;
-    let placed = match control.controllers.place(id, cores.clone()).await {
-        None => control.scsi_controllers.place(id, cores.clone()).await,
-        placed => placed,
-    };
-    match placed {
+    match control.controllers.place(id, cores.clone()).await {
         Some(placed) => placed?,
         None => confine(control, id, cores).await?,
     }

@@ -1,23 +1,18 @@
-//! `vhost_*`: the controllers through which VMs access disks. Control context.
+//! `vhost_*`: the methods for controllers of all kinds, through which VMs access disks. Control context.
 
-use super::{Control, Error, Phase, Table, vhost_scsi};
+use super::{Control, Error, Phase, Table, vhost_blk, vhost_scsi};
 use crate::config::Subsystem;
-use crate::params::{CpuMask, SocketGroup, SocketMode, SocketOwner};
+use crate::params::{SocketGroup, SocketMode, SocketOwner};
 use aryk_reactor::{CoreSet, Handle};
-use aryk_vhost_blk as vhost;
-use aryk_vhost_user::Snapshot;
+use aryk_vhost_device as vhost;
+use aryk_vhost_user::{Snapshot, SocketOptions};
 use rustix::io::Errno;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
+use std::pin::Pin;
 
 pub(super) fn register(table: &mut Table<Control>) {
-    table.add(
-        "vhost_create_blk_controller",
-        Phase::RunTime,
-        "Creates a vhost-user-blk controller: a socket through which a VM accesses a disk.",
-        create_blk_controller,
-    );
     table.add("vhost_delete_controller", Phase::RunTime, "Removes a controller.", delete_controller);
     table.add(
         "vhost_get_controllers",
@@ -31,90 +26,41 @@ pub(super) fn register(table: &mut Table<Control>) {
         "Stores the interrupt coalescing of a controller, without delaying interrupts. They are not delayed: the guest's driver alone determines when it is notified.",
         set_coalescing,
     );
-    table.add(
-        "virtio_blk_get_transports",
-        Phase::RunTime,
-        "Lists the transports of vhost-user-blk controllers.",
-        get_transports,
-    );
 }
 
-/// The only transport of vhost-user-blk controllers.
-const TRANSPORT: &str = "vhost_user_blk";
-
-/// Parameters of `vhost_create_blk_controller`.
-#[derive(Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-struct CreateBlkController {
-    /// Name of the new controller, and of its socket.
-    ctrlr: String,
-    /// Name, alias or uuid of the disk.
-    dev_name: String,
-    /// Whether the VM may only read.
-    #[serde(default)]
-    readonly: bool,
-    /// Cores whose reactors may serve the queues. Default: all.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    cpumask: Option<CpuMask>,
-    /// `vhost_user_blk`, the default.
-    #[serde(default, skip_serializing)]
-    transport: Option<String>,
-    /// Ignored: packed rings are always offered, and the guest's driver chooses.
-    #[serde(default, skip_serializing)]
-    #[expect(dead_code, reason = "packed rings are always offered; the guest's driver chooses")]
-    packed_ring: bool,
-    /// Aryk only: maximum number of queues of the VM.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    num_queues: Option<u16>,
-    /// Aryk only: path of the VM's socket, to which the controller connects instead of listening.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    connect: Option<PathBuf>,
-    /// Aryk only: owner of the socket.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    socket_owner: Option<SocketOwner>,
-    /// Aryk only: group of the socket.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    socket_group: Option<SocketGroup>,
-    /// Aryk only: permissions of the socket in octal digits. Default: 660 with `socket_group`, 600 otherwise.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    socket_mode: Option<SocketMode>,
-    /// Aryk only: refuse a disk that others have open, unless all of them only read.
-    #[serde(default, skip_serializing)]
-    exclusive: bool,
+/// What the methods for all controllers need to know of one kind.
+pub(super) struct Kind {
+    /// The name of the kind, [`vhost::Kind::NAME`].
+    pub name: &'static str,
+    /// The subsystem of its controllers' notes.
+    pub subsystem: Subsystem,
+    /// Adds to a controller's description what only this kind has.
+    pub describe: fn(&Control, &mut Controller),
+    /// Fails if a controller must not be deleted now.
+    pub check_unused: fn(&Control, &str) -> Result<(), Error>,
+    /// Removes the notes of a controller that has been deleted, and of what belonged to it.
+    pub forget: fn(&Control, &str),
+    /// Removes an object that a call has created, with its note.
+    pub unmake: for<'a> fn(&'a Control, &'a str) -> Unmaking<'a>,
 }
 
-async fn create_blk_controller(control: &Control, p: CreateBlkController) -> Result<bool, Error> {
-    if let Some(transport) = p.transport.as_ref().filter(|t| *t != TRANSPORT) {
-        return Err(Error::invalid(format!("there is no transport '{transport}', only {TRANSPORT}")));
+type Unmaking<'a> = Pin<Box<dyn Future<Output = Result<(), Error>> + 'a>>;
+
+/// All kinds of controllers.
+const KINDS: [Kind; 2] = [vhost_blk::KIND, vhost_scsi::KIND];
+
+/// The kind of the controller of that name, if there is one.
+fn kind_of(control: &Control, name: &str) -> Option<&'static Kind> {
+    let kind = control.controllers.kind_of(name)?;
+    Some(KINDS.iter().find(|known| known.name == kind).expect("every kind is listed"))
+}
+
+/// Removes an object of a kind's subsystem that a call has created.
+pub(crate) async fn unmake(control: &Control, subsystem: Subsystem, object: &str) -> Result<(), Error> {
+    match KINDS.iter().find(|kind| kind.subsystem == subsystem) {
+        Some(kind) => (kind.unmake)(control, object).await,
+        None => Ok(()),
     }
-    let rights = (p.socket_owner.as_ref(), p.socket_group.as_ref(), p.socket_mode);
-    let link = link(p.connect.as_ref(), rights)?;
-    if taken(control, &p.ctrlr) {
-        return Err(vhost::Error::Exists(p.ctrlr).into());
-    }
-    if p.exclusive {
-        refuse_shared(control, &p.dev_name, p.readonly)?;
-    }
-    control.check_open()?;
-    control.controllers.create(vhost::Options {
-        name: p.ctrlr.clone(),
-        disk: p.dev_name.clone(),
-        read_only: p.readonly,
-        cores: p.cpumask.as_ref().map(|mask| mask.0.clone()),
-        queues: p.num_queues.unwrap_or(vhost::QUEUES),
-        link,
-    })?;
-    // Now that the controller has opened the disk, no initiator can register; but one that registered before relies on
-    // reservations, which this controller does not enforce.
-    let disk = control.disks.registry.find(&p.dev_name)?;
-    if control.scsi_controllers.units().is_registered(&disk) {
-        control.controllers.delete(&p.ctrlr).await?;
-        let why = "SCSI initiators have registered to reserve this disk, and a blk controller does not enforce reservations";
-        let todo = "attach the disk with --scsi, or unregister the initiators";
-        return Err(Error::errno(Errno::BUSY, format!("'{}': {why}: {todo}", p.dev_name)));
-    }
-    control.config.made(Subsystem::VhostBlk, &p.ctrlr, "vhost_create_blk_controller", &p);
-    Ok(true)
 }
 
 /// Refuses a disk that others have open, unless none of them writes: two VMs that write to one file system destroy it. No other
@@ -130,23 +76,18 @@ pub(super) fn refuse_shared(control: &Control, disk: &str, read_only: bool) -> R
     }
 }
 
-/// Whether a controller of any kind has that name.
-pub(super) fn taken(control: &Control, name: &str) -> bool {
-    control.controllers.has(name) || control.scsi_controllers.has(name)
-}
-
 /// How a controller and its VM connect: through the VM's socket, or through a socket of arykd with these permissions.
 pub(super) fn link(
     connect: Option<&PathBuf>,
     (owner, group, mode): (Option<&SocketOwner>, Option<&SocketGroup>, Option<SocketMode>),
 ) -> Result<vhost::Link, Error> {
-    let rights = vhost::SocketOptions {
+    let rights = SocketOptions {
         owner: owner.map(|owner| owner.id),
         group: group.map(|group| group.id),
         mode: mode.map(|mode| mode.0),
     };
     match connect {
-        Some(_) if rights != vhost::SocketOptions::default() => Err(Error::invalid(
+        Some(_) if rights != SocketOptions::default() => Err(Error::invalid(
             "socket owner, group and mode cannot be set with `connect`: the VM creates the socket",
         )),
         Some(path) => Ok(vhost::Link::Connect(path.clone())),
@@ -163,40 +104,23 @@ struct DeleteController {
 }
 
 async fn delete_controller(control: &Control, p: DeleteController) -> Result<bool, Error> {
-    if control.scsi_controllers.has(&p.ctrlr) {
-        if control.scsi_controllers.is_connected(&p.ctrlr) {
-            let why = "a VM is connected to controller";
-            let name = &p.ctrlr;
-            return Err(Error::errno(
-                Errno::BUSY,
-                format!("{why} `{name}`: stop the VM first; its disks can be detached one by one"),
-            ));
-        }
-        let deleted = control.scsi_controllers.delete(&p.ctrlr).await;
-        vhost_scsi::forget_gone(control);
-        vhost_scsi::forget_absent_targets(control, &p.ctrlr);
-        forget_signals(control, &p.ctrlr);
-        return Ok(deleted.map(|()| true)?);
-    }
-    if !control.controllers.has(&p.ctrlr) && forget_absent(control, &p.ctrlr) {
-        return Ok(true);
-    }
-    let deleted = control.controllers.delete(&p.ctrlr).await;
-    // While this call waited for the end, a new controller of that name may have been created.
-    if !control.controllers.has(&p.ctrlr) {
-        control.config.removed(Subsystem::VhostBlk, &p.ctrlr);
-    }
-    forget_signals(control, &p.ctrlr);
+    let name = &p.ctrlr;
+    let Some(kind) = kind_of(control, name) else {
+        let is_known = KINDS.iter().any(|kind| forget_absent(control, kind, name));
+        return if is_known { Ok(true) } else { Err(vhost::Error::NotFound(p.ctrlr).into()) };
+    };
+    (kind.check_unused)(control, name)?;
+    let deleted = control.controllers.delete(name).await;
+    (kind.forget)(control, name);
+    forget_signals(control, name);
     Ok(deleted.map(|()| true)?)
 }
 
-/// Removes the notes of an absent controller and of its targets; returns whether there was one.
-fn forget_absent(control: &Control, controller: &str) -> bool {
-    let is_known = [Subsystem::VhostBlk, Subsystem::VhostScsi]
-        .into_iter()
-        .any(|subsystem| control.config.forget_absent(subsystem, controller));
+/// Removes the notes of an absent controller of that kind and of what belongs to it; returns whether there was one.
+fn forget_absent(control: &Control, kind: &Kind, controller: &str) -> bool {
+    let is_known = control.config.forget_absent(kind.subsystem, controller);
     if is_known {
-        vhost_scsi::forget_absent_targets(control, controller);
+        (kind.forget)(control, controller);
         forget_signals(control, controller);
     }
     is_known
@@ -204,7 +128,7 @@ fn forget_absent(control: &Control, controller: &str) -> bool {
 
 /// Removes the note of the coalescing of a removed controller.
 fn forget_signals(control: &Control, controller: &str) {
-    if !taken(control, controller) {
+    if !control.controllers.has(controller) {
         control.config.forget(Subsystem::Signals, controller);
     }
 }
@@ -220,9 +144,9 @@ struct GetControllers {
 /// One of the results of `vhost_get_controllers`.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "VhostController")]
-struct Controller {
+pub(super) struct Controller {
     /// Name of the controller.
-    ctrlr: String,
+    pub ctrlr: String,
     /// Cores that may serve the controller.
     cpumask: String,
     /// As set by `vhost_controller_set_coalescing`, without effect: interrupts are not delayed.
@@ -235,13 +159,13 @@ struct Controller {
     num_queues: u16,
     /// Aryk only: the name of a SCSI controller's VM as initiator, for reservations.
     #[serde(skip_serializing_if = "Option::is_none")]
-    transport_id: Option<String>,
+    pub transport_id: Option<String>,
     /// Aryk only: whether the controller connects to the VM's socket.
     connects: bool,
     /// The connected VM, if any.
     sessions: Vec<Session>,
     /// Members of one kind of controller.
-    backend_specific: BackendSpecific,
+    pub backend_specific: BackendSpecific,
     /// Aryk only: counters of the controller.
     statistics: Statistics,
 }
@@ -278,21 +202,21 @@ struct Queue {
 }
 
 /// Members of one kind of controller.
-#[derive(Debug, Serialize, JsonSchema)]
+#[derive(Debug, Default, Serialize, JsonSchema)]
 #[schemars(rename = "VhostBackend")]
-struct BackendSpecific {
+pub(super) struct BackendSpecific {
     /// Of a vhost-user-blk controller.
     #[serde(skip_serializing_if = "Option::is_none")]
-    block: Option<Block>,
+    pub block: Option<Block>,
     /// Of a vhost-user-scsi controller: the targets with a disk.
     #[serde(skip_serializing_if = "Option::is_none")]
-    scsi: Option<Vec<Target>>,
+    pub scsi: Option<Vec<Target>>,
 }
 
 /// A target with a disk.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "VhostTarget")]
-struct Target {
+pub(super) struct Target {
     scsi_dev_num: u8,
     id: u8,
     target_name: String,
@@ -307,7 +231,7 @@ struct Lun {
 }
 
 impl Target {
-    fn new(number: u8, disk: String) -> Self {
+    pub fn new(number: u8, disk: String) -> Self {
         Self {
             scsi_dev_num: number,
             id: number,
@@ -320,13 +244,13 @@ impl Target {
 /// The disk, as the VM sees it.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "VhostBlock")]
-struct Block {
+pub(super) struct Block {
     /// Whether the VM may only read.
-    readonly: bool,
+    pub readonly: bool,
     /// Name of the disk; `null` after the disk was removed.
-    bdev: Option<String>,
+    pub bdev: Option<String>,
     /// `vhost_user_blk`.
-    transport: &'static str,
+    pub transport: &'static str,
 }
 
 /// Counters of the controller since its creation.
@@ -397,9 +321,10 @@ impl Statistics {
 }
 
 impl Controller {
-    fn block(info: vhost::Info, all_cores: &CoreSet, coalescing: Coalescing) -> Self {
-        let block = Block { readonly: info.read_only, bdev: info.disk, transport: TRANSPORT };
-        Self {
+    fn new(control: &Control, info: vhost::Info, all_cores: &CoreSet) -> Self {
+        let coalescing = Coalescing::of(control, &info.name);
+        let sessions = info.sessions.unwrap_or_default();
+        let mut controller = Self {
             cpumask: info.cores.as_ref().unwrap_or(all_cores).to_string(),
             delay_base_us: coalescing.delay_base_us,
             iops_threshold: coalescing.iops_threshold,
@@ -407,47 +332,22 @@ impl Controller {
             num_queues: info.queues,
             transport_id: None,
             connects: info.connects,
-            sessions: Session::of(&info.name, &info.sessions, &info.running).into_iter().collect(),
-            backend_specific: BackendSpecific { block: Some(block), scsi: None },
-            statistics: Statistics::new(
-                info.sessions,
-                [info.bad_chains, info.unanswerable, info.broken_queues],
-            ),
-            ctrlr: info.name,
-        }
-    }
-
-    fn scsi(info: aryk_vhost_scsi::Info, all_cores: &CoreSet, coalescing: Coalescing) -> Self {
-        let targets = info.targets.into_iter().map(|(number, disk)| Target::new(number, disk)).collect();
-        let sessions = info.sessions.unwrap_or_default();
-        Self {
-            cpumask: info.cores.as_ref().unwrap_or(all_cores).to_string(),
-            delay_base_us: coalescing.delay_base_us,
-            iops_threshold: coalescing.iops_threshold,
-            socket: info.socket,
-            num_queues: info.queues,
-            transport_id: Some(info.initiator.to_string()),
-            connects: info.connects,
             sessions: Session::of(&info.name, &sessions, &info.running).into_iter().collect(),
-            backend_specific: BackendSpecific { block: None, scsi: Some(targets) },
+            backend_specific: BackendSpecific::default(),
             statistics: Statistics::new(sessions, [info.bad_chains, info.unanswerable, info.broken_queues]),
             ctrlr: info.name,
+        };
+        if let Some(kind) = kind_of(control, &controller.ctrlr) {
+            (kind.describe)(control, &mut controller);
         }
+        controller
     }
 }
 
 async fn get_controllers(control: &Control, p: GetControllers) -> Result<Vec<Controller>, Error> {
     let all_cores: CoreSet = control.reactors.handles().iter().map(Handle::core).collect();
-    let block = control.controllers.list().into_iter().map(|info| {
-        let coalescing = Coalescing::of(control, &info.name);
-        Controller::block(info, &all_cores, coalescing)
-    });
-    let scsi = control.scsi_controllers.list().into_iter().map(|info| {
-        let coalescing = Coalescing::of(control, &info.name);
-        Controller::scsi(info, &all_cores, coalescing)
-    });
-    let mut all: Vec<_> = block.chain(scsi).collect();
-    all.sort_by(|a, b| a.ctrlr.cmp(&b.ctrlr));
+    let listed = control.controllers.list().into_iter();
+    let mut all: Vec<_> = listed.map(|info| Controller::new(control, info, &all_cores)).collect();
     if let Some(name) = &p.name {
         all.retain(|controller| controller.ctrlr == *name);
         if all.is_empty() {
@@ -487,7 +387,7 @@ impl Coalescing {
 const SET_COALESCING: &str = "vhost_controller_set_coalescing";
 
 async fn set_coalescing(control: &Control, p: SetCoalescing) -> Result<bool, Error> {
-    if !taken(control, &p.ctrlr) {
+    if !control.controllers.has(&p.ctrlr) {
         return Err(Error::no_device("controller", &p.ctrlr));
     }
     match p.delay_base_us {
@@ -497,28 +397,6 @@ async fn set_coalescing(control: &Control, p: SetCoalescing) -> Result<bool, Err
     Ok(true)
 }
 
-/// One of the results of `virtio_blk_get_transports`.
-#[derive(Debug, Serialize, JsonSchema)]
-#[schemars(rename = "VirtioBlkTransport")]
-struct Transport {
-    name: &'static str,
-}
-
-/// Parameters of `virtio_blk_get_transports`.
-#[derive(Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-struct GetTransports {
-    /// Name of the transport. Default: all transports.
-    name: Option<String>,
-}
-
-async fn get_transports(_: &Control, p: GetTransports) -> Result<Vec<Transport>, Error> {
-    match p.name {
-        Some(name) if name != TRANSPORT => Err(Error::no_device("transport", &name)),
-        Some(_) | None => Ok(vec![Transport { name: TRANSPORT }]),
-    }
-}
-
 impl From<vhost::Error> for Error {
     fn from(error: vhost::Error) -> Self {
         use vhost::Error as Vhost;
@@ -526,15 +404,17 @@ impl From<vhost::Error> for Error {
             Vhost::Disk(error) => return error.clone().into(),
             Vhost::Exists(_) => Errno::EXIST,
             Vhost::NotFound(_) => Errno::NODEV,
-            Vhost::Name(_) | Vhost::Queues(_) | Vhost::Cores(_) => Errno::INVAL,
+            Vhost::Started(_) => Errno::ALREADY,
+            Vhost::Name(_) | Vhost::Queues { .. } | Vhost::Cores(_) => Errno::INVAL,
             Vhost::Endpoint(error) => errno_of(error),
         };
         Self::errno(errno, error.to_string())
     }
 }
 
-pub(super) fn errno_of(error: &vhost::EndpointError) -> Errno {
-    use vhost::{EndpointError as Endpoint, ListenError};
+fn errno_of(error: &vhost::EndpointError) -> Errno {
+    use aryk_vhost_user::ListenError;
+    use vhost::EndpointError as Endpoint;
     let of = |e: &std::io::Error| Errno::from_io_error(e).unwrap_or(Errno::IO);
     match error {
         Endpoint::Os(error) => of(error),

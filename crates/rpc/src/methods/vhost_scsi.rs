@@ -3,11 +3,12 @@
 //! A controller and each of its targets have one note each. After a restart, a controller accepts connections only when all its
 //! targets exist again: a guest that reconnected before would see that disks in use are gone.
 
-use super::vhost::{errno_of, link, refuse_shared, taken};
+use super::vhost::{Controller, Kind, Target, link, refuse_shared};
 use super::{Control, Error, NoParams, Phase, Table};
 use crate::config::Subsystem;
 use crate::params::{CpuMask, SocketGroup, SocketMode, SocketOwner};
-use aryk_vhost_scsi as vhost;
+use aryk_vhost_device as vhost;
+use aryk_vhost_scsi::{BadInitiator, Error as ScsiError, QUEUES, Scsi};
 use rustix::io::Errno;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -83,23 +84,23 @@ struct CreateScsiController {
 }
 
 async fn create_scsi_controller(control: &Control, p: CreateScsiController) -> Result<bool, Error> {
-    if taken(control, &p.ctrlr) {
+    if control.controllers.has(&p.ctrlr) {
         return Err(vhost::Error::Exists(p.ctrlr).into());
     }
     let initiator = p.transport_id.as_deref().map(str::parse).transpose();
-    let initiator = initiator.map_err(|e: vhost::BadInitiator| Error::invalid(e.to_string()))?;
+    let initiator = initiator.map_err(|e: BadInitiator| Error::invalid(e.to_string()))?;
     control.check_open()?;
-    control.scsi_controllers.create(vhost::Options {
+    let options = vhost::Options {
         name: p.ctrlr.clone(),
         cores: p.cpumask.as_ref().map(|mask| mask.0.clone()),
-        queues: p.num_queues.unwrap_or(vhost::QUEUES),
-        initiator,
+        queues: p.num_queues.unwrap_or(QUEUES),
         link: link(p.connect.as_ref(), (p.socket_owner.as_ref(), p.socket_group.as_ref(), p.socket_mode))?,
         delay: true,
-    })?;
+    };
+    control.scsi.create(options, initiator)?;
     let delay = p.delay || has_absent_targets(control, &p.ctrlr);
-    if !delay && let Err(error) = control.scsi_controllers.start(&p.ctrlr) {
-        control.scsi_controllers.delete(&p.ctrlr).await?;
+    if !delay && let Err(error) = control.scsi.start(&p.ctrlr) {
+        control.controllers.delete(&p.ctrlr).await?;
         return Err(error.into());
     }
     control.config.made(Subsystem::VhostScsi, &p.ctrlr, CREATE, &p);
@@ -115,7 +116,7 @@ struct StartScsiController {
 }
 
 async fn start_scsi_controller(control: &Control, p: StartScsiController) -> Result<bool, Error> {
-    control.scsi_controllers.start(&p.ctrlr)?;
+    control.scsi.start(&p.ctrlr)?;
     control.config.changed(Subsystem::VhostScsi, &p.ctrlr, "delay", false);
     Ok(true)
 }
@@ -146,7 +147,7 @@ async fn add_target(control: &Control, p: AddTarget) -> Result<u8, Error> {
         refuse_shared(control, &p.bdev_name, false)?;
     }
     control.check_open()?;
-    let target = control.scsi_controllers.add_target(&p.ctrlr, wanted, &p.bdev_name).await?;
+    let target = control.scsi.add_target(&p.ctrlr, wanted, &p.bdev_name).await?;
     let note = AddTarget { scsi_target_num: target.into(), ..p };
     control.config.made(Subsystem::VhostScsi, &target_object(&note.ctrlr, target), ADD, &note);
     start_if_whole(control, &note.ctrlr);
@@ -164,13 +165,13 @@ struct RemoveTarget {
 }
 
 async fn remove_target(control: &Control, p: RemoveTarget) -> Result<bool, Error> {
-    let number = u8::try_from(p.scsi_target_num).map_err(|_| vhost::Error::Target(p.scsi_target_num))?;
+    let number = u8::try_from(p.scsi_target_num).map_err(|_| ScsiError::Target(p.scsi_target_num))?;
     let object = target_object(&p.ctrlr, number);
     if control.config.forget_absent(Subsystem::VhostScsi, &object) {
         start_if_whole(control, &p.ctrlr);
         return Ok(true);
     }
-    let removed = control.scsi_controllers.remove_target(&p.ctrlr, p.scsi_target_num).await;
+    let removed = control.scsi.remove_target(&p.ctrlr, p.scsi_target_num).await;
     forget_gone(control);
     Ok(removed.map(|()| true)?)
 }
@@ -180,14 +181,45 @@ fn target_object(controller: &str, target: u8) -> String {
     format!("{controller}/{target}")
 }
 
-/// Removes an object that a call has created.
-pub(crate) async fn unmake(control: &Control, object: &str) -> Result<(), Error> {
-    let undone = match object.split_once('/') {
+/// The vhost-user-scsi controllers.
+pub(super) const KIND: Kind = Kind {
+    name: <Scsi as vhost::Kind>::NAME,
+    subsystem: Subsystem::VhostScsi,
+    describe,
+    check_unused,
+    forget,
+    unmake: |control, object| Box::pin(unmake(control, object)),
+};
+
+fn describe(control: &Control, controller: &mut Controller) {
+    if let Ok(scsi) = control.controllers.find::<Scsi>(&controller.ctrlr) {
+        let targets = scsi.kind().targets().into_iter().map(|(number, disk)| Target::new(number, disk));
+        controller.backend_specific.scsi = Some(targets.collect());
+        controller.transport_id = Some(scsi.kind().initiator().to_string());
+    }
+}
+
+fn check_unused(control: &Control, name: &str) -> Result<(), Error> {
+    if !control.controllers.is_connected(name) {
+        return Ok(());
+    }
+    let todo = "stop the VM first; its disks can be detached one by one";
+    Err(Error::errno(Errno::BUSY, format!("a VM is connected to controller `{name}`: {todo}")))
+}
+
+/// Removes the notes of a deleted controller and of its targets, present and absent.
+fn forget(control: &Control, name: &str) {
+    forget_gone(control);
+    control.config.forget_all_absent(Subsystem::VhostScsi, |object| is_target_of(object, name));
+}
+
+async fn unmake(control: &Control, object: &str) -> Result<(), Error> {
+    let undone: Result<(), ScsiError> = match object.split_once('/') {
         Some((controller, target)) => {
             let target = target.parse().expect("a valid note");
-            control.scsi_controllers.remove_target(controller, target).await
+            control.scsi.remove_target(controller, target).await
         }
-        None => control.scsi_controllers.delete(object).await,
+        None => control.controllers.delete(object).await.map_err(ScsiError::from),
     };
     forget_gone(control);
     Ok(undone?)
@@ -195,10 +227,9 @@ pub(crate) async fn unmake(control: &Control, object: &str) -> Result<(), Error>
 
 /// Removes the notes of controllers and targets that no longer exist.
 pub(crate) fn forget_gone(control: &Control) {
-    let controllers = &control.scsi_controllers;
     let exists = |object: &str| match object.split_once('/') {
-        Some((name, target)) => controllers.has_target(name, target.parse().expect("a valid note")),
-        None => controllers.has(object),
+        Some((name, target)) => control.scsi.has_target(name, target.parse().expect("a valid note")),
+        None => control.controllers.kind_of(object) == Some(KIND.name),
     };
     control.config.retain(Subsystem::VhostScsi, exists);
 }
@@ -211,34 +242,28 @@ fn has_absent_targets(control: &Control, controller: &str) -> bool {
     control.config.has_absent(Subsystem::VhostScsi, |object| is_target_of(object, controller))
 }
 
-/// Removes the notes of a removed controller's targets whose disks were absent.
-pub(super) fn forget_absent_targets(control: &Control, controller: &str) {
-    control.config.forget_all_absent(Subsystem::VhostScsi, |object| is_target_of(object, controller));
-}
-
 /// Starts a controller that has waited until all its targets exist again.
 fn start_if_whole(control: &Control, controller: &str) {
     let is_delayed = control.config.has_param(Subsystem::VhostScsi, controller, "delay", &true.into());
     if is_delayed || has_absent_targets(control, controller) {
         return;
     }
-    match control.scsi_controllers.start(controller) {
+    match control.scsi.start(controller) {
         Ok(()) | Err(vhost::Error::Started(_) | vhost::Error::NotFound(_)) => {}
         Err(error) => tracing::error!(controller, %error, "cannot start the controller"),
     }
 }
 
-impl From<vhost::Error> for Error {
-    fn from(error: vhost::Error) -> Self {
-        use vhost::Error as Vhost;
-        let errno = match &error {
-            Vhost::Disk(error) => return error.clone().into(),
-            Vhost::Exists(_) | Vhost::Taken(_) => Errno::EXIST,
-            Vhost::NotFound(_) | Vhost::Empty(_) | Vhost::Open(_) => Errno::NODEV,
-            Vhost::Full(_) => Errno::NOSPC,
-            Vhost::Started(_) => Errno::ALREADY,
-            Vhost::Name(_) | Vhost::Queues(_) | Vhost::Cores(_) | Vhost::Target(_) => Errno::INVAL,
-            Vhost::Endpoint(error) => errno_of(error),
+impl From<ScsiError> for Error {
+    fn from(error: ScsiError) -> Self {
+        use ScsiError as Scsi;
+        let errno = match error {
+            Scsi::Controller(error) => return error.into(),
+            Scsi::Disk(error) => return error.into(),
+            Scsi::Taken(_) => Errno::EXIST,
+            Scsi::Empty(_) | Scsi::Open(_) => Errno::NODEV,
+            Scsi::Full(_) => Errno::NOSPC,
+            Scsi::Target(_) => Errno::INVAL,
         };
         Self::errno(errno, error.to_string())
     }
@@ -253,7 +278,8 @@ struct ScsiDevice {
 }
 
 async fn get_devices(control: &Control, _: NoParams) -> Result<Vec<ScsiDevice>, Error> {
-    let targets = control.scsi_controllers.list().into_iter().flat_map(|info| info.targets);
+    let controllers = control.controllers.list().into_iter();
+    let scsi = controllers.filter_map(|info| control.controllers.find::<Scsi>(&info.name).ok());
     let device = |(id, _): (u8, String)| ScsiDevice { id, device_name: format!("Target {id}") };
-    Ok(targets.map(device).collect())
+    Ok(scsi.flat_map(|scsi| scsi.kind().targets()).map(device).collect())
 }

@@ -2,12 +2,14 @@
 
 use super::*;
 use crate::guest::{AVAIL, DESC, MEMORY, SIZE, USED};
-use aryk_bdev::{Access, Env, Identity};
+use aryk_bdev::{Env, Identity};
 use aryk_bdev_malloc as malloc;
 use aryk_dma::{Mapping, MemTable, Region};
-use aryk_reactor::{Engine, Options, SleepPolicy};
-use aryk_vhost_user::Rings;
+use aryk_reactor::{Engine, Options, Reactors, SleepPolicy};
+use aryk_vhost_device::Settings;
+use aryk_vhost_user::{Device, QueueSetup, Rings};
 use aryk_virtqueue::{avail_len, desc_len, used_len};
+use std::sync::Arc;
 use std::time::Duration;
 
 fn setup() -> QueueSetup {
@@ -35,7 +37,7 @@ fn setup() -> QueueSetup {
 }
 
 fn settings() -> Settings {
-    Settings { name: "vm".to_owned(), read_only: false, cores: None, queues: 1, queue_size_max: 1024 }
+    Settings { name: "vm".to_owned(), cores: None, queues: 1, queue_size_max: 1024 }
 }
 
 mod preparing;
@@ -61,10 +63,11 @@ fn a_disk_that_is_removed_while_a_queue_opens_it_is_let_go_of() {
         };
         let reactors = Rc::new(Reactors::start(&options).unwrap());
         let disk = env.registry().open("disk", Access::Shared, "test", |_| ()).unwrap();
-        let controller = Controller::new(settings(), disk, env.memory().clone(), reactors);
+        let controller =
+            Controller::new(settings(), Blk::new(disk, false, 1), env.memory().clone(), reactors);
         // The queue's start is with its reactor when the news comes.
         let (started, ()) =
-            tokio::join!(controller.start_queue(0, setup()), controller.disk_event(Event::Removed));
+            tokio::join!(controller.start_queue(0, setup()), Blk::disk_event(&controller, Event::Removed));
         started.unwrap();
         let removed = tokio::time::timeout(Duration::from_secs(20), env.registry().remove("disk")).await;
         removed.expect("the disk is let go of").unwrap();

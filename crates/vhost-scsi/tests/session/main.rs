@@ -9,7 +9,9 @@ use aryk_bdev_error::{Fault, Injection};
 use aryk_bdev_malloc as malloc;
 use aryk_front_end::{Format, Memory};
 use aryk_reactor::{CoreSet, Engine, Options as ReactorOptions, Reactors, SleepPolicy};
-use aryk_vhost_scsi::{Controllers, Error, Link, Options, SocketOptions};
+use aryk_vhost_device::{Controllers, Error as ControllerError, Link, Options};
+use aryk_vhost_scsi::{Error, ScsiControllers};
+use aryk_vhost_user::SocketOptions;
 use guest::{ANSWER, ANSWER_AT, CONTROL, DATA_AT, EVENT, Guest, REQUEST};
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -37,7 +39,8 @@ fn cdb_16(opcode: u8, lba: u64, blocks: u32) -> Vec<u8> {
 struct Host {
     directory: tempfile::TempDir,
     env: Env,
-    controllers: Controllers,
+    controllers: Rc<Controllers>,
+    scsi: ScsiControllers,
     /// The last to go.
     _reactors: Rc<Reactors>,
 }
@@ -67,21 +70,15 @@ impl Host {
         };
         let reactors = Rc::new(Reactors::start(&options).expect("a host of ours"));
         let directory = tempfile::tempdir().expect("a host of ours");
-        let controllers =
-            Controllers::new(directory.path(), 1024, Arc::clone(env.registry()), Rc::clone(&reactors));
-        Self { directory, env, controllers, _reactors: reactors }
+        let (registry, memory) = (Arc::clone(env.registry()), env.registry().memory().clone());
+        let controllers = Rc::new(Controllers::new(directory.path(), 1024, memory, Rc::clone(&reactors)));
+        let scsi = ScsiControllers::new(Rc::clone(&controllers), registry);
+        Self { directory, env, controllers, scsi, _reactors: reactors }
     }
 
-    fn create(&self, name: &str, delay: bool) -> Result<(), Error> {
+    fn create(&self, name: &str, delay: bool) -> Result<(), ControllerError> {
         let link = Link::Listen(SocketOptions::default());
-        self.controllers.create(Options {
-            name: name.to_owned(),
-            cores: None,
-            queues: 4,
-            initiator: None,
-            link,
-            delay,
-        })
+        self.scsi.create(Options { name: name.to_owned(), cores: None, queues: 4, link, delay }, None)
     }
 
     fn socket(&self, name: &str) -> PathBuf {
@@ -135,8 +132,8 @@ fn commands_go_to_their_targets_in_both_formats() {
         run(async move {
             let host = Host::new(2);
             host.create("vm", false).unwrap();
-            assert_eq!(host.controllers.add_target("vm", Some(0), "m0").await.unwrap(), 0);
-            assert_eq!(host.controllers.add_target("vm", Some(5), "m1").await.unwrap(), 5);
+            assert_eq!(host.scsi.add_target("vm", Some(0), "m0").await.unwrap(), 0);
+            assert_eq!(host.scsi.add_target("vm", Some(5), "m1").await.unwrap(), 5);
             let guest = host.guest("vm", format).await;
             let (guest, ()) = with(guest, |guest| {
                 let config = guest.config();
@@ -172,7 +169,7 @@ fn what_is_not_there_answers_so() {
     run(async {
         let host = Host::new(1);
         host.create("vm", false).unwrap();
-        host.controllers.add_target("vm", None, "m0").await.unwrap();
+        host.scsi.add_target("vm", None, "m0").await.unwrap();
         let guest = host.guest("vm", Format::Split).await;
         let (guest, ()) = with(guest, |guest| {
             for address in [unit(1), unit(8), [0; 8], [2, 0, 0, 0, 0, 0, 0, 0], [0xc1, 1, 0, 0, 0, 0, 0, 0]] {
@@ -213,8 +210,8 @@ fn disks_come_and_go_and_grow() {
             assert_eq!(guest.command(unit(2), &[0; 6], &[], 0).response, 3);
         })
         .await;
-        host.controllers.add_target("vm", Some(2), "m0").await.unwrap();
-        assert!(matches!(host.controllers.add_target("vm", Some(2), "m1").await, Err(Error::Taken(2))));
+        host.scsi.add_target("vm", Some(2), "m0").await.unwrap();
+        assert!(matches!(host.scsi.add_target("vm", Some(2), "m1").await, Err(Error::Taken(2))));
         let (guest, ()) = with(guest, |guest| {
             assert_eq!(guest.event(SOON), Some((1, [1, 2, 0, 0, 0, 0, 0, 0], 1)), "rescan");
             greet(guest, 2);
@@ -237,15 +234,15 @@ fn disks_come_and_go_and_grow() {
             assert_eq!((told.status, told.key_and_code()), (2, (6, 0x2a, 1)));
         })
         .await;
-        host.controllers.remove_target("vm", 2).await.unwrap();
-        assert!(matches!(host.controllers.remove_target("vm", 2).await, Err(Error::Empty(2))));
+        host.scsi.remove_target("vm", 2).await.unwrap();
+        assert!(matches!(host.scsi.remove_target("vm", 2).await, Err(Error::Empty(2))));
         let (guest, ()) = with(guest, |guest| {
             assert_eq!(guest.event(SOON), Some((1, [1, 2, 0, 0, 0, 0, 0, 0], 2)), "removed");
             assert_eq!(guest.command(unit(2), &[0; 6], &[], 0).response, 3);
         })
         .await;
         // It is another disk's place then, and a disk that is deleted leaves its own.
-        host.controllers.add_target("vm", Some(2), "m1").await.unwrap();
+        host.scsi.add_target("vm", Some(2), "m1").await.unwrap();
         host.env.registry().remove("m1").await.unwrap();
         let (guest, ()) = with(guest, |guest| {
             assert_eq!(guest.event(SOON).map(|e| e.2), Some(1));
@@ -253,7 +250,7 @@ fn disks_come_and_go_and_grow() {
             assert_eq!(guest.event(SOON).map(|e| e.2), Some(2));
         })
         .await;
-        assert_eq!(host.controllers.list()[0].targets, []);
+        assert!(host.controllers.list()[0].disks.is_empty());
         drop(guest);
         host.controllers.delete_all().await;
     });
@@ -269,14 +266,14 @@ fn a_disk_that_prepares_holds_nothing_up() {
         host.create("vm", false).unwrap();
         let guest = host.guest("vm", Format::Split).await;
         let attaching = async {
-            let attached = host.controllers.add_target("vm", None, "remote").await.unwrap();
+            let attached = host.scsi.add_target("vm", None, "remote").await.unwrap();
             assert!(*ready.borrow(), "it was not ready");
             attached
         };
         let meanwhile = async {
             tokio::time::sleep(NEVER).await;
-            assert!(matches!(host.controllers.add_target("vm", Some(0), "m0").await, Err(Error::Taken(0))));
-            assert_eq!(host.controllers.add_target("vm", None, "m0").await.unwrap(), 1);
+            assert!(matches!(host.scsi.add_target("vm", Some(0), "m0").await, Err(Error::Taken(0))));
+            assert_eq!(host.scsi.add_target("vm", None, "m0").await.unwrap(), 1);
             let (guest, ()) = with(guest, |guest| {
                 greet(guest, 1);
                 assert_eq!(guest.command(unit(0), &[0; 6], &[], 0).response, 3);
@@ -293,10 +290,10 @@ fn a_disk_that_prepares_holds_nothing_up() {
             tokio::time::sleep(NEVER).await;
             host.env.registry().remove("lost").await
         };
-        let (lost, removed) = tokio::join!(host.controllers.add_target("vm", None, "lost"), removing);
+        let (lost, removed) = tokio::join!(host.scsi.add_target("vm", None, "lost"), removing);
         assert!(matches!(lost, Err(Error::Open(OpenError::Removed))), "{lost:?}");
         removed.unwrap();
-        assert_eq!(host.controllers.list()[0].targets.len(), 2);
+        assert_eq!(host.controllers.list()[0].disks.len(), 2);
         apart(move || drop(guest)).await;
         host.controllers.delete_all().await;
     });
@@ -309,11 +306,11 @@ fn a_guest_that_does_not_listen_is_told_later_how_things_are() {
     run(async {
         let host = Host::new(3);
         host.create("vm", false).unwrap();
-        host.controllers.add_target("vm", Some(7), "m2").await.unwrap();
+        host.scsi.add_target("vm", Some(7), "m2").await.unwrap();
         let guest = host.guest("vm", Format::Split).await;
         let (mut guest, ()) = with(guest, |guest| greet(guest, 7)).await;
         for round in 0..100 {
-            host.controllers.add_target("vm", Some(1), "m0").await.unwrap();
+            host.scsi.add_target("vm", Some(1), "m0").await.unwrap();
             let reading;
             (guest, reading) = with(guest, move |guest| {
                 if round == 0 {
@@ -323,9 +320,9 @@ fn a_guest_that_does_not_listen_is_told_later_how_things_are() {
             })
             .await;
             assert_eq!((reading.response, reading.status, reading.residual), (0, 0, 0));
-            host.controllers.remove_target("vm", 1).await.unwrap();
+            host.scsi.remove_target("vm", 1).await.unwrap();
         }
-        host.controllers.add_target("vm", Some(3), "m1").await.unwrap();
+        host.scsi.add_target("vm", Some(3), "m1").await.unwrap();
         host.env.registry().resized("m2", BLOCKS / 2).unwrap();
         let (guest, ()) = with(guest, |guest| {
             // Too small, which is no place for an event.
@@ -345,15 +342,15 @@ fn a_guest_that_does_not_listen_is_told_later_how_things_are() {
     });
 }
 
-/// A monitor that stops a machine takes its queues back; what happens then, the machine is told when it goes on. A driver
-/// that begins anew is told nothing.
+/// A monitor that stops a VM takes its queues back; what happens then, the VM is told when it goes on. A driver that begins anew
+/// is told nothing.
 #[test]
-fn a_machine_that_was_stopped_is_told_what_has_happened() {
+fn a_vm_that_was_stopped_is_told_what_has_happened() {
     for format in [Format::Split, Format::Packed] {
         run(async move {
             let host = Host::new(2);
             host.create("vm", false).unwrap();
-            host.controllers.add_target("vm", Some(2), "m0").await.unwrap();
+            host.scsi.add_target("vm", Some(2), "m0").await.unwrap();
             let guest = host.guest("vm", format).await;
             let (guest, ()) = with(guest, |guest| {
                 guest.stop(EVENT);
@@ -363,11 +360,11 @@ fn a_machine_that_was_stopped_is_told_what_has_happened() {
                 guest.stop(EVENT);
             })
             .await;
-            host.controllers.remove_target("vm", 2).await.unwrap();
-            host.controllers.add_target("vm", Some(2), "m1").await.unwrap();
-            host.controllers.add_target("vm", Some(6), "m0").await.unwrap();
+            host.scsi.remove_target("vm", 2).await.unwrap();
+            host.scsi.add_target("vm", Some(2), "m1").await.unwrap();
+            host.scsi.add_target("vm", Some(6), "m0").await.unwrap();
             host.env.registry().resized("m0", BLOCKS / 2).unwrap();
-            host.controllers.remove_target("vm", 6).await.unwrap();
+            host.scsi.remove_target("vm", 6).await.unwrap();
             let (guest, ()) = with(guest, |guest| {
                 guest.resume(EVENT);
                 for (target, reason) in [(2, 2), (2, 1), (6, 2)] {
@@ -391,7 +388,7 @@ async fn stuck() -> Host {
     let never = Injection { fault: Fault::Pending, ops, count: u32::MAX, queue_depth: 0 };
     aryk_bdev_error::inject(host.env.registry(), "stuck", never).expect("a disk of ours");
     host.create("vm", false).expect("a disk of ours");
-    host.controllers.add_target("vm", Some(0), "stuck").await.expect("a disk of ours");
+    host.scsi.add_target("vm", Some(0), "stuck").await.expect("a disk of ours");
     host
 }
 
@@ -435,7 +432,7 @@ fn an_abortion_is_answered_though_the_store_hangs() {
         let host = Host::new(0);
         let hears = deaf::create(&host.env, "deaf", BLOCKS);
         host.create("vm", false).unwrap();
-        host.controllers.add_target("vm", Some(0), "deaf").await.unwrap();
+        host.scsi.add_target("vm", Some(0), "deaf").await.unwrap();
         let guest = host.guest("vm", Format::Split).await;
         let (guest, ()) = with(guest, move |guest| {
             greet(guest, 0);
@@ -469,7 +466,7 @@ fn functions_that_wait_have_a_limit() {
         let host = Host::new(0);
         let hears = deaf::create(&host.env, "deaf", BLOCKS);
         host.create("vm", false).unwrap();
-        host.controllers.add_target("vm", Some(0), "deaf").await.unwrap();
+        host.scsi.add_target("vm", Some(0), "deaf").await.unwrap();
         let guest = host.guest("vm", Format::Split).await;
         let (guest, ()) = with(guest, move |guest| {
             greet(guest, 0);
@@ -529,11 +526,10 @@ fn a_detach_waits_for_nobody() {
             assert_eq!(guest.take(REQUEST, NEVER), None);
         })
         .await;
-        let removed =
-            tokio::time::timeout(Duration::from_secs(1), host.controllers.remove_target("vm", 0)).await;
+        let removed = tokio::time::timeout(Duration::from_secs(1), host.scsi.remove_target("vm", 0)).await;
         removed.expect("at once").unwrap();
         // Another disk may have the place while the first is not gone.
-        host.controllers.add_target("vm", Some(0), "stuck").await.unwrap();
+        host.scsi.add_target("vm", Some(0), "stuck").await.unwrap();
         let (guest, ()) = with(guest, |guest| {
             greet(guest, 0);
             let (slot, written) = guest.take(REQUEST, SOON).expect("it ends within its time");
@@ -570,15 +566,15 @@ fn a_delayed_controller_is_reached_when_it_is_started() {
     run(async {
         let host = Host::new(1);
         host.create("vm", true).unwrap();
-        assert!(matches!(host.create("vm", false), Err(Error::Exists(_))));
-        assert!(matches!(host.create("a/b", false), Err(Error::Name(_))));
-        host.controllers.add_target("vm", None, "m0").await.unwrap();
+        assert!(matches!(host.create("vm", false), Err(ControllerError::Exists(_))));
+        assert!(matches!(host.create("a/b", false), Err(ControllerError::Name(_))));
+        host.scsi.add_target("vm", None, "m0").await.unwrap();
         assert!(!host.socket("vm").exists() && host.controllers.list()[0].sessions.is_none());
         host.controllers.start("vm").unwrap();
-        assert!(matches!(host.controllers.start("vm"), Err(Error::Started(_))));
-        assert!(matches!(host.controllers.start("other"), Err(Error::NotFound(_))));
-        assert!(matches!(host.controllers.add_target("vm", Some(8), "m0").await, Err(Error::Target(8))));
-        assert!(matches!(host.controllers.add_target("vm", None, "none").await, Err(Error::Disk(_))));
+        assert!(matches!(host.controllers.start("vm"), Err(ControllerError::Started(_))));
+        assert!(matches!(host.controllers.start("other"), Err(ControllerError::NotFound(_))));
+        assert!(matches!(host.scsi.add_target("vm", Some(8), "m0").await, Err(Error::Target(8))));
+        assert!(matches!(host.scsi.add_target("vm", None, "none").await, Err(Error::Disk(_))));
         let guest = host.guest("vm", Format::Split).await;
         let (guest, ()) = with(guest, |guest| greet(guest, 0)).await;
         drop(guest);
@@ -603,9 +599,9 @@ fn a_disk_of_two_controllers_is_reserved_for_one() {
         aryk_bdev_error::create(&host.env, config).unwrap();
         for (name, target) in [("a", 0), ("b", 3)] {
             host.create(name, false).unwrap();
-            host.controllers.add_target(name, Some(target), "disk").await.unwrap();
+            host.scsi.add_target(name, Some(target), "disk").await.unwrap();
         }
-        host.controllers.add_target("a", Some(5), "disk").await.unwrap();
+        host.scsi.add_target("a", Some(5), "disk").await.unwrap();
         let (a, b) = (host.guest("a", Format::Split).await, host.guest("b", Format::Packed).await);
         let (a, ()) = with(a, |a| {
             [0, 5].into_iter().for_each(|target| greet(a, target));
@@ -640,8 +636,8 @@ fn a_disk_of_two_controllers_is_reserved_for_one() {
         })
         .await;
         // Another disk does not know of it, and the same one does when it comes back.
-        host.controllers.remove_target("b", 3).await.unwrap();
-        host.controllers.add_target("b", Some(3), "disk").await.unwrap();
+        host.scsi.remove_target("b", 3).await.unwrap();
+        host.scsi.add_target("b", Some(3), "disk").await.unwrap();
         let (b, ()) = with(b, |b| {
             greet(b, 3);
             assert_eq!(b.command(unit(3), &cdb_16(0x8a, 0, 1), &[2; 512], 0).status, 0);
@@ -664,7 +660,7 @@ fn what_cannot_be_done_twice_is_not() {
             let never = Injection { fault: Fault::Pending, ops, count: 1, queue_depth: 0 };
             aryk_bdev_error::inject(host.env.registry(), "disk", never).unwrap();
             host.create("vm", false).unwrap();
-            host.controllers.add_target("vm", Some(0), "disk").await.unwrap();
+            host.scsi.add_target("vm", Some(0), "disk").await.unwrap();
             let socket = host.socket("vm");
             let guest = apart(move || Guest::connect(&socket, format, true)).await;
             let (guest, ()) = with(guest, |guest| {
@@ -711,7 +707,7 @@ fn what_is_written_is_noted() {
                 guest.log()
             })
             .await;
-            host.controllers.add_target("vm", Some(0), "m0").await.unwrap();
+            host.scsi.add_target("vm", Some(0), "m0").await.unwrap();
             let (guest, ()) = with(guest, move |guest| {
                 assert_eq!(guest.event(SOON).map(|e| e.2), Some(1));
                 assert!(log.take(guest.pages(EVENT, 0, 16)) && log.take(guest.used_page(EVENT)));

@@ -1,14 +1,14 @@
 //! A disk that prepares a reactor only when it is let: queues start and move then, and go on running meanwhile.
 
 use super::{settings, setup};
-use crate::controller::Controller;
+use crate::controller::Blk;
 use crate::queue::Queue;
 use aryk_bdev::{
     Access, BoxFuture, Channel, Completion, Device as Disk, Event, Geometry, Identity, Io, Limits, OpSet,
     OpenError, Outbox, Registry, Status, Tag,
 };
 use aryk_reactor::{CoreSet, Cx, Handle, Options, Reactors, RootId};
-use aryk_vhost_device::{MOVE_PATIENCE, Movable, MoveError, Mover};
+use aryk_vhost_device::{Controller, DeviceQueue, MOVE_PATIENCE, MoveError, Order};
 use aryk_vhost_user::{Device, SessionHandle};
 use std::pin::pin;
 use std::rc::Rc;
@@ -113,7 +113,7 @@ struct Rig {
     gate: Arc<Gate>,
     registry: Registry,
     reactors: Rc<Reactors>,
-    controller: Rc<Controller>,
+    controller: Rc<Controller<Blk>>,
     session: SessionHandle,
 }
 
@@ -126,13 +126,13 @@ fn run(test: impl AsyncFnOnce(&Rig)) {
         let options = Options { cores: CoreSet::allowed(), ..Options::default() };
         let reactors = Rc::new(Reactors::start(&options).unwrap());
         let disk = registry.open("disk", Access::Shared, "test", |_| ()).unwrap();
-        let controller =
-            Rc::new(Controller::new(settings(), disk, registry.memory().clone(), Rc::clone(&reactors)));
+        let (memory, blk) = (registry.memory().clone(), Blk::new(disk, false, 1));
+        let controller = Rc::new(Controller::new(settings(), blk, memory, Rc::clone(&reactors)));
         let session = SessionHandle::default();
         controller.connected(session.clone());
         let rig = Rig { gate, registry, reactors, controller, session };
         timeout(Duration::from_secs(60), test(&rig)).await.expect("the test hangs");
-        if rig.controller.queues.get(0).is_some() {
+        if rig.controller.queues().get(0).is_some() {
             rig.controller.stop_queue(0).await;
         }
     });
@@ -182,7 +182,7 @@ fn removal_ends_what_prepares_and_the_queue_starts_without_a_disk() {
     run(async |rig: &Rig| {
         let removal = async {
             a_while().await;
-            tokio::join!(rig.registry.remove("disk"), rig.controller.disk_event(Event::Removed))
+            tokio::join!(rig.registry.remove("disk"), Blk::disk_event(&rig.controller, Event::Removed))
         };
         let (started, (removed, ())) = tokio::join!(rig.controller.start_queue(0, setup()), removal);
         started.unwrap();
@@ -198,7 +198,7 @@ fn a_queue_moves_when_its_disk_is_ready_there_and_stays_if_it_cannot_be() {
         rig.gate.open();
         rig.controller.start_queue(0, setup()).await.unwrap();
         rig.gate.close();
-        let queue = rig.controller.queues.get(0).unwrap();
+        let queue = rig.controller.queues().get(0).unwrap();
         let home = queue.handle().clone();
         let Some(other) = rig.reactors.handles().into_iter().find(|handle| *handle != home) else {
             eprintln!("one core only: there is nowhere to move to");
@@ -208,7 +208,8 @@ fn a_queue_moves_when_its_disk_is_ready_there_and_stays_if_it_cannot_be() {
             queue.call(|queue: &mut Queue, cx| cx.thread_number(queue.line().thread())).await.unwrap();
         let go = || {
             let to = rig.reactors.hold(&other).unwrap();
-            Mover::find(&rig.controller, thread).unwrap().move_to(to, MOVE_PATIENCE)
+            let order = Order::Move(to, MOVE_PATIENCE);
+            async { rig.controller.order(thread, order).unwrap().await.unwrap() }
         };
         rig.gate.fails.store(true, Ordering::Relaxed);
         assert_eq!(go().await, Err(MoveError::Open("the target does not answer".to_owned())));
@@ -216,12 +217,12 @@ fn a_queue_moves_when_its_disk_is_ready_there_and_stays_if_it_cannot_be() {
 
         let mut going = pin!(go());
         assert!(timeout(Duration::from_millis(30), &mut going).await.is_err(), "it waits");
-        let running = rig.controller.queues.get(0).unwrap();
+        let running = rig.controller.queues().get(0).unwrap();
         assert_eq!(*running.handle(), home);
         let has_begun = running.call(|queue: &mut Queue, _| queue.order.is_some()).await.unwrap();
         assert!(!has_begun, "the queue takes requests while its disk prepares the other reactor");
         rig.gate.open();
         going.await.unwrap();
-        assert_eq!(*rig.controller.queues.get(0).unwrap().handle(), other);
+        assert_eq!(*rig.controller.queues().get(0).unwrap().handle(), other);
     });
 }
