@@ -98,7 +98,7 @@ func (c *Client) ArykLatencyGet(ctx context.Context, params ArykLatencyGetParams
 	return call[Latencies](ctx, c, "aryk_latency_get", params)
 }
 
-// ArykStatsGet calls aryk_stats_get. Reports the counters of all disks, groups, controllers and reactors, in brief.
+// ArykStatsGet calls aryk_stats_get. Reports the counters of all disks, groups, controllers, reactors and background tasks, in brief.
 func (c *Client) ArykStatsGet(ctx context.Context) (Counts, error) {
 	return call[Counts](ctx, c, "aryk_stats_get", nil)
 }
@@ -1338,7 +1338,7 @@ func (c *Client) ThreadGetIoChannels(ctx context.Context) (IoChannels, error) {
 	return call[IoChannels](ctx, c, "thread_get_io_channels", nil)
 }
 
-// ThreadGetPollers calls thread_get_pollers. Lists the pollers of the threads on all reactors: queues, and periodic pollers.
+// ThreadGetPollers calls thread_get_pollers. Lists the pollers of the threads on all reactors: queues, and periodic pollers; and the drivers of each reactor.
 func (c *Client) ThreadGetPollers(ctx context.Context) (Pollers, error) {
 	return call[Pollers](ctx, c, "thread_get_pollers", nil)
 }

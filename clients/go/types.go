@@ -263,6 +263,8 @@ type Counts struct {
 	Controllers []ControllerState `json:"controllers"`
 	// In the order of cores.
 	Reactors []ReactorCounts `json:"reactors"`
+	// In the order of their starts.
+	Tasks []TaskCounts `json:"tasks"`
 }
 
 // DelayDetails: A disk of `bdev_delay_create`. Latencies in microseconds.
@@ -645,7 +647,7 @@ type Poller struct {
 type Pollers struct {
 	// Ticks in a second.
 	TickRate uint64 `json:"tick_rate"`
-	// The threads of all reactors.
+	// The threads of all reactors. The thread `reactor_N` is the reactor on core N, with its drivers: io_uring, and one per device whose channels share a connection. The reactor's other threads use them.
 	Threads []ThreadPollers `json:"threads"`
 }
 
@@ -831,6 +833,21 @@ type SubsystemInfo struct {
 	Subsystem string `json:"subsystem"`
 	// Subsystems that come before this one.
 	DependsOn []string `json:"depends_on"`
+}
+
+// TaskCounts: Counters of a background task: work that a module runs by itself.
+type TaskCounts struct {
+	Name string `json:"name"`
+	// ID of the task's thread.
+	ID uint64 `json:"id"`
+	// Core of the task's reactor; `null` while the task moves.
+	Core *uint16 `json:"core"`
+	// Processor time.
+	BusyTicks uint64 `json:"busy_ticks"`
+	// Processor time that a turn of the reactor grants.
+	BudgetTicks uint64 `json:"budget_ticks"`
+	// Number of turns that have granted it.
+	Granted uint64 `json:"granted"`
 }
 
 // Thread: A thread with its counters.

@@ -19,6 +19,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -52,11 +53,32 @@ struct Shared {
     tasks: Mutex<Vec<Arc<Entry>>>,
 }
 
+/// What a task has done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TaskStats {
+    /// Its name.
+    pub name: String,
+    /// Its thread's number, as [`crate::ThreadStats::id`].
+    pub id: u64,
+    /// The core of its reactor; `None` while it moves.
+    pub core: Option<u16>,
+    /// What it may do in a turn.
+    pub budget: Budget,
+    /// Processor time.
+    pub busy: Duration,
+    /// Turns in which it was granted its budget.
+    pub granted: u64,
+}
+
 /// A task.
 struct Entry {
+    name: String,
     /// Its thread's, unique in the process.
     number: u64,
     budget: Budget,
+    /// Written by the task's reactor.
+    busy_ns: AtomicU64,
+    granted: AtomicU64,
     /// Locked while a reactor makes the next future of it.
     start: Mutex<Start>,
     place: Mutex<Place>,
@@ -113,6 +135,9 @@ impl Background {
         let to = self.0.reactors.find_least_loaded(None);
         let place = to.as_ref().map_or(Place::Ended, |to| Place::On(Handle::clone(to)));
         let entry = Arc::new(Entry {
+            name: name.to_owned(),
+            busy_ns: AtomicU64::new(0),
+            granted: AtomicU64::new(0),
             number: thread.number(),
             budget,
             start: Mutex::new(Box::new(move |turns| Box::pin(start(turns)))),
@@ -130,6 +155,22 @@ impl Background {
             });
         }
         BackgroundTask(entry)
+    }
+
+    /// The tasks that have not ended, in the order of their starts.
+    pub fn stats(&self) -> Vec<TaskStats> {
+        let stats = |entry: &Arc<Entry>| TaskStats {
+            name: entry.name.clone(),
+            id: entry.number,
+            core: match &*lock(&entry.place) {
+                Place::On(reactor) => Some(reactor.core()),
+                Place::Moving | Place::Ended => None,
+            },
+            budget: entry.budget,
+            busy: Duration::from_nanos(entry.busy_ns.load(Ordering::Relaxed)),
+            granted: entry.granted.load(Ordering::Relaxed),
+        };
+        lock(&self.0.tasks).iter().map(stats).collect()
     }
 
     /// Moves the task that is the thread of that number to another reactor, and waits until it is there; whether there is
@@ -206,7 +247,7 @@ fn arrive(entry: &Arc<Entry>, thread: Moving, cx: &mut Cx) {
     let turns = Turns {
         local: cx.local().clone(),
         thread,
-        budget: entry.budget,
+        entry: Arc::clone(entry),
         clock: cx.clock.clone(),
         polled_at: Rc::default(),
         spent: Rc::clone(&spent),
@@ -214,7 +255,7 @@ fn arrive(entry: &Arc<Entry>, thread: Moving, cx: &mut Cx) {
     let polled_at = Rc::clone(&turns.polled_at);
     let work = (lock(&entry.start))(turns);
     let (local, clock) = (cx.local().clone(), cx.clock.clone());
-    let metered = Metered { work, local, clock, thread, polled_at, spent };
+    let metered = Metered { work, local, clock, thread, entry: Arc::clone(entry), polled_at, spent };
     let (of_end, local) = (Arc::clone(entry), cx.local().clone());
     let task = cx.local().spawn(async move {
         metered.await;
@@ -274,16 +315,21 @@ impl Taken {
 }
 
 /// What a task asks for its next piece of work.
-#[derive(Debug)]
 pub struct Turns {
     local: Local,
     thread: ThreadId,
-    budget: Budget,
+    entry: Arc<Entry>,
     clock: Clock,
     /// Since when the task runs without having returned to the reactor.
     polled_at: Rc<Cell<Nanos>>,
     /// What it has had of this turn's budget before that.
     spent: Rc<Cell<Duration>>,
+}
+
+impl fmt::Debug for Turns {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "turns of background task {}", self.entry.number)
+    }
 }
 
 impl Turns {
@@ -301,7 +347,7 @@ impl Turns {
     /// the task is moved or ended, it never returns.
     pub async fn next(&mut self) {
         let now = self.clock.now();
-        if self.spent.get() + now.since(self.polled_at.get()) < self.budget.turn {
+        if self.spent.get() + now.since(self.polled_at.get()) < self.entry.budget.turn {
             return;
         }
         let (sender, granted) = oneshot::channel();
@@ -311,6 +357,7 @@ impl Turns {
         });
         // The sender is dropped unused only with the reactor.
         let _ = granted.await;
+        self.entry.granted.fetch_add(1, Ordering::Relaxed);
         self.spent.set(Duration::ZERO);
         self.polled_at.set(self.clock.now());
     }
@@ -346,6 +393,7 @@ struct Metered {
     local: Local,
     clock: Clock,
     thread: ThreadId,
+    entry: Arc<Entry>,
     polled_at: Rc<Cell<Nanos>>,
     spent: Rc<Cell<Duration>>,
 }
@@ -361,6 +409,7 @@ impl Future for Metered {
         // Since the last grant, if there was one meanwhile.
         self.spent.set(self.spent.get() + now.since(self.polled_at.get()));
         let (thread, took) = (self.thread, now.since(began));
+        self.entry.busy_ns.fetch_add(took.as_nanos() as u64, Ordering::Relaxed);
         self.local.defer(move |cx| cx.charge(thread, took));
         polled
     }

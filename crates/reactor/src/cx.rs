@@ -11,7 +11,7 @@ use crate::kernel::{Engine, KernelDriver, WatchId, Watcher};
 use crate::outgoing::Outgoing;
 use crate::ring_clients::RingClient;
 use crate::sleep::SleepPolicy;
-use crate::thread::{Moving, Polled, PollerStats, Runs, Thread, ThreadId, ThreadStats};
+use crate::thread::{self, Moving, Polled, PollerStats, Runs, Thread, ThreadId, ThreadStats};
 use crate::timers::{TimerId, Timers};
 use crate::trace::{Layer, Point, Record, Trace};
 use crate::{Clock, CoreSet, Nanos, PollerId, Root, RootId};
@@ -100,6 +100,10 @@ pub struct Cx {
     pub(crate) kicked: Vec<RootId>,
     pub(crate) promoted: VecDeque<RootId>,
     pub(crate) drivers: Drivers,
+    /// How the kernel's interface was reaped.
+    pub(crate) kernel_runs: Runs,
+    /// The reactor's own number among the threads of the process.
+    number: u64,
     pub(crate) pollers: Slots<Poller>,
     pub(crate) active_pollers: VecDeque<PollerId>,
     pub(crate) timers: Timers<Timed>,
@@ -162,6 +166,8 @@ impl Cx {
             kicked: Vec::new(),
             promoted: VecDeque::new(),
             drivers: Drivers::default(),
+            kernel_runs: Runs::default(),
+            number: thread::next_number(),
             pollers: Slots::new(8),
             active_pollers: VecDeque::new(),
             timers: Timers::new(),
@@ -243,6 +249,11 @@ impl Cx {
         let thread = self.threads.remove(id.0).expect("a thread of this reactor");
         assert_eq!(thread.members, 0, "thread {} still has members", thread.name);
         Moving(thread)
+    }
+
+    /// The reactor's own number, which no thread of the process has: its drivers belong to none of its threads.
+    pub const fn number(&self) -> u64 {
+        self.number
     }
 
     /// The number of a thread of this reactor, by which the whole process knows it.

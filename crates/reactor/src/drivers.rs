@@ -7,7 +7,7 @@
 use crate::account::Running;
 use crate::handle::lock;
 use crate::kernel::{WatchId, Watcher};
-use crate::{Armed, Cx, Driver, Local, Nanos};
+use crate::{Armed, Cx, Driver, Local, Nanos, Runs};
 use aryk_slots::{Key, Slots};
 use std::any::Any;
 use std::cell::{Cell, Ref, RefCell, RefMut};
@@ -57,6 +57,8 @@ struct Entry<D: ?Sized> {
     last_work: Cell<Nanos>,
     /// How often it was reaped without a completion since.
     idle_reaps: Cell<u32>,
+    /// How it was reaped.
+    runs: Cell<Runs>,
     driver: RefCell<D>,
 }
 
@@ -132,6 +134,19 @@ impl Drivers {
             self.active.push_back(entry);
         }
     }
+}
+
+/// A driver, and how it was reaped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DriverStats {
+    /// Its number, which no other driver, root or poller of the reactor has at the time.
+    pub id: u64,
+    /// What it is, as the watchdog names it.
+    pub name: String,
+    /// It is not reaped until it is woken.
+    pub is_parked: bool,
+    /// How often it was reaped, and with completions.
+    pub runs: Runs,
 }
 
 /// A channel's share of a driver. The driver ends when the last of them is dropped; the requests of all have completed by then.
@@ -231,6 +246,7 @@ impl Cx {
             refs: Cell::new(0),
             last_work: Cell::new(self.now),
             idle_reaps: Cell::new(0),
+            runs: Cell::default(),
             driver: RefCell::new(driver),
         });
         let place = self.drivers.places.get_mut(id.0).expect("just inserted");
@@ -261,6 +277,26 @@ impl Cx {
         if let Some(made) = self.drivers.places.get(driver.0).and_then(|place| place.made.as_ref()) {
             self.drivers.activate(Rc::clone(&made.entry), self.now);
         }
+    }
+
+    /// The drivers of this reactor: its kernel's interface, then those of devices.
+    pub fn driver_stats(&self) -> Vec<DriverStats> {
+        let kernel = DriverStats {
+            id: Running::KERNEL.number(),
+            name: self.kernel.borrow().name(),
+            is_parked: false,
+            runs: self.kernel_runs,
+        };
+        let of_device = |(key, place): (Key, &Place)| {
+            let Made { entry, .. } = place.made.as_ref()?;
+            Some(DriverStats {
+                id: Running::driver(key.index()).number(),
+                name: entry.driver.borrow().name(),
+                is_parked: entry.state.get() != State::Active,
+                runs: entry.runs.get(),
+            })
+        };
+        std::iter::once(kernel).chain(self.drivers.places.iter().filter_map(of_device)).collect()
     }
 
     /// Removes a driver if none has a share of it: another may have taken one since the last was dropped.
@@ -311,6 +347,7 @@ impl Cx {
             drop(driver);
             budget = budget.saturating_sub(count.max(1));
             let is_idle = count == 0 && in_flight == 0;
+            entry.runs.update(|runs| runs.counted(count > 0));
             if count > 0 {
                 worked = true;
                 entry.has_worked(self.now);

@@ -286,6 +286,14 @@ impl Driver for KernelDriver {
         };
         operations + self.calls
     }
+
+    fn name(&self) -> String {
+        match self.interface {
+            Interface::Uring(_) => "io_uring",
+            Interface::Epoll { .. } => "epoll",
+        }
+        .to_owned()
+    }
 }
 
 impl Interface {

@@ -44,12 +44,12 @@ mod watchdog;
 
 pub use account::ReactorStats;
 pub use async_task::Task;
-pub use background::{Background, BackgroundTask, Budget, Turns};
+pub use background::{Background, BackgroundTask, Budget, TaskStats, Turns};
 pub use bell::Bell;
 pub use clock::{Clock, Nanos};
 pub use cores::{CoreSet, ParseCoreSetError};
 pub use cx::Cx;
-pub use drivers::{DriverId, DriverKey, DriverRef};
+pub use drivers::{DriverId, DriverKey, DriverRef, DriverStats};
 pub use executor::Local;
 pub use group::{ChangeError, Ending, Hold, Options, ReactorList, Reactors, StartError};
 pub use handle::{Gone, Handle, RootRef};

@@ -209,6 +209,7 @@ impl Reactor {
         self.run_as(Running::KERNEL);
         // First, for it wakes other drivers.
         let worked = self.kernel.borrow_mut().reap(KERNEL_COMPLETIONS, &mut self.cx) > 0;
+        self.cx.kernel_runs.count(worked);
         worked | self.cx.reap_drivers()
     }
 

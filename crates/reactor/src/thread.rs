@@ -12,6 +12,11 @@ pub struct ThreadId(pub(crate) Key);
 /// The number of the next thread of the process.
 static NUMBERS: AtomicU64 = AtomicU64::new(1);
 
+/// A number that no thread of the process has, nor has had.
+pub(crate) fn next_number() -> u64 {
+    NUMBERS.fetch_add(1, Ordering::Relaxed)
+}
+
 #[derive(Debug)]
 pub(crate) struct Thread {
     /// Unique in the process.
@@ -25,8 +30,7 @@ pub(crate) struct Thread {
 
 impl Thread {
     pub fn new(name: String, cores: CoreSet) -> Self {
-        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
-        Self { number, name, cores, busy: Duration::ZERO, members: 0 }
+        Self { number: next_number(), name, cores, busy: Duration::ZERO, members: 0 }
     }
 }
 
@@ -101,5 +105,12 @@ impl Runs {
     pub(crate) fn count(&mut self, worked: bool) {
         self.all += 1;
         self.busy += u64::from(worked);
+    }
+
+    /// With one more.
+    #[inline]
+    pub(crate) fn counted(mut self, worked: bool) -> Self {
+        self.count(worked);
+        self
     }
 }

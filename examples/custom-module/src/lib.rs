@@ -3,17 +3,21 @@
 #![forbid(unsafe_code)]
 
 use aryk_bdev::{
-    Bdev, Channel, Completion, Device, Env, Error, Geometry, Identity, Io, Limits, Op, OpSet, OpenError,
-    Status, Tag,
+    Access, AsyncChannel, Bdev, Channel, Completion, Descriptor, Device, Env, Error, Event, Geometry,
+    Identity, Io, Limits, Op, OpSet, OpenError, Status, Tag,
 };
-use aryk_reactor::{Cx, RootId};
+use aryk_dma::Buffer;
+use aryk_reactor::{BackgroundTask, Budget, Cx, RootId, Turns};
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// Bytes in a block.
 pub const BLOCK_SIZE: u32 = 4096;
 /// Blocks that one poll of a channel fills at most: a core must not stay long with one disk.
 const BLOCKS_PER_POLL: u64 = 64;
+/// Processor time of a patrol in one turn of its core.
+const PATROL_TURN: Duration = Duration::from_micros(50);
 
 /// What a disk is to be.
 #[derive(Clone, Debug)]
@@ -22,6 +26,8 @@ pub struct Config {
     pub identity: Identity,
     /// Its size in blocks.
     pub blocks: u64,
+    /// Whether a background task reads the disk over and over, as one that looks for damage does.
+    pub patrols: bool,
 }
 
 /// Makes a disk.
@@ -29,7 +35,12 @@ pub struct Config {
 /// # Errors
 /// As `Registry::register`: its name is taken.
 pub fn create(env: &Env, config: Config) -> Result<Arc<Bdev>, Error> {
-    env.registry().register(config.identity, Arc::new(Pattern { blocks: config.blocks }))
+    let pattern = Arc::new(Pattern { blocks: config.blocks, patrol: Mutex::default() });
+    let bdev = env.registry().register(config.identity, Arc::<Pattern>::clone(&pattern))?;
+    if config.patrols {
+        pattern.start_patrol(env, &bdev)?;
+    }
+    Ok(bdev)
 }
 
 /// What block `lba` of each disk holds.
@@ -42,6 +53,46 @@ pub fn block(lba: u64) -> [u8; BLOCK_SIZE as usize] {
 /// A disk, shared by all that use it.
 struct Pattern {
     blocks: u64,
+    /// The task that reads the disk. The task has the disk open, so it ends before the disk does.
+    patrol: Mutex<Option<BackgroundTask>>,
+}
+
+impl Pattern {
+    fn patrol(&self) -> MutexGuard<'_, Option<BackgroundTask>> {
+        self.patrol.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn start_patrol(self: &Arc<Self>, env: &Env, bdev: &Bdev) -> Result<(), Error> {
+        let pattern = Arc::downgrade(self);
+        let end = move |event| {
+            if event == Event::Removed
+                && let Some(pattern) = pattern.upgrade()
+            {
+                drop(pattern.patrol().take());
+            }
+        };
+        // Locked until the task is there, so that a removal at this moment ends it.
+        let mut task = self.patrol();
+        let descriptor = env.registry().open(bdev.name(), Access::Read, "its patrol", end)?;
+        let (blocks, budget) = (self.blocks, Budget { turn: PATROL_TURN });
+        // The future ends with the task, or is made again on another reactor.
+        let start = move |turns| read_all(descriptor.clone(), blocks, turns);
+        *task = Some(env.background().spawn(&format!("patrol {}", bdev.name()), budget, start));
+        Ok(())
+    }
+}
+
+/// Reads one block after the other, until a read fails.
+async fn read_all(descriptor: Descriptor, blocks: u64, mut turns: Turns) {
+    let thread = turns.thread();
+    let open = move |cx: &mut Cx| AsyncChannel::open(&descriptor, thread, cx);
+    let Ok(channel) = turns.local().with(open).await else { return };
+    let mut buffer = Buffer::new(BLOCK_SIZE as usize, BLOCK_SIZE as usize);
+    for lba in (0..blocks).cycle() {
+        turns.next().await;
+        let Ok(read) = channel.read(lba, 1, buffer).await else { return };
+        buffer = read;
+    }
 }
 
 impl Device for Pattern {

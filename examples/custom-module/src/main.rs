@@ -34,6 +34,9 @@ struct Create {
     num_blocks: u64,
     /// Its UUID; by default a random one.
     uuid: Option<String>,
+    /// Whether a background task reads the disk over and over.
+    #[serde(default)]
+    patrol: bool,
 }
 
 async fn create_pattern(control: &Control, mut p: Create) -> Result<String, Error> {
@@ -43,7 +46,7 @@ async fn create_pattern(control: &Control, mut p: Create) -> Result<String, Erro
     }
     // What was chosen here stays the same after a restart.
     p.uuid = Some(identity.uuid.to_string());
-    let bdev = create(&control.env, Config { identity, blocks: p.num_blocks })?;
+    let bdev = create(&control.env, Config { identity, blocks: p.num_blocks, patrols: p.patrol })?;
     Ok(control.made_by(&bdev, MODULE, (CREATE, &p)))
 }
 

@@ -125,6 +125,47 @@ fn a_disk_of_the_module_is_one_like_any_other() {
     assert_eq!(call(dir, "bdev_get_bdevs", json!({})).unwrap(), json!([]));
 }
 
+/// The reply's task of that name, when it has been granted a budget.
+fn working_task(dir: &Path, name: &str) -> Value {
+    for _ in 0..3000 {
+        let stats = call(dir, "aryk_stats_get", json!({})).unwrap();
+        let tasks = stats["tasks"].as_array().unwrap();
+        if let Some(task) = tasks.iter().find(|t| t["name"] == name && t["granted"].as_u64() > Some(0)) {
+            return task.clone();
+        }
+        std::thread::park_timeout(Duration::from_millis(10));
+    }
+    panic!("{name} does not work");
+}
+
+#[test]
+fn a_background_task_is_seen() {
+    let dir = tempfile::TempDir::new().unwrap();
+    let dir = dir.path();
+    let _daemon = Daemon::start(dir);
+    call(dir, "bdev_pattern_create", json!({"name": "p", "num_blocks": BLOCKS, "patrol": true})).unwrap();
+    let task = working_task(dir, "patrol p");
+    assert!(task["busy_ticks"].as_u64() > Some(0) && task["core"].is_u64(), "{task}");
+    assert_eq!(task["budget_ticks"], 50_000);
+    let threads = call(dir, "thread_get_stats", json!({})).unwrap();
+    let threads = threads["threads"].as_array().unwrap();
+    let thread = threads.iter().find(|thread| thread["name"] == "patrol p").unwrap();
+    assert!(thread["id"] == task["id"] && thread["busy"].as_u64() > Some(0), "{thread}");
+    // The reactor's drivers are a thread of their own among the pollers.
+    let pollers = call(dir, "thread_get_pollers", json!({})).unwrap();
+    let is_reactor = |t: &&Value| t["name"] == json!(format!("reactor_{}", task["core"]));
+    let reactor = pollers["threads"].as_array().unwrap().iter().find(is_reactor).unwrap();
+    let driver = &reactor["active_pollers"][0];
+    assert!(driver["name"] == "io_uring" || driver["name"] == "epoll", "{reactor}");
+    assert!(driver["run_count"].as_u64() > Some(0) && driver["state"] == "waiting", "{reactor}");
+    let is_number = |t: &Value| t["id"] == reactor["id"];
+    assert!(!threads.iter().any(is_number), "no thread has its number");
+    // The task has the disk open, and ends when the disk is removed.
+    call(dir, "bdev_pattern_delete", json!({"name": "p"})).unwrap();
+    let stats = call(dir, "aryk_stats_get", json!({})).unwrap();
+    assert_eq!(stats["tasks"], json!([]));
+}
+
 #[test]
 fn each_block_holds_its_number() {
     assert_eq!(block(7)[..16], [7, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0]);

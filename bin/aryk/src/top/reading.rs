@@ -14,6 +14,7 @@ pub struct Reading {
     pub groups: Vec<Group>,
     pub controllers: Vec<Controller>,
     pub reactors: Vec<Reactor>,
+    pub tasks: Vec<Task>,
 }
 
 /// The counts of a disk.
@@ -89,6 +90,18 @@ pub struct Reactor {
     pub members: u64,
 }
 
+/// The counts of a background task.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Task {
+    pub name: String,
+    pub id: u64,
+    pub core: Option<u16>,
+    pub busy_ticks: u64,
+    pub budget_ticks: u64,
+    pub granted: u64,
+}
+
 /// Rates of one or more disks per second.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Rate {
@@ -157,6 +170,78 @@ pub struct Share {
     pub members: u64,
 }
 
+/// A background task's use of its core and of its budget.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Effort {
+    pub name: String,
+    pub core: Option<u16>,
+    /// Percentage of the core's time.
+    pub busy: f64,
+    pub budget_ns: u64,
+    /// Turns that granted it its budget, per second.
+    pub granted: u64,
+    /// Percentage of the granted time that it used; more than 100 if its pieces of work are longer than its budget.
+    pub used: Option<u64>,
+}
+
+/// The time between two readings.
+#[derive(Debug, Clone, Copy)]
+struct Interval {
+    tick_rate: u64,
+    ticks: u64,
+}
+
+impl Interval {
+    fn seconds(self) -> f64 {
+        self.ticks as f64 / self.tick_rate as f64
+    }
+
+    /// The rate of a count, which starts from zero if it is smaller than before.
+    fn per_second(self, now: u64, old: u64) -> u64 {
+        let grown = if now >= old { now - old } else { now };
+        (grown as f64 / self.seconds()).round() as u64
+    }
+
+    fn nanoseconds(self, ticks: u64) -> u64 {
+        (u128::from(ticks) * 1_000_000_000 / u128::from(self.tick_rate)) as u64
+    }
+}
+
+impl Share {
+    fn between(old: &Reactor, now: &Reactor, interval: Interval) -> Self {
+        let times = [
+            now.busy_ticks.saturating_sub(old.busy_ticks),
+            now.idle_ticks.saturating_sub(old.idle_ticks),
+            now.sleeping_ticks.saturating_sub(old.sleeping_ticks),
+        ];
+        let [busy, idle, asleep] = times.map(|t| t * 100 / times.iter().sum::<u64>().max(1));
+        Self {
+            core: now.core,
+            busy,
+            idle,
+            asleep,
+            turns: interval.per_second(now.turns, old.turns),
+            longest_turn_ns: interval.nanoseconds(now.longest_turn_ticks),
+            members: now.members,
+        }
+    }
+}
+
+impl Effort {
+    fn between(old: &Task, now: &Task, interval: Interval) -> Self {
+        let busy = now.busy_ticks.saturating_sub(old.busy_ticks);
+        let granted = now.granted.saturating_sub(old.granted);
+        Self {
+            name: now.name.clone(),
+            core: now.core,
+            busy: busy as f64 * 100.0 / interval.ticks as f64,
+            budget_ns: interval.nanoseconds(now.budget_ticks),
+            granted: interval.per_second(now.granted, old.granted),
+            used: busy.saturating_mul(100).checked_div(granted.saturating_mul(now.budget_ticks)),
+        }
+    }
+}
+
 /// The rates between two readings.
 #[derive(Debug, Clone, Default)]
 pub struct Rates {
@@ -167,6 +252,7 @@ pub struct Rates {
     pub groups: Vec<(Group, Rate)>,
     pub controllers: Vec<(Controller, Rate)>,
     pub reactors: Vec<Share>,
+    pub tasks: Vec<Effort>,
     pub total: Rate,
 }
 
@@ -175,12 +261,10 @@ impl Rates {
     pub fn between(before: &Reading, now: &Reading) -> Self {
         let tick_rate = now.tick_rate.max(1);
         let ticks = now.ticks.saturating_sub(before.ticks).max(1);
-        let seconds = ticks as f64 / tick_rate as f64;
-        let per_second = |now: u64, old: u64| {
-            let grown = if now >= old { now - old } else { now };
-            (grown as f64 / seconds).round() as u64
-        };
-        let nanoseconds = |ticks: u64| (u128::from(ticks) * 1_000_000_000 / u128::from(tick_rate)) as u64;
+        let interval = Interval { tick_rate, ticks };
+        let seconds = interval.seconds();
+        let per_second = |now: u64, old: u64| interval.per_second(now, old);
+        let nanoseconds = |ticks: u64| interval.nanoseconds(ticks);
         let rate = |name: &str, now: &Work, old: Option<&Work>| {
             let of = |count: fn(&Work) -> u64| per_second(count(now), old.map_or(0, count));
             Rate {
@@ -220,24 +304,16 @@ impl Rates {
         let share = |reactor: &Reactor| {
             let nothing = Reactor::default();
             let old = before.reactors.iter().find(|r| r.core == reactor.core).unwrap_or(&nothing);
-            let times = [
-                reactor.busy_ticks.saturating_sub(old.busy_ticks),
-                reactor.idle_ticks.saturating_sub(old.idle_ticks),
-                reactor.sleeping_ticks.saturating_sub(old.sleeping_ticks),
-            ];
-            let [busy, idle, asleep] = times.map(|t| t * 100 / times.iter().sum::<u64>().max(1));
-            Share {
-                core: reactor.core,
-                busy,
-                idle,
-                asleep,
-                turns: per_second(reactor.turns, old.turns),
-                longest_turn_ns: nanoseconds(reactor.longest_turn_ticks),
-                members: reactor.members,
-            }
+            Share::between(old, reactor, interval)
         };
         let reactors = now.reactors.iter().map(share).collect();
-        Self { seconds, disks, places, groups, controllers, reactors, total }
+        let effort = |task: &Task| {
+            let nothing = Task::default();
+            let old = before.tasks.iter().find(|old| old.id == task.id).unwrap_or(&nothing);
+            Effort::between(old, task, interval)
+        };
+        let tasks = now.tasks.iter().map(effort).collect();
+        Self { seconds, disks, places, groups, controllers, reactors, tasks, total }
     }
 }
 
@@ -310,6 +386,14 @@ pub mod tests {
                 longest_turn_ticks: 7_000,
                 members: 3,
             }],
+            tasks: vec![Task {
+                name: "patrol db".into(),
+                id: 9,
+                core: Some(1),
+                busy_ticks: second * 20_000_000,
+                budget_ticks: 50_000,
+                granted: second * 500,
+            }],
         }
     }
 
@@ -323,6 +407,8 @@ pub mod tests {
         assert_eq!((&*group.name, rate.writes, rate.mean_ns()), ("inner", 50, Some(10)));
         let core = &rates.reactors[0];
         assert_eq!((core.busy, core.idle, core.asleep, core.turns), (25, 50, 25, 1000));
+        let task = &rates.tasks[0];
+        assert_eq!((task.core, task.busy, task.granted, task.used), (Some(1), 2.0, 500, Some(80)));
         // Counts that were reset start from zero.
         let rates = Rates::between(&reading(3, &[("a", 300)]), &reading(4, &[("a", 10)]));
         assert_eq!((rates.disks[0].reads, rates.disks[0].mean_ns()), (10, Some(10_000)));

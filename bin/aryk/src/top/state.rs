@@ -16,10 +16,11 @@ pub enum View {
     Groups,
     Controllers,
     Reactors,
+    Tasks,
 }
 
 impl View {
-    pub const ALL: [Self; 4] = [Self::Disks, Self::Groups, Self::Controllers, Self::Reactors];
+    pub const ALL: [Self; 5] = [Self::Disks, Self::Groups, Self::Controllers, Self::Reactors, Self::Tasks];
 
     pub const fn title(self) -> &'static str {
         match self {
@@ -27,6 +28,7 @@ impl View {
             Self::Groups => "groups",
             Self::Controllers => "controllers",
             Self::Reactors => "reactors",
+            Self::Tasks => "tasks",
         }
     }
 }
@@ -125,6 +127,8 @@ pub const REACTORS: [Column; 7] = [
     ("LONGEST", true),
     ("SERVES", true),
 ];
+pub const TASKS: [Column; 6] =
+    [("TASK", false), ("CORE", true), ("BUSY", true), ("GRANTS/s", true), ("BUDGET", true), ("USED", true)];
 
 fn mean(rate: &Rate) -> String {
     rate.mean_ns().map_or_else(|| "-".into(), |ns| latency(ns.into()))
@@ -175,13 +179,17 @@ impl State {
             View::Disks => rates.disks.get(i),
             View::Groups => rates.groups.get(i).map(|(_, rate)| rate),
             View::Controllers => rates.controllers.get(i).map(|(_, rate)| rate),
-            View::Reactors => None,
+            View::Reactors | View::Tasks => None,
         };
         let count = match self.view {
             View::Disks => rates.disks.len(),
             View::Groups => rates.groups.len(),
             View::Controllers => rates.controllers.len(),
             View::Reactors => return (0..rates.reactors.len()).collect(),
+            View::Tasks => {
+                let fits = |&i: &usize| rates.tasks[i].name.contains(&self.filter);
+                return (0..rates.tasks.len()).filter(fits).collect();
+            }
         };
         let within = self.within.as_ref().filter(|_| self.view == View::Disks);
         let within = within.map(|(view, name)| rates.disks_of(*view, name));
@@ -208,6 +216,7 @@ impl State {
             View::Groups => &GROUPS,
             View::Controllers => &CONTROLLERS,
             View::Reactors => &REACTORS,
+            View::Tasks => &TASKS,
         }
     }
 
@@ -267,6 +276,17 @@ impl State {
                     share.members.to_string(),
                 ]
             }
+            View::Tasks => {
+                let task = &rates.tasks[row];
+                vec![
+                    task.name.clone(),
+                    task.core.map_or_else(|| "-".into(), |core| core.to_string()),
+                    format!("{:.1}%", task.busy),
+                    task.granted.to_string(),
+                    latency(task.budget_ns.into()),
+                    task.used.map_or_else(|| "-".into(), |used| format!("{used}%")),
+                ]
+            }
         }
     }
 
@@ -297,6 +317,13 @@ impl State {
                     "longest_turn_ns": share.longest_turn_ns, "members": share.members,
                 })
             }
+            View::Tasks => {
+                let task = &rates.tasks[row];
+                json!({
+                    "name": task.name, "core": task.core, "busy_percent": task.busy, "granted": task.granted,
+                    "budget_ns": task.budget_ns, "used_percent": task.used,
+                })
+            }
         };
         rows.iter().map(row).collect()
     }
@@ -318,7 +345,7 @@ impl State {
             KeyCode::Esc => self.back(),
             KeyCode::Enter => self.drill_down(rates),
             KeyCode::Tab => self.show(View::ALL[(self.view as usize + 1) % View::ALL.len()]),
-            KeyCode::Char(c @ '1'..='4') => self.show(View::ALL[c as usize - '1' as usize]),
+            KeyCode::Char(c @ '1'..='5') => self.show(View::ALL[c as usize - '1' as usize]),
             KeyCode::Char('s') => self.sort = Sort::ALL[(self.sort as usize + 1) % Sort::ALL.len()],
             KeyCode::Char('r') => self.reversed = !self.reversed,
             KeyCode::Char('/') => self.typing = true,
@@ -370,7 +397,7 @@ impl State {
             View::Disks => self.detail = Some(rates.disks[row].name.clone()),
             View::Groups => self.show_within(rates.groups[row].0.name.clone()),
             View::Controllers => self.show_within(rates.controllers[row].0.name.clone()),
-            View::Reactors => {}
+            View::Reactors | View::Tasks => {}
         }
     }
 
@@ -442,6 +469,8 @@ mod tests {
         press(&mut state, &rates, "\t");
         press(&mut state, &rates, "\t");
         assert_eq!((state.view, shown(&state, &rates)), (View::Reactors, vec!["1".to_owned()]));
+        press(&mut state, &rates, "5");
+        assert_eq!(state.cells(&rates, 0), ["patrol db", "1", "2.0%", "500", "50us", "80%"]);
         assert!(state.press(KeyEvent::from(KeyCode::Char('q')), &rates));
     }
 

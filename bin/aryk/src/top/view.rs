@@ -14,7 +14,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Paragraph, Row, Table};
 
 const HELP: &str = "\
-  Tab, 1 to 4  disks, groups, controllers, reactors
+  Tab, 1 to 5  disks, groups, controllers, reactors, background tasks
   up, down     choose a row (also j, k, PgUp, PgDn, Home, End)
   Enter        a disk's latency by layer; the disks of a group or a controller
   Esc          back
@@ -26,7 +26,8 @@ const HELP: &str = "\
   MEAN is the mean latency of a request, WAIT the part of it spent waiting for
   limits or in the block layer's queue, DEPTH the number of requests in flight,
   MOST the limit. LONGEST is a reactor's longest turn, lately: no other work
-  runs on its core during a turn.";
+  runs on its core during a turn. A turn grants a background task its BUDGET of
+  processor time; USED is the part of the granted time that the task used.";
 
 const QUIET: Style = Style::new().fg(Color::DarkGray);
 const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
@@ -113,7 +114,7 @@ fn width(column: usize, view: View) -> Constraint {
         (View::Disks, 6..=8) | (View::Groups, 1 | 7) => Constraint::Length(6),
         (View::Disks | View::Groups, _) => Constraint::Length(8),
         (View::Controllers, 1 | 3) => Constraint::Length(5),
-        (View::Controllers | View::Reactors, _) => Constraint::Length(9),
+        (View::Controllers | View::Reactors | View::Tasks, _) => Constraint::Length(9),
     }
 }
 
@@ -208,7 +209,7 @@ mod tests {
             lines[5].starts_with("vm1") && lines[5].contains("10us") && lines[5].contains("25%"),
             "{text}"
         );
-        for view in [View::Groups, View::Controllers, View::Reactors] {
+        for view in [View::Groups, View::Controllers, View::Reactors, View::Tasks] {
             state.view = view;
             let text = screen(&mut state, &rates(), (80, 24));
             let all = state.columns().iter().all(|(name, _)| text.contains(name));

@@ -161,7 +161,7 @@ class Methods(ABC):
         return result
 
     def aryk_stats_get(self) -> types.Counts:
-        """Reports the counters of all disks, groups, controllers and reactors, in brief."""
+        """Reports the counters of all disks, groups, controllers, reactors and background tasks, in brief."""
         result: types.Counts = self.call("aryk_stats_get")
         return result
 
@@ -2072,7 +2072,7 @@ class Methods(ABC):
         return result
 
     def thread_get_pollers(self) -> types.Pollers:
-        """Lists the pollers of the threads on all reactors: queues, and periodic pollers."""
+        """Lists the pollers of the threads on all reactors: queues, and periodic pollers; and the drivers of each reactor."""
         result: types.Pollers = self.call("thread_get_pollers")
         return result
 
@@ -2581,7 +2581,7 @@ class AsyncMethods(ABC):
         return result
 
     async def aryk_stats_get(self) -> types.Counts:
-        """Reports the counters of all disks, groups, controllers and reactors, in brief."""
+        """Reports the counters of all disks, groups, controllers, reactors and background tasks, in brief."""
         result: types.Counts = await self.call("aryk_stats_get")
         return result
 
@@ -4492,7 +4492,7 @@ class AsyncMethods(ABC):
         return result
 
     async def thread_get_pollers(self) -> types.Pollers:
-        """Lists the pollers of the threads on all reactors: queues, and periodic pollers."""
+        """Lists the pollers of the threads on all reactors: queues, and periodic pollers; and the drivers of each reactor."""
         result: types.Pollers = await self.call("thread_get_pollers")
         return result
 

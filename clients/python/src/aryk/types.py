@@ -307,6 +307,8 @@ class Counts(TypedDict):
     controllers: list[ControllerState]
     #: In the order of cores.
     reactors: list[ReactorCounts]
+    #: In the order of their starts.
+    tasks: list[TaskCounts]
 
 
 class DelayDetails(TypedDict):
@@ -651,7 +653,7 @@ class Pollers(TypedDict):
 
     #: Ticks in a second.
     tick_rate: int
-    #: The threads of all reactors.
+    #: The threads of all reactors. The thread `reactor_N` is the reactor on core N, with its drivers: io_uring, and one per device whose channels share a connection. The reactor's other threads use them.
     threads: list[ThreadPollers]
 
 
@@ -814,6 +816,22 @@ class SubsystemInfo(TypedDict):
     subsystem: str
     #: Subsystems that come before this one.
     depends_on: list[str]
+
+
+class TaskCounts(TypedDict):
+    """Counters of a background task: work that a module runs by itself."""
+
+    name: str
+    #: ID of the task's thread.
+    id: int
+    #: Core of the task's reactor; `null` while the task moves.
+    core: int | None
+    #: Processor time.
+    busy_ticks: int
+    #: Processor time that a turn of the reactor grants.
+    budget_ticks: int
+    #: Number of turns that have granted it.
+    granted: int
 
 
 class Thread(TypedDict):

@@ -35,8 +35,11 @@ impl Bench {
         };
         let thread = Moving(Thread::new("check".into(), CoreSet::allowed()));
         let entry = Arc::new(Entry {
+            name: "check".to_owned(),
             number: thread.number(),
             budget: BUDGET,
+            busy_ns: AtomicU64::new(0),
+            granted: AtomicU64::new(0),
             start: Mutex::new(Box::new(start)),
             place: Mutex::new(Place::Moving),
             all: std::sync::Weak::new(),

@@ -3,7 +3,7 @@
 use super::framework::{AppThread, TICK_RATE, ask, ticks};
 use super::{Control, Error, NoParams, Phase, Table};
 use aryk_bdev::open_channels;
-use aryk_reactor::{Polled, PollerStats};
+use aryk_reactor::{Cx, DriverStats, Polled, PollerStats};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ pub(super) fn register(table: &mut Table<Control>) {
     table.add(
         "thread_get_pollers",
         Phase::RunTime,
-        "Lists the pollers of the threads on all reactors: queues, and periodic pollers.",
+        "Lists the pollers of the threads on all reactors: queues, and periodic pollers; and the drivers of each reactor.",
         get_pollers,
     );
     table.add(
@@ -28,7 +28,8 @@ pub(super) fn register(table: &mut Table<Control>) {
 struct Pollers {
     /// Ticks in a second.
     tick_rate: u64,
-    /// The threads of all reactors.
+    /// The threads of all reactors. The thread `reactor_N` is the reactor on core N, with its drivers: io_uring, and one per
+    /// device whose channels share a connection. The reactor's other threads use them.
     threads: Vec<ThreadPollers>,
 }
 
@@ -78,29 +79,37 @@ impl Poller {
     }
 }
 
+impl ThreadPollers {
+    fn new(name: String, id: u64) -> Self {
+        let [active_pollers, timed_pollers, paused_pollers] = [(); 3].map(|()| Vec::new());
+        Self { name, id, active_pollers, timed_pollers, paused_pollers }
+    }
+
+    fn of_drivers(core: u16, id: u64, drivers: Vec<DriverStats>) -> Self {
+        let mut pollers = Self::new(format!("reactor_{core}"), id);
+        for DriverStats { id, name, is_parked, runs } in drivers {
+            let (list, state) = match is_parked {
+                true => (&mut pollers.paused_pollers, "paused"),
+                false => (&mut pollers.active_pollers, "waiting"),
+            };
+            let (run_count, busy_count) = (runs.all, runs.busy);
+            list.push(Poller { name, id, state, run_count, busy_count, period_ticks: None });
+        }
+        pollers
+    }
+}
+
 async fn get_pollers(control: &Control, _: NoParams) -> Result<Pollers, Error> {
-    let mut threads = vec![ThreadPollers {
-        name: AppThread::NAME.into(),
-        id: AppThread::ID,
-        active_pollers: Vec::new(),
-        timed_pollers: Vec::new(),
-        paused_pollers: Vec::new(),
-    }];
+    let mut threads = vec![ThreadPollers::new(AppThread::NAME.into(), AppThread::ID)];
     for handle in control.reactors.handles() {
         // A reactor that has just ended has no pollers.
-        let Ok((own, mut polled)) = ask(&handle, |cx| (cx.thread_stats(), cx.poller_stats())).await else {
-            continue;
-        };
+        let stats = |cx: &mut Cx| (cx.thread_stats(), cx.poller_stats(), cx.number(), cx.driver_stats());
+        let Ok((own, mut polled, number, drivers)) = ask(&handle, stats).await else { continue };
+        threads.push(ThreadPollers::of_drivers(handle.core(), number, drivers));
         for thread in own {
             let (mine, others): (Vec<_>, _) = polled.into_iter().partition(|p| p.thread == thread.id);
             polled = others;
-            let mut pollers = ThreadPollers {
-                name: thread.name,
-                id: thread.id,
-                active_pollers: Vec::new(),
-                timed_pollers: Vec::new(),
-                paused_pollers: Vec::new(),
-            };
+            let mut pollers = ThreadPollers::new(thread.name, thread.id);
             for stats in mine {
                 let list = match stats.polled {
                     Polled::Always => &mut pollers.active_pollers,

@@ -5,6 +5,7 @@ use super::qos::Limits;
 use super::{Control, Error, Name, NoParams, Phase, Table};
 use aryk_bdev::{Failure, Histogram, Op, OpSummary, Stats, Summary, TimeLayer};
 use aryk_metrics::Snapshot;
+use aryk_reactor::TaskStats;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::time::{Duration, UNIX_EPOCH};
@@ -16,7 +17,7 @@ pub(super) fn register(table: &mut Table<Control>) {
     table.add(
         "aryk_stats_get",
         Phase::Any,
-        "Reports the counters of all disks, groups, controllers and reactors, in brief.",
+        "Reports the counters of all disks, groups, controllers, reactors and background tasks, in brief.",
         get_stats,
     );
     table.add(
@@ -42,6 +43,8 @@ struct Counts {
     controllers: Vec<ControllerState>,
     /// In the order of cores.
     reactors: Vec<ReactorCounts>,
+    /// In the order of their starts.
+    tasks: Vec<TaskCounts>,
 }
 
 /// Counters of a disk.
@@ -183,8 +186,32 @@ struct ReactorCounts {
     members: u64,
 }
 
+/// Counters of a background task: work that a module runs by itself.
+#[derive(Debug, Serialize, JsonSchema)]
+struct TaskCounts {
+    name: String,
+    /// ID of the task's thread.
+    id: u64,
+    /// Core of the task's reactor; `null` while the task moves.
+    core: Option<u16>,
+    /// Processor time.
+    busy_ticks: u64,
+    /// Processor time that a turn of the reactor grants.
+    budget_ticks: u64,
+    /// Number of turns that have granted it.
+    granted: u64,
+}
+
+impl TaskCounts {
+    fn new(task: TaskStats) -> Self {
+        let TaskStats { name, id, core, budget, busy, granted } = task;
+        Self { name, id, core, busy_ticks: ticks(busy), budget_ticks: ticks(budget.turn), granted }
+    }
+}
+
 async fn get_stats(control: &Control, _: NoParams) -> Result<Counts, Error> {
-    Ok(Counts::new(&*control.collector.snapshot(control, AGE).await))
+    let snapshot = control.collector.snapshot(control, AGE).await;
+    Ok(Counts::new(&snapshot, control.env.background().stats()))
 }
 
 const fn ticks(time: Duration) -> u64 {
@@ -192,7 +219,7 @@ const fn ticks(time: Duration) -> u64 {
 }
 
 impl Counts {
-    fn new(snapshot: &Snapshot) -> Self {
+    fn new(snapshot: &Snapshot, tasks: Vec<TaskStats>) -> Self {
         let disk = |disk: &aryk_metrics::Disk| DiskCounts {
             name: disk.name.clone(),
             kind: disk.product,
@@ -235,6 +262,7 @@ impl Counts {
             groups: snapshot.groups.iter().map(group).collect(),
             controllers: snapshot.controllers.iter().map(controller).collect(),
             reactors: snapshot.reactors.iter().map(reactor).collect(),
+            tasks: tasks.into_iter().map(TaskCounts::new).collect(),
         }
     }
 }
