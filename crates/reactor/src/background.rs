@@ -88,7 +88,9 @@ struct Entry {
 /// The place of a task.
 #[derive(Debug)]
 enum Place {
-    On(Handle),
+    /// The task's future ends when the sender is dropped. No message does that: the task may be ended by its own reactor, whose
+    /// mailbox may be full.
+    On(Handle, oneshot::Sender<()>),
     /// The task moves to another reactor.
     Moving,
     Ended,
@@ -133,7 +135,7 @@ impl Background {
     {
         let thread = Moving(Thread::new(name.to_owned(), CoreSet::allowed()));
         let to = self.0.reactors.find_least_loaded(None);
-        let place = to.as_ref().map_or(Place::Ended, |to| Place::On(Handle::clone(to)));
+        let place = to.as_ref().map_or(Place::Ended, |to| Place::On(Handle::clone(to), oneshot::channel().0));
         let entry = Arc::new(Entry {
             name: name.to_owned(),
             busy_ns: AtomicU64::new(0),
@@ -163,7 +165,7 @@ impl Background {
             name: entry.name.clone(),
             id: entry.number,
             core: match &*lock(&entry.place) {
-                Place::On(reactor) => Some(reactor.core()),
+                Place::On(reactor, _) => Some(reactor.core()),
                 Place::Moving | Place::Ended => None,
             },
             budget: entry.budget,
@@ -179,20 +181,16 @@ impl Background {
         let find = |entry: &&Arc<Entry>| entry.number == number;
         let Some(entry) = lock(&self.0.tasks).iter().find(find).cloned() else { return false };
         let (sender, arrived) = oneshot::channel::<()>();
-        let from = {
+        let (from, until_left) = {
             let mut place = lock(&entry.place);
-            match &*place {
-                Place::On(from) if *from == *to => return true,
-                Place::On(from) => {
-                    let from = from.clone();
-                    *place = Place::Moving;
-                    from
-                }
-                Place::Moving | Place::Ended => return true,
+            if !matches!(&*place, Place::On(from, _) if *from != *to) {
+                return true;
             }
+            let Place::On(from, ending) = std::mem::replace(&mut *place, Place::Moving) else { return true };
+            (from, ending)
         };
         // If the reactor has ended, so has the task.
-        let _ = from.cast(move |cx| leave(&entry, to, sender, cx)).await;
+        let _ = from.cast(move |cx| leave(&entry, to, [until_left, sender], cx)).await;
         // The sender is dropped when the task is there, or has ended.
         let _ = arrived.await;
         true
@@ -211,16 +209,11 @@ impl Entry {
 
 impl Drop for BackgroundTask {
     fn drop(&mut self) {
-        let place = std::mem::replace(&mut *lock(&self.0.place), Place::Ended);
         self.0.ended();
-        if let Place::On(reactor) = place {
-            let number = self.0.number;
-            send(&reactor, move |cx| end(number, cx));
-        }
     }
 }
 
-/// Sends to a reactor, from where nothing can be awaited: waits while its mailbox is full.
+/// Sends to a reactor, from control context where nothing can be awaited: waits while its mailbox is full.
 fn send(reactor: &Handle, message: impl FnOnce(&mut Cx) + Send + 'static) {
     let mut message: crate::handle::Message = Box::new(message);
     while let Err(Refused::Full(again)) = reactor.try_send(message) {
@@ -235,12 +228,13 @@ struct Running(RefCell<HashMap<u64, (ThreadId, Task<()>)>>);
 
 /// A task comes to this reactor, unless it has ended meanwhile.
 fn arrive(entry: &Arc<Entry>, thread: Moving, cx: &mut Cx) {
+    let (ending, mut is_ended) = oneshot::channel::<()>();
     {
         let mut place = lock(&entry.place);
         if matches!(*place, Place::Ended) {
             return;
         }
-        *place = Place::On(cx.handle().clone());
+        *place = Place::On(cx.handle().clone(), ending);
     }
     let thread = cx.adopt_thread(thread);
     let spent = Rc::new(Cell::new(Duration::ZERO));
@@ -255,10 +249,16 @@ fn arrive(entry: &Arc<Entry>, thread: Moving, cx: &mut Cx) {
     let polled_at = Rc::clone(&turns.polled_at);
     let work = (lock(&entry.start))(turns);
     let (local, clock) = (cx.local().clone(), cx.clock.clone());
-    let metered = Metered { work, local, clock, thread, entry: Arc::clone(entry), polled_at, spent };
+    let mut metered = Metered { work, local, clock, thread, entry: Arc::clone(entry), polled_at, spent };
     let (of_end, local) = (Arc::clone(entry), cx.local().clone());
     let task = cx.local().spawn(async move {
-        metered.await;
+        // Until it is over by itself, or ended.
+        std::future::poll_fn(|cx| match Pin::new(&mut is_ended).poll(cx) {
+            Poll::Ready(_) => Poll::Ready(()),
+            Poll::Pending => Pin::new(&mut metered).poll(cx),
+        })
+        .await;
+        drop(metered);
         of_end.ended();
         local.defer(move |cx| end(of_end.number, cx));
     });
@@ -273,8 +273,9 @@ fn end(number: u64, cx: &mut Cx) {
     }
 }
 
-/// Takes a task from this reactor to another.
-fn leave(entry: &Arc<Entry>, to: Hold, arrived: oneshot::Sender<()>, cx: &mut Cx) {
+/// Takes a task from this reactor to another. `held` is dropped when the task is there, or has ended: the caller waits for that,
+/// and the task's future on this reactor is dropped by this function alone.
+fn leave(entry: &Arc<Entry>, to: Hold, held: [oneshot::Sender<()>; 2], cx: &mut Cx) {
     // It has ended meanwhile, or its future has.
     let Some(gone) = take(entry.number, cx) else { return };
     let (entry, local) = (Arc::clone(entry), cx.local().clone());
@@ -283,7 +284,7 @@ fn leave(entry: &Arc<Entry>, to: Hold, arrived: oneshot::Sender<()>, cx: &mut Cx
         let hold = to.clone();
         let there = move |cx: &mut Cx| {
             arrive(&entry, thread, cx);
-            drop((hold, arrived));
+            drop((hold, held));
         };
         // It is held, so it has not ended.
         let _ = to.cast(there).await;

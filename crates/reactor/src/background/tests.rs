@@ -75,6 +75,24 @@ fn a_turn_has_no_more_than_the_budget_and_its_time_is_the_threads() {
     assert!(bench.reactor.cx().is_deserted());
 }
 
+#[test]
+fn a_task_ends_where_its_reactors_mailbox_is_full() {
+    let (sender, ended) = std::sync::mpsc::channel();
+    // A reactor that waited for room in its own mailbox would wait forever.
+    std::thread::spawn(move || {
+        let mut bench = Bench::new();
+        bench.turn();
+        let handle = bench.reactor.handle().clone();
+        while handle.try_send(Box::new(|_| ())).is_ok() {}
+        drop(BackgroundTask(Arc::clone(&bench.entry)));
+        for _ in 0..10 {
+            bench.reactor.turn();
+        }
+        sender.send((bench.thread(), bench.turn(), bench.reactor.cx().is_deserted())).unwrap();
+    });
+    assert_eq!(ended.recv_timeout(Duration::from_secs(20)), Ok((None, 0, true)));
+}
+
 /// A guest's queue that always has work, 50 microseconds in each turn.
 struct Queue(Arc<AtomicU64>);
 
