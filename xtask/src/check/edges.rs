@@ -90,7 +90,7 @@ impl Layer {
             Metrics => &[Ground, Reactor, Bdev],
             Rpc => &[Ground, Device, Reactor, Bdev, Module, Transport, Commands, Queues, FrontEnd, Metrics],
             Program => &[Ground, Device, Reactor, Bdev, Module, Transport, FrontEnd, Metrics, Rpc],
-            Example => &[Reactor, Bdev, Rpc, Program],
+            Example => &[Ground, Reactor, Bdev, Rpc, Program],
             Tool => &[
                 Ground,
                 Device,
