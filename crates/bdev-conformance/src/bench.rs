@@ -108,6 +108,8 @@ impl Bench {
         let descriptor = registry.open(name, access, "the bench", listener).expect("the disk can be opened");
         let block_size = descriptor.bdev().geometry().block_size;
         let memory = GuestMemory::new(requests, Shape::room(bytes));
+        let registered = registry.memory().add(memory.table.regions(), "the bench");
+        self.wait("the memory to be registered", registered);
         let root = self.cx_root(&descriptor);
         Opener {
             root,

@@ -10,12 +10,14 @@
 mod bench;
 pub mod checks;
 mod data;
+mod dma_disk;
 mod model;
 mod probe;
 mod wait;
 
 pub use bench::{Bench, Opener, Outcome};
 pub use data::{Shape, contents, fill};
+pub use dma_disk::{Accesses, Behaviour, Container, Iommu, create_dma_disk};
 pub use probe::{Log, Probe, Properties, Seen};
 pub use wait::block_on;
 
