@@ -1,9 +1,9 @@
 //! A disk in memory whose device accesses requests' memory by itself, through an IOMMU that is checked at every access: the test
 //! module for [`aryk_bdev::Memory`], and a short example of a module that uses it.
 //!
-//! The device gets an IOVA for each piece of a request when the request is submitted, as an NVMe controller gets its PRP list, and
-//! uses it when the request is executed. At that time the IOVA must be mapped, and to the memory of the piece. A piece without an
-//! IOVA goes through a bounce buffer.
+//! The device gets an IOVA for each piece of a request when the request is submitted, as an NVMe controller gets its PRP list,
+//! and uses it when the request is executed. At that time the IOVA must be mapped, and to the memory of the piece. A piece
+//! without an IOVA goes through a bounce buffer.
 
 use aryk_bdev::{
     Attachment, Bdev, BoxFuture, Channel, Completion, Device, Env, Error, Geometry, Identity, Io, Limits,
@@ -60,6 +60,8 @@ struct State {
     random: u64,
     /// Calls that are held.
     held: Vec<oneshot::Sender<()>>,
+    /// Requests that the devices have.
+    in_flight: usize,
     /// Requests stay in flight.
     holds_requests: bool,
 }
@@ -99,6 +101,11 @@ impl Iommu {
     /// Keeps requests in flight from now on, or lets them go on.
     pub fn hold_requests(&self, holds: bool) {
         self.state().holds_requests = holds;
+    }
+
+    /// Requests that the devices have.
+    pub fn in_flight(&self) -> usize {
+        self.state().in_flight
     }
 
     /// Calls that are held.
@@ -302,6 +309,7 @@ impl Channel for DmaChannel {
         let iova = |piece| self.lookup.translate(&piece).map(|place| place.value + place.offset);
         let iovas = io.data.pieces().map(iova).collect();
         self.submitted.push_back(Command { io, iovas });
+        self.iommu.state().in_flight += 1;
         cx.wake(self.root);
     }
 
@@ -319,6 +327,7 @@ impl Channel for DmaChannel {
         }
         while let Some(command) = self.submitted.pop_front() {
             self.execute(&command);
+            self.iommu.state().in_flight -= 1;
             out.push(Completion { tag: command.io.tag, status: Status::Ok });
         }
     }

@@ -330,3 +330,21 @@ fn what_is_found_is_registered_while_guests_come_and_go() {
         (info.registering, info.registered, info.unregistering) == (0, 0, 0)
     });
 }
+
+/// The kernel soon maps a guest's memory where another guest's was.
+#[test]
+fn an_address_that_is_mapped_again_is_looked_up_anew() {
+    let (memory, fake) = (Memory::default(), Fake::default());
+    let attached = block_on(memory.attach(fake.clone())).unwrap();
+    let (mut lookup, mut addrs) = (attached.lookup(), std::collections::BTreeSet::new());
+    for _ in 0..50 {
+        let mut guest = Guest::new();
+        block_on(guest.announce(&memory));
+        let piece = guest.piece(0, 512);
+        check(&fake, &piece, lookup.translate(&piece).expect("registered"));
+        addrs.insert(piece.base() as usize);
+        let peer = guest.leave();
+        until("the unmapping", || peer.given_up() == (0, 0) && fake.table().registered.is_empty());
+    }
+    assert!(addrs.len() < 50, "no address was mapped again");
+}
