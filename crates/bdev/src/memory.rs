@@ -205,9 +205,8 @@ pub(crate) struct Ticket {
 impl Ticket {
     /// The patience is over.
     fn expire(&self) {
-        if lock(&self.done).take().is_none() {
-            return;
-        }
+        // Dropped at the end: the waiter then finds the counts.
+        let Some(_done) = lock(&self.done).take() else { return };
         for client in self.clients.iter().filter_map(Weak::upgrade) {
             let registering = client.counters.registering.load(Ordering::Relaxed);
             if registering > 0 {
